@@ -1,0 +1,30 @@
+"""What a user sees instead of a traceback."""
+
+
+class FlopwiseError(Exception):
+    """Something a user can act on: what is wrong, in one line, and a hint.
+
+    >>> str(FlopwiseError("batch = 0 is not allowed", "use a whole number from 1"))
+    'batch = 0 is not allowed'
+    """
+
+    exit_code = 2
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(one_line(message))
+        self.message = one_line(message)
+        self.hint = one_line(hint)
+
+
+class Unsupported(FlopwiseError):
+    """The workload is well formed, but this machine or this combination cannot run it: a row, not the end of a sweep."""
+
+
+def one_line(text: str, limit: int = 400) -> str:
+    """Fold any text into one printable line; control characters from outside never reach a terminal.
+
+    >>> one_line("two\\nlines\\x1b[31m")
+    'two lines [31m'
+    """
+    folded = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return folded if len(folded) <= limit else folded[: limit - 1] + "…"

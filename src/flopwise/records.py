@@ -1,0 +1,133 @@
+"""What is stored: frozen structs with a schema version; times are integers of nanoseconds, sizes of bytes."""
+
+import msgspec
+
+from flopwise.spec.workload import Trial
+
+SCHEMA = 1
+
+OK, OOM, CRASH, TIMEOUT, UNSUPPORTED, ERROR, INTERRUPTED = (
+    "ok", "oom", "crash", "timeout", "unsupported", "error", "interrupted",
+)  # fmt: skip
+STEP = "step"  # the name of the whole step among its phases
+
+
+class _Record(msgspec.Struct, frozen=True, kw_only=True):
+    """Decoding ignores fields it does not know, so that an older flopwise reads a newer run."""
+
+
+class Gpu(_Record, kw_only=True):
+    """The GPU a point ran on, as the driver describes it."""
+
+    name: str
+    uuid: str
+    memory_bytes: int
+    sm_count: int
+    l2_bytes: int
+    capability: str
+    driver: str = ""
+
+
+class Environment(_Record, kw_only=True):
+    """Where a point was measured. No host name, no user name, no environment variables beyond the ones that change speed."""
+
+    flopwise: str
+    python: str
+    torch: str
+    cuda: str = ""
+    triton: str = ""
+    os: str = ""
+    cpu: str = ""
+    cpu_cores: int = 0
+    cpu_threads: int = 0  # that torch uses
+    gpu: Gpu | None = None
+    git_commit: str = ""  # of the working directory
+    git_dirty: bool = False
+    switches: dict[str, str] = {}  # variables that change speed and were set (NVIDIA_TF32_OVERRIDE…)
+
+
+class Ran(_Record, kw_only=True):
+    """What really ran, as opposed to what was asked for."""
+
+    device: str
+    parameters: int = 0
+    weights: str = ""  # dtype
+    compute: str = ""  # dtype the matmuls were given
+    fp32_matmul: str = ""  # 'ieee' or 'tf32', told by multiplying numbers that TF32 cannot hold
+    attention: str = ""  # the backend that SDPA chose
+    optimizer: str = ""
+    loss: float | None = None  # of the last step
+    inductor_cache_hits: int = 0  # a warm compile cache makes compile time look short
+
+
+class PhaseTimes(_Record, kw_only=True):
+    """Every sample of one phase, in the order taken; none is dropped."""
+
+    phase: str
+    wall_ns: tuple[int, ...]  # from a synchronised start to a synchronised end, on the host's clock
+    launch_ns: tuple[int, ...] = ()  # until the host was free again; empty on the CPU
+    gpu_ns: tuple[int, ...] = ()  # between CUDA events; empty on the CPU
+    gpu_held: tuple[bool, ...] = ()  # True: all work was queued before it began, so gpu_ns holds no gap between launches
+
+
+class PhaseMemory(_Record, kw_only=True):
+    """The allocator's figures for one phase, from a step of its own that is not timed."""
+
+    phase: str
+    start_bytes: int
+    peak_bytes: int
+    end_bytes: int
+    reserved_bytes: int
+
+
+class Telemetry(_Record, kw_only=True):
+    """NVML's readings beside the measurement, one of each per tick."""
+
+    at_ns: tuple[int, ...] = ()
+    sm_mhz: tuple[int, ...] = ()
+    memory_mhz: tuple[int, ...] = ()
+    power_mw: tuple[int, ...] = ()
+    temperature_c: tuple[int, ...] = ()
+    utilisation: tuple[int, ...] = ()
+    throttle: tuple[str, ...] = ()  # the reasons seen, other than idle; each once
+
+
+class Point(_Record, kw_only=True):
+    """One measured trial: a row of the run."""
+
+    schema: int = SCHEMA
+    key: str
+    trial: Trial
+    status: str
+    reason: str = ""  # why it is not ok, in one line
+    hint: str = ""
+    phases: tuple[PhaseTimes, ...] = ()  # the first is the whole step
+    warmup_ns: tuple[int, ...] = ()  # wall time of every warm-up step
+    warmup_rule: str = ""  # 'steady', 'forced', or 'budget': warm-up ended before it was steady
+    setup_ns: int = 0  # building the model; with a CUDA graph, its warm-up and capture too
+    stopped: str = ""  # why sampling ended: 'precise', 'samples', 'budget', 'interrupted', 'timeout'
+    memory: tuple[PhaseMemory, ...] = ()
+    peak_rss_bytes: int = 0
+    ran: Ran | None = None
+    telemetry: Telemetry | None = None
+    environment: Environment | None = None
+    paired_with: str = ""  # key of the point it took turns with
+    started_at: str = ""  # ISO 8601, UTC
+    elapsed_s: float = 0.0
+
+    def times(self, phase: str = STEP) -> PhaseTimes | None:
+        """The samples of one phase, if it was measured."""
+        return next((p for p in self.phases if p.phase == phase), None)
+
+
+class RunHeader(_Record, kw_only=True):
+    """What a run set out to do; written once, before the first row."""
+
+    schema: int = SCHEMA
+    id: str
+    kind: str  # the verb: bench, sweep, …
+    name: str = ""
+    created_at: str
+    created_ns: int
+    command: str = ""
+    trials: tuple[Trial, ...] = ()  # the plan, in order: a table follows it, whatever the order of the rows

@@ -1,0 +1,1 @@
+"""What to run, as plain data: no torch here."""

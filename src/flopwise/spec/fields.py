@@ -1,0 +1,57 @@
+"""Checks on fields: every message names the field, the value and what is allowed."""
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from flopwise.errors import FlopwiseError
+
+
+def one_of(field: str, value: object, allowed: Iterable[str]) -> None:
+    """Raise unless `value` is one of the `allowed` words."""
+    words = tuple(allowed)
+    if value not in words:
+        raise FlopwiseError(f"{field} = {show(value)} is not allowed", f"{did_you_mean(value, words)}allowed: {', '.join(words)}")
+
+
+def whole(field: str, value: object, low: int = 1, high: int = 2**31) -> None:
+    """Raise unless `value` is a whole number from `low` to `high`."""
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise FlopwiseError(f"{field} = {show(value)} is not allowed", f"allowed: a whole number from {low} to {high}")
+
+
+def number(field: str, value: object, low: float, high: float) -> None:
+    """Raise unless `value` is a number from `low` to `high`."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        raise FlopwiseError(f"{field} = {show(value)} is not allowed", f"allowed: a number from {low:g} to {high:g}")
+
+
+def known(kind: str, given: Mapping[str, Any], allowed: Iterable[str]) -> None:
+    """Raise if `given` has a key that is not `allowed`."""
+    words = tuple(allowed)
+    for key in given:
+        if key not in words:
+            raise FlopwiseError(
+                f"{kind} has no field {show(key)} (value {show(given[key])})",
+                f"{did_you_mean(key, words)}allowed: {', '.join(words)}",
+            )
+
+
+def did_you_mean(value: object, words: Iterable[str]) -> str:
+    """The start of a hint: the closest word, if one is close.
+
+    >>> did_you_mean("smal", ["small", "large"])
+    "did you mean 'small'? "
+    """
+    close = difflib.get_close_matches(str(value), list(words), n=1)
+    return f"did you mean '{close[0]}'? " if close else ""
+
+
+def show(value: object) -> str:
+    """A value as the user would write it, cut short.
+
+    >>> show("x" * 100)[:12], show(0)
+    ("'xxxxxxxxxxx", '0')
+    """
+    text = f"'{value}'" if isinstance(value, str) else str(value)
+    return text if len(text) <= 80 else text[:76] + "…'"

@@ -1,0 +1,159 @@
+"""The shape of a decoder-only language model: presets, and the checks that keep a shape buildable."""
+
+from typing import Any, Self
+
+import msgspec
+
+from flopwise.errors import FlopwiseError
+from flopwise.spec import fields
+
+MLPS = ("swiglu", "gelu")
+NORMS = ("rms", "layer")
+POSITIONS = ("rope", "learned")
+
+
+class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, tag="model"):
+    """The shape of a decoder: enough to build it, and to count what it costs.
+
+    >>> ModelSpec(name="mine", d_model=256, d_ff=1024, n_layers=2, n_heads=4).head_dim
+    64
+    """
+
+    name: str
+    d_model: int
+    d_ff: int
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int = 0  # 0: as many as n_heads
+    head_dim: int = 0  # 0: d_model / n_heads
+    vocab: int = 10_000
+    mlp: str = "swiglu"
+    norm_kind: str = "rms"
+    norm_eps: float = 1e-5
+    positions: str = "rope"
+    rope_theta: float = 10_000.0
+    qkv_bias: bool = False
+    out_bias: bool = False  # on attention's output projection
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    tied: bool = False  # the head shares the embedding's weights
+    max_context: int = 0  # 0: no limit (learned positions need one)
+    window: int = 0  # sliding attention window; 0: none
+
+    def __post_init__(self) -> None:
+        for field in ("d_model", "d_ff", "n_layers", "n_heads", "vocab"):
+            fields.whole(field, getattr(self, field), 1, 10_000_000)
+        for field in ("n_kv_heads", "head_dim", "max_context", "window"):
+            fields.whole(field, getattr(self, field), 0, 100_000_000)
+        fields.number("rope_theta", self.rope_theta, 1.0, 1e12)
+        fields.number("norm_eps", self.norm_eps, 0.0, 1.0)
+        fields.one_of("mlp", self.mlp, MLPS)
+        fields.one_of("norm_kind", self.norm_kind, NORMS)
+        fields.one_of("positions", self.positions, POSITIONS)
+        for field in ("qkv_bias", "out_bias", "mlp_bias", "qk_norm", "tied"):
+            fields.one_of(field, str(getattr(self, field)).lower(), ("true", "false"))
+        msgspec.structs.force_setattr(self, "n_kv_heads", self.n_kv_heads or self.n_heads)
+        if not self.head_dim:
+            if self.d_model % self.n_heads:
+                raise FlopwiseError(
+                    f"n_heads = {self.n_heads} does not divide d_model = {self.d_model}",
+                    f"allowed near it: {_near_divisors(self.d_model, self.n_heads)}; or set head_dim",
+                )
+            msgspec.structs.force_setattr(self, "head_dim", self.d_model // self.n_heads)
+        if self.n_heads % self.n_kv_heads:
+            raise FlopwiseError(
+                f"n_kv_heads = {self.n_kv_heads} does not divide n_heads = {self.n_heads}",
+                f"allowed near it: {_near_divisors(self.n_heads, self.n_kv_heads)}",
+            )
+        if self.positions == "rope" and self.head_dim % 2:
+            raise FlopwiseError(
+                f"head_dim = {self.head_dim} is odd: rotary positions turn pairs", "use an even head_dim, or positions = learned"
+            )
+        if self.positions == "learned" and not self.max_context:
+            raise FlopwiseError("positions = 'learned' needs max_context", "set max_context to the longest context")
+
+    def with_fields(self, changes: dict[str, Any]) -> Self:
+        """The same model with some fields changed; what follows from them (head_dim, n_kv_heads) is derived anew.
+
+        >>> preset("small").with_fields({"n_heads": 6}).head_dim
+        128
+        """
+        fields.known("the model", changes, self.__struct_fields__)
+        derived = {}
+        if ("n_heads" in changes or "d_model" in changes) and self.head_dim * self.n_heads == self.d_model:
+            derived["head_dim"] = 0
+        if "n_heads" in changes and self.n_kv_heads == self.n_heads:
+            derived["n_kv_heads"] = 0
+        return msgspec.structs.replace(self, **(derived | changes))
+
+
+def _near_divisors(whole: int, near: int) -> str:
+    divisors = sorted((d for d in range(1, whole + 1) if whole % d == 0), key=lambda d: abs(d - near))
+    return ", ".join(str(d) for d in sorted(divisors[:4]))
+
+
+def _course(name: str, d_model: int, d_ff: int, n_layers: int, n_heads: int) -> ModelSpec:
+    return ModelSpec(name=name, d_model=d_model, d_ff=d_ff, n_layers=n_layers, n_heads=n_heads)
+
+
+def _gpt2(name: str, d_model: int, n_layers: int, n_heads: int) -> ModelSpec:
+    """GPT-2 (Radford et al. 2019, table 2), with the published configs' vocabulary and context."""
+    return ModelSpec(
+        name=name, d_model=d_model, d_ff=4 * d_model, n_layers=n_layers, n_heads=n_heads, vocab=50_257, mlp="gelu",
+        norm_kind="layer", positions="learned", max_context=1024, qkv_bias=True, out_bias=True, mlp_bias=True, tied=True,
+    )  # fmt: skip
+
+
+def _llama3(name: str, d_model: int, d_ff: int, n_layers: int, n_heads: int, tied: bool = False) -> ModelSpec:
+    """Llama 3 (Dubey et al. 2024, table 3; the 3.2 sizes from their published configs): 8 KV heads throughout."""
+    return ModelSpec(
+        name=name, d_model=d_model, d_ff=d_ff, n_layers=n_layers, n_heads=n_heads, n_kv_heads=8, vocab=128_256,
+        rope_theta=500_000.0, max_context=131_072, tied=tied,
+    )  # fmt: skip
+
+
+_PRESETS = {
+    spec.name: spec
+    for spec in (
+        ModelSpec(name="tiny", d_model=64, d_ff=192, n_layers=2, n_heads=4, vocab=512),
+        _course("small", 768, 3072, 12, 12),
+        _course("medium", 1024, 4096, 24, 16),
+        _course("large", 1280, 5120, 36, 20),
+        _course("xl", 1600, 6400, 48, 25),
+        _course("2.7B", 2560, 10240, 32, 32),
+        _course("10B", 4608, 12288, 50, 36),
+        _gpt2("gpt2", 768, 12, 12),
+        _gpt2("gpt2-medium", 1024, 24, 16),
+        _gpt2("gpt2-large", 1280, 36, 20),
+        _gpt2("gpt2-xl", 1600, 48, 25),
+        _llama3("llama3.2-1b", 2048, 8192, 16, 32, tied=True),
+        _llama3("llama3.2-3b", 3072, 8192, 28, 24, tied=True),
+        _llama3("llama3-8b", 4096, 14336, 32, 32),
+        _llama3("llama3-70b", 8192, 28672, 80, 64),
+        _llama3("llama3-405b", 16384, 53248, 126, 128),
+    )
+}
+
+
+def preset_names() -> tuple[str, ...]:
+    """Every preset, smallest family first.
+
+    >>> preset_names()[:3]
+    ('tiny', 'small', 'medium')
+    """
+    return tuple(_PRESETS)
+
+
+def preset(name: str) -> ModelSpec:
+    """The preset called `name` (case does not matter).
+
+    >>> preset("2.7b").d_ff
+    10240
+    """
+    for key, spec in _PRESETS.items():
+        if key.lower() == name.lower():
+            return spec
+    raise FlopwiseError(
+        f"there is no model preset {fields.show(name)}",
+        f"{fields.did_you_mean(name, _PRESETS)}presets: {', '.join(_PRESETS)}; or hf:PATH/config.json, py:module:factory, op:NAME",
+    )

@@ -1,0 +1,100 @@
+"""The levers: everything that changes how a step runs without changing what it computes."""
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from flopwise.errors import FlopwiseError
+from flopwise.spec import fields
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "precision": ("fp32", "tf32", "bf16", "fp16", "bf16-pure"),
+    "attention": ("naive", "sdpa", "sdpa-flash", "sdpa-cudnn", "flex"),
+    "norm": ("eager", "torch"),
+    "activation": ("eager", "torch"),
+    "loss": ("full", "chunked"),
+    "optimizer": ("adamw-loop", "foreach", "fused"),
+    "compile": ("off", "default", "max-autotune"),
+    "graph": ("off", "on"),
+}
+
+
+class Recipe(msgspec.Struct, frozen=True, kw_only=True):
+    """How a step runs. The defaults are what plain PyTorch code does.
+
+    >>> Recipe(precision="bf16", attention="sdpa").changed()
+    {'precision': 'bf16'}
+    """
+
+    precision: str = "fp32"  # bf16 and fp16: autocast over fp32 weights; bf16-pure: weights, gradients and state in bf16
+    attention: str = "sdpa"
+    norm: str = "torch"
+    activation: str = "torch"
+    loss: str = "full"
+    optimizer: str = "foreach"
+    compile: str = "off"
+    graph: str = "off"  # the whole step captured in one CUDA graph
+    checkpoint: int = 0  # recompute activations, in segments of this many blocks; 0: keep them all
+
+    def __post_init__(self) -> None:
+        for field, allowed in CHOICES.items():
+            fields.one_of(field, getattr(self, field), allowed)
+        fields.whole("checkpoint", self.checkpoint, 0, 100_000)
+        if self.graph == "on" and self.precision == "fp16" and self.optimizer != "fused":
+            raise FlopwiseError(
+                f"graph = 'on' with precision = 'fp16' and optimizer = '{self.optimizer}' is not allowed: "
+                "loss scaling asks the host whether to skip the step",
+                "allowed: optimizer = fused, which decides on the GPU; or precision = bf16",
+            )
+
+    def changed(self) -> dict[str, Any]:
+        """The levers that differ from the defaults."""
+        default = Recipe()
+        return {f: v for f in self.__struct_fields__ if (v := getattr(self, f)) != getattr(default, f)}
+
+
+LEVERS = Recipe.__struct_fields__
+
+
+def parse_checkpoint(value: str | int) -> int:
+    """`off` or a number of blocks.
+
+    >>> parse_checkpoint("off"), parse_checkpoint("4")
+    (0, 4)
+    """
+    if value in ("off", "0", 0):
+        return 0
+    number = int(value) if isinstance(value, str) and value.isdecimal() else value
+    if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+        raise FlopwiseError(f"checkpoint = {fields.show(value)} is not allowed", "allowed: off, or every how many blocks (1, 2, …)")
+    return number
+
+
+def recipe_from(levers: dict[str, Any]) -> Recipe:
+    """A recipe from named levers; names and values are checked.
+
+    >>> recipe_from({"precision": "bf16", "checkpoint": "2"}).checkpoint
+    2
+    """
+    fields.known("the recipe", levers, LEVERS)
+    given = dict(levers)
+    if "checkpoint" in given:
+        given["checkpoint"] = parse_checkpoint(given["checkpoint"])
+    if isinstance(given.get("graph"), bool):
+        given["graph"] = "on" if given["graph"] else "off"
+    return Recipe(**given)
+
+
+def read_toml(path: str | Path, what: str) -> dict[str, Any]:
+    """A TOML file as a table, or one clear line."""
+    try:
+        text = Path(path).expanduser().read_bytes()
+        if len(text) > 2**20:
+            raise FlopwiseError(f"{path} is too large for {what}", "such a file has a few KiB")
+        return tomllib.loads(text.decode())
+    except OSError as error:
+        raise FlopwiseError(f"cannot read {path}: {error.strerror}", f"give the path of {what}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise FlopwiseError(f"{path} is not valid TOML: {error}", "see docs/reference/sweeps.md for an example") from None

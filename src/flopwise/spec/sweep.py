@@ -1,0 +1,110 @@
+"""A sweep file: lists expand to the product; named groups; exclusions.
+
+    name = "end-to-end"
+
+    [base]                       # holds for every group
+    batch = 4
+
+    [group.forward]              # a named group
+    workload = ["small", "medium"]
+    precision = ["fp32", "bf16"]
+    exclude = [{ workload = "medium", precision = "fp32" }]
+"""
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from flopwise.errors import FlopwiseError
+from flopwise.spec import fields
+from flopwise.spec.model import ModelSpec
+from flopwise.spec.recipe import LEVERS, read_toml
+from flopwise.spec.workload import OPS, Sampling, Trial, workload
+
+_SHAPE = ("batch", "context", "phase", "implementation")
+_SAMPLING = Sampling.__struct_fields__
+_SETTABLE = tuple(f for f in ModelSpec.__struct_fields__ if f != "name") + tuple(d for o in OPS.values() for d in o.dims)
+AXES = ("workload", "device", *_SHAPE, *LEVERS, *_SAMPLING, *dict.fromkeys(_SETTABLE))
+MAX_POINTS = 10_000
+
+
+class Sweep(msgspec.Struct, frozen=True, kw_only=True):
+    """A sweep, expanded: every trial once, in the file's order."""
+
+    name: str
+    trials: tuple[Trial, ...]
+
+
+def read_sweep(path: str | Path, overrides: dict[str, Any] | None = None) -> Sweep:
+    """Read a sweep file. `overrides` (say, `device`) hold for every point."""
+    table = read_toml(path, "a sweep file")
+    try:
+        return sweep_from(table, name=Path(path).stem, overrides=overrides or {})
+    except FlopwiseError as error:
+        raise FlopwiseError(f"{path}: {error.message}", error.hint) from None
+
+
+def sweep_from(table: dict[str, Any], name: str = "sweep", overrides: dict[str, Any] | None = None) -> Sweep:
+    """A sweep from a table as TOML gives it.
+
+    >>> len(sweep_from({"base": {"workload": "tiny"}, "group": {"g": {"batch": [1, 2], "precision": ["fp32", "bf16"]}}}).trials)
+    4
+    """
+    fields.known("the sweep", table, ("name", "base", "group", "exclude"))
+    base = _table("base", table.get("base", {}))
+    groups = _table("group", table.get("group", {"": {}}))
+    excluded = _exclusions(table.get("exclude", []))
+    trials: dict[str, Trial] = {}
+    for group, axes in groups.items():
+        own = _table(f"group.{group}", axes)
+        rules = excluded + _exclusions(own.pop("exclude", []))
+        for row in _expand(base | own | (overrides or {}), group):
+            if not any(all(row.get(k) == v for k, v in rule.items()) for rule in rules):
+                trial = _trial(row, group)
+                trials.setdefault(trial.key(), trial)
+    if not trials:
+        raise FlopwiseError("the sweep has no points", "every point is excluded, or a list is empty")
+    return Sweep(name=str(table.get("name", name)), trials=tuple(trials.values()))
+
+
+def _expand(axes: dict[str, Any], group: str) -> list[dict[str, Any]]:
+    fields.known(f"group {fields.show(group)}" if group else "the sweep", axes, AXES)
+    if "workload" not in axes:
+        raise FlopwiseError(f"group {fields.show(group)} names no workload", 'for example workload = ["small", "medium"]')
+    lists = [v if isinstance(v, list) else [v] for v in axes.values()]
+    total = 1
+    for values in lists:
+        total *= len(values)
+    if total > MAX_POINTS:
+        raise FlopwiseError(f"group {fields.show(group)} expands to {total} points", f"allowed: up to {MAX_POINTS}")
+    return [dict(zip(axes, values, strict=True)) for values in itertools.product(*lists)]
+
+
+def _trial(row: dict[str, Any], group: str) -> Trial:
+    if not isinstance(row["workload"], str):
+        raise FlopwiseError(f"workload = {fields.show(row['workload'])} is not allowed", "allowed: a name in quotes")
+    options = {k: v for k, v in row.items() if k in _SHAPE or k in LEVERS}
+    changes = {k: v for k, v in row.items() if k in _SETTABLE and k not in options}
+    sampling = {k: v for k, v in row.items() if k in _SAMPLING}
+    return Trial(
+        workload=workload(row["workload"], set=changes, **options),
+        sampling=Sampling(**sampling),
+        device=row.get("device", "auto"),
+        group=group,
+    )
+
+
+def _table(name: str, value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise FlopwiseError(f"{name} = {fields.show(value)} is not allowed", f"allowed: a table, [{name}]")
+    return dict(value)
+
+
+def _exclusions(value: object) -> list[dict[str, Any]]:
+    if not isinstance(value, list) or not all(isinstance(rule, dict) and rule for rule in value):
+        raise FlopwiseError(f"exclude = {fields.show(value)} is not allowed", 'allowed: a list like [{ workload = "xl", batch = 8 }]')
+    for rule in value:
+        fields.known("exclude", rule, AXES)
+    return value

@@ -1,0 +1,227 @@
+"""What is run: a model, an operation or the user's own step, with its size, phase and recipe; and how it is sampled."""
+
+import hashlib
+import re
+from typing import Any
+
+import msgspec
+
+from flopwise.errors import FlopwiseError
+from flopwise.spec import fields, hf_config
+from flopwise.spec.model import ModelSpec, preset
+from flopwise.spec.recipe import LEVERS, Recipe, recipe_from
+
+PHASES = ("forward", "backward", "train")
+IMPLEMENTATIONS = ("flopwise", "transformers")
+
+
+class OpSpec(msgspec.Struct, frozen=True, kw_only=True, tag="op"):
+    """One operation with its dimensions.
+
+    >>> op("matmul", {"dim": 512}).dims
+    {'m': 512, 'n': 512, 'k': 512}
+    """
+
+    name: str
+    dims: dict[str, int]
+
+
+class UserStep(msgspec.Struct, frozen=True, kw_only=True, tag="py"):
+    """The user's own step: `module:factory` (docs/reference/own-step.md)."""
+
+    reference: str
+
+
+class _Op(msgspec.Struct, frozen=True, kw_only=True):
+    dims: dict[str, int]
+    batch: int = 1
+    context: int = 1
+    phase: str = "forward"
+    levers: tuple[str, ...] = ("precision", "compile", "graph")
+
+
+OPS = {
+    "matmul": _Op(dims={"m": 4096, "n": 4096, "k": 4096}),
+    # The lecture's MLP: linear and GeLU, four times, and `steps` forward and backward passes on one batch.
+    "mlp": _Op(dims={"dim": 256, "layers": 4, "steps": 2}, batch=256, phase="backward", levers=("precision", "activation", "compile", "graph")),
+    # Attention as the course measures it: one head, `dim` wide, causal.
+    "attention": _Op(dims={"dim": 64}, batch=8, context=1024, phase="backward", levers=("precision", "attention", "compile", "graph")),
+    "gelu": _Op(dims={"rows": 4096, "cols": 4096}, levers=("precision", "activation", "compile", "graph")),
+    "softmax": _Op(dims={"rows": 4096, "cols": 4096}, levers=("precision", "norm", "compile", "graph")),
+}
+
+
+def op(name: str, dims: dict[str, Any]) -> OpSpec:
+    """An operation by name; `dims` replaces its defaults (`dim` sets all three sides of a matmul)."""
+    if name not in OPS:
+        raise FlopwiseError(f"there is no operation {fields.show('op:' + name)}", f"{fields.did_you_mean(name, OPS)}operations: op:{', op:'.join(OPS)}")
+    if name == "matmul" and "dim" in dims:
+        dims = {"m": dims["dim"], "n": dims["dim"], "k": dims["dim"]} | {d: v for d, v in dims.items() if d != "dim"}
+    fields.known(f"op:{name}", dims, OPS[name].dims)
+    for field, value in dims.items():
+        fields.whole(field, value, 1, 2**31)
+    return OpSpec(name=name, dims=OPS[name].dims | dims)
+
+
+class Workload(msgspec.Struct, frozen=True, kw_only=True):
+    """What is run. Build one with `workload(...)`, which fills the defaults and checks every field."""
+
+    target: str  # as the user typed it
+    subject: ModelSpec | OpSpec | UserStep
+    batch: int
+    context: int
+    phase: str
+    recipe: Recipe
+    implementation: str = "flopwise"
+    hf_config: dict[str, Any] | None = None  # kept only where the transformers model itself is built
+
+    def label(self) -> str:
+        """One line that tells this workload from its neighbours.
+
+        >>> workload("small", precision="bf16").label()
+        'small b4 t512 train precision=bf16'
+        """
+        subject = self.subject
+        words = [self.target]
+        if isinstance(subject, OpSpec):
+            words += [f"{d}={v}" for d, v in subject.dims.items()]
+        if not isinstance(subject, UserStep):
+            words += [f"b{self.batch}"] if self.batch > 1 else []
+            words += [f"t{self.context}"] if self.context > 1 else []
+            words += [self.phase]
+        words += [f"{f}={v}" for f, v in self.recipe.changed().items()]
+        words += [self.implementation] if self.implementation != "flopwise" else []
+        return " ".join(words)
+
+
+def workload(target: str, *, set: dict[str, Any] | None = None, **options: Any) -> Workload:  # noqa: A002
+    """A workload from what a user types: a target, a size, a phase and levers.
+
+    `set` changes fields of the model (`n_layers=2`) or dimensions of the operation (`dim=512`).
+
+    >>> workload("op:attention", context=4096).batch
+    8
+    """
+    changes = dict(set or {})
+    fields.known("a workload", options, ("batch", "context", "phase", "recipe", "implementation", *LEVERS))
+    base = options.get("recipe") or Recipe()
+    recipe = recipe_from(msgspec.structs.asdict(base) | {k: options[k] for k in LEVERS if options.get(k) is not None})
+    implementation = options.get("implementation") or "flopwise"
+    fields.one_of("implementation", implementation, IMPLEMENTATIONS)
+    subject, config = _subject(target, changes)
+    if implementation == "transformers" and config is None:
+        raise FlopwiseError(f"implementation = 'transformers' needs a config, and {fields.show(target)} has none", "use hf:PATH/config.json")
+    default_batch, default_context, default_phase = _defaults(subject)
+    result = Workload(
+        target=target,
+        subject=subject,
+        batch=default_batch if options.get("batch") is None else options["batch"],
+        context=default_context if options.get("context") is None else options["context"],
+        phase=options.get("phase") or default_phase,
+        recipe=recipe,
+        implementation=implementation,
+        hf_config=config if implementation == "transformers" else None,
+    )
+    _check(result)
+    return result
+
+
+def _subject(target: str, changes: dict[str, Any]) -> tuple[ModelSpec | OpSpec | UserStep, dict[str, Any] | None]:
+    if target.startswith("op:"):
+        return op(target.removeprefix("op:"), changes), None
+    if target.startswith("py:"):
+        reference = target.removeprefix("py:")
+        if not re.fullmatch(r"[\w.]+:[\w.]+", reference):
+            raise FlopwiseError(f"{fields.show(target)} is not py:module:factory", "for example py:my_project.steps:make_step")
+        fields.known("the user's own step", changes, ())
+        return UserStep(reference=reference), None
+    if target.startswith("hf:"):
+        spec, config = hf_config.read(target.removeprefix("hf:"))
+        return spec.with_fields(changes), config
+    spec = preset(target)
+    return (spec.with_fields(changes) if changes else spec), None
+
+
+def _defaults(subject: ModelSpec | OpSpec | UserStep) -> tuple[int, int, str]:
+    if isinstance(subject, OpSpec):
+        known = OPS[subject.name]
+        return known.batch, known.context, known.phase
+    if isinstance(subject, ModelSpec):
+        context = 128 if subject.name == "tiny" else 512
+        return 4, min(context, subject.max_context or context), "train"
+    return 1, 1, "train"
+
+
+def _check(w: Workload) -> None:
+    fields.whole("batch", w.batch, 1, 10_000_000)
+    fields.whole("context", w.context, 1, 100_000_000)
+    fields.one_of("phase", w.phase, PHASES)
+    if isinstance(w.subject, ModelSpec):
+        limit = w.subject.max_context
+        if limit and w.context > limit:
+            raise FlopwiseError(f"context = {w.context} is longer than the model's {limit}", f"allowed: 1 to {limit}; or raise max_context")
+        if w.subject.window and w.context > w.subject.window and w.implementation == "flopwise":
+            raise FlopwiseError(
+                f"context = {w.context} is longer than the model's sliding window of {w.subject.window}, which flopwise's model does not have",
+                f"allowed: 1 to {w.subject.window}; or implementation = transformers",
+            )
+        if w.recipe.graph == "on" and w.phase != "train":
+            raise FlopwiseError(f"graph = 'on' captures the whole training step, not phase = '{w.phase}'", "allowed: phase = train")
+        return
+    unknown = [f for f in w.recipe.changed() if f not in _levers(w.subject)]
+    if unknown:
+        raise FlopwiseError(
+            f"{unknown[0]} = {fields.show(getattr(w.recipe, unknown[0]))} means nothing to {w.target}",
+            f"levers it has: {', '.join(_levers(w.subject)) or 'none: a step of your own applies its own'}",
+        )
+    if isinstance(w.subject, OpSpec) and w.phase == "train":
+        raise FlopwiseError(f"phase = 'train' means nothing to {w.target}: it has no optimizer", "allowed: forward, backward")
+
+
+def _levers(subject: OpSpec | UserStep | ModelSpec) -> tuple[str, ...]:
+    return OPS[subject.name].levers if isinstance(subject, OpSpec) else ()
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True):
+    """How often a workload is measured: until it is precise enough, or the budget ends.
+
+    >>> Sampling(warmup=0, samples=10).samples
+    10
+    """
+
+    warmup: int | None = None  # None: until steady
+    samples: int | None = None  # None: until precise enough; else exactly so many
+    seconds: float = 10.0  # the budget for sampling, after warm-up
+    half_width: float = 0.01  # of the median's 95 % interval, as a share of it
+    timeout_s: float = 900.0  # then the process is ended and what it had measured is kept
+
+    def __post_init__(self) -> None:
+        if self.warmup is not None:
+            fields.whole("warmup", self.warmup, 0, 1_000_000)
+        if self.samples is not None:
+            fields.whole("samples", self.samples, 1, 1_000_000)
+        fields.number("seconds", self.seconds, 0.01, 86_400)
+        fields.number("half_width", self.half_width, 0.0001, 1.0)
+        fields.number("timeout_s", self.timeout_s, 1.0, 7 * 86_400)
+
+
+class Trial(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing to measure: a workload, how to sample it, and where."""
+
+    workload: Workload
+    sampling: Sampling
+    device: str = "auto"
+    group: str = ""
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", self.device):
+            raise FlopwiseError(f"device = {fields.show(self.device)} is not allowed", "allowed: auto, cpu, cuda, cuda:N")
+
+    def key(self) -> str:
+        """The trial's identity: equal for equal trials, on any machine.
+
+        >>> w = workload("tiny")
+        >>> Trial(workload=w, sampling=Sampling()).key() == Trial(workload=workload("tiny"), sampling=Sampling()).key()
+        True
+        """
+        return hashlib.sha256(msgspec.json.encode(self, order="deterministic")).hexdigest()[:16]

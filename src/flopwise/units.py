@@ -1,0 +1,82 @@
+"""The only place where seconds, bytes and FLOPs become text, and text becomes them."""
+
+import math
+import re
+
+from flopwise.errors import FlopwiseError
+
+_DURATIONS = (("s", 1e9), ("ms", 1e6), ("µs", 1e3), ("ns", 1.0))
+_BYTES = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
+_COUNTS = (("T", 1e12), ("B", 1e9), ("M", 1e6), ("K", 1e3))
+
+
+def significant(value: float, digits: int = 3) -> str:
+    """A plain decimal with `digits` significant digits, never in exponent form.
+
+    >>> [significant(v) for v in (0.01234, 1.005, 12.34, 123.4, 1234.0, 0.0)]
+    ['0.0123', '1.00', '12.3', '123', '1234', '0']
+    """
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    return f"{value:.{decimals}f}"
+
+
+def duration(ns: float) -> str:
+    """Nanoseconds as text with three significant digits.
+
+    >>> duration(6_400_000), duration(950), duration(1.5e9)
+    ('6.40 ms', '950 ns', '1.50 s')
+    """
+    name, size = next(((n, s) for n, s in _DURATIONS if abs(ns) >= s), _DURATIONS[-1])
+    return f"{significant(ns / size)} {name}"
+
+
+def milliseconds(ns: float) -> str:
+    """Nanoseconds as a number of milliseconds, for table columns that say `ms`.
+
+    >>> milliseconds(6_432_100), milliseconds(63_534)
+    ('6.432', '0.06353')
+    """
+    return significant(ns / 1e6, 4)
+
+
+def size(n_bytes: float) -> str:
+    """Bytes as text, in binary units.
+
+    >>> size(64 * 2**30), size(512)
+    ('64.0 GiB', '512 B')
+    """
+    name, unit = next(((n, s) for n, s in _BYTES if abs(n_bytes) >= s), _BYTES[-1])
+    return f"{n_bytes:.0f} B" if unit == 1 else f"{significant(n_bytes / unit)} {name}"
+
+
+def count(n: float) -> str:
+    """A large count as text.
+
+    >>> count(3_406_809_600), count(912)
+    ('3.41B', '912')
+    """
+    name, unit = next(((k, s) for k, s in _COUNTS if abs(n) >= s), ("", 1.0))
+    return f"{n:.0f}" if unit == 1.0 else f"{significant(n / unit)}{name}"
+
+
+def percent(share: float, digits: int = 1) -> str:
+    """A share as a percentage.
+
+    >>> percent(0.0312), percent(-0.5, 0)
+    ('3.1 %', '-50 %')
+    """
+    return f"{100 * share:.{digits}f} %"
+
+
+def parse_percent(text: str) -> float:
+    """`3%`, `3 %` or `0.03` as a share.
+
+    >>> parse_percent("3%"), parse_percent("0.03")
+    (0.03, 0.03)
+    """
+    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*(%?)\s*", text)
+    if match is None or not (share := float(match[1]) / (100 if match[2] else 1)) < 10:
+        raise FlopwiseError(f"'{text}' is not a percentage", "write it as 3% or 0.03")
+    return share
