@@ -1,0 +1,42 @@
+"""flopwise: why a Transformer's step is slow on a GPU, what the limit is, what to change; and the proof.
+
+The verbs of the command line under the same names; each is imported when it is first used.
+
+>>> import flopwise
+>>> run = flopwise.bench("tiny", device="cpu")        # doctest: +SKIP
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from flopwise.errors import FlopwiseError
+from flopwise.version import __version__
+
+if TYPE_CHECKING:
+    from flopwise.spec.workload import workload
+    from flopwise.verbs.bench import bench
+    from flopwise.verbs.compare import compare
+    from flopwise.verbs.demo import demo
+    from flopwise.verbs.doctor import doctor
+    from flopwise.verbs.sweep import sweep
+
+_HOMES = {
+    "bench": "flopwise.verbs.bench",
+    "compare": "flopwise.verbs.compare",
+    "demo": "flopwise.verbs.demo",
+    "doctor": "flopwise.verbs.doctor",
+    "sweep": "flopwise.verbs.sweep",
+    "workload": "flopwise.spec.workload",
+}
+
+__all__ = ["FlopwiseError", "__version__", "bench", "compare", "demo", "doctor", "sweep", "workload"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'flopwise' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -67,7 +67,9 @@ class PhaseTimes(_Record, kw_only=True):
     wall_ns: tuple[int, ...]  # from a synchronised start to a synchronised end, on the host's clock
     launch_ns: tuple[int, ...] = ()  # until the host was free again; empty on the CPU
     gpu_ns: tuple[int, ...] = ()  # between CUDA events; empty on the CPU
-    gpu_held: tuple[bool, ...] = ()  # True: all work was queued before it began, so gpu_ns holds no gap between launches
+    gpu_held: tuple[
+        bool, ...
+    ] = ()  # True: all work was queued before it began, so gpu_ns holds no gap between launches
 
 
 class PhaseMemory(_Record, kw_only=True):

@@ -11,7 +11,9 @@ def one_of(field: str, value: object, allowed: Iterable[str]) -> None:
     """Raise unless `value` is one of the `allowed` words."""
     words = tuple(allowed)
     if value not in words:
-        raise FlopwiseError(f"{field} = {show(value)} is not allowed", f"{did_you_mean(value, words)}allowed: {', '.join(words)}")
+        raise FlopwiseError(
+            f"{field} = {show(value)} is not allowed", f"{did_you_mean(value, words)}allowed: {', '.join(words)}"
+        )
 
 
 def whole(field: str, value: object, low: int = 1, high: int = 2**31) -> None:
@@ -24,6 +26,18 @@ def number(field: str, value: object, low: float, high: float) -> None:
     """Raise unless `value` is a number from `low` to `high`."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
         raise FlopwiseError(f"{field} = {show(value)} is not allowed", f"allowed: a number from {low:g} to {high:g}")
+
+
+def flag(field: str, value: object) -> None:
+    """Raise unless `value` is true or false."""
+    if not isinstance(value, bool):
+        raise FlopwiseError(f"{field} = {show(value)} is not allowed", "allowed: true, false")
+
+
+def text(field: str, value: object) -> None:
+    """Raise unless `value` is text that a file can hold (not a path's undecodable bytes)."""
+    if not isinstance(value, str) or any("\ud800" <= c <= "\udfff" for c in value):
+        raise FlopwiseError(f"{field} = {show(value)} is not allowed", "allowed: text")
 
 
 def known(kind: str, given: Mapping[str, Any], allowed: Iterable[str]) -> None:
@@ -43,7 +57,7 @@ def did_you_mean(value: object, words: Iterable[str]) -> str:
     >>> did_you_mean("smal", ["small", "large"])
     "did you mean 'small'? "
     """
-    close = difflib.get_close_matches(str(value), list(words), n=1)
+    close = difflib.get_close_matches(value, list(words), n=1) if isinstance(value, str) else []
     return f"did you mean '{close[0]}'? " if close else ""
 
 
@@ -53,5 +67,8 @@ def show(value: object) -> str:
     >>> show("x" * 100)[:12], show(0)
     ("'xxxxxxxxxxx", '0')
     """
-    text = f"'{value}'" if isinstance(value, str) else str(value)
-    return text if len(text) <= 80 else text[:76] + "…'"
+    try:
+        shown = f"'{value}'" if isinstance(value, str) else str(value)
+    except (RecursionError, ValueError):  # nested too deep; an integer of more than 4300 digits
+        return f"a very large {type(value).__name__}"
+    return shown if len(shown) <= 80 else shown[:76] + "…'"

@@ -15,15 +15,20 @@ MAX_CONFIG_BYTES = 8 * 2**20  # real ones are a few KiB
 
 def read(path: str | Path) -> tuple[ModelSpec, dict[str, Any]]:
     """Read a config file (or the folder that holds one): the shape, and the file's own fields."""
-    file = Path(path).expanduser()
-    file = file / "config.json" if file.is_dir() else file
+    file = Path(path)
     try:
-        if file.stat().st_size > MAX_CONFIG_BYTES:
+        file = file.expanduser()
+        file = file / "config.json" if file.is_dir() else file
+        with file.open("rb") as opened:
+            text = opened.read(MAX_CONFIG_BYTES + 1)
+        if len(text) > MAX_CONFIG_BYTES:
             raise FlopwiseError(f"{file} is too large for a model's config", "a config.json has a few KiB")
-        config = msgspec.json.decode(file.read_bytes())
+        config = msgspec.json.decode(text)
     except OSError as error:
-        raise FlopwiseError(f"cannot read {file}: {error.strerror}", "hf: takes the path of a local config.json") from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise FlopwiseError(
+            f"cannot read {file}: {error.strerror}", "hf: takes the path of a local config.json"
+        ) from None
+    except (msgspec.DecodeError, ValueError, RuntimeError) as error:  # or nested too deep, no such home
         raise FlopwiseError(f"{file} is not JSON: {error}", "hf: takes the path of a local config.json") from None
     if not isinstance(config, dict):
         raise FlopwiseError(f"{file} holds no JSON object", "hf: takes the path of a local config.json")
@@ -40,7 +45,7 @@ def from_config(config: dict[str, Any], name: str = "hf", source: str = "config.
     family = config.get("model_type")
     if family is None:
         raise FlopwiseError(f"{source} has no field model_type", f"families read: {', '.join(_FAMILIES)}")
-    if family not in _FAMILIES:
+    if not isinstance(family, str) or family not in _FAMILIES:
         raise FlopwiseError(
             f"{source}: model_type = {fields.show(family)} is not a family flopwise's own model can take the shape of",
             f"families read: {', '.join(_FAMILIES)}; for any other model use py:module:factory",
@@ -48,7 +53,9 @@ def from_config(config: dict[str, Any], name: str = "hf", source: str = "config.
     try:
         return _FAMILIES[family](_Config(config, source), name)
     except FlopwiseError as error:
-        raise FlopwiseError(error.message if source in error.message else f"{source}: {error.message}", error.hint) from None
+        raise FlopwiseError(
+            error.message if source in error.message else f"{source}: {error.message}", error.hint
+        ) from None
 
 
 class _Config:
@@ -77,18 +84,19 @@ class _Config:
         value = self.config.get(field)
         if value is None:
             return default
-        fields.one_of(field, str(value).lower(), ("true", "false"))
+        fields.flag(field, value)
         return bool(value)
 
     def rope_theta(self) -> float:
         nested = self.config.get("rope_parameters")  # transformers 5 writes it here
-        if isinstance(nested, dict) and isinstance(nested.get("rope_theta"), int | float):
+        if isinstance(nested, dict) and nested.get("rope_theta") is not None:
+            fields.number("rope_theta", nested["rope_theta"], 1.0, 1e12)
             return float(nested["rope_theta"])
         return self.real("rope_theta", 10_000.0)
 
     def window(self) -> int:
         on = self.flag("use_sliding_window", self.config.get("model_type") == "mistral")
-        return self.whole("sliding_window", 0) if on and self.config.get("sliding_window") else 0
+        return self.whole("sliding_window", 0) if on and self.config.get("sliding_window") not in (None, 0) else 0
 
 
 def _llama(config: _Config, name: str) -> ModelSpec:
@@ -120,7 +128,11 @@ def _llama(config: _Config, name: str) -> ModelSpec:
 
 def _gpt2(config: _Config, name: str) -> ModelSpec:
     d_model = config.whole("n_embd")
-    fields.one_of("activation_function", config.config.get("activation_function", "gelu_new"), ("gelu_new", "gelu", "gelu_pytorch_tanh"))
+    fields.one_of(
+        "activation_function",
+        config.config.get("activation_function", "gelu_new"),
+        ("gelu_new", "gelu", "gelu_pytorch_tanh"),
+    )
     return ModelSpec(
         name=name,
         d_model=d_model,

@@ -1,5 +1,6 @@
 """The shape of a decoder-only language model: presets, and the checks that keep a shape buildable."""
 
+import math
 from typing import Any, Self
 
 import msgspec
@@ -41,6 +42,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, tag="model"):
     window: int = 0  # sliding attention window; 0: none
 
     def __post_init__(self) -> None:
+        fields.text("name", self.name)
         for field in ("d_model", "d_ff", "n_layers", "n_heads", "vocab"):
             fields.whole(field, getattr(self, field), 1, 10_000_000)
         for field in ("n_kv_heads", "head_dim", "max_context", "window"):
@@ -51,7 +53,9 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, tag="model"):
         fields.one_of("norm_kind", self.norm_kind, NORMS)
         fields.one_of("positions", self.positions, POSITIONS)
         for field in ("qkv_bias", "out_bias", "mlp_bias", "qk_norm", "tied"):
-            fields.one_of(field, str(getattr(self, field)).lower(), ("true", "false"))
+            fields.flag(field, getattr(self, field))
+        for field in ("rope_theta", "norm_eps"):  # 10000 and 10000.0 are one model, with one key
+            msgspec.structs.force_setattr(self, field, float(getattr(self, field)))
         msgspec.structs.force_setattr(self, "n_kv_heads", self.n_kv_heads or self.n_heads)
         if not self.head_dim:
             if self.d_model % self.n_heads:
@@ -67,7 +71,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, tag="model"):
             )
         if self.positions == "rope" and self.head_dim % 2:
             raise FlopwiseError(
-                f"head_dim = {self.head_dim} is odd: rotary positions turn pairs", "use an even head_dim, or positions = learned"
+                f"head_dim = {self.head_dim} is odd: rotary positions turn pairs",
+                "use an even head_dim, or positions = learned",
             )
         if self.positions == "learned" and not self.max_context:
             raise FlopwiseError("positions = 'learned' needs max_context", "set max_context to the longest context")
@@ -88,7 +93,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, tag="model"):
 
 
 def _near_divisors(whole: int, near: int) -> str:
-    divisors = sorted((d for d in range(1, whole + 1) if whole % d == 0), key=lambda d: abs(d - near))
+    small = [d for d in range(1, math.isqrt(whole) + 1) if whole % d == 0]
+    divisors = sorted({*small, *(whole // d for d in small)}, key=lambda d: abs(d - near))
     return ", ".join(str(d) for d in sorted(divisors[:4]))
 
 
@@ -155,5 +161,6 @@ def preset(name: str) -> ModelSpec:
             return spec
     raise FlopwiseError(
         f"there is no model preset {fields.show(name)}",
-        f"{fields.did_you_mean(name, _PRESETS)}presets: {', '.join(_PRESETS)}; or hf:PATH/config.json, py:module:factory, op:NAME",
+        f"{fields.did_you_mean(name, _PRESETS)}presets: {', '.join(_PRESETS)}; "
+        "or hf:PATH/config.json, py:module:factory, op:NAME",
     )

@@ -28,7 +28,9 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     {'precision': 'bf16'}
     """
 
-    precision: str = "fp32"  # bf16 and fp16: autocast over fp32 weights; bf16-pure: weights, gradients and state in bf16
+    precision: str = (
+        "fp32"  # bf16 and fp16: autocast over fp32 weights; bf16-pure: weights, gradients and state in bf16
+    )
     attention: str = "sdpa"
     norm: str = "torch"
     activation: str = "torch"
@@ -66,9 +68,11 @@ def parse_checkpoint(value: str | int) -> int:
     """
     if value in ("off", "0", 0):
         return 0
-    number = int(value) if isinstance(value, str) and value.isdecimal() else value
+    number = int(value) if isinstance(value, str) and value.isdecimal() and len(value) < 10 else value
     if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-        raise FlopwiseError(f"checkpoint = {fields.show(value)} is not allowed", "allowed: off, or every how many blocks (1, 2, …)")
+        raise FlopwiseError(
+            f"checkpoint = {fields.show(value)} is not allowed", "allowed: off, or every how many blocks (1, 2, …)"
+        )
     return number
 
 
@@ -90,11 +94,16 @@ def recipe_from(levers: dict[str, Any]) -> Recipe:
 def read_toml(path: str | Path, what: str) -> dict[str, Any]:
     """A TOML file as a table, or one clear line."""
     try:
-        text = Path(path).expanduser().read_bytes()
+        with Path(path).expanduser().open("rb") as file:
+            text = file.read(2**20 + 1)
         if len(text) > 2**20:
             raise FlopwiseError(f"{path} is too large for {what}", "such a file has a few KiB")
         return tomllib.loads(text.decode())
     except OSError as error:
         raise FlopwiseError(f"cannot read {path}: {error.strerror}", f"give the path of {what}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise FlopwiseError(f"{path} is not valid TOML: {error}", "see docs/reference/sweeps.md for an example") from None
+    except (
+        ValueError,
+        RuntimeError,
+    ) as error:  # not TOML, not UTF-8, nested too deep, no such home, a null in the path
+        hint = "see docs/reference/sweeps.md for an example"
+        raise FlopwiseError(f"{path} is not valid TOML: {error}", hint) from None

@@ -1,14 +1,14 @@
 """A sweep file: lists expand to the product; named groups; exclusions.
 
-    name = "end-to-end"
+name = "end-to-end"
 
-    [base]                       # holds for every group
-    batch = 4
+[base]                       # holds for every group
+batch = 4
 
-    [group.forward]              # a named group
-    workload = ["small", "medium"]
-    precision = ["fp32", "bf16"]
-    exclude = [{ workload = "medium", precision = "fp32" }]
+[group.forward]              # a named group
+workload = ["small", "medium"]
+precision = ["fp32", "bf16"]
+exclude = [{ workload = "medium", precision = "fp32" }]
 """
 
 import itertools
@@ -25,7 +25,9 @@ from flopwise.spec.workload import OPS, Sampling, Trial, workload
 
 _SHAPE = ("batch", "context", "phase", "implementation")
 _SAMPLING = Sampling.__struct_fields__
-_SETTABLE = tuple(f for f in ModelSpec.__struct_fields__ if f != "name") + tuple(d for o in OPS.values() for d in o.dims)
+_SETTABLE = tuple(f for f in ModelSpec.__struct_fields__ if f != "name") + tuple(
+    d for o in OPS.values() for d in o.dims
+)
 AXES = ("workload", "device", *_SHAPE, *LEVERS, *_SAMPLING, *dict.fromkeys(_SETTABLE))
 MAX_POINTS = 10_000
 
@@ -57,22 +59,31 @@ def sweep_from(table: dict[str, Any], name: str = "sweep", overrides: dict[str, 
     groups = _table("group", table.get("group", {"": {}}))
     excluded = _exclusions(table.get("exclude", []))
     trials: dict[str, Trial] = {}
+    total = 0
     for group, axes in groups.items():
         own = _table(f"group.{group}", axes)
         rules = excluded + _exclusions(own.pop("exclude", []))
-        for row in _expand(base | own | (overrides or {}), group):
-            if not any(all(row.get(k) == v for k, v in rule.items()) for rule in rules):
+        rows = _expand(base | own | (overrides or {}), group)
+        total += len(rows)
+        if total > MAX_POINTS:
+            raise FlopwiseError(f"the sweep expands to {total} points or more", f"allowed: up to {MAX_POINTS}")
+        for row in rows:
+            if not any(_matches(row, rule) for rule in rules):
                 trial = _trial(row, group)
                 trials.setdefault(trial.key(), trial)
     if not trials:
         raise FlopwiseError("the sweep has no points", "every point is excluded, or a list is empty")
-    return Sweep(name=str(table.get("name", name)), trials=tuple(trials.values()))
+    name = table.get("name", name)
+    fields.text("name", name)
+    return Sweep(name=name, trials=tuple(trials.values()))
 
 
 def _expand(axes: dict[str, Any], group: str) -> list[dict[str, Any]]:
     fields.known(f"group {fields.show(group)}" if group else "the sweep", axes, AXES)
     if "workload" not in axes:
-        raise FlopwiseError(f"group {fields.show(group)} names no workload", 'for example workload = ["small", "medium"]')
+        raise FlopwiseError(
+            f"group {fields.show(group)} names no workload", 'for example workload = ["small", "medium"]'
+        )
     lists = [v if isinstance(v, list) else [v] for v in axes.values()]
     total = 1
     for values in lists:
@@ -80,6 +91,11 @@ def _expand(axes: dict[str, Any], group: str) -> list[dict[str, Any]]:
     if total > MAX_POINTS:
         raise FlopwiseError(f"group {fields.show(group)} expands to {total} points", f"allowed: up to {MAX_POINTS}")
     return [dict(zip(axes, values, strict=True)) for values in itertools.product(*lists)]
+
+
+def _matches(row: dict[str, Any], rule: dict[str, Any]) -> bool:
+    """Whether a point is what a rule describes; a list in a rule means any of its values."""
+    return all(row.get(k) in (v if isinstance(v, list) else [v]) for k, v in rule.items())
 
 
 def _trial(row: dict[str, Any], group: str) -> Trial:
@@ -104,7 +120,9 @@ def _table(name: str, value: object) -> dict[str, Any]:
 
 def _exclusions(value: object) -> list[dict[str, Any]]:
     if not isinstance(value, list) or not all(isinstance(rule, dict) and rule for rule in value):
-        raise FlopwiseError(f"exclude = {fields.show(value)} is not allowed", 'allowed: a list like [{ workload = "xl", batch = 8 }]')
+        raise FlopwiseError(
+            f"exclude = {fields.show(value)} is not allowed", 'allowed: a list like [{ workload = "xl", batch = 8 }]'
+        )
     for rule in value:
         fields.known("exclude", rule, AXES)
     return value

@@ -43,9 +43,16 @@ class _Op(msgspec.Struct, frozen=True, kw_only=True):
 OPS = {
     "matmul": _Op(dims={"m": 4096, "n": 4096, "k": 4096}),
     # The lecture's MLP: linear and GeLU, four times, and `steps` forward and backward passes on one batch.
-    "mlp": _Op(dims={"dim": 256, "layers": 4, "steps": 2}, batch=256, phase="backward", levers=("precision", "activation", "compile", "graph")),
+    "mlp": _Op(
+        dims={"dim": 256, "layers": 4, "steps": 2},
+        batch=256,
+        phase="backward",
+        levers=("precision", "activation", "compile", "graph"),
+    ),
     # Attention as the course measures it: one head, `dim` wide, causal.
-    "attention": _Op(dims={"dim": 64}, batch=8, context=1024, phase="backward", levers=("precision", "attention", "compile", "graph")),
+    "attention": _Op(
+        dims={"dim": 64}, batch=8, context=1024, phase="backward", levers=("precision", "attention", "compile", "graph")
+    ),
     "gelu": _Op(dims={"rows": 4096, "cols": 4096}, levers=("precision", "activation", "compile", "graph")),
     "softmax": _Op(dims={"rows": 4096, "cols": 4096}, levers=("precision", "norm", "compile", "graph")),
 }
@@ -54,7 +61,10 @@ OPS = {
 def op(name: str, dims: dict[str, Any]) -> OpSpec:
     """An operation by name; `dims` replaces its defaults (`dim` sets all three sides of a matmul)."""
     if name not in OPS:
-        raise FlopwiseError(f"there is no operation {fields.show('op:' + name)}", f"{fields.did_you_mean(name, OPS)}operations: op:{', op:'.join(OPS)}")
+        raise FlopwiseError(
+            f"there is no operation {fields.show('op:' + name)}",
+            f"{fields.did_you_mean(name, OPS)}operations: op:{', op:'.join(OPS)}",
+        )
     if name == "matmul" and "dim" in dims:
         dims = {"m": dims["dim"], "n": dims["dim"], "k": dims["dim"]} | {d: v for d, v in dims.items() if d != "dim"}
     fields.known(f"op:{name}", dims, OPS[name].dims)
@@ -102,22 +112,30 @@ def workload(target: str, *, set: dict[str, Any] | None = None, **options: Any) 
     >>> workload("op:attention", context=4096).batch
     8
     """
+    fields.text("workload", target)
+    if not isinstance(set, dict | None):
+        raise FlopwiseError(f"set = {fields.show(set)} is not allowed", "allowed: a table of fields, like n_layers = 2")
     changes = dict(set or {})
     fields.known("a workload", options, ("batch", "context", "phase", "recipe", "implementation", *LEVERS))
-    base = options.get("recipe") or Recipe()
+    base = Recipe() if options.get("recipe") is None else options["recipe"]
+    if not isinstance(base, Recipe):
+        raise FlopwiseError(f"recipe = {fields.show(base)} is not allowed", "allowed: a Recipe; or name its levers")
     recipe = recipe_from(msgspec.structs.asdict(base) | {k: options[k] for k in LEVERS if options.get(k) is not None})
-    implementation = options.get("implementation") or "flopwise"
+    implementation = "flopwise" if options.get("implementation") is None else options["implementation"]
     fields.one_of("implementation", implementation, IMPLEMENTATIONS)
     subject, config = _subject(target, changes)
     if implementation == "transformers" and config is None:
-        raise FlopwiseError(f"implementation = 'transformers' needs a config, and {fields.show(target)} has none", "use hf:PATH/config.json")
+        raise FlopwiseError(
+            f"implementation = 'transformers' needs a config, and {fields.show(target)} has none",
+            "use hf:PATH/config.json",
+        )
     default_batch, default_context, default_phase = _defaults(subject)
     result = Workload(
         target=target,
         subject=subject,
         batch=default_batch if options.get("batch") is None else options["batch"],
         context=default_context if options.get("context") is None else options["context"],
-        phase=options.get("phase") or default_phase,
+        phase=default_phase if options.get("phase") is None else options["phase"],
         recipe=recipe,
         implementation=implementation,
         hf_config=config if implementation == "transformers" else None,
@@ -132,7 +150,9 @@ def _subject(target: str, changes: dict[str, Any]) -> tuple[ModelSpec | OpSpec |
     if target.startswith("py:"):
         reference = target.removeprefix("py:")
         if not re.fullmatch(r"[\w.]+:[\w.]+", reference):
-            raise FlopwiseError(f"{fields.show(target)} is not py:module:factory", "for example py:my_project.steps:make_step")
+            raise FlopwiseError(
+                f"{fields.show(target)} is not py:module:factory", "for example py:my_project.steps:make_step"
+            )
         fields.known("the user's own step", changes, ())
         return UserStep(reference=reference), None
     if target.startswith("hf:"):
@@ -159,14 +179,19 @@ def _check(w: Workload) -> None:
     if isinstance(w.subject, ModelSpec):
         limit = w.subject.max_context
         if limit and w.context > limit:
-            raise FlopwiseError(f"context = {w.context} is longer than the model's {limit}", f"allowed: 1 to {limit}; or raise max_context")
+            raise FlopwiseError(
+                f"context = {w.context} is longer than the model's {limit}",
+                f"allowed: 1 to {limit}; or raise max_context",
+            )
         if w.subject.window and w.context > w.subject.window and w.implementation == "flopwise":
             raise FlopwiseError(
-                f"context = {w.context} is longer than the model's sliding window of {w.subject.window}, which flopwise's model does not have",
+                f"context = {w.context} is longer than the sliding window of {w.subject.window}, which flopwise's model has not",
                 f"allowed: 1 to {w.subject.window}; or implementation = transformers",
             )
         if w.recipe.graph == "on" and w.phase != "train":
-            raise FlopwiseError(f"graph = 'on' captures the whole training step, not phase = '{w.phase}'", "allowed: phase = train")
+            raise FlopwiseError(
+                f"graph = 'on' captures the whole training step, not phase = '{w.phase}'", "allowed: phase = train"
+            )
         return
     unknown = [f for f in w.recipe.changed() if f not in _levers(w.subject)]
     if unknown:
@@ -175,7 +200,9 @@ def _check(w: Workload) -> None:
             f"levers it has: {', '.join(_levers(w.subject)) or 'none: a step of your own applies its own'}",
         )
     if isinstance(w.subject, OpSpec) and w.phase == "train":
-        raise FlopwiseError(f"phase = 'train' means nothing to {w.target}: it has no optimizer", "allowed: forward, backward")
+        raise FlopwiseError(
+            f"phase = 'train' means nothing to {w.target}: it has no optimizer", "allowed: forward, backward"
+        )
 
 
 def _levers(subject: OpSpec | UserStep | ModelSpec) -> tuple[str, ...]:
@@ -203,6 +230,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
         fields.number("seconds", self.seconds, 0.01, 86_400)
         fields.number("half_width", self.half_width, 0.0001, 1.0)
         fields.number("timeout_s", self.timeout_s, 1.0, 7 * 86_400)
+        for field in ("seconds", "half_width", "timeout_s"):  # 10 and 10.0 are one trial, with one key
+            msgspec.structs.force_setattr(self, field, float(getattr(self, field)))
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
@@ -214,8 +243,11 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     group: str = ""
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", self.device):
-            raise FlopwiseError(f"device = {fields.show(self.device)} is not allowed", "allowed: auto, cpu, cuda, cuda:N")
+        fields.text("group", self.group)
+        if not isinstance(self.device, str) or not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,3})?", self.device):
+            raise FlopwiseError(
+                f"device = {fields.show(self.device)} is not allowed", "allowed: auto, cpu, cuda, cuda:N"
+            )
 
     def key(self) -> str:
         """The trial's identity: equal for equal trials, on any machine.

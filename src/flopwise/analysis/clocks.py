@@ -1,0 +1,88 @@
+"""The three clocks of a phase, read together: was it the GPU's work that took the time, or the host's launching?"""
+
+import msgspec
+import numpy as np
+
+from flopwise.analysis.statistics import Estimate, estimate
+from flopwise.records import STEP, PhaseTimes, Point
+from flopwise.spec.model import ModelSpec
+
+DICTATES = 0.8  # a clock that fills this share of the wall time dictates it
+LAUNCH, GPU, MIXED, HOST_SYNC, UNKNOWN = "launch", "gpu", "mixed", "host-sync", ""
+
+
+class PhaseSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """One phase by its three clocks (records.PhaseTimes), in nanoseconds."""
+
+    phase: str
+    wall: Estimate
+    launch: Estimate | None = None  # None on the CPU
+    gpu: Estimate | None = None  # None on the CPU
+    gpu_exact: bool = False  # every sample's work was queued before it began; else `gpu` is an upper bound
+    gpu_idle_share: float | None = None  # 1 - gpu / wall, at least 0; a lower bound unless gpu_exact; None on the CPU
+    bound: str = UNKNOWN
+
+
+def summarise(point: Point) -> tuple[PhaseSummary, ...]:
+    """Every phase that has samples, in the order recorded; none for a point that failed before its first sample."""
+    return tuple(_summary(times) for times in point.phases if times.wall_ns)
+
+
+def _summary(times: PhaseTimes) -> PhaseSummary:
+    wall = estimate(times.wall_ns)
+    launch = estimate(times.launch_ns) if times.launch_ns else None
+    gpu = estimate(times.gpu_ns) if times.gpu_ns else None
+    exact = gpu is not None and len(times.gpu_held) == len(times.gpu_ns) and all(times.gpu_held)
+    return PhaseSummary(
+        phase=times.phase,
+        wall=wall,
+        launch=launch,
+        gpu=gpu,
+        gpu_exact=exact,
+        gpu_idle_share=max(0.0, 1 - _share(gpu, wall)) if gpu else None,
+        bound=_bound(_share(launch, wall), _share(gpu, wall), exact) if gpu and launch else UNKNOWN,
+    )
+
+
+def _share(clock: Estimate | None, wall: Estimate) -> float:
+    return clock.median / wall.median if clock and wall.median > 0 else 0.0
+
+
+def _bound(launch: float, gpu: float, exact: bool) -> str:
+    """What dictates the wall time, from two clocks' medians as shares of it.
+
+    An exact `gpu` is the GPU's own work; one that is not exact holds the gaps between launches too, so a high share
+    may be the GPU's work or its waiting, and only tells the two apart when the host was free early.
+
+    | gpu exact | gpu share | launch share | bound     | because                                                     |
+    |-----------|-----------|--------------|-----------|-------------------------------------------------------------|
+    | yes       | >= 0.8    | any          | gpu       | the GPU's work alone fills the time                         |
+    | no        | >= 0.8    | < 0.8        | gpu       | the host was free early and the GPU still worked            |
+    | no        | >= 0.8    | >= 0.8       | mixed     | work and launch gaps cannot be told apart                   |
+    | any       | < 0.8     | >= 0.8       | launch    | the host launched all the time, the GPU had less to do      |
+    | any       | < 0.8     | < 0.8        | host-sync | neither fills it: the host waits, copies or computes between|
+    """
+    if gpu >= DICTATES:
+        return GPU if exact or launch < DICTATES else MIXED
+    return LAUNCH if launch >= DICTATES else HOST_SYNC
+
+
+def tokens_per_second(point: Point) -> float | None:
+    """batch * context / median wall time of the step; None where the workload is no model or has no samples."""
+    times = point.times(STEP)
+    workload = point.trial.workload
+    if not isinstance(workload.subject, ModelSpec) or times is None or not times.wall_ns:
+        return None
+    step_ns = float(np.median(times.wall_ns))
+    return workload.batch * workload.context * 1e9 / step_ns if step_ns > 0 else None
+
+
+def compile_ns(point: Point) -> int | None:
+    """What compiling cost: the first warm-up step beyond a usual step (its median); at least 0.
+
+    None where nothing was compiled, or where no warm-up or no sample tells.
+    """
+    times = point.times(STEP)
+    if point.trial.workload.recipe.compile == "off" or not point.warmup_ns or times is None or not times.wall_ns:
+        return None
+    return max(0, round(point.warmup_ns[0] - float(np.median(times.wall_ns))))

@@ -1,0 +1,1 @@
+"""Runs a workload and writes down what happened; computes no statistics."""

@@ -1,0 +1,42 @@
+"""A workload becomes a step on a device."""
+
+import torch
+
+from flopwise.capture.model_step import model_step
+from flopwise.capture.op_step import op_step
+from flopwise.capture.step import Step, captured
+from flopwise.capture.user_step import user_step
+from flopwise.errors import FlopwiseError
+from flopwise.spec.model import ModelSpec
+from flopwise.spec.workload import OpSpec, UserStep, Workload
+
+
+def build_step(workload: Workload, device: torch.device) -> Step:
+    """Build the workload on the device. Random numbers come from a fixed seed."""
+    torch.manual_seed(0)
+    match workload.subject:
+        case ModelSpec():
+            step = model_step(workload, device)
+        case OpSpec():
+            step = op_step(workload, device)
+        case UserStep():
+            return user_step(workload.subject, device)
+    return captured(step, device) if workload.recipe.graph == "on" else step
+
+
+def resolve_device(name: str) -> torch.device:
+    """`auto`, `cpu`, `cuda` or `cuda:N` as a device that is there."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        built = "this torch is built without CUDA" if torch.version.cuda is None else "torch sees no CUDA GPU here"
+        raise FlopwiseError(f"device = '{name}' is not there: {built}", "use --device cpu, or see `flopwise doctor`")
+    device = torch.device(name if ":" in name else "cuda:0")
+    if (device.index or 0) >= torch.cuda.device_count():
+        raise FlopwiseError(
+            f"device = '{name}' is not there", f"GPUs here: cuda:0 to cuda:{torch.cuda.device_count() - 1}"
+        )
+    torch.cuda.set_device(device)
+    return device

@@ -1,0 +1,143 @@
+"""Three clocks for every phase of a step.
+
+wall    from a synchronised start to a synchronised end, on the host: what a user waits for
+launch  until the host is free again: what the host needs to queue the work
+gpu     between two CUDA events around work that was queued whole before it could begin: what the GPU needs
+
+Launch-bound work shows as launch ≈ wall, gpu well below. Events alone would not show it: between events the GPU's waiting
+for the host counts too. So the GPU is first given a kernel that spins until the host has queued the phase; `held` says
+that this worked. It cannot where the host must wait for the GPU inside the phase, or where a phase has more launches than
+the driver's queue holds; then `gpu` is an upper bound.
+
+The whole step is timed with no synchronisation inside; phases are timed in a pass of their own, since a synchronisation
+between them would make the step slower.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
+
+import torch
+
+from flopwise.capture.events import PhaseSample
+from flopwise.records import STEP
+
+Phases = Mapping[str, Callable[[], object]]
+
+_SPIN_CYCLES_PER_NS = 2.0  # no GPU of today clocks higher than 2-3 GHz; too long a spin costs only time
+_SHORTEST_HOLD_NS, _LONGEST_HOLD_NS = 300_000, 2_000_000_000
+_GIVE_UP_AFTER = 3
+
+
+def named(phase: str) -> AbstractContextManager[object]:
+    """The range a profiler sees around a phase; free when none is looking."""
+    if torch.autograd.profiler._is_profiler_enabled:
+        return torch.profiler.record_function(f"flopwise.{phase}")
+    return nullcontext()
+
+
+class Clock(Protocol):
+    """Runs the step's phases and reads the time."""
+
+    def once(self) -> int:
+        """Run the whole step once; wall nanoseconds."""
+
+    def sample(self) -> dict[str, PhaseSample]:
+        """One round: every phase once, the whole step first."""
+
+
+class CpuClock:
+    """On the CPU the host does the work: one pass tells all, and only the wall clock has a meaning."""
+
+    def __init__(self, phases: Phases) -> None:
+        self.phases = phases
+
+    def once(self) -> int:
+        return self.sample()[STEP].wall_ns
+
+    def sample(self) -> dict[str, PhaseSample]:
+        ticks = [time.perf_counter_ns()]
+        for phase, run in self.phases.items():
+            with named(phase):
+                run()
+            ticks.append(time.perf_counter_ns())
+        samples = {STEP: PhaseSample(wall_ns=ticks[-1] - ticks[0])}
+        if len(self.phases) > 1:
+            samples |= {p: PhaseSample(wall_ns=ticks[i + 1] - ticks[i]) for i, p in enumerate(self.phases)}
+        return samples
+
+
+class CudaClock:
+    """On the GPU three passes make one sample: the step as it is, each phase synchronised, each phase held and then released."""
+
+    def __init__(self, phases: Phases, device: torch.device, flush_l2: bool) -> None:
+        self.phases, self.device = phases, device
+        self._hold: dict[str, _Hold] = {phase: _Hold() for phase in phases}
+        l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size
+        self._flush = torch.empty(4 * l2_bytes, dtype=torch.uint8, device=device) if flush_l2 else None
+
+    def once(self) -> int:
+        return self._timed(*self.phases).wall_ns
+
+    def sample(self) -> dict[str, PhaseSample]:
+        step = self._timed(*self.phases)
+        each = {p: self._timed(p) for p in self.phases} if len(self.phases) > 1 else dict.fromkeys(self.phases, step)
+        each = {p: self._with_gpu(p, s) for p, s in each.items()}
+        gpu_ns = sum(s.gpu_ns or 0 for s in each.values())
+        held = all(s.held for s in each.values())
+        step = PhaseSample(wall_ns=step.wall_ns, launch_ns=step.launch_ns, gpu_ns=gpu_ns, held=held)
+        return {STEP: step} | (each if len(each) > 1 else {})
+
+    def _timed(self, *phases: str) -> PhaseSample:
+        self._settle()
+        start = time.perf_counter_ns()
+        for phase in phases:
+            with named(phase):
+                self.phases[phase]()
+        free = time.perf_counter_ns()
+        torch.cuda.synchronize(self.device)
+        return PhaseSample(wall_ns=time.perf_counter_ns() - start, launch_ns=free - start)
+
+    def _with_gpu(self, phase: str, timed: PhaseSample) -> PhaseSample:
+        hold = self._hold[phase]
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        self._settle()
+        if hold_ns := hold.length_ns(timed.launch_ns or 0):
+            torch.cuda._sleep(int(hold_ns * _SPIN_CYCLES_PER_NS))
+        begin.record()
+        self.phases[phase]()
+        held = not begin.query()  # the GPU was still spinning when the last launch had been queued
+        end.record()
+        torch.cuda.synchronize(self.device)
+        hold.learn(held)
+        return PhaseSample(
+            wall_ns=timed.wall_ns, launch_ns=timed.launch_ns, gpu_ns=round(begin.elapsed_time(end) * 1e6), held=held
+        )
+
+    def _settle(self) -> None:
+        if self._flush is not None:
+            self._flush.zero_()  # between samples of a single operation: its inputs must not lie in the L2 cache
+        torch.cuda.synchronize(self.device)
+
+
+class _Hold:
+    """How long to hold the GPU so that the host can queue a phase whole: longer after a failure, given up after three."""
+
+    def __init__(self) -> None:
+        self.factor, self.failures = 2.0, 0
+
+    def length_ns(self, launch_ns: int) -> int:
+        if self.failures >= _GIVE_UP_AFTER:
+            return 0
+        return min(int(self.factor * launch_ns) + _SHORTEST_HOLD_NS, _LONGEST_HOLD_NS)
+
+    def learn(self, held: bool) -> None:
+        self.failures = 0 if held else self.failures + 1
+        if not held:
+            self.factor = min(self.factor * 2, 16.0)
+
+
+def clock_for(phases: Phases, device: torch.device, single_op: bool) -> Clock:
+    """The clock that fits the device."""
+    return CudaClock(phases, device, flush_l2=single_op) if device.type == "cuda" else CpuClock(phases)

@@ -1,0 +1,89 @@
+"""What a worker tells the process that started it, one JSON line each, in the order it happens."""
+
+import msgspec
+
+from flopwise.records import Environment, PhaseMemory, Ran
+
+
+class _Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
+    pass
+
+
+class Hello(_Event, frozen=True, kw_only=True, tag="hello"):
+    """The worker is up; `error` says why it can do nothing."""
+
+    error: str = ""
+    hint: str = ""
+
+
+class Started(_Event, frozen=True, kw_only=True, tag="started"):
+    """A process of its own has begun with the trial."""
+
+    pid: int
+
+
+class Surroundings(_Event, frozen=True, kw_only=True, tag="surroundings"):
+    environment: Environment
+    device: str
+
+
+class Ready(_Event, frozen=True, kw_only=True, tag="ready"):
+    """The workload is built (and its CUDA graph captured)."""
+
+    setup_ns: int
+
+
+class WarmedUp(_Event, frozen=True, kw_only=True, tag="warmed-up"):
+    rule: str
+
+
+class WarmupStep(_Event, frozen=True, kw_only=True, tag="warmup-step"):
+    wall_ns: int
+
+
+class PhaseSample(msgspec.Struct, frozen=True, kw_only=True):
+    """One reading of the three clocks; `gpu_ns` and `launch_ns` are None where there is no GPU."""
+
+    wall_ns: int
+    launch_ns: int | None = None
+    gpu_ns: int | None = None
+    held: bool = False
+
+
+class Sampled(_Event, frozen=True, kw_only=True, tag="sampled"):
+    """One round: every phase once, the whole step first."""
+
+    phases: dict[str, PhaseSample]
+
+
+class Remembered(_Event, frozen=True, kw_only=True, tag="remembered"):
+    memory: tuple[PhaseMemory, ...]
+
+
+class Done(_Event, frozen=True, kw_only=True, tag="done"):
+    """The trial has ended, for better or worse."""
+
+    status: str
+    reason: str = ""
+    hint: str = ""
+    stopped: str = ""
+    ran: Ran | None = None
+    peak_rss_bytes: int = 0
+
+
+class Exited(_Event, frozen=True, kw_only=True, tag="exited"):
+    """The trial's process is gone: `code` is its exit code, or minus the signal that ended it."""
+
+    code: int
+
+
+Event = Hello | Started | Surroundings | Ready | WarmedUp | WarmupStep | Sampled | Remembered | Done | Exited
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker is asked to do. Without a trial: say what there is to say about the device."""
+
+    trial: str = ""  # JSON of a Trial
+    device: str = "auto"
+    log: str = ""
+    turns: bool = False  # wait for a line before every round: `go` or `stop`

@@ -1,0 +1,337 @@
+"""One process per point: a crash, a hang or an OOM is a row, not the end. No torch here: the worker has it."""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+
+import msgspec
+
+from flopwise.capture.events import (
+    Done,
+    Event,
+    Exited,
+    Hello,
+    PhaseSample,
+    Ready,
+    Remembered,
+    Request,
+    Sampled,
+    Started,
+    Surroundings,
+    WarmedUp,
+    WarmupStep,
+)  # fmt: skip
+from flopwise.capture.stopping import StoppingRule
+from flopwise.capture.telemetry import Watch
+from flopwise.errors import FlopwiseError, one_line
+from flopwise.records import CRASH, INTERRUPTED, STEP, TIMEOUT, Environment, PhaseTimes, Point
+from flopwise.spec.workload import Trial
+
+GRACE_S = 5.0  # between asking a process to stop and ending it
+START_S = 120.0  # importing torch from a cold disk
+
+OnEvent = Callable[[Event], None]
+
+
+class Gathered:
+    """Folds a trial's events into its point. Whatever was said before a crash is kept."""
+
+    def __init__(self, trial: Trial, paired_with: str = "") -> None:
+        self.trial, self.paired_with = trial, paired_with
+        self.started_at, self.begun = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
+        self.environment: Environment | None = None
+        self.pid = 0
+        self.ready: Ready | None = None
+        self.warmup_ns: list[int] = []
+        self.warmup_rule = ""
+        self.samples: list[dict[str, PhaseSample]] = []
+        self.remembered: Remembered | None = None
+        self.done: Done | None = None
+        self.exited: Exited | None = None
+        self.watch: Watch | None = None
+
+    def take(self, event: Event) -> None:
+        match event:
+            case Started():
+                self.pid = event.pid
+            case Surroundings():
+                self.environment = event.environment
+                self.watch = Watch(event.environment.gpu.uuid if event.environment.gpu else "").__enter__()
+            case Ready():
+                self.ready = event
+            case WarmupStep():
+                self.warmup_ns.append(event.wall_ns)
+            case WarmedUp():
+                self.warmup_rule = event.rule
+            case Sampled():
+                self.samples.append(event.phases)
+            case Remembered():
+                self.remembered = event
+            case Done():
+                self.done = event
+            case Exited():
+                self.exited = event
+            case Hello():
+                pass
+
+    def point(self, ended: Done) -> Point:
+        if self.watch is not None:
+            self.watch.__exit__(None, None, None)
+        return Point(
+            key=self.trial.key(),
+            trial=self.trial,
+            status=ended.status,
+            reason=ended.reason,
+            hint=ended.hint,
+            phases=_phases(self.samples),
+            warmup_ns=tuple(self.warmup_ns),
+            warmup_rule=self.warmup_rule,
+            setup_ns=self.ready.setup_ns if self.ready else 0,
+            stopped=ended.stopped,
+            memory=self.remembered.memory if self.remembered else (),
+            peak_rss_bytes=ended.peak_rss_bytes,
+            ran=ended.ran,
+            telemetry=self.watch.telemetry() if self.watch else None,
+            environment=self.environment,
+            paired_with=self.paired_with,
+            started_at=self.started_at,
+            elapsed_s=round(time.monotonic() - self.begun, 3),
+        )
+
+
+def _phases(samples: list[dict[str, PhaseSample]]) -> tuple[PhaseTimes, ...]:
+    if not samples:
+        return ()
+    has_gpu = samples[0][STEP].gpu_ns is not None
+    return tuple(
+        PhaseTimes(
+            phase=phase,
+            wall_ns=tuple(s[phase].wall_ns for s in samples),
+            launch_ns=tuple(s[phase].launch_ns or 0 for s in samples) if has_gpu else (),
+            gpu_ns=tuple(s[phase].gpu_ns or 0 for s in samples) if has_gpu else (),
+            gpu_held=tuple(s[phase].held for s in samples) if has_gpu else (),
+        )
+        for phase in samples[0]
+    )
+
+
+class Worker(AbstractContextManager["Worker"]):
+    """A process that has torch loaded and forks for every trial it is given."""
+
+    def __init__(self) -> None:
+        self._start()
+
+    def _start(self) -> None:
+        # A session of its own: Ctrl-C reaches this process alone, which then asks the worker to stop in good order.
+        self.process = subprocess.Popen(
+            (sys.executable, "-m", "flopwise.capture.worker"),
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True, bufsize=0,
+        )  # fmt: skip
+        self._buffer = b""
+        hello = next(self._events(time.monotonic() + START_S), None)
+        if not isinstance(hello, Hello):
+            self.close()
+            raise FlopwiseError(
+                "the measuring process did not start", f"try: {sys.executable} -m flopwise.capture.worker"
+            )
+        if hello.error:
+            self.close()
+            raise FlopwiseError(hello.error, hello.hint)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the worker and whatever it is running."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        for stream in (self.process.stdin, self.process.stdout):
+            if stream is not None:
+                stream.close()
+        self.process.wait()
+
+    def surroundings(self, device: str) -> tuple[Environment, str]:
+        """The environment and the device that `device` resolves to; raises where there is no such device."""
+        self._send(Request(device=device))
+        found: Surroundings | None = None
+        for event in self._events(time.monotonic() + START_S):
+            match event:
+                case Surroundings():
+                    found = event
+                case Done():
+                    raise FlopwiseError(event.reason, event.hint)
+                case Exited():
+                    break
+                case _:
+                    pass
+        if found is None:
+            raise FlopwiseError(f"the device '{device}' could not be opened", "see `flopwise doctor`")
+        return found.environment, found.device
+
+    def run(self, trial: Trial, log: Path | None = None, on_event: OnEvent = lambda event: None) -> Point:
+        """Measure one trial. Always returns a point: of an interruption too, with what was measured until then."""
+        gathered = self.begin(trial, log)
+        try:
+            ended = self.follow(gathered, on_event)
+        except KeyboardInterrupt:
+            ended = self.interrupt(gathered)
+        return gathered.point(ended)
+
+    def begin(self, trial: Trial, log: Path | None = None, turns: bool = False, paired_with: str = "") -> Gathered:
+        """Send the trial to the worker, starting the worker anew if it is gone."""
+        if self.process.poll() is not None:
+            self._start()
+        self._send(Request(trial=msgspec.json.encode(trial).decode(), log=str(log or ""), turns=turns))
+        return Gathered(trial, paired_with)
+
+    def follow(self, gathered: Gathered, on_event: OnEvent, until: type[Event] | None = None) -> Done:
+        """Take events until the trial's process is gone (or one of type `until` has come); say how it ended."""
+        timeout_s = gathered.trial.sampling.timeout_s
+        for event in self._events(gathered.begun + timeout_s):
+            gathered.take(event)
+            on_event(event)
+            if isinstance(event, Exited):
+                return _ended(gathered)
+            if until is not None and isinstance(event, until):
+                return Done(status="")
+        if self.process.poll() is not None:
+            return Done(status=CRASH, reason=f"the measuring process ended ({_signal_name(-self.process.returncode)})")
+        self._end(gathered)
+        kept = f"; {len(gathered.samples)} samples kept" if gathered.samples else ""
+        return Done(
+            status=TIMEOUT,
+            reason=f"no end after {timeout_s:g} s{kept}",
+            hint="raise it with --timeout, or make the workload smaller",
+            stopped="timeout",
+        )
+
+    def interrupt(self, gathered: Gathered) -> Done:
+        """Ask the trial to stop after the step it is in, and end it if it does not."""
+        self._end(gathered)
+        done = gathered.done
+        stopped = Done(
+            status=INTERRUPTED, reason=f"interrupted after {len(gathered.samples)} samples", stopped="interrupted"
+        )
+        return msgspec.structs.replace(stopped, ran=done.ran, peak_rss_bytes=done.peak_rss_bytes) if done else stopped
+
+    def say(self, word: str) -> None:
+        """A word to a trial that takes turns: `go` or `stop`."""
+        self._write(f"{word}\n".encode())
+
+    def _end(self, gathered: Gathered) -> None:
+        for sign in (signal.SIGTERM, signal.SIGKILL):
+            if not gathered.pid or gathered.exited is not None:
+                return
+            with suppress(ProcessLookupError):
+                os.kill(gathered.pid, sign)
+            for event in self._events(time.monotonic() + GRACE_S):
+                gathered.take(event)
+                if isinstance(event, Exited):
+                    return
+
+    def _send(self, request: Request) -> None:
+        self._write(msgspec.json.encode(request) + b"\n")
+
+    def _write(self, line: bytes) -> None:
+        assert self.process.stdin is not None
+        with suppress(BrokenPipeError):  # the events say how it ended
+            self.process.stdin.write(line)
+
+    def _events(self, deadline: float) -> Iterator[Event]:
+        """Events as they come, until the deadline or the worker's end."""
+        assert self.process.stdout is not None
+        fd = self.process.stdout.fileno()
+        while True:
+            while b"\n" in self._buffer:
+                line, _, self._buffer = self._buffer.partition(b"\n")
+                yield msgspec.json.decode(line, type=Event)
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([fd], [], [], left)[0]:
+                return
+            chunk = os.read(fd, 1 << 16)
+            if not chunk:
+                self.process.wait()
+                return
+            self._buffer += chunk
+
+
+def run_pair(
+    first: Trial,
+    second: Trial,
+    logs: tuple[Path | None, Path | None] = (None, None),
+    on_event: OnEvent = lambda event: None,
+) -> tuple[Point, Point]:
+    """Measure two trials in turns, A B B A, so that what drifts, drifts under both."""
+    trials = (first, second)
+    with Worker() as a, Worker() as b:
+        workers = (a, b)
+        gathered = [
+            worker.begin(trial, log, turns=True, paired_with=other.key())
+            for worker, trial, other, log in zip(workers, trials, trials[::-1], logs, strict=True)
+        ]
+        try:
+            ended = [w.follow(g, on_event, until=WarmedUp) for w, g in zip(workers, gathered, strict=True)]
+            stopped = "interrupted"
+            if not any(done.status for done in ended):
+                ended, stopped = _take_turns(workers, gathered, on_event)
+            for i, worker in enumerate(workers):
+                if not ended[i].status:
+                    worker.say("stop")
+                    ended[i] = msgspec.structs.replace(worker.follow(gathered[i], on_event), stopped=stopped)
+        except KeyboardInterrupt:
+            ended = [w.interrupt(g) for w, g in zip(workers, gathered, strict=True)]
+        points = tuple(g.point(done) for g, done in zip(gathered, ended, strict=True))
+        return points[0], points[1]
+
+
+def _take_turns(workers: tuple[Worker, Worker], gathered: list[Gathered], on_event: OnEvent) -> tuple[list[Done], str]:
+    """Rounds until both are sampled well enough, or one has ended; and why."""
+    rules = [StoppingRule(g.trial.sampling) for g in gathered]
+    begun, ended, order = time.monotonic(), [Done(status=""), Done(status="")], (0, 1)
+    while True:
+        for i in order:
+            workers[i].say("go")
+            ended[i] = workers[i].follow(gathered[i], on_event, until=Sampled)
+            if ended[i].status:
+                return ended, "interrupted"
+        order = order[::-1]
+        elapsed_s = (time.monotonic() - begun) / 2
+        verdicts = [rule.after(g.samples[-1][STEP].wall_ns, elapsed_s) for rule, g in zip(rules, gathered, strict=True)]
+        if all(verdicts):
+            return ended, verdicts[0]
+
+
+def _ended(gathered: Gathered) -> Done:
+    """How a trial ended, from its last words and its exit code."""
+    if gathered.done is not None:
+        return gathered.done
+    code = gathered.exited.code if gathered.exited else 1
+    if code < 0:
+        likely = ": most likely the system ran out of memory" if -code == signal.SIGKILL else ""
+        return Done(
+            status=CRASH,
+            reason=f"the process was ended by {_signal_name(-code)}{likely}",
+            hint="the run's logs/ folder has its last words",
+        )
+    return Done(
+        status=CRASH,
+        reason=f"the process ended with code {code} and no result",
+        hint="the run's logs/ folder has its last words",
+    )
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return one_line(f"code {-number}")

@@ -1,0 +1,194 @@
+"""A language model's step: forward, loss, backward, optimizer, with the recipe's levers."""
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+import torch._dynamo
+from torch import Tensor
+
+from flopwise.capture.hf_model import HfModel
+from flopwise.capture.step import Step
+from flopwise.errors import Unsupported
+from flopwise.lm.attention import sdpa_backend_name
+from flopwise.lm.loss import loss_chunked, loss_full
+from flopwise.lm.optimizer import make_optimizer
+from flopwise.lm.precision import apply_fp32_matmul, autocast, fp32_matmul_probe, weights_dtype
+from flopwise.lm.schedule import warmup_cosine
+from flopwise.lm.transformer import Transformer
+from flopwise.records import Ran
+from flopwise.spec.model import ModelSpec
+from flopwise.spec.recipe import Recipe
+from flopwise.spec.workload import Workload
+
+PEAK_LR, FLOOR_LR, LR_WARMUP_STEPS, LR_TOTAL_STEPS = 1e-3, 1e-4, 100, 10_000
+_COMPILE_MODES = {"default": None, "max-autotune": "max-autotune-no-cudagraphs"}  # the graph is a lever of its own
+
+
+class ModelStep:
+    """The parts of one training step, with what passes between them."""
+
+    def __init__(self, workload: Workload, device: torch.device) -> None:
+        spec, recipe = cast(ModelSpec, workload.subject), workload.recipe
+        check_supported(recipe, device)
+        apply_fp32_matmul(recipe)
+        self.workload, self.recipe, self.device = workload, recipe, device
+        with torch.device(device):
+            self.model = _build(workload).to(weights_dtype(recipe))
+            sizes = (workload.batch, workload.context)
+            self.tokens = torch.randint(spec.vocab, sizes)  # [B, T]
+            self.targets = torch.randint(spec.vocab, sizes)  # [B, T]
+        self.model.train(workload.phase != "forward")
+        self.scaler = torch.amp.GradScaler(device.type, enabled=recipe.precision == "fp16")
+        self.logits_of: Callable[[Tensor], Tensor] = compiled(self.model.forward, recipe)
+        self.hidden_of: Callable[[Tensor], Tensor] = compiled(self.model.hidden, recipe)
+        self.loss_of: Callable[..., Tensor] = compiled(loss_chunked if recipe.loss == "chunked" else loss_full, recipe)
+        self.optimizer: torch.optim.Optimizer | None = None
+        if workload.phase == "train":
+            self.optimizer = make_optimizer(self.model.parameters(), recipe, lr=PEAK_LR, graph=recipe.graph == "on")
+        self.steps = 0
+        self.output: Tensor | None = None
+        self.loss: Tensor | None = None
+
+    def phases(self) -> dict[str, Callable[[], object]]:
+        if self.workload.phase == "forward":
+            return {"forward": self.infer}
+        each: dict[str, Callable[[], object]] = {
+            "forward": self.forward,
+            "loss": self.compute_loss,
+            "backward": self.backward,
+        }
+        return each | ({"optimizer": self.update} if self.optimizer else {})
+
+    def infer(self) -> None:
+        with torch.no_grad(), autocast(self.recipe, self.device.type):
+            self.output = None
+            self.output = self.logits_of(self.tokens)
+
+    def forward(self) -> None:
+        self.model.zero_grad(set_to_none=True)
+        self.loss = None  # the last step's graph must not outlive it
+        with autocast(self.recipe, self.device.type):
+            self.output = (self.hidden_of if self.recipe.loss == "chunked" else self.logits_of)(self.tokens)
+
+    def compute_loss(self) -> None:
+        with autocast(self.recipe, self.device.type):
+            if self.recipe.loss == "chunked":
+                self.loss = self.loss_of(self.output, self.model.head_weight, self.targets)
+            else:
+                self.loss = self.loss_of(self.output, self.targets)
+        self.output = None
+
+    def backward(self) -> None:
+        assert self.loss is not None
+        self.scaler.scale(self.loss).backward()
+        self.loss = self.loss.detach()
+
+    def update(self) -> None:
+        assert self.optimizer is not None
+        if self.recipe.graph == "off":
+            self.set_learning_rate()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+
+    def set_learning_rate(self) -> None:
+        """The schedule's next rate; in a graph it is written into the tensor that the graph reads."""
+        self.steps += 1
+        rate = warmup_cosine(
+            self.steps, peak=PEAK_LR, floor=FLOOR_LR, warmup_steps=LR_WARMUP_STEPS, total_steps=LR_TOTAL_STEPS
+        )
+        for group in cast(torch.optim.Optimizer, self.optimizer).param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+
+    def ran(self) -> Ran:
+        """Read off the built model, not from the recipe."""
+        weight = next(self.model.parameters())
+        with torch.no_grad(), autocast(self.recipe, self.device.type):
+            probe = torch.zeros(16, 16, dtype=weight.dtype, device=self.device)
+            compute = (probe @ probe).dtype
+        return Ran(
+            device=str(self.device),
+            parameters=sum(p.numel() for p in self.model.parameters()),
+            weights=dtype_name(weight.dtype),
+            compute=dtype_name(compute),
+            fp32_matmul=fp32_matmul_probe(self.device),
+            attention=self._attention(compute),
+            optimizer=_optimizer_name(self.optimizer),
+            loss=None if self.loss is None else float(self.loss),
+            inductor_cache_hits=inductor_cache_hits(),
+        )
+
+    def _attention(self, dtype: torch.dtype) -> str:
+        if self.recipe.attention != "sdpa":
+            return self.recipe.attention
+        spec, w = cast(ModelSpec, self.workload.subject), self.workload
+        sizes = (w.batch, spec.n_heads, w.context, spec.head_dim)
+        q, k, v = (
+            torch.empty(sizes, dtype=dtype, device=self.device, requires_grad=w.phase != "forward") for _ in "qkv"
+        )
+        return f"sdpa: {sdpa_backend_name(q, k, v)}"
+
+
+def model_step(workload: Workload, device: torch.device) -> Step:
+    """The workload's phases on the device."""
+    step = ModelStep(workload, device)
+    return Step(
+        phases=step.phases(),
+        ran=step.ran,
+        before_replay=step.set_learning_rate if step.optimizer is not None else None,
+    )
+
+
+def _build(workload: Workload) -> HfModel | Transformer:
+    if workload.implementation == "transformers":
+        return HfModel(workload)
+    return Transformer(cast(ModelSpec, workload.subject), workload.recipe)
+
+
+def compiled(function: Callable[..., Any], recipe: Recipe) -> Callable[..., Any]:
+    """The function under the recipe's `compile` lever."""
+    if recipe.compile == "off":
+        return function
+    return torch.compile(function, mode=_COMPILE_MODES[recipe.compile], dynamic=False)
+
+
+def check_supported(recipe: Recipe, device: torch.device) -> None:
+    """What the recipe asks for and this device does not have."""
+    if device.type == "cuda":
+        capability = torch.cuda.get_device_capability(device)
+        if recipe.precision in ("tf32", "bf16", "bf16-pure") and capability < (8, 0):
+            raise Unsupported(
+                f"precision = '{recipe.precision}' needs compute capability 8.0; this GPU has {capability[0]}.{capability[1]}"
+            )
+        return
+    for lever, value in (("precision", "tf32"), ("graph", "on"), ("attention", "sdpa-cudnn")):
+        if getattr(recipe, lever) == value:
+            raise Unsupported(
+                f"{lever} = '{value}' needs an NVIDIA GPU; this device is '{device.type}'",
+                "choose another, or --device cuda",
+            )
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """`torch.bfloat16` as `bf16`.
+
+    >>> dtype_name(torch.float32)
+    'fp32'
+    """
+    return {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16"}.get(str(dtype), str(dtype))
+
+
+def inductor_cache_hits() -> int:
+    """How many graphs came from the compile cache on disk."""
+    return int(torch._dynamo.utils.counters["inductor"]["fxgraph_cache_hit"])
+
+
+def _optimizer_name(optimizer: torch.optim.Optimizer | None) -> str:
+    if optimizer is None:
+        return ""
+    group = optimizer.param_groups[0]
+    kind = "fused" if group.get("fused") else "foreach" if group.get("foreach") else "loop"
+    return f"{type(optimizer).__name__} {kind}" + (" capturable" if group.get("capturable") else "")

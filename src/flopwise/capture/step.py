@@ -1,0 +1,50 @@
+"""A step: named phases that are run in order, again and again; and the same step captured in a CUDA graph."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from flopwise.records import STEP, Ran
+
+GRAPH_WARMUPS = 3  # on a side stream, before capture: lazy initialisation must not be captured
+
+
+@dataclass(frozen=True)
+class Step:
+    """Phases in the order they run, and what can be said afterwards of what really ran."""
+
+    phases: dict[str, Callable[[], object]]
+    ran: Callable[[], Ran]
+    single_op: bool = False  # then the L2 cache is flushed between samples
+    captured_peak_bytes: int = 0  # a graph's memory is taken while it is captured; replays allocate nothing
+    before_replay: Callable[[], object] | None = None  # host work that a CUDA graph cannot hold (the learning rate)
+
+
+def captured(step: Step, device: torch.device) -> Step:
+    """The whole step as one CUDA graph: one launch, whatever the number of kernels."""
+
+    def run() -> None:
+        for phase in step.phases.values():
+            phase()
+
+    prepare = step.before_replay or (lambda: None)
+    side = torch.cuda.Stream(device)
+    side.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(side):
+        for _ in range(GRAPH_WARMUPS):
+            prepare()
+            run()
+    torch.cuda.current_stream(device).wait_stream(side)
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+
+    def replay() -> None:
+        prepare()
+        graph.replay()
+
+    peak = torch.cuda.max_memory_allocated(device)
+    return Step(phases={STEP: replay}, ran=step.ran, single_op=step.single_op, captured_peak_bytes=peak)

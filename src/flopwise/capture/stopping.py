@@ -1,0 +1,66 @@
+"""When warm-up is over and when there are enough samples: rules, not numbers. No torch here."""
+
+import math
+from collections.abc import Sequence
+from statistics import median
+
+from flopwise.spec.workload import Sampling
+
+STEADY_WITHIN = 0.02
+LEAST_SAMPLES = 10
+LEAST_SECONDS = (
+    0.3  # of sampling, unless 100 samples come sooner: one burst of a boosted clock is no sample of a machine
+)
+_Z95 = 1.96
+
+
+def steady(walls_ns: Sequence[int], least_ns: int) -> bool:
+    """Warm-up is over when its latest window is no faster or slower than the window before, by more than 2 %.
+
+    The window grows with the number of steps, so a slow decline is seen too; `least_ns` of running must have passed,
+    because a GPU needs a moment to raise its clocks.
+
+    >>> steady([900, 120, 101, 100, 100, 101, 100, 100], 0), steady([900, 700, 500, 300, 200, 100], 0)
+    (True, False)
+    """
+    window = max(3, len(walls_ns) // 3)
+    if len(walls_ns) < 2 * window or sum(walls_ns) < least_ns:
+        return False
+    before, now = median(walls_ns[-2 * window : -window]), median(walls_ns[-window:])
+    return abs(now - before) <= STEADY_WITHIN * before
+
+
+def half_width(walls_ns: Sequence[int]) -> float:
+    """Half the 95 % interval of the median as a share of it, from the order statistics (no shape is assumed).
+
+    >>> half_width([100] * 20), half_width([100, 200])
+    (0.0, inf)
+    """
+    n = len(walls_ns)
+    if n < 6:  # below six samples no pair of order statistics holds the median with 95 %
+        return math.inf
+    ordered = sorted(walls_ns)
+    low = max(0, math.floor((n - _Z95 * math.sqrt(n)) / 2))
+    high = min(n - 1, math.ceil((n + _Z95 * math.sqrt(n)) / 2))
+    return (ordered[high] - ordered[low]) / 2 / max(ordered[n // 2], 1)
+
+
+class StoppingRule:
+    """Says after every round whether to stop, and why: 'samples', 'precise' or 'budget'; '' means go on."""
+
+    def __init__(self, sampling: Sampling) -> None:
+        self.sampling = sampling
+        self.walls_ns: list[int] = []
+        self._next_look = LEAST_SAMPLES
+
+    def after(self, wall_ns: int, elapsed_s: float) -> str:
+        self.walls_ns.append(wall_ns)
+        n = len(self.walls_ns)
+        if self.sampling.samples is not None:
+            return "samples" if n >= self.sampling.samples else ""
+        if n >= self._next_look:
+            self._next_look = n + max(1, n // 10)  # sorting at every tenth keeps the rule cheap
+            enough = elapsed_s >= LEAST_SECONDS or n >= 100
+            if enough and half_width(self.walls_ns) <= self.sampling.half_width:
+                return "precise"
+        return "budget" if elapsed_s >= self.sampling.seconds else ""

@@ -1,0 +1,141 @@
+"""The process that measures: `python -m flopwise.capture.worker`, spoken to in JSON lines.
+
+It imports torch once and forks for every trial, so that each point has a process of its own (a crash or an OOM ends that
+process alone) without paying for the import again. It touches no GPU before the fork.
+"""
+
+import ctypes
+import os
+import resource
+import signal
+import sys
+import traceback
+
+import msgspec
+
+from flopwise.capture.events import Event, Exited, Hello, Request, Started, Surroundings
+from flopwise.spec.workload import Trial
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    """Serve requests until the line ends."""
+    _die_with_parent()
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    events = os.dup(1)
+    os.dup2(2, 1)  # what a workload prints is not an event
+    try:
+        import torch
+        import torch._dynamo  # noqa: F401
+
+        import flopwise.capture.trials  # noqa: F401
+    except ImportError as error:
+        _emit(
+            events,
+            Hello(error=f"cannot import torch: {error}", hint="pip install 'flopwise[torch]' -c constraints.txt"),
+        )
+        return
+    _emit(events, Hello())
+    while line := _read_line():
+        request = msgspec.json.decode(line, type=Request)
+        pid = os.fork()
+        if pid == 0:
+            _child(request, events)
+        _, status = os.waitpid(pid, 0)
+        _emit(events, Exited(code=os.waitstatus_to_exitcode(status)))
+
+
+def _child(request: Request, events: int) -> None:
+    """Never returns: whatever happens, this process ends here."""
+    code = 1
+    try:
+        _die_with_parent()
+        if request.log:
+            log = os.open(request.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+        _emit(events, Started(pid=os.getpid()))
+        _serve(request, events)
+        code = 0
+    except BaseException:  # noqa: BLE001  the traceback belongs in the log
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _serve(request: Request, events: int) -> None:
+    import torch
+
+    from flopwise.capture.build import resolve_device
+    from flopwise.capture.environment import environment
+    from flopwise.capture.trials import run_trial, why
+    from flopwise.errors import FlopwiseError
+
+    if not request.trial:
+        try:
+            device = resolve_device(request.device)
+        except FlopwiseError as error:
+            _emit(events, why(error))
+            return
+        _emit(events, Surroundings(environment=environment(device), device=str(device)))
+        return
+    interrupted = False
+
+    def interrupt(*_: object) -> None:
+        nonlocal interrupted
+        interrupted = True
+
+    signal.signal(signal.SIGTERM, interrupt)
+    trial = msgspec.json.decode(request.trial, type=Trial)
+    if trial.device == "cpu" or not torch.cuda.is_available():
+        _limit_memory()
+
+    def may_go_on() -> bool:
+        return not interrupted and (not request.turns or _read_line() == b"go\n")
+
+    run_trial(trial, lambda event: _emit(events, event), may_go_on, request.turns)
+
+
+def _emit(fd: int, event: Event) -> None:
+    line = msgspec.json.encode(event) + b"\n"
+    while line:
+        line = line[os.write(fd, line) :]
+
+
+def _read_line() -> bytes:
+    """One line from standard input, unbuffered: the child that is forked next must find the rest of it."""
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        byte = os.read(0, 1)
+        if not byte:
+            return b""
+        line += byte
+    return bytes(line)
+
+
+def _die_with_parent() -> None:
+    """When the parent is killed, so is this process (Linux; elsewhere it ends at its next event)."""
+    parent = os.getppid()
+    try:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    except (OSError, AttributeError):
+        return
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _limit_memory() -> None:
+    """On the CPU, let an absurd size fail in this process rather than wake the system's OOM killer."""
+    try:
+        with open("/proc/meminfo") as lines:
+            available = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+        resource.setrlimit(resource.RLIMIT_DATA, (int(0.95 * available), resource.getrlimit(resource.RLIMIT_DATA)[1]))
+    except (OSError, StopIteration, ValueError):
+        return
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""`flopwise compare A B`."""
+
+import click
+
+from flopwise.cli.options import output_options
+from flopwise.cli.output import chosen, show
+
+
+@click.command("compare")
+@click.argument("a")
+@click.argument("b")
+@click.option(
+    "--phase", default="step", show_default=True, help="Which phase: step, forward, loss, backward, optimizer."
+)
+@click.option("--clock", default="wall", show_default=True, metavar="wall|gpu|launch", help="Which clock.")
+@click.option("--fail-above", metavar="PERCENT", help="Exit 1 if B is slower than A by more (3%).")
+@click.option("--runs", metavar="DIR", help="Where runs are kept.")
+@output_options
+def command(
+    a: str,
+    b: str,
+    phase: str,
+    clock: str,
+    fail_above: str | None,
+    runs: str | None,
+    form: str | None,
+    output: str | None,
+) -> int:
+    """Say whether run B is faster than run A: the ratio of medians with its confidence interval.
+
+    Example: flopwise compare last~1 last
+
+    Exit code: 0; 1 if --fail-above is exceeded; 3 if a verdict is inconclusive. To measure two variants in turns,
+    which is fairer, use: flopwise bench tiny --versus attention=naive
+    """
+    form = chosen(form, output)
+    from flopwise import units
+    from flopwise.render.views import comparison_view
+    from flopwise.verbs.compare import compare
+
+    gate = None if fail_above is None else units.parse_percent(fail_above)
+    compared = compare(a, b, phase=phase, clock=clock, threshold=gate or 0.03, runs=runs)
+    tables, document = comparison_view(compared.pairs, compared.only_a, compared.only_b, phase, clock)
+    show(tables, document, form, output)
+    return compared.exit_code(gate)

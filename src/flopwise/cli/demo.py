@@ -1,0 +1,38 @@
+"""`flopwise demo`."""
+
+import click
+
+from flopwise.cli.options import device_option, run_options
+
+
+@click.command("demo")
+@device_option
+@run_options
+def command(device: str, runs: str | None, quiet: bool) -> None:
+    """Tell the whole story on this machine in about a minute: doctor, bench, a comparison in turns, a sweep.
+
+    Example: flopwise demo
+    """
+    from flopwise.capture.doctor import Check
+    from flopwise.cli.output import show
+    from flopwise.render.progress import ShownProgress
+    from flopwise.render.views import comparison_view, doctor_table, run_view
+    from flopwise.store import StoredRun
+    from flopwise.verbs.compare import Compared
+    from flopwise.verbs.demo import demo
+
+    def tell(title: str, part: list[Check] | StoredRun | Compared) -> None:
+        if title:
+            click.secho(title, bold=True)
+        match part:
+            case StoredRun():
+                tables, _ = run_view(part)
+            case Compared():
+                tables, _ = comparison_view(part.pairs, part.only_a, part.only_b)
+            case _:
+                tables = [doctor_table(part)[0]]
+        show(tables, {}, "table", None)
+        click.echo()
+
+    demo(tell, device=device, runs=runs, progress=ShownProgress(quiet=quiet))
+    click.echo("Next: flopwise runs; flopwise bench small --help; docs/tutorial.md")

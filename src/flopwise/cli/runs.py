@@ -1,0 +1,84 @@
+"""`flopwise runs`: list, show, tag, rm."""
+
+import click
+
+from flopwise.cli.options import output_options
+from flopwise.cli.output import chosen, show
+
+_RUNS = click.option("--runs", metavar="DIR", help="Where runs are kept.")
+
+
+@click.group("runs", invoke_without_command=True)
+@_RUNS
+@output_options
+@click.pass_context
+def command(context: click.Context, runs: str | None, form: str | None, output: str | None) -> None:
+    """List the runs kept here, newest first.
+
+    Example: flopwise runs
+    """
+    if context.invoked_subcommand is not None:
+        return
+    form = chosen(form, output)
+    from flopwise.render.views import runs_view
+    from flopwise.store import list_runs, runs_root
+
+    root = runs_root(runs)
+    show(*runs_view(list_runs(root), root), form, output)
+
+
+@command.command("show")
+@click.argument("run")
+@_RUNS
+@output_options
+def show_run(run: str, runs: str | None, form: str | None, output: str | None) -> None:
+    """Show a run again: `last`, `last~1`, an id or its start, a tag, or a path.
+
+    Example: flopwise runs show last
+    """
+    form = chosen(form, output)
+    from flopwise.render.views import run_view
+    from flopwise.store import StoredRun, find, runs_root
+
+    show(*run_view(StoredRun.load(find(run, runs_root(runs)))), form, output)
+
+
+@command.command("tag")
+@click.argument("run")
+@click.argument("name")
+@_RUNS
+def tag_run(run: str, name: str, runs: str | None) -> None:
+    """Give a run a name of its own; a name moves from the run that had it.
+
+    Example: flopwise runs tag last baseline
+    """
+    from flopwise.store import runs_root, tag
+
+    click.echo(f"{tag(runs_root(runs), run, name).name} is now '{name}'", err=True)
+
+
+@command.command("untag")
+@click.argument("name")
+@_RUNS
+def untag_run(name: str, runs: str | None) -> None:
+    """Take a name away from the run that has it.
+
+    Example: flopwise runs untag baseline
+    """
+    from flopwise.store import runs_root, untag
+
+    click.echo(f"{untag(runs_root(runs), name).name} is no longer '{name}'", err=True)
+
+
+@command.command("rm")
+@click.argument("run", nargs=-1, required=True)
+@_RUNS
+def remove_runs(run: tuple[str, ...], runs: str | None) -> None:
+    """Remove runs and everything in them.
+
+    Example: flopwise runs rm last
+    """
+    from flopwise.store import remove, runs_root
+
+    for path in remove(runs_root(runs), list(run)):
+        click.echo(f"removed {path.name}", err=True)

@@ -1,0 +1,1 @@
+"""The reference language model and its training: read transformer.py first."""

@@ -1,0 +1,152 @@
+"""The pieces between the matmuls: norms, activations, softmax and rotary positions.
+
+Each comes twice. `*_eager` is the formula, one kernel per operation, which is what a first implementation does and what
+a profiler shows as a row of small memory-bound kernels; `*_torch` is PyTorch's own fused kernel. They compute the same.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+INIT_STD = 0.02  # GPT-2's
+
+Pointwise = Callable[[Tensor], Tensor]
+
+
+class Linear(nn.Linear):
+    """nn.Linear that is initialised once, with the model's own distribution, instead of twice."""
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, std=INIT_STD)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+
+class Embedding(nn.Embedding):
+    """nn.Embedding with the model's own initialisation."""
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, std=INIT_STD)
+
+
+def rms_norm_eager(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / sqrt(mean(x²) + eps) · weight, in fp32, cast back."""
+    wide = x.float()
+    inverse_rms = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    return (wide * inverse_rms * weight).to(x.dtype)
+
+
+def rms_norm_torch(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """F.rms_norm. Half-precision activations meet fp32 weights under autocast; the fused kernel wants one dtype."""
+    return F.rms_norm(x.to(weight.dtype), weight.shape, weight, eps).to(x.dtype)
+
+
+def layer_norm_eager(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """(x − mean(x)) / sqrt(var(x) + eps) · weight + bias, in fp32, cast back."""
+    centred = x.float() - x.float().mean(-1, keepdim=True)
+    inverse_std = torch.rsqrt(centred.pow(2).mean(-1, keepdim=True) + eps)
+    return (centred * inverse_std * weight + bias).to(x.dtype)
+
+
+def layer_norm_torch(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """F.layer_norm, in the weights' dtype, cast back."""
+    return F.layer_norm(x.to(weight.dtype), weight.shape, weight, bias, eps).to(x.dtype)
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square norm over the last dimension; `kind` is the recipe's norm lever."""
+
+    def __init__(self, dim: int, eps: float, kind: str) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(dim))
+        self.eps = eps
+        self.norm = {"eager": rms_norm_eager, "torch": rms_norm_torch}[kind]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x, self.weight, self.eps)
+
+
+class LayerNorm(nn.Module):
+    """Layer norm over the last dimension; `kind` is the recipe's norm lever."""
+
+    def __init__(self, dim: int, eps: float, kind: str) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(dim))
+        self.bias = nn.Parameter(torch.zeros(dim))
+        self.eps = eps
+        self.norm = {"eager": layer_norm_eager, "torch": layer_norm_torch}[kind]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x, self.weight, self.bias, self.eps)
+
+
+def gelu_eager(x: Tensor) -> Tensor:
+    """0.5 x (1 + tanh(√(2/π) (x + 0.044715 x³))): eight kernels, each reading and writing all of x.
+
+    Under CUDA autocast the cube runs in fp32, as every power does, and what follows it with it.
+
+    >>> gelu_eager(torch.tensor([-1.0, 0.0, 1.0]))
+    tensor([-0.1588,  0.0000,  0.8412])
+    """
+    return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def gelu_torch(x: Tensor) -> Tensor:
+    """The same in one kernel."""
+    return F.gelu(x, approximate="tanh")
+
+
+def silu_eager(x: Tensor) -> Tensor:
+    """x · sigmoid(x): two kernels."""
+    return x * torch.sigmoid(x)
+
+
+def silu_torch(x: Tensor) -> Tensor:
+    """The same in one kernel."""
+    return F.silu(x)
+
+
+def softmax_eager(x: Tensor) -> Tensor:
+    """exp(x − max) / Σ exp(x − max) over the last dimension: five kernels.
+
+    In the ambient dtype. CUDA autocast itself moves the exponential and the sum to fp32; CPU autocast does not.
+
+    >>> softmax_eager(torch.tensor([0.0, 0.0, float("-inf")]))
+    tensor([0.5000, 0.5000, 0.0000])
+    """
+    exponential = torch.exp(x - x.amax(-1, keepdim=True))
+    return exponential / exponential.sum(-1, keepdim=True)
+
+
+def softmax_torch(x: Tensor) -> Tensor:
+    """The same in one kernel."""
+    return torch.softmax(x, -1)
+
+
+# The lever's choices, by name, also for use as single operations.
+GELU: dict[str, Pointwise] = {"eager": gelu_eager, "torch": gelu_torch}
+SILU: dict[str, Pointwise] = {"eager": silu_eager, "torch": silu_torch}
+SOFTMAX: dict[str, Pointwise] = {"eager": softmax_eager, "torch": softmax_torch}
+
+
+def rope_angles(context: int, head_dim: int, theta: float, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of every position's rotation, [T, D/2] each: pair i turns by position · theta^(−2i/D).
+
+    A handful of tiny kernels once per step, and always fp32: kept as a buffer, `model.to(bfloat16)` would round the
+    frequencies, and positions past 256 would run together.
+    """
+    pairs = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device)  # [D/2]
+    frequencies = 1.0 / theta ** (pairs / head_dim)
+    positions = torch.arange(context, dtype=torch.float32, device=device)  # [T]
+    angles = positions[:, None] * frequencies  # [T, D/2]: a product, not a matmul, so that autocast leaves it alone
+    return angles.cos(), angles.sin()
+
+
+def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn the pairs (x_i, x_{i+D/2}) of x [B, H, T, D] by their position's angle, in fp32, cast back."""
+    first, second = x.chunk(2, -1)  # [B, H, T, D/2]
+    turned = torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+    return turned.to(x.dtype)

@@ -1,0 +1,176 @@
+"""A decoder-only Transformer, read top to bottom: GPT-2, Llama, Mistral, Qwen2 and Qwen3 are settings of one ModelSpec.
+
+Shapes: B batch, T context, D d_model, H heads, K head_dim, V vocabulary.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from flopwise.errors import FlopwiseError
+from flopwise.lm.attention import Attend, attention_function
+from flopwise.lm.layers import GELU, SILU, Embedding, LayerNorm, Linear, RMSNorm, rope, rope_angles
+from flopwise.spec.model import ModelSpec
+from flopwise.spec.recipe import Recipe
+
+Angles = tuple[Tensor, Tensor] | None  # rotary cosine and sine, [T, K/2] each
+
+
+class Transformer(nn.Module):
+    """The model. Build it inside `with torch.device(...)`: weights are created and initialised there.
+
+    >>> from flopwise.spec.model import preset
+    >>> model = Transformer(preset("tiny"), Recipe())
+    >>> model(torch.zeros(2, 16, dtype=torch.long)).shape
+    torch.Size([2, 16, 512])
+    """
+
+    def __init__(self, spec: ModelSpec, recipe: Recipe) -> None:
+        super().__init__()
+        self.spec = spec
+        self.recipe = recipe
+        attend = attention_function(recipe.attention, compiled_elsewhere=recipe.compile != "off")
+        self.embedding = Embedding(spec.vocab, spec.d_model)
+        self.positions = Embedding(spec.max_context, spec.d_model) if spec.positions == "learned" else None
+        self.blocks = nn.ModuleList(Block(spec, recipe, attend) for _ in range(spec.n_layers))
+        self.norm = _norm(spec, recipe)
+        # A tied head shares the embedding's weight: its own is never allocated.
+        self.head = Linear(spec.d_model, spec.vocab, bias=False, device="meta" if spec.tied else None)
+        if spec.tied:
+            self.head.weight = self.embedding.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits [B, T, V] for tokens [B, T]."""
+        logits: Tensor = self.head(self.hidden(tokens))
+        return logits
+
+    def hidden(self, tokens: Tensor) -> Tensor:
+        """What the head sees: the last block's output after the final norm, [B, T, D]."""
+        context = tokens.shape[1]
+        self._check(context)
+        x = self.embedding(tokens)  # [B, T, D]
+        angles: Angles = None
+        if self.positions is not None:
+            x = x + self.positions.weight[:context]
+        else:
+            angles = rope_angles(context, self.spec.head_dim, self.spec.rope_theta, tokens.device)
+        x = self._run_blocks(x, angles)
+        normed: Tensor = self.norm(x)
+        return normed
+
+    def _run_blocks(self, x: Tensor, angles: Angles) -> Tensor:
+        blocks, every = list(self.blocks), self.recipe.checkpoint
+        if not every or not torch.is_grad_enabled():
+            return _run(blocks, x, angles)
+        for start in range(0, len(blocks), every):
+            # Keep the segment's input alone and compute the rest again in the backward pass. The segment draws no
+            # random numbers, so no generator's state is kept either.
+            segment = blocks[start : start + every]
+            x = checkpoint(_run, segment, x, angles, use_reentrant=False, preserve_rng_state=False)
+        return x
+
+    def _check(self, context: int) -> None:
+        table = self.spec.max_context if self.spec.positions == "learned" else 0
+        for limit, what in ((table, "position table"), (self.spec.window, "sliding window")):
+            if limit and context > limit:
+                raise FlopwiseError(
+                    f"context = {context} is longer than the model's {what} of {limit}", f"allowed: 1 to {limit}"
+                )
+
+    @property
+    def head_weight(self) -> Tensor:
+        """The head's weight [V, D]; where `tied`, the embedding's own."""
+        return self.head.weight
+
+    def n_parameters(self) -> int:
+        """Parameters, a shared one counted once."""
+        return sum(p.numel() for p in self.parameters())
+
+
+class Block(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, spec: ModelSpec, recipe: Recipe, attend: Attend) -> None:
+        super().__init__()
+        self.attention_norm = _norm(spec, recipe)
+        self.attention = Attention(spec, recipe, attend)
+        self.mlp_norm = _norm(spec, recipe)
+        self.mlp = SwiGLU(spec, recipe) if spec.mlp == "swiglu" else GeluMLP(spec, recipe)
+
+    def forward(self, x: Tensor, angles: Angles) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), angles)
+        return x + self.mlp(self.mlp_norm(x))  # type: ignore[no-any-return]
+
+
+class Attention(nn.Module):
+    """Causal self-attention with grouped KV heads; queries and keys are normed (Qwen3) and turned by their position."""
+
+    def __init__(self, spec: ModelSpec, recipe: Recipe, attend: Attend) -> None:
+        super().__init__()
+        self.head_dim = spec.head_dim
+        self.attend = attend
+        self.q = Linear(spec.d_model, spec.n_heads * spec.head_dim, bias=spec.qkv_bias)
+        self.k = Linear(spec.d_model, spec.n_kv_heads * spec.head_dim, bias=spec.qkv_bias)
+        self.v = Linear(spec.d_model, spec.n_kv_heads * spec.head_dim, bias=spec.qkv_bias)
+        self.out = _residual(Linear(spec.n_heads * spec.head_dim, spec.d_model, bias=spec.out_bias), spec)
+        self.q_norm = RMSNorm(spec.head_dim, spec.norm_eps, recipe.norm) if spec.qk_norm else None
+        self.k_norm = RMSNorm(spec.head_dim, spec.norm_eps, recipe.norm) if spec.qk_norm else None
+
+    def forward(self, x: Tensor, angles: Angles) -> Tensor:
+        q, k, v = (self._split(project(x)) for project in (self.q, self.k, self.v))  # [B, H, T, K]
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if angles is not None:
+            q, k = rope(q, *angles), rope(k, *angles)
+        y = self.attend(q, k, v)  # [B, H, T, K]
+        return self.out(y.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+    def _split(self, x: Tensor) -> Tensor:
+        return torch.unflatten(x, -1, (-1, self.head_dim)).transpose(1, 2)  # [B, T, H·K] -> [B, H, T, K]
+
+
+class SwiGLU(nn.Module):
+    """down(silu(gate(x)) · up(x))."""
+
+    def __init__(self, spec: ModelSpec, recipe: Recipe) -> None:
+        super().__init__()
+        self.gate = Linear(spec.d_model, spec.d_ff, bias=spec.mlp_bias)
+        self.up = Linear(spec.d_model, spec.d_ff, bias=spec.mlp_bias)
+        self.down = _residual(Linear(spec.d_ff, spec.d_model, bias=spec.mlp_bias), spec)
+        self.activation = SILU[recipe.activation]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.activation(self.gate(x)) * self.up(x))  # type: ignore[no-any-return]
+
+
+class GeluMLP(nn.Module):
+    """down(gelu(up(x)))."""
+
+    def __init__(self, spec: ModelSpec, recipe: Recipe) -> None:
+        super().__init__()
+        self.up = Linear(spec.d_model, spec.d_ff, bias=spec.mlp_bias)
+        self.down = _residual(Linear(spec.d_ff, spec.d_model, bias=spec.mlp_bias), spec)
+        self.activation = GELU[recipe.activation]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.activation(self.up(x)))  # type: ignore[no-any-return]
+
+
+def _run(blocks: list[nn.Module], x: Tensor, angles: Angles) -> Tensor:
+    for block in blocks:
+        x = block(x, angles)
+    return x
+
+
+def _norm(spec: ModelSpec, recipe: Recipe) -> RMSNorm | LayerNorm:
+    kind = RMSNorm if spec.norm_kind == "rms" else LayerNorm
+    return kind(spec.d_model, spec.norm_eps, recipe.norm)
+
+
+@torch.no_grad()
+def _residual(linear: Linear, spec: ModelSpec) -> Linear:
+    """GPT-2's scaling of what is added to the residual stream: its variance then does not grow with depth."""
+    linear.weight.mul_(1 / math.sqrt(2 * spec.n_layers))
+    return linear

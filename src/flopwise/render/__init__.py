@@ -1,0 +1,1 @@
+"""Results as text: terminal, Markdown, CSV, JSON."""

@@ -1,0 +1,105 @@
+"""Progress on stderr: a live line with the time left on a terminal, plain lines elsewhere."""
+
+import time
+from statistics import median
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+from rich.text import Text
+
+from flopwise import units
+from flopwise.capture.events import Event, Ready, Sampled, WarmedUp, WarmupStep
+from flopwise.capture.stopping import half_width
+from flopwise.records import OK, STEP, Point
+from flopwise.spec.workload import Trial
+
+_REDRAW_S = 0.1
+
+
+class ShownProgress:
+    """Follows a run of one or many trials; see `flopwise.verbs.progress.Progress`."""
+
+    def __init__(self, console: Console | None = None, quiet: bool = False) -> None:
+        self.console = console or Console(stderr=True)
+        self.quiet = quiet
+        self.live: Progress | None = None
+
+    def begin(self, n_trials: int, n_done: int) -> None:
+        self.n_trials, self.n_done, self.n_before = n_trials, n_done, n_done
+        self.begun = time.monotonic()
+        if n_done and not self.quiet:
+            self.console.print(f"going on: {n_done} of {n_trials} are there already", highlight=False)
+        if self.console.is_terminal and not self.quiet:
+            columns = (
+                SpinnerColumn(),
+                MofNCompleteColumn(),
+                BarColumn(20),
+                TextColumn("{task.description}", markup=False),
+            )
+            self.live = Progress(*columns, console=self.console, transient=True)
+            self.task = self.live.add_task("starting", total=n_trials, completed=n_done)
+            self.live.start()
+
+    def trial(self, trial: Trial) -> None:
+        self.label, self.seconds = trial.workload.label(), trial.sampling.seconds
+        self.walls: list[int] = []
+        self.state, self.drawn, self.sampling_since = "building", 0.0, 0.0
+        self._draw(force=True)
+
+    def event(self, event: Event) -> None:
+        match event:
+            case Ready():
+                self.state = "first step (compiling, if asked to)"
+            case WarmupStep():
+                self.walls.append(event.wall_ns)
+                self.state = f"warm-up {len(self.walls)}: {units.duration(event.wall_ns)}"
+            case WarmedUp():
+                self.walls, self.sampling_since = [], time.monotonic()
+            case Sampled():
+                self.walls.append(event.phases[STEP].wall_ns)
+                if time.monotonic() - self.drawn > _REDRAW_S:
+                    self.state = self._sampling()
+            case _:
+                return
+        self._draw()
+
+    def point(self, point: Point) -> None:
+        self.n_done += 1
+        if self.quiet:
+            return
+        if self.live is not None:
+            self.live.update(self.task, completed=self.n_done)
+        if self.n_trials > 1:
+            line = f"[{self.n_done}/{self.n_trials}] {point.trial.workload.label()}: {_outcome(point)}{self._left()}"
+            self.console.print(Text(line), soft_wrap=True)
+
+    def end(self) -> None:
+        if self.live is not None:
+            self.live.stop()
+
+    def _sampling(self) -> str:
+        spread = half_width(self.walls)
+        known = f" ±{units.percent(spread)}" if spread < 1 else ""
+        left = max(0.0, self.seconds - (time.monotonic() - self.sampling_since))
+        return f"sample {len(self.walls)}: {units.duration(median(self.walls))}{known}, {left:.0f} s left at most"
+
+    def _left(self) -> str:
+        """The time left, from the pace so far."""
+        done, rest = self.n_done - self.n_before, self.n_trials - self.n_done
+        if not rest:
+            return ""
+        seconds = (time.monotonic() - self.begun) / done * rest
+        return f" (about {seconds / 60:.0f} min left)" if seconds >= 90 else f" (about {seconds:.0f} s left)"
+
+    def _draw(self, force: bool = False) -> None:
+        now = time.monotonic()
+        if self.live is not None and (force or now - self.drawn > _REDRAW_S):
+            self.drawn = now
+            self.live.update(self.task, description=f"{self.label}: {self.state}")
+
+
+def _outcome(point: Point) -> str:
+    step = point.times()
+    if point.status != OK or step is None:
+        return f"{point.status}: {point.reason}"
+    return f"{units.duration(median(step.wall_ns))} ±{units.percent(half_width(step.wall_ns))}"

@@ -1,0 +1,374 @@
+"""What a user is shown of a run, a comparison, the machine: tables for people, documents for programs."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import msgspec
+
+from flopwise import units
+from flopwise.analysis.clocks import PhaseSummary, compile_ns, summarise, tokens_per_second
+from flopwise.analysis.comparison import Comparison
+from flopwise.analysis.statistics import Estimate
+from flopwise.capture.doctor import Check
+from flopwise.records import OK, STEP, PhaseMemory, Point
+from flopwise.render.axes import Axes, axes_of
+from flopwise.render.json import document
+from flopwise.render.table import Column, Table
+from flopwise.store import RunSummary, StoredRun
+
+View = tuple[list[Table], dict[str, Any]]
+
+_WALL = Column("wall_ns", "wall ms", units.milliseconds)
+_SPREAD = Column("wall_half_width", "±", units.percent)
+_GPU = Column("gpu_ns", "GPU ms", lambda ns: ns if isinstance(ns, str) else units.milliseconds(ns))
+_LAUNCH = Column("launch_ns", "launch ms", units.milliseconds)
+_IDLE = Column("gpu_idle_share", "GPU idle", lambda share: units.percent(share, 0))
+_PEAK = Column("peak_bytes", "peak memory", units.size)
+_SAMPLES = Column("samples", "n")
+
+
+def run_view(run: StoredRun) -> View:
+    """One point in full, or one row per point."""
+    tables = (
+        [point_table(point) for point in run.points]
+        if len(run.points) <= 2
+        else [sweep_table(run.points, run.header.name)]
+    )
+    content = document(
+        "run",
+        run={
+            "id": run.header.id,
+            "kind": run.header.kind,
+            "name": run.header.name,
+            "path": str(run.path),
+            "complete": run.complete,
+        },
+        points=[point_document(p) for p in run.points],
+    )
+    kept = (
+        (f"kept in {run.path}",)
+        if run.complete
+        else (f"kept in {run.path}; {len(run.missing())} of {len(run.header.trials)} points are missing",)
+    )
+    last = tables[-1] if tables else Table(title="no points yet", columns=(), rows=())
+    tables = [
+        *tables[:-1],
+        Table(title=last.title, columns=last.columns, rows=last.rows, notes=(*last.notes, *run.warnings, *kept)),
+    ]
+    return tables, content
+
+
+def point_table(point: Point) -> Table:
+    """Every phase of one point with its three clocks."""
+    where = (
+        point.environment.gpu.name
+        if point.environment and point.environment.gpu
+        else point.ran.device
+        if point.ran
+        else point.trial.device
+    )
+    title = f"{point.trial.workload.label()} on {where}"
+    summaries = summarise(point)
+    if not summaries:
+        return Table(
+            title=title,
+            columns=(Column("status", "status", right=False), Column("reason", "reason", right=False)),
+            rows=({"status": point.status, "reason": point.reason},),
+        )
+    memory = {m.phase: m for m in point.memory}
+    rows = tuple(_phase_row(s, memory) for s in summaries)
+    columns = (Column("phase", "phase", right=False), _WALL, _SPREAD)
+    if summaries[0].gpu is not None:
+        columns += (_GPU, _LAUNCH, _IDLE, _PEAK)
+    return Table(title=title, columns=(*columns, _SAMPLES), rows=rows, notes=tuple(_notes(point, summaries)))
+
+
+def _phase_row(s: PhaseSummary, memory: dict[str, PhaseMemory]) -> dict[str, Any]:
+    row = {"phase": s.phase} | _clock_cells(s)
+    if s.phase in memory:
+        row["peak_bytes"] = memory[s.phase].peak_bytes
+    elif s.phase == STEP and memory:
+        row["peak_bytes"] = max(m.peak_bytes for m in memory.values())
+    return row
+
+
+def _clock_cells(s: PhaseSummary) -> dict[str, Any]:
+    cells: dict[str, Any] = {"wall_ns": s.wall.median, "wall_half_width": _half_width(s.wall), "samples": s.wall.n}
+    if s.gpu is not None and s.launch is not None:
+        cells |= {
+            "gpu_ns": s.gpu.median if s.gpu_exact else f"≤ {units.milliseconds(s.gpu.median)}",
+            "launch_ns": s.launch.median,
+        }
+        cells["gpu_idle_share"] = s.gpu_idle_share if s.gpu_exact else None
+    return cells
+
+
+def _half_width(e: Estimate) -> float | None:
+    return None if e.low is None or e.high is None or not e.median else (e.high - e.low) / 2 / e.median
+
+
+def _notes(point: Point, summaries: Sequence[PhaseSummary]) -> list[str]:
+    """What a reader must know to trust the numbers."""
+    step, notes = summaries[0], []
+    if step.bound == "launch" and step.gpu is not None and step.launch is not None:
+        notes.append(
+            f"launch-bound: the host needs {units.duration(step.launch.median)} to launch what the GPU does in "
+            f"{units.duration(step.gpu.median)}; fewer launches help (--graph on, --compile default)"
+        )
+    if any(s.gpu is not None and not s.gpu_exact for s in summaries):
+        notes.append(
+            "≤: the GPU could not be held until all was queued, so its time may include waiting for the host; "
+            "with CUDA_SCALE_LAUNCH_QUEUES=4x the driver queues four times as many launches"
+        )
+    notes.append(_how(point))
+    if (compiled := compile_ns(point)) is not None:
+        cached = (
+            f", {point.ran.inductor_cache_hits} graphs from the cache"
+            if point.ran and point.ran.inductor_cache_hits
+            else ""
+        )
+        notes.append(f"compilation: {units.duration(compiled)} in the first step{cached}")
+    if (rate := tokens_per_second(point)) is not None:
+        notes.append(f"{units.count(rate)} tokens/s")
+    if point.ran is not None:
+        notes.append(_what(point))
+    if point.telemetry is not None and point.telemetry.throttle:
+        notes.append(f"the GPU was slowed by: {', '.join(point.telemetry.throttle)}")
+    if step.wall.drift:
+        notes.append(
+            f"the step's time drifted by {units.percent(step.wall.drift)} during sampling: the machine was not quiet"
+        )
+    if point.status != OK:
+        notes.append(f"{point.status}: {point.reason}")
+    return notes
+
+
+def _how(point: Point) -> str:
+    warm = {"steady": "until steady", "forced": "as asked", "budget": "not steady when its budget ended"}.get(
+        point.warmup_rule, ""
+    )
+    ended = {
+        "precise": "precise to ±1 %",
+        "samples": "as many as asked",
+        "budget": "the budget ended",
+        "timeout": "timed out",
+        "interrupted": "interrupted",
+    }.get(point.stopped, "")
+    steps = f"warm-up {len(point.warmup_ns)} steps ({warm})"
+    return f"measured: median of all samples, 95 % interval; {steps}; sampling ended: {ended}"
+
+
+def _what(point: Point) -> str:
+    ran = point.ran
+    assert ran is not None
+    words = [
+        f"{units.count(ran.parameters)} parameters" if ran.parameters else "",
+        f"weights {ran.weights}, matmuls {ran.compute}" if ran.weights else "",
+    ]
+    words += [
+        f"fp32 matmuls: {ran.fp32_matmul}" if ran.fp32_matmul else "",
+        f"attention {ran.attention}" if ran.attention else "",
+        ran.optimizer,
+    ]
+    return "what ran: " + "; ".join(word for word in words if word)
+
+
+def sweep_table(points: Sequence[Point], name: str) -> Table:
+    """One row per point; only what differs between the points has a column, the rest is in the title."""
+    axes: Axes = axes_of(points)
+    rows, phases = [], list(dict.fromkeys(t.phase for p in points for t in p.phases[1:]))
+    for point, varying in zip(points, axes.varying, strict=True):
+        row: dict[str, Any] = dict(varying) | {
+            "status": point.status if point.status == OK else f"{point.status}: {point.reason}"[:120]
+        }
+        if summaries := summarise(point):
+            row |= _clock_cells(summaries[0]) | {f"{s.phase}_wall_ns": s.wall.median for s in summaries[1:]}
+            row |= {
+                "tokens_per_s": tokens_per_second(point),
+                "mean_ns": summaries[0].wall.mean,
+                "std_ns": summaries[0].wall.std,
+                "bound": summaries[0].bound or None,
+                "compile_ns": compile_ns(point),
+            }
+        if point.memory:
+            row["peak_bytes"] = max(m.peak_bytes for m in point.memory)
+            row["before_backward_bytes"] = next((m.start_bytes for m in point.memory if m.phase == "backward"), None)
+        rows.append(row)
+    columns = [Column(axis, axis, right=False) for axis in axes.names]
+    columns += [_WALL, _SPREAD, _GPU, _LAUNCH, Column("bound", "bound", right=False)]
+    columns += [Column(f"{phase}_wall_ns", f"{phase} ms", units.milliseconds) for phase in phases]
+    columns += [
+        _PEAK,
+        Column("before_backward_bytes", "before backward", units.size),
+        Column("compile_ns", "compile", units.duration),
+    ]
+    columns += [
+        Column("tokens_per_s", "tokens/s", units.count),
+        Column("mean_ns", "mean ms", units.milliseconds),
+        Column("std_ns", "std ms", units.milliseconds),
+        _SAMPLES,
+    ]
+    if any(p.status != OK for p in points):
+        columns.append(Column("status", "status", right=False))
+    used = [c for c in columns if any(row.get(c.key) is not None for row in rows)]
+    fixed = ", ".join(f"{k}={v}" for k, v in axes.fixed.items())
+    return Table(title=f"{name}: {fixed}" if fixed else name, columns=tuple(used), rows=tuple(rows))
+
+
+def point_document(point: Point) -> dict[str, Any]:
+    """A point for programs: summaries, not samples; those are in the run's points.jsonl."""
+    return {
+        "label": point.trial.workload.label(),
+        "key": point.key,
+        "group": point.trial.group,
+        "workload": point.trial.workload,
+        "sampling": point.trial.sampling,
+        "device": point.ran.device if point.ran else point.trial.device,
+        "status": point.status,
+        "reason": point.reason,
+        "hint": point.hint,
+        "phases": [_phase_document(s) for s in summarise(point)],
+        "warmup": {"steps": len(point.warmup_ns), "rule": point.warmup_rule, "wall_ns": point.warmup_ns},
+        "stopped": point.stopped,
+        "setup_ns": point.setup_ns,
+        "compile_ns": compile_ns(point),
+        "tokens_per_s": tokens_per_second(point),
+        "memory": point.memory,
+        "peak_rss_bytes": point.peak_rss_bytes,
+        "ran": point.ran,
+        "throttle": point.telemetry.throttle if point.telemetry else (),
+        "environment": point.environment,
+        "paired_with": point.paired_with,
+    }
+
+
+def _phase_document(s: PhaseSummary) -> dict[str, Any]:
+    clocks = {"wall": s.wall, "launch": s.launch, "gpu": s.gpu}
+    return {
+        "phase": s.phase,
+        **{name: None if e is None else _estimate_document(e) for name, e in clocks.items()},
+        "gpu_exact": s.gpu_exact,
+        "gpu_idle_share": s.gpu_idle_share,
+        "bound": s.bound,
+    }
+
+
+def _estimate_document(e: Estimate) -> dict[str, Any]:
+    return {
+        "median_ns": e.median,
+        "low_ns": e.low,
+        "high_ns": e.high,
+        "n": e.n,
+        "mean_ns": e.mean,
+        "std_ns": e.std,
+        "drift": e.drift,
+        "method": e.method,
+        "obtained": "measured",
+    }
+
+
+def comparison_view(
+    pairs: Sequence[tuple[Point, Point, Comparison]],
+    only_a: Sequence[Point],
+    only_b: Sequence[Point],
+    phase: str = STEP,
+    clock: str = "wall",
+) -> View:
+    """One row per pair: the ratio B / A with its interval, and the verdict."""
+    rows = [
+        {
+            "a": a.trial.workload.label(),
+            "b": b.trial.workload.label(),
+            "a_ns": _median_ns(a, phase, clock),
+            "b_ns": _median_ns(b, phase, clock),
+            "ratio": c.ratio,
+            "ratio_low": c.low,
+            "ratio_high": c.high,
+            "verdict": c.verdict,
+            "reason": c.reason,
+            "paired": c.paired,
+            "n_a": c.n_a,
+            "n_b": c.n_b,
+        }
+        for a, b, c in pairs
+    ]
+    same = all(row["a"] == row["b"] for row in rows)
+    columns = [Column("a", "workload" if same else "A", right=False)] + (
+        [] if same else [Column("b", "B", right=False)]
+    )
+    columns += [Column("a_ns", "A ms", units.milliseconds), Column("b_ns", "B ms", units.milliseconds)]
+    columns += [
+        Column("ratio", "B / A", _ratio),
+        Column("ratio_low", "low", _ratio),
+        Column("ratio_high", "high", _ratio),
+    ]
+    columns += [Column("verdict", "B is", right=False), Column("reason", "why", right=False)]
+    notes = [
+        f"only in {name}: {p.trial.workload.label()}" for name, points in (("A", only_a), ("B", only_b)) for p in points
+    ]
+    what = f"{phase}, {clock} clock"
+    taken = "in turns" if pairs and all(c.paired for _, _, c in pairs) else "one after the other"
+    table = Table(
+        title=f"B against A: {what}, ratio of medians with its 95 % interval, measured {taken}",
+        columns=tuple(columns),
+        rows=tuple(rows),
+        notes=tuple(notes),
+    )
+    content = document(
+        "compare",
+        what=what,
+        pairs=rows,
+        only_a=[p.trial.workload.label() for p in only_a],
+        only_b=[p.trial.workload.label() for p in only_b],
+    )
+    return [table], content
+
+
+def _median_ns(point: Point, phase: str, clock: str) -> float | None:
+    times = point.times(phase)
+    samples = getattr(times, f"{clock}_ns") if times else ()
+    return median(samples) if samples else None
+
+
+def _ratio(value: float) -> str:
+    return f"{value:.3f}"
+
+
+def runs_view(summaries: Sequence[RunSummary], root: Path) -> View:
+    """The runs under a root, newest first."""
+    rows = tuple(
+        {"id": s.id, "kind": s.kind or "?", "created_at": s.created_at, "ok": s.ok, "failed": s.failed, "planned": s.planned,
+         "complete": "yes" if s.complete else "no", "tags": " ".join(s.tags), "size_bytes": s.size_bytes}
+        for s in summaries
+    )  # fmt: skip
+    columns = (
+        Column("id", "run", right=False),
+        Column("kind", "kind", right=False),
+        Column("created_at", "created", right=False),
+    )
+    columns += (
+        Column("ok", "ok"),
+        Column("failed", "failed"),
+        Column("planned", "planned"),
+        Column("complete", "complete", right=False),
+    )
+    columns += (Column("tags", "tags", right=False), Column("size_bytes", "size", units.size))
+    notes = [f"{s.id}: {warning}" for s in summaries for warning in s.warnings]
+    title = f"{len(rows)} runs in {root}" if rows else f"no runs in {root} yet; try flopwise bench tiny --device cpu"
+    return [Table(title=title, columns=columns if rows else (), rows=rows, notes=tuple(notes))], document(
+        "runs", root=str(root), runs=rows
+    )
+
+
+def doctor_table(checks: Sequence[Check]) -> tuple[Table, dict[str, Any]]:
+    """Each check with what was found and what to do."""
+    rows = tuple(msgspec.structs.asdict(check) for check in checks)
+    columns = (
+        Column("state", "", right=False),
+        Column("name", "what", right=False),
+        Column("found", "found", right=False),
+        Column("advice", "what to do", right=False),
+    )
+    return Table(title="this machine", columns=columns, rows=rows), document("doctor", checks=rows)

@@ -1,0 +1,207 @@
+"""A run being written: a header first, then one row per measured point, each on the disk before the next begins."""
+
+import contextlib
+import os
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from flopwise.errors import FlopwiseError
+from flopwise.records import Point, RunHeader
+from flopwise.spec.workload import Trial
+from flopwise.store import files
+from flopwise.store.stored import MAX_HEADER_BYTES, MAX_ROW_BYTES, UNREADABLE, end_of_last_row, read_header
+
+_POINT = msgspec.json.Decoder(Point)
+
+
+class Run:
+    """An open run. One process writes it; a killed one leaves every row it had appended.
+
+    with Run.create(root, "bench", "small", command, trials) as run:
+        run.append(point)
+    """
+
+    def __init__(self, path: Path, header: RunHeader, lock: int | None) -> None:
+        """Use `create` or `reopen`."""
+        self.path, self.header = path, header
+        self._lock = lock
+        self._torn = False  # part of a row is in the file and could not be cut away
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0)
+        self._fd: int | None = os.open(path / files.POINTS, flags, 0o666)
+
+    @classmethod
+    def create(cls, root: str | Path, kind: str, name: str, command: str, trials: Sequence[Trial]) -> Self:
+        """Begin a run under `root`. Its folder appears whole (header, empty table, lock held) or not at all."""
+        root = Path(root)
+        with files.explained("create a run in", root):
+            files.make_root(root)
+            now_ns = time.time_ns()
+            header = RunHeader(
+                id=_new_id(root, now_ns, kind, name),
+                kind=kind,
+                name=_encodable(name),
+                created_at=datetime.fromtimestamp(now_ns // 10**9, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+                created_ns=now_ns,
+                command=_encodable(command),
+                trials=tuple(trials),
+            )
+            text = msgspec.json.encode(header)
+            if len(text) > MAX_HEADER_BYTES:
+                raise FlopwiseError(
+                    f"the plan of this run has {len(text) >> 20} MiB", f"allowed: up to {MAX_HEADER_BYTES >> 20} MiB"
+                )
+            building, path = root / f"{files.BUILDING}{header.id}", root / header.id
+            lock = None
+            try:
+                building.mkdir()
+                files.write_whole(building / files.HEADER, text)
+                files.write_new(building / files.POINTS, b"")
+                lock = files.take_lock(building / files.LOCK)
+                files.sync_folder(building)
+                os.rename(building, path)
+                files.sync_folder(root)
+                return cls(path, header, lock)
+            except BaseException:
+                files.release(lock)
+                shutil.rmtree(building, ignore_errors=True)
+                raise
+
+    @classmethod
+    def reopen(cls, path: str | Path) -> Self:
+        """Go on with a run. A torn last row is cut away, and its bytes are kept in `points.torn-<n>`."""
+        path = Path(path)
+        header = read_header(path)
+        with files.explained("write to", path):
+            try:
+                lock = files.take_lock(path / files.LOCK)
+            except files.BusyError:
+                raise FlopwiseError(
+                    f"{path} is being written by another process", "wait until it ends, or begin a new run"
+                ) from None
+            try:
+                _cut_torn_tail(path / files.POINTS)
+                return cls(path, header, lock)
+            except BaseException:
+                files.release(lock)
+                raise
+
+    @property
+    def id(self) -> str:
+        """The run's id, also its folder's name."""
+        return self.path.name
+
+    def append(self, point: Point) -> None:
+        """Add a row. When this returns, the row is on the disk; when it raises, the table reads as before."""
+        if self._fd is None:
+            raise FlopwiseError(f"{self.path} is closed", "reopen the run to append to it")
+        row = _encode(point)
+        with files.explained("write to", self.path):
+            start, was_torn = os.fstat(self._fd).st_size, self._torn
+            self._torn = True
+            try:
+                # After a torn row a newline first: the torn one then is a line of its own, which readers skip.
+                files.write_all(self._fd, b"\n" + row if was_torn else row)
+                os.fsync(self._fd)
+                self._torn = False
+            except BaseException:
+                if self._lock is not None:  # without a lock, what follows `start` might be another writer's
+                    with contextlib.suppress(OSError):
+                        os.ftruncate(self._fd, start)
+                        self._torn = was_torn
+                raise
+
+    def log_path(self, key: str) -> Path:
+        """Where the worker that measures `key` writes its log; the folder is there."""
+        if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}", key):
+            raise FlopwiseError(f"'{key}' cannot name a log", "allowed: up to 128 letters, digits, dots, _ and -")
+        logs = self.path / files.LOGS
+        with files.explained("write to", logs):
+            logs.mkdir(exist_ok=True)
+        return logs / f"{key}.log"
+
+    def close(self) -> None:
+        """Close the table and give the lock back. Closing twice does nothing."""
+        fd, self._fd = self._fd, None
+        lock, self._lock = self._lock, None
+        if fd is not None:
+            os.close(fd)
+        files.release(lock)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _new_id(root: Path, now_ns: int, kind: str, name: str) -> str:
+    """`20261115-021530-bench-small-3f2a`: sorts by time, tells what it is, and is free."""
+    time_utc = datetime.fromtimestamp(now_ns // 10**9, UTC).strftime("%Y%m%d-%H%M%S")
+    words = [re.sub(r"[^A-Za-z0-9.]+", "-", word)[:40].strip("-.") for word in (kind, name)]
+    for _ in range(100):
+        new = "-".join(word for word in (time_utc, *words, secrets.token_hex(2)) if word)
+        if not (root / new).exists() and not (root / f"{files.BUILDING}{new}").exists():
+            return new
+    raise FlopwiseError(f"{root} holds too many runs begun in this second", "try again")
+
+
+def _encodable(text: str) -> str:
+    """Text that UTF-8 can hold: a command line may carry bytes that are not text."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _encode(point: Point) -> bytes:
+    """A point as one line, proven readable: a row that cannot be read again would be lost without a word."""
+    try:
+        row = msgspec.json.encode(point) + b"\n"
+        _POINT.decode(row)
+    except UNREADABLE as error:
+        raise FlopwiseError(
+            f"point {point.key} cannot be stored: {error}", "one of its values cannot be written as JSON"
+        ) from None
+    if len(row) > MAX_ROW_BYTES:
+        raise FlopwiseError(
+            f"point {point.key} has {len(row) >> 20} MiB of samples",
+            f"allowed: up to {MAX_ROW_BYTES >> 20} MiB; take fewer samples",
+        )
+    return row
+
+
+def _cut_torn_tail(points: Path) -> None:
+    """Cut a table back to its last whole row. The bytes are copied aside first: a kill in between loses nothing."""
+    if not points.exists():
+        return
+    with points.open("rb+") as table:
+        end = end_of_last_row(points)
+        table.seek(end)
+        aside = _first_free(points)
+        with contextlib.ExitStack() as stack:
+            torn = None
+            while chunk := table.read(2**20):
+                torn = torn or stack.enter_context(aside.open("xb"))
+                torn.write(chunk)
+            if torn is None:
+                return
+            torn.flush()
+            os.fsync(torn.fileno())
+        files.sync_folder(points.parent)
+        table.truncate(end)
+        os.fsync(table.fileno())
+
+
+def _first_free(points: Path) -> Path:
+    number = 1
+    while (free := points.with_name(f"points.torn-{number}")).exists():
+        number += 1
+    return free

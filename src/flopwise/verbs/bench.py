@@ -1,0 +1,91 @@
+"""Time forward, backward, optimizer and the whole step of one workload; or of two, in turns."""
+
+import contextlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flopwise.capture.isolate import Worker, run_pair
+from flopwise.errors import FlopwiseError
+from flopwise.records import INTERRUPTED, OK, Point
+from flopwise.spec.recipe import LEVERS
+from flopwise.spec.workload import Sampling, Trial, Workload, workload
+from flopwise.store import Run, StoredRun, runs_root
+from flopwise.verbs.progress import Progress, Silent
+
+
+def bench(
+    target: str | Workload,
+    *,
+    device: str = "auto",
+    warmup: int | None = None,
+    samples: int | None = None,
+    seconds: float = 10.0,
+    timeout: float = 900.0,
+    versus: Mapping[str, Any] | None = None,
+    runs: str | Path | None = None,
+    command: str = "",
+    progress: Progress | None = None,
+    **options: Any,
+) -> StoredRun:
+    """Measure a workload in a process of its own and keep every sample; returns the stored run.
+
+    `options` are the workload's size, phase and levers (`batch`, `context`, `phase`, `precision`, …; `set` for fields of
+    the model). With `versus={"precision": "bf16"}` a second workload, so changed, is measured in turns with the first.
+
+    >>> run = flopwise.bench("tiny", device="cpu", batch=2)        # doctest: +SKIP
+    >>> run.points[0].times().wall_ns                              # doctest: +SKIP
+    (1432211, 1429120, …)
+    """
+    first = target if isinstance(target, Workload) else workload(target, **options)
+    sampling = Sampling(warmup=warmup, samples=samples, seconds=seconds, timeout_s=timeout)
+    trials = [Trial(workload=first, sampling=sampling, device=device)]
+    if versus is not None:
+        second = workload(first.target, **(_options(first, options) | dict(versus)))
+        trials.append(Trial(workload=second, sampling=sampling, device=device, group="versus"))
+    return _measure(trials, first.target, runs_root(runs), command, progress or Silent())
+
+
+def _measure(trials: list[Trial], name: str, root: Path, command: str, progress: Progress) -> StoredRun:
+    with contextlib.ExitStack() as stack:
+        worker = stack.enter_context(Worker())
+        worker.surroundings(trials[0].device)  # no such device: say so before there is a run
+        run = stack.enter_context(Run.create(root, "bench", name, command, trials))
+        stack.callback(progress.end)
+        progress.begin(len(trials), 0)
+        progress.trial(trials[0])
+        logs = [run.log_path(trial.key()) for trial in trials]
+        if len(trials) == 1:
+            points: tuple[Point, ...] = (worker.run(trials[0], logs[0], progress.event),)
+        else:
+            points = run_pair(trials[0], trials[1], (logs[0], logs[1]), progress.event)
+        for point in points:
+            run.append(point)
+            progress.point(point)
+    return StoredRun.load(run.path)
+
+
+def _options(first: Workload, options: dict[str, Any]) -> dict[str, Any]:
+    """What the first workload was made of, for the second to change."""
+    same = {
+        "batch": first.batch,
+        "context": first.context,
+        "phase": first.phase,
+        "implementation": first.implementation,
+    }
+    return same | {lever: getattr(first.recipe, lever) for lever in LEVERS} | {"set": options.get("set")}
+
+
+def interrupted(run: StoredRun) -> bool:
+    """Whether the user stopped it."""
+    return any(point.status == INTERRUPTED for point in run.points)
+
+
+def outcome(run: StoredRun) -> int:
+    """The exit code of a bench: 0 measured, 130 stopped by the user; raises what stood in the way of measuring."""
+    if interrupted(run):
+        return 130
+    for point in run.points:
+        if point.status != OK:
+            raise FlopwiseError(f"{point.trial.workload.label()}: {point.status}: {point.reason}", point.hint)
+    return 0

@@ -1,0 +1,29 @@
+"""A worker that all tests of a file share, and trials of a user's own steps."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from flopwise.capture.isolate import Worker
+from flopwise.spec.workload import Sampling, Trial, workload
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def worker():
+    os.environ["PYTHONPATH"] = str(HERE)  # the worker finds `steps` there
+    with Worker() as one:
+        yield one
+
+
+@pytest.fixture
+def own_step():
+    """A trial of py:steps:NAME."""
+
+    def make(name: str, **sampling) -> Trial:
+        sampling = {"warmup": 0, "samples": 3, "timeout_s": 60.0} | sampling
+        return Trial(workload=workload(f"py:steps:{name}"), sampling=Sampling(**sampling), device="cpu")
+
+    return make

@@ -1,0 +1,163 @@
+"""Each point has a process of its own: whatever happens in it becomes a row, and the next point runs."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import pytest
+
+from flopwise.capture.isolate import Worker, run_pair
+from flopwise.errors import FlopwiseError
+from flopwise.records import CRASH, ERROR, INTERRUPTED, OK, OOM, TIMEOUT
+
+
+def test_a_good_step_gives_all_its_samples(worker, own_step):
+    point = worker.run(own_step("matmul", samples=7, warmup=2))
+    assert (point.status, point.stopped, point.warmup_rule) == (OK, "samples", "forced")
+    assert len(point.times().wall_ns) == 7
+    assert len(point.warmup_ns) == 2
+    assert min(point.times().wall_ns) > 0
+    assert point.times().gpu_ns == ()  # no GPU clock on the CPU
+    assert point.environment.torch
+
+
+def test_phases_are_timed_and_sum_to_the_step(worker, own_step):
+    point = worker.run(own_step("phases", samples=5))
+    step, forward, backward = point.phases
+    assert (step.phase, forward.phase, backward.phase) == ("step", "forward", "backward")
+    for whole, *parts in zip(step.wall_ns, forward.wall_ns, backward.wall_ns, strict=True):
+        assert sum(parts) == whole
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "reason"),
+    [
+        ("crashes", CRASH, "SIGSEGV"),
+        ("killed", CRASH, "out of memory"),
+        ("exits", CRASH, "code 7"),
+        ("raises", ERROR, "ValueError: no luck"),
+        ("out_of_memory", OOM, "memory"),
+        ("wrong_return", ERROR, "returned"),
+        ("wrong_phase", ERROR, "'step'"),
+        ("not_callable", ERROR, "not callable"),
+        ("missing", ERROR, "has no 'missing'"),
+    ],
+)
+def test_what_goes_wrong_is_a_row_with_a_reason(worker, own_step, name, status, reason):
+    point = worker.run(own_step(name))
+    assert point.status == status
+    assert reason in point.reason
+    assert "\n" not in point.reason
+    assert worker.run(own_step("matmul")).status == OK  # and the worker goes on
+
+
+def test_what_a_step_prints_is_no_event(worker, own_step, tmp_path):
+    point = worker.run(own_step("chatty", samples=4), tmp_path / "log")
+    assert (point.status, len(point.times().wall_ns)) == (OK, 4)
+    assert "noise" in (tmp_path / "log").read_text()
+
+
+def test_the_log_keeps_the_traceback(worker, own_step, tmp_path):
+    worker.run(own_step("raises"), tmp_path / "log")
+    assert "Traceback" in (tmp_path / "log").read_text()
+
+
+def test_samples_before_a_failure_are_kept(worker, own_step):
+    point = worker.run(own_step("fails_after_five", samples=100))
+    assert point.status == OOM
+    assert len(point.times().wall_ns) == 5
+
+
+@pytest.mark.parametrize("name", ["hangs", "hangs_deaf"])
+def test_a_hang_ends_at_the_timeout(worker, own_step, name):
+    begun = time.monotonic()
+    point = worker.run(own_step(name, timeout_s=1.0))
+    assert point.status == TIMEOUT
+    assert "1 s" in point.reason
+    assert time.monotonic() - begun < 30
+    assert worker.run(own_step("matmul")).status == OK
+
+
+def test_a_timeout_keeps_what_was_measured(worker, own_step):
+    point = worker.run(own_step("slow", samples=100_000, timeout_s=1.5))
+    assert point.status == TIMEOUT
+    assert len(point.times().wall_ns) > 5
+
+
+def test_ctrl_c_keeps_what_was_measured(worker, own_step):
+    timer = threading.Timer(1.5, lambda: os.kill(os.getpid(), signal.SIGINT))
+    timer.start()
+    point = worker.run(own_step("slow", samples=100_000))
+    assert point.status == INTERRUPTED
+    assert len(point.times().wall_ns) > 5
+    assert point.ran is not None  # it ended in good order
+
+
+def test_a_dead_worker_is_started_again(own_step, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.path.dirname(__file__))
+    with Worker() as one:
+        os.killpg(one.process.pid, signal.SIGKILL)
+        one.process.wait()
+        assert one.run(own_step("matmul")).status == OK
+
+
+def test_turns_give_as_many_samples_to_both(own_step, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.path.dirname(__file__))
+    a, b = run_pair(own_step("matmul", samples=6), own_step("slow", samples=6))
+    assert (a.status, b.status, a.stopped) == (OK, OK, "samples")
+    assert len(a.times().wall_ns) == len(b.times().wall_ns) == 6
+    assert (a.paired_with, b.paired_with) == (b.key, a.key)
+    assert max(a.times().wall_ns) < min(b.times().wall_ns)  # each has its own samples
+
+
+def test_turns_survive_a_crash_of_one(own_step, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.path.dirname(__file__))
+    a, b = run_pair(own_step("matmul"), own_step("crashes"))
+    assert b.status == CRASH
+    assert a.status in (OK, INTERRUPTED)
+
+
+def test_there_is_no_gpu_here(worker):
+    if worker.surroundings("auto")[1] != "cpu":
+        pytest.skip("there is a GPU")
+    with pytest.raises(FlopwiseError, match="'cuda' is not there"):
+        worker.surroundings("cuda")
+
+
+def test_nothing_outlives_a_killed_parent(tmp_path):
+    """kill -9 of the program ends the worker and the step it runs."""
+    code = textwrap.dedent("""
+        from flopwise.capture.events import Started
+        from flopwise.capture.isolate import Worker
+        from flopwise.spec.workload import Sampling, Trial, workload
+        trial = Trial(workload=workload("py:steps:hangs"), sampling=Sampling(warmup=0, samples=1), device="cpu")
+        worker = Worker()
+        print(worker.process.pid, flush=True)
+        worker.run(trial, on_event=lambda e: print(e.pid, flush=True) if isinstance(e, Started) else None)
+    """)
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.path.dirname(__file__)},
+    )
+    pids = [int(parent.stdout.readline()), int(parent.stdout.readline())]
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    deadline = time.monotonic() + 10
+    while any(_alive(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert [pid for pid in pids if _alive(pid)] == []
+
+
+def _alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

@@ -1,0 +1,68 @@
+"""The rules for warm-up and for enough samples."""
+
+import math
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flopwise.capture.stopping import StoppingRule, half_width, steady
+from flopwise.spec.workload import Sampling
+
+
+def rounds_until_stop(sampling, walls, seconds_each):
+    rule = StoppingRule(sampling)
+    for n, wall in enumerate(walls, 1):
+        if why := rule.after(wall, n * seconds_each):
+            return n, why
+    return None
+
+
+def test_warm_up_is_not_over_while_times_fall():
+    falling = [int(1000 * 0.9**i) for i in range(30)]
+    assert not any(steady(falling[:n], 0) for n in range(1, 31))
+
+
+def test_warm_up_ends_once_times_are_level():
+    assert steady([5000, 300, 200, 100, 101, 100, 99, 100, 100, 100], 0)
+
+
+def test_a_gpu_is_given_time_to_raise_its_clocks():
+    assert not steady([100] * 50, least_ns=10_000)
+    assert steady([100] * 200, least_ns=10_000)
+
+
+def test_half_width_holds_the_median_95_times_in_100():
+    rng = random.Random(0)
+    for n in (10, 30, 101):
+        held = 0
+        for _ in range(1000):
+            walls = [int(1e6 * rng.lognormvariate(0, 0.2)) for _ in range(n)]
+            ordered = sorted(walls)
+            low = max(0, math.floor((n - 1.96 * math.sqrt(n)) / 2))
+            high = min(n - 1, math.ceil((n + 1.96 * math.sqrt(n)) / 2))
+            held += ordered[low] <= 1e6 <= ordered[high]
+            assert math.isclose(half_width(walls), (ordered[high] - ordered[low]) / 2 / ordered[n // 2])
+        assert held >= 935  # 950 expected; three standard deviations below
+
+
+@given(st.lists(st.integers(1, 10**12), min_size=1, max_size=60))
+def test_half_width_is_a_share_and_never_negative(walls):
+    assert half_width(walls) >= 0
+
+
+def test_exactly_as_many_samples_as_asked():
+    assert rounds_until_stop(Sampling(samples=4), [1, 100, 1, 100, 1], 10.0) == (4, "samples")
+
+
+def test_quiet_samples_stop_early_and_noisy_ones_at_the_budget():
+    rng = random.Random(1)
+    quiet = [10**6 + rng.randrange(1000) for _ in range(1000)]
+    noisy = [int(10**6 * rng.lognormvariate(0, 0.8)) for _ in range(1000)]
+    assert rounds_until_stop(Sampling(seconds=5.0), quiet, 0.05) == (10, "precise")
+    assert rounds_until_stop(Sampling(seconds=5.0), noisy, 0.05) == (100, "budget")
+
+
+def test_one_burst_is_not_enough():
+    n, why = rounds_until_stop(Sampling(seconds=5.0), [1000] * 500, 1e-6)
+    assert (why, n >= 100) == ("precise", True)

@@ -1,0 +1,213 @@
+"""Workloads, trials and their keys."""
+
+import contextlib
+import os
+import subprocess
+import sys
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flopwise.errors import FlopwiseError
+from flopwise.spec.model import preset_names
+from flopwise.spec.recipe import LEVERS, Recipe
+from flopwise.spec.workload import OPS, Sampling, Trial, UserStep, Workload, workload
+
+ANYTHING = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.integers(1, 64)
+    | st.floats()
+    | st.text(max_size=8)
+    | st.just(10**400),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=6,
+)
+WORDS = st.sampled_from(
+    [
+        "bf16",
+        "fp16",
+        "sdpa",
+        "on",
+        "off",
+        "forward",
+        "backward",
+        "train",
+        "transformers",
+        "fused",
+        "gelu",
+        1,
+        2,
+        1.5,
+        True,
+    ]
+)
+OPTIONS = ("batch", "context", "phase", "recipe", "implementation", *LEVERS, "batches")
+SETTABLE = ("d_model", "n_heads", "n_layers", "head_dim", "rope_theta", "tied", "name", "dim", "rows", "m", "nothing")
+
+
+def trial(target="tiny", **options):
+    return Trial(workload=workload(target, **options), sampling=Sampling())
+
+
+@pytest.mark.parametrize("target", [*preset_names(), *(f"op:{name}" for name in OPS), "py:my.module:factory"])
+def test_every_target_has_defaults_that_are_allowed_and_survives_the_disk(target):
+    one = trial(target)
+    again = msgspec.json.decode(msgspec.json.encode(one), type=Trial)
+    assert again == one
+    assert again.key() == one.key()
+    assert one.workload.label().startswith(target)
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "said", "hint"),
+    [
+        ("small", {"batch": 0}, "batch = 0", "a whole number from 1 to"),
+        ("small", {"batch": 10**5000}, "batch = a very large int", "a whole number from 1 to"),
+        ("small", {"context": "512"}, "context = '512'", "a whole number from 1 to"),
+        (
+            "small",
+            {"phase": "forwards"},
+            "phase = 'forwards'",
+            "did you mean 'forward'? allowed: forward, backward, train",
+        ),
+        ("small", {"phase": ""}, "phase = ''", "forward, backward, train"),  # once taken as the default
+        ("small", {"precision": "bf61"}, "precision = 'bf61'", "did you mean 'bf16'"),
+        ("small", {"batches": 4}, "no field 'batches' (value 4)", "did you mean 'batch'"),
+        ("small", {"set": {"n_layer": 1}}, "no field 'n_layer'", "did you mean 'n_layers'"),
+        ("small", {"set": 5}, "set = 5", "a table"),
+        ("small", {"recipe": "fast"}, "recipe = 'fast'", "a Recipe"),
+        ("small", {"implementation": "jax"}, "implementation = 'jax'", "flopwise, transformers"),
+        ("small", {"implementation": "transformers"}, "needs a config", "hf:PATH/config.json"),
+        ("small", {"graph": "on", "phase": "forward"}, "graph = 'on'", "phase = train"),
+        ("gpt2", {"context": 1025}, "context = 1025 is longer than the model's 1024", "1 to 1024"),
+        ("op:matmull", {}, "no operation 'op:matmull'", "did you mean 'matmul'"),
+        ("op:gelu", {"phase": "train"}, "phase = 'train' means nothing to op:gelu", "forward, backward"),
+        ("op:gelu", {"attention": "flex"}, "attention = 'flex' means nothing to op:gelu", "levers it has: precision"),
+        ("op:gelu", {"set": {"dim": 5}}, "op:gelu has no field 'dim'", "rows, cols"),
+        ("op:gelu", {"set": {"rows": 0}}, "rows = 0", "a whole number from 1"),
+        ("py:nothing", {}, "is not py:module:factory", "py:my_project.steps:make_step"),
+        ("py:a:b", {"precision": "bf16"}, "precision = 'bf16' means nothing to py:a:b", "a step of your own"),
+        ("py:a:b", {"set": {"x": 1}}, "has no field 'x'", ""),
+        (5, {}, "workload = 5", "text"),
+        ("hf:\udcff", {}, "workload = ", "text"),  # a path's undecodable bytes: no file could hold its key
+    ],
+)
+def test_what_is_wrong_names_the_field_the_value_and_what_is_allowed(target, options, said, hint):
+    with pytest.raises(FlopwiseError) as error:
+        workload(target, **options)
+    assert said in error.value.message
+    assert hint in error.value.hint
+
+
+def test_levers_given_by_name_win_over_the_recipe_s():
+    made = workload("small", recipe=Recipe(precision="bf16", compile="default"), compile="off")
+    assert made.recipe == Recipe(precision="bf16")
+
+
+def test_one_side_of_a_matmul_may_differ():
+    assert workload("op:matmul", set={"dim": 8, "k": 2}).subject.dims == {"m": 8, "n": 8, "k": 2}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("warmup", -1),
+        ("samples", 0),
+        ("samples", 1.0),
+        ("seconds", 0),
+        ("seconds", "10"),
+        ("half_width", 2),
+        ("timeout_s", float("nan")),
+    ],
+)
+def test_sampling_out_of_range_names_the_field(field, value):
+    with pytest.raises(FlopwiseError, match=f"{field} = ") as error:
+        Sampling(**{field: value})
+    assert "allowed: a" in error.value.hint
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:1234", "cuda:x", "CPU", "", 5, None, [], "cuda:٣"])
+def test_a_device_that_is_none_is_named(device):
+    with pytest.raises(FlopwiseError, match="device = ") as error:
+        Trial(workload=workload("tiny"), sampling=Sampling(), device=device)
+    assert error.value.hint == "allowed: auto, cpu, cuda, cuda:N"
+
+
+def test_a_key_is_the_same_in_every_process():
+    code = (
+        "from flopwise.spec.workload import *;"
+        "w = workload('op:matmul', set={'k': 2, 'm': 3}, precision='bf16');"
+        "print(Trial(workload=w, sampling=Sampling()).key())"
+    )
+    keys = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            check=True,
+            env=os.environ | {"PYTHONHASHSEED": seed},
+        ).stdout.strip()
+        for seed in ("0", "1", "77")
+    }
+    assert keys == {trial("op:matmul", set={"m": 3, "k": 2}, precision="bf16").key()}
+
+
+def test_a_key_does_not_depend_on_the_order_of_fields():
+    made = trial("op:matmul")
+    turned = dict(reversed(made.workload.subject.dims.items()))
+    subject = msgspec.structs.replace(made.workload.subject, dims=turned)
+    again = msgspec.structs.replace(made, workload=msgspec.structs.replace(made.workload, subject=subject))
+    assert again.key() == made.key()
+
+
+def test_a_key_tells_everything_apart_that_changes_the_measurement():
+    w = workload("tiny")
+    made = [
+        Trial(workload=w, sampling=Sampling()),
+        Trial(workload=w, sampling=Sampling(seconds=5)),
+        Trial(workload=w, sampling=Sampling(), device="cpu"),
+        Trial(workload=w, sampling=Sampling(), group="g"),
+        trial(batch=5),
+        trial(precision="bf16"),
+        trial(set={"n_layers": 1}),
+    ]
+    assert len({t.key() for t in made}) == len(made)
+
+
+def test_whole_and_decimal_forms_of_one_number_have_one_key_also_after_the_disk():
+    """A sweep file says `seconds = 10`; read back it is 10.0, and the run could not be resumed."""
+    whole, decimal = (Trial(workload=workload("tiny"), sampling=Sampling(seconds=s, timeout_s=60)) for s in (10, 10.0))
+    assert whole.key() == decimal.key()
+    assert msgspec.json.decode(msgspec.json.encode(whole), type=Trial).key() == whole.key()
+    theta = trial(set={"rope_theta": 500})
+    assert msgspec.json.decode(msgspec.json.encode(theta), type=Trial).key() == theta.key()
+
+
+@given(
+    target=st.sampled_from(["tiny", "gpt2", "op:matmul", "op:attention", "py:a:b"]) | st.text(max_size=12) | ANYTHING,
+    options=st.dictionaries(st.sampled_from(OPTIONS), ANYTHING | WORDS, max_size=4),
+    changes=st.none() | st.dictionaries(st.sampled_from(SETTABLE), ANYTHING | WORDS, max_size=3) | ANYTHING,
+)
+def test_anything_is_a_workload_that_survives_the_disk_or_one_line(target, options, changes):
+    with contextlib.suppress(FlopwiseError):
+        made = workload(target, set=changes, **options)
+        one = Trial(workload=made, sampling=Sampling())
+        assert isinstance(made, Workload)
+        assert msgspec.json.decode(msgspec.json.encode(one), type=Trial).key() == one.key()
+        assert made.label()
+
+
+@given(reference=st.text(max_size=20))
+def test_any_py_target_is_a_step_or_one_line(reference):
+    with contextlib.suppress(FlopwiseError):
+        assert workload(f"py:{reference}").subject == UserStep(reference=reference)
+
+
+@given(path=st.text(st.characters(codec=None), max_size=20))
+def test_any_hf_path_is_one_line(path):
+    with pytest.raises(FlopwiseError):
+        workload(f"hf:no-such-folder/{path}")
