@@ -16,7 +16,7 @@ class _Record(msgspec.Struct, frozen=True, kw_only=True):
     """Decoding ignores fields it does not know, so that an older flopwise reads a newer run."""
 
 
-class Gpu(_Record, kw_only=True):
+class Gpu(_Record, frozen=True, kw_only=True):
     """The GPU a point ran on, as the driver describes it."""
 
     name: str
@@ -28,7 +28,7 @@ class Gpu(_Record, kw_only=True):
     driver: str = ""
 
 
-class Environment(_Record, kw_only=True):
+class Environment(_Record, frozen=True, kw_only=True):
     """Where a point was measured. No host name, no user name, no environment variables beyond the ones that change speed."""
 
     flopwise: str
@@ -46,7 +46,7 @@ class Environment(_Record, kw_only=True):
     switches: dict[str, str] = {}  # variables that change speed and were set (NVIDIA_TF32_OVERRIDE…)
 
 
-class Ran(_Record, kw_only=True):
+class Ran(_Record, frozen=True, kw_only=True):
     """What really ran, as opposed to what was asked for."""
 
     device: str
@@ -60,7 +60,7 @@ class Ran(_Record, kw_only=True):
     inductor_cache_hits: int = 0  # a warm compile cache makes compile time look short
 
 
-class PhaseTimes(_Record, kw_only=True):
+class PhaseTimes(_Record, frozen=True, kw_only=True):
     """Every sample of one phase, in the order taken; none is dropped."""
 
     phase: str
@@ -72,7 +72,7 @@ class PhaseTimes(_Record, kw_only=True):
     ] = ()  # True: all work was queued before it began, so gpu_ns holds no gap between launches
 
 
-class PhaseMemory(_Record, kw_only=True):
+class PhaseMemory(_Record, frozen=True, kw_only=True):
     """The allocator's figures for one phase, from a step of its own that is not timed."""
 
     phase: str
@@ -82,7 +82,7 @@ class PhaseMemory(_Record, kw_only=True):
     reserved_bytes: int
 
 
-class Telemetry(_Record, kw_only=True):
+class Telemetry(_Record, frozen=True, kw_only=True):
     """NVML's readings beside the measurement, one of each per tick."""
 
     at_ns: tuple[int, ...] = ()
@@ -94,7 +94,7 @@ class Telemetry(_Record, kw_only=True):
     throttle: tuple[str, ...] = ()  # the reasons seen, other than idle; each once
 
 
-class Point(_Record, kw_only=True):
+class Point(_Record, frozen=True, kw_only=True):
     """One measured trial: a row of the run."""
 
     schema: int = SCHEMA
@@ -122,7 +122,7 @@ class Point(_Record, kw_only=True):
         return next((p for p in self.phases if p.phase == phase), None)
 
 
-class RunHeader(_Record, kw_only=True):
+class RunHeader(_Record, frozen=True, kw_only=True):
     """What a run set out to do; written once, before the first row."""
 
     schema: int = SCHEMA

@@ -1,4 +1,4 @@
-"""How often the statistics are right, by simulation; docs/decisions/0003-median-and-bootstrap.md has these cases with 2000 trials.
+"""How often the statistics are right, by simulation; docs/decisions/0003-median-and-bootstrap.md has these cases at length.
 
 Seeds are fixed. A count is held against what a rate on the limit would exceed once in twenty times.
 """
@@ -7,10 +7,11 @@ from math import comb
 
 import numpy as np
 import pytest
-from noise import DRIFTS, SKEWED, level, mixed, spread, with_outliers
 
 from flopwise.analysis.comparison import compare_samples
 from flopwise.analysis.statistics import estimate
+
+from .noise import DRIFTS, SKEWED, level, mixed, spread, with_outliers
 
 TRIALS = 300
 

@@ -1,5 +1,4 @@
 import pytest
-from conftest import MakePoint
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -8,17 +7,19 @@ from flopwise.errors import FlopwiseError
 from flopwise.records import PhaseTimes, Point
 from flopwise.spec.workload import Sampling, Trial, workload
 
+from .points import make_point
+
 
 def labels(pairs: list[tuple[Point, Point]]) -> list[tuple[str, str]]:
     return [(a.trial.workload.label(), b.trial.workload.label()) for a, b in pairs]
 
 
-def test_the_same_trials_are_paired_in_the_order_of_a(make_point: MakePoint) -> None:
+def test_the_same_trials_are_paired_in_the_order_of_a() -> None:
     tiny, small, medium = make_point("tiny"), make_point("small"), make_point("medium")
     assert match([medium, tiny], [tiny, small, medium]) == ([(medium, medium), (tiny, tiny)], [], [small])
 
 
-def test_a_trial_measured_twice_is_paired_in_turn(make_point: MakePoint) -> None:
+def test_a_trial_measured_twice_is_paired_in_turn() -> None:
     first, second = make_point(started_at="1"), make_point(started_at="2")
     pairs, only_a, only_b = match([first, second], [second, first])
     assert pairs == [(first, second), (second, first)]
@@ -26,37 +27,37 @@ def test_a_trial_measured_twice_is_paired_in_turn(make_point: MakePoint) -> None
     assert not only_b
 
 
-def test_two_runs_of_one_point_are_paired_whatever_they_are(make_point: MakePoint) -> None:
+def test_two_runs_of_one_point_are_paired_whatever_they_are() -> None:
     a, b = make_point("op:gelu"), make_point("small", wall=(), status="oom")
     assert match([a], [b]) == ([(a, b)], [], [])
 
 
-def test_a_changed_recipe_is_matched_where_it_is_the_only_one(make_point: MakePoint) -> None:
+def test_a_changed_recipe_is_matched_where_it_is_the_only_one() -> None:
     before, after, other = make_point("tiny"), make_point("tiny", options={"precision": "bf16"}), make_point("small")
     assert match([before, other], [other, after]) == ([(before, after), (other, other)], [], [])
     third = make_point("tiny", options={"compile": "default"})
     assert match([before, other], [other, after, third]) == ([(other, other)], [before], [after, third])
 
 
-def test_a_label_matches_across_sampling_and_device(make_point: MakePoint) -> None:
+def test_a_label_matches_across_sampling_and_device() -> None:
     recipes = ({}, {"precision": "bf16"})
     a = [make_point("tiny", options=r) for r in recipes]
     b = [make_point("tiny", options=r, samples=5, device="cpu") for r in recipes]
     assert match(a, b) == (list(zip(a, b, strict=True)), [], [])
 
 
-def test_a_label_prefers_its_own_device(make_point: MakePoint) -> None:
+def test_a_label_prefers_its_own_device() -> None:
     a = [make_point("tiny", device=d) for d in ("cpu", "cuda")]
     b = [make_point("tiny", device=d, samples=9) for d in ("cuda", "cpu")]
     assert match(a, b)[0] == [(a[0], b[1]), (a[1], b[0])]
 
 
-def test_a_failure_is_matched_with_its_success(make_point: MakePoint) -> None:
+def test_a_failure_is_matched_with_its_success() -> None:
     oom, ok, other = make_point("small", wall=(), status="oom"), make_point("small"), make_point("tiny")
     assert match([oom, other], [ok, other])[0] == [(oom, ok), (other, other)]
 
 
-def test_the_only_usable_points_are_the_last_resort(make_point: MakePoint) -> None:
+def test_the_only_usable_points_are_the_last_resort() -> None:
     failed, a, b = make_point("small", wall=(), status="oom"), make_point("tiny"), make_point("op:gelu")
     assert match([failed, a], [b]) == ([(a, b)], [failed], [])
 
@@ -83,13 +84,13 @@ def test_every_point_is_in_one_place(a: list[Point], b: list[Point]) -> None:
     assert len(back) == len(pairs)
 
 
-def test_a_point_is_no_different_from_itself(make_point: MakePoint) -> None:
+def test_a_point_is_no_different_from_itself() -> None:
     point = make_point(wall=(100, 300, 200))
     c = compare_points(point, point)
     assert (c.ratio, c.low, c.high, c.verdict) == (1, 1, 1, "no difference shown")
 
 
-def test_points_that_took_turns_are_compared_by_pairs(make_point: MakePoint) -> None:
+def test_points_that_took_turns_are_compared_by_pairs() -> None:
     drift = [1000 * (i + 10) for i in range(30)]
     a = make_point(wall=tuple(drift))
     b = make_point("small", wall=tuple(9 * x // 10 for x in drift), paired_with=a.key)
@@ -101,7 +102,7 @@ def test_points_that_took_turns_are_compared_by_pairs(make_point: MakePoint) -> 
     assert compare_points(a, alone).verdict == "inconclusive"
 
 
-def test_a_point_without_samples_says_why(make_point: MakePoint) -> None:
+def test_a_point_without_samples_says_why() -> None:
     oom, ok = make_point("small", wall=(), status="oom", reason="out of memory: 3 GiB more"), make_point()
     c = compare_points(oom, ok)
     assert (c.ratio, c.verdict, c.n_a, c.n_b) == (None, "inconclusive", 0, 10)
@@ -111,7 +112,7 @@ def test_a_point_without_samples_says_why(make_point: MakePoint) -> None:
     assert "gpu clock" in compare_points(ok, make_point("small"), clock="gpu").reason
 
 
-def test_another_phase_and_clock_can_be_compared(make_point: MakePoint) -> None:
+def test_another_phase_and_clock_can_be_compared() -> None:
     def point(target: str, ns: int) -> Point:
         times = PhaseTimes(phase="forward", wall_ns=(100,) * 8, gpu_ns=(ns,) * 8, gpu_held=(True,) * 8)
         return make_point(target, phases=(times,))
@@ -121,7 +122,7 @@ def test_another_phase_and_clock_can_be_compared(make_point: MakePoint) -> None:
     assert "zero" in compare_points(point("tiny", 0), point("small", 40), "forward", "gpu").reason
 
 
-def test_an_unknown_clock_is_refused(make_point: MakePoint) -> None:
+def test_an_unknown_clock_is_refused() -> None:
     with pytest.raises(FlopwiseError) as refused:
         compare_points(make_point(), make_point("small"), clock="cpu")
     assert "wall" in refused.value.hint

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from noise import spread
 
 from flopwise.analysis.statistics import block_length, estimate, shown_drift
 from flopwise.errors import FlopwiseError
+
+from .noise import spread
 
 runs = st.lists(st.integers(min_value=0, max_value=2**62), min_size=1, max_size=60)
 
@@ -23,7 +24,7 @@ def test_the_interval_lies_within_the_samples_and_holds_the_median(samples: list
     else:
         assert e.low is not None
         assert e.high is not None
-        assert min(samples) <= e.low <= e.median <= e.high <= max(samples)
+        assert float(min(samples)) <= e.low <= e.median <= e.high <= float(max(samples))
 
 
 @settings(max_examples=40, deadline=None)
@@ -42,7 +43,8 @@ def test_scaling_the_samples_scales_the_estimate(samples: list[int], c: float) -
 def test_equal_samples_leave_no_doubt(value: int, n: int) -> None:
     e = estimate([value] * n)
     assert e.low == e.high == e.median == float(value)
-    assert (e.std, e.drift) == (0.0, 0.0)
+    assert e.drift == 0
+    assert e.std <= 1e-15 * value  # a sum of large equal floats rounds
 
 
 def test_few_samples_give_their_range_and_say_so() -> None:

@@ -170,3 +170,13 @@ def test_small_operations_equal_their_formula_in_as_many_kernels(forms, formula,
 def test_softmax_eager_is_safe_for_large_numbers() -> None:
     x = torch.tensor([1e4, 1e4 - 1, float("-inf")])
     torch.testing.assert_close(layers.softmax_eager(x), torch.softmax(x, -1))
+
+
+def test_rotary_angles_are_kept_in_fp32_and_go_on_past_the_table() -> None:
+    table = layers.RopeTable(8, 16, 10_000.0).to(torch.bfloat16)
+    long = layers.rope_angles(20, 16, 10_000.0, torch.device("cpu"))
+    for context in (1, 8, 20):
+        for kept, exact in zip(table(context, torch.device("cpu")), long, strict=True):
+            assert kept.dtype == torch.float32
+            assert torch.equal(kept, exact[:context])
+    assert table.state_dict() == {}

@@ -74,7 +74,7 @@ def test_the_families_differ_where_their_papers_say():
 def test_a_sliding_window_limits_the_context_of_our_own_model(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(MISTRAL))
     assert workload(f"hf:{tmp_path}", context=4096).context == 4096
-    with pytest.raises(FlopwiseError, match="longer than the model's sliding window of 4096"):
+    with pytest.raises(FlopwiseError, match="longer than the sliding window of 4096"):
         workload(f"hf:{tmp_path}", context=4097)
     assert workload(f"hf:{tmp_path}", context=4097, implementation="transformers").hf_config == MISTRAL
 

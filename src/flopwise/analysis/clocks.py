@@ -18,7 +18,7 @@ class PhaseSummary(msgspec.Struct, frozen=True, kw_only=True):
     wall: Estimate
     launch: Estimate | None = None  # None on the CPU
     gpu: Estimate | None = None  # None on the CPU
-    gpu_exact: bool = False  # every sample's work was queued before it began; else `gpu` is an upper bound
+    gpu_exact: bool = False  # from samples whose work was queued before it began; else `gpu` is an upper bound
     gpu_idle_share: float | None = None  # 1 - gpu / wall, at least 0; a lower bound unless gpu_exact; None on the CPU
     bound: str = UNKNOWN
 
@@ -31,8 +31,7 @@ def summarise(point: Point) -> tuple[PhaseSummary, ...]:
 def _summary(times: PhaseTimes) -> PhaseSummary:
     wall = estimate(times.wall_ns)
     launch = estimate(times.launch_ns) if times.launch_ns else None
-    gpu = estimate(times.gpu_ns) if times.gpu_ns else None
-    exact = gpu is not None and len(times.gpu_held) == len(times.gpu_ns) and all(times.gpu_held)
+    gpu, exact = _gpu(times)
     return PhaseSummary(
         phase=times.phase,
         wall=wall,
@@ -42,6 +41,15 @@ def _summary(times: PhaseTimes) -> PhaseSummary:
         gpu_idle_share=max(0.0, 1 - _share(gpu, wall)) if gpu else None,
         bound=_bound(_share(launch, wall), _share(gpu, wall), exact) if gpu and launch else UNKNOWN,
     )
+
+
+def _gpu(times: PhaseTimes) -> tuple[Estimate | None, bool]:
+    """From the samples whose work was queued before it began, if they are at least half; else all, as an upper bound."""
+    if not times.gpu_ns:
+        return None, False
+    held = [ns for ns, was_held in zip(times.gpu_ns, times.gpu_held, strict=False) if was_held]
+    exact = 2 * len(held) >= len(times.gpu_ns)
+    return estimate(held if exact else times.gpu_ns), exact
 
 
 def _share(clock: Estimate | None, wall: Estimate) -> float:

@@ -70,16 +70,18 @@ def compare_samples(
     >>> compare_samples(a, [0.8 * x for x in a], paired=False).verdict
     'faster'
     """
-    log_a, log_b = _logarithms(checked(a, confidence)), _logarithms(checked(b, confidence))
-    n_a, n_b = log_a.size, log_b.size
-    if paired:
-        pairs = min(n_a, n_b)
-        log_a, log_b = log_a[:pairs], log_b[:pairs]
-    if min(n_a, n_b) < FEWEST:
-        log = _few(log_a, log_b, paired)
+    xa, xb = _positive(checked(a, confidence)), _positive(checked(b, confidence))
+    n_a, n_b = xa.size, xb.size
+    pairs = min(n_a, n_b)
+    if pairs < FEWEST:
+        log = _few_pairs(xa[:pairs], xb[:pairs]) if paired else _few_unpaired(xa, xb)
         verdict, reason = INCONCLUSIVE, f"too few samples: {n_a} and {n_b}, where each needs {FEWEST}"
     else:
-        log = _paired(log_b - log_a, confidence, seed) if paired else _unpaired(log_a, log_b, confidence, seed)
+        log = (
+            _paired(np.log(xb[:pairs]) - np.log(xa[:pairs]), confidence, seed)
+            if paired
+            else _unpaired(xa, xb, confidence, seed)
+        )
         verdict, reason = _verdict(log, threshold, negligible)
     return Comparison(
         ratio=math.exp(log.center),
@@ -94,12 +96,12 @@ def compare_samples(
     )
 
 
-def _logarithms(x: Series) -> Series:
+def _positive(x: Series) -> Series:
     if x.min() <= 0:
         raise FlopwiseError(
             "a sample is zero, so there is no ratio to give", "compare a clock that ran, such as 'wall'"
         )
-    return np.log(x)
+    return x
 
 
 def _paired(difference: Series, confidence: float, seed: int) -> _Ratio:
@@ -111,15 +113,20 @@ def _paired(difference: Series, confidence: float, seed: int) -> _Ratio:
     return _Ratio(center=center, half=_half(medians, abs(center), confidence, x.size / block), drift=shown_drift(x))
 
 
-def _unpaired(log_a: Series, log_b: Series, confidence: float, seed: int) -> _Ratio:
-    center = float(np.median(log_b) - np.median(log_a))
-    fast, slow = _ordered(log_a, log_b)
+def _unpaired(a: Series, b: Series, confidence: float, seed: int) -> _Ratio:
+    fast, slow = _ordered(a, b)
     rng, block_fast, block_slow = np.random.default_rng(seed), block_length(fast), block_length(slow)
     from_fast, from_slow = resampled_medians(fast, block_fast, rng), resampled_medians(slow, block_slow, rng)
     resamples = min(from_fast.size, from_slow.size)
-    blocks = min(fast.size / block_fast, slow.size / block_slow)
-    half = _half(from_slow[:resamples] - from_fast[:resamples], abs(center), confidence, blocks)
-    return _Ratio(center=center, half=half, drift=math.hypot(level_range(fast), level_range(slow)))
+    ratios = np.log(from_slow[:resamples]) - np.log(from_fast[:resamples])
+    center = _log_median(b) - _log_median(a)
+    half = _half(ratios, abs(center), confidence, min(fast.size / block_fast, slow.size / block_slow))
+    drift = math.hypot(level_range(np.log(fast)), level_range(np.log(slow)))
+    return _Ratio(center=center, half=half, drift=drift)
+
+
+def _log_median(x: Series) -> float:
+    return math.log(float(np.median(x)))
 
 
 def _ordered(one: Series, other: Series) -> tuple[Series, Series]:
@@ -134,12 +141,19 @@ def _half(medians: Series, center: float, confidence: float, blocks: float) -> f
     return max(center - low, high - center)
 
 
-def _few(log_a: Series, log_b: Series, paired: bool) -> _Ratio:
-    """As far as any sample of B lies from any of A (paired: from its own); nothing for a single one."""
-    apart = log_b - log_a if paired else np.subtract.outer(log_b, log_a).ravel()
-    center = float(np.median(apart) if paired else np.median(log_b) - np.median(log_a))
-    single = min(log_a.size, log_b.size) == 1
-    return _Ratio(center=center, half=None if single else float(np.abs(apart - center).max()), drift=0.0)
+def _few_pairs(a: Series, b: Series) -> _Ratio:
+    """As far as any pair lies from the middle one; nothing for a single pair."""
+    apart = np.log(b) - np.log(a)
+    center = float(np.median(apart))
+    return _Ratio(center=center, half=float(np.abs(apart - center).max()) if a.size > 1 else None, drift=0.0)
+
+
+def _few_unpaired(a: Series, b: Series) -> _Ratio:
+    """As far as any sample of B lies from any of A; nothing where one of them is single."""
+    center = _log_median(b) - _log_median(a)
+    least, most = math.log(b.min() / a.max()), math.log(b.max() / a.min())
+    half = max(center - least, most - center) if min(a.size, b.size) > 1 else None
+    return _Ratio(center=center, half=half, drift=0.0)
 
 
 def _verdict(log: _Ratio, threshold: float, negligible: float) -> tuple[str, str]:

@@ -126,13 +126,15 @@ def _phases(samples: list[dict[str, PhaseSample]]) -> tuple[PhaseTimes, ...]:
 class Worker(AbstractContextManager["Worker"]):
     """A process that has torch loaded and forks for every trial it is given."""
 
-    def __init__(self) -> None:
+    def __init__(self, compiler: bool = False) -> None:
+        """`compiler`: load torch.compile's modules as well, which every trial that compiles needs for seconds."""
+        self.arguments = ("--compiler",) if compiler else ()
         self._start()
 
     def _start(self) -> None:
         # A session of its own: Ctrl-C reaches this process alone, which then asks the worker to stop in good order.
         self.process = subprocess.Popen(
-            (sys.executable, "-m", "flopwise.capture.worker"),
+            (sys.executable, "-m", "flopwise.capture.worker", *self.arguments),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True, bufsize=0,
         )  # fmt: skip
         self._buffer = b""

@@ -145,7 +145,7 @@ def model_step(workload: Workload, device: torch.device) -> Step:
 def _build(workload: Workload) -> HfModel | Transformer:
     if workload.implementation == "transformers":
         return HfModel(workload)
-    return Transformer(cast(ModelSpec, workload.subject), workload.recipe)
+    return Transformer(cast(ModelSpec, workload.subject), workload.recipe, workload.context)
 
 
 def compiled(function: Callable[..., Any], recipe: Recipe) -> Callable[..., Any]:

@@ -27,7 +27,11 @@ def main() -> None:
     os.dup2(2, 1)  # what a workload prints is not an event
     try:
         import torch
-        import torch._dynamo  # noqa: F401
+        import torch._dynamo
+
+        if "--compiler" in sys.argv:
+            os.environ["TORCH_WARM_POOL"] = "0"  # no compile processes before the fork: they would be shared
+            import torch._inductor.compile_fx  # noqa: F401
 
         import flopwise.capture.trials  # noqa: F401
     except ImportError as error:

@@ -39,8 +39,9 @@ def command(
     py:module:factory (your own step), or op:matmul, op:mlp, op:attention, op:gelu, op:softmax.
     """
     form = chosen(form, output)
+    from flopwise.render.comparison_view import comparison_view
     from flopwise.render.progress import ShownProgress
-    from flopwise.render.views import comparison_view, run_view
+    from flopwise.render.run_view import run_view
     from flopwise.store import runs_root
     from flopwise.store import tag as tag_run
     from flopwise.verbs.bench import bench, outcome

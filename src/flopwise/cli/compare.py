@@ -35,7 +35,7 @@ def command(
     """
     form = chosen(form, output)
     from flopwise import units
-    from flopwise.render.views import comparison_view
+    from flopwise.render.comparison_view import comparison_view
     from flopwise.verbs.compare import compare
 
     gate = None if fail_above is None else units.parse_percent(fail_above)

@@ -15,8 +15,10 @@ def command(device: str, runs: str | None, quiet: bool) -> None:
     """
     from flopwise.capture.doctor import Check
     from flopwise.cli.output import show
+    from flopwise.render.comparison_view import comparison_view
+    from flopwise.render.doctor_view import doctor_view
     from flopwise.render.progress import ShownProgress
-    from flopwise.render.views import comparison_view, doctor_table, run_view
+    from flopwise.render.run_view import run_view
     from flopwise.store import StoredRun
     from flopwise.verbs.compare import Compared
     from flopwise.verbs.demo import demo
@@ -30,7 +32,7 @@ def command(device: str, runs: str | None, quiet: bool) -> None:
             case Compared():
                 tables, _ = comparison_view(part.pairs, part.only_a, part.only_b)
             case _:
-                tables = [doctor_table(part)[0]]
+                tables, _ = doctor_view(part)
         show(tables, {}, "table", None)
         click.echo()
 

@@ -14,8 +14,7 @@ def command(form: str | None, output: str | None) -> None:
     Example: flopwise doctor
     """
     form = chosen(form, output)
-    from flopwise.render.views import doctor_table
+    from flopwise.render.doctor_view import doctor_view
     from flopwise.verbs.doctor import doctor
 
-    table, document = doctor_table(doctor())
-    show([table], document, form, output)
+    show(*doctor_view(doctor()), form, output)

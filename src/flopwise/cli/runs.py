@@ -20,7 +20,7 @@ def command(context: click.Context, runs: str | None, form: str | None, output: 
     if context.invoked_subcommand is not None:
         return
     form = chosen(form, output)
-    from flopwise.render.views import runs_view
+    from flopwise.render.runs_view import runs_view
     from flopwise.store import list_runs, runs_root
 
     root = runs_root(runs)
@@ -37,7 +37,7 @@ def show_run(run: str, runs: str | None, form: str | None, output: str | None) -
     Example: flopwise runs show last
     """
     form = chosen(form, output)
-    from flopwise.render.views import run_view
+    from flopwise.render.run_view import run_view
     from flopwise.store import StoredRun, find, runs_root
 
     show(*run_view(StoredRun.load(find(run, runs_root(runs)))), form, output)

@@ -22,7 +22,7 @@ def command(file: str, tag: str | None, quiet: bool, form: str | None, output: s
     """
     form = chosen(form, output)
     from flopwise.render.progress import ShownProgress
-    from flopwise.render.views import run_view
+    from flopwise.render.run_view import run_view
     from flopwise.store import runs_root
     from flopwise.store import tag as tag_run
     from flopwise.verbs.bench import interrupted

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from flopwise.errors import FlopwiseError
 from flopwise.lm.attention import Attend, attention_function
-from flopwise.lm.layers import GELU, SILU, Embedding, LayerNorm, Linear, RMSNorm, rope, rope_angles
+from flopwise.lm.layers import GELU, SILU, Embedding, LayerNorm, Linear, RMSNorm, RopeTable, rope
 from flopwise.spec.model import ModelSpec
 from flopwise.spec.recipe import Recipe
 
@@ -27,13 +27,15 @@ class Transformer(nn.Module):
     torch.Size([2, 16, 512])
     """
 
-    def __init__(self, spec: ModelSpec, recipe: Recipe) -> None:
+    def __init__(self, spec: ModelSpec, recipe: Recipe, context: int = 0) -> None:
         super().__init__()
         self.spec = spec
         self.recipe = recipe
         attend = attention_function(recipe.attention, compiled_elsewhere=recipe.compile != "off")
         self.embedding = Embedding(spec.vocab, spec.d_model)
         self.positions = Embedding(spec.max_context, spec.d_model) if spec.positions == "learned" else None
+        # `context`: the longest the model is meant for; rotary angles of longer ones are computed at every call.
+        self.rope = RopeTable(context, spec.head_dim, spec.rope_theta) if spec.positions == "rope" else None
         self.blocks = nn.ModuleList(Block(spec, recipe, attend) for _ in range(spec.n_layers))
         self.norm = _norm(spec, recipe)
         # A tied head shares the embedding's weight: its own is never allocated.
@@ -54,8 +56,8 @@ class Transformer(nn.Module):
         angles: Angles = None
         if self.positions is not None:
             x = x + self.positions.weight[:context]
-        else:
-            angles = rope_angles(context, self.spec.head_dim, self.spec.rope_theta, tokens.device)
+        elif self.rope is not None:
+            angles = self.rope(context, tokens.device)
         x = self._run_blocks(x, angles)
         normed: Tensor = self.norm(x)
         return normed

@@ -32,6 +32,9 @@ class Table:
             yield ["" if row.get(c.key) is None else c.show(row[c.key]) for c in self.columns]
 
 
+View = tuple[list[Table], dict[str, Any]]  # for people and spreadsheets; for programs
+
+
 def markdown(table: Table) -> str:
     """A GitHub table, with its title and notes.
 

@@ -32,7 +32,7 @@ def sweep(
     root, watcher = runs_root(runs), progress or Silent()
     unfinished = None if fresh else resumable(root, plan.trials, "sweep")
     with contextlib.ExitStack() as stack:
-        worker = stack.enter_context(Worker())
+        worker = stack.enter_context(Worker(any(t.workload.recipe.compile != "off" for t in plan.trials)))
         for name in dict.fromkeys(trial.device for trial in plan.trials):
             worker.surroundings(name)  # no such device: say so before the first row
         opened = Run.reopen(unfinished) if unfinished else Run.create(root, "sweep", plan.name, command, plan.trials)

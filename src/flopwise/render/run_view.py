@@ -1,24 +1,16 @@
-"""What a user is shown of a run, a comparison, the machine: tables for people, documents for programs."""
+"""What a user is shown of a run: a table per point or a row per point for people, a document for programs."""
 
 from collections.abc import Sequence
-from pathlib import Path
-from statistics import median
 from typing import Any
-
-import msgspec
 
 from flopwise import units
 from flopwise.analysis.clocks import PhaseSummary, compile_ns, summarise, tokens_per_second
-from flopwise.analysis.comparison import Comparison
 from flopwise.analysis.statistics import Estimate
-from flopwise.capture.doctor import Check
 from flopwise.records import OK, STEP, PhaseMemory, Point
 from flopwise.render.axes import Axes, axes_of
 from flopwise.render.json import document
-from flopwise.render.table import Column, Table
-from flopwise.store import RunSummary, StoredRun
-
-View = tuple[list[Table], dict[str, Any]]
+from flopwise.render.table import Column, Table, View
+from flopwise.store import StoredRun
 
 _WALL = Column("wall_ns", "wall ms", units.milliseconds)
 _SPREAD = Column("wall_half_width", "±", units.percent)
@@ -79,7 +71,7 @@ def point_table(point: Point) -> Table:
         )
     memory = {m.phase: m for m in point.memory}
     rows = tuple(_phase_row(s, memory) for s in summaries)
-    columns = (Column("phase", "phase", right=False), _WALL, _SPREAD)
+    columns: tuple[Column, ...] = (Column("phase", "phase", right=False), _WALL, _SPREAD)
     if summaries[0].gpu is not None:
         columns += (_GPU, _LAUNCH, _IDLE, _PEAK)
     return Table(title=title, columns=(*columns, _SAMPLES), rows=rows, notes=tuple(_notes(point, summaries)))
@@ -267,108 +259,3 @@ def _estimate_document(e: Estimate) -> dict[str, Any]:
         "method": e.method,
         "obtained": "measured",
     }
-
-
-def comparison_view(
-    pairs: Sequence[tuple[Point, Point, Comparison]],
-    only_a: Sequence[Point],
-    only_b: Sequence[Point],
-    phase: str = STEP,
-    clock: str = "wall",
-) -> View:
-    """One row per pair: the ratio B / A with its interval, and the verdict."""
-    rows = [
-        {
-            "a": a.trial.workload.label(),
-            "b": b.trial.workload.label(),
-            "a_ns": _median_ns(a, phase, clock),
-            "b_ns": _median_ns(b, phase, clock),
-            "ratio": c.ratio,
-            "ratio_low": c.low,
-            "ratio_high": c.high,
-            "verdict": c.verdict,
-            "reason": c.reason,
-            "paired": c.paired,
-            "n_a": c.n_a,
-            "n_b": c.n_b,
-        }
-        for a, b, c in pairs
-    ]
-    same = all(row["a"] == row["b"] for row in rows)
-    columns = [Column("a", "workload" if same else "A", right=False)] + (
-        [] if same else [Column("b", "B", right=False)]
-    )
-    columns += [Column("a_ns", "A ms", units.milliseconds), Column("b_ns", "B ms", units.milliseconds)]
-    columns += [
-        Column("ratio", "B / A", _ratio),
-        Column("ratio_low", "low", _ratio),
-        Column("ratio_high", "high", _ratio),
-    ]
-    columns += [Column("verdict", "B is", right=False), Column("reason", "why", right=False)]
-    notes = [
-        f"only in {name}: {p.trial.workload.label()}" for name, points in (("A", only_a), ("B", only_b)) for p in points
-    ]
-    what = f"{phase}, {clock} clock"
-    taken = "in turns" if pairs and all(c.paired for _, _, c in pairs) else "one after the other"
-    table = Table(
-        title=f"B against A: {what}, ratio of medians with its 95 % interval, measured {taken}",
-        columns=tuple(columns),
-        rows=tuple(rows),
-        notes=tuple(notes),
-    )
-    content = document(
-        "compare",
-        what=what,
-        pairs=rows,
-        only_a=[p.trial.workload.label() for p in only_a],
-        only_b=[p.trial.workload.label() for p in only_b],
-    )
-    return [table], content
-
-
-def _median_ns(point: Point, phase: str, clock: str) -> float | None:
-    times = point.times(phase)
-    samples = getattr(times, f"{clock}_ns") if times else ()
-    return median(samples) if samples else None
-
-
-def _ratio(value: float) -> str:
-    return f"{value:.3f}"
-
-
-def runs_view(summaries: Sequence[RunSummary], root: Path) -> View:
-    """The runs under a root, newest first."""
-    rows = tuple(
-        {"id": s.id, "kind": s.kind or "?", "created_at": s.created_at, "ok": s.ok, "failed": s.failed, "planned": s.planned,
-         "complete": "yes" if s.complete else "no", "tags": " ".join(s.tags), "size_bytes": s.size_bytes}
-        for s in summaries
-    )  # fmt: skip
-    columns = (
-        Column("id", "run", right=False),
-        Column("kind", "kind", right=False),
-        Column("created_at", "created", right=False),
-    )
-    columns += (
-        Column("ok", "ok"),
-        Column("failed", "failed"),
-        Column("planned", "planned"),
-        Column("complete", "complete", right=False),
-    )
-    columns += (Column("tags", "tags", right=False), Column("size_bytes", "size", units.size))
-    notes = [f"{s.id}: {warning}" for s in summaries for warning in s.warnings]
-    title = f"{len(rows)} runs in {root}" if rows else f"no runs in {root} yet; try flopwise bench tiny --device cpu"
-    return [Table(title=title, columns=columns if rows else (), rows=rows, notes=tuple(notes))], document(
-        "runs", root=str(root), runs=rows
-    )
-
-
-def doctor_table(checks: Sequence[Check]) -> tuple[Table, dict[str, Any]]:
-    """Each check with what was found and what to do."""
-    rows = tuple(msgspec.structs.asdict(check) for check in checks)
-    columns = (
-        Column("state", "", right=False),
-        Column("name", "what", right=False),
-        Column("found", "found", right=False),
-        Column("advice", "what to do", right=False),
-    )
-    return Table(title="this machine", columns=columns, rows=rows), document("doctor", checks=rows)

@@ -1,0 +1,223 @@
+"""The command line as a user meets it: one line and a hint for bad input, exit codes, stable JSON, nothing heavy for help."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flopwise.cli.main import VERBS
+
+STEPS = Path(__file__).parent.parent / "capture"
+
+
+def flopwise(*words, cwd, **environment):
+    env = {k: v for k, v in os.environ.items() if k not in ("FLOPWISE_RUNS", "FLOPWISE_DEBUG")}
+    env |= {"PYTHONPATH": str(STEPS), "COLUMNS": "200"} | environment
+    command = [sys.executable, "-m", "flopwise.cli.main", *map(str, words)]
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300, check=False)
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory):
+    """Two runs of the tiny model in one folder."""
+    cwd = tmp_path_factory.mktemp("bench")
+    first = flopwise(
+        "bench",
+        "tiny",
+        "--device",
+        "cpu",
+        "--samples",
+        6,
+        "--warmup",
+        1,
+        "--batch",
+        1,
+        "--context",
+        8,
+        "--format",
+        "json",
+        "--tag",
+        "base",
+        cwd=cwd,
+    )
+    second = flopwise("bench", "py:steps:matmul", "--device", "cpu", "--samples", 6, cwd=cwd)
+    return cwd, first, second
+
+
+BAD = {
+    "unknown preset": (("bench", "smal"), "no model preset 'smal'", "did you mean 'small'"),
+    "batch 0": (("bench", "tiny", "--batch", "0"), "batch = 0", "whole number from 1"),
+    "batch text": (("bench", "tiny", "--batch", "many"), "many", "--help"),
+    "heads": (("bench", "small", "--set", "n_heads=7"), "n_heads = 7 does not divide d_model = 768", "allowed"),
+    "unknown field": (("bench", "tiny", "--set", "heads=7"), "no field 'heads'", "n_heads"),
+    "not an assignment": (("bench", "tiny", "--set", "n_heads"), "not FIELD=VALUE", "n_layers=2"),
+    "lever": (("bench", "tiny", "--precision", "fp8"), "precision = 'fp8'", "bf16"),
+    "lever of another": (("bench", "op:gelu", "--attention", "naive"), "means nothing to op:gelu", "activation"),
+    "operation": (("bench", "op:matmull"), "no operation 'op:matmull'", "matmul"),
+    "context": (("bench", "gpt2", "--context", "4096"), "context = 4096", "1024"),
+    "config": (("bench", "hf:nowhere/config.json"), "cannot read", "local config.json"),
+    "own step": (("bench", "py:nonsense"), "not py:module:factory", "make_step"),
+    "device word": (("bench", "tiny", "--device", "gpu"), "device = 'gpu'", "cuda:N"),
+    "format": (("bench", "tiny", "--format", "xml"), "format = 'xml'", "markdown"),
+    "suffix": (("bench", "tiny", "-o", "x.docx"), "suffix '.docx'", ".json"),
+    "no folder": (("bench", "tiny", "-o", "no/such/x.json"), "no such folder", "folder"),
+    "recipe file": (("bench", "tiny", "--recipe", "none.toml"), "cannot read none.toml", "recipe"),
+    "no file": (("sweep", "none.toml"), "cannot read none.toml", "sweep file"),
+    "run": (("compare", "last", "last"), "no runs", "bench"),
+    "verb": (("benhc", "tiny"), "no verb 'benhc'", "did you mean 'bench'"),
+    "option": (("bench", "tiny", "--bacth", "2"), "--bacth", "--help"),
+    "missing argument": (("bench",), "WORKLOAD", "--help"),
+}
+
+
+@pytest.mark.parametrize(("words", "message", "hint"), BAD.values(), ids=BAD)
+def test_bad_input_is_one_line_and_a_hint(words, message, hint, tmp_path):
+    done = flopwise(*words, cwd=tmp_path)
+    lines = done.stderr.splitlines()
+    assert done.returncode == 2
+    assert lines[0].startswith("error: ")
+    assert message in lines[0]
+    assert len(lines) <= 2
+    assert not hint or (lines[1].startswith("hint: ") and hint in lines[1])
+    assert done.stdout == ""
+    assert list(tmp_path.rglob("points.jsonl")) == []  # no run was begun
+
+
+@pytest.mark.parametrize(
+    "text", ["[base", "base = 3", '[base]\nworkload = "tiny"\nbatc = 2\n', "[group.a]\nbatch = 2\n", "\xff"]
+)
+def test_a_broken_sweep_file_is_one_line(text, tmp_path):
+    (tmp_path / "s.toml").write_bytes(text.encode("latin-1"))
+    done = flopwise("sweep", "s.toml", cwd=tmp_path)
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 2)
+    assert "s.toml" in done.stderr
+
+
+def test_no_gpu_here(tmp_path):
+    done = flopwise("bench", "tiny", "--device", "cuda", cwd=tmp_path, CUDA_VISIBLE_DEVICES="")
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 2)
+    assert "device = 'cuda' is not there" in done.stderr
+    assert "--device cpu" in done.stderr
+
+
+def test_an_unwritable_directory(tmp_path):
+    (tmp_path / "file").write_text("")
+    done = flopwise("bench", "py:steps:matmul", "--device", "cpu", "--runs", tmp_path / "file" / "runs", cwd=tmp_path)
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 2)
+
+
+def test_a_failed_bench_says_why_and_keeps_its_row(tmp_path):
+    done = flopwise("bench", "py:steps:raises", "--device", "cpu", "-q", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "ValueError: no luck" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "no luck" in next(tmp_path.rglob("points.jsonl")).read_text()
+
+
+def test_a_traceback_only_with_debug(tmp_path):
+    done = flopwise("bench", "smal", "--debug", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "Traceback" in done.stderr
+
+
+def test_bench_writes_documented_json(bench):
+    _, first, _ = bench
+    assert first.returncode == 0, first.stderr
+    content = json.loads(first.stdout)
+    assert content["schema"] == "flopwise.run/1"
+    (point,) = content["points"]
+    assert (point["status"], point["stopped"], point["warmup"]["steps"]) == ("ok", "samples", 1)
+    assert [phase["phase"] for phase in point["phases"]] == ["step", "forward", "loss", "backward", "optimizer"]
+    step = point["phases"][0]
+    assert step["gpu"] is None
+    assert step["wall"]["low_ns"] <= step["wall"]["median_ns"] <= step["wall"]["high_ns"]
+    assert (step["wall"]["n"], step["wall"]["obtained"]) == (6, "measured")
+    assert point["ran"]["fp32_matmul"] == "ieee"
+    assert point["environment"]["torch"]
+
+
+def test_compare_same_with_same_shows_no_difference(bench):
+    cwd, _, _ = bench
+    done = flopwise("compare", "base", "base", "--fail-above", "3%", cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    assert "no difference shown" in done.stdout
+
+
+def test_runs_are_listed_shown_tagged_and_removed(bench):
+    cwd, _, second = bench
+    assert second.returncode == 0, second.stderr
+    listed = json.loads(flopwise("runs", "--format", "json", cwd=cwd).stdout)["runs"]
+    assert [run["kind"] for run in listed] == ["bench", "bench"]
+    assert "base" in listed[1]["tags"]
+    assert "py:steps:matmul" in flopwise("runs", "show", "last", cwd=cwd).stdout
+    assert flopwise("runs", "tag", "last", "mine", cwd=cwd).returncode == 0
+    assert "wall_ns" in flopwise("runs", "show", "mine", "--format", "csv", cwd=cwd).stdout
+    assert flopwise("runs", "show", "mine", "-o", "out.md", cwd=cwd).returncode == 0
+    assert (cwd / "out.md").read_text().count("|") > 10
+    assert flopwise("runs", "rm", "mine", cwd=cwd).returncode == 0
+    assert len(json.loads(flopwise("runs", "--format", "json", cwd=cwd).stdout)["runs"]) == 1
+    assert flopwise("runs", "rm", "../..", cwd=cwd).returncode == 2
+
+
+def test_in_turns_gives_a_verdict(tmp_path):
+    done = flopwise(
+        "bench",
+        "tiny",
+        "--device",
+        "cpu",
+        "--samples",
+        8,
+        "--context",
+        8,
+        "--versus",
+        "context=64",
+        "--format",
+        "json",
+        "-q",
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    content = json.loads(done.stdout)
+    (pair,) = content["comparison"]["pairs"]
+    assert pair["paired"]
+    assert (pair["verdict"], pair["ratio"] > 1) == ("slower", True)
+    assert content["points"][0]["paired_with"] == content["points"][1]["key"]
+
+
+def test_help_imports_nothing_heavy():
+    heavy = ("torch", "numpy", "rich", "msgspec", "flopwise.spec")
+    code = f"""
+import sys
+try:
+    from flopwise.cli.main import main
+    main(["--help"])
+finally:
+    print([module for module in {heavy} if module in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_help_with_an_example(verb, tmp_path):
+    done = flopwise(verb, "--help", cwd=tmp_path)
+    assert done.returncode == 0
+    assert f"Example: flopwise {verb}" in done.stdout
+
+
+def test_without_torch_runs_are_read_and_bench_says_what_to_install(bench):
+    """A laptop without torch: `sitecustomize` hides it."""
+    cwd, _, _ = bench
+    hidden = cwd / "hidden"
+    hidden.mkdir()
+    (hidden / "torch.py").write_text("raise ImportError('no torch here')")
+    assert flopwise("runs", "show", "base", cwd=cwd, PYTHONPATH=str(hidden)).returncode == 0
+    assert flopwise("doctor", cwd=cwd, PYTHONPATH=str(hidden)).returncode == 0
+    done = flopwise("bench", "tiny", cwd=cwd, PYTHONPATH=str(hidden))
+    assert done.returncode == 2
+    assert "flopwise[torch]" in done.stderr
+    assert len(done.stderr.splitlines()) == 2
