@@ -20,7 +20,6 @@ class Gpu(_Record, frozen=True, kw_only=True):
     """The GPU a point ran on, as the driver describes it."""
 
     name: str
-    uuid: str
     memory_bytes: int
     sm_count: int
     l2_bytes: int

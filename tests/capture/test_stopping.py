@@ -63,6 +63,11 @@ def test_quiet_samples_stop_early_and_noisy_ones_at_the_budget():
     assert rounds_until_stop(Sampling(seconds=5.0), noisy, 0.05) == (100, "budget")
 
 
+def test_a_budget_waits_for_six_samples_but_not_for_ever():
+    assert rounds_until_stop(Sampling(seconds=2.0), [10**9] * 100, 1.0) == (6, "budget")
+    assert rounds_until_stop(Sampling(seconds=2.0), [10**9] * 100, 5.0) == (2, "budget")
+
+
 def test_one_burst_is_not_enough():
     n, why = rounds_until_stop(Sampling(seconds=5.0), [1000] * 500, 1e-6)
     assert (why, n >= 100) == ("precise", True)

@@ -66,8 +66,8 @@ def test_tf32_is_never_on_unless_asked_for(measure, precision, ran):
     assert measure("tiny", precision=precision).ran.fp32_matmul == ran
 
 
-def test_every_lever_trains_to_the_same_loss(measure):
-    """Warm-up steps differ in number, so the first losses are compared: with no warm-up and one sample."""
+def test_every_lever_trains(measure):
+    """On one batch again and again the loss must fall; that levers agree on it is shown in tests/lm."""
     levers = [
         {"precision": "bf16"}, {"precision": "fp16"}, {"precision": "tf32"}, {"attention": "naive"}, {"loss": "chunked"},
         {"optimizer": "adamw-loop"}, {"optimizer": "fused"}, {"checkpoint": 1}, {"norm": "eager"}, {"activation": "eager"},

@@ -88,9 +88,11 @@ def tokens_per_second(point: Point) -> float | None:
 def compile_ns(point: Point) -> int | None:
     """What compiling cost: the first warm-up step beyond a usual step (its median); at least 0.
 
-    None where nothing was compiled, or where no warm-up or no sample tells.
+    None where nothing was compiled, where no warm-up or no sample tells, and for a CUDA graph: it was compiled while
+    it was captured, which is part of `setup_ns`.
     """
     times = point.times(STEP)
-    if point.trial.workload.recipe.compile == "off" or not point.warmup_ns or times is None or not times.wall_ns:
+    recipe = point.trial.workload.recipe
+    if recipe.compile == "off" or recipe.graph == "on" or not point.warmup_ns or times is None or not times.wall_ns:
         return None
     return max(0, round(point.warmup_ns[0] - float(np.median(times.wall_ns))))

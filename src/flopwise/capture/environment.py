@@ -39,11 +39,15 @@ def environment(device: torch.device) -> Environment:
     )
 
 
+def gpu_uuid(device: torch.device) -> str:
+    """The name NVML knows the GPU by; '' on the CPU."""
+    return f"GPU-{torch.cuda.get_device_properties(device).uuid}" if device.type == "cuda" else ""
+
+
 def _gpu(device: torch.device) -> Gpu:
     properties = torch.cuda.get_device_properties(device)
     return Gpu(
         name=properties.name,
-        uuid=f"GPU-{properties.uuid}",
         memory_bytes=properties.total_memory,
         sm_count=properties.multi_processor_count,
         l2_bytes=properties.L2_cache_size,

@@ -25,6 +25,7 @@ class Started(_Event, frozen=True, kw_only=True, tag="started"):
 class Surroundings(_Event, frozen=True, kw_only=True, tag="surroundings"):
     environment: Environment
     device: str
+    gpu_uuid: str = ""  # to watch it by; not kept
 
 
 class Ready(_Event, frozen=True, kw_only=True, tag="ready"):

@@ -64,7 +64,7 @@ class Gathered:
                 self.pid = event.pid
             case Surroundings():
                 self.environment = event.environment
-                self.watch = Watch(event.environment.gpu.uuid if event.environment.gpu else "").__enter__()
+                self.watch = Watch(event.gpu_uuid).__enter__()
             case Ready():
                 self.ready = event
             case WarmupStep():
@@ -221,9 +221,7 @@ class Worker(AbstractContextManager["Worker"]):
         """Ask the trial to stop after the step it is in, and end it if it does not."""
         self._end(gathered)
         done = gathered.done
-        stopped = Done(
-            status=INTERRUPTED, reason=f"interrupted after {len(gathered.samples)} samples", stopped="interrupted"
-        )
+        stopped = Done(status=INTERRUPTED, reason=f"after {len(gathered.samples)} samples", stopped="interrupted")
         return msgspec.structs.replace(stopped, ran=done.ran, peak_rss_bytes=done.peak_rss_bytes) if done else stopped
 
     def say(self, word: str) -> None:

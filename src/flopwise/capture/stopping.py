@@ -8,6 +8,8 @@ from flopwise.spec.workload import Sampling
 
 STEADY_WITHIN = 0.02
 LEAST_SAMPLES = 10
+BUDGET_SAMPLES = 6  # fewer give no interval: a budget that ends before is overrun, but at most fourfold
+BUDGET_OVERRUN = 4
 LEAST_SECONDS = (
     0.3  # of sampling, unless 100 samples come sooner: one burst of a boosted clock is no sample of a machine
 )
@@ -63,4 +65,5 @@ class StoppingRule:
             enough = elapsed_s >= LEAST_SECONDS or n >= 100
             if enough and half_width(self.walls_ns) <= self.sampling.half_width:
                 return "precise"
-        return "budget" if elapsed_s >= self.sampling.seconds else ""
+        budget = self.sampling.seconds * (1 if n >= BUDGET_SAMPLES else BUDGET_OVERRUN)
+        return "budget" if elapsed_s >= budget else ""

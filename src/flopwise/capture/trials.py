@@ -10,7 +10,7 @@ import torch
 
 from flopwise.capture.build import build_step, resolve_device
 from flopwise.capture.clock import Clock, clock_for
-from flopwise.capture.environment import environment
+from flopwise.capture.environment import environment, gpu_uuid
 from flopwise.capture.events import Done, Event, Ready, Remembered, Sampled, Surroundings, WarmedUp, WarmupStep
 from flopwise.capture.step import Step
 from flopwise.capture.stopping import StoppingRule, steady
@@ -28,7 +28,7 @@ def run_trial(trial: Trial, emit: Emit, may_go_on: Callable[[], bool], turns: bo
     """Run the trial and emit what happens. `may_go_on` is asked before every step; in `turns` it alone ends the sampling."""
     try:
         device = resolve_device(trial.device)
-        emit(Surroundings(environment=environment(device), device=str(device)))
+        emit(Surroundings(environment=environment(device), device=str(device), gpu_uuid=gpu_uuid(device)))
         begun = time.perf_counter_ns()
         step = build_step(trial.workload, device)
         emit(Ready(setup_ns=time.perf_counter_ns() - begun))

@@ -102,4 +102,6 @@ def _outcome(point: Point) -> str:
     step = point.times()
     if point.status != OK or step is None:
         return f"{point.status}: {point.reason}"
-    return f"{units.duration(median(step.wall_ns))} ±{units.percent(half_width(step.wall_ns))}"
+    spread = half_width(step.wall_ns)
+    known = f"±{units.percent(spread)}" if spread < 10 else f"(too few for an interval: {len(step.wall_ns)})"
+    return f"{units.duration(median(step.wall_ns))} {known}"

@@ -122,6 +122,10 @@ def _notes(point: Point, summaries: Sequence[PhaseSummary]) -> list[str]:
             else ""
         )
         notes.append(f"compilation: {units.duration(compiled)} in the first step{cached}")
+    if point.trial.workload.recipe.graph == "on":
+        notes.append(
+            f"set-up: {units.duration(point.setup_ns)}, the graph's warm-up (with compilation, if any) and capture included"
+        )
     if (rate := tokens_per_second(point)) is not None:
         notes.append(f"{units.count(rate)} tokens/s")
     if point.ran is not None:
@@ -196,12 +200,10 @@ def sweep_table(points: Sequence[Point], name: str) -> Table:
         Column("before_backward_bytes", "before backward", units.size),
         Column("compile_ns", "compile", units.duration),
     ]
-    columns += [
-        Column("tokens_per_s", "tokens/s", units.count),
-        Column("mean_ns", "mean ms", units.milliseconds),
-        Column("std_ns", "std ms", units.milliseconds),
-        _SAMPLES,
-    ]
+    columns += [Column("tokens_per_s", "tokens/s", units.count)]
+    if "warmup" in axes.names:  # what a mean makes of a cold first sample is the point there; elsewhere it misleads
+        columns += [Column("mean_ns", "mean ms", units.milliseconds), Column("std_ns", "std ms", units.milliseconds)]
+    columns += [_SAMPLES]
     if any(p.status != OK for p in points):
         columns.append(Column("status", "status", right=False))
     used = [c for c in columns if any(row.get(c.key) is not None for row in rows)]

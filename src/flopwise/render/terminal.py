@@ -8,7 +8,7 @@ from rich.text import Text
 
 from flopwise.render.table import Table
 
-PLAIN_WIDTH = 200  # for a file or a pipe: wide enough that nothing wraps
+PLAIN_WIDTH = 2000  # for a file or a pipe: wide enough that nothing wraps
 
 
 def text(table: Table, console: Console | None = None) -> str:
