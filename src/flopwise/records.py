@@ -106,6 +106,7 @@ class Point(_Record, frozen=True, kw_only=True):
     warmup_ns: tuple[int, ...] = ()  # wall time of every warm-up step
     warmup_rule: str = ""  # 'steady', 'forced', or 'budget': warm-up ended before it was steady
     setup_ns: int = 0  # building the model; with a CUDA graph, its warm-up and capture too
+    captured_first_ns: int = 0  # a graph's first warm-up step beyond a later one: compilation, if asked for
     stopped: str = ""  # why sampling ended: 'precise', 'samples', 'budget', 'interrupted', 'timeout'
     memory: tuple[PhaseMemory, ...] = ()
     peak_rss_bytes: int = 0

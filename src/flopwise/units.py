@@ -71,12 +71,13 @@ def percent(share: float, digits: int = 1) -> str:
 
 
 def parse_percent(text: str) -> float:
-    """`3%`, `3 %` or `0.03` as a share.
+    """`3%`, `3 %`, `3` or `0.03` as a share: a bare number below 1 is a share, one from 1 on a percentage.
 
-    >>> parse_percent("3%"), parse_percent("0.03")
-    (0.03, 0.03)
+    >>> parse_percent("3%"), parse_percent("3"), parse_percent("0.03")
+    (0.03, 0.03, 0.03)
     """
     match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*(%?)\s*", text)
-    if match is None or not (share := float(match[1]) / (100 if match[2] else 1)) < 10:
+    if match is None or float(match[1]) > 1000:
         raise FlopwiseError(f"'{text}' is not a percentage", "write it as 3% or 0.03")
-    return share
+    number = float(match[1])
+    return number / 100 if match[2] or number >= 1 else number

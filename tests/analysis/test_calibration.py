@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from flopwise.analysis.comparison import compare_samples
-from flopwise.analysis.statistics import estimate
+from flopwise.statistics import estimate
 
 from .noise import DRIFTS, SKEWED, level, mixed, spread, with_outliers
 

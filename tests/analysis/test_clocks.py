@@ -13,6 +13,7 @@ from .points import make_point
         (95, 30, False, "launch"),  # even with its gaps the GPU's time is short
         (20, 95, True, "gpu"),
         (90, 90, True, "gpu"),
+        (98, 82, True, "launch"),  # both fill the time, launching more of it
         (20, 95, False, "gpu"),  # the host was free early: no launch to wait for
         (95, 95, False, "mixed"),  # work or waiting: the clock cannot tell
         (30, 40, True, "host-sync"),

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flopwise.analysis.statistics import block_length, estimate, shown_drift
 from flopwise.errors import FlopwiseError
+from flopwise.statistics import block_length, estimate, shown_drift
 
 from .noise import spread
 

@@ -35,6 +35,10 @@ def exits(device):
     return lambda: os._exit(7)
 
 
+def quits(device):
+    return lambda: sys.exit(3)
+
+
 def raises(device):
     def step():
         raise ValueError("no\nluck")

@@ -13,6 +13,7 @@ import pytest
 from flopwise.capture.isolate import Worker, run_pair
 from flopwise.errors import FlopwiseError
 from flopwise.records import CRASH, ERROR, INTERRUPTED, OK, OOM, TIMEOUT
+from flopwise.spec.workload import Sampling, Trial, workload
 
 
 def test_a_good_step_gives_all_its_samples(worker, own_step):
@@ -40,6 +41,7 @@ def test_phases_are_timed_and_sum_to_the_step(worker, own_step):
         ("killed", CRASH, "out of memory"),
         ("exits", CRASH, "code 7"),
         ("raises", ERROR, "ValueError: no luck"),
+        ("quits", ERROR, "SystemExit: 3"),
         ("out_of_memory", OOM, "memory"),
         ("wrong_return", ERROR, "returned"),
         ("wrong_phase", ERROR, "'step'"),
@@ -118,7 +120,7 @@ def test_turns_survive_a_crash_of_one(own_step, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.path.dirname(__file__))
     a, b = run_pair(own_step("matmul"), own_step("crashes"))
     assert b.status == CRASH
-    assert a.status in (OK, INTERRUPTED)
+    assert (a.status, a.reason) == (INTERRUPTED, "the other of the two could not run")
 
 
 def test_there_is_no_gpu_here(worker):
@@ -161,3 +163,11 @@ def _alive(pid: int) -> bool:
             return stat.read().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def test_what_can_never_fit_is_said_at_once(worker):
+    trial = Trial(workload=workload("llama3-405b"), sampling=Sampling(samples=1), device="cpu")
+    begun = time.monotonic()
+    point = worker.run(trial)
+    assert (point.status, "needs at least" in point.reason) == (OOM, True)
+    assert time.monotonic() - begun < 20

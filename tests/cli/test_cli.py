@@ -67,6 +67,8 @@ BAD = {
     "recipe file": (("bench", "tiny", "--recipe", "none.toml"), "cannot read none.toml", "recipe"),
     "no file": (("sweep", "none.toml"), "cannot read none.toml", "sweep file"),
     "run": (("compare", "last", "last"), "no runs", "bench"),
+    "tag": (("bench", "tiny", "--tag", "last"), "'last' cannot be a tag", "not beginning with 'last'"),
+    "empty tag": (("sweep", "s.toml", "--tag", ""), "cannot be a tag", "letters"),
     "verb": (("benhc", "tiny"), "no verb 'benhc'", "did you mean 'bench'"),
     "option": (("bench", "tiny", "--bacth", "2"), "--bacth", "--help"),
     "missing argument": (("bench",), "WORKLOAD", "--help"),
@@ -144,6 +146,22 @@ def test_compare_same_with_same_shows_no_difference(bench):
     done = flopwise("compare", "base", "base", "--fail-above", "3%", cwd=cwd)
     assert done.returncode == 0, done.stderr
     assert "no difference shown" in done.stdout
+
+
+def test_a_phase_or_clock_that_was_not_measured_is_bad_input(bench):
+    cwd, _, _ = bench
+    for words in (("--phase", "nosuch"), ("--clock", "gpu")):
+        done = flopwise("compare", "base", "base", *words, cwd=cwd)
+        assert (done.returncode, len(done.stderr.splitlines())) == (2, 2)
+
+
+def test_output_that_cannot_be_written_is_one_line(bench):
+    cwd, _, _ = bench
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "flopwise.cli.main", "runs"]
+        done = subprocess.run(command, cwd=cwd, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: cannot write the output")
 
 
 def test_runs_are_listed_shown_tagged_and_removed(bench):

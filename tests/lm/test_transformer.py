@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from flopwise.lm.transformer import Transformer
 from flopwise.spec.hf_config import from_config
-from flopwise.spec.model import preset
+from flopwise.spec.model import preset, preset_names
 from flopwise.spec.recipe import Recipe
 
 from .reference import GROUPED, SPECS, batch, shake
@@ -163,3 +163,15 @@ def test_a_later_token_never_changes_an_earlier_logit(
         before, after = model(tokens), model(changed)
     torch.testing.assert_close(before[:, :position], after[:, :position], atol=1e-6, rtol=1e-6)
     assert not torch.allclose(before[:, position:], after[:, position:], atol=1e-4)
+
+
+@pytest.mark.parametrize("name", [n for n in preset_names() if n not in ("llama3-70b", "llama3-405b")])
+def test_parameters_are_counted_without_building_the_model(name):
+    with torch.device("meta"):
+        assert Transformer(preset(name), Recipe()).n_parameters() == preset(name).parameters()
+
+
+def test_parameters_are_counted_for_every_odd_shape():
+    for spec in SPECS.values():
+        with torch.device("meta"):
+            assert Transformer(spec, Recipe()).n_parameters() == spec.parameters()

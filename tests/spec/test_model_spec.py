@@ -59,7 +59,6 @@ def test_an_unknown_preset_names_the_close_one_and_the_others():
         ({"rope_theta": float("inf")}, "rope_theta = inf", "a number from 1 to"),
         ({"tied": "false"}, "tied = 'false'", "true, false"),  # once taken as it stood, and true
         ({"qk_norm": 1}, "qk_norm = 1", "true, false"),
-        ({"name": 5}, "name = 5", "text"),
         ({"n_heads": 5}, "n_heads = 5 does not divide d_model = 64", "allowed near it: 1, 2, 4, 8"),
         ({"n_kv_heads": 3}, "n_kv_heads = 3 does not divide n_heads = 4", "allowed near it: 1, 2, 4"),
         ({"head_dim": 15}, "head_dim = 15 is odd", "even head_dim"),
@@ -90,3 +89,10 @@ def test_an_unknown_field_is_named():
 
 def test_whole_and_decimal_forms_of_one_number_are_one_shape():
     assert repr(ModelSpec(**MINE, rope_theta=10_000)) == repr(ModelSpec(**MINE, rope_theta=10_000.0))
+
+
+def test_a_models_name_is_text_and_its_own():
+    with pytest.raises(FlopwiseError, match="name = 5"):
+        ModelSpec(**(MINE | {"name": 5}))
+    with pytest.raises(FlopwiseError, match="no field 'name'"):
+        ModelSpec(**MINE).with_fields({"name": "other"})

@@ -176,3 +176,10 @@ def test_any_table_is_a_sweep_or_one_line(table):
         sweep = sweep_from(table)
         assert isinstance(sweep, Sweep)
         assert len({t.key() for t in sweep.trials}) == len(sweep.trials) > 0
+
+
+def test_a_rule_leaves_out_what_is_so_by_default():
+    with pytest.raises(FlopwiseError, match="no points"):
+        sweep_from({"group": {"a": {"workload": "tiny", "exclude": [{"batch": 4}]}}})
+    kept = sweep_from({"group": {"a": {"workload": ["tiny", "small"], "exclude": [{"d_model": 768}]}}})
+    assert [t.workload.target for t in kept.trials] == ["tiny"]

@@ -91,7 +91,11 @@ def test_every_target_has_defaults_that_are_allowed_and_survives_the_disk(target
         ("op:gelu", {"set": {"rows": 0}}, "rows = 0", "a whole number from 1"),
         ("py:nothing", {}, "is not py:module:factory", "py:my_project.steps:make_step"),
         ("py:a:b", {"precision": "bf16"}, "precision = 'bf16' means nothing to py:a:b", "a step of your own"),
-        ("py:a:b", {"set": {"x": 1}}, "has no field 'x'", ""),
+        ("py:a:b", {"set": {"x": 1}}, "has no fields to set", "its factory"),
+        ("py:a:b", {"batch": 4}, "batch = 4 means nothing to 'py:a:b'", "none of batch, context and phase"),
+        ("op:gelu", {"batch": 2}, "batch = 2 means nothing to 'op:gelu'", "phase"),
+        ("op:mlp", {"context": 2}, "context = 2 means nothing to 'op:mlp'", "batch, phase"),
+        ("tiny", {"set": {"name": "x"}}, "no field 'name'", "n_layers"),
         (5, {}, "workload = 5", "text"),
         ("hf:\udcff", {}, "workload = ", "text"),  # a path's undecodable bytes: no file could hold its key
     ],
@@ -211,3 +215,8 @@ def test_any_py_target_is_a_step_or_one_line(reference):
 def test_any_hf_path_is_one_line(path):
     with pytest.raises(FlopwiseError):
         workload(f"hf:no-such-folder/{path}")
+
+
+def test_a_label_tells_models_with_changed_fields_apart():
+    assert workload("tiny", set={"n_layers": 1}).label() == "tiny n_layers=1 b4 t128 train"
+    assert workload("tiny").label() == "tiny b4 t128 train"

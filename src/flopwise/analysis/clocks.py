@@ -3,9 +3,9 @@
 import msgspec
 import numpy as np
 
-from flopwise.analysis.statistics import Estimate, estimate
 from flopwise.records import STEP, PhaseTimes, Point
 from flopwise.spec.model import ModelSpec
+from flopwise.statistics import Estimate, estimate
 
 DICTATES = 0.8  # a clock that fills this share of the wall time dictates it
 LAUNCH, GPU, MIXED, HOST_SYNC, UNKNOWN = "launch", "gpu", "mixed", "host-sync", ""
@@ -64,7 +64,8 @@ def _bound(launch: float, gpu: float, exact: bool) -> str:
 
     | gpu exact | gpu share | launch share | bound     | because                                                     |
     |-----------|-----------|--------------|-----------|-------------------------------------------------------------|
-    | yes       | >= 0.8    | any          | gpu       | the GPU's work alone fills the time                         |
+    | yes       | >= 0.8    | <= gpu share | gpu       | the GPU's work fills the time                               |
+    | yes       | >= 0.8    | > gpu share  | launch    | launching fills more of it                                  |
     | no        | >= 0.8    | < 0.8        | gpu       | the host was free early and the GPU still worked            |
     | no        | >= 0.8    | >= 0.8       | mixed     | work and launch gaps cannot be told apart                   |
     | any       | < 0.8     | >= 0.8       | launch    | the host launched all the time, the GPU had less to do      |
@@ -72,7 +73,9 @@ def _bound(launch: float, gpu: float, exact: bool) -> str:
     | any       | < 0.8     | < 0.8        | host-sync | if not: the host waits, copies or computes between          |
     """
     if gpu >= DICTATES:
-        return GPU if exact or launch < DICTATES else MIXED
+        if exact:
+            return GPU if gpu >= launch else LAUNCH
+        return GPU if launch < DICTATES else MIXED
     if launch >= DICTATES:
         return LAUNCH
     return MIXED if launch + gpu >= DICTATES else HOST_SYNC
@@ -91,11 +94,13 @@ def tokens_per_second(point: Point) -> float | None:
 def compile_ns(point: Point) -> int | None:
     """What compiling cost: the first warm-up step beyond a usual step (its median); at least 0.
 
-    None where nothing was compiled, where no warm-up or no sample tells, and for a CUDA graph: it was compiled while
-    it was captured, which is part of `setup_ns`.
+    A CUDA graph is compiled before it is captured, so there its own warm-up tells. None where nothing was compiled, or
+    where no warm-up or no sample tells.
     """
     times = point.times(STEP)
     recipe = point.trial.workload.recipe
-    if recipe.compile == "off" or recipe.graph == "on" or not point.warmup_ns or times is None or not times.wall_ns:
+    if recipe.compile != "off" and recipe.graph == "on":
+        return point.captured_first_ns or None
+    if recipe.compile == "off" or not point.warmup_ns or times is None or not times.wall_ns:
         return None
     return max(0, round(point.warmup_ns[0] - float(np.median(times.wall_ns))))

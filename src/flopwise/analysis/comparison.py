@@ -9,7 +9,8 @@ import msgspec
 import numpy as np
 
 from flopwise import units
-from flopwise.analysis.statistics import (
+from flopwise.errors import FlopwiseError
+from flopwise.statistics import (
     FEWEST,
     Samples,
     Series,
@@ -20,7 +21,6 @@ from flopwise.analysis.statistics import (
     resampled_medians,
     shown_drift,
 )
-from flopwise.errors import FlopwiseError
 
 FASTER, SLOWER, NO_DIFFERENCE, INCONCLUSIVE = "faster", "slower", "no difference shown", "inconclusive"
 

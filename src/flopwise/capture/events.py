@@ -32,6 +32,7 @@ class Ready(_Event, frozen=True, kw_only=True, tag="ready"):
     """The workload is built (and its CUDA graph captured)."""
 
     setup_ns: int
+    captured_first_ns: int = 0
 
 
 class WarmedUp(_Event, frozen=True, kw_only=True, tag="warmed-up"):

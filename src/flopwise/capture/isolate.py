@@ -95,6 +95,7 @@ class Gathered:
             warmup_ns=tuple(self.warmup_ns),
             warmup_rule=self.warmup_rule,
             setup_ns=self.ready.setup_ns if self.ready else 0,
+            captured_first_ns=self.ready.captured_first_ns if self.ready else 0,
             stopped=ended.stopped,
             memory=self.remembered.memory if self.remembered else (),
             peak_rss_bytes=ended.peak_rss_bytes,
@@ -166,16 +167,19 @@ class Worker(AbstractContextManager["Worker"]):
         """The environment and the device that `device` resolves to; raises where there is no such device."""
         self._send(Request(device=device))
         found: Surroundings | None = None
+        refused: Done | None = None
         for event in self._events(time.monotonic() + START_S):
             match event:
                 case Surroundings():
                     found = event
                 case Done():
-                    raise FlopwiseError(event.reason, event.hint)
+                    refused = event
                 case Exited():
                     break
                 case _:
                     pass
+        if refused is not None:
+            raise FlopwiseError(refused.reason, refused.hint)
         if found is None:
             raise FlopwiseError(f"the device '{device}' could not be opened", "see `flopwise doctor`")
         return found.environment, found.device
@@ -288,6 +292,9 @@ def run_pair(
                 if not ended[i].status:
                     worker.say("stop")
                     ended[i] = msgspec.structs.replace(worker.follow(gathered[i], on_event), stopped=stopped)
+                    if stopped == "interrupted":
+                        why = "the other of the two could not run"
+                        ended[i] = msgspec.structs.replace(ended[i], status=INTERRUPTED, reason=why)
         except KeyboardInterrupt:
             ended = [w.interrupt(g) for w, g in zip(workers, gathered, strict=True)]
         points = tuple(g.point(done) for g, done in zip(gathered, ended, strict=True))

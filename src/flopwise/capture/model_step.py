@@ -7,7 +7,9 @@ import torch
 import torch._dynamo
 from torch import Tensor
 
+from flopwise import units
 from flopwise.capture.hf_model import HfModel
+from flopwise.capture.memory_limit import memory_bytes
 from flopwise.capture.step import Step
 from flopwise.errors import Unsupported
 from flopwise.lm.attention import sdpa_backend_name
@@ -32,6 +34,7 @@ class ModelStep:
         spec, recipe = cast(ModelSpec, workload.subject), workload.recipe
         check_supported(recipe, device)
         apply_fp32_matmul(recipe)
+        _refuse_the_impossible(workload, device)
         self.workload, self.recipe, self.device = workload, recipe, device
         with torch.device(device):
             self.model = _build(workload).to(weights_dtype(recipe))
@@ -140,6 +143,20 @@ def model_step(workload: Workload, device: torch.device) -> Step:
         ran=step.ran,
         before_replay=step.set_learning_rate if step.optimizer is not None else None,
     )
+
+
+def _refuse_the_impossible(workload: Workload, device: torch.device) -> None:
+    """What cannot fit whatever happens is said at once: the weights (with gradients and state, if trained) and one batch."""
+    spec, recipe = cast(ModelSpec, workload.subject), workload.recipe
+    copies = {"forward": 1, "backward": 2, "train": 4}[workload.phase]
+    weights = spec.parameters() * weights_dtype(recipe).itemsize * copies
+    rows = workload.batch * workload.context * max(spec.d_model, spec.vocab if recipe.loss == "full" else 0)
+    least = weights + rows * 2 + workload.batch * workload.context * 16
+    there = memory_bytes(device)
+    if least > there:
+        raise MemoryError(
+            f"needs at least {units.size(least)}, and there are {units.size(there)}: out of memory before it begins"
+        )
 
 
 def _build(workload: Workload) -> HfModel | Transformer:

@@ -1,5 +1,6 @@
 """A step: named phases that are run in order, again and again; and the same step captured in a CUDA graph."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ class Step:
     ran: Callable[[], Ran]
     single_op: bool = False  # then the L2 cache is flushed between samples
     captured_peak_bytes: int = 0  # a graph's memory is taken while it is captured; replays allocate nothing
+    captured_first_ns: int = 0  # what the first run took beyond a later one: compilation, if asked for
     before_replay: Callable[[], object] | None = None  # host work that a CUDA graph cannot hold (the learning rate)
 
 
@@ -32,11 +34,14 @@ def captured(step: Step, device: torch.device) -> Step:
     side = torch.cuda.Stream(device)
     side.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(side):
+        took_ns = []
         for _ in range(GRAPH_WARMUPS):
+            begun = time.perf_counter_ns()
             prepare()
             run()
+            torch.cuda.synchronize(device)
+            took_ns.append(time.perf_counter_ns() - begun)
     torch.cuda.current_stream(device).wait_stream(side)
-    torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -47,4 +52,10 @@ def captured(step: Step, device: torch.device) -> Step:
         graph.replay()
 
     peak = torch.cuda.max_memory_allocated(device)
-    return Step(phases={STEP: replay}, ran=step.ran, single_op=step.single_op, captured_peak_bytes=peak)
+    return Step(
+        phases={STEP: replay},
+        ran=step.ran,
+        single_op=step.single_op,
+        captured_peak_bytes=peak,
+        captured_first_ns=took_ns[0] - took_ns[-1],
+    )

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from flopwise.spec.workload import Sampling
+from flopwise.statistics import FEWEST, estimate
 
 STEADY_WITHIN = 0.02
 LEAST_SAMPLES = 10
@@ -13,7 +14,6 @@ BUDGET_OVERRUN = 4
 LEAST_SECONDS = (
     0.3  # of sampling, unless 100 samples come sooner: one burst of a boosted clock is no sample of a machine
 )
-_Z95 = 1.96
 
 
 def steady(walls_ns: Sequence[int], least_ns: int) -> bool:
@@ -33,18 +33,15 @@ def steady(walls_ns: Sequence[int], least_ns: int) -> bool:
 
 
 def half_width(walls_ns: Sequence[int]) -> float:
-    """Half the 95 % interval of the median as a share of it, from the order statistics (no shape is assumed).
+    """Half the 95 % interval of the median as a share of it: the interval that is shown in the end, too.
 
     >>> half_width([100] * 20), half_width([100, 200])
     (0.0, inf)
     """
-    n = len(walls_ns)
-    if n < 6:  # below six samples no pair of order statistics holds the median with 95 %
+    known = estimate(walls_ns)
+    if known.n < FEWEST or known.low is None or known.high is None:
         return math.inf
-    ordered = sorted(walls_ns)
-    low = max(0, math.floor((n - _Z95 * math.sqrt(n)) / 2))
-    high = min(n - 1, math.ceil((n + _Z95 * math.sqrt(n)) / 2))
-    return (ordered[high] - ordered[low]) / 2 / max(ordered[n // 2], 1)
+    return (known.high - known.low) / 2 / max(known.median, 1)
 
 
 class StoppingRule:

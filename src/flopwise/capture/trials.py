@@ -31,7 +31,7 @@ def run_trial(trial: Trial, emit: Emit, may_go_on: Callable[[], bool], turns: bo
         emit(Surroundings(environment=environment(device), device=str(device), gpu_uuid=gpu_uuid(device)))
         begun = time.perf_counter_ns()
         step = build_step(trial.workload, device)
-        emit(Ready(setup_ns=time.perf_counter_ns() - begun))
+        emit(Ready(setup_ns=time.perf_counter_ns() - begun, captured_first_ns=step.captured_first_ns))
         clock = clock_for(step.phases, device, step.single_op)
         gc.collect()
         gc.disable()  # a collection in the middle of a step is the interpreter's, not the workload's
@@ -44,7 +44,7 @@ def run_trial(trial: Trial, emit: Emit, may_go_on: Callable[[], bool], turns: bo
             emit(Remembered(memory=_memory(step, device)))
         status = INTERRUPTED if stopped == "interrupted" else OK
         emit(Done(status=status, stopped=stopped, ran=step.ran(), peak_rss_bytes=_peak_rss_bytes()))
-    except Exception as error:
+    except BaseException as error:
         emit(why(error))
         if not isinstance(error, FlopwiseError):
             raise  # the log keeps the traceback
@@ -118,7 +118,7 @@ def _peak_rss_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def why(error: Exception) -> Done:
+def why(error: BaseException) -> Done:
     """The row that an exception becomes: out of memory, not supported here, or an error with its text."""
     text = one_line(f"{type(error).__name__}: {error}")
     if isinstance(error, Unsupported):

@@ -6,7 +6,6 @@ process alone) without paying for the import again. It touches no GPU before the
 
 import ctypes
 import os
-import resource
 import signal
 import sys
 import traceback
@@ -75,6 +74,7 @@ def _serve(request: Request, events: int) -> None:
 
     from flopwise.capture.build import resolve_device
     from flopwise.capture.environment import environment
+    from flopwise.capture.memory_limit import limit_memory
     from flopwise.capture.trials import run_trial, why
     from flopwise.errors import FlopwiseError
 
@@ -95,7 +95,7 @@ def _serve(request: Request, events: int) -> None:
     signal.signal(signal.SIGTERM, interrupt)
     trial = msgspec.json.decode(request.trial, type=Trial)
     if trial.device == "cpu" or not torch.cuda.is_available():
-        _limit_memory()
+        limit_memory()
 
     def may_go_on() -> bool:
         return not interrupted and (not request.turns or _read_line() == b"go\n")
@@ -129,16 +129,6 @@ def _die_with_parent() -> None:
         return
     if os.getppid() != parent:
         os._exit(1)
-
-
-def _limit_memory() -> None:
-    """On the CPU, let an absurd size fail in this process rather than wake the system's OOM killer."""
-    try:
-        with open("/proc/meminfo") as lines:
-            available = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-        resource.setrlimit(resource.RLIMIT_DATA, (int(0.95 * available), resource.getrlimit(resource.RLIMIT_DATA)[1]))
-    except (OSError, StopIteration, ValueError):
-        return
 
 
 if __name__ == "__main__":

@@ -42,11 +42,13 @@ def command(
     from flopwise.render.comparison_view import comparison_view
     from flopwise.render.progress import ShownProgress
     from flopwise.render.run_view import run_view
-    from flopwise.store import runs_root
+    from flopwise.store import check_tag, runs_root
     from flopwise.store import tag as tag_run
     from flopwise.verbs.bench import bench, outcome
     from flopwise.verbs.compare import compare_within
 
+    if tag is not None:
+        check_tag(tag)  # before anything is measured
     run = bench(
         workload,
         **workload_arguments(given),
@@ -55,7 +57,7 @@ def command(
         progress=ShownProgress(quiet=quiet),
         **given,
     )
-    if tag:
+    if tag is not None:
         tag_run(runs_root(given["runs"]), run.path, tag)
     tables, document = run_view(run)
     if versus is not None and (compared := compare_within(run)) is not None:

@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import cast
@@ -63,6 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given or bool(os.environ.get("FLOPWISE_DEBUG"))
     given = [word for word in given if word != "--debug"]
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what was measured is kept
     try:
         sys.exit(flopwise.main(given, prog_name="flopwise", standalone_mode=False) or 0)
     except FlopwiseError as error:
@@ -78,6 +80,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BrokenPipeError:  # the reader had enough (`| head`)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(0)
+    except OSError as error:
+        _say(f"cannot write the output: {error.strerror}", "is the disk full, or standard output closed?", debug)
+        sys.exit(2)
     except Exception as error:  # noqa: BLE001  the last resort: a fault of ours, in one line
         _say(
             f"internal error: {type(error).__name__}: {one_line(str(error))}",

@@ -61,5 +61,5 @@ def _rendered(tables: list[Any], document: dict[str, Any], form: str, to_termina
         case _:
             from rich.console import Console
 
-            console = Console() if to_terminal and sys.stdout.isatty() else None
+            console = Console() if to_terminal and sys.stdout is not None and sys.stdout.isatty() else None
             return "\n".join(terminal.text(table, console) for table in tables)

@@ -23,13 +23,15 @@ def command(file: str, tag: str | None, quiet: bool, form: str | None, output: s
     form = chosen(form, output)
     from flopwise.render.progress import ShownProgress
     from flopwise.render.run_view import run_view
-    from flopwise.store import runs_root
+    from flopwise.store import check_tag, runs_root
     from flopwise.store import tag as tag_run
     from flopwise.verbs.bench import interrupted
     from flopwise.verbs.sweep import sweep
 
+    if tag is not None:
+        check_tag(tag)  # before anything is measured
     run = sweep(file, command=command_line(), progress=ShownProgress(quiet=quiet), **given)
-    if tag:
+    if tag is not None:
         tag_run(runs_root(given["runs"]), run.path, tag)
     tables, document = run_view(run)
     show(tables, document, form, output)

@@ -6,7 +6,7 @@ from typing import Any
 
 from flopwise.records import Point
 from flopwise.spec.recipe import LEVERS
-from flopwise.spec.workload import OpSpec
+from flopwise.spec.workload import OpSpec, takes
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,8 @@ def axes_of(points: Sequence[Point]) -> Axes:
 def _settings(point: Point) -> dict[str, Any]:
     w, sampling = point.trial.workload, point.trial.sampling
     settings: dict[str, Any] = {"workload": w.target}
-    if isinstance(w.subject, OpSpec):
-        settings |= w.subject.dims
-    settings |= {"batch": w.batch, "context": w.context, "phase": w.phase} | {
+    settings |= w.subject.dims if isinstance(w.subject, OpSpec) else w.changes
+    settings |= {name: getattr(w, name) for name in takes(w.subject)} | {
         lever: getattr(w.recipe, lever) for lever in LEVERS
     }
     warmup = "steady" if sampling.warmup is None else sampling.warmup

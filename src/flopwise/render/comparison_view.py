@@ -50,7 +50,7 @@ def comparison_view(
         f"only in {name}: {p.trial.workload.label()}" for name, points in (("A", only_a), ("B", only_b)) for p in points
     ]
     what = f"{phase}, {clock} clock"
-    taken = "in turns" if pairs and all(c.paired for _, _, c in pairs) else "one after the other"
+    taken = "in turns" if pairs and all(c.paired and a != b for a, b, c in pairs) else "one after the other"
     table = Table(
         title=f"B against A: {what}, ratio of medians with its 95 % interval, measured {taken}",
         columns=tuple(columns),

@@ -5,11 +5,11 @@ from typing import Any
 
 from flopwise import units
 from flopwise.analysis.clocks import PhaseSummary, compile_ns, summarise, tokens_per_second
-from flopwise.analysis.statistics import Estimate
 from flopwise.records import OK, STEP, PhaseMemory, Point
 from flopwise.render.axes import Axes, axes_of
 from flopwise.render.json import document
 from flopwise.render.table import Column, Table, View
+from flopwise.statistics import FEWEST, Estimate
 from flopwise.store import StoredRun
 
 _WALL = Column("wall_ns", "wall ms", units.milliseconds)
@@ -98,7 +98,10 @@ def _clock_cells(s: PhaseSummary) -> dict[str, Any]:
 
 
 def _half_width(e: Estimate) -> float | None:
-    return None if e.low is None or e.high is None or not e.median else (e.high - e.low) / 2 / e.median
+    """Of the 95 % interval; nothing where there are too few samples for one."""
+    if e.n < FEWEST or e.low is None or e.high is None or not e.median:
+        return None
+    return (e.high - e.low) / 2 / e.median
 
 
 def _notes(point: Point, summaries: Sequence[PhaseSummary]) -> list[str]:
@@ -107,7 +110,7 @@ def _notes(point: Point, summaries: Sequence[PhaseSummary]) -> list[str]:
     if step.bound == "launch" and step.gpu is not None and step.launch is not None:
         notes.append(
             f"launch-bound: the host needs {units.duration(step.launch.median)} to launch what the GPU does in "
-            f"{units.duration(step.gpu.median)}; fewer launches help (--graph on, --compile default)"
+            f"{units.duration(step.gpu.median)}{_fewer_launches(point)}"
         )
     if any(s.gpu is not None and not s.gpu_exact for s in summaries):
         notes.append(
@@ -139,6 +142,14 @@ def _notes(point: Point, summaries: Sequence[PhaseSummary]) -> list[str]:
     if point.status != OK:
         notes.append(f"{point.status}: {point.reason}")
     return notes
+
+
+def _fewer_launches(point: Point) -> str:
+    recipe = point.trial.workload.recipe
+    levers = [
+        f"--{name} {on}" for name, on in (("graph", "on"), ("compile", "default")) if getattr(recipe, name) == "off"
+    ]
+    return f"; fewer launches help ({', '.join(levers)})" if levers else ""
 
 
 def _how(point: Point) -> str:

@@ -1,7 +1,11 @@
-"""Tables on a terminal; plain text where it is none. NO_COLOR is respected (rich does)."""
+"""Tables on a terminal; plain text where it is none. NO_COLOR is respected (rich does).
+
+A table wider than the terminal is cut between columns, never inside one: a cut number would be a wrong number.
+"""
 
 import io
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
@@ -9,36 +13,50 @@ from rich.text import Text
 from flopwise.render.table import Table
 
 PLAIN_WIDTH = 2000  # for a file or a pipe: wide enough that nothing wraps
+_GAP = 2
+_STYLES = {"faster": "green", "slower": "red", "inconclusive": "yellow", "oom": "red", "crash": "red", "timeout": "red"}
 
 
 def text(table: Table, console: Console | None = None) -> str:
-    """The table as text; with colours when `console` is a terminal."""
-    target = Console(file=io.StringIO(), width=PLAIN_WIDTH, no_color=True)
-    if console is not None and console.is_terminal:
-        target = Console(file=io.StringIO(), width=console.width, force_terminal=True, no_color=console.no_color)
-    rich = RichTable(header_style="bold", box=None, pad_edge=False)
-    for column in table.columns:
-        # Names fold, numbers never do: a cut number would be a wrong number.
-        rich.add_column(
-            Text(column.title), justify="right" if column.right else "left", no_wrap=column.right, overflow="fold"
-        )
-    for cells in table.cells():
-        rich.add_row(*(Text(cell, style=_style(cell)) for cell in cells))
+    """The table as text; with colours, and cut to its width, when `console` is a terminal."""
+    width = console.width if console is not None and console.is_terminal else PLAIN_WIDTH
+    coloured = console is not None and console.is_terminal
+    no_color = console.no_color if console is not None else True
+    target = Console(file=io.StringIO(), width=PLAIN_WIDTH, force_terminal=coloured, no_color=no_color)
+    cells = list(table.cells())
     target.print(Text(table.title, style="bold"), soft_wrap=True)
-    target.print(rich)
+    for block in _blocks(table, cells, width):
+        target.print(_rich(table, cells, block))
     for note in table.notes:
-        target.print(Text(f"  {note}"), soft_wrap=not target.is_terminal)
+        target.print(Text(f"  {note}"), soft_wrap=True)
     file = target.file
     assert isinstance(file, io.StringIO)
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines()) + "\n"
 
 
-def _style(cell: str) -> str:
-    return {
-        "faster": "green",
-        "slower": "red",
-        "inconclusive": "yellow",
-        "oom": "red",
-        "crash": "red",
-        "timeout": "red",
-    }.get(cell, "")
+def _rich(table: Table, cells: list[list[str]], block: list[int]) -> RichTable:
+    rich = RichTable(header_style="bold", box=None, pad_edge=False)
+    for i in block:
+        column = table.columns[i]
+        rich.add_column(Text(column.title), justify="right" if column.right else "left", no_wrap=True)
+    for row in cells:
+        rich.add_row(*(Text(row[i], style=_STYLES.get(row[i], "")) for i in block))
+    return rich
+
+
+def _blocks(table: Table, cells: list[list[str]], width: int) -> list[list[int]]:
+    """The columns of each block: the leading names in every block, as many others beside them as fit, at least one."""
+    sizes = [
+        max(cell_len(c.title), *(cell_len(row[i]) for row in cells), 0) + _GAP for i, c in enumerate(table.columns)
+    ]
+    n_keys = next((i for i, c in enumerate(table.columns) if c.right), len(sizes))
+    while n_keys > 1 and sum(sizes[:n_keys]) > width // 2:
+        n_keys -= 1
+    keys = list(range(n_keys))
+    blocks, block = [], list(keys)
+    for i in range(n_keys, len(sizes)):
+        if len(block) > n_keys and sum(sizes[j] for j in (*block, i)) - _GAP > width:
+            blocks.append(block)
+            block = list(keys)
+        block.append(i)
+    return [*blocks, block] if block else []

@@ -19,6 +19,8 @@ def read(path: str | Path) -> tuple[ModelSpec, dict[str, Any]]:
     try:
         file = file.expanduser()
         file = file / "config.json" if file.is_dir() else file
+        if file.is_fifo():
+            raise FlopwiseError(f"{file} is a pipe, not a file", "hf: takes the path of a local config.json")
         with file.open("rb") as opened:
             text = opened.read(MAX_CONFIG_BYTES + 1)
         if len(text) > MAX_CONFIG_BYTES:

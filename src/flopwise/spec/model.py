@@ -77,13 +77,29 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, tag="model"):
         if self.positions == "learned" and not self.max_context:
             raise FlopwiseError("positions = 'learned' needs max_context", "set max_context to the longest context")
 
+    def parameters(self) -> int:
+        """How many parameters the model has, a shared one counted once.
+
+        >>> preset("gpt2").parameters(), preset("2.7B").parameters()
+        (124439808, 3406809600)
+        """
+        norm = self.d_model * (2 if self.norm_kind == "layer" else 1)
+        q, kv = self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
+        attention = self.d_model * (2 * q + 2 * kv) + (q + 2 * kv) * self.qkv_bias + self.d_model * self.out_bias
+        attention += 2 * self.head_dim * self.qk_norm
+        matrices = 3 if self.mlp == "swiglu" else 2
+        mlp = matrices * self.d_model * self.d_ff + ((matrices - 1) * self.d_ff + self.d_model) * self.mlp_bias
+        positions = self.max_context * self.d_model if self.positions == "learned" else 0
+        embeddings = self.vocab * self.d_model * (1 if self.tied else 2)
+        return self.n_layers * (attention + mlp + 2 * norm) + norm + embeddings + positions
+
     def with_fields(self, changes: dict[str, Any]) -> Self:
         """The same model with some fields changed; what follows from them (head_dim, n_kv_heads) is derived anew.
 
         >>> preset("small").with_fields({"n_heads": 6}).head_dim
         128
         """
-        fields.known("the model", changes, self.__struct_fields__)
+        fields.known("the model", changes, [field for field in self.__struct_fields__ if field != "name"])
         derived = {}
         if ("n_heads" in changes or "d_model" in changes) and self.head_dim * self.n_heads == self.d_model:
             derived["head_dim"] = 0

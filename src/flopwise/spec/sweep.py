@@ -21,7 +21,7 @@ from flopwise.errors import FlopwiseError
 from flopwise.spec import fields
 from flopwise.spec.model import ModelSpec
 from flopwise.spec.recipe import LEVERS, read_toml
-from flopwise.spec.workload import OPS, Sampling, Trial, workload
+from flopwise.spec.workload import OPS, OpSpec, Sampling, Trial, workload
 
 _SHAPE = ("batch", "context", "phase", "implementation")
 _SAMPLING = Sampling.__struct_fields__
@@ -68,8 +68,10 @@ def sweep_from(table: dict[str, Any], name: str = "sweep", overrides: dict[str, 
         if total > MAX_POINTS:
             raise FlopwiseError(f"the sweep expands to {total} points or more", f"allowed: up to {MAX_POINTS}")
         for row in rows:
-            if not any(_matches(row, rule) for rule in rules):
-                trial = _trial(row, group)
+            if any(_matches(row, rule) for rule in rules):
+                continue  # before it is built: a rule may leave out what could not be
+            trial = _trial(row, group)
+            if not any(_matches(_settings(trial) | row, rule) for rule in rules):
                 trials.setdefault(trial.key(), trial)
     if not trials:
         raise FlopwiseError("the sweep has no points", "every point is excluded, or a list is empty")
@@ -110,6 +112,16 @@ def _trial(row: dict[str, Any], group: str) -> Trial:
         device=row.get("device", "auto"),
         group=group,
     )
+
+
+def _settings(trial: Trial) -> dict[str, Any]:
+    """Every axis of a trial with its value, the defaults too."""
+    w = trial.workload
+    shape = w.subject.dims if isinstance(w.subject, OpSpec) else {}
+    if isinstance(w.subject, ModelSpec):
+        shape = msgspec.structs.asdict(w.subject)
+    own = {name: getattr(w, name) for name in _SHAPE} | msgspec.structs.asdict(w.recipe)
+    return shape | own | msgspec.structs.asdict(trial.sampling) | {"workload": w.target, "device": trial.device}
 
 
 def _table(name: str, value: object) -> dict[str, Any]:

@@ -37,6 +37,7 @@ class _Op(msgspec.Struct, frozen=True, kw_only=True):
     batch: int = 1
     context: int = 1
     phase: str = "forward"
+    takes: tuple[str, ...] = ()  # of batch and context
     levers: tuple[str, ...] = ("precision", "compile", "graph")
 
 
@@ -46,12 +47,18 @@ OPS = {
     "mlp": _Op(
         dims={"dim": 256, "layers": 4, "steps": 2},
         batch=256,
+        takes=("batch",),
         phase="backward",
         levers=("precision", "activation", "compile", "graph"),
     ),
     # Attention as the course measures it: one head, `dim` wide, causal.
     "attention": _Op(
-        dims={"dim": 64}, batch=8, context=1024, phase="backward", levers=("precision", "attention", "compile", "graph")
+        dims={"dim": 64},
+        batch=8,
+        context=1024,
+        takes=("batch", "context"),
+        phase="backward",
+        levers=("precision", "attention", "compile", "graph"),
     ),
     "gelu": _Op(dims={"rows": 4096, "cols": 4096}, levers=("precision", "activation", "compile", "graph")),
     "softmax": _Op(dims={"rows": 4096, "cols": 4096}, levers=("precision", "norm", "compile", "graph")),
@@ -83,6 +90,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     phase: str
     recipe: Recipe
     implementation: str = "flopwise"
+    changes: dict[str, Any] = {}  # of the model's or the operation's fields, as the user set them
     hf_config: dict[str, Any] | None = None  # kept only where the transformers model itself is built
 
     def label(self) -> str:
@@ -93,12 +101,13 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
         """
         subject = self.subject
         words = [self.target]
-        if isinstance(subject, OpSpec):
-            words += [f"{d}={v}" for d, v in subject.dims.items()]
-        if not isinstance(subject, UserStep):
-            words += [f"b{self.batch}"] if self.batch > 1 else []
-            words += [f"t{self.context}"] if self.context > 1 else []
-            words += [self.phase]
+        words += [f"{d}={v}" for d, v in (subject.dims if isinstance(subject, OpSpec) else self.changes).items()]
+        words += [
+            f"{sign}{getattr(self, name)}"
+            for name, sign in (("batch", "b"), ("context", "t"))
+            if name in takes(subject)
+        ]
+        words += [self.phase] if "phase" in takes(subject) else []
         words += [f"{f}={v}" for f, v in self.recipe.changed().items()]
         words += [self.implementation] if self.implementation != "flopwise" else []
         return " ".join(words)
@@ -129,6 +138,12 @@ def workload(target: str, *, set: dict[str, Any] | None = None, **options: Any) 
             f"implementation = 'transformers' needs a config, and {fields.show(target)} has none",
             "use hf:PATH/config.json",
         )
+    for name in ("batch", "context", "phase"):
+        if options.get(name) is not None and name not in takes(subject):
+            raise FlopwiseError(
+                f"{name} = {fields.show(options[name])} means nothing to {fields.show(target)}",
+                f"it takes {', '.join(takes(subject)) or 'none of batch, context and phase'}",
+            )
     default_batch, default_context, default_phase = _defaults(subject)
     result = Workload(
         target=target,
@@ -138,6 +153,7 @@ def workload(target: str, *, set: dict[str, Any] | None = None, **options: Any) 
         phase=default_phase if options.get("phase") is None else options["phase"],
         recipe=recipe,
         implementation=implementation,
+        changes=changes,
         hf_config=config if implementation == "transformers" else None,
     )
     _check(result)
@@ -153,7 +169,10 @@ def _subject(target: str, changes: dict[str, Any]) -> tuple[ModelSpec | OpSpec |
             raise FlopwiseError(
                 f"{fields.show(target)} is not py:module:factory", "for example py:my_project.steps:make_step"
             )
-        fields.known("the user's own step", changes, ())
+        if changes:
+            raise FlopwiseError(
+                f"{fields.show(target)} has no fields to set", "a step of your own is shaped by its factory"
+            )
         return UserStep(reference=reference), None
     if target.startswith("hf:"):
         spec, config = hf_config.read(target.removeprefix("hf:"))
@@ -203,6 +222,17 @@ def _check(w: Workload) -> None:
         raise FlopwiseError(
             f"phase = 'train' means nothing to {w.target}: it has no optimizer", "allowed: forward, backward"
         )
+
+
+def takes(subject: ModelSpec | OpSpec | UserStep) -> tuple[str, ...]:
+    """Which of batch, context and phase mean something to a workload.
+
+    >>> takes(op("gelu", {})), takes(preset("tiny"))
+    (('phase',), ('batch', 'context', 'phase'))
+    """
+    if isinstance(subject, UserStep):
+        return ()
+    return (*OPS[subject.name].takes, "phase") if isinstance(subject, OpSpec) else ("batch", "context", "phase")
 
 
 def _levers(subject: OpSpec | UserStep | ModelSpec) -> tuple[str, ...]:

@@ -1,8 +1,20 @@
 """Runs on disk: a directory each, appended row by row, resumable, readable again."""
 
-from flopwise.store.catalog import RunSummary, find, list_runs, remove, resumable, tag, untag
+from flopwise.store.catalog import RunSummary, check_tag, find, list_runs, remove, resumable, tag, untag
 from flopwise.store.files import runs_root
 from flopwise.store.run import Run
 from flopwise.store.stored import StoredRun
 
-__all__ = ["Run", "RunSummary", "StoredRun", "find", "list_runs", "remove", "resumable", "runs_root", "tag", "untag"]
+__all__ = [
+    "Run",
+    "RunSummary",
+    "StoredRun",
+    "check_tag",
+    "find",
+    "list_runs",
+    "remove",
+    "resumable",
+    "runs_root",
+    "tag",
+    "untag",
+]

@@ -104,13 +104,18 @@ def resumable(root: str | Path, trials: Sequence[Trial], kind: str) -> Path | No
     return None
 
 
-def tag(root: str | Path, ref: str | Path, tag: str) -> Path:
-    """Give a run a tag; a run that had it loses it. Returns the run."""
-    root = Path(root)
+def check_tag(tag: str) -> None:
+    """Raise unless a run can have this tag."""
     if not _TAG.fullmatch(tag):
         raise FlopwiseError(
             f"'{tag}' cannot be a tag", "allowed: 1 to 64 letters, digits, dots, _ and -, not beginning with 'last'"
         )
+
+
+def tag(root: str | Path, ref: str | Path, tag: str) -> Path:
+    """Give a run a tag; a run that had it loses it. Returns the run."""
+    root = Path(root)
+    check_tag(tag)
     with _changing(root):
         path = _inside(root, find(ref, root))
         runs = _run_folders(root)

@@ -9,7 +9,7 @@ from flopwise.capture.isolate import Worker, run_pair
 from flopwise.errors import FlopwiseError
 from flopwise.records import INTERRUPTED, OK, Point
 from flopwise.spec.recipe import LEVERS
-from flopwise.spec.workload import Sampling, Trial, Workload, workload
+from flopwise.spec.workload import Sampling, Trial, Workload, takes, workload
 from flopwise.store import Run, StoredRun, runs_root
 from flopwise.verbs.progress import Progress, Silent
 
@@ -41,7 +41,7 @@ def bench(
     sampling = Sampling(warmup=warmup, samples=samples, seconds=seconds, timeout_s=timeout)
     trials = [Trial(workload=first, sampling=sampling, device=device)]
     if versus is not None:
-        second = workload(first.target, **(_options(first, options) | dict(versus)))
+        second = _varied(first, versus)
         trials.append(Trial(workload=second, sampling=sampling, device=device, group="versus"))
     return _measure(trials, first.target, runs_root(runs), command, progress or Silent())
 
@@ -65,15 +65,13 @@ def _measure(trials: list[Trial], name: str, root: Path, command: str, progress:
     return StoredRun.load(run.path)
 
 
-def _options(first: Workload, options: dict[str, Any]) -> dict[str, Any]:
-    """What the first workload was made of, for the second to change."""
-    same = {
-        "batch": first.batch,
-        "context": first.context,
-        "phase": first.phase,
-        "implementation": first.implementation,
-    }
-    return same | {lever: getattr(first.recipe, lever) for lever in LEVERS} | {"set": options.get("set")}
+def _varied(first: Workload, versus: Mapping[str, Any]) -> Workload:
+    """The first workload with some of its size, phase, levers or fields changed."""
+    named = ("implementation", *takes(first.subject), *LEVERS)
+    same = {name: getattr(first.recipe if name in LEVERS else first, name) for name in named}
+    fields = {name: value for name, value in versus.items() if name not in ("batch", "context", "phase", *named)}
+    options = {name: value for name, value in versus.items() if name not in fields}
+    return workload(first.target, set=first.changes | fields, **(same | options))
 
 
 def interrupted(run: StoredRun) -> bool:
@@ -83,9 +81,7 @@ def interrupted(run: StoredRun) -> bool:
 
 def outcome(run: StoredRun) -> int:
     """The exit code of a bench: 0 measured, 130 stopped by the user; raises what stood in the way of measuring."""
-    if interrupted(run):
-        return 130
     for point in run.points:
-        if point.status != OK:
+        if point.status not in (OK, INTERRUPTED):
             raise FlopwiseError(f"{point.trial.workload.label()}: {point.status}: {point.reason}", point.hint)
-    return 0
+    return 130 if interrupted(run) else 0

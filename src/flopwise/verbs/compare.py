@@ -51,6 +51,14 @@ def compare(
         raise FlopwiseError(
             f"{first.header.id} and {second.header.id} have no workload in common", "compare runs of the same workloads"
         )
+    measured = [point for pair in pairs for point in pair if point.phases]
+    if measured and not any(point.times(phase) for point in measured):
+        known = dict.fromkeys(times.phase for point in measured for times in point.phases)
+        raise FlopwiseError(
+            f"phase = {fields.show(phase)} was not measured in these runs", f"allowed: {', '.join(known)}"
+        )
+    if measured and not any(getattr(times, f"{clock}_ns") for point in measured for times in point.phases):
+        raise FlopwiseError(f"clock = '{clock}' was not read in these runs", "on the CPU there is the wall clock alone")
     compared = tuple((x, y, compare_points(x, y, phase=phase, clock=clock, threshold=threshold)) for x, y in pairs)
     return Compared(pairs=compared, only_a=tuple(only_a), only_b=tuple(only_b))
 
