@@ -16,6 +16,7 @@ from .points import make_point
         (20, 95, False, "gpu"),  # the host was free early: no launch to wait for
         (95, 95, False, "mixed"),  # work or waiting: the clock cannot tell
         (30, 40, True, "host-sync"),
+        (60, 40, True, "mixed"),  # first the host works, then the GPU
     ],
 )
 def test_what_dictates_the_time(launch: int, gpu: int, held: bool, bound: str) -> None:

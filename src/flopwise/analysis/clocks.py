@@ -68,11 +68,14 @@ def _bound(launch: float, gpu: float, exact: bool) -> str:
     | no        | >= 0.8    | < 0.8        | gpu       | the host was free early and the GPU still worked            |
     | no        | >= 0.8    | >= 0.8       | mixed     | work and launch gaps cannot be told apart                   |
     | any       | < 0.8     | >= 0.8       | launch    | the host launched all the time, the GPU had less to do      |
-    | any       | < 0.8     | < 0.8        | host-sync | neither fills it: the host waits, copies or computes between|
+    | any       | < 0.8     | < 0.8        | mixed     | if together they do: first one works, then the other        |
+    | any       | < 0.8     | < 0.8        | host-sync | if not: the host waits, copies or computes between          |
     """
     if gpu >= DICTATES:
         return GPU if exact or launch < DICTATES else MIXED
-    return LAUNCH if launch >= DICTATES else HOST_SYNC
+    if launch >= DICTATES:
+        return LAUNCH
+    return MIXED if launch + gpu >= DICTATES else HOST_SYNC
 
 
 def tokens_per_second(point: Point) -> float | None:

@@ -13,7 +13,6 @@ def command(device: str, runs: str | None, quiet: bool) -> None:
 
     Example: flopwise demo
     """
-    from flopwise.capture.doctor import Check
     from flopwise.cli.output import show
     from flopwise.render.comparison_view import comparison_view
     from flopwise.render.doctor_view import doctor_view
@@ -21,12 +20,13 @@ def command(device: str, runs: str | None, quiet: bool) -> None:
     from flopwise.render.run_view import run_view
     from flopwise.store import StoredRun
     from flopwise.verbs.compare import Compared
-    from flopwise.verbs.demo import demo
+    from flopwise.verbs.demo import Part, demo
 
-    def tell(title: str, part: list[Check] | StoredRun | Compared) -> None:
-        if title:
-            click.secho(title, bold=True)
+    def tell(part: Part) -> None:
         match part:
+            case str():
+                click.secho(part, bold=True)
+                return
             case StoredRun():
                 tables, _ = run_view(part)
             case Compared():
