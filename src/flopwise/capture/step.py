@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 from flopwise.records import STEP, Ran
 
@@ -18,6 +19,7 @@ class Step:
     ran: Callable[[], Ran]
     single_op: bool = False  # then the L2 cache is flushed between samples
     captured_peak_bytes: int = 0  # a graph's memory is taken while it is captured; replays allocate nothing
+    model: nn.Module | None = None  # whose modules a trace names
     before_replay: Callable[[], object] | None = None  # host work that a CUDA graph cannot hold (the learning rate)
 
 
