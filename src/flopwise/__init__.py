@@ -33,7 +33,18 @@ _HOMES = {
     "workload": "flopwise.spec.workload",
 }
 
-__all__ = ["FlopwiseError", "__version__", "bench", "compare", "demo", "doctor", "explain", "profile", "sweep", "workload"]
+__all__ = [
+    "FlopwiseError",
+    "__version__",
+    "bench",
+    "compare",
+    "demo",
+    "doctor",
+    "explain",
+    "profile",
+    "sweep",
+    "workload",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -38,7 +38,9 @@ OPS = _HOST | {
     "backward": pl.Boolean,  # it runs the gradient of the forward op with the same sequence number
     "forward_thread": pl.Int64,  # where a backward node's forward op ran, if the trace says; else NO_ID
 }
-RANGES = _HOST | {"kind": pl.String}  # 'annotation' (record_function, NVTX), 'module' (nn.Module calls), 'step' (profiler steps)
+RANGES = _HOST | {
+    "kind": pl.String
+}  # 'annotation' (record_function, NVTX), 'module' (nn.Module calls), 'step' (profiler steps)
 GRAPH_RUNS = _SPAN | {  # a CUDA graph traced as one row, its kernels unknown
     "process": pl.Int64,
     "device": pl.Int32,
@@ -63,4 +65,6 @@ class Trace:
     ops: pl.DataFrame
     ranges: pl.DataFrame
     gpu: str = ""  # the first device's name
-    notes: tuple[str, ...] = field(default=())  # what was odd in the file, one line each (events dropped, tables missing)
+    notes: tuple[str, ...] = field(
+        default=()
+    )  # what was odd in the file, one line each (events dropped, tables missing)
