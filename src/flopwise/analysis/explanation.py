@@ -121,9 +121,7 @@ def explain_trace(trace: Trace, untraced: Point | None = None) -> Explanation:
         phases=_shares(work, "phase", n),
         classes=_shares(work, "class", n),
         phase_classes=_matrix(work, n),
-        modules=_shares(
-            work.with_columns(pl.col("module").fill_null("").map_elements(_folded, return_dtype=pl.String)), "module", n
-        ),
+        modules=_shares(_with_folded_modules(work), "module", n),
         kernels=_kernels(work, n),
         top_forward=next(iter(_kernels(forward, n)), None),
         top_forward_backward=next(iter(_kernels(both, n)), None),
@@ -228,6 +226,13 @@ def _attention(forward: pl.DataFrame, n: int) -> AttentionParts:
         matmul_ns=_sum(scope.filter((pl.col("class") == MATMUL) & inner)) / n,
         fused_ns=_sum(forward.filter(pl.col("class") == ATTENTION)) / n,
     )
+
+
+def _with_folded_modules(work: pl.DataFrame) -> pl.DataFrame:
+    """Each distinct module is folded once: a trace has millions of rows and hundreds of modules."""
+    distinct = work["module"].unique().drop_nulls()
+    folded = {module: _folded(module) for module in distinct}
+    return work.with_columns(pl.col("module").replace_strict(folded, default="", return_dtype=pl.String))
 
 
 def _folded(module: str) -> str:
