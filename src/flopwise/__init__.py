@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from flopwise.verbs.compare import compare
     from flopwise.verbs.demo import demo
     from flopwise.verbs.doctor import doctor
+    from flopwise.verbs.explain import explain
+    from flopwise.verbs.profile import profile
     from flopwise.verbs.sweep import sweep
 
 _HOMES = {
@@ -25,11 +27,24 @@ _HOMES = {
     "compare": "flopwise.verbs.compare",
     "demo": "flopwise.verbs.demo",
     "doctor": "flopwise.verbs.doctor",
+    "explain": "flopwise.verbs.explain",
+    "profile": "flopwise.verbs.profile",
     "sweep": "flopwise.verbs.sweep",
     "workload": "flopwise.spec.workload",
 }
 
-__all__ = ["FlopwiseError", "__version__", "bench", "compare", "demo", "doctor", "sweep", "workload"]
+__all__ = [
+    "FlopwiseError",
+    "__version__",
+    "bench",
+    "compare",
+    "demo",
+    "doctor",
+    "explain",
+    "profile",
+    "sweep",
+    "workload",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -15,12 +15,12 @@ between them would make the step slower.
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 import torch
 
 from flopwise.capture.events import PhaseSample
+from flopwise.capture.ranges import named
 from flopwise.records import STEP
 
 Phases = Mapping[str, Callable[[], object]]
@@ -28,13 +28,6 @@ Phases = Mapping[str, Callable[[], object]]
 _SPIN_CYCLES_PER_NS = 2.0  # no GPU of today clocks higher than 2-3 GHz; too long a spin costs only time
 _SHORTEST_HOLD_NS, _LONGEST_HOLD_NS = 300_000, 2_000_000_000
 _GIVE_UP_AFTER = 3
-
-
-def named(phase: str) -> AbstractContextManager[object]:
-    """The range a profiler sees around a phase; free when none is looking."""
-    if torch.autograd.profiler._is_profiler_enabled:
-        return torch.profiler.record_function(f"flopwise.{phase}")
-    return nullcontext()
 
 
 class Clock(Protocol):

@@ -62,6 +62,13 @@ class Remembered(_Event, frozen=True, kw_only=True, tag="remembered"):
     memory: tuple[PhaseMemory, ...]
 
 
+class Traced(_Event, frozen=True, kw_only=True, tag="traced"):
+    """Some steps ran under a profiler, which wrote its file."""
+
+    path: str
+    step_ns: int  # per traced step: beside the untraced step, it tells the profiler's overhead
+
+
 class Done(_Event, frozen=True, kw_only=True, tag="done"):
     """The trial has ended, for better or worse."""
 
@@ -79,7 +86,18 @@ class Exited(_Event, frozen=True, kw_only=True, tag="exited"):
     code: int
 
 
-Event = Hello | Started | Surroundings | Ready | WarmedUp | WarmupStep | Sampled | Remembered | Done | Exited
+Event = Traced | Hello | Started | Surroundings | Ready | WarmedUp | WarmupStep | Sampled | Remembered | Done | Exited
+
+
+class TraceRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What to trace, once the samples are taken."""
+
+    path: str
+    steps: int = 2
+    shapes: bool = True
+    stacks: bool = False
+    memory: bool = False
+    modules: bool = True
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,4 +106,5 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     trial: str = ""  # JSON of a Trial
     device: str = "auto"
     log: str = ""
+    trace: TraceRequest | None = None
     turns: bool = False  # wait for a line before every round: `go` or `stop`

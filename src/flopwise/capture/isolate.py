@@ -26,6 +26,8 @@ from flopwise.capture.events import (
     Sampled,
     Started,
     Surroundings,
+    Traced,
+    TraceRequest,
     WarmedUp,
     WarmupStep,
 )  # fmt: skip
@@ -56,6 +58,7 @@ class Gathered:
         self.remembered: Remembered | None = None
         self.done: Done | None = None
         self.exited: Exited | None = None
+        self.traced: Traced | None = None
         self.watch: Watch | None = None
 
     def take(self, event: Event) -> None:
@@ -79,6 +82,8 @@ class Gathered:
                 self.done = event
             case Exited():
                 self.exited = event
+            case Traced():
+                self.traced = event
             case Hello():
                 pass
 
@@ -103,6 +108,8 @@ class Gathered:
             telemetry=self.watch.telemetry() if self.watch else None,
             environment=self.environment,
             paired_with=self.paired_with,
+            trace_file=Path(self.traced.path).name if self.traced else "",
+            traced_step_ns=self.traced.step_ns if self.traced else 0,
             started_at=self.started_at,
             elapsed_s=round(time.monotonic() - self.begun, 3),
         )
@@ -184,20 +191,33 @@ class Worker(AbstractContextManager["Worker"]):
             raise FlopwiseError(f"the device '{device}' could not be opened", "see `flopwise doctor`")
         return found.environment, found.device
 
-    def run(self, trial: Trial, log: Path | None = None, on_event: OnEvent = lambda event: None) -> Point:
+    def run(
+        self,
+        trial: Trial,
+        log: Path | None = None,
+        on_event: OnEvent = lambda event: None,
+        trace: TraceRequest | None = None,
+    ) -> Point:
         """Measure one trial. Always returns a point: of an interruption too, with what was measured until then."""
-        gathered = self.begin(trial, log)
+        gathered = self.begin(trial, log, trace=trace)
         try:
             ended = self.follow(gathered, on_event)
         except KeyboardInterrupt:
             ended = self.interrupt(gathered)
         return gathered.point(ended)
 
-    def begin(self, trial: Trial, log: Path | None = None, turns: bool = False, paired_with: str = "") -> Gathered:
+    def begin(
+        self,
+        trial: Trial,
+        log: Path | None = None,
+        turns: bool = False,
+        paired_with: str = "",
+        trace: TraceRequest | None = None,
+    ) -> Gathered:
         """Send the trial to the worker, starting the worker anew if it is gone."""
         if self.process.poll() is not None:
             self._start()
-        self._send(Request(trial=msgspec.json.encode(trial).decode(), log=str(log or ""), turns=turns))
+        self._send(Request(trial=msgspec.json.encode(trial).decode(), log=str(log or ""), turns=turns, trace=trace))
         return Gathered(trial, paired_with)
 
     def follow(self, gathered: Gathered, on_event: OnEvent, until: type[Event] | None = None) -> Done:

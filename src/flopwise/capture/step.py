@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 from flopwise.records import STEP, Ran
 
@@ -20,6 +21,7 @@ class Step:
     single_op: bool = False  # then the L2 cache is flushed between samples
     captured_peak_bytes: int = 0  # a graph's memory is taken while it is captured; replays allocate nothing
     captured_first_ns: int = 0  # what the first run took beyond a later one: compilation, if asked for
+    model: nn.Module | None = None  # whose modules a trace names
     before_replay: Callable[[], object] | None = None  # host work that a CUDA graph cannot hold (the learning rate)
 
 

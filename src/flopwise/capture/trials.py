@@ -11,7 +11,19 @@ import torch
 from flopwise.capture.build import build_step, resolve_device
 from flopwise.capture.clock import Clock, clock_for
 from flopwise.capture.environment import environment, gpu_uuid
-from flopwise.capture.events import Done, Event, Ready, Remembered, Sampled, Surroundings, WarmedUp, WarmupStep
+from flopwise.capture.events import (
+    Done,
+    Event,
+    Ready,
+    Remembered,
+    Sampled,
+    Surroundings,
+    Traced,
+    TraceRequest,
+    WarmedUp,
+    WarmupStep,
+)
+from flopwise.capture.kineto import trace_steps
 from flopwise.capture.step import Step
 from flopwise.capture.stopping import StoppingRule, steady
 from flopwise.errors import FlopwiseError, Unsupported, one_line
@@ -24,7 +36,13 @@ MOST_WARMUP_STEPS = 20_000
 Emit = Callable[[Event], None]
 
 
-def run_trial(trial: Trial, emit: Emit, may_go_on: Callable[[], bool], turns: bool = False) -> None:
+def run_trial(
+    trial: Trial,
+    emit: Emit,
+    may_go_on: Callable[[], bool],
+    turns: bool = False,
+    trace: TraceRequest | None = None,
+) -> None:
     """Run the trial and emit what happens. `may_go_on` is asked before every step; in `turns` it alone ends the sampling."""
     try:
         device = resolve_device(trial.device)
@@ -42,6 +60,8 @@ def run_trial(trial: Trial, emit: Emit, may_go_on: Callable[[], bool], turns: bo
             gc.enable()
         if stopped != "interrupted":
             emit(Remembered(memory=_memory(step, device)))
+            if trace is not None:
+                emit(Traced(path=trace.path, step_ns=trace_steps(step, device, trace)))
         status = INTERRUPTED if stopped == "interrupted" else OK
         emit(Done(status=status, stopped=stopped, ran=step.ran(), peak_rss_bytes=_peak_rss_bytes()))
     except BaseException as error:

@@ -100,7 +100,7 @@ def _serve(request: Request, events: int) -> None:
     def may_go_on() -> bool:
         return not interrupted and (not request.turns or _read_line() == b"go\n")
 
-    run_trial(trial, lambda event: _emit(events, event), may_go_on, request.turns)
+    run_trial(trial, lambda event: _emit(events, event), may_go_on, request.turns, request.trace)
 
 
 def _emit(fd: int, event: Event) -> None:

@@ -82,3 +82,18 @@ def remove_runs(run: tuple[str, ...], runs: str | None) -> None:
 
     for path in remove(runs_root(runs), list(run)):
         click.echo(f"removed {path.name}", err=True)
+
+
+@command.command("scrub")
+@click.argument("file")
+@click.option(
+    "-o", "--output", required=True, metavar="OUT", help="Where the safe copy goes; it must not exist as FILE."
+)
+def scrub_trace(file: str, output: str) -> None:
+    """Write a copy of a trace that is safe to share: no environment, host, user, paths or other private metadata.
+
+    Example: flopwise runs scrub trace.json.gz -o safe.json.gz
+    """
+    from flopwise.trace.scrub import scrub
+
+    click.echo(f"wrote {scrub(file, output)}", err=True)

@@ -139,6 +139,12 @@ def _notes(point: Point, summaries: Sequence[PhaseSummary]) -> list[str]:
         notes.append(
             f"the step's time drifted by {units.percent(step.wall.drift)} during sampling: the machine was not quiet"
         )
+    if point.trace_file:
+        overhead = point.traced_step_ns / step.wall.median - 1
+        notes.append(
+            f"trace: traces/{point.trace_file}; a traced step took {units.duration(point.traced_step_ns)}, "
+            f"{units.percent(overhead, 0)} more than untraced"
+        )
     if point.status != OK:
         notes.append(f"{point.status}: {point.reason}")
     return notes

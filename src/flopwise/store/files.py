@@ -16,7 +16,7 @@ HAS_LOCKS = importlib.util.find_spec("fcntl") is not None  # not on Windows: run
 if HAS_LOCKS:
     import fcntl
 
-HEADER, POINTS, LOCK, TAGS, LOGS = "run.json", "points.jsonl", "lock", "tags.json", "logs"
+HEADER, POINTS, LOCK, TAGS, LOGS, TRACES = "run.json", "points.jsonl", "lock", "tags.json", "logs", "traces"
 BUILDING, REMOVED = ".new-", ".removed-"  # hidden names: what a killed process may leave beside the runs
 
 _HOME = ".flopwise"

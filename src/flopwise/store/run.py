@@ -128,6 +128,15 @@ class Run:
             logs.mkdir(exist_ok=True)
         return logs / f"{key}.log"
 
+    def trace_path(self, name: str) -> Path:
+        """Where a raw trace called `name` belongs; the folder is there."""
+        if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}", name):
+            raise FlopwiseError(f"'{name}' cannot name a trace", "allowed: up to 128 letters, digits, dots, _ and -")
+        traces = self.path / files.TRACES
+        with files.explained("write to", traces):
+            traces.mkdir(exist_ok=True)
+        return traces / name
+
     def close(self) -> None:
         """Close the table and give the lock back. Closing twice does nothing."""
         fd, self._fd = self._fd, None

@@ -1,0 +1,244 @@
+"""Where the time of a step went: GPU time by phase, class and module, the top kernels, idle time by cause."""
+
+import re
+from statistics import median
+
+import msgspec
+import polars as pl
+
+from flopwise.analysis.idle import LATE_LAUNCH, SYNCHRONISATION, Idle, idle
+from flopwise.analysis.intervals import covered_ns
+from flopwise.analysis.steps import find_steps
+from flopwise.errors import FlopwiseError
+from flopwise.records import Point
+from flopwise.trace.attribute import attribute
+from flopwise.trace.kernel_class import ATTENTION, MATMUL, SOFTMAX
+from flopwise.trace.matmul_precision import matmul_precision
+from flopwise.trace.phases import BACKWARD, FORWARD, LOSS
+from flopwise.trace.tables import Trace
+
+LAUNCH_BOUND = 0.2  # of the window idle because the host launched late
+_LAYER = re.compile(r"(?<=[._/])\d+(?=[._/]|$)|(?<=_)\d+$")
+_ATTENTION = r"(?i)attn|attention"
+
+
+class Share(msgspec.Struct, frozen=True, kw_only=True):
+    """GPU time of one kind of work, per step."""
+
+    name: str
+    gpu_ns: float
+    share: float
+    count: float  # kernels and copies, per step
+
+
+class Kernel(msgspec.Struct, frozen=True, kw_only=True):
+    """One kernel, by its full name, per step."""
+
+    name: str
+    kind: str
+    gpu_ns: float
+    share: float
+    count: float
+    mean_ns: float
+
+
+class AttentionParts(msgspec.Struct, frozen=True, kw_only=True):
+    """Inside attention, in the forward pass, per step."""
+
+    softmax_ns: float  # with the elementwise work written out around it, where ranges name it
+    matmul_ns: float  # scores and values, without the projections
+    fused_ns: float  # where one kernel does all
+
+
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
+    """What a trace says about its steps. Times are nanoseconds of one step, unless named otherwise."""
+
+    path: str
+    source: str
+    gpu: str
+    steps: int
+    steps_found_by: str
+    gpu_ns: float  # durations added up
+    busy_ns: float  # at least one stream at work
+    window_ns: float  # from the first work of the steps to the last
+    idle: Idle  # of all steps
+    phases: tuple[Share, ...]
+    classes: tuple[Share, ...]
+    phase_classes: dict[str, dict[str, float]]
+    modules: tuple[Share, ...]
+    kernels: tuple[Kernel, ...]
+    top_forward: Kernel | None
+    top_forward_backward: Kernel | None
+    matmul_share: dict[str, float]  # of 'forward', and of the whole 'step'
+    matmul_precision: dict[str, float]  # share of the matmul time by what the kernels' names say
+    attention: AttentionParts
+    launches: float  # per step
+    launch_bound: bool
+    verdict: str
+    coverage: dict[str, float]
+    host_ns: dict[str, float] = {}  # wall time of the untraced step and its phases, where it was measured
+    notes: tuple[str, ...]
+
+
+def explain_trace(trace: Trace, untraced: Point | None = None) -> Explanation:
+    """Answer for one trace. Work launched outside the steps found is left out, and counted in the notes.
+
+    `untraced`: the same workload measured without a profiler, to set its clock beside the trace's.
+    """
+    if not trace.kernels.height and not trace.graph_runs.height:
+        raise FlopwiseError(f"{trace.path} has no GPU work in it", "was it captured on a GPU, with CUDA activity on?")
+    attribution = attribute(trace)
+    steps = find_steps(trace, attribution.table)
+    launched = attribution.table["launch_ns"].fill_null(attribution.table["start_ns"]).to_numpy()
+    inside = steps.of(launched) >= 0
+    work = attribution.table.filter(pl.Series(inside)).with_columns(
+        pl.col("class", "phase", "name", "module").cast(pl.String)
+    )
+    if not work.height:
+        raise FlopwiseError(
+            f"{trace.path}: no GPU work falls into the steps found ({steps.how})", "is the trace cut off?"
+        )
+    device = int(work.group_by("device").agg(pl.col("duration_ns").sum()).sort("duration_ns")["device"][-1])
+    mine = work.filter(pl.col("device") == device)
+    start, end = mine["start_ns"].to_numpy(), (mine["start_ns"] + mine["duration_ns"]).to_numpy()
+    low, high = int(start.min()), int(end.max())
+    waiting = idle(trace, low, high, device)
+    n = len(steps)
+    forward = work.filter(pl.col("phase").is_in([FORWARD, LOSS]))
+    both = work.filter(pl.col("phase").is_in([FORWARD, LOSS, BACKWARD]))
+    bound, verdict = _verdict(waiting, high - low, n)
+    left_out = attribution.table.height - work.height
+    return Explanation(
+        path=trace.path,
+        source=trace.source,
+        gpu=trace.gpu,
+        steps=n,
+        steps_found_by=steps.how,
+        gpu_ns=_sum(mine) / n,
+        busy_ns=covered_ns(start, end) / n,
+        window_ns=(high - low) / n,
+        idle=waiting,
+        phases=_shares(work, "phase", n),
+        classes=_shares(work, "class", n),
+        phase_classes=_matrix(work, n),
+        modules=_shares(_with_folded_modules(work), "module", n),
+        kernels=_kernels(work, n),
+        top_forward=next(iter(_kernels(forward, n)), None),
+        top_forward_backward=next(iter(_kernels(both, n)), None),
+        matmul_share={"forward": _matmul_share(forward), "step": _matmul_share(work)},
+        matmul_precision=_precisions(work),
+        attention=_attention(work.filter(pl.col("phase") == FORWARD), n),
+        launches=(trace.launches.height + trace.graph_launches.height) / n,
+        launch_bound=bound,
+        verdict=verdict,
+        coverage={name: getattr(attribution.coverage, name) for name in ("launch", "op", "phase", "module", "range")},
+        host_ns={t.phase: float(median(t.wall_ns)) for t in untraced.phases if t.wall_ns} if untraced else {},
+        notes=trace.notes
+        + ((f"{left_out} pieces of GPU work were launched outside the steps and are left out",) if left_out else ()),
+    )
+
+
+def _verdict(waiting: Idle, window_ns: int, n: int) -> tuple[bool, str]:
+    late = waiting.by_cause_ns[LATE_LAUNCH] / window_ns
+    waited = waiting.by_cause_ns[SYNCHRONISATION] / window_ns
+    idle_share = waiting.total_ns / window_ns
+    causes = f"{late:.0%} because the host launched late, {waited:.0%} after the host had waited"
+    parts = f"idle {idle_share:.0%} of the time: {causes}"
+    if late >= LAUNCH_BOUND:
+        return True, f"launch-bound: the GPU is {parts}"
+    if idle_share >= LAUNCH_BOUND:
+        return False, f"the GPU is {parts}"
+    return False, f"GPU-bound: the GPU is busy {1 - idle_share:.0%} of the time"
+
+
+def _sum(work: pl.DataFrame) -> int:
+    return int(work["duration_ns"].sum())
+
+
+def _shares(work: pl.DataFrame, column: str, n: int) -> tuple[Share, ...]:
+    total = max(_sum(work), 1)
+    rows = (
+        work.group_by(column)
+        .agg(pl.col("duration_ns").sum(), pl.len())
+        .sort("duration_ns", column, descending=[True, False])
+    )
+    return tuple(
+        Share(name=str(name or ""), gpu_ns=ns / n, share=ns / total, count=count / n)
+        for name, ns, count in rows.iter_rows()
+    )
+
+
+def _matrix(work: pl.DataFrame, n: int) -> dict[str, dict[str, float]]:
+    matrix: dict[str, dict[str, float]] = {}
+    for phase, kind, ns in (
+        work.group_by("phase", "class").agg(pl.col("duration_ns").sum()).sort("phase", "class").iter_rows()
+    ):
+        matrix.setdefault(phase, {})[kind] = ns / n
+    return matrix
+
+
+def _kernels(work: pl.DataFrame, n: int) -> tuple[Kernel, ...]:
+    total = max(_sum(work), 1)
+    rows = (
+        work.filter(pl.col("source") == "kernel")
+        .group_by("name")
+        .agg(pl.col("class").mode().sort().first(), pl.col("duration_ns").sum(), pl.len())
+        .sort("duration_ns", "name", descending=[True, False])
+    )
+    return tuple(
+        Kernel(name=name, kind=kind, gpu_ns=ns / n, share=ns / total, count=count / n, mean_ns=ns / count)
+        for name, kind, ns, count in rows.iter_rows()
+    )
+
+
+def _matmul_share(work: pl.DataFrame) -> float:
+    return _sum(work.filter(pl.col("class") == MATMUL)) / max(_sum(work), 1)
+
+
+def _precisions(work: pl.DataFrame) -> dict[str, float]:
+    """The matmuls' time by precision, as far as the names say."""
+    matmuls = work.filter(pl.col("class") == MATMUL)
+    shares: dict[str, float] = {}
+    for name, ns in matmuls.group_by("name").agg(pl.col("duration_ns").sum()).iter_rows():
+        found = matmul_precision(name)
+        where = (
+            ""
+            if found is None or found.tensor_cores is None
+            else " tensor cores"
+            if found.tensor_cores
+            else " CUDA cores"
+        )
+        label = f"{found.precision}{where}" if found else "unknown"
+        shares[label] = shares.get(label, 0.0) + ns / max(_sum(matmuls), 1)
+    return dict(sorted(shares.items(), key=lambda item: -item[1]))
+
+
+def _attention(forward: pl.DataFrame, n: int) -> AttentionParts:
+    """By the ranges and modules that name attention; the score and value matmuls are batched, the projections are not."""
+    where = pl.concat_str(pl.col("path").cast(pl.String).fill_null(""), pl.col("module").fill_null(""), separator="/")
+    scope = forward.filter(where.str.contains(_ATTENTION))
+    softmax = scope.filter((pl.col("class") == SOFTMAX) | where.str.contains("(?i)softmax"))
+    inner = where.str.contains("(?i)scores|attn_pv|values?$|attn_value") | pl.col("op").cast(pl.String).str.contains(
+        "bmm|baddbmm"
+    ).fill_null(False)
+    return AttentionParts(
+        softmax_ns=_sum(softmax) / n,
+        matmul_ns=_sum(scope.filter((pl.col("class") == MATMUL) & inner)) / n,
+        fused_ns=_sum(forward.filter(pl.col("class") == ATTENTION)) / n,
+    )
+
+
+def _with_folded_modules(work: pl.DataFrame) -> pl.DataFrame:
+    """Each distinct module is folded once: a trace has millions of rows and hundreds of modules."""
+    distinct = work["module"].unique().drop_nulls()
+    folded = {module: _folded(module) for module in distinct}
+    return work.with_columns(pl.col("module").replace_strict(folded, default="", return_dtype=pl.String))
+
+
+def _folded(module: str) -> str:
+    """The same module of every layer under one name.
+
+    >>> _folded("blocks.11.attention.q")
+    'blocks.*.attention.q'
+    """
+    return _LAYER.sub("*", module)

@@ -1,0 +1,101 @@
+"""Why the GPU was idle: every gap between two pieces of its work, by cause. The causes add up to the idle time exactly."""
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from flopwise.analysis.intervals import Times, gaps
+from flopwise.trace.tables import Trace
+
+LATE_LAUNCH = "late launch"  # the host had not yet launched what came next
+SYNCHRONISATION = "synchronisation"  # nor could it: it had just waited for the GPU
+BETWEEN = "between kernels"  # the next piece was queued already; the GPU took its time to begin it
+NOTHING = "nothing to do"  # no more work in the window
+UNKNOWN = "unknown"  # the trace does not say who launched the next piece
+CAUSES = (LATE_LAUNCH, SYNCHRONISATION, BETWEEN, NOTHING, UNKNOWN)
+
+
+class Idle(msgspec.Struct, frozen=True, kw_only=True):
+    """Idle time of one device in one window, in nanoseconds."""
+
+    total_ns: int
+    by_cause_ns: dict[str, int]
+    n_gaps: int
+
+
+class _Next(msgspec.Struct, frozen=True, kw_only=True):
+    """For each gap, the call that launched the work which ended it; -1 where there is none."""
+
+    launch_start: Times
+    launch_end: Times
+    thread: Times
+
+
+def idle(trace: Trace, low: int, high: int, device: int = 0) -> Idle:
+    """Split the device's idle time between `low` and `high` by cause.
+
+    A gap ends when the next piece of work begins. The part of it until that work's launch call returned is the host's:
+    'synchronisation' if the launching thread's last wait for the GPU ended within the gap, else 'late launch'. The rest,
+    after the call had returned, is the device's own ('between kernels').
+    """
+    work = gpu_work(trace, device)
+    start, end = work["start_ns"].to_numpy(), work["end_ns"].to_numpy()
+    gap_start, gap_end = gaps(start, end, low, high)
+    following = _following(trace, work, gap_end)
+    host_ns = np.clip(np.minimum(following.launch_end, gap_end) - gap_start, 0, None)
+    device_ns = gap_end - gap_start - host_ns
+    waited = _waited(trace, following, gap_start)
+    known = following.thread >= 0
+    last = gap_end >= high
+    causes = {
+        NOTHING: int((gap_end - gap_start)[last].sum()),
+        UNKNOWN: int((gap_end - gap_start)[~last & ~known].sum()),
+        SYNCHRONISATION: int(host_ns[~last & known & waited].sum()),
+        LATE_LAUNCH: int(host_ns[~last & known & ~waited].sum()),
+        BETWEEN: int(device_ns[~last & known].sum()),
+    }
+    total = int((gap_end - gap_start).sum())
+    assert sum(causes.values()) == total
+    return Idle(total_ns=total, by_cause_ns={cause: causes[cause] for cause in CAUSES}, n_gaps=len(gap_start))
+
+
+def gpu_work(trace: Trace, device: int | None = None) -> pl.DataFrame:
+    """Kernels, copies and whole graphs of a device (of all, if None): when, and by which call."""
+    columns = ["start_ns", "end_ns", "process", "device", "stream", "correlation"]
+    tables = [table.select(columns) for table in (trace.kernels, trace.copies, trace.graph_runs)]
+    work = pl.concat(tables)
+    return (work if device is None else work.filter(pl.col("device") == device)).sort("start_ns")
+
+
+def _following(trace: Trace, work: pl.DataFrame, gap_end: Times) -> _Next:
+    calls = pl.concat([trace.launches, trace.graph_launches]).unique(["process", "correlation"], keep="first")
+    joined = work.join(
+        calls.select("process", "correlation", "thread", launch_start="start_ns", launch_end="end_ns"),
+        on=["process", "correlation"],
+        how="left",
+        maintain_order="left",
+    )
+    at = np.searchsorted(work["start_ns"].to_numpy(), gap_end, side="left")
+    none = at >= work.height
+    at = np.minimum(at, max(work.height - 1, 0))
+
+    def column(name: str) -> Times:
+        if not work.height:
+            return np.full(len(gap_end), -1, dtype=np.int64)
+        values: npt.NDArray[np.int64] = joined[name].fill_null(-1).to_numpy()[at]
+        return np.where(none, -1, values)
+
+    return _Next(launch_start=column("launch_start"), launch_end=column("launch_end"), thread=column("thread"))
+
+
+def _waited(trace: Trace, following: _Next, gap_start: Times) -> npt.NDArray[np.bool_]:
+    """Whether the launching thread's last wait before the launch ended inside the gap."""
+    waited = np.zeros(len(gap_start), dtype=np.bool_)
+    for (thread,), syncs in trace.syncs.group_by("thread"):
+        ends = np.sort(syncs["end_ns"].to_numpy())
+        mine = following.thread == thread
+        before = np.searchsorted(ends, following.launch_start[mine], side="right") - 1
+        last_end = np.where(before >= 0, ends[np.maximum(before, 0)], -1)
+        waited[mine] = last_end >= gap_start[mine]
+    return waited

@@ -1,0 +1,46 @@
+"""`flopwise explain TARGET…`."""
+
+import click
+
+from flopwise.cli.options import output_options
+from flopwise.cli.output import chosen, show
+
+
+@click.command("explain")
+@click.argument("target", nargs=-1, required=True)
+@click.option("--against", metavar="TARGET", help="Say what changed from TARGET to this, kernel by kernel.")
+@click.option(
+    "--timings", metavar="RUN", help="The same workload without a profiler, to set its clock beside the trace's."
+)
+@click.option("--runs", metavar="DIR", help="Where runs are kept.")
+@output_options
+def command(
+    target: tuple[str, ...],
+    against: str | None,
+    timings: str | None,
+    runs: str | None,
+    form: str | None,
+    output: str | None,
+) -> None:
+    """Say where the time of a step went: by phase, class and module, the top kernels, and why the GPU was idle.
+
+    Example: flopwise explain last
+
+    TARGET is a run with a trace (`flopwise profile`), or a file: .json, .json.gz from PyTorch; .sqlite, .sqlite.gz,
+    .nsys-rep from Nsight Systems. Several targets give one table.
+    """
+    form = chosen(form, output)
+    from flopwise.errors import FlopwiseError
+    from flopwise.render.explain_view import changes_view, explanation_view, explanations_view
+    from flopwise.verbs.explain import changes, explain
+
+    found = [explain(one, timings=timings, runs=runs) for one in target]
+    if against is None:
+        show(*(explanation_view(found[0]) if len(found) == 1 else explanations_view(found)), form, output)
+        return
+    if len(found) != 1:
+        raise FlopwiseError(
+            "--against takes one target", "for example: flopwise explain after.json --against before.json"
+        )
+    before = explain(against, runs=runs)
+    show(*changes_view(before, found[0], changes(before, found[0])), form, output)

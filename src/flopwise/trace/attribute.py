@@ -1,0 +1,234 @@
+"""Whose work each kernel is: kernel → launch → op → forward op → module, and the phase of the step it belongs to.
+
+A kernel is tied to the call that launched it by (process, correlation), and the call to the ops and ranges that were open on
+its thread at that time; the kernel of a replayed CUDA graph to those at the capture of its node, where the trace holds it.
+Autograd launches from a thread of its own, so a backward kernel is led back through the sequence number of its node to the
+forward op, and takes that op's modules and ranges. What the GPU-side copies of annotations (`gpu_user_annotation`) say is not
+used: they know nothing of the autograd thread.
+
+Phases, the first rule that holds:
+1. Inside a backward node: 'backward'; but 'recompute' under a forward op or range nested in it (checkpointing), and
+   'optimizer' under an optimizer range nested in it (a step taken in a gradient hook).
+2. Inside a range named after a phase on the launching thread (forward, loss, backward, optimizer, Optimizer.step#…): that one.
+3. On an autograd thread, or on a thread without ops while another thread of the process is in a 'backward' range: 'backward'.
+4. By op: cross-entropy and its kin: 'loss'; fused and foreach optimizer ops: 'optimizer'; an op that autograd recorded, or
+   any op of a trace without gradients and phase ranges (inference): 'forward'.
+Within 'forward', loss ops and loss kernels are 'loss'. A kernel that only an optimizer has is 'optimizer' where nothing else
+is known of it, as in a CUDA graph of a whole step. Everything else is 'other'.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from flopwise.trace import kernel_class
+from flopwise.trace.host import Host, Points, captured_nodes
+from flopwise.trace.nesting import Flags, Ints
+from flopwise.trace.phases import BACKWARD, FORWARD, LOSS, OPTIMIZER, OTHER, PHASES, RECOMPUTE
+from flopwise.trace.scopes import Scopes
+from flopwise.trace.tables import NO_ID, Trace
+
+ATTRIBUTED = ("launch", "graph", "unattributed")
+SOURCES = ("kernel", "copy", "graph run")  # which table of the Trace `index` counts in
+GRAPH_RUN = "CUDA graph"  # the name of a graph traced as one row
+_CODE = {phase: code for code, phase in enumerate(PHASES)}
+_HOPS = 2  # a backward node inside a recomputed block leads to the recomputation, and that to the first forward
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """Shares of GPU time, 0 to 1 (of 1 where nothing ran)."""
+
+    launch: float  # whose launch is in the trace
+    op: float
+    phase: float  # with a phase other than 'other'
+    module: float  # inside a module, a compiled graph or an annotation of the user's
+    range: float  # inside any range, that of a phase included
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """One row per kernel, copy and CUDA graph traced as one row, by start.
+
+    source, index (in the Trace's table), start_ns, duration_ns, device, stream, name; launch_thread, launch_ns;
+    op (innermost), top_op, forward_op (of backward work); module (innermost), path (of ranges, outer to inner, '/' between,
+    without steps and phases); phase, class, attributed. What is not known is null. `class` is never null, nor is `phase`.
+    """
+
+    table: pl.DataFrame
+    coverage: Coverage
+
+
+def attribute(trace: Trace) -> Attribution:
+    """Say of everything that ran on the GPU who launched it, and what for."""
+    work = _work(trace)
+    host = Host(trace)
+    at = host.points(work["process"], work["from_thread"], work["from_ns"])
+    op = host.ops.innermost(at.lane, at.time)
+    node = host.backward.innermost(at.lane, at.time)
+    marked = host.phases.innermost(at.lane, at.time)
+    forward = host.forward_of(node)
+    scope = _scope(host, at, node, forward)
+    phase = _phase(host, at, op, node, marked)
+    kind = _class(work, host, op, phase)
+    phase = _refined(host, at, work, phase, kind)
+    module, path = Scopes(host).of(scope)
+    names = pl.Series([*host.names, None], dtype=pl.Categorical)
+    table = work.drop("process", "from_thread", "from_ns").with_columns(
+        names.gather(_name(host, op)).alias("op"),
+        names.gather(_name(host, host.ops.outermost().innermost(at.lane, at.time))).alias("top_op"),
+        names.gather(_name(host, forward)).alias("forward_op"),
+        module,
+        path,
+        pl.Series("phase", PHASES, dtype=pl.Enum(PHASES)).gather(phase),
+        kind,
+    )
+    return Attribution(table, _coverage(table, (scope >= 0) | (marked >= 0)))
+
+
+def _work(trace: Trace) -> pl.DataFrame:
+    """Everything that ran on the GPU, with the call that launched it."""
+    kinds = ("HtoD", "DtoH", "DtoD", "PtoP", "HtoH", "memset", "other")
+    copy_names = ["Memset" if kind == "memset" else f"Memcpy {kind}" for kind in kinds]
+    first = len(trace.names)
+    numbers = {kind: first + number for number, kind in enumerate(kinds)}
+    copies = trace.copies.with_columns(
+        name=pl.col("kind").replace_strict(numbers, default=numbers["other"], return_dtype=pl.UInt32)
+    )
+    graphs = trace.graph_runs.with_columns(
+        name=pl.lit(first + len(kinds), pl.UInt32), graph_node=pl.lit(NO_ID, pl.Int64)
+    )
+    columns = ["process", "correlation", "graph_node", "start_ns", "end_ns", "device", "stream", "name"]
+    parts = [
+        table.select(columns).with_columns(pl.lit(source, pl.Enum(SOURCES)).alias("source")).with_row_index("index")
+        for source, table in zip(SOURCES, (trace.kernels, copies, graphs), strict=True)
+    ]
+    work = pl.concat(parts).join(_calls(trace), on=["process", "correlation"], how="left", maintain_order="left")
+    work = work.join(_captures(trace), on=["process", "graph_node"], how="left", maintain_order="left")
+    names = pl.Series([*trace.names, *copy_names, GRAPH_RUN], dtype=pl.Categorical)
+    return work.sort("start_ns", "device", "stream", "source", "index").select(
+        "process",
+        "source",
+        "index",
+        "start_ns",
+        (pl.col("end_ns") - pl.col("start_ns")).alias("duration_ns"),
+        "device",
+        "stream",
+        pl.col("name").map_batches(names.gather, return_dtype=pl.Categorical),
+        "launch_thread",
+        "launch_ns",
+        pl.col("attributed").fill_null("unattributed"),
+        pl.coalesce("capture_thread", "launch_thread").alias("from_thread"),
+        pl.when(pl.col("capture_thread").is_null()).then("launch_ns").otherwise("capture_ns").alias("from_ns"),
+    )
+
+
+def _calls(trace: Trace) -> pl.DataFrame:
+    """The launch of each correlation id; where a runtime call and the driver call in it share one, the outer."""
+    how = pl.Enum(ATTRIBUTED)
+    calls = pl.concat(
+        [
+            trace.launches.with_columns(attributed=pl.lit("launch", how)),
+            trace.graph_launches.with_columns(attributed=pl.lit("graph", how)),
+        ]
+    )
+    calls = calls.filter(pl.col("correlation") > 0).sort("start_ns", "end_ns", descending=[False, True])
+    calls = calls.unique(["process", "correlation"], keep="first", maintain_order=True)
+    return calls.select("process", "correlation", "attributed", launch_thread="thread", launch_ns="start_ns")
+
+
+def _captures(trace: Trace) -> pl.DataFrame:
+    """Where a graph's node was captured: its ops and ranges are there, the launch of the whole graph has none for each."""
+    nodes = captured_nodes(trace).filter(pl.col("graph_node") != NO_ID)
+    nodes = nodes.unique(["process", "graph_node"], keep="first", maintain_order=True)
+    return nodes.select("process", "graph_node", capture_thread="thread", capture_ns="start_ns")
+
+
+def _name(host: Host, positions: Ints) -> Ints:
+    """The names' numbers; one past the last name where there is no span."""
+    nothing = len(host.names)
+    if len(host.name) == 0:
+        return np.full(len(positions), nothing)
+    return np.where(positions >= 0, host.name[positions], nothing)
+
+
+def _scope(host: Host, at: Points, node: Ints, forward: Ints) -> Ints:
+    """The innermost scope of each piece of work: the launch's own, unless it is backward work; of that the one opened inside
+    the node (a compiled graph, a recomputed module), else the forward op's, else whatever the launching thread was in."""
+    own = host.scopes.innermost(at.lane, at.time)
+    found = np.where((node < 0) | (own > node), own, -1)
+    for _ in range(_HOPS):
+        lead = np.flatnonzero((found < 0) & (forward >= 0))
+        if len(lead) == 0:
+            break
+        there = host.at_start(forward[lead])
+        found[lead] = host.scopes.innermost(there.lane, there.time)
+        forward = forward.copy()
+        forward[lead] = host.forward_of(host.backward.innermost(there.lane, there.time))
+    return np.where(found < 0, own, found)
+
+
+def _phase(host: Host, at: Points, op: Ints, node: Ints, marked: Ints) -> Ints:
+    """Codes of PHASES by the rules above, the kernels' own names not yet asked."""
+    by_range = np.where(marked >= 0, host.phase[marked], -1) if len(host.phase) else marked
+    forward = host.forward.innermost(at.lane, at.time)
+    lane = np.maximum(at.lane, 0)
+    elsewhere = host.inside_backward_range(at) & ~host.lanes_with_ops[lane] if len(host.lanes) else node >= 0
+    autograd = host.autograd_lanes[lane] & (at.lane >= 0) if len(host.lanes) else elsewhere
+    nested = marked > node  # the range was opened inside the node
+    again = (forward > node) | (nested & np.isin(by_range, (_CODE[FORWARD], _CODE[LOSS], _CODE[RECOMPUTE])))
+    rules = [
+        ((node >= 0) & nested & (by_range == _CODE[OPTIMIZER]), OPTIMIZER),
+        ((node >= 0) & again, RECOMPUTE),
+        (node >= 0, BACKWARD),
+        *((by_range == _CODE[phase], phase) for phase in PHASES),
+        (autograd | elsewhere, BACKWARD),
+        (host.losses.innermost(at.lane, at.time) >= 0, LOSS),
+        (host.optimizers.innermost(at.lane, at.time) >= 0, OPTIMIZER),
+        ((forward >= 0) | ((op >= 0) & host.only_ops), FORWARD),
+    ]
+    return np.select([holds for holds, _ in rules], [_CODE[phase] for _, phase in rules], _CODE[OTHER])
+
+
+def _refined(host: Host, at: Points, work: pl.DataFrame, phase: Ints, kind: pl.Series) -> Ints:
+    """What kernels say themselves: the loss inside the forward pass, the optimizer where nothing else is known."""
+    is_loss = (kind == kernel_class.LOSS).to_numpy() | (host.losses.innermost(at.lane, at.time) >= 0)
+    is_optimizer = (kind == kernel_class.OPTIMIZER).to_numpy()
+    loose = (phase == _CODE[OTHER]) | (work["attributed"] == "graph").to_numpy()
+    phase = np.where((phase == _CODE[FORWARD]) & is_loss, _CODE[LOSS], phase)
+    return np.where(loose & is_optimizer, _CODE[OPTIMIZER], phase)
+
+
+def _class(work: pl.DataFrame, host: Host, op: Ints, phase: Ints) -> pl.Series:
+    """Each distinct (name, op, in the optimizer or not) is classified once."""
+    keys = pl.DataFrame(
+        {
+            "name": work["name"].to_physical(),
+            "op": pl.Series(_name(host, op)),
+            "stepping": pl.Series(phase == _CODE[OPTIMIZER]),
+        }
+    )
+    cases = keys.with_columns(text=work["name"]).unique(["name", "op", "stepping"], maintain_order=True)
+    ops = [*host.names, ""]
+    kinds = [
+        kernel_class.classify(text, ops[above], OPTIMIZER if stepping else "")
+        for text, above, stepping in zip(cases["text"].cast(pl.String), cases["op"], cases["stepping"], strict=True)
+    ]
+    cases = cases.drop("text").with_columns(pl.Series("class", kinds, dtype=pl.Enum(kernel_class.CLASSES)))
+    return keys.join(cases, on=["name", "op", "stepping"], how="left", maintain_order="left")["class"]
+
+
+def _coverage(table: pl.DataFrame, ranged: Flags) -> Coverage:
+    def share(known: pl.Expr) -> float:
+        return float(spent.select((pl.col("duration_ns") * known).sum()).item()) / total if total else 1.0
+
+    spent = table.select("duration_ns", "attributed", "op", "phase", "module", ranged=pl.Series(ranged))
+    total = int(spent["duration_ns"].sum())
+    return Coverage(
+        launch=share(pl.col("attributed") != "unattributed"),
+        op=share(pl.col("op").is_not_null()),
+        phase=share(pl.col("phase") != OTHER),
+        module=share(pl.col("module").is_not_null()),
+        range=share(pl.col("ranged")),
+    )

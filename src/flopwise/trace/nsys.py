@@ -1,0 +1,304 @@
+"""Nsight Systems exports (.sqlite, .sqlite.gz, .nsys-rep) into one Trace.
+
+Versions of the export differ: tables are called X, X_V2, X_V3; columns come and go. Every query is built from what the file
+has. Its tables of the profiled process's environment and of the machine (META_DATA_CAPTURE, TARGET_INFO_*…) are never
+read, except for the GPU's name.
+"""
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+
+from flopwise.errors import one_line
+from flopwise.trace.nsys_file import MISSING, Export, Ints, open_export, or_no_id, process_of, quoted
+from flopwise.trace.nvtx import Names, read_nvtx, with_engine_sequence
+from flopwise.trace.tables import (
+    COPIES,
+    GRAPH_LAUNCHES,
+    GRAPH_RUNS,
+    KERNELS,
+    LAUNCHES,
+    NO_ID,
+    OPS,
+    RANGES,
+    SYNCS,
+    Trace,
+)
+
+TIME_LIMIT = 2**61  # times beyond are garbage, and their differences would overflow
+
+_GPU_WORK = {
+    "start": ("start",),
+    "end": ("end",),
+    "process": ("globalPid",),
+    "device": ("deviceId",),
+    "stream": ("streamId",),
+    "correlation": ("correlationId",),
+    "graph_node": ("graphNodeId",),
+}
+_KERNEL = _GPU_WORK | {"name": ("demangledName", "shortName", "mangledName")}
+_COPY = _GPU_WORK | {"bytes": ("bytes",), "kind": ("copyKind",)}
+_CALL = {
+    "start": ("start",),
+    "end": ("end",),
+    "thread": ("globalTid",),
+    "correlation": ("correlationId",),
+    "name": ("nameId",),
+}
+_NODE = {"start": ("start",), "thread": ("globalTid",), "node": ("graphNodeId",), "original": ("originalGraphNodeId",)}
+GRAPH_NODES = {"start_ns": pl.Int64, "process": pl.Int64, "thread": pl.Int64, "graph_node": pl.Int64}
+
+# CUpti_ActivityMemcpyKind; arrays live on the device, unified-memory migrations count as the copy they are
+_COPY_KINDS = [
+    "other",
+    "HtoD",
+    "DtoH",
+    "HtoD",
+    "DtoH",
+    "DtoD",
+    "DtoD",
+    "DtoD",
+    "DtoD",
+    "HtoH",
+    "PtoP",
+    "HtoD",
+    "DtoH",
+    "DtoD",
+]
+_MEMSET = len(_COPY_KINDS)
+_KIND_NAMES = pl.Series([*_COPY_KINDS, "memset"])
+
+# Calls that can put nothing on the GPU: half of all rows, not worth fetching. Whether any other call did is then decided by
+# its correlation id.
+_NEVER_LAUNCHES = re.compile(
+    r"Get|Query|IsCapturing|Occupancy|Malloc|Free|Event(Create|Destroy|Record)|CallConfiguration"
+)
+_WAITS = re.compile(
+    r"Synchronize|^cu(da)?Memcpy(?!.*(Async|DtoD|Peer))"
+)  # without Async the host waits, except between devices
+_GRAPH_LAUNCH = re.compile(r"^cu(da)?GraphLaunch")
+_API_VERSION = re.compile(r"(_ptsz|_ptds)?(_v\d{4,})?$")  # cudaLaunchKernel_v7000: the CUDA that introduced it
+
+Columns = dict[str, Ints]
+
+
+@dataclass(frozen=True)
+class NsysTrace(Trace):
+    """A Trace that also knows where the nodes of CUDA graphs were made: what the kernel of a replayed graph belongs to."""
+
+    graph_nodes: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=GRAPH_NODES))
+
+
+def read_nsys(path: str | os.PathLike[str]) -> NsysTrace:
+    """Read an export, or a report through the installed nsys. Every fault of the file is a FlopwiseError."""
+    with open_export(path) as export:
+        names, notes = Names(), list[str]()
+        tables = _tables(export, names, notes)
+        gpu = _gpu_name(export)
+    _set_to_one_clock(tables, notes)
+    return NsysTrace(
+        source="nsys",
+        path=str(Path(path)),
+        names=tuple(names.ids),
+        kernels=_shaped(tables["kernels"], KERNELS),
+        copies=_shaped(tables["copies"], COPIES),
+        launches=_shaped(tables["launches"], LAUNCHES),
+        graph_launches=_shaped(tables["graph_launches"], GRAPH_LAUNCHES),
+        graph_runs=_shaped(tables["graph_runs"], GRAPH_RUNS),
+        syncs=_shaped(tables["syncs"], SYNCS),
+        ops=_shaped(with_engine_sequence(tables["ops"]), OPS),
+        ranges=_shaped(tables["ranges"], RANGES),
+        graph_nodes=_shaped(tables["graph_nodes"], GRAPH_NODES),
+        gpu=gpu,
+        notes=tuple(notes),
+    )
+
+
+def _tables(export: Export, names: Names, notes: list[str]) -> dict[str, pl.DataFrame]:
+    ops, ranges = read_nvtx(export, names, notes)
+    calls = _calls(export, names)
+    work = {
+        "kernels": _kernels(export, names, notes),
+        "copies": _copies(export),
+        "graph_runs": _gpu_work(export, "CUPTI_ACTIVITY_KIND_GRAPH_TRACE", _GPU_WORK),
+    }
+    work = {name: _with_process(table, calls) for name, table in work.items()}
+    return {"ops": ops, "ranges": ranges, "graph_nodes": _graph_nodes(export)} | work | _by_effect(calls, work)
+
+
+def _spans(columns: Columns) -> pl.DataFrame:
+    return pl.DataFrame(columns).rename({"start": "start_ns", "end": "end_ns"}, strict=False)
+
+
+def _gpu_work(export: Export, base: str, wanted: Mapping[str, tuple[str, ...]]) -> pl.DataFrame:
+    table = export.table(base)
+    columns = export.integers(table, wanted) if table else {name: np.empty(0, np.int64) for name in wanted}
+    columns["process"] = process_of(columns["process"])
+    for name in ("device", "stream", "correlation", "graph_node"):
+        columns[name] = or_no_id(columns[name])
+    columns["graph_node"][columns["graph_node"] == 0] = NO_ID
+    return _spans(columns)
+
+
+def _kernels(export: Export, names: Names, notes: list[str]) -> pl.DataFrame:
+    kernels = _gpu_work(export, "CUPTI_ACTIVITY_KIND_KERNEL", _KERNEL)
+    if kernels.is_empty():
+        notes.append("no kernels: CUDA was not traced, or nothing ran on the GPU (nsys profile -t cuda,nvtx)")
+    return kernels.with_columns(_named(export, kernels["name"].to_numpy(), names, "(unnamed kernel)").alias("name"))
+
+
+def _named(export: Export, ids: Ints, names: Names, unnamed: str, shorten: Callable[[str], str] = str) -> pl.Series:
+    """StringIds ids as indices into `names`."""
+    distinct, inverse = np.unique(ids, return_inverse=True)
+    texts = export.strings(distinct)
+    known = np.array([names.id(shorten(texts.get(int(i), unnamed))) for i in distinct], dtype=np.uint32)
+    return pl.Series(known[inverse])
+
+
+def _copies(export: Export) -> pl.DataFrame:
+    memcpy = _gpu_work(export, "CUPTI_ACTIVITY_KIND_MEMCPY", _COPY)
+    memset = _gpu_work(export, "CUPTI_ACTIVITY_KIND_MEMSET", _COPY).with_columns(kind=pl.lit(_MEMSET, dtype=pl.Int64))
+    known = pl.col("kind").is_between(0, _MEMSET)
+    both = pl.concat([memcpy.with_columns(pl.when(pl.col("kind") < _MEMSET).then("kind").otherwise(0)), memset])
+    both = both.with_columns(kind=pl.when(known).then("kind").otherwise(0), bytes=pl.max_horizontal("bytes", 0))
+    return both.with_columns(_KIND_NAMES.gather(both["kind"]).alias("kind"))
+
+
+def _calls(export: Export, names: Names) -> pl.DataFrame:
+    """Runtime and driver API calls that may have launched something, launched a graph, or waited for the GPU."""
+    parts = [
+        _calls_of(export, t, names) for b in ("RUNTIME", "DRIVER") if (t := export.table(f"CUPTI_ACTIVITY_KIND_{b}"))
+    ]
+    if parts:
+        return pl.concat(parts)
+    columns = ("start_ns", "end_ns", "process", "thread", "correlation")
+    return pl.DataFrame(
+        schema=dict.fromkeys(columns, pl.Int64) | {"name": pl.UInt32, "waits": pl.Boolean, "graph": pl.Boolean}
+    )
+
+
+def _calls_of(export: Export, table: str, names: Names) -> pl.DataFrame:
+    name = export.column(table, "nameId")
+    where = "1"
+    if name:
+        used = export.db.execute(
+            f"SELECT DISTINCT CAST({quoted(name)} AS INTEGER) FROM {quoted(table)} LIMIT 100000"
+        ).fetchall()
+        texts = export.strings(np.array([i for (i,) in used if i is not None], dtype=np.int64))
+        idle = [i for i, text in texts.items() if _NEVER_LAUNCHES.search(text) and not _WAITS.search(text)]
+        where = f"{quoted(name)} NOT IN ({','.join(map(str, idle[:1000]))})"
+    calls = export.integers(table, _CALL, where)
+    calls["process"] = process_of(calls["thread"])
+    calls["thread"], calls["correlation"] = or_no_id(calls["thread"]), or_no_id(calls["correlation"])
+    named = _named(export, calls["name"], names, "(unnamed call)", lambda text: _API_VERSION.sub("", text, count=1))
+    by_id = list(names.ids)
+    called = {i: by_id[i] for i in named.unique().to_list()}
+    waits = [i for i, text in called.items() if _WAITS.search(text)]
+    graphs = [i for i, text in called.items() if _GRAPH_LAUNCH.search(text)]
+    return _spans(calls).with_columns(
+        named.alias("name"),
+        named.is_in(pl.Series(waits, dtype=pl.UInt32).implode()).alias("waits"),
+        named.is_in(pl.Series(graphs, dtype=pl.UInt32).implode()).alias("graph"),
+    )
+
+
+def _with_process(work: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
+    """Old exports do not say whose kernel it is: it is the only process's, where there is only one."""
+    processes = calls["process"].unique()
+    if len(processes) != 1:
+        return work
+    return work.with_columns(process=pl.when(pl.col("process") == NO_ID).then(processes[0]).otherwise("process"))
+
+
+def _by_effect(calls: pl.DataFrame, work: Mapping[str, pl.DataFrame]) -> dict[str, pl.DataFrame]:
+    processes = {process for table in (calls, *work.values()) for process in table["process"].unique()}
+    key = ["process", "correlation"] if len(processes) > 1 else ["correlation"]
+    correlated = pl.concat([table.select(key) for table in work.values()]).unique()
+    launched = calls.filter(~pl.col("graph")).join(correlated, on=key, how="semi", maintain_order="left")
+    return {
+        "launches": _one_call_each(launched, key),
+        "graph_launches": _one_call_each(calls.filter("graph"), key),
+        "syncs": calls.filter("waits"),
+    }
+
+
+def _one_call_each(calls: pl.DataFrame, key: list[str]) -> pl.DataFrame:
+    """A kernel has one launch: where the runtime API called the driver API under the same id, the inner call."""
+    known = calls.filter(pl.col("correlation") != NO_ID)
+    return known.sort("start_ns").unique(key, keep="last", maintain_order=True)
+
+
+def _graph_nodes(export: Export) -> pl.DataFrame:
+    """When and where each node was captured. Instantiation clones a graph's nodes: a clone was captured with its original."""
+    table = export.table("CUDA_GRAPH_NODE_EVENTS")
+    columns = export.integers(table, _NODE) if table else {name: np.empty(0, np.int64) for name in _NODE}
+    nodes = _spans(columns).unique("node", keep="first", maintain_order=True)
+    origins = nodes.select("node", "original").with_columns(origin=pl.col("node"))
+    for _ in range(4):  # a clone of a clone of a clone: deeper has not been seen
+        step = nodes.select(origin="node", next="original").filter(pl.col("next") != MISSING)
+        step = step.join(nodes.select(next="node"), on="next", how="semi")
+        origins = (
+            origins.join(step, on="origin", how="left").with_columns(origin=pl.coalesce("next", "origin")).drop("next")
+        )
+    made = origins.select(graph_node="node", node="origin").join(nodes.drop("original"), on="node").drop("node")
+    thread = made["thread"].to_numpy()
+    return made.with_columns(
+        pl.Series("process", process_of(thread)), pl.Series("thread", or_no_id(thread)), end_ns=pl.col("start_ns")
+    )
+
+
+def _gpu_name(export: Export) -> str:
+    for base in ("TARGET_INFO_GPU", "TARGET_INFO_CUDA_GPU"):
+        table = export.table(base)
+        if name := export.column(table, "name"):
+            order = export.column(table, "id")
+            by_id = f"ORDER BY {quoted(order)}" if order else ""
+            row = export.db.execute(
+                f"SELECT substr(CAST({quoted(name)} AS TEXT), 1, 200) FROM {quoted(table)} {by_id} LIMIT 1"
+            )
+            return one_line(str((row.fetchone() or ("",))[0] or ""))
+    return ""
+
+
+def _set_to_one_clock(tables: dict[str, pl.DataFrame], notes: list[str]) -> None:
+    """Sort every table, the earliest event of all at 0; what has no sensible time is dropped and counted.
+
+    In place, table by table, since two copies of everything would be the most memory ever used.
+    """
+    start, end = pl.col("start_ns"), pl.col("end_ns")
+    _close_open_ranges(tables, notes)
+    dropped = 0
+    for name, table in tables.items():
+        tables[name] = table.filter((start > -TIME_LIMIT) & (end < TIME_LIMIT) & (end >= start))
+        dropped += table.height - tables[name].height
+    if dropped:
+        notes.append(f"{dropped:,} events dropped: no time, or an end before the start")
+    origin = min((int(t["start_ns"].to_numpy().min()) for t in tables.values() if len(t)), default=0)
+    for name, table in tables.items():
+        on_clock = table.with_columns(start - pl.lit(origin), end - pl.lit(origin))
+        tables[name] = on_clock.sort("start_ns", "end_ns", descending=[False, True], maintain_order=True)
+
+
+def _close_open_ranges(tables: dict[str, pl.DataFrame], notes: list[str]) -> None:
+    end = pl.col("end_ns")
+    still_open = {name: tables[name].filter(end == MISSING).height for name in ("ops", "ranges")}
+    if not any(still_open.values()):
+        return
+    ends = [t.filter(end.is_between(-TIME_LIMIT, TIME_LIMIT))["end_ns"].to_numpy() for t in tables.values()]
+    last = max((int(column.max()) for column in ends if len(column)), default=0)
+    for name in still_open:
+        tables[name] = tables[name].with_columns(end_ns=pl.when(end == MISSING).then(pl.lit(last)).otherwise(end))
+    count = sum(still_open.values())
+    notes.append(f"{count:,} ranges were still open at the end of the trace; they end with its last event")
+
+
+def _shaped(table: pl.DataFrame, schema: Mapping[str, type[pl.DataType]]) -> pl.DataFrame:
+    """Exactly the columns of the contract; an id too large for its column is no id."""
+    columns = [pl.col(name).cast(dtype, strict=False) for name, dtype in schema.items()]
+    fills = [pl.col(name).fill_null(NO_ID) for name, dtype in schema.items() if dtype == pl.Int32]
+    return table.select(columns).with_columns(fills)

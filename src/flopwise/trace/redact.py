@@ -1,0 +1,91 @@
+"""Words that must not leave the machine, replaced in texts that may: names of ranges, ops and kernels."""
+
+import re
+
+REMOVED = "[removed]"
+
+_TOKENS = r"""
+    (?<![A-Za-z0-9]) (?: hf_[A-Za-z0-9]{12,} | sk-[A-Za-z0-9_-]{16,} | gh[pousr]_[A-Za-z0-9]{16,} | github_pat_\w{20,}
+      | glpat-[\w-]{16,} | xox[abposr]-[\w-]{10,} | A[KS]IA[0-9A-Z]{16} | AIza[\w-]{30,} | eyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)? )
+    | (?i: \bbearer\s+ [\w.~+/=-]{8,} )
+    | -----BEGIN\s[\w\s]{0,40}KEY-----.*
+"""
+# A plain number is a count (tokens=512), not a secret.
+_ASSIGNMENTS = r"""
+    | (?i: [\w.-]{0,60} (?: secret | token | passw(?:or)?d | passwd | credential | api_?key | (?<![a-z])key ) [\w.-]{0,60} ["']?
+      \s* = \s* (?! ["']? \d{1,12} (?![\w.-]) ) ["']? [^\s"',;]+ )
+    | (?i: (?: secret | passw(?:or)?d | passwd | api[_-]?key | access[_-]?key ) ["']? \s* : \s* [^\s"',;:]+ )
+    | (?<=://) [^/\s@]+ (?=@)
+    | [\w.+-]{1,64} @ [\w-]+ (?: \. [\w-]+ )+
+    | (?: /home/ | /Users/ | /root/ | (?<!\w) ~[\w-]*/ | [A-Za-z]:\\Users\\ ) [^\s"',;:()]*
+"""
+_LONG_CODES = r"""
+    | (?<![A-Za-z0-9]) [0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12} (?![A-Za-z0-9])
+    | (?<![A-Za-z0-9]) [0-9a-fA-F]{32,} (?![A-Za-z0-9])
+    | (?<![A-Za-z0-9+/]) (?= [A-Za-z0-9+/]*[A-Z] ) (?= [A-Za-z0-9+/]*[a-z] )  # a long class name has its digits in one place
+      (?= [A-Za-z0-9/]* (?: [0-9][A-Za-z/]+[0-9] | \+ ) | [A-Za-z0-9/]+= ) [A-Za-z0-9+/]{40,}={0,2}
+"""
+_IN_CODE = re.compile(_TOKENS + _ASSIGNMENTS, re.VERBOSE | re.DOTALL)
+_IN_TEXT = re.compile(_TOKENS + _ASSIGNMENTS + _LONG_CODES, re.VERBOSE | re.DOTALL)
+_FOLDERS = re.compile(r"(?<![\w:/.\]])(?:[A-Za-z]:)?[/\\](?:[^/\\\s\"',;:()<>]+[/\\])+")
+# The patterns cost 50 µs on a text; one without any of these cannot match them.
+_SIGNS = (
+    *(
+        "hf_",
+        "sk-",
+        "ghp_",
+        "gho_",
+        "ghu_",
+        "ghs_",
+        "ghr_",
+        "github_pat_",
+        "glpat-",
+        "xox",
+        "akia",
+        "asia",
+        "aiza",
+        "eyj",
+    ),
+    *("bearer", "begin", "secret", "token", "passw", "credential", "key", "@", "/", "\\", "~"),
+)
+_LONG_CODE = re.compile(r"[0-9a-zA-Z+/]{32}|[0-9a-fA-F]{8}-")
+_LONGEST = 20_000  # of a name; what is cut off cannot leak, and no pattern runs over megabytes
+
+
+def redacted(text: str) -> str:
+    """A text that a user wrote, without what looks like a secret, and with file names instead of paths.
+
+    >>> redacted("load hf_abcdefghijklmnop"), redacted("step, tokens=512"), redacted("WANDB_API_KEY=abc123x")
+    ('load [removed]', 'step, tokens=512', '[removed]')
+    >>> redacted("read /home/eve/data.bin"), redacted("read /mnt/project/data.bin")
+    ('read [removed]', 'read data.bin')
+    """
+    text = text[:_LONGEST]
+    if not (_shows_signs(text) or _LONG_CODE.search(text)):
+        return text
+    return _FOLDERS.sub("", _IN_TEXT.sub(REMOVED, text))
+
+
+def redacted_code(name: str) -> str:
+    """A kernel's or an API's name: long codes in it are types and hashes that tell kernels apart, and stay.
+
+    >>> redacted_code("triton_poi_fused_0d1d2d3de4d5c6789abcdef0123456789abcdef")
+    'triton_poi_fused_0d1d2d3de4d5c6789abcdef0123456789abcdef'
+    """
+    name = name[:_LONGEST]
+    return _IN_CODE.sub(REMOVED, name) if _shows_signs(name) else name
+
+
+def _shows_signs(text: str) -> bool:
+    lowered = text.lower()
+    return any(sign in lowered for sign in _SIGNS)
+
+
+def redacted_frame(name: str) -> str:
+    """A Python frame: `/home/eve/run/train.py(12): forward` keeps the file's name only.
+
+    >>> redacted_frame("/home/eve/my project/train.py(12): forward")
+    'train.py(12): forward'
+    """
+    path, found, rest = name[:_LONGEST].partition("(")
+    return redacted(re.split(r"[/\\]", path)[-1] + found + rest)

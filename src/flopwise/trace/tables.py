@@ -1,0 +1,70 @@
+"""One Trace, whatever the profiler was: tables of what ran on the GPU, who launched it, and under which op and range.
+
+Times are integers of nanoseconds, the earliest event of the trace at 0. Names are stored once in `names`; tables hold
+their index (`name`, u32), because a trace repeats a few hundred long kernel names a million times.
+"""
+
+from dataclasses import dataclass, field
+
+import polars as pl
+
+NO_ID = -1  # a sequence number, thread, correlation or graph node that the trace does not give
+
+_SPAN = {"start_ns": pl.Int64, "end_ns": pl.Int64}
+_HOST = _SPAN | {"process": pl.Int64, "thread": pl.Int64, "name": pl.UInt32}
+
+KERNELS = _SPAN | {
+    "process": pl.Int64,  # whose correlation ids they are
+    "device": pl.Int32,
+    "stream": pl.Int64,
+    "name": pl.UInt32,
+    "correlation": pl.Int64,
+    "graph_node": pl.Int64,  # NO_ID outside a CUDA graph
+}
+COPIES = _SPAN | {
+    "process": pl.Int64,
+    "device": pl.Int32,
+    "stream": pl.Int64,
+    "kind": pl.String,  # HtoD, DtoH, DtoD, PtoP, HtoH, memset, other
+    "bytes": pl.Int64,
+    "correlation": pl.Int64,
+    "graph_node": pl.Int64,
+}
+LAUNCHES = _HOST | {"correlation": pl.Int64}  # runtime and driver API calls that put work on the GPU
+GRAPH_LAUNCHES = _HOST | {"correlation": pl.Int64}  # one call that runs a whole CUDA graph
+SYNCS = _HOST  # calls in which the host waited for the GPU
+OPS = _HOST | {
+    "sequence": pl.Int64,  # shared by a forward op and its backward node
+    "backward": pl.Boolean,  # it runs the gradient of the forward op with the same sequence number
+    "forward_thread": pl.Int64,  # where a backward node's forward op ran, if the trace says; else NO_ID
+}
+RANGES = _HOST | {
+    "kind": pl.String
+}  # 'annotation' (record_function, NVTX), 'module' (nn.Module calls), 'step' (profiler steps)
+GRAPH_RUNS = _SPAN | {  # a CUDA graph traced as one row, its kernels unknown
+    "process": pl.Int64,
+    "device": pl.Int32,
+    "stream": pl.Int64,
+    "correlation": pl.Int64,
+}
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What a profiler saw. Every table is sorted by `start_ns`; durations are never negative."""
+
+    source: str  # 'kineto' or 'nsys'
+    path: str
+    names: tuple[str, ...]
+    kernels: pl.DataFrame
+    copies: pl.DataFrame
+    launches: pl.DataFrame
+    graph_launches: pl.DataFrame
+    graph_runs: pl.DataFrame
+    syncs: pl.DataFrame
+    ops: pl.DataFrame
+    ranges: pl.DataFrame
+    gpu: str = ""  # the first device's name
+    notes: tuple[str, ...] = field(
+        default=()
+    )  # what was odd in the file, one line each (events dropped, tables missing)

@@ -1,0 +1,85 @@
+"""What a trace says: parts add up, two profilers agree, and the known answers of real captures."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from flopwise.analysis.explanation import explain_trace
+from flopwise.errors import FlopwiseError
+from flopwise.trace import tables
+from flopwise.trace.read import read_trace
+
+from .test_idle import frame, trace
+
+FIXTURES = Path(__file__).parent.parent / "trace" / "fixtures"
+NAIVE = "h200-small-fp32-naive-2steps"
+COMPILED = FIXTURES / "h200-small-bf16-compiled-2steps.kineto.json.gz"
+
+
+@pytest.fixture(scope="module")
+def naive():
+    return {s: explain_trace(read_trace(FIXTURES / f"{NAIVE}.{s}")) for s in ("kineto.json.gz", "nsys.sqlite.gz")}
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    return explain_trace(read_trace(COMPILED))
+
+
+def test_parts_add_up_to_the_whole(naive, compiled):
+    for e in (*naive.values(), compiled):
+        for parts in (e.phases, e.classes, e.modules):
+            assert sum(p.gpu_ns for p in parts) == pytest.approx(e.gpu_ns, rel=1e-12)
+            assert sum(p.share for p in parts) == pytest.approx(1.0)
+        assert sum(ns for row in e.phase_classes.values() for ns in row.values()) == pytest.approx(e.gpu_ns, rel=1e-12)
+        assert sum(e.idle.by_cause_ns.values()) == e.idle.total_ns
+        assert e.busy_ns * e.steps + e.idle.total_ns == pytest.approx(e.window_ns * e.steps, rel=1e-12)
+
+
+def test_two_profilers_tell_the_same_story(naive):
+    a, b = naive.values()
+    assert (a.steps, b.steps) == (2, 2)
+    for mine, other in ((a.phases, b.phases), (a.classes, b.classes)):
+        shares = {p.name: p.share for p in other}
+        assert all(p.share == pytest.approx(shares[p.name], abs=0.02) for p in mine)
+    assert a.top_forward.name == b.top_forward.name
+    assert a.matmul_share["step"] == pytest.approx(b.matmul_share["step"], abs=0.02)
+
+
+def test_the_compiled_step_is_launch_bound(compiled):
+    """The step took about 24 ms of wall time for 6.4 ms of GPU work."""
+    assert compiled.launch_bound
+    assert compiled.gpu_ns == pytest.approx(6.39e6, rel=0.01)
+    assert 22e6 < compiled.window_ns < 25e6
+    assert compiled.attention.fused_ns > 0
+    assert compiled.attention.softmax_ns == 0
+    assert list(compiled.matmul_precision) == ["bf16 tensor cores"]
+
+
+def test_fp32_is_told_from_tf32_by_the_kernels(naive):
+    shares = naive["kineto.json.gz"].matmul_precision
+    assert shares["fp32 CUDA cores"] > 0.95
+    assert not any("tf32" in name for name in shares)
+
+
+def test_softmax_costs_more_than_the_attention_matmuls(naive):
+    parts = naive["kineto.json.gz"].attention
+    assert parts.softmax_ns > parts.matmul_ns > 0
+
+
+def test_steps_by_the_period_of_the_kernels():
+    """No ranges at all: five kernels, three times over."""
+    names = ("a", "b", "c")
+    order = [0, 1, 1, 2, 1] * 3
+    kernels = [(10 * i, 10 * i + 5, i + 1) for i in range(len(order))]
+    made = trace(kernels, [(10 * i - 5, 10 * i - 1, i + 1) for i in range(len(order))])
+    rows = [(s, e, 1, 0, 7, order[i], c, -1) for i, (s, e, c) in enumerate(kernels)]
+    found = explain_trace(replace(made, names=names, kernels=frame(tables.KERNELS, *rows)))
+    assert (found.steps, found.steps_found_by) == (3, "period of the kernels")
+    assert {k.name: k.count for k in found.kernels} == {"a": 1, "b": 3, "c": 1}
+
+
+def test_no_gpu_work_is_one_line():
+    with pytest.raises(FlopwiseError, match="no GPU work"):
+        explain_trace(trace([], []))

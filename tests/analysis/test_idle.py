@@ -1,0 +1,62 @@
+"""Gaps on the GPU by cause, on traces made by hand."""
+
+import polars as pl
+import pytest
+
+from flopwise.analysis.idle import BETWEEN, LATE_LAUNCH, NOTHING, SYNCHRONISATION, UNKNOWN, idle
+from flopwise.trace import tables
+from flopwise.trace.tables import Trace
+
+
+def frame(schema, *rows):
+    return pl.DataFrame(rows, schema=schema, orient="row").sort("start_ns")
+
+
+def trace(kernels, launches, syncs=()):
+    """kernels (start, end, correlation), launches (start, end, correlation), syncs (start, end): one process, one thread."""
+    return Trace(
+        source="kineto",
+        path="",
+        names=("x",),
+        kernels=frame(tables.KERNELS, *((s, e, 1, 0, 7, 0, c, -1) for s, e, c in kernels)),
+        copies=frame(tables.COPIES),
+        launches=frame(tables.LAUNCHES, *((s, e, 1, 11, 0, c) for s, e, c in launches)),
+        graph_launches=frame(tables.GRAPH_LAUNCHES),
+        graph_runs=frame(tables.GRAPH_RUNS),
+        syncs=frame(tables.SYNCS, *((s, e, 1, 11, 0) for s, e in syncs)),
+        ops=frame(tables.OPS),
+        ranges=frame(tables.RANGES),
+    )
+
+
+def test_a_launch_that_comes_late_is_the_hosts_and_the_rest_the_devices():
+    found = idle(trace([(10, 20, 1), (50, 60, 2)], [(0, 5, 1), (40, 45, 2)]), 10, 60)
+    assert found.by_cause_ns[LATE_LAUNCH] == 25  # idle from 20; the call returned at 45
+    assert found.by_cause_ns[BETWEEN] == 5
+    assert (found.total_ns, found.n_gaps) == (30, 1)
+
+
+def test_work_that_was_queued_leaves_only_the_devices_gap():
+    found = idle(trace([(10, 20, 1), (22, 60, 2)], [(0, 5, 1), (6, 9, 2)]), 10, 60)
+    assert found.by_cause_ns == {LATE_LAUNCH: 0, SYNCHRONISATION: 0, BETWEEN: 2, NOTHING: 0, UNKNOWN: 0}
+
+
+def test_a_launch_after_a_wait_is_the_waits():
+    found = idle(trace([(10, 20, 1), (50, 60, 2)], [(0, 5, 1), (40, 45, 2)], syncs=[(6, 22)]), 10, 60)
+    assert (found.by_cause_ns[SYNCHRONISATION], found.by_cause_ns[LATE_LAUNCH]) == (25, 0)
+
+
+def test_a_wait_long_before_explains_nothing():
+    found = idle(trace([(10, 20, 1), (50, 60, 2)], [(0, 5, 1), (40, 45, 2)], syncs=[(1, 3)]), 10, 60)
+    assert (found.by_cause_ns[SYNCHRONISATION], found.by_cause_ns[LATE_LAUNCH]) == (0, 25)
+
+
+def test_no_launch_and_no_more_work():
+    found = idle(trace([(10, 20, 1), (50, 60, 99)], [(0, 5, 1)]), 10, 100)
+    assert (found.by_cause_ns[UNKNOWN], found.by_cause_ns[NOTHING]) == (30, 40)
+
+
+@pytest.mark.parametrize("kernels", [[], [(0, 100, 1)]])
+def test_nothing_at_all_and_nothing_idle(kernels):
+    found = idle(trace(kernels, [(0, 5, 1)]), 0, 100)
+    assert found.total_ns == (0 if kernels else 100)
