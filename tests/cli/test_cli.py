@@ -11,6 +11,7 @@ import pytest
 from flopwise.cli.main import VERBS
 
 STEPS = Path(__file__).parent.parent / "capture"
+FIXTURES = Path(__file__).parent.parent / "trace" / "fixtures"
 
 
 def flopwise(*words, cwd, **environment):
@@ -205,8 +206,45 @@ def test_in_turns_gives_a_verdict(tmp_path):
     assert content["points"][0]["paired_with"] == content["points"][1]["key"]
 
 
+def test_explain_answers_for_a_trace_and_for_several(tmp_path):
+    one = flopwise("explain", FIXTURES / "h200-small-bf16-compiled-2steps.kineto.json.gz", cwd=tmp_path)
+    assert (one.returncode, "launch-bound" in one.stdout, "top kernels" in one.stdout) == (0, True, True)
+    many = flopwise("explain", *sorted(FIXTURES.iterdir()), "--format", "json", cwd=tmp_path)
+    content = json.loads(many.stdout)
+    assert (content["schema"], [t["steps"] for t in content["traces"]]) == ("flopwise.explain/1", [2, 2, 2])
+    against = flopwise(
+        "explain", sorted(FIXTURES.iterdir())[0], "--against", sorted(FIXTURES.iterdir())[1], cwd=tmp_path
+    )
+    assert (against.returncode, "saved" in against.stdout) == (0, True)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"SQLite format 3\0", b"\x1f\x8b\x08", b"null"])
+@pytest.mark.parametrize("name", ["t.json", "t.json.gz", "t.sqlite", "t.sqlite.gz", "t.nsys-rep"])
+def test_a_file_that_is_no_trace_is_one_line(content, name, tmp_path):
+    (tmp_path / name).write_bytes(content)
+    done = flopwise("explain", name, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert len(done.stderr.splitlines()) <= 2
+    assert done.stderr.startswith("error: ")
+
+
+def test_a_scrubbed_trace_says_the_same(tmp_path):
+    trace = FIXTURES / "h200-small-bf16-compiled-2steps.kineto.json.gz"
+    assert flopwise("runs", "scrub", trace, "-o", "safe.json.gz", cwd=tmp_path).returncode == 0
+    said = [
+        json.loads(flopwise("explain", t, "--format", "json", cwd=tmp_path).stdout) for t in (trace, "safe.json.gz")
+    ]
+    assert said[0]["traces"][0]["kernels"] == said[1]["traces"][0]["kernels"]
+
+
+def test_a_run_without_a_trace_says_how_to_get_one(bench):
+    cwd, _, _ = bench
+    done = flopwise("explain", "base", cwd=cwd)
+    assert (done.returncode, "flopwise profile" in done.stderr) == (2, True)
+
+
 def test_help_imports_nothing_heavy():
-    heavy = ("torch", "numpy", "rich", "msgspec", "flopwise.spec")
+    heavy = ("torch", "numpy", "polars", "rich", "msgspec", "flopwise.spec")
     code = f"""
 import sys
 try:

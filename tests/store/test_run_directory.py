@@ -108,7 +108,7 @@ def test_logs_lie_in_the_run_and_nowhere_else(root, trials):
         assert run.log_path("0123abcd") == run.path / "logs" / "0123abcd.log"
         assert (run.path / "logs").is_dir()
         for hostile in ("../x", "a/b", "", ".hidden", "a\0", "x" * 300):
-            with pytest.raises(FlopwiseError, match="cannot name a log"):
+            with pytest.raises(FlopwiseError, match="cannot name a file"):
                 run.log_path(hostile)
 
 

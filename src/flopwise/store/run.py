@@ -121,21 +121,18 @@ class Run:
 
     def log_path(self, key: str) -> Path:
         """Where the worker that measures `key` writes its log; the folder is there."""
-        if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}", key):
-            raise FlopwiseError(f"'{key}' cannot name a log", "allowed: up to 128 letters, digits, dots, _ and -")
-        logs = self.path / files.LOGS
-        with files.explained("write to", logs):
-            logs.mkdir(exist_ok=True)
-        return logs / f"{key}.log"
+        return self._file_in(files.LOGS, f"{key}.log")
 
     def trace_path(self, name: str) -> Path:
         """Where a raw trace called `name` belongs; the folder is there."""
+        return self._file_in(files.TRACES, name)
+
+    def _file_in(self, folder: str, name: str) -> Path:
         if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}", name):
-            raise FlopwiseError(f"'{name}' cannot name a trace", "allowed: up to 128 letters, digits, dots, _ and -")
-        traces = self.path / files.TRACES
-        with files.explained("write to", traces):
-            traces.mkdir(exist_ok=True)
-        return traces / name
+            raise FlopwiseError(f"'{name}' cannot name a file", "allowed: up to 128 letters, digits, dots, _ and -")
+        with files.explained("write to", self.path / folder):
+            (self.path / folder).mkdir(exist_ok=True)
+        return self.path / folder / name
 
     def close(self) -> None:
         """Close the table and give the lock back. Closing twice does nothing."""
