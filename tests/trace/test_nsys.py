@@ -20,7 +20,8 @@ import pytest
 
 from flopwise.errors import FlopwiseError
 from flopwise.trace import nsys_file, nvtx, tables
-from flopwise.trace.nsys import NsysTrace, read_nsys
+from flopwise.trace.nsys import read_nsys
+from flopwise.trace.tables import Trace
 
 HERE = Path(__file__).parent
 REAL = HERE / "fixtures" / "h200-small-fp32-naive-2steps.nsys.sqlite.gz"
@@ -71,11 +72,11 @@ def spoil(path: Path, *statements: str) -> Path:
     return path
 
 
-def named(trace: NsysTrace, table: pl.DataFrame) -> list[str]:
+def named(trace: Trace, table: pl.DataFrame) -> list[str]:
     return [trace.names[i] for i in table["name"]]
 
 
-def check_contract(trace: NsysTrace) -> None:
+def check_contract(trace: Trace) -> None:
     for name, schema in SCHEMAS.items():
         table: pl.DataFrame = getattr(trace, name)
         assert dict(table.schema) == schema, name

@@ -7,7 +7,6 @@ import msgspec
 import polars as pl
 
 from flopwise.analysis.idle import LATE_LAUNCH, SYNCHRONISATION, Idle, idle
-from flopwise.analysis.intervals import covered_ns
 from flopwise.analysis.steps import find_steps
 from flopwise.errors import FlopwiseError
 from flopwise.records import Point
@@ -91,31 +90,29 @@ def explain_trace(trace: Trace, untraced: Point | None = None) -> Explanation:
     steps = find_steps(trace, attribution.table)
     launched = attribution.table["launch_ns"].fill_null(attribution.table["start_ns"]).to_numpy()
     inside = steps.of(launched) >= 0
-    work = attribution.table.filter(pl.Series(inside)).with_columns(
+    everywhere = attribution.table.filter(pl.Series(inside)).with_columns(
         pl.col("class", "phase", "name", "module").cast(pl.String)
     )
-    if not work.height:
+    if not everywhere.height:
         raise FlopwiseError(
             f"{trace.path}: no GPU work falls into the steps found ({steps.how})", "is the trace cut off?"
         )
-    device = int(work.group_by("device").agg(pl.col("duration_ns").sum()).sort("duration_ns")["device"][-1])
-    mine = work.filter(pl.col("device") == device)
-    start, end = mine["start_ns"].to_numpy(), (mine["start_ns"] + mine["duration_ns"]).to_numpy()
-    low, high = int(start.min()), int(end.max())
+    device, work = _busiest(everywhere)
+    low = int(work["start_ns"].to_numpy().min())
+    high = int((work["start_ns"] + work["duration_ns"]).to_numpy().max())
     waiting = idle(trace, low, high, device)
     n = len(steps)
     forward = work.filter(pl.col("phase").is_in([FORWARD, LOSS]))
     both = work.filter(pl.col("phase").is_in([FORWARD, LOSS, BACKWARD]))
-    bound, verdict = _verdict(waiting, high - low, n)
-    left_out = attribution.table.height - work.height
+    bound, verdict = _verdict(waiting, high - low)
     return Explanation(
         path=trace.path,
         source=trace.source,
         gpu=trace.gpu,
         steps=n,
         steps_found_by=steps.how,
-        gpu_ns=_sum(mine) / n,
-        busy_ns=covered_ns(start, end) / n,
+        gpu_ns=_sum(work) / n,
+        busy_ns=(high - low - waiting.total_ns) / n,
         window_ns=(high - low) / n,
         idle=waiting,
         phases=_shares(work, "phase", n),
@@ -128,17 +125,32 @@ def explain_trace(trace: Trace, untraced: Point | None = None) -> Explanation:
         matmul_share={"forward": _matmul_share(forward), "step": _matmul_share(work)},
         matmul_precision=_precisions(work),
         attention=_attention(work.filter(pl.col("phase") == FORWARD), n),
-        launches=(trace.launches.height + trace.graph_launches.height) / n,
+        launches=sum(
+            int((steps.of(calls["start_ns"].to_numpy()) >= 0).sum()) for calls in (trace.launches, trace.graph_launches)
+        )
+        / n,
         launch_bound=bound,
         verdict=verdict,
         coverage={name: getattr(attribution.coverage, name) for name in ("launch", "op", "phase", "module", "range")},
         host_ns={t.phase: float(median(t.wall_ns)) for t in untraced.phases if t.wall_ns} if untraced else {},
         notes=trace.notes
-        + ((f"{left_out} pieces of GPU work were launched outside the steps and are left out",) if left_out else ()),
+        + _left_out(attribution.table.height - everywhere.height, everywhere["device"].n_unique(), device),
     )
 
 
-def _verdict(waiting: Idle, window_ns: int, n: int) -> tuple[bool, str]:
+def _busiest(work: pl.DataFrame) -> tuple[int, pl.DataFrame]:
+    """The device that worked most, and its work: steps of several devices at once would not add up to one step."""
+    device = int(work.group_by("device").agg(pl.col("duration_ns").sum()).sort("duration_ns")["device"][-1])
+    return device, work.filter(pl.col("device") == device)
+
+
+def _left_out(outside: int, n_devices: int, device: int) -> tuple[str, ...]:
+    notes = [f"{outside} pieces of GPU work were launched outside the steps and are left out"] if outside else []
+    notes += [f"{n_devices} devices worked; this is device {device}, the busiest"] if n_devices > 1 else []
+    return tuple(notes)
+
+
+def _verdict(waiting: Idle, window_ns: int) -> tuple[bool, str]:
     late = waiting.by_cause_ns[LATE_LAUNCH] / window_ns
     waited = waiting.by_cause_ns[SYNCHRONISATION] / window_ns
     idle_share = waiting.total_ns / window_ns

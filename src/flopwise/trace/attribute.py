@@ -23,7 +23,7 @@ import numpy as np
 import polars as pl
 
 from flopwise.trace import kernel_class
-from flopwise.trace.host import Host, Points, captured_nodes
+from flopwise.trace.host import Host, Points
 from flopwise.trace.nesting import Flags, Ints
 from flopwise.trace.phases import BACKWARD, FORWARD, LOSS, OPTIMIZER, OTHER, PHASES, RECOMPUTE
 from flopwise.trace.scopes import Scopes
@@ -140,7 +140,7 @@ def _calls(trace: Trace) -> pl.DataFrame:
 
 def _captures(trace: Trace) -> pl.DataFrame:
     """Where a graph's node was captured: its ops and ranges are there, the launch of the whole graph has none for each."""
-    nodes = captured_nodes(trace).filter(pl.col("graph_node") != NO_ID)
+    nodes = trace.graph_nodes.filter(pl.col("graph_node") != NO_ID)
     nodes = nodes.unique(["process", "graph_node"], keep="first", maintain_order=True)
     return nodes.select("process", "graph_node", capture_thread="thread", capture_ns="start_ns")
 

@@ -8,7 +8,6 @@ import numpy as np
 import polars as pl
 
 from flopwise.trace.nesting import Flags, Ints, Nesting
-from flopwise.trace.nsys import GRAPH_NODES, NsysTrace
 from flopwise.trace.phases import BACKWARD, PHASES, phase_of_range
 from flopwise.trace.tables import NO_ID, Trace
 
@@ -165,13 +164,8 @@ class Host:
 _OP, _ANNOTATION, _MODULE, _STEP_KIND = range(4)
 
 
-def captured_nodes(trace: Trace) -> pl.DataFrame:
-    """Where the nodes of CUDA graphs were captured, if the profiler saw it (start_ns, process, thread, graph_node)."""
-    return trace.graph_nodes if isinstance(trace, NsysTrace) else pl.DataFrame(schema=GRAPH_NODES)
-
-
 def _lanes(trace: Trace) -> pl.DataFrame:
-    tables = (trace.launches, trace.graph_launches, trace.ops, trace.ranges, captured_nodes(trace))
+    tables = (trace.launches, trace.graph_launches, trace.ops, trace.ranges, trace.graph_nodes)
     threads = pl.concat([table.select("process", "thread") for table in tables]).unique().sort("process", "thread")
     return threads.with_columns(lane=pl.int_range(pl.len(), dtype=pl.Int64))
 

@@ -8,7 +8,6 @@ read, except for the GPU's name.
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +19,7 @@ from flopwise.trace.nvtx import Names, read_nvtx, with_engine_sequence
 from flopwise.trace.tables import (
     COPIES,
     GRAPH_LAUNCHES,
+    GRAPH_NODES,
     GRAPH_RUNS,
     KERNELS,
     LAUNCHES,
@@ -51,7 +51,6 @@ _CALL = {
     "name": ("nameId",),
 }
 _NODE = {"start": ("start",), "thread": ("globalTid",), "node": ("graphNodeId",), "original": ("originalGraphNodeId",)}
-GRAPH_NODES = {"start_ns": pl.Int64, "process": pl.Int64, "thread": pl.Int64, "graph_node": pl.Int64}
 
 # CUpti_ActivityMemcpyKind; arrays live on the device, unified-memory migrations count as the copy they are
 _COPY_KINDS = [
@@ -87,21 +86,14 @@ _API_VERSION = re.compile(r"(_ptsz|_ptds)?(_v\d{4,})?$")  # cudaLaunchKernel_v70
 Columns = dict[str, Ints]
 
 
-@dataclass(frozen=True)
-class NsysTrace(Trace):
-    """A Trace that also knows where the nodes of CUDA graphs were made: what the kernel of a replayed graph belongs to."""
-
-    graph_nodes: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=GRAPH_NODES))
-
-
-def read_nsys(path: str | os.PathLike[str]) -> NsysTrace:
+def read_nsys(path: str | os.PathLike[str]) -> Trace:
     """Read an export, or a report through the installed nsys. Every fault of the file is a FlopwiseError."""
     with open_export(path) as export:
         names, notes = Names(), list[str]()
         tables = _tables(export, names, notes)
         gpu = _gpu_name(export)
     _set_to_one_clock(tables, notes)
-    return NsysTrace(
+    return Trace(
         source="nsys",
         path=str(Path(path)),
         names=tuple(names.ids),

@@ -47,6 +47,12 @@ GRAPH_RUNS = _SPAN | {  # a CUDA graph traced as one row, its kernels unknown
     "stream": pl.Int64,
     "correlation": pl.Int64,
 }
+GRAPH_NODES = {  # where the program was when it captured a node: what a replayed kernel belongs to
+    "start_ns": pl.Int64,
+    "process": pl.Int64,
+    "thread": pl.Int64,
+    "graph_node": pl.Int64,
+}
 
 
 @dataclass(frozen=True)
@@ -64,6 +70,7 @@ class Trace:
     syncs: pl.DataFrame
     ops: pl.DataFrame
     ranges: pl.DataFrame
+    graph_nodes: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=GRAPH_NODES))
     gpu: str = ""  # the first device's name
     notes: tuple[str, ...] = field(
         default=()
