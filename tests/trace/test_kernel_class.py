@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from flopwise.trace.kernel_class import CLASSES, classify
+from flopwise.trace.kernel_class import classify
 from flopwise.trace.matmul_precision import matmul_precision
+from flopwise.work import CLASSES
 
 FIXTURES = Path(__file__).parent / "fixtures"
 AT = "void at::native::"

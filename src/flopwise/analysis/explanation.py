@@ -11,10 +11,10 @@ from flopwise.analysis.steps import find_steps
 from flopwise.errors import FlopwiseError
 from flopwise.records import Point
 from flopwise.trace.attribute import attribute
-from flopwise.trace.kernel_class import ATTENTION, MATMUL, SOFTMAX
 from flopwise.trace.matmul_precision import matmul_precision
 from flopwise.trace.phases import BACKWARD, FORWARD, LOSS
 from flopwise.trace.tables import Trace
+from flopwise.work import ATTENTION, MATMUL, SOFTMAX
 
 LAUNCH_BOUND = 0.2  # of the window idle because the host launched late
 _LAYER = re.compile(r"(?<=[._/])\d+(?=[._/]|$)|(?<=_)\d+$")

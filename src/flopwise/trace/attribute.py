@@ -28,6 +28,9 @@ from flopwise.trace.nesting import Flags, Ints
 from flopwise.trace.phases import BACKWARD, FORWARD, LOSS, OPTIMIZER, OTHER, PHASES, RECOMPUTE
 from flopwise.trace.scopes import Scopes
 from flopwise.trace.tables import NO_ID, Trace
+from flopwise.work import CLASSES
+from flopwise.work import LOSS as LOSS_KERNEL
+from flopwise.work import OPTIMIZER as OPTIMIZER_KERNEL
 
 ATTRIBUTED = ("launch", "graph", "unattributed")
 SOURCES = ("kernel", "copy", "graph run")  # which table of the Trace `index` counts in
@@ -193,8 +196,8 @@ def _phase(host: Host, at: Points, op: Ints, node: Ints, marked: Ints) -> Ints:
 
 def _refined(host: Host, at: Points, work: pl.DataFrame, phase: Ints, kind: pl.Series) -> Ints:
     """What kernels say themselves: the loss inside the forward pass, the optimizer where nothing else is known."""
-    is_loss = (kind == kernel_class.LOSS).to_numpy() | (host.losses.innermost(at.lane, at.time) >= 0)
-    is_optimizer = (kind == kernel_class.OPTIMIZER).to_numpy()
+    is_loss = (kind == LOSS_KERNEL).to_numpy() | (host.losses.innermost(at.lane, at.time) >= 0)
+    is_optimizer = (kind == OPTIMIZER_KERNEL).to_numpy()
     loose = (phase == _CODE[OTHER]) | (work["attributed"] == "graph").to_numpy()
     phase = np.where((phase == _CODE[FORWARD]) & is_loss, _CODE[LOSS], phase)
     return np.where(loose & is_optimizer, _CODE[OPTIMIZER], phase)
@@ -215,7 +218,7 @@ def _class(work: pl.DataFrame, host: Host, op: Ints, phase: Ints) -> pl.Series:
         kernel_class.classify(text, ops[above], OPTIMIZER if stepping else "")
         for text, above, stepping in zip(cases["text"].cast(pl.String), cases["op"], cases["stepping"], strict=True)
     ]
-    cases = cases.drop("text").with_columns(pl.Series("class", kinds, dtype=pl.Enum(kernel_class.CLASSES)))
+    cases = cases.drop("text").with_columns(pl.Series("class", kinds, dtype=pl.Enum(CLASSES)))
     return keys.join(cases, on=["name", "op", "stepping"], how="left", maintain_order="left")["class"]
 
 

@@ -13,24 +13,22 @@ Choices that could have been otherwise:
 import re
 from functools import lru_cache
 
-MATMUL = "matmul"
-ATTENTION = "attention"
-SOFTMAX = "softmax"
-NORMALISATION = "normalisation"
-ELEMENTWISE = "elementwise"
-REDUCTION = "reduction"
-COPY = "copy/cast"
-OPTIMIZER = "optimizer"
-INDEX = "embedding/index"
-LOSS = "loss"
-COMMUNICATION = "communication"
-MEMORY = "memory"
-RANDOM = "random"
-OTHER = "other"
-CLASSES = (
-    MATMUL, ATTENTION, SOFTMAX, NORMALISATION, ELEMENTWISE, REDUCTION, COPY,
-    OPTIMIZER, INDEX, LOSS, COMMUNICATION, MEMORY, RANDOM, OTHER,
-)  # fmt: skip
+from flopwise.work import (
+    ATTENTION,
+    COMMUNICATION,
+    COPY,
+    ELEMENTWISE,
+    INDEX,
+    LOSS,
+    MATMUL,
+    MEMORY,
+    NORMALISATION,
+    OPTIMIZER,
+    OTHER,
+    RANDOM,
+    REDUCTION,
+    SOFTMAX,
+)
 
 Table = tuple[tuple[str, str], ...]
 

@@ -11,7 +11,8 @@ types): `h` float16, `t` bfloat16, `s` float32, `q` float8, `o` float4. Three le
 import re
 from typing import NamedTuple
 
-from flopwise.trace.kernel_class import MATMUL, classify
+from flopwise.trace.kernel_class import classify
+from flopwise.work import MATMUL
 
 UNKNOWN = "unknown"
 

@@ -1,0 +1,74 @@
+"""The words in which a step's work is told, whoever tells it: the closed form, the dry run, a roofline over either."""
+
+import msgspec
+
+PHASES = ("forward", "loss", "backward", "optimizer", "recompute")
+
+# The classes of kernels and of the ops above them.
+MATMUL = "matmul"
+ATTENTION = "attention"
+SOFTMAX = "softmax"
+NORMALISATION = "normalisation"
+ELEMENTWISE = "elementwise"
+REDUCTION = "reduction"
+COPY = "copy/cast"
+OPTIMIZER = "optimizer"
+INDEX = "embedding/index"
+LOSS = "loss"
+COMMUNICATION = "communication"
+MEMORY = "memory"
+RANDOM = "random"
+OTHER = "other"
+CLASSES = (
+    MATMUL, ATTENTION, SOFTMAX, NORMALISATION, ELEMENTWISE, REDUCTION, COPY,
+    OPTIMIZER, INDEX, LOSS, COMMUNICATION, MEMORY, RANDOM, OTHER,
+)  # fmt: skip
+
+# Who owns a byte.
+
+PARAMETERS, GRADIENTS, OPTIMIZER_STATE, ACTIVATIONS, SCORES, LOGITS, INPUTS, BUFFERS, TEMPORARY, WORKSPACE = (
+    "parameters", "gradients", "optimizer state", "activations", "attention scores", "logits", "inputs", "buffers",
+    "temporary", "workspace",
+)  # fmt: skip
+OWNERS = (
+    PARAMETERS, GRADIENTS, OPTIMIZER_STATE, ACTIVATIONS, SCORES, LOGITS, INPUTS, BUFFERS, TEMPORARY, WORKSPACE,
+)  # fmt: skip
+
+
+class OpWork(msgspec.Struct, frozen=True, kw_only=True):
+    """One operation of a step and what it must do, whatever it will take.
+
+    >>> OpWork(op="mm", module="blocks.0.mlp.up", phase="forward", kind=MATMUL, dtype="bf16",
+    ...        flops=2 * 4 * 8 * 16, read_bytes=2 * (4 * 8 + 8 * 16), write_bytes=2 * 4 * 16).intensity
+    2.2857142857142856
+    """
+
+    op: str  # 'mm', 'softmax'; the dry run: aten's name without overload
+    module: str  # 'blocks.0.attention.q'; '' outside every module
+    phase: str  # one of PHASES
+    kind: str  # one of CLASSES
+    dtype: str  # it computes in: fp32, tf32, bf16, fp16, fp8; of a matmul, what its inputs are rounded to
+    flops: int = 0
+    read_bytes: int = 0
+    write_bytes: int = 0
+    kernels: int = 1  # launches it takes in eager PyTorch; 0: a view, nothing runs
+    shapes: tuple[tuple[int, ...], ...] = ()  # of its inputs; for a matmul (M, K), (K, N) or batched
+
+    @property
+    def intensity(self) -> float:
+        """FLOPs per byte moved."""
+        moved = self.read_bytes + self.write_bytes
+        return self.flops / moved if moved else 0.0
+
+
+class Footprint(msgspec.Struct, frozen=True, kw_only=True):
+    """What lives in memory at one moment, by owner; the parts are the whole."""
+
+    moment: str  # 'start of forward', 'peak', 'after backward'; the dry run: the op after which it was seen
+    phase: str = ""
+    owners: dict[str, int] = {}
+
+    @property
+    def total_bytes(self) -> int:
+        """The allocated bytes: the owners' sum."""
+        return sum(self.owners.values())
