@@ -1,0 +1,165 @@
+"""How long a step must take: per operation the slowest of its limits, and the CPU and the GPU as two queues.
+
+An operation on the GPU takes the longer of computing and moving its bytes, and never less than the shortest kernel.
+The CPU launches one operation after the other; the GPU starts each when it was launched and the one before it has ended.
+Which of the two is late is decided anew at every operation: a step can be launch-bound in one half and not in the other.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from flopwise.ceilings import Ceilings, Matmul
+from flopwise.work import ATTENTION, MATMUL, OpWork
+
+COMPUTE, BANDWIDTH, LAUNCH = "compute", "bandwidth", "launch"
+NEAR = 0.9  # a GPU busy for less than this share of the step waits for its launches
+
+
+class OpTime(msgspec.Struct, frozen=True, kw_only=True):
+    """One operation's time on the GPU and what sets it."""
+
+    ns: float
+    bound: str  # 'compute' or 'bandwidth'; 'launch': shorter than any kernel can be
+
+
+class PhaseTime(msgspec.Struct, frozen=True, kw_only=True):
+    """A phase within the step; `wall_ns` is the time by which it moves the end of the step."""
+
+    phase: str
+    wall_ns: float
+    gpu_ns: float
+    host_ns: float
+    kernels: int
+
+
+class StepTime(msgspec.Struct, frozen=True, kw_only=True):
+    """A predicted step. The phases' wall times add up to the step's."""
+
+    how: str  # the ceilings': 'measured' or 'specified'
+    wall_ns: float
+    gpu_ns: float  # the kernels alone, without the gaps between them
+    host_ns: float
+    bound: str
+    phases: tuple[PhaseTime, ...]
+    gpu_ns_by_kind: dict[str, float]
+    gpu_ns_by_bound: dict[str, float]
+
+
+def matmul_shape(op: OpWork) -> tuple[int, int, int, int]:
+    """(batch, M, N, K) of a product, from its inputs' shapes.
+
+    >>> matmul_shape(OpWork(op="bmm", module="", phase="forward", kind=MATMUL, dtype="fp32", shapes=((8, 4, 2), (8, 2, 3))))
+    (8, 4, 3, 2)
+    """
+    matrices = [shape for shape in op.shapes if len(shape) in (2, 3)][-2:]  # addmm has its bias first
+    if len(matrices) < 2:
+        return (1, 1, 1, max(1, op.flops // 2))
+    a, b = matrices
+    return (a[0] if len(a) == 3 else 1, a[-2], b[-1], a[-1])
+
+
+def matmul_ns(batch: int, m: int, n: int, k: int, limits: Matmul, processors: int) -> float:
+    """The time of a product by its best tile: as many waves as the tiles need, the last one whether full or not.
+
+    >>> from flopwise.ceilings import Tile
+    >>> limits = Matmul(peak_flops=1e15, tiles=(Tile(m=128, n=128, start_ns=0.0, flops_per_s=1e13),))
+    >>> [round(matmul_ns(1, 128 * tiles, 128, 1000, limits, 100)) for tiles in (1, 100, 101)]
+    [3277, 3277, 6554]
+    """
+    times = []
+    for tile in limits.tiles:
+        count = batch * math.ceil(m / tile.m) * math.ceil(n / tile.n)
+        waves = math.ceil(count / processors)
+        times.append(waves * (tile.start_ns + 2e9 * tile.m * tile.n * k / tile.flops_per_s))
+    return min(times)
+
+
+def op_time(op: OpWork, ceilings: Ceilings) -> OpTime:
+    """What an operation takes on the GPU: the longer of computing and moving."""
+    if not op.kernels:
+        return OpTime(ns=0.0, bound=BANDWIDTH)
+    curve = ceilings.curve(op.kind)
+    moving = curve.at((op.read_bytes + op.write_bytes) / op.kernels) * op.kernels
+    computing = 0.0
+    if op.kind in (MATMUL, ATTENTION) and op.flops:
+        limits = ceilings.matmul.get(op.dtype) or ceilings.matmul["fp32"]
+        if op.kind == MATMUL:
+            computing = matmul_ns(*matmul_shape(op), limits, ceilings.processors)
+        else:
+            shares = ceilings.attention_backward_share if op.phase == "backward" else ceilings.attention_share
+            computing = 1e9 * op.flops / (limits.peak_flops * (shares.get(op.dtype) or shares["fp32"]))
+    if computing > moving:
+        return OpTime(ns=computing, bound=COMPUTE)
+    shortest = curve.ns[0] * op.kernels
+    return OpTime(ns=moving, bound=BANDWIDTH if moving > 1.5 * shortest else LAUNCH)
+
+
+class _Queues:
+    """The two clocks, in nanoseconds since the step began."""
+
+    def __init__(self, ceilings: Ceilings, graph: bool) -> None:
+        self.ceilings, self.graph = ceilings, graph
+        self.host_ns = self.gpu_ns = 0.0
+
+    def run(self, op: OpWork, ns: float) -> None:
+        if self.graph:
+            self.gpu_ns += ns + self.ceilings.graph_gap_ns * op.kernels
+            return
+        self.host_ns += host_ns(op, self.ceilings)
+        if op.kernels:
+            self.gpu_ns = max(self.gpu_ns, self.host_ns + self.ceilings.latency_ns) + ns
+
+    @property
+    def end_ns(self) -> float:
+        return max(self.host_ns, self.gpu_ns)
+
+
+def host_ns(op: OpWork, ceilings: Ceilings) -> float:
+    """What the CPU spends on an operation."""
+    cost = ceilings.host_cost(op.phase)
+    return cost.op_ns + (op.kernels - 1) * cost.kernel_ns if op.kernels else cost.view_ns
+
+
+def predict(ops: Sequence[OpWork], ceilings: Ceilings, *, graph: bool = False) -> StepTime:
+    """The step that consists of `ops`, in their order.
+
+    `graph`: it is replayed as one CUDA graph, so that the CPU has no part in it.
+    """
+    times = [op_time(op, ceilings) for op in ops]
+    queues, moved = _Queues(ceilings, graph), dict[str, float]()
+    for op, time in zip(ops, times, strict=True):
+        before = queues.end_ns
+        queues.run(op, time.ns)
+        moved[op.phase] = moved.get(op.phase, 0.0) + queues.end_ns - before
+    phases = [
+        PhaseTime(
+            phase=phase,
+            wall_ns=wall_ns,
+            gpu_ns=math.fsum(time.ns for op, time in zip(ops, times, strict=True) if op.phase == phase),
+            host_ns=0.0 if graph else math.fsum(host_ns(op, ceilings) for op in ops if op.phase == phase),
+            kernels=sum(op.kernels for op in ops if op.phase == phase),
+        )
+        for phase, wall_ns in moved.items()
+    ]
+    gpu_ns = math.fsum(time.ns for time in times)
+    by_bound = _sums((time.bound, time.ns) for time in times)
+    wall_ns = queues.end_ns
+    return StepTime(
+        how=ceilings.how,
+        wall_ns=wall_ns,
+        gpu_ns=gpu_ns,
+        host_ns=queues.host_ns,
+        bound=LAUNCH if gpu_ns < NEAR * wall_ns else max(by_bound, key=by_bound.__getitem__, default=LAUNCH),
+        phases=tuple(phases),
+        gpu_ns_by_kind=_sums((op.kind, time.ns) for op, time in zip(ops, times, strict=True)),
+        gpu_ns_by_bound=by_bound,
+    )
+
+
+def _sums(parts: Iterable[tuple[str, float]]) -> dict[str, float]:
+    sums: dict[str, float] = {}
+    for name, ns in parts:
+        sums[name] = sums.get(name, 0.0) + ns
+    return dict(sorted(sums.items(), key=lambda item: -item[1]))
