@@ -6,27 +6,28 @@ from bisect import bisect_right
 import msgspec
 
 SPECIFIED, MEASURED = "specified", "measured"
+STRIDED = "elementwise, strided"  # broadcast or transposed inputs
 
 
 class Curve(msgspec.Struct, frozen=True, kw_only=True):
-    """Nanoseconds a kernel takes by the bytes it moves; between the points a power law, beyond the ends proportional.
+    """Nanoseconds a kernel takes by its amount of work (bytes or FLOPs): between the points a power law.
 
-    >>> Curve(moved_bytes=(1e6, 1e9), ns=(2e3, 250e3)).at(2e9)
+    >>> Curve(amount=(1e6, 1e9), ns=(2e3, 250e3)).at(2e9)      # beyond the last point: in proportion
     500000.0
     """
 
-    moved_bytes: tuple[float, ...]
+    amount: tuple[float, ...]  # ascending
     ns: tuple[float, ...]
 
-    def at(self, n_bytes: float) -> float:
-        """The time for so many bytes; never less than the shortest kernel's."""
-        if n_bytes <= self.moved_bytes[0]:
+    def at(self, amount: float) -> float:
+        """The time for so much work; never less than the shortest kernel's."""
+        if amount <= self.amount[0]:
             return self.ns[0]
-        if n_bytes >= self.moved_bytes[-1]:
-            return self.ns[-1] * n_bytes / self.moved_bytes[-1]
-        right = bisect_right(self.moved_bytes, n_bytes)
-        x0, x1, y0, y1 = *self.moved_bytes[right - 1 : right + 1], *self.ns[right - 1 : right + 1]
-        along = math.log(n_bytes / x0) / math.log(x1 / x0)
+        if amount >= self.amount[-1]:
+            return self.ns[-1] * amount / self.amount[-1]
+        right = bisect_right(self.amount, amount)
+        x0, x1, y0, y1 = *self.amount[right - 1 : right + 1], *self.ns[right - 1 : right + 1]
+        along = math.log(amount / x0) / math.log(x1 / x0)
         return math.exp(math.log(y0) + along * math.log(y1 / y0))
 
 
@@ -44,6 +45,7 @@ class Matmul(msgspec.Struct, frozen=True, kw_only=True):
 
     peak_flops: float  # per second, of the whole chip
     tiles: tuple[Tile, ...]
+    join_ns: float  # adding up the parts of a product that was split along its inner dimension
 
 
 class HostCost(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,17 +64,17 @@ class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
     processors: int  # multiprocessors
     bandwidth_bytes_per_s: float
     matmul: dict[str, Matmul]  # by precision
-    memory: dict[str, Curve]  # by class of kernel; 'elementwise' is there always
-    attention_share: dict[str, float]  # of the precision's peak, forward; by precision
-    attention_backward_share: dict[str, float]
+    memory: dict[str, Curve]  # bytes -> ns by class of kernel; 'elementwise' and STRIDED are there always
+    attention: dict[str, Curve]  # FLOPs -> ns of fused attention, by precision
+    attention_backward: dict[str, Curve]
     host: dict[str, HostCost]  # by phase; 'forward' is there always
     latency_ns: float  # from the launch call's return to the kernel's start
     graph_gap_ns: float  # between two kernels of a CUDA graph
     versions: dict[str, str] = {}  # of driver, torch, … where measured
 
-    def curve(self, kind: str) -> Curve:
-        """The curve of a class of kernels."""
-        return self.memory.get(kind) or self.memory["elementwise"]
+    def curve(self, kind: str, strided: bool = False) -> Curve:
+        """The curve of a class of kernels; `strided`: it cannot load neighbours together."""
+        return self.memory.get(kind if not strided or kind != "elementwise" else STRIDED) or self.memory["elementwise"]
 
     def host_cost(self, phase: str) -> HostCost:
         """What launching an operation of a phase costs."""

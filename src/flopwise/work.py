@@ -52,6 +52,7 @@ class OpWork(msgspec.Struct, frozen=True, kw_only=True):
     read_bytes: int = 0
     write_bytes: int = 0
     kernels: int = 1  # launches it takes in eager PyTorch; 0: a view, nothing runs
+    strided: bool = False  # an input is broadcast or not contiguous: no wide loads
     shapes: tuple[tuple[int, ...], ...] = ()  # of its inputs; for a matmul (M, K), (K, N) or batched
 
     @property

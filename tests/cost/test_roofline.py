@@ -15,16 +15,16 @@ PROCESSORS, PER_PROCESSOR, BANDWIDTH_BYTES = 100, 8e12, 4e12
 
 def ceilings(**changes):
     tiles = tuple(Tile(m=m, n=n, start_ns=1000.0, flops_per_s=PER_PROCESSOR) for m, n in ((64, 64), (128, 256)))
-    product = Matmul(peak_flops=PROCESSORS * PER_PROCESSOR, tiles=tiles)
+    product = Matmul(peak_flops=PROCESSORS * PER_PROCESSOR, tiles=tiles, join_ns=2000.0)
     given = {
         "gpu": "toy",
         "how": "specified",
         "processors": PROCESSORS,
         "bandwidth_bytes_per_s": BANDWIDTH_BYTES,
         "matmul": {"fp32": product},
-        "memory": {"elementwise": Curve(moved_bytes=(8e6, 1e9), ns=(2000.0, 1e18 / BANDWIDTH_BYTES))},
-        "attention_share": {"fp32": 0.5},
-        "attention_backward_share": {"fp32": 0.4},
+        "memory": {"elementwise": Curve(amount=(8e6, 1e9), ns=(2000.0, 1e18 / BANDWIDTH_BYTES))},
+        "attention": {"fp32": Curve(amount=(1e6, 1e12), ns=(2000.0, 2.5e6))},
+        "attention_backward": {"fp32": Curve(amount=(1e6, 1e12), ns=(2000.0, 3e6))},
         "host": {"forward": HostCost(op_ns=5000.0, view_ns=1000.0, kernel_ns=3000.0)},
         "latency_ns": 1000.0,
         "graph_gap_ns": 500.0,
@@ -118,7 +118,7 @@ def test_what_bounds_an_operation():
     forward, backward = (
         op_time(OpWork(**(as_dict(attention) | {"phase": phase})), limits) for phase in ("forward", "backward")
     )
-    assert (forward.ns, backward.ns) == (pytest.approx(1e21 / 4e14), pytest.approx(1e21 / 3.2e14))
+    assert (forward.ns, backward.ns) == (pytest.approx(2.5e6), pytest.approx(3e6))
 
 
 def as_dict(op):

@@ -14,6 +14,7 @@ from flopwise.ceilings import Ceilings, Matmul
 from flopwise.work import ATTENTION, MATMUL, OpWork
 
 COMPUTE, BANDWIDTH, LAUNCH = "compute", "bandwidth", "launch"
+SPLITS = (1, 2, 4, 8, 16)  # a product with few tiles and a long inner dimension is split along it
 NEAR = 0.9  # a GPU busy for less than this share of the step waits for its launches
 
 
@@ -61,18 +62,19 @@ def matmul_shape(op: OpWork) -> tuple[int, int, int, int]:
 
 
 def matmul_ns(batch: int, m: int, n: int, k: int, limits: Matmul, processors: int) -> float:
-    """The time of a product by its best tile: as many waves as the tiles need, the last one whether full or not.
+    """The time of a product by its best tile and split: as many waves as they need, the last one whether full or not.
 
     >>> from flopwise.ceilings import Tile
-    >>> limits = Matmul(peak_flops=1e15, tiles=(Tile(m=128, n=128, start_ns=0.0, flops_per_s=1e13),))
-    >>> [round(matmul_ns(1, 128 * tiles, 128, 1000, limits, 100)) for tiles in (1, 100, 101)]
-    [3277, 3277, 6554]
+    >>> limits = Matmul(peak_flops=1e15, tiles=(Tile(m=128, n=128, start_ns=0.0, flops_per_s=1e13),), join_ns=2000.0)
+    >>> [round(matmul_ns(1, 128 * tiles, 128, 500, limits, 100)) for tiles in (1, 100, 101)]
+    [1638, 1638, 3277]
     """
-    times = []
-    for tile in limits.tiles:
-        count = batch * math.ceil(m / tile.m) * math.ceil(n / tile.n)
-        waves = math.ceil(count / processors)
-        times.append(waves * (tile.start_ns + 2e9 * tile.m * tile.n * k / tile.flops_per_s))
+    times = [
+        waves * (tile.start_ns + 2e9 * tile.m * tile.n * k / split / tile.flops_per_s) + (split > 1) * limits.join_ns
+        for tile in limits.tiles
+        for split in SPLITS
+        for waves in (math.ceil(batch * split * math.ceil(m / tile.m) * math.ceil(n / tile.n) / processors),)
+    ]
     return min(times)
 
 
@@ -80,16 +82,16 @@ def op_time(op: OpWork, ceilings: Ceilings) -> OpTime:
     """What an operation takes on the GPU: the longer of computing and moving."""
     if not op.kernels:
         return OpTime(ns=0.0, bound=BANDWIDTH)
-    curve = ceilings.curve(op.kind)
+    curve = ceilings.curve(op.kind, op.strided)
     moving = curve.at((op.read_bytes + op.write_bytes) / op.kernels) * op.kernels
     computing = 0.0
     if op.kind in (MATMUL, ATTENTION) and op.flops:
-        limits = ceilings.matmul.get(op.dtype) or ceilings.matmul["fp32"]
         if op.kind == MATMUL:
+            limits = ceilings.matmul.get(op.dtype) or ceilings.matmul["fp32"]
             computing = matmul_ns(*matmul_shape(op), limits, ceilings.processors)
         else:
-            shares = ceilings.attention_backward_share if op.phase == "backward" else ceilings.attention_share
-            computing = 1e9 * op.flops / (limits.peak_flops * (shares.get(op.dtype) or shares["fp32"]))
+            curves = ceilings.attention_backward if op.phase == "backward" else ceilings.attention
+            computing = (curves.get(op.dtype) or curves["fp32"]).at(op.flops)
     if computing > moving:
         return OpTime(ns=computing, bound=COMPUTE)
     shortest = curve.ns[0] * op.kernels
