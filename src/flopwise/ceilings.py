@@ -79,3 +79,13 @@ class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
     def host_cost(self, phase: str) -> HostCost:
         """What launching an operation of a phase costs."""
         return self.host.get(phase) or self.host["forward"]
+
+
+class Probe(msgspec.Struct, frozen=True, kw_only=True):
+    """One measured limit: an operation at one size, run many times in a row."""
+
+    what: str  # 'matmul', 'attention', 'attention backward', a class of kernels, STRIDED; 'host:PHASE'
+    dtype: str = ""
+    amount: float = 0.0  # bytes moved; FLOPs of attention and matmul
+    shape: tuple[int, ...] = ()  # (batch, M, N, K) of a matmul; operations, views and further kernels of a 'host' probe
+    ns: float  # the median over repetitions, of one run of it

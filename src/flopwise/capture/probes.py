@@ -1,0 +1,130 @@
+"""The machine's limits, probed: operations at many sizes, each timed alone. What follows from them is `cost`'s business."""
+
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from statistics import median
+
+import torch
+import torch.nn.functional as F
+
+from flopwise.ceilings import STRIDED, Probe
+from flopwise.lm.precision import apply_fp32_matmul
+from flopwise.spec.recipe import Recipe
+from flopwise.work import COPY, ELEMENTWISE, INDEX, MEMORY, NORMALISATION, OPTIMIZER, REDUCTION, SOFTMAX
+
+Run = Callable[[], object]
+
+DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+WIDTH = 1024  # of a row in the probes of row-wise kernels
+_ROUNDS, _SPIN_CYCLES = 5, 2_000_000  # about 1 ms: the host queues a round meanwhile
+
+
+class Stopwatch:
+    """Nanoseconds per run of an operation, launches not counted."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def ns(self, run: Run, repeats: int) -> float:
+        """The median of a few rounds of `repeats` runs."""
+        for _ in range(2):
+            run()
+        return median(self._round(run, repeats) for _ in range(_ROUNDS))
+
+    def _round(self, run: Run, repeats: int) -> float:
+        if self.device.type != "cuda":
+            begun = time.perf_counter_ns()
+            for _ in range(repeats):
+                run()
+            return (time.perf_counter_ns() - begun) / repeats
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda.synchronize(self.device)
+        torch.cuda._sleep(_SPIN_CYCLES)  # so that the GPU never waits for a launch between the events
+        begin.record()
+        for _ in range(repeats):
+            run()
+        end.record()
+        torch.cuda.synchronize(self.device)
+        return float(begin.elapsed_time(end)) * 1e6 / repeats
+
+
+def memory_runs(device: torch.device, n_bytes: int) -> dict[str, tuple[Run, int]]:
+    """By class of kernels: an operation on tensors that together have about `n_bytes`, and the bytes it moves."""
+    rows = max(1, n_bytes // (2 * 4 * WIDTH))
+    x = torch.rand(rows, WIDTH, device=device)
+    y = torch.empty_like(x)
+    both = 2 * x.nbytes
+    column, gain = torch.rand(rows, 1, device=device), torch.rand(WIDTH, device=device)
+    turned = x.view(rows, WIDTH // 64, 64).transpose(0, 1)
+    index = torch.randint(rows, (rows,), device=device)
+    sums = torch.empty(rows, device=device)
+    return {
+        ELEMENTWISE: (lambda: torch.mul(x, 2.0, out=y), both),
+        STRIDED: (lambda: torch.mul(x, column, out=y), both),
+        REDUCTION: (lambda: torch.sum(x, -1, out=sums), x.nbytes),
+        SOFTMAX: (lambda: torch.softmax(x, -1), both),
+        NORMALISATION: (lambda: F.layer_norm(x, (WIDTH,), gain), both),
+        COPY: (lambda: turned.contiguous(), both),
+        INDEX: (lambda: F.embedding(index, x), both),
+        MEMORY: (lambda: y.zero_(), y.nbytes),
+    }
+
+
+def optimizer_run(device: torch.device, n_bytes: int) -> tuple[Run, int]:
+    """Fused AdamW over tensors whose reads and writes are about `n_bytes`: four reads and three writes of every number."""
+    each = max(1024, n_bytes // (7 * 4 * 8))
+    weights = [torch.rand(each, device=device, requires_grad=True) for _ in range(8)]
+    for weight in weights:
+        weight.grad = torch.rand_like(weight)
+    stepper = torch.optim.AdamW(weights, fused=True)
+    return stepper.step, 7 * sum(weight.nbytes for weight in weights)
+
+
+def probe_memory(watch: Stopwatch, sizes: tuple[int, ...]) -> Iterator[Probe]:
+    """Every class of kernels that is bound by memory, at every size."""
+    for size in sizes:
+        runs = memory_runs(watch.device, size) | {OPTIMIZER: optimizer_run(watch.device, size)}
+        repeats = max(3, min(20, 2**30 // size))
+        for kind, (run, moved) in runs.items():
+            yield Probe(what=kind, amount=float(moved), ns=watch.ns(run, repeats))
+
+
+def probe_matmul(
+    watch: Stopwatch, dtypes: tuple[str, ...], shapes: tuple[tuple[int, int, int, int], ...]
+) -> Iterator[Probe]:
+    """Products `[batch, M, K] @ [batch, K, N]`, the second stored as a linear layer stores its weight."""
+    for dtype in dtypes:
+        apply_fp32_matmul(Recipe(precision="tf32" if dtype == "tf32" else "fp32"))
+        for batch, m, n, k in shapes:
+            a = torch.rand(batch, m, k, device=watch.device, dtype=DTYPES[dtype])
+            b = torch.rand(batch, n, k, device=watch.device, dtype=DTYPES[dtype]).transpose(1, 2)
+            a, b = (a[0], b[0]) if batch == 1 else (a, b)
+            flops = 2 * batch * m * n * k
+            ns = watch.ns(partial(torch.matmul, a, b), _repeats(flops))
+            yield Probe(what="matmul", dtype=dtype, amount=float(flops), shape=(batch, m, n, k), ns=ns)
+
+
+def probe_attention(
+    watch: Stopwatch, dtypes: tuple[str, ...], shapes: tuple[tuple[int, int, int, int], ...]
+) -> Iterator[Probe]:
+    """Fused causal attention on `[batch, heads, context, width]`; FLOPs count the whole square, as profilers do."""
+    for dtype in dtypes:
+        for shape in shapes:
+            batch, heads, context, width = shape
+            q, k, v = (
+                torch.rand(shape, device=watch.device, dtype=DTYPES[dtype], requires_grad=True) for _ in range(3)
+            )
+            forward = partial(F.scaled_dot_product_attention, q, k, v, is_causal=True)
+            flops = 4 * batch * heads * context * context * width
+            with torch.no_grad():
+                ns = watch.ns(forward, _repeats(flops))
+            yield Probe(what="attention", dtype=dtype, amount=float(flops), shape=shape, ns=ns)
+            out = forward()
+            backward = partial(torch.autograd.grad, out, (q, k, v), torch.rand_like(out), retain_graph=True)
+            ns = watch.ns(backward, _repeats(flops))
+            yield Probe(what="attention backward", dtype=dtype, amount=2.5 * flops, shape=shape, ns=ns)
+
+
+def _repeats(flops: int) -> int:
+    return max(2, min(20, int(4e11 // flops)))
