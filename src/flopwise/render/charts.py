@@ -1,0 +1,97 @@
+"""Charts: one Vega-Lite definition each, whether it becomes a page to explore or a picture. Needs the extra `charts`."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flopwise.errors import FlopwiseError
+
+if TYPE_CHECKING:
+    import altair as alt
+
+SUFFIXES = (".svg", ".png", ".html")
+# Okabe and Ito's colours: told apart by people who do not see red or green.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999", "#F0E442")
+_WIDTH, _HEIGHT, _DPI_SCALE = 640, 380, 2.0
+_HINT = "pip install 'flopwise[charts]'"
+
+
+def roofline_chart(
+    points: Sequence[Mapping[str, Any]], roofs: Sequence[tuple[str, float]], bandwidth_bytes_per_s: float, title: str
+) -> "alt.LayerChart":
+    """Operations as dots under their roofs: FLOPs per byte across, FLOP/s upwards, the dot's area is its time.
+
+    `points`: rows with name, kind, intensity, flops_per_s, ms; `roofs`: names of precisions and their FLOP/s.
+    """
+    alt = _altair()
+    low = min([0.05, *(p["intensity"] for p in points if p["intensity"] > 0)]) / 2
+    high = max([1e4, *(p["intensity"] for p in points)]) * 2
+    lines = [
+        {"roof": name, "intensity": x, "flops_per_s": min(peak, x * bandwidth_bytes_per_s)}
+        for name, peak in roofs
+        for x in (low, peak / bandwidth_bytes_per_s, high)
+    ]
+    ends = [row for row in lines if row["intensity"] == high]
+    decades = [10.0**power for power in range(-4, 19)]
+    across = alt.X("intensity:Q", title="FLOPs per byte moved").scale(type="log", domain=[low, high], nice=False)
+    across = across.axis(values=decades, format="~r")
+    upwards = alt.Y("flops_per_s:Q", title="FLOP/s").scale(type="log").axis(values=decades, format="~s")
+    roof = alt.Chart(alt.Data(values=lines)).mark_line(color="#444444", strokeWidth=1.5)
+    roof = roof.encode(x=across, y=upwards, detail="roof:N")
+    label = alt.Chart(alt.Data(values=ends)).mark_text(align="right", dy=-7, color="#444444")
+    dots = alt.Chart(alt.Data(values=[dict(p) for p in points])).mark_circle(opacity=0.75, stroke="white")
+    dots = dots.encode(
+        x=across,
+        y=upwards,
+        size=alt.Size("ms:Q", title="time, ms").scale(range=[20, 900]),
+        color=alt.Color("kind:N", title="class").scale(range=list(COLOURS)),
+        tooltip=["name:N", "kind:N", "intensity:Q", "flops_per_s:Q", "ms:Q"],
+    )
+    layers = alt.layer(roof, label.encode(x=across, y=upwards, text="roof:N"), dots)
+    return layers.properties(width=_WIDTH, height=_HEIGHT, title=title)
+
+
+def save(chart: "alt.LayerChart", path: str | Path) -> None:
+    """Write a chart; the suffix decides: .svg and .png are pictures, .html a page that needs nothing from outside."""
+    target = Path(path)
+    if target.suffix not in SUFFIXES:
+        raise FlopwiseError(f"the suffix '{target.suffix}' of {target} names no picture", f"use {', '.join(SUFFIXES)}")
+    try:
+        import vl_convert
+    except ImportError:
+        raise FlopwiseError("charts need the packages altair and vl-convert-python", _HINT) from None
+    spec = chart.to_dict(format="vega-lite")
+    match target.suffix:
+        case ".svg":
+            content = vl_convert.vegalite_to_svg(spec).encode()
+        case ".png":
+            content = vl_convert.vegalite_to_png(spec, scale=_DPI_SCALE)
+        case _:
+            content = _page(spec, vl_convert.javascript_bundle()).encode()
+    try:
+        target.write_bytes(content)
+    except OSError as error:
+        raise FlopwiseError(f"cannot write {target}: {error.strerror}", "choose another place with -o") from None
+
+
+def _page(spec: Mapping[str, Any], javascript: str) -> str:
+    """A page of one chart. Names in the spec come from traces: none of them can end the script they are in."""
+    safe = json.dumps(spec).replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+    return f"""<!doctype html>
+<html lang="en"><meta charset="utf-8"><title>flopwise</title>
+<meta http-equiv="Content-Security-Policy"
+ content="default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data:">
+<body style="font-family: sans-serif; margin: 2em"><div id="chart"></div>
+<script type="module">{javascript}
+vegaEmbed("#chart", {safe}, {{actions: false}});
+</script></body></html>
+"""
+
+
+def _altair() -> Any:
+    try:
+        import altair
+    except ImportError:
+        raise FlopwiseError("charts need the packages altair and vl-convert-python", _HINT) from None
+    return altair
