@@ -1,0 +1,100 @@
+"""AdamW three ways, on shapes: the loop's, foreach's and fused's kernels and what they need beside the state."""
+
+from collections.abc import Sequence
+
+from flopwise.cost.ops import pointwise
+from flopwise.cost.tape import Parameter, Tape, Tensor
+from flopwise.work import OPTIMIZER, OPTIMIZER_STATE
+
+# torch's multi_tensor_apply: a launch takes so many tensors (by how many lists it walks), and so many chunks of 64 Ki.
+_MOST_TENSORS = {1: 110, 2: 64, 3: 48, 4: 36}
+_MOST_CHUNKS, _CHUNK = 320, 65_536
+
+
+def make_state(t: Tape, parameters: Sequence[Parameter], kind: str, on_device: bool) -> list[Tensor]:
+    """Two moments for every weight; and its step count, where that lives on the device (fused, or in a CUDA graph)."""
+    state = []
+    for p in parameters:
+        state += [t.tensor(p.weight.shape, p.weight.dtype, OPTIMIZER_STATE, p.name) for _ in range(2)]
+        if on_device or kind == "fused":
+            state.append(t.tensor((), "fp32", OPTIMIZER_STATE, p.name))
+    return state
+
+
+def step(t: Tape, parameters: Sequence[Parameter], kind: str) -> None:
+    """One update of every weight."""
+    {"adamw-loop": _loop, "foreach": _foreach, "fused": _fused}[kind](t, parameters)
+
+
+def _loop(t: Tape, parameters: Sequence[Parameter]) -> None:
+    """Eleven kernels a weight; three temporaries as large as it."""
+    for p in parameters:
+        t.module, w = p.name, p.weight
+        for op, reads in (("mul_", 1), ("mul_", 1), ("add_", 2), ("mul_", 1), ("addcmul_", 3)):
+            t.work(op, OPTIMIZER, (w,) * reads, w.n_bytes, w.dtype)
+        root = pointwise(t, "sqrt", w)
+        corrected = pointwise(t, "div", root)
+        del root
+        denominator = pointwise(t, "add", corrected)
+        del corrected
+        change = pointwise(t, "mul", pointwise(t, "div", w, denominator))
+        t.work("sub_", OPTIMIZER, (w, change), w.n_bytes, w.dtype)
+        del denominator, change
+    t.module = ""
+
+
+def _foreach(t: Tape, parameters: Sequence[Parameter]) -> None:
+    """A few kernels over all weights at once; √v of the whole model is in memory for a moment."""
+    sizes = [p.weight.numel for p in parameters]
+    weights = [p.weight for p in parameters]
+    n_bytes = sum(w.n_bytes for w in weights)
+
+    def over_all(op: str, lists: int, reads: int, writes: int = 1) -> None:
+        t.work(op, OPTIMIZER, weights * reads, n_bytes * writes, weights[0].dtype, kernels=launches(sizes, lists))
+
+    over_all("foreach_mul_", 1, 1)  # weight decay
+    over_all("foreach_lerp_", 2, 2)
+    over_all("foreach_mul_", 1, 1)
+    over_all("foreach_addcmul_", 3, 3)
+    roots = [t.tensor(w.shape, w.dtype, op="foreach_sqrt") for w in weights]
+    over_all("foreach_sqrt", 2, 1)
+    over_all("foreach_div_", 1, 1)
+    over_all("foreach_add_", 1, 1)
+    over_all("foreach_addcdiv_", 3, 3)
+    del roots
+
+
+def _fused(t: Tape, parameters: Sequence[Parameter]) -> None:
+    """One kernel reads weight, gradient and both moments and writes all but the gradient."""
+    sizes = [p.weight.numel for p in parameters]
+    weights = [p.weight for p in parameters]
+    n_bytes, n = sum(w.n_bytes for w in weights), len(sizes)
+    t.work("foreach_add_", OPTIMIZER, (), 4 * n, "fp32", kernels=launches([1] * n, 1))  # the step counts
+    t.work("fused_adamw_", OPTIMIZER, weights * 4, 3 * n_bytes, weights[0].dtype, kernels=launches(sizes, 4))
+
+
+def unscale(t: Tape, parameters: Sequence[Parameter]) -> None:
+    """What loss scaling does before a step: every gradient is divided in place and looked at."""
+    weights = [p.weight for p in parameters]
+    n_bytes = sum(w.n_bytes for w in weights)
+    kernels = launches([w.numel for w in weights], 1)
+    t.work("unscale_", OPTIMIZER, weights, n_bytes, "fp32", kernels=kernels)
+
+
+def launches(sizes: Sequence[int], lists: int) -> int:
+    """How many kernels a foreach op over tensors of these sizes takes: torch's own packing into launches.
+
+    >>> launches([65_536] * 110, lists=1), launches([65_536 * 400], lists=1)
+    (1, 2)
+    """
+    count = tensors = chunks = 0
+    for size in sizes:
+        tensors += 1
+        chunks += -(-size // _CHUNK)
+        full, chunks = divmod(chunks, _MOST_CHUNKS)
+        count += full
+        if full:
+            tensors = 1 if chunks else 0  # the tensor that filled a launch goes on in the next
+        if tensors == _MOST_TENSORS[lists]:
+            count, tensors, chunks = count + 1, 0, 0
+    return count + (tensors > 0)

@@ -1,0 +1,95 @@
+"""Cross entropy over all logits and over chunks of them, on shapes: `lm/loss.py` line by line."""
+
+import math
+from collections.abc import Sequence
+
+from flopwise.cost import fused, ops
+from flopwise.cost.tape import Gradients, Tape, Tensor
+from flopwise.work import COPY, INDEX, LOGITS, LOSS, MATMUL, SOFTMAX
+
+CHUNK_TOKENS = 1024  # lm/loss.py's; a test holds them equal
+
+
+def loss_full(t: Tape, logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross entropy in fp32."""
+    rows = (math.prod(logits.shape[:-1]), logits.shape[-1])
+    return fused.cross_entropy(t, ops.view(t, ops.to(t, logits, "fp32"), rows), targets)
+
+
+def loss_chunked(t: Tape, hidden: Tensor, weight: Tensor, targets: Tensor, tf32: bool) -> Tensor:
+    """The same with one chunk of logits at a time; its gradients are made with it, before the backward pass."""
+    dtype = t.autocast or hidden.dtype
+    rows = ops.view(t, hidden, (math.prod(hidden.shape[:-1]), hidden.shape[-1]))
+    n_rows, width = rows.shape
+    wide, narrow_weight = rows.dtype, weight.dtype
+    with t.no_grad():
+        loss, grad_rows, grad_weight = _forward(t, rows, weight, targets, dtype, tf32)
+
+    def backward(t: Tape, grad: Tensor, saved: Sequence[Tensor]) -> Gradients:
+        grad_rows, grad_weight = saved
+        scale = ops.pointwise(t, "div", grad)
+        scaled = ops.pointwise(t, "mul", _cast(t, grad_rows, "fp32"), scale)
+        first = _cast(t, scaled, wide)
+        del scaled
+        return first, _cast(t, ops.pointwise(t, "mul", grad_weight, scale), narrow_weight)
+
+    saved = t.save(grad_rows, grad_weight)
+    del grad_rows, grad_weight
+    return t.connect(loss, (rows, weight), backward, saved)
+
+
+def _cast(t: Tape, x: Tensor, dtype: str) -> Tensor:
+    return x if x.dtype == dtype else t.run("to", COPY, (x,), x.shape, dtype)
+
+
+def _forward(
+    t: Tape, rows: Tensor, weight: Tensor, targets: Tensor, dtype: str, tf32: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    n_rows, width = rows.shape
+    vocab = weight.shape[0]
+    narrow = _cast(t, weight, dtype)
+    total = fused.filled(t, (), "fp32", "zeros")
+    grad_rows = t.tensor(rows.shape, dtype, op="grad_rows")
+    grad_weight = fused.filled(t, weight.shape, "fp32", "zeros")
+    for start in range(0, n_rows, CHUNK_TOKENS):
+        n = min(CHUNK_TOKENS, n_rows - start)
+        h = _cast(t, rows.view((n, width)), dtype)
+        loss, log_probabilities = _chunk_loss(t, h, narrow, n, tf32)
+        total = ops.pointwise(t, "add", total, loss)
+        t.work("exp_", LOSS, (log_probabilities,), log_probabilities.n_bytes, "fp32")
+        error = log_probabilities
+        t.work("scatter_add_", INDEX, (), 4 * n, "fp32", kernels=3)  # with the ones it adds, and their sign
+        error = _cast(t, error, dtype)
+        product = _mm(t, error, narrow.view((vocab, width)), tf32)
+        t.work("copy_", COPY, (product,), product.n_bytes, dtype)
+        del product
+        product = _mm(t, error.view((vocab, n)), h, tf32)
+        t.work("add_", LOSS, (grad_weight, product), grad_weight.n_bytes, "fp32")
+        del product
+    return ops.pointwise(t, "div", total), grad_rows, grad_weight
+
+
+def _chunk_loss(t: Tape, h: Tensor, narrow: Tensor, n: int, tf32: bool) -> tuple[Tensor, Tensor]:
+    vocab, width = narrow.shape
+    logits = _cast(t, _mm(t, h, narrow.view((width, vocab)), tf32, LOGITS), "fp32")
+    log_probabilities = t.run("log_softmax", SOFTMAX, (logits,), logits.shape, "fp32", family=LOGITS)
+    del logits
+    loss = t.tensor((), "fp32", op="nll_loss")
+    t.work("nll_loss", LOSS, (), 4, "fp32")
+    return loss, log_probabilities
+
+
+def _mm(t: Tape, a: Tensor, b: Tensor, tf32: bool, family: str = "") -> Tensor:
+    (m, k), n = a.shape, b.shape[1]
+    compute = "tf32" if tf32 and a.dtype == "fp32" else a.dtype
+    return t.run(
+        "mm",
+        MATMUL,
+        (a, b),
+        (m, n),
+        a.dtype,
+        flops=2 * m * n * k,
+        compute=compute,
+        family=family,
+        shapes=(a.shape, b.shape),
+    )
