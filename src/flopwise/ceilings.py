@@ -36,7 +36,7 @@ class Tile(msgspec.Struct, frozen=True, kw_only=True):
 
     m: int
     n: int
-    start_ns: float  # before the first and after the last multiply: loading, storing
+    start_ns: float  # once a product: before the first and after the last multiply
     flops_per_s: float  # of one multiprocessor that works on it
 
 

@@ -1,5 +1,7 @@
 """The words in which a step's work is told, whoever tells it: the closed form, the dry run, a roofline over either."""
 
+import math
+
 import msgspec
 
 PHASES = ("forward", "loss", "backward", "optimizer", "recompute")
@@ -54,6 +56,12 @@ class OpWork(msgspec.Struct, frozen=True, kw_only=True):
     kernels: int = 1  # launches it takes in eager PyTorch; 0: a view, nothing runs
     strided: bool = False  # an input is broadcast or not contiguous: no wide loads
     shapes: tuple[tuple[int, ...], ...] = ()  # of its inputs; for a matmul (M, K), (K, N) or batched
+
+    @property
+    def broadcasts(self) -> bool:
+        """Whether an input is smaller than another without being a single number."""
+        sizes = [math.prod(shape) for shape in self.shapes]
+        return any(1 < size < max(sizes) for size in sizes)
 
     @property
     def intensity(self) -> float:

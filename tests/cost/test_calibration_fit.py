@@ -5,19 +5,12 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from flopwise.ceilings import Matmul, Probe, Tile
-from flopwise.cost.calibration import TILES, curve, matmul
+from flopwise.ceilings import Matmul, Probe
+from flopwise.cost.calibration import curve, matmul, tiles
 from flopwise.cost.roofline import matmul_ns
 
 PROCESSORS = 132
-TRUE = Matmul(
-    peak_flops=8e14,
-    tiles=tuple(
-        Tile(m=m, n=n, start_ns=start, flops_per_s=rate)
-        for (m, n), start, rate in zip(TILES, (800, 1200, 2500, 4000), (2.5e12, 3.5e12, 5e12, 6e12), strict=True)
-    ),
-    join_ns=4000.0,
-)
+TRUE = Matmul(peak_flops=8e14, tiles=tiles(6.5e12, 3000.0, 1200.0, 0.1), join_ns=4000.0)
 GRID = [(1, m, n, k) for m in (512, 2048, 8192) for n in (768, 3072, 10000) for k in (256, 1024, 4096)]
 
 

@@ -65,7 +65,9 @@ def test_a_name_as_a_driver_prints_it_is_one_entry(printed, name):
     assert gpu(printed).name == name
 
 
-@pytest.mark.parametrize("other", ["NVIDIA L40", "NVIDIA GeForce RTX 4090 Laptop GPU", "RTX 3090 Ti", "Tesla T4", "GB200"])
+@pytest.mark.parametrize(
+    "other", ["NVIDIA L40", "NVIDIA GeForce RTX 4090 Laptop GPU", "RTX 3090 Ti", "Tesla T4", "GB200"]
+)
 def test_a_near_relative_is_not_taken_for_it(other):
     assert find_gpu(other) is None
 

@@ -10,7 +10,13 @@ from flopwise.cost.roofline import SPLITS
 
 Floats = NDArray[np.float64]
 
-TILES = ((64, 64), (128, 64), (128, 128), (128, 256))
+# Output tiles that cuBLAS has kernels for, either way round: fine enough that a good library can fill its last wave.
+TILES = tuple(
+    tile
+    for m, n in ((64, 64), (64, 96), (64, 128), (96, 128), (128, 128), (96, 192), (128, 192), (128, 256), (192, 256))
+    for tile in sorted({(m, n), (n, m)})
+)
+_AREAS = np.array([m * n for m, n in TILES], dtype=float)
 _STEPS = (0.5, 0.8, 0.95, 0.99, 1.01, 1.05, 1.25, 2.0)  # by which one number of the model is changed at a time
 _ROUNDS = 200
 
@@ -26,16 +32,28 @@ def curve(probes: Sequence[Probe]) -> Curve:
     return Curve(amount=tuple(probe.amount for probe in ordered), ns=tuple(float(ns) for ns in rising))
 
 
+def tiles(best: float, half_area: float, start_ns: float, start_ns_per_area: float) -> tuple[Tile, ...]:
+    """Every tile by four numbers: a larger one reuses more of what it loads, and takes longer to begin and to end.
+
+    >>> [round(tile.flops_per_s) for tile in tiles(1000.0, 4096.0, 500.0, 0.1)[:2]]      # half the rate at half_area
+    [500, 600]
+    """
+    rates, starts = _rates_and_starts(best, half_area, start_ns, start_ns_per_area)
+    return tuple(
+        Tile(m=m, n=n, flops_per_s=float(rate), start_ns=float(start))
+        for (m, n), rate, start in zip(TILES, rates, starts, strict=True)
+    )
+
+
 def matmul(probes: Sequence[Probe], processors: int) -> Matmul:
     """The tile model that is nearest to the measured products, in the mean square of the logarithm of their ratio.
 
-    Descent along one number at a time: each tile's rate and start, and the cost of joining a split. The best rate seen
-    is the first guess of every tile; a tile that explains nothing keeps a guess that loses against the others.
+    Descent along one number at a time: those of `tiles`, and the cost of joining a split.
     """
     shapes = np.array([probe.shape for probe in probes], dtype=float)
     measured = np.log([probe.ns for probe in probes])
-    best = max(probe.amount / probe.ns for probe in probes) * 1e9 / processors
-    guess = np.array([best] * len(TILES) + [2000.0] * len(TILES) + [3000.0])
+    seen = max(probe.amount / probe.ns for probe in probes) * 1e9
+    guess = np.array([seen / processors, 2000.0, 1500.0, 0.05, 3000.0])
 
     def error(numbers: Floats) -> float:
         return float(np.mean((np.log(_times(shapes, numbers, processors)) - measured) ** 2))
@@ -46,27 +64,29 @@ def matmul(probes: Sequence[Probe], processors: int) -> Matmul:
         for i in range(len(guess)):
             for step in _STEPS:
                 trial = guess.copy()
-                trial[i] = min(trial[i] * step, best * 1.2) if i < len(TILES) else trial[i] * step
+                trial[i] *= step
                 if (other := error(trial)) < now:
                     guess, now = trial, other
         if now > before * (1 - 1e-3):
             break
-    count = len(TILES)
-    tiles = tuple(
-        Tile(m=m, n=n, flops_per_s=float(guess[i]), start_ns=float(guess[count + i])) for i, (m, n) in enumerate(TILES)
-    )
-    return Matmul(peak_flops=best * processors, tiles=tiles, join_ns=float(guess[-1]))
+    best, half_area, start_ns, start_ns_per_area, join_ns = map(float, guess)
+    return Matmul(peak_flops=seen, tiles=tiles(best, half_area, start_ns, start_ns_per_area), join_ns=join_ns)
+
+
+def _rates_and_starts(best: float, half_area: float, start_ns: float, per_area: float) -> tuple[Floats, Floats]:
+    return best * _AREAS / (_AREAS + half_area), start_ns + per_area * _AREAS
 
 
 def _times(shapes: Floats, numbers: Floats, processors: int) -> Floats:
     """`roofline.matmul_ns` of many products at once."""
     batch, m, n, k = shapes.T
-    join = numbers[-1]
+    rates, starts = _rates_and_starts(*numbers[:4])
     times = [
-        np.ceil(batch * split * np.ceil(m / tile_m) * np.ceil(n / tile_n) / processors)
-        * (numbers[len(TILES) + i] + 2e9 * tile_m * tile_n * k / split / numbers[i])
-        + (split > 1) * join
-        for i, (tile_m, tile_n) in enumerate(TILES)
+        start
+        + np.ceil(batch * split * np.ceil(m / tile_m) * np.ceil(n / tile_n) / processors)
+        * (2e9 * tile_m * tile_n * k / split / rate)
+        + (split > 1) * numbers[4]
+        for (tile_m, tile_n), rate, start in zip(TILES, rates, starts, strict=True)
         for split in SPLITS
     ]
     return np.asarray(np.min(times, axis=0), dtype=np.float64)

@@ -70,7 +70,7 @@ def matmul_ns(batch: int, m: int, n: int, k: int, limits: Matmul, processors: in
     [1638, 1638, 3277]
     """
     times = [
-        waves * (tile.start_ns + 2e9 * tile.m * tile.n * k / split / tile.flops_per_s) + (split > 1) * limits.join_ns
+        tile.start_ns + waves * (2e9 * tile.m * tile.n * k / split / tile.flops_per_s) + (split > 1) * limits.join_ns
         for tile in limits.tiles
         for split in SPLITS
         for waves in (math.ceil(batch * split * math.ceil(m / tile.m) * math.ceil(n / tile.n) / processors),)
@@ -82,7 +82,7 @@ def op_time(op: OpWork, ceilings: Ceilings) -> OpTime:
     """What an operation takes on the GPU: the longer of computing and moving."""
     if not op.kernels:
         return OpTime(ns=0.0, bound=BANDWIDTH)
-    curve = ceilings.curve(op.kind, op.strided)
+    curve = ceilings.curve(op.kind, op.strided or op.broadcasts)
     moving = curve.at((op.read_bytes + op.write_bytes) / op.kernels) * op.kernels
     computing = 0.0
     if op.kind in (MATMUL, ATTENTION) and op.flops:

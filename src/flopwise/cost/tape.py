@@ -87,7 +87,7 @@ class Segment:
         self.refilled: dict[int, Sequence[Tensor]] | None = None
 
 
-class _Enough(Exception):  # noqa: N818  not an error: everything the backward pass needs has been computed again
+class _Enough(Exception):
     pass
 
 

@@ -1,0 +1,98 @@
+"""Ceilings of a GPU that nobody has calibrated: its datasheet, and what libraries usually reach of it.
+
+The shares are no property of one chip. They were read off kernels of an H200 (the traces in tests/trace/fixtures and
+benchmarks/results) and off published tables, and stand for what cuBLAS, cuDNN and PyTorch's own kernels reach anywhere.
+"""
+
+from flopwise.ceilings import SPECIFIED, STRIDED, Ceilings, Curve, HostCost, Matmul
+from flopwise.cost.calibration import tiles
+from flopwise.errors import FlopwiseError
+from flopwise.spec.gpu import Gpu
+from flopwise.work import COPY, ELEMENTWISE, INDEX, LOSS, MEMORY, NORMALISATION, OPTIMIZER, REDUCTION, SOFTMAX
+
+SHORTEST_KERNEL_NS = 1_500.0
+MATMUL_SHARE = 0.80  # where none is known for the chip
+TF32_SHARE = 0.82  # of that: TF32 loads twice the bytes that bf16 does for each multiply
+L2_SPEEDUP = 1.6  # of what was just written and still lies in half of the cache
+BANDWIDTH_SHARES = {
+    ELEMENTWISE: 0.80,
+    STRIDED: 0.42,
+    REDUCTION: 0.38,
+    SOFTMAX: 0.70,
+    NORMALISATION: 0.50,
+    COPY: 0.33,
+    INDEX: 0.33,
+    LOSS: 0.45,
+    MEMORY: 0.80,
+    OPTIMIZER: 0.75,
+}
+# Of the tile model (cost/calibration.py): the best rate as a share of the peak, the area of half that rate, the start.
+TENSOR_TILES, VECTOR_TILES = (1.09, 2200.0, 1400.0, 0.08), (0.95, 1100.0, 9000.0, 0.23)
+JOIN_NS = 2_500.0
+# Forward, backward; FLOPs of the whole square, of which a causal kernel skips up to half.
+ATTENTION_SHARES = {"fp32": (0.45, 0.35), "tf32": (0.06, 0.05), "bf16": (0.50, 0.40), "fp16": (0.50, 0.40)}
+HOST = {
+    "forward": HostCost(op_ns=18_000.0, view_ns=2_500.0, kernel_ns=5_000.0),
+    "backward": HostCost(op_ns=25_000.0, view_ns=2_500.0, kernel_ns=5_000.0),
+    "optimizer": HostCost(op_ns=15_000.0, view_ns=2_000.0, kernel_ns=5_000.0),
+}
+LATENCY_NS, GRAPH_GAP_NS = 4_000.0, 700.0
+
+
+def from_datasheet(gpu: Gpu) -> Ceilings:
+    """What a GPU should reach by its datasheet.
+
+    >>> from flopwise.spec.gpu import gpu
+    >>> round(from_datasheet(gpu("h200")).matmul["bf16"].peak_flops / 1e12)
+    792
+    """
+    if gpu.bandwidth_bytes_s is None or gpu.sms is None or not gpu.peaks:
+        raise FlopwiseError(
+            f"{gpu.title} has no datasheet", "measure it with flopwise doctor --calibrate, or name a GPU with --gpu"
+        )
+    share = gpu.matmul_share_seen or MATMUL_SHARE
+    attention = {dtype: gpu.peaks[dtype] for dtype in ATTENTION_SHARES if dtype in gpu.peaks}
+    return Ceilings(
+        gpu=gpu.name,
+        how=SPECIFIED,
+        processors=gpu.sms,
+        bandwidth_bytes_per_s=gpu.bandwidth_bytes_s,
+        matmul={
+            dtype: _matmul(dtype, peak * share * (TF32_SHARE if dtype == "tf32" else 1.0), gpu.sms)
+            for dtype, peak in gpu.peaks.items()
+        },
+        memory={
+            kind: _curve(reached * gpu.bandwidth_bytes_s, gpu.l2_bytes or 0)
+            for kind, reached in BANDWIDTH_SHARES.items()
+        },
+        attention={dtype: _compute_curve(peak * ATTENTION_SHARES[dtype][0]) for dtype, peak in attention.items()},
+        attention_backward={
+            dtype: _compute_curve(peak * ATTENTION_SHARES[dtype][1]) for dtype, peak in attention.items()
+        },
+        host=HOST,
+        latency_ns=LATENCY_NS,
+        graph_gap_ns=GRAPH_GAP_NS,
+    )
+
+
+def _matmul(dtype: str, reached: float, processors: int) -> Matmul:
+    """`reached`: of the library's best product; a tile's rate is a little more, since a product begins and ends, too."""
+    share, half_area, start_ns, per_area = VECTOR_TILES if dtype == "fp32" else TENSOR_TILES
+    made = tiles(share * reached / processors, half_area, start_ns, per_area)
+    return Matmul(peak_flops=reached, tiles=made, join_ns=JOIN_NS)
+
+
+def _curve(bytes_per_s: float, l2_bytes: int) -> Curve:
+    """A start, then the bandwidth: that of the cache for small amounts, going over to the memory's."""
+    amounts = [10.0**power * digit for power in range(4, 11) for digit in (1, 2, 5)]
+    cached = [min(1.0, l2_bytes / 2 / amount) if l2_bytes else 0.0 for amount in amounts]
+    rates = [bytes_per_s * (1 + (L2_SPEEDUP - 1) * share) for share in cached]
+    return Curve(
+        amount=tuple(amounts),
+        ns=tuple(SHORTEST_KERNEL_NS + 1e9 * a / rate for a, rate in zip(amounts, rates, strict=True)),
+    )
+
+
+def _compute_curve(flops_per_s: float) -> Curve:
+    amounts = [10.0**power for power in range(6, 16)]
+    return Curve(amount=tuple(amounts), ns=tuple(2 * SHORTEST_KERNEL_NS + 1e9 * a / flops_per_s for a in amounts))
