@@ -1,14 +1,14 @@
-"""Charts: one Vega-Lite definition each, whether it becomes a page to explore or a picture. Needs the extra `charts`."""
+"""Charts: one Vega-Lite definition each, whether it becomes a page to explore or a picture. Needs the extra `charts`.
+
+A chart is an Altair object, typed as Any: the package is there only where charts are drawn.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flopwise.errors import FlopwiseError
-
-if TYPE_CHECKING:
-    import altair as alt
 
 SUFFIXES = (".svg", ".png", ".html")
 # Okabe and Ito's colours: told apart by people who do not see red or green.
@@ -19,7 +19,7 @@ _HINT = "pip install 'flopwise[charts]'"
 
 def roofline_chart(
     points: Sequence[Mapping[str, Any]], roofs: Sequence[tuple[str, float]], bandwidth_bytes_per_s: float, title: str
-) -> "alt.LayerChart":
+) -> Any:
     """Operations as dots under their roofs: FLOPs per byte across, FLOP/s upwards, the dot's area is its time.
 
     `points`: rows with name, kind, intensity, flops_per_s, ms; `roofs`: names of precisions and their FLOP/s.
@@ -52,7 +52,7 @@ def roofline_chart(
     return layers.properties(width=_WIDTH, height=_HEIGHT, title=title)
 
 
-def save(chart: "alt.LayerChart", path: str | Path) -> None:
+def save(chart: Any, path: str | Path) -> None:
     """Write a chart; the suffix decides: .svg and .png are pictures, .html a page that needs nothing from outside."""
     target = Path(path)
     if target.suffix not in SUFFIXES:
@@ -68,7 +68,7 @@ def save(chart: "alt.LayerChart", path: str | Path) -> None:
         case ".png":
             content = vl_convert.vegalite_to_png(spec, scale=_DPI_SCALE)
         case _:
-            content = _page(spec, vl_convert.javascript_bundle()).encode()
+            content = _page(spec, vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")).encode()
     try:
         target.write_bytes(content)
     except OSError as error:
