@@ -55,6 +55,8 @@ class OpWork(msgspec.Struct, frozen=True, kw_only=True):
     write_bytes: int = 0
     kernels: int = 1  # launches it takes in eager PyTorch; 0: a view, nothing runs
     strided: bool = False  # an input is broadcast or not contiguous: no wide loads
+    reads: tuple[tuple[int, int], ...] = ()  # (tensor, bytes), tensors numbered within the step; views are their base
+    writes: tuple[tuple[int, int], ...] = ()
     shapes: tuple[tuple[int, ...], ...] = ()  # of its inputs; for a matmul (M, K), (K, N) or batched
 
     @property

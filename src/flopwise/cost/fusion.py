@@ -1,0 +1,132 @@
+"""What a compiler makes of a step's operations: neighbours become one kernel, and what passes between them stays on chip.
+
+Matmuls and attention stay kernels of their own. Of the rest, two operations of a phase become one kernel if one reads what
+the other wrote, or both read the same tensor, and if no matmul lies on any path between them: that is what `level` tells,
+the number of changes between the two kinds on the longest path to an operation. A fused kernel reads what comes from
+outside, once, and writes what someone outside reads later.
+"""
+
+import math
+from collections.abc import Sequence
+
+from flopwise.work import (
+    ATTENTION,
+    COMMUNICATION,
+    COPY,
+    ELEMENTWISE,
+    INDEX,
+    LOSS,
+    MATMUL,
+    MEMORY,
+    NORMALISATION,
+    OPTIMIZER,
+    OTHER,
+    RANDOM,
+    REDUCTION,
+    SOFTMAX,
+    OpWork,
+)
+
+ALONE = (MATMUL, ATTENTION, OPTIMIZER, COMMUNICATION)
+# The class of a fused kernel: that of its most telling part.
+_TELLING = (LOSS, SOFTMAX, NORMALISATION, INDEX, REDUCTION, RANDOM, ELEMENTWISE, COPY, MEMORY, OTHER)
+_LONGEST_ROW = 2**17
+
+
+def fuse(ops: Sequence[OpWork]) -> list[OpWork]:
+    """The kernels that a compiled step runs instead of `ops`; the order follows what depends on what."""
+    running = [op for op in ops if op.kernels]
+    levels = _levels(running)
+    group = _groups(running, levels)
+    members: dict[int, list[int]] = {}
+    for number in range(len(running)):
+        members.setdefault(group(number), []).append(number)
+    readers: dict[int, set[int]] = {}
+    for number, op in enumerate(running):
+        for tensor, _ in op.reads:
+            readers.setdefault(tensor, set()).add(group(number))
+    phases = {phase: place for place, phase in enumerate(dict.fromkeys(op.phase for op in running))}
+    ordered = sorted(members.items(), key=lambda item: (phases[running[item[1][0]].phase], levels[item[0]], item[1][0]))
+    return [_joined(root, [running[n] for n in numbers], readers) for root, numbers in ordered]
+
+
+def _levels(ops: Sequence[OpWork]) -> list[int]:
+    wrote: dict[int, int] = {}
+    levels: list[int] = []
+    for number, op in enumerate(ops):
+        sources = [wrote[tensor] for tensor, _ in op.reads if tensor in wrote and ops[wrote[tensor]].phase == op.phase]
+        level = max((levels[s] + (_alone(op) or _alone(ops[s])) for s in sources), default=0)
+        levels.append(level)
+        wrote |= {tensor: number for tensor, _ in op.writes}
+    return levels
+
+
+def _groups(ops: Sequence[OpWork], levels: Sequence[int]) -> "_Union":
+    union = _Union(len(ops))
+    last: dict[int, list[int]] = {}  # tensor -> those that wrote or read it since it was last written
+    for number, op in enumerate(ops):
+        if not _alone(op):
+            for tensor, _ in op.reads:
+                for other in last.get(tensor, ()):
+                    same = levels[other] == levels[number] and ops[other].phase == op.phase
+                    if same and not _alone(ops[other]) and _same_loop(ops[other], op):
+                        union.join(other, number)
+        for tensor, _ in op.reads:
+            last.setdefault(tensor, []).append(number)
+        for tensor, _ in op.writes:
+            last[tensor] = [number]
+    return union
+
+
+def _alone(op: OpWork) -> bool:
+    return op.kind in ALONE
+
+
+def _same_loop(a: OpWork, b: OpWork) -> bool:
+    """Whether one loop over rows serves both: the same number of elements, or one of them a row's sum or gain."""
+    small, large = sorted((_elements(a), _elements(b)))
+    return large % small == 0 and large // small <= _LONGEST_ROW
+
+
+def _elements(op: OpWork) -> int:
+    return max([1, *(math.prod(shape) for shape in op.shapes)])
+
+
+def _joined(root: int, parts: Sequence[OpWork], readers: dict[int, set[int]]) -> OpWork:
+    if len(parts) == 1:
+        return parts[0]
+    made = {tensor for part in parts for tensor, _ in part.writes}
+    reads = {tensor: size for part in parts for tensor, size in part.reads if tensor not in made}
+    kept = {tensor for tensor in made if readers.get(tensor, set()) != {root}}
+    writes = {tensor: size for part in parts for tensor, size in part.writes if tensor in kept}
+    telling = min(parts, key=lambda part: _TELLING.index(part.kind) if part.kind in _TELLING else len(_TELLING))
+    return OpWork(
+        op="fused " + " ".join(dict.fromkeys(part.op for part in parts)),
+        module=telling.module,
+        phase=telling.phase,
+        kind=telling.kind,
+        dtype=telling.dtype,
+        flops=sum(part.flops for part in parts),
+        read_bytes=sum(reads.values()),
+        write_bytes=sum(writes.values()),
+        reads=tuple(reads.items()),
+        writes=tuple(writes.items()),
+        shapes=(max((shape for part in parts for shape in part.shapes), key=math.prod, default=()),),
+    )
+
+
+class _Union:
+    """Disjoint sets of numbers; called with a number, it tells the first of its set."""
+
+    def __init__(self, count: int) -> None:
+        self.parent = list(range(count))
+
+    def __call__(self, number: int) -> int:
+        while self.parent[number] != number:
+            self.parent[number] = self.parent[self.parent[number]]
+            number = self.parent[number]
+        return number
+
+    def join(self, a: int, b: int) -> None:
+        low, high = sorted((self(a), self(b)))
+        self.parent[high] = low

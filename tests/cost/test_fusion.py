@@ -1,0 +1,80 @@
+"""Laws of fusion: nothing is computed twice or lost, no kernel waits for itself, and no more bytes are moved than before."""
+
+from itertools import count
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flopwise.cost.fusion import ALONE, fuse
+from flopwise.work import ELEMENTWISE, MATMUL, REDUCTION, OpWork
+
+SIZE = 4096
+
+
+def op(reads, writes, kind=ELEMENTWISE, name="add", phase="forward", elements=SIZE):
+    return OpWork(
+        op=name, module="", phase=phase, kind=kind, dtype="fp32", flops=elements, read_bytes=4 * SIZE * len(reads),
+        write_bytes=4 * SIZE * len(writes), reads=tuple((t, 4 * SIZE) for t in reads),
+        writes=tuple((t, 4 * SIZE) for t in writes), shapes=((elements,),),
+    )  # fmt: skip
+
+
+def test_a_chain_becomes_one_kernel_that_reads_and_writes_its_ends():
+    (one,) = fuse([op([0], [1], name="exp"), op([1], [2], name="neg"), op([2], [3], name="add")])
+    assert (one.op, one.reads, one.writes) == ("fused exp neg add", ((0, 4 * SIZE),), ((3, 4 * SIZE),))
+    assert (one.read_bytes, one.write_bytes, one.flops, one.kernels) == (4 * SIZE, 4 * SIZE, 3 * SIZE, 1)
+
+
+def test_what_is_read_later_is_written():
+    """A residual stream: the sum goes into the norm, over the matmul, and beside it."""
+    step = [
+        op([0, 1], [2]),
+        op([2], [3], name="norm"),
+        op([3, 9], [4], kind=MATMUL, name="mm"),
+        op([2, 4], [5], name="add"),
+    ]
+    first, product, last = fuse(step)
+    assert (first.op, product.op, last.op) == ("fused add norm", "mm", "add")
+    assert {t for t, _ in first.writes} == {2, 3}
+    assert {t for t, _ in last.reads} == {2, 4}
+
+
+def test_phases_do_not_mix_and_what_another_phase_reads_is_kept():
+    forward, backward = fuse([op([0], [1]), op([1], [2]), op([2, 1], [3], phase="backward")])
+    assert (forward.phase, backward.phase) == ("forward", "backward")
+    assert {t for t, _ in forward.writes} == {1, 2}
+
+
+def test_a_row_and_its_sum_share_a_kernel_but_not_things_of_another_size():
+    row = [
+        op([0], [1], kind=REDUCTION, name="sum"),
+        op([1], [2], name="rsqrt", elements=64),
+        op([0, 2], [3], name="mul"),
+    ]
+    assert len(fuse(row)) == 1
+    assert len(fuse([op([0], [1], elements=4096), op([1], [2], elements=1000)])) == 2
+
+
+@st.composite
+def graphs(draw):
+    numbers, ops = count(3), []
+    made = [0, 1, 2]
+    for _ in range(draw(st.integers(0, 25))):
+        reads = draw(st.lists(st.sampled_from(made), min_size=1, max_size=3, unique=True))
+        written = next(numbers)
+        ops.append(op(reads, [written], kind=draw(st.sampled_from((ELEMENTWISE, ELEMENTWISE, REDUCTION, MATMUL)))))
+        made.append(written)
+    return ops
+
+
+@settings(max_examples=300, deadline=None)
+@given(graphs())
+def test_the_laws(step):
+    fused = fuse(step)
+    assert sum(o.flops for o in fused) == sum(o.flops for o in step)
+    assert sum(o.kind in ALONE for o in fused) == sum(o.kind in ALONE for o in step)
+    assert sum(o.read_bytes + o.write_bytes for o in fused) <= sum(o.read_bytes + o.write_bytes for o in step)
+    known, made = {0, 1, 2}, {t for o in fused for t, _ in o.writes}
+    for kernel in fused:  # in this order, everything is there when it is read: no kernel waits for a later one
+        assert {t for t, _ in kernel.reads} <= known | ({0, 1, 2} - made)
+        known |= {t for t, _ in kernel.writes}
