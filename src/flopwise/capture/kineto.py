@@ -7,7 +7,7 @@ import torch
 
 from flopwise.capture.events import TraceRequest
 from flopwise.capture.ranges import named_modules, run_phases
-from flopwise.capture.step import Step
+from flopwise.capture.step import Step, synchronise
 
 
 def trace_steps(step: Step, device: torch.device, request: TraceRequest) -> int:
@@ -36,13 +36,8 @@ def trace_steps(step: Step, device: torch.device, request: TraceRequest) -> int:
             begun = time.perf_counter_ns() if n == 1 else begun
             run_phases(step.phases)
             if n in (0, request.steps):
-                _synchronise(device)
+                synchronise(device)
                 took_ns = (time.perf_counter_ns() - begun) // request.steps
             profiler.step()
     partial.replace(request.path)  # whole or not at all
     return took_ns
-
-
-def _synchronise(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

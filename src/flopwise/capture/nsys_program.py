@@ -34,6 +34,12 @@ def can_discard_environment(program: str) -> bool:
 
 def _said(*command: str) -> str:
     done = subprocess.run(
-        command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL, timeout=_ANSWERS_S, check=True
+        command,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        stdin=subprocess.DEVNULL,
+        timeout=_ANSWERS_S,
+        check=True,
     )
     return done.stdout

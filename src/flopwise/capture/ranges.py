@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import torch
 from torch import nn
 
-PHASE, MODULE, STEP = "flopwise.", "flopwise.module:", "flopwise.step:"  # the trace readers know these prefixes
+PHASE, MODULE, NUMBERED_STEP = "flopwise.", "flopwise.module:", "flopwise.step:"  # the trace readers know these
 
 
 def named(phase: str) -> AbstractContextManager[object]:
