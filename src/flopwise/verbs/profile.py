@@ -53,7 +53,7 @@ def profile(
         workload=chosen, sampling=Sampling(seconds=seconds, timeout_s=timeout), device=device, group="profile"
     )
     if profiler == NSYS:
-        check_nsys(stacks, memory)
+        check_nsys(device, stacks, memory)
     watcher = progress or Silent()
     with contextlib.ExitStack() as stack:
         worker = stack.enter_context(Worker())
@@ -98,8 +98,10 @@ def _traced_by_nsys(point: Point, request: TraceRequest, log: Path) -> Point:
     )
 
 
-def check_nsys(stacks: bool, memory: bool) -> None:
+def check_nsys(device: str, stacks: bool, memory: bool) -> None:
     """Refuse what cannot be captured by nsys before anything is measured."""
+    if device != "auto":
+        check_device(device)
     for name, asked in (("stacks", stacks), ("memory", memory)):
         if asked:
             raise FlopwiseError(
