@@ -35,8 +35,10 @@ def export_file(tmp_path_factory):
     with gzip.open(FIXTURE) as packed, path.open("wb") as out:
         shutil.copyfileobj(packed, out)
     db = sqlite3.connect(path)
-    db.execute("CREATE TABLE META_DATA_CAPTURE (name TEXT, value TEXT)")
-    db.execute("INSERT INTO META_DATA_CAPTURE VALUES ('PROCESS_ENV', ?)", (SECRET,))
+    for table in ("META_DATA_CAPTURE", "TARGET_INFO_SYSTEM_ENV"):
+        db.execute(f"CREATE TABLE {table} (name TEXT, value TEXT)")
+        db.execute(f"INSERT INTO {table} VALUES ('DeviceEnvironment', ?)", (SECRET,))
+    db.execute("INSERT INTO StringIds SELECT max(id) + 1, ? FROM StringIds", (SECRET,))
     db.commit()
     db.close()
     return path
@@ -90,7 +92,9 @@ def test_the_command_line_captures_only_what_the_step_opens(trace, fake):
     assert "/100%%p traces/" in next(word for word in options if word.startswith("--output="))
 
 
-def test_the_environment_stays_out_of_the_run_with_an_old_nsys_too(trace, fake):
+def test_the_environment_stays_out_of_the_run_with_an_old_nsys_too(trace, fake, monkeypatch):
+    monkeypatch.setenv(*SECRET.split("="))
+    monkeypatch.setenv("NOT_TEXT", os.fsdecode(b"\xff\xfe"))
     fake.behave("old")
     assert not can_discard_environment(fake.program)
     traced, _ = trace("old")

@@ -207,14 +207,21 @@ def _last_words(log: Path) -> str:
 
 
 def forget_environment(sqlite: Path) -> None:
-    """Older nsys cannot leave the process's environment out of its report: it must not lie in a run either."""
+    """Take the process's environment out of an export: older nsys cannot leave it out, and it must not lie in a run.
+
+    It is in a table of its own (TARGET_INFO_SYSTEM_ENV, `DeviceEnvironment`), and its lines may be among the strings.
+    """
     db = sqlite3.connect(sqlite, isolation_level=None)
     try:
-        tables = [name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE name LIKE 'META_DATA_CAPTURE%'")]
-        if tables:
-            for name in tables:
-                db.execute(f'DELETE FROM "{name}"')
-            db.execute("VACUUM")  # what was deleted would still be in the file's free pages
+        known = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        for table in known & {"TARGET_INFO_SYSTEM_ENV", "META_DATA_CAPTURE"}:
+            db.execute(f"DELETE FROM {table}")
+        if "StringIds" in known:
+            lines = ((os.fsencode(f"{name}={value}"),) for name, value in os.environ.items() if value)
+            db.execute("CREATE TEMP TABLE lines (line TEXT)")
+            db.executemany("INSERT INTO lines VALUES (CAST(? AS TEXT))", lines)
+            db.execute("DELETE FROM StringIds WHERE value IN (SELECT line FROM lines)")
+        db.execute("VACUUM")  # what was deleted would still be in the file's free pages
     finally:
         db.close()
 
