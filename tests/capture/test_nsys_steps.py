@@ -90,6 +90,7 @@ def test_phases_are_named_under_emit_nvtx(monkeypatch):
     monkeypatch.setattr(autograd_profiler, "_disable_profiler", lambda: None)
     with nsys_steps.op_ranges(torch.device("cuda"), shapes=True):
         assert isinstance(named("forward"), torch.profiler.record_function)
+        assert not isinstance(named("step"), torch.profiler.record_function)  # the whole is no phase of itself
     assert not isinstance(named("forward"), torch.profiler.record_function)
 
 

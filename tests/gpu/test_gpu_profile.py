@@ -38,7 +38,7 @@ def shares(explanation):
 
 @needs_nsys
 def test_both_profilers_see_the_same(explained):
-    kineto, nsys = explained(), explained(profiler="nsys")
+    kineto, nsys = explained(profiler="kineto"), explained(profiler="nsys")
     assert (kineto.source, nsys.source) == ("kineto", "nsys")
     assert (kineto.steps, nsys.steps) == (2, 2)
     counts = [{kernel.name: kernel.count for kernel in e.kernels} for e in (kineto, nsys)]
@@ -69,7 +69,7 @@ def test_checkpointing_shows_as_recomputation(explained, profiler):
 def test_a_graph_is_one_launch_and_its_coverage_is_told(explained, profiler):
     eager, graph = explained(profiler=profiler), explained(profiler=profiler, graph="on")
     assert graph.launches < 0.1 * eager.launches
-    assert graph.gpu_ns == pytest.approx(eager.gpu_ns, rel=0.3)
+    assert graph.gpu_ns == pytest.approx(eager.gpu_ns, rel=0.5)
     tables, _ = explanation_view(graph)
     assert any("GPU time attributed to a: launch" in note for table in tables for note in table.notes)
 

@@ -6,12 +6,14 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import torch
 from torch import nn
 
+from flopwise.records import STEP
+
 PHASE, MODULE, NUMBERED_STEP = "flopwise.", "flopwise.module:", "flopwise.step:"  # the trace readers know these
 
 
 def named(phase: str) -> AbstractContextManager[object]:
-    """The range around a phase; free when no profiler is looking."""
-    if torch.autograd.profiler._is_profiler_enabled:
+    """The range around a phase; free when no profiler is looking. A step without phases has no range for one."""
+    if phase != STEP and torch.autograd.profiler._is_profiler_enabled:
         return torch.profiler.record_function(f"{PHASE}{phase}")
     return nullcontext()
 
