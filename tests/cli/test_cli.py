@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from flopwise.__main__ import main as flopwise_main
 from flopwise.analysis.comparison import FASTER, INCONCLUSIVE, NO_DIFFERENCE, SLOWER
 from flopwise.cli.main import VERBS
 
@@ -73,6 +74,12 @@ BAD = {
     "empty tag": (("sweep", "s.toml", "--tag", ""), "cannot be a tag", "letters"),
     "verb": (("benhc", "tiny"), "no verb 'benhc'", "did you mean 'bench'"),
     "option": (("bench", "tiny", "--bacth", "2"), "--bacth", "--help"),
+    "profiler": (("profile", "tiny", "--with", "nsight"), "profiler = 'nsight'", "kineto, nsys"),
+    "nsys without a GPU": (
+        ("profile", "tiny", "--with", "nsys", "--device", "cpu"),
+        "nothing for nsys to see",
+        "kineto",
+    ),
     "missing argument": (("bench",), "WORKLOAD", "--help"),
 }
 
@@ -279,3 +286,17 @@ def test_without_torch_runs_are_read_and_bench_says_what_to_install(bench):
     assert done.returncode == 2
     assert "flopwise[torch]" in done.stderr
     assert len(done.stderr.splitlines()) == 2
+
+
+def test_ctrl_c_while_the_program_is_being_loaded_is_quiet(monkeypatch, capsys):
+    class Interrupts:
+        def find_spec(self, name, path=None, target=None):
+            if name == "flopwise.cli.main":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "flopwise.cli.main")
+    monkeypatch.setattr(sys, "meta_path", [Interrupts(), *sys.meta_path])
+    with pytest.raises(SystemExit) as ended:
+        flopwise_main()
+    assert ended.value.code == 130
+    assert capsys.readouterr() == ("", "error: interrupted\n")

@@ -1,21 +1,19 @@
 """What this machine can do: each check with what was found and what to do about it. No torch here: the worker has it."""
 
 import os
-import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import msgspec
 
 from flopwise import units
 from flopwise.capture.isolate import Worker
+from flopwise.capture.nsys_program import find_nsys, nsys_version
 from flopwise.capture.telemetry import GpuState, gpu_states
 from flopwise.errors import FlopwiseError, one_line
 from flopwise.records import Environment
 
 GOOD, ADVICE, MISSING = "ok", "note", "missing"
-_NSYS_PLACES = ("/opt/nvidia/nsight-systems/*/bin/nsys", "/opt/nvidia/nsight-compute/*/host/target-linux-x64/nsys")
 _OLDEST_TORCH, _OLDEST_TRITON = (2, 11), (3, 6)
 
 
@@ -49,14 +47,12 @@ def examine() -> list[Check]:
 
 def nsys() -> Check:
     """Nsight Systems: on the PATH, or where its installers put it."""
-    found = shutil.which("nsys") or next(
-        (str(p) for place in _NSYS_PLACES for p in sorted(Path("/").glob(place[1:]))), ""
-    )
+    found = find_nsys()
     advice = "only `profile --with nsys` needs it; NVIDIA's nsight-systems-cli package has it"
     if not found:
         return Check(name="nsys", state=ADVICE, found="not installed", advice=advice)
     try:
-        said = subprocess.run((found, "--version"), capture_output=True, text=True, timeout=20, check=True).stdout
+        said = nsys_version(found)
     except (OSError, subprocess.SubprocessError) as error:
         return Check(
             name="nsys", state=ADVICE, found=f"{found} does not run: {one_line(str(error), 120)}", advice=advice

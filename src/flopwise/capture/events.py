@@ -3,6 +3,7 @@
 import msgspec
 
 from flopwise.records import Environment, PhaseMemory, Ran
+from flopwise.spec.workload import Trial
 
 
 class _Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
@@ -62,6 +63,12 @@ class Remembered(_Event, frozen=True, kw_only=True, tag="remembered"):
     memory: tuple[PhaseMemory, ...]
 
 
+class Tracing(_Event, frozen=True, kw_only=True, tag="tracing"):
+    """The samples are taken; another program now traces the step in a process of its own."""
+
+    profiler: str
+
+
 class Traced(_Event, frozen=True, kw_only=True, tag="traced"):
     """Some steps ran under a profiler, which wrote its file."""
 
@@ -86,7 +93,20 @@ class Exited(_Event, frozen=True, kw_only=True, tag="exited"):
     code: int
 
 
-Event = Traced | Hello | Started | Surroundings | Ready | WarmedUp | WarmupStep | Sampled | Remembered | Done | Exited
+Event = (
+    Tracing
+    | Traced
+    | Hello
+    | Started
+    | Surroundings
+    | Ready
+    | WarmedUp
+    | WarmupStep
+    | Sampled
+    | Remembered
+    | Done
+    | Exited
+)
 
 
 class TraceRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,6 +118,15 @@ class TraceRequest(msgspec.Struct, frozen=True, kw_only=True):
     stacks: bool = False
     memory: bool = False
     modules: bool = True
+
+
+class NsysJob(msgspec.Struct, frozen=True, kw_only=True):
+    """What the process under nsys is asked to do, in a file: pipes do not pass through nsys."""
+
+    trial: Trial
+    trace: TraceRequest
+    events: str  # the file its events go to, one JSON line each
+    timeout_s: float
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):

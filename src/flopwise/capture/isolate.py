@@ -28,6 +28,7 @@ from flopwise.capture.events import (
     Surroundings,
     Traced,
     TraceRequest,
+    Tracing,
     WarmedUp,
     WarmupStep,
 )  # fmt: skip
@@ -84,7 +85,7 @@ class Gathered:
                 self.exited = event
             case Traced():
                 self.traced = event
-            case Hello():
+            case Hello() | Tracing():
                 pass
 
     def point(self, ended: Done) -> Point:

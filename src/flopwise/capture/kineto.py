@@ -6,8 +6,8 @@ from pathlib import Path
 import torch
 
 from flopwise.capture.events import TraceRequest
-from flopwise.capture.ranges import named, named_modules
-from flopwise.capture.step import Step
+from flopwise.capture.ranges import named_modules, run_phases
+from flopwise.capture.step import Step, synchronise
 
 
 def trace_steps(step: Step, device: torch.device, request: TraceRequest) -> int:
@@ -34,17 +34,10 @@ def trace_steps(step: Step, device: torch.device, request: TraceRequest) -> int:
     ):
         for n in range(1 + request.steps):
             begun = time.perf_counter_ns() if n == 1 else begun
-            for phase, run in step.phases.items():
-                with named(phase):
-                    run()
+            run_phases(step.phases)
             if n in (0, request.steps):
-                _synchronise(device)
+                synchronise(device)
                 took_ns = (time.perf_counter_ns() - begun) // request.steps
             profiler.step()
     partial.replace(request.path)  # whole or not at all
     return took_ns
-
-
-def _synchronise(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -1,19 +1,28 @@
 """Names that a profiler sees: phases, and the modules of a model."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import nn
 
-PHASE, MODULE = "flopwise.", "flopwise.module:"  # the trace readers know these prefixes
+from flopwise.records import STEP
+
+PHASE, MODULE, NUMBERED_STEP = "flopwise.", "flopwise.module:", "flopwise.step:"  # the trace readers know these
 
 
 def named(phase: str) -> AbstractContextManager[object]:
-    """The range around a phase; free when no profiler is looking."""
-    if torch.autograd.profiler._is_profiler_enabled:
+    """The range around a phase; free when no profiler is looking. A step without phases has no range for one."""
+    if phase != STEP and torch.autograd.profiler._is_profiler_enabled:
         return torch.profiler.record_function(f"{PHASE}{phase}")
     return nullcontext()
+
+
+def run_phases(phases: Mapping[str, Callable[[], object]]) -> None:
+    """One step, each phase inside its range."""
+    for phase, run in phases.items():
+        with named(phase):
+            run()
 
 
 @contextmanager
@@ -35,7 +44,9 @@ def named_modules(model: nn.Module | None) -> Iterator[None]:
 
     for name, module in model.named_modules() if model is not None else ():
         if name:
-            handles += [module.register_forward_pre_hook(enter(name)), module.register_forward_hook(leave)]
+            # Always called: checkpointing ends a recomputation by an exception inside the module that needs no more of it.
+            left = module.register_forward_hook(leave, always_call=True)
+            handles += [module.register_forward_pre_hook(enter(name)), left]
     try:
         yield
     finally:

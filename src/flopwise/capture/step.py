@@ -25,6 +25,12 @@ class Step:
     before_replay: Callable[[], object] | None = None  # host work that a CUDA graph cannot hold (the learning rate)
 
 
+def synchronise(device: torch.device) -> None:
+    """Wait until the device has done what was queued; on the CPU nothing is."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def captured(step: Step, device: torch.device) -> Step:
     """The whole step as one CUDA graph: one launch, whatever the number of kernels."""
 

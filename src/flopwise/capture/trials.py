@@ -54,7 +54,7 @@ def run_trial(
         gc.collect()
         gc.disable()  # a collection in the middle of a step is the interpreter's, not the workload's
         try:
-            go_on = _warm_up(clock, trial.sampling, device, emit, may_go_on, turns)
+            go_on = warm_up(clock, trial.sampling, device, emit, may_go_on, turns)
             stopped = _sample(clock, trial.sampling, emit, may_go_on, turns) if go_on else "interrupted"
         finally:
             gc.enable()
@@ -70,8 +70,13 @@ def run_trial(
             raise  # the log keeps the traceback
 
 
-def _warm_up(
-    clock: Clock, sampling: Sampling, device: torch.device, emit: Emit, may_go_on: Callable[[], bool], turns: bool
+def warm_up(
+    clock: Clock,
+    sampling: Sampling,
+    device: torch.device,
+    emit: Emit,
+    may_go_on: Callable[[], bool] = lambda: True,
+    turns: bool = False,
 ) -> bool:
     """Until steady, or exactly `sampling.warmup` steps. False: it was interrupted."""
     least_ns = GPU_WARMUP_NS if device.type == "cuda" else 0

@@ -9,28 +9,35 @@ from flopwise.cli.options import device_option, run_options
 @device_option
 @run_options
 def command(device: str, runs: str | None, quiet: bool) -> None:
-    """Tell the whole story on this machine in about a minute: doctor, bench, a comparison in turns, a sweep.
+    """Tell the whole story on this machine in about a minute: doctor, bench, a comparison in turns, a sweep, a profile.
 
     Example: flopwise demo
     """
+    from flopwise.analysis.explanation import Explanation
     from flopwise.cli.output import show
     from flopwise.render.comparison_view import comparison_view
     from flopwise.render.doctor_view import doctor_view
+    from flopwise.render.explain_view import explanation_view
     from flopwise.render.progress import ShownProgress
     from flopwise.render.run_view import run_view
     from flopwise.store import StoredRun
     from flopwise.verbs.compare import Compared
-    from flopwise.verbs.demo import Part, demo
+    from flopwise.verbs.demo import Part, Title, demo
 
     def tell(part: Part) -> None:
         match part:
+            case Title():
+                click.secho(part.text, bold=True)
+                return
             case str():
-                click.secho(part, bold=True)
+                click.echo(f"{part}\n")
                 return
             case StoredRun():
                 tables, _ = run_view(part)
             case Compared():
                 tables, _ = comparison_view(part.pairs, part.only_a, part.only_b)
+            case Explanation():
+                tables, _ = explanation_view(part)
             case _:
                 tables, _ = doctor_view(part)
         show(tables, {}, "table", None)

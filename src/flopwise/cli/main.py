@@ -18,7 +18,7 @@ VERBS = {
     "bench": "Times forward, backward, optimizer and the whole step of a workload.",
     "sweep": "Measures many workloads from a file, each in its own process; resumes.",
     "compare": "Is B faster than A? The ratio with its confidence interval.",
-    "profile": "Captures a trace of a workload by PyTorch's profiler.",
+    "profile": "Captures a trace of a workload by PyTorch's profiler or Nsight Systems.",
     "explain": "Where the time of a step went, from either profiler's trace.",
     "runs": "Lists, shows, tags and removes runs.",
 }

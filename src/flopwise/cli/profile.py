@@ -19,16 +19,24 @@ from flopwise.cli.output import chosen, show
 @click.argument("workload")
 @workload_options
 @device_option
+@click.option(
+    "--with",
+    "profiler",
+    default="kineto",
+    show_default=True,
+    metavar="kineto|nsys",
+    help="PyTorch's profiler, or Nsight Systems (a process of its own under nsys; needs a GPU).",
+)
 @click.option("--steps", type=int, default=2, show_default=True, help="How many steps the trace holds.")
-@click.option("--stacks", is_flag=True, help="Record Python stacks (slow, and large).")
-@click.option("--memory", is_flag=True, help="Record allocations.")
+@click.option("--stacks", is_flag=True, help="Record Python stacks (kineto; slow, and large).")
+@click.option("--memory", is_flag=True, help="Record allocations (kineto).")
 @click.option("--seconds", type=float, default=5.0, show_default=True, help="The budget for timing the untraced step.")
 @click.option("--timeout", type=float, default=900.0, show_default=True, help="Seconds until it is ended.")
 @click.option("--tag", help="A name for the run.")
 @run_options
 @output_options
 def command(workload: str, form: str | None, output: str | None, tag: str | None, quiet: bool, **given: Any) -> int:
-    """Capture a trace of WORKLOAD by PyTorch's profiler, and what the profiler itself costs.
+    """Capture a trace of WORKLOAD by PyTorch's profiler or Nsight Systems, and what the profiler itself costs.
 
     Example: flopwise profile tiny --device cpu
     """

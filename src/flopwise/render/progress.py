@@ -8,7 +8,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.text import Text
 
 from flopwise import units
-from flopwise.capture.events import Event, Ready, Sampled, WarmedUp, WarmupStep
+from flopwise.capture.events import Event, Ready, Sampled, Tracing, WarmedUp, WarmupStep
 from flopwise.capture.stopping import half_width
 from flopwise.records import OK, STEP, Point
 from flopwise.spec.workload import Trial
@@ -59,9 +59,13 @@ class ShownProgress:
                 self.walls.append(event.phases[STEP].wall_ns)
                 if time.monotonic() - self.drawn > _REDRAW_S:
                     self.state = self._sampling()
+            case Tracing():
+                self.state = f"tracing with {event.profiler}"
+                if self.live is None and not self.quiet:
+                    self.console.print(Text(f"{self.label}: {self.state}"), soft_wrap=True)
             case _:
                 return
-        self._draw()
+        self._draw(force=isinstance(event, Tracing))
 
     def point(self, point: Point) -> None:
         self.n_done += 1

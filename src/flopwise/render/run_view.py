@@ -251,6 +251,8 @@ def point_document(point: Point) -> dict[str, Any]:
         "ran": point.ran,
         "throttle": point.telemetry.throttle if point.telemetry else (),
         "environment": point.environment,
+        "trace_file": point.trace_file,
+        "traced_step_ns": point.traced_step_ns,
         "paired_with": point.paired_with,
     }
 

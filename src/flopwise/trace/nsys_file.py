@@ -23,6 +23,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from flopwise.capture.nsys_program import find_nsys
 from flopwise.errors import FlopwiseError
 from flopwise.trace.tables import NO_ID
 
@@ -42,11 +43,6 @@ EXPORT_TIMEOUT_S = 1800
 HANDLER_STEPS = 200_000  # of the SQLite machine between two looks at the clock: a few ms
 
 _HINT = "export it again: nsys export --type sqlite REPORT.nsys-rep"
-_NSYS_PLACES = (
-    "opt/nvidia/nsight-systems*/**/bin/nsys",
-    "opt/nvidia/nsight-compute/*/host/*/nsys",
-    "usr/local/cuda*/bin/nsys",
-)
 
 
 @dataclass(frozen=True)
@@ -227,12 +223,6 @@ def _unpacked(path: Path, target: Path) -> Path:
     if written < stated:
         raise FlopwiseError(f"{path.name} is cut off: {written:,} of {stated:,} bytes", "copy it again")
     return target
-
-
-def find_nsys() -> str:
-    """The nsys program: on PATH, else the newest one where NVIDIA installs it; '' without one."""
-    places = (str(p) for pattern in _NSYS_PLACES for p in sorted(Path("/").glob(pattern), reverse=True))
-    return shutil.which("nsys") or next((p for p in places if os.access(p, os.X_OK)), "")
 
 
 def _exported(path: Path, target: Path) -> Path:

@@ -1,18 +1,30 @@
 """The story so far on this machine, in about a minute; no GPU needed."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
+from flopwise.analysis.explanation import Explanation
 from flopwise.capture.doctor import Check
 from flopwise.spec.sweep import sweep_from
 from flopwise.store import StoredRun
 from flopwise.verbs.bench import bench
 from flopwise.verbs.compare import Compared, compare_within
 from flopwise.verbs.doctor import doctor
+from flopwise.verbs.explain import explain
+from flopwise.verbs.profile import profile
 from flopwise.verbs.progress import Progress
 from flopwise.verbs.sweep import sweep
 
-Part = str | list[Check] | StoredRun | Compared  # a title before each part
+
+@dataclass(frozen=True)
+class Title:
+    """What the next parts are about."""
+
+    text: str
+
+
+Part = Title | str | list[Check] | StoredRun | Compared | Explanation
 
 
 def demo(
@@ -22,21 +34,21 @@ def demo(
     runs: str | Path | None = None,
     progress: Progress | None = None,
 ) -> StoredRun:
-    """Look at the machine, time a step, try a lever in turns with the baseline, sweep a few sizes; `show` gets each part.
+    """Look at the machine, time a step, try a lever in turns with the baseline, sweep a few sizes, profile a step and explain it.
 
-    On a GPU the model is `small`, on a CPU `tiny`.
+    `show` gets each part. On a GPU the model is `small`, on a CPU `tiny`, and there is no GPU work to explain.
     """
-    show("1. What this machine can do (flopwise doctor)")
+    show(Title("1. What this machine can do (flopwise doctor)"))
     checks = doctor()
     show(checks)
     on_gpu = device != "cpu" and any(check.name == "device" and "cuda" in check.found for check in checks)
     model = "small" if on_gpu else "tiny"
     common = {"runs": runs, "progress": progress, "device": device}
-    show(f"2. Where the time of a training step goes (flopwise bench {model})")
+    show(Title(f"2. Where the time of a training step goes (flopwise bench {model})"))
     show(bench(model, seconds=3.0, command="flopwise demo", **common))  # type: ignore[arg-type]
     lever = {"graph": "on", "optimizer": "fused"} if on_gpu else {"attention": "naive"}
     words = ",".join(f"{name}={value}" for name, value in lever.items())
-    show(f"3. Does a lever help? Both are measured in turns (flopwise bench {model} --versus {words})")
+    show(Title(f"3. Does a lever help? Both are measured in turns (flopwise bench {model} --versus {words})"))
     both = bench(model, seconds=6.0, versus=lever, command="flopwise demo", **common)  # type: ignore[arg-type]
     show(both)
     compared = compare_within(both)
@@ -47,7 +59,16 @@ def demo(
         "base": {"workload": model, "phase": "forward", "seconds": 1.0, "device": device},
         "group": {"sizes": {"context": [32, 64, 128], "attention": ["naive", "sdpa"]}},
     }
-    show("4. How it scales with context (flopwise sweep FILE.toml)")
+    show(Title("4. How it scales with context (flopwise sweep FILE.toml)"))
     swept = sweep(sweep_from(table), runs=runs, fresh=True, command="flopwise demo", progress=progress)
     show(swept)
-    return swept
+    show(Title(f"5. Why it takes that long (flopwise profile {model}; flopwise explain last)"))
+    profiled = profile(model, seconds=1.0, command="flopwise demo", **common)  # type: ignore[arg-type]
+    show(profiled)
+    if on_gpu and profiled.points[0].trace_file:
+        show(explain(profiled))
+    elif not on_gpu:
+        show(
+            "no GPU, so no GPU work to explain: on a GPU, `flopwise explain last` says where the time of the step went"
+        )
+    return profiled

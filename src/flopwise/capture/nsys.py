@@ -1,0 +1,250 @@
+"""A trace by Nsight Systems: the step once more, in a process that nsys runs; its report exported to SQLite. No torch here."""
+
+import gzip
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import msgspec
+
+from flopwise.capture.events import Done, Event, NsysJob, Started, Traced, TraceRequest
+from flopwise.capture.nsys_program import can_discard_environment
+from flopwise.errors import one_line
+from flopwise.records import CRASH, ERROR, INTERRUPTED, OK, TIMEOUT
+from flopwise.spec.workload import Trial
+
+SUFFIX = ".nsys.sqlite"
+GZIP_FROM_BYTES = 4 << 20  # below that a file is small enough as it is, and is read sooner
+GRACE_S = 5.0  # between asking nsys to stop and ending it
+_LOOK_S = 0.05
+_REPORT, _EXPORT, _EVENTS, _JOB = "report.nsys-rep", "export.sqlite", "events.jsonl", "job.json"
+_LOG_HINT = "the run's logs/ folder has what nsys said"
+
+
+class _Failed(Exception):
+    """The capture is over: `done` says how."""
+
+    def __init__(self, done: Done) -> None:
+        self.done = done
+
+
+def trace_with_nsys(
+    program: str, trial: Trial, request: TraceRequest, log: Path, timeout_s: float
+) -> tuple[Traced | None, Done]:
+    """Trace the trial's step and store the export at `request.path`, with `.gz` behind it if it is large.
+
+    Whatever goes wrong is a Done with a status and a reason, and leaves neither a file nor a process behind.
+    """
+    target = Path(request.path)
+    deadline = time.monotonic() + timeout_s
+    try:
+        with _scratch(target) as folder:
+            job = NsysJob(trial=trial, trace=request, events=str(folder / _EVENTS), timeout_s=timeout_s)
+            (folder / _JOB).write_bytes(msgspec.json.encode(job))
+            step_ns = _capture(program, folder, log, deadline)
+            _export(program, folder, log, deadline)
+            forget_environment(folder / _EXPORT)
+            return Traced(path=str(_stored(folder / _EXPORT, target)), step_ns=step_ns), Done(status=OK)
+    except _Failed as failure:
+        return None, failure.done
+    except KeyboardInterrupt:
+        return None, Done(status=INTERRUPTED, reason="while nsys traced the step", stopped="interrupted")
+    except sqlite3.Error as error:
+        return None, Done(status=ERROR, reason=f"the export of nsys cannot be read: {error}", hint=_LOG_HINT)
+    except OSError as error:
+        said = f"cannot write the trace to {target.parent}: {error.strerror or error}"
+        return None, Done(status=ERROR, reason=said, hint="is the disk full?")
+
+
+def profile_command(program: str, report: Path, job: Path, discard_environment: bool) -> list[str]:
+    """`nsys profile` around the step: CUDA and NVTX inside the range that the step opens, nothing of the CPU's.
+
+    >>> profile_command("nsys", Path("/runs/50%/report"), Path("job.json"), discard_environment=False)[-5]
+    '--output=/runs/50%%/report'
+    """
+    private = ["--discard-environment=true"] if discard_environment else []
+    return [
+        program,
+        "profile",
+        "--trace=cuda,nvtx",
+        "--sample=none",
+        "--cpuctxsw=none",
+        "--cuda-graph-trace=node",
+        "--capture-range=cudaProfilerApi",
+        "--capture-range-end=stop",  # by default the process would be ended with the range, before it has said how it went
+        "--wait=primary",  # not for the compiler's processes, which outlive the step
+        *private,
+        "--force-overwrite=true",
+        f"--output={str(report).replace('%', '%%')}",  # %h, %p and %q{NAME} are placeholders
+        sys.executable,
+        "-m",
+        "flopwise.capture.nsys_target",
+        str(job),
+    ]
+
+
+def export_command(program: str) -> list[str]:
+    """`nsys export` of the report to SQLite, in the folder where both lie.
+
+    >>> " ".join(export_command("nsys"))
+    'nsys export --type=sqlite --force-overwrite=true --output=export.sqlite report.nsys-rep'
+    """
+    return [program, "export", "--type=sqlite", "--force-overwrite=true", f"--output={_EXPORT}", _REPORT]
+
+
+def _capture(program: str, folder: Path, log: Path, deadline: float) -> int:
+    """Run the step under nsys; nanoseconds per traced step. A report lies in the folder then."""
+    report = folder / _REPORT
+    command = profile_command(program, report.with_suffix(""), folder / _JOB, can_discard_environment(program))
+    code = _run(command, log, deadline, events=folder / _EVENTS)
+    told = _events(folder / _EVENTS)
+    done = next((event for event in told if isinstance(event, Done)), None)
+    if done is not None and done.status != OK:
+        raise _Failed(done)
+    if not any(isinstance(event, Started) for event in told):
+        raise _Failed(_fault(f"nsys did not run the step (exit code {code})", log))
+    traced = next((event for event in told if isinstance(event, Traced)), None)
+    if traced is None:
+        raise _Failed(_fault(f"the process under nsys ended without a result (exit code {code})", log, CRASH))
+    if not report.exists():
+        raise _Failed(_fault(f"nsys wrote no report (exit code {code})", log))
+    return traced.step_ns
+
+
+def _export(program: str, folder: Path, log: Path, deadline: float) -> None:
+    code = _run(export_command(program), log, deadline, cwd=folder)
+    if code or not (folder / _EXPORT).exists():
+        raise _Failed(_fault(f"nsys could not export its report (exit code {code})", log))
+
+
+def _run(
+    command: Sequence[str], log: Path, deadline: float, cwd: Path | None = None, events: Path | None = None
+) -> int:
+    """Run nsys to its end, in a session of its own so that all of it can be ended; the exit code."""
+    process = _started(command, log, cwd)
+    try:
+        while process.poll() is None:
+            if time.monotonic() > deadline:
+                raise _Failed(
+                    Done(
+                        status=TIMEOUT,
+                        reason=f"no end of nsys {command[1]} within --timeout",
+                        hint="raise it with --timeout, or make the workload smaller",
+                        stopped="timeout",
+                    )
+                )
+            time.sleep(_LOOK_S)
+        return process.returncode
+    finally:
+        _end(process, events)
+
+
+def _started(command: Sequence[str], log: Path, cwd: Path | None) -> subprocess.Popen[bytes]:
+    with log.open("ab") as out:
+        try:
+            return subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, cwd=cwd, start_new_session=True
+            )
+        except OSError as error:
+            said = f"{command[0]} cannot be started: {error.strerror or error}"
+            raise _Failed(Done(status=ERROR, reason=said, hint="see `flopwise doctor`")) from error
+
+
+def _end(process: subprocess.Popen[bytes], events: Path | None) -> None:
+    """Nothing of it goes on: nsys is asked first, since it has an agent of its own to stop, then the whole group ended."""
+    if process.poll() is None:
+        with suppress(ProcessLookupError):
+            process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE_S)
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    # nsys may have started the step outside its own group.
+    for event in _events(events) if events is not None else ():
+        if isinstance(event, Started) and _is_ours(event.pid):
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(event.pid, signal.SIGKILL)
+
+
+def _is_ours(pid: int) -> bool:
+    """Whether the process is still the step, and not another one that was given its number since."""
+    try:
+        return b"flopwise.capture.nsys_target" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def _events(path: Path) -> list[Event]:
+    """What the step has said so far; a line cut off by its end is not said."""
+    try:
+        lines = path.read_bytes().splitlines(keepends=True)
+    except FileNotFoundError:
+        return []
+    return [msgspec.json.decode(line, type=Event) for line in lines if line.endswith(b"\n")]
+
+
+def _fault(what: str, log: Path, status: str = ERROR) -> Done:
+    said = _last_words(log)
+    return Done(status=status, reason=f"{what}: {said}" if said else what, hint=_LOG_HINT)
+
+
+def _last_words(log: Path) -> str:
+    """The last line of the log that names an error, else its last line."""
+    with log.open("rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - 20_000))
+        lines = [one_line(line, 200) for line in file.read().decode("utf-8", "replace").splitlines()]
+    lines = [line for line in lines if line]
+    telling = [line for line in lines if any(word in line.lower() for word in ("error", "fatal", "failed", "unable"))]
+    return (telling or lines or [""])[-1]
+
+
+def forget_environment(sqlite: Path) -> None:
+    """Take the process's environment out of an export: older nsys cannot leave it out, and it must not lie in a run.
+
+    It is in a table of its own (TARGET_INFO_SYSTEM_ENV, `DeviceEnvironment`), and its lines may be among the strings.
+    """
+    db = sqlite3.connect(sqlite, isolation_level=None)
+    try:
+        known = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        for table in known & {"TARGET_INFO_SYSTEM_ENV", "META_DATA_CAPTURE"}:
+            db.execute(f"DELETE FROM {table}")
+        if "StringIds" in known:
+            lines = ((os.fsencode(f"{name}={value}"),) for name, value in os.environ.items() if value)
+            db.execute("CREATE TEMP TABLE lines (line TEXT)")
+            db.executemany("INSERT INTO lines VALUES (CAST(? AS TEXT))", lines)
+            db.execute("DELETE FROM StringIds WHERE value IN (SELECT line FROM lines)")
+        db.execute("VACUUM")  # what was deleted would still be in the file's free pages
+    finally:
+        db.close()
+
+
+def _stored(sqlite: Path, target: Path) -> Path:
+    """The export under its final name, whole or not at all."""
+    if sqlite.stat().st_size < GZIP_FROM_BYTES:
+        sqlite.replace(target)
+        return target
+    packed, target = sqlite.with_name(f"{_EXPORT}.gz"), target.with_name(target.name + ".gz")
+    with sqlite.open("rb") as source, gzip.open(packed, "wb", compresslevel=3) as out:
+        shutil.copyfileobj(source, out, 1 << 20)
+    packed.replace(target)
+    return target
+
+
+@contextmanager
+def _scratch(target: Path) -> Iterator[Path]:
+    """A folder beside the target, on the same disk; gone afterwards, whatever happens."""
+    folder = target.with_name(f"partial-{target.name}")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(mode=0o700)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,51 @@
+"""The demo ends with a profile: explained on a GPU, and one line instead on a CPU. What it measures is tested elsewhere."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from flopwise.analysis.explanation import Explanation
+from flopwise.capture.doctor import GOOD, Check
+from flopwise.verbs import demo as demo_verb
+from flopwise.verbs.demo import Title, demo
+from flopwise.verbs.explain import explain
+
+TRACE = Path(__file__).parent.parent / "trace" / "fixtures" / "h200-small-bf16-compiled-2steps.kineto.json.gz"
+
+
+@pytest.fixture
+def parts(monkeypatch):
+    """The demo's parts on a machine with this device, nothing of it measured."""
+
+    def tell(found, trace_file):
+        profiled = SimpleNamespace(points=[SimpleNamespace(trace_file=trace_file)])
+        monkeypatch.setattr(demo_verb, "doctor", lambda: [Check(name="device", state=GOOD, found=found)])
+        monkeypatch.setattr(demo_verb, "bench", lambda target, **options: f"bench {target}")
+        monkeypatch.setattr(demo_verb, "compare_within", lambda run: None)
+        monkeypatch.setattr(demo_verb, "sweep", lambda swept, **options: "sweep")
+        monkeypatch.setattr(demo_verb, "profile", lambda target, **options: profiled)
+        monkeypatch.setattr(demo_verb, "explain", lambda run: explain(TRACE))
+        told = []
+        demo(told.append)
+        return told
+
+    return tell
+
+
+def test_on_a_gpu_the_profile_is_explained(parts):
+    told = parts("cuda:0: NVIDIA H200", "key.kineto.json.gz")
+    assert "flopwise profile small" in [part.text for part in told if isinstance(part, Title)][-1]
+    assert isinstance(told[-1], Explanation)
+
+
+def test_on_a_cpu_one_line_says_that_there_is_nothing_to_explain(parts):
+    told = parts("cpu: no CUDA GPU is seen", "key.kineto.json.gz")
+    assert "flopwise profile tiny" in [part.text for part in told if isinstance(part, Title)][-1]
+    assert told[-1].startswith("no GPU")
+    assert not any(isinstance(part, Explanation) for part in told)
+
+
+def test_a_profile_that_failed_is_shown_and_not_explained(parts):
+    told = parts("cuda:0: NVIDIA H200", "")
+    assert told[-1].points[0].trace_file == ""
