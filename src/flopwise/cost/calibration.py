@@ -5,8 +5,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from flopwise.ceilings import Curve, Matmul, Probe, Tile
+from flopwise.ceilings import MEASURED, Ceilings, Curve, HostCost, Matmul, Probe, Tile
 from flopwise.cost.roofline import SPLITS
+from flopwise.errors import FlopwiseError
+from flopwise.work import ELEMENTWISE
 
 Floats = NDArray[np.float64]
 
@@ -19,6 +21,50 @@ TILES = tuple(
 _AREAS = np.array([m * n for m, n in TILES], dtype=float)
 _STEPS = (0.5, 0.8, 0.95, 0.99, 1.01, 1.05, 1.25, 2.0)  # by which one number of the model is changed at a time
 _ROUNDS = 200
+
+
+def ceilings(
+    probes: Sequence[Probe], *, gpu: str, processors: int, versions: dict[str, str], asynchronous: bool = True
+) -> Ceilings:
+    """A machine's ceilings from its probes. `asynchronous`: the host launches and goes on, as with every GPU."""
+    by_what: dict[tuple[str, str], list[Probe]] = {}
+    for probe in probes:
+        by_what.setdefault((probe.what, probe.dtype), []).append(probe)
+    memory = {what: curve(some) for (what, dtype), some in by_what.items() if not dtype and some[0].amount}
+    if not memory or ("matmul", "fp32") not in by_what:
+        raise FlopwiseError("the probes do not tell this machine's limits", "run flopwise doctor --calibrate again")
+    one = {what: some[0].ns for (what, dtype), some in by_what.items() if not some[0].amount}
+    return Ceilings(
+        gpu=gpu,
+        how=MEASURED,
+        processors=processors,
+        bandwidth_bytes_per_s=max(1e9 * p.amount / p.ns for p in by_what[ELEMENTWISE, ""]),
+        matmul={dtype: matmul(some, processors) for (what, dtype), some in by_what.items() if what == "matmul"},
+        memory=memory,
+        attention={dtype: curve(some) for (what, dtype), some in by_what.items() if what == "attention"},
+        attention_backward={
+            dtype: curve(some) for (what, dtype), some in by_what.items() if what == "attention backward"
+        },
+        host=_host(probes) if asynchronous else {"forward": HostCost(op_ns=0.0, view_ns=0.0, kernel_ns=0.0)},
+        latency_ns=one.get("latency", 0.0),
+        graph_gap_ns=one.get("graph gap", 0.0),
+        versions=versions,
+    )
+
+
+def _host(probes: Sequence[Probe]) -> dict[str, HostCost]:
+    """Per phase: what is left of its launch time when views and further kernels have had theirs, over its operations."""
+    view_ns = next(probe.ns for probe in probes if probe.what == "host:view")
+    kernel_ns = next(probe.ns for probe in probes if probe.what == "host:kernel")
+    costs = {}
+    for probe in probes:
+        if probe.what.startswith("host:") and probe.shape:
+            ops, views, kernels = probe.shape
+            op_ns = (probe.ns - views * view_ns - kernels * kernel_ns) / max(1, ops)
+            costs[probe.what.removeprefix("host:")] = HostCost(
+                op_ns=max(kernel_ns, op_ns), view_ns=view_ns, kernel_ns=kernel_ns
+            )
+    return costs
 
 
 def curve(probes: Sequence[Probe]) -> Curve:

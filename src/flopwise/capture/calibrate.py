@@ -1,0 +1,91 @@
+"""What to probe on a machine so that its steps can be predicted: about a minute on a GPU, less on a CPU."""
+
+import time
+from collections.abc import Iterator
+from statistics import median
+
+import torch
+
+from flopwise.capture.probes import Run, Stopwatch, probe_attention, probe_matmul, probe_memory
+from flopwise.capture.step import Step, captured
+from flopwise.ceilings import Probe
+from flopwise.records import STEP, Ran
+
+Shapes = tuple[tuple[int, int, int, int], ...]
+
+# Rows of activations by the widths that models have, all three ways round that a linear layer's passes need.
+_WIDTHS = ((768, 768), (768, 3072), (1280, 5120), (2560, 2560), (4096, 4096), (4096, 14336), (2048, 50304))
+_ROWS = (512, 2048, 8192)
+GPU_MATMULS: Shapes = tuple(
+    shape
+    for rows in _ROWS
+    for narrow, wide in _WIDTHS
+    for shape in dict.fromkeys(((1, rows, wide, narrow), (1, rows, narrow, wide), (1, wide, narrow, rows)))
+) + tuple(
+    (batch, *shape)
+    for batch in (16, 48, 128)
+    for context in (256, 1024)
+    for shape in ((context, context, 64), (context, 64, context), (context, context, 128))
+)
+CPU_MATMULS: Shapes = ((1, 64, 64, 64), (1, 256, 256, 256), (1, 512, 1024, 256), (1, 1024, 1024, 1024), (8, 64, 64, 16))
+GPU_ATTENTIONS: Shapes = tuple(
+    (batch, heads, context, width)
+    for batch, heads, context in ((1, 8, 256), (4, 12, 512), (4, 25, 512), (4, 16, 1024), (2, 16, 4096), (1, 16, 16384))
+    for width in (64, 128)
+)
+CPU_ATTENTIONS: Shapes = ((1, 4, 64, 16), (1, 4, 256, 64))
+_REPEATS = 200
+
+
+def probes(device: torch.device) -> Iterator[Probe]:
+    """Every probe that tells something about this device, small ones first."""
+    watch = Stopwatch(device)
+    if device.type == "cuda":
+        yield from probe_launches(device)
+        yield from probe_memory(watch, tuple(2**power for power in range(14, 32)))
+        yield from probe_attention(watch, ("fp32", "bf16", "fp16"), GPU_ATTENTIONS)
+        yield from probe_matmul(watch, ("fp32", "tf32", "bf16", "fp16"), GPU_MATMULS)
+    else:
+        yield from probe_memory(watch, tuple(2**power for power in range(12, 27, 2)))
+        yield from probe_attention(watch, ("fp32",), CPU_ATTENTIONS)
+        yield from probe_matmul(watch, ("fp32",), CPU_MATMULS)
+
+
+def how_many(device: torch.device) -> int:
+    """How many probes there will be."""
+    if device.type == "cuda":
+        return 4 + 9 * 18 + 2 * 3 * len(GPU_ATTENTIONS) + 4 * len(GPU_MATMULS)
+    return 9 * 8 + 2 * len(CPU_ATTENTIONS) + len(CPU_MATMULS)
+
+
+def probe_launches(device: torch.device) -> Iterator[Probe]:
+    """What lies around a kernel: the host's part of a view, the way from the launch to the start, a graph's gaps."""
+    x = torch.zeros(64, device=device)
+    yield Probe(what="host:view", ns=_host_ns(lambda: x.view(8, 8)))
+    launch_ns = _host_ns(lambda: x.add_(1))
+    yield Probe(what="host:kernel", ns=launch_ns)
+    torch.cuda.synchronize(device)
+    alone = []
+    for _ in range(_REPEATS):
+        begun = time.perf_counter_ns()
+        x.add_(1)
+        torch.cuda.synchronize(device)
+        alone.append(time.perf_counter_ns() - begun)
+    kernel_ns = Stopwatch(device).ns(lambda: x.add_(1), 20)
+    yield Probe(what="latency", ns=max(0.0, median(alone) - launch_ns - kernel_ns))
+
+    def many() -> None:
+        for _ in range(_REPEATS):
+            x.add_(1)
+
+    replay = captured(Step(phases={STEP: many}, ran=lambda: Ran(device=str(device))), device).phases[STEP]
+    yield Probe(what="graph gap", ns=max(0.0, Stopwatch(device).ns(replay, 5) / _REPEATS - kernel_ns))
+
+
+def _host_ns(run: Run) -> float:
+    for _ in range(10):
+        run()
+    begun = time.perf_counter_ns()
+    for _ in range(_REPEATS):
+        run()
+    return (time.perf_counter_ns() - begun) / _REPEATS
