@@ -1,12 +1,13 @@
 """What one step of the reference model must do and hold, phase by phase, before it is run: PyTorch in eager mode on a GPU."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import msgspec
 
 from flopwise.cost import adamw, losses
+from flopwise.cost.allocator import unsplit_bytes
 from flopwise.cost.network import Network
-from flopwise.cost.tape import Tape, Tensor, by_owner
+from flopwise.cost.tape import Tape, Tensor
 from flopwise.errors import FlopwiseError
 from flopwise.spec.gpu import Gpu
 from flopwise.spec.model import ModelSpec
@@ -88,7 +89,9 @@ class _Step:
         self.targets = t.tensor(sizes, "int64", INPUTS, "targets")
         # One workspace for the thread that runs the forward pass, one for autograd's.
         threads = 1 if workload.phase == "forward" else 2
-        self.workspace = [t.tensor((workspace_bytes(gpu),), "bool", WORKSPACE, "cublas") for _ in range(threads)]
+        unsplit = unsplit_bytes(p.weight.n_bytes for p in self.parameters)
+        self.workspace = [t.tensor((unsplit,), "bool", WORKSPACE, "allocator")] if unsplit else []
+        self.workspace += [t.tensor((workspace_bytes(gpu),), "bool", WORKSPACE, "cublas") for _ in range(threads)]
         self.state: list[Tensor] = []
         if workload.phase == "train":
             self.state = adamw.make_state(t, self.parameters, self.recipe.optimizer, self.recipe.graph == "on")
@@ -210,11 +213,3 @@ def workspace_bytes(gpu: Gpu | None) -> int:
 
 def _major(gpu: Gpu) -> int:
     return int(gpu.capability.split(".")[0]) if gpu.capability else 0
-
-
-def owners_at(live: Sequence[Footprint], owner: str) -> list[int]:
-    """One owner's bytes at each of several moments."""
-    return [footprint.owners.get(owner, 0) for footprint in live]
-
-
-__all__ = ["Kept", "PhaseCost", "StepCost", "account_step", "by_owner", "sdpa_backend", "workspace_bytes"]

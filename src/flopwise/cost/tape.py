@@ -251,7 +251,6 @@ class Tape:
         grads: dict[Node, dict[int, Tensor]] = {loss.node: {0: seed}}
         ready: list[tuple[int, int, Node]] = [(-loss.node.order, 0, loss.node)]
         loss.node, count, self.grad_enabled = None, 0, False
-        del seed
         while ready:
             node = heapq.heappop(ready)[2]
             self.module = node.module
