@@ -9,9 +9,17 @@ from flopwise.cost import losses  # noqa: E402
 from flopwise.cost.step import account_step  # noqa: E402
 from flopwise.lm import loss as lm_loss  # noqa: E402
 from flopwise.spec.workload import workload  # noqa: E402
+
 from .watched import measured  # noqa: E402
 
-PLAIN = {"attention": "naive", "norm": "eager", "activation": "eager", "optimizer": "adamw-loop", "batch": 2, "context": 96}
+PLAIN = {
+    "attention": "naive",
+    "norm": "eager",
+    "activation": "eager",
+    "optimizer": "adamw-loop",
+    "batch": 2,
+    "context": 96,
+}
 GPT2 = {"d_model": 64, "d_ff": 192, "n_layers": 3, "n_heads": 4, "vocab": 500}
 LLAMA = {"n_kv_heads": 2, "qk_norm": True, "qkv_bias": True, "tied": True, "n_layers": 3}
 
@@ -43,7 +51,11 @@ def test_every_phase_has_the_same_bytes_and_flops(case):
     recomputed = told.flops("recompute")
     for phase in told.phases:
         start, peak, end, flops = real[phase.phase]
-        assert (phase.start_bytes - before, phase.peak_bytes - before, phase.end_bytes - before) == (start, peak, end), phase.phase
+        assert (phase.start_bytes - before, phase.peak_bytes - before, phase.end_bytes - before) == (
+            start,
+            peak,
+            end,
+        ), phase.phase
         counted = told.flops(phase.phase) + (recomputed if phase.phase == "backward" else 0)
         assert counted == flops, phase.phase
 

@@ -57,8 +57,10 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True):
         return sum(op.flops for op in self.ops if not phases or op.phase in phases)
 
 
-def account_step(workload: Workload, gpu: Gpu | None = None) -> StepCost:
+def account_step(workload: Workload, gpu: Gpu | None = None, optimizer_bits: int = 32) -> StepCost:
     """Every op of one step with its work, and the memory by owner. `gpu` picks SDPA's backend and cuBLAS's workspace.
+
+    `optimizer_bits = 8` accounts for moments kept in 8 bits: their memory; the work stays AdamW's own.
 
     >>> from flopwise.spec.workload import workload
     >>> cost = account_step(workload("tiny", phase="backward"))
@@ -70,13 +72,15 @@ def account_step(workload: Workload, gpu: Gpu | None = None) -> StepCost:
             f"{workload.target} is no model: the closed form knows flopwise's own",
             "give a preset or hf:PATH/config.json",
         )
-    return _Step(workload, gpu).run()
+    if optimizer_bits not in (8, 32):
+        raise FlopwiseError(f"optimizer_bits = {optimizer_bits} is not allowed", "allowed: 8, 32")
+    return _Step(workload, gpu, optimizer_bits).run()
 
 
 class _Step:
     """capture/model_step.py's ModelStep, on shapes."""
 
-    def __init__(self, workload: Workload, gpu: Gpu | None) -> None:
+    def __init__(self, workload: Workload, gpu: Gpu | None, optimizer_bits: int) -> None:
         assert isinstance(workload.subject, ModelSpec)
         self.workload, self.recipe = workload, workload.recipe
         self.t = t = Tape()
@@ -94,7 +98,8 @@ class _Step:
         self.workspace += [t.tensor((workspace_bytes(gpu),), "bool", WORKSPACE, "cublas") for _ in range(threads)]
         self.state: list[Tensor] = []
         if workload.phase == "train":
-            self.state = adamw.make_state(t, self.parameters, self.recipe.optimizer, self.recipe.graph == "on")
+            graph, kind = self.recipe.graph == "on", self.recipe.optimizer
+            self.state = adamw.make_state(t, self.parameters, kind, graph, optimizer_bits == 8)
         self.output: Tensor | None = None
         self.loss: Tensor | None = None
         self.phases: list[PhaseCost] = []
