@@ -33,7 +33,7 @@ CASES = {
     "foreach": ("tiny", {"optimizer": "foreach"}),
     "checkpoint 1": ("tiny", {"checkpoint": 1}),
     "checkpoint 2 of 3": ("tiny", {"checkpoint": 2, "set": {"n_layers": 3}}),
-    "bf16 throughout": ("tiny", {"precision": "bf16-pure"}),
+    "bf16 throughout": ("tiny", {"precision": "bf16-pure", "context": 24, "batch": 1}),
     "gpt2": ("gpt2", {"set": GPT2}),
     "gpt2, torch's norm and activation": ("gpt2", {"set": GPT2, "norm": "torch", "activation": "torch"}),
     "grouped heads, tied, biases, qk norm": ("tiny", {"set": LLAMA}),
