@@ -81,7 +81,7 @@ def test_the_lectures_training_run(capsys):
 
 
 def test_eight_bit_states_leave_room_for_more(capsys):
-    full, eight = (read(capsys, "xl", "--gpu", "a100", "--optimizer-bits", bits)["gpus"][0] for bits in ("32", "8"))
+    full, eight = (read(capsys, "small", "--gpu", "l4", "--optimizer-bits", bits)["gpus"][0] for bits in ("32", "8"))
     assert eight["largest_batch"] > full["largest_batch"]
     assert eight["largest_model"] > full["largest_model"]
 

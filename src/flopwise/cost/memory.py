@@ -1,5 +1,7 @@
 """Memory on shapes: blocks that live as long as a tensor refers to them, told by owner, module and op."""
 
+import functools
+
 BLOCK = 512  # the caching allocator's granularity
 Key = tuple[str, str, str]  # owner, module without its layer's number, op
 
@@ -59,6 +61,7 @@ def by_owner(live: dict[Key, int]) -> dict[str, int]:
     return owners
 
 
+@functools.cache
 def without_layer(module: str) -> str:
     """A module's name without its layer: layers are alike.
 
