@@ -14,6 +14,7 @@ from flopwise.version import __version__
 
 if TYPE_CHECKING:
     from flopwise.spec.workload import workload
+    from flopwise.verbs.account import account
     from flopwise.verbs.bench import bench
     from flopwise.verbs.compare import compare
     from flopwise.verbs.demo import demo
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from flopwise.verbs.sweep import sweep
 
 _HOMES = {
+    "account": "flopwise.verbs.account",
     "bench": "flopwise.verbs.bench",
     "compare": "flopwise.verbs.compare",
     "demo": "flopwise.verbs.demo",
@@ -36,6 +38,7 @@ _HOMES = {
 __all__ = [
     "FlopwiseError",
     "__version__",
+    "account",
     "bench",
     "compare",
     "demo",

@@ -81,3 +81,30 @@ def parse_percent(text: str) -> float:
         raise FlopwiseError(f"'{text}' is not a percentage", "write it as 3% or 0.03")
     number = float(match[1])
     return number / 100 if match[2] or number >= 1 else number
+
+
+def parse_count(text: str) -> int:
+    """`15T`, `300B`, `1.5M`, `512` as a whole number.
+
+    >>> parse_count("15T"), parse_count("1.5M"), parse_count("512")
+    (15000000000000, 1500000, 512)
+    """
+    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+(?:e[0-9]{1,2})?)\s*([kKmMbBgGtT]?)\s*", text)
+    if match is None or not 1 <= (number := float(match[1]) * _SUFFIXES[match[2].upper()]) <= 1e18:
+        raise FlopwiseError(f"'{text}' is not a count", "write it as 15T, 300B, 1.5M or 512")
+    return round(number)
+
+
+_SUFFIXES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
+
+
+def parse_duration(text: str) -> int:
+    """`24ms`, `1.5 s`, `300us` as nanoseconds.
+
+    >>> parse_duration("24ms"), parse_duration("1.5 s"), parse_duration("300us")
+    (24000000, 1500000000, 300000)
+    """
+    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*(s|ms|us|µs|ns)\s*", text)
+    if match is None or not 1 <= (ns := float(match[1]) * dict(_DURATIONS)[match[2].replace("us", "µs")]) <= 1e18:
+        raise FlopwiseError(f"'{text}' is not a time", "write it with its unit: 24ms, 1.5s, 300us")
+    return round(ns)

@@ -24,7 +24,7 @@ def test_half_precision_has_one_rate_and_fp8_twice_it(name):
     assert one.peak("fp8") is None or one.peak("fp8") == pytest.approx(2 * one.peak("bf16"), rel=0.02)
 
 
-@pytest.mark.parametrize("name", (*DATA_CENTRE, *GEFORCE, "mi300x"))
+@pytest.mark.parametrize("name", [*DATA_CENTRE, *GEFORCE, "mi300x"])
 def test_tf32_runs_at_half_the_half_precision_rate(name):
     assert gpu(name).peak("tf32") == pytest.approx(gpu(name).peak("bf16") / 2, rel=0.02)
 

@@ -10,12 +10,30 @@ from flopwise.work import OPTIMIZER, OPTIMIZER_STATE
 _MOST_TENSORS = {1: 110, 2: 64, 3: 48, 4: 36}
 _MOST_CHUNKS, _CHUNK = 320, 65_536
 
+# 8-bit states as bitsandbytes keeps them: a byte each and an fp32 scale per block of 256; small weights stay in 32 bits.
+EIGHT_BIT_BLOCK, EIGHT_BIT_LEAST = 256, 4096
 
-def make_state(t: Tape, parameters: Sequence[Parameter], kind: str, on_device: bool) -> list[Tensor]:
+
+def eight_bit_bytes(numel: int) -> int:
+    """One moment of `numel` numbers in 8 bits.
+
+    >>> eight_bit_bytes(4096)
+    4160
+    """
+    return numel + 4 * -(-numel // EIGHT_BIT_BLOCK)
+
+
+def make_state(
+    t: Tape, parameters: Sequence[Parameter], kind: str, on_device: bool, eight_bits: bool = False
+) -> list[Tensor]:
     """Two moments for every weight; and its step count, where that lives on the device (fused, or in a CUDA graph)."""
     state = []
     for p in parameters:
-        state += [t.tensor(p.weight.shape, p.weight.dtype, OPTIMIZER_STATE, p.name) for _ in range(2)]
+        for _ in range(2):
+            if eight_bits and p.weight.numel >= EIGHT_BIT_LEAST:
+                state.append(t.tensor((eight_bit_bytes(p.weight.numel),), "bool", OPTIMIZER_STATE, p.name))
+            else:
+                state.append(t.tensor(p.weight.shape, p.weight.dtype, OPTIMIZER_STATE, p.name))
         if on_device or kind == "fused":
             state.append(t.tensor((), "fp32", OPTIMIZER_STATE, p.name))
     return state

@@ -61,7 +61,7 @@ def sdpa(t: Tape, q: Tensor, k: Tensor, v: Tensor, backend: str, tf32: bool) -> 
     saved = t.save(q, k, v, out, logsumexp) if logsumexp is not None else None
 
     def backward(t: Tape, grad: Tensor, saved: Sequence[Tensor]) -> Gradients:
-        q, k, v, out, logsumexp = saved
+        q, k, v, out = saved[:4]
         scratch = _backward_scratch(t, backend, grad, out)
         grads = [t.tensor(x.shape, x.dtype, op="sdpa_backward") for x in (q, k, v)]
         written = sum(g.n_bytes for g in grads)
@@ -105,14 +105,10 @@ def cross_entropy(t: Tape, logits: Tensor, targets: Tensor) -> Tensor:
 
     def nll_backward(t: Tape, grad: Tensor, saved: Sequence[Tensor]) -> Gradients:
         grad_rows = t.run("zeros", MEMORY, (), shape, "fp32", family=LOGITS)
-        t.work("nll_loss_backward", LOSS, (targets_of(saved),), 4 * shape[0], "fp32")
+        t.work("nll_loss_backward", LOSS, (saved[1],), 4 * shape[0], "fp32")
         return (grad_rows,)
 
     return t.connect(loss, (log_probabilities,), nll_backward, saved)
-
-
-def targets_of(saved: Sequence[Tensor]) -> Tensor:
-    return saved[1]
 
 
 def filled(t: Tape, shape: Shape, dtype: str, op: str = "ones") -> Tensor:

@@ -20,7 +20,6 @@ def loss_chunked(t: Tape, hidden: Tensor, weight: Tensor, targets: Tensor, tf32:
     """The same with one chunk of logits at a time; its gradients are made with it, before the backward pass."""
     dtype = t.autocast or hidden.dtype
     rows = ops.view(t, hidden, (math.prod(hidden.shape[:-1]), hidden.shape[-1]))
-    n_rows, width = rows.shape
     wide, narrow_weight = rows.dtype, weight.dtype
     with t.no_grad():
         loss, grad_rows, grad_weight = _forward(t, rows, weight, targets, dtype, tf32)
@@ -54,7 +53,7 @@ def _forward(
     for start in range(0, n_rows, CHUNK_TOKENS):
         n = min(CHUNK_TOKENS, n_rows - start)
         h = _cast(t, rows.view((n, width)), dtype)
-        loss, log_probabilities = _chunk_loss(t, h, narrow, n, tf32)
+        loss, log_probabilities = _chunk_loss(t, h, narrow, tf32)
         total = ops.pointwise(t, "add", total, loss)
         t.work("exp_", LOSS, (log_probabilities,), log_probabilities.n_bytes, "fp32")
         error = log_probabilities
@@ -69,7 +68,7 @@ def _forward(
     return ops.pointwise(t, "div", total), grad_rows, grad_weight
 
 
-def _chunk_loss(t: Tape, h: Tensor, narrow: Tensor, n: int, tf32: bool) -> tuple[Tensor, Tensor]:
+def _chunk_loss(t: Tape, h: Tensor, narrow: Tensor, tf32: bool) -> tuple[Tensor, Tensor]:
     vocab, width = narrow.shape
     logits = _cast(t, _mm(t, h, narrow.view((width, vocab)), tf32, LOGITS), "fp32")
     log_probabilities = t.run("log_softmax", SOFTMAX, (logits,), logits.shape, "fp32", family=LOGITS)

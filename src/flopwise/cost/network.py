@@ -120,8 +120,9 @@ class Network:
 
     def linear(self, x: Tensor, name: str) -> Tensor:
         with self.t.inside(name):
-            bias = self.parameters.get(self.here("bias"))
-            return ops.linear(self.t, x, self.weight(self.here("weight")), bias and bias.weight, self.tf32)
+            biased = self.here("bias") in self.parameters
+            bias = self.weight(self.here("bias")) if biased else None
+            return ops.linear(self.t, x, self.weight(self.here("weight")), bias, self.tf32)
 
     # --- lm/layers.py
 

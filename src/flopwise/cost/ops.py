@@ -47,7 +47,7 @@ def view(t: Tape, x: Tensor, shape: Shape) -> Tensor:
 
 
 def copied(t: Tape, x: Tensor, shape: Shape, back: str = "view") -> Tensor:
-    """A reshape or transpose that has to copy, because the memory lies in another order; `back`: whether its gradient does too."""
+    """A reshape that has to copy, because the memory lies in another order; `back`: whether its gradient does too."""
     before = x.shape
     out = t.run("copy", COPY, (x,), shape, x.dtype)
 

@@ -1,12 +1,13 @@
 """What one step of the reference model must do and hold, phase by phase, before it is run: PyTorch in eager mode on a GPU."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import msgspec
 
 from flopwise.cost import adamw, losses
+from flopwise.cost.allocator import unsplit_bytes
 from flopwise.cost.network import Network
-from flopwise.cost.tape import Tape, Tensor, by_owner
+from flopwise.cost.tape import Tape, Tensor
 from flopwise.errors import FlopwiseError
 from flopwise.spec.gpu import Gpu
 from flopwise.spec.model import ModelSpec
@@ -56,8 +57,10 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True):
         return sum(op.flops for op in self.ops if not phases or op.phase in phases)
 
 
-def account_step(workload: Workload, gpu: Gpu | None = None) -> StepCost:
+def account_step(workload: Workload, gpu: Gpu | None = None, optimizer_bits: int = 32) -> StepCost:
     """Every op of one step with its work, and the memory by owner. `gpu` picks SDPA's backend and cuBLAS's workspace.
+
+    `optimizer_bits = 8` accounts for moments kept in 8 bits: their memory; the work stays AdamW's own.
 
     >>> from flopwise.spec.workload import workload
     >>> cost = account_step(workload("tiny", phase="backward"))
@@ -69,13 +72,15 @@ def account_step(workload: Workload, gpu: Gpu | None = None) -> StepCost:
             f"{workload.target} is no model: the closed form knows flopwise's own",
             "give a preset or hf:PATH/config.json",
         )
-    return _Step(workload, gpu).run()
+    if optimizer_bits not in (8, 32):
+        raise FlopwiseError(f"optimizer_bits = {optimizer_bits} is not allowed", "allowed: 8, 32")
+    return _Step(workload, gpu, optimizer_bits).run()
 
 
 class _Step:
     """capture/model_step.py's ModelStep, on shapes."""
 
-    def __init__(self, workload: Workload, gpu: Gpu | None) -> None:
+    def __init__(self, workload: Workload, gpu: Gpu | None, optimizer_bits: int) -> None:
         assert isinstance(workload.subject, ModelSpec)
         self.workload, self.recipe = workload, workload.recipe
         self.t = t = Tape()
@@ -88,10 +93,13 @@ class _Step:
         self.targets = t.tensor(sizes, "int64", INPUTS, "targets")
         # One workspace for the thread that runs the forward pass, one for autograd's.
         threads = 1 if workload.phase == "forward" else 2
-        self.workspace = [t.tensor((workspace_bytes(gpu),), "bool", WORKSPACE, "cublas") for _ in range(threads)]
+        unsplit = unsplit_bytes(p.weight.n_bytes for p in self.parameters)
+        self.workspace = [t.tensor((unsplit,), "bool", WORKSPACE, "allocator")] if unsplit else []
+        self.workspace += [t.tensor((workspace_bytes(gpu),), "bool", WORKSPACE, "cublas") for _ in range(threads)]
         self.state: list[Tensor] = []
         if workload.phase == "train":
-            self.state = adamw.make_state(t, self.parameters, self.recipe.optimizer, self.recipe.graph == "on")
+            graph, kind = self.recipe.graph == "on", self.recipe.optimizer
+            self.state = adamw.make_state(t, self.parameters, kind, graph, optimizer_bits == 8)
         self.output: Tensor | None = None
         self.loss: Tensor | None = None
         self.phases: list[PhaseCost] = []
@@ -210,11 +218,3 @@ def workspace_bytes(gpu: Gpu | None) -> int:
 
 def _major(gpu: Gpu) -> int:
     return int(gpu.capability.split(".")[0]) if gpu.capability else 0
-
-
-def owners_at(live: Sequence[Footprint], owner: str) -> list[int]:
-    """One owner's bytes at each of several moments."""
-    return [footprint.owners.get(owner, 0) for footprint in live]
-
-
-__all__ = ["Kept", "PhaseCost", "StepCost", "account_step", "by_owner", "sdpa_backend", "workspace_bytes"]

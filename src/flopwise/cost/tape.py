@@ -12,36 +12,14 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 
+from flopwise.cost.memory import Memory, Storage, by_owner, without_layer
 from flopwise.work import ACTIVATIONS, COPY, GRADIENTS, REDUCTION, TEMPORARY, Footprint, OpWork
 
-BLOCK = 512  # the caching allocator's granularity
 ITEM_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int64": 8, "bool": 1}
 
 Shape = tuple[int, ...]
 Gradients = Sequence["Tensor | None"]
 Backward = Callable[["Tape", "Tensor", Sequence["Tensor"]], Gradients]
-
-
-class Storage:
-    """A block of memory; it is given back when the last tensor on it goes."""
-
-    __slots__ = ("key", "n_bytes", "tape")
-
-    def __init__(self, tape: "Tape", n_bytes: int, key: tuple[str, str, str]) -> None:
-        self.tape, self.key = tape, key
-        self.n_bytes = -(-n_bytes // BLOCK) * BLOCK
-        tape.allocate(self)
-
-    def __del__(self) -> None:
-        self.tape.live[self.key] -= self.n_bytes
-        self.tape.live_bytes -= self.n_bytes
-
-    def now_owned_by(self, owner: str) -> None:
-        """The same bytes under another owner: a temporary that is kept for the backward pass, a gradient that stays."""
-        live = self.tape.live
-        live[self.key] -= self.n_bytes
-        self.key = (owner, *self.key[1:])
-        live[self.key] = live.get(self.key, 0) + self.n_bytes
 
 
 class Tensor:
@@ -60,9 +38,8 @@ class Tensor:
 
     @property
     def n_bytes(self) -> int:
-        return min(
-            self.numel * ITEM_BYTES[self.dtype], self.storage.n_bytes
-        )  # a view may spread one number over many places
+        # A view may spread one number over many places: no more is read than there is.
+        return min(self.numel * ITEM_BYTES[self.dtype], self.storage.n_bytes)
 
     def view(self, shape: Shape) -> "Tensor":
         """The same memory in another shape, outside the graph."""
@@ -88,7 +65,7 @@ class Segment:
 
 
 class _Enough(Exception):
-    pass
+    """Not an error: everything the backward pass needs has been computed again."""
 
 
 class Node:
@@ -127,15 +104,12 @@ def _no_way_back(tape: "Tape", grad: Tensor, saved: Sequence[Tensor]) -> Gradien
     raise AssertionError("a parameter has no derivative of its own")
 
 
-class Tape:
+class Tape(Memory):
     """The memory, the list of work, and the graph of one step."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.ops: list[OpWork] = []
-        self.live: dict[tuple[str, str, str], int] = {}  # by owner, module and op
-        self.live_bytes = 0
-        self.peak_bytes = 0
-        self.peak: dict[tuple[str, str, str], int] = {}
         self.phase, self.module = "forward", ""
         self.grad_enabled = True
         self.autocast = ""  # a dtype
@@ -144,22 +118,10 @@ class Tape:
         self.segment: Segment | None = None
         self.refilling = False
 
-    # --- memory
-
-    def allocate(self, storage: Storage) -> None:
-        self.live[storage.key] = self.live.get(storage.key, 0) + storage.n_bytes
-        self.live_bytes += storage.n_bytes
-        if self.live_bytes > self.peak_bytes:
-            self.mark_peak()
-
-    def mark_peak(self) -> None:
-        """Take this moment for the peak; called anew at the start of every phase."""
-        self.peak_bytes, self.peak = self.live_bytes, self.live.copy()
-
     def tensor(self, shape: Shape, dtype: str, owner: str = "", op: str = "") -> Tensor:
         """A new tensor; without an owner a temporary one."""
         n_bytes = math.prod(shape) * ITEM_BYTES[dtype]
-        storage = Storage(self, n_bytes, (owner or TEMPORARY, _without_layer(self.module), op))
+        storage = Storage(self, n_bytes, (owner or TEMPORARY, without_layer(self.module), op))
         return Tensor(shape, dtype, storage, owner)
 
     def footprint(self, moment: str, at_peak: bool = False) -> Footprint:
@@ -251,12 +213,11 @@ class Tape:
         grads: dict[Node, dict[int, Tensor]] = {loss.node: {0: seed}}
         ready: list[tuple[int, int, Node]] = [(-loss.node.order, 0, loss.node)]
         loss.node, count, self.grad_enabled = None, 0, False
-        del seed
         while ready:
             node = heapq.heappop(ready)[2]
             self.module = node.module
             for edge, grad in self._visit(node, grads.pop(node)):
-                target, slot, shape, dtype = edge
+                target, slot = edge[:2]
                 if grad is not None:
                     self._accumulate(grads.setdefault(target, {}), slot, grad)
                 waiting[target] -= 1
@@ -379,24 +340,6 @@ class Tape:
             return run(x)
         finally:
             self.segment = None
-
-
-def by_owner(live: dict[tuple[str, str, str], int]) -> dict[str, int]:
-    """Bytes by owner, the empty ones left out.
-
-    >>> by_owner({("gradients", "head", ""): 8, ("gradients", "norm", ""): 4, ("logits", "", ""): 0})
-    {'gradients': 12}
-    """
-    owners: dict[str, int] = {}
-    for (owner, _, _), n_bytes in live.items():
-        if n_bytes:
-            owners[owner] = owners.get(owner, 0) + n_bytes
-    return owners
-
-
-def _without_layer(module: str) -> str:
-    """`blocks.3.mlp.up` as `blocks.mlp.up`: layers are alike."""
-    return ".".join(part for part in module.split(".") if not part.isdigit())
 
 
 def _uses(root: Node) -> dict[Node, int]:

@@ -1,0 +1,62 @@
+"""`flopwise account MODEL`."""
+
+from typing import Any
+
+import click
+
+from flopwise.cli.options import output_options, workload_arguments, workload_options
+from flopwise.cli.output import chosen, show
+
+
+@click.command("account")
+@click.argument("model")
+@workload_options
+@click.option(
+    "--gpu", default="", metavar="NAME[,NAME…]", help="h100, h200, a100, …: limits and what fits; several compare."
+)
+@click.option("--tokens", metavar="N", help="Days to train on so many tokens: 15T, 300B.")
+@click.option("--gpus", type=int, default=1, show_default=True, help="GPUs that train.")
+@click.option("--mfu", default="0.5", show_default=True, help="The share of the peak rate that training reaches.")
+@click.option("--measured", metavar="TIME", help="A step's measured time (24ms): its MFU.")
+@click.option(
+    "--optimizer-bits", type=int, default=32, show_default=True, metavar="8|32", help="AdamW's moments in 8 bits each."
+)
+@click.option("--inference", "--decode", is_flag=True, help="Prefill, decode and the KV cache.")
+@output_options
+def command(
+    model: str,
+    gpu: str,
+    tokens: str | None,
+    gpus: int,
+    mfu: str,
+    measured: str | None,
+    optimizer_bits: int,
+    inference: bool,
+    form: str | None,
+    output: str | None,
+    **given: Any,
+) -> None:
+    """Say what a step of MODEL must cost, without running it: FLOPs and bytes by module, memory by owner, what fits.
+
+    Example: flopwise account small --gpu h100,h200
+
+    MODEL is a preset (tiny, small, medium, large, xl, 2.7B, gpt2, llama3-8b, …) or hf:PATH/config.json; size, phase and
+    levers as for bench. For a training run: flopwise account llama3-70b --gpu h100 --gpus 1024 --tokens 15T --mfu 0.5
+    """
+    form = chosen(form, output)
+    from flopwise import units
+    from flopwise.render.account_view import account_view
+    from flopwise.verbs.account import account
+
+    found = account(
+        model,
+        gpu=gpu,
+        tokens=None if tokens is None else units.parse_count(tokens),
+        gpus=gpus,
+        mfu=units.parse_percent(mfu),
+        measured_ns=None if measured is None else units.parse_duration(measured),
+        optimizer_bits=optimizer_bits,
+        inference=inference,
+        **workload_arguments(given),
+    )
+    show(*account_view(found), form, output)

@@ -1,0 +1,148 @@
+"""A workload accounted for: what its step does and holds, and what that means on each GPU."""
+
+import msgspec
+
+from flopwise.cost import fit
+from flopwise.cost.flops import ModelFlops, mfu, model_flops
+from flopwise.cost.inference import Inference, InferenceLimit, inference, limit
+from flopwise.cost.limits import StepLimit, step_limit
+from flopwise.cost.step import StepCost, account_step
+from flopwise.cost.summary import ParameterRow, WorkRow, by_module, name_note, parameters_by_module
+from flopwise.cost.training import TrainingTime, flops_per_token, training_time
+from flopwise.spec.gpu import Gpu
+from flopwise.spec.model import ModelSpec
+from flopwise.spec.workload import Workload
+
+
+class Questions(msgspec.Struct, frozen=True, kw_only=True):
+    """What is asked beside the step itself."""
+
+    tokens: float | None = None  # to train on
+    gpus: int = 1
+    mfu: float = 0.5  # that training reaches
+    measured_ns: int | None = None  # a step's time
+    optimizer_bits: int = 32
+    inference: bool = False
+
+
+class GpuAccount(msgspec.Struct, frozen=True, kw_only=True):
+    """The step on one kind of GPU."""
+
+    gpu: Gpu
+    step: StepCost  # with this GPU's attention kernel and workspace
+    fits: bool | None  # None: the GPU states no memory
+    largest_batch: int | None
+    largest_context: int | None
+    largest_model: int | None  # parameters whose weights, gradients and state alone fill it
+    limit: StepLimit | None  # from the datasheet; a prediction needs measured ceilings
+    mfu_at_limit: float | None
+    mfu_measured: float | None
+    training: tuple[TrainingTime, ...] = ()  # by the rule of six, and with attention
+    inference: tuple[InferenceLimit, ...] = ()
+
+
+class Account(msgspec.Struct, frozen=True, kw_only=True):
+    """A workload, accounted for by arithmetic: nothing was run."""
+
+    workload: Workload
+    spec: ModelSpec
+    parameters: int
+    parameter_rows: tuple[ParameterRow, ...]
+    flops: ModelFlops
+    step: StepCost
+    rows: tuple[WorkRow, ...]
+    optimizer_bits: int
+    measured_ns: int | None = None
+    gpus: tuple[GpuAccount, ...] = ()
+    inference: Inference | None = None
+    notes: tuple[str, ...] = ()
+
+
+def account_for(workload: Workload, gpus: tuple[Gpu, ...] = (), asked: Questions | None = None) -> Account:
+    """The account of a model's workload; the step is the first GPU's, where there is one.
+
+    >>> from flopwise.spec.workload import workload
+    >>> account_for(workload("2.7B")).parameters
+    3406809600
+    """
+    asked = asked or Questions()
+    step = account_step(workload, gpus[0] if gpus else None, asked.optimizer_bits)
+    spec = workload.subject
+    assert isinstance(spec, ModelSpec)  # account_step has said so otherwise
+    ask = _Ask(workload, spec, asked)
+    return Account(
+        workload=workload,
+        spec=spec,
+        parameters=spec.parameters(),
+        parameter_rows=parameters_by_module(spec),
+        flops=model_flops(spec, workload.batch, workload.context, workload.phase),
+        step=step,
+        rows=by_module(step.ops),
+        optimizer_bits=asked.optimizer_bits,
+        measured_ns=asked.measured_ns,
+        gpus=tuple(ask.on(one, step if one is gpus[0] else None) for one in gpus),
+        inference=ask.inference,
+        notes=_notes(workload, spec),
+    )
+
+
+class _Ask:
+    """The questions, put to every GPU."""
+
+    def __init__(self, workload: Workload, spec: ModelSpec, asked: Questions) -> None:
+        self.workload, self.spec, self.asked = workload, spec, asked
+        precision = workload.recipe.precision
+        self.dtype = precision.removesuffix("-pure")
+        sizes = (workload.batch, workload.context)
+        self.inference = inference(spec, *sizes, precision) if asked.inference else None
+        self.flops = model_flops(spec, *sizes, workload.phase).total
+
+    def on(self, one: Gpu, step: StepCost | None) -> GpuAccount:
+        w, bits = self.workload, self.asked.optimizer_bits
+        step = step or account_step(w, one, bits)
+        memory, peak = one.memory_bytes, one.peak(self.dtype)
+        floor = step_limit(step.ops, one)
+        per_parameter = fit.bytes_per_parameter(w.recipe, w.phase, bits)
+        seconds = None if self.asked.measured_ns is None else self.asked.measured_ns / 1e9
+        return GpuAccount(
+            gpu=one,
+            step=step,
+            fits=None if memory is None else step.peak_bytes <= memory,
+            largest_batch=None if memory is None else fit.largest_batch(w, memory, one, bits),
+            largest_context=None if memory is None else fit.largest_context(w, memory, one, bits),
+            largest_model=None if memory is None else fit.largest_model(memory * self.asked.gpus, per_parameter),
+            limit=floor,
+            mfu_at_limit=mfu(self.flops, floor.seconds, peak) if floor and peak else None,
+            mfu_measured=mfu(self.flops, seconds, peak) if seconds is not None and peak else None,
+            training=self._training(peak),
+            inference=self._inference(one),
+        )
+
+    def _training(self, peak: float | None) -> tuple[TrainingTime, ...]:
+        asked = self.asked
+        if asked.tokens is None or peak is None:
+            return ()
+        counted = flops_per_token(self.spec, self.workload.context)
+        return tuple(
+            training_time(self.spec.parameters(), asked.tokens, asked.gpus, peak, asked.mfu, flops)
+            for flops in (None, counted)
+        )
+
+    def _inference(self, one: Gpu) -> tuple[InferenceLimit, ...]:
+        if self.inference is None:
+            return ()
+        precision = self.workload.recipe.precision
+        found = [limit(part, one, precision) for part in (self.inference.prefill, self.inference.decode)]
+        return tuple(one for one in found if one is not None)
+
+
+def _notes(w: Workload, spec: ModelSpec) -> tuple[str, ...]:
+    notes = [note for note in (name_note(spec),) if note]
+    if w.implementation == "transformers":
+        notes.append("counted for flopwise's own model of this shape, not for transformers' code")
+    if w.recipe.compile != "off":
+        notes.append(
+            f"compile = '{w.recipe.compile}' is not accounted for: ops, bytes and memory are eager PyTorch's, "
+            "an upper limit for both"
+        )
+    return tuple(notes)

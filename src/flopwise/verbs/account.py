@@ -1,0 +1,51 @@
+"""FLOPs, memory, what fits and how long it takes, before anything is run."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from flopwise.cost.account import Account, Questions, account_for
+from flopwise.errors import FlopwiseError
+from flopwise.spec.gpu import Gpu
+from flopwise.spec.gpu import gpu as gpu_named
+from flopwise.spec.workload import Workload, workload
+
+
+def account(
+    target: str | Workload,
+    *,
+    gpu: str | Sequence[str] = (),
+    tokens: float | None = None,
+    gpus: int = 1,
+    mfu: float = 0.5,
+    measured_ns: int | None = None,
+    optimizer_bits: int = 32,
+    inference: bool = False,
+    **options: Any,
+) -> Account:
+    """What a step of a model must cost: FLOPs and bytes by module and op, memory by owner, and what follows for GPUs.
+
+    `options` are the workload's size, phase and levers, as for `bench`. `tokens`, `gpus` and `mfu` give the days of a
+    training run; `measured_ns`, a step's time, gives its MFU; `inference` adds prefill, decode and the KV cache.
+
+    >>> import flopwise
+    >>> flopwise.account("2.7B", gpu="h200").gpus[0].fits
+    True
+    """
+    if inference and not isinstance(target, Workload) and options.get("phase") is None:
+        options["phase"] = "forward"
+    asked_for = target if isinstance(target, Workload) else workload(target, **options)
+    machines = _gpus(gpu)
+    if not machines and (tokens is not None or measured_ns is not None):
+        what = "days to train" if tokens is not None else "an MFU"
+        raise FlopwiseError(f"{what} can be told only for a GPU", "add gpu, for example --gpu h100")
+    questions = Questions(
+        tokens=tokens, gpus=gpus, mfu=mfu, measured_ns=measured_ns, optimizer_bits=optimizer_bits, inference=inference
+    )
+    # A predicted time joins here: cost.roofline.predict(one.step.ops, ceilings) for each of the account's gpus.
+    return account_for(asked_for, machines, questions)
+
+
+def _gpus(names: str | Sequence[str]) -> tuple[Gpu, ...]:
+    words = names.split(",") if isinstance(names, str) else names
+    found = [gpu_named(word.strip()) for word in words if word.strip()]
+    return tuple({one.name: one for one in found}.values())  # each once

@@ -1,0 +1,155 @@
+"""`flopwise account` as a user meets it."""
+
+import csv
+import io
+import json
+import subprocess
+import sys
+
+import pytest
+
+import flopwise
+from flopwise.cli.main import main
+from flopwise.spec.model import preset
+
+LLAMA = {
+    "model_type": "llama", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 1000, "max_position_embeddings": 2048,
+}  # fmt: skip
+
+
+def run(capsys, *words):
+    with pytest.raises(SystemExit) as ended:
+        main(["account", *words])
+    out, err = capsys.readouterr()
+    return ended.value.code, out, err
+
+
+def read(capsys, *words):
+    code, out, err = run(capsys, *words, "--format", "json")
+    assert code == 0, err
+    return json.loads(out)
+
+
+def test_the_table_names_the_parts(capsys):
+    code, out, _ = run(capsys, "tiny", "--gpu", "h100,h200", "--tokens", "15T", "--gpus", "8", "--inference")
+    assert code == 0
+    for word in ("work by module", "memory by owner", "H200 SXM 141 GB", "largest batch", "training", "KV cache", "█"):
+        assert word in out, word
+
+
+def test_a_name_that_states_another_size_is_told(capsys):
+    assert "'2.7B' has 3.407B parameters" in run(capsys, "2.7B", "--phase", "forward")[1]
+    assert "parameters (" not in run(capsys, "small", "--phase", "forward")[1]
+
+
+def test_the_json_is_stable_and_adds_up(capsys):
+    told = read(capsys, "tiny", "--gpu", "h100", "--measured", "24ms")
+    assert told["schema"] == "flopwise.account/1"
+    assert told["obtained"] == "predicted"
+    assert (
+        told["parameters"] == preset("tiny").parameters() == sum(m["parameters"] for m in told["parameters_by_module"])
+    )
+    for moment in told["memory"]["moments"]:
+        assert sum(moment["owners"].values()) == moment["total_bytes"]
+    assert sum(row["moved_bytes"] for row in told["work"]) == told["total"]["moved_bytes"]
+    (one,) = told["gpus"]
+    assert one["name"] == "h100"
+    assert one["mfu_measured"] == pytest.approx(told["flops"]["total"] / (0.024 * one["peaks"]["fp32"]))
+
+
+def test_the_lectures_training_run(capsys):
+    told = read(
+        capsys,
+        "llama3-70b",
+        "--batch",
+        "1",
+        "--precision",
+        "bf16",
+        "--gpu",
+        "h100",
+        "--gpus",
+        "1024",
+        "--tokens",
+        "15T",
+    )
+    by_rule, counted = told["gpus"][0]["training"]
+    assert by_rule["days"] == pytest.approx(143.9 * told["parameters"] / 70e9, rel=0.001)
+    assert counted["days"] != by_rule["days"]
+    assert told["gpus"][0]["fits"] is False
+    assert told["gpus"][0]["largest_batch"] == 0
+
+
+def test_eight_bit_states_leave_room_for_more(capsys):
+    full, eight = (read(capsys, "small", "--gpu", "l4", "--optimizer-bits", bits)["gpus"][0] for bits in ("32", "8"))
+    assert eight["largest_batch"] > full["largest_batch"]
+    assert eight["largest_model"] > full["largest_model"]
+
+
+def test_inference_is_a_forward_pass(capsys):
+    told = read(
+        capsys, "llama3-8b", "--decode", "--precision", "bf16", "--gpu", "h100", "--context", "8192", "--batch", "1"
+    )
+    assert told["workload"]["phase"] == "forward"
+    assert told["inference"]["kv_cache_bytes"] == 2**30
+    assert [part["bound"] for part in told["gpus"][0]["inference"]] == ["compute", "bandwidth"]
+
+
+def test_a_config_file_is_a_model(capsys, tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(LLAMA))
+    told = read(capsys, f"hf:{path}")
+    assert told["parameters"] == 2 * (256 * (2 * 256 + 2 * 128) + 3 * 256 * 512 + 2 * 256) + 256 + 2 * 256_000
+    path.write_text(json.dumps({k: v for k, v in LLAMA.items() if k != "hidden_size"}))
+    code, _, err = run(capsys, f"hf:{path}")
+    assert code == 2
+    assert "has no field hidden_size" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("tiny", "--gpu", "h10"), "there is no GPU 'h10'"),
+        (("tiny", "--tokens", "15T"), "can be told only for a GPU"),
+        (("tiny", "--measured", "24ms"), "can be told only for a GPU"),
+        (("tiny", "--gpu", "h100", "--measured", "24"), "'24' is not a time"),
+        (("tiny", "--gpu", "h100", "--tokens", "many"), "'many' is not a count"),
+        (("tiny", "--gpu", "h100", "--tokens", "1B", "--mfu", "200%"), "mfu = 2 is not allowed"),
+        (("tiny", "--gpu", "h100", "--tokens", "1B", "--gpus", "0"), "gpus = 0 is not allowed"),
+        (("tiny", "--optimizer-bits", "4"), "optimizer_bits = 4 is not allowed"),
+        (("op:matmul",), "op:matmul is no model"),
+        (("smal",), "no model preset 'smal'"),
+    ],
+)
+def test_bad_input_is_one_line_and_a_hint(capsys, words, message):
+    code, out, err = run(capsys, *words)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 2
+    assert "hint: " in err
+
+
+def test_csv_and_markdown(capsys):
+    code, out, _ = run(capsys, "tiny", "--format", "csv")
+    assert code == 0
+    first = next(csv.DictReader(io.StringIO(out)))
+    assert int(first["parameters"]) == preset("tiny").parameters()
+    assert "| module |" in run(capsys, "tiny", "--format", "markdown")[1]
+
+
+def test_what_the_cpu_can_do_is_not_specified(capsys):
+    (one,) = read(capsys, "tiny", "--gpu", "cpu")["gpus"]
+    assert one["fits"] is one["limit"] is one["largest_batch"] is None
+
+
+def test_compiled_steps_are_said_to_be_counted_as_eager(capsys):
+    assert any("compile" in note for note in read(capsys, "tiny", "--compile", "default")["notes"])
+
+
+def test_the_api_has_the_same_verb():
+    assert flopwise.account("tiny", gpu="h200").gpus[0].gpu.name == "h200"
+
+
+def test_it_needs_no_torch():
+    code = "import sys, flopwise; flopwise.account('tiny', gpu='h100'); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

@@ -1,0 +1,73 @@
+"""The closed form against PyTorch itself: the same bytes at every phase's start, peak and end, and the same FLOPs."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from flopwise.capture.model_step import ModelStep  # noqa: E402
+from flopwise.cost import losses  # noqa: E402
+from flopwise.cost.step import account_step  # noqa: E402
+from flopwise.lm import loss as lm_loss  # noqa: E402
+from flopwise.spec.workload import workload  # noqa: E402
+
+from .watched import measured  # noqa: E402
+
+PLAIN = {
+    "attention": "naive",
+    "norm": "eager",
+    "activation": "eager",
+    "optimizer": "adamw-loop",
+    "batch": 2,
+    "context": 40,
+}
+GPT2 = {"d_model": 64, "d_ff": 192, "n_layers": 3, "n_heads": 4, "vocab": 500}
+LLAMA = {"n_kv_heads": 2, "qk_norm": True, "qkv_bias": True, "tied": True, "n_layers": 3}
+
+CASES = {
+    "as the course writes it": ("tiny", {}),
+    "forward alone": ("tiny", {"phase": "forward"}),
+    "without an optimizer": ("tiny", {"phase": "backward"}),
+    "long context": ("tiny", {"context": 160, "batch": 1}),
+    "torch's activation": ("tiny", {"activation": "torch"}),
+    "chunked loss": ("tiny", {"loss": "chunked", "batch": 30}),
+    "foreach": ("tiny", {"optimizer": "foreach"}),
+    "checkpoint 1": ("tiny", {"checkpoint": 1}),
+    "checkpoint 2 of 3": ("tiny", {"checkpoint": 2, "set": {"n_layers": 3}}),
+    "bf16 throughout": ("tiny", {"precision": "bf16-pure", "context": 24, "batch": 1}),
+    "gpt2": ("gpt2", {"set": GPT2}),
+    "gpt2, torch's norm and activation": ("gpt2", {"set": GPT2, "norm": "torch", "activation": "torch"}),
+    "grouped heads, tied, biases, qk norm": ("tiny", {"set": LLAMA}),
+}
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Tensors this small are slower on many threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_phase_has_the_same_bytes_and_flops(case):
+    target, options = CASES[case]
+    asked = workload(target, **(PLAIN | options))
+    torch.manual_seed(0)
+    real = measured(ModelStep(asked, torch.device("cpu")))
+    told = account_step(asked)
+    before = told.phases[0].start_bytes - next(iter(real.values()))[0]  # weights, state and data: not watched
+    recomputed = told.flops("recompute")
+    for phase in told.phases:
+        start, peak, end, flops = real[phase.phase]
+        assert (phase.start_bytes - before, phase.peak_bytes - before, phase.end_bytes - before) == (
+            start,
+            peak,
+            end,
+        ), phase.phase
+        counted = told.flops(phase.phase) + (recomputed if phase.phase == "backward" else 0)
+        assert counted == flops, phase.phase
+
+
+def test_the_chunks_are_the_models():
+    assert losses.CHUNK_TOKENS == lm_loss.CHUNK_TOKENS
