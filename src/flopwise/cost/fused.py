@@ -13,11 +13,13 @@ def embedding(t: Tape, weight: Tensor, tokens: Tensor) -> Tensor:
     saved = t.save(tokens) if t.wants(weight) else None
     shape = (*tokens.shape, table[-1])
     out = t.tensor(shape, weight.dtype, op="embedding")
-    t.work("embedding", INDEX, (tokens, out), out.n_bytes, weight.dtype)  # it reads as many rows as it writes
+    t.work(
+        "embedding", INDEX, (tokens, out), out.n_bytes, weight.dtype, outs=(out,)
+    )  # it reads as many rows as it writes
 
     def backward(t: Tape, grad: Tensor, saved: Sequence[Tensor]) -> Gradients:
         grad_weight = t.run("zeros", MEMORY, (), table, grad.dtype)
-        t.work("embedding_backward", INDEX, (grad, saved[0]), grad.n_bytes, grad.dtype)
+        t.work("embedding_backward", INDEX, (grad, saved[0]), grad.n_bytes, grad.dtype, outs=(grad_weight,))
         return (grad_weight,)
 
     return t.connect(out, (weight,), backward, saved)
@@ -68,7 +70,7 @@ def sdpa(t: Tape, q: Tensor, k: Tensor, v: Tensor, backend: str, tf32: bool) -> 
         kernels = {"efficient": 1, "flash": 2, "cudnn": 2, "flex": 1}[backend]  # beside the sum of gradient · output
         t.work(
             f"sdpa_{backend}_backward", ATTENTION, (grad, *saved, *scratch), written, compute,
-            flops=flops * 5 // 2, kernels=kernels, shapes=shapes,
+            flops=flops * 5 // 2, kernels=kernels, shapes=shapes, outs=grads,
         )  # fmt: skip
         return grads
 
@@ -105,7 +107,7 @@ def cross_entropy(t: Tape, logits: Tensor, targets: Tensor) -> Tensor:
 
     def nll_backward(t: Tape, grad: Tensor, saved: Sequence[Tensor]) -> Gradients:
         grad_rows = t.run("zeros", MEMORY, (), shape, "fp32", family=LOGITS)
-        t.work("nll_loss_backward", LOSS, (saved[1],), 4 * shape[0], "fp32")
+        t.work("nll_loss_backward", LOSS, (saved[1],), 4 * shape[0], "fp32", outs=(grad_rows,))
         return (grad_rows,)
 
     return t.connect(loss, (log_probabilities,), nll_backward, saved)

@@ -14,8 +14,11 @@ class Memory:
         self.live_bytes = 0
         self.peak_bytes = 0
         self.peak: dict[Key, int] = {}
+        self.made = 0
 
     def allocate(self, storage: "Storage") -> None:
+        self.made += 1
+        storage.number = self.made
         self.live[storage.key] = self.live.get(storage.key, 0) + storage.n_bytes
         self.live_bytes += storage.n_bytes
         if self.live_bytes > self.peak_bytes:
@@ -29,10 +32,10 @@ class Memory:
 class Storage:
     """A block of memory; it is given back when the last tensor on it goes."""
 
-    __slots__ = ("key", "memory", "n_bytes")
+    __slots__ = ("key", "memory", "n_bytes", "number")
 
     def __init__(self, memory: Memory, n_bytes: int, key: Key) -> None:
-        self.memory, self.key = memory, key
+        self.memory, self.key, self.number = memory, key, 0
         self.n_bytes = -(-n_bytes // BLOCK) * BLOCK
         memory.allocate(self)
 

@@ -228,7 +228,7 @@ def maximum(t: Tape, x: Tensor) -> Tensor:
 
     def backward(t: Tape, grad: Tensor, saved: Sequence[Tensor]) -> Gradients:
         zeros = t.run("zeros", MEMORY, (), shape, grad.dtype)
-        t.work("scatter", INDEX, (grad, saved[0]), grad.n_bytes, grad.dtype)
+        t.work("scatter", INDEX, (grad, saved[0]), grad.n_bytes, grad.dtype, outs=(zeros,))
         return (zeros,)
 
     return t.connect(out, (x,), backward, t.save(places) if t.wants(x) else None)

@@ -148,7 +148,9 @@ class Tape(Memory):
         if not family:
             family = next((i.family for i in inputs if i.family and i.shape == shape), "")
         out = self.tensor(shape, dtype, family, op)
-        self.work(op, kind, inputs, out.n_bytes, compute or dtype, flops=flops, kernels=kernels, shapes=shapes)
+        self.work(
+            op, kind, inputs, out.n_bytes, compute or dtype, flops=flops, kernels=kernels, shapes=shapes, outs=(out,)
+        )  # fmt: skip
         return out
 
     def work(
@@ -162,13 +164,17 @@ class Tape(Memory):
         flops: int = 0,
         kernels: int = 1,
         shapes: tuple[Shape, ...] = (),
+        outs: Sequence[Tensor] = (),
     ) -> None:
-        """Write work down that leaves no new tensor (in place), or whose tensors are made by the caller."""
+        """Write work down that leaves no new tensor (in place, over its first input), or `outs` that the caller made."""
+        written = outs or inputs[:1]
         self.ops.append(
             OpWork(
                 op=op, module=self.module, phase=self.phase, kind=kind, dtype=dtype, flops=flops,
                 read_bytes=sum(i.n_bytes for i in inputs), write_bytes=write_bytes, kernels=kernels,
                 shapes=shapes or tuple(i.shape for i in inputs),
+                reads=tuple((i.storage.number, i.n_bytes) for i in inputs),
+                writes=tuple((w.storage.number, write_bytes // len(written)) for w in written),
             )
         )  # fmt: skip
 
