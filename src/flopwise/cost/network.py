@@ -6,7 +6,7 @@ It mirrors their Python too, because what a local variable still refers to is st
 from collections.abc import Sequence
 
 from flopwise.cost import fused, ops
-from flopwise.cost.tape import Gradients, Node, Parameter, Place, Shape, Tape, Tensor
+from flopwise.cost.tape import Gradients, Node, Parameter, Shape, Tape, Tensor
 from flopwise.spec.model import ModelSpec
 from flopwise.spec.recipe import Recipe
 from flopwise.work import BUFFERS, COPY, LOGITS, PARAMETERS, REDUCTION, SCORES
@@ -231,7 +231,7 @@ def _halves(t: Tape, x: Tensor) -> tuple[Tensor, Tensor]:
             return (t.run("cat", COPY, pieces, shape, grad.dtype),)
 
         t.order += 1
-        node = Node(t.order, t.module, [(x.node, x.slot, shape, x.dtype)], backward, Place(None, 0))
+        node = Node(t.order, t.module, [(x.node, x.slot, shape, x.dtype)], backward, None)
         first.node = second.node = node
         second.slot = 1
     return first, second
