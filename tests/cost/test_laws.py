@@ -73,6 +73,8 @@ def test_weights_gradients_and_state_are_exact(precision, item):
     assert after[PARAMETERS] == after[GRADIENTS] == n * item
     assert after[OPTIMIZER_STATE] == 2 * n * item
     assert GRADIENTS not in step.start.owners
+    # Autocast's half-precision copies of the weights are kept for the backward pass, and are no parameters.
+    assert {phase.peak.owners[PARAMETERS] for phase in step.phases} == {n * item}
 
 
 def test_eight_bit_states_take_a_quarter_and_their_scales():

@@ -11,19 +11,25 @@ from torch.utils.flop_counter import FlopCounterMode
 BLOCK = 512
 
 
+def _storages(values):
+    return {x.untyped_storage()._cdata: x.untyped_storage() for x in tree_leaves(values) if isinstance(x, torch.Tensor)}
+
+
 class Watch(TorchDispatchMode):
     """Counts the bytes of every storage that an op returns for as long as it lives, rounded as CUDA's allocator does."""
 
     def __init__(self):
         super().__init__()
-        self.live = self.peak = 0
+        self.live = self.peak = self.ops = 0
         self.known = set()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(out):
-            if isinstance(tensor, torch.Tensor):
-                self.see(tensor.untyped_storage())
+        given, made = (_storages(x) for x in (args, out))
+        for storage in made.values():
+            self.see(storage)
+        # A view makes nothing, and a range in the profile is no op.
+        self.ops += bool(func._schema.is_mutable or made.keys() - given.keys()) and func.namespace == "aten"
         return out
 
     def see(self, storage):
@@ -41,7 +47,7 @@ class Watch(TorchDispatchMode):
 
 
 def measured(step):
-    """Per phase (start, peak, end) bytes and FLOPs of a step's second run; what lived before it counts as nothing."""
+    """Per phase start, peak and end in bytes, ops and FLOPs of a step's second run; what lived before it counts as nothing."""
     for run in step.phases().values():
         run()
     watch, figures = Watch(), {}
@@ -58,9 +64,10 @@ def measured(step):
         del kept
     for phase, run in step.phases().items():
         start = watch.peak = watch.live
+        watch.ops = 0
         with watch:
             run()
-        figures[phase] = (start, watch.peak, watch.live)
+        figures[phase] = (start, watch.peak, watch.live, watch.ops)
     # Another step for the FLOPs: their counter holds on to tensors.
     for phase, run in step.phases().items():
         counter = FlopCounterMode(display=False)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from flopwise.cost import fused, ops
 from flopwise.cost.tape import Gradients, Tape, Tensor
-from flopwise.work import COPY, INDEX, LOGITS, LOSS, MATMUL, SOFTMAX
+from flopwise.work import COPY, INDEX, LOGITS, LOSS, SOFTMAX
 
 CHUNK_TOKENS = 1024  # lm/loss.py's; a test holds them equal
 
@@ -16,13 +16,13 @@ def loss_full(t: Tape, logits: Tensor, targets: Tensor) -> Tensor:
     return fused.cross_entropy(t, ops.view(t, ops.to(t, logits, "fp32"), rows), targets)
 
 
-def loss_chunked(t: Tape, hidden: Tensor, weight: Tensor, targets: Tensor, tf32: bool) -> Tensor:
+def loss_chunked(t: Tape, hidden: Tensor, weight: Tensor, tf32: bool) -> Tensor:
     """The same with one chunk of logits at a time; its gradients are made with it, before the backward pass."""
     dtype = t.autocast or hidden.dtype
     rows = ops.view(t, hidden, (math.prod(hidden.shape[:-1]), hidden.shape[-1]))
     wide, narrow_weight = rows.dtype, weight.dtype
     with t.no_grad():
-        loss, grad_rows, grad_weight = _forward(t, rows, weight, targets, dtype, tf32)
+        loss, grad_rows, grad_weight = _forward(t, rows, weight, dtype, tf32)
 
     def backward(t: Tape, grad: Tensor, saved: Sequence[Tensor]) -> Gradients:
         grad_rows, grad_weight = saved
@@ -41,9 +41,7 @@ def _cast(t: Tape, x: Tensor, dtype: str) -> Tensor:
     return x if x.dtype == dtype else t.run("to", COPY, (x,), x.shape, dtype)
 
 
-def _forward(
-    t: Tape, rows: Tensor, weight: Tensor, targets: Tensor, dtype: str, tf32: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+def _forward(t: Tape, rows: Tensor, weight: Tensor, dtype: str, tf32: bool) -> tuple[Tensor, Tensor, Tensor]:
     n_rows, width = rows.shape
     vocab = weight.shape[0]
     narrow = _cast(t, weight, dtype)
@@ -59,10 +57,10 @@ def _forward(
         error = log_probabilities
         t.work("scatter_add_", INDEX, (), 4 * n, "fp32", kernels=3)  # with the ones it adds, and their sign
         error = _cast(t, error, dtype)
-        product = _mm(t, error, narrow.view((vocab, width)), tf32)
+        product = ops.matmul(t, error, narrow, (n, width), tf32)
         t.work("copy_", COPY, (product,), product.n_bytes, dtype)
         del product
-        product = _mm(t, error.view((vocab, n)), h, tf32)
+        product = ops.matmul(t, error.view((vocab, n)), h, (vocab, width), tf32)
         t.work("add_", LOSS, (grad_weight, product), grad_weight.n_bytes, "fp32")
         del product
     return ops.pointwise(t, "div", total), grad_rows, grad_weight
@@ -70,25 +68,9 @@ def _forward(
 
 def _chunk_loss(t: Tape, h: Tensor, narrow: Tensor, tf32: bool) -> tuple[Tensor, Tensor]:
     vocab, width = narrow.shape
-    logits = _cast(t, _mm(t, h, narrow.view((width, vocab)), tf32, LOGITS), "fp32")
+    logits = _cast(t, ops.matmul(t, h, narrow.view((width, vocab)), (h.shape[0], vocab), tf32, LOGITS), "fp32")
     log_probabilities = t.run("log_softmax", SOFTMAX, (logits,), logits.shape, "fp32", family=LOGITS)
     del logits
     loss = t.tensor((), "fp32", op="nll_loss")
     t.work("nll_loss", LOSS, (), 4, "fp32")
     return loss, log_probabilities
-
-
-def _mm(t: Tape, a: Tensor, b: Tensor, tf32: bool, family: str = "") -> Tensor:
-    (m, k), n = a.shape, b.shape[1]
-    compute = "tf32" if tf32 and a.dtype == "fp32" else a.dtype
-    return t.run(
-        "mm",
-        MATMUL,
-        (a, b),
-        (m, n),
-        a.dtype,
-        flops=2 * m * n * k,
-        compute=compute,
-        family=family,
-        shapes=(a.shape, b.shape),
-    )

@@ -6,7 +6,7 @@ It mirrors their Python too, because what a local variable still refers to is st
 from collections.abc import Sequence
 
 from flopwise.cost import fused, ops
-from flopwise.cost.tape import Gradients, Node, Parameter, Place, Shape, Tape, Tensor
+from flopwise.cost.tape import Gradients, Node, Parameter, Shape, Tape, Tensor
 from flopwise.spec.model import ModelSpec
 from flopwise.spec.recipe import Recipe
 from flopwise.work import BUFFERS, COPY, LOGITS, PARAMETERS, REDUCTION, SCORES
@@ -114,7 +114,7 @@ class Network:
         batch, heads, context, head_dim = y.shape
         shape = (batch, context, heads * head_dim)
         if self.recipe.attention == "naive":
-            return ops.copied(self.t, y, shape, back="copy")
+            return ops.copied(self.t, y, shape, back="copy" if batch > 1 else "view")
         by_head = self.backend in ("cudnn", "flex") and self.angles is not None  # the output lies as the queries do
         return ops.copied(self.t, y, shape) if by_head else ops.view(self.t, y, shape)
 
@@ -204,13 +204,14 @@ class Network:
         with t.inside("values"):
             flat = ops.view(t, ops.to(t, weights, v.dtype), (batch * heads, context, context))
             shape = (batch * heads, context, head_dim)
-            rows = ops.view(t, v, shape) if self._heads_repeated() > 1 else ops.copied(t, v, shape)
+            merge = ops.view if self._heads_repeated() > 1 or batch == 1 else ops.copied
+            rows = merge(t, v, shape)
             return ops.view(t, ops.bmm(t, flat, rows, self.tf32), q.shape)
 
     def _products(self, q: Tensor, k: Tensor, square: Shape) -> Tensor:
         """q kᵀ by einsum, which copies what does not lie head by head."""
         t, (batch, heads, context, head_dim) = self.t, q.shape
-        merge = ops.view if self.angles is not None else ops.copied
+        merge = ops.view if self.angles is not None or batch == 1 else ops.copied
         left = merge(t, q, (batch * heads, context, head_dim))
         right = (ops.view if self._heads_repeated() > 1 else merge)(t, k, (batch * heads, head_dim, context))
         return ops.view(t, ops.bmm(t, left, right, self.tf32, family=SCORES), square)
@@ -231,7 +232,7 @@ def _halves(t: Tape, x: Tensor) -> tuple[Tensor, Tensor]:
             return (t.run("cat", COPY, pieces, shape, grad.dtype),)
 
         t.order += 1
-        node = Node(t.order, t.module, [(x.node, x.slot, shape, x.dtype)], backward, Place(None, 0))
+        node = Node(t.order, t.module, [(x.node, x.slot, shape, x.dtype)], backward, None)
         first.node = second.node = node
         second.slot = 1
     return first, second

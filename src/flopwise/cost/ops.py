@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 
 from flopwise.cost.tape import Gradients, Shape, Tape, Tensor
-from flopwise.work import COPY, ELEMENTWISE, INDEX, MATMUL, MEMORY, REDUCTION, SOFTMAX
+from flopwise.work import COPY, ELEMENTWISE, INDEX, MATMUL, MEMORY, REDUCTION
 
 _WIDTH = {"bool": 0, "int64": 0, "bf16": 1, "fp16": 1, "fp32": 2}
 
@@ -244,21 +244,11 @@ def masked_fill(t: Tape, x: Tensor, mask: Tensor) -> Tensor:
     return t.connect(pointwise(t, "masked_fill", x, mask, dtype=x.dtype), (x,), backward, saved)
 
 
-def softmax(t: Tape, x: Tensor) -> Tensor:
-    """One kernel, as torch.softmax."""
-    out = t.run("softmax", SOFTMAX, (x,), x.shape, x.dtype)
-
-    def backward(t: Tape, grad: Tensor, saved: Sequence[Tensor]) -> Gradients:
-        return (t.run("softmax_backward", SOFTMAX, (grad, saved[0]), grad.shape, grad.dtype),)
-
-    return t.connect(out, (x,), backward, t.save(out) if t.wants(x) else None)
-
-
 # --- matmuls
 
 
-def _matmul(t: Tape, a: Tensor, b: Tensor, shape: Shape, tf32: bool, family: str = "") -> Tensor:
-    """a [.., M, K] times b [.., K, N]; a leading dimension is a batch of them."""
+def matmul(t: Tape, a: Tensor, b: Tensor, shape: Shape, tf32: bool, family: str = "") -> Tensor:
+    """Outside the graph: a [.., M, K] times b [.., K, N]; a leading dimension is a batch of them."""
     *lead, m, k = a.shape
     n = b.shape[-1]
     compute = "tf32" if tf32 and a.dtype == "fp32" else a.dtype
@@ -276,14 +266,14 @@ def linear(t: Tape, x: Tensor, weight: Tensor, bias: Tensor | None, tf32: bool, 
     rows, (outs, ins) = x.numel // x.shape[-1], weight.shape
     wants_x, lead, biased = t.wants(x), x.shape[:-1], bias is not None
     saved = t.save(*((weight,) if wants_x else ()), x.view((rows, ins))) if t.wants(weight) or wants_x else None
-    flat = _matmul(t, x.view((rows, ins)), weight.view((ins, outs)), (rows, outs), tf32, family)
+    flat = matmul(t, x.view((rows, ins)), weight.view((ins, outs)), (rows, outs), tf32, family)
     out = flat.view((*lead, outs))
 
     def backward(t: Tape, grad: Tensor, saved: Sequence[Tensor]) -> Gradients:
         grad = grad.view((rows, outs))
         grad_bias = (reduced(t, "sum", grad, (outs,)),) if biased else ()
-        grad_weight = _matmul(t, grad.view((outs, rows)), saved[-1], (outs, ins), tf32)
-        grad_x = _matmul(t, grad, saved[0].view((outs, ins)), (rows, ins), tf32) if wants_x else None
+        grad_weight = matmul(t, grad.view((outs, rows)), saved[-1], (outs, ins), tf32)
+        grad_x = matmul(t, grad, saved[0].view((outs, ins)), (rows, ins), tf32) if wants_x else None
         return (None if grad_x is None else grad_x.view((*lead, ins)), grad_weight, *grad_bias)
 
     return t.connect(out, (x, weight) if bias is None else (x, weight, bias), backward, saved)
@@ -295,12 +285,12 @@ def bmm(t: Tape, a: Tensor, b: Tensor, tf32: bool, family: str = "") -> Tensor:
     n, q, d = a.shape
     k = b.shape[-1]
     saved = t.save(b, a) if t.wants(a) or t.wants(b) else None
-    out = _matmul(t, a, b, (n, q, k), tf32, family)
+    out = matmul(t, a, b, (n, q, k), tf32, family)
 
     def backward(t: Tape, grad: Tensor, saved: Sequence[Tensor]) -> Gradients:
         b, a = saved
-        grad_b = _matmul(t, a.view((n, d, q)), grad, (n, d, k), tf32, b.family)
-        grad_a = _matmul(t, grad, b.view((n, k, d)), (n, q, d), tf32, a.family)
+        grad_b = matmul(t, a.view((n, d, q)), grad, (n, d, k), tf32, b.family)
+        grad_a = matmul(t, grad, b.view((n, k, d)), (n, q, d), tf32, a.family)
         return grad_a, grad_b
 
     return t.connect(out, (a, b), backward, saved)

@@ -165,7 +165,7 @@ class _Step:
         with self.t.casting_to(self.autocast), self.t.inside("loss"):
             if self.recipe.loss == "chunked":
                 weight, tf32 = self.network.head_weight, self.network.tf32
-                self.loss = losses.loss_chunked(self.t, self.output, weight, self.targets, tf32)
+                self.loss = losses.loss_chunked(self.t, self.output, weight, tf32)
             else:
                 self.loss = losses.loss_full(self.t, self.output, self.targets)
         self.output = None

@@ -13,9 +13,11 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 
 from flopwise.cost.memory import Memory, Storage, by_owner, without_layer
-from flopwise.work import ACTIVATIONS, COPY, GRADIENTS, REDUCTION, TEMPORARY, Footprint, OpWork
+from flopwise.work import ACTIVATIONS, COPY, GRADIENTS, LOGITS, REDUCTION, SCORES, TEMPORARY, Footprint, OpWork
 
 ITEM_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int64": 8, "bool": 1}
+
+FAMILIES = (SCORES, LOGITS)  # what is computed from these, number by number, has the same owner
 
 Shape = tuple[int, ...]
 Gradients = Sequence["Tensor | None"]
@@ -47,12 +49,12 @@ class Tensor:
 
 
 class Saved:
-    """What one op keeps for its derivative; inside a checkpoint nothing, until the segment is computed again."""
+    """What one op keeps for its derivative; in a checkpointed segment only its place, until that is computed again."""
 
-    __slots__ = ("segment", "tensors")
+    __slots__ = ("place", "segment", "tensors")
 
-    def __init__(self, tensors: Sequence[Tensor], segment: "Segment | None" = None) -> None:
-        self.tensors, self.segment = tensors, segment
+    def __init__(self, tensors: Sequence[Tensor], segment: "Segment | None" = None, place: int = 0) -> None:
+        self.tensors, self.segment, self.place = tensors, segment, place
 
 
 class Segment:
@@ -73,7 +75,9 @@ class Node:
 
     __slots__ = ("backward", "edges", "module", "order", "saved")
 
-    def __init__(self, order: int, module: str, edges: list["Edge | None"], backward: Backward, saved: "Place") -> None:
+    def __init__(
+        self, order: int, module: str, edges: list["Edge | None"], backward: Backward, saved: Saved | None
+    ) -> None:
         self.order, self.module, self.edges, self.backward, self.saved = order, module, edges, backward, saved
 
 
@@ -83,18 +87,9 @@ class Parameter(Node):
     __slots__ = ("gradient", "name", "weight")
 
     def __init__(self, name: str, weight: Tensor) -> None:
-        super().__init__(sys.maxsize, name, [], _no_way_back, Place(None, 0))  # visited as soon as it is reached
+        super().__init__(sys.maxsize, name, [], _no_way_back, None)  # visited as soon as it is reached
         self.name, self.weight = name, weight
         self.gradient: Tensor | None = None
-
-
-class Place:
-    """Where an op's saved tensors are: with it, or in a segment that fills them in when asked."""
-
-    __slots__ = ("index", "saved")
-
-    def __init__(self, saved: Saved | None, index: int) -> None:
-        self.saved, self.index = saved, index
 
 
 Edge = tuple[Node, int, Shape, str]  # node, which of its outputs, and what a gradient for it must look like
@@ -122,7 +117,7 @@ class Tape(Memory):
         """A new tensor; without an owner a temporary one."""
         n_bytes = math.prod(shape) * ITEM_BYTES[dtype]
         storage = Storage(self, n_bytes, (owner or TEMPORARY, without_layer(self.module), op))
-        return Tensor(shape, dtype, storage, owner)
+        return Tensor(shape, dtype, storage, owner if owner in FAMILIES else "")
 
     def footprint(self, moment: str, at_peak: bool = False) -> Footprint:
         """What lives now, or lived at the phase's peak, by owner."""
@@ -184,32 +179,32 @@ class Tape(Memory):
         """Whether a gradient must reach this tensor."""
         return self.grad_enabled and tensor.node is not None
 
-    def save(self, *tensors: Tensor) -> Place:
+    def save(self, *tensors: Tensor) -> Saved | None:
         """Keep tensors for a derivative. Called where PyTorch does: inputs before the op runs, results after."""
         segment = self.segment
         if segment is None:
-            return Place(Saved([self._kept(t) for t in tensors]), 0)
+            return Saved([self._kept(t) for t in tensors])
         if not self.refilling:
             segment.n_places += 1
-            return Place(Saved((), segment), segment.n_places - 1)
+            return Saved((), segment, segment.n_places - 1)
         assert segment.refilled is not None
         segment.refilled[len(segment.refilled)] = [self._kept(t) for t in tensors]
         if len(segment.refilled) == segment.n_places:
             raise _Enough
-        return Place(None, 0)
+        return None
 
     def _kept(self, tensor: Tensor) -> Tensor:
         if tensor.storage.key[0] == TEMPORARY:
             tensor.storage.now_owned_by(ACTIVATIONS)
         return tensor.view(tensor.shape)
 
-    def connect(self, out: Tensor, inputs: Sequence[Tensor], backward: Backward, saved: Place | None = None) -> Tensor:
+    def connect(self, out: Tensor, inputs: Sequence[Tensor], backward: Backward, saved: Saved | None = None) -> Tensor:
         """Put an op's output into the graph, if a gradient has to come back through it."""
         if not self.grad_enabled or all(i.node is None for i in inputs):
             return out
         self.order += 1
         edges = [None if i.node is None else (i.node, i.slot, i.shape, i.dtype) for i in inputs]
-        out.node = Node(self.order, self.module, edges, backward, saved or Place(None, 0))
+        out.node = Node(self.order, self.module, edges, backward, saved)
         return out
 
     def backward(self, loss: Tensor, seed: Tensor) -> None:
@@ -252,12 +247,11 @@ class Tape(Memory):
             grad, left[i] = left[i], None
             if edge is not None:
                 found.append((edge, None if grad is None else self._shaped(grad, edge[2], edge[3])))
-        node.saved = Place(None, 0)
+        node.saved = None
         node.edges = []
         return found
 
-    def _unpack(self, place: Place) -> Sequence[Tensor]:
-        saved = place.saved
+    def _unpack(self, saved: Saved | None) -> Sequence[Tensor]:
         if saved is None:
             return ()
         segment = saved.segment
@@ -266,7 +260,7 @@ class Tape(Memory):
         if segment.refilled is None:
             self._compute_again(segment)
         assert segment.refilled is not None
-        return segment.refilled.pop(place.index)
+        return segment.refilled.pop(saved.place)
 
     def _compute_again(self, segment: Segment) -> None:
         phase, module, segment.refilled = self.phase, self.module, {}
