@@ -1,11 +1,16 @@
 """A workload accounted for: what its step does and holds, and what that means on each GPU."""
 
+from collections.abc import Mapping
+
 import msgspec
 
+from flopwise.ceilings import Ceilings
 from flopwise.cost import fit
 from flopwise.cost.flops import ModelFlops, mfu, model_flops
+from flopwise.cost.fusion import fuse
 from flopwise.cost.inference import Inference, InferenceLimit, inference, limit
 from flopwise.cost.limits import StepLimit, step_limit
+from flopwise.cost.roofline import StepTime, predict
 from flopwise.cost.step import StepCost, account_step
 from flopwise.cost.summary import ParameterRow, WorkRow, by_module, name_note, parameters_by_module
 from flopwise.cost.training import TrainingTime, flops_per_token, training_time
@@ -37,6 +42,8 @@ class GpuAccount(msgspec.Struct, frozen=True, kw_only=True):
     limit: StepLimit | None  # from the datasheet; a prediction needs measured ceilings
     mfu_at_limit: float | None
     mfu_measured: float | None
+    time: StepTime | None = None  # predicted, where ceilings are known
+    mfu_predicted: float | None = None
     training: tuple[TrainingTime, ...] = ()  # by the rule of six, and with attention
     inference: tuple[InferenceLimit, ...] = ()
 
@@ -58,8 +65,15 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
 
-def account_for(workload: Workload, gpus: tuple[Gpu, ...] = (), asked: Questions | None = None) -> Account:
+def account_for(
+    workload: Workload,
+    gpus: tuple[Gpu, ...] = (),
+    asked: Questions | None = None,
+    ceilings: Mapping[str, Ceilings] | None = None,
+) -> Account:
     """The account of a model's workload; the step is the first GPU's, where there is one.
+
+    `ceilings`, by the GPU's name, predict how long the step takes.
 
     >>> from flopwise.spec.workload import workload
     >>> account_for(workload("2.7B")).parameters
@@ -69,7 +83,7 @@ def account_for(workload: Workload, gpus: tuple[Gpu, ...] = (), asked: Questions
     step = account_step(workload, gpus[0] if gpus else None, asked.optimizer_bits)
     spec = workload.subject
     assert isinstance(spec, ModelSpec)  # account_step has said so otherwise
-    ask = _Ask(workload, spec, asked)
+    ask = _Ask(workload, spec, asked, ceilings or {})
     return Account(
         workload=workload,
         spec=spec,
@@ -86,11 +100,17 @@ def account_for(workload: Workload, gpus: tuple[Gpu, ...] = (), asked: Questions
     )
 
 
+def step_time(workload: Workload, step: StepCost, ceilings: Ceilings) -> StepTime:
+    """How long the step takes on a machine with these ceilings; compiled, its operations are fused first."""
+    ops = fuse(step.ops) if workload.recipe.compile != "off" else step.ops
+    return predict(ops, ceilings, graph=workload.recipe.graph == "on")
+
+
 class _Ask:
     """The questions, put to every GPU."""
 
-    def __init__(self, workload: Workload, spec: ModelSpec, asked: Questions) -> None:
-        self.workload, self.spec, self.asked = workload, spec, asked
+    def __init__(self, workload: Workload, spec: ModelSpec, asked: Questions, ceilings: Mapping[str, Ceilings]) -> None:
+        self.workload, self.spec, self.asked, self.ceilings = workload, spec, asked, ceilings
         precision = workload.recipe.precision
         self.dtype = precision.removesuffix("-pure")
         sizes = (workload.batch, workload.context)
@@ -103,6 +123,7 @@ class _Ask:
         memory, peak = one.memory_bytes, one.peak(self.dtype)
         floor = step_limit(step.ops, one)
         per_parameter = fit.bytes_per_parameter(w.recipe, w.phase, bits)
+        time = step_time(w, step, self.ceilings[one.name]) if one.name in self.ceilings else None
         seconds = None if self.asked.measured_ns is None else self.asked.measured_ns / 1e9
         return GpuAccount(
             gpu=one,
@@ -114,6 +135,8 @@ class _Ask:
             limit=floor,
             mfu_at_limit=mfu(self.flops, floor.seconds, peak) if floor and peak else None,
             mfu_measured=mfu(self.flops, seconds, peak) if seconds is not None and peak else None,
+            time=time,
+            mfu_predicted=mfu(self.flops, time.wall_ns / 1e9, peak) if time and peak else None,
             training=self._training(peak),
             inference=self._inference(one),
         )
@@ -142,7 +165,7 @@ def _notes(w: Workload, spec: ModelSpec) -> tuple[str, ...]:
         notes.append("counted for flopwise's own model of this shape, not for transformers' code")
     if w.recipe.compile != "off":
         notes.append(
-            f"compile = '{w.recipe.compile}' is not accounted for: ops, bytes and memory are eager PyTorch's, "
-            "an upper limit for both"
+            f"compile = '{w.recipe.compile}': ops, bytes and memory are eager PyTorch's, an upper limit; "
+            "the predicted time is that of the fused kernels"
         )
     return tuple(notes)

@@ -46,9 +46,10 @@ def from_datasheet(gpu: Gpu) -> Ceilings:
     >>> round(from_datasheet(gpu("h200")).matmul["bf16"].peak_flops / 1e12)
     792
     """
-    if gpu.bandwidth_bytes_s is None or gpu.sms is None or not gpu.peaks:
+    if gpu.bandwidth_bytes_s is None or gpu.sms is None or "fp32" not in gpu.peaks:
         raise FlopwiseError(
-            f"{gpu.title} has no datasheet", "measure it with flopwise doctor --calibrate, or name a GPU with --gpu"
+            f"too little is known of {gpu.title} to predict a time",
+            "measure it with flopwise doctor --calibrate, or name a GPU with --gpu",
         )
     share = gpu.matmul_share_seen or MATMUL_SHARE
     attention = {dtype: gpu.peaks[dtype] for dtype in ATTENTION_SHARES if dtype in gpu.peaks}

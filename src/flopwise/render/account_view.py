@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from flopwise import units
+from flopwise.ceilings import MEASURED
 from flopwise.cost.account import Account, GpuAccount
 from flopwise.cost.summary import WorkRow, total_row
 from flopwise.render.json import document
@@ -22,6 +23,7 @@ def account_view(account: Account) -> View:
     tables += [_bar(one) for one in account.gpus[:1] if one.gpu.memory_bytes]
     tables += [_kept(account)] if account.step.kept else []
     tables += [_gpus(account)] if account.gpus else []
+    tables += [_times(account)] if any(one.time for one in account.gpus) else []
     tables += [_training(account)] if any(one.training for one in account.gpus) else []
     tables += [_inference(account)] if account.inference is not None else []
     return tables, _document(account)
@@ -195,6 +197,8 @@ def _gpus(a: Account) -> Table:
         Column("limit_s", "least step time", _ns),
         Column("bound", "bound", right=False),
         Column("mfu_at_limit", "MFU at that", _percent),
+        Column("predicted_ns", "predicted", units.duration),
+        Column("mfu_predicted", "MFU predicted", _percent),
         Column("mfu_measured", "MFU measured", _percent),
     )
     used = tuple(c for c in columns if any(row[c.key] is not None for row in rows))
@@ -208,6 +212,37 @@ def _gpus(a: Account) -> Table:
         ),
     ]
     return Table(title="on the GPU", columns=used, rows=rows, notes=tuple(notes))
+
+
+def _times(a: Account) -> Table:
+    """The predicted step, phase by phase."""
+    columns = (
+        Column("gpu", "GPU", right=False),
+        Column("phase", "phase", right=False),
+        Column("wall_ns", "time", units.duration),
+        Column("gpu_ns", "GPU busy", units.duration),
+        Column("host_ns", "launching", units.duration),
+        Column("kernels", "kernels"),
+        Column("bound", "bound by", right=False),
+    )
+    rows = []
+    for one in a.gpus:
+        if one.time is not None:
+            rows += [{"gpu": one.gpu.title} | msgspec.to_builtins(phase) for phase in one.time.phases]
+            whole = {name: getattr(one.time, name) for name in ("wall_ns", "gpu_ns", "host_ns", "bound")}
+            kernels = sum(phase.kernels for phase in one.time.phases)
+            rows.append({"gpu": one.gpu.title, "phase": "step", "kernels": kernels} | whole)
+    notes = [f"{one.gpu.title}: {_ceilings_said(one.time.how)}" for one in a.gpus if one.time is not None]
+    return Table(title="predicted step time", columns=columns, rows=tuple(rows), notes=tuple(notes))
+
+
+def _ceilings_said(how: str) -> str:
+    if how == MEASURED:
+        return "from ceilings measured on this machine"
+    return (
+        "from the datasheet, and a host that needs 20 µs to launch an operation; "
+        "`flopwise doctor --calibrate` on the machine itself tells more"
+    )
 
 
 def _beats(a: Account, one: GpuAccount) -> bool:
@@ -225,6 +260,7 @@ def _gpu_row(one: GpuAccount) -> dict[str, Any]:
         "largest_batch": one.largest_batch, "largest_context": one.largest_context, "largest_model": one.largest_model,
         "limit_s": floor.seconds if floor else None, "bound": floor.bound if floor else None,
         "mfu_at_limit": one.mfu_at_limit, "mfu_measured": one.mfu_measured,
+        "predicted_ns": one.time.wall_ns if one.time else None, "mfu_predicted": one.mfu_predicted,
     }  # fmt: skip
 
 
@@ -324,6 +360,6 @@ def _gpu_document(one: GpuAccount) -> dict[str, Any]:
     training = [msgspec.to_builtins(t) | {"days": t.days, "gpu_hours": t.gpu_hours} for t in one.training]
     return _gpu_row(one) | {
         "name": one.gpu.name, "owners": one.step.peak.owners, "limit": one.limit, "training": training,
-        "inference": one.inference, "peaks": one.gpu.peaks, "bandwidth_bytes_s": one.gpu.bandwidth_bytes_s,
+        "time": one.time, "inference": one.inference, "peaks": one.gpu.peaks, "bandwidth_bytes_s": one.gpu.bandwidth_bytes_s,
         "sources": one.gpu.sources,
     }  # fmt: skip

@@ -3,11 +3,14 @@
 from collections.abc import Sequence
 from typing import Any
 
+from flopwise.ceilings import Ceilings
 from flopwise.cost.account import Account, Questions, account_for
+from flopwise.cost.datasheet import from_datasheet
 from flopwise.errors import FlopwiseError
 from flopwise.spec.gpu import Gpu
 from flopwise.spec.gpu import gpu as gpu_named
 from flopwise.spec.workload import Workload, workload
+from flopwise.store.ceilings import load_ceilings
 
 
 def account(
@@ -41,8 +44,14 @@ def account(
     questions = Questions(
         tokens=tokens, gpus=gpus, mfu=mfu, measured_ns=measured_ns, optimizer_bits=optimizer_bits, inference=inference
     )
-    # A predicted time joins here: cost.roofline.predict(one.step.ops, ceilings) for each of the account's gpus.
-    return account_for(asked_for, machines, questions)
+    return account_for(
+        asked_for, machines, questions, {one.name: ceilings_of(one) for one in machines if "fp32" in one.peaks}
+    )
+
+
+def ceilings_of(gpu: Gpu) -> Ceilings:
+    """A GPU's ceilings: measured on this machine if it was calibrated, from the datasheet otherwise."""
+    return load_ceilings(gpu.name) or from_datasheet(gpu)
 
 
 def _gpus(names: str | Sequence[str]) -> tuple[Gpu, ...]:
