@@ -232,7 +232,11 @@ def _times(a: Account) -> Table:
             whole = {name: getattr(one.time, name) for name in ("wall_ns", "gpu_ns", "host_ns", "bound")}
             kernels = sum(phase.kernels for phase in one.time.phases)
             rows.append({"gpu": one.gpu.title, "phase": "step", "kernels": kernels} | whole)
-    notes = [f"{one.gpu.title}: {_ceilings_said(one.time.how)}" for one in a.gpus if one.time is not None]
+    hows = dict.fromkeys(one.time.how for one in a.gpus if one.time is not None)
+    notes = [
+        f"{', '.join(one.gpu.title for one in a.gpus if one.time and one.time.how == how)}: {_ceilings_said(how)}"
+        for how in hows
+    ]
     return Table(title="predicted step time", columns=columns, rows=tuple(rows), notes=tuple(notes))
 
 
