@@ -1,25 +1,30 @@
 """How good the predictions are: what flopwise says before a step is run, beside what was measured.
 
     python benchmarks/prediction.py --memory-closed-form [RUN…]
+    python benchmarks/prediction.py --time [RUN…]
 
 The cases are not chosen: every point of the stored runs (all under benchmarks/results/h200-2026-11 unless runs are
 named) that is a step of the reference model and has the allocator's figures is in the table, once. Peaks are
 torch.cuda.max_memory_allocated() of a phase; the step's is the largest of its phases. `account` counts eager PyTorch,
-so compiled steps and CUDA graphs are listed and judged apart.
+so compiled steps and CUDA graphs are listed and judged apart. Times are medians; 'GPU' is the kernels' time alone where
+the GPU could be held until all was queued, an upper limit otherwise.
 """
 
 import argparse
 import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from flopwise import units
+from flopwise.cost.account import step_time
 from flopwise.cost.step import account_step
 from flopwise.records import Point
 from flopwise.render.table import Column, Table, markdown
 from flopwise.spec.gpu import Gpu, find_gpu
 from flopwise.spec.model import ModelSpec
 from flopwise.store import StoredRun
+from flopwise.verbs.account import ceilings_of
 
 RESULTS = Path(__file__).parent / "results" / "h200-2026-11"
 
@@ -75,6 +80,45 @@ def _memory_row(point: Point) -> dict[str, object]:
     }
 
 
+def step_times(points: Sequence[Point]) -> Table:
+    """Predicted beside measured step times: from ceilings measured on the GPU where they are kept, else its datasheet."""
+    rows = [row for point in points if (row := _time_row(point))]
+    columns = (
+        Column("workload", "workload", right=False),
+        Column("wall_ns", "measured", units.duration),
+        Column("predicted_ns", "predicted", units.duration),
+        Column("error", "error", _signed),
+        Column("gpu_ns", "GPU measured", units.duration),
+        Column("predicted_gpu_ns", "GPU predicted", units.duration),
+        Column("gpu_error", "error", _signed),
+        Column("bound", "bound by", right=False),
+        Column("how", "ceilings", right=False),
+    )
+    notes = [
+        f"{len(rows)} steps: {title} median error {units.percent(statistics.median(errors))}, worst {units.percent(max(errors))}"
+        for title, key in (("step time", "error"), ("GPU time", "gpu_error"))
+        for errors in ([abs(row[key]) for row in rows],)
+    ]
+    return Table(title="step time", columns=columns, rows=tuple(rows), notes=tuple(notes))
+
+
+def _time_row(point: Point) -> dict[str, Any] | None:
+    there, times, w = _gpu(point), point.times(), point.trial.workload
+    if there is None or times is None or not times.gpu_ns:
+        return None
+    told = step_time(w, account_step(w, there), ceilings_of(there))
+    wall_ns, gpu_ns = statistics.median(times.wall_ns), statistics.median(times.gpu_ns)
+    return {
+        "workload": w.label(), "wall_ns": wall_ns, "predicted_ns": told.wall_ns, "error": told.wall_ns / wall_ns - 1,
+        "gpu_ns": gpu_ns, "predicted_gpu_ns": told.gpu_ns, "gpu_error": told.gpu_ns / gpu_ns - 1, "bound": told.bound,
+        "how": told.how,
+    }  # fmt: skip
+
+
+def _signed(share: float) -> str:
+    return f"{100 * share:+.1f} %"
+
+
 def _gpu(point: Point) -> Gpu | None:
     there = point.environment.gpu if point.environment else None
     return find_gpu(there.name) if there else None
@@ -86,11 +130,14 @@ def main() -> None:
         "runs", nargs="*", type=Path, help="stored runs; else all under benchmarks/results/h200-2026-11"
     )
     parser.add_argument("--memory-closed-form", action="store_true", help="peak memory by `flopwise account`")
+    parser.add_argument("--time", action="store_true", help="step times by `flopwise account`")
     given = parser.parse_args()
-    if not given.memory_closed_form:
-        parser.error("nothing asked for: --memory-closed-form")
+    if not given.memory_closed_form and not given.time:
+        parser.error("nothing asked for: --memory-closed-form, --time")
     points = model_points(given.runs or sorted(path.parent for path in RESULTS.glob("*/points.jsonl")))
-    for table in memory_closed_form(points):
+    tables = memory_closed_form(points) if given.memory_closed_form else []
+    tables += [step_times(points)] if given.time else []
+    for table in tables:
         print(markdown(table), "\n")
 
 
