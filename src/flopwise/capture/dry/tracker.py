@@ -1,0 +1,239 @@
+"""Watches a step run and writes the tape: every op, every storage from birth to death."""
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim import optimizer as optimizers
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from flopwise.capture.dry.cuda_ops import passing_bytes
+from flopwise.capture.dry.modules import ModuleNames
+from flopwise.capture.dry.op_facts import (
+    DTYPES,
+    OpFacts,
+    bytes_of,
+    dtype_of,
+    facts,
+    flops_of,
+    launches_of,
+    tensors_in,
+)
+from flopwise.capture.dry.tape import ALLOC, BUILD, FREE, OP, Op, Section, Storage, Tape
+from flopwise.work import (
+    BUFFERS,
+    GRADIENTS,
+    LOSS,
+    MATMUL,
+    OPTIMIZER,
+    OPTIMIZER_STATE,
+    PARAMETERS,
+    PHASES,
+    WORKSPACE,
+    OpWork,
+)
+
+HOST = "host"  # the label of a tensor that stays on the CPU when the rest is on a GPU
+_DEVICE = torch.ops.prim.device.default
+_NAMESPACES = ("prim", "profiler")  # bookkeeping, not work
+
+
+class Tracker(TorchDispatchMode):
+    """The mode that sees every op below autograd. `workspace_bytes`: what cuBLAS takes in each thread that needs it."""
+
+    def __init__(
+        self, names: ModuleNames, swaps: dict[Any, Callable[..., Any]] | None = None, workspace_bytes: int = 0
+    ) -> None:
+        super().__init__()
+        self.tape = Tape()
+        self.section = self.tape.build
+        self.names, self.swaps, self.workspace_bytes = names, swaps or {}, workspace_bytes
+        self._live: dict[int, tuple[int, weakref.ref[Any]]] = {}  # storage's address -> its number
+        self._forward_module: dict[int, str] = {}  # an autograd node's sequence number -> module
+        self._threads: set[bool] = set()  # that have a cuBLAS workspace: the caller's (False), the backward's (True)
+        self._in_optimizer = False
+        self._optimizer_module = ""
+
+    # What happens when.
+
+    def begin(self, name: str, sections: list[Section]) -> None:
+        """All that follows belongs to a new section of this name."""
+        self.label_tensors()
+        self.section = Section(name)
+        sections.append(self.section)
+
+    @contextmanager
+    def watching_optimizers(self) -> Iterator[None]:
+        """While open, what runs inside any optimizer's step is known as such, and so is its state."""
+        handles = (
+            optimizers.register_optimizer_step_pre_hook(self._optimizer_begins),
+            optimizers.register_optimizer_step_post_hook(self._optimizer_ends),
+        )
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _optimizer_begins(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
+        self._in_optimizer = True
+
+    def _optimizer_ends(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
+        self._in_optimizer = False
+        for group in optimizer.param_groups:
+            on_device = bool(group.get("fused") or group.get("capturable"))
+            for parameter in group["params"]:
+                self._label(parameter, PARAMETERS)
+                module = self._module_of(parameter)
+                for key, value in optimizer.state.get(parameter, {}).items():
+                    if isinstance(value, Tensor):
+                        host = key == "step" and value.dim() == 0 and not on_device
+                        self._label(value, HOST if host else OPTIMIZER_STATE, module)
+
+    def label_tensors(self) -> None:
+        """Parameters and buffers of all modules there are."""
+        for module, parameter in self.names.parameters():
+            self._label(parameter, PARAMETERS, module)
+        for module, buffer in self.names.buffers():
+            self._label(buffer, BUFFERS, module)
+
+    # What an op does.
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _DEVICE:
+            return args[0].fake_device
+        kwargs = kwargs or {}
+        if func in self.swaps:
+            return self.swaps[func](*args, **kwargs)
+        out = func(*args, **kwargs)
+        if func.namespace not in _NAMESPACES:
+            self._record(facts(func), args, kwargs, out)
+        return out
+
+    def _record(self, fact: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        inputs = tensors_in((*args, *kwargs.values())) if kwargs else tensors_in(args)
+        outputs = tensors_in(out if isinstance(out, list | tuple) else (out,))
+        if inputs and self.section.name != BUILD and all(self._is_host(t) for t in inputs):
+            return
+        node = torch._C._current_autograd_node()
+        phase = self._phase(fact, node is not None)
+        module = self._module(phase, node, inputs)
+        number = len(self.tape.ops)
+        if not fact.is_view:
+            self._new_storages(outputs, number)
+        if node is not None and node.name() == "torch::autograd::AccumulateGrad":
+            for t in outputs:
+                self._label(t, GRADIENTS, module)
+        passing = self._passing(fact, inputs, number, in_backward=node is not None)
+        self.tape.ops.append(self._op(fact, args, kwargs, out, inputs, outputs, phase, module))
+        self.section.events.append((OP, number))
+        if passing is not None:
+            self.section.events.append((FREE, passing))
+
+    def _op(
+        self,
+        fact: OpFacts,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        out: Any,
+        inputs: list[Tensor],
+        outputs: list[Tensor],
+        phase: str,
+        module: str,
+    ) -> Op:
+        first = [t for t in args[0] if isinstance(t, Tensor)] if fact.many else []
+        sizes = tuple(t.numel() for t in first)
+        kernels = launches_of(fact, args, inputs, sizes)
+        read, written = bytes_of(fact, args, inputs, outputs, kernels)
+        work = OpWork(
+            op=fact.name,
+            module=module,
+            phase=phase,
+            kind=OPTIMIZER if fact.many and phase == OPTIMIZER else fact.kind,
+            dtype=dtype_of(fact, inputs, outputs),
+            flops=flops_of(fact, args, kwargs, out),
+            read_bytes=read,
+            write_bytes=written,
+            kernels=kernels,
+            shapes=() if fact.many else tuple(tuple(t.shape) for t in inputs),
+        )
+        return Op(work, tuple((n, self._module_of(t)) for n, t in zip(sizes, first, strict=True)))
+
+    def _phase(self, fact: OpFacts, in_backward: bool) -> str:
+        if self._in_optimizer:
+            return OPTIMIZER
+        if in_backward:
+            # The engine runs with gradients off; only a checkpoint that computes its segment again turns them on.
+            return "recompute" if torch.is_grad_enabled() else "backward"
+        named = self.section.name
+        return LOSS if fact.kind == LOSS else named if named in PHASES else "forward"
+
+    def _module(self, phase: str, node: Any, inputs: list[Tensor]) -> str:
+        if phase == "backward":
+            if node is None:
+                return ""
+            if node.name() == "torch::autograd::AccumulateGrad":
+                return self._module_of(node.variable)
+            return self._forward_module.get(node._sequence_nr(), "")
+        if phase == OPTIMIZER:
+            if inputs and (module := self._module_of(inputs[0])):
+                self._optimizer_module = module
+            return self._optimizer_module
+        module = self.names.current()
+        # The node of an op exists before the op runs below autograd: the last number given is its own.
+        self._forward_module.setdefault(torch.autograd._get_sequence_nr() - 1, module)
+        return module
+
+    # Storages.
+
+    def _new_storages(self, outputs: list[Tensor], op: int) -> None:
+        for t in outputs:
+            storage = t.untyped_storage()
+            if storage._cdata not in self._live:
+                self._born(storage, Storage(storage.nbytes(), tuple(t.shape), DTYPES.get(t.dtype, str(t.dtype)[6:]), op))
+
+    def _born(self, storage: torch.UntypedStorage, record: Storage) -> None:
+        number, address = len(self.tape.storages), storage._cdata
+        self.tape.storages.append(record)
+        self.section.events.append((ALLOC, number))
+
+        def dies(_: object) -> None:
+            del self._live[address]
+            self.section.events.append((FREE, number))
+
+        self._live[address] = (number, weakref.ref(storage, dies))
+
+    def _passing(self, fact: OpFacts, inputs: list[Tensor], op: int, in_backward: bool) -> int | None:
+        """cuBLAS's workspace, if this is a thread's first matmul; and the number of what the op holds while it runs."""
+        if fact.kind == MATMUL and self.workspace_bytes and in_backward not in self._threads:
+            self._threads.add(in_backward)
+            self._unseen(self.workspace_bytes, op, WORKSPACE)
+        nbytes = passing_bytes(fact.name, inputs) if self.workspace_bytes else 0
+        return self._unseen(nbytes, op) if nbytes else None
+
+    def _unseen(self, nbytes: int, op: int, label: str = "") -> int:
+        """A storage that has no tensor."""
+        self.tape.storages.append(Storage(nbytes, (nbytes,), "uint8", op, label))
+        self.section.events.append((ALLOC, len(self.tape.storages) - 1))
+        return len(self.tape.storages) - 1
+
+    def _storage_of(self, t: Tensor) -> Storage | None:
+        found = self._live.get(t.untyped_storage()._cdata)
+        return self.tape.storages[found[0]] if found else None
+
+    def _label(self, t: Tensor, label: str, module: str = "") -> None:
+        storage = self._storage_of(t)
+        if storage is not None:
+            storage.label, storage.module = storage.label or label, storage.module or module
+
+    def _is_host(self, t: Tensor) -> bool:
+        storage = self._storage_of(t)
+        return storage is not None and storage.label == HOST
+
+    def _module_of(self, t: Tensor) -> str:
+        storage = self._storage_of(t)
+        return storage.module if storage is not None else ""
