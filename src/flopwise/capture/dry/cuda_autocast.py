@@ -80,6 +80,10 @@ class _Casts:
             return [self(each, dtype) for each in value]
         return value
 
+    def all(self, args: tuple[Any, ...], dtype: torch.dtype) -> list[Any]:
+        """Every argument, the last first: the order in which the C++ compiler evaluates them, and so of the allocations."""
+        return [self(a, dtype) for a in reversed(args)][::-1]
+
     def _tensor(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         if not x.is_floating_point() or x.dtype in (torch.float64, dtype):
             return x
@@ -117,7 +121,7 @@ def _lower_precision(op: Any, casts: _Casts) -> Kernel:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         dtype = torch.get_autocast_dtype("cpu")
         with torch._C._ExcludeDispatchKeyGuard(_KEYS):
-            return op(*(casts(a, dtype) for a in args), **{k: casts(v, dtype) for k, v in kwargs.items()})
+            return op(*casts.all(args, dtype), **{k: casts(v, dtype) for k, v in kwargs.items()})
 
     return kernel
 
@@ -125,7 +129,7 @@ def _lower_precision(op: Any, casts: _Casts) -> Kernel:
 def _fp32(op: Any, casts: _Casts) -> Kernel:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(_KEYS):
-            return op(*(casts(a, torch.float32) for a in args), **{k: casts(v, torch.float32) for k, v in kwargs.items()})
+            return op(*casts.all(args, torch.float32), **{k: casts(v, torch.float32) for k, v in kwargs.items()})
 
     return kernel
 
@@ -165,7 +169,7 @@ def _promote(op: Any, casts: _Casts) -> Kernel:
         for tensor in tensors:
             wide = torch.promote_types(wide, tensor.dtype)
         with torch._C._ExcludeDispatchKeyGuard(_KEYS):
-            return op(*(casts(a, wide) for a in args), **{k: casts(v, wide) for k, v in kwargs.items()})
+            return op(*casts.all(args, wide), **{k: casts(v, wide) for k, v in kwargs.items()})
 
     return kernel
 

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from torch.optim import optimizer as optimizers
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from flopwise.capture.dry.accumulation import ADD_IN_PLACE, Accumulation
 from flopwise.capture.dry.cuda_ops import passing_bytes
 from flopwise.capture.dry.modules import ModuleNames
 from flopwise.capture.dry.op_facts import (
@@ -52,6 +53,7 @@ class Tracker(TorchDispatchMode):
         self.tape = Tape()
         self.section = self.tape.build
         self.names, self.swaps, self.workspace_bytes = names, swaps or {}, workspace_bytes
+        self._accumulation = Accumulation()
         self._live: dict[int, tuple[int, weakref.ref[Any]]] = {}  # storage's address -> its number
         self._forward_module: dict[int, str] = {}  # an autograd node's sequence number -> module
         self._threads: set[bool] = set()  # that have a cuBLAS workspace: the caller's (False), the backward's (True)
@@ -109,6 +111,8 @@ class Tracker(TorchDispatchMode):
         kwargs = kwargs or {}
         if func in self.swaps:
             return self.swaps[func](*args, **kwargs)
+        if (sum_of := self._accumulation.operands(func, args, kwargs)) is not None:
+            func, args = ADD_IN_PLACE, sum_of
         out = func(*args, **kwargs)
         if func.namespace not in _NAMESPACES:
             self._record(facts(func), args, kwargs, out)
