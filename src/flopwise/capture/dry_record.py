@@ -28,7 +28,9 @@ class DryRun(msgspec.Struct, frozen=True, kw_only=True):
     architecture: str
     torch: str  # the version whose ops these are
     ops: tuple[OpWork, ...]
-    live: dict[str, tuple[int, ...]]  # owner -> bytes while each op ran, its results included; owners without any left out
+    live: dict[
+        str, tuple[int, ...]
+    ]  # owner -> bytes while each op ran, its results included; owners without any left out
     peak: Footprint
     peak_op: int  # the op during which it was reached
     moments: tuple[Footprint, ...]  # start of forward, end of forward, after backward, after optimizer: those there are

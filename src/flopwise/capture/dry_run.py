@@ -6,8 +6,9 @@ import msgspec
 import torch
 
 from flopwise.capture.dry.allocator import CachingAllocator
-from flopwise.capture.dry.architecture import architecture
-from flopwise.capture.dry.fake_step import record
+from flopwise.capture.dry.architecture import Architecture, architecture
+from flopwise.capture.dry.extend import NotPeriodic, extend, shallow_depth
+from flopwise.capture.dry.fake_step import record, record_build
 from flopwise.capture.dry.owners import owners
 from flopwise.capture.dry.replay import Played, play
 from flopwise.capture.dry.tape import ALLOC, FREE, Tape
@@ -29,7 +30,7 @@ def dry_run(workload: Workload, gpu: str = "hopper") -> DryRun:
     """
     chosen = architecture(gpu)
     eager, notes = _as_it_is_run(workload)
-    tape, backends = record(eager, chosen)
+    tape, backends = _extended(eager, chosen) or record(eager, chosen)
     owner = owners(tape, **_shapes(workload))
     played = play(tape, owner, CachingAllocator())
     return DryRun(
@@ -37,7 +38,9 @@ def dry_run(workload: Workload, gpu: str = "hopper") -> DryRun:
         architecture=chosen.name,
         torch=torch.__version__,
         ops=tuple(tape.ops[n].work for n in played.ops),
-        live={o: tuple(live.get(o, 0) for live in played.live) for o in OWNERS if any(o in live for live in played.live)},
+        live={
+            o: tuple(live.get(o, 0) for live in played.live) for o in OWNERS if any(o in live for live in played.live)
+        },
         peak=played.peak,
         peak_op=played.peak_op,
         moments=tuple(played.moments),
@@ -50,6 +53,24 @@ def dry_run(workload: Workload, gpu: str = "hopper") -> DryRun:
         compiled=workload.recipe.compile != "off",
         notes=notes,
     )
+
+
+def _extended(workload: Workload, gpu: Architecture) -> tuple[Tape, tuple[str, ...]] | None:
+    """The tape of flopwise's own model from that of a shallow one with the same blocks, if it is deep enough for that."""
+    spec, recipe = workload.subject, workload.recipe
+    if not isinstance(spec, ModelSpec) or workload.implementation != "flopwise":
+        return None
+    every = recipe.checkpoint if workload.phase != "forward" else 0
+    depth = shallow_depth(spec.n_layers, every)
+    if depth is None:
+        return None
+    shallow = msgspec.structs.replace(workload, subject=msgspec.structs.replace(spec, n_layers=depth))
+    tape, backends = record(shallow, gpu)
+    per_unit = every or 1
+    try:
+        return extend(tape, record_build(workload, gpu), (spec.n_layers - depth) // per_unit, per_unit), backends
+    except NotPeriodic:
+        return None
 
 
 def _as_it_is_run(workload: Workload) -> tuple[Workload, tuple[str, ...]]:

@@ -35,7 +35,12 @@ class Accumulation:
         if func is not ADD or kwargs or len(args) != 2 or torch.is_grad_enabled():
             return None
         old, new = args
-        if not isinstance(old, Tensor) or not isinstance(new, Tensor) or old.shape != new.shape or old.dtype != new.dtype:
+        if (
+            not isinstance(old, Tensor)
+            or not isinstance(new, Tensor)
+            or old.shape != new.shape
+            or old.dtype != new.dtype
+        ):
             return None
         if torch._C._current_autograd_node() is None:
             return None

@@ -56,7 +56,9 @@ def cuda_autocast() -> Iterator[None]:
         clear()
 
     try:
-        with warnings.catch_warnings(action="ignore"):  # torch says that the CPU's own policy is overridden: it is meant
+        with warnings.catch_warnings(
+            action="ignore"
+        ):  # torch says that the CPU's own policy is overridden: it is meant
             for name, kernel in _policy(casts).items():
                 library.impl(name, kernel, _KEY, allow_override=True)
         torch.clear_autocast_cache = clear_both  # what `autocast.__exit__` calls when the outermost is left
@@ -147,7 +149,9 @@ def _fp32_set_dtype(op: Any, casts: _Casts) -> Kernel:
 
 
 def _fp32_append_dtype(op: Any, casts: _Casts) -> Kernel:
-    wide = getattr(torch.ops.aten.norm, {"Scalar": "ScalarOpt_dtype", "ScalarOpt_dim": "ScalarOpt_dim_dtype"}[op._overloadname])
+    wide = getattr(
+        torch.ops.aten.norm, {"Scalar": "ScalarOpt_dtype", "ScalarOpt_dim": "ScalarOpt_dim_dtype"}[op._overloadname]
+    )
 
     def kernel(x: Tensor, p: Any = 2, *args: Any, **kwargs: Any) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(_KEYS):

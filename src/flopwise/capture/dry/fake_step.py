@@ -31,6 +31,23 @@ _CPU = torch.device("cpu")
 def record(workload: Workload, architecture: Architecture) -> tuple[Tape, tuple[str, ...]]:
     """Build the step, run it twice (the second is like all that follow), and return the tape and the attention backends."""
     attention = Attention(architecture)
+    with _pretending(workload, architecture, attention) as tracker:
+        run_twice(tracker, lambda: build_step(workload, _CPU).phases)
+    return tracker.tape, tuple(sorted(attention.backends))
+
+
+def record_build(workload: Workload, architecture: Architecture) -> Tape:
+    """Build the step and run nothing."""
+    with _pretending(workload, architecture, Attention(architecture)) as tracker:
+        step = build_step(workload, _CPU)
+        tracker.begin("after", [])
+        del step
+    return tracker.tape
+
+
+@contextmanager
+def _pretending(workload: Workload, architecture: Architecture, attention: Attention) -> Iterator[Tracker]:
+    """While open, tensors are fake and stand for a GPU's, and a tracker watches."""
     names = ModuleNames()
     with ExitStack() as stack:
         stack.enter_context(cuda_autocast())
@@ -44,8 +61,7 @@ def record(workload: Workload, architecture: Architecture) -> tuple[Tape, tuple[
         tracker = Tracker(names, swaps, architecture.workspace_bytes)
         stack.enter_context(tracker.watching_optimizers())
         stack.enter_context(tracker)
-        run_twice(tracker, lambda: build_step(workload, _CPU).phases)
-    return tracker.tape, tuple(sorted(attention.backends))
+        yield tracker
 
 
 def run_twice(tracker: Tracker, build: Callable[[], dict[str, Callable[[], object]]]) -> None:
@@ -125,7 +141,9 @@ def _one_clear_line(workload: Workload) -> Iterator[None]:
         ) from error
     except (UnsupportedOperatorException, UnsupportedFakeTensorException, NotImplementedError) as error:
         name = getattr(error, "func", None) or one_line(str(error), 160)
-        raise FlopwiseError(f"{workload.target} cannot be dry-run: {name} has no rule for fake tensors", hint) from error
+        raise FlopwiseError(
+            f"{workload.target} cannot be dry-run: {name} has no rule for fake tensors", hint
+        ) from error
     except Exception as error:
         text = one_line(f"{type(error).__name__}: {error}", 200)
         aims_at_gpu = "CUDA" in text or "cuda" in text

@@ -19,7 +19,17 @@ DTYPES = {
 }  # fmt: skip
 
 # Results that are written without reading what was there.
-_OVERWRITES = {"copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_", "random_", "exponential_", "_foreach_copy_"}
+_OVERWRITES = {
+    "copy_",
+    "fill_",
+    "zero_",
+    "normal_",
+    "uniform_",
+    "bernoulli_",
+    "random_",
+    "exponential_",
+    "_foreach_copy_",
+}
 # Ops that read as much of their first argument as they write, not all of it.
 _GATHERS = {"embedding", "index_select", "gather", "index", "take", "nll_loss_forward"}
 
@@ -43,6 +53,7 @@ def facts(func: OpOverload) -> OpFacts:
     returns = [r.alias_info for r in func._schema.returns]
     arguments = func._schema.arguments
     is_view = bool(returns) and all(r is not None and not r.is_write for r in returns)
+    is_view = is_view and not name.startswith("lift")  # `torch.tensor(...)`: new, whatever the schema says
     written = tuple(i for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write)
     if name.startswith("_fused_adam"):
         written = tuple(i for i in written if arguments[i].name != "grads")  # only a loss scale would change them

@@ -19,7 +19,7 @@ class Storage:
     dtype: str
     op: int  # the op that made it
     label: str = ""  # an owner known for certain: a parameter, a gradient, workspace…
-    module: str = ""  # of what is labelled: the module it belongs to
+    module: str = ""  # whose parameter it is, or is of; '' if that is not known
 
 
 @dataclass(slots=True)
@@ -30,12 +30,22 @@ class Section:
     events: list[Event] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class ManyTensors:
+    """One position in the lists of an op that walks many tensors: what is there, summed over the lists."""
+
+    elements: int
+    module: str
+    read_bytes: int
+    write_bytes: int
+
+
 @dataclass(slots=True)
 class Op:
-    """An op's work; of an op over many tensors also how large each is and what modules they belong to."""
+    """An op's work; of an op over many tensors also each position of its lists."""
 
     work: OpWork
-    tensors: tuple[tuple[int, str], ...] = ()  # (elements, module): the launches of a foreach op follow from them
+    tensors: tuple[ManyTensors, ...] = ()
 
 
 @dataclass(slots=True)

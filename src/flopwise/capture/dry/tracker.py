@@ -1,7 +1,7 @@
 """Watches a step run and writes the tape: every op, every storage from birth to death."""
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,7 +24,7 @@ from flopwise.capture.dry.op_facts import (
     launches_of,
     tensors_in,
 )
-from flopwise.capture.dry.tape import ALLOC, BUILD, FREE, OP, Op, Section, Storage, Tape
+from flopwise.capture.dry.tape import ALLOC, FREE, OP, ManyTensors, Op, Section, Storage, Tape
 from flopwise.work import (
     BUFFERS,
     GRADIENTS,
@@ -121,14 +121,17 @@ class Tracker(TorchDispatchMode):
     def _record(self, fact: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         inputs = tensors_in((*args, *kwargs.values())) if kwargs else tensors_in(args)
         outputs = tensors_in(out if isinstance(out, list | tuple) else (out,))
-        if inputs and self.section.name != BUILD and all(self._is_host(t) for t in inputs):
+        if self._on_host(inputs):
+            self._new_storages(outputs, len(self.tape.ops) - 1, ())
+            for t in outputs:
+                self._label(t, HOST)
             return
         node = torch._C._current_autograd_node()
         phase = self._phase(fact, node is not None)
-        module = self._module(phase, node, inputs)
+        module = self._module(phase, node, inputs, fact.many)
         number = len(self.tape.ops)
         if not fact.is_view:
-            self._new_storages(outputs, number)
+            self._new_storages(outputs, number, args[0] if fact.many else ())
         if node is not None and node.name() == "torch::autograd::AccumulateGrad":
             for t in outputs:
                 self._label(t, GRADIENTS, module)
@@ -149,10 +152,11 @@ class Tracker(TorchDispatchMode):
         phase: str,
         module: str,
     ) -> Op:
-        first = [t for t in args[0] if isinstance(t, Tensor)] if fact.many else []
-        sizes = tuple(t.numel() for t in first)
-        kernels = launches_of(fact, args, inputs, sizes)
+        many = self._many(fact, args, outputs) if fact.many else ()
+        kernels = launches_of(fact, args, inputs, tuple(each.elements for each in many))
         read, written = bytes_of(fact, args, inputs, outputs, kernels)
+        if many:
+            read, written = sum(each.read_bytes for each in many), sum(each.write_bytes for each in many)
         work = OpWork(
             op=fact.name,
             module=module,
@@ -165,7 +169,25 @@ class Tracker(TorchDispatchMode):
             kernels=kernels,
             shapes=() if fact.many else tuple(tuple(t.shape) for t in inputs),
         )
-        return Op(work, tuple((n, self._module_of(t)) for n, t in zip(sizes, first, strict=True)))
+        return Op(work, many)
+
+    def _many(self, fact: OpFacts, args: tuple[Any, ...], outputs: list[Tensor]) -> tuple[ManyTensors, ...]:
+        """Position by position, what an op over lists of tensors reads and writes."""
+        first = [t for t in args[0] if isinstance(t, Tensor)]
+        lists = [a for a in args if isinstance(a, list | tuple) and len(a) == len(first) and isinstance(a[0], Tensor)]
+        if fact.written:
+            written = [a for a in lists if any(i < len(args) and a is args[i] for i in fact.written)]
+        else:
+            written = [outputs] if len(outputs) == len(first) else []
+        return tuple(
+            ManyTensors(
+                elements=t.numel(),
+                module=self._module_of(t),
+                read_bytes=sum(a[i].nbytes for a in lists),
+                write_bytes=sum(a[i].nbytes for a in written),
+            )
+            for i, t in enumerate(first)
+        )
 
     def _phase(self, fact: OpFacts, in_backward: bool) -> str:
         if self._in_optimizer:
@@ -176,7 +198,7 @@ class Tracker(TorchDispatchMode):
         named = self.section.name
         return LOSS if fact.kind == LOSS else named if named in PHASES else "forward"
 
-    def _module(self, phase: str, node: Any, inputs: list[Tensor]) -> str:
+    def _module(self, phase: str, node: Any, inputs: list[Tensor], many: bool) -> str:
         if phase == "backward":
             if node is None:
                 return ""
@@ -184,6 +206,8 @@ class Tracker(TorchDispatchMode):
                 return self._module_of(node.variable)
             return self._forward_module.get(node._sequence_nr(), "")
         if phase == OPTIMIZER:
+            if many:
+                return ""
             if inputs and (module := self._module_of(inputs[0])):
                 self._optimizer_module = module
             return self._optimizer_module
@@ -194,11 +218,14 @@ class Tracker(TorchDispatchMode):
 
     # Storages.
 
-    def _new_storages(self, outputs: list[Tensor], op: int) -> None:
-        for t in outputs:
+    def _new_storages(self, outputs: list[Tensor], op: int, many: Sequence[Tensor]) -> None:
+        """`many`: the tensors that the outputs stand beside, one by one, whose modules they are given."""
+        for i, t in enumerate(outputs):
             storage = t.untyped_storage()
             if storage._cdata not in self._live:
-                self._born(storage, Storage(storage.nbytes(), tuple(t.shape), DTYPES.get(t.dtype, str(t.dtype)[6:]), op))
+                record = Storage(storage.nbytes(), tuple(t.shape), DTYPES.get(t.dtype, str(t.dtype)[6:]), op)
+                record.module = self._module_of(many[i]) if i < len(many) else ""
+                self._born(storage, record)
 
     def _born(self, storage: torch.UntypedStorage, record: Storage) -> None:
         number, address = len(self.tape.storages), storage._cdata
@@ -234,9 +261,10 @@ class Tracker(TorchDispatchMode):
         if storage is not None:
             storage.label, storage.module = storage.label or label, storage.module or module
 
-    def _is_host(self, t: Tensor) -> bool:
-        storage = self._storage_of(t)
-        return storage is not None and storage.label == HOST
+    def _on_host(self, inputs: list[Tensor]) -> bool:
+        """Whether an op only counts an optimizer's steps: one of its inputs stays on the CPU, and the others are scalars."""
+        hosts = [storage is not None and storage.label == HOST for storage in map(self._storage_of, inputs)]
+        return any(hosts) and all(host or not t.dim() for host, t in zip(hosts, inputs, strict=True))
 
     def _module_of(self, t: Tensor) -> str:
         storage = self._storage_of(t)
