@@ -7,6 +7,7 @@ import torch
 
 from flopwise.capture.dry.allocator import CachingAllocator
 from flopwise.capture.dry.architecture import Architecture, architecture
+from flopwise.capture.dry.cuda_ops import Attention
 from flopwise.capture.dry.extend import NotPeriodic, extend, shallow_depth
 from flopwise.capture.dry.fake_step import record, record_build
 from flopwise.capture.dry.owners import owners
@@ -30,7 +31,8 @@ def dry_run(workload: Workload, gpu: str = "hopper") -> DryRun:
     """
     chosen = architecture(gpu)
     eager, notes = _as_it_is_run(workload)
-    tape, backends = _extended(eager, chosen) or record(eager, chosen)
+    attention = Attention(chosen, held_to="flash" if workload.recipe.attention == "flex" else "")
+    tape = _extended(eager, chosen, attention) or record(eager, chosen, attention)
     owner = owners(tape, **_shapes(workload))
     played = play(tape, owner, CachingAllocator())
     return DryRun(
@@ -49,13 +51,13 @@ def dry_run(workload: Workload, gpu: str = "hopper") -> DryRun:
         parameters_bytes=_asked_for(tape, owner, PARAMETERS),
         gradients_bytes=_asked_for(tape, owner, GRADIENTS),
         optimizer_bytes=_asked_for(tape, owner, OPTIMIZER_STATE),
-        attention=backends,
+        attention=tuple(sorted(attention.backends)),
         compiled=workload.recipe.compile != "off",
         notes=notes,
     )
 
 
-def _extended(workload: Workload, gpu: Architecture) -> tuple[Tape, tuple[str, ...]] | None:
+def _extended(workload: Workload, gpu: Architecture, attention: Attention) -> Tape | None:
     """The tape of flopwise's own model from that of a shallow one with the same blocks, if it is deep enough for that."""
     spec, recipe = workload.subject, workload.recipe
     if not isinstance(spec, ModelSpec) or workload.implementation != "flopwise":
@@ -65,10 +67,10 @@ def _extended(workload: Workload, gpu: Architecture) -> tuple[Tape, tuple[str, .
     if depth is None:
         return None
     shallow = msgspec.structs.replace(workload, subject=msgspec.structs.replace(spec, n_layers=depth))
-    tape, backends = record(shallow, gpu)
+    tape = record(shallow, gpu, attention)
     per_unit = every or 1
     try:
-        return extend(tape, record_build(workload, gpu), (spec.n_layers - depth) // per_unit, per_unit), backends
+        return extend(tape, record_build(workload, gpu), (spec.n_layers - depth) // per_unit, per_unit)
     except NotPeriodic:
         return None
 
@@ -84,7 +86,7 @@ def _as_it_is_run(workload: Workload) -> tuple[Workload, tuple[str, ...]]:
         changes["graph"] = "off"
         notes.append("graph: the same ops; a captured graph keeps all its memory between steps")
     if workload.recipe.attention == "flex":
-        changes["attention"] = "sdpa-flash"
+        changes["attention"] = "sdpa"
         notes.append("flex: taken as flash attention, which saves and computes the same")
     recipe = msgspec.structs.replace(workload.recipe, **changes)
     return msgspec.structs.replace(workload, recipe=recipe), tuple(notes)

@@ -60,7 +60,7 @@ def references(args: tuple[Any, ...], position: int) -> Counts:
 
 class _Learn(TorchDispatchMode):
     def __init__(self, accumulation: Accumulation) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.accumulation = accumulation
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -15,14 +15,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+
+def _names(text: str) -> list[str]:
+    return text.split()
+
+
 # aten/src/ATen/autocast_mode.h, AT_FORALL_…: the same from torch 2.11 to 2.13. A test compares them with the installed one.
-LOWER_PRECISION = """
+LOWER_PRECISION = _names("""
     _convolution.deprecated _convolution conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d.input
     conv_transpose3d.input convolution prelu addmm addmv addr matmul einsum mm mv linalg_vecdot linear addbmm baddbmm bmm
     chain_matmul linalg_multi_dot _thnn_fused_lstm_cell _thnn_fused_gru_cell lstm_cell gru_cell rnn_tanh_cell
     rnn_relu_cell _scaled_dot_product_flash_attention scaled_dot_product_attention
-""".split()
-FP32 = """
+""")
+FP32 = _names("""
     acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow.Tensor_Scalar pow.Tensor_Tensor
     pow.Scalar softplus layer_norm native_layer_norm rms_norm group_norm frobenius_norm.dim nuclear_norm nuclear_norm.dim
     cosine_similarity poisson_nll_loss cosine_embedding_loss nll_loss nll_loss2d hinge_embedding_loss kl_div l1_loss
@@ -31,13 +36,13 @@ FP32 = """
     _upsample_nearest_exact1d upsample_nearest2d _upsample_nearest_exact2d upsample_nearest3d _upsample_nearest_exact3d
     upsample_linear1d upsample_bilinear2d _upsample_bilinear2d_aa upsample_trilinear3d upsample_bicubic2d
     _upsample_bicubic2d_aa
-""".split()
-FP32_SET_DTYPE = """
+""")
+FP32_SET_DTYPE = _names("""
     prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm linalg_matrix_norm
     linalg_matrix_norm.str_ord sum sum.dim_IntList
-""".split()
+""")
 FP32_APPEND_DTYPE = ("norm.Scalar", "norm.ScalarOpt_dim")
-PROMOTE = "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add".split()
+PROMOTE = _names("addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add")
 
 _KEY = "AutocastCPU"
 _KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)

@@ -7,7 +7,7 @@ tensors are fake); what they save for backward, and what they count as, is the G
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -69,8 +69,8 @@ def dropout(x: Tensor, p: float, train: bool) -> Tensor:
 class Attention:
     """SDPA as the GPU's dispatcher carries it out (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp)."""
 
-    def __init__(self, architecture: Architecture) -> None:
-        self.architecture = architecture
+    def __init__(self, architecture: Architecture, held_to: str = "") -> None:
+        self.architecture, self.held_to = architecture, held_to
         self.backends: set[str] = set()  # that were used
 
     def __call__(
@@ -84,20 +84,25 @@ class Attention:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
-        backend = choose_backend(q, k, v, attn_mask is not None, self.architecture)
+        backend = self.held_to or choose_backend(q, k, v, attn_mask is not None, self.architecture)
         self.backends.add(backend)
         save = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-        if backend == "cudnn":
-            arguments = (q, k, v, attn_mask, save, dropout_p, is_causal, False)
-            return _aten._scaled_dot_product_cudnn_attention(*arguments, scale=scale)[0]
         if backend == "flash":
             return _flash(q, k, v, dropout_p, is_causal, scale)
-        if backend == "efficient":
-            arguments = (q, k, v, attn_mask, save, dropout_p, is_causal)
-            return _aten._scaled_dot_product_efficient_attention(*arguments, scale=scale)[0]
-        return _aten._scaled_dot_product_attention_math(
-            q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-        )[0]
+        out: Any
+        if backend == "cudnn":
+            out = _aten._scaled_dot_product_cudnn_attention(
+                q, k, v, attn_mask, save, dropout_p, is_causal, False, scale=scale
+            )
+        elif backend == "efficient":
+            out = _aten._scaled_dot_product_efficient_attention(
+                q, k, v, attn_mask, save, dropout_p, is_causal, scale=scale
+            )
+        else:
+            out = _aten._scaled_dot_product_attention_math(
+                q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+            )
+        return cast(Tensor, out[0])
 
 
 def _flash(q: Tensor, k: Tensor, v: Tensor, dropout_p: float, is_causal: bool, scale: float | None) -> Tensor:
@@ -106,7 +111,7 @@ def _flash(q: Tensor, k: Tensor, v: Tensor, dropout_p: float, is_causal: bool, s
     if missing := -head_dim % 8:
         scale = scale or 1 / math.sqrt(head_dim)
         q, k, v = (F.pad(x, (0, missing)) for x in (q, k, v))
-    out = _aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal, False, scale=scale)[0]
+    out: Tensor = _aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal, False, scale=scale)[0]
     return out[..., :head_dim] if missing else out
 
 

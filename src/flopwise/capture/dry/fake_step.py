@@ -28,12 +28,11 @@ from flopwise.spec.workload import UserStep, Workload
 _CPU = torch.device("cpu")
 
 
-def record(workload: Workload, architecture: Architecture) -> tuple[Tape, tuple[str, ...]]:
-    """Build the step, run it twice (the second is like all that follow), and return the tape and the attention backends."""
-    attention = Attention(architecture)
+def record(workload: Workload, architecture: Architecture, attention: Attention) -> Tape:
+    """Build the step, run it twice (the second is like all that follow), and return the tape."""
     with _pretending(workload, architecture, attention) as tracker:
         run_twice(tracker, lambda: build_step(workload, _CPU).phases)
-    return tracker.tape, tuple(sorted(attention.backends))
+    return tracker.tape
 
 
 def record_build(workload: Workload, architecture: Architecture) -> Tape:
@@ -81,7 +80,7 @@ def _tolerant_modules() -> Iterator[None]:
     def apply(self: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
         if recurse:
             for child in self.children():
-                child._apply(fn)  # type: ignore[no-untyped-call]
+                child._apply(fn)
         with torch.no_grad():
             for parameter in self._parameters.values():
                 if parameter is not None:
@@ -92,7 +91,7 @@ def _tolerant_modules() -> Iterator[None]:
         return self
 
     original: Any = nn.Module._apply
-    nn.Module._apply = apply  # type: ignore[method-assign, assignment]
+    nn.Module._apply = apply  # type: ignore[method-assign]
     try:
         yield
     finally:

@@ -11,7 +11,7 @@ from torch._ops import OpOverload
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from flopwise.capture.dry.op_table import chunked_launches, foreach_lists, kind_of, launches
-from flopwise.work import ATTENTION, MATMUL
+from flopwise.work import ATTENTION, COPY, MATMUL
 
 DTYPES = {
     torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64",
@@ -59,7 +59,7 @@ def facts(func: OpOverload) -> OpFacts:
         written = tuple(i for i in written if arguments[i].name != "grads")  # only a loss scale would change them
     return OpFacts(
         name=name,
-        kind=kind_of(name, pointwise=torch.Tag.pointwise in func.tags),
+        kind=COPY if is_view else kind_of(name, pointwise=torch.Tag.pointwise in func.tags),
         is_view=is_view,
         many=name.startswith(("_foreach_", "_fused_adam", "_fused_sgd", "_fused_adagrad", "_amp_foreach")),
         written=written,
@@ -83,9 +83,9 @@ def flops_of(fact: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any], out: 
     if fact.kind == ATTENTION and fact.name.startswith("_scaled_dot_product"):
         if fact.name.endswith("_backward"):
             grad, q, k, v = (tuple(t.shape) for t in args[:4])
-            return sdpa_backward_flop_count(grad, q, _per_query(q, k), _per_query(q, v))
+            return int(sdpa_backward_flop_count(grad, q, _per_query(q, k), _per_query(q, v)))
         q, k, v = (tuple(t.shape) for t in args[:3])
-        return sdpa_flop_count(q, _per_query(q, k), _per_query(q, v))
+        return int(sdpa_flop_count(q, _per_query(q, k), _per_query(q, v)))
     if fact.flops is None:
         return 0
     return int(fact.flops(*args, **kwargs, out_val=out))

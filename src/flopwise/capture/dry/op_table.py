@@ -35,6 +35,7 @@ _KINDS = tuple(
         (r"^_fused_(adam|adamw|sgd|adagrad)$", OPTIMIZER),
         (r"dropout|bernoulli|^rand|^normal|^uniform|exponential|multinomial|^random", RANDOM),
         (r"embedding|index|gather|scatter|^take|topk|sort|nonzero|unique|masked_select|searchsorted|bincount", INDEX),
+        (r"^(detach|alias|_unsafe_view|_reshape_alias|lift|lift_fresh|set)$", COPY),  # nothing runs
         (r"^(copy|_to_copy|clone|cat|stack|repeat|flip|roll|constant_pad_nd|_foreach_copy|lift_fresh_copy)$", COPY),
         (r"^(slice|select|diagonal|unfold|as_strided)_(backward|scatter|copy)$|_copy$", COPY),
         (r"^(fill|zero|zeros|ones|full|zeros_like|ones_like|full_like|arange|tril|triu|linspace|eye)$", MEMORY),

@@ -2,9 +2,8 @@
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Protocol
 
-from flopwise.capture.dry.allocator import CachingAllocator
+from flopwise.capture.dry.allocator import Block, CachingAllocator
 from flopwise.capture.dry.tape import ALLOC, FREE, OP, Event, Section, Tape
 from flopwise.records import PhaseMemory
 from flopwise.work import Footprint
@@ -13,28 +12,19 @@ REPEATS = 4  # steady steps before the one that is told: the allocator's blocks 
 HOST = "host"
 
 
-class _Sized(Protocol):
-    size: int
-
-
 class PlainAllocator:
     """Counts the bytes asked for: what the CPU's allocator does."""
 
     def __init__(self) -> None:
         self.allocated_bytes = self.reserved_bytes = 0
 
-    def allocate(self, nbytes: int) -> "_PlainBlock":
+    def allocate(self, nbytes: int) -> Block:
         self.allocated_bytes += nbytes
         self.reserved_bytes = max(self.reserved_bytes, self.allocated_bytes)
-        return _PlainBlock(nbytes)
+        return Block(0, nbytes, False)
 
-    def free(self, block: "_PlainBlock") -> None:
-        self.allocated_bytes -= block.size
-
-
-@dataclass(frozen=True)
-class _PlainBlock:
-    size: int
+    def free(self, block: Block | None) -> None:
+        self.allocated_bytes -= _size(block)
 
 
 @dataclass
@@ -55,7 +45,7 @@ class Player:
 
     def __init__(self, tape: Tape, owners: list[str], allocator: CachingAllocator | PlainAllocator) -> None:
         self.tape, self.owners, self.allocator = tape, owners, allocator
-        self.blocks: dict[int, object] = {}
+        self.blocks: dict[int, Block | None] = {}
         self.live: Counter[str] = Counter()
 
     def event(self, kind: int, number: int) -> None:
@@ -68,7 +58,7 @@ class Player:
         elif number in self.blocks:
             block = self.blocks.pop(number)
             self.live[self.owners[number]] -= _size(block)
-            self.allocator.free(block)  # type: ignore[arg-type]
+            self.allocator.free(block)
 
     def play(self, sections: list[Section]) -> None:
         for section in sections:
@@ -80,8 +70,8 @@ class Player:
         return Footprint(moment=moment, phase=phase, owners={k: v for k, v in self.live.items() if v})
 
 
-def _size(block: object) -> int:
-    return 0 if block is None else block.size  # type: ignore[attr-defined, no-any-return]
+def _size(block: Block | None) -> int:
+    return block.size if block is not None else 0
 
 
 def play(tape: Tape, owners: list[str], allocator: CachingAllocator | PlainAllocator, repeats: int = REPEATS) -> Played:

@@ -49,7 +49,7 @@ class Tracker(TorchDispatchMode):
     def __init__(
         self, names: ModuleNames, swaps: dict[Any, Callable[..., Any]] | None = None, workspace_bytes: int = 0
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.tape = Tape()
         self.section = self.tape.build
         self.names, self.swaps, self.workspace_bytes = names, swaps or {}, workspace_bytes
@@ -213,7 +213,7 @@ class Tracker(TorchDispatchMode):
             return self._optimizer_module
         module = self.names.current()
         # The node of an op exists before the op runs below autograd: the last number given is its own.
-        self._forward_module.setdefault(torch.autograd._get_sequence_nr() - 1, module)
+        self._forward_module.setdefault(torch._C._autograd._get_sequence_nr() - 1, module)
         return module
 
     # Storages.
