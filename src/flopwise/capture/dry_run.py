@@ -38,7 +38,7 @@ def dry_run(workload: Workload, gpu: str = "hopper") -> DryRun:
     return DryRun(
         workload=workload.label(),
         architecture=chosen.name,
-        torch=torch.__version__,
+        torch=str(torch.__version__),
         ops=tuple(tape.ops[n].work for n in played.ops),
         live={
             o: tuple(live.get(o, 0) for live in played.live) for o in OWNERS if any(o in live for live in played.live)

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from flopwise.capture.dry_record import DryRun
 from flopwise.records import Environment, PhaseMemory, Ran
 
 
@@ -69,6 +70,12 @@ class Traced(_Event, frozen=True, kw_only=True, tag="traced"):
     step_ns: int  # per traced step: beside the untraced step, it tells the profiler's overhead
 
 
+class Dried(_Event, frozen=True, kw_only=True, tag="dried"):
+    """A step was run on fake tensors."""
+
+    run: DryRun
+
+
 class Done(_Event, frozen=True, kw_only=True, tag="done"):
     """The trial has ended, for better or worse."""
 
@@ -86,7 +93,20 @@ class Exited(_Event, frozen=True, kw_only=True, tag="exited"):
     code: int
 
 
-Event = Traced | Hello | Started | Surroundings | Ready | WarmedUp | WarmupStep | Sampled | Remembered | Done | Exited
+Event = (
+    Traced
+    | Dried
+    | Hello
+    | Started
+    | Surroundings
+    | Ready
+    | WarmedUp
+    | WarmupStep
+    | Sampled
+    | Remembered
+    | Done
+    | Exited
+)
 
 
 class TraceRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,6 +124,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """What a worker is asked to do. Without a trial: say what there is to say about the device."""
 
     trial: str = ""  # JSON of a Trial
+    dry: str = ""  # JSON of a Workload: run it on fake tensors
+    architecture: str = ""  # of the GPU that the fake tensors stand for
     device: str = "auto"
     log: str = ""
     trace: TraceRequest | None = None

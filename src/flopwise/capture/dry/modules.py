@@ -13,7 +13,9 @@ class ModuleNames:
 
     def __init__(self) -> None:
         self.stack: list[str] = []
-        self.known: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self.known: weakref.WeakKeyDictionary[nn.Module, None] = (
+            weakref.WeakKeyDictionary()
+        )  # in the order they were made
         self._parents: weakref.WeakKeyDictionary[nn.Module, tuple[weakref.ref[nn.Module], str]] = (
             weakref.WeakKeyDictionary()
         )
@@ -57,11 +59,11 @@ class ModuleNames:
         if child is not None:
             self._parents[child] = (weakref.ref(parent), name)
             self._names.clear()
-            self.known.add(child)
-        self.known.add(parent)
+            self.known.setdefault(child)
+        self.known.setdefault(parent)
 
     def _registered(self, module: nn.Module, name: str, tensor: object) -> None:
-        self.known.add(module)
+        self.known.setdefault(module)
 
     def _enter(self, module: nn.Module, args: object) -> None:
         self.stack.append(self._name(module))
