@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from flopwise.capture.dry.op_table import chunked_launches, foreach_lists
+from flopwise.capture.dry.op_table import chunked_launches
 from flopwise.capture.dry.tape import ALLOC, FREE, OP, Event, ManyTensors, Op, Section, Tape
 
 UNITS, MIDDLE = 5, 2
@@ -178,7 +178,7 @@ class _Extension:
             work = msgspec.structs.replace(
                 op.work, module=self._renamed(op.work.module, moved if unit is not None else 0)
             )
-            self.new.ops.append(self._many(Op(work, op.tensors)) if op.tensors else Op(work))
+            self.new.ops.append(self._many(Op(work, op.tensors, op.lists)) if op.tensors else Op(work))
             self.ops[number, moved] = len(self.new.ops) - 1
         return self.ops[number, moved]
 
@@ -207,6 +207,6 @@ class _Extension:
             op.work,
             read_bytes=op.work.read_bytes + self.extra * sum(t.read_bytes for t in middle),
             write_bytes=op.work.write_bytes + self.extra * sum(t.write_bytes for t in middle),
-            kernels=chunked_launches([t.elements for t in tensors], foreach_lists(op.work.op)),
+            kernels=chunked_launches([t.elements for t in tensors], op.lists),
         )
-        return Op(work, tuple(tensors))
+        return Op(work, tuple(tensors), op.lists)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
-from flopwise.capture.dry.op_table import chunked_launches, foreach_lists, kind_of, launches
+from flopwise.capture.dry.op_table import chunked_launches, kind_of, launches
 from flopwise.work import ATTENTION, COPY, MATMUL
 
 DTYPES = {
@@ -131,9 +131,19 @@ def dtype_of(fact: OpFacts, inputs: list[Tensor], outputs: list[Tensor]) -> str:
     return DTYPES.get(widest, str(widest).removeprefix("torch."))
 
 
-def launches_of(fact: OpFacts, args: tuple[Any, ...], inputs: list[Tensor], sizes: tuple[int, ...]) -> int:
-    """Kernels of this call; `sizes`: of the tensors in an op's first list."""
+def lists_of(fact: OpFacts, args: tuple[Any, ...]) -> int:
+    """How many lists a kernel over many tensors walks: the arguments', and the results' unless it works in place."""
+    if fact.name.startswith("_fused_adam"):
+        return 5 if args[4] else 4  # parameters, gradients, two moments, the largest second moment of amsgrad
+    lists = sum(isinstance(a, list | tuple) and bool(a) and isinstance(a[0], Tensor) for a in args)
+    return lists if fact.written else lists + 1
+
+
+def launches_of(fact: OpFacts, args: tuple[Any, ...], inputs: list[Tensor], sizes: tuple[int, ...], lists: int) -> int:
+    """Kernels of this call; `sizes`: of the tensors in each of an op's `lists`."""
     if fact.many:
-        return chunked_launches(sizes, foreach_lists(fact.name))
+        return chunked_launches(sizes, lists)
     listed = len(args[0]) if args and isinstance(args[0], list | tuple) else 1
+    if fact.name == "cat" and inputs and inputs[0].dim() > 4:
+        return listed  # the kernel for many inputs knows four dimensions: a copy each
     return launches(fact.name, fact.is_view, inputs[-1].numel() if inputs else 0, listed)

@@ -136,14 +136,3 @@ def chunked_launches(elements: Sequence[int], lists: int) -> int:
                 done, chunks = done + 1, 0
                 tensors = 1 if left else 0  # the tensor that is cut goes on in the next launch
     return done + (1 if chunks else 0)
-
-
-def foreach_lists(name: str) -> int:
-    """How many lists of tensors a foreach or fused op walks in step: inputs, and the output unless it is in place.
-
-    >>> foreach_lists("_foreach_add_"), foreach_lists("_foreach_mul"), foreach_lists("_fused_adamw_")
-    (1, 2, 4)
-    """
-    if name.startswith("_fused_"):
-        return 3 if "sgd" in name or "adagrad" in name else 4
-    return 1 if name.endswith("_") else 2

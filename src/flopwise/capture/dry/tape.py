@@ -46,6 +46,7 @@ class Op:
 
     work: OpWork
     tensors: tuple[ManyTensors, ...] = ()
+    lists: int = 0  # that its kernel walks
 
 
 @dataclass(slots=True)

@@ -11,8 +11,8 @@ from torch.optim import Optimizer
 from torch.optim import optimizer as optimizers
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from flopwise.capture.dry.accumulation import ADD_IN_PLACE, Accumulation
 from flopwise.capture.dry.cuda_ops import passing_bytes
+from flopwise.capture.dry.in_place import ADD_IN_PLACE, SCATTERS, ZEROS, InPlace
 from flopwise.capture.dry.modules import ModuleNames
 from flopwise.capture.dry.op_facts import (
     DTYPES,
@@ -22,6 +22,7 @@ from flopwise.capture.dry.op_facts import (
     facts,
     flops_of,
     launches_of,
+    lists_of,
     tensors_in,
 )
 from flopwise.capture.dry.tape import ALLOC, FREE, OP, ManyTensors, Op, Section, Storage, Tape
@@ -53,7 +54,7 @@ class Tracker(TorchDispatchMode):
         self.tape = Tape()
         self.section = self.tape.build
         self.names, self.swaps, self.workspace_bytes = names, swaps or {}, workspace_bytes
-        self._accumulation = Accumulation()
+        self._in_place = InPlace()
         self._live: dict[int, tuple[int, weakref.ref[Any]]] = {}  # storage's address -> its number
         self._forward_module: dict[int, str] = {}  # an autograd node's sequence number -> module
         self._threads: set[bool] = set()  # that have a cuBLAS workspace: the caller's (False), the backward's (True)
@@ -111,12 +112,22 @@ class Tracker(TorchDispatchMode):
         kwargs = kwargs or {}
         if func in self.swaps:
             return self.swaps[func](*args, **kwargs)
-        if (sum_of := self._accumulation.operands(func, args, kwargs)) is not None:
+        if (sum_of := self._in_place.sum_of(func, args, kwargs)) is not None:
             func, args = ADD_IN_PLACE, sum_of
+        elif func in SCATTERS and self._into_fresh_zeros(args[0]):
+            func = SCATTERS[func]
         out = func(*args, **kwargs)
         if func.namespace not in _NAMESPACES:
             self._record(facts(func), args, kwargs, out)
         return out
+
+    def _into_fresh_zeros(self, t: Tensor) -> bool:
+        """Whether a backward formula has just made this tensor of zeros."""
+        storage = self._storage_of(t)
+        if storage is None or torch.is_grad_enabled() or torch._C._current_autograd_node() is None:
+            return False
+        made_by = self.tape.ops[storage.op].work
+        return made_by.phase == "backward" and made_by.op in ZEROS
 
     def _record(self, fact: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         inputs = tensors_in((*args, *kwargs.values())) if kwargs else tensors_in(args)
@@ -153,7 +164,8 @@ class Tracker(TorchDispatchMode):
         module: str,
     ) -> Op:
         many = self._many(fact, args, outputs) if fact.many else ()
-        kernels = launches_of(fact, args, inputs, tuple(each.elements for each in many))
+        lists = lists_of(fact, args) if many else 0
+        kernels = launches_of(fact, args, inputs, tuple(each.elements for each in many), lists)
         read, written = bytes_of(fact, args, inputs, outputs, kernels)
         if many:
             read, written = sum(each.read_bytes for each in many), sum(each.write_bytes for each in many)
@@ -169,7 +181,7 @@ class Tracker(TorchDispatchMode):
             kernels=kernels,
             shapes=() if fact.many else tuple(tuple(t.shape) for t in inputs),
         )
-        return Op(work, many)
+        return Op(work, many, lists)
 
     def _many(self, fact: OpFacts, args: tuple[Any, ...], outputs: list[Tensor]) -> tuple[ManyTensors, ...]:
         """Position by position, what an op over lists of tensors reads and writes."""

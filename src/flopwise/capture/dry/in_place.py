@@ -1,9 +1,10 @@
-"""How autograd adds up two gradients of one tensor: in place, where it holds the last reference to one of them.
+"""What autograd does in place, except under a dispatch mode, where it takes every tensor for a subclass.
 
-Under a dispatch mode it never does (it takes every tensor for a subclass), and would allocate a tensor for each sum. So the
-mode that watches does what autograd would have done (torch/csrc/autograd/input_buffer.cpp, `can_accumulate_inplace`).
-Whether a reference is the last can be told by counting: a sum whose operands nobody else holds is made once to learn the
-counts that this looks like from inside a dispatch mode.
+Two gradients of one tensor are added in place where autograd holds the last reference to one of them
+(torch/csrc/autograd/input_buffer.cpp, `can_accumulate_inplace`), and a gradient that is scattered goes straight into fresh
+zeros (FunctionsManual.cpp). Under a mode each would allocate one tensor more. So the mode that watches does what autograd
+would have done. Whether a reference is the last can be told by counting: a sum whose operands nobody else holds is made
+once, to learn what the counts then are as seen from inside a dispatch mode.
 """
 
 import sys
@@ -17,9 +18,17 @@ ADD = torch.ops.aten.add.Tensor
 ADD_IN_PLACE = torch.ops.aten.add_.Tensor
 Counts = tuple[int, int, int]
 
+# Into fresh zeros, in a backward formula.
+SCATTERS = {
+    torch.ops.aten.scatter.src: torch.ops.aten.scatter_.src,
+    torch.ops.aten.scatter_add.default: torch.ops.aten.scatter_add_.default,
+    torch.ops.aten.index_put.default: torch.ops.aten.index_put_.default,
+}
+ZEROS = ("zeros", "new_zeros", "zeros_like")
 
-class Accumulation:
-    """Knows the operands that autograd would add in place."""
+
+class InPlace:
+    """Knows the ops that autograd would have done in place."""
 
     def __init__(self) -> None:
         """Learn the counts. The mode around must be the one that the step will run in (fake or real tensors)."""
@@ -30,8 +39,8 @@ class Accumulation:
         with _Learn(self):
             product.sum().backward()
 
-    def operands(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> tuple[Tensor, Tensor] | None:
-        """(the one to add to, the other), if autograd would; None, if this is an ordinary op."""
+    def sum_of(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> tuple[Tensor, Tensor] | None:
+        """(the one to add to, the other), if autograd would add in place; None, if this is an ordinary op."""
         if func is not ADD or kwargs or len(args) != 2 or torch.is_grad_enabled():
             return None
         old, new = args
@@ -59,17 +68,17 @@ def references(args: tuple[Any, ...], position: int) -> Counts:
 
 
 class _Learn(TorchDispatchMode):
-    def __init__(self, accumulation: Accumulation) -> None:
+    def __init__(self, in_place: InPlace) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.accumulation = accumulation
+        self.in_place = in_place
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is ADD and torch._C._current_autograd_node() is not None:
-            self.accumulation.alone = _as_in_operands(args)
+            self.in_place.alone = _as_in_operands(args)
         return func(*args, **(kwargs or {}))
 
 
 def _as_in_operands(args: tuple[Any, ...]) -> Counts:
-    """Counted with as many names for the tensor as `Accumulation.operands` has."""
+    """Counted with as many names for the tensor as `InPlace.sum_of` has."""
     old, new = args
     return references(args, 0) if old is not new else (0, 0, 0)
