@@ -2,6 +2,8 @@
 
 import msgspec
 
+from flopwise.capture.dry_record import DryRun
+from flopwise.ceilings import Probe
 from flopwise.records import Environment, PhaseMemory, Ran
 from flopwise.spec.workload import Trial
 
@@ -76,6 +78,20 @@ class Traced(_Event, frozen=True, kw_only=True, tag="traced"):
     step_ns: int  # per traced step: beside the untraced step, it tells the profiler's overhead
 
 
+class Dried(_Event, frozen=True, kw_only=True, tag="dried"):
+    """A step was run on fake tensors."""
+
+    run: DryRun
+
+
+class Probed(_Event, frozen=True, kw_only=True, tag="probed"):
+    """One of the machine's limits was measured."""
+
+    probe: Probe
+    n: int  # of `of`
+    of: int
+
+
 class Done(_Event, frozen=True, kw_only=True, tag="done"):
     """The trial has ended, for better or worse."""
 
@@ -96,6 +112,8 @@ class Exited(_Event, frozen=True, kw_only=True, tag="exited"):
 Event = (
     Tracing
     | Traced
+    | Dried
+    | Probed
     | Hello
     | Started
     | Surroundings
@@ -133,6 +151,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """What a worker is asked to do. Without a trial: say what there is to say about the device."""
 
     trial: str = ""  # JSON of a Trial
+    dry: str = ""  # JSON of a Workload: run it on fake tensors
+    architecture: str = ""  # of the GPU that the fake tensors stand for
+    calibrate: bool = False  # measure the device's limits
     device: str = "auto"
     log: str = ""
     trace: TraceRequest | None = None

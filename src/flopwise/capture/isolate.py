@@ -14,8 +14,10 @@ from types import TracebackType
 
 import msgspec
 
+from flopwise.capture.dry_record import DryRun
 from flopwise.capture.events import (
     Done,
+    Dried,
     Event,
     Exited,
     Hello,
@@ -34,11 +36,12 @@ from flopwise.capture.events import (
 )  # fmt: skip
 from flopwise.capture.stopping import StoppingRule
 from flopwise.capture.telemetry import Watch
-from flopwise.errors import FlopwiseError, one_line
-from flopwise.records import CRASH, INTERRUPTED, STEP, TIMEOUT, Environment, PhaseTimes, Point
-from flopwise.spec.workload import Trial
+from flopwise.errors import FlopwiseError, Unsupported, one_line
+from flopwise.records import CRASH, INTERRUPTED, STEP, TIMEOUT, UNSUPPORTED, Environment, PhaseTimes, Point
+from flopwise.spec.workload import Trial, Workload
 
 GRACE_S = 5.0  # between asking a process to stop and ending it
+DRY_S = 300.0  # a dry run; the deepest models of others take a minute
 START_S = 120.0  # importing torch from a cold disk
 
 OnEvent = Callable[[Event], None]
@@ -85,7 +88,7 @@ class Gathered:
                 self.exited = event
             case Traced():
                 self.traced = event
-            case Hello() | Tracing():
+            case Hello() | Tracing() | Dried() | Probed():
                 pass
 
     def point(self, ended: Done) -> Point:
@@ -191,6 +194,35 @@ class Worker(AbstractContextManager["Worker"]):
         if found is None:
             raise FlopwiseError(f"the device '{device}' could not be opened", "see `flopwise doctor`")
         return found.environment, found.device
+
+    def dry_run(self, workload: Workload, architecture: str = "hopper", timeout_s: float = DRY_S) -> DryRun:
+        """The workload's step on fake tensors, in a process of its own; raises where it cannot be told."""
+        if self.process.poll() is not None:
+            self._start()
+        self._send(Request(dry=msgspec.json.encode(workload).decode(), architecture=architecture))
+        pid, ran, refused = 0, None, None
+        for event in self._events(time.monotonic() + timeout_s):
+            match event:
+                case Started():
+                    pid = event.pid
+                case Dried():
+                    ran = event.run
+                case Done():
+                    refused = event
+                case Exited() if ran is not None:
+                    return ran
+                case Exited() if refused is not None:
+                    kind = Unsupported if refused.status == UNSUPPORTED else FlopwiseError
+                    raise kind(refused.reason, refused.hint)
+                case Exited():
+                    ended = f"its process ended with {_signal_name(-event.code) if event.code < 0 else event.code}"
+                    raise FlopwiseError(f"{workload.target} cannot be dry-run: {ended}", "run the step for real")
+                case _:
+                    pass
+        if pid:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        raise FlopwiseError(f"{workload.target} cannot be dry-run: no end after {timeout_s:g} s", "try a smaller model")
 
     def run(
         self,

@@ -15,7 +15,13 @@ from flopwise.errors import Unsupported
 from flopwise.lm.attention import sdpa_backend_name
 from flopwise.lm.loss import loss_chunked, loss_full
 from flopwise.lm.optimizer import make_optimizer
-from flopwise.lm.precision import apply_fp32_matmul, autocast, fp32_matmul_probe, weights_dtype
+from flopwise.lm.precision import (
+    apply_fp32_matmul,
+    autocast,
+    fp32_matmul_probe,
+    on_fake_tensors,
+    weights_dtype,
+)
 from flopwise.lm.schedule import warmup_cosine
 from flopwise.lm.transformer import Transformer
 from flopwise.records import Ran
@@ -148,6 +154,8 @@ def model_step(workload: Workload, device: torch.device) -> Step:
 
 def _refuse_the_impossible(workload: Workload, device: torch.device) -> None:
     """What cannot fit whatever happens is said at once: the weights (with gradients and state, if trained) and one batch."""
+    if on_fake_tensors():
+        return
     spec, recipe = cast(ModelSpec, workload.subject), workload.recipe
     copies = {"forward": 1, "backward": 2, "train": 4}[workload.phase]
     weights = spec.parameters() * weights_dtype(recipe).itemsize * copies
@@ -175,6 +183,8 @@ def compiled(function: Callable[..., Any], recipe: Recipe) -> Callable[..., Any]
 
 def check_supported(recipe: Recipe, device: torch.device) -> None:
     """What the recipe asks for and this device does not have."""
+    if on_fake_tensors():
+        return
     if device.type == "cuda":
         capability = torch.cuda.get_device_capability(device)
         if recipe.precision in ("tf32", "bf16", "bf16-pure") and capability < (8, 0):

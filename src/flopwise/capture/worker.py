@@ -12,8 +12,9 @@ import traceback
 
 import msgspec
 
-from flopwise.capture.events import Event, Exited, Hello, Request, Started, Surroundings
-from flopwise.spec.workload import Trial
+from flopwise.capture.events import Dried, Event, Exited, Hello, Request, Started, Surroundings
+from flopwise.errors import FlopwiseError
+from flopwise.spec.workload import Trial, Workload
 
 _PR_SET_PDEATHSIG = 1
 
@@ -76,8 +77,10 @@ def _serve(request: Request, events: int) -> None:
     from flopwise.capture.environment import environment
     from flopwise.capture.memory_limit import limit_memory
     from flopwise.capture.trials import run_trial, why
-    from flopwise.errors import FlopwiseError
 
+    if request.dry:
+        _dry_run(request, events)
+        return
     if not request.trial:
         try:
             device = resolve_device(request.device)
@@ -101,6 +104,20 @@ def _serve(request: Request, events: int) -> None:
         return not interrupted and (not request.turns or _read_line() == b"go\n")
 
     run_trial(trial, lambda event: _emit(events, event), may_go_on, request.turns, request.trace)
+
+
+def _dry_run(request: Request, events: int) -> None:
+    from flopwise.capture.dry_run import dry_run
+    from flopwise.capture.trials import why
+
+    try:
+        run = dry_run(msgspec.json.decode(request.dry, type=Workload), request.architecture)
+    except Exception as error:
+        _emit(events, why(error))
+        if not isinstance(error, FlopwiseError):
+            raise  # the log keeps the traceback
+        return
+    _emit(events, Dried(run=run))
 
 
 def _emit(fd: int, event: Event) -> None:

@@ -159,7 +159,8 @@ def _repeat_heads(q: Tensor, x: Tensor) -> Tensor:
 
 def _heads_for_sdpa(q: Tensor, x: Tensor) -> Tensor:
     """On a GPU the one fused backend for fp32 does not take grouped heads; repeated ones keep it from the math path."""
-    return _repeat_heads(q, x) if q.is_cuda and q.dtype == torch.float32 else x
+    on_gpu = q.is_cuda or isinstance(q, FakeTensor)  # fake tensors stand for a GPU's
+    return _repeat_heads(q, x) if on_gpu and q.dtype == torch.float32 else x
 
 
 def _with_heads(attend: Attend) -> Attend:

@@ -38,6 +38,15 @@ def apply_fp32_matmul(recipe: Recipe) -> None:
     torch.backends.cudnn.allow_tf32 = allowed
 
 
+def on_fake_tensors() -> bool:
+    """Whether tensors made here and now are fake: those of a dry run, which stand for a GPU's whatever device they name.
+
+    >>> on_fake_tensors()
+    False
+    """
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
+
+
 def fp32_matmul_probe(
     device: torch.device | str, size: int = 512, matmul: Callable[[Tensor, Tensor], Tensor] = torch.matmul
 ) -> Literal["ieee", "tf32", "lower"]:

@@ -1,0 +1,85 @@
+"""The name of the module that an op belongs to: `blocks.0.attention.q`."""
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import Tensor, nn
+from torch.nn.modules import module as hooks
+
+
+class ModuleNames:
+    """Learns who is whose child while modules are built, and follows which forward runs."""
+
+    def __init__(self) -> None:
+        self.stack: list[str] = []
+        self.known: weakref.WeakKeyDictionary[nn.Module, None] = (
+            weakref.WeakKeyDictionary()
+        )  # in the order they were made
+        self._parents: weakref.WeakKeyDictionary[nn.Module, tuple[weakref.ref[nn.Module], str]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._names: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """While open, every module of the process is watched."""
+        handles = [
+            hooks.register_module_module_registration_hook(self._adopted),
+            hooks.register_module_parameter_registration_hook(self._registered),
+            hooks.register_module_buffer_registration_hook(self._registered),
+            hooks.register_module_forward_pre_hook(self._enter),
+            hooks.register_module_forward_hook(self._leave, always_call=True),
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def current(self) -> str:
+        """The innermost module whose forward is running; '' outside all."""
+        return self.stack[-1] if self.stack else ""
+
+    def parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Every parameter with the name of its module."""
+        for module in self.known:
+            for parameter in module._parameters.values():
+                if parameter is not None:
+                    yield self._name(module), parameter
+
+    def buffers(self) -> Iterator[tuple[str, Tensor]]:
+        """Every buffer with the name of its module."""
+        for module in self.known:
+            for buffer in module._buffers.values():
+                if buffer is not None:
+                    yield self._name(module), buffer
+
+    def _adopted(self, parent: nn.Module, name: str, child: nn.Module | None) -> None:
+        if child is not None:
+            self._parents[child] = (weakref.ref(parent), name)
+            self._names.clear()
+            self.known.setdefault(child)
+        self.known.setdefault(parent)
+
+    def _registered(self, module: nn.Module, name: str, tensor: object) -> None:
+        self.known.setdefault(module)
+
+    def _enter(self, module: nn.Module, args: object) -> None:
+        self.stack.append(self._name(module))
+
+    def _leave(self, module: nn.Module, args: object, output: object) -> None:
+        self.stack.pop()
+
+    def _name(self, module: nn.Module) -> str:
+        name = self._names.get(module)
+        if name is None:
+            found = self._parents.get(module)
+            parent = found[0]() if found else None
+            if found is None or parent is None:
+                name = ""
+            else:
+                above = self._name(parent)
+                name = f"{above}.{found[1]}" if above else found[1]
+            self._names[module] = name
+        return name

@@ -1,0 +1,131 @@
+"""The dry run: a step's ops, FLOPs, bytes and live memory by owner, on fake tensors. No GPU, no memory, no weights."""
+
+from typing import Any
+
+import msgspec
+import torch
+
+from flopwise.capture.dry.allocator import CachingAllocator
+from flopwise.capture.dry.architecture import Architecture, architecture
+from flopwise.capture.dry.cuda_ops import Attention
+from flopwise.capture.dry.extend import NotPeriodic, extend, shallow_depth
+from flopwise.capture.dry.fake_step import record, record_build
+from flopwise.capture.dry.owners import owners
+from flopwise.capture.dry.replay import Played, play
+from flopwise.capture.dry.tape import ALLOC, FREE, Tape
+from flopwise.capture.dry_record import DryRun, LiveTensor
+from flopwise.spec.model import ModelSpec
+from flopwise.spec.workload import OpSpec, Workload
+from flopwise.work import GRADIENTS, OPTIMIZER_STATE, OWNERS, PARAMETERS
+
+LARGEST = 20
+
+
+def dry_run(workload: Workload, gpu: str = "hopper") -> DryRun:
+    """Run the workload's own step on fake tensors, as a GPU of this architecture would run it.
+
+    >>> from flopwise.spec.workload import workload
+    >>> run = dry_run(workload("tiny"))
+    >>> run.parameters_bytes == 4 * workload("tiny").subject.parameters()
+    True
+    """
+    chosen = architecture(gpu)
+    eager, notes = _as_it_is_run(workload)
+    attention = Attention(chosen, held_to="flash" if workload.recipe.attention == "flex" else "")
+    tape = _extended(eager, chosen, attention) or record(eager, chosen, attention)
+    owner = owners(tape, **_shapes(workload))
+    played = play(tape, owner, CachingAllocator())
+    return DryRun(
+        workload=workload.label(),
+        architecture=chosen.name,
+        torch=str(torch.__version__),
+        ops=tuple(tape.ops[n].work for n in played.ops),
+        live={
+            o: tuple(live.get(o, 0) for live in played.live) for o in OWNERS if any(o in live for live in played.live)
+        },
+        peak=played.peak,
+        peak_op=played.peak_op,
+        moments=tuple(played.moments),
+        memory=tuple(played.memory),
+        largest=_largest(tape, owner, played),
+        parameters_bytes=_asked_for(tape, owner, PARAMETERS),
+        gradients_bytes=_asked_for(tape, owner, GRADIENTS),
+        optimizer_bytes=_asked_for(tape, owner, OPTIMIZER_STATE),
+        attention=tuple(sorted(attention.backends)),
+        compiled=workload.recipe.compile != "off",
+        notes=notes,
+    )
+
+
+def _extended(workload: Workload, gpu: Architecture, attention: Attention) -> Tape | None:
+    """The tape of flopwise's own model from that of a shallow one with the same blocks, if it is deep enough for that."""
+    spec, recipe = workload.subject, workload.recipe
+    if not isinstance(spec, ModelSpec) or workload.implementation != "flopwise":
+        return None
+    every = recipe.checkpoint if workload.phase != "forward" else 0
+    depth = shallow_depth(spec.n_layers, every)
+    if depth is None:
+        return None
+    shallow = msgspec.structs.replace(workload, subject=msgspec.structs.replace(spec, n_layers=depth))
+    tape = record(shallow, gpu, attention)
+    per_unit = every or 1
+    try:
+        return extend(tape, record_build(workload, gpu), (spec.n_layers - depth) // per_unit, per_unit)
+    except NotPeriodic:
+        return None
+
+
+def _as_it_is_run(workload: Workload) -> tuple[Workload, tuple[str, ...]]:
+    """The eager workload that stands for this one, and what to say about it."""
+    changes: dict[str, Any] = {}
+    notes = []
+    if workload.recipe.compile != "off":
+        changes["compile"] = "off"
+        notes.append("compile: these are the eager ops; the compiler fuses them and saves other tensors")
+    if workload.recipe.graph == "on":
+        changes["graph"] = "off"
+        notes.append("graph: the same ops; a captured graph keeps all its memory between steps")
+    if workload.recipe.attention == "flex":
+        changes["attention"] = "sdpa"
+        notes.append("flex: taken as flash attention, which saves and computes the same")
+    recipe = msgspec.structs.replace(workload.recipe, **changes)
+    return msgspec.structs.replace(workload, recipe=recipe), tuple(notes)
+
+
+def _shapes(workload: Workload) -> dict[str, Any]:
+    """What is known of the shapes of scores and logits."""
+    match workload.subject:
+        case ModelSpec():
+            return {"context": workload.context, "vocab": workload.subject.vocab}
+        case OpSpec():
+            known = workload.subject.name == "attention"
+            return {"context": workload.context if known else 0, "all_is_attention": known}
+        case _:
+            return {}
+
+
+def _asked_for(tape: Tape, owner: list[str], which: str) -> int:
+    """Bytes of this owner that a steady step makes, or that the steps before have left for it."""
+    freed = {n for s in tape.sections() for kind, n in s.events if kind == FREE}
+    made = {n for s in tape.steady for kind, n in s.events if kind == ALLOC and owner[n] == which}
+    numbers = made or {n for n, o in enumerate(owner) if o == which and n not in freed}
+    return sum(tape.storages[n].nbytes for n in numbers)
+
+
+def _largest(tape: Tape, owner: list[str], played: Played) -> tuple[LiveTensor, ...]:
+    numbers = sorted(played.at_peak, key=lambda n: (-tape.storages[n].nbytes, n))[:LARGEST]
+    found = []
+    for n in numbers:
+        storage, work = tape.storages[n], tape.ops[tape.storages[n].op].work
+        found.append(
+            LiveTensor(
+                bytes=storage.nbytes,
+                owner=owner[n],
+                op=work.op,
+                module=storage.module or work.module,
+                phase=work.phase,
+                shape=storage.shape,
+                dtype=storage.dtype,
+            )
+        )
+    return tuple(found)
