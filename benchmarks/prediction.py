@@ -24,7 +24,7 @@ from flopwise.render.table import Column, Table, markdown
 from flopwise.spec.gpu import Gpu, find_gpu
 from flopwise.spec.model import ModelSpec
 from flopwise.store import StoredRun
-from flopwise.verbs.account import ceilings_of
+from flopwise.verbs.account import find_ceilings
 
 RESULTS = Path(__file__).parent / "results" / "h200-2026-11"
 
@@ -104,9 +104,10 @@ def step_times(points: Sequence[Point]) -> Table:
 
 def _time_row(point: Point) -> dict[str, Any] | None:
     there, times, w = _gpu(point), point.times(), point.trial.workload
-    if there is None or times is None or not times.gpu_ns:
+    limits = find_ceilings(there) if there else None
+    if limits is None or times is None or not times.gpu_ns:
         return None
-    told = step_time(w, account_step(w, there), ceilings_of(there))
+    told = step_time(w, account_step(w, there), limits)
     wall_ns, gpu_ns = statistics.median(times.wall_ns), statistics.median(times.gpu_ns)
     return {
         "workload": w.label(), "wall_ns": wall_ns, "predicted_ns": told.wall_ns, "error": told.wall_ns / wall_ns - 1,

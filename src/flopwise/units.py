@@ -7,6 +7,7 @@ from flopwise.errors import FlopwiseError
 
 _DURATIONS = (("s", 1e9), ("ms", 1e6), ("µs", 1e3), ("ns", 1.0))
 _BYTES = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
+_RATES = (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3))
 _COUNTS = (("T", 1e12), ("B", 1e9), ("M", 1e6), ("K", 1e3))
 
 
@@ -59,6 +60,16 @@ def count(n: float) -> str:
     """
     name, unit = next(((k, s) for k, s in _COUNTS if abs(n) >= s), ("", 1.0))
     return f"{n:.0f}" if unit == 1.0 else f"{significant(n / unit)}{name}"
+
+
+def rate(per_second: float, unit: str) -> str:
+    """A rate with a decimal prefix, as datasheets print it.
+
+    >>> rate(9.894e14, "FLOP/s"), rate(24.2e9, "B/s")
+    ('989 TFLOP/s', '24.2 GB/s')
+    """
+    name, scale = next(((n, s) for n, s in _RATES if abs(per_second) >= s), ("", 1.0))
+    return f"{significant(per_second / scale)} {name}{unit}"
 
 
 def percent(share: float, digits: int = 1) -> str:

@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 
 from flopwise.ceilings import Matmul, Probe
-from flopwise.cost.calibration import curve, matmul, tiles
-from flopwise.cost.roofline import matmul_ns
+from flopwise.cost.calibration import ceilings, curve, matmul, tiles
+from flopwise.cost.roofline import matmul_ns, predict
+from flopwise.cost.step import account_step
+from flopwise.errors import FlopwiseError
+from flopwise.spec.workload import workload
 
 PROCESSORS = 132
 TRUE = Matmul(peak_flops=8e14, tiles=tiles(6.5e12, 3000.0, 1200.0, 0.1), join_ns=4000.0)
@@ -37,3 +40,43 @@ def test_a_curve_passes_through_its_probes_and_rises():
     grid = [made.at(a) for a in np.geomspace(1e3, 1e10, 200)]
     assert all(b >= a for a, b in pairwise(grid))
     assert made.at(1e9) == pytest.approx(4e5)
+
+
+def machine(asynchronous=True):
+    """Probes of a machine of which everything is known."""
+    given = [Probe(what=w, amount=a, ns=2e3 + a / 4) for w in ("elementwise", "softmax") for a in (1e4, 1e6, 1e9)]
+    given += [Probe(what=w, dtype="fp32", amount=1e9, ns=1e5) for w in ("attention", "attention backward")]
+    given += list(probes(GRID, 0.0))
+    given += [
+        Probe(what="matmul", dtype="fp32", amount=p.amount, shape=p.shape, ns=8 * p.ns) for p in probes(GRID, 0.0)
+    ]
+    given += [Probe(what=w, ns=ns) for w, ns in (("latency", 3e3), ("graph gap", 5e2))]
+    given += [Probe(what="host:view", ns=1e3), Probe(what="host:kernel", ns=4e3)]
+    given += [
+        Probe(what=f"host:{phase}", shape=(100, 50, 10), ns=100 * op_ns + 50 * 1e3 + 10 * 4e3)
+        for phase, op_ns in (("forward", 9e3), ("backward", 12e3), ("optimizer", 8e3))
+    ]
+    return ceilings(given, gpu="toy", processors=PROCESSORS, versions={}, asynchronous=asynchronous)
+
+
+def test_ceilings_hold_what_the_probes_said():
+    found = machine()
+    assert (found.how, found.latency_ns, found.graph_gap_ns) == ("measured", 3e3, 5e2)
+    assert {phase: cost.op_ns for phase, cost in found.host.items()} == pytest.approx(
+        {"forward": 9e3, "backward": 12e3, "optimizer": 8e3}
+    )
+    assert found.curve("softmax").at(1e9) == pytest.approx(2e3 + 1e9 / 4)
+    assert found.bandwidth_bytes_per_s == pytest.approx(4e9, rel=0.01)
+    assert set(found.matmul) == {"fp32", "bf16"}
+
+
+def test_a_step_is_predicted_from_them():
+    step = account_step(workload("tiny", phase="train")).ops
+    launched, at_once = predict(step, machine()), predict(step, machine(asynchronous=False))
+    assert launched.host_ns > 0 == at_once.host_ns
+    assert launched.wall_ns > at_once.wall_ns > 0
+
+
+def test_probes_that_tell_too_little_are_one_line():
+    with pytest.raises(FlopwiseError, match="do not tell"):
+        ceilings([], gpu="toy", processors=1, versions={})

@@ -6,10 +6,14 @@ from statistics import median
 
 import torch
 
+from flopwise.capture.build import build_step
+from flopwise.capture.clock import CudaClock
+from flopwise.capture.dry_run import dry_run
 from flopwise.capture.probes import Run, Stopwatch, probe_attention, probe_matmul, probe_memory
 from flopwise.capture.step import Step, captured
 from flopwise.ceilings import Probe
 from flopwise.records import STEP, Ran
+from flopwise.spec.workload import workload
 
 Shapes = tuple[tuple[int, int, int, int], ...]
 
@@ -34,7 +38,7 @@ GPU_ATTENTIONS: Shapes = tuple(
     for width in (64, 128)
 )
 CPU_ATTENTIONS: Shapes = ((1, 4, 64, 16), (1, 4, 256, 64))
-_REPEATS = 200
+_REPEATS, _HOST_SAMPLES = 200, 40
 
 
 def probes(device: torch.device) -> Iterator[Probe]:
@@ -42,6 +46,7 @@ def probes(device: torch.device) -> Iterator[Probe]:
     watch = Stopwatch(device)
     if device.type == "cuda":
         yield from probe_launches(device)
+        yield from probe_host(device)
         yield from probe_memory(watch, tuple(2**power for power in range(14, 32)))
         yield from probe_attention(watch, ("fp32", "bf16", "fp16"), GPU_ATTENTIONS)
         yield from probe_matmul(watch, ("fp32", "tf32", "bf16", "fp16"), GPU_MATMULS)
@@ -54,7 +59,7 @@ def probes(device: torch.device) -> Iterator[Probe]:
 def how_many(device: torch.device) -> int:
     """How many probes there will be."""
     if device.type == "cuda":
-        return 4 + 9 * 18 + 2 * 3 * len(GPU_ATTENTIONS) + 4 * len(GPU_MATMULS)
+        return 7 + 9 * 18 + 2 * 3 * len(GPU_ATTENTIONS) + 4 * len(GPU_MATMULS)
     return 9 * 8 + 2 * len(CPU_ATTENTIONS) + len(CPU_MATMULS)
 
 
@@ -80,6 +85,23 @@ def probe_launches(device: torch.device) -> Iterator[Probe]:
 
     replay = captured(Step(phases={STEP: many}, ran=lambda: Ran(device=str(device))), device).phases[STEP]
     yield Probe(what="graph gap", ns=max(0.0, Stopwatch(device).ns(replay, 5) / _REPEATS - kernel_ns))
+
+
+def probe_host(device: torch.device) -> Iterator[Probe]:
+    """What the host takes to launch an operation, phase by phase: a model too small for anything else to matter."""
+    chosen = workload("tiny", batch=1, context=16, phase="train", precision="bf16")
+    counts = {phase: [0, 0, 0] for phase in ("forward", "backward", "optimizer")}
+    for op in dry_run(chosen).ops:
+        if op.phase in ("forward", "loss", "backward", "optimizer"):
+            count = counts["forward" if op.phase == "loss" else op.phase]
+            count[0 if op.kernels else 1] += 1
+            count[2] += max(0, op.kernels - 1)
+    clock = CudaClock(build_step(chosen, device).phases, device, flush_l2=False)
+    samples = [clock.sample() for _ in range(_HOST_SAMPLES)][_HOST_SAMPLES // 4 :]
+    launch_ns = {phase: median(s[phase].launch_ns or 0 for s in samples) for phase in samples[0] if phase != STEP}
+    launch_ns["forward"] += launch_ns.pop("loss", 0)
+    for phase, count in counts.items():
+        yield Probe(what=f"host:{phase}", shape=tuple(count), ns=float(launch_ns[phase]))
 
 
 def _host_ns(run: Run) -> float:

@@ -22,6 +22,7 @@ from flopwise.capture.events import (
     Exited,
     Hello,
     PhaseSample,
+    Probed,
     Ready,
     Remembered,
     Request,
@@ -36,11 +37,13 @@ from flopwise.capture.events import (
 )  # fmt: skip
 from flopwise.capture.stopping import StoppingRule
 from flopwise.capture.telemetry import Watch
+from flopwise.ceilings import Probe
 from flopwise.errors import FlopwiseError, Unsupported, one_line
 from flopwise.records import CRASH, INTERRUPTED, STEP, TIMEOUT, UNSUPPORTED, Environment, PhaseTimes, Point
 from flopwise.spec.workload import Trial, Workload
 
 GRACE_S = 5.0  # between asking a process to stop and ending it
+CALIBRATE_S = 900.0
 DRY_S = 300.0  # a dry run; the deepest models of others take a minute
 START_S = 120.0  # importing torch from a cold disk
 
@@ -197,32 +200,50 @@ class Worker(AbstractContextManager["Worker"]):
 
     def dry_run(self, workload: Workload, architecture: str = "hopper", timeout_s: float = DRY_S) -> DryRun:
         """The workload's step on fake tensors, in a process of its own; raises where it cannot be told."""
+        request = Request(dry=msgspec.json.encode(workload).decode(), architecture=architecture)
+        answers = self._answers(request, f"{workload.target} cannot be dry-run", timeout_s)
+        return [event.run for event in answers if isinstance(event, Dried)][-1]
+
+    def calibrate(
+        self, device: str, on_event: OnEvent = lambda event: None, timeout_s: float = CALIBRATE_S
+    ) -> list[Probe]:
+        """The device's limits, measured in a process of their own."""
+        found = []
+        for event in self._answers(Request(calibrate=True, device=device), f"{device} cannot be calibrated", timeout_s):
+            on_event(event)
+            if isinstance(event, Probed):
+                found.append(event.probe)
+        return found
+
+    def _answers(self, request: Request, failure: str, timeout_s: float) -> Iterator[Event]:
+        """The events that answer a request, until its process has ended well; raises if it did not."""
         if self.process.poll() is not None:
             self._start()
-        self._send(Request(dry=msgspec.json.encode(workload).decode(), architecture=architecture))
-        pid, ran, refused = 0, None, None
-        for event in self._events(time.monotonic() + timeout_s):
-            match event:
-                case Started():
-                    pid = event.pid
-                case Dried():
-                    ran = event.run
-                case Done():
-                    refused = event
-                case Exited() if ran is not None:
-                    return ran
-                case Exited() if refused is not None:
-                    kind = Unsupported if refused.status == UNSUPPORTED else FlopwiseError
-                    raise kind(refused.reason, refused.hint)
-                case Exited():
-                    ended = f"its process ended with {_signal_name(-event.code) if event.code < 0 else event.code}"
-                    raise FlopwiseError(f"{workload.target} cannot be dry-run: {ended}", "run the step for real")
-                case _:
-                    pass
-        if pid:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        raise FlopwiseError(f"{workload.target} cannot be dry-run: no end after {timeout_s:g} s", "try a smaller model")
+        self._send(request)
+        pid, refused = 0, None
+        try:
+            for event in self._events(time.monotonic() + timeout_s):
+                match event:
+                    case Started():
+                        pid = event.pid
+                    case Done():
+                        refused = event
+                    case Exited() if refused is not None:
+                        kind = Unsupported if refused.status == UNSUPPORTED else FlopwiseError
+                        raise kind(refused.reason, refused.hint)
+                    case Exited() if event.code:
+                        ended = f"its process ended with {_signal_name(-event.code) if event.code < 0 else event.code}"
+                        raise FlopwiseError(f"{failure}: {ended}", "run the step for real")
+                    case Exited():
+                        pid = 0
+                        return
+                    case _:
+                        yield event
+            raise FlopwiseError(f"{failure}: no end after {timeout_s:g} s", "try something smaller")
+        finally:
+            if pid:  # it is still there: out of time, or nobody listens any more
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
     def run(
         self,

@@ -9,12 +9,16 @@ import os
 import signal
 import sys
 import traceback
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from flopwise.capture.events import Dried, Event, Exited, Hello, Request, Started, Surroundings
+from flopwise.capture.events import Dried, Event, Exited, Hello, Probed, Request, Started, Surroundings
 from flopwise.errors import FlopwiseError
 from flopwise.spec.workload import Trial, Workload
+
+if TYPE_CHECKING:
+    import torch
 
 _PR_SET_PDEATHSIG = 1
 
@@ -88,6 +92,8 @@ def _serve(request: Request, events: int) -> None:
             _emit(events, why(error))
             return
         _emit(events, Surroundings(environment=environment(device), device=str(device)))
+        if request.calibrate:
+            _calibrate(device, events)
         return
     interrupted = False
 
@@ -104,6 +110,19 @@ def _serve(request: Request, events: int) -> None:
         return not interrupted and (not request.turns or _read_line() == b"go\n")
 
     run_trial(trial, lambda event: _emit(events, event), may_go_on, request.turns, request.trace)
+
+
+def _calibrate(device: "torch.device", events: int) -> None:
+    from flopwise.capture.calibrate import how_many, probes
+    from flopwise.capture.trials import why
+
+    try:
+        of = how_many(device)
+        for n, probe in enumerate(probes(device), 1):
+            _emit(events, Probed(probe=probe, n=n, of=of))
+    except Exception as error:  # out of memory, above all: other processes use the GPU, too
+        _emit(events, why(error))
+        raise
 
 
 def _dry_run(request: Request, events: int) -> None:

@@ -7,13 +7,26 @@ from flopwise.cli.output import chosen, show
 
 
 @click.command("doctor")
+@click.option(
+    "--calibrate", is_flag=True, help="Measure what this machine can do at most, about a minute; account uses it."
+)
+@click.option("--device", default="auto", show_default=True, help="What to calibrate: auto, cpu, cuda, cuda:N.")
 @output_options
-def command(form: str | None, output: str | None) -> None:
+def command(calibrate: bool, device: str, form: str | None, output: str | None) -> None:
     """Say what this machine can do: GPU, driver, torch, Triton, nsys, clocks, other processes on the GPU.
 
     Example: flopwise doctor
     """
     form = chosen(form, output)
+    if calibrate:
+        from flopwise.render.ceilings_view import ceilings_view
+        from flopwise.render.probing import probing
+        from flopwise.verbs.calibrate import calibrate as measure
+
+        with probing() as on_event:
+            found = measure(device, on_event=on_event)
+        show(*ceilings_view(found), form, output)
+        return
     from flopwise.render.doctor_view import doctor_view
     from flopwise.verbs.doctor import doctor
 

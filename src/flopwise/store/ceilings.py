@@ -2,6 +2,7 @@
 
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -30,7 +31,8 @@ def save_ceilings(ceilings: Ceilings) -> Path:
         partial.write_bytes(msgspec.json.encode(ceilings))
         partial.replace(target)
     except OSError as error:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            partial.unlink()
         raise FlopwiseError(
             f"cannot keep the ceilings in {target.parent}: {error.strerror}", f"set {VARIABLE} to another folder"
         ) from None

@@ -44,14 +44,14 @@ def account(
     questions = Questions(
         tokens=tokens, gpus=gpus, mfu=mfu, measured_ns=measured_ns, optimizer_bits=optimizer_bits, inference=inference
     )
-    return account_for(
-        asked_for, machines, questions, {one.name: ceilings_of(one) for one in machines if "fp32" in one.peaks}
-    )
+    known = {one.name: found for one in machines if (found := find_ceilings(one))}
+    return account_for(asked_for, machines, questions, known)
 
 
-def ceilings_of(gpu: Gpu) -> Ceilings:
-    """A GPU's ceilings: measured on this machine if it was calibrated, from the datasheet otherwise."""
-    return load_ceilings(gpu.name) or from_datasheet(gpu)
+def find_ceilings(gpu: Gpu) -> Ceilings | None:
+    """A GPU's ceilings: measured on this machine if it was calibrated, else from the datasheet, if it says enough."""
+    measured = load_ceilings(gpu.name)
+    return measured or (from_datasheet(gpu) if "fp32" in gpu.peaks else None)
 
 
 def _gpus(names: str | Sequence[str]) -> tuple[Gpu, ...]:

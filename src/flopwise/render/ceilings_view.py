@@ -1,0 +1,77 @@
+"""What a user is shown of a machine's ceilings."""
+
+from flopwise import units
+from flopwise.ceilings import Ceilings
+from flopwise.render.json import document
+from flopwise.render.table import Column, Table, View
+from flopwise.spec.gpu import find_gpu
+
+
+def ceilings_view(found: Ceilings) -> View:
+    """Rates beside the datasheet's, bandwidth by class of kernel, and what a launch costs."""
+    return [_rates(found), _bandwidths(found), _launches(found)], document("ceilings", ceilings=found)
+
+
+def _rates(found: Ceilings) -> Table:
+    spec = find_gpu(found.gpu)
+    rows = [
+        {
+            "dtype": dtype,
+            "measured_flops": limits.peak_flops,
+            "specified_flops": spec.peaks.get(dtype) if spec else None,
+        }
+        for dtype, limits in found.matmul.items()
+    ]
+    columns = (
+        Column("dtype", "matmul in", right=False),
+        Column("measured_flops", "measured", _flops),
+        Column("specified_flops", "specified", _flops),
+        Column("share", "share", units.percent),
+    )
+    shares = ({"share": row["specified_flops"] and row["measured_flops"] / row["specified_flops"]} for row in rows)  # type: ignore[operator]
+    made = tuple(row | share for row, share in zip(rows, shares, strict=True))
+    return Table(title=f"ceilings of {found.gpu}, {found.how}", columns=columns, rows=made)
+
+
+def _flops(per_second: float) -> str:
+    return units.rate(per_second, "FLOP/s")
+
+
+def _bytes(per_second: float) -> str:
+    return units.rate(per_second, "B/s")
+
+
+def _bandwidths(found: Ceilings) -> Table:
+    sizes = (1e6, 1e7, 1e8, 1e9)
+    rows = tuple(
+        {"kind": kind, "shortest_ns": curve.ns[0]}
+        | {f"bytes_per_s_at_{size:.0e}": 1e9 * size / curve.at(size) for size in sizes}
+        for kind, curve in found.memory.items()
+    )
+    columns = (
+        Column("kind", "class of kernel", right=False),
+        Column("shortest_ns", "shortest", units.duration),
+        *(Column(f"bytes_per_s_at_{size:.0e}", f"moving {size / 1e6:.0f} MB", _bytes) for size in sizes),
+    )
+    spec = find_gpu(found.gpu)
+    specified = f"; specified {_bytes(spec.bandwidth_bytes_s)}" if spec and spec.bandwidth_bytes_s else ""
+    notes = (f"the best of them {_bytes(found.bandwidth_bytes_per_s)}{specified}",)
+    return Table(title="memory by class of kernel and bytes moved", columns=columns, rows=rows, notes=notes)
+
+
+def _launches(found: Ceilings) -> Table:
+    rows = tuple(
+        {"phase": phase, "op_ns": cost.op_ns, "view_ns": cost.view_ns, "kernel_ns": cost.kernel_ns}
+        for phase, cost in found.host.items()
+    )
+    columns = (
+        Column("phase", "phase", right=False),
+        Column("op_ns", "an operation", units.duration),
+        Column("view_ns", "a view", units.duration),
+        Column("kernel_ns", "a further kernel", units.duration),
+    )
+    notes = (
+        f"from launch to start {units.duration(found.latency_ns)}; "
+        f"between two kernels of a CUDA graph {units.duration(found.graph_gap_ns)}",
+    )
+    return Table(title="the host's time to launch", columns=columns, rows=rows, notes=notes)
