@@ -121,7 +121,7 @@ def test_recomputed_ops_are_told_apart_and_the_blocks_keep_less():
     [
         {"set": LAYERS | {"n_kv_heads": 2, "norm_kind": "layer", "tied": True}, "precision": "bf16", "loss": "chunked"},
         {
-            "set": {"n_layers": 14, "mlp": "gelu", "positions": "learned", "max_context": 16},
+            "set": {"n_layers": 13, "mlp": "gelu", "positions": "learned", "max_context": 16},
             "checkpoint": 2,
             "phase": "backward",
         },

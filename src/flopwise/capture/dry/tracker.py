@@ -219,8 +219,9 @@ class Tracker(TorchDispatchMode):
         if self._in_optimizer:
             return OPTIMIZER
         if in_backward:
-            # The engine runs with gradients off; only a checkpoint that computes its segment again turns them on.
-            return "recompute" if torch.is_grad_enabled() else "backward"
+            # The engine runs with gradients off and outside of all modules. Only a checkpoint that computes its segment
+            # again turns gradients on (but for the inside of an autograd.Function) and enters modules.
+            return "recompute" if torch.is_grad_enabled() or self.names.stack else "backward"
         named = self.section.name
         return LOSS if fact.kind == LOSS else named if named in PHASES else "forward"
 
