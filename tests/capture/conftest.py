@@ -13,7 +13,8 @@ HERE = Path(__file__).parent
 
 @pytest.fixture(scope="module")
 def worker():
-    os.environ["PYTHONPATH"] = str(HERE)  # the worker finds `steps` there
+    paths = [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]  # the worker finds `steps` there
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths)
     with Worker() as one:
         yield one
 

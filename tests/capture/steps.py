@@ -83,3 +83,29 @@ def wrong_phase(device):
 
 
 not_callable = 5
+
+
+def trains(device):
+    """A step of one piece: forward, loss, backward and optimizer, as many people write it."""
+    model = torch.nn.Sequential(
+        torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Dropout(0.1), torch.nn.Linear(32, 5)
+    ).to(device)
+    optimizer = torch.optim.AdamW(model.parameters())
+    x, y = torch.randn(16, 8, device=device), torch.zeros(16, dtype=torch.long, device=device)
+
+    def step():
+        loss = torch.nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def reads_a_number(device):
+    x = torch.randn(4, device=device)
+    return lambda: x.sum().item()
+
+
+def wants_cuda(device):
+    return lambda: torch.zeros(4, device="cuda")

@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from flopwise.capture.dry_run import dry_run
 from flopwise.capture.events import Sampled
 from flopwise.capture.isolate import Worker, run_pair
 from flopwise.errors import FlopwiseError
@@ -176,3 +177,15 @@ def test_what_can_never_fit_is_said_at_once(worker):
     point = worker.run(trial)
     assert (point.status, "needs at least" in point.reason) == (OOM, True)
     assert time.monotonic() - begun < 20
+
+
+def test_a_dry_run_in_a_worker_is_the_same(worker):
+    work = workload("tiny", context=16, set={"n_layers": 1})
+    assert worker.dry_run(work) == dry_run(work)
+
+
+def test_a_step_that_crashes_ends_its_process_alone(worker):
+    for step, said in (("crashes", "SIGSEGV"), ("exits", "ended with 7"), ("reads_a_number", "_local_scalar_dense")):
+        with pytest.raises(FlopwiseError, match=said):
+            worker.dry_run(workload(f"py:steps:{step}"))
+    assert worker.dry_run(workload("py:steps:matmul")).ops[0].op == "mm"

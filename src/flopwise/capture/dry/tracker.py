@@ -26,6 +26,7 @@ from flopwise.capture.dry.op_facts import (
     tensors_in,
 )
 from flopwise.capture.dry.tape import ALLOC, FREE, OP, ManyTensors, Op, Section, Storage, Tape
+from flopwise.errors import FlopwiseError
 from flopwise.work import (
     BUFFERS,
     GRADIENTS,
@@ -44,6 +45,15 @@ _DEVICE = torch.ops.prim.device.default
 _NAMESPACES = ("prim", "profiler")  # bookkeeping, not work
 
 
+def _check_device(t: Tensor) -> None:
+    device = getattr(t, "fake_device", None)
+    if device is not None and device.type == "cuda":
+        raise FlopwiseError(
+            f"the step makes tensors on '{device}', and a dry run has no such device",
+            "use the device that the factory is given",
+        )
+
+
 class Tracker(TorchDispatchMode):
     """The mode that sees every op below autograd. `workspace_bytes`: what cuBLAS takes in each thread that needs it."""
 
@@ -60,6 +70,10 @@ class Tracker(TorchDispatchMode):
         self._threads: set[bool] = set()  # that have a cuBLAS workspace: the caller's (False), the backward's (True)
         self._in_optimizer = False
         self._optimizer_module = ""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled here; the guard against it would cost a tenth of the time
 
     # What happens when.
 
@@ -205,8 +219,9 @@ class Tracker(TorchDispatchMode):
         if self._in_optimizer:
             return OPTIMIZER
         if in_backward:
-            # The engine runs with gradients off; only a checkpoint that computes its segment again turns them on.
-            return "recompute" if torch.is_grad_enabled() else "backward"
+            # The engine runs with gradients off and outside of all modules. Only a checkpoint that computes its segment
+            # again turns gradients on (but for the inside of an autograd.Function) and enters modules.
+            return "recompute" if torch.is_grad_enabled() or self.names.stack else "backward"
         named = self.section.name
         return LOSS if fact.kind == LOSS else named if named in PHASES else "forward"
 
@@ -235,6 +250,7 @@ class Tracker(TorchDispatchMode):
         for i, t in enumerate(outputs):
             storage = t.untyped_storage()
             if storage._cdata not in self._live:
+                _check_device(t)
                 record = Storage(storage.nbytes(), tuple(t.shape), DTYPES.get(t.dtype, str(t.dtype)[6:]), op)
                 record.module = self._module_of(many[i]) if i < len(many) else ""
                 self._born(storage, record)

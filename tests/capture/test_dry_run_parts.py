@@ -1,0 +1,282 @@
+"""The dry run's parts, each against a truth of its own: torch's headers, its profiler, its allocator's law, a real trace."""
+
+import contextlib
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from flopwise.capture.build import build_step
+from flopwise.capture.dry import cuda_autocast as policy
+from flopwise.capture.dry.allocator import CachingAllocator
+from flopwise.capture.dry.architecture import architecture
+from flopwise.capture.dry.cuda_ops import Attention, choose_backend, cuda_ops
+from flopwise.capture.dry.extend import shallow_depth
+from flopwise.capture.dry.fake_step import _tolerant_modules, run_twice
+from flopwise.capture.dry.modules import ModuleNames
+from flopwise.capture.dry.op_table import chunked_launches, kind_of, launches
+from flopwise.capture.dry.replay import PlainAllocator, play
+from flopwise.capture.dry.tape import ALLOC
+from flopwise.capture.dry.tracker import Tracker
+from flopwise.spec.workload import workload
+from flopwise.trace.kernel_class import classify
+
+MIB = 1 << 20
+CPU = torch.device("cpu")
+
+
+# The CPU is the truth: the same step on real tensors, and what its allocator reports.
+
+
+def tape_on_cpu(work, fake):
+    """The step's tape with the CPU's own ops and policy, on fake or on real tensors."""
+    names = ModuleNames()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(names.watched())
+        if fake:
+            stack.enter_context(_tolerant_modules())
+            stack.enter_context(FakeTensorMode())
+        tracker = Tracker(names)
+        stack.enter_context(tracker.watching_optimizers())
+        stack.enter_context(tracker)
+        run_twice(tracker, lambda: build_step(work, CPU).phases)
+    return tracker.tape
+
+
+def profiled(work):
+    """Peak bytes and counts of additions of a third step, as torch's profiler reports them without any mode."""
+    phases = build_step(work, CPU).phases
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        for _ in range(3):
+            with torch.profiler.record_function("whole step"):
+                for run in phases.values():
+                    run()
+    events = sorted(profile.profiler.kineto_results.events(), key=lambda e: e.start_ns())
+    steps = [(e.start_ns(), e.start_ns() + e.duration_ns()) for e in events if e.name() == "whole step"]
+    begun, _ = steps[-1]
+    live, start, peak = 0, 0, 0
+    for event in events:
+        if event.name() == "[memory]":
+            live += event.nbytes()
+            start = live if event.start_ns() < begun else start
+            peak = max(peak, live) if event.start_ns() >= begun else 0
+    added = Counter(e.name for e in profile.events() if e.name in ("aten::add", "aten::add_"))
+    return peak - start, {name: count // 3 for name, count in added.items()}
+
+
+@pytest.mark.parametrize(
+    "options", [{"optimizer": "adamw-loop", "attention": "naive", "norm": "eager"}, {"checkpoint": 1}]
+)
+def test_fake_tensors_live_and_die_like_real_ones_and_as_the_profiler_says(options):
+    work = workload("tiny", context=32, set={"n_layers": 1}, **options)
+    played = []
+    for fake in (True, False):
+        tape = tape_on_cpu(work, fake)
+        played.append((tape, play(tape, ["all"] * len(tape.storages), PlainAllocator(), repeats=0)))
+    (fake_tape, fake), (real_tape, real) = played
+    assert [fake_tape.ops[n].work for n in fake.ops] == [real_tape.ops[n].work for n in real.ops]
+    assert fake.live == real.live
+    assert fake.memory == real.memory
+    peak, added = profiled(work)
+    # Within the few scalars that the CPU's ops make for themselves, and the optimizer's step counts.
+    assert fake.peak.total_bytes - fake.memory[0].start_bytes == pytest.approx(peak, abs=256)
+    if options.get("optimizer") == "adamw-loop":  # the foreach optimizer adds tensor by tensor on the CPU
+        ours = Counter(f"aten::{fake_tape.ops[n].work.op}" for n in fake.ops)
+        assert {name: ours[name] for name in added} == added  # in place where autograd adds in place
+
+
+# Autocast.
+
+
+def test_the_policy_is_the_one_in_torchs_header():
+    header = Path(torch.__file__).parent / "include/ATen/autocast_mode.h"
+    if not header.exists():
+        pytest.skip("this torch comes without its headers")
+    lists = policy.header_lists(header.read_text())
+    assert lists["LOWER_PRECISION_FP"] == policy.LOWER_PRECISION
+    assert lists["FP32"] == policy.FP32
+    assert lists["FP32_SET_OPT_DTYPE"] == policy.FP32_SET_DTYPE
+    assert lists["PROMOTE"] == policy.PROMOTE
+
+
+def test_ops_get_the_dtypes_that_cuda_autocast_gives_them():
+    with policy.cuda_autocast(), torch.autocast("cpu", dtype=torch.bfloat16):
+        weight = torch.randn(8, 8, requires_grad=True)
+        h = F.linear(torch.randn(4, 8), weight)
+        half = (h, h * 2, torch.tanh(h), h.mean(), F.silu(h), torch.einsum("ij,kj->ik", torch.randn(4, 8), weight))
+        full = (
+            h**3, h.exp(), h.sum(-1), F.softmax(h, -1), F.layer_norm(h, (8,)), h.norm(), h.norm(2, -1),
+            torch.linalg.vector_norm(h), F.cross_entropy(h, torch.zeros(4, dtype=torch.long)), torch.addcmul(h, h, h.float()),
+        )  # fmt: skip
+        assert {t.dtype for t in half} == {torch.bfloat16}
+        assert {t.dtype for t in full} == {torch.float32}
+    h.float().sum().backward()
+    assert weight.grad.dtype == torch.float32
+
+
+def test_a_weight_is_cast_once_and_kept_until_autocast_is_left():
+    names = ModuleNames()
+    with policy.cuda_autocast(), FakeTensorMode():
+        weight, x = torch.randn(8, 8, requires_grad=True), torch.randn(4, 8)
+        tracker = Tracker(names)
+        with tracker, torch.no_grad():
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                for _ in range(3):
+                    x @ weight
+                inside = len(tracker._live)
+            assert inside == 1  # the weight's cast; the others are gone
+            assert not tracker._live
+    casts = [op.work for op in tracker.tape.ops if op.work.op == "_to_copy"]
+    assert sum(work.shapes[0] == (8, 8) for work in casts) == 1
+    assert sum(work.shapes[0] == (4, 8) for work in casts) == 3
+
+
+# Attention.
+
+
+@pytest.mark.parametrize(
+    ("dtype", "head_dim", "kv_heads", "masked", "hopper", "ampere"),
+    [
+        (torch.bfloat16, 64, 4, False, "cudnn", "flash"),
+        (torch.bfloat16, 64, 2, False, "cudnn", "flash"),
+        (torch.bfloat16, 60, 4, False, "flash", "flash"),
+        (torch.float16, 256, 4, False, "flash", "flash"),
+        (torch.float32, 64, 4, False, "efficient", "efficient"),
+        (torch.float32, 64, 2, False, "math", "math"),
+        (torch.float16, 512, 4, True, "efficient", "efficient"),
+        (torch.float64, 64, 4, False, "math", "math"),
+    ],
+)
+def test_the_backend_is_the_one_the_gpu_would_choose(dtype, head_dim, kv_heads, masked, hopper, ampere):
+    q, k = torch.empty(1, 4, 8, head_dim, dtype=dtype), torch.empty(1, kv_heads, 8, head_dim, dtype=dtype)
+    assert choose_backend(q, k, k, masked, architecture("hopper")) == hopper
+    assert choose_backend(q, k, k, masked, architecture("ampere")) == ampere
+
+
+@pytest.mark.parametrize(
+    ("backend", "dtype", "head_dim", "saved"),
+    [
+        # out, log-sum-exp, two scalars of the random state
+        ("cudnn", torch.bfloat16, 16, [2 * 4 * 20 * 16 * 2, 2 * 4 * 20 * 4, 8, 8]),
+        # the padded q, k, v and out; the state has three numbers
+        ("flash", torch.bfloat16, 12, [2 * 4 * 20 * 16 * 2] * 4 + [2 * 4 * 20 * 4, 16, 8]),
+        # rows of the log-sum-exp come in multiples of 32
+        ("efficient", torch.float32, 16, [2 * 4 * 20 * 16 * 4, 2 * 4 * 32 * 4, 8, 8]),
+    ],
+)
+def test_a_backend_saves_what_it_saves_on_the_gpu(backend, dtype, head_dim, saved):
+    names = ModuleNames()
+    with cuda_ops(Attention(architecture("hopper"), held_to=backend)), FakeTensorMode():
+        q, k, v = (torch.randn(2, 4, 20, head_dim, dtype=dtype, requires_grad=True) for _ in "qkv")
+        tracker = Tracker(names)
+        with tracker:
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            there = sorted(tracker.tape.storages[number].nbytes for number, _ in tracker._live.values())
+            assert there == sorted(saved)
+            out.sum().backward()
+        assert q.grad.shape == q.shape
+
+
+# The allocator.
+
+
+def test_blocks_are_rounded_and_cut_as_the_caching_allocator_does():
+    gpu = CachingAllocator()
+    gpu.allocate(1)
+    assert (gpu.allocated_bytes, gpu.reserved_bytes) == (512, 2 * MIB)
+    gpu.allocate(5 * MIB)
+    assert (gpu.allocated_bytes, gpu.reserved_bytes) == (512 + 5 * MIB, 22 * MIB)
+    gpu.allocate(25 * MIB)  # rounded up to 2 MiB: one is left, too little to cut off
+    assert (gpu.allocated_bytes, gpu.reserved_bytes) == (512 + 31 * MIB, 48 * MIB)
+    assert gpu.allocate(0) is None
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 60 * MIB), st.integers(0, 10)), max_size=40))
+def test_the_allocator_gives_every_byte_once_and_gets_all_back(requests):
+    gpu, blocks = CachingAllocator(), []
+    for nbytes, drop in requests:
+        blocks.append(gpu.allocate(nbytes))
+        assert blocks[-1].size >= nbytes
+        if drop < len(blocks):
+            gpu.free(blocks.pop(drop))
+        spans = sorted((b.address, b.address + b.size) for b in blocks)
+        assert all(a[1] <= b[0] for a, b in pairwise(spans))
+        assert gpu.allocated_bytes == sum(b.size for b in blocks) <= gpu.reserved_bytes
+    for block in blocks:
+        gpu.free(block)
+    assert gpu.allocated_bytes == 0
+    assert sum(size for sizes in gpu._free.values() for size, _ in sizes) == gpu.reserved_bytes
+
+
+# Classes and launches.
+
+
+OPS = """
+    mm bmm addmm _scaled_dot_product_flash_attention _scaled_dot_product_cudnn_attention_backward _softmax
+    _softmax_backward_data _log_softmax nll_loss_forward nll_loss_backward native_layer_norm _fused_rms_norm _to_copy clone
+    cat copy_ fill_ zeros new_zeros sum mean max embedding embedding_dense_backward scatter_ _fused_adamw_ native_dropout
+    slice_backward view transpose
+""".split()  # noqa: SIM905
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_an_op_has_the_class_that_a_trace_gives_it(name):
+    in_a_dry_run = "copy/cast" if name in ("view", "transpose") else kind_of(name)  # views are told from the schema
+    assert in_a_dry_run == classify("some_kernel", f"aten::{name}")
+
+
+@pytest.mark.parametrize(
+    ("name", "kernels"),
+    [
+        ("mm", 1), ("addmm", 1), ("bmm", 1), ("_softmax", 1), ("add", 1), ("copy_", 1), ("empty", 0), ("detach", 0),
+        ("masked_fill", 2), ("nll_loss_backward", 2), ("cat", 1), ("native_layer_norm_backward", 2),
+    ],
+)  # fmt: skip
+def test_launches_of_common_ops(name, kernels):
+    assert launches(name, view=False, numel=64) == kernels
+    assert launches(name, view=True, numel=64) == 0
+
+
+def test_foreach_launches_are_those_in_an_h200s_trace():
+    """tests/trace/fixtures/h200-small-fp32-naive-2steps: each `_foreach_` op over small's parameters is seven kernels."""
+    block = [768 * 768] * 4 + [768 * 3072] * 3 + [768] * 2
+    sizes = [10_000 * 768, *block * 12, 768, 10_000 * 768]
+    assert sum(sizes) == workload("small").subject.parameters()
+    assert [chunked_launches(sizes, lists) for lists in (1, 2, 3)] == [7, 7, 7]
+
+
+@given(st.lists(st.integers(1, 30_000_000), max_size=80), st.integers(1, 5))
+def test_a_launch_takes_no_more_chunks_and_tensors_than_it_can(sizes, lists):
+    chunks = sum(-(-size // 65_536) for size in sizes)
+    most = (110, 64, 48, 36, 30)[lists - 1]
+    found = chunked_launches(sizes, lists)
+    assert max(-(-chunks // 320), -(-len(sizes) // most)) <= found <= -(-chunks // 320) + -(-len(sizes) // most)
+
+
+@given(st.integers(1, 300), st.integers(0, 9))
+def test_a_shallow_model_ends_like_the_deep_one(layers, checkpoint):
+    depth, per_unit = shallow_depth(layers, checkpoint), checkpoint or 1
+    if depth is None:
+        assert -(-layers // per_unit) <= 6
+    else:
+        assert (layers - depth) % per_unit == 0  # so the last segment is as long
+        assert -(-depth // per_unit) == 5
+
+
+def test_a_tape_frees_what_it_allocated_and_nothing_else():
+    tape = tape_on_cpu(workload("tiny", context=16, set={"n_layers": 1}), fake=True)
+    seen = set()
+    for section in tape.sections():
+        for kind, number in section.events:
+            if kind == ALLOC:
+                assert number not in seen
+                seen.add(number)
+            elif kind == 1:
+                assert number in seen
