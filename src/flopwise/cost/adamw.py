@@ -68,7 +68,8 @@ def _foreach(t: Tape, parameters: Sequence[Parameter]) -> None:
     n_bytes = sum(w.n_bytes for w in weights)
 
     def over_all(op: str, lists: int, reads: int, writes: int = 1) -> None:
-        t.work(op, OPTIMIZER, weights * reads, n_bytes * writes, weights[0].dtype, kernels=launches(sizes, lists))
+        kernels, shapes = launches(sizes, lists), ((sum(sizes),),)
+        t.work(op, OPTIMIZER, weights * reads, n_bytes * writes, weights[0].dtype, kernels=kernels, shapes=shapes)
 
     over_all("foreach_mul_", 1, 1)  # weight decay
     over_all("foreach_lerp_", 2, 2)
@@ -88,15 +89,16 @@ def _fused(t: Tape, parameters: Sequence[Parameter]) -> None:
     weights = [p.weight for p in parameters]
     n_bytes, n = sum(w.n_bytes for w in weights), len(sizes)
     t.work("foreach_add_", OPTIMIZER, (), 4 * n, "fp32", kernels=launches([1] * n, 1))  # the step counts
-    t.work("fused_adamw_", OPTIMIZER, weights * 4, 3 * n_bytes, weights[0].dtype, kernels=launches(sizes, 4))
+    kernels, shapes = launches(sizes, 4), ((sum(sizes),),)
+    t.work("fused_adamw_", OPTIMIZER, weights * 4, 3 * n_bytes, weights[0].dtype, kernels=kernels, shapes=shapes)
 
 
 def unscale(t: Tape, parameters: Sequence[Parameter]) -> None:
     """What loss scaling does before a step: every gradient is divided in place and looked at."""
     weights = [p.weight for p in parameters]
     n_bytes = sum(w.n_bytes for w in weights)
-    kernels = launches([w.numel for w in weights], 1)
-    t.work("unscale_", OPTIMIZER, weights, n_bytes, "fp32", kernels=kernels)
+    sizes = [w.numel for w in weights]
+    t.work("unscale_", OPTIMIZER, weights, n_bytes, "fp32", kernels=launches(sizes, 1), shapes=((sum(sizes),),))
 
 
 def launches(sizes: Sequence[int], lists: int) -> int:
