@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from flopwise.cost.ops import pointwise
 from flopwise.cost.tape import Parameter, Tape, Tensor
-from flopwise.work import OPTIMIZER, OPTIMIZER_STATE
+from flopwise.work import ELEMENTWISE, OPTIMIZER, OPTIMIZER_STATE
 
 # torch's multi_tensor_apply: a launch takes so many tensors (by how many lists it walks), and so many chunks of 64 Ki.
 _MOST_TENSORS = {1: 110, 2: 64, 3: 48, 4: 36}
@@ -49,14 +49,14 @@ def _loop(t: Tape, parameters: Sequence[Parameter]) -> None:
     for p in parameters:
         t.module, w = p.name, p.weight
         for op, reads in (("mul_", 1), ("mul_", 1), ("add_", 2), ("mul_", 1), ("addcmul_", 3)):
-            t.work(op, OPTIMIZER, (w,) * reads, w.n_bytes, w.dtype)
+            t.work(op, ELEMENTWISE, (w,) * reads, w.n_bytes, w.dtype)
         root = pointwise(t, "sqrt", w)
         corrected = pointwise(t, "div", root)
         del root
         denominator = pointwise(t, "add", corrected)
         del corrected
         change = pointwise(t, "mul", pointwise(t, "div", w, denominator))
-        t.work("sub_", OPTIMIZER, (w, change), w.n_bytes, w.dtype)
+        t.work("sub_", ELEMENTWISE, (w, change), w.n_bytes, w.dtype)
         del denominator, change
     t.module = ""
 
