@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from flopwise.cost.ops import pointwise
 from flopwise.cost.tape import Parameter, Tape, Tensor
-from flopwise.work import OPTIMIZER, OPTIMIZER_STATE
+from flopwise.work import ELEMENTWISE, OPTIMIZER, OPTIMIZER_STATE
 
 # torch's multi_tensor_apply: a launch takes so many tensors (by how many lists it walks), and so many chunks of 64 Ki.
 _MOST_TENSORS = {1: 110, 2: 64, 3: 48, 4: 36}
@@ -49,14 +49,14 @@ def _loop(t: Tape, parameters: Sequence[Parameter]) -> None:
     for p in parameters:
         t.module, w = p.name, p.weight
         for op, reads in (("mul_", 1), ("mul_", 1), ("add_", 2), ("mul_", 1), ("addcmul_", 3)):
-            t.work(op, OPTIMIZER, (w,) * reads, w.n_bytes, w.dtype)
+            t.work(op, ELEMENTWISE, (w,) * reads, w.n_bytes, w.dtype)
         root = pointwise(t, "sqrt", w)
         corrected = pointwise(t, "div", root)
         del root
         denominator = pointwise(t, "add", corrected)
         del corrected
         change = pointwise(t, "mul", pointwise(t, "div", w, denominator))
-        t.work("sub_", OPTIMIZER, (w, change), w.n_bytes, w.dtype)
+        t.work("sub_", ELEMENTWISE, (w, change), w.n_bytes, w.dtype)
         del denominator, change
     t.module = ""
 
@@ -68,7 +68,8 @@ def _foreach(t: Tape, parameters: Sequence[Parameter]) -> None:
     n_bytes = sum(w.n_bytes for w in weights)
 
     def over_all(op: str, lists: int, reads: int, writes: int = 1) -> None:
-        t.work(op, OPTIMIZER, weights * reads, n_bytes * writes, weights[0].dtype, kernels=launches(sizes, lists))
+        kernels, shapes = launches(sizes, lists), ((sum(sizes),),)
+        t.work(op, OPTIMIZER, weights * reads, n_bytes * writes, weights[0].dtype, kernels=kernels, shapes=shapes)
 
     over_all("foreach_mul_", 1, 1)  # weight decay
     over_all("foreach_lerp_", 2, 2)
@@ -88,15 +89,16 @@ def _fused(t: Tape, parameters: Sequence[Parameter]) -> None:
     weights = [p.weight for p in parameters]
     n_bytes, n = sum(w.n_bytes for w in weights), len(sizes)
     t.work("foreach_add_", OPTIMIZER, (), 4 * n, "fp32", kernels=launches([1] * n, 1))  # the step counts
-    t.work("fused_adamw_", OPTIMIZER, weights * 4, 3 * n_bytes, weights[0].dtype, kernels=launches(sizes, 4))
+    kernels, shapes = launches(sizes, 4), ((sum(sizes),),)
+    t.work("fused_adamw_", OPTIMIZER, weights * 4, 3 * n_bytes, weights[0].dtype, kernels=kernels, shapes=shapes)
 
 
 def unscale(t: Tape, parameters: Sequence[Parameter]) -> None:
     """What loss scaling does before a step: every gradient is divided in place and looked at."""
     weights = [p.weight for p in parameters]
     n_bytes = sum(w.n_bytes for w in weights)
-    kernels = launches([w.numel for w in weights], 1)
-    t.work("unscale_", OPTIMIZER, weights, n_bytes, "fp32", kernels=kernels)
+    sizes = [w.numel for w in weights]
+    t.work("unscale_", OPTIMIZER, weights, n_bytes, "fp32", kernels=launches(sizes, 1), shapes=((sum(sizes),),))
 
 
 def launches(sizes: Sequence[int], lists: int) -> int:

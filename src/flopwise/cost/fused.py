@@ -45,11 +45,12 @@ def norm(t: Tape, x: Tensor, weights: Sequence[Tensor], op: str, contiguous: boo
     return t.connect(out, (x, *weights), backward, saved)
 
 
-def sdpa(t: Tape, q: Tensor, k: Tensor, v: Tensor, backend: str, tf32: bool) -> Tensor:
+def sdpa(t: Tape, q: Tensor, k: Tensor, v: Tensor, backend: str, tf32: bool, by_head: bool) -> Tensor:
     """Fused causal attention of q [B, H, T, K] with k, v [B, Hkv, T, K]; no scores are written.
 
     FLOPs are counted as for the whole square of scores, as PyTorch's own counter does; a causal kernel does about half
     (see flops.causal_share). The backward pass computes the scores again: five matmuls for the forward pass's two.
+    `by_head`: the output lies head by head in memory.
     """
     q, k, v = (lowered(t, x) for x in (q, k, v))
     batch, heads, context, head_dim = q.shape
@@ -64,7 +65,7 @@ def sdpa(t: Tape, q: Tensor, k: Tensor, v: Tensor, backend: str, tf32: bool) -> 
 
     def backward(t: Tape, grad: Tensor, saved: Sequence[Tensor]) -> Gradients:
         q, k, v, out = saved[:4]
-        scratch = _backward_scratch(t, backend, grad, out)
+        scratch = _backward_scratch(t, backend, grad, out, by_head)
         grads = [t.tensor(x.shape, x.dtype, op="sdpa_backward") for x in (q, k, v)]
         written = sum(g.n_bytes for g in grads)
         kernels = {"efficient": 1, "flash": 2, "cudnn": 2, "flex": 1}[backend]  # beside the sum of gradient · output
@@ -77,7 +78,7 @@ def sdpa(t: Tape, q: Tensor, k: Tensor, v: Tensor, backend: str, tf32: bool) -> 
     return t.connect(out, (q, k, v), backward, saved)
 
 
-def _backward_scratch(t: Tape, backend: str, grad: Tensor, out: Tensor) -> list[Tensor]:
+def _backward_scratch(t: Tape, backend: str, grad: Tensor, out: Tensor, by_head: bool) -> list[Tensor]:
     """What a backend's backward pass needs beside its results: row sums of gradient · output, and fp32 sums of ∂q."""
     rows = (*grad.shape[:-1], 1)
     if backend == "efficient":
@@ -85,7 +86,8 @@ def _backward_scratch(t: Tape, backend: str, grad: Tensor, out: Tensor) -> list[
     sums = t.run("sum", ATTENTION, (grad, out), rows, "fp32")
     if backend == "flex":
         return [sums]
-    matching = [t.run("copy", COPY, (grad,), grad.shape, grad.dtype)] if backend == "cudnn" else []
+    # cuDNN wants the gradient in the output's memory order.
+    matching = [t.run("copy", COPY, (grad,), grad.shape, grad.dtype)] if backend == "cudnn" and by_head else []
     return [sums, *matching, t.run("zeros", MEMORY, (), grad.shape, "fp32")]
 
 

@@ -102,12 +102,19 @@ class Network:
         y = self.linear(x, name)
         batch, context, width = y.shape
         shape = (batch, width // self.spec.head_dim, context, self.spec.head_dim)
-        return (ops.view if self._keeps_order(name) else ops.merged_back)(self.t, y, shape)
+        one_head = shape[1] == 1  # then both orders are the same
+        return (ops.view if one_head or self._keeps_order(name, batch) else ops.merged_back)(self.t, y, shape)
 
-    def _keeps_order(self, name: str) -> bool:
-        """Fused attention leaves v's gradient, and without rotation q's and k's, in the projection's own memory order."""
+    def _keeps_order(self, name: str, batch: int) -> bool:
+        """Fused attention leaves v's gradient, and without rotation q's and k's, in the projection's own memory order;
+        naive attention only k's, of a single sequence: its gradient arrives transposed.
+        """
         turned = self.angles is not None or self.spec.qk_norm
-        return self.recipe.attention != "naive" and self._heads_repeated() == 1 and (name == "v" or not turned)
+        if self._heads_repeated() > 1:
+            return False
+        if self.recipe.attention == "naive":
+            return name == "k" and batch == 1 and self.angles is None
+        return name == "v" or not turned
 
     def _joined(self, y: Tensor) -> Tensor:
         """[B, H, T, K] -> [B, T, H·K]: a copy where attention wrote head by head."""
@@ -115,8 +122,11 @@ class Network:
         shape = (batch, context, heads * head_dim)
         if self.recipe.attention == "naive":
             return ops.copied(self.t, y, shape, back="copy" if batch > 1 else "view")
-        by_head = self.backend in ("cudnn", "flex") and self.angles is not None  # the output lies as the queries do
-        return ops.copied(self.t, y, shape) if by_head else ops.view(self.t, y, shape)
+        return ops.copied(self.t, y, shape) if self._by_head() else ops.view(self.t, y, shape)
+
+    def _by_head(self) -> bool:
+        """Whether fused attention's output lies head by head: with cuDNN and flex it lies as the queries do."""
+        return self.backend in ("cudnn", "flex") and self.angles is not None
 
     def linear(self, x: Tensor, name: str) -> Tensor:
         with self.t.inside(name):
@@ -157,9 +167,12 @@ class Network:
         t = self.t
         if self.recipe.activation == "torch":
             return ops.from_input(t, "gelu", x)
-        half = ops.scaled(t, x)
-        inner = ops.add(t, x, ops.scaled(t, ops.power(t, x)))
-        return ops.mul(t, half, ops.shifted(t, ops.from_result(t, "tanh", ops.scaled(t, inner))))
+        # One expression, as there: a name would keep its tensor.
+        return ops.mul(
+            t,
+            ops.scaled(t, x),
+            ops.shifted(t, ops.from_result(t, "tanh", ops.scaled(t, ops.add(t, x, ops.scaled(t, ops.power(t, x)))))),
+        )
 
     def _rope(self, x: Tensor) -> Tensor:
         assert self.angles is not None
@@ -180,7 +193,7 @@ class Network:
             return self._naive(q, k, v)
         repeats = self._heads_repeated()
         k, v = _repeated(self.t, k, repeats), _repeated(self.t, v, repeats)
-        return fused.sdpa(self.t, q, k, v, self.backend, self.tf32)
+        return fused.sdpa(self.t, q, k, v, self.backend, self.tf32, self._by_head())
 
     def _heads_repeated(self) -> int:
         """How often keys and values are repeated: the fused backends for half precision take grouped heads as they are."""

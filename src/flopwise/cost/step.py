@@ -208,11 +208,14 @@ def sdpa_backend(attention: str, precision: str, gpu: Gpu | None) -> str:
 
 
 def workspace_bytes(gpu: Gpu | None) -> int:
-    """cuBLAS's workspace as PyTorch sets it up: 32 MiB on Hopper, 8.1 MiB elsewhere.
+    """The BLAS library's workspace as PyTorch sets it up (ATen/cuda/CublasHandlePool.cpp): 32 MiB on Hopper, 128 MiB on
+    the MI300, 8.1 MiB elsewhere.
 
     >>> workspace_bytes(None) // 2**20
     32
     """
+    if gpu is not None and gpu.name == "mi300x":
+        return 128 * _MIB
     return 32 * _MIB if gpu is None or _major(gpu) == 9 else 4096 * 2 * 1024 + 16 * 8 * 1024
 
 

@@ -275,12 +275,15 @@ class Tape(Memory):
             buffer[slot] = grad
             return
         old = buffer[slot]
-        # The sum is written over the gradient that waits here, unless something else still refers to that one.
-        alone = sys.getrefcount(old.storage) <= 2
-        if alone:
+        if self.may_overwrite(old):
             self.work("add_", "elementwise", (old, grad), old.n_bytes, old.dtype)
         else:
             buffer[slot] = self.run("add", "elementwise", (old, grad), old.shape, old.dtype)
+
+    @staticmethod
+    def may_overwrite(waiting: Tensor) -> bool:
+        """A sum is written over the gradient that waits for it, unless something else still refers to that one."""
+        return sys.getrefcount(waiting.storage) <= 2  # the tensor's reference and the call's
 
     def _keep_gradient(self, parameter: Parameter, grad: Tensor) -> None:
         if parameter.gradient is None:
@@ -291,7 +294,7 @@ class Tape(Memory):
 
     def _shaped(self, grad: Tensor, shape: Shape, dtype: str) -> Tensor:
         """What was broadcast forward is summed on the way back, and a gradient has its tensor's dtype."""
-        if grad.shape != shape and grad.numel != math.prod(shape):
+        if grad.shape != shape:
             grad = self.run("sum", REDUCTION, (grad,), shape, grad.dtype)
         if grad.dtype != dtype:
             grad = self.run("to", COPY, (grad,), shape, dtype)
