@@ -21,8 +21,9 @@ import polars as pl
 
 from flopwise.errors import FlopwiseError
 from flopwise.trace import tables
-from flopwise.trace.kineto_columns import Columns, NeedsExactTimes
+from flopwise.trace.kineto_columns import Columns
 from flopwise.trace.kineto_stream import EventStream
+from flopwise.trace.kineto_times import NeedsExactTimes
 from flopwise.trace.tables import NO_ID, Trace
 
 _GRAPH_LAUNCH = re.compile(r"(?:cuda|cu|hip)GraphLaunch")
@@ -184,6 +185,7 @@ def _notes(columns: Columns, stream: EventStream, on_gpu: list[pl.DataFrame]) ->
     found = {
         "events have no usable time or a negative duration: dropped": columns.unusable + stream.dropped,
         "events are not complete spans (ph is not X): not read": columns.incomplete,
+        "events begin without an end or end without a beginning: not read": columns.pairs.unpaired,
         "kernels and copies belong to no known process": orphans,
     }
     notes = [f"{count:,} {what}" for what, count in found.items() if count]
