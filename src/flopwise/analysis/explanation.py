@@ -87,21 +87,23 @@ def explain_trace(trace: Trace, untraced: Point | None = None) -> Explanation:
     if not trace.kernels.height and not trace.graph_runs.height:
         raise FlopwiseError(f"{trace.path} has no GPU work in it", "was it captured on a GPU, with CUDA activity on?")
     attribution = attribute(trace)
-    steps = find_steps(trace, attribution.table)
-    launched = attribution.table["launch_ns"].fill_null(attribution.table["start_ns"]).to_numpy()
+    table = attribution.table
+    steps = find_steps(trace, table)
+    launched = table["launch_ns"].fill_null(table["start_ns"]).to_numpy()
     inside = steps.of(launched) >= 0
-    everywhere = attribution.table.filter(pl.Series(inside)).with_columns(
-        pl.col("class", "phase", "name", "module").cast(pl.String)
-    )
+    outside = len(inside) - int(inside.sum())
+    everywhere = table.filter(pl.Series(inside)) if outside else table
     if not everywhere.height:
         raise FlopwiseError(
             f"{trace.path}: no GPU work falls into the steps found ({steps.how})", "is the trace cut off?"
         )
+    n_devices = everywhere["device"].n_unique()
     device, work = _busiest(everywhere)
     low = int(work["start_ns"].to_numpy().min())
     high = int((work["start_ns"] + work["duration_ns"]).to_numpy().max())
     waiting = idle(trace, low, high, device)
     n = len(steps)
+    work = _parts(work)
     forward = work.filter(pl.col("phase").is_in([FORWARD, LOSS]))
     both = work.filter(pl.col("phase").is_in([FORWARD, LOSS, BACKWARD]))
     bound, verdict = _verdict(waiting, high - low)
@@ -133,15 +135,22 @@ def explain_trace(trace: Trace, untraced: Point | None = None) -> Explanation:
         verdict=verdict,
         coverage={name: getattr(attribution.coverage, name) for name in ("launch", "op", "phase", "module", "range")},
         host_ns={t.phase: float(median(t.wall_ns)) for t in untraced.phases if t.wall_ns} if untraced else {},
-        notes=trace.notes
-        + _left_out(attribution.table.height - everywhere.height, everywhere["device"].n_unique(), device),
+        notes=trace.notes + _left_out(outside, n_devices, device),
     )
 
 
 def _busiest(work: pl.DataFrame) -> tuple[int, pl.DataFrame]:
     """The device that worked most, and its work: steps of several devices at once would not add up to one step."""
-    device = int(work.group_by("device").agg(pl.col("duration_ns").sum()).sort("duration_ns")["device"][-1])
-    return device, work.filter(pl.col("device") == device)
+    by_device = work.select("device", "duration_ns").group_by("device").agg(pl.col("duration_ns").sum())
+    device = int(by_device.sort("duration_ns")["device"][-1])
+    return device, work if by_device.height == 1 else work.filter(pl.col("device") == device)
+
+
+def _parts(work: pl.DataFrame) -> pl.DataFrame:
+    """The work added up by all that is asked of it: what follows is sums over thousands of rows and not over millions."""
+    telling = ["source", "phase", "class", "name", "op", "module", "path"]
+    added = work.select(*telling, "duration_ns").group_by(telling).agg(pl.col("duration_ns").sum(), pl.len().alias("count"))
+    return added.with_columns(pl.col(telling).cast(pl.String))
 
 
 def _left_out(outside: int, n_devices: int, device: int) -> tuple[str, ...]:
@@ -171,7 +180,7 @@ def _shares(work: pl.DataFrame, column: str, n: int) -> tuple[Share, ...]:
     total = max(_sum(work), 1)
     rows = (
         work.group_by(column)
-        .agg(pl.col("duration_ns").sum(), pl.len())
+        .agg(pl.col("duration_ns", "count").sum())
         .sort("duration_ns", column, descending=[True, False])
     )
     return tuple(
@@ -190,11 +199,17 @@ def _matrix(work: pl.DataFrame, n: int) -> dict[str, dict[str, float]]:
 
 
 def _kernels(work: pl.DataFrame, n: int) -> tuple[Kernel, ...]:
+    """By name; of a name in several classes, the class it is in most often."""
     total = max(_sum(work), 1)
-    rows = (
+    by_class = (
         work.filter(pl.col("source") == "kernel")
-        .group_by("name")
-        .agg(pl.col("class").mode().sort().first(), pl.col("duration_ns").sum(), pl.len())
+        .group_by("name", "class")
+        .agg(pl.col("duration_ns", "count").sum())
+        .sort("count", "class", descending=[True, False])
+    )
+    rows = (
+        by_class.group_by("name", maintain_order=True)
+        .agg(pl.col("class").first(), pl.col("duration_ns", "count").sum())
         .sort("duration_ns", "name", descending=[True, False])
     )
     return tuple(
@@ -210,7 +225,7 @@ def _matmul_share(work: pl.DataFrame) -> float:
 def _precisions(work: pl.DataFrame) -> dict[str, float]:
     """The matmuls' time by precision, as far as the names say."""
     matmuls = work.filter(pl.col("class") == MATMUL)
-    shares: dict[str, float] = {}
+    spent: dict[str, int] = {}
     for name, ns in matmuls.group_by("name").agg(pl.col("duration_ns").sum()).iter_rows():
         found = matmul_precision(name)
         where = (
@@ -221,16 +236,17 @@ def _precisions(work: pl.DataFrame) -> dict[str, float]:
             else " CUDA cores"
         )
         label = f"{found.precision}{where}" if found else "unknown"
-        shares[label] = shares.get(label, 0.0) + ns / max(_sum(matmuls), 1)
-    return dict(sorted(shares.items(), key=lambda item: -item[1]))
+        spent[label] = spent.get(label, 0) + ns
+    total = max(_sum(matmuls), 1)
+    return {label: ns / total for label, ns in sorted(spent.items(), key=lambda item: (-item[1], item[0]))}
 
 
 def _attention(forward: pl.DataFrame, n: int) -> AttentionParts:
     """By the ranges and modules that name attention; the score and value matmuls are batched, the projections are not."""
-    where = pl.concat_str(pl.col("path").cast(pl.String).fill_null(""), pl.col("module").fill_null(""), separator="/")
+    where = pl.concat_str(pl.col("path").fill_null(""), pl.col("module").fill_null(""), separator="/")
     scope = forward.filter(where.str.contains(_ATTENTION))
     softmax = scope.filter((pl.col("class") == SOFTMAX) | where.str.contains("(?i)softmax"))
-    inner = where.str.contains("(?i)scores|attn_pv|values?$|attn_value") | pl.col("op").cast(pl.String).str.contains(
+    inner = where.str.contains("(?i)scores|attn_pv|values?$|attn_value") | pl.col("op").str.contains(
         "bmm|baddbmm"
     ).fill_null(False)
     return AttentionParts(

@@ -18,12 +18,14 @@ is known of it, as in a CUDA graph of a whole step. Everything else is 'other'.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import polars as pl
 
 from flopwise.trace import kernel_class
 from flopwise.trace.host import Host, Points
+from flopwise.trace.lookup import first_rows
 from flopwise.trace.nesting import Flags, Ints
 from flopwise.trace.phases import BACKWARD, FORWARD, LOSS, OPTIMIZER, OTHER, PHASES, RECOMPUTE
 from flopwise.trace.scopes import Scopes
@@ -102,50 +104,79 @@ def _work(trace: Trace) -> pl.DataFrame:
     graphs = trace.graph_runs.with_columns(
         name=pl.lit(first + len(kinds), pl.UInt32), graph_node=pl.lit(NO_ID, pl.Int64)
     )
-    columns = ["process", "correlation", "graph_node", "start_ns", "end_ns", "device", "stream", "name"]
-    parts = [
-        table.select(columns).with_columns(pl.lit(source, pl.Enum(SOURCES)).alias("source")).with_row_index("index")
-        for source, table in zip(SOURCES, (trace.kernels, copies, graphs), strict=True)
-    ]
-    work = pl.concat(parts).join(_calls(trace), on=["process", "correlation"], how="left", maintain_order="left")
-    work = work.join(_captures(trace), on=["process", "graph_node"], how="left", maintain_order="left")
-    names = pl.Series([*trace.names, *copy_names, GRAPH_RUN], dtype=pl.Categorical)
-    return work.sort("start_ns", "device", "stream", "source", "index").select(
-        "process",
-        "source",
-        "index",
-        "start_ns",
-        (pl.col("end_ns") - pl.col("start_ns")).alias("duration_ns"),
-        "device",
-        "stream",
-        pl.col("name").map_batches(names.gather, return_dtype=pl.Categorical),
-        "launch_thread",
-        "launch_ns",
-        pl.col("attributed").fill_null("unattributed"),
-        pl.coalesce("capture_thread", "launch_thread").alias("from_thread"),
-        pl.when(pl.col("capture_thread").is_null()).then("launch_ns").otherwise("capture_ns").alias("from_ns"),
-    )
+    tables = (trace.kernels, copies, graphs)
+    order = _order([np.concatenate([t[name].to_numpy() for t in tables]) for name in ("start_ns", "device", "stream")])
 
+    def column(name: str) -> Any:
+        return np.concatenate([table[name].to_numpy() for table in tables])[order]
 
-def _calls(trace: Trace) -> pl.DataFrame:
-    """The launch of each correlation id; where a runtime call and the driver call in it share one, the outer."""
-    how = pl.Enum(ATTRIBUTED)
-    calls = pl.concat(
+    heights = [table.height for table in tables]
+    source = np.repeat(np.arange(len(tables), dtype=np.uint8), heights)[order]
+    index = np.concatenate([np.arange(height, dtype=np.uint32) for height in heights])[order]
+    start, process = column("start_ns"), column("process")
+    names = pl.Series("name", [*trace.names, *copy_names, GRAPH_RUN], dtype=pl.Categorical)
+    work = pl.DataFrame(
         [
-            trace.launches.with_columns(attributed=pl.lit("launch", how)),
-            trace.graph_launches.with_columns(attributed=pl.lit("graph", how)),
+            pl.Series("process", process),
+            pl.Series("source", SOURCES, dtype=pl.Enum(SOURCES)).gather(source),
+            pl.Series("index", index),
+            pl.Series("start_ns", start),
+            pl.Series("duration_ns", column("end_ns") - start),
+            pl.Series("device", column("device")),
+            pl.Series("stream", column("stream")),
+            names.gather(column("name")),
         ]
     )
-    calls = calls.filter(pl.col("correlation") > 0).sort("start_ns", "end_ns", descending=[False, True])
-    calls = calls.unique(["process", "correlation"], keep="first", maintain_order=True)
-    return calls.select("process", "correlation", "attributed", launch_thread="thread", launch_ns="start_ns")
+    calls = _calls(trace, process, column("correlation"))
+    return work.with_columns(*calls, *_origin(trace, process, column("graph_node"), calls))
 
 
-def _captures(trace: Trace) -> pl.DataFrame:
-    """Where a graph's node was captured: its ops and ranges are there, the launch of the whole graph has none for each."""
+def _order(keys: list[Any]) -> Ints:
+    """By the first key, then the next; rows that tie in all keep their order. Keys that are the same in all rows cost nothing."""
+    telling = [key for key in keys if len(key) and (key != key[0]).any()]
+    return np.lexsort(telling[::-1]) if telling else np.arange(len(keys[0]))
+
+
+def _calls(trace: Trace, process: Ints, correlation: Ints) -> list[pl.Series]:
+    """The launch of each correlation id; where a runtime call and the driver call in it share one, the outer."""
+    both = (trace.launches, trace.graph_launches)
+
+    def column(name: str) -> Ints:
+        return np.concatenate([table[name].to_numpy() for table in both])
+
+    start = column("start_ns")
+    order = np.lexsort((-column("end_ns"), start))
+    known = order[column("correlation")[order] > 0]
+    row = first_rows((process, correlation), (column("process")[known], column("correlation")[known]))
+    launched = row >= 0
+    row = known[row] if len(known) else row
+    how = np.where(launched, np.where(row < trace.launches.height, 0, 1), 2)
+    return [
+        pl.Series("attributed", ATTRIBUTED, dtype=pl.Enum(ATTRIBUTED)).gather(how),
+        _or_null("launch_thread", column("thread"), row, launched),
+        _or_null("launch_ns", start, row, launched),
+    ]
+
+
+def _origin(trace: Trace, process: Ints, node: Ints, calls: list[pl.Series]) -> list[pl.Series]:
+    """Where the program was when it asked for the work: at the launch; of a graph's node at its capture, where ops and ranges
+    are: the launch of the whole graph has none for each."""
+    _, thread, time = calls
     nodes = trace.graph_nodes.filter(pl.col("graph_node") != NO_ID)
-    nodes = nodes.unique(["process", "graph_node"], keep="first", maintain_order=True)
-    return nodes.select("process", "graph_node", capture_thread="thread", capture_ns="start_ns")
+    row = first_rows((process, node), (nodes["process"].to_numpy(), nodes["graph_node"].to_numpy()))
+    captured = row >= 0
+    if captured.any():
+        at = pl.Series(captured)
+        thread = _or_null("thread", nodes["thread"].to_numpy(), row, captured).zip_with(at, thread)
+        time = _or_null("time", nodes["start_ns"].to_numpy(), row, captured).zip_with(at, time)
+    return [thread.alias("from_thread"), time.alias("from_ns")]
+
+
+def _or_null(name: str, values: Ints, rows: Ints, known: Flags) -> pl.Series:
+    if not len(values):
+        return pl.Series(name, [None], dtype=pl.Int64).new_from_index(0, len(rows))
+    column = pl.Series(name, values[rows])
+    return column if known.all() else column.set(pl.Series(~known), None)
 
 
 def _name(host: Host, positions: Ints) -> Ints:
