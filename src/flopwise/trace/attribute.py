@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from flopwise.trace import kernel_class
 from flopwise.trace.host import Host, Points
@@ -75,15 +76,17 @@ def attribute(trace: Trace) -> Attribution:
     marked = host.phases.innermost(at.lane, at.time)
     forward = host.forward_of(node)
     scope = _scope(host, at, node, forward)
-    phase = _phase(host, at, op, node, marked)
+    in_loss = host.losses.innermost(at.lane, at.time) >= 0
+    phase = _phase(host, at, op, node, marked, in_loss)
     kind = _class(work, host, op, phase)
-    phase = _refined(host, at, work, phase, kind)
+    phase = _refined(work, phase, kind, in_loss)
     module, path = Scopes(host).of(scope)
-    names = pl.Series([*host.names, None], dtype=pl.Categorical)
+    top = host.ops.outermost().innermost(at.lane, at.time)
+    above = {"op": _name(host, op), "top_op": _name(host, top), "forward_op": _name(host, forward)}
+    del host  # millions of spans: their memory serves the table
+    names = pl.Series([*trace.names, None], dtype=pl.Categorical)
     table = work.drop("process", "from_thread", "from_ns").with_columns(
-        names.gather(_name(host, op)).alias("op"),
-        names.gather(_name(host, host.ops.outermost().innermost(at.lane, at.time))).alias("top_op"),
-        names.gather(_name(host, forward)).alias("forward_op"),
+        *(names.gather(number).alias(column) for column, number in above.items()),
         module,
         path,
         pl.Series("phase", PHASES, dtype=pl.Enum(PHASES)).gather(phase),
@@ -179,9 +182,9 @@ def _or_null(name: str, values: Ints, rows: Ints, known: Flags) -> pl.Series:
     return column if known.all() else column.set(pl.Series(~known), None)
 
 
-def _name(host: Host, positions: Ints) -> Ints:
+def _name(host: Host, positions: Ints) -> NDArray[np.uint32]:
     """The names' numbers; one past the last name where there is no span."""
-    nothing = len(host.names)
+    nothing = np.uint32(len(host.names))
     if len(host.name) == 0:
         return np.full(len(positions), nothing)
     return np.where(positions >= 0, host.name[positions], nothing)
@@ -203,9 +206,9 @@ def _scope(host: Host, at: Points, node: Ints, forward: Ints) -> Ints:
     return np.where(found < 0, own, found)
 
 
-def _phase(host: Host, at: Points, op: Ints, node: Ints, marked: Ints) -> Ints:
+def _phase(host: Host, at: Points, op: Ints, node: Ints, marked: Ints, in_loss: Flags) -> Ints:
     """Codes of PHASES by the rules above, the kernels' own names not yet asked."""
-    by_range = np.where(marked >= 0, host.phase[marked], -1) if len(host.phase) else marked
+    by_range = np.where(marked >= 0, host.phase[marked], np.int8(-1)) if len(host.phase) else marked
     forward = host.forward.innermost(at.lane, at.time)
     lane = np.maximum(at.lane, 0)
     elsewhere = host.inside_backward_range(at) & ~host.lanes_with_ops[lane] if len(host.lanes) else node >= 0
@@ -218,16 +221,16 @@ def _phase(host: Host, at: Points, op: Ints, node: Ints, marked: Ints) -> Ints:
         (node >= 0, BACKWARD),
         *((by_range == _CODE[phase], phase) for phase in PHASES),
         (autograd | elsewhere, BACKWARD),
-        (host.losses.innermost(at.lane, at.time) >= 0, LOSS),
+        (in_loss, LOSS),
         (host.optimizers.innermost(at.lane, at.time) >= 0, OPTIMIZER),
         ((forward >= 0) | ((op >= 0) & host.only_ops), FORWARD),
     ]
-    return np.select([holds for holds, _ in rules], [_CODE[phase] for _, phase in rules], _CODE[OTHER])
+    return np.select([holds for holds, _ in rules], [np.int8(_CODE[phase]) for _, phase in rules], np.int8(_CODE[OTHER]))
 
 
-def _refined(host: Host, at: Points, work: pl.DataFrame, phase: Ints, kind: pl.Series) -> Ints:
+def _refined(work: pl.DataFrame, phase: Ints, kind: pl.Series, in_loss: Flags) -> Ints:
     """What kernels say themselves: the loss inside the forward pass, the optimizer where nothing else is known."""
-    is_loss = (kind == LOSS_KERNEL).to_numpy() | (host.losses.innermost(at.lane, at.time) >= 0)
+    is_loss = (kind == LOSS_KERNEL).to_numpy() | in_loss
     is_optimizer = (kind == OPTIMIZER_KERNEL).to_numpy()
     loose = (phase == _CODE[OTHER]) | (work["attributed"] == "graph").to_numpy()
     phase = np.where((phase == _CODE[FORWARD]) & is_loss, _CODE[LOSS], phase)
@@ -236,33 +239,32 @@ def _refined(host: Host, at: Points, work: pl.DataFrame, phase: Ints, kind: pl.S
 
 def _class(work: pl.DataFrame, host: Host, op: Ints, phase: Ints) -> pl.Series:
     """Each distinct (name, op, in the optimizer or not) is classified once."""
-    keys = pl.DataFrame(
-        {
-            "name": work["name"].to_physical(),
-            "op": pl.Series(_name(host, op)),
-            "stepping": pl.Series(phase == _CODE[OPTIMIZER]),
-        }
-    )
-    cases = keys.with_columns(text=work["name"]).unique(["name", "op", "stepping"], maintain_order=True)
     ops = [*host.names, ""]
+    keys = work["name"].to_physical().to_numpy().astype(np.int64)
+    keys *= 2 * len(ops)
+    keys += 2 * _name(host, op)
+    keys += phase == _CODE[OPTIMIZER]
+    cases, first, which = np.unique(keys, return_index=True, return_inverse=True)
+    texts = work["name"][first].cast(pl.String)
     kinds = [
-        kernel_class.classify(text, ops[above], OPTIMIZER if stepping else "")
-        for text, above, stepping in zip(cases["text"].cast(pl.String), cases["op"], cases["stepping"], strict=True)
+        kernel_class.classify(text, ops[case // 2 % len(ops)], OPTIMIZER if case % 2 else "")
+        for text, case in zip(texts, cases.tolist(), strict=True)
     ]
-    cases = cases.drop("text").with_columns(pl.Series("class", kinds, dtype=pl.Enum(CLASSES)))
-    return keys.join(cases, on=["name", "op", "stepping"], how="left", maintain_order="left")["class"]
+    return pl.Series("class", kinds, dtype=pl.Enum(CLASSES)).gather(which)
 
 
 def _coverage(table: pl.DataFrame, ranged: Flags) -> Coverage:
-    def share(known: pl.Expr) -> float:
-        return float(spent.select((pl.col("duration_ns") * known).sum()).item()) / total if total else 1.0
+    spent = table["duration_ns"].to_numpy()
+    total = int(spent.sum())
 
-    spent = table.select("duration_ns", "attributed", "op", "phase", "module", ranged=pl.Series(ranged))
-    total = int(spent["duration_ns"].sum())
+    def share(known: pl.Series | Flags) -> float:
+        flags = known.to_numpy() if isinstance(known, pl.Series) else known
+        return float(spent[flags].sum()) / total if total else 1.0
+
     return Coverage(
-        launch=share(pl.col("attributed") != "unattributed"),
-        op=share(pl.col("op").is_not_null()),
-        phase=share(pl.col("phase") != OTHER),
-        module=share(pl.col("module").is_not_null()),
-        range=share(pl.col("ranged")),
+        launch=share(table["attributed"] != "unattributed"),
+        op=share(table["op"].is_not_null()),
+        phase=share(table["phase"] != OTHER),
+        module=share(table["module"].is_not_null()),
+        range=share(ranged),
     )

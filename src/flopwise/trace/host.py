@@ -32,7 +32,7 @@ class Points:
 
 
 class Host:
-    """Ops and ranges of every thread, nested. A span is known by its position in `Nesting`'s order.
+    """Ops and ranges of every thread, nested. A span is known by its position in the order of a `Nesting`.
 
     Columns are numpy's and as narrow as they can be: of a long trace there are millions of spans, and what polars has once
     held it does not give back.
@@ -46,8 +46,8 @@ class Host:
         spans = (trace.ranges, trace.ops)
         lane = np.concatenate([self.lanes_of(table["process"], table["thread"]) for table in spans])
         start, end = (np.concatenate([table[name].to_numpy() for table in spans]) for name in ("start_ns", "end_ns"))
-        self.nesting = Nesting(lane, start, end)
-        order = self.nesting.order
+        nesting = Nesting(lane, start, end)
+        order = self._order = nesting.order
         self.lane: NDArray[np.int32] = lane.astype(np.int32)[order]
         self.start: Ints = start[order]
         self.end: Ints = end[order]
@@ -57,9 +57,9 @@ class Host:
         none = np.full(self._n_ranges, NO_ID)
         self._sequence: Ints = np.concatenate([none, trace.ops["sequence"].to_numpy()])[order]
         self._forward_thread = trace.ops["forward_thread"]
-        self._place(trace, name)
+        self._place(trace, nesting, name)
 
-    def _place(self, trace: Trace, name: NDArray[np.uint32]) -> None:
+    def _place(self, trace: Trace, whole: Nesting, name: NDArray[np.uint32]) -> None:
         """Name what each span is; a name is looked at once."""
         kinds = trace.ranges["kind"]
         n_ops = trace.ops.height
@@ -67,7 +67,6 @@ class Host:
         def of_kind(kind: str) -> Flags:
             return np.concatenate([(kinds == kind).to_numpy(), np.zeros(n_ops, dtype=bool)])
 
-        whole = self.nesting
         is_op = np.arange(self._n_ranges + n_ops) >= self._n_ranges
         module, step = of_kind("module"), of_kind("step") | self._named(_STEP)[name]
         sequenced = np.empty(len(name), dtype=bool)
@@ -121,7 +120,7 @@ class Host:
         """The rows of ops in the Trace's table; -1 stays none."""
         if len(self.lane) == 0:
             return positions
-        return np.where(positions >= 0, self.nesting.order[positions] - self._n_ranges, -1)
+        return np.where(positions >= 0, self._order[positions] - self._n_ranges, -1)
 
     @cached_property
     def only_ops(self) -> bool:
@@ -239,6 +238,13 @@ class _Sequences:
 
 def _lanes(trace: Trace) -> pl.DataFrame:
     tables = (trace.launches, trace.graph_launches, trace.ops, trace.ranges, trace.graph_nodes)
-    pairs = [table.select("process", "thread").unique() for table in tables]
-    threads = pl.concat(pairs).unique().sort("process", "thread")
+    threads = pl.concat([_threads(table) for table in tables]).unique().sort("process", "thread")
     return threads.with_columns(lane=pl.int_range(pl.len(), dtype=pl.Int64))
+
+
+def _threads(table: pl.DataFrame) -> pl.DataFrame:
+    """The distinct threads; a table mostly holds long runs of one and the same."""
+    process, thread = table["process"].to_numpy(), table["thread"].to_numpy()
+    first = np.ones(len(thread), dtype=bool)
+    first[1:] = (thread[1:] != thread[:-1]) | (process[1:] != process[:-1])
+    return pl.DataFrame({"process": process[first], "thread": thread[first]}).unique()

@@ -89,7 +89,7 @@ class Columns:
         self._pack: dict[str, Pack] = {table: _format(record).pack for table, record in self._records.items()}
         self._packed: dict[str, list[bytes]] = {table: [] for table in _ARGS_OF}
         self._size = dict.fromkeys(_ARGS_OF, 0)
-        self._parts: dict[str, list[dict[str, NDArray[Any]]]] = {table: [] for table in _ARGS_OF}
+        self._columns = {table: _growing(table) for table in _ARGS_OF}
 
     def add(self, events: Events) -> None:
         self.events += len(events)
@@ -206,32 +206,54 @@ class Columns:
         if table in ON_GPU:  # a device or stream that args do not give is the event's pid or tid
             for column, stand_in in (("device", "process"), ("stream", "thread")):
                 part[column] = np.where(rows[column] < 0, rows[stand_in], rows[column])
-        self._parts[table].append({name: _narrow(part[name]) for name in _columns(table)})
+        for column in ("correlation", "graph_node"):  # they count from 1; writers put 0 where there is none
+            if column in part:
+                part[column] = np.where(rows[column] > 0, rows[column], NO_ID)
+        for name, column in self._columns[table].items():
+            column.append(part[name])
 
     def empty(self) -> bool:
         for table, size in self._size.items():
             if size:
                 self._unpack(table)
-        return not any(len(part["name"]) for parts in self._parts.values() for part in parts)
+        return not any(len(columns["name"].taken()) for columns in self._columns.values())
 
     def take(self, table: str) -> pl.DataFrame:
         """Hand over a table, from time zero, sorted by start and, where two start together, the enclosing one first."""
         if self._size[table]:
             self._unpack(table)
-        parts, self._parts[table] = self._parts[table], []
-        names = _columns(table)
-        if not parts:
-            unsigned = {name: pl.UInt32 for name in ("name", "shape") if name in names}
-            return pl.DataFrame(schema=dict.fromkeys(names, pl.Int64) | unsigned)
-        start, end = (
-            _wide(np.concatenate([part.pop(name) for part in parts])) - self.earliest_ns for name in names[:2]
-        )
+        found, self._columns[table] = self._columns[table], _growing(table)
+        start, end = (_wide(found.pop(name).taken()) - self.earliest_ns for name in ("start_ns", "end_ns"))
         order = np.lexsort((-end, start))
         columns = {"start_ns": start[order], "end_ns": end[order]}
         del start, end
-        for name in names[2:]:
-            columns[name] = _wide(np.concatenate([part.pop(name) for part in parts])[order])
-        return pl.DataFrame(columns)
+        for name in list(found):
+            columns[name] = _wide(found.pop(name).taken()[order])
+        frame = pl.DataFrame(columns)
+        process = columns.get("process")
+        if process is not None and len(process) and (process == process[0]).all():
+            frame = frame.with_columns(process=pl.lit(int(process[0]), pl.Int64))  # held once, not once a row
+        return frame
+
+
+class _Growing:
+    """A column that grows in one piece, so that all of its memory goes back at once; 32 bits wide where that is enough."""
+
+    def __init__(self, unsigned: bool) -> None:
+        self._values = bytearray()
+        self._dtype: np.dtype[Any] = np.dtype(np.uint32 if unsigned else np.int32)
+
+    def append(self, values: NDArray[Any]) -> None:
+        if self._dtype == np.int32 and len(values) and not -(2**31) <= values.min() <= values.max() < 2**31:
+            self._values, self._dtype = bytearray(self.taken().astype(np.int64).tobytes()), np.dtype(np.int64)
+        self._values += values.astype(self._dtype).tobytes()
+
+    def taken(self) -> NDArray[Any]:
+        return np.frombuffer(self._values, self._dtype)
+
+
+def _growing(table: str) -> dict[str, _Growing]:
+    return {name: _Growing(unsigned=name in ("name", "shape")) for name in _columns(table)}
 
 
 def _record(table: str, exact: bool) -> np.dtype[np.void]:
@@ -252,14 +274,6 @@ def _columns(table: str) -> list[str]:
     host = [] if table in ON_GPU else ["process", "thread"]
     given = [name for name in _ARGS_OF[table] if name != "bytes" or table == "copies"]
     return ["start_ns", "end_ns", "name", *given, *host, *(["shape"] if table == "ops" else [])]
-
-
-def _narrow(column: NDArray[Any]) -> NDArray[Any]:
-    """Half the memory while the file is read: ids rarely need 64 bits."""
-    if column.dtype != np.int64:
-        return np.ascontiguousarray(column)
-    narrow = column.astype(np.int32)
-    return narrow if (narrow == column).all() else np.ascontiguousarray(column)
 
 
 def _wide(column: NDArray[Any]) -> NDArray[Any]:

@@ -7,6 +7,7 @@ Ints = NDArray[np.int64]
 Pair = tuple[Ints, Ints]
 
 _KEY_LIMIT = 2**62  # keys are int64
+_TABLE = 1 << 25  # flags in a table, a byte each
 
 
 def first_rows(wanted: Pair, known: Pair) -> Ints:
@@ -29,6 +30,21 @@ def first_rows(wanted: Pair, known: Pair) -> Ints:
     rows = at if order is None else order[at]
     rows[missing] = -1
     return rows
+
+
+def among(values: Ints, ids: Ints) -> NDArray[np.bool_]:
+    """Whether each value is one of the ids; ids that count from 1, as correlation ids do, are looked up in a table of flags.
+
+    >>> among(np.array([3, 9, -1]), np.array([1, 3]))
+    array([ True, False, False])
+    """
+    high = int(ids.max(initial=0))
+    if high > _TABLE or int(ids.min(initial=0)) < 0:
+        return np.isin(values, ids)
+    flags = np.zeros(high + 2, dtype=bool)
+    flags[ids] = True
+    flags[high + 1] = False
+    return flags[np.where((values < 0) | (values > high), high + 1, values)]
 
 
 def _keys(wanted: Pair, known: Pair) -> Pair:

@@ -58,7 +58,7 @@ class Nesting:
         self.order: Ints = np.lexsort((-last, first)).astype(np.int64)  # position -> row
         self._starts: Ints = first[self.order]
         self._ends: Ints = last[self.order]
-        self._positions: Ints | None = None  # a subset's places in the whole
+        self._positions: NDArray[np.int32 | np.int64] | None = None  # a subset's places in the whole
         self._tree: list[Ints] | None = None
 
     def subset(self, rows: Flags) -> "Nesting":
@@ -78,7 +78,8 @@ class Nesting:
         local = positions if local is None else local
         part._clock, part.order = self._clock, self.order
         part._starts, part._ends = self._starts[local], self._ends[local]
-        part._positions, part._tree = positions.astype(np.int64), None
+        narrow = np.int32 if len(self.order) < 2**31 else np.int64
+        part._positions, part._tree = positions.astype(narrow), None
         return part
 
     def innermost(self, lane: Ints, time: Ints) -> Ints:
@@ -99,7 +100,7 @@ class Nesting:
     def _whole(self, local: Ints) -> Ints:
         if self._positions is None or len(self._positions) == 0:
             return local
-        return np.where(local >= 0, self._positions[local], -1)
+        return np.where(local >= 0, self._positions[local], -1).astype(np.int64, copy=False)
 
     def _last_open(self, before: Ints, keys: Ints) -> Ints:
         """The largest place < `before` whose end lies after the key, else -1: climb the tree of maxima, then descend."""
