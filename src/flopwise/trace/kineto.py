@@ -25,6 +25,7 @@ from flopwise.trace.kineto_columns import Columns
 from flopwise.trace.kineto_stream import EventStream
 from flopwise.trace.kineto_times import NeedsExactTimes
 from flopwise.trace.lookup import among, first_rows
+from flopwise.trace.op_shapes import sized_ops
 from flopwise.trace.tables import NO_ID, Trace
 
 _GRAPH_LAUNCH = re.compile(r"(?:cuda|cu|hip)GraphLaunch")
@@ -97,6 +98,8 @@ def _trace(columns: Columns, stream: EventStream) -> Trace:
         syncs=_shaped(calls.filter(_named(names, _SYNC)), tables.SYNCS),
         ops=_shaped(ops, tables.OPS),
         ranges=_ranges(annotations, marked_steps, modules, steps, marked),
+        sized_ops=sized_ops(ops["shape"]),
+        shapes=tuple(columns.shapes.ids),
         gpu=_gpu_name(stream),
         notes=_notes(columns, stream, [kernels, copies]),
     )

@@ -15,6 +15,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from flopwise.trace.growing import Growing
 from flopwise.trace.kineto_pairs import BEGIN, END, Pairs
 from flopwise.trace.kineto_stream import NO_DIMS, Args, Event
 from flopwise.trace.kineto_times import (
@@ -24,7 +25,7 @@ from flopwise.trace.kineto_times import (
     nanoseconds,
     start_times,
 )
-from flopwise.trace.op_shapes import NO_SHAPE, Shapes
+from flopwise.trace.op_shapes import NO_SHAPE, SIZED, Shapes
 from flopwise.trace.tables import NO_ID
 
 # Event categories, as written since PyTorch 1.12; the capitalised ones before.
@@ -166,7 +167,7 @@ class Columns:
                         ids[e.name],
                         (a := e.args).sequence,
                         a.forward_thread,
-                        NO_SHAPE if a.dims is NO_DIMS else shape(e.name, bytes(a.dims)),
+                        NO_SHAPE if a.dims is NO_DIMS or e.name not in SIZED else shape(bytes(a.dims)),
                     )
                     for e in events
                 ]
@@ -216,19 +217,19 @@ class Columns:
         for table, size in self._size.items():
             if size:
                 self._unpack(table)
-        return not any(len(columns["name"].taken()) for columns in self._columns.values())
+        return not any(len(columns["name"]) for columns in self._columns.values())
 
     def take(self, table: str) -> pl.DataFrame:
         """Hand over a table, from time zero, sorted by start and, where two start together, the enclosing one first."""
         if self._size[table]:
             self._unpack(table)
         found, self._columns[table] = self._columns[table], _growing(table)
-        start, end = (_wide(found.pop(name).taken()) - self.earliest_ns for name in ("start_ns", "end_ns"))
+        start, end = (found.pop(name).values() - self.earliest_ns for name in ("start_ns", "end_ns"))
         order = np.lexsort((-end, start))
         columns = {"start_ns": start[order], "end_ns": end[order]}
         del start, end
         for name in list(found):
-            columns[name] = _wide(found.pop(name).taken()[order])
+            columns[name] = found.pop(name).ordered(order)
         frame = pl.DataFrame(columns)
         process = columns.get("process")
         if process is not None and len(process) and (process == process[0]).all():
@@ -236,24 +237,8 @@ class Columns:
         return frame
 
 
-class _Growing:
-    """A column that grows in one piece, so that all of its memory goes back at once; 32 bits wide where that is enough."""
-
-    def __init__(self, unsigned: bool) -> None:
-        self._values = bytearray()
-        self._dtype: np.dtype[Any] = np.dtype(np.uint32 if unsigned else np.int32)
-
-    def append(self, values: NDArray[Any]) -> None:
-        if self._dtype == np.int32 and len(values) and not -(2**31) <= values.min() <= values.max() < 2**31:
-            self._values, self._dtype = bytearray(self.taken().astype(np.int64).tobytes()), np.dtype(np.int64)
-        self._values += values.astype(self._dtype).tobytes()
-
-    def taken(self) -> NDArray[Any]:
-        return np.frombuffer(self._values, self._dtype)
-
-
-def _growing(table: str) -> dict[str, _Growing]:
-    return {name: _Growing(unsigned=name in ("name", "shape")) for name in _columns(table)}
+def _growing(table: str) -> dict[str, Growing]:
+    return {name: Growing(np.uint32 if name in ("name", "shape") else np.int64) for name in _columns(table)}
 
 
 def _record(table: str, exact: bool) -> np.dtype[np.void]:
@@ -274,7 +259,3 @@ def _columns(table: str) -> list[str]:
     host = [] if table in ON_GPU else ["process", "thread"]
     given = [name for name in _ARGS_OF[table] if name != "bytes" or table == "copies"]
     return ["start_ns", "end_ns", "name", *given, *host, *(["shape"] if table == "ops" else [])]
-
-
-def _wide(column: NDArray[Any]) -> NDArray[Any]:
-    return column.astype(np.int64) if column.dtype == np.int32 else column

@@ -104,17 +104,20 @@ class Nesting:
 
     def _last_open(self, before: Ints, keys: Ints) -> Ints:
         """The largest place < `before` whose end lies after the key, else -1: climb the tree of maxima, then descend."""
-        if self._tree is None:
-            self._tree = _maxima(self._ends)
         found = np.full(len(before), -1, dtype=np.int64)
         active = np.flatnonzero(before > 0)
         node, bound = before[active], keys[active]
-        for level, maxima in enumerate(self._tree):
+        direct = self._ends[node - 1] > bound  # most often the last to start is still open
+        found[active[direct]] = node[direct] - 1
+        active, node, bound = active[~direct], node[~direct], bound[~direct]
+        if self._tree is None and len(active):
+            self._tree = _maxima(self._ends)
+        for level, maxima in enumerate(self._tree or ()):
             if len(active) == 0:
                 break
             odd = (node & 1) == 1  # the block just before `node` is not covered by its parent's left neighbours
             hit = odd & (maxima[np.where(odd, node - 1, 0)] > bound)
-            found[active[hit]] = _descend(self._tree, level, node[hit] - 1, bound[hit])
+            found[active[hit]] = _descend(self._tree or [], level, node[hit] - 1, bound[hit])
             going = ~hit & (node > 1)
             active, node, bound = active[going], node[going] >> 1, bound[going]
         return found

@@ -14,8 +14,10 @@ import numpy as np
 import polars as pl
 
 from flopwise.errors import one_line
+from flopwise.trace.lookup import among
 from flopwise.trace.nsys_file import MISSING, Export, Ints, open_export, or_no_id, process_of, quoted
 from flopwise.trace.nvtx import Names, read_nvtx, with_engine_sequence
+from flopwise.trace.op_shapes import Shapes, sized_ops
 from flopwise.trace.tables import (
     COPIES,
     GRAPH_LAUNCHES,
@@ -80,6 +82,7 @@ _NEVER_LAUNCHES = re.compile(
 _WAITS = re.compile(
     r"Synchronize|^cu(da)?Memcpy(?!.*(Async|DtoD|Peer))"
 )  # without Async the host waits, except between devices
+_API_NAME = re.compile(r"cu\w{1,100}")
 _GRAPH_LAUNCH = re.compile(r"^cu(da)?GraphLaunch")
 _API_VERSION = re.compile(r"(_ptsz|_ptds)?(_v\d{4,})?$")  # cudaLaunchKernel_v7000: the CUDA that introduced it
 
@@ -89,8 +92,8 @@ Columns = dict[str, Ints]
 def read_nsys(path: str | os.PathLike[str]) -> Trace:
     """Read an export, or a report through the installed nsys. Every fault of the file is a FlopwiseError."""
     with open_export(path) as export:
-        names, notes = Names(), list[str]()
-        tables = _tables(export, names, notes)
+        names, shapes, notes = Names(), Shapes(), list[str]()
+        tables = _tables(export, names, shapes, notes)
         gpu = _gpu_name(export)
     _set_to_one_clock(tables, notes)
     return Trace(
@@ -106,13 +109,15 @@ def read_nsys(path: str | os.PathLike[str]) -> Trace:
         ops=_shaped(with_engine_sequence(tables["ops"]), OPS),
         ranges=_shaped(tables["ranges"], RANGES),
         graph_nodes=_shaped(tables["graph_nodes"], GRAPH_NODES),
+        sized_ops=sized_ops(tables["ops"]["shape"]),
+        shapes=tuple(shapes.ids),
         gpu=gpu,
         notes=tuple(notes),
     )
 
 
-def _tables(export: Export, names: Names, notes: list[str]) -> dict[str, pl.DataFrame]:
-    ops, ranges = read_nvtx(export, names, notes)
+def _tables(export: Export, names: Names, shapes: Shapes, notes: list[str]) -> dict[str, pl.DataFrame]:
+    ops, ranges = read_nvtx(export, names, shapes, notes)
     calls = _calls(export, names)
     work = {
         "kernels": _kernels(export, names, notes),
@@ -176,14 +181,8 @@ def _calls(export: Export, names: Names) -> pl.DataFrame:
 
 def _calls_of(export: Export, table: str, names: Names) -> pl.DataFrame:
     name = export.column(table, "nameId")
-    where = "1"
-    if name:
-        used = export.db.execute(
-            f"SELECT DISTINCT CAST({quoted(name)} AS INTEGER) FROM {quoted(table)} LIMIT 100000"
-        ).fetchall()
-        texts = export.strings(np.array([i for (i,) in used if i is not None], dtype=np.int64))
-        idle = [i for i, text in texts.items() if _NEVER_LAUNCHES.search(text) and not _WAITS.search(text)]
-        where = f"{quoted(name)} NOT IN ({','.join(map(str, idle[:1000]))})"
+    idle = _never_launching(export) if name else []
+    where = f"{quoted(name)} NOT IN ({','.join(map(str, idle))})" if idle else "1"
     calls = export.integers(table, _CALL, where)
     calls["process"] = process_of(calls["thread"])
     calls["thread"], calls["correlation"] = or_no_id(calls["thread"]), or_no_id(calls["correlation"])
@@ -199,6 +198,16 @@ def _calls_of(export: Export, table: str, names: Names) -> pl.DataFrame:
     )
 
 
+def _never_launching(export: Export) -> list[int]:
+    """Ids of the names of calls that need not be fetched; asked of the texts, as a look at all calls would cost half of them."""
+    table = export.table("StringIds")
+    if not (export.column(table, "id") and export.column(table, "value")):
+        return []
+    sql = f"SELECT CAST(id AS INTEGER), CAST(value AS TEXT) FROM {quoted(table)} WHERE substr(value, 1, 2) = 'cu' LIMIT 100000"
+    calls = [(i, text) for i, text in export.db.execute(sql) if i is not None and _API_NAME.fullmatch(str(text))]
+    return [i for i, text in calls if _NEVER_LAUNCHES.search(text) and not _WAITS.search(text)][:1000]
+
+
 def _with_process(work: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
     """Old exports do not say whose kernel it is: it is the only process's, where there is only one."""
     processes = calls["process"].unique()
@@ -210,8 +219,12 @@ def _with_process(work: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
 def _by_effect(calls: pl.DataFrame, work: Mapping[str, pl.DataFrame]) -> dict[str, pl.DataFrame]:
     processes = {process for table in (calls, *work.values()) for process in table["process"].unique()}
     key = ["process", "correlation"] if len(processes) > 1 else ["correlation"]
-    correlated = pl.concat([table.select(key) for table in work.values()]).unique()
-    launched = calls.filter(~pl.col("graph")).join(correlated, on=key, how="semi", maintain_order="left")
+    ids = np.concatenate([table["correlation"].to_numpy() for table in work.values()])
+    is_graph, correlation = calls["graph"].to_numpy(), calls["correlation"].to_numpy()
+    launched = calls[np.flatnonzero(~is_graph & among(correlation, ids[ids != NO_ID]))]
+    if len(processes) > 1:  # ids are per process; one process needs no pairs
+        correlated = pl.concat([table.select(key) for table in work.values()])
+        launched = launched.join(correlated, on=key, how="semi", maintain_order="left")
     return {
         "launches": _one_call_each(launched, key),
         "graph_launches": _one_call_each(calls.filter("graph"), key),
@@ -221,6 +234,9 @@ def _by_effect(calls: pl.DataFrame, work: Mapping[str, pl.DataFrame]) -> dict[st
 
 def _one_call_each(calls: pl.DataFrame, key: list[str]) -> pl.DataFrame:
     """A kernel has one launch: where the runtime API called the driver API under the same id, the inner call."""
+    ids = np.sort(calls["correlation"].to_numpy(), kind="stable")
+    if not (ids[1:] == ids[:-1]).any() and not (ids == NO_ID).any():
+        return calls
     known = calls.filter(pl.col("correlation") != NO_ID)
     return known.sort("start_ns").unique(key, keep="last", maintain_order=True)
 
@@ -262,18 +278,27 @@ def _set_to_one_clock(tables: dict[str, pl.DataFrame], notes: list[str]) -> None
 
     In place, table by table, since two copies of everything would be the most memory ever used.
     """
-    start, end = pl.col("start_ns"), pl.col("end_ns")
     _close_open_ranges(tables, notes)
     dropped = 0
     for name, table in tables.items():
-        tables[name] = table.filter((start > -TIME_LIMIT) & (end < TIME_LIMIT) & (end >= start))
-        dropped += table.height - tables[name].height
+        start, end = table["start_ns"].to_numpy(), table["end_ns"].to_numpy()
+        sensible = (start > -TIME_LIMIT) & (end < TIME_LIMIT) & (end >= start)
+        if not sensible.all():
+            tables[name] = table.filter(pl.Series(sensible))
+            dropped += int((~sensible).sum())
     if dropped:
         notes.append(f"{dropped:,} events dropped: no time, or an end before the start")
     origin = min((int(t["start_ns"].to_numpy().min()) for t in tables.values() if len(t)), default=0)
-    for name, table in tables.items():
-        on_clock = table.with_columns(start - pl.lit(origin), end - pl.lit(origin))
-        tables[name] = on_clock.sort("start_ns", "end_ns", descending=[False, True], maintain_order=True)
+    for name in tables:
+        tables[name] = _sorted(tables[name], origin)
+
+
+def _sorted(table: pl.DataFrame, origin: int) -> pl.DataFrame:
+    """By start, of two that start together the enclosing one first; most exports are in this order."""
+    start, end = table["start_ns"].to_numpy() - origin, table["end_ns"].to_numpy() - origin
+    in_order = (start[1:] > start[:-1]) | ((start[1:] == start[:-1]) & (end[1:] <= end[:-1]))
+    table = table.with_columns(pl.Series("start_ns", start), pl.Series("end_ns", end))
+    return table if in_order.all() else table[np.lexsort((-end, start))]
 
 
 def _close_open_ranges(tables: dict[str, pl.DataFrame], notes: list[str]) -> None:

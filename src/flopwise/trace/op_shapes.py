@@ -6,6 +6,11 @@ dozen of these texts a million times, so a text is kept once and an op holds its
 
 from dataclasses import dataclass, field
 
+import numpy as np
+import polars as pl
+
+from flopwise.trace.tables import SIZED_OPS
+
 SIZED = frozenset(
     {
         "aten::mm",
@@ -19,7 +24,7 @@ SIZED = frozenset(
 )
 NO_SHAPE = 0
 MAX_SHAPES = 100_000  # distinct; a model has dozens
-MAX_SHAPE_CHARS = 1000
+MAX_SHAPE_BYTES = 1000
 
 
 @dataclass
@@ -28,16 +33,23 @@ class Shapes:
 
     ids: dict[str, int] = field(default_factory=lambda: {"": NO_SHAPE})
 
-    def id(self, name: str, sizes: bytes) -> int:
-        """The number of an op's sizes; 0 for ops that are not asked about, and for sizes beyond all reason.
+    def id(self, sizes: bytes) -> int:
+        """The number of a text of sizes; 0 for what is beyond all reason.
 
         >>> shapes = Shapes()
-        >>> shapes.id("aten::mm", b"[[2, 3], [3, 4]]"), shapes.id("aten::add", b"[[2], [2]]")
-        (1, 0)
+        >>> [shapes.id(sizes) for sizes in (b"[[2, 3], [3, 4]]", b"[[2], [2]]", b"[[2, 3], [3, 4]]")]
+        [1, 2, 1]
         """
-        if name not in SIZED or len(sizes) > MAX_SHAPE_CHARS:
+        if len(sizes) > MAX_SHAPE_BYTES:
             return NO_SHAPE
         text = sizes.decode("ascii", "replace")
         if text not in self.ids and len(self.ids) >= MAX_SHAPES:
             return NO_SHAPE
         return self.ids.setdefault(text, len(self.ids))
+
+
+def sized_ops(shape: pl.Series) -> pl.DataFrame:
+    """The rows of the ops that have sizes, of a column with a number for each op."""
+    numbers = shape.to_numpy()
+    rows = np.flatnonzero(numbers != NO_SHAPE)
+    return pl.DataFrame({"op": rows.astype(np.uint32), "shape": numbers[rows]}, schema=SIZED_OPS)
