@@ -58,7 +58,7 @@ class Attribution:
     """One row per kernel, copy and CUDA graph traced as one row, by start.
 
     source, index (in the Trace's table), start_ns, duration_ns, device, stream, name; launch_thread, launch_ns;
-    op (innermost), top_op, forward_op (of backward work); module (innermost), path (of ranges, outer to inner, '/' between,
+    op (innermost), op_index (its row in the Trace's ops), top_op, forward_op (of backward work); module (innermost), path (of ranges, outer to inner, '/' between,
     without steps and phases); phase, class, attributed. What is not known is null. `class` is never null, nor is `phase`.
     """
 
@@ -71,28 +71,34 @@ def attribute(trace: Trace) -> Attribution:
     work = _work(trace)
     host = Host(trace)
     at = host.points(work["process"], work["from_thread"], work["from_ns"])
+    work = work.drop("process", "from_thread", "from_ns")
     op = host.ops.innermost(at.lane, at.time)
     node = host.backward.innermost(at.lane, at.time)
     marked = host.phases.innermost(at.lane, at.time)
-    forward = host.forward_of(node)
-    scope = _scope(host, at, node, forward)
     in_loss = host.losses.innermost(at.lane, at.time) >= 0
     phase = _phase(host, at, op, node, marked, in_loss)
     kind = _class(work, host, op, phase)
     phase = _refined(work, phase, kind, in_loss)
-    module, path = Scopes(host).of(scope)
+    forward = host.forward_of(node)
+    scope = _scope(host, at, node, forward)
+    ranged = (scope >= 0) | (marked >= 0)
+    del node, marked, in_loss
     top = host.ops.outermost().innermost(at.lane, at.time)
     above = {"op": _name(host, op), "top_op": _name(host, top), "forward_op": _name(host, forward)}
-    del host  # millions of spans: their memory serves the table
+    op_index = host.op_rows(op)
+    del at, op, top, forward
+    module, path = Scopes(host).of(scope)
+    del host, scope  # millions of spans: their memory serves the table
     names = pl.Series([*trace.names, None], dtype=pl.Categorical)
-    table = work.drop("process", "from_thread", "from_ns").with_columns(
+    table = work.with_columns(
         *(names.gather(number).alias(column) for column, number in above.items()),
+        pl.Series("op_index", op_index.astype(np.uint32)).set(pl.Series(op_index < 0), None),
         module,
         path,
         pl.Series("phase", PHASES, dtype=pl.Enum(PHASES)).gather(phase),
         kind,
     )
-    return Attribution(table, _coverage(table, (scope >= 0) | (marked >= 0)))
+    return Attribution(table, _coverage(table, ranged))
 
 
 def _work(trace: Trace) -> pl.DataFrame:
@@ -211,7 +217,9 @@ def _phase(host: Host, at: Points, op: Ints, node: Ints, marked: Ints, in_loss: 
     by_range = np.where(marked >= 0, host.phase[marked], np.int8(-1)) if len(host.phase) else marked
     forward = host.forward.innermost(at.lane, at.time)
     lane = np.maximum(at.lane, 0)
-    elsewhere = host.inside_backward_range(at) & ~host.lanes_with_ops[lane] if len(host.lanes) else node >= 0
+    elsewhere = np.zeros(len(lane), dtype=bool)
+    without_ops = np.flatnonzero(~host.lanes_with_ops[lane]) if len(host.lanes) else np.empty(0, np.int64)
+    elsewhere[without_ops] = host.inside_backward_range(Points(at.lane[without_ops], at.time[without_ops]))
     autograd = host.autograd_lanes[lane] & (at.lane >= 0) if len(host.lanes) else elsewhere
     nested = marked > node  # the range was opened inside the node
     again = (forward > node) | (nested & np.isin(by_range, (_CODE[FORWARD], _CODE[LOSS], _CODE[RECOMPUTE])))

@@ -1,8 +1,9 @@
-"""A column that grows while a file is read."""
+"""Columns while a file is read: they grow, and then become a table."""
 
 from typing import Any
 
 import numpy as np
+import polars as pl
 from numpy.typing import NDArray
 
 
@@ -36,3 +37,15 @@ class Growing:
     def ordered(self, order: NDArray[np.integer]) -> NDArray[Any]:
         """All of them in another order, at full width."""
         return np.frombuffer(self._bytes, self._dtype)[order].astype(self._wide, copy=False)
+
+
+def compact(columns: dict[str, NDArray[Any]]) -> pl.DataFrame:
+    """A table of these columns; a value that is the same in all rows (a process, a device) is held once."""
+    same = {name: bool(len(values) and (values == values[0]).all()) for name, values in columns.items()}
+    literals = [
+        pl.lit(values[0].item(), pl.Series(values[:1]).dtype).alias(name) for name, values in columns.items() if same[name]
+    ]
+    rest = {name: values for name, values in columns.items() if not same[name]}
+    if not rest or not literals:
+        return pl.DataFrame(columns)
+    return pl.DataFrame(rest).with_columns(literals).select(*columns)

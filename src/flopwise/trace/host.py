@@ -47,7 +47,8 @@ class Host:
         lane = np.concatenate([self.lanes_of(table["process"], table["thread"]) for table in spans])
         start, end = (np.concatenate([table[name].to_numpy() for table in spans]) for name in ("start_ns", "end_ns"))
         nesting = Nesting(lane, start, end)
-        order = self._order = nesting.order
+        order = nesting.order
+        self._order = _narrowed(order)
         self.lane: NDArray[np.int32] = lane.astype(np.int32)[order]
         self.start: Ints = start[order]
         self.end: Ints = end[order]
@@ -55,7 +56,7 @@ class Host:
         name = np.concatenate([table["name"].to_numpy() for table in spans])
         self.name: NDArray[np.uint32] = name[order]
         none = np.full(self._n_ranges, NO_ID)
-        self._sequence: Ints = np.concatenate([none, trace.ops["sequence"].to_numpy()])[order]
+        self._sequence = _narrowed(np.concatenate([none, trace.ops["sequence"].to_numpy()]))[order]
         self._forward_thread = trace.ops["forward_thread"]
         self._place(trace, nesting, name)
 
@@ -120,7 +121,7 @@ class Host:
         """The rows of ops in the Trace's table; -1 stays none."""
         if len(self.lane) == 0:
             return positions
-        return np.where(positions >= 0, self._order[positions] - self._n_ranges, -1)
+        return np.where(positions >= 0, self._order[positions].astype(np.int64) - self._n_ranges, -1)
 
     @cached_property
     def only_ops(self) -> bool:
@@ -161,11 +162,12 @@ class Host:
         none), the last to start before it. Several ops carry one number, as each shows the number that the *next* node will
         get; the op that made the node is the last. On real traces: right for 4054 of 4066 nodes, the first for 2704."""
         found = np.full(len(positions), -1, dtype=np.int64)
-        if len(self.lane) == 0:
+        rows = np.flatnonzero(positions >= 0)
+        if len(rows) == 0:
             return found
-        nodes, inverse = np.unique(self._numbered(positions), return_inverse=True)
+        nodes, inverse = np.unique(self._numbered(positions[rows]), return_inverse=True)
         result = np.full(len(nodes), -1, dtype=np.int64)
-        asking = np.flatnonzero((nodes >= 0) & (self._sequence[nodes] != NO_ID))
+        asking = np.flatnonzero(self._sequence[nodes] != NO_ID)
         wanted = nodes[asking]
         process = self._processes[self.lane[wanted]]
         named = self._named_lanes(wanted)
@@ -173,7 +175,8 @@ class Host:
             # where the named thread has one, it replaces the other
             met = by.last_before(lane, self._sequence[wanted], self.start[wanted])
             result[asking[met >= 0]] = met[met >= 0]
-        return result[inverse]
+        found[rows] = result[inverse]
+        return found
 
     def _named_lanes(self, nodes: Ints) -> Ints:
         """The lanes of the threads on which backward nodes say that their forward ops ran; -1 for none."""
@@ -192,7 +195,7 @@ class Host:
         return _Sequences(forward, lane, self._sequence[forward], self.start[forward])
 
     def _numbered(self, positions: Ints) -> Ints:
-        """The node whose sequence number an unnumbered one goes by.
+        """The node whose sequence number an unnumbered one goes by; all positions are nodes.
 
         NVTX numbers the node and not the engine's call around it (`evaluate_function: …`): the call goes by the node in it.
         AccumulateGrad has no number at all. The engine runs it right after the node that made the gradient (it has the
@@ -208,19 +211,19 @@ class Host:
         inside = (after > positions) & (self.lane[after] == lane) & (self.start[after] < self.end[positions])
         earlier = (before < positions) & (self.lane[before] == lane)
         stand_in = np.where(inside, after, np.where(earlier, before, positions))
-        return np.where((positions >= 0) & (sequence[positions] == NO_ID), stand_in, positions)
+        return np.where(sequence[positions] == NO_ID, stand_in, positions)
 
 
 class _Sequences:
     """Forward ops by (group, sequence number), each group in order of start; of two that start together the later counts."""
 
-    def __init__(self, positions: Ints, group: Ints, sequence: Ints, start: Ints) -> None:
+    def __init__(self, positions: Ints, group: Ints, sequence: NDArray[np.int32 | np.int64], start: Ints) -> None:
         self._numbers, number = np.unique(sequence, return_inverse=True)
         group = group * max(len(self._numbers), 1) + number
         order = np.lexsort((start, group))
         self._group, self._start, self._positions = group[order], start[order], positions[order]
 
-    def last_before(self, group: Ints, sequence: Ints, time: Ints) -> Ints:
+    def last_before(self, group: Ints, sequence: NDArray[np.int32 | np.int64], time: Ints) -> Ints:
         """The op of a group with this number that started last at or before the time; -1 without one."""
         if len(self._group) == 0:
             return np.full(len(group), -1, dtype=np.int64)
@@ -234,6 +237,11 @@ class _Sequences:
             high = np.where(later & (low < high), middle, high)
             low = np.where(~later & (low < high), middle + 1, low)
         return np.where(low > begin, self._positions[np.maximum(low - 1, 0)], -1)
+
+
+def _narrowed(values: Ints) -> NDArray[np.int32 | np.int64]:
+    fits = len(values) == 0 or -(2**31) <= int(values.min()) <= int(values.max()) < 2**31
+    return values.astype(np.int32) if fits else values
 
 
 def _lanes(trace: Trace) -> pl.DataFrame:

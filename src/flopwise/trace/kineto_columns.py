@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from flopwise.trace.growing import Growing
+from flopwise.trace.growing import Growing, compact
 from flopwise.trace.kineto_pairs import BEGIN, END, Pairs
 from flopwise.trace.kineto_stream import NO_DIMS, Args, Event
 from flopwise.trace.kineto_times import (
@@ -230,11 +230,7 @@ class Columns:
         del start, end
         for name in list(found):
             columns[name] = found.pop(name).ordered(order)
-        frame = pl.DataFrame(columns)
-        process = columns.get("process")
-        if process is not None and len(process) and (process == process[0]).all():
-            frame = frame.with_columns(process=pl.lit(int(process[0]), pl.Int64))  # held once, not once a row
-        return frame
+        return compact(columns)
 
 
 def _growing(table: str) -> dict[str, Growing]:

@@ -55,7 +55,7 @@ class Nesting:
         self._clock = _clock(lane, start, end)
         first = self._clock.key(lane, start)
         last = self._clock.key(lane, end)
-        self.order: Ints = np.lexsort((-last, first)).astype(np.int64)  # position -> row
+        self.order: Ints = _order(first, last)  # position -> row
         self._starts: Ints = first[self.order]
         self._ends: Ints = last[self.order]
         self._positions: NDArray[np.int32 | np.int64] | None = None  # a subset's places in the whole
@@ -121,6 +121,17 @@ class Nesting:
             going = ~hit & (node > 1)
             active, node, bound = active[going], node[going] >> 1, bound[going]
         return found
+
+
+def _order(first: Ints, last: Ints) -> Ints:
+    """By start, of those that start together the longest first, then by row; few do, so one sort serves the rest."""
+    order = np.argsort(first, kind="stable")
+    again = first[order[1:]] == first[order[:-1]]
+    if again.any():
+        tied = np.append(again, False) | np.append(False, again)
+        rows = order[tied]
+        order[tied] = rows[np.lexsort((-last[rows], first[rows]))]
+    return order.astype(np.int64, copy=False)
 
 
 def _maxima(values: Ints) -> list[Ints]:

@@ -14,6 +14,7 @@ import numpy as np
 import polars as pl
 
 from flopwise.errors import one_line
+from flopwise.trace.growing import compact
 from flopwise.trace.lookup import among
 from flopwise.trace.nsys_file import MISSING, Export, Ints, open_export, or_no_id, process_of, quoted
 from flopwise.trace.nvtx import Names, read_nvtx, with_engine_sequence
@@ -129,7 +130,7 @@ def _tables(export: Export, names: Names, shapes: Shapes, notes: list[str]) -> d
 
 
 def _spans(columns: Columns) -> pl.DataFrame:
-    return pl.DataFrame(columns).rename({"start": "start_ns", "end": "end_ns"}, strict=False)
+    return compact(columns).rename({"start": "start_ns", "end": "end_ns"}, strict=False)
 
 
 def _gpu_work(export: Export, base: str, wanted: Mapping[str, tuple[str, ...]]) -> pl.DataFrame:

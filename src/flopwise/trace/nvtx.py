@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from flopwise.trace.growing import Growing
+from flopwise.trace.growing import Growing, compact
 from flopwise.trace.nsys_file import Export, Ints, or_no_id, process_of, quoted
 from flopwise.trace.op_shapes import NO_SHAPE, SIZED, Shapes
 from flopwise.trace.tables import NO_ID
@@ -173,10 +173,7 @@ class _Rows:
 
 def _with_process(columns: dict[str, npt.NDArray[Any]]) -> pl.DataFrame:
     thread = columns["thread"]
-    process = np.where(thread == NO_ID, NO_ID, process_of(thread))
-    same = len(process) > 0 and bool((process == process[0]).all())
-    held = pl.lit(int(process[0]), pl.Int64) if same else pl.Series(process)  # once, where one process did everything
-    return pl.DataFrame(columns).with_columns(held.alias("process"))
+    return compact(columns | {"process": np.where(thread == NO_ID, NO_ID, process_of(thread))})
 
 
 def _text_of(export: Export, table: str) -> str:
@@ -214,7 +211,16 @@ def with_engine_sequence(ops: pl.DataFrame) -> pl.DataFrame:
 
     Recent PyTorch writes the number only on the inner range, which is the next one on the thread. `ops` is sorted by start.
     """
-    following = [pl.col(c).shift(-1).over("thread") for c in ("sequence", "backward", "start_ns")]
-    inner = following[1] & (following[2] < pl.col("end_ns"))
-    unnumbered = pl.col("backward") & (pl.col("sequence") == NO_ID)
-    return ops.with_columns(pl.when(unnumbered & inner).then(following[0]).otherwise("sequence").alias("sequence"))
+    backward, sequence = ops["backward"].to_numpy(), ops["sequence"].to_numpy()
+    unnumbered = backward & (sequence == NO_ID)
+    if not unnumbered.any():
+        return ops
+    thread, start, end = (ops[column].to_numpy() for column in ("thread", "start_ns", "end_ns"))
+    order = np.flatnonzero(np.isin(thread, np.unique(thread[unnumbered])))
+    order = order[np.argsort(thread[order], kind="stable")]
+    this, following = order[:-1], order[1:]
+    inner = (thread[this] == thread[following]) & backward[following] & (start[following] < end[this])
+    takes = unnumbered[this] & inner
+    sequence = sequence.copy()
+    sequence[this[takes]] = sequence[following[takes]]
+    return ops.with_columns(pl.Series("sequence", sequence))
