@@ -72,7 +72,10 @@ def attribute(trace: Trace) -> Attribution:
     host = Host(trace)
     at = host.points(work["process"], work["from_thread"], work["from_ns"])
     work = work.drop("process", "from_thread", "from_ns")
-    op = host.ops.innermost(at.lane, at.time)
+    ops = host.ops()
+    op, top = ops.innermost(at.lane, at.time), ops.outermost().innermost(at.lane, at.time)
+    above = {"op": _name(host, op), "top_op": _name(host, top)}
+    del ops, top
     node = host.backward.innermost(at.lane, at.time)
     marked = host.phases.innermost(at.lane, at.time)
     in_loss = host.losses.innermost(at.lane, at.time) >= 0
@@ -83,10 +86,9 @@ def attribute(trace: Trace) -> Attribution:
     scope = _scope(host, at, node, forward)
     ranged = (scope >= 0) | (marked >= 0)
     del node, marked, in_loss
-    top = host.ops.outermost().innermost(at.lane, at.time)
-    above = {"op": _name(host, op), "top_op": _name(host, top), "forward_op": _name(host, forward)}
+    above["forward_op"] = _name(host, forward)
     op_index = host.op_rows(op)
-    del at, op, top, forward
+    del at, op, forward
     module, path = Scopes(host).of(scope)
     del host, scope  # millions of spans: their memory serves the table
     names = pl.Series([*trace.names, None], dtype=pl.Categorical)

@@ -46,22 +46,21 @@ class Host:
         spans = (trace.ranges, trace.ops)
         lane = np.concatenate([self.lanes_of(table["process"], table["thread"]) for table in spans])
         start, end = (np.concatenate([table[name].to_numpy() for table in spans]) for name in ("start_ns", "end_ns"))
-        nesting = Nesting(lane, start, end)
-        order = nesting.order
-        self._order = _narrowed(order)
+        self._spans = Nesting(lane, start, end)
+        del start, end  # the nesting knows them
+        order = self._spans.order
         self.lane: NDArray[np.int32] = lane.astype(np.int32)[order]
-        self.start: Ints = start[order]
-        self.end: Ints = end[order]
-        del lane, start, end
+        del lane
         name = np.concatenate([table["name"].to_numpy() for table in spans])
         self.name: NDArray[np.uint32] = name[order]
         none = np.full(self._n_ranges, NO_ID)
         self._sequence = _narrowed(np.concatenate([none, trace.ops["sequence"].to_numpy()]))[order]
         self._forward_thread = trace.ops["forward_thread"]
-        self._place(trace, nesting, name)
+        self._place(trace, name)
 
-    def _place(self, trace: Trace, whole: Nesting, name: NDArray[np.uint32]) -> None:
+    def _place(self, trace: Trace, name: NDArray[np.uint32]) -> None:
         """Name what each span is; a name is looked at once."""
+        whole = self._spans
         kinds = trace.ranges["kind"]
         n_ops = trace.ops.height
 
@@ -83,7 +82,6 @@ class Host:
         forward = is_op & ~backward & sequenced
         self.phase: NDArray[np.int8] = phase[whole.order]
         self.is_module: Flags = module[whole.order]
-        self.ops = whole.subset(is_op)
         self.backward = whole.subset(backward)
         self.forward = whole.subset(forward)
         self.losses = whole.subset(is_op & self._named(_LOSS_OP)[name])
@@ -93,6 +91,12 @@ class Host:
         self._is_backward: Flags = backward[whole.order]
         self._is_forward: Flags = forward[whole.order]
         self._is_op: Flags = is_op[whole.order]
+
+    def ops(self) -> Nesting:
+        """All ops; made anew, as nearly every span is one and two questions are all there is to ask of them."""
+        is_op = np.zeros(len(self.lane), dtype=bool)
+        is_op[self._spans.order] = self._is_op
+        return self._spans.subset(is_op)
 
     def _named(self, pattern: re.Pattern[str]) -> Flags:
         return np.fromiter((pattern.search(text) is not None for text in self.names), dtype=bool, count=len(self.names))
@@ -115,13 +119,13 @@ class Host:
         if len(self.lane) == 0:
             return Points(np.full(len(positions), -1), np.zeros(len(positions), dtype=np.int64))
         lane = np.where(known, self.lane[positions], -1).astype(np.int64)
-        return Points(lane, np.where(known, self.start[positions], 0))
+        return Points(lane, np.where(known, self._spans.starts(positions), 0))
 
     def op_rows(self, positions: Ints) -> Ints:
         """The rows of ops in the Trace's table; -1 stays none."""
         if len(self.lane) == 0:
             return positions
-        return np.where(positions >= 0, self._order[positions].astype(np.int64) - self._n_ranges, -1)
+        return np.where(positions >= 0, self._spans.order[positions] - self._n_ranges, -1)
 
     @cached_property
     def only_ops(self) -> bool:
@@ -134,7 +138,7 @@ class Host:
         flags = np.zeros(len(self.lanes), dtype=bool)
         flags[self.lane[self._is_backward]] = True
         ours = np.flatnonzero(self._is_forward & flags[self.lane])
-        outside = self.backward.innermost(self.lane[ours].astype(np.int64), self.start[ours]) < 0
+        outside = self.backward.innermost(self.lane[ours].astype(np.int64), self._spans.starts(ours)) < 0
         flags[self.lane[ours[outside]]] = False
         return flags
 
@@ -153,7 +157,7 @@ class Host:
         """Whether some thread of the same process was in a range named 'backward' at the time."""
         process = self._processes
         ranges = np.flatnonzero(self.phase == PHASES.index(BACKWARD))
-        by_process = Nesting(process[self.lane[ranges]], self.start[ranges], self.end[ranges])
+        by_process = Nesting(process[self.lane[ranges]], self._spans.starts(ranges), self._spans.ends(ranges))
         lane = np.where(at.lane >= 0, process[at.lane] if len(process) else -1, -1)
         return by_process.innermost(lane, at.time) >= 0
 
@@ -173,7 +177,7 @@ class Host:
         named = self._named_lanes(wanted)
         for by, lane in ((self._forward_by_process, process), (self._forward_by_lane, named)):
             # where the named thread has one, it replaces the other
-            met = by.last_before(lane, self._sequence[wanted], self.start[wanted])
+            met = by.last_before(lane, self._sequence[wanted], self._spans.starts(wanted))
             result[asking[met >= 0]] = met[met >= 0]
         found[rows] = result[inverse]
         return found
@@ -186,13 +190,13 @@ class Host:
     @cached_property
     def _forward_by_process(self) -> "_Sequences":
         forward = np.flatnonzero(self._is_forward)
-        return _Sequences(forward, self._processes[self.lane[forward]], self._sequence[forward], self.start[forward])
+        return _Sequences(forward, self._processes[self.lane[forward]], self._sequence[forward], self._spans.starts(forward))
 
     @cached_property
     def _forward_by_lane(self) -> "_Sequences":
         forward = np.flatnonzero(self._is_forward)
         lane = self.lane[forward].astype(np.int64)
-        return _Sequences(forward, lane, self._sequence[forward], self.start[forward])
+        return _Sequences(forward, lane, self._sequence[forward], self._spans.starts(forward))
 
     def _numbered(self, positions: Ints) -> Ints:
         """The node whose sequence number an unnumbered one goes by; all positions are nodes.
@@ -208,7 +212,7 @@ class Host:
         after = numbered[np.minimum(place, len(numbered) - 1)]
         before = numbered[np.maximum(place - 1, 0)]
         lane = self.lane[positions]
-        inside = (after > positions) & (self.lane[after] == lane) & (self.start[after] < self.end[positions])
+        inside = (after > positions) & (self.lane[after] == lane) & (self._spans.starts(after) < self._spans.ends(positions))
         earlier = (before < positions) & (self.lane[before] == lane)
         stand_in = np.where(inside, after, np.where(earlier, before, positions))
         return np.where(sequence[positions] == NO_ID, stand_in, positions)

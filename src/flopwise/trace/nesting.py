@@ -36,6 +36,11 @@ class _Clock:
             inside = np.searchsorted(self.ticks, time, side="right").astype(np.int64)
         return lane * self.span + inside
 
+    def time(self, key: Ints) -> Ints:
+        """The time in a key that was made of an interval's start or end."""
+        inside = key % self.span - 1
+        return self.origin + inside if self.ticks is None else self.ticks[inside]
+
 
 def _clock(lane: Ints, start: Ints, end: Ints) -> _Clock:
     if len(start) == 0:
@@ -60,6 +65,13 @@ class Nesting:
         self._ends: Ints = last[self.order]
         self._positions: NDArray[np.int32 | np.int64] | None = None  # a subset's places in the whole
         self._tree: list[Ints] | None = None
+
+    def starts(self, positions: Ints) -> Ints:
+        """When the intervals at these positions begin."""
+        return self._clock.time(self._starts[positions])
+
+    def ends(self, positions: Ints) -> Ints:
+        return self._clock.time(self._ends[positions])
 
     def subset(self, rows: Flags) -> "Nesting":
         """Only the flagged rows; answers are still positions in the whole."""
