@@ -8,6 +8,7 @@ from flopwise.errors import FlopwiseError
 _DURATIONS = (("s", 1e9), ("ms", 1e6), ("µs", 1e3), ("ns", 1.0))
 _BYTES = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
 _COUNTS = (("T", 1e12), ("B", 1e9), ("M", 1e6), ("K", 1e3))
+_RATES = (("PFLOP/s", 1e15), ("TFLOP/s", 1e12), ("GFLOP/s", 1e9), ("MFLOP/s", 1e6), ("FLOP/s", 1.0))
 
 
 def significant(value: float, digits: int = 3) -> str:
@@ -59,6 +60,16 @@ def count(n: float) -> str:
     """
     name, unit = next(((k, s) for k, s in _COUNTS if abs(n) >= s), ("", 1.0))
     return f"{n:.0f}" if unit == 1.0 else f"{significant(n / unit)}{name}"
+
+
+def flop_rate(flops_per_s: float) -> str:
+    """FLOP/s as text.
+
+    >>> flop_rate(3.1e13), flop_rate(4.05e11)
+    ('31.0 TFLOP/s', '405 GFLOP/s')
+    """
+    name, unit = next(((k, s) for k, s in _RATES if abs(flops_per_s) >= s), _RATES[-1])
+    return f"{significant(flops_per_s / unit)} {name}"
 
 
 def percent(share: float, digits: int = 1) -> str:

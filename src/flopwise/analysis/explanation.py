@@ -4,21 +4,22 @@ import re
 from statistics import median
 
 import msgspec
+import numpy as np
 import polars as pl
 
+from flopwise.analysis.attention import AttentionParts, attention_parts
 from flopwise.analysis.idle import LATE_LAUNCH, SYNCHRONISATION, Idle, idle
 from flopwise.analysis.steps import find_steps
 from flopwise.errors import FlopwiseError
 from flopwise.records import Point
 from flopwise.trace.attribute import attribute
 from flopwise.trace.matmul_precision import matmul_precision
-from flopwise.trace.phases import BACKWARD, FORWARD, LOSS
+from flopwise.trace.phases import BACKWARD, FORWARD, LOSS, OPTIMIZER, RECOMPUTE
 from flopwise.trace.tables import Trace
-from flopwise.work import ATTENTION, MATMUL, SOFTMAX
+from flopwise.work import MATMUL
 
 LAUNCH_BOUND = 0.2  # of the window idle because the host launched late
 _LAYER = re.compile(r"(?<=[._/])\d+(?=[._/]|$)|(?<=_)\d+$")
-_ATTENTION = r"(?i)attn|attention"
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,14 +42,6 @@ class Kernel(msgspec.Struct, frozen=True, kw_only=True):
     mean_ns: float
 
 
-class AttentionParts(msgspec.Struct, frozen=True, kw_only=True):
-    """Inside attention, in the forward pass, per step."""
-
-    softmax_ns: float  # with the elementwise work written out around it, where ranges name it
-    matmul_ns: float  # scores and values, without the projections
-    fused_ns: float  # where one kernel does all
-
-
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """What a trace says about its steps. Times are nanoseconds of one step, unless named otherwise."""
 
@@ -68,9 +61,10 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     kernels: tuple[Kernel, ...]
     top_forward: Kernel | None
     top_forward_backward: Kernel | None
-    matmul_share: dict[str, float]  # of 'forward', and of the whole 'step'
+    matmul_share: dict[str, float]  # of 'inference', where the trace holds nothing else; of 'forward' and the whole 'step'
     matmul_precision: dict[str, float]  # share of the matmul time by what the kernels' names say
-    attention: AttentionParts
+    attention: AttentionParts  # of the forward pass
+    attention_backward: AttentionParts
     launches: float  # per step
     launch_bound: bool
     verdict: str
@@ -103,7 +97,7 @@ def explain_trace(trace: Trace, untraced: Point | None = None) -> Explanation:
     high = int((work["start_ns"] + work["duration_ns"]).to_numpy().max())
     waiting = idle(trace, low, high, device)
     n = len(steps)
-    work = _parts(work)
+    work = _parts(_with_shapes(work, trace))
     forward = work.filter(pl.col("phase").is_in([FORWARD, LOSS]))
     both = work.filter(pl.col("phase").is_in([FORWARD, LOSS, BACKWARD]))
     bound, verdict = _verdict(waiting, high - low)
@@ -124,9 +118,10 @@ def explain_trace(trace: Trace, untraced: Point | None = None) -> Explanation:
         kernels=_kernels(work, n),
         top_forward=next(iter(_kernels(forward, n)), None),
         top_forward_backward=next(iter(_kernels(both, n)), None),
-        matmul_share={"forward": _matmul_share(forward), "step": _matmul_share(work)},
+        matmul_share=_matmul_shares(work, forward),
         matmul_precision=_precisions(work),
-        attention=_attention(work.filter(pl.col("phase") == FORWARD), n),
+        attention=attention_parts(work.filter(pl.col("phase") == FORWARD), trace.shapes, n),
+        attention_backward=attention_parts(work.filter(pl.col("phase") == BACKWARD), trace.shapes, n),
         launches=sum(
             int((steps.of(calls["start_ns"].to_numpy()) >= 0).sum()) for calls in (trace.launches, trace.graph_launches)
         )
@@ -146,10 +141,25 @@ def _busiest(work: pl.DataFrame) -> tuple[int, pl.DataFrame]:
     return device, work if by_device.height == 1 else work.filter(pl.col("device") == device)
 
 
+def _with_shapes(work: pl.DataFrame, trace: Trace) -> pl.DataFrame:
+    """The number of the sizes of each row's op (0: not given), and a 1 in `ops` at the first row of an op that has them."""
+    if not trace.sized_ops.height:
+        return work.with_columns(shape=pl.lit(0, pl.UInt32), ops=pl.lit(0, pl.UInt32))
+    of_op = np.zeros(trace.ops.height + 1, dtype=np.uint32)  # the last: work without an op
+    of_op[trace.sized_ops["op"].to_numpy()] = trace.sized_ops["shape"].to_numpy()
+    op = work["op_index"].fill_null(trace.ops.height).to_numpy()
+    shape = of_op[op]
+    rows = np.flatnonzero(shape)
+    ops = np.zeros(len(op), dtype=np.uint32)
+    ops[rows[np.unique(op[rows], return_index=True)[1]]] = 1
+    return work.with_columns(pl.Series("shape", shape), pl.Series("ops", ops))
+
+
 def _parts(work: pl.DataFrame) -> pl.DataFrame:
     """The work added up by all that is asked of it: what follows is sums over thousands of rows and not over millions."""
     telling = ["source", "phase", "class", "name", "op", "module", "path"]
-    added = work.select(*telling, "duration_ns").group_by(telling).agg(pl.col("duration_ns").sum(), pl.len().alias("count"))
+    sums = [pl.col("duration_ns").sum(), pl.len().alias("count"), pl.col("ops").sum()]
+    added = work.select(*telling, "shape", "ops", "duration_ns").group_by(*telling, "shape").agg(sums)
     return added.with_columns(pl.col(telling).cast(pl.String))
 
 
@@ -218,6 +228,14 @@ def _kernels(work: pl.DataFrame, n: int) -> tuple[Kernel, ...]:
     )
 
 
+def _matmul_shares(work: pl.DataFrame, forward: pl.DataFrame) -> dict[str, float]:
+    """A trace with a forward pass and nothing that trains is of inference; its matmuls then have one share."""
+    training = work["phase"].is_in([BACKWARD, RECOMPUTE, OPTIMIZER]).any()
+    if forward.height and not training:
+        return {"inference": _matmul_share(work)}
+    return {"forward": _matmul_share(forward), "step": _matmul_share(work)}
+
+
 def _matmul_share(work: pl.DataFrame) -> float:
     return _sum(work.filter(pl.col("class") == MATMUL)) / max(_sum(work), 1)
 
@@ -239,21 +257,6 @@ def _precisions(work: pl.DataFrame) -> dict[str, float]:
         spent[label] = spent.get(label, 0) + ns
     total = max(_sum(matmuls), 1)
     return {label: ns / total for label, ns in sorted(spent.items(), key=lambda item: (-item[1], item[0]))}
-
-
-def _attention(forward: pl.DataFrame, n: int) -> AttentionParts:
-    """By the ranges and modules that name attention; the score and value matmuls are batched, the projections are not."""
-    where = pl.concat_str(pl.col("path").fill_null(""), pl.col("module").fill_null(""), separator="/")
-    scope = forward.filter(where.str.contains(_ATTENTION))
-    softmax = scope.filter((pl.col("class") == SOFTMAX) | where.str.contains("(?i)softmax"))
-    inner = where.str.contains("(?i)scores|attn_pv|values?$|attn_value") | pl.col("op").str.contains(
-        "bmm|baddbmm"
-    ).fill_null(False)
-    return AttentionParts(
-        softmax_ns=_sum(softmax) / n,
-        matmul_ns=_sum(scope.filter((pl.col("class") == MATMUL) & inner)) / n,
-        fused_ns=_sum(forward.filter(pl.col("class") == ATTENTION)) / n,
-    )
 
 
 def _with_folded_modules(work: pl.DataFrame) -> pl.DataFrame:
