@@ -6,6 +6,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+_FEW = 1000  # rows that are not worth the trouble
+
 
 class Growing:
     """Values in one piece, so that all of their memory goes back at once; 32 bits wide where that is enough.
@@ -41,11 +43,13 @@ class Growing:
 
 def compact(columns: dict[str, NDArray[Any]]) -> pl.DataFrame:
     """A table of these columns; a value that is the same in all rows (a process, a device) is held once."""
-    same = {name: bool(len(values) and (values == values[0]).all()) for name, values in columns.items()}
+    if len(next(iter(columns.values()))) < _FEW:
+        return pl.DataFrame(columns)
+    same = {name: bool((values == values[0]).all()) for name, values in columns.items()}
     literals = [
         pl.lit(values[0].item(), pl.Series(values[:1]).dtype).alias(name) for name, values in columns.items() if same[name]
     ]
     rest = {name: values for name, values in columns.items() if not same[name]}
     if not rest or not literals:
         return pl.DataFrame(columns)
-    return pl.DataFrame(rest).with_columns(literals).select(*columns)
+    return pl.DataFrame(rest).with_columns(literals)[list(columns)]

@@ -7,15 +7,17 @@ read, except for the GPU's name.
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from flopwise.errors import one_line
 from flopwise.trace.growing import compact
-from flopwise.trace.lookup import among
+from flopwise.trace.lookup import among, first_rows
 from flopwise.trace.nsys_file import MISSING, Export, Ints, open_export, or_no_id, process_of, quoted
 from flopwise.trace.nvtx import Names, read_nvtx, with_engine_sequence
 from flopwise.trace.op_shapes import Shapes, sized_ops
@@ -87,7 +89,9 @@ _API_NAME = re.compile(r"cu\w{1,100}")
 _GRAPH_LAUNCH = re.compile(r"^cu(da)?GraphLaunch")
 _API_VERSION = re.compile(r"(_ptsz|_ptds)?(_v\d{4,})?$")  # cudaLaunchKernel_v7000: the CUDA that introduced it
 
-Columns = dict[str, Ints]
+_TIMES = {"start": "start_ns", "end": "end_ns"}
+
+Columns = dict[str, NDArray[Any]]
 
 
 def read_nsys(path: str | os.PathLike[str]) -> Trace:
@@ -123,48 +127,52 @@ def _tables(export: Export, names: Names, shapes: Shapes, notes: list[str]) -> d
     work = {
         "kernels": _kernels(export, names, notes),
         "copies": _copies(export),
-        "graph_runs": _gpu_work(export, "CUPTI_ACTIVITY_KIND_GRAPH_TRACE", _GPU_WORK),
+        "graph_runs": _spans(_gpu_columns(export, "CUPTI_ACTIVITY_KIND_GRAPH_TRACE", _GPU_WORK)),
     }
     work = {name: _with_process(table, calls) for name, table in work.items()}
     return {"ops": ops, "ranges": ranges, "graph_nodes": _graph_nodes(export)} | work | _by_effect(calls, work)
 
 
 def _spans(columns: Columns) -> pl.DataFrame:
-    return compact(columns).rename({"start": "start_ns", "end": "end_ns"}, strict=False)
+    return compact({_TIMES.get(name, name): values for name, values in columns.items()})
 
 
-def _gpu_work(export: Export, base: str, wanted: Mapping[str, tuple[str, ...]]) -> pl.DataFrame:
+def _gpu_columns(export: Export, base: str, wanted: Mapping[str, tuple[str, ...]]) -> Columns:
     table = export.table(base)
     columns = export.integers(table, wanted) if table else {name: np.empty(0, np.int64) for name in wanted}
     columns["process"] = process_of(columns["process"])
     for name in ("device", "stream", "correlation", "graph_node"):
         columns[name] = or_no_id(columns[name])
-    columns["graph_node"][columns["graph_node"] == 0] = NO_ID
-    return _spans(columns)
+    device, node = columns["device"], columns["graph_node"]
+    columns["device"] = np.where(np.abs(device) < 2**31, device, NO_ID).astype(np.int32)  # a larger number is none
+    columns["graph_node"] = np.where(node == 0, NO_ID, node)
+    return columns
 
 
 def _kernels(export: Export, names: Names, notes: list[str]) -> pl.DataFrame:
-    kernels = _gpu_work(export, "CUPTI_ACTIVITY_KIND_KERNEL", _KERNEL)
-    if kernels.is_empty():
+    columns = _gpu_columns(export, "CUPTI_ACTIVITY_KIND_KERNEL", _KERNEL)
+    if not len(columns["start"]):
         notes.append("no kernels: CUDA was not traced, or nothing ran on the GPU (nsys profile -t cuda,nvtx)")
-    return kernels.with_columns(_named(export, kernels["name"].to_numpy(), names, "(unnamed kernel)").alias("name"))
+    return _spans(columns | {"name": _named(export, columns["name"], names, "(unnamed kernel)")})
 
 
-def _named(export: Export, ids: Ints, names: Names, unnamed: str, shorten: Callable[[str], str] = str) -> pl.Series:
+def _named(
+    export: Export, ids: Ints, names: Names, unnamed: str, shorten: Callable[[str], str] = str
+) -> NDArray[np.uint32]:
     """StringIds ids as indices into `names`."""
     distinct, inverse = np.unique(ids, return_inverse=True)
     texts = export.strings(distinct)
     known = np.array([names.id(shorten(texts.get(int(i), unnamed))) for i in distinct], dtype=np.uint32)
-    return pl.Series(known[inverse])
+    return known[inverse]
 
 
 def _copies(export: Export) -> pl.DataFrame:
-    memcpy = _gpu_work(export, "CUPTI_ACTIVITY_KIND_MEMCPY", _COPY)
-    memset = _gpu_work(export, "CUPTI_ACTIVITY_KIND_MEMSET", _COPY).with_columns(kind=pl.lit(_MEMSET, dtype=pl.Int64))
-    known = pl.col("kind").is_between(0, _MEMSET)
-    both = pl.concat([memcpy.with_columns(pl.when(pl.col("kind") < _MEMSET).then("kind").otherwise(0)), memset])
-    both = both.with_columns(kind=pl.when(known).then("kind").otherwise(0), bytes=pl.max_horizontal("bytes", 0))
-    return both.with_columns(_KIND_NAMES.gather(both["kind"]).alias("kind"))
+    copies, sets = (_gpu_columns(export, f"CUPTI_ACTIVITY_KIND_{what}", _COPY) for what in ("MEMCPY", "MEMSET"))
+    copies["kind"] = np.where((copies["kind"] >= 0) & (copies["kind"] < _MEMSET), copies["kind"], 0)
+    sets["kind"] = np.full(len(sets["kind"]), _MEMSET)
+    both = {name: np.concatenate([copies[name], sets[name]]) for name in copies}
+    both["bytes"] = np.maximum(both["bytes"], 0)
+    return _replaced(_spans(both), [_KIND_NAMES.gather(both["kind"]).alias("kind")])
 
 
 def _calls(export: Export, names: Names) -> pl.DataFrame:
@@ -188,15 +196,13 @@ def _calls_of(export: Export, table: str, names: Names) -> pl.DataFrame:
     calls["process"] = process_of(calls["thread"])
     calls["thread"], calls["correlation"] = or_no_id(calls["thread"]), or_no_id(calls["correlation"])
     named = _named(export, calls["name"], names, "(unnamed call)", lambda text: _API_VERSION.sub("", text, count=1))
-    by_id = list(names.ids)
-    called = {i: by_id[i] for i in named.unique().to_list()}
-    waits = [i for i, text in called.items() if _WAITS.search(text)]
-    graphs = [i for i, text in called.items() if _GRAPH_LAUNCH.search(text)]
-    return _spans(calls).with_columns(
-        named.alias("name"),
-        named.is_in(pl.Series(waits, dtype=pl.UInt32).implode()).alias("waits"),
-        named.is_in(pl.Series(graphs, dtype=pl.UInt32).implode()).alias("graph"),
+    texts = list(names.ids)
+    distinct, inverse = np.unique(named, return_inverse=True)
+    waits, graph = (
+        np.array([bool(pattern.search(texts[i])) for i in distinct], dtype=bool)[inverse]
+        for pattern in (_WAITS, _GRAPH_LAUNCH)
     )
+    return _spans(calls | {"name": named, "waits": waits, "graph": graph})
 
 
 def _never_launching(export: Export) -> list[int]:
@@ -211,14 +217,22 @@ def _never_launching(export: Export) -> list[int]:
 
 def _with_process(work: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
     """Old exports do not say whose kernel it is: it is the only process's, where there is only one."""
-    processes = calls["process"].unique()
-    if len(processes) != 1:
+    process = work["process"].to_numpy()
+    known = np.unique(calls["process"].to_numpy())
+    if len(known) != 1 or not (process == NO_ID).any():
         return work
-    return work.with_columns(process=pl.when(pl.col("process") == NO_ID).then(processes[0]).otherwise("process"))
+    return _replaced(work, [pl.Series("process", np.where(process == NO_ID, known[0], process))])
+
+
+def _replaced(table: pl.DataFrame, columns: Sequence[pl.Series]) -> pl.DataFrame:
+    table = table.clone()
+    for column in columns:
+        table.replace_column(table.get_column_index(column.name), column)
+    return table
 
 
 def _by_effect(calls: pl.DataFrame, work: Mapping[str, pl.DataFrame]) -> dict[str, pl.DataFrame]:
-    processes = {process for table in (calls, *work.values()) for process in table["process"].unique()}
+    processes = {p for table in (calls, *work.values()) for p in np.unique(table["process"].to_numpy())}
     key = ["process", "correlation"] if len(processes) > 1 else ["correlation"]
     ids = np.concatenate([table["correlation"].to_numpy() for table in work.values()])
     is_graph, correlation = calls["graph"].to_numpy(), calls["correlation"].to_numpy()
@@ -246,18 +260,23 @@ def _graph_nodes(export: Export) -> pl.DataFrame:
     """When and where each node was captured. Instantiation clones a graph's nodes: a clone was captured with its original."""
     table = export.table("CUDA_GRAPH_NODE_EVENTS")
     columns = export.integers(table, _NODE) if table else {name: np.empty(0, np.int64) for name in _NODE}
-    nodes = _spans(columns).unique("node", keep="first", maintain_order=True)
-    origins = nodes.select("node", "original").with_columns(origin=pl.col("node"))
+    node, original = columns["node"], columns["original"]
+    origin = np.sort(np.unique(node, return_index=True)[1])  # of each node the row that tells where it was captured
+    made, none = node[origin], np.zeros(len(node), dtype=np.int64)
+    first = origin
     for _ in range(4):  # a clone of a clone of a clone: deeper has not been seen
-        step = nodes.select(origin="node", next="original").filter(pl.col("next") != MISSING)
-        step = step.join(nodes.select(next="node"), on="next", how="semi")
-        origins = (
-            origins.join(step, on="origin", how="left").with_columns(origin=pl.coalesce("next", "origin")).drop("next")
-        )
-    made = origins.select(graph_node="node", node="origin").join(nodes.drop("original"), on="node").drop("node")
-    thread = made["thread"].to_numpy()
-    return made.with_columns(
-        pl.Series("process", process_of(thread)), pl.Series("thread", or_no_id(thread)), end_ns=pl.col("start_ns")
+        parent = original[origin]
+        row = first_rows((none[: len(parent)], parent), (none[: len(made)], made))
+        origin = np.where((parent != MISSING) & (row >= 0), first[row] if len(first) else row, origin)
+    start, thread = columns["start"][origin], columns["thread"][origin]
+    return pl.DataFrame(
+        {
+            "start_ns": start,
+            "end_ns": start,
+            "process": process_of(thread),
+            "thread": or_no_id(thread),
+            "graph_node": made,
+        }
     )
 
 
@@ -298,13 +317,13 @@ def _sorted(table: pl.DataFrame, origin: int) -> pl.DataFrame:
     """By start, of two that start together the enclosing one first; most exports are in this order."""
     start, end = table["start_ns"].to_numpy() - origin, table["end_ns"].to_numpy() - origin
     in_order = (start[1:] > start[:-1]) | ((start[1:] == start[:-1]) & (end[1:] <= end[:-1]))
-    table = table.with_columns(pl.Series("start_ns", start), pl.Series("end_ns", end))
+    table = _replaced(table, [pl.Series("start_ns", start), pl.Series("end_ns", end)])
     return table if in_order.all() else table[np.lexsort((-end, start))]
 
 
 def _close_open_ranges(tables: dict[str, pl.DataFrame], notes: list[str]) -> None:
     end = pl.col("end_ns")
-    still_open = {name: tables[name].filter(end == MISSING).height for name in ("ops", "ranges")}
+    still_open = {name: int((tables[name]["end_ns"].to_numpy() == MISSING).sum()) for name in ("ops", "ranges")}
     if not any(still_open.values()):
         return
     ends = [t.filter(end.is_between(-TIME_LIMIT, TIME_LIMIT))["end_ns"].to_numpy() for t in tables.values()]
@@ -317,6 +336,9 @@ def _close_open_ranges(tables: dict[str, pl.DataFrame], notes: list[str]) -> Non
 
 def _shaped(table: pl.DataFrame, schema: Mapping[str, type[pl.DataType]]) -> pl.DataFrame:
     """Exactly the columns of the contract; an id too large for its column is no id."""
-    columns = [pl.col(name).cast(dtype, strict=False) for name, dtype in schema.items()]
-    fills = [pl.col(name).fill_null(NO_ID) for name, dtype in schema.items() if dtype == pl.Int32]
-    return table.select(columns).with_columns(fills)
+    table = table[list(schema)]
+    have = table.schema
+    others = [pl.col(name).cast(dtype, strict=False) for name, dtype in schema.items() if have[name] != dtype]
+    if not others:
+        return table
+    return table.with_columns(others).with_columns(pl.col(pl.Int32).fill_null(NO_ID))

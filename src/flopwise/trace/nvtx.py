@@ -165,10 +165,11 @@ class _Rows:
         return shape
 
     def tables(self) -> tuple[pl.DataFrame, pl.DataFrame]:
-        ops = _with_process({name: self._ops.pop(name).values() for name in list(self._ops)})
-        ranges = _with_process({name: self._ranges.pop(name).values() for name in list(self._ranges)})
-        kinds = pl.Series("kind", _KINDS).gather(ranges["kind"])
-        return ops.with_columns(forward_thread=pl.lit(NO_ID, dtype=pl.Int64)), ranges.with_columns(kinds)
+        ops = {name: self._ops.pop(name).values() for name in list(self._ops)}
+        ops["forward_thread"] = np.full(len(ops["name"]), NO_ID)
+        ranges = {name: self._ranges.pop(name).values() for name in list(self._ranges)}
+        kinds = pl.Series("kind", _KINDS).gather(ranges.pop("kind"))
+        return _with_process(ops), _with_process(ranges).hstack([kinds])
 
 
 def _with_process(columns: dict[str, npt.NDArray[Any]]) -> pl.DataFrame:
