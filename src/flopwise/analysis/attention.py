@@ -59,7 +59,7 @@ def _flops(
     each = [op_flops(op, shapes[shape]) for op, shape in counted.select("op", "shape").iter_rows()]
     if any(flops is None for flops in each):
         return None
-    return sum((flops or 0) * count for flops, count in zip(each, counted["ops"], strict=True)) / n
+    return sum((flops or 0) * int(count) for flops, count in zip(each, counted["ops"], strict=True)) / n
 
 
 def _beside(

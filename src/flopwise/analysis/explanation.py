@@ -61,7 +61,9 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     kernels: tuple[Kernel, ...]
     top_forward: Kernel | None
     top_forward_backward: Kernel | None
-    matmul_share: dict[str, float]  # of 'inference', where the trace holds nothing else; of 'forward' and the whole 'step'
+    matmul_share: dict[
+        str, float
+    ]  # of 'inference', where the trace holds nothing else; of 'forward' and the whole 'step'
     matmul_precision: dict[str, float]  # share of the matmul time by what the kernels' names say
     attention: AttentionParts  # of the forward pass
     attention_backward: AttentionParts

@@ -85,7 +85,9 @@ def _softmax_beside_matmul(e: Explanation) -> tuple[str, ...]:
     time = units.percent(parts.softmax_time_share, 0)
     found = f"attention, forward: softmax takes {time} of the time of softmax and its matmuls"
     if parts.softmax_flops is None or parts.matmul_flops is None or parts.rate_ratio is None:
-        return (f"{found}; their FLOPs are unknown: no shapes in this trace",)
+        none = parts.softmax_flops is None and parts.matmul_flops is None
+        why = "no shapes in this trace" if none else "not every op has its shapes"
+        return (f"{found}; their FLOPs are unknown: {why}",)
     softmax, matmul = (
         units.flop_rate(flops / ns * 1e9)
         for flops, ns in ((parts.softmax_flops, parts.softmax_ns), (parts.matmul_flops, parts.matmul_ns))

@@ -58,9 +58,10 @@ class Attribution:
     """One row per kernel, copy and CUDA graph traced as one row, by start.
 
     source, index (in the Trace's table), start_ns, duration_ns, device, stream, name; launch_thread, launch_ns;
-    op (innermost), op_index (its row in the Trace's ops), top_op, forward_op (of backward work); module (innermost), path (of ranges, outer to inner, '/' between,
-    without steps and phases); phase, class, attributed. What is not known is null. `class` is never null, nor is `phase`.
-    """
+    op (innermost), op_index (its row in the Trace's ops), top_op, forward_op (of backward work); module (innermost), path
+    op (innermost), op_index (its row in the Trace's ops), top_op, forward_op (of backward work); module (innermost), path
+    (of ranges, outer to inner, '/' between, without steps and phases); phase, class, attributed. What is not known is null.
+    `class` is never null, nor is `phase`.
 
     table: pl.DataFrame
     coverage: Coverage
@@ -235,7 +236,9 @@ def _phase(host: Host, at: Points, op: Ints, node: Ints, marked: Ints, in_loss: 
         (host.optimizers.innermost(at.lane, at.time) >= 0, OPTIMIZER),
         ((forward >= 0) | ((op >= 0) & host.only_ops), FORWARD),
     ]
-    return np.select([holds for holds, _ in rules], [np.int8(_CODE[phase]) for _, phase in rules], np.int8(_CODE[OTHER]))
+    return np.select(
+        [holds for holds, _ in rules], [np.int8(_CODE[phase]) for _, phase in rules], np.int8(_CODE[OTHER])
+    )
 
 
 def _refined(work: pl.DataFrame, phase: Ints, kind: pl.Series, in_loss: Flags) -> Ints:

@@ -34,11 +34,13 @@ class Growing:
 
     def values(self) -> NDArray[Any]:
         """All of them, at full width; a copy where they were kept narrow."""
-        return np.frombuffer(self._bytes, self._dtype).astype(self._wide, copy=False)
+        found: NDArray[Any] = np.frombuffer(self._bytes, self._dtype).astype(self._wide, copy=False)
+        return found
 
     def ordered(self, order: NDArray[np.integer]) -> NDArray[Any]:
         """All of them in another order, at full width."""
-        return np.frombuffer(self._bytes, self._dtype)[order].astype(self._wide, copy=False)
+        found: NDArray[Any] = np.frombuffer(self._bytes, self._dtype)[order].astype(self._wide, copy=False)
+        return found
 
 
 def compact(columns: dict[str, NDArray[Any]]) -> pl.DataFrame:
@@ -47,7 +49,9 @@ def compact(columns: dict[str, NDArray[Any]]) -> pl.DataFrame:
         return pl.DataFrame(columns)
     same = {name: bool((values == values[0]).all()) for name, values in columns.items()}
     literals = [
-        pl.lit(values[0].item(), pl.Series(values[:1]).dtype).alias(name) for name, values in columns.items() if same[name]
+        pl.lit(values[0].item(), pl.Series(values[:1]).dtype).alias(name)
+        for name, values in columns.items()
+        if same[name]
     ]
     rest = {name: values for name, values in columns.items() if not same[name]}
     if not rest or not literals:

@@ -190,7 +190,9 @@ class Host:
     @cached_property
     def _forward_by_process(self) -> "_Sequences":
         forward = np.flatnonzero(self._is_forward)
-        return _Sequences(forward, self._processes[self.lane[forward]], self._sequence[forward], self._spans.starts(forward))
+        return _Sequences(
+            forward, self._processes[self.lane[forward]], self._sequence[forward], self._spans.starts(forward)
+        )
 
     @cached_property
     def _forward_by_lane(self) -> "_Sequences":
@@ -212,7 +214,9 @@ class Host:
         after = numbered[np.minimum(place, len(numbered) - 1)]
         before = numbered[np.maximum(place - 1, 0)]
         lane = self.lane[positions]
-        inside = (after > positions) & (self.lane[after] == lane) & (self._spans.starts(after) < self._spans.ends(positions))
+        inside = (
+            (after > positions) & (self.lane[after] == lane) & (self._spans.starts(after) < self._spans.ends(positions))
+        )
         earlier = (before < positions) & (self.lane[before] == lane)
         stand_in = np.where(inside, after, np.where(earlier, before, positions))
         return np.where(sequence[positions] == NO_ID, stand_in, positions)

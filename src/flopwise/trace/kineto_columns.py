@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
 from flopwise.trace.growing import Growing, compact
 from flopwise.trace.kineto_pairs import BEGIN, END, Pairs
@@ -207,11 +206,11 @@ class Columns:
         if table in ON_GPU:  # a device or stream that args do not give is the event's pid or tid
             for column, stand_in in (("device", "process"), ("stream", "thread")):
                 part[column] = np.where(rows[column] < 0, rows[stand_in], rows[column])
-        for column in ("correlation", "graph_node"):  # they count from 1; writers put 0 where there is none
-            if column in part:
-                part[column] = np.where(rows[column] > 0, rows[column], NO_ID)
-        for name, column in self._columns[table].items():
-            column.append(part[name])
+        for name in ("correlation", "graph_node"):  # they count from 1; writers put 0 where there is none
+            if name in part:
+                part[name] = np.where(rows[name] > 0, rows[name], NO_ID)
+        for name, growing in self._columns[table].items():
+            growing.append(part[name])
 
     def empty(self) -> bool:
         for table, size in self._size.items():
@@ -247,7 +246,7 @@ def _record(table: str, exact: bool) -> np.dtype[np.void]:
 
 def _format(record: np.dtype[np.void]) -> struct.Struct:
     letters = {"<f8": "d", "<i8": "q", "<u4": "I"}
-    return struct.Struct("<" + "".join(letters[str(kind)] for _, kind in record.descr))
+    return struct.Struct("<" + "".join(letters[field[1]] for field in record.descr))
 
 
 def _columns(table: str) -> list[str]:

@@ -261,9 +261,9 @@ class EventStream:
             return None
         start = event.ts if self._exact else _number(event.ts)
         given = event.args if isinstance(event.args, dict) else {}
-        args = Args(*(_whole(given.get(key), default) for key, default in _ARG_DEFAULTS))
+        whole: dict[str, Any] = {name: _whole(given.get(key), default) for name, key, default in _WHOLE_ARGS}
         pid, tid = (value if isinstance(value, str) else _whole(value, -1) for value in (event.pid, event.tid))
-        return Event(str(event.ph), str(event.cat), str(event.name), pid, tid, start, _number(event.dur), args)
+        return Event(str(event.ph), str(event.cat), str(event.name), pid, tid, start, _number(event.dur), Args(**whole))
 
     def _decode_or_refuse(self, text: bytes) -> list[Event[Any]]:
         try:
@@ -321,7 +321,9 @@ def _likely_seam(text: bytes) -> int:
     return 0
 
 
-_ARG_DEFAULTS = [(field.encode_name, field.default) for field in msgspec.structs.fields(Args) if field.type is int]
+_WHOLE_ARGS = [
+    (field.name, field.encode_name, field.default) for field in msgspec.structs.fields(Args) if field.type is int
+]
 
 
 def _number(text: msgspec.Raw) -> float:
