@@ -3,11 +3,15 @@
 from dataclasses import replace
 from pathlib import Path
 
+import polars as pl
 import pytest
 
 from flopwise.analysis.explanation import explain_trace
 from flopwise.errors import FlopwiseError
+from flopwise.render.explain_view import explanation_view, explanations_view
 from flopwise.trace import tables
+from flopwise.trace.attribute import attribute
+from flopwise.trace.phases import phase_of_range
 from flopwise.trace.read import read_trace
 
 from .test_idle import frame, trace
@@ -93,3 +97,67 @@ def test_of_several_devices_the_busiest_is_explained():
     assert (found.gpu_ns, found.busy_ns, found.window_ns, found.launches) == (40, 40, 50, 3)
     assert sum(p.gpu_ns for p in found.phases) == found.gpu_ns
     assert "2 devices worked; this is device 1, the busiest" in found.notes
+
+
+def test_flops_of_attention_are_the_arithmetic_of_its_shapes(naive):
+    """12 layers, batch 4 × 12 heads, 512 tokens, 64 wide: two matmuls of 2·B·T·T·D forward, four backward."""
+    e = naive["kineto.json.gz"]
+    matmul, elements = 2 * 48 * 512 * 512 * 64, 48 * 512 * 512
+    assert e.attention.matmul_flops == 12 * 2 * matmul
+    assert e.attention.softmax_flops == 12 * 5 * elements
+    assert e.attention_backward.matmul_flops == 12 * 4 * matmul
+    assert e.attention_backward.softmax_flops is None  # its softmax is written out, and so are the gradients
+    assert e.attention.softmax_flops_share == pytest.approx(5 / (5 + 4 * 64))
+    time = e.attention.softmax_ns / (e.attention.softmax_ns + e.attention.matmul_ns)
+    assert e.attention.softmax_time_share == pytest.approx(time)
+    assert e.attention.rate_ratio == pytest.approx(time / (1 - time) * 256 / 5)
+
+
+def test_without_shapes_flops_are_unknown(naive):
+    parts = naive["nsys.sqlite.gz"].attention
+    assert parts.softmax_time_share is not None
+    assert (parts.softmax_flops, parts.matmul_flops, parts.softmax_flops_share, parts.rate_ratio) == (None,) * 4
+
+
+def forward_only(path, with_ranges):
+    """The trace of a run that did nothing else: the work of the forward pass, no gradients, no other phase's ranges."""
+    whole = read_trace(path)
+    work = attribute(whole).table.filter(pl.col("phase") == "forward")
+    kernels, copies = (sorted(work.filter(pl.col("source") == source)["index"]) for source in ("kernel", "copy"))
+    phases = [i for i, name in enumerate(whole.names) if phase_of_range(name) not in (None, "forward")]
+    if not with_ranges:
+        phases = range(len(whole.names))
+    return replace(
+        whole,
+        kernels=whole.kernels[kernels],
+        copies=whole.copies[copies],
+        ops=whole.ops.filter(~pl.col("backward")),
+        ranges=whole.ranges.filter(~pl.col("name").is_in(list(phases))),
+        sized_ops=whole.sized_ops.clear(),
+    )
+
+
+@pytest.mark.parametrize("source", ["kineto.json.gz", "nsys.sqlite.gz"])
+@pytest.mark.parametrize("with_ranges", [True, False])
+def test_a_trace_of_nothing_but_forward_is_inference(naive, source, with_ranges):
+    found = explain_trace(forward_only(FIXTURES / f"{NAIVE}.{source}", with_ranges))
+    assert [p.name for p in found.phases] == ["forward"]
+    trained = naive[source].phase_classes["forward"]
+    assert found.matmul_share == {"inference": pytest.approx(trained["matmul"] / sum(trained.values()))}
+    assert set(naive[source].matmul_share) == {"forward", "step"}
+
+
+def test_the_table_over_many_has_a_column_for_inference(naive):
+    inference = explain_trace(forward_only(FIXTURES / f"{NAIVE}.kineto.json.gz", True))
+    tables_, content = explanations_view([inference, naive["kineto.json.gz"]])
+    rows = tables_[-1].rows
+    assert [row["matmul_inference"] is None for row in rows] == [False, True]
+    assert [row["matmul_step"] is None for row in rows] == [True, False]
+    assert {"matmul_inference", "matmul_step"} <= {column.key for column in tables_[-1].columns}
+    assert list(content["traces"][0].matmul_share) == ["inference"]
+
+
+def test_the_note_on_softmax_says_what_is_unknown(naive):
+    told, untold = ("\n".join(explanation_view(e)[0][0].notes) for e in naive.values())
+    assert "softmax takes 60 % of the time of softmax and its matmuls and does 1.9 % of their FLOPs" in told
+    assert "unknown: no shapes in this trace" in untold

@@ -4,21 +4,22 @@ import re
 from statistics import median
 
 import msgspec
+import numpy as np
 import polars as pl
 
+from flopwise.analysis.attention import AttentionParts, attention_parts
 from flopwise.analysis.idle import LATE_LAUNCH, SYNCHRONISATION, Idle, idle
 from flopwise.analysis.steps import find_steps
 from flopwise.errors import FlopwiseError
 from flopwise.records import Point
 from flopwise.trace.attribute import attribute
 from flopwise.trace.matmul_precision import matmul_precision
-from flopwise.trace.phases import BACKWARD, FORWARD, LOSS
+from flopwise.trace.phases import BACKWARD, FORWARD, LOSS, OPTIMIZER, RECOMPUTE
 from flopwise.trace.tables import Trace
-from flopwise.work import ATTENTION, MATMUL, SOFTMAX
+from flopwise.work import MATMUL
 
 LAUNCH_BOUND = 0.2  # of the window idle because the host launched late
 _LAYER = re.compile(r"(?<=[._/])\d+(?=[._/]|$)|(?<=_)\d+$")
-_ATTENTION = r"(?i)attn|attention"
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,14 +42,6 @@ class Kernel(msgspec.Struct, frozen=True, kw_only=True):
     mean_ns: float
 
 
-class AttentionParts(msgspec.Struct, frozen=True, kw_only=True):
-    """Inside attention, in the forward pass, per step."""
-
-    softmax_ns: float  # with the elementwise work written out around it, where ranges name it
-    matmul_ns: float  # scores and values, without the projections
-    fused_ns: float  # where one kernel does all
-
-
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """What a trace says about its steps. Times are nanoseconds of one step, unless named otherwise."""
 
@@ -68,9 +61,12 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     kernels: tuple[Kernel, ...]
     top_forward: Kernel | None
     top_forward_backward: Kernel | None
-    matmul_share: dict[str, float]  # of 'forward', and of the whole 'step'
+    matmul_share: dict[
+        str, float
+    ]  # of 'inference', where the trace holds nothing else; of 'forward' and the whole 'step'
     matmul_precision: dict[str, float]  # share of the matmul time by what the kernels' names say
-    attention: AttentionParts
+    attention: AttentionParts  # of the forward pass
+    attention_backward: AttentionParts
     launches: float  # per step
     launch_bound: bool
     verdict: str
@@ -87,21 +83,23 @@ def explain_trace(trace: Trace, untraced: Point | None = None) -> Explanation:
     if not trace.kernels.height and not trace.graph_runs.height:
         raise FlopwiseError(f"{trace.path} has no GPU work in it", "was it captured on a GPU, with CUDA activity on?")
     attribution = attribute(trace)
-    steps = find_steps(trace, attribution.table)
-    launched = attribution.table["launch_ns"].fill_null(attribution.table["start_ns"]).to_numpy()
+    table = attribution.table
+    steps = find_steps(trace, table)
+    launched = table["launch_ns"].fill_null(table["start_ns"]).to_numpy()
     inside = steps.of(launched) >= 0
-    everywhere = attribution.table.filter(pl.Series(inside)).with_columns(
-        pl.col("class", "phase", "name", "module").cast(pl.String)
-    )
+    outside = len(inside) - int(inside.sum())
+    everywhere = table.filter(pl.Series(inside)) if outside else table
     if not everywhere.height:
         raise FlopwiseError(
             f"{trace.path}: no GPU work falls into the steps found ({steps.how})", "is the trace cut off?"
         )
+    n_devices = everywhere["device"].n_unique()
     device, work = _busiest(everywhere)
     low = int(work["start_ns"].to_numpy().min())
     high = int((work["start_ns"] + work["duration_ns"]).to_numpy().max())
     waiting = idle(trace, low, high, device)
     n = len(steps)
+    work = _parts(_with_shapes(work, trace))
     forward = work.filter(pl.col("phase").is_in([FORWARD, LOSS]))
     both = work.filter(pl.col("phase").is_in([FORWARD, LOSS, BACKWARD]))
     bound, verdict = _verdict(waiting, high - low)
@@ -122,9 +120,10 @@ def explain_trace(trace: Trace, untraced: Point | None = None) -> Explanation:
         kernels=_kernels(work, n),
         top_forward=next(iter(_kernels(forward, n)), None),
         top_forward_backward=next(iter(_kernels(both, n)), None),
-        matmul_share={"forward": _matmul_share(forward), "step": _matmul_share(work)},
+        matmul_share=_matmul_shares(work, forward),
         matmul_precision=_precisions(work),
-        attention=_attention(work.filter(pl.col("phase") == FORWARD), n),
+        attention=attention_parts(work.filter(pl.col("phase") == FORWARD), trace.shapes, n),
+        attention_backward=attention_parts(work.filter(pl.col("phase") == BACKWARD), trace.shapes, n),
         launches=sum(
             int((steps.of(calls["start_ns"].to_numpy()) >= 0).sum()) for calls in (trace.launches, trace.graph_launches)
         )
@@ -133,15 +132,37 @@ def explain_trace(trace: Trace, untraced: Point | None = None) -> Explanation:
         verdict=verdict,
         coverage={name: getattr(attribution.coverage, name) for name in ("launch", "op", "phase", "module", "range")},
         host_ns={t.phase: float(median(t.wall_ns)) for t in untraced.phases if t.wall_ns} if untraced else {},
-        notes=trace.notes
-        + _left_out(attribution.table.height - everywhere.height, everywhere["device"].n_unique(), device),
+        notes=trace.notes + _left_out(outside, n_devices, device),
     )
 
 
 def _busiest(work: pl.DataFrame) -> tuple[int, pl.DataFrame]:
     """The device that worked most, and its work: steps of several devices at once would not add up to one step."""
-    device = int(work.group_by("device").agg(pl.col("duration_ns").sum()).sort("duration_ns")["device"][-1])
-    return device, work.filter(pl.col("device") == device)
+    by_device = work.select("device", "duration_ns").group_by("device").agg(pl.col("duration_ns").sum())
+    device = int(by_device.sort("duration_ns")["device"][-1])
+    return device, work if by_device.height == 1 else work.filter(pl.col("device") == device)
+
+
+def _with_shapes(work: pl.DataFrame, trace: Trace) -> pl.DataFrame:
+    """The number of the sizes of each row's op (0: not given), and a 1 in `ops` at the first row of an op that has them."""
+    if not trace.sized_ops.height:
+        return work.with_columns(shape=pl.lit(0, pl.UInt32), ops=pl.lit(0, pl.UInt32))
+    of_op = np.zeros(trace.ops.height + 1, dtype=np.uint32)  # the last: work without an op
+    of_op[trace.sized_ops["op"].to_numpy()] = trace.sized_ops["shape"].to_numpy()
+    op = work["op_index"].fill_null(trace.ops.height).to_numpy()
+    shape = of_op[op]
+    rows = np.flatnonzero(shape)
+    ops = np.zeros(len(op), dtype=np.uint32)
+    ops[rows[np.unique(op[rows], return_index=True)[1]]] = 1
+    return work.with_columns(pl.Series("shape", shape), pl.Series("ops", ops))
+
+
+def _parts(work: pl.DataFrame) -> pl.DataFrame:
+    """The work added up by all that is asked of it: what follows is sums over thousands of rows and not over millions."""
+    telling = ["source", "phase", "class", "name", "op", "module", "path"]
+    sums = [pl.col("duration_ns").sum(), pl.len().alias("count"), pl.col("ops").sum()]
+    added = work.select(*telling, "shape", "ops", "duration_ns").group_by(*telling, "shape").agg(sums)
+    return added.with_columns(pl.col(telling).cast(pl.String))
 
 
 def _left_out(outside: int, n_devices: int, device: int) -> tuple[str, ...]:
@@ -171,7 +192,7 @@ def _shares(work: pl.DataFrame, column: str, n: int) -> tuple[Share, ...]:
     total = max(_sum(work), 1)
     rows = (
         work.group_by(column)
-        .agg(pl.col("duration_ns").sum(), pl.len())
+        .agg(pl.col("duration_ns", "count").sum())
         .sort("duration_ns", column, descending=[True, False])
     )
     return tuple(
@@ -190,17 +211,31 @@ def _matrix(work: pl.DataFrame, n: int) -> dict[str, dict[str, float]]:
 
 
 def _kernels(work: pl.DataFrame, n: int) -> tuple[Kernel, ...]:
+    """By name; of a name in several classes, the class it is in most often."""
     total = max(_sum(work), 1)
-    rows = (
+    by_class = (
         work.filter(pl.col("source") == "kernel")
-        .group_by("name")
-        .agg(pl.col("class").mode().sort().first(), pl.col("duration_ns").sum(), pl.len())
+        .group_by("name", "class")
+        .agg(pl.col("duration_ns", "count").sum())
+        .sort("count", "class", descending=[True, False])
+    )
+    rows = (
+        by_class.group_by("name", maintain_order=True)
+        .agg(pl.col("class").first(), pl.col("duration_ns", "count").sum())
         .sort("duration_ns", "name", descending=[True, False])
     )
     return tuple(
         Kernel(name=name, kind=kind, gpu_ns=ns / n, share=ns / total, count=count / n, mean_ns=ns / count)
         for name, kind, ns, count in rows.iter_rows()
     )
+
+
+def _matmul_shares(work: pl.DataFrame, forward: pl.DataFrame) -> dict[str, float]:
+    """A trace with a forward pass and nothing that trains is of inference; its matmuls then have one share."""
+    training = work["phase"].is_in([BACKWARD, RECOMPUTE, OPTIMIZER]).any()
+    if forward.height and not training:
+        return {"inference": _matmul_share(work)}
+    return {"forward": _matmul_share(forward), "step": _matmul_share(work)}
 
 
 def _matmul_share(work: pl.DataFrame) -> float:
@@ -210,7 +245,7 @@ def _matmul_share(work: pl.DataFrame) -> float:
 def _precisions(work: pl.DataFrame) -> dict[str, float]:
     """The matmuls' time by precision, as far as the names say."""
     matmuls = work.filter(pl.col("class") == MATMUL)
-    shares: dict[str, float] = {}
+    spent: dict[str, int] = {}
     for name, ns in matmuls.group_by("name").agg(pl.col("duration_ns").sum()).iter_rows():
         found = matmul_precision(name)
         where = (
@@ -221,23 +256,9 @@ def _precisions(work: pl.DataFrame) -> dict[str, float]:
             else " CUDA cores"
         )
         label = f"{found.precision}{where}" if found else "unknown"
-        shares[label] = shares.get(label, 0.0) + ns / max(_sum(matmuls), 1)
-    return dict(sorted(shares.items(), key=lambda item: -item[1]))
-
-
-def _attention(forward: pl.DataFrame, n: int) -> AttentionParts:
-    """By the ranges and modules that name attention; the score and value matmuls are batched, the projections are not."""
-    where = pl.concat_str(pl.col("path").cast(pl.String).fill_null(""), pl.col("module").fill_null(""), separator="/")
-    scope = forward.filter(where.str.contains(_ATTENTION))
-    softmax = scope.filter((pl.col("class") == SOFTMAX) | where.str.contains("(?i)softmax"))
-    inner = where.str.contains("(?i)scores|attn_pv|values?$|attn_value") | pl.col("op").cast(pl.String).str.contains(
-        "bmm|baddbmm"
-    ).fill_null(False)
-    return AttentionParts(
-        softmax_ns=_sum(softmax) / n,
-        matmul_ns=_sum(scope.filter((pl.col("class") == MATMUL) & inner)) / n,
-        fused_ns=_sum(forward.filter(pl.col("class") == ATTENTION)) / n,
-    )
+        spent[label] = spent.get(label, 0) + ns
+    total = max(_sum(matmuls), 1)
+    return {label: ns / total for label, ns in sorted(spent.items(), key=lambda item: (-item[1], item[0]))}
 
 
 def _with_folded_modules(work: pl.DataFrame) -> pl.DataFrame:

@@ -6,6 +6,7 @@ import numpy.typing as npt
 import polars as pl
 
 from flopwise.analysis.intervals import Times, gaps
+from flopwise.trace.lookup import first_rows
 from flopwise.trace.tables import Trace
 
 LATE_LAUNCH = "late launch"  # the host had not yet launched what came next
@@ -64,29 +65,33 @@ def gpu_work(trace: Trace, device: int | None = None) -> pl.DataFrame:
     """Kernels, copies and whole graphs of a device (of all, if None): when, and by which call."""
     columns = ["start_ns", "end_ns", "process", "device", "stream", "correlation"]
     tables = [table.select(columns) for table in (trace.kernels, trace.copies, trace.graph_runs)]
-    work = pl.concat(tables)
-    return (work if device is None else work.filter(pl.col("device") == device)).sort("start_ns")
+    if device is not None:
+        tables = [table.filter(pl.col("device") == device) for table in tables]
+    filled = [table for table in tables if table.height] or tables[:1]
+    return filled[0] if len(filled) == 1 else pl.concat(filled).sort("start_ns", maintain_order=True)
 
 
 def _following(trace: Trace, work: pl.DataFrame, gap_end: Times) -> _Next:
-    calls = pl.concat([trace.launches, trace.graph_launches]).unique(["process", "correlation"], keep="first")
-    joined = work.join(
-        calls.select("process", "correlation", "thread", launch_start="start_ns", launch_end="end_ns"),
-        on=["process", "correlation"],
-        how="left",
-        maintain_order="left",
-    )
+    """Only the work that ends a gap is looked up: a busy trace has few."""
     at = np.searchsorted(work["start_ns"].to_numpy(), gap_end, side="left")
-    none = at >= work.height
-    at = np.minimum(at, max(work.height - 1, 0))
+    begun = np.flatnonzero(at < work.height)
+    calls = (trace.launches, trace.graph_launches)
+
+    def of_calls(name: str) -> Times:
+        return np.concatenate([table[name].to_numpy() for table in calls])
+
+    correlation = of_calls("correlation")
+    known = np.flatnonzero(correlation > 0)
+    wanted = (work["process"].to_numpy()[at[begun]], work["correlation"].to_numpy()[at[begun]])
+    row = first_rows(wanted, (of_calls("process")[known], correlation[known]))
+    launched, row = begun[row >= 0], known[row[row >= 0]]
 
     def column(name: str) -> Times:
-        if not work.height:
-            return np.full(len(gap_end), -1, dtype=np.int64)
-        values: npt.NDArray[np.int64] = joined[name].fill_null(-1).to_numpy()[at]
-        return np.where(none, -1, values)
+        values = np.full(len(gap_end), -1, dtype=np.int64)
+        values[launched] = of_calls(name)[row]
+        return values
 
-    return _Next(launch_start=column("launch_start"), launch_end=column("launch_end"), thread=column("thread"))
+    return _Next(launch_start=column("start_ns"), launch_end=column("end_ns"), thread=column("thread"))
 
 
 def _waited(trace: Trace, following: _Next, gap_start: Times) -> npt.NDArray[np.bool_]:

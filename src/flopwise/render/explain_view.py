@@ -57,6 +57,7 @@ def _summary(e: Explanation) -> Table:
             if "step" in e.host_ns
             else ()
         ),
+        *_softmax_beside_matmul(e),
         *e.notes,
     ]
     row = {
@@ -74,6 +75,25 @@ def _summary(e: Explanation) -> Table:
         Column("launches", "launches", units.count),
     )
     return Table(title=f"{_name(e)}: {e.source} trace{where}", columns=columns, rows=(row,), notes=tuple(notes))
+
+
+def _softmax_beside_matmul(e: Explanation) -> tuple[str, ...]:
+    """Question (e): softmax does a small share of attention's FLOPs and takes a large share of its time."""
+    parts = e.attention
+    if parts.softmax_time_share is None:
+        return ()
+    time = units.percent(parts.softmax_time_share, 0)
+    found = f"attention, forward: softmax takes {time} of the time of softmax and its matmuls"
+    if parts.softmax_flops is None or parts.matmul_flops is None or parts.rate_ratio is None:
+        none = parts.softmax_flops is None and parts.matmul_flops is None
+        why = "no shapes in this trace" if none else "not every op has its shapes"
+        return (f"{found}; their FLOPs are unknown: {why}",)
+    softmax, matmul = (
+        units.rate(flops / ns * 1e9, "FLOP/s")
+        for flops, ns in ((parts.softmax_flops, parts.softmax_ns), (parts.matmul_flops, parts.matmul_ns))
+    )
+    share = units.percent(parts.softmax_flops_share or 0.0)
+    return (f"{found} and does {share} of their FLOPs: {softmax} against {matmul}, 1 to {parts.rate_ratio:.0f}",)
 
 
 def _phases(e: Explanation) -> Table:
@@ -189,10 +209,11 @@ def _answers(explanations: Sequence[Explanation]) -> Table:
                 "top_count": e.top_forward.count if e.top_forward else None,
                 "same": _same(e),
                 "besides": ", ".join(f"{kind} {units.percent(ns / total, 0)}" for ns, kind in others),
-                "matmul_forward": e.matmul_share["forward"],
-                "matmul_step": e.matmul_share["step"],
+                **{f"matmul_{what}": e.matmul_share.get(what) for what in ("inference", "forward", "step")},
                 "softmax_ns": e.attention.softmax_ns or None,
                 "attention_matmul_ns": e.attention.matmul_ns or None,
+                "softmax_time": e.attention.softmax_time_share,
+                "softmax_flops": e.attention.softmax_flops_share,
                 "fused_attention_ns": e.attention.fused_ns or None,
             }
         )
@@ -204,10 +225,13 @@ def _answers(explanations: Sequence[Explanation]) -> Table:
         Column("top_count", "count", units.count),
         Column("same", "top with backward", right=False),
         Column("besides", "(c) besides matmul", right=False),
+        Column("matmul_inference", "(d) matmul, inference", _percent),
         Column("matmul_forward", "(d) matmul, forward", _percent),
         Column("matmul_step", "matmul, step", _percent),
         Column("softmax_ns", "(e) softmax ms", _MS),
         Column("attention_matmul_ns", "its matmuls ms", _MS),
+        Column("softmax_time", "softmax, of their time", _percent),
+        Column("softmax_flops", "of their FLOPs", _percent),
         Column("fused_attention_ns", "fused ms", _MS),
     )
     used = tuple(c for c in columns if any(row[c.key] is not None for row in rows))

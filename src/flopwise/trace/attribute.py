@@ -18,12 +18,15 @@ is known of it, as in a CUDA graph of a whole step. Everything else is 'other'.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from flopwise.trace import kernel_class
 from flopwise.trace.host import Host, Points
+from flopwise.trace.lookup import first_rows
 from flopwise.trace.nesting import Flags, Ints
 from flopwise.trace.phases import BACKWARD, FORWARD, LOSS, OPTIMIZER, OTHER, PHASES, RECOMPUTE
 from flopwise.trace.scopes import Scopes
@@ -55,9 +58,10 @@ class Attribution:
     """One row per kernel, copy and CUDA graph traced as one row, by start.
 
     source, index (in the Trace's table), start_ns, duration_ns, device, stream, name; launch_thread, launch_ns;
-    op (innermost), top_op, forward_op (of backward work); module (innermost), path (of ranges, outer to inner, '/' between,
-    without steps and phases); phase, class, attributed. What is not known is null. `class` is never null, nor is `phase`.
-    """
+    op (innermost), op_index (its row in the Trace's ops), top_op, forward_op (of backward work); module (innermost), path
+    op (innermost), op_index (its row in the Trace's ops), top_op, forward_op (of backward work); module (innermost), path
+    (of ranges, outer to inner, '/' between, without steps and phases); phase, class, attributed. What is not known is null.
+    `class` is never null, nor is `phase`.
 
     table: pl.DataFrame
     coverage: Coverage
@@ -68,26 +72,36 @@ def attribute(trace: Trace) -> Attribution:
     work = _work(trace)
     host = Host(trace)
     at = host.points(work["process"], work["from_thread"], work["from_ns"])
-    op = host.ops.innermost(at.lane, at.time)
+    work = work.drop("process", "from_thread", "from_ns")
+    ops = host.ops()
+    op, top = ops.innermost(at.lane, at.time), ops.outermost().innermost(at.lane, at.time)
+    above = {"op": _name(host, op), "top_op": _name(host, top)}
+    del ops, top
     node = host.backward.innermost(at.lane, at.time)
     marked = host.phases.innermost(at.lane, at.time)
+    in_loss = host.losses.innermost(at.lane, at.time) >= 0
+    phase = _phase(host, at, op, node, marked, in_loss)
+    kind = _class(work, host, op, phase)
+    phase = _refined(work, phase, kind, in_loss)
     forward = host.forward_of(node)
     scope = _scope(host, at, node, forward)
-    phase = _phase(host, at, op, node, marked)
-    kind = _class(work, host, op, phase)
-    phase = _refined(host, at, work, phase, kind)
+    ranged = (scope >= 0) | (marked >= 0)
+    del node, marked, in_loss
+    above["forward_op"] = _name(host, forward)
+    op_index = host.op_rows(op)
+    del at, op, forward
     module, path = Scopes(host).of(scope)
-    names = pl.Series([*host.names, None], dtype=pl.Categorical)
-    table = work.drop("process", "from_thread", "from_ns").with_columns(
-        names.gather(_name(host, op)).alias("op"),
-        names.gather(_name(host, host.ops.outermost().innermost(at.lane, at.time))).alias("top_op"),
-        names.gather(_name(host, forward)).alias("forward_op"),
+    del host, scope  # millions of spans: their memory serves the table
+    names = pl.Series([*trace.names, None], dtype=pl.Categorical)
+    table = work.with_columns(
+        *(names.gather(number).alias(column) for column, number in above.items()),
+        pl.Series("op_index", op_index.astype(np.uint32)).set(pl.Series(op_index < 0), None),
         module,
         path,
         pl.Series("phase", PHASES, dtype=pl.Enum(PHASES)).gather(phase),
         kind,
     )
-    return Attribution(table, _coverage(table, (scope >= 0) | (marked >= 0)))
+    return Attribution(table, _coverage(table, ranged))
 
 
 def _work(trace: Trace) -> pl.DataFrame:
@@ -102,55 +116,84 @@ def _work(trace: Trace) -> pl.DataFrame:
     graphs = trace.graph_runs.with_columns(
         name=pl.lit(first + len(kinds), pl.UInt32), graph_node=pl.lit(NO_ID, pl.Int64)
     )
-    columns = ["process", "correlation", "graph_node", "start_ns", "end_ns", "device", "stream", "name"]
-    parts = [
-        table.select(columns).with_columns(pl.lit(source, pl.Enum(SOURCES)).alias("source")).with_row_index("index")
-        for source, table in zip(SOURCES, (trace.kernels, copies, graphs), strict=True)
-    ]
-    work = pl.concat(parts).join(_calls(trace), on=["process", "correlation"], how="left", maintain_order="left")
-    work = work.join(_captures(trace), on=["process", "graph_node"], how="left", maintain_order="left")
-    names = pl.Series([*trace.names, *copy_names, GRAPH_RUN], dtype=pl.Categorical)
-    return work.sort("start_ns", "device", "stream", "source", "index").select(
-        "process",
-        "source",
-        "index",
-        "start_ns",
-        (pl.col("end_ns") - pl.col("start_ns")).alias("duration_ns"),
-        "device",
-        "stream",
-        pl.col("name").map_batches(names.gather, return_dtype=pl.Categorical),
-        "launch_thread",
-        "launch_ns",
-        pl.col("attributed").fill_null("unattributed"),
-        pl.coalesce("capture_thread", "launch_thread").alias("from_thread"),
-        pl.when(pl.col("capture_thread").is_null()).then("launch_ns").otherwise("capture_ns").alias("from_ns"),
-    )
+    tables = (trace.kernels, copies, graphs)
+    order = _order([np.concatenate([t[name].to_numpy() for t in tables]) for name in ("start_ns", "device", "stream")])
 
+    def column(name: str) -> Any:
+        return np.concatenate([table[name].to_numpy() for table in tables])[order]
 
-def _calls(trace: Trace) -> pl.DataFrame:
-    """The launch of each correlation id; where a runtime call and the driver call in it share one, the outer."""
-    how = pl.Enum(ATTRIBUTED)
-    calls = pl.concat(
+    heights = [table.height for table in tables]
+    source = np.repeat(np.arange(len(tables), dtype=np.uint8), heights)[order]
+    index = np.concatenate([np.arange(height, dtype=np.uint32) for height in heights])[order]
+    start, process = column("start_ns"), column("process")
+    names = pl.Series("name", [*trace.names, *copy_names, GRAPH_RUN], dtype=pl.Categorical)
+    work = pl.DataFrame(
         [
-            trace.launches.with_columns(attributed=pl.lit("launch", how)),
-            trace.graph_launches.with_columns(attributed=pl.lit("graph", how)),
+            pl.Series("process", process),
+            pl.Series("source", SOURCES, dtype=pl.Enum(SOURCES)).gather(source),
+            pl.Series("index", index),
+            pl.Series("start_ns", start),
+            pl.Series("duration_ns", column("end_ns") - start),
+            pl.Series("device", column("device")),
+            pl.Series("stream", column("stream")),
+            names.gather(column("name")),
         ]
     )
-    calls = calls.filter(pl.col("correlation") > 0).sort("start_ns", "end_ns", descending=[False, True])
-    calls = calls.unique(["process", "correlation"], keep="first", maintain_order=True)
-    return calls.select("process", "correlation", "attributed", launch_thread="thread", launch_ns="start_ns")
+    calls = _calls(trace, process, column("correlation"))
+    return work.with_columns(*calls, *_origin(trace, process, column("graph_node"), calls))
 
 
-def _captures(trace: Trace) -> pl.DataFrame:
-    """Where a graph's node was captured: its ops and ranges are there, the launch of the whole graph has none for each."""
+def _order(keys: list[Any]) -> Ints:
+    """By the first key, then the next; rows that tie in all keep their order. Keys that are the same in all rows cost nothing."""
+    telling = [key for key in keys if len(key) and (key != key[0]).any()]
+    return np.lexsort(telling[::-1]) if telling else np.arange(len(keys[0]))
+
+
+def _calls(trace: Trace, process: Ints, correlation: Ints) -> list[pl.Series]:
+    """The launch of each correlation id; where a runtime call and the driver call in it share one, the outer."""
+    both = (trace.launches, trace.graph_launches)
+
+    def column(name: str) -> Ints:
+        return np.concatenate([table[name].to_numpy() for table in both])
+
+    start = column("start_ns")
+    order = np.lexsort((-column("end_ns"), start))
+    known = order[column("correlation")[order] > 0]
+    row = first_rows((process, correlation), (column("process")[known], column("correlation")[known]))
+    launched = row >= 0
+    row = known[row] if len(known) else row
+    how = np.where(launched, np.where(row < trace.launches.height, 0, 1), 2)
+    return [
+        pl.Series("attributed", ATTRIBUTED, dtype=pl.Enum(ATTRIBUTED)).gather(how),
+        _or_null("launch_thread", column("thread"), row, launched),
+        _or_null("launch_ns", start, row, launched),
+    ]
+
+
+def _origin(trace: Trace, process: Ints, node: Ints, calls: list[pl.Series]) -> list[pl.Series]:
+    """Where the program was when it asked for the work: at the launch; of a graph's node at its capture, where ops and ranges
+    are: the launch of the whole graph has none for each."""
+    _, thread, time = calls
     nodes = trace.graph_nodes.filter(pl.col("graph_node") != NO_ID)
-    nodes = nodes.unique(["process", "graph_node"], keep="first", maintain_order=True)
-    return nodes.select("process", "graph_node", capture_thread="thread", capture_ns="start_ns")
+    row = first_rows((process, node), (nodes["process"].to_numpy(), nodes["graph_node"].to_numpy()))
+    captured = row >= 0
+    if captured.any():
+        at = pl.Series(captured)
+        thread = _or_null("thread", nodes["thread"].to_numpy(), row, captured).zip_with(at, thread)
+        time = _or_null("time", nodes["start_ns"].to_numpy(), row, captured).zip_with(at, time)
+    return [thread.alias("from_thread"), time.alias("from_ns")]
 
 
-def _name(host: Host, positions: Ints) -> Ints:
+def _or_null(name: str, values: Ints, rows: Ints, known: Flags) -> pl.Series:
+    if not len(values):
+        return pl.Series(name, [None], dtype=pl.Int64).new_from_index(0, len(rows))
+    column = pl.Series(name, values[rows])
+    return column if known.all() else column.set(pl.Series(~known), None)
+
+
+def _name(host: Host, positions: Ints) -> NDArray[np.uint32]:
     """The names' numbers; one past the last name where there is no span."""
-    nothing = len(host.names)
+    nothing = np.uint32(len(host.names))
     if len(host.name) == 0:
         return np.full(len(positions), nothing)
     return np.where(positions >= 0, host.name[positions], nothing)
@@ -172,12 +215,14 @@ def _scope(host: Host, at: Points, node: Ints, forward: Ints) -> Ints:
     return np.where(found < 0, own, found)
 
 
-def _phase(host: Host, at: Points, op: Ints, node: Ints, marked: Ints) -> Ints:
+def _phase(host: Host, at: Points, op: Ints, node: Ints, marked: Ints, in_loss: Flags) -> Ints:
     """Codes of PHASES by the rules above, the kernels' own names not yet asked."""
-    by_range = np.where(marked >= 0, host.phase[marked], -1) if len(host.phase) else marked
+    by_range = np.where(marked >= 0, host.phase[marked], np.int8(-1)) if len(host.phase) else marked
     forward = host.forward.innermost(at.lane, at.time)
     lane = np.maximum(at.lane, 0)
-    elsewhere = host.inside_backward_range(at) & ~host.lanes_with_ops[lane] if len(host.lanes) else node >= 0
+    elsewhere = np.zeros(len(lane), dtype=bool)
+    without_ops = np.flatnonzero(~host.lanes_with_ops[lane]) if len(host.lanes) else np.empty(0, np.int64)
+    elsewhere[without_ops] = host.inside_backward_range(Points(at.lane[without_ops], at.time[without_ops]))
     autograd = host.autograd_lanes[lane] & (at.lane >= 0) if len(host.lanes) else elsewhere
     nested = marked > node  # the range was opened inside the node
     again = (forward > node) | (nested & np.isin(by_range, (_CODE[FORWARD], _CODE[LOSS], _CODE[RECOMPUTE])))
@@ -187,16 +232,18 @@ def _phase(host: Host, at: Points, op: Ints, node: Ints, marked: Ints) -> Ints:
         (node >= 0, BACKWARD),
         *((by_range == _CODE[phase], phase) for phase in PHASES),
         (autograd | elsewhere, BACKWARD),
-        (host.losses.innermost(at.lane, at.time) >= 0, LOSS),
+        (in_loss, LOSS),
         (host.optimizers.innermost(at.lane, at.time) >= 0, OPTIMIZER),
         ((forward >= 0) | ((op >= 0) & host.only_ops), FORWARD),
     ]
-    return np.select([holds for holds, _ in rules], [_CODE[phase] for _, phase in rules], _CODE[OTHER])
+    return np.select(
+        [holds for holds, _ in rules], [np.int8(_CODE[phase]) for _, phase in rules], np.int8(_CODE[OTHER])
+    )
 
 
-def _refined(host: Host, at: Points, work: pl.DataFrame, phase: Ints, kind: pl.Series) -> Ints:
+def _refined(work: pl.DataFrame, phase: Ints, kind: pl.Series, in_loss: Flags) -> Ints:
     """What kernels say themselves: the loss inside the forward pass, the optimizer where nothing else is known."""
-    is_loss = (kind == LOSS_KERNEL).to_numpy() | (host.losses.innermost(at.lane, at.time) >= 0)
+    is_loss = (kind == LOSS_KERNEL).to_numpy() | in_loss
     is_optimizer = (kind == OPTIMIZER_KERNEL).to_numpy()
     loose = (phase == _CODE[OTHER]) | (work["attributed"] == "graph").to_numpy()
     phase = np.where((phase == _CODE[FORWARD]) & is_loss, _CODE[LOSS], phase)
@@ -205,33 +252,32 @@ def _refined(host: Host, at: Points, work: pl.DataFrame, phase: Ints, kind: pl.S
 
 def _class(work: pl.DataFrame, host: Host, op: Ints, phase: Ints) -> pl.Series:
     """Each distinct (name, op, in the optimizer or not) is classified once."""
-    keys = pl.DataFrame(
-        {
-            "name": work["name"].to_physical(),
-            "op": pl.Series(_name(host, op)),
-            "stepping": pl.Series(phase == _CODE[OPTIMIZER]),
-        }
-    )
-    cases = keys.with_columns(text=work["name"]).unique(["name", "op", "stepping"], maintain_order=True)
     ops = [*host.names, ""]
+    keys = work["name"].to_physical().to_numpy().astype(np.int64)
+    keys *= 2 * len(ops)
+    keys += 2 * _name(host, op)
+    keys += phase == _CODE[OPTIMIZER]
+    cases, first, which = np.unique(keys, return_index=True, return_inverse=True)
+    texts = work["name"][first].cast(pl.String)
     kinds = [
-        kernel_class.classify(text, ops[above], OPTIMIZER if stepping else "")
-        for text, above, stepping in zip(cases["text"].cast(pl.String), cases["op"], cases["stepping"], strict=True)
+        kernel_class.classify(text, ops[case // 2 % len(ops)], OPTIMIZER if case % 2 else "")
+        for text, case in zip(texts, cases.tolist(), strict=True)
     ]
-    cases = cases.drop("text").with_columns(pl.Series("class", kinds, dtype=pl.Enum(CLASSES)))
-    return keys.join(cases, on=["name", "op", "stepping"], how="left", maintain_order="left")["class"]
+    return pl.Series("class", kinds, dtype=pl.Enum(CLASSES)).gather(which)
 
 
 def _coverage(table: pl.DataFrame, ranged: Flags) -> Coverage:
-    def share(known: pl.Expr) -> float:
-        return float(spent.select((pl.col("duration_ns") * known).sum()).item()) / total if total else 1.0
+    spent = table["duration_ns"].to_numpy()
+    total = int(spent.sum())
 
-    spent = table.select("duration_ns", "attributed", "op", "phase", "module", ranged=pl.Series(ranged))
-    total = int(spent["duration_ns"].sum())
+    def share(known: pl.Series | Flags) -> float:
+        flags = known.to_numpy() if isinstance(known, pl.Series) else known
+        return float(spent[flags].sum()) / total if total else 1.0
+
     return Coverage(
-        launch=share(pl.col("attributed") != "unattributed"),
-        op=share(pl.col("op").is_not_null()),
-        phase=share(pl.col("phase") != OTHER),
-        module=share(pl.col("module").is_not_null()),
-        range=share(pl.col("ranged")),
+        launch=share(table["attributed"] != "unattributed"),
+        op=share(table["op"].is_not_null()),
+        phase=share(table["phase"] != OTHER),
+        module=share(table["module"].is_not_null()),
+        range=share(ranged),
     )

@@ -1,4 +1,4 @@
-"""The host's side of a trace as one table of spans (ranges and ops), and the questions that attribution asks of it."""
+"""The host's side of a trace as one list of spans (ranges and ops), and the questions that attribution asks of it."""
 
 import re
 from dataclasses import dataclass
@@ -6,7 +6,9 @@ from functools import cached_property
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
+from flopwise.trace.lookup import first_rows
 from flopwise.trace.nesting import Flags, Ints, Nesting
 from flopwise.trace.phases import BACKWARD, PHASES, phase_of_range
 from flopwise.trace.tables import NO_ID, Trace
@@ -30,65 +32,100 @@ class Points:
 
 
 class Host:
-    """Ops and ranges of every thread, nested. A span is known by its position in `Nesting`'s order."""
+    """Ops and ranges of every thread, nested. A span is known by its position in the order of a `Nesting`.
+
+    Columns are numpy's and as narrow as they can be: of a long trace there are millions of spans, and what polars has once
+    held it does not give back.
+    """
 
     def __init__(self, trace: Trace) -> None:
         self.names = trace.names
         self.lanes = _lanes(trace)
-        spans = _spans(trace, self.lanes)
-        lane, start, end = (spans[column].to_numpy() for column in ("lane", "start_ns", "end_ns"))
-        self.nesting = Nesting(lane, start, end)
-        order = self.nesting.order
-        self.lane: Ints = lane[order]
-        self.start: Ints = start[order]
-        self.end: Ints = end[order]
-        self.name: Ints = spans["name"].to_numpy().astype(np.int64)[order]
-        self._table = spans[order]
-        self._place(spans)
+        self._n_ranges = trace.ranges.height
+        # Ranges before ops: of two that coincide, the range is the outer one.
+        spans = (trace.ranges, trace.ops)
+        lane = np.concatenate([self.lanes_of(table["process"], table["thread"]) for table in spans])
+        start, end = (np.concatenate([table[name].to_numpy() for table in spans]) for name in ("start_ns", "end_ns"))
+        self._spans = Nesting(lane, start, end)
+        del start, end  # the nesting knows them
+        order = self._spans.order
+        self.lane: NDArray[np.int32] = lane.astype(np.int32)[order]
+        del lane
+        name = np.concatenate([table["name"].to_numpy() for table in spans])
+        self.name: NDArray[np.uint32] = name[order]
+        none = np.full(self._n_ranges, NO_ID)
+        self._sequence = _narrowed(np.concatenate([none, trace.ops["sequence"].to_numpy()]))[order]
+        self._forward_thread = trace.ops["forward_thread"]
+        self._place(trace, name)
 
-    def _place(self, spans: pl.DataFrame) -> None:
+    def _place(self, trace: Trace, name: NDArray[np.uint32]) -> None:
         """Name what each span is; a name is looked at once."""
-        is_op = spans["kind"].to_numpy() == _OP
-        name = spans["name"].to_numpy()
-        module = spans["kind"].to_numpy() == _MODULE
-        sequenced = spans["sequence"].to_numpy() != NO_ID
-        backward = is_op & (spans["backward"].to_numpy() | self._named(_BACKWARD_NODE)[name])
+        whole = self._spans
+        kinds = trace.ranges["kind"]
+        n_ops = trace.ops.height
+
+        def of_kind(kind: str) -> Flags:
+            return np.concatenate([(kinds == kind).to_numpy(), np.zeros(n_ops, dtype=bool)])
+
+        is_op = np.arange(self._n_ranges + n_ops) >= self._n_ranges
+        module, step = of_kind("module"), of_kind("step") | self._named(_STEP)[name]
+        sequenced = np.empty(len(name), dtype=bool)
+        sequenced[whole.order] = self._sequence != NO_ID
+        backward = self._named(_BACKWARD_NODE)[name]
+        backward[: self._n_ranges] = False
+        backward[self._n_ranges :] |= trace.ops["backward"].to_numpy()
         told = (phase_of_range(text) for text in self.names)
-        by_name = np.fromiter((-1 if phase is None else PHASES.index(phase) for phase in told), dtype=np.int64)
-        phase = np.where(module | (is_op & ~self._named(_OPTIMIZER_OP)[name]), -1, by_name[name])
-        step = (spans["kind"].to_numpy() == _STEP_KIND) | self._named(_STEP)[name]
+        by_name = np.fromiter((-1 if phase is None else PHASES.index(phase) for phase in told), dtype=np.int8)
+        phase = np.where(module | (is_op & ~self._named(_OPTIMIZER_OP)[name]), np.int8(-1), by_name[name])
         annotation = ~is_op & ~step & (phase < 0) & ~self._named(_NO_SCOPE)[name]
         scope = module | annotation | self._named(_SCOPE_OP)[name]
-        whole = self.nesting
-        self.phase: Ints = phase[whole.order]
+        forward = is_op & ~backward & sequenced
+        self.phase: NDArray[np.int8] = phase[whole.order]
         self.is_module: Flags = module[whole.order]
-        self.ops = whole.subset(is_op)
         self.backward = whole.subset(backward)
-        self.forward = whole.subset(is_op & ~backward & sequenced)
+        self.forward = whole.subset(forward)
         self.losses = whole.subset(is_op & self._named(_LOSS_OP)[name])
         self.optimizers = whole.subset(is_op & self._named(_OPTIMIZER_OP)[name])
         self.phases = whole.subset(phase >= 0)
         self.scopes = whole.subset(scope)
         self._is_backward: Flags = backward[whole.order]
-        self._is_forward: Flags = (is_op & ~backward & sequenced)[whole.order]
+        self._is_forward: Flags = forward[whole.order]
         self._is_op: Flags = is_op[whole.order]
+
+    def ops(self) -> Nesting:
+        """All ops; made anew, as nearly every span is one and two questions are all there is to ask of them."""
+        is_op = np.zeros(len(self.lane), dtype=bool)
+        is_op[self._spans.order] = self._is_op
+        return self._spans.subset(is_op)
 
     def _named(self, pattern: re.Pattern[str]) -> Flags:
         return np.fromiter((pattern.search(text) is not None for text in self.names), dtype=bool, count=len(self.names))
 
+    def lanes_of(self, process: pl.Series, thread: pl.Series) -> Ints:
+        """The lanes of threads; -1 where a thread is null."""
+        known = (self.lanes["process"].to_numpy(), self.lanes["thread"].to_numpy())
+        lane = first_rows((process.to_numpy(), thread.fill_null(NO_ID).to_numpy()), known)
+        if thread.null_count():
+            lane[thread.is_null().to_numpy()] = -1
+        return lane
+
     def points(self, process: pl.Series, thread: pl.Series, time: pl.Series) -> Points:
         """Where calls were made; null threads give lane -1."""
-        at = pl.DataFrame({"process": process, "thread": thread}).join(
-            self.lanes, on=["process", "thread"], how="left", maintain_order="left"
-        )
-        return Points(at["lane"].fill_null(-1).to_numpy(), time.fill_null(0).to_numpy())
+        return Points(self.lanes_of(process, thread), time.fill_null(0).to_numpy())
 
     def at_start(self, positions: Ints) -> Points:
         """Where spans begin; -1 stays nowhere."""
         known = positions >= 0
         if len(self.lane) == 0:
             return Points(np.full(len(positions), -1), np.zeros(len(positions), dtype=np.int64))
-        return Points(np.where(known, self.lane[positions], -1), np.where(known, self.start[positions], 0))
+        lane = np.where(known, self.lane[positions], -1).astype(np.int64)
+        return Points(lane, np.where(known, self._spans.starts(positions), 0))
+
+    def op_rows(self, positions: Ints) -> Ints:
+        """The rows of ops in the Trace's table; -1 stays none."""
+        if len(self.lane) == 0:
+            return positions
+        return np.where(positions >= 0, self._spans.order[positions] - self._n_ranges, -1)
 
     @cached_property
     def only_ops(self) -> bool:
@@ -101,7 +138,7 @@ class Host:
         flags = np.zeros(len(self.lanes), dtype=bool)
         flags[self.lane[self._is_backward]] = True
         ours = np.flatnonzero(self._is_forward & flags[self.lane])
-        outside = self.backward.innermost(self.lane[ours], self.start[ours]) < 0
+        outside = self.backward.innermost(self.lane[ours].astype(np.int64), self._spans.starts(ours)) < 0
         flags[self.lane[ours[outside]]] = False
         return flags
 
@@ -111,11 +148,16 @@ class Host:
         flags[self.lane[self._is_op]] = True
         return flags
 
+    @cached_property
+    def _processes(self) -> Ints:
+        """The process of each lane, numbered from 0."""
+        return np.unique(self.lanes["process"].to_numpy(), return_inverse=True)[1]
+
     def inside_backward_range(self, at: Points) -> Flags:
         """Whether some thread of the same process was in a range named 'backward' at the time."""
-        process = self.lanes["process"].rank("dense").cast(pl.Int64).to_numpy()
+        process = self._processes
         ranges = np.flatnonzero(self.phase == PHASES.index(BACKWARD))
-        by_process = Nesting(process[self.lane[ranges]], self.start[ranges], self.end[ranges])
+        by_process = Nesting(process[self.lane[ranges]], self._spans.starts(ranges), self._spans.ends(ranges))
         lane = np.where(at.lane >= 0, process[at.lane] if len(process) else -1, -1)
         return by_process.innermost(lane, at.time) >= 0
 
@@ -123,31 +165,48 @@ class Host:
         """The forward op of each backward node: same sequence number, on the thread the node names (on any, if it names
         none), the last to start before it. Several ops carry one number, as each shows the number that the *next* node will
         get; the op that made the node is the last. On real traces: right for 4054 of 4066 nodes, the first for 2704."""
-        if len(self._table) == 0:
-            return np.full(len(positions), -1, dtype=np.int64)
-        nodes, inverse = np.unique(self._numbered(positions), return_inverse=True)
-        wanted = self._table[np.maximum(nodes, 0)].select("process", "sequence", "start_ns", thread="forward_thread")
-        wanted = (
-            wanted.with_row_index("row").filter(pl.Series(nodes >= 0), pl.col("sequence") != NO_ID).sort("start_ns")
-        )
-        forward = self._table.select("process", "sequence", "thread", "start_ns").with_row_index("position")
-        forward = forward.filter(pl.Series(self._is_forward)).sort("start_ns", "position")
+        found = np.full(len(positions), -1, dtype=np.int64)
+        rows = np.flatnonzero(positions >= 0)
+        if len(rows) == 0:
+            return found
+        nodes, inverse = np.unique(self._numbered(positions[rows]), return_inverse=True)
         result = np.full(len(nodes), -1, dtype=np.int64)
-        on_any_thread = ["process", "sequence"]
-        for by in (on_any_thread, [*on_any_thread, "thread"]):
+        asking = np.flatnonzero(self._sequence[nodes] != NO_ID)
+        wanted = nodes[asking]
+        process = self._processes[self.lane[wanted]]
+        named = self._named_lanes(wanted)
+        for by, lane in ((self._forward_by_process, process), (self._forward_by_lane, named)):
             # where the named thread has one, it replaces the other
-            met = wanted.join_asof(forward, on="start_ns", by=by, strategy="backward", check_sortedness=False)
-            met = met.drop_nulls("position")
-            result[met["row"].to_numpy()] = met["position"].to_numpy()
-        return result[inverse]
+            met = by.last_before(lane, self._sequence[wanted], self._spans.starts(wanted))
+            result[asking[met >= 0]] = met[met >= 0]
+        found[rows] = result[inverse]
+        return found
+
+    def _named_lanes(self, nodes: Ints) -> Ints:
+        """The lanes of the threads on which backward nodes say that their forward ops ran; -1 for none."""
+        process = self.lanes["process"][self.lane[nodes]]
+        return self.lanes_of(process, self._forward_thread[self.op_rows(nodes)])
+
+    @cached_property
+    def _forward_by_process(self) -> "_Sequences":
+        forward = np.flatnonzero(self._is_forward)
+        return _Sequences(
+            forward, self._processes[self.lane[forward]], self._sequence[forward], self._spans.starts(forward)
+        )
+
+    @cached_property
+    def _forward_by_lane(self) -> "_Sequences":
+        forward = np.flatnonzero(self._is_forward)
+        lane = self.lane[forward].astype(np.int64)
+        return _Sequences(forward, lane, self._sequence[forward], self._spans.starts(forward))
 
     def _numbered(self, positions: Ints) -> Ints:
-        """The node whose sequence number an unnumbered one goes by.
+        """The node whose sequence number an unnumbered one goes by; all positions are nodes.
 
         NVTX numbers the node and not the engine's call around it (`evaluate_function: …`): the call goes by the node in it.
         AccumulateGrad has no number at all. The engine runs it right after the node that made the gradient (it has the
         highest priority in the queue), so it is the business of the numbered node before it on its thread."""
-        sequence = self._table["sequence"].to_numpy()
+        sequence = self._sequence
         numbered = np.flatnonzero(self._is_backward & (sequence != NO_ID))
         if len(numbered) == 0:
             return positions
@@ -155,31 +214,53 @@ class Host:
         after = numbered[np.minimum(place, len(numbered) - 1)]
         before = numbered[np.maximum(place - 1, 0)]
         lane = self.lane[positions]
-        inside = (after > positions) & (self.lane[after] == lane) & (self.start[after] < self.end[positions])
+        inside = (
+            (after > positions) & (self.lane[after] == lane) & (self._spans.starts(after) < self._spans.ends(positions))
+        )
         earlier = (before < positions) & (self.lane[before] == lane)
         stand_in = np.where(inside, after, np.where(earlier, before, positions))
-        return np.where((positions >= 0) & (sequence[positions] == NO_ID), stand_in, positions)
+        return np.where(sequence[positions] == NO_ID, stand_in, positions)
 
 
-_OP, _ANNOTATION, _MODULE, _STEP_KIND = range(4)
+class _Sequences:
+    """Forward ops by (group, sequence number), each group in order of start; of two that start together the later counts."""
+
+    def __init__(self, positions: Ints, group: Ints, sequence: NDArray[np.int32 | np.int64], start: Ints) -> None:
+        self._numbers, number = np.unique(sequence, return_inverse=True)
+        group = group * max(len(self._numbers), 1) + number
+        order = np.lexsort((start, group))
+        self._group, self._start, self._positions = group[order], start[order], positions[order]
+
+    def last_before(self, group: Ints, sequence: NDArray[np.int32 | np.int64], time: Ints) -> Ints:
+        """The op of a group with this number that started last at or before the time; -1 without one."""
+        if len(self._group) == 0:
+            return np.full(len(group), -1, dtype=np.int64)
+        number = np.minimum(np.searchsorted(self._numbers, sequence), len(self._numbers) - 1)
+        asked = np.where((self._numbers[number] == sequence) & (group >= 0), group * len(self._numbers) + number, -1)
+        low, high = (np.searchsorted(self._group, asked, side=side) for side in ("left", "right"))
+        begin = low.copy()
+        while (low < high).any():  # halve all groups at once: the first op of each that starts after the time
+            middle = (low + high) // 2
+            later = self._start[np.minimum(middle, len(self._start) - 1)] > time
+            high = np.where(later & (low < high), middle, high)
+            low = np.where(~later & (low < high), middle + 1, low)
+        return np.where(low > begin, self._positions[np.maximum(low - 1, 0)], -1)
+
+
+def _narrowed(values: Ints) -> NDArray[np.int32 | np.int64]:
+    fits = len(values) == 0 or -(2**31) <= int(values.min()) <= int(values.max()) < 2**31
+    return values.astype(np.int32) if fits else values
 
 
 def _lanes(trace: Trace) -> pl.DataFrame:
     tables = (trace.launches, trace.graph_launches, trace.ops, trace.ranges, trace.graph_nodes)
-    threads = pl.concat([table.select("process", "thread") for table in tables]).unique().sort("process", "thread")
+    threads = pl.concat([_threads(table) for table in tables]).unique().sort("process", "thread")
     return threads.with_columns(lane=pl.int_range(pl.len(), dtype=pl.Int64))
 
 
-def _spans(trace: Trace, lanes: pl.DataFrame) -> pl.DataFrame:
-    """Ranges before ops: of two that coincide, the range is the outer one."""
-    columns = ["start_ns", "end_ns", "process", "thread", "name", "kind", "sequence", "backward", "forward_thread"]
-    kinds = {"annotation": _ANNOTATION, "module": _MODULE, "step": _STEP_KIND}
-    ranges = trace.ranges.with_columns(
-        kind=pl.col("kind").replace_strict(kinds, default=_ANNOTATION, return_dtype=pl.Int8),
-        sequence=pl.lit(NO_ID, pl.Int64),
-        backward=pl.lit(False),
-        forward_thread=pl.lit(NO_ID, pl.Int64),
-    )
-    ops = trace.ops.with_columns(kind=pl.lit(_OP, pl.Int8))
-    spans = pl.concat([ranges.select(columns), ops.select(columns)])
-    return spans.join(lanes, on=["process", "thread"], how="left", maintain_order="left")
+def _threads(table: pl.DataFrame) -> pl.DataFrame:
+    """The distinct threads; a table mostly holds long runs of one and the same."""
+    process, thread = table["process"].to_numpy(), table["thread"].to_numpy()
+    first = np.ones(len(thread), dtype=bool)
+    first[1:] = (thread[1:] != thread[:-1]) | (process[1:] != process[:-1])
+    return pl.DataFrame({"process": process[first], "thread": thread[first]}).unique()

@@ -21,8 +21,11 @@ import polars as pl
 
 from flopwise.errors import FlopwiseError
 from flopwise.trace import tables
-from flopwise.trace.kineto_columns import Columns, NeedsExactTimes
+from flopwise.trace.kineto_columns import Columns
 from flopwise.trace.kineto_stream import EventStream
+from flopwise.trace.kineto_times import NeedsExactTimes
+from flopwise.trace.lookup import among, first_rows
+from flopwise.trace.op_shapes import sized_ops
 from flopwise.trace.tables import NO_ID, Trace
 
 _GRAPH_LAUNCH = re.compile(r"(?:cuda|cu|hip)GraphLaunch")
@@ -75,11 +78,14 @@ def _trace(columns: Columns, stream: EventStream) -> Trace:
         columns.take("annotations"),
         columns.take("modules"),
     )
-    calls = columns.take("calls").with_columns(_id_or_none("correlation"))
+    calls = columns.take("calls")
     hosts = [table["process"] for table in (calls, ops, annotations, modules)]
     kernels, copies = (_with_process(columns.take(table), calls, hosts) for table in ("kernels", "copies"))
     kinds = pl.Series([_copy_kind(name) for name in names], dtype=pl.String)
     steps, marked = _named(names, _STEP), _named(names, re.compile(re.escape(_MODULE)))
+    marked_steps = ops.filter(steps)
+    if marked_steps.height:
+        ops = ops.filter(~steps)
     return Trace(
         source="kineto",
         path=str(stream.path),
@@ -90,8 +96,10 @@ def _trace(columns: Columns, stream: EventStream) -> Trace:
         graph_launches=_shaped(calls.filter(_named(names, _GRAPH_LAUNCH)), tables.GRAPH_LAUNCHES),
         graph_runs=pl.DataFrame(schema=tables.GRAPH_RUNS),
         syncs=_shaped(calls.filter(_named(names, _SYNC)), tables.SYNCS),
-        ops=_shaped(ops.filter(~steps), tables.OPS),
-        ranges=_ranges(annotations, ops.filter(steps), modules, steps, marked),
+        ops=_shaped(ops, tables.OPS),
+        ranges=_ranges(annotations, marked_steps, modules, steps, marked),
+        sized_ops=sized_ops(ops["shape"]),
+        shapes=tuple(columns.shapes.ids),
         gpu=_gpu_name(stream),
         notes=_notes(columns, stream, [kernels, copies]),
     )
@@ -100,13 +108,14 @@ def _trace(columns: Columns, stream: EventStream) -> Trace:
 def _launches(calls: pl.DataFrame, kernels: pl.DataFrame, copies: pl.DataFrame) -> pl.DataFrame:
     """The calls whose correlation id a kernel or a copy carries, whatever the API; of a call within a call, the inner."""
     key = ["process", "correlation"]
-    ids = np.union1d(kernels["correlation"].to_numpy(), copies["correlation"].to_numpy())
-    found = calls.filter(np.isin(calls["correlation"].to_numpy(), ids[ids != NO_ID]))
+    ids = np.concatenate([kernels["correlation"].to_numpy(), copies["correlation"].to_numpy()])
+    found = calls[np.flatnonzero(among(calls["correlation"].to_numpy(), ids[ids != NO_ID]))]
     if found["process"].n_unique() > 1:  # ids are per process; one process needs no pairs
         found = found.join(
             pl.concat([kernels.select(key), copies.select(key)]), on=key, how="semi", maintain_order="left"
         )
-    if len(np.unique(found["correlation"].to_numpy())) < len(found):
+    ordered = np.sort(found["correlation"].to_numpy(), kind="stable")
+    if (ordered[1:] == ordered[:-1]).any():
         found = found.unique(key, keep="last", maintain_order=True)
     return found
 
@@ -115,11 +124,6 @@ def _shaped(table: pl.DataFrame, schema: dict[str, Any]) -> pl.DataFrame:
     """The columns of the contract; a device number that no table can hold is unknown."""
     table = table.select(pl.col(name).cast(kind, strict=False) for name, kind in schema.items())
     return table.with_columns(pl.col(pl.Int32).fill_null(NO_ID))
-
-
-def _id_or_none(column: str) -> pl.Expr:
-    """Correlation ids and graph nodes count from 1; writers put 0 where there is none."""
-    return pl.when(pl.col(column) > 0).then(pl.col(column)).otherwise(NO_ID).alias(column)
 
 
 def _named(names: tuple[str, ...], pattern: re.Pattern[str]) -> pl.Expr:
@@ -132,7 +136,6 @@ def _copy_kind(name: str) -> str:
 
 def _with_process(on_gpu: pl.DataFrame, calls: pl.DataFrame, hosts: list[pl.Series]) -> pl.DataFrame:
     """Whose correlation ids they are: the only process that made calls (or ran anything), else the only caller of that id."""
-    on_gpu = on_gpu.with_columns(_id_or_none("correlation"), _id_or_none("graph_node"))
     processes = next((found for host in hosts if len(found := host.unique())), [NO_ID])
     if len(processes) == 1:
         return on_gpu.with_columns(process=pl.lit(processes[0], pl.Int64))
@@ -144,20 +147,26 @@ def _with_process(on_gpu: pl.DataFrame, calls: pl.DataFrame, hosts: list[pl.Seri
 
 def _with_backward(ops: pl.DataFrame, names: tuple[str, ...]) -> pl.DataFrame:
     """Say which ops run a gradient, and turn the logical 'Fwd thread id' into a thread, by the sequence numbers shared."""
-    ops = ops.with_columns(backward=(pl.col("forward_thread") > 0) | _named(names, _BACKWARD))
     logical, sequence = ["process", "forward_thread"], ["process", "sequence"]
-    asking = ops.filter(pl.col("forward_thread") > 0, pl.col("sequence") >= 0).select(*sequence, "forward_thread")
-    asking = asking.gather_every(max(1, len(asking) // _VOTERS))
-    voters = asking["sequence"].unique().implode()
-    forward = ops.filter(~pl.col("backward"), pl.col("sequence").is_in(voters)).select(*sequence, forward="thread")
-    votes = asking.unique().join(forward.unique(), on=sequence).group_by(*logical, "forward").len()
+    running = np.isin(np.arange(len(names)), [i for i, name in enumerate(names) if _BACKWARD.match(name)])
+    named = ops["forward_thread"].to_numpy() > 0
+    backward = named | running[ops["name"].to_numpy()]
+    numbers = ops["sequence"].to_numpy()
+    asking = np.flatnonzero(named & (numbers >= 0))
+    asking = asking[:: max(1, len(asking) // _VOTERS)]
+    voters = ops.select(*sequence, "forward_thread")[asking].unique()
+    answering = np.flatnonzero(~backward & (numbers >= 0))
+    answering = answering[among(numbers[answering], voters["sequence"].to_numpy())]
+    forward = ops.select(*sequence, forward="thread")[answering].unique()
+    votes = voters.join(forward, on=sequence).group_by(*logical, "forward").len()
     most = votes.filter(pl.col("len") == pl.col("len").max().over(logical)).group_by(logical)
-    chosen = most.agg(pl.col("forward").first(), tied=pl.len() > 1).filter(~pl.col("tied")).drop("tied")
-    rows = np.flatnonzero(ops["forward_thread"].to_numpy() > 0)
+    chosen = most.agg(pl.col("forward").first(), tied=pl.len() > 1).filter(~pl.col("tied"))
+    rows = np.flatnonzero(named)
+    wanted = (ops["process"].to_numpy()[rows], ops["forward_thread"].to_numpy()[rows])
+    found = first_rows(wanted, (chosen["process"].to_numpy(), chosen["forward_thread"].to_numpy()))
     threads = np.full(len(ops), NO_ID, np.int64)
-    found = ops[rows].select(logical).join(chosen, on=logical, how="left", maintain_order="left")["forward"]
-    threads[rows] = found.fill_null(NO_ID).to_numpy()
-    return ops.with_columns(forward_thread=threads)
+    threads[rows[found >= 0]] = chosen["forward"].to_numpy()[found[found >= 0]]
+    return ops.with_columns(pl.Series("backward", backward), pl.Series("forward_thread", threads))
 
 
 def _ranges(
@@ -184,6 +193,7 @@ def _notes(columns: Columns, stream: EventStream, on_gpu: list[pl.DataFrame]) ->
     found = {
         "events have no usable time or a negative duration: dropped": columns.unusable + stream.dropped,
         "events are not complete spans (ph is not X): not read": columns.incomplete,
+        "events begin without an end or end without a beginning: not read": columns.pairs.unpaired,
         "kernels and copies belong to no known process": orphans,
     }
     notes = [f"{count:,} {what}" for what, count in found.items() if count]

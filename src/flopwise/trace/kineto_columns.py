@@ -1,16 +1,30 @@
-"""Kineto events, chunk by chunk, into typed columns: one set per table, names as numbers, times as whole nanoseconds."""
+"""Kineto events, chunk by chunk, into typed columns: one set per table, names as numbers, times as whole nanoseconds.
+
+An event's fields are packed into one binary record as soon as it is decoded, and numpy takes the columns out of thousands
+of records at a time: a list per field takes twice as long, and small arrays per chunk leave the memory in pieces.
+"""
 
 import re
+import struct
 from collections import defaultdict
-from operator import attrgetter
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
-from flopwise.trace.kineto_stream import Event
+from flopwise.trace.growing import Growing, compact
+from flopwise.trace.kineto_pairs import BEGIN, END, Pairs
+from flopwise.trace.kineto_stream import NO_DIMS, Args, Event
+from flopwise.trace.kineto_times import (
+    LARGEST_DURATION_NS,
+    LARGEST_START_NS,
+    checked_nanoseconds,
+    nanoseconds,
+    start_times,
+)
+from flopwise.trace.op_shapes import NO_SHAPE, SIZED, Shapes
 from flopwise.trace.tables import NO_ID
 
 # Event categories, as written since PyTorch 1.12; the capitalised ones before.
@@ -33,27 +47,21 @@ _TABLE_OF = {
     "python_function": "modules",
 }
 ON_GPU = ("kernels", "copies")
-_GPU_ARGS = ("device", "stream", "correlation", "graph_node")
-ARGS_OF: dict[str, tuple[str, ...]] = {
+_GPU_ARGS = ("device", "stream", "correlation", "graph_node", "bytes")
+_ARGS_OF: dict[str, tuple[str, ...]] = {
     "kernels": _GPU_ARGS,
-    "copies": (*_GPU_ARGS, "bytes"),
+    "copies": _GPU_ARGS,
     "calls": ("correlation",),
     "ops": ("sequence", "forward_thread"),
     "annotations": (),
     "modules": (),
 }
 _MODULE = "nn.Module: "
+_BATCH_BYTES = 2 << 20  # of records, before their columns are taken out
+_WHOLE_ARGS = tuple(field.name for field in msgspec.structs.fields(Args) if field.type is int)
 
-_EXACT_BELOW_US = 2.0**43  # a float of microseconds holds three decimals below 101 days, and not beyond
-_LARGEST_START_NS = 1 << 61  # the year 2043 of the Unix epoch; starts and durations below these sum within 64 bits
-_LARGEST_DURATION_NS = 1 << 60
-_NO_TIME = np.iinfo(np.int64).min
-
-Integers = NDArray[np.int64]
-
-
-class NeedsExactTimes(Exception):
-    """A time is too large for a float of microseconds to hold its nanoseconds: absolute epochs of older writers."""
+Events = list[Event[Any]]
+Pack = Callable[..., bytes]
 
 
 class _Ids(dict[str, int]):
@@ -69,130 +77,180 @@ class Columns:
 
     def __init__(self, exact: bool) -> None:
         self.names = _Ids()
+        self.shapes = Shapes()
+        self.pairs = Pairs(exact)
         self.events = 0
-        self.earliest_ns = _LARGEST_START_NS
+        self.earliest_ns = LARGEST_START_NS
         self.unusable = 0
         self.incomplete = 0
         self._exact = exact
         self._texts = _Ids()
-        self._parts: dict[str, list[dict[str, NDArray[Any]]]] = {table: [] for table in ARGS_OF}
+        self._records = {table: _record(table, exact) for table in _ARGS_OF}
+        self._pack: dict[str, Pack] = {table: _format(record).pack for table, record in self._records.items()}
+        self._packed: dict[str, list[bytes]] = {table: [] for table in _ARGS_OF}
+        self._size = dict.fromkeys(_ARGS_OF, 0)
+        self._columns = {table: _growing(table) for table in _ARGS_OF}
 
-    def add(self, events: list[Event[Any]]) -> None:
+    def add(self, events: Events) -> None:
         self.events += len(events)
-        by_category: defaultdict[str, list[Event[Any]]] = defaultdict(list)
+        by_category: defaultdict[str, Events] = defaultdict(list)
+        others: Events = []
         for event in events:
+            if event.ph == "X":
+                by_category[event.cat].append(event)
+            else:
+                others.append(event)
+        for event in self._whole_ones(others):
             by_category[event.cat].append(event)
         for category, found in by_category.items():
             table = _TABLE_OF.get(category)
-            if table is not None:
-                complete = [event for event in found if event.ph == "X"]
-                self.incomplete += len(found) - len(complete)
-                if table == "modules":
-                    complete = [event for event in complete if event.name.startswith(_MODULE)]
-                if complete:
-                    self._add(table, complete)
+            if table == "modules":
+                found = [event for event in found if event.name.startswith(_MODULE)]
+            if table is not None and found:
+                self._add(table, found)
 
-    def _add(self, table: str, events: list[Event[Any]]) -> None:
-        start = self._starts(events)
-        duration = _nanoseconds(np.fromiter([event.dur for event in events], np.float64, len(events)))
-        ids, prefix = self.names, len(_MODULE) if table == "modules" else 0
-        names = [ids[event.name[prefix:]] for event in events] if prefix else [ids[event.name] for event in events]
-        part = {"start_ns": start, "end_ns": start + duration, "name": np.fromiter(names, np.uint32, len(events))}
-        args = [event.args for event in events]
-        part |= {field: _integers(list(map(attrgetter(field), args))) for field in ARGS_OF[table]}
-        if table in ON_GPU:
-            self._fill(part, "device", events, "pid")
-            self._fill(part, "stream", events, "tid")
-        else:
-            part["process"] = self._ids([event.pid for event in events])
-            part["thread"] = self._ids([event.tid for event in events])
-        usable = (start > -_LARGEST_START_NS) & (start < _LARGEST_START_NS)
-        usable &= (duration >= 0) & (duration < _LARGEST_DURATION_NS)
-        if not usable.all():
-            self.unusable += int((~usable).sum())
-            part = {name: column[usable] for name, column in part.items()}
-        self.earliest_ns = min(self.earliest_ns, int(part["start_ns"].min(initial=self.earliest_ns)))
-        self._parts[table].append({name: _narrow(column) for name, column in part.items()})
+    def _whole_ones(self, others: Events) -> Events:
+        halves: Events = []
+        for event in others:
+            if event.ph in (BEGIN, END):
+                halves.append(event)
+            elif event.cat in _TABLE_OF:
+                self.incomplete += 1
+        return self.pairs.close(halves) if halves else []
 
-    def _starts(self, events: list[Event[Any]]) -> Integers:
+    def _add(self, table: str, events: Events) -> None:
         if self._exact:
-            return _exact_nanoseconds([_text(event.ts) for event in events])
-        starts = np.fromiter([event.ts for event in events], np.float64, len(events))
-        if (np.abs(starts) >= _EXACT_BELOW_US).any():
-            raise NeedsExactTimes
-        return _nanoseconds(starts)
-
-    def _ids(self, values: list[int | str]) -> Integers:
-        """Thread and process ids; one that is not a number gets a number of its own below NO_ID."""
+            for event, start in zip(events, start_times(events, exact=True).tolist(), strict=True):
+                event.ts = start
         try:
-            return np.fromiter(values, np.int64, len(values))
-        except (ValueError, OverflowError, TypeError):
-            return np.array([self._id(value) for value in values], np.int64)
+            packed = self._joined(table, events)
+        except struct.error:  # text for a number, or a number that no column holds
+            for event in events:
+                self._mend(event)
+            packed = self._joined(table, events)
+        self._packed[table].append(packed)
+        self._size[table] += len(packed)
+        if self._size[table] >= _BATCH_BYTES:
+            self._unpack(table)
+
+    def _joined(self, table: str, events: Events) -> bytes:
+        """One record per event, in the order of `_record`; written out per table, as this is where the time goes."""
+        pack, ids = self._pack[table], self.names
+        if table in ON_GPU:
+            return b"".join(
+                [
+                    pack(
+                        e.ts,
+                        e.dur,
+                        e.pid,
+                        e.tid,
+                        ids[e.name],
+                        (a := e.args).device,
+                        a.stream,
+                        a.correlation,
+                        a.graph_node,
+                        a.bytes,
+                    )
+                    for e in events
+                ]
+            )
+        if table == "ops":
+            shape = self.shapes.id
+            return b"".join(
+                [
+                    pack(
+                        e.ts,
+                        e.dur,
+                        e.pid,
+                        e.tid,
+                        ids[e.name],
+                        (a := e.args).sequence,
+                        a.forward_thread,
+                        NO_SHAPE if a.dims is NO_DIMS or e.name not in SIZED else shape(bytes(a.dims)),
+                    )
+                    for e in events
+                ]
+            )
+        if table == "calls":
+            return b"".join([pack(e.ts, e.dur, e.pid, e.tid, ids[e.name], e.args.correlation) for e in events])
+        prefix = len(_MODULE) if table == "modules" else 0
+        return b"".join([pack(e.ts, e.dur, e.pid, e.tid, ids[e.name[prefix:]]) for e in events])
+
+    def _mend(self, event: Event[Any]) -> None:
+        """Ids and numbers that fit their columns: text becomes a number of its own, a giant becomes 'not given'."""
+        event.pid, event.tid = self._id(event.pid), self._id(event.tid)
+        giants = [name for name in _WHOLE_ARGS if abs(getattr(event.args, name)) >= 1 << 62]
+        if giants:
+            event.args = msgspec.structs.replace(event.args, **dict.fromkeys(giants, NO_ID))
 
     def _id(self, value: int | str) -> int:
+        """A thread or process id; one that is not a number gets a number of its own below NO_ID."""
         text = str(value)
         number = int(text) if re.fullmatch(r"-?\d{1,18}", text, re.ASCII) else None
         return number if number is not None else NO_ID - 1 - self._texts[text]
 
-    def _fill(self, part: dict[str, NDArray[Any]], column: str, events: list[Event[Any]], field: str) -> None:
-        """A device or stream that args do not give is the event's pid or tid."""
-        absent = part[column] < 0
-        if absent.any():
-            part[column] = np.where(absent, self._ids([getattr(event, field) for event in events]), part[column])
+    def _unpack(self, table: str) -> None:
+        """The columns of the records so far; what has no usable time is dropped and counted."""
+        packed, self._packed[table], self._size[table] = self._packed[table], [], 0
+        rows = np.frombuffer(b"".join(packed), self._records[table])
+        start = rows["ts"] if self._exact else checked_nanoseconds(rows["ts"])
+        duration = nanoseconds(rows["dur"])
+        usable = (start > -LARGEST_START_NS) & (start < LARGEST_START_NS)
+        usable &= (duration >= 0) & (duration < LARGEST_DURATION_NS)
+        if not usable.all():
+            self.unusable += int((~usable).sum())
+            rows, start, duration = rows[usable], start[usable], duration[usable]
+        self.earliest_ns = min(self.earliest_ns, int(start.min(initial=self.earliest_ns)))
+        part = {"start_ns": start, "end_ns": start + duration}
+        part |= {name: rows[name] for name in self._records[table].names or () if name not in ("ts", "dur")}
+        if table in ON_GPU:  # a device or stream that args do not give is the event's pid or tid
+            for column, stand_in in (("device", "process"), ("stream", "thread")):
+                part[column] = np.where(rows[column] < 0, rows[stand_in], rows[column])
+        for name in ("correlation", "graph_node"):  # they count from 1; writers put 0 where there is none
+            if name in part:
+                part[name] = np.where(rows[name] > 0, rows[name], NO_ID)
+        for name, growing in self._columns[table].items():
+            growing.append(part[name])
 
     def empty(self) -> bool:
-        return not any(len(part["name"]) for parts in self._parts.values() for part in parts)
+        for table, size in self._size.items():
+            if size:
+                self._unpack(table)
+        return not any(len(columns["name"]) for columns in self._columns.values())
 
     def take(self, table: str) -> pl.DataFrame:
         """Hand over a table, from time zero, sorted by start and, where two start together, the enclosing one first."""
-        parts, self._parts[table] = self._parts[table], []
-        names = ["start_ns", "end_ns", "name", *ARGS_OF[table], *([] if table in ON_GPU else ["process", "thread"])]
-        if not parts:
-            return pl.DataFrame(schema=dict.fromkeys(names, pl.Int64) | {"name": pl.UInt32})
-        columns = {name: np.concatenate([part.pop(name) for part in parts]) for name in names}
-        columns |= {name: _wide(columns[name]) - self.earliest_ns for name in ("start_ns", "end_ns")}
-        start, end = columns["start_ns"], columns["end_ns"]
+        if self._size[table]:
+            self._unpack(table)
+        found, self._columns[table] = self._columns[table], _growing(table)
+        start, end = (found.pop(name).values() - self.earliest_ns for name in ("start_ns", "end_ns"))
         order = np.lexsort((-end, start))
-        return pl.DataFrame({name: _wide(columns.pop(name)[order]) for name in names})
+        columns = {"start_ns": start[order], "end_ns": end[order]}
+        del start, end
+        for name in list(found):
+            columns[name] = found.pop(name).ordered(order)
+        return compact(columns)
 
 
-def _narrow(column: NDArray[Any]) -> NDArray[Any]:
-    """Half the memory while the file is read: ids rarely need 64 bits."""
-    narrow = column.astype(np.int32)
-    return narrow if column.dtype == np.int64 and (narrow == column).all() else column
+def _growing(table: str) -> dict[str, Growing]:
+    return {name: Growing(np.uint32 if name in ("name", "shape") else np.int64) for name in _columns(table)}
 
 
-def _wide(column: NDArray[Any]) -> NDArray[Any]:
-    return column.astype(np.int64) if column.dtype == np.int32 else column
+def _record(table: str, exact: bool) -> np.dtype[np.void]:
+    """The binary layout of one event of a table, without gaps."""
+    time = "<i8" if exact else "<f8"
+    fields = [("ts", time), ("dur", "<f8"), ("process", "<i8"), ("thread", "<i8"), ("name", "<u4")]
+    fields += [(name, "<i8") for name in _ARGS_OF[table]]
+    return np.dtype(fields + ([("shape", "<u4")] if table == "ops" else []))
 
 
-def _nanoseconds(us: NDArray[np.float64]) -> Integers:
-    """Exact below 2**43 µs: the whole part and the rounded fraction apart, as their product would not fit a float."""
-    usable = np.abs(us) < _LARGEST_START_NS / 1000
-    us = np.where(usable, us, 0.0)
-    whole = np.floor(us)
-    nanoseconds = whole.astype(np.int64) * 1000 + np.rint((us - whole) * 1000).astype(np.int64)
-    return np.where(usable, nanoseconds, _NO_TIME)
+def _format(record: np.dtype[np.void]) -> struct.Struct:
+    letters = {"<f8": "d", "<i8": "q", "<u4": "I"}
+    return struct.Struct("<" + "".join(letters[field[1]] for field in record.descr))
 
 
-def _exact_nanoseconds(texts: list[str]) -> Integers:
-    """From the decimal text of microseconds; further decimals than three are cut."""
-    text = pl.Series(texts, dtype=pl.String)
-    whole = text.str.extract(r"^(-?\d{1,16})(?:\.\d+)?$", 1).cast(pl.Int64, strict=False)
-    fraction = text.str.extract(r"\.(\d+)$", 1).fill_null("0").str.head(3).str.pad_end(3, "0").cast(pl.Int64)
-    sign = pl.select(pl.when(text.str.starts_with("-")).then(-1).otherwise(1)).to_series()
-    fits = (whole.abs() < _LARGEST_START_NS // 1000).fill_null(False)
-    exact = (whole * 1000 + sign * fraction).fill_null(_NO_TIME).to_numpy()
-    rounded = _nanoseconds(text.cast(pl.Float64, strict=False).fill_null(float("nan")).to_numpy())
-    return np.where(fits.to_numpy(), exact, rounded)
-
-
-def _text(number: object) -> str:
-    return bytes(number).decode("ascii", "replace") if isinstance(number, msgspec.Raw) else ""
-
-
-def _integers(values: list[int]) -> Integers:
-    try:
-        return np.fromiter(values, np.int64, len(values))
-    except OverflowError:
-        return np.array([value if abs(value) < 1 << 62 else NO_ID for value in values], np.int64)
+def _columns(table: str) -> list[str]:
+    """What is kept of a record, the times first."""
+    host = [] if table in ON_GPU else ["process", "thread"]
+    given = [name for name in _ARGS_OF[table] if name != "bytes" or table == "copies"]
+    return ["start_ns", "end_ns", "name", *given, *host, *(["shape"] if table == "ops" else [])]

@@ -18,7 +18,7 @@ import msgspec
 from flopwise.errors import FlopwiseError
 from flopwise.trace.json_text import Structure, repaired
 
-CHUNK_BYTES = 1 << 20  # larger chunks read slower: the decoded events fall out of the CPU's cache
+CHUNK_BYTES = 1 << 18  # larger chunks read slower: the decoded events fall out of the CPU's cache
 EVENT_BYTES = 16 << 20  # the largest event, header or trailer that is held in memory
 NESTING = 400  # below Python's recursion limit, far above what a profiler writes (4)
 INFLATED_BYTES = 64 << 30  # a gzip file may not unfold beyond this,
@@ -33,6 +33,9 @@ _WHAT_IS_READ = "flopwise reads the .json or .json.gz that torch.profiler's expo
 Microseconds = TypeVar("Microseconds")
 
 
+NO_DIMS = msgspec.Raw(b"")
+
+
 class Args(msgspec.Struct, frozen=True, gc=False):
     """What flopwise uses of an event's args; -1 where absent."""
 
@@ -43,6 +46,7 @@ class Args(msgspec.Struct, frozen=True, gc=False):
     sequence: int = msgspec.field(default=-1, name="Sequence number")
     forward_thread: int = msgspec.field(default=0, name="Fwd thread id")
     graph_node: int = msgspec.field(default=0, name="graph node id")
+    dims: msgspec.Raw = msgspec.field(default=NO_DIMS, name="Input Dims")  # as written: few are ever looked at
 
 
 NO_ARGS = Args()
@@ -257,9 +261,9 @@ class EventStream:
             return None
         start = event.ts if self._exact else _number(event.ts)
         given = event.args if isinstance(event.args, dict) else {}
-        args = Args(*(_whole(given.get(key), default) for key, default in _ARG_DEFAULTS))
+        whole: dict[str, Any] = {name: _whole(given.get(key), default) for name, key, default in _WHOLE_ARGS}
         pid, tid = (value if isinstance(value, str) else _whole(value, -1) for value in (event.pid, event.tid))
-        return Event(str(event.ph), str(event.cat), str(event.name), pid, tid, start, _number(event.dur), args)
+        return Event(str(event.ph), str(event.cat), str(event.name), pid, tid, start, _number(event.dur), Args(**whole))
 
     def _decode_or_refuse(self, text: bytes) -> list[Event[Any]]:
         try:
@@ -317,7 +321,9 @@ def _likely_seam(text: bytes) -> int:
     return 0
 
 
-_ARG_DEFAULTS = [(field.encode_name, field.default) for field in msgspec.structs.fields(Args)]
+_WHOLE_ARGS = [
+    (field.name, field.encode_name, field.default) for field in msgspec.structs.fields(Args) if field.type is int
+]
 
 
 def _number(text: msgspec.Raw) -> float:

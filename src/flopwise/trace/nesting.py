@@ -36,6 +36,11 @@ class _Clock:
             inside = np.searchsorted(self.ticks, time, side="right").astype(np.int64)
         return lane * self.span + inside
 
+    def time(self, key: Ints) -> Ints:
+        """The time in a key that was made of an interval's start or end."""
+        inside = key % self.span - 1
+        return self.origin + inside if self.ticks is None else self.ticks[inside]
+
 
 def _clock(lane: Ints, start: Ints, end: Ints) -> _Clock:
     if len(start) == 0:
@@ -55,11 +60,18 @@ class Nesting:
         self._clock = _clock(lane, start, end)
         first = self._clock.key(lane, start)
         last = self._clock.key(lane, end)
-        self.order: Ints = np.lexsort((-last, first)).astype(np.int64)  # position -> row
+        self.order: Ints = _order(first, last)  # position -> row
         self._starts: Ints = first[self.order]
         self._ends: Ints = last[self.order]
-        self._positions: Ints | None = None  # a subset's places in the whole
+        self._positions: NDArray[np.int32 | np.int64] | None = None  # a subset's places in the whole
         self._tree: list[Ints] | None = None
+
+    def starts(self, positions: Ints) -> Ints:
+        """When the intervals at these positions begin."""
+        return self._clock.time(self._starts[positions])
+
+    def ends(self, positions: Ints) -> Ints:
+        return self._clock.time(self._ends[positions])
 
     def subset(self, rows: Flags) -> "Nesting":
         """Only the flagged rows; answers are still positions in the whole."""
@@ -78,7 +90,8 @@ class Nesting:
         local = positions if local is None else local
         part._clock, part.order = self._clock, self.order
         part._starts, part._ends = self._starts[local], self._ends[local]
-        part._positions, part._tree = positions.astype(np.int64), None
+        narrow = np.int32 if len(self.order) < 2**31 else np.int64
+        part._positions, part._tree = positions.astype(narrow), None
         return part
 
     def innermost(self, lane: Ints, time: Ints) -> Ints:
@@ -99,24 +112,38 @@ class Nesting:
     def _whole(self, local: Ints) -> Ints:
         if self._positions is None or len(self._positions) == 0:
             return local
-        return np.where(local >= 0, self._positions[local], -1)
+        return np.where(local >= 0, self._positions[local], -1).astype(np.int64, copy=False)
 
     def _last_open(self, before: Ints, keys: Ints) -> Ints:
         """The largest place < `before` whose end lies after the key, else -1: climb the tree of maxima, then descend."""
-        if self._tree is None:
-            self._tree = _maxima(self._ends)
         found = np.full(len(before), -1, dtype=np.int64)
         active = np.flatnonzero(before > 0)
         node, bound = before[active], keys[active]
-        for level, maxima in enumerate(self._tree):
+        direct = self._ends[node - 1] > bound  # most often the last to start is still open
+        found[active[direct]] = node[direct] - 1
+        active, node, bound = active[~direct], node[~direct], bound[~direct]
+        if self._tree is None and len(active):
+            self._tree = _maxima(self._ends)
+        for level, maxima in enumerate(self._tree or ()):
             if len(active) == 0:
                 break
             odd = (node & 1) == 1  # the block just before `node` is not covered by its parent's left neighbours
             hit = odd & (maxima[np.where(odd, node - 1, 0)] > bound)
-            found[active[hit]] = _descend(self._tree, level, node[hit] - 1, bound[hit])
+            found[active[hit]] = _descend(self._tree or [], level, node[hit] - 1, bound[hit])
             going = ~hit & (node > 1)
             active, node, bound = active[going], node[going] >> 1, bound[going]
         return found
+
+
+def _order(first: Ints, last: Ints) -> Ints:
+    """By start, of those that start together the longest first, then by row; few do, so one sort serves the rest."""
+    order = np.argsort(first, kind="stable")
+    again = first[order[1:]] == first[order[:-1]]
+    if again.any():
+        tied = np.append(again, False) | np.append(False, again)
+        rows = order[tied]
+        order[tied] = rows[np.lexsort((-last[rows], first[rows]))]
+    return order.astype(np.int64, copy=False)
 
 
 def _maxima(values: Ints) -> list[Ints]:

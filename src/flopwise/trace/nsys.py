@@ -7,15 +7,20 @@ read, except for the GPU's name.
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from flopwise.errors import one_line
+from flopwise.trace.growing import compact
+from flopwise.trace.lookup import among, first_rows
 from flopwise.trace.nsys_file import MISSING, Export, Ints, open_export, or_no_id, process_of, quoted
 from flopwise.trace.nvtx import Names, read_nvtx, with_engine_sequence
+from flopwise.trace.op_shapes import Shapes, sized_ops
 from flopwise.trace.tables import (
     COPIES,
     GRAPH_LAUNCHES,
@@ -80,17 +85,20 @@ _NEVER_LAUNCHES = re.compile(
 _WAITS = re.compile(
     r"Synchronize|^cu(da)?Memcpy(?!.*(Async|DtoD|Peer))"
 )  # without Async the host waits, except between devices
+_API_NAME = re.compile(r"cu\w{1,100}")
 _GRAPH_LAUNCH = re.compile(r"^cu(da)?GraphLaunch")
 _API_VERSION = re.compile(r"(_ptsz|_ptds)?(_v\d{4,})?$")  # cudaLaunchKernel_v7000: the CUDA that introduced it
 
-Columns = dict[str, Ints]
+_TIMES = {"start": "start_ns", "end": "end_ns"}
+
+Columns = dict[str, NDArray[Any]]
 
 
 def read_nsys(path: str | os.PathLike[str]) -> Trace:
     """Read an export, or a report through the installed nsys. Every fault of the file is a FlopwiseError."""
     with open_export(path) as export:
-        names, notes = Names(), list[str]()
-        tables = _tables(export, names, notes)
+        names, shapes, notes = Names(), Shapes(), list[str]()
+        tables = _tables(export, names, shapes, notes)
         gpu = _gpu_name(export)
     _set_to_one_clock(tables, notes)
     return Trace(
@@ -106,59 +114,65 @@ def read_nsys(path: str | os.PathLike[str]) -> Trace:
         ops=_shaped(with_engine_sequence(tables["ops"]), OPS),
         ranges=_shaped(tables["ranges"], RANGES),
         graph_nodes=_shaped(tables["graph_nodes"], GRAPH_NODES),
+        sized_ops=sized_ops(tables["ops"]["shape"]),
+        shapes=tuple(shapes.ids),
         gpu=gpu,
         notes=tuple(notes),
     )
 
 
-def _tables(export: Export, names: Names, notes: list[str]) -> dict[str, pl.DataFrame]:
-    ops, ranges = read_nvtx(export, names, notes)
+def _tables(export: Export, names: Names, shapes: Shapes, notes: list[str]) -> dict[str, pl.DataFrame]:
+    ops, ranges = read_nvtx(export, names, shapes, notes)
     calls = _calls(export, names)
     work = {
         "kernels": _kernels(export, names, notes),
         "copies": _copies(export),
-        "graph_runs": _gpu_work(export, "CUPTI_ACTIVITY_KIND_GRAPH_TRACE", _GPU_WORK),
+        "graph_runs": _spans(_gpu_columns(export, "CUPTI_ACTIVITY_KIND_GRAPH_TRACE", _GPU_WORK)),
     }
     work = {name: _with_process(table, calls) for name, table in work.items()}
     return {"ops": ops, "ranges": ranges, "graph_nodes": _graph_nodes(export)} | work | _by_effect(calls, work)
 
 
 def _spans(columns: Columns) -> pl.DataFrame:
-    return pl.DataFrame(columns).rename({"start": "start_ns", "end": "end_ns"}, strict=False)
+    return compact({_TIMES.get(name, name): values for name, values in columns.items()})
 
 
-def _gpu_work(export: Export, base: str, wanted: Mapping[str, tuple[str, ...]]) -> pl.DataFrame:
+def _gpu_columns(export: Export, base: str, wanted: Mapping[str, tuple[str, ...]]) -> Columns:
     table = export.table(base)
     columns = export.integers(table, wanted) if table else {name: np.empty(0, np.int64) for name in wanted}
     columns["process"] = process_of(columns["process"])
     for name in ("device", "stream", "correlation", "graph_node"):
         columns[name] = or_no_id(columns[name])
-    columns["graph_node"][columns["graph_node"] == 0] = NO_ID
-    return _spans(columns)
+    device, node = columns["device"], columns["graph_node"]
+    columns["device"] = np.where(np.abs(device) < 2**31, device, NO_ID).astype(np.int32)  # a larger number is none
+    columns["graph_node"] = np.where(node == 0, NO_ID, node)
+    return columns
 
 
 def _kernels(export: Export, names: Names, notes: list[str]) -> pl.DataFrame:
-    kernels = _gpu_work(export, "CUPTI_ACTIVITY_KIND_KERNEL", _KERNEL)
-    if kernels.is_empty():
+    columns = _gpu_columns(export, "CUPTI_ACTIVITY_KIND_KERNEL", _KERNEL)
+    if not len(columns["start"]):
         notes.append("no kernels: CUDA was not traced, or nothing ran on the GPU (nsys profile -t cuda,nvtx)")
-    return kernels.with_columns(_named(export, kernels["name"].to_numpy(), names, "(unnamed kernel)").alias("name"))
+    return _spans(columns | {"name": _named(export, columns["name"], names, "(unnamed kernel)")})
 
 
-def _named(export: Export, ids: Ints, names: Names, unnamed: str, shorten: Callable[[str], str] = str) -> pl.Series:
+def _named(
+    export: Export, ids: Ints, names: Names, unnamed: str, shorten: Callable[[str], str] = str
+) -> NDArray[np.uint32]:
     """StringIds ids as indices into `names`."""
     distinct, inverse = np.unique(ids, return_inverse=True)
     texts = export.strings(distinct)
     known = np.array([names.id(shorten(texts.get(int(i), unnamed))) for i in distinct], dtype=np.uint32)
-    return pl.Series(known[inverse])
+    return known[inverse]
 
 
 def _copies(export: Export) -> pl.DataFrame:
-    memcpy = _gpu_work(export, "CUPTI_ACTIVITY_KIND_MEMCPY", _COPY)
-    memset = _gpu_work(export, "CUPTI_ACTIVITY_KIND_MEMSET", _COPY).with_columns(kind=pl.lit(_MEMSET, dtype=pl.Int64))
-    known = pl.col("kind").is_between(0, _MEMSET)
-    both = pl.concat([memcpy.with_columns(pl.when(pl.col("kind") < _MEMSET).then("kind").otherwise(0)), memset])
-    both = both.with_columns(kind=pl.when(known).then("kind").otherwise(0), bytes=pl.max_horizontal("bytes", 0))
-    return both.with_columns(_KIND_NAMES.gather(both["kind"]).alias("kind"))
+    copies, sets = (_gpu_columns(export, f"CUPTI_ACTIVITY_KIND_{what}", _COPY) for what in ("MEMCPY", "MEMSET"))
+    copies["kind"] = np.where((copies["kind"] >= 0) & (copies["kind"] < _MEMSET), copies["kind"], 0)
+    sets["kind"] = np.full(len(sets["kind"]), _MEMSET)
+    both = {name: np.concatenate([copies[name], sets[name]]) for name in copies}
+    both["bytes"] = np.maximum(both["bytes"], 0)
+    return _replaced(_spans(both), [_KIND_NAMES.gather(both["kind"]).alias("kind")])
 
 
 def _calls(export: Export, names: Names) -> pl.DataFrame:
@@ -176,42 +190,56 @@ def _calls(export: Export, names: Names) -> pl.DataFrame:
 
 def _calls_of(export: Export, table: str, names: Names) -> pl.DataFrame:
     name = export.column(table, "nameId")
-    where = "1"
-    if name:
-        used = export.db.execute(
-            f"SELECT DISTINCT CAST({quoted(name)} AS INTEGER) FROM {quoted(table)} LIMIT 100000"
-        ).fetchall()
-        texts = export.strings(np.array([i for (i,) in used if i is not None], dtype=np.int64))
-        idle = [i for i, text in texts.items() if _NEVER_LAUNCHES.search(text) and not _WAITS.search(text)]
-        where = f"{quoted(name)} NOT IN ({','.join(map(str, idle[:1000]))})"
+    idle = _never_launching(export) if name else []
+    where = f"{quoted(name)} NOT IN ({','.join(map(str, idle))})" if idle else "1"
     calls = export.integers(table, _CALL, where)
     calls["process"] = process_of(calls["thread"])
     calls["thread"], calls["correlation"] = or_no_id(calls["thread"]), or_no_id(calls["correlation"])
     named = _named(export, calls["name"], names, "(unnamed call)", lambda text: _API_VERSION.sub("", text, count=1))
-    by_id = list(names.ids)
-    called = {i: by_id[i] for i in named.unique().to_list()}
-    waits = [i for i, text in called.items() if _WAITS.search(text)]
-    graphs = [i for i, text in called.items() if _GRAPH_LAUNCH.search(text)]
-    return _spans(calls).with_columns(
-        named.alias("name"),
-        named.is_in(pl.Series(waits, dtype=pl.UInt32).implode()).alias("waits"),
-        named.is_in(pl.Series(graphs, dtype=pl.UInt32).implode()).alias("graph"),
+    texts = list(names.ids)
+    distinct, inverse = np.unique(named, return_inverse=True)
+    waits, graph = (
+        np.array([bool(pattern.search(texts[i])) for i in distinct], dtype=bool)[inverse]
+        for pattern in (_WAITS, _GRAPH_LAUNCH)
     )
+    return _spans(calls | {"name": named, "waits": waits, "graph": graph})
+
+
+def _never_launching(export: Export) -> list[int]:
+    """Ids of the names of calls that need not be fetched; asked of the texts, as a look at all calls would cost half of them."""
+    table = export.table("StringIds")
+    if not (export.column(table, "id") and export.column(table, "value")):
+        return []
+    sql = f"SELECT CAST(id AS INTEGER), CAST(value AS TEXT) FROM {quoted(table)} WHERE substr(value, 1, 2) = 'cu' LIMIT 100000"
+    calls = [(i, text) for i, text in export.db.execute(sql) if i is not None and _API_NAME.fullmatch(str(text))]
+    return [i for i, text in calls if _NEVER_LAUNCHES.search(text) and not _WAITS.search(text)][:1000]
 
 
 def _with_process(work: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
     """Old exports do not say whose kernel it is: it is the only process's, where there is only one."""
-    processes = calls["process"].unique()
-    if len(processes) != 1:
+    process = work["process"].to_numpy()
+    known = np.unique(calls["process"].to_numpy())
+    if len(known) != 1 or not (process == NO_ID).any():
         return work
-    return work.with_columns(process=pl.when(pl.col("process") == NO_ID).then(processes[0]).otherwise("process"))
+    return _replaced(work, [pl.Series("process", np.where(process == NO_ID, known[0], process))])
+
+
+def _replaced(table: pl.DataFrame, columns: Sequence[pl.Series]) -> pl.DataFrame:
+    table = table.clone()
+    for column in columns:
+        table.replace_column(table.get_column_index(column.name), column)
+    return table
 
 
 def _by_effect(calls: pl.DataFrame, work: Mapping[str, pl.DataFrame]) -> dict[str, pl.DataFrame]:
-    processes = {process for table in (calls, *work.values()) for process in table["process"].unique()}
+    processes = {p for table in (calls, *work.values()) for p in np.unique(table["process"].to_numpy())}
     key = ["process", "correlation"] if len(processes) > 1 else ["correlation"]
-    correlated = pl.concat([table.select(key) for table in work.values()]).unique()
-    launched = calls.filter(~pl.col("graph")).join(correlated, on=key, how="semi", maintain_order="left")
+    ids = np.concatenate([table["correlation"].to_numpy() for table in work.values()])
+    is_graph, correlation = calls["graph"].to_numpy(), calls["correlation"].to_numpy()
+    launched = calls[np.flatnonzero(~is_graph & among(correlation, ids[ids != NO_ID]))]
+    if len(processes) > 1:  # ids are per process; one process needs no pairs
+        correlated = pl.concat([table.select(key) for table in work.values()])
+        launched = launched.join(correlated, on=key, how="semi", maintain_order="left")
     return {
         "launches": _one_call_each(launched, key),
         "graph_launches": _one_call_each(calls.filter("graph"), key),
@@ -221,6 +249,9 @@ def _by_effect(calls: pl.DataFrame, work: Mapping[str, pl.DataFrame]) -> dict[st
 
 def _one_call_each(calls: pl.DataFrame, key: list[str]) -> pl.DataFrame:
     """A kernel has one launch: where the runtime API called the driver API under the same id, the inner call."""
+    ids = np.sort(calls["correlation"].to_numpy(), kind="stable")
+    if not (ids[1:] == ids[:-1]).any() and not (ids == NO_ID).any():
+        return calls
     known = calls.filter(pl.col("correlation") != NO_ID)
     return known.sort("start_ns").unique(key, keep="last", maintain_order=True)
 
@@ -229,18 +260,23 @@ def _graph_nodes(export: Export) -> pl.DataFrame:
     """When and where each node was captured. Instantiation clones a graph's nodes: a clone was captured with its original."""
     table = export.table("CUDA_GRAPH_NODE_EVENTS")
     columns = export.integers(table, _NODE) if table else {name: np.empty(0, np.int64) for name in _NODE}
-    nodes = _spans(columns).unique("node", keep="first", maintain_order=True)
-    origins = nodes.select("node", "original").with_columns(origin=pl.col("node"))
+    node, original = columns["node"], columns["original"]
+    origin = np.sort(np.unique(node, return_index=True)[1])  # of each node the row that tells where it was captured
+    made, none = node[origin], np.zeros(len(node), dtype=np.int64)
+    first = origin
     for _ in range(4):  # a clone of a clone of a clone: deeper has not been seen
-        step = nodes.select(origin="node", next="original").filter(pl.col("next") != MISSING)
-        step = step.join(nodes.select(next="node"), on="next", how="semi")
-        origins = (
-            origins.join(step, on="origin", how="left").with_columns(origin=pl.coalesce("next", "origin")).drop("next")
-        )
-    made = origins.select(graph_node="node", node="origin").join(nodes.drop("original"), on="node").drop("node")
-    thread = made["thread"].to_numpy()
-    return made.with_columns(
-        pl.Series("process", process_of(thread)), pl.Series("thread", or_no_id(thread)), end_ns=pl.col("start_ns")
+        parent = original[origin]
+        row = first_rows((none[: len(parent)], parent), (none[: len(made)], made))
+        origin = np.where((parent != MISSING) & (row >= 0), first[row] if len(first) else row, origin)
+    start, thread = columns["start"][origin], columns["thread"][origin]
+    return pl.DataFrame(
+        {
+            "start_ns": start,
+            "end_ns": start,
+            "process": process_of(thread),
+            "thread": or_no_id(thread),
+            "graph_node": made,
+        }
     )
 
 
@@ -262,23 +298,32 @@ def _set_to_one_clock(tables: dict[str, pl.DataFrame], notes: list[str]) -> None
 
     In place, table by table, since two copies of everything would be the most memory ever used.
     """
-    start, end = pl.col("start_ns"), pl.col("end_ns")
     _close_open_ranges(tables, notes)
     dropped = 0
     for name, table in tables.items():
-        tables[name] = table.filter((start > -TIME_LIMIT) & (end < TIME_LIMIT) & (end >= start))
-        dropped += table.height - tables[name].height
+        start, end = table["start_ns"].to_numpy(), table["end_ns"].to_numpy()
+        sensible = (start > -TIME_LIMIT) & (end < TIME_LIMIT) & (end >= start)
+        if not sensible.all():
+            tables[name] = table.filter(pl.Series(sensible))
+            dropped += int((~sensible).sum())
     if dropped:
         notes.append(f"{dropped:,} events dropped: no time, or an end before the start")
     origin = min((int(t["start_ns"].to_numpy().min()) for t in tables.values() if len(t)), default=0)
-    for name, table in tables.items():
-        on_clock = table.with_columns(start - pl.lit(origin), end - pl.lit(origin))
-        tables[name] = on_clock.sort("start_ns", "end_ns", descending=[False, True], maintain_order=True)
+    for name in tables:
+        tables[name] = _sorted(tables[name], origin)
+
+
+def _sorted(table: pl.DataFrame, origin: int) -> pl.DataFrame:
+    """By start, of two that start together the enclosing one first; most exports are in this order."""
+    start, end = table["start_ns"].to_numpy() - origin, table["end_ns"].to_numpy() - origin
+    in_order = (start[1:] > start[:-1]) | ((start[1:] == start[:-1]) & (end[1:] <= end[:-1]))
+    table = _replaced(table, [pl.Series("start_ns", start), pl.Series("end_ns", end)])
+    return table if in_order.all() else table[np.lexsort((-end, start))]
 
 
 def _close_open_ranges(tables: dict[str, pl.DataFrame], notes: list[str]) -> None:
     end = pl.col("end_ns")
-    still_open = {name: tables[name].filter(end == MISSING).height for name in ("ops", "ranges")}
+    still_open = {name: int((tables[name]["end_ns"].to_numpy() == MISSING).sum()) for name in ("ops", "ranges")}
     if not any(still_open.values()):
         return
     ends = [t.filter(end.is_between(-TIME_LIMIT, TIME_LIMIT))["end_ns"].to_numpy() for t in tables.values()]
@@ -291,6 +336,9 @@ def _close_open_ranges(tables: dict[str, pl.DataFrame], notes: list[str]) -> Non
 
 def _shaped(table: pl.DataFrame, schema: Mapping[str, type[pl.DataType]]) -> pl.DataFrame:
     """Exactly the columns of the contract; an id too large for its column is no id."""
-    columns = [pl.col(name).cast(dtype, strict=False) for name, dtype in schema.items()]
-    fills = [pl.col(name).fill_null(NO_ID) for name, dtype in schema.items() if dtype == pl.Int32]
-    return table.select(columns).with_columns(fills)
+    table = table[list(schema)]
+    have = table.schema
+    others = [pl.col(name).cast(dtype, strict=False) for name, dtype in schema.items() if have[name] != dtype]
+    if not others:
+        return table
+    return table.with_columns(others).with_columns(pl.col(pl.Int32).fill_null(NO_ID))

@@ -8,14 +8,18 @@ so nearly every text is unique. The name is cut off in front of `, seq = ` or `,
 few hundred names that remain are kept. What a name means is decided once per name, not once per row.
 """
 
+import itertools
 import re
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from flopwise.trace.growing import Growing, compact
 from flopwise.trace.nsys_file import Export, Ints, or_no_id, process_of, quoted
+from flopwise.trace.op_shapes import NO_SHAPE, SIZED, Shapes
 from flopwise.trace.tables import NO_ID
 
 PUSH_POP, START_END = (59, 70), (60, 71)  # NvtxPushPopRange, NvtxStartEndRange, and their imported (Nvtxt) twins
@@ -24,6 +28,7 @@ _WANTED = {"start": ("start",), "end": ("end",), "thread": ("globalTid",)}
 _EVALUATE = "autograd::engine::evaluate_function: "
 _NODE_NAME = re.compile(r"(torch::autograd::.+|[^:]*Backwards?\d*)")  # MmBackward0, MyFunctionBackward, CopySlices
 _UNQUALIFIED_OPS = ("detach", "detach_")  # the only ops that PyTorch records without a namespace
+_SIZES = r", sizes = (\[\[.*?\]\])"
 _MODULE, _STEP = "flopwise.module:", ("flopwise.step:", "ProfilerStep#")
 
 MAX_NAMES = 1_000_000
@@ -83,55 +88,93 @@ def meaning(text: str) -> Meaning:
     return Meaning(name, kind, op, "::" in text or text in _UNQUALIFIED_OPS, backward)
 
 
-def read_nvtx(export: Export, names: Names, notes: list[str]) -> tuple[pl.DataFrame, pl.DataFrame]:
+def read_nvtx(export: Export, names: Names, shapes: Shapes, notes: list[str]) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Ops and ranges, in the trace's own time; `end_ns` is MISSING where a range was still open at the end."""
-    raw = _rows(export, notes)
-    texts = raw.names
-    meanings = [meaning(text) for text in texts.ids]
-    if texts.folded:
-        notes.append(f"{texts.folded:,} range names beyond the first {MAX_NAMES:,} are called {_OTHER}")
-    name_ids = np.array([names.id(m.name) for m in meanings], dtype=np.uint32)
-    frame = raw.frame.with_columns(pl.Series("process", process_of(raw.frame["thread"].to_numpy())))
-    text, sequence, emitted = (frame[c].to_numpy() for c in ("name", "sequence", "emitted"))
-
-    def per_row(flags: list[bool]) -> npt.NDArray[np.bool_]:
-        return np.take(np.array(flags, dtype=bool), text)
-
-    is_op = (
-        (sequence >= 0) | per_row([m.op for m in meanings]) | (emitted & per_row([m.op_if_emitted for m in meanings]))
-    )
-    backward = per_row([m.backward for m in meanings])
-    kinds = pl.Series([m.kind for m in meanings], dtype=pl.String)
-    frame = frame.with_columns(
-        pl.Series("name", name_ids[text]), pl.Series("thread", or_no_id(frame["thread"].to_numpy()))
-    )
-    ops = frame.filter(pl.Series(is_op)).with_columns(
-        pl.Series("backward", backward[is_op]), forward_thread=pl.lit(NO_ID, dtype=pl.Int64)
-    )
-    ranges = frame.filter(pl.Series(~is_op)).with_columns(kinds.gather(text[~is_op]).alias("kind"))
-    return ops.drop("emitted"), ranges.drop("emitted", "sequence")
-
-
-@dataclass(frozen=True)
-class _Rows:
-    frame: pl.DataFrame  # start_ns, end_ns, thread, name (in `names`), sequence, emitted
-    names: Names
-
-
-def _rows(export: Export, notes: list[str]) -> _Rows:
-    names = Names()
+    rows = _Rows(names, shapes)
     table = export.table("NVTX_EVENTS")
     text = _text_of(export, table)
-    parts: list[pl.DataFrame] = []
     if text and export.column(table, "start") and export.column(table, "end"):
         kind = export.column(table, "eventType")
         ranges = ",".join(str(k) for k in PUSH_POP + START_END)
         where = f"{quoted(kind)} IN ({ranges})" if kind else f"{quoted(export.column(table, 'end'))} IS NOT NULL"
-        parts = [_chunk(ints, texts, names) for ints, texts in export.chunks(table, _WANTED, text, where)]
-    if not parts:
+        for ints, texts in export.chunks(table, _WANTED, text, where):
+            rows.add(ints, texts)
+    if not rows.count:
         notes.append("no NVTX ranges: without them kernels have no ops, modules or phases (nsys profile -t cuda,nvtx)")
-        parts = [_chunk({name: np.empty(0, np.int64) for name in _WANTED}, [], names)]
-    return _Rows(pl.concat(parts, rechunk=True), names)
+    if rows.texts.folded:
+        notes.append(f"{rows.texts.folded:,} range names beyond the first {MAX_NAMES:,} are called {_OTHER}")
+    return rows.tables()
+
+
+_KINDS = ("annotation", "module", "step")
+
+
+class _Rows:
+    """Ops and ranges, told apart and put into their columns chunk by chunk: a text is held only while its chunk is."""
+
+    def __init__(self, names: Names, shapes: Shapes) -> None:
+        self.texts = Names()  # without numbers
+        self.count = 0
+        self._names, self._shapes = names, shapes
+        self._meanings: list[Meaning] = []
+        self._of_text: dict[str, npt.NDArray[Any]] = {}
+        span = ("start_ns", "end_ns", "thread")
+        self._ops = {name: Growing() for name in (*span, "sequence")} | {"backward": Growing(np.bool_)}
+        self._ops |= {name: Growing(np.uint32) for name in ("name", "shape")}
+        self._ranges = {name: Growing() for name in span} | {name: Growing(np.uint32) for name in ("name", "kind")}
+
+    def add(self, ints: dict[str, Ints], texts: list[str]) -> None:
+        self.count += len(texts)
+        whole = pl.Series("text", texts, dtype=pl.String)
+        cut = _cut(whole)
+        text = self.texts.of_each(cut["name"]).to_numpy()
+        self._learn()
+        sequence = cut["sequence"].fill_null(NO_ID).to_numpy()
+        emitted = (cut["sequence"].is_not_null() | cut["op_id"].fill_null(False)).to_numpy()
+        told = {name: per_text[text] for name, per_text in self._of_text.items()}
+        is_op = (sequence >= 0) | told["op"] | (emitted & told["op_if_emitted"])
+        columns = {"start_ns": ints["start"], "end_ns": ints["end"], "thread": or_no_id(ints["thread"])}
+        columns |= {"sequence": sequence, "shape": self._sizes(whole, told["sized"])} | told
+        for wanted, rows in ((self._ops, is_op), (self._ranges, ~is_op)):
+            for name, column in wanted.items():
+                column.append(columns[name][rows])
+
+    def _learn(self) -> None:
+        """What the texts that are new mean."""
+        new = list(itertools.islice(self.texts.ids, len(self._meanings), None))
+        if not new and self._of_text:
+            return
+        self._meanings += [meaning(text) for text in new]
+        known = self._meanings
+        self._of_text = {
+            "op": np.array([m.op for m in known], dtype=bool),
+            "op_if_emitted": np.array([m.op_if_emitted for m in known], dtype=bool),
+            "backward": np.array([m.backward for m in known], dtype=bool),
+            "sized": np.array([m.name in SIZED for m in known], dtype=bool),
+            "name": np.array([self._names.id(m.name) for m in known], dtype=np.uint32),
+            "kind": np.array([_KINDS.index(m.kind) for m in known], dtype=np.uint32),
+        }
+
+    def _sizes(self, texts: pl.Series, sized: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint32]:
+        """The numbers of the sizes that `emit_nvtx(record_shapes=True)` writes, of the ops they are kept for."""
+        shape = np.full(len(texts), NO_SHAPE, dtype=np.uint32)
+        rows = np.flatnonzero(sized)
+        found = texts[rows].str.extract(_SIZES, 1).fill_null("") if len(rows) else texts.clear()
+        numbers = {text: self._shapes.id(text.encode()) for text in found.unique()}
+        shape[rows] = [numbers[text] for text in found]
+        return shape
+
+    def tables(self) -> tuple[pl.DataFrame, pl.DataFrame]:
+        ops = {name: self._ops.pop(name).values() for name in list(self._ops)}
+        ops["forward_thread"] = np.full(len(ops["name"]), NO_ID)
+        ranges = {name: self._ranges.pop(name).values() for name in list(self._ranges)}
+        kinds = pl.Series("kind", _KINDS).gather(ranges.pop("kind"))
+        return _with_process(ops), _with_process(ranges).hstack([kinds])
+
+
+def _with_process(columns: dict[str, npt.NDArray[Any]]) -> pl.DataFrame:
+    thread = columns["thread"]
+    return compact(columns | {"process": np.where(thread == NO_ID, NO_ID, process_of(thread))})
 
 
 def _text_of(export: Export, table: str) -> str:
@@ -142,15 +185,6 @@ def _text_of(export: Export, table: str) -> str:
         registered = f"(SELECT value FROM {quoted(strings)} WHERE id = {quoted(text_id)})"
         return f"coalesce({quoted(text)}, {registered})" if text else registered
     return quoted(text) if text else ""
-
-
-def _chunk(ints: dict[str, Ints], texts: list[str], names: Names) -> pl.DataFrame:
-    cut = _cut(pl.Series("text", texts, dtype=pl.String))
-    return pl.DataFrame({"start_ns": ints["start"], "end_ns": ints["end"], "thread": ints["thread"]}).with_columns(
-        names.of_each(cut["name"]).alias("name"),
-        cut["sequence"].fill_null(NO_ID).alias("sequence"),
-        (cut["sequence"].is_not_null() | cut["op_id"].fill_null(False)).alias("emitted"),
-    )
 
 
 def _cut(texts: pl.Series) -> pl.DataFrame:
@@ -178,7 +212,16 @@ def with_engine_sequence(ops: pl.DataFrame) -> pl.DataFrame:
 
     Recent PyTorch writes the number only on the inner range, which is the next one on the thread. `ops` is sorted by start.
     """
-    following = [pl.col(c).shift(-1).over("thread") for c in ("sequence", "backward", "start_ns")]
-    inner = following[1] & (following[2] < pl.col("end_ns"))
-    unnumbered = pl.col("backward") & (pl.col("sequence") == NO_ID)
-    return ops.with_columns(pl.when(unnumbered & inner).then(following[0]).otherwise("sequence").alias("sequence"))
+    backward, sequence = ops["backward"].to_numpy(), ops["sequence"].to_numpy()
+    unnumbered = backward & (sequence == NO_ID)
+    if not unnumbered.any():
+        return ops
+    thread, start, end = (ops[column].to_numpy() for column in ("thread", "start_ns", "end_ns"))
+    order = np.flatnonzero(np.isin(thread, np.unique(thread[unnumbered])))
+    order = order[np.argsort(thread[order], kind="stable")]
+    this, following = order[:-1], order[1:]
+    inner = (thread[this] == thread[following]) & backward[following] & (start[following] < end[this])
+    takes = unnumbered[this] & inner
+    sequence = sequence.copy()
+    sequence[this[takes]] = sequence[following[takes]]
+    return ops.with_columns(pl.Series("sequence", sequence))

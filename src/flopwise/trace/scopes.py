@@ -76,7 +76,7 @@ class Scopes:
         return self._texts[name] if outer is None else outer + SEPARATOR + self._texts[name]
 
     def _name(self, places: Ints) -> Ints:
-        return self._host.name[places] if len(self._host.name) else places
+        return self._host.name[places].astype(np.int64) if len(self._host.name) else places
 
 
 def _shown(name: str) -> str:

@@ -53,6 +53,10 @@ GRAPH_NODES = {  # where the program was when it captured a node: what a replaye
     "thread": pl.Int64,
     "graph_node": pl.Int64,
 }
+SIZED_OPS = {  # matmuls and softmaxes of a trace captured with shapes
+    "op": pl.UInt32,  # row in `ops`
+    "shape": pl.UInt32,  # place in `shapes`
+}
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,8 @@ class Trace:
     ops: pl.DataFrame
     ranges: pl.DataFrame
     graph_nodes: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=GRAPH_NODES))
+    sized_ops: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=SIZED_OPS))
+    shapes: tuple[str, ...] = ("",)  # sizes of an op's inputs, '[[48, 512, 64], [48, 64, 512]]', each text once
     gpu: str = ""  # the first device's name
     notes: tuple[str, ...] = field(
         default=()
