@@ -59,9 +59,9 @@ class Attribution:
 
     source, index (in the Trace's table), start_ns, duration_ns, device, stream, name; launch_thread, launch_ns;
     op (innermost), op_index (its row in the Trace's ops), top_op, forward_op (of backward work); module (innermost), path
-    op (innermost), op_index (its row in the Trace's ops), top_op, forward_op (of backward work); module (innermost), path
     (of ranges, outer to inner, '/' between, without steps and phases); phase, class, attributed. What is not known is null.
     `class` is never null, nor is `phase`.
+    """
 
     table: pl.DataFrame
     coverage: Coverage
