@@ -16,21 +16,25 @@ if TYPE_CHECKING:
     from flopwise.spec.workload import workload
     from flopwise.verbs.account import account
     from flopwise.verbs.bench import bench
+    from flopwise.verbs.calibrate import calibrate
     from flopwise.verbs.compare import compare
     from flopwise.verbs.demo import demo
     from flopwise.verbs.doctor import doctor
     from flopwise.verbs.explain import explain
     from flopwise.verbs.profile import profile
+    from flopwise.verbs.roofline import roofline
     from flopwise.verbs.sweep import sweep
 
 _HOMES = {
     "account": "flopwise.verbs.account",
     "bench": "flopwise.verbs.bench",
+    "calibrate": "flopwise.verbs.calibrate",
     "compare": "flopwise.verbs.compare",
     "demo": "flopwise.verbs.demo",
     "doctor": "flopwise.verbs.doctor",
     "explain": "flopwise.verbs.explain",
     "profile": "flopwise.verbs.profile",
+    "roofline": "flopwise.verbs.roofline",
     "sweep": "flopwise.verbs.sweep",
     "workload": "flopwise.spec.workload",
 }
@@ -40,11 +44,13 @@ __all__ = [
     "__version__",
     "account",
     "bench",
+    "calibrate",
     "compare",
     "demo",
     "doctor",
     "explain",
     "profile",
+    "roofline",
     "sweep",
     "workload",
 ]

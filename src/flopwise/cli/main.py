@@ -20,7 +20,8 @@ VERBS = {
     "compare": "Is B faster than A? The ratio with its confidence interval.",
     "profile": "Captures a trace of a workload by PyTorch's profiler or Nsight Systems.",
     "explain": "Where the time of a step went, from either profiler's trace.",
-    "account": "What a step must cost, before it is run: FLOPs, memory, what fits.",
+    "account": "What a step must cost, before it is run: FLOPs, memory, time, what fits.",
+    "roofline": "Every operation against what the machine can do at most.",
     "runs": "Lists, shows, tags and removes runs.",
 }
 

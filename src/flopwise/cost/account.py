@@ -52,10 +52,10 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     """A workload, accounted for by arithmetic: nothing was run."""
 
     workload: Workload
-    spec: ModelSpec
+    spec: ModelSpec | None  # None: not flopwise's own model, but a step that was run dry
     parameters: int
     parameter_rows: tuple[ParameterRow, ...]
-    flops: ModelFlops
+    flops: ModelFlops | None
     step: StepCost
     rows: tuple[WorkRow, ...]
     optimizer_bits: int
@@ -97,6 +97,53 @@ def account_for(
         gpus=tuple(ask.on(one, step if one is gpus[0] else None) for one in gpus),
         inference=ask.inference,
         notes=_notes(workload, spec),
+    )
+
+
+def account_of_step(
+    workload: Workload,
+    step: StepCost,
+    gpus: tuple[Gpu, ...],
+    ceilings: Mapping[str, Ceilings],
+    *,
+    parameters: int = 0,
+    measured_ns: int | None = None,
+    notes: tuple[str, ...] = (),
+) -> Account:
+    """The account of a step of which no spec is known, only what it does: what fits beside it cannot be told."""
+    flops, seconds = step.flops("forward", "loss", "backward", "optimizer"), (measured_ns or 0) / 1e9
+    dtype = workload.recipe.precision.removesuffix("-pure")
+    accounts = []
+    for one in gpus:
+        floor, peak = step_limit(step.ops, one), one.peak(dtype)
+        time = step_time(workload, step, ceilings[one.name]) if one.name in ceilings else None
+        accounts.append(
+            GpuAccount(
+                gpu=one,
+                step=step,
+                fits=None if one.memory_bytes is None else step.peak_bytes <= one.memory_bytes,
+                largest_batch=None,
+                largest_context=None,
+                largest_model=None,
+                limit=floor,
+                mfu_at_limit=None,
+                mfu_measured=mfu(flops, seconds, peak) if seconds and peak else None,
+                time=time,
+                mfu_predicted=mfu(flops, time.wall_ns / 1e9, peak) if time and time.wall_ns and peak else None,
+            )
+        )
+    return Account(
+        workload=workload,
+        spec=None,
+        parameters=parameters,
+        parameter_rows=(),
+        flops=None,
+        step=step,
+        rows=by_module(step.ops),
+        optimizer_bits=32,
+        measured_ns=measured_ns,
+        gpus=tuple(accounts),
+        notes=notes,
     )
 
 

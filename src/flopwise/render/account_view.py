@@ -19,7 +19,9 @@ _BAR = 40  # characters for the whole memory
 
 def account_view(account: Account) -> View:
     """The tables for people, and everything for programs."""
-    tables = [_summary(account), _work(account), _parameters(account), _memory(account)]
+    tables = [_summary(account), _work(account)]
+    tables += [_parameters(account)] if account.parameter_rows else []
+    tables += [_memory(account)]
     tables += [_bar(one) for one in account.gpus[:1] if one.gpu.memory_bytes]
     tables += [_kept(account)] if account.step.kept else []
     tables += [_gpus(account)] if account.gpus else []
@@ -53,6 +55,8 @@ def _yes(value: bool) -> str:
 
 def _summary(a: Account) -> Table:
     w, f, whole = a.workload, a.flops, total_row(a.rows)
+    if f is None:
+        return _dry_summary(a)
     row = {
         "parameters": a.parameters, "tokens": w.batch * w.context, "forward_flops": f.forward, "backward_flops": f.backward,
         "flops": f.total, "causal_flops": f.causal, "moved_bytes": whole.moved_bytes, "kernels": whole.kernels,
@@ -72,6 +76,19 @@ def _summary(a: Account) -> Table:
         *a.notes,
     ]
     return Table(title=f"account of {w.label()}", columns=tuple(columns), rows=(row,), notes=tuple(notes))
+
+
+def _dry_summary(a: Account) -> Table:
+    """Of a step that is known by its ops alone."""
+    whole = total_row(a.rows)
+    row = {
+        "parameters": a.parameters or None, "flops": whole.flops, "moved_bytes": whole.moved_bytes,
+        "kernels": whole.kernels, "intensity": whole.intensity, "peak_bytes": a.step.peak_bytes,
+    }  # fmt: skip
+    columns = [Column("parameters", "parameters", units.count), Column("flops", "all FLOPs", _flops)]
+    columns += [Column("moved_bytes", "moved", units.size), Column("kernels", "kernels", units.count)]
+    columns += [Column("intensity", "FLOPs/byte", units.significant), Column("peak_bytes", "peak memory", units.size)]
+    return Table(title=f"account of {a.workload.label()}", columns=tuple(columns), rows=(row,), notes=a.notes)
 
 
 def _work(a: Account) -> Table:
@@ -169,7 +186,7 @@ def _bar_text(begun: float, share: float) -> str:
 def _kept(a: Account) -> Table:
     rows = tuple(
         {"module": k.module or "model", "op": k.op, "owner": k.owner, "n_bytes": k.n_bytes,
-         "layer_bytes": k.n_bytes // a.spec.n_layers if k.module.startswith("blocks") else None}
+         "layer_bytes": k.n_bytes // a.spec.n_layers if a.spec and k.module.startswith("blocks") else None}
         for k in a.step.kept[:TOP]
     )  # fmt: skip
     columns = (
@@ -334,7 +351,7 @@ def _document(a: Account) -> dict[str, Any]:
         workload=w,
         parameters=a.parameters,
         parameters_by_module=a.parameter_rows,
-        flops={
+        flops=None if f is None else {
             "forward": f.forward, "backward": f.backward, "total": f.total, "causal": f.causal, "rule": f.rule,
             "recomputed": a.step.flops("recompute"),
         },

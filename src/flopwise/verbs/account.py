@@ -4,13 +4,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from flopwise.ceilings import Ceilings
-from flopwise.cost.account import Account, Questions, account_for
+from flopwise.cost.account import Account, Questions, account_for, account_of_step
 from flopwise.cost.datasheet import from_datasheet
 from flopwise.errors import FlopwiseError
 from flopwise.spec.gpu import Gpu
 from flopwise.spec.gpu import gpu as gpu_named
 from flopwise.spec.workload import Workload, workload
 from flopwise.store.ceilings import load_ceilings
+from flopwise.verbs.dry_step import dry_run, needs_dry_run, step_cost
+
+ITEM_BYTES = {"bf16-pure": 2}  # of a parameter
 
 
 def account(
@@ -45,7 +48,24 @@ def account(
         tokens=tokens, gpus=gpus, mfu=mfu, measured_ns=measured_ns, optimizer_bits=optimizer_bits, inference=inference
     )
     known = {one.name: found for one in machines if (found := find_ceilings(one))}
-    return account_for(asked_for, machines, questions, known)
+    if not needs_dry_run(asked_for):
+        return account_for(asked_for, machines, questions, known)
+    if tokens is not None or inference or optimizer_bits != 32:
+        raise FlopwiseError(
+            f"days to train, inference and 8-bit states can be told for flopwise's own models, not for {asked_for.target}",
+            "leave these options out, or give a preset or hf:PATH/config.json",
+        )
+    run = dry_run(asked_for, machines[0] if machines else None)
+    notes: tuple[str, ...] = (
+        f"told by a dry run on fake tensors (torch {run.torch}, as on {run.architecture}): no arithmetic knows this step",
+    )
+    if len(machines) > 1:
+        notes += (f"ops and memory are those of {machines[0].title}",)
+    step = step_cost(run)
+    parameters = run.parameters_bytes // ITEM_BYTES.get(asked_for.recipe.precision, 4)
+    return account_of_step(
+        asked_for, step, machines, known, parameters=parameters, measured_ns=measured_ns, notes=notes + run.notes
+    )
 
 
 def find_ceilings(gpu: Gpu) -> Ceilings | None:

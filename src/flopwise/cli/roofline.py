@@ -1,0 +1,37 @@
+"""`flopwise roofline TARGET`."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from flopwise.cli.options import output_options, workload_arguments, workload_options
+from flopwise.cli.output import chosen, show
+
+
+@click.command("roofline")
+@click.argument("target")
+@workload_options
+@click.option("--gpu", metavar="NAME", help="h100, h200, …: whose roofs; a trace names its own GPU.")
+@click.option("--runs", metavar="DIR", help="Where runs are kept.")
+@output_options
+def command(target: str, gpu: str | None, runs: str | None, form: str | None, output: str | None, **given: Any) -> None:
+    """Set every operation against the machine's ceilings: FLOPs per byte, FLOP/s reached, and the share of what is possible.
+
+    Example: flopwise roofline small --gpu h200 -o roofline.svg
+
+    TARGET is a run with a trace or a trace file (its matmuls, as measured), or a workload (all operations, as predicted).
+    -o FILE.svg, .png or .html draws it.
+    """
+    picture = output is not None and Path(output).suffix in (".svg", ".png", ".html") and form is None
+    form = "table" if picture else chosen(form, output)
+    from flopwise.render.roofline_view import drawn, roofline_view
+    from flopwise.verbs.roofline import roofline
+
+    found = roofline(target, gpu=gpu, runs=runs, **workload_arguments(given))
+    show(*roofline_view(found), form, None if picture else output)
+    if picture and output is not None:
+        from flopwise.render.charts import save
+
+        save(drawn(found), Path(output).expanduser())
+        click.echo(f"wrote {output}", err=True)

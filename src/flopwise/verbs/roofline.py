@@ -1,0 +1,96 @@
+"""Operations under a machine's roofs: of a traced step as measured, of a workload as predicted."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from flopwise.analysis.roofline import Roofline, measured_points, predicted_points
+from flopwise.ceilings import Ceilings
+from flopwise.cost.fusion import fuse
+from flopwise.cost.roofline import op_time
+from flopwise.cost.step import account_step
+from flopwise.errors import FlopwiseError
+from flopwise.spec.gpu import Gpu, find_gpu
+from flopwise.spec.gpu import gpu as gpu_named
+from flopwise.spec.workload import Workload, workload
+from flopwise.store import StoredRun, find, runs_root
+from flopwise.trace.read import is_trace_file, read_trace
+from flopwise.verbs.account import find_ceilings
+from flopwise.verbs.dry_step import dry_run, needs_dry_run
+from flopwise.verbs.explain import trace_of
+from flopwise.work import OpWork
+
+
+def roofline(
+    target: str | Path | Workload, *, gpu: str | None = None, runs: str | Path | None = None, **options: Any
+) -> Roofline:
+    """Set every operation under the roofs of its GPU.
+
+    `target` is a run or a trace file (its matmuls, as measured), or a workload (all its operations, as predicted). `gpu`
+    names the machine; a trace says its own, a workload needs one.
+
+    >>> import flopwise
+    >>> flopwise.roofline("small", gpu="h200").points[0].kind
+    'matmul'
+    """
+    if isinstance(target, Workload):
+        return _of_workload(target, gpu)
+    if is_trace_file(Path(target).expanduser()):
+        return _of_trace(Path(target).expanduser(), gpu)
+    run = _run(target, runs)
+    if run is None:
+        return _of_workload(workload(str(target), **options), gpu)
+    if any(point.trace_file for point in run.points):
+        return _of_trace(trace_of(run)[0], gpu)
+    if not run.points:
+        raise FlopwiseError(f"the run {run.header.id} has no points", "run flopwise bench or profile first")
+    point = run.points[0]
+    there = point.environment.gpu.name if point.environment and point.environment.gpu else None
+    return _of_workload(point.trial.workload, gpu or there)
+
+
+def _run(target: str | Path, runs: str | Path | None) -> StoredRun | None:
+    """The run that a target means; None if there is none of that name."""
+    try:
+        return StoredRun.load(find(target, runs_root(runs)))
+    except FlopwiseError:
+        if str(target) == "last" or Path(target).expanduser().exists():
+            raise
+        return None
+
+
+def _of_workload(asked: Workload, gpu: str | None) -> Roofline:
+    if gpu is None:
+        raise FlopwiseError(f"{asked.target} is not run: for which GPU?", "add --gpu h200, or give a run or a trace")
+    machine = gpu_named(gpu)
+    limits = _limits(machine)
+    ops: Sequence[OpWork] = dry_run(asked, machine).ops if needs_dry_run(asked) else account_step(asked, machine).ops
+    ops = fuse(ops) if asked.recipe.compile != "off" else ops
+    points = predicted_points(ops, [op_time(op, limits) for op in ops], limits)
+    title = f"{asked.label()} on {machine.title}, predicted"
+    notes = ("where no matmul is in an operation, every element counts as one FLOP",)
+    return Roofline(title=title, how="predicted", ceilings=limits, points=tuple(points), notes=notes)
+
+
+def _of_trace(path: Path, gpu: str | None) -> Roofline:
+    trace = read_trace(path)
+    machine = gpu_named(gpu) if gpu else find_gpu(trace.gpu)
+    if machine is None:
+        named = f"'{trace.gpu}', which is not known" if trace.gpu else "no GPU"
+        raise FlopwiseError(f"{path} names {named}", "say which it was with --gpu")
+    limits = _limits(machine)
+    points = measured_points(trace, limits)
+    if not points:
+        raise FlopwiseError(
+            f"{path} holds no matmul with its shapes",
+            "capture with shapes: flopwise profile does, torch.profiler with record_shapes=True",
+        )
+    title = f"matmuls of {path.name} on {machine.title}, measured"
+    return Roofline(title=title, how="measured", ceilings=limits, points=tuple(points))
+
+
+def _limits(machine: Gpu) -> Ceilings:
+    limits = find_ceilings(machine)
+    if limits is None:
+        raise FlopwiseError(f"the ceilings of {machine.title} are not known", "run flopwise doctor --calibrate on it")
+    return limits
