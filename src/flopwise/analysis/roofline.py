@@ -78,7 +78,8 @@ def predicted_points(ops: Sequence[OpWork], times: Sequence[OpTime], ceilings: C
 
 def _point(op: OpWork, ns: float, count: int, ceilings: Ceilings) -> RooflinePoint:
     n_bytes = op.read_bytes + op.write_bytes
-    flops = op.flops or max([1, *(prod(shape) for shape in op.shapes)])
+    elements = max([op.write_bytes // ITEM_BYTES.get(op.dtype, 4), *(prod(shape) for shape in op.shapes)])
+    flops = op.flops or max(1, elements)
     return RooflinePoint(
         op=op.op,
         kind=op.kind,

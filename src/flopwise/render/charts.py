@@ -11,8 +11,11 @@ from typing import Any
 from flopwise.errors import FlopwiseError
 
 SUFFIXES = (".svg", ".png", ".html")
-# Okabe and Ito's colours: told apart by people who do not see red or green.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999", "#F0E442")
+# Okabe and Ito's colours first: told apart by people who do not see red or green.
+COLOURS = (
+    "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#000000", "#999999", "#7A5195",
+    "#8C564B", "#17BECF", "#BCBD22", "#E377C2",
+)  # fmt: skip
 _WIDTH, _HEIGHT, _DPI_SCALE = 640, 380, 2.0
 _HINT = "pip install 'flopwise[charts]'"
 
@@ -25,8 +28,8 @@ def roofline_chart(
     `points`: rows with name, kind, intensity, flops_per_s, ms; `roofs`: names of precisions and their FLOP/s.
     """
     alt = _altair()
-    low = min([0.05, *(p["intensity"] for p in points if p["intensity"] > 0)]) / 2
-    high = max([1e4, *(p["intensity"] for p in points)]) * 2
+    low = min([0.02, *(p["intensity"] for p in points if p["intensity"] > 0)]) / 2
+    high = max([1e4, *(p["intensity"] for p in points)]) * 10
     lines = [
         {"roof": name, "intensity": x, "flops_per_s": min(peak, x * bandwidth_bytes_per_s)}
         for name, peak in roofs
@@ -44,7 +47,7 @@ def roofline_chart(
     dots = dots.encode(
         x=across,
         y=upwards,
-        size=alt.Size("ms:Q", title="time, ms").scale(range=[20, 900]),
+        size=alt.Size("ms:Q", title="time, ms").scale(range=[15, 400]),
         color=alt.Color("kind:N", title="class").scale(range=list(COLOURS)),
         tooltip=["name:N", "kind:N", "intensity:Q", "flops_per_s:Q", "ms:Q"],
     )

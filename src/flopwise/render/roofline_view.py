@@ -9,7 +9,7 @@ from flopwise.render.charts import roofline_chart
 from flopwise.render.json import document
 from flopwise.render.table import Column, Table, View
 
-TOP, DRAWN = 25, 400
+TOP = 25
 
 
 def roofline_view(found: Roofline) -> View:
@@ -41,7 +41,8 @@ def roofline_view(found: Roofline) -> View:
 
 
 def drawn(found: Roofline) -> Any:
-    """The chart of the operations that take longest."""
+    """The chart of the operations that take a thousandth of the time or more: the rest would hide under them."""
+    least = sum(p.ns for p in found.points) / 1000
     points = [
         {
             "name": f"{p.op} {p.shapes}",
@@ -50,8 +51,8 @@ def drawn(found: Roofline) -> Any:
             "flops_per_s": p.flops_per_s,
             "ms": p.ns / 1e6,
         }
-        for p in found.points[:DRAWN]
-        if p.intensity > 0 and p.flops_per_s > 0
+        for p in found.points
+        if p.intensity > 0 and p.flops_per_s > 0 and p.ns >= least
     ]
     used = {p.dtype for p in found.points}
     roofs = [

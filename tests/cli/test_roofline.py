@@ -1,0 +1,66 @@
+"""`flopwise roofline`, and `account` of steps that only torch knows, as a user meets them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from flopwise.cli.main import main
+
+HERE = Path(__file__).parent
+FIXTURES = HERE.parent / "trace" / "fixtures"
+TRACE = FIXTURES / "h200-small-fp32-naive-2steps.kineto.json.gz"
+
+
+@pytest.fixture
+def run(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FLOPWISE_CEILINGS", str(tmp_path / "ceilings"))
+    monkeypatch.setenv("PYTHONPATH", str(HERE.parent / "capture"))
+    monkeypatch.delenv("FLOPWISE_RUNS", raising=False)
+
+    def command(*words):
+        with pytest.raises(SystemExit) as ended:
+            main([str(word) for word in words])
+        return ended.value.code, *capsys.readouterr()
+
+    return command
+
+
+def test_a_workload_and_a_trace(run, tmp_path):
+    code, out, _ = run("roofline", "tiny", "--gpu", "h200", "--format", "json")
+    assert (code, json.loads(out)["schema"]) == (0, "flopwise.roofline/1")
+    code, out, _ = run("roofline", TRACE, "-o", "roofline.svg")
+    assert (code, "of at most" in out) == (0, True)
+    assert (tmp_path / "roofline.svg").read_text().startswith("<svg")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("tiny",), "for which GPU"),
+        (("tiny", "--gpu", "voodoo"), "there is no GPU"),
+        (("tiny", "--gpu", "cpu"), "not known"),
+        ((FIXTURES / "h200-small-fp32-naive-2steps.nsys.sqlite.gz",), "no matmul with its shapes"),
+        (("last",), "no run"),
+        (("tiny", "--gpu", "h200", "-o", "x.gif"), "names no format"),
+    ],
+)
+def test_what_cannot_be_drawn_is_one_line(run, words, said):
+    code, out, err = run("roofline", *words)
+    assert (code, out, err.count("\n")) == (2, "", 2)
+    assert said in err
+
+
+@pytest.mark.parametrize("target", ["op:attention", "py:steps:matmul"])
+def test_an_operation_and_a_step_of_ones_own_are_run_dry(run, target):
+    code, out, err = run("account", target, "--gpu", "h200", "--format", "json")
+    assert code == 0, err
+    content = json.loads(out)
+    assert content["gpus"][0]["predicted_ns"] > 0
+    assert "dry run" in content["notes"][0]
+
+
+def test_what_needs_a_spec_is_refused_for_them(run):
+    code, _, err = run("account", "op:attention", "--gpu", "h200", "--tokens", "15T")
+    assert (code, "own models" in err) == (2, True)
