@@ -194,11 +194,11 @@ class Worker(AbstractContextManager["Worker"]):
             raise FlopwiseError(f"the device '{device}' could not be opened", "see `flopwise doctor`")
         return found.environment, found.device
 
-    def dry_run(self, workload: Workload, architecture: str = "hopper", timeout_s: float = DRY_S) -> DryRun:
+    def dry_run(self, workload: Workload, gpu: str = "hopper", timeout_s: float = DRY_S) -> DryRun:
         """The workload's step on fake tensors, in a process of its own; raises where it cannot be told."""
         if self.process.poll() is not None:
             self._start()
-        self._send(Request(dry=msgspec.json.encode(workload).decode(), architecture=architecture))
+        self._send(Request(dry=msgspec.json.encode(workload).decode(), architecture=gpu))
         pid, ran, refused = 0, None, None
         for event in self._events(time.monotonic() + timeout_s):
             match event:
@@ -221,6 +221,7 @@ class Worker(AbstractContextManager["Worker"]):
         if pid:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+            any(isinstance(event, Exited) for event in self._events(time.monotonic() + GRACE_S))
         raise FlopwiseError(f"{workload.target} cannot be dry-run: no end after {timeout_s:g} s", "try a smaller model")
 
     def run(
