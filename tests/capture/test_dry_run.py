@@ -104,6 +104,9 @@ def test_naive_attentions_scores_are_found_by_name(trained):
     scores = [t for t in trained.largest if t.owner == "attention scores"]
     assert scores
     assert all(t.shape[-2:] == (32, 32) and ".attention" in t.module for t in scores)
+    built = [t for t in trained.largest if t.owner == "parameters"]
+    assert built
+    assert all(not t.op and not t.phase for t in built)
 
 
 def test_recomputed_ops_are_told_apart_and_the_blocks_keep_less():

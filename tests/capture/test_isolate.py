@@ -188,4 +188,6 @@ def test_a_step_that_crashes_ends_its_process_alone(worker):
     for step, said in (("crashes", "SIGSEGV"), ("exits", "ended with 7"), ("reads_a_number", "_local_scalar_dense")):
         with pytest.raises(FlopwiseError, match=said):
             worker.dry_run(workload(f"py:steps:{step}"))
+    with pytest.raises(FlopwiseError, match="no end after 1 s"):
+        worker.dry_run(workload("py:steps:hangs"), timeout_s=1.0)
     assert worker.dry_run(workload("py:steps:matmul")).ops[0].op == "mm"

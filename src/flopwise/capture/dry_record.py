@@ -13,7 +13,7 @@ class LiveTensor(msgspec.Struct, frozen=True, kw_only=True):
     owner: str
     op: str  # that made it; '' before the first step
     module: str
-    phase: str
+    phase: str  # '' before the first step
     shape: tuple[int, ...]
     dtype: str
 

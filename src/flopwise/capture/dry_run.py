@@ -114,6 +114,7 @@ def _asked_for(tape: Tape, owner: list[str], which: str) -> int:
 
 def _largest(tape: Tape, owner: list[str], played: Played) -> tuple[LiveTensor, ...]:
     numbers = sorted(played.at_peak, key=lambda n: (-tape.storages[n].nbytes, n))[:LARGEST]
+    built = {n for kind, n in tape.build.events if kind == ALLOC}
     found = []
     for n in numbers:
         storage, work = tape.storages[n], tape.ops[tape.storages[n].op].work
@@ -121,9 +122,9 @@ def _largest(tape: Tape, owner: list[str], played: Played) -> tuple[LiveTensor, 
             LiveTensor(
                 bytes=storage.nbytes,
                 owner=owner[n],
-                op=work.op,
+                op="" if n in built else work.op,
                 module=storage.module or work.module,
-                phase=work.phase,
+                phase="" if n in built else work.phase,
                 shape=storage.shape,
                 dtype=storage.dtype,
             )

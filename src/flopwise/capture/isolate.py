@@ -198,9 +198,9 @@ class Worker(AbstractContextManager["Worker"]):
             raise FlopwiseError(f"the device '{device}' could not be opened", "see `flopwise doctor`")
         return found.environment, found.device
 
-    def dry_run(self, workload: Workload, architecture: str = "hopper", timeout_s: float = DRY_S) -> DryRun:
+    def dry_run(self, workload: Workload, gpu: str = "hopper", timeout_s: float = DRY_S) -> DryRun:
         """The workload's step on fake tensors, in a process of its own; raises where it cannot be told."""
-        request = Request(dry=msgspec.json.encode(workload).decode(), architecture=architecture)
+        request = Request(dry=msgspec.json.encode(workload).decode(), architecture=gpu)
         answers = self._answers(request, f"{workload.target} cannot be dry-run", timeout_s)
         return [event.run for event in answers if isinstance(event, Dried)][-1]
 
@@ -244,6 +244,7 @@ class Worker(AbstractContextManager["Worker"]):
             if pid:  # it is still there: out of time, or nobody listens any more
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
+                any(isinstance(event, Exited) for event in self._events(time.monotonic() + GRACE_S))
 
     def run(
         self,

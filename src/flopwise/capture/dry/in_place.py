@@ -64,7 +64,7 @@ def references(args: tuple[Any, ...], position: int) -> Counts:
     """How often the tensor, its storage and its Python object are referred to."""
     tensor = args[position]
     storage = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
-    return tensor._use_count(), storage, min(sys.getrefcount(tensor), 1 << 20)
+    return tensor._use_count(), storage, sys.getrefcount(tensor)
 
 
 class _Learn(TorchDispatchMode):
