@@ -122,6 +122,15 @@ class Gathered:
         )
 
 
+def _raise_if_failed(ended: Exited, refused: Done | None, failure: str) -> None:
+    if refused is not None:
+        kind = Unsupported if refused.status == UNSUPPORTED else FlopwiseError
+        raise kind(refused.reason, refused.hint)
+    if ended.code:
+        said = _signal_name(-ended.code) if ended.code < 0 else str(ended.code)
+        raise FlopwiseError(f"{failure}: its process ended with {said}", "run the step for real")
+
+
 def _phases(samples: list[dict[str, PhaseSample]]) -> tuple[PhaseTimes, ...]:
     if not samples:
         return ()
@@ -228,14 +237,9 @@ class Worker(AbstractContextManager["Worker"]):
                         pid = event.pid
                     case Done():
                         refused = event
-                    case Exited() if refused is not None:
-                        kind = Unsupported if refused.status == UNSUPPORTED else FlopwiseError
-                        raise kind(refused.reason, refused.hint)
-                    case Exited() if event.code:
-                        ended = f"its process ended with {_signal_name(-event.code) if event.code < 0 else event.code}"
-                        raise FlopwiseError(f"{failure}: {ended}", "run the step for real")
                     case Exited():
                         pid = 0
+                        _raise_if_failed(event, refused, failure)
                         return
                     case _:
                         yield event
