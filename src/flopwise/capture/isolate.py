@@ -221,6 +221,7 @@ class Worker(AbstractContextManager["Worker"]):
         if pid:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+            # Its last words are not the next one's.
             any(isinstance(event, Exited) for event in self._events(time.monotonic() + GRACE_S))
         raise FlopwiseError(f"{workload.target} cannot be dry-run: no end after {timeout_s:g} s", "try a smaller model")
 
