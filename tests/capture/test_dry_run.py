@@ -62,6 +62,7 @@ def test_owners_sum_to_what_is_allocated_at_every_op(trained):
     totals = [sum(values) for values in zip(*trained.live.values(), strict=True)]
     assert max(totals) == trained.peak_bytes == totals[trained.peak_op]
     assert max(m.peak_bytes for m in trained.memory) == trained.peak_bytes
+    assert sum(t.bytes for t in trained.largest) <= trained.peak_bytes  # the twenty largest of what was there
     assert trained.moments[-1].total_bytes == trained.memory[-1].end_bytes
 
 

@@ -4,12 +4,11 @@ from collections import Counter
 from dataclasses import dataclass
 
 from flopwise.capture.dry.allocator import Block, CachingAllocator
-from flopwise.capture.dry.tape import ALLOC, FREE, OP, Event, Section, Tape
+from flopwise.capture.dry.tape import ALLOC, FREE, HOST, OP, Event, Section, Tape
 from flopwise.records import PhaseMemory
 from flopwise.work import Footprint
 
 REPEATS = 4  # steady steps before the one that is told: the allocator's blocks have then found their places
-HOST = "host"
 
 
 class PlainAllocator:
@@ -104,9 +103,9 @@ def _carried_over(tape: Tape) -> list[tuple[int, int]] | None:
 
 def _tell(player: Player) -> Played:
     tape, allocator = player.tape, player.allocator
-    played = Played([], [], Footprint(moment="peak"), 0, set(), [player.footprint("start of forward", "")], [])
+    played = Played([], [], player.footprint("peak", ""), 0, set(), [player.footprint("start of forward", "")], [])
     boundaries = _boundaries(tape)
-    peak_bytes, at = -1, 0
+    there, peak_bytes, peak_at, at = set(player.blocks), allocator.allocated_bytes, 0, 0
     for section in tape.steady:
         start = phase_peak = allocator.allocated_bytes
         for kind, number in section.events:
@@ -117,9 +116,8 @@ def _tell(player: Player) -> Played:
                 player.event(kind, number)
                 phase_peak = max(phase_peak, allocator.allocated_bytes)
                 if kind == ALLOC and allocator.allocated_bytes > peak_bytes:
-                    peak_bytes = allocator.allocated_bytes
-                    played.peak = player.footprint("peak", section.name)
-                    played.peak_op, played.at_peak = len(played.ops), set(player.blocks)
+                    peak_bytes, peak_at = allocator.allocated_bytes, at
+                    played.peak, played.peak_op = player.footprint("peak", section.name), len(played.ops)
                 continue
             played.ops.append(number)
             played.live.append({k: v for k, v in player.live.items() if v})
@@ -132,11 +130,27 @@ def _tell(player: Player) -> Played:
                 reserved_bytes=allocator.reserved_bytes,
             )
         )
-    last = {"forward": "end of forward", "backward": "after backward", "optimizer": "after optimizer"}
-    phases = {tape.ops[n].work.phase for n in played.ops}
-    ended = "optimizer" if "optimizer" in phases else "backward" if "backward" in phases else "forward"
-    played.moments.append(player.footprint(last[ended], ended))
+    played.at_peak = _alive(there, [event for section in tape.steady for event in section.events][:peak_at])
+    played.at_peak = {n for n in played.at_peak if player.owners[n] != HOST}
+    played.moments.append(_last_moment(player, {tape.ops[n].work.phase for n in played.ops}))
     return played
+
+
+def _alive(there: set[int], events: list[Event]) -> set[int]:
+    """What is there after the events."""
+    for kind, number in events:
+        if kind == ALLOC:
+            there.add(number)
+        elif kind == FREE:
+            there.discard(number)
+    return there
+
+
+def _last_moment(player: Player, phases: set[str]) -> Footprint:
+    for phase, moment in (("optimizer", "after optimizer"), ("backward", "after backward")):
+        if phase in phases:
+            return player.footprint(moment, phase)
+    return player.footprint("end of forward", "forward")
 
 
 def _boundaries(tape: Tape) -> dict[int, str]:

@@ -8,6 +8,7 @@ ALLOC, FREE, OP = 0, 1, 2
 Event = tuple[int, int]  # (ALLOC or FREE, the storage's number) or (OP, the op's number)
 
 BUILD = "build"  # the section before the first step
+HOST = "host"  # the label of a tensor that stays on the CPU when the rest is on a GPU
 
 
 @dataclass(slots=True)

@@ -25,7 +25,7 @@ from flopwise.capture.dry.op_facts import (
     lists_of,
     tensors_in,
 )
-from flopwise.capture.dry.tape import ALLOC, FREE, OP, ManyTensors, Op, Section, Storage, Tape
+from flopwise.capture.dry.tape import ALLOC, FREE, HOST, OP, ManyTensors, Op, Section, Storage, Tape
 from flopwise.errors import FlopwiseError
 from flopwise.work import (
     BUFFERS,
@@ -40,7 +40,6 @@ from flopwise.work import (
     OpWork,
 )
 
-HOST = "host"  # the label of a tensor that stays on the CPU when the rest is on a GPU
 _DEVICE = torch.ops.prim.device.default
 _NAMESPACES = ("prim", "profiler")  # bookkeeping, not work
 
