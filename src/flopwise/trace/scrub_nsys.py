@@ -94,9 +94,14 @@ def _copy(db: sqlite3.Connection, export: Export, base: str, table: str) -> None
     if not integers:
         return
     declared = [f"{quoted(c)} INTEGER" for c in integers] + [f"{quoted(c)} TEXT" for c in texts]
-    selected = [f"CAST({quoted(c)} AS INTEGER)" for c in integers] + [f"redacted({quoted(c)})" for c in texts]
+    selected = [_number(quoted(c)) for c in integers] + [f"redacted({quoted(c)})" for c in texts]
     db.execute(f"CREATE TABLE main.{quoted(table)} ({', '.join(declared)})")
     db.execute(f"INSERT INTO main.{quoted(table)} SELECT {', '.join(selected)} FROM source.{quoted(table)}")
+
+
+def _number(column: str) -> str:
+    """A number as it is; of what is none, nothing: the reader drops a row without a time, and so must the copy's."""
+    return f"CASE WHEN typeof({column}) IN ('integer', 'real') THEN CAST({column} AS INTEGER) END"
 
 
 def _copy_strings(db: sqlite3.Connection, export: Export) -> None:
