@@ -123,12 +123,14 @@ class Export:
             for c in columns
         ]
         row = self._aggregated(wanted, text, condition, span)
+        if row is not None and not row[0]:
+            return [], [], 0
         values: list[Ints | None] = [None]
         if row is not None:
             found = zip(columns, row[1:], strict=False)
             values = [_parsed(v, int(row[0]), steady.get(c)) for c, v in found]
         if row is None or any(column is None for column in values):
-            by_type = [_BY_TYPE.format(quoted(c), MISSING, GARBLED) for c in columns]
+            by_type = [f"json_group_array(ifnull({integer_sql(c)}, {MISSING}))" for c in columns]
             row = self._aggregated(by_type, text, condition, span)
             if row is None:
                 raise sqlite3.DatabaseError("values that are neither numbers nor text")
@@ -169,11 +171,16 @@ class Export:
 
 _AS_IT_IS = "json_group_array(ifnull({0}, {1}))"
 _SAME = "total(ifnull({0}, {1}) IS NOT {2})"
-# Text is a number only if it reads so to its end: CAST would make 0 of a word, and 12 of '12 o'clock'.
-_BY_TYPE = (
-    "json_group_array(CASE typeof({0}) WHEN 'integer' THEN {0} WHEN 'real' THEN CAST({0} AS INTEGER) WHEN 'null' THEN {1} "
-    "WHEN 'text' THEN iif(CAST(CAST({0} AS INTEGER) AS TEXT) = {0}, CAST({0} AS INTEGER), {2}) ELSE {2} END)"
-)
+
+
+def integer_sql(column: str) -> str:
+    """SQL for a column's value as an integer; GARBLED where it is none, NULL where it is NULL.
+
+    Text is a number only if it reads so to its end: CAST would make 0 of a word, and 12 of '12 o'clock'.
+    """
+    whole = f"CAST({quoted(column)} AS INTEGER)"
+    text = f"iif(CAST({whole} AS TEXT) = {quoted(column)}, {whole}, {GARBLED})"
+    return f"CASE typeof({quoted(column)}) WHEN 'text' THEN {text} WHEN 'blob' THEN {GARBLED} ELSE {whole} END"
 
 
 def _parsed(text: Any, count: int, steady: int | None = None) -> Ints | None:

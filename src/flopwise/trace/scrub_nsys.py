@@ -9,7 +9,7 @@ import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
-from flopwise.trace.nsys_file import Export, limit_work, open_export, quoted, read_only_uri
+from flopwise.trace.nsys_file import Export, integer_sql, limit_work, open_export, quoted, read_only_uri
 from flopwise.trace.redact import redacted, redacted_code
 
 _WHEN_WHERE = "start end deviceId contextId greenContextId streamId correlationId globalPid "
@@ -94,14 +94,9 @@ def _copy(db: sqlite3.Connection, export: Export, base: str, table: str) -> None
     if not integers:
         return
     declared = [f"{quoted(c)} INTEGER" for c in integers] + [f"{quoted(c)} TEXT" for c in texts]
-    selected = [_number(quoted(c)) for c in integers] + [f"redacted({quoted(c)})" for c in texts]
+    selected = [integer_sql(c) for c in integers] + [f"redacted({quoted(c)})" for c in texts]
     db.execute(f"CREATE TABLE main.{quoted(table)} ({', '.join(declared)})")
     db.execute(f"INSERT INTO main.{quoted(table)} SELECT {', '.join(selected)} FROM source.{quoted(table)}")
-
-
-def _number(column: str) -> str:
-    """A number as it is; of what is none, nothing: the reader drops a row without a time, and so must the copy's."""
-    return f"CASE WHEN typeof({column}) IN ('integer', 'real') THEN CAST({column} AS INTEGER) END"
 
 
 def _copy_strings(db: sqlite3.Connection, export: Export) -> None:
