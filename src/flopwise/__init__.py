@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from flopwise.verbs.demo import demo
     from flopwise.verbs.doctor import doctor
     from flopwise.verbs.explain import explain
+    from flopwise.verbs.memory import memory
     from flopwise.verbs.profile import profile
     from flopwise.verbs.sweep import sweep
 
@@ -28,6 +29,7 @@ _HOMES = {
     "demo": "flopwise.verbs.demo",
     "doctor": "flopwise.verbs.doctor",
     "explain": "flopwise.verbs.explain",
+    "memory": "flopwise.verbs.memory",
     "profile": "flopwise.verbs.profile",
     "sweep": "flopwise.verbs.sweep",
     "workload": "flopwise.spec.workload",
@@ -41,6 +43,7 @@ __all__ = [
     "demo",
     "doctor",
     "explain",
+    "memory",
     "profile",
     "sweep",
     "workload",

@@ -20,6 +20,7 @@ VERBS = {
     "compare": "Is B faster than A? The ratio with its confidence interval.",
     "profile": "Captures a trace of a workload by PyTorch's profiler or Nsight Systems.",
     "explain": "Where the time of a step went, from either profiler's trace.",
+    "memory": "Who holds every byte at the peak and over time, from a PyTorch memory snapshot.",
     "runs": "Lists, shows, tags and removes runs.",
 }
 

@@ -1,77 +1,73 @@
 """What is left over from step to step, and who left it."""
 
-import msgspec
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
+import polars as pl
 
 from flopwise.memory.owners import OWNERS
 from flopwise.memory.snapshot import BEFORE, DeviceHistory
 from flopwise.memory.steps import Steps
-from flopwise.memory.timeline import Timeline
 
 PATIENCE = 2  # steps that an allocation may outlive its own before it counts as left over
 _FEWEST = 3  # steps that must leave something, before it is called a leak
 _MOST = 10
 
 
-class Leak(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True)
+class Leak:
     """Allocations of one stack that every step makes and none frees."""
 
+    stack: int
+    owner: str
     bytes_per_step: int
     allocations_per_step: float
     steps: int  # that left something, of `of_steps` that had the time to free it
     of_steps: int
-    owner: str
-    stack: int
 
 
-class Growth(msgspec.Struct, frozen=True, kw_only=True):
-    """How much more is allocated when a step begins than when the one before it began."""
-
-    steps: int
-    found_by: str
-    start_bytes: tuple[int, ...]
-    bytes_per_step: int | None  # the median of the differences, the first left out: it makes the optimizer's state
-    leaks: tuple[Leak, ...]
-
-
-def growth(device: DeviceHistory, steps: Steps, line: Timeline, owner: npt.NDArray[np.int64]) -> Growth:
-    """Bytes at every step's start, and the stacks behind what stays."""
-    at_start = line.allocated_bytes[steps.starts]
-    differences = np.diff(at_start)[1:]
-    return Growth(
-        steps=len(steps),
-        found_by=steps.found_by,
-        start_bytes=tuple(at_start.tolist()),
-        bytes_per_step=int(np.median(differences)) if len(differences) else None,
-        leaks=_leaks(device, steps, owner),
-    )
-
-
-def _leaks(device: DeviceHistory, steps: Steps, owner: npt.NDArray[np.int64]) -> tuple[Leak, ...]:
+def leaks(device: DeviceHistory, steps: Steps, owner: npt.NDArray[np.int64]) -> list[Leak]:
+    """Stacks whose allocations outlive their step by more than PATIENCE steps, in two steps of three; the largest first."""
     of_steps = len(steps) - PATIENCE - 1  # the last step may be a part of one, and is not asked
-    if of_steps < _FEWEST:
-        return ()
+    if not enough(steps):
+        return []
     table = device.allocations
-    start, end, stack, size = (table[name].to_numpy() for name in ("start", "end", "stack", "bytes"))
+    start, end = table["start"].to_numpy(), table["end"].to_numpy()
     step = steps.of(start)
     left = (start != BEFORE) & (step >= 0) & (step < of_steps)
     left &= (end >= device.events) | (steps.of(end) > step + PATIENCE)
-    found = []
-    for number in np.unique(stack[left]):
-        mine = left & (stack == number)
-        per_step = np.bincount(step[mine], weights=size[mine], minlength=of_steps)
-        leaving = int(np.count_nonzero(per_step))
-        if leaving < max(_FEWEST, of_steps * 2 // 3):
-            continue
-        found.append(
-            Leak(
-                bytes_per_step=int(np.median(per_step[per_step > 0])),
-                allocations_per_step=round(float(mine.sum()) / leaving, 2),
-                steps=leaving,
-                of_steps=of_steps,
-                owner=OWNERS[int(np.bincount(owner[mine]).argmax())],
-                stack=int(number),
-            )
+    kept = table.select("stack", "bytes").with_columns(step=step, owner=owner).filter(pl.Series(left))
+    by_step = kept.group_by("stack", "step").agg(pl.col("bytes").sum(), pl.len(), pl.col("owner").mode().min())
+    by_stack = by_step.group_by("stack").agg(
+        pl.col("bytes").median(), pl.col("len").mean(), pl.col("owner").mode().min(), steps=pl.len()
+    )
+    found = by_stack.filter(pl.col("steps") >= max(_FEWEST, of_steps * 2 // 3)).sort(
+        "bytes", "stack", descending=[True, False]
+    )
+    return [
+        Leak(
+            stack=stack,
+            owner=OWNERS[whose],
+            bytes_per_step=int(size),
+            allocations_per_step=count,
+            steps=n,
+            of_steps=of_steps,
         )
-    return tuple(sorted(found, key=lambda leak: -leak.bytes_per_step)[:_MOST])
+        for stack, size, count, whose, n in found.head(_MOST).iter_rows()
+    ]
+
+
+def enough(steps: Steps) -> bool:
+    """Whether there are steps enough to tell a leak from what is freed late."""
+    return len(steps) - PATIENCE - 1 >= _FEWEST
+
+
+def per_step(start_bytes: npt.NDArray[np.int64]) -> int | None:
+    """By how much a step begins higher than the one before: the median, the first left out, which makes optimizer state.
+
+    >>> per_step(np.array([10, 30, 31, 32, 33]))
+    1
+    """
+    differences = np.diff(start_bytes)[1:]
+    return int(np.median(differences)) if len(differences) else None

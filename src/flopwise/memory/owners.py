@@ -22,8 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from flopwise import work
-from flopwise.memory.phases import NONE, B, D, F, L, O, Phases, R, S, stack_phases
-from flopwise.memory.snapshot import BEFORE, DeviceHistory, Snapshot
+from flopwise.memory.phases import NONE, B, D, F, L, O, Phases, R, S
+from flopwise.memory.snapshot import BEFORE, NO_STACK, DeviceHistory, Snapshot
 from flopwise.memory.steps import Steps
 
 OWNERS = (*work.OWNERS, work.UNKNOWN)
@@ -35,22 +35,23 @@ _CATEGORIES = {  # torch.profiler's words (profile_memory=True)
     "parameter": _PARAMETERS, "optimizer_state": _STATE, "input": _INPUTS, "temporary": _TEMPORARY,
     "activation": _ACTIVATIONS, "gradient": _GRADIENTS, "autograd_detail": _TEMPORARY,
 }  # fmt: skip
-_WORKSPACES = re.compile(
-    r"cublas\w*workspace|getnewworkspace|cudnn\w*workspace|allocateworkspace|getcudablas", re.IGNORECASE
-)
+_WORKSPACES = re.compile(r"cublas|cudablas|workspace", re.IGNORECASE)
 _ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)
 _SOFTMAX = re.compile(r"softmax", re.IGNORECASE)
 
 
-def owners(snapshot: Snapshot, device: DeviceHistory, phases: Phases, steps: Steps) -> npt.NDArray[np.int64]:
+def owners(
+    snapshot: Snapshot, device: DeviceHistory, by_stack: npt.NDArray[np.int64], phases: Phases, steps: Steps
+) -> npt.NDArray[np.int64]:
     """An index into OWNERS for every allocation of a device."""
     table, last = device.allocations, device.events
     start, end, stack = (table[name].to_numpy() for name in ("start", "end", "stack"))
     recorded, stays = start != BEFORE, end >= last
-    by_stack = stack_phases(snapshot)
     made = by_stack[stack]  # of what was there before, only a stack can tell
     made[recorded] = phases.own[start[recorded]]
-    same_run, same_pass = _shares(phases.run, start, end, last), _shares(phases.passes, start, end, last)
+    # A free with a stack that tells no phase is the program's own, outside every pass: `del`, or a name bound again.
+    outside = (phases.own == NONE) & (device.event_stacks != NO_STACK)
+    same_run, same_pass = (_shares(runs, start, end, outside) for runs in (phases.run, phases.passes))
     found = np.full(len(table), _UNKNOWN)
 
     found[(made == S) & _into_forward(phases, end, stays)] = _PARAMETERS
@@ -77,11 +78,14 @@ def _said(word: str) -> int:
 
 
 def _shares(
-    run: npt.NDArray[np.int64], start: npt.NDArray[np.int64], end: npt.NDArray[np.int64], last: int
+    run: npt.NDArray[np.int64],
+    start: npt.NDArray[np.int64],
+    end: npt.NDArray[np.int64],
+    outside: npt.NDArray[np.bool_],
 ) -> npt.NDArray[np.bool_]:
     """Whether an allocation ended in the run of events it began in; what is still there did not."""
-    found = (start != BEFORE) & (end < last)
-    found[found] = run[start[found]] == run[end[found]]
+    found = (start != BEFORE) & (end < len(run))
+    found[found] = (run[start[found]] == run[end[found]]) & ~outside[end[found]]
     return np.asarray(found)
 
 

@@ -58,17 +58,16 @@ class Phases:
         return np.asarray(_PASS[self.within], dtype=np.int64)
 
 
-def phases(snapshot: Snapshot, device: DeviceHistory) -> Phases:
-    """The phase of every event of a device."""
-    by_stack = stack_phases(snapshot)
+def phases(snapshot: Snapshot, device: DeviceHistory, by_stack: npt.NDArray[np.int64]) -> Phases:
+    """The phase of every event of a device; `by_stack` is what each stack tells of it."""
     own = np.array([_hinted(word) for word in snapshot.hints])[device.event_hints]
     own = np.where(own == NONE, by_stack[device.event_stacks], own)
     own = np.where(own == NONE, _ranged(device), own)
+    if (own != NONE).any() and (device.event_stacks != NO_STACK).any():
+        before, after = _carried(own), _carried(own[::-1])[::-1]
+        in_backward = np.isin(before, (F, L, B, R)) | ((before == NONE) & np.isin(after, (B, R, O)))
+        own = np.where((own == NONE) & _without_python(device) & in_backward, B, own)
     within = _carried(own)
-    if (by_stack == F).any() and not _stackless_frees(device):
-        stackless = (own == NONE) & (device.event_stacks == NO_STACK)
-        own = np.where(stackless & np.isin(within, (F, L, B, R)), B, own)
-        within = _carried(own)
     return Phases(own=own, within=within, run=_runs(within), passes=_runs(_PASS[within]))
 
 
@@ -134,11 +133,17 @@ def _innermost(
     return np.array(times), np.array(told)
 
 
-def _stackless_frees(device: DeviceHistory) -> bool:
-    """Whether stacks were not kept for frees, or at all: then an event without one says nothing."""
+def _without_python(device: DeviceHistory) -> npt.NDArray[np.bool_]:
+    """Events without a stack; frees among them only where frees have stacks at all (context='all')."""
+    none = device.event_stacks == NO_STACK
     ends = device.allocations["end"].to_numpy()
     ends = ends[ends < device.events]
-    return len(ends) == 0 or not (device.event_stacks[ends] != NO_STACK).any()
+    if not (device.event_stacks[ends] != NO_STACK).any():
+        starts = device.allocations["start"].to_numpy()
+        allocated = np.zeros(device.events, dtype=np.bool_)
+        allocated[starts[starts >= 0]] = True
+        none &= allocated
+    return np.asarray(none)
 
 
 def _carried(own: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

@@ -2,111 +2,21 @@
 
 from typing import Any
 
-import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from flopwise import work
-from flopwise.memory.growth import Growth, growth
+from flopwise.memory.answers import DeviceMemory, Failure, Growth, GrowthSource, Large, Line, MemoryReport, Moment
+from flopwise.memory.growth import enough, leaks, per_step
 from flopwise.memory.owners import OWNERS, owners
-from flopwise.memory.phases import NAMES, Phases, phases
-from flopwise.memory.snapshot import BEFORE, DeviceHistory, Frame, Snapshot
+from flopwise.memory.phases import NAMES, Phases, phases, stack_phases
+from flopwise.memory.snapshot import BEFORE, DeviceHistory, Snapshot
 from flopwise.memory.stacks import short
-from flopwise.memory.steps import phase_name, steps
+from flopwise.memory.steps import Steps, phase_name, steps
 from flopwise.memory.timeline import Timeline, alive, thinned, timeline
 
 LARGEST = 10
 POINTS = 2000  # of a timeline that is shown or exported
-
-
-class Moment(msgspec.Struct, frozen=True, kw_only=True):
-    """What is allocated, reserved, and neither, after an event."""
-
-    event: int  # BEFORE: before the first
-    time_us: int | None  # since the first event; None: the snapshot has no clock
-    phase: str
-    allocated_bytes: int
-    reserved_bytes: int
-    requested_bytes: int  # of the allocated: what the program asked for; the rest is rounding
-    owners: dict[str, int]
-
-    @property
-    def unused_bytes(self) -> int:
-        """Reserved and not allocated: cached or fragmented."""
-        return self.reserved_bytes - self.allocated_bytes
-
-
-class Large(msgspec.Struct, frozen=True, kw_only=True):
-    """One of the largest allocations at the peak, or several alike."""
-
-    bytes: int  # of one
-    count: int  # allocations of this size, owner and stack
-    requested_bytes: int
-    owner: str
-    phase: str
-    stack: str  # the user's own frames
-    frames: tuple[Frame, ...] = ()  # all of them, when asked for
-
-
-class LeakSeen(msgspec.Struct, frozen=True, kw_only=True):
-    """A leak with its stack in words."""
-
-    bytes_per_step: int
-    allocations_per_step: float
-    steps: int
-    of_steps: int
-    owner: str
-    stack: str
-    frames: tuple[Frame, ...] = ()
-
-
-class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """A request that could not be met."""
-
-    time_us: int | None
-    asked_bytes: int
-    device_free_bytes: int | None
-    allocated_bytes: int
-    reserved_bytes: int
-    owners: dict[str, int]
-    stack: str
-    frames: tuple[Frame, ...] = ()
-
-
-class Line(msgspec.Struct, frozen=True, kw_only=True):
-    """The timeline thinned to its extremes, one entry per moment."""
-
-    event: tuple[int, ...]
-    time_us: tuple[int, ...] | None
-    phase: tuple[str, ...]
-    reserved_bytes: tuple[int, ...]
-    owners: dict[str, tuple[int, ...]]
-
-
-class DeviceMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """One device's answers."""
-
-    device: int
-    events: int
-    allocations: int
-    before_bytes: int  # allocated before the recording
-    known_share: float  # of the peak's bytes: those that have an owner
-    peak: Moment
-    peak_reserved_bytes: int
-    end: Moment
-    phases: dict[str, int]  # the most allocated in each
-    largest: tuple[Large, ...]
-    growth: Growth
-    leaks: tuple[LeakSeen, ...]
-    ooms: tuple[Failure, ...]
-    timeline: Line
-    notes: tuple[str, ...] = ()
-
-
-class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A snapshot's answers, device by device, the highest peak first."""
-
-    path: str
-    devices: tuple[DeviceMemory, ...]
 
 
 def report(snapshot: Snapshot, whole_stacks: bool = False) -> MemoryReport:
@@ -117,15 +27,16 @@ def report(snapshot: Snapshot, whole_stacks: bool = False) -> MemoryReport:
     >>> report(snapshot_of(raw)).devices[0].peak.owners
     {'unknown': 1024}
     """
-    found = [_device(snapshot, device, whole_stacks) for device in snapshot.devices]
+    by_stack = stack_phases(snapshot)
+    found = [_device(snapshot, device, by_stack, whole_stacks) for device in snapshot.devices]
     found.sort(key=lambda one: (-one.peak.allocated_bytes, one.device))
     return MemoryReport(path=snapshot.path, devices=tuple(found))
 
 
-def _device(snapshot: Snapshot, device: DeviceHistory, whole: bool) -> DeviceMemory:
-    when = phases(snapshot, device)
+def _device(snapshot: Snapshot, device: DeviceHistory, by_stack: npt.NDArray[np.int64], whole: bool) -> DeviceMemory:
+    when = phases(snapshot, device, by_stack)
     step = steps(device, when)
-    owner = owners(snapshot, device, when, step)
+    owner = owners(snapshot, device, by_stack, when, step)
     table = device.allocations
     line = timeline(table, owner, OWNERS, device.reserved_bytes)
     notes = device.notes
@@ -134,7 +45,6 @@ def _device(snapshot: Snapshot, device: DeviceHistory, whole: bool) -> DeviceMem
     said = _Words(snapshot, whole)
     before = table.filter(table["start"] == BEFORE)
     peak = _moment(device, line, when, line.peak)
-    grown = growth(device, step, line, owner)
     return DeviceMemory(
         device=device.device,
         events=device.events,
@@ -146,18 +56,7 @@ def _device(snapshot: Snapshot, device: DeviceHistory, whole: bool) -> DeviceMem
         end=_moment(device, line, when, device.events),
         phases=_phase_peaks(line, when),
         largest=_largest(device, when, owner, alive(table, line.peak), said),
-        growth=grown,
-        leaks=tuple(
-            LeakSeen(
-                bytes_per_step=leak.bytes_per_step,
-                allocations_per_step=leak.allocations_per_step,
-                steps=leak.steps,
-                of_steps=leak.of_steps,
-                owner=leak.owner,
-                **said(leak.stack),
-            )
-            for leak in grown.leaks
-        ),
+        growth=_growth(device, step, line, owner, said),
         ooms=_failures(device, line, said),
         timeline=_line(device, line, when),
         notes=notes,
@@ -201,16 +100,20 @@ def _phase_peaks(line: Timeline, when: Phases) -> dict[str, int]:
     }
 
 
-def _largest(device: DeviceHistory, when: Phases, owner: Any, there: Any, said: _Words) -> tuple[Large, ...]:
+def _largest(
+    device: DeviceHistory, when: Phases, owner: npt.NDArray[np.int64], there: npt.NDArray[np.bool_], said: _Words
+) -> tuple[Large, ...]:
     """The largest at the peak; those of one size, owner and stack are one row."""
     rows = np.flatnonzero(there)
     table = device.allocations
     start, size, asked, stack = (table[name].to_numpy() for name in ("start", "bytes", "requested_bytes", "stack"))
     kinds: dict[tuple[int, int, int], list[int]] = {}
+    smallest = 0
     for row in rows[np.argsort(-size[rows], kind="stable")].tolist():
-        kinds.setdefault((int(size[row]), int(owner[row]), int(stack[row])), []).append(row)
-        if len(kinds) > LARGEST:
+        if len(kinds) >= LARGEST and size[row] < smallest:
             break
+        smallest = size[row]
+        kinds.setdefault((int(size[row]), int(owner[row]), int(stack[row])), []).append(row)
     return tuple(
         Large(
             bytes=taken,
@@ -221,6 +124,29 @@ def _largest(device: DeviceHistory, when: Phases, owner: Any, there: Any, said: 
             **said(number),
         )
         for (taken, whose, number), alike in list(kinds.items())[:LARGEST]
+    )
+
+
+def _growth(device: DeviceHistory, step: Steps, line: Timeline, owner: npt.NDArray[np.int64], said: _Words) -> Growth:
+    at_starts = line.allocated_bytes[step.starts]
+    sources = (
+        GrowthSource(
+            bytes_per_step=leak.bytes_per_step,
+            allocations_per_step=round(leak.allocations_per_step, 2),
+            steps=leak.steps,
+            of_steps=leak.of_steps,
+            owner=leak.owner,
+            **said(leak.stack),
+        )
+        for leak in leaks(device, step, owner)
+    )
+    return Growth(
+        steps=len(step),
+        found_by=step.found_by,
+        start_bytes=tuple(at_starts.tolist()),
+        bytes_per_step=per_step(at_starts),
+        leaks_sought=enough(step),
+        leaks=tuple(sources),
     )
 
 

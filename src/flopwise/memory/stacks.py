@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from flopwise.errors import one_line
 from flopwise.memory.rows import rows_of, wrong
 from flopwise.memory.snapshot import Frame
 
@@ -13,6 +14,7 @@ _FOREIGN_FILE = re.compile(
     r"|/lib/python3[^/]*/(?!site-packages|dist-packages)|^<|^\?\?|^$|^none$|\.(c|cc|cpp|cu|cuh|h|hpp|so)(\.\d+)*$"
     r"|runpy\.py$|importlib",
 )
+_WIDTH = 160  # of a stack as it is shown
 _CPP_NAME = re.compile(r"::|^_?Py[A-Z]\w*_|^c10|^at_|^__libc|^_start$|^clone3?$")
 
 
@@ -89,7 +91,7 @@ def short(stack: Sequence[Frame], most: int = 3) -> str:
     """
     chosen = [frame for frame in stack if is_users(frame)][:most]
     chosen = chosen or [frame for frame in stack if frame.name and not frame.name.startswith("??")][:1]
-    return " < ".join(_said(frame) for frame in chosen)
+    return one_line(" < ".join(_said(frame) for frame in chosen), _WIDTH)
 
 
 def _said(frame: Frame) -> str:

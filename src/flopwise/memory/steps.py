@@ -6,12 +6,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from flopwise.memory.phases import NAMES, B, F, L, O, Phases
+from flopwise.memory.phases import NAMES, NONE, B, F, L, O, Phases
 from flopwise.memory.snapshot import DeviceHistory
 
 _STEP_RANGE = re.compile(r"^(?:ProfilerStep#|flopwise\.step:)")
 _OPTIMIZER_RANGE = re.compile(r"^Optimizer\.step#")
 _FEWEST = 3  # repetitions that make a period
+_COVERED = 0.8  # of the recording, that a period must explain
 _EVEN = 0.05  # how much the events between two of them may differ
 
 
@@ -36,12 +37,15 @@ def steps(device: DeviceHistory, phases: Phases) -> Steps:
     if len(starts) > 1:
         return Steps(starts, "named step ranges")
     forward = np.isin(phases.own, (F, L))
-    for ending, how in ((O, "the optimizer"), (B, "forward after backward")):
-        if how != "the optimizer" and len(ends := _optimizer_ends(device)) > 1:
-            return Steps(ends, "the optimizer's ranges")
-        turns = _turns(forward, phases.own == ending)
-        if len(turns) > 1:
-            return Steps(turns, how)
+    by_optimizer, by_backward = _turns(forward, phases.own == O), _turns(forward, phases.own == B)
+    found = [
+        Steps(by_optimizer, "the optimizer"),
+        Steps(_optimizer_ends(device), "the optimizer's ranges"),
+        Steps(by_backward, "forward after backward"),
+    ]
+    if (phases.own != NONE).any():  # a period would only find the layers of one step
+        several = (one for one in found if len(one) > 1)
+        return next(several, next((one for one in found if len(one)), Steps(np.empty(0, np.int64), "")))
     turns = _recurring(device)
     return Steps(turns, "the period of the allocations" if len(turns) else "")
 
@@ -87,7 +91,8 @@ def _recurring(device: DeviceHistory) -> npt.NDArray[np.int64]:
         if len(group) < _FEWEST or gaps.max() - gaps.min() > _EVEN * gaps.mean():
             continue
         rank = (round(float(gaps.mean())), -int(group[0]))
-        if gaps.mean() > 1 and rank > best:
+        covered = (group[-1] - group[0] + gaps.mean()) / device.events
+        if gaps.mean() > 1 and covered > _COVERED and rank > best:
             best, found = rank, group
     return found
 
