@@ -30,18 +30,36 @@ SETUP = (frame(f"{SITE}/nn/modules/module.py", 1340, "convert"), frame(f"{SITE}/
          frame(f"{SITE}/nn/modules/module.py", 1355, "to"), *TRAIN)  # fmt: skip
 BATCH = (frame("/home/me/train.py", 20, "get_batch"), *TRAIN)
 LOSS = (frame(f"{SITE}/nn/functional.py", 3494, "cross_entropy"), *TRAIN)
-BACKWARD = (frame(f"{SITE}/autograd/graph.py", 841, "_engine_run_backward"), frame(f"{SITE}/_tensor.py", 648, "backward"), *TRAIN)
+BACKWARD = (
+    frame(f"{SITE}/autograd/graph.py", 841, "_engine_run_backward"),
+    frame(f"{SITE}/_tensor.py", 648, "backward"),
+    *TRAIN,
+)
 ENGINE = (frame("??", 0, "at::native::mm(at::Tensor const&)"), frame("??", 0, "torch::autograd::Engine::thread_main"))
 INIT_GROUP = (frame(f"{SITE}/optim/adamw.py", 151, "_init_group"), frame(f"{SITE}/optim/adamw.py", 231, "step"), *TRAIN)
-ADAMW = (frame(f"{SITE}/optim/adamw.py", 560, "_multi_tensor_adamw"), frame(f"{SITE}/optim/adamw.py", 243, "step"), *TRAIN)
+ADAMW = (
+    frame(f"{SITE}/optim/adamw.py", 560, "_multi_tensor_adamw"),
+    frame(f"{SITE}/optim/adamw.py", 243, "step"),
+    *TRAIN,
+)
 ZERO_GRAD = (frame(f"{SITE}/optim/optimizer.py", 1010, "zero_grad"), *TRAIN)
-RECOMPUTE = (frame(f"{SITE}/utils/checkpoint.py", 1130, "unpack_hook"), frame(f"{SITE}/utils/checkpoint.py", 1500, "recompute_fn"))
+RECOMPUTE = (
+    frame(f"{SITE}/utils/checkpoint.py", 1130, "unpack_hook"),
+    frame(f"{SITE}/utils/checkpoint.py", 1500, "recompute_fn"),
+)
 CUBLAS = (frame("??", 0, "at::cuda::getCurrentCUDABlasHandle()"), *TRAIN)
 
 
 def forward(block: int, line: int, *inner: dict[str, Any]) -> tuple[dict[str, Any], ...]:
     # One line of code runs for every block; deeper blocks do not have deeper stacks.
-    return (*inner, frame("/home/me/gpt.py", line, "forward"), *CALL, frame("/home/me/gpt.py", 200, "forward"), *CALL, *TRAIN)
+    return (
+        *inner,
+        frame("/home/me/gpt.py", line, "forward"),
+        *CALL,
+        frame("/home/me/gpt.py", 200, "forward"),
+        *CALL,
+        *TRAIN,
+    )
 
 
 LINEAR = (frame(f"{SITE}/nn/modules/linear.py", 134, "forward"), *CALL)
@@ -229,7 +247,9 @@ class Generator:
         kept: list[Piece] = []
         kept.append(self.alloc(3 * tokens, own, (*stack(block, 31, *LINEAR), *outer)))
         product = self.alloc(scores, "temporary", (*stack(block, 58), *outer))
-        kept.append(self.alloc(scores, "attention scores" if phase == "forward" else own, (*stack(block, 60, *SOFTMAX), *outer)))
+        kept.append(
+            self.alloc(scores, "attention scores" if phase == "forward" else own, (*stack(block, 60, *SOFTMAX), *outer))
+        )
         self.release(product, (*stack(block, 61), *outer))
         kept.append(self.alloc(4 * tokens, own, (*stack(block, 33, *LINEAR), *outer)))
         kept.append(self.alloc(tokens, own, (*stack(block, 34, *LINEAR), *outer)))
@@ -342,13 +362,16 @@ def truth(generator: Generator) -> Truth:
 
 
 def sized(events: int) -> dict[str, Any]:
-    """About that many events, with stacks as deep as a real program's: forty frames."""
-    deep = tuple(frame(f"/venv/lib/python3.11/site-packages/launcher/run{i}.py", 10 + i, f"call{i}") for i in range(28))
-    per_step = len(made(steps=3, blocks=24)[0]["device_traces"][0]) - len(made(steps=2, blocks=24)[0]["device_traces"][0])
-    raw, _ = made(steps=max(1, events // per_step), blocks=24, leak_bytes=4096)
-    for entry in raw["device_traces"][0]:
-        if entry.get("frames"):
-            entry["frames"] += deep
+    """About that many events with stacks as a real program's: some forty frames, thousands of different ones."""
+    deep = [frame(f"/venv/lib/python3.11/site-packages/launcher/run{i}.py", 10 + i, f"call{i}") for i in range(24)]
+    lines = [frame("/home/me/trainer.py", line, f"call{line}") for line in range(2000)]
+    per_step = len(made(steps=3, blocks=24)[0]["device_traces"][0]) - len(
+        made(steps=2, blocks=24)[0]["device_traces"][0]
+    )
+    raw, _ = made(steps=max(1, events // per_step), blocks=24, leak_bytes=4096, stacks="all")
+    for number, entry in enumerate(raw["device_traces"][0]):
+        if len(entry["frames"]) > 2:  # the engine's thread has no Python below it
+            entry["frames"] += [lines[number % per_step % 2000], *deep]
     return raw
 
 
