@@ -28,10 +28,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 GENERATOR = Path(__file__).parent.parent / "tests" / "memory" / "gen_snapshot.py"
-VERSIONS = (
-    "import json, platform, flopwise, numpy, polars; print(json.dumps([platform.python_version(), flopwise.__version__, \
-numpy.__version__, polars.__version__]))"
-)
+VERSIONS = """
+import json, platform, flopwise, numpy, polars
+print(json.dumps([platform.python_version(), flopwise.__version__, numpy.__version__, polars.__version__]))
+"""
 
 
 @dataclass(frozen=True)

@@ -247,9 +247,7 @@ class Generator:
         kept: list[Piece] = []
         kept.append(self.alloc(3 * tokens, own, (*stack(block, 31, *LINEAR), *outer)))
         product = self.alloc(scores, "temporary", (*stack(block, 58), *outer))
-        kept.append(
-            self.alloc(scores, "attention scores" if phase == "forward" else own, (*stack(block, 60, *SOFTMAX), *outer))
-        )
+        kept.append(self.alloc(scores, "attention scores", (*stack(block, 60, *SOFTMAX), *outer)))
         self.release(product, (*stack(block, 61), *outer))
         kept.append(self.alloc(4 * tokens, own, (*stack(block, 33, *LINEAR), *outer)))
         kept.append(self.alloc(tokens, own, (*stack(block, 34, *LINEAR), *outer)))

@@ -114,8 +114,9 @@ def test_bad_input_is_one_line_and_exit_code_2(kind, run, tmp_path):
 
 
 def test_a_device_that_is_not_there(files, run):
-    code, _, err = run(files / "leak.pickle", "--device", "3")
-    assert (code, "it has: 0" in err) == (2, True)
+    code, _, err = run(files / "leak.pickle", "--device", "cuda:3")
+    assert (code, "it has: cuda:0" in err) == (2, True)
+    assert run(files / "leak.pickle", "--device", "cuda:0")[0] == 0
 
 
 def test_the_verb_can_be_called_though_the_room_has_its_name(files):

@@ -11,11 +11,11 @@ from flopwise.cli.output import chosen, show
 @click.command("memory")
 @click.argument("snapshot")
 @click.option(
-    "--device", type=int, metavar="N", help="Which GPU of the snapshot; without it, the one with the highest peak."
+    "--device", metavar="cuda:N", help="Which GPU of the snapshot; without it, the one with the highest peak."
 )
 @click.option("--stacks", is_flag=True, help="Whole stacks in JSON, not only your own frames.")
 @output_options
-def command(snapshot: str, device: int | None, stacks: bool, form: str | None, output: str | None) -> None:
+def command(snapshot: str, device: str | None, stacks: bool, form: str | None, output: str | None) -> None:
     """Say who holds the memory at the peak and over time, the largest allocations with their stacks, and what leaks.
 
     Example: flopwise memory snapshot.pickle
@@ -30,7 +30,7 @@ def command(snapshot: str, device: int | None, stacks: bool, form: str | None, o
     from flopwise.render.memory_view import memory_view, of_device, timeline_chart
     from flopwise.verbs.memory import memory
 
-    found = of_device(memory(snapshot, whole_stacks=stacks), device)
+    found = of_device(memory(snapshot, stacks=stacks), device)
     if drawn and output is not None:
         from flopwise.render.charts import save
 

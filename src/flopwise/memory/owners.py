@@ -8,7 +8,7 @@
     loss                     –                                       logits
     backward                 beyond the backward pass                gradients
     backward                 within it                               temporary
-    recomputation            beyond it                               activations, else temporary
+    recomputation            beyond it                               activations, else temporary; of attention: as in forward
     optimizer                beyond the next step's start            optimizer state, else temporary
     cuBLAS and its kin       –                                       workspace
     outside every phase      from before a forward to its step's end inputs
@@ -58,9 +58,9 @@ def owners(
     found[(made == S) & (found == _UNKNOWN)] = _TEMPORARY
     found[made == D] = _INPUTS
     found[made == F] = np.where(same_pass, _TEMPORARY, _ACTIVATIONS)[made == F]
-    found[(made == F) & _mentions_scores(snapshot)[stack]] = _SCORES
     found[made == L] = _LOGITS
     found[made == R] = np.where(same_run, _TEMPORARY, _ACTIVATIONS)[made == R]
+    found[np.isin(made, (F, R)) & _mentions_scores(snapshot)[stack]] = _SCORES
     found[made == B] = np.where(same_pass, _TEMPORARY, _GRADIENTS)[made == B]
     long_lived = stays | (steps.of(end) > steps.of(start)) if len(steps) else stays | ~same_pass
     found[made == O] = np.where(long_lived & ~same_pass, _STATE, _TEMPORARY)[made == O]

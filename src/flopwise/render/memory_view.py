@@ -25,16 +25,15 @@ def memory_view(report: MemoryReport) -> View:
     return tables, document("memory", **_content(report))
 
 
-def of_device(report: MemoryReport, device: int | None) -> MemoryReport:
-    """The report with one device first; None leaves the highest peak there."""
+def of_device(report: MemoryReport, device: str | None) -> MemoryReport:
+    """The report with one device (`cuda:1` or `1`) first; None leaves the highest peak there."""
     if device is None:
         return report
-    chosen = tuple(one for one in report.devices if one.device == device)
+    chosen = tuple(one for one in report.devices if str(one.device) == device.removeprefix("cuda:"))
     if not chosen:
-        there = ", ".join(str(one.device) for one in sorted(report.devices, key=lambda one: one.device))
-        raise FlopwiseError(f"the snapshot has nothing of device {device}", f"it has: {there}")
-    others = tuple(one for one in report.devices if one.device != device)
-    return MemoryReport(path=report.path, devices=chosen + others)
+        there = ", ".join(f"cuda:{one.device}" for one in sorted(report.devices, key=lambda one: one.device))
+        raise FlopwiseError(f"the snapshot has nothing of device '{device}'", f"it has: {there}")
+    return MemoryReport(path=report.path, devices=(*chosen, *(one for one in report.devices if one not in chosen)))
 
 
 def timeline_chart(report: MemoryReport) -> Any:

@@ -10,16 +10,16 @@ from flopwise.memory.report import report
 SUFFIXES = (".pickle", ".pkl", ".pickle.gz", ".pkl.gz")
 
 
-def memory(target: str | Path, *, whole_stacks: bool = False) -> MemoryReport:
-    """Answer for a snapshot that `torch.cuda.memory._dump_snapshot` wrote, plain or gzipped.
+def memory(target: str | Path, *, stacks: bool = False) -> MemoryReport:
+    """Answer for a snapshot that `torch.cuda.memory._dump_snapshot` wrote, plain or gzipped; `stacks`: with whole stacks.
 
     >>> flopwise.memory("snapshot.pickle").devices[0].peak.owners        # doctest: +SKIP
     {'parameters': 12884901888, 'activations': 9663676416, …}
     """
     path = Path(target).expanduser()
     if path.is_file() or path.name.lower().endswith(SUFFIXES):
-        return report(read_snapshot(path), whole_stacks)
-    return report(read_snapshot(_captured(str(target))), whole_stacks)
+        return report(read_snapshot(path), stacks)
+    return report(read_snapshot(_captured(str(target))), stacks)
 
 
 def _captured(workload: str) -> Path:
