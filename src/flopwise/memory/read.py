@@ -15,7 +15,7 @@ from flopwise.memory.history import Block, Events, allocations, reserved
 from flopwise.memory.rows import checked_sizes, column, integers, numbers, rows_of, sizes, wrong
 from flopwise.memory.snapshot import Annotation, DeviceHistory, OutOfMemory, Snapshot
 from flopwise.memory.stacks import StackTable
-from flopwise.memory.unpickle import read_pickle
+from flopwise.memory.unpickle import read_pickle, without_collector
 
 MOST_DEVICES = 1024
 _KNOWN = frozenset(
@@ -37,7 +37,8 @@ class _Hints:
 
 def read_snapshot(path: str | Path) -> Snapshot:
     """Read what `torch.cuda.memory._dump_snapshot` wrote, plain or gzipped."""
-    return snapshot_of(read_pickle(path), str(path))
+    with without_collector():
+        return snapshot_of(read_pickle(path), str(path))
 
 
 def snapshot_of(raw: Any, path: str = "") -> Snapshot:

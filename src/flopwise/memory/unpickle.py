@@ -9,6 +9,8 @@ import gzip
 import io
 import pickle
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -31,6 +33,18 @@ class _PlainUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError("it tries to load a persistent object")
 
 
+@contextmanager
+def without_collector() -> Iterator[None]:
+    """A million new containers and no garbage: without this, looking for garbage takes twice as long as the reading."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
 def read_pickle(path: str | Path, most_bytes: int = MOST_BYTES) -> Any:
     """What a pickle of plain data holds, gzipped or not; anything else is refused in one line."""
     path = Path(path)
@@ -47,20 +61,16 @@ def unpickled(pickled: bytes, name: str) -> Any:
     if not pickled or pickled[0] != _PROTO:
         raise FlopwiseError(f"{name} is not a memory snapshot: {_kind(pickled)}", HINT)
     check(pickled, name)
-    collecting = gc.isenabled()
-    gc.disable()  # a million new containers and no garbage: collections would take twice as long as the reading
     try:
         # Buffered, because only a stream that can peek is read in blocks where the pickle has no frames.
-        return _PlainUnpickler(io.BufferedReader(io.BytesIO(pickled), _CHUNK)).load()
+        with without_collector():
+            return _PlainUnpickler(io.BufferedReader(io.BytesIO(pickled), _CHUNK)).load()
     except EOFError:
         raise truncated(name) from None
     except MemoryError:
         raise FlopwiseError(f"{name} does not fit into this machine's memory", "record fewer events") from None
     except (pickle.UnpicklingError, ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
         raise FlopwiseError(f"{name} is damaged or not a snapshot: {error}", HINT) from None
-    finally:
-        if collecting:
-            gc.enable()
 
 
 def _content(path: Path, most_bytes: int) -> bytes:
