@@ -49,7 +49,7 @@ def test_bytes_changed_inserted_removed_and_cut():
     random.seed(5)
     whole = pickle.dumps(small(), protocol=4)
     answered = 0
-    for _ in range(3000):
+    for _ in range(2000):
         mutated = bytearray(whole)
         for _ in range(random.choice((1, 1, 2, 8))):
             at = random.randrange(2, len(mutated))
@@ -63,14 +63,14 @@ def test_bytes_changed_inserted_removed_and_cut():
                 case _:
                     del mutated[at : at + random.randrange(200)]
         answered += outcome(lambda content=bytes(mutated): snapshot_of(unpickled(content, "fuzzed"))) is not None
-    assert 100 < answered < 2900  # both happen, else the mutations test nothing
+    assert 100 < answered < 1900  # both happen, else the mutations test nothing
 
 
 def test_values_replaced_and_keys_removed():
     random.seed(6)
     whole = pickle.dumps(small())
     answered = 0
-    for _ in range(400):
+    for _ in range(250):
         raw = pickle.loads(whole)
         for _ in range(random.choice((1, 2))):
             holder = random.choice(places(raw))
@@ -82,7 +82,7 @@ def test_values_replaced_and_keys_removed():
             if not places(raw):
                 break
         answered += outcome(lambda raw=raw: snapshot_of(raw)) is not None
-    assert 40 < answered < 360
+    assert 25 < answered < 225
 
 
 def places(value):
