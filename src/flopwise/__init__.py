@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from flopwise.verbs.demo import demo
     from flopwise.verbs.doctor import doctor
     from flopwise.verbs.explain import explain
+    from flopwise.verbs.memory import memory
     from flopwise.verbs.profile import profile
     from flopwise.verbs.roofline import roofline
     from flopwise.verbs.sweep import sweep
@@ -33,6 +34,7 @@ _HOMES = {
     "demo": "flopwise.verbs.demo",
     "doctor": "flopwise.verbs.doctor",
     "explain": "flopwise.verbs.explain",
+    "memory": "flopwise.verbs.memory",
     "profile": "flopwise.verbs.profile",
     "roofline": "flopwise.verbs.roofline",
     "sweep": "flopwise.verbs.sweep",
@@ -49,6 +51,7 @@ __all__ = [
     "demo",
     "doctor",
     "explain",
+    "memory",
     "profile",
     "roofline",
     "sweep",

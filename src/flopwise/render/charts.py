@@ -16,6 +16,12 @@ COLOURS = (
     "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#000000", "#999999", "#7A5195",
     "#8C564B", "#17BECF", "#BCBD22", "#E377C2",
 )  # fmt: skip
+# Whose bytes: what stays at the bottom, what comes and goes above it.
+_OWNER_COLOURS = {
+    "parameters": "#0072B2", "buffers": "#6BAED6", "optimizer state": "#009E73", "gradients": "#E69F00",
+    "inputs": "#8C6D31", "activations": "#D55E00", "attention scores": "#CC79A7", "logits": "#F0E442",
+    "temporary": "#56B4E9", "workspace": "#666666", "unknown": "#BBBBBB",
+}  # fmt: skip
 _WIDTH, _HEIGHT, _DPI_SCALE = 640, 380, 2.0
 _HINT = "pip install 'flopwise[charts]'"
 
@@ -53,6 +59,56 @@ def roofline_chart(
     )
     layers = alt.layer(roof, label.encode(x=across, y=upwards, text="roof:N"), dots)
     return layers.properties(width=_WIDTH, height=_HEIGHT, title=title)
+
+
+def memory_chart(rows: Sequence[Mapping[str, Any]], owners: Sequence[str], unit: str, title: str) -> Any:
+    """Allocated bytes over time as areas stacked by owner, reserved bytes as a line above them, the phases as a strip below.
+
+    `rows`: moments with `at` (in `unit`), `reserved`, `phase` and one field for each owner.
+    """
+    alt = _altair()
+    name, size = _byte_unit(max(row["reserved"] for row in rows))
+    rows = [{key: v / size if key in owners or key == "reserved" else v for key, v in row.items()} for row in rows]
+    known = [owner for owner in _OWNER_COLOURS if owner in owners]
+    across = alt.X("at:Q", title=None).scale(domain=[rows[0]["at"], max(rows[-1]["at"], rows[0]["at"] + 1)], nice=False)
+    upwards = alt.Y("bytes:Q", title=f"allocated, {name}").stack("zero")
+    folded = alt.Chart(alt.Data(values=rows)).transform_fold(known, as_=["owner", "bytes"])
+    folded = folded.transform_calculate(order=f"indexof({json.dumps(known)}, datum.owner)")
+    colours = alt.Scale(domain=known, range=[_OWNER_COLOURS[owner] for owner in known])
+    areas = folded.mark_area(interpolate="step-after").encode(
+        x=across.axis(labels=False, ticks=False),
+        y=upwards,
+        color=alt.Color("owner:N", title="owner", scale=colours, sort=known),
+        order=alt.Order("order:Q"),
+        tooltip=["owner:N", alt.Tooltip("bytes:Q", title=name), "phase:N"],
+    )
+    line = alt.Chart(alt.Data(values=[{"at": row["at"], "reserved": row["reserved"]} for row in rows]))
+    line = line.mark_line(interpolate="step-after", color="#444444", strokeWidth=1, strokeDash=[4, 2])
+    reserved = line.encode(x=across, y=alt.Y("reserved:Q"))
+    strip = alt.Chart(alt.Data(values=_phase_spans(rows))).mark_rect()
+    strip = strip.encode(
+        x=across.title(f"time, {unit}" if unit != "event" else "event"),
+        x2="until:Q",
+        color=alt.Color("phase:N", title="phase").scale(scheme="pastel1"),
+        tooltip=["phase:N"],
+    )
+    top = alt.layer(areas, reserved).properties(width=_WIDTH, height=_HEIGHT, title=[title, "dashed: reserved"])
+    return alt.vconcat(top, strip.properties(width=_WIDTH, height=14), spacing=4).resolve_scale(color="independent")
+
+
+def _byte_unit(largest: int) -> tuple[str, int]:
+    return next(((name, 2**power) for name, power in (("GiB", 30), ("MiB", 20)) if largest >= 2**power), ("KiB", 2**10))
+
+
+def _phase_spans(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """From when to when each phase lasts; moments outside every phase have none."""
+    spans: list[dict[str, Any]] = []
+    for row in rows:
+        if spans:
+            spans[-1]["until"] = row["at"]
+        if not spans or spans[-1]["phase"] != row["phase"]:
+            spans.append({"at": row["at"], "until": row["at"], "phase": row["phase"]})
+    return [span for span in spans if span["phase"]]
 
 
 def save(chart: Any, path: str | Path) -> None:

@@ -1,0 +1,106 @@
+"""What is said of a snapshot: the record that is shown, written as JSON and drawn."""
+
+import msgspec
+
+from flopwise.memory.snapshot import Frame
+
+
+class Moment(msgspec.Struct, frozen=True, kw_only=True):
+    """What is allocated, reserved, and neither, after an event."""
+
+    event: int  # BEFORE: before the first
+    time_us: int | None  # since the first event; None: the snapshot has no clock
+    phase: str
+    allocated_bytes: int
+    reserved_bytes: int
+    requested_bytes: int  # of the allocated: what the program asked for; the rest is rounding
+    owners: dict[str, int]
+
+    @property
+    def unused_bytes(self) -> int:
+        """Reserved and not allocated: cached or fragmented."""
+        return self.reserved_bytes - self.allocated_bytes
+
+
+class Large(msgspec.Struct, frozen=True, kw_only=True):
+    """One of the largest allocations at the peak, or several alike."""
+
+    bytes: int  # of one
+    count: int  # allocations of this size, owner and stack
+    requested_bytes: int
+    owner: str
+    phase: str
+    stack: str  # the user's own frames
+    frames: tuple[Frame, ...] = ()  # all of them, when asked for
+
+
+class GrowthSource(msgspec.Struct, frozen=True, kw_only=True):
+    """A stack whose allocations every step makes and none frees: a leak."""
+
+    bytes_per_step: int
+    allocations_per_step: float
+    steps: int  # that left something, of `of_steps` that had the time to free it
+    of_steps: int
+    owner: str
+    stack: str
+    frames: tuple[Frame, ...] = ()
+
+
+class Growth(msgspec.Struct, frozen=True, kw_only=True):
+    """How much more is allocated when a step begins than when the one before it began."""
+
+    steps: int
+    found_by: str  # what told the steps apart; '' where none were found
+    start_bytes: tuple[int, ...]
+    bytes_per_step: int | None
+    leaks_sought: bool  # whether there were steps enough
+    leaks: tuple[GrowthSource, ...]
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """A request that could not be met."""
+
+    time_us: int | None
+    asked_bytes: int
+    device_free_bytes: int | None
+    allocated_bytes: int
+    reserved_bytes: int
+    owners: dict[str, int]
+    stack: str
+    frames: tuple[Frame, ...] = ()
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """The timeline thinned to its extremes, one entry per moment."""
+
+    event: tuple[int, ...]
+    time_us: tuple[int, ...] | None
+    phase: tuple[str, ...]
+    reserved_bytes: tuple[int, ...]
+    owners: dict[str, tuple[int, ...]]
+
+
+class DeviceMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """One device's answers."""
+
+    device: int
+    events: int
+    allocations: int
+    before_bytes: int  # allocated before the recording
+    known_share: float  # of the peak's bytes: those that have an owner
+    peak: Moment
+    peak_reserved_bytes: int
+    end: Moment
+    phases: dict[str, int]  # the most allocated in each
+    largest: tuple[Large, ...]
+    growth: Growth
+    ooms: tuple[Failure, ...]
+    timeline: Line
+    notes: tuple[str, ...] = ()
+
+
+class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A snapshot's answers, device by device, the highest peak first."""
+
+    path: str
+    devices: tuple[DeviceMemory, ...]

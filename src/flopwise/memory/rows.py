@@ -1,0 +1,89 @@
+"""Columns out of a snapshot's lists of dicts: nothing in them is believed before its type was looked at."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from flopwise.errors import FlopwiseError
+
+MOST_BYTES = 2**50  # of one allocation: a thousand times what any GPU has
+_HINT = "write snapshots with torch.cuda.memory._dump_snapshot('snapshot.pickle')"
+_REQUIRED = object()
+
+
+def wrong(where: str, what: str) -> FlopwiseError:
+    """The error for a snapshot that is not one."""
+    return FlopwiseError(f"not a memory snapshot: {where} {what}", _HINT)
+
+
+def rows_of(value: Any, where: str) -> list[dict[Any, Any]]:
+    """A list of dicts, or the error that it is none.
+
+    >>> rows_of([{"size": 1}], "blocks")
+    [{'size': 1}]
+    >>> rows_of([3], "blocks")
+    Traceback (most recent call last):
+    flopwise.errors.FlopwiseError: not a memory snapshot: blocks holds int, not dict
+    """
+    if type(value) is tuple:
+        value = list(value)
+    if type(value) is not list:
+        raise wrong(where, f"is {type(value).__name__}, not a list")
+    if others := set(map(type, value)) - {dict}:
+        raise wrong(where, f"holds {_names(others)}, not dict")
+    found: list[dict[Any, Any]] = value
+    return found
+
+
+def column(rows: Sequence[dict[Any, Any]], key: str, kind: type, where: str, default: Any = _REQUIRED) -> list[Any]:
+    """One field of every row, all of one type; a default stands for what is missing, and may be None."""
+    if default is _REQUIRED:
+        try:
+            values = [row[key] for row in rows]
+        except KeyError:
+            raise wrong(where, f"has no '{key}'") from None
+    else:
+        values = [row.get(key, default) for row in rows]
+    allowed = {kind} if default is not None else {kind, type(None)}
+    if others := set(map(type, values)) - allowed:
+        raise wrong(f"'{key}' of {where}", f"is {_names(others)}, not {kind.__name__}")
+    return values
+
+
+def integers(rows: Sequence[dict[Any, Any]], key: str, where: str, default: Any = _REQUIRED) -> npt.NDArray[np.int64]:
+    """A column of whole numbers."""
+    return numbers(column(rows, key, int, where, default), f"'{key}' of {where}")
+
+
+def sizes(rows: Sequence[dict[Any, Any]], key: str, where: str) -> npt.NDArray[np.int64]:
+    """A column of bytes: none negative, none absurd, and their sum is a number."""
+    return checked_sizes(column(rows, key, int, where), f"'{key}' of {where}")
+
+
+def checked_sizes(values: Sequence[int], where: str) -> npt.NDArray[np.int64]:
+    """Bytes that can be added up.
+
+    >>> checked_sizes([512, -1], "'size' of blocks")
+    Traceback (most recent call last):
+    flopwise.errors.FlopwiseError: not a memory snapshot: 'size' of blocks holds -1 bytes
+    """
+    found = numbers(values, where)
+    if len(found) and (found.min() < 0 or found.max() > MOST_BYTES):
+        raise wrong(where, f"holds {found.min() if found.min() < 0 else found.max()} bytes")
+    if found.sum(dtype=np.float64) > 2.0**61:
+        raise wrong(where, "adds up to more than a number can hold")
+    return found
+
+
+def numbers(values: Sequence[int], where: str) -> npt.NDArray[np.int64]:
+    """Python's integers as 64-bit ones."""
+    try:
+        return np.array(values, dtype=np.int64)
+    except OverflowError:
+        raise wrong(where, "holds a number of more than 64 bits") from None
+
+
+def _names(kinds: set[type]) -> str:
+    return " or ".join(sorted(kind.__name__ for kind in kinds))

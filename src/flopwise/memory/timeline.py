@@ -1,0 +1,86 @@
+"""Allocated bytes over time, by owner.
+
+Moment j lies after event j - 1; moment 0 before the first. An allocation that starts with event s and ends with event e is
+there from moment s + 1 up to moment e.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """`by_owner_bytes[i, j]` are owner i's bytes at moment j; their sum over i is `allocated_bytes[j]`: the law."""
+
+    owners: tuple[str, ...]
+    by_owner_bytes: npt.NDArray[np.int64]
+    allocated_bytes: npt.NDArray[np.int64]
+    reserved_bytes: npt.NDArray[np.int64]
+
+    @property
+    def peak(self) -> int:
+        """The first moment at which most is allocated."""
+        return int(self.allocated_bytes.argmax())
+
+    def at(self, moment: int) -> dict[str, int]:
+        """What each owner has at a moment, the largest first, without those that have nothing."""
+        found = zip(self.owners, self.by_owner_bytes[:, moment].tolist(), strict=True)
+        return dict(sorted(((o, b) for o, b in found if b), key=lambda pair: -pair[1]))
+
+
+def timeline(
+    allocations: pl.DataFrame, owner: npt.NDArray[np.int64], owners: Sequence[str], reserved: npt.NDArray[np.int64]
+) -> Timeline:
+    """Add up; `owner` holds an index into `owners` for each allocation, `reserved` the bytes in segments at each moment.
+
+    >>> table = pl.DataFrame({"start": [-1, 0], "end": [2, 1], "bytes": [512, 1024]})
+    >>> found = timeline(table, np.array([0, 1]), ("parameters", "temporary"), np.array([2048, 2048, 2048]))
+    >>> found.allocated_bytes.tolist(), found.peak, found.at(1)
+    ([512, 1536, 512], 1, {'temporary': 1024, 'parameters': 512})
+    """
+    moments = len(reserved)
+    start, end, size = (allocations[name].to_numpy() for name in ("start", "end", "bytes"))
+    by_owner = np.empty((len(owners), moments), dtype=np.int64)
+    for i in range(len(owners)):
+        mine = owner == i
+        deltas = _added(start[mine] + 1, size[mine], moments + 1) - _added(end[mine] + 1, size[mine], moments + 1)
+        by_owner[i] = np.cumsum(deltas[:-1])
+    deltas = _added(start + 1, size, moments + 1) - _added(end + 1, size, moments + 1)
+    return Timeline(tuple(owners), by_owner, np.cumsum(deltas[:-1]), reserved)
+
+
+def _added(moments: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64], length: int) -> npt.NDArray[np.int64]:
+    """Bytes per moment; in integers, because np.bincount adds in floats, which lose bytes from 8 PiB on."""
+    total = np.zeros(length, dtype=np.int64)
+    np.add.at(total, moments, sizes)
+    return total
+
+
+def alive(allocations: pl.DataFrame, moment: int) -> npt.NDArray[np.bool_]:
+    """Which allocations are there at a moment."""
+    return np.asarray(
+        (allocations["start"].to_numpy() < moment) & (moment <= allocations["end"].to_numpy()), dtype=np.bool_
+    )
+
+
+def thinned(values: npt.NDArray[np.int64], most: int) -> npt.NDArray[np.int64]:
+    """At most `most` positions that keep the shape: of each equal stretch the smallest and the largest, the ends, the peak.
+
+    >>> thinned(np.array([5, 0, 9, 1, 1, 1, 1, 2]), 6).tolist()
+    [0, 1, 2, 4, 7]
+    """
+    n = len(values)
+    if n <= most:
+        return np.arange(n)
+    edges = np.linspace(0, n, max(1, (most - 2) // 2) + 1).astype(np.int64)
+    kept = {0, n - 1}
+    for low, high in pairwise(edges.tolist()):
+        if low < high:
+            part = values[low:high]
+            kept |= {low + int(part.argmin()), low + int(part.argmax())}
+    return np.array(sorted(kept))
