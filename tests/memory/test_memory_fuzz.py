@@ -51,10 +51,10 @@ def test_bytes_changed_inserted_removed_and_cut():
     answered = 0
     for _ in range(2000):
         mutated = bytearray(whole)
-        for _ in range(random.choice((1, 1, 2, 8))):
+        for _ in range(random.choice((1, 1, 1, 2, 8))):
             at = random.randrange(2, len(mutated))
-            match random.randrange(4):
-                case 0:
+            match random.randrange(6):  # mostly changes: what shifts the rest seldom stays a pickle
+                case 0 | 4 | 5:
                     mutated[at] = random.randrange(256)
                 case 1:
                     mutated.insert(at, random.randrange(256))
