@@ -184,17 +184,20 @@ class _Ask:
             mfu_measured=mfu(self.flops, seconds, peak) if seconds is not None and peak else None,
             time=time,
             mfu_predicted=mfu(self.flops, time.wall_ns / 1e9, peak) if time and peak else None,
-            training=self._training(peak),
+            training=self._training(one),
             inference=self._inference(one),
         )
 
-    def _training(self, peak: float | None) -> tuple[TrainingTime, ...]:
+    def _training(self, one: Gpu) -> tuple[TrainingTime, ...]:
+        """In the workload's precision, and in bf16, in which models are trained."""
         asked = self.asked
-        if asked.tokens is None or peak is None:
+        if asked.tokens is None:
             return ()
         counted = flops_per_token(self.spec, self.workload.context)
+        peaks = {dtype: peak for dtype in dict.fromkeys((self.dtype, "bf16")) if (peak := one.peak(dtype))}
         return tuple(
-            training_time(self.spec.parameters(), asked.tokens, asked.gpus, peak, asked.mfu, flops)
+            training_time(self.spec.parameters(), asked.tokens, asked.gpus, peak, asked.mfu, flops, dtype)
+            for dtype, peak in peaks.items()
             for flops in (None, counted)
         )
 

@@ -19,6 +19,7 @@ class TrainingTime(msgspec.Struct, frozen=True, kw_only=True):
     flops: float
     seconds: float
     rule: str  # how the FLOPs were counted
+    dtype: str = ""  # whose peak rate
 
     @property
     def days(self) -> float:
@@ -30,7 +31,13 @@ class TrainingTime(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def training_time(
-    parameters: float, tokens: float, gpus: int, peak_flops_s: float, mfu: float, flops_per_token: float | None = None
+    parameters: float,
+    tokens: float,
+    gpus: int,
+    peak_flops_s: float,
+    mfu: float,
+    flops_per_token: float | None = None,
+    dtype: str = "",
 ) -> TrainingTime:
     """Time for `tokens` at a given MFU; by the rule 6 · parameters · tokens unless the FLOPs of a token are given.
 
@@ -45,7 +52,7 @@ def training_time(
     flops = (6 * parameters if flops_per_token is None else flops_per_token) * tokens
     rule = "6 · parameters · tokens" if flops_per_token is None else "counted, attention included"
     seconds = flops / (peak_flops_s * mfu * gpus)
-    return TrainingTime(tokens=int(tokens), gpus=gpus, mfu=mfu, flops=flops, seconds=seconds, rule=rule)
+    return TrainingTime(tokens=int(tokens), gpus=gpus, mfu=mfu, flops=flops, seconds=seconds, rule=rule, dtype=dtype)
 
 
 def flops_per_token(spec: ModelSpec, context: int) -> float:

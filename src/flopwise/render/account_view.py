@@ -287,7 +287,8 @@ def _gpu_row(one: GpuAccount) -> dict[str, Any]:
 
 def _training(a: Account) -> Table:
     rows = tuple(
-        {"gpu": one.gpu.title, "gpus": t.gpus, "tokens": t.tokens, "mfu": t.mfu, "rule": t.rule, "flops": t.flops,
+        {"gpu": one.gpu.title, "gpus": t.gpus, "tokens": t.tokens, "mfu": t.mfu, "rule": t.rule, "dtype": t.dtype,
+         "flops": t.flops,
          "days": t.days, "gpu_hours": t.gpu_hours}
         for one in a.gpus
         for t in one.training
@@ -295,6 +296,7 @@ def _training(a: Account) -> Table:
     columns = (
         Column("gpu", "GPU", right=False),
         Column("rule", "FLOPs by", right=False),
+        Column("dtype", "in", right=False),
         Column("gpus", "GPUs"),
         Column("tokens", "tokens", units.count),
         Column("mfu", "MFU", _percent),
