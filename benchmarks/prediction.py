@@ -25,16 +25,17 @@ from flopwise.spec.gpu import Gpu, find_gpu
 from flopwise.spec.model import ModelSpec
 from flopwise.store import StoredRun
 from flopwise.verbs.account import find_ceilings
+from flopwise.verbs.dry_step import dry_run, needs_dry_run, step_cost
 
 RESULTS = Path(__file__).parent / "results" / "h200-2026-11"
 
 
-def model_points(runs: Iterable[Path]) -> list[Point]:
-    """Every measured step of the reference model, each workload once."""
+def measured(runs: Iterable[Path], models_alone: bool) -> list[Point]:
+    """Every measured step, each workload once."""
     found: dict[str, Point] = {}
     for run in runs:
         for point in StoredRun.load(run).points:
-            if point.memory and isinstance(point.trial.workload.subject, ModelSpec):
+            if point.memory and (isinstance(point.trial.workload.subject, ModelSpec) or not models_alone):
                 found.setdefault(point.trial.workload.label(), point)
     return list(found.values())
 
@@ -107,7 +108,8 @@ def _time_row(point: Point) -> dict[str, Any] | None:
     limits = find_ceilings(there) if there else None
     if limits is None or times is None or not times.gpu_ns:
         return None
-    told = step_time(w, account_step(w, there), limits)
+    step = step_cost(dry_run(w, there)) if needs_dry_run(w) else account_step(w, there)
+    told = step_time(w, step, limits)
     wall_ns, gpu_ns = statistics.median(times.wall_ns), statistics.median(times.gpu_ns)
     return {
         "workload": w.label(), "wall_ns": wall_ns, "predicted_ns": told.wall_ns, "error": told.wall_ns / wall_ns - 1,
@@ -135,9 +137,9 @@ def main() -> None:
     given = parser.parse_args()
     if not given.memory_closed_form and not given.time:
         parser.error("nothing asked for: --memory-closed-form, --time")
-    points = model_points(given.runs or sorted(path.parent for path in RESULTS.glob("*/points.jsonl")))
-    tables = memory_closed_form(points) if given.memory_closed_form else []
-    tables += [step_times(points)] if given.time else []
+    runs = given.runs or sorted(path.parent for path in RESULTS.glob("*/points.jsonl"))
+    tables = memory_closed_form(measured(runs, models_alone=True)) if given.memory_closed_form else []
+    tables += [step_times(measured(runs, models_alone=False))] if given.time else []
     for table in tables:
         print(markdown(table), "\n")
 

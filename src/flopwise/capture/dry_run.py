@@ -16,7 +16,7 @@ from flopwise.capture.dry.tape import ALLOC, FREE, Tape
 from flopwise.capture.dry_record import DryRun, LiveTensor
 from flopwise.spec.model import ModelSpec
 from flopwise.spec.workload import OpSpec, Workload
-from flopwise.work import GRADIENTS, OPTIMIZER_STATE, OWNERS, PARAMETERS
+from flopwise.work import GRADIENTS, OPTIMIZER_STATE, OWNERS, PARAMETERS, OpWork
 
 LARGEST = 20
 
@@ -39,7 +39,7 @@ def dry_run(workload: Workload, gpu: str = "hopper") -> DryRun:
         workload=workload.label(),
         architecture=chosen.name,
         torch=str(torch.__version__),
-        ops=tuple(tape.ops[n].work for n in played.ops),
+        ops=tuple(_without_tensors(tape.ops[n].work, workload) for n in played.ops),
         live={
             o: tuple(live.get(o, 0) for live in played.live) for o in OWNERS if any(o in live for live in played.live)
         },
@@ -90,6 +90,13 @@ def _as_it_is_run(workload: Workload) -> tuple[Workload, tuple[str, ...]]:
         notes.append("flex: taken as flash attention, which saves and computes the same")
     recipe = msgspec.structs.replace(workload.recipe, **changes)
     return msgspec.structs.replace(workload, recipe=recipe), tuple(notes)
+
+
+def _without_tensors(op: OpWork, workload: Workload) -> OpWork:
+    """Which tensors an op reads is kept only where nothing else tells: copied blocks have the numbers of the one copied."""
+    if isinstance(workload.subject, ModelSpec) and workload.implementation != "transformers":
+        return msgspec.structs.replace(op, reads=(), writes=())
+    return op
 
 
 def _shapes(workload: Workload) -> dict[str, Any]:

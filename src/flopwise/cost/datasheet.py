@@ -13,18 +13,18 @@ from flopwise.work import COPY, ELEMENTWISE, INDEX, LOSS, MEMORY, NORMALISATION,
 SHORTEST_KERNEL_NS = 1_500.0
 MATMUL_SHARE = 0.80  # where none is known for the chip
 TF32_SHARE = 0.82  # of that: TF32 loads twice the bytes that bf16 does for each multiply
-L2_SPEEDUP = 1.6  # of what was just written and still lies in half of the cache
+L2_SPEEDUP = 1.6  # of what was just written and still lies in the cache
 BANDWIDTH_SHARES = {
-    ELEMENTWISE: 0.80,
-    STRIDED: 0.42,
-    REDUCTION: 0.38,
-    SOFTMAX: 0.70,
+    ELEMENTWISE: 0.87,
+    STRIDED: 0.50,
+    REDUCTION: 0.45,
+    SOFTMAX: 0.75,
     NORMALISATION: 0.50,
-    COPY: 0.33,
-    INDEX: 0.33,
+    COPY: 0.40,
+    INDEX: 0.40,
     LOSS: 0.45,
-    MEMORY: 0.80,
-    OPTIMIZER: 0.75,
+    MEMORY: 0.87,
+    OPTIMIZER: 0.80,
 }
 # Of the tile model (cost/calibration.py): the best rate as a share of the peak, the area of half that rate, the start.
 TENSOR_TILES, VECTOR_TILES = (1.09, 2200.0, 1400.0, 0.08), (0.95, 1100.0, 9000.0, 0.23)
@@ -86,7 +86,7 @@ def _matmul(dtype: str, reached: float, processors: int) -> Matmul:
 def _curve(bytes_per_s: float, l2_bytes: int) -> Curve:
     """A start, then the bandwidth: that of the cache for small amounts, going over to the memory's."""
     amounts = [10.0**power * digit for power in range(4, 11) for digit in (1, 2, 5)]
-    cached = [min(1.0, l2_bytes / 2 / amount) if l2_bytes else 0.0 for amount in amounts]
+    cached = [max(0.0, 1 - amount / l2_bytes) if l2_bytes else 0.0 for amount in amounts]
     rates = [bytes_per_s * (1 + (L2_SPEEDUP - 1) * share) for share in cached]
     return Curve(
         amount=tuple(amounts),

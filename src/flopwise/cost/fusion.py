@@ -1,9 +1,10 @@
 """What a compiler makes of a step's operations: neighbours become one kernel, and what passes between them stays on chip.
 
-Matmuls and attention stay kernels of their own. Of the rest, two operations of a phase become one kernel if one reads what
-the other wrote, or both read the same tensor, and if no matmul lies on any path between them: that is what `level` tells,
-the number of changes between the two kinds on the longest path to an operation. A fused kernel reads what comes from
-outside, once, and writes what someone outside reads later.
+Matmuls and attention stay kernels of their own, and so does all of the optimizer, which is not part of the model's graph.
+Of the rest, two operations of a phase become one kernel if one reads what the other wrote, or both read the same tensor,
+and if no matmul lies on any path between them: that is what `level` tells, the number of changes between the two kinds on
+the longest path to an operation. A fused kernel reads what comes from outside, once, and writes what someone outside reads
+later.
 """
 
 import math
@@ -28,8 +29,9 @@ from flopwise.work import (
 )
 
 ALONE = (MATMUL, ATTENTION, OPTIMIZER, COMMUNICATION)
-# The class of a fused kernel: that of its most telling part.
-_TELLING = (LOSS, SOFTMAX, NORMALISATION, INDEX, REDUCTION, RANDOM, ELEMENTWISE, COPY, MEMORY, OTHER)
+# The class of a fused kernel: that of its most telling part. A row that is reduced on the way is still read once, in order,
+# and so goes like the elementwise work around it.
+_TELLING = (LOSS, SOFTMAX, NORMALISATION, ELEMENTWISE, REDUCTION, INDEX, RANDOM, COPY, MEMORY, OTHER)
 _LONGEST_ROW = 2**17
 
 
@@ -79,7 +81,8 @@ def _groups(ops: Sequence[OpWork], levels: Sequence[int]) -> "_Union":
 
 
 def _alone(op: OpWork) -> bool:
-    return op.kind in ALONE
+    """A library's kernel; and the optimizer's, which is not compiled with the model."""
+    return op.kind in ALONE or op.phase == "optimizer"
 
 
 def _same_loop(a: OpWork, b: OpWork) -> bool:

@@ -192,9 +192,22 @@ class Tracker(TorchDispatchMode):
             read_bytes=read,
             write_bytes=written,
             kernels=kernels,
+            strided=any(not t.is_contiguous() for t in inputs),
+            reads=self._numbered(inputs) if kernels else (),
+            writes=self._numbered(outputs) if kernels else (),
             shapes=() if fact.many else tuple(tuple(t.shape) for t in inputs),
         )
         return Op(work, many, lists)
+
+    def _numbered(self, tensors: list[Tensor]) -> tuple[tuple[int, int], ...]:
+        """(storage, bytes of it) of each tensor whose storage is known; of an expanded one, no more than there is."""
+        known = {t.untyped_storage()._cdata: t for t in tensors}
+        found = []
+        for address, t in known.items():
+            if address in self._live:
+                storage = self._live[address][0]
+                found.append((storage, min(t.numel() * t.element_size(), self.tape.storages[storage].nbytes)))
+        return tuple(found)
 
     def _many(self, fact: OpFacts, args: tuple[Any, ...], outputs: list[Tensor]) -> tuple[ManyTensors, ...]:
         """Position by position, what an op over lists of tensors reads and writes."""
