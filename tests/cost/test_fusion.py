@@ -67,7 +67,7 @@ def graphs(draw):
     return ops
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(graphs())
 def test_the_laws(step):
     fused = fuse(step)

@@ -59,7 +59,7 @@ def test_killed_at_random_moments_it_ends_with_the_same_table(tmp_path):
     assert [status for _, status, _ in expected] == [OK, OK, OOM, OK, OK, OK, OK, OK]
 
     rng = random.Random(7)
-    for _ in range(6):
+    for _ in range(4):
         process = subprocess.Popen(command(killed), env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
             process.wait(timeout=rng.uniform(2.0, 7.0))
@@ -68,7 +68,7 @@ def test_killed_at_random_moments_it_ends_with_the_same_table(tmp_path):
             process.wait()
     subprocess.run(command(killed), env=env, check=True, capture_output=True)
     assert table(killed) == expected
-    assert len(list((killed / "runs").iterdir())) <= 7  # one run was continued, unless it was complete
+    assert len(list((killed / "runs").iterdir())) <= 5  # one run was continued, unless it was complete
 
 
 def test_resuming_runs_only_what_is_missing(tmp_path):
