@@ -82,3 +82,14 @@ def test_a_step_is_predicted_from_them():
 def test_probes_that_tell_too_little_are_one_line():
     with pytest.raises(FlopwiseError, match="do not tell"):
         ceilings([], gpu="toy", processors=1, versions={})
+
+
+def test_many_products_at_once_take_what_each_takes_alone():
+    """The fit and the prediction are the same formula."""
+    from flopwise.cost.calibration import _times, _waves_and_work
+
+    shapes = np.array([*GRID, (48, 512, 64, 512), (1, 1, 1, 1)], dtype=float)
+    numbers = np.array([6.5e12, 3000.0, 1200.0, 0.1, 4000.0])
+    at_once = _times(*_waves_and_work(shapes, PROCESSORS), numbers)
+    alone = [matmul_ns(*(int(size) for size in shape), TRUE, PROCESSORS) for shape in shapes]
+    assert at_once == pytest.approx(alone)

@@ -99,10 +99,11 @@ def matmul(probes: Sequence[Probe], processors: int) -> Matmul:
     shapes = np.array([probe.shape for probe in probes], dtype=float)
     measured = np.log([probe.ns for probe in probes])
     seen = max(probe.amount / probe.ns for probe in probes) * 1e9
+    waves, work = _waves_and_work(shapes, processors)
     guess = np.array([seen / processors, 2000.0, 1500.0, 0.05, 3000.0])
 
     def error(numbers: Floats) -> float:
-        return float(np.mean((np.log(_times(shapes, numbers, processors)) - measured) ** 2))
+        return float(np.mean((np.log(_times(waves, work, numbers)) - measured) ** 2))
 
     now = error(guess)
     for _ in range(_ROUNDS):
@@ -123,16 +124,18 @@ def _rates_and_starts(best: float, half_area: float, start_ns: float, per_area: 
     return best * _AREAS / (_AREAS + half_area), start_ns + per_area * _AREAS
 
 
-def _times(shapes: Floats, numbers: Floats, processors: int) -> Floats:
+def _waves_and_work(shapes: Floats, processors: int) -> tuple[Floats, Floats]:
+    """By product, tile and split: how many waves there are, and the FLOPs of one tile."""
+    batch, m, n, k = (column[:, None, None] for column in shapes.T)
+    tile_m, tile_n = (np.array(side, dtype=float)[None, :, None] for side in zip(*TILES, strict=True))
+    split = np.array(SPLITS, dtype=float)[None, None, :]
+    waves = np.ceil(batch * split * np.ceil(m / tile_m) * np.ceil(n / tile_n) / processors)
+    return waves, 2 * tile_m * tile_n * k / split
+
+
+def _times(waves: Floats, work: Floats, numbers: Floats) -> Floats:
     """`roofline.matmul_ns` of many products at once."""
-    batch, m, n, k = shapes.T
     rates, starts = _rates_and_starts(*numbers[:4])
-    times = [
-        start
-        + np.ceil(batch * split * np.ceil(m / tile_m) * np.ceil(n / tile_n) / processors)
-        * (2e9 * tile_m * tile_n * k / split / rate)
-        + (split > 1) * numbers[4]
-        for (tile_m, tile_n), rate, start in zip(TILES, rates, starts, strict=True)
-        for split in SPLITS
-    ]
-    return np.asarray(np.min(times, axis=0), dtype=np.float64)
+    joined = np.array([(split > 1) * numbers[4] for split in SPLITS])
+    times = starts[None, :, None] + waves * work * (1e9 / rates)[None, :, None] + joined[None, None, :]
+    return np.asarray(times.min(axis=(1, 2)), dtype=np.float64)
