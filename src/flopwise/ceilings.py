@@ -2,6 +2,7 @@
 
 import math
 from bisect import bisect_right
+from itertools import pairwise
 
 import msgspec
 
@@ -18,6 +19,11 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
 
     amount: tuple[float, ...]  # ascending
     ns: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        rising = all(a < b for a, b in pairwise(self.amount))
+        if not self.amount or len(self.amount) != len(self.ns) or not rising or min(*self.amount, *self.ns) <= 0:
+            raise ValueError("a curve needs rising amounts and a time above zero for each")
 
     def at(self, amount: float) -> float:
         """The time for so much work; never less than the shortest kernel's."""
@@ -71,6 +77,22 @@ class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
     latency_ns: float  # from the launch call's return to the kernel's start
     graph_gap_ns: float  # between two kernels of a CUDA graph
     versions: dict[str, str] = {}  # of driver, torch, … where measured
+
+    def __post_init__(self) -> None:
+        if "fp32" not in self.matmul or not all(m.tiles and m.peak_flops > 0 for m in self.matmul.values()):
+            raise ValueError("ceilings need the rate of fp32 matmuls, and tiles")
+        if any(t.flops_per_s <= 0 or t.m < 1 or t.n < 1 for m in self.matmul.values() for t in m.tiles):
+            raise ValueError("a tile needs a size and a rate")
+        if self.processors < 1 or self.bandwidth_bytes_per_s <= 0:
+            raise ValueError("a machine has a processor and a bandwidth")
+        for name, table, needed in (
+            ("memory", self.memory, "elementwise"),
+            ("attention", self.attention, "fp32"),
+            ("attention_backward", self.attention_backward, "fp32"),
+            ("host", self.host, "forward"),
+        ):
+            if needed not in table:
+                raise ValueError(f"{name} needs '{needed}'")
 
     def curve(self, kind: str, strided: bool = False) -> Curve:
         """The curve of a class of kernels; `strided`: it cannot load neighbours together."""

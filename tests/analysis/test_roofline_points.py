@@ -53,3 +53,10 @@ def test_the_roof_bends():
     ridge = H200.matmul["bf16"].peak_flops / H200.bandwidth_bytes_per_s
     assert roof(ridge / 2, "bf16", H200) == pytest.approx(H200.matmul["bf16"].peak_flops / 2)
     assert roof(2 * ridge, "bf16", H200) == H200.matmul["bf16"].peak_flops
+
+
+def test_a_product_with_its_result_among_the_inputs_is_counted():
+    """A past bug: compiled code calls mm(out=…), and only square results were found."""
+    points = measured_points(read_trace(FIXTURES / "h200-small-bf16-compiled-2steps.kineto.json.gz"), H200)
+    assert sum(point.count for point in points) == 510
+    assert sum(p.flops * p.count for p in points) == pytest.approx(2 * 3 * 0.495e12, rel=0.01)  # all but attention

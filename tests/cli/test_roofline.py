@@ -64,3 +64,26 @@ def test_an_operation_and_a_step_of_ones_own_are_run_dry(run, target):
 def test_what_needs_a_spec_is_refused_for_them(run):
     code, _, err = run("account", "op:attention", "--gpu", "h200", "--tokens", "15T")
     assert (code, "own models" in err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "dtype"), [("half", 1024 * 1024 + 1024, "bf16"), ("nothing", 0, "fp32")]
+)
+def test_a_step_of_ones_own_is_counted_in_its_own_precision(run, tmp_path, monkeypatch, name, parameters, dtype):
+    (tmp_path / "own.py").write_text(
+        "import torch\n"
+        "def half(device):\n"
+        "    model = torch.nn.Linear(1024, 1024, device=device, dtype=torch.bfloat16)\n"
+        "    x = torch.zeros(128, 1024, device=device, dtype=torch.bfloat16)\n"
+        "    return lambda: model(x)\n"
+        "def nothing(device):\n"
+        "    return lambda: None\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    code, out, err = run("account", f"py:own:{name}", "--gpu", "h100", "--measured", "20us", "--format", "json")
+    assert code == 0, err
+    told = json.loads(out)
+    assert told["parameters"] == parameters
+    if parameters:
+        peak = {"bf16": 989.4e12}[dtype]
+        assert told["gpus"][0]["mfu_measured"] == pytest.approx(2 * 128 * 1024 * 1024 / 20e-6 / peak, rel=0.01)

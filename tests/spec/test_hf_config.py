@@ -228,3 +228,21 @@ def test_any_object_is_a_shape_or_one_line(config):
 def test_a_real_config_with_any_damage_is_a_shape_or_one_line(family, changes):
     with contextlib.suppress(FlopwiseError):
         from_config(FAMILIES[family] | changes)
+
+
+@pytest.mark.parametrize("field", ["num_local_experts", "num_experts", "vision_config", "quantization_config"])
+def test_what_no_spec_can_say_is_refused(field):
+    config = {
+        "model_type": "llama", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "vocab_size": 1000, field: {"a": 1} if field.endswith("config") else 8,
+    }  # fmt: skip
+    with pytest.raises(FlopwiseError, match=field):
+        from_config(config)
+
+
+def test_qwen3_has_heads_of_128_unless_it_says_otherwise():
+    config = {
+        "model_type": "qwen3", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 1000,
+    }  # fmt: skip
+    assert from_config(config).head_dim == 128

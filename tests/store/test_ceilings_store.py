@@ -1,5 +1,6 @@
 """Ceilings are kept whole or not at all, and a damaged file is one line."""
 
+import msgspec
 import pytest
 
 from flopwise.cost.datasheet import from_datasheet
@@ -31,3 +32,16 @@ def test_a_name_never_leaves_the_folder(tmp_path, monkeypatch):
     (tmp_path / "in").write_text("a file where the folder should be")
     with pytest.raises(FlopwiseError, match="cannot keep"):
         save_ceilings(from_datasheet(gpu("h200")))
+
+
+@pytest.mark.parametrize("field", ["matmul", "memory", "attention", "host", "processors"])
+def test_what_parses_but_says_nothing_is_one_line_too(tmp_path, monkeypatch, field):
+    monkeypatch.setenv("FLOPWISE_CEILINGS", str(tmp_path))
+    content = msgspec.to_builtins(from_datasheet(gpu("h200")))
+    content[field] = 0 if field == "processors" else {}
+    (tmp_path / "h200.json").write_bytes(msgspec.json.encode(content))
+    with pytest.raises(FlopwiseError, match="holds no ceilings"):
+        load_ceilings("h200")
+    (tmp_path / "a100.json").write_bytes(msgspec.json.encode(from_datasheet(gpu("h200"))))
+    with pytest.raises(FlopwiseError, match="those of h200"):
+        load_ceilings("a100")

@@ -14,6 +14,8 @@ import msgspec
 SOFTMAX_FORWARD = 5
 SOFTMAX_BACKWARD = 4
 LARGEST_SIZE = 1 << 40
+MATMULS = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"})
+_ADDING = frozenset({"aten::addmm", "aten::baddbmm"})
 
 Sizes = list[list[int]]
 
@@ -26,27 +28,41 @@ def op_flops(op: str, sizes: str) -> int | None:
     >>> op_flops("aten::_softmax", "[[4, 12, 512, 512], [], []]") == 5 * 4 * 12 * 512 * 512
     True
     """
-    count = _FLOPS.get(op)
-    if count is None:
-        return None
+    count, inputs = _FLOPS.get(op), input_sizes(sizes)
+    return None if count is None or inputs is None else count(inputs)
+
+
+def input_sizes(text: str) -> Sizes | None:
+    """The sizes of the inputs that have any; None for what is no such text, or beyond all reason."""
     try:
-        given = msgspec.json.decode(sizes, type=list[Any])
+        given = msgspec.json.decode(text, type=list[Any])
         inputs = msgspec.convert([size for size in given if size], type=Sizes)
     except (msgspec.DecodeError, msgspec.ValidationError, RecursionError):
         return None
-    if not all(0 < size < LARGEST_SIZE for dims in inputs for size in dims):
-        return None
-    return count(inputs)
+    return inputs if all(0 < size < LARGEST_SIZE for dims in inputs for size in dims) else None
 
 
-def _matmul(inputs: Sizes) -> int | None:
-    """The last two inputs are the factors: before them may stand what is added."""
-    if len(inputs) < 2:
+def factors(op: str, inputs: Sizes) -> tuple[list[int], list[int]] | None:
+    """The sizes of a product's two factors: `addmm` has what is added before them, `mm(out=…)` its result behind.
+
+    >>> factors("aten::mm", [[2048, 768], [768, 3072], [2048, 3072]])
+    ([2048, 768], [768, 3072])
+    """
+    first = 1 if op in _ADDING else 0
+    if len(inputs) < first + 2:
         return None
-    left, right = inputs[-2:]
+    left, right = inputs[first : first + 2]
     if len(left) < 2 or len(left) != len(right) or left[-1] != right[-2] or left[:-2] != right[:-2]:
         return None
-    return 2 * prod(left) * right[-1]
+    return left, right
+
+
+def _matmul(op: str) -> Callable[[Sizes], int | None]:
+    def count(inputs: Sizes) -> int | None:
+        found = factors(op, inputs)
+        return 2 * prod(found[0]) * found[1][-1] if found else None
+
+    return count
 
 
 def _softmax(per_element: int) -> Callable[[Sizes], int | None]:
@@ -54,13 +70,9 @@ def _softmax(per_element: int) -> Callable[[Sizes], int | None]:
 
 
 _FLOPS: dict[str, Callable[[Sizes], int | None]] = {
-    "aten::mm": _matmul,
-    "aten::addmm": _matmul,
-    "aten::bmm": _matmul,
-    "aten::baddbmm": _matmul,
+    **{op: _matmul(op) for op in sorted(MATMULS)},
     "aten::_softmax": _softmax(SOFTMAX_FORWARD),
     "aten::exp": _softmax(SOFTMAX_FORWARD),
     "aten::_softmax_backward_data": _softmax(SOFTMAX_BACKWARD),
 }
-MATMULS = frozenset(op for op, count in _FLOPS.items() if count is _matmul)
 SOFTMAXES = frozenset(_FLOPS) - MATMULS

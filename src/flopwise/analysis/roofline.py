@@ -6,7 +6,7 @@ from math import prod
 import msgspec
 import polars as pl
 
-from flopwise.analysis.op_flops import MATMULS, op_flops
+from flopwise.analysis.op_flops import MATMULS, factors, input_sizes
 from flopwise.ceilings import Ceilings
 from flopwise.cost.roofline import OpTime
 from flopwise.trace.attribute import attribute
@@ -119,12 +119,13 @@ def measured_points(trace: Trace, ceilings: Ceilings) -> list[RooflinePoint]:
 
 def _traced(row: dict[str, object], shapes: tuple[str, ...], ceilings: Ceilings) -> RooflinePoint | None:
     op, sizes = str(row["op"]), shapes[int(row["shape"])]  # type: ignore[call-overload]
-    flops = op_flops(op, sizes) if op in MATMULS else None
-    if flops is None:
+    pair = factors(op, input_sizes(sizes) or []) if op in MATMULS else None
+    if pair is None:
         return None
+    left, right = pair
+    flops = 2 * prod(left) * right[-1]
     told = matmul_precision(str(row["name"]))
     dtype = told.precision if told is not None and told.precision in ITEM_BYTES else "fp32"
-    left, right = [size for size in msgspec.json.decode(sizes) if size][-2:]
     elements = prod(left) + prod(right) + prod(left[:-1]) * right[-1]
     n_bytes = elements * ITEM_BYTES[dtype]
     return RooflinePoint(

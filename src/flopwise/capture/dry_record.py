@@ -36,6 +36,7 @@ class DryRun(msgspec.Struct, frozen=True, kw_only=True):
     moments: tuple[Footprint, ...]  # start of forward, end of forward, after backward, after optimizer: those there are
     memory: tuple[PhaseMemory, ...]  # phase by phase, as a measurement tells it
     largest: tuple[LiveTensor, ...]  # at the peak, largest first
+    parameters: int  # numbers; a shared one once
     parameters_bytes: int  # as asked for, without rounding
     gradients_bytes: int
     optimizer_bytes: int

@@ -1,5 +1,6 @@
 """The dry run: a step's ops, FLOPs, bytes and live memory by owner, on fake tensors. No GPU, no memory, no weights."""
 
+from math import prod
 from typing import Any
 
 import msgspec
@@ -48,6 +49,7 @@ def dry_run(workload: Workload, gpu: str = "hopper") -> DryRun:
         moments=tuple(played.moments),
         memory=tuple(played.memory),
         largest=_largest(tape, owner, played),
+        parameters=sum(prod(tape.storages[n].shape) for n, o in enumerate(owner) if o == PARAMETERS),
         parameters_bytes=_asked_for(tape, owner, PARAMETERS),
         gradients_bytes=_asked_for(tape, owner, GRADIENTS),
         optimizer_bytes=_asked_for(tape, owner, OPTIMIZER_STATE),

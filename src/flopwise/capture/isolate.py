@@ -44,7 +44,7 @@ from flopwise.spec.workload import Trial, Workload
 
 GRACE_S = 5.0  # between asking a process to stop and ending it
 CALIBRATE_S = 900.0
-DRY_S = 300.0  # a dry run; the deepest models of others take a minute
+DRY_S = 120.0  # a dry run; the deepest models of others take a minute
 START_S = 120.0  # importing torch from a cold disk
 
 OnEvent = Callable[[Event], None]

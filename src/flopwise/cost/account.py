@@ -1,6 +1,6 @@
 """A workload accounted for: what its step does and holds, and what that means on each GPU."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -14,9 +14,24 @@ from flopwise.cost.roofline import StepTime, predict
 from flopwise.cost.step import StepCost, account_step
 from flopwise.cost.summary import ParameterRow, WorkRow, by_module, name_note, parameters_by_module
 from flopwise.cost.training import TrainingTime, flops_per_token, training_time
-from flopwise.spec.gpu import Gpu
+from flopwise.spec.gpu import DTYPES, Gpu
 from flopwise.spec.model import ModelSpec
 from flopwise.spec.workload import Workload
+from flopwise.work import ATTENTION, OpWork
+
+_MORE_THAN_ELEMENTWISE = (
+    "rnn",
+    "lstm",
+    "gru",
+    "fft",
+    "linalg",
+    "svd",
+    "cholesky",
+    "solve",
+    "conv_tbc",
+    "cdist",
+    "bilinear",
+)
 
 
 class Questions(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,7 +111,7 @@ def account_for(
         measured_ns=asked.measured_ns,
         gpus=tuple(ask.on(one, step if one is gpus[0] else None) for one in gpus),
         inference=ask.inference,
-        notes=_notes(workload, spec),
+        notes=_notes(workload, spec, asked.optimizer_bits),
     )
 
 
@@ -111,8 +126,7 @@ def account_of_step(
     notes: tuple[str, ...] = (),
 ) -> Account:
     """The account of a step of which no spec is known, only what it does: what fits beside it cannot be told."""
-    flops, seconds = step.flops("forward", "loss", "backward", "optimizer"), (measured_ns or 0) / 1e9
-    dtype = workload.recipe.precision.removesuffix("-pure")
+    flops, seconds, dtype = _model_flops(step.ops), (measured_ns or 0) / 1e9, _matmul_dtype(step.ops)
     accounts = []
     for one in gpus:
         floor, peak = step_limit(step.ops, one), one.peak(dtype)
@@ -143,8 +157,29 @@ def account_of_step(
         optimizer_bits=32,
         measured_ns=measured_ns,
         gpus=tuple(accounts),
-        notes=notes,
+        notes=notes + _uncounted(step.ops),
     )
+
+
+def _model_flops(ops: Sequence[OpWork]) -> float:
+    """What the model asks for: fused attention computes its scores again going back, a fifth of its FLOPs there."""
+    again = sum(op.flops for op in ops if op.kind == ATTENTION and op.phase == "backward") / 5
+    return sum(op.flops for op in ops if op.phase != "recompute") - again
+
+
+def _matmul_dtype(ops: Sequence[OpWork]) -> str:
+    """The precision in which most of the FLOPs are done: whose peak is the one to reach."""
+    by_dtype: dict[str, int] = {}
+    for op in ops:
+        by_dtype[op.dtype] = by_dtype.get(op.dtype, 0) + op.flops
+    best = max(by_dtype, key=by_dtype.__getitem__, default="fp32")
+    return best if best in DTYPES else "fp32"
+
+
+def _uncounted(ops: Sequence[OpWork]) -> tuple[str, ...]:
+    """A note on operations that compute more than their elements, and of which nobody counts the FLOPs."""
+    names = sorted({op.op for op in ops if not op.flops and any(word in op.op for word in _MORE_THAN_ELEMENTWISE)})
+    return (f"the FLOPs of {', '.join(names)} are not counted: no formula is known for them here",) if names else ()
 
 
 def step_time(workload: Workload, step: StepCost, ceilings: Ceilings) -> StepTime:
@@ -209,10 +244,12 @@ class _Ask:
         return tuple(one for one in found if one is not None)
 
 
-def _notes(w: Workload, spec: ModelSpec) -> tuple[str, ...]:
+def _notes(w: Workload, spec: ModelSpec, bits: int) -> tuple[str, ...]:
     notes = [note for note in (name_note(spec),) if note]
     if w.implementation == "transformers":
         notes.append("counted for flopwise's own model of this shape, not for transformers' code")
+    if bits != 32 and w.phase == "train":
+        notes.append(f"{bits}-bit optimizer states are counted in memory; bytes moved and time are those of 32 bits")
     if w.recipe.compile != "off":
         notes.append(
             f"compile = '{w.recipe.compile}': ops, bytes and memory are eager PyTorch's, an upper limit; "

@@ -1,12 +1,12 @@
 """From probes to ceilings: curves through what was measured, and the tiles that explain the matmuls best."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flopwise.ceilings import MEASURED, Ceilings, Curve, HostCost, Matmul, Probe, Tile
-from flopwise.cost.roofline import SPLITS
+from flopwise.cost.roofline import NARROW, SPLITS, WIDE
 from flopwise.errors import FlopwiseError
 from flopwise.work import ELEMENTWISE
 
@@ -41,15 +41,24 @@ def ceilings(
         bandwidth_bytes_per_s=max(1e9 * p.amount / p.ns for p in by_what[ELEMENTWISE, ""]),
         matmul={dtype: matmul(some, processors) for (what, dtype), some in by_what.items() if what == "matmul"},
         memory=memory,
-        attention={dtype: curve(some) for (what, dtype), some in by_what.items() if what == "attention"},
-        attention_backward={
-            dtype: curve(some) for (what, dtype), some in by_what.items() if what == "attention backward"
-        },
+        attention=_attention("attention", by_what),
+        attention_backward=_attention("attention backward", by_what),
         host=_host(probes) if asynchronous else {"forward": HostCost(op_ns=0.0, view_ns=0.0, kernel_ns=0.0)},
         latency_ns=one.get("latency", 0.0),
         graph_gap_ns=one.get("graph gap", 0.0),
         versions=versions,
     )
+
+
+def _attention(what: str, by_what: Mapping[tuple[str, str], Sequence[Probe]]) -> dict[str, Curve]:
+    """By precision; heads wider than 64 do twice as much for each score, and have curves of their own."""
+    found: dict[str, Curve] = {}
+    for (name, dtype), some in by_what.items():
+        if name == what:
+            for key, wide in ((dtype, False), (f"{dtype}{WIDE}", True)):
+                alike = [probe for probe in some if (bool(probe.shape) and probe.shape[-1] > NARROW) == wide]
+                found |= {key: curve(alike)} if alike else {}
+    return found
 
 
 def _host(probes: Sequence[Probe]) -> dict[str, HostCost]:
@@ -73,9 +82,11 @@ def curve(probes: Sequence[Probe]) -> Curve:
     >>> curve([Probe(what="softmax", amount=a, ns=ns) for a, ns in ((1e6, 5.0), (1e5, 7.0), (1e7, 50.0))]).ns
     (7.0, 7.0, 50.0)
     """
-    ordered = sorted(probes, key=lambda probe: probe.amount)
-    rising = np.maximum.accumulate([probe.ns for probe in ordered])
-    return Curve(amount=tuple(probe.amount for probe in ordered), ns=tuple(float(ns) for ns in rising))
+    by_amount: dict[float, list[float]] = {}
+    for probe in sorted(probes, key=lambda probe: probe.amount):
+        by_amount.setdefault(probe.amount, []).append(probe.ns)
+    rising = np.maximum.accumulate([float(np.median(ns)) for ns in by_amount.values()])
+    return Curve(amount=tuple(by_amount), ns=tuple(float(ns) for ns in rising))
 
 
 def tiles(best: float, half_area: float, start_ns: float, start_ns_per_area: float) -> tuple[Tile, ...]:

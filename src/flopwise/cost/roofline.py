@@ -10,11 +10,12 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from flopwise.ceilings import Ceilings, Matmul
+from flopwise.ceilings import Ceilings, Curve, Matmul
 from flopwise.work import ATTENTION, MATMUL, OpWork
 
 COMPUTE, BANDWIDTH, LAUNCH = "compute", "bandwidth", "launch"
 SPLITS = (1, 2, 4, 8, 16)  # a product with few tiles and a long inner dimension is split along it
+NARROW, WIDE = 64, ", wide heads"  # up to so many numbers a head; the name of the curves for more
 NEAR = 0.9  # a GPU busy for less than this share of the step waits for its launches
 
 
@@ -90,12 +91,17 @@ def op_time(op: OpWork, ceilings: Ceilings) -> OpTime:
             limits = ceilings.matmul.get(op.dtype) or ceilings.matmul["fp32"]
             computing = matmul_ns(*matmul_shape(op), limits, ceilings.processors)
         else:
-            curves = ceilings.attention_backward if op.phase == "backward" else ceilings.attention
-            computing = (curves.get(op.dtype) or curves["fp32"]).at(op.flops)
+            computing = _attention_curve(op, ceilings).at(op.flops)
     if computing > moving:
         return OpTime(ns=computing, bound=COMPUTE)
     shortest = curve.ns[0] * op.kernels
     return OpTime(ns=moving, bound=BANDWIDTH if moving > 1.5 * shortest else LAUNCH)
+
+
+def _attention_curve(op: OpWork, ceilings: Ceilings) -> Curve:
+    curves = ceilings.attention_backward if op.phase == "backward" else ceilings.attention
+    wide = bool(op.shapes and op.shapes[0]) and op.shapes[0][-1] > NARROW
+    return (curves.get(f"{op.dtype}{WIDE}") if wide else None) or curves.get(op.dtype) or curves["fp32"]
 
 
 class _Queues:

@@ -16,6 +16,7 @@ from flopwise.work import ACTIVATIONS, GRADIENTS, INPUTS, LOGITS, SCORES, WORKSP
 
 _AUTOCAST = {"bf16": "bf16", "fp16": "fp16"}
 _MIB = 2**20
+DEEPEST = 1000  # layers; it takes half a minute
 
 
 class PhaseCost(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,6 +75,10 @@ def account_step(workload: Workload, gpu: Gpu | None = None, optimizer_bits: int
         )
     if optimizer_bits not in (8, 32):
         raise FlopwiseError(f"optimizer_bits = {optimizer_bits} is not allowed", "allowed: 8, 32")
+    if workload.subject.n_layers > DEEPEST:
+        raise FlopwiseError(
+            f"n_layers = {workload.subject.n_layers} is too deep to account for op by op", f"allowed: up to {DEEPEST}"
+        )
     return _Step(workload, gpu, optimizer_bits).run()
 
 

@@ -62,14 +62,8 @@ def by_module(ops: Iterable[OpWork]) -> tuple[WorkRow, ...]:
 
 def total_row(rows: Iterable[WorkRow]) -> WorkRow:
     """All rows in one."""
-    sums = [
-        sum(column)
-        for column in zip(
-            *((r.forward_flops, r.backward_flops, r.read_bytes, r.write_bytes, r.kernels) for r in rows), strict=True
-        )
-    ]
-    names = ("forward_flops", "backward_flops", "read_bytes", "write_bytes", "kernels")
-    return WorkRow(module="all", kind="", **dict(zip(names, sums, strict=True)))
+    names, some = ("forward_flops", "backward_flops", "read_bytes", "write_bytes", "kernels"), list(rows)
+    return WorkRow(module="all", kind="", **{name: sum(getattr(row, name) for row in some) for name in names})
 
 
 class ParameterRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -155,7 +155,7 @@ _GPUS = (
     _a100("a100-40", "A100 SXM 40 GB", 40, 1555, (r"a100-sxm\w*-40gb",)),
     _a100("a100-pcie", "A100 PCIe 80 GB", 80, 1935, (r"a100.*80gb.*pcie", r"a100-pcie-80gb")),
     _a100("a100-pcie-40", "A100 PCIe 40 GB", 40, 1555, (r"a100-pcie-40gb",)),
-    _hopper("h100", "H100 SXM 80 GB", 80, 3352, (), (r"h100 80gb hbm3", r"h100-sxm\w*", r"h100 sxm\w*"), 50),
+    _hopper("h100", "H100 SXM 80 GB", 80, 3352, (), (r"h100", r"h100 80gb hbm3", r"h100-sxm\w*", r"h100 sxm\w*"), 50),
     Gpu(
         name="h100-pcie", title="H100 PCIe 80 GB", peaks=_rates(51.2, 378, 756, 1513), memory_bytes=80 * _GB,
         bandwidth_bytes_s=2039 * _G, l2_bytes=50 * _MIB, sms=114, shared_bytes_per_sm=228 * _KIB,

@@ -52,6 +52,7 @@ def from_config(config: dict[str, Any], name: str = "hf", source: str = "config.
             f"{source}: model_type = {fields.show(family)} is not a family flopwise's own model can take the shape of",
             f"families read: {', '.join(_FAMILIES)}; for any other model use py:module:factory",
         )
+    _refuse_what_is_beyond(config, source)
     try:
         return _FAMILIES[family](_Config(config, source), name)
     except FlopwiseError as error:
@@ -101,6 +102,26 @@ class _Config:
         return self.whole("sliding_window", 0) if on and self.config.get("sliding_window") not in (None, 0) else 0
 
 
+# Fields that change what a model is, and that no spec here can say: better refused than counted wrongly.
+_BEYOND = {
+    "num_local_experts": "a mixture of experts",
+    "num_experts": "a mixture of experts",
+    "n_routed_experts": "a mixture of experts",
+    "vision_config": "a model with a vision part",
+    "audio_config": "a model with an audio part",
+    "quantization_config": "a quantised model",
+}
+
+
+def _refuse_what_is_beyond(config: dict[str, Any], source: str) -> None:
+    for field, what in _BEYOND.items():
+        if config.get(field) not in (None, 0, 1, {}, []):
+            raise FlopwiseError(
+                f"{source} describes {what} ({field}), which flopwise cannot account for",
+                "take the field out to count the rest as a plain decoder, or give your own step as py:module:factory",
+            )
+
+
 def _llama(config: _Config, name: str) -> ModelSpec:
     family = config.config["model_type"]
     n_heads = config.whole("num_attention_heads")
@@ -114,7 +135,7 @@ def _llama(config: _Config, name: str) -> ModelSpec:
         n_layers=config.whole("num_hidden_layers"),
         n_heads=n_heads,
         n_kv_heads=config.whole("num_key_value_heads", n_heads),
-        head_dim=config.whole("head_dim", 0),
+        head_dim=config.whole("head_dim", 128 if family == "qwen3" else 0),  # Qwen3's default, whatever the width
         vocab=config.whole("vocab_size"),
         norm_eps=config.real("rms_norm_eps", 1e-6),
         rope_theta=config.rope_theta(),

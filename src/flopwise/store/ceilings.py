@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from flopwise.ceilings import Ceilings
-from flopwise.errors import FlopwiseError
+from flopwise.errors import FlopwiseError, one_line
 
 VARIABLE = "FLOPWISE_CEILINGS"  # another folder
 _LARGEST_BYTES = 4 << 20
@@ -22,6 +22,22 @@ def ceilings_folder() -> Path:
     return Path(cache).expanduser() / "flopwise" / "ceilings"
 
 
+def check_writable() -> None:
+    """Say before a minute of measuring that its result could not be kept."""
+    folder = ceilings_folder()
+    probe = folder / f".{os.getpid()}.partial"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe.write_bytes(b"")
+        probe.unlink()
+    except OSError as error:
+        raise _cannot_keep(folder, error) from None
+
+
+def _cannot_keep(folder: Path, error: OSError) -> FlopwiseError:
+    return FlopwiseError(f"cannot keep the ceilings in {folder}: {error.strerror}", f"set {VARIABLE} to another folder")
+
+
 def save_ceilings(ceilings: Ceilings) -> Path:
     """Keep a machine's ceilings; the ones it had before are replaced, whole or not at all."""
     target = _path(ceilings.gpu)
@@ -33,9 +49,7 @@ def save_ceilings(ceilings: Ceilings) -> Path:
     except OSError as error:
         with suppress(OSError):
             partial.unlink()
-        raise FlopwiseError(
-            f"cannot keep the ceilings in {target.parent}: {error.strerror}", f"set {VARIABLE} to another folder"
-        ) from None
+        raise _cannot_keep(target.parent, error) from None
     return target
 
 
@@ -45,7 +59,10 @@ def load_ceilings(gpu: str) -> Ceilings | None:
     try:
         if path.stat().st_size > _LARGEST_BYTES:
             raise ValueError("it is too large")
-        return msgspec.json.decode(path.read_bytes(), type=Ceilings)
+        found = msgspec.json.decode(path.read_bytes(), type=Ceilings)
+        if _path(found.gpu) != path:
+            raise ValueError(f"they are those of {one_line(found.gpu, 60)}")
+        return found
     except FileNotFoundError:
         return None
     except OSError as error:

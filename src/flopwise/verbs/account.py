@@ -7,13 +7,12 @@ from flopwise.ceilings import Ceilings
 from flopwise.cost.account import Account, Questions, account_for, account_of_step
 from flopwise.cost.datasheet import from_datasheet
 from flopwise.errors import FlopwiseError
+from flopwise.spec import fields
 from flopwise.spec.gpu import Gpu
 from flopwise.spec.gpu import gpu as gpu_named
 from flopwise.spec.workload import Workload, workload
 from flopwise.store.ceilings import load_ceilings
 from flopwise.verbs.dry_step import dry_run, needs_dry_run, step_cost
-
-ITEM_BYTES = {"bf16-pure": 2}  # of a parameter
 
 
 def account(
@@ -39,6 +38,7 @@ def account(
     """
     if inference and not isinstance(target, Workload) and options.get("phase") is None:
         options["phase"] = "forward"
+    fields.whole("gpus", gpus, 1, 100_000_000)
     asked_for = target if isinstance(target, Workload) else workload(target, **options)
     machines = _gpus(gpu)
     if not machines and (tokens is not None or measured_ns is not None):
@@ -62,9 +62,8 @@ def account(
     if len(machines) > 1:
         notes += (f"ops and memory are those of {machines[0].title}",)
     step = step_cost(run)
-    parameters = run.parameters_bytes // ITEM_BYTES.get(asked_for.recipe.precision, 4)
     return account_of_step(
-        asked_for, step, machines, known, parameters=parameters, measured_ns=measured_ns, notes=notes + run.notes
+        asked_for, step, machines, known, parameters=run.parameters, measured_ns=measured_ns, notes=notes + run.notes
     )
 
 

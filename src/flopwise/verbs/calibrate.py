@@ -5,7 +5,7 @@ from flopwise.ceilings import Ceilings
 from flopwise.cost.calibration import ceilings
 from flopwise.records import Environment
 from flopwise.spec.gpu import find_gpu
-from flopwise.store.ceilings import save_ceilings
+from flopwise.store.ceilings import check_writable, save_ceilings
 
 
 def calibrate(device: str = "auto", *, on_event: OnEvent = lambda event: None) -> Ceilings:
@@ -14,6 +14,7 @@ def calibrate(device: str = "auto", *, on_event: OnEvent = lambda event: None) -
     >>> flopwise.calibrate().bandwidth_bytes_per_s          # doctest: +SKIP
     4.1e12
     """
+    check_writable()
     with Worker() as worker:
         there, name = worker.surroundings(device)
         probes = worker.calibrate(name, on_event)
