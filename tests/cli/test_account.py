@@ -152,3 +152,24 @@ def test_the_api_has_the_same_verb():
 def test_it_needs_no_torch():
     code = "import sys, flopwise; flopwise.account('tiny', gpu='h100'); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
+def test_inference_fits_by_its_weights_and_its_cache(capsys):
+    """A past bug: weights in fp32 and their copies were counted, and the cache was not."""
+    words = ("llama3-70b", "--inference", "--precision", "bf16", "--gpu", "mi300x", "--context", "4096", "--batch", "1")
+    told = read(capsys, *words)
+    (one,) = told["gpus"]
+    weights, token = told["inference"]["weights_bytes"], told["inference"]["kv_cache_bytes_per_token"]
+    assert one["fits"]
+    assert weights <= one["peak_bytes"] < 1.1 * weights
+    assert one["largest_batch"] == (192 * 10**9 - weights) // token // 4096
+
+
+def test_a_number_of_gpus_below_one_is_refused(capsys):
+    code, _, err = run(capsys, "small", "--gpu", "h100", "--gpus", "-5")
+    assert (code, "gpus = -5" in err) == (2, True)
+
+
+def test_a_tower_of_layers_is_refused(capsys):
+    code, _, err = run(capsys, "tiny", "--set", "n_layers=100000")
+    assert (code, "too deep" in err) == (2, True)

@@ -207,12 +207,14 @@ class _Ask:
         per_parameter = fit.bytes_per_parameter(w.recipe, w.phase, bits)
         time = step_time(w, step, self.ceilings[one.name]) if one.name in self.ceilings else None
         seconds = None if self.asked.measured_ns is None else self.asked.measured_ns / 1e9
+        cache = self.inference.kv_cache_bytes if self.inference else 0
+        batch, context = self._largest(one, memory)
         return GpuAccount(
             gpu=one,
             step=step,
-            fits=None if memory is None else step.peak_bytes <= memory,
-            largest_batch=None if memory is None else fit.largest_batch(w, memory, one, bits),
-            largest_context=None if memory is None else fit.largest_context(w, memory, one, bits),
+            fits=None if memory is None else step.peak_bytes + cache <= memory,
+            largest_batch=batch,
+            largest_context=context,
             largest_model=None if memory is None else fit.largest_model(memory * self.asked.gpus, per_parameter),
             limit=floor,
             mfu_at_limit=mfu(self.flops, floor.seconds, peak) if floor and peak else None,
@@ -222,6 +224,17 @@ class _Ask:
             training=self._training(one),
             inference=self._inference(one),
         )
+
+    def _largest(self, one: Gpu, memory: int | None) -> tuple[int | None, int | None]:
+        """The largest batch and context: of a step; of inference, what weights and a full cache leave room for."""
+        w, bits = self.workload, self.asked.optimizer_bits
+        if memory is None:
+            return None, None
+        if self.inference is None:
+            return fit.largest_batch(w, memory, one, bits), fit.largest_context(w, memory, one, bits)
+        room = max(0, memory - self.inference.weights_bytes) // self.inference.kv_cache_bytes_per_token  # in tokens
+        longest = self.spec.max_context or room
+        return room // w.context, min(longest, room // w.batch)
 
     def _training(self, one: Gpu) -> tuple[TrainingTime, ...]:
         """In the workload's precision, and in bf16, in which models are trained."""

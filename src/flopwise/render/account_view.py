@@ -219,8 +219,9 @@ def _gpus(a: Account) -> Table:
         Column("mfu_measured", "MFU measured", _percent),
     )
     used = tuple(c for c in columns if any(row[c.key] is not None for row in rows))
+    room = "beside the weights and a full KV cache" if a.inference else "model: weights, gradients and state alone"
     notes = [
-        "largest batch with this context, largest context with this batch; model: weights, gradients and state alone",
+        *([f"largest batch with this context, largest context with this batch; {room}"] if a.spec else []),
         "least step time: op by op the datasheet's peak or bandwidth, whichever is slower; launches free, L2 unused",
         *(
             f"{one.gpu.title}: measured below the least time; was it another precision?"

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from flopwise.ceilings import Ceilings
 from flopwise.cost.account import Account, Questions, account_for, account_of_step
 from flopwise.cost.datasheet import from_datasheet
@@ -40,6 +42,10 @@ def account(
         options["phase"] = "forward"
     fields.whole("gpus", gpus, 1, 100_000_000)
     asked_for = target if isinstance(target, Workload) else workload(target, **options)
+    if inference and asked_for.recipe.precision in ("bf16", "fp16"):  # no copies in fp32 beside: nothing is trained
+        asked_for = msgspec.structs.replace(
+            asked_for, recipe=msgspec.structs.replace(asked_for.recipe, precision="bf16-pure")
+        )
     machines = _gpus(gpu)
     if not machines and (tokens is not None or measured_ns is not None):
         what = "days to train" if tokens is not None else "an MFU"

@@ -40,12 +40,12 @@ def roofline(
     run = _run(target, runs)
     if run is None:
         return _of_workload(workload(str(target), **options), gpu)
-    if any(point.trace_file for point in run.points):
+    if any(point.trace_file and point.environment and point.environment.gpu for point in run.points):
         return _of_trace(trace_of(run)[0], gpu)
     if not run.points:
         raise FlopwiseError(f"the run {run.header.id} has no points", "run flopwise bench or profile first")
     point = run.points[0]
-    there = point.environment.gpu.name if point.environment and point.environment.gpu else None
+    there = point.environment.gpu.name if point.environment and point.environment.gpu else "cpu"
     return _of_workload(point.trial.workload, gpu or there)
 
 
@@ -92,5 +92,8 @@ def _of_trace(path: Path, gpu: str | None) -> Roofline:
 def _limits(machine: Gpu) -> Ceilings:
     limits = find_ceilings(machine)
     if limits is None:
-        raise FlopwiseError(f"the ceilings of {machine.title} are not known", "run flopwise doctor --calibrate on it")
+        how = (
+            "flopwise doctor --calibrate --device cpu" if machine.name == "cpu" else "flopwise doctor --calibrate on it"
+        )
+        raise FlopwiseError(f"the ceilings of {machine.title} are not known", f"measure them: {how}")
     return limits
