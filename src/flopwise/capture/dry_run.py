@@ -18,7 +18,7 @@ from flopwise.spec.model import ModelSpec
 from flopwise.spec.workload import OpSpec, Workload
 from flopwise.work import GRADIENTS, OPTIMIZER_STATE, OWNERS, PARAMETERS, SAVED
 
-LARGEST = 20
+LARGEST = 2000  # tensors at the peak that are told: enough for every kind of a deep model's layers
 
 
 def dry_run(workload: Workload, gpu: str = "hopper") -> DryRun:
