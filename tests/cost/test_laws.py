@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from flopwise.cost import adamw
-from flopwise.cost.fit import peak_of, largest_batch, largest_context
+from flopwise.cost.fit import largest_batch, largest_context, peak_of
 from flopwise.cost.flops import model_flops
 from flopwise.cost.network import weight_shapes
 from flopwise.cost.step import account_step

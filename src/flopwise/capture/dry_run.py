@@ -11,7 +11,7 @@ from flopwise.capture.dry.cuda_ops import Attention
 from flopwise.capture.dry.extend import NotPeriodic, extend, shallow_depth
 from flopwise.capture.dry.fake_step import record, record_build
 from flopwise.capture.dry.owners import owners
-from flopwise.capture.dry.replay import PlainAllocator, Played, play
+from flopwise.capture.dry.replay import PlainAllocator, play
 from flopwise.capture.dry.tape import ALLOC, FREE, Tape
 from flopwise.capture.dry_record import DryRun, LiveTensor
 from flopwise.spec.model import ModelSpec

@@ -9,6 +9,7 @@ from typing import Any
 
 from flopwise.capture.dry.tape import ALLOC, HOST, OP, Event, Section, Tape
 from flopwise.capture.memory_record import OP as SAID_OP
+from flopwise.capture.memory_record import PHASE
 from flopwise.records import PhaseMemory
 
 _PAGE = 4096  # addresses are multiples of it
@@ -23,30 +24,29 @@ def address(number: int) -> int:
 class CpuHistory:
     """What moved memory in some sections of a tape, which are its last ones, and what was there before them."""
 
-    def __init__(
-        self, tape: Tape, owners: Sequence[str], times_us: Sequence[int], recorded: Sequence[Section]
-    ) -> None:
+    def __init__(self, tape: Tape, owners: Sequence[str], times_us: Sequence[int], recorded: Sequence[Section]) -> None:
         """`times_us`: of every event of the tape."""
         self.tape, self.owners = tape, owners
-        self.events: list[tuple[Event, int]] = []  # with the op that ran last
+        self.events: list[tuple[Event, str]] = []  # with the word for it: the op that ran last, else the phase
         self.times_us: list[int] = []
         self.before: set[int] = set()
         self.marks: list[tuple[int, str]] = []  # (position among `events`, the section that begins there)
-        at, last_op, clock = 0, 0, 0
+        at, clock = 0, 0
         sections = tape.sections()
         earlier = len(sections) - len(recorded)
         for place, section in enumerate(sections):
             if place >= earlier:
                 self.marks.append((len(self.events), section.name))
+            word = f"{PHASE}{section.name}"
             for event in section.events:
                 kind, number = event
                 if kind == OP:
-                    last_op = number
+                    word = f"{SAID_OP}{number}"
                 elif self._counts(number) and place < earlier:
                     (self.before.add if kind == ALLOC else self.before.discard)(number)
                 elif self._counts(number):
                     clock = max(clock + 1, times_us[at])  # strictly rising: an event's time tells which it is
-                    self.events.append((event, last_op))
+                    self.events.append((event, word))
                     self.times_us.append(clock)
                 at += 1
         self.after = set(self.before)
@@ -70,13 +70,13 @@ class CpuHistory:
         }
 
     def _entry(self, i: int, frames: Frames) -> dict[str, Any]:
-        (kind, number), last_op = self.events[i]
+        (kind, number), word = self.events[i]
         storage = self.tape.storages[number]
         entry = {"addr": address(number), "size": storage.nbytes, "stream": 0, "time_us": self.times_us[i]}
         if kind == ALLOC:
             said = f"{SAID_OP}{storage.op}"
             return {"action": "alloc", **entry, "frames": frames.get(number, []), "user_metadata": said}
-        return {"action": "free_completed", **entry, "frames": [], "user_metadata": f"{SAID_OP}{last_op}"}
+        return {"action": "free_completed", **entry, "frames": [], "user_metadata": word}
 
     def _segment(self, number: int, frames: Frames) -> dict[str, Any]:
         size = self.tape.storages[number].nbytes
@@ -95,7 +95,9 @@ class CpuHistory:
         if not self.marks or not self.events:
             return []
         last = self.times_us[-1] + 1
-        times = [self.times_us[at] if at < len(self.times_us) else last for at, name in self.marks if name == self._first()]
+        times = [
+            self.times_us[at] if at < len(self.times_us) else last for at, name in self.marks if name == self._first()
+        ]
         found = []
         for step, (start, end) in enumerate(zip(times, [*times[1:], last], strict=True)):
             name = f"flopwise.step:{step}"

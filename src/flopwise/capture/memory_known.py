@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from flopwise.capture.dry.modules import ModuleNames
+from flopwise.capture.dry.op_facts import DTYPES
 from flopwise.capture.dry.tape import HOST
 from flopwise.capture.memory_record import BEFORE, Knowledge, KnownOp, KnownTensor, Words
 from flopwise.capture.memory_watch import Recorder
@@ -14,7 +15,10 @@ def known(
 ) -> Knowledge:
     """What the recorder knows of the storages at these places (number -> event, address)."""
     tape, words = recorder.tape, Words()
-    tensors, ops = [], {n: KnownOp(words(op.work.op), words(op.work.module), words(op.work.phase)) for n, op in enumerate(tape.ops)}
+    tensors, ops = (
+        [],
+        {n: KnownOp(words(op.work.op), words(op.work.module), words(op.work.phase)) for n, op in enumerate(tape.ops)},
+    )
     built = {n for _, n in tape.build.events}
     for number, (event, address) in places.items():
         storage = tape.storages[number]
@@ -44,7 +48,10 @@ def known_parameters(names: ModuleNames) -> Knowledge:
     words = Words()
     none = words("")
     tensors = tuple(
-        KnownTensor(BEFORE, t.untyped_storage().data_ptr(), t.nbytes, words(owner), none, words(module), none, words(str(t.dtype)[6:]), none, tuple(t.shape))
+        KnownTensor(
+            event=BEFORE, address=t.untyped_storage().data_ptr(), bytes=t.nbytes, owner=words(owner), op=none,
+            module=words(module), phase=none, dtype=words(DTYPES.get(t.dtype, "")), saved_by=none, shape=tuple(t.shape),
+        )
         for owner, listed in ((PARAMETERS, names.parameters()), (BUFFERS, names.buffers()))
         for module, t in listed
     )  # fmt: skip

@@ -12,6 +12,7 @@ from flopwise.work import Footprint
 SCHEMA = 1
 BEFORE = -1  # the event of what was there before the first one that was recorded
 OP = "flopwise.op:"  # user metadata of an allocation: the number of the op that made it
+PHASE = "flopwise."  # of what no op did: the phase it happened in
 STACKS = ("python", "all", "off")
 MOST_BYTES = 2**30
 _HINT = "the file is damaged, or flopwise did not write it; record it again"

@@ -16,16 +16,16 @@ from flopwise.capture.build import build_step, resolve_device
 from flopwise.capture.dry.fake_step import no_collector
 from flopwise.capture.dry.modules import ModuleNames
 from flopwise.capture.dry.owners import owners
-from flopwise.capture.dry.tape import Section
+from flopwise.capture.dry.tape import ALLOC, Section
 from flopwise.capture.dry_run import known_shapes
 from flopwise.capture.environment import environment, gpu_uuid
 from flopwise.capture.events import Done, MemoryRequest, Ready, Recorded, Remembered, Surroundings, WarmupStep
 from flopwise.capture.memory_cpu import CpuHistory, address
-from flopwise.capture.memory_limit import free_bytes
 from flopwise.capture.memory_known import known, known_parameters
-from flopwise.capture.memory_record import Knowledge, knowledge_path, write_whole
+from flopwise.capture.memory_limit import free_bytes
+from flopwise.capture.memory_record import BEFORE, PHASE, Knowledge, knowledge_path, write_whole
 from flopwise.capture.memory_watch import Recorder
-from flopwise.capture.ranges import NUMBERED_STEP, PHASE
+from flopwise.capture.ranges import NUMBERED_STEP
 from flopwise.capture.step import Step, synchronise
 from flopwise.capture.trials import Emit, peak_rss_bytes, phase_memory, why
 from flopwise.errors import FlopwiseError, Unsupported
@@ -82,9 +82,8 @@ class _Session:
         self.workload, self.device, self.request = workload, device, request
         self.on_gpu, self.watched = device.type == "cuda", eager
         self.names = ModuleNames()
-        say = memory_cuda.say if self.on_gpu and memory_cuda.can_say() else None
-        self.recorder = Recorder(self.names, stacks=request.stacks != "off" and not self.on_gpu, say=say)
-        self.recorded: list[Section] = []  # the sections since `start`; before it, all but the building
+        self._say = memory_cuda.say if self.on_gpu and memory_cuda.can_say() else None
+        self.recorder = Recorder(self.names, stacks=request.stacks != "off" and not self.on_gpu, say=self._say)
         self.started = False
 
     @contextmanager
@@ -132,6 +131,8 @@ class _Session:
     def _section(self, name: str, sections: list[Section]) -> None:
         if self.watched:
             self.recorder.begin(name, sections)
+        if self._say is not None:
+            self._say(f"{PHASE}{name}")
 
     def write(self, steps: int, failed: dict[str, int] | None = None) -> tuple[PhaseMemory, ...]:
         """Write both files; the phases' figures where the recording is what tells them (the CPU)."""
@@ -139,15 +140,16 @@ class _Session:
         recorded = tape.steady if self.started else tape.first
         owner = owners(tape, **known_shapes(self.workload)) if self.watched else []
         free = failed["device_free"] if failed else None
+        memory: tuple[PhaseMemory, ...] = ()
         if self.on_gpu:
-            raw, memory = self._taken, ()
+            raw = self._taken
             found = self._known_on_gpu(raw, owner, recorded)
         else:
             history = CpuHistory(tape, owner, self.recorder.times_us, recorded)
             numbers = [*history.before, *(n for (_, n), _ in history.events)]
             raw = history.snapshot(self.recorder.frames(list(dict.fromkeys(numbers))), failed)
-            places = {n: (-1, address(n)) for n in history.before}
-            places |= {n: (i, address(n)) for i, ((kind, n), _) in enumerate(history.events) if kind == 0}
+            places = {n: (BEFORE, address(n)) for n in history.before}
+            places |= {n: (i, address(n)) for i, ((kind, n), _) in enumerate(history.events) if kind == ALLOC}
             found, memory = known(self.recorder, owner, places, exact=True), history.phases()
         found = msgspec.structs.replace(
             found, device=str(self.device), steps=steps, free_bytes=free, watched=self.watched
@@ -161,7 +163,7 @@ class _Session:
         if not self.watched:
             return known_parameters(self.names)
         recorder = self.recorder
-        made = {n for section in recorded for kind, n in section.events if kind == 0}
+        made = {n for section in recorded for kind, n in section.events if kind == ALLOC}
         there = {n: a for n, a in recorder.address.items() if n not in made and a}
         index = self.device.index or 0
         trace = raw["device_traces"][index] if index < len(raw["device_traces"]) else []

@@ -6,11 +6,11 @@ from typing import Any
 import msgspec
 
 from flopwise.cost.fit import peak_of
-from flopwise.cost.step import PhaseCost, account_step
+from flopwise.cost.step import PhaseCost, StepCost, account_step
 from flopwise.spec.gpu import Gpu
 from flopwise.spec.model import ModelSpec
 from flopwise.spec.workload import Workload
-from flopwise.work import GRADIENTS, TEMPORARY
+from flopwise.work import GRADIENTS, PARAMETERS, TEMPORARY, WORKSPACE
 
 ARITHMETIC, FROM_OWNERS = "closed form", "from the owners: this step cannot do it"
 
@@ -28,6 +28,8 @@ class LeverEffect(msgspec.Struct, frozen=True, kw_only=True):
 def memory_levers(workload: Workload, gpu: Gpu | None = None) -> tuple[LeverEffect, ...]:
     """Every lever that is not set, the largest saving first; nothing for a step that the closed form does not know.
 
+    On the CPU (the GPU called `cpu`) the figures are a GPU's without its workspaces.
+
     >>> from flopwise.spec.workload import workload
     >>> found = {effect.lever: effect for effect in memory_levers(workload("small", attention="naive", context=1024))}
     >>> found["--attention sdpa"].saved_bytes > 0
@@ -35,15 +37,18 @@ def memory_levers(workload: Workload, gpu: Gpu | None = None) -> tuple[LeverEffe
     """
     if not isinstance(workload.subject, ModelSpec) or workload.implementation != "flopwise":
         return ()
-    now = peak_of(workload, gpu)
-    found = []
+    on_cpu = gpu is not None and gpu.name == "cpu"
+    gpu = None if on_cpu else gpu
+    step = account_step(workload, gpu)
+    less = step.start.owners.get(WORKSPACE, 0) if on_cpu else 0
+    now, found = step.peak_bytes - less, []
     for lever, value in _untried(workload):
         recipe = msgspec.structs.replace(workload.recipe, **{lever: value})
-        then = peak_of(msgspec.structs.replace(workload, recipe=recipe), gpu)
+        then = peak_of(msgspec.structs.replace(workload, recipe=recipe), gpu) - less
         effect = LeverEffect(lever=f"--{lever} {value}", peak_bytes=then, saved_bytes=now - then, how=ARITHMETIC)
         found.append(effect)
     if workload.phase == "train":
-        found += _of_the_gradients(workload, gpu, now)
+        found += _of_the_gradients(workload, step, less)
     return tuple(sorted(found, key=lambda effect: -effect.saved_bytes))
 
 
@@ -74,26 +79,24 @@ def _untried(workload: Workload) -> list[tuple[str, Any]]:
     ]
 
 
-def _of_the_gradients(workload: Workload, gpu: Gpu | None, now: int) -> list[LeverEffect]:
+def _of_the_gradients(workload: Workload, step: StepCost, less: int) -> list[LeverEffect]:
     """Levers that the step does not have, told from whose bytes each phase's peak is.
 
     Set to none: this step does it; kept as zeros, all gradients would be there in forward and loss, too. In backward: the
     optimizer takes each gradient as it comes and drops it, so that there is one at a time, the largest at the worst, and the
     optimizer's temporaries are those of one parameter.
     """
-    # A deep model's phases are scaled from its own peak: the shares are what counts here.
-    step = account_step(workload, gpu)
-    parameters = step.start.owners.get("parameters", 0)
+    parameters, now = step.start.owners.get(PARAMETERS, 0), step.peak_bytes
     largest = largest_gradient_bytes(workload)
     gradients = step.after_backward.owners.get(GRADIENTS, 0) if step.after_backward else 0
     kept = max(phase.peak_bytes + gradients - phase.peak.owners.get(GRADIENTS, 0) for phase in step.phases)
     in_backward = max(_one_at_a_time(phase, largest, largest / max(parameters, 1)) for phase in step.phases)
     return [
         LeverEffect(
-            lever="optimizer in backward", peak_bytes=in_backward, saved_bytes=now - in_backward, how=FROM_OWNERS,
+            lever="optimizer in backward", peak_bytes=in_backward - less, saved_bytes=now - in_backward, how=FROM_OWNERS,
         ),
         LeverEffect(
-            lever="gradients kept as zeros, not set to none", peak_bytes=kept, saved_bytes=now - kept, how=FROM_OWNERS,
+            lever="gradients kept as zeros, not set to none", peak_bytes=kept - less, saved_bytes=now - kept, how=FROM_OWNERS,
             note="this step sets them to none",
         ),
     ]  # fmt: skip
@@ -117,5 +120,7 @@ def largest_gradient_bytes(workload: Workload) -> int:
     """
     spec = workload.subject
     assert isinstance(spec, ModelSpec)
-    widest = max(spec.vocab, spec.d_ff, spec.n_heads * spec.head_dim, spec.max_context if spec.positions == "learned" else 0)
+    widest = max(
+        spec.vocab, spec.d_ff, spec.n_heads * spec.head_dim, spec.max_context if spec.positions == "learned" else 0
+    )
     return spec.d_model * widest * (2 if workload.recipe.precision == "bf16-pure" else 4)

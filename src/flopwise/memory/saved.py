@@ -79,8 +79,7 @@ def named(workload: Workload, kept: Sequence[Saved]) -> tuple[Named, ...]:
 
 def _scores(workload: Workload, shape: tuple[int, ...], kept: Sequence[Saved]) -> Named:
     """Fused attention has no such matrix: then it is the one that naive attention would have."""
-    there = [x for x in kept if x.owner == SCORES]
-    largest = max(there, key=lambda x: x.bytes, default=None)
+    largest = max((x for x in kept if x.owner == SCORES), key=lambda x: x.bytes, default=None)
     half = {"bf16-pure": "bf16", "bf16": "bf16", "fp16": "fp16"}.get(workload.recipe.precision, "fp32")
     dtype = largest.dtype if largest is not None else half
     if largest is not None:
@@ -94,6 +93,6 @@ def _scores(workload: Workload, shape: tuple[int, ...], kept: Sequence[Saved]) -
         shape=shape,
         dtype=dtype,
         bytes=largest.bytes if largest is not None else math.prod(shape) * _ITEM_BYTES[dtype],
-        kept=len(there),
+        kept=sum(x.owner == SCORES and x.bytes == largest.bytes for x in kept) if largest is not None else 0,
         note=note,
     )

@@ -16,7 +16,8 @@ from flopwise.spec.gpu import Gpu
 from flopwise.spec.gpu import gpu as gpu_named
 from flopwise.spec.model import preset_names
 from flopwise.spec.workload import Workload, workload
-from flopwise.store import StoredRun, find, runs_root
+from flopwise.store import StoredRun, check_tag, find, runs_root
+from flopwise.store import tag as tag_run
 from flopwise.verbs.dry_step import architecture_of
 from flopwise.verbs.forecast import closed_form
 from flopwise.verbs.memory_run import capture, stored_report
@@ -36,6 +37,7 @@ def memory(
     predict: bool = False,
     gpu: str = "",
     timeout: float = 900.0,
+    tag: str = "",
     runs: str | Path | None = None,
     command: str = "",
     progress: Progress | None = None,
@@ -55,13 +57,19 @@ def memory(
     if asked_for is not None and predict:
         return _predicted(asked_for, gpu_named(gpu) if gpu else None)
     if predict or gpu:
-        what = "gpu is for a prediction" if gpu and not predict else f"'{target}' is no workload, so nothing is predicted"
+        what = (
+            "gpu is for a prediction" if gpu and not predict else f"'{target}' is no workload, so nothing is predicted"
+        )
         raise FlopwiseError(what, "for example: flopwise memory 2.7B --predict --gpu h200")
     if asked_for is not None:
+        if tag:
+            check_tag(tag)  # before anything is run
         run = capture(
             asked_for, device=device, steps=steps, record=record, timeout=timeout, root=runs_root(runs), command=command,
             progress=progress or Silent(),
         )  # fmt: skip
+        if tag:
+            tag_run(runs_root(runs), run.path, tag)
         return stored_report(run, stacks)
     if options:
         raise FlopwiseError(f"{next(iter(options))} means nothing to '{target}', which is no workload", "leave it out")
@@ -108,6 +116,6 @@ def _predicted(asked_for: Workload, gpu: Gpu | None) -> MemoryReport:
         found,
         where=title,
         predictions=(*found.predictions, *((closed,) if closed else ())),
-        levers=memory_levers(asked_for, None if gpu is not None and gpu.name == "cpu" else gpu),
+        levers=memory_levers(asked_for, gpu),
         notes=notes,
     )

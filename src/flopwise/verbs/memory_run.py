@@ -21,12 +21,13 @@ from flopwise.errors import FlopwiseError
 from flopwise.memory.answers import DeviceMemory, MemoryReport
 from flopwise.memory.read import read_snapshot
 from flopwise.memory.report import report
-from flopwise.records import OOM, Point
+from flopwise.records import INTERRUPTED, OK, OOM, Point
 from flopwise.spec import fields
 from flopwise.spec.workload import Sampling, Trial, Workload
 from flopwise.store import Run, StoredRun
 from flopwise.store.files import MEMORY
-from flopwise.verbs.forecast import forecast, gpu_of, too_large
+from flopwise.verbs.fitting import gpu_of, too_large
+from flopwise.verbs.forecast import forecast
 from flopwise.verbs.progress import Progress
 
 MOST_STEPS = 1000
@@ -50,12 +51,12 @@ def capture(
     with contextlib.ExitStack() as stack:
         worker = stack.enter_context(Worker())
         there = worker.look(device)  # no such device: say so before there is a run
-        if warning := too_large(workload, there):
-            progress.note(warning)
         run = stack.enter_context(Run.create(root, "memory", workload.target, command, [trial]))
         path = run.memory_path(f"{trial.key()}.pickle").resolve()
         stack.callback(progress.end)
         progress.begin(1, 0)
+        if warning := too_large(workload, there):
+            progress.note(warning)
         progress.trial(trial)
         request = MemoryRequest(path=str(path), steps=steps, stacks=record)
         point = worker.run(trial, run.log_path(trial.key()), progress.event, memory=request)
@@ -77,7 +78,6 @@ def stored_report(run: StoredRun, stacks: bool = False) -> MemoryReport:
     found = MemoryReport(path=str(run.path), devices=())
     if point.memory_file:
         found = report(read_snapshot(path), stacks, read_knowledge(path), workload)
-    gpu = gpu_of(point.environment)
     return msgspec.structs.replace(
         found,
         path=str(path) if point.memory_file else str(run.path),
@@ -87,7 +87,7 @@ def stored_report(run: StoredRun, stacks: bool = False) -> MemoryReport:
         reason=point.reason,
         hint=point.hint,
         predictions=told.predictions,
-        levers=memory_levers(workload, None if gpu is not None and gpu.name == "cpu" else gpu),
+        levers=memory_levers(workload, gpu_of(point.environment)),
         notes=(*_notes(point, found.devices), *_needed(point, told, found.devices), *told.notes),
     )
 
@@ -128,3 +128,10 @@ def _needed(point: Point, told: Forecast, devices: tuple[DeviceMemory, ...]) -> 
             f"when {units.size(last.asked_bytes)} more were asked for"
         )
     return tuple(notes)
+
+
+def outcome(found: MemoryReport) -> int:
+    """The exit code: 0 recorded, 130 stopped by the user; raises what stood in the way."""
+    if found.status not in (OK, INTERRUPTED):
+        raise FlopwiseError(f"{found.label}: {found.status}: {found.reason}", found.hint)
+    return 130 if found.status == INTERRUPTED else 0

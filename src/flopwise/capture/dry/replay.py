@@ -104,7 +104,9 @@ def _carried_over(tape: Tape) -> list[tuple[int, int]] | None:
 
 def _tell(player: Player) -> Played:
     tape, allocator = player.tape, player.allocator
-    played = Played([], [], player.footprint("peak", ""), 0, set(), set(), [player.footprint("start of forward", "")], [])
+    played = Played(
+        [], [], player.footprint("peak", ""), 0, set(), set(), [player.footprint("start of forward", "")], []
+    )
     boundaries = _boundaries(tape)
     there, peak_bytes, peak_at, at = set(player.blocks), allocator.allocated_bytes, 0, 0
     for section in tape.steady:
