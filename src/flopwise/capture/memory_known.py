@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from flopwise.capture.dry.modules import ModuleNames
 from flopwise.capture.dry.op_facts import DTYPES
-from flopwise.capture.dry.tape import HOST
+from flopwise.capture.dry.tape import ALLOC, HOST
 from flopwise.capture.memory_record import BEFORE, Knowledge, KnownOp, KnownTensor, Words
 from flopwise.capture.memory_watch import Recorder
 from flopwise.work import BUFFERS, PARAMETERS
@@ -19,7 +19,7 @@ def known(
         [],
         {n: KnownOp(words(op.work.op), words(op.work.module), words(op.work.phase)) for n, op in enumerate(tape.ops)},
     )
-    built = {n for _, n in tape.build.events}
+    built = {n for kind, n in tape.build.events if kind == ALLOC}
     for number, (event, address) in places.items():
         storage = tape.storages[number]
         if owners[number] == HOST:

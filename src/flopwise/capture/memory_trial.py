@@ -99,10 +99,12 @@ class _Session:
                 stack.enter_context(self.recorder.watching_optimizers())
                 stack.enter_context(self.recorder.watching_saved())
                 stack.enter_context(self.recorder)
-            yield
-            self._section("after", [])
-            if self.on_gpu:
-                self._taken = memory_cuda.snapshot()
+            try:
+                yield
+            finally:  # before recording stops, which forgets everything
+                self._section("after", [])
+                if self.on_gpu:
+                    self._taken = memory_cuda.snapshot()
 
     def warm_up(self, step: Step) -> None:
         self._run(step, self.recorder.tape.first)
@@ -174,8 +176,6 @@ class _Session:
         """The snapshot at the moment when memory ran out; False where nothing was recorded yet."""
         asked = _ASKED.search(message)
         free = free_bytes(self.device)
-        if self.on_gpu:
-            self._taken = memory_cuda.snapshot()
         try:
             steps = sum(section.name == self._first() for section in self.recorder.tape.steady)
             self.write(steps, {"size": int(asked[1]) if asked else 0, "device_free": free or 0})

@@ -66,7 +66,8 @@ def _device(
     said = _Words(snapshot, whole)
     before = table.filter(table["start"] == BEFORE)
     peak = _moment(device, line, when, line.peak)
-    kept = told.kept(alive(table, _backward(when, step)), owner) if told else []
+    turn = _backward(when, step)
+    kept = told.kept(alive(table, turn), owner) if told and turn is not None else []
     return DeviceMemory(
         device=device.device,
         events=device.events,
@@ -93,18 +94,13 @@ def _is_of(knowledge: Knowledge, device: DeviceHistory) -> bool:
     return int(knowledge.device.partition(":")[2] or 0) == device.device
 
 
-def _backward(when: Phases, step: Steps) -> int:
-    """The moment when the last backward pass begins; 0, where nothing was made yet, if there is none."""
+def _backward(when: Phases, step: Steps) -> int | None:
+    """The moment when the last backward pass begins; None if there is none."""
     begins = np.flatnonzero((when.own == B) | (when.own == R))
     if not len(begins):
-        return 0
-    last = begins[steps_of(step, begins) == steps_of(step, begins)[-1]]
-    return int(last[0])
-
-
-def steps_of(step: Steps, events: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """The step of each event; all one where no steps were found."""
-    return step.of(events) if len(step) else np.zeros(len(events), dtype=np.int64)
+        return None
+    numbers = step.of(begins) if len(step) else np.zeros(len(begins), dtype=np.int64)
+    return int(begins[numbers == numbers[-1]][0])
 
 
 class _Words:

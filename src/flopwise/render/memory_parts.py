@@ -140,8 +140,10 @@ def levers_table(report: MemoryReport) -> Table:
         Column("saved_bytes", "saves", units.size),
         Column("how", "told by", right=False),
     )
-    note = "predicted, each alone, for the eager step; savings do not add up"
-    return Table(title="what each lever would change", columns=columns, rows=rows, notes=(note,))
+    notes = ["predicted, each alone, for the eager step; savings do not add up"]
+    if report.predictions and report.predictions[-1].peak.phase == "optimizer":
+        notes.append("the peak is the optimizer's: what forward and backward hold counts only once that is lower")
+    return Table(title="what each lever would change", columns=columns, rows=rows, notes=tuple(notes))
 
 
 def failed_table(report: MemoryReport) -> Table:

@@ -11,6 +11,8 @@ from flopwise.spec.workload import Workload
 from flopwise.verbs.dry_step import architecture_of, needs_dry_run
 from flopwise.work import WORKSPACE, Footprint
 
+_ON_CPU = "the closed form is a GPU's without its workspace; the CPU's norms and attention save other tensors"
+
 
 def forecast(worker: Worker, workload: Workload, gpu: Gpu | None) -> Forecast:
     """Both predictions of a workload's memory on a GPU (or the CPU); what cannot be told is a note."""

@@ -117,15 +117,17 @@ def _needed(point: Point, told: Forecast, devices: tuple[DeviceMemory, ...]) -> 
     if point.status != OOM:
         return ()
     notes = []
+    failed = next((failure for device in devices for failure in reversed(device.ooms)), None)
+    wanted = failed.allocated_bytes + failed.asked_bytes if failed is not None else 0
     if told.predictions:
         one = told.predictions[0]
-        notes.append(f"it would have needed {units.size(one.peak.total_bytes)} at its peak, by the {one.source}")
-    failed = [failure for device in devices for failure in device.ooms]
-    if failed and failed[-1].device_free_bytes is not None:
-        last = failed[-1]
+        said = f"{units.size(one.peak.total_bytes)} at its peak, by the {one.source}"
+        grows = f"; but it wanted {units.size(wanted)} already: does it grow from step to step?"
+        notes.append(f"it would have needed {said}{grows if wanted > one.peak.total_bytes else ''}")
+    if failed is not None and failed.device_free_bytes is not None:
         notes.append(
-            f"{units.size(last.allocated_bytes)} were allocated and {units.size(last.device_free_bytes or 0)} free "
-            f"when {units.size(last.asked_bytes)} more were asked for"
+            f"{units.size(failed.allocated_bytes)} were allocated and {units.size(failed.device_free_bytes)} free "
+            f"when {units.size(failed.asked_bytes)} more were asked for"
         )
     return tuple(notes)
 
