@@ -12,6 +12,7 @@ MOST_EVENTS = 2_000_000  # a 2.7B training step makes about 30,000
 
 def start(stacks: str, clear: bool = True) -> None:
     """Record from now on, with the stacks of allocations: Python's, C++'s too, or none; forget what was recorded."""
+    torch.cuda.init()  # before it there is no allocator that could be told to record
     torch.cuda.memory._record_memory_history(
         enabled="all",
         context=None if stacks == "off" else "alloc",

@@ -52,8 +52,6 @@ class Knowledge(msgspec.Struct, frozen=True, kw_only=True):
     tensors: tuple[KnownTensor, ...] = ()
     exact: bool = False  # these are all the allocations there are, and their bytes are what was allocated (the CPU)
     watched: bool = True  # every op was; if not (compiled steps, CUDA graphs), only parameters and buffers are here
-    free_bytes: int | None = None  # on the device, when memory ran out
-    notes: tuple[str, ...] = ()
 
     def word(self, number: int) -> str:
         """The word of this number; '' for one that is not there."""

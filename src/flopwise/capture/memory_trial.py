@@ -141,7 +141,6 @@ class _Session:
         tape = self.recorder.tape
         recorded = tape.steady if self.started else tape.first
         owner = owners(tape, **known_shapes(self.workload)) if self.watched else []
-        free = failed["device_free"] if failed else None
         memory: tuple[PhaseMemory, ...] = ()
         if self.on_gpu:
             raw = self._taken
@@ -153,9 +152,7 @@ class _Session:
             places = {n: (BEFORE, address(n)) for n in history.before}
             places |= {n: (i, address(n)) for i, ((kind, n), _) in enumerate(history.events) if kind == ALLOC}
             found, memory = known(self.recorder, owner, places, exact=True), history.phases()
-        found = msgspec.structs.replace(
-            found, device=str(self.device), steps=steps, free_bytes=free, watched=self.watched
-        )
+        found = msgspec.structs.replace(found, device=str(self.device), steps=steps, watched=self.watched)
         path = Path(self.request.path)
         write_whole(knowledge_path(path), msgspec.msgpack.encode(found))
         write_whole(path, pickle.dumps(raw))

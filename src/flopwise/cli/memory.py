@@ -23,7 +23,7 @@ from flopwise.cli.output import chosen, show
     is_flag=False,
     flag_value="python",
     metavar="python|all|off",
-    help="Which stacks are recorded (python without it); and whole stacks in JSON, not only your own frames.",
+    help="Which stacks are recorded (python without it; all: on a GPU C++ too); and whole stacks in JSON, not only your frames.",
 )
 @click.option("--predict", "--dry", is_flag=True, help="Run nothing: predict it on fake tensors, for any size and GPU.")
 @click.option("--gpu", default="", metavar="NAME", help="With --predict: h200, h100, a100, …, cpu.")

@@ -60,7 +60,8 @@ def capture(
         progress.trial(trial)
         request = MemoryRequest(path=str(path), steps=steps, stacks=record)
         point = worker.run(trial, run.log_path(trial.key()), progress.event, memory=request)
-        told = forecast(worker, workload, gpu_of(there.environment))
+        interrupted = point.status == INTERRUPTED  # then nobody wants to wait for a prediction
+        told = Forecast() if interrupted else forecast(worker, workload, gpu_of(there.environment))
         write_whole(forecast_path(path), msgspec.json.encode(told))
         run.append(point)
         progress.point(point)
