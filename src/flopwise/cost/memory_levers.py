@@ -53,7 +53,10 @@ def memory_levers(workload: Workload, gpu: Gpu | None = None) -> tuple[LeverEffe
 
 
 def checkpoint_sizes(n_layers: int) -> tuple[int, ...]:
-    """Segments worth trying: powers of two up to half the layers, and √layers, which balances what is kept and computed.
+    """Segments worth trying: powers of two up to half the layers, and √layers, the rule of thumb.
+
+    With c bytes for a segment's input and a for what a block keeps, c · layers / N + a · N is least at N = √(layers · c / a):
+    √layers only where a block keeps no more than its input, and less where it keeps more, as attention and MLP do.
 
     >>> checkpoint_sizes(32)
     (1, 2, 4, 6, 8, 16)
