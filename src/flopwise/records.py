@@ -115,6 +115,7 @@ class Point(_Record, frozen=True, kw_only=True):
     environment: Environment | None = None
     trace_file: str = ""  # in the run's traces/ folder
     traced_step_ns: int = 0  # per step under the profiler: beside the step's wall time it tells the profiler's overhead
+    memory_file: str = ""  # a snapshot in the run's memory/ folder
     paired_with: str = ""  # key of the point it took turns with
     started_at: str = ""  # ISO 8601, UTC
     elapsed_s: float = 0.0

@@ -35,6 +35,7 @@ PARAMETERS, GRADIENTS, OPTIMIZER_STATE, ACTIVATIONS, SCORES, LOGITS, INPUTS, BUF
 OWNERS = (
     PARAMETERS, GRADIENTS, OPTIMIZER_STATE, ACTIVATIONS, SCORES, LOGITS, INPUTS, BUFFERS, TEMPORARY, WORKSPACE,
 )  # fmt: skip
+SAVED = (ACTIVATIONS, SCORES, LOGITS)  # of these, what forward keeps for backward
 UNKNOWN = "unknown"  # whose bytes a snapshot does not tell; a step of our own has none
 
 

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from flopwise.cost import adamw
-from flopwise.cost.fit import _peak_bytes, largest_batch, largest_context
+from flopwise.cost.fit import largest_batch, largest_context, peak_of
 from flopwise.cost.flops import model_flops
 from flopwise.cost.network import weight_shapes
 from flopwise.cost.step import account_step
@@ -144,7 +144,7 @@ def test_what_is_kept_adds_up_to_its_owners():
 )
 def test_two_shallow_models_tell_the_deep_ones_peak(options):
     w = workload("medium", **options)
-    assert _peak_bytes(w, None, 32) == account_step(w).peak_bytes
+    assert peak_of(w, None, 32) == account_step(w).peak_bytes
 
 
 def test_the_largest_batch_and_context_fit_and_the_next_do_not():

@@ -92,7 +92,7 @@ class Runs:
 
 
 BAD = {
-    "a workload": ("tiny", "not built yet"),
+    "no run": ("tinny", "no workload, no snapshot and no run"),
     "no file": ("none.pickle", "there is no file"),
     "a payload": (pickle.dumps([Runs()]), "tries to load posix.system"),
     "cut off": (pickle.dumps(made(steps=1)[0])[:999], "cut off"),

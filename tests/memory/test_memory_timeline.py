@@ -2,9 +2,11 @@
 
 import numpy as np
 import polars as pl
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flopwise.errors import FlopwiseError
 from flopwise.memory.owners import OWNERS, owners
 from flopwise.memory.phases import phases, stack_phases
 from flopwise.memory.read import snapshot_of
@@ -102,3 +104,9 @@ def test_a_thinned_line_keeps_its_ends_and_extremes(values, most):
     assert {0, len(values) - 1} <= set(kept.tolist())
     assert values[kept].max() == values.max()
     assert values[kept].min() == values.min()
+
+
+def test_an_allocation_without_an_owner_breaks_the_law_and_is_not_passed_over():
+    table = pl.DataFrame({"start": [-1, 0], "end": [2, 1], "bytes": [512, 1024]})
+    with pytest.raises(FlopwiseError, match="do not add up"):
+        timeline(table, np.array([0, 2]), ("parameters", "temporary"), np.array([2048, 2048, 2048]))

@@ -7,7 +7,7 @@ from flopwise.work import Footprint, OpWork
 
 
 class LiveTensor(msgspec.Struct, frozen=True, kw_only=True):
-    """A tensor that was there at the peak, and where it came from."""
+    """A tensor that was there at the peak or after forward, and where it came from."""
 
     bytes: int
     owner: str
@@ -37,6 +37,7 @@ class DryRun(msgspec.Struct, frozen=True, kw_only=True):
     memory: tuple[PhaseMemory, ...]  # phase by phase, as a measurement tells it
     largest: tuple[LiveTensor, ...]  # at the peak, largest first
     parameters: int  # numbers; a shared one once
+    saved: tuple[LiveTensor, ...] = ()  # what forward and loss have made and backward finds, largest first
     parameters_bytes: int  # as asked for, without rounding
     gradients_bytes: int
     optimizer_bytes: int

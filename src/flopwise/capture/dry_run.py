@@ -7,23 +7,23 @@ import msgspec
 import torch
 
 from flopwise.capture.dry.allocator import CachingAllocator
-from flopwise.capture.dry.architecture import Architecture, architecture
+from flopwise.capture.dry.architecture import CPU, Architecture, architecture
 from flopwise.capture.dry.cuda_ops import Attention
 from flopwise.capture.dry.extend import NotPeriodic, extend, shallow_depth
 from flopwise.capture.dry.fake_step import record, record_build
 from flopwise.capture.dry.owners import owners
-from flopwise.capture.dry.replay import Played, play
+from flopwise.capture.dry.replay import PlainAllocator, play
 from flopwise.capture.dry.tape import ALLOC, FREE, Tape
 from flopwise.capture.dry_record import DryRun, LiveTensor
 from flopwise.spec.model import ModelSpec
 from flopwise.spec.workload import OpSpec, Workload
-from flopwise.work import GRADIENTS, OPTIMIZER_STATE, OWNERS, PARAMETERS, OpWork
+from flopwise.work import GRADIENTS, OPTIMIZER_STATE, OWNERS, PARAMETERS, SAVED, OpWork
 
-LARGEST = 20
+LARGEST = 2000  # tensors at the peak that are told: enough for every kind of a deep model's layers
 
 
 def dry_run(workload: Workload, gpu: str = "hopper") -> DryRun:
-    """Run the workload's own step on fake tensors, as a GPU of this architecture would run it.
+    """Run the workload's own step on fake tensors, as a GPU of this architecture (or `cpu`) would run it.
 
     >>> from flopwise.spec.workload import workload
     >>> run = dry_run(workload("tiny"))
@@ -34,8 +34,8 @@ def dry_run(workload: Workload, gpu: str = "hopper") -> DryRun:
     eager, notes = _as_it_is_run(workload)
     attention = Attention(chosen, held_to="flash" if workload.recipe.attention == "flex" else "")
     tape = _extended(eager, chosen, attention) or record(eager, chosen, attention)
-    owner = owners(tape, **_shapes(workload))
-    played = play(tape, owner, CachingAllocator())
+    owner = owners(tape, **known_shapes(workload))
+    played = play(tape, owner, PlainAllocator() if chosen.name == CPU else CachingAllocator())
     return DryRun(
         workload=workload.label(),
         architecture=chosen.name,
@@ -48,8 +48,9 @@ def dry_run(workload: Workload, gpu: str = "hopper") -> DryRun:
         peak_op=played.peak_op,
         moments=tuple(played.moments),
         memory=tuple(played.memory),
-        largest=_largest(tape, owner, played),
         parameters=sum(prod(tape.storages[n].shape) for n, o in enumerate(owner) if o == PARAMETERS),
+        largest=_tensors(tape, owner, played.at_peak)[:LARGEST],
+        saved=tuple(t for t in _tensors(tape, owner, played.after_forward) if t.owner in SAVED and t.phase),
         parameters_bytes=_asked_for(tape, owner, PARAMETERS),
         gradients_bytes=_asked_for(tape, owner, GRADIENTS),
         optimizer_bytes=_asked_for(tape, owner, OPTIMIZER_STATE),
@@ -101,7 +102,7 @@ def _without_tensors(op: OpWork, workload: Workload) -> OpWork:
     return op
 
 
-def _shapes(workload: Workload) -> dict[str, Any]:
+def known_shapes(workload: Workload) -> dict[str, Any]:
     """What is known of the shapes of scores and logits."""
     match workload.subject:
         case ModelSpec():
@@ -121,11 +122,11 @@ def _asked_for(tape: Tape, owner: list[str], which: str) -> int:
     return sum(tape.storages[n].nbytes for n in numbers)
 
 
-def _largest(tape: Tape, owner: list[str], played: Played) -> tuple[LiveTensor, ...]:
-    numbers = sorted(played.at_peak, key=lambda n: (-tape.storages[n].nbytes, n))[:LARGEST]
+def _tensors(tape: Tape, owner: list[str], numbers: set[int]) -> tuple[LiveTensor, ...]:
+    """What these storages are, largest first."""
     built = {n for kind, n in tape.build.events if kind == ALLOC}
     found = []
-    for n in numbers:
+    for n in sorted(numbers, key=lambda n: (-tape.storages[n].nbytes, n)):
         storage, work = tape.storages[n], tape.ops[tape.storages[n].op].work
         found.append(
             LiveTensor(

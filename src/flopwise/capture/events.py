@@ -29,6 +29,7 @@ class Surroundings(_Event, frozen=True, kw_only=True, tag="surroundings"):
     environment: Environment
     device: str
     gpu_uuid: str = ""  # to watch it by; not kept
+    free_bytes: int | None = None  # of the device's memory; None: not known
 
 
 class Ready(_Event, frozen=True, kw_only=True, tag="ready"):
@@ -78,6 +79,12 @@ class Traced(_Event, frozen=True, kw_only=True, tag="traced"):
     step_ns: int  # per traced step: beside the untraced step, it tells the profiler's overhead
 
 
+class Recorded(_Event, frozen=True, kw_only=True, tag="recorded"):
+    """Some steps' allocations were recorded: a snapshot, and beside it what is known of each."""
+
+    path: str
+
+
 class Dried(_Event, frozen=True, kw_only=True, tag="dried"):
     """A step was run on fake tensors."""
 
@@ -112,6 +119,7 @@ class Exited(_Event, frozen=True, kw_only=True, tag="exited"):
 Event = (
     Tracing
     | Traced
+    | Recorded
     | Dried
     | Probed
     | Hello
@@ -138,6 +146,14 @@ class TraceRequest(msgspec.Struct, frozen=True, kw_only=True):
     modules: bool = True
 
 
+class MemoryRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Record the allocator's history over some steps, instead of timing them."""
+
+    path: str  # of the snapshot
+    steps: int = 3
+    stacks: str = "python"  # one of memory_record.STACKS
+
+
 class NsysJob(msgspec.Struct, frozen=True, kw_only=True):
     """What the process under nsys is asked to do, in a file: pipes do not pass through nsys."""
 
@@ -157,4 +173,5 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     device: str = "auto"
     log: str = ""
     trace: TraceRequest | None = None
+    memory: MemoryRequest | None = None
     turns: bool = False  # wait for a line before every round: `go` or `stop`

@@ -21,9 +21,11 @@ from flopwise.capture.events import (
     Event,
     Exited,
     Hello,
+    MemoryRequest,
     PhaseSample,
     Probed,
     Ready,
+    Recorded,
     Remembered,
     Request,
     Sampled,
@@ -66,6 +68,7 @@ class Gathered:
         self.done: Done | None = None
         self.exited: Exited | None = None
         self.traced: Traced | None = None
+        self.recorded: Recorded | None = None
         self.watch: Watch | None = None
 
     def take(self, event: Event) -> None:
@@ -91,6 +94,8 @@ class Gathered:
                 self.exited = event
             case Traced():
                 self.traced = event
+            case Recorded():
+                self.recorded = event
             case Hello() | Tracing() | Dried() | Probed():
                 pass
 
@@ -117,6 +122,7 @@ class Gathered:
             paired_with=self.paired_with,
             trace_file=Path(self.traced.path).name if self.traced else "",
             traced_step_ns=self.traced.step_ns if self.traced else 0,
+            memory_file=Path(self.recorded.path).name if self.recorded else "",
             started_at=self.started_at,
             elapsed_s=round(time.monotonic() - self.begun, 3),
         )
@@ -188,6 +194,11 @@ class Worker(AbstractContextManager["Worker"]):
 
     def surroundings(self, device: str) -> tuple[Environment, str]:
         """The environment and the device that `device` resolves to; raises where there is no such device."""
+        found = self.look(device)
+        return found.environment, found.device
+
+    def look(self, device: str) -> Surroundings:
+        """All there is to say about a device, its free memory too; raises where there is no such device."""
         self._send(Request(device=device))
         found: Surroundings | None = None
         refused: Done | None = None
@@ -205,7 +216,7 @@ class Worker(AbstractContextManager["Worker"]):
             raise FlopwiseError(refused.reason, refused.hint)
         if found is None:
             raise FlopwiseError(f"the device '{device}' could not be opened", "see `flopwise doctor`")
-        return found.environment, found.device
+        return found
 
     def dry_run(self, workload: Workload, gpu: str = "hopper", timeout_s: float = DRY_S) -> DryRun:
         """The workload's step on fake tensors, in a process of its own; raises where it cannot be told."""
@@ -256,9 +267,10 @@ class Worker(AbstractContextManager["Worker"]):
         log: Path | None = None,
         on_event: OnEvent = lambda event: None,
         trace: TraceRequest | None = None,
+        memory: MemoryRequest | None = None,
     ) -> Point:
         """Measure one trial. Always returns a point: of an interruption too, with what was measured until then."""
-        gathered = self.begin(trial, log, trace=trace)
+        gathered = self.begin(trial, log, trace=trace, memory=memory)
         try:
             ended = self.follow(gathered, on_event)
         except KeyboardInterrupt:
@@ -272,11 +284,13 @@ class Worker(AbstractContextManager["Worker"]):
         turns: bool = False,
         paired_with: str = "",
         trace: TraceRequest | None = None,
+        memory: MemoryRequest | None = None,
     ) -> Gathered:
         """Send the trial to the worker, starting the worker anew if it is gone."""
         if self.process.poll() is not None:
             self._start()
-        self._send(Request(trial=msgspec.json.encode(trial).decode(), log=str(log or ""), turns=turns, trace=trace))
+        plan = msgspec.json.encode(trial).decode()
+        self._send(Request(trial=plan, log=str(log or ""), turns=turns, trace=trace, memory=memory))
         return Gathered(trial, paired_with)
 
     def follow(self, gathered: Gathered, on_event: OnEvent, until: type[Event] | None = None) -> Done:

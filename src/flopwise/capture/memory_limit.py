@@ -16,6 +16,14 @@ def memory_bytes(device: torch.device) -> int:
         return 2**63
 
 
+def free_bytes(device: torch.device) -> int | None:
+    """What is free on the device now; None where that cannot be told."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    there = memory_bytes(device)
+    return there if there < 2**60 else None
+
+
 def limit_memory() -> None:
     """On the CPU, let an absurd size fail in this process rather than wake the system's OOM killer."""
     limit = int(0.95 * memory_bytes(torch.device("cpu")))

@@ -59,11 +59,11 @@ def run_trial(
         finally:
             gc.enable()
         if stopped != "interrupted":
-            emit(Remembered(memory=_memory(step, device)))
+            emit(Remembered(memory=phase_memory(step, device)))
             if trace is not None:
                 emit(Traced(path=trace.path, step_ns=trace_steps(step, device, trace)))
         status = INTERRUPTED if stopped == "interrupted" else OK
-        emit(Done(status=status, stopped=stopped, ran=step.ran(), peak_rss_bytes=_peak_rss_bytes()))
+        emit(Done(status=status, stopped=stopped, ran=step.ran(), peak_rss_bytes=peak_rss_bytes()))
     except BaseException as error:
         emit(why(error))
         if not isinstance(error, FlopwiseError):
@@ -114,7 +114,7 @@ def _sample(clock: Clock, sampling: Sampling, emit: Emit, may_go_on: Callable[[]
     return "turns" if turns else "interrupted"
 
 
-def _memory(step: Step, device: torch.device) -> tuple[PhaseMemory, ...]:
+def phase_memory(step: Step, device: torch.device) -> tuple[PhaseMemory, ...]:
     """The allocator's figures per phase, from one step that is not timed; nothing on the CPU."""
     if device.type != "cuda":
         return ()
@@ -138,7 +138,7 @@ def _memory(step: Step, device: torch.device) -> tuple[PhaseMemory, ...]:
     return tuple(readings)
 
 
-def _peak_rss_bytes() -> int:
+def peak_rss_bytes() -> int:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 

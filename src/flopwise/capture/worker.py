@@ -79,7 +79,8 @@ def _serve(request: Request, events: int) -> None:
 
     from flopwise.capture.build import resolve_device
     from flopwise.capture.environment import environment
-    from flopwise.capture.memory_limit import limit_memory
+    from flopwise.capture.memory_limit import free_bytes, limit_memory
+    from flopwise.capture.memory_trial import record_trial
     from flopwise.capture.trials import run_trial, why
 
     if request.dry:
@@ -91,7 +92,10 @@ def _serve(request: Request, events: int) -> None:
         except FlopwiseError as error:
             _emit(events, why(error))
             return
-        _emit(events, Surroundings(environment=environment(device), device=str(device)))
+        _emit(
+            events,
+            Surroundings(environment=environment(device), device=str(device), free_bytes=free_bytes(device)),
+        )
         if request.calibrate:
             _calibrate(device, events)
         return
@@ -109,6 +113,9 @@ def _serve(request: Request, events: int) -> None:
     def may_go_on() -> bool:
         return not interrupted and (not request.turns or _read_line() == b"go\n")
 
+    if request.memory is not None:
+        record_trial(trial, lambda event: _emit(events, event), may_go_on, request.memory)
+        return
     run_trial(trial, lambda event: _emit(events, event), may_go_on, request.turns, request.trace)
 
 

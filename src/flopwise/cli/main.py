@@ -22,7 +22,7 @@ VERBS = {
     "explain": "Where the time of a step went, from either profiler's trace.",
     "account": "What a step must cost, before it is run: FLOPs, memory, time, what fits.",
     "roofline": "Every operation against what the machine can do at most.",
-    "memory": "Who holds every byte at the peak and over time, from a PyTorch memory snapshot.",
+    "memory": "Who holds every byte of a workload or a snapshot, at the peak and over time.",
     "runs": "Lists, shows, tags and removes runs.",
 }
 

@@ -1,40 +1,82 @@
-"""`flopwise memory SNAPSHOT`."""
+"""`flopwise memory WORKLOAD, RUN or SNAPSHOT`."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
-from flopwise.cli.options import output_options
+from flopwise.cli.options import command_line, output_options, run_options, workload_arguments, workload_options
 from flopwise.cli.output import chosen, show
 
 
 @click.command("memory")
-@click.argument("snapshot")
+@click.argument("target")
+@workload_options
 @click.option(
-    "--device", metavar="cuda:N", help="Which GPU of the snapshot; without it, the one with the highest peak."
+    "--device",
+    metavar="auto|cpu|cuda[:N]",
+    help="Where to run. Of a snapshot: which GPU; without it, the one with the highest peak.",
 )
-@click.option("--stacks", is_flag=True, help="Whole stacks in JSON, not only your own frames.")
+@click.option("--steps", type=int, default=3, show_default=True, help="How many steps are recorded, after warm-up.")
+@click.option(
+    "--stacks",
+    is_flag=False,
+    flag_value="python",
+    metavar="python|all|off",
+    help="Which stacks are recorded (python without it; all: on a GPU C++ too); and whole stacks in JSON, not only your frames.",
+)
+@click.option("--predict", "--dry", is_flag=True, help="Run nothing: predict it on fake tensors, for any size and GPU.")
+@click.option("--gpu", default="", metavar="NAME", help="With --predict: h200, h100, a100, …, cpu.")
+@click.option("--timeout", type=float, default=900.0, show_default=True, help="Seconds until it is ended.")
+@click.option("--tag", help="A name for the run.")
+@run_options
 @output_options
-def command(snapshot: str, device: str | None, stacks: bool, form: str | None, output: str | None) -> None:
-    """Say who holds the memory at the peak and over time, the largest allocations with their stacks, and what leaks.
+def command(
+    target: str,
+    device: str | None,
+    stacks: str | None,
+    tag: str | None,
+    quiet: bool,
+    form: str | None,
+    output: str | None,
+    **given: Any,
+) -> int:
+    """Say who holds the memory of TARGET at the peak and over time, the largest allocations, and what leaks.
 
-    Example: flopwise memory snapshot.pickle
+    Example: flopwise memory tiny --device cpu
 
-    SNAPSHOT is what torch.cuda.memory._dump_snapshot writes (.pickle, .pickle.gz); it is read without being run. With
-    -o FILE.svg, .png or .html the timeline is drawn, stacked by owner.
+    TARGET is a workload, as for bench: it is run, recorded and kept. Or a run that was kept (last, an id, a tag, a path). Or
+    what torch.cuda.memory._dump_snapshot wrote (.pickle, .pickle.gz), which is read without being run. With -o FILE.svg,
+    .png or .html the timeline is drawn, stacked by owner.
     """
     from flopwise.render.charts import SUFFIXES
 
     drawn = form is None and output is not None and Path(output).suffix in SUFFIXES
     form = "" if drawn else chosen(form, output)
     from flopwise.render.memory_view import memory_view, of_device, timeline_chart
+    from flopwise.render.progress import ShownProgress
     from flopwise.verbs.memory import memory
+    from flopwise.verbs.memory_run import outcome
 
-    found = of_device(memory(snapshot, stacks=stacks), device)
-    if drawn and output is not None:
+    arguments = {name: value for name, value in workload_arguments(given).items() if value != {}}
+    found = memory(
+        target,
+        device=device or "auto",
+        record=stacks or "python",
+        stacks=stacks not in (None, "off"),
+        tag=tag or "",
+        command=command_line(),
+        progress=ShownProgress(quiet=quiet),
+        **given,
+        **arguments,
+    )
+    if not found.label:
+        found = of_device(found, device)
+    if drawn and output is not None and found.devices:
         from flopwise.render.charts import save
 
         save(timeline_chart(found), Path(output).expanduser())
         click.echo(f"wrote {output}", err=True)
-        return
-    show(*memory_view(found), form, output)
+        return outcome(found)
+    show(*memory_view(found), form or "table", None if drawn else output)
+    return outcome(found)

@@ -44,7 +44,7 @@ def largest_batch(workload: Workload, memory_bytes: int, gpu: Gpu | None = None,
     """
 
     def peak_bytes(batch: int) -> int:
-        return _peak_bytes(msgspec.structs.replace(workload, batch=batch), gpu, optimizer_bits)
+        return peak_of(msgspec.structs.replace(workload, batch=batch), gpu, optimizer_bits)
 
     most = min(MOST_BATCH, max(1, MOST_TOKENS // workload.context))
     return _largest(peak_bytes, memory_bytes, most)
@@ -57,7 +57,7 @@ def largest_context(workload: Workload, memory_bytes: int, gpu: Gpu | None = Non
 
     def peak_bytes(steps: int) -> int:
         changed = msgspec.structs.replace(workload, context=steps * CONTEXT_STEP)
-        return _peak_bytes(changed, gpu, optimizer_bits)
+        return peak_of(changed, gpu, optimizer_bits)
 
     limits = [x for x in (spec.max_context, spec.window) if x]
     most = min([MOST_TOKENS // workload.batch, *limits]) // CONTEXT_STEP
@@ -78,8 +78,13 @@ def _largest(peak_bytes: Callable[[int], int], memory_bytes: int, most: int) -> 
     return low
 
 
-def _peak_bytes(workload: Workload, gpu: Gpu | None, optimizer_bits: int) -> int:
-    """A step's peak; of a deep model from two shallow ones, since every layer adds the same bytes to each phase's peak."""
+def peak_of(workload: Workload, gpu: Gpu | None = None, optimizer_bits: int = 32) -> int:
+    """A step's peak; of a deep model from two shallow ones, since every layer adds the same bytes to each phase's peak.
+
+    >>> from flopwise.spec.workload import workload
+    >>> peak_of(workload("tiny", precision="bf16-pure")) < peak_of(workload("tiny"))
+    True
+    """
     spec = workload.subject
     assert isinstance(spec, ModelSpec)
     every = max(1, workload.recipe.checkpoint)

@@ -2,7 +2,11 @@
 
 import msgspec
 
+from flopwise.capture.memory_record import Prediction
+from flopwise.cost.memory_levers import LeverEffect
 from flopwise.memory.snapshot import Frame
+
+MEASURED, PREDICTED = "measured", "predicted"
 
 
 class Moment(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,12 +30,50 @@ class Large(msgspec.Struct, frozen=True, kw_only=True):
     """One of the largest allocations at the peak, or several alike."""
 
     bytes: int  # of one
-    count: int  # allocations of this size, owner and stack
+    count: int  # allocations of this size, owner and stack; of a workload of ours: of this kind in all layers
     requested_bytes: int
     owner: str
     phase: str
     stack: str  # the user's own frames
     frames: tuple[Frame, ...] = ()  # all of them, when asked for
+    module: str = ""  # this and what follows are known only of a workload that flopwise ran
+    op: str = ""
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
+    saved_by: str = ""  # the ops that had it saved for backward
+
+
+class Saved(msgspec.Struct, frozen=True, kw_only=True):
+    """A tensor that forward keeps for backward."""
+
+    bytes: int
+    owner: str
+    module: str
+    op: str  # that made it
+    saved_by: str  # '' where that is not known
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class SavedBlock(msgspec.Struct, frozen=True, kw_only=True):
+    """What one block keeps for backward; blocks that keep the same are told once."""
+
+    block: str  # 'blocks.0 … blocks.31'
+    blocks: int
+    bytes: int  # of one
+    tensors: int
+    largest: tuple[Saved, ...]
+
+
+class Named(msgspec.Struct, frozen=True, kw_only=True):
+    """A tensor that everybody talks about, with its size."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int  # of one
+    kept: int  # how many of them backward finds
+    note: str = ""
 
 
 class GrowthSource(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,10 +139,22 @@ class DeviceMemory(msgspec.Struct, frozen=True, kw_only=True):
     ooms: tuple[Failure, ...]
     timeline: Line
     notes: tuple[str, ...] = ()
+    saved: tuple[SavedBlock, ...] = ()
+    named: tuple[Named, ...] = ()
+    exact: bool = False  # whose bytes they are was known when they were allocated, not told from stacks
 
 
 class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A snapshot's answers, device by device, the highest peak first."""
+    """A snapshot's answers, device by device, the highest peak first; of a workload also what was expected of it."""
 
     path: str
-    devices: tuple[DeviceMemory, ...]
+    devices: tuple[DeviceMemory, ...]  # none where memory ran out before anything was recorded
+    label: str = ""  # of the workload; '' for a snapshot of others
+    where: str = ""  # on which device or GPU
+    obtained: str = MEASURED
+    status: str = "ok"
+    reason: str = ""
+    hint: str = ""
+    predictions: tuple[Prediction, ...] = ()
+    levers: tuple[LeverEffect, ...] = ()
+    notes: tuple[str, ...] = ()

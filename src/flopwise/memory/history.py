@@ -12,6 +12,7 @@ from flopwise.memory.rows import checked_sizes
 from flopwise.memory.snapshot import ALLOCATIONS, BEFORE, NO_STACK
 
 ROUNDING = 512  # the caching allocator's smallest block (kMinBlockSize); requests are rounded up to its multiples
+_ADDRESSES = 2**63 - 1  # those of a device are smaller; a file may hold anything
 ALLOC, REQUESTED, COMPLETED, FREE = "alloc", "free_requested", "free_completed", "free"
 
 
@@ -34,15 +35,19 @@ class _Rows:
     requested_bytes: list[int] = field(default_factory=list)
     stream: list[int] = field(default_factory=list)
     stack: list[int] = field(default_factory=list)
+    address: list[int] = field(default_factory=list)
     hint: list[int] = field(default_factory=list)
 
-    def add(self, start: int, end: int, requested: int, stream: int, stack: int, hint: int, size: int = -1) -> int:
+    def add(
+        self, start: int, end: int, requested: int, stream: int, stack: int, hint: int, address: int, size: int = -1
+    ) -> int:
         self.start.append(start)
         self.end.append(end)
         self.bytes.append(size if size >= 0 else -(-requested // ROUNDING) * ROUNDING)
         self.requested_bytes.append(requested)
         self.stream.append(stream)
         self.stack.append(stack)
+        self.address.append(address & _ADDRESSES)
         self.hint.append(hint)
         return len(self.start) - 1
 
@@ -80,7 +85,7 @@ def allocations(events: Events, blocks: dict[int, Block], whole: bool) -> tuple[
             if address in living:
                 rows.end[living[address]] = i
                 replaced += 1
-            living[address] = rows.add(i, last, size, stream, stack, hint)
+            living[address] = rows.add(i, last, size, stream, stack, hint, address)
             waiting.discard(address)
             seen.add(address)
         elif action in (REQUESTED, FREE) or (action == COMPLETED and (address in living or not asks)):
@@ -88,7 +93,7 @@ def allocations(events: Events, blocks: dict[int, Block], whole: bool) -> tuple[
             if row is not None:
                 rows.end[row] = i
             elif address not in waiting:
-                rows.add(BEFORE, i, size, stream, NO_STACK, 0)
+                rows.add(BEFORE, i, size, stream, NO_STACK, 0, address)
             waiting.add(address)
             seen.add(address)
         elif action == COMPLETED:
@@ -116,7 +121,7 @@ def _still_there(rows: _Rows, living: dict[int, int], blocks: dict[int, Block], 
         elif address in seen:
             later += 1
         else:
-            rows.add(BEFORE, last, block.requested_bytes, block.stream, block.stack, 0, block.bytes)
+            rows.add(BEFORE, last, block.requested_bytes, block.stream, block.stack, 0, address, block.bytes)
     return later
 
 

@@ -5,7 +5,7 @@ PyTorch runs backward on a thread without Python: an event without a stack among
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,9 +58,14 @@ class Phases:
         return np.asarray(_PASS[self.within], dtype=np.int64)
 
 
-def phases(snapshot: Snapshot, device: DeviceHistory, by_stack: npt.NDArray[np.int64]) -> Phases:
-    """The phase of every event of a device; `by_stack` is what each stack tells of it."""
-    own = np.array([_hinted(word) for word in snapshot.hints])[device.event_hints]
+def phases(
+    snapshot: Snapshot,
+    device: DeviceHistory,
+    by_stack: npt.NDArray[np.int64],
+    said: Callable[[str], str | None] = phase_of_range,
+) -> Phases:
+    """The phase of every event of a device; `by_stack` is what each stack tells of it, `said` what the program's words do."""
+    own = np.array([_hinted(word, said) for word in snapshot.hints])[device.event_hints]
     own = np.where(own == NONE, by_stack[device.event_stacks], own)
     own = np.where(own == NONE, _ranged(device), own)
     if (own != NONE).any() and (device.event_stacks != NO_STACK).any():
@@ -98,8 +103,8 @@ def _stack_phase(roles: Sequence[int]) -> int:
     return R if inner in (F, L) and (R in told or B in told) else (B if inner == R else inner)
 
 
-def _hinted(word: str) -> int:
-    phase = phase_of_range(word)
+def _hinted(word: str, said: Callable[[str], str | None] = phase_of_range) -> int:
+    phase = said(word)
     return NAMES.index(phase) if phase in NAMES else NONE
 
 

@@ -6,21 +6,30 @@ import numpy as np
 import numpy.typing as npt
 
 from flopwise import work
+from flopwise.capture.memory_record import Knowledge
 from flopwise.memory.answers import DeviceMemory, Failure, Growth, GrowthSource, Large, Line, MemoryReport, Moment
 from flopwise.memory.growth import enough, leaks, per_step
+from flopwise.memory.known import Told, exact_history
 from flopwise.memory.owners import OWNERS, owners
-from flopwise.memory.phases import NAMES, Phases, phases, stack_phases
+from flopwise.memory.phases import NAMES, B, Phases, R, phases, stack_phases
+from flopwise.memory.saved import named, saved_blocks
 from flopwise.memory.snapshot import BEFORE, DeviceHistory, Snapshot
 from flopwise.memory.stacks import short
 from flopwise.memory.steps import Steps, phase_name, steps
 from flopwise.memory.timeline import Timeline, alive, thinned, timeline
+from flopwise.spec.workload import Workload
 
 LARGEST = 10
 POINTS = 2000  # of a timeline that is shown or exported
 
 
-def report(snapshot: Snapshot, whole_stacks: bool = False) -> MemoryReport:
-    """Answer for every device of a snapshot.
+def report(
+    snapshot: Snapshot,
+    whole_stacks: bool = False,
+    knowledge: Knowledge | None = None,
+    workload: Workload | None = None,
+) -> MemoryReport:
+    """Answer for every device of a snapshot; `knowledge` is what flopwise wrote beside that of a `workload` it ran.
 
     >>> from flopwise.memory.read import snapshot_of
     >>> raw = {"device_traces": [[{"action": "alloc", "addr": 1, "size": 700, "stream": 0}]], "segments": []}
@@ -28,15 +37,27 @@ def report(snapshot: Snapshot, whole_stacks: bool = False) -> MemoryReport:
     {'unknown': 1024}
     """
     by_stack = stack_phases(snapshot)
-    found = [_device(snapshot, device, by_stack, whole_stacks) for device in snapshot.devices]
+    found = [_device(snapshot, device, by_stack, whole_stacks, knowledge, workload) for device in snapshot.devices]
     found.sort(key=lambda one: (-one.peak.allocated_bytes, one.device))
     return MemoryReport(path=snapshot.path, devices=tuple(found))
 
 
-def _device(snapshot: Snapshot, device: DeviceHistory, by_stack: npt.NDArray[np.int64], whole: bool) -> DeviceMemory:
-    when = phases(snapshot, device, by_stack)
+def _device(
+    snapshot: Snapshot,
+    device: DeviceHistory,
+    by_stack: npt.NDArray[np.int64],
+    whole: bool,
+    knowledge: Knowledge | None,
+    workload: Workload | None,
+) -> DeviceMemory:
+    told = Told(snapshot, device, knowledge) if knowledge is not None and _is_of(knowledge, device) else None
+    if told is not None and told.knowledge.exact:
+        device = exact_history(device, told)
+    when = phases(snapshot, device, by_stack, told.said) if told else phases(snapshot, device, by_stack)
     step = steps(device, when)
     owner = owners(snapshot, device, by_stack, when, step)
+    if told is not None:
+        owner = told.owners(owner, device)
     table = device.allocations
     line = timeline(table, owner, OWNERS, device.reserved_bytes)
     notes = device.notes
@@ -45,6 +66,8 @@ def _device(snapshot: Snapshot, device: DeviceHistory, by_stack: npt.NDArray[np.
     said = _Words(snapshot, whole)
     before = table.filter(table["start"] == BEFORE)
     peak = _moment(device, line, when, line.peak)
+    turn = _backward(when, step)
+    kept = told.kept(alive(table, turn), owner) if told and turn is not None else []
     return DeviceMemory(
         device=device.device,
         events=device.events,
@@ -55,12 +78,29 @@ def _device(snapshot: Snapshot, device: DeviceHistory, by_stack: npt.NDArray[np.
         peak_reserved_bytes=int(line.reserved_bytes.max()),
         end=_moment(device, line, when, device.events),
         phases=_phase_peaks(line, when),
-        largest=_largest(device, when, owner, alive(table, line.peak), said),
+        largest=_largest(device, when, owner, alive(table, line.peak), said, told),
         growth=_growth(device, step, line, owner, said),
         ooms=_failures(device, line, said),
         timeline=_line(device, line, when),
         notes=notes,
+        saved=saved_blocks(kept),
+        named=named(workload, kept) if workload is not None else (),
+        exact=told is not None,
     )
+
+
+def _is_of(knowledge: Knowledge, device: DeviceHistory) -> bool:
+    """Whether this is the device that the knowledge is about; the CPU's history stands in the place of the first GPU's."""
+    return int(knowledge.device.partition(":")[2] or 0) == device.device
+
+
+def _backward(when: Phases, step: Steps) -> int | None:
+    """The moment when the last backward pass begins; None if there is none."""
+    begins = np.flatnonzero((when.own == B) | (when.own == R))
+    if not len(begins):
+        return None
+    numbers = step.of(begins) if len(step) else np.zeros(len(begins), dtype=np.int64)
+    return int(begins[numbers == numbers[-1]][0])
 
 
 class _Words:
@@ -101,29 +141,36 @@ def _phase_peaks(line: Timeline, when: Phases) -> dict[str, int]:
 
 
 def _largest(
-    device: DeviceHistory, when: Phases, owner: npt.NDArray[np.int64], there: npt.NDArray[np.bool_], said: _Words
+    device: DeviceHistory,
+    when: Phases,
+    owner: npt.NDArray[np.int64],
+    there: npt.NDArray[np.bool_],
+    said: _Words,
+    told: Told | None,
 ) -> tuple[Large, ...]:
-    """The largest at the peak; those of one size, owner and stack are one row."""
+    """The largest at the peak; those of one size, owner and stack (and op and shape, where they are known) are one row."""
     rows = np.flatnonzero(there)
     table = device.allocations
     start, size, asked, stack = (table[name].to_numpy() for name in ("start", "bytes", "requested_bytes", "stack"))
-    kinds: dict[tuple[int, int, int], list[int]] = {}
+    kinds: dict[tuple[Any, ...], list[int]] = {}
     smallest = 0
     for row in rows[np.argsort(-size[rows], kind="stable")].tolist():
         if len(kinds) >= LARGEST and size[row] < smallest:
             break
         smallest = size[row]
-        kinds.setdefault((int(size[row]), int(owner[row]), int(stack[row])), []).append(row)
+        kind = (int(size[row]), int(owner[row]), int(stack[row]))
+        kinds.setdefault((*kind, *told.kind(row)) if told else kind, []).append(row)
     return tuple(
         Large(
-            bytes=taken,
+            bytes=kind[0],
             count=len(alike),
             requested_bytes=int(asked[alike[0]]),
-            owner=OWNERS[whose],
+            owner=OWNERS[kind[1]],
             phase=phase_name(int(when.own[start[alike[0]]])) if start[alike[0]] != BEFORE else "before the recording",
-            **said(number),
+            **said(kind[2]),
+            **(told.details(alike[0]) if told else {}),
         )
-        for (taken, whose, number), alike in list(kinds.items())[:LARGEST]
+        for kind, alike in list(kinds.items())[:LARGEST]
     )
 
 

@@ -22,6 +22,7 @@ ALLOCATIONS = {
     "requested_bytes": pl.Int64,  # what the program asked for
     "stream": pl.Int64,
     "stack": pl.Int32,
+    "address": pl.Int64,
     "hint": pl.Int32,  # index into `hints`: what the program or torch itself said of it
 }
 

@@ -8,11 +8,11 @@ from flopwise.errors import one_line
 from flopwise.memory.rows import rows_of, wrong
 from flopwise.memory.snapshot import Frame
 
-# Not the user's: torch and Python themselves, C++ and generated code.
+# Not the user's: torch and Python themselves, C++ and generated code, and what watches the step.
 _FOREIGN_FILE = re.compile(
     r"(^|/)(torch|torchvision|triton|accelerate|transformers|lightning|pytorch_lightning|deepspeed|numpy)/"
     r"|/lib/python3[^/]*/(?!site-packages|dist-packages)|^<|^\?\?|^$|^none$|\.(c|cc|cpp|cu|cuh|h|hpp|so)(\.\d+)*$"
-    r"|runpy\.py$|importlib",
+    r"|runpy\.py$|importlib|(^|/)flopwise/capture/(dry/|memory_|worker|trials|ranges|isolate)",
 )
 _WIDTH = 160  # of a stack as it is shown
 _CPP_NAME = re.compile(r"::|^_?Py[A-Z]\w*_|^c10|^at_|^__libc|^_start$|^clone3?$")

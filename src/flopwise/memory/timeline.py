@@ -12,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from flopwise.errors import FlopwiseError
+
 
 @dataclass(frozen=True)
 class Timeline:
@@ -50,8 +52,22 @@ def timeline(
         mine = owner == i
         deltas = _added(start[mine] + 1, size[mine], moments + 1) - _added(end[mine] + 1, size[mine], moments + 1)
         by_owner[i] = np.cumsum(deltas[:-1])
+    line = Timeline(tuple(owners), by_owner, allocated_bytes(allocations, moments), reserved)
+    check(line)
+    return line
+
+
+def allocated_bytes(allocations: pl.DataFrame, moments: int) -> npt.NDArray[np.int64]:
+    """What is allocated at each moment, whoever owns it."""
+    start, end, size = (allocations[name].to_numpy() for name in ("start", "end", "bytes"))
     deltas = _added(start + 1, size, moments + 1) - _added(end + 1, size, moments + 1)
-    return Timeline(tuple(owners), by_owner, np.cumsum(deltas[:-1]), reserved)
+    return np.asarray(np.cumsum(deltas[:-1]), dtype=np.int64)
+
+
+def check(line: Timeline) -> None:
+    """The law: at every moment the owners add up to what is allocated, and none has less than nothing."""
+    if (line.by_owner_bytes.sum(axis=0) != line.allocated_bytes).any() or (line.by_owner_bytes < 0).any():
+        raise FlopwiseError("the owners do not add up to the allocated bytes: a fault of flopwise", "please report it")
 
 
 def _added(moments: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64], length: int) -> npt.NDArray[np.int64]:

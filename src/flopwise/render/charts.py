@@ -64,7 +64,7 @@ def roofline_chart(
 def memory_chart(rows: Sequence[Mapping[str, Any]], owners: Sequence[str], unit: str, title: str) -> Any:
     """Allocated bytes over time as areas stacked by owner, reserved bytes as a line above them, the phases as a strip below.
 
-    `rows`: moments with `at` (in `unit`), `reserved`, `phase` and one field for each owner.
+    `rows`: moments with `at` (in `unit`: 'ms', or what is counted), `reserved`, `phase` and one field for each owner.
     """
     alt = _altair()
     name, size = _byte_unit(max(row["reserved"] for row in rows))
@@ -87,7 +87,7 @@ def memory_chart(rows: Sequence[Mapping[str, Any]], owners: Sequence[str], unit:
     reserved = line.encode(x=across, y=alt.Y("reserved:Q"))
     strip = alt.Chart(alt.Data(values=_phase_spans(rows))).mark_rect()
     strip = strip.encode(
-        x=across.title(f"time, {unit}" if unit != "event" else "event"),
+        x=across.title(f"time, {unit}" if unit == "ms" else unit),
         x2="until:Q",
         color=alt.Color("phase:N", title="phase").scale(scheme="pastel1"),
         tooltip=["phase:N"],

@@ -3,26 +3,47 @@
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from flopwise import units
 from flopwise.errors import FlopwiseError, one_line
-from flopwise.memory.answers import DeviceMemory, MemoryReport
+from flopwise.memory.answers import MEASURED, PREDICTED, DeviceMemory, MemoryReport
 from flopwise.render.charts import memory_chart
 from flopwise.render.json import document
+from flopwise.render.memory_parts import (
+    composition,
+    expected_tables,
+    failed_table,
+    heading,
+    levers_table,
+    saved_tables,
+    shape,
+)
 from flopwise.render.table import Column, Table, View
 
-_BAR = 30
+_MOMENTS = 24  # rows of the timeline's table
 
 
 def memory_view(report: MemoryReport) -> View:
-    """Peak, its composition, the largest allocations, growth, and requests that failed; of the first device in full."""
+    """Peak, its composition, the largest allocations, growth, and requests that failed; of the first device in full.
+
+    Of a workload also: prediction beside measurement, tensors saved for backward, what each lever would change.
+    """
+    content = document("memory", **msgspec.structs.asdict(report))
+    if not report.devices:
+        return [failed_table(report), *expected_tables(report)], content
     first = report.devices[0]
-    tables = [_summary(report), _composition(first), _largest(first)]
+    tables = [_summary(report), composition(report), _timeline(first), _largest(first)]
     if first.phases:
         tables.append(_phases(first))
-    tables.append(_growth(first))
+    tables += saved_tables(first)
+    if report.obtained == MEASURED:
+        tables.append(_growth(first))
     if first.ooms:
         tables.append(_failures(first))
-    return tables, document("memory", **_content(report))
+    if report.levers:
+        tables.append(levers_table(report))
+    return tables, content
 
 
 def of_device(report: MemoryReport, device: str | None) -> MemoryReport:
@@ -33,7 +54,8 @@ def of_device(report: MemoryReport, device: str | None) -> MemoryReport:
     if not chosen:
         there = ", ".join(f"cuda:{one.device}" for one in sorted(report.devices, key=lambda one: one.device))
         raise FlopwiseError(f"the snapshot has nothing of device '{device}'", f"it has: {there}")
-    return MemoryReport(path=report.path, devices=(*chosen, *(one for one in report.devices if one not in chosen)))
+    others = (one for one in report.devices if one not in chosen)
+    return msgspec.structs.replace(report, devices=(*chosen, *others))
 
 
 def timeline_chart(report: MemoryReport) -> Any:
@@ -54,17 +76,17 @@ def timeline_chart(report: MemoryReport) -> Any:
         for row, value in zip(rows, values, strict=True):
             row[owner] = value
     peak = units.size(first.peak.allocated_bytes)
-    title = one_line(f"{Path(report.path).name}, device {first.device}: peak {peak} allocated", 120)
-    return memory_chart(rows, list(line.owners), "ms" if clock else "event", title)
+    title = one_line(f"{heading(report)}: peak {peak} allocated, {report.obtained}", 120)
+    return memory_chart(rows, list(line.owners), "ms" if clock else _counted(report), title)
 
 
-def _content(report: MemoryReport) -> dict[str, Any]:
-    return {"path": report.path, "devices": report.devices}
+def _counted(report: MemoryReport) -> str:
+    return "op" if report.obtained == PREDICTED else "event"
 
 
-def _when(device: DeviceMemory) -> str:
+def _when(device: DeviceMemory, counted: str) -> str:
     moment = device.peak
-    at = f"event {moment.event:,}" if moment.time_us is None else units.duration(1000 * moment.time_us)
+    at = f"{counted} {moment.event:,}" if moment.time_us is None else units.duration(1000 * moment.time_us)
     return f"{at}, {moment.phase}" if moment.phase else at
 
 
@@ -75,7 +97,7 @@ def _summary(report: MemoryReport) -> Table:
             "peak_bytes": d.peak.allocated_bytes,
             "reserved_bytes": d.peak.reserved_bytes,
             "unused_bytes": d.peak.unused_bytes,
-            "when": _when(d),
+            "when": _when(d, _counted(report)),
             "end_bytes": d.end.allocated_bytes,
             "end_unused_bytes": d.end.unused_bytes,
             "events": d.events,
@@ -92,56 +114,88 @@ def _summary(report: MemoryReport) -> Table:
         Column("end_unused_bytes", "unused then", units.size),
         Column("events", "events", units.count),
     )
-    name = one_line(Path(report.path).name, 80)
-    return Table(title=f"{name}: memory", columns=columns, rows=rows, notes=_notes(report.devices[0]))
+    notes = _notes(report.devices[0]) if report.obtained == MEASURED else _foretold(report)
+    kept = (f"kept in {Path(report.path).parent.parent}",) if report.label and report.path else ()
+    return Table(
+        title=f"{heading(report)}: memory, {report.obtained}",
+        columns=columns,
+        rows=rows,
+        notes=(*notes, *report.notes, *kept),
+    )
+
+
+def _foretold(report: MemoryReport) -> tuple[str, ...]:
+    return (
+        "predicted by a dry run on fake tensors, with the allocator's rounding and workspaces; nothing was run",
+        *report.devices[0].notes,
+    )
 
 
 def _notes(d: DeviceMemory) -> tuple[str, ...]:
+    how = (
+        "whose bytes they are was known as they were allocated" if d.exact else "owners told from stacks and lifetimes"
+    )
     rounding = d.peak.allocated_bytes - d.peak.requested_bytes
     notes = [
-        "measured by PyTorch's allocator; owners told from stacks and lifetimes, "
-        f"known for {units.percent(d.known_share)} of the peak",
+        f"measured; {how}, known for {units.percent(d.known_share)} of the peak",
         f"at the peak {units.size(rounding)} are rounding: allocated, not asked for",
     ]
     if d.before_bytes:
         notes.append(f"{units.size(d.before_bytes)} were allocated before the recording")
-    if not d.events:
+    if not d.events and not d.exact:
         notes.append("no events: only what was there when the snapshot was taken (_record_memory_history was not on)")
     return (*notes, *d.notes)
 
 
-def _composition(d: DeviceMemory) -> Table:
-    total = max(d.peak.allocated_bytes, 1)
-    rows = tuple({"owner": o, "bytes": b, "share": b / total} for o, b in d.peak.owners.items())
-    columns = (
-        Column("owner", "owner", right=False),
-        Column("bytes", "size", units.size),
-        Column("share", "share of the peak", _bar, right=False),
+def _timeline(d: DeviceMemory) -> Table:
+    """One row per phase of every step, at its own peak; what is recomputed belongs to backward."""
+    line = d.timeline
+    totals = [sum(values) for values in zip(*line.owners.values(), strict=True)] or [0] * len(line.event)
+    runs: list[tuple[str, list[int]]] = []
+    for i, phase in enumerate("backward" if phase == "recompute" else phase for phase in line.phase):
+        if not runs or runs[-1][0] != phase:
+            runs.append((phase, []))
+        runs[-1][1].append(i)
+    tops = [(phase, max(places, key=lambda i: totals[i])) for phase, places in runs if phase]
+    rows = tuple(
+        {
+            "at": line.time_us[i] / 1000 if line.time_us is not None else line.event[i],
+            "phase": phase,
+            "allocated_bytes": totals[i],
+            **{owner: values[i] for owner, values in line.owners.items() if values[i]},
+        }
+        for phase, i in tops[-_MOMENTS:]
     )
-    return Table(title="whose bytes, at the peak", columns=columns, rows=rows)
-
-
-def _bar(share: float) -> str:
-    """A share as a number and a bar.
-
-    >>> _bar(0.5)
-    ' 50.0 % ███████████████'
-    """
-    return f"{units.percent(share):>7} {'█' * round(_BAR * share)}".rstrip()
+    columns = (
+        Column("at", "ms" if line.time_us is not None else "at", lambda at: f"{at:.1f}" if at % 1 else f"{at:.0f}"),
+        Column("phase", "phase", right=False),
+        Column("allocated_bytes", "allocated", units.size),
+        *(Column(owner, owner, units.size) for owner in line.owners if any(owner in row for row in rows)),
+    )
+    shown = (f"the last {_MOMENTS} of {len(tops)} phases",) if len(tops) > _MOMENTS else ()
+    return Table(title="timeline: each phase at its peak", columns=columns, rows=rows, notes=shown)
 
 
 def _largest(d: DeviceMemory) -> Table:
     rows = tuple(
-        {"bytes": a.bytes, "count": a.count, "owner": a.owner, "phase": a.phase, "stack": a.stack} for a in d.largest
-    )
+        {
+            "bytes": a.bytes, "count": a.count, "owner": a.owner, "phase": a.phase, "module": a.module or None,
+            "op": a.op or None, "shape": shape(a.shape, a.dtype) or None, "stack": a.stack or None,
+        }
+        for a in d.largest
+    )  # fmt: skip
     columns = (
         Column("bytes", "size", units.size),
         Column("count", "count", units.count),
         Column("owner", "owner", right=False),
         Column("phase", "made in", right=False),
+        Column("module", "module", right=False),
+        Column("op", "op", right=False),
+        Column("shape", "shape", right=False),
         Column("stack", "stack", right=False),
     )
-    return Table(title="largest allocations at the peak", columns=columns, rows=rows)
+    used = tuple(c for c in columns if any(row[c.key] is not None for row in rows))
+    return Table(title="largest allocations at the peak", columns=used, rows=rows)
 
 
 def _phases(d: DeviceMemory) -> Table:

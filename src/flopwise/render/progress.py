@@ -77,6 +77,10 @@ class ShownProgress:
             line = f"[{self.n_done}/{self.n_trials}] {point.trial.workload.label()}: {_outcome(point)}{self._left()}"
             self.console.print(Text(line), soft_wrap=True)
 
+    def note(self, text: str) -> None:
+        if not self.quiet:
+            self.console.print(Text(f"note: {text}"), soft_wrap=True)
+
     def end(self) -> None:
         if self.live is not None:
             self.live.stop()

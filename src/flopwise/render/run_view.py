@@ -63,6 +63,8 @@ def point_table(point: Point) -> Table:
     )
     title = f"{point.trial.workload.label()} on {where}"
     summaries = summarise(point)
+    if not summaries and point.memory:
+        return _memory_table(point, title)
     if not summaries:
         return Table(
             title=title,
@@ -75,6 +77,22 @@ def point_table(point: Point) -> Table:
     if summaries[0].gpu is not None:
         columns += (_GPU, _LAUNCH, _IDLE, _PEAK)
     return Table(title=title, columns=(*columns, _SAMPLES), rows=rows, notes=tuple(_notes(point, summaries)))
+
+
+def _memory_table(point: Point, title: str) -> Table:
+    """A point of `memory`: nothing was timed."""
+    sizes = (("start_bytes", "at its start"), ("peak_bytes", "peak memory"), ("end_bytes", "at its end"))
+    columns = (
+        Column("phase", "phase", right=False),
+        *(Column(key, name, units.size) for key, name in sizes),
+        Column("reserved_bytes", "reserved", units.size),
+        Column("unused_bytes", "unused of it", units.size),
+    )
+    rows = tuple(
+        {name: getattr(m, name) for name in m.__struct_fields__} | {"unused_bytes": m.reserved_bytes - m.peak_bytes}
+        for m in point.memory
+    )
+    return Table(title=title, columns=columns, rows=rows, notes=(f"snapshot: memory/{point.memory_file}",))
 
 
 def _phase_row(s: PhaseSummary, memory: dict[str, PhaseMemory]) -> dict[str, Any]:
@@ -253,6 +271,7 @@ def point_document(point: Point) -> dict[str, Any]:
         "environment": point.environment,
         "trace_file": point.trace_file,
         "traced_step_ns": point.traced_step_ns,
+        "memory_file": point.memory_file,
         "paired_with": point.paired_with,
     }
 

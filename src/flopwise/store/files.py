@@ -17,6 +17,7 @@ if HAS_LOCKS:
     import fcntl
 
 HEADER, POINTS, LOCK, TAGS, LOGS, TRACES = "run.json", "points.jsonl", "lock", "tags.json", "logs", "traces"
+MEMORY = "memory"
 BUILDING, REMOVED = ".new-", ".removed-"  # hidden names: what a killed process may leave beside the runs
 
 _HOME = ".flopwise"

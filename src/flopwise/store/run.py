@@ -127,6 +127,10 @@ class Run:
         """Where a raw trace called `name` belongs; the folder is there."""
         return self._file_in(files.TRACES, name)
 
+    def memory_path(self, name: str) -> Path:
+        """Where a memory snapshot called `name`, and what is known of it, belongs; the folder is there."""
+        return self._file_in(files.MEMORY, name)
+
     def _file_in(self, folder: str, name: str) -> Path:
         if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}", name):
             raise FlopwiseError(f"'{name}' cannot name a file", "allowed: up to 128 letters, digits, dots, _ and -")

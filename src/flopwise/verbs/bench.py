@@ -11,6 +11,7 @@ from flopwise.records import INTERRUPTED, OK, Point
 from flopwise.spec.recipe import LEVERS
 from flopwise.spec.workload import Sampling, Trial, Workload, takes, workload
 from flopwise.store import Run, StoredRun, runs_root
+from flopwise.verbs.fitting import too_large
 from flopwise.verbs.progress import Progress, Silent
 
 
@@ -49,10 +50,12 @@ def bench(
 def _measure(trials: list[Trial], name: str, root: Path, command: str, progress: Progress) -> StoredRun:
     with contextlib.ExitStack() as stack:
         worker = stack.enter_context(Worker())
-        worker.surroundings(trials[0].device)  # no such device: say so before there is a run
+        there = worker.look(trials[0].device)  # no such device: say so before there is a run
         run = stack.enter_context(Run.create(root, "bench", name, command, trials))
         stack.callback(progress.end)
         progress.begin(len(trials), 0)
+        for warning in filter(None, (too_large(trial.workload, there) for trial in trials)):
+            progress.note(warning)
         progress.trial(trials[0])
         logs = [run.log_path(trial.key()) for trial in trials]
         if len(trials) == 1:

@@ -24,10 +24,22 @@ def needs_dry_run(workload: Workload) -> bool:
     return not isinstance(workload.subject, ModelSpec) or workload.implementation == "transformers"
 
 
+def architecture_of(gpu: Gpu | None) -> str:
+    """The dry run's word for a GPU's generation (Hopper, if none is named), or for the CPU.
+
+    >>> from flopwise.spec.gpu import gpu
+    >>> architecture_of(gpu("a100")), architecture_of(gpu("cpu")), architecture_of(None)
+    ('ampere', 'cpu', 'hopper')
+    """
+    if gpu is not None and gpu.name == "cpu":
+        return "cpu"
+    return _ARCHITECTURES.get(gpu.capability if gpu else "", "hopper")
+
+
 def dry_run(workload: Workload, gpu: Gpu | None = None) -> DryRun:
     """The workload's step on fake tensors, as it would go on this GPU (on Hopper, if none is named)."""
     with Worker() as worker:
-        return worker.dry_run(workload, _ARCHITECTURES.get(gpu.capability if gpu else "", "hopper"))
+        return worker.dry_run(workload, architecture_of(gpu))
 
 
 def step_cost(run: DryRun) -> StepCost:

@@ -17,6 +17,7 @@ from flopwise.records import OK, Point
 from flopwise.spec import fields
 from flopwise.spec.workload import Sampling, Trial, Workload, workload
 from flopwise.store import Run, StoredRun, runs_root
+from flopwise.verbs.fitting import too_large
 from flopwise.verbs.progress import Progress, Silent
 
 KINETO, NSYS = "kineto", "nsys"
@@ -57,9 +58,9 @@ def profile(
     watcher = progress or Silent()
     with contextlib.ExitStack() as stack:
         worker = stack.enter_context(Worker())
-        _, found = worker.surroundings(device)
+        there = worker.look(device)
         if profiler == NSYS:
-            check_device(found)
+            check_device(there.device)
         run = stack.enter_context(Run.create(runs_root(runs), "profile", chosen.target, command, [trial]))
         suffix = ".kineto.json.gz" if profiler == KINETO else SUFFIX
         request = TraceRequest(
@@ -71,6 +72,8 @@ def profile(
         )
         stack.callback(watcher.end)
         watcher.begin(1, 0)
+        if warning := too_large(chosen, there):
+            watcher.note(warning)
         watcher.trial(trial)
         point = worker.run(trial, run.log_path(trial.key()), watcher.event, request if profiler == KINETO else None)
         if profiler == NSYS and point.status == OK:

@@ -22,6 +22,9 @@ class Progress(Protocol):
     def point(self, point: Point) -> None:
         """It ended."""
 
+    def note(self, text: str) -> None:
+        """Something to know before it is too late."""
+
     def end(self) -> None:
         """The run is over."""
 
@@ -39,6 +42,9 @@ class Silent:
         pass
 
     def point(self, point: Point) -> None:
+        pass
+
+    def note(self, text: str) -> None:
         pass
 
     def end(self) -> None:

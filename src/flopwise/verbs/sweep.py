@@ -8,6 +8,7 @@ from flopwise.capture.isolate import Worker
 from flopwise.records import INTERRUPTED
 from flopwise.spec.sweep import Sweep, read_sweep
 from flopwise.store import Run, StoredRun, resumable, runs_root
+from flopwise.verbs.fitting import too_large
 from flopwise.verbs.progress import Progress, Silent
 
 
@@ -33,14 +34,16 @@ def sweep(
     unfinished = None if fresh else resumable(root, plan.trials, "sweep")
     with contextlib.ExitStack() as stack:
         worker = stack.enter_context(Worker(any(t.workload.recipe.compile != "off" for t in plan.trials)))
-        for name in dict.fromkeys(trial.device for trial in plan.trials):
-            worker.surroundings(name)  # no such device: say so before the first row
+        # No such device: say so before the first row.
+        there = {name: worker.look(name) for name in dict.fromkeys(trial.device for trial in plan.trials)}
         opened = Run.reopen(unfinished) if unfinished else Run.create(root, "sweep", plan.name, command, plan.trials)
         run = stack.enter_context(opened)
         missing = StoredRun.load(run.path).missing()
         stack.callback(watcher.end)
         watcher.begin(len(plan.trials), len(plan.trials) - len(missing))
         for trial in missing:
+            if warning := too_large(trial.workload, there[trial.device]):
+                watcher.note(warning)
             watcher.trial(trial)
             point = worker.run(trial, run.log_path(trial.key()), watcher.event)
             run.append(point)

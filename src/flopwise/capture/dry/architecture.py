@@ -1,4 +1,4 @@
-"""What differs between GPU generations for the memory and the ops of a step."""
+"""What differs between GPU generations, and on the CPU, for the memory and the ops of a step."""
 
 import msgspec
 
@@ -7,13 +7,14 @@ from flopwise.spec import fields
 
 
 class Architecture(msgspec.Struct, frozen=True, kw_only=True):
-    """A generation of NVIDIA GPUs, as PyTorch treats it."""
+    """A generation of NVIDIA GPUs, as PyTorch treats it; or the CPU, where nothing is rounded and nothing imitated."""
 
     name: str
     workspace_bytes: int  # cuBLAS, per thread that multiplies matrices: at::cuda::getChosenWorkspaceSize of torch 2.11
     attention: tuple[str, ...]  # SDPA's backends, in its order of preference
 
 
+CPU = "cpu"
 _CUDNN_FIRST = ("cudnn", "flash", "efficient", "math")
 _FLASH_FIRST = ("flash", "efficient", "math", "cudnn")
 _KNOWN = {
@@ -23,6 +24,7 @@ _KNOWN = {
         Architecture(name="ada", workspace_bytes=8_519_680, attention=_FLASH_FIRST),
         Architecture(name="hopper", workspace_bytes=32 << 20, attention=_CUDNN_FIRST),
         Architecture(name="blackwell", workspace_bytes=32 << 20, attention=_CUDNN_FIRST),
+        Architecture(name=CPU, workspace_bytes=0, attention=()),
     )
 }
 

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import (
 )
 
 from flopwise.capture.build import build_step
-from flopwise.capture.dry.architecture import Architecture
+from flopwise.capture.dry.architecture import CPU, Architecture
 from flopwise.capture.dry.cuda_autocast import cuda_autocast
 from flopwise.capture.dry.cuda_ops import Attention, cuda_ops
 from flopwise.capture.dry.modules import ModuleNames
@@ -46,16 +46,18 @@ def record_build(workload: Workload, architecture: Architecture) -> Tape:
 
 @contextmanager
 def _pretending(workload: Workload, architecture: Architecture, attention: Attention) -> Iterator[Tracker]:
-    """While open, tensors are fake and stand for a GPU's, and a tracker watches."""
+    """While open, tensors are fake and stand for a GPU's (or are the CPU's own), and a tracker watches."""
     names = ModuleNames()
     with ExitStack() as stack:
-        stack.enter_context(cuda_autocast())
-        swaps = stack.enter_context(cuda_ops(attention))
+        swaps = {}
+        if architecture.name != CPU:
+            stack.enter_context(cuda_autocast())
+            swaps = stack.enter_context(cuda_ops(attention))
         stack.enter_context(_tolerant_modules())
         stack.enter_context(_finite_gradients())
         stack.enter_context(names.watched())
         stack.enter_context(_one_clear_line(workload))
-        stack.enter_context(_no_collector())
+        stack.enter_context(no_collector())
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         tracker = Tracker(names, swaps, architecture.workspace_bytes)
         stack.enter_context(tracker.watching_optimizers())
@@ -111,7 +113,7 @@ def _finite_gradients() -> Iterator[None]:
 
 
 @contextmanager
-def _no_collector() -> Iterator[None]:
+def no_collector() -> Iterator[None]:
     """A collection in the middle of a step would free what the step holds at another moment every time."""
     was_on = gc.isenabled()
     gc.disable()

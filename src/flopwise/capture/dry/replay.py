@@ -35,6 +35,7 @@ class Played:
     peak: Footprint
     peak_op: int  # position in `ops`
     at_peak: set[int]  # storages
+    after_forward: set[int]  # those that backward finds; none where there is no backward
     moments: list[Footprint]
     memory: list[PhaseMemory]
 
@@ -103,7 +104,9 @@ def _carried_over(tape: Tape) -> list[tuple[int, int]] | None:
 
 def _tell(player: Player) -> Played:
     tape, allocator = player.tape, player.allocator
-    played = Played([], [], player.footprint("peak", ""), 0, set(), [player.footprint("start of forward", "")], [])
+    played = Played(
+        [], [], player.footprint("peak", ""), 0, set(), set(), [player.footprint("start of forward", "")], []
+    )
     boundaries = _boundaries(tape)
     there, peak_bytes, peak_at, at = set(player.blocks), allocator.allocated_bytes, 0, 0
     for section in tape.steady:
@@ -130,8 +133,11 @@ def _tell(player: Player) -> Played:
                 reserved_bytes=allocator.reserved_bytes,
             )
         )
-    played.at_peak = _alive(there, [event for section in tape.steady for event in section.events][:peak_at])
-    played.at_peak = {n for n in played.at_peak if player.owners[n] != HOST}
+    events = [event for section in tape.steady for event in section.events]
+    played.at_peak = {n for n in _alive(set(there), events[:peak_at]) if player.owners[n] != HOST}
+    for position, moment in boundaries.items():
+        if moment == "end of forward":
+            played.after_forward = _alive(set(there), events[:position])
     played.moments.append(_last_moment(player, {tape.ops[n].work.phase for n in played.ops}))
     return played
 

@@ -161,9 +161,12 @@ class Tracker(TorchDispatchMode):
                 self._label(t, GRADIENTS, module)
         passing = self._passing(fact, inputs, number, in_backward=node is not None)
         self.tape.ops.append(self._op(fact, args, kwargs, out, inputs, outputs, phase, module))
-        self.section.events.append((OP, number))
+        self._event(OP, number)
         if passing is not None:
-            self.section.events.append((FREE, passing))
+            self._event(FREE, passing)
+
+    def _event(self, kind: int, number: int) -> None:
+        self.section.events.append((kind, number))
 
     def _op(
         self,
@@ -270,11 +273,11 @@ class Tracker(TorchDispatchMode):
     def _born(self, storage: torch.UntypedStorage, record: Storage) -> None:
         number, address = len(self.tape.storages), storage._cdata
         self.tape.storages.append(record)
-        self.section.events.append((ALLOC, number))
+        self._event(ALLOC, number)
 
         def dies(_: object) -> None:
             del self._live[address]
-            self.section.events.append((FREE, number))
+            self._event(FREE, number)
 
         self._live[address] = (number, weakref.ref(storage, dies))
 
@@ -289,7 +292,7 @@ class Tracker(TorchDispatchMode):
     def _unseen(self, nbytes: int, op: int, label: str = "") -> int:
         """A storage that has no tensor."""
         self.tape.storages.append(Storage(nbytes, (nbytes,), "uint8", op, label))
-        self.section.events.append((ALLOC, len(self.tape.storages) - 1))
+        self._event(ALLOC, len(self.tape.storages) - 1)
         return len(self.tape.storages) - 1
 
     def _storage_of(self, t: Tensor) -> Storage | None:

@@ -1,0 +1,76 @@
+"""Watches a step on real tensors: the dry run's tracker, with what only a real run has: times, stacks, addresses."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flopwise.capture.dry.modules import ModuleNames
+from flopwise.capture.dry.op_facts import OpFacts
+from flopwise.capture.dry.tape import Storage
+from flopwise.capture.dry.tracker import Tracker
+from flopwise.capture.memory_record import OP
+
+_MOST_SAVERS = 3  # ops that are named for one saved tensor
+
+
+class Recorder(Tracker):
+    """A tracker of real tensors. `say`: is told the number of each op before it runs, as CUDA's allocator wants it."""
+
+    def __init__(self, names: ModuleNames, stacks: bool = False, say: Callable[[str], None] | None = None) -> None:
+        super().__init__(names)
+        self.times_us: list[int] = []  # of every event of the tape, in order
+        self.address: dict[int, int] = {}  # storage -> where it lies
+        self._stacks, self._say = stacks, say
+        self._tracebacks: dict[int, Any] = {}
+        self._saved: dict[int, list[int]] = {}  # storage -> the autograd nodes that saved it
+        self._op_of_node: dict[int, int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self._say is not None:
+            self._say(f"{OP}{len(self.tape.ops)}")
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+    @contextmanager
+    def watching_saved(self) -> Iterator[None]:
+        """While open, autograd tells which tensors it keeps (a checkpoint's segments keep theirs by other means)."""
+        with torch.autograd.graph.saved_tensors_hooks(self._packed, lambda tensor: tensor):
+            yield
+
+    def savers(self, number: int) -> str:
+        """The ops that had a storage saved for backward, with their modules; '' if none had."""
+        ops = [self.tape.ops[self._op_of_node[n]].work for n in self._saved.get(number, ()) if n in self._op_of_node]
+        said = dict.fromkeys(f"{op.module}: {op.op}" if op.module else op.op for op in ops)
+        return ", ".join(list(said)[:_MOST_SAVERS])
+
+    def frames(self, numbers: list[int]) -> dict[int, list[dict[str, Any]]]:
+        """The stacks that made these storages, innermost frame first, as a snapshot has them."""
+        there = [n for n in numbers if n in self._tracebacks]
+        stacks = torch._C._profiler.symbolize_tracebacks([self._tracebacks[n] for n in there])
+        return dict(zip(there, stacks, strict=True))
+
+    def _record(self, fact: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        if fact.name != "detach" and torch._C._current_autograd_node() is None:  # saving itself detaches
+            self._op_of_node.setdefault(torch._C._autograd._get_sequence_nr() - 1, len(self.tape.ops))
+        super()._record(fact, args, kwargs, out)
+
+    def _event(self, kind: int, number: int) -> None:
+        super()._event(kind, number)
+        self.times_us.append(time.time_ns() // 1000)
+
+    def _born(self, storage: torch.UntypedStorage, record: Storage) -> None:
+        number = len(self.tape.storages)
+        self.address[number] = storage.data_ptr()
+        if self._stacks:
+            self._tracebacks[number] = torch._C._profiler.gather_traceback(python=True, script=False, cpp=False)
+        super()._born(storage, record)
+
+    def _packed(self, tensor: Tensor) -> Tensor:
+        found = self._live.get(tensor.untyped_storage()._cdata)
+        if found is not None:
+            # The node that saves was made before its op ran below autograd, and is the last one made.
+            self._saved.setdefault(found[0], []).append(torch._C._autograd._get_sequence_nr() - 1)
+        return tensor
