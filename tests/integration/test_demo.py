@@ -26,9 +26,12 @@ def parts(monkeypatch):
         monkeypatch.setattr(demo_verb, "sweep", lambda swept, **options: "sweep")
         monkeypatch.setattr(demo_verb, "profile", lambda target, **options: profiled)
         monkeypatch.setattr(demo_verb, "explain", lambda run: explain(TRACE))
+        monkeypatch.setattr(demo_verb, "memory", lambda target, **options: f"memory {target}")
+        monkeypatch.setattr(demo_verb, "account", lambda target, **options: f"account {target}")
         told = []
         demo(told.append)
-        return told
+        assert [told[-3], told[-1]] == [f"memory {'small' if 'cuda' in found else 'tiny'}", "account small"]
+        return told[:-4]
 
     return tell
 

@@ -9,15 +9,20 @@ from flopwise.cli.options import device_option, run_options
 @device_option
 @run_options
 def command(device: str, runs: str | None, quiet: bool) -> None:
-    """Tell the whole story on this machine in about a minute: doctor, bench, a comparison in turns, a sweep, a profile.
+    """Tell the whole story on this machine in about a minute: doctor, bench, a comparison in turns, a sweep, a profile,
+    memory and accounting.
 
     Example: flopwise demo
     """
     from flopwise.analysis.explanation import Explanation
     from flopwise.cli.output import show
+    from flopwise.cost.account import Account
+    from flopwise.memory.answers import MemoryReport
+    from flopwise.render.account_view import account_view
     from flopwise.render.comparison_view import comparison_view
     from flopwise.render.doctor_view import doctor_view
     from flopwise.render.explain_view import explanation_view
+    from flopwise.render.memory_view import memory_view
     from flopwise.render.progress import ShownProgress
     from flopwise.render.run_view import run_view
     from flopwise.store import StoredRun
@@ -38,6 +43,12 @@ def command(device: str, runs: str | None, quiet: bool) -> None:
                 tables, _ = comparison_view(part.pairs, part.only_a, part.only_b)
             case Explanation():
                 tables, _ = explanation_view(part)
+            case MemoryReport():
+                tables = memory_view(part)[0][:2]
+            case Account():
+                tables = [
+                    t for t in account_view(part)[0] if t.title.startswith(("account", "on the GPU", "predicted"))
+                ]
             case _:
                 tables, _ = doctor_view(part)
         show(tables, {}, "table", None)

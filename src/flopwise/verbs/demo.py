@@ -6,12 +6,16 @@ from pathlib import Path
 
 from flopwise.analysis.explanation import Explanation
 from flopwise.capture.doctor import Check
+from flopwise.cost.account import Account
+from flopwise.memory.answers import MemoryReport
 from flopwise.spec.sweep import sweep_from
 from flopwise.store import StoredRun
+from flopwise.verbs.account import account
 from flopwise.verbs.bench import bench
 from flopwise.verbs.compare import Compared, compare_within
 from flopwise.verbs.doctor import doctor
 from flopwise.verbs.explain import explain
+from flopwise.verbs.memory import memory
 from flopwise.verbs.profile import profile
 from flopwise.verbs.progress import Progress
 from flopwise.verbs.sweep import sweep
@@ -24,7 +28,7 @@ class Title:
     text: str
 
 
-Part = Title | str | list[Check] | StoredRun | Compared | Explanation
+Part = Title | str | list[Check] | StoredRun | Compared | Explanation | MemoryReport | Account
 
 
 def demo(
@@ -34,7 +38,8 @@ def demo(
     runs: str | Path | None = None,
     progress: Progress | None = None,
 ) -> StoredRun:
-    """Look at the machine, time a step, try a lever in turns with the baseline, sweep a few sizes, profile a step and explain it.
+    """Look at the machine, time a step, try a lever in turns with the baseline, sweep a few sizes, profile a step and
+    explain it, say who holds its memory, and what it should have cost.
 
     `show` gets each part. On a GPU the model is `small`, on a CPU `tiny`, and there is no GPU work to explain.
     """
@@ -71,4 +76,8 @@ def demo(
         show(
             "no GPU, so no GPU work to explain: on a GPU, `flopwise explain last` says where the time of the step went"
         )
+    show(Title(f"6. Who holds the memory, and what was predicted (flopwise memory {model})"))
+    show(memory(model, steps=1, command="flopwise demo", **common))  # type: ignore[arg-type]
+    show(Title("7. What a larger step must cost, before it is run (flopwise account small --gpu h100,h200)"))
+    show(account("small", gpu="h100,h200", batch=4, context=512, precision="bf16"))
     return profiled
