@@ -9,13 +9,13 @@ import polars as pl
 
 from flopwise.analysis.attention import AttentionParts, attention_parts
 from flopwise.analysis.idle import LATE_LAUNCH, SYNCHRONISATION, Idle, idle
-from flopwise.analysis.steps import find_steps
+from flopwise.analysis.steps import Steps, find_steps, launch_times
 from flopwise.errors import FlopwiseError
 from flopwise.records import Point
 from flopwise.trace.attribute import attribute
 from flopwise.trace.matmul_precision import matmul_precision
 from flopwise.trace.phases import BACKWARD, FORWARD, LOSS, OPTIMIZER, RECOMPUTE
-from flopwise.trace.tables import Trace
+from flopwise.trace.tables import NO_ID, Trace, of_process
 from flopwise.work import MATMUL
 
 LAUNCH_BOUND = 0.2  # of the window idle because the host launched late
@@ -52,7 +52,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     steps_found_by: str
     gpu_ns: float  # durations added up
     busy_ns: float  # at least one stream at work
-    window_ns: float  # from the first work of the steps to the last
+    window_ns: float  # from the first mark of the steps (without marks, their first work) to their end
     idle: Idle  # of all steps
     phases: tuple[Share, ...]
     classes: tuple[Share, ...]
@@ -83,22 +83,23 @@ def explain_trace(trace: Trace, untraced: Point | None = None) -> Explanation:
     if not trace.kernels.height and not trace.graph_runs.height:
         raise FlopwiseError(f"{trace.path} has no GPU work in it", "was it captured on a GPU, with CUDA activity on?")
     attribution = attribute(trace)
-    table = attribution.table
-    steps = find_steps(trace, table)
-    launched = table["launch_ns"].fill_null(table["start_ns"]).to_numpy()
-    inside = steps.of(launched) >= 0
-    outside = len(inside) - int(inside.sum())
-    everywhere = table.filter(pl.Series(inside)) if outside else table
-    if not everywhere.height:
+    device, process, everywhere = _busiest(attribution.table)
+    mine = of_process(trace, process)
+    steps = find_steps(mine, everywhere)
+    inside = pl.Series(steps.of(launch_times(everywhere)) >= 0)
+    work = everywhere.filter(inside)
+    if not work.height:
         raise FlopwiseError(
             f"{trace.path}: no GPU work falls into the steps found ({steps.how})", "is the trace cut off?"
         )
-    n_devices = everywhere["device"].n_unique()
-    device, work = _busiest(everywhere)
-    low = int(work["start_ns"].to_numpy().min())
-    high = int((work["start_ns"] + work["duration_ns"]).to_numpy().max())
-    waiting = idle(trace, low, high, device)
+    low, high = _window(steps, work, everywhere.filter(~inside))
+    if high <= low:
+        raise FlopwiseError(
+            f"{trace.path}: its GPU work takes no time at all", "is the trace cut off, or its clock too coarse?"
+        )
+    waiting = idle(mine, low, high, device)
     n = len(steps)
+    launches = work.select(pl.struct("launch_thread", "launch_ns").filter(pl.col("launch_ns").is_not_null())).n_unique()
     work = _parts(_with_shapes(work, trace))
     forward = work.filter(pl.col("phase").is_in([FORWARD, LOSS]))
     both = work.filter(pl.col("phase").is_in([FORWARD, LOSS, BACKWARD]))
@@ -124,23 +125,37 @@ def explain_trace(trace: Trace, untraced: Point | None = None) -> Explanation:
         matmul_precision=_precisions(work),
         attention=attention_parts(work.filter(pl.col("phase") == FORWARD), trace.shapes, n),
         attention_backward=attention_parts(work.filter(pl.col("phase") == BACKWARD), trace.shapes, n),
-        launches=sum(
-            int((steps.of(calls["start_ns"].to_numpy()) >= 0).sum()) for calls in (trace.launches, trace.graph_launches)
-        )
-        / n,
+        launches=launches / n,
         launch_bound=bound,
         verdict=verdict,
         coverage={name: getattr(attribution.coverage, name) for name in ("launch", "op", "phase", "module", "range")},
         host_ns={t.phase: float(median(t.wall_ns)) for t in untraced.phases if t.wall_ns} if untraced else {},
-        notes=trace.notes + _left_out(outside, n_devices, device),
+        notes=trace.notes + _left_out(steps, attribution.table, everywhere, int((~inside).sum())),
     )
 
 
-def _busiest(work: pl.DataFrame) -> tuple[int, pl.DataFrame]:
-    """The device that worked most, and its work: steps of several devices at once would not add up to one step."""
-    by_device = work.select("device", "duration_ns").group_by("device").agg(pl.col("duration_ns").sum())
-    device = int(by_device.sort("duration_ns")["device"][-1])
-    return device, work if by_device.height == 1 else work.filter(pl.col("device") == device)
+def _busiest(work: pl.DataFrame) -> tuple[int, int, pl.DataFrame]:
+    """The device and the process that kept it busiest, and their work: steps of several at once would not add up to one."""
+    spent = work.group_by("device", "process").agg(pl.col("duration_ns").sum())
+    if spent.height == 1:
+        return int(spent["device"][0]), int(spent["process"][0]), work
+    device, process, _ = spent.sort("duration_ns", "device", "process").row(-1)
+    return device, process, work.filter(pl.col("device") == device, pl.col("process").is_in([process, NO_ID]))
+
+
+def _window(steps: Steps, work: pl.DataFrame, other: pl.DataFrame) -> tuple[int, int]:
+    """From the first work of the steps to the last; of marked steps from the first mark to the end of the last, or of its work.
+
+    A host that runs ahead opens a step while the GPU still has earlier work: the step begins when that is done.
+    """
+    first = int(work["start_ns"].to_numpy().min())
+    last = int((work["start_ns"] + work["duration_ns"]).to_numpy().max())
+    if steps.marked_ns is None:
+        return first, last
+    opened, closed = steps.marked_ns
+    earlier = other.filter(pl.col("start_ns") < first)
+    done = int((earlier["start_ns"] + earlier["duration_ns"]).to_numpy().max(initial=opened))
+    return min(first, max(opened, done)), max(last, closed)
 
 
 def _with_shapes(work: pl.DataFrame, trace: Trace) -> pl.DataFrame:
@@ -165,9 +180,13 @@ def _parts(work: pl.DataFrame) -> pl.DataFrame:
     return added.with_columns(pl.col(telling).cast(pl.String))
 
 
-def _left_out(outside: int, n_devices: int, device: int) -> tuple[str, ...]:
+def _left_out(steps: Steps, everything: pl.DataFrame, mine: pl.DataFrame, outside: int) -> tuple[str, ...]:
+    """What the trace holds besides the work that is explained."""
+    n_devices, n_processes = (everything[column].n_unique() for column in ("device", "process"))
     notes = [f"{outside} pieces of GPU work were launched outside the steps and are left out"] if outside else []
-    notes += [f"{n_devices} devices worked; this is device {device}, the busiest"] if n_devices > 1 else []
+    notes += [f"marked steps that launched no GPU work, not counted: {steps.n_empty}"] if steps.n_empty else []
+    notes += [f"{n_devices} devices worked; this is device {mine['device'][0]}, the busiest"] if n_devices > 1 else []
+    notes += [f"{n_processes} processes used the GPU; this is the busiest"] if n_processes > 1 else []
     return tuple(notes)
 
 

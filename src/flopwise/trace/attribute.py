@@ -57,7 +57,7 @@ class Coverage:
 class Attribution:
     """One row per kernel, copy and CUDA graph traced as one row, by start.
 
-    source, index (in the Trace's table), start_ns, duration_ns, device, stream, name; launch_thread, launch_ns;
+    process, source, index (in the Trace's table), start_ns, duration_ns, device, stream, name; launch_thread, launch_ns;
     op (innermost), op_index (its row in the Trace's ops), top_op, forward_op (of backward work); module (innermost), path
     (of ranges, outer to inner, '/' between, without steps and phases); phase, class, attributed. What is not known is null.
     `class` is never null, nor is `phase`.
@@ -72,7 +72,7 @@ def attribute(trace: Trace) -> Attribution:
     work = _work(trace)
     host = Host(trace)
     at = host.points(work["process"], work["from_thread"], work["from_ns"])
-    work = work.drop("process", "from_thread", "from_ns")
+    work = work.drop("from_thread", "from_ns")
     ops = host.ops()
     op, top = ops.innermost(at.lane, at.time), ops.outermost().innermost(at.lane, at.time)
     above = {"op": _name(host, op), "top_op": _name(host, top)}
