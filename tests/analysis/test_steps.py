@@ -104,6 +104,13 @@ def test_steps_are_those_of_the_process_that_is_explained():
     assert "2 processes used the GPU; this is the busiest" in among.notes
 
 
+def test_work_of_no_known_process_is_in_the_marked_steps():
+    """Correlation ids that two processes share: nobody can say whose kernel it is, but the marks hold."""
+    marks = [(0, 29, "ProfilerStep#1", "step"), (30, 60, "ProfilerStep#2", "step")]
+    one = made(["a"] * 5, marks)
+    assert found(replace(one, kernels=one.kernels.with_columns(process=-1))) == (2, "profiler steps")
+
+
 def test_marks_are_those_of_the_thread_that_launched_the_work():
     marks = [(0, 29, "ProfilerStep#1", "step"), (30, 60, "ProfilerStep#2", "step")]
     one = made(["a"] * 5, marks)

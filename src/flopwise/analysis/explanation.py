@@ -1,5 +1,6 @@
 """Where the time of a step went: GPU time by phase, class and module, the top kernels, idle time by cause."""
 
+from dataclasses import asdict, dataclass
 from statistics import median
 
 import msgspec
@@ -15,7 +16,7 @@ from flopwise.analysis.shares import Share as Share
 from flopwise.analysis.steps import Steps, find_steps, launch_times
 from flopwise.errors import FlopwiseError
 from flopwise.records import Point
-from flopwise.trace.attribute import attribute
+from flopwise.trace.attribute import Coverage, attribute
 from flopwise.trace.matmul_precision import matmul_precision
 from flopwise.trace.phases import BACKWARD, FORWARD, OPTIMIZER, RECOMPUTE
 from flopwise.trace.tables import NO_ID, Trace, of_process
@@ -64,6 +65,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     verdict: str
     coverage: dict[str, float]
     host_ns: dict[str, float] = {}  # wall time of the untraced step and its phases, where it was measured
+    timings: str = ""  # whose clock `host_ns` is, if another run's
     notes: tuple[str, ...]
 
 
@@ -72,41 +74,23 @@ def explain_trace(trace: Trace, untraced: Point | None = None) -> Explanation:
 
     `untraced`: the same workload measured without a profiler, to set its clock beside the trace's.
     """
-    if not trace.kernels.height and not trace.graph_runs.height:
-        raise FlopwiseError(f"{trace.path} has no GPU work in it", "was it captured on a GPU, with CUDA activity on?")
-    attribution = attribute(trace)
-    device, process, everywhere = _busiest(attribution.table)
-    mine = of_process(trace, process)
-    steps = find_steps(mine, everywhere)
-    inside = pl.Series(steps.of(launch_times(everywhere)) >= 0)
-    work = everywhere.filter(inside)
-    if not work.height:
-        raise FlopwiseError(
-            f"{trace.path}: no GPU work falls into the steps found ({steps.how})", "is the trace cut off?"
-        )
-    low, high = _window(steps, work, everywhere.filter(~inside))
-    if high <= low:
-        raise FlopwiseError(
-            f"{trace.path}: its GPU work takes no time at all", "is the trace cut off, or its clock too coarse?"
-        )
-    waiting = idle(mine, low, high, device)
-    n = len(steps)
-    launches = work.select(pl.struct("launch_thread", "launch_ns").filter(pl.col("launch_ns").is_not_null())).n_unique()
-    overlap, in_stream = _overlaps(work)
-    replayed = gpu_time(work.filter("replayed")) / max(gpu_time(work), 1)
-    work = added_up(_with_shapes(work, trace))
+    part = _explained(trace)
+    n, window = len(part.steps), part.high_ns - part.low_ns
+    waiting = idle(part.trace, part.low_ns, part.high_ns, part.device)
+    overlap, in_stream = _overlaps(part.work)
+    work = added_up(_with_shapes(part.work, trace))
     forward = work.filter(pl.col("phase") == FORWARD)
     both = work.filter(pl.col("phase").is_in([FORWARD, BACKWARD]))
-    bound, verdict = _verdict(waiting, high - low)
+    bound, verdict = _verdict(waiting, window)
     return Explanation(
         path=trace.path,
         source=trace.source,
         gpu=trace.gpu,
         steps=n,
-        steps_found_by=steps.how,
+        steps_found_by=part.steps.how,
         gpu_ns=gpu_time(work) / n,
-        busy_ns=(high - low - waiting.total_ns) / n,
-        window_ns=(high - low) / n,
+        busy_ns=(window - waiting.total_ns) / n,
+        window_ns=window / n,
         idle=waiting,
         overlap_ns=overlap / n,
         stream_overlap_ns=in_stream / n,
@@ -123,24 +107,71 @@ def explain_trace(trace: Trace, untraced: Point | None = None) -> Explanation:
         matmul_precision=_precisions(work),
         attention=attention_parts(forward, trace.shapes, n),
         attention_backward=attention_parts(work.filter(pl.col("phase") == BACKWARD), trace.shapes, n),
-        launches=launches / n,
+        launches=_launches(part.work) / n,
         launch_bound=bound,
         verdict=verdict,
-        coverage={name: getattr(attribution.coverage, name) for name in ("launch", "op", "phase", "module", "range")},
+        coverage=asdict(part.coverage),
         host_ns={t.phase: float(median(t.wall_ns)) for t in untraced.phases if t.wall_ns} if untraced else {},
-        notes=trace.notes
-        + _of_graphs(replayed)
-        + _left_out(steps, attribution.table, everywhere, int((~inside).sum())),
+        notes=trace.notes + part.notes,
+    )
+
+
+@dataclass(frozen=True)
+class _Explained:
+    """The part of a trace that is explained: the steps of one process on one device."""
+
+    trace: Trace  # of the process
+    device: int
+    steps: Steps
+    work: pl.DataFrame  # an Attribution's rows
+    low_ns: int  # the window
+    high_ns: int
+    coverage: Coverage  # of all that the trace holds
+    notes: tuple[str, ...]
+
+
+def _explained(trace: Trace) -> _Explained:
+    if not trace.kernels.height and not trace.graph_runs.height:
+        raise FlopwiseError(f"{trace.path} has no GPU work in it", "was it captured on a GPU, with CUDA activity on?")
+    attribution = attribute(trace)
+    device, process, everywhere = _busiest(attribution.table)
+    mine = of_process(trace, process)
+    steps = find_steps(mine, everywhere)
+    inside = pl.Series(steps.of(launch_times(everywhere)) >= 0)
+    work, outside = (everywhere, everywhere.clear()) if inside.all() else map(everywhere.filter, (inside, ~inside))
+    if not work.height:
+        raise FlopwiseError(
+            f"{trace.path}: no GPU work falls into the steps found ({steps.how})", "is the trace cut off?"
+        )
+    low, high = _window(steps, work, outside)
+    if high <= low:
+        raise FlopwiseError(
+            f"{trace.path}: its GPU work takes no time at all", "is the trace cut off, or its clock too coarse?"
+        )
+    return _Explained(
+        trace=mine,
+        device=device,
+        steps=steps,
+        work=work,
+        low_ns=low,
+        high_ns=high,
+        coverage=attribution.coverage,
+        notes=_of_graphs(work) + _left_out(steps, attribution.table, device, outside.height),
     )
 
 
 def _busiest(work: pl.DataFrame) -> tuple[int, int, pl.DataFrame]:
-    """The device and the process that kept it busiest, and their work: steps of several at once would not add up to one."""
+    """The device and the process that kept it busiest, and their work: steps of several at once would not add up to one.
+
+    Work whose process is not known counts as this one's."""
     spent = work.group_by("device", "process").agg(pl.col("duration_ns").sum())
-    if spent.height == 1:
-        return int(spent["device"][0]), int(spent["process"][0]), work
-    device, process, _ = spent.sort("duration_ns", "device", "process").row(-1)
-    return device, process, work.filter(pl.col("device") == device, pl.col("process").is_in([process, NO_ID]))
+    spent = spent.sort("duration_ns", "device", "process", descending=[True, False, False])
+    device = int(spent["device"][0])
+    known = spent.filter(pl.col("device") == device, pl.col("process") != NO_ID)["process"]
+    process = int(known[0]) if len(known) else NO_ID
+    if spent.height > 1:
+        work = work.filter(pl.col("device") == device, pl.col("process").is_in([process, NO_ID]))
+    return device, process, work
 
 
 def _window(steps: Steps, work: pl.DataFrame, other: pl.DataFrame) -> tuple[int, int]:
@@ -172,19 +203,26 @@ def _with_shapes(work: pl.DataFrame, trace: Trace) -> pl.DataFrame:
     return work.with_columns(pl.Series("shape", shape), pl.Series("ops", ops))
 
 
-def _of_graphs(share: float) -> tuple[str, ...]:
+def _of_graphs(work: pl.DataFrame) -> tuple[str, ...]:
+    share = gpu_time(work.filter("replayed")) / max(gpu_time(work), 1)
     what = "comes from CUDA graphs captured outside the trace: its modules and phases are unknown"
     return (f"{share:.0%} of the GPU time {what}",) if share > 0 else ()
 
 
-def _left_out(steps: Steps, everything: pl.DataFrame, mine: pl.DataFrame, outside: int) -> tuple[str, ...]:
+def _left_out(steps: Steps, everything: pl.DataFrame, device: int, outside: int) -> tuple[str, ...]:
     """What the trace holds besides the work that is explained."""
-    n_devices, n_processes = (everything[column].n_unique() for column in ("device", "process"))
+    n_devices, n_processes = everything["device"].n_unique(), (everything["process"].unique() != NO_ID).sum()
     notes = [f"{outside} pieces of GPU work were launched outside the steps and are left out"] if outside else []
     notes += [f"marked steps that launched no GPU work, not counted: {steps.n_empty}"] if steps.n_empty else []
-    notes += [f"{n_devices} devices worked; this is device {mine['device'][0]}, the busiest"] if n_devices > 1 else []
+    notes += [f"{n_devices} devices worked; this is device {device}, the busiest"] if n_devices > 1 else []
     notes += [f"{n_processes} processes used the GPU; this is the busiest"] if n_processes > 1 else []
     return tuple(notes)
+
+
+def _launches(work: pl.DataFrame) -> int:
+    """Calls that launched this work; one call launches all of a CUDA graph."""
+    calls = work.filter(pl.col("launch_ns").is_not_null()).select("launch_thread", "launch_ns")
+    return calls.n_unique() if calls.height else 0
 
 
 def _verdict(waiting: Idle, window_ns: int) -> tuple[bool, str]:

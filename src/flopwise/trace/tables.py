@@ -84,14 +84,14 @@ class Trace:
 
 
 def of_process(trace: Trace, process: int) -> Trace:
-    """What one process did, and what no process is known for; the trace itself if there is no other.
+    """What one process did, and what no process is known for; the whole trace if there is no other, or none is known.
 
     Rows keep their order, but not their numbers: `sized_ops` is left out.
     """
     names = ("kernels", "copies", "launches", "graph_launches", "graph_runs", "syncs", "ops", "ranges", "graph_nodes")
     tables = {name: getattr(trace, name) for name in names}
     others = {name for name, table in tables.items() if not table["process"].is_in([process, NO_ID]).all()}
-    if not others:
+    if not others or process == NO_ID:
         return trace
     kept = {name: tables[name].filter(pl.col("process").is_in([process, NO_ID])) for name in others}
     return replace(trace, **kept, sized_ops=pl.DataFrame(schema=SIZED_OPS))
