@@ -17,6 +17,13 @@ def periodic_starts(work: pl.DataFrame, launched: Times) -> tuple[int, ...]:
     A model's layers repeat within a step, so a period must explain all there is: the rarest kernel bounds the number of steps,
     and one that occurs once (an embedding, a head, an optimizer) means one step. Of the periods that pass, the smallest:
     twice a period is one, too. Copies do not count: a log that is read now and then is no part of the rhythm.
+
+    >>> def starts(names):
+    ...     times = np.arange(len(names))
+    ...     kernels = {"source": "kernel", "name": pl.Series(list(names), dtype=pl.Categorical), "duration_ns": times}
+    ...     return periodic_starts(pl.DataFrame(kernels), times)
+    >>> starts("embbbhembbbh"), starts("embmbmbmbh")
+    ((0, 6), ())
     """
     kernels = np.flatnonzero((work["source"] != "copy").to_numpy())
     names = work["name"].to_physical().to_numpy()[kernels].astype(np.int64)

@@ -32,7 +32,11 @@ class Steps(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def launch_times(work: pl.DataFrame) -> Times:
-    """When each piece of work was launched; when it began, where the trace does not say."""
+    """When each piece of work was launched; when it began, where the trace does not say.
+
+    >>> launch_times(pl.DataFrame({"launch_ns": [3, None], "start_ns": [5, 9]}))
+    array([3, 9])
+    """
     launched: Times = work["launch_ns"].fill_null(work["start_ns"]).to_numpy()
     return launched
 
