@@ -7,6 +7,7 @@ import polars as pl
 import pytest
 
 from flopwise.analysis.explanation import explain_trace
+from flopwise.analysis.shares import parts
 from flopwise.errors import FlopwiseError
 from flopwise.render.explain_view import explanation_view, explanations_view
 from flopwise.trace import tables
@@ -33,9 +34,13 @@ def compiled():
 
 def test_parts_add_up_to_the_whole(naive, compiled):
     for e in (*naive.values(), compiled):
-        for parts in (e.phases, e.classes, e.modules):
-            assert sum(p.gpu_ns for p in parts) == pytest.approx(e.gpu_ns, rel=1e-12)
-            assert sum(p.share for p in parts) == pytest.approx(1.0)
+        for shared in (e.phases, e.classes, e.modules):
+            assert sum(p.gpu_ns for p in shared) == pytest.approx(e.gpu_ns, rel=1e-12)
+            assert sum(p.share for p in shared) == pytest.approx(1.0)
+        assert sum(p.gpu_ns for p in e.phase_class_modules) == pytest.approx(e.gpu_ns, rel=1e-12)
+        assert e.gpu_ns - e.overlap_ns == pytest.approx(e.busy_ns, rel=1e-12)
+        assert sum(p.copies for p in e.phases) == pytest.approx(e.copies)
+        assert sum(p.count for p in e.phases) == pytest.approx(sum(k.count for k in e.kernels))
         assert sum(ns for row in e.phase_classes.values() for ns in row.values()) == pytest.approx(e.gpu_ns, rel=1e-12)
         assert sum(e.idle.by_cause_ns.values()) == e.idle.total_ns
         assert e.busy_ns * e.steps + e.idle.total_ns == pytest.approx(e.window_ns * e.steps, rel=1e-12)
@@ -94,7 +99,7 @@ def test_of_several_devices_the_busiest_is_explained():
     made = trace([(0, 10, 1), (20, 30, 2)], [(0, 1, 1), (2, 3, 2), (4, 5, 3)])
     rows = [(0, 10, 1, 0, 7, 0, 1, -1), (10, 40, 1, 1, 7, 0, 2, -1), (50, 60, 1, 1, 7, 0, 3, -1)]
     found = explain_trace(replace(made, kernels=frame(tables.KERNELS, *rows)))
-    assert (found.gpu_ns, found.busy_ns, found.window_ns, found.launches) == (40, 40, 50, 3)
+    assert (found.gpu_ns, found.busy_ns, found.window_ns, found.launches) == (40, 40, 50, 2)
     assert sum(p.gpu_ns for p in found.phases) == found.gpu_ns
     assert "2 devices worked; this is device 1, the busiest" in found.notes
 
@@ -161,3 +166,66 @@ def test_the_note_on_softmax_says_what_is_unknown(naive):
     told, untold = ("\n".join(explanation_view(e)[0][0].notes) for e in naive.values())
     assert "softmax takes 60 % of the time of softmax and its matmuls and does 1.9 % of their FLOPs" in told
     assert "unknown: no shapes in this trace" in untold
+
+
+def test_forward_is_the_same_in_every_answer(naive):
+    """Without the loss: the parts of a row would not add up to one otherwise."""
+    for e in naive.values():
+        forward = e.phase_classes["forward"]
+        assert e.phase_classes["loss"]
+        assert e.matmul_share["forward"] == pytest.approx(forward["matmul"] / sum(forward.values()))
+        assert e.top_forward.share == pytest.approx(e.top_forward.gpu_ns / sum(forward.values()))
+
+
+def test_parts_beyond_the_first_are_one_row():
+    work = pl.DataFrame(
+        {"phase": ["forward"] * 3, "class": ["matmul"] * 3, "folded": ["a", "b", "c"], "duration_ns": [5, 9, 1]}
+    ).with_columns(kernels=1, copies=0)
+    found = parts(work, 1, most=1)
+    assert [(p.module, p.gpu_ns, p.count) for p in found] == [("b", 9, 1), ("(the rest)", 6, 2)]
+
+
+def test_copies_are_not_counted_as_kernels():
+    made = replace(trace([(0, 10, 1)], [(0, 1, 1)]), copies=frame(tables.COPIES, (10, 12, 1, 0, 7, "HtoD", 4, -1, -1)))
+    found = explain_trace(made)
+    assert [(p.name, p.count, p.copies) for p in found.phases] == [("other", 1, 1)]
+    assert (found.copies, found.launches) == (1, 1)
+
+
+def test_overlap_is_counted_within_streams_and_across_them():
+    """Three kernels: two overlap by 5 on two streams, one lies within another on its own stream."""
+    rows = [(5, 15, 1, 0, 7, 0, 1, -1), (10, 20, 1, 0, 8, 0, 2, -1), (12, 14, 1, 0, 7, 0, 3, -1)]
+    found = explain_trace(replace(trace([], [(0, 1, 1)]), kernels=frame(tables.KERNELS, *rows)))
+    assert (found.gpu_ns, found.busy_ns) == (22, 15)
+    assert (found.overlap_ns, found.stream_overlap_ns) == (7, 2)
+
+
+def test_the_verdict_names_the_largest_cause():
+    """Of 100 ns 30 are idle: 9 late, 21 between kernels that had been launched long before."""
+    kernels = [(0, 20, 1), (41, 50, 2), (60, 101, 3)]
+    found = explain_trace(trace(kernels, [(0, 1, 1), (1, 2, 2), (57, 59, 3)]))
+    assert found.verdict == (
+        "the GPU is idle 31% of the time: 22% between kernels that were queued, 9% because the host launched late"
+    )
+
+
+def test_a_graph_captured_unseen_is_noted():
+    made = trace([(0, 30, 1), (30, 40, 2)], [(0, 1, 2)])
+    launched = frame(tables.GRAPH_LAUNCHES, (0, 1, 1, 11, 0, 1))
+    forward = frame(tables.RANGES, (0, 50, 1, 11, 1, "annotation"))
+    found = explain_trace(replace(made, names=("x", "forward"), graph_launches=launched, ranges=forward))
+    assert {p.name: p.gpu_ns for p in found.phases} == {"other": 30, "forward": 10}
+    assert any(note.startswith("75% of the GPU time comes from CUDA graphs") for note in found.notes)
+
+
+def test_modules_named_by_class_are_told_apart_by_what_they_are_in():
+    """As PyTorch writes them with stacks: every Linear has a number, and no path."""
+    names = (
+        "x",
+        *(f"nn.Module: {name}" for name in ("Block_0", "Attention_0", "Linear_0", "FFN_0", "Linear_1", "Head_0")),
+    )
+    spans = [(0, 20, 1), (0, 9, 2), (2, 8, 3), (10, 19, 4), (12, 18, 5), (20, 30, 6)]
+    made = trace([(10 * i, 10 * i + 5, i) for i in (1, 2, 3)], [(4, 5, 1), (14, 15, 2), (24, 25, 3)])
+    ranges = frame(tables.RANGES, *((s, e, 1, 11, name, "module") for s, e, name in spans))
+    found = explain_trace(replace(made, names=names, ranges=ranges))
+    assert sorted(m.name for m in found.modules) == ["Block.Attention.Linear", "Block.FFN.Linear", "Head"]

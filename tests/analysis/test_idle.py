@@ -1,5 +1,7 @@
 """Gaps on the GPU by cause, on traces made by hand."""
 
+from dataclasses import replace
+
 import polars as pl
 import pytest
 
@@ -60,3 +62,12 @@ def test_no_launch_and_no_more_work():
 def test_nothing_at_all_and_nothing_idle(kernels):
     found = idle(trace(kernels, [(0, 5, 1)]), 0, 100)
     assert found.total_ns == (0 if kernels else 100)
+
+
+@pytest.mark.parametrize(("kind", "returned", "waited"), [("DtoH", 30, True), ("DtoH", 23, False), ("HtoD", 30, False)])
+def test_a_copy_that_its_call_waits_for_is_a_wait(kind, returned, waited):
+    """cudaMemcpyAsync to pageable memory comes back with the bytes; to pinned memory at once."""
+    made = trace([(10, 20, 1), (50, 60, 2)], [(0, 5, 1), (22, returned, 3), (40, 45, 2)])
+    made = replace(made, copies=frame(tables.COPIES, (24, 28, 1, 0, 7, kind, 4, 3, -1)))
+    found = idle(made, 28, 60)
+    assert (found.by_cause_ns[SYNCHRONISATION], found.by_cause_ns[LATE_LAUNCH]) == ((17, 0) if waited else (0, 17))

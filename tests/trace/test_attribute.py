@@ -201,11 +201,25 @@ def test_compiled_graphs_are_modules() -> None:
     assert scene.column("forward_op") == [None, "CompiledFunction"]
 
 
-def test_graph_kernels_share_the_launching_range() -> None:
+def test_what_a_graph_holds_is_not_told_by_the_range_around_its_launch() -> None:
     adam = "multi_tensor_apply_kernel<FusedOptimizerTensorListMetadata<4>, FusedAdamMathFunctor<float, 4>>"
-    scene = Scene().range("forward", (0, 100)).launch(50, graph=2).launch(60, kernel=adam, graph=1)
-    assert scene.column("attributed") == ["graph"] * 3
-    assert scene.column("phase") == ["forward", "forward", "optimizer"]
+    loss, gradient = "nll_loss_forward_reduce_cuda_kernel_2d", "nll_loss_backward_reduce_cuda_kernel_2d"
+    scene = Scene().range("forward", (0, 100)).range("layers.0.attn", (40, 90)).launch(50, graph=2)
+    for kernel in (adam, loss, gradient):
+        scene.launch(60, kernel=kernel, graph=1)
+    assert scene.column("attributed") == ["graph"] * 5
+    assert scene.column("phase") == ["other", "other", "optimizer", "loss", "other"]
+    assert scene.column("module") == [None] * 5
+    assert scene.column("replayed") == [True] * 5
+    coverage = scene.attributed().coverage
+    assert (coverage.launch, coverage.phase, coverage.module, coverage.range) == (1, pytest.approx(2 / 5), 0, 0)
+
+
+def test_a_graph_launched_by_an_op_holds_what_the_op_does() -> None:
+    scene = Scene().range("forward", (0, 100)).op("## Call CompiledFxGraph f7 ##", (40, 90)).launch(50, graph=2)
+    assert scene.column("phase") == ["forward"] * 2
+    assert scene.column("module") == ["CompiledFxGraph f7"] * 2
+    assert scene.column("replayed") == [False] * 2
 
 
 def test_a_graph_traced_as_one_row_is_counted() -> None:
@@ -214,7 +228,7 @@ def test_a_graph_traced_as_one_row_is_counted() -> None:
     scene.rows["graph_runs"].append((200, 700, 7, 0, 0, 9))
     row = scene.attributed().table.row(0, named=True)
     assert (row["source"], row["duration_ns"]) == ("graph run", 500)
-    assert (row["phase"], row["attributed"]) == ("forward", "graph")
+    assert (row["phase"], row["attributed"]) == ("other", "graph")
 
 
 def test_kernels_launched_before_the_window_are_counted_as_such() -> None:
@@ -298,11 +312,6 @@ def true_annotations(table: pl.DataFrame) -> dict[str, int]:
     return spent(table, [name if name.startswith("attn_") else "-" for name in inner])
 
 
-def merge(truth: dict[str, int], names: tuple[str, ...]) -> dict[str, int]:
-    rest = {name: ns for name, ns in truth.items() if name not in names}
-    return rest | {names[0]: sum(truth.get(name, 0) for name in names)}
-
-
 def module_paths() -> dict[str, str]:
     """What the generator calls nn.Module number so and so; it knows nothing of the optimizer's."""
     top, _ = model_ops(4, 512, 1024, 16, 2752, 10000, 3, random.Random(0))
@@ -342,7 +351,11 @@ def test_generated_cuda_graph(tmp_path: Path) -> None:
     """One call launches forward and backward: a trace of the replay alone cannot tell them apart."""
     truth = generate(tmp_path / "trace.json", "--mode", "cudagraph")
     done = attribute(read_kineto(tmp_path / "trace.json"))
-    assert true_phases(done.table) == merge(truth["phase_ns"], ("forward", "backward"))
+    replayed = done.table.filter("replayed")
+    assert set(replayed["phase"]) == {"other", "loss"}
+    assert replayed["module"].null_count() == replayed.height
+    seen = true_phases(done.table.filter(~pl.col("replayed")))
+    assert seen == {phase: truth["phase_ns"][phase] for phase in ("data", "optimizer")}
     assert true_classes(done.table) == truth["class_ns"]
     replayed = done.table.filter(pl.col("attributed") == "graph")["duration_ns"].sum()
     assert replayed == truth["phase_ns"]["forward"] + truth["phase_ns"]["backward"]

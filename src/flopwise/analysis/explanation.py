@@ -1,6 +1,6 @@
 """Where the time of a step went: GPU time by phase, class and module, the top kernels, idle time by cause."""
 
-import re
+from dataclasses import asdict, dataclass
 from statistics import median
 
 import msgspec
@@ -8,38 +8,29 @@ import numpy as np
 import polars as pl
 
 from flopwise.analysis.attention import AttentionParts, attention_parts
-from flopwise.analysis.idle import LATE_LAUNCH, SYNCHRONISATION, Idle, idle
-from flopwise.analysis.steps import find_steps
+from flopwise.analysis.idle import BETWEEN, LATE_LAUNCH, NOTHING, SYNCHRONISATION, UNKNOWN, Idle, idle
+from flopwise.analysis.intervals import covered_ns
+from flopwise.analysis.shares import Kernel as Kernel
+from flopwise.analysis.shares import Part, added_up, gpu_time, kernels, matrix, parts, shares
+from flopwise.analysis.shares import Share as Share
+from flopwise.analysis.steps import Steps, find_steps, launch_times
 from flopwise.errors import FlopwiseError
 from flopwise.records import Point
-from flopwise.trace.attribute import attribute
+from flopwise.trace.attribute import Coverage, attribute
 from flopwise.trace.matmul_precision import matmul_precision
-from flopwise.trace.phases import BACKWARD, FORWARD, LOSS, OPTIMIZER, RECOMPUTE
-from flopwise.trace.tables import Trace
+from flopwise.trace.phases import BACKWARD, FORWARD, OPTIMIZER, RECOMPUTE
+from flopwise.trace.tables import NO_ID, Trace, of_process
 from flopwise.work import MATMUL
 
 LAUNCH_BOUND = 0.2  # of the window idle because the host launched late
-_LAYER = re.compile(r"(?<=[._/])\d+(?=[._/]|$)|(?<=_)\d+$")
-
-
-class Share(msgspec.Struct, frozen=True, kw_only=True):
-    """GPU time of one kind of work, per step."""
-
-    name: str
-    gpu_ns: float
-    share: float
-    count: float  # kernels and copies, per step
-
-
-class Kernel(msgspec.Struct, frozen=True, kw_only=True):
-    """One kernel, by its full name, per step."""
-
-    name: str
-    kind: str
-    gpu_ns: float
-    share: float
-    count: float
-    mean_ns: float
+SMALLEST = 0.01  # of the window: causes of idle time below go unsaid
+_BECAUSE = {
+    LATE_LAUNCH: "because the host launched late",
+    SYNCHRONISATION: "after the host had waited",
+    BETWEEN: "between kernels that were queued",
+    NOTHING: "with nothing left to do",
+    UNKNOWN: "for reasons that the trace does not tell",
+}
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,18 +43,20 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     steps_found_by: str
     gpu_ns: float  # durations added up
     busy_ns: float  # at least one stream at work
-    window_ns: float  # from the first work of the steps to the last
+    window_ns: float  # from the first mark of the steps (without marks, their first work) to their end
     idle: Idle  # of all steps
+    overlap_ns: float = 0.0  # of `gpu_ns`, counted more than once as pieces ran at once
+    stream_overlap_ns: float = 0.0  # the same within each stream
     phases: tuple[Share, ...]
     classes: tuple[Share, ...]
     phase_classes: dict[str, dict[str, float]]
+    phase_class_modules: tuple[Part, ...] = ()
     modules: tuple[Share, ...]
     kernels: tuple[Kernel, ...]
-    top_forward: Kernel | None
+    copies: float = 0.0  # copies and memsets, per step
+    top_forward: Kernel | None  # without the loss, as everywhere in this record
     top_forward_backward: Kernel | None
-    matmul_share: dict[
-        str, float
-    ]  # of 'inference', where the trace holds nothing else; of 'forward' and the whole 'step'
+    matmul_share: dict[str, float]  # of 'inference', if that is all the trace holds; of 'forward' and the whole 'step'
     matmul_precision: dict[str, float]  # share of the matmul time by what the kernels' names say
     attention: AttentionParts  # of the forward pass
     attention_backward: AttentionParts
@@ -72,6 +65,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     verdict: str
     coverage: dict[str, float]
     host_ns: dict[str, float] = {}  # wall time of the untraced step and its phases, where it was measured
+    timings: str = ""  # whose clock `host_ns` is, if another run's
     notes: tuple[str, ...]
 
 
@@ -80,67 +74,119 @@ def explain_trace(trace: Trace, untraced: Point | None = None) -> Explanation:
 
     `untraced`: the same workload measured without a profiler, to set its clock beside the trace's.
     """
-    if not trace.kernels.height and not trace.graph_runs.height:
-        raise FlopwiseError(f"{trace.path} has no GPU work in it", "was it captured on a GPU, with CUDA activity on?")
-    attribution = attribute(trace)
-    table = attribution.table
-    steps = find_steps(trace, table)
-    launched = table["launch_ns"].fill_null(table["start_ns"]).to_numpy()
-    inside = steps.of(launched) >= 0
-    outside = len(inside) - int(inside.sum())
-    everywhere = table.filter(pl.Series(inside)) if outside else table
-    if not everywhere.height:
-        raise FlopwiseError(
-            f"{trace.path}: no GPU work falls into the steps found ({steps.how})", "is the trace cut off?"
-        )
-    n_devices = everywhere["device"].n_unique()
-    device, work = _busiest(everywhere)
-    low = int(work["start_ns"].to_numpy().min())
-    high = int((work["start_ns"] + work["duration_ns"]).to_numpy().max())
-    waiting = idle(trace, low, high, device)
-    n = len(steps)
-    work = _parts(_with_shapes(work, trace))
-    forward = work.filter(pl.col("phase").is_in([FORWARD, LOSS]))
-    both = work.filter(pl.col("phase").is_in([FORWARD, LOSS, BACKWARD]))
-    bound, verdict = _verdict(waiting, high - low)
+    part = _explained(trace)
+    n, window = len(part.steps), part.high_ns - part.low_ns
+    waiting = idle(part.trace, part.low_ns, part.high_ns, part.device)
+    overlap, in_stream = _overlaps(part.work)
+    work = added_up(_with_shapes(part.work, trace))
+    forward = work.filter(pl.col("phase") == FORWARD)
+    both = work.filter(pl.col("phase").is_in([FORWARD, BACKWARD]))
+    bound, verdict = _verdict(waiting, window)
     return Explanation(
         path=trace.path,
         source=trace.source,
         gpu=trace.gpu,
         steps=n,
-        steps_found_by=steps.how,
-        gpu_ns=_sum(work) / n,
-        busy_ns=(high - low - waiting.total_ns) / n,
-        window_ns=(high - low) / n,
+        steps_found_by=part.steps.how,
+        gpu_ns=gpu_time(work) / n,
+        busy_ns=(window - waiting.total_ns) / n,
+        window_ns=window / n,
         idle=waiting,
-        phases=_shares(work, "phase", n),
-        classes=_shares(work, "class", n),
-        phase_classes=_matrix(work, n),
-        modules=_shares(_with_folded_modules(work), "module", n),
-        kernels=_kernels(work, n),
-        top_forward=next(iter(_kernels(forward, n)), None),
-        top_forward_backward=next(iter(_kernels(both, n)), None),
+        overlap_ns=overlap / n,
+        stream_overlap_ns=in_stream / n,
+        phases=shares(work, "phase", n),
+        classes=shares(work, "class", n),
+        phase_classes=matrix(work, n),
+        phase_class_modules=parts(work, n),
+        modules=shares(work, "folded", n),
+        kernels=kernels(work, n),
+        copies=int(work["copies"].sum()) / n,
+        top_forward=next(iter(kernels(forward, n)), None),
+        top_forward_backward=next(iter(kernels(both, n)), None),
         matmul_share=_matmul_shares(work, forward),
         matmul_precision=_precisions(work),
-        attention=attention_parts(work.filter(pl.col("phase") == FORWARD), trace.shapes, n),
+        attention=attention_parts(forward, trace.shapes, n),
         attention_backward=attention_parts(work.filter(pl.col("phase") == BACKWARD), trace.shapes, n),
-        launches=sum(
-            int((steps.of(calls["start_ns"].to_numpy()) >= 0).sum()) for calls in (trace.launches, trace.graph_launches)
-        )
-        / n,
+        launches=_launches(part.work) / n,
         launch_bound=bound,
         verdict=verdict,
-        coverage={name: getattr(attribution.coverage, name) for name in ("launch", "op", "phase", "module", "range")},
+        coverage=asdict(part.coverage),
         host_ns={t.phase: float(median(t.wall_ns)) for t in untraced.phases if t.wall_ns} if untraced else {},
-        notes=trace.notes + _left_out(outside, n_devices, device),
+        notes=trace.notes + part.notes,
     )
 
 
-def _busiest(work: pl.DataFrame) -> tuple[int, pl.DataFrame]:
-    """The device that worked most, and its work: steps of several devices at once would not add up to one step."""
-    by_device = work.select("device", "duration_ns").group_by("device").agg(pl.col("duration_ns").sum())
-    device = int(by_device.sort("duration_ns")["device"][-1])
-    return device, work if by_device.height == 1 else work.filter(pl.col("device") == device)
+@dataclass(frozen=True)
+class _Explained:
+    """The part of a trace that is explained: the steps of one process on one device."""
+
+    trace: Trace  # of the process
+    device: int
+    steps: Steps
+    work: pl.DataFrame  # an Attribution's rows
+    low_ns: int  # the window
+    high_ns: int
+    coverage: Coverage  # of all that the trace holds
+    notes: tuple[str, ...]
+
+
+def _explained(trace: Trace) -> _Explained:
+    if not trace.kernels.height and not trace.graph_runs.height:
+        raise FlopwiseError(f"{trace.path} has no GPU work in it", "was it captured on a GPU, with CUDA activity on?")
+    attribution = attribute(trace)
+    device, process, everywhere = _busiest(attribution.table)
+    mine = of_process(trace, process)
+    steps = find_steps(mine, everywhere)
+    inside = pl.Series(steps.of(launch_times(everywhere)) >= 0)
+    work, outside = (everywhere, everywhere.clear()) if inside.all() else map(everywhere.filter, (inside, ~inside))
+    if not work.height:
+        raise FlopwiseError(
+            f"{trace.path}: no GPU work falls into the steps found ({steps.how})", "is the trace cut off?"
+        )
+    low, high = _window(steps, work, outside)
+    if high <= low:
+        raise FlopwiseError(
+            f"{trace.path}: its GPU work takes no time at all", "is the trace cut off, or its clock too coarse?"
+        )
+    return _Explained(
+        trace=mine,
+        device=device,
+        steps=steps,
+        work=work,
+        low_ns=low,
+        high_ns=high,
+        coverage=attribution.coverage,
+        notes=_of_graphs(work) + _left_out(steps, attribution.table, device, outside.height),
+    )
+
+
+def _busiest(work: pl.DataFrame) -> tuple[int, int, pl.DataFrame]:
+    """The device and the process that kept it busiest, and their work: steps of several at once would not add up to one.
+
+    Work whose process is not known counts as this one's."""
+    spent = work.group_by("device", "process").agg(pl.col("duration_ns").sum())
+    spent = spent.sort("duration_ns", "device", "process", descending=[True, False, False])
+    device = int(spent["device"][0])
+    known = spent.filter(pl.col("device") == device, pl.col("process") != NO_ID)["process"]
+    process = int(known[0]) if len(known) else NO_ID
+    if spent.height > 1:
+        work = work.filter(pl.col("device") == device, pl.col("process").is_in([process, NO_ID]))
+    return device, process, work
+
+
+def _window(steps: Steps, work: pl.DataFrame, other: pl.DataFrame) -> tuple[int, int]:
+    """From the first work of the steps to the last; of marked steps from the first mark to the end of the last, or of its work.
+
+    A host that runs ahead opens a step while the GPU still has earlier work: the step begins when that is done.
+    """
+    first = int(work["start_ns"].to_numpy().min())
+    last = int((work["start_ns"] + work["duration_ns"]).to_numpy().max())
+    if steps.marked_ns is None:
+        return first, last
+    opened, closed = steps.marked_ns
+    earlier = other.filter(pl.col("start_ns") < first)
+    done = int((earlier["start_ns"] + earlier["duration_ns"]).to_numpy().max(initial=opened))
+    return min(first, max(opened, done)), max(last, closed)
 
 
 def _with_shapes(work: pl.DataFrame, trace: Trace) -> pl.DataFrame:
@@ -157,89 +203,70 @@ def _with_shapes(work: pl.DataFrame, trace: Trace) -> pl.DataFrame:
     return work.with_columns(pl.Series("shape", shape), pl.Series("ops", ops))
 
 
-def _parts(work: pl.DataFrame) -> pl.DataFrame:
-    """The work added up by all that is asked of it: what follows is sums over thousands of rows and not over millions."""
-    telling = ["source", "phase", "class", "name", "op", "module", "path"]
-    sums = [pl.col("duration_ns").sum(), pl.len().alias("count"), pl.col("ops").sum()]
-    added = work.select(*telling, "shape", "ops", "duration_ns").group_by(*telling, "shape").agg(sums)
-    return added.with_columns(pl.col(telling).cast(pl.String))
+def _of_graphs(work: pl.DataFrame) -> tuple[str, ...]:
+    share = gpu_time(work.filter("replayed")) / max(gpu_time(work), 1)
+    what = "comes from CUDA graphs captured outside the trace: its modules and phases are unknown"
+    return (f"{share:.0%} of the GPU time {what}",) if share > 0 else ()
 
 
-def _left_out(outside: int, n_devices: int, device: int) -> tuple[str, ...]:
+def _left_out(steps: Steps, everything: pl.DataFrame, device: int, outside: int) -> tuple[str, ...]:
+    """What the trace holds besides the work that is explained."""
+    n_devices, n_processes = everything["device"].n_unique(), (everything["process"].unique() != NO_ID).sum()
     notes = [f"{outside} pieces of GPU work were launched outside the steps and are left out"] if outside else []
+    notes += [f"marked steps that launched no GPU work, not counted: {steps.n_empty}"] if steps.n_empty else []
     notes += [f"{n_devices} devices worked; this is device {device}, the busiest"] if n_devices > 1 else []
+    notes += [f"{n_processes} processes used the GPU; this is the busiest"] if n_processes > 1 else []
     return tuple(notes)
 
 
+def _launches(work: pl.DataFrame) -> int:
+    """Calls that launched this work; one call launches all of a CUDA graph."""
+    known = work["launch_ns"].is_not_null()
+    thread, time = (work[name].filter(known).to_numpy() for name in ("launch_thread", "launch_ns"))
+    order = np.lexsort((time, thread))
+    again = (np.diff(time[order]) == 0) & (np.diff(thread[order]) == 0)
+    return len(order) - int(again.sum())
+
+
 def _verdict(waiting: Idle, window_ns: int) -> tuple[bool, str]:
-    late = waiting.by_cause_ns[LATE_LAUNCH] / window_ns
-    waited = waiting.by_cause_ns[SYNCHRONISATION] / window_ns
+    """Launch-bound or not, in words; idle time with its causes, the largest first."""
+    share = {cause: ns / window_ns for cause, ns in waiting.by_cause_ns.items()}
+    ranked = sorted(share, key=lambda cause: -share[cause])
+    told = [cause for cause in ranked if cause == ranked[0] or share[cause] >= SMALLEST]
     idle_share = waiting.total_ns / window_ns
-    causes = f"{late:.0%} because the host launched late, {waited:.0%} after the host had waited"
-    parts = f"idle {idle_share:.0%} of the time: {causes}"
-    if late >= LAUNCH_BOUND:
+    parts = f"idle {idle_share:.0%} of the time: {', '.join(f'{share[c]:.0%} {_BECAUSE[c]}' for c in told)}"
+    if share[LATE_LAUNCH] >= LAUNCH_BOUND:
         return True, f"launch-bound: the GPU is {parts}"
     if idle_share >= LAUNCH_BOUND:
         return False, f"the GPU is {parts}"
     return False, f"GPU-bound: the GPU is busy {1 - idle_share:.0%} of the time"
 
 
-def _sum(work: pl.DataFrame) -> int:
-    return int(work["duration_ns"].sum())
+def _overlaps(work: pl.DataFrame) -> tuple[int, int]:
+    """Nanoseconds counted twice where pieces run at once: on all streams together, and within each stream."""
+    both = 0
+    for _, stream in work.select("stream", "start_ns", "duration_ns").group_by("stream"):
+        both += _counted_twice(stream)
+    return _counted_twice(work), both
 
 
-def _shares(work: pl.DataFrame, column: str, n: int) -> tuple[Share, ...]:
-    total = max(_sum(work), 1)
-    rows = (
-        work.group_by(column)
-        .agg(pl.col("duration_ns", "count").sum())
-        .sort("duration_ns", column, descending=[True, False])
-    )
-    return tuple(
-        Share(name=str(name or ""), gpu_ns=ns / n, share=ns / total, count=count / n)
-        for name, ns, count in rows.iter_rows()
-    )
-
-
-def _matrix(work: pl.DataFrame, n: int) -> dict[str, dict[str, float]]:
-    matrix: dict[str, dict[str, float]] = {}
-    for phase, kind, ns in (
-        work.group_by("phase", "class").agg(pl.col("duration_ns").sum()).sort("phase", "class").iter_rows()
-    ):
-        matrix.setdefault(phase, {})[kind] = ns / n
-    return matrix
-
-
-def _kernels(work: pl.DataFrame, n: int) -> tuple[Kernel, ...]:
-    """By name; of a name in several classes, the class it is in most often."""
-    total = max(_sum(work), 1)
-    by_class = (
-        work.filter(pl.col("source") == "kernel")
-        .group_by("name", "class")
-        .agg(pl.col("duration_ns", "count").sum())
-        .sort("count", "class", descending=[True, False])
-    )
-    rows = (
-        by_class.group_by("name", maintain_order=True)
-        .agg(pl.col("class").first(), pl.col("duration_ns", "count").sum())
-        .sort("duration_ns", "name", descending=[True, False])
-    )
-    return tuple(
-        Kernel(name=name, kind=kind, gpu_ns=ns / n, share=ns / total, count=count / n, mean_ns=ns / count)
-        for name, kind, ns, count in rows.iter_rows()
-    )
+def _counted_twice(work: pl.DataFrame) -> int:
+    start, duration = work["start_ns"].to_numpy(), work["duration_ns"].to_numpy()
+    return int(duration.sum()) - covered_ns(start, start + duration)
 
 
 def _matmul_shares(work: pl.DataFrame, forward: pl.DataFrame) -> dict[str, float]:
     """A trace with a forward pass and nothing that trains is of inference; its matmuls then have one share."""
     training = work["phase"].is_in([BACKWARD, RECOMPUTE, OPTIMIZER]).any()
-    if forward.height and not training:
-        return {"inference": _matmul_share(work)}
+    if not forward.height:
+        return {"step": _matmul_share(work)}
+    if not training:
+        return {"inference": _matmul_share(forward)}
     return {"forward": _matmul_share(forward), "step": _matmul_share(work)}
 
 
 def _matmul_share(work: pl.DataFrame) -> float:
-    return _sum(work.filter(pl.col("class") == MATMUL)) / max(_sum(work), 1)
+    return gpu_time(work.filter(pl.col("class") == MATMUL)) / max(gpu_time(work), 1)
 
 
 def _precisions(work: pl.DataFrame) -> dict[str, float]:
@@ -257,21 +284,5 @@ def _precisions(work: pl.DataFrame) -> dict[str, float]:
         )
         label = f"{found.precision}{where}" if found else "unknown"
         spent[label] = spent.get(label, 0) + ns
-    total = max(_sum(matmuls), 1)
+    total = max(gpu_time(matmuls), 1)
     return {label: ns / total for label, ns in sorted(spent.items(), key=lambda item: (-item[1], item[0]))}
-
-
-def _with_folded_modules(work: pl.DataFrame) -> pl.DataFrame:
-    """Each distinct module is folded once: a trace has millions of rows and hundreds of modules."""
-    distinct = work["module"].unique().drop_nulls()
-    folded = {module: _folded(module) for module in distinct}
-    return work.with_columns(pl.col("module").replace_strict(folded, default="", return_dtype=pl.String))
-
-
-def _folded(module: str) -> str:
-    """The same module of every layer under one name.
-
-    >>> _folded("blocks.11.attention.q")
-    'blocks.*.attention.q'
-    """
-    return _LAYER.sub("*", module)

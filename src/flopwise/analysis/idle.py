@@ -5,14 +5,14 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from flopwise.analysis.intervals import Times, gaps
+from flopwise.analysis.intervals import Times, clipped, covered_ns, gaps
 from flopwise.trace.lookup import first_rows
 from flopwise.trace.tables import Trace
 
 LATE_LAUNCH = "late launch"  # the host had not yet launched what came next
 SYNCHRONISATION = "synchronisation"  # nor could it: it had just waited for the GPU
 BETWEEN = "between kernels"  # the next piece was queued already; the GPU took its time to begin it
-NOTHING = "nothing to do"  # no more work in the window
+NOTHING = "nothing to do"  # all work of the window was done, and the host was in no op, launch or wait
 UNKNOWN = "unknown"  # the trace does not say who launched the next piece
 CAUSES = (LATE_LAUNCH, SYNCHRONISATION, BETWEEN, NOTHING, UNKNOWN)
 
@@ -38,7 +38,8 @@ def idle(trace: Trace, low: int, high: int, device: int = 0) -> Idle:
 
     A gap ends when the next piece of work begins. The part of it until that work's launch call returned is the host's:
     'synchronisation' if the launching thread's last wait for the GPU ended within the gap, else 'late launch'. The rest,
-    after the call had returned, is the device's own ('between kernels').
+    after the call had returned, is the device's own ('between kernels'). After the last piece, what the host spent in waits is
+    'synchronisation', in ops and launches 'late launch' (of work that the window does not hold); else there was 'nothing to do'.
     """
     work = gpu_work(trace, device)
     start, end = work["start_ns"].to_numpy(), work["end_ns"].to_numpy()
@@ -46,19 +47,56 @@ def idle(trace: Trace, low: int, high: int, device: int = 0) -> Idle:
     following = _following(trace, work, gap_end)
     host_ns = np.clip(np.minimum(following.launch_end, gap_end) - gap_start, 0, None)
     device_ns = gap_end - gap_start - host_ns
-    waited = _waited(trace, following, gap_start)
+    waits = _waits(trace)
+    waited = _waited(waits, following, gap_start)
     known = following.thread >= 0
     last = gap_end >= high
     causes = {
-        NOTHING: int((gap_end - gap_start)[last].sum()),
+        NOTHING: 0,
         UNKNOWN: int((gap_end - gap_start)[~last & ~known].sum()),
         SYNCHRONISATION: int(host_ns[~last & known & waited].sum()),
         LATE_LAUNCH: int(host_ns[~last & known & ~waited].sum()),
         BETWEEN: int(device_ns[~last & known].sum()),
     }
+    for cause, ns in _afterwards(trace, waits, gap_start[last], high).items():
+        causes[cause] += ns
     total = int((gap_end - gap_start).sum())
     assert sum(causes.values()) == total
     return Idle(total_ns=total, by_cause_ns={cause: causes[cause] for cause in CAUSES}, n_gaps=len(gap_start))
+
+
+def _afterwards(trace: Trace, waits: pl.DataFrame, done: Times, high: int) -> dict[str, int]:
+    """What the host did from the last piece of work to the end of the window; `done` is empty if that lasted to the end."""
+    if not len(done):
+        return {}
+    low = int(done[0])
+
+    def spans(*tables: pl.DataFrame) -> tuple[Times, Times]:
+        near = [table.filter(pl.col("end_ns") > low, pl.col("start_ns") < high) for table in tables]
+        start, end = (np.concatenate([table[name].to_numpy() for table in near]) for name in ("start_ns", "end_ns"))
+        return clipped(start, end, low, high)
+
+    waiting = covered_ns(*spans(waits))
+    busy = covered_ns(*spans(waits, trace.ops, trace.launches, trace.graph_launches))
+    return {SYNCHRONISATION: waiting, LATE_LAUNCH: busy - waiting, NOTHING: high - low - busy}
+
+
+def _waits(trace: Trace) -> pl.DataFrame:
+    """Calls in which the host waited for the GPU: those that say so, and copies to pageable memory, 'Async' in name only.
+
+    Such a call returns when the copy has arrived: it spans the copy, which one that only queues it does not.
+    """
+    columns = ["start_ns", "end_ns", "thread"]
+    copies = trace.copies.filter(pl.col("kind") == "DtoH", pl.col("correlation") > 0)
+    if not copies.height:
+        return trace.syncs.select(columns)
+    wanted, known = (
+        (table["process"].to_numpy(), table["correlation"].to_numpy()) for table in (copies, trace.launches)
+    )
+    row = first_rows(wanted, known)
+    copies, calls = copies.filter(pl.Series(row >= 0)), trace.launches[row[row >= 0]]
+    spanned = (calls["start_ns"] <= copies["start_ns"]) & (calls["end_ns"] >= copies["end_ns"])
+    return pl.concat([trace.syncs.select(columns), calls.filter(spanned).select(columns)])
 
 
 def gpu_work(trace: Trace, device: int | None = None) -> pl.DataFrame:
@@ -94,11 +132,11 @@ def _following(trace: Trace, work: pl.DataFrame, gap_end: Times) -> _Next:
     return _Next(launch_start=column("start_ns"), launch_end=column("end_ns"), thread=column("thread"))
 
 
-def _waited(trace: Trace, following: _Next, gap_start: Times) -> npt.NDArray[np.bool_]:
+def _waited(waits: pl.DataFrame, following: _Next, gap_start: Times) -> npt.NDArray[np.bool_]:
     """Whether the launching thread's last wait before the launch ended inside the gap."""
     waited = np.zeros(len(gap_start), dtype=np.bool_)
-    for (thread,), syncs in trace.syncs.group_by("thread"):
-        ends = np.sort(syncs["end_ns"].to_numpy())
+    for (thread,), calls in waits.group_by("thread"):
+        ends = np.sort(calls["end_ns"].to_numpy())
         mine = following.thread == thread
         before = np.searchsorted(ends, following.launch_start[mine], side="right") - 1
         last_end = np.where(before >= 0, ends[np.maximum(before, 0)], -1)

@@ -1,16 +1,16 @@
-"""The steps in a trace: by the profiler's own marks, by the ranges of their phases, or by the period of the kernels."""
+"""The steps in a trace: by the profiler's marks, by ranges named after steps or phases, or by the period of the kernels."""
 
 import msgspec
 import numpy as np
 import polars as pl
 
 from flopwise.analysis.intervals import Times
-from flopwise.trace.phases import FORWARD, phase_of_range
+from flopwise.analysis.period import periodic_starts
+from flopwise.trace.phases import FORWARD, is_optimizer_step, is_step, phase_of_range
 from flopwise.trace.tables import Trace
+from flopwise.work import OPTIMIZER
 
-FEWEST_PERIODS = 2
-MATCHING = 0.97  # of the kernels must come again one period later
-MOST_CANDIDATES = 200
+HOLDING = 0.5  # of the GPU time must be launched inside ranges that only their name makes steps
 
 
 class Steps(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,6 +19,8 @@ class Steps(msgspec.Struct, frozen=True, kw_only=True):
     starts_ns: tuple[int, ...]
     end_ns: int
     how: str  # 'profiler steps', 'ranges', 'period of the kernels', or 'whole trace'
+    marked_ns: tuple[int, int] | None = None  # from the first mark's start to the last one's end, where there are marks
+    n_empty: int = 0  # marks without any GPU work: not counted
 
     def __len__(self) -> int:
         return len(self.starts_ns)
@@ -29,53 +31,108 @@ class Steps(msgspec.Struct, frozen=True, kw_only=True):
         return np.where(times_ns > self.end_ns, -1, number)
 
 
+def launch_times(work: pl.DataFrame) -> Times:
+    """When each piece of work was launched; when it began, where the trace does not say.
+
+    >>> launch_times(pl.DataFrame({"launch_ns": [3, None], "start_ns": [5, 9]}))
+    array([3, 9])
+    """
+    launched: Times = work["launch_ns"].fill_null(work["start_ns"]).to_numpy()
+    return launched
+
+
 def find_steps(trace: Trace, work: pl.DataFrame) -> Steps:
-    """`work` is an Attribution's table: what ran on the GPU, by start."""
-    end = max((_last_end(table) for table in (trace.kernels, trace.ranges, trace.ops)), default=0)
-    marked = trace.ranges.filter(pl.col("kind") == "step").sort("start_ns")
-    if marked.height:
-        return Steps(starts_ns=tuple(marked["start_ns"]), end_ns=_last_end(marked), how="profiler steps")
-    if starts := _forward_starts(trace):
-        return Steps(starts_ns=starts, end_ns=end, how="ranges")
-    if starts := _periodic_starts(work):
+    """`trace` is of one process, `work` an Attribution's rows of one device, by start.
+
+    The profiler's own marks come first, then ranges named as steps ('step 3', 'train_step'), then forward passes.
+    """
+    annotations = trace.ranges.filter(pl.col("kind") != "module")
+    named = [number for number, name in enumerate(trace.names) if is_step(name)]
+    found = (
+        _marked(trace.ranges.filter(pl.col("kind") == "step"), work, "profiler steps")
+        or _marked(annotations.filter(pl.col("name").is_in(named)), work, "ranges", HOLDING)
+        or _by_forward(trace, annotations, work)
+    )
+    if found is not None:
+        return found
+    end = _last_end(trace)
+    if starts := periodic_starts(work, launch_times(work)):
         return Steps(starts_ns=starts, end_ns=end, how="period of the kernels")
     return Steps(starts_ns=(0,), end_ns=end, how="whole trace")
 
 
-def _last_end(table: pl.DataFrame) -> int:
-    return int(table["end_ns"].to_numpy().max()) if table.height else 0
+def _last_end(trace: Trace) -> int:
+    tables = (trace.kernels, trace.copies, trace.graph_runs, trace.ranges, trace.ops)
+    return max((int(table["end_ns"].to_numpy().max()) for table in tables if table.height), default=0)
 
 
-def _forward_starts(trace: Trace) -> tuple[int, ...]:
-    """Where ranges named like a forward pass begin, on the thread that has most of them; one inside another counts once."""
-    forward = [i for i, name in enumerate(trace.names) if phase_of_range(name) == FORWARD]
-    ranges = trace.ranges.filter(pl.col("name").is_in(forward))
-    if not ranges.height:
-        return ()
-    thread = ranges.group_by("thread").len().sort("len", "thread", descending=True)["thread"][0]
-    starts: list[int] = []
-    reach = -1
-    for start, end in (
-        ranges.filter(pl.col("thread") == thread).sort("start_ns").select("start_ns", "end_ns").iter_rows()
-    ):
-        if start >= reach:
-            starts.append(start)
-        reach = max(reach, end)
-    return tuple(starts)
+def _marked(ranges: pl.DataFrame, work: pl.DataFrame, how: str, holding: float = 0.0) -> Steps | None:
+    """Each range is a step, if work was launched in it: a loop that ends inside the profiler's window leaves an empty one.
+
+    `holding`: the least share of the GPU time launched inside the ranges; a range 'step' may be around the optimizer alone.
+    """
+    start, end = _outermost(_of_one_thread(ranges, work))
+    launched = launch_times(work)
+    order = np.argsort(launched, kind="stable")
+    first = np.searchsorted(launched[order], start, side="left")
+    last = np.searchsorted(launched[order], end, side="right")
+    full = np.flatnonzero(last > first)
+    if not len(full):
+        return None
+    spent = np.concatenate(([0], np.cumsum(work["duration_ns"].to_numpy()[order])))
+    if int((spent[last] - spent[first]).sum()) < holding * int(spent[-1]):
+        return None
+    close = int(end[full[-1]])
+    return Steps(
+        starts_ns=tuple(start[full].tolist()),
+        end_ns=close,
+        how=how,
+        marked_ns=(int(start[full[0]]), close),
+        n_empty=len(start) - len(full),
+    )
 
 
-def _periodic_starts(work: pl.DataFrame) -> tuple[int, ...]:
-    """The smallest period after which (nearly) every kernel comes again; candidates are the distances between two of one name."""
-    names = work["name"].to_physical().to_numpy().astype(np.int64)
-    n = len(names)
-    if n < 2 * FEWEST_PERIODS:
-        return ()
-    rarest = work.group_by("name").len().filter(pl.col("len") >= FEWEST_PERIODS).sort("len")
-    if not rarest.height:
-        return ()
-    positions = np.flatnonzero((work["name"] == rarest["name"][0]).to_numpy())
-    for period in sorted({int(d) for d in positions[1:] - positions[0] if d <= n // FEWEST_PERIODS})[:MOST_CANDIDATES]:
-        if float(np.mean(names[period:] == names[:-period])) >= MATCHING:
-            begins = work["launch_ns"].fill_null(strategy="backward").fill_null(0)
-            return tuple(int(begins[i]) for i in range(n % period, n, period))
-    return ()
+def _by_forward(trace: Trace, annotations: pl.DataFrame, work: pl.DataFrame) -> Steps | None:
+    """A step runs from a forward pass to the next; to the next after an optimizer, where one lies after several."""
+    phases = [phase_of_range(name) for name in trace.names]
+    forward = [number for number, phase in enumerate(phases) if phase == FORWARD]
+    start, _ = _outermost(_of_one_thread(annotations.filter(pl.col("name").is_in(forward)), work))
+    if not len(start):
+        return None
+    updates = np.sort(_updates(trace, annotations, work))
+    if len(updates):
+        before = np.searchsorted(updates, start)
+        start = start[np.concatenate(([True], before[1:] > before[:-1]))]
+    told = annotations.filter(pl.col("name").is_in([number for number, phase in enumerate(phases) if phase]))
+    return Steps(
+        starts_ns=tuple(start.tolist()),
+        end_ns=_last_end(trace),
+        how="ranges",
+        marked_ns=(int(start[0]), int(told["end_ns"].to_numpy().max())),
+    )
+
+
+def _updates(trace: Trace, annotations: pl.DataFrame, work: pl.DataFrame) -> Times:
+    """When the optimizer changed the parameters: by its ranges, else by its kernels."""
+    named = [number for number, name in enumerate(trace.names) if is_optimizer_step(name)]
+    ranges: Times = annotations.filter(pl.col("name").is_in(named))["start_ns"].to_numpy()
+    return ranges if len(ranges) else launch_times(work.filter(pl.col("class") == OPTIMIZER))
+
+
+def _of_one_thread(ranges: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
+    """Of the threads that have such ranges, the one that launched most of the work; else the one with most of them."""
+    threads = ranges.group_by("thread").len()
+    if threads.height < 2:
+        return ranges
+    calls = work.group_by(pl.col("launch_thread").alias("thread")).agg(calls=pl.len())
+    ranked = threads.join(calls, on="thread", how="left").sort("calls", "len", "thread", nulls_last=False)
+    return ranges.filter(pl.col("thread") == ranked["thread"][-1])
+
+
+def _outermost(ranges: pl.DataFrame) -> tuple[Times, Times]:
+    """Start and end of the ranges of one thread, by start; one that starts inside another is part of it."""
+    ranges = ranges.sort("start_ns", "end_ns", descending=[False, True])
+    start, end = (ranges[name].to_numpy() for name in ("start_ns", "end_ns"))
+    alone = np.ones(len(start), dtype=bool)
+    alone[1:] = start[1:] >= np.maximum.accumulate(end)[:-1]
+    return start[alone], end[alone]

@@ -52,11 +52,8 @@ def _summary(e: Explanation) -> Table:
         f"measured: {e.steps} steps, found by {e.steps_found_by}; times are of one step",
         f"GPU time attributed to a: {covered}",
         *(f"matmuls: {units.percent(share, 0)} of their time in {what}" for what, share in e.matmul_precision.items()),
-        *(
-            (f"untraced, the step takes {units.duration(e.host_ns['step'])} of wall time",)
-            if "step" in e.host_ns
-            else ()
-        ),
+        *_untraced(e),
+        *_overlap(e),
         *_softmax_beside_matmul(e),
         *e.notes,
     ]
@@ -75,6 +72,22 @@ def _summary(e: Explanation) -> Table:
         Column("launches", "launches", units.count),
     )
     return Table(title=f"{_name(e)}: {e.source} trace{where}", columns=columns, rows=(row,), notes=tuple(notes))
+
+
+def _untraced(e: Explanation) -> tuple[str, ...]:
+    """The step without a profiler, and whose clock that is."""
+    if "step" not in e.host_ns:
+        return ()
+    whose = f" ({e.timings})" if e.timings else ""
+    return (f"untraced, the step takes {units.duration(e.host_ns['step'])} of wall time{whose}",)
+
+
+def _overlap(e: Explanation) -> tuple[str, ...]:
+    """Why kernels added up can be more than the time the GPU was busy."""
+    if not e.overlap_ns:
+        return ()
+    both, one = units.duration(e.overlap_ns), units.duration(e.stream_overlap_ns)
+    return (f"overlap: {both} of the GPU time added up ran beside other work, {one} of it on the same stream",)
 
 
 def _softmax_beside_matmul(e: Explanation) -> tuple[str, ...]:
@@ -190,7 +203,10 @@ def _overview(explanations: Sequence[Explanation]) -> Table:
     columns += [Column(f"{phase}_ns", f"{phase} ms", _MS) for phase in phases] + [
         Column("verdict", "verdict", right=False)
     ]
-    return Table(title="steps, GPU time per step", columns=tuple(columns), rows=rows)
+    clocks = dict.fromkeys(e.timings for e in explanations if e.timings)
+    which = "one for all traces" if len(clocks) == 1 else "by trace"
+    notes = tuple(f"host's clock, {which}: {clock}" for clock in clocks)
+    return Table(title="steps, GPU time per step", columns=tuple(columns), rows=rows, notes=notes)
 
 
 def _answers(explanations: Sequence[Explanation]) -> Table:

@@ -14,7 +14,9 @@ Phases, the first rule that holds:
 4. By op: cross-entropy and its kin: 'loss'; fused and foreach optimizer ops: 'optimizer'; an op that autograd recorded, or
    any op of a trace without gradients and phase ranges (inference): 'forward'.
 Within 'forward', loss ops and loss kernels are 'loss'. A kernel that only an optimizer has is 'optimizer' where nothing else
-is known of it, as in a CUDA graph of a whole step. Everything else is 'other'.
+is known of it. Everything else is 'other'; so is the work of a CUDA graph whose capture the trace does not hold, unless an op
+launched it, as compiled code does: the range around a replay says nothing of what the graph holds. Its op and modules are
+unknown, and its phase is what the names of loss and optimizer kernels tell.
 """
 
 from dataclasses import dataclass
@@ -57,10 +59,10 @@ class Coverage:
 class Attribution:
     """One row per kernel, copy and CUDA graph traced as one row, by start.
 
-    source, index (in the Trace's table), start_ns, duration_ns, device, stream, name; launch_thread, launch_ns;
+    process, source, index (in the Trace's table), start_ns, duration_ns, device, stream, name; launch_thread, launch_ns;
     op (innermost), op_index (its row in the Trace's ops), top_op, forward_op (of backward work); module (innermost), path
-    (of ranges, outer to inner, '/' between, without steps and phases); phase, class, attributed. What is not known is null.
-    `class` is never null, nor is `phase`.
+    (of ranges, outer to inner, '/' between, without steps and phases); phase, class, attributed; replayed (by a CUDA graph whose
+    capture the trace does not hold). What is not known is null. `class` is never null, nor is `phase`.
     """
 
     table: pl.DataFrame
@@ -72,9 +74,11 @@ def attribute(trace: Trace) -> Attribution:
     work = _work(trace)
     host = Host(trace)
     at = host.points(work["process"], work["from_thread"], work["from_ns"])
-    work = work.drop("process", "from_thread", "from_ns")
     ops = host.ops()
     op, top = ops.innermost(at.lane, at.time), ops.outermost().innermost(at.lane, at.time)
+    replayed = ((work["attributed"] == "graph") & ~work["captured"]).to_numpy() & (op < 0)
+    at.lane[replayed] = -1  # the program was elsewhere when it asked for this
+    work = work.drop("from_thread", "from_ns", "captured")
     above = {"op": _name(host, op), "top_op": _name(host, top)}
     del ops, top
     node = host.backward.innermost(at.lane, at.time)
@@ -100,6 +104,7 @@ def attribute(trace: Trace) -> Attribution:
         path,
         pl.Series("phase", PHASES, dtype=pl.Enum(PHASES)).gather(phase),
         kind,
+        pl.Series("replayed", replayed),
     )
     return Attribution(table, _coverage(table, ranged))
 
@@ -181,7 +186,7 @@ def _origin(trace: Trace, process: Ints, node: Ints, calls: list[pl.Series]) -> 
         at = pl.Series(captured)
         thread = _or_null("thread", nodes["thread"].to_numpy(), row, captured).zip_with(at, thread)
         time = _or_null("time", nodes["start_ns"].to_numpy(), row, captured).zip_with(at, time)
-    return [thread.alias("from_thread"), time.alias("from_ns")]
+    return [thread.alias("from_thread"), time.alias("from_ns"), pl.Series("captured", captured)]
 
 
 def _or_null(name: str, values: Ints, rows: Ints, known: Flags) -> pl.Series:
@@ -245,8 +250,12 @@ def _refined(work: pl.DataFrame, phase: Ints, kind: pl.Series, in_loss: Flags) -
     """What kernels say themselves: the loss inside the forward pass, the optimizer where nothing else is known."""
     is_loss = (kind == LOSS_KERNEL).to_numpy() | in_loss
     is_optimizer = (kind == OPTIMIZER_KERNEL).to_numpy()
-    loose = (phase == _CODE[OTHER]) | (work["attributed"] == "graph").to_numpy()
+    in_graph = (work["attributed"] == "graph").to_numpy()
+    loose = (phase == _CODE[OTHER]) | in_graph
     phase = np.where((phase == _CODE[FORWARD]) & is_loss, _CODE[LOSS], phase)
+    rows = np.flatnonzero(in_graph & (phase == _CODE[OTHER]) & is_loss)
+    gradients = work["name"][rows].cast(pl.String).str.contains("(?i)backward|bwd").to_numpy()
+    phase[rows[~gradients]] = _CODE[LOSS]
     return np.where(loose & is_optimizer, _CODE[OPTIMIZER], phase)
 
 

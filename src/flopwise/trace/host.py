@@ -1,6 +1,7 @@
 """The host's side of a trace as one list of spans (ranges and ops), and the questions that attribution asks of it."""
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 
 from flopwise.trace.lookup import first_rows
 from flopwise.trace.nesting import Flags, Ints, Nesting
-from flopwise.trace.phases import BACKWARD, PHASES, phase_of_range
+from flopwise.trace.phases import BACKWARD, PHASES, is_step, phase_of_range
 from flopwise.trace.tables import NO_ID, Trace
 
 _BACKWARD_NODE = re.compile(
@@ -18,7 +19,6 @@ _BACKWARD_NODE = re.compile(
 )
 _LOSS_OP = re.compile(r"cross_entropy|nll_loss|log_softmax|\w_loss(_\w+)?$|kl_div")
 _OPTIMIZER_OP = re.compile(r"_fused_(adam|sgd|adagrad)|::_foreach_|^Optimizer\.")
-_STEP = re.compile(r"^(ProfilerStep#\d+|(train(ing)?[ _-]?)?(step|iteration|iter)[ _#:-]*\d*)$", re.IGNORECASE)
 _NO_SCOPE = re.compile(r"^(nccl:|c10d::|record_param_comms|enumerate\(DataLoader\)|PyTorch Profiler)")
 _SCOPE_OP = re.compile(r"^Torch-Compiled Region|^## Call CompiledFxGraph |^Optimizer\.\w+#")  # as good as a module
 
@@ -68,7 +68,7 @@ class Host:
             return np.concatenate([(kinds == kind).to_numpy(), np.zeros(n_ops, dtype=bool)])
 
         is_op = np.arange(self._n_ranges + n_ops) >= self._n_ranges
-        module, step = of_kind("module"), of_kind("step") | self._named(_STEP)[name]
+        module, step = of_kind("module"), of_kind("step") | self._told(is_step)[name]
         sequenced = np.empty(len(name), dtype=bool)
         sequenced[whole.order] = self._sequence != NO_ID
         backward = self._named(_BACKWARD_NODE)[name]
@@ -99,7 +99,10 @@ class Host:
         return self._spans.subset(is_op)
 
     def _named(self, pattern: re.Pattern[str]) -> Flags:
-        return np.fromiter((pattern.search(text) is not None for text in self.names), dtype=bool, count=len(self.names))
+        return self._told(lambda text: pattern.search(text) is not None)
+
+    def _told(self, tells: Callable[[str], bool]) -> Flags:
+        return np.fromiter((tells(text) for text in self.names), dtype=bool, count=len(self.names))
 
     def lanes_of(self, process: pl.Series, thread: pl.Series) -> Ints:
         """The lanes of threads; -1 where a thread is null."""

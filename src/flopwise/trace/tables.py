@@ -4,7 +4,7 @@ Times are integers of nanoseconds, the earliest event of the trace at 0. Names a
 their index (`name`, u32), because a trace repeats a few hundred long kernel names a million times.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import polars as pl
 
@@ -81,3 +81,17 @@ class Trace:
     notes: tuple[str, ...] = field(
         default=()
     )  # what was odd in the file, one line each (events dropped, tables missing)
+
+
+def of_process(trace: Trace, process: int) -> Trace:
+    """What one process did, and what no process is known for; the whole trace if there is no other, or none is known.
+
+    Rows keep their order, but not their numbers: `sized_ops` is left out.
+    """
+    names = ("kernels", "copies", "launches", "graph_launches", "graph_runs", "syncs", "ops", "ranges", "graph_nodes")
+    tables = {name: getattr(trace, name) for name in names}
+    others = {name for name, table in tables.items() if not table["process"].is_in([process, NO_ID]).all()}
+    if not others or process == NO_ID:
+        return trace
+    kept = {name: tables[name].filter(pl.col("process").is_in([process, NO_ID])) for name in others}
+    return replace(trace, **kept, sized_ops=pl.DataFrame(schema=SIZED_OPS))

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from flopwise.analysis.explanation import Explanation, Kernel, explain_trace
 from flopwise.errors import FlopwiseError
 from flopwise.records import Point
@@ -18,18 +20,50 @@ def explain(
 ) -> Explanation:
     """Explain a trace: a run that has one (`last`, an id, a tag, a path), or a Kineto or Nsight Systems file.
 
-    `timings` is a run of the same workload without a profiler; a run of `profile` has its own.
+    `timings` is a run of the same workload without a profiler; a run of `profile` has its own. Which of its points was taken,
+    and what of it does not match the trace, is said in the answer's `timings`.
 
     >>> flopwise.explain("trace.json.gz").verdict        # doctest: +SKIP
     'launch-bound: the GPU is idle 73% of the time: …'
     """
     path, point = trace_of(target, runs)
-    if timings is not None:
-        timed = timings if isinstance(timings, StoredRun) else StoredRun.load(find(timings, runs_root(runs)))
-        point = next((p for p in timed.points if p.phases), None)
-        if point is None:
-            raise FlopwiseError(f"the run {timed.header.id} has no samples", "give --timings a run of flopwise bench")
-    return explain_trace(read_trace(path), point)
+    if timings is None:
+        return explain_trace(read_trace(path), point)
+    timed = timings if isinstance(timings, StoredRun) else StoredRun.load(find(timings, runs_root(runs)))
+    chosen, notes = timing_of(timed, point)
+    found = explain_trace(read_trace(path), chosen)
+    gpu = chosen.environment.gpu.name if chosen.environment and chosen.environment.gpu else ""
+    if gpu and found.gpu and gpu != found.gpu:
+        notes += (f"another GPU than the trace's {found.gpu}",)
+    where = f"run {timed.header.id}: {chosen.trial.workload.label()} on {gpu or device_of(chosen)}"
+    return msgspec.structs.replace(found, timings="; ".join((where, *notes)))
+
+
+def timing_of(timed: StoredRun, traced: Point | None) -> tuple[Point, tuple[str, ...]]:
+    """The point of a run whose clock is set beside a trace: that of the trace's own workload, where it is known; else the
+    first. Also what is to be said of the choice. A trace is of a GPU: a CPU's clock says nothing of it."""
+    points = [point for point in timed.points if point.phases]
+    if not points:
+        raise FlopwiseError(f"the run {timed.header.id} has no samples", "give --timings a run of flopwise bench")
+    on_gpu = [point for point in points if not device_of(point).startswith("cpu")]
+    if not on_gpu:
+        raise FlopwiseError(
+            f"the run {timed.header.id} was measured on a CPU, and the trace is of a GPU",
+            "give --timings a run of the same workload on the same GPU",
+        )
+    wanted = traced.trial.workload if traced else None
+    same = next((point for point in on_gpu if point.trial.workload == wanted), None)
+    if same is not None:
+        return same, ()
+    first = on_gpu[0]
+    notes = [f"the first of {len(on_gpu)} workloads in that run"] if len(on_gpu) > 1 else []
+    notes += [f"another workload than the trace's {wanted.label()}"] if wanted else []
+    return first, tuple(notes)
+
+
+def device_of(point: Point) -> str:
+    """Where a point ran, 'cpu' or 'cuda:0'; what was asked for, if that is all that is known."""
+    return point.ran.device if point.ran else point.trial.device
 
 
 def trace_of(target: str | Path | StoredRun, runs: str | Path | None = None) -> tuple[Path, Point | None]:
