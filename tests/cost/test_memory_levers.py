@@ -4,13 +4,10 @@ import math
 
 import pytest
 
-from flopwise.capture.events import Surroundings
 from flopwise.cost.fit import peak_of
 from flopwise.cost.memory_levers import FROM_OWNERS, checkpoint_sizes, largest_gradient_bytes, memory_levers
-from flopwise.records import Environment, Gpu
 from flopwise.spec.gpu import gpu
 from flopwise.spec.workload import workload
-from flopwise.verbs.fitting import too_large
 
 LONG = {"context": 512, "attention": "naive", "set": {"n_layers": 8}}
 
@@ -65,23 +62,3 @@ def test_segments_worth_trying_include_the_square_root(layers):
     assert sizes[0] == 1
     assert max(1, round(math.sqrt(layers))) in sizes
     assert max(sizes) <= max(1, layers // 2, round(math.sqrt(layers)))
-
-
-def there(free_bytes, on_gpu):
-    h200 = Gpu(name="NVIDIA H200", memory_bytes=0, sm_count=132, l2_bytes=0, capability="9.0")
-    environment = Environment(flopwise="", python="", torch="", gpu=h200 if on_gpu else None)
-    return Surroundings(environment=environment, device="", free_bytes=free_bytes)
-
-
-@pytest.mark.parametrize("on_gpu", [True, False])
-def test_the_warning_comes_where_the_prediction_exceeds_what_is_free(on_gpu):
-    work = workload("small")
-    needed = peak_of(work, gpu("h200")) - (0 if on_gpu else 2 * 32 * 2**20)
-    assert too_large(work, there(needed, on_gpu)) == ""
-    assert "it will probably run out of memory" in too_large(work, there(needed - 1, on_gpu))
-
-
-@pytest.mark.parametrize("target", ["op:attention", "py:steps:make"])
-def test_what_arithmetic_does_not_know_is_not_warned_of(target):
-    assert too_large(workload(target), there(1, on_gpu=True)) == ""
-    assert too_large(workload("small"), there(None, on_gpu=True)) == ""

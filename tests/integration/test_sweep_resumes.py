@@ -78,7 +78,8 @@ def test_resuming_runs_only_what_is_missing(tmp_path):
     deadline = time.monotonic() + 120
     rows: list[Path] = []
     while time.monotonic() < deadline and not (rows and rows[0].read_bytes().count(b"\n") >= 3):
-        rows = [path for path in tmp_path.rglob("points.jsonl") if not path.parent.name.startswith(".new-")]
+        # A run that is still being made has a hidden name, and is renamed at any moment.
+        rows = [path for path in tmp_path.rglob("points.jsonl") if not path.parent.name.startswith(".")]
         time.sleep(0.01)
     process.kill()
     process.communicate()

@@ -80,6 +80,7 @@ def as_predicted(events, found, **options):
 def test_the_recording_is_the_dry_run_of_the_same_device_to_the_byte(tiny, tmp_path):
     assert as_predicted(*tiny[2:])
     options = {"checkpoint": 1, "loss": "chunked", "optimizer": "fused", "norm": "eager", "attention": "sdpa"}
+    options |= {"context": 32, "set": {"n_layers": 1}}
     _, events, found = recorded(tmp_path / "x.pickle", steps=1, stacks="off", **options)
     assert as_predicted(events, found, **options)
     assert not found.largest[0].stack
@@ -165,6 +166,13 @@ def test_running_out_leaves_the_snapshot_of_that_moment(tmp_path):
     assert (done.status, failure.asked_bytes, failure.allocated_bytes) == (OOM, 2**50, 3 * 2**20)
     assert failure.device_free_bytes > 0
     assert sum(failure.owners.values()) == failure.allocated_bytes
+
+
+def test_what_cannot_begin_leaves_no_snapshot(tmp_path):
+    done, _, found = recorded(tmp_path / "x.pickle", "llama3-405b")
+    assert (done.status, found) == (OOM, None)
+    assert "before it begins" in done.reason
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_compiled_step_on_the_cpu_is_refused(tmp_path):

@@ -85,6 +85,7 @@ class _Session:
         self._say = memory_cuda.say if self.on_gpu and memory_cuda.can_say() else None
         self.recorder = Recorder(self.names, stacks=request.stacks != "off" and not self.on_gpu, say=self._say)
         self.started = False
+        self._taken: dict[str, Any] = {}  # a GPU's snapshot, once it is taken
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -171,6 +172,9 @@ class _Session:
 
     def write_failed(self, message: str) -> bool:
         """The snapshot at the moment when memory ran out; False where nothing was recorded yet."""
+        raw = self._taken if self.on_gpu else {}
+        if not (self.recorder.tape.storages or raw.get("segments") or any(raw.get("device_traces", ()))):
+            return False
         asked = _ASKED.search(message)
         free = free_bytes(self.device)
         try:

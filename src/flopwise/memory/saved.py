@@ -83,7 +83,7 @@ def _scores(workload: Workload, shape: tuple[int, ...], kept: Sequence[Saved]) -
     half = {"bf16-pure": "bf16", "bf16": "bf16", "fp16": "fp16"}.get(workload.recipe.precision, "fp32")
     dtype = largest.dtype if largest is not None else half
     if largest is not None:
-        note = "batch × heads × context × context, in each block"
+        note = f"batch ×{' heads ×' if len(shape) > 3 else ''} context × context"
     elif workload.recipe.attention == "naive":
         note = "not kept: forward alone, or a checkpoint computes it again"
     else:
