@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from flopwise.cli.options import output_options
-from flopwise.cli.output import chosen, show
+from flopwise.cli.output import check_place, chosen, said, show
 
 
 @click.command("memory")
@@ -26,6 +26,7 @@ def command(snapshot: str, device: str | None, stacks: bool, form: str | None, o
     from flopwise.render.charts import SUFFIXES
 
     drawn = form is None and output is not None and Path(output).suffix in SUFFIXES
+    check_place(output)
     form = "" if drawn else chosen(form, output)
     from flopwise.render.memory_view import memory_view, of_device, timeline_chart
     from flopwise.verbs.memory import memory
@@ -35,6 +36,6 @@ def command(snapshot: str, device: str | None, stacks: bool, form: str | None, o
         from flopwise.render.charts import save
 
         save(timeline_chart(found), Path(output).expanduser())
-        click.echo(f"wrote {output}", err=True)
+        said(f"wrote {output}")
         return
     show(*memory_view(found), form, output)

@@ -4,11 +4,12 @@ from pathlib import Path
 from typing import Any
 
 from flopwise import units
-from flopwise.errors import FlopwiseError, one_line
+from flopwise.errors import FlopwiseError
 from flopwise.memory.answers import DeviceMemory, MemoryReport
 from flopwise.render.charts import memory_chart
 from flopwise.render.json import document
 from flopwise.render.table import Column, Table, View
+from flopwise.render.visible import LONGEST_CELL, visible
 
 _BAR = 30
 
@@ -42,7 +43,7 @@ def timeline_chart(report: MemoryReport) -> Any:
     line = first.timeline
     clock = line.time_us is not None
     rows = [
-        {"at": at, "reserved": reserved, "phase": phase}
+        {"at": at, "reserved": reserved, "phase": visible(phase or "", LONGEST_CELL)}
         for at, reserved, phase in zip(
             [t / 1000 for t in line.time_us] if line.time_us is not None else line.event,
             line.reserved_bytes,
@@ -54,7 +55,7 @@ def timeline_chart(report: MemoryReport) -> Any:
         for row, value in zip(rows, values, strict=True):
             row[owner] = value
     peak = units.size(first.peak.allocated_bytes)
-    title = one_line(f"{Path(report.path).name}, device {first.device}: peak {peak} allocated", 120)
+    title = f"{Path(report.path).name}, device {first.device}: peak {peak} allocated"
     return memory_chart(rows, list(line.owners), "ms" if clock else "event", title)
 
 
@@ -92,8 +93,7 @@ def _summary(report: MemoryReport) -> Table:
         Column("end_unused_bytes", "unused then", units.size),
         Column("events", "events", units.count),
     )
-    name = one_line(Path(report.path).name, 80)
-    return Table(title=f"{name}: memory", columns=columns, rows=rows, notes=_notes(report.devices[0]))
+    return Table(title=f"{Path(report.path).name}: memory", columns=columns, rows=rows, notes=_notes(report.devices[0]))
 
 
 def _notes(d: DeviceMemory) -> tuple[str, ...]:
