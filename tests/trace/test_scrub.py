@@ -310,9 +310,11 @@ def test_a_failure_leaves_neither_a_copy_nor_a_part_of_one(export, tmp_path):
     folder = tmp_path / "copies"
     folder.mkdir()
     (folder / "old.sqlite").write_bytes(b"an older copy")
+    with pytest.raises(FlopwiseError, match="exists already"):
+        scrub(export, folder / "old.sqlite")
     export.write_bytes(export.read_bytes()[:-5000])
     with pytest.raises(FlopwiseError, match="cut off"):
-        scrub(export, folder / "old.sqlite")
+        scrub(export, folder / "out.sqlite")
     (tmp_path / "in.json").write_text('{"traceEvents": [{"ph": "X"},')
     with pytest.raises(FlopwiseError):
         scrub(tmp_path / "in.json", folder / "out.json.gz")

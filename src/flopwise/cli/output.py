@@ -101,7 +101,7 @@ def _rendered(tables: list[Any], document: dict[str, Any], form: str, to_termina
         case "json":
             return json_text(document)
         case "csv":
-            return "\r\n".join(t.csv_text(table) for table in tables)
+            return "\r\n".join(t.csv_text(table, titled=len(tables) > 1) for table in tables)
         case "markdown":
             return "\n".join(t.markdown(table) for table in tables)
         case _:

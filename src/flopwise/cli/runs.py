@@ -86,9 +86,7 @@ def remove_runs(run: tuple[str, ...], runs: str | None) -> None:
 
 @command.command("scrub")
 @click.argument("file")
-@click.option(
-    "-o", "--output", required=True, metavar="OUT", help="Where the safe copy goes; it must not exist as FILE."
-)
+@click.option("-o", "--output", required=True, metavar="OUT", help="Where the safe copy goes; it must not exist yet.")
 def scrub_trace(file: str, output: str) -> None:
     """Write a copy of a trace that is safe to share: no environment, host, user, paths or other private metadata.
 

@@ -72,18 +72,20 @@ def markdown(table: Table) -> str:
     lines = [f"**{_cell(shown.title)}**", "", _line(map(_cell, shown.headers))]
     lines += [_line("---:" if c.right else ":---" for c in table.columns)]
     lines += [_line(map(_cell, cells)) for cells in shown.cells]
-    lines += ["", *(f"- {_cell(note)}" for note in shown.notes)]
-    return "\n".join(lines)
+    lines += ["", *(f"- {_cell(note)}" for note in shown.notes)] if shown.notes else []
+    return "\n".join(lines) + "\n"
 
 
-def csv_text(table: Table) -> str:
-    """Raw values under their keys; the units are in the names.
+def csv_text(table: Table, titled: bool = False) -> str:
+    """Raw values under their keys; the units are in the names. A title is a row of one cell, after a #.
 
-    >>> csv_text(Table("t", (Column("wall_ns", "wall"),), ({"wall_ns": 5},)))
-    'wall_ns\\r\\n5\\r\\n'
+    >>> csv_text(Table("t", (Column("wall_ns", "wall"),), ({"wall_ns": 5},)), titled=True)
+    '# t\\r\\nwall_ns\\r\\n5\\r\\n'
     """
     out = io.StringIO()
     writer = csv.writer(out)
+    if titled:
+        writer.writerow([visible(f"# {table.title}")])
     writer.writerow([c.key for c in table.columns])
     for row in table.rows:
         writer.writerow(["" if row.get(c.key) is None else _csv_safe(row[c.key]) for c in table.columns])
