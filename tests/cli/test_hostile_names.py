@@ -1,5 +1,6 @@
 """Names from outside reach a terminal as text, whatever is in them: no escape, no new row, no turned order, no flood."""
 
+import io
 import json
 import pickle
 import re
@@ -8,9 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from flopwise.capture.events import Tracing
 from flopwise.cli.main import main
 from flopwise.records import Point
+from flopwise.render.progress import ShownProgress
 from flopwise.spec.workload import Sampling, Trial, workload
 from flopwise.store import Run
 
@@ -134,6 +138,23 @@ def test_account(run, tmp_path, form):
     code, out, err = run("account", f"hf:{folder}/config.json", "--gpu", "h100", "--format", form)
     assert code == 0, err
     assert_harmless(out, form)
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_progress(terminal):
+    console = Console(file=io.StringIO(), force_terminal=terminal, no_color=True, width=200)
+    progress = ShownProgress(console)
+    trial = Trial(workload=workload("tiny"), sampling=Sampling(samples=3), device="cpu")
+    progress.begin(2, 0)
+    progress.trial(trial)
+    progress.label = EVIL
+    progress.event(Tracing(profiler="kineto"))
+    progress.point(Point(key="k", trial=trial, status="crash", reason=LONG))
+    progress.end()
+    written = console.file.getvalue()
+    assert "]52" not in written.replace("␛]52", "")
+    assert not re.search(r"[\x07\x7f-\x9f\u202e\u2028]", written)
+    assert "crash: ␛]52" in written
 
 
 def test_runs(run, tmp_path):

@@ -9,7 +9,7 @@ from flopwise.memory.answers import DeviceMemory, MemoryReport
 from flopwise.render.charts import memory_chart
 from flopwise.render.json import document
 from flopwise.render.table import Column, Table, View
-from flopwise.render.visible import LONGEST_CELL, visible
+from flopwise.render.visible import LONGEST_CELL, LONGEST_LINE, visible
 
 _BAR = 30
 
@@ -139,7 +139,7 @@ def _largest(d: DeviceMemory) -> Table:
         Column("count", "count", units.count),
         Column("owner", "owner", right=False),
         Column("phase", "made in", right=False),
-        Column("stack", "stack", right=False),
+        Column("stack", "stack", right=False, longest=LONGEST_LINE),
     )
     return Table(title="largest allocations at the peak", columns=columns, rows=rows)
 
@@ -175,7 +175,7 @@ def _growth(d: DeviceMemory) -> Table:
         Column("steps", "in steps"),
         Column("of_steps", "of"),
         Column("owner", "owner", right=False),
-        Column("stack", "stack", right=False),
+        Column("stack", "stack", right=False, longest=LONGEST_LINE),
     )
     return Table(title="growth between steps", columns=columns, rows=rows, notes=notes)
 
@@ -196,6 +196,6 @@ def _failures(d: DeviceMemory) -> Table:
         Column("device_free_bytes", "free on the device", units.size),
         Column("allocated_bytes", "allocated", units.size),
         Column("unused_bytes", "reserved, unused", units.size),
-        Column("stack", "stack", right=False),
+        Column("stack", "stack", right=False, longest=LONGEST_LINE),
     )
     return Table(title="out of memory", columns=columns, rows=rows)

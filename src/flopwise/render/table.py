@@ -18,6 +18,7 @@ class Column:
     title: str
     show: Callable[[Any], str] = str
     right: bool = True
+    longest: int = LONGEST_CELL  # characters that are shown
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Shown:
 
 
 def _shown(column: Column, value: Any) -> str:
-    return "" if value is None else visible(column.show(value), LONGEST_CELL)
+    return "" if value is None else visible(column.show(value), column.longest)
 
 
 _MARKS = re.compile(r"[\\|*`\[\]~]")  # what Markdown would take for its own

@@ -3,7 +3,7 @@
 import re
 
 LONGEST_CELL = 200
-LONGEST_LINE = 500  # a title or a note
+LONGEST_LINE = 1000  # a title, a note, or a cell that holds a sentence or a stack
 _IN_JSON = re.compile(r"[\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]")
 
 
