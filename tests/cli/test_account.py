@@ -131,7 +131,9 @@ def test_bad_input_is_one_line_and_a_hint(capsys, words, message):
 def test_csv_and_markdown(capsys):
     code, out, _ = run(capsys, "tiny", "--format", "csv")
     assert code == 0
-    first = next(csv.DictReader(io.StringIO(out)))
+    title, _, first_table = out.partition("\r\n")
+    assert title.startswith("# account of tiny")
+    first = next(csv.DictReader(io.StringIO(first_table)))
     assert int(first["parameters"]) == preset("tiny").parameters()
     assert "| module |" in run(capsys, "tiny", "--format", "markdown")[1]
 

@@ -8,8 +8,10 @@ import shutil
 import sqlite3
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from flopwise.analysis.explanation import explain_trace
 from flopwise.errors import FlopwiseError
 from flopwise.trace.kineto import read_kineto
 from flopwise.trace.nsys import read_nsys
@@ -152,6 +154,25 @@ SECRETS = [
     "wJalrXUtnFEMIK7MDENGbPxRfiCYEXAMPLEKEY0123",
     "4ac7dd57-44b8-98fa-4241-db96731db453",
     "AWS_SECRET_ACCESS_KEY=whatever",
+    '{"password": "whatever", "token": "hunter2"}',
+    r"{\"password\": \"whatever\", \"auth_token\": \"two hunter2\"}",
+    "{'api_key': 'whatever'}",
+    "AUTH_TOKEN: whatever",
+    "--token whatever --batch 4",
+    "--api-key=whatever",
+    "--wandb-key 'two hunter2'",
+    'TOKEN="two hunter2"',
+    r'TOKEN="two \"hunter2\" whatever"',
+    "TOKEN='two hunter2",
+    "PASSWORD=ab,hunter2",
+    "password: 12345678",
+    "passphrase: whatever",
+    "Authorization: Basic whatever",
+    "file:///mnt/whatever/b.py",
+    "s3://whatever/hunter2/b.bin",
+    "https://example.com/b?sig=whatever",
+    "https://whatever.example.com",
+    "http://example.com/b?session=whatever",
     "password = hunter2",
     "WANDB_API_KEY=abc",
     "apikey=abc",
@@ -168,6 +189,13 @@ HARMLESS = [
     "Optimizer.step#AdamW.step",
     "flopwise.module:blocks.0.attention.key",
     "tokens=512, batch=4",
+    "tokens: 512, max_tokens: 2048",
+    "--max-tokens 512 --tokenizer gpt2",
+    "TokenEmbedding::forward",
+    "token_embeddings: forward",
+    "flopwise.module:token_embeddings",
+    "blocks.0.attention.key: forward",
+    "author: sigmoid",
     "key, query, value",
     "forward/loss",
     "## Call CompiledFxGraph fmvnkqtvfqp6kxcsrtsyqqn5ia3fnbqbgqfmqcchy2fv7t2gmm6b ##",
@@ -179,7 +207,7 @@ HARMLESS = [
 def test_secrets_in_texts_are_removed(secret):
     cleaned = redacted(f"load {secret}")
     assert "[removed]" in cleaned
-    for part in (secret, "hunter2", "whatever", "eve", "id_rsa"):
+    for part in (secret, "hunter2", "whatever", "eve", "id_rsa", "12345678"):
         assert part not in cleaned
 
 
@@ -282,9 +310,11 @@ def test_a_failure_leaves_neither_a_copy_nor_a_part_of_one(export, tmp_path):
     folder = tmp_path / "copies"
     folder.mkdir()
     (folder / "old.sqlite").write_bytes(b"an older copy")
+    with pytest.raises(FlopwiseError, match="exists already"):
+        scrub(export, folder / "old.sqlite")
     export.write_bytes(export.read_bytes()[:-5000])
     with pytest.raises(FlopwiseError, match="cut off"):
-        scrub(export, folder / "old.sqlite")
+        scrub(export, folder / "out.sqlite")
     (tmp_path / "in.json").write_text('{"traceEvents": [{"ph": "X"},')
     with pytest.raises(FlopwiseError):
         scrub(tmp_path / "in.json", folder / "out.json.gz")
@@ -317,3 +347,47 @@ def test_mutated_files_are_copied_or_refused(export, tmp_path):
         except FlopwiseError:
             assert not out.exists()
         out.unlink(missing_ok=True)
+
+
+# --- words in places where users do not write ---
+
+
+def test_names_that_no_reader_needs_are_not_copied(tmp_path):
+    op = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 2, "ts": 1, "dur": 5}
+    events = [
+        op | {"tid": f"{LEAK} a"}, op | {"tid": f"{LEAK} b"}, op | {"tid": f"{LEAK} a"},
+        op | {"pid": LEAK, "id": LEAK}, op | {"cat": LEAK}, op | {"cat": LEAK, "name": LEAK},
+        op | {"args": {"Input type": ["float", LEAK, ["c10::BFloat16", LEAK]], "Collective name": LEAK, "scope": LEAK,
+                       "dtype": LEAK, "kernel_backend": LEAK, "kernel_kwargs": LEAK}},
+        {"ph": "i", "cat": "cpu_instant_event", "name": LEAK, "pid": 1, "tid": 1, "ts": 1, "s": "t"},
+        {"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "pid": 1, "tid": 1, "ts": 1, "s": "t"},
+        {"ph": "C", "name": LEAK, "pid": 1, "tid": 1, "ts": 1, "args": {LEAK: 1}},
+        {"ph": "s", "cat": "ac2g", "name": LEAK, "pid": 1, "tid": 1, "ts": 1, "id": 1},
+        op | {"pid": "Spans", "tid": "PyTorch Profiler", "args": {"Collective name": "allreduce", "dtype": "BFloat16"}},
+    ]  # fmt: skip
+    (tmp_path / "in.json").write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
+    text = scrub(tmp_path / "in.json", tmp_path / "out.json").read_text()
+    assert LEAK not in text
+    copy = json.loads(text)["traceEvents"]
+    a, b, again = (event["tid"] for event in copy[:3])
+    assert a == again != b
+    assert copy[6]["args"]["Input type"] == ["float", "", ["c10::BFloat16", ""]]
+    assert [copy[i].get("name") for i in (7, 8, 9, 10)] == [None, "[memory]", None, None]
+    assert (copy[11]["pid"], copy[11]["args"]) == ("Spans", {"Collective name": "allreduce", "dtype": "BFloat16"})
+
+
+def test_the_profilers_own_words_stay_and_the_answers_with_them(tmp_path):
+    """Of a real trace, every category, type and thread that is not a user's text is copied as it is."""
+    out = scrub(COMPILED, tmp_path / "out.json")
+    with gzip.open(COMPILED) as file:
+        before, after = json.load(file)["traceEvents"], json.loads(out.read_bytes())["traceEvents"]
+    for old, new in zip(before, after, strict=True):
+        assert all(old.get(key) == new.get(key) for key in ("ph", "cat", "name", "pid", "tid", "id"))
+        assert all(new["args"].get(key) == value for key, value in _telling(old).items())
+    one, other = (explain_trace(read_kineto(path)) for path in (COMPILED, out))
+    assert msgspec.structs.replace(other, path=one.path) == one
+
+
+def _telling(event):
+    keys = ("Input type", "Input Dims", "kernel_backend", "kernel_name", "kernel_kwargs", "scope")
+    return {key: event.get("args", {})[key] for key in keys if key in event.get("args", {})}

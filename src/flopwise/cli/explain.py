@@ -31,16 +31,17 @@ def command(
     """
     form = chosen(form, output)
     from flopwise.errors import FlopwiseError
-    from flopwise.render.explain_view import changes_view, explanation_view, explanations_view
+    from flopwise.render.changes_view import changes_view
+    from flopwise.render.explain_view import explanation_view, explanations_view
     from flopwise.verbs.explain import changes, explain
 
+    if against is not None and len(target) != 1:
+        raise FlopwiseError(
+            "--against takes one target", "for example: flopwise explain after.json --against before.json"
+        )
     found = [explain(one, timings=timings, runs=runs) for one in target]
     if against is None:
         show(*(explanation_view(found[0]) if len(found) == 1 else explanations_view(found)), form, output)
         return
-    if len(found) != 1:
-        raise FlopwiseError(
-            "--against takes one target", "for example: flopwise explain after.json --against before.json"
-        )
     before = explain(against, runs=runs)
     show(*changes_view(before, found[0], changes(before, found[0])), form, output)

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from flopwise.cli.options import command_line, output_options, run_options, workload_arguments, workload_options
-from flopwise.cli.output import chosen, show
+from flopwise.cli.output import check_place, chosen, said, show
 
 
 @click.command("memory")
@@ -52,6 +52,7 @@ def command(
     from flopwise.render.charts import SUFFIXES
 
     drawn = form is None and output is not None and Path(output).suffix in SUFFIXES
+    check_place(output)
     form = "" if drawn else chosen(form, output)
     from flopwise.render.memory_view import memory_view, of_device, timeline_chart
     from flopwise.render.progress import ShownProgress
@@ -76,7 +77,7 @@ def command(
         from flopwise.render.charts import save
 
         save(timeline_chart(found), Path(output).expanduser())
-        click.echo(f"wrote {output}", err=True)
+        said(f"wrote {output}")
         return outcome(found)
     show(*memory_view(found), form or "table", None if drawn else output)
     return outcome(found)

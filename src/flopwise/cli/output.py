@@ -2,12 +2,13 @@
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 
-from flopwise.errors import FlopwiseError
+from flopwise.errors import FlopwiseError, one_line
 from flopwise.spec import fields
 
 FORMATS = ("table", "json", "csv", "markdown")
@@ -18,15 +19,60 @@ def chosen(form: str | None, output: str | None) -> str:
     """The format asked for, checked before any work is done."""
     if form is not None:
         fields.one_of("format", form, FORMATS)
-    if output is not None and not Path(output).expanduser().resolve().parent.is_dir():
-        raise FlopwiseError(
-            f"cannot write {output}: there is no such folder", "make the folder first, or write elsewhere"
-        )
+    check_place(output)
     if form is None and output is not None and (suffix := Path(output).suffix) not in _SUFFIXES:
         raise FlopwiseError(
             f"the suffix '{suffix}' of {output} names no format", f"use one of {', '.join(_SUFFIXES)}, or --format"
         )
     return form or (_SUFFIXES[Path(output).suffix] if output else "table")
+
+
+def check_place(output: str | None) -> None:
+    """Raise if the output has no folder, or would replace what the command reads: raw files are never written over."""
+    if output is None:
+        return
+    target = Path(output).expanduser()
+    if not target.resolve().parent.is_dir():
+        raise FlopwiseError(
+            f"cannot write {output}: there is no such folder", "make the folder first, or write elsewhere"
+        )
+    if not target.exists():
+        return
+    if any(_same_file(target, given) for given in _given_files()):
+        raise FlopwiseError(
+            f"cannot write {output}: this command reads it, and it would be lost", "give -o another name"
+        )
+    from flopwise.store.files import HEADER
+
+    near = list(target.resolve().parents)[:2]  # a run's files lie in its folder or in one below it
+    if run := next((folder for folder in near if (folder / HEADER).is_file()), None):
+        raise FlopwiseError(
+            f"cannot write {output}: it belongs to the run {run.name}, and would be lost", "write outside the run"
+        )
+
+
+def _given_files() -> Iterator[Path]:
+    """Whatever the command line names that could be a file; which of its words are inputs is the verb's affair."""
+    context = click.get_current_context(silent=True)
+    for name, value in (context.params if context else {}).items():
+        if name == "output":
+            continue
+        for word in value if isinstance(value, tuple) else (value,):
+            if isinstance(word, str) and word:
+                path = Path(word.removeprefix("hf:")).expanduser()
+                yield from (path, path / "config.json")  # hf: takes the folder, too
+
+
+def _same_file(target: Path, given: Path) -> bool:
+    try:
+        return given.is_file() and target.samefile(given)
+    except (OSError, ValueError):  # no such file, or no name of a file at all
+        return False
+
+
+def said(line: str) -> None:
+    """A line to the user, beside the data; names in it may come from outside."""
+    click.echo(one_line(line, 1000), err=True)
 
 
 def show(tables: list[Any], document: dict[str, Any], form: str, output: str | None) -> None:
@@ -43,7 +89,7 @@ def show(tables: list[Any], document: dict[str, Any], form: str, output: str | N
     except OSError as error:
         partial.unlink(missing_ok=True)
         raise FlopwiseError(f"cannot write {output}: {error.strerror}", "choose another place with -o") from None
-    click.echo(f"wrote {output}", err=True)
+    said(f"wrote {output}")
 
 
 def _rendered(tables: list[Any], document: dict[str, Any], form: str, to_terminal: bool) -> str:
@@ -55,7 +101,7 @@ def _rendered(tables: list[Any], document: dict[str, Any], form: str, to_termina
         case "json":
             return json_text(document)
         case "csv":
-            return "\r\n".join(t.csv_text(table) for table in tables)
+            return "\r\n".join(t.csv_text(table, titled=len(tables) > 1) for table in tables)
         case "markdown":
             return "\n".join(t.markdown(table) for table in tables)
         case _:

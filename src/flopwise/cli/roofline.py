@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from flopwise.cli.options import output_options, workload_arguments, workload_options
-from flopwise.cli.output import chosen, show
+from flopwise.cli.output import check_place, chosen, said, show
 
 
 @click.command("roofline")
@@ -24,6 +24,7 @@ def command(target: str, gpu: str | None, runs: str | None, form: str | None, ou
     -o FILE.svg, .png or .html draws it.
     """
     picture = output is not None and Path(output).suffix in (".svg", ".png", ".html") and form is None
+    check_place(output)
     form = "table" if picture else chosen(form, output)
     from flopwise.render.roofline_view import drawn, roofline_view
     from flopwise.verbs.roofline import roofline
@@ -34,4 +35,4 @@ def command(target: str, gpu: str | None, runs: str | None, form: str | None, ou
         from flopwise.render.charts import save
 
         save(drawn(found), Path(output).expanduser())
-        click.echo(f"wrote {output}", err=True)
+        said(f"wrote {output}")

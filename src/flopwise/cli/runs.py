@@ -3,7 +3,7 @@
 import click
 
 from flopwise.cli.options import output_options
-from flopwise.cli.output import chosen, show
+from flopwise.cli.output import chosen, said, show
 
 _RUNS = click.option("--runs", metavar="DIR", help="Where runs are kept.")
 
@@ -54,7 +54,7 @@ def tag_run(run: str, name: str, runs: str | None) -> None:
     """
     from flopwise.store import runs_root, tag
 
-    click.echo(f"{tag(runs_root(runs), run, name).name} is now '{name}'", err=True)
+    said(f"{tag(runs_root(runs), run, name).name} is now '{name}'")
 
 
 @command.command("untag")
@@ -67,7 +67,7 @@ def untag_run(name: str, runs: str | None) -> None:
     """
     from flopwise.store import runs_root, untag
 
-    click.echo(f"{untag(runs_root(runs), name).name} is no longer '{name}'", err=True)
+    said(f"{untag(runs_root(runs), name).name} is no longer '{name}'")
 
 
 @command.command("rm")
@@ -81,14 +81,12 @@ def remove_runs(run: tuple[str, ...], runs: str | None) -> None:
     from flopwise.store import remove, runs_root
 
     for path in remove(runs_root(runs), list(run)):
-        click.echo(f"removed {path.name}", err=True)
+        said(f"removed {path.name}")
 
 
 @command.command("scrub")
 @click.argument("file")
-@click.option(
-    "-o", "--output", required=True, metavar="OUT", help="Where the safe copy goes; it must not exist as FILE."
-)
+@click.option("-o", "--output", required=True, metavar="OUT", help="Where the safe copy goes; it must not exist yet.")
 def scrub_trace(file: str, output: str) -> None:
     """Write a copy of a trace that is safe to share: no environment, host, user, paths or other private metadata.
 
@@ -96,4 +94,4 @@ def scrub_trace(file: str, output: str) -> None:
     """
     from flopwise.trace.scrub import scrub
 
-    click.echo(f"wrote {scrub(file, output)}", err=True)
+    said(f"wrote {scrub(file, output)}")

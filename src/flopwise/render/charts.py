@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from flopwise.errors import FlopwiseError
+from flopwise.render.visible import visible
 
 SUFFIXES = (".svg", ".png", ".html")
 # Okabe and Ito's colours first: told apart by people who do not see red or green.
@@ -23,6 +24,7 @@ _OWNER_COLOURS = {
     "temporary": "#56B4E9", "workspace": "#666666", "unknown": "#BBBBBB",
 }  # fmt: skip
 _WIDTH, _HEIGHT, _DPI_SCALE = 640, 380, 2.0
+_LONGEST = 120  # of a title or a name
 _HINT = "pip install 'flopwise[charts]'"
 
 
@@ -49,7 +51,9 @@ def roofline_chart(
     roof = alt.Chart(alt.Data(values=lines)).mark_line(color="#444444", strokeWidth=1.5)
     roof = roof.encode(x=across, y=upwards, detail="roof:N")
     label = alt.Chart(alt.Data(values=ends)).mark_text(align="right", dy=-7, color="#444444")
-    dots = alt.Chart(alt.Data(values=[dict(p) for p in points])).mark_circle(opacity=0.75, stroke="white")
+    dots = alt.Chart(alt.Data(values=[{**p, "name": visible(p["name"], _LONGEST)} for p in points])).mark_circle(
+        opacity=0.75, stroke="white"
+    )
     dots = dots.encode(
         x=across,
         y=upwards,
@@ -58,7 +62,7 @@ def roofline_chart(
         tooltip=["name:N", "kind:N", "intensity:Q", "flops_per_s:Q", "ms:Q"],
     )
     layers = alt.layer(roof, label.encode(x=across, y=upwards, text="roof:N"), dots)
-    return layers.properties(width=_WIDTH, height=_HEIGHT, title=title)
+    return layers.properties(width=_WIDTH, height=_HEIGHT, title=visible(title, _LONGEST))
 
 
 def memory_chart(rows: Sequence[Mapping[str, Any]], owners: Sequence[str], unit: str, title: str) -> Any:
@@ -92,7 +96,9 @@ def memory_chart(rows: Sequence[Mapping[str, Any]], owners: Sequence[str], unit:
         color=alt.Color("phase:N", title="phase").scale(scheme="pastel1"),
         tooltip=["phase:N"],
     )
-    top = alt.layer(areas, reserved).properties(width=_WIDTH, height=_HEIGHT, title=[title, "dashed: reserved"])
+    top = alt.layer(areas, reserved).properties(
+        width=_WIDTH, height=_HEIGHT, title=[visible(title, _LONGEST), "dashed: reserved"]
+    )
     return alt.vconcat(top, strip.properties(width=_WIDTH, height=14), spacing=4).resolve_scale(color="independent")
 
 

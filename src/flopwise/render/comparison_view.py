@@ -8,6 +8,7 @@ from flopwise.analysis.comparison import Comparison
 from flopwise.records import STEP, Point
 from flopwise.render.json import document
 from flopwise.render.table import Column, Table, View
+from flopwise.render.visible import LONGEST_LINE
 
 
 def comparison_view(
@@ -45,7 +46,7 @@ def comparison_view(
         Column("ratio_low", "low", _ratio),
         Column("ratio_high", "high", _ratio),
     ]
-    columns += [Column("verdict", "B is", right=False), Column("reason", "why", right=False)]
+    columns += [Column("verdict", "B is", right=False), Column("reason", "why", right=False, longest=LONGEST_LINE)]
     notes = [
         f"only in {name}: {p.trial.workload.label()}" for name, points in (("A", only_a), ("B", only_b)) for p in points
     ]

@@ -7,6 +7,7 @@ import msgspec
 from flopwise.capture.doctor import Check
 from flopwise.render.json import document
 from flopwise.render.table import Column, Table, View
+from flopwise.render.visible import LONGEST_LINE
 
 
 def doctor_view(checks: Sequence[Check]) -> View:
@@ -15,7 +16,7 @@ def doctor_view(checks: Sequence[Check]) -> View:
     columns = (
         Column("state", "", right=False),
         Column("name", "what", right=False),
-        Column("found", "found", right=False),
-        Column("advice", "what to do", right=False),
+        Column("found", "found", right=False, longest=LONGEST_LINE),
+        Column("advice", "what to do", right=False, longest=LONGEST_LINE),
     )
     return [Table(title="this machine", columns=columns, rows=rows)], document("doctor", checks=rows)

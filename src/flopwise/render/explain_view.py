@@ -1,21 +1,18 @@
-"""What a user is shown of a trace: one in full, several side by side, two against each other."""
+"""What a user is shown of a trace: one in full, several side by side."""
 
-import re
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from flopwise import units
 from flopwise.analysis.explanation import Explanation, Kernel, Share
 from flopwise.render.json import document
+from flopwise.render.kernel_names import told_apart
+from flopwise.render.short_paths import short_paths
 from flopwise.render.table import Column, Table, View
 
 TOP = 12
-# What tells one instance of a template from another: its functor, its reduction, or the cutlass kernel it wraps.
-_TELLING = re.compile(
-    r"<.*?\b(\w*[Ff]unctor\w*(?!.*[Ff]unctor)|\w+Ops|\w+_kernel_cuda|\w+_kernel_impl|\w+_kernel(?=\())|<(cutlass_\w+)"
-)
-_TEMPLATE = re.compile(r"<[^<>]*>")
+_SAME = "the same"
 _MS = units.milliseconds
 
 
@@ -36,8 +33,8 @@ def explanations_view(explanations: Sequence[Explanation]) -> View:
     return [_overview(explanations), _answers(explanations)], document("explain", traces=list(explanations))
 
 
-def _name(explanation: Explanation) -> str:
-    return Path(explanation.path).name
+def _names(explanations: Sequence[Explanation]) -> list[str]:
+    return short_paths([e.path for e in explanations])
 
 
 def _percent(share: float) -> str:
@@ -49,7 +46,7 @@ def _summary(e: Explanation) -> Table:
     covered = ", ".join(f"{name} {units.percent(share)}" for name, share in e.coverage.items())
     notes = [
         e.verdict,
-        f"measured: {e.steps} steps, found by {e.steps_found_by}; times are of one step",
+        f"measured: {_steps(e)}; times are of one step",
         f"GPU time attributed to a: {covered}",
         *(f"matmuls: {units.percent(share, 0)} of their time in {what}" for what, share in e.matmul_precision.items()),
         *_untraced(e),
@@ -71,7 +68,20 @@ def _summary(e: Explanation) -> Table:
         Column("gpu_ns", "kernels added up ms", _MS),
         Column("launches", "launches", units.count),
     )
-    return Table(title=f"{_name(e)}: {e.source} trace{where}", columns=columns, rows=(row,), notes=tuple(notes))
+    return Table(title=f"{_names([e])[0]}: {e.source} trace{where}", columns=columns, rows=(row,), notes=tuple(notes))
+
+
+def _steps(e: Explanation) -> str:
+    """How many steps there are, and how that is known.
+
+    >>> from types import SimpleNamespace
+    >>> [_steps(SimpleNamespace(steps=n, steps_found_by=how)) for n, how in ((1, "whole trace"), (2, "ranges"))]
+    ['1 step, the whole trace', '2 steps, found by ranges']
+    """
+    number = "1 step" if e.steps == 1 else f"{e.steps} steps"
+    return (
+        f"{number}, the whole trace" if e.steps_found_by == "whole trace" else f"{number}, found by {e.steps_found_by}"
+    )
 
 
 def _untraced(e: Explanation) -> tuple[str, ...]:
@@ -133,42 +143,41 @@ def _phases(e: Explanation) -> Table:
 
 
 def _modules(e: Explanation) -> Table:
-    return _share_table("GPU time by module (layers together)", "module", e.modules[:TOP])
-
-
-def _share_table(title: str, what: str, shares: Sequence[Share]) -> Table:
-    rows = tuple({what: s.name or "(none)", "gpu_ns": s.gpu_ns, "share": s.share, "count": s.count} for s in shares)
+    rows = tuple(
+        {"module": m.name or "(none)", "gpu_ns": m.gpu_ns, "share": m.share, "count": m.count} for m in e.modules[:TOP]
+    )
     columns = (
-        Column(what, what, right=False),
+        Column("module", "module", right=False),
         Column("gpu_ns", "GPU ms", _MS),
         Column("share", "share", _percent),
         Column("count", "kernels", units.count),
     )
-    return Table(title=title, columns=columns, rows=rows)
+    notes = _and_more(e.modules[TOP:])
+    return Table(title="GPU time by module (layers together)", columns=columns, rows=rows, notes=notes)
+
+
+def _and_more(rest: Sequence[Share] | Sequence[Kernel]) -> tuple[str, ...]:
+    """What a table of the largest leaves out."""
+    if not rest:
+        return ()
+    took = sum(one.gpu_ns for one in rest)
+    return (f"and {len(rest)} more: {_MS(took)} ms, {_percent(sum(one.share for one in rest))}",)
 
 
 def _kernels(e: Explanation) -> Table:
-    rows = tuple(_kernel_row(kernel) for kernel in e.kernels[:TOP])
+    top = e.kernels[:TOP]
+    names = told_apart(kernel.name for kernel in top)
     columns = (
-        Column("kernel", "kernel", shortened, right=False),
-        Column("class", "class", right=False),
+        Column("name", "kernel", names.__getitem__, right=False),
+        Column("kind", "class", right=False),
         Column("count", "count", units.count),
         Column("gpu_ns", "GPU ms", _MS),
         Column("mean_ns", "mean", units.duration),
         Column("share", "share", _percent),
     )
-    return Table(title=f"top kernels, of {len(e.kernels)}", columns=columns, rows=rows)
-
-
-def _kernel_row(k: Kernel) -> dict[str, Any]:
-    return {
-        "kernel": k.name,
-        "class": k.kind,
-        "count": k.count,
-        "gpu_ns": k.gpu_ns,
-        "mean_ns": k.mean_ns,
-        "share": k.share,
-    }
+    rows = tuple(msgspec.structs.asdict(kernel) for kernel in top)
+    title = f"top kernels, of {len(e.kernels)}"
+    return Table(title=title, columns=columns, rows=rows, notes=_and_more(e.kernels[TOP:]))
 
 
 def _idle(e: Explanation) -> Table:
@@ -187,7 +196,7 @@ def _idle(e: Explanation) -> Table:
 def _overview(explanations: Sequence[Explanation]) -> Table:
     rows = tuple(
         {
-            "trace": _name(e),
+            "trace": name,
             "steps": e.steps,
             "window_ns": e.window_ns,
             "busy_ns": e.busy_ns,
@@ -195,7 +204,7 @@ def _overview(explanations: Sequence[Explanation]) -> Table:
             **{f"{p.name}_ns": p.gpu_ns for p in e.phases},
             "verdict": e.verdict.split(":")[0],
         }
-        for e in explanations
+        for e, name in zip(explanations, _names(explanations), strict=True)
     )
     phases = dict.fromkeys(p.name for e in explanations for p in e.phases)
     columns = [Column("trace", "trace", right=False), Column("steps", "steps"), Column("window_ns", "step ms", _MS)]
@@ -212,18 +221,19 @@ def _overview(explanations: Sequence[Explanation]) -> Table:
 def _answers(explanations: Sequence[Explanation]) -> Table:
     """The course's questions: (a) forward, (b) its top kernel, (c) what besides matmul, (d) matmul's share, (e) softmax."""
     rows = []
-    for e in explanations:
+    for e, trace in zip(explanations, _names(explanations), strict=True):
         forward = e.phase_classes.get("forward", {})
         others = sorted(((ns, kind) for kind, ns in forward.items() if kind != "matmul"), reverse=True)[:3]
         total = sum(forward.values()) or 1.0
         rows.append(
             {
-                "trace": _name(e),
+                "trace": trace,
                 "forward_ns": total if forward else None,
                 "host_forward_ns": e.host_ns.get("forward"),
                 "top_kernel": e.top_forward.name if e.top_forward else None,
                 "top_count": e.top_forward.count if e.top_forward else None,
-                "same": _same(e),
+                "top_with_backward": _top_with_backward(e),
+                "top_with_backward_count": e.top_forward_backward.count if e.top_forward_backward else None,
                 "besides": ", ".join(f"{kind} {units.percent(ns / total, 0)}" for ns, kind in others),
                 **{f"matmul_{what}": e.matmul_share.get(what) for what in ("inference", "forward", "step")},
                 "softmax_ns": e.attention.softmax_ns or None,
@@ -233,13 +243,17 @@ def _answers(explanations: Sequence[Explanation]) -> Table:
                 "fused_attention_ns": e.attention.fused_ns or None,
             }
         )
+    names = {_SAME: _SAME} | told_apart(
+        str(row[key]) for row in rows for key in ("top_kernel", "top_with_backward") if row[key]
+    )
     columns = (
         Column("trace", "trace", right=False),
         Column("forward_ns", "(a) forward GPU ms", _MS),
         Column("host_forward_ns", "host's clock ms", _MS),
-        Column("top_kernel", "(b) top forward kernel", shortened, right=False),
+        Column("top_kernel", "(b) top forward kernel", names.__getitem__, right=False),
         Column("top_count", "count", units.count),
-        Column("same", "top with backward", right=False),
+        Column("top_with_backward", "top with backward", names.__getitem__, right=False),
+        Column("top_with_backward_count", "count", units.count),
         Column("besides", "(c) besides matmul", right=False),
         Column("matmul_inference", "(d) matmul, inference", _percent),
         Column("matmul_forward", "(d) matmul, forward", _percent),
@@ -254,60 +268,9 @@ def _answers(explanations: Sequence[Explanation]) -> Table:
     return Table(title="the five questions, per step", columns=used, rows=tuple(rows))
 
 
-def _same(e: Explanation) -> str:
-    if e.top_forward is None or e.top_forward_backward is None:
-        return ""
-    return "the same" if e.top_forward.name == e.top_forward_backward.name else shortened(e.top_forward_backward.name)
-
-
-def changes_view(before: Explanation, after: Explanation, changes: Sequence[Any]) -> View:
-    """Kernel by kernel, what a change saved."""
-    rows = tuple(
-        {
-            "kernel": c.name,
-            "class": c.kind,
-            "before_ns": c.before_ns,
-            "after_ns": c.after_ns,
-            "before_count": c.before_count,
-            "after_count": c.after_count,
-            "saved_ns": c.saved_ns,
-        }
-        for c in changes
-    )
-    columns = (
-        Column("kernel", "kernel", shortened, right=False),
-        Column("class", "class", right=False),
-        Column("before_count", "count before", units.count),
-        Column("after_count", "after", units.count),
-        Column("before_ns", "ms before", _MS),
-        Column("after_ns", "after", _MS),
-        Column("saved_ns", "saved ms", _MS),
-    )
-    kept = (*rows[:TOP], *rows[-TOP:]) if len(rows) > 2 * TOP else rows
-    saved = before.window_ns - after.window_ns
-    notes = (
-        f"step: {units.duration(before.window_ns)} before, {units.duration(after.window_ns)} after, "
-        f"{units.duration(saved)} saved; "
-        f"GPU time: {units.duration(before.gpu_ns)} before, {units.duration(after.gpu_ns)} after",
-    )
-    table = Table(title=f"{_name(before)} against {_name(after)}, per step", columns=columns, rows=kept, notes=notes)
-    content = document("explain-against", before=before.path, after=after.path, kernels=rows)
-    return [table], content
-
-
-def shortened(name: str, limit: int = 70) -> str:
-    """A kernel's name for people: the template that tells what it does, without the rest.
-
-    >>> shortened("void at::native::reduce_kernel<512, 1, ReduceOp<float, MeanOps<float> > >(ReduceOp<float>)")
-    'at::native::reduce_kernel<MeanOps>'
-    >>> shortened("void cutlass::Kernel2<cutlass_80_simt_sgemm_256x128>(cutlass_80_simt_sgemm_256x128::Params)")
-    'cutlass::Kernel2<cutlass_80_simt_sgemm_256x128>'
-    """
-    text = name.removeprefix("void ")
-    if telling := _TELLING.search(text):
-        text = f"{text.partition('<')[0]}<{telling[1] or telling[2]}>"
-    else:
-        while _TEMPLATE.search(text):
-            text = _TEMPLATE.sub("‹›", text)
-        text = re.sub(r"\([^()]*\)$", "", text).replace("‹›", "<…>")
-    return text if len(text) <= limit else text[: limit - 1] + "…"
+def _top_with_backward(e: Explanation) -> str | None:
+    """Question (b) asks whether it is the same kernel when the backward pass counts, too."""
+    if e.top_forward_backward is None:
+        return None
+    same = e.top_forward is not None and e.top_forward.name == e.top_forward_backward.name
+    return _SAME if same else e.top_forward_backward.name

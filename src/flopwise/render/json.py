@@ -5,6 +5,8 @@ from typing import Any
 
 import msgspec
 
+from flopwise.render.visible import visible_json
+
 
 def document(kind: str, **content: Any) -> dict[str, Any]:
     """A document of one kind; the number after the slash grows when a field changes its meaning or goes.
@@ -16,15 +18,18 @@ def document(kind: str, **content: Any) -> dict[str, Any]:
 
 
 def json_text(content: dict[str, Any]) -> str:
-    """Indented JSON; a number that is not finite becomes null, which JSON can hold."""
-    return msgspec.json.format(msgspec.json.encode(_finite(msgspec.to_builtins(content))), indent=2).decode() + "\n"
+    """Indented JSON; a number that is not finite becomes null, which JSON can hold, and so does what is no text."""
+    encoded = msgspec.json.encode(_writable(msgspec.to_builtins(content)))
+    return visible_json(msgspec.json.format(encoded, indent=2).decode()) + "\n"
 
 
-def _finite(value: Any) -> Any:
+def _writable(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
+        return {key: _writable(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
+        return [_writable(inner) for inner in value]
+    if isinstance(value, str) and not value.isascii():
+        return value.encode("utf-8", "backslashreplace").decode()  # a file's name may hold bytes that are no text
     return value

@@ -20,6 +20,7 @@ from flopwise.render.memory_parts import (
     shape,
 )
 from flopwise.render.table import Column, Table, View
+from flopwise.render.visible import LONGEST_CELL, LONGEST_LINE, visible
 
 _MOMENTS = 24  # rows of the timeline's table
 
@@ -64,7 +65,7 @@ def timeline_chart(report: MemoryReport) -> Any:
     line = first.timeline
     clock = line.time_us is not None
     rows = [
-        {"at": at, "reserved": reserved, "phase": phase}
+        {"at": at, "reserved": reserved, "phase": visible(phase or "", LONGEST_CELL)}
         for at, reserved, phase in zip(
             [t / 1000 for t in line.time_us] if line.time_us is not None else line.event,
             line.reserved_bytes,
@@ -192,7 +193,7 @@ def _largest(d: DeviceMemory) -> Table:
         Column("module", "module", right=False),
         Column("op", "op", right=False),
         Column("shape", "shape", right=False),
-        Column("stack", "stack", right=False),
+        Column("stack", "stack", right=False, longest=LONGEST_LINE),
     )
     used = tuple(c for c in columns if any(row[c.key] is not None for row in rows))
     return Table(title="largest allocations at the peak", columns=used, rows=rows)
@@ -229,7 +230,7 @@ def _growth(d: DeviceMemory) -> Table:
         Column("steps", "in steps"),
         Column("of_steps", "of"),
         Column("owner", "owner", right=False),
-        Column("stack", "stack", right=False),
+        Column("stack", "stack", right=False, longest=LONGEST_LINE),
     )
     return Table(title="growth between steps", columns=columns, rows=rows, notes=notes)
 
@@ -250,6 +251,6 @@ def _failures(d: DeviceMemory) -> Table:
         Column("device_free_bytes", "free on the device", units.size),
         Column("allocated_bytes", "allocated", units.size),
         Column("unused_bytes", "reserved, unused", units.size),
-        Column("stack", "stack", right=False),
+        Column("stack", "stack", right=False, longest=LONGEST_LINE),
     )
     return Table(title="out of memory", columns=columns, rows=rows)

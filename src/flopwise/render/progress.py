@@ -11,6 +11,7 @@ from flopwise import units
 from flopwise.capture.events import Event, Ready, Sampled, Tracing, WarmedUp, WarmupStep
 from flopwise.capture.stopping import half_width
 from flopwise.records import OK, STEP, Point
+from flopwise.render.visible import LONGEST_LINE, visible
 from flopwise.spec.workload import Trial
 
 _REDRAW_S = 0.1
@@ -62,7 +63,7 @@ class ShownProgress:
             case Tracing():
                 self.state = f"tracing with {event.profiler}"
                 if self.live is None and not self.quiet:
-                    self.console.print(Text(f"{self.label}: {self.state}"), soft_wrap=True)
+                    self.console.print(Text(visible(f"{self.label}: {self.state}", LONGEST_LINE)), soft_wrap=True)
             case _:
                 return
         self._draw(force=isinstance(event, Tracing))
@@ -75,7 +76,7 @@ class ShownProgress:
             self.live.update(self.task, completed=self.n_done)
         if self.n_trials > 1:
             line = f"[{self.n_done}/{self.n_trials}] {point.trial.workload.label()}: {_outcome(point)}{self._left()}"
-            self.console.print(Text(line), soft_wrap=True)
+            self.console.print(Text(visible(line, LONGEST_LINE)), soft_wrap=True)
 
     def note(self, text: str) -> None:
         if not self.quiet:
@@ -103,7 +104,7 @@ class ShownProgress:
         now = time.monotonic()
         if self.live is not None and (force or now - self.drawn > _REDRAW_S):
             self.drawn = now
-            self.live.update(self.task, description=f"{self.label}: {self.state}")
+            self.live.update(self.task, description=visible(f"{self.label}: {self.state}", LONGEST_LINE))
 
 
 def _outcome(point: Point) -> str:

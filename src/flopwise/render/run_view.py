@@ -9,6 +9,7 @@ from flopwise.records import OK, STEP, PhaseMemory, Point
 from flopwise.render.axes import Axes, axes_of
 from flopwise.render.json import document
 from flopwise.render.table import Column, Table, View
+from flopwise.render.visible import LONGEST_LINE
 from flopwise.statistics import FEWEST, Estimate
 from flopwise.store import StoredRun
 
@@ -68,7 +69,10 @@ def point_table(point: Point) -> Table:
     if not summaries:
         return Table(
             title=title,
-            columns=(Column("status", "status", right=False), Column("reason", "reason", right=False)),
+            columns=(
+                Column("status", "status", right=False),
+                Column("reason", "reason", right=False, longest=LONGEST_LINE),
+            ),
             rows=({"status": point.status, "reason": point.reason},),
         )
     memory = {m.phase: m for m in point.memory}

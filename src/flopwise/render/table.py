@@ -2,9 +2,12 @@
 
 import csv
 import io
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from flopwise.render.visible import LONGEST_CELL, LONGEST_LINE, visible
 
 
 @dataclass(frozen=True)
@@ -15,6 +18,7 @@ class Column:
     title: str
     show: Callable[[Any], str] = str
     right: bool = True
+    longest: int = LONGEST_CELL  # characters that are shown
 
 
 @dataclass(frozen=True)
@@ -26,12 +30,31 @@ class Table:
     rows: tuple[Mapping[str, Any], ...]
     notes: tuple[str, ...] = field(default=())
 
-    def cells(self) -> Iterable[list[str]]:
-        """The rows as a person reads them."""
-        for row in self.rows:
-            yield ["" if row.get(c.key) is None else c.show(row[c.key]) for c in self.columns]
+    def shown(self) -> "Shown":
+        """As a person reads it: the only way from a table to a terminal or a page, so that no name can steer either."""
+        return Shown(
+            title=visible(self.title, LONGEST_LINE),
+            headers=[visible(c.title, LONGEST_CELL) for c in self.columns],
+            cells=[[_shown(c, row.get(c.key)) for c in self.columns] for row in self.rows],
+            notes=[visible(note, LONGEST_LINE) for note in self.notes],
+        )
 
 
+@dataclass(frozen=True)
+class Shown:
+    """A table in texts of one line each, in which every character can be seen."""
+
+    title: str
+    headers: list[str]
+    cells: list[list[str]]
+    notes: list[str]
+
+
+def _shown(column: Column, value: Any) -> str:
+    return "" if value is None else visible(column.show(value), column.longest)
+
+
+_MARKS = re.compile(r"[\\|*`\[\]~]")  # what Markdown would take for its own
 View = tuple[list[Table], dict[str, Any]]  # for people and spreadsheets; for programs
 
 
@@ -46,21 +69,24 @@ def markdown(table: Table) -> str:
     | x\\|y |
     <BLANKLINE>
     """
-    lines = [f"**{_cell(table.title)}**", "", _line(c.title for c in table.columns)]
+    shown = table.shown()
+    lines = [f"**{_cell(shown.title)}**", "", _line(map(_cell, shown.headers))]
     lines += [_line("---:" if c.right else ":---" for c in table.columns)]
-    lines += [_line(map(_cell, cells)) for cells in table.cells()]
-    lines += ["", *(f"- {_cell(note)}" for note in table.notes)]
-    return "\n".join(lines)
+    lines += [_line(map(_cell, cells)) for cells in shown.cells]
+    lines += ["", *(f"- {_cell(note)}" for note in shown.notes)] if shown.notes else []
+    return "\n".join(lines) + "\n"
 
 
-def csv_text(table: Table) -> str:
-    """Raw values under their keys; the units are in the names.
+def csv_text(table: Table, titled: bool = False) -> str:
+    """Raw values under their keys; the units are in the names. A title is a row of one cell, after a #.
 
-    >>> csv_text(Table("t", (Column("wall_ns", "wall"),), ({"wall_ns": 5},)))
-    'wall_ns\\r\\n5\\r\\n'
+    >>> csv_text(Table("t", (Column("wall_ns", "wall"),), ({"wall_ns": 5},)), titled=True)
+    '# t\\r\\nwall_ns\\r\\n5\\r\\n'
     """
     out = io.StringIO()
     writer = csv.writer(out)
+    if titled:
+        writer.writerow([visible(f"# {table.title}")])
     writer.writerow([c.key for c in table.columns])
     for row in table.rows:
         writer.writerow(["" if row.get(c.key) is None else _csv_safe(row[c.key]) for c in table.columns])
@@ -68,8 +94,10 @@ def csv_text(table: Table) -> str:
 
 
 def _csv_safe(value: Any) -> Any:
-    """A name from outside must not become a formula in a spreadsheet."""
-    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t") else value
+    """A name from outside must neither become a formula in a spreadsheet nor steer a terminal; it is kept whole."""
+    if not isinstance(value, str):
+        return value
+    return visible(f"'{value}" if value[:1] in ("=", "+", "-", "@") else value)
 
 
 def _line(cells: Iterable[str]) -> str:
@@ -77,4 +105,9 @@ def _line(cells: Iterable[str]) -> str:
 
 
 def _cell(text: str) -> str:
-    return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
+    """A name must not become a link, a picture, a tag or emphasis.
+
+    >>> print(_cell("![x](y) <b> blocks.*.mlp"))
+    !\\[x\\](y) &lt;b> blocks.\\*.mlp
+    """
+    return _MARKS.sub(r"\\\g<0>", text).replace("&", "&amp;").replace("<", "&lt;")

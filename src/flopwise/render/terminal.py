@@ -4,13 +4,14 @@ A table wider than the terminal is cut between columns, never inside one: a cut 
 """
 
 import io
+from typing import Literal
 
 from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from flopwise.render.table import Table
+from flopwise.render.table import Shown, Table
 
 PLAIN_WIDTH = 2000  # for a file or a pipe: wide enough that nothing wraps
 _GAP = 2
@@ -23,31 +24,32 @@ def text(table: Table, console: Console | None = None) -> str:
     coloured = console is not None and console.is_terminal
     no_color = console.no_color if console is not None else True
     target = Console(file=io.StringIO(), width=PLAIN_WIDTH, force_terminal=coloured, no_color=no_color)
-    cells = list(table.cells())
-    target.print(Text(table.title, style="bold"), soft_wrap=True)
-    for block in _blocks(table, cells, width):
-        target.print(_rich(table, cells, block))
-    for note in table.notes:
+    shown = table.shown()
+    target.print(Text(shown.title, style="bold"), soft_wrap=True)
+    for block in _blocks(table, shown, width):
+        target.print(_rich(table, shown, block))
+    for note in shown.notes:
         target.print(Text(f"  {note}"), soft_wrap=True)
     file = target.file
     assert isinstance(file, io.StringIO)
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines()) + "\n"
 
 
-def _rich(table: Table, cells: list[list[str]], block: list[int]) -> RichTable:
+def _rich(table: Table, shown: Shown, block: list[int]) -> RichTable:
     rich = RichTable(header_style="bold", box=None, pad_edge=False)
     for i in block:
-        column = table.columns[i]
-        rich.add_column(Text(column.title), justify="right" if column.right else "left", no_wrap=True)
-    for row in cells:
+        justify: Literal["left", "right"] = "right" if table.columns[i].right else "left"
+        rich.add_column(Text(shown.headers[i]), justify=justify, no_wrap=True)
+    for row in shown.cells:
         rich.add_row(*(Text(row[i], style=_STYLES.get(row[i], "")) for i in block))
     return rich
 
 
-def _blocks(table: Table, cells: list[list[str]], width: int) -> list[list[int]]:
+def _blocks(table: Table, shown: Shown, width: int) -> list[list[int]]:
     """The columns of each block: the leading names in every block, as many others beside them as fit, at least one."""
     sizes = [
-        max(cell_len(c.title), *(cell_len(row[i]) for row in cells), 0) + _GAP for i, c in enumerate(table.columns)
+        max(cell_len(header), *(cell_len(row[i]) for row in shown.cells), 0) + _GAP
+        for i, header in enumerate(shown.headers)
     ]
     n_keys = next((i for i, c in enumerate(table.columns) if c.right), len(sizes))
     while n_keys > 1 and sum(sizes[:n_keys]) > width // 2:

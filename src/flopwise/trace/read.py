@@ -28,4 +28,14 @@ def read_trace(path: str | Path) -> Trace:
         return read_kineto(path)
     if name.endswith(_NSYS):
         return read_nsys(path)
-    raise FlopwiseError(f"{path} has no suffix of a trace", f"traces end in {', '.join(_KINETO + _NSYS)}")
+    raise unknown_suffix(path)
+
+
+def unknown_suffix(path: Path) -> FlopwiseError:
+    """What to say of a file whose name does not tell that it is a trace.
+
+    >>> unknown_suffix(Path("k.txt")).message
+    "k.txt has the suffix '.txt', which is not a trace's"
+    """
+    has = f"has the suffix '{path.suffix}', which is not a trace's" if path.suffix else "has no suffix of a trace"
+    return FlopwiseError(f"{path} {has}", f"rename it, if it is one: traces end in {', '.join(_KINETO + _NSYS)}")

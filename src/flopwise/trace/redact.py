@@ -10,13 +10,23 @@ _TOKENS = r"""
     | (?i: \bbearer\s+ [\w.~+/=-]{8,} )
     | -----BEGIN\s[\w\s]{0,40}KEY-----.*
 """
-# A plain number is a count (tokens=512), not a secret.
-_ASSIGNMENTS = r"""
-    | (?i: [\w.-]{0,60} (?: secret | token | passw(?:or)?d | passwd | credential | api_?key | (?<![a-z])key ) [\w.-]{0,60} ["']?
-      \s* = \s* (?! ["']? \d{1,12} (?![\w.-]) ) ["']? [^\s"',;]+ )
-    | (?i: (?: secret | passw(?:or)?d | passwd | api[_-]?key | access[_-]?key ) ["']? \s* : \s* [^\s"',;:]+ )
+_SECRET = (
+    r"(?: secret | passw(?:or)?d | passphrase | pwd | credentials? | api[_-]?key | access[_-]?key | private[_-]?key )"
+)
+# Whole where it is quoted, spaces and escaped quotes included; else up to a space.
+_VALUE = r"""(?: "(?:\\.|[^"\\])*"? | '(?:\\.|[^'\\])*'? | \\+"[^"]*"? | \\+'[^']*'? | [^\s"':] \S* )"""
+_QUOTE = r"""(?: \\* ["'] )?"""
+_NO_COUNT = rf"(?! {_QUOTE} \d{{1,12}} (?![\w.-]) )"  # a plain number is a count (tokens=512), not a token
+_ASSIGNMENTS = rf"""
+    | (?i: {_SECRET} [\w.-]{{0,60}} {_QUOTE} \s* (?: => | :?= ) \s* {_VALUE} )
+    | (?i: (?: token | (?<![a-z])key ) [\w.-]{{0,60}} {_QUOTE} \s* (?: => | :?= ) \s* {_NO_COUNT} {_VALUE} )
+    | (?i: (?: {_SECRET} | (?: token | [_-]key ) (?= {_QUOTE} \s* : \s* {_NO_COUNT} ) ) {_QUOTE} \s* : \s* {_VALUE} )
+    | (?i: (?<![\w-]) --? [\w-]{{0,60}} (?: {_SECRET} | (?: token | (?<![a-z])key ) (?= \s+ {_NO_COUNT} ) ) \s+ (?!-) {_VALUE} )
+    | (?i: (?<![a-z]) auth(?:orization)? {_QUOTE} \s* [:=] \s* {_QUOTE}
+      (?: (?: basic | bearer | digest | token ) \s+ )? {_VALUE} )
+    | (?i: [?&] [\w-]{{0,20}} sig(?:nature)? = \S+ )
     | (?<=://) [^/\s@]+ (?=@)
-    | [\w.+-]{1,64} @ [\w-]+ (?: \. [\w-]+ )+
+    | [\w.+-]{{1,64}} @ [\w-]+ (?: \. [\w-]+ )+
     | (?: /home/ | /Users/ | /root/ | (?<!\w) ~[\w-]*/ | [A-Za-z]:\\Users\\ ) [^\s"',;:()]*
 """
 _LONG_CODES = r"""
@@ -27,6 +37,10 @@ _LONG_CODES = r"""
 """
 _IN_CODE = re.compile(_TOKENS + _ASSIGNMENTS, re.VERBOSE | re.DOTALL)
 _IN_TEXT = re.compile(_TOKENS + _ASSIGNMENTS + _LONG_CODES, re.VERBOSE | re.DOTALL)
+# An address: scheme and host, folders, the file's name, and what is asked of it.
+_ADDRESSES = re.compile(
+    r"(?<!\w)[A-Za-z][\w+.-]{0,20}://[^/\\\s\"',;()<>]*(?:[/\\](?:[^/\\\s\"',;()<>?#]*[/\\])*([^/\\\s\"',;()<>?#]*))?(?:[?#][^\s\"'<>]*)?"
+)
 _FOLDERS = re.compile(r"(?<![\w:/.\]])(?:[A-Za-z]:)?[/\\](?:[^/\\\s\"',;:()<>]+[/\\])+")
 # The patterns cost 50 µs on a text; one without any of these cannot match them.
 _SIGNS = (
@@ -46,7 +60,23 @@ _SIGNS = (
         "aiza",
         "eyj",
     ),
-    *("bearer", "begin", "secret", "token", "passw", "credential", "key", "@", "/", "\\", "~"),
+    *(
+        "bearer",
+        "begin",
+        "secret",
+        "token",
+        "passw",
+        "passphrase",
+        "pwd",
+        "credential",
+        "key",
+        "auth",
+        "sig",
+        "@",
+        "/",
+        "\\",
+        "~",
+    ),
 )
 _LONG_CODE = re.compile(r"[0-9a-zA-Z+/]{32}|[0-9a-fA-F]{8}-")
 _LONGEST = 20_000  # of a name; what is cut off cannot leak, and no pattern runs over megabytes
@@ -56,14 +86,16 @@ def redacted(text: str) -> str:
     """A text that a user wrote, without what looks like a secret, and with file names instead of paths.
 
     >>> redacted("load hf_abcdefghijklmnop"), redacted("step, tokens=512"), redacted("WANDB_API_KEY=abc123x")
-    ('load [removed]', 'step, tokens=512', '[removed]')
+    ('load [removed]', 'step, tokens=512', 'WANDB_[removed]')
     >>> redacted("read /home/eve/data.bin"), redacted("read /mnt/project/data.bin")
     ('read [removed]', 'read data.bin')
+    >>> redacted('{"token": "two words"}'), redacted("file:///mnt/project/train.py")
+    ('{"[removed]}', '[removed]/train.py')
     """
     text = text[:_LONGEST]
     if not (_shows_signs(text) or _LONG_CODE.search(text)):
         return text
-    return _FOLDERS.sub("", _IN_TEXT.sub(REMOVED, text))
+    return _FOLDERS.sub("", _ADDRESSES.sub(rf"{REMOVED}/\1", _IN_TEXT.sub(REMOVED, text)))
 
 
 def redacted_code(name: str) -> str:

@@ -19,7 +19,7 @@ def scrub(path: str | os.PathLike[str], out: str | os.PathLike[str]) -> Path:
     """Write a scrubbed copy of a trace of either profiler to `out`, compressed if that ends in .gz; the input stays as it is."""
     source, target = Path(path), Path(out)
     try:
-        _refuse_itself(source, target)
+        _refuse_to_replace(source, target)
         is_nsys = _is_nsys(source)
         _check_suffix(target, ".sqlite" if is_nsys else ".json")
         with _whole_file(target) as building:
@@ -44,9 +44,12 @@ def _write(source: Path, target: Path, is_nsys: bool) -> None:
         scrub_kineto(source, file)
 
 
-def _refuse_itself(source: Path, target: Path) -> None:
+def _refuse_to_replace(source: Path, target: Path) -> None:
+    if not os.path.lexists(target):
+        return
     if target.exists() and target.samefile(source):
         raise FlopwiseError(f"{target} is the file to scrub; it would be lost", "give the copy another name")
+    raise FlopwiseError(f"{target} exists already", "give the copy another name, or remove that file first")
 
 
 def _is_nsys(path: Path) -> bool:

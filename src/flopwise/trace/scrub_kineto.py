@@ -14,6 +14,7 @@ import msgspec
 from flopwise.trace.json_text import repaired
 from flopwise.trace.kineto_stream import EventStream
 from flopwise.trace.redact import redacted, redacted_code, redacted_frame
+from flopwise.trace.scrub_words import ARG_WORDS, CATEGORIES, PLACES, POINT_NAMES, TYPES
 
 _ABSENT = msgspec.Raw(b"")
 
@@ -88,7 +89,6 @@ ARGS = {
     ),
     *("Group size", "Rank", "fwd_thread_id", "ops", "flops", "Flops"),
 }
-NAME_ARGS = {"kernel_backend", "kernel_name", "kernel_kwargs", "Collective name", "dtype", "scope"}
 _METADATA = {  # events that name processes and threads: what may stand in them
     "process_name": ("name", re.compile(r"(?!)")),
     "process_labels": ("labels", re.compile(r"(?:CPU|GPU \d{1,4})")),
@@ -98,7 +98,10 @@ _METADATA = {  # events that name processes and threads: what may stand in them
 }
 _NUMBER = re.compile(rb'"?-?\d{1,40}(?:\.\d{1,40})?(?:[eE][+-]?\d{1,4})?"?')
 _NUMBERS = re.compile(r"[\d\s\[\],.eE+-]*|True|False|None")
-_TYPE_NAME = re.compile(r"[A-Za-z_][\w:<>\[\], *]{0,60}")
+_BLOCK_SIZES = re.compile(r"[A-Z0-9_]{1,20}=\d{1,9}(?:,[A-Z0-9_]{1,20}=\d{1,9}){0,20}")
+_WHOLE = re.compile(r"-?\d{1,20}")
+_LASTING = ("X", "B", "E")
+_FIRST_PLACE = 1 << 40  # above every process's and thread's number
 _GPU_NAME = re.compile(r"[\w .()/-]{1,80}")
 
 
@@ -161,6 +164,7 @@ def scrub_kineto(source: Path, out: BinaryIO) -> None:
     """Write the copy of `source` to `out`, uncompressed."""
     stream = _WholeEvents(source)
     encoder = msgspec.json.Encoder()
+    places = _Places()
     chunks: Iterator[list[Any]] = iter(stream)
     first = next(chunks, [])
     written = set(stream.metadata)
@@ -168,14 +172,27 @@ def scrub_kineto(source: Path, out: BinaryIO) -> None:
     out.write(b'"traceEvents":[\n')
     comma = b""
     for events in itertools.chain([first], chunks):
-        for event in filter(None, map(_safe, events)):
+        for event in filter(None, (_safe(event, places) for event in events)):
             out.write(comma + encoder.encode(event))
             comma = b",\n"
     later = {key: value for key, value in stream.metadata.items() if key not in written}
     out.write(b"\n]" + b"".join(b',\n"%b":%b' % (key.encode(), value) for key, value in later.items()) + b"}\n")
 
 
-def _safe(event: _Event) -> _Event | None:
+class _Places(dict[str, int]):
+    """A number for each process, thread or flow that has a name: events that were in one place stay together."""
+
+    def __missing__(self, name: str) -> int:
+        self[name] = number = _FIRST_PLACE + len(self)
+        return number
+
+    def of(self, value: object) -> object:
+        if isinstance(value, str):
+            return value if value in PLACES or _WHOLE.fullmatch(value) else self[value]
+        return value if isinstance(value, int) else None
+
+
+def _safe(event: _Event, places: _Places) -> _Event | None:
     """What may be kept of an event; None for one that cannot be understood, or says only whose machine it was."""
     if not (isinstance(event.ph, str) and len(event.ph) == 1):
         return None
@@ -184,37 +201,47 @@ def _safe(event: _Event) -> _Event | None:
         return None
     return _Event(
         ph=event.ph,
-        cat=redacted(event.cat) if isinstance(event.cat, str) else None,
+        cat=_known(event.cat, CATEGORIES),
         name=_name(event),
-        pid=_place(event.pid),
-        tid=_place(event.tid),
+        pid=places.of(event.pid),
+        tid=places.of(event.tid),
         ts=event.ts if _NUMBER.fullmatch(bytes(event.ts)) else _ABSENT,
         dur=event.dur if _NUMBER.fullmatch(bytes(event.dur)) else _ABSENT,
-        id=_place(event.id),
+        id=places.of(event.id),
         bp="e" if event.bp == "e" else None,
         s=event.s if event.s in ("t", "p", "g") else None,
         args=args or None,
     )
 
 
+def _known(value: object, words: frozenset[str]) -> str | None:
+    return value if isinstance(value, str) and value in words else None
+
+
 def _name(event: _Event) -> str | None:
-    if not isinstance(event.name, str):
+    """Readers need the names of what lasts, in the categories they know; of all else only names that are the profiler's own."""
+    if event.ph == "M":
+        return _known(event.name, frozenset(_METADATA))
+    if event.ph not in _LASTING or not isinstance(event.name, str):
+        return _known(event.name, POINT_NAMES)
+    if event.ph != "E" and _known(event.cat, CATEGORIES) is None:  # an end need not say what it ends
         return None
     rule = {"python_function": redacted_frame, "kernel": redacted_code}.get(str(event.cat), redacted)
     return rule(event.name)
-
-
-def _place(value: object) -> object:
-    """A process, a thread or a flow: a number, or a word like 'Spans'."""
-    return redacted(value) if isinstance(value, str) else _numbers(value) if isinstance(value, int) else None
 
 
 def _args(given: object) -> dict[str, object]:
     if not isinstance(given, dict):
         return {}
     kept = {key: _numbers(value, types=key == "Input type") for key, value in given.items() if key in ARGS}
-    names = {key: redacted(value) for key, value in given.items() if key in NAME_ARGS and isinstance(value, str)}
-    return kept | names
+    words = {key: word for key, known in ARG_WORDS.items() if (word := _known(given.get(key), known)) is not None}
+    if isinstance(kernel := given.get("kernel_name"), str):
+        words["kernel_name"] = redacted_code(kernel)
+    if isinstance(sizes := given.get("kernel_kwargs"), str) and _BLOCK_SIZES.fullmatch(sizes):
+        words["kernel_kwargs"] = sizes
+    if isinstance(dtype := given.get("dtype"), str) and TYPES.fullmatch(dtype):
+        words["dtype"] = dtype
+    return kept | words
 
 
 def _metadata_args(event: _Event) -> dict[str, object] | None:
@@ -234,7 +261,7 @@ def _numbers(value: object, types: bool = False) -> object:
         return value
     if isinstance(value, list):
         return [_numbers(item, types) for item in value]
-    known = isinstance(value, str) and (_NUMBERS.fullmatch(value) or (types and _TYPE_NAME.fullmatch(value)))
+    known = isinstance(value, str) and (_NUMBERS.fullmatch(value) or (types and TYPES.fullmatch(value)))
     return value if known else ""
 
 

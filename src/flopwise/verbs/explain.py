@@ -9,7 +9,7 @@ from flopwise.analysis.explanation import Explanation, Kernel, explain_trace
 from flopwise.errors import FlopwiseError
 from flopwise.records import Point
 from flopwise.store import StoredRun, find, runs_root
-from flopwise.trace.read import is_trace_file, read_trace
+from flopwise.trace.read import is_trace_file, read_trace, unknown_suffix
 
 
 def explain(
@@ -27,6 +27,11 @@ def explain(
     'launch-bound: the GPU is idle 73% of the time: …'
     """
     path, point = trace_of(target, runs)
+    if point is not None and point.ran is not None and point.ran.device == "cpu":
+        raise FlopwiseError(
+            f"the run {path.parents[1].name} was on the CPU: there is no GPU work in it to explain",
+            "profile it on a GPU (--device cuda); of a CPU run, flopwise bench and runs show give the times by phase",
+        )
     if timings is None:
         return explain_trace(read_trace(path), point)
     timed = timings if isinstance(timings, StoredRun) else StoredRun.load(find(timings, runs_root(runs)))
@@ -72,11 +77,22 @@ def trace_of(target: str | Path | StoredRun, runs: str | Path | None = None) -> 
         path = Path(target).expanduser()
         if is_trace_file(path):
             return path, None
-        target = StoredRun.load(find(target, runs_root(runs)))
+        target = run_named(target, runs)
     traced = next((point for point in target.points if point.trace_file), None)
     if traced is None:
         raise FlopwiseError(f"the run {target.header.id} has no trace", "capture one: flopwise profile WORKLOAD")
     return target.path / "traces" / traced.trace_file, traced
+
+
+def run_named(target: str | Path, runs: str | Path | None = None) -> StoredRun:
+    """The run that a target means; of a file that is none, its name is what is wrong."""
+    try:
+        path = find(target, runs_root(runs))
+    except FlopwiseError:
+        if Path(target).expanduser().is_file():
+            raise unknown_suffix(Path(target)) from None
+        raise
+    return StoredRun.load(path)
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,11 @@ from flopwise.errors import FlopwiseError
 from flopwise.spec.gpu import Gpu, find_gpu
 from flopwise.spec.gpu import gpu as gpu_named
 from flopwise.spec.workload import Workload, workload
-from flopwise.store import StoredRun, find, runs_root
+from flopwise.store import StoredRun
 from flopwise.trace.read import is_trace_file, read_trace
 from flopwise.verbs.account import find_ceilings
 from flopwise.verbs.dry_step import dry_run, needs_dry_run
-from flopwise.verbs.explain import trace_of
+from flopwise.verbs.explain import run_named, trace_of
 from flopwise.work import OpWork
 
 
@@ -52,7 +52,7 @@ def roofline(
 def _run(target: str | Path, runs: str | Path | None) -> StoredRun | None:
     """The run that a target means; None if there is none of that name."""
     try:
-        return StoredRun.load(find(target, runs_root(runs)))
+        return run_named(target, runs)
     except FlopwiseError:
         if str(target) == "last" or Path(target).expanduser().exists():
             raise
