@@ -1,0 +1,148 @@
+"""What a worker's process says, folded into a point: whatever was said before a crash is kept."""
+
+import signal
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+from flopwise.capture.events import (
+    Done,
+    Dried,
+    Event,
+    Exited,
+    Hello,
+    PhaseSample,
+    Probed,
+    Ready,
+    Recorded,
+    Remembered,
+    Sampled,
+    Started,
+    Surroundings,
+    Traced,
+    Tracing,
+    WarmedUp,
+    WarmupStep,
+)  # fmt: skip
+from flopwise.capture.telemetry import Watch
+from flopwise.errors import one_line
+from flopwise.records import CRASH, STEP, Environment, PhaseTimes, Point
+from flopwise.spec.workload import Trial
+
+
+class Gathered:
+    """Folds a trial's events into its point. Whatever was said before a crash is kept."""
+
+    def __init__(self, trial: Trial, paired_with: str = "") -> None:
+        self.trial, self.paired_with = trial, paired_with
+        self.started_at, self.begun = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
+        self.environment: Environment | None = None
+        self.pid = 0
+        self.ready: Ready | None = None
+        self.warmup_ns: list[int] = []
+        self.warmup_rule = ""
+        self.samples: list[dict[str, PhaseSample]] = []
+        self.remembered: Remembered | None = None
+        self.done: Done | None = None
+        self.exited: Exited | None = None
+        self.traced: Traced | None = None
+        self.recorded: Recorded | None = None
+        self.watch: Watch | None = None
+
+    def take(self, event: Event) -> None:
+        match event:
+            case Started():
+                self.pid = event.pid
+            case Surroundings():
+                self.environment = event.environment
+                self.watch = Watch(event.gpu_uuid).__enter__()
+            case Ready():
+                self.ready = event
+            case WarmupStep():
+                self.warmup_ns.append(event.wall_ns)
+            case WarmedUp():
+                self.warmup_rule = event.rule
+            case Sampled():
+                self.samples.append(event.phases)
+            case Remembered():
+                self.remembered = event
+            case Done():
+                self.done = event
+            case Exited():
+                self.exited = event
+            case Traced():
+                self.traced = event
+            case Recorded():
+                self.recorded = event
+            case Hello() | Tracing() | Dried() | Probed():
+                pass
+
+    def point(self, ended: Done) -> Point:
+        if self.watch is not None:
+            self.watch.__exit__(None, None, None)
+        return Point(
+            key=self.trial.key(),
+            trial=self.trial,
+            status=ended.status,
+            reason=ended.reason,
+            hint=ended.hint,
+            phases=_phases(self.samples),
+            warmup_ns=tuple(self.warmup_ns),
+            warmup_rule=self.warmup_rule,
+            setup_ns=self.ready.setup_ns if self.ready else 0,
+            captured_first_ns=self.ready.captured_first_ns if self.ready else 0,
+            stopped=ended.stopped,
+            memory=self.remembered.memory if self.remembered else (),
+            peak_rss_bytes=ended.peak_rss_bytes,
+            ran=ended.ran,
+            telemetry=self.watch.telemetry() if self.watch else None,
+            environment=self.environment,
+            paired_with=self.paired_with,
+            trace_file=Path(self.traced.path).name if self.traced else "",
+            traced_step_ns=self.traced.step_ns if self.traced else 0,
+            memory_file=Path(self.recorded.path).name if self.recorded else "",
+            started_at=self.started_at,
+            elapsed_s=round(time.monotonic() - self.begun, 3),
+        )
+
+
+def _phases(samples: list[dict[str, PhaseSample]]) -> tuple[PhaseTimes, ...]:
+    if not samples:
+        return ()
+    has_gpu = samples[0][STEP].gpu_ns is not None
+    return tuple(
+        PhaseTimes(
+            phase=phase,
+            wall_ns=tuple(s[phase].wall_ns for s in samples),
+            launch_ns=tuple(s[phase].launch_ns or 0 for s in samples) if has_gpu else (),
+            gpu_ns=tuple(s[phase].gpu_ns or 0 for s in samples) if has_gpu else (),
+            gpu_held=tuple(s[phase].held for s in samples) if has_gpu else (),
+        )
+        for phase in samples[0]
+    )
+
+
+def ended(gathered: Gathered) -> Done:
+    """How a trial ended, from its last words and its exit code."""
+    if gathered.done is not None:
+        return gathered.done
+    code = gathered.exited.code if gathered.exited else 1
+    if code < 0:
+        likely = ": most likely the system ran out of memory" if -code == signal.SIGKILL else ""
+        return Done(
+            status=CRASH,
+            reason=f"the process was ended by {signal_name(-code)}{likely}",
+            hint="the run's logs/ folder has its last words",
+        )
+    return Done(
+        status=CRASH,
+        reason=f"the process ended with code {code} and no result",
+        hint="the run's logs/ folder has its last words",
+    )
+
+
+def signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return one_line(f"code {-number}")
