@@ -72,7 +72,7 @@ def test_json_is_the_documented_schema_and_stacks_are_whole_on_request(files, ru
 def test_csv_and_markdown(files, run):
     _, out, _ = run(files / "leak.pickle", "--format", "csv")
     rows = list(csv.reader(io.StringIO(out)))
-    assert rows[0] == ["# leak.pickle: memory"]
+    assert rows[0] == ["# leak.pickle: memory, measured"]
     assert rows[1][:3] == ["device", "peak_bytes", "reserved_bytes"]
     _, out, _ = run(files / "leak.pickle", "--format", "markdown")
     assert "| owner | size |" in out

@@ -110,3 +110,14 @@ def test_an_allocation_without_an_owner_breaks_the_law_and_is_not_passed_over():
     table = pl.DataFrame({"start": [-1, 0], "end": [2, 1], "bytes": [512, 1024]})
     with pytest.raises(FlopwiseError, match="do not add up"):
         timeline(table, np.array([0, 2]), ("parameters", "temporary"), np.array([2048, 2048, 2048]))
+
+
+def test_the_peak_of_every_phase_outlives_thinning():
+    """A past bug: of a long recording, the table of phases showed peaks that were none."""
+    rng = np.random.default_rng(3)
+    values = rng.integers(0, 10**6, 20_000)
+    phases = np.repeat(np.arange(40) % 4, 500)
+    kept = set(thinned(values, 200, phases).tolist())
+    for low in range(0, 20_000, 500):
+        assert low + int(values[low : low + 500].argmax()) in kept
+    assert len(kept) <= 200 + 40

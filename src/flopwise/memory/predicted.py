@@ -93,7 +93,9 @@ def _largest(tensors: tuple[LiveTensor, ...]) -> tuple[Large, ...]:
 
 
 def _line(run: DryRun, totals: npt.NDArray[np.int64], reserved: int) -> Line:
-    kept = thinned(totals, POINTS).tolist()
+    names = ["backward" if op.phase == "recompute" else op.phase for op in run.ops]
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    kept = thinned(totals, POINTS, np.array([numbers[name] for name in names], dtype=np.int64)).tolist()
     return Line(
         event=tuple(kept),
         time_us=None,

@@ -213,7 +213,8 @@ def _failures(device: DeviceHistory, line: Timeline, said: _Words) -> tuple[Fail
 
 
 def _line(device: DeviceHistory, line: Timeline, when: Phases) -> Line:
-    kept = thinned(line.allocated_bytes, POINTS)
+    within = np.concatenate(([-1], when.within)).astype(np.int64)
+    kept = thinned(line.allocated_bytes, POINTS, np.where(within == R, B, within))  # what is recomputed is backward's
     times = tuple(_time(device, moment) or 0 for moment in kept.tolist()) if device.time_us is not None else None
     used = [i for i in range(len(line.owners)) if line.by_owner_bytes[i].any()]
     return Line(

@@ -84,11 +84,17 @@ def alive(allocations: pl.DataFrame, moment: int) -> npt.NDArray[np.bool_]:
     )
 
 
-def thinned(values: npt.NDArray[np.int64], most: int) -> npt.NDArray[np.int64]:
-    """At most `most` positions that keep the shape: of each equal stretch the smallest and the largest, the ends, the peak.
+def thinned(
+    values: npt.NDArray[np.int64], most: int, phases: npt.NDArray[np.int64] | None = None
+) -> npt.NDArray[np.int64]:
+    """About `most` positions that keep the shape: of each equal stretch the smallest and the largest, the ends, the peak.
+
+    With `phases`, a number for each position, the peak of every stretch of one phase is kept too, up to `most` of them.
 
     >>> thinned(np.array([5, 0, 9, 1, 1, 1, 1, 2]), 6).tolist()
     [0, 1, 2, 4, 7]
+    >>> thinned(np.array([5, 0, 9, 1, 1, 3, 1, 2]), 6, np.array([0, 0, 0, 0, 1, 1, 2, 2])).tolist()
+    [0, 1, 2, 4, 5, 7]
     """
     n = len(values)
     if n <= most:
@@ -99,4 +105,7 @@ def thinned(values: npt.NDArray[np.int64], most: int) -> npt.NDArray[np.int64]:
         if low < high:
             part = values[low:high]
             kept |= {low + int(part.argmin()), low + int(part.argmax())}
+    if phases is not None:
+        starts = [0, *(np.flatnonzero(np.diff(phases)) + 1).tolist(), n]
+        kept |= {low + int(values[low:high].argmax()) for low, high in list(pairwise(starts))[-most:]}
     return np.array(sorted(kept))

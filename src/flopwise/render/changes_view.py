@@ -51,7 +51,7 @@ def _totals(before: Explanation, after: Explanation) -> dict[str, dict[str, floa
 
 def _gpu_time(before: Explanation, after: Explanation) -> dict[str, float]:
     """All GPU work of a step: kernels, copies and graphs."""
-    counts = {key: sum(p.count for p in e.phases) for key, e in zip(_COUNTS, (before, after), strict=True)}
+    counts = {key: sum(p.count + p.copies for p in e.phases) for key, e in zip(_COUNTS, (before, after), strict=True)}
     return _change(before.gpu_ns, after.gpu_ns) | counts
 
 

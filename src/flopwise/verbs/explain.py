@@ -27,16 +27,17 @@ def explain(
     'launch-bound: the GPU is idle 73% of the time: …'
     """
     path, point = trace_of(target, runs)
-    if point is not None and point.ran is not None and point.ran.device == "cpu":
+    trace = read_trace(path)
+    if point is not None and point.ran is not None and point.ran.device == "cpu" and not trace.kernels.height:
         raise FlopwiseError(
             f"the run {path.parents[1].name} was on the CPU: there is no GPU work in it to explain",
             "profile it on a GPU (--device cuda); of a CPU run, flopwise bench and runs show give the times by phase",
         )
     if timings is None:
-        return explain_trace(read_trace(path), point)
+        return explain_trace(trace, point)
     timed = timings if isinstance(timings, StoredRun) else StoredRun.load(find(timings, runs_root(runs)))
     chosen, notes = timing_of(timed, point)
-    found = explain_trace(read_trace(path), chosen)
+    found = explain_trace(trace, chosen)
     gpu = chosen.environment.gpu.name if chosen.environment and chosen.environment.gpu else ""
     if gpu and found.gpu and gpu != found.gpu:
         notes += (f"another GPU than the trace's {found.gpu}",)

@@ -55,6 +55,8 @@ def memory(
     """
     asked_for = _workload(target, options)
     if asked_for is not None and predict:
+        if device != "auto" and not gpu:
+            gpu = "cpu" if device == "cpu" else ""
         return _predicted(asked_for, gpu_named(gpu) if gpu else None)
     if predict or gpu:
         what = (
