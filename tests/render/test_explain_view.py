@@ -1,6 +1,7 @@
 """What `explain` shows: nothing left out in silence, rows that add up, no two things under one name."""
 
 import csv
+import gzip
 import json
 from pathlib import Path
 
@@ -230,6 +231,8 @@ def test_a_run_on_the_cpu_is_told_what_can_be_done(tmp_path):
     point = Point(key=trial.key(), trial=trial, status="ok", ran=Ran(device="cpu"), trace_file="t.kineto.json.gz")
     with Run.create(tmp_path, "profile", "tiny", "", (trial,)) as run:
         run.append(point)
+        op = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 1, "dur": 1, "pid": 1, "tid": 1, "args": {}}
+        run.trace_path("t.kineto.json.gz").write_bytes(gzip.compress(json.dumps({"traceEvents": [op]}).encode()))
     with pytest.raises(FlopwiseError, match="on the CPU: there is no GPU work") as failure:
         explain("last", runs=tmp_path)
     assert "--device cuda" in failure.value.hint
