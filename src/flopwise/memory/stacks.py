@@ -12,7 +12,7 @@ from flopwise.memory.snapshot import Frame
 _FOREIGN_FILE = re.compile(
     r"(^|/)(torch|torchvision|triton|accelerate|transformers|lightning|pytorch_lightning|deepspeed|numpy)/"
     r"|/lib/python3[^/]*/(?!site-packages|dist-packages)|^<|^\?\?|^$|^none$|\.(c|cc|cpp|cu|cuh|h|hpp|so)(\.\d+)*$"
-    r"|runpy\.py$|importlib|(^|/)flopwise/capture/(dry/|memory_|worker|trials|ranges|isolate)",
+    r"|runpy\.py$|importlib|(^|/)flopwise/capture/(dry/|memory_|worker|trials|ranges|isolate|build|user_step|step\.py)",
 )
 _WIDTH = 160  # of a stack as it is shown
 _CPP_NAME = re.compile(r"::|^_?Py[A-Z]\w*_|^c10|^at_|^__libc|^_start$|^clone3?$")

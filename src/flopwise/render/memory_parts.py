@@ -7,6 +7,7 @@ from typing import Any
 from flopwise import units
 from flopwise.errors import one_line
 from flopwise.memory.answers import MEASURED, DeviceMemory, MemoryReport, SavedBlock
+from flopwise.records import OK
 from flopwise.render.table import Column, Table
 
 _BAR = 30
@@ -48,7 +49,11 @@ def composition(report: MemoryReport) -> Table:
         columns.append(Column(f"{_key(p.source)}_bytes", p.source, units.size))
         columns.append(Column(f"{_key(p.source)}_error_bytes", "differs by", _difference))
     columns.append(Column("share", "share of the peak", _bar, right=False))
-    notes = tuple(_verdict(p.source, p.peak.total_bytes, d.peak.allocated_bytes) for p in beside)
+    whole = report.status == OK  # what ran out half-way is no measure of a prediction for the whole step
+    notes = tuple(_verdict(p.source, p.peak.total_bytes, d.peak.allocated_bytes) for p in beside if whole)
+    notes += (
+        () if whole or not beside else ("the predictions are for the whole step, the rest for what was recorded of it",)
+    )
     notes += tuple(note for p in beside for note in p.notes)
     return Table(title="whose bytes, at the peak", columns=tuple(columns), rows=tuple(rows), notes=notes)
 
@@ -140,7 +145,10 @@ def levers_table(report: MemoryReport) -> Table:
         Column("saved_bytes", "saves", units.size),
         Column("how", "told by", right=False),
     )
-    notes = ["predicted, each alone, for the eager step; savings do not add up"]
+    notes = ["predicted, each alone, for the eager step on a GPU; savings do not add up"]
+    base = next((p.peak.total_bytes for p in report.predictions if p.source == "closed form"), None)
+    if base is not None:
+        notes.append(f"against the closed form's own peak of {units.size(base)}, not against the measured one")
     if report.predictions and report.predictions[-1].peak.phase == "optimizer":
         notes.append("the peak is the optimizer's: what forward and backward hold counts only once that is lower")
     return Table(title="what each lever would change", columns=columns, rows=rows, notes=tuple(notes))
