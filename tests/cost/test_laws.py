@@ -169,3 +169,14 @@ def test_a_learned_table_ends_the_context():
 def test_what_is_no_model_is_refused(target):
     with pytest.raises(FlopwiseError, match="no model"):
         account_step(workload(target))
+
+
+def test_an_operation_whose_flops_nobody_counts_is_named():
+    """A past silence: a step of an LSTM had 0 FLOPs, and a user took that for a fact."""
+    from flopwise.cost.account import _uncounted
+    from flopwise.work import OpWork
+
+    known = OpWork(op="mm", module="", phase="forward", kind="matmul", dtype="fp32", flops=8)
+    lstm = OpWork(op="mkldnn_rnn_layer", module="", phase="forward", kind="other", dtype="fp32")
+    assert _uncounted([known]) == ()
+    assert "mkldnn_rnn_layer" in _uncounted([known, lstm])[0]
