@@ -1,0 +1,108 @@
+"""What a Triton kernel needs of the chip, found by compiling it: no GPU is needed.
+
+    python -m flopwise.kernels.resources [--arch 80,90,100]
+
+Every module of this room names its kernels in the configurations it ships (`cases()`). A register spill, or more shared
+memory than the chip has, is a fault of the configuration: `faults` says so, and the tests fail on it.
+"""
+
+import argparse
+import importlib
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+MODULES = ("gelu", "softmax", "rms_norm", "swiglu", "rope", "cross_entropy", "attention_triton", "adamw")
+SHARED_BYTES = {
+    80: 163 * 1024,
+    90: 227 * 1024,
+    100: 227 * 1024,
+}  # of one block: CUDA programming guide, technical specifications
+_USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
+
+
+class Case(NamedTuple):
+    """One kernel in one shipped configuration. Pointers are taken as divisible by 16 bytes, as torch allocates them."""
+
+    name: str  # 'rms_norm forward bf16 4096'
+    kernel: Any  # the @triton.jit function
+    signature: Mapping[str, str]  # of each argument that is not constexpr: '*bf16', 'i32', 'fp32', in any order
+    constexprs: Mapping[str, Any]
+    num_warps: int = 4
+    num_stages: int = 3
+    divisible: tuple[str, ...] = ()  # integer arguments that are multiples of 16 in what is shipped
+    archs: tuple[int, ...] = (80, 90, 100)  # where this configuration is the one chosen
+
+
+class Resources(NamedTuple):
+    """What one block takes."""
+
+    registers: int  # per thread
+    spilled_bytes: int  # per thread: the stack and local memory
+    shared_bytes: int
+
+
+def resources(case: Case, arch: int) -> Resources:
+    """Compile one case for one architecture (80, 90, 100)."""
+    names = case.kernel.arg_names
+    signature = {name: "constexpr" if name in case.constexprs else case.signature[name] for name in names}
+    whole = [n for n, (name, kind) in enumerate(signature.items()) if kind.startswith("*") or name in case.divisible]
+    source = ASTSource(case.kernel, signature, dict(case.constexprs), {(n,): [["tt.divisibility", 16]] for n in whole})
+    options = {"num_warps": case.num_warps, "num_stages": case.num_stages}
+    built = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+    usage = _usage(built.asm["cubin"])
+    return Resources(usage[0], usage[1] + usage[3], built.metadata.shared)
+
+
+def _usage(cubin: bytes) -> tuple[int, ...]:
+    program = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.cubin"
+        path.write_bytes(cubin)
+        told = subprocess.run(
+            [program, "--dump-resource-usage", path], capture_output=True, text=True, check=True
+        ).stdout
+    found = _USAGE.search(told)
+    if not found:
+        raise RuntimeError(f"cuobjdump told nothing of the kernel: {told[:200]}")
+    return tuple(int(number) for number in found.groups())
+
+
+def cases(modules: tuple[str, ...] = MODULES) -> Iterator[Case]:
+    """Every kernel in every configuration that is shipped."""
+    for name in modules:
+        yield from importlib.import_module(f"flopwise.kernels.{name}").cases()
+
+
+def faults(case: Case, arch: int) -> str:
+    """What is wrong with a configuration, or ''."""
+    found = resources(case, arch)
+    if found.spilled_bytes:
+        return f"{case.name} on sm_{arch}: {found.spilled_bytes} bytes spilled per thread"
+    if found.shared_bytes > SHARED_BYTES[arch]:
+        return (
+            f"{case.name} on sm_{arch}: {found.shared_bytes} bytes of shared memory, the chip has {SHARED_BYTES[arch]}"
+        )
+    return ""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--arch", default="80,90,100")
+    parser.add_argument("--only", default="", help="modules, separated by commas")
+    given = parser.parse_args()
+    for case in cases(tuple(given.only.split(",")) if given.only else MODULES):
+        for arch in (int(a) for a in given.arch.split(",")):
+            if arch in case.archs:
+                print(f"sm_{arch:<4} {case.name:50} {resources(case, arch)}")  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()
