@@ -60,6 +60,7 @@ class HostCost(msgspec.Struct, frozen=True, kw_only=True):
     op_ns: float
     view_ns: float  # an operation that launches nothing
     kernel_ns: float  # each kernel of an operation beyond its first
+    listed_ns: float = 0.0  # each tensor that an operation over lists of them reads (foreach, fused optimizers)
 
 
 class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,7 +76,8 @@ class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
     attention_backward: dict[str, Curve]
     host: dict[str, HostCost]  # by phase; 'forward' is there always
     latency_ns: float  # from the launch call's return to the kernel's start
-    graph_gap_ns: float  # between two kernels of a CUDA graph
+    graph_gap_ns: float  # what a kernel takes more in a CUDA graph than in a stream; below zero: less
+    compiled_call_ns: float = 0.0  # the host's, before a compiled graph launches its first kernel
     versions: dict[str, str] = {}  # of driver, torch, … where measured
 
     def __post_init__(self) -> None:

@@ -55,9 +55,11 @@ def machine(asynchronous=True):
     given += [Probe(what=w, ns=ns) for w, ns in (("latency", 3e3), ("graph gap", 5e2))]
     given += [Probe(what="host:view", ns=1e3), Probe(what="host:kernel", ns=4e3)]
     given += [
-        Probe(what=f"host:{phase}", shape=(100, 50, 10), ns=100 * op_ns + 50 * 1e3 + 10 * 4e3)
+        Probe(what=f"host:{phase}", shape=(100, 50, 10, 0), ns=100 * op_ns + 50 * 1e3 + 10 * 4e3)
         for phase, op_ns in (("forward", 9e3), ("backward", 12e3), ("optimizer", 8e3))
     ]
+    given += [Probe(what="host:lists", shape=(10, 0, 0, 400), ns=10 * 8e3 + 400 * 2e3)]
+    given += [Probe(what="host:compiled", ns=3e5)]
     return ceilings(given, gpu="toy", processors=PROCESSORS, versions={}, asynchronous=asynchronous)
 
 
@@ -67,6 +69,8 @@ def test_ceilings_hold_what_the_probes_said():
     assert {phase: cost.op_ns for phase, cost in found.host.items()} == pytest.approx(
         {"forward": 9e3, "backward": 12e3, "optimizer": 8e3}
     )
+    assert (found.host["optimizer"].listed_ns, found.compiled_call_ns) == (pytest.approx(2e3), 3e5)
+    assert found.bandwidth_bytes_per_s == pytest.approx(4e9, rel=1e-3)
     assert found.curve("softmax").at(1e9) == pytest.approx(2e3 + 1e9 / 4)
     assert found.bandwidth_bytes_per_s == pytest.approx(4e9, rel=0.01)
     assert set(found.matmul) == {"fp32", "bf16"}

@@ -13,7 +13,8 @@ from flopwise.capture.probes import Run, Stopwatch, probe_attention, probe_matmu
 from flopwise.capture.step import Step, captured
 from flopwise.ceilings import Probe
 from flopwise.records import STEP, Ran
-from flopwise.spec.workload import workload
+from flopwise.spec.workload import Workload, workload
+from flopwise.work import OPTIMIZER
 
 Shapes = tuple[tuple[int, int, int, int], ...]
 
@@ -47,6 +48,7 @@ def probes(device: torch.device) -> Iterator[Probe]:
     if device.type == "cuda":
         yield from probe_launches(device)
         yield from probe_host(device)
+        yield from probe_compiled(device)
         yield from probe_memory(watch, tuple(2**power for power in range(14, 32)))
         yield from probe_attention(watch, ("fp32", "bf16", "fp16"), GPU_ATTENTIONS)
         yield from probe_matmul(watch, ("fp32", "tf32", "bf16", "fp16"), GPU_MATMULS)
@@ -59,7 +61,7 @@ def probes(device: torch.device) -> Iterator[Probe]:
 def how_many(device: torch.device) -> int:
     """How many probes there will be."""
     if device.type == "cuda":
-        return 7 + 9 * 18 + 2 * 3 * len(GPU_ATTENTIONS) + 4 * len(GPU_MATMULS)
+        return 9 + 9 * 18 + 2 * 3 * len(GPU_ATTENTIONS) + 4 * len(GPU_MATMULS)
     return 9 * 8 + 2 * len(CPU_ATTENTIONS) + len(CPU_MATMULS)
 
 
@@ -76,7 +78,7 @@ def probe_launches(device: torch.device) -> Iterator[Probe]:
         x.add_(1)
         torch.cuda.synchronize(device)
         alone.append(time.perf_counter_ns() - begun)
-    kernel_ns = Stopwatch(device).ns(lambda: x.add_(1), 20)
+    kernel_ns = Stopwatch(device).ns(lambda: x.add_(1))
     yield Probe(what="latency", ns=max(0.0, median(alone) - launch_ns - kernel_ns))
 
     def many() -> None:
@@ -84,24 +86,50 @@ def probe_launches(device: torch.device) -> Iterator[Probe]:
             x.add_(1)
 
     replay = captured(Step(phases={STEP: many}, ran=lambda: Ran(device=str(device))), device).phases[STEP]
-    yield Probe(what="graph gap", ns=max(0.0, Stopwatch(device).ns(replay, 5) / _REPEATS - kernel_ns))
+    yield Probe(what="graph gap", ns=Stopwatch(device).ns(replay) / _REPEATS - kernel_ns)
 
 
 def probe_host(device: torch.device) -> Iterator[Probe]:
     """What the host takes to launch an operation, phase by phase: a model too small for anything else to matter."""
-    chosen = workload("tiny", batch=1, context=16, phase="train", precision="bf16")
-    counts = {phase: [0, 0, 0] for phase in ("forward", "backward", "optimizer")}
+    for optimizer, phases in (("adamw-loop", ("forward", "backward", "optimizer")), ("foreach", ("lists",))):
+        chosen = workload("tiny", batch=1, context=16, phase="train", precision="bf16", optimizer=optimizer)
+        launch_ns, counts = _launch_ns(chosen, device), _counts(chosen)
+        for phase in phases:
+            found = "optimizer" if phase == "lists" else phase
+            yield Probe(what=f"host:{phase}", shape=counts[found], ns=launch_ns[found])
+
+
+def probe_compiled(device: torch.device) -> Iterator[Probe]:
+    """What the host takes to call a compiled graph, beyond its one kernel; nothing where torch.compile cannot run."""
+    x = torch.randn(64, 64, device=device, requires_grad=True)
+    try:
+        run = torch.compile(lambda x: (x.sin() + 1).cos())
+        run(x)
+    except Exception:  # noqa: BLE001  (no compiler on this machine, say: whatever it is, only this probe is lost)
+        return
+    yield Probe(what="host:compiled", ns=max(0.0, _host_ns(lambda: run(x)) - _host_ns(lambda: x.sin())))
+
+
+def _counts(chosen: Workload) -> dict[str, tuple[int, ...]]:
+    """By phase, the loss with forward: operations, views, kernels beyond an operation's first, tensors read by lists."""
+    counts = {phase: [0, 0, 0, 0] for phase in ("forward", "backward", "optimizer")}
     for op in dry_run(chosen).ops:
         if op.phase in ("forward", "loss", "backward", "optimizer"):
             count = counts["forward" if op.phase == "loss" else op.phase]
             count[0 if op.kernels else 1] += 1
             count[2] += max(0, op.kernels - 1)
+            count[3] += len(op.reads) if op.kind == OPTIMIZER else 0
+    return {phase: tuple(count) for phase, count in counts.items()}
+
+
+def _launch_ns(chosen: Workload, device: torch.device) -> dict[str, float]:
     clock = CudaClock(build_step(chosen, device).phases, device, flush_l2=False)
     samples = [clock.sample() for _ in range(_HOST_SAMPLES)][_HOST_SAMPLES // 4 :]
-    launch_ns = {phase: median(s[phase].launch_ns or 0 for s in samples) for phase in samples[0] if phase != STEP}
-    launch_ns["forward"] += launch_ns.pop("loss", 0)
-    for phase, count in counts.items():
-        yield Probe(what=f"host:{phase}", shape=tuple(count), ns=float(launch_ns[phase]))
+    launch_ns = {
+        phase: float(median(s[phase].launch_ns or 0 for s in samples)) for phase in samples[0] if phase != STEP
+    }
+    launch_ns["forward"] += launch_ns.pop("loss", 0.0)
+    return launch_ns
 
 
 def _host_ns(run: Run) -> float:

@@ -17,7 +17,9 @@ Run = Callable[[], object]
 
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 WIDTH = 1024  # of a row in the probes of row-wise kernels
-_ROUNDS, _SPIN_CYCLES = 5, 2_000_000  # about 1 ms: the host queues a round meanwhile
+_ROUNDS, _ROUND_NS = 5, 12e6  # long enough for the chip to settle at the clock it can hold
+_FEWEST, _MOST = 3, 50  # runs of an operation in a round
+_CYCLES_PER_NS = 2.0  # of the fastest GPU clocks: a spin lasts at least as long as asked
 
 
 class Stopwatch:
@@ -26,27 +28,39 @@ class Stopwatch:
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
-    def ns(self, run: Run, repeats: int) -> float:
-        """The median of a few rounds of `repeats` runs."""
+    def ns(self, run: Run) -> float:
+        """The median of a few rounds, each of as many runs as it takes to be long enough."""
         for _ in range(2):
             run()
+        repeats = max(_FEWEST, min(_MOST, int(self._round_ns // max(1.0, self._round(run, _FEWEST)))))
         return median(self._round(run, repeats) for _ in range(_ROUNDS))
+
+    @property
+    def _round_ns(self) -> float:
+        return _ROUND_NS if self.device.type == "cuda" else _ROUND_NS / 10
 
     def _round(self, run: Run, repeats: int) -> float:
         if self.device.type != "cuda":
-            begun = time.perf_counter_ns()
-            for _ in range(repeats):
-                run()
-            return (time.perf_counter_ns() - begun) / repeats
+            return _queue_ns(run, repeats)
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         torch.cuda.synchronize(self.device)
-        torch.cuda._sleep(_SPIN_CYCLES)  # so that the GPU never waits for a launch between the events
+        wait_ns = min(
+            2e7, 2 * repeats * _queue_ns(run, 2)
+        )  # so that the GPU never waits for a launch between the events
+        torch.cuda._sleep(int(wait_ns * _CYCLES_PER_NS))
         begin.record()
         for _ in range(repeats):
             run()
         end.record()
         torch.cuda.synchronize(self.device)
         return float(begin.elapsed_time(end)) * 1e6 / repeats
+
+
+def _queue_ns(run: Run, repeats: int) -> float:
+    begun = time.perf_counter_ns()
+    for _ in range(repeats):
+        run()
+    return (time.perf_counter_ns() - begun) / repeats
 
 
 def memory_runs(device: torch.device, n_bytes: int) -> dict[str, tuple[Run, int]]:
@@ -85,9 +99,8 @@ def probe_memory(watch: Stopwatch, sizes: tuple[int, ...]) -> Iterator[Probe]:
     """Every class of kernels that is bound by memory, at every size."""
     for size in sizes:
         runs = memory_runs(watch.device, size) | {OPTIMIZER: optimizer_run(watch.device, size)}
-        repeats = max(3, min(20, 2**30 // size))
         for kind, (run, moved) in runs.items():
-            yield Probe(what=kind, amount=float(moved), ns=watch.ns(run, repeats))
+            yield Probe(what=kind, amount=float(moved), ns=watch.ns(run))
 
 
 def probe_matmul(
@@ -97,11 +110,11 @@ def probe_matmul(
     for dtype in dtypes:
         apply_fp32_matmul(Recipe(precision="tf32" if dtype == "tf32" else "fp32"))
         for batch, m, n, k in shapes:
-            a = torch.rand(batch, m, k, device=watch.device, dtype=DTYPES[dtype])
-            b = torch.rand(batch, n, k, device=watch.device, dtype=DTYPES[dtype]).transpose(1, 2)
+            a = torch.randn(batch, m, k, device=watch.device, dtype=DTYPES[dtype])  # as weights and activations are:
+            b = torch.randn(batch, n, k, device=watch.device, dtype=DTYPES[dtype]).transpose(1, 2)  # power follows data
             a, b = (a[0], b[0]) if batch == 1 else (a, b)
             flops = 2 * batch * m * n * k
-            ns = watch.ns(partial(torch.matmul, a, b), _repeats(flops))
+            ns = watch.ns(partial(torch.matmul, a, b))
             yield Probe(what="matmul", dtype=dtype, amount=float(flops), shape=(batch, m, n, k), ns=ns)
 
 
@@ -113,18 +126,14 @@ def probe_attention(
         for shape in shapes:
             batch, heads, context, width = shape
             q, k, v = (
-                torch.rand(shape, device=watch.device, dtype=DTYPES[dtype], requires_grad=True) for _ in range(3)
+                torch.randn(shape, device=watch.device, dtype=DTYPES[dtype], requires_grad=True) for _ in range(3)
             )
             forward = partial(F.scaled_dot_product_attention, q, k, v, is_causal=True)
             flops = 4 * batch * heads * context * context * width
             with torch.no_grad():
-                ns = watch.ns(forward, _repeats(flops))
+                ns = watch.ns(forward)
             yield Probe(what="attention", dtype=dtype, amount=float(flops), shape=shape, ns=ns)
             out = forward()
-            backward = partial(torch.autograd.grad, out, (q, k, v), torch.rand_like(out), retain_graph=True)
-            ns = watch.ns(backward, _repeats(flops))
+            backward = partial(torch.autograd.grad, out, (q, k, v), torch.randn_like(out), retain_graph=True)
+            ns = watch.ns(backward)
             yield Probe(what="attention backward", dtype=dtype, amount=2.5 * flops, shape=shape, ns=ns)
-
-
-def _repeats(flops: int) -> int:
-    return max(2, min(20, int(4e11 // flops)))

@@ -184,8 +184,10 @@ def _uncounted(ops: Sequence[OpWork]) -> tuple[str, ...]:
 
 def step_time(workload: Workload, step: StepCost, ceilings: Ceilings) -> StepTime:
     """How long the step takes on a machine with these ceilings; compiled, its operations are fused first."""
-    ops = fuse(step.ops) if workload.recipe.compile != "off" else step.ops
-    return predict(ops, ceilings, graph=workload.recipe.graph == "on")
+    compiled = workload.recipe.compile != "off"
+    graph = workload.recipe.graph == "on"
+    calls = ("forward", "loss", "backward") if compiled and not graph else ()
+    return predict(fuse(step.ops) if compiled else step.ops, ceilings, graph=graph, compiled=calls)
 
 
 class _Ask:

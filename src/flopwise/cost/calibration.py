@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -38,7 +39,7 @@ def ceilings(
         gpu=gpu,
         how=MEASURED,
         processors=processors,
-        bandwidth_bytes_per_s=max(1e9 * p.amount / p.ns for p in by_what[ELEMENTWISE, ""]),
+        bandwidth_bytes_per_s=_bandwidth(by_what[ELEMENTWISE, ""]),
         matmul={dtype: matmul(some, processors) for (what, dtype), some in by_what.items() if what == "matmul"},
         memory=memory,
         attention=_attention("attention", by_what),
@@ -46,8 +47,15 @@ def ceilings(
         host=_host(probes) if asynchronous else {"forward": HostCost(op_ns=0.0, view_ns=0.0, kernel_ns=0.0)},
         latency_ns=one.get("latency", 0.0),
         graph_gap_ns=one.get("graph gap", 0.0),
+        compiled_call_ns=one.get("host:compiled", 0.0),
         versions=versions,
     )
+
+
+def _bandwidth(probes: Sequence[Probe]) -> float:
+    """Of the largest: what is small enough for a cache says nothing of the memory."""
+    largest = max(probes, key=lambda probe: probe.amount)
+    return 1e9 * largest.amount / largest.ns
 
 
 def _attention(what: str, by_what: Mapping[tuple[str, str], Sequence[Probe]]) -> dict[str, Curve]:
@@ -62,17 +70,25 @@ def _attention(what: str, by_what: Mapping[tuple[str, str], Sequence[Probe]]) ->
 
 
 def _host(probes: Sequence[Probe]) -> dict[str, HostCost]:
-    """Per phase: what is left of its launch time when views and further kernels have had theirs, over its operations."""
+    """Per phase: what is left of its launch time when views and further kernels have had theirs, over its operations.
+
+    'host:lists' is an optimizer over lists of tensors: what its operations leave goes to the tensors in the lists.
+    """
     view_ns = next(probe.ns for probe in probes if probe.what == "host:view")
     kernel_ns = next(probe.ns for probe in probes if probe.what == "host:kernel")
     costs = {}
     for probe in probes:
         if probe.what.startswith("host:") and probe.shape:
-            ops, views, kernels = probe.shape
+            ops, views, kernels, _ = probe.shape
             op_ns = (probe.ns - views * view_ns - kernels * kernel_ns) / max(1, ops)
             costs[probe.what.removeprefix("host:")] = HostCost(
                 op_ns=max(kernel_ns, op_ns), view_ns=view_ns, kernel_ns=kernel_ns
             )
+    lists, single = costs.pop("lists", None), costs.get("optimizer")
+    if lists and single:
+        ops, _, _, listed = next(probe.shape for probe in probes if probe.what == "host:lists")
+        each_ns = max(0.0, lists.op_ns - single.op_ns) * ops / max(1, listed)
+        costs["optimizer"] = msgspec.structs.replace(single, listed_ns=each_ns)
     return costs
 
 

@@ -34,9 +34,9 @@ ATTENTION_SHARES = {"fp32": (0.45, 0.35), "tf32": (0.06, 0.05), "bf16": (0.50, 0
 HOST = {
     "forward": HostCost(op_ns=18_000.0, view_ns=2_500.0, kernel_ns=5_000.0),
     "backward": HostCost(op_ns=25_000.0, view_ns=2_500.0, kernel_ns=5_000.0),
-    "optimizer": HostCost(op_ns=15_000.0, view_ns=2_000.0, kernel_ns=5_000.0),
+    "optimizer": HostCost(op_ns=12_000.0, view_ns=2_000.0, kernel_ns=5_000.0, listed_ns=2_200.0),
 }
-LATENCY_NS, GRAPH_GAP_NS = 4_000.0, 700.0
+LATENCY_NS, GRAPH_GAP_NS, COMPILED_CALL_NS = 4_000.0, 700.0, 300_000.0
 
 
 def from_datasheet(gpu: Gpu) -> Ceilings:
@@ -73,6 +73,7 @@ def from_datasheet(gpu: Gpu) -> Ceilings:
         host=HOST,
         latency_ns=LATENCY_NS,
         graph_gap_ns=GRAPH_GAP_NS,
+        compiled_call_ns=COMPILED_CALL_NS,
     )
 
 

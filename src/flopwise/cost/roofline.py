@@ -6,12 +6,12 @@ Which of the two is late is decided anew at every operation: a step can be launc
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 import msgspec
 
 from flopwise.ceilings import Ceilings, Curve, Matmul
-from flopwise.work import ATTENTION, MATMUL, OpWork
+from flopwise.work import ATTENTION, MATMUL, OPTIMIZER, OpWork
 
 COMPUTE, BANDWIDTH, LAUNCH = "compute", "bandwidth", "launch"
 SPLITS = (1, 2, 4, 8, 16)  # a product with few tiles and a long inner dimension is split along it
@@ -113,7 +113,7 @@ class _Queues:
 
     def run(self, op: OpWork, ns: float) -> None:
         if self.graph:
-            self.gpu_ns += ns + self.ceilings.graph_gap_ns * op.kernels
+            self.gpu_ns += max(ns / 4, ns + self.ceilings.graph_gap_ns * op.kernels)  # whatever the gap, some time
             return
         self.host_ns += host_ns(op, self.ceilings)
         if op.kernels:
@@ -127,18 +127,26 @@ class _Queues:
 def host_ns(op: OpWork, ceilings: Ceilings) -> float:
     """What the CPU spends on an operation."""
     cost = ceilings.host_cost(op.phase)
-    return cost.op_ns + (op.kernels - 1) * cost.kernel_ns if op.kernels else cost.view_ns
+    if not op.kernels:
+        return cost.view_ns
+    listed = len(op.reads) if op.kind == OPTIMIZER else 0
+    return cost.op_ns + (op.kernels - 1) * cost.kernel_ns + listed * cost.listed_ns
 
 
-def predict(ops: Sequence[OpWork], ceilings: Ceilings, *, graph: bool = False) -> StepTime:
+def predict(
+    ops: Sequence[OpWork], ceilings: Ceilings, *, graph: bool = False, compiled: Container[str] = ()
+) -> StepTime:
     """The step that consists of `ops`, in their order.
 
-    `graph`: it is replayed as one CUDA graph, so that the CPU has no part in it.
+    `graph`: it is replayed as one CUDA graph, so that the CPU has no part in it. `compiled`: the phases that are one
+    call of a compiled graph each, which costs the CPU something before the first kernel.
     """
     times = [op_time(op, ceilings) for op in ops]
     queues, moved = _Queues(ceilings, graph), dict[str, float]()
     for op, time in zip(ops, times, strict=True):
         before = queues.end_ns
+        if op.phase in compiled and op.phase not in moved:
+            queues.host_ns += ceilings.compiled_call_ns
         queues.run(op, time.ns)
         moved[op.phase] = moved.get(op.phase, 0.0) + queues.end_ns - before
     phases = [
@@ -146,7 +154,10 @@ def predict(ops: Sequence[OpWork], ceilings: Ceilings, *, graph: bool = False) -
             phase=phase,
             wall_ns=wall_ns,
             gpu_ns=math.fsum(time.ns for op, time in zip(ops, times, strict=True) if op.phase == phase),
-            host_ns=0.0 if graph else math.fsum(host_ns(op, ceilings) for op in ops if op.phase == phase),
+            host_ns=0.0
+            if graph
+            else math.fsum(host_ns(op, ceilings) for op in ops if op.phase == phase)
+            + ceilings.compiled_call_ns * (phase in compiled),
             kernels=sum(op.kernels for op in ops if op.phase == phase),
         )
         for phase, wall_ns in moved.items()

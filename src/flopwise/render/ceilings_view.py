@@ -55,13 +55,18 @@ def _bandwidths(found: Ceilings) -> Table:
     )
     spec = find_gpu(found.gpu)
     specified = f"; specified {_bytes(spec.bandwidth_bytes_s)}" if spec and spec.bandwidth_bytes_s else ""
-    notes = (f"the best of them {_bytes(found.bandwidth_bytes_per_s)}{specified}",)
+    notes = (f"elementwise, of more than any cache holds: {_bytes(found.bandwidth_bytes_per_s)}{specified}",)
     return Table(title="memory by class of kernel and bytes moved", columns=columns, rows=rows, notes=notes)
+
+
+def _more(ns: float) -> str:
+    return f"{units.duration(abs(ns))} {'less' if ns < 0 else 'more'}"
 
 
 def _launches(found: Ceilings) -> Table:
     rows = tuple(
         {"phase": phase, "op_ns": cost.op_ns, "view_ns": cost.view_ns, "kernel_ns": cost.kernel_ns}
+        | {"listed_ns": cost.listed_ns or None}
         for phase, cost in found.host.items()
     )
     columns = (
@@ -69,9 +74,11 @@ def _launches(found: Ceilings) -> Table:
         Column("op_ns", "an operation", units.duration),
         Column("view_ns", "a view", units.duration),
         Column("kernel_ns", "a further kernel", units.duration),
+        Column("listed_ns", "a tensor in a list", units.duration),
     )
     notes = (
         f"from launch to start {units.duration(found.latency_ns)}; "
-        f"between two kernels of a CUDA graph {units.duration(found.graph_gap_ns)}",
+        f"in a CUDA graph a kernel takes {_more(found.graph_gap_ns)}; "
+        f"a compiled graph's call {units.duration(found.compiled_call_ns)}",
     )
     return Table(title="the host's time to launch", columns=columns, rows=rows, notes=notes)

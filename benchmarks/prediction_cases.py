@@ -1,0 +1,106 @@
+"""Measures the cases that benchmarks/prediction.py judges: fixed before any was looked at, on this machine's GPU.
+
+    python benchmarks/prediction_cases.py RUNS [--sizes small,…] [--contexts 128,…] [--seconds 300]
+    python benchmarks/prediction.py --time RUNS/…-prediction-…
+
+Five sizes × three contexts × fp32 and bf16 × inference and training × naive and fused attention; then compiled steps,
+CUDA graphs and the other levers at the sizes where they matter. All in one process, one after the other, with the
+allocator and cuBLAS's workspaces emptied between them, so that the whole takes minutes. What cannot run is a point that
+says why. `--seconds` ends it in time: what is measured by then is kept.
+"""
+
+import argparse
+import gc
+import itertools
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from flopwise.capture.gathered import Gathered
+from flopwise.capture.trials import run_trial
+from flopwise.cost.account import step_time
+from flopwise.cost.datasheet import from_datasheet
+from flopwise.cost.step import account_step
+from flopwise.records import Point
+from flopwise.spec.gpu import find_gpu
+from flopwise.spec.workload import Sampling, Trial, Workload, workload
+from flopwise.store.run import Run
+
+SIZES = ("small", "medium", "large", "xl", "2.7B")
+BY_HAND = {"attention": "naive", "norm": "eager", "activation": "eager"}
+LEVERS = (
+    {"precision": "bf16", "optimizer": "fused", "graph": "on"},
+    {"precision": "bf16", "loss": "chunked"},
+    {"precision": "bf16", "checkpoint": 1},
+    {"precision": "bf16", "checkpoint": 4},
+    {"precision": "fp16", "optimizer": "fused"},
+    {"precision": "bf16-pure", "optimizer": "fused"},
+    {"precision": "tf32"},
+    {"precision": "bf16", "optimizer": "fused", "compile": "default"},
+)
+
+
+def cases(sizes: tuple[str, ...], contexts: tuple[int, ...]) -> Iterator[Workload]:
+    """The grid, then the levers."""
+    grid = itertools.product(contexts, sizes, ("bf16", "fp32"), ("forward", "train"), (BY_HAND, {"attention": "sdpa"}))
+    for context, size, precision, phase, by in grid:
+        yield workload(size, context=context, precision=precision, phase=phase, **by)
+    for levers in LEVERS:
+        for size in dict.fromkeys((sizes[0], sizes[len(sizes) // 2], sizes[-1])):
+            yield workload(size, context=contexts[len(contexts) // 2], phase="train", **levers)
+
+
+def trial(case: Workload, device: str) -> Trial:
+    """Few samples where a step is long: how many is settled by the prediction, before anything is run."""
+    gpu = find_gpu("h200")
+    assert gpu is not None
+    long = step_time(case, account_step(case, gpu), from_datasheet(gpu)).wall_ns > 4e8
+    return Trial(workload=case, sampling=Sampling(warmup=2 if long else 4, samples=2 if long else 6), device=device)
+
+
+def measured(one: Trial) -> Point:
+    """One trial in this process; nothing of it stays."""
+    gathered = Gathered(one)
+    try:
+        run_trial(one, gathered.take, lambda: True)
+    except Exception as error:  # noqa: BLE001  (the point says what it was)
+        print(f"  {type(error).__name__}: {error}"[:200], file=sys.stderr)
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.empty_cache()
+    assert gathered.done is not None
+    return gathered.point(gathered.done)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", type=Path)
+    parser.add_argument("--sizes", default=",".join(SIZES))
+    parser.add_argument("--contexts", default="128,512,1024")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--seconds", type=float, default=1e9)
+    given = parser.parse_args()
+    contexts = tuple(int(context) for context in given.contexts.split(","))
+    trials = [trial(case, given.device) for case in cases(tuple(given.sizes.split(",")), contexts)]
+    begun = time.monotonic()
+    with Run.create(given.runs, "bench", "prediction", " ".join(sys.argv), trials) as run:
+        for n, one in enumerate(trials, 1):
+            if time.monotonic() - begun > given.seconds:
+                print(f"the time is up: {n - 1} of {len(trials)} measured", file=sys.stderr)
+                break
+            point = measured(one)
+            run.append(point)
+            print(
+                f"[{n}/{len(trials)}] {time.monotonic() - begun:4.0f} s {one.workload.label()} {point.status}",
+                file=sys.stderr,
+            )
+    print(run.path)
+
+
+if __name__ == "__main__":
+    main()
