@@ -17,6 +17,11 @@ def device() -> str:
     pytest.skip("needs a GPU, or TRITON_INTERPRET=1")
 
 
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
 @pytest.fixture
 def poison(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory that torch hands out unwritten is full of NaN: an element that a kernel forgets shows."""

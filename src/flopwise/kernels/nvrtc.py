@@ -10,6 +10,7 @@ import sysconfig
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -80,7 +81,7 @@ class Function:
     def __init__(self, driver: ctypes.CDLL, context: ctypes.c_void_p, handle: ctypes.c_void_p, index: int) -> None:
         self.driver, self.context, self.handle, self.index = driver, context, handle, index
 
-    def __call__(self, blocks: int, threads: int, *arguments: "ctypes._SimpleCData[int]") -> None:
+    def __call__(self, blocks: int, threads: int, *arguments: "ctypes._SimpleCData[Any]") -> None:
         pointers = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(argument) for argument in arguments))
         stream = ctypes.c_void_p(torch.cuda.current_stream(self.index).cuda_stream)
         # Pushed, because this thread may have no context yet, or another GPU's.
