@@ -35,7 +35,8 @@ def check(x, error):
     # A gradient is a difference: what is lost is the saved output's rounding, which torch's kernel has as well.
     (theirs,) = torch.autograd.grad(torch.softmax(x, -1), x, dy)
     if x.shape[-1] > 1:
-        assert error(x.grad, slope) <= max(BOUNDS[dtype], 2 * error(theirs, slope))
+        slack = 2 if x.is_cuda else 6  # the interpreter cuts bf16 off where a GPU rounds: all of a row errs one way
+        assert error(x.grad, slope) <= max(BOUNDS[dtype], slack * error(theirs, slope))
     else:
         assert x.grad.abs().max() <= BOUNDS[dtype]
 
