@@ -99,9 +99,7 @@ def test_compiled_whole_it_gives_the_same(device):
         q = rope(2 * x.transpose(1, 2), cos, sin)
         return q, *rope_pair(q, q, cos, sin)
 
-    for found, expected in zip(
-        torch.compile(both, fullgraph=True, backend="aot_eager")(x), both(x), strict=True
-    ):
+    for found, expected in zip(torch.compile(both, fullgraph=True, backend="aot_eager")(x), both(x), strict=True):
         torch.testing.assert_close(found, expected)
 
 

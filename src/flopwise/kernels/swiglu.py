@@ -90,9 +90,7 @@ def _swiglu_backward(dy: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tens
     if dy.numel():
         (d, g, u), rows, columns = _as_rows(dy, gate, up)
         blocks, strides = triton.cdiv(columns, BLOCK), (d.stride(0), g.stride(0), u.stride(0))
-        _backward_kernel[(rows * blocks,)](
-            d, g, u, dgate, dup, *strides, columns, blocks, BLOCK=BLOCK, num_warps=WARPS
-        )
+        _backward_kernel[(rows * blocks,)](d, g, u, dgate, dup, *strides, columns, blocks, BLOCK=BLOCK, num_warps=WARPS)
     return dgate, dup
 
 
