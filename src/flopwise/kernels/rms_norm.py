@@ -29,6 +29,7 @@ TILE = 2048  # elements of a program that takes several short rows
 LOOP_BLOCK, LOOP_WARPS = 2048, 4  # of longer rows, which are read twice
 WEIGHT_ROWS, WEIGHT_BLOCK = 16, 128  # and of their weight's gradient
 WARPS_PER_SM = 16  # of the backward pass, which keeps its programs and gives each many rows
+STAGES = 2  # tiles in flight there: the next is on its way to shared memory while this one is reduced
 
 
 def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -64,6 +65,11 @@ def _shape(columns: int) -> tuple[int, int, int]:
     """Rows of a program, columns of its tile, warps: 16 elements a thread."""
     block = max(16, triton.next_power_of_2(columns))
     return max(1, TILE // block), block, max(4, block // 512)
+
+
+def _stages(columns: int) -> int:
+    """Rows that do not begin at a 16-byte word are loaded in small pieces, whose addresses leave no register for more."""
+    return 1 if columns % 16 else STAGES
 
 
 @triton.jit
@@ -105,7 +111,7 @@ def _long_forward_kernel(
     inverse = tl.rsqrt(tl.sum(squares, 0) / columns + eps)
     tl.store(inverse_ptr + row, inverse)
     blocks = tl.cdiv(columns, BLOCK)
-    for block in range(0, blocks):  # backwards: what was read last is still in the caches
+    for block in range(blocks):  # backwards: what was read last is still in the caches
         at = (blocks - 1 - block) * BLOCK + lane
         weight = tl.load(weight_ptr + at, mask=at < columns, other=0.0).to(tl.float32)
         x = tl.load(x_ptr + row * x_stride + at, mask=at < columns, other=0.0).to(tl.float32)
@@ -121,14 +127,14 @@ def _long_forward_kernel(
 def _backward_kernel(
     dy_ptr, dtotal_ptr, x_ptr, weight_ptr, inverse_ptr, dx_ptr, partial_ptr,
     dy_stride, dtotal_stride, x_stride, rows, columns,
-    ADD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    ADD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Program n takes tiles of rows n, n + programs, … and leaves its part of the weight's gradient in partial[n]."""
     program, programs = tl.program_id(0), tl.num_programs(0)
     column = tl.arange(0, BLOCK)[None, :]
     weight = tl.load(weight_ptr + column, mask=column < columns, other=0.0).to(tl.float32)
     dweight = tl.zeros([ROWS, BLOCK], tl.float32)
-    for tile in range(program, tl.cdiv(rows, ROWS), programs):
+    for tile in tl.range(program, tl.cdiv(rows, ROWS), programs, num_stages=STAGES):
         row = tl.full([ROWS], tile, tl.int64) * ROWS + tl.arange(0, ROWS)
         inside = (row < rows)[:, None] & (column < columns)
         x = tl.load(x_ptr + row[:, None] * x_stride + column, mask=inside, other=0.0).to(tl.float32)
@@ -162,7 +168,7 @@ def _long_backward_kernel(
         products += x * inverse * dy * tl.load(weight_ptr + at, mask=at < columns, other=0.0).to(tl.float32)
     mean = tl.sum(products, 0) / columns
     blocks = tl.cdiv(columns, BLOCK)
-    for block in range(0, blocks):  # backwards, as above
+    for block in range(blocks):  # backwards, as above
         at = (blocks - 1 - block) * BLOCK + lane
         x = tl.load(x_ptr + row * x_stride + at, mask=at < columns, other=0.0).to(tl.float32)
         dy = tl.load(dy_ptr + row * dy_stride + at, mask=at < columns, other=0.0).to(tl.float32)
@@ -224,7 +230,7 @@ def _backward(dy: Tensor, dtotal: Tensor | None, x: Tensor, weight: Tensor, inve
         partial = x.new_empty((programs, columns), dtype=torch.float32)
         _backward_kernel[(programs,)](
             dy, other, x, weight, inverse, dx, partial, *strides, n, columns,
-            ADD=add, ROWS=per, BLOCK=block, num_warps=warps,
+            ADD=add, ROWS=per, BLOCK=block, STAGES=_stages(columns), num_warps=warps,
         )  # fmt: skip
     else:
         _long_backward_kernel[(n,)](
@@ -375,12 +381,14 @@ def cases() -> Iterator[Case]:
     numbers = dict.fromkeys((*whole, "rows"), "i32") | dict.fromkeys(
         ("inverse_ptr", "partial_ptr", "weight_ptr"), "*fp32"
     )
-    for dtype, columns in (("bf16", 128), ("bf16", 4096), ("fp32", COLUMNS)):
+    for dtype, columns in (("bf16", 128), ("bf16", 4096), ("fp32", COLUMNS), ("fp32", COLUMNS - 1)):
         rows, block, warps = _shape(columns)
         signature = dict.fromkeys(pointers, f"*{dtype}") | numbers | {"eps": "fp32"}
         tile = {"ADD": True, "ROWS": rows, "BLOCK": block}
-        yield Case(f"rms_norm forward {dtype} {columns}", _forward_kernel, signature, tile, warps, 3, whole)
-        yield Case(f"rms_norm backward {dtype} {columns}", _backward_kernel, signature, tile, warps, 3, whole)
+        divisible = () if columns % 16 else whole
+        yield Case(f"rms_norm forward {dtype} {columns}", _forward_kernel, signature, tile, warps, 3, divisible)
+        tile = tile | {"STAGES": _stages(columns)}
+        yield Case(f"rms_norm backward {dtype} {columns}", _backward_kernel, signature, tile, warps, 3, divisible)
     tile = {"ADD": True, "BLOCK": LOOP_BLOCK}
     yield Case("rms_norm forward fp32 longer", _long_forward_kernel, signature, tile, LOOP_WARPS, 3, whole)
     yield Case("rms_norm backward fp32 longer", _long_backward_kernel, signature, tile, LOOP_WARPS, 3, whole)

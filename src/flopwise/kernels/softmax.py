@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from flopwise.kernels.dispatch import require, require_float, row_order, runs_triton, to_rows
+from flopwise.kernels.dispatch import require, require_float, runs_triton, to_rows
 from flopwise.kernels.resources import Case
 
 FORWARD_COLUMNS, BACKWARD_COLUMNS = 32768, 16384  # the longest rows that are held in registers without a spill
@@ -86,7 +86,7 @@ def _long_forward_kernel(x_ptr, y_ptr, x_stride, columns, BLOCK: tl.constexpr):
     inverse = 1.0 / tl.sum(total * tl.exp(largest - base), 0)
     # Backwards: what was read last is still in the L2 cache.
     blocks = tl.cdiv(columns, BLOCK)
-    for block in range(0, blocks):
+    for block in range(blocks):
         at = (blocks - 1 - block) * BLOCK + lane
         x = tl.load(x_ptr + at, mask=at < columns, other=0.0).to(tl.float32)
         tl.store(y_ptr + at, (tl.exp(x - top) * inverse).to(y_ptr.dtype.element_ty), mask=at < columns)
@@ -105,7 +105,7 @@ def _long_backward_kernel(dy_ptr, y_ptr, dx_ptr, dy_stride, columns, BLOCK: tl.c
         total += y * tl.load(dy_ptr + start + lane, mask=start + lane < columns, other=0.0).to(tl.float32)
     product = tl.sum(total, 0)
     blocks = tl.cdiv(columns, BLOCK)
-    for block in range(0, blocks):  # backwards, as above
+    for block in range(blocks):  # backwards, as above
         at = (blocks - 1 - block) * BLOCK + lane
         y = tl.load(y_ptr + at, mask=at < columns, other=0.0).to(tl.float32)
         dy = tl.load(dy_ptr + at, mask=at < columns, other=0.0).to(tl.float32)
