@@ -49,6 +49,7 @@ def test_other_strides_and_empties(device, error):
     x = torch.randn(4, 6, 10, device=device)
     dy = torch.randn(6, 4, 10, device=device).transpose(0, 1)
     check(x, x.flip(0), dy, error)
+    check(x[..., 1:8], torch.randn(4, 6, 12, device=device)[..., :7], torch.randn(4, 6, 7, device=device), error)
     check(x.transpose(1, 2), x.transpose(1, 2), dy.transpose(1, 2), error)
     check(x[:1].expand(4, 6, 10), x[:, :, :1].expand(4, 6, 10), dy, error)
     for shape in ((0, 4), (4, 0)):
