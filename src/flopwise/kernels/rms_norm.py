@@ -1,0 +1,396 @@
+"""RMSNorm over the last dimension, alone or with the residual's addition before it, forward and backward in Triton.
+
+Weights may be fp32 beside half-precision activations (autocast). The weight's gradient is a sum over all rows: each
+program sums its own rows, and the partial sums are added afterwards, always in the same order (no atomics).
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from flopwise.kernels.dispatch import (
+    from_rows,
+    multiprocessors,
+    require,
+    require_float,
+    row_order,
+    runs_triton,
+    to_rows,
+)
+from flopwise.kernels.resources import Case
+
+COLUMNS = 8192  # the longest rows that are held in registers without a spill, forward and backward
+TILE = 2048  # elements of a program that takes several short rows
+LOOP_BLOCK, LOOP_WARPS = 2048, 4  # of longer rows, which are read twice
+WEIGHT_ROWS, WEIGHT_BLOCK = 16, 128  # and of their weight's gradient
+WARPS_PER_SM = 16  # of the backward pass, which keeps its programs and gives each many rows
+STAGES = 2  # tiles in flight there: the next is on its way to shared memory while this one is reduced
+
+
+def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / sqrt(mean(x²) + eps) · weight, in fp32, cast back.
+
+    >>> rms_norm_reference(torch.tensor([3.0, 4.0]), torch.tensor([1.0, 2.0]), 0.0)
+    tensor([0.8485, 2.2627])
+    """
+    wide = x.float()
+    inverse_rms = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    return (wide * inverse_rms * weight).to(x.dtype)
+
+
+def add_rms_norm_reference(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """(rms_norm(residual + x), residual + x)."""
+    total = residual + x
+    return rms_norm_reference(total, weight, eps), total
+
+
+def rms_norm_backward_reference(
+    dy: Tensor, dtotal: Tensor | None, x: Tensor, weight: Tensor, inverse: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Of rows: n = x r (r = 1/rms), g = dy · weight; dx = r (g − n · mean(g n)) + dtotal, dweight = Σ_rows dy n."""
+    normed = x.float() * inverse[:, None]
+    g = dy.float() * weight.float()
+    dx = inverse[:, None] * (g - normed * (g * normed).mean(-1, keepdim=True))
+    if dtotal is not None:
+        dx = dx + dtotal.float()
+    return dx.to(x.dtype), (dy.float() * normed).sum(0).to(weight.dtype)
+
+
+def _shape(columns: int) -> tuple[int, int, int]:
+    """Rows of a program, columns of its tile, warps: 16 elements a thread."""
+    block = max(16, triton.next_power_of_2(columns))
+    return max(1, TILE // block), block, max(4, block // 512)
+
+
+def _held(columns: int) -> int:
+    """The longest such rows that the backward pass holds: off the 16-byte grid their addresses take registers as well."""
+    return COLUMNS // 2 if columns % 16 else COLUMNS
+
+
+@triton.jit
+def _forward_kernel(
+    x_ptr, residual_ptr, weight_ptr, y_ptr, total_ptr, inverse_ptr, x_stride, residual_stride, rows, columns, eps,
+    ADD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, BLOCK)[None, :]
+    inside = (row < rows)[:, None] & (column < columns)
+    at = row[:, None] * columns + column
+    weight = tl.load(weight_ptr + column, mask=column < columns, other=0.0).to(tl.float32)
+    x = tl.load(x_ptr + row[:, None] * x_stride + column, mask=inside, other=0.0).to(tl.float32)
+    if ADD:
+        x += tl.load(residual_ptr + row[:, None] * residual_stride + column, mask=inside, other=0.0).to(tl.float32)
+        rounded = x.to(total_ptr.dtype.element_ty)  # what is normed is what the next layer reads
+        tl.store(total_ptr + at, rounded, mask=inside)
+        x = rounded.to(tl.float32)
+    inverse = tl.rsqrt(tl.sum(x * x, 1) / columns + eps)
+    tl.store(inverse_ptr + row, inverse, mask=row < rows)
+    tl.store(y_ptr + at, (x * inverse[:, None] * weight).to(y_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _long_forward_kernel(
+    x_ptr, residual_ptr, weight_ptr, y_ptr, total_ptr, inverse_ptr, x_stride, residual_stride, columns, eps,
+    ADD: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    lane = tl.arange(0, BLOCK)
+    squares = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, columns, BLOCK):
+        at = start + lane
+        x = tl.load(x_ptr + row * x_stride + at, mask=at < columns, other=0.0).to(tl.float32)
+        if ADD:
+            x += tl.load(residual_ptr + row * residual_stride + at, mask=at < columns, other=0.0).to(tl.float32)
+            x = x.to(total_ptr.dtype.element_ty).to(tl.float32)
+        squares += x * x
+    inverse = tl.rsqrt(tl.sum(squares, 0) / columns + eps)
+    tl.store(inverse_ptr + row, inverse)
+    blocks = tl.cdiv(columns, BLOCK)
+    for block in range(blocks):  # backwards: what was read last is still in the caches
+        at = (blocks - 1 - block) * BLOCK + lane
+        weight = tl.load(weight_ptr + at, mask=at < columns, other=0.0).to(tl.float32)
+        x = tl.load(x_ptr + row * x_stride + at, mask=at < columns, other=0.0).to(tl.float32)
+        if ADD:
+            x += tl.load(residual_ptr + row * residual_stride + at, mask=at < columns, other=0.0).to(tl.float32)
+            rounded = x.to(total_ptr.dtype.element_ty)
+            tl.store(total_ptr + row * columns + at, rounded, mask=at < columns)
+            x = rounded.to(tl.float32)
+        tl.store(y_ptr + row * columns + at, (x * inverse * weight).to(y_ptr.dtype.element_ty), mask=at < columns)
+
+
+@triton.jit
+def _backward_kernel(
+    dy_ptr, dtotal_ptr, x_ptr, weight_ptr, inverse_ptr, dx_ptr, partial_ptr,
+    dy_stride, dtotal_stride, x_stride, rows, columns,
+    ADD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Program n takes tiles of rows n, n + programs, … and leaves its part of the weight's gradient in partial[n]."""
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    column = tl.arange(0, BLOCK)[None, :]
+    weight = tl.load(weight_ptr + column, mask=column < columns, other=0.0).to(tl.float32)
+    dweight = tl.zeros([ROWS, BLOCK], tl.float32)
+    for tile in tl.range(program, tl.cdiv(rows, ROWS), programs, num_stages=STAGES):
+        row = tl.full([ROWS], tile, tl.int64) * ROWS + tl.arange(0, ROWS)
+        inside = (row < rows)[:, None] & (column < columns)
+        x = tl.load(x_ptr + row[:, None] * x_stride + column, mask=inside, other=0.0).to(tl.float32)
+        dy = tl.load(dy_ptr + row[:, None] * dy_stride + column, mask=inside, other=0.0).to(tl.float32)
+        inverse = tl.load(inverse_ptr + row, mask=row < rows, other=0.0)[:, None]
+        normed = x * inverse
+        dweight += dy * normed
+        g = dy * weight
+        dx = inverse * (g - normed * (tl.sum(g * normed, 1) / columns)[:, None])
+        if ADD:
+            dx += tl.load(dtotal_ptr + row[:, None] * dtotal_stride + column, mask=inside, other=0.0).to(tl.float32)
+        tl.store(dx_ptr + row[:, None] * columns + column, dx.to(dx_ptr.dtype.element_ty), mask=inside)
+    lane = tl.arange(0, BLOCK)
+    tl.store(partial_ptr + program.to(tl.int64) * columns + lane, tl.sum(dweight, 0), mask=lane < columns)
+
+
+@triton.jit
+def _long_backward_kernel(
+    dy_ptr, dtotal_ptr, x_ptr, weight_ptr, inverse_ptr, dx_ptr, dy_stride, dtotal_stride, x_stride, columns,
+    ADD: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The inputs' gradient of one long row; its weight gradient is `_long_weight_kernel`'s."""
+    row = tl.program_id(0).to(tl.int64)
+    lane = tl.arange(0, BLOCK)
+    inverse = tl.load(inverse_ptr + row)
+    products = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, columns, BLOCK):
+        at = start + lane
+        x = tl.load(x_ptr + row * x_stride + at, mask=at < columns, other=0.0).to(tl.float32)
+        dy = tl.load(dy_ptr + row * dy_stride + at, mask=at < columns, other=0.0).to(tl.float32)
+        products += x * inverse * dy * tl.load(weight_ptr + at, mask=at < columns, other=0.0).to(tl.float32)
+    mean = tl.sum(products, 0) / columns
+    blocks = tl.cdiv(columns, BLOCK)
+    for block in range(blocks):  # backwards, as above
+        at = (blocks - 1 - block) * BLOCK + lane
+        x = tl.load(x_ptr + row * x_stride + at, mask=at < columns, other=0.0).to(tl.float32)
+        dy = tl.load(dy_ptr + row * dy_stride + at, mask=at < columns, other=0.0).to(tl.float32)
+        g = dy * tl.load(weight_ptr + at, mask=at < columns, other=0.0).to(tl.float32)
+        dx = inverse * (g - x * inverse * mean)
+        if ADD:
+            dx += tl.load(dtotal_ptr + row * dtotal_stride + at, mask=at < columns, other=0.0).to(tl.float32)
+        tl.store(dx_ptr + row * columns + at, dx.to(dx_ptr.dtype.element_ty), mask=at < columns)
+
+
+@triton.jit
+def _long_weight_kernel(
+    dy_ptr, x_ptr, inverse_ptr, partial_ptr, dy_stride, x_stride, rows, columns, ROWS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Program (b, n) sums block b of the columns over rows n, n + programs, …, ROWS at a time."""
+    program, programs = tl.program_id(1), tl.num_programs(1)
+    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    dweight = tl.zeros([ROWS, BLOCK], tl.float32)
+    for tile in range(program, tl.cdiv(rows, ROWS), programs):
+        row = tl.full([ROWS], tile, tl.int64) * ROWS + tl.arange(0, ROWS)
+        inside = (row < rows)[:, None] & (column < columns)[None, :]
+        x = tl.load(x_ptr + row[:, None] * x_stride + column[None, :], mask=inside, other=0.0).to(tl.float32)
+        dy = tl.load(dy_ptr + row[:, None] * dy_stride + column[None, :], mask=inside, other=0.0).to(tl.float32)
+        dweight += dy * x * tl.load(inverse_ptr + row, mask=row < rows, other=0.0)[:, None]
+    tl.store(partial_ptr + program.to(tl.int64) * columns + column, tl.sum(dweight, 0), mask=column < columns)
+
+
+def _forward(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """(y, total, 1/rms of every row) of rows [n, columns]; without a residual `total` is x."""
+    (n, columns), stride = x.shape, x.stride(0)
+    dtype = x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
+    y, inverse = x.new_empty((n, columns), dtype=dtype), x.new_empty(n, dtype=torch.float32)
+    total = x if residual is None else torch.empty_like(y)
+    other = x if residual is None else residual
+    strides = (stride, other.stride(0))
+    if columns <= COLUMNS:
+        per, block, warps = _shape(columns)
+        _forward_kernel[(triton.cdiv(n, per),)](
+            x, other, weight, y, total, inverse, *strides, n, columns, eps,
+            ADD=residual is not None, ROWS=per, BLOCK=block, num_warps=warps,
+        )  # fmt: skip
+    else:
+        _long_forward_kernel[(n,)](
+            x, other, weight, y, total, inverse, *strides, columns, eps,
+            ADD=residual is not None, BLOCK=LOOP_BLOCK, num_warps=LOOP_WARPS,
+        )  # fmt: skip
+    return y, total, inverse
+
+
+def _backward(dy: Tensor, dtotal: Tensor | None, x: Tensor, weight: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
+    """(dx, dweight) of rows [n, columns]."""
+    n, columns = x.shape
+    dx, add = x.new_empty((n, columns)), dtotal is not None
+    other = dy if dtotal is None else dtotal
+    strides, sms = (dy.stride(0), other.stride(0), x.stride(0)), multiprocessors(x.device)
+    if columns <= _held(columns):
+        per, block, warps = _shape(columns)
+        programs = min(triton.cdiv(n, per), sms * max(1, WARPS_PER_SM // warps))
+        partial = x.new_empty((programs, columns), dtype=torch.float32)
+        _backward_kernel[(programs,)](
+            dy, other, x, weight, inverse, dx, partial, *strides, n, columns,
+            ADD=add, ROWS=per, BLOCK=block, STAGES=STAGES, num_warps=warps,
+        )  # fmt: skip
+    else:
+        _long_backward_kernel[(n,)](
+            dy, other, x, weight, inverse, dx, *strides, columns, ADD=add, BLOCK=LOOP_BLOCK, num_warps=LOOP_WARPS
+        )
+        blocks = triton.cdiv(columns, WEIGHT_BLOCK)
+        programs = min(triton.cdiv(n, WEIGHT_ROWS), triton.cdiv(8 * sms, blocks))
+        partial = x.new_empty((programs, columns), dtype=torch.float32)
+        _long_weight_kernel[(blocks, programs)](
+            dy, x, inverse, partial, dy.stride(0), x.stride(0), n, columns, ROWS=WEIGHT_ROWS, BLOCK=WEIGHT_BLOCK
+        )
+    return dx, partial.sum(0).to(weight.dtype)
+
+
+@torch.library.custom_op("flopwise::rms_norm", mutates_args=())
+def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    order = row_order(x)
+    if not x.numel():
+        return _empty(x, x.dtype, order), x.new_empty(math.prod(x.shape[:-1]), dtype=torch.float32)
+    rows = to_rows(x, order)
+    if runs_triton(x):
+        y, _, inverse = _forward(rows, None, weight.contiguous(), eps)
+    else:
+        y = rms_norm_reference(rows, weight, eps).contiguous()
+        inverse = torch.rsqrt(rows.float().pow(2).mean(-1) + eps)
+    return from_rows(y, x, order), inverse
+
+
+@torch.library.custom_op("flopwise::add_rms_norm", mutates_args=())
+def _add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    order, dtype = row_order(x), torch.promote_types(x.dtype, residual.dtype)
+    if not x.numel():
+        inverse = x.new_empty(math.prod(x.shape[:-1]), dtype=torch.float32)
+        return _empty(x, dtype, order), _empty(x, dtype, order), inverse
+    rows, others = to_rows(x, order), to_rows(residual, order)
+    if runs_triton(x):
+        y, total, inverse = _forward(rows, others, weight.contiguous(), eps)
+    else:
+        y, total = (t.contiguous() for t in add_rms_norm_reference(rows, others, weight, eps))
+        inverse = torch.rsqrt(total.float().pow(2).mean(-1) + eps)
+    return from_rows(y, x, order), from_rows(total, x, order), inverse
+
+
+@torch.library.custom_op("flopwise::rms_norm_backward", mutates_args=())
+def _rms_norm_backward(
+    dy: Tensor, dtotal: Tensor | None, x: Tensor, weight: Tensor, inverse: Tensor
+) -> tuple[Tensor, Tensor]:
+    order = row_order(x)
+    if not x.numel():
+        return _empty(x, x.dtype, order), torch.zeros_like(weight, memory_format=torch.contiguous_format)
+    more = None if dtotal is None else to_rows(dtotal, order)
+    work = _backward if runs_triton(x) else rms_norm_backward_reference
+    dx, dweight = work(to_rows(dy, order), more, to_rows(x, order), weight.contiguous(), inverse)
+    return from_rows(dx.contiguous(), x, order), dweight
+
+
+def _empty(x: Tensor, dtype: torch.dtype, order: tuple[int, ...]) -> Tensor:
+    """Unwritten memory of x's shape, dense, in the order x lies in."""
+    return from_rows(x.new_empty([x.shape[n] for n in order], dtype=dtype), x, order)
+
+
+@_rms_norm.register_fake
+def _(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    return _empty(x, x.dtype, row_order(x)), x.new_empty(math.prod(x.shape[:-1]), dtype=torch.float32)
+
+
+@_add_rms_norm.register_fake
+def _(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    order, dtype = row_order(x), torch.promote_types(x.dtype, residual.dtype)
+    inverse = x.new_empty(math.prod(x.shape[:-1]), dtype=torch.float32)
+    return _empty(x, dtype, order), _empty(x, dtype, order), inverse
+
+
+@_rms_norm_backward.register_fake
+def _(dy: Tensor, dtotal: Tensor | None, x: Tensor, weight: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
+    return _empty(x, x.dtype, row_order(x)), weight.new_empty(weight.shape)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    x, weight, _ = inputs
+    ctx.save_for_backward(x, weight, output[1])
+    ctx.mark_non_differentiable(output[1])
+
+
+def _gradient(ctx: Any, dy: Tensor, _: Any) -> tuple[Tensor, Tensor, None]:
+    return *_rms_norm_backward(dy, None, *ctx.saved_tensors), None
+
+
+def _add_keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    x, residual, weight, _ = inputs
+    _, total, inverse = output
+    ctx.save_for_backward(total, weight, inverse)
+    ctx.dtypes = x.dtype, residual.dtype
+    ctx.mark_non_differentiable(inverse)
+    ctx.set_materialize_grads(False)
+
+
+def _add_gradient(
+    ctx: Any, dy: Tensor | None, dtotal: Tensor | None, _: Any
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+    total, weight, inverse = ctx.saved_tensors
+    dweight: Tensor | None = None
+    dx = dtotal
+    if dy is not None:
+        dx, dweight = _rms_norm_backward(dy, dtotal, total, weight, inverse)
+    if dx is None:
+        return None, None, None, None
+    return dx.to(ctx.dtypes[0]), dx.to(ctx.dtypes[1]), dweight, None
+
+
+_rms_norm.register_autograd(_gradient, setup_context=_keep)
+_add_rms_norm.register_autograd(_add_gradient, setup_context=_add_keep)
+
+
+def _check(x: Tensor, weight: Tensor) -> None:
+    require_float("rms_norm", x, weight)
+    fits = x.dim() > 0 and weight.shape == x.shape[-1:]
+    require(fits, "the norm's weight does not fit", "it has one element for each of x's last dimension")
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / sqrt(mean(x²) + eps) · weight over the last dimension, in x's dtype, lying in memory as x does.
+
+    >>> rms_norm(torch.tensor([3.0, 4.0]), torch.tensor([1.0, 2.0]), 0.0)
+    tensor([0.8485, 2.2627])
+    """
+    _check(x, weight)
+    y, _ = _rms_norm(x, weight, eps)
+    return y  # type: ignore[no-any-return]
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """(rms_norm(residual + x), residual + x): the residual stream is read once and written once.
+
+    >>> add_rms_norm(torch.tensor([1.0, 1.0]), torch.tensor([2.0, 3.0]), torch.tensor([1.0, 2.0]), 0.0)
+    (tensor([0.8485, 2.2627]), tensor([3., 4.]))
+    """
+    _check(x, weight)
+    require_float("rms_norm", residual)
+    require(x.shape == residual.shape, "x and the residual differ in shape", "add_rms_norm does not broadcast")
+    y, total, _ = _add_rms_norm(x, residual, weight, eps)
+    return y, total
+
+
+def cases() -> Iterator[Case]:
+    pointers = ("x_ptr", "residual_ptr", "y_ptr", "total_ptr", "dy_ptr", "dtotal_ptr", "dx_ptr")
+    whole = ("x_stride", "residual_stride", "dy_stride", "dtotal_stride", "columns")
+    numbers = dict.fromkeys((*whole, "rows"), "i32") | dict.fromkeys(
+        ("inverse_ptr", "partial_ptr", "weight_ptr"), "*fp32"
+    )
+    for dtype, columns in (("bf16", 128), ("bf16", 4096), ("fp32", COLUMNS), ("fp32", COLUMNS // 2 - 1)):
+        rows, block, warps = _shape(columns)
+        signature = dict.fromkeys(pointers, f"*{dtype}") | numbers | {"eps": "fp32"}
+        tile = {"ADD": True, "ROWS": rows, "BLOCK": block}
+        divisible = () if columns % 16 else whole
+        yield Case(f"rms_norm forward {dtype} {columns}", _forward_kernel, signature, tile, warps, 3, divisible)
+        tile = tile | {"STAGES": STAGES}
+        yield Case(f"rms_norm backward {dtype} {columns}", _backward_kernel, signature, tile, warps, 3, divisible)
+    tile = {"ADD": True, "BLOCK": LOOP_BLOCK}
+    yield Case("rms_norm forward fp32 longer", _long_forward_kernel, signature, tile, LOOP_WARPS, 3, whole)
+    yield Case("rms_norm backward fp32 longer", _long_backward_kernel, signature, tile, LOOP_WARPS, 3, whole)
+    tile = {"ROWS": WEIGHT_ROWS, "BLOCK": WEIGHT_BLOCK}
+    yield Case("rms_norm weight fp32 longer", _long_weight_kernel, signature, tile, 4, 3, whole)

@@ -1,0 +1,188 @@
+"""Rotary positions in one kernel: both halves of a head are read once, turned in fp32, and written once.
+
+A program keeps the angles of a few positions and turns several heads by them, so that the table is not read again for
+every head. The backward pass is the rotation by the opposite angle.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from flopwise.kernels.dispatch import from_rows, require, require_float, row_order, runs_triton
+from flopwise.kernels.resources import Case
+
+TILE, WARPS, HEADS = 1024, 4, 4  # pairs of one head that a program holds, and how many heads it turns by their angles
+
+
+def rope_reference(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn the pairs (x_i, x_{i+D/2}) of x [B, H, T, D] by their position's angle, in fp32, cast back.
+
+    >>> quarter = torch.tensor([[0.0]]), torch.tensor([[1.0]])  # 90 degrees
+    >>> rope_reference(torch.tensor([[[[1.0, 2.0]]]]), *quarter)
+    tensor([[[[-2.,  1.]]]])
+    """
+    first, second = x.chunk(2, -1)  # [B, H, T, D/2]
+    turned = torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+    return turned.to(x.dtype)
+
+
+@triton.jit
+def _turn(
+    x_ptr, y_ptr, cos, sin, head, heads, position, pair, inside, half,
+    x_head, x_position, y_head, y_position, HEADS: tl.constexpr,
+):  # fmt: skip
+    """Turn up to HEADS heads from `head` on, of one sequence, by the angles that are held."""
+    for step in tl.static_range(HEADS):
+        h = (head + step).to(tl.int64)
+        there = inside & (h < heads)
+        source = x_ptr + h * x_head + position * x_position + pair
+        first = tl.load(source, mask=there, other=0.0).to(tl.float32)
+        second = tl.load(source + half, mask=there, other=0.0).to(tl.float32)
+        target = y_ptr + h * y_head + position * y_position + pair
+        tl.store(target, (first * cos - second * sin).to(y_ptr.dtype.element_ty), mask=there)
+        tl.store(target + half, (second * cos + first * sin).to(y_ptr.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def _rope_kernel(
+    q_ptr, yq_ptr, q_batch, q_head, q_position, yq_batch, yq_head, yq_position, q_heads,
+    k_ptr, yk_ptr, k_batch, k_head, k_position, yk_batch, yk_head, yk_position, k_heads,
+    cos_ptr, sin_ptr, context, half,
+    PAIR: tl.constexpr, INVERSE: tl.constexpr, POSITIONS: tl.constexpr, BLOCK: tl.constexpr, HEADS: tl.constexpr,
+):  # fmt: skip
+    """Grid: blocks of positions; groups of heads, the queries' before the keys' where there is a PAIR; sequences."""
+    position = tl.program_id(0) * POSITIONS + tl.arange(0, POSITIONS)[:, None].to(tl.int64)
+    pair = tl.arange(0, BLOCK)[None, :]
+    inside = (position < context) & (pair < half)
+    cos = tl.load(cos_ptr + position * half + pair, mask=inside, other=0.0)
+    sin = tl.load(sin_ptr + position * half + pair, mask=inside, other=0.0)
+    if INVERSE:
+        sin = -sin
+    group, sequence = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    groups = tl.cdiv(q_heads, HEADS)
+    if group < groups:
+        _turn(
+            q_ptr + sequence * q_batch, yq_ptr + sequence * yq_batch, cos, sin, group * HEADS, q_heads,
+            position, pair, inside, half, q_head, q_position, yq_head, yq_position, HEADS,
+        )  # fmt: skip
+    elif PAIR:
+        _turn(
+            k_ptr + sequence * k_batch, yk_ptr + sequence * yk_batch, cos, sin, (group - groups) * HEADS, k_heads,
+            position, pair, inside, half, k_head, k_position, yk_head, yk_position, HEADS,
+        )  # fmt: skip
+
+
+def _like(x: Tensor) -> Tensor:
+    """Unwritten memory of x's shape, dense, in the order x lies in."""
+    order = row_order(x)
+    return from_rows(x.new_empty([x.shape[n] for n in order]), x, order)
+
+
+def _side_by_side(x: Tensor) -> Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _launch(pair: tuple[Tensor, ...], turned: tuple[Tensor, ...], cos: Tensor, sin: Tensor, inverse: bool) -> None:
+    """One launch for one tensor or two."""
+    batch, _, context, dim = pair[0].shape
+    half = dim // 2
+    block = triton.next_power_of_2(half)
+    positions = max(1, TILE // block)
+    groups = sum(triton.cdiv(x.shape[1], HEADS) for x in pair)
+    sides: list[Any] = []
+    for x, y in ((pair[0], turned[0]), (pair[-1], turned[-1])):
+        sides += [x, y, *x.stride()[:3], *y.stride()[:3], x.shape[1]]
+    _rope_kernel[(triton.cdiv(context, positions), groups, batch)](
+        *sides, cos, sin, context, half,
+        PAIR=len(pair) == 2, INVERSE=inverse, POSITIONS=positions, BLOCK=block, HEADS=HEADS, num_warps=WARPS,
+    )  # fmt: skip
+
+
+@torch.library.custom_op("flopwise::rope", mutates_args=())
+def _rope(x: Tensor, cos: Tensor, sin: Tensor, inverse: bool) -> Tensor:
+    y = _like(x)
+    if not runs_triton(x):
+        return y.copy_(rope_reference(x, cos, -sin if inverse else sin))
+    if x.numel():
+        _launch((_side_by_side(x),), (y,), cos.contiguous(), sin.contiguous(), inverse)
+    return y
+
+
+@torch.library.custom_op("flopwise::rope_pair", mutates_args=())
+def _rope_pair(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, inverse: bool) -> tuple[Tensor, Tensor]:
+    yq, yk = _like(q), _like(k)
+    if not runs_triton(q):
+        sin = -sin if inverse else sin
+        return yq.copy_(rope_reference(q, cos, sin)), yk.copy_(rope_reference(k, cos, sin))
+    if q.numel() + k.numel():
+        _launch((_side_by_side(q), _side_by_side(k)), (yq, yk), cos.contiguous(), sin.contiguous(), inverse)
+    return yq, yk
+
+
+@_rope.register_fake
+def _(x: Tensor, cos: Tensor, sin: Tensor, inverse: bool) -> Tensor:
+    return _like(x)
+
+
+@_rope_pair.register_fake
+def _(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, inverse: bool) -> tuple[Tensor, Tensor]:
+    return _like(q), _like(k)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    *_, cos, sin, inverse = inputs
+    ctx.save_for_backward(cos, sin)
+    ctx.inverse = inverse
+
+
+def _gradient(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None, None]:
+    return _rope(dy, *ctx.saved_tensors, not ctx.inverse), None, None, None
+
+
+def _pair_gradient(ctx: Any, dq: Tensor, dk: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+    return *_rope_pair(dq, dk, *ctx.saved_tensors, not ctx.inverse), None, None, None
+
+
+_rope.register_autograd(_gradient, setup_context=_keep)
+_rope_pair.register_autograd(_pair_gradient, setup_context=_keep)
+
+
+def _check(x: Tensor, cos: Tensor, sin: Tensor) -> None:
+    require_float("rope", x)
+    require(x.dim() == 4 and x.shape[3] % 2 == 0, "rope turns [B, H, T, D] with an even D", "pairs are (i, i + D/2)")
+    fits = cos.shape == sin.shape == (x.shape[2], x.shape[3] // 2) and cos.dtype == sin.dtype == torch.float32
+    require(fits, "the angles do not fit", "cos and sin are [T, D/2] each, in fp32")
+
+
+def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn x [B, H, T, D], any strides, by its positions' angles; the result lies in memory as x does.
+
+    >>> quarter = torch.tensor([[0.0]]), torch.tensor([[1.0]])
+    >>> rope(torch.tensor([[[[1.0, 2.0]]]]), *quarter)
+    tensor([[[[-2.,  1.]]]])
+    """
+    _check(x, cos, sin)
+    return _rope(x, cos, sin, False)  # type: ignore[no-any-return]
+
+
+def rope_pair(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """`rope` of queries and keys in one launch; their numbers of heads may differ."""
+    _check(q, cos, sin)
+    _check(k, cos, sin)
+    require(q.shape[0] == k.shape[0] and q.dtype == k.dtype, "q and k differ", "one batch and one dtype are needed")
+    return _rope_pair(q, k, cos, sin, False)  # type: ignore[no-any-return]
+
+
+def cases() -> Iterator[Case]:
+    strides = [f"{side}_{of}" for side in ("q", "yq", "k", "yk") for of in ("batch", "head", "position")]
+    numbers = dict.fromkeys((*strides, "q_heads", "k_heads", "context", "half"), "i32")
+    for dtype, dim in (("bf16", 128), ("fp32", 64), ("fp32", 256)):
+        pointers = dict.fromkeys(("q_ptr", "yq_ptr", "k_ptr", "yk_ptr"), f"*{dtype}")
+        block = dim // 2
+        tile = {"PAIR": True, "INVERSE": False, "POSITIONS": TILE // block, "BLOCK": block, "HEADS": HEADS}
+        signature = {**pointers, "cos_ptr": "*fp32", "sin_ptr": "*fp32", **numbers}
+        yield Case(f"rope pair {dtype} {dim}", _rope_kernel, signature, tile, WARPS, 3, (*strides, "half"))
