@@ -1,0 +1,73 @@
+"""Where a kernel can run: on a GPU, or anywhere when Triton interprets. And how it sees its tensors: as rows."""
+
+from functools import cache
+
+import torch
+import triton
+from torch import Tensor
+
+from flopwise.errors import FlopwiseError, Unsupported
+
+FLOATS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+
+def runs_triton(x: Tensor) -> bool:
+    """A kernel runs on CUDA tensors; on the CPU only in Triton's interpreter (TRITON_INTERPRET=1), for tests."""
+    return x.is_cuda or bool(triton.knobs.runtime.interpret)
+
+
+def require_float(operation: str, *tensors: Tensor) -> None:
+    """The kernels compute in fp32 and store fp32, bf16 or fp16; the eager reference on the CPU takes any dtype."""
+    for x in tensors:
+        if x.is_cuda and x.dtype not in FLOATS:
+            raise Unsupported(f"{operation} of {x.dtype} has no kernel", f"use {', '.join(map(str, FLOATS))}")
+
+
+def require(truth: bool, message: str, hint: str = "") -> None:
+    """What a caller must hand over."""
+    if not truth:
+        raise FlopwiseError(message, hint)
+
+
+def row_order(x: Tensor) -> tuple[int, ...]:
+    """The dimensions in the order they lie in memory, the last one kept last: a transposed view is not copied.
+
+    >>> row_order(torch.empty(2, 5, 3, 4).transpose(1, 2))
+    (0, 2, 1, 3)
+    """
+    last = x.dim() - 1
+    if x.is_contiguous():
+        return tuple(range(last + 1))
+    strides = x.stride()
+    return (*sorted(range(last), key=lambda n: -strides[n]), last)
+
+
+def to_rows(x: Tensor, order: tuple[int, ...]) -> Tensor:
+    """x as [rows, columns], columns side by side: a view where the strides allow one, else a copy."""
+    if x.is_contiguous() and order == tuple(range(x.dim())):
+        return x.view(-1, x.shape[-1])
+    rows = x.permute(order).reshape(-1, x.shape[-1])
+    return rows if rows.stride(1) == 1 else rows.contiguous()
+
+
+def from_rows(rows: Tensor, x: Tensor, order: tuple[int, ...]) -> Tensor:
+    """Dense [rows, columns] in x's shape, in x's order in memory: the way back from `to_rows`.
+
+    >>> x = torch.randn(2, 5, 3, 4).transpose(1, 2)
+    >>> back = from_rows(to_rows(x, row_order(x)), x, row_order(x))
+    >>> torch.equal(back, x), back.stride() == x.stride()
+    (True, True)
+    """
+    if order == tuple(range(x.dim())):
+        return rows.view(x.shape)
+    lying = rows.view([x.shape[n] for n in order])
+    inverse = [0] * len(order)
+    for place, dim in enumerate(order):
+        inverse[dim] = place
+    return lying.permute(inverse)
+
+
+@cache
+def multiprocessors(device: torch.device) -> int:
+    """Streaming multiprocessors of a GPU; 2 in the interpreter, so that work is split there too."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
