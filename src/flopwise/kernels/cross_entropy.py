@@ -1,0 +1,434 @@
+"""Cross entropy of logits, and of hidden states through the head's matmul, without ever holding all logits.
+
+With z = h Wᵀ a row's logits, t its target and p = softmax(z):
+
+    loss = log Σ exp(z) − z_t        ∂loss/∂z = p − onehot(t) = e        ∂h = e W        ∂W = Σ eᵀ h
+
+The mean runs over the rows whose target is not `IGNORED`. Logits are the largest tensor of a step with a large
+vocabulary (8192 tokens × 128,256 words: 2.1 GB in bf16, 4.2 GB for each fp32 copy that the loss makes of them), and each
+row is needed once. So `linear_cross_entropy` takes a chunk of tokens at a time: one matmul for its logits, one kernel
+that reads them, writes the losses and overwrites them with e, and one matmul for each gradient, all in the forward pass;
+the backward pass scales the gradients by what arrives from above, and moves no byte if that is 1.
+
+Precision, against full logits in the same dtype. e is rounded once to the logits' dtype, as autograd does. ∂h is one
+matmul either way. ∂W is summed over chunks into a tensor of the weight's dtype: exactly what is wanted of fp32 weights
+(under autocast the matmuls then write fp32). Of bf16 weights each chunk rounds the running sum again. An fp32 sum would
+cost V · D · 4 bytes more (2.1 GB in the example, more than all else together), so instead there are at most
+`NARROW_CHUNKS` chunks: n roundings of a sum that grows like √n add up to √(n/2) times one rounding, twice for 8, beside
+that of e. fp16 weights are summed in fp32, since a sum over tokens may leave fp16's range.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+from flopwise.errors import Unsupported
+from flopwise.kernels.dispatch import runs_triton
+from flopwise.kernels.resources import Case
+
+IGNORED = -100  # F.cross_entropy's ignore_index
+CHUNK_BYTES = 256 * 2**20  # of logits: 1024 rows of a vocabulary of 128k in bf16, enough to fill a GPU with tiles
+NARROW_CHUNKS = 8
+ROW_WARPS, ROW_LANES = 8, 1024  # of a row's program: each thread has four loads of 16 bytes under way
+SCALE_BLOCK, SCALE_PROGRAMS = 4096, 1056  # 8 programs on each of an H200's SMs
+
+
+def cross_entropy_reference(logits: Tensor, targets: Tensor) -> Tensor:
+    """The definition: mean of log Σ exp(z) − z_t over rows that are not ignored, in fp32.
+
+    >>> cross_entropy_reference(torch.zeros(3, 8), torch.tensor([0, 5, -100]))  # ln 8
+    tensor(2.0794)
+    """
+    return F.cross_entropy(logits.float().flatten(0, -2), targets.flatten(), ignore_index=IGNORED)
+
+
+def _row_reference(logits: Tensor, targets: Tensor, factor: Tensor | float) -> tuple[Tensor, Tensor]:
+    """What the row kernel computes: each row's loss, and e · factor in the logits' dtype."""
+    log_probabilities = F.log_softmax(logits.float(), -1)
+    kept = targets != IGNORED
+    index = targets.clamp(min=0)[:, None]
+    losses = torch.where(kept, -log_probabilities.gather(1, index)[:, 0], 0.0)
+    errors = log_probabilities.exp_().scatter_add_(1, index, torch.full_like(index, -1, dtype=torch.float32))
+    return losses, torch.where(kept[:, None], errors * factor, 0.0).to(logits.dtype)
+
+
+@triton.jit
+def _add_to_sum(m, s, x):
+    """Σ exp(x − m), one running maximum for each lane of [LANES], x [LANES, VECTOR] in units of log₂."""
+    larger = tl.maximum(m, tl.max(x, axis=1))
+    s = s * tl.exp2(m - larger) + tl.sum(tl.exp2(x - larger[:, None]), axis=1)
+    return larger, s
+
+
+@triton.jit
+def _row_kernel(
+    logits,
+    targets,
+    losses,
+    normalizers,
+    factor,
+    row_stride,
+    vocabulary,
+    ERRORS: tl.constexpr,
+    NORMALIZERS: tl.constexpr,
+    IGNORED: tl.constexpr,
+    LANES: tl.constexpr,
+    VECTOR: tl.constexpr,
+):
+    """One program for a row: its loss, and with ERRORS the row overwritten by (p − onehot) · factor.
+
+    A thread's 16 bytes share a maximum, so that each element costs one exponential and no two threads meet before the
+    row's end. Full blocks run without a mask: one that may end anywhere would cut every load into single elements.
+    """
+    LOG2E: tl.constexpr = 1.4426950408889634
+    row = tl.program_id(0).to(tl.int64)
+    logits = logits + row * row_stride
+    target = tl.load(targets + row)
+    kept = target != IGNORED
+    # Read before it is overwritten. A target that is no word makes the loss NaN rather than read beyond the row.
+    known = (target >= 0) & (target < vocabulary)
+    chosen = tl.load(logits + target, mask=known, other=float("nan")).to(tl.float32)
+    places = tl.arange(0, LANES)[:, None] * VECTOR + tl.arange(0, VECTOR)[None, :]
+    whole = vocabulary // (LANES * VECTOR) * (LANES * VECTOR)
+
+    # −1e30, not −∞: the difference of two infinities is no number.
+    m = tl.full([LANES], -1e30, dtype=tl.float32)
+    s = tl.zeros([LANES], dtype=tl.float32)
+    for start in range(0, whole, LANES * VECTOR):
+        x = tl.load(logits + start + places).to(tl.float32) * LOG2E
+        m, s = _add_to_sum(m, s, x)
+    if whole < vocabulary:
+        inside = places < vocabulary - whole
+        x = tl.load(logits + whole + places, mask=inside, other=float("-inf")).to(tl.float32) * LOG2E
+        m, s = _add_to_sum(m, s, x)
+    largest = tl.max(m)
+    normalizer = largest + tl.log2(tl.sum(s * tl.exp2(m - largest)))  # log₂ Σ exp z
+
+    tl.store(losses + row, tl.where(kept, normalizer / LOG2E - chosen, 0.0))
+    if NORMALIZERS:
+        tl.store(normalizers + row, normalizer)
+    if ERRORS:
+        scale = tl.where(kept, tl.load(factor), 0.0)
+        for start in range(0, whole, LANES * VECTOR):
+            x = tl.load(logits + start + places).to(tl.float32) * LOG2E
+            e = tl.exp2(x - normalizer) - tl.where(start + places == target, 1.0, 0.0)
+            e = tl.where(kept, e * scale, 0.0)
+            tl.store(logits + start + places, e.to(logits.dtype.element_ty))
+        if whole < vocabulary:
+            inside = places < vocabulary - whole
+            x = tl.load(logits + whole + places, mask=inside, other=float("-inf")).to(tl.float32) * LOG2E
+            e = tl.exp2(x - normalizer) - tl.where(whole + places == target, 1.0, 0.0)
+            e = tl.where(kept, e * scale, 0.0)
+            tl.store(logits + whole + places, e.to(logits.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _error_kernel(
+    logits,
+    targets,
+    normalizers,
+    factor,
+    errors,
+    row_stride,
+    vocabulary,
+    IGNORED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """(p − onehot) · factor of one block of one row, from the row's normalizer."""
+    LOG2E: tl.constexpr = 1.4426950408889634
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < vocabulary
+    target = tl.load(targets + row)
+    x = tl.load(logits + row * row_stride + columns, mask=inside, other=0.0).to(tl.float32) * LOG2E
+    e = tl.exp2(x - tl.load(normalizers + row)) - tl.where(columns == target, 1.0, 0.0)
+    e = tl.where(target != IGNORED, e * tl.load(factor), 0.0)
+    tl.store(errors + row * vocabulary + columns, e.to(errors.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _scale_kernel(x, factor, n, BLOCK: tl.constexpr):
+    """x ← x · factor. A factor of 1, which `loss.backward()` has, moves no byte."""
+    scale = tl.load(factor).to(tl.float32)
+    if scale != 1.0:
+        for block in range(tl.program_id(0), tl.cdiv(n, BLOCK), tl.num_programs(0)):
+            places = tl.cast(block, tl.int64) * BLOCK + tl.arange(0, BLOCK)
+            wide = tl.load(x + places, mask=places < n).to(tl.float32)
+            tl.store(x + places, (wide * scale).to(x.dtype.element_ty), mask=places < n)
+
+
+def _rows(
+    logits: Tensor, targets: Tensor, losses: Tensor, factor: Tensor | None, normalizers: Tensor | None = None
+) -> None:
+    """Each row's loss (and normalizer); with a factor, the logits overwritten by their gradients."""
+    if not runs_triton(logits):
+        found, errors = _row_reference(logits, targets, 1.0 if factor is None else factor)
+        losses.copy_(found)
+        if factor is not None:
+            logits.copy_(errors)
+        if normalizers is not None:
+            normalizers.copy_(torch.logsumexp(logits.float(), -1) / 0.6931471805599453)
+        return
+    lanes, vector, warps = _row_config(logits.shape[1], logits.element_size())
+    _row_kernel[(len(logits),)](
+        logits, targets, losses, normalizers, factor, logits.stride(0), logits.shape[1],
+        ERRORS=factor is not None, NORMALIZERS=normalizers is not None, IGNORED=IGNORED,
+        LANES=lanes, VECTOR=vector, num_warps=warps,
+    )  # fmt: skip
+
+
+def _row_config(vocabulary: int, element_bytes: int) -> tuple[int, int, int]:
+    """LANES, VECTOR and warps: a long row is many threads' work, a short row that of few."""
+    vector = 16 // element_bytes
+    lanes = min(ROW_LANES, triton.next_power_of_2(triton.cdiv(vocabulary, vector)))
+    return lanes, vector, max(1, min(ROW_WARPS, lanes // 128))
+
+
+@torch.library.custom_op("flopwise::cross_entropy", mutates_args=())
+def _cross_entropy(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """logits [N, V], targets [N] -> the mean loss, each row's log₂ Σ exp z, and 1 / (rows that count)."""
+    losses = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
+    normalizers = torch.empty_like(losses)
+    if len(logits):
+        _rows(logits, targets, losses, None, normalizers)
+    share = (targets != IGNORED).sum().float().reciprocal()
+    return losses.sum() * share, normalizers, share
+
+
+@_cross_entropy.register_fake
+def _(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return (
+        logits.new_empty((), dtype=torch.float32),
+        logits.new_empty(len(logits), dtype=torch.float32),
+        logits.new_empty((), dtype=torch.float32),
+    )
+
+
+@torch.library.custom_op("flopwise::cross_entropy_backward", mutates_args=())
+def _cross_entropy_backward(logits: Tensor, targets: Tensor, normalizers: Tensor, factor: Tensor) -> Tensor:
+    if not runs_triton(logits):
+        return _row_reference(logits, targets, factor)[1]
+    errors = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
+    if errors.numel():
+        vocabulary = logits.shape[1]
+        block = min(SCALE_BLOCK, triton.next_power_of_2(vocabulary))
+        _error_kernel[(len(logits), triton.cdiv(vocabulary, block))](
+            logits, targets, normalizers, factor, errors, logits.stride(0), vocabulary, IGNORED=IGNORED, BLOCK=block,
+            num_warps=8 if block > 1024 else 4,
+        )  # fmt: skip
+    return errors
+
+
+@_cross_entropy_backward.register_fake
+def _(logits: Tensor, targets: Tensor, normalizers: Tensor, factor: Tensor) -> Tensor:
+    return logits.new_empty(logits.shape)
+
+
+def _cross_entropy_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    logits, targets = inputs
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.save_for_backward(logits, targets, *output[1:])
+
+
+def _cross_entropy_gradient(ctx: Any, upstream: Tensor, *_: Any) -> tuple[Tensor, None]:
+    logits, targets, normalizers, share = ctx.saved_tensors
+    return _cross_entropy_backward(logits, targets, normalizers, upstream.float() * share), None
+
+
+_cross_entropy.register_autograd(_cross_entropy_gradient, setup_context=_cross_entropy_context)
+
+
+def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross entropy of logits [..., V] against targets [...] in fp32: no fp32 copy of the logits is made."""
+    _check(logits, targets)
+    rows = logits.flatten(0, -2)
+    loss: Tensor = _cross_entropy(rows if rows.stride(-1) == 1 else rows.contiguous(), targets.flatten())[0]
+    return loss
+
+
+@torch.library.custom_op("flopwise::linear_cross_entropy", mutates_args=())
+def _linear_cross_entropy(
+    rows: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    chunk: int,
+    dtype: torch.dtype,
+    row_gradient: bool,
+    weight_gradient: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """rows [N, D], weight [V, D], targets [N] -> the mean loss, the two gradients (empty if not asked for), and what
+    they still have to be multiplied by: 1, or for fp16 1 / (rows that count). Divided by a large N, e would vanish in
+    fp16 before a loss scale, which arrives only in the backward pass, could save it.
+    """
+    device, tokens = rows.device, len(rows)
+    grad_rows = torch.empty(rows.shape if row_gradient else (0,), dtype=rows.dtype, device=device)
+    grad_weight = torch.empty(weight.shape if weight_gradient else (0,), dtype=_sum_dtype(weight.dtype), device=device)
+    share = (targets != IGNORED).sum().float().reciprocal()
+    rest = share if dtype == torch.float16 else torch.ones_like(share)
+    factor = torch.ones_like(share) if dtype == torch.float16 else share
+    with torch.autocast(device.type, enabled=False):
+        narrow, losses = weight.to(dtype), torch.empty(tokens, dtype=torch.float32, device=device)
+        vocabulary = len(weight)
+        aligned = -(-vocabulary // 16) * 16  # rows that start on 32 bytes: cuBLAS and the kernel want them so
+        space = torch.empty(min(chunk, tokens), aligned, dtype=dtype, device=device)
+        for start in range(0, tokens, chunk):
+            part = slice(start, min(start + chunk, tokens))
+            h, logits = rows[part].to(dtype), space[: part.stop - start, :vocabulary]
+            torch.mm(h, narrow.T, out=logits)
+            _rows(logits, targets[part], losses[part], factor if row_gradient or weight_gradient else None)
+            if row_gradient and rows.dtype == dtype:
+                torch.mm(logits, narrow, out=grad_rows[part])
+            elif row_gradient:
+                grad_rows[part] = logits @ narrow
+            if weight_gradient:
+                _add_product(grad_weight, logits.T, h, first=start == 0)
+        if not tokens:
+            grad_weight.zero_()
+    return losses.sum() * share, grad_rows, grad_weight, rest
+
+
+def _sum_dtype(weight_dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if weight_dtype == torch.float16 else weight_dtype
+
+
+def _add_product(total: Tensor, a: Tensor, b: Tensor, first: bool) -> None:
+    """total ← a b, or total + a b: summed in fp32 within a product whatever the inputs' dtype, rounded to total's."""
+    if a.dtype == total.dtype:
+        torch.addmm(total, a, b, beta=0 if first else 1, out=total)
+    elif total.is_cuda and total.dtype == torch.float32:  # half-precision factors, fp32 product
+        torch.ops.aten.addmm.dtype_out(total, a, b, torch.float32, beta=0 if first else 1, out=total)
+    else:
+        torch.addmm(total, a.to(total.dtype), b.to(total.dtype), beta=0 if first else 1, out=total)
+
+
+@_linear_cross_entropy.register_fake
+def _(
+    rows: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    chunk: int,
+    dtype: torch.dtype,
+    row_gradient: bool,
+    weight_gradient: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return (
+        rows.new_empty((), dtype=torch.float32),
+        rows.new_empty(rows.shape if row_gradient else (0,)),
+        weight.new_empty(weight.shape if weight_gradient else (0,), dtype=_sum_dtype(weight.dtype)),
+        rows.new_empty((), dtype=torch.float32),
+    )
+
+
+@torch.library.custom_op("flopwise::scale_", mutates_args=("x",))
+def _scale(x: Tensor, factor: Tensor) -> None:
+    """x ← x · factor, in fp32 and in place; the factor is a 0-dim tensor."""
+    if not runs_triton(x):
+        x.copy_(x.float() * factor)
+    elif x.numel():
+        blocks = triton.cdiv(x.numel(), SCALE_BLOCK)
+        _scale_kernel[(min(blocks, SCALE_PROGRAMS),)](x, factor, x.numel(), BLOCK=SCALE_BLOCK, num_warps=8)
+
+
+def _linear_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.wanted = inputs[5], inputs[6]
+    ctx.dtypes = inputs[0].dtype, inputs[1].dtype
+    ctx.save_for_backward(*output[1:])
+
+
+def _linear_gradient(ctx: Any, upstream: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+    """In place, so that there is never a second copy of ∂W: a second backward pass through the same loss is refused."""
+    *gradients, rest = ctx.saved_tensors
+    factor = upstream.float() * rest
+    found: list[Tensor | None] = []
+    for gradient, wanted, dtype in zip(gradients, ctx.wanted, ctx.dtypes, strict=True):
+        if wanted:
+            _scale(gradient, factor)
+        found.append(gradient.to(dtype) if wanted else None)
+    return *found, None, None, None, None, None
+
+
+_linear_cross_entropy.register_autograd(_linear_gradient, setup_context=_linear_context)
+
+
+@register_flop_formula(torch.ops.flopwise.linear_cross_entropy)
+def _linear_flops(
+    rows: Any, weight: Any, targets: Any, chunk: int, dtype: Any, row_gradient: bool, weight_gradient: bool, **_: Any
+) -> int:
+    """Three matmuls of 2 N V D: the logits and the two gradients, all in the forward pass."""
+    return int(2 * rows[0] * rows[1] * weight[0] * (1 + row_gradient + weight_gradient))
+
+
+def chunk_rows(tokens: int, vocabulary: int, dtype: torch.dtype, narrow_sum: bool) -> int:
+    """How many tokens' logits to hold at a time: `CHUNK_BYTES` of them, or more where a sum of chunks is rounded.
+
+    >>> chunk_rows(8192, 128_256, torch.bfloat16, narrow_sum=True)
+    1024
+    >>> chunk_rows(65_536, 128_256, torch.bfloat16, narrow_sum=True)
+    8192
+    """
+    fitting = CHUNK_BYTES // (vocabulary * dtype.itemsize) // 128 * 128
+    least = -(-tokens // (NARROW_CHUNKS * 128)) * 128 if narrow_sum else 128
+    return max(fitting, least, 128)
+
+
+def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, chunk_tokens: int | None = None) -> Tensor:
+    """Mean cross entropy of hidden [..., D] through the head's weight [V, D] against targets [...], in fp32.
+
+    Only `chunk_tokens` rows of logits exist at a time. Under autocast the matmuls run in its dtype, as F.linear's would.
+
+    >>> linear_cross_entropy(torch.ones(2, 3, 4), torch.zeros(8, 4), torch.zeros(2, 3, dtype=torch.long))  # ln 8
+    tensor(2.0794)
+    """
+    kind = hidden.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+    if dtype != weight.dtype and not torch.is_autocast_enabled(kind):
+        raise Unsupported(f"hidden is {hidden.dtype} and weight {weight.dtype}: without autocast they must be the same")
+    _check(hidden, targets)
+    grad = torch.is_grad_enabled()
+    of_weight = grad and weight.requires_grad
+    narrow_sum = of_weight and weight.dtype == torch.bfloat16
+    rows = hidden.flatten(0, -2)
+    chunk = chunk_tokens or chunk_rows(len(rows), len(weight), dtype, narrow_sum)
+    loss: Tensor = _linear_cross_entropy(
+        rows, weight, targets.flatten(), chunk, dtype, grad and hidden.requires_grad, of_weight
+    )[0]
+    return loss
+
+
+def _check(rows: Tensor, targets: Tensor) -> None:
+    if rows.shape[:-1] != targets.shape:
+        raise ValueError(
+            f"one target for each row: got {tuple(rows.shape[:-1])} rows and {tuple(targets.shape)} targets"
+        )
+
+
+def cases() -> Iterator[Case]:
+    """The kernels for a vocabulary of 128,256: bf16 and fp32 logits."""
+    for name, kind, size in (("bf16", "*bf16", 2), ("fp32", "*fp32", 4)):
+        lanes, vector, warps = _row_config(128_256, size)
+        pointers = {"logits": kind, "targets": "*i64", "losses": "*fp32", "factor": "*fp32"}
+        numbers = {"row_stride": "i32", "vocabulary": "i32"}
+        fixed = {"IGNORED": IGNORED, "LANES": lanes, "VECTOR": vector, "NORMALIZERS": False, "normalizers": None}
+        divisible = ("row_stride", "vocabulary")
+        yield Case(
+            f"cross_entropy rows {name}",
+            _row_kernel,
+            {**pointers, **numbers},
+            {**fixed, "ERRORS": True},
+            warps,
+            divisible=divisible,
+        )
+        backward = {"logits": kind, "targets": "*i64", "normalizers": "*fp32", "factor": "*fp32", "errors": kind}
+        constants = {"IGNORED": IGNORED, "BLOCK": SCALE_BLOCK}
+        yield Case(
+            f"cross_entropy backward {name}", _error_kernel, {**backward, **numbers}, constants, 8, divisible=divisible
+        )
+        scale = {"x": kind, "factor": "*fp32", "n": "i64"}
+        yield Case(f"scale {name}", _scale_kernel, scale, {"BLOCK": SCALE_BLOCK}, 8, divisible=("n",))

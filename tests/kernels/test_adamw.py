@@ -1,0 +1,288 @@
+"""AdamW in few launches is torch.optim.AdamW: the same parameters after the same gradients, the same states."""
+
+import copy
+import io
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from flopwise.errors import Unsupported
+from flopwise.kernels import adamw as module
+from flopwise.kernels.adamw import BLOCK, AdamW
+
+# one element, none, less than a block, a block, a block and an end
+SHAPES = {
+    "cpu": [(1,), (0, 3), (5, 7), (BLOCK,), (BLOCK + 3,)],
+    "cuda": [(1,), (0, 3), (5, 7), (BLOCK,), (BLOCK + 3,), (1000, 777), (4096, 4096)],
+}
+BOUNDS = {torch.float32: 1e-6, torch.bfloat16: 1e-2, torch.float16: 1e-3}
+
+
+def _parameters(shapes: list[tuple[int, ...]], dtype: torch.dtype, device: str) -> list[nn.Parameter]:
+    generator = torch.Generator().manual_seed(7)
+    return [nn.Parameter(torch.randn(shape, generator=generator).to(dtype).to(device)) for shape in shapes]
+
+
+def _give_gradients(step: int, *models: list[nn.Parameter]) -> None:
+    """The same gradients to each, new tensors at every step, as backward makes them."""
+    generator = torch.Generator().manual_seed(step)
+    for same in zip(*models, strict=True):
+        gradient = torch.randn(same[0].shape, generator=generator)
+        for p in same:
+            p.grad = gradient.to(p)
+
+
+def _distance(found: list[nn.Parameter], wanted: list[nn.Parameter]) -> float:
+    ours, theirs = (torch.cat([p.detach().double().flatten() for p in ps]) for ps in (found, wanted))
+    return ((ours - theirs).norm() / theirs.norm()).item()
+
+
+@pytest.mark.parametrize("clip", [None, 0.5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_equals_the_definition_in_float64(device, dtype, clip):
+    ours = _parameters(SHAPES[device], dtype, device)
+    truth = [nn.Parameter(p.detach().double()) for p in ours]
+    optimizer = AdamW(ours, lr=1e-2, weight_decay=0.1, max_grad_norm=clip)
+    definition = torch.optim.AdamW(truth, lr=1e-2, weight_decay=0.1)
+    for step in range(3):
+        _give_gradients(step, ours)
+        for p, q in zip(ours, truth, strict=True):
+            q.grad = p.grad.double()
+        optimizer.step()
+        if clip:
+            norm = nn.utils.clip_grad_norm_(truth, clip)
+            assert torch.allclose(optimizer.grad_norm.double(), norm, rtol=1e-5)
+        definition.step()
+    assert _distance(ours, truth) < BOUNDS[dtype]
+
+
+@settings(max_examples=6, deadline=None)
+@given(
+    st.lists(st.integers(0, 2 * BLOCK), min_size=1, max_size=4),
+    st.sampled_from([(0.9, 0.999), (0.0, 0.95), (0.9, 0.0)]),
+    st.sampled_from([0.0, 0.3]),
+)
+def test_any_lengths_any_betas(device, lengths, betas, decay):
+    ours, theirs = (_parameters([(n,) for n in lengths], torch.float32, device) for _ in range(2))
+    pair = [make(ps, 1e-2, betas, weight_decay=decay) for make, ps in ((AdamW, ours), (torch.optim.AdamW, theirs))]
+    for step in range(2):
+        _give_gradients(step, ours, theirs)
+        for optimizer in pair:
+            optimizer.step()
+    if sum(lengths):
+        assert _distance(ours, theirs) < 1e-6
+
+
+def test_groups_and_absent_gradients(device):
+    """Each group has its own rate and decay; a parameter without a gradient keeps its value and its step count."""
+    ours, theirs = (_parameters([(3,), (4,), (5,)], torch.float32, device) for _ in range(2))
+    pair = []
+    for make, (a, b, c) in ((AdamW, ours), (torch.optim.AdamW, theirs)):
+        pair.append(make([{"params": [a, b], "lr": 0.1}, {"params": [c], "weight_decay": 0.5}], lr=0.01))
+    for step in range(3):
+        _give_gradients(step, ours, theirs)
+        if step == 1:
+            ours[1].grad = theirs[1].grad = None
+        for optimizer in pair:
+            optimizer.step()
+    assert _distance(ours, theirs) < 1e-6
+    assert [int(pair[0].state[p]["step"]) for p in ours] == [3, 2, 3]
+
+
+def test_gradients_of_any_layout_and_addresses_off_16_bytes(device):
+    space = torch.randn(3 * BLOCK, device=device)
+    ours = [nn.Parameter(space[1 : BLOCK + 9]), nn.Parameter(torch.randn(6, 4, device=device).T)]
+    theirs = [nn.Parameter(p.detach().clone()) for p in ours]
+    pair = [AdamW(ours, 0.1), torch.optim.AdamW(theirs, 0.1)]
+    for _ in range(2):
+        for p, q in zip(ours, theirs, strict=True):
+            p.grad = torch.randn(p.shape, device=device)  # contiguous, where the parameter is transposed
+            q.grad = p.grad.clone()
+        for optimizer in pair:
+            optimizer.step()
+    assert _distance(ours, theirs) < 1e-6
+
+
+def test_bf16_states_are_an_approximation_within_bounds(device):
+    ours, theirs = (_parameters([(BLOCK + 5,)], torch.float32, device) for _ in range(2))
+    narrow, wide = AdamW(ours, 1e-2, state_dtype=torch.bfloat16), AdamW(theirs, 1e-2)
+    for step in range(4):
+        _give_gradients(step, ours, theirs)
+        narrow.step()
+        wide.step()
+    assert narrow.state[ours[0]]["exp_avg"].dtype == torch.bfloat16
+    assert 0 < _distance(ours, theirs) < 1e-3
+
+
+def test_states_are_interchangeable_with_torchs(device):
+    """Two steps of one, then two of the other, either way round, are four steps; saved and loaded as a file."""
+    for first, second in ((AdamW, torch.optim.AdamW), (torch.optim.AdamW, AdamW), (AdamW, AdamW)):
+        ours, theirs = (_parameters([(5,), (3, 4)], torch.float32, device) for _ in range(2))
+        optimizer, whole = first(ours, 0.1), torch.optim.AdamW(theirs, 0.1)
+        for step in range(4):
+            if step == 2:
+                file = io.BytesIO()
+                torch.save(optimizer.state_dict(), file)
+                file.seek(0)
+                optimizer = second(ours, 0.5)
+                optimizer.load_state_dict(torch.load(file))
+            _give_gradients(step, ours, theirs)
+            optimizer.step()
+            whole.step()
+        assert _distance(ours, theirs) < 1e-6
+
+
+def test_resumed_states_of_bf16_parameters_are_not_rounded(device):
+    ours, theirs = (_parameters([(50,)], torch.bfloat16, device) for _ in range(2))
+    one, other = AdamW(ours, 0.1), AdamW(theirs, 0.1)
+    for step in range(4):
+        if step == 2:
+            state = copy.deepcopy(one.state_dict())
+            one = AdamW(ours, 0.1)
+            one.load_state_dict(state)
+        _give_gradients(step, ours, theirs)
+        one.step()
+        other.step()
+    assert torch.equal(ours[0], theirs[0])
+    assert torch.equal(one.state[ours[0]]["exp_avg"], other.state[theirs[0]]["exp_avg"])
+
+
+def test_the_learning_rate_may_be_a_tensor(device):
+    ours, theirs = (_parameters([(5,)], torch.float32, device) for _ in range(2))
+    rate = torch.tensor(0.1, device=device)
+    pair = [AdamW(ours, rate), torch.optim.AdamW(theirs, 0.1)]
+    for step in range(2):
+        _give_gradients(step, ours, theirs)
+        for optimizer in pair:
+            optimizer.step()
+        rate.fill_(0.3)
+        pair[1].param_groups[0]["lr"] = 0.3
+    assert _distance(ours, theirs) < 1e-6
+
+
+def test_a_grad_scalers_scale_and_verdict(device):
+    ours, theirs = (_parameters([(BLOCK + 1,)], torch.float32, device) for _ in range(2))
+    scaled, plain = AdamW(ours, 0.1, max_grad_norm=1.0), AdamW(theirs, 0.1, max_grad_norm=1.0)
+    scaler = torch.amp.GradScaler(device, init_scale=64.0)
+    for step in range(3):
+        _give_gradients(step, ours, theirs)
+        scaler.scale(torch.zeros((), device=device))  # makes the scale
+        ours[0].grad *= scaler.get_scale()
+        if step == 1:
+            ours[0].grad[3] = float("inf")
+        scaler.step(scaled)
+        scaler.update()
+        if step != 1:
+            plain.step()
+    assert scaler.get_scale() == 32.0
+    assert _distance(ours, theirs) < 1e-6
+    assert int(scaled.state[ours[0]]["step"]) == 2
+
+
+def test_clipping_leaves_a_small_gradient_alone_and_a_nan_arrives(device):
+    ours, theirs = (_parameters([(5,)], torch.float32, device) for _ in range(2))
+    clipped, plain = AdamW(ours, 0.1, max_grad_norm=1e6), AdamW(theirs, 0.1)
+    _give_gradients(0, ours, theirs)
+    clipped.step()
+    plain.step()
+    assert torch.equal(ours[0], theirs[0])
+    ours[0].grad[0] = float("nan")
+    clipped.step()
+    assert ours[0].isnan().all()
+
+
+def test_a_closure_is_called_with_gradients_on(device):
+    (p,) = _parameters([(5,)], torch.float32, device)
+    optimizer = AdamW([p], 0.1)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = p.square().sum()
+        loss.backward()
+        return loss
+
+    assert optimizer.step(closure) > p.square().sum()
+
+
+def test_a_step_is_two_launches_three_with_clipping(device, monkeypatch):
+    launches = []
+    for name in ("_norm_kernel", "_prepare_kernel", "_update_kernel"):
+        kernel = getattr(module, name)
+
+        class Counted:
+            def __init__(self, kernel: object, name: str) -> None:
+                self.kernel, self.name = kernel, name
+
+            def __getitem__(self, grid: tuple[int, ...]) -> object:
+                launches.append(self.name)
+                return self.kernel[grid]
+
+        monkeypatch.setattr(module, name, Counted(kernel, name))
+    for clip, expected in ((None, 2), (1.0, 3)):
+        ours = _parameters([(3,)] * 20, torch.float32, device)
+        _give_gradients(0, ours)
+        launches.clear()
+        AdamW(ours, 0.1, max_grad_norm=clip).step()
+        assert len(launches) == expected
+
+
+def test_a_replayed_cuda_graph_counts_on(device):
+    """Other gradients and eager steps in between do not disturb it."""
+    if device == "cpu":
+        pytest.skip("needs a GPU")
+    ours, theirs = (_parameters(SHAPES["cuda"][:5], torch.float32, device) for _ in range(2))
+    rate = torch.tensor(0.1, device=device)
+    optimizer, reference = AdamW(ours, rate, max_grad_norm=1.0), AdamW(theirs, 0.1, max_grad_norm=1.0)
+    _give_gradients(0, ours, theirs)
+    optimizer.step()
+    reference.step()
+    static = [torch.zeros_like(p) for p in ours]
+    for p, g in zip(ours, static, strict=True):
+        p.grad = g
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        optimizer.step()
+    for step in range(1, 5):
+        _give_gradients(step, ours, theirs)
+        if step == 3:
+            optimizer.step()  # eager, on gradients elsewhere
+        else:
+            for p, g in zip(ours, static, strict=True):
+                g.copy_(p.grad)
+            graph.replay()
+        reference.step()
+    assert _distance(ours, theirs) < 1e-6
+    assert int(optimizer.state[ours[0]]["step"]) == 5
+
+
+def test_on_the_cpu_the_reference_has_the_same_api():
+    """Also where Triton does not interpret."""
+    ours, theirs = (_parameters([(5,), (3, 4)], torch.float32, "cpu") for _ in range(2))
+    optimizer, reference = AdamW(ours, 0.1, max_grad_norm=0.5), torch.optim.AdamW(theirs, 0.1)
+    for step in range(3):
+        _give_gradients(step, ours, theirs)
+        optimizer.step()
+        nn.utils.clip_grad_norm_(theirs, 0.5)
+        reference.step()
+    assert _distance(ours, theirs) < 1e-6
+    assert optimizer.grad_norm is not None
+
+
+def test_what_it_does_not_do_is_refused():
+    p = nn.Parameter(torch.ones(3))
+    p.grad = torch.sparse_coo_tensor([[0]], [1.0], (3,))
+    with pytest.raises(Unsupported, match="sparse gradients"):
+        AdamW([p]).step()
+    with pytest.raises(ValueError, match="betas"):
+        AdamW([p], betas=(1.0, 0.9))
+    with pytest.raises(ValueError, match="state_dtype"):
+        AdamW([p], state_dtype=torch.float16)
+    p.grad = torch.ones(3)
+    optimizer = AdamW([p])
+    optimizer.load_state_dict(torch.optim.AdamW([p], amsgrad=True).state_dict())
+    with pytest.raises(Unsupported, match="amsgrad"):
+        optimizer.step()

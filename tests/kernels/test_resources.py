@@ -1,0 +1,67 @@
+"""Every kernel in every configuration that is shipped fits the chips it is shipped for: compiled here, without a GPU."""
+
+import importlib
+import importlib.util
+import os
+from collections.abc import Iterator
+
+import pytest
+import triton
+import triton.language as tl
+
+from flopwise.kernels import resources
+from flopwise.kernels.resources import MODULES, SHARED_BYTES, Case, faults
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") == "1", reason="interpreted kernels are not compilable"
+)
+FOUND = tuple(name for name in MODULES if importlib.util.find_spec(f"flopwise.kernels.{name}"))
+
+
+def _shipped() -> Iterator[object]:
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        for case in resources.cases(FOUND):
+            for arch in case.archs:
+                yield pytest.param(case, arch, id=f"{case.name}-sm_{arch}".replace(" ", "_"))
+
+
+@pytest.mark.parametrize(("case", "arch"), _shipped())
+def test_no_spill_and_no_overflow(case, arch):
+    assert faults(case, arch) == ""
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_every_module_ships_a_configuration_for_every_architecture(name):
+    archs = {arch for case in importlib.import_module(f"flopwise.kernels.{name}").cases() for arch in case.archs}
+    assert archs == set(SHARED_BYTES)
+
+
+@triton.jit
+def _greedy(x, y, BLOCK: tl.constexpr):
+    """A sum and a second use of the same numbers: all of them live at once in one warp's registers."""
+    lanes = tl.arange(0, BLOCK)
+    numbers = tl.load(x + lanes)
+    tl.store(y + lanes, numbers / tl.sum(numbers))
+
+
+@triton.jit
+def _spacious(x, y, N: tl.constexpr):
+    """A product whose factors lie in shared memory whole."""
+    rows, columns = tl.arange(0, N)[:, None], tl.arange(0, N)[None, :]
+    a = tl.load(x + rows * N + columns)
+    tl.store(y + rows * N + columns, tl.dot(a, tl.trans(a)))
+
+
+def test_a_spill_is_a_fault():
+    """256 numbers for each thread are more than its 255 registers."""
+    case = Case("greedy", _greedy, {"x": "*fp32", "y": "*fp32"}, {"BLOCK": 32 * 512}, num_warps=1)
+    assert "bytes spilled per thread" in faults(case, 90)
+    modest = case._replace(constexprs={"BLOCK": 32 * 16})
+    assert faults(modest, 90) == ""
+
+
+def test_too_much_shared_memory_is_a_fault(monkeypatch):
+    case = Case("spacious", _spacious, {"x": "*bf16", "y": "*fp32"}, {"N": 64}, num_warps=4)
+    assert faults(case, 80) == ""
+    monkeypatch.setitem(resources.SHARED_BYTES, 80, 1024)
+    assert "bytes of shared memory, the chip has 1024" in faults(case, 80)
