@@ -58,7 +58,7 @@ def tiled_forward(
 ) -> tuple[Tensor, Tensor]:
     """O and L of [B, H, T, D] tensors, one tile of queries after the other, each over the tiles of keys it can see.
 
-    A running maximum m and sum l per query make the softmax exact although no row of scores is ever whole.
+    A running maximum m and sum z per query make the softmax exact although no row of scores is ever whole.
     """
     output, logsumexp = torch.empty_like(q), q.new_empty(q.shape[:-1], dtype=_wide(q))
     k, v = _spread(k, q), _spread(v, q)
@@ -66,7 +66,7 @@ def tiled_forward(
         wide_q = _rows(q, rows) * scale
         accumulator = torch.zeros_like(wide_q)
         m = wide_q.new_full(wide_q.shape[:-1], -math.inf)
-        l = torch.zeros_like(m)  # noqa: E741
+        z = torch.zeros_like(m)
         for columns in _tiles(_keys_seen(rows, k.shape[-2], causal, window), tile):
             seen = visible(rows, columns, causal, window, q.device)
             scores = (wide_q @ _rows(k, columns).mT).masked_fill(~seen, -math.inf)
@@ -74,12 +74,12 @@ def tiled_forward(
             base = new_m.masked_fill(new_m == -math.inf, 0.0)  # of a query that has seen no key yet: −inf − −inf is NaN
             weights = torch.exp(scores - base[..., None])
             shrink = torch.exp(m - base)
-            l = l * shrink + weights.sum(-1)  # noqa: E741
+            z = z * shrink + weights.sum(-1)
             accumulator = accumulator * shrink[..., None] + weights @ _rows(v, columns)
             m = new_m
-        none = l == 0
-        output[..., rows.start : rows.stop, :] = (accumulator / l.masked_fill(none, 1.0)[..., None]).to(q.dtype)
-        logsumexp[..., rows.start : rows.stop] = torch.where(none, -math.inf, m + torch.log(l))
+        none = z == 0
+        output[..., rows.start : rows.stop, :] = (accumulator / z.masked_fill(none, 1.0)[..., None]).to(q.dtype)
+        logsumexp[..., rows.start : rows.stop] = torch.where(none, -math.inf, m + torch.log(z))
     return output, logsumexp
 
 
@@ -126,8 +126,8 @@ class FlashAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
-        wide = [with_heads(x) for x in (q, k, v)]
-        output, logsumexp = tiled_forward(*wide, is_causal, None, q.shape[-1] ** -0.5)
+        scale = q.shape[-1] ** -0.5
+        output, logsumexp = tiled_forward(with_heads(q), with_heads(k), with_heads(v), is_causal, None, scale)
         output, logsumexp = output.reshape(q.shape), logsumexp.view(q.shape[:-1])
         ctx.save_for_backward(q, k, v, output, logsumexp)
         ctx.is_causal = is_causal
@@ -136,9 +136,10 @@ class FlashAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, output, logsumexp = ctx.saved_tensors
-        wide = [with_heads(x) for x in (grads[0], q, k, v, output)]
-        heads = logsumexp.view(wide[1].shape[:-1])
-        dq, dk, dv = tiled_backward(*wide, heads, ctx.is_causal, None, q.shape[-1] ** -0.5)
+        g, wide_q, wide_k, wide_v, wide_output = (with_heads(x) for x in (grads[0], q, k, v, output))
+        heads = logsumexp.view(wide_q.shape[:-1])
+        scale = q.shape[-1] ** -0.5
+        dq, dk, dv = tiled_backward(g, wide_q, wide_k, wide_v, wide_output, heads, ctx.is_causal, None, scale)
         return dq.reshape(q.shape), dk.reshape(k.shape), dv.reshape(v.shape), None
 
 

@@ -4,6 +4,7 @@ No kernel adds to what another program writes, so the result is the same at ever
 both passes, seven matmuls where one pass with atomic additions would do five. The formulas are those of `attention.py`.
 """
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -16,18 +17,21 @@ from flopwise.kernels.attention_tiles import (
     Call,
     Config,
     Problem,
-    architecture,
+    Table,
+    choose,
     dot,
     dot_add,
     key_ranges,
     load_tile,
     padded,
     seen,
+    shipped,
     store_tile,
     tile_of,
     tma_ready,
     unit_stride,
 )
+from flopwise.kernels.resources import Case
 
 _LOG2E = tl.constexpr(LOG2E)
 
@@ -50,6 +54,13 @@ def _delta_kernel(
 
 
 @triton.jit
+def _load_row(pointers, inside, other, CHECKED: tl.constexpr):
+    if CHECKED:
+        return tl.load(pointers, inside, other=other)
+    return tl.load(pointers)
+
+
+@triton.jit
 def _walk_queries(
     dk, dv, k, v, q_in, g_in, l_row, d_row, batch, head, keys, low, high, query_length, scale, window,
     q_b, q_h, q_t, g_b, g_h, g_t,
@@ -64,21 +75,15 @@ def _walk_queries(
     for start in range(low, high, BLOCK_M):
         queries = start + tl.arange(0, BLOCK_M)
         q = load_tile(q_in, batch, head, start, q_b, q_h, q_t, query_length, D, BLOCK_M, BLOCK_D, MASKED, TMA)
-        if MASKED:
-            logsumexp = tl.load(l_row + queries, queries < query_length, other=float("inf"))
-        else:
-            logsumexp = tl.load(l_row + queries)
+        logsumexp = _load_row(l_row + queries, queries < query_length, float("inf"), MASKED)
         scores = dot(k, q.T, PRECISION, INTERPRET)  # [BLOCK_N, BLOCK_M]
         weights = tl.exp2(scores * scale - (logsumexp * _LOG2E)[None, :])
         if MASKED and CAUSAL:
             weights = tl.where(seen(queries[None, :], keys[:, None], window, WINDOW), weights, 0.0)
         g = load_tile(g_in, batch, head, start, g_b, g_h, g_t, query_length, D, BLOCK_M, BLOCK_D, MASKED, TMA)
         dv = dot_add(weights.to(g.dtype), g, dv, PRECISION, INTERPRET)
-        if MASKED:
-            delta = tl.load(d_row + queries, queries < query_length, other=0.0)
-        else:
-            delta = tl.load(d_row + queries)
         dweights = dot(v, g.T, PRECISION, INTERPRET)  # [BLOCK_N, BLOCK_M]
+        delta = _load_row(d_row + queries, queries < query_length, 0.0, MASKED)  # this late: it takes registers
         dscores = weights * (dweights - delta[None, :])
         dk = dot_add(dscores.to(q.dtype), q, dk, PRECISION, INTERPRET)
     return dk, dv
@@ -116,7 +121,7 @@ def _dkdv_kernel(
         high = tl.minimum(high, first + BLOCK_N + window - 1)
         full_high = tl.maximum(tl.minimum(full_high, (first + window) // BLOCK_M * BLOCK_M), full_low)
 
-    for member in range(0, group):
+    for member in range(group):
         head = key_head * group + member
         row = (tl.cast(batch, tl.int64) * (tl.num_programs(1) * group) + head) * query_length
         l_row = l_in + row
@@ -208,37 +213,23 @@ def _dq_kernel(
     store_tile(dq_out, dq * (scale / _LOG2E), batch, head, start, dq_b, dq_h, dq_t, query_length, D, BLOCK_M, BLOCK_D)
 
 
-# Tiles by (architecture, padded head dimension); see `benchmarks/attention_tune.py`.
-_DKDV = {
+# What `benchmarks/attention_tune.py` finds best among the tiles that spill no registers.
+DKDV: Table = {
     (80, 64): Config(64, 128, 8, 2),
-    (80, 128): Config(32, 128, 8, 2),
-    (80, 256): Config(16, 64, 8, 1),
-    (90, 64): Config(64, 128, 8, 2),
-    (90, 128): Config(64, 128, 8, 2),
-    (90, 256): Config(32, 64, 8, 1),
+    (80, 128): Config(64, 64, 8, 2),
+    (80, 256): Config(32, 64, 8, 1),
+    (90, 64): Config(64, 128, 8, 2, tma=True),
+    (90, 128): Config(64, 128, 8, 2, tma=True),
+    (90, 256): Config(16, 64, 8, 2, tma=True),
 }
-_DQ = {
+DQ: Table = {
     (80, 64): Config(128, 64, 8, 2),
     (80, 128): Config(128, 32, 8, 2),
-    (80, 256): Config(64, 32, 8, 1),
-    (90, 64): Config(128, 64, 8, 2),
-    (90, 128): Config(128, 64, 8, 2),
-    (90, 256): Config(64, 32, 8, 1),
+    (80, 256): Config(64, 32, 8, 2),
+    (90, 64): Config(128, 64, 8, 2, tma=True),
+    (90, 128): Config(128, 64, 8, 2, tma=True),
+    (90, 256): Config(64, 64, 8, 2, tma=True),
 }
-
-
-def dkdv_config(arch: int, dtype: torch.dtype, block_d: int, query_length: int) -> Config:
-    """The tiles of the dK/dV kernel; short sequences take small ones, fp32 holds half as much."""
-    if query_length <= 32 or dtype == torch.float32:
-        return Config(16 if query_length <= 16 or block_d > 64 else 32, 32, 4, 1)
-    return _DKDV[90 if arch >= 90 else 80, max(64, block_d)]
-
-
-def dq_config(arch: int, dtype: torch.dtype, block_d: int, query_length: int) -> Config:
-    """The tiles of the dQ kernel."""
-    if query_length <= 32 or dtype == torch.float32:
-        return Config(16 if query_length <= 16 or block_d > 64 else 32, 32, 4, 1)
-    return _DQ[90 if arch >= 90 else 80, max(64, block_d)]
 
 
 class Saved(NamedTuple):
@@ -306,7 +297,7 @@ def delta_call(saved: Saved, output: Tensor) -> Call:
 def dkdv_call(saved: Saved, dk: Tensor, dv: Tensor, problem: Problem, config: Config | None) -> Call:
     """The launch that writes dk and dv, not yet made."""
     q, k = saved.q, saved.k
-    config = config or dkdv_config(architecture(q), q.dtype, padded(q.shape[-1]), q.shape[2])
+    config = config or choose(DKDV, q, k.shape[2])
     tma = config.tma and tma_ready(saved.grad, q, k, saved.v)
     arguments = *saved.arguments(config.block_m, config.block_n, tma), dk, dv
     strides = *saved.strides(), *dk.stride()[:3], *dv.stride()[:3]
@@ -319,10 +310,16 @@ def dkdv_call(saved: Saved, dk: Tensor, dv: Tensor, problem: Problem, config: Co
 def dq_call(saved: Saved, dq: Tensor, problem: Problem, config: Config | None) -> Call:
     """The launch that writes dq, not yet made."""
     q, k = saved.q, saved.k
-    config = config or dq_config(architecture(q), q.dtype, padded(q.shape[-1]), q.shape[2])
+    config = config or choose(DQ, q, k.shape[2])
     tma = config.tma and tma_ready(saved.grad, q, k, saved.v)
     arguments = *saved.arguments(config.block_m, config.block_n, tma), dq
     tail = problem.causal or k.shape[2] % config.block_n != 0
     options = problem.constants | {"TAIL": tail} | config.options(q, tma)
     grid = (triton.cdiv(q.shape[2], config.block_m), q.shape[1], q.shape[0])
     return Call(_dq_kernel, grid, (*arguments, *saved.strides(), *dq.stride()[:3], *saved.numbers(problem)), options)
+
+
+def backward_cases() -> Iterator[Case]:
+    """The kernels in the tiles they ship with."""
+    yield from shipped("flash dK/dV", _dkdv_kernel, DKDV)
+    yield from shipped("flash dQ", _dq_kernel, DQ)

@@ -2,6 +2,7 @@
 
 import functools
 import math
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -9,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
+
+from flopwise.kernels.resources import Case
 
 LOG2E = math.log2(math.e)  # the kernels take powers of two: exp(x) is 2^(x · log2 e), and the GPU has only 2^x
 
@@ -110,7 +113,6 @@ class Config(NamedTuple):
     warps: int
     stages: int
     tma: bool = False  # Q, K, V and dO come by the copy engine (sm_90 on), where their layout allows
-    ahead: bool = False  # forward only: the next tile's scores are multiplied while this one's softmax runs
 
     def options(self, q: Tensor, tma: bool) -> dict[str, Any]:
         """The kernel's constants that follow from the tiles and the tensors, and the compiler's options."""
@@ -138,6 +140,24 @@ class Call(NamedTuple):
 
     def launch(self) -> None:
         self.kernel[self.grid](*self.arguments, **self.options)
+
+
+Table = dict[tuple[int, int], Config]  # by architecture (80, 90: it and later ones) and padded head dimension
+
+
+def choose(table: Table, q: Tensor, key_length: int) -> Config:
+    """The tiles for these tensors: short sequences take small ones, fp32 those whose products fit the registers."""
+    block_d = padded(q.shape[-1])
+    if q.dtype == torch.float32:
+        return EXACT[block_d]
+    longest = max(q.shape[2], key_length)
+    if longest <= 64 and block_d <= 128:
+        return Config(16, 16, 4, 2) if longest <= 16 else Config(32, 32, 4, 2)
+    return table[90 if architecture(q) >= 90 else 80, max(64, block_d)]
+
+
+# fp32 products without TF32 run on the ordinary cores, from registers: all three kernels take the same small tiles.
+EXACT = {16: Config(32, 32, 8, 2), 32: Config(32, 32, 8, 2), 64: Config(32, 32, 8, 2), 128: Config(16, 32, 8, 2)}
 
 
 class Problem(NamedTuple):
@@ -195,3 +215,38 @@ def tile_of(x: Tensor, rows: int, block_d: int, tma: bool) -> Any:
 def unit_stride(x: Tensor) -> Tensor:
     """The kernels read the head dimension in one piece; the other strides may be any."""
     return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def case(
+    name: str, kernel: Any, config: Config, dtype: str, head_dim: int, archs: tuple[int, ...], **extra: Any
+) -> Case:
+    """A kernel as it is shipped, causal, of a length that is a multiple of 16: what `resources` compiles."""
+    block_d = padded(head_dim)
+    constants = {
+        "D": head_dim, "BLOCK_D": block_d, "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "TMA": config.tma,
+        "CAUSAL": True, "WINDOW": False, "TAIL": True, "INTERPRET": False, "PRECISION": "tf32",
+        "group": 1, **extra,
+    }  # fmt: skip
+    constants = {key: value for key, value in constants.items() if key in kernel.arg_names}
+    rows = {"q_in": config.block_m, "g_in": config.block_m, "k_in": config.block_n, "v_in": config.block_n}
+    signature = {}
+    for argument in kernel.arg_names:
+        if argument in rows and config.tma:
+            signature[argument] = f"tensordesc<{dtype}[1, 1, {rows[argument]}, {block_d}]>"
+        elif argument in ("l_in", "d_in", "l_out", "d_out"):
+            signature[argument] = "*fp32"
+        elif argument.endswith(("_in", "_out")):
+            signature[argument] = f"*{dtype}"
+        else:
+            signature[argument] = "fp32" if argument == "scale" else "i32"
+    whole = tuple(a for a in signature if a.endswith(("_b", "_h", "_t", "_length")))
+    title = f"{name} {dtype} d{head_dim} {config.block_m}x{config.block_n}"
+    return Case(title, kernel, signature, constants, config.warps, config.stages, whole, archs)
+
+
+def shipped(name: str, kernel: Any, table: Table) -> Iterator[Case]:
+    """A kernel's bf16 table, and fp32."""
+    for (arch, head_dim), config in table.items():
+        yield case(name, kernel, config, "bf16", head_dim, (80,) if arch == 80 else (90, 100))
+    for head_dim in (64, 128):
+        yield case(name, kernel, EXACT[head_dim], "fp32", head_dim, (80, 90, 100), PRECISION="ieee")

@@ -16,20 +16,21 @@ from torch.utils.flop_counter import register_flop_formula
 
 from flopwise.errors import Unsupported
 from flopwise.kernels.attention import tiled_backward, tiled_forward, with_heads
-from flopwise.kernels.attention_backward import launch_backward
+from flopwise.kernels.attention_backward import backward_cases, launch_backward
 from flopwise.kernels.attention_tiles import (
     LOG2E,
     Call,
     Config,
     Problem,
-    architecture,
+    Table,
+    choose,
     dot,
     dot_add,
     key_ranges,
     load_tile,
     padded,
-    precision,
     seen,
+    shipped,
     store_tile,
     tile_of,
     tma_ready,
@@ -39,12 +40,11 @@ from flopwise.kernels.dispatch import runs_triton
 from flopwise.kernels.resources import Case
 
 _LN2 = tl.constexpr(1 / LOG2E)
-MAX_HEAD_DIM = 256
 
 
 @triton.jit
 def _softmax_step(
-    scores, m, l, queries, start, key_length, scale, window,
+    scores, m, z, queries, start, key_length, scale, window,
     BLOCK_N: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
     """One tile's weights, and the running maximum and sum with it. `scale` includes log2 e; m is scaled."""
@@ -60,12 +60,12 @@ def _softmax_step(
         base = tl.where(new_m == float("-inf"), 0.0, new_m)
     weights = tl.exp2(scores * scale - base[:, None])  # one multiply-add and one exponential per score
     shrink = tl.exp2(m - base)
-    return weights, shrink, new_m, l * shrink + tl.sum(weights, 1)
+    return weights, shrink, new_m, z * shrink + tl.sum(weights, 1)
 
 
 @triton.jit
 def _walk_keys(
-    total, m, l, q, k_in, v_in, batch, head, queries, low, high, key_length, scale, window,
+    total, m, z, q, k_in, v_in, batch, head, queries, low, high, key_length, scale, window,
     k_b, k_h, k_t, v_b, v_h, v_t,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, INTERPRET: tl.constexpr,
@@ -74,41 +74,12 @@ def _walk_keys(
     for start in range(low, high, BLOCK_N):
         k = load_tile(k_in, batch, head, start, k_b, k_h, k_t, key_length, D, BLOCK_N, BLOCK_D, MASKED, TMA)
         scores = dot(q, k.T, PRECISION, INTERPRET)  # [BLOCK_M, BLOCK_N]
-        weights, shrink, m, l = _softmax_step(  # noqa: E741
-            scores, m, l, queries, start, key_length, scale, window, BLOCK_N, MASKED, CAUSAL, WINDOW
+        weights, shrink, m, z = _softmax_step(
+            scores, m, z, queries, start, key_length, scale, window, BLOCK_N, MASKED, CAUSAL, WINDOW
         )
         v = load_tile(v_in, batch, head, start, v_b, v_h, v_t, key_length, D, BLOCK_N, BLOCK_D, MASKED, TMA)
         total = dot_add(weights.to(v.dtype), v, total * shrink[:, None], PRECISION, INTERPRET)
-    return total, m, l
-
-
-@triton.jit
-def _walk_keys_ahead(
-    total, m, l, q, k_in, v_in, batch, head, queries, low, high, key_length, scale, window,
-    k_b, k_h, k_t, v_b, v_h, v_t,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr,
-    WINDOW: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, INTERPRET: tl.constexpr,
-):  # fmt: skip
-    """The same for whole tiles, with the next tile's scores in the matrix unit while the exponentials of this one run."""
-    if low < high:
-        k = load_tile(k_in, batch, head, low, k_b, k_h, k_t, key_length, D, BLOCK_N, BLOCK_D, False, TMA)
-        scores = dot(q, k.T, PRECISION, INTERPRET)
-        for start in range(low, high - BLOCK_N, BLOCK_N):
-            k = load_tile(k_in, batch, head, start + BLOCK_N, k_b, k_h, k_t, key_length, D, BLOCK_N, BLOCK_D, False, TMA)
-            next_scores = dot(q, k.T, PRECISION, INTERPRET)
-            weights, shrink, m, l = _softmax_step(  # noqa: E741
-                scores, m, l, queries, start, key_length, scale, window, BLOCK_N, False, CAUSAL, WINDOW
-            )
-            v = load_tile(v_in, batch, head, start, v_b, v_h, v_t, key_length, D, BLOCK_N, BLOCK_D, False, TMA)
-            total = dot_add(weights.to(v.dtype), v, total * shrink[:, None], PRECISION, INTERPRET)
-            scores = next_scores
-        last = high - BLOCK_N
-        weights, shrink, m, l = _softmax_step(  # noqa: E741
-            scores, m, l, queries, last, key_length, scale, window, BLOCK_N, False, CAUSAL, WINDOW
-        )
-        v = load_tile(v_in, batch, head, last, v_b, v_h, v_t, key_length, D, BLOCK_N, BLOCK_D, False, TMA)
-        total = dot_add(weights.to(v.dtype), v, total * shrink[:, None], PRECISION, INTERPRET)
-    return total, m, l
+    return total, m, z
 
 
 @triton.jit(do_not_specialize=["window"])
@@ -117,7 +88,7 @@ def _forward_kernel(
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t,
     group, query_length, key_length, scale, window,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, TAIL: tl.constexpr, TMA: tl.constexpr, AHEAD: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, TAIL: tl.constexpr, TMA: tl.constexpr,
     PRECISION: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
     """O and L of one tile of queries of one head. Neighbouring programs share a head, and so its keys in the L2 cache."""
@@ -131,56 +102,40 @@ def _forward_kernel(
     q = load_tile(q_in, batch, head, start, q_b, q_h, q_t, query_length, D, BLOCK_M, BLOCK_D, True, TMA)
     total = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     m = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    l = tl.zeros([BLOCK_M], tl.float32)  # noqa: E741
+    z = tl.zeros([BLOCK_M], tl.float32)
     low, full_low, full_high, high = key_ranges(start, BLOCK_M, key_length, window, CAUSAL, WINDOW, BLOCK_N)
     key_head = head // group
     if WINDOW:
-        total, m, l = _walk_keys(  # noqa: E741
-            total, m, l, q, k_in, v_in, batch, key_head, queries, low, full_low, key_length, scale, window,
+        total, m, z = _walk_keys(
+            total, m, z, q, k_in, v_in, batch, key_head, queries, low, full_low, key_length, scale, window,
             k_b, k_h, k_t, v_b, v_h, v_t, D, BLOCK_D, BLOCK_N, True, CAUSAL, WINDOW, TMA, PRECISION, INTERPRET,
         )  # fmt: skip
-    if AHEAD:
-        total, m, l = _walk_keys_ahead(  # noqa: E741
-            total, m, l, q, k_in, v_in, batch, key_head, queries, full_low, full_high, key_length, scale, window,
-            k_b, k_h, k_t, v_b, v_h, v_t, D, BLOCK_D, BLOCK_N, CAUSAL, WINDOW, TMA, PRECISION, INTERPRET,
-        )  # fmt: skip
-    else:
-        total, m, l = _walk_keys(  # noqa: E741
-            total, m, l, q, k_in, v_in, batch, key_head, queries, full_low, full_high, key_length, scale, window,
-            k_b, k_h, k_t, v_b, v_h, v_t, D, BLOCK_D, BLOCK_N, False, CAUSAL, WINDOW, TMA, PRECISION, INTERPRET,
-        )  # fmt: skip
+    total, m, z = _walk_keys(
+        total, m, z, q, k_in, v_in, batch, key_head, queries, full_low, full_high, key_length, scale, window,
+        k_b, k_h, k_t, v_b, v_h, v_t, D, BLOCK_D, BLOCK_N, False, CAUSAL, WINDOW, TMA, PRECISION, INTERPRET,
+    )  # fmt: skip
     if TAIL:
-        total, m, l = _walk_keys(  # noqa: E741
-            total, m, l, q, k_in, v_in, batch, key_head, queries, full_high, high, key_length, scale, window,
+        total, m, z = _walk_keys(
+            total, m, z, q, k_in, v_in, batch, key_head, queries, full_high, high, key_length, scale, window,
             k_b, k_h, k_t, v_b, v_h, v_t, D, BLOCK_D, BLOCK_N, True, CAUSAL, WINDOW, TMA, PRECISION, INTERPRET,
         )  # fmt: skip
-    none = l == 0.0
-    total = total * (1.0 / tl.where(none, 1.0, l))[:, None]
+    none = z == 0.0
+    total = total * (1.0 / tl.where(none, 1.0, z))[:, None]
     store_tile(o_out, total, batch, head, start, o_b, o_h, o_t, query_length, D, BLOCK_M, BLOCK_D)
     row = (tl.cast(batch, tl.int64) * tl.num_programs(1) + head) * query_length
-    logsumexp = tl.where(none, float("-inf"), (m + tl.log2(l)) * _LN2)
+    logsumexp = tl.where(none, float("-inf"), (m + tl.log2(z)) * _LN2)
     tl.store(l_out + row + queries, logsumexp, queries < query_length)
 
 
-# Tiles of the forward kernel by (architecture, padded head dimension); see `benchmarks/attention_tune.py`.
-_HALF = {
-    (80, 64): Config(128, 64, 4, 3),
+# What `benchmarks/attention_tune.py` finds best among the tiles that spill no registers.
+FORWARD: Table = {
+    (80, 64): Config(128, 64, 8, 3),
     (80, 128): Config(128, 64, 8, 3),
-    (80, 256): Config(64, 32, 4, 2),
-    (90, 64): Config(128, 128, 8, 2),
-    (90, 128): Config(128, 128, 8, 2),
-    (90, 256): Config(128, 64, 8, 2),
+    (80, 256): Config(64, 64, 8, 2),
+    (90, 64): Config(128, 128, 8, 2, tma=True),
+    (90, 128): Config(128, 128, 8, 2, tma=True),
+    (90, 256): Config(128, 64, 8, 2, tma=True),
 }
-
-
-def forward_config(arch: int, dtype: torch.dtype, block_d: int, query_length: int) -> Config:
-    """The tiles for this head dimension; short sequences take small ones, fp32 holds half as much."""
-    if query_length <= 32:
-        return Config(16 if query_length <= 16 else 32, 32, 4, 2)
-    if dtype == torch.float32:
-        return Config(64, 32, 4, 2) if block_d <= 64 else Config(32, 32, 4, 2)
-    known = _HALF[90 if arch >= 90 else 80, max(64, block_d)]
-    return known._replace(tma=known.tma and arch >= 90)
 
 
 def launch_forward(
@@ -204,7 +159,7 @@ def forward_call(
     q, k, v = unit_stride(q), unit_stride(k), unit_stride(v)
     batch, heads, length, head_dim = q.shape
     block_d = padded(head_dim)
-    config = config or forward_config(architecture(q), q.dtype, block_d, length)
+    config = config or choose(FORWARD, q, k.shape[2])
     tma = config.tma and tma_ready(q, k, v)
     arguments = (
         tile_of(q, config.block_m, block_d, tma),
@@ -223,9 +178,9 @@ def forward_call(
         problem.window or 0,
     )
     tail = problem.causal or k.shape[2] % config.block_n != 0
-    constants = problem.constants | {"TAIL": tail, "AHEAD": config.ahead}
+    options = problem.constants | {"TAIL": tail} | config.options(q, tma)
     grid = (triton.cdiv(length, config.block_m), heads, batch)
-    return Call(_forward_kernel, grid, arguments, constants | config.options(q, tma))
+    return Call(_forward_kernel, grid, arguments, options)
 
 
 @torch.library.custom_op("flopwise::flash_forward", mutates_args=())
@@ -313,7 +268,8 @@ class FlashAttentionTriton(torch.autograd.Function):
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
         check(q, k, v, is_causal, None)
         scale = q.shape[-1] ** -0.5
-        output, logsumexp = flash_forward(with_heads(q), with_heads(k), with_heads(v), is_causal, None, scale)
+        found: tuple[Tensor, Tensor] = flash_forward(*(with_heads(x) for x in (q, k, v)), is_causal, None, scale)
+        output, logsumexp = found
         if q.dim() == 3:
             output, logsumexp = output.squeeze(1), logsumexp.squeeze(1)
         ctx.save_for_backward(q, k, v, output, logsumexp)
@@ -346,15 +302,19 @@ def flash_attention(
     check(q, k, v, causal, window, scale)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     if q.dim() == 4:
-        return flash_forward(q, k, v, causal, window, scale)[0]
-    return flash_forward(q.unsqueeze(1), k.unsqueeze(1), v.unsqueeze(1), causal, window, scale)[0].squeeze(1)
+        output: Tensor = flash_forward(q, k, v, causal, window, scale)[0]
+        return output
+    output = flash_forward(q.unsqueeze(1), k.unsqueeze(1), v.unsqueeze(1), causal, window, scale)[0]
+    return output.squeeze(1)
 
 
 def check(q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int | None, scale: float | None = None) -> None:
     """Say what the kernels cannot do, before they do it wrong."""
     shapes = f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
     if q.dim() not in (3, 4) or k.dim() != q.dim() or k.shape != v.shape or q.shape[0] != k.shape[0]:
-        raise Unsupported(f"flash attention of {shapes}", "q is [B, Hq, T, D] and k, v are [B, Hkv, Tk, D], or without H")
+        raise Unsupported(
+            f"flash attention of {shapes}", "q is [B, Hq, T, D] and k, v are [B, Hkv, Tk, D], or without H"
+        )
     if q.shape[-1] != k.shape[-1] or (q.dim() == 4 and q.shape[1] % max(1, k.shape[1])):
         raise Unsupported(f"flash attention of {shapes}", "one head dimension, and Hkv divides Hq")
     if not q.dtype == k.dtype == v.dtype:
@@ -363,12 +323,14 @@ def check(q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int | None, sca
         raise Unsupported(f"flash attention with window {window}, causal {causal}", "a window is causal and at least 1")
     if scale is not None and not scale > 0:
         raise Unsupported(f"flash attention with scale {scale}", "the scale is positive")
-    on_gpu = q.is_cuda
-    if on_gpu and q.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+    if q.is_cuda and q.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise Unsupported(f"flash attention in {q.dtype} on a GPU", "use bf16, fp16 or fp32")
-    if on_gpu and q.shape[-1] > MAX_HEAD_DIM:
-        raise Unsupported(f"flash attention with head dimension {q.shape[-1]}", f"at most {MAX_HEAD_DIM}")
+    largest = 128 if q.dtype == torch.float32 else 256  # what fits a block's registers
+    if q.is_cuda and q.shape[-1] > largest:
+        raise Unsupported(f"flash attention with head dimension {q.shape[-1]} in {q.dtype}", f"at most {largest}")
 
 
 def cases() -> Iterator[Case]:
-    yield from ()
+    """The kernels in the tiles they ship with."""
+    yield from shipped("flash forward", _forward_kernel, FORWARD)
+    yield from backward_cases()
