@@ -88,7 +88,9 @@ def test_values_and_gradients_are_those_of_the_definition(device, index, causal,
 @pytest.mark.parametrize("window", [None, 19])
 def test_every_walk_over_several_tiles(device, config, window):
     """Tiles before, on and after the diagonal, with and without copy-engine loads, tails on both axes, a group of 2."""
-    for tma, lengths in ((False, (52, 52)), (True, (41, 64))) if device == "cuda" else ((False, (36, 36)), (True, (33, 48))):
+    for tma, lengths in (
+        ((False, (52, 52)), (True, (41, 64))) if device == "cuda" else ((False, (36, 36)), (True, (33, 48)))
+    ):
         q, k, v, grad = draw((1, 2, 1, *lengths, 16), torch.float32, device)
         problem = Problem(True, window, 0.3)
         tiles = config._replace(tma=tma)
