@@ -297,8 +297,9 @@ def delta_call(saved: Saved, output: Tensor) -> Call:
 def dkdv_call(saved: Saved, dk: Tensor, dv: Tensor, problem: Problem, config: Config | None) -> Call:
     """The launch that writes dk and dv, not yet made."""
     q, k = saved.q, saved.k
-    config = config or choose(DKDV, q, k.shape[2])
-    tma = config.tma and tma_ready(saved.grad, q, k, saved.v)
+    aligned = tma_ready(saved.grad, q, k, saved.v)
+    config = config or choose(DKDV, q, k.shape[2], aligned)
+    tma = config.tma and aligned
     arguments = *saved.arguments(config.block_m, config.block_n, tma), dk, dv
     strides = *saved.strides(), *dk.stride()[:3], *dv.stride()[:3]
     tail = problem.window is not None or q.shape[2] % config.block_m != 0
@@ -310,8 +311,9 @@ def dkdv_call(saved: Saved, dk: Tensor, dv: Tensor, problem: Problem, config: Co
 def dq_call(saved: Saved, dq: Tensor, problem: Problem, config: Config | None) -> Call:
     """The launch that writes dq, not yet made."""
     q, k = saved.q, saved.k
-    config = config or choose(DQ, q, k.shape[2])
-    tma = config.tma and tma_ready(saved.grad, q, k, saved.v)
+    aligned = tma_ready(saved.grad, q, k, saved.v)
+    config = config or choose(DQ, q, k.shape[2], aligned)
+    tma = config.tma and aligned
     arguments = *saved.arguments(config.block_m, config.block_n, tma), dq
     tail = problem.causal or k.shape[2] % config.block_n != 0
     options = problem.constants | {"TAIL": tail} | config.options(q, tma)

@@ -145,19 +145,22 @@ class Call(NamedTuple):
 Table = dict[tuple[int, int], Config]  # by architecture (80, 90: it and later ones) and padded head dimension
 
 
-def choose(table: Table, q: Tensor, key_length: int) -> Config:
-    """The tiles for these tensors: short sequences take small ones, fp32 those whose products fit the registers."""
+def choose(table: Table, q: Tensor, key_length: int, aligned: bool = True) -> Config:
+    """The tiles for these tensors: short sequences take small ones, fp32 those whose products fit the registers.
+
+    Addresses of its own cost a kernel registers: where the copy engine cannot serve, the older chip's tiles fit.
+    """
     block_d = padded(q.shape[-1])
     if q.dtype == torch.float32:
         return EXACT[block_d]
     longest = max(q.shape[2], key_length)
     if longest <= 64 and block_d <= 128:
         return Config(16, 16, 4, 2) if longest <= 16 else Config(32, 32, 4, 2)
-    return table[90 if architecture(q) >= 90 else 80, max(64, block_d)]
+    return table[90 if aligned and architecture(q) >= 90 else 80, max(64, block_d)]
 
 
 # fp32 products without TF32 run on the ordinary cores, from registers: all three kernels take the same small tiles.
-EXACT = {16: Config(32, 32, 8, 2), 32: Config(32, 32, 8, 2), 64: Config(32, 32, 8, 2), 128: Config(16, 32, 8, 2)}
+EXACT = {16: Config(32, 32, 8, 2), 32: Config(32, 32, 8, 2), 64: Config(32, 32, 8, 2), 128: Config(16, 16, 8, 2)}
 
 
 class Problem(NamedTuple):

@@ -159,8 +159,9 @@ def forward_call(
     q, k, v = unit_stride(q), unit_stride(k), unit_stride(v)
     batch, heads, length, head_dim = q.shape
     block_d = padded(head_dim)
-    config = config or choose(FORWARD, q, k.shape[2])
-    tma = config.tma and tma_ready(q, k, v)
+    aligned = tma_ready(q, k, v)
+    config = config or choose(FORWARD, q, k.shape[2], aligned)
+    tma = config.tma and aligned
     arguments = (
         tile_of(q, config.block_m, block_d, tma),
         tile_of(k, config.block_n, block_d, tma),
