@@ -1,0 +1,255 @@
+"""What the attention kernels share: how a tile is loaded, which scores are seen, and how large the tiles are."""
+
+import functools
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from flopwise.kernels.resources import Case
+
+LOG2E = math.log2(math.e)  # the kernels take powers of two: exp(x) is 2^(x · log2 e), and the GPU has only 2^x
+
+
+@triton.jit
+def load_tile(
+    x, batch, head, start, stride_b, stride_h, stride_t, length,
+    D: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr, CHECKED: tl.constexpr, TMA: tl.constexpr,
+):  # fmt: skip
+    """Rows `start`… of one head, [ROWS, BLOCK_D]; past the last row or column there are zeros.
+
+    Not CHECKED: all rows are known to be inside. The copy engine (TMA) checks by itself, at no cost.
+    """
+    if TMA:
+        tile = x.load([batch, head, start, 0]).reshape(ROWS, BLOCK_D)
+    else:
+        rows = tl.arange(0, ROWS)
+        columns = tl.arange(0, BLOCK_D)
+        # 64 bits to the tile's corner, 32 within it
+        corner = x + tl.cast(batch, tl.int64) * stride_b + tl.cast(head, tl.int64) * stride_h
+        corner += tl.cast(start, tl.int64) * stride_t
+        pointers = corner + (rows[:, None] * stride_t + columns[None, :])
+        if CHECKED and D < BLOCK_D:
+            tile = tl.load(pointers, (start + rows < length)[:, None] & (columns < D)[None, :], other=0.0)
+        elif CHECKED:
+            tile = tl.load(pointers, (start + rows < length)[:, None], other=0.0)
+        elif D < BLOCK_D:
+            tile = tl.load(pointers, (columns < D)[None, :], other=0.0)
+        else:
+            tile = tl.load(pointers)
+    return tile
+
+
+@triton.jit
+def store_tile(
+    x, tile, batch, head, start, stride_b, stride_h, stride_t, length,
+    D: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Write a tile in x's dtype, without what lies outside."""
+    rows = tl.arange(0, ROWS)
+    columns = tl.arange(0, BLOCK_D)
+    corner = x + tl.cast(batch, tl.int64) * stride_b + tl.cast(head, tl.int64) * stride_h
+    corner += tl.cast(start, tl.int64) * stride_t
+    pointers = corner + (rows[:, None] * stride_t + columns[None, :])
+    inside = (start + rows < length)[:, None] & (columns < D)[None, :]
+    tl.store(pointers, tile.to(x.dtype.element_ty), inside)
+
+
+@triton.jit
+def dot(a, b, PRECISION: tl.constexpr, INTERPRET: tl.constexpr):
+    """a b with sums in fp32. The interpreter takes bf16 for integers, so there the operands are widened first."""
+    if INTERPRET:
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
+    return tl.dot(a, b, input_precision=PRECISION)
+
+
+@triton.jit
+def dot_add(a, b, total, PRECISION: tl.constexpr, INTERPRET: tl.constexpr):
+    """total + a b, accumulated in the matrix unit."""
+    if INTERPRET:
+        return total + tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
+    return tl.dot(a, b, total, input_precision=PRECISION)
+
+
+@triton.jit
+def seen(queries, keys, window, WINDOW: tl.constexpr):
+    """Which scores the causal mask leaves; queries and keys are broadcast against each other."""
+    counts = keys <= queries
+    if WINDOW:
+        counts &= keys > queries - window
+    return counts
+
+
+@triton.jit
+def key_ranges(
+    start, query_rows, key_length, window,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Where queries start … start + query_rows look: tiles of keys from `low`, all seen in [full_low, full_high), to `high`."""
+    high = key_length
+    full_high = key_length // BLOCK_N * BLOCK_N
+    if CAUSAL:
+        high = tl.minimum(high, start + query_rows)
+        full_high = tl.minimum(full_high, (start + 1) // BLOCK_N * BLOCK_N)
+    low = 0
+    full_low = 0
+    if WINDOW:
+        low = tl.minimum(tl.maximum(start - window + 1, 0) // BLOCK_N * BLOCK_N, full_high)
+        full_low = tl.maximum(start + query_rows - window, 0)
+        full_low = tl.minimum(tl.maximum(low, (full_low + BLOCK_N - 1) // BLOCK_N * BLOCK_N), full_high)
+    return low, full_low, full_high, high
+
+
+class Config(NamedTuple):
+    """How a kernel is cut: the tile is block_m queries by block_n keys."""
+
+    block_m: int
+    block_n: int
+    warps: int
+    stages: int
+    tma: bool = False  # Q, K, V and dO come by the copy engine (sm_90 on), where their layout allows
+
+    def options(self, q: Tensor, tma: bool) -> dict[str, Any]:
+        """The kernel's constants that follow from the tiles and the tensors, and the compiler's options."""
+        head_dim = q.shape[-1]
+        return {
+            "D": head_dim,
+            "BLOCK_D": padded(head_dim),
+            "BLOCK_M": self.block_m,
+            "BLOCK_N": self.block_n,
+            "TMA": tma,
+            "PRECISION": precision(q),
+            "INTERPRET": not q.is_cuda,
+            "num_warps": self.warps,
+            "num_stages": self.stages,
+        }
+
+
+class Call(NamedTuple):
+    """A launch that is not made yet: to launch, or only to compile (`kernel.warmup`)."""
+
+    kernel: Any
+    grid: tuple[int, int, int]
+    arguments: tuple[Any, ...]
+    options: dict[str, Any]
+
+    def launch(self) -> None:
+        self.kernel[self.grid](*self.arguments, **self.options)
+
+
+Table = dict[tuple[int, int], Config]  # by architecture (80, 90: it and later ones) and padded head dimension
+
+
+def choose(table: Table, q: Tensor, key_length: int, aligned: bool = True) -> Config:
+    """The tiles for these tensors: short sequences take small ones, fp32 those whose products fit the registers.
+
+    Addresses of its own cost a kernel registers: where the copy engine cannot serve, the older chip's tiles fit.
+    """
+    block_d = padded(q.shape[-1])
+    if q.dtype == torch.float32:
+        return EXACT[block_d]
+    longest = max(q.shape[2], key_length)
+    if longest <= 64 and block_d <= 128:
+        return Config(16, 16, 4, 2) if longest <= 16 else Config(32, 32, 4, 2)
+    return table[90 if aligned and architecture(q) >= 90 else 80, max(64, block_d)]
+
+
+# fp32 products without TF32 run on the ordinary cores, from registers: all three kernels take the same small tiles.
+EXACT = {16: Config(32, 32, 8, 2), 32: Config(32, 32, 8, 2), 64: Config(32, 32, 8, 2), 128: Config(16, 16, 8, 2)}
+
+
+class Problem(NamedTuple):
+    """What the kernels are told besides tensors."""
+
+    causal: bool
+    window: int | None
+    scale: float
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        return {"CAUSAL": self.causal, "WINDOW": self.window is not None}
+
+
+def padded(head_dim: int) -> int:
+    """Matrix units take powers of two from 16.
+
+    >>> padded(80), padded(8)
+    (128, 16)
+    """
+    return max(16, 1 << (head_dim - 1).bit_length())
+
+
+def precision(x: Tensor) -> str:
+    """fp32 inputs are multiplied in fp32, unless the user allows TF32 for matmuls."""
+    return "tf32" if x.dtype != torch.float32 or torch.backends.cuda.matmul.allow_tf32 else "ieee"
+
+
+@functools.cache
+def _capability(device: torch.device) -> int:
+    major, minor = torch.cuda.get_device_capability(device)
+    return major * 10 + minor
+
+
+def architecture(x: Tensor) -> int:
+    """80, 90, 100…; the interpreter runs as 80."""
+    return _capability(x.device) if x.is_cuda else 80
+
+
+def tma_ready(*tensors: Tensor) -> bool:
+    """The copy engine wants every address a multiple of 16 bytes."""
+    for x in tensors:
+        strides = x.stride()
+        width = x.element_size()
+        if x.data_ptr() % 16 or any(s <= 0 or s * width % 16 for s in strides[:-1]):
+            return False
+    return True
+
+
+def tile_of(x: Tensor, rows: int, block_d: int, tma: bool) -> Any:
+    """What the kernel's `load_tile` takes: the tensor, or its descriptor for the copy engine."""
+    return TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, rows, block_d]) if tma else x
+
+
+def unit_stride(x: Tensor) -> Tensor:
+    """The kernels read the head dimension in one piece; the other strides may be any."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def case(
+    name: str, kernel: Any, config: Config, dtype: str, head_dim: int, archs: tuple[int, ...], **extra: Any
+) -> Case:
+    """A kernel as it is shipped, causal, of a length that is a multiple of 16: what `resources` compiles."""
+    block_d = padded(head_dim)
+    constants = {
+        "D": head_dim, "BLOCK_D": block_d, "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "TMA": config.tma,
+        "CAUSAL": True, "WINDOW": False, "TAIL": True, "INTERPRET": False, "PRECISION": "tf32",
+        "group": 1, **extra,
+    }  # fmt: skip
+    constants = {key: value for key, value in constants.items() if key in kernel.arg_names}
+    rows = {"q_in": config.block_m, "g_in": config.block_m, "k_in": config.block_n, "v_in": config.block_n}
+    signature = {}
+    for argument in kernel.arg_names:
+        if argument in rows and config.tma:
+            signature[argument] = f"tensordesc<{dtype}[1, 1, {rows[argument]}, {block_d}]>"
+        elif argument in ("l_in", "d_in", "l_out", "d_out"):
+            signature[argument] = "*fp32"
+        elif argument.endswith(("_in", "_out")):
+            signature[argument] = f"*{dtype}"
+        else:
+            signature[argument] = "fp32" if argument == "scale" else "i32"
+    whole = tuple(a for a in signature if a.endswith(("_b", "_h", "_t", "_length")))
+    title = f"{name} {dtype} d{head_dim} {config.block_m}x{config.block_n}"
+    return Case(title, kernel, signature, constants, config.warps, config.stages, whole, archs)
+
+
+def shipped(name: str, kernel: Any, table: Table) -> Iterator[Case]:
+    """A kernel's bf16 table, and fp32."""
+    for (arch, head_dim), config in table.items():
+        yield case(name, kernel, config, "bf16", head_dim, (80,) if arch == 80 else (90, 100))
+    for head_dim in (64, 128):
+        yield case(name, kernel, EXACT[head_dim], "fp32", head_dim, (80, 90, 100), PRECISION="ieee")

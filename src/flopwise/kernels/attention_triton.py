@@ -1,0 +1,337 @@
+"""FlashAttention-2 in Triton: the forward kernel, the registered ops, and `flash_attention`.
+
+The formulas and the meaning of causal, window and grouped heads are those of `attention.py`; the backward kernels are in
+`attention_backward.py`. Each program keeps one tile of queries and walks over the tiles of keys it can see: first those
+seen whole, where nothing is masked and nothing checked, then those on the diagonal or at the end.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+from flopwise.errors import Unsupported
+from flopwise.kernels.attention import tiled_backward, tiled_forward, with_heads
+from flopwise.kernels.attention_backward import backward_cases, launch_backward
+from flopwise.kernels.attention_tiles import (
+    LOG2E,
+    Call,
+    Config,
+    Problem,
+    Table,
+    choose,
+    dot,
+    dot_add,
+    key_ranges,
+    load_tile,
+    padded,
+    seen,
+    shipped,
+    store_tile,
+    tile_of,
+    tma_ready,
+    unit_stride,
+)
+from flopwise.kernels.dispatch import runs_triton
+from flopwise.kernels.resources import Case
+
+_LN2 = tl.constexpr(1 / LOG2E)
+
+
+@triton.jit
+def _softmax_step(
+    scores, m, z, queries, start, key_length, scale, window,
+    BLOCK_N: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+):  # fmt: skip
+    """One tile's weights, and the running maximum and sum with it. `scale` includes log2 e; m is scaled."""
+    if MASKED:
+        keys = start + tl.arange(0, BLOCK_N)
+        counts = (keys < key_length)[None, :]
+        if CAUSAL:
+            counts &= seen(queries[:, None], keys[None, :], window, WINDOW)
+        scores = tl.where(counts, scores, float("-inf"))
+    new_m = tl.maximum(m, tl.max(scores, 1) * scale)
+    base = new_m
+    if MASKED:  # a query that has seen no key yet: −inf − −inf would be NaN
+        base = tl.where(new_m == float("-inf"), 0.0, new_m)
+    weights = tl.exp2(scores * scale - base[:, None])  # one multiply-add and one exponential per score
+    shrink = tl.exp2(m - base)
+    return weights, shrink, new_m, z * shrink + tl.sum(weights, 1)
+
+
+@triton.jit
+def _walk_keys(
+    total, m, z, q, k_in, v_in, batch, head, queries, low, high, key_length, scale, window,
+    k_b, k_h, k_t, v_b, v_h, v_t,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
+    WINDOW: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, INTERPRET: tl.constexpr,
+):  # fmt: skip
+    """Add the keys of [low, high) to the output of one tile of queries."""
+    for start in range(low, high, BLOCK_N):
+        k = load_tile(k_in, batch, head, start, k_b, k_h, k_t, key_length, D, BLOCK_N, BLOCK_D, MASKED, TMA)
+        scores = dot(q, k.T, PRECISION, INTERPRET)  # [BLOCK_M, BLOCK_N]
+        weights, shrink, m, z = _softmax_step(
+            scores, m, z, queries, start, key_length, scale, window, BLOCK_N, MASKED, CAUSAL, WINDOW
+        )
+        v = load_tile(v_in, batch, head, start, v_b, v_h, v_t, key_length, D, BLOCK_N, BLOCK_D, MASKED, TMA)
+        total = dot_add(weights.to(v.dtype), v, total * shrink[:, None], PRECISION, INTERPRET)
+    return total, m, z
+
+
+@triton.jit(do_not_specialize=["window"])
+def _forward_kernel(
+    q_in, k_in, v_in, o_out, l_out,
+    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t,
+    group, query_length, key_length, scale, window,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, TAIL: tl.constexpr, TMA: tl.constexpr,
+    PRECISION: tl.constexpr, INTERPRET: tl.constexpr,
+):  # fmt: skip
+    """O and L of one tile of queries of one head. Neighbouring programs share a head, and so its keys in the L2 cache."""
+    tile = tl.program_id(0)
+    if CAUSAL:  # the last queries see the most keys: they start first, so that no long program is left alone at the end
+        tile = tl.num_programs(0) - 1 - tile
+    head = tl.program_id(1)
+    batch = tl.program_id(2)
+    start = tile * BLOCK_M
+    queries = start + tl.arange(0, BLOCK_M)
+    q = load_tile(q_in, batch, head, start, q_b, q_h, q_t, query_length, D, BLOCK_M, BLOCK_D, True, TMA)
+    total = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    m = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    z = tl.zeros([BLOCK_M], tl.float32)
+    low, full_low, full_high, high = key_ranges(start, BLOCK_M, key_length, window, CAUSAL, WINDOW, BLOCK_N)
+    key_head = head // group
+    if WINDOW:
+        total, m, z = _walk_keys(
+            total, m, z, q, k_in, v_in, batch, key_head, queries, low, full_low, key_length, scale, window,
+            k_b, k_h, k_t, v_b, v_h, v_t, D, BLOCK_D, BLOCK_N, True, CAUSAL, WINDOW, TMA, PRECISION, INTERPRET,
+        )  # fmt: skip
+    total, m, z = _walk_keys(
+        total, m, z, q, k_in, v_in, batch, key_head, queries, full_low, full_high, key_length, scale, window,
+        k_b, k_h, k_t, v_b, v_h, v_t, D, BLOCK_D, BLOCK_N, False, CAUSAL, WINDOW, TMA, PRECISION, INTERPRET,
+    )  # fmt: skip
+    if TAIL:
+        total, m, z = _walk_keys(
+            total, m, z, q, k_in, v_in, batch, key_head, queries, full_high, high, key_length, scale, window,
+            k_b, k_h, k_t, v_b, v_h, v_t, D, BLOCK_D, BLOCK_N, True, CAUSAL, WINDOW, TMA, PRECISION, INTERPRET,
+        )  # fmt: skip
+    none = z == 0.0
+    total = total * (1.0 / tl.where(none, 1.0, z))[:, None]
+    store_tile(o_out, total, batch, head, start, o_b, o_h, o_t, query_length, D, BLOCK_M, BLOCK_D)
+    row = (tl.cast(batch, tl.int64) * tl.num_programs(1) + head) * query_length
+    logsumexp = tl.where(none, float("-inf"), (m + tl.log2(z)) * _LN2)
+    tl.store(l_out + row + queries, logsumexp, queries < query_length)
+
+
+# What `benchmarks/attention_tune.py` finds best among the tiles that spill no registers.
+FORWARD: Table = {
+    (80, 64): Config(128, 64, 8, 3),
+    (80, 128): Config(128, 64, 8, 3),
+    (80, 256): Config(64, 64, 8, 2),
+    (90, 64): Config(128, 128, 8, 2, tma=True),
+    (90, 128): Config(128, 128, 8, 2, tma=True),
+    (90, 256): Config(128, 64, 8, 2, tma=True),
+}
+
+
+def launch_forward(
+    q: Tensor, k: Tensor, v: Tensor, problem: Problem, config: Config | None = None
+) -> tuple[Tensor, Tensor]:
+    """O and L of [B, H, T, D] tensors; the caller has checked them."""
+    output = torch.empty_like(unit_stride(q))
+    logsumexp = q.new_empty(q.shape[:-1], dtype=torch.float32)
+    if not output.numel():
+        return output, logsumexp
+    if not k.shape[2]:
+        return output.zero_(), logsumexp.fill_(float("-inf"))
+    forward_call(q, k, v, output, logsumexp, problem, config).launch()
+    return output, logsumexp
+
+
+def forward_call(
+    q: Tensor, k: Tensor, v: Tensor, output: Tensor, logsumexp: Tensor, problem: Problem, config: Config | None
+) -> Call:
+    """The kernel's launch, not yet made."""
+    q, k, v = unit_stride(q), unit_stride(k), unit_stride(v)
+    batch, heads, length, head_dim = q.shape
+    block_d = padded(head_dim)
+    aligned = tma_ready(q, k, v)
+    config = config or choose(FORWARD, q, k.shape[2], aligned)
+    tma = config.tma and aligned
+    arguments = (
+        tile_of(q, config.block_m, block_d, tma),
+        tile_of(k, config.block_n, block_d, tma),
+        tile_of(v, config.block_n, block_d, tma),
+        output,
+        logsumexp,
+        *q.stride()[:3],
+        *k.stride()[:3],
+        *v.stride()[:3],
+        *output.stride()[:3],
+        heads // k.shape[1],
+        length,
+        k.shape[2],
+        problem.scale * LOG2E,
+        problem.window or 0,
+    )
+    tail = problem.causal or k.shape[2] % config.block_n != 0
+    options = problem.constants | {"TAIL": tail} | config.options(q, tma)
+    grid = (triton.cdiv(length, config.block_m), heads, batch)
+    return Call(_forward_kernel, grid, arguments, options)
+
+
+@torch.library.custom_op("flopwise::flash_forward", mutates_args=())
+def flash_forward(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int | None, scale: float
+) -> tuple[Tensor, Tensor]:
+    """O and L of [B, H, T, D] tensors."""
+    if runs_triton(q) and q.dtype != torch.float64:
+        return launch_forward(q, k, v, Problem(causal, window, scale))
+    return tiled_forward(unit_stride(q), k, v, causal, window, scale)
+
+
+@flash_forward.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int | None, scale: float) -> tuple[Tensor, Tensor]:
+    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    return torch.empty_like(unit_stride(q)), q.new_empty(q.shape[:-1], dtype=wide)
+
+
+@torch.library.custom_op("flopwise::flash_backward", mutates_args=())
+def flash_backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    output: Tensor,
+    logsumexp: Tensor,
+    causal: bool,
+    window: int | None,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dQ, dK and dV of [B, H, T, D] tensors."""
+    if runs_triton(q) and q.dtype != torch.float64:
+        return launch_backward(grad, q, k, v, output, logsumexp, Problem(causal, window, scale))
+    q, k, v = unit_stride(q), unit_stride(k), unit_stride(v)
+    found = tiled_backward(grad, q, k, v, output, logsumexp, causal, window, scale)
+    dq, dk, dv = (torch.empty_like(x).copy_(gradient) for x, gradient in zip((q, k, v), found, strict=True))
+    return dq, dk, dv
+
+
+@flash_backward.register_fake
+def _(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    output: Tensor,
+    logsumexp: Tensor,
+    causal: bool,
+    window: int | None,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(unit_stride(q)), torch.empty_like(unit_stride(k)), torch.empty_like(unit_stride(v))
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, *ctx.problem = inputs
+    ctx.save_for_backward(q, k, v, *output)
+    ctx.mark_non_differentiable(output[1])
+
+
+def _send_back(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    return *flash_backward(grad, *ctx.saved_tensors, *ctx.problem), None, None, None
+
+
+flash_forward.register_autograd(_send_back, setup_context=_keep)
+
+
+@register_flop_formula(torch.ops.flopwise.flash_forward)
+def _forward_flops(q_shape: Any, k_shape: Any, *_: Any, **__: Any) -> int:
+    """Two matmuls over the whole square of scores, as PyTorch counts its own SDPA; a causal kernel does half of it."""
+    batch, heads, length, head_dim = q_shape
+    return int(4 * batch * heads * length * k_shape[2] * head_dim)
+
+
+@register_flop_formula(torch.ops.flopwise.flash_backward)
+def _backward_flops(_grad: Any, q_shape: Any, k_shape: Any, *_: Any, **__: Any) -> int:
+    """Five matmuls, as PyTorch counts: the second computation of the scores is no work of the model's."""
+    return _forward_flops(q_shape, k_shape) * 5 // 2
+
+
+class FlashAttentionTriton(torch.autograd.Function):
+    """FlashAttentionTriton.apply(q, k, v, is_causal=False): as `attention.FlashAttention`, by the kernels."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
+        check(q, k, v, is_causal, None)
+        scale = q.shape[-1] ** -0.5
+        found: tuple[Tensor, Tensor] = flash_forward(*(with_heads(x) for x in (q, k, v)), is_causal, None, scale)
+        output, logsumexp = found
+        if q.dim() == 3:
+            output, logsumexp = output.squeeze(1), logsumexp.squeeze(1)
+        ctx.save_for_backward(q, k, v, output, logsumexp)
+        ctx.is_causal = is_causal
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, output, logsumexp = ctx.saved_tensors
+        tensors = [with_heads(x) for x in (grads[0], q, k, v, output)]
+        heads = logsumexp.unsqueeze(1) if q.dim() == 3 else logsumexp
+        found = flash_backward(*tensors, heads, ctx.is_causal, None, q.shape[-1] ** -0.5)
+        return *(x.squeeze(1) if q.dim() == 3 else x for x in found), None
+
+
+def flash_attention(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, window: int | None = None, scale: float | None = None
+) -> Tensor:
+    """softmax(scale · q kᵀ) v without the scores in memory; scale is 1/√D unless given.
+
+    q [B, Hq, T, D], k and v [B, Hkv, Tk, D], or all without heads; fp32, bf16 or fp16 on a GPU, in any strides. Under
+    autocast it runs in autocast's dtype, as SDPA does. `window` keeps of the causal keys the last `window`.
+
+    >>> q, k = torch.randn(2, 4, 7, 16), torch.randn(2, 2, 7, 16)
+    >>> flash_attention(q, k, k, causal=True).shape
+    torch.Size([2, 4, 7, 16])
+    """
+    if torch.is_autocast_enabled(q.device.type) and q.dtype != torch.float64:
+        q, k, v = (x.to(torch.get_autocast_dtype(q.device.type)) for x in (q, k, v))
+    check(q, k, v, causal, window, scale)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    if q.dim() == 4:
+        output: Tensor = flash_forward(q, k, v, causal, window, scale)[0]
+        return output
+    output = flash_forward(q.unsqueeze(1), k.unsqueeze(1), v.unsqueeze(1), causal, window, scale)[0]
+    return output.squeeze(1)
+
+
+def check(q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int | None, scale: float | None = None) -> None:
+    """Say what the kernels cannot do, before they do it wrong."""
+    shapes = f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
+    if q.dim() not in (3, 4) or k.dim() != q.dim() or k.shape != v.shape or q.shape[0] != k.shape[0]:
+        raise Unsupported(
+            f"flash attention of {shapes}", "q is [B, Hq, T, D] and k, v are [B, Hkv, Tk, D], or without H"
+        )
+    if q.shape[-1] != k.shape[-1] or (q.dim() == 4 and q.shape[1] % max(1, k.shape[1])):
+        raise Unsupported(f"flash attention of {shapes}", "one head dimension, and Hkv divides Hq")
+    if not q.dtype == k.dtype == v.dtype:
+        raise Unsupported(f"flash attention of {q.dtype}, {k.dtype} and {v.dtype}", "give q, k and v one dtype")
+    if window is not None and (not causal or window < 1):
+        raise Unsupported(f"flash attention with window {window}, causal {causal}", "a window is causal and at least 1")
+    if scale is not None and not scale > 0:
+        raise Unsupported(f"flash attention with scale {scale}", "the scale is positive")
+    if q.is_cuda and q.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        raise Unsupported(f"flash attention in {q.dtype} on a GPU", "use bf16, fp16 or fp32")
+    largest = 128 if q.dtype == torch.float32 else 256  # what fits a block's registers
+    if q.is_cuda and q.shape[-1] > largest:
+        raise Unsupported(f"flash attention with head dimension {q.shape[-1]} in {q.dtype}", f"at most {largest}")
+
+
+def cases() -> Iterator[Case]:
+    """The kernels in the tiles they ship with."""
+    yield from shipped("flash forward", _forward_kernel, FORWARD)
+    yield from backward_cases()
