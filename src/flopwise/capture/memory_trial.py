@@ -85,9 +85,7 @@ class _Session:
         self._say = memory_cuda.say if self.on_gpu and memory_cuda.can_say() else None
         self.recorder = Recorder(self.names, stacks=request.stacks != "off" and not self.on_gpu, say=self._say)
         self.started = False
-        self._there: tuple[
-            int, ...
-        ] = ()  # the storages that are alive when counting begins: others' addresses are not theirs
+        self._there: tuple[int, ...] = ()  # storages alive when counting begins: only they own their addresses then
         self._taken: dict[str, Any] = {}  # a GPU's snapshot, once it is taken
 
     @contextmanager
