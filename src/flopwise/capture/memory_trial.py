@@ -85,6 +85,7 @@ class _Session:
         self._say = memory_cuda.say if self.on_gpu and memory_cuda.can_say() else None
         self.recorder = Recorder(self.names, stacks=request.stacks != "off" and not self.on_gpu, say=self._say)
         self.started = False
+        self._there: tuple[int, ...] = ()  # storages alive when counting begins: only they own their addresses then
         self._taken: dict[str, Any] = {}  # a GPU's snapshot, once it is taken
 
     @contextmanager
@@ -113,6 +114,7 @@ class _Session:
     def start(self) -> None:
         """From here on it counts."""
         self.started = True
+        self._there = self.recorder.living()
         if self.on_gpu:
             synchronise(self.device)
             memory_cuda.start(self.request.stacks)
@@ -163,8 +165,10 @@ class _Session:
         if not self.watched:
             return known_parameters(self.names)
         recorder = self.recorder
-        made = {n for section in recorded for kind, n in section.events if kind == ALLOC}
-        there = {n: a for n, a in recorder.address.items() if n not in made and a}
+        # Until counting begins, the GPU's history goes back to the building.
+        sections = recorded if self.started else recorder.tape.sections()
+        made = {n for section in sections for kind, n in section.events if kind == ALLOC}
+        there = {n: a for n in self._there if (a := recorder.address.get(n))}
         index = self.device.index or 0
         trace = raw["device_traces"][index] if index < len(raw["device_traces"]) else []
         tensors = {n: (recorder.tape.storages[n].op, recorder.address[n]) for n in made if n in recorder.address}

@@ -46,6 +46,10 @@ class Recorder(Tracker):
         said = dict.fromkeys(f"{op.module}: {op.op}" if op.module else op.op for op in ops)
         return ", ".join(list(said)[:_MOST_SAVERS])
 
+    def living(self) -> tuple[int, ...]:
+        """The storages that are there now."""
+        return tuple(number for number, _ in self._live.values())
+
     def frames(self, numbers: list[int]) -> dict[int, list[dict[str, Any]]]:
         """The stacks that made these storages, innermost frame first, as a snapshot has them."""
         there = [n for n in numbers if n in self._tracebacks]

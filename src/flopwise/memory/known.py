@@ -37,11 +37,14 @@ class Told:
     def owners(self, guessed: npt.NDArray[np.int64], device: DeviceHistory) -> npt.NDArray[np.int64]:
         """Owners that are known, and the guess for the rest.
 
-        If every op was watched, what is no tensor is either a kernel's own, within its op, or was there before: the
-        libraries' workspaces.
+        If every op was watched, what is no tensor is a kernel's own while its op runs; what outlives the op, or was there
+        before, is a library's workspace.
         """
         found = guessed.copy()
         start = device.allocations["start"].to_numpy()
+        ends = np.minimum(device.allocations["end"].to_numpy(), device.events - 1)
+        at_end = device.event_hints[ends] if device.events else ends
+        within_op = at_end == device.allocations["hint"].to_numpy()  # the op was still running when it was freed
         numbers = {owner: i for i, owner in enumerate(OWNERS)}
         for row, tensor in enumerate(self.tensors):
             if tensor is not None:
@@ -49,7 +52,7 @@ class Told:
             elif self.knowledge.watched and start[row] == BEFORE:
                 found[row] = numbers[WORKSPACE]
             elif self.knowledge.watched and self._hints[row].startswith(OP):
-                found[row] = numbers[TEMPORARY]
+                found[row] = numbers[TEMPORARY if within_op[row] else WORKSPACE]
         return found
 
     def word(self, number: int) -> str:

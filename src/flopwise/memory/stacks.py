@@ -14,6 +14,8 @@ _FOREIGN_FILE = re.compile(
     r"|/lib/python3[^/]*/(?!site-packages|dist-packages)|^<|^\?\?|^$|^none$|\.(c|cc|cpp|cu|cuh|h|hpp|so)(\.\d+)*$"
     r"|runpy\.py$|importlib|(^|/)flopwise/capture/(dry/|memory_|worker|trials|ranges|isolate|build|user_step|step\.py)",
 )
+_WATCHER = re.compile(r"(^|/)flopwise/capture/(dry/|memory_)")  # sees every op, also on the thread of autograd's engine
+AUTOGRAD = "autograd"
 _WIDTH = 160  # of a stack as it is shown
 _CPP_NAME = re.compile(r"::|^_?Py[A-Z]\w*_|^c10|^at_|^__libc|^_start$|^clone3?$")
 
@@ -84,12 +86,18 @@ def is_users(frame: Frame) -> bool:
 def short(stack: Sequence[Frame], most: int = 3) -> str:
     """The user's own frames, innermost first; without any, the innermost that has a name.
 
+    Where only the watcher of a step stands on the stack, nobody's Python called: that is the thread of autograd's engine.
+
     >>> frames = [Frame("/x/torch/nn/functional.py", 9, "linear"), Frame("/me/gpt.py", 31, "forward"),
     ...           Frame("/me/train.py", 12, "step")]
     >>> short(frames)
     'gpt.py:31 forward < train.py:12 step'
+    >>> short([Frame("/x/torch/_ops.py", 865, "__call__"), Frame("/x/flopwise/capture/dry/tracker.py", 9, "_record")])
+    'autograd'
     """
     chosen = [frame for frame in stack if is_users(frame)][:most]
+    if not chosen and any(_WATCHER.search(frame.file) for frame in stack):
+        return AUTOGRAD
     chosen = chosen or [frame for frame in stack if frame.name and not frame.name.startswith("??")][:1]
     return one_line(" < ".join(_said(frame) for frame in chosen), _WIDTH)
 

@@ -73,6 +73,8 @@ def memory_chart(rows: Sequence[Mapping[str, Any]], owners: Sequence[str], unit:
     alt = _altair()
     name, size = _byte_unit(max(row["reserved"] for row in rows))
     rows = [{key: v / size if key in owners or key == "reserved" else v for key, v in row.items()} for row in rows]
+    spans = _phase_spans(rows)
+    rows = _highest_of_each_instant(rows, owners)
     known = [owner for owner in _OWNER_COLOURS if owner in owners]
     across = alt.X("at:Q", title=None).scale(domain=[rows[0]["at"], max(rows[-1]["at"], rows[0]["at"] + 1)], nice=False)
     upwards = alt.Y("bytes:Q", title=f"allocated, {name}").stack("zero")
@@ -89,7 +91,7 @@ def memory_chart(rows: Sequence[Mapping[str, Any]], owners: Sequence[str], unit:
     line = alt.Chart(alt.Data(values=[{"at": row["at"], "reserved": row["reserved"]} for row in rows]))
     line = line.mark_line(interpolate="step-after", color="#444444", strokeWidth=1, strokeDash=[4, 2])
     reserved = line.encode(x=across, y=alt.Y("reserved:Q"))
-    strip = alt.Chart(alt.Data(values=_phase_spans(rows))).mark_rect()
+    strip = alt.Chart(alt.Data(values=spans)).mark_rect()
     strip = strip.encode(
         x=across.title(f"time, {unit}" if unit == "ms" else unit),
         x2="until:Q",
@@ -104,6 +106,20 @@ def memory_chart(rows: Sequence[Mapping[str, Any]], owners: Sequence[str], unit:
 
 def _byte_unit(largest: int) -> tuple[str, int]:
     return next(((name, 2**power) for name, power in (("GiB", 30), ("MiB", 20)) if largest >= 2**power), ("KiB", 2**10))
+
+
+def _highest_of_each_instant(rows: Sequence[Mapping[str, Any]], owners: Sequence[str]) -> list[Mapping[str, Any]]:
+    """Moments of one and the same time would be stacked upon each other; the highest of them is drawn.
+
+    >>> _highest_of_each_instant([{"at": 0, "a": 1}, {"at": 0, "a": 3}, {"at": 0, "a": 2}, {"at": 1, "a": 1}], ["a"])
+    [{'at': 0, 'a': 3}, {'at': 1, 'a': 1}]
+    """
+    highest: dict[float, Mapping[str, Any]] = {}
+    for row in rows:
+        other = highest.get(row["at"])
+        if other is None or sum(row[owner] for owner in owners) > sum(other[owner] for owner in owners):
+            highest[row["at"]] = row
+    return list(highest.values())
 
 
 def _phase_spans(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -43,13 +43,17 @@ def capture(
     root: Path,
     command: str,
     progress: Progress,
+    worker: Worker | None = None,
 ) -> StoredRun:
-    """Run the workload in a process of its own, record its memory, predict it, and keep all of it."""
+    """Run the workload in a process of its own, record its memory, predict it, and keep all of it.
+
+    `worker`: one that is there already, for whoever records many workloads; it stays open.
+    """
     fields.whole("steps", steps, 1, MOST_STEPS)
     fields.one_of("stacks", record, STACKS)
     trial = Trial(workload=workload, sampling=Sampling(timeout_s=timeout), device=device, group="memory")
     with contextlib.ExitStack() as stack:
-        worker = stack.enter_context(Worker())
+        worker = worker or stack.enter_context(Worker())
         there = worker.look(device)  # no such device: say so before there is a run
         run = stack.enter_context(Run.create(root, "memory", workload.target, command, [trial]))
         path = run.memory_path(f"{trial.key()}.pickle").resolve()

@@ -1,0 +1,197 @@
+"""Tables and charts of what course_memory.py has stored; torch for the dry runs, no GPU."""
+
+import argparse
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from flopwise import units
+from flopwise.capture.isolate import Worker
+from flopwise.memory.answers import Line
+from flopwise.memory.timeline import thinned
+from flopwise.spec.gpu import gpu as gpu_named
+from flopwise.spec.model import ModelSpec
+from flopwise.spec.workload import Workload
+from flopwise.store import StoredRun
+from flopwise.verbs.dry_step import architecture_of
+from flopwise.verbs.forecast import closed_form
+from flopwise.verbs.memory_run import stored_report
+
+MOMENTS = 120  # of a timeline that is drawn: a page has a dozen of them
+NEAR = 1.05  # as fast as the fastest: within 5 %
+DRY_S = 600.0  # a dry run of a nested step has every block
+
+
+def draw(given: argparse.Namespace, timelines: Mapping[str, Workload], checkpoints: Mapping[str, Workload]) -> None:
+    """Charts into the folder of images, tables into OUT/answers.md; both sorts of cases by name."""
+    given.images.mkdir(parents=True, exist_ok=True)
+    parts = []
+    cases = {n: given.out / f"{n}.json" for n in timelines}
+    found = {n: json.loads(path.read_text()) for n, path in cases.items() if path.exists()}
+    if found:
+        parts += [timeline_table(found), largest_table(found)]
+        for name, case in found.items():
+            draw_timeline(given.out / "runs" / case["run"], given.images / f"memory-{name}.svg")
+    path = given.out / "checkpoint.json"
+    if path.exists():
+        stored = json.loads(path.read_text())
+        rows = predicted(stored["rows"], checkpoints, given.gpu)
+        path.write_text(json.dumps(stored, indent=1) + "\n")
+        for precision in dict.fromkeys(row["precision"] for row in rows):
+            gradients = gradients_bytes(checkpoints[f"{precision} off"])
+            parts.append(checkpoint_table(precision, [r for r in rows if r["precision"] == precision], gradients))
+        parts += stored["failed"]
+        if all(row["peak_bytes"] for row in rows):
+            draw_checkpoints(rows, given.images / "memory-checkpoint.svg")
+    (given.out / "answers.md").write_text("\n\n".join(parts) + "\n")
+    print("\n\n".join(parts))
+
+
+def table(columns: str, rows: list[tuple[object, ...]]) -> str:
+    """Markdown; a column whose name begins with '<' is text."""
+    names = columns.split(" | ")
+    rule = "|".join("---" if name.startswith("<") else "---:" for name in names)
+    lines = [f"| {' | '.join(name.lstrip('<') for name in names)} |", f"|{rule}|"]
+    return "\n".join([*lines, *(f"| {' | '.join(map(str, row))} |" for row in rows)])
+
+
+def size(count: int | None) -> str:
+    return "–" if count is None else units.size(count)
+
+
+def timeline_table(found: dict[str, dict[str, Any]]) -> str:
+    rows: list[tuple[object, ...]] = []
+    for name, case in sorted(found.items(), key=lambda one: _order(one[0])):
+        _, context, phase, precision = name.rsplit("-", 3)
+        errors = {one["source"]: f"{100 * one['error']:+.3f} %" for one in case["predictions"]}
+        kept = size(case["kept_bytes"]) if phase == "train" else "–"
+        told = [errors.get(source, "–") for source in ("dry run", "closed form")]
+        rows.append((phase, precision, context[1:], size(case["peak_bytes"]), case["peak_phase"], kept, *told))
+    columns = "<phase | <precision | context | peak | <where | kept for backward | dry run off by | closed form off by"
+    return table(columns, rows)
+
+
+def _order(name: str) -> tuple[object, ...]:
+    _, context, phase, precision = name.rsplit("-", 3)
+    return phase, precision == "bf16", int(context[1:])
+
+
+def largest_table(found: dict[str, dict[str, Any]]) -> str:
+    rows: list[tuple[object, ...]] = []
+    for name, case in sorted(found.items(), key=lambda one: _order(one[0])):
+        one, sizes = case["largest"], {t["name"]: t for t in case["named"]}
+        shape = "×".join(map(str, one["shape"]))
+        what = f"{size(one['bytes'])} × {one['count']}"
+        residual, square = (sizes.get(n) for n in ("residual stream", "attention N × N matrix"))
+        stack = f"`{one['stack']}`" if one["stack"] else ""
+        origin = ", ".join(filter(None, (" ".join(filter(None, (one["op"], one["module"]))), stack)))
+        named = [size(t["bytes"]) if t else "–" for t in (residual, square)]
+        rows.append((name.partition("-")[2], what, one["owner"], f"{shape} {one['dtype']}", origin, *named))
+    return table("<case | largest | <owner | <shape | <made by | residual tensor | N × N matrix", rows)
+
+
+def draw_timeline(run: Path, path: Path) -> None:
+    """The timeline of a stored run, thinned: a picture in a page needs no more."""
+    from flopwise.render.charts import save
+    from flopwise.render.memory_view import timeline_chart
+
+    report = stored_report(StoredRun.load(run))
+    first = msgspec.structs.replace(report.devices[0], timeline=shortened(report.devices[0].timeline))
+    save(timeline_chart(msgspec.structs.replace(report, devices=(first,))), path)
+
+
+def shortened(line: Line) -> Line:
+    phases = {name: number for number, name in enumerate(dict.fromkeys(line.phase))}
+    totals = np.array(list(line.owners.values()), dtype=np.int64).sum(axis=0)
+    kept = thinned(totals, MOMENTS, np.array([phases[name] for name in line.phase])).tolist()
+    return Line(
+        event=tuple(line.event[i] for i in kept),
+        time_us=tuple(line.time_us[i] for i in kept) if line.time_us is not None else None,
+        phase=tuple(line.phase[i] for i in kept),
+        reserved_bytes=tuple(line.reserved_bytes[i] for i in kept),
+        owners={owner: tuple(values[i] for i in kept) for owner, values in line.owners.items()},
+    )
+
+
+def predicted(rows: list[dict[str, Any]], cases: Mapping[str, Workload], gpu_name: str) -> list[dict[str, Any]]:
+    """The rows with the dry run's and the closed form's peaks, where they have none yet."""
+    gpu = gpu_named(gpu_name)
+    with Worker() as worker:
+        for row in rows:
+            case = cases[f"{row['precision']} {row['strategy']}"]
+            if "dry_run_bytes" not in row:
+                row["dry_run_bytes"] = worker.dry_run(case, architecture_of(gpu), DRY_S).peak_bytes
+                closed = closed_form(case, gpu)
+                row["closed_form_bytes"] = closed.peak.total_bytes if closed else None
+    return rows
+
+
+def gradients_bytes(case: Workload) -> int:
+    """Of weights kept in fp32, as fp32 and bf16 autocast do."""
+    return 4 * case.subject.parameters() if isinstance(case.subject, ModelSpec) else 0
+
+
+def checkpoint_table(precision: str, rows: list[dict[str, Any]], gradients: int) -> str:
+    base = next((row["step_ms"] for row in rows if row["strategy"] == "off"), 0.0)
+    lines: list[tuple[object, ...]] = []
+    for row in rows:
+        less, peak = row["kept_less_gradients_bytes"], row["peak_bytes"]
+        error = f"{100 * (row['dry_run_bytes'] / peak - 1):+.3f} %" if peak else "–"
+        lines.append(
+            (
+                row["strategy"],
+                f"{row['step_ms']:.0f} ms",
+                f"{row['step_ms'] / base:.2f}" if base else "–",
+                size(None if less is None else less + gradients),
+                size(peak),
+                row["peak_phase"] or "–",
+                size(row["dry_run_bytes"]),
+                error,
+                size(row["closed_form_bytes"]),
+            )
+        )
+    columns = (
+        f"<{precision}, checkpoint | step | × off | kept after forward | peak | <where | dry run | off by | closed form"
+    )
+    return "\n\n".join([table(columns, lines), *best(rows)])
+
+
+def best(rows: list[dict[str, Any]]) -> list[str]:
+    """The strategies that the rules name; of equal peaks the fastest."""
+    known = [row for row in rows if row["peak_bytes"]]
+    some = [row for row in known if row["strategy"] != "off"]
+    if not some:
+        return []
+    lowest = min(known, key=lambda row: (row["peak_bytes"], row["step_ms"]))
+    fastest = min(row["step_ms"] for row in some)
+    near = min((r for r in some if r["step_ms"] <= NEAR * fastest), key=lambda r: (r["peak_bytes"], r["step_ms"]))
+    return [
+        f"Lowest peak: {_told(lowest)}. "
+        f"Lowest peak within {NEAR - 1:.0%} of the fastest that checkpoints ({fastest:.0f} ms): {_told(near)}."
+    ]
+
+
+def _told(row: dict[str, Any]) -> str:
+    return f"{row['strategy']}, {size(row['peak_bytes'])} at {row['step_ms']:.0f} ms"
+
+
+def draw_checkpoints(rows: list[dict[str, Any]], path: Path) -> None:
+    """Time across, peak upwards: what lies lower left is better."""
+    import altair
+
+    from flopwise.render.charts import COLOURS, save
+
+    alt: Any = altair
+    values = [{**row, "peak": row["peak_bytes"] / 2**30} for row in rows]
+    base = alt.Chart(alt.Data(values=values)).encode(
+        x=alt.X("step_ms:Q", title="step, ms").scale(zero=False),
+        y=alt.Y("peak:Q", title="peak allocated, GiB").scale(zero=False),
+        color=alt.Color("precision:N").scale(range=list(COLOURS)),
+    )
+    names = base.mark_text(dx=9, align="left").encode(text="strategy:N")
+    title = "checkpoint every N blocks, nested, or off: time against peak, measured"
+    save((base.mark_circle(size=60) + names).properties(width=640, height=380, title=title), path)
