@@ -9,6 +9,9 @@ import msgspec
 SPECIFIED, MEASURED = "specified", "measured"
 STRIDED = "elementwise, strided"  # broadcast or transposed inputs
 
+# A class of kernels has a curve of its own where it is known to run otherwise; a name without one is cut from the right.
+STRIDES, INDICES, FUSED, HALF = ", strided", ", with indices", ", fused", ", half"
+
 
 class Curve(msgspec.Struct, frozen=True, kw_only=True):
     """Nanoseconds a kernel takes by its amount of work (bytes or FLOPs): between the points a power law.
@@ -46,12 +49,20 @@ class Tile(msgspec.Struct, frozen=True, kw_only=True):
     flops_per_s: float  # of one multiprocessor that works on it
 
 
+class Near(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """A product that was measured, and the logarithm of its time over the tile model's."""
+
+    shape: tuple[int, int, int, int]  # batch, M, N, K
+    miss: float
+
+
 class Matmul(msgspec.Struct, frozen=True, kw_only=True):
     """How fast products of one precision go: tiles over multiprocessors, in waves; the library picks the best tile."""
 
     peak_flops: float  # per second, of the whole chip
     tiles: tuple[Tile, ...]
     join_ns: float  # adding up the parts of a product that was split along its inner dimension
+    near: tuple[Near, ...] = ()  # what the tiles do not explain: a library has kernels that are better, and worse
 
 
 class HostCost(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,6 +88,8 @@ class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
     host: dict[str, HostCost]  # by phase; 'forward' is there always
     latency_ns: float  # from the launch call's return to the kernel's start
     graph_gap_ns: float  # what a kernel takes more in a CUDA graph than in a stream; below zero: less
+    switch_ns: float = 0.0  # between two kernels of a stream that are not the same
+    backward_start_ns: float = 0.0  # the host's, from the call of backward to its first operation
     compiled_call_ns: float = 0.0  # the host's, before a compiled graph launches its first kernel
     versions: dict[str, str] = {}  # of driver, torch, … where measured
 
@@ -96,9 +109,11 @@ class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
             if needed not in table:
                 raise ValueError(f"{name} needs '{needed}'")
 
-    def curve(self, kind: str, strided: bool = False) -> Curve:
-        """The curve of a class of kernels; `strided`: it cannot load neighbours together."""
-        return self.memory.get(kind if not strided or kind != "elementwise" else STRIDED) or self.memory["elementwise"]
+    def curve(self, name: str) -> Curve:
+        """The curve of a class of kernels: 'elementwise, strided, half', or what is nearest to it."""
+        while name not in self.memory:
+            name = name.rpartition(", ")[0] or "elementwise"
+        return self.memory[name]
 
     def host_cost(self, phase: str) -> HostCost:
         """What launching an operation of a phase costs."""

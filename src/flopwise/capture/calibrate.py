@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from functools import partial
 from statistics import median
 
 import torch
@@ -12,6 +13,7 @@ from flopwise.capture.dry_run import dry_run
 from flopwise.capture.probes import Run, Stopwatch, probe_attention, probe_matmul, probe_memory
 from flopwise.capture.step import Step, captured
 from flopwise.ceilings import Probe
+from flopwise.cost.step import account_step
 from flopwise.records import STEP, Ran
 from flopwise.spec.workload import Workload, workload
 from flopwise.work import OPTIMIZER
@@ -19,7 +21,10 @@ from flopwise.work import OPTIMIZER
 Shapes = tuple[tuple[int, int, int, int], ...]
 
 # Rows of activations by the widths that models have, all three ways round that a linear layer's passes need.
-_WIDTHS = ((768, 768), (768, 3072), (1280, 5120), (2560, 2560), (4096, 4096), (4096, 14336), (2048, 50304))
+_WIDTHS = (
+    (768, 768), (768, 3072), (1024, 4096), (1280, 5120), (1600, 1600), (1600, 6400), (2560, 2560), (2560, 10240),
+    (4096, 4096), (4096, 14336), (2048, 50304),
+)  # fmt: skip
 _ROWS = (512, 2048, 8192)
 GPU_MATMULS: Shapes = tuple(
     shape
@@ -61,8 +66,8 @@ def probes(device: torch.device) -> Iterator[Probe]:
 def how_many(device: torch.device) -> int:
     """How many probes there will be."""
     if device.type == "cuda":
-        return 9 + 9 * 18 + 2 * 3 * len(GPU_ATTENTIONS) + 4 * len(GPU_MATMULS)
-    return 9 * 8 + 2 * len(CPU_ATTENTIONS) + len(CPU_MATMULS)
+        return 11 + 20 * 18 + 2 * 3 * len(GPU_ATTENTIONS) + 4 * len(GPU_MATMULS)
+    return 12 * 8 + 2 * len(CPU_ATTENTIONS) + len(CPU_MATMULS)
 
 
 def probe_launches(device: torch.device) -> Iterator[Probe]:
@@ -85,12 +90,21 @@ def probe_launches(device: torch.device) -> Iterator[Probe]:
         for _ in range(_REPEATS):
             x.add_(1)
 
+    y = torch.rand(64, 64, device=device)
+    both = partial(torch.mul, y, 2.0, out=y), partial(torch.softmax, y, -1)
+    alternating_ns = Stopwatch(device).ns(lambda: [run() for run in both])
+    yield Probe(what="switch", ns=max(0.0, alternating_ns - sum(Stopwatch(device).ns(run) for run in both)) / 2)
     replay = captured(Step(phases={STEP: many}, ran=lambda: Ran(device=str(device))), device).phases[STEP]
     yield Probe(what="graph gap", ns=Stopwatch(device).ns(replay) / _REPEATS - kernel_ns)
 
 
 def probe_host(device: torch.device) -> Iterator[Probe]:
     """What the host takes to launch an operation, phase by phase: a model too small for anything else to matter."""
+    x = torch.rand(8, device=device, requires_grad=True)
+    y = x.sin()
+    gradient = torch.ones_like(y)
+    start_ns = _host_ns(lambda: torch.autograd.grad(y, x, gradient, retain_graph=True)) - _host_ns(gradient.sin)
+    yield Probe(what="host:start", ns=max(0.0, start_ns))
     for optimizer, phases in (("adamw-loop", ("forward", "backward", "optimizer")), ("foreach", ("lists",))):
         chosen = workload("tiny", batch=1, context=16, phase="train", precision="bf16", optimizer=optimizer)
         launch_ns, counts = _launch_ns(chosen, device), _counts(chosen)
@@ -118,7 +132,9 @@ def _counts(chosen: Workload) -> dict[str, tuple[int, ...]]:
             count = counts["forward" if op.phase == "loss" else op.phase]
             count[0 if op.kernels else 1] += 1
             count[2] += max(0, op.kernels - 1)
-            count[3] += len(op.reads) if op.kind == OPTIMIZER else 0
+    for op in account_step(chosen, None).ops:
+        if op.phase == "optimizer" and op.kind == OPTIMIZER:
+            counts["optimizer"][3] += len(op.reads)
     return {phase: tuple(count) for phase, count in counts.items()}
 
 

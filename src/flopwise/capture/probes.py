@@ -8,7 +8,7 @@ from statistics import median
 import torch
 import torch.nn.functional as F
 
-from flopwise.ceilings import STRIDED, Probe
+from flopwise.ceilings import FUSED, HALF, INDICES, STRIDED, STRIDES, Probe
 from flopwise.lm.precision import apply_fp32_matmul
 from flopwise.spec.recipe import Recipe
 from flopwise.work import COPY, ELEMENTWISE, INDEX, MEMORY, NORMALISATION, OPTIMIZER, REDUCTION, SOFTMAX
@@ -63,44 +63,57 @@ def _queue_ns(run: Run, repeats: int) -> float:
     return (time.perf_counter_ns() - begun) / repeats
 
 
-def memory_runs(device: torch.device, n_bytes: int) -> dict[str, tuple[Run, int]]:
+def memory_runs(device: torch.device, n_bytes: int, half: bool = False) -> dict[str, tuple[Run, int]]:
     """By class of kernels: an operation on tensors that together have about `n_bytes`, and the bytes it moves."""
-    rows = max(1, n_bytes // (2 * 4 * WIDTH))
-    x = torch.rand(rows, WIDTH, device=device)
-    y = torch.empty_like(x)
+    dtype = torch.bfloat16 if half else torch.float32
+    rows = max(1, n_bytes // (2 * dtype.itemsize * WIDTH))
+    x = torch.rand(rows, WIDTH, device=device, dtype=dtype)
+    y, other = torch.empty_like(x), torch.empty_like(x, dtype=torch.float32 if half else torch.bfloat16)
     both = 2 * x.nbytes
-    column, gain = torch.rand(rows, 1, device=device), torch.rand(WIDTH, device=device)
+    column, gain = (torch.rand(*shape, device=device, dtype=dtype) for shape in ((rows, 1), (WIDTH,)))
     turned = x.view(rows, WIDTH // 64, 64).transpose(0, 1)
     index = torch.randint(rows, (rows,), device=device)
-    sums = torch.empty(rows, device=device)
-    return {
+    sums = torch.empty(rows, device=device, dtype=dtype)
+    runs: dict[str, tuple[Run, int]] = {
         ELEMENTWISE: (lambda: torch.mul(x, 2.0, out=y), both),
         STRIDED: (lambda: torch.mul(x, column, out=y), both),
         REDUCTION: (lambda: torch.sum(x, -1, out=sums), x.nbytes),
+        REDUCTION + INDICES: (lambda: x.max(-1), x.nbytes),
         SOFTMAX: (lambda: torch.softmax(x, -1), both),
         NORMALISATION: (lambda: F.layer_norm(x, (WIDTH,), gain), both),
-        COPY: (lambda: turned.contiguous(), both),
+        COPY: (lambda: other.copy_(x), x.nbytes + other.nbytes),
+        COPY + STRIDES: (lambda: turned.contiguous(), both),
         INDEX: (lambda: F.embedding(index, x), both),
-        MEMORY: (lambda: y.zero_(), y.nbytes),
     }
+    if half:
+        return {f"{name}{HALF}": run for name, run in runs.items()}
+    return runs | {MEMORY: (lambda: y.zero_(), y.nbytes)}
 
 
-def optimizer_run(device: torch.device, n_bytes: int) -> tuple[Run, int]:
-    """Fused AdamW over tensors whose reads and writes are about `n_bytes`: four reads and three writes of every number."""
+def optimizer_runs(device: torch.device, n_bytes: int) -> dict[str, tuple[Run, int]]:
+    """Eight tensors updated: by AdamW in one kernel (four reads, three writes), and by one operation over the list."""
     each = max(1024, n_bytes // (7 * 4 * 8))
     weights = [torch.rand(each, device=device, requires_grad=True) for _ in range(8)]
     for weight in weights:
         weight.grad = torch.rand_like(weight)
     stepper = torch.optim.AdamW(weights, fused=True)
-    return stepper.step, 7 * sum(weight.nbytes for weight in weights)
+    rows = [torch.rand(max(1024, n_bytes // (3 * 4 * 8)), device=device) for _ in range(8)]
+    others = [torch.rand_like(row) for row in rows]
+    moved = sum(weight.nbytes for weight in weights), sum(row.nbytes for row in rows)
+    return {
+        OPTIMIZER + FUSED: (stepper.step, 7 * moved[0]),
+        OPTIMIZER: (lambda: torch._foreach_add_(rows, others), 3 * moved[1]),
+    }
 
 
 def probe_memory(watch: Stopwatch, sizes: tuple[int, ...]) -> Iterator[Probe]:
     """Every class of kernels that is bound by memory, at every size."""
     for size in sizes:
-        runs = memory_runs(watch.device, size) | {OPTIMIZER: optimizer_run(watch.device, size)}
-        for kind, (run, moved) in runs.items():
-            yield Probe(what=kind, amount=float(moved), ns=watch.ns(run))
+        for runs in (memory_runs(watch.device, size), optimizer_runs(watch.device, size)) + (
+            (memory_runs(watch.device, size, half=True),) if watch.device.type == "cuda" else ()
+        ):
+            for kind, (run, moved) in runs.items():
+                yield Probe(what=kind, amount=float(moved), ns=watch.ns(run))
 
 
 def probe_matmul(

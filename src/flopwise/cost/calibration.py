@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from flopwise.ceilings import MEASURED, Ceilings, Curve, HostCost, Matmul, Probe, Tile
+from flopwise.ceilings import MEASURED, Ceilings, Curve, HostCost, Matmul, Near, Probe, Tile
 from flopwise.cost.roofline import NARROW, SPLITS, WIDE
 from flopwise.errors import FlopwiseError
 from flopwise.work import ELEMENTWISE
@@ -40,13 +40,19 @@ def ceilings(
         how=MEASURED,
         processors=processors,
         bandwidth_bytes_per_s=_bandwidth(by_what[ELEMENTWISE, ""]),
-        matmul={dtype: matmul(some, processors) for (what, dtype), some in by_what.items() if what == "matmul"},
+        matmul={
+            dtype: matmul(some, processors, memory[ELEMENTWISE])
+            for (what, dtype), some in by_what.items()
+            if what == "matmul"
+        },
         memory=memory,
         attention=_attention("attention", by_what),
         attention_backward=_attention("attention backward", by_what),
         host=_host(probes) if asynchronous else {"forward": HostCost(op_ns=0.0, view_ns=0.0, kernel_ns=0.0)},
         latency_ns=one.get("latency", 0.0),
         graph_gap_ns=one.get("graph gap", 0.0),
+        switch_ns=one.get("switch", 0.0),
+        backward_start_ns=one.get("host:start", 0.0),
         compiled_call_ns=one.get("host:compiled", 0.0),
         versions=versions,
     )
@@ -118,19 +124,21 @@ def tiles(best: float, half_area: float, start_ns: float, start_ns_per_area: flo
     )
 
 
-def matmul(probes: Sequence[Probe], processors: int) -> Matmul:
+def matmul(probes: Sequence[Probe], processors: int, moving: Curve | None = None) -> Matmul:
     """The tile model that is nearest to the measured products, in the mean square of the logarithm of their ratio.
 
-    Descent along one number at a time: those of `tiles`, and the cost of joining a split.
+    Descent along one number at a time: those of `tiles`, and the cost of joining a split. A product that takes as long
+    as `moving` its bytes says nothing of tiles.
     """
     shapes = np.array([probe.shape for probe in probes], dtype=float)
     measured = np.log([probe.ns for probe in probes])
     seen = max(probe.amount / probe.ns for probe in probes) * 1e9
     waves, work = _waves_and_work(shapes, processors)
+    least = np.array([moving.at(_bytes(probe)) if moving else 0.0 for probe in probes])
     guess = np.array([seen / processors, 2000.0, 1500.0, 0.05, 3000.0])
 
     def error(numbers: Floats) -> float:
-        return float(np.mean((np.log(_times(waves, work, numbers)) - measured) ** 2))
+        return float(np.mean((np.log(np.maximum(least, _times(waves, work, numbers))) - measured) ** 2))
 
     now = error(guess)
     for _ in range(_ROUNDS):
@@ -144,7 +152,18 @@ def matmul(probes: Sequence[Probe], processors: int) -> Matmul:
         if now > before * (1 - 1e-3):
             break
     best, half_area, start_ns, start_ns_per_area, join_ns = map(float, guess)
-    return Matmul(peak_flops=seen, tiles=tiles(best, half_area, start_ns, start_ns_per_area), join_ns=join_ns)
+    explained = np.log(np.maximum(least, _times(waves, work, guess)))
+    near = tuple(
+        Near(shape=(s[0], s[1], s[2], s[3]), miss=float(miss))
+        for s, miss in zip((probe.shape for probe in probes), measured - explained, strict=True)
+    )
+    made = tiles(best, half_area, start_ns, start_ns_per_area)
+    return Matmul(peak_flops=seen, tiles=made, join_ns=join_ns, near=near)
+
+
+def _bytes(probe: Probe) -> float:
+    batch, m, n, k = probe.shape
+    return float(batch * (m * k + k * n + m * n) * (4 if probe.dtype in ("fp32", "tf32") else 2))
 
 
 def _rates_and_starts(best: float, half_area: float, start_ns: float, per_area: float) -> tuple[Floats, Floats]:

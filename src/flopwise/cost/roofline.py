@@ -10,12 +10,17 @@ from collections.abc import Container, Iterable, Sequence
 
 import msgspec
 
-from flopwise.ceilings import Ceilings, Curve, Matmul
-from flopwise.work import ATTENTION, MATMUL, OPTIMIZER, OpWork
+from flopwise.ceilings import FUSED, HALF, INDICES, STRIDES, Ceilings, Curve, Matmul, Near
+from flopwise.work import ATTENTION, COPY, ELEMENTWISE, MATMUL, OPTIMIZER, REDUCTION, OpWork
 
 COMPUTE, BANDWIDTH, LAUNCH = "compute", "bandwidth", "launch"
 SPLITS = (1, 2, 4, 8, 16)  # a product with few tiles and a long inner dimension is split along it
 NARROW, WIDE = 64, ", wide heads"  # up to so many numbers a head; the name of the curves for more
+NEAR_WIDTH, NEAR_PRIOR, NEAR_ENOUGH = (
+    1.2,
+    0.1,
+    10.0,
+)  # of shapes in powers of two: halved the error of products left out
 NEAR = 0.9  # a GPU busy for less than this share of the step waits for its launches
 
 
@@ -76,14 +81,48 @@ def matmul_ns(batch: int, m: int, n: int, k: int, limits: Matmul, processors: in
         for split in SPLITS
         for waves in (math.ceil(batch * split * math.ceil(m / tile.m) * math.ceil(n / tile.n) / processors),)
     ]
-    return min(times)
+    return min(times) * math.exp(_miss((batch, m, n, k), limits.near))
 
 
-def op_time(op: OpWork, ceilings: Ceilings) -> OpTime:
-    """What an operation takes on the GPU: the longer of computing and moving."""
+def _miss(shape: tuple[int, int, int, int], near: tuple[Near, ...]) -> float:
+    """The mean of the misses of measured products, each the less the further its shape is; far from all of them, none."""
+    here = [math.log2(max(1, side)) for side in shape]
+    pulls = total = 0.0
+    for one in near:
+        far = sum((math.log2(side) - at) ** 2 for side, at in zip(one.shape, here, strict=True))
+        if far < NEAR_ENOUGH:
+            weight = math.exp(-far / NEAR_WIDTH**2)
+            pulls, total = pulls + weight * one.miss, total + weight
+    return pulls / (total + NEAR_PRIOR)
+
+
+def curve_name(op: OpWork) -> str:
+    """The class of an operation's kernels, and what makes them unlike others of it.
+
+    >>> curve_name(OpWork(op="mul", module="", phase="forward", kind=ELEMENTWISE, dtype="bf16", strided=True))
+    'elementwise, strided, half'
+    """
+    name = op.kind
+    if op.kind in (ELEMENTWISE, COPY) and (op.strided or op.broadcasts or op.op in _MOVERS):
+        name += STRIDES
+    elif op.kind == REDUCTION and op.op in _FINDERS:
+        name += INDICES
+    elif op.kind == OPTIMIZER and "fused" in op.op:
+        name += FUSED
+    return name + HALF if op.dtype in ("bf16", "fp16") else name
+
+
+def op_time(op: OpWork, ceilings: Ceilings, *, graph: bool = False) -> OpTime:
+    """What an operation takes on the GPU: the longer of computing and moving, and the change from the kernel before."""
+    found = _alone(op, ceilings)
+    change_ns = op.kernels * (ceilings.graph_gap_ns if graph else ceilings.switch_ns)
+    return OpTime(ns=max(found.ns / 4, found.ns + change_ns), bound=found.bound)  # a graph's gap may be below zero
+
+
+def _alone(op: OpWork, ceilings: Ceilings) -> OpTime:
     if not op.kernels:
         return OpTime(ns=0.0, bound=BANDWIDTH)
-    curve = ceilings.curve(op.kind, op.strided or op.broadcasts)
+    curve = ceilings.curve(curve_name(op))
     moving = curve.at((op.read_bytes + op.write_bytes) / op.kernels) * op.kernels
     computing = 0.0
     if op.kind in (MATMUL, ATTENTION) and op.flops:
@@ -104,6 +143,10 @@ def _attention_curve(op: OpWork, ceilings: Ceilings) -> Curve:
     return (curves.get(f"{op.dtype}{WIDE}") if wide else None) or curves.get(op.dtype) or curves["fp32"]
 
 
+_FINDERS = ("max", "min", "argmax", "argmin", "sort", "topk")  # reductions that remember where
+_MOVERS = ("copy", "clone", "contiguous", "cat", "permute")  # copies that are made because the order changes
+
+
 class _Queues:
     """The two clocks, in nanoseconds since the step began."""
 
@@ -113,7 +156,7 @@ class _Queues:
 
     def run(self, op: OpWork, ns: float) -> None:
         if self.graph:
-            self.gpu_ns += max(ns / 4, ns + self.ceilings.graph_gap_ns * op.kernels)  # whatever the gap, some time
+            self.gpu_ns += ns
             return
         self.host_ns += host_ns(op, self.ceilings)
         if op.kernels:
@@ -141,12 +184,12 @@ def predict(
     `graph`: it is replayed as one CUDA graph, so that the CPU has no part in it. `compiled`: the phases that are one
     call of a compiled graph each, which costs the CPU something before the first kernel.
     """
-    times = [op_time(op, ceilings) for op in ops]
+    times = [op_time(op, ceilings, graph=graph) for op in ops]
     queues, moved = _Queues(ceilings, graph), dict[str, float]()
     for op, time in zip(ops, times, strict=True):
         before = queues.end_ns
-        if op.phase in compiled and op.phase not in moved:
-            queues.host_ns += ceilings.compiled_call_ns
+        if op.phase not in moved:
+            queues.host_ns += _start_ns(op.phase, ceilings, compiled)
         queues.run(op, time.ns)
         moved[op.phase] = moved.get(op.phase, 0.0) + queues.end_ns - before
     phases = [
@@ -157,7 +200,7 @@ def predict(
             host_ns=0.0
             if graph
             else math.fsum(host_ns(op, ceilings) for op in ops if op.phase == phase)
-            + ceilings.compiled_call_ns * (phase in compiled),
+            + _start_ns(phase, ceilings, compiled),
             kernels=sum(op.kernels for op in ops if op.phase == phase),
         )
         for phase, wall_ns in moved.items()
@@ -175,6 +218,11 @@ def predict(
         gpu_ns_by_kind=_sums((op.kind, time.ns) for op, time in zip(ops, times, strict=True)),
         gpu_ns_by_bound=by_bound,
     )
+
+
+def _start_ns(phase: str, ceilings: Ceilings, compiled: Container[str]) -> float:
+    """What the host does once, before the first operation of a phase."""
+    return ceilings.compiled_call_ns * (phase in compiled) + ceilings.backward_start_ns * (phase == "backward")
 
 
 def _sums(parts: Iterable[tuple[str, float]]) -> dict[str, float]:
