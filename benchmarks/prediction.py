@@ -95,10 +95,24 @@ def step_times(points: Sequence[Point]) -> Table:
         Column("bound", "bound by", right=False),
         Column("how", "ceilings", right=False),
     )
+    groups = (
+        ("step time", "error", rows),
+        (
+            "step time where the GPU was busy for 90 % of it",
+            "error",
+            [r for r in rows if r["gpu_ns"] > 0.9 * r["wall_ns"]],
+        ),
+        (
+            "step time where the GPU waited for launches",
+            "error",
+            [r for r in rows if r["gpu_ns"] <= 0.9 * r["wall_ns"]],
+        ),
+        ("GPU time, where it was held until all was queued", "gpu_error", [r for r in rows if r["held"]]),
+    )
     notes = [
-        f"{len(rows)} steps: {title} median error {units.percent(statistics.median(errors))}, worst {units.percent(max(errors))}"
-        for title, key in (("step time", "error"), ("GPU time", "gpu_error"))
-        for errors in ([abs(row[key]) for row in rows],)
+        f"{title}, {len(some)} steps: median error {units.percent(statistics.median(errors))}, worst {units.percent(max(errors))}"
+        for title, key, some in groups
+        if (errors := [abs(row[key]) for row in some])
     ]
     return Table(title="step time", columns=columns, rows=tuple(rows), notes=tuple(notes))
 
@@ -114,7 +128,7 @@ def _time_row(point: Point) -> dict[str, Any] | None:
     return {
         "workload": w.label(), "wall_ns": wall_ns, "predicted_ns": told.wall_ns, "error": told.wall_ns / wall_ns - 1,
         "gpu_ns": gpu_ns, "predicted_gpu_ns": told.gpu_ns, "gpu_error": told.gpu_ns / gpu_ns - 1, "bound": told.bound,
-        "how": told.how,
+        "how": told.how, "held": bool(times.gpu_held) and all(times.gpu_held),
     }  # fmt: skip
 
 

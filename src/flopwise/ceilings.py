@@ -85,10 +85,12 @@ class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
     memory: dict[str, Curve]  # bytes -> ns by class of kernel; 'elementwise' and STRIDED are there always
     attention: dict[str, Curve]  # FLOPs -> ns of fused attention, by precision
     attention_backward: dict[str, Curve]
-    host: dict[str, HostCost]  # by phase; 'forward' is there always
+    host: dict[
+        str, HostCost
+    ]  # by phase, and of 'inference', a forward pass without autograd; 'forward' is there always
     latency_ns: float  # from the launch call's return to the kernel's start
     graph_gap_ns: float  # what a kernel takes more in a CUDA graph than in a stream; below zero: less
-    switch_ns: float = 0.0  # between two kernels of a stream that are not the same
+    switch_ns: float = 0.0  # what a matmul between other kernels takes more than one among matmuls
     backward_start_ns: float = 0.0  # the host's, from the call of backward to its first operation
     compiled_call_ns: float = 0.0  # the host's, before a compiled graph launches its first kernel
     versions: dict[str, str] = {}  # of driver, torch, … where measured

@@ -66,7 +66,7 @@ def probes(device: torch.device) -> Iterator[Probe]:
 def how_many(device: torch.device) -> int:
     """How many probes there will be."""
     if device.type == "cuda":
-        return 11 + 20 * 18 + 2 * 3 * len(GPU_ATTENTIONS) + 4 * len(GPU_MATMULS)
+        return 12 + 20 * 18 + 2 * 3 * len(GPU_ATTENTIONS) + 4 * len(GPU_MATMULS)
     return 12 * 8 + 2 * len(CPU_ATTENTIONS) + len(CPU_MATMULS)
 
 
@@ -90,10 +90,10 @@ def probe_launches(device: torch.device) -> Iterator[Probe]:
         for _ in range(_REPEATS):
             x.add_(1)
 
-    y = torch.rand(64, 64, device=device)
-    both = partial(torch.mul, y, 2.0, out=y), partial(torch.softmax, y, -1)
+    y = torch.rand(256, 256, device=device, dtype=torch.bfloat16)
+    both = partial(torch.mul, y, 2.0, out=torch.empty_like(y)), partial(torch.matmul, y, y)
     alternating_ns = Stopwatch(device).ns(lambda: [run() for run in both])
-    yield Probe(what="switch", ns=max(0.0, alternating_ns - sum(Stopwatch(device).ns(run) for run in both)) / 2)
+    yield Probe(what="switch", ns=max(0.0, alternating_ns - sum(Stopwatch(device).ns(run) for run in both)))
     replay = captured(Step(phases={STEP: many}, ran=lambda: Ran(device=str(device))), device).phases[STEP]
     yield Probe(what="graph gap", ns=Stopwatch(device).ns(replay) / _REPEATS - kernel_ns)
 
@@ -105,12 +105,15 @@ def probe_host(device: torch.device) -> Iterator[Probe]:
     gradient = torch.ones_like(y)
     start_ns = _host_ns(lambda: torch.autograd.grad(y, x, gradient, retain_graph=True)) - _host_ns(gradient.sin)
     yield Probe(what="host:start", ns=max(0.0, start_ns))
-    for optimizer, phases in (("adamw-loop", ("forward", "backward", "optimizer")), ("foreach", ("lists",))):
-        chosen = workload("tiny", batch=1, context=16, phase="train", precision="bf16", optimizer=optimizer)
+    tiny = partial(workload, "tiny", batch=1, context=16, precision="bf16")
+    for chosen, named in (
+        (tiny(phase="train", optimizer="adamw-loop"), {p: p for p in ("forward", "backward", "optimizer")}),
+        (tiny(phase="train", optimizer="foreach"), {"lists": "optimizer"}),
+        (tiny(phase="forward"), {"inference": "forward"}),
+    ):
         launch_ns, counts = _launch_ns(chosen, device), _counts(chosen)
-        for phase in phases:
-            found = "optimizer" if phase == "lists" else phase
-            yield Probe(what=f"host:{phase}", shape=counts[found], ns=launch_ns[found])
+        for name, phase in named.items():
+            yield Probe(what=f"host:{name}", shape=counts[phase], ns=launch_ns[phase])
 
 
 def probe_compiled(device: torch.device) -> Iterator[Probe]:
@@ -141,9 +144,8 @@ def _counts(chosen: Workload) -> dict[str, tuple[int, ...]]:
 def _launch_ns(chosen: Workload, device: torch.device) -> dict[str, float]:
     clock = CudaClock(build_step(chosen, device).phases, device, flush_l2=False)
     samples = [clock.sample() for _ in range(_HOST_SAMPLES)][_HOST_SAMPLES // 4 :]
-    launch_ns = {
-        phase: float(median(s[phase].launch_ns or 0 for s in samples)) for phase in samples[0] if phase != STEP
-    }
+    launch_ns = {phase: float(median(s[phase].launch_ns or 0 for s in samples)) for phase in samples[0]}
+    launch_ns.setdefault("forward", launch_ns[STEP])  # of a step that has no other phase
     launch_ns["forward"] += launch_ns.pop("loss", 0.0)
     return launch_ns
 

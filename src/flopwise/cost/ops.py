@@ -239,9 +239,15 @@ def masked_fill(t: Tape, x: Tensor, mask: Tensor) -> Tensor:
     saved = t.save(mask) if t.wants(x) else None
 
     def backward(t: Tape, grad: Tensor, saved: Sequence[Tensor]) -> Gradients:
-        return (pointwise(t, "masked_fill", grad, saved[0], dtype=grad.dtype),)
+        return (_filled(t, grad, saved[0]),)
 
-    return t.connect(pointwise(t, "masked_fill", x, mask, dtype=x.dtype), (x,), backward, saved)
+    return t.connect(_filled(t, x, mask), (x,), backward, saved)
+
+
+def _filled(t: Tape, x: Tensor, mask: Tensor) -> Tensor:
+    return t.run(
+        "masked_fill", ELEMENTWISE, (x, mask), x.shape, x.dtype, kernels=2
+    )  # a copy, then the filling in place
 
 
 # --- matmuls

@@ -109,13 +109,17 @@ def curve_name(op: OpWork) -> str:
         name += INDICES
     elif op.kind == OPTIMIZER and "fused" in op.op:
         name += FUSED
+    if op.kind == COPY and op.read_bytes != op.write_bytes:
+        return (
+            name + HALF if op.read_bytes < op.write_bytes else name
+        )  # a cast: by what it reads, not what it computes in
     return name + HALF if op.dtype in ("bf16", "fp16") else name
 
 
 def op_time(op: OpWork, ceilings: Ceilings, *, graph: bool = False) -> OpTime:
     """What an operation takes on the GPU: the longer of computing and moving, and the change from the kernel before."""
     found = _alone(op, ceilings)
-    change_ns = op.kernels * (ceilings.graph_gap_ns if graph else ceilings.switch_ns)
+    change_ns = op.kernels * ceilings.graph_gap_ns if graph else ceilings.switch_ns * (op.kind in (MATMUL, ATTENTION))
     return OpTime(ns=max(found.ns / 4, found.ns + change_ns), bound=found.bound)  # a graph's gap may be below zero
 
 
@@ -123,7 +127,12 @@ def _alone(op: OpWork, ceilings: Ceilings) -> OpTime:
     if not op.kernels:
         return OpTime(ns=0.0, bound=BANDWIDTH)
     curve = ceilings.curve(curve_name(op))
-    moving = curve.at((op.read_bytes + op.write_bytes) / op.kernels) * op.kernels
+    moved, kernels = op.read_bytes + op.write_bytes, op.kernels
+    if op.kind == OPTIMIZER or op.op in _COPY_FIRST:
+        kernels = 1  # lists of tensors were measured whole, in as many launches as they take
+    moving = curve.at(moved / kernels) * kernels
+    if op.op in _COPY_FIRST:
+        moving += ceilings.curve(COPY).at(2 * op.write_bytes)
     computing = 0.0
     if op.kind in (MATMUL, ATTENTION) and op.flops:
         if op.kind == MATMUL:
@@ -144,21 +153,22 @@ def _attention_curve(op: OpWork, ceilings: Ceilings) -> Curve:
 
 
 _FINDERS = ("max", "min", "argmax", "argmin", "sort", "topk")  # reductions that remember where
+_COPY_FIRST = ("masked_fill", "index_put", "index_add")  # then they change the copy in place
 _MOVERS = ("copy", "clone", "contiguous", "cat", "permute")  # copies that are made because the order changes
 
 
 class _Queues:
     """The two clocks, in nanoseconds since the step began."""
 
-    def __init__(self, ceilings: Ceilings, graph: bool) -> None:
-        self.ceilings, self.graph = ceilings, graph
+    def __init__(self, ceilings: Ceilings, graph: bool, inference: bool) -> None:
+        self.ceilings, self.graph, self.inference = ceilings, graph, inference
         self.host_ns = self.gpu_ns = 0.0
 
     def run(self, op: OpWork, ns: float) -> None:
         if self.graph:
             self.gpu_ns += ns
             return
-        self.host_ns += host_ns(op, self.ceilings)
+        self.host_ns += host_ns(op, self.ceilings, self.inference)
         if op.kernels:
             self.gpu_ns = max(self.gpu_ns, self.host_ns + self.ceilings.latency_ns) + ns
 
@@ -167,9 +177,9 @@ class _Queues:
         return max(self.host_ns, self.gpu_ns)
 
 
-def host_ns(op: OpWork, ceilings: Ceilings) -> float:
-    """What the CPU spends on an operation."""
-    cost = ceilings.host_cost(op.phase)
+def host_ns(op: OpWork, ceilings: Ceilings, inference: bool = False) -> float:
+    """What the CPU spends on an operation; for inference it records nothing for a backward pass."""
+    cost = ceilings.host_cost("inference" if inference and op.phase == "forward" else op.phase)
     if not op.kernels:
         return cost.view_ns
     listed = len(op.reads) if op.kind == OPTIMIZER else 0
@@ -185,7 +195,8 @@ def predict(
     call of a compiled graph each, which costs the CPU something before the first kernel.
     """
     times = [op_time(op, ceilings, graph=graph) for op in ops]
-    queues, moved = _Queues(ceilings, graph), dict[str, float]()
+    inference = all(op.phase == "forward" for op in ops)
+    queues, moved = _Queues(ceilings, graph, inference), dict[str, float]()
     for op, time in zip(ops, times, strict=True):
         before = queues.end_ns
         if op.phase not in moved:
@@ -199,7 +210,7 @@ def predict(
             gpu_ns=math.fsum(time.ns for op, time in zip(ops, times, strict=True) if op.phase == phase),
             host_ns=0.0
             if graph
-            else math.fsum(host_ns(op, ceilings) for op in ops if op.phase == phase)
+            else math.fsum(host_ns(op, ceilings, inference) for op in ops if op.phase == phase)
             + _start_ns(phase, ceilings, compiled),
             kernels=sum(op.kernels for op in ops if op.phase == phase),
         )
