@@ -37,10 +37,10 @@ def explain(
         return explain_trace(trace, point)
     timed = timings if isinstance(timings, StoredRun) else StoredRun.load(find(timings, runs_root(runs)))
     chosen, notes = timing_of(timed, point)
-    found = explain_trace(trace, chosen)
     gpu = chosen.environment.gpu.name if chosen.environment and chosen.environment.gpu else ""
-    if gpu and found.gpu and gpu != found.gpu:
-        notes += (f"another GPU than the trace's {found.gpu}",)
+    if gpu and trace.gpu and gpu != trace.gpu:
+        notes += (f"another GPU than the trace's {trace.gpu}",)
+    found = explain_trace(trace, chosen, same=not notes)
     where = f"run {timed.header.id}: {chosen.trial.workload.label()} on {gpu or device_of(chosen)}"
     return msgspec.structs.replace(found, timings="; ".join((where, *notes)))
 
