@@ -110,7 +110,7 @@ def explain(given: argparse.Namespace) -> None:
     kineto, nsys = found[KINETO], found[SUFFIX]
     measured = sorted(timed.values(), key=lambda one: _order(one.name))
     tables = [*question_tables(kineto), agreement(kineto, nsys), overhead(measured)]
-    head = f"{_captured(measured)}\n\nCells are size by context. Kineto's traces, unless they say otherwise.\n"
+    head = f"{_captured(measured)}{given.note and f' {given.note}.'}\n\nCells are size by context. Kineto's traces, unless they say otherwise.\n"
     (given.out / "answers.md").write_text("\n".join([head, *(markdown(table) for table in tables)]))
     (given.out / "answers.csv").write_text(csv_text(per_trace(kineto, nsys)))
     if given.chart:
@@ -150,6 +150,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.0, help="the budget for timing each untraced step")
     parser.add_argument("--budget", type=float, default=1e9, help="seconds after which no further trace is begun")
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--note", default="", help="what else the head of answers.md is to say")
     parser.add_argument("--chart", type=Path, help="draw the shares by class over context (.svg, .png)")
     given = parser.parse_args()
     if given.capture:
