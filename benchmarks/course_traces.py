@@ -110,7 +110,8 @@ def explain(given: argparse.Namespace) -> None:
     kineto, nsys = found[KINETO], found[SUFFIX]
     measured = sorted(timed.values(), key=lambda one: _order(one.name))
     tables = [*question_tables(kineto), agreement(kineto, nsys), overhead(measured)]
-    head = f"{_captured(measured)}{given.note and f' {given.note}.'}\n\nCells are size by context. Kineto's traces, unless they say otherwise.\n"
+    head = f"{_captured(measured)} {given.note}".rstrip()
+    head += "\n\nCells are size by context. Kineto's traces, unless they say otherwise.\n"
     (given.out / "answers.md").write_text("\n".join([head, *(markdown(table) for table in tables)]))
     (given.out / "answers.csv").write_text(csv_text(per_trace(kineto, nsys)))
     if given.chart:
