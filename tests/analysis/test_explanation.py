@@ -9,7 +9,9 @@ import pytest
 from flopwise.analysis.explanation import explain_trace
 from flopwise.analysis.shares import parts
 from flopwise.errors import FlopwiseError
+from flopwise.records import PhaseTimes, Point
 from flopwise.render.explain_view import explanation_view, explanations_view
+from flopwise.spec.workload import Sampling, Trial, workload
 from flopwise.trace import tables
 from flopwise.trace.attribute import attribute
 from flopwise.trace.phases import phase_of_range
@@ -207,6 +209,58 @@ def test_the_verdict_names_the_largest_cause():
     assert found.verdict == (
         "the GPU is idle 31% of the time: 22% between kernels that were queued, 9% because the host launched late"
     )
+
+
+def timed(wall_ns, phase="train"):
+    trial = Trial(workload=workload("small", phase=phase), sampling=Sampling())
+    return Point(key="", trial=trial, status="ok", phases=(PhaseTimes(phase="step", wall_ns=(wall_ns,)),))
+
+
+# Of 100 µs 40 are busy, 50 the host is late (the profiler's doing, or not), 10 lie between queued kernels.
+SLOWED = trace(
+    [(0, 20_000, 1), (70_000, 80_000, 2), (90_000, 100_000, 3)],
+    [(0, 1_000, 1), (69_000, 70_000, 2), (70_000, 71_000, 3)],
+)
+
+
+def test_a_step_that_only_the_profiler_makes_launch_bound_is_not_called_so():
+    traced, judged = explain_trace(SLOWED), explain_trace(SLOWED, timed(48_000))
+    assert traced.launch_bound
+    assert traced.verdict.startswith(
+        "launch-bound: the GPU is idle 60% of the time: 50% because the host launched late"
+    )
+    assert not judged.launch_bound
+    assert judged.verdict == (
+        "GPU-bound: the GPU is busy 83% of the 48.0 µs that the step takes untraced; "
+        "the profiler slows the host: traced, it is idle 60% of 100 µs"
+    )
+    assert judged.untraced_idle.by_cause_ns["between kernels"] == judged.untraced_idle.total_ns == 8_000
+    assert (judged.idle, judged.busy_ns) == (traced.idle, traced.busy_ns)  # what the trace holds stays as it is
+    row = explanations_view([judged, traced])[0][0].rows[0]
+    assert (row["untraced_ns"], row["untraced_idle_share"], row["verdict"]) == (48_000, 8 / 48, "GPU-bound")
+
+
+def test_a_step_that_is_launch_bound_untraced_too_says_how_much():
+    found = explain_trace(SLOWED, timed(80_000))
+    assert found.launch_bound
+    assert found.verdict == (
+        "launch-bound: the GPU is idle 50% of the 80.0 µs that the step takes untraced: 38% because the host launched late, "
+        "12% between kernels that were queued; the profiler slows the host: traced, it is idle 60% of 100 µs"
+    )
+
+
+@pytest.mark.parametrize(
+    ("wall_ns", "why"), [(30_000, "alone takes longer"), (130_000, "much longer than the traced one")]
+)
+def test_a_clock_of_other_work_does_not_decide(wall_ns, why):
+    found = explain_trace(SLOWED, timed(wall_ns))
+    assert (found.verdict, found.untraced_idle) == (explain_trace(SLOWED).verdict, None)
+    assert found.host_ns == {"step": wall_ns}
+    assert any(why in note for note in found.notes)
+
+
+def test_the_hosts_clock_of_inference_is_that_of_its_forward_pass():
+    assert explain_trace(SLOWED, timed(90_000, "forward")).host_ns == {"step": 90_000, "forward": 90_000}
 
 
 def test_a_graph_captured_unseen_is_noted():

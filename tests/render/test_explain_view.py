@@ -113,6 +113,18 @@ def test_the_rows_of_a_comparison_add_up(two):
     assert {"name", "kind"} <= set(document["kernels"][0])
 
 
+def test_a_kernel_of_both_profilers_is_one_row():
+    """They spell 40 of 47 kernels' names differently; as the same two steps were seen by both, nothing came or went."""
+    seen = [explain(FIXTURES / f"h200-small-fp32-naive-2steps.{s}") for s in ("kineto.json.gz", "nsys.sqlite.gz")]
+    names = [{kernel.name for kernel in e.kernels} for e in seen]
+    assert len(names[0] - names[1]) == 40
+    found = changes(*seen)
+    assert len(found) == len(names[0]) == len(names[1])
+    assert all(c.before_count == c.after_count for c in found)
+    assert sum(c.before_ns for c in found) == pytest.approx(sum(k.gpu_ns for k in seen[0].kernels))
+    assert {c.name for c in found} == names[0]
+
+
 def test_a_comparison_has_step_busy_and_idle_and_reads_in_the_order_typed(two):
     before, after = two
     tables, document = changes_view(before, after, changes(before, after))

@@ -63,3 +63,16 @@ def test_the_point_of_the_traces_own_workload_is_taken():
     assert timing_of(run(point(batch=8, device="cpu"), own), own) == (own, ())
     taken, notes = timing_of(run(other), own)
     assert (taken, notes) == (other, ("another workload than the trace's small b8 t512 train",))
+
+
+def test_the_verdict_is_of_the_untraced_step_only_if_it_is_the_same_work():
+    """Two steps of 23.9 ms traced, with 6.4 ms of GPU work in each."""
+    alone = flopwise.explain(TRACE)
+    assert alone.launch_bound
+    assert alone.untraced_idle is None
+    fast = point(precision="bf16", wall_ns=7_000_000)
+    assert flopwise.explain(TRACE, timings=run(fast)).verdict.startswith(
+        "GPU-bound: the GPU is busy 91% of the 7.00 ms"
+    )
+    for other in (run(point(gpu="NVIDIA A100", wall_ns=7_000_000)), run(fast, point(batch=8))):
+        assert flopwise.explain(TRACE, timings=other).verdict == alone.verdict

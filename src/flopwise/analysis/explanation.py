@@ -7,15 +7,16 @@ import msgspec
 import numpy as np
 import polars as pl
 
+from flopwise import units
 from flopwise.analysis.attention import AttentionParts, attention_parts
-from flopwise.analysis.idle import BETWEEN, LATE_LAUNCH, NOTHING, SYNCHRONISATION, UNKNOWN, Idle, idle
+from flopwise.analysis.idle import BETWEEN, LATE_LAUNCH, NOTHING, SYNCHRONISATION, UNKNOWN, Idle, idle, untraced_idle
 from flopwise.analysis.intervals import covered_ns
 from flopwise.analysis.shares import Kernel as Kernel
 from flopwise.analysis.shares import Part, added_up, gpu_time, kernels, matrix, parts, shares
 from flopwise.analysis.shares import Share as Share
 from flopwise.analysis.steps import Steps, find_steps, launch_times
 from flopwise.errors import FlopwiseError
-from flopwise.records import Point
+from flopwise.records import STEP, Point
 from flopwise.trace.attribute import Coverage, attribute
 from flopwise.trace.matmul_precision import matmul_precision
 from flopwise.trace.phases import BACKWARD, FORWARD, OPTIMIZER, RECOMPUTE
@@ -23,6 +24,7 @@ from flopwise.trace.tables import NO_ID, Trace, of_process
 from flopwise.work import MATMUL
 
 LAUNCH_BOUND = 0.2  # of the window idle because the host launched late
+UNDISTURBED = 0.05  # a traced step that is no longer than this beyond the untraced one needs no word
 SMALLEST = 0.01  # of the window: causes of idle time below go unsaid
 _BECAUSE = {
     LATE_LAUNCH: "because the host launched late",
@@ -65,14 +67,16 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     verdict: str
     coverage: dict[str, float]
     host_ns: dict[str, float] = {}  # wall time of the untraced step and its phases, where it was measured
+    untraced_idle: Idle | None = None  # of all steps, without the profiler, where the untraced step was measured
     timings: str = ""  # whose clock `host_ns` is, if another run's
     notes: tuple[str, ...]
 
 
-def explain_trace(trace: Trace, untraced: Point | None = None) -> Explanation:
+def explain_trace(trace: Trace, untraced: Point | None = None, *, same: bool = True) -> Explanation:
     """Answer for one trace. Work launched outside the steps found is left out, and counted in the notes.
 
-    `untraced`: the same workload measured without a profiler, to set its clock beside the trace's.
+    `untraced`: the workload measured without a profiler, to set its clock beside the trace's. A profiler slows the host, so
+    the verdict is of the untraced step where that clock is of the `same` workload on the same GPU.
     """
     part = _explained(trace)
     n, window = len(part.steps), part.high_ns - part.low_ns
@@ -81,7 +85,9 @@ def explain_trace(trace: Trace, untraced: Point | None = None) -> Explanation:
     work = added_up(_with_shapes(part.work, trace))
     forward = work.filter(pl.col("phase") == FORWARD)
     both = work.filter(pl.col("phase").is_in([FORWARD, BACKWARD]))
-    bound, verdict = _verdict(waiting, window)
+    host_ns = _host_clock(untraced)
+    alone, unfit = untraced_idle(waiting, window, host_ns[STEP] * n) if same and STEP in host_ns else (None, "")
+    bound, verdict = _verdict(waiting, window) if alone is None else _untraced(alone, host_ns[STEP], waiting, window, n)
     return Explanation(
         path=trace.path,
         source=trace.source,
@@ -111,8 +117,9 @@ def explain_trace(trace: Trace, untraced: Point | None = None) -> Explanation:
         launch_bound=bound,
         verdict=verdict,
         coverage=asdict(part.coverage),
-        host_ns={t.phase: float(median(t.wall_ns)) for t in untraced.phases if t.wall_ns} if untraced else {},
-        notes=trace.notes + part.notes,
+        host_ns=host_ns,
+        untraced_idle=alone,
+        notes=trace.notes + part.notes + ((unfit,) if unfit else ()),
     )
 
 
@@ -228,18 +235,38 @@ def _launches(work: pl.DataFrame) -> int:
     return len(order) - int(again.sum())
 
 
-def _verdict(waiting: Idle, window_ns: int) -> tuple[bool, str]:
+def _host_clock(untraced: Point | None) -> dict[str, float]:
+    """The untraced step and its phases; a step that is nothing but a forward pass is that phase, too."""
+    if untraced is None:
+        return {}
+    clock = {times.phase: float(median(times.wall_ns)) for times in untraced.phases if times.wall_ns}
+    if STEP in clock and untraced.trial.workload.phase == FORWARD:
+        clock.setdefault(FORWARD, clock[STEP])
+    return clock
+
+
+def _untraced(alone: Idle, step_ns: float, traced: Idle, window_ns: int, n: int) -> tuple[bool, str]:
+    """The verdict on the step without the profiler; what the profiler made of it, where that is another picture."""
+    wall_ns = window_ns - traced.total_ns + alone.total_ns
+    bound, words = _verdict(alone, wall_ns, f"of the {units.duration(step_ns)} that the step takes untraced")
+    if window_ns > (1 + UNDISTURBED) * wall_ns:
+        share = traced.total_ns / window_ns
+        words += f"; the profiler slows the host: traced, it is idle {share:.0%} of {units.duration(window_ns / n)}"
+    return bound, words
+
+
+def _verdict(waiting: Idle, window_ns: int, of: str = "of the time") -> tuple[bool, str]:
     """Launch-bound or not, in words; idle time with its causes, the largest first."""
     share = {cause: ns / window_ns for cause, ns in waiting.by_cause_ns.items()}
     ranked = sorted(share, key=lambda cause: -share[cause])
     told = [cause for cause in ranked if cause == ranked[0] or share[cause] >= SMALLEST]
     idle_share = waiting.total_ns / window_ns
-    parts = f"idle {idle_share:.0%} of the time: {', '.join(f'{share[c]:.0%} {_BECAUSE[c]}' for c in told)}"
+    parts = f"idle {idle_share:.0%} {of}: {', '.join(f'{share[c]:.0%} {_BECAUSE[c]}' for c in told)}"
     if share[LATE_LAUNCH] >= LAUNCH_BOUND:
         return True, f"launch-bound: the GPU is {parts}"
     if idle_share >= LAUNCH_BOUND:
         return False, f"the GPU is {parts}"
-    return False, f"GPU-bound: the GPU is busy {1 - idle_share:.0%} of the time"
+    return False, f"GPU-bound: the GPU is busy {1 - idle_share:.0%} {of}"
 
 
 def _overlaps(work: pl.DataFrame) -> tuple[int, int]:

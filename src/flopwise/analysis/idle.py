@@ -15,6 +15,9 @@ BETWEEN = "between kernels"  # the next piece was queued already; the GPU took i
 NOTHING = "nothing to do"  # all work of the window was done, and the host was in no op, launch or wait
 UNKNOWN = "unknown"  # the trace does not say who launched the next piece
 CAUSES = (LATE_LAUNCH, SYNCHRONISATION, BETWEEN, NOTHING, UNKNOWN)
+# An untraced clock is of the same steps if these hold; launch-bound steps vary by a fifth from one to the next.
+_MOST_BUSY = 1.1  # of the untraced time, the GPU's work in the trace
+_LONGEST = 1.25  # of the traced time, the untraced
 
 
 class Idle(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +66,29 @@ def idle(trace: Trace, low: int, high: int, device: int = 0) -> Idle:
     total = int((gap_end - gap_start).sum())
     assert sum(causes.values()) == total
     return Idle(total_ns=total, by_cause_ns={cause: causes[cause] for cause in CAUSES}, n_gaps=len(gap_start))
+
+
+def untraced_idle(traced: Idle, window_ns: int, wall_ns: float) -> tuple[Idle | None, str]:
+    """The idle time of the same steps without a profiler, which take `wall_ns`; None, and why, where that clock does not fit.
+
+    A profiler records on the host and makes it slower. The GPU's work and its gaps between queued kernels are taken as they
+    were traced; what the untraced steps are idle beyond these is the host's, and its causes share it as they do in the trace.
+    """
+    busy_ns = window_ns - traced.total_ns
+    if busy_ns > _MOST_BUSY * wall_ns:
+        return (
+            None,
+            "the untraced clock is not used for the verdict: the traced GPU work alone takes longer than that step",
+        )
+    if wall_ns > _LONGEST * window_ns:
+        return None, "the untraced clock is not used for the verdict: that step takes much longer than the traced one"
+    total = max(0, round(wall_ns) - busy_ns)
+    between = min(total, traced.by_cause_ns[BETWEEN])
+    host_ns = traced.total_ns - traced.by_cause_ns[BETWEEN]
+    slower = (total - between) / host_ns if host_ns else 0.0
+    causes = {cause: int(ns * slower) for cause, ns in traced.by_cause_ns.items()} | {BETWEEN: between}
+    causes[UNKNOWN] += total - sum(causes.values())  # rounding; all of it where the trace knows no idle host
+    return Idle(total_ns=total, by_cause_ns=causes, n_gaps=traced.n_gaps), ""
 
 
 def _afterwards(trace: Trace, waits: pl.DataFrame, done: Times, high: int) -> dict[str, int]:

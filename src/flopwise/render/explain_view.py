@@ -6,10 +6,12 @@ import msgspec
 
 from flopwise import units
 from flopwise.analysis.explanation import Explanation, Kernel, Share
+from flopwise.records import STEP
 from flopwise.render.json import document
 from flopwise.render.kernel_names import told_apart
 from flopwise.render.short_paths import short_paths
 from flopwise.render.table import Column, Table, View
+from flopwise.trace.phases import PHASES
 
 TOP = 12
 _SAME = "the same"
@@ -86,10 +88,10 @@ def _steps(e: Explanation) -> str:
 
 def _untraced(e: Explanation) -> tuple[str, ...]:
     """The step without a profiler, and whose clock that is."""
-    if "step" not in e.host_ns:
+    if STEP not in e.host_ns:
         return ()
     whose = f" ({e.timings})" if e.timings else ""
-    return (f"untraced, the step takes {units.duration(e.host_ns['step'])} of wall time{whose}",)
+    return (f"untraced, the step takes {units.duration(e.host_ns[STEP])} of wall time{whose}",)
 
 
 def _overlap(e: Explanation) -> tuple[str, ...]:
@@ -201,14 +203,22 @@ def _overview(explanations: Sequence[Explanation]) -> Table:
             "window_ns": e.window_ns,
             "busy_ns": e.busy_ns,
             "idle_share": e.idle.total_ns / max(e.window_ns * e.steps, 1),
+            "untraced_ns": e.host_ns.get(STEP),
+            "untraced_idle_share": _untraced_idle_share(e),
             **{f"{p.name}_ns": p.gpu_ns for p in e.phases},
             "verdict": e.verdict.split(":")[0],
         }
         for e, name in zip(explanations, _names(explanations), strict=True)
     )
-    phases = dict.fromkeys(p.name for e in explanations for p in e.phases)
+    found = {p.name for e in explanations for p in e.phases}
+    phases = [phase for phase in PHASES if phase in found]
     columns = [Column("trace", "trace", right=False), Column("steps", "steps"), Column("window_ns", "step ms", _MS)]
     columns += [Column("busy_ns", "GPU busy ms", _MS), Column("idle_share", "GPU idle", _percent)]
+    untraced = (
+        Column("untraced_ns", "untraced ms", _MS),
+        Column("untraced_idle_share", "GPU idle, untraced", _percent),
+    )
+    columns += [column for column in untraced if any(row[column.key] is not None for row in rows)]
     columns += [Column(f"{phase}_ns", f"{phase} ms", _MS) for phase in phases] + [
         Column("verdict", "verdict", right=False)
     ]
@@ -216,6 +226,14 @@ def _overview(explanations: Sequence[Explanation]) -> Table:
     which = "one for all traces" if len(clocks) == 1 else "by trace"
     notes = tuple(f"host's clock, {which}: {clock}" for clock in clocks)
     return Table(title="steps, GPU time per step", columns=tuple(columns), rows=rows, notes=notes)
+
+
+def _untraced_idle_share(e: Explanation) -> float | None:
+    """Of the untraced step, where its clock is known to be of the same work."""
+    if e.untraced_idle is None:
+        return None
+    idle_ns = e.untraced_idle.total_ns
+    return idle_ns / max(e.busy_ns * e.steps + idle_ns, 1)
 
 
 def _answers(explanations: Sequence[Explanation]) -> Table:

@@ -9,6 +9,7 @@ from flopwise.analysis.explanation import Explanation, Kernel, explain_trace
 from flopwise.errors import FlopwiseError
 from flopwise.records import Point
 from flopwise.store import StoredRun, find, runs_root
+from flopwise.trace.kernel_spelling import one_spelling
 from flopwise.trace.read import is_trace_file, read_trace, unknown_suffix
 
 
@@ -37,10 +38,10 @@ def explain(
         return explain_trace(trace, point)
     timed = timings if isinstance(timings, StoredRun) else StoredRun.load(find(timings, runs_root(runs)))
     chosen, notes = timing_of(timed, point)
-    found = explain_trace(trace, chosen)
     gpu = chosen.environment.gpu.name if chosen.environment and chosen.environment.gpu else ""
-    if gpu and found.gpu and gpu != found.gpu:
-        notes += (f"another GPU than the trace's {found.gpu}",)
+    if gpu and trace.gpu and gpu != trace.gpu:
+        notes += (f"another GPU than the trace's {trace.gpu}",)
+    found = explain_trace(trace, chosen, same=not notes)
     where = f"run {timed.header.id}: {chosen.trial.workload.label()} on {gpu or device_of(chosen)}"
     return msgspec.structs.replace(found, timings="; ".join((where, *notes)))
 
@@ -113,20 +114,23 @@ class Change:
 
 
 def changes(before: Explanation, after: Explanation) -> list[Change]:
-    """What changed from one trace to the other, kernel by kernel, the largest saving first."""
-    old, new = ({kernel.name: kernel for kernel in e.kernels} for e in (before, after))
-    found = []
-    for name in dict.fromkeys((*old, *new)):
-        a, b = old.get(name), new.get(name)
-        known: Kernel | None = a or b
-        found.append(
-            Change(
-                name=name,
-                kind=known.kind if known else "",
-                before_ns=a.gpu_ns if a else 0.0,
-                after_ns=b.gpu_ns if b else 0.0,
-                before_count=a.count if a else 0.0,
-                after_count=b.count if b else 0.0,
-            )
+    """What changed from one trace to the other, kernel by kernel, the largest saving first.
+
+    Profilers spell kernels' names in their own ways; across two of them, the names are compared in one spelling."""
+    spelt = str if before.source == after.source else one_spelling
+    pairs: dict[str, tuple[list[Kernel], list[Kernel]]] = {}
+    for side, explained in enumerate((before, after)):
+        for kernel in explained.kernels:
+            pairs.setdefault(spelt(kernel.name), ([], []))[side].append(kernel)
+    found = [
+        Change(
+            name=(old or new)[0].name,
+            kind=(old or new)[0].kind,
+            before_ns=sum(kernel.gpu_ns for kernel in old),
+            after_ns=sum(kernel.gpu_ns for kernel in new),
+            before_count=sum(kernel.count for kernel in old),
+            after_count=sum(kernel.count for kernel in new),
         )
+        for old, new in pairs.values()
+    ]
     return sorted(found, key=lambda change: -change.saved_ns)
