@@ -74,7 +74,7 @@ def _difference(n_bytes: int) -> str:
 def _verdict(source: str, said: int, measured: int) -> str:
     if said == measured:
         return f"{source}: the same peak to the byte"
-    return f"{source}: {units.percent(said / max(measured, 1) - 1, 2)} off the peak"
+    return f"{source}: {units.percent(said / max(measured, 1) - 1, 3)} off the peak"
 
 
 def _bar(share: float) -> str:
@@ -148,7 +148,7 @@ def levers_table(report: MemoryReport) -> Table:
     notes = ["predicted, each alone, for the eager step on a GPU; savings do not add up"]
     base = next((p.peak.total_bytes for p in report.predictions if p.source == "closed form"), None)
     if base is not None:
-        notes.append(f"against the closed form's own peak of {units.size(base)}, not against the measured one")
+        notes.append(f"against the closed form's own peak of {units.size(base)}, not against the one above")
     if report.predictions and report.predictions[-1].peak.phase == "optimizer":
         notes.append("the peak is the optimizer's: what forward and backward hold counts only once that is lower")
     return Table(title="what each lever would change", columns=columns, rows=rows, notes=tuple(notes))
