@@ -11,7 +11,10 @@ from flopwise.records import OK
 from flopwise.render.table import Column, Table
 
 _BAR = 30
+_OPS = 5  # rows of the table of temporary bytes
 _ALL = "all"
+_CASTS = {("_to_copy", "bf16"), ("_to_copy", "fp16")}
+_CAST_SHARE = 0.25  # of the parameters' bytes: copies of half the size, and some are not made yet at the peak
 
 
 def heading(report: MemoryReport) -> str:
@@ -84,6 +87,29 @@ def _bar(share: float) -> str:
     ' 50.0 % ███████████████'
     """
     return f"{units.percent(share):>7} {'█' * round(_BAR * share)}".rstrip()
+
+
+def temporary_table(d: DeviceMemory) -> Table:
+    """The peak's temporary bytes by op; autocast's copies, which are easily overlooked, in words."""
+    rows = tuple(
+        {"op": one.op or None, "dtype": one.dtype or None, "count": one.count, "bytes": one.bytes}
+        for one in d.temporary[:_OPS]
+    )
+    columns = (
+        Column("op", "made by", right=False),
+        Column("dtype", "type", right=False),
+        Column("count", "count", units.count),
+        Column("bytes", "size", units.size),
+    )
+    rest = d.temporary[_OPS:]
+    notes = [f"and {units.size(sum(one.bytes for one in rest))} of {len(rest)} other kinds"] if rest else []
+    first = d.temporary[0]
+    if (first.op, first.dtype) in _CASTS and first.bytes > _CAST_SHARE * d.peak.owners.get("parameters", 0):
+        notes.append(
+            f"{first.op} to {first.dtype}: most likely autocast's copies of the weights, which it keeps until it is left; "
+            "weights that are of this type themselves (--precision bf16-pure) need none"
+        )
+    return Table(title="temporary, at the peak", columns=columns, rows=rows, notes=tuple(notes))
 
 
 def saved_tables(d: DeviceMemory) -> list[Table]:

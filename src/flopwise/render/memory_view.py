@@ -18,6 +18,7 @@ from flopwise.render.memory_parts import (
     levers_table,
     saved_tables,
     shape,
+    temporary_table,
 )
 from flopwise.render.table import Column, Table, View
 from flopwise.render.visible import LONGEST_CELL, LONGEST_LINE, visible
@@ -35,6 +36,8 @@ def memory_view(report: MemoryReport) -> View:
         return [failed_table(report), *expected_tables(report)], content
     first = report.devices[0]
     tables = [_summary(report), composition(report), _timeline(first), _largest(first)]
+    if first.temporary:
+        tables.append(temporary_table(first))
     if first.phases:
         tables.append(_phases(first))
     tables += saved_tables(first)
@@ -210,7 +213,9 @@ def _growth(d: DeviceMemory) -> Table:
     if not g.steps:
         notes: tuple[str, ...] = ("no steps found: nothing is said of growth",)
     elif g.bytes_per_step is None:
-        notes = (f"{g.steps} {'step' if g.steps == 1 else 'steps'} found by {g.found_by}: too few to say whether memory grows",)
+        notes = (
+            f"{g.steps} {'step' if g.steps == 1 else 'steps'} found by {g.found_by}: too few to say whether memory grows",
+        )
     else:
         nothing = "nothing is left by every step" if g.leaks_sought else "too few to tell a leak"
         verdict = "" if g.leaks else f"; {nothing}"
