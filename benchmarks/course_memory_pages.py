@@ -201,12 +201,13 @@ def checkpoint_table(precision: str, rows: list[dict[str, Any]], gradients: int)
     lines: list[tuple[object, ...]] = []
     for row in rows:
         less, peak = row["kept_less_gradients_bytes"], row["peak_bytes"]
-        error = f"{100 * (row['dry_run_bytes'] / peak - 1):+.3f} %" if peak else "–"
+        error = _off(row["dry_run_bytes"], peak) if peak else "–"
         lines.append(
             (
                 row["strategy"],
                 f"{row['step_ms']:.0f} ms",
                 f"{row['step_ms'] / base:.2f}" if base else "–",
+                f"{row['gpu_ms']:.0f} ms" if row.get("gpu_ms") else "–",
                 size(None if less is None else less + gradients),
                 size(peak),
                 row["peak_phase"] or "–",
@@ -216,7 +217,7 @@ def checkpoint_table(precision: str, rows: list[dict[str, Any]], gradients: int)
             )
         )
     columns = (
-        f"<{precision}, checkpoint | step | × off | kept after forward | peak | <where | dry run | off by | closed form"
+        f"<{precision}, checkpoint | step | × off | GPU | kept after forward | peak | <where | dry run | off by | closed form"
     )
     return "\n\n".join([table(columns, lines), *best(rows)])
 

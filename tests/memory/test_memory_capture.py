@@ -79,6 +79,7 @@ def as_predicted(events, found, **options):
     return figures[0] == figures[1] and found.peak.owners == dict(predicted.peak.owners)
 
 
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
 def test_temporary_bytes_by_op_add_up_and_name_the_copies_of_autocast(tmp_path):
     _, _, found = recorded(tmp_path / "1f.pickle", phase="forward", precision="bf16", context=16)
     assert sum(one.bytes for one in found.temporary) == found.peak.owners["temporary"]
