@@ -216,9 +216,7 @@ def checkpoint_table(precision: str, rows: list[dict[str, Any]], gradients: int)
                 size(row["closed_form_bytes"]),
             )
         )
-    columns = (
-        f"<{precision}, checkpoint | step | × off | GPU | kept after forward | peak | <where | dry run | off by | closed form"
-    )
+    columns = f"<{precision}, checkpoint | step | × off | GPU | kept after forward | peak | <where | dry run | off by | closed form"
     return "\n\n".join([table(columns, lines), *best(rows)])
 
 
