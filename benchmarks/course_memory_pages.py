@@ -216,7 +216,8 @@ def checkpoint_table(precision: str, rows: list[dict[str, Any]], gradients: int)
                 size(row["closed_form_bytes"]),
             )
         )
-    columns = f"<{precision}, checkpoint | step | × off | GPU | kept after forward | peak | <where | dry run | off by | closed form"
+    after = "kept after forward | peak | <where | dry run | off by | closed form"
+    columns = f"<{precision}, checkpoint | step | × off | GPU | {after}"
     return "\n\n".join([table(columns, lines), *best(rows)])
 
 
