@@ -230,6 +230,7 @@ def measured(point: Point) -> dict[str, Any]:
     return {
         "step_ms": median(times.wall_ns) / 1e6 if times else 0.0,
         "samples": len(times.wall_ns) if times else 0,
+        "gpu_ms": median(times.gpu_ns) / 1e6 if times and times.gpu_ns else None,
         "peak_bytes": max((m.peak_bytes for m in point.memory), default=None),
         "peak_phase": max(point.memory, key=lambda m: m.peak_bytes).phase if point.memory else "",
         # When forward begins, the last step's gradients are there; when backward begins, what forward keeps is.

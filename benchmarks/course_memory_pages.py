@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,9 @@ from flopwise.verbs.dry_step import architecture_of
 from flopwise.verbs.forecast import closed_form
 from flopwise.verbs.memory_run import stored_report
 
-MOMENTS = 120  # of a timeline that is drawn: a page has a dozen of them
+MOMENTS = 400  # of a timeline that is drawn: enough for the stairs of 32 blocks
+OWNERS = ("parameters", "optimizer state", "gradients", "activations", "attention scores", "temporary")
+TOLD_BYTES = 2**20  # an owner's difference that is named
 NEAR = 1.05  # as fast as the fastest: within 5 %
 DRY_S = 600.0  # a dry run of a nested step has every block
 
@@ -33,9 +36,9 @@ def draw(given: argparse.Namespace, timelines: Mapping[str, Workload], checkpoin
     cases = {n: given.out / f"{n}.json" for n in timelines}
     found = {n: json.loads(path.read_text()) for n, path in cases.items() if path.exists()}
     if found:
-        parts += [timeline_table(found), largest_table(found)]
-        for name, case in found.items():
-            draw_timeline(given.out / "runs" / case["run"], given.images / f"memory-{name}.svg")
+        parts += [timeline_table(found), error_table(found), largest_table(found)]
+        for name in drawn(list(found)):
+            draw_timeline(given.out / "runs" / found[name]["run"], given.images / f"memory-{name}.svg")
     path = given.out / "checkpoint.json"
     if path.exists():
         stored = json.loads(path.read_text())
@@ -64,18 +67,65 @@ def size(count: int | None) -> str:
 
 
 def timeline_table(found: dict[str, dict[str, Any]]) -> str:
+    """Whose bytes at the recorded peak; the owners add up to it."""
     rows: list[tuple[object, ...]] = []
     for name, case in sorted(found.items(), key=lambda one: _order(one[0])):
         _, context, phase, precision = name.rsplit("-", 3)
-        errors = {one["source"]: f"{100 * one['error']:+.3f} %" for one in case["predictions"]}
+        owners = case["owners"]
+        rest = sum(n for owner, n in owners.items() if owner not in OWNERS)
+        cells = [size(owners[owner]) if owners.get(owner, 0) >= TOLD_BYTES else "–" for owner in OWNERS]
         kept = size(case["kept_bytes"]) if phase == "train" else "–"
-        told = [errors.get(source, "–") for source in ("dry run", "closed form")]
-        rows.append((phase, precision, context[1:], size(case["peak_bytes"]), case["peak_phase"], kept, *told))
-    columns = "<phase | <precision | context | peak | <where | kept for backward | dry run off by | closed form off by"
-    return table(columns, rows)
+        where = f"{size(case['peak_bytes'])}, {case['peak_phase']}"
+        rows.append((f"{phase}, {precision}", context[1:], where, *cells, size(rest), kept))
+    return table(f"<step | context | peak | {' | '.join(OWNERS)} | the rest | kept for backward", rows)
 
 
-def _order(name: str) -> tuple[object, ...]:
+def error_table(found: dict[str, dict[str, Any]]) -> str:
+    """Each prediction against the allocator's own peak, and by owner against the recording."""
+    rows: list[tuple[object, ...]] = []
+    errors: dict[str, list[float]] = {}
+    for name, case in sorted(found.items(), key=lambda one: _order(one[0])):
+        peak = case["unwatched_peak_bytes"] or case["peak_bytes"]
+        cells: list[str] = []
+        for source in ("dry run", "closed form"):
+            one = next((p for p in case["predictions"] if p["source"] == source), None)
+            if one is None:
+                cells += ["–", "–"]
+                continue
+            errors.setdefault(source, []).append(abs(one["peak_bytes"] / peak - 1))
+            cells += [_off(one["peak_bytes"], peak), differing(one["owners"], case["owners"])]
+        unseen = peak - case["peak_bytes"]
+        rows.append((name.partition("-")[2], f"{peak:,}", size(unseen) if unseen else "0", *cells))
+    columns = "<case | peak, bytes | not in the recording | dry run off by | <owners | closed form off by | <owners"
+    told = [
+        f"{source}: median {100 * float(np.median(of)):.3f} %, worst {100 * max(of):.3f} %, "
+        f"{sum(e == 0 for e in of)} of {len(of)} exact to the byte"
+        for source, of in errors.items()
+    ]
+    return "\n\n".join([table(columns, rows), "; ".join(told) + "."])
+
+
+def _off(said: int, measured: int) -> str:
+    return "0" if said == measured else f"{100 * (said / measured - 1):+.3f} %"
+
+
+def differing(said: dict[str, int], recorded: dict[str, int]) -> str:
+    """The owners that a prediction has wrong. The closed form counts the rounding of weights as workspace: one sum."""
+    both = ("parameters", "workspace")
+    off = {o: said.get(o, 0) - recorded.get(o, 0) for o in {*said, *recorded} if o not in both}
+    off["parameters"] = sum(said.get(o, 0) - recorded.get(o, 0) for o in both)
+    named = sorted((o for o in off if abs(off[o]) >= TOLD_BYTES), key=lambda o: (-abs(off[o]), o))
+    return ", ".join(f"{o} {'+' if off[o] > 0 else '−'}{size(abs(off[o]))}" for o in named)
+
+
+def drawn(names: list[str]) -> list[str]:
+    """A page needs the largest context, and training at the smallest in fp32: the others look like one of these."""
+    contexts = {name: _order(name)[2] for name in names}
+    most, least = max(contexts.values()), min(contexts.values())
+    return [n for n in names if contexts[n] == most or (contexts[n] == least and n.endswith("-train-fp32"))]
+
+
+def _order(name: str) -> tuple[str, bool, int]:
     _, context, phase, precision = name.rsplit("-", 3)
     return phase, precision == "bf16", int(context[1:])
 
@@ -102,6 +152,17 @@ def draw_timeline(run: Path, path: Path) -> None:
     report = stored_report(StoredRun.load(run))
     first = msgspec.structs.replace(report.devices[0], timeline=shortened(report.devices[0].timeline))
     save(timeline_chart(msgspec.structs.replace(report, devices=(first,))), path)
+    path.write_text(re.sub(r' d="(M[-\d.,L]+)(Z?)"', _straightened, path.read_text()))
+
+
+def _straightened(path: re.Match[str]) -> str:
+    """A path of a picture without the points that lie between others on a level or upright line, to a tenth of a pixel."""
+    points: list[tuple[float, ...]] = []
+    for one in path[1][1:].split("L"):
+        points.append(tuple(round(float(n), 1) for n in one.split(",")))
+        while len(points) > 2 and any(len({point[axis] for point in points[-3:]}) == 1 for axis in (0, 1)):
+            del points[-2]
+    return f' d="M{"L".join(f"{x:g},{y:g}" for x, y in points)}{path[2]}"'
 
 
 def shortened(line: Line) -> Line:
@@ -140,12 +201,13 @@ def checkpoint_table(precision: str, rows: list[dict[str, Any]], gradients: int)
     lines: list[tuple[object, ...]] = []
     for row in rows:
         less, peak = row["kept_less_gradients_bytes"], row["peak_bytes"]
-        error = f"{100 * (row['dry_run_bytes'] / peak - 1):+.3f} %" if peak else "–"
+        error = _off(row["dry_run_bytes"], peak) if peak else "–"
         lines.append(
             (
                 row["strategy"],
                 f"{row['step_ms']:.0f} ms",
                 f"{row['step_ms'] / base:.2f}" if base else "–",
+                f"{row['gpu_ms']:.0f} ms" if row.get("gpu_ms") else "–",
                 size(None if less is None else less + gradients),
                 size(peak),
                 row["peak_phase"] or "–",
@@ -154,9 +216,8 @@ def checkpoint_table(precision: str, rows: list[dict[str, Any]], gradients: int)
                 size(row["closed_form_bytes"]),
             )
         )
-    columns = (
-        f"<{precision}, checkpoint | step | × off | kept after forward | peak | <where | dry run | off by | closed form"
-    )
+    after = "kept after forward | peak | <where | dry run | off by | closed form"
+    columns = f"<{precision}, checkpoint | step | × off | GPU | {after}"
     return "\n\n".join([table(columns, lines), *best(rows)])
 
 

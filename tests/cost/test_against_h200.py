@@ -7,7 +7,9 @@ import pytest
 from flopwise.cost.step import account_step
 from flopwise.spec.gpu import gpu
 from flopwise.spec.model import ModelSpec
+from flopwise.spec.workload import workload
 from flopwise.store import StoredRun
+from flopwise.verbs.forecast import closed_form
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "h200-2026-11"
 
@@ -43,3 +45,23 @@ def test_the_peak_is_within_two_percent_of_the_measured(label):
     peak = max(m.peak_bytes for m in point.memory)
     assert max(p.peak_bytes for p in told.values()) == pytest.approx(peak, rel=0.02)
     assert point.ran.parameters == point.trial.workload.subject.parameters()
+
+
+# benchmarks/results/course-memory-2026-11.md: the allocator's own peaks of 2.7B, batch 4, as the course writes it.
+COURSE_PEAKS = {
+    ("forward", "fp32"): {128: 13_879_666_688, 256: 13_963_601_920, 512: 14_324_934_656},
+    ("forward", "bf16"): {128: 20_576_217_088, 256: 20_594_124_800, 512: 20_833_708_032},
+    ("train", "fp32"): {128: 68_878_043_648, 256: 68_607_199_744, 512: 70_339_079_168},
+    ("train", "bf16"): {128: 68_672_162_304, 256: 68_603_005_440, 512: 68_392_307_200},
+}
+
+
+@pytest.mark.parametrize(("phase", "precision"), COURSE_PEAKS)
+def test_the_course_s_peaks_are_met_within_a_percent_and_forward_s_within_its_rounding(phase, precision):
+    course = {"attention": "naive", "norm": "eager", "activation": "eager", "optimizer": "foreach"}
+    for context, measured in COURSE_PEAKS[phase, precision].items():
+        case = workload("2.7B", batch=4, context=context, phase=phase, precision=precision, **course)
+        peak = closed_form(case, gpu("h200")).peak.total_bytes
+        assert peak == pytest.approx(measured, rel=0.01)
+        if phase == "forward":
+            assert abs(peak - measured) < 2**20

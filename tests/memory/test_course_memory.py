@@ -104,3 +104,21 @@ def test_a_shortened_timeline_keeps_the_peak_of_every_phase():
     assert len(short.event) <= pages.MOMENTS + 2
     for phase, most in (("forward", 1999), ("backward", 1500)):
         assert max(v for v, p in zip(short.owners["activations"], short.phase, strict=True) if p == phase) == most
+
+
+def test_a_path_without_the_points_between_is_the_same_line():
+    import re
+
+    found = re.sub(r' d="(M[-\d.,L]+)(Z?)"', pages._straightened, ' d="M0,5L1.01,5L1.01,5L2,5L2,7L2,9.04L0,9.04Z"')
+    assert found == ' d="M0,5L2,5L2,9L0,9Z"'
+
+
+def test_the_largest_context_is_drawn_and_training_at_the_smallest():
+    names = [f"tiny-t{t}-{phase}-{of}" for t in (16, 32) for phase in ("train", "forward") for of in ("fp32", "bf16")]
+    assert pages.drawn(names) == [names[0], *names[4:]]
+
+
+def test_owners_that_a_prediction_has_wrong_are_named_and_the_rounding_of_weights_is_no_error():
+    recorded = {"parameters": 10 << 20, "workspace": 1 << 20, "gradients": 9 << 20}
+    said = {"parameters": 8 << 20, "workspace": 3 << 20, "gradients": 4 << 20}
+    assert pages.differing(said, recorded) == "gradients −5.00 MiB"

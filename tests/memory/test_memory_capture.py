@@ -18,9 +18,11 @@ from flopwise.capture.events import Done, MemoryRequest, Recorded, Remembered  #
 from flopwise.capture.memory_record import OP, knowledge_path, read_knowledge  # noqa: E402
 from flopwise.capture.memory_trial import record_trial  # noqa: E402
 from flopwise.errors import FlopwiseError  # noqa: E402
+from flopwise.memory.predicted import predicted_report  # noqa: E402
 from flopwise.memory.read import read_snapshot  # noqa: E402
 from flopwise.memory.report import report  # noqa: E402
 from flopwise.records import OK, OOM, UNSUPPORTED  # noqa: E402
+from flopwise.render.memory_parts import temporary_table  # noqa: E402
 from flopwise.spec.workload import Sampling, Trial, workload  # noqa: E402
 
 HERE = Path(__file__).parent
@@ -75,6 +77,19 @@ def as_predicted(events, found, **options):
         [(m.phase, m.start_bytes, m.peak_bytes, m.end_bytes) for m in each] for each in (memory, predicted.memory)
     ]
     return figures[0] == figures[1] and found.peak.owners == dict(predicted.peak.owners)
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
+def test_temporary_bytes_by_op_add_up_and_name_the_copies_of_autocast(tmp_path):
+    _, _, found = recorded(tmp_path / "1f.pickle", phase="forward", precision="bf16", context=16)
+    assert sum(one.bytes for one in found.temporary) == found.peak.owners["temporary"]
+    copies = found.temporary[0]
+    weights = found.peak.owners["parameters"]
+    assert (copies.op, copies.dtype) == ("_to_copy", "bf16")
+    assert weights / 4 < copies.bytes < weights / 2 + 2**20  # half the size; the embedding is not multiplied
+    assert "autocast" in " ".join(temporary_table(found).notes)
+    work = workload("tiny", **(SMALL | {"phase": "forward", "precision": "bf16", "context": 16}))
+    assert predicted_report(dry_run(work, "cpu"), work).devices[0].temporary == found.temporary
 
 
 def test_the_recording_is_the_dry_run_of_the_same_device_to_the_byte(tiny, tmp_path):

@@ -5,6 +5,8 @@ import msgspec
 from flopwise.records import PhaseMemory
 from flopwise.work import Footprint, OpWork
 
+TOLD = 2000  # tensors at the peak: enough for every kind of a deep model's layers
+
 
 class LiveTensor(msgspec.Struct, frozen=True, kw_only=True):
     """A tensor that was there at the peak or after forward, and where it came from."""

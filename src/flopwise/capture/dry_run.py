@@ -14,12 +14,10 @@ from flopwise.capture.dry.fake_step import record, record_build
 from flopwise.capture.dry.owners import owners
 from flopwise.capture.dry.replay import PlainAllocator, play
 from flopwise.capture.dry.tape import ALLOC, FREE, Tape
-from flopwise.capture.dry_record import DryRun, LiveTensor
+from flopwise.capture.dry_record import TOLD, DryRun, LiveTensor
 from flopwise.spec.model import ModelSpec
 from flopwise.spec.workload import OpSpec, Workload
 from flopwise.work import GRADIENTS, OPTIMIZER_STATE, OWNERS, PARAMETERS, SAVED, OpWork
-
-LARGEST = 2000  # tensors at the peak that are told: enough for every kind of a deep model's layers
 
 
 def dry_run(workload: Workload, gpu: str = "hopper") -> DryRun:
@@ -49,7 +47,7 @@ def dry_run(workload: Workload, gpu: str = "hopper") -> DryRun:
         moments=tuple(played.moments),
         memory=tuple(played.memory),
         parameters=sum(prod(tape.storages[n].shape) for n, o in enumerate(owner) if o == PARAMETERS),
-        largest=_tensors(tape, owner, played.at_peak)[:LARGEST],
+        largest=_tensors(tape, owner, played.at_peak)[:TOLD],
         saved=tuple(t for t in _tensors(tape, owner, played.after_forward) if t.owner in SAVED and t.phase),
         parameters_bytes=_asked_for(tape, owner, PARAMETERS),
         gradients_bytes=_asked_for(tape, owner, GRADIENTS),

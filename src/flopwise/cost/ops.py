@@ -175,13 +175,13 @@ def rsqrt(t: Tape, x: Tensor) -> Tensor:
 
 def from_result(t: Tape, op: str, x: Tensor, upcast: bool = False) -> Tensor:
     """exp, sigmoid, tanh: the derivative needs the result alone, in one kernel."""
-    x = raised(t, x) if upcast else x
-    out = pointwise(t, op, x)
+    given = raised(t, x) if upcast else x  # x itself, the caller's argument, stays until the op is done
+    out = pointwise(t, op, given)
 
     def backward(t: Tape, grad: Tensor, saved: Sequence[Tensor]) -> Gradients:
         return (pointwise(t, f"{op}_backward", grad, saved[0]),)
 
-    return t.connect(out, (x,), backward, t.save(out) if t.wants(x) else None)
+    return t.connect(out, (given,), backward, t.save(out) if t.wants(given) else None)
 
 
 def from_input(t: Tape, op: str, x: Tensor) -> Tensor:

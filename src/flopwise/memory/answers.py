@@ -1,5 +1,7 @@
 """What is said of a snapshot: the record that is shown, written as JSON and drawn."""
 
+from collections.abc import Mapping, Sequence
+
 import msgspec
 
 from flopwise.capture.memory_record import Prediction
@@ -41,6 +43,21 @@ class Large(msgspec.Struct, frozen=True, kw_only=True):
     shape: tuple[int, ...] = ()
     dtype: str = ""
     saved_by: str = ""  # the ops that had it saved for backward
+
+
+class OpBytes(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes at the peak that one op made, of one type."""
+
+    op: str
+    dtype: str  # '' where it is no tensor: a kernel's own
+    count: int
+    bytes: int  # of all
+
+
+def by_op(kinds: Mapping[tuple[str, str], Sequence[int]]) -> tuple[OpBytes, ...]:
+    """The sizes of each op's and type's allocations as rows, the most bytes first."""
+    rows = (OpBytes(op=op, dtype=dtype, count=len(of), bytes=sum(of)) for (op, dtype), of in kinds.items())
+    return tuple(sorted(rows, key=lambda one: (-one.bytes, one.op, one.dtype)))
 
 
 class Saved(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,6 +156,7 @@ class DeviceMemory(msgspec.Struct, frozen=True, kw_only=True):
     ooms: tuple[Failure, ...]
     timeline: Line
     notes: tuple[str, ...] = ()
+    temporary: tuple[OpBytes, ...] = ()  # the peak's temporary bytes by op, the most first; known of our own runs only
     saved: tuple[SavedBlock, ...] = ()
     named: tuple[Named, ...] = ()
     exact: bool = False  # whose bytes they are was known when they were allocated, not told from stacks

@@ -9,7 +9,7 @@ import polars as pl
 
 from flopwise.capture.memory_record import OP, Knowledge, KnownTensor
 from flopwise.cost.memory import without_layer
-from flopwise.memory.answers import Saved
+from flopwise.memory.answers import OpBytes, Saved, by_op
 from flopwise.memory.owners import OWNERS
 from flopwise.memory.snapshot import BEFORE, DeviceHistory, Snapshot
 from flopwise.memory.timeline import allocated_bytes
@@ -73,6 +73,17 @@ class Told:
             return known | {"shape": (), "dtype": "", "saved_by": ""}
         words = {name: self.word(getattr(tensor, name)) for name in ("op", "module", "dtype", "saved_by")}
         return words | {"shape": tensor.shape}
+
+    def temporary(
+        self, there: npt.NDArray[np.bool_], owner: npt.NDArray[np.int64], device: DeviceHistory
+    ) -> tuple[OpBytes, ...]:
+        """Of the allocations that are there: the temporary ones by the op that made them, and type."""
+        size = device.allocations["bytes"].to_numpy()
+        kinds: dict[tuple[str, str], list[int]] = {}
+        for row in np.flatnonzero(there & (owner == OWNERS.index(TEMPORARY))).tolist():
+            found = self.details(row)
+            kinds.setdefault((found["op"], found["dtype"]), []).append(int(size[row]))
+        return by_op(kinds)
 
     def kept(self, there: npt.NDArray[np.bool_], owner: npt.NDArray[np.int64]) -> list[Saved]:
         """Of the allocations that are there when backward begins: what forward keeps for it."""

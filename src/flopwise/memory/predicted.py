@@ -3,14 +3,26 @@
 import numpy as np
 import numpy.typing as npt
 
-from flopwise.capture.dry_record import DryRun, LiveTensor
+from flopwise.capture.dry_record import TOLD, DryRun, LiveTensor
 from flopwise.capture.memory_record import Prediction
 from flopwise.cost.memory import without_layer
-from flopwise.memory.answers import PREDICTED, DeviceMemory, Growth, Large, Line, MemoryReport, Moment, Saved
+from flopwise.memory.answers import (
+    PREDICTED,
+    DeviceMemory,
+    Growth,
+    Large,
+    Line,
+    MemoryReport,
+    Moment,
+    OpBytes,
+    Saved,
+    by_op,
+)
 from flopwise.memory.report import LARGEST, POINTS
 from flopwise.memory.saved import named, saved_blocks
 from flopwise.memory.timeline import thinned
 from flopwise.spec.workload import Workload
+from flopwise.work import TEMPORARY
 
 NO_GROWTH = Growth(steps=0, found_by="", start_bytes=(), bytes_per_step=None, leaks_sought=False, leaks=())
 
@@ -35,6 +47,7 @@ def predicted_report(run: DryRun, workload: Workload) -> MemoryReport:
         ooms=(),
         timeline=_line(run, totals, most),
         notes=run.notes,
+        temporary=_temporary(run.largest) if len(run.largest) < TOLD else (),  # else the small ones are missing
         saved=saved_blocks(kept),
         named=named(workload, kept),
         exact=True,
@@ -90,6 +103,14 @@ def _largest(tensors: tuple[LiveTensor, ...]) -> tuple[Large, ...]:
         )
         for alike in list(kinds.values())[:LARGEST]
     )
+
+
+def _temporary(tensors: tuple[LiveTensor, ...]) -> tuple[OpBytes, ...]:
+    kinds: dict[tuple[str, str], list[int]] = {}
+    for t in tensors:
+        if t.owner == TEMPORARY:
+            kinds.setdefault((t.op, t.dtype), []).append(t.bytes)
+    return by_op(kinds)
 
 
 def _line(run: DryRun, totals: npt.NDArray[np.int64], reserved: int) -> Line:

@@ -83,6 +83,7 @@ def _device(
         ooms=_failures(device, line, said),
         timeline=_line(device, line, when),
         notes=notes,
+        temporary=told.temporary(alive(table, line.peak), owner, device) if told else (),
         saved=saved_blocks(kept),
         named=named(workload, kept) if workload is not None else (),
         exact=told is not None,

@@ -23,6 +23,12 @@ _OWNER_COLOURS = {
     "inputs": "#8C6D31", "activations": "#D55E00", "attention scores": "#CC79A7", "logits": "#F0E442",
     "temporary": "#56B4E9", "workspace": "#666666", "unknown": "#BBBBBB",
 }  # fmt: skip
+# Pale, so that the strip of phases is not taken for owners; the same in every chart.
+_PHASE_COLOURS = {
+    "setup": "#DDDDDD", "data": "#FFFFCC", "forward": "#B3CDE3", "loss": "#CCEBC5", "backward": "#FBB4AE",
+    "recompute": "#FED9A6", "optimizer": "#DECBE4",
+}  # fmt: skip
+_OTHER_PHASES = ("#E5D8BD", "#FDDAEC", "#F2F2F2")
 _WIDTH, _HEIGHT, _DPI_SCALE = 640, 380, 2.0
 _LONGEST = 120  # of a title or a name
 _HINT = "pip install 'flopwise[charts]'"
@@ -65,7 +71,9 @@ def roofline_chart(
     return layers.properties(width=_WIDTH, height=_HEIGHT, title=visible(title, _LONGEST))
 
 
-def memory_chart(rows: Sequence[Mapping[str, Any]], owners: Sequence[str], unit: str, title: str) -> Any:
+def memory_chart(
+    rows: Sequence[Mapping[str, Any]], owners: Sequence[str], unit: str, title: str, subtitle: str = ""
+) -> Any:
     """Allocated bytes over time as areas stacked by owner, reserved bytes as a line above them, the phases as a strip below.
 
     `rows`: moments with `at` (in `unit`: 'ms', or what is counted), `reserved`, `phase` and one field for each owner.
@@ -80,11 +88,12 @@ def memory_chart(rows: Sequence[Mapping[str, Any]], owners: Sequence[str], unit:
     upwards = alt.Y("bytes:Q", title=f"allocated, {name}").stack("zero")
     folded = alt.Chart(alt.Data(values=rows)).transform_fold(known, as_=["owner", "bytes"])
     folded = folded.transform_calculate(order=f"indexof({json.dumps(known)}, datum.owner)")
-    colours = alt.Scale(domain=known, range=[_OWNER_COLOURS[owner] for owner in known])
+    legend = known[::-1]  # as they lie upon each other
+    colours = alt.Scale(domain=legend, range=[_OWNER_COLOURS[owner] for owner in legend])
     areas = folded.mark_area(interpolate="step-after").encode(
         x=across.axis(labels=False, ticks=False),
         y=upwards,
-        color=alt.Color("owner:N", title="owner", scale=colours, sort=known),
+        color=alt.Color("owner:N", title="owner", scale=colours, sort=legend),
         order=alt.Order("order:Q"),
         tooltip=["owner:N", alt.Tooltip("bytes:Q", title=name), "phase:N"],
     )
@@ -95,13 +104,25 @@ def memory_chart(rows: Sequence[Mapping[str, Any]], owners: Sequence[str], unit:
     strip = strip.encode(
         x=across.title(f"time, {unit}" if unit == "ms" else unit),
         x2="until:Q",
-        color=alt.Color("phase:N", title="phase").scale(scheme="pastel1"),
+        color=alt.Color("phase:N", title="phase", scale=alt.Scale(**_phase_colours(spans))),
         tooltip=["phase:N"],
     )
-    top = alt.layer(areas, reserved).properties(
-        width=_WIDTH, height=_HEIGHT, title=[visible(title, _LONGEST), "dashed: reserved"]
-    )
+    below = [one for one in (visible(subtitle, _LONGEST), "dashed: reserved") if one]
+    heading = alt.TitleParams(visible(title, _LONGEST), subtitle="; ".join(below))
+    top = alt.layer(areas, reserved).properties(width=_WIDTH, height=_HEIGHT, title=heading)
     return alt.vconcat(top, strip.properties(width=_WIDTH, height=14), spacing=4).resolve_scale(color="independent")
+
+
+def _phase_colours(spans: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """The phases in the order in which they come, each with its colour.
+
+    >>> _phase_colours([{"phase": "forward"}, {"phase": "evaluate"}, {"phase": "forward"}])
+    {'domain': ['forward', 'evaluate'], 'range': ['#B3CDE3', '#E5D8BD']}
+    """
+    phases = list(dict.fromkeys(span["phase"] for span in spans))
+    others = [phase for phase in phases if phase not in _PHASE_COLOURS]
+    other = {phase: _OTHER_PHASES[i % len(_OTHER_PHASES)] for i, phase in enumerate(others)}
+    return {"domain": phases, "range": [_PHASE_COLOURS.get(phase) or other[phase] for phase in phases]}
 
 
 def _byte_unit(largest: int) -> tuple[str, int]:

@@ -11,7 +11,10 @@ from flopwise.records import OK
 from flopwise.render.table import Column, Table
 
 _BAR = 30
+_OPS = 5  # rows of the table of temporary bytes
 _ALL = "all"
+_CASTS = {("_to_copy", "bf16"), ("_to_copy", "fp16")}
+_CAST_SHARE = 0.25  # of the parameters' bytes: copies of half the size, and some are not made yet at the peak
 
 
 def heading(report: MemoryReport) -> str:
@@ -74,7 +77,7 @@ def _difference(n_bytes: int) -> str:
 def _verdict(source: str, said: int, measured: int) -> str:
     if said == measured:
         return f"{source}: the same peak to the byte"
-    return f"{source}: {units.percent(said / max(measured, 1) - 1, 2)} off the peak"
+    return f"{source}: {units.percent(said / max(measured, 1) - 1, 3)} off the peak"
 
 
 def _bar(share: float) -> str:
@@ -84,6 +87,29 @@ def _bar(share: float) -> str:
     ' 50.0 % ███████████████'
     """
     return f"{units.percent(share):>7} {'█' * round(_BAR * share)}".rstrip()
+
+
+def temporary_table(d: DeviceMemory) -> Table:
+    """The peak's temporary bytes by op; autocast's copies, which are easily overlooked, in words."""
+    rows = tuple(
+        {"op": one.op or None, "dtype": one.dtype or None, "count": one.count, "bytes": one.bytes}
+        for one in d.temporary[:_OPS]
+    )
+    columns = (
+        Column("op", "made by", right=False),
+        Column("dtype", "type", right=False),
+        Column("count", "count", units.count),
+        Column("bytes", "size", units.size),
+    )
+    rest = d.temporary[_OPS:]
+    notes = [f"and {units.size(sum(one.bytes for one in rest))} of {len(rest)} other kinds"] if rest else []
+    first = d.temporary[0]
+    if (first.op, first.dtype) in _CASTS and first.bytes > _CAST_SHARE * d.peak.owners.get("parameters", 0):
+        notes.append(
+            f"{first.op} to {first.dtype}: most likely autocast's copies of the weights, which it keeps until it is left; "
+            "weights that are of this type themselves (--precision bf16-pure) need none"
+        )
+    return Table(title="temporary, at the peak", columns=columns, rows=rows, notes=tuple(notes))
 
 
 def saved_tables(d: DeviceMemory) -> list[Table]:
@@ -148,7 +174,7 @@ def levers_table(report: MemoryReport) -> Table:
     notes = ["predicted, each alone, for the eager step on a GPU; savings do not add up"]
     base = next((p.peak.total_bytes for p in report.predictions if p.source == "closed form"), None)
     if base is not None:
-        notes.append(f"against the closed form's own peak of {units.size(base)}, not against the measured one")
+        notes.append(f"against the closed form's own peak of {units.size(base)}, not against the one above")
     if report.predictions and report.predictions[-1].peak.phase == "optimizer":
         notes.append("the peak is the optimizer's: what forward and backward hold counts only once that is lower")
     return Table(title="what each lever would change", columns=columns, rows=rows, notes=tuple(notes))

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from flopwise import units
-from flopwise.errors import FlopwiseError, one_line
+from flopwise.errors import FlopwiseError
 from flopwise.memory.answers import MEASURED, PREDICTED, DeviceMemory, MemoryReport
 from flopwise.render.charts import memory_chart
 from flopwise.render.json import document
@@ -18,6 +18,7 @@ from flopwise.render.memory_parts import (
     levers_table,
     saved_tables,
     shape,
+    temporary_table,
 )
 from flopwise.render.table import Column, Table, View
 from flopwise.render.visible import LONGEST_CELL, LONGEST_LINE, visible
@@ -35,6 +36,8 @@ def memory_view(report: MemoryReport) -> View:
         return [failed_table(report), *expected_tables(report)], content
     first = report.devices[0]
     tables = [_summary(report), composition(report), _timeline(first), _largest(first)]
+    if first.temporary:
+        tables.append(temporary_table(first))
     if first.phases:
         tables.append(_phases(first))
     tables += saved_tables(first)
@@ -77,8 +80,8 @@ def timeline_chart(report: MemoryReport) -> Any:
         for row, value in zip(rows, values, strict=True):
             row[owner] = value
     peak = units.size(first.peak.allocated_bytes)
-    title = one_line(f"{heading(report)}: peak {peak} allocated, {report.obtained}", 120)
-    return memory_chart(rows, list(line.owners), "ms" if clock else _counted(report), title)
+    below = f"peak {peak} allocated, {report.obtained}"
+    return memory_chart(rows, list(line.owners), "ms" if clock else _counted(report), heading(report), below)
 
 
 def _counted(report: MemoryReport) -> str:
@@ -210,7 +213,9 @@ def _growth(d: DeviceMemory) -> Table:
     if not g.steps:
         notes: tuple[str, ...] = ("no steps found: nothing is said of growth",)
     elif g.bytes_per_step is None:
-        notes = (f"{g.steps} steps found by {g.found_by}: too few to say whether memory grows",)
+        notes = (
+            f"{g.steps} {'step' if g.steps == 1 else 'steps'} found by {g.found_by}: too few to say whether memory grows",
+        )
     else:
         nothing = "nothing is left by every step" if g.leaks_sought else "too few to tell a leak"
         verdict = "" if g.leaks else f"; {nothing}"

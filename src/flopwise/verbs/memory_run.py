@@ -114,7 +114,10 @@ def _notes(point: Point, devices: tuple[DeviceMemory, ...]) -> tuple[str, ...]:
     if not point.memory:
         return ()
     alone, watched = max(m.peak_bytes for m in point.memory), devices[0].peak.allocated_bytes
-    return (f"a step that nobody watched had a peak of {units.size(alone)}; the recorded ones {units.size(watched)}",)
+    said = f"a step that nobody watched had a peak of {units.size(alone)}; the recorded ones {units.size(watched)}"
+    if alone > watched:  # by owner it cannot be told: the trace has the request only, once a block was freed
+        said += f": {units.size(alone - watched)} less, most likely the rounding of blocks that were freed since"
+    return (said,)
 
 
 def _needed(point: Point, told: Forecast, devices: tuple[DeviceMemory, ...]) -> tuple[str, ...]:
