@@ -218,15 +218,16 @@ DKDV: Table = {
     (80, 64): Config(64, 128, 8, 2),
     (80, 128): Config(64, 64, 8, 2),
     (80, 256): Config(32, 64, 8, 1),
-    (90, 64): Config(64, 128, 8, 2, tma=True),
+    (90, 64): Config(128, 64, 4, 2, tma=True),
     (90, 128): Config(64, 128, 8, 2, tma=True),
     (90, 256): Config(16, 64, 8, 2, tma=True),
+    (100, 64): Config(64, 128, 8, 2, tma=True),  # where that of 90 spills
 }
 DQ: Table = {
     (80, 64): Config(128, 64, 8, 2),
     (80, 128): Config(128, 32, 8, 2),
     (80, 256): Config(64, 32, 8, 2),
-    (90, 64): Config(128, 64, 8, 2, tma=True),
+    (90, 64): Config(64, 128, 4, 3, tma=True),
     (90, 128): Config(128, 64, 8, 2, tma=True),
     (90, 256): Config(64, 64, 8, 2, tma=True),
 }

@@ -156,7 +156,10 @@ def choose(table: Table, q: Tensor, key_length: int, aligned: bool = True) -> Co
     longest = max(q.shape[2], key_length)
     if longest <= 64 and block_d <= 128:
         return Config(16, 16, 4, 2) if longest <= 16 else Config(32, 32, 4, 2)
-    return table[90 if aligned and architecture(q) >= 90 else 80, max(64, block_d)]
+    chip = architecture(q) if aligned else 80
+    return next(
+        table[arch, max(64, block_d)] for arch in (100, 90, 80) if arch <= chip and (arch, max(64, block_d)) in table
+    )
 
 
 # fp32 products without TF32 run on the ordinary cores, from registers: all three kernels take the same small tiles.
@@ -250,6 +253,7 @@ def case(
 def shipped(name: str, kernel: Any, table: Table) -> Iterator[Case]:
     """A kernel's bf16 table, and fp32."""
     for (arch, head_dim), config in table.items():
-        yield case(name, kernel, config, "bf16", head_dim, (80,) if arch == 80 else (90, 100))
+        newer = arch == 90 and (100, head_dim) not in table
+        yield case(name, kernel, config, "bf16", head_dim, (90, 100) if newer else (arch,))
     for head_dim in (64, 128):
         yield case(name, kernel, EXACT[head_dim], "fp32", head_dim, (80, 90, 100), PRECISION="ieee")

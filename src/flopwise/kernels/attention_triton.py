@@ -132,7 +132,7 @@ FORWARD: Table = {
     (80, 64): Config(128, 64, 8, 3),
     (80, 128): Config(128, 64, 8, 3),
     (80, 256): Config(64, 64, 8, 2),
-    (90, 64): Config(128, 128, 8, 2, tma=True),
+    (90, 64): Config(64, 128, 4, 2, tma=True),
     (90, 128): Config(128, 128, 8, 2, tma=True),
     (90, 256): Config(128, 64, 8, 2, tma=True),
 }
