@@ -156,7 +156,7 @@ def choose(table: Table, q: Tensor, key_length: int, aligned: bool = True) -> Co
     longest = max(q.shape[2], key_length)
     if longest <= 64 and block_d <= 128:
         return Config(16, 16, 4, 2) if longest <= 16 else Config(32, 32, 4, 2)
-    chip = architecture(q) if aligned else 80
+    chip = max(80, architecture(q)) if aligned else 80
     return next(
         table[arch, max(64, block_d)] for arch in (100, 90, 80) if arch <= chip and (arch, max(64, block_d)) in table
     )
