@@ -32,6 +32,7 @@ NORM_PROGRAMS = 1056  # 8 on each of an H200's 132 SMs: the partial sums then fi
 PREPARE_BLOCK = 1024
 CLIP_EPS = 1e-6  # torch.nn.utils.clip_grad_norm_'s
 _TL = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+_STATES = ("exp_avg", "exp_avg_sq", "step")  # torch.optim's names
 _COLUMNS = 5  # of the table: the addresses of p, m and v, the number of elements, the first block
 
 
@@ -58,6 +59,35 @@ def adamw_reference(
     p.copy_(wide)
     m.copy_(first)
     v.copy_(second)
+
+
+@torch.library.custom_op("flopwise::adamw_", mutates_args=("params", "exp_avgs", "exp_avg_sqs", "steps"))
+def _adamw(
+    params: list[Tensor],
+    grads: list[Tensor],
+    exp_avgs: list[Tensor],
+    exp_avg_sqs: list[Tensor],
+    steps: list[Tensor],
+    factor: Tensor | None,
+    found_inf: Tensor | None,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+) -> None:
+    """The step of one group by the reference, tensor by tensor."""
+    if found_inf is not None and bool(found_inf):
+        return
+    group = {"lr": lr, "betas": (beta1, beta2), "eps": eps, "weight_decay": weight_decay}
+    for p, g, m, v, step in zip(params, grads, exp_avgs, exp_avg_sqs, steps, strict=True):
+        step += 1  # noqa: PLW2901
+        adamw_reference(p, g, m, v, step, group, 1.0 if factor is None else factor)
+
+
+@_adamw.register_fake
+def _(*arguments: Any) -> None:
+    """All it does is change its arguments."""
 
 
 @triton.jit
@@ -355,6 +385,7 @@ class AdamW(Optimizer):
     States are replaced through `load_state_dict` alone. Sparse gradients are refused.
     """
 
+    steps_on_device = True
     grad_norm: Tensor | None = None  # of the last step with max_grad_norm, 0-dim
     _step_supports_amp_scaling = True  # torch.amp.GradScaler then sets grad_scale and found_inf for the step
 
@@ -471,19 +502,25 @@ class AdamW(Optimizer):
             bucket.update(partials, self.max_grad_norm or 0.0, self.grad_norm, scale, inf)
 
     def _step_eager(self, scale: Tensor | None, inf: Tensor | None) -> None:
-        """The same step on the CPU, tensor by tensor."""
-        if inf is not None and bool(inf):
-            return
-        factor: Tensor | float = 1.0 if scale is None else 1 / scale
+        """The same step on the CPU; to who watches, one op over all tensors of a group, as it is on a GPU."""
+        factor: Tensor | None = None if scale is None else 1 / scale
         pairs = [(p, group) for group in self.param_groups for p in group["params"] if p.grad is not None]
         if self.max_grad_norm is not None and pairs:
             norms = torch.stack([torch.linalg.vector_norm(p.grad.float()) for p, _ in pairs])
-            self.grad_norm = torch.linalg.vector_norm(norms) * factor
-            factor = factor * (self.max_grad_norm / (self.grad_norm + CLIP_EPS)).clamp(max=1.0)
-        for p, group in pairs:
-            state = self.state[p]
-            state["step"] = _scalar(state["step"], p.device) + 1
-            adamw_reference(p, p.grad, state["exp_avg"], state["exp_avg_sq"], state["step"], group, factor)
+            self.grad_norm = torch.linalg.vector_norm(norms) * (1.0 if factor is None else factor)
+            clip = (self.max_grad_norm / (self.grad_norm + CLIP_EPS)).clamp(max=1.0)
+            factor = clip if factor is None else factor * clip
+        for group in self.param_groups:
+            params = [p for p in group["params"] if p.grad is not None]
+            if params:
+                states = [self.state[p] for p in params]
+                for p, state in zip(params, states, strict=True):
+                    if not isinstance(state["step"], Tensor) or state["step"].dim():
+                        state["step"] = _scalar(state["step"], p.device)
+                _adamw(
+                    params, [p.grad for p in params], *([s[name] for s in states] for name in _STATES), factor, inf,
+                    float(group["lr"]), *group["betas"], group["eps"], group["weight_decay"],
+                )  # fmt: skip
 
 
 def _dense(p: Tensor) -> bool:

@@ -207,6 +207,7 @@ def _check(w: Workload) -> None:
                 f"context = {w.context} is longer than the sliding window of {w.subject.window}, which flopwise's model has not",
                 f"allowed: 1 to {w.subject.window}; or implementation = transformers",
             )
+        _check_kernels(w.subject, w.recipe)
         if w.recipe.graph == "on" and w.phase != "train":
             raise FlopwiseError(
                 f"graph = 'on' captures the whole training step, not phase = '{w.phase}'", "allowed: phase = train"
@@ -221,6 +222,25 @@ def _check(w: Workload) -> None:
     if isinstance(w.subject, OpSpec) and w.phase == "train":
         raise FlopwiseError(
             f"phase = 'train' means nothing to {w.target}: it has no optimizer", "allowed: forward, backward"
+        )
+
+
+def _check_kernels(spec: ModelSpec, recipe: Recipe) -> None:
+    """Levers whose kernels compute something else than this model has."""
+    if recipe.norm == "triton" and spec.norm_kind != "rms":
+        raise FlopwiseError(
+            f"norm = 'triton' is a kernel for RMSNorm, and {spec.name} has norm_kind = '{spec.norm_kind}'",
+            "allowed: norm = eager, torch; or a model with norm_kind = rms",
+        )
+    if recipe.activation == "cuda" and spec.mlp != "gelu":
+        raise FlopwiseError(
+            f"activation = 'cuda' is a kernel for GeLU, and {spec.name} has mlp = '{spec.mlp}'",
+            "allowed: activation = eager, torch, triton; or a model with mlp = gelu",
+        )
+    if recipe.rope == "triton" and spec.positions != "rope":
+        raise FlopwiseError(
+            f"rope = 'triton' turns queries and keys, and {spec.name} has positions = '{spec.positions}'",
+            "allowed: rope = eager; or a model with positions = rope",
         )
 
 

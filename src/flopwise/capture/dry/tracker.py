@@ -100,8 +100,9 @@ class Tracker(TorchDispatchMode):
 
     def _optimizer_ends(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
         self._in_optimizer = False
+        always = getattr(optimizer, "steps_on_device", False)  # flopwise's own
         for group in optimizer.param_groups:
-            on_device = bool(group.get("fused") or group.get("capturable"))
+            on_device = bool(always or group.get("fused") or group.get("capturable"))
             for parameter in group["params"]:
                 self._label(parameter, PARAMETERS)
                 module = self._module_of(parameter)
