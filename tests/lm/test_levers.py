@@ -110,8 +110,7 @@ def test_without_triton_its_levers_are_refused_and_the_others_work(monkeypatch: 
     build(TINY, Recipe())
     for lever, value in OWN.items():
         with pytest.raises(Unsupported, match=f"{lever} = '{value}' needs Triton"):
-            own = build(TINY, Recipe(**{lever: value}))
-            step_loss(own, *batch(TINY))
+            step_loss(build(TINY, Recipe(**{lever: value})), *batch(TINY))
 
 
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)

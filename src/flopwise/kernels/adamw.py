@@ -81,7 +81,7 @@ def _adamw(
         return
     group = {"lr": lr, "betas": (beta1, beta2), "eps": eps, "weight_decay": weight_decay}
     for p, g, m, v, step in zip(params, grads, exp_avgs, exp_avg_sqs, steps, strict=True):
-        step += 1  # noqa: PLW2901
+        step.add_(1)
         adamw_reference(p, g, m, v, step, group, 1.0 if factor is None else factor)
 
 
@@ -110,7 +110,7 @@ def _square_sum(address, start, lanes, numel, DTYPE: tl.constexpr, ALIGNED: tl.c
 
 
 @triton.jit
-def _norm_kernel(
+def _adamw_norm_kernel(
     table,
     gradients,
     block_tensor,
@@ -138,7 +138,7 @@ def _norm_kernel(
 
 
 @triton.jit
-def _prepare_kernel(
+def _adamw_prepare_kernel(
     steps,
     coefficients,
     tensors,
@@ -236,7 +236,7 @@ def _update(
 
 
 @triton.jit
-def _update_kernel(
+def _adamw_update_kernel(
     table,
     gradients,
     block_tensor,
@@ -335,7 +335,7 @@ class _Bucket:
 
     def add_squares(self, partials: Tensor) -> None:
         """Each program's sum of squares of gradients into `partials`."""
-        _norm_kernel[(len(partials),)](
+        _adamw_norm_kernel[(len(partials),)](
             self.table, self.gradients, self.block_tensor, self.blocks, partials,
             COLUMNS=_COLUMNS, GRAD=_TL[self.param_dtype], ALIGNED=self.aligned, BLOCK=BLOCK, num_warps=WARPS,
         )  # fmt: skip
@@ -346,13 +346,13 @@ class _Bucket:
         """The coefficients, then the update."""
         lr, (beta1, beta2) = self.group["lr"], self.group["betas"]
         on_device = isinstance(lr, Tensor) and lr.device == self.table.device
-        _prepare_kernel[(1,)](
+        _adamw_prepare_kernel[(1,)](
             self.steps, self.coefficients, len(self.params), lr if on_device else float(lr),
             float(self.group["weight_decay"]), partials, 0 if partials is None else len(partials), float(max_norm), norm,
             scale, inf, LN_BETA1=_log(beta1), LN_BETA2=_log(beta2), LR_ON_DEVICE=on_device, BLOCK=PREPARE_BLOCK,
             num_warps=WARPS,
         )  # fmt: skip
-        _update_kernel[(self.blocks,)](
+        _adamw_update_kernel[(self.blocks,)](
             self.table, self.gradients, self.block_tensor, self.coefficients, inf, 1 - beta1, beta2, 1 - beta2,
             float(self.group["eps"]), COLUMNS=_COLUMNS, PARAM=_TL[self.param_dtype], GRAD=_TL[self.param_dtype],
             STATE=_TL[self.state_dtype], ALIGNED=self.aligned, BLOCK=BLOCK, num_warps=WARPS,
@@ -541,15 +541,15 @@ def cases() -> Iterator[Case]:
         fixed = {"COLUMNS": _COLUMNS, "GRAD": param, "ALIGNED": True, "BLOCK": BLOCK}
         yield Case(
             f"adamw update {name}",
-            _update_kernel,
+            _adamw_update_kernel,
             update,
             {**fixed, "PARAM": param, "STATE": state, "found_inf": None},
             WARPS,
         )
     fixed = {"COLUMNS": _COLUMNS, "GRAD": tl.float32, "ALIGNED": True, "BLOCK": BLOCK}
-    yield Case("adamw norm fp32", _norm_kernel, {**tables, "blocks": "i32", "partials": "*fp32"}, fixed, WARPS)
+    yield Case("adamw norm fp32", _adamw_norm_kernel, {**tables, "blocks": "i32", "partials": "*fp32"}, fixed, WARPS)
     prepare = {"steps": "*fp32", "coefficients": "*fp32", "tensors": "i32", "lr": "fp32", "weight_decay": "fp32"}
     clip = {"partials": "*fp32", "n_partials": "i32", "max_norm": "fp32", "norm": "*fp32"}
     logs = {"LN_BETA1": _log(0.9), "LN_BETA2": _log(0.999), "LR_ON_DEVICE": False, "BLOCK": PREPARE_BLOCK}
     absent = {"grad_scale": None, "found_inf": None}
-    yield Case("adamw prepare", _prepare_kernel, {**prepare, **clip}, {**logs, **absent}, WARPS)
+    yield Case("adamw prepare", _adamw_prepare_kernel, {**prepare, **clip}, {**logs, **absent}, WARPS)

@@ -1,7 +1,8 @@
 """The pieces between the matmuls: norms, activations, softmax and rotary positions.
 
 Each comes twice or more. `*_eager` is the formula, one kernel per operation, which is what a first implementation does and what
-a profiler shows as a row of small memory-bound kernels; `*_torch` is PyTorch's own fused kernel; our own are in `kernels/`. They compute the same.
+a profiler shows as a row of small memory-bound kernels; `*_torch` is PyTorch's own fused kernel; our own are in
+`kernels/`. They compute the same.
 """
 
 import math
