@@ -19,6 +19,7 @@ from flopwise.spec.model import ModelSpec
 from flopwise.spec.workload import OpSpec, Workload
 from flopwise.work import GRADIENTS, OPTIMIZER_STATE, OWNERS, PARAMETERS, SAVED, OpWork
 
+_STAND_FOR = {"compile": "manual", "flex": "sdpa", "tiled": "flash"}  # the eager ops; what computes and saves the same
 LARGEST = 2000  # tensors at the peak that are told: enough for every kind of a deep model's layers
 
 
@@ -91,6 +92,10 @@ def _as_it_is_run(workload: Workload) -> tuple[Workload, tuple[str, ...]]:
     if workload.recipe.attention == "flex":
         changes["attention"] = "sdpa"
         notes.append("flex: taken as flash attention, which saves and computes the same")
+    if isinstance(workload.subject, OpSpec) and workload.subject.impl in _STAND_FOR:
+        stands = _STAND_FOR[workload.subject.impl]
+        notes.append(f"impl: {workload.subject.impl} is taken as {stands}")
+        workload = msgspec.structs.replace(workload, subject=msgspec.structs.replace(workload.subject, impl=stands))
     recipe = msgspec.structs.replace(workload.recipe, **changes)
     return msgspec.structs.replace(workload, recipe=recipe), tuple(notes)
 
