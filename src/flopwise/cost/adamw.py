@@ -100,7 +100,13 @@ def _own(t: Tape, parameters: Sequence[Parameter]) -> None:
     read = sum(2 * w.n_bytes + 8 * w.numel + 4 for w in weights)
     written = sum(w.n_bytes + 8 * w.numel + 4 for w in weights)
     t.work_of(
-        "adamw_", OPTIMIZER, read, written, weights[0].dtype, kernels=2, shapes=((sum(w.numel for w in weights),),)
+        "flopwise::adamw_",
+        OPTIMIZER,
+        read,
+        written,
+        weights[0].dtype,
+        kernels=2,
+        shapes=((sum(w.numel for w in weights),),),
     )
 
 

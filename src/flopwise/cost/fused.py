@@ -47,17 +47,17 @@ def norm(t: Tape, x: Tensor, weights: Sequence[Tensor], op: str, contiguous: boo
 
 def own_rms_norm(t: Tape, x: Tensor, weight: Tensor) -> Tensor:
     """Our RMSNorm, in any dtype and memory order: it keeps its input and 1/rms of every row."""
-    inverse = t.tensor((x.numel // x.shape[-1],), "fp32", op="rms_norm")
-    out = t.run("rms_norm", NORMALISATION, (x, weight), x.shape, x.dtype)
+    inverse = t.tensor((x.numel // x.shape[-1],), "fp32", op="flopwise::rms_norm")
+    out = t.run("flopwise::rms_norm", NORMALISATION, (x, weight), x.shape, x.dtype)
     saved = t.save(x, weight, inverse) if t.wants(x) or t.wants(weight) else None
 
     def backward(t: Tape, grad: Tensor, saved: Sequence[Tensor]) -> Gradients:
         x, weight, inverse = saved
-        grad_x = t.tensor(x.shape, x.dtype, op="rms_norm_backward")
-        grad_weight = t.tensor(weight.shape, weight.dtype, op="rms_norm_backward")
+        grad_x = t.tensor(x.shape, x.dtype, op="flopwise::rms_norm_backward")
+        grad_weight = t.tensor(weight.shape, weight.dtype, op="flopwise::rms_norm_backward")
         t.work(
-            "rms_norm_backward", NORMALISATION, (grad, x, weight, inverse), grad_x.n_bytes + grad_weight.n_bytes, x.dtype,
-            kernels=2, outs=(grad_x, grad_weight),
+            "flopwise::rms_norm_backward", NORMALISATION, (grad, x, weight, inverse), grad_x.n_bytes + grad_weight.n_bytes,
+            x.dtype, kernels=2, outs=(grad_x, grad_weight),
         )  # fmt: skip
         return grad_x, grad_weight
 
@@ -69,13 +69,13 @@ def own_swiglu(t: Tape, gate: Tensor, up: Tensor) -> Tensor:
     saved = t.save(gate, up) if t.wants(gate) or t.wants(up) else None
 
     def backward(t: Tape, grad: Tensor, saved: Sequence[Tensor]) -> Gradients:
-        grads = [t.tensor(x.shape, x.dtype, op="swiglu_backward") for x in saved]
+        grads = [t.tensor(x.shape, x.dtype, op="flopwise::swiglu_backward") for x in saved]
         t.work(
-            "swiglu_backward", ELEMENTWISE, (grad, *saved), 2 * grads[0].n_bytes, grad.dtype, outs=grads
+            "flopwise::swiglu_backward", ELEMENTWISE, (grad, *saved), 2 * grads[0].n_bytes, grad.dtype, outs=grads
         )  # fmt: skip
         return grads
 
-    return t.connect(pointwise(t, "swiglu", gate, up), (gate, up), backward, saved)
+    return t.connect(pointwise(t, "flopwise::swiglu", gate, up), (gate, up), backward, saved)
 
 
 def own_rope(t: Tape, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
@@ -83,9 +83,9 @@ def own_rope(t: Tape, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[T
     shapes = q.shape, k.shape
 
     def turned(t: Tape, pair: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        first, second = (t.tensor(x.shape, x.dtype, op="rope_pair") for x in pair)
+        first, second = (t.tensor(x.shape, x.dtype, op="flopwise::rope_pair") for x in pair)
         written = first.n_bytes + second.n_bytes
-        t.work("rope_pair", ELEMENTWISE, (*pair, cos, sin), written, "fp32", outs=(first, second))
+        t.work("flopwise::rope_pair", ELEMENTWISE, (*pair, cos, sin), written, "fp32", outs=(first, second))
         return first, second
 
     def backward(t: Tape, grad: Tensor, pieces: Sequence[Tensor]) -> Gradients:

@@ -48,7 +48,7 @@ def loss_fused(t: Tape, hidden: Tensor, weight: Tensor, tf32: bool) -> Tensor:
     def backward(t: Tape, grad: Tensor, saved: Sequence[Tensor]) -> Gradients:
         ops.pointwise(t, "mul", grad)
         for _ in saved:
-            t.work_of("scale_", LOSS, 4, 0, "fp32")  # by 1, without loss scaling: nothing is moved
+            t.work_of("flopwise::scale_", LOSS, 4, 0, "fp32")  # by 1, without loss scaling: nothing is moved
         return saved[0], saved[1]
 
     saved = t.save(grad_rows, grad_weight)
@@ -89,7 +89,7 @@ def _fused_forward(t: Tape, rows: Tensor, weight: Tensor, dtype: str, tf32: bool
             shapes=((n, width), (width, vocab)),
             outs=(logits,),
         )
-        t.work("cross_entropy_rows", LOSS, (logits,), logits.n_bytes + 4 * n, dtype)
+        t.work("flopwise::cross_entropy_rows", LOSS, (logits,), logits.n_bytes + 4 * n, dtype)
         if rows.dtype == dtype:
             written = n * width * item
             t.work(

@@ -176,7 +176,7 @@ class Network:
     def _gelu(self, x: Tensor) -> Tensor:
         t = self.t
         if self.recipe.activation != "eager":
-            return ops.from_input(t, "gelu", x)
+            return ops.from_input(t, "gelu" if self.recipe.activation == "torch" else "flopwise::gelu", x)
         # One expression, as there: a name would keep its tensor.
         return ops.mul(
             t,

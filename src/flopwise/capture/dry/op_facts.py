@@ -44,6 +44,12 @@ class OpFacts:
     many: bool  # it walks lists of tensors: foreach, fused optimizers
     written: tuple[int, ...]  # positions of the arguments that it changes in place
     flops: Callable[..., int] | None
+    namespace: str = "aten"
+
+    @property
+    def shown(self) -> str:
+        """The name as told: of flopwise's own ops with their namespace, which tells them from torch's."""
+        return f"flopwise::{self.name}" if self.namespace == "flopwise" else self.name
 
 
 @cache
@@ -65,6 +71,7 @@ def facts(func: OpOverload) -> OpFacts:
         or name.startswith(("_foreach_", "_fused_adam", "_fused_sgd", "_fused_adagrad", "_amp_foreach")),
         written=written,
         flops=flop_registry.get(func._overloadpacket),
+        namespace=func.namespace,
     )
 
 

@@ -126,7 +126,7 @@ _OWN_ADAMW_LAUNCHES = 2  # coefficients, update
 
 def launches_over(name: str, elements: Sequence[int], lists: int) -> int:
     """Launches of an op over lists of tensors: flopwise's own AdamW finds all of them through one table."""
-    return _OWN_ADAMW_LAUNCHES if name == OWN_ADAMW else chunked_launches(elements, lists)
+    return _OWN_ADAMW_LAUNCHES if name.removeprefix("flopwise::") == OWN_ADAMW else chunked_launches(elements, lists)
 
 
 def chunked_launches(elements: Sequence[int], lists: int) -> int:

@@ -39,7 +39,7 @@ def loss_parts(whole: OpWork, args: tuple[Any, ...]) -> Iterator[OpWork]:
         if rows.dtype != dtype:
             yield part("_to_copy", COPY, n * width * rows.element_size(), h, (n, width))
         yield part("mm", MATMUL, h + w, logits, (n, width), (width, vocab))
-        yield part("cross_entropy_rows", LOSS, logits + 8 * n, logits + 4 * n, (n, vocab))
+        yield part("flopwise::cross_entropy_rows", LOSS, logits + 8 * n, logits + 4 * n, (n, vocab))
         if row_gradient:
             yield part("mm", MATMUL, logits + w, h, (n, vocab), (vocab, width))
             if rows.dtype != dtype:

@@ -191,7 +191,7 @@ class Tracker(TorchDispatchMode):
         if many:
             read, written = sum(each.read_bytes for each in many), sum(each.write_bytes for each in many)
         work = OpWork(
-            op=fact.name,
+            op=fact.shown,
             module=module,
             phase=phase,
             kind=OPTIMIZER if fact.many and phase == OPTIMIZER else fact.kind,
