@@ -237,7 +237,9 @@ def _cross_entropy_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tens
     ctx.save_for_backward(logits, targets, *output[1:])
 
 
-def _cross_entropy_gradient(ctx: Any, upstream: Tensor, *_: Any) -> tuple[Tensor, None]:
+def _cross_entropy_gradient(ctx: Any, upstream: Tensor | None, *_: Any) -> tuple[Tensor | None, None]:
+    if upstream is None:
+        return None, None
     logits, targets, normalizers, share = ctx.saved_tensors
     return _cross_entropy_backward(logits, targets, normalizers, upstream.float() * share), None
 
@@ -344,8 +346,10 @@ def _linear_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...
     ctx.save_for_backward(*output[1:])
 
 
-def _linear_gradient(ctx: Any, upstream: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+def _linear_gradient(ctx: Any, upstream: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
     """In place, so that there is never a second copy of ∂W: a second backward pass through the same loss is refused."""
+    if upstream is None:
+        return (None,) * 7
     *gradients, rest = ctx.saved_tensors
     factor = upstream.float() * rest
     found: list[Tensor | None] = []

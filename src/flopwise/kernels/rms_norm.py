@@ -316,7 +316,9 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
     ctx.set_materialize_grads(False)
 
 
-def _gradient(ctx: Any, dy: Tensor, _: Any) -> tuple[Tensor, Tensor, None]:
+def _gradient(ctx: Any, dy: Tensor | None, _: Any) -> tuple[Tensor | None, Tensor | None, None]:
+    if dy is None:
+        return None, None, None
     return *_rms_norm_backward(dy, None, *ctx.saved_tensors), None
 
 
