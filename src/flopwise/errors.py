@@ -20,6 +20,10 @@ class Unsupported(FlopwiseError):
     """The workload is well formed, but this machine or this combination cannot run it: a row, not the end of a sweep."""
 
 
+class WrongResult(FlopwiseError):
+    """An implementation computes something else than its reference: it has no time worth telling."""
+
+
 def one_line(text: str, limit: int = 400) -> str:
     """Fold any text into one printable line; control characters from outside never reach a terminal.
 

@@ -6,8 +6,8 @@ from flopwise.spec.workload import Trial
 
 SCHEMA = 1
 
-OK, OOM, CRASH, TIMEOUT, UNSUPPORTED, ERROR, INTERRUPTED = (
-    "ok", "oom", "crash", "timeout", "unsupported", "error", "interrupted",
+OK, OOM, CRASH, TIMEOUT, UNSUPPORTED, ERROR, INTERRUPTED, WRONG = (
+    "ok", "oom", "crash", "timeout", "unsupported", "error", "interrupted", "wrong result",
 )  # fmt: skip
 STEP = "step"  # the name of the whole step among its phases
 

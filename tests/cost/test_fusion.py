@@ -6,6 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flopwise.cost.fusion import ALONE, fuse
+from flopwise.cost.step import account_step
+from flopwise.spec.workload import workload
 from flopwise.work import ELEMENTWISE, MATMUL, REDUCTION, OpWork
 
 SIZE = 4096
@@ -78,3 +80,11 @@ def test_the_laws(step):
     for kernel in fused:  # in this order, everything is there when it is read: no kernel waits for a later one
         assert {t for t, _ in kernel.reads} <= known | ({0, 1, 2} - made)
         known |= {t for t, _ in kernel.writes}
+
+
+def test_our_kernels_are_closed_to_the_compiler():
+    own = {"norm": "triton", "activation": "triton", "rope": "triton"}
+    ops = account_step(workload("tiny", phase="backward", **own)).ops
+    ours = [op for op in ops if op.op.startswith("flopwise::")]
+    assert ours
+    assert sum(op.op.startswith("flopwise::") for op in fuse(ops)) == len(ours)

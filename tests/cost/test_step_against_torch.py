@@ -26,6 +26,8 @@ PLAIN = {
 GPT2 = {"d_model": 64, "d_ff": 192, "n_layers": 3, "n_heads": 4, "vocab": 500}
 LLAMA = {"n_kv_heads": 2, "qk_norm": True, "qkv_bias": True, "tied": True, "n_layers": 3}
 
+OWN = {"norm": "triton", "activation": "triton", "rope": "triton", "optimizer": "flopwise"}
+
 CASES = {
     "as the course writes it": ("tiny", {}),
     "forward alone": ("tiny", {"phase": "forward"}),
@@ -39,6 +41,12 @@ CASES = {
     "bf16 throughout": ("tiny", {"precision": "bf16-pure", "context": 24, "batch": 1}),
     "gpt2": ("gpt2", {"set": GPT2}),
     "gpt2, torch's norm and activation": ("gpt2", {"set": GPT2, "norm": "torch", "activation": "torch"}),
+    "our kernels": ("tiny", OWN),
+    "our kernels, checkpointed": ("tiny", OWN | {"checkpoint": 1}),
+    "our kernels, forward alone": ("tiny", OWN | {"phase": "forward"}),
+    "our kernels, bf16 throughout": ("tiny", OWN | {"precision": "bf16-pure", "context": 24}),
+    "our kernels, grouped heads, tied, biases, qk norm": ("tiny", OWN | {"set": LLAMA}),
+    "our GeLU": ("gpt2", {"set": GPT2, "activation": "triton", "optimizer": "flopwise"}),
     "grouped heads, tied, biases, qk norm": ("tiny", {"set": LLAMA}),
 }
 
@@ -110,3 +118,17 @@ def _is_one_op(op):
 
 def test_the_chunks_are_the_models():
     assert losses.CHUNK_TOKENS == lm_loss.CHUNK_TOKENS
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize("narrow_sum", [True, False])
+def test_so_are_those_of_the_fused_loss(dtype, narrow_sum):
+    kernel, torch_dtype = pytest.importorskip("flopwise.kernels.cross_entropy"), lm_dtype(dtype)
+    for tokens in (1, 128, 2048, 8192, 65_536, 100_000):
+        for vocab in (100, 50_257, 128_256):
+            told = losses.fused_chunk(tokens, vocab, torch_dtype.itemsize, narrow_sum)
+            assert told == kernel.chunk_rows(tokens, vocab, torch_dtype, narrow_sum)
+
+
+def lm_dtype(name):
+    return {"bf16": torch.bfloat16, "fp32": torch.float32}[name]

@@ -29,7 +29,10 @@ class Watch(TorchDispatchMode):
         for storage in made.values():
             self.see(storage)
         # A view makes nothing, and a range in the profile is no op.
-        self.ops += bool(func._schema.is_mutable or made.keys() - given.keys()) and func.namespace == "aten"
+        self.ops += bool(func._schema.is_mutable or made.keys() - given.keys()) and func.namespace in (
+            "aten",
+            "flopwise",
+        )
         return out
 
     def see(self, storage):

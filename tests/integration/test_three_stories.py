@@ -13,6 +13,10 @@ from flopwise.spec.workload import workload
 from flopwise.work import ATTENTION, MATMUL
 
 LLAMA = {"n_layers": 2, "d_model": 512, "d_ff": 1024, "n_heads": 8, "n_kv_heads": 2, "head_dim": 64, "vocab": 5000}
+OWN = {
+    "attention": "flash", "norm": "triton", "activation": "triton", "rope": "triton", "loss": "fused",
+    "optimizer": "flopwise",
+}  # fmt: skip
 CASES = [
     ("small", {"n_layers": 2}, {}),
     ("small", {"n_layers": 2}, {"attention": "naive", "norm": "eager", "activation": "eager", "precision": "bf16"}),
@@ -22,6 +26,15 @@ CASES = [
     ("gpt2", {"n_layers": 2}, {"attention": "naive", "optimizer": "adamw-loop"}),
     ("llama3.2-1b", LLAMA, {"precision": "bf16-pure"}),
     ("llama3.2-1b", LLAMA, {"precision": "fp16", "attention": "sdpa-flash"}),
+    *(("small", {"n_layers": 2}, {lever: value}) for lever, value in OWN.items()),
+    ("small", {"n_layers": 2}, OWN | {"precision": "bf16"}),
+    ("small", {"n_layers": 3}, OWN | {"precision": "bf16", "checkpoint": 2}),
+    ("small", {"n_layers": 8}, OWN | {"precision": "fp16", "context": 512}),
+    ("small", {"n_layers": 12}, OWN | {"precision": "bf16-pure", "batch": 1}),
+    ("small", {"n_layers": 2, "qk_norm": True}, OWN | {"phase": "forward"}),
+    ("llama3.2-1b", LLAMA, OWN | {"precision": "bf16-pure"}),
+    ("llama3.2-1b", LLAMA | {"vocab": 128256, "tied": False}, OWN | {"precision": "bf16", "context": 4096, "batch": 1}),
+    ("gpt2", {"n_layers": 2}, {"attention": "flash", "activation": "cuda", "loss": "fused", "precision": "bf16"}),
 ]
 
 

@@ -209,7 +209,7 @@ def test_a_closure_is_called_with_gradients_on(device):
 
 def test_a_step_is_two_launches_three_with_clipping(device, monkeypatch):
     launches = []
-    for name in ("_norm_kernel", "_prepare_kernel", "_update_kernel"):
+    for name in ("_adamw_norm_kernel", "_adamw_prepare_kernel", "_adamw_update_kernel"):
         kernel = getattr(module, name)
 
         class Counted:

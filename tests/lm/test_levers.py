@@ -1,13 +1,16 @@
 """The law of the levers: each changes how a step runs, none what it computes."""
 
+import sys
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from flopwise.errors import FlopwiseError, Unsupported
-from flopwise.lm.loss import loss_chunked, loss_full
+from flopwise.lm.loss import hidden_loss, loss_full
 from flopwise.lm.precision import autocast, weights_dtype
 from flopwise.lm.transformer import Transformer
 from flopwise.spec.model import ModelSpec
@@ -26,14 +29,25 @@ TOLERANCE = {
     "bf16": (1e-3, 5e-2),
     "bf16-pure": (1e-3, 5e-2),
 }
+OWN = {"attention": "flash", "norm": "triton", "activation": "triton", "rope": "triton", "loss": "fused"}
 NAIVE = {"attention": "naive", "norm": "eager", "activation": "eager"}
 
 
+def step_of(model: Transformer, tokens: Tensor, targets: Tensor) -> Callable[[], Tensor]:
+    of_hidden: Any = None if model.recipe.loss == "full" else hidden_loss(model.recipe.loss)
+
+    def step() -> Tensor:
+        with autocast(model.recipe, "cpu"):
+            if of_hidden is None:
+                return loss_full(model(tokens), targets)
+            loss: Tensor = of_hidden(model.hidden(tokens), model.head_weight, targets, chunk_tokens=20)
+            return loss
+
+    return step
+
+
 def step_loss(model: Transformer, tokens: Tensor, targets: Tensor) -> Tensor:
-    with autocast(model.recipe, "cpu"):
-        if model.recipe.loss == "chunked":
-            return loss_chunked(model.hidden(tokens), model.head_weight, targets, chunk_tokens=20)
-        return loss_full(model(tokens), targets)
+    return step_of(model, tokens, targets)()
 
 
 def build(spec: ModelSpec, recipe: Recipe) -> Transformer:
@@ -63,16 +77,46 @@ LEVERS = [
     {"attention": "sdpa-flash"},
     {"norm": "eager"},
     {"activation": "eager"},
+    *({lever: value} for lever, value in OWN.items()),
+    *({**OWN, "precision": p} for p in ("fp32", "bf16", "fp16", "bf16-pure")),
+    {**OWN, "precision": "bf16", "checkpoint": 1},
     {"checkpoint": 1},
     {"checkpoint": 2, "loss": "chunked", "precision": "bf16", **NAIVE},
     {"checkpoint": 100, "attention": "sdpa-flash", "precision": "fp16"},
 ]
 
 
+def fitting(spec: ModelSpec, levers: dict[str, object]) -> dict[str, object]:
+    """Without the kernels for what this model has not."""
+    absent = {("norm", "triton"): spec.norm_kind == "layer", ("rope", "triton"): spec.positions != "rope"}
+    return {lever: value for lever, value in levers.items() if not absent.get((lever, str(value)), False)}
+
+
+def test_a_kernel_for_something_else_is_refused_in_one_line() -> None:
+    with pytest.raises(Unsupported, match="LayerNorm"):
+        build(GPT2_LIKE, Recipe(norm="triton"))
+    with pytest.raises(Unsupported, match="SwiGLU"):
+        build(TINY, Recipe(activation="cuda"))
+    model = build(GPT2_LIKE, Recipe(activation="cuda"))
+    if not torch.cuda.is_available():
+        with pytest.raises(Unsupported, match="GPU"):
+            model(batch(GPT2_LIKE)[0])
+
+
+def test_without_triton_its_levers_are_refused_and_the_others_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("flopwise.kernels")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "triton", None)
+    build(TINY, Recipe())
+    for lever, value in OWN.items():
+        with pytest.raises(Unsupported, match=f"{lever} = '{value}' needs Triton"):
+            step_loss(build(TINY, Recipe(**{lever: value})), *batch(TINY))
+
+
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 @pytest.mark.parametrize("levers", LEVERS, ids=lambda levers: " ".join(map(str, levers.values())) or "default")
 def test_every_lever_gives_the_reference_loss_and_gradients(spec: ModelSpec, levers: dict[str, object]) -> None:
-    model = build(spec, Recipe(**levers))
+    model = build(spec, Recipe(**fitting(spec, levers)))
     tokens, targets = batch(spec)
     loss = step_loss(model, tokens, targets)
     if model.recipe.precision == "fp16":
@@ -102,6 +146,7 @@ COMPILED = [
     (TINY, {"loss": "chunked", "precision": "bf16", "checkpoint": 1}),
     (GPT2_LIKE, NAIVE),
     (QWEN3_LIKE, {"attention": "sdpa-flash"}),
+    (QWEN3_LIKE, {**OWN, "precision": "bf16"}),
 ]
 
 
@@ -113,7 +158,7 @@ def test_the_step_is_one_graph_to_the_compiler_and_computes_the_same(
     tokens, targets = batch(spec)
     torch.compiler.reset()
     # aot_eager is the compiler up to code generation: the capture, the joint graph, the partition.
-    step = torch.compile(lambda: step_loss(model, tokens, targets), fullgraph=True, backend="aot_eager")
+    step = torch.compile(step_of(model, tokens, targets), fullgraph=True, backend="aot_eager")
     loss = step()
     loss.backward()
     check_against_reference(model, loss, tokens, targets)
@@ -125,7 +170,7 @@ def test_compiled_code_computes_the_same() -> None:
     model = build(spec, Recipe(compile="default"))
     tokens, targets = batch(spec)
     torch.compiler.reset()
-    loss = torch.compile(lambda: step_loss(model, tokens, targets), fullgraph=True)()
+    loss = torch.compile(step_of(model, tokens, targets), fullgraph=True)()
     loss.backward()
     check_against_reference(model, loss, tokens, targets)
 

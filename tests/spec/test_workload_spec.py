@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from flopwise.errors import FlopwiseError
 from flopwise.spec.model import preset_names
 from flopwise.spec.recipe import LEVERS, Recipe
+from flopwise.spec.sweep import sweep_from
 from flopwise.spec.workload import OPS, Sampling, Trial, UserStep, Workload, workload
 
 ANYTHING = st.recursive(
@@ -220,3 +222,29 @@ def test_any_hf_path_is_one_line(path):
 def test_a_label_tells_models_with_changed_fields_apart():
     assert workload("tiny", set={"n_layers": 1}).label() == "tiny n_layers=1 b4 t128 train"
     assert workload("tiny").label() == "tiny b4 t128 train"
+
+
+@pytest.mark.parametrize(
+    ("target", "levers", "said"),
+    [
+        ("gpt2", {"norm": "triton"}, "norm = 'triton' is a kernel for RMSNorm, and gpt2"),
+        ("small", {"activation": "cuda"}, "activation = 'cuda' is a kernel for GeLU, and small"),
+        ("gpt2", {"rope": "triton"}, "rope = 'triton' turns queries and keys, and gpt2"),
+        ("small", {"impl": "triton"}, "impl = 'triton' means nothing to 'small'"),
+        ("op:matmul", {"impl": "triton"}, "impl = 'triton' means nothing to op:matmul"),
+        ("op:gelu", {"impl": "trtion"}, "impl = 'trtion' is not allowed"),
+        ("op:gelu", {"impl": "triton", "activation": "eager"}, "activation = 'eager' means nothing to op:gelu"),
+        ("op:adamw", {"phase": "backward"}, "phase = 'backward' means nothing to op:adamw"),
+    ],
+)
+def test_a_kernel_for_something_else_is_refused_in_one_line(target, levers, said):
+    with pytest.raises(FlopwiseError, match=re.escape(said)) as raised:
+        workload(target, **levers)
+    assert raised.value.hint
+
+
+def test_an_implementation_is_part_of_the_label_and_an_axis_of_sweeps():
+    assert workload("op:gelu", impl="triton").label() == "op:gelu triton rows=4096 cols=4096 forward"
+    table = {"base": {"workload": "op:gelu", "impl": ["torch", "triton"]}, "exclude": [{"impl": "torch"}]}
+    (trial,) = sweep_from(table).trials
+    assert trial.workload.subject.impl == "triton"

@@ -3,13 +3,14 @@
 
 import gzip
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from flopwise.trace.kernel_class import classify
 from flopwise.trace.matmul_precision import matmul_precision
-from flopwise.work import CLASSES
+from flopwise.work import ATTENTION, CLASSES, ELEMENTWISE, LOSS, NORMALISATION, OPTIMIZER, SOFTMAX
 
 FIXTURES = Path(__file__).parent / "fixtures"
 AT = "void at::native::"
@@ -271,3 +272,23 @@ def test_units_and_precision(name: str, tensor_cores: bool | None, precision: st
 )
 def test_no_product_no_precision(name: str) -> None:
     assert matmul_precision(name) is None
+
+
+OWN = {
+    ATTENTION: ("attention_triton", "attention_backward"),
+    NORMALISATION: ("rms_norm",),
+    SOFTMAX: ("softmax",),
+    ELEMENTWISE: ("gelu", "swiglu", "rope"),
+    LOSS: ("cross_entropy",),
+    OPTIMIZER: ("adamw",),
+}
+
+
+@pytest.mark.parametrize(("kind", "file"), [(kind, file) for kind, files in OWN.items() for file in files])
+def test_every_kernel_of_our_own_has_its_class_by_its_name_and_by_its_op(kind, file):
+    source = (Path(__file__).parents[2] / "src/flopwise/kernels" / f"{file}.py").read_text()
+    kernels = re.findall(r"^def (_\w+_kernel)\(", source, re.MULTILINE)
+    ops = re.findall(r'custom_op\("(flopwise::\w+)"', source)
+    assert kernels
+    assert {classify(kernel) for kernel in kernels} == {kind}
+    assert {classify("triton_kernel", op) for op in ops} <= {kind}

@@ -19,6 +19,8 @@ from flopwise.spec.model import ModelSpec
 from flopwise.spec.workload import OpSpec, Workload
 from flopwise.work import GRADIENTS, OPTIMIZER_STATE, OWNERS, PARAMETERS, SAVED, OpWork
 
+_STAND_FOR = {"compile": "manual", "flex": "sdpa", "tiled": "flash"}  # the eager ops; what computes and saves the same
+
 
 def dry_run(workload: Workload, gpu: str = "hopper") -> DryRun:
     """Run the workload's own step on fake tensors, as a GPU of this architecture (or `cpu`) would run it.
@@ -89,6 +91,10 @@ def _as_it_is_run(workload: Workload) -> tuple[Workload, tuple[str, ...]]:
     if workload.recipe.attention == "flex":
         changes["attention"] = "sdpa"
         notes.append("flex: taken as flash attention, which saves and computes the same")
+    if isinstance(workload.subject, OpSpec) and workload.subject.impl in _STAND_FOR:
+        stands = _STAND_FOR[workload.subject.impl]
+        notes.append(f"impl: {workload.subject.impl} is taken as {stands}")
+        workload = msgspec.structs.replace(workload, subject=msgspec.structs.replace(workload.subject, impl=stands))
     recipe = msgspec.structs.replace(workload.recipe, **changes)
     return msgspec.structs.replace(workload, recipe=recipe), tuple(notes)
 

@@ -22,8 +22,8 @@ class HfModel(nn.Module):
     def __init__(self, workload: Workload) -> None:
         super().__init__()
         recipe = workload.recipe
-        for lever in ("norm", "activation"):
-            if getattr(recipe, lever) != "torch":
+        for lever, kept in (("norm", "torch"), ("activation", "torch"), ("rope", "eager")):
+            if getattr(recipe, lever) != kept:
                 raise Unsupported(
                     f"{lever} = '{getattr(recipe, lever)}' is a lever of flopwise's own model",
                     "use implementation = flopwise",
@@ -31,6 +31,10 @@ class HfModel(nn.Module):
         if recipe.checkpoint > 1:
             raise Unsupported(
                 f"checkpoint = {recipe.checkpoint}: transformers recomputes every block or none", "allowed: off, 1"
+            )
+        if recipe.attention not in _ATTENTION:
+            raise Unsupported(
+                f"attention = '{recipe.attention}' is a lever of flopwise's own model", "use implementation = flopwise"
             )
         self.inner = _causal_lm(dict(workload.hf_config or {}), _ATTENTION[recipe.attention])
         self.backend = _BACKENDS.get(recipe.attention)

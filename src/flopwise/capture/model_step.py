@@ -13,7 +13,7 @@ from flopwise.capture.memory_limit import memory_bytes
 from flopwise.capture.step import Step
 from flopwise.errors import Unsupported
 from flopwise.lm.attention import sdpa_backend_name
-from flopwise.lm.loss import loss_chunked, loss_full
+from flopwise.lm.loss import hidden_loss, loss_full
 from flopwise.lm.optimizer import make_optimizer
 from flopwise.lm.precision import (
     apply_fp32_matmul,
@@ -51,7 +51,9 @@ class ModelStep:
         self.scaler = torch.amp.GradScaler(device.type, enabled=recipe.precision == "fp16")
         self.logits_of: Callable[[Tensor], Tensor] = compiled(self.model.forward, recipe)
         self.hidden_of: Callable[[Tensor], Tensor] = compiled(self.model.hidden, recipe)
-        self.loss_of: Callable[..., Tensor] = compiled(loss_chunked if recipe.loss == "chunked" else loss_full, recipe)
+        self.loss_of: Callable[..., Tensor] = compiled(
+            loss_full if recipe.loss == "full" else hidden_loss(recipe.loss), recipe
+        )
         self.optimizer: torch.optim.Optimizer | None = None
         if workload.phase == "train":
             self.optimizer = make_optimizer(self.model.parameters(), recipe, lr=PEAK_LR, graph=recipe.graph == "on")
@@ -78,14 +80,14 @@ class ModelStep:
         self.model.zero_grad(set_to_none=True)
         self.loss = None  # the last step's graph must not outlive it
         with autocast(self.recipe, self.device.type):
-            self.output = (self.hidden_of if self.recipe.loss == "chunked" else self.logits_of)(self.tokens)
+            self.output = (self.logits_of if self.recipe.loss == "full" else self.hidden_of)(self.tokens)
 
     def compute_loss(self) -> None:
         with autocast(self.recipe, self.device.type):
-            if self.recipe.loss == "chunked":
-                self.loss = self.loss_of(self.output, self.model.head_weight, self.targets)
-            else:
+            if self.recipe.loss == "full":
                 self.loss = self.loss_of(self.output, self.targets)
+            else:
+                self.loss = self.loss_of(self.output, self.model.head_weight, self.targets)
         self.output = None
 
     def backward(self) -> None:
@@ -192,7 +194,7 @@ def check_supported(recipe: Recipe, device: torch.device) -> None:
                 f"precision = '{recipe.precision}' needs compute capability 8.0; this GPU has {capability[0]}.{capability[1]}"
             )
         return
-    for lever, value in (("precision", "tf32"), ("graph", "on"), ("attention", "sdpa-cudnn")):
+    for lever, value in (("precision", "tf32"), ("graph", "on"), ("attention", "sdpa-cudnn"), ("activation", "cuda")):
         if getattr(recipe, lever) == value:
             raise Unsupported(
                 f"{lever} = '{value}' needs an NVIDIA GPU; this device is '{device.type}'",
@@ -218,5 +220,7 @@ def _optimizer_name(optimizer: torch.optim.Optimizer | None) -> str:
     if optimizer is None:
         return ""
     group = optimizer.param_groups[0]
+    if type(optimizer).__module__.startswith("flopwise.kernels"):
+        return "AdamW flopwise capturable"
     kind = "fused" if group.get("fused") else "foreach" if group.get("foreach") else "loop"
     return f"{type(optimizer).__name__} {kind}" + (" capturable" if group.get("capturable") else "")

@@ -1,4 +1,4 @@
-"""Single operations as steps: matmul, the lecture's MLP, attention, GeLU, softmax."""
+"""Single operations as steps: matmul, the lecture's MLP, and those that come in several implementations."""
 
 from collections.abc import Callable
 from typing import cast
@@ -8,11 +8,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flopwise.capture.model_step import check_supported, compiled, dtype_name, inductor_cache_hits
+from flopwise.capture.op_impl import BOUNDS, check_result, compare, op_function, op_inputs
 from flopwise.capture.step import Step
+from flopwise.errors import Unsupported
 from flopwise.lm.attention import attention_function, sdpa_backend_name
-from flopwise.lm.layers import gelu_eager, softmax_eager
-from flopwise.lm.precision import apply_fp32_matmul, autocast, fp32_matmul_probe
+from flopwise.lm.layers import SOFTMAX, gelu_function
+from flopwise.lm.optimizer import make_optimizer
+from flopwise.lm.own_kernels import own_kernel
+from flopwise.lm.precision import apply_fp32_matmul, autocast, fp32_matmul_probe, on_fake_tensors
 from flopwise.records import STEP, Ran
+from flopwise.spec.recipe import Recipe
 from flopwise.spec.workload import OpSpec, Workload
 
 _DTYPES = {
@@ -34,6 +39,14 @@ def op_step(workload: Workload, device: torch.device) -> Step:
     def random(*sizes: int) -> Tensor:
         return torch.randn(sizes, device=device, dtype=dtype, requires_grad=workload.phase == "backward")
 
+    op = cast(OpSpec, workload.subject)
+    if op.name == "adamw":
+        return _adamw_step(workload, device, dtype)
+    if op.impl:
+        _check_impl(op.impl, device)
+        inputs = op_inputs(workload, random, device)
+        function = op_function(op.name, op.impl)
+        return _single(function, inputs, workload, device, op.impl if op.name == "attention" else "", checked=True)
     match cast(OpSpec, workload.subject).name:
         case "mlp":
             return _mlp_step(workload, device)
@@ -46,10 +59,10 @@ def op_step(workload: Workload, device: torch.device) -> Step:
             backend = f"sdpa: {sdpa_backend_name(*inputs)}" if recipe.attention == "sdpa" else recipe.attention
             return _single(function, inputs, workload, device, attention=backend)
         case "gelu":
-            gelu = gelu_eager if recipe.activation == "eager" else lambda x: F.gelu(x, approximate="tanh")
-            return _single(gelu, (random(dims["rows"], dims["cols"]),), workload, device)
+            return _single(gelu_function(recipe.activation), (random(dims["rows"], dims["cols"]),), workload, device)
         case _:  # softmax: the spec admits no other
-            softmax = softmax_eager if recipe.norm == "eager" else lambda x: torch.softmax(x, dim=-1)
+            kernel = own_kernel("softmax", "norm = 'triton'").softmax if recipe.norm == "triton" else None
+            softmax = kernel or SOFTMAX[recipe.norm]
             return _single(softmax, (random(dims["rows"], dims["cols"]),), workload, device)
 
 
@@ -59,10 +72,17 @@ def _single(
     workload: Workload,
     device: torch.device,
     attention: str = "",
+    checked: bool = False,
 ) -> Step:
     run = compiled(function, workload.recipe)
     output: list[Tensor] = []
-    gradient = torch.randn_like(function(*(x.detach() for x in inputs))) if workload.phase == "backward" else None
+    gradient = None
+    if workload.phase == "backward":
+        result = function(*(x.detach() for x in inputs))
+        gradient = torch.randn_like(result) if result.dim() else torch.ones_like(result)  # of a loss: 1
+        del result
+    if checked:
+        check_result(workload, function, inputs, gradient)
 
     def forward() -> None:
         output.clear()
@@ -79,10 +99,37 @@ def _single(
     return Step(phases=phases, ran=lambda: _ran(inputs[0], device, attention), single_op=True)
 
 
+def _check_impl(impl: str, device: torch.device) -> None:
+    if impl in ("cuda", "sdpa-cudnn") and device.type != "cuda" and not on_fake_tensors():
+        raise Unsupported(f"impl = '{impl}' needs an NVIDIA GPU; this device is '{device.type}'", "choose another")
+
+
+def _adamw_step(workload: Workload, device: torch.device, dtype: torch.dtype) -> Step:
+    """One update of many weights; the first is compared with the algorithm written out, in fp32."""
+    op = cast(OpSpec, workload.subject)
+    count, rows, cols = (op.dims[d] for d in ("tensors", "rows", "cols"))
+    params = [nn.Parameter(torch.randn(rows, cols, device=device, dtype=dtype)) for _ in range(count)]
+    for p in params:
+        p.grad = torch.randn_like(p)
+    graph = workload.recipe.graph == "on"
+    optimizer = make_optimizer(params, Recipe(optimizer=op.impl), lr=0.1, graph=graph)
+    truth = nn.Parameter(params[0].detach().float().clone())
+    truth.grad = params[0].grad.float()  # type: ignore[union-attr]
+    optimizer.step()
+    if not on_fake_tensors():
+        make_optimizer([truth], Recipe(optimizer="adamw-loop"), lr=0.1, graph=False).step()
+        compare(op, "the update", params[0].detach(), truth.detach(), BOUNDS[workload.recipe.precision])
+
+    def ran() -> Ran:
+        return _ran(params[0], device, "")
+
+    return Step(phases={"optimizer": optimizer.step}, ran=ran, single_op=True)
+
+
 def _mlp_step(workload: Workload, device: torch.device) -> Step:
     """Linear and GeLU, `layers` times; `steps` forward (and backward) passes over one batch make one step."""
     dims, recipe = cast(OpSpec, workload.subject).dims, workload.recipe
-    activation = gelu_eager if recipe.activation == "eager" else F.gelu
+    activation = F.gelu if recipe.activation == "torch" else gelu_function(recipe.activation)
     with torch.device(device):
         layers = nn.ModuleList([nn.Linear(dims["dim"], dims["dim"]) for _ in range(dims["layers"])])
         if recipe.precision == "bf16-pure":

@@ -26,8 +26,8 @@ from flopwise.capture.events import (
 from flopwise.capture.kineto import trace_steps
 from flopwise.capture.step import Step
 from flopwise.capture.stopping import StoppingRule, steady
-from flopwise.errors import FlopwiseError, Unsupported, one_line
-from flopwise.records import ERROR, INTERRUPTED, OK, OOM, STEP, UNSUPPORTED, PhaseMemory
+from flopwise.errors import FlopwiseError, Unsupported, WrongResult, one_line
+from flopwise.records import ERROR, INTERRUPTED, OK, OOM, STEP, UNSUPPORTED, WRONG, PhaseMemory
 from flopwise.spec.workload import Sampling, Trial
 
 GPU_WARMUP_NS = 200_000_000  # of running at the least: a GPU raises its clocks within that
@@ -148,6 +148,8 @@ def why(error: BaseException) -> Done:
     text = one_line(f"{type(error).__name__}: {error}")
     if isinstance(error, Unsupported):
         return Done(status=UNSUPPORTED, reason=error.message, hint=error.hint)
+    if isinstance(error, WrongResult):
+        return Done(status=WRONG, reason=error.message, hint=error.hint)
     if isinstance(error, FlopwiseError):
         return Done(status=ERROR, reason=error.message, hint=error.hint)
     if isinstance(error, torch.OutOfMemoryError | MemoryError) or any(

@@ -15,6 +15,7 @@ from flopwise.cli.options import (
     workload_options,
 )  # fmt: skip
 from flopwise.cli.output import chosen, show
+from flopwise.errors import FlopwiseError
 
 
 @click.command("bench")
@@ -25,43 +26,63 @@ from flopwise.cli.output import chosen, show
 @click.option(
     "--versus", metavar="LEVER=VALUE,…", help="Measure a second workload, so changed, in turns with the first."
 )
+@click.option("--impl", metavar="A,B,…", help="Of an operation: its implementations, checked, timed and compared.")
 @click.option("--tag", help="A name for the run.")
 @run_options
 @output_options
 def command(
-    workload: str, form: str | None, output: str | None, versus: str | None, tag: str | None, quiet: bool, **given: Any
+    workload: str,
+    form: str | None,
+    output: str | None,
+    versus: str | None,
+    impl: str | None,
+    tag: str | None,
+    quiet: bool,
+    **given: Any,
 ) -> int:
     """Time forward, backward, optimizer and the whole step of WORKLOAD, each with three clocks.
 
     Example: flopwise bench tiny --device cpu
 
     WORKLOAD is a preset (tiny, small, medium, large, xl, 2.7B, gpt2, llama3-8b, …), hf:PATH/config.json,
-    py:module:factory (your own step), or op:matmul, op:mlp, op:attention, op:gelu, op:softmax.
+    py:module:factory (your own step), or an operation: op:matmul, op:mlp, op:attention, op:gelu, op:softmax,
+    op:rms_norm, op:swiglu, op:rope, op:cross_entropy, op:adamw (--impl manual,torch,compile,triton,…).
     """
     form = chosen(form, output)
     from flopwise.render.comparison_view import comparison_view
+    from flopwise.render.implementations_view import implementations_view
     from flopwise.render.progress import ShownProgress
     from flopwise.render.run_view import run_view
     from flopwise.store import check_tag, runs_root
     from flopwise.store import tag as tag_run
-    from flopwise.verbs.bench import bench, outcome
+    from flopwise.verbs.bench import bench, bench_implementations, interrupted, outcome
     from flopwise.verbs.compare import compare_within
 
     if tag is not None:
         check_tag(tag)  # before anything is measured
-    run = bench(
-        workload,
-        **workload_arguments(given),
-        versus=None if versus is None else assignments((versus,) if versus else ()),
-        command=command_line(),
-        progress=ShownProgress(quiet=quiet),
-        **given,
-    )
+    impls = [word.strip() for word in impl.split(",") if word.strip()] if impl is not None else []
+    shown = ShownProgress(quiet=quiet)
+    arguments = workload_arguments(given) | ({"impl": impls[0]} if len(impls) == 1 else {})
+    if len(impls) > 1:
+        if versus is not None:
+            raise FlopwiseError("--versus and several implementations do not go together", "give one of the two")
+        run = bench_implementations(workload, impls, **arguments, command=command_line(), progress=shown, **given)
+    else:
+        run = bench(
+            workload,
+            **arguments,
+            versus=None if versus is None else assignments((versus,) if versus else ()),
+            command=command_line(),
+            progress=shown,
+            **given,
+        )
     if tag is not None:
         tag_run(runs_root(given["runs"]), run.path, tag)
     tables, document = run_view(run)
+    if len(impls) > 1:
+        tables, document = implementations_view(run, document)
     if versus is not None and (compared := compare_within(run)) is not None:
         against, inner = comparison_view(compared.pairs, (), ())
         tables, document = [*tables, *against], document | {"comparison": inner}
     show(tables, document, form, output)
-    return outcome(run)
+    return outcome(run) if len(impls) < 2 else 130 if interrupted(run) else 0

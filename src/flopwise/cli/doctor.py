@@ -8,7 +8,9 @@ from flopwise.cli.output import chosen, show
 
 @click.command("doctor")
 @click.option(
-    "--calibrate", is_flag=True, help="Measure what this machine can do at most, in one to two minutes; account uses it."
+    "--calibrate",
+    is_flag=True,
+    help="Measure what this machine can do at most, in one to two minutes; account uses it.",
 )
 @click.option("--device", default="auto", show_default=True, help="What to calibrate: auto, cpu, cuda, cuda:N.")
 @output_options

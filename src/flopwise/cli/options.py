@@ -48,11 +48,12 @@ def workload_options(function: _F) -> _F:
 
 _LEVERS = {
     "precision": "What the matmuls compute in; bf16 and fp16 are autocast.",
-    "attention": "How attention is computed.",
-    "norm": "Normalisation written out, or torch's own.",
-    "activation": "Activation written out, or torch's own.",
-    "loss": "Whole logits, or chunks of them.",
-    "optimizer": "AdamW: written out, per list, or fused.",
+    "attention": "How attention is computed; flash is our Triton kernel.",
+    "norm": "Normalisation written out, torch's own, or our kernel (RMSNorm).",
+    "activation": "Activation written out, torch's own, or our kernel (cuda: GeLU alone).",
+    "rope": "Rotary positions written out, or our kernel.",
+    "loss": "Whole logits, chunks of them, or chunks with the head's matmul and our kernel.",
+    "optimizer": "AdamW: written out, per list, fused, or our kernel over all tensors.",
     "compile": "torch.compile.",
     "graph": "The whole step in one CUDA graph.",
 }

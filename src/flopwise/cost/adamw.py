@@ -1,4 +1,4 @@
-"""AdamW three ways, on shapes: the loop's, foreach's and fused's kernels and what they need beside the state."""
+"""AdamW four ways, on shapes: the loop's, foreach's, fused's and our own kernels and what they need beside the state."""
 
 from collections.abc import Sequence
 
@@ -33,15 +33,16 @@ def make_state(
             if eight_bits and p.weight.numel >= EIGHT_BIT_LEAST:
                 state.append(t.tensor((eight_bit_bytes(p.weight.numel),), "bool", OPTIMIZER_STATE, p.name))
             else:
-                state.append(t.tensor(p.weight.shape, p.weight.dtype, OPTIMIZER_STATE, p.name))
-        if on_device or kind == "fused":
+                dtype = "fp32" if kind == "flopwise" else p.weight.dtype
+                state.append(t.tensor(p.weight.shape, dtype, OPTIMIZER_STATE, p.name))
+        if on_device or kind in ("fused", "flopwise"):
             state.append(t.tensor((), "fp32", OPTIMIZER_STATE, p.name))
     return state
 
 
 def step(t: Tape, parameters: Sequence[Parameter], kind: str) -> None:
     """One update of every weight."""
-    {"adamw-loop": _loop, "foreach": _foreach, "fused": _fused}[kind](t, parameters)
+    {"adamw-loop": _loop, "foreach": _foreach, "fused": _fused, "flopwise": _own}[kind](t, parameters)
 
 
 def _loop(t: Tape, parameters: Sequence[Parameter]) -> None:
@@ -91,6 +92,22 @@ def _fused(t: Tape, parameters: Sequence[Parameter]) -> None:
     t.work("foreach_add_", OPTIMIZER, (), 4 * n, "fp32", kernels=launches([1] * n, 1))  # the step counts
     kernels, shapes = launches(sizes, 4), ((sum(sizes),),)
     t.work("fused_adamw_", OPTIMIZER, weights * 4, 3 * n_bytes, weights[0].dtype, kernels=kernels, shapes=shapes)
+
+
+def _own(t: Tape, parameters: Sequence[Parameter]) -> None:
+    """Two kernels whatever the number of weights: their coefficients, and the update; moments are fp32 always."""
+    weights = [p.weight for p in parameters]
+    read = sum(2 * w.n_bytes + 8 * w.numel + 4 for w in weights)
+    written = sum(w.n_bytes + 8 * w.numel + 4 for w in weights)
+    t.work_of(
+        "flopwise::adamw_",
+        OPTIMIZER,
+        read,
+        written,
+        weights[0].dtype,
+        kernels=2,
+        shapes=((sum(w.numel for w in weights),),),
+    )
 
 
 def unscale(t: Tape, parameters: Sequence[Parameter]) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from flopwise.cost.ops import lowered, pointwise, reduced
-from flopwise.cost.tape import Gradients, Shape, Tape, Tensor
+from flopwise.cost.tape import Gradients, Node, Shape, Tape, Tensor
 from flopwise.work import ATTENTION, COPY, ELEMENTWISE, INDEX, LOGITS, LOSS, MEMORY, NORMALISATION, SOFTMAX
 
 
@@ -45,6 +45,62 @@ def norm(t: Tape, x: Tensor, weights: Sequence[Tensor], op: str, contiguous: boo
     return t.connect(out, (x, *weights), backward, saved)
 
 
+def own_rms_norm(t: Tape, x: Tensor, weight: Tensor) -> Tensor:
+    """Our RMSNorm, in any dtype and memory order: it keeps its input and 1/rms of every row."""
+    inverse = t.tensor((x.numel // x.shape[-1],), "fp32", op="flopwise::rms_norm")
+    out = t.run("flopwise::rms_norm", NORMALISATION, (x, weight), x.shape, x.dtype)
+    saved = t.save(x, weight, inverse) if t.wants(x) or t.wants(weight) else None
+
+    def backward(t: Tape, grad: Tensor, saved: Sequence[Tensor]) -> Gradients:
+        x, weight, inverse = saved
+        grad_x = t.tensor(x.shape, x.dtype, op="flopwise::rms_norm_backward")
+        grad_weight = t.tensor(weight.shape, weight.dtype, op="flopwise::rms_norm_backward")
+        t.work(
+            "flopwise::rms_norm_backward", NORMALISATION, (grad, x, weight, inverse), grad_x.n_bytes + grad_weight.n_bytes,
+            x.dtype, kernels=2, outs=(grad_x, grad_weight),
+        )  # fmt: skip
+        return grad_x, grad_weight
+
+    return t.connect(out, (x, weight), backward, saved)
+
+
+def own_swiglu(t: Tape, gate: Tensor, up: Tensor) -> Tensor:
+    """silu(gate) · up in one kernel, which keeps its inputs; so is the way back."""
+    saved = t.save(gate, up) if t.wants(gate) or t.wants(up) else None
+
+    def backward(t: Tape, grad: Tensor, saved: Sequence[Tensor]) -> Gradients:
+        grads = [t.tensor(x.shape, x.dtype, op="flopwise::swiglu_backward") for x in saved]
+        t.work(
+            "flopwise::swiglu_backward", ELEMENTWISE, (grad, *saved), 2 * grads[0].n_bytes, grad.dtype, outs=grads
+        )  # fmt: skip
+        return grads
+
+    return t.connect(pointwise(t, "flopwise::swiglu", gate, up), (gate, up), backward, saved)
+
+
+def own_rope(t: Tape, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Queries and keys turned in one kernel, which keeps nothing but the angles; so is the way back."""
+    shapes = q.shape, k.shape
+
+    def turned(t: Tape, pair: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        first, second = (t.tensor(x.shape, x.dtype, op="flopwise::rope_pair") for x in pair)
+        written = first.n_bytes + second.n_bytes
+        t.work("flopwise::rope_pair", ELEMENTWISE, (*pair, cos, sin), written, "fp32", outs=(first, second))
+        return first, second
+
+    def backward(t: Tape, grad: Tensor, pieces: Sequence[Tensor]) -> Gradients:
+        return turned(t, [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)])
+
+    out = turned(t, (q, k))
+    if t.grad_enabled and q.node is not None and k.node is not None:
+        t.save(cos, sin)
+        t.order += 1
+        edges = [(x.node, x.slot, x.shape, x.dtype) for x in (q, k) if x.node is not None]
+        out[0].node = out[1].node = Node(t.order, t.module, [*edges], backward, None)
+        out[1].slot = 1
+    return out
+
+
 def sdpa(t: Tape, q: Tensor, k: Tensor, v: Tensor, backend: str, tf32: bool, by_head: bool) -> Tensor:
     """Fused causal attention of q [B, H, T, K] with k, v [B, Hkv, T, K]; no scores are written.
 
@@ -68,7 +124,9 @@ def sdpa(t: Tape, q: Tensor, k: Tensor, v: Tensor, backend: str, tf32: bool, by_
         scratch = _backward_scratch(t, backend, grad, out, by_head)
         grads = [t.tensor(x.shape, x.dtype, op="sdpa_backward") for x in (q, k, v)]
         written = sum(g.n_bytes for g in grads)
-        kernels = {"efficient": 1, "flash": 2, "cudnn": 2, "flex": 1}[backend]  # beside the sum of gradient · output
+        kernels = {"efficient": 1, "flash": 2, "cudnn": 2, "flex": 1, "triton": 2}[
+            backend
+        ]  # beside the sum of gradient · output
         t.work(
             f"sdpa_{backend}_backward", ATTENTION, (grad, *saved, *scratch), written, compute,
             flops=flops * 5 // 2, kernels=kernels, shapes=shapes, outs=grads,
@@ -84,7 +142,7 @@ def _backward_scratch(t: Tape, backend: str, grad: Tensor, out: Tensor, by_head:
     if backend == "efficient":
         return [reduced(t, "sum", pointwise(t, "mul", grad, out), rows)]
     sums = t.run("sum", ATTENTION, (grad, out), rows, "fp32")
-    if backend == "flex":
+    if backend in ("flex", "triton"):
         return [sums]
     # cuDNN wants the gradient in the output's memory order.
     matching = [t.run("copy", COPY, (grad,), grad.shape, grad.dtype)] if backend == "cudnn" and by_head else []

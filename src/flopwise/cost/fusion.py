@@ -81,8 +81,8 @@ def _groups(ops: Sequence[OpWork], levels: Sequence[int]) -> "_Union":
 
 
 def _alone(op: OpWork) -> bool:
-    """A library's kernel; and the optimizer's, which is not compiled with the model."""
-    return op.kind in ALONE or op.phase == "optimizer"
+    """A library's kernel, or our own; and the optimizer's, which is not compiled with the model."""
+    return op.kind in ALONE or op.phase == "optimizer" or op.op.startswith("flopwise::")
 
 
 def _same_loop(a: OpWork, b: OpWork) -> bool:

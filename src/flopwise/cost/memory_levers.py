@@ -71,7 +71,11 @@ def _untried(workload: Workload) -> list[tuple[str, Any]]:
     trained = workload.phase != "forward"
     levers: list[tuple[str, Any]] = [("precision", "bf16"), ("precision", "bf16-pure"), ("attention", "sdpa")]
     if trained:
-        levers += [("loss", "chunked"), *(("checkpoint", n) for n in checkpoint_sizes(spec.n_layers))]
+        levers += [
+            ("loss", "chunked"),
+            ("loss", "fused"),
+            *(("checkpoint", n) for n in checkpoint_sizes(spec.n_layers)),
+        ]
     if workload.phase == "train":
         levers += [("optimizer", "fused")]
     fused = recipe.attention != "naive"

@@ -84,6 +84,8 @@ class Network:
         with t.inside("mlp"):
             if self.spec.mlp == "gelu":
                 return self.linear(self._gelu(self.linear(x, "up")), "down")
+            if self.recipe.activation == "triton":
+                return self.linear(fused.own_swiglu(t, self.linear(x, "gate"), self.linear(x, "up")), "down")
             return self.linear(ops.mul(t, self._silu(self.linear(x, "gate")), self.linear(x, "up")), "down")
 
     def _attention(self, x: Tensor) -> Tensor:
@@ -93,7 +95,7 @@ class Network:
             if self.spec.qk_norm:
                 q, k = self.norm(q, "q_norm", contiguous=False), self.norm(k, "k_norm", contiguous=False)
             if self.angles is not None:
-                q, k = self._rope(q), self._rope(k)
+                q, k = self._turned(q, k)
             y = self._attend(q, k, v)
             return self.linear(self._joined(y), "out")
 
@@ -109,11 +111,13 @@ class Network:
         """Fused attention leaves v's gradient, and without rotation q's and k's, in the projection's own memory order;
         naive attention only k's, of a single sequence: its gradient arrives transposed.
         """
-        turned = self.angles is not None or self.spec.qk_norm
+        if name in "qk" and self.spec.qk_norm and self.recipe.norm == "triton":
+            return True  # our norm's gradient lies as its input does
+        turned = self._turned_by_head() or self.spec.qk_norm
         if self._heads_repeated() > 1:
             return False
         if self.recipe.attention == "naive":
-            return name == "k" and batch == 1 and self.angles is None
+            return name == "k" and batch == 1 and not self._turned_by_head()
         return name == "v" or not turned
 
     def _joined(self, y: Tensor) -> Tensor:
@@ -126,7 +130,11 @@ class Network:
 
     def _by_head(self) -> bool:
         """Whether fused attention's output lies head by head: with cuDNN and flex it lies as the queries do."""
-        return self.backend in ("cudnn", "flex") and self.angles is not None
+        return self.backend in ("cudnn", "flex", "triton") and self._turned_by_head()
+
+    def _turned_by_head(self) -> bool:
+        """Written out, the rotation leaves its result head by head; our kernels leave theirs as they find it."""
+        return self.angles is not None and self.recipe.rope == "eager"
 
     def linear(self, x: Tensor, name: str) -> Tensor:
         with self.t.inside(name):
@@ -144,6 +152,8 @@ class Network:
             if self.recipe.norm == "torch":
                 op = "layer_norm" if layer else "rms_norm"
                 return ops.to(t, fused.norm(t, ops.to(t, x, self.dtype), weights, op, contiguous), before)
+            if self.recipe.norm == "triton":
+                return fused.own_rms_norm(t, x, *weights)
             return ops.to(t, self._layer_norm(x, *weights) if layer else self._rms_norm(x, *weights), before)
 
     def _rms_norm(self, x: Tensor, weight: Tensor) -> Tensor:
@@ -165,14 +175,21 @@ class Network:
 
     def _gelu(self, x: Tensor) -> Tensor:
         t = self.t
-        if self.recipe.activation == "torch":
-            return ops.from_input(t, "gelu", x)
+        if self.recipe.activation != "eager":
+            return ops.from_input(t, "gelu" if self.recipe.activation == "torch" else "flopwise::gelu", x)
         # One expression, as there: a name would keep its tensor.
         return ops.mul(
             t,
             ops.scaled(t, x),
             ops.shifted(t, ops.from_result(t, "tanh", ops.scaled(t, ops.add(t, x, ops.scaled(t, ops.power(t, x)))))),
         )
+
+    def _turned(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        assert self.angles is not None
+        if self.recipe.rope == "eager":
+            return self._rope(q), self._rope(k)
+        with self.t.inside("rope"):
+            return fused.own_rope(self.t, q, k, *self.angles)
 
     def _rope(self, x: Tensor) -> Tensor:
         assert self.angles is not None
@@ -224,7 +241,7 @@ class Network:
     def _products(self, q: Tensor, k: Tensor, square: Shape) -> Tensor:
         """q kᵀ by einsum, which copies what does not lie head by head."""
         t, (batch, heads, context, head_dim) = self.t, q.shape
-        merge = ops.view if self.angles is not None or batch == 1 else ops.copied
+        merge = ops.view if self._turned_by_head() or batch == 1 else ops.copied
         left = merge(t, q, (batch * heads, context, head_dim))
         right = (ops.view if self._heads_repeated() > 1 else merge)(t, k, (batch * heads, head_dim, context))
         return ops.view(t, ops.bmm(t, left, right, self.tf32, family=SCORES), square)

@@ -107,7 +107,7 @@ def curve_name(op: OpWork) -> str:
         name += STRIDES
     elif op.kind == REDUCTION and op.op in _FINDERS:
         name += INDICES
-    elif op.kind == OPTIMIZER and "fused" in op.op:
+    elif op.kind == OPTIMIZER and ("fused" in op.op or op.op == "flopwise::adamw_"):
         name += FUSED
     if op.kind == COPY and op.read_bytes != op.write_bytes:
         return (

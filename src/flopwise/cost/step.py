@@ -162,17 +162,18 @@ class _Step:
             p.gradient = None
         self.loss = None
         with self.t.casting_to(self.autocast):
-            chunked = self.recipe.loss == "chunked"
-            self.output = (self.network.hidden if chunked else self.network.logits)(self.tokens)
+            whole = self.recipe.loss == "full"
+            self.output = (self.network.logits if whole else self.network.hidden)(self.tokens)
 
     def _compute_loss(self) -> None:
         assert self.output is not None
         with self.t.casting_to(self.autocast), self.t.inside("loss"):
-            if self.recipe.loss == "chunked":
-                weight, tf32 = self.network.head_weight, self.network.tf32
-                self.loss = losses.loss_chunked(self.t, self.output, weight, tf32)
-            else:
+            if self.recipe.loss == "full":
                 self.loss = losses.loss_full(self.t, self.output, self.targets)
+            else:
+                weight, tf32 = self.network.head_weight, self.network.tf32
+                of_hidden = losses.loss_chunked if self.recipe.loss == "chunked" else losses.loss_fused
+                self.loss = of_hidden(self.t, self.output, weight, tf32)
         self.output = None
 
     def _backward(self) -> None:
@@ -182,7 +183,7 @@ class _Step:
         self.t.backward(self.loss, self.t.run("ones_like", "elementwise", (), (), "fp32"))
 
     def _update(self) -> None:
-        if self.recipe.precision == "fp16" and self.recipe.optimizer != "fused":
+        if self.recipe.precision == "fp16":  # fused optimizers unscale themselves, and still have gradients looked at
             adamw.unscale(self.t, self.parameters)
         adamw.step(self.t, self.parameters, self.recipe.optimizer)
 
@@ -207,6 +208,8 @@ def sdpa_backend(attention: str, precision: str, gpu: Gpu | None) -> str:
         return attention.removeprefix("sdpa-")
     if attention == "flex":
         return "flex"
+    if attention == "flash":
+        return "triton"  # flopwise's own
     if precision in ("fp32", "tf32"):
         return "efficient"
     return "cudnn" if gpu is None or _major(gpu) in (9, 10) else "flash"

@@ -173,6 +173,25 @@ class Tape(Memory):
             )
         )  # fmt: skip
 
+    def work_of(
+        self,
+        op: str,
+        kind: str,
+        read: int,
+        written: int,
+        dtype: str,
+        *,
+        kernels: int = 1,
+        shapes: tuple[Shape, ...] = (),
+    ) -> None:
+        """Write work down by its bytes alone."""
+        self.ops.append(
+            OpWork(
+                op=op, module=self.module, phase=self.phase, kind=kind, dtype=dtype, read_bytes=read, write_bytes=written,
+                kernels=kernels, shapes=shapes,
+            )
+        )  # fmt: skip
+
     # --- graph
 
     def wants(self, tensor: Tensor) -> bool:

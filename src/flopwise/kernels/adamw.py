@@ -32,6 +32,7 @@ NORM_PROGRAMS = 1056  # 8 on each of an H200's 132 SMs: the partial sums then fi
 PREPARE_BLOCK = 1024
 CLIP_EPS = 1e-6  # torch.nn.utils.clip_grad_norm_'s
 _TL = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+_STATES = ("exp_avg", "exp_avg_sq", "step")  # torch.optim's names
 _COLUMNS = 5  # of the table: the addresses of p, m and v, the number of elements, the first block
 
 
@@ -60,6 +61,35 @@ def adamw_reference(
     v.copy_(second)
 
 
+@torch.library.custom_op("flopwise::adamw_", mutates_args=("params", "exp_avgs", "exp_avg_sqs", "steps"))
+def _adamw(
+    params: list[Tensor],
+    grads: list[Tensor],
+    exp_avgs: list[Tensor],
+    exp_avg_sqs: list[Tensor],
+    steps: list[Tensor],
+    factor: Tensor | None,
+    found_inf: Tensor | None,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+) -> None:
+    """The step of one group by the reference, tensor by tensor."""
+    if found_inf is not None and bool(found_inf):
+        return
+    group = {"lr": lr, "betas": (beta1, beta2), "eps": eps, "weight_decay": weight_decay}
+    for p, g, m, v, step in zip(params, grads, exp_avgs, exp_avg_sqs, steps, strict=True):
+        step.add_(1)
+        adamw_reference(p, g, m, v, step, group, 1.0 if factor is None else factor)
+
+
+@_adamw.register_fake
+def _(*arguments: Any) -> None:
+    """All it does is change its arguments."""
+
+
 @triton.jit
 def _pointers(address, start, lanes, DTYPE: tl.constexpr, ALIGNED: tl.constexpr):
     """An address from the table as pointers. The hint is what keeps loads 16 bytes wide: the compiler cannot see it."""
@@ -80,7 +110,7 @@ def _square_sum(address, start, lanes, numel, DTYPE: tl.constexpr, ALIGNED: tl.c
 
 
 @triton.jit
-def _norm_kernel(
+def _adamw_norm_kernel(
     table,
     gradients,
     block_tensor,
@@ -108,7 +138,7 @@ def _norm_kernel(
 
 
 @triton.jit
-def _prepare_kernel(
+def _adamw_prepare_kernel(
     steps,
     coefficients,
     tensors,
@@ -206,7 +236,7 @@ def _update(
 
 
 @triton.jit
-def _update_kernel(
+def _adamw_update_kernel(
     table,
     gradients,
     block_tensor,
@@ -305,7 +335,7 @@ class _Bucket:
 
     def add_squares(self, partials: Tensor) -> None:
         """Each program's sum of squares of gradients into `partials`."""
-        _norm_kernel[(len(partials),)](
+        _adamw_norm_kernel[(len(partials),)](
             self.table, self.gradients, self.block_tensor, self.blocks, partials,
             COLUMNS=_COLUMNS, GRAD=_TL[self.param_dtype], ALIGNED=self.aligned, BLOCK=BLOCK, num_warps=WARPS,
         )  # fmt: skip
@@ -316,13 +346,13 @@ class _Bucket:
         """The coefficients, then the update."""
         lr, (beta1, beta2) = self.group["lr"], self.group["betas"]
         on_device = isinstance(lr, Tensor) and lr.device == self.table.device
-        _prepare_kernel[(1,)](
+        _adamw_prepare_kernel[(1,)](
             self.steps, self.coefficients, len(self.params), lr if on_device else float(lr),
             float(self.group["weight_decay"]), partials, 0 if partials is None else len(partials), float(max_norm), norm,
             scale, inf, LN_BETA1=_log(beta1), LN_BETA2=_log(beta2), LR_ON_DEVICE=on_device, BLOCK=PREPARE_BLOCK,
             num_warps=WARPS,
         )  # fmt: skip
-        _update_kernel[(self.blocks,)](
+        _adamw_update_kernel[(self.blocks,)](
             self.table, self.gradients, self.block_tensor, self.coefficients, inf, 1 - beta1, beta2, 1 - beta2,
             float(self.group["eps"]), COLUMNS=_COLUMNS, PARAM=_TL[self.param_dtype], GRAD=_TL[self.param_dtype],
             STATE=_TL[self.state_dtype], ALIGNED=self.aligned, BLOCK=BLOCK, num_warps=WARPS,
@@ -355,6 +385,7 @@ class AdamW(Optimizer):
     States are replaced through `load_state_dict` alone. Sparse gradients are refused.
     """
 
+    steps_on_device = True
     grad_norm: Tensor | None = None  # of the last step with max_grad_norm, 0-dim
     _step_supports_amp_scaling = True  # torch.amp.GradScaler then sets grad_scale and found_inf for the step
 
@@ -471,19 +502,25 @@ class AdamW(Optimizer):
             bucket.update(partials, self.max_grad_norm or 0.0, self.grad_norm, scale, inf)
 
     def _step_eager(self, scale: Tensor | None, inf: Tensor | None) -> None:
-        """The same step on the CPU, tensor by tensor."""
-        if inf is not None and bool(inf):
-            return
-        factor: Tensor | float = 1.0 if scale is None else 1 / scale
+        """The same step on the CPU; to who watches, one op over all tensors of a group, as it is on a GPU."""
+        factor: Tensor | None = None if scale is None else 1 / scale
         pairs = [(p, group) for group in self.param_groups for p in group["params"] if p.grad is not None]
         if self.max_grad_norm is not None and pairs:
             norms = torch.stack([torch.linalg.vector_norm(p.grad.float()) for p, _ in pairs])
-            self.grad_norm = torch.linalg.vector_norm(norms) * factor
-            factor = factor * (self.max_grad_norm / (self.grad_norm + CLIP_EPS)).clamp(max=1.0)
-        for p, group in pairs:
-            state = self.state[p]
-            state["step"] = _scalar(state["step"], p.device) + 1
-            adamw_reference(p, p.grad, state["exp_avg"], state["exp_avg_sq"], state["step"], group, factor)
+            self.grad_norm = torch.linalg.vector_norm(norms) * (1.0 if factor is None else factor)
+            clip = (self.max_grad_norm / (self.grad_norm + CLIP_EPS)).clamp(max=1.0)
+            factor = clip if factor is None else factor * clip
+        for group in self.param_groups:
+            params = [p for p in group["params"] if p.grad is not None]
+            if params:
+                states = [self.state[p] for p in params]
+                for p, state in zip(params, states, strict=True):
+                    if not isinstance(state["step"], Tensor) or state["step"].dim():
+                        state["step"] = _scalar(state["step"], p.device)
+                _adamw(
+                    params, [p.grad for p in params], *([s[name] for s in states] for name in _STATES), factor, inf,
+                    float(group["lr"]), *group["betas"], group["eps"], group["weight_decay"],
+                )  # fmt: skip
 
 
 def _dense(p: Tensor) -> bool:
@@ -504,15 +541,15 @@ def cases() -> Iterator[Case]:
         fixed = {"COLUMNS": _COLUMNS, "GRAD": param, "ALIGNED": True, "BLOCK": BLOCK}
         yield Case(
             f"adamw update {name}",
-            _update_kernel,
+            _adamw_update_kernel,
             update,
             {**fixed, "PARAM": param, "STATE": state, "found_inf": None},
             WARPS,
         )
     fixed = {"COLUMNS": _COLUMNS, "GRAD": tl.float32, "ALIGNED": True, "BLOCK": BLOCK}
-    yield Case("adamw norm fp32", _norm_kernel, {**tables, "blocks": "i32", "partials": "*fp32"}, fixed, WARPS)
+    yield Case("adamw norm fp32", _adamw_norm_kernel, {**tables, "blocks": "i32", "partials": "*fp32"}, fixed, WARPS)
     prepare = {"steps": "*fp32", "coefficients": "*fp32", "tensors": "i32", "lr": "fp32", "weight_decay": "fp32"}
     clip = {"partials": "*fp32", "n_partials": "i32", "max_norm": "fp32", "norm": "*fp32"}
     logs = {"LN_BETA1": _log(0.9), "LN_BETA2": _log(0.999), "LR_ON_DEVICE": False, "BLOCK": PREPARE_BLOCK}
     absent = {"grad_scale": None, "found_inf": None}
-    yield Case("adamw prepare", _prepare_kernel, {**prepare, **clip}, {**logs, **absent}, WARPS)
+    yield Case("adamw prepare", _adamw_prepare_kernel, {**prepare, **clip}, {**logs, **absent}, WARPS)

@@ -37,7 +37,7 @@ _LOG2E = tl.constexpr(LOG2E)
 
 
 @triton.jit
-def _delta_kernel(
+def _flash_delta_kernel(
     o_in, g_in, d_out, o_b, o_h, o_t, g_b, g_h, g_t, query_length,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
@@ -90,7 +90,7 @@ def _walk_queries(
 
 
 @triton.jit(do_not_specialize=["window"])
-def _dkdv_kernel(
+def _flash_dkdv_kernel(
     q_in, k_in, v_in, g_in, l_in, d_in, dk_out, dv_out,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, g_b, g_h, g_t, dk_b, dk_h, dk_t, dv_b, dv_h, dv_t,
     group, query_length, key_length, scale, window,
@@ -171,7 +171,7 @@ def _walk_keys_back(
 
 
 @triton.jit(do_not_specialize=["window"])
-def _dq_kernel(
+def _flash_dq_kernel(
     q_in, k_in, v_in, g_in, l_in, d_in, dq_out,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, g_b, g_h, g_t, dq_b, dq_h, dq_t,
     group, query_length, key_length, scale, window,
@@ -292,7 +292,7 @@ def delta_call(saved: Saved, output: Tensor) -> Call:
     strides = *output.stride()[:3], *saved.grad.stride()[:3]
     constants = {"D": head_dim, "BLOCK_D": padded(head_dim), "BLOCK_M": rows, "num_warps": 4}
     grid = (triton.cdiv(length, rows), heads, batch)
-    return Call(_delta_kernel, grid, (output, saved.grad, saved.delta, *strides, length), constants)
+    return Call(_flash_delta_kernel, grid, (output, saved.grad, saved.delta, *strides, length), constants)
 
 
 def dkdv_call(saved: Saved, dk: Tensor, dv: Tensor, problem: Problem, config: Config | None) -> Call:
@@ -306,7 +306,7 @@ def dkdv_call(saved: Saved, dk: Tensor, dv: Tensor, problem: Problem, config: Co
     tail = problem.window is not None or q.shape[2] % config.block_m != 0
     options = problem.constants | {"TAIL": tail} | config.options(q, tma)
     grid = (triton.cdiv(k.shape[2], config.block_n), k.shape[1], k.shape[0])
-    return Call(_dkdv_kernel, grid, (*arguments, *strides, *saved.numbers(problem)), options)
+    return Call(_flash_dkdv_kernel, grid, (*arguments, *strides, *saved.numbers(problem)), options)
 
 
 def dq_call(saved: Saved, dq: Tensor, problem: Problem, config: Config | None) -> Call:
@@ -319,10 +319,12 @@ def dq_call(saved: Saved, dq: Tensor, problem: Problem, config: Config | None) -
     tail = problem.causal or k.shape[2] % config.block_n != 0
     options = problem.constants | {"TAIL": tail} | config.options(q, tma)
     grid = (triton.cdiv(q.shape[2], config.block_m), q.shape[1], q.shape[0])
-    return Call(_dq_kernel, grid, (*arguments, *saved.strides(), *dq.stride()[:3], *saved.numbers(problem)), options)
+    return Call(
+        _flash_dq_kernel, grid, (*arguments, *saved.strides(), *dq.stride()[:3], *saved.numbers(problem)), options
+    )
 
 
 def backward_cases() -> Iterator[Case]:
     """The kernels in the tiles they ship with."""
-    yield from shipped("flash dK/dV", _dkdv_kernel, DKDV)
-    yield from shipped("flash dQ", _dq_kernel, DQ)
+    yield from shipped("flash dK/dV", _flash_dkdv_kernel, DKDV)
+    yield from shipped("flash dQ", _flash_dq_kernel, DQ)

@@ -83,7 +83,7 @@ def _walk_keys(
 
 
 @triton.jit(do_not_specialize=["window"])
-def _forward_kernel(
+def _flash_forward_kernel(
     q_in, k_in, v_in, o_out, l_out,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t,
     group, query_length, key_length, scale, window,
@@ -181,7 +181,7 @@ def forward_call(
     tail = problem.causal or k.shape[2] % config.block_n != 0
     options = problem.constants | {"TAIL": tail} | config.options(q, tma)
     grid = (triton.cdiv(length, config.block_m), heads, batch)
-    return Call(_forward_kernel, grid, arguments, options)
+    return Call(_flash_forward_kernel, grid, arguments, options)
 
 
 @torch.library.custom_op("flopwise::flash_forward", mutates_args=())
@@ -240,9 +240,12 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
     q, k, v, *ctx.problem = inputs
     ctx.save_for_backward(q, k, v, *output)
     ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)  # no zeros for L's
 
 
-def _send_back(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+def _send_back(ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    if grad is None:
+        return (None,) * 6
     return *flash_backward(grad, *ctx.saved_tensors, *ctx.problem), None, None, None
 
 
@@ -333,5 +336,5 @@ def check(q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int | None, sca
 
 def cases() -> Iterator[Case]:
     """The kernels in the tiles they ship with."""
-    yield from shipped("flash forward", _forward_kernel, FORWARD)
+    yield from shipped("flash forward", _flash_forward_kernel, FORWARD)
     yield from backward_cases()

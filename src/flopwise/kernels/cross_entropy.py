@@ -67,7 +67,7 @@ def _add_to_sum(m, s, x):
 
 
 @triton.jit
-def _row_kernel(
+def _cross_entropy_row_kernel(
     logits,
     targets,
     losses,
@@ -129,7 +129,7 @@ def _row_kernel(
 
 
 @triton.jit
-def _error_kernel(
+def _cross_entropy_error_kernel(
     logits,
     targets,
     normalizers,
@@ -153,7 +153,7 @@ def _error_kernel(
 
 
 @triton.jit
-def _scale_kernel(x, factor, n, BLOCK: tl.constexpr):
+def _loss_scale_kernel(x, factor, n, BLOCK: tl.constexpr):
     """x ← x · factor. A factor of 1, which `loss.backward()` has, moves no byte."""
     scale = tl.load(factor).to(tl.float32)
     if scale != 1.0:
@@ -176,7 +176,7 @@ def _rows(
             normalizers.copy_(torch.logsumexp(logits.float(), -1) / 0.6931471805599453)
         return
     lanes, vector, warps = _row_config(logits.shape[1], logits.element_size())
-    _row_kernel[(len(logits),)](
+    _cross_entropy_row_kernel[(len(logits),)](
         logits, targets, losses, normalizers, factor, logits.stride(0), logits.shape[1],
         ERRORS=factor is not None, NORMALIZERS=normalizers is not None, IGNORED=IGNORED,
         LANES=lanes, VECTOR=vector, num_warps=warps,
@@ -218,7 +218,7 @@ def _cross_entropy_backward(logits: Tensor, targets: Tensor, normalizers: Tensor
     if errors.numel():
         vocabulary = logits.shape[1]
         block = min(SCALE_BLOCK, triton.next_power_of_2(vocabulary))
-        _error_kernel[(len(logits), triton.cdiv(vocabulary, block))](
+        _cross_entropy_error_kernel[(len(logits), triton.cdiv(vocabulary, block))](
             logits, targets, normalizers, factor, errors, logits.stride(0), vocabulary, IGNORED=IGNORED, BLOCK=block,
             num_warps=8 if block > 1024 else 4,
         )  # fmt: skip
@@ -233,10 +233,13 @@ def _(logits: Tensor, targets: Tensor, normalizers: Tensor, factor: Tensor) -> T
 def _cross_entropy_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     logits, targets = inputs
     ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)
     ctx.save_for_backward(logits, targets, *output[1:])
 
 
-def _cross_entropy_gradient(ctx: Any, upstream: Tensor, *_: Any) -> tuple[Tensor, None]:
+def _cross_entropy_gradient(ctx: Any, upstream: Tensor | None, *_: Any) -> tuple[Tensor | None, None]:
+    if upstream is None:
+        return None, None
     logits, targets, normalizers, share = ctx.saved_tensors
     return _cross_entropy_backward(logits, targets, normalizers, upstream.float() * share), None
 
@@ -332,18 +335,21 @@ def _scale(x: Tensor, factor: Tensor) -> None:
         x.copy_(x.float() * factor)
     elif x.numel():
         blocks = triton.cdiv(x.numel(), SCALE_BLOCK)
-        _scale_kernel[(min(blocks, SCALE_PROGRAMS),)](x, factor, x.numel(), BLOCK=SCALE_BLOCK, num_warps=8)
+        _loss_scale_kernel[(min(blocks, SCALE_PROGRAMS),)](x, factor, x.numel(), BLOCK=SCALE_BLOCK, num_warps=8)
 
 
 def _linear_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)  # else zeros as large as the weight come with the loss's gradient
     ctx.wanted = inputs[5], inputs[6]
     ctx.dtypes = inputs[0].dtype, inputs[1].dtype
     ctx.save_for_backward(*output[1:])
 
 
-def _linear_gradient(ctx: Any, upstream: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+def _linear_gradient(ctx: Any, upstream: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
     """In place, so that there is never a second copy of ∂W: a second backward pass through the same loss is refused."""
+    if upstream is None:
+        return (None,) * 7
     *gradients, rest = ctx.saved_tensors
     factor = upstream.float() * rest
     found: list[Tensor | None] = []
@@ -419,7 +425,7 @@ def cases() -> Iterator[Case]:
         divisible = ("row_stride", "vocabulary")
         yield Case(
             f"cross_entropy rows {name}",
-            _row_kernel,
+            _cross_entropy_row_kernel,
             {**pointers, **numbers},
             {**fixed, "ERRORS": True},
             warps,
@@ -428,7 +434,12 @@ def cases() -> Iterator[Case]:
         backward = {"logits": kind, "targets": "*i64", "normalizers": "*fp32", "factor": "*fp32", "errors": kind}
         constants = {"IGNORED": IGNORED, "BLOCK": SCALE_BLOCK}
         yield Case(
-            f"cross_entropy backward {name}", _error_kernel, {**backward, **numbers}, constants, 8, divisible=divisible
+            f"cross_entropy backward {name}",
+            _cross_entropy_error_kernel,
+            {**backward, **numbers},
+            constants,
+            8,
+            divisible=divisible,
         )
         scale = {"x": kind, "factor": "*fp32", "n": "i64"}
-        yield Case(f"scale {name}", _scale_kernel, scale, {"BLOCK": SCALE_BLOCK}, 8, divisible=("n",))
+        yield Case(f"scale {name}", _loss_scale_kernel, scale, {"BLOCK": SCALE_BLOCK}, 8, divisible=("n",))

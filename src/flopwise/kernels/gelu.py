@@ -65,7 +65,7 @@ def _slope(x):
 
 
 @triton.jit
-def _forward_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+def _gelu_forward_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
     start = tl.program_id(0).to(tl.int64) * BLOCK
     at = start + tl.arange(0, BLOCK)
     if start + BLOCK <= n:  # without a mask: 16-byte loads, whatever n is
@@ -77,7 +77,7 @@ def _forward_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _backward_kernel(dy_ptr, x_ptr, dx_ptr, n, BLOCK: tl.constexpr):
+def _gelu_backward_kernel(dy_ptr, x_ptr, dx_ptr, n, BLOCK: tl.constexpr):
     start = tl.program_id(0).to(tl.int64) * BLOCK
     at = start + tl.arange(0, BLOCK)
     if start + BLOCK <= n:
@@ -95,7 +95,7 @@ def _gelu(x: Tensor) -> Tensor:
         return F.gelu(x.contiguous(), approximate="tanh")
     x, y = x.contiguous(), x.new_empty(x.shape)
     if n := x.numel():
-        _forward_kernel[(triton.cdiv(n, BLOCK),)](x, y, n, BLOCK=BLOCK, num_warps=WARPS)
+        _gelu_forward_kernel[(triton.cdiv(n, BLOCK),)](x, y, n, BLOCK=BLOCK, num_warps=WARPS)
     return y
 
 
@@ -106,7 +106,7 @@ def _gelu_backward(dy: Tensor, x: Tensor) -> Tensor:
         return torch.ops.aten.gelu_backward(dy, x, approximate="tanh")  # type: ignore[no-any-return]
     dx = x.new_empty(x.shape)
     if n := x.numel():
-        _backward_kernel[(triton.cdiv(n, BLOCK),)](dy, x, dx, n, BLOCK=BLOCK, num_warps=WARPS)
+        _gelu_backward_kernel[(triton.cdiv(n, BLOCK),)](dy, x, dx, n, BLOCK=BLOCK, num_warps=WARPS)
     return dx
 
 
@@ -185,9 +185,9 @@ def cases() -> Iterator[Case]:
     for dtype in ("fp32", "bf16"):
         tensors = dict.fromkeys(("x_ptr", "y_ptr"), f"*{dtype}")
         yield Case(
-            f"gelu forward {dtype}", _forward_kernel, {**tensors, "n": "i32"}, {"BLOCK": BLOCK}, WARPS, 3, ("n",)
+            f"gelu forward {dtype}", _gelu_forward_kernel, {**tensors, "n": "i32"}, {"BLOCK": BLOCK}, WARPS, 3, ("n",)
         )
         tensors = dict.fromkeys(("dy_ptr", "x_ptr", "dx_ptr"), f"*{dtype}")
         yield Case(
-            f"gelu backward {dtype}", _backward_kernel, {**tensors, "n": "i32"}, {"BLOCK": BLOCK}, WARPS, 3, ("n",)
+            f"gelu backward {dtype}", _gelu_backward_kernel, {**tensors, "n": "i32"}, {"BLOCK": BLOCK}, WARPS, 3, ("n",)
         )

@@ -73,7 +73,7 @@ def _held(columns: int) -> int:
 
 
 @triton.jit
-def _forward_kernel(
+def _rms_norm_forward_kernel(
     x_ptr, residual_ptr, weight_ptr, y_ptr, total_ptr, inverse_ptr, x_stride, residual_stride, rows, columns, eps,
     ADD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -94,7 +94,7 @@ def _forward_kernel(
 
 
 @triton.jit
-def _long_forward_kernel(
+def _rms_norm_long_forward_kernel(
     x_ptr, residual_ptr, weight_ptr, y_ptr, total_ptr, inverse_ptr, x_stride, residual_stride, columns, eps,
     ADD: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -124,7 +124,7 @@ def _long_forward_kernel(
 
 
 @triton.jit
-def _backward_kernel(
+def _rms_norm_backward_kernel(
     dy_ptr, dtotal_ptr, x_ptr, weight_ptr, inverse_ptr, dx_ptr, partial_ptr,
     dy_stride, dtotal_stride, x_stride, rows, columns,
     ADD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
@@ -152,11 +152,11 @@ def _backward_kernel(
 
 
 @triton.jit
-def _long_backward_kernel(
+def _rms_norm_long_backward_kernel(
     dy_ptr, dtotal_ptr, x_ptr, weight_ptr, inverse_ptr, dx_ptr, dy_stride, dtotal_stride, x_stride, columns,
     ADD: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The inputs' gradient of one long row; its weight gradient is `_long_weight_kernel`'s."""
+    """The inputs' gradient of one long row; its weight gradient is `_rms_norm_long_weight_kernel`'s."""
     row = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, BLOCK)
     inverse = tl.load(inverse_ptr + row)
@@ -180,7 +180,7 @@ def _long_backward_kernel(
 
 
 @triton.jit
-def _long_weight_kernel(
+def _rms_norm_long_weight_kernel(
     dy_ptr, x_ptr, inverse_ptr, partial_ptr, dy_stride, x_stride, rows, columns, ROWS: tl.constexpr, BLOCK: tl.constexpr
 ):
     """Program (b, n) sums block b of the columns over rows n, n + programs, …, ROWS at a time."""
@@ -206,12 +206,12 @@ def _forward(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> 
     strides = (stride, other.stride(0))
     if columns <= COLUMNS:
         per, block, warps = _shape(columns)
-        _forward_kernel[(triton.cdiv(n, per),)](
+        _rms_norm_forward_kernel[(triton.cdiv(n, per),)](
             x, other, weight, y, total, inverse, *strides, n, columns, eps,
             ADD=residual is not None, ROWS=per, BLOCK=block, num_warps=warps,
         )  # fmt: skip
     else:
-        _long_forward_kernel[(n,)](
+        _rms_norm_long_forward_kernel[(n,)](
             x, other, weight, y, total, inverse, *strides, columns, eps,
             ADD=residual is not None, BLOCK=LOOP_BLOCK, num_warps=LOOP_WARPS,
         )  # fmt: skip
@@ -228,18 +228,18 @@ def _backward(dy: Tensor, dtotal: Tensor | None, x: Tensor, weight: Tensor, inve
         per, block, warps = _shape(columns)
         programs = min(triton.cdiv(n, per), sms * max(1, WARPS_PER_SM // warps))
         partial = x.new_empty((programs, columns), dtype=torch.float32)
-        _backward_kernel[(programs,)](
+        _rms_norm_backward_kernel[(programs,)](
             dy, other, x, weight, inverse, dx, partial, *strides, n, columns,
             ADD=add, ROWS=per, BLOCK=block, STAGES=STAGES, num_warps=warps,
         )  # fmt: skip
     else:
-        _long_backward_kernel[(n,)](
+        _rms_norm_long_backward_kernel[(n,)](
             dy, other, x, weight, inverse, dx, *strides, columns, ADD=add, BLOCK=LOOP_BLOCK, num_warps=LOOP_WARPS
         )
         blocks = triton.cdiv(columns, WEIGHT_BLOCK)
         programs = min(triton.cdiv(n, WEIGHT_ROWS), triton.cdiv(8 * sms, blocks))
         partial = x.new_empty((programs, columns), dtype=torch.float32)
-        _long_weight_kernel[(blocks, programs)](
+        _rms_norm_long_weight_kernel[(blocks, programs)](
             dy, x, inverse, partial, dy.stride(0), x.stride(0), n, columns, ROWS=WEIGHT_ROWS, BLOCK=WEIGHT_BLOCK
         )
     return dx, partial.sum(0).to(weight.dtype)
@@ -313,9 +313,12 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
     x, weight, _ = inputs
     ctx.save_for_backward(x, weight, output[1])
     ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
 
 
-def _gradient(ctx: Any, dy: Tensor, _: Any) -> tuple[Tensor, Tensor, None]:
+def _gradient(ctx: Any, dy: Tensor | None, _: Any) -> tuple[Tensor | None, Tensor | None, None]:
+    if dy is None:
+        return None, None, None
     return *_rms_norm_backward(dy, None, *ctx.saved_tensors), None
 
 
@@ -386,11 +389,15 @@ def cases() -> Iterator[Case]:
         signature = dict.fromkeys(pointers, f"*{dtype}") | numbers | {"eps": "fp32"}
         tile = {"ADD": True, "ROWS": rows, "BLOCK": block}
         divisible = () if columns % 16 else whole
-        yield Case(f"rms_norm forward {dtype} {columns}", _forward_kernel, signature, tile, warps, 3, divisible)
+        yield Case(
+            f"rms_norm forward {dtype} {columns}", _rms_norm_forward_kernel, signature, tile, warps, 3, divisible
+        )
         tile = tile | {"STAGES": STAGES}
-        yield Case(f"rms_norm backward {dtype} {columns}", _backward_kernel, signature, tile, warps, 3, divisible)
+        yield Case(
+            f"rms_norm backward {dtype} {columns}", _rms_norm_backward_kernel, signature, tile, warps, 3, divisible
+        )
     tile = {"ADD": True, "BLOCK": LOOP_BLOCK}
-    yield Case("rms_norm forward fp32 longer", _long_forward_kernel, signature, tile, LOOP_WARPS, 3, whole)
-    yield Case("rms_norm backward fp32 longer", _long_backward_kernel, signature, tile, LOOP_WARPS, 3, whole)
+    yield Case("rms_norm forward fp32 longer", _rms_norm_long_forward_kernel, signature, tile, LOOP_WARPS, 3, whole)
+    yield Case("rms_norm backward fp32 longer", _rms_norm_long_backward_kernel, signature, tile, LOOP_WARPS, 3, whole)
     tile = {"ROWS": WEIGHT_ROWS, "BLOCK": WEIGHT_BLOCK}
-    yield Case("rms_norm weight fp32 longer", _long_weight_kernel, signature, tile, 4, 3, whole)
+    yield Case("rms_norm weight fp32 longer", _rms_norm_long_weight_kernel, signature, tile, 4, 3, whole)

@@ -46,7 +46,7 @@ def _shape(columns: int) -> tuple[int, int, int]:
 
 
 @triton.jit
-def _forward_kernel(x_ptr, y_ptr, x_stride, rows, columns, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+def _softmax_forward_kernel(x_ptr, y_ptr, x_stride, rows, columns, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, BLOCK)[None, :]
     inside = (row < rows) & (column < columns)
@@ -57,7 +57,7 @@ def _forward_kernel(x_ptr, y_ptr, x_stride, rows, columns, ROWS: tl.constexpr, B
 
 
 @triton.jit
-def _backward_kernel(dy_ptr, y_ptr, dx_ptr, dy_stride, rows, columns, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+def _softmax_backward_kernel(dy_ptr, y_ptr, dx_ptr, dy_stride, rows, columns, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, BLOCK)[None, :]
     inside = (row < rows) & (column < columns)
@@ -68,7 +68,7 @@ def _backward_kernel(dy_ptr, y_ptr, dx_ptr, dy_stride, rows, columns, ROWS: tl.c
 
 
 @triton.jit
-def _long_forward_kernel(x_ptr, y_ptr, x_stride, columns, BLOCK: tl.constexpr):
+def _softmax_long_forward_kernel(x_ptr, y_ptr, x_stride, columns, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     x_ptr += row * x_stride
     y_ptr += row * columns
@@ -93,7 +93,7 @@ def _long_forward_kernel(x_ptr, y_ptr, x_stride, columns, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _long_backward_kernel(dy_ptr, y_ptr, dx_ptr, dy_stride, columns, BLOCK: tl.constexpr):
+def _softmax_long_backward_kernel(dy_ptr, y_ptr, dx_ptr, dy_stride, columns, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     dy_ptr += row * dy_stride
     y_ptr += row * columns
@@ -124,9 +124,9 @@ def _softmax(x: Tensor, dtype: torch.dtype) -> Tensor:
     if columns <= FORWARD_COLUMNS:
         per, block, warps = _shape(columns)
         grid = (triton.cdiv(n, per),)
-        _forward_kernel[grid](rows, y, stride, n, columns, ROWS=per, BLOCK=block, num_warps=warps)
+        _softmax_forward_kernel[grid](rows, y, stride, n, columns, ROWS=per, BLOCK=block, num_warps=warps)
     else:
-        _long_forward_kernel[(n,)](rows, y, stride, columns, BLOCK=LOOP_BLOCK, num_warps=LOOP_WARPS)
+        _softmax_long_forward_kernel[(n,)](rows, y, stride, columns, BLOCK=LOOP_BLOCK, num_warps=LOOP_WARPS)
     return y
 
 
@@ -142,9 +142,9 @@ def _softmax_backward(dy: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
     if columns <= BACKWARD_COLUMNS:
         per, block, warps = _shape(columns)
         grid = (triton.cdiv(n, per),)
-        _backward_kernel[grid](rows, y, dx, stride, n, columns, ROWS=per, BLOCK=block, num_warps=warps)
+        _softmax_backward_kernel[grid](rows, y, dx, stride, n, columns, ROWS=per, BLOCK=block, num_warps=warps)
     else:
-        _long_backward_kernel[(n,)](rows, y, dx, stride, columns, BLOCK=LOOP_BLOCK, num_warps=LOOP_WARPS)
+        _softmax_long_backward_kernel[(n,)](rows, y, dx, stride, columns, BLOCK=LOOP_BLOCK, num_warps=LOOP_WARPS)
     return dx
 
 
@@ -191,9 +191,11 @@ def cases() -> Iterator[Case]:
         rows, block, warps = _shape(columns)
         signature, tile = dict.fromkeys(pointers, f"*{dtype}") | sizes, {"ROWS": rows, "BLOCK": block}
         divisible = () if columns % 16 else whole
-        yield Case(f"softmax forward {dtype} {columns}", _forward_kernel, signature, tile, warps, 3, divisible)
+        yield Case(f"softmax forward {dtype} {columns}", _softmax_forward_kernel, signature, tile, warps, 3, divisible)
         if columns <= BACKWARD_COLUMNS:
-            yield Case(f"softmax backward {dtype} {columns}", _backward_kernel, signature, tile, warps, 3, divisible)
+            yield Case(
+                f"softmax backward {dtype} {columns}", _softmax_backward_kernel, signature, tile, warps, 3, divisible
+            )
     signature, tile = dict.fromkeys(pointers, "*fp32") | sizes, {"BLOCK": LOOP_BLOCK}
-    yield Case("softmax forward fp32 longer", _long_forward_kernel, signature, tile, LOOP_WARPS, 3, whole)
-    yield Case("softmax backward fp32 longer", _long_backward_kernel, signature, tile, LOOP_WARPS, 3, whole)
+    yield Case("softmax forward fp32 longer", _softmax_long_forward_kernel, signature, tile, LOOP_WARPS, 3, whole)
+    yield Case("softmax backward fp32 longer", _softmax_long_backward_kernel, signature, tile, LOOP_WARPS, 3, whole)

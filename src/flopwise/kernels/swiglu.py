@@ -33,7 +33,7 @@ def swiglu_backward_reference(dy: Tensor, gate: Tensor, up: Tensor) -> tuple[Ten
 
 
 @triton.jit
-def _forward_kernel(gate_ptr, up_ptr, y_ptr, gate_stride, up_stride, columns, blocks, BLOCK: tl.constexpr):
+def _swiglu_forward_kernel(gate_ptr, up_ptr, y_ptr, gate_stride, up_stride, columns, blocks, BLOCK: tl.constexpr):
     """Program n takes block n % blocks of row n // blocks."""
     row = (tl.program_id(0) // blocks).to(tl.int64)
     at = (tl.program_id(0) % blocks).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -44,7 +44,7 @@ def _forward_kernel(gate_ptr, up_ptr, y_ptr, gate_stride, up_stride, columns, bl
 
 
 @triton.jit
-def _backward_kernel(
+def _swiglu_backward_kernel(
     dy_ptr, gate_ptr, up_ptr, dgate_ptr, dup_ptr, dy_stride, gate_stride, up_stride, columns, blocks,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -75,7 +75,7 @@ def _swiglu(gate: Tensor, up: Tensor) -> Tensor:
     if y.numel():
         (g, u), rows, columns = _as_rows(gate, up)
         blocks = triton.cdiv(columns, BLOCK)
-        _forward_kernel[(rows * blocks,)](
+        _swiglu_forward_kernel[(rows * blocks,)](
             g, u, y, g.stride(0), u.stride(0), columns, blocks, BLOCK=BLOCK, num_warps=WARPS
         )
     return y
@@ -90,7 +90,9 @@ def _swiglu_backward(dy: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tens
     if dy.numel():
         (d, g, u), rows, columns = _as_rows(dy, gate, up)
         blocks, strides = triton.cdiv(columns, BLOCK), (d.stride(0), g.stride(0), u.stride(0))
-        _backward_kernel[(rows * blocks,)](d, g, u, dgate, dup, *strides, columns, blocks, BLOCK=BLOCK, num_warps=WARPS)
+        _swiglu_backward_kernel[(rows * blocks,)](
+            d, g, u, dgate, dup, *strides, columns, blocks, BLOCK=BLOCK, num_warps=WARPS
+        )
     return dgate, dup
 
 
@@ -132,5 +134,5 @@ def cases() -> Iterator[Case]:
         pointers = dict.fromkeys(("dy_ptr", "gate_ptr", "up_ptr", "y_ptr", "dgate_ptr", "dup_ptr"), f"*{dtype}")
         whole = ("dy_stride", "gate_stride", "up_stride", "columns")
         signature = pointers | dict.fromkeys((*whole, "blocks"), "i32")
-        for name, kernel in (("forward", _forward_kernel), ("backward", _backward_kernel)):
+        for name, kernel in (("forward", _swiglu_forward_kernel), ("backward", _swiglu_backward_kernel)):
             yield Case(f"swiglu {name} {dtype}", kernel, signature, {"BLOCK": BLOCK}, WARPS, 3, whole)

@@ -1,4 +1,4 @@
-"""Causal attention five ways, all with one signature: q [B, Hq, T, D], k and v [B, Hkv, T, D] -> [B, Hq, T, D].
+"""Causal attention six ways, all with one signature: q [B, Hq, T, D], k and v [B, Hkv, T, D] -> [B, Hq, T, D].
 
 Hkv may be a divisor of Hq (grouped KV heads), and [B, T, D] without heads works too.
 """
@@ -19,6 +19,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 
 from flopwise.errors import Unsupported
 from flopwise.lm.layers import softmax_eager
+from flopwise.lm.own_kernels import own_kernel
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -40,6 +41,8 @@ def attention_function(kind: str, compiled_elsewhere: bool) -> Attend:
         return _with_heads(sdpa)
     if kind == "flex":
         return _with_heads(_Flex(compiled_elsewhere))
+    if kind == "flash":
+        return functools.partial(own_kernel("attention_triton", "attention = 'flash'").flash_attention, causal=True)
     return _with_heads(_pinned(kind, compiled_elsewhere))
 
 

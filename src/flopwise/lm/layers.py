@@ -1,7 +1,8 @@
 """The pieces between the matmuls: norms, activations, softmax and rotary positions.
 
-Each comes twice. `*_eager` is the formula, one kernel per operation, which is what a first implementation does and what
-a profiler shows as a row of small memory-bound kernels; `*_torch` is PyTorch's own fused kernel. They compute the same.
+Each comes twice or more. `*_eager` is the formula, one kernel per operation, which is what a first implementation does and what
+a profiler shows as a row of small memory-bound kernels; `*_torch` is PyTorch's own fused kernel; our own are in
+`kernels/`. They compute the same.
 """
 
 import math
@@ -10,6 +11,9 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from flopwise.errors import Unsupported
+from flopwise.lm.own_kernels import own_kernel
 
 INIT_STD = 0.02  # GPT-2's
 
@@ -63,7 +67,11 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(dim))
         self.eps = eps
-        self.norm = {"eager": rms_norm_eager, "torch": rms_norm_torch}[kind]
+        self.norm: Callable[[Tensor, Tensor, float], Tensor]
+        if kind == "triton":
+            self.norm = own_kernel("rms_norm", "norm = 'triton'").rms_norm
+        else:
+            self.norm = {"eager": rms_norm_eager, "torch": rms_norm_torch}[kind]
 
     def forward(self, x: Tensor) -> Tensor:
         return self.norm(x, self.weight, self.eps)
@@ -77,6 +85,8 @@ class LayerNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(dim))
         self.bias = nn.Parameter(torch.zeros(dim))
         self.eps = eps
+        if kind == "triton":
+            raise Unsupported("norm = 'triton' is a kernel for RMSNorm, not for LayerNorm", "use norm = torch")
         self.norm = {"eager": layer_norm_eager, "torch": layer_norm_torch}[kind]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -127,10 +137,33 @@ def softmax_torch(x: Tensor) -> Tensor:
     return torch.softmax(x, -1)
 
 
-# The lever's choices, by name, also for use as single operations.
+# The two forms without a kernel of ours, by name, also for use as single operations.
 GELU: dict[str, Pointwise] = {"eager": gelu_eager, "torch": gelu_torch}
 SILU: dict[str, Pointwise] = {"eager": silu_eager, "torch": silu_torch}
 SOFTMAX: dict[str, Pointwise] = {"eager": softmax_eager, "torch": softmax_torch}
+
+
+def gelu_function(kind: str) -> Pointwise:
+    """The recipe's GeLU."""
+    if kind in ("triton", "cuda"):
+        kernel: Pointwise = own_kernel("gelu", f"activation = '{kind}'").GELU[kind]
+        return kernel
+    return GELU[kind]
+
+
+def silu_function(kind: str) -> Pointwise:
+    """The recipe's SiLU."""
+    if kind == "cuda":
+        raise Unsupported("activation = 'cuda' is a kernel for GeLU, not for SwiGLU", "use activation = triton")
+    return SILU[kind]
+
+
+def fused_swiglu(kind: str) -> Callable[[Tensor, Tensor], Tensor] | None:
+    """silu(gate) · up in one kernel, if the recipe's activation is one that fuses them."""
+    if kind != "triton":
+        return None
+    kernel: Callable[[Tensor, Tensor], Tensor] = own_kernel("swiglu", "activation = 'triton'").swiglu
+    return kernel
 
 
 def rope_angles(context: int, head_dim: int, theta: float, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -179,3 +212,19 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     first, second = x.chunk(2, -1)  # [B, H, T, D/2]
     turned = torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
     return turned.to(x.dtype)
+
+
+def rope_pair(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Queries and keys, each turned."""
+    return rope(q, cos, sin), rope(k, cos, sin)
+
+
+Turn = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+def rope_function(kind: str) -> Turn:
+    """The recipe's rotation of queries and keys."""
+    if kind == "eager":
+        return rope_pair
+    kernel: Turn = own_kernel("rope", "rope = 'triton'").rope_pair
+    return kernel

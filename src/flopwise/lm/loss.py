@@ -1,10 +1,15 @@
-"""Cross entropy two ways: over all logits at once, and over one chunk of tokens at a time."""
+"""Cross entropy three ways: over all logits at once, over one chunk of tokens at a time, and so with our own kernel."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from flopwise.lm.own_kernels import own_kernel
+
+HiddenLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 CHUNK_TOKENS = 1024  # enough rows to keep a matmul busy; 1024 · 128,256 fp32 logits are 0.5 GB
 
@@ -37,6 +42,14 @@ def loss_chunked(hidden: Tensor, head_weight: Tensor, targets: Tensor, chunk_tok
     for chunk in _chunks(labels, chunk_tokens):
         total = total + _chunk_loss(rows[chunk].to(dtype), weight, labels[chunk])[0]
     return total / len(labels)
+
+
+def hidden_loss(kind: str) -> HiddenLoss:
+    """The recipe's loss from hidden states, the head's weight and targets, for the kinds that never hold all logits."""
+    if kind == "chunked":
+        return loss_chunked
+    kernel: HiddenLoss = own_kernel("cross_entropy", "loss = 'fused'").linear_cross_entropy
+    return kernel
 
 
 def _chunks(labels: Tensor, size: int) -> list[slice]:

@@ -1,4 +1,4 @@
-"""AdamW three ways: the algorithm written out, and PyTorch's foreach and fused forms."""
+"""AdamW four ways: the algorithm written out, PyTorch's foreach and fused forms, and our own kernel."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
+from flopwise.lm.own_kernels import own_kernel
 from flopwise.spec.recipe import Recipe
 
 BETAS = (0.9, 0.95)  # as GPT-3 and Llama were trained (Brown et al. 2020, appendix B; Touvron et al. 2023, 2.3)
@@ -79,5 +80,10 @@ def make_optimizer(
     rate = torch.tensor(lr, dtype=torch.float32, device=params[0].device) if graph else lr
     if recipe.optimizer == "adamw-loop":
         return AdamWLoop(params, rate, betas, weight_decay=weight_decay, capturable=graph)
+    if recipe.optimizer == "flopwise":
+        own: Optimizer = own_kernel("adamw", "optimizer = 'flopwise'").AdamW(
+            params, rate, betas, weight_decay=weight_decay
+        )
+        return own
     form = {recipe.optimizer: True}  # foreach=True or fused=True
     return AdamW(params, rate, betas, weight_decay=weight_decay, capturable=graph, **form)

@@ -11,7 +11,17 @@ from torch.utils.checkpoint import checkpoint
 
 from flopwise.errors import FlopwiseError
 from flopwise.lm.attention import Attend, attention_function
-from flopwise.lm.layers import GELU, SILU, Embedding, LayerNorm, Linear, RMSNorm, RopeTable, rope
+from flopwise.lm.layers import (
+    Embedding,
+    LayerNorm,
+    Linear,
+    RMSNorm,
+    RopeTable,
+    fused_swiglu,
+    gelu_function,
+    rope_function,
+    silu_function,
+)
 from flopwise.spec.model import ModelSpec
 from flopwise.spec.recipe import Recipe
 
@@ -113,6 +123,7 @@ class Attention(nn.Module):
         super().__init__()
         self.head_dim = spec.head_dim
         self.attend = attend
+        self.turn = rope_function(recipe.rope)
         self.q = Linear(spec.d_model, spec.n_heads * spec.head_dim, bias=spec.qkv_bias)
         self.k = Linear(spec.d_model, spec.n_kv_heads * spec.head_dim, bias=spec.qkv_bias)
         self.v = Linear(spec.d_model, spec.n_kv_heads * spec.head_dim, bias=spec.qkv_bias)
@@ -125,7 +136,7 @@ class Attention(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if angles is not None:
-            q, k = rope(q, *angles), rope(k, *angles)
+            q, k = self.turn(q, k, *angles)
         y = self.attend(q, k, v)  # [B, H, T, K]
         return self.out(y.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
@@ -141,9 +152,12 @@ class SwiGLU(nn.Module):
         self.gate = Linear(spec.d_model, spec.d_ff, bias=spec.mlp_bias)
         self.up = Linear(spec.d_model, spec.d_ff, bias=spec.mlp_bias)
         self.down = _residual(Linear(spec.d_ff, spec.d_model, bias=spec.mlp_bias), spec)
-        self.activation = SILU[recipe.activation]
+        self.fused = fused_swiglu(recipe.activation)
+        self.activation = silu_function(recipe.activation) if self.fused is None else None
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.activation is None:
+            return self.down(self.fused(self.gate(x), self.up(x)))  # type: ignore[misc, no-any-return]
         return self.down(self.activation(self.gate(x)) * self.up(x))  # type: ignore[no-any-return]
 
 
@@ -154,7 +168,7 @@ class GeluMLP(nn.Module):
         super().__init__()
         self.up = Linear(spec.d_model, spec.d_ff, bias=spec.mlp_bias)
         self.down = _residual(Linear(spec.d_ff, spec.d_model, bias=spec.mlp_bias), spec)
-        self.activation = GELU[recipe.activation]
+        self.activation = gelu_function(recipe.activation)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(self.activation(self.up(x)))  # type: ignore[no-any-return]

@@ -32,7 +32,7 @@ def axes_of(points: Sequence[Point]) -> Axes:
 def _settings(point: Point) -> dict[str, Any]:
     w, sampling = point.trial.workload, point.trial.sampling
     settings: dict[str, Any] = {"workload": w.target}
-    settings |= w.subject.dims if isinstance(w.subject, OpSpec) else w.changes
+    settings |= ({"impl": w.subject.impl} | w.subject.dims) if isinstance(w.subject, OpSpec) else w.changes
     settings |= {name: getattr(w, name) for name in takes(w.subject)} | {
         lever: getattr(w.recipe, lever) for lever in LEVERS
     }

@@ -11,14 +11,17 @@ from flopwise.spec import fields
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "precision": ("fp32", "tf32", "bf16", "fp16", "bf16-pure"),
-    "attention": ("naive", "sdpa", "sdpa-flash", "sdpa-cudnn", "flex"),
-    "norm": ("eager", "torch"),
-    "activation": ("eager", "torch"),
-    "loss": ("full", "chunked"),
-    "optimizer": ("adamw-loop", "foreach", "fused"),
+    "attention": ("naive", "sdpa", "sdpa-flash", "sdpa-cudnn", "flex", "flash"),
+    "norm": ("eager", "torch", "triton"),
+    "activation": ("eager", "torch", "triton", "cuda"),
+    "rope": ("eager", "triton"),
+    "loss": ("full", "chunked", "fused"),
+    "optimizer": ("adamw-loop", "foreach", "fused", "flopwise"),
     "compile": ("off", "default", "max-autotune"),
     "graph": ("off", "on"),
 }
+
+SCALES_ON_DEVICE = ("fused", "flopwise")  # optimizers that take the loss scale back themselves
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,11 +34,12 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     precision: str = (
         "fp32"  # bf16 and fp16: autocast over fp32 weights; bf16-pure: weights, gradients and state in bf16
     )
-    attention: str = "sdpa"
+    attention: str = "sdpa"  # flash: flopwise's own FlashAttention-2 in Triton
     norm: str = "torch"
     activation: str = "torch"
-    loss: str = "full"
-    optimizer: str = "foreach"
+    rope: str = "eager"
+    loss: str = "full"  # chunked and fused never hold all logits
+    optimizer: str = "foreach"  # flopwise: all tensors in one launch of our own
     compile: str = "off"
     graph: str = "off"  # the whole step captured in one CUDA graph
     checkpoint: int = 0  # recompute activations, in segments of this many blocks; 0: keep them all
@@ -44,11 +48,11 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
         for field, allowed in CHOICES.items():
             fields.one_of(field, getattr(self, field), allowed)
         fields.whole("checkpoint", self.checkpoint, 0, 100_000)
-        if self.graph == "on" and self.precision == "fp16" and self.optimizer != "fused":
+        if self.graph == "on" and self.precision == "fp16" and self.optimizer not in SCALES_ON_DEVICE:
             raise FlopwiseError(
                 f"graph = 'on' with precision = 'fp16' and optimizer = '{self.optimizer}' is not allowed: "
                 "loss scaling asks the host whether to skip the step",
-                "allowed: optimizer = fused, which decides on the GPU; or precision = bf16",
+                "allowed: optimizer = fused or flopwise, which decide on the GPU; or precision = bf16",
             )
 
     def changed(self) -> dict[str, Any]:

@@ -24,11 +24,12 @@ from flopwise.spec.recipe import LEVERS, read_toml
 from flopwise.spec.workload import OPS, OpSpec, Sampling, Trial, workload
 
 _SHAPE = ("batch", "context", "phase", "implementation")
+_OPTIONS = (*_SHAPE, "impl")
 _SAMPLING = Sampling.__struct_fields__
 _SETTABLE = tuple(f for f in ModelSpec.__struct_fields__ if f != "name") + tuple(
     d for o in OPS.values() for d in o.dims
 )
-AXES = ("workload", "device", *_SHAPE, *LEVERS, *_SAMPLING, *dict.fromkeys(_SETTABLE))
+AXES = ("workload", "device", *_OPTIONS, *LEVERS, *_SAMPLING, *dict.fromkeys(_SETTABLE))
 MAX_POINTS = 10_000
 
 
@@ -103,7 +104,7 @@ def _matches(row: dict[str, Any], rule: dict[str, Any]) -> bool:
 def _trial(row: dict[str, Any], group: str) -> Trial:
     if not isinstance(row["workload"], str):
         raise FlopwiseError(f"workload = {fields.show(row['workload'])} is not allowed", "allowed: a name in quotes")
-    options = {k: v for k, v in row.items() if k in _SHAPE or k in LEVERS}
+    options = {k: v for k, v in row.items() if k in _OPTIONS or k in LEVERS}
     changes = {k: v for k, v in row.items() if k in _SETTABLE and k not in options}
     sampling = {k: v for k, v in row.items() if k in _SAMPLING}
     return Trial(
@@ -117,7 +118,7 @@ def _trial(row: dict[str, Any], group: str) -> Trial:
 def _settings(trial: Trial) -> dict[str, Any]:
     """Every axis of a trial with its value, the defaults too."""
     w = trial.workload
-    shape = w.subject.dims if isinstance(w.subject, OpSpec) else {}
+    shape: dict[str, Any] = w.subject.dims | {"impl": w.subject.impl} if isinstance(w.subject, OpSpec) else {}
     if isinstance(w.subject, ModelSpec):
         shape = msgspec.structs.asdict(w.subject)
     own = {name: getattr(w, name) for name in _SHAPE} | msgspec.structs.asdict(w.recipe)

@@ -24,6 +24,7 @@ class OpSpec(msgspec.Struct, frozen=True, kw_only=True, tag="op"):
 
     name: str
     dims: dict[str, int]
+    impl: str = ""  # one of the operation's implementations; '': as the levers say
 
 
 class UserStep(msgspec.Struct, frozen=True, kw_only=True, tag="py"):
@@ -39,7 +40,12 @@ class _Op(msgspec.Struct, frozen=True, kw_only=True):
     phase: str = "forward"
     takes: tuple[str, ...] = ()  # of batch and context
     levers: tuple[str, ...] = ("precision", "compile", "graph")
+    impls: tuple[str, ...] = ()
+    impl: str = ""  # where none is given; '': then its levers decide
 
+
+_MATRIX = {"rows": 4096, "cols": 4096}
+_WITH_IMPL = ("precision", "graph")  # levers that an implementation leaves open
 
 OPS = {
     "matmul": _Op(dims={"m": 4096, "n": 4096, "k": 4096}),
@@ -59,13 +65,48 @@ OPS = {
         takes=("batch", "context"),
         phase="backward",
         levers=("precision", "attention", "compile", "graph"),
+        impls=("naive", "sdpa", "sdpa-flash", "sdpa-cudnn", "flex", "tiled", "flash"),
     ),
-    "gelu": _Op(dims={"rows": 4096, "cols": 4096}, levers=("precision", "activation", "compile", "graph")),
-    "softmax": _Op(dims={"rows": 4096, "cols": 4096}, levers=("precision", "norm", "compile", "graph")),
+    "gelu": _Op(
+        dims=_MATRIX,
+        levers=("precision", "activation", "compile", "graph"),
+        impls=("manual", "torch", "compile", "cuda", "triton"),
+    ),
+    "softmax": _Op(
+        dims=_MATRIX,
+        levers=("precision", "norm", "compile", "graph"),
+        impls=("manual", "torch", "compile", "triton"),
+    ),
+    "rms_norm": _Op(dims=_MATRIX, levers=_WITH_IMPL, impls=("manual", "torch", "compile", "triton"), impl="torch"),
+    "swiglu": _Op(dims=_MATRIX, levers=_WITH_IMPL, impls=("manual", "torch", "compile", "triton"), impl="torch"),
+    "rope": _Op(
+        dims={"heads": 16, "dim": 128},
+        batch=4,
+        context=2048,
+        takes=("batch", "context"),
+        levers=_WITH_IMPL,
+        impls=("manual", "compile", "triton"),
+        impl="manual",
+    ),
+    # Of hidden states through the head's weight.
+    "cross_entropy": _Op(
+        dims={"rows": 4096, "dim": 1024, "vocab": 32_000},
+        phase="backward",
+        levers=_WITH_IMPL,
+        impls=("full", "compile", "chunked", "fused"),
+        impl="full",
+    ),
+    # One update of `tensors` weights.
+    "adamw": _Op(
+        dims={"tensors": 100, "rows": 1024, "cols": 1024},
+        levers=_WITH_IMPL,
+        impls=("adamw-loop", "foreach", "fused", "flopwise"),
+        impl="foreach",
+    ),
 }
 
 
-def op(name: str, dims: dict[str, Any]) -> OpSpec:
+def op(name: str, dims: dict[str, Any], impl: str = "") -> OpSpec:
     """An operation by name; `dims` replaces its defaults (`dim` sets all three sides of a matmul)."""
     if name not in OPS:
         raise FlopwiseError(
@@ -77,7 +118,11 @@ def op(name: str, dims: dict[str, Any]) -> OpSpec:
     fields.known(f"op:{name}", dims, OPS[name].dims)
     for field, value in dims.items():
         fields.whole(field, value, 1, 2**31)
-    return OpSpec(name=name, dims=OPS[name].dims | dims)
+    if impl and not OPS[name].impls:
+        raise FlopwiseError(f"impl = {fields.show(impl)} means nothing to op:{name}", "it has one implementation")
+    if impl:
+        fields.one_of("impl", impl, OPS[name].impls)
+    return OpSpec(name=name, dims=OPS[name].dims | dims, impl=impl or OPS[name].impl)
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,6 +146,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
         """
         subject = self.subject
         words = [self.target]
+        words += [subject.impl] if isinstance(subject, OpSpec) and subject.impl else []
         words += [f"{d}={v}" for d, v in (subject.dims if isinstance(subject, OpSpec) else self.changes).items()]
         words += [
             f"{sign}{getattr(self, name)}"
@@ -125,14 +171,14 @@ def workload(target: str, *, set: dict[str, Any] | None = None, **options: Any) 
     if not isinstance(set, dict | None):
         raise FlopwiseError(f"set = {fields.show(set)} is not allowed", "allowed: a table of fields, like n_layers = 2")
     changes = dict(set or {})
-    fields.known("a workload", options, ("batch", "context", "phase", "recipe", "implementation", *LEVERS))
+    fields.known("a workload", options, ("batch", "context", "phase", "recipe", "implementation", "impl", *LEVERS))
     base = Recipe() if options.get("recipe") is None else options["recipe"]
     if not isinstance(base, Recipe):
         raise FlopwiseError(f"recipe = {fields.show(base)} is not allowed", "allowed: a Recipe; or name its levers")
     recipe = recipe_from(msgspec.structs.asdict(base) | {k: options[k] for k in LEVERS if options.get(k) is not None})
     implementation = "flopwise" if options.get("implementation") is None else options["implementation"]
     fields.one_of("implementation", implementation, IMPLEMENTATIONS)
-    subject, config = _subject(target, changes)
+    subject, config = _subject(target, changes, options.get("impl") or "")
     if implementation == "transformers" and config is None:
         raise FlopwiseError(
             f"implementation = 'transformers' needs a config, and {fields.show(target)} has none",
@@ -160,9 +206,16 @@ def workload(target: str, *, set: dict[str, Any] | None = None, **options: Any) 
     return result
 
 
-def _subject(target: str, changes: dict[str, Any]) -> tuple[ModelSpec | OpSpec | UserStep, dict[str, Any] | None]:
+def _subject(
+    target: str, changes: dict[str, Any], impl: str
+) -> tuple[ModelSpec | OpSpec | UserStep, dict[str, Any] | None]:
     if target.startswith("op:"):
-        return op(target.removeprefix("op:"), changes), None
+        return op(target.removeprefix("op:"), changes, impl), None
+    if impl:
+        raise FlopwiseError(
+            f"impl = {fields.show(impl)} means nothing to {fields.show(target)}",
+            "it belongs to operations (op:gelu); a model has levers",
+        )
     if target.startswith("py:"):
         reference = target.removeprefix("py:")
         if not re.fullmatch(r"[\w.]+:[\w.]+", reference):
@@ -207,6 +260,7 @@ def _check(w: Workload) -> None:
                 f"context = {w.context} is longer than the sliding window of {w.subject.window}, which flopwise's model has not",
                 f"allowed: 1 to {w.subject.window}; or implementation = transformers",
             )
+        _check_kernels(w.subject, w.recipe)
         if w.recipe.graph == "on" and w.phase != "train":
             raise FlopwiseError(
                 f"graph = 'on' captures the whole training step, not phase = '{w.phase}'", "allowed: phase = train"
@@ -218,9 +272,30 @@ def _check(w: Workload) -> None:
             f"{unknown[0]} = {fields.show(getattr(w.recipe, unknown[0]))} means nothing to {w.target}",
             f"levers it has: {', '.join(_levers(w.subject)) or 'none: a step of your own applies its own'}",
         )
+    if isinstance(w.subject, OpSpec) and w.subject.name == "adamw" and w.phase != "forward":
+        raise FlopwiseError(f"phase = '{w.phase}' means nothing to op:adamw: it is one update", "leave phase out")
     if isinstance(w.subject, OpSpec) and w.phase == "train":
         raise FlopwiseError(
             f"phase = 'train' means nothing to {w.target}: it has no optimizer", "allowed: forward, backward"
+        )
+
+
+def _check_kernels(spec: ModelSpec, recipe: Recipe) -> None:
+    """Levers whose kernels compute something else than this model has."""
+    if recipe.norm == "triton" and spec.norm_kind != "rms":
+        raise FlopwiseError(
+            f"norm = 'triton' is a kernel for RMSNorm, and {spec.name} has norm_kind = '{spec.norm_kind}'",
+            "allowed: norm = eager, torch; or a model with norm_kind = rms",
+        )
+    if recipe.activation == "cuda" and spec.mlp != "gelu":
+        raise FlopwiseError(
+            f"activation = 'cuda' is a kernel for GeLU, and {spec.name} has mlp = '{spec.mlp}'",
+            "allowed: activation = eager, torch, triton; or a model with mlp = gelu",
+        )
+    if recipe.rope == "triton" and spec.positions != "rope":
+        raise FlopwiseError(
+            f"rope = 'triton' turns queries and keys, and {spec.name} has positions = '{spec.positions}'",
+            "allowed: rope = eager; or a model with positions = rope",
         )
 
 
@@ -236,7 +311,9 @@ def takes(subject: ModelSpec | OpSpec | UserStep) -> tuple[str, ...]:
 
 
 def _levers(subject: OpSpec | UserStep | ModelSpec) -> tuple[str, ...]:
-    return OPS[subject.name].levers if isinstance(subject, OpSpec) else ()
+    if isinstance(subject, OpSpec):
+        return _WITH_IMPL if subject.impl else OPS[subject.name].levers
+    return ()
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):

@@ -67,6 +67,7 @@ NAMES: Table = (
     (r"^memcpy (dtod|device)|^memcpyd2d", COPY),
     (r"^memset|^memcpy|^copybuffer|^fillbuffer|__amd_rocclr_(copy|fill)buffer", MEMORY),
     (r"fused_?adam|fused_?sgd|fused_?adagrad|fusedoptimizer|adam_?w?_(kernel|cuda)|adamfunctor|adamcapturable", OPTIMIZER),
+    (r"adamw_(norm|prepare|update)_kernel", OPTIMIZER),  # flopwise's own
     (r"lamb(stage|functor)|kernel_?optimizer|koptimizer|lion_(kernel|update)|sgdfunctor|(adam|lion|lamb)\w*8bit", OPTIMIZER),
     (r"cross_?entropy|nll_?loss|log_?softmax|logsoftmax|softmaxcrossentropy|xent|_loss_|loss_(kernel|forward|backward)", LOSS),
     (r"mse_kernel|smooth_l1|huber|kl_div|ctc_loss|binary_cross", LOSS),
@@ -76,6 +77,7 @@ NAMES: Table = (
     (r"rotary|_rope|rope_|applyrope|swiglu|geglu|silu_?and_?mul|gelu_?and_?mul|act_and_mul|gated_?act|dswiglu", ELEMENTWISE),
     (r"reshape_and_cache|append_?paged|(store|write|set|update|copy|concat)_\w*kv_?(cache|buffer)", INDEX),
     # fused attention: every generation, and the kernels around it
+    (r"flash_(forward|delta|dkdv|dq)_kernel", ATTENTION),  # flopwise's own
     (r"flash_?(fwd|bwd|attn|attention|fprop|bprop)|pytorch_flash|flash::|fmha|sdpa|flex_(attention|decoding)", ATTENTION),
     (r"attention|attn_(fwd|bwd|kernel)|_attn|attn::|paged_?att|\bmha_|mla_(fwd|decode)|unified_att|attentionkernel", ATTENTION),
     (r"dot_do_o|convert_dq|bwd_(kernel_)?(dk_?dv|dq|preprocess)|batchprefill|batchdecode|singleprefill", ATTENTION),
@@ -110,13 +112,13 @@ NAMES: Table = (
 # Op names without their namespace, the suffix of an autograd node or an in-place underscore: mm, _softmax_backward_data…
 OPS: Table = (
     (r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|broadcast_(coalesced)?$|c10d|nccl|record_param_comms", COMMUNICATION),
-    (r"scaled_dot_product|attention|flash_attn|fmha|flex_", ATTENTION),
-    (r"cross_entropy|nll_?loss|log_?softmax|_loss|^kl_div", LOSS),
+    (r"scaled_dot_product|attention|flash_(attn|forward|backward)|fmha|flex_", ATTENTION),
+    (r"cross_entropy|nll_?loss|log_?softmax|_loss|^kl_div|^flopwise::scale", LOSS),
     (r"softmax", SOFTMAX),
     (r"layer_?norm|rms_?norm|group_?norm|batch_?norm|instance_norm", NORMALISATION),
     (r"^(b?mm|addb?mm|baddbmm|matmul|linear|t?bmm|mv|addmv|dot|vdot|einsum|_?scaled_(grouped_)?mm|_?grouped_mm|_int_mm)", MATMUL),
     (r"convolution|^conv\d|^_?cudnn_conv|sparse_mm|_mm$|gemm|linear_backward|addmm", MATMUL),
-    (r"fused_adam|fused_sgd|fused_adagrad|optimizer\.", OPTIMIZER),
+    (r"fused_adam|^adamw$|fused_sgd|fused_adagrad|optimizer\.", OPTIMIZER),
     (r"dropout|bernoulli|^rand|^normal|^uniform|exponential|multinomial|^random", RANDOM),
     (r"embedding|index|gather|scatter|^take|topk|sort|nonzero|unique|masked_select|searchsorted|bincount", INDEX),
     (r"^(copy|_?to_copy|to|clone|contiguous|cat|stack|repeat|flip|roll|constant_pad_nd|_?copy_from)$", COPY),
@@ -127,7 +129,7 @@ OPS: Table = (
     (r"^_?foreach_copy", COPY),
     (r"^_?foreach|^(add|sub|rsub|mul|div|pow|sqrt|rsqrt|exp|log|neg|abs|where|clamp|sin|cos|tanh|reciprocal)$", ELEMENTWISE),
     (r"^(silu|gelu|relu|sigmoid|softplus|hardswish|elu|leaky_relu|mish|threshold|glu|tanh)(_backward)?$", ELEMENTWISE),
-    (r"^(erf|square|maximum|minimum)$", ELEMENTWISE),
+    (r"^(erf|square|maximum|minimum|swiglu|rope|rope_pair|gelu_cuda)(_backward)?$", ELEMENTWISE),
     (r"^(lerp|addcmul|addcdiv|masked_fill|bitwise_\w+|logical_\w+|eq|ne|lt|le|gt|ge|isnan|sign)$", ELEMENTWISE),
 )  # fmt: skip
 

@@ -1,7 +1,7 @@
 """Time forward, backward, optimizer and the whole step of one workload; or of two, in turns."""
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +9,12 @@ from flopwise.capture.isolate import Worker, run_pair
 from flopwise.errors import FlopwiseError
 from flopwise.records import INTERRUPTED, OK, Point
 from flopwise.spec.recipe import LEVERS
-from flopwise.spec.workload import Sampling, Trial, Workload, takes, workload
+from flopwise.spec.sweep import Sweep
+from flopwise.spec.workload import OpSpec, Sampling, Trial, Workload, takes, workload
 from flopwise.store import Run, StoredRun, runs_root
 from flopwise.verbs.fitting import too_large
 from flopwise.verbs.progress import Progress, Silent
+from flopwise.verbs.sweep import sweep
 
 
 def bench(
@@ -47,6 +49,28 @@ def bench(
     return _measure(trials, first.target, runs_root(runs), command, progress or Silent())
 
 
+def bench_implementations(
+    target: str,
+    impls: Sequence[str],
+    *,
+    device: str = "auto",
+    warmup: int | None = None,
+    samples: int | None = None,
+    seconds: float = 10.0,
+    timeout: float = 900.0,
+    runs: str | Path | None = None,
+    command: str = "",
+    progress: Progress | None = None,
+    **options: Any,
+) -> StoredRun:
+    """Measure one operation in several implementations, each in a process of its own; one that cannot run is a row."""
+    sampling = Sampling(warmup=warmup, samples=samples, seconds=seconds, timeout_s=timeout)
+    made = [workload(target, impl=impl, **options) for impl in dict.fromkeys(impls)]
+    trials = tuple(Trial(workload=one, sampling=sampling, device=device) for one in made)
+    plan = Sweep(name=f"{target} by implementation", trials=trials)
+    return sweep(plan, fresh=True, runs=runs, command=command, progress=progress)
+
+
 def _measure(trials: list[Trial], name: str, root: Path, command: str, progress: Progress) -> StoredRun:
     with contextlib.ExitStack() as stack:
         worker = stack.enter_context(Worker())
@@ -72,7 +96,10 @@ def _varied(first: Workload, versus: Mapping[str, Any]) -> Workload:
     """The first workload with some of its size, phase, levers or fields changed."""
     named = ("implementation", *takes(first.subject), *LEVERS)
     same = {name: getattr(first.recipe if name in LEVERS else first, name) for name in named}
-    fields = {name: value for name, value in versus.items() if name not in ("batch", "context", "phase", *named)}
+    same |= {"impl": first.subject.impl} if isinstance(first.subject, OpSpec) else {}
+    fields = {
+        name: value for name, value in versus.items() if name not in ("batch", "context", "phase", "impl", *named)
+    }
     options = {name: value for name, value in versus.items() if name not in fields}
     return workload(first.target, set=first.changes | fields, **(same | options))
 

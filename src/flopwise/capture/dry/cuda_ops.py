@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from flopwise.capture.dry import own_ops
 from flopwise.capture.dry.architecture import Architecture
 from flopwise.errors import Unsupported
 
@@ -180,6 +181,8 @@ def passing_bytes(name: str, inputs: list[Tensor]) -> int:
     The attention backwards sum dq over blocks of keys in fp32 and keep one number per query row (flash-attention 2's
     `dq_accum` and `dsoftmax_sum`; cuDNN and the efficient kernel hold the like).
     """
+    if name in own_ops.HOLDS:
+        return own_ops.HOLDS[name](inputs)
     if not name.startswith("_scaled_dot_product") or not name.endswith("_backward"):
         return 0
     q = inputs[1]  # after the gradient of the output

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from flopwise.capture.dry.op_table import chunked_launches
+from flopwise.capture.dry.op_table import launches_over
 from flopwise.capture.dry.tape import ALLOC, FREE, OP, Event, ManyTensors, Op, Section, Tape
 
 UNITS, MIDDLE = 5, 2
@@ -207,6 +207,6 @@ class _Extension:
             op.work,
             read_bytes=op.work.read_bytes + self.extra * sum(t.read_bytes for t in middle),
             write_bytes=op.work.write_bytes + self.extra * sum(t.write_bytes for t in middle),
-            kernels=chunked_launches([t.elements for t in tensors], op.lists),
+            kernels=launches_over(op.work.op, [t.elements for t in tensors], op.lists),
         )
         return Op(work, tuple(tensors), op.lists)

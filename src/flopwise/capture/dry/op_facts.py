@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
-from flopwise.capture.dry.op_table import chunked_launches, kind_of, launches
+from flopwise.capture.dry.op_table import OWN_ADAMW, kind_of, launches, launches_over
 from flopwise.work import ATTENTION, COPY, MATMUL
 
 DTYPES = {
@@ -44,6 +44,12 @@ class OpFacts:
     many: bool  # it walks lists of tensors: foreach, fused optimizers
     written: tuple[int, ...]  # positions of the arguments that it changes in place
     flops: Callable[..., int] | None
+    namespace: str = "aten"
+
+    @property
+    def shown(self) -> str:
+        """The name as told: of flopwise's own ops with their namespace, which tells them from torch's."""
+        return f"flopwise::{self.name}" if self.namespace == "flopwise" else self.name
 
 
 @cache
@@ -61,9 +67,11 @@ def facts(func: OpOverload) -> OpFacts:
         name=name,
         kind=COPY if is_view else kind_of(name, pointwise=torch.Tag.pointwise in func.tags),
         is_view=is_view,
-        many=name.startswith(("_foreach_", "_fused_adam", "_fused_sgd", "_fused_adagrad", "_amp_foreach")),
+        many=name == OWN_ADAMW
+        or name.startswith(("_foreach_", "_fused_adam", "_fused_sgd", "_fused_adagrad", "_amp_foreach")),
         written=written,
         flops=flop_registry.get(func._overloadpacket),
+        namespace=func.namespace,
     )
 
 
@@ -101,6 +109,8 @@ def bytes_of(
     """Bytes read and written: every input once, every result once; of a broadcast tensor what is really there."""
     if not kernels:
         return 0, 0
+    if fact.name == "scale_":  # flopwise's own: by 1, as a step without loss scaling does, it moves nothing
+        return 4, 0
     changed = tensors_in(args[i] for i in fact.written if i < len(args))
     written = sum(map(_nbytes, changed if changed else outputs))
     if fact.name in _GATHERS:
@@ -142,7 +152,7 @@ def lists_of(fact: OpFacts, args: tuple[Any, ...]) -> int:
 def launches_of(fact: OpFacts, args: tuple[Any, ...], inputs: list[Tensor], sizes: tuple[int, ...], lists: int) -> int:
     """Kernels of this call; `sizes`: of the tensors in each of an op's `lists`."""
     if fact.many:
-        return chunked_launches(sizes, lists)
+        return launches_over(fact.name, sizes, lists)
     listed = len(args[0]) if args and isinstance(args[0], list | tuple) else 1
     if fact.name == "cat" and inputs and inputs[0].dim() > 4:
         return listed  # the kernel for many inputs knows four dimensions: a copy each

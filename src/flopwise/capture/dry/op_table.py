@@ -26,13 +26,13 @@ _KINDS = tuple(
     (re.compile(pattern), kind)
     for pattern, kind in (
         (r"all_?reduce|all_?gather|reduce_scatter|all_to_all|broadcast_$|wait_tensor", COMMUNICATION),
-        (r"scaled_dot_product|attention|flex_", ATTENTION),
-        (r"nll_loss|log_softmax|_loss|^kl_div|^binary_cross_entropy", LOSS),
+        (r"scaled_dot_product|attention|flex_|^flash_(forward|backward)$", ATTENTION),
+        (r"nll_loss|log_softmax|_loss|^kl_div|cross_entropy|^scale$", LOSS),
         (r"softmax", SOFTMAX),
         (r"layer_norm|rms_norm|group_norm|batch_norm", NORMALISATION),
         (r"^(b?mm|addb?mm|baddbmm|mv|addmv|dot|vdot|_scaled_mm|_grouped_mm|_scaled_grouped_mm|_int_mm)$", MATMUL),
         (r"convolution", MATMUL),
-        (r"^_fused_(adam|adamw|sgd|adagrad)$", OPTIMIZER),
+        (r"^_fused_(adam|adamw|sgd|adagrad)$|^adamw$", OPTIMIZER),
         (r"dropout|bernoulli|^rand|^normal|^uniform|exponential|multinomial|^random", RANDOM),
         (r"embedding|index|gather|scatter|^take|topk|sort|nonzero|unique|masked_select|searchsorted|bincount", INDEX),
         (r"^(detach|alias|_unsafe_view|_reshape_alias|lift|lift_fresh|set)$", COPY),  # nothing runs
@@ -42,7 +42,7 @@ _KINDS = tuple(
         (r"^(new_zeros|new_ones|new_full|scalar_tensor|_foreach_zero)$|empty", MEMORY),
         (r"^(sum|mean|max|min|amax|amin|argmax|argmin|norm|linalg_vector_norm|prod|_foreach_norm)$", REDUCTION),
         (r"^(any|all|var|std|var_mean|cumsum|cumprod|logsumexp|count_nonzero|aminmax|bucketize)$", REDUCTION),
-        (r"^_amp_", ELEMENTWISE),
+        (r"^_amp_|^(gelu|gelu_cuda|swiglu|rope|rope_pair)$", ELEMENTWISE),
     )
 )
 
@@ -80,6 +80,8 @@ _LAUNCHES = {
     "_scaled_dot_product_flash_attention_backward": 3,  # row sums, the kernel, dq to its dtype
     "_scaled_dot_product_cudnn_attention_backward": 3,
     "_scaled_dot_product_efficient_attention_backward": 2,  # row sums, the kernel
+    "flash_backward": 3,  # row sums, dK and dV, dQ
+    "rms_norm_backward": 2,  # the input's gradient with partial sums of the weight's, and their sum
     "linalg_vector_norm": 1,
     "_amp_update_scale_": 1,
     "sort": 4,  # a segmented radix sort, with its offsets and indices
@@ -116,6 +118,15 @@ def launches(name: str, view: bool, numel: int, inputs: int = 1) -> int:
 _CHUNK_ELEMENTS = 65_536
 _TENSORS_OF_A_LAUNCH = (110, 64, 48, 36, 30)
 _CHUNKS_OF_A_LAUNCH = 320
+
+
+OWN_ADAMW = "adamw_"
+_OWN_ADAMW_LAUNCHES = 2  # coefficients, update
+
+
+def launches_over(name: str, elements: Sequence[int], lists: int) -> int:
+    """Launches of an op over lists of tensors: flopwise's own AdamW finds all of them through one table."""
+    return _OWN_ADAMW_LAUNCHES if name.removeprefix("flopwise::") == OWN_ADAMW else chunked_launches(elements, lists)
 
 
 def chunked_launches(elements: Sequence[int], lists: int) -> int:

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from torch.optim import optimizer as optimizers
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from flopwise.capture.dry import own_ops
 from flopwise.capture.dry.cuda_ops import passing_bytes
 from flopwise.capture.dry.in_place import ADD_IN_PLACE, SCATTERS, ZEROS, InPlace
 from flopwise.capture.dry.modules import ModuleNames
@@ -100,8 +101,9 @@ class Tracker(TorchDispatchMode):
 
     def _optimizer_ends(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
         self._in_optimizer = False
+        always = getattr(optimizer, "steps_on_device", False)  # flopwise's own
         for group in optimizer.param_groups:
-            on_device = bool(group.get("fused") or group.get("capturable"))
+            on_device = bool(always or group.get("fused") or group.get("capturable"))
             for parameter in group["params"]:
                 self._label(parameter, PARAMETERS)
                 module = self._module_of(parameter)
@@ -159,9 +161,12 @@ class Tracker(TorchDispatchMode):
         if node is not None and node.name() == "torch::autograd::AccumulateGrad":
             for t in outputs:
                 self._label(t, GRADIENTS, module)
-        passing = self._passing(fact, inputs, number, in_backward=node is not None)
-        self.tape.ops.append(self._op(fact, args, kwargs, out, inputs, outputs, phase, module))
-        self._event(OP, number)
+        passing = self._passing(fact, args, inputs, number, in_backward=node is not None)
+        whole = self._op(fact, args, kwargs, out, inputs, outputs, phase, module)
+        parts = own_ops.loss_parts(whole.work, args) if fact.name == own_ops.LOSS_OP else ()
+        for op in [Op(part) for part in parts] or [whole]:
+            self._event(OP, len(self.tape.ops))
+            self.tape.ops.append(op)
         if passing is not None:
             self._event(FREE, passing)
 
@@ -186,7 +191,7 @@ class Tracker(TorchDispatchMode):
         if many:
             read, written = sum(each.read_bytes for each in many), sum(each.write_bytes for each in many)
         work = OpWork(
-            op=fact.name,
+            op=fact.shown,
             module=module,
             phase=phase,
             kind=OPTIMIZER if fact.many and phase == OPTIMIZER else fact.kind,
@@ -281,12 +286,17 @@ class Tracker(TorchDispatchMode):
 
         self._live[address] = (number, weakref.ref(storage, dies))
 
-    def _passing(self, fact: OpFacts, inputs: list[Tensor], op: int, in_backward: bool) -> int | None:
+    def _passing(
+        self, fact: OpFacts, args: tuple[Any, ...], inputs: list[Tensor], op: int, in_backward: bool
+    ) -> int | None:
         """cuBLAS's workspace, if this is a thread's first matmul; and the number of what the op holds while it runs."""
-        if fact.kind == MATMUL and self.workspace_bytes and in_backward not in self._threads:
+        multiplies = fact.kind == MATMUL or fact.name == own_ops.LOSS_OP
+        if multiplies and self.workspace_bytes and in_backward not in self._threads:
             self._threads.add(in_backward)
             self._unseen(self.workspace_bytes, op, WORKSPACE)
         nbytes = passing_bytes(fact.name, inputs) if self.workspace_bytes else 0
+        if fact.name == own_ops.LOSS_OP:
+            nbytes = own_ops.loss_holds(args)
         return self._unseen(nbytes, op) if nbytes else None
 
     def _unseen(self, nbytes: int, op: int, label: str = "") -> int:

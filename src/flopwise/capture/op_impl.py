@@ -1,0 +1,144 @@
+"""Single operations by implementation: the same function of the same tensors, written out, torch's own, compiled, ours.
+
+An implementation is held against a reference in fp32 before it is timed: a wrong result has no time.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from flopwise.errors import WrongResult
+from flopwise.lm import layers
+from flopwise.lm.attention import attention_function
+from flopwise.lm.loss import hidden_loss, loss_full
+from flopwise.lm.own_kernels import own_kernel
+from flopwise.lm.precision import on_fake_tensors
+from flopwise.spec.workload import OpSpec, Workload
+
+Function = Callable[..., Tensor]
+
+EPS = 1e-5  # of the norm
+# Largest ‖found − wanted‖ / ‖wanted‖; of TF32, which keeps 10 bits, as of fp16.
+BOUNDS = {"fp32": 1e-4, "tf32": 5e-3, "fp16": 5e-3, "bf16": 2e-2, "bf16-pure": 2e-2}
+
+
+def _swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    return layers.silu_eager(gate) * up
+
+
+def _swiglu_torch(gate: Tensor, up: Tensor) -> Tensor:
+    return layers.silu_torch(gate) * up
+
+
+def _full_loss(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    return loss_full(hidden @ weight.T, targets)
+
+
+def _rms_norm(x: Tensor, weight: Tensor) -> Tensor:
+    return layers.rms_norm_eager(x, weight, EPS)
+
+
+def _rms_norm_torch(x: Tensor, weight: Tensor) -> Tensor:
+    return layers.rms_norm_torch(x, weight, EPS)
+
+
+WRITTEN_OUT: dict[str, Function] = {
+    "gelu": layers.gelu_eager,
+    "softmax": layers.softmax_eager,
+    "rms_norm": _rms_norm,
+    "swiglu": _swiglu,
+    "rope": layers.rope,
+    "cross_entropy": _full_loss,
+    "attention": attention_function("sdpa", compiled_elsewhere=False),
+}
+_TORCH: dict[str, Function] = {
+    "gelu": layers.gelu_torch,
+    "softmax": layers.softmax_torch,
+    "rms_norm": _rms_norm_torch,
+    "swiglu": _swiglu_torch,
+}
+
+
+def op_function(name: str, impl: str) -> Function:
+    """One operation in one implementation.
+
+    >>> op_function("swiglu", "torch")(torch.tensor([1.0]), torch.tensor([2.0]))
+    tensor([1.4621])
+    """
+    asked = f"impl = '{impl}'"
+    if name == "attention":
+        if impl == "tiled":
+            flash = own_kernel("attention", asked).FlashAttention
+            return lambda q, k, v: cast(Tensor, flash.apply(q, k, v, True))
+        return attention_function(impl, compiled_elsewhere=False)
+    if impl in ("manual", "full"):
+        return WRITTEN_OUT[name]
+    if impl == "compile":
+        return torch.compile(WRITTEN_OUT[name], dynamic=False)
+    if impl == "torch":
+        return _TORCH[name]
+    if name == "gelu":
+        return layers.gelu_function(impl)
+    if name == "cross_entropy":
+        return hidden_loss(impl)
+    function: Function = getattr(own_kernel(name, asked), name)
+    return functools.partial(function, eps=EPS) if name == "rms_norm" else function
+
+
+def op_inputs(workload: Workload, random: Callable[..., Tensor], device: torch.device) -> tuple[Tensor, ...]:
+    """The operation's tensors, with random numbers."""
+    op = cast(OpSpec, workload.subject)
+    d = op.dims
+    match op.name:
+        case "attention":
+            sizes = (workload.batch, workload.context, d["dim"])
+            return random(*sizes), random(*sizes), random(*sizes)
+        case "rms_norm":
+            return random(d["rows"], d["cols"]), random(d["cols"])
+        case "swiglu":
+            return random(d["rows"], d["cols"]), random(d["rows"], d["cols"])
+        case "rope":
+            angles = layers.rope_angles(workload.context, d["dim"], 10_000.0, device)
+            return random(workload.batch, d["heads"], workload.context, d["dim"]), *angles
+        case "cross_entropy":
+            targets = torch.randint(d["vocab"], (d["rows"],), device=device)
+            with torch.no_grad():
+                weight = random(d["vocab"], d["dim"]).mul_(0.02)
+            return random(d["rows"], d["dim"]), weight, targets
+        case _:
+            return (random(d["rows"], d["cols"]),)
+
+
+def check_result(workload: Workload, function: Function, inputs: Sequence[Tensor], gradient: Tensor | None) -> None:
+    """Raise if the function's result, or a gradient, is not the reference's in fp32. Of a dry run nothing is known."""
+    if on_fake_tensors():
+        return
+    op, bound = cast(OpSpec, workload.subject), BOUNDS[workload.recipe.precision]
+    found = _results(function, inputs, gradient)
+    wide = [x.float() if x.is_floating_point() else x for x in inputs]
+    for number, (mine, true) in enumerate(
+        zip(found, _results(WRITTEN_OUT[op.name], wide, gradient), strict=True)
+    ):  # fmt: skip
+        compare(op, "the result" if not number else f"gradient {number}", mine, true, bound)
+
+
+def compare(op: OpSpec, what: str, mine: Tensor, true: Tensor, bound: float) -> None:
+    """Raise unless the two are near."""
+    error = float((mine.float() - true.float()).norm() / true.float().norm().clamp_min(1e-30))
+    if not error <= bound:
+        raise WrongResult(
+            f"{what} of op:{op.name} by {op.impl} is off by {error:.1e} of its size, and {bound:.0e} is allowed",
+            "it was not timed: please report it with this machine's `flopwise doctor`",
+        )
+
+
+def _results(function: Function, inputs: Sequence[Tensor], gradient: Tensor | None) -> list[Tensor]:
+    own: list[Any] = [x.detach().clone().requires_grad_(x.requires_grad) for x in inputs]
+    result = function(*own)
+    if gradient is None:
+        return [result.detach()]
+    result.backward(gradient.to(result.dtype))
+    return [result.detach(), *(x.grad for x in own if x.requires_grad)]
