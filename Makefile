@@ -9,10 +9,10 @@ STAMP := $(VENV)/.installed
 demo: $(STAMP)
 	$(BIN)/flopwise demo
 
-# The kernels are compiled for three GPU generations, and computed in Triton's interpreter: neither needs a GPU.
+# The kernels: on the CPU and compiled for three GPU generations, then in Triton's interpreter. None needs a GPU.
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist loadfile tests --ignore tests/kernels
-	$(BIN)/python -m pytest -n 2 --dist worksteal tests/kernels/test_resources.py
+	$(BIN)/python -m pytest -n 2 --dist worksteal tests/kernels
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 --dist loadfile tests/kernels
 
 check: $(STAMP)
