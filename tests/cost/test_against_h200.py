@@ -44,10 +44,11 @@ def test_there_is_something_to_compare_with():
 
 def test_the_peaks_of_many_steps_in_one_process_are_met_but_for_what_the_allocator_does_not_give_back():
     errors = []
-    for point in measured_points(in_one_process=True).values():
+    points = list(measured_points(in_one_process=True).values())
+    assert len(points) >= 90
+    for point in points[::3]:  # every third: sizes, contexts and levers take turns
         peak = max(m.peak_bytes for m in point.memory)
         errors.append(abs(account_step(point.trial.workload, gpu("h200")).peak_bytes / peak - 1))
-    assert len(errors) >= 90
     assert median(errors) < 0.002
     assert max(errors) < 0.05
 
