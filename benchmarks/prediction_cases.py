@@ -3,8 +3,8 @@
     python benchmarks/prediction_cases.py RUNS [--sizes small,…] [--contexts 128,…] [--seconds 300]
     python benchmarks/prediction.py --time RUNS/…-prediction-…
 
-Five sizes × three contexts × fp32 and bf16 × inference and training × naive and fused attention; then compiled steps,
-CUDA graphs and the other levers at the sizes where they matter. All in one process, one after the other, with the
+The levers at the sizes where they matter, compiled steps and CUDA graphs among them; then five sizes × three contexts ×
+fp32 and bf16 × inference and training × naive and fused attention. All in one process, one after the other, with the
 allocator and cuBLAS's workspaces emptied between them, so that the whole takes minutes. What cannot run is a point that
 says why. `--seconds` ends it in time: what is measured by then is kept.
 """
@@ -44,21 +44,22 @@ LEVERS = (
 
 
 def cases(sizes: tuple[str, ...], contexts: tuple[int, ...]) -> Iterator[Workload]:
-    """The grid, then the levers."""
-    grid = itertools.product(contexts, sizes, ("bf16", "fp32"), ("forward", "train"), (BY_HAND, {"attention": "sdpa"}))
-    for context, size, precision, phase, by in grid:
-        yield workload(size, context=context, precision=precision, phase=phase, **by)
+    """The levers, then the grid."""
     for levers in LEVERS:
         for size in dict.fromkeys((sizes[0], sizes[len(sizes) // 2], sizes[-1])):
             yield workload(size, context=contexts[len(contexts) // 2], phase="train", **levers)
+    grid = itertools.product(contexts, sizes, ("bf16", "fp32"), ("forward", "train"), (BY_HAND, {"attention": "sdpa"}))
+    for context, size, precision, phase, by in grid:
+        yield workload(size, context=context, precision=precision, phase=phase, **by)
 
 
 def trial(case: Workload, device: str) -> Trial:
-    """Few samples where a step is long: how many is settled by the prediction, before anything is run."""
+    """Few samples where a step is long, 0.3 s of warm-up where it is short: settled by the prediction, before it is run."""
     gpu = find_gpu("h200")
     assert gpu is not None
-    long = step_time(case, account_step(case, gpu), from_datasheet(gpu)).wall_ns > 4e8
-    return Trial(workload=case, sampling=Sampling(warmup=2 if long else 4, samples=2 if long else 6), device=device)
+    wall_ns = step_time(case, account_step(case, gpu), from_datasheet(gpu)).wall_ns
+    warmup, samples = min(20, max(2, round(3e8 / wall_ns))), min(10, max(2, round(1e9 / wall_ns)))
+    return Trial(workload=case, sampling=Sampling(warmup=warmup, samples=samples), device=device)
 
 
 def measured(one: Trial) -> Point:
