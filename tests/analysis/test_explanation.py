@@ -255,7 +255,9 @@ def test_a_step_that_is_launch_bound_untraced_too_says_how_much():
 def test_a_clock_of_other_work_does_not_decide(wall_ns, why):
     found = explain_trace(SLOWED, timed(wall_ns))
     assert (found.verdict, found.untraced_idle) == (explain_trace(SLOWED).verdict, None)
-    assert found.host_ns == {"step": wall_ns}
+    assert found.host_ns == (
+        {"step": wall_ns} if wall_ns > 40_000 else {}
+    )  # one shorter than the GPU's work is no clock
     assert any(why in note for note in found.notes)
 
 

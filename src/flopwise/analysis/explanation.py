@@ -9,7 +9,17 @@ import polars as pl
 
 from flopwise import units
 from flopwise.analysis.attention import AttentionParts, attention_parts
-from flopwise.analysis.idle import BETWEEN, LATE_LAUNCH, NOTHING, SYNCHRONISATION, UNKNOWN, Idle, idle, untraced_idle
+from flopwise.analysis.idle import (
+    BETWEEN,
+    LATE_LAUNCH,
+    NOTHING,
+    SYNCHRONISATION,
+    UNKNOWN,
+    Idle,
+    idle,
+    too_short,
+    untraced_idle,
+)
 from flopwise.analysis.intervals import covered_ns
 from flopwise.analysis.shares import Kernel as Kernel
 from flopwise.analysis.shares import Part, added_up, gpu_time, kernels, matrix, parts, shares
@@ -85,10 +95,8 @@ def explain_trace(trace: Trace, untraced: Point | None = None, *, same: bool = T
     work = added_up(_with_shapes(part.work, trace))
     forward = work.filter(pl.col("phase") == FORWARD)
     both = work.filter(pl.col("phase").is_in([FORWARD, BACKWARD]))
-    host_ns = _host_clock(untraced)
-    alone, unfit = untraced_idle(waiting, window, host_ns[STEP] * n) if same and STEP in host_ns else (None, "")
-    bound, verdict = _verdict(waiting, window) if alone is None else _untraced(alone, host_ns[STEP], waiting, window, n)
-    return Explanation(
+    bound, verdict = _verdict(waiting, window)
+    found = Explanation(
         path=trace.path,
         source=trace.source,
         gpu=trace.gpu,
@@ -117,10 +125,27 @@ def explain_trace(trace: Trace, untraced: Point | None = None, *, same: bool = T
         launch_bound=bound,
         verdict=verdict,
         coverage=asdict(part.coverage),
-        host_ns=host_ns,
-        untraced_idle=alone,
-        notes=trace.notes + part.notes + ((unfit,) if unfit else ()),
+        notes=trace.notes + part.notes,
     )
+    return with_clock(found, untraced, same=same)
+
+
+def with_clock(found: Explanation, untraced: Point | None, *, same: bool = True) -> Explanation:
+    """The same trace with the untraced step's clock beside it; a clock into which the GPU's work does not fit is left out."""
+    host_ns, n = host_clock(untraced), found.steps
+    if STEP not in host_ns:
+        return msgspec.structs.replace(found, host_ns=host_ns)
+    window = round(found.window_ns * n)
+    alone, unfit = untraced_idle(found.idle, window, host_ns[STEP] * n)
+    if too_short(found.idle, window, host_ns[STEP] * n):
+        said = f"{unfit} of {units.duration(host_ns[STEP])}"
+        return msgspec.structs.replace(found, notes=(*found.notes, said))
+    if not same:
+        return msgspec.structs.replace(found, host_ns=host_ns)
+    if alone is None:
+        return msgspec.structs.replace(found, host_ns=host_ns, notes=(*found.notes, unfit))
+    bound, verdict = _untraced(alone, host_ns[STEP], found.idle, window, n)
+    return msgspec.structs.replace(found, host_ns=host_ns, untraced_idle=alone, launch_bound=bound, verdict=verdict)
 
 
 @dataclass(frozen=True)
@@ -235,7 +260,7 @@ def _launches(work: pl.DataFrame) -> int:
     return len(order) - int(again.sum())
 
 
-def _host_clock(untraced: Point | None) -> dict[str, float]:
+def host_clock(untraced: Point | None) -> dict[str, float]:
     """The untraced step and its phases; a step that is nothing but a forward pass is that phase, too."""
     if untraced is None:
         return {}
