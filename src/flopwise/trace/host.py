@@ -19,7 +19,9 @@ _BACKWARD_NODE = re.compile(
 )
 _LOSS_OP = re.compile(r"cross_entropy|nll_loss|log_softmax|\w_loss(_\w+)?$|kl_div")
 _OPTIMIZER_OP = re.compile(r"_fused_(adam|sgd|adagrad)|::_foreach_|^Optimizer\.")
-_NO_SCOPE = re.compile(r"^(nccl:|c10d::|record_param_comms|enumerate\(DataLoader\)|PyTorch Profiler)")
+_NO_SCOPE = re.compile(
+    r"^((torch::)?autograd::|\w+Backward\d+$|nccl:|c10d::|record_param_comms|enumerate\(DataLoader\)|PyTorch Profiler)"
+)
 _SCOPE_OP = re.compile(r"^Torch-Compiled Region|^## Call CompiledFxGraph |^Optimizer\.\w+#")  # as good as a module
 
 
