@@ -285,3 +285,19 @@ def test_modules_named_by_class_are_told_apart_by_what_they_are_in():
     ranges = frame(tables.RANGES, *((s, e, 1, 11, name, "module") for s, e, name in spans))
     found = explain_trace(replace(made, names=names, ranges=ranges))
     assert sorted(m.name for m in found.modules) == ["Block.Attention.Linear", "Block.FFN.Linear", "Head"]
+
+
+def test_a_graph_traced_as_one_row_says_that_its_gaps_count_as_busy():
+    made = trace([(0, 30, 1)], [(0, 1, 1)])
+    run = frame(tables.GRAPH_RUNS, (40, 90, 1, 0, 7, 2))
+    note = "gaps inside count as busy, so busy time is an upper bound"
+    assert any(note in said for said in explain_trace(replace(made, graph_runs=run)).notes)
+    assert not any(note in said for said in explain_trace(made).notes)
+
+
+def test_without_a_backward_pass_there_is_no_top_kernel_with_it():
+    made = trace([(0, 30, 1)], [(5, 6, 1)])
+    ranges = frame(tables.RANGES, (0, 20, 1, 11, 1, "annotation"))
+    found = explain_trace(replace(made, names=("gemm", "forward"), ranges=ranges))
+    assert found.top_forward.name == "gemm"
+    assert found.top_forward_backward is None

@@ -67,7 +67,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     kernels: tuple[Kernel, ...]
     copies: float = 0.0  # copies and memsets, per step
     top_forward: Kernel | None  # without the loss, as everywhere in this record
-    top_forward_backward: Kernel | None
+    top_forward_backward: Kernel | None  # None in a trace without a backward pass
     matmul_share: dict[str, float]  # of 'inference', if that is all the trace holds; of 'forward' and the whole 'step'
     matmul_precision: dict[str, float]  # share of the matmul time by what the kernels' names say
     attention: AttentionParts  # of the forward pass
@@ -95,6 +95,7 @@ def explain_trace(trace: Trace, untraced: Point | None = None, *, same: bool = T
     work = added_up(_with_shapes(part.work, trace))
     forward = work.filter(pl.col("phase") == FORWARD)
     both = work.filter(pl.col("phase").is_in([FORWARD, BACKWARD]))
+    trains = both.height > forward.height
     bound, verdict = _verdict(waiting, window)
     found = Explanation(
         path=trace.path,
@@ -116,7 +117,7 @@ def explain_trace(trace: Trace, untraced: Point | None = None, *, same: bool = T
         kernels=kernels(work, n),
         copies=int(work["copies"].sum()) / n,
         top_forward=next(iter(kernels(forward, n)), None),
-        top_forward_backward=next(iter(kernels(both, n)), None),
+        top_forward_backward=next(iter(kernels(both, n)), None) if trains else None,
         matmul_share=_matmul_shares(work, forward),
         matmul_precision=_precisions(work),
         attention=attention_parts(forward, trace.shapes, n),
@@ -238,7 +239,13 @@ def _with_shapes(work: pl.DataFrame, trace: Trace) -> pl.DataFrame:
 def _of_graphs(work: pl.DataFrame) -> tuple[str, ...]:
     share = gpu_time(work.filter("replayed")) / max(gpu_time(work), 1)
     what = "comes from CUDA graphs captured outside the trace: its modules and phases are unknown"
-    return (f"{share:.0%} of the GPU time {what}",) if share > 0 else ()
+    notes = [f"{share:.0%} of the GPU time {what}"] if share > 0 else []
+    if (work["source"] == "graph run").any():
+        notes.append(
+            "CUDA graphs are traced as one row each: gaps inside count as busy, so busy time is an upper bound "
+            "(nsys profile --cuda-graph-trace=node traces their kernels)"
+        )
+    return tuple(notes)
 
 
 def _left_out(steps: Steps, everything: pl.DataFrame, device: int, outside: int) -> tuple[str, ...]:
