@@ -1,5 +1,6 @@
 """Where the time of a step went: from a run's own trace, or from a file someone else made."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,9 +10,12 @@ from flopwise.analysis.explanation import Explanation, Kernel, explain_trace, wi
 from flopwise.errors import FlopwiseError
 from flopwise.records import Point
 from flopwise.store import StoredRun, find, runs_root
+from flopwise.trace.given_file import check_file
 from flopwise.trace.kernel_spelling import one_spelling
 from flopwise.trace.read import is_trace_file, read_trace, unknown_suffix
 from flopwise.verbs.timings import device_of, gpu_of, timing_of
+
+_LONGEST = 255  # bytes of a file's name, and more than any run's
 
 
 def explain(
@@ -69,8 +73,11 @@ def run_named(target: str | Path, runs: str | Path | None = None) -> StoredRun:
     try:
         path = find(target, runs_root(runs))
     except FlopwiseError:
-        if Path(target).expanduser().is_file():
+        given = Path(target).expanduser()
+        if os.path.isfile(given):
             raise unknown_suffix(Path(target)) from None
+        if not os.path.isdir(given) and (os.path.lexists(given) or os.sep in str(target) or len(given.name) > _LONGEST):
+            check_file(given, "give a trace's file, or a run: flopwise runs lists what there is")
         raise
     return StoredRun.load(path)
 
