@@ -219,7 +219,10 @@ def test_a_profile_with_nsys_is_stored_and_explained(tmp_path, fake, monkeypatch
     assert [p.name for p in (run.path / "traces").iterdir()] == [point.trace_file]
     explained = explain(run)
     assert (explained.source, explained.steps) == ("nsys", 2)
-    assert explained.host_ns["step"] > 0  # the untraced clock, from the same run
+    left_out = any(
+        "the untraced clock is left out" in note for note in explained.notes
+    )  # the stand-in's trace is of other work
+    assert (explained.host_ns.get("step", 0) > 0) != left_out
 
 
 def test_nsys_is_refused_in_one_line_where_it_can_see_nothing(monkeypatch, fake):

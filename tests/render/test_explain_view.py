@@ -5,6 +5,7 @@ import gzip
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from flopwise.cli.main import main
@@ -14,7 +15,7 @@ from flopwise.render.changes_view import changes_view
 from flopwise.render.explain_view import explanation_view, explanations_view
 from flopwise.render.kernel_names import shortened, told_apart
 from flopwise.render.short_paths import short_paths
-from flopwise.render.table import Table, markdown
+from flopwise.render.table import Table, csv_text, markdown
 from flopwise.spec.workload import Sampling, Trial, workload
 from flopwise.store import Run
 from flopwise.verbs.explain import changes, explain
@@ -249,3 +250,12 @@ def test_a_run_on_the_cpu_is_told_what_can_be_done(tmp_path):
         explain("last", runs=tmp_path)
     assert "--device cuda" in failure.value.hint
     assert "runs show" in failure.value.hint
+
+
+def test_a_spreadsheet_is_told_the_name_where_a_person_reads_the_same():
+    found = explain(FIXTURES / "h200-small-fp32-naive-2steps.kineto.json.gz")
+    same = msgspec.structs.replace(found, top_forward_backward=found.top_forward)
+    answers = explanation_view(same)[0][-1]
+    assert "the same" in markdown(answers)
+    assert "the same" not in csv_text(answers)
+    assert csv_text(answers).count(found.top_forward.name[:60]) == 2

@@ -334,7 +334,7 @@ def test_without_kernels_there_is_a_trace_and_a_note(write: Any) -> None:
 NOT_TRACES = [
     (b"", "is empty"),
     (b" \n ", "is empty"),
-    (b"SQLite format 3\x00", "is not a PyTorch trace"),
+    (b"SQLite format 3\x00", "is an SQLite file"),
     (b"\x00" * 100, "is not a PyTorch trace"),
     (b'{"a": 1}', "no list named traceEvents"),
     (b'{"traceEvents": null}', "no list named traceEvents"),

@@ -12,12 +12,14 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import polars as pl
 import pytest
 
 from flopwise.errors import FlopwiseError
 from flopwise.trace import nsys_file, nvtx, tables
+from flopwise.trace.attribute import attribute
 from flopwise.trace.nsys import read_nsys
 from flopwise.trace.tables import Trace
 
@@ -383,7 +385,7 @@ def test_what_is_not_an_export_is_refused_in_one_line(tmp_path):
         refused(tmp_path / "file.sqlite")
     refused(spoil(tmp_path / "other.sqlite", "CREATE TABLE t (x)"), "not an Nsight Systems export")
     refused(tmp_path / "absent.sqlite", "absent.sqlite")
-    refused(tmp_path, "cannot read")
+    refused(tmp_path, "it is a folder")
 
 
 def test_views_virtual_tables_and_triggers_are_not_run(small):
@@ -511,3 +513,19 @@ def test_sizes_of_ops_are_kept_where_emit_nvtx_wrote_them(small):
     (row,) = trace.sized_ops.iter_rows(named=True)
     assert trace.shapes[row["shape"]] == sizes
     assert trace.names[trace.ops["name"][row["op"]]] == "aten::bmm"
+
+
+def test_autograds_names_are_ops_and_no_modules(made):
+    """A graph's kernels belong to what was open at their capture; emit_nvtx does not number every range."""
+    work = attribute(read_nsys(made("--emit-nvtx", "--graph", "node"))).table
+    assert not work["module"].cast(pl.String).str.contains("Backward|autograd::").any()
+    for name in ("MmBackward0", "autograd::engine::evaluate_function: AddBackward0", "torch::autograd::CopySlices"):
+        assert nvtx.meaning(name).op
+
+
+def test_no_room_to_unpack_is_not_the_files_fault(tmp_path, monkeypatch):
+    monkeypatch.setattr(nsys_file.shutil, "disk_usage", lambda _: SimpleNamespace(free=36_864))
+    monkeypatch.setattr(nsys_file.tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(FlopwiseError, match=f"no room to unpack .* in the temporary folder {tmp_path}") as refused:
+        read_nsys(REAL)
+    assert "TMPDIR" in refused.value.hint

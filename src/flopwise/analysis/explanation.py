@@ -9,7 +9,17 @@ import polars as pl
 
 from flopwise import units
 from flopwise.analysis.attention import AttentionParts, attention_parts
-from flopwise.analysis.idle import BETWEEN, LATE_LAUNCH, NOTHING, SYNCHRONISATION, UNKNOWN, Idle, idle, untraced_idle
+from flopwise.analysis.idle import (
+    BETWEEN,
+    LATE_LAUNCH,
+    NOTHING,
+    SYNCHRONISATION,
+    UNKNOWN,
+    Idle,
+    idle,
+    too_short,
+    untraced_idle,
+)
 from flopwise.analysis.intervals import covered_ns
 from flopwise.analysis.shares import Kernel as Kernel
 from flopwise.analysis.shares import Part, added_up, gpu_time, kernels, matrix, parts, shares
@@ -57,7 +67,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     kernels: tuple[Kernel, ...]
     copies: float = 0.0  # copies and memsets, per step
     top_forward: Kernel | None  # without the loss, as everywhere in this record
-    top_forward_backward: Kernel | None
+    top_forward_backward: Kernel | None  # None in a trace without a backward pass
     matmul_share: dict[str, float]  # of 'inference', if that is all the trace holds; of 'forward' and the whole 'step'
     matmul_precision: dict[str, float]  # share of the matmul time by what the kernels' names say
     attention: AttentionParts  # of the forward pass
@@ -85,10 +95,9 @@ def explain_trace(trace: Trace, untraced: Point | None = None, *, same: bool = T
     work = added_up(_with_shapes(part.work, trace))
     forward = work.filter(pl.col("phase") == FORWARD)
     both = work.filter(pl.col("phase").is_in([FORWARD, BACKWARD]))
-    host_ns = _host_clock(untraced)
-    alone, unfit = untraced_idle(waiting, window, host_ns[STEP] * n) if same and STEP in host_ns else (None, "")
-    bound, verdict = _verdict(waiting, window) if alone is None else _untraced(alone, host_ns[STEP], waiting, window, n)
-    return Explanation(
+    trains = both.height > forward.height
+    bound, verdict = _verdict(waiting, window)
+    found = Explanation(
         path=trace.path,
         source=trace.source,
         gpu=trace.gpu,
@@ -108,7 +117,7 @@ def explain_trace(trace: Trace, untraced: Point | None = None, *, same: bool = T
         kernels=kernels(work, n),
         copies=int(work["copies"].sum()) / n,
         top_forward=next(iter(kernels(forward, n)), None),
-        top_forward_backward=next(iter(kernels(both, n)), None),
+        top_forward_backward=next(iter(kernels(both, n)), None) if trains else None,
         matmul_share=_matmul_shares(work, forward),
         matmul_precision=_precisions(work),
         attention=attention_parts(forward, trace.shapes, n),
@@ -117,10 +126,27 @@ def explain_trace(trace: Trace, untraced: Point | None = None, *, same: bool = T
         launch_bound=bound,
         verdict=verdict,
         coverage=asdict(part.coverage),
-        host_ns=host_ns,
-        untraced_idle=alone,
-        notes=trace.notes + part.notes + ((unfit,) if unfit else ()),
+        notes=trace.notes + part.notes,
     )
+    return with_clock(found, untraced, same=same)
+
+
+def with_clock(found: Explanation, untraced: Point | None, *, same: bool = True) -> Explanation:
+    """The same trace with the untraced step's clock beside it; a clock into which the GPU's work does not fit is left out."""
+    host_ns, n = host_clock(untraced), found.steps
+    if STEP not in host_ns:
+        return msgspec.structs.replace(found, host_ns=host_ns)
+    window = round(found.window_ns * n)
+    alone, unfit = untraced_idle(found.idle, window, host_ns[STEP] * n)
+    if too_short(found.idle, window, host_ns[STEP] * n):
+        said = f"{unfit} of {units.duration(host_ns[STEP])}"
+        return msgspec.structs.replace(found, notes=(*found.notes, said))
+    if not same:
+        return msgspec.structs.replace(found, host_ns=host_ns)
+    if alone is None:
+        return msgspec.structs.replace(found, host_ns=host_ns, notes=(*found.notes, unfit))
+    bound, verdict = _untraced(alone, host_ns[STEP], found.idle, window, n)
+    return msgspec.structs.replace(found, host_ns=host_ns, untraced_idle=alone, launch_bound=bound, verdict=verdict)
 
 
 @dataclass(frozen=True)
@@ -213,7 +239,13 @@ def _with_shapes(work: pl.DataFrame, trace: Trace) -> pl.DataFrame:
 def _of_graphs(work: pl.DataFrame) -> tuple[str, ...]:
     share = gpu_time(work.filter("replayed")) / max(gpu_time(work), 1)
     what = "comes from CUDA graphs captured outside the trace: its modules and phases are unknown"
-    return (f"{share:.0%} of the GPU time {what}",) if share > 0 else ()
+    notes = [f"{share:.0%} of the GPU time {what}"] if share > 0 else []
+    if (work["source"] == "graph run").any():
+        notes.append(
+            "CUDA graphs are traced as one row each: gaps inside count as busy, so busy time is an upper bound "
+            "(nsys profile --cuda-graph-trace=node traces their kernels)"
+        )
+    return tuple(notes)
 
 
 def _left_out(steps: Steps, everything: pl.DataFrame, device: int, outside: int) -> tuple[str, ...]:
@@ -235,7 +267,7 @@ def _launches(work: pl.DataFrame) -> int:
     return len(order) - int(again.sum())
 
 
-def _host_clock(untraced: Point | None) -> dict[str, float]:
+def host_clock(untraced: Point | None) -> dict[str, float]:
     """The untraced step and its phases; a step that is nothing but a forward pass is that phase, too."""
     if untraced is None:
         return {}

@@ -68,6 +68,11 @@ def idle(trace: Trace, low: int, high: int, device: int = 0) -> Idle:
     return Idle(total_ns=total, by_cause_ns={cause: causes[cause] for cause in CAUSES}, n_gaps=len(gap_start))
 
 
+def too_short(traced: Idle, window_ns: float, wall_ns: float) -> bool:
+    """Whether the traced GPU work does not fit into the untraced steps: they are steps of other work."""
+    return window_ns - traced.total_ns > _MOST_BUSY * wall_ns
+
+
 def untraced_idle(traced: Idle, window_ns: int, wall_ns: float) -> tuple[Idle | None, str]:
     """The idle time of the same steps without a profiler, which take `wall_ns`; None, and why, where that clock does not fit.
 
@@ -75,11 +80,8 @@ def untraced_idle(traced: Idle, window_ns: int, wall_ns: float) -> tuple[Idle | 
     were traced; what the untraced steps are idle beyond these is the host's, and its causes share it as they do in the trace.
     """
     busy_ns = window_ns - traced.total_ns
-    if busy_ns > _MOST_BUSY * wall_ns:
-        return (
-            None,
-            "the untraced clock is not used for the verdict: the traced GPU work alone takes longer than that step",
-        )
+    if too_short(traced, window_ns, wall_ns):
+        return None, "the untraced clock is left out: the traced GPU work alone takes longer than that step"
     if wall_ns > _LONGEST * window_ns:
         return None, "the untraced clock is not used for the verdict: that step takes much longer than the traced one"
     total = max(0, round(wall_ns) - busy_ns)

@@ -86,6 +86,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(0)
     except OSError as error:
+        if error.filename is not None:  # standard output has no name: this is a file that was to be read or made
+            _say(one_line(f"cannot open {str(error.filename)[:200]}: {error.strerror}"), "check the path", debug)
+            sys.exit(2)
         _say(f"cannot write the output: {error.strerror}", "is the disk full, or standard output closed?", debug)
         sys.exit(2)
     except Exception as error:  # noqa: BLE001  the last resort: a fault of ours, in one line

@@ -18,6 +18,10 @@ _SAME = "the same"
 _MS = units.milliseconds
 
 
+class _Again(str):
+    """A kernel's name that stands beside itself: a person reads 'the same', a spreadsheet the name."""
+
+
 def explanation_view(explanation: Explanation) -> View:
     """Phases by class, modules, the top kernels, idle time by cause, and the course's five questions."""
     tables = [
@@ -261,16 +265,19 @@ def _answers(explanations: Sequence[Explanation]) -> Table:
                 "fused_attention_ns": e.attention.fused_ns or None,
             }
         )
-    names = {_SAME: _SAME} | told_apart(
-        str(row[key]) for row in rows for key in ("top_kernel", "top_with_backward") if row[key]
-    )
+    names = told_apart(str(row[key]) for row in rows for key in ("top_kernel", "top_with_backward") if row[key])
     columns = (
         Column("trace", "trace", right=False),
         Column("forward_ns", "(a) forward GPU ms", _MS),
         Column("host_forward_ns", "host's clock ms", _MS),
         Column("top_kernel", "(b) top forward kernel", names.__getitem__, right=False),
         Column("top_count", "count", units.count),
-        Column("top_with_backward", "top with backward", names.__getitem__, right=False),
+        Column(
+            "top_with_backward",
+            "top with backward",
+            lambda name: _SAME if isinstance(name, _Again) else names[name],
+            right=False,
+        ),
         Column("top_with_backward_count", "count", units.count),
         Column("besides", "(c) besides matmul", right=False),
         Column("matmul_inference", "(d) matmul, inference", _percent),
@@ -291,4 +298,4 @@ def _top_with_backward(e: Explanation) -> str | None:
     if e.top_forward_backward is None:
         return None
     same = e.top_forward is not None and e.top_forward.name == e.top_forward_backward.name
-    return _SAME if same else e.top_forward_backward.name
+    return _Again(e.top_forward_backward.name) if same else e.top_forward_backward.name

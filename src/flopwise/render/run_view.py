@@ -162,14 +162,23 @@ def _notes(point: Point, summaries: Sequence[PhaseSummary]) -> list[str]:
             f"the step's time drifted by {units.percent(step.wall.drift)} during sampling: the machine was not quiet"
         )
     if point.trace_file:
-        overhead = point.traced_step_ns / step.wall.median - 1
         notes.append(
             f"trace: traces/{point.trace_file}; a traced step took {units.duration(point.traced_step_ns)}, "
-            f"{units.percent(overhead, 0)} more than untraced"
+            f"{_beside_untraced(point.traced_step_ns / step.wall.median)}"
         )
     if point.status != OK:
         notes.append(f"{point.status}: {point.reason}")
     return notes
+
+
+def _beside_untraced(ratio: float) -> str:
+    """
+    >>> [_beside_untraced(ratio) for ratio in (1.25, 0.97, 1.001)]
+    ['25 % more than untraced', '3 % less than untraced', 'as long as untraced']
+    """
+    if abs(ratio - 1) < 0.005:
+        return "as long as untraced"
+    return f"{units.percent(abs(ratio - 1), 0)} {'more' if ratio > 1 else 'less'} than untraced"
 
 
 def _fewer_launches(point: Point) -> str:

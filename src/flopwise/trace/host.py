@@ -9,6 +9,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from flopwise.trace.kernel_spelling import LONGEST_MATCHED
 from flopwise.trace.lookup import first_rows
 from flopwise.trace.nesting import Flags, Ints, Nesting
 from flopwise.trace.phases import BACKWARD, PHASES, is_step, phase_of_range
@@ -19,7 +20,9 @@ _BACKWARD_NODE = re.compile(
 )
 _LOSS_OP = re.compile(r"cross_entropy|nll_loss|log_softmax|\w_loss(_\w+)?$|kl_div")
 _OPTIMIZER_OP = re.compile(r"_fused_(adam|sgd|adagrad)|::_foreach_|^Optimizer\.")
-_NO_SCOPE = re.compile(r"^(nccl:|c10d::|record_param_comms|enumerate\(DataLoader\)|PyTorch Profiler)")
+_NO_SCOPE = re.compile(
+    r"^((torch::)?autograd::|\w+Backward\d+$|nccl:|c10d::|record_param_comms|enumerate\(DataLoader\)|PyTorch Profiler)"
+)
 _SCOPE_OP = re.compile(r"^Torch-Compiled Region|^## Call CompiledFxGraph |^Optimizer\.\w+#")  # as good as a module
 
 
@@ -40,6 +43,7 @@ class Host:
 
     def __init__(self, trace: Trace) -> None:
         self.names = trace.names
+        self._matched = [name[:LONGEST_MATCHED] for name in trace.names]
         self.lanes = _lanes(trace)
         self._n_ranges = trace.ranges.height
         # Ranges before ops: of two that coincide, the range is the outer one.
@@ -74,7 +78,7 @@ class Host:
         backward = self._named(_BACKWARD_NODE)[name]
         backward[: self._n_ranges] = False
         backward[self._n_ranges :] |= trace.ops["backward"].to_numpy()
-        told = (phase_of_range(text) for text in self.names)
+        told = (phase_of_range(text) for text in self._matched)
         by_name = np.fromiter((-1 if phase is None else PHASES.index(phase) for phase in told), dtype=np.int8)
         phase = np.where(module | (is_op & ~self._named(_OPTIMIZER_OP)[name]), np.int8(-1), by_name[name])
         annotation = ~is_op & ~step & (phase < 0) & ~self._named(_NO_SCOPE)[name]
@@ -102,7 +106,7 @@ class Host:
         return self._told(lambda text: pattern.search(text) is not None)
 
     def _told(self, tells: Callable[[str], bool]) -> Flags:
-        return np.fromiter((tells(text) for text in self.names), dtype=bool, count=len(self.names))
+        return np.fromiter((tells(text) for text in self._matched), dtype=bool, count=len(self.names))
 
     def lanes_of(self, process: pl.Series, thread: pl.Series) -> Ints:
         """The lanes of threads; -1 where a thread is null."""

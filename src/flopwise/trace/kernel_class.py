@@ -13,6 +13,7 @@ Choices that could have been otherwise:
 import re
 from functools import lru_cache
 
+from flopwise.trace.kernel_spelling import LONGEST_MATCHED
 from flopwise.work import (
     ATTENTION,
     COMMUNICATION,
@@ -159,7 +160,7 @@ def classify(name: str, op: str = "", phase: str = "") -> str:
     >>> classify("triton_poi_fused__to_copy_t_5")
     'copy/cast'
     """
-    text = name.lower()
+    text, op = name[:LONGEST_MATCHED].lower(), op[:LONGEST_MATCHED]
     if phase == OPTIMIZER and _MANY_TENSORS.search(text):
         return OPTIMIZER
     found = _by_name(text) or (_by_op(op.lower()) if op else None)

@@ -2,6 +2,9 @@
 
 import re
 
+LONGEST_MATCHED = (
+    4096  # characters of a name that patterns look at: the longest real ones have 2,000, and some patterns backtrack
+)
 _REWRITTEN = (
     (re.compile(r"\(anonymous namespace\)|<unnamed>"), "unnamed"),
     (re.compile(r"\(instance (\d+)\)"), r"#\1"),
@@ -21,6 +24,8 @@ def one_spelling(name: str) -> str:
     >>> one_spelling("void f<(int)4, void g(int &)::[lambda(float) (instance 1)], std::array<char *, (unsigned long)2>>(int, T2)")
     'f<4,g::lambda#1,std::array<char*,2>>'
     """
+    if len(name) > LONGEST_MATCHED:
+        return name
     for pattern, common in _REWRITTEN:
         name = pattern.sub(common, name)
     while (shorter := _INNERMOST.sub("", name)) != name:

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, Generic, NoReturn, TypeVar, cast
 import msgspec
 
 from flopwise.errors import FlopwiseError
+from flopwise.trace.given_file import SQLITE_MAGIC, check_file
 from flopwise.trace.json_text import Structure, repaired
 
 CHUNK_BYTES = 1 << 18  # larger chunks read slower: the decoded events fall out of the CPU's cache
@@ -89,12 +90,13 @@ class _Bytes:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            if path.exists() and not path.is_file():
-                raise FlopwiseError(f"cannot open {path}: it is not a file", _WHAT_IS_READ)
+            check_file(path, _WHAT_IS_READ)
             self._raw = path.open("rb")
             self.gzipped = self._raw.peek(2)[:2] == b"\x1f\x8b"
         except (OSError, ValueError) as error:  # ValueError: a path with a null byte
-            raise FlopwiseError(f"cannot open {path}: {getattr(error, 'strerror', None) or error}") from None
+            raise FlopwiseError(
+                f"cannot open {path}: {getattr(error, 'strerror', None) or error}", "may you read it?"
+            ) from None
         self._file = cast(BinaryIO, gzip.GzipFile(fileobj=self._raw)) if self.gzipped else self._raw
         self.total = 0
 
@@ -184,6 +186,9 @@ class EventStream:
             start = text.removeprefix(b"\xef\xbb\xbf").lstrip()
             if start[:1] == b"[":
                 return start[1:], False
+            if start.startswith(SQLITE_MAGIC):
+                name = self.path.name.replace(".json", ".sqlite")
+                raise FlopwiseError(f"{self.path} is an SQLite file, not JSON", f"of Nsight Systems? rename it {name}")
             if start and start[:1] != b"{":
                 message = f"{self.path} is not a PyTorch trace: it does not begin with {{ or ["
                 raise FlopwiseError(message, _WHAT_IS_READ)

@@ -12,6 +12,7 @@ import re
 from typing import NamedTuple
 
 from flopwise.trace.kernel_class import classify
+from flopwise.trace.kernel_spelling import LONGEST_MATCHED
 from flopwise.work import MATMUL
 
 UNKNOWN = "unknown"
@@ -27,6 +28,7 @@ class MatmulPrecision(NamedTuple):
 _NVJET_TYPES = {"h": "fp16", "t": "bf16", "q": "fp8", "o": "fp4", "s": "tf32"}
 _NVJET = re.compile(r"^nvjet_(?:(sm\d+)\w*?_)?([a-z]+)_")
 _XMMA = re.compile(r"xmma_\w*?(?:gemm|fprop|dgrad|wgrad)\w*?_([a-z0-9]+)_([a-z]+\d\w*?|f32)_")
+_LONGEST_XMMA = 400  # no xmma kernel's name is longer, and the pattern backtracks
 _CUDA_CORES = re.compile(
     r"simt|ffma|gemv|magma|dot_kernel|(?:ampere|volta|turing|maxwell|pascal)_[shdcz]gemm|_[sdh]gemm_"
 )
@@ -70,7 +72,7 @@ def matmul_precision(name: str) -> MatmulPrecision | None:
     >>> matmul_precision("void cutlass::Kernel2<cutlass_80_tensorop_s1688gemm_128x128_16x5_nn_align4>")
     MatmulPrecision(tensor_cores=True, precision='tf32')
     """
-    text = name.lower()
+    text = name[:LONGEST_MATCHED].lower()
     if classify(name) != MATMUL or "reduce" in text or "reduction" in text:
         return None
     for reader in (_nvjet, _tensile, _xmma):
@@ -102,7 +104,7 @@ def _tensile(text: str) -> MatmulPrecision | None:
 
 
 def _xmma(text: str) -> MatmulPrecision | None:
-    parts = _XMMA.search(text)
+    parts = _XMMA.search(text[:_LONGEST_XMMA])
     if parts is None:
         return None
     if "ffma" in text:

@@ -5,6 +5,7 @@ integers, where fetching the rows alone costs 1.4 µs. ADBC takes 0.6 µs, but i
 handler nor limits, which a file from outside needs (measured on half a million NVTX rows, sqlite 3.40).
 """
 
+import errno
 import gzip
 import os
 import re
@@ -27,6 +28,7 @@ import numpy.typing as npt
 
 from flopwise.capture.nsys_program import find_nsys
 from flopwise.errors import FlopwiseError
+from flopwise.trace.given_file import SQLITE_MAGIC, check_file
 from flopwise.trace.growing import Growing
 from flopwise.trace.tables import NO_ID
 
@@ -34,7 +36,6 @@ Ints = npt.NDArray[np.int64]
 
 MISSING = -(2**63)  # stands for NULL while a column travels as text
 GARBLED = MISSING + 1  # and this for what is no number
-SQLITE_MAGIC = b"SQLite format 3\0"
 GZIP_MAGIC = b"\x1f\x8b"
 REPORT_SUFFIXES = (".nsys-rep", ".qdrep")
 
@@ -46,6 +47,7 @@ FREE_RATIO_BYTES = 64 << 20  # below this size no ratio is suspicious
 EXPORT_TIMEOUT_S = 1800
 HANDLER_STEPS = 200_000  # of the SQLite machine between two looks at the clock: a few ms
 
+_ROOM = "free some space, or name a temporary folder with more room: TMPDIR=/path"
 _HINT = "export it again: nsys export --type sqlite REPORT.nsys-rep"
 
 
@@ -211,6 +213,7 @@ def quoted(identifier: str) -> str:
 def open_export(path: str | os.PathLike[str]) -> Iterator[Export]:
     """The export behind a .sqlite, .sqlite.gz or .nsys-rep; any fault of the file inside the block is a FlopwiseError."""
     path = Path(path)
+    check_file(path, "flopwise reads the .sqlite that nsys export writes, or an .nsys-rep where nsys is installed")
     with tempfile.TemporaryDirectory(prefix="flopwise-") as scratch, _faults(path):
         sqlite = as_sqlite(path, Path(scratch))
         db = _connect(sqlite)
@@ -228,6 +231,9 @@ def _faults(path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.OperationalError as error:
+        if "disk is full" in str(error):  # or a limit of ours, met by a file that repeats itself
+            hint = f"{_ROOM}; with room enough, the file is damaged"
+            raise FlopwiseError(f"no room for what is in {path.name}: {error}", hint) from error
         if "interrupted" in str(error):
             raise FlopwiseError(f"{path.name} takes too long to read; it is probably damaged", _HINT) from error
         raise FlopwiseError(f"{path.name} cannot be read: {error}", _HINT) from error
@@ -236,7 +242,8 @@ def _faults(path: Path) -> Iterator[None]:
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise FlopwiseError(f"{path.name} is a damaged gzip file: {error}", "copy or download it again") from error
     except OSError as error:
-        raise FlopwiseError(f"cannot read {path}: {error.strerror or error}") from error
+        hint = _ROOM if error.errno == errno.ENOSPC else "may you read it?"
+        raise FlopwiseError(f"cannot read {path}: {error.strerror or error}", hint) from error
 
 
 def as_sqlite(path: Path, scratch: Path) -> Path:
@@ -264,9 +271,8 @@ def stated_size(head: bytes) -> int:
 
 def _unpacked(path: Path, target: Path) -> Path:
     packed_bytes = path.stat().st_size
-    limit = min(
-        MAX_UNPACKED_BYTES, max(FREE_RATIO_BYTES, packed_bytes * MAX_RATIO), shutil.disk_usage(target.parent).free // 2
-    )
+    limit = min(MAX_UNPACKED_BYTES, max(FREE_RATIO_BYTES, packed_bytes * MAX_RATIO))
+    room = shutil.disk_usage(target.parent).free // 2
     with gzip.open(path) as source, target.open("wb") as out:
         block = source.read(1 << 20)
         if not block.startswith(SQLITE_MAGIC):
@@ -275,6 +281,9 @@ def _unpacked(path: Path, target: Path) -> Path:
         limit, written = min(limit, stated or limit), 0
         while block:
             written += len(block)
+            if max(written, limit if stated else 0) > room:
+                folder = target.parent.parent
+                raise FlopwiseError(f"no room to unpack {path.name} in the temporary folder {folder}", _ROOM)
             if written > limit:
                 raise FlopwiseError(
                     f"{path.name} unpacks to more than {limit:,} bytes", "unpack it with gunzip and check it"

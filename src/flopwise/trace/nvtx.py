@@ -27,6 +27,7 @@ _WANTED = {"start": ("start",), "end": ("end",), "thread": ("globalTid",)}
 
 _EVALUATE = "autograd::engine::evaluate_function: "
 _NODE_NAME = re.compile(r"(torch::autograd::.+|[^:]*Backwards?\d*)")  # MmBackward0, MyFunctionBackward, CopySlices
+_ENGINE_NODE = re.compile(r"\w+Backward\d+")  # only autograd ends a name so: an op without a number, too
 _UNQUALIFIED_OPS = ("detach", "detach_")  # the only ops that PyTorch records without a namespace
 _SIZES = r", sizes = (\[\[.*?\]\])"
 _MODULE, _STEP = "flopwise.module:", ("flopwise.step:", "ProfilerStep#")
@@ -79,7 +80,7 @@ def meaning(text: str) -> Meaning:
     >>> meaning("flopwise.module:blocks.0.mlp")
     Meaning(name='blocks.0.mlp', kind='module', op=False, op_if_emitted=False, backward=False)
     """
-    op = text.startswith(("aten::", _EVALUATE))
+    op = text.startswith(("aten::", "autograd::", "torch::autograd::")) or _ENGINE_NODE.fullmatch(text) is not None
     name = text.partition(", sizes = ")[0] if op else text
     if text.startswith(_MODULE) and len(text) > len(_MODULE):
         return Meaning(text[len(_MODULE) :], "module", False, False, False)

@@ -10,7 +10,10 @@ from flopwise.trace.nesting import Flags, Ints
 
 SEPARATOR = "/"
 _DEEPEST = 64  # ranges nested deeper are left out of the path: no model is, a hostile file may be
-_MODULE_PATH = re.compile(r"^\w+(\.\w+)*\.\d+(\.\w+)*$")  # layers.0.attn
+_DOTTED, _NUMBERED = (
+    re.compile(r"^\w+(\.\w+)+$"),
+    re.compile(r"\.\d+(\.|$)"),
+)  # layers.0.attn; two, as one would backtrack
 _WRAPPED = tuple(
     re.compile(p) for p in (r"^nn\.Module: (.+)$", r"^## Call (CompiledFxGraph \S+) ##$", r"^Optimizer\.\w+#(.+)$")
 )
@@ -26,9 +29,7 @@ class Scopes:
     def __init__(self, host: Host) -> None:
         self._host = host
         self._texts = [_shown(name) for name in host.names]
-        like_module = np.fromiter(
-            (bool(_MODULE_PATH.match(name)) for name in host.names), dtype=bool, count=len(host.names)
-        )
+        like_module = np.fromiter((_like_module(name) for name in host.names), dtype=bool, count=len(host.names))
         self._is_module: Flags = host.is_module if host.is_module.any() else like_module[host.name]
 
     def of(self, positions: Ints) -> tuple[pl.Series, pl.Series]:
@@ -77,6 +78,14 @@ class Scopes:
 
     def _name(self, places: Ints) -> Ints:
         return self._host.name[places].astype(np.int64) if len(self._host.name) else places
+
+
+def _like_module(name: str) -> bool:
+    """
+    >>> [_like_module(name) for name in ("layers.0.attn", "h.11", "torch.mm", "0.attn", "a b.0")]
+    [True, True, False, False, False]
+    """
+    return _NUMBERED.search(name) is not None and _DOTTED.match(name) is not None
 
 
 def _shown(name: str) -> str:

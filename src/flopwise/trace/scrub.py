@@ -1,5 +1,6 @@
 """A copy of a trace that is safe to share: what an analysis needs, and nothing about whose machine it came from."""
 
+import errno
 import gzip
 import os
 import secrets
@@ -10,7 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from flopwise.errors import FlopwiseError
-from flopwise.trace.nsys_file import GZIP_MAGIC, REPORT_SUFFIXES, SQLITE_MAGIC
+from flopwise.trace.given_file import SQLITE_MAGIC, check_file
+from flopwise.trace.nsys_file import GZIP_MAGIC, REPORT_SUFFIXES
 from flopwise.trace.scrub_kineto import scrub_kineto
 from flopwise.trace.scrub_nsys import scrub_nsys
 
@@ -19,6 +21,7 @@ def scrub(path: str | os.PathLike[str], out: str | os.PathLike[str]) -> Path:
     """Write a scrubbed copy of a trace of either profiler to `out`, compressed if that ends in .gz; the input stays as it is."""
     source, target = Path(path), Path(out)
     try:
+        check_file(source, "give the trace that is to be copied: .json, .json.gz, .sqlite, .sqlite.gz or .nsys-rep")
         _refuse_to_replace(source, target)
         is_nsys = _is_nsys(source)
         _check_suffix(target, ".sqlite" if is_nsys else ".json")
@@ -32,7 +35,9 @@ def scrub(path: str | os.PathLike[str], out: str | os.PathLike[str]) -> Path:
                 if plain != building:
                     plain.unlink(missing_ok=True)
     except OSError as error:
-        raise FlopwiseError(f"cannot scrub {source} to {target}: {error.strerror or error}") from error
+        full = error.errno == errno.ENOSPC
+        hint = "free some space, or give -o another disk" if full else "may you read the one and write the other?"
+        raise FlopwiseError(f"cannot scrub {source} to {target}: {error.strerror or error}", hint) from error
     return target
 
 
@@ -45,6 +50,10 @@ def _write(source: Path, target: Path, is_nsys: bool) -> None:
 
 
 def _refuse_to_replace(source: Path, target: Path) -> None:
+    if not os.path.isdir(target.parent):
+        raise FlopwiseError(
+            f"cannot write {target}: there is no folder {target.parent}", "make the folder first, or write elsewhere"
+        )
     if not os.path.lexists(target):
         return
     if target.exists() and target.samefile(source):

@@ -1,16 +1,21 @@
 """Where the time of a step went: from a run's own trace, or from a file someone else made."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from flopwise.analysis.explanation import Explanation, Kernel, explain_trace
+from flopwise.analysis.explanation import Explanation, Kernel, explain_trace, with_clock
 from flopwise.errors import FlopwiseError
 from flopwise.records import Point
 from flopwise.store import StoredRun, find, runs_root
+from flopwise.trace.given_file import check_file
 from flopwise.trace.kernel_spelling import one_spelling
 from flopwise.trace.read import is_trace_file, read_trace, unknown_suffix
+from flopwise.verbs.timings import device_of, gpu_of, timing_of
+
+_LONGEST = 255  # bytes of a file's name, and more than any run's
 
 
 def explain(
@@ -22,7 +27,8 @@ def explain(
     """Explain a trace: a run that has one (`last`, an id, a tag, a path), or a Kineto or Nsight Systems file.
 
     `timings` is a run of the same workload without a profiler; a run of `profile` has its own. Which of its points was taken,
-    and what of it does not match the trace, is said in the answer's `timings`.
+    and what of it does not match the trace, is said in the answer's `timings`. A run in which several points could be the
+    trace's is refused.
 
     >>> flopwise.explain("trace.json.gz").verdict        # doctest: +SKIP
     'launch-bound: the GPU is idle 73% of the time: …'
@@ -37,40 +43,16 @@ def explain(
     if timings is None:
         return explain_trace(trace, point)
     timed = timings if isinstance(timings, StoredRun) else StoredRun.load(find(timings, runs_root(runs)))
-    chosen, notes = timing_of(timed, point)
-    gpu = chosen.environment.gpu.name if chosen.environment and chosen.environment.gpu else ""
+    found = explain_trace(trace)
+    chosen, notes = timing_of(timed, point, trace, found)
+    gpu = gpu_of(chosen)
     if gpu and trace.gpu and gpu != trace.gpu:
         notes += (f"another GPU than the trace's {trace.gpu}",)
-    found = explain_trace(trace, chosen, same=not notes)
-    where = f"run {timed.header.id}: {chosen.trial.workload.label()} on {gpu or device_of(chosen)}"
-    return msgspec.structs.replace(found, timings="; ".join((where, *notes)))
-
-
-def timing_of(timed: StoredRun, traced: Point | None) -> tuple[Point, tuple[str, ...]]:
-    """The point of a run whose clock is set beside a trace: that of the trace's own workload, where it is known; else the
-    first. Also what is to be said of the choice. A trace is of a GPU: a CPU's clock says nothing of it."""
-    points = [point for point in timed.points if point.phases]
-    if not points:
-        raise FlopwiseError(f"the run {timed.header.id} has no samples", "give --timings a run of flopwise bench")
-    on_gpu = [point for point in points if not device_of(point).startswith("cpu")]
-    if not on_gpu:
-        raise FlopwiseError(
-            f"the run {timed.header.id} was measured on a CPU, and the trace is of a GPU",
-            "give --timings a run of the same workload on the same GPU",
-        )
-    wanted = traced.trial.workload if traced else None
-    same = next((point for point in on_gpu if point.trial.workload == wanted), None)
-    if same is not None:
-        return same, ()
-    first = on_gpu[0]
-    notes = [f"the first of {len(on_gpu)} workloads in that run"] if len(on_gpu) > 1 else []
-    notes += [f"another workload than the trace's {wanted.label()}"] if wanted else []
-    return first, tuple(notes)
-
-
-def device_of(point: Point) -> str:
-    """Where a point ran, 'cpu' or 'cuda:0'; what was asked for, if that is all that is known."""
-    return point.ran.device if point.ran else point.trial.device
+    found = with_clock(found, chosen, same=not notes)
+    where = "; ".join((f"run {timed.header.id}: {chosen.trial.workload.label()} on {gpu or device_of(chosen)}", *notes))
+    if not found.host_ns:  # left out, as the last note says: it is to say of which clock, too
+        return msgspec.structs.replace(found, notes=(*found.notes[:-1], f"{found.notes[-1]} ({where})"))
+    return msgspec.structs.replace(found, timings=where)
 
 
 def trace_of(target: str | Path | StoredRun, runs: str | Path | None = None) -> tuple[Path, Point | None]:
@@ -91,8 +73,11 @@ def run_named(target: str | Path, runs: str | Path | None = None) -> StoredRun:
     try:
         path = find(target, runs_root(runs))
     except FlopwiseError:
-        if Path(target).expanduser().is_file():
+        given = Path(target).expanduser()
+        if os.path.isfile(given):
             raise unknown_suffix(Path(target)) from None
+        if not os.path.isdir(given) and (os.path.lexists(given) or os.sep in str(target) or len(given.name) > _LONGEST):
+            check_file(given, "give a trace's file, or a run: flopwise runs lists what there is")
         raise
     return StoredRun.load(path)
 

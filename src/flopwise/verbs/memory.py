@@ -1,5 +1,6 @@
 """Who holds every byte of memory: of a workload's own steps, of a stored run, of anyone's snapshot; or foretold."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,7 @@ def memory(
     if isinstance(target, StoredRun):
         return stored_report(target, stacks)
     path = Path(str(target)).expanduser()
-    if path.is_file() or path.name.lower().endswith(SUFFIXES):
+    if os.path.isfile(path) or path.name.lower().endswith(SUFFIXES):
         return report(read_snapshot(path), stacks)
     return stored_report(StoredRun.load(_found(str(target), runs)), stacks)
 
@@ -89,7 +90,7 @@ def _workload(target: object, options: dict[str, Any]) -> Workload | None:
         return target
     word = str(target)
     presets = {name.lower() for name in preset_names()}
-    if word.startswith(_KINDS) or (word.lower() in presets and not Path(word).is_file()):
+    if word.startswith(_KINDS) or (word.lower() in presets and not os.path.isfile(word)):
         return workload(word, **options)
     return None
 
