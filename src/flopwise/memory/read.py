@@ -11,9 +11,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from flopwise.memory.history import Block, Events, allocations, reserved
+from flopwise.memory.history import (
+    COMPLETED,
+    FREE,
+    REQUESTED,
+    Block,
+    Events,
+    allocations,
+    frees_repeat_stacks,
+    reserved,
+)
 from flopwise.memory.rows import checked_sizes, column, integers, numbers, rows_of, sizes, wrong
-from flopwise.memory.snapshot import Annotation, DeviceHistory, OutOfMemory, Snapshot
+from flopwise.memory.snapshot import NO_STACK, Annotation, DeviceHistory, OutOfMemory, Snapshot
 from flopwise.memory.stacks import StackTable
 from flopwise.memory.unpickle import read_pickle, without_collector
 
@@ -96,7 +105,13 @@ def _device(
     numbers(streams, f"'stream' of {where}")
     events = Events(actions, addresses, event_sizes.tolist(), streams, event_stacks, event_hints)
     blocks, in_segments = _blocks(segments, stacks)
-    table, notes = allocations(events, blocks, whole=bool(segments))
+    repeated = frees_repeat_stacks(events)
+    table, notes = allocations(events, blocks, bool(segments), repeated)
+    if repeated:  # where a free happened is not known: its stack is its allocation's
+        frees = (REQUESTED, COMPLETED, FREE)
+        event_stacks = [
+            NO_STACK if action in frees else stack for action, stack in zip(actions, event_stacks, strict=True)
+        ]
     strange = sorted(set(actions) - _KNOWN)
     if strange:
         notes = (*notes, f"events of an unknown kind are not counted: {', '.join(strange[:5])}")

@@ -136,12 +136,15 @@ def _foretold(report: MemoryReport) -> tuple[str, ...]:
 
 
 def _notes(d: DeviceMemory) -> tuple[str, ...]:
-    how = (
-        "whose bytes they are was known as they were allocated" if d.exact else "owners told from stacks and lifetimes"
+    how, told = (
+        ("whose bytes they are was known as they were allocated", "known")
+        if d.exact
+        else ("owners by stacks and lifetimes, not known for certain", "told")
     )
+    by_size = f"; for {units.percent(d.guessed_share)} guessed from the size alone" if d.guessed_share else ""
     rounding = d.peak.allocated_bytes - d.peak.requested_bytes
     notes = [
-        f"measured; {how}, known for {units.percent(d.known_share)} of the peak",
+        f"measured; {how}, {told} for {units.percent(d.known_share)} of the peak{by_size}",
         f"at the peak {units.size(rounding)} are rounding: allocated, not asked for",
     ]
     if d.before_bytes:
