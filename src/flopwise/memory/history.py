@@ -14,6 +14,7 @@ from flopwise.memory.snapshot import ALLOCATIONS, BEFORE, NO_STACK
 ROUNDING = 512  # the caching allocator's smallest block (kMinBlockSize); requests are rounded up to its multiples
 _ADDRESSES = 2**63 - 1  # those of a device are smaller; a file may hold anything
 ALLOC, REQUESTED, COMPLETED, FREE = "alloc", "free_requested", "free_completed", "free"
+FREES = (REQUESTED, COMPLETED, FREE)
 
 
 class Block(NamedTuple):
@@ -123,7 +124,7 @@ def frees_repeat_stacks(events: Events) -> bool:
     for action, address, stack in zip(events.actions, events.addresses, events.stacks, strict=True):
         if action == ALLOC:
             made[address] = stack
-        elif action in (REQUESTED, FREE, COMPLETED) and made.get(address, stack) != stack:
+        elif action in FREES and made.get(address, stack) != stack:
             return False
     return True
 
