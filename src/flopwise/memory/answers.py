@@ -94,7 +94,7 @@ class Named(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GrowthSource(msgspec.Struct, frozen=True, kw_only=True):
-    """A stack whose allocations every step makes and none frees: a leak."""
+    """A stack whose allocations every step makes and none frees: a leak; where memory grows without one, what some leave."""
 
     bytes_per_step: int
     allocations_per_step: float

@@ -179,6 +179,7 @@ def _largest(
 
 def _growth(device: DeviceHistory, step: Steps, line: Timeline, owner: npt.NDArray[np.int64], said: _Words) -> Growth:
     at_starts = line.allocated_bytes[step.starts]
+    more = per_step(at_starts)
     sources = (
         GrowthSource(
             bytes_per_step=leak.bytes_per_step,
@@ -188,13 +189,13 @@ def _growth(device: DeviceHistory, step: Steps, line: Timeline, owner: npt.NDArr
             owner=leak.owner,
             **said(leak.stack),
         )
-        for leak in leaks(device, step, owner)
+        for leak in leaks(device, step, owner, grows=more is not None and more > 0)
     )
     return Growth(
         steps=len(step),
         found_by=step.found_by,
         start_bytes=tuple(at_starts.tolist()),
-        bytes_per_step=per_step(at_starts),
+        bytes_per_step=more,
         leaks_sought=enough(step),
         leaks=tuple(sources),
     )
