@@ -367,6 +367,7 @@ def test_an_interruption_is_said(kept, capsys, monkeypatch):
         (("tiny", "--steps", "0"), "steps = 0"),
         (("tiny", "--stacks", "some"), "stacks = 'some'"),
         (("tiny", "--gpu", "h200"), "gpu is for a prediction"),
+        (("tiny", "--predict", "--gpu", "h200,h100"), "one prediction is for one GPU"),
         (("nothing-like-it",), "no workload, no snapshot and no run"),
     ],
 )

@@ -116,7 +116,7 @@ def _summary(report: MemoryReport) -> Table:
         }
         for d in report.devices
     )
-    columns = (
+    columns: tuple[Column, ...] = (
         Column("device", "device"),
         Column("peak_bytes", "peak allocated", units.size),
         Column("reserved_bytes", "reserved then", units.size),
