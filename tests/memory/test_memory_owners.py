@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 from gen_snapshot import made
 
+from flopwise.capture.memory_record import Knowledge, KnownTensor
 from flopwise.memory.owners import OWNERS, owners
 from flopwise.memory.phases import frame_phase, phases, stack_phases
 from flopwise.memory.read import snapshot_of
@@ -204,3 +205,14 @@ def _frame(name):
     match = re.match(r"(.*)\((\d+)\): (.*)", name)
     file, line, function = match.groups() if match else ("", "0", name)
     return {"filename": file, "line": int(line), "name": function}
+
+
+def test_a_known_tensor_that_does_not_fit_its_block_is_another_ones():
+    block = {"size": 2**25, "requested_size": 2**25, "state": "active_allocated", "address": 512, "frames": []}
+    segment = {"device": 0, "address": 512, "total_size": 2**25, "stream": 0, "blocks": [block]}
+    tensor = KnownTensor(
+        event=-1, address=512, bytes=2**26, owner=0, op=0, module=0, phase=0, dtype=0, saved_by=0, shape=(2**24,)
+    )
+    knowledge = Knowledge(device="cuda:0", steps=1, words=("logits",), tensors=(tensor,))
+    found = report(snapshot_of({"segments": [segment], "device_traces": []}), knowledge=knowledge).devices[0]
+    assert found.peak.owners == {"workspace": 2**25}
