@@ -96,6 +96,7 @@ class Options:
     old: bool = False  # torch 2.1: no clock, blocks without address
     keep: int | None = None  # events, as a ring buffer of that many
     frees_have_stacks: bool = True
+    frees_repeat_stacks: bool = False  # context='alloc': a free has the stack of its allocation
 
 
 @dataclass
@@ -133,6 +134,7 @@ class Generator:
         return piece
 
     def release(self, piece: Piece, stack: tuple[dict[str, Any], ...]) -> None:
+        stack = piece.stack if self.options.frees_repeat_stacks else stack
         said = stack if self.options.frees_have_stacks else None
         piece.end = len(self.events)
         self.event("free_requested", said, piece.requested, addr=piece.address)
@@ -258,7 +260,7 @@ class Generator:
     def _backward(self, saved: list[Piece], shapes: list[int], back: tuple[Any, ...]) -> list[Piece]:
         o = self.options
         self.mark("backward", "START")
-        flowing = self.alloc(4 * o.batch * o.context * o.vocab, "temporary", back)
+        flowing = self.alloc(4 * o.batch * o.context * o.vocab, "logits", back)
         gradients: list[Piece] = []
         for i, size in enumerate(reversed(shapes)):
             following = self.alloc(4 * o.batch * o.context * o.dim, "temporary", back)

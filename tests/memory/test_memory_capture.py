@@ -328,6 +328,38 @@ def test_a_kept_run_reads_the_same_again(kept, capsys):
     assert document["devices"][0]["saved"][0]["blocks"] == 2
 
 
+def test_the_cpu_reserves_nothing_and_none_is_shown(kept, capsys, tmp_path):
+    pytest.importorskip("altair")
+    from flopwise.render.memory_view import timeline_chart
+
+    _, out, _ = run(capsys, "last", "--runs", kept[0])
+    assert "reserved then" not in out
+    assert "dashed" not in json.dumps(timeline_chart(kept[1]).to_dict())
+
+
+def test_a_prediction_for_one_step_says_that_the_steps_grow(kept):
+    import msgspec
+
+    from flopwise.render.memory_parts import composition
+
+    first = kept[1].devices[0]
+    grown = msgspec.structs.replace(first, growth=msgspec.structs.replace(first.growth, bytes_per_step=2**20))
+    notes = composition(msgspec.structs.replace(kept[1], devices=(grown,))).notes
+    assert any("it grows by 1.00 MiB per step" in note for note in notes)
+    assert not any("per step" in note for note in composition(kept[1]).notes)
+
+
+def test_an_interruption_is_said(kept, capsys, monkeypatch):
+    import msgspec
+
+    from flopwise.verbs import memory as verb
+
+    stopped = msgspec.structs.replace(kept[1], status="interrupted", devices=())
+    monkeypatch.setattr(verb, "memory", lambda *words, **options: stopped)
+    code, _, err = run(capsys, "tiny")
+    assert (code, err.splitlines()[-1]) == (130, "interrupted: nothing was recorded")
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -335,6 +367,7 @@ def test_a_kept_run_reads_the_same_again(kept, capsys):
         (("tiny", "--steps", "0"), "steps = 0"),
         (("tiny", "--stacks", "some"), "stacks = 'some'"),
         (("tiny", "--gpu", "h200"), "gpu is for a prediction"),
+        (("tiny", "--predict", "--gpu", "h200,h100"), "one prediction is for one GPU"),
         (("nothing-like-it",), "no workload, no snapshot and no run"),
     ],
 )

@@ -41,7 +41,7 @@ def test_tables_say_peak_owners_stacks_and_the_leak(files, run):
     for words in (
         "peak allocated",
         "optimizer state",
-        "known for 100.0 % of the peak",
+        "told for 96.5 % of the peak; for 3.5 % guessed from the size alone",
         "gpt.py:77 forward",
         "5.00 KiB",
     ):
@@ -85,6 +85,22 @@ def test_the_timeline_is_drawn(files, run, tmp_path):
     texts = {e.text for e in ElementTree.parse(tmp_path / "chart.svg").iter() if e.text}
     assert (code, "wrote" in err) == (0, True)
     assert {"optimizer state", "activations", "backward", "allocated, MiB"} <= texts
+
+
+def test_a_pictures_legend_has_room_for_a_wider_font(files, run, tmp_path):
+    pytest.importorskip("altair")
+    pytest.importorskip("vl_convert")
+    run(files / "leak.pickle", "-o", tmp_path / "chart.html")
+    page = (tmp_path / "chart.html").read_text()
+    assert '"right": 45' in page
+    assert '"labelLimit": 0' in page
+
+
+def test_a_picture_names_its_suffixes_and_takes_no_format(files, run, tmp_path):
+    code, _, err = run(files / "leak.pickle", "-o", tmp_path / "x.pdf")
+    assert (code, ".svg, .png, .html" in err) == (2, True)
+    code, _, err = run(files / "leak.pickle", "-o", tmp_path / "x.svg", "--format", "json")
+    assert (code, "is a picture, and --format json" in err.splitlines()[0]) == (2, True)
 
 
 class Runs:

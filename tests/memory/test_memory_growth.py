@@ -59,3 +59,22 @@ def test_without_any_word_steps_are_found_by_their_period_or_not_at_all():
 
 def test_the_first_steps_layers_are_not_taken_for_steps():
     assert grown(oom_at_step=0).steps == 0
+
+
+def test_where_memory_grows_what_outlives_some_steps_is_listed():
+    def frames(line, name):
+        return [{"filename": "/me/gpt.py", "line": line, "name": name}]
+
+    events, address = [], 0
+    for step in range(8):
+        made = {"forward": frames(1, "forward"), "kept": frames(2, "forward"), "optimizer": frames(3, "optimizer_step")}
+        for kind, stack in made.items():
+            address += 1
+            if kind != "kept" or step % 2:
+                events.append({"action": "alloc", "addr": address, "size": 5120, "stream": 0, "frames": stack})
+            if kind != "kept":
+                events.append({"action": "free_requested", "addr": address, "size": 5120, "stream": 0})
+    growth = report(snapshot_of({"device_traces": [events], "segments": []})).devices[0].growth
+    (leak,) = growth.leaks
+    assert growth.bytes_per_step == 2560
+    assert (leak.stack, leak.bytes_per_step, leak.steps, leak.of_steps) == ("gpt.py:2 forward", 5120, 2, 5)

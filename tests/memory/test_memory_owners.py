@@ -2,10 +2,12 @@
 
 import re
 from collections import Counter
+from itertools import pairwise
 
 import pytest
 from gen_snapshot import made
 
+from flopwise.capture.memory_record import Knowledge, KnownTensor
 from flopwise.memory.owners import OWNERS, owners
 from flopwise.memory.phases import frame_phase, phases, stack_phases
 from flopwise.memory.read import snapshot_of
@@ -28,6 +30,9 @@ HISTORIES = {
     "ring buffer cut in backward": {"keep": 300},
     "ring buffer cut in forward": {"keep": 360},
     "frees without stacks": {"frees_have_stacks": False},
+    "frees with the stacks of their allocations": {"frees_repeat_stacks": True},
+    "frees with the stacks of their allocations, with ranges": {"frees_repeat_stacks": True, "annotations": True},
+    "frees with the stacks of their allocations, C++ stacks": {"frees_repeat_stacks": True, "stacks": "all"},
     "no optimizer": {"optimizer": False},
     "large pool": {"context": 512, "dim": 512, "steps": 2},
     "one step": {"steps": 1},
@@ -40,7 +45,7 @@ def told(snapshot, number=0):
     when = phases(snapshot, device, by_stack)
     found = owners(snapshot, device, by_stack, when, steps(device, when))
     columns = [device.allocations[name].to_list() for name in ("start", "end", "bytes")]
-    return list(zip(*columns, (OWNERS[i] for i in found), strict=True))
+    return list(zip(*columns, (OWNERS[i] for i in found.owner), strict=True))
 
 
 @pytest.mark.parametrize("kind", HISTORIES)
@@ -56,12 +61,32 @@ def test_the_peak_and_its_composition_are_the_truth(kind):
     by_moment = [truth.bytes_at(moment) for moment in range(truth.events + 1)]
     assert device.peak.allocated_bytes == max(sum(found.values()) for found in by_moment)
     assert device.peak.owners == by_moment[device.peak.event + 1]
-    assert device.known_share == 1 - device.peak.owners.get("unknown", 0) / device.peak.allocated_bytes
+    unknown = device.peak.owners.get("unknown", 0) / device.peak.allocated_bytes
+    assert device.known_share == pytest.approx(1 - unknown - device.guessed_share)
     assert device.end.owners == by_moment[-1]
     in_segments = sum(segment["total_size"] for segment in raw["segments"])
     assert device.end.reserved_bytes == in_segments
     for phase, most in device.phases.items():
         assert most <= device.peak.allocated_bytes, phase
+
+
+def test_frees_name_no_phase_where_they_carry_their_allocations_stacks():
+    raw, _ = made(steps=3, annotations=True, frees_repeat_stacks=True)
+    phase = report(snapshot_of(raw)).devices[0].timeline.phase
+    turns = [name for before, name in pairwise(["", *phase]) if name != before]
+    assert turns[1:] == ["data", "forward", "loss", "backward", "optimizer"] * 3
+
+
+def test_what_only_its_size_tells_is_not_called_known():
+    raw, truth = made(steps=2)
+    device = report(snapshot_of(raw)).devices[0]
+    flowing = next(p.block for p in truth.pieces if p.owner == "logits" and p.requested > 512)
+    assert device.guessed_share == pytest.approx(flowing / device.peak.allocated_bytes)
+    frames = [{"filename": "/me/gpt.py", "line": 3, "name": "forward"}]
+    block = {"size": 2**25, "requested_size": 2**25, "state": "active_allocated", "address": 512, "frames": frames}
+    segment = {"device": 0, "address": 512, "total_size": 2**25, "stream": 0, "blocks": [block]}
+    cublas = report(snapshot_of({"segments": [segment], "device_traces": []})).devices[0]
+    assert (cublas.peak.owners, cublas.known_share, cublas.guessed_share) == ({"workspace": 2**25}, 0.0, 1.0)
 
 
 def test_backward_cut_short_leaves_unknown_what_could_be_either():
@@ -180,3 +205,14 @@ def _frame(name):
     match = re.match(r"(.*)\((\d+)\): (.*)", name)
     file, line, function = match.groups() if match else ("", "0", name)
     return {"filename": file, "line": int(line), "name": function}
+
+
+def test_a_known_tensor_that_does_not_fit_its_block_is_another_ones():
+    block = {"size": 2**25, "requested_size": 2**25, "state": "active_allocated", "address": 512, "frames": []}
+    segment = {"device": 0, "address": 512, "total_size": 2**25, "stream": 0, "blocks": [block]}
+    tensor = KnownTensor(
+        event=-1, address=512, bytes=2**26, owner=0, op=0, module=0, phase=0, dtype=0, saved_by=0, shape=(2**24,)
+    )
+    knowledge = Knowledge(device="cuda:0", steps=1, words=("logits",), tensors=(tensor,))
+    found = report(snapshot_of({"segments": [segment], "device_traces": []}), knowledge=knowledge).devices[0]
+    assert found.peak.owners == {"workspace": 2**25}

@@ -139,3 +139,31 @@ def test_a_wrong_field_is_named(kind):
     raw, said = BAD[kind]
     with pytest.raises(FlopwiseError, match=said):
         snapshot_of(raw)
+
+
+FRAMES = [{"filename": "/me/gpt.py", "line": 3, "name": "forward"}]
+BLOCK = {"size": 512, "requested_size": 512, "state": "active_allocated", "frames": FRAMES}
+EVENT = {"action": "alloc", "addr": 1, "size": 512, "stream": 0}
+
+
+@pytest.mark.parametrize(
+    ("raw", "said"),
+    [
+        ({"segments": [{"address": 512, "total_size": 512, "blocks": [BLOCK]}] * 2}, "two at one address"),
+        ({"segments": [{"address": i, "total_size": 0, "blocks": FRAMES} for i in range(2)]}, "one list several times"),
+        ({"device_traces": [[EVENT]] * 2}, "one list several times"),
+    ],
+)
+def test_what_a_pickle_only_refers_to_again_is_not_read_again(raw, said):
+    with pytest.raises(FlopwiseError, match=said):
+        snapshot_of(raw)
+
+
+def test_names_of_megabytes_are_cut_before_they_are_looked_at():
+    long = "x" * 2**20
+    frames = [{"filename": long, "line": i, "name": long} for i in range(3)]
+    event = {**EVENT, "frames": frames, "user_metadata": long}
+    mark = {"name": long, "stage": "START", "device": 0, "time_us": 1}
+    found = snapshot_of({"device_traces": [[event]], "external_annotations": [mark]})
+    names = [one.name for one in (*found.frames, *found.devices[0].annotations)]
+    assert max(map(len, (*names, *found.hints))) == 1024

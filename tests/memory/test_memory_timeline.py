@@ -72,7 +72,7 @@ def test_the_owners_add_up_at_every_instant_and_agree_with_a_plain_count(raw):
     device = snapshot.devices[0]
     told = stack_phases(snapshot)
     when = phases(snapshot, device, told)
-    owner = owners(snapshot, device, told, when, steps(device, when))
+    owner = owners(snapshot, device, told, when, steps(device, when)).owner
     line = timeline(device.allocations, owner, OWNERS, device.reserved_bytes)
     assert (line.by_owner_bytes.sum(axis=0) == line.allocated_bytes).all()
     rows = list(zip(*(device.allocations[name].to_list() for name in ("start", "end", "bytes")), owner, strict=True))

@@ -97,7 +97,7 @@ def test_a_payload_is_refused_before_it_runs(kind, mark, monkeypatch):
 )
 def test_what_python_pickles_is_refused_whatever_the_protocol(protocol, wrapped, mark):
     pickled = pickle.dumps(wrapped(Runs(f"touch {mark}")), protocol=protocol)
-    with pytest.raises(FlopwiseError, match=r"posix.system|is no pickle"):
+    with pytest.raises(FlopwiseError, match=r"posix.system|an old pickle protocol"):
         unpickled(pickled, "evil.pickle")
     assert not mark.exists()
     pickle.loads(pickled)  # the payload is real: anyone else runs it
@@ -211,3 +211,9 @@ def test_what_torch_itself_writes_from_cpp_is_admitted():
     )
     check(value, "x")
     assert unpickled(value, "x") == {"addr": 2**47, "b": True}
+
+
+@pytest.mark.parametrize("protocol", [0, 1])
+def test_an_old_protocol_is_called_so(protocol):
+    with pytest.raises(FlopwiseError, match=r"an old pickle protocol \(0 or 1\)"):
+        unpickled(pickle.dumps(PLAIN, protocol=protocol), "x")

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from flopwise.cli.options import command_line, output_options, run_options, workload_arguments, workload_options
-from flopwise.cli.output import check_place, chosen, said, show
+from flopwise.cli.output import PICTURE, chosen, said, show
 
 
 @click.command("memory")
@@ -49,11 +49,9 @@ def command(
     what torch.cuda.memory._dump_snapshot wrote (.pickle, .pickle.gz), which is read without being run. With -o FILE.svg,
     .png or .html the timeline is drawn, stacked by owner.
     """
-    from flopwise.render.charts import SUFFIXES
-
-    drawn = form is None and output is not None and Path(output).suffix in SUFFIXES
-    check_place(output)
-    form = "" if drawn else chosen(form, output)
+    form = chosen(form, output, draws=True)
+    drawn = form == PICTURE
+    from flopwise.records import INTERRUPTED
     from flopwise.render.memory_view import memory_view, of_device, timeline_chart
     from flopwise.render.progress import ShownProgress
     from flopwise.verbs.memory import memory
@@ -71,6 +69,8 @@ def command(
         **given,
         **arguments,
     )
+    if found.status == INTERRUPTED:
+        said(f"interrupted: {'what was recorded until then is shown' if found.devices else 'nothing was recorded'}")
     if not found.label:
         found = of_device(found, device)
     if drawn and output is not None and found.devices:
@@ -79,5 +79,5 @@ def command(
         save(timeline_chart(found), Path(output).expanduser())
         said(f"wrote {output}")
         return outcome(found)
-    show(*memory_view(found), form or "table", None if drawn else output)
+    show(*memory_view(found), "table" if drawn else form, None if drawn else output)
     return outcome(found)

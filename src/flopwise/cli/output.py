@@ -15,15 +15,26 @@ FORMATS = ("table", "json", "csv", "markdown")
 _SUFFIXES = {".json": "json", ".csv": "csv", ".md": "markdown", ".txt": "table"}
 
 
-def chosen(form: str | None, output: str | None) -> str:
-    """The format asked for, checked before any work is done."""
+PICTURE = "picture"
+
+
+def chosen(form: str | None, output: str | None, draws: bool = False) -> str:
+    """The format asked for, checked before any work is done; of a verb that draws, PICTURE for a picture's suffix."""
     if form is not None:
         fields.one_of("format", form, FORMATS)
     check_place(output)
-    if form is None and output is not None and (suffix := Path(output).suffix) not in _SUFFIXES:
-        raise FlopwiseError(
-            f"the suffix '{suffix}' of {output} names no format", f"use one of {', '.join(_SUFFIXES)}, or --format"
-        )
+    from flopwise.render.charts import SUFFIXES
+
+    suffix, pictures = Path(output).suffix if output is not None else "", SUFFIXES if draws else ()
+    if suffix in pictures:
+        if form is not None:
+            raise FlopwiseError(
+                f"{output} is a picture, and --format {form} asks for none", "leave out --format, or -o another suffix"
+            )
+        return PICTURE
+    if form is None and output is not None and suffix not in _SUFFIXES:
+        known = ", ".join((*_SUFFIXES, *pictures))
+        raise FlopwiseError(f"the suffix '{suffix}' of {output} names no format", f"use one of {known}, or --format")
     return form or (_SUFFIXES[Path(output).suffix] if output else "table")
 
 

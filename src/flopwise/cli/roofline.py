@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from flopwise.cli.options import output_options, workload_arguments, workload_options
-from flopwise.cli.output import check_place, chosen, said, show
+from flopwise.cli.output import PICTURE, chosen, said, show
 
 
 @click.command("roofline")
@@ -23,14 +23,13 @@ def command(target: str, gpu: str | None, runs: str | None, form: str | None, ou
     TARGET is a run with a trace or a trace file (its matmuls, as measured), or a workload (all operations, as predicted).
     -o FILE.svg, .png or .html draws it.
     """
-    picture = output is not None and Path(output).suffix in (".svg", ".png", ".html") and form is None
-    check_place(output)
-    form = "table" if picture else chosen(form, output)
+    form = chosen(form, output, draws=True)
+    picture = form == PICTURE
     from flopwise.render.roofline_view import drawn, roofline_view
     from flopwise.verbs.roofline import roofline
 
     found = roofline(target, gpu=gpu, runs=runs, **workload_arguments(given))
-    show(*roofline_view(found), form, None if picture else output)
+    show(*roofline_view(found), "table" if picture else form, None if picture else output)
     if picture and output is not None:
         from flopwise.render.charts import save
 

@@ -94,7 +94,7 @@ class Named(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GrowthSource(msgspec.Struct, frozen=True, kw_only=True):
-    """A stack whose allocations every step makes and none frees: a leak."""
+    """A stack whose allocations every step makes and none frees: a leak; where memory grows without one, what some leave."""
 
     bytes_per_step: int
     allocations_per_step: float
@@ -146,7 +146,7 @@ class DeviceMemory(msgspec.Struct, frozen=True, kw_only=True):
     events: int
     allocations: int
     before_bytes: int  # allocated before the recording
-    known_share: float  # of the peak's bytes: those that have an owner
+    known_share: float  # of the peak's bytes: those whose owner is known, or told by a stack and a lifetime
     peak: Moment
     peak_reserved_bytes: int
     end: Moment
@@ -159,6 +159,7 @@ class DeviceMemory(msgspec.Struct, frozen=True, kw_only=True):
     temporary: tuple[OpBytes, ...] = ()  # the peak's temporary bytes by op, the most first; known of our own runs only
     saved: tuple[SavedBlock, ...] = ()
     named: tuple[Named, ...] = ()
+    guessed_share: float = 0.0  # of the peak's bytes: those whose owner only their size tells
     exact: bool = False  # whose bytes they are was known when they were allocated, not told from stacks
 
 

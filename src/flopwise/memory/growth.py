@@ -17,7 +17,7 @@ _MOST = 10
 
 @dataclass(frozen=True)
 class Leak:
-    """Allocations of one stack that every step makes and none frees."""
+    """Allocations of one stack that every step makes and none frees; or, where memory grows without those, some steps."""
 
     stack: int
     owner: str
@@ -27,8 +27,11 @@ class Leak:
     of_steps: int
 
 
-def leaks(device: DeviceHistory, steps: Steps, owner: npt.NDArray[np.int64]) -> list[Leak]:
-    """Stacks whose allocations outlive their step by more than PATIENCE steps, in two steps of three; the largest first."""
+def leaks(device: DeviceHistory, steps: Steps, owner: npt.NDArray[np.int64], grows: bool = False) -> list[Leak]:
+    """Stacks whose allocations outlive their step by more than PATIENCE steps, in two steps of three; the largest first.
+
+    Where there are none and memory `grows`: those that do so in any step but the first, which makes optimizer state.
+    """
     of_steps = len(steps) - PATIENCE - 1  # the last step may be a part of one, and is not asked
     if not enough(steps):
         return []
@@ -40,11 +43,16 @@ def leaks(device: DeviceHistory, steps: Steps, owner: npt.NDArray[np.int64]) -> 
     kept = table.select("stack", "bytes").with_columns(step=step, owner=owner).filter(pl.Series(left))
     by_step = kept.group_by("stack", "step").agg(pl.col("bytes").sum(), pl.len(), pl.col("owner").mode().min())
     by_stack = by_step.group_by("stack").agg(
-        pl.col("bytes").median(), pl.col("len").mean(), pl.col("owner").mode().min(), steps=pl.len()
+        pl.col("bytes").median(),
+        pl.col("len").mean(),
+        pl.col("owner").mode().min(),
+        steps=pl.len(),
+        latest=pl.col("step").max(),
     )
-    found = by_stack.filter(pl.col("steps") >= max(_FEWEST, of_steps * 2 // 3)).sort(
-        "bytes", "stack", descending=[True, False]
-    )
+    found = by_stack.filter(pl.col("steps").map_elements(lambda n: regular(n, of_steps), pl.Boolean))
+    if grows and not len(found):
+        found = by_stack.filter(pl.col("latest") > 0)
+    found = found.drop("latest").sort("bytes", "stack", descending=[True, False])
     return [
         Leak(
             stack=stack,
@@ -56,6 +64,15 @@ def leaks(device: DeviceHistory, steps: Steps, owner: npt.NDArray[np.int64]) -> 
         )
         for stack, size, count, whose, n in found.head(_MOST).iter_rows()
     ]
+
+
+def regular(steps: int, of_steps: int) -> bool:
+    """Whether so many steps leave something that it is called a leak.
+
+    >>> regular(4, 5), regular(2, 5)
+    (True, False)
+    """
+    return steps >= max(_FEWEST, of_steps * 2 // 3)
 
 
 def enough(steps: Steps) -> bool:

@@ -14,6 +14,7 @@ from flopwise.memory.snapshot import ALLOCATIONS, BEFORE, NO_STACK
 ROUNDING = 512  # the caching allocator's smallest block (kMinBlockSize); requests are rounded up to its multiples
 _ADDRESSES = 2**63 - 1  # those of a device are smaller; a file may hold anything
 ALLOC, REQUESTED, COMPLETED, FREE = "alloc", "free_requested", "free_completed", "free"
+FREES = (REQUESTED, COMPLETED, FREE)
 
 
 class Block(NamedTuple):
@@ -67,11 +68,14 @@ class Events(NamedTuple):
     hints: Sequence[int]
 
 
-def allocations(events: Events, blocks: dict[int, Block], whole: bool) -> tuple[pl.DataFrame, tuple[str, ...]]:
+def allocations(
+    events: Events, blocks: dict[int, Block], whole: bool, repeated: bool = False
+) -> tuple[pl.DataFrame, tuple[str, ...]]:
     """Every allocation once: those of the trace, those freed in it that were there before, those there all along.
 
     An allocation ends when its free is requested: torch's `memory_allocated` counts so; the wait for another stream's work
     after it (until free_completed) is 'active', not allocated. `whole`: the blocks are all that is in use at the end.
+    `repeated`: frees carry the stacks of their allocations.
     """
     rows = _Rows()
     last = len(events.actions)
@@ -93,7 +97,7 @@ def allocations(events: Events, blocks: dict[int, Block], whole: bool) -> tuple[
             if row is not None:
                 rows.end[row] = i
             elif address not in waiting:
-                rows.add(BEFORE, i, size, stream, NO_STACK, 0, address)
+                rows.add(BEFORE, i, size, stream, stack if repeated else NO_STACK, 0, address)
             waiting.add(address)
             seen.add(address)
         elif action == COMPLETED:
@@ -109,6 +113,20 @@ def allocations(events: Events, blocks: dict[int, Block], whole: bool) -> tuple[
         else 0,
     }
     return rows.table(), tuple(f"{count:,} {what}" for what, count in found.items() if count)
+
+
+def frees_repeat_stacks(events: Events) -> bool:
+    """Whether frees carry the stacks of their allocations, as they do unless recorded with context='all'.
+
+    Such a stack tells who allocated, not who frees. Recorded with context='all', some free has another stack.
+    """
+    made: dict[int, int] = {}
+    for action, address, stack in zip(events.actions, events.addresses, events.stacks, strict=True):
+        if action == ALLOC:
+            made[address] = stack
+        elif action in FREES and made.get(address, stack) != stack:
+            return False
+    return True
 
 
 def _still_there(rows: _Rows, living: dict[int, int], blocks: dict[int, Block], seen: set[int], last: int) -> int:

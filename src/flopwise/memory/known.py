@@ -25,7 +25,12 @@ class Told:
         index = {(tensor.event, tensor.address): tensor for tensor in knowledge.tensors}
         table = device.allocations
         places = zip(table["start"].to_list(), table["address"].to_list(), strict=True)
-        self.tensors: list[KnownTensor | None] = [index.get(place) for place in places]
+        known = zip(map(index.get, places), table["bytes"].to_list(), strict=True)
+        # A tensor that does not fit was freed before the recording, and another got its address: cuBLAS's workspace, say.
+        self.tensors: list[KnownTensor | None] = [
+            tensor if tensor is not None and (knowledge.exact or tensor.bytes <= size) else None
+            for tensor, size in known
+        ]
         self._hints = [snapshot.hints[number] for number in table["hint"].to_list()]
 
     def said(self, word: str) -> str | None:

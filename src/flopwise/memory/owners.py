@@ -13,10 +13,17 @@
     cuBLAS and its kin       –                                       workspace
     outside every phase      from before a forward to its step's end inputs
 
+Guessed from the size alone, and counted as such:
+
+    backward                 within it, as large as the logits or    logits, attention scores: the gradients of those
+                             as attention's scores
+    anywhere                 to the end, as large as cuBLAS takes    workspace
+
 Said by the program (user metadata `flopwise.owner:NAME`, a profiler's category) goes before all of it.
 """
 
 import re
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -38,12 +45,23 @@ _CATEGORIES = {  # torch.profiler's words (profile_memory=True)
 _WORKSPACES = re.compile(r"cublas|cudablas|workspace", re.IGNORECASE)
 _ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)
 _SOFTMAX = re.compile(r"softmax", re.IGNORECASE)
+# What PyTorch takes for cuBLAS on Hopper, and before it (:4096:2:16:8), unless CUBLAS_WORKSPACE_CONFIG says otherwise.
+_CUBLAS_BYTES = (32 * 2**20, (2 * 4096 + 8 * 16) * 2**10)
+_SMALLEST = 4096  # bytes whose size alone tells something
+
+
+@dataclass(frozen=True)
+class Owned:
+    """For every allocation of a device: an index into OWNERS, and whether its size alone tells so."""
+
+    owner: npt.NDArray[np.int64]
+    guessed: npt.NDArray[np.bool_]
 
 
 def owners(
     snapshot: Snapshot, device: DeviceHistory, by_stack: npt.NDArray[np.int64], phases: Phases, steps: Steps
-) -> npt.NDArray[np.int64]:
-    """An index into OWNERS for every allocation of a device."""
+) -> Owned:
+    """Whose every allocation of a device is."""
     table, last = device.allocations, device.events
     start, end, stack = (table[name].to_numpy() for name in ("start", "end", "stack"))
     recorded, stays = start != BEFORE, end >= last
@@ -67,8 +85,28 @@ def owners(
     found[_between(phases, steps, start, end, recorded, made)] = _INPUTS
     _undecided_at_the_end(found, table["requested_bytes"].to_numpy(), phases, start, stays, made)
     found[_mentions(snapshot, _WORKSPACES)[stack]] = _WORKSPACE
+    passing = (made == B) & recorded & same_pass
+    sized = _by_size(found, table["requested_bytes"].to_numpy(), made, passing, stays & (made != O) & (made != S))
     said = np.array([_said(word) for word in snapshot.hints])[table["hint"].to_numpy()]
-    return np.where(said >= 0, said, found)
+    return Owned(np.where(said >= 0, said, sized), (said < 0) & (sized != found))
+
+
+def _by_size(
+    found: npt.NDArray[np.int64],
+    requested: npt.NDArray[np.int64],
+    made: npt.NDArray[np.int64],
+    passing: npt.NDArray[np.bool_],
+    stays: npt.NDArray[np.bool_],
+) -> npt.NDArray[np.int64]:
+    """The owners with what only a size tells: of backward's `passing` tensors, and of what `stays` to the end."""
+    sized = found.copy()
+    scores = np.setdiff1d(requested[found == _SCORES], requested[found == _ACTIVATIONS])
+    sized[passing & np.isin(requested, scores) & (requested >= _SMALLEST)] = _SCORES
+    logits = requested[made == L].max(initial=0)
+    if logits >= _SMALLEST:
+        sized[passing & (requested == logits)] = _LOGITS
+    sized[stays & np.isin(requested, _CUBLAS_BYTES)] = _WORKSPACE
+    return sized
 
 
 def _said(word: str) -> int:

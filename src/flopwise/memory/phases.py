@@ -1,7 +1,8 @@
 """In which phase of a training step each event of the allocator happened.
 
-What tells it, the first that does: the program's own word for it (user metadata), its stack, a named range around it, and that
+What tells it, the first that does: the program's own word for it (user metadata), a named range around it, its stack, and that
 PyTorch runs backward on a thread without Python: an event without a stack among events with stacks, after forward, is backward.
+A stack refines what a range says: a loss inside forward, a recomputation inside backward.
 """
 
 import re
@@ -66,8 +67,7 @@ def phases(
 ) -> Phases:
     """The phase of every event of a device; `by_stack` is what each stack tells of it, `said` what the program's words do."""
     own = np.array([_hinted(word, said) for word in snapshot.hints])[device.event_hints]
-    own = np.where(own == NONE, by_stack[device.event_stacks], own)
-    own = np.where(own == NONE, _ranged(device), own)
+    own = np.where(own == NONE, _refined(_ranged(device), by_stack[device.event_stacks]), own)
     if (own != NONE).any() and (device.event_stacks != NO_STACK).any():
         before, after = _carried(own), _carried(own[::-1])[::-1]
         in_backward = np.isin(before, (F, L, B, R)) | ((before == NONE) & np.isin(after, (B, R, O)))
@@ -116,6 +116,12 @@ def _ranged(device: DeviceHistory) -> npt.NDArray[np.int64]:
         return found
     times, told = _innermost(marks, int(device.time_us[0]), int(device.time_us[-1]) + 1)
     return np.asarray(told[np.searchsorted(times, device.time_us, side="right") - 1])
+
+
+def _refined(ranged: npt.NDArray[np.int64], stacked: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """What a range says; its stack where no range says anything, or where it tells a part of what the range names."""
+    part = ((ranged == F) & (stacked == L)) | ((ranged == B) & (stacked == R))
+    return np.where((ranged == NONE) | part, stacked, ranged)
 
 
 def _innermost(

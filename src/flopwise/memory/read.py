@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from flopwise.memory.history import Block, Events, allocations, reserved
-from flopwise.memory.rows import checked_sizes, column, integers, numbers, rows_of, sizes, wrong
-from flopwise.memory.snapshot import Annotation, DeviceHistory, OutOfMemory, Snapshot
+from flopwise.memory.history import FREES, Block, Events, allocations, frees_repeat_stacks, reserved
+from flopwise.memory.rows import checked_sizes, column, cut, integers, numbers, once, rows_of, sizes, wrong
+from flopwise.memory.snapshot import NO_STACK, Annotation, DeviceHistory, OutOfMemory, Snapshot
 from flopwise.memory.stacks import StackTable
 from flopwise.memory.unpickle import read_pickle, without_collector
 
@@ -64,6 +64,7 @@ def snapshot_of(raw: Any, path: str = "") -> Snapshot:
     present = sorted({*by_device, *(i for i, trace in enumerate(traces) if trace)})
     if present and (present[0] < 0 or present[-1] >= MOST_DEVICES):
         raise wrong("a device", f"has the number {present[0] if present[0] < 0 else present[-1]}")
+    once([trace for trace in traces if trace], "'device_traces'")
     marks = _annotations(raw.get("external_annotations", []))
     devices = tuple(
         _device(i, by_device.get(i, []), traces[i] if i < len(traces) else [], marks.get(i, ()), stacks, hints)
@@ -96,10 +97,15 @@ def _device(
     numbers(streams, f"'stream' of {where}")
     events = Events(actions, addresses, event_sizes.tolist(), streams, event_stacks, event_hints)
     blocks, in_segments = _blocks(segments, stacks)
-    table, notes = allocations(events, blocks, whole=bool(segments))
+    repeated = frees_repeat_stacks(events)
+    table, notes = allocations(events, blocks, bool(segments), repeated)
+    if repeated:  # where a free happened is not known: its stack is its allocation's
+        event_stacks = [
+            NO_STACK if action in FREES else stack for action, stack in zip(actions, event_stacks, strict=True)
+        ]
     strange = sorted(set(actions) - _KNOWN)
     if strange:
-        notes = (*notes, f"events of an unknown kind are not counted: {', '.join(strange[:5])}")
+        notes = (*notes, f"events of an unknown kind are not counted: {', '.join(map(cut, strange[:5]))}")
     return DeviceHistory(
         device=device,
         events=len(rows),
@@ -119,7 +125,9 @@ def _words(rows: list[dict[Any, Any]], where: str) -> list[str]:
     """What the program said of each event (`user_metadata`), else a profiler's category."""
     said = column(rows, "user_metadata", str, where, "")
     categories = column(rows, "category", str, where, "")
-    return [word or (category and _CATEGORY + category) for word, category in zip(said, categories, strict=True)]
+    return [
+        cut(word) or (category and _CATEGORY + cut(category)) for word, category in zip(said, categories, strict=True)
+    ]
 
 
 def _times(rows: list[dict[Any, Any]], where: str) -> npt.NDArray[np.int64] | None:
@@ -150,6 +158,9 @@ def _blocks(segments: list[dict[Any, Any]], stacks: StackTable) -> tuple[dict[in
     totals, streams = sizes(segments, "total_size", where), column(segments, "stream", int, where, 0)
     numbers(streams, f"'stream' of {where}")
     starts = column(segments, "address", int, where)
+    if len(set(starts)) < len(starts):
+        raise wrong(where, "holds two at one address")
+    once([segment.get("blocks") or [] for segment in segments], "'blocks'")
     found: dict[int, Block] = {}
     for segment, address, stream in zip(segments, starts, streams, strict=True):
         rows = rows_of(segment.get("blocks", []), "'blocks'")
@@ -182,7 +193,7 @@ def _annotations(raw: Any) -> dict[int, tuple[Annotation, ...]]:
     rows = rows_of(raw, where)
     named = zip(
         column(rows, "device", int, where, 0),
-        column(rows, "name", str, where, ""),
+        map(cut, column(rows, "name", str, where, "")),
         column(rows, "stage", str, where, ""),
         integers(rows, "time_us", where, 0).tolist(),
         strict=True,

@@ -55,9 +55,8 @@ def _device(
         device = exact_history(device, told)
     when = phases(snapshot, device, by_stack, told.said) if told else phases(snapshot, device, by_stack)
     step = steps(device, when)
-    owner = owners(snapshot, device, by_stack, when, step)
-    if told is not None:
-        owner = told.owners(owner, device)
+    owned = owners(snapshot, device, by_stack, when, step)
+    owner = owned.owner if told is None else told.owners(owned.owner, device)
     table = device.allocations
     line = timeline(table, owner, OWNERS, device.reserved_bytes)
     notes = device.notes
@@ -66,6 +65,8 @@ def _device(
     said = _Words(snapshot, whole)
     before = table.filter(table["start"] == BEFORE)
     peak = _moment(device, line, when, line.peak)
+    guessed = owned.guessed & alive(table, line.peak) if told is None else np.zeros(len(table), dtype=np.bool_)
+    by_size = int(table["bytes"].to_numpy()[guessed].sum()) / max(peak.allocated_bytes, 1)
     turn = _backward(when, step)
     kept = told.kept(alive(table, turn), owner) if told and turn is not None else []
     return DeviceMemory(
@@ -73,7 +74,8 @@ def _device(
         events=device.events,
         allocations=len(table),
         before_bytes=int(before["bytes"].sum()),
-        known_share=1 - peak.owners.get(work.UNKNOWN, 0) / max(peak.allocated_bytes, 1),
+        known_share=1 - peak.owners.get(work.UNKNOWN, 0) / max(peak.allocated_bytes, 1) - by_size,
+        guessed_share=by_size,
         peak=peak,
         peak_reserved_bytes=int(line.reserved_bytes.max()),
         end=_moment(device, line, when, device.events),
@@ -177,6 +179,7 @@ def _largest(
 
 def _growth(device: DeviceHistory, step: Steps, line: Timeline, owner: npt.NDArray[np.int64], said: _Words) -> Growth:
     at_starts = line.allocated_bytes[step.starts]
+    more = per_step(at_starts)
     sources = (
         GrowthSource(
             bytes_per_step=leak.bytes_per_step,
@@ -186,13 +189,13 @@ def _growth(device: DeviceHistory, step: Steps, line: Timeline, owner: npt.NDArr
             owner=leak.owner,
             **said(leak.stack),
         )
-        for leak in leaks(device, step, owner)
+        for leak in leaks(device, step, owner, grows=more is not None and more > 0)
     )
     return Growth(
         steps=len(step),
         found_by=step.found_by,
         start_bytes=tuple(at_starts.tolist()),
-        bytes_per_step=per_step(at_starts),
+        bytes_per_step=more,
         leaks_sought=enough(step),
         leaks=tuple(sources),
     )

@@ -9,6 +9,7 @@ import numpy.typing as npt
 from flopwise.errors import FlopwiseError
 
 MOST_BYTES = 2**50  # of one allocation: a thousand times what any GPU has
+_LONGEST = 1024  # characters of a name that are looked at
 _HINT = "write snapshots with torch.cuda.memory._dump_snapshot('snapshot.pickle')"
 _REQUIRED = object()
 
@@ -35,6 +36,24 @@ def rows_of(value: Any, where: str) -> list[dict[Any, Any]]:
         raise wrong(where, f"holds {_names(others)}, not dict")
     found: list[dict[Any, Any]] = value
     return found
+
+
+def once(lists: Sequence[Any], where: str) -> None:
+    """Refuse one and the same list in two places: a pickle refers to it in two bytes, and reading it takes its length again.
+
+    >>> blocks = [{"size": 512}]
+    >>> once([blocks, [], blocks], "'blocks'")
+    Traceback (most recent call last):
+    flopwise.errors.FlopwiseError: not a memory snapshot: 'blocks' holds one list several times
+    """
+    filled = [id(one) for one in lists if one]
+    if len(set(filled)) < len(filled):
+        raise wrong(where, "holds one list several times")
+
+
+def cut(name: str) -> str:
+    """A name as far as it is looked at: a file may hold one of megabytes, and refer to it a thousand times."""
+    return name if len(name) <= _LONGEST else name[:_LONGEST]
 
 
 def column(rows: Sequence[dict[Any, Any]], key: str, kind: type, where: str, default: Any = _REQUIRED) -> list[Any]:

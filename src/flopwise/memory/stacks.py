@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from flopwise.errors import one_line
-from flopwise.memory.rows import rows_of, wrong
+from flopwise.memory.rows import cut, rows_of, wrong
 from flopwise.memory.snapshot import Frame
 
 # Not the user's: torch and Python themselves, C++ and generated code, and what watches the step.
@@ -64,7 +64,7 @@ class StackTable:
             file, line, name = raw.get("filename", ""), raw.get("line", 0), raw.get("name", "")
             if type(file) is not str or type(line) is not int or type(name) is not str:
                 raise wrong("a frame's filename, line or name", "is not text, a number, text")
-            frame = Frame(file, max(0, min(line, 2**31)), name)
+            frame = Frame(cut(file), max(0, min(line, 2**31)), cut(name))
             known = self._frame_numbers.setdefault(frame, len(self.frames))
             if known == len(self.frames):
                 self.frames.append(frame)

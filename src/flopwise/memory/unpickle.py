@@ -8,6 +8,7 @@ import gc
 import gzip
 import io
 import pickle
+import re
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -58,6 +59,10 @@ def unpickled(pickled: bytes, name: str) -> Any:
     >>> unpickled(pickle.dumps({"segments": [1, 2.5, None, ("a", True)]}), "x")
     {'segments': [1, 2.5, None, ('a', True)]}
     """
+    if pickled and pickled[0] != _PROTO and _is_old(pickled):
+        raise FlopwiseError(
+            f"{name} is refused: an old pickle protocol (0 or 1), which no snapshot is written in", HINT
+        )
     if not pickled or pickled[0] != _PROTO:
         raise FlopwiseError(f"{name} is not a memory snapshot: {_kind(pickled)}", HINT)
     check(pickled, name)
@@ -99,6 +104,13 @@ def _content(path: Path, most_bytes: int) -> bytes:
     except OSError as error:
         raise FlopwiseError(f"cannot read {path}: {error.strerror or error}", "is it a file you may read?") from None
     return b"".join(parts)
+
+
+def _is_old(content: bytes) -> bool:
+    """Whether it begins and ends as pickles of protocol 0 and 1 do, which have no mark of their own: `(dp0 … .`, `}q\x00 … .`."""
+    return re.match(
+        rb"\((?:[dl]p\d+\n|i|c)|[}\])]q.|c\w[\w.]*\n", content, re.DOTALL
+    ) is not None and content.rstrip().endswith(b".")
 
 
 def _kind(content: bytes) -> str:

@@ -19,7 +19,7 @@ COLOURS = (
 )  # fmt: skip
 # Whose bytes: what stays at the bottom, what comes and goes above it.
 _OWNER_COLOURS = {
-    "parameters": "#0072B2", "buffers": "#6BAED6", "optimizer state": "#009E73", "gradients": "#E69F00",
+    "parameters": "#0072B2", "buffers": "#3B2A6B", "optimizer state": "#009E73", "gradients": "#E69F00",
     "inputs": "#8C6D31", "activations": "#D55E00", "attention scores": "#CC79A7", "logits": "#F0E442",
     "temporary": "#56B4E9", "workspace": "#666666", "unknown": "#BBBBBB",
 }  # fmt: skip
@@ -31,6 +31,9 @@ _PHASE_COLOURS = {
 _OTHER_PHASES = ("#E5D8BD", "#FDDAEC", "#F2F2F2")
 _WIDTH, _HEIGHT, _DPI_SCALE = 640, 380, 2.0
 _LONGEST = 120  # of a title or a name
+# A picture's width is measured in one font and shown in another, up to a fifth wider: room for the legend to grow into.
+_PADDING = {"left": 5, "top": 5, "bottom": 5, "right": 45}
+_FONT = "Arial, Helvetica, Liberation Sans, sans-serif"
 _HINT = "pip install 'flopwise[charts]'"
 
 
@@ -76,10 +79,12 @@ def memory_chart(
 ) -> Any:
     """Allocated bytes over time as areas stacked by owner, reserved bytes as a line above them, the phases as a strip below.
 
-    `rows`: moments with `at` (in `unit`: 'ms', or what is counted), `reserved`, `phase` and one field for each owner.
+    `rows`: moments with `at` (in `unit`: 'ms', or what is counted), `phase`, one field for each owner, and `reserved`
+    where the device's allocator reserves.
     """
     alt = _altair()
-    name, size = _byte_unit(max(row["reserved"] for row in rows))
+    reserves = "reserved" in rows[0]
+    name, size = _byte_unit(max(row["reserved"] if reserves else sum(row[o] for o in owners) for row in rows))
     rows = [{key: v / size if key in owners or key == "reserved" else v for key, v in row.items()} for row in rows]
     spans = _phase_spans(rows)
     rows = _highest_of_each_instant(rows, owners)
@@ -97,9 +102,11 @@ def memory_chart(
         order=alt.Order("order:Q"),
         tooltip=["owner:N", alt.Tooltip("bytes:Q", title=name), "phase:N"],
     )
-    line = alt.Chart(alt.Data(values=[{"at": row["at"], "reserved": row["reserved"]} for row in rows]))
-    line = line.mark_line(interpolate="step-after", color="#444444", strokeWidth=1, strokeDash=[4, 2])
-    reserved = line.encode(x=across, y=alt.Y("reserved:Q"))
+    layers = [areas]
+    if reserves:
+        line = alt.Chart(alt.Data(values=[{"at": row["at"], "reserved": row["reserved"]} for row in rows]))
+        line = line.mark_line(interpolate="step-after", color="#444444", strokeWidth=1, strokeDash=[4, 2])
+        layers.append(line.encode(x=across, y=alt.Y("reserved:Q")))
     strip = alt.Chart(alt.Data(values=spans)).mark_rect()
     strip = strip.encode(
         x=across.title(f"time, {unit}" if unit == "ms" else unit),
@@ -107,9 +114,9 @@ def memory_chart(
         color=alt.Color("phase:N", title="phase", scale=alt.Scale(**_phase_colours(spans))),
         tooltip=["phase:N"],
     )
-    below = [one for one in (visible(subtitle, _LONGEST), "dashed: reserved") if one]
+    below = [one for one in (visible(subtitle, _LONGEST), "dashed: reserved" if reserves else "") if one]
     heading = alt.TitleParams(visible(title, _LONGEST), subtitle="; ".join(below))
-    top = alt.layer(areas, reserved).properties(width=_WIDTH, height=_HEIGHT, title=heading)
+    top = alt.layer(*layers).properties(width=_WIDTH, height=_HEIGHT, title=heading)
     return alt.vconcat(top, strip.properties(width=_WIDTH, height=14), spacing=4).resolve_scale(color="independent")
 
 
@@ -163,7 +170,7 @@ def save(chart: Any, path: str | Path) -> None:
         import vl_convert
     except ImportError:
         raise FlopwiseError("charts need the packages altair and vl-convert-python", _HINT) from None
-    spec = chart.to_dict(format="vega-lite")
+    spec = _roomy(chart.to_dict(format="vega-lite"))
     match target.suffix:
         case ".svg":
             content = vl_convert.vegalite_to_svg(spec).encode()
@@ -175,6 +182,13 @@ def save(chart: Any, path: str | Path) -> None:
         target.write_bytes(content)
     except OSError as error:
         raise FlopwiseError(f"cannot write {target}: {error.strerror}", "choose another place with -o") from None
+
+
+def _roomy(spec: dict[str, Any]) -> dict[str, Any]:
+    """The chart with room at its right edge, and no name in the legend cut short."""
+    config = spec.get("config", {})
+    legend = {"labelLimit": 0, "titleLimit": 0, **config.get("legend", {})}
+    return {"padding": _PADDING, **spec, "config": {"font": _FONT, **config, "legend": legend}}
 
 
 def _page(spec: Mapping[str, Any], javascript: str) -> str:

@@ -54,11 +54,18 @@ def composition(report: MemoryReport) -> Table:
     columns.append(Column("share", "share of the peak", _bar, right=False))
     whole = report.status == OK  # what ran out half-way is no measure of a prediction for the whole step
     notes = tuple(_verdict(p.source, p.peak.total_bytes, d.peak.allocated_bytes) for p in beside if whole)
+    more = d.growth.bytes_per_step
+    if whole and beside and report.obtained == MEASURED and more:
+        notes += (f"it {_grows(more)} per step; a prediction is for one step that leaves nothing behind",)
     notes += (
         () if whole or not beside else ("the predictions are for the whole step, the rest for what was recorded of it",)
     )
     notes += tuple(note for p in beside for note in p.notes)
     return Table(title="whose bytes, at the peak", columns=tuple(columns), rows=tuple(rows), notes=notes)
+
+
+def _grows(n_bytes: int) -> str:
+    return f"grows by {units.size(n_bytes)}" if n_bytes > 0 else f"shrinks by {units.size(-n_bytes)}"
 
 
 def _key(source: str) -> str:

@@ -8,6 +8,7 @@ import msgspec
 from flopwise import units
 from flopwise.errors import FlopwiseError
 from flopwise.memory.answers import MEASURED, PREDICTED, DeviceMemory, MemoryReport
+from flopwise.memory.growth import regular
 from flopwise.render.charts import memory_chart
 from flopwise.render.json import document
 from flopwise.render.memory_parts import (
@@ -67,8 +68,9 @@ def timeline_chart(report: MemoryReport) -> Any:
     first = report.devices[0]
     line = first.timeline
     clock = line.time_us is not None
+    reserves = _reserves(first)
     rows = [
-        {"at": at, "reserved": reserved, "phase": visible(phase or "", LONGEST_CELL)}
+        {"at": at, "phase": visible(phase or "", LONGEST_CELL)} | ({"reserved": reserved} if reserves else {})
         for at, reserved, phase in zip(
             [t / 1000 for t in line.time_us] if line.time_us is not None else line.event,
             line.reserved_bytes,
@@ -82,6 +84,12 @@ def timeline_chart(report: MemoryReport) -> Any:
     peak = units.size(first.peak.allocated_bytes)
     below = f"peak {peak} allocated, {report.obtained}"
     return memory_chart(rows, list(line.owners), "ms" if clock else _counted(report), heading(report), below)
+
+
+def _reserves(d: DeviceMemory) -> bool:
+    """Whether more is ever reserved than allocated: a caching allocator's; the CPU's is none."""
+    totals = [sum(values) for values in zip(*d.timeline.owners.values(), strict=True)]
+    return not d.exact or d.peak_reserved_bytes > d.peak.allocated_bytes or list(d.timeline.reserved_bytes) != totals
 
 
 def _counted(report: MemoryReport) -> str:
@@ -108,7 +116,7 @@ def _summary(report: MemoryReport) -> Table:
         }
         for d in report.devices
     )
-    columns = (
+    columns: tuple[Column, ...] = (
         Column("device", "device"),
         Column("peak_bytes", "peak allocated", units.size),
         Column("reserved_bytes", "reserved then", units.size),
@@ -118,6 +126,8 @@ def _summary(report: MemoryReport) -> Table:
         Column("end_unused_bytes", "unused then", units.size),
         Column("events", "events", units.count),
     )
+    if not any(map(_reserves, report.devices)):
+        columns = tuple(c for c in columns if c.key not in ("reserved_bytes", "unused_bytes", "end_unused_bytes"))
     notes = _notes(report.devices[0]) if report.obtained == MEASURED else _foretold(report)
     kept = (f"kept in {Path(report.path).parent.parent}",) if report.label and report.path else ()
     return Table(
@@ -136,12 +146,15 @@ def _foretold(report: MemoryReport) -> tuple[str, ...]:
 
 
 def _notes(d: DeviceMemory) -> tuple[str, ...]:
-    how = (
-        "whose bytes they are was known as they were allocated" if d.exact else "owners told from stacks and lifetimes"
+    how, told = (
+        ("whose bytes they are was known as they were allocated", "known")
+        if d.exact
+        else ("owners by stacks and lifetimes, not known for certain", "told")
     )
+    by_size = f"; for {units.percent(d.guessed_share)} guessed from the size alone" if d.guessed_share else ""
     rounding = d.peak.allocated_bytes - d.peak.requested_bytes
     notes = [
-        f"measured; {how}, known for {units.percent(d.known_share)} of the peak",
+        f"measured; {how}, {told} for {units.percent(d.known_share)} of the peak{by_size}",
         f"at the peak {units.size(rounding)} are rounding: allocated, not asked for",
     ]
     if d.before_bytes:
@@ -219,6 +232,8 @@ def _growth(d: DeviceMemory) -> Table:
     else:
         nothing = "nothing is left by every step" if g.leaks_sought else "too few to tell a leak"
         verdict = "" if g.leaks else f"; {nothing}"
+        if g.leaks and not any(regular(k.steps, k.of_steps) for k in g.leaks):
+            verdict = f"; {nothing}; these outlive theirs in some"
         notes = (f"{g.steps} steps found by {g.found_by}; {units.size(g.bytes_per_step)} more per step{verdict}",)
     rows = tuple(
         {

@@ -58,6 +58,8 @@ def memory(
     if asked_for is not None and predict:
         if device != "auto" and not gpu:
             gpu = "cpu" if device == "cpu" else ""
+        if "," in gpu:
+            raise FlopwiseError(f"gpu = '{gpu}' names several: one prediction is for one GPU", "name one: --gpu h200")
         return _predicted(asked_for, gpu_named(gpu) if gpu else None)
     if predict or gpu:
         what = (
