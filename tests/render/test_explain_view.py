@@ -259,3 +259,11 @@ def test_a_spreadsheet_is_told_the_name_where_a_person_reads_the_same():
     assert "the same" in markdown(answers)
     assert "the same" not in csv_text(answers)
     assert csv_text(answers).count(found.top_forward.name[:60]) == 2
+
+
+def test_a_verdict_on_the_traced_step_alone_says_that_tracing_slows_the_host():
+    traced = msgspec.structs.replace(explain(COMPILED), launch_bound=True, untraced_idle=None)
+    slowed = "that is the traced step: a profiler slows the host"
+    assert any(note.startswith(slowed) for note in explanation_view(traced)[0][0].notes)
+    known = msgspec.structs.replace(traced, untraced_idle=traced.idle)
+    assert not any(note.startswith(slowed) for note in explanation_view(known)[0][0].notes)

@@ -39,6 +39,12 @@ def explanations_view(explanations: Sequence[Explanation]) -> View:
     return [_overview(explanations), _answers(explanations)], document("explain", traces=list(explanations))
 
 
+_SLOWED = (
+    "that is the traced step: a profiler slows the host, and the step alone may wait less; "
+    "flopwise profile measures both, --timings RUN gives the clock of a run without it"
+)
+
+
 def _names(explanations: Sequence[Explanation]) -> list[str]:
     return short_paths([e.path for e in explanations])
 
@@ -52,6 +58,7 @@ def _summary(e: Explanation) -> Table:
     covered = ", ".join(f"{name} {units.percent(share)}" for name, share in e.coverage.items())
     notes = [
         e.verdict,
+        *([_SLOWED] if e.launch_bound and e.untraced_idle is None else []),
         f"measured: {_steps(e)}; times are of one step",
         f"GPU time attributed to a: {covered}",
         *(f"matmuls: {units.percent(share, 0)} of their time in {what}" for what, share in e.matmul_precision.items()),
