@@ -1,0 +1,21 @@
+"""What the rules look at: everything that is known about one step. What is not known is None, and a rule that needs it is silent."""
+
+import msgspec
+
+from flopwise.analysis.explanation import Explanation
+from flopwise.analysis.waterfall import Waterfall
+from flopwise.ceilings import Ceilings
+from flopwise.cost.account import Account
+from flopwise.records import Point
+from flopwise.spec.gpu import Gpu
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """One step, from all sides."""
+
+    explanation: Explanation | None = None  # its trace
+    waterfall: Waterfall | None = None
+    point: Point | None = None  # the step measured without a profiler: clocks, memory, telemetry, what really ran
+    account: Account | None = None  # of its workload, where that is a model of ours
+    ceilings: Ceilings | None = None
+    gpu: Gpu | None = None

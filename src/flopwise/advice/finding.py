@@ -1,0 +1,25 @@
+"""What a rule says: the problem, its evidence, what mending it would save, and how."""
+
+import msgspec
+
+HIGH, MEDIUM, LOW = "high", "medium", "low"
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """One reason why a step is slow or large, and what to do about it.
+
+    `draws_on` names the parts of the waterfall (its PARTS) from which the saving comes, in nanoseconds: two findings that
+    draw on the same nanoseconds do not save them twice.
+    """
+
+    rule: str  # the rule's file name: 'launch_bound'
+    title: str  # the problem in one line, with its number
+    saving_ns: float = 0.0  # predicted, of one step, by itself
+    saving_bytes: int = 0  # predicted, of the peak
+    arithmetic: str  # how the saving was reckoned, with its numbers
+    evidence: tuple[str, ...] = ()  # numbers, kernels by name, lines of code
+    levers: dict[str, str] = {}  # the recipe's levers that mend it: {'graph': 'on'}; empty: by hand
+    code: str = ""  # the lines of PyTorch that do it
+    confidence: str = MEDIUM
+    draws_on: dict[str, float] = {}
+    counted_ns: float | None = None  # what it still saves after the findings before it; set by the ranking

@@ -1,0 +1,1 @@
+"""One file per rule: `check(facts)` gives a finding, or None where nothing is wrong."""
