@@ -1,4 +1,4 @@
-"""What the rules look at: everything that is known about one step. What is not known is None, and a rule that needs it is silent."""
+"""What the rules look at: all that is known about one step. What is not known is None, and a rule that needs it is silent."""
 
 import msgspec
 
