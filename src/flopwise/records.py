@@ -93,6 +93,22 @@ class Telemetry(_Record, frozen=True, kw_only=True):
     throttle: tuple[str, ...] = ()  # the reasons seen, other than idle; each once
 
 
+class Agreement(_Record, frozen=True, kw_only=True):
+    """A step's losses and gradients beside a reference's: fp32, nothing fused, the same weights and data."""
+
+    losses: tuple[float, ...]  # of consecutive steps
+    reference_losses: tuple[float, ...]
+    gradient_error: float | None = None  # ‖g − r‖ / ‖r‖ over all weights; None: no gradients to be seen
+    worst_error: float = 0.0  # of one weight
+    worst: str = ""  # its name
+
+    @property
+    def loss_error(self) -> float | None:
+        """The largest difference of a loss, as a share of the reference's."""
+        pairs = zip(self.losses, self.reference_losses, strict=False)
+        return max((abs(a - b) / max(abs(b), 1e-12) for a, b in pairs), default=None)
+
+
 class Point(_Record, frozen=True, kw_only=True):
     """One measured trial: a row of the run."""
 

@@ -11,7 +11,8 @@ import pytest
 
 from flopwise.capture.dry_run import dry_run
 from flopwise.capture.events import Sampled
-from flopwise.capture.isolate import Worker, run_pair
+from flopwise.capture.isolate import Worker
+from flopwise.capture.turns import run_pair
 from flopwise.errors import FlopwiseError
 from flopwise.records import CRASH, ERROR, INTERRUPTED, OK, OOM, TIMEOUT
 from flopwise.spec.workload import Sampling, Trial, workload

@@ -4,7 +4,7 @@ import msgspec
 
 from flopwise.capture.dry_record import DryRun
 from flopwise.ceilings import Probe
-from flopwise.records import Environment, PhaseMemory, Ran
+from flopwise.records import Agreement, Environment, PhaseMemory, Ran
 from flopwise.spec.workload import Trial
 
 
@@ -85,6 +85,12 @@ class Recorded(_Event, frozen=True, kw_only=True, tag="recorded"):
     path: str
 
 
+class Agreed(_Event, frozen=True, kw_only=True, tag="agreed"):
+    """A few steps' losses and gradients were set beside the reference's."""
+
+    agreement: Agreement
+
+
 class Dried(_Event, frozen=True, kw_only=True, tag="dried"):
     """A step was run on fake tensors."""
 
@@ -120,6 +126,7 @@ Event = (
     Tracing
     | Traced
     | Recorded
+    | Agreed
     | Dried
     | Probed
     | Hello
@@ -154,6 +161,13 @@ class MemoryRequest(msgspec.Struct, frozen=True, kw_only=True):
     stacks: str = "python"  # one of memory_record.STACKS
 
 
+class AgreeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Follow a few steps' losses and gradients instead of timing them: write them down, or compare with what is written."""
+
+    path: str  # of the reference's, a .npz file
+    write: bool = False
+
+
 class NsysJob(msgspec.Struct, frozen=True, kw_only=True):
     """What the process under nsys is asked to do, in a file: pipes do not pass through nsys."""
 
@@ -174,4 +188,5 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     log: str = ""
     trace: TraceRequest | None = None
     memory: MemoryRequest | None = None
+    agree: AgreeRequest | None = None
     turns: bool = False  # wait for a line before every round: `go` or `stop`

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from flopwise.capture.events import (
+    Agreed,
     Done,
     Dried,
     Event,
@@ -74,7 +75,7 @@ class Gathered:
                 self.traced = event
             case Recorded():
                 self.recorded = event
-            case Hello() | Tracing() | Dried() | Probed():
+            case Hello() | Tracing() | Dried() | Probed() | Agreed():
                 pass
 
     def point(self, ended: Done) -> Point:

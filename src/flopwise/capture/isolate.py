@@ -15,6 +15,8 @@ import msgspec
 
 from flopwise.capture.dry_record import DryRun
 from flopwise.capture.events import (
+    Agreed,
+    AgreeRequest,
     Done,
     Dried,
     Event,
@@ -23,17 +25,14 @@ from flopwise.capture.events import (
     MemoryRequest,
     Probed,
     Request,
-    Sampled,
     Started,
     Surroundings,
     TraceRequest,
-    WarmedUp,
 )  # fmt: skip
 from flopwise.capture.gathered import Gathered, ended, signal_name
-from flopwise.capture.stopping import StoppingRule
 from flopwise.ceilings import Probe
 from flopwise.errors import FlopwiseError, Unsupported
-from flopwise.records import CRASH, INTERRUPTED, STEP, TIMEOUT, UNSUPPORTED, Environment, Point
+from flopwise.records import CRASH, INTERRUPTED, TIMEOUT, UNSUPPORTED, Agreement, Environment, Point
 from flopwise.spec.workload import Trial, Workload
 
 GRACE_S = 5.0  # between asking a process to stop and ending it
@@ -123,6 +122,12 @@ class Worker(AbstractContextManager["Worker"]):
         request = Request(dry=msgspec.json.encode(workload).decode(), architecture=gpu)
         answers = self._answers(request, f"{workload.target} cannot be dry-run", timeout_s)
         return [event.run for event in answers if isinstance(event, Dried)][-1]
+
+    def agree(self, trial: Trial, request: AgreeRequest, log: Path | None = None) -> Agreement:
+        """A few steps' losses and gradients beside the reference's, in a process of its own."""
+        asked = Request(trial=msgspec.json.encode(trial).decode(), log=str(log or ""), agree=request)
+        answers = self._answers(asked, f"{trial.workload.label()} cannot be checked", trial.sampling.timeout_s)
+        return [event.agreement for event in answers if isinstance(event, Agreed)][-1]
 
     def calibrate(
         self, device: str, on_event: OnEvent = lambda event: None, timeout_s: float = CALIBRATE_S
@@ -260,52 +265,3 @@ class Worker(AbstractContextManager["Worker"]):
                 self.process.wait()
                 return
             self._buffer += chunk
-
-
-def run_pair(
-    first: Trial,
-    second: Trial,
-    logs: tuple[Path | None, Path | None] = (None, None),
-    on_event: OnEvent = lambda event: None,
-) -> tuple[Point, Point]:
-    """Measure two trials in turns, A B B A, so that what drifts, drifts under both."""
-    trials = (first, second)
-    with Worker() as a, Worker() as b:
-        workers = (a, b)
-        gathered = [
-            worker.begin(trial, log, turns=True, paired_with=other.key())
-            for worker, trial, other, log in zip(workers, trials, trials[::-1], logs, strict=True)
-        ]
-        try:
-            ended = [w.follow(g, on_event, until=WarmedUp) for w, g in zip(workers, gathered, strict=True)]
-            stopped = "interrupted"
-            if not any(done.status for done in ended):
-                ended, stopped = _take_turns(workers, gathered, on_event)
-            for i, worker in enumerate(workers):
-                if not ended[i].status:
-                    worker.say("stop")
-                    ended[i] = msgspec.structs.replace(worker.follow(gathered[i], on_event), stopped=stopped)
-                    if stopped == "interrupted":
-                        why = "the other of the two could not run"
-                        ended[i] = msgspec.structs.replace(ended[i], status=INTERRUPTED, reason=why)
-        except KeyboardInterrupt:
-            ended = [w.interrupt(g) for w, g in zip(workers, gathered, strict=True)]
-        points = tuple(g.point(done) for g, done in zip(gathered, ended, strict=True))
-        return points[0], points[1]
-
-
-def _take_turns(workers: tuple[Worker, Worker], gathered: list[Gathered], on_event: OnEvent) -> tuple[list[Done], str]:
-    """Rounds until both are sampled well enough, or one has ended; and why."""
-    rules = [StoppingRule(g.trial.sampling) for g in gathered]
-    begun, ended, order = time.monotonic(), [Done(status=""), Done(status="")], (0, 1)
-    while True:
-        for i in order:
-            workers[i].say("go")
-            ended[i] = workers[i].follow(gathered[i], on_event, until=Sampled)
-            if ended[i].status:
-                return ended, "interrupted"
-        order = order[::-1]
-        elapsed_s = (time.monotonic() - begun) / 2
-        verdicts = [rule.after(g.samples[-1][STEP].wall_ns, elapsed_s) for rule, g in zip(rules, gathered, strict=True)]
-        if all(verdicts):
-            return ended, verdicts[0]

@@ -151,6 +151,8 @@ def model_step(workload: Workload, device: torch.device) -> Step:
         ran=step.ran,
         model=step.model if workload.recipe.compile == "off" else None,  # compiled, modules are gone
         before_replay=step.set_learning_rate if step.optimizer is not None else None,
+        trained=step.model,
+        loss=lambda: step.loss,
     )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from flopwise.records import STEP, Ran
 
@@ -23,6 +23,8 @@ class Step:
     captured_first_ns: int = 0  # what the first run took beyond a later one: compilation, if asked for
     model: nn.Module | None = None  # whose modules a trace names
     before_replay: Callable[[], object] | None = None  # host work that a CUDA graph cannot hold (the learning rate)
+    trained: nn.Module | None = None  # whose gradients a step leaves behind, compiled or not
+    loss: Callable[[], Tensor | None] = lambda: None  # the last step's
 
 
 def synchronise(device: torch.device) -> None:
@@ -66,4 +68,6 @@ def captured(step: Step, device: torch.device) -> Step:
         single_op=step.single_op,
         captured_peak_bytes=peak,
         captured_first_ns=took_ns[0] - took_ns[-1],
+        trained=step.trained,
+        loss=step.loss,
     )

@@ -55,11 +55,14 @@ def run_trial(
         gc.disable()  # a collection in the middle of a step is the interpreter's, not the workload's
         try:
             go_on = warm_up(clock, trial.sampling, device, emit, may_go_on, turns)
+            if turns and go_on:  # who takes turns is asked for more rounds, but not for its memory
+                emit(Remembered(memory=phase_memory(step, device)))
             stopped = _sample(clock, trial.sampling, emit, may_go_on, turns) if go_on else "interrupted"
         finally:
             gc.enable()
         if stopped != "interrupted":
-            emit(Remembered(memory=phase_memory(step, device)))
+            if not turns:
+                emit(Remembered(memory=phase_memory(step, device)))
             if trace is not None:
                 emit(Traced(path=trace.path, step_ns=trace_steps(step, device, trace)))
         status = INTERRUPTED if stopped == "interrupted" else OK

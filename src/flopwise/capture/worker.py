@@ -13,7 +13,18 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from flopwise.capture.events import Dried, Event, Exited, Hello, Probed, Request, Started, Surroundings
+from flopwise.capture.events import (
+    Agreed,
+    AgreeRequest,
+    Dried,
+    Event,
+    Exited,
+    Hello,
+    Probed,
+    Request,
+    Started,
+    Surroundings,
+)
 from flopwise.errors import FlopwiseError
 from flopwise.spec.workload import Trial, Workload
 
@@ -113,6 +124,9 @@ def _serve(request: Request, events: int) -> None:
     def may_go_on() -> bool:
         return not interrupted and (not request.turns or _read_line() == b"go\n")
 
+    if request.agree is not None:
+        _agree(trial, request.agree, events)
+        return
     if request.memory is not None:
         record_trial(trial, lambda event: _emit(events, event), may_go_on, request.memory)
         return
@@ -130,6 +144,18 @@ def _calibrate(device: "torch.device", events: int) -> None:
     except Exception as error:  # out of memory, above all: other processes use the GPU, too
         _emit(events, why(error))
         raise
+
+
+def _agree(trial: Trial, request: AgreeRequest, events: int) -> None:
+    from flopwise.capture.agreement import agree
+    from flopwise.capture.trials import why
+
+    try:
+        _emit(events, Agreed(agreement=agree(trial, request)))
+    except Exception as error:
+        _emit(events, why(error))
+        if not isinstance(error, FlopwiseError):
+            raise  # the log keeps the traceback
 
 
 def _dry_run(request: Request, events: int) -> None:

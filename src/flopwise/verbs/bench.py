@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flopwise.capture.isolate import Worker, run_pair
+from flopwise.capture.isolate import Worker
+from flopwise.capture.turns import run_pair
 from flopwise.errors import FlopwiseError
 from flopwise.records import INTERRUPTED, OK, Point
 from flopwise.spec.recipe import LEVERS

@@ -1,0 +1,123 @@
+"""Is it still right? A few steps of a workload, its losses and gradients, beside the same steps of a reference."""
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import nn
+
+from flopwise.capture.build import build_step, resolve_device
+from flopwise.capture.events import AgreeRequest
+from flopwise.capture.step import GRAPH_WARMUPS, Step
+from flopwise.errors import Unsupported
+from flopwise.records import Agreement
+from flopwise.spec.workload import Trial
+
+FIRST = GRAPH_WARMUPS + 1  # the first step that is compared: capturing a graph has run those before it
+COMPARED = 3
+MOST = 1 << 14  # numbers of one gradient that are looked at, evenly spread
+
+Numbers = npt.NDArray[np.float64]
+Gradients = dict[str, tuple[Numbers, int]]  # a weight's gradient at some places, and of how many
+
+
+def agree(trial: Trial, request: AgreeRequest) -> Agreement:
+    """Run the trial's workload from the seed on and compare; with `request.write` it is the reference itself."""
+    workload = trial.workload
+    step = build_step(workload, resolve_device(trial.device))
+    losses, gradients = followed(step, GRAPH_WARMUPS if workload.recipe.graph == "on" else 0)
+    if not losses and not gradients:
+        raise Unsupported(
+            f"{workload.target} shows neither a loss nor gradients",
+            "a step of your own shows them if it returns its loss, or builds its model in the factory",
+        )
+    if request.write:
+        _write(request.path, losses, gradients)
+        return compared(losses, gradients, losses, gradients)
+    return compared(losses, gradients, *_read(request.path), any_scale=workload.recipe.precision == "fp16")
+
+
+def followed(step: Step, done: int = 0) -> tuple[list[float], Gradients]:
+    """The losses of some steps and the gradients of the first of them; `done` steps were run already."""
+    losses: list[float] = []
+    gradients: Gradients = {}
+    for number in range(done + 1, FIRST + COMPARED):
+        for phase in step.phases.values():
+            phase()
+        if number < FIRST:
+            continue
+        loss = step.loss()
+        losses += [float(loss)] if loss is not None else []
+        if number == FIRST and step.trained is not None:
+            gradients = sampled(step.trained)
+    return losses, gradients
+
+
+def sampled(model: nn.Module) -> Gradients:
+    """Every weight's gradient at up to MOST places.
+
+    >>> import torch
+    >>> layer = nn.Linear(2, 1, bias=False)
+    >>> layer(torch.ones(1, 2)).sum().backward()
+    >>> sampled(layer)["weight"][0].tolist()
+    [1.0, 1.0]
+    """
+    found = {}
+    for name, weight in model.named_parameters():
+        if weight.grad is not None:
+            flat = weight.grad.detach().reshape(-1)
+            stride = max(1, math.ceil(flat.numel() / MOST))
+            found[name] = (flat[::stride].double().cpu().numpy(), flat.numel())
+    return found
+
+
+def compared(
+    losses: list[float],
+    gradients: Gradients,
+    reference_losses: list[float],
+    reference: Gradients,
+    *,
+    any_scale: bool = False,
+) -> Agreement:
+    """The errors; `any_scale`: the gradients still carry a loss scale, so that only their directions are compared."""
+    common = [name for name in reference if name in gradients]
+    scale = _scale(gradients, reference, common) if any_scale else 1.0
+    off = size = worst = 0.0
+    where = ""
+    for name in common:
+        (found, numel), truth = gradients[name], reference[name][0]
+        weight = numel / max(1, found.size)
+        wrong, right = float(((found / scale - truth) ** 2).sum()), float((truth**2).sum())
+        off, size = off + weight * wrong, size + weight * right
+        error = math.sqrt(wrong / right) if right else (0.0 if not wrong else math.inf)
+        if not error <= worst:  # a NaN is the worst
+            worst, where = error, name
+    return Agreement(
+        losses=tuple(losses),
+        reference_losses=tuple(reference_losses),
+        gradient_error=math.sqrt(off / size) if size else None,
+        worst_error=worst,
+        worst=where,
+    )
+
+
+def _scale(gradients: Gradients, reference: Gradients, common: list[str]) -> float:
+    along = sum(float((gradients[name][0] * reference[name][0]).sum()) for name in common)
+    size = sum(float((reference[name][0] ** 2).sum()) for name in common)
+    return along / size if along and size else 1.0
+
+
+def _write(path: str, losses: list[float], gradients: Gradients) -> None:
+    arrays: dict[str, Any] = {f"g:{name}": values for name, (values, _) in gradients.items()}
+    sizes = np.array([numel for _, numel in gradients.values()], dtype=np.int64)
+    with open(path, "wb") as file:
+        np.savez(file, losses=np.array(losses), sizes=sizes, **arrays)
+
+
+def _read(path: str) -> tuple[list[float], Gradients]:
+    with np.load(path, allow_pickle=False) as stored:
+        names = [name for name in stored.files if name.startswith("g:")]
+        sizes = stored["sizes"].tolist()
+        gradients = {name[2:]: (stored[name], size) for name, size in zip(names, sizes, strict=True)}
+        return stored["losses"].tolist(), gradients

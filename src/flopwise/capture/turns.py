@@ -1,0 +1,105 @@
+"""Two trials in turns, A B B A, so that what drifts, drifts under both; and a trial that stays to meet others."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from flopwise.capture.events import Done, Event, Sampled, WarmedUp
+from flopwise.capture.isolate import Worker
+from flopwise.capture.stopping import StoppingRule
+from flopwise.records import INTERRUPTED, STEP, PhaseMemory, Point
+from flopwise.spec.workload import Trial
+
+OnEvent = Callable[[Event], None]
+
+
+class Contestant:
+    """A trial in a process of its own that is built, warm, and runs one round whenever it is asked to."""
+
+    def __init__(
+        self, trial: Trial, log: Path | None = None, on_event: OnEvent = lambda event: None, paired_with: str = ""
+    ) -> None:
+        self.trial, self.on_event = trial, on_event
+        self.worker = Worker(compiler=trial.workload.recipe.compile != "off")
+        self.gathered = self.worker.begin(trial, log, turns=True, paired_with=paired_with)
+        self.ended = Done(status="")
+
+    @property
+    def runs(self) -> bool:
+        """Whether it still does."""
+        return not self.ended.status
+
+    @property
+    def memory(self) -> tuple[PhaseMemory, ...]:
+        """Its memory by phase, seen before its first round."""
+        return self.gathered.remembered.memory if self.gathered.remembered else ()
+
+    def get_ready(self) -> bool:
+        """Wait until it is warm; False: it cannot run, and `ended` says why."""
+        self.ended = self.worker.follow(self.gathered, self.on_event, until=WarmedUp)
+        return self.runs
+
+    def go(self) -> int:
+        """One round; the step's wall time, or 0 if it has ended."""
+        self.worker.say("go")
+        self.ended = self.worker.follow(self.gathered, self.on_event, until=Sampled)
+        return self.gathered.samples[-1][STEP].wall_ns if self.runs else 0
+
+    def leave(self, stopped: str = "turns", why: str = "") -> Point:
+        """Let it stop and give its point; `why`: it was cut short."""
+        if self.runs:
+            self.worker.say("stop")
+            self.ended = msgspec.structs.replace(self.worker.follow(self.gathered, self.on_event), stopped=stopped)
+            if why:
+                self.ended = msgspec.structs.replace(self.ended, status=INTERRUPTED, reason=why)
+        self.worker.close()
+        return self.gathered.point(self.ended)
+
+    def interrupt(self) -> Point:
+        """End it now, and keep what it had measured."""
+        self.ended = self.worker.interrupt(self.gathered)
+        self.worker.close()
+        return self.gathered.point(self.ended)
+
+
+def take_turns(first: Contestant, second: Contestant) -> str:
+    """Rounds until both are sampled well enough: why it stopped; 'interrupted' if one has ended."""
+    pair = (first, second)
+    rules = [StoppingRule(one.trial.sampling) for one in pair]
+    begun, order = time.monotonic(), (0, 1)
+    while True:
+        walls = [0, 0]
+        for i in order:
+            walls[i] = pair[i].go()
+            if not pair[i].runs:
+                return "interrupted"
+        order = order[::-1]
+        elapsed_s = (time.monotonic() - begun) / 2
+        verdicts = [rule.after(wall, elapsed_s) for rule, wall in zip(rules, walls, strict=True)]
+        if all(verdicts):
+            return verdicts[0]
+
+
+def run_pair(
+    first: Trial,
+    second: Trial,
+    logs: tuple[Path | None, Path | None] = (None, None),
+    on_event: OnEvent = lambda event: None,
+) -> tuple[Point, Point]:
+    """Measure two trials in turns."""
+    a, b = (
+        Contestant(trial, log, on_event, paired_with=other.key())
+        for trial, other, log in ((first, second, logs[0]), (second, first, logs[1]))
+    )
+    try:
+        ready = [a.get_ready(), b.get_ready()]
+        stopped = take_turns(a, b) if all(ready) else "interrupted"
+        why = "the other of the two could not run" if stopped == "interrupted" else ""
+        return a.leave(stopped, why), b.leave(stopped, why)
+    except KeyboardInterrupt:
+        return a.interrupt(), b.interrupt()
+    finally:
+        a.worker.close()
+        b.worker.close()

@@ -1,0 +1,59 @@
+import pytest
+
+from flopwise.capture.agreement import compared
+from flopwise.capture.events import AgreeRequest
+from flopwise.capture.isolate import Worker
+from flopwise.errors import FlopwiseError
+from flopwise.spec.workload import Sampling, Trial, workload
+
+BY_HAND = {"attention": "naive", "norm": "eager", "activation": "eager"}
+
+
+def trial(**levers):
+    return Trial(workload=workload("tiny", batch=2, **levers), sampling=Sampling(), device="cpu")
+
+
+@pytest.fixture(scope="module")
+def checked(tmp_path_factory):
+    """The agreement of a recipe with the reference, in the worker's process."""
+    path = str(tmp_path_factory.mktemp("reference") / "reference.npz")
+    with Worker() as worker:
+        first = worker.agree(trial(**BY_HAND), AgreeRequest(path=path, write=True))
+        assert (first.gradient_error, first.loss_error) == (0.0, 0.0)
+        yield lambda **levers: worker.agree(trial(**levers), AgreeRequest(path=path))
+
+
+def test_what_computes_the_same_agrees_to_rounding(checked):
+    for levers in ({}, {"optimizer": "fused"}, {"loss": "chunked"}, {"checkpoint": 1}):
+        found = checked(**levers)
+        assert len(found.losses) == 3
+        assert found.gradient_error < 1e-5
+        assert found.loss_error < 1e-5
+
+
+def test_bf16_is_further_off_and_not_far(checked):
+    found = checked(precision="bf16")
+    assert 1e-4 < found.gradient_error < 0.1
+    assert found.worst_error >= found.gradient_error
+    assert found.worst
+
+
+def test_another_step_does_not_agree(checked):
+    assert checked(context=64).loss_error > 1e-3
+
+
+def test_a_step_without_loss_and_gradients_is_refused():
+    with Worker() as worker, pytest.raises(FlopwiseError, match="neither a loss nor gradients"):
+        step = Trial(workload=workload("op:gelu", set={"rows": 8, "cols": 8}), sampling=Sampling(), device="cpu")
+        worker.agree(step, AgreeRequest(path="unused"))
+
+
+def test_a_nan_is_the_worst_and_a_loss_scale_is_taken_out():
+    import numpy as np
+
+    truth = {"a": (np.array([1.0, 2.0]), 2), "b": (np.array([3.0]), 1)}
+    broken = {"a": (np.array([1.0, 2.0]), 2), "b": (np.array([float("nan")]), 1)}
+    assert compared([], broken, [], truth).worst == "b"
+    scaled = {name: (values * 1024, n) for name, (values, n) in truth.items()}
+    assert compared([], scaled, [], truth, any_scale=True).gradient_error == pytest.approx(0.0, abs=1e-12)
+    assert compared([], scaled, [], truth).gradient_error > 100
