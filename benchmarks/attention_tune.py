@@ -186,8 +186,6 @@ def main() -> None:
     bench = Bench(given)
     table = {"forward": FORWARD, "dkdv": DKDV, "dq": DQ}
     chosen = {name: choose(table[name], bench.q, given.context) for name in table}
-    bench.call("forward", chosen["forward"]).launch()  # the backward kernels need L and Δ
-    delta_call(bench.saved, bench.output).launch()
     tables: dict[str, list[dict[str, object]]] = {}
     best = dict(chosen)
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {vars(given)}", flush=True)
@@ -196,10 +194,12 @@ def main() -> None:
         tiles = [Config(*x) for x in CANDIDATES[kernel, width]]
         configs = [x._replace(tma=True, late=late) for late in (False, True) for x in tiles]
         configs += SQUEEZED.get((kernel, width), []) + (tiles if given.pointers else [])
+        bench.call("forward", chosen["forward"]).launch()  # the backward kernels need L and Δ, the right ones
+        delta_call(bench.saved, bench.output).launch()
         began = time.monotonic()
         _compile(bench, kernel, configs)
         print(f"\n{kernel}: {len(configs)} candidates, compiled in {time.monotonic() - began:.0f} s", flush=True)
-        found = sorted(rows(bench, kernel, configs, given.repeats, deadline))
+        found = sorted(rows(bench, kernel, configs, given.repeats, deadline), key=lambda row: row.milliseconds)
         tables[kernel] = [row._asdict() | {"config": row.config._asdict()} for row in found]
         best[kernel] = next((row.config for row in found if not row.note), chosen[kernel])
         for row in found:
