@@ -13,10 +13,16 @@ STRIDED = "elementwise, strided"  # broadcast or transposed inputs
 # A class of kernels has a curve of its own where it is known to run otherwise; a name without one is cut from the right.
 STRIDES, INDICES, FUSED, HALF = ", strided", ", with indices", ", fused", ", half"
 MIXED, EXPONENTIAL, RMS, JOINED, BACKWARD = ", mixed", ", exponential", ", rms", ", joined", ", backward"
+COMPILED = "host:compiled"  # the probe of a trivial compiled graph; with a phase after it, of larger ones
 COLD = "cold"  # elementwise work whose input was not touched lately, and so comes from memory whatever its size
 # Who is nearer than the name cut from the right: inputs of several dtypes are loaded one number at a time, each through
 # a cast, as PyTorch's copy from half to single precision loads them.
-STAND_INS = {"elementwise, mixed": "copy/cast, half", "elementwise, strided, mixed": "elementwise, strided, half"}
+STAND_INS = {
+    "elementwise, mixed": "copy/cast, half",
+    "elementwise, strided, mixed": "elementwise, strided, half",
+    "copy/cast, joined": "copy/cast, strided",
+    "copy/cast, joined, half": "copy/cast, strided, half",
+}
 _CACHE_SHOWS = 1.1  # what goes faster than memory by more than this lies in the cache
 
 
@@ -138,8 +144,9 @@ class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
     def cold_ns(self, n_bytes: float) -> float:
         """What so many bytes read from memory take longer than if they lay in the cache."""
         warm = self.memory["elementwise"]
-        if COLD in self.memory:
-            return max(0.0, self.memory[COLD].at(2 * n_bytes) - warm.at(2 * n_bytes))
+        if cold := self.memory.get(COLD):
+            probed = max(2 * n_bytes, cold.amount[0])  # what is less than that hides in the kernel's start
+            return max(0.0, cold.at(probed) - warm.at(probed)) * min(1.0, 2 * n_bytes / probed)
         cached_ns = (warm.at(2 * n_bytes) - warm.ns[0]) / 2  # half of it for reading
         return max(0.0, n_bytes * warm.ns[-1] / warm.amount[-1] - cached_ns)
 

@@ -51,7 +51,9 @@ def test_pytorchs_viewer_reads_the_file(small):
 
 def test_running_out_is_kept_with_what_was_needed(tmp_path):
     free = torch.cuda.mem_get_info()[0]
-    batch = max(4, free // (12 * 12 * 1024 * 1024 * 4))  # one fp32 score per layer and head fills the GPU; four are kept
+    batch = max(
+        4, free // (12 * 12 * 1024 * 1024 * 4)
+    )  # one fp32 score per layer and head fills the GPU; four are kept
     found = flopwise.memory(
         "small", device="cuda", phase="backward", batch=batch, context=1024, attention="naive", runs=tmp_path
     )

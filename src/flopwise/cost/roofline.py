@@ -24,6 +24,7 @@ from flopwise.ceilings import (
     Ceilings,
     Curve,
     HostCost,
+    HostCounts,
     Matmul,
     Near,
 )
@@ -244,6 +245,19 @@ def host_ns(op: OpWork, cost: HostCost) -> float:
     return first_ns + (op.kernels - 1) * cost.kernel_ns + listed * cost.listed_ns
 
 
+def host_counts(ops: Iterable[OpWork]) -> HostCounts:
+    """What of some operations the host has to launch, counted as `host_ns` charges for it."""
+    some = list(ops)
+    own = [op for op in some if op.kernels and not op.op.startswith(PART)]
+    return HostCounts(
+        ops=len(own),
+        views=sum(not op.kernels for op in some),
+        kernels=sum(op.kernels for op in some) - len(own),
+        listed=sum(len(op.reads) for op in own if op.kind == OPTIMIZER),
+        casts=sum(is_cast(op) for op in own),
+    )
+
+
 def is_cast(op: OpWork) -> bool:
     """Whether an operation only changes the dtype: `to`; aten's name is `_to_copy`."""
     return op.kind == COPY and op.op in ("to", "_to_copy") and op.read_bytes != op.write_bytes
@@ -254,19 +268,25 @@ class _Host:
 
     def __init__(self, ops: Sequence[OpWork], ceilings: Ceilings, compiled: Container[str]) -> None:
         self.ceilings, self.compiled = ceilings, compiled
-        self.inference = all(op.phase == "forward" for op in ops)  # then nothing is recorded for a backward pass
+        phases = {op.phase for op in ops}
+        self.inference = phases == {"forward"}  # then nothing is recorded for a backward pass
+        self.checkpointed = "recompute" in phases  # then Python is asked about every tensor that is kept
         self.handed = _handed(ops)
 
     def cost(self, phase: str) -> HostCost:
         if phase in self.compiled and self.ceilings.compiled:
             return self.ceilings.compiled.get(phase) or self.ceilings.compiled["forward"]
-        return self.ceilings.host_cost("inference" if self.inference and phase == "forward" else phase)
+        if phase == "forward" and self.inference:
+            return self.ceilings.host_cost("inference")
+        if phase in ("forward", "recompute") and self.checkpointed:
+            return self.ceilings.host_cost("checkpointed")
+        return self.ceilings.host_cost(phase)
 
     def start_ns(self, phase: str) -> float:
         """What the host does once, before the first operation of a phase."""
         cost, started = self.cost(phase), self.ceilings.backward_start_ns * (phase == "backward")
         if phase not in self.compiled:
-            return cost.start_ns + started
+            return cost.start_ns * (phase in ("forward", "backward", "optimizer")) + started
         if not self.ceilings.compiled:
             return self.ceilings.compiled_call_ns + started
         return cost.start_ns + started + cost.listed_ns * self.handed.get(phase, 0)
@@ -307,7 +327,8 @@ def predict(
             gpu_ns=math.fsum(time.ns for op, time in zip(ops, times, strict=True) if op.phase == phase),
             host_ns=0.0
             if graph
-            else math.fsum(ns for op, ns in zip(ops, launches, strict=True) if op.phase == phase) + host.start_ns(phase),
+            else math.fsum(ns for op, ns in zip(ops, launches, strict=True) if op.phase == phase)
+            + host.start_ns(phase),
             kernels=sum(op.kernels for op in ops if op.phase == phase),
         )
         for phase, wall_ns in moved.items()

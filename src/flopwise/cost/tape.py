@@ -12,7 +12,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 
-from flopwise.cost.memory import Memory, Storage, by_owner, without_layer
+from flopwise.cost.memory import BLOCK, Memory, Storage, by_owner, without_layer
 from flopwise.work import ACTIVATIONS, COPY, GRADIENTS, LOGITS, REDUCTION, SCORES, TEMPORARY, Footprint, OpWork
 
 ITEM_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int64": 8, "bool": 1}
@@ -170,7 +170,8 @@ class Tape(Memory):
         self.ops.append(
             OpWork(
                 op=op, module=self.module, phase=self.phase, kind=kind, dtype=dtype, flops=flops,
-                read_bytes=sum(i.n_bytes for i in inputs), write_bytes=write_bytes, kernels=kernels, strided=strided,
+                read_bytes=sum(i.n_bytes for i in inputs), write_bytes=write_bytes, kernels=kernels,
+                strided=strided or any(i.shape and 2 * i.n_bytes <= i.storage.n_bytes > BLOCK for i in inputs),
                 mixed=len({i.dtype for i in inputs if i.shape and i.dtype in _FLOATS}) > 1,
                 shapes=shapes or tuple(i.shape for i in inputs),
                 reads=tuple((i.storage.number, i.n_bytes) for i in inputs),
