@@ -17,7 +17,8 @@ from flopwise.spec.workload import Workload, workload
 
 _BY_HAND = {"attention": "naive", "norm": "eager", "activation": "eager"}
 # Deep and shallow, with casts and without: what the phases cost at all, an operation and a cast can be told apart.
-_STEPS: tuple[tuple[int, str, dict[str, Any]], ...] = (
+Steps = tuple[tuple[int, str, dict[str, Any]], ...]  # layers, phase, levers
+STEPS: Steps = (
     (2, "train", {"precision": "bf16", "optimizer": "adamw-loop"}),
     (8, "train", {"precision": "bf16", "optimizer": "foreach"}),
     (2, "train", {"optimizer": "foreach"}),
@@ -37,9 +38,9 @@ _LAYERS, _COMPILED_CALLS = (4, 24), 60
 class HostWatch:
     """Times the launches of a few small steps, in rounds: a host is not equally fast at all times, its usual pace counts."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, steps: Steps = STEPS) -> None:
         self.device = device
-        self.workloads = [_workload(*step) for step in _STEPS]
+        self.workloads = [_workload(*step) for step in steps]
         self.phases = [build_step(chosen, device).phases for chosen in self.workloads]
         self.seen: list[dict[str, list[int]]] = [{phase: [] for phase in phases} for phases in self.phases]
         self._run(_WARMUP, keep=False)
@@ -69,9 +70,9 @@ class HostWatch:
                 yield Probe(what=f"host:{name}", shape=tuple(counts[phase]), ns=float(ns[phase]))
 
 
-def how_many_steps() -> int:
+def how_many_steps(steps: Steps = STEPS) -> int:
     """How many probes `HostWatch` will give."""
-    return sum(len(_names(_workload(*step))) for step in _STEPS)
+    return sum(len(_names(_workload(*step))) for step in steps)
 
 
 def _workload(layers: int, phase: str, levers: dict[str, Any]) -> Workload:
