@@ -46,7 +46,7 @@ GPU_ATTENTIONS: Shapes = tuple(
     for width in (64, 128)
 )
 CPU_ATTENTIONS: Shapes = ((1, 4, 64, 16), (1, 4, 256, 64))
-GPU_SIZES = (2**14, 2**17, *(2**power for power in range(20, 32)))
+GPU_SIZES = tuple(1 << power for power in (14, 17, *range(20, 32)))
 # (rows, outs, ins) of the layers whose products on the way back are probed by themselves.
 GPU_LAYERS = tuple(
     (rows, *pair) for rows in _ROWS for sides in _WIDTHS[:-1] for pair in dict.fromkeys((sides, sides[::-1]))
@@ -80,8 +80,9 @@ def how_many(device: torch.device) -> int:
     """How many probes there will be."""
     if device.type == "cuda":
         host = 6 + 6 + how_many_steps()
-        return host + 33 * len(GPU_SIZES) + 2 * 3 * len(GPU_ATTENTIONS) + 4 * len(GPU_MATMULS) + 2 * len(GPU_LAYERS)
-    return 17 * 8 + 2 * len(CPU_ATTENTIONS) + len(CPU_MATMULS)
+        memory = 32 * len(GPU_SIZES) + sum(size >= 1 << 21 for size in GPU_SIZES)
+        return host + memory + 2 * 3 * len(GPU_ATTENTIONS) + 4 * len(GPU_MATMULS) + 2 * len(GPU_LAYERS)
+    return 18 * 8 + 2 * len(CPU_ATTENTIONS) + len(CPU_MATMULS)
 
 
 def probe_launches(device: torch.device) -> Iterator[Probe]:

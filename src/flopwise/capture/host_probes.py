@@ -121,7 +121,7 @@ def probe_compiled(device: torch.device) -> Iterator[Probe]:
             frozen = n_weights == 1
             weights = [torch.rand(32, 32, device=device, requires_grad=not frozen) for _ in range(n_weights)]
             given = x.clone().requires_grad_(frozen)
-            forward_ns, backward_ns = _compiled_ns(torch.compile(_chain(layers)), given, weights, device)
+            forward_ns, backward_ns = _compiled_ns(torch.compile(_chain(layers), dynamic=False), given, weights, device)
             there = HostCounts(ops=2 * layers, views=0, kernels=0, listed=1 + n_weights)
             products = layers if frozen else 2 * layers - 1
             kept = layers + n_weights + 1  # the products' results, the weights and the gradient

@@ -60,7 +60,7 @@ class Stopwatch:
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         torch.cuda.synchronize(self.device)
         wait_ns = min(
-            2e7, 2 * repeats * _queue_ns(run, 2)
+            6e7, 2 * repeats * _queue_ns(run, 2)
         )  # so that the GPU never waits for a launch between the events
         torch.cuda._sleep(int(wait_ns * _CYCLES_PER_NS))
         begin.record()
