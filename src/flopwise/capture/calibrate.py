@@ -46,10 +46,10 @@ GPU_ATTENTIONS: Shapes = tuple(
     for width in (64, 128)
 )
 CPU_ATTENTIONS: Shapes = ((1, 4, 64, 16), (1, 4, 256, 64))
-GPU_SIZES = tuple(1 << power for power in (14, 17, *range(20, 32)))
+GPU_SIZES: tuple[int, ...] = tuple(1 << power for power in (14, 17, *range(20, 32)))
 # (rows, outs, ins) of the layers whose products on the way back are probed by themselves.
-GPU_LAYERS = tuple(
-    (rows, *pair) for rows in _ROWS for sides in _WIDTHS[:-1] for pair in dict.fromkeys((sides, sides[::-1]))
+GPU_LAYERS: tuple[tuple[int, int, int], ...] = tuple(
+    (rows, pair[0], pair[1]) for rows in _ROWS for sides in _WIDTHS[:-1] for pair in dict.fromkeys((sides, sides[::-1]))
 )
 _REPEATS = 200
 
