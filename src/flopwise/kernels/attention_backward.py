@@ -244,42 +244,6 @@ def _walk_keys_back(
     return dq
 
 
-@triton.jit
-def _walk_keys_back_late(
-    dq, dscores, q, g, logsumexp, delta, k_in, v_in, batch, head, queries, low, high, key_length, scale, window,
-    k_b, k_h, k_t, v_b, v_h, v_t,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
-    WINDOW: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, INTERPRET: tl.constexpr,
-):  # fmt: skip
-    """The same, but a tile's product with K is begun only after the next tile's two: the matrix unit is at it while that
-    tile's dS is computed. `dscores` is of the tile before `low`, still to be added."""
-    for start in range(low, high, BLOCK_N):
-        k = load_tile(k_in, batch, head, start, k_b, k_h, k_t, key_length, D, BLOCK_N, BLOCK_D, MASKED, TMA)
-        scores = dot(q, k.T, PRECISION, INTERPRET)  # [BLOCK_M, BLOCK_N]
-        v = load_tile(v_in, batch, head, start, v_b, v_h, v_t, key_length, D, BLOCK_N, BLOCK_D, MASKED, TMA)
-        dweights = dot(g, v.T, PRECISION, INTERPRET)  # [BLOCK_M, BLOCK_N]
-        before = load_tile(
-            k_in, batch, head, start - BLOCK_N, k_b, k_h, k_t, key_length, D, BLOCK_N, BLOCK_D, MASKED, TMA
-        )
-        dq = dot_add(dscores.to(k.dtype), before, dq, PRECISION, INTERPRET)
-        dscores = _score_gradients(
-            scores,
-            dweights,
-            logsumexp,
-            delta,
-            queries,
-            start,
-            key_length,
-            scale,
-            window,
-            BLOCK_N,
-            MASKED,
-            CAUSAL,
-            WINDOW,
-        )
-    return dq, dscores
-
-
 @triton.jit(do_not_specialize=["window"])
 def _flash_dq_kernel(
     q_in, k_in, v_in, g_in, l_in, d_in, dq_out,
@@ -287,7 +251,7 @@ def _flash_dq_kernel(
     group, query_length, key_length, scale, window,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, TAIL: tl.constexpr, TMA: tl.constexpr,
-    PRECISION: tl.constexpr, INTERPRET: tl.constexpr, LATE: tl.constexpr,
+    PRECISION: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
     """dQ of one tile of queries of one head: the forward pass's walk over the keys, in the same order."""
     tile = tl.program_id(0)
@@ -306,49 +270,20 @@ def _flash_dq_kernel(
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     low, full_low, full_high, high = key_ranges(start, BLOCK_M, key_length, window, CAUSAL, WINDOW, BLOCK_N)
     key_head = head // group
-    if LATE:
-        k = load_tile(k_in, batch, key_head, low, k_b, k_h, k_t, key_length, D, BLOCK_N, BLOCK_D, True, TMA)
-        v = load_tile(v_in, batch, key_head, low, v_b, v_h, v_t, key_length, D, BLOCK_N, BLOCK_D, True, TMA)
-        dscores = _score_gradients(
-            dot(q, k.T, PRECISION, INTERPRET), dot(g, v.T, PRECISION, INTERPRET),
-            logsumexp, delta, queries, low, key_length, scale, window, BLOCK_N, True, CAUSAL, WINDOW,
-        )  # fmt: skip
-        second = low + BLOCK_N
-        if WINDOW:
-            dq, dscores = _walk_keys_back_late(
-                dq, dscores, q, g, logsumexp, delta, k_in, v_in, batch, key_head, queries, second, full_low, key_length,
-                scale, window, k_b, k_h, k_t, v_b, v_h, v_t,
-                D, BLOCK_D, BLOCK_N, True, CAUSAL, WINDOW, TMA, PRECISION, INTERPRET,
-            )  # fmt: skip
-        dq, dscores = _walk_keys_back_late(
-            dq, dscores, q, g, logsumexp, delta, k_in, v_in, batch, key_head, queries, tl.maximum(full_low, second),
-            full_high, key_length, scale, window, k_b, k_h, k_t, v_b, v_h, v_t,
-            D, BLOCK_D, BLOCK_N, False, CAUSAL, WINDOW, TMA, PRECISION, INTERPRET,
-        )  # fmt: skip
-        if TAIL:
-            dq, dscores = _walk_keys_back_late(
-                dq, dscores, q, g, logsumexp, delta, k_in, v_in, batch, key_head, queries, tl.maximum(full_high, second),
-                high, key_length, scale, window, k_b, k_h, k_t, v_b, v_h, v_t,
-                D, BLOCK_D, BLOCK_N, True, CAUSAL, WINDOW, TMA, PRECISION, INTERPRET,
-            )  # fmt: skip
-        last = tl.maximum(tl.cdiv(high, BLOCK_N) * BLOCK_N - BLOCK_N, low)
-        k = load_tile(k_in, batch, key_head, last, k_b, k_h, k_t, key_length, D, BLOCK_N, BLOCK_D, True, TMA)
-        dq = dot_add(dscores.to(k.dtype), k, dq, PRECISION, INTERPRET)
-    else:
-        if WINDOW:
-            dq = _walk_keys_back(
-                dq, q, g, logsumexp, delta, k_in, v_in, batch, key_head, queries, low, full_low, key_length, scale, window,
-                k_b, k_h, k_t, v_b, v_h, v_t, D, BLOCK_D, BLOCK_N, True, CAUSAL, WINDOW, TMA, PRECISION, INTERPRET,
-            )  # fmt: skip
+    if WINDOW:
         dq = _walk_keys_back(
-            dq, q, g, logsumexp, delta, k_in, v_in, batch, key_head, queries, full_low, full_high, key_length, scale, window,
-            k_b, k_h, k_t, v_b, v_h, v_t, D, BLOCK_D, BLOCK_N, False, CAUSAL, WINDOW, TMA, PRECISION, INTERPRET,
+            dq, q, g, logsumexp, delta, k_in, v_in, batch, key_head, queries, low, full_low, key_length, scale, window,
+            k_b, k_h, k_t, v_b, v_h, v_t, D, BLOCK_D, BLOCK_N, True, CAUSAL, WINDOW, TMA, PRECISION, INTERPRET,
         )  # fmt: skip
-        if TAIL:
-            dq = _walk_keys_back(
-                dq, q, g, logsumexp, delta, k_in, v_in, batch, key_head, queries, full_high, high, key_length, scale, window,
-                k_b, k_h, k_t, v_b, v_h, v_t, D, BLOCK_D, BLOCK_N, True, CAUSAL, WINDOW, TMA, PRECISION, INTERPRET,
-            )  # fmt: skip
+    dq = _walk_keys_back(
+        dq, q, g, logsumexp, delta, k_in, v_in, batch, key_head, queries, full_low, full_high, key_length, scale, window,
+        k_b, k_h, k_t, v_b, v_h, v_t, D, BLOCK_D, BLOCK_N, False, CAUSAL, WINDOW, TMA, PRECISION, INTERPRET,
+    )  # fmt: skip
+    if TAIL:
+        dq = _walk_keys_back(
+            dq, q, g, logsumexp, delta, k_in, v_in, batch, key_head, queries, full_high, high, key_length, scale, window,
+            k_b, k_h, k_t, v_b, v_h, v_t, D, BLOCK_D, BLOCK_N, True, CAUSAL, WINDOW, TMA, PRECISION, INTERPRET,
+        )  # fmt: skip
     store_tile(dq_out, dq * (scale / _LOG2E), batch, head, start, dq_b, dq_h, dq_t, query_length, D, BLOCK_M, BLOCK_D)
 
 
@@ -358,7 +293,7 @@ DKDV: Table = {
     (80, 128): Config(64, 64, 8, 2),
     (80, 256): Config(32, 64, 8, 1),
     (90, 64): Config(128, 64, 4, 2, tma=True),
-    (90, 128): Config(64, 128, 8, 2, tma=True),
+    (90, 128): Config(32, 64, 4, 2, tma=True, late=True),
     (90, 256): Config(16, 64, 8, 2, tma=True),
     (100, 64): Config(64, 128, 8, 2, tma=True),  # where that of 90 spills
 }
@@ -367,7 +302,7 @@ DQ: Table = {
     (80, 128): Config(128, 32, 8, 2),
     (80, 256): Config(64, 32, 8, 2),
     (90, 64): Config(64, 128, 4, 3, tma=True),
-    (90, 128): Config(128, 64, 8, 2, tma=True),
+    (90, 128): Config(64, 64, 4, 2, tma=True),
     (90, 256): Config(64, 64, 8, 2, tma=True),
 }
 
@@ -443,7 +378,7 @@ def dkdv_call(saved: Saved, dk: Tensor, dv: Tensor, problem: Problem, config: Co
     arguments = *saved.arguments(config.block_m, config.block_n, tma), dk, dv
     strides = *saved.strides(), *dk.stride()[:3], *dv.stride()[:3]
     tail = problem.window is not None or q.shape[2] % config.block_m != 0
-    options = problem.constants | {"TAIL": tail} | config.options(q, tma)
+    options = problem.constants | {"TAIL": tail, "LATE": config.late} | config.options(q, tma)
     grid = (triton.cdiv(k.shape[2], config.block_n), k.shape[1], k.shape[0])
     return Call(_flash_dkdv_kernel, grid, (*arguments, *strides, *saved.numbers(problem)), options)
 
