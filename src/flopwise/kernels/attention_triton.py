@@ -43,40 +43,29 @@ _LN2 = tl.constexpr(1 / LOG2E)
 
 
 @triton.jit
-def _softmax_step(
-    scores, m, z, queries, start, key_length, scale, window,
-    BLOCK_N: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
-):  # fmt: skip
-    """One tile's weights, and the running maximum and sum with it. `scale` includes log2 e; m is scaled."""
-    if MASKED:
-        keys = start + tl.arange(0, BLOCK_N)
-        counts = (keys < key_length)[None, :]
-        if CAUSAL:
-            counts &= seen(queries[:, None], keys[None, :], window, WINDOW)
-        scores = tl.where(counts, scores, float("-inf"))
-    new_m = tl.maximum(m, tl.max(scores, 1) * scale)
-    base = new_m
-    if MASKED:  # a query that has seen no key yet: −inf − −inf would be NaN
-        base = tl.where(new_m == float("-inf"), 0.0, new_m)
-    weights = tl.exp2(scores * scale - base[:, None])  # one multiply-add and one exponential per score
-    shrink = tl.exp2(m - base)
-    return weights, shrink, new_m, z * shrink + tl.sum(weights, 1)
-
-
-@triton.jit
 def _walk_keys(
     total, m, z, q, k_in, v_in, batch, head, queries, low, high, key_length, scale, window,
     k_b, k_h, k_t, v_b, v_h, v_t,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
-    """Add the keys of [low, high) to the output of one tile of queries."""
+    """Add the keys of [low, high) to the output of one tile of queries. `scale` includes log2 e; m is scaled."""
     for start in range(low, high, BLOCK_N):
         k = load_tile(k_in, batch, head, start, k_b, k_h, k_t, key_length, D, BLOCK_N, BLOCK_D, MASKED, TMA)
         scores = dot(q, k.T, PRECISION, INTERPRET)  # [BLOCK_M, BLOCK_N]
-        weights, shrink, m, z = _softmax_step(
-            scores, m, z, queries, start, key_length, scale, window, BLOCK_N, MASKED, CAUSAL, WINDOW
-        )
+        if MASKED:
+            keys = start + tl.arange(0, BLOCK_N)
+            counts = (keys < key_length)[None, :]
+            if CAUSAL:
+                counts &= seen(queries[:, None], keys[None, :], window, WINDOW)
+            scores = tl.where(counts, scores, float("-inf"))
+        new_m = tl.maximum(m, tl.max(scores, 1) * scale)
+        base = new_m
+        if MASKED:  # a query that has seen no key yet: −inf − −inf would be NaN
+            base = tl.where(new_m == float("-inf"), 0.0, new_m)
+        weights = tl.exp2(scores * scale - base[:, None])  # one multiply-add and one exponential per score
+        shrink = tl.exp2(m - base)
+        m, z = new_m, z * shrink + tl.sum(weights, 1)
         v = load_tile(v_in, batch, head, start, v_b, v_h, v_t, key_length, D, BLOCK_N, BLOCK_D, MASKED, TMA)
         total = dot_add(weights.to(v.dtype), v, total * shrink[:, None], PRECISION, INTERPRET)
     return total, m, z
