@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from flopwise.verbs.profile import profile
     from flopwise.verbs.roofline import roofline
     from flopwise.verbs.sweep import sweep
+    from flopwise.verbs.tune import tune
 
 _HOMES = {
     "account": "flopwise.verbs.account",
@@ -38,6 +39,7 @@ _HOMES = {
     "profile": "flopwise.verbs.profile",
     "roofline": "flopwise.verbs.roofline",
     "sweep": "flopwise.verbs.sweep",
+    "tune": "flopwise.verbs.tune",
     "workload": "flopwise.spec.workload",
 }
 
@@ -55,6 +57,7 @@ __all__ = [
     "profile",
     "roofline",
     "sweep",
+    "tune",
     "workload",
 ]
 
