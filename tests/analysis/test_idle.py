@@ -5,7 +5,7 @@ from dataclasses import replace
 import polars as pl
 import pytest
 
-from flopwise.analysis.idle import BETWEEN, LATE_LAUNCH, NOTHING, SYNCHRONISATION, UNKNOWN, idle
+from flopwise.analysis.idle import BETWEEN, INPUT, LATE_LAUNCH, NOTHING, SYNCHRONISATION, UNKNOWN, idle
 from flopwise.trace import tables
 from flopwise.trace.tables import Trace
 
@@ -40,7 +40,7 @@ def test_a_launch_that_comes_late_is_the_hosts_and_the_rest_the_devices():
 
 def test_work_that_was_queued_leaves_only_the_devices_gap():
     found = idle(trace([(10, 20, 1), (22, 60, 2)], [(0, 5, 1), (6, 9, 2)]), 10, 60)
-    assert found.by_cause_ns == {LATE_LAUNCH: 0, SYNCHRONISATION: 0, BETWEEN: 2, NOTHING: 0, UNKNOWN: 0}
+    assert found.by_cause_ns == {LATE_LAUNCH: 0, SYNCHRONISATION: 0, INPUT: 0, BETWEEN: 2, NOTHING: 0, UNKNOWN: 0}
 
 
 def test_a_launch_after_a_wait_is_the_waits():
