@@ -110,7 +110,9 @@ def _attention_of(rows: pl.DataFrame, work: TimedWork) -> _Flops | None:
     if not told.height or (told["shape"] == 0).any():
         return None
     useful = done = 0.0
-    ops = rows.filter(pl.col("op").is_in(ATTENTIONS), pl.col("ops") > 0).group_by("op", "shape").agg(pl.col("ops").sum())
+    ops = (
+        rows.filter(pl.col("op").is_in(ATTENTIONS), pl.col("ops") > 0).group_by("op", "shape").agg(pl.col("ops").sum())
+    )
     for op, shape, count in ops.iter_rows():
         flops = attention_flops(op, work.shapes[shape])
         if flops is None:
@@ -132,9 +134,7 @@ def _flops(
     return useful + attention.useful, useful + attention.done + repeated + (more.done if more else 0.0)
 
 
-def _notes(
-    products_ns: float, unsized: float, fused_ns: float, attention: _Flops, graph_ns: float
-) -> tuple[str, ...]:
+def _notes(products_ns: float, unsized: float, fused_ns: float, attention: _Flops, graph_ns: float) -> tuple[str, ...]:
     notes = []
     if unsized > MOST_UNSIZED * (products_ns + fused_ns):
         notes.append(

@@ -21,7 +21,9 @@ CAUSES = (LATE_LAUNCH, SYNCHRONISATION, INPUT, BETWEEN, NOTHING, UNKNOWN)
 # An untraced clock is of the same steps if these hold; launch-bound steps vary by a fifth from one to the next.
 _MOST_BUSY = 1.1  # of the untraced time, the GPU's work in the trace
 _LONGEST = 1.25  # of the traced time, the untraced
-_LOADING = re.compile(r"(?i)data_?loader|^(?:flopwise[./: ])?data(?:[ _]?(?:loading|fetch|wait))?$|^(?:get|fetch|load|next)[ _]batch")
+_LOADING = re.compile(
+    r"(?i)data_?loader|^(?:flopwise[./: ])?data(?:[ _]?(?:loading|fetch|wait))?$|^(?:get|fetch|load|next)[ _]batch"
+)
 _LEAST_INPUT = 4096  # bytes of a copy that may be a batch: an optimizer's numbers are less
 
 

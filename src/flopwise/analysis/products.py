@@ -1,11 +1,13 @@
-"""A step's matrix products: how many of each size and precision, what they took, and why that is more than their FLOPs ask for."""
+"""A step's matrix products: how many of each size and precision, what they took, and why that is more than their FLOPs ask."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import prod
 
 import polars as pl
 
+from flopwise import units
 from flopwise.analysis.op_flops import MATMULS, factors, input_sizes
 from flopwise.analysis.roofline import ITEM_BYTES
 from flopwise.ceilings import Ceilings, Matmul
@@ -13,7 +15,9 @@ from flopwise.cost.roofline import matmul_ns, matmul_shape
 from flopwise.trace.matmul_precision import matmul_precision
 from flopwise.work import MATMUL, OpWork
 
-ALIGNED_BYTES = 16  # tensor cores load rows in pieces of so many; a row that is no multiple of them is loaded number by number
+ALIGNED_BYTES = (
+    16  # tensor cores load rows in pieces of so many; a row that is no multiple of them is loaded number by number
+)
 Shape = tuple[int, int, int, int]  # batch, M, N, K
 
 
@@ -48,6 +52,10 @@ class Gap:
     unaligned: float = 0.0
     other: float = 0.0
 
+    worst: Mapping[str, str] = field(
+        default_factory=dict
+    )  # for 'precision', 'shape', 'unaligned': which product most of all
+
     def __add__(self, more: "Gap") -> "Gap":
         return Gap(
             ideal=self.ideal + more.ideal,
@@ -55,6 +63,7 @@ class Gap:
             shape=self.shape + more.shape,
             unaligned=self.unaligned + more.unaligned,
             other=self.other + more.other,
+            worst={**more.worst, **self.worst},
         )
 
 
@@ -67,7 +76,7 @@ def products_of_trace(rows: pl.DataFrame, shapes: tuple[str, ...], n: int, scale
     found: dict[tuple[Shape, str], list[float]] = {}
     known = rows.filter(pl.col("op").is_in(MATMULS), pl.col("shape") > 0)
     for (op, number), some in known.group_by("op", "shape", maintain_order=True):
-        size = _size(str(op), shapes[int(number)])  # type: ignore[call-overload]
+        size = _size(str(op), shapes[int(number)])
         if size is None:
             continue
         told = [(matmul_precision(name), ns, ops) for name, ns, ops in some.select("name", "own_ns", "ops").iter_rows()]
@@ -127,11 +136,27 @@ def split(products: Sequence[Product], used: str, ceilings: Ceilings, total_ns: 
     precision nor shape explains is 'other'.
     """
     products = [one if one.precision in ITEM_BYTES else replace(one, precision=used) for one in products]
+    if total_ns is not None:
+        limits = [_limits(one, used, ceilings) for one in products]
+        ideal, floor, least = (math.fsum(one[i] for one in limits) for i in range(3))
+        return _gap(total_ns, ideal, floor, least, unaligned=False)
     sides = _unaligned_sides(products)
-    if total_ns is None:
-        return sum((_one(one, used, ceilings, sides) for one in products), Gap())
-    ideal, floor, least = (sum(one) for one in zip((0, 0, 0), *(_limits(p, used, ceilings) for p in products)))
-    return _gap(total_ns, ideal, floor, least, unaligned=False)
+    each = [_one(one, used, ceilings, sides) for one in products]
+    whole = sum(each, Gap())
+    names = [name for name in ("precision", "shape", "unaligned") if getattr(whole, name) > 0]
+    most = {name: max(range(len(each)), key=lambda i: getattr(each[i], name)) for name in names}
+    return replace(whole, worst={name: _told(products[i], getattr(each[i], name)) for name, i in most.items()})
+
+
+def _told(product: Product, ns: float) -> str:
+    """A product and what of a part is its own, for one line.
+
+    >>> _told(Product(shape=(1, 2048, 768, 3072), precision="bf16", count=24, ns=None), 0.5e6)
+    'most of all 24 × bf16 [2048, 3072] · [3072, 768], 500 µs'
+    """
+    batch, m, n, k = product.shape
+    left, right = ([batch, *pair] if batch > 1 else list(pair) for pair in ((m, k), (k, n)))
+    return f"most of all {product.count:.0f} × {product.precision} {left} · {right}, {units.duration(ns)}"
 
 
 def _one(product: Product, used: str, ceilings: Ceilings, sides: frozenset[int]) -> Gap:

@@ -51,9 +51,7 @@ def timed_work(part: Explained, step_ns: float, waiting: Idle) -> TimedWork:
     busy_ns = part.high_ns - part.low_ns - part.idle.total_ns
     scale = (step_ns * n - waiting.total_ns) / busy_ns if busy_ns else 1.0
     rows = part.added.with_columns(_what().alias("what"), ns=pl.col("own_ns") * (scale / n))
-    return TimedWork(
-        rows=rows, shapes=part.whole.shapes, n=n, scale=scale, elsewhere_ns=(busy_ns - own_ns) * scale / n
-    )
+    return TimedWork(rows=rows, shapes=part.whole.shapes, n=n, scale=scale, elsewhere_ns=(busy_ns - own_ns) * scale / n)
 
 
 def _what() -> pl.Expr:

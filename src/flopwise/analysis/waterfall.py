@@ -11,6 +11,7 @@ from flopwise.analysis.bandwidth import Key, at_bandwidth, bytes_ns
 from flopwise.analysis.computing import BY_WORKLOAD, Computing, KnownWork, computing
 from flopwise.analysis.explained import Explained
 from flopwise.analysis.idle import Idle
+from flopwise.analysis.products import Gap
 from flopwise.analysis.timed_work import AGAIN, CORE, MOVING, TALK, UPDATE, TimedWork, timed_work
 from flopwise.ceilings import MEASURED, Ceilings
 from flopwise.cost.flops import causal_share, mfu
@@ -76,6 +77,11 @@ _BY_CAUSE = {
     idling.NOTHING: IDLE_OTHER,
     idling.UNKNOWN: IDLE_OTHER,
 }
+_WAITED = {
+    IDLE_LAUNCH: "the host had not yet launched what came next",
+    IDLE_SYNCHRONISATION: "the host had just waited for the GPU",
+    IDLE_INPUT: "the host waited for data, or copied it out of pageable memory",
+}
 
 
 class _Part(msgspec.Struct, kw_only=True):
@@ -138,19 +144,33 @@ def _computed(done: Computing, work: TimedWork, ceilings: Ceilings, gpu: Gpu) ->
             ns=gap.ideal + done.attention_ideal_ns,
             how=ceilings.how,
             why=_rate(used, ceilings, gpu),
-            by_class={"matmul": gap.ideal, "attention": done.attention_ideal_ns},
+            by_class=_some({"matmul": gap.ideal, "attention": done.attention_ideal_ns}),
         ),
-        MATMUL_PRECISION: _Part(ns=gap.precision, how=ceilings.how, why=f"matmuls slower than {used}, at their own peak"),
-        MATMUL_SHAPE: _Part(ns=gap.shape, how=how, why="tiles and waves that are not full, or too few FLOPs per byte"),
-        MATMUL_UNALIGNED: _Part(ns=gap.unaligned, how=how, why="beyond their tiles, where a side is no multiple of 16 bytes"),
+        MATMUL_PRECISION: _Part(
+            ns=gap.precision, how=ceilings.how, why=_with(f"slower kernels than {used}", gap, "precision")
+        ),
+        MATMUL_SHAPE: _Part(
+            ns=gap.shape, how=how, why=_with("tiles and waves that are not full, or few FLOPs per byte", gap, "shape")
+        ),
+        MATMUL_UNALIGNED: _Part(
+            ns=gap.unaligned, how=how, why=_with("rows that are no multiple of 16 bytes", gap, "unaligned")
+        ),
         MATMUL_OTHER: _Part(ns=gap.other, how=how, why=_matmul_rest(done)),
         ATTENTION_PART: _Part(
             ns=done.attention_ns + core_ns,
             how=ceilings.how if done.attention_ideal_ns else MEASURED,
-            why=_beaten(done.attention_ns),
-            by_class={name: ns for name, ns in attention.items() if ns},
+            why=_attention_rest(done.attention_ns, core_ns),
+            by_class=_some(attention),
         ),
     }
+
+
+def _some(by_class: Mapping[str, float]) -> dict[str, float]:
+    return {name: ns for name, ns in by_class.items() if ns}
+
+
+def _with(why: str, gap: Gap, part: str) -> str:
+    return "; ".join((why, gap.worst[part])) if part in gap.worst else why
 
 
 def _rate(used: str, ceilings: Ceilings, gpu: Gpu) -> str:
@@ -158,7 +178,11 @@ def _rate(used: str, ceilings: Ceilings, gpu: Gpu) -> str:
     if limits is None:
         return ""
     peak = gpu.peaks.get(used)
-    share = f", {units.percent(limits.peak_flops / peak, 0)} of the datasheet's {units.rate(peak, 'FLOP/s')}" if peak else ""
+    share = (
+        f", {units.percent(limits.peak_flops / peak, 0)} of the datasheet's {units.rate(peak, 'FLOP/s')}"
+        if peak
+        else ""
+    )
     whose = "measured on this kind of GPU" if ceilings.how == MEASURED else "what libraries usually reach"
     return f"{used} at {units.rate(limits.peak_flops, 'FLOP/s')}: {whose}{share}"
 
@@ -172,10 +196,12 @@ def _matmul_rest(done: Computing) -> str:
     return f"beyond the best tile's time{together}"
 
 
-def _beaten(fused_ns: float) -> str:
-    if fused_ns >= 0:
-        return "beyond its FLOPs at the peak rate"
-    return "below zero: the kernel skips what is masked, and the ideal counts whole squares"
+def _attention_rest(fused_ns: float, core_ns: float) -> str:
+    if fused_ns < 0:
+        return "below zero: the kernel skips what is masked, and the ideal counts whole squares"
+    if not fused_ns:
+        return "scale, mask and softmax, written out between its two matmuls"
+    return "beyond its FLOPs at the peak rate" + (", and what is written out" if core_ns else "")
 
 
 def _memory_bound(work: TimedWork, known: KnownWork | None, ceilings: Ceilings) -> dict[str, _Part]:
@@ -190,7 +216,9 @@ def _memory_bound(work: TimedWork, known: KnownWork | None, ceilings: Ceilings) 
     full, below = _by_class(least), _by_class({key: ns - least[key] for key, ns in took.items()})
     rate = units.rate(ceilings.bandwidth_bytes_per_s, "B/s")
     return {
-        MEMORY_BOUND: _Part(ns=sum(full.values()), how=ceilings.how, why=f"every tensor once, at {rate}", by_class=full),
+        MEMORY_BOUND: _Part(
+            ns=sum(full.values()), how=ceilings.how, why=f"every tensor once, at {rate}", by_class=full
+        ),
         BELOW_BANDWIDTH: _Part(ns=sum(below.values()), how=ceilings.how, why="what it took beyond", by_class=below),
     }
 
@@ -232,8 +260,9 @@ def _idle(work: TimedWork, waiting: Idle) -> dict[str, _Part]:
         found.ns += ns
         if ns:
             found.by_class[cause] = ns
-    for found in parts.values():
-        found.why = ", ".join(f"{cause} {units.duration(ns)}" for cause, ns in found.by_class.items())
+    for name, found in parts.items():
+        causes_told = ", ".join(f"{cause} {units.duration(ns)}" for cause, ns in found.by_class.items())
+        found.why = _WAITED.get(name, causes_told)
     return parts
 
 
@@ -258,11 +287,17 @@ def _convention(done: Computing, known: KnownWork | None, gpu: Gpu) -> str:
         return ""
     peak = gpu.peaks.get(done.used)
     of = f" of the datasheet's dense {units.rate(peak, 'FLOP/s')} of {done.used}" if peak else ""
-    ideal = "; of fused attention the ideal has only what the mask leaves" if known and known.causal and done.attention_ideal_ns else ""
+    ideal = (
+        "; of fused attention the ideal has only what the mask leaves"
+        if known and known.causal and done.attention_ideal_ns
+        else ""
+    )
     return f"matmuls only, two FLOPs a multiply-add, attention's squares whole; MFU and HFU{of}{ideal}"
 
 
 def _scaled(work: TimedWork) -> tuple[str, ...]:
     if abs(work.scale - 1) < 0.005:
         return ()
-    return (f"traced kernels took {units.percent(1 / work.scale - 1)} longer than fits into the untraced step: scaled to it",)
+    return (
+        f"traced kernels took {units.percent(1 / work.scale - 1)} longer than fits into the untraced step: scaled to it",
+    )

@@ -11,6 +11,7 @@ from flopwise.render.json import document
 from flopwise.render.kernel_names import told_apart
 from flopwise.render.short_paths import short_paths
 from flopwise.render.table import Column, Table, View
+from flopwise.render.waterfall_view import waterfall_table
 from flopwise.trace.phases import PHASES
 
 TOP = 12
@@ -23,9 +24,10 @@ class _Again(str):
 
 
 def explanation_view(explanation: Explanation) -> View:
-    """Phases by class, modules, the top kernels, idle time by cause, and the course's five questions."""
+    """The waterfall, phases by class, modules, the top kernels, idle time by cause, and the course's five questions."""
     tables = [
         _summary(explanation),
+        *([waterfall_table(explanation.waterfall)] if explanation.waterfall else []),
         _phases(explanation),
         _modules(explanation),
         _kernels(explanation),

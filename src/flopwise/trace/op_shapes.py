@@ -20,7 +20,12 @@ BY_HEAD = frozenset(
         "scaled_dot_product_efficient_attention",
         "scaled_dot_product_cudnn_attention",
     )
-) | {"aten::_cudnn_attention_forward", "aten::_cudnn_attention_backward", "flopwise::flash_forward", "flopwise::flash_backward"}
+) | {
+    "aten::_cudnn_attention_forward",
+    "aten::_cudnn_attention_backward",
+    "flopwise::flash_forward",
+    "flopwise::flash_backward",
+}
 BY_TOKEN = frozenset(
     f"aten::_{name}_attention_{way}" for name in ("flash", "efficient") for way in ("forward", "backward")
 ) | {"flash_attn::_flash_attn_forward", "flash_attn::_flash_attn_backward"}
