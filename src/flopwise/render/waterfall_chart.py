@@ -29,10 +29,10 @@ def waterfall_chart(found: w.Waterfall | None, title: str) -> Any:
         raise FlopwiseError("there is no waterfall to draw", "the limits of the trace's GPU are needed: --gpu h200")
     alt = altair()
     rows = [
-        _row(part.name, begin, end, f"{units.milliseconds(part.ns)} ms  {units.percent(part.share)}")
+        _row(part.name, begin, end, f"{units.duration(part.ns)} · {units.percent(part.share)}")
         for part, begin, end in steps_of(found)
     ]
-    rows.append(_row(STEP, 0.0, found.step_ns, f"{units.milliseconds(found.step_ns)} ms, by {found.measured_by}"))
+    rows.append(_row(STEP, 0.0, found.step_ns, units.duration(found.step_ns)))
     order = [row["part"] for row in rows]
     across = alt.X("begin:Q", title="ms").scale(domain=[0, found.step_ns / 1e6 * 1.28], nice=False).axis(grid=False)
     down = alt.Y("part:N", sort=order, title=None).axis(labelLimit=0, ticks=False, domain=False, labelPadding=8)
@@ -46,7 +46,7 @@ def waterfall_chart(found: w.Waterfall | None, title: str) -> Any:
         tooltip=["part:N", "told:N"],
     )
     texts = base.mark_text(align="left", dx=5, color="#222222").encode(x=alt.X("right:Q"), y=down, text="told:N")
-    line = next(iter(shares_told(found)), "")
+    line = ", ".join((f"by {found.measured_by}", *shares_told(found)[:1]))
     heading = alt.TitleParams(visible(title, _LONGEST), subtitle=line, anchor="start")
     return alt.layer(bars, texts).properties(width=_WIDTH, height=_ROW * len(rows), title=heading)
 

@@ -15,7 +15,7 @@ from flopwise.trace.given_file import check_file
 from flopwise.trace.kernel_spelling import one_spelling
 from flopwise.trace.read import is_trace_file, read_trace, unknown_suffix
 from flopwise.verbs.timings import device_of, gpu_of, timing_of
-from flopwise.verbs.waterfall import with_waterfall
+from flopwise.verbs.waterfall import with_waterfall, with_waterfall_of
 
 _LONGEST = 255  # bytes of a file's name, and more than any run's
 
@@ -57,7 +57,10 @@ def explain(
     where = "; ".join(
         (f"run {timed.header.id}: {chosen.trial.workload.label()} on {there or device_of(chosen)}", *notes)
     )
-    found = with_waterfall(found, part, workload or (None if notes else chosen.trial.workload), gpu)
+    if workload is None and found.untraced_idle is not None:
+        found = with_waterfall_of(found, part, chosen.trial.workload, gpu)
+    else:
+        found = with_waterfall(found, part, workload, gpu)
     if not found.host_ns:  # left out, as the last note says: it is to say of which clock, too
         return msgspec.structs.replace(found, notes=(*found.notes[:-1], f"{found.notes[-1]} ({where})"))
     return msgspec.structs.replace(found, timings=where)

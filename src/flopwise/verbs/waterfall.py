@@ -2,6 +2,7 @@
 
 import msgspec
 
+from flopwise import units
 from flopwise.analysis.computing import KnownWork
 from flopwise.analysis.explained import Explained
 from flopwise.analysis.explanation import Explanation
@@ -17,6 +18,8 @@ from flopwise.spec.model import ModelSpec
 from flopwise.spec.workload import Workload
 from flopwise.verbs.account import find_ceilings
 from flopwise.verbs.dry_step import needs_dry_run
+
+MOST_APART = 0.02  # FLOPs of a workload and of a trace that are taken for the same
 
 
 def with_waterfall(
@@ -40,6 +43,16 @@ def with_waterfall(
         untraced=(found.host_ns[STEP], alone) if alone is not None else None,
     )
     return msgspec.structs.replace(found, waterfall=made)
+
+
+def with_waterfall_of(found: Explanation, part: Explained, workload: Workload, gpu: str | None = None) -> Explanation:
+    """The same by a workload that is only said to be the trace's: if their FLOPs differ, it is not, and the trace alone tells."""
+    alone, by_workload = with_waterfall(found, part, None, gpu), with_waterfall(found, part, workload, gpu)
+    traced, said = (one.waterfall.mfu if one.waterfall else None for one in (alone, by_workload))
+    if traced is None or said is None or abs(said / traced - 1) <= MOST_APART:
+        return by_workload
+    note = f"{workload.label()} does {units.percent(said / traced - 1)} more FLOPs than the trace: left out of the waterfall"
+    return msgspec.structs.replace(alone, notes=(*alone.notes, note))
 
 
 def known_work(workload: Workload, gpu: Gpu) -> KnownWork | None:
