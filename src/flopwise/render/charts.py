@@ -44,7 +44,7 @@ def roofline_chart(
 
     `points`: rows with name, kind, intensity, flops_per_s, ms; `roofs`: names of precisions and their FLOP/s.
     """
-    alt = _altair()
+    alt = altair()
     low = min([0.02, *(p["intensity"] for p in points if p["intensity"] > 0)]) / 2
     high = max([1e4, *(p["intensity"] for p in points)]) * 10
     lines = [
@@ -82,7 +82,7 @@ def memory_chart(
     `rows`: moments with `at` (in `unit`: 'ms', or what is counted), `phase`, one field for each owner, and `reserved`
     where the device's allocator reserves.
     """
-    alt = _altair()
+    alt = altair()
     reserves = "reserved" in rows[0]
     name, size = _byte_unit(max(row["reserved"] if reserves else sum(row[o] for o in owners) for row in rows))
     rows = [{key: v / size if key in owners or key == "reserved" else v for key, v in row.items()} for row in rows]
@@ -205,7 +205,8 @@ vegaEmbed("#chart", {safe}, {{actions: false}});
 """
 
 
-def _altair() -> Any:
+def altair() -> Any:
+    """The package, or one line that says how to get it."""
     try:
         import altair
     except ImportError:
