@@ -1,0 +1,34 @@
+"""The GPU waits for the next batch.
+
+Looks for: the GPU idle while the host is in the dataloader (`enumerate(DataLoader)…__next__`, ranges named after loading).
+Saving: that idle time.
+Mend: more workers, pinned memory, prefetching; copy the next batch on a stream of its own while this one is computed.
+"""
+
+from flopwise import units
+from flopwise.advice.facts import Facts
+from flopwise.advice.finding import HIGH, Finding
+from flopwise.advice.savings import Saving, finding
+from flopwise.analysis.waterfall import IDLE_INPUT, IDLE_LAUNCH, IDLE_OTHER
+
+CODE = """loader = DataLoader(data, batch_size=batch, num_workers=8, pin_memory=True, prefetch_factor=4, persistent_workers=True)
+for tokens in loader:
+    tokens = tokens.to("cuda", non_blocking=True)"""
+
+
+def check(facts: Facts) -> Finding | None:
+    """One finding, or none."""
+    if facts.details is None or not facts.details.loading_idle_ns:
+        return None
+    idle = facts.details.loading_idle_ns
+    arithmetic = f"the GPU is idle {units.duration(idle)} while the host fetches a batch"
+    saving = Saving(alone_ns=idle, freed_ns=idle, arithmetic=arithmetic, confidence=HIGH)
+    return finding(
+        facts,
+        __name__,
+        f"the GPU waits {units.duration(idle)} for the next batch",
+        saving,
+        (IDLE_INPUT, IDLE_OTHER, IDLE_LAUNCH),
+        evidence=(f"the host fetches for {units.duration(facts.details.loading_ns)} of each step",),
+        code=CODE,
+    )
