@@ -7,6 +7,7 @@ What the lever leaves alone then costs what it was measured to cost.
 
 from collections.abc import Mapping
 from functools import lru_cache
+from statistics import median
 from typing import Any
 
 import msgspec
@@ -20,6 +21,7 @@ from flopwise.cost.fit import peak_of
 from flopwise.cost.roofline import StepTime
 from flopwise.cost.step import StepCost, account_step
 from flopwise.errors import FlopwiseError
+from flopwise.records import STEP
 from flopwise.spec.gpu import gpu as gpu_named
 from flopwise.spec.recipe import recipe_from
 from flopwise.spec.workload import Workload
@@ -32,7 +34,7 @@ _GPU_BOUND = 0.95  # of the step the GPU is at work: the host's clock then holds
 class Corrections(msgspec.Struct, frozen=True, kw_only=True):
     """Measured over predicted, of the step as it is."""
 
-    host: float = 1.0
+    host: dict[str, float] = {}  # by phase; 1 where the clock says nothing
     matmul: float = 1.0  # of the precision used
     attention: float = 1.0
     rest: float = 1.0
@@ -79,7 +81,7 @@ def predicted_step(facts: Facts, levers: Mapping[str, str], **fields: Any) -> Pr
     arithmetic = (
         f"model of the step: {_told(now)} now, {_told(then)} with {what}: "
         f"{units.duration(now.wall_ns)} − {units.duration(then.wall_ns)}{_times(scale)} = {units.duration(saving)} "
-        f"(ceilings {facts.ceilings.how}; corrected by what was measured: host × {corrections.host:.2f}, "
+        f"(ceilings {facts.ceilings.how}; corrected by what was measured: host {_by_phase(corrections.host)}, "
         f"matmul × {corrections.matmul:.2f}, attention × {corrections.attention:.2f}, rest × {corrections.rest:.2f})"
     )
     return Predicted(
@@ -116,15 +118,16 @@ def corrected(ceilings: Ceilings, by: Corrections, precision: str) -> Ceilings:
     def attention(curves: Mapping[str, Curve]) -> dict[str, Curve]:
         return {k: _slower(c, by.attention) if k.startswith(precision) else c for k, c in curves.items()}
 
+    phases = dict.fromkeys((*ceilings.host, *by.host))
     return msgspec.structs.replace(
         ceilings,
         matmul={k: _slower_matmul(m, by.matmul) if k == precision else m for k, m in ceilings.matmul.items()},
         memory={k: _slower(curve, by.rest) for k, curve in ceilings.memory.items()},
         attention=attention(ceilings.attention),
         attention_backward=attention(ceilings.attention_backward),
-        host={phase: _slower_host(cost, by.host) for phase, cost in ceilings.host.items()},
-        backward_start_ns=ceilings.backward_start_ns * by.host,
-        compiled_call_ns=ceilings.compiled_call_ns * by.host,
+        host={phase: _slower_host(ceilings.host_cost(phase), by.host.get(phase, 1.0)) for phase in phases},
+        backward_start_ns=ceilings.backward_start_ns * by.host.get("backward", 1.0),
+        compiled_call_ns=ceilings.compiled_call_ns * by.host.get("forward", 1.0),
     )
 
 
@@ -147,12 +150,7 @@ def _slower_host(cost: HostCost, factor: float) -> HostCost:
 
 def _corrections(facts: Facts, workload: Workload, cost: StepCost, ceilings: Ceilings) -> Corrections:
     plain = step_time(workload, cost, ceilings)
-    gpu, launch, wall = measured.gpu_ns(facts), measured.launch_ns(facts), measured.untraced_ns(facts)
-    host = 1.0
-    if launch and plain.host_ns and workload.recipe.graph == "off":
-        host = _within(launch / plain.host_ns)
-        if gpu and wall and gpu > _GPU_BOUND * wall:
-            host = min(host, 1.0)
+    gpu, host = measured.gpu_ns(facts), _host(facts, workload, plain)
     if not gpu or not plain.gpu_ns:
         return Corrections(host=host)
     e, by_kind = facts.explanation, plain.gpu_ns_by_kind
@@ -169,6 +167,30 @@ def _corrections(facts: Facts, workload: Workload, cost: StepCost, ceilings: Cei
 
     rest = _within(others(taken) / others(by_kind)) if others(taken) and others(by_kind) else 1.0
     return Corrections(host=host, matmul=one(MATMUL), attention=one(ATTENTION), rest=rest)
+
+
+def _host(facts: Facts, workload: Workload, plain: StepTime) -> dict[str, float]:
+    """By phase, where the host dictated it: a host that is ahead of the GPU waits for the queue, and its clock with it."""
+    if facts.point is None or workload.recipe.graph == "on":
+        return {}
+    whole = len(plain.phases) == 1
+    found = {}
+    for phase in plain.phases:
+        times = facts.point.times(STEP if whole else phase.phase)
+        if times is None or not times.launch_ns or not times.wall_ns or not phase.host_ns:
+            continue
+        wall, launch = median(times.wall_ns), median(times.launch_ns)
+        held = [ns for ns, was_held in zip(times.gpu_ns, times.gpu_held, strict=False) if was_held]
+        gpu = median(held) if held else phase.gpu_ns
+        if gpu < _GPU_BOUND * wall:
+            found[phase.phase] = _within(launch / phase.host_ns)
+    if whole and "forward" in found:
+        found["inference"] = found["forward"]
+    return found
+
+
+def _by_phase(factors: Mapping[str, float]) -> str:
+    return ", ".join(f"{phase} × {factor:.2f}" for phase, factor in factors.items()) or "× 1.00"
 
 
 def _within(factor: float) -> float:
