@@ -3,7 +3,7 @@
 Looks for: levers norm, activation or rope at `eager` in a step that is not compiled; in a trace of unknown origin, modules
 named after them whose work is three or more kernels a call.
 Saving: the step with that lever at `triton`, by the model; from a trace alone, 0.6 of the module's elementwise and reduction
-time (the pieces read and write every tensor two to three times as often as one kernel does).
+time, an assumption: the pieces read and write every tensor two to three times as often as one kernel does.
 Mend: flopwise's kernels (`norm = triton` …), `torch.nn.functional.rms_norm`, or torch.compile.
 """
 

@@ -3,8 +3,8 @@
 Looks for: several compiled regions in one step (`Torch-Compiled Region: 0/0`, `1/0`, …), each but the first after a graph
 break; regions compiled a second time (`0/1`); TorchDynamo at work inside the steps. One region that repeats (a block compiled
 once) is no break.
-Saving: the host's cost of one call of a compiled graph for each break (the ceilings', else 100 µs), forward and backward, and
-the time spent compiling; of that what the GPU was idle.
+Saving: the host's cost of one call of a compiled graph for each break (the ceilings'; without them 100 µs are assumed), forward
+and backward, and the time spent compiling; of that what the GPU was idle.
 Mend: find breaks with `TORCH_LOGS=graph_breaks`, recompilations with `TORCH_LOGS=recompiles`; `fullgraph=True` makes a break
 an error.
 """

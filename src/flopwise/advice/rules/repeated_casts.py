@@ -3,7 +3,7 @@
 Looks for: cast kernels (`bfloat16_copy`, Inductor's `…_to_copy…` that do nothing else) in the forward and backward pass of a
 step whose matmuls are in half precision.
 Saving: the casts' time less what writing 2 more bytes a parameter costs the optimizer, which can leave the half-precision
-copy as it goes (at 80 % of the bandwidth; where the parameters are not known, 0.3 of the time).
+copy as it goes (at 80 % of the bandwidth; where the parameters are not known, 0.3 of the time is assumed).
 Mend: keep a half-precision copy of the weights beside the fp32 ones, refreshed by the optimizer step.
 """
 
@@ -20,12 +20,12 @@ from flopwise.work import COPY
 
 REACHED, WRITTEN_SHARE = 0.8, 0.3
 HALF = ("bf16", "fp16")
-CODE = """class CastOnce(torch.nn.Module):                # parametrize.register_parametrization(linear, "weight", CastOnce())
-    def forward(self, weight): return weight.to(torch.bfloat16)
-
-with parametrize.cached():                      # every use in the step shares one cast
-    loss = loss_of(model(tokens), targets)
-# or hold bf16 weights in the model and fp32 masters in the optimizer, which writes both in one pass"""
+CODE = """# the model holds bf16 weights, the optimizer their fp32 masters; one pass after the update refreshes all of them
+masters = [p.detach().float().requires_grad_() for p in model.bfloat16().parameters()]
+optimizer = torch.optim.AdamW(masters, lr=lr, fused=True)
+for master, p in zip(masters, model.parameters()): master.grad = p.grad.float()
+optimizer.step()
+torch._foreach_copy_(list(model.parameters()), masters)"""
 _CAST = re.compile(
     r"bfloat16_copy_kernel|float16_copy_kernel|^triton_poi_fused__to_copy(_t)?_\d+$|convert_element_type_\d+$"
 )

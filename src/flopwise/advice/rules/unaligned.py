@@ -3,7 +3,7 @@
 Looks for: products in half precision or TF32 with a side that is no multiple of 8 (16 bytes of bf16); of a known model, its
 vocabulary, widths and heads.
 Saving: the part of the waterfall that unaligned matmuls take, where it is there; else half of these products' time: without
-16-byte loads cuBLAS falls back to kernels about half as fast.
+16-byte loads cuBLAS falls back to other kernels, which are assumed to be half as fast.
 Mend: round up to a multiple of 64 (50,257 → 50,304) and leave the last tokens unused.
 """
 
