@@ -32,7 +32,7 @@ from flopwise.analysis.chains import Chain
 from flopwise.analysis.compiled_regions import CompiledRegions
 from flopwise.analysis.details import Details
 from flopwise.analysis.host_waits import HostWait
-from flopwise.analysis.products import Product
+from flopwise.analysis.product_sizes import Product
 from flopwise.analysis.waterfall import (
     IDLE_INPUT,
     IDLE_LAUNCH,

@@ -10,7 +10,7 @@ from flopwise.analysis.chains import Chain, chains
 from flopwise.analysis.compiled_regions import CompiledRegions, compiled_regions
 from flopwise.analysis.host_waits import HostWait, host_waits
 from flopwise.analysis.intervals import Times, clipped, covered_ns, gaps
-from flopwise.analysis.products import Product, products
+from flopwise.analysis.product_sizes import Product, products
 from flopwise.analysis.steps import Steps, find_steps, launch_times
 from flopwise.trace.attribute import attribute
 from flopwise.trace.tables import NO_ID, Trace, of_process
@@ -36,7 +36,7 @@ class Details(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def details(trace: Trace) -> Details:
-    """Read once more what a trace holds of its steps, on the device and in the process that worked most."""
+    """Of the steps on the device and in the process that worked most."""
     table = attribute(trace).table
     spent = table.group_by("device", "process").agg(pl.col("duration_ns").sum()).sort("duration_ns", descending=True)
     if not spent.height:
@@ -45,16 +45,20 @@ def details(trace: Trace) -> Details:
     everywhere = table.filter(pl.col("device") == device, pl.col("process").is_in([process, NO_ID]))
     mine = of_process(trace, process)
     steps = find_steps(mine, everywhere)
-    work = everywhere.filter(pl.Series(steps.of(launch_times(everywhere)) >= 0))
+    return details_of(mine, steps, everywhere.filter(pl.Series(steps.of(launch_times(everywhere)) >= 0)))
+
+
+def details_of(trace: Trace, steps: Steps, work: pl.DataFrame) -> Details:
+    """Of steps that were found already: `trace` is of their process, `work` an Attribution's rows of the steps."""
     n = len(steps)
-    loading, loading_idle = _loading(mine, work, steps)
+    loading, loading_idle = _loading(trace, work, steps)
     talking, exposed = _communication(work)
     return Details(
         steps=n,
-        waits=host_waits(mine, steps),
+        waits=host_waits(trace, steps),
         chains=chains(work, n),
-        products=products(mine, work, n),
-        compiled=compiled_regions(mine, steps),
+        products=products(trace, work, n),
+        compiled=compiled_regions(trace, steps),
         loading_ns=loading / n,
         loading_idle_ns=loading_idle / n,
         communication_ns=talking / n,

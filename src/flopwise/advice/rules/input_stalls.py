@@ -1,7 +1,7 @@
 """The GPU waits for the next batch.
 
 Looks for: the GPU idle while the host is in the dataloader (`enumerate(DataLoader)…__next__`, ranges named after loading).
-Saving: that idle time.
+Saving: that idle time, as the waterfall or the trace tells it.
 Mend: more workers, pinned memory, prefetching; copy the next batch on a stream of its own while this one is computed.
 """
 
@@ -18,9 +18,11 @@ for tokens in loader:
 
 def check(facts: Facts) -> Finding | None:
     """One finding, or none."""
-    if facts.details is None or not facts.details.loading_idle_ns:
+    split = facts.waterfall.ns(IDLE_INPUT) if facts.waterfall is not None else 0.0
+    idle = split or (facts.details.loading_idle_ns if facts.details is not None else 0.0)
+    if idle <= 0:
         return None
-    idle = facts.details.loading_idle_ns
+    loading = facts.details.loading_ns if facts.details is not None else 0.0
     arithmetic = f"the GPU is idle {units.duration(idle)} while the host fetches a batch"
     saving = Saving(alone_ns=idle, freed_ns=idle, arithmetic=arithmetic, confidence=HIGH)
     return finding(
@@ -29,6 +31,6 @@ def check(facts: Facts) -> Finding | None:
         f"the GPU waits {units.duration(idle)} for the next batch",
         saving,
         (IDLE_INPUT, IDLE_OTHER, IDLE_LAUNCH),
-        evidence=(f"the host fetches for {units.duration(facts.details.loading_ns)} of each step",),
+        evidence=(f"the host fetches for {units.duration(loading)} of each step",) if loading else (),
         code=CODE,
     )

@@ -12,7 +12,7 @@ from flopwise.advice import measured
 from flopwise.advice.facts import Facts
 from flopwise.advice.finding import LOW, MEDIUM, Finding
 from flopwise.advice.savings import finding, freed
-from flopwise.analysis.products import Product
+from flopwise.analysis.product_sizes import Product
 from flopwise.analysis.waterfall import MATMUL_OTHER, MATMUL_SHAPE, MATMUL_UNALIGNED
 from flopwise.cost.roofline import matmul_shape, op_time
 from flopwise.cost.step import account_step
