@@ -25,13 +25,14 @@ amounts = st.floats(0, 1e9)
 parts = st.dictionaries(st.sampled_from(PARTS), amounts, max_size=4)
 said = st.lists(
     st.builds(
-        lambda rule, ns, draws, size: Finding(
-            rule=rule, title=rule, arithmetic="", saving_ns=ns, draws_on=draws, saving_bytes=size
+        lambda rule, ns, draws, size, lever: Finding(
+            rule=rule, title=rule, arithmetic="", saving_ns=ns, draws_on=draws, saving_bytes=size, levers=lever
         ),
         st.sampled_from("abcdef"),
         amounts,
         parts,
         st.sampled_from([0, 2**31]),
+        st.sampled_from([{}, {"precision": "bf16"}, {"precision": "tf32"}, {"graph": "on"}]),
     ),
     max_size=8,
 )
@@ -54,6 +55,8 @@ def test_what_is_counted_is_no_more_than_the_step_and_each_part(found, shares, s
     assert sum(counted) <= falls.step_ns * (1 + 1e-9)
     assert all(ns <= potential_ns(one) * (1 + 1e-9) for ns, one in zip(counted, told, strict=True))
     assert [potential_ns(one) for one in told] == sorted((potential_ns(one) for one in told), reverse=True)
+    pulled = [lever for one in told if one.counted_ns for lever in one.levers]
+    assert len(pulled) == len(set(pulled))
     assert all(potential_ns(one) >= least_ns(falls.step_ns) or one.saving_bytes for one in told)
 
 
@@ -62,6 +65,23 @@ def test_two_that_draw_on_the_same_do_not_save_it_twice():
     two = Finding(rule="b", title="", arithmetic="", saving_ns=20 * MS, draws_on={PARTS[3]: 15 * MS, PARTS[5]: 5 * MS})
     facts = seen(("forward", "matmul", "", BF16, 90 * MS, 1.0))
     assert [found.counted_ns for found in ranked([two, one], facts)] == [30 * MS, 5 * MS]
+
+
+def test_of_two_places_of_one_lever_the_better_counts():
+    levers = ({"precision": "bf16"}, {"precision": "tf32"})
+    found = [
+        Finding(rule=f"to {one['precision']}", title="", arithmetic="", saving_ns=ns, draws_on={part: ns}, levers=one)
+        for one, ns, part in zip(levers, (30 * MS, 20 * MS), PARTS, strict=False)
+    ]
+    facts = seen(("forward", "matmul", "", BF16, 90 * MS, 1.0))
+    assert [one.counted_ns for one in ranked(found, facts)] == [30 * MS, 0.0]
+
+
+def test_what_changes_the_training_is_said_last():
+    batch = Finding(rule="small_batch", title="", arithmetic="", saving_ns=50 * MS, draws_on={PARTS[11]: 50 * MS})
+    graph = Finding(rule="launch_bound", title="", arithmetic="", saving_ns=40 * MS, draws_on={PARTS[11]: 40 * MS})
+    told = ranked([batch, graph], seen(("forward", "matmul", "", BF16, 20 * MS, 1.0), late=50 * MS))
+    assert [(one.rule, one.counted_ns) for one in told] == [("launch_bound", 40 * MS), ("small_batch", 10 * MS)]
 
 
 def test_nothing_is_said_where_nothing_is_wrong():

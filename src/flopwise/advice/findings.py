@@ -62,8 +62,10 @@ def ranked(said: Iterable[Finding], facts: Facts) -> tuple[Finding, ...]:
         key=lambda one: (one.rule in CHANGE_THE_WORK, -potential_ns(one), -one.saving_bytes, one.rule, one.title)
     )
     left, whole, counted = _budget(worth, facts), step, []
+    pulled = set[str]()  # a lever has one place: of two findings that would set it, the first counts
     for one in worth:
-        wanted = one.draws_on or {"": one.saving_ns}
+        wanted = {} if pulled & set(one.levers) else one.draws_on or {"": one.saving_ns}
+        pulled |= set(one.levers)
         taken = {part: min(ns, left.get(part, whole)) for part, ns in wanted.items()}
         part_ns = min(sum(taken.values()), whole)
         for part, ns in taken.items():

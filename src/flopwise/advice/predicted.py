@@ -21,7 +21,7 @@ from flopwise.cost.fit import peak_of
 from flopwise.cost.roofline import StepTime
 from flopwise.cost.step import StepCost, account_step
 from flopwise.errors import FlopwiseError
-from flopwise.records import STEP
+from flopwise.records import PhaseTimes
 from flopwise.spec.gpu import gpu as gpu_named
 from flopwise.spec.recipe import recipe_from
 from flopwise.spec.workload import Workload
@@ -170,23 +170,29 @@ def _corrections(facts: Facts, workload: Workload, cost: StepCost, ceilings: Cei
 
 
 def _host(facts: Facts, workload: Workload, plain: StepTime) -> dict[str, float]:
-    """By phase, where the host dictated it: a host that is ahead of the GPU waits for the queue, and its clock with it."""
+    """By phase, where phases were timed one by one, else of the whole step alike."""
     if facts.point is None or workload.recipe.graph == "on":
         return {}
-    whole = len(plain.phases) == 1
-    found = {}
-    for phase in plain.phases:
-        times = facts.point.times(STEP if whole else phase.phase)
-        if times is None or not times.launch_ns or not times.wall_ns or not phase.host_ns:
-            continue
-        wall, launch = median(times.wall_ns), median(times.launch_ns)
-        held = [ns for ns, was_held in zip(times.gpu_ns, times.gpu_held, strict=False) if was_held]
-        gpu = median(held) if held else phase.gpu_ns
-        if gpu < _GPU_BOUND * wall:
-            found[phase.phase] = _within(launch / phase.host_ns)
-    if whole and "forward" in found:
+    phases = [phase.phase for phase in plain.phases]
+    timed = {phase.phase: (facts.point.times(phase.phase), phase.host_ns, phase.gpu_ns) for phase in plain.phases}
+    if all(times is None for times, _, _ in timed.values()):
+        whole = _dictated(facts.point.times(), plain.host_ns, plain.gpu_ns)
+        found = dict.fromkeys(phases, whole) if whole else {}
+    else:
+        each = {phase: _dictated(*clocks) for phase, clocks in timed.items()}
+        found = {phase: factor for phase, factor in each.items() if factor}
+    if phases == ["forward"] and "forward" in found:
         found["inference"] = found["forward"]
     return found
+
+
+def _dictated(times: PhaseTimes | None, host_ns: float, gpu_ns: float) -> float | None:
+    """The host's time over what was predicted; None where the GPU dictated: the host then waits for the queue, its clock too."""
+    if times is None or not times.launch_ns or not times.wall_ns or not host_ns:
+        return None
+    held = [ns for ns, was_held in zip(times.gpu_ns, times.gpu_held, strict=False) if was_held]
+    busy = median(held) if held else gpu_ns
+    return _within(median(times.launch_ns) / host_ns) if busy < _GPU_BOUND * median(times.wall_ns) else None
 
 
 def _by_phase(factors: Mapping[str, float]) -> str:
