@@ -54,7 +54,7 @@ _LEVERS = {
     "rope": "Rotary positions written out, or our kernel.",
     "loss": "Whole logits, chunks of them, or chunks with the head's matmul and our kernel.",
     "optimizer": "AdamW: written out, per list, fused, or our kernel over all tensors.",
-    "compile": "torch.compile.",
+    "compile": "torch.compile of the whole, or of one block that all layers use.",
     "graph": "The whole step in one CUDA graph.",
 }
 

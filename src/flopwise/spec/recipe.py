@@ -17,7 +17,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "rope": ("eager", "triton"),
     "loss": ("full", "chunked", "fused"),
     "optimizer": ("adamw-loop", "foreach", "fused", "flopwise"),
-    "compile": ("off", "default", "max-autotune"),
+    "compile": ("off", "default", "max-autotune", "blocks"),
     "graph": ("off", "on"),
 }
 
@@ -40,7 +40,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     rope: str = "eager"
     loss: str = "full"  # chunked and fused never hold all logits
     optimizer: str = "foreach"  # flopwise: all tensors in one launch of our own
-    compile: str = "off"
+    compile: str = "off"  # blocks: one Transformer block, compiled once and used for every layer; and the loss
     graph: str = "off"  # the whole step captured in one CUDA graph
     checkpoint: int = 0  # recompute activations, in segments of this many blocks; 0: keep them all
 

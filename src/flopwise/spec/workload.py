@@ -272,6 +272,11 @@ def _check(w: Workload) -> None:
             f"{unknown[0]} = {fields.show(getattr(w.recipe, unknown[0]))} means nothing to {w.target}",
             f"levers it has: {', '.join(_levers(w.subject)) or 'none: a step of your own applies its own'}",
         )
+    if isinstance(w.subject, OpSpec) and w.recipe.compile == "blocks":
+        raise FlopwiseError(
+            f"compile = 'blocks' means nothing to {w.target}: it has none",
+            "allowed: compile = off, default, max-autotune",
+        )
     if isinstance(w.subject, OpSpec) and w.subject.name == "adamw" and w.phase != "forward":
         raise FlopwiseError(f"phase = '{w.phase}' means nothing to op:adamw: it is one update", "leave phase out")
     if isinstance(w.subject, OpSpec) and w.phase == "train":
