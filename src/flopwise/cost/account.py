@@ -104,7 +104,7 @@ def account_for(
         workload=workload,
         spec=spec,
         parameters=spec.parameters(),
-        parameter_rows=parameters_by_module(spec),
+        parameter_rows=parameters_by_module(spec, workload.recipe.projections),
         flops=model_flops(spec, workload.batch, workload.context, workload.phase),
         step=step,
         rows=by_module(step.ops),

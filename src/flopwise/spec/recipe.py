@@ -15,6 +15,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "norm": ("eager", "torch", "triton"),
     "activation": ("eager", "torch", "triton", "cuda"),
     "rope": ("eager", "triton"),
+    "projections": ("separate", "fused"),
     "loss": ("full", "chunked", "fused"),
     "optimizer": ("adamw-loop", "foreach", "fused", "flopwise"),
     "compile": ("off", "default", "max-autotune", "blocks"),
@@ -38,6 +39,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     norm: str = "torch"
     activation: str = "torch"
     rope: str = "eager"
+    projections: str = "separate"  # fused: q, k and v are one matmul, and SwiGLU's gate and up another
     loss: str = "full"  # chunked and fused never hold all logits
     optimizer: str = "foreach"  # flopwise: all tensors in one launch of our own
     compile: str = "off"  # blocks: one Transformer block, compiled once and used for every layer; and the loss
