@@ -32,7 +32,7 @@ from flopwise.spec.workload import Workload
 
 PEAK_LR, FLOOR_LR, LR_WARMUP_STEPS, LR_TOTAL_STEPS = 1e-3, 1e-4, 100, 10_000
 # The graph is a lever of its own. With `blocks` the loss is a function like any other.
-_COMPILE_MODES = {"default": None, "max-autotune": "max-autotune-no-cudagraphs", "blocks": None}
+COMPILE_MODES = {"default": None, "max-autotune": "max-autotune-no-cudagraphs", "blocks": None}
 
 
 class ModelStep:
@@ -195,7 +195,7 @@ def compiled(function: Callable[..., Any], recipe: Recipe) -> Callable[..., Any]
     """The function under the recipe's `compile` lever."""
     if recipe.compile == "off":
         return function
-    return torch.compile(function, mode=_COMPILE_MODES[recipe.compile], dynamic=False)
+    return torch.compile(function, mode=COMPILE_MODES[recipe.compile], dynamic=False)
 
 
 def check_supported(recipe: Recipe, device: torch.device) -> None:
