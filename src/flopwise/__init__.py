@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from flopwise.verbs.demo import demo
     from flopwise.verbs.doctor import doctor
     from flopwise.verbs.explain import explain
+    from flopwise.verbs.findings import findings
     from flopwise.verbs.memory import memory
     from flopwise.verbs.profile import profile
     from flopwise.verbs.roofline import roofline
@@ -35,6 +36,7 @@ _HOMES = {
     "demo": "flopwise.verbs.demo",
     "doctor": "flopwise.verbs.doctor",
     "explain": "flopwise.verbs.explain",
+    "findings": "flopwise.verbs.findings",
     "memory": "flopwise.verbs.memory",
     "profile": "flopwise.verbs.profile",
     "roofline": "flopwise.verbs.roofline",
@@ -53,6 +55,7 @@ __all__ = [
     "demo",
     "doctor",
     "explain",
+    "findings",
     "memory",
     "profile",
     "roofline",
