@@ -15,7 +15,8 @@ from flopwise.verbs.forecast import closed_form
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "h200-2026-11"
 
 
-IN_ONE_PROCESS = ("prediction", "prediction-held-out")  # one step after the other: the pool of each is cut up by those before it
+# One step after the other: the pool of each is cut up by those before it.
+IN_ONE_PROCESS = ("prediction", "prediction-held-out")
 
 
 def measured_points(*, in_one_process):

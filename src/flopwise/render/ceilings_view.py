@@ -66,7 +66,7 @@ def _more(ns: float) -> str:
 def _launches(found: Ceilings) -> Table:
     costs = found.host | {f"{phase}, compiled": cost for phase, cost in found.compiled.items()}
     rows = tuple(
-        {"phase": phase, "op_ns": cost.op_ns, "view_ns": cost.view_ns, "kernel_ns": cost.kernel_ns}
+        {"phase": phase, "op_ns": cost.op_ns, "view_ns": cost.view_ns or None, "kernel_ns": cost.kernel_ns}
         | {"cast_ns": cost.cast_ns, "listed_ns": cost.listed_ns or None, "start_ns": cost.start_ns or None}
         for phase, cost in costs.items()
     )

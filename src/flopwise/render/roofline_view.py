@@ -29,7 +29,7 @@ def roofline_view(found: Roofline) -> View:
     )
     above = sum(point.share > 1 for point in found.points)
     roofs = (
-        "measured on this machine"
+        "measured"
         if found.ceilings.how == MEASURED
         else "by the datasheet and what libraries reach of it"
     )
