@@ -6,8 +6,9 @@
 The cases are not chosen: every point of the stored runs (all under benchmarks/results/h200-2026-11 unless runs are
 named) that is a step of the reference model and has the allocator's figures is in the table, once. Peaks are
 torch.cuda.max_memory_allocated() of a phase; the step's is the largest of its phases. `account` counts eager PyTorch,
-so compiled steps and CUDA graphs are listed and judged apart. Times are medians; 'GPU' is the kernels' time alone where
-the GPU could be held until all was queued, an upper limit otherwise.
+so compiled steps and CUDA graphs are listed and judged apart. Times are medians; 'launched in' is the least and the
+most of the same step's samples until the host had queued everything; 'GPU' is the kernels' time alone where the GPU could be
+held until all was queued, an upper limit otherwise.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from typing import Any
 
 from flopwise import units
 from flopwise.cost.account import step_time
+from flopwise.cost.datasheet import from_datasheet
 from flopwise.cost.step import account_step
 from flopwise.records import Point
 from flopwise.render.table import Column, Table, markdown
@@ -82,18 +84,20 @@ def _memory_row(point: Point) -> dict[str, object]:
 
 
 def step_times(points: Sequence[Point]) -> Table:
-    """Predicted beside measured step times: from ceilings measured on the GPU where they are kept, else its datasheet."""
+    """Predicted beside measured step times: from ceilings measured on the GPU where they are kept, and by its datasheet."""
     rows = [row for point in points if (row := _time_row(point))]
     columns = (
         Column("workload", "workload", right=False),
         Column("wall_ns", "measured", units.duration),
+        Column("launched", "launched in"),
         Column("predicted_ns", "predicted", units.duration),
         Column("error", "error", _signed),
+        Column("specified_error", "by datasheet", _signed),
         Column("gpu_ns", "GPU measured", units.duration),
         Column("predicted_gpu_ns", "GPU predicted", units.duration),
         Column("gpu_error", "error", _signed),
+        Column("specified_gpu_error", "by datasheet", _signed),
         Column("bound", "bound by", right=False),
-        Column("how", "ceilings", right=False),
     )
     groups = (
         ("step time", "error", rows),
@@ -110,24 +114,32 @@ def step_times(points: Sequence[Point]) -> Table:
         ("GPU time, where it was held until all was queued", "gpu_error", [r for r in rows if r["held"]]),
     )
     notes = [
-        f"{title}, {len(some)} steps: median error {units.percent(statistics.median(errors))}, worst {units.percent(max(errors))}"
+        f"{title}, {len(some)} steps: {_errors(some, key)}; by the datasheet {_errors(some, f'specified_{key}')}"
         for title, key, some in groups
-        if (errors := [abs(row[key]) for row in some])
+        if some
     ]
-    return Table(title="step time", columns=columns, rows=tuple(rows), notes=tuple(notes))
+    how = " and ".join(sorted({row["how"] for row in rows}))
+    return Table(title=f"step time, ceilings {how}", columns=columns, rows=tuple(rows), notes=tuple(notes))
+
+
+def _errors(rows: Sequence[dict[str, Any]], key: str) -> str:
+    errors = [abs(row[key]) for row in rows]
+    return f"median error {units.percent(statistics.median(errors))}, worst {units.percent(max(errors))}"
 
 
 def _time_row(point: Point) -> dict[str, Any] | None:
     there, times, w = _gpu(point), point.times(), point.trial.workload
     limits = find_ceilings(there) if there else None
-    if limits is None or times is None or not times.gpu_ns:
+    if there is None or limits is None or times is None or not times.gpu_ns:
         return None
     step = step_cost(dry_run(w, there)) if needs_dry_run(w) else account_step(w, there)
-    told = step_time(w, step, limits)
+    told, specified = step_time(w, step, limits), step_time(w, step, from_datasheet(there))
     wall_ns, gpu_ns = statistics.median(times.wall_ns), statistics.median(times.gpu_ns)
     return {
         "workload": w.label(), "wall_ns": wall_ns, "predicted_ns": told.wall_ns, "error": told.wall_ns / wall_ns - 1,
         "gpu_ns": gpu_ns, "predicted_gpu_ns": told.gpu_ns, "gpu_error": told.gpu_ns / gpu_ns - 1, "bound": told.bound,
+        "specified_error": specified.wall_ns / wall_ns - 1, "specified_gpu_error": specified.gpu_ns / gpu_ns - 1,
+        "launched": f"{units.duration(min(times.launch_ns))} – {units.duration(max(times.launch_ns))}",
         "how": told.how, "held": bool(times.gpu_held) and all(times.gpu_held),
     }  # fmt: skip
 

@@ -141,6 +141,12 @@ class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
         kept = [a for a, ns in zip(curve.amount, curve.ns, strict=True) if ns / a * _CACHE_SHOWS < slowest]
         return max(kept, default=0.0)
 
+    @property
+    def cache_bytes_per_s(self) -> float | None:
+        """The best rate of what lies in the cache, the kernel's start included; None where no cache shows."""
+        curve, most = self.memory["elementwise"], self.cached_bytes
+        return max((1e9 * a / ns for a, ns in zip(curve.amount, curve.ns, strict=True) if a <= most), default=None)
+
     def cold_ns(self, n_bytes: float) -> float:
         """What so many bytes read from memory take longer than if they lay in the cache."""
         warm = self.memory["elementwise"]

@@ -1,5 +1,8 @@
 """Ceilings as a user reads them."""
 
+import msgspec
+
+from flopwise.ceilings import Curve
 from flopwise.cost.datasheet import from_datasheet
 from flopwise.render.ceilings_view import ceilings_view
 from flopwise.render.table import csv_text, markdown
@@ -13,3 +16,16 @@ def test_rates_stand_beside_the_datasheet():
     assert "specified 4.80 TB/s" in text
     assert document["schema"] == "flopwise.ceilings/1"
     assert csv_text(tables[0]).startswith("dtype,measured_flops,specified_flops,share")
+
+
+def test_what_the_cache_gives_is_said_where_it_shows():
+    known = from_datasheet(gpu("h200"))
+    curve = Curve(amount=(1e6, 3e7, 6e7, 1e9), ns=(2e3, 6e3, 17e3, 250e3))  # 5 TB/s at 30 MB, 4 TB/s of memory
+    found = msgspec.structs.replace(known, memory=known.memory | {"elementwise": curve}, bandwidth_bytes_per_s=4e12)
+    text = "\n".join(markdown(table) for table in ceilings_view(found)[0])
+    assert "out of the cache, which shows up to 30 MB moved: at most 5.00 TB/s" in text
+
+    flat = Curve(amount=(1e6, 1e9), ns=(1e3, 250e3))
+    none = msgspec.structs.replace(known, memory=known.memory | {"elementwise": flat}, bandwidth_bytes_per_s=4e12)
+    assert none.cache_bytes_per_s is None
+    assert "out of the cache" not in "\n".join(markdown(table) for table in ceilings_view(none)[0])

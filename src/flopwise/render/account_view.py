@@ -260,7 +260,7 @@ def _times(a: Account) -> Table:
 
 def _ceilings_said(how: str) -> str:
     if how == MEASURED:
-        return "from ceilings measured on this machine"
+        return "from measured ceilings (`flopwise doctor --calibrate`)"
     return (
         "from the datasheet, and a host that needs 20 µs to launch an operation; "
         "`flopwise doctor --calibrate` on the machine itself tells more"

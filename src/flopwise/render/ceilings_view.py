@@ -55,8 +55,12 @@ def _bandwidths(found: Ceilings) -> Table:
     )
     spec = find_gpu(found.gpu)
     specified = f"; specified {_bytes(spec.bandwidth_bytes_s)}" if spec and spec.bandwidth_bytes_s else ""
-    notes = (f"elementwise, of more than any cache holds: {_bytes(found.bandwidth_bytes_per_s)}{specified}",)
-    return Table(title="memory by class of kernel and bytes moved", columns=columns, rows=rows, notes=notes)
+    notes = [f"elementwise, of more than any cache holds: {_bytes(found.bandwidth_bytes_per_s)}{specified}"]
+    if (rate := found.cache_bytes_per_s) and rate > found.bandwidth_bytes_per_s:
+        notes += [
+            f"out of the cache, which shows up to {found.cached_bytes / 1e6:.0f} MB moved: at most {_bytes(rate)}"
+        ]
+    return Table(title="memory by class of kernel and bytes moved", columns=columns, rows=rows, notes=tuple(notes))
 
 
 def _more(ns: float) -> str:
@@ -66,7 +70,7 @@ def _more(ns: float) -> str:
 def _launches(found: Ceilings) -> Table:
     costs = found.host | {f"{phase}, compiled": cost for phase, cost in found.compiled.items()}
     rows = tuple(
-        {"phase": phase, "op_ns": cost.op_ns, "view_ns": cost.view_ns, "kernel_ns": cost.kernel_ns}
+        {"phase": phase, "op_ns": cost.op_ns, "view_ns": cost.view_ns or None, "kernel_ns": cost.kernel_ns}
         | {"cast_ns": cost.cast_ns, "listed_ns": cost.listed_ns or None, "start_ns": cost.start_ns or None}
         for phase, cost in costs.items()
     )

@@ -28,11 +28,7 @@ def roofline_view(found: Roofline) -> View:
         Column("share", "share", units.percent),
     )
     above = sum(point.share > 1 for point in found.points)
-    roofs = (
-        "measured on this machine"
-        if found.ceilings.how == MEASURED
-        else "by the datasheet and what libraries reach of it"
-    )
+    roofs = "measured" if found.ceilings.how == MEASURED else "by the datasheet and what libraries reach of it"
     notes = [f"roofs: {roofs}; {_roofs(found)}", *found.notes]
     notes += [f"{above} above their roof: their data lay in the cache, or the roof is set too low"] if above else []
     notes += [f"and {len(rows) - TOP} kinds more"] if len(rows) > TOP else []
