@@ -102,6 +102,7 @@ class Agreement(_Record, frozen=True, kw_only=True):
     gradient_error: float | None = None  # ‖g − r‖ / ‖r‖ over all weights; None: no gradients to be seen
     worst_error: float = 0.0  # of one weight
     worst: str = ""  # its name
+    n_weights: int = 0  # whose gradients were compared
 
     @property
     def loss_error(self) -> float | None:

@@ -24,11 +24,12 @@ def checked(tmp_path_factory):
 
 
 def test_what_computes_the_same_agrees_to_rounding(checked):
-    for levers in ({}, {"optimizer": "fused"}, {"loss": "chunked"}, {"checkpoint": 1}):
+    for levers in ({}, {"optimizer": "fused"}, {"loss": "chunked"}, {"checkpoint": 1}, {"projections": "fused"}):
         found = checked(**levers)
         assert len(found.losses) == 3
         assert found.gradient_error < 1e-5
         assert found.loss_error < 1e-5
+        assert found.n_weights == 21
 
 
 def test_bf16_is_further_off_and_not_far(checked):

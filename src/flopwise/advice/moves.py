@@ -13,14 +13,18 @@ TRIED: dict[str, tuple[str, ...]] = {
     "attention": ("sdpa", "sdpa-cudnn", "flash", "sdpa-flash"),
     "graph": ("on",),
     "compile": ("default", "blocks", "off"),
-    "optimizer": ("fused", "flopwise"),
+    "optimizer": ("fused", "flopwise", "flopwise-bf16"),
     "loss": ("fused", "chunked", "full"),
     "norm": ("torch", "triton"),
     "activation": ("torch", "triton"),
     "rope": ("triton", "eager"),
     "projections": ("fused", "separate"),
 }
-ROUNDED = {"precision": ("tf32", "bf16", "fp16", "bf16-pure", "bf16-master")}  # changes results beyond fp32's rounding
+# What changes results beyond fp32's rounding.
+ROUNDED = {
+    "precision": ("tf32", "bf16", "fp16", "bf16-pure", "bf16-master"),
+    "optimizer": ("flopwise-bf16",),
+}
 REDONE_BY = ("compile", "precision")  # levers after which a move that failed may be worth another try
 
 

@@ -209,7 +209,7 @@ def _within(factor: float) -> float:
 
 
 def _precision(workload: Workload) -> str:
-    return workload.recipe.precision.removesuffix("-pure")
+    return workload.recipe.compute
 
 
 def _told(time: StepTime) -> str:

@@ -1,16 +1,18 @@
 """Is it still right? A few steps of a workload, its losses and gradients, beside the same steps of a reference."""
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from torch import nn
+from torch import Tensor, nn
 
 from flopwise.capture.build import build_step, resolve_device
 from flopwise.capture.events import AgreeRequest
 from flopwise.capture.step import GRAPH_WARMUPS, Step
 from flopwise.errors import Unsupported
+from flopwise.lm.layers import JoinedLinear
 from flopwise.records import Agreement
 from flopwise.spec.workload import Trial
 
@@ -64,12 +66,26 @@ def sampled(model: nn.Module) -> Gradients:
     [1.0, 1.0]
     """
     found = {}
-    for name, weight in model.named_parameters():
-        if weight.grad is not None:
-            flat = weight.grad.detach().reshape(-1)
-            stride = max(1, math.ceil(flat.numel() / MOST))
-            found[name] = (flat[::stride].double().cpu().numpy(), flat.numel())
+    for name, gradient in _gradients(model):
+        flat = gradient.reshape(-1)
+        stride = max(1, math.ceil(flat.numel() / MOST))
+        found[name] = (flat[::stride].double().cpu().numpy(), flat.numel())
     return found
+
+
+def _gradients(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """By the weights' names; those of projections that are one matmul by the names they have alone."""
+    joined = {name: module for name, module in model.named_modules() if isinstance(module, JoinedLinear)}
+    for name, weight in model.named_parameters():
+        if weight.grad is None:
+            continue
+        owner, _, kind = name.rpartition(".")
+        if owner not in joined:
+            yield name, weight.grad.detach()
+            continue
+        above, one = owner.rpartition(".")[0], joined[owner]
+        for alone, part in zip(one.names, weight.grad.detach().split(one.outs), strict=True):
+            yield f"{above}.{alone}.{kind}", part
 
 
 def compared(
@@ -99,6 +115,7 @@ def compared(
         gradient_error=math.sqrt(off / size) if size else None,
         worst_error=worst,
         worst=where,
+        n_weights=len(common),
     )
 
 

@@ -206,7 +206,7 @@ def check_supported(recipe: Recipe, device: torch.device) -> None:
         return
     if device.type == "cuda":
         capability = torch.cuda.get_device_capability(device)
-        if recipe.precision in ("tf32", "bf16", "bf16-pure") and capability < (8, 0):
+        if recipe.precision in ("tf32", "bf16", "bf16-pure", "bf16-master") and capability < (8, 0):
             raise Unsupported(
                 f"precision = '{recipe.precision}' needs compute capability 8.0; this GPU has {capability[0]}.{capability[1]}"
             )

@@ -25,6 +25,7 @@ _DTYPES = {
     "tf32": torch.float32,
     "bf16": torch.bfloat16,
     "bf16-pure": torch.bfloat16,
+    "bf16-master": torch.bfloat16,
     "fp16": torch.float16,
 }
 
@@ -112,7 +113,8 @@ def _adamw_step(workload: Workload, device: torch.device, dtype: torch.dtype) ->
     for p in params:
         p.grad = torch.randn_like(p)
     graph = workload.recipe.graph == "on"
-    optimizer = make_optimizer(params, Recipe(optimizer=op.impl), lr=0.1, graph=graph)
+    precision = workload.recipe.precision
+    optimizer = make_optimizer(params, Recipe(optimizer=op.impl, precision=precision), lr=0.1, graph=graph)
     truth = nn.Parameter(params[0].detach().float().clone())
     truth.grad = params[0].grad.float()  # type: ignore[union-attr]
     optimizer.step()
@@ -132,7 +134,7 @@ def _mlp_step(workload: Workload, device: torch.device) -> Step:
     activation = F.gelu if recipe.activation == "torch" else gelu_function(recipe.activation)
     with torch.device(device):
         layers = nn.ModuleList([nn.Linear(dims["dim"], dims["dim"]) for _ in range(dims["layers"])])
-        if recipe.precision == "bf16-pure":
+        if recipe.weights == "bf16":
             layers = layers.to(torch.bfloat16)
         x = torch.randn(workload.batch, dims["dim"], dtype=next(layers.parameters()).dtype)
 

@@ -223,7 +223,7 @@ class _Ask:
     def __init__(self, workload: Workload, spec: ModelSpec, asked: Questions, ceilings: Mapping[str, Ceilings]) -> None:
         self.workload, self.spec, self.asked, self.ceilings = workload, spec, asked, ceilings
         precision = workload.recipe.precision
-        self.dtype = precision.removesuffix("-pure")
+        self.dtype = workload.recipe.compute
         sizes = (workload.batch, workload.context)
         self.inference = inference(spec, *sizes, precision) if asked.inference else None
         self.flops = model_flops(spec, *sizes, workload.phase).total

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from flopwise.cost.ops import pointwise
 from flopwise.cost.tape import Parameter, Tape, Tensor
+from flopwise.spec.recipe import SCALES_ON_DEVICE, Recipe
 from flopwise.work import ELEMENTWISE, OPTIMIZER, OPTIMIZER_STATE
 
 # torch's multi_tensor_apply: a launch takes so many tensors (by how many lists it walks), and so many chunks of 64 Ki.
@@ -12,6 +13,10 @@ _MOST_CHUNKS, _CHUNK = 320, 65_536
 
 # 8-bit states as bitsandbytes keeps them: a byte each and an fp32 scale per block of 256; small weights stay in 32 bits.
 EIGHT_BIT_BLOCK, EIGHT_BIT_LEAST = 256, 4096
+
+
+_MOMENTS = {"flopwise": "fp32", "flopwise-bf16": "bf16"}  # our own kernel's, whatever the weights are
+_ITEM = {"fp32": 4, "bf16": 2}
 
 
 def eight_bit_bytes(numel: int) -> int:
@@ -23,28 +28,33 @@ def eight_bit_bytes(numel: int) -> int:
     return numel + 4 * -(-numel // EIGHT_BIT_BLOCK)
 
 
-def make_state(
-    t: Tape, parameters: Sequence[Parameter], kind: str, on_device: bool, eight_bits: bool = False
-) -> list[Tensor]:
-    """Two moments for every weight; and its step count, where that lives on the device (fused, or in a CUDA graph)."""
-    state = []
+def make_state(t: Tape, parameters: Sequence[Parameter], recipe: Recipe, eight_bits: bool = False) -> list[Tensor]:
+    """Two moments for every weight; its step count, where that lives on the device (fused, or in a CUDA graph); and what a
+    bf16 weight lacks of fp32.
+    """
+    state, kind = [], recipe.optimizer
     for p in parameters:
         for _ in range(2):
             if eight_bits and p.weight.numel >= EIGHT_BIT_LEAST:
                 state.append(t.tensor((eight_bit_bytes(p.weight.numel),), "bool", OPTIMIZER_STATE, p.name))
             else:
-                dtype = "fp32" if kind == "flopwise" else p.weight.dtype
+                dtype = _MOMENTS.get(kind, p.weight.dtype)
                 state.append(t.tensor(p.weight.shape, dtype, OPTIMIZER_STATE, p.name))
-        if on_device or kind in ("fused", "flopwise"):
+        if recipe.graph == "on" or kind in SCALES_ON_DEVICE:
             state.append(t.tensor((), "fp32", OPTIMIZER_STATE, p.name))
+        if recipe.precision == "bf16-master":
+            state.append(t.tensor(p.weight.shape, "bf16", OPTIMIZER_STATE, p.name))
     return state
 
 
-def step(t: Tape, parameters: Sequence[Parameter], kind: str, scaled: bool = False) -> None:
-    """One update of every weight. `scaled`: gradients carry a loss scale, which fused kernels take out and write back."""
+def step(t: Tape, parameters: Sequence[Parameter], recipe: Recipe) -> None:
+    """One update of every weight. fp16 gradients carry a loss scale, which fused kernels take out and write back."""
+    kind = recipe.optimizer
     if kind == "fused":
-        return _fused(t, parameters, writes=3 + scaled)
-    return {"adamw-loop": _loop, "foreach": _foreach, "flopwise": _own}[kind](t, parameters)
+        return _fused(t, parameters, writes=3 + (recipe.precision == "fp16"))
+    if kind in _MOMENTS:
+        return _own(t, parameters, 2 * _ITEM[_MOMENTS[kind]] + 2 * (recipe.precision == "bf16-master"))
+    return {"adamw-loop": _loop, "foreach": _foreach}[kind](t, parameters)
 
 
 def _loop(t: Tape, parameters: Sequence[Parameter]) -> None:
@@ -96,11 +106,11 @@ def _fused(t: Tape, parameters: Sequence[Parameter], writes: int) -> None:
     t.work("fused_adamw_", OPTIMIZER, weights * 4, writes * n_bytes, weights[0].dtype, kernels=kernels, shapes=shapes)
 
 
-def _own(t: Tape, parameters: Sequence[Parameter]) -> None:
-    """Two kernels whatever the number of weights: their coefficients, and the update; moments are fp32 always."""
+def _own(t: Tape, parameters: Sequence[Parameter], state_bytes: int) -> None:
+    """Two kernels whatever the number of weights: their coefficients, and the update. `state_bytes`: of one weight."""
     weights = [p.weight for p in parameters]
-    read = sum(2 * w.n_bytes + 8 * w.numel + 4 for w in weights)
-    written = sum(w.n_bytes + 8 * w.numel + 4 for w in weights)
+    read = sum(2 * w.n_bytes + state_bytes * w.numel + 4 for w in weights)
+    written = sum(w.n_bytes + state_bytes * w.numel + 4 for w in weights)
     t.work_of(
         "flopwise::adamw_",
         OPTIMIZER,

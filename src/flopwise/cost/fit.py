@@ -21,9 +21,11 @@ def bytes_per_parameter(recipe: Recipe, phase: str = "train", optimizer_bits: in
     >>> bytes_per_parameter(Recipe()), bytes_per_parameter(Recipe(precision="bf16-pure"))
     (16.0, 8.0)
     """
-    item = 2.0 if recipe.precision == "bf16-pure" else 4.0
-    moment = 1 + 4 / 256 if optimizer_bits == 8 else item
-    return {"forward": item, "backward": 2 * item, "train": 2 * item + 2 * moment}[phase]
+    item = 2.0 if recipe.weights == "bf16" else 4.0
+    moment = {"flopwise": 4.0, "flopwise-bf16": 2.0}.get(recipe.optimizer, item)
+    moments = 2 * (1 + 4 / 256 if optimizer_bits == 8 else moment)
+    low = 2.0 if recipe.precision == "bf16-master" else 0.0
+    return {"forward": item, "backward": 2 * item, "train": 2 * item + moments + low}[phase]
 
 
 def largest_model(memory_bytes: float, per_parameter: float = 16.0) -> int:

@@ -6,7 +6,14 @@ from flopwise.cost.flops import matmul_parameters, model_flops
 from flopwise.spec.gpu import Gpu
 from flopwise.spec.model import ModelSpec
 
-WEIGHT_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "bf16-pure": 2}  # stored as they are computed with
+WEIGHT_BYTES = {
+    "fp32": 4,
+    "tf32": 4,
+    "bf16": 2,
+    "fp16": 2,
+    "bf16-pure": 2,
+    "bf16-master": 2,
+}  # stored as they are computed with
 
 
 class InferencePart(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,7 +109,7 @@ def limit(part: InferencePart, gpu: Gpu, precision: str) -> InferenceLimit | Non
     >>> limit(inference(preset("llama3-8b"), 1, 8192, "bf16").decode, gpu("h100"), "bf16").bound
     'bandwidth'
     """
-    peak, bandwidth = gpu.peak(precision.removesuffix("-pure")), gpu.bandwidth_bytes_s
+    peak, bandwidth = gpu.peak(precision.partition("-")[0]), gpu.bandwidth_bytes_s
     if not peak or not bandwidth:
         return None
     compute_s, memory_s = part.flops / peak, (part.read_bytes + part.write_bytes) / bandwidth

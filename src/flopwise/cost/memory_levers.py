@@ -130,4 +130,4 @@ def largest_gradient_bytes(workload: Workload) -> int:
     widest = max(
         spec.vocab, spec.d_ff, spec.n_heads * spec.head_dim, spec.max_context if spec.positions == "learned" else 0
     )
-    return spec.d_model * widest * (2 if workload.recipe.precision == "bf16-pure" else 4)
+    return spec.d_model * widest * (2 if workload.recipe.weights == "bf16" else 4)

@@ -19,7 +19,7 @@ class Network:
 
     def __init__(self, t: Tape, spec: ModelSpec, recipe: Recipe, context: int, backend: str) -> None:
         self.t, self.spec, self.recipe, self.backend = t, spec, recipe, backend
-        self.dtype = "bf16" if recipe.precision == "bf16-pure" else "fp32"
+        self.dtype = recipe.weights
         self.tf32 = recipe.precision == "tf32"
         self.parameters: dict[str, Parameter] = {}
         self.joined = recipe.projections == "fused"

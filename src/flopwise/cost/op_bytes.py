@@ -6,7 +6,7 @@ from flopwise.spec.workload import OpSpec, Workload
 
 # Tensors of the operation's size that go forward, and that come on top going back.
 _TENSORS = {"gelu": (2, 3), "softmax": (2, 3), "rms_norm": (2, 3), "swiglu": (3, 5), "rope": (2, 2)}
-_ITEM = {"fp32": 4, "tf32": 4, "bf16": 2, "bf16-pure": 2, "fp16": 2}
+_ITEM = {"fp32": 4, "tf32": 4, "bf16": 2, "bf16-pure": 2, "bf16-master": 2, "fp16": 2}
 
 
 def op_bytes(workload: Workload) -> int | None:
@@ -21,8 +21,10 @@ def op_bytes(workload: Workload) -> int | None:
         return None
     item = _ITEM[workload.recipe.precision]
     if op.name == "adamw":  # weight, gradient and moments are read, all but the gradient written
-        moments = 8 if op.impl == "flopwise" else 2 * item
-        return math.prod(op.dims.values()) * (3 * item + 2 * moments)
+        state = {"flopwise": 8, "flopwise-bf16": 4}.get(op.impl, 2 * item) + 2 * (
+            workload.recipe.precision == "bf16-master"
+        )
+        return math.prod(op.dims.values()) * (3 * item + 2 * state)
     if op.name not in _TENSORS:
         return None
     elements = math.prod(op.dims.values()) * (workload.batch * workload.context if op.name == "rope" else 1)

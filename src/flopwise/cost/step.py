@@ -103,8 +103,7 @@ class _Step:
         self.workspace += [t.tensor((workspace_bytes(gpu),), "bool", WORKSPACE, "cublas") for _ in range(threads)]
         self.state: list[Tensor] = []
         if workload.phase == "train":
-            graph, kind = self.recipe.graph == "on", self.recipe.optimizer
-            self.state = adamw.make_state(t, self.parameters, kind, graph, optimizer_bits == 8)
+            self.state = adamw.make_state(t, self.parameters, self.recipe, optimizer_bits == 8)
         self.output: Tensor | None = None
         self.loss: Tensor | None = None
         self.phases: list[PhaseCost] = []
@@ -185,7 +184,7 @@ class _Step:
     def _update(self) -> None:
         if self.recipe.precision == "fp16":  # fused optimizers unscale themselves, and still have gradients looked at
             adamw.unscale(self.t, self.parameters)
-        adamw.step(self.t, self.parameters, self.recipe.optimizer, scaled=self.recipe.precision == "fp16")
+        adamw.step(self.t, self.parameters, self.recipe)
 
 
 def _kept(t: Tape) -> tuple[Kept, ...]:

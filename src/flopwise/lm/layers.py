@@ -34,8 +34,8 @@ class JoinedLinear(Linear):
     weights are the same numbers, one below the other.
     """
 
-    def __init__(self, ins: int, outs: Sequence[int], bias: bool) -> None:
-        self.outs = tuple(outs)  # before the weights are drawn
+    def __init__(self, ins: int, outs: Sequence[int], bias: bool, names: Sequence[str]) -> None:
+        self.outs, self.names = tuple(outs), tuple(names)  # before the weights are drawn
         super().__init__(ins, sum(outs), bias=bias)
 
     def reset_parameters(self) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from flopwise.lm.own_kernels import own_kernel
-from flopwise.spec.recipe import Recipe
+from flopwise.spec.recipe import OWN_OPTIMIZERS, Recipe
 
 BETAS = (0.9, 0.95)  # as GPT-3 and Llama were trained (Brown et al. 2020, appendix B; Touvron et al. 2023, 2.3)
 WEIGHT_DECAY = 0.1
@@ -80,9 +80,14 @@ def make_optimizer(
     rate = torch.tensor(lr, dtype=torch.float32, device=params[0].device) if graph else lr
     if recipe.optimizer == "adamw-loop":
         return AdamWLoop(params, rate, betas, weight_decay=weight_decay, capturable=graph)
-    if recipe.optimizer == "flopwise":
-        own: Optimizer = own_kernel("adamw", "optimizer = 'flopwise'").AdamW(
-            params, rate, betas, weight_decay=weight_decay
+    if recipe.optimizer in OWN_OPTIMIZERS:
+        own: Optimizer = own_kernel("adamw", f"optimizer = '{recipe.optimizer}'").AdamW(
+            params,
+            rate,
+            betas,
+            weight_decay=weight_decay,
+            state_dtype=torch.bfloat16 if recipe.optimizer == "flopwise-bf16" else torch.float32,
+            master=recipe.precision == "bf16-master",
         )
         return own
     form = {recipe.optimizer: True}  # foreach=True or fused=True

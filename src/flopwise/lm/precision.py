@@ -13,12 +13,12 @@ _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def weights_dtype(recipe: Recipe) -> torch.dtype:
-    """The dtype of weights, gradients and optimizer state.
+    """The dtype of weights and gradients, and of the moments that torch's optimizers keep.
 
     >>> weights_dtype(Recipe(precision="bf16")), weights_dtype(Recipe(precision="bf16-pure"))
     (torch.float32, torch.bfloat16)
     """
-    return torch.bfloat16 if recipe.precision == "bf16-pure" else torch.float32
+    return torch.bfloat16 if recipe.weights == "bf16" else torch.float32
 
 
 def autocast(recipe: Recipe, device_type: str) -> AbstractContextManager[object]:

@@ -129,7 +129,7 @@ class Attention(nn.Module):
         self.joined = recipe.projections == "fused"
         widths = [heads * spec.head_dim for heads in self.heads]
         if self.joined:
-            self.qkv = JoinedLinear(spec.d_model, widths, bias=spec.qkv_bias)
+            self.qkv = JoinedLinear(spec.d_model, widths, spec.qkv_bias, ("q", "k", "v"))
         else:
             self.q, self.k, self.v = (Linear(spec.d_model, width, bias=spec.qkv_bias) for width in widths)
         self.out = _residual(Linear(spec.n_heads * spec.head_dim, spec.d_model, bias=spec.out_bias), spec)
@@ -163,7 +163,7 @@ class SwiGLU(nn.Module):
         super().__init__()
         self.joined = recipe.projections == "fused"
         if self.joined:
-            self.gate_up = JoinedLinear(spec.d_model, (spec.d_ff, spec.d_ff), bias=spec.mlp_bias)
+            self.gate_up = JoinedLinear(spec.d_model, (spec.d_ff, spec.d_ff), spec.mlp_bias, ("gate", "up"))
         else:
             self.gate = Linear(spec.d_model, spec.d_ff, bias=spec.mlp_bias)
             self.up = Linear(spec.d_model, spec.d_ff, bias=spec.mlp_bias)

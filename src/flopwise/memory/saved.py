@@ -62,7 +62,7 @@ def named(workload: Workload, kept: Sequence[Saved]) -> tuple[Named, ...]:
         return (_scores(workload, (b, t, t), kept),)
     if not isinstance(spec, ModelSpec):
         return ()
-    dtype = "bf16" if workload.recipe.precision == "bf16-pure" else "fp32"  # autocast leaves the stream in fp32
+    dtype = workload.recipe.weights  # autocast leaves the stream in fp32
     residual = (b, t, spec.d_model)
     return (
         Named(
@@ -80,7 +80,7 @@ def named(workload: Workload, kept: Sequence[Saved]) -> tuple[Named, ...]:
 def _scores(workload: Workload, shape: tuple[int, ...], kept: Sequence[Saved]) -> Named:
     """Fused attention has no such matrix: then it is the one that naive attention would have."""
     largest = max((x for x in kept if x.owner == SCORES), key=lambda x: x.bytes, default=None)
-    half = {"bf16-pure": "bf16", "bf16": "bf16", "fp16": "fp16"}.get(workload.recipe.precision, "fp32")
+    half = {"bf16": "bf16", "fp16": "fp16"}.get(workload.recipe.compute, "fp32")
     dtype = largest.dtype if largest is not None else half
     if largest is not None:
         note = f"batch ×{' heads ×' if len(shape) > 3 else ''} context × context"

@@ -10,19 +10,20 @@ from flopwise.errors import FlopwiseError
 from flopwise.spec import fields
 
 CHOICES: dict[str, tuple[str, ...]] = {
-    "precision": ("fp32", "tf32", "bf16", "fp16", "bf16-pure"),
+    "precision": ("fp32", "tf32", "bf16", "fp16", "bf16-pure", "bf16-master"),
     "attention": ("naive", "sdpa", "sdpa-flash", "sdpa-cudnn", "flex", "flash"),
     "norm": ("eager", "torch", "triton"),
     "activation": ("eager", "torch", "triton", "cuda"),
     "rope": ("eager", "triton"),
     "projections": ("separate", "fused"),
     "loss": ("full", "chunked", "fused"),
-    "optimizer": ("adamw-loop", "foreach", "fused", "flopwise"),
+    "optimizer": ("adamw-loop", "foreach", "fused", "flopwise", "flopwise-bf16"),
     "compile": ("off", "default", "max-autotune", "blocks"),
     "graph": ("off", "on"),
 }
 
-SCALES_ON_DEVICE = ("fused", "flopwise")  # optimizers that take the loss scale back themselves
+OWN_OPTIMIZERS = ("flopwise", "flopwise-bf16")
+SCALES_ON_DEVICE = ("fused", *OWN_OPTIMIZERS)  # optimizers that take the loss scale back themselves
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,16 +33,18 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     {'precision': 'bf16'}
     """
 
-    precision: str = (
-        "fp32"  # bf16 and fp16: autocast over fp32 weights; bf16-pure: weights, gradients and state in bf16
-    )
+    # bf16 and fp16: autocast over fp32 weights; bf16-pure: weights, gradients and state in bf16; bf16-master: weights and
+    # gradients in bf16, and our optimizer keeps what the weights lack of fp32.
+    precision: str = "fp32"
     attention: str = "sdpa"  # flash: flopwise's own FlashAttention-2 in Triton
     norm: str = "torch"
     activation: str = "torch"
     rope: str = "eager"
     projections: str = "separate"  # fused: q, k and v are one matmul, and SwiGLU's gate and up another
     loss: str = "full"  # chunked and fused never hold all logits
-    optimizer: str = "foreach"  # flopwise: all tensors in one launch of our own
+    optimizer: str = (
+        "foreach"  # flopwise: all tensors in one launch of our own; flopwise-bf16: with its moments in bf16
+    )
     compile: str = "off"  # blocks: one Transformer block, compiled once and used for every layer; and the loss
     graph: str = "off"  # the whole step captured in one CUDA graph
     checkpoint: int = 0  # recompute activations, in segments of this many blocks; 0: keep them all
@@ -56,6 +59,20 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
                 "loss scaling asks the host whether to skip the step",
                 "allowed: optimizer = fused or flopwise, which decide on the GPU; or precision = bf16",
             )
+
+    @property
+    def weights(self) -> str:
+        """The dtype of weights and gradients.
+
+        >>> Recipe(precision="bf16").weights, Recipe(precision="bf16-pure").weights
+        ('fp32', 'bf16')
+        """
+        return "bf16" if self.precision in ("bf16-pure", "bf16-master") else "fp32"
+
+    @property
+    def compute(self) -> str:
+        """The precision of the matmuls."""
+        return self.precision.partition("-")[0]
 
     def changed(self) -> dict[str, Any]:
         """The levers that differ from the defaults."""

@@ -9,7 +9,7 @@ import msgspec
 from flopwise.errors import FlopwiseError
 from flopwise.spec import fields, hf_config
 from flopwise.spec.model import ModelSpec, preset
-from flopwise.spec.recipe import CHOICES, LEVERS, Recipe, recipe_from
+from flopwise.spec.recipe import CHOICES, LEVERS, OWN_OPTIMIZERS, Recipe, recipe_from
 
 PHASES = ("forward", "backward", "train")
 IMPLEMENTATIONS = ("flopwise", "transformers")
@@ -110,7 +110,7 @@ OPS = {
     "adamw": _Op(
         dims={"tensors": 100, "rows": 1024, "cols": 1024},
         levers=_WITH_IMPL,
-        impls=("adamw-loop", "foreach", "fused", "flopwise"),
+        impls=("adamw-loop", "foreach", "fused", "flopwise", "flopwise-bf16"),
         impl="foreach",
     ),
 }
@@ -271,6 +271,11 @@ def _check(w: Workload) -> None:
                 f"allowed: 1 to {w.subject.window}; or implementation = transformers",
             )
         _check_kernels(w.subject, w.recipe)
+        if w.recipe.precision == "bf16-master" and w.phase == "train" and w.recipe.optimizer not in OWN_OPTIMIZERS:
+            raise FlopwiseError(
+                f"precision = 'bf16-master' needs an optimizer that keeps masters, and {w.recipe.optimizer} does not",
+                f"allowed: optimizer = {' or '.join(OWN_OPTIMIZERS)}",
+            )
         if w.recipe.graph == "on" and w.phase != "train":
             raise FlopwiseError(
                 f"graph = 'on' captures the whole training step, not phase = '{w.phase}'", "allowed: phase = train"
@@ -288,6 +293,11 @@ def _check(w: Workload) -> None:
         raise FlopwiseError(
             f"compile = 'blocks' means nothing to {w.target}: it has none",
             "allowed: compile = off, default, max-autotune",
+        )
+    if isinstance(w.subject, OpSpec) and w.recipe.precision == "bf16-master" and w.subject.impl not in OWN_OPTIMIZERS:
+        raise FlopwiseError(
+            f"precision = 'bf16-master' means nothing to {w.target}: masters are kept by our optimizer",
+            "allowed: bf16-pure; or op:adamw --impl flopwise",
         )
     if isinstance(w.subject, OpSpec) and w.subject.name == "adamw" and w.phase != "forward":
         raise FlopwiseError(f"phase = '{w.phase}' means nothing to op:adamw: it is one update", "leave phase out")

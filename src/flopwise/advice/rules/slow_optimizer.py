@@ -15,6 +15,7 @@ from flopwise.advice.finding import MEDIUM, Finding
 from flopwise.advice.savings import finding, reckoned
 from flopwise.analysis.explanation import Kernel
 from flopwise.analysis.waterfall import BELOW_BANDWIDTH, IDLE_LAUNCH, OPTIMIZER_PART
+from flopwise.spec.recipe import SCALES_ON_DEVICE
 from flopwise.trace.phases import OPTIMIZER
 
 FUSED_SHARE, BYTES_PER_PARAMETER, REACHED = 0.37, 28, 0.8
@@ -26,7 +27,7 @@ def check(facts: Facts) -> Finding | None:
     """One finding, or none."""
     recipe, spent = measured.recipe_of(facts), measured.phase_ns(facts, OPTIMIZER)
     how = _how(facts)
-    if recipe is not None and recipe.optimizer in ("fused", "flopwise"):
+    if recipe is not None and recipe.optimizer in SCALES_ON_DEVICE:
         return None
     workload = measured.workload_of(facts)
     asked = facts.explanation is None and recipe is not None and workload is not None and workload.phase == "train"
