@@ -279,8 +279,8 @@ OWN = {
     NORMALISATION: ("rms_norm",),
     SOFTMAX: ("softmax",),
     ELEMENTWISE: ("gelu", "swiglu", "rope"),
-    LOSS: ("cross_entropy",),
-    OPTIMIZER: ("adamw",),
+    LOSS: ("cross_entropy", "cross_entropy_rows"),
+    OPTIMIZER: ("adamw", "adamw_kernels"),
 }
 
 
@@ -289,6 +289,6 @@ def test_every_kernel_of_our_own_has_its_class_by_its_name_and_by_its_op(kind, f
     source = (Path(__file__).parents[2] / "src/flopwise/kernels" / f"{file}.py").read_text()
     kernels = re.findall(r"^def (_\w+_kernel)\(", source, re.MULTILINE)
     ops = re.findall(r'custom_op\("(flopwise::\w+)"', source)
-    assert kernels
-    assert {classify(kernel) for kernel in kernels} == {kind}
+    assert kernels or ops
+    assert {classify(kernel) for kernel in kernels} <= {kind}
     assert {classify("triton_kernel", op) for op in ops} <= {kind}

@@ -233,7 +233,8 @@ def host_ns(op: OpWork, cost: HostCost) -> float:
     """What the CPU spends on an operation.
 
     >>> cost = HostCost(op_ns=9.0, view_ns=1.0, kernel_ns=4.0, cast_ns=6.0)
-    >>> host_ns(OpWork(op="to", module="", phase="forward", kind=COPY, dtype="bf16"), cost)
+    >>> cast = OpWork(op="to", module="", phase="forward", kind=COPY, dtype="bf16", read_bytes=4, write_bytes=2)
+    >>> host_ns(cast, cost)
     6.0
     """
     if not op.kernels:
