@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from flopwise.verbs.explain import explain
     from flopwise.verbs.memory import memory
     from flopwise.verbs.profile import profile
+    from flopwise.verbs.report import report
     from flopwise.verbs.roofline import roofline
     from flopwise.verbs.sweep import sweep
 
@@ -36,6 +37,7 @@ _HOMES = {
     "explain": "flopwise.verbs.explain",
     "memory": "flopwise.verbs.memory",
     "profile": "flopwise.verbs.profile",
+    "report": "flopwise.verbs.report",
     "roofline": "flopwise.verbs.roofline",
     "sweep": "flopwise.verbs.sweep",
     "workload": "flopwise.spec.workload",
@@ -53,6 +55,7 @@ __all__ = [
     "explain",
     "memory",
     "profile",
+    "report",
     "roofline",
     "sweep",
     "workload",

@@ -1,0 +1,182 @@
+"""Charts of measured points: over size, beside each other, beside their prediction, and sample by sample."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from flopwise.analysis.clocks import summarise, tokens_per_second
+from flopwise.analysis.utilisation import point_mfu
+from flopwise.memory.answers import MemoryReport
+from flopwise.records import Point
+from flopwise.render.axes import axes_of
+from flopwise.render.chart_style import AFTER, BEFORE, HEIGHT, MEASURED, NEUTRAL, PREDICTED, WIDTH, milliseconds
+from flopwise.render.charts import COLOURS, altair
+from flopwise.render.visible import visible
+from flopwise.statistics import estimate
+
+_LONGEST = 60
+_MOST_SAMPLES = 400  # dots of one row: more would hide each other
+_DECADE = 8.0  # a range of this many times or more is shown on a logarithmic axis
+_SIZES = ("context", "batch", "size", "dim", "seq", "tokens", "d_model", "n_layers")
+# What is drawn over the size: key, title, whether more is worse, the interval's keys.
+MEASURES = {
+    "wall_ms": "time of a step, ms", "peak_gib": "peak memory, GiB", "mfu": "MFU, of the datasheet's peak",
+    "tokens_per_s": "tokens per second",
+}  # fmt: skip
+_SERIES = [colour for colour in COLOURS if colour not in ("#000000", "#F0E442")]
+
+
+def sweep_rows(points: Sequence[Point]) -> tuple[str, list[dict[str, Any]]]:
+    """The axis of a sweep (a size that varies, with most values; '' where there is none), and a row per point measured."""
+    axes = axes_of(points)
+    axis = _axis(axes.names, axes.varying)
+    rows = []
+    for point, varying in zip(points, axes.varying, strict=True):
+        if not (summaries := summarise(point)):
+            continue
+        wall = summaries[0].wall
+        others = [f"{name}={value}" if name != "workload" else str(value) for name, value in varying.items() if name != axis]
+        row: dict[str, Any] = {
+            "x": varying.get(axis) if axis else None,
+            "series": visible(" ".join(others), _LONGEST) or "all",
+            "label": visible(point.trial.workload.label(), _LONGEST),
+            "wall_ms": wall.median / 1e6,
+            "wall_low": (wall.low if wall.low is not None else wall.median) / 1e6,
+            "wall_high": (wall.high if wall.high is not None else wall.median) / 1e6,
+            "tokens_per_s": tokens_per_second(point),
+            "mfu": point_mfu(point),
+        }
+        if point.memory:
+            row["peak_gib"] = max(m.peak_bytes for m in point.memory) / 2**30
+        rows.append(row)
+    return axis, rows
+
+
+def _axis(names: Sequence[str], varying: Sequence[Mapping[str, Any]]) -> str:
+    numeric = [n for n in names if all(isinstance(v.get(n), int | float) for v in varying) and n not in ("warmup", "samples")]
+    ranked = sorted(numeric, key=lambda n: (n not in _SIZES, -len({v[n] for v in varying})))
+    return ranked[0] if ranked else ""
+
+
+def sweep_chart(axis: str, rows: Sequence[Mapping[str, Any]], measure: str, title: str = "") -> Any:
+    """One measure over the size, a line per series; the band is the 95 % interval of the median."""
+    alt = altair()
+    known = [row for row in rows if row.get(measure) is not None]
+    log_x = _spans([row["x"] for row in known])
+    log_y = measure != "mfu" and _spans([row[measure] for row in known], 20.0)
+    x = alt.X("x:Q", title=axis).scale(type="log" if log_x else "linear", nice=False, zero=False)
+    if log_x:
+        x = x.axis(values=sorted({row["x"] for row in known}), format="~s")
+    y = alt.Y(f"{measure}:Q", title=MEASURES[measure]).scale(type="log" if log_y else "linear", zero=not log_y)
+    y = y.axis(format=".0%") if measure == "mfu" else y
+    series = list(dict.fromkeys(row["series"] for row in known))
+    colour = alt.Color("series:N", title=None, sort=series, scale=alt.Scale(domain=series, range=_SERIES))
+    colour = colour.legend(None) if len(series) == 1 else colour
+    base = alt.Chart(alt.Data(values=known))
+    lines = base.mark_line(point=True).encode(
+        x=x, y=y, color=colour, tooltip=["label:N", alt.Tooltip(f"{measure}:Q", format=",.4~r")]
+    )
+    layers = [lines]
+    if measure == "wall_ms":
+        layers.insert(0, base.mark_area(opacity=0.2).encode(x=x, y=alt.Y("wall_low:Q"), y2="wall_high:Q", color=colour))
+    return alt.layer(*layers).properties(width=WIDTH - 220, height=HEIGHT - 60, title=visible(title, _LONGEST))
+
+
+def points_chart(rows: Sequence[Mapping[str, Any]], title: str = "") -> Any:
+    """Points that share no size axis, one bar each, with the median's interval."""
+    alt = altair()
+    base = alt.Chart(alt.Data(values=list(rows))).encode(
+        y=alt.Y("label:N", sort=None, title=None, axis=alt.Axis(labelLimit=320))
+    )
+    bars = base.mark_bar(color=MEASURED, height=14).encode(
+        x=alt.X("wall_ms:Q", title=MEASURES["wall_ms"]), tooltip=["label:N", milliseconds(alt, "wall_ms")]
+    )
+    error = base.mark_rule(color=NEUTRAL, strokeWidth=2).encode(x="wall_low:Q", x2="wall_high:Q")
+    return alt.layer(bars, error).properties(width=WIDTH - 340, height=24 * len(rows), title=visible(title, _LONGEST))
+
+
+def samples_chart(points: Sequence[Point], title: str = "") -> Any:
+    """Every sample of the step as a dot in the order taken, with its median and the median's interval."""
+    alt = altair()
+    dots: list[dict[str, Any]] = []
+    middles: list[dict[str, Any]] = []
+    for point in points:
+        times = point.times()
+        if times is None or not times.wall_ns:
+            continue
+        label, taken = visible(point.trial.workload.label(), _LONGEST), np.array(times.wall_ns) / 1e6
+        chosen = np.unique(np.linspace(0, len(taken) - 1, min(len(taken), _MOST_SAMPLES)).astype(int))
+        dots += [{"label": label, "sample": int(i) + 1, "ms": float(taken[i])} for i in chosen]
+        e = estimate(times.wall_ns)
+        low, high = e.low or e.median, e.high or e.median
+        middles.append({"label": label, "ms": e.median / 1e6, "low": low / 1e6, "high": high / 1e6})
+    row = alt.Y("label:N", title=None, sort=None, axis=alt.Axis(labelLimit=300))
+    jitter = alt.YOffset("sample:Q", scale=alt.Scale(range=[4, 40]))
+    cloud = alt.Chart(alt.Data(values=dots)).mark_circle(size=16, opacity=0.45, color=MEASURED)
+    cloud = cloud.encode(
+        x=alt.X("ms:Q", title="ms, each sample (first at the top)", scale=alt.Scale(zero=False)),
+        y=row, yOffset=jitter, tooltip=["label:N", "sample:Q", milliseconds(alt, "ms")],
+    )  # fmt: skip
+    base = alt.Chart(alt.Data(values=middles)).encode(y=row)
+    band = base.mark_bar(opacity=0.3, color=PREDICTED, height=44).encode(x="low:Q", x2="high:Q")
+    middle = base.mark_tick(color="#D55E00", thickness=2, height=44).encode(x="ms:Q", tooltip=["label:N", milliseconds(alt, "ms", "median ms")])
+    height = 52 * max(1, len(middles))
+    return alt.layer(band, cloud, middle).properties(width=WIDTH - 320, height=height, title=visible(title, _LONGEST))
+
+
+def before_after_chart(rows: Sequence[Mapping[str, Any]], title: str = "") -> Any:
+    """Two measurements of each thing beside each other. `rows`: name, before_ms, after_ms, and their intervals where known."""
+    alt = altair()
+    folded = [
+        {
+            "name": visible(str(row["name"]), _LONGEST), "which": which, "ms": row[f"{which}_ms"],
+            "low": row.get(f"{which}_low", row[f"{which}_ms"]), "high": row.get(f"{which}_high", row[f"{which}_ms"]),
+        }
+        for row in rows
+        for which in ("before", "after")
+    ]  # fmt: skip
+    return _pairs(alt, folded, "ms:Q", "ms", ["before", "after"], [BEFORE, AFTER], title, interval=True)
+
+
+def predicted_chart(report: MemoryReport, title: str = "") -> Any:
+    """Whose bytes at the peak: predicted beside measured."""
+    alt = altair()
+    peak = report.devices[0].peak
+    owners = [owner for owner, size in sorted(peak.owners.items(), key=lambda item: -item[1]) if size]
+    sources = {"measured": peak.owners} | {f"predicted: {p.source}": p.peak.owners for p in report.predictions}
+    rows = [
+        {"name": owner, "which": which, "gib": found.get(owner, 0) / 2**30} for owner in owners for which, found in sources.items()
+    ]
+    colours = [MEASURED, PREDICTED, "#009E73", "#CC79A7"][: len(sources)]
+    return _pairs(alt, rows, "gib:Q", "GiB at the peak", list(sources), colours, title)
+
+
+def _pairs(
+    alt: Any, rows: list[dict[str, Any]], value: str, unit: str, which: list[str], colours: list[str], title: str,
+    interval: bool = False,
+) -> Any:  # fmt: skip
+    names = list(dict.fromkeys(row["name"] for row in rows))
+    base = alt.Chart(alt.Data(values=rows)).encode(
+        y=alt.Y("name:N", sort=names, title=None, axis=alt.Axis(labelLimit=240)),
+        yOffset=alt.YOffset("which:N", sort=which),
+    )
+    bars = base.mark_bar().encode(
+        x=alt.X(value, title=unit),
+        color=alt.Color("which:N", title=None, scale=alt.Scale(domain=which, range=colours)),
+        tooltip=["name:N", "which:N", alt.Tooltip(value, format=",.4~r")],
+    )
+    layers = [bars]
+    if interval:
+        layers.append(base.mark_rule(color=NEUTRAL, strokeWidth=2).encode(x="low:Q", x2="high:Q"))
+    height = 16 * len(which) * len(names) + 10
+    return alt.layer(*layers).properties(width=WIDTH - 260, height=height, title=visible(title, _LONGEST))
+
+
+def _spans(values: Sequence[float], times: float = _DECADE) -> bool:
+    """Whether values reach over so many times that only a logarithm shows them all.
+
+    >>> _spans([128, 1024]), _spans([1, 2]), _spans([0, 100])
+    (True, False, False)
+    """
+    return bool(values) and min(values) > 0 and max(values) / min(values) >= times
