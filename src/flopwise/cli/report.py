@@ -10,7 +10,9 @@ from flopwise.cli.output import check_place
 
 @click.command("report")
 @click.argument("target", nargs=-1, required=True)
-@click.option("-o", "--output", metavar="FILE", default="report.html", show_default=True, help="The page: .html or .md.")
+@click.option(
+    "-o", "--output", metavar="FILE", default="report.html", show_default=True, help="The page: .html or .md."
+)
 @click.option("--pictures", is_flag=True, help="For .md: draw the charts into a folder beside it.")
 @click.option("--runs", metavar="DIR", help="Where runs are kept.")
 def command(target: tuple[str, ...], output: str, pictures: bool, runs: str | None) -> None:

@@ -17,7 +17,7 @@ USEFUL, LOST, IDLE = "#009E73", "#E69F00", "#D55E00"
 BEFORE, AFTER = "#999999", "#0072B2"
 MEASURED, PREDICTED = "#0072B2", "#E69F00"
 NEUTRAL = "#888888"  # lines and words on either ground
-WIDTH, HEIGHT = 720, 320
+WIDTH, HEIGHT = 860, 320
 
 
 def class_colour(kind: str, place: int = 0) -> str:

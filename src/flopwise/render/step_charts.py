@@ -6,7 +6,7 @@ from typing import Any
 
 from flopwise.analysis.explanation import Explanation
 from flopwise.analysis.shares import Part
-from flopwise.analysis.step_timeline import StepTimeline
+from flopwise.analysis.step_timeline import LAUNCHES, WAITS, StepTimeline
 from flopwise.analysis.waterfall import IDEAL, Waterfall
 from flopwise.render.chart_style import (
     IDLE,
@@ -26,6 +26,7 @@ from flopwise.render.visible import visible
 _LONGEST = 90
 _ROW = 24
 _LEVEL = 64  # height of a level of the icicle
+_HOST = {LAUNCHES: NEUTRAL, WAITS: "#D9A400"}  # lanes of their own: the legend need not name them
 _LEVELS = ("phase", "class", "module")
 _SMALLEST = 0.0008  # of the step: a rectangle below would not be seen; it is part of '(the rest)'
 
@@ -77,7 +78,14 @@ def icicle_chart(parts: Sequence[Part], title: str = "") -> Any:
         y=y,
         y2="y1:Q",
         color=alt.Color("fill:N", scale=None),
-        tooltip=["phase:N", "class:N", "module:N", milliseconds(alt, "ms"), alt.Tooltip("share:Q", format=".1%"), "kernels:Q"],
+        tooltip=[
+            "phase:N",
+            "class:N",
+            "module:N",
+            milliseconds(alt, "ms"),
+            alt.Tooltip("share:Q", format=".1%"),
+            "kernels:Q",
+        ],
     )
     wide = f"(min(datum.x1, {right}) - max(datum.x0, {left})) / ({right} - {left}) * {WIDTH}"
     words = (
@@ -109,7 +117,9 @@ def icicle_rows(parts: Sequence[Part]) -> list[dict[str, Any]]:
             inner = under
             large = [part for part in of_kind if part.gpu_ns >= _SMALLEST * total]
             small = [part for part in of_kind if part.gpu_ns < _SMALLEST * total]
-            groups = [([part], part.module or "(no module)") for part in large] + ([(small, "(the rest)")] if small else [])
+            groups = [([part], part.module or "(no module)") for part in large] + (
+                [(small, "(the rest)")] if small else []
+            )
             for some, module in groups:
                 rows.append(_box(2, inner, some, total, module, colour, phase=phase, kind=kind, module=module))
                 inner = rows[-1]["x1"]
@@ -152,10 +162,12 @@ def timeline_chart(found: StepTimeline, title: str = "") -> Any:
     ]  # fmt: skip
     across = alt.Scale(domain=[0, found.duration_ns / 1e6], nice=False)
     order = sorted(found.lanes, key=lambda lane: lane.startswith("stream"))
-    kinds = list(dict.fromkeys(span.kind for span in sorted(found.spans, key=lambda span: -span.busy_ns)))
+    busy: dict[str, int] = {}
+    for span in found.spans:
+        busy[span.kind] = busy.get(span.kind, 0) + span.busy_ns
+    kinds = sorted((kind for kind in busy if kind not in _HOST), key=lambda kind: -busy[kind])
     scale = colours_of(kinds)
-    host = {"launches": NEUTRAL, "waits for the GPU": "#F0C808"}
-    scale["range"] = [host.get(kind) or colour for kind, colour in zip(kinds, scale["range"], strict=True)]
+    scale = {"domain": [*kinds, *_HOST], "range": [*scale["range"], *_HOST.values()]}
     bars = (
         alt.Chart(alt.Data(values=rows))
         .mark_bar(height=26)
@@ -163,8 +175,15 @@ def timeline_chart(found: StepTimeline, title: str = "") -> Any:
             x=alt.X("from:Q", title=None, scale=across, axis=alt.Axis(labels=False, ticks=False)),
             x2="until:Q",
             y=alt.Y("lane:N", sort=order, title=None),
-            color=alt.Color("kind:N", title=None, scale=alt.Scale(**scale)),
-            tooltip=["lane:N", "kind:N", "name:N", "pieces:Q", milliseconds(alt, "busy", "busy ms"), milliseconds(alt, "from", "at ms")],
+            color=alt.Color("kind:N", title=None, scale=alt.Scale(**scale)).legend(values=kinds),
+            tooltip=[
+                "lane:N",
+                "kind:N",
+                "name:N",
+                "pieces:Q",
+                milliseconds(alt, "busy", "busy ms"),
+                milliseconds(alt, "from", "at ms"),
+            ],
         )
         .properties(width=WIDTH - 140, height=34 * len(order), title=visible(title, _LONGEST))
     )
@@ -194,7 +213,10 @@ def phases_chart(explanations: Sequence[tuple[str, Explanation]], title: str = "
     for name, e in explanations:
         rows += [{"step": visible(name, 40), "what": share.name, "ms": share.gpu_ns / 1e6} for share in e.classes]
         rows.append({"step": visible(name, 40), "what": "idle", "ms": max(0.0, e.window_ns - e.busy_ns) / 1e6})
-    kinds = [*dict.fromkeys(row["what"] for row in sorted(rows, key=lambda row: -row["ms"]) if row["what"] != "idle"), "idle"]
+    kinds = [
+        *dict.fromkeys(row["what"] for row in sorted(rows, key=lambda row: -row["ms"]) if row["what"] != "idle"),
+        "idle",
+    ]
     scale = colours_of(kinds)
     scale["range"][-1] = "#DDDDDD"
     bars = alt.Chart(alt.Data(values=rows)).transform_calculate(order=f"indexof({json.dumps(kinds)}, datum.what)")

@@ -32,15 +32,17 @@ def sweep_rows(points: Sequence[Point]) -> tuple[str, list[dict[str, Any]]]:
     axes = axes_of(points)
     axis = _axis(axes.names, axes.varying)
     rows = []
-    for point, varying in zip(points, axes.varying, strict=True):
+    for point, varying, label in zip(points, axes.varying, labels_of(points), strict=True):
         if not (summaries := summarise(point)):
             continue
         wall = summaries[0].wall
-        others = [f"{name}={value}" if name != "workload" else str(value) for name, value in varying.items() if name != axis]
+        others = [
+            f"{name}={value}" if name != "workload" else str(value) for name, value in varying.items() if name != axis
+        ]
         row: dict[str, Any] = {
             "x": varying.get(axis) if axis else None,
             "series": visible(" ".join(others), _LONGEST) or "all",
-            "label": visible(point.trial.workload.label(), _LONGEST),
+            "label": label,
             "wall_ms": wall.median / 1e6,
             "wall_low": (wall.low if wall.low is not None else wall.median) / 1e6,
             "wall_high": (wall.high if wall.high is not None else wall.median) / 1e6,
@@ -53,8 +55,22 @@ def sweep_rows(points: Sequence[Point]) -> tuple[str, list[dict[str, Any]]]:
     return axis, rows
 
 
+def labels_of(points: Sequence[Point]) -> list[str]:
+    """What tells each point from the others; no two are the same, or a chart would draw them as one."""
+    axes = axes_of(points)
+    found: list[str] = []
+    for point, varying in zip(points, axes.varying, strict=True):
+        told = " ".join(f"{name}={value}" if name != "workload" else str(value) for name, value in varying.items())
+        label = visible(told or point.trial.workload.label(), _LONGEST)
+        same = sum(other == label or other.startswith(f"{label} #") for other in found)
+        found.append(f"{label} #{same + 1}" if same else label)
+    return found
+
+
 def _axis(names: Sequence[str], varying: Sequence[Mapping[str, Any]]) -> str:
-    numeric = [n for n in names if all(isinstance(v.get(n), int | float) for v in varying) and n not in ("warmup", "samples")]
+    numeric = [
+        n for n in names if all(isinstance(v.get(n), int | float) for v in varying) and n not in ("warmup", "samples")
+    ]
     ranked = sorted(numeric, key=lambda n: (n not in _SIZES, -len({v[n] for v in varying})))
     return ranked[0] if ranked else ""
 
@@ -65,14 +81,14 @@ def sweep_chart(axis: str, rows: Sequence[Mapping[str, Any]], measure: str, titl
     known = [row for row in rows if row.get(measure) is not None]
     log_x = _spans([row["x"] for row in known])
     log_y = measure != "mfu" and _spans([row[measure] for row in known], 20.0)
-    x = alt.X("x:Q", title=axis).scale(type="log" if log_x else "linear", nice=False, zero=False)
-    if log_x:
-        x = x.axis(values=sorted({row["x"] for row in known}), format="~s")
-    y = alt.Y(f"{measure}:Q", title=MEASURES[measure]).scale(type="log" if log_y else "linear", zero=not log_y)
+    x = alt.X("x:Q", title=axis).axis(values=sorted({row["x"] for row in known}), format=",")
+    x = x.scale(type="log", nice=False) if log_x else x.scale(zero=False, nice=False)
+    y = alt.Y(f"{measure}:Q", title=MEASURES[measure])
+    y = y.scale(type="log") if log_y else y
     y = y.axis(format=".0%") if measure == "mfu" else y
     series = list(dict.fromkeys(row["series"] for row in known))
     colour = alt.Color("series:N", title=None, sort=series, scale=alt.Scale(domain=series, range=_SERIES))
-    colour = colour.legend(None) if len(series) == 1 else colour
+    colour = colour.legend(None) if len(series) == 1 else colour.legend(symbolOpacity=1)
     base = alt.Chart(alt.Data(values=known))
     lines = base.mark_line(point=True).encode(
         x=x, y=y, color=colour, tooltip=["label:N", alt.Tooltip(f"{measure}:Q", format=",.4~r")]
@@ -101,18 +117,19 @@ def samples_chart(points: Sequence[Point], title: str = "") -> Any:
     alt = altair()
     dots: list[dict[str, Any]] = []
     middles: list[dict[str, Any]] = []
-    for point in points:
+    for point, label in zip(points, labels_of(points), strict=True):
         times = point.times()
         if times is None or not times.wall_ns:
             continue
-        label, taken = visible(point.trial.workload.label(), _LONGEST), np.array(times.wall_ns) / 1e6
+        taken = np.array(times.wall_ns) / 1e6
         chosen = np.unique(np.linspace(0, len(taken) - 1, min(len(taken), _MOST_SAMPLES)).astype(int))
-        dots += [{"label": label, "sample": int(i) + 1, "ms": float(taken[i])} for i in chosen]
+        last = max(1, len(taken) - 1)
+        dots += [{"label": label, "sample": int(i) + 1, "when": i / last, "ms": float(taken[i])} for i in chosen]
         e = estimate(times.wall_ns)
         low, high = e.low or e.median, e.high or e.median
         middles.append({"label": label, "ms": e.median / 1e6, "low": low / 1e6, "high": high / 1e6})
     row = alt.Y("label:N", title=None, sort=None, axis=alt.Axis(labelLimit=300))
-    jitter = alt.YOffset("sample:Q", scale=alt.Scale(range=[4, 40]))
+    jitter = alt.YOffset("when:Q", scale=alt.Scale(domain=[0, 1], range=[6, 46]))
     cloud = alt.Chart(alt.Data(values=dots)).mark_circle(size=16, opacity=0.45, color=MEASURED)
     cloud = cloud.encode(
         x=alt.X("ms:Q", title="ms, each sample (first at the top)", scale=alt.Scale(zero=False)),
@@ -120,7 +137,9 @@ def samples_chart(points: Sequence[Point], title: str = "") -> Any:
     )  # fmt: skip
     base = alt.Chart(alt.Data(values=middles)).encode(y=row)
     band = base.mark_bar(opacity=0.3, color=PREDICTED, height=44).encode(x="low:Q", x2="high:Q")
-    middle = base.mark_tick(color="#D55E00", thickness=2, height=44).encode(x="ms:Q", tooltip=["label:N", milliseconds(alt, "ms", "median ms")])
+    middle = base.mark_tick(color="#D55E00", thickness=2, height=44).encode(
+        x="ms:Q", tooltip=["label:N", milliseconds(alt, "ms", "median ms")]
+    )
     height = 52 * max(1, len(middles))
     return alt.layer(band, cloud, middle).properties(width=WIDTH - 320, height=height, title=visible(title, _LONGEST))
 
@@ -146,7 +165,9 @@ def predicted_chart(report: MemoryReport, title: str = "") -> Any:
     owners = [owner for owner, size in sorted(peak.owners.items(), key=lambda item: -item[1]) if size]
     sources = {"measured": peak.owners} | {f"predicted: {p.source}": p.peak.owners for p in report.predictions}
     rows = [
-        {"name": owner, "which": which, "gib": found.get(owner, 0) / 2**30} for owner in owners for which, found in sources.items()
+        {"name": owner, "which": which, "gib": found.get(owner, 0) / 2**30}
+        for owner in owners
+        for which, found in sources.items()
     ]
     colours = [MEASURED, PREDICTED, "#009E73", "#CC79A7"][: len(sources)]
     return _pairs(alt, rows, "gib:Q", "GiB at the peak", list(sources), colours, title)

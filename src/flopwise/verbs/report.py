@@ -1,7 +1,6 @@
 """One page over runs, traces and snapshots: the verdict, what to change, and the evidence."""
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
 from flopwise.analysis.explanation import explain_trace
@@ -41,7 +40,9 @@ def report(
     place = Path(output).expanduser()
     check_suffix(place)
     if not targets:
-        raise FlopwiseError("there is nothing to report on", "give a run or a trace: flopwise report last -o report.html")
+        raise FlopwiseError(
+            "there is nothing to report on", "give a run or a trace: flopwise report last -o report.html"
+        )
     found = Report(parts=tuple(gather(target, runs) for target in targets), command=command)
     if place.suffix == ".html":
         _write(place, html_report(found))

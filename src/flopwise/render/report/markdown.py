@@ -49,7 +49,9 @@ def _block(block: Block, prefix: str, pictures: Mapping[str, str]) -> str:
     match block:
         case Picture():
             address = pictures.get(prefix + block.name)
-            return f"![{_plain(block.caption)}]({address})\n\n{_plain(block.caption)} ({block.how})\n" if address else ""
+            return (
+                f"![{_plain(block.caption)}]({address})\n\n{_plain(block.caption)} ({block.how})\n" if address else ""
+            )
         case Shown():
             return markdown(_short(block.table, block.how))
         case Advice():
@@ -66,14 +68,21 @@ def _short(table: Table, how: str) -> Table:
 
 def _finding(number: int, finding: Finding) -> str:
     saves = f" Saves about {units.duration(finding.saving_ns)} of a step (predicted)." if finding.saving_ns > 0 else ""
-    saves += f" Saves about {units.size(finding.saving_bytes)} of the peak (predicted)." if finding.saving_bytes > 0 else ""
+    saves += (
+        f" Saves about {units.size(finding.saving_bytes)} of the peak (predicted)." if finding.saving_bytes > 0 else ""
+    )
     lines = [f"{number}. **{_plain(finding.title)}**{saves}", f"   - {_plain(finding.arithmetic)}"]
     lines += [f"   - {_plain(line)}" for line in finding.evidence]
     levers = " ".join(f"--{name} {value}" for name, value in finding.levers.items())
     lines += [f"   - lever: {_code(levers)}"] if levers else []
     if finding.code:
         fence = "`" * max(3, _longest_run(finding.code) + 1)
-        lines += ["", f"   {fence}python", *(f"   {visible(line, LONGEST_LINE)}" for line in finding.code.splitlines()), f"   {fence}"]
+        lines += [
+            "",
+            f"   {fence}python",
+            *(f"   {visible(line, LONGEST_LINE)}" for line in finding.code.splitlines()),
+            f"   {fence}",
+        ]
     return "\n".join(lines) + "\n"
 
 

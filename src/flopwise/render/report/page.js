@@ -32,8 +32,9 @@ const look = (dark) => {
   const ink = dark ? "#e6e9ed" : "#1b1f24", line = dark ? "#343c46" : "#e3e6ea", soft = dark ? "#9aa6b2" : "#57606a";
   return {
     background: "transparent", view: { stroke: line },
-    axis: { labelColor: ink, titleColor: soft, gridColor: line, domainColor: soft, tickColor: soft, titleFontWeight: "normal" },
-    legend: { labelColor: ink, titleColor: soft }, title: { color: ink, subtitleColor: soft },
+    font: "system-ui, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif",
+    axis: { labelFontSize: 12, titleFontSize: 12, labelColor: ink, titleColor: soft, gridColor: line, domainColor: soft, tickColor: soft, titleFontWeight: "normal" },
+    legend: { labelFontSize: 12, labelColor: ink, titleColor: soft }, title: { color: ink, subtitleColor: soft },
   };
 };
 const embed = async (holder) => {

@@ -8,6 +8,7 @@ works under it because its expressions are interpreted (`ast`), not compiled.
 import html
 import importlib.resources
 import json
+import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -30,6 +31,7 @@ from flopwise.render.report.verdict import verdict
 from flopwise.render.table import Column
 from flopwise.render.visible import LONGEST_LINE, visible
 
+_UNIT = re.compile(r"(\d) (?=(?:s|ms|µs|ns|%|[KMGT]iB|B)\b|%)")  # a number and its unit stay on one line
 _LONG = 60  # characters from which a cell may be broken into lines
 _RAW = 4000  # characters of a name that are kept to be copied
 
@@ -51,7 +53,7 @@ def html_report(report: Report) -> str:
             "form-action 'none'",
         )
     )
-    said = _text(verdict(main))
+    said = _UNIT.sub("\\1\N{NO-BREAK SPACE}", _text(verdict(main)))
     return f"""<!doctype html>
 <html lang="en" data-theme="light"><head><meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy" content="{policy}">
@@ -71,19 +73,27 @@ def html_report(report: Report) -> str:
 
 def leading(parts: Sequence[ReportPart]) -> ReportPart:
     """The part whose verdict heads the report: the one that tells most about why."""
-    return max(parts, key=lambda p: (p.waterfall is not None, p.explanation is not None, bool(p.pairs), p.memory is not None))
+    return max(
+        parts, key=lambda p: (p.waterfall is not None, p.explanation is not None, bool(p.pairs), p.memory is not None)
+    )
 
 
 def _part(part: ReportPart, prefix: str, several: bool, charts: dict[str, Any]) -> str:
     level = 3 if several else 2
-    head = f'<h2 id="{prefix}top">{_text(part.name, 200)}</h2><p class="said">{_text(verdict(part))}</p>' if several else ""
+    head = (
+        f'<h2 id="{prefix}top">{_text(part.name, 200)}</h2><p class="said">{_text(verdict(part))}</p>'
+        if several
+        else ""
+    )
     return head + "".join(_section(section, prefix, level, charts) for section in sections(part))
 
 
 def _section(section: Section, prefix: str, level: int, charts: dict[str, Any]) -> str:
     key = prefix + section.key
     blocks = "".join(_block(block, f"{key}-{i}", prefix, charts) for i, block in enumerate(section.blocks))
-    return f'<section aria-labelledby="{key}"><h{level} id="{key}">{_text(section.title)}</h{level}>{blocks}</section>\n'
+    return (
+        f'<section aria-labelledby="{key}"><h{level} id="{key}">{_text(section.title)}</h{level}>{blocks}</section>\n'
+    )
 
 
 def _block(block: Block, key: str, prefix: str, charts: dict[str, Any]) -> str:
@@ -104,14 +114,15 @@ def _picture(picture: Picture, prefix: str, charts: dict[str, Any]) -> str:
     charts[name] = {**spec, "description": visible(picture.caption, LONGEST_LINE)}
     return (
         f'<figure><div class="chart" data-chart="{name}" id="chart-{name}"></div>'
-        f"<figcaption>{_text(picture.caption)} {_how(picture.how)}</figcaption></figure>"
+        f"<figcaption>{_how(picture.how)} {_text(picture.caption)}</figcaption></figure>"
     )
 
 
 def _table(block: Shown, key: str, prefix: str) -> str:
     table, shown = block.table, block.table.shown()
     heads = "".join(
-        f'<th scope="col" aria-sort="none" data-key="{_text(c.key)}"{_class(c)}><button type="button">{_text(title)}</button></th>'
+        f'<th scope="col" aria-sort="none" data-key="{_text(c.key)}"{_class(c)}>'
+        f'<button type="button">{_text(title)}</button></th>'
         for c, title in zip(table.columns, shown.headers, strict=True)
     )
     rows = []
@@ -120,8 +131,9 @@ def _table(block: Shown, key: str, prefix: str) -> str:
         inner = "".join(_cell(c, row.get(c.key), cell) for c, cell in zip(table.columns, cells, strict=True))
         rows.append(f"<tr{name}>{inner}</tr>")
     notes = "".join(f"<li>{_text(note)}</li>" for note in shown.notes)
-    body = f'<div class="scroll" tabindex="0" role="region" aria-label="{_text(shown.title)}"><table id="{key}"><thead><tr>{heads}'
-    body += f"</tr></thead><tbody>{''.join(rows)}</tbody></table></div>" + (f'<ul class="notes">{notes}</ul>' if notes else "")
+    body = f'<div class="scroll" tabindex="0" role="region" aria-label="{_text(shown.title)}"><table id="{key}">'
+    body += f"<thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
+    body += f'<ul class="notes">{notes}</ul>' if notes else ""
     copies = f'<button type="button" data-copies="{key}">Copy as CSV</button>'
     if block.folded:
         head = f'<div class="head"><span></span>{_how(block.how)}{copies}</div>'
@@ -143,9 +155,7 @@ def _cell(column: Column, raw: Any, shown: str) -> str:
 
 
 def _advice(block: Advice, prefix: str) -> str:
-    items = [
-        _finding(finding, kernels, prefix) for finding, kernels in zip(block.findings, block.kernels, strict=True)
-    ]
+    items = [_finding(finding, kernels, prefix) for finding, kernels in zip(block.findings, block.kernels, strict=True)]
     return f'<ol class="findings">{"".join(items)}</ol>'
 
 
@@ -167,8 +177,8 @@ def _finding(finding: Finding, kernels: Sequence[tuple[str, str]], prefix: str) 
 
 
 def _saving(finding: Finding) -> str:
-    words = [f"saves about {units.duration(finding.saving_ns)} of a step"] if finding.saving_ns > 0 else []
-    words += [f"saves about {units.size(finding.saving_bytes)} of the peak"] if finding.saving_bytes > 0 else []
+    words = [f"Saves about {units.duration(finding.saving_ns)} of a step"] if finding.saving_ns > 0 else []
+    words += [f"Saves about {units.size(finding.saving_bytes)} of the peak"] if finding.saving_bytes > 0 else []
     if finding.counted_ns is not None and 0 <= finding.counted_ns < finding.saving_ns:
         words.append(f"{units.duration(finding.counted_ns)} after those above")
     return "; ".join(words)
@@ -187,8 +197,8 @@ def _perfetto(parts: Sequence[ReportPart]) -> str:
     if not any(part.explanation is not None and part.explanation.source == "kineto" for part in parts):
         return ""
     return (
-        '<button id="perfetto-open" type="button" title="Asks for the trace\'s file and hands it to ui.perfetto.dev in a new tab, '
-        'which reads it inside the browser">Open the trace in Perfetto…</button>'
+        '<button id="perfetto-open" type="button" title="Asks for the trace\'s file and hands it to ui.perfetto.dev '
+        'in a new tab, which reads it inside the browser">Open the trace in Perfetto…</button>'
         '<input id="trace-file" type="file" accept=".json,.gz" hidden aria-label="The trace\'s file">'
     )
 

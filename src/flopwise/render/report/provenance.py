@@ -26,7 +26,7 @@ def provenance(part: ReportPart) -> Section | None:
         facts["ceilings"] = f"{part.roofline.ceilings.how}, of {part.roofline.ceilings.gpu}"
     facts["page made by"] = f"flopwise {__version__}"
     rows = tuple({"what": what, "value": value} for what, value in facts.items() if value)
-    columns = (Column("what", "what", right=False), Column("value", "", right=False, longest=1000))
+    columns = (Column("what", "what", right=False), Column("value", "which", right=False, longest=1000))
     table = Table(title="Provenance", columns=columns, rows=rows, notes=part.notes)
     return Section(key="provenance", title="Where these numbers come from", blocks=(Shown(table, how=SPECIFIED),))
 

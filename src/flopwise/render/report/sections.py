@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from flopwise import units
+from flopwise.analysis.clocks import summarise
 from flopwise.analysis.explanation import Explanation, Kernel
 from flopwise.records import Point
 from flopwise.render.comparison_view import comparison_view
@@ -68,13 +69,14 @@ def _waterfall(part: ReportPart) -> Section | None:
     if found is None:
         return None
     rows = tuple(msgspec.structs.asdict(one) for one in found.parts)
-    columns = (
+    columns: tuple[Column, ...] = (
         Column("name", "part", right=False),
         Column("ns", "ms", _MS),
         Column("share", "of the step", units.percent),
         Column("how", "split by a limit that is", right=False),
         Column("why", "evidence", right=False),
     )
+    columns = tuple(c for c in columns if any(row[c.key] != "" for row in rows))
     shares = (("MFU", found.mfu), ("HFU", found.hfu), ("of what its roofs allow", found.roofline_share))
     told = [f"{name} {units.percent(share)}" for name, share in shares if share is not None]
     notes = ("; ".join(told), found.convention, f"the step's time: {found.measured_by}", *found.notes)
@@ -184,9 +186,11 @@ def _memory(part: ReportPart) -> Section | None:
         blocks.append(Picture("memory", lambda: memory_timeline(found), caption, how=found.obtained))
     if found.devices and found.predictions and found.obtained == MEASURED:
         caption = "Whose bytes at the peak: measured, and what the predictions said."
-        blocks.append(Picture("memory-predicted", lambda: predicted_chart(found), caption, how="measured and predicted"))
+        blocks.append(
+            Picture("memory-predicted", lambda: predicted_chart(found), caption, how="measured and predicted")
+        )
     foretold = ("what each lever", "what it would need")
-    for place, table in enumerate(tables):
+    for place, table in enumerate(map(_without_place, tables)):
         how = PREDICTED if table.title.startswith(foretold) else found.obtained
         blocks.append(Shown(table, how=how, folded=place > 1 and not table.title.startswith(foretold)))
     return Section(key="memory", title="Who holds the memory", blocks=tuple(blocks))
@@ -198,7 +202,9 @@ def _pairs(part: ReportPart) -> Section | None:
     rows = [_pair_row(a, b) for a, b, _ in part.pairs]
     rows += [row for a, b, _ in part.pairs[:1] for row in _phase_rows(a, b)]
     picture = Picture(
-        "before-after", lambda: before_after_chart(rows), "Before and after, measured in turns; lines are 95 % intervals."
+        "before-after",
+        lambda: before_after_chart(rows),
+        "Before and after, measured in turns; lines are 95 % intervals.",
     )
     table = comparison_view(part.pairs, (), ())[0][0]
     return Section(key="before-after", title="Before and after", blocks=(picture, Shown(table)))
@@ -213,8 +219,6 @@ def _pair_row(a: Point, b: Point) -> dict[str, object]:
 
 
 def _phase_rows(a: Point, b: Point) -> list[dict[str, object]]:
-    from flopwise.analysis.clocks import summarise
-
     before, after = ({s.phase: s.wall for s in summarise(point)[1:]} for point in (a, b))
     return [
         {
@@ -240,15 +244,24 @@ def _measured(part: ReportPart) -> Section | None:
     if len(points) > 2 and axis and len({row["x"] for row in rows}) > 1:
         for measure, title in MEASURES.items():
             if sum(row.get(measure) is not None for row in rows) > 1:
-                caption = f"{title[0].upper()}{title[1:]} over {axis}{'; bands: 95 % of the median' if measure == 'wall_ms' else ''}."
+                bands = "; bands: 95 % of the median" if measure == "wall_ms" else ""
+                caption = f"{title[0].upper()}{title[1:]} over {axis}{bands}."
                 blocks.append(Picture(f"sweep-{measure}", _sweep(axis, rows, measure), caption))
     elif len(points) > 1:
-        blocks.append(Picture("points", lambda: points_chart(rows), "The step of each point; lines are 95 % intervals."))
+        blocks.append(
+            Picture("points", lambda: points_chart(rows), "The step of each point; lines are 95 % intervals.")
+        )
     if len(points) <= MOST_SAMPLED:
         caption = "Every sample, in the order taken, with the median and its 95 % interval. None is dropped."
         blocks.append(Picture("samples", lambda: samples_chart(points), caption))
-    blocks += [Shown(table) for table in run_view(part.run)[0]]
+    blocks += [Shown(_without_place(table)) for table in run_view(part.run)[0]]
     return Section(key="measured", title="What was measured", blocks=tuple(blocks))
+
+
+def _without_place(table: Table) -> Table:
+    """Where a run lies on the disk is nobody's business but its owner's: a page is passed on."""
+    notes = tuple(note for note in table.notes if not note.startswith("kept in "))
+    return Table(title=table.title, columns=table.columns, rows=table.rows, notes=notes)
 
 
 def _sweep(axis: str, rows: list[dict[str, object]], measure: str) -> Callable[[], object]:

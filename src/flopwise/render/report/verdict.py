@@ -12,7 +12,7 @@ from flopwise.render.report.evidence import ReportPart
 WORTH_SAYING = 0.05  # of the step: idle time below goes unsaid
 _WAITS = {
     IDLE_LAUNCH: "the GPU waits for the CPU",
-    IDLE_SYNCHRONISATION: "the GPU waits after the CPU had waited for it",
+    IDLE_SYNCHRONISATION: "the GPU waits for the CPU",
     IDLE_INPUT: "the GPU waits for data",
 }
 _DO = {
@@ -49,11 +49,13 @@ def _of_waterfall(found: Waterfall, findings: tuple[Finding, ...]) -> str:
         first = f"This step reaches {units.percent(found.mfu, 0)} of the chip."
     else:
         first = f"A step takes {units.duration(found.step_ns)}."
-    idle = {part.name: part.share for part in found.parts if part.name.startswith("idle")}
-    told = ""
-    if sum(idle.values()) >= WORTH_SAYING:
-        most = max(idle, key=lambda name: idle[name])
-        told = f"{units.percent(sum(idle.values()), 0)} of the time {_WAITS.get(most, 'the GPU waits')}."
+    waits: dict[str, float] = {}
+    for part in found.parts:
+        if part.name.startswith("idle"):
+            what = _WAITS.get(part.name, "the GPU is idle")
+            waits[what] = waits.get(what, 0.0) + part.share
+    most = max(waits, key=lambda what: waits[what], default="")
+    told = f"{units.percent(waits[most], 0)} of the time {most}." if waits.get(most, 0.0) >= WORTH_SAYING else ""
     return _joined(first, told, _advice(findings, found.step_ns))
 
 
