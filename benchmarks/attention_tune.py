@@ -1,6 +1,6 @@
 """Which tiles are fastest for flash attention on this GPU: every candidate is compiled, checked and timed.
 
-    python benchmarks/attention_tune.py --head-dim 64 --context 16384 --heads 16 --budget 240
+    python benchmarks/attention_tune.py --head-dim 64 --context 16384 --heads 16 --json d64.json
     python benchmarks/attention_tune.py --head-dim 128 --context 4096 --batch 4 --heads 16
 
 Prints one table per kernel, fastest first. TFLOP/s count the work of the model: two matmuls forward, five backward, of
@@ -9,44 +9,56 @@ which a causal mask leaves half; the recomputed scores are not counted. The winn
 """
 
 import argparse
+import json
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flopwise.kernels.attention_backward import DKDV, DQ, Saved, delta_call, dkdv_call, dq_call
-from flopwise.kernels.attention_tiles import Call, Config, Problem, choose
-from flopwise.kernels.attention_triton import FORWARD, flash_attention, forward_call
+from flopwise.kernels.attention_backward import DKDV, DQ, Saved, delta_call, dkdv_call, dq_call, launch_backward
+from flopwise.kernels.attention_tiles import Call, Config, Problem, architecture, choose, padded
+from flopwise.kernels.attention_triton import FORWARD, flash_attention, forward_call, launch_forward
 
-# block_m, block_n, warps, stages: none of these spills registers on sm_90 (python -m flopwise.kernels.resources)
+# block_m, block_n, warps, stages. Each is tried by the copy engine, plain and 'late' (`Config.late`), and by pointers.
 CANDIDATES = {
     ("forward", 64): [
-        (128, 128, 8, 2), (128, 128, 8, 3), (128, 64, 4, 2), (128, 64, 4, 3), (128, 64, 8, 2), (128, 64, 8, 3),
-        (64, 128, 4, 2), (64, 64, 4, 2), (64, 64, 4, 3), (64, 128, 4, 3),
+        (64, 128, 4, 2), (64, 128, 4, 3), (64, 64, 4, 2), (64, 64, 4, 3), (64, 64, 4, 4), (128, 64, 8, 2), (128, 64, 8, 3),
+        (128, 128, 8, 2), (128, 128, 8, 3), (128, 64, 4, 3),
     ],
     ("forward", 128): [
-        (128, 128, 8, 2), (128, 64, 8, 2), (128, 64, 8, 3), (128, 64, 4, 2), (64, 128, 4, 2), (64, 64, 4, 2),
-        (64, 64, 4, 3), (128, 64, 8, 4),
+        (128, 128, 8, 2), (128, 64, 8, 2), (128, 64, 8, 3), (128, 64, 8, 4), (128, 64, 4, 2), (64, 128, 4, 2),
+        (64, 64, 4, 2), (64, 64, 4, 3), (128, 32, 4, 3),
     ],
     ("dkdv", 64): [
-        (64, 128, 8, 2), (64, 128, 8, 3), (128, 128, 8, 2), (64, 64, 4, 2), (64, 64, 4, 3), (128, 64, 4, 2),
-        (128, 64, 8, 2), (32, 128, 8, 3), (32, 64, 4, 3),
+        (128, 64, 4, 2), (64, 64, 4, 2), (64, 64, 4, 3), (32, 64, 4, 2), (32, 64, 4, 3), (64, 128, 8, 2), (64, 128, 8, 3),
+        (128, 128, 8, 2), (32, 128, 8, 3),
     ],
     ("dkdv", 128): [
-        (64, 128, 8, 2), (64, 128, 8, 3), (32, 128, 8, 2), (32, 128, 8, 3), (32, 64, 4, 2), (64, 64, 8, 2), (64, 64, 4, 2),
+        (64, 128, 8, 2), (64, 128, 8, 3), (32, 128, 8, 2), (32, 128, 8, 3), (32, 64, 4, 2), (32, 64, 4, 3), (64, 64, 4, 2),
+        (64, 64, 8, 2), (16, 64, 4, 3),
     ],
     ("dq", 64): [
-        (128, 64, 8, 2), (128, 64, 8, 3), (128, 128, 8, 2), (64, 128, 4, 2), (64, 64, 4, 2), (64, 64, 4, 3),
-        (128, 64, 4, 2), (128, 64, 4, 3), (64, 128, 4, 3),
+        (64, 128, 4, 2), (64, 128, 4, 3), (64, 64, 4, 2), (64, 64, 4, 3), (128, 64, 8, 2), (128, 64, 8, 3), (128, 64, 4, 3),
+        (64, 32, 4, 3),
     ],
     ("dq", 128): [
-        (128, 64, 8, 2), (128, 64, 8, 3), (128, 128, 8, 2), (64, 64, 4, 2), (64, 64, 4, 3), (64, 128, 4, 2), (128, 32, 8, 3),
+        (128, 64, 8, 2), (128, 64, 8, 3), (128, 32, 8, 3), (128, 128, 8, 2), (64, 64, 4, 2), (64, 64, 4, 3), (64, 32, 4, 2),
+        (64, 32, 4, 3), (64, 128, 4, 2),
     ],
+}  # fmt: skip
+# With fewer registers one more block fits a multiprocessor; these still do not spill.
+SQUEEZED = {
+    ("forward", 64): [
+        Config(64, 64, 4, 2, True, False, 96), Config(64, 64, 4, 2, True, True, 128), Config(128, 64, 8, 2, True, True, 128),
+    ],
+    ("forward", 128): [Config(128, 64, 8, 2, True, False, 128)],
+    ("dkdv", 64): [Config(64, 64, 4, 2, True, False, 168), Config(32, 64, 4, 3, True, False, 128)],
 }  # fmt: skip
 TOLERANCE = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-3}
 
@@ -54,6 +66,7 @@ TOLERANCE = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-3}
 class Row(NamedTuple):
     milliseconds: float  # inf: it did not run
     config: Config
+    registers: int
     note: str
 
 
@@ -105,6 +118,7 @@ def _median_ms(launch: Callable[[], object], repeats: int) -> float:
     for _ in range(3):
         launch()
     pairs = []
+    torch.cuda._sleep(20_000_000)  # the host gets ahead: no launch is waited for
     for _ in range(repeats):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
@@ -135,19 +149,21 @@ def measure(bench: Bench, kernel: str, config: Config, repeats: int) -> Row:
         call = bench.call(kernel, config)
         for x in bench.written(kernel):
             x.fill_(float("nan"))
-        call.launch()
+        built = call.kernel[call.grid](*call.arguments, **call.options)
         error = bench.error(kernel)
         tolerance = TOLERANCE[bench.q.dtype]
         note = "" if error <= tolerance else f"WRONG: error {error:.1e} > {tolerance:.0e}"
-        return Row(_median_ms(call.launch, repeats), config, note)
+        if built.n_spills:
+            note += f" spills {built.n_spills} bytes"
+        return Row(_median_ms(call.launch, repeats), config, built.n_regs, note)
     except Exception as error:  # noqa: BLE001
-        return Row(float("inf"), config, f"{type(error).__name__}: {str(error)[:80]}")
+        return Row(float("inf"), config, 0, f"{type(error).__name__}: {str(error)[:80]}")
 
 
 def rows(bench: Bench, kernel: str, configs: list[Config], repeats: int, deadline: float) -> Iterator[Row]:
     for config in configs:
         if time.monotonic() > deadline:
-            yield Row(float("inf"), config, "no time left")
+            yield Row(float("inf"), config, 0, "no time left")
         else:
             yield measure(bench, kernel, config, repeats)
 
@@ -161,34 +177,57 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=16384)
     parser.add_argument("--head-dim", type=int, default=64)
     parser.add_argument("--full", action="store_true", help="not causal")
-    parser.add_argument("--no-pointers", action="store_true", help="only with the copy engine (TMA)")
+    parser.add_argument("--pointers", action="store_true", help="also without the copy engine (TMA)")
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--budget", type=float, default=300.0, help="seconds")
+    parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     deadline = time.monotonic() + given.budget
     bench = Bench(given)
     table = {"forward": FORWARD, "dkdv": DKDV, "dq": DQ}
     chosen = {name: choose(table[name], bench.q, given.context) for name in table}
-    bench.call("forward", chosen["forward"]).launch()  # the backward kernels need L and Δ
-    delta_call(bench.saved, bench.output).launch()
+    tables: dict[str, list[dict[str, object]]] = {}
+    best = dict(chosen)
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {vars(given)}", flush=True)
     for kernel in given.kernels.split(","):
-        tiles = [Config(*x) for x in CANDIDATES[kernel, 64 if given.head_dim <= 64 else 128]]
-        configs = [x._replace(tma=True) for x in tiles] + ([] if given.no_pointers else tiles)
+        width = 64 if given.head_dim <= 64 else 128
+        tiles = [Config(*x) for x in CANDIDATES[kernel, width]]
+        configs = [x._replace(tma=True, late=late) for late in (False, True) for x in tiles]
+        configs += SQUEEZED.get((kernel, width), []) + (tiles if given.pointers else [])
+        bench.call("forward", chosen["forward"]).launch()  # the backward kernels need L and Δ, the right ones
+        delta_call(bench.saved, bench.output).launch()
         began = time.monotonic()
         _compile(bench, kernel, configs)
         print(f"\n{kernel}: {len(configs)} candidates, compiled in {time.monotonic() - began:.0f} s", flush=True)
-        for row in sorted(rows(bench, kernel, configs, given.repeats, deadline)):
+        found = sorted(rows(bench, kernel, configs, given.repeats, deadline), key=lambda row: row.milliseconds)
+        tables[kernel] = [row._asdict() | {"config": row.config._asdict()} for row in found]
+        best[kernel] = next((row.config for row in found if not row.note), chosen[kernel])
+        for row in found:
             rate = bench.work[kernel] / row.milliseconds / 1e9
             shipped = " <- shipped" if row.config == chosen[kernel] else ""
             print(
-                f"{row.milliseconds:9.3f} ms {rate:7.0f} TFLOP/s  {tuple(row.config)} {row.note}{shipped}", flush=True
-            )
-    _whole(bench, given)
+                f"{row.milliseconds:9.3f} ms {rate:7.0f} TFLOP/s  {tuple(row.config)} {row.registers} registers "
+                f"{row.note}{shipped}", flush=True,
+            )  # fmt: skip
+        if given.json:
+            given.json.write_text(json.dumps({"best": _best(best, bench.q), "rows": tables}, indent=1) + "\n")
+    _whole(bench, given, best)
 
 
-def _whole(bench: Bench, given: argparse.Namespace) -> None:
-    """Forward and backward through the public function, as shipped, beside SDPA."""
+def _best(best: dict[str, Config], q: Tensor) -> dict[str, dict[str, dict[str, object]]]:
+    """By module and table, as `kernels.py --tuned` takes it."""
+
+    def entry(kernel: str) -> dict[str, object]:
+        return {"arch": architecture(q) // 10 * 10, "head_dim": padded(q.shape[-1]), "config": best[kernel]._asdict()}
+
+    return {
+        "attention_triton": {"FORWARD": entry("forward")},
+        "attention_backward": {"DKDV": entry("dkdv"), "DQ": entry("dq")},
+    }
+
+
+def _whole(bench: Bench, given: argparse.Namespace, best: dict[str, Config]) -> None:
+    """Forward and backward: the fastest of each kernel, then through the public function, as shipped, beside SDPA."""
     leaves = [x.detach().requires_grad_() for x in (bench.q, bench.k, bench.v)]
     causal = bench.problem.causal
     ways = {
@@ -196,6 +235,15 @@ def _whole(bench: Bench, given: argparse.Namespace) -> None:
         "torch SDPA": lambda: F.scaled_dot_product_attention(*leaves, is_causal=causal),
     }
     print()
+
+    def fastest() -> None:
+        output, logsumexp = launch_forward(bench.q, bench.k, bench.v, bench.problem, best["forward"])
+        saved = bench.grad, bench.q, bench.k, bench.v, output, logsumexp
+        launch_backward(*saved, bench.problem, best["dkdv"], best["dq"])
+
+    step = _median_ms(fastest, given.repeats)
+    rate = sum(bench.work.values()) / step / 1e9
+    print(f"{step:9.3f} ms {rate:7.0f} TFLOP/s  forward and backward, the fastest of each kernel (without a spill)")
     for name, attend in ways.items():
         step = _median_ms(lambda attend=attend: torch.autograd.grad(attend(), leaves, bench.grad), given.repeats)
         print(f"{step:9.3f} ms {sum(bench.work.values()) / step / 1e9:7.0f} TFLOP/s  forward and backward, {name}")

@@ -1,6 +1,6 @@
 """How fast the kernels are: each operation beside torch eager, torch.compile and the chip's own limit, in one process.
 
-    python benchmarks/kernels.py [--only gelu,attention] [--budget 240] [-o kernels.md] [--json kernels.json]
+    python benchmarks/kernels.py [--only gelu,attention] [--budget 240] [--tuned d64.json] [-o kernels.md] [--json kernels.json]
 
 The limits are measured first: a device copy of 2 GiB and a bf16 matmul of 8192³. Inputs are random and larger than the
 L2 cache. A row is timed with CUDA events, one pair a run, median of many, after its results have been compared with a
@@ -73,18 +73,27 @@ class Row:
     note: str = ""
 
 
+BATCH = 10  # runs that are queued at once
+
+
 def times_ms(run: Callable[[], Any], seconds: float = 0.25) -> list[float]:
-    """The time of each of many runs. The GPU sleeps first, so that the host is ahead of it and no launch is waited for."""
+    """The time of each of many runs on the GPU, which is never waiting for the host."""
     for _ in range(3):
         run()
-    first = _timed(run, 1)[0]
-    return _timed(run, max(7, min(60, int(1000 * seconds / max(first, 1e-3)))))
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    run()
+    host = time.perf_counter() - began
+    first = _timed(run, 1, host)[0]
+    count = max(7, min(60, int(1000 * seconds / max(first, 1e-3))))
+    return [t for start in range(0, count, BATCH) for t in _timed(run, min(BATCH, count - start), host)]
 
 
-def _timed(run: Callable[[], Any], count: int) -> list[float]:
+def _timed(run: Callable[[], Any], count: int, host: float) -> list[float]:
+    """The GPU sleeps first for as long as the host needs to queue all runs (`host` seconds each), and half as long again."""
     events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(count)]
     torch.cuda.synchronize()
-    torch.cuda._sleep(20_000_000)
+    torch.cuda._sleep(int(2e9 * min(0.1, 1.5 * host * count + 1e-3)))  # cycles, of which there are at most 2e9 a second
     for start, end in events:
         start.record()
         run()
@@ -581,10 +590,30 @@ def measure_all(names: Sequence[str], budget: float, limits: Mapping[str, float]
         torch._dynamo.reset()  # a function compiled for too many shapes is not compiled any more
 
 
+def take(tuned: Mapping[str, Mapping[str, Any]]) -> str:
+    """Run with the constants that a tuning script found best instead of those that are shipped."""
+    told = []
+    for module, constants in tuned["best"].items():
+        place = importlib.import_module(f"flopwise.kernels.{module}")
+        for name, value in constants.items():
+            if isinstance(value, dict):  # a row of a table of attention's tiles
+                config = kernel("attention_tiles", "Config")(**value["config"])
+                getattr(place, name)[value["arch"], value["head_dim"]] = config
+                told.append(f"{name} {tuple(config)}")
+            else:
+                setattr(place, name, value)
+                told.append(f"{module}.{name} = {value}")
+    return ", ".join(told)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help=f"operations, separated by commas: {', '.join(OPS)}")
     parser.add_argument("--budget", type=float, default=240, help="seconds after which no operation is begun")
+    parser.add_argument("--dtypes", default="bfloat16,float32", help="of the operations on rows")
+    parser.add_argument(
+        "--tuned", nargs="*", type=Path, default=[], help="what kernel_tune.py and attention_tune.py wrote"
+    )
     parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
@@ -594,6 +623,10 @@ def main() -> None:
         parser.error(f"no operation {', '.join(unknown)}: there are {', '.join(OPS)}")
     if not torch.cuda.is_available():
         parser.error("needs a GPU")
+    global DTYPES
+    DTYPES = tuple(getattr(torch, name) for name in given.dtypes.split(","))
+    for path in given.tuned:
+        print(f"with {take(json.loads(path.read_text()))}", flush=True)
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("highest")
     limits = ceilings()

@@ -1,12 +1,17 @@
 """Measures the cases that benchmarks/prediction.py judges: fixed before any was looked at, on this machine's GPU.
 
     python benchmarks/prediction_cases.py RUNS [--sizes small,…] [--contexts 128,…] [--seconds 300]
+    python benchmarks/prediction_cases.py RUNS --held-out --seconds 200
     python benchmarks/prediction.py --time RUNS/…-prediction-…
 
 The levers at the sizes where they matter, compiled steps and CUDA graphs among them; then five sizes × three contexts ×
 fp32 and bf16 × inference and training × naive and fused attention. All in one process, one after the other, with the
 allocator and cuBLAS's workspaces emptied between them, so that the whole takes minutes. What cannot run is a point that
 says why. `--seconds` ends it in time: what is measured by then is kept.
+
+`--held-out`: other batches and contexts than those, which the model of the machine was looked at with. Every third of their
+grid, the sizes in turn, so that whatever is measured by the end of the time is spread over all; after three rounds of the sizes
+come levers and two compiled steps, then the rest.
 """
 
 import argparse
@@ -30,6 +35,7 @@ from flopwise.spec.workload import Sampling, Trial, Workload, workload
 from flopwise.store.run import Run
 
 SIZES = ("small", "medium", "large", "xl", "2.7B")
+PRECISIONS, PHASES = ("bf16", "fp32"), ("forward", "train")
 BY_HAND = {"attention": "naive", "norm": "eager", "activation": "eager"}
 LEVERS = (
     {"precision": "bf16", "optimizer": "fused", "graph": "on"},
@@ -42,13 +48,40 @@ LEVERS = (
     {"precision": "bf16", "optimizer": "fused", "compile": "default"},
 )
 
+UNSEEN = ((2, 768), (8, 256))  # batch, context
+UNSEEN_LEVERS = (
+    ("small", {"precision": "bf16", "optimizer": "fused", "graph": "on"}),
+    ("medium", {"precision": "bf16", "checkpoint": 1}),
+    ("medium", {"precision": "tf32"}),
+    ("medium", {"precision": "bf16-pure", "optimizer": "fused"}),
+    ("small", {"precision": "fp16", "optimizer": "fused"}),
+    ("small", {"precision": "bf16", "optimizer": "fused", "compile": "default"}),
+    ("medium", {"precision": "bf16", "optimizer": "fused", "compile": "default"}),
+)
+
+
+def held_out(sizes: tuple[str, ...]) -> Iterator[Workload]:
+    """Every third of a grid of shapes that `cases` has not, the sizes in turn; after the first rounds of it the levers."""
+    attentions = (BY_HAND, {"attention": "sdpa"})
+    each = [list(itertools.product((size,), UNSEEN, PRECISIONS, PHASES, attentions)) for size in sizes]
+    thirds = [some[(-len(some) * n) % 3 :: 3] for n, some in enumerate(each)]  # of all of them in a row
+    rounds = [one for some in itertools.zip_longest(*thirds) for one in some if one is not None]
+    grid = [
+        workload(size, batch=batch, context=context, precision=precision, phase=phase, **by)
+        for size, (batch, context), precision, phase, by in rounds
+    ]
+    batch, context = UNSEEN[-1]
+    levers = [workload(s, batch=batch, context=context, phase="train", **by) for s, by in UNSEEN_LEVERS if s in sizes]
+    first = 3 * len(sizes)
+    yield from (*grid[:first], *levers, *grid[first:])
+
 
 def cases(sizes: tuple[str, ...], contexts: tuple[int, ...]) -> Iterator[Workload]:
     """The levers, then the grid."""
     for levers in LEVERS:
         for size in dict.fromkeys((sizes[0], sizes[len(sizes) // 2], sizes[-1])):
             yield workload(size, context=contexts[len(contexts) // 2], phase="train", **levers)
-    grid = itertools.product(contexts, sizes, ("bf16", "fp32"), ("forward", "train"), (BY_HAND, {"attention": "sdpa"}))
+    grid = itertools.product(contexts, sizes, PRECISIONS, PHASES, (BY_HAND, {"attention": "sdpa"}))
     for context, size, precision, phase, by in grid:
         yield workload(size, context=context, precision=precision, phase=phase, **by)
 
@@ -84,10 +117,14 @@ def main() -> None:
     parser.add_argument("--sizes", default=",".join(SIZES))
     parser.add_argument("--contexts", default="128,512,1024")
     parser.add_argument("--device", default="auto")
+    parser.add_argument(
+        "--held-out", action="store_true", help="shapes that the others have not, spread over the sizes"
+    )
     parser.add_argument("--seconds", type=float, default=1e9)
     given = parser.parse_args()
     contexts = tuple(int(context) for context in given.contexts.split(","))
-    trials = [trial(case, given.device) for case in cases(tuple(given.sizes.split(",")), contexts)]
+    sizes = tuple(given.sizes.split(","))
+    trials = [trial(case, given.device) for case in (held_out(sizes) if given.held_out else cases(sizes, contexts))]
     begun = time.monotonic()
     with Run.create(given.runs, "bench", "prediction", " ".join(sys.argv), trials) as run:
         for n, one in enumerate(trials, 1):

@@ -3,6 +3,7 @@
 import math
 from bisect import bisect_right
 from itertools import pairwise
+from typing import NamedTuple
 
 import msgspec
 
@@ -11,6 +12,18 @@ STRIDED = "elementwise, strided"  # broadcast or transposed inputs
 
 # A class of kernels has a curve of its own where it is known to run otherwise; a name without one is cut from the right.
 STRIDES, INDICES, FUSED, HALF = ", strided", ", with indices", ", fused", ", half"
+MIXED, EXPONENTIAL, RMS, JOINED, BACKWARD = ", mixed", ", exponential", ", rms", ", joined", ", backward"
+COMPILED = "host:compiled"  # the probe of a trivial compiled graph; with a phase after it, of larger ones
+COLD = "cold"  # elementwise work whose input was not touched lately, and so comes from memory whatever its size
+# Who is nearer than the name cut from the right: inputs of several dtypes are loaded one number at a time, each through
+# a cast, as PyTorch's copy from half to single precision loads them.
+STAND_INS = {
+    "elementwise, mixed": "copy/cast, half",
+    "elementwise, strided, mixed": "elementwise, strided, half",
+    "copy/cast, joined": "copy/cast, strided",
+    "copy/cast, joined, half": "copy/cast, strided, half",
+}
+_CACHE_SHOWS = 1.1  # what goes faster than memory by more than this lies in the cache
 
 
 class Curve(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,6 +85,8 @@ class HostCost(msgspec.Struct, frozen=True, kw_only=True):
     view_ns: float  # an operation that launches nothing
     kernel_ns: float  # each kernel of an operation beyond its first
     listed_ns: float = 0.0  # each tensor that an operation over lists of them reads (foreach, fused optimizers)
+    cast_ns: float | None = None  # a cast, which autocast makes on its own, without Python; None: as any operation
+    start_ns: float = 0.0  # once a phase, whatever is in it
 
 
 class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,9 +105,10 @@ class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
     ]  # by phase, and of 'inference', a forward pass without autograd; 'forward' is there always
     latency_ns: float  # from the launch call's return to the kernel's start
     graph_gap_ns: float  # what a kernel takes more in a CUDA graph than in a stream; below zero: less
-    switch_ns: float = 0.0  # what a matmul between other kernels takes more than one among matmuls
+    switch_ns: float = 0.0  # what a kernel among unlike ones takes more than one among its like
     backward_start_ns: float = 0.0  # the host's, from the call of backward to its first operation
     compiled_call_ns: float = 0.0  # the host's, before a compiled graph launches its first kernel
+    compiled: dict[str, HostCost] = {}  # by phase: kernels of a compiled graph; 'listed' are the tensors handed to it
     versions: dict[str, str] = {}  # of driver, torch, … where measured
 
     def __post_init__(self) -> None:
@@ -114,12 +130,39 @@ class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
     def curve(self, name: str) -> Curve:
         """The curve of a class of kernels: 'elementwise, strided, half', or what is nearest to it."""
         while name not in self.memory:
-            name = name.rpartition(", ")[0] or "elementwise"
+            name = STAND_INS.get(name) or name.rpartition(", ")[0] or "elementwise"
         return self.memory[name]
+
+    @property
+    def cached_bytes(self) -> float:
+        """How much the cache keeps: the most that goes clearly faster than what cannot lie in it."""
+        curve = self.memory["elementwise"]
+        slowest = curve.ns[-1] / curve.amount[-1]
+        kept = [a for a, ns in zip(curve.amount, curve.ns, strict=True) if ns / a * _CACHE_SHOWS < slowest]
+        return max(kept, default=0.0)
+
+    def cold_ns(self, n_bytes: float) -> float:
+        """What so many bytes read from memory take longer than if they lay in the cache."""
+        warm = self.memory["elementwise"]
+        if cold := self.memory.get(COLD):
+            probed = max(2 * n_bytes, cold.amount[0])  # what is less than that hides in the kernel's start
+            return max(0.0, cold.at(probed) - warm.at(probed)) * min(1.0, 2 * n_bytes / probed)
+        cached_ns = (warm.at(2 * n_bytes) - warm.ns[0]) / 2  # half of it for reading
+        return max(0.0, n_bytes * warm.ns[-1] / warm.amount[-1] - cached_ns)
 
     def host_cost(self, phase: str) -> HostCost:
         """What launching an operation of a phase costs."""
         return self.host.get(phase) or self.host["forward"]
+
+
+class HostCounts(NamedTuple):
+    """What the host launched while a probe of it ran."""
+
+    ops: int  # that launch a kernel, casts among them
+    views: int
+    kernels: int  # of an operation beyond its first
+    listed: int  # tensors that operations over lists read
+    casts: int = 0
 
 
 class Probe(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,5 +171,5 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
     what: str  # 'matmul', 'attention', 'attention backward', a class of kernels, STRIDED; 'host:PHASE'
     dtype: str = ""
     amount: float = 0.0  # bytes moved; FLOPs of attention and matmul
-    shape: tuple[int, ...] = ()  # (batch, M, N, K) of a matmul; operations, views and further kernels of a 'host' probe
+    shape: tuple[int, ...] = ()  # (batch, M, N, K) of a matmul; of a 'host' probe what `HostCounts` names
     ns: float  # the median over repetitions, of one run of it

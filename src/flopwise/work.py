@@ -26,6 +26,8 @@ CLASSES = (
     OPTIMIZER, INDEX, LOSS, COMMUNICATION, MEMORY, RANDOM, OTHER,
 )  # fmt: skip
 
+PART = "sdpa: "  # how the name of an op begins that is a kernel inside the call of fused attention
+
 # Who owns a byte.
 
 PARAMETERS, GRADIENTS, OPTIMIZER_STATE, ACTIVATIONS, SCORES, LOGITS, INPUTS, BUFFERS, TEMPORARY, WORKSPACE = (
@@ -57,6 +59,7 @@ class OpWork(msgspec.Struct, frozen=True, kw_only=True):
     write_bytes: int = 0
     kernels: int = 1  # launches it takes in eager PyTorch; 0: a view, nothing runs
     strided: bool = False  # an input is broadcast or not contiguous: no wide loads
+    mixed: bool = False  # its inputs have several dtypes: each number is cast as it is loaded
     reads: tuple[tuple[int, int], ...] = ()  # (tensor, bytes), tensors numbered within the step; views are their base
     writes: tuple[tuple[int, int], ...] = ()
     shapes: tuple[tuple[int, ...], ...] = ()  # of its inputs; for a matmul (M, K), (K, N) or batched

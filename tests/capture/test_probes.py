@@ -2,7 +2,17 @@
 
 import torch
 
-from flopwise.capture.probes import Stopwatch, probe_attention, probe_matmul, probe_memory
+from flopwise.capture.calibrate import _unlike
+from flopwise.capture.host_probes import HostWatch, how_many_steps
+from flopwise.capture.probes import (
+    Stopwatch,
+    cold_runs,
+    memory_runs,
+    probe_attention,
+    probe_backward_matmul,
+    probe_matmul,
+    probe_memory,
+)
 from flopwise.ceilings import STRIDED
 
 
@@ -17,3 +27,34 @@ def test_every_probe_runs_and_says_what_it_moved():
     assert (product.amount, product.shape) == (2.0 * 2 * 8 * 16 * 4, (2, 8, 16, 4))
     forward, backward = probe_attention(watch, ("fp32",), ((1, 2, 16, 8),))
     assert (forward.amount, backward.amount) == (4.0 * 2 * 16 * 16 * 8, 10.0 * 2 * 16 * 16 * 8)
+    there, back = probe_backward_matmul(watch, ("fp32",), ((8, 16, 4),))
+    assert (there.shape, back.shape, there.dtype) == ((1, 8, 4, 16), (1, 16, 4, 8), "fp32, backward")
+
+
+def test_half_precision_and_cold_inputs_run_where_they_are_asked_for():
+    cpu = torch.device("cpu")
+    for run, moved in memory_runs(cpu, 1 << 16, half=True).values():
+        run()
+        assert moved > 0
+    assert cold_runs(cpu, 1 << 16) == {}  # so many small tensors would all fit a cache
+    ((run, moved),) = cold_runs(cpu, 1 << 23).values()
+    run()
+    assert moved == 1 << 23
+    assert all(isinstance(run(), torch.Tensor) for run in _unlike(cpu))
+
+
+def test_small_steps_tell_the_hosts_time_for_every_phase():
+    steps = (
+        (1, "train", {"optimizer": "foreach"}),
+        (2, "train", {"optimizer": "adamw-loop"}),
+        (1, "forward", {}),
+        (1, "train", {"optimizer": "foreach", "checkpoint": 1}),
+    )
+    watch = HostWatch(torch.device("cpu"), steps)
+    watch.round()
+    found = list(watch.probes())
+    assert len(found) == how_many_steps(steps)
+    names = {"forward", "backward", "optimizer", "lists", "inference", "checkpointed"}
+    assert {probe.what for probe in found} == {f"host:{name}" for name in names}
+    assert all(probe.ns > 0 and probe.shape[0] > 0 for probe in found)
+    assert len({probe.shape for probe in found if probe.what == "host:forward"}) == 2

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from flopwise.ceilings import Matmul, Probe
-from flopwise.cost.calibration import ceilings, curve, matmul, tiles
+from flopwise.cost.calibration import _compiled, _host, ceilings, curve, matmul, tiles
 from flopwise.cost.roofline import matmul_ns, predict
 from flopwise.cost.step import account_step
 from flopwise.errors import FlopwiseError
@@ -74,6 +74,45 @@ def test_ceilings_hold_what_the_probes_said():
     assert found.curve("softmax").at(1e9) == pytest.approx(2e3 + 1e9 / 4)
     assert found.bandwidth_bytes_per_s == pytest.approx(4e9, rel=0.01)
     assert set(found.matmul) == {"fp32", "bf16"}
+
+
+def known_host(ops=9e3, cast=5e3, start=2e5, counts=((90, 30), (350, 115), (60, 0), (230, 0))):
+    """Steps of a host that takes so long for an operation, a cast, and a phase at all."""
+    given = [Probe(what="host:view", ns=1e3), Probe(what="host:kernel", ns=4e3), Probe(what="host:start", ns=7e4)]
+    for n, casts in counts:
+        ns = (n - casts) * ops + casts * cast + start + 10 * 4e3
+        given.append(Probe(what="host:forward", shape=(n, 0, 10, 0, casts), ns=ns))
+        given.append(Probe(what="host:backward", shape=(n, 0, 10, 0, casts), ns=ns + 7e4))
+        given.append(Probe(what="host:optimizer", shape=(11 * n, 0, 0, 0, 0), ns=11 * n * 6e3 + start))
+        given.append(Probe(what="host:lists", shape=(8, 0, 0, 13 * n, 0), ns=8 * 6e3 + 13 * n * 2e3 + 3e5))
+    return given
+
+
+def test_steps_deep_and_shallow_tell_operations_casts_and_the_start_apart():
+    costs = _host(known_host())
+    for phase in ("forward", "backward"):
+        found = costs[phase]
+        assert (found.op_ns, found.cast_ns, found.start_ns) == pytest.approx((9e3, 5e3, 2e5))
+    lists = costs["optimizer"]
+    assert (lists.op_ns, lists.cast_ns) == (pytest.approx(6e3), None)
+    assert (lists.listed_ns, lists.start_ns) == pytest.approx((2e3, 3e5))
+
+
+def test_of_a_phase_without_a_start_none_is_found():
+    found = _host([probe for probe in known_host(start=0.0) if probe.what != "host:lists"])["forward"]
+    assert (found.op_ns, found.start_ns) == (pytest.approx(9e3), pytest.approx(0.0, abs=1.0))
+
+
+def test_a_compiled_call_grows_with_its_kernels_and_what_it_is_handed():
+    given = [
+        Probe(what=f"host:compiled {phase}", shape=(kernels, 0, 0, handed, 0), ns=5e4 + 8e3 * kernels + 1e3 * handed)
+        for phase in ("forward", "backward")
+        for kernels, handed in ((8, 5), (48, 25), (48, 2))
+    ]
+    found = _compiled(given)
+    for cost in found.values():
+        assert (cost.op_ns, cost.listed_ns, cost.start_ns) == pytest.approx((8e3, 1e3, 5e4))
+    assert _compiled(given[:2]) == {}  # too few to tell
 
 
 def test_a_step_is_predicted_from_them():

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from flopwise.errors import Unsupported
-from flopwise.kernels import adamw as module
-from flopwise.kernels.adamw import BLOCK, AdamW
+from flopwise.kernels import adamw_kernels as module
+from flopwise.kernels.adamw import AdamW
+from flopwise.kernels.adamw_kernels import BLOCK
 
 # one element, none, less than a block, a block, a block and an end
 SHAPES = {

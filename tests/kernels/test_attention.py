@@ -86,14 +86,15 @@ def test_values_and_gradients_are_those_of_the_definition(device, index, causal,
 
 @pytest.mark.parametrize("config", SMALL_TILES, ids=str)
 @pytest.mark.parametrize("window", [None, 19])
-def test_every_walk_over_several_tiles(device, config, window):
+@pytest.mark.parametrize("late", [False, True])
+def test_every_walk_over_several_tiles(device, config, window, late):
     """Tiles before, on and after the diagonal, with and without copy-engine loads, tails on both axes, a group of 2."""
     for tma, lengths in (
         ((False, (52, 52)), (True, (41, 64))) if device == "cuda" else ((False, (36, 36)), (True, (33, 48)))
     ):
         q, k, v, grad = draw((1, 2, 1, *lengths, 16), torch.float32, device)
         problem = Problem(True, window, 0.3)
-        tiles = config._replace(tma=tma)
+        tiles = config._replace(tma=tma, late=late)
         output, logsumexp = launch_forward(q, k, v, problem, tiles)
         found = output, *launch_backward(grad, q, k, v, output, logsumexp, problem, tiles, tiles)
         assert_close(found, truth(q, k, v, grad, True, window, 0.3), 1e-5)
@@ -103,7 +104,8 @@ def test_every_walk_over_several_tiles(device, config, window):
 def test_every_walk_without_a_mask(device, lengths):
     q, k, v, grad = draw((1, 1, 1, *lengths, 16), torch.float32, device)
     problem = Problem(False, None, 0.25)
-    for tiles in SMALL_TILES[1:2]:
+    for late in (False, True):
+        tiles = SMALL_TILES[1]._replace(late=late)
         output, logsumexp = launch_forward(q, k, v, problem, tiles)
         found = output, *launch_backward(grad, q, k, v, output, logsumexp, problem, tiles, tiles)
         assert_close(found, truth(q, k, v, grad, False, None, 0.25), 1e-5)

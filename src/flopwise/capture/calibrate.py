@@ -1,22 +1,24 @@
-"""What to probe on a machine so that its steps can be predicted: about a minute on a GPU, less on a CPU."""
+"""What to probe on a machine so that its steps can be predicted: a minute and a half on a GPU, less on a CPU."""
 
 import time
 from collections.abc import Iterator
-from functools import partial
 from statistics import median
 
 import torch
+import torch.nn.functional as F
 
-from flopwise.capture.build import build_step
-from flopwise.capture.clock import CudaClock
-from flopwise.capture.dry_run import dry_run
-from flopwise.capture.probes import Run, Stopwatch, probe_attention, probe_matmul, probe_memory
+from flopwise.capture.host_probes import HostWatch, how_many_steps, probe_compiled
+from flopwise.capture.probes import (
+    Run,
+    Stopwatch,
+    probe_attention,
+    probe_backward_matmul,
+    probe_matmul,
+    probe_memory,
+)
 from flopwise.capture.step import Step, captured
 from flopwise.ceilings import Probe
-from flopwise.cost.step import account_step
 from flopwise.records import STEP, Ran
-from flopwise.spec.workload import Workload, workload
-from flopwise.work import OPTIMIZER
 
 Shapes = tuple[tuple[int, int, int, int], ...]
 
@@ -44,19 +46,30 @@ GPU_ATTENTIONS: Shapes = tuple(
     for width in (64, 128)
 )
 CPU_ATTENTIONS: Shapes = ((1, 4, 64, 16), (1, 4, 256, 64))
-_REPEATS, _HOST_SAMPLES = 200, 40
+GPU_SIZES: tuple[int, ...] = tuple(1 << power for power in (14, 17, *range(20, 32)))
+# (rows, outs, ins) of the layers whose products on the way back are probed by themselves.
+GPU_LAYERS: tuple[tuple[int, int, int], ...] = tuple(
+    (rows, pair[0], pair[1]) for rows in _ROWS for sides in _WIDTHS[:-1] for pair in dict.fromkeys((sides, sides[::-1]))
+)
+_REPEATS = 200
 
 
 def probes(device: torch.device) -> Iterator[Probe]:
     """Every probe that tells something about this device, small ones first."""
     watch = Stopwatch(device)
     if device.type == "cuda":
-        yield from probe_launches(device)
-        yield from probe_host(device)
-        yield from probe_compiled(device)
-        yield from probe_memory(watch, tuple(2**power for power in range(14, 32)))
-        yield from probe_attention(watch, ("fp32", "bf16", "fp16"), GPU_ATTENTIONS)
-        yield from probe_matmul(watch, ("fp32", "tf32", "bf16", "fp16"), GPU_MATMULS)
+        host = HostWatch(device)
+        for some in (
+            probe_launches(device),
+            probe_compiled(device),
+            *(probe_memory(watch, sizes) for sizes in (GPU_SIZES[:8], GPU_SIZES[8:])),
+            probe_attention(watch, ("fp32", "bf16", "fp16"), GPU_ATTENTIONS),
+            *(probe_matmul(watch, (dtype,), GPU_MATMULS) for dtype in ("fp32", "tf32", "bf16", "fp16")),
+            probe_backward_matmul(watch, ("tf32",), GPU_LAYERS),
+        ):
+            host.round()
+            yield from some
+        yield from host.probes()
     else:
         yield from probe_memory(watch, tuple(2**power for power in range(12, 27, 2)))
         yield from probe_attention(watch, ("fp32",), CPU_ATTENTIONS)
@@ -66,8 +79,10 @@ def probes(device: torch.device) -> Iterator[Probe]:
 def how_many(device: torch.device) -> int:
     """How many probes there will be."""
     if device.type == "cuda":
-        return 12 + 20 * 18 + 2 * 3 * len(GPU_ATTENTIONS) + 4 * len(GPU_MATMULS)
-    return 12 * 8 + 2 * len(CPU_ATTENTIONS) + len(CPU_MATMULS)
+        host = 6 + 6 + how_many_steps()
+        memory = 32 * len(GPU_SIZES) + sum(size >= 1 << 21 for size in GPU_SIZES)
+        return host + memory + 2 * 3 * len(GPU_ATTENTIONS) + 4 * len(GPU_MATMULS) + 2 * len(GPU_LAYERS)
+    return 18 * 8 + 2 * len(CPU_ATTENTIONS) + len(CPU_MATMULS)
 
 
 def probe_launches(device: torch.device) -> Iterator[Probe]:
@@ -86,68 +101,58 @@ def probe_launches(device: torch.device) -> Iterator[Probe]:
     kernel_ns = Stopwatch(device).ns(lambda: x.add_(1))
     yield Probe(what="latency", ns=max(0.0, median(alone) - launch_ns - kernel_ns))
 
-    def many() -> None:
-        for _ in range(_REPEATS):
-            x.add_(1)
-
-    y = torch.rand(256, 256, device=device, dtype=torch.bfloat16)
-    both = partial(torch.mul, y, 2.0, out=torch.empty_like(y)), partial(torch.matmul, y, y)
-    alternating_ns = Stopwatch(device).ns(lambda: [run() for run in both])
-    yield Probe(what="switch", ns=max(0.0, alternating_ns - sum(Stopwatch(device).ns(run) for run in both)))
-    replay = captured(Step(phases={STEP: many}, ran=lambda: Ran(device=str(device))), device).phases[STEP]
-    yield Probe(what="graph gap", ns=Stopwatch(device).ns(replay) / _REPEATS - kernel_ns)
-
-
-def probe_host(device: torch.device) -> Iterator[Probe]:
-    """What the host takes to launch an operation, phase by phase: a model too small for anything else to matter."""
-    x = torch.rand(8, device=device, requires_grad=True)
-    y = x.sin()
-    gradient = torch.ones_like(y)
-    start_ns = _host_ns(lambda: torch.autograd.grad(y, x, gradient, retain_graph=True)) - _host_ns(gradient.sin)
+    yield from _probe_unlike(device)
+    y = torch.rand(8, device=device, requires_grad=True)
+    out, gradient = y.sin(), torch.ones_like(y)
+    start_ns = _host_ns(lambda: torch.autograd.grad(out, y, gradient, retain_graph=True)) - _host_ns(gradient.sin)
     yield Probe(what="host:start", ns=max(0.0, start_ns))
-    tiny = partial(workload, "tiny", batch=1, context=16, precision="bf16")
-    for chosen, named in (
-        (tiny(phase="train", optimizer="adamw-loop"), {p: p for p in ("forward", "backward", "optimizer")}),
-        (tiny(phase="train", optimizer="foreach"), {"lists": "optimizer"}),
-        (tiny(phase="forward"), {"inference": "forward"}),
-    ):
-        launch_ns, counts = _launch_ns(chosen, device), _counts(chosen)
-        for name, phase in named.items():
-            yield Probe(what=f"host:{name}", shape=counts[phase], ns=launch_ns[phase])
 
 
-def probe_compiled(device: torch.device) -> Iterator[Probe]:
-    """What the host takes to call a compiled graph, beyond its one kernel; nothing where torch.compile cannot run."""
-    x = torch.randn(64, 64, device=device, requires_grad=True)
-    try:
-        run = torch.compile(lambda x: (x.sin() + 1).cos())
-        run(x)
-    except Exception:  # noqa: BLE001  (no compiler on this machine, say: whatever it is, only this probe is lost)
-        return
-    yield Probe(what="host:compiled", ns=max(0.0, _host_ns(lambda: run(x)) - _host_ns(lambda: x.sin())))
+def _probe_unlike(device: torch.device) -> Iterator[Probe]:
+    """What a kernel takes more where the one before it was another, and what it takes more, or less, in a CUDA graph."""
+    runs, watch = _unlike(device), Stopwatch(device)
+
+    def all_of_them() -> None:
+        for run in runs:
+            run()
+
+    together_ns = watch.ns(all_of_them) / len(runs)
+    yield Probe(what="switch", ns=max(0.0, together_ns - sum(watch.ns(run) for run in runs) / len(runs)))
+    times = _REPEATS // len(runs)
+
+    def many() -> None:
+        for _ in range(times):
+            all_of_them()
+
+    replay = captured(Step(phases={STEP: many}, ran=lambda: Ran(device=str(device))), device).phases[STEP]
+    yield Probe(what="graph gap", ns=watch.ns(replay) / (times * len(runs)) - together_ns)
 
 
-def _counts(chosen: Workload) -> dict[str, tuple[int, ...]]:
-    """By phase, the loss with forward: operations, views, kernels beyond an operation's first, tensors read by lists."""
-    counts = {phase: [0, 0, 0, 0] for phase in ("forward", "backward", "optimizer")}
-    for op in dry_run(chosen).ops:
-        if op.phase in ("forward", "loss", "backward", "optimizer"):
-            count = counts["forward" if op.phase == "loss" else op.phase]
-            count[0 if op.kernels else 1] += 1
-            count[2] += max(0, op.kernels - 1)
-    for op in account_step(chosen, None).ops:
-        if op.phase == "optimizer" and op.kind == OPTIMIZER:
-            counts["optimizer"][3] += len(op.reads)
-    return {phase: tuple(count) for phase, count in counts.items()}
-
-
-def _launch_ns(chosen: Workload, device: torch.device) -> dict[str, float]:
-    clock = CudaClock(build_step(chosen, device).phases, device, flush_l2=False)
-    samples = [clock.sample() for _ in range(_HOST_SAMPLES)][_HOST_SAMPLES // 4 :]
-    launch_ns = {phase: float(median(s[phase].launch_ns or 0 for s in samples)) for phase in samples[0]}
-    launch_ns.setdefault("forward", launch_ns[STEP])  # of a step that has no other phase
-    launch_ns["forward"] += launch_ns.pop("loss", 0.0)
-    return launch_ns
+def _unlike(device: torch.device) -> list[Run]:
+    """Small operations of one kernel each, no two of them the same."""
+    x = torch.rand(64, 1024, device=device)
+    half, gain, column = x.bfloat16(), torch.rand(1024, device=device), torch.rand(64, 1, device=device)
+    weight = torch.rand(1024, 1024, device=device, dtype=torch.bfloat16)
+    index, turned = torch.randint(64, (64,), device=device), half.view(64, 16, 64).transpose(0, 1)
+    runs: list[Run] = [
+        lambda: F.rms_norm(x, (1024,), gain),
+        lambda: x.bfloat16(),
+        lambda: torch.mm(half, weight),
+        lambda: half.float(),
+        lambda: torch.mul(x, column),
+        lambda: torch.sub(x, x),
+        lambda: torch.cat((half, half), -1),
+        lambda: turned.contiguous(),
+        lambda: torch.add(x, half),
+        lambda: F.silu(half),
+        lambda: torch.mul(half, half),
+        lambda: torch.sum(x, -1),
+        lambda: torch.softmax(x, -1),
+        lambda: torch.exp(x),
+        lambda: F.embedding(index, x),
+        lambda: torch.neg(x),
+    ]
+    return runs
 
 
 def _host_ns(run: Run) -> float:

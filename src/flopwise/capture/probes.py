@@ -1,5 +1,6 @@
 """The machine's limits, probed: operations at many sizes, each timed alone. What follows from them is `cost`'s business."""
 
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -8,7 +9,20 @@ from statistics import median
 import torch
 import torch.nn.functional as F
 
-from flopwise.ceilings import FUSED, HALF, INDICES, STRIDED, STRIDES, Probe
+from flopwise.ceilings import (
+    BACKWARD,
+    COLD,
+    EXPONENTIAL,
+    FUSED,
+    HALF,
+    INDICES,
+    JOINED,
+    MIXED,
+    RMS,
+    STRIDED,
+    STRIDES,
+    Probe,
+)
 from flopwise.lm.precision import apply_fp32_matmul
 from flopwise.spec.recipe import Recipe
 from flopwise.work import COPY, ELEMENTWISE, INDEX, MEMORY, NORMALISATION, OPTIMIZER, REDUCTION, SOFTMAX
@@ -17,8 +31,9 @@ Run = Callable[[], object]
 
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 WIDTH = 1024  # of a row in the probes of row-wise kernels
-_ROUNDS, _ROUND_NS = 5, 12e6  # long enough for the chip to settle at the clock it can hold
+_ROUNDS, _ROUND_NS = 3, 12e6  # long enough for the chip to settle at the clock it can hold
 _FEWEST, _MOST = 3, 50  # runs of an operation in a round
+_COLD_BYTES, _COLD_TENSORS = 2**29, 512  # more than any cache holds, in so many tensors at most
 _CYCLES_PER_NS = 2.0  # of the fastest GPU clocks: a spin lasts at least as long as asked
 
 
@@ -45,7 +60,7 @@ class Stopwatch:
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         torch.cuda.synchronize(self.device)
         wait_ns = min(
-            2e7, 2 * repeats * _queue_ns(run, 2)
+            6e7, 2 * repeats * _queue_ns(run, 2)
         )  # so that the GPU never waits for a launch between the events
         torch.cuda._sleep(int(wait_ns * _CYCLES_PER_NS))
         begin.record()
@@ -70,8 +85,10 @@ def memory_runs(device: torch.device, n_bytes: int, half: bool = False) -> dict[
     x = torch.rand(rows, WIDTH, device=device, dtype=dtype)
     y, other = torch.empty_like(x), torch.empty_like(x, dtype=torch.float32 if half else torch.bfloat16)
     both = 2 * x.nbytes
+    half_rows = torch.empty(rows, WIDTH // 64, 32, device=device)
     column, gain = (torch.rand(*shape, device=device, dtype=dtype) for shape in ((rows, 1), (WIDTH,)))
     turned = x.view(rows, WIDTH // 64, 64).transpose(0, 1)
+    halves = [torch.rand(rows, WIDTH // 64, 32, device=device, dtype=dtype).transpose(0, 1) for _ in range(2)]
     index = torch.randint(rows, (rows,), device=device)
     sums = torch.empty(rows, device=device, dtype=dtype)
     runs: dict[str, tuple[Run, int]] = {
@@ -81,39 +98,64 @@ def memory_runs(device: torch.device, n_bytes: int, half: bool = False) -> dict[
         REDUCTION + INDICES: (lambda: x.max(-1), x.nbytes),
         SOFTMAX: (lambda: torch.softmax(x, -1), both),
         NORMALISATION: (lambda: F.layer_norm(x, (WIDTH,), gain), both),
+        NORMALISATION + RMS: (lambda: F.rms_norm(x, (WIDTH,), gain), both),
+        ELEMENTWISE + EXPONENTIAL: (lambda: F.silu(x), both),
         COPY: (lambda: other.copy_(x), x.nbytes + other.nbytes),
         COPY + STRIDES: (lambda: turned.contiguous(), both),
+        COPY + JOINED: (lambda: torch.cat(halves, -1), both),
         INDEX: (lambda: F.embedding(index, x), both),
     }
     if half:
         return {f"{name}{HALF}": run for name, run in runs.items()}
-    return runs | {MEMORY: (lambda: y.zero_(), y.nbytes)}
+    return runs | {
+        MEMORY: (lambda: y.zero_(), y.nbytes),
+        INDEX + BACKWARD: (lambda: torch.ops.aten.embedding_dense_backward(x, index, rows, -1, False), both),
+        ELEMENTWISE + MIXED: (lambda: torch.add(x, other, out=y), both + other.nbytes),
+        ELEMENTWISE + STRIDES + MIXED: (
+            lambda: torch.mul(other.view(rows, -1, 64)[..., :32], gain[:32], out=half_rows),
+            other.nbytes // 2 + half_rows.nbytes,
+        ),
+    }
 
 
-def optimizer_runs(device: torch.device, n_bytes: int) -> dict[str, tuple[Run, int]]:
+def cold_runs(device: torch.device, n_bytes: int) -> dict[str, tuple[Run, int]]:
+    """Elementwise work on one tensor after another, so many that none is in the cache when its turn comes again."""
+    each = n_bytes // 8
+    if each * 4 * _COLD_TENSORS < _COLD_BYTES:
+        return {}
+    source = torch.rand(max(2 * each, _COLD_BYTES // 4), device=device)
+    tensors, y = itertools.cycle(source.split(each)[: source.numel() // each]), torch.empty(each, device=device)
+    return {COLD: (lambda: torch.mul(next(tensors), 2.0, out=y), 2 * y.nbytes)}
+
+
+def optimizer_runs(device: torch.device, n_bytes: int, half: bool = False) -> dict[str, tuple[Run, int]]:
     """Eight tensors updated: by AdamW in one kernel (four reads, three writes), and by one operation over the list."""
-    each = max(1024, n_bytes // (7 * 4 * 8))
-    weights = [torch.rand(each, device=device, requires_grad=True) for _ in range(8)]
+    dtype = torch.bfloat16 if half else torch.float32
+    each = max(1024, n_bytes // (7 * dtype.itemsize * 8))
+    weights = [torch.rand(each, device=device, dtype=dtype, requires_grad=True) for _ in range(8)]
     for weight in weights:
         weight.grad = torch.rand_like(weight)
     stepper = torch.optim.AdamW(weights, fused=True)
-    rows = [torch.rand(max(1024, n_bytes // (3 * 4 * 8)), device=device) for _ in range(8)]
+    row = max(1024, n_bytes // (3 * dtype.itemsize * 8))
+    rows = [torch.rand(row, device=device, dtype=dtype) for _ in range(8)]
     others = [torch.rand_like(row) for row in rows]
     moved = sum(weight.nbytes for weight in weights), sum(row.nbytes for row in rows)
+    name = HALF if half else ""
     return {
-        OPTIMIZER + FUSED: (stepper.step, 7 * moved[0]),
-        OPTIMIZER: (lambda: torch._foreach_add_(rows, others), 3 * moved[1]),
+        f"{OPTIMIZER}{FUSED}{name}": (stepper.step, 7 * moved[0]),
+        f"{OPTIMIZER}{name}": (lambda: torch._foreach_add_(rows, others), 3 * moved[1]),
     }
 
 
 def probe_memory(watch: Stopwatch, sizes: tuple[int, ...]) -> Iterator[Probe]:
     """Every class of kernels that is bound by memory, at every size."""
+    device, halves = watch.device, (False, True) if watch.device.type == "cuda" else (False,)
     for size in sizes:
-        for runs in (memory_runs(watch.device, size), optimizer_runs(watch.device, size)) + (
-            (memory_runs(watch.device, size, half=True),) if watch.device.type == "cuda" else ()
-        ):
-            for kind, (run, moved) in runs.items():
+        for make, half in itertools.product((memory_runs, optimizer_runs), halves):
+            for kind, (run, moved) in make(device, size, half=half).items():
                 yield Probe(what=kind, amount=float(moved), ns=watch.ns(run))
+        for kind, (run, moved) in cold_runs(device, size).items() if device.type == "cuda" else ():
+            yield Probe(what=kind, amount=float(moved), ns=watch.ns(run))
 
 
 def probe_matmul(
@@ -129,6 +171,28 @@ def probe_matmul(
             flops = 2 * batch * m * n * k
             ns = watch.ns(partial(torch.matmul, a, b))
             yield Probe(what="matmul", dtype=dtype, amount=float(flops), shape=(batch, m, n, k), ns=ns)
+
+
+def probe_backward_matmul(
+    watch: Stopwatch, dtypes: tuple[str, ...], layers: tuple[tuple[int, int, int], ...]
+) -> Iterator[Probe]:
+    """The two products of a linear layer's way back, from (rows, outs, ins), each tensor in the order it lies in.
+
+    Neither has the dimension that is summed over last in both factors, as the tensor cores of some GPUs want TF32.
+    """
+    for dtype in dtypes:
+        apply_fp32_matmul(Recipe(precision="tf32" if dtype == "tf32" else "fp32"))
+        for rows, outs, ins in layers:
+            gradient, weight, x = (
+                torch.randn(shape, device=watch.device, dtype=DTYPES[dtype])
+                for shape in ((rows, outs), (outs, ins), (rows, ins))
+            )
+            for run, shape in (
+                (partial(torch.matmul, gradient, weight), (1, rows, ins, outs)),
+                (partial(torch.matmul, gradient.t(), x), (1, outs, ins, rows)),
+            ):
+                flops = 2.0 * rows * outs * ins
+                yield Probe(what="matmul", dtype=dtype + BACKWARD, amount=flops, shape=shape, ns=watch.ns(run))
 
 
 def probe_attention(

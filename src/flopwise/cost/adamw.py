@@ -40,9 +40,11 @@ def make_state(
     return state
 
 
-def step(t: Tape, parameters: Sequence[Parameter], kind: str) -> None:
-    """One update of every weight."""
-    {"adamw-loop": _loop, "foreach": _foreach, "fused": _fused, "flopwise": _own}[kind](t, parameters)
+def step(t: Tape, parameters: Sequence[Parameter], kind: str, scaled: bool = False) -> None:
+    """One update of every weight. `scaled`: gradients carry a loss scale, which fused kernels take out and write back."""
+    if kind == "fused":
+        return _fused(t, parameters, writes=3 + scaled)
+    return {"adamw-loop": _loop, "foreach": _foreach, "flopwise": _own}[kind](t, parameters)
 
 
 def _loop(t: Tape, parameters: Sequence[Parameter]) -> None:
@@ -75,7 +77,7 @@ def _foreach(t: Tape, parameters: Sequence[Parameter]) -> None:
     over_all("foreach_mul_", 1, 1)  # weight decay
     over_all("foreach_lerp_", 2, 2)
     over_all("foreach_mul_", 1, 1)
-    over_all("foreach_addcmul_", 3, 3)
+    over_all("foreach_addcmul_", 3, 2)  # the gradient is in the list twice and loaded once
     roots = [t.tensor(w.shape, w.dtype, op="foreach_sqrt") for w in weights]
     over_all("foreach_sqrt", 2, 1)
     over_all("foreach_div_", 1, 1)
@@ -84,14 +86,14 @@ def _foreach(t: Tape, parameters: Sequence[Parameter]) -> None:
     del roots
 
 
-def _fused(t: Tape, parameters: Sequence[Parameter]) -> None:
+def _fused(t: Tape, parameters: Sequence[Parameter], writes: int) -> None:
     """One kernel reads weight, gradient and both moments and writes all but the gradient."""
     sizes = [p.weight.numel for p in parameters]
     weights = [p.weight for p in parameters]
     n_bytes, n = sum(w.n_bytes for w in weights), len(sizes)
     t.work("foreach_add_", OPTIMIZER, (), 4 * n, "fp32", kernels=launches([1] * n, 1))  # the step counts
     kernels, shapes = launches(sizes, 4), ((sum(sizes),),)
-    t.work("fused_adamw_", OPTIMIZER, weights * 4, 3 * n_bytes, weights[0].dtype, kernels=kernels, shapes=shapes)
+    t.work("fused_adamw_", OPTIMIZER, weights * 4, writes * n_bytes, weights[0].dtype, kernels=kernels, shapes=shapes)
 
 
 def _own(t: Tape, parameters: Sequence[Parameter]) -> None:

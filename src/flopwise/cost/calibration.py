@@ -1,12 +1,13 @@
 """From probes to ceilings: curves through what was measured, and the tiles that explain the matmuls best."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from flopwise.ceilings import MEASURED, Ceilings, Curve, HostCost, Matmul, Near, Probe, Tile
+from flopwise.ceilings import COMPILED, MEASURED, Ceilings, Curve, HostCost, HostCounts, Matmul, Near, Probe, Tile
 from flopwise.cost.roofline import NARROW, SPLITS, WIDE
 from flopwise.errors import FlopwiseError
 from flopwise.work import ELEMENTWISE
@@ -53,7 +54,8 @@ def ceilings(
         graph_gap_ns=one.get("graph gap", 0.0),
         switch_ns=one.get("switch", 0.0),
         backward_start_ns=one.get("host:start", 0.0),
-        compiled_call_ns=one.get("host:compiled", 0.0),
+        compiled_call_ns=one.get(COMPILED, 0.0),
+        compiled=_compiled(probes) if asynchronous else {},
         versions=versions,
     )
 
@@ -78,24 +80,76 @@ def _attention(what: str, by_what: Mapping[tuple[str, str], Sequence[Probe]]) ->
 def _host(probes: Sequence[Probe]) -> dict[str, HostCost]:
     """Per phase: what is left of its launch time when views and further kernels have had theirs, over its operations.
 
-    'host:lists' is an optimizer over lists of tensors: what its operations leave goes to the tensors in the lists.
+    Where a phase was probed in several steps, deep and shallow, with casts and without, it is told apart what a phase
+    costs at all, an operation, and a cast. Then views are part of the operations around them. 'host:lists' is an
+    optimizer over lists of tensors: what its operations leave goes to the tensors in the lists.
     """
-    view_ns = next(probe.ns for probe in probes if probe.what == "host:view")
-    kernel_ns = next(probe.ns for probe in probes if probe.what == "host:kernel")
-    costs = {}
+    one = {probe.what: probe.ns for probe in probes}
+    view_ns, kernel_ns, start_ns = one["host:view"], one["host:kernel"], one.get("host:start", 0.0)
+    steps: dict[str, list[tuple[HostCounts, float]]] = {}
     for probe in probes:
-        if probe.what.startswith("host:") and probe.shape:
-            ops, views, kernels, _ = probe.shape
-            op_ns = (probe.ns - views * view_ns - kernels * kernel_ns) / max(1, ops)
-            costs[probe.what.removeprefix("host:")] = HostCost(
-                op_ns=max(kernel_ns, op_ns), view_ns=view_ns, kernel_ns=kernel_ns
-            )
-    lists, single = costs.pop("lists", None), costs.get("optimizer")
-    if lists and single:
-        ops, _, _, listed = next(probe.shape for probe in probes if probe.what == "host:lists")
-        each_ns = max(0.0, lists.op_ns - single.op_ns) * ops / max(1, listed)
-        costs["optimizer"] = msgspec.structs.replace(single, listed_ns=each_ns)
+        if probe.what.startswith("host:") and probe.shape and not probe.what.startswith(COMPILED):
+            phase, counts = probe.what.removeprefix("host:"), HostCounts(*probe.shape)
+            known_ns = counts.views * view_ns + counts.kernels * kernel_ns + start_ns * (phase == "backward")
+            steps.setdefault(phase, []).append((counts, probe.ns - known_ns))
+    lists = steps.pop("lists", None)
+    costs = {phase: _host_cost(some, view_ns, kernel_ns) for phase, some in steps.items()}
+    if lists and "optimizer" in costs:
+        single = costs["optimizer"]
+        left = [ns - counts.ops * single.op_ns for counts, ns in lists]
+        columns = [[float(counts.listed) for counts, _ in lists]] + [[1.0] * len(lists)] * (len(lists) > 1)
+        listed_ns, *start = _shares(columns, left)
+        costs["optimizer"] = msgspec.structs.replace(single, listed_ns=listed_ns, start_ns=sum(start))
     return costs
+
+
+def _host_cost(steps: Sequence[tuple[HostCounts, float]], view_ns: float, kernel_ns: float) -> HostCost:
+    """What an operation costs, by one step; by several also what a cast does, and the phase whatever is in it."""
+    counts, times = zip(*steps, strict=True)
+    if len(steps) == 1:
+        op_ns = times[0] / max(1, counts[0].ops)
+        return HostCost(op_ns=max(kernel_ns, op_ns), view_ns=view_ns, kernel_ns=kernel_ns)
+    apart = len(counts) > 2 and any(c.casts for c in counts)
+    columns = [[float(c.ops - c.casts * apart) for c in counts], [1.0] * len(counts)]
+    columns += [[float(c.casts) for c in counts]] * apart
+    op_ns, start_ns, *cast = _shares(columns, times)
+    cast_ns = max(kernel_ns, cast[0]) if cast else None
+    return HostCost(op_ns=max(kernel_ns, op_ns), view_ns=0.0, kernel_ns=kernel_ns, cast_ns=cast_ns, start_ns=start_ns)
+
+
+def _compiled(probes: Sequence[Probe]) -> dict[str, HostCost]:
+    """Per phase of compiled graphs: the call, each kernel, and each tensor that is handed to it."""
+    found = {}
+    for phase in ("forward", "backward"):
+        some = [probe for probe in probes if probe.what == f"{COMPILED} {phase}"]
+        if len(some) > 2:
+            counts = [HostCounts(*probe.shape) for probe in some]
+            columns = [[float(c.ops) for c in counts], [1.0] * len(some), [float(c.listed) for c in counts]]
+            op_ns, start_ns, listed_ns = _shares(columns, [probe.ns for probe in some])
+            found[phase] = HostCost(op_ns=op_ns, view_ns=0.0, kernel_ns=op_ns, listed_ns=listed_ns, start_ns=start_ns)
+    return found if "forward" in found else {}
+
+
+def _shares(columns: Sequence[Sequence[float]], times: Sequence[float]) -> list[float]:
+    """What one of each column costs, none less than nothing, so that the sums are nearest to the times in proportion.
+
+    Of the few ways to leave columns out, the best that needs no cost below zero.
+
+    >>> [round(cost, 6) for cost in _shares([[10, 20, 30], [1, 1, 1]], [25, 45, 65])]
+    [2.0, 5.0]
+    """
+    table, wanted = np.array(columns, dtype=float).T, np.array(times, dtype=float)
+    scale = 1 / np.maximum(np.abs(wanted), 1.0)
+    best, least = np.zeros(table.shape[1]), np.inf
+    for kept in itertools.product((True, False), repeat=table.shape[1]):
+        chosen = np.flatnonzero(kept)
+        found = np.zeros(table.shape[1])
+        if len(chosen):
+            found[chosen] = np.linalg.lstsq(table[:, chosen] * scale[:, None], wanted * scale, rcond=None)[0]
+        error = float(np.sum(((table @ found - wanted) * scale) ** 2))
+        if found.min() >= 0 and error < least * (1 - 1e-9):
+            best, least = found, error
+    return [float(cost) for cost in best]
 
 
 def curve(probes: Sequence[Probe]) -> Curve:
@@ -163,7 +217,7 @@ def matmul(probes: Sequence[Probe], processors: int, moving: Curve | None = None
 
 def _bytes(probe: Probe) -> float:
     batch, m, n, k = probe.shape
-    return float(batch * (m * k + k * n + m * n) * (4 if probe.dtype in ("fp32", "tf32") else 2))
+    return float(batch * (m * k + k * n + m * n) * (4 if probe.dtype.startswith(("fp32", "tf32")) else 2))
 
 
 def _rates_and_starts(best: float, half_area: float, start_ns: float, per_area: float) -> tuple[Floats, Floats]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from flopwise.cost.ops import lowered, pointwise, reduced
 from flopwise.cost.tape import Gradients, Node, Shape, Tape, Tensor
-from flopwise.work import ATTENTION, COPY, ELEMENTWISE, INDEX, LOGITS, LOSS, MEMORY, NORMALISATION, SOFTMAX
+from flopwise.work import ATTENTION, COPY, ELEMENTWISE, INDEX, LOGITS, LOSS, MEMORY, NORMALISATION, PART, SOFTMAX
 
 
 def embedding(t: Tape, weight: Tensor, tokens: Tensor) -> Tensor:
@@ -140,13 +140,13 @@ def _backward_scratch(t: Tape, backend: str, grad: Tensor, out: Tensor, by_head:
     """What a backend's backward pass needs beside its results: row sums of gradient · output, and fp32 sums of ∂q."""
     rows = (*grad.shape[:-1], 1)
     if backend == "efficient":
-        return [reduced(t, "sum", pointwise(t, "mul", grad, out), rows)]
-    sums = t.run("sum", ATTENTION, (grad, out), rows, "fp32")
+        return [reduced(t, f"{PART}sum", pointwise(t, f"{PART}mul", grad, out), rows)]
+    sums = t.run(f"{PART}sum", ATTENTION, (grad, out), rows, "fp32")
     if backend in ("flex", "triton"):
         return [sums]
     # cuDNN wants the gradient in the output's memory order.
-    matching = [t.run("copy", COPY, (grad,), grad.shape, grad.dtype)] if backend == "cudnn" and by_head else []
-    return [sums, *matching, t.run("zeros", MEMORY, (), grad.shape, "fp32")]
+    matching = [t.run(f"{PART}copy", COPY, (grad,), grad.shape, grad.dtype)] if backend == "cudnn" and by_head else []
+    return [sums, *matching, t.run(f"{PART}zeros", MEMORY, (), grad.shape, "fp32")]
 
 
 def cross_entropy(t: Tape, logits: Tensor, targets: Tensor) -> Tensor:

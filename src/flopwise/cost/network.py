@@ -269,8 +269,9 @@ def _halves(t: Tape, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _joined_halves(t: Tape, first: Tensor, second: Tensor) -> Tensor:
+    """Side by side; both lie in the order of the projection that x came from, not in that of their shape."""
     half = first.shape
-    out = t.run("cat", COPY, (first, second), (*half[:-1], 2 * half[-1]), first.dtype)
+    out = t.run("cat", COPY, (first, second), (*half[:-1], 2 * half[-1]), first.dtype, strided=True)
     return t.connect(out, (first, second), lambda t, grad, saved: (grad.view(half), grad.view(half)))
 
 

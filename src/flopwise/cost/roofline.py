@@ -10,8 +10,37 @@ from collections.abc import Container, Iterable, Sequence
 
 import msgspec
 
-from flopwise.ceilings import FUSED, HALF, INDICES, STRIDES, Ceilings, Curve, Matmul, Near
-from flopwise.work import ATTENTION, COPY, ELEMENTWISE, MATMUL, OPTIMIZER, REDUCTION, OpWork
+from flopwise.ceilings import (
+    BACKWARD,
+    EXPONENTIAL,
+    FUSED,
+    HALF,
+    INDICES,
+    JOINED,
+    MEASURED,
+    MIXED,
+    RMS,
+    STRIDES,
+    Ceilings,
+    Curve,
+    HostCost,
+    HostCounts,
+    Matmul,
+    Near,
+)
+from flopwise.cost.warmth import cold_bytes
+from flopwise.work import (
+    ATTENTION,
+    COPY,
+    ELEMENTWISE,
+    INDEX,
+    MATMUL,
+    NORMALISATION,
+    OPTIMIZER,
+    PART,
+    REDUCTION,
+    OpWork,
+)
 
 COMPUTE, BANDWIDTH, LAUNCH = "compute", "bandwidth", "launch"
 SPLITS = (1, 2, 4, 8, 16)  # a product with few tiles and a long inner dimension is split along it
@@ -103,12 +132,22 @@ def curve_name(op: OpWork) -> str:
     'elementwise, strided, half'
     """
     name = op.kind
-    if op.kind in (ELEMENTWISE, COPY) and (op.strided or op.broadcasts or op.op in _MOVERS):
+    if op.op == "cat":
+        name = COPY + JOINED if op.strided else ELEMENTWISE  # what lies in order is copied by wide loads
+    elif op.kind in (ELEMENTWISE, COPY) and (op.strided or op.broadcasts or op.op in _MOVERS):
         name += STRIDES
+    elif op.kind == ELEMENTWISE and op.op.removesuffix("_backward") in _EXPONENTIALS:
+        name += EXPONENTIAL
+    elif op.kind == NORMALISATION and op.op.startswith("rms_norm"):
+        name += RMS
+    elif op.kind == INDEX and op.op == "embedding_backward":
+        name += BACKWARD
     elif op.kind == REDUCTION and op.op in _FINDERS:
         name += INDICES
     elif op.kind == OPTIMIZER and ("fused" in op.op or op.op == "flopwise::adamw_"):
         name += FUSED
+    if op.kind == ELEMENTWISE and op.mixed:
+        return name + MIXED
     if op.kind == COPY and op.read_bytes != op.write_bytes:
         return (
             name + HALF if op.read_bytes < op.write_bytes else name
@@ -116,27 +155,39 @@ def curve_name(op: OpWork) -> str:
     return name + HALF if op.dtype in ("bf16", "fp16") else name
 
 
-def op_time(op: OpWork, ceilings: Ceilings, *, graph: bool = False) -> OpTime:
-    """What an operation takes on the GPU: the longer of computing and moving, and the change from the kernel before."""
-    found = _alone(op, ceilings)
-    change_ns = op.kernels * ceilings.graph_gap_ns if graph else ceilings.switch_ns * (op.kind in (MATMUL, ATTENTION))
+def op_time(op: OpWork, ceilings: Ceilings, *, graph: bool = False, cold: float = 0.0) -> OpTime:
+    """What an operation takes on the GPU: the longer of computing and moving, and the change from the kernel before.
+
+    `cold`: how many of the bytes that it reads the cache has not kept.
+    """
+    found = _alone(op, ceilings, cold)
+    if not found.ns:
+        return found
+    change_ns = op.kernels * (ceilings.switch_ns + graph * ceilings.graph_gap_ns)
     return OpTime(ns=max(found.ns / 4, found.ns + change_ns), bound=found.bound)  # a graph's gap may be below zero
 
 
-def _alone(op: OpWork, ceilings: Ceilings) -> OpTime:
-    if not op.kernels:
-        return OpTime(ns=0.0, bound=BANDWIDTH)
+def op_times(ops: Sequence[OpWork], ceilings: Ceilings, *, graph: bool = False) -> list[OpTime]:
+    """What the operations of a step take one after the other, the cache being what those before have left in it."""
+    cold = cold_bytes(ops, ceilings.cached_bytes)
+    return [op_time(op, ceilings, graph=graph, cold=far) for op, far in zip(ops, cold, strict=True)]
+
+
+def _alone(op: OpWork, ceilings: Ceilings, cold: float) -> OpTime:
+    if not op.kernels or (op.op.startswith(PART) and ceilings.how == MEASURED):
+        return OpTime(ns=0.0, bound=BANDWIDTH)  # fused attention was measured whole
     curve = ceilings.curve(curve_name(op))
     moved, kernels = op.read_bytes + op.write_bytes, op.kernels
     if op.kind == OPTIMIZER or op.op in _COPY_FIRST:
         kernels = 1  # lists of tensors were measured whole, in as many launches as they take
-    moving = curve.at(moved / kernels) * kernels
+    moving = curve.at(moved / kernels) * kernels + (0.0 if op.kind == OPTIMIZER else ceilings.cold_ns(cold))
     if op.op in _COPY_FIRST:
         moving += ceilings.curve(COPY).at(2 * op.write_bytes)
     computing = 0.0
     if op.kind in (MATMUL, ATTENTION) and op.flops:
         if op.kind == MATMUL:
-            limits = ceilings.matmul.get(op.dtype) or ceilings.matmul["fp32"]
+            backward = ceilings.matmul.get(op.dtype + BACKWARD) if op.phase == "backward" else None
+            limits = backward or ceilings.matmul.get(op.dtype) or ceilings.matmul["fp32"]
             computing = matmul_ns(*matmul_shape(op), limits, ceilings.processors)
         else:
             computing = _attention_curve(op, ceilings).at(op.flops)
@@ -153,22 +204,23 @@ def _attention_curve(op: OpWork, ceilings: Ceilings) -> Curve:
 
 
 _FINDERS = ("max", "min", "argmax", "argmin", "sort", "topk")  # reductions that remember where
+_EXPONENTIALS = ("silu", "gelu", "sigmoid", "tanh")  # more to compute for a number than to load and store it
 _COPY_FIRST = ("masked_fill", "index_put", "index_add")  # then they change the copy in place
-_MOVERS = ("copy", "clone", "contiguous", "cat", "permute")  # copies that are made because the order changes
+_MOVERS = ("copy", "clone", "contiguous", "permute")  # copies that are made because the order changes
 
 
 class _Queues:
     """The two clocks, in nanoseconds since the step began."""
 
-    def __init__(self, ceilings: Ceilings, graph: bool, inference: bool) -> None:
-        self.ceilings, self.graph, self.inference = ceilings, graph, inference
+    def __init__(self, ceilings: Ceilings, graph: bool) -> None:
+        self.ceilings, self.graph = ceilings, graph
         self.host_ns = self.gpu_ns = 0.0
 
-    def run(self, op: OpWork, ns: float) -> None:
+    def run(self, op: OpWork, host_ns: float, ns: float) -> None:
         if self.graph:
             self.gpu_ns += ns
             return
-        self.host_ns += host_ns(op, self.ceilings, self.inference)
+        self.host_ns += host_ns
         if op.kernels:
             self.gpu_ns = max(self.gpu_ns, self.host_ns + self.ceilings.latency_ns) + ns
 
@@ -177,13 +229,78 @@ class _Queues:
         return max(self.host_ns, self.gpu_ns)
 
 
-def host_ns(op: OpWork, ceilings: Ceilings, inference: bool = False) -> float:
-    """What the CPU spends on an operation; for inference it records nothing for a backward pass."""
-    cost = ceilings.host_cost("inference" if inference and op.phase == "forward" else op.phase)
+def host_ns(op: OpWork, cost: HostCost) -> float:
+    """What the CPU spends on an operation.
+
+    >>> cost = HostCost(op_ns=9.0, view_ns=1.0, kernel_ns=4.0, cast_ns=6.0)
+    >>> host_ns(OpWork(op="to", module="", phase="forward", kind=COPY, dtype="bf16"), cost)
+    6.0
+    """
     if not op.kernels:
         return cost.view_ns
+    if op.op.startswith(PART):
+        return op.kernels * cost.kernel_ns
     listed = len(op.reads) if op.kind == OPTIMIZER else 0
-    return cost.op_ns + (op.kernels - 1) * cost.kernel_ns + listed * cost.listed_ns
+    first_ns = cost.op_ns if cost.cast_ns is None or not is_cast(op) else cost.cast_ns
+    return first_ns + (op.kernels - 1) * cost.kernel_ns + listed * cost.listed_ns
+
+
+def host_counts(ops: Iterable[OpWork]) -> HostCounts:
+    """What of some operations the host has to launch, counted as `host_ns` charges for it."""
+    some = list(ops)
+    own = [op for op in some if op.kernels and not op.op.startswith(PART)]
+    return HostCounts(
+        ops=len(own),
+        views=sum(not op.kernels for op in some),
+        kernels=sum(op.kernels for op in some) - len(own),
+        listed=sum(len(op.reads) for op in own if op.kind == OPTIMIZER),
+        casts=sum(is_cast(op) for op in own),
+    )
+
+
+def is_cast(op: OpWork) -> bool:
+    """Whether an operation only changes the dtype: `to`; aten's name is `_to_copy`."""
+    return op.kind == COPY and op.op in ("to", "_to_copy") and op.read_bytes != op.write_bytes
+
+
+class _Host:
+    """What launching costs, phase by phase: the CPU's part of a step, which is what the ceilings say of such phases."""
+
+    def __init__(self, ops: Sequence[OpWork], ceilings: Ceilings, compiled: Container[str]) -> None:
+        self.ceilings, self.compiled = ceilings, compiled
+        phases = {op.phase for op in ops}
+        self.inference = phases == {"forward"}  # then nothing is recorded for a backward pass
+        self.checkpointed = "recompute" in phases  # then Python is asked about every tensor that is kept
+        self.handed = _handed(ops)
+
+    def cost(self, phase: str) -> HostCost:
+        if phase in self.compiled and self.ceilings.compiled:
+            return self.ceilings.compiled.get(phase) or self.ceilings.compiled["forward"]
+        if phase == "forward" and self.inference:
+            return self.ceilings.host_cost("inference")
+        if phase in ("forward", "recompute") and self.checkpointed:
+            return self.ceilings.host_cost("checkpointed")
+        return self.ceilings.host_cost(phase)
+
+    def start_ns(self, phase: str) -> float:
+        """What the host does once, before the first operation of a phase."""
+        cost, started = self.cost(phase), self.ceilings.backward_start_ns * (phase == "backward")
+        if phase not in self.compiled:
+            return cost.start_ns * (phase in ("forward", "backward", "optimizer")) + started
+        if not self.ceilings.compiled:
+            return self.ceilings.compiled_call_ns + started
+        return cost.start_ns + started + cost.listed_ns * self.handed.get(phase, 0)
+
+
+def _handed(ops: Sequence[OpWork]) -> dict[str, int]:
+    """By phase, how many tensors it is handed: those that it reads and has not written itself."""
+    handed: dict[str, set[int]] = {}
+    made: dict[str, set[int]] = {}
+    for op in ops:
+        own = made.setdefault(op.phase, set())
+        handed.setdefault(op.phase, set()).update(tensor for tensor, _ in op.reads if tensor not in own)
+        own.update(tensor for tensor, _ in op.writes)
+    return {phase: len(tensors) for phase, tensors in handed.items()}
 
 
 def predict(
@@ -194,14 +311,14 @@ def predict(
     `graph`: it is replayed as one CUDA graph, so that the CPU has no part in it. `compiled`: the phases that are one
     call of a compiled graph each, which costs the CPU something before the first kernel.
     """
-    times = [op_time(op, ceilings, graph=graph) for op in ops]
-    inference = all(op.phase == "forward" for op in ops)
-    queues, moved = _Queues(ceilings, graph, inference), dict[str, float]()
-    for op, time in zip(ops, times, strict=True):
+    times, host = op_times(ops, ceilings, graph=graph), _Host(ops, ceilings, compiled)
+    launches = [host_ns(op, host.cost(op.phase)) for op in ops]
+    queues, moved = _Queues(ceilings, graph), dict[str, float]()
+    for op, time, launch_ns in zip(ops, times, launches, strict=True):
         before = queues.end_ns
         if op.phase not in moved:
-            queues.host_ns += _start_ns(op.phase, ceilings, compiled)
-        queues.run(op, time.ns)
+            queues.host_ns += host.start_ns(op.phase)
+        queues.run(op, launch_ns, time.ns)
         moved[op.phase] = moved.get(op.phase, 0.0) + queues.end_ns - before
     phases = [
         PhaseTime(
@@ -210,8 +327,8 @@ def predict(
             gpu_ns=math.fsum(time.ns for op, time in zip(ops, times, strict=True) if op.phase == phase),
             host_ns=0.0
             if graph
-            else math.fsum(host_ns(op, ceilings, inference) for op in ops if op.phase == phase)
-            + _start_ns(phase, ceilings, compiled),
+            else math.fsum(ns for op, ns in zip(ops, launches, strict=True) if op.phase == phase)
+            + host.start_ns(phase),
             kernels=sum(op.kernels for op in ops if op.phase == phase),
         )
         for phase, wall_ns in moved.items()
@@ -229,11 +346,6 @@ def predict(
         gpu_ns_by_kind=_sums((op.kind, time.ns) for op, time in zip(ops, times, strict=True)),
         gpu_ns_by_bound=by_bound,
     )
-
-
-def _start_ns(phase: str, ceilings: Ceilings, compiled: Container[str]) -> float:
-    """What the host does once, before the first operation of a phase."""
-    return ceilings.compiled_call_ns * (phase in compiled) + ceilings.backward_start_ns * (phase == "backward")
 
 
 def _sums(parts: Iterable[tuple[str, float]]) -> dict[str, float]:

@@ -185,7 +185,7 @@ class _Step:
     def _update(self) -> None:
         if self.recipe.precision == "fp16":  # fused optimizers unscale themselves, and still have gradients looked at
             adamw.unscale(self.t, self.parameters)
-        adamw.step(self.t, self.parameters, self.recipe.optimizer)
+        adamw.step(self.t, self.parameters, self.recipe.optimizer, scaled=self.recipe.precision == "fp16")
 
 
 def _kept(t: Tape) -> tuple[Kept, ...]:

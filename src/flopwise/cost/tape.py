@@ -12,11 +12,12 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 
-from flopwise.cost.memory import Memory, Storage, by_owner, without_layer
+from flopwise.cost.memory import BLOCK, Memory, Storage, by_owner, without_layer
 from flopwise.work import ACTIVATIONS, COPY, GRADIENTS, LOGITS, REDUCTION, SCORES, TEMPORARY, Footprint, OpWork
 
 ITEM_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int64": 8, "bool": 1}
 
+_FLOATS = ("fp32", "bf16", "fp16")
 FAMILIES = (SCORES, LOGITS)  # what is computed from these, number by number, has the same owner
 
 Shape = tuple[int, ...]
@@ -138,13 +139,15 @@ class Tape(Memory):
         compute: str = "",
         family: str = "",
         shapes: tuple[Shape, ...] = (),
+        strided: bool = False,
     ) -> Tensor:
         """Do one op: its output is allocated and its work written down."""
         if not family:
             family = next((i.family for i in inputs if i.family and i.shape == shape), "")
         out = self.tensor(shape, dtype, family, op)
         self.work(
-            op, kind, inputs, out.n_bytes, compute or dtype, flops=flops, kernels=kernels, shapes=shapes, outs=(out,)
+            op, kind, inputs, out.n_bytes, compute or dtype, flops=flops, kernels=kernels, shapes=shapes, outs=(out,),
+            strided=strided,
         )  # fmt: skip
         return out
 
@@ -160,6 +163,7 @@ class Tape(Memory):
         kernels: int = 1,
         shapes: tuple[Shape, ...] = (),
         outs: Sequence[Tensor] = (),
+        strided: bool = False,
     ) -> None:
         """Write work down that leaves no new tensor (in place, over its first input), or `outs` that the caller made."""
         written = outs or inputs[:1]
@@ -167,6 +171,8 @@ class Tape(Memory):
             OpWork(
                 op=op, module=self.module, phase=self.phase, kind=kind, dtype=dtype, flops=flops,
                 read_bytes=sum(i.n_bytes for i in inputs), write_bytes=write_bytes, kernels=kernels,
+                strided=strided or any(i.shape and 2 * i.n_bytes <= i.storage.n_bytes > BLOCK for i in inputs),
+                mixed=len({i.dtype for i in inputs if i.shape and i.dtype in _FLOATS}) > 1,
                 shapes=shapes or tuple(i.shape for i in inputs),
                 reads=tuple((i.storage.number, i.n_bytes) for i in inputs),
                 writes=tuple((w.storage.number, write_bytes // len(written)) for w in written),

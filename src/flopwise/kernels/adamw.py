@@ -11,29 +11,19 @@ one-program kernel that turns step counts, learning rate and norm into each tens
 update finds its tensors through a table of addresses in device memory. Nothing is read back to the host.
 """
 
-import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from flopwise.errors import Unsupported
-from flopwise.kernels.dispatch import runs_triton
-from flopwise.kernels.resources import Case
+from flopwise.kernels.adamw_kernels import CLIP_EPS, NORM_PROGRAMS, Bucket, as_scalar
+from flopwise.kernels.dispatch import FLOATS, runs_triton
 
-BLOCK = 1024  # elements of a program: 8 a thread, two 16-byte loads of each tensor; with 16 the masked end takes 208 registers
-WARPS = 4
-NORM_PROGRAMS = 1056  # 8 on each of an H200's 132 SMs: the partial sums then fit one program
-PREPARE_BLOCK = 1024
-CLIP_EPS = 1e-6  # torch.nn.utils.clip_grad_norm_'s
-_TL = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 _STATES = ("exp_avg", "exp_avg_sq", "step")  # torch.optim's names
-_COLUMNS = 5  # of the table: the addresses of p, m and v, the number of elements, the first block
 
 
 def adamw_reference(
@@ -90,284 +80,6 @@ def _(*arguments: Any) -> None:
     """All it does is change its arguments."""
 
 
-@triton.jit
-def _pointers(address, start, lanes, DTYPE: tl.constexpr, ALIGNED: tl.constexpr):
-    """An address from the table as pointers. The hint is what keeps loads 16 bytes wide: the compiler cannot see it."""
-    pointers = (address.to(tl.pointer_type(DTYPE)) + start) + lanes  # one 64-bit address, small offsets to it
-    if ALIGNED:
-        pointers = tl.multiple_of(pointers, 16)
-    return pointers
-
-
-@triton.jit
-def _square_sum(address, start, lanes, numel, DTYPE: tl.constexpr, ALIGNED: tl.constexpr, MASKED: tl.constexpr):
-    pointers = _pointers(address, start, lanes, DTYPE, ALIGNED)
-    if MASKED:
-        gradient = tl.load(pointers, mask=lanes < numel - start, other=0.0).to(tl.float32)
-    else:
-        gradient = tl.load(pointers).to(tl.float32)
-    return gradient * gradient
-
-
-@triton.jit
-def _adamw_norm_kernel(
-    table,
-    gradients,
-    block_tensor,
-    blocks,
-    partials,
-    COLUMNS: tl.constexpr,
-    GRAD: tl.constexpr,
-    ALIGNED: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """Each program's share of the sum of squares of every gradient, in an order that does not vary from run to run."""
-    lanes = tl.arange(0, BLOCK)
-    total = tl.zeros([BLOCK], dtype=tl.float32)
-    for block in range(tl.program_id(0), blocks, tl.num_programs(0)):
-        tensor = tl.load(block_tensor + block)
-        row = table + tensor * COLUMNS
-        address = tl.load(gradients + tensor)
-        numel = tl.load(row + 3)
-        start = (block - tl.load(row + 4)) * BLOCK
-        if start + BLOCK <= numel:
-            total += _square_sum(address, start, lanes, numel, GRAD, ALIGNED, False)
-        else:
-            total += _square_sum(address, start, lanes, numel, GRAD, ALIGNED, True)
-    tl.store(partials + tl.program_id(0), tl.sum(total))
-
-
-@triton.jit
-def _adamw_prepare_kernel(
-    steps,
-    coefficients,
-    tensors,
-    lr,
-    weight_decay,
-    partials,
-    n_partials,
-    max_norm,
-    norm,
-    grad_scale,
-    found_inf,
-    LN_BETA1: tl.constexpr,
-    LN_BETA2: tl.constexpr,
-    LR_ON_DEVICE: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """One program. Counts each tensor's step and writes its row of coefficients: lr/(1 − β₁ᵗ), 1/√(1 − β₂ᵗ),
-    1 − lr · decay, and what gradients are multiplied by. The corrections are differences of nearly equal numbers in
-    the first steps, hence fp64.
-    """
-    lanes = tl.arange(0, BLOCK)
-    factor = 1.0
-    if grad_scale is not None:
-        factor = 1.0 / tl.load(grad_scale).to(tl.float32)
-    if partials is not None:
-        squares = tl.zeros([BLOCK], dtype=tl.float32)
-        for start in range(0, n_partials, BLOCK):
-            squares += tl.load(partials + start + lanes, mask=start + lanes < n_partials, other=0.0)
-        length = tl.sqrt(tl.sum(squares)) * factor
-        tl.store(norm, length)
-        ratio = max_norm / (length + 1e-6)
-        factor = factor * tl.where(ratio > 1.0, 1.0, ratio)  # not minimum(): a NaN has to arrive at the parameters
-    counted = 1.0
-    if found_inf is not None:
-        counted = tl.where(tl.load(found_inf) != 0, 0.0, 1.0)  # the step is skipped, and not counted
-    rate = lr
-    if LR_ON_DEVICE:
-        rate = tl.load(lr).to(tl.float32)
-    for start in range(0, tensors, BLOCK):
-        tensor = start + lanes
-        mask = tensor < tensors
-        step = tl.load(steps + tensor, mask=mask, other=1.0) + counted
-        tl.store(steps + tensor, step, mask=mask)
-        wide = step.to(tl.float64)
-        correction1 = 1.0 - tl.exp(wide * LN_BETA1)
-        correction2 = 1.0 - tl.exp(wide * LN_BETA2)
-        row = coefficients + tensor * 4
-        tl.store(row, (rate / correction1).to(tl.float32), mask=mask)
-        tl.store(row + 1, (1.0 / tl.sqrt(correction2)).to(tl.float32), mask=mask)
-        tl.store(row + 2, tl.zeros([BLOCK], tl.float32) + (1.0 - rate * weight_decay), mask=mask)
-        tl.store(row + 3, tl.zeros([BLOCK], tl.float32) + factor, mask=mask)
-
-
-@triton.jit
-def _update(
-    p_address,
-    g_address,
-    m_address,
-    v_address,
-    coefficients,
-    start,
-    lanes,
-    numel,
-    beta1_rest,
-    beta2,
-    beta2_rest,
-    eps,
-    PARAM: tl.constexpr,
-    GRAD: tl.constexpr,
-    STATE: tl.constexpr,
-    ALIGNED: tl.constexpr,
-    MASKED: tl.constexpr,
-):
-    p_pointers = _pointers(p_address, start, lanes, PARAM, ALIGNED)
-    g_pointers = _pointers(g_address, start, lanes, GRAD, ALIGNED)
-    m_pointers = _pointers(m_address, start, lanes, STATE, ALIGNED)
-    v_pointers = _pointers(v_address, start, lanes, STATE, ALIGNED)
-    mask = None
-    if MASKED:
-        mask = lanes < numel - start
-    p = tl.load(p_pointers, mask=mask).to(tl.float32)
-    g = tl.load(g_pointers, mask=mask).to(tl.float32)
-    m = tl.load(m_pointers, mask=mask).to(tl.float32)
-    v = tl.load(v_pointers, mask=mask).to(tl.float32)
-    step_size = tl.load(coefficients)
-    root_correction = tl.load(coefficients + 1)
-    decay = tl.load(coefficients + 2)
-    g = g * tl.load(coefficients + 3)
-    m = m + (g - m) * beta1_rest
-    v = v * beta2 + g * g * beta2_rest
-    p = p * decay - step_size * m / (tl.sqrt(v) * root_correction + eps)
-    tl.store(p_pointers, p.to(PARAM), mask=mask)
-    tl.store(m_pointers, m.to(STATE), mask=mask)
-    tl.store(v_pointers, v.to(STATE), mask=mask)
-
-
-@triton.jit
-def _adamw_update_kernel(
-    table,
-    gradients,
-    block_tensor,
-    coefficients,
-    found_inf,
-    beta1_rest,
-    beta2,
-    beta2_rest,
-    eps,
-    COLUMNS: tl.constexpr,
-    PARAM: tl.constexpr,
-    GRAD: tl.constexpr,
-    STATE: tl.constexpr,
-    ALIGNED: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """One program for BLOCK elements of one tensor: p, g, m and v are read once, p, m and v written once."""
-    if found_inf is not None:  # noqa: SIM102
-        if tl.load(found_inf) != 0:
-            return
-    block = tl.program_id(0)
-    tensor = tl.load(block_tensor + block)
-    row = table + tensor * COLUMNS
-    p, m, v, g = tl.load(row), tl.load(row + 1), tl.load(row + 2), tl.load(gradients + tensor)
-    numel = tl.load(row + 3)
-    start = (block - tl.load(row + 4)) * BLOCK  # int64, as all of the table
-    lanes = tl.arange(0, BLOCK)
-    coefficients = coefficients + tensor * 4
-    # Two branches, because a mask that may end anywhere would cut every load into single elements.
-    if start + BLOCK <= numel:
-        _update(
-            p, g, m, v, coefficients, start, lanes, numel, beta1_rest, beta2, beta2_rest, eps,
-            PARAM, GRAD, STATE, ALIGNED, False,
-        )  # fmt: skip
-    else:
-        _update(
-            p, g, m, v, coefficients, start, lanes, numel, beta1_rest, beta2, beta2_rest, eps,
-            PARAM, GRAD, STATE, ALIGNED, True,
-        )  # fmt: skip
-
-
-class _Bucket:
-    """Parameters that one launch updates: of one group and one dtype. Their tables on the device.
-
-    What an earlier CUDA graph reads is never written again: parameters that have moved make a new bucket, and a capture
-    makes its own table of gradients, whose addresses it holds by value.
-    """
-
-    def __init__(self, params: list[Tensor], states: list[dict[str, Any]], group: dict[str, Any]) -> None:
-        device = params[0].device
-        self.params, self.group = params, group
-        self.param_dtype, self.state_dtype = params[0].dtype, states[0]["exp_avg"].dtype
-        blocks = [triton.cdiv(p.numel(), BLOCK) for p in params]
-        rows = [
-            (p.data_ptr(), state["exp_avg"].data_ptr(), state["exp_avg_sq"].data_ptr(), p.numel(), first)
-            for p, state, first in zip(params, states, itertools.accumulate([0, *blocks[:-1]]), strict=True)
-        ]
-        self.blocks = sum(blocks)
-        self.table = torch.tensor(rows, dtype=torch.int64, device=device)
-        numbers = torch.arange(len(params), dtype=torch.int32)
-        self.block_tensor = numbers.repeat_interleave(torch.tensor(blocks)).to(device)
-        self.coefficients = torch.empty(len(params), 4, dtype=torch.float32, device=device)
-        # Each state's step is a view of one tensor, which one kernel counts up.
-        self.steps = torch.stack([_scalar(state["step"], device) for state in states])
-        for state, step in zip(states, self.steps.unbind(), strict=True):
-            state["step"] = step
-        self._params_aligned = all(address % 16 == 0 for row in rows for address in row[:3])
-        self._addresses: list[int] = []
-        self.gradients = self.table
-        self.aligned = False
-
-    def point_at_gradients(self, capturing: bool) -> None:
-        """The table of gradients' addresses is made anew when they have moved, and always within a capture."""
-        gradients = [p.grad for p in self.params if p.grad is not None]
-        addresses = [g.data_ptr() for g in gradients]
-        if not capturing and addresses == self._addresses:
-            return
-        self._addresses = [] if capturing else addresses
-        # autograd lays gradients out as the parameters are; one assigned by hand may be anything.
-        for n, (p, g) in enumerate(zip(self.params, gradients, strict=True)):
-            if g.dtype != p.dtype or g.stride() != p.stride():
-                gradients[n] = torch.empty_like(p).copy_(g)
-                addresses[n], self._addresses = gradients[n].data_ptr(), []
-        self._kept = gradients  # until the launch: a copy has no other owner
-        self.aligned = self._params_aligned and all(address % 16 == 0 for address in addresses)
-        device = self.table.device
-        if capturing:
-            # A captured copy would read host memory at every replay; numbers added to a list of tensors are arguments
-            # of a kernel, so the graph holds them by value.
-            self.gradients = torch.zeros(len(addresses), dtype=torch.int64, device=device)
-            torch._foreach_add_(list(self.gradients.unbind()), addresses)
-        else:
-            # Pinned memory of torch's allocator is not reused before the copy is done.
-            on_host = torch.tensor(addresses, dtype=torch.int64, pin_memory=device.type == "cuda")
-            self.gradients = on_host.to(device, non_blocking=True)
-
-    def add_squares(self, partials: Tensor) -> None:
-        """Each program's sum of squares of gradients into `partials`."""
-        _adamw_norm_kernel[(len(partials),)](
-            self.table, self.gradients, self.block_tensor, self.blocks, partials,
-            COLUMNS=_COLUMNS, GRAD=_TL[self.param_dtype], ALIGNED=self.aligned, BLOCK=BLOCK, num_warps=WARPS,
-        )  # fmt: skip
-
-    def update(
-        self, partials: Tensor | None, max_norm: float, norm: Tensor | None, scale: Tensor | None, inf: Tensor | None
-    ) -> None:
-        """The coefficients, then the update."""
-        lr, (beta1, beta2) = self.group["lr"], self.group["betas"]
-        on_device = isinstance(lr, Tensor) and lr.device == self.table.device
-        _adamw_prepare_kernel[(1,)](
-            self.steps, self.coefficients, len(self.params), lr if on_device else float(lr),
-            float(self.group["weight_decay"]), partials, 0 if partials is None else len(partials), float(max_norm), norm,
-            scale, inf, LN_BETA1=_log(beta1), LN_BETA2=_log(beta2), LR_ON_DEVICE=on_device, BLOCK=PREPARE_BLOCK,
-            num_warps=WARPS,
-        )  # fmt: skip
-        _adamw_update_kernel[(self.blocks,)](
-            self.table, self.gradients, self.block_tensor, self.coefficients, inf, 1 - beta1, beta2, 1 - beta2,
-            float(self.group["eps"]), COLUMNS=_COLUMNS, PARAM=_TL[self.param_dtype], GRAD=_TL[self.param_dtype],
-            STATE=_TL[self.state_dtype], ALIGNED=self.aligned, BLOCK=BLOCK, num_warps=WARPS,
-        )  # fmt: skip
-
-
-def _log(beta: float) -> float:
-    return math.log(max(beta, 1e-300))  # of 0: its powers vanish all the same
-
-
-def _scalar(step: Tensor | float, device: torch.device) -> Tensor:
-    """A step count on the device: AdamW of torch.optim keeps it on the host unless told otherwise, others as an int."""
-    return torch.as_tensor(step, dtype=torch.float32, device=device).reshape(())
-
-
 class AdamW(Optimizer):
     """AdamW (Loshchilov & Hutter 2019) with torch.optim.AdamW's arguments, states and results, in two launches a group.
 
@@ -405,8 +117,8 @@ class AdamW(Optimizer):
         if state_dtype not in (torch.float32, torch.bfloat16):
             raise ValueError(f"state_dtype must be torch.float32 or torch.bfloat16, got {state_dtype}")
         self.max_grad_norm, self.state_dtype = max_grad_norm, state_dtype
-        self._buckets: dict[int, tuple[list[int], list[_Bucket]]] = {}  # of each group: by the parameters' addresses
-        self._captured: list[_Bucket] = []  # what CUDA graphs point at
+        self._buckets: dict[int, tuple[list[int], list[Bucket]]] = {}  # of each group: by the parameters' addresses
+        self._captured: list[Bucket] = []  # what CUDA graphs point at
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
     def __getstate__(self) -> dict[str, Any]:
@@ -463,7 +175,7 @@ class AdamW(Optimizer):
         filled = [p for p in params if p.numel()]
         dtypes = dict.fromkeys(p.dtype for p in filled)
         chosen = [[p for p in filled if p.dtype == dtype] for dtype in dtypes]
-        self._buckets[number] = addresses, [_Bucket(same, [self.state[p] for p in same], group) for same in chosen]
+        self._buckets[number] = addresses, [Bucket(same, [self.state[p] for p in same], group) for same in chosen]
 
     def _initialise(self, params: list[Tensor], group: dict[str, Any]) -> None:
         """Check what is asked for and make the states that are missing."""
@@ -472,7 +184,7 @@ class AdamW(Optimizer):
         for p in params:
             if p.grad is not None and p.grad.layout != torch.strided:
                 raise Unsupported("AdamW does not take sparse gradients: use torch.optim.SparseAdam for them")
-            if p.dtype not in _TL or (runs_triton(p) and not _dense(p)):
+            if p.dtype not in FLOATS or (runs_triton(p) and not _dense(p)):
                 raise Unsupported(
                     f"AdamW takes fp32, bf16 and fp16 parameters without gaps, not {p.dtype} {p.stride()}"
                 )
@@ -482,7 +194,7 @@ class AdamW(Optimizer):
                 state["exp_avg"] = torch.zeros_like(p, dtype=self.state_dtype)
                 state["exp_avg_sq"] = torch.zeros_like(p, dtype=self.state_dtype)
 
-    def _launch(self, buckets: list[_Bucket], scale: Tensor | None, inf: Tensor | None) -> None:
+    def _launch(self, buckets: list[Bucket], scale: Tensor | None, inf: Tensor | None) -> None:
         device = buckets[0].table.device
         if any(bucket.table.device != device for bucket in buckets):
             raise Unsupported("AdamW updates parameters of one device: make one optimizer per device")
@@ -516,7 +228,7 @@ class AdamW(Optimizer):
                 states = [self.state[p] for p in params]
                 for p, state in zip(params, states, strict=True):
                     if not isinstance(state["step"], Tensor) or state["step"].dim():
-                        state["step"] = _scalar(state["step"], p.device)
+                        state["step"] = as_scalar(state["step"], p.device)
                 _adamw(
                     params, [p.grad for p in params], *([s[name] for s in states] for name in _STATES), factor, inf,
                     float(group["lr"]), *group["betas"], group["eps"], group["weight_decay"],
@@ -526,30 +238,3 @@ class AdamW(Optimizer):
 def _dense(p: Tensor) -> bool:
     """Whether a tensor covers its memory without gaps: only then does a tensor like it have its strides."""
     return p.is_contiguous() or torch.empty_like(p).stride() == p.stride()
-
-
-def cases() -> Iterator[Case]:
-    """The kernels in fp32, in bf16 with fp32 states, and in bf16 with bf16 states."""
-    tables = {"table": "*i64", "gradients": "*i64", "block_tensor": "*i32"}
-    numbers = dict.fromkeys(("beta1_rest", "beta2", "beta2_rest", "eps"), "fp32")
-    update = {**tables, "coefficients": "*fp32", **numbers}
-    for name, param, state in (
-        ("fp32", tl.float32, tl.float32),
-        ("bf16", tl.bfloat16, tl.float32),
-        ("bf16, bf16 states", tl.bfloat16, tl.bfloat16),
-    ):
-        fixed = {"COLUMNS": _COLUMNS, "GRAD": param, "ALIGNED": True, "BLOCK": BLOCK}
-        yield Case(
-            f"adamw update {name}",
-            _adamw_update_kernel,
-            update,
-            {**fixed, "PARAM": param, "STATE": state, "found_inf": None},
-            WARPS,
-        )
-    fixed = {"COLUMNS": _COLUMNS, "GRAD": tl.float32, "ALIGNED": True, "BLOCK": BLOCK}
-    yield Case("adamw norm fp32", _adamw_norm_kernel, {**tables, "blocks": "i32", "partials": "*fp32"}, fixed, WARPS)
-    prepare = {"steps": "*fp32", "coefficients": "*fp32", "tensors": "i32", "lr": "fp32", "weight_decay": "fp32"}
-    clip = {"partials": "*fp32", "n_partials": "i32", "max_norm": "fp32", "norm": "*fp32"}
-    logs = {"LN_BETA1": _log(0.9), "LN_BETA2": _log(0.999), "LR_ON_DEVICE": False, "BLOCK": PREPARE_BLOCK}
-    absent = {"grad_scale": None, "found_inf": None}
-    yield Case("adamw prepare", _adamw_prepare_kernel, {**prepare, **clip}, {**logs, **absent}, WARPS)

@@ -89,6 +89,34 @@ def _walk_queries(
     return dk, dv
 
 
+@triton.jit
+def _walk_queries_late(
+    dk, dv, dscores, k, v, q_in, g_in, l_row, d_row, batch, head, keys, low, high, query_length, scale, window,
+    q_b, q_h, q_t, g_b, g_h, g_t,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
+    WINDOW: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, INTERPRET: tl.constexpr,
+):  # fmt: skip
+    """The same, but a tile's product with Q is begun only after the next tile's scores: the matrix unit is at it while
+    their exponentials are taken. `dscores` is of the tile before `low`, still to be added."""
+    for start in range(low, high, BLOCK_M):
+        queries = start + tl.arange(0, BLOCK_M)
+        q = load_tile(q_in, batch, head, start, q_b, q_h, q_t, query_length, D, BLOCK_M, BLOCK_D, MASKED, TMA)
+        logsumexp = _load_row(l_row + queries, queries < query_length, float("inf"), MASKED)
+        scores = dot(k, q.T, PRECISION, INTERPRET)  # [BLOCK_N, BLOCK_M]
+        before = tl.maximum(start - BLOCK_M, 0)  # of the first tile of all there is none, and dscores is 0
+        q = load_tile(q_in, batch, head, before, q_b, q_h, q_t, query_length, D, BLOCK_M, BLOCK_D, MASKED, TMA)
+        dk = dot_add(dscores.to(q.dtype), q, dk, PRECISION, INTERPRET)
+        weights = tl.exp2(scores * scale - (logsumexp * _LOG2E)[None, :])
+        if MASKED and CAUSAL:
+            weights = tl.where(seen(queries[None, :], keys[:, None], window, WINDOW), weights, 0.0)
+        g = load_tile(g_in, batch, head, start, g_b, g_h, g_t, query_length, D, BLOCK_M, BLOCK_D, MASKED, TMA)
+        dv = dot_add(weights.to(g.dtype), g, dv, PRECISION, INTERPRET)
+        dweights = dot(v, g.T, PRECISION, INTERPRET)  # [BLOCK_N, BLOCK_M]
+        delta = _load_row(d_row + queries, queries < query_length, 0.0, MASKED)
+        dscores = weights * (dweights - delta[None, :])
+    return dk, dv, dscores
+
+
 @triton.jit(do_not_specialize=["window"])
 def _flash_dkdv_kernel(
     q_in, k_in, v_in, g_in, l_in, d_in, dk_out, dv_out,
@@ -96,7 +124,7 @@ def _flash_dkdv_kernel(
     group, query_length, key_length, scale, window,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, TAIL: tl.constexpr, TMA: tl.constexpr,
-    PRECISION: tl.constexpr, INTERPRET: tl.constexpr,
+    PRECISION: tl.constexpr, INTERPRET: tl.constexpr, LATE: tl.constexpr,
 ):  # fmt: skip
     """dK and dV of one tile of keys of one key head, over all queries of its group. The first keys, which the most
     queries see, start first."""
@@ -126,23 +154,62 @@ def _flash_dkdv_kernel(
         row = (tl.cast(batch, tl.int64) * (tl.num_programs(1) * group) + head) * query_length
         l_row = l_in + row
         d_row = d_in + row
-        if CAUSAL:
-            dk, dv = _walk_queries(
-                dk, dv, k, v, q_in, g_in, l_row, d_row, batch, head, keys, low, full_low, query_length, scale, window,
-                q_b, q_h, q_t, g_b, g_h, g_t, D, BLOCK_D, BLOCK_M, True, CAUSAL, WINDOW, TMA, PRECISION, INTERPRET,
+        if LATE:
+            dscores = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+            if CAUSAL:
+                dk, dv, dscores = _walk_queries_late(
+                    dk, dv, dscores, k, v, q_in, g_in, l_row, d_row, batch, head, keys, low, full_low, query_length, scale,
+                    window, q_b, q_h, q_t, g_b, g_h, g_t,
+                    D, BLOCK_D, BLOCK_M, True, CAUSAL, WINDOW, TMA, PRECISION, INTERPRET,
+                )  # fmt: skip
+            dk, dv, dscores = _walk_queries_late(
+                dk, dv, dscores, k, v, q_in, g_in, l_row, d_row, batch, head, keys, full_low, full_high, query_length, scale,
+                window, q_b, q_h, q_t, g_b, g_h, g_t,
+                D, BLOCK_D, BLOCK_M, False, CAUSAL, WINDOW, TMA, PRECISION, INTERPRET,
             )  # fmt: skip
-        dk, dv = _walk_queries(
-            dk, dv, k, v, q_in, g_in, l_row, d_row, batch, head, keys, full_low, full_high, query_length, scale, window,
-            q_b, q_h, q_t, g_b, g_h, g_t, D, BLOCK_D, BLOCK_M, False, CAUSAL, WINDOW, TMA, PRECISION, INTERPRET,
-        )  # fmt: skip
-        if TAIL:
+            if TAIL:
+                dk, dv, dscores = _walk_queries_late(
+                    dk, dv, dscores, k, v, q_in, g_in, l_row, d_row, batch, head, keys, full_high, high, query_length, scale,
+                    window, q_b, q_h, q_t, g_b, g_h, g_t,
+                    D, BLOCK_D, BLOCK_M, True, CAUSAL, WINDOW, TMA, PRECISION, INTERPRET,
+                )  # fmt: skip
+            last = tl.maximum(tl.cdiv(high, BLOCK_M) * BLOCK_M - BLOCK_M, 0)
+            q = load_tile(q_in, batch, head, last, q_b, q_h, q_t, query_length, D, BLOCK_M, BLOCK_D, True, TMA)
+            dk = dot_add(dscores.to(q.dtype), q, dk, PRECISION, INTERPRET)
+        else:
+            if CAUSAL:
+                dk, dv = _walk_queries(
+                    dk, dv, k, v, q_in, g_in, l_row, d_row, batch, head, keys, low, full_low, query_length, scale, window,
+                    q_b, q_h, q_t, g_b, g_h, g_t, D, BLOCK_D, BLOCK_M, True, CAUSAL, WINDOW, TMA, PRECISION, INTERPRET,
+                )  # fmt: skip
             dk, dv = _walk_queries(
-                dk, dv, k, v, q_in, g_in, l_row, d_row, batch, head, keys, full_high, high, query_length, scale, window,
-                q_b, q_h, q_t, g_b, g_h, g_t, D, BLOCK_D, BLOCK_M, True, CAUSAL, WINDOW, TMA, PRECISION, INTERPRET,
+                dk, dv, k, v, q_in, g_in, l_row, d_row, batch, head, keys, full_low, full_high, query_length, scale, window,
+                q_b, q_h, q_t, g_b, g_h, g_t, D, BLOCK_D, BLOCK_M, False, CAUSAL, WINDOW, TMA, PRECISION, INTERPRET,
             )  # fmt: skip
+            if TAIL:
+                dk, dv = _walk_queries(
+                    dk, dv, k, v, q_in, g_in, l_row, d_row, batch, head, keys, full_high, high, query_length, scale, window,
+                    q_b, q_h, q_t, g_b, g_h, g_t, D, BLOCK_D, BLOCK_M, True, CAUSAL, WINDOW, TMA, PRECISION, INTERPRET,
+                )  # fmt: skip
     store_tile(dv_out, dv, batch, key_head, first, dv_b, dv_h, dv_t, key_length, D, BLOCK_N, BLOCK_D)
     dk = dk * (scale / _LOG2E)
     store_tile(dk_out, dk, batch, key_head, first, dk_b, dk_h, dk_t, key_length, D, BLOCK_N, BLOCK_D)
+
+
+@triton.jit
+def _score_gradients(
+    scores, dweights, logsumexp, delta, queries, start, key_length, scale, window,
+    BLOCK_N: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+):  # fmt: skip
+    """dS = P ∘ (dP − Δ), [BLOCK_M, BLOCK_N]."""
+    weights = tl.exp2(scores * scale - logsumexp[:, None])
+    if MASKED:
+        keys = start + tl.arange(0, BLOCK_N)
+        counts = (keys < key_length)[None, :]
+        if CAUSAL:
+            counts &= seen(queries[:, None], keys[None, :], window, WINDOW)
+        weights = tl.where(counts, weights, 0.0)
+    return weights * (dweights - delta[:, None])
 
 
 @triton.jit
@@ -158,16 +225,59 @@ def _walk_keys_back(
         scores = dot(q, k.T, PRECISION, INTERPRET)  # [BLOCK_M, BLOCK_N]
         v = load_tile(v_in, batch, head, start, v_b, v_h, v_t, key_length, D, BLOCK_N, BLOCK_D, MASKED, TMA)
         dweights = dot(g, v.T, PRECISION, INTERPRET)  # [BLOCK_M, BLOCK_N]
-        weights = tl.exp2(scores * scale - logsumexp[:, None])
-        if MASKED:
-            keys = start + tl.arange(0, BLOCK_N)
-            counts = (keys < key_length)[None, :]
-            if CAUSAL:
-                counts &= seen(queries[:, None], keys[None, :], window, WINDOW)
-            weights = tl.where(counts, weights, 0.0)
-        dscores = weights * (dweights - delta[:, None])
+        dscores = _score_gradients(
+            scores,
+            dweights,
+            logsumexp,
+            delta,
+            queries,
+            start,
+            key_length,
+            scale,
+            window,
+            BLOCK_N,
+            MASKED,
+            CAUSAL,
+            WINDOW,
+        )
         dq = dot_add(dscores.to(k.dtype), k, dq, PRECISION, INTERPRET)
     return dq
+
+
+@triton.jit
+def _walk_keys_back_late(
+    dq, dscores, q, g, logsumexp, delta, k_in, v_in, batch, head, queries, low, high, key_length, scale, window,
+    k_b, k_h, k_t, v_b, v_h, v_t,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
+    WINDOW: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, INTERPRET: tl.constexpr,
+):  # fmt: skip
+    """The same, but a tile's product with K is begun only after the next tile's two: the matrix unit is at it while that
+    tile's dS is computed. `dscores` is of the tile before `low`, still to be added."""
+    for start in range(low, high, BLOCK_N):
+        k = load_tile(k_in, batch, head, start, k_b, k_h, k_t, key_length, D, BLOCK_N, BLOCK_D, MASKED, TMA)
+        scores = dot(q, k.T, PRECISION, INTERPRET)  # [BLOCK_M, BLOCK_N]
+        v = load_tile(v_in, batch, head, start, v_b, v_h, v_t, key_length, D, BLOCK_N, BLOCK_D, MASKED, TMA)
+        dweights = dot(g, v.T, PRECISION, INTERPRET)  # [BLOCK_M, BLOCK_N]
+        before = load_tile(
+            k_in, batch, head, start - BLOCK_N, k_b, k_h, k_t, key_length, D, BLOCK_N, BLOCK_D, MASKED, TMA
+        )
+        dq = dot_add(dscores.to(k.dtype), before, dq, PRECISION, INTERPRET)
+        dscores = _score_gradients(
+            scores,
+            dweights,
+            logsumexp,
+            delta,
+            queries,
+            start,
+            key_length,
+            scale,
+            window,
+            BLOCK_N,
+            MASKED,
+            CAUSAL,
+            WINDOW,
+        )
+    return dq, dscores
 
 
 @triton.jit(do_not_specialize=["window"])
@@ -177,7 +287,7 @@ def _flash_dq_kernel(
     group, query_length, key_length, scale, window,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, TAIL: tl.constexpr, TMA: tl.constexpr,
-    PRECISION: tl.constexpr, INTERPRET: tl.constexpr,
+    PRECISION: tl.constexpr, INTERPRET: tl.constexpr, LATE: tl.constexpr,
 ):  # fmt: skip
     """dQ of one tile of queries of one head: the forward pass's walk over the keys, in the same order."""
     tile = tl.program_id(0)
@@ -196,20 +306,49 @@ def _flash_dq_kernel(
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     low, full_low, full_high, high = key_ranges(start, BLOCK_M, key_length, window, CAUSAL, WINDOW, BLOCK_N)
     key_head = head // group
-    if WINDOW:
-        dq = _walk_keys_back(
-            dq, q, g, logsumexp, delta, k_in, v_in, batch, key_head, queries, low, full_low, key_length, scale, window,
-            k_b, k_h, k_t, v_b, v_h, v_t, D, BLOCK_D, BLOCK_N, True, CAUSAL, WINDOW, TMA, PRECISION, INTERPRET,
+    if LATE:
+        k = load_tile(k_in, batch, key_head, low, k_b, k_h, k_t, key_length, D, BLOCK_N, BLOCK_D, True, TMA)
+        v = load_tile(v_in, batch, key_head, low, v_b, v_h, v_t, key_length, D, BLOCK_N, BLOCK_D, True, TMA)
+        dscores = _score_gradients(
+            dot(q, k.T, PRECISION, INTERPRET), dot(g, v.T, PRECISION, INTERPRET),
+            logsumexp, delta, queries, low, key_length, scale, window, BLOCK_N, True, CAUSAL, WINDOW,
         )  # fmt: skip
-    dq = _walk_keys_back(
-        dq, q, g, logsumexp, delta, k_in, v_in, batch, key_head, queries, full_low, full_high, key_length, scale, window,
-        k_b, k_h, k_t, v_b, v_h, v_t, D, BLOCK_D, BLOCK_N, False, CAUSAL, WINDOW, TMA, PRECISION, INTERPRET,
-    )  # fmt: skip
-    if TAIL:
-        dq = _walk_keys_back(
-            dq, q, g, logsumexp, delta, k_in, v_in, batch, key_head, queries, full_high, high, key_length, scale, window,
-            k_b, k_h, k_t, v_b, v_h, v_t, D, BLOCK_D, BLOCK_N, True, CAUSAL, WINDOW, TMA, PRECISION, INTERPRET,
+        second = low + BLOCK_N
+        if WINDOW:
+            dq, dscores = _walk_keys_back_late(
+                dq, dscores, q, g, logsumexp, delta, k_in, v_in, batch, key_head, queries, second, full_low, key_length,
+                scale, window, k_b, k_h, k_t, v_b, v_h, v_t,
+                D, BLOCK_D, BLOCK_N, True, CAUSAL, WINDOW, TMA, PRECISION, INTERPRET,
+            )  # fmt: skip
+        dq, dscores = _walk_keys_back_late(
+            dq, dscores, q, g, logsumexp, delta, k_in, v_in, batch, key_head, queries, tl.maximum(full_low, second),
+            full_high, key_length, scale, window, k_b, k_h, k_t, v_b, v_h, v_t,
+            D, BLOCK_D, BLOCK_N, False, CAUSAL, WINDOW, TMA, PRECISION, INTERPRET,
         )  # fmt: skip
+        if TAIL:
+            dq, dscores = _walk_keys_back_late(
+                dq, dscores, q, g, logsumexp, delta, k_in, v_in, batch, key_head, queries, tl.maximum(full_high, second),
+                high, key_length, scale, window, k_b, k_h, k_t, v_b, v_h, v_t,
+                D, BLOCK_D, BLOCK_N, True, CAUSAL, WINDOW, TMA, PRECISION, INTERPRET,
+            )  # fmt: skip
+        last = tl.maximum(tl.cdiv(high, BLOCK_N) * BLOCK_N - BLOCK_N, low)
+        k = load_tile(k_in, batch, key_head, last, k_b, k_h, k_t, key_length, D, BLOCK_N, BLOCK_D, True, TMA)
+        dq = dot_add(dscores.to(k.dtype), k, dq, PRECISION, INTERPRET)
+    else:
+        if WINDOW:
+            dq = _walk_keys_back(
+                dq, q, g, logsumexp, delta, k_in, v_in, batch, key_head, queries, low, full_low, key_length, scale, window,
+                k_b, k_h, k_t, v_b, v_h, v_t, D, BLOCK_D, BLOCK_N, True, CAUSAL, WINDOW, TMA, PRECISION, INTERPRET,
+            )  # fmt: skip
+        dq = _walk_keys_back(
+            dq, q, g, logsumexp, delta, k_in, v_in, batch, key_head, queries, full_low, full_high, key_length, scale, window,
+            k_b, k_h, k_t, v_b, v_h, v_t, D, BLOCK_D, BLOCK_N, False, CAUSAL, WINDOW, TMA, PRECISION, INTERPRET,
+        )  # fmt: skip
+        if TAIL:
+            dq = _walk_keys_back(
+                dq, q, g, logsumexp, delta, k_in, v_in, batch, key_head, queries, full_high, high, key_length, scale, window,
+                k_b, k_h, k_t, v_b, v_h, v_t, D, BLOCK_D, BLOCK_N, True, CAUSAL, WINDOW, TMA, PRECISION, INTERPRET,
+            )  # fmt: skip
     store_tile(dq_out, dq * (scale / _LOG2E), batch, head, start, dq_b, dq_h, dq_t, query_length, D, BLOCK_M, BLOCK_D)
 
 

@@ -113,11 +113,14 @@ class Config(NamedTuple):
     warps: int
     stages: int
     tma: bool = False  # Q, K, V and dO come by the copy engine (sm_90 on), where their layout allows
+    late: bool = False  # a tile's last product is begun after the next tile's first: matmuls beside exponentials
+    registers: int | None = None  # at most so many a thread, so that one more block fits a multiprocessor
 
     def options(self, q: Tensor, tma: bool) -> dict[str, Any]:
         """The kernel's constants that follow from the tiles and the tensors, and the compiler's options."""
         head_dim = q.shape[-1]
-        return {
+        limit = {} if self.registers is None else {"maxnreg": self.registers}
+        return limit | {
             "D": head_dim,
             "BLOCK_D": padded(head_dim),
             "BLOCK_M": self.block_m,
@@ -125,6 +128,7 @@ class Config(NamedTuple):
             "TMA": tma,
             "PRECISION": precision(q),
             "INTERPRET": not q.is_cuda,
+            "LATE": self.late,
             "num_warps": self.warps,
             "num_stages": self.stages,
         }
@@ -230,7 +234,7 @@ def case(
     block_d = padded(head_dim)
     constants = {
         "D": head_dim, "BLOCK_D": block_d, "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "TMA": config.tma,
-        "CAUSAL": True, "WINDOW": False, "TAIL": True, "INTERPRET": False, "PRECISION": "tf32",
+        "CAUSAL": True, "WINDOW": False, "TAIL": True, "INTERPRET": False, "PRECISION": "tf32", "LATE": config.late,
         "group": 1, **extra,
     }  # fmt: skip
     constants = {key: value for key, value in constants.items() if key in kernel.arg_names}
@@ -247,7 +251,7 @@ def case(
             signature[argument] = "fp32" if argument == "scale" else "i32"
     whole = tuple(a for a in signature if a.endswith(("_b", "_h", "_t", "_length")))
     title = f"{name} {dtype} d{head_dim} {config.block_m}x{config.block_n}"
-    return Case(title, kernel, signature, constants, config.warps, config.stages, whole, archs)
+    return Case(title, kernel, signature, constants, config.warps, config.stages, whole, archs, config.registers)
 
 
 def shipped(name: str, kernel: Any, table: Table) -> Iterator[Case]:

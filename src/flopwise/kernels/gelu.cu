@@ -1,7 +1,8 @@
 // GeLU, tanh approximation: 0.5 x (1 + tanh(u)) = x / (1 + exp(-2u)), u = sqrt(2/pi) (x + 0.044715 x^3).
 //
 // Compiled at run time by NVRTC, without headers: the 16-bit formats are converted by their own instructions.
-// Before it: -DSCALAR=0 (fp32), 1 (bf16) or 2 (fp16); -DTHREADS per block; -DUNROLL loads of 16 bytes per thread.
+// Before it: -DSCALAR=0 (fp32), 1 (bf16) or 2 (fp16); -DTHREADS per block; -DUNROLL loads of 16 bytes per thread;
+// -DSTREAM=1: loads, 2: stores, 3: both are marked as used once (evict first), 0: neither.
 // All literals are float: one double among them would move the whole formula to the slow fp64 pipe.
 
 #if SCALAR == 0
@@ -30,6 +31,12 @@ __device__ __forceinline__ scalar narrow(float value) {
 }
 #endif
 #endif
+
+__device__ __forceinline__ uint4 load(const void* at) { return STREAM & 1 ? __ldcs((const uint4*)at) : *(const uint4*)at; }
+__device__ __forceinline__ void store(void* at, uint4 bits) {
+    if (STREAM & 2) __stcs((uint4*)at, bits);
+    else *(uint4*)at = bits;
+}
 
 constexpr int WIDTH = 16 / sizeof(scalar);  // elements in one 16-byte load
 
@@ -68,8 +75,8 @@ __device__ __forceinline__ void run(const scalar* x, const scalar* dy, scalar* y
         long long first = start + threadIdx.x * WIDTH;
 #pragma unroll
         for (int u = 0; u < UNROLL; u++) {
-            in[u].bits = __ldcs((const uint4*)(x + first + u * THREADS * WIDTH));
-            if (Formula::backward) gradient[u].bits = __ldcs((const uint4*)(dy + first + u * THREADS * WIDTH));
+            in[u].bits = load(x + first + u * THREADS * WIDTH);
+            if (Formula::backward) gradient[u].bits = load(dy + first + u * THREADS * WIDTH);
         }
 #pragma unroll
         for (int u = 0; u < UNROLL; u++) {
@@ -78,7 +85,7 @@ __device__ __forceinline__ void run(const scalar* x, const scalar* dy, scalar* y
             for (int e = 0; e < WIDTH; e++)
                 out.elements[e] = narrow(Formula::at(widen(in[u].elements[e]),
                                                      Formula::backward ? widen(gradient[u].elements[e]) : 0.0f));
-            *(uint4*)(y + first + u * THREADS * WIDTH) = out.bits;
+            store(y + first + u * THREADS * WIDTH, out.bits);
         }
     } else {  // the tail, or a view that begins between two 16-byte words
         long long end = start + TILE < n ? start + TILE : n;

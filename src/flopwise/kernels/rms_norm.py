@@ -26,10 +26,11 @@ from flopwise.kernels.resources import Case
 
 COLUMNS = 8192  # the longest rows that are held in registers without a spill, forward and backward
 TILE = 2048  # elements of a program that takes several short rows
+FORWARD_WARP, BACKWARD_WARP = 512, 512  # elements of a warp: 16 a thread
 LOOP_BLOCK, LOOP_WARPS = 2048, 4  # of longer rows, which are read twice
 WEIGHT_ROWS, WEIGHT_BLOCK = 16, 128  # and of their weight's gradient
 WARPS_PER_SM = 16  # of the backward pass, which keeps its programs and gives each many rows
-STAGES = 2  # tiles in flight there: the next is on its way to shared memory while this one is reduced
+STAGES, NARROW_STAGES = 2, 2  # tiles in flight there, of fp32 and of 16 bits: the next comes while this one is reduced
 
 
 def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -61,10 +62,14 @@ def rms_norm_backward_reference(
     return dx.to(x.dtype), (dy.float() * normed).sum(0).to(weight.dtype)
 
 
-def _shape(columns: int) -> tuple[int, int, int]:
-    """Rows of a program, columns of its tile, warps: 16 elements a thread."""
+def _shape(columns: int, of_warp: int) -> tuple[int, int, int]:
+    """Rows of a program, columns of its tile, warps."""
     block = max(16, triton.next_power_of_2(columns))
-    return max(1, TILE // block), block, max(4, block // 512)
+    return max(1, TILE // block), block, max(4, block // of_warp)
+
+
+def _stages(element_bytes: int) -> int:
+    return STAGES if element_bytes > 2 else NARROW_STAGES
 
 
 def _held(columns: int) -> int:
@@ -205,7 +210,7 @@ def _forward(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> 
     other = x if residual is None else residual
     strides = (stride, other.stride(0))
     if columns <= COLUMNS:
-        per, block, warps = _shape(columns)
+        per, block, warps = _shape(columns, FORWARD_WARP)
         _rms_norm_forward_kernel[(triton.cdiv(n, per),)](
             x, other, weight, y, total, inverse, *strides, n, columns, eps,
             ADD=residual is not None, ROWS=per, BLOCK=block, num_warps=warps,
@@ -225,12 +230,12 @@ def _backward(dy: Tensor, dtotal: Tensor | None, x: Tensor, weight: Tensor, inve
     other = dy if dtotal is None else dtotal
     strides, sms = (dy.stride(0), other.stride(0), x.stride(0)), multiprocessors(x.device)
     if columns <= _held(columns):
-        per, block, warps = _shape(columns)
+        per, block, warps = _shape(columns, BACKWARD_WARP)
         programs = min(triton.cdiv(n, per), sms * max(1, WARPS_PER_SM // warps))
         partial = x.new_empty((programs, columns), dtype=torch.float32)
         _rms_norm_backward_kernel[(programs,)](
             dy, other, x, weight, inverse, dx, partial, *strides, n, columns,
-            ADD=add, ROWS=per, BLOCK=block, STAGES=STAGES, num_warps=warps,
+            ADD=add, ROWS=per, BLOCK=block, STAGES=_stages(x.element_size()), num_warps=warps,
         )  # fmt: skip
     else:
         _rms_norm_long_backward_kernel[(n,)](
@@ -385,14 +390,14 @@ def cases() -> Iterator[Case]:
         ("inverse_ptr", "partial_ptr", "weight_ptr"), "*fp32"
     )
     for dtype, columns in (("bf16", 128), ("bf16", 4096), ("fp32", COLUMNS), ("fp32", COLUMNS // 2 - 1)):
-        rows, block, warps = _shape(columns)
+        rows, block, warps = _shape(columns, FORWARD_WARP)
         signature = dict.fromkeys(pointers, f"*{dtype}") | numbers | {"eps": "fp32"}
         tile = {"ADD": True, "ROWS": rows, "BLOCK": block}
         divisible = () if columns % 16 else whole
         yield Case(
             f"rms_norm forward {dtype} {columns}", _rms_norm_forward_kernel, signature, tile, warps, 3, divisible
         )
-        tile = tile | {"STAGES": STAGES}
+        tile, warps = tile | {"STAGES": _stages(2 if dtype == "bf16" else 4)}, _shape(columns, BACKWARD_WARP)[2]
         yield Case(
             f"rms_norm backward {dtype} {columns}", _rms_norm_backward_kernel, signature, tile, warps, 3, divisible
         )

@@ -35,16 +35,18 @@ def _turn(
     x_ptr, y_ptr, cos, sin, head, heads, position, pair, inside, half,
     x_head, x_position, y_head, y_position, HEADS: tl.constexpr,
 ):  # fmt: skip
-    """Turn up to HEADS heads from `head` on, of one sequence, by the angles that are held."""
-    for step in tl.static_range(HEADS):
-        h = (head + step).to(tl.int64)
-        there = inside & (h < heads)
-        source = x_ptr + h * x_head + position * x_position + pair
-        first = tl.load(source, mask=there, other=0.0).to(tl.float32)
-        second = tl.load(source + half, mask=there, other=0.0).to(tl.float32)
-        target = y_ptr + h * y_head + position * y_position + pair
-        tl.store(target, (first * cos - second * sin).to(y_ptr.dtype.element_ty), mask=there)
-        tl.store(target + half, (second * cos + first * sin).to(y_ptr.dtype.element_ty), mask=there)
+    """Turn up to HEADS heads from `head` on, of one sequence, by the angles that are held. All loads are under way
+    before the first store."""
+    h = (head + tl.arange(0, HEADS)[:, None, None]).to(tl.int64)
+    there = inside[None, :, :] & (h < heads)
+    within = position[None, :, :]
+    source = x_ptr + h * x_head + within * x_position + pair[None, :, :]
+    first = tl.load(source, mask=there, other=0.0).to(tl.float32)  # [HEADS, POSITIONS, BLOCK]
+    second = tl.load(source + half, mask=there, other=0.0).to(tl.float32)
+    cos, sin = cos[None, :, :], sin[None, :, :]
+    target = y_ptr + h * y_head + within * y_position + pair[None, :, :]
+    tl.store(target, (first * cos - second * sin).to(y_ptr.dtype.element_ty), mask=there)
+    tl.store(target + half, (second * cos + first * sin).to(y_ptr.dtype.element_ty), mask=there)
 
 
 @triton.jit

@@ -64,21 +64,24 @@ def _more(ns: float) -> str:
 
 
 def _launches(found: Ceilings) -> Table:
+    costs = found.host | {f"{phase}, compiled": cost for phase, cost in found.compiled.items()}
     rows = tuple(
         {"phase": phase, "op_ns": cost.op_ns, "view_ns": cost.view_ns, "kernel_ns": cost.kernel_ns}
-        | {"listed_ns": cost.listed_ns or None}
-        for phase, cost in found.host.items()
+        | {"cast_ns": cost.cast_ns, "listed_ns": cost.listed_ns or None, "start_ns": cost.start_ns or None}
+        for phase, cost in costs.items()
     )
     columns = (
         Column("phase", "phase", right=False),
         Column("op_ns", "an operation", units.duration),
+        Column("cast_ns", "a cast", units.duration),
         Column("view_ns", "a view", units.duration),
         Column("kernel_ns", "a further kernel", units.duration),
         Column("listed_ns", "a tensor in a list", units.duration),
+        Column("start_ns", "the phase at all", units.duration),
     )
     notes = (
         f"from launch to start {units.duration(found.latency_ns)}; "
-        f"in a CUDA graph a kernel takes {_more(found.graph_gap_ns)}; "
-        f"a compiled graph's call {units.duration(found.compiled_call_ns)}",
+        f"a kernel among unlike ones takes {_more(found.switch_ns)}, in a CUDA graph {_more(found.graph_gap_ns)}"
+        + (f"; a compiled graph's call {units.duration(found.compiled_call_ns)}" if found.compiled_call_ns else ""),
     )
     return Table(title="the host's time to launch", columns=columns, rows=rows, notes=notes)

@@ -201,6 +201,7 @@ class Tracker(TorchDispatchMode):
             write_bytes=written,
             kernels=kernels,
             strided=any(not t.is_contiguous() for t in inputs),
+            mixed=len({t.dtype for t in inputs if t.dim() and t.is_floating_point()}) > 1,
             reads=self._numbered(inputs) if kernels else (),
             writes=self._numbered(outputs) if kernels else (),
             shapes=() if fact.many else tuple(tuple(t.shape) for t in inputs),

@@ -1,0 +1,160 @@
+"""What the host takes to launch a step's work: small models, eager and compiled, whose kernels take no time to speak of."""
+
+import gc
+import time
+from collections.abc import Callable, Iterator
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flopwise.capture.build import build_step
+from flopwise.ceilings import COMPILED, HostCounts, Probe
+from flopwise.cost.roofline import host_counts
+from flopwise.cost.step import account_step
+from flopwise.spec.workload import Workload, workload
+
+_BY_HAND = {"attention": "naive", "norm": "eager", "activation": "eager"}
+# Deep and shallow, with casts and without: what the phases cost at all, an operation and a cast can be told apart.
+Steps = tuple[tuple[int, str, dict[str, Any]], ...]  # layers, phase, levers
+STEPS: Steps = (
+    (2, "train", {"precision": "bf16", "optimizer": "adamw-loop"}),
+    (8, "train", {"precision": "bf16", "optimizer": "foreach"}),
+    (2, "train", {"optimizer": "foreach"}),
+    (8, "train", {"optimizer": "adamw-loop"}),
+    (5, "train", {"precision": "bf16", "optimizer": "foreach", **_BY_HAND}),
+    (2, "forward", {"precision": "bf16"}),
+    (8, "forward", {"precision": "bf16"}),
+    (8, "forward", {}),
+    (5, "forward", _BY_HAND),
+    (2, "train", {"precision": "bf16", "optimizer": "foreach", "checkpoint": 1}),
+    (8, "train", {"precision": "bf16", "optimizer": "foreach", "checkpoint": 1}),
+)
+_WARMUP, _SAMPLES = 3, 5  # steps, and those of a round that count
+_LAYERS, _COMPILED_CALLS = (4, 24), 60
+
+
+class HostWatch:
+    """Times the launches of a few small steps, in rounds: a host is not equally fast at all times, its usual pace counts."""
+
+    def __init__(self, device: torch.device, steps: Steps = STEPS) -> None:
+        self.device = device
+        self.workloads = [_workload(*step) for step in steps]
+        self.phases = [build_step(chosen, device).phases for chosen in self.workloads]
+        self.seen: list[dict[str, list[int]]] = [{phase: [] for phase in phases} for phases in self.phases]
+        self._run(_WARMUP, keep=False)
+
+    def round(self) -> None:
+        """Every step a few times."""
+        self._run(_SAMPLES, keep=True)
+
+    def _run(self, times: int, keep: bool) -> None:
+        gc.collect()
+        gc.disable()  # as while a step is measured
+        try:
+            for phases, seen in zip(self.phases, self.seen, strict=True):
+                for _ in range(times):
+                    for phase, run in phases.items():
+                        ns = _launch_ns(run, self.device)
+                        seen[phase] += [ns] * keep
+        finally:
+            gc.enable()
+
+    def probes(self) -> Iterator[Probe]:
+        """What the rounds have shown, by phase."""
+        for chosen, seen in zip(self.workloads, self.seen, strict=True):
+            counts, ns = _counts(chosen), {phase: median(times) for phase, times in seen.items()}
+            ns["forward"] += ns.pop("loss", 0.0)
+            for phase, name in _names(chosen).items():
+                yield Probe(what=f"host:{name}", shape=tuple(counts[phase]), ns=float(ns[phase]))
+
+
+def how_many_steps(steps: Steps = STEPS) -> int:
+    """How many probes `HostWatch` will give."""
+    return sum(len(_names(_workload(*step))) for step in steps)
+
+
+def _workload(layers: int, phase: str, levers: dict[str, Any]) -> Workload:
+    return workload("tiny", batch=1, context=16, phase=phase, set={"n_layers": layers}, **levers)
+
+
+def _names(chosen: Workload) -> dict[str, str]:
+    """The phases of a step that are probes, and what of."""
+    recipe = chosen.recipe
+    if chosen.phase == "forward":
+        return {"forward": "inference"}
+    if recipe.checkpoint:
+        return {"forward": "checkpointed"}
+    return {
+        "forward": "forward",
+        "backward": "backward",
+        "optimizer": "optimizer" if recipe.optimizer == "adamw-loop" else "lists",
+    }
+
+
+def _counts(chosen: Workload) -> dict[str, HostCounts]:
+    """By phase, the loss with forward."""
+    ops = account_step(chosen).ops
+    phases = {"forward": ("forward", "loss"), "backward": ("backward",), "optimizer": ("optimizer",)}
+    return {name: host_counts(op for op in ops if op.phase in some) for name, some in phases.items()}
+
+
+def _launch_ns(run: Callable[[], object], device: torch.device) -> int:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    begun = time.perf_counter_ns()
+    run()
+    return time.perf_counter_ns() - begun
+
+
+def probe_compiled(device: torch.device) -> Iterator[Probe]:
+    """What the host takes to call compiled graphs, there and back; nothing where torch.compile cannot run.
+
+    Chains of products: few layers with a weight each, many with a weight each, and many with one weight that needs no
+    gradient. So the call, the kernels and the tensors that are handed over can be told apart.
+    """
+    short, long = _LAYERS
+    x = torch.rand(32, 32, device=device)
+    try:
+        for layers, n_weights in ((short, short), (long, long), (long, 1)):
+            frozen = n_weights == 1
+            weights = [torch.rand(32, 32, device=device, requires_grad=not frozen) for _ in range(n_weights)]
+            given = x.clone().requires_grad_(frozen)
+            forward_ns, backward_ns = _compiled_ns(torch.compile(_chain(layers), dynamic=False), given, weights, device)
+            there = HostCounts(ops=2 * layers, views=0, kernels=0, listed=1 + n_weights)
+            products = layers if frozen else 2 * layers - 1
+            kept = layers + n_weights + 1  # the products' results, the weights and the gradient
+            back = HostCounts(ops=layers + products, views=0, kernels=0, listed=kept)
+            yield Probe(what=f"{COMPILED} forward", shape=tuple(there), ns=forward_ns)
+            yield Probe(what=f"{COMPILED} backward", shape=tuple(back), ns=backward_ns)
+    except Exception:  # noqa: BLE001  (no compiler on this machine, say: whatever it is, only this probe is lost)
+        return
+
+
+def _chain(layers: int) -> Callable[..., Tensor]:
+    def chain(x: Tensor, *weights: Tensor) -> Tensor:
+        for layer in range(layers):
+            x = torch.mm(x, weights[layer % len(weights)]).sin()
+        return x
+
+    return chain
+
+
+def _compiled_ns(
+    run: Callable[..., Tensor], x: Tensor, weights: list[Tensor], device: torch.device
+) -> tuple[float, float]:
+    """The host's time for a compiled function, and for its way back with the weights' gradients."""
+    times = [_there_and_back(run, x, weights, device) for _ in range(_COMPILED_CALLS)][_COMPILED_CALLS // 4 :]
+    return float(median(there for there, _ in times)), float(median(back for _, back in times))
+
+
+def _there_and_back(
+    run: Callable[..., Tensor], x: Tensor, weights: list[Tensor], device: torch.device
+) -> tuple[int, int]:
+    for tensor in (x, *weights):
+        tensor.grad = None
+    out: list[Tensor] = []
+    forward_ns = _launch_ns(lambda: out.append(run(x, *weights)), device)
+    gradient = torch.ones_like(out[0])
+    return forward_ns, _launch_ns(lambda: out[0].backward(gradient), device)
