@@ -60,13 +60,14 @@ def step_timeline(trace: Trace, pixels: int = PIXELS) -> StepTimeline | None:
     mine = of_process(trace, process)
     steps = find_steps(mine, work)
     number = _usual(steps)
-    work = work.filter(pl.Series(steps.of(launch_times(work)) == number))
-    if not work.height:
+    own = work.filter(pl.Series(steps.of(launch_times(work)) == number))
+    if not own.height:
         return None
-    low = min(_opens(steps, number), int(work["start_ns"].to_numpy().min()))
-    high = int((work["start_ns"] + work["duration_ns"]).to_numpy().max())
+    low = min(_opens(steps, number), int(own["start_ns"].to_numpy().min()))
+    high = int((own["start_ns"] + own["duration_ns"]).to_numpy().max())
     if high <= low:
         return None
+    work = _clipped(work, low, high)  # with what the GPU still had of the step before
     pixel = max(1, (high - low) // pixels)
     streams = work.group_by("stream").agg(pl.col("duration_ns").sum()).sort("duration_ns", descending=True)["stream"]
     spans: list[Span] = []
@@ -88,6 +89,13 @@ def step_timeline(trace: Trace, pixels: int = PIXELS) -> StepTimeline | None:
         pixel_ns=pixel,
         streams_left_out=max(0, len(streams) - MOST_STREAMS),
     )
+
+
+def _clipped(work: pl.DataFrame, low: int, high: int) -> pl.DataFrame:
+    end = pl.col("start_ns") + pl.col("duration_ns")
+    inside = work.filter(end > low, pl.col("start_ns") < high)
+    start = pl.col("start_ns").clip(low)
+    return inside.with_columns(start_ns=start, duration_ns=end.clip(upper_bound=high) - start)
 
 
 def _opens(steps: Steps, number: int) -> int:

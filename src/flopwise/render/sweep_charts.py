@@ -173,6 +173,29 @@ def predicted_chart(report: MemoryReport, title: str = "") -> Any:
     return _pairs(alt, rows, "gib:Q", "GiB at the peak", list(sources), colours, title)
 
 
+def predicted_measured_chart(rows: Sequence[Mapping[str, Any]], title: str = "") -> Any:
+    """Savings as dots, predicted across and measured upwards. `rows`: name, predicted_ms, measured_ms."""
+    alt = altair()
+    values = [row[key] for row in rows for key in ("predicted_ms", "measured_ms")]
+    low, high = min(0.0, *values), max(1e-3, *values) * 1.1
+    shown = [{**row, "name": visible(str(row["name"]), _LONGEST)} for row in rows]
+    scale = alt.Scale(domain=[low, high], nice=True)
+    x = alt.X("predicted_ms:Q", title="predicted to save, ms", scale=scale)
+    y = alt.Y("measured_ms:Q", title="saved, measured, ms", scale=scale)
+    ends = [{"predicted_ms": at, "measured_ms": at} for at in (low, high)]
+    right = alt.Chart(alt.Data(values=ends)).mark_line(color=NEUTRAL, strokeDash=[4, 3]).encode(x=x, y=y)
+    base = alt.Chart(alt.Data(values=shown)).encode(x=x, y=y)
+    dots = base.mark_circle(size=70, color=MEASURED, opacity=1).encode(
+        tooltip=[
+            "name:N",
+            milliseconds(alt, "predicted_ms", "predicted ms"),
+            milliseconds(alt, "measured_ms", "measured ms"),
+        ]
+    )
+    names = base.mark_text(align="left", dx=8, dy=-4).encode(text="name:N", color=alt.value(NEUTRAL))
+    return alt.layer(right, dots, names).properties(width=420, height=HEIGHT, title=visible(title, _LONGEST))
+
+
 def _pairs(
     alt: Any, rows: list[dict[str, Any]], value: str, unit: str, which: list[str], colours: list[str], title: str,
     interval: bool = False,

@@ -19,6 +19,23 @@ MEASURED, PREDICTED, SPECIFIED = "measured", "predicted", "specified"
 
 
 @dataclass(frozen=True)
+class Attempted:
+    """A change that was tried: what it was predicted to save of a step, and what it saved."""
+
+    what: str  # 'graph=on'
+    predicted_ns: float | None = None
+    before_ns: float | None = None  # measured in turns with the best until then
+    after_ns: float | None = None
+    kept: bool = False
+    why: str = ""
+
+    @property
+    def saved_ns(self) -> float | None:
+        """Measured; below zero: it takes longer."""
+        return None if self.before_ns is None or self.after_ns is None else self.before_ns - self.after_ns
+
+
+@dataclass(frozen=True)
 class ReportPart:
     """All that is known of one target. What is not known is None, and its section is left out."""
 
@@ -31,6 +48,7 @@ class ReportPart:
     roofline: Roofline | None = None
     memory: MemoryReport | None = None
     pairs: tuple[tuple[Point, Point, Comparison], ...] = ()  # measured in turns: before, after, how they compare
+    attempts: tuple[Attempted, ...] = ()  # of a tuning, in the order tried
     notes: tuple[str, ...] = ()  # what could not be told, and why
 
     @property

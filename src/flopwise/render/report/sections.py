@@ -23,6 +23,7 @@ from flopwise.render.sweep_charts import (
     before_after_chart,
     points_chart,
     predicted_chart,
+    predicted_measured_chart,
     samples_chart,
     sweep_chart,
     sweep_rows,
@@ -31,6 +32,7 @@ from flopwise.render.table import Column, Table
 
 MOST_KERNELS = 200  # rows of the page's table; what comes after is one note
 MOST_SAMPLED = 6  # points whose samples are drawn
+_APART = ("top kernels", "the five questions", "from the ideal")  # tables of `explain` that have a section of their own
 _MS = units.milliseconds
 
 
@@ -97,7 +99,7 @@ def _gpu_time(part: ReportPart) -> Section | None:
     if e is None:
         return None
     tables = {table.title: table for table in explanation_view(e)[0]}
-    kept = [t for title, t in tables.items() if not title.startswith(("top kernels", "the five questions"))]
+    kept = [t for title, t in tables.items() if not title.startswith(_APART)]
     questions = [t for title, t in tables.items() if title.startswith("the five questions")]
     blocks: list[Block] = [Shown(kept[0])]
     if e.phase_class_modules:
@@ -235,6 +237,45 @@ def _phase_rows(a: Point, b: Point) -> list[dict[str, object]]:
     ]
 
 
+def _attempts(part: ReportPart) -> Section | None:
+    if not part.attempts:
+        return None
+    tried = part.attempts
+    rows = [
+        {"name": a.what, "before_ms": a.before_ns / 1e6, "after_ms": a.after_ns / 1e6}
+        for a in tried
+        if a.before_ns is not None and a.after_ns is not None
+    ]
+    savings = [
+        {"name": a.what, "predicted_ms": a.predicted_ns / 1e6, "measured_ms": a.saved_ns / 1e6}
+        for a in tried
+        if a.predicted_ns is not None and a.saved_ns is not None
+    ]
+    blocks: list[Block] = []
+    if rows:
+        caption = "The step before and after each change, measured in turns."
+        blocks.append(Picture("attempts", lambda: before_after_chart(rows), caption))
+    if savings:
+        caption = "What each change was predicted to save of a step, and what it saved. On the line, the prediction was right."
+        how = "measured and predicted"
+        blocks.append(Picture("predicted-measured", lambda: predicted_measured_chart(savings), caption, how=how))
+    columns = (
+        Column("what", "change", right=False),
+        Column("before_ns", "before ms", _MS),
+        Column("after_ns", "after ms", _MS),
+        Column("saved_ns", "saved ms", _MS),
+        Column("predicted_ns", "predicted ms", _MS),
+        Column("kept", "kept", lambda kept: "yes" if kept else "no", right=False),
+        Column("why", "why", right=False),
+    )
+    table = Table(
+        title="Changes, in the order tried",
+        columns=columns,
+        rows=tuple({**vars(a), "saved_ns": a.saved_ns} for a in tried),
+    )
+    return Section(key="attempts", title="What was tried", blocks=(*blocks, Shown(table)))
+
+
 def _measured(part: ReportPart) -> Section | None:
     if part.run is None or not part.points:
         return None
@@ -270,5 +311,5 @@ def _sweep(axis: str, rows: list[dict[str, object]], measure: str) -> Callable[[
 
 # A new kind of evidence is a field of ReportPart and a function here.
 SECTIONS: tuple[Callable[[ReportPart], Section | None], ...] = (
-    _findings, _waterfall, _pairs, _gpu_time, _timeline, _roofline, _memory, _measured, _kernels, provenance,
+    _findings, _waterfall, _pairs, _attempts, _gpu_time, _timeline, _roofline, _memory, _measured, _kernels, provenance,
 )  # fmt: skip
