@@ -10,7 +10,17 @@ from flopwise.analysis.utilisation import point_mfu
 from flopwise.memory.answers import MemoryReport
 from flopwise.records import Point
 from flopwise.render.axes import axes_of
-from flopwise.render.chart_style import AFTER, BEFORE, HEIGHT, MEASURED, NEUTRAL, PREDICTED, WIDTH, milliseconds
+from flopwise.render.chart_style import (
+    AFTER,
+    BEFORE,
+    HEIGHT,
+    INTERVAL,
+    MEASURED,
+    NEUTRAL,
+    PREDICTED,
+    WIDTH,
+    milliseconds,
+)
 from flopwise.render.charts import COLOURS, altair
 from flopwise.render.visible import visible
 from flopwise.statistics import estimate
@@ -108,7 +118,7 @@ def points_chart(rows: Sequence[Mapping[str, Any]], title: str = "") -> Any:
     bars = base.mark_bar(color=MEASURED, height=14).encode(
         x=alt.X("wall_ms:Q", title=MEASURES["wall_ms"]), tooltip=["label:N", milliseconds(alt, "wall_ms")]
     )
-    error = base.mark_rule(color=NEUTRAL, strokeWidth=2).encode(x="wall_low:Q", x2="wall_high:Q")
+    error = base.mark_rule(color=INTERVAL, strokeWidth=2).encode(x="wall_low:Q", x2="wall_high:Q")
     return alt.layer(bars, error).properties(width=WIDTH - 340, height=24 * len(rows), title=visible(title, _LONGEST))
 
 
@@ -212,7 +222,7 @@ def _pairs(
     )
     layers = [bars]
     if interval:
-        layers.append(base.mark_rule(color=NEUTRAL, strokeWidth=2).encode(x="low:Q", x2="high:Q"))
+        layers.append(base.mark_rule(color=INTERVAL, strokeWidth=2).encode(x="low:Q", x2="high:Q"))
     height = 16 * len(which) * len(names) + 10
     return alt.layer(*layers).properties(width=WIDTH - 260, height=height, title=visible(title, _LONGEST))
 

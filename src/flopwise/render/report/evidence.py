@@ -73,6 +73,7 @@ class Picture:
     draw: Callable[[], Any]
     caption: str
     how: str = MEASURED
+    use: str = ""  # what one can do with it on the page; a picture on paper has nothing to click
 
 
 @dataclass(frozen=True)

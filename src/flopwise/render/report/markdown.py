@@ -42,7 +42,8 @@ def _section(section: Section, prefix: str, pictures: Mapping[str, str]) -> str:
     blocks = [text for block in section.blocks if (text := _block(block, prefix, pictures))]
     if section.key == "findings":
         return f"### {section.title}\n\n" + "\n".join(blocks)
-    return f"<details><summary>{section.title}</summary>\n\n" + "\n".join(blocks) + "\n</details>\n"
+    opened = " open" if pictures else ""
+    return f"<details{opened}><summary>{section.title}</summary>\n\n" + "\n".join(blocks) + "\n</details>\n"
 
 
 def _block(block: Block, prefix: str, pictures: Mapping[str, str]) -> str:
@@ -52,6 +53,8 @@ def _block(block: Block, prefix: str, pictures: Mapping[str, str]) -> str:
             return (
                 f"![{_plain(block.caption)}]({address})\n\n{_plain(block.caption)} ({block.how})\n" if address else ""
             )
+        case Shown(folded=True):
+            return ""
         case Shown():
             return markdown(_short(block.table, block.how))
         case Advice():

@@ -110,11 +110,11 @@ def _block(block: Block, key: str, prefix: str, charts: dict[str, Any]) -> str:
 
 def _picture(picture: Picture, prefix: str, charts: dict[str, Any]) -> str:
     spec = roomy(picture.draw().to_dict(format="vega-lite"))
-    name = prefix + picture.name
+    name, told = prefix + picture.name, f"{picture.caption} {picture.use}".strip()
     charts[name] = {**spec, "description": visible(picture.caption, LONGEST_LINE)}
     return (
         f'<figure><div class="chart" data-chart="{name}" id="chart-{name}"></div>'
-        f"<figcaption>{_how(picture.how)} {_text(picture.caption)}</figcaption></figure>"
+        f"<figcaption>{_how(picture.how)} {_text(told)}</figcaption></figure>"
     )
 
 

@@ -104,8 +104,9 @@ def _gpu_time(part: ReportPart) -> Section | None:
     blocks: list[Block] = [Shown(kept[0])]
     if e.phase_class_modules:
         parts = e.phase_class_modules
-        caption = "GPU time of a step by phase, class and module. Click a part to go into it, double-click to come out."
-        blocks.append(Picture("gpu-time", lambda: icicle_chart(parts), caption))
+        caption = "GPU time of a step: by phase, by class within it, by module within that."
+        use = "Click a part to go into it, double-click to come out."
+        blocks.append(Picture("gpu-time", lambda: icicle_chart(parts), caption, use=use))
         blocks.append(Shown(_parts_table(e), folded=True))
     blocks += [Shown(table) for table in kept[1:]]
     blocks += [Shown(table, folded=True) for table in questions]
@@ -288,7 +289,7 @@ def _measured(part: ReportPart) -> Section | None:
                 bands = "; bands: 95 % of the median" if measure == "wall_ms" else ""
                 caption = f"{title[0].upper()}{title[1:]} over {axis}{bands}."
                 blocks.append(Picture(f"sweep-{measure}", _sweep(axis, rows, measure), caption))
-    elif len(points) > 1:
+    elif len(points) > 1 and not part.pairs:
         blocks.append(
             Picture("points", lambda: points_chart(rows), "The step of each point; lines are 95 % intervals.")
         )
