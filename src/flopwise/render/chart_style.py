@@ -17,6 +17,7 @@ USEFUL, LOST, IDLE = "#009E73", "#E69F00", "#D55E00"
 BEFORE, AFTER = "#999999", "#0072B2"
 MEASURED, PREDICTED = "#0072B2", "#E69F00"
 INTERVAL = "#D55E00"
+SAMPLE = "#4FA3DC"  # many small dots: light enough for a dark page
 NEUTRAL = "#888888"  # lines and words on either ground
 WIDTH, HEIGHT = 860, 320
 

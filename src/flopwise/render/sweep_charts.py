@@ -18,6 +18,7 @@ from flopwise.render.chart_style import (
     MEASURED,
     NEUTRAL,
     PREDICTED,
+    SAMPLE,
     WIDTH,
     milliseconds,
 )
@@ -91,7 +92,8 @@ def sweep_chart(axis: str, rows: Sequence[Mapping[str, Any]], measure: str, titl
     known = [row for row in rows if row.get(measure) is not None]
     log_x = _spans([row["x"] for row in known])
     log_y = measure != "mfu" and _spans([row[measure] for row in known], 20.0)
-    x = alt.X("x:Q", title=axis).axis(values=sorted({row["x"] for row in known}), format=",")
+    sizes = sorted({row["x"] for row in known})
+    x = alt.X("x:Q", title=axis).axis(values=sizes, format=",d" if all(isinstance(x, int) for x in sizes) else "~g")
     x = x.scale(type="log", nice=False) if log_x else x.scale(zero=False, nice=False)
     y = alt.Y(f"{measure}:Q", title=MEASURES[measure])
     y = y.scale(type="log") if log_y else y
@@ -140,7 +142,7 @@ def samples_chart(points: Sequence[Point], title: str = "") -> Any:
         middles.append({"label": label, "ms": e.median / 1e6, "low": low / 1e6, "high": high / 1e6})
     row = alt.Y("label:N", title=None, sort=None, axis=alt.Axis(labelLimit=300))
     jitter = alt.YOffset("when:Q", scale=alt.Scale(domain=[0, 1], range=[6, 46]))
-    cloud = alt.Chart(alt.Data(values=dots)).mark_circle(size=16, opacity=0.45, color=MEASURED)
+    cloud = alt.Chart(alt.Data(values=dots)).mark_circle(size=18, opacity=0.75, color=SAMPLE)
     cloud = cloud.encode(
         x=alt.X("ms:Q", title="ms, each sample (first at the top)", scale=alt.Scale(zero=False)),
         y=row, yOffset=jitter, tooltip=["label:N", "sample:Q", milliseconds(alt, "ms")],
