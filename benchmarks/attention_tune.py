@@ -25,7 +25,7 @@ from flopwise.kernels.attention_backward import DKDV, DQ, Saved, delta_call, dkd
 from flopwise.kernels.attention_tiles import Call, Config, Problem, architecture, choose, padded
 from flopwise.kernels.attention_triton import FORWARD, flash_attention, forward_call, launch_forward
 
-# block_m, block_n, warps, stages. Each is tried by the copy engine, plain and 'late' (`Config.late`), and by pointers.
+# block_m, block_n, warps, stages. Each is tried by the copy engine, dK/dV's also 'late' (`Config.late`), and by pointers.
 CANDIDATES = {
     ("forward", 64): [
         (64, 128, 4, 2), (64, 128, 4, 3), (64, 64, 4, 2), (64, 64, 4, 3), (64, 64, 4, 4), (128, 64, 8, 2), (128, 64, 8, 3),
@@ -51,14 +51,6 @@ CANDIDATES = {
         (128, 64, 8, 2), (128, 64, 8, 3), (128, 32, 8, 3), (128, 128, 8, 2), (64, 64, 4, 2), (64, 64, 4, 3), (64, 32, 4, 2),
         (64, 32, 4, 3), (64, 128, 4, 2),
     ],
-}  # fmt: skip
-# With fewer registers one more block fits a multiprocessor; these still do not spill.
-SQUEEZED = {
-    ("forward", 64): [
-        Config(64, 64, 4, 2, True, False, 96), Config(64, 64, 4, 2, True, True, 128), Config(128, 64, 8, 2, True, True, 128),
-    ],
-    ("forward", 128): [Config(128, 64, 8, 2, True, False, 128)],
-    ("dkdv", 64): [Config(64, 64, 4, 2, True, False, 168), Config(32, 64, 4, 3, True, False, 128)],
 }  # fmt: skip
 TOLERANCE = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-3}
 
@@ -192,8 +184,8 @@ def main() -> None:
     for kernel in given.kernels.split(","):
         width = 64 if given.head_dim <= 64 else 128
         tiles = [Config(*x) for x in CANDIDATES[kernel, width]]
-        configs = [x._replace(tma=True, late=late) for late in (False, True) for x in tiles]
-        configs += SQUEEZED.get((kernel, width), []) + (tiles if given.pointers else [])
+        ways = (False, True) if kernel == "dkdv" else (False,)
+        configs = [x._replace(tma=True, late=late) for late in ways for x in tiles] + (tiles if given.pointers else [])
         bench.call("forward", chosen["forward"]).launch()  # the backward kernels need L and Δ, the right ones
         delta_call(bench.saved, bench.output).launch()
         began = time.monotonic()

@@ -61,11 +61,11 @@ def gelu(name: str, variants: list[Variant]) -> Tuning:
 
 
 def gelu_triton() -> Tuning:
-    return gelu("triton", grid(BLOCK=(512, 1024, 2048), WARPS=(4, 8), HINT=("", "evict_first")))
+    return gelu("triton", grid(BLOCK=(512, 1024, 2048), WARPS=(4, 8)))
 
 
 def gelu_cuda() -> Tuning:
-    return gelu("cuda", grid(THREADS=(128, 256, 512), UNROLL=(1, 2, 4), STREAM=(0, 1, 2, 3)))
+    return gelu("cuda", grid(THREADS=(128, 256, 512)))
 
 
 def _norms(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -114,7 +114,7 @@ def rope() -> Tuning:
         given = x, angles.cos(), angles.sin()
         run = lambda given=given: [ours.rope(*given)]  # noqa: E731
         cases.append(Case(f"{dtype}", 2 * x.nbytes, run, [ours.rope_reference(*given)], BOUNDS[dtype]))
-    return Tuning("rope", cases, grid(TILE=(512, 1024), WARPS=(4, 8), HEADS=(1, 2, 4)))
+    return Tuning("rope", cases, grid(TILE=(512, 1024), WARPS=(4, 8)))
 
 
 TUNINGS = {

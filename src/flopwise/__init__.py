@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from flopwise.verbs.report import report
     from flopwise.verbs.roofline import roofline
     from flopwise.verbs.sweep import sweep
+    from flopwise.verbs.tune import tune
 
 _HOMES = {
     "account": "flopwise.verbs.account",
@@ -40,6 +41,7 @@ _HOMES = {
     "report": "flopwise.verbs.report",
     "roofline": "flopwise.verbs.roofline",
     "sweep": "flopwise.verbs.sweep",
+    "tune": "flopwise.verbs.tune",
     "workload": "flopwise.spec.workload",
 }
 
@@ -58,6 +60,7 @@ __all__ = [
     "report",
     "roofline",
     "sweep",
+    "tune",
     "workload",
 ]
 

@@ -110,12 +110,25 @@ _SUFFIXES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
 
 
 def parse_duration(text: str) -> int:
-    """`24ms`, `1.5 s`, `300us` as nanoseconds.
+    """`24ms`, `1.5 s`, `300us`, `10m` as nanoseconds.
 
-    >>> parse_duration("24ms"), parse_duration("1.5 s"), parse_duration("300us")
-    (24000000, 1500000000, 300000)
+    >>> parse_duration("24ms"), parse_duration("1.5 s"), parse_duration("300us"), parse_duration("10m")
+    (24000000, 1500000000, 300000, 600000000000)
     """
-    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*(s|ms|us|µs|ns)\s*", text)
-    if match is None or not 1 <= (ns := float(match[1]) * dict(_DURATIONS)[match[2].replace("us", "µs")]) <= 1e18:
-        raise FlopwiseError(f"'{text}' is not a time", "write it with its unit: 24ms, 1.5s, 300us")
+    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*(h|m|s|ms|us|µs|ns)\s*", text)
+    known = dict(_DURATIONS) | {"m": 60e9, "h": 3600e9}
+    if match is None or not 1 <= (ns := float(match[1]) * known[match[2].replace("us", "µs")]) <= 1e18:
+        raise FlopwiseError(f"'{text}' is not a time", "write it with its unit: 24ms, 1.5s, 10m")
     return round(ns)
+
+
+def parse_size(text: str) -> int:
+    """`40GiB`, `40 GB`, `512MiB` as bytes.
+
+    >>> parse_size("40GiB"), parse_size("1.5 GB")
+    (42949672960, 1500000000)
+    """
+    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([KMGT])(i?)B\s*", text, re.IGNORECASE)
+    if match is None or len(match[1]) > 15:
+        raise FlopwiseError(f"'{text}' is not a size", "write it with its unit: 40GiB, 512MiB")
+    return round(float(match[1]) * (1024 if match[3] else 1000) ** (1 + "KMGT".index(match[2].upper())))

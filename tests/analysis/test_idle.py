@@ -5,7 +5,7 @@ from dataclasses import replace
 import polars as pl
 import pytest
 
-from flopwise.analysis.idle import BETWEEN, LATE_LAUNCH, NOTHING, SYNCHRONISATION, UNKNOWN, idle
+from flopwise.analysis.idle import BETWEEN, INPUT, LATE_LAUNCH, NOTHING, SYNCHRONISATION, UNKNOWN, idle
 from flopwise.trace import tables
 from flopwise.trace.tables import Trace
 
@@ -40,7 +40,7 @@ def test_a_launch_that_comes_late_is_the_hosts_and_the_rest_the_devices():
 
 def test_work_that_was_queued_leaves_only_the_devices_gap():
     found = idle(trace([(10, 20, 1), (22, 60, 2)], [(0, 5, 1), (6, 9, 2)]), 10, 60)
-    assert found.by_cause_ns == {LATE_LAUNCH: 0, SYNCHRONISATION: 0, BETWEEN: 2, NOTHING: 0, UNKNOWN: 0}
+    assert found.by_cause_ns == {LATE_LAUNCH: 0, SYNCHRONISATION: 0, INPUT: 0, BETWEEN: 2, NOTHING: 0, UNKNOWN: 0}
 
 
 def test_a_launch_after_a_wait_is_the_waits():
@@ -71,3 +71,22 @@ def test_a_copy_that_its_call_waits_for_is_a_wait(kind, returned, waited):
     made = replace(made, copies=frame(tables.COPIES, (24, 28, 1, 0, 7, kind, 4, 3, -1)))
     found = idle(made, 28, 60)
     assert (found.by_cause_ns[SYNCHRONISATION], found.by_cause_ns[LATE_LAUNCH]) == ((17, 0) if waited else (0, 17))
+
+
+def test_a_gap_in_the_data_loader_is_the_input_pipelines():
+    """The host loads from 22 to 38, and launches at 40; another loader's range while the GPU is busy takes nothing."""
+    made = trace([(10, 20, 1), (50, 60, 2)], [(0, 5, 1), (40, 45, 2)], syncs=[(6, 21)])
+    ranges = frame(tables.RANGES, (22, 38, 1, 11, 1, "annotation"), (11, 15, 1, 11, 1, "annotation"))
+    made = replace(made, names=("x", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"), ranges=ranges)
+    found = idle(made, 10, 60)
+    assert (found.by_cause_ns[INPUT], found.by_cause_ns[SYNCHRONISATION], found.by_cause_ns[BETWEEN]) == (16, 9, 5)
+
+
+def test_a_batch_copied_from_pageable_memory_is_the_input_pipelines():
+    """The call spans the copy: the host stages the batch from 21 on. A few bytes are no batch, and a queued copy no wait."""
+    made = trace([(10, 20, 1)], [(0, 5, 1), (21, 60, 2)])
+    for size, spans, expected in ((16384, 60, 29), (64, 60, 0), (16384, 40, 0)):
+        launches = frame(tables.LAUNCHES, (0, 5, 1, 11, 0, 1), (21, spans, 1, 11, 0, 2))
+        copies = frame(tables.COPIES, (50, 55, 1, 0, 7, "HtoD", size, 2, -1))
+        found = idle(replace(made, launches=launches, copies=copies), 10, 55)
+        assert found.by_cause_ns[INPUT] == expected

@@ -109,3 +109,115 @@ def reads_a_number(device):
 
 def wants_cuda(device):
     return lambda: torch.zeros(4, device="cuda")
+
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.out = torch.nn.Linear(32, 96), torch.nn.Linear(32, 32)
+
+    def forward(self, x):
+        q, k, v = (part.unflatten(-1, (4, 8)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        y = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return x + self.out(y.transpose(1, 2).flatten(2))
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(50, 32)
+        self.layers = torch.nn.ModuleList(Block() for _ in range(4))
+        self.head = torch.nn.Linear(32, 50)
+
+    def forward(self, tokens):
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+seen = {}  # what the last step made: for the tests
+
+
+def transformer(device, optimizer_class=torch.optim.AdamW, scaler=None):
+    """A Transformer's training step in phases."""
+    torch.manual_seed(0)
+    model = Model().to(device)
+    criterion = torch.nn.CrossEntropyLoss()
+    optimizer = optimizer_class(model.parameters(), lr=3e-3)
+    tokens = torch.arange(64, device=device).view(2, 32) % 50
+    seen.clear()
+    seen.update(model=model, optimizer=optimizer, losses=[], dtypes=[])
+    state = {}
+
+    def forward():
+        optimizer.zero_grad()
+        state["logits"] = model(tokens)
+        seen["dtypes"].append(state["logits"].dtype)
+
+    def loss():
+        state["loss"] = criterion(state["logits"].flatten(0, 1).float(), tokens.flatten())
+        seen["losses"].append(state["loss"].item() if device.type == "cpu" else 0.0)
+
+    def backward():
+        (scaler.scale(state["loss"]) if scaler else state["loss"]).backward()
+
+    def update():
+        if scaler:
+            scaler.step(optimizer)
+            scaler.update()
+        else:
+            optimizer.step()
+
+    return {"forward": forward, "loss": loss, "backward": backward, "optimizer": update}
+
+
+def transformer_with_scaler(device):
+    return transformer(device, scaler=torch.amp.GradScaler(device.type))
+
+
+def transformer_sgd(device):
+    return transformer(device, torch.optim.SGD)
+
+
+def transformer_in_one(device):
+    """The same step as one callable."""
+    phases = transformer(device)
+
+    def step():
+        for phase in phases.values():
+            phase()
+
+    return step
+
+
+class Plain(torch.optim.Optimizer):
+    """An optimizer of someone's own."""
+
+    def __init__(self, params, lr):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.sub_(group["lr"] * parameter.grad)
+
+
+def own_optimizer(device):
+    return transformer(device, Plain)
+
+
+def already_compiled(device):
+    model = torch.compile(torch.nn.Linear(4, 4), backend="eager")
+    return lambda: model(torch.ones(2, 4))
+
+
+def calls_forward(device):
+    model = torch.nn.Linear(4, 4)
+    return lambda: model.forward(torch.ones(2, 4))
+
+
+def no_blocks(device):
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+    return lambda: model(torch.ones(2, 4))

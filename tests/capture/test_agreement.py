@@ -43,8 +43,8 @@ def test_another_step_does_not_agree(checked):
 
 
 def test_a_step_without_loss_and_gradients_is_refused():
+    step = Trial(workload=workload("op:gelu", set={"rows": 8, "cols": 8}), sampling=Sampling(), device="cpu")
     with Worker() as worker, pytest.raises(FlopwiseError, match="neither a loss nor gradients"):
-        step = Trial(workload=workload("op:gelu", set={"rows": 8, "cols": 8}), sampling=Sampling(), device="cpu")
         worker.agree(step, AgreeRequest(path="unused"))
 
 

@@ -1,11 +1,12 @@
 """Laws of fusion: nothing is computed twice or lost, no kernel waits for itself, and no more bytes are moved than before."""
 
+import re
 from itertools import count
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flopwise.cost.fusion import ALONE, fuse
+from flopwise.cost.fusion import ALONE, block_of, fuse, whole_model
 from flopwise.cost.step import account_step
 from flopwise.spec.workload import workload
 from flopwise.work import ELEMENTWISE, MATMUL, REDUCTION, OpWork
@@ -13,9 +14,9 @@ from flopwise.work import ELEMENTWISE, MATMUL, REDUCTION, OpWork
 SIZE = 4096
 
 
-def op(reads, writes, kind=ELEMENTWISE, name="add", phase="forward", elements=SIZE):
+def op(reads, writes, kind=ELEMENTWISE, name="add", phase="forward", elements=SIZE, module=""):
     return OpWork(
-        op=name, module="", phase=phase, kind=kind, dtype="fp32", flops=elements, read_bytes=4 * SIZE * len(reads),
+        op=name, module=module, phase=phase, kind=kind, dtype="fp32", flops=elements, read_bytes=4 * SIZE * len(reads),
         write_bytes=4 * SIZE * len(writes), reads=tuple((t, 4 * SIZE) for t in reads),
         writes=tuple((t, 4 * SIZE) for t in writes), shapes=((elements,),),
     )  # fmt: skip
@@ -64,15 +65,18 @@ def graphs(draw):
     for _ in range(draw(st.integers(0, 25))):
         reads = draw(st.lists(st.sampled_from(made), min_size=1, max_size=3, unique=True))
         written = next(numbers)
-        ops.append(op(reads, [written], kind=draw(st.sampled_from((ELEMENTWISE, ELEMENTWISE, REDUCTION, MATMUL)))))
+        kind = draw(st.sampled_from((ELEMENTWISE, ELEMENTWISE, REDUCTION, MATMUL)))
+        ops.append(
+            op(reads, [written], kind=kind, module=draw(st.sampled_from(("blocks.0.mlp", "blocks.1.mlp", "norm"))))
+        )
         made.append(written)
     return ops
 
 
 @settings(max_examples=120, deadline=None)
-@given(graphs())
-def test_the_laws(step):
-    fused = fuse(step)
+@given(graphs(), st.sampled_from((whole_model, block_of)))
+def test_the_laws(step, graph):
+    fused = fuse(step, graph)
     assert sum(o.flops for o in fused) == sum(o.flops for o in step)
     assert sum(o.kind in ALONE for o in fused) == sum(o.kind in ALONE for o in step)
     assert sum(o.read_bytes + o.write_bytes for o in fused) <= sum(o.read_bytes + o.write_bytes for o in step)
@@ -88,3 +92,21 @@ def test_our_kernels_are_closed_to_the_compiler():
     ours = [op for op in ops if op.op.startswith("flopwise::")]
     assert ours
     assert sum(op.op.startswith("flopwise::") for op in fuse(ops)) == len(ours)
+
+
+def test_compiled_blocks_fuse_within_a_block_and_the_rest_runs_as_it_is():
+    asked = workload("tiny", phase="backward", norm="eager")
+    eager = account_step(asked).ops
+    whole, blocks = fuse(eager), fuse(eager, block_of)
+    assert len(whole) < len(blocks) < sum(op.kernels > 0 for op in eager)
+    assert sum(op.flops for op in blocks) == sum(op.flops for op in eager)
+    inside = [op for op in blocks if op.op.startswith("fused")]
+    assert {re.match(r"blocks\.\d+|loss", op.module).group() for op in inside} == {"loss", "blocks.0", "blocks.1"}
+    alone = [op for op in eager if op.module == "norm" and op.kernels]
+    assert {op for op in blocks if op.module == "norm"} == set(alone)
+
+
+def test_a_chain_over_two_blocks_is_cut_between_them():
+    chain = [op([n], [n + 1], module=f"blocks.{n // 2}") for n in range(4)]
+    assert [kernel.module for kernel in fuse(chain, block_of)] == ["blocks.0", "blocks.1"]
+    assert len(fuse(chain)) == 1

@@ -35,3 +35,49 @@ def allocates(device):
         torch.empty(2**28, dtype=torch.uint8, device=device)
 
     return {"first": first, "second": lambda: kept.append(torch.empty(2**27, dtype=torch.uint8, device=device))}
+
+
+class Block(torch.nn.Module):
+    def __init__(self, dropout):
+        super().__init__()
+        self.qkv, self.out, self.dropout = (
+            torch.nn.Linear(256, 768),
+            torch.nn.Linear(256, 256),
+            torch.nn.Dropout(dropout),
+        )
+
+    def forward(self, x):
+        q, k, v = (part.unflatten(-1, (4, 64)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        y = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return x + self.dropout(self.out(y.transpose(1, 2).flatten(2)))
+
+
+def transformer(device, dropout=0.0, after=lambda loss: None):
+    """A training step in phases, as someone would write it."""
+    model = torch.nn.Sequential(
+        torch.nn.Embedding(512, 256),
+        torch.nn.Sequential(*(Block(dropout) for _ in range(6))),
+        torch.nn.Linear(256, 512),
+    ).to(device)
+    criterion, optimizer = torch.nn.CrossEntropyLoss(), torch.optim.AdamW(model.parameters())
+    tokens, state = torch.randint(512, (4, 256), device=device), {}
+
+    def forward():
+        optimizer.zero_grad()
+        state["loss"] = criterion(model(tokens).flatten(0, 1).float(), tokens.flatten())
+        after(state["loss"])
+
+    return {"forward": forward, "backward": lambda: state["loss"].backward(), "optimizer": optimizer.step}
+
+
+def reads_its_loss(device):
+    return transformer(device, after=lambda loss: loss.item())
+
+
+def copies_from_the_cpu(device):
+    batch = torch.randn(1000, 1000)
+    return transformer(device, after=lambda loss: batch.to(device))
+
+
+def with_dropout(device):
+    return transformer(device, dropout=0.1)

@@ -34,6 +34,16 @@ CASES = [
     ("small", {"n_layers": 2, "qk_norm": True}, OWN | {"phase": "forward"}),
     ("llama3.2-1b", LLAMA, OWN | {"precision": "bf16-pure"}),
     ("llama3.2-1b", LLAMA | {"vocab": 128256, "tied": False}, OWN | {"precision": "bf16", "context": 4096, "batch": 1}),
+    ("small", {"n_layers": 2}, {"projections": "fused"}),
+    ("small", {"n_layers": 2}, {"projections": "fused", "phase": "forward", "precision": "bf16"}),
+    ("small", {"n_layers": 3}, {"projections": "fused", "precision": "bf16", "checkpoint": 2}),
+    ("small", {"n_layers": 2}, {"projections": "fused", "attention": "naive", "norm": "eager", "activation": "eager"}),
+    ("small", {"n_layers": 2, "qk_norm": True}, {"projections": "fused", "precision": "bf16"}),
+    ("small", {"n_layers": 2}, OWN | {"projections": "fused", "precision": "bf16"}),
+    ("gpt2", {"n_layers": 2}, {"projections": "fused", "optimizer": "fused"}),
+    ("gpt2", {"n_layers": 2}, {"projections": "fused", "attention": "naive", "precision": "bf16", "batch": 1}),
+    ("llama3.2-1b", LLAMA, {"projections": "fused", "precision": "bf16-pure"}),
+    ("llama3.2-1b", LLAMA, OWN | {"projections": "fused", "precision": "bf16"}),
     ("gpt2", {"n_layers": 2}, {"attention": "flash", "activation": "cuda", "loss": "fused", "precision": "bf16"}),
 ]
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from flopwise.errors import Unsupported
 from flopwise.kernels import adamw_kernels as module
-from flopwise.kernels.adamw import AdamW
-from flopwise.kernels.adamw_kernels import BLOCK
+from flopwise.kernels.adamw import AdamW, joined
+from flopwise.kernels.adamw_kernels import BLOCK, LOW
 
 # one element, none, less than a block, a block, a block and an end
 SHAPES = {
@@ -287,3 +287,44 @@ def test_what_it_does_not_do_is_refused():
     optimizer.load_state_dict(torch.optim.AdamW([p], amsgrad=True).state_dict())
     with pytest.raises(Unsupported, match="amsgrad"):
         optimizer.step()
+
+
+def _masters(parameters: list[nn.Parameter], optimizer: AdamW) -> list[Tensor]:
+    return [joined(p.detach(), optimizer.state[p][LOW]) for p in parameters]
+
+
+@pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16])
+def test_masters_of_bf16_parameters_follow_fp32_weights(device, state_dtype):
+    """Updates far below bf16's last place add up; without masters the parameters would not move at all."""
+    ours = _parameters(SHAPES[device], torch.bfloat16, device)
+    started = [p.detach().clone() for p in ours]
+    truth = [nn.Parameter(p.detach().float()) for p in ours]
+    optimizer = AdamW(ours, lr=1e-5, weight_decay=0.1, master=True, state_dtype=state_dtype)
+    definition = AdamW(truth, lr=1e-5, weight_decay=0.1, state_dtype=state_dtype)
+    for step in range(5):
+        _give_gradients(step, ours)
+        for p, q in zip(ours, truth, strict=True):
+            q.grad = p.grad.float()
+        optimizer.step()
+        definition.step()
+    moved = torch.cat([(q.detach() - p.float()).flatten() for q, p in zip(truth, started, strict=True)])
+    found = torch.cat([(m - p.float()).flatten() for m, p in zip(_masters(ours, optimizer), started, strict=True)])
+    assert moved.norm() > 0
+    assert (found - moved).norm() < 0.02 * moved.norm()  # a tie is off by one of fp32's last places
+    for p, q in zip(ours, _masters(ours, optimizer), strict=True):
+        assert torch.equal(p.detach(), q.bfloat16())
+
+
+def test_masters_survive_a_checkpoint_and_a_nan_arrives(device):
+    ours = _parameters([(5, 7)], torch.bfloat16, device)
+    optimizer = AdamW(ours, lr=1e-4, master=True)
+    _give_gradients(0, ours)
+    optimizer.step()
+    again = AdamW(ours, lr=1e-4, master=True)
+    again.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert torch.equal(again.state[ours[0]][LOW], optimizer.state[ours[0]][LOW])
+    assert again.state[ours[0]][LOW].dtype == torch.int16
+    ours[0].grad[0, 0] = float("nan")
+    optimizer.step()
+    assert ours[0][0, 0].isnan()
+    assert ours[0][1:].isfinite().all()

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import flopwise
@@ -112,3 +113,33 @@ def test_the_verdict_is_of_the_untraced_step_only_if_it_is_the_same_work():
     )
     other = run(point(gpu="NVIDIA A100", wall_ns=7_000_000))
     assert flopwise.explain(TRACE, timings=other).verdict == alone.verdict
+
+
+# --- the waterfall
+
+
+def test_with_the_clock_the_waterfall_is_of_the_untraced_step():
+    recipe = {"precision": "bf16", "compile": "default", "optimizer": "fused"}
+    found = flopwise.explain(TRACE, timings=run(point(wall_ns=20_000_000, **recipe))).waterfall
+    assert (found.step_ns, found.measured_by) == (20_000_000, "the untraced step")
+    assert sum(part.ns for part in found.parts) == pytest.approx(20e6, rel=1e-6)
+    assert found.ns("memory-bound work at full bandwidth") > 0  # the workload tells the bytes
+    assert 0 < found.roofline_share < 0.25
+
+
+def test_a_workload_with_other_flops_is_not_the_traces():
+    found = flopwise.explain(TRACE, timings=run(point(wall_ns=20_000_000, batch=8, precision="bf16")))
+    assert found.waterfall.roofline_share is None
+    assert any("more FLOPs than the trace" in note for note in found.notes)
+
+
+def test_of_a_run_of_ones_own_the_workload_is_known(tmp_path):
+    own = point(wall_ns=20_000_000, precision="bf16", compile="default", optimizer="fused")
+    (tmp_path / "traces").mkdir()
+    (tmp_path / "traces" / TRACE.name).write_bytes(TRACE.read_bytes())
+    header = RunHeader(id="r1", kind="profile", created_at="", created_ns=0)
+    stored = StoredRun(path=tmp_path, header=header, points=(msgspec.structs.replace(own, trace_file=TRACE.name),))
+    found = flopwise.explain(stored).waterfall
+    assert (found.step_ns, found.measured_by) == (20_000_000, "the untraced step")
+    assert found.mfu == pytest.approx(0.081, abs=0.001)
+    assert found.roofline_share > 0.15

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from flopwise.analysis.details import Details
 from flopwise.analysis.explanation import Explanation
 from flopwise.analysis.waterfall import Waterfall
 from flopwise.ceilings import Ceilings
@@ -14,6 +15,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """One step, from all sides."""
 
     explanation: Explanation | None = None  # its trace
+    details: Details | None = None  # of the same trace: waits, chains of kernels, sizes of products
     waterfall: Waterfall | None = None
     point: Point | None = None  # the step measured without a profiler: clocks, memory, telemetry, what really ran
     account: Account | None = None  # of its workload, where that is a model of ours

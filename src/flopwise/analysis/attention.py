@@ -1,14 +1,40 @@
 """Inside attention: softmax beside the matmuls of scores and values, in time and in FLOPs."""
 
+import re
+
 import msgspec
 import polars as pl
 
 from flopwise.analysis.op_flops import MATMULS, SOFTMAXES, op_flops
-from flopwise.work import ATTENTION, MATMUL, SOFTMAX
+from flopwise.trace.phases import LOSS
+from flopwise.work import ATTENTION, MATMUL, SOFTMAX, OpWork
 
 _ATTENTION = r"(?i)attn|attention"
 _SOFTMAX = "(?i)softmax"
 _SCORES_AND_VALUES = "(?i)scores|attn_pv|values?$|attn_value"
+
+
+def in_core() -> pl.Expr:
+    """Whether work is of attention that is written out, between its two matmuls: scale, mask, softmax."""
+    where = _where()
+    named = where.str.contains(_ATTENTION) & (where.str.contains(_SOFTMAX) | where.str.contains(_SCORES_AND_VALUES))
+    return named | ((pl.col("class") == SOFTMAX) & (pl.col("phase") != LOSS))
+
+
+def is_core(op: OpWork) -> bool:
+    """The same of an operation that was accounted for.
+
+    >>> is_core(OpWork(op="exp", module="blocks.0.attention.softmax", phase="forward", kind="elementwise", dtype="fp32"))
+    True
+    """
+    if "loss" in (op.phase, op.module) or op.kind in (MATMUL, ATTENTION):
+        return False
+    named = re.search(_SOFTMAX, op.module) or re.search(_SCORES_AND_VALUES, op.module)
+    return op.kind == SOFTMAX or bool(re.search(_ATTENTION, op.module) and named)
+
+
+def _where() -> pl.Expr:
+    return pl.concat_str(pl.col("path").fill_null(""), pl.col("module").fill_null(""), separator="/")
 
 
 class AttentionParts(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,7 +55,7 @@ def attention_parts(work: pl.DataFrame, shapes: tuple[str, ...], n: int) -> Atte
 
     `work` is added up: `duration_ns`, and in `ops` how many ops with the sizes `shape` began, by class, op, module and path.
     """
-    where = pl.concat_str(pl.col("path").fill_null(""), pl.col("module").fill_null(""), separator="/")
+    where = _where()
     op = pl.col("op").fill_null("")
     scope = work.filter(where.str.contains(_ATTENTION))
     softmax = scope.filter((pl.col("class") == SOFTMAX) | where.str.contains(_SOFTMAX))

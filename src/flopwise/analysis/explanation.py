@@ -1,6 +1,6 @@
 """Where the time of a step went: GPU time by phase, class and module, the top kernels, idle time by cause."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib import import_module
 from statistics import median
 
@@ -10,28 +10,27 @@ import polars as pl
 
 from flopwise import units
 from flopwise.analysis.attention import AttentionParts, attention_parts
+from flopwise.analysis.explained import Explained, explained
 from flopwise.analysis.idle import (
     BETWEEN,
+    INPUT,
     LATE_LAUNCH,
     NOTHING,
     SYNCHRONISATION,
     UNKNOWN,
     Idle,
-    idle,
     too_short,
     untraced_idle,
 )
 from flopwise.analysis.intervals import covered_ns
 from flopwise.analysis.shares import Kernel as Kernel
-from flopwise.analysis.shares import Part, added_up, gpu_time, kernels, matrix, parts, shares
+from flopwise.analysis.shares import Part, gpu_time, kernels, matrix, parts, shares
 from flopwise.analysis.shares import Share as Share
-from flopwise.analysis.steps import Steps, find_steps, launch_times
-from flopwise.errors import FlopwiseError
+from flopwise.analysis.waterfall import Waterfall
 from flopwise.records import STEP, Point
-from flopwise.trace.attribute import Coverage, attribute
 from flopwise.trace.matmul_precision import matmul_precision
 from flopwise.trace.phases import BACKWARD, FORWARD, OPTIMIZER, RECOMPUTE
-from flopwise.trace.tables import NO_ID, Trace, of_process
+from flopwise.trace.tables import Trace
 from flopwise.work import MATMUL
 
 LAUNCH_BOUND = 0.2  # of the window idle because the host launched late
@@ -40,6 +39,7 @@ SMALLEST = 0.01  # of the window: causes of idle time below go unsaid
 _BECAUSE = {
     LATE_LAUNCH: "because the host launched late",
     SYNCHRONISATION: "after the host had waited",
+    INPUT: "while the host waited for data",
     BETWEEN: "between kernels that were queued",
     NOTHING: "with nothing left to do",
     UNKNOWN: "for reasons that the trace does not tell",
@@ -81,6 +81,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     untraced_idle: Idle | None = None  # of all steps, without the profiler, where the untraced step was measured
     timings: str = ""  # whose clock `host_ns` is, if another run's
     notes: tuple[str, ...]
+    waterfall: Waterfall | None = None  # from the ideal step to this one, where the GPU's limits are known
 
     def _repr_html_(self) -> str:
         """What a notebook shows. Drawing lies to the right of analysis, so it is found by name when it is asked for."""
@@ -94,11 +95,14 @@ def explain_trace(trace: Trace, untraced: Point | None = None, *, same: bool = T
     `untraced`: the workload measured without a profiler, to set its clock beside the trace's. A profiler slows the host, so
     the verdict is of the untraced step where that clock is of the `same` workload on the same GPU.
     """
-    part = _explained(trace)
+    return explain_part(explained(trace), untraced, same=same)
+
+
+def explain_part(part: Explained, untraced: Point | None = None, *, same: bool = True) -> Explanation:
+    """As `explain_trace`, of steps that were found already."""
+    trace, work, waiting = part.whole, part.added, part.idle
     n, window = len(part.steps), part.high_ns - part.low_ns
-    waiting = idle(part.trace, part.low_ns, part.high_ns, part.device)
     overlap, in_stream = _overlaps(part.work)
-    work = added_up(_with_shapes(part.work, trace))
     forward = work.filter(pl.col("phase") == FORWARD)
     both = work.filter(pl.col("phase").is_in([FORWARD, BACKWARD]))
     trains = both.height > forward.height
@@ -153,115 +157,6 @@ def with_clock(found: Explanation, untraced: Point | None, *, same: bool = True)
         return msgspec.structs.replace(found, host_ns=host_ns, notes=(*found.notes, unfit))
     bound, verdict = _untraced(alone, host_ns[STEP], found.idle, window, n)
     return msgspec.structs.replace(found, host_ns=host_ns, untraced_idle=alone, launch_bound=bound, verdict=verdict)
-
-
-@dataclass(frozen=True)
-class _Explained:
-    """The part of a trace that is explained: the steps of one process on one device."""
-
-    trace: Trace  # of the process
-    device: int
-    steps: Steps
-    work: pl.DataFrame  # an Attribution's rows
-    low_ns: int  # the window
-    high_ns: int
-    coverage: Coverage  # of all that the trace holds
-    notes: tuple[str, ...]
-
-
-def _explained(trace: Trace) -> _Explained:
-    if not trace.kernels.height and not trace.graph_runs.height:
-        raise FlopwiseError(f"{trace.path} has no GPU work in it", "was it captured on a GPU, with CUDA activity on?")
-    attribution = attribute(trace)
-    device, process, everywhere = _busiest(attribution.table)
-    mine = of_process(trace, process)
-    steps = find_steps(mine, everywhere)
-    inside = pl.Series(steps.of(launch_times(everywhere)) >= 0)
-    work, outside = (everywhere, everywhere.clear()) if inside.all() else map(everywhere.filter, (inside, ~inside))
-    if not work.height:
-        raise FlopwiseError(
-            f"{trace.path}: no GPU work falls into the steps found ({steps.how})", "is the trace cut off?"
-        )
-    low, high = _window(steps, work, outside)
-    if high <= low:
-        raise FlopwiseError(
-            f"{trace.path}: its GPU work takes no time at all", "is the trace cut off, or its clock too coarse?"
-        )
-    return _Explained(
-        trace=mine,
-        device=device,
-        steps=steps,
-        work=work,
-        low_ns=low,
-        high_ns=high,
-        coverage=attribution.coverage,
-        notes=_of_graphs(work) + _left_out(steps, attribution.table, device, outside.height),
-    )
-
-
-def _busiest(work: pl.DataFrame) -> tuple[int, int, pl.DataFrame]:
-    """The device and the process that kept it busiest, and their work: steps of several at once would not add up to one.
-
-    Work whose process is not known counts as this one's."""
-    spent = work.group_by("device", "process").agg(pl.col("duration_ns").sum())
-    spent = spent.sort("duration_ns", "device", "process", descending=[True, False, False])
-    device = int(spent["device"][0])
-    known = spent.filter(pl.col("device") == device, pl.col("process") != NO_ID)["process"]
-    process = int(known[0]) if len(known) else NO_ID
-    if spent.height > 1:
-        work = work.filter(pl.col("device") == device, pl.col("process").is_in([process, NO_ID]))
-    return device, process, work
-
-
-def _window(steps: Steps, work: pl.DataFrame, other: pl.DataFrame) -> tuple[int, int]:
-    """From the first work of the steps to the last; of marked steps from the first mark to the end of the last, or of its work.
-
-    A host that runs ahead opens a step while the GPU still has earlier work: the step begins when that is done.
-    """
-    first = int(work["start_ns"].to_numpy().min())
-    last = int((work["start_ns"] + work["duration_ns"]).to_numpy().max())
-    if steps.marked_ns is None:
-        return first, last
-    opened, closed = steps.marked_ns
-    earlier = other.filter(pl.col("start_ns") < first)
-    done = int((earlier["start_ns"] + earlier["duration_ns"]).to_numpy().max(initial=opened))
-    return min(first, max(opened, done)), max(last, closed)
-
-
-def _with_shapes(work: pl.DataFrame, trace: Trace) -> pl.DataFrame:
-    """The number of the sizes of each row's op (0: not given), and a 1 in `ops` at the first row of an op that has them."""
-    if not trace.sized_ops.height:
-        return work.with_columns(shape=pl.lit(0, pl.UInt32), ops=pl.lit(0, pl.UInt32))
-    of_op = np.zeros(trace.ops.height + 1, dtype=np.uint32)  # the last: work without an op
-    of_op[trace.sized_ops["op"].to_numpy()] = trace.sized_ops["shape"].to_numpy()
-    op = work["op_index"].fill_null(trace.ops.height).to_numpy()
-    shape = of_op[op]
-    rows = np.flatnonzero(shape)
-    ops = np.zeros(len(op), dtype=np.uint32)
-    ops[rows[np.unique(op[rows], return_index=True)[1]]] = 1
-    return work.with_columns(pl.Series("shape", shape), pl.Series("ops", ops))
-
-
-def _of_graphs(work: pl.DataFrame) -> tuple[str, ...]:
-    share = gpu_time(work.filter("replayed")) / max(gpu_time(work), 1)
-    what = "comes from CUDA graphs captured outside the trace: its modules and phases are unknown"
-    notes = [f"{share:.0%} of the GPU time {what}"] if share > 0 else []
-    if (work["source"] == "graph run").any():
-        notes.append(
-            "CUDA graphs are traced as one row each: gaps inside count as busy, so busy time is an upper bound "
-            "(nsys profile --cuda-graph-trace=node traces their kernels)"
-        )
-    return tuple(notes)
-
-
-def _left_out(steps: Steps, everything: pl.DataFrame, device: int, outside: int) -> tuple[str, ...]:
-    """What the trace holds besides the work that is explained."""
-    n_devices, n_processes = everything["device"].n_unique(), (everything["process"].unique() != NO_ID).sum()
-    notes = [f"{outside} pieces of GPU work were launched outside the steps and are left out"] if outside else []
-    notes += [f"marked steps that launched no GPU work, not counted: {steps.n_empty}"] if steps.n_empty else []
-    notes += [f"{n_devices} devices worked; this is device {device}, the busiest"] if n_devices > 1 else []
-    notes += [f"{n_processes} processes used the GPU; this is the busiest"] if n_processes > 1 else []
-    return tuple(notes)
 
 
 def _launches(work: pl.DataFrame) -> int:

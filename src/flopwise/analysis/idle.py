@@ -1,23 +1,30 @@
 """Why the GPU was idle: every gap between two pieces of its work, by cause. The causes add up to the idle time exactly."""
 
+import re
+
 import msgspec
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from flopwise.analysis.intervals import Times, clipped, covered_ns, gaps
+from flopwise.analysis.intervals import Times, clipped, covered_ns, covered_within, gaps
 from flopwise.trace.lookup import first_rows
 from flopwise.trace.tables import Trace
 
 LATE_LAUNCH = "late launch"  # the host had not yet launched what came next
 SYNCHRONISATION = "synchronisation"  # nor could it: it had just waited for the GPU
+INPUT = "input pipeline"  # it was waiting for data, or copying it to the GPU out of pageable memory
 BETWEEN = "between kernels"  # the next piece was queued already; the GPU took its time to begin it
 NOTHING = "nothing to do"  # all work of the window was done, and the host was in no op, launch or wait
 UNKNOWN = "unknown"  # the trace does not say who launched the next piece
-CAUSES = (LATE_LAUNCH, SYNCHRONISATION, BETWEEN, NOTHING, UNKNOWN)
+CAUSES = (LATE_LAUNCH, SYNCHRONISATION, INPUT, BETWEEN, NOTHING, UNKNOWN)
 # An untraced clock is of the same steps if these hold; launch-bound steps vary by a fifth from one to the next.
 _MOST_BUSY = 1.1  # of the untraced time, the GPU's work in the trace
 _LONGEST = 1.25  # of the traced time, the untraced
+_LOADING = re.compile(
+    r"(?i)data_?loader|^(?:flopwise[./: ])?data(?:[ _]?(?:loading|fetch|wait))?$|^(?:get|fetch|load|next)[ _]batch"
+)
+_LEAST_INPUT = 4096  # bytes of a copy that may be a batch: an optimizer's numbers are less
 
 
 class Idle(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,9 +47,10 @@ def idle(trace: Trace, low: int, high: int, device: int = 0) -> Idle:
     """Split the device's idle time between `low` and `high` by cause.
 
     A gap ends when the next piece of work begins. The part of it until that work's launch call returned is the host's:
-    'synchronisation' if the launching thread's last wait for the GPU ended within the gap, else 'late launch'. The rest,
-    after the call had returned, is the device's own ('between kernels'). After the last piece, what the host spent in waits is
-    'synchronisation', in ops and launches 'late launch' (of work that the window does not hold); else there was 'nothing to do'.
+    'input pipeline' while the host was loading data, else 'synchronisation' if the launching thread's last wait for the GPU
+    ended within the gap, else 'late launch'. The rest, after the call had returned, is the device's own ('between kernels').
+    After the last piece, what the host spent loading is 'input pipeline', in waits 'synchronisation', in ops and launches
+    'late launch' (of work that the window does not hold); else there was 'nothing to do'.
     """
     work = gpu_work(trace, device)
     start, end = work["start_ns"].to_numpy(), work["end_ns"].to_numpy()
@@ -50,18 +58,20 @@ def idle(trace: Trace, low: int, high: int, device: int = 0) -> Idle:
     following = _following(trace, work, gap_end)
     host_ns = np.clip(np.minimum(following.launch_end, gap_end) - gap_start, 0, None)
     device_ns = gap_end - gap_start - host_ns
-    waits = _waits(trace)
+    waits, loading = _waits(trace), _loading(trace)
+    input_ns = covered_within(gap_start, gap_start + host_ns, *loading)
     waited = _waited(waits, following, gap_start)
     known = following.thread >= 0
     last = gap_end >= high
     causes = {
         NOTHING: 0,
         UNKNOWN: int((gap_end - gap_start)[~last & ~known].sum()),
-        SYNCHRONISATION: int(host_ns[~last & known & waited].sum()),
-        LATE_LAUNCH: int(host_ns[~last & known & ~waited].sum()),
+        INPUT: int(input_ns[~last & known].sum()),
+        SYNCHRONISATION: int((host_ns - input_ns)[~last & known & waited].sum()),
+        LATE_LAUNCH: int((host_ns - input_ns)[~last & known & ~waited].sum()),
         BETWEEN: int(device_ns[~last & known].sum()),
     }
-    for cause, ns in _afterwards(trace, waits, gap_start[last], high).items():
+    for cause, ns in _afterwards(trace, waits, loading, gap_start[last], high).items():
         causes[cause] += ns
     total = int((gap_end - gap_start).sum())
     assert sum(causes.values()) == total
@@ -93,7 +103,9 @@ def untraced_idle(traced: Idle, window_ns: int, wall_ns: float) -> tuple[Idle | 
     return Idle(total_ns=total, by_cause_ns=causes, n_gaps=traced.n_gaps), ""
 
 
-def _afterwards(trace: Trace, waits: pl.DataFrame, done: Times, high: int) -> dict[str, int]:
+def _afterwards(
+    trace: Trace, waits: pl.DataFrame, loading: tuple[Times, Times], done: Times, high: int
+) -> dict[str, int]:
     """What the host did from the last piece of work to the end of the window; `done` is empty if that lasted to the end."""
     if not len(done):
         return {}
@@ -101,12 +113,16 @@ def _afterwards(trace: Trace, waits: pl.DataFrame, done: Times, high: int) -> di
 
     def spans(*tables: pl.DataFrame) -> tuple[Times, Times]:
         near = [table.filter(pl.col("end_ns") > low, pl.col("start_ns") < high) for table in tables]
-        start, end = (np.concatenate([table[name].to_numpy() for table in near]) for name in ("start_ns", "end_ns"))
+        start, end = (
+            np.concatenate([own, *(table[name].to_numpy() for table in near)])
+            for name, own in zip(("start_ns", "end_ns"), loading, strict=True)
+        )
         return clipped(start, end, low, high)
 
+    data = covered_ns(*spans())
     waiting = covered_ns(*spans(waits))
     busy = covered_ns(*spans(waits, trace.ops, trace.launches, trace.graph_launches))
-    return {SYNCHRONISATION: waiting, LATE_LAUNCH: busy - waiting, NOTHING: high - low - busy}
+    return {INPUT: data, SYNCHRONISATION: waiting - data, LATE_LAUNCH: busy - waiting, NOTHING: high - low - busy}
 
 
 def _waits(trace: Trace) -> pl.DataFrame:
@@ -115,16 +131,30 @@ def _waits(trace: Trace) -> pl.DataFrame:
     Such a call returns when the copy has arrived: it spans the copy, which one that only queues it does not.
     """
     columns = ["start_ns", "end_ns", "thread"]
-    copies = trace.copies.filter(pl.col("kind") == "DtoH", pl.col("correlation") > 0)
-    if not copies.height:
-        return trace.syncs.select(columns)
+    spanning = _spanning(trace, trace.copies.filter(pl.col("kind") == "DtoH"))
+    return pl.concat([trace.syncs.select(columns), spanning.select(columns)])
+
+
+def _spanning(trace: Trace, copies: pl.DataFrame) -> pl.DataFrame:
+    """The calls that returned only when the copy they asked for had arrived."""
+    copies = copies.filter(pl.col("correlation") > 0)
     wanted, known = (
         (table["process"].to_numpy(), table["correlation"].to_numpy()) for table in (copies, trace.launches)
     )
     row = first_rows(wanted, known)
     copies, calls = copies.filter(pl.Series(row >= 0)), trace.launches[row[row >= 0]]
     spanned = (calls["start_ns"] <= copies["start_ns"]) & (calls["end_ns"] >= copies["end_ns"])
-    return pl.concat([trace.syncs.select(columns), calls.filter(spanned).select(columns)])
+    return calls.filter(spanned)
+
+
+def _loading(trace: Trace) -> tuple[Times, Times]:
+    """When the host waited for data: in a data loader, or in a copy of a batch that was not in pinned memory."""
+    named = [number for number, name in enumerate(trace.names) if _LOADING.search(name)]
+    batches = trace.copies.filter(pl.col("kind") == "HtoD", pl.col("bytes") >= _LEAST_INPUT)
+    tables = [table.filter(pl.col("name").is_in(named)) for table in (trace.ops, trace.ranges)]
+    tables.append(_spanning(trace, batches))
+    start, end = (np.concatenate([table[name].to_numpy() for table in tables]) for name in ("start_ns", "end_ns"))
+    return start, end
 
 
 def gpu_work(trace: Trace, device: int | None = None) -> pl.DataFrame:

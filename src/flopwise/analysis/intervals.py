@@ -53,3 +53,39 @@ def gaps(start: Times, end: Times, low: int, high: int) -> tuple[Times, Times]:
     gap_end = np.concatenate((merged_start, [high])).astype(np.int64)
     real = gap_end > gap_start
     return gap_start[real], gap_end[real]
+
+
+def counted_once(start: Times, end: Times) -> Times:
+    """How much of each interval no other that began earlier covers: instants count once, and the sum is `covered_ns`.
+
+    >>> counted_once(np.array([0, 2, 3]), np.array([4, 9, 5]))
+    array([4, 5, 0])
+    """
+    own = np.zeros(len(start), dtype=np.int64)
+    if not len(start):
+        return own
+    order = np.argsort(start, kind="stable")
+    first, last = start[order], end[order]
+    reach = np.concatenate((first[:1], np.maximum.accumulate(last)[:-1]))
+    own[order] = np.clip(last - np.maximum(first, reach), 0, None)
+    return own
+
+
+def covered_within(low: Times, high: Times, start: Times, end: Times) -> Times:
+    """How much of each span from `low` to `high` the intervals cover together.
+
+    >>> covered_within(np.array([0, 4]), np.array([4, 8]), np.array([1, 2, 7]), np.array([3, 5, 9]))
+    array([3, 2])
+    """
+    merged_start, merged_end = union(start, end)
+    if not len(merged_start):
+        return np.zeros(len(low), dtype=np.int64)
+    before = np.concatenate(([0], np.cumsum(merged_end - merged_start)))
+
+    def until(time: Times) -> Times:
+        at = np.searchsorted(merged_start, time, side="right")
+        inside = np.clip(merged_end[np.maximum(at - 1, 0)] - time, 0, None)
+        covered: Times = before[at] - np.where(at > 0, inside, 0)
+        return covered
+
+    return until(high) - until(low)

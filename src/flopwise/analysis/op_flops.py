@@ -11,6 +11,8 @@ from typing import Any
 
 import msgspec
 
+from flopwise.trace.op_shapes import BY_HEAD, BY_TOKEN
+
 SOFTMAX_FORWARD = 5
 SOFTMAX_BACKWARD = 4
 LARGEST_SIZE = 1 << 40
@@ -76,3 +78,31 @@ _FLOPS: dict[str, Callable[[Sizes], int | None]] = {
     "aten::_softmax_backward_data": _softmax(SOFTMAX_BACKWARD),
 }
 SOFTMAXES = frozenset(_FLOPS) - MATMULS
+ATTENTIONS = BY_HEAD | BY_TOKEN
+
+
+class AttentionFlops(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one op of fused attention, the whole square of scores counted: whether it skips a part, the sizes do not tell."""
+
+    useful: int  # two products forward, four backward
+    done: int  # and the scores once more in the backward pass, which did not keep them
+
+
+def attention_flops(op: str, sizes: str) -> AttentionFlops | None:
+    """FLOPs of fused attention; None where its sizes do not tell, as for sequences of several lengths.
+
+    >>> attention_flops("aten::_cudnn_attention_backward", "[[4, 12, 512, 64], [4, 12, 512, 64], [4, 12, 512, 64]]").done
+    8053063680
+    """
+    if op not in ATTENTIONS:
+        return None
+    backward, inputs = op.endswith("backward"), input_sizes(sizes) or []
+    factors = inputs[1:4] if backward and len(inputs) > 3 else inputs[:3]  # the gradient comes first
+    if len(factors) < 3 or any(len(dims) != 4 for dims in factors):
+        return None
+    q, k, v = factors if op in BY_HEAD else ([b, h, t, d] for b, t, h, d in factors)
+    square = q[0] * q[1] * q[2] * k[2]
+    scores, values = 2 * square * q[3], 2 * square * v[3]
+    if not backward:
+        return AttentionFlops(useful=scores + values, done=scores + values)
+    return AttentionFlops(useful=2 * (scores + values), done=3 * scores + 2 * values)

@@ -50,12 +50,12 @@ def added_up(work: pl.DataFrame) -> pl.DataFrame:
     telling = ["source", "phase", "class", "name", "op", "module", "path"]
     copies = (pl.col("source") == "copy").sum()
     sums = [
-        pl.col("duration_ns").sum(),
+        pl.col("duration_ns", "own_ns").sum(),
         (pl.len() - copies).alias("kernels"),
         copies.alias("copies"),
         pl.col("ops").sum(),
     ]
-    added = work.select(*telling, "shape", "ops", "duration_ns").group_by(*telling, "shape").agg(sums)
+    added = work.select(*telling, "shape", "ops", "duration_ns", "own_ns").group_by(*telling, "shape").agg(sums)
     return with_folded_modules(added.with_columns(pl.col(telling).cast(pl.String)))
 
 

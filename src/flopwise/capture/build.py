@@ -20,7 +20,7 @@ def build_step(workload: Workload, device: torch.device) -> Step:
         case OpSpec():
             step = op_step(workload, device)
         case UserStep():
-            return user_step(workload.subject, device)
+            step = user_step(workload, device)
     return captured(step, device) if workload.recipe.graph == "on" else step
 
 

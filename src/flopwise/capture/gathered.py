@@ -78,6 +78,10 @@ class Gathered:
             case Hello() | Tracing() | Dried() | Probed() | Agreed():
                 pass
 
+    def times(self) -> tuple[PhaseTimes, ...]:
+        """Every sample so far."""
+        return _phases(self.samples)
+
     def point(self, ended: Done) -> Point:
         if self.watch is not None:
             self.watch.__exit__(None, None, None)
@@ -87,7 +91,7 @@ class Gathered:
             status=ended.status,
             reason=ended.reason,
             hint=ended.hint,
-            phases=_phases(self.samples),
+            phases=self.times(),
             warmup_ns=tuple(self.warmup_ns),
             warmup_rule=self.warmup_rule,
             setup_ns=self.ready.setup_ns if self.ready else 0,

@@ -22,7 +22,7 @@ class HfModel(nn.Module):
     def __init__(self, workload: Workload) -> None:
         super().__init__()
         recipe = workload.recipe
-        for lever, kept in (("norm", "torch"), ("activation", "torch"), ("rope", "eager")):
+        for lever, kept in (("norm", "torch"), ("activation", "torch"), ("rope", "eager"), ("projections", "separate")):
             if getattr(recipe, lever) != kept:
                 raise Unsupported(
                     f"{lever} = '{getattr(recipe, lever)}' is a lever of flopwise's own model",

@@ -5,9 +5,10 @@ from typing import Any, cast
 
 import torch
 import torch._dynamo
-from torch import Tensor
+from torch import Tensor, nn
 
 from flopwise import units
+from flopwise.capture.blocks import blocks_of, compile_blocks
 from flopwise.capture.hf_model import HfModel
 from flopwise.capture.memory_limit import memory_bytes
 from flopwise.capture.step import Step
@@ -30,7 +31,8 @@ from flopwise.spec.recipe import Recipe
 from flopwise.spec.workload import Workload
 
 PEAK_LR, FLOOR_LR, LR_WARMUP_STEPS, LR_TOTAL_STEPS = 1e-3, 1e-4, 100, 10_000
-_COMPILE_MODES = {"default": None, "max-autotune": "max-autotune-no-cudagraphs"}  # the graph is a lever of its own
+# The graph is a lever of its own. With `blocks` the loss is a function like any other.
+COMPILE_MODES = {"default": None, "max-autotune": "max-autotune-no-cudagraphs", "blocks": None}
 
 
 class ModelStep:
@@ -49,8 +51,12 @@ class ModelStep:
             self.targets = torch.randint(spec.vocab, sizes)  # [B, T]
         self.model.train(workload.phase != "forward")
         self.scaler = torch.amp.GradScaler(device.type, enabled=recipe.precision == "fp16")
-        self.logits_of: Callable[[Tensor], Tensor] = compiled(self.model.forward, recipe)
-        self.hidden_of: Callable[[Tensor], Tensor] = compiled(self.model.hidden, recipe)
+        self.logits_of: Callable[[Tensor], Tensor] = self.model.forward
+        self.hidden_of: Callable[[Tensor], Tensor] = self.model.hidden
+        if recipe.compile == "blocks":
+            compile_blocks(_blocks(self.model, workload), dynamic=False)
+        else:
+            self.logits_of, self.hidden_of = compiled(self.logits_of, recipe), compiled(self.hidden_of, recipe)
         self.loss_of: Callable[..., Tensor] = compiled(
             loss_full if recipe.loss == "full" else hidden_loss(recipe.loss), recipe
         )
@@ -149,7 +155,7 @@ def model_step(workload: Workload, device: torch.device) -> Step:
     return Step(
         phases=step.phases(),
         ran=step.ran,
-        model=step.model if workload.recipe.compile == "off" else None,  # compiled, modules are gone
+        model=step.model if workload.recipe.compile in ("off", "blocks") else None,  # compiled whole, modules are gone
         before_replay=step.set_learning_rate if step.optimizer is not None else None,
         trained=step.model,
         loss=lambda: step.loss,
@@ -178,11 +184,20 @@ def _build(workload: Workload) -> HfModel | Transformer:
     return Transformer(cast(ModelSpec, workload.subject), workload.recipe, workload.context)
 
 
+def _blocks(model: nn.Module, workload: Workload) -> list[nn.Module]:
+    found = blocks_of([model])
+    if not found:
+        raise Unsupported(
+            f"compile = 'blocks' found no list of like blocks in {workload.target}", "use compile = default"
+        )
+    return found
+
+
 def compiled(function: Callable[..., Any], recipe: Recipe) -> Callable[..., Any]:
     """The function under the recipe's `compile` lever."""
     if recipe.compile == "off":
         return function
-    return torch.compile(function, mode=_COMPILE_MODES[recipe.compile], dynamic=False)
+    return torch.compile(function, mode=COMPILE_MODES[recipe.compile], dynamic=False)
 
 
 def check_supported(recipe: Recipe, device: torch.device) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import cast
 
 import torch
 from torch import nn
@@ -27,7 +28,10 @@ def run_phases(phases: Mapping[str, Callable[[], object]]) -> None:
 
 @contextmanager
 def named_modules(model: nn.Module | None) -> Iterator[None]:
-    """While open, every module's forward is a range with the module's own name (`blocks.0.attention.q`)."""
+    """While open, every module's forward is a range with the module's own name (`blocks.0.attention.q`).
+
+    A compiled module is one range: what is inside it is compiled away, and a hook there would compile it again.
+    """
     open_ranges: list[torch.profiler.record_function] = []
     handles = []
 
@@ -42,8 +46,19 @@ def named_modules(model: nn.Module | None) -> Iterator[None]:
     def leave(*_: object) -> None:
         open_ranges.pop().__exit__(None, None, None)
 
+    def named_call(name: str, call: Callable[..., object]) -> Callable[..., object]:
+        def run(*args: object, **kwargs: object) -> object:
+            with torch.profiler.record_function(f"{MODULE}{name}"):
+                return call(*args, **kwargs)
+
+        return run
+
+    compiled = {n: m for n, m in model.named_modules() if m._compiled_call_impl is not None} if model else {}
+    calls = {name: module._compiled_call_impl for name, module in compiled.items()}
+    for name, module in compiled.items():
+        module._compiled_call_impl = named_call(name, cast(Callable[..., object], calls[name]))
     for name, module in model.named_modules() if model is not None else ():
-        if name:
+        if name and not any(name == outer or name.startswith(f"{outer}.") for outer in compiled):
             # Always called: checkpointing ends a recomputation by an exception inside the module that needs no more of it.
             left = module.register_forward_hook(leave, always_call=True)
             handles += [module.register_forward_pre_hook(enter(name)), left]
@@ -52,3 +67,5 @@ def named_modules(model: nn.Module | None) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
+        for name, module in compiled.items():
+            module._compiled_call_impl = calls[name]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from flopwise.errors import FlopwiseError, Unsupported, one_line
 from flopwise.records import STEP, Ran
 
 GRAPH_WARMUPS = 3  # on a side stream, before capture: lazy initialisation must not be captured
@@ -33,6 +34,19 @@ def synchronise(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def _why_not_captured(error: RuntimeError) -> Exception:
+    """The end of a capture that failed hides what failed in it: the first of the errors tells."""
+    first: BaseException = error
+    while first.__context__ is not None:
+        first = first.__context__
+    if isinstance(first, torch.OutOfMemoryError | MemoryError | FlopwiseError):
+        return first
+    return Unsupported(
+        f"graph = 'on': the step cannot be captured in a CUDA graph: {one_line(str(first), 160)}",
+        "a captured step must not read numbers on the host (.item(), print), copy from the CPU, or change its shapes",
+    )
+
+
 def captured(step: Step, device: torch.device) -> Step:
     """The whole step as one CUDA graph: one launch, whatever the number of kernels."""
 
@@ -54,8 +68,11 @@ def captured(step: Step, device: torch.device) -> Step:
     torch.cuda.current_stream(device).wait_stream(side)
     torch.cuda.reset_peak_memory_stats(device)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
+    try:
+        with torch.cuda.graph(graph):
+            run()
+    except RuntimeError as error:
+        raise _why_not_captured(error) from error
 
     def replay() -> None:
         prepare()

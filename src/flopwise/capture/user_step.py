@@ -10,20 +10,77 @@ import sys
 from collections.abc import Callable, Mapping
 
 import torch
+import torch._dynamo
+from torch import nn
+from torch.optim import Optimizer
 
+from flopwise.capture.found import Found
+from flopwise.capture.model_step import dtype_name, inductor_cache_hits
+from flopwise.capture.outside import Outside
 from flopwise.capture.step import Step
 from flopwise.errors import FlopwiseError, one_line
-from flopwise.lm.precision import fp32_matmul_probe
+from flopwise.lm.precision import autocast, fp32_matmul_probe
 from flopwise.records import STEP, Ran
-from flopwise.spec.workload import UserStep
+from flopwise.spec.recipe import Recipe
+from flopwise.spec.workload import UserStep, Workload
 
 _HINT = "the factory takes the device and returns a callable, or {'forward': …, 'backward': …}; see docs/reference/own-step.md"
 
 
-def user_step(subject: UserStep, device: torch.device) -> Step:
-    """Import the factory from the working directory or the path, call it, and check what it returns."""
-    phases = _phases(_factory(subject.reference)(device), subject.reference)
-    return Step(phases=phases, ran=lambda: Ran(device=str(device), fp32_matmul=fp32_matmul_probe(device)))
+def user_step(workload: Workload, device: torch.device) -> Step:
+    """Import the factory from the working directory or the path, call it, check what it returns, and apply the levers."""
+    assert isinstance(workload.subject, UserStep)
+    reference, found = workload.subject.reference, Found()
+    with found.watching():
+        made = _factory(reference)(device)
+    outside = Outside(workload.recipe, found, device)
+    phases = outside.apply(_phases(made, reference))
+    return Step(phases=phases, ran=lambda: _ran(outside), model=_named(found.model, workload.recipe))
+
+
+def _named(model: nn.Module | None, recipe: Recipe) -> nn.Module | None:
+    """The model whose modules a trace can name: compiled whole, it has none any more."""
+    whole = recipe.compile in ("default", "max-autotune")
+    if model is None or whole or any(isinstance(m, torch._dynamo.OptimizedModule) for m in model.modules()):
+        return None
+    return model
+
+
+def _ran(outside: Outside) -> Ran:
+    """What can be told from outside: what was found, and what the levers made of it."""
+    recipe, device, model = outside.recipe, outside.device, outside.found.model
+    weight = next(model.parameters()) if model is not None else None
+    return Ran(
+        device=str(device),
+        parameters=sum(p.numel() for p in model.parameters()) if model is not None else 0,
+        weights=dtype_name(weight.dtype) if weight is not None else "",
+        compute=_compute(recipe, device),
+        fp32_matmul=fp32_matmul_probe(device),
+        attention=recipe.attention if recipe.attention != "sdpa" else "",
+        optimizer=", ".join(dict.fromkeys(_optimizer_name(o) for o in outside.found.optimizers)),
+        checkpointed=outside.checkpointed,
+        inductor_cache_hits=inductor_cache_hits(),
+    )
+
+
+def _compute(recipe: Recipe, device: torch.device) -> str:
+    """What autocast makes of fp32 matmuls; '' where the step's own code decides."""
+    if recipe.precision not in ("bf16", "fp16"):
+        return ""
+    with torch.no_grad(), autocast(recipe, device.type):
+        probe = torch.zeros(16, 16, device=device)
+        return dtype_name((probe @ probe).dtype)
+
+
+def _optimizer_name(optimizer: Optimizer) -> str:
+    """Its class, and the form it runs in; one of no form that is known has its class alone."""
+    group = optimizer.param_groups[0]
+    name, capturable = type(optimizer).__name__, " capturable" if group.get("capturable") else ""
+    if "foreach" not in group:
+        return name + capturable
+    # Where nobody says, torch's own optimizers take the foreach form on a GPU.
+    listed = group["params"][0].device.type == "cuda" if group["foreach"] is None else group["foreach"]
+    return f"{name} {'fused' if group.get('fused') else 'foreach' if listed else 'loop'}{capturable}"
 
 
 def _factory(reference: str) -> Callable[[torch.device], object]:

@@ -1,9 +1,11 @@
 """`flopwise explain TARGET…`."""
 
+from pathlib import Path
+
 import click
 
 from flopwise.cli.options import output_options
-from flopwise.cli.output import chosen, show
+from flopwise.cli.output import PICTURE, chosen, said, show
 
 
 @click.command("explain")
@@ -12,24 +14,28 @@ from flopwise.cli.output import chosen, show
 @click.option(
     "--timings", metavar="RUN", help="The same workload without a profiler, to set its clock beside the trace's."
 )
+@click.option("--gpu", metavar="NAME", help="h100, h200, …: whose limits; a trace names its own GPU.")
 @click.option("--runs", metavar="DIR", help="Where runs are kept.")
 @output_options
 def command(
     target: tuple[str, ...],
     against: str | None,
     timings: str | None,
+    gpu: str | None,
     runs: str | None,
     form: str | None,
     output: str | None,
 ) -> None:
-    """Say where the time of a step went: by phase, class and module, the top kernels, and why the GPU was idle.
+    """Say where the time of a step went: from the ideal to the measured step, by phase, class and module, the top kernels,
+    and why the GPU was idle.
 
     Example: flopwise explain last
 
     TARGET is a run with a trace (`flopwise profile`), or a file: .json, .json.gz from PyTorch; .sqlite, .sqlite.gz,
-    .nsys-rep from Nsight Systems. Several targets give one table.
+    .nsys-rep from Nsight Systems. Several targets give one table. -o FILE.svg, .png or .html draws the waterfall of one.
     """
-    form = chosen(form, output)
+    form = chosen(form, output, draws=True)
+    picture = form == PICTURE
     from flopwise.errors import FlopwiseError
     from flopwise.render.changes_view import changes_view
     from flopwise.render.explain_view import explanation_view, explanations_view
@@ -39,9 +45,19 @@ def command(
         raise FlopwiseError(
             "--against takes one target", "for example: flopwise explain after.json --against before.json"
         )
-    found = [explain(one, timings=timings, runs=runs) for one in target]
+    if picture and (against is not None or len(target) != 1):
+        raise FlopwiseError("a picture is of one target", "leave out the others, or -o another suffix")
+    found = [explain(one, timings=timings, gpu=gpu, runs=runs) for one in target]
+    if picture and output is not None:
+        from flopwise.render.charts import save
+        from flopwise.render.waterfall_chart import waterfall_chart
+
+        show(*explanation_view(found[0]), "table", None)
+        save(waterfall_chart(found[0].waterfall, Path(found[0].path).name), Path(output).expanduser())
+        said(f"wrote {output}")
+        return
     if against is None:
         show(*(explanation_view(found[0]) if len(found) == 1 else explanations_view(found)), form, output)
         return
-    before = explain(against, runs=runs)
+    before = explain(against, gpu=gpu, runs=runs)
     show(*changes_view(before, found[0], changes(before, found[0])), form, output)

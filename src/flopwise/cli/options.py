@@ -52,9 +52,10 @@ _LEVERS = {
     "norm": "Normalisation written out, torch's own, or our kernel (RMSNorm).",
     "activation": "Activation written out, torch's own, or our kernel (cuda: GeLU alone).",
     "rope": "Rotary positions written out, or our kernel.",
+    "projections": "One matmul for queries, keys and values, and one for SwiGLU's two; or one each.",
     "loss": "Whole logits, chunks of them, or chunks with the head's matmul and our kernel.",
     "optimizer": "AdamW: written out, per list, fused, or our kernel over all tensors.",
-    "compile": "torch.compile.",
+    "compile": "torch.compile of the whole, or of one block that all layers use.",
     "graph": "The whole step in one CUDA graph.",
 }
 

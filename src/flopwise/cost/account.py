@@ -7,7 +7,7 @@ import msgspec
 from flopwise.ceilings import Ceilings
 from flopwise.cost import fit
 from flopwise.cost.flops import ModelFlops, mfu, model_flops
-from flopwise.cost.fusion import fuse
+from flopwise.cost.fusion import block_of, fuse, graph_of
 from flopwise.cost.inference import Inference, InferenceLimit, inference, limit
 from flopwise.cost.limits import StepLimit, step_limit
 from flopwise.cost.roofline import StepTime, predict
@@ -17,8 +17,9 @@ from flopwise.cost.training import TrainingTime, flops_per_token, training_time
 from flopwise.spec.gpu import DTYPES, Gpu
 from flopwise.spec.model import ModelSpec
 from flopwise.spec.workload import Workload
-from flopwise.work import ATTENTION, OpWork
+from flopwise.work import ATTENTION, OTHER, OpWork
 
+_LEAST_CALL_NS = 40_000.0  # the host's, of a compiled graph however small: guards, wrappers, the way into autograd
 _MORE_THAN_ELEMENTWISE = (
     "rnn",
     "lstm",
@@ -103,7 +104,7 @@ def account_for(
         workload=workload,
         spec=spec,
         parameters=spec.parameters(),
-        parameter_rows=parameters_by_module(spec),
+        parameter_rows=parameters_by_module(spec, workload.recipe.projections),
         flops=model_flops(spec, workload.batch, workload.context, workload.phase),
         step=step,
         rows=by_module(step.ops),
@@ -184,10 +185,32 @@ def _uncounted(ops: Sequence[OpWork]) -> tuple[str, ...]:
 
 def step_time(workload: Workload, step: StepCost, ceilings: Ceilings) -> StepTime:
     """How long the step takes on a machine with these ceilings; compiled, its operations are fused first."""
-    compiled = workload.recipe.compile != "off"
-    graph = workload.recipe.graph == "on"
-    calls = ("forward", "loss", "backward") if compiled and not graph else ()
-    return predict(fuse(step.ops) if compiled else step.ops, ceilings, graph=graph, compiled=calls)
+    lever, graph = workload.recipe.compile, workload.recipe.graph == "on"
+    if lever == "off":
+        return predict(step.ops, ceilings, graph=graph)
+    ops = fuse(step.ops, graph_of(lever))
+    if lever == "blocks" and not graph:
+        return predict(_with_calls(ops, ceilings), ceilings)
+    return predict(ops, ceilings, graph=graph, compiled=() if graph else ("forward", "loss", "backward"))
+
+
+def _with_calls(ops: Sequence[OpWork], ceilings: Ceilings) -> list[OpWork]:
+    """Before the first operation of a compiled block, in every phase, the host's work for that call: as many views as take
+    as long. A call's time goes with the weights it checks and hands over, so the blocks share what one call for all takes,
+    and none takes less than `_LEAST_CALL_NS`.
+    """
+    graphs = [(block_of(op), op.phase) for op in ops]
+    per_phase = {phase: len({graph for graph, of in graphs if of == phase and graph}) for _, phase in graphs}
+    found: list[OpWork] = []
+    called: set[tuple[str | None, str]] = set()
+    for op, call in zip(ops, graphs, strict=True):
+        if call[0] is not None and op.phase != "optimizer" and call not in called:
+            called.add(call)
+            cost = max(_LEAST_CALL_NS, ceilings.compiled_call_ns / per_phase[op.phase])
+            view = OpWork(op="compiled call", module=op.module, phase=op.phase, kind=OTHER, dtype=op.dtype, kernels=0)
+            found += [view] * round(cost / max(1.0, ceilings.host_cost(op.phase).view_ns))
+        found.append(op)
+    return found
 
 
 class _Ask:

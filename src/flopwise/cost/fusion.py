@@ -5,10 +5,13 @@ Of the rest, two operations of a phase become one kernel if one reads what the o
 and if no matmul lies on any path between them: that is what `level` tells, the number of changes between the two kinds on
 the longest path to an operation. A fused kernel reads what comes from outside, once, and writes what someone outside reads
 later.
+
+Where only parts of the model are compiled (`compile = "blocks"`), the same holds within each part; the rest runs as it is.
 """
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 
 from flopwise.work import (
     ATTENTION,
@@ -33,13 +36,39 @@ ALONE = (MATMUL, ATTENTION, OPTIMIZER, COMMUNICATION)
 # and so goes like the elementwise work around it.
 _TELLING = (LOSS, SOFTMAX, NORMALISATION, ELEMENTWISE, REDUCTION, INDEX, RANDOM, COPY, MEMORY, OTHER)
 _LONGEST_ROW = 2**17
+_NUMBERED = re.compile(r"(?:.*?\.)?\d+(?=\.|$)")  # up to the first number: 'blocks.0' of 'blocks.0.mlp.up'
+
+Graph = Callable[[OpWork], str | None]  # the compiled graph that an operation is part of; None: it is in none
 
 
-def fuse(ops: Sequence[OpWork]) -> list[OpWork]:
+def whole_model(op: OpWork) -> str | None:
+    """All in one graph (a phase each)."""
+    return ""
+
+
+def block_of(op: OpWork) -> str | None:
+    """A graph for every block, and one for the loss; embedding, last norm and head are not compiled.
+
+    >>> block_of(OpWork(op="mul", module="blocks.3.mlp", phase="forward", kind=ELEMENTWISE, dtype="fp32"))
+    'blocks.3'
+    """
+    block = _NUMBERED.match(op.module)
+    if block:
+        return block.group()
+    return "loss" if op.phase == "loss" or op.module == "loss" else None
+
+
+def graph_of(compile_lever: str) -> Graph:
+    """The graphs that a recipe's `compile` makes."""
+    return block_of if compile_lever == "blocks" else whole_model
+
+
+def fuse(ops: Sequence[OpWork], graph: Graph = whole_model) -> list[OpWork]:
     """The kernels that a compiled step runs instead of `ops`; the order follows what depends on what."""
     running = [op for op in ops if op.kernels]
-    levels = _levels(running)
-    group = _groups(running, levels)
+    graphs = [None if _alone(op) else graph(op) for op in running]
+    levels = _levels(running, graphs)
+    group = _groups(running, levels, graphs)
     members: dict[int, list[int]] = {}
     for number in range(len(running)):
         members.setdefault(group(number), []).append(number)
@@ -52,26 +81,26 @@ def fuse(ops: Sequence[OpWork]) -> list[OpWork]:
     return [_joined(root, [running[n] for n in numbers], readers) for root, numbers in ordered]
 
 
-def _levels(ops: Sequence[OpWork]) -> list[int]:
+def _levels(ops: Sequence[OpWork], graphs: Sequence[str | None]) -> list[int]:
     wrote: dict[int, int] = {}
     levels: list[int] = []
     for number, op in enumerate(ops):
         sources = [wrote[tensor] for tensor, _ in op.reads if tensor in wrote and ops[wrote[tensor]].phase == op.phase]
-        level = max((levels[s] + (_alone(op) or _alone(ops[s])) for s in sources), default=0)
+        level = max((levels[s] + (graphs[s] is None or graphs[s] != graphs[number]) for s in sources), default=0)
         levels.append(level)
         wrote |= {tensor: number for tensor, _ in op.writes}
     return levels
 
 
-def _groups(ops: Sequence[OpWork], levels: Sequence[int]) -> "_Union":
+def _groups(ops: Sequence[OpWork], levels: Sequence[int], graphs: Sequence[str | None]) -> "_Union":
     union = _Union(len(ops))
     last: dict[int, list[int]] = {}  # tensor -> those that wrote or read it since it was last written
     for number, op in enumerate(ops):
-        if not _alone(op):
+        if graphs[number] is not None:
             for tensor, _ in op.reads:
                 for other in last.get(tensor, ()):
                     same = levels[other] == levels[number] and ops[other].phase == op.phase
-                    if same and not _alone(ops[other]) and _same_loop(ops[other], op):
+                    if same and graphs[other] == graphs[number] and _same_loop(ops[other], op):
                         union.join(other, number)
         for tensor, _ in op.reads:
             last.setdefault(tensor, []).append(number)

@@ -22,7 +22,8 @@ class Network:
         self.dtype = "bf16" if recipe.precision == "bf16-pure" else "fp32"
         self.tf32 = recipe.precision == "tf32"
         self.parameters: dict[str, Parameter] = {}
-        for name, shape in weight_shapes(spec).items():
+        self.joined = recipe.projections == "fused"
+        for name, shape in weight_shapes(spec, recipe.projections).items():
             self._own(name, shape)
         self.angles: Angles = None
         if spec.positions == "rope":
@@ -84,20 +85,35 @@ class Network:
         with t.inside("mlp"):
             if self.spec.mlp == "gelu":
                 return self.linear(self._gelu(self.linear(x, "up")), "down")
+            if self.joined:
+                return self.linear(self._gated(*_halves(t, self.linear(x, "gate_up"))), "down")
             if self.recipe.activation == "triton":
                 return self.linear(fused.own_swiglu(t, self.linear(x, "gate"), self.linear(x, "up")), "down")
             return self.linear(ops.mul(t, self._silu(self.linear(x, "gate")), self.linear(x, "up")), "down")
 
+    def _gated(self, gate: Tensor, up: Tensor) -> Tensor:
+        if self.recipe.activation == "triton":
+            return fused.own_swiglu(self.t, gate, up)
+        return ops.mul(self.t, self._silu(gate), up)
+
     def _attention(self, x: Tensor) -> Tensor:
         t = self.t
         with t.inside("attention"):
-            q, k, v = (self._split(x, name) for name in "qkv")
+            q, k, v = self._project(x)
             if self.spec.qk_norm:
                 q, k = self.norm(q, "q_norm", contiguous=False), self.norm(k, "k_norm", contiguous=False)
             if self.angles is not None:
                 q, k = self._turned(q, k)
             y = self._attend(q, k, v)
             return self.linear(self._joined(y), "out")
+
+    def _project(self, x: Tensor) -> tuple[Tensor, ...]:
+        if not self.joined:
+            return tuple(self._split(x, name) for name in "qkv")
+        y, spec = self.linear(x, "qkv"), self.spec
+        batch, context, _ = y.shape
+        heads = (spec.n_heads, spec.n_kv_heads, spec.n_kv_heads)
+        return _pieces(self.t, y, [(batch, n, context, spec.head_dim) for n in heads])
 
     def _split(self, x: Tensor, name: str) -> Tensor:
         """[B, T, H·K] -> [B, H, T, K], a view; its gradient comes back head by head and is copied, see `_keeps_order`."""
@@ -253,9 +269,15 @@ def _softmax_eager(t: Tape, x: Tensor) -> Tensor:
 
 
 def _halves(t: Tape, x: Tensor) -> tuple[Tensor, Tensor]:
-    """x.chunk(2, -1): two views; their gradients are joined by a copy."""
-    shape, half = x.shape, (*x.shape[:-1], x.shape[-1] // 2)
-    first, second = x.view(half), x.view(half)
+    """x.chunk(2, -1)."""
+    half = (*x.shape[:-1], x.shape[-1] // 2)
+    first, second = _pieces(t, x, (half, half))
+    return first, second
+
+
+def _pieces(t: Tape, x: Tensor, shapes: Sequence[Shape]) -> tuple[Tensor, ...]:
+    """Views that share x between them; their gradients are joined by a copy."""
+    shape, pieces = x.shape, tuple(x.view(piece) for piece in shapes)
     if t.wants(x) and x.node is not None:
 
         def backward(t: Tape, grad: Tensor, pieces: Sequence[Tensor]) -> Gradients:
@@ -263,9 +285,9 @@ def _halves(t: Tape, x: Tensor) -> tuple[Tensor, Tensor]:
 
         t.order += 1
         node = Node(t.order, t.module, [(x.node, x.slot, shape, x.dtype)], backward, None)
-        first.node = second.node = node
-        second.slot = 1
-    return first, second
+        for slot, piece in enumerate(pieces):
+            piece.node, piece.slot = node, slot
+    return pieces
 
 
 def _joined_halves(t: Tape, first: Tensor, second: Tensor) -> Tensor:
@@ -295,7 +317,7 @@ def _rows(t: Tape, table: Tensor, n: int) -> Tensor:
     return t.connect(table.view((n, shape[1])), (table,), backward)
 
 
-def weight_shapes(spec: ModelSpec) -> dict[str, Shape]:
+def weight_shapes(spec: ModelSpec, projections: str = "separate") -> dict[str, Shape]:
     """Every weight of the model by its module's name, in the order the model makes them.
 
     >>> from flopwise.spec.model import preset
@@ -320,15 +342,18 @@ def weight_shapes(spec: ModelSpec) -> dict[str, Shape]:
     for i in range(spec.n_layers):
         block = f"blocks.{i}"
         norm(f"{block}.attention_norm")
-        for name, outs in (("q", q), ("k", kv), ("v", kv)):
+        for name, outs in (("qkv", q + 2 * kv),) if projections == "fused" else (("q", q), ("k", kv), ("v", kv)):
             linear(f"{block}.attention.{name}", outs, d, spec.qkv_bias)
         linear(f"{block}.attention.out", d, q, spec.out_bias)
         if spec.qk_norm:
             norm(f"{block}.attention.q_norm", spec.head_dim, layer=False)
             norm(f"{block}.attention.k_norm", spec.head_dim, layer=False)
         norm(f"{block}.mlp_norm")
-        for name in ("gate", "up") if spec.mlp == "swiglu" else ("up",):
-            linear(f"{block}.mlp.{name}", spec.d_ff, d, spec.mlp_bias)
+        if spec.mlp == "swiglu" and projections == "fused":
+            linear(f"{block}.mlp.gate_up", 2 * spec.d_ff, d, spec.mlp_bias)
+        else:
+            for name in ("gate", "up") if spec.mlp == "swiglu" else ("up",):
+                linear(f"{block}.mlp.{name}", spec.d_ff, d, spec.mlp_bias)
         linear(f"{block}.mlp.down", d, spec.d_ff, spec.mlp_bias)
     norm("norm")
     if not spec.tied:

@@ -74,7 +74,7 @@ class ParameterRow(msgspec.Struct, frozen=True, kw_only=True):
     share: float
 
 
-def parameters_by_module(spec: ModelSpec) -> tuple[ParameterRow, ...]:
+def parameters_by_module(spec: ModelSpec, projections: str = "separate") -> tuple[ParameterRow, ...]:
     """Where the parameters are; a shared one counts once.
 
     >>> from flopwise.spec.model import preset
@@ -82,7 +82,7 @@ def parameters_by_module(spec: ModelSpec) -> tuple[ParameterRow, ...]:
     True
     """
     counts: dict[str, int] = {}
-    for name, shape in weight_shapes(spec).items():
+    for name, shape in weight_shapes(spec, projections).items():
         module = without_layer(name.rpartition(".")[0])
         size = shape[0] * (shape[1] if len(shape) > 1 else 1)
         counts[module] = counts.get(module, 0) + size

@@ -20,16 +20,25 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from flopwise.errors import Unsupported
-from flopwise.kernels.adamw_kernels import CLIP_EPS, NORM_PROGRAMS, Bucket, as_scalar
+from flopwise.kernels.adamw_kernels import CLIP_EPS, LOW, NORM_PROGRAMS, Bucket, as_scalar
 from flopwise.kernels.dispatch import FLOATS, runs_triton
 
 _STATES = ("exp_avg", "exp_avg_sq", "step")  # torch.optim's names
 
 
 def adamw_reference(
-    p: Tensor, g: Tensor, m: Tensor, v: Tensor, step: Tensor, group: dict[str, Any], factor: Tensor | float = 1.0
+    p: Tensor,
+    g: Tensor,
+    m: Tensor,
+    v: Tensor,
+    step: Tensor,
+    group: dict[str, Any],
+    factor: Tensor | float = 1.0,
+    low: Tensor | None = None,
 ) -> None:
     """Update one parameter and its moments in place, in fp32; `step` counts this step already, `factor` scales g.
+
+    `low` is what a bf16 parameter lacks of its fp32 weight, see `joined`.
 
     >>> p, m, v = torch.ones(2), torch.zeros(2), torch.zeros(2)
     >>> group = {"lr": 0.1, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0}
@@ -38,7 +47,7 @@ def adamw_reference(
     tensor([0.9000, 1.1000])
     """
     lr, (beta1, beta2) = group["lr"], group["betas"]
-    wide, gradient = p.float(), g.float() * factor
+    wide, gradient = p.float() if low is None else joined(p, low), g.float() * factor
     first = torch.lerp(m.float(), gradient, 1 - beta1)
     second = v.float() * beta2 + gradient * gradient * (1 - beta2)
     # 1 − βᵗ of the first steps is a small difference of two large numbers: expm1 keeps its digits.
@@ -46,18 +55,41 @@ def adamw_reference(
     correction2 = -torch.expm1(step * math.log(beta2)) if beta2 else torch.ones_like(step)
     denominator = second.sqrt() / correction2.sqrt() + group["eps"]
     wide = wide * (1 - lr * group["weight_decay"]) - lr / correction1 * first / denominator
-    p.copy_(wide)
+    if low is None:
+        p.copy_(wide)
+    else:
+        split(wide, p, low)
     m.copy_(first)
     v.copy_(second)
 
 
-@torch.library.custom_op("flopwise::adamw_", mutates_args=("params", "exp_avgs", "exp_avg_sqs", "steps"))
+def joined(p: Tensor, low: Tensor) -> Tensor:
+    """The fp32 weight of which a bf16 parameter is the upper half; `low` is the difference, in units of fp32's last place.
+
+    >>> p, low = torch.empty(2, dtype=torch.bfloat16), torch.empty(2, dtype=torch.int16)
+    >>> split(torch.tensor([1.001, -0.3]), p, low)
+    >>> p.float(), joined(p, low)
+    (tensor([ 1.0000, -0.3008]), tensor([ 1.0010, -0.3000]))
+    """
+    return ((p.view(torch.int16).int() << 16) + low.int()).view(torch.float32)
+
+
+def split(weight: Tensor, p: Tensor, low: Tensor) -> None:
+    """Write an fp32 weight as a bf16 parameter, rounded to nearest, and the difference."""
+    p.copy_(weight)
+    # A tie is one more than 16 bits hold; of what is not finite, nothing is kept.
+    difference = (weight.view(torch.int32) - (p.view(torch.int16).int() << 16)).clamp(max=32767)
+    low.copy_(torch.where(torch.isfinite(p), difference, 0))
+
+
+@torch.library.custom_op("flopwise::adamw_", mutates_args=("params", "exp_avgs", "exp_avg_sqs", "steps", "lows"))
 def _adamw(
     params: list[Tensor],
     grads: list[Tensor],
     exp_avgs: list[Tensor],
     exp_avg_sqs: list[Tensor],
     steps: list[Tensor],
+    lows: list[Tensor],
     factor: Tensor | None,
     found_inf: Tensor | None,
     lr: float,
@@ -70,9 +102,10 @@ def _adamw(
     if found_inf is not None and bool(found_inf):
         return
     group = {"lr": lr, "betas": (beta1, beta2), "eps": eps, "weight_decay": weight_decay}
-    for p, g, m, v, step in zip(params, grads, exp_avgs, exp_avg_sqs, steps, strict=True):
+    halves = lows or [None] * len(params)
+    for p, g, m, v, step, low in zip(params, grads, exp_avgs, exp_avg_sqs, steps, halves, strict=True):
         step.add_(1)
-        adamw_reference(p, g, m, v, step, group, 1.0 if factor is None else factor)
+        adamw_reference(p, g, m, v, step, group, 1.0 if factor is None else factor, low)
 
 
 @_adamw.register_fake
@@ -93,6 +126,9 @@ class AdamW(Optimizer):
     with β₂ above 0.998 v hardly moves once it is within 2⁻⁸ / (1 − β₂) of the squares it averages. States are fp32
     otherwise, for bf16 parameters too.
 
+    `master=True` keeps an fp32 weight of every bf16 parameter: the parameter is its upper half, rounded to nearest, and the
+    state holds the difference in 16 bits, so that small updates add up. fp32 parameters have no need of it.
+
     A GradScaler's scale and its verdict are read on the device (fp16); gradients are not unscaled in place.
     States are replaced through `load_state_dict` alone. Sparse gradients are refused.
     """
@@ -111,18 +147,19 @@ class AdamW(Optimizer):
         *,
         max_grad_norm: float | None = None,
         state_dtype: torch.dtype = torch.float32,
+        master: bool = False,
     ) -> None:
         if not (0 <= betas[0] < 1 and 0 <= betas[1] < 1):
             raise ValueError(f"betas must be at least 0 and below 1, got {betas}")
         if state_dtype not in (torch.float32, torch.bfloat16):
             raise ValueError(f"state_dtype must be torch.float32 or torch.bfloat16, got {state_dtype}")
-        self.max_grad_norm, self.state_dtype = max_grad_norm, state_dtype
+        self.max_grad_norm, self.state_dtype, self.master = max_grad_norm, state_dtype, master
         self._buckets: dict[int, tuple[list[int], list[Bucket]]] = {}  # of each group: by the parameters' addresses
         self._captured: list[Bucket] = []  # what CUDA graphs point at
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "max_grad_norm": self.max_grad_norm, "state_dtype": self.state_dtype}
+        return {**super().__getstate__(), "max_grad_norm": self.max_grad_norm, "state_dtype": self.state_dtype, "master": self.master}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -135,10 +172,11 @@ class AdamW(Optimizer):
         saved = [n for group in state_dict["param_groups"] for n in group["params"]]
         own = [p for group in self.param_groups for p in group["params"]]
         for number, p in zip(saved, own, strict=True):
-            for name in ("exp_avg", "exp_avg_sq"):
+            for name in ("exp_avg", "exp_avg_sq", LOW):
                 if name in state_dict["state"].get(number, {}):
-                    moment = state_dict["state"][number][name]
-                    self.state[p][name] = torch.zeros_like(p, dtype=self.state_dtype).copy_(moment)
+                    kept = state_dict["state"][number][name]
+                    dtype = torch.int16 if name == LOW else self.state_dtype
+                    self.state[p][name] = torch.zeros_like(p, dtype=dtype).copy_(kept)
         self._buckets = {}
 
     @torch.compiler.disable  # addresses are no part of a graph
@@ -193,6 +231,8 @@ class AdamW(Optimizer):
                 state["step"] = torch.zeros((), dtype=torch.float32, device=p.device)  # torch.optim's names
                 state["exp_avg"] = torch.zeros_like(p, dtype=self.state_dtype)
                 state["exp_avg_sq"] = torch.zeros_like(p, dtype=self.state_dtype)
+            if self.master and p.dtype == torch.bfloat16 and LOW not in state:
+                state[LOW] = torch.zeros_like(p, dtype=torch.int16)
 
     def _launch(self, buckets: list[Bucket], scale: Tensor | None, inf: Tensor | None) -> None:
         device = buckets[0].table.device
@@ -223,16 +263,24 @@ class AdamW(Optimizer):
             clip = (self.max_grad_norm / (self.grad_norm + CLIP_EPS)).clamp(max=1.0)
             factor = clip if factor is None else factor * clip
         for group in self.param_groups:
-            params = [p for p in group["params"] if p.grad is not None]
-            if params:
-                states = [self.state[p] for p in params]
-                for p, state in zip(params, states, strict=True):
-                    if not isinstance(state["step"], Tensor) or state["step"].dim():
-                        state["step"] = as_scalar(state["step"], p.device)
-                _adamw(
-                    params, [p.grad for p in params], *([s[name] for s in states] for name in _STATES), factor, inf,
-                    float(group["lr"]), *group["betas"], group["eps"], group["weight_decay"],
-                )  # fmt: skip
+            trained = [p for p in group["params"] if p.grad is not None]
+            for master in (False, True):
+                params = [p for p in trained if (LOW in self.state[p]) == master]
+                if params:
+                    self._update_eager(params, group, factor, inf, master)
+
+    def _update_eager(
+        self, params: list[Tensor], group: dict[str, Any], factor: Tensor | None, inf: Tensor | None, master: bool
+    ) -> None:
+        states = [self.state[p] for p in params]
+        for p, state in zip(params, states, strict=True):
+            if not isinstance(state["step"], Tensor) or state["step"].dim():
+                state["step"] = as_scalar(state["step"], p.device)
+        _adamw(
+            params, [p.grad for p in params], *([s[name] for s in states] for name in _STATES),
+            [s[LOW] for s in states] if master else [], factor, inf,
+            float(group["lr"]), *group["betas"], group["eps"], group["weight_decay"],
+        )  # fmt: skip
 
 
 def _dense(p: Tensor) -> bool:

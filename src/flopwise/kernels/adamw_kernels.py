@@ -22,7 +22,8 @@ NORM_PROGRAMS = 1056  # 8 on each of an H200's 132 SMs: the partial sums then fi
 PREPARE_BLOCK = 1024
 CLIP_EPS = 1e-6  # torch.nn.utils.clip_grad_norm_'s
 _TL = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
-_COLUMNS = 5  # of the table: the addresses of p, m and v, the number of elements, the first block
+LOW = "low"  # the state that holds the lower halves of fp32 weights, whose upper halves are the bf16 parameter
+_COLUMNS = 6  # of the table: the addresses of p, m and v, the number of elements, the first block, the address of lower halves
 
 
 @triton.jit
@@ -133,6 +134,7 @@ def _update(
     g_address,
     m_address,
     v_address,
+    low_address,
     coefficients,
     start,
     lanes,
@@ -144,17 +146,23 @@ def _update(
     PARAM: tl.constexpr,
     GRAD: tl.constexpr,
     STATE: tl.constexpr,
+    MASTER: tl.constexpr,
     ALIGNED: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    p_pointers = _pointers(p_address, start, lanes, PARAM, ALIGNED)
+    p_pointers = _pointers(p_address, start, lanes, tl.int16 if MASTER else PARAM, ALIGNED)
     g_pointers = _pointers(g_address, start, lanes, GRAD, ALIGNED)
     m_pointers = _pointers(m_address, start, lanes, STATE, ALIGNED)
     v_pointers = _pointers(v_address, start, lanes, STATE, ALIGNED)
     mask = None
     if MASKED:
         mask = lanes < numel - start
-    p = tl.load(p_pointers, mask=mask).to(tl.float32)
+    if MASTER:
+        low_pointers = _pointers(low_address, start, lanes, tl.int16, ALIGNED)
+        high, low = tl.load(p_pointers, mask=mask).to(tl.int32), tl.load(low_pointers, mask=mask).to(tl.int32)
+        p = ((high << 16) + low).to(tl.float32, bitcast=True)
+    else:
+        p = tl.load(p_pointers, mask=mask).to(tl.float32)
     g = tl.load(g_pointers, mask=mask).to(tl.float32)
     m = tl.load(m_pointers, mask=mask).to(tl.float32)
     v = tl.load(v_pointers, mask=mask).to(tl.float32)
@@ -165,7 +173,15 @@ def _update(
     m = m + (g - m) * beta1_rest
     v = v * beta2 + g * g * beta2_rest
     p = p * decay - step_size * m / (tl.sqrt(v) * root_correction + eps)
-    tl.store(p_pointers, p.to(PARAM), mask=mask)
+    if MASTER:
+        bits = p.to(tl.int32, bitcast=True)
+        high = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16  # to nearest, ties to even
+        low = tl.minimum(bits - (high << 16), 32767)  # a tie is one more than 16 bits hold
+        broken = p != p
+        tl.store(p_pointers, tl.where(broken, 0x7FC0, high).to(tl.int16), mask=mask)
+        tl.store(low_pointers, tl.where(broken, 0, low).to(tl.int16), mask=mask)
+    else:
+        tl.store(p_pointers, p.to(PARAM), mask=mask)
     tl.store(m_pointers, m.to(STATE), mask=mask)
     tl.store(v_pointers, v.to(STATE), mask=mask)
 
@@ -185,6 +201,7 @@ def _adamw_update_kernel(
     PARAM: tl.constexpr,
     GRAD: tl.constexpr,
     STATE: tl.constexpr,
+    MASTER: tl.constexpr,
     ALIGNED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -199,17 +216,18 @@ def _adamw_update_kernel(
     numel = tl.load(row + 3)
     start = (block - tl.load(row + 4)) * BLOCK  # int64, as all of the table
     lanes = tl.arange(0, BLOCK)
+    low = tl.load(row + 5)
     coefficients = coefficients + tensor * 4
     # Two branches, because a mask that may end anywhere would cut every load into single elements.
     if start + BLOCK <= numel:
         _update(
-            p, g, m, v, coefficients, start, lanes, numel, beta1_rest, beta2, beta2_rest, eps,
-            PARAM, GRAD, STATE, ALIGNED, False,
+            p, g, m, v, low, coefficients, start, lanes, numel, beta1_rest, beta2, beta2_rest, eps,
+            PARAM, GRAD, STATE, MASTER, ALIGNED, False,
         )  # fmt: skip
     else:
         _update(
-            p, g, m, v, coefficients, start, lanes, numel, beta1_rest, beta2, beta2_rest, eps,
-            PARAM, GRAD, STATE, ALIGNED, True,
+            p, g, m, v, low, coefficients, start, lanes, numel, beta1_rest, beta2, beta2_rest, eps,
+            PARAM, GRAD, STATE, MASTER, ALIGNED, True,
         )  # fmt: skip
 
 
@@ -224,9 +242,13 @@ class Bucket:
         device = params[0].device
         self.params, self.group = params, group
         self.param_dtype, self.state_dtype = params[0].dtype, states[0]["exp_avg"].dtype
+        self.master = LOW in states[0]
         blocks = [triton.cdiv(p.numel(), BLOCK) for p in params]
         rows = [
-            (p.data_ptr(), state["exp_avg"].data_ptr(), state["exp_avg_sq"].data_ptr(), p.numel(), first)
+            (
+                p.data_ptr(), state["exp_avg"].data_ptr(), state["exp_avg_sq"].data_ptr(), p.numel(), first,
+                state[LOW].data_ptr() if self.master else 0,
+            )  # fmt: skip
             for p, state, first in zip(params, states, itertools.accumulate([0, *blocks[:-1]]), strict=True)
         ]
         self.blocks = sum(blocks)
@@ -238,7 +260,7 @@ class Bucket:
         self.steps = torch.stack([as_scalar(state["step"], device) for state in states])
         for state, step in zip(states, self.steps.unbind(), strict=True):
             state["step"] = step
-        self._params_aligned = all(address % 16 == 0 for row in rows for address in row[:3])
+        self._params_aligned = all(address % 16 == 0 for row in rows for address in (*row[:3], row[5]))
         self._addresses: list[int] = []
         self.gradients = self.table
         self.aligned = False
@@ -290,7 +312,7 @@ class Bucket:
         _adamw_update_kernel[(self.blocks,)](
             self.table, self.gradients, self.block_tensor, self.coefficients, inf, 1 - beta1, beta2, 1 - beta2,
             float(self.group["eps"]), COLUMNS=_COLUMNS, PARAM=_TL[self.param_dtype], GRAD=_TL[self.param_dtype],
-            STATE=_TL[self.state_dtype], ALIGNED=self.aligned, BLOCK=BLOCK, num_warps=WARPS,
+            STATE=_TL[self.state_dtype], MASTER=self.master, ALIGNED=self.aligned, BLOCK=BLOCK, num_warps=WARPS,
         )  # fmt: skip
 
 
@@ -304,21 +326,23 @@ def as_scalar(step: Tensor | float, device: torch.device) -> Tensor:
 
 
 def cases() -> Iterator[Case]:
-    """The kernels in fp32, in bf16 with fp32 states, and in bf16 with bf16 states."""
+    """The kernels in fp32, and in bf16: with fp32 and with bf16 states, with and without the weights' lower halves."""
     tables = {"table": "*i64", "gradients": "*i64", "block_tensor": "*i32"}
     numbers = dict.fromkeys(("beta1_rest", "beta2", "beta2_rest", "eps"), "fp32")
     update = {**tables, "coefficients": "*fp32", **numbers}
-    for name, param, state in (
-        ("fp32", tl.float32, tl.float32),
-        ("bf16", tl.bfloat16, tl.float32),
-        ("bf16, bf16 states", tl.bfloat16, tl.bfloat16),
+    for name, param, state, master in (
+        ("fp32", tl.float32, tl.float32, False),
+        ("bf16", tl.bfloat16, tl.float32, False),
+        ("bf16, bf16 states", tl.bfloat16, tl.bfloat16, False),
+        ("bf16 with fp32 masters", tl.bfloat16, tl.float32, True),
+        ("bf16 with fp32 masters, bf16 states", tl.bfloat16, tl.bfloat16, True),
     ):
         fixed = {"COLUMNS": _COLUMNS, "GRAD": param, "ALIGNED": True, "BLOCK": BLOCK}
         yield Case(
             f"adamw update {name}",
             _adamw_update_kernel,
             update,
-            {**fixed, "PARAM": param, "STATE": state, "found_inf": None},
+            {**fixed, "PARAM": param, "STATE": state, "MASTER": master, "found_inf": None},
             WARPS,
         )
     fixed = {"COLUMNS": _COLUMNS, "GRAD": tl.float32, "ALIGNED": True, "BLOCK": BLOCK}

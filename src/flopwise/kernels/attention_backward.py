@@ -62,21 +62,27 @@ def _load_row(pointers, inside, other, CHECKED: tl.constexpr):
 
 @triton.jit
 def _walk_queries(
-    dk, dv, k, v, q_in, g_in, l_row, d_row, batch, head, keys, low, high, query_length, scale, window,
+    dk, dv, dscores, k, v, q_in, g_in, l_row, d_row, batch, head, keys, low, high, query_length, scale, window,
     q_b, q_h, q_t, g_b, g_h, g_t,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
-    WINDOW: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, INTERPRET: tl.constexpr,
+    WINDOW: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, INTERPRET: tl.constexpr, LATE: tl.constexpr,
 ):  # fmt: skip
     """Add what the queries of [low, high) send back to one tile of keys.
 
     Scores stand transposed, [keys, queries]: so P and dS are the left operands, which the matrix unit takes from
     registers. A query past the end has L = inf and so P = 0; a key past the end is not stored.
+    LATE: a tile's product with Q is begun only after the next tile's scores: the matrix unit is at it while their
+    exponentials are taken. `dscores` is then of the tile before `low`, still to be added.
     """
     for start in range(low, high, BLOCK_M):
         queries = start + tl.arange(0, BLOCK_M)
         q = load_tile(q_in, batch, head, start, q_b, q_h, q_t, query_length, D, BLOCK_M, BLOCK_D, MASKED, TMA)
         logsumexp = _load_row(l_row + queries, queries < query_length, float("inf"), MASKED)
         scores = dot(k, q.T, PRECISION, INTERPRET)  # [BLOCK_N, BLOCK_M]
+        if LATE:
+            before = tl.maximum(start - BLOCK_M, 0)  # of the first tile of all there is none, and dscores is 0
+            q = load_tile(q_in, batch, head, before, q_b, q_h, q_t, query_length, D, BLOCK_M, BLOCK_D, MASKED, TMA)
+            dk = dot_add(dscores.to(q.dtype), q, dk, PRECISION, INTERPRET)
         weights = tl.exp2(scores * scale - (logsumexp * _LOG2E)[None, :])
         if MASKED and CAUSAL:
             weights = tl.where(seen(queries[None, :], keys[:, None], window, WINDOW), weights, 0.0)
@@ -85,35 +91,8 @@ def _walk_queries(
         dweights = dot(v, g.T, PRECISION, INTERPRET)  # [BLOCK_N, BLOCK_M]
         delta = _load_row(d_row + queries, queries < query_length, 0.0, MASKED)  # this late: it takes registers
         dscores = weights * (dweights - delta[None, :])
-        dk = dot_add(dscores.to(q.dtype), q, dk, PRECISION, INTERPRET)
-    return dk, dv
-
-
-@triton.jit
-def _walk_queries_late(
-    dk, dv, dscores, k, v, q_in, g_in, l_row, d_row, batch, head, keys, low, high, query_length, scale, window,
-    q_b, q_h, q_t, g_b, g_h, g_t,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
-    WINDOW: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, INTERPRET: tl.constexpr,
-):  # fmt: skip
-    """The same, but a tile's product with Q is begun only after the next tile's scores: the matrix unit is at it while
-    their exponentials are taken. `dscores` is of the tile before `low`, still to be added."""
-    for start in range(low, high, BLOCK_M):
-        queries = start + tl.arange(0, BLOCK_M)
-        q = load_tile(q_in, batch, head, start, q_b, q_h, q_t, query_length, D, BLOCK_M, BLOCK_D, MASKED, TMA)
-        logsumexp = _load_row(l_row + queries, queries < query_length, float("inf"), MASKED)
-        scores = dot(k, q.T, PRECISION, INTERPRET)  # [BLOCK_N, BLOCK_M]
-        before = tl.maximum(start - BLOCK_M, 0)  # of the first tile of all there is none, and dscores is 0
-        q = load_tile(q_in, batch, head, before, q_b, q_h, q_t, query_length, D, BLOCK_M, BLOCK_D, MASKED, TMA)
-        dk = dot_add(dscores.to(q.dtype), q, dk, PRECISION, INTERPRET)
-        weights = tl.exp2(scores * scale - (logsumexp * _LOG2E)[None, :])
-        if MASKED and CAUSAL:
-            weights = tl.where(seen(queries[None, :], keys[:, None], window, WINDOW), weights, 0.0)
-        g = load_tile(g_in, batch, head, start, g_b, g_h, g_t, query_length, D, BLOCK_M, BLOCK_D, MASKED, TMA)
-        dv = dot_add(weights.to(g.dtype), g, dv, PRECISION, INTERPRET)
-        dweights = dot(v, g.T, PRECISION, INTERPRET)  # [BLOCK_N, BLOCK_M]
-        delta = _load_row(d_row + queries, queries < query_length, 0.0, MASKED)
-        dscores = weights * (dweights - delta[None, :])
+        if not LATE:
+            dk = dot_add(dscores.to(q.dtype), q, dk, PRECISION, INTERPRET)
     return dk, dv, dscores
 
 
@@ -154,62 +133,28 @@ def _flash_dkdv_kernel(
         row = (tl.cast(batch, tl.int64) * (tl.num_programs(1) * group) + head) * query_length
         l_row = l_in + row
         d_row = d_in + row
-        if LATE:
-            dscores = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
-            if CAUSAL:
-                dk, dv, dscores = _walk_queries_late(
-                    dk, dv, dscores, k, v, q_in, g_in, l_row, d_row, batch, head, keys, low, full_low, query_length, scale,
-                    window, q_b, q_h, q_t, g_b, g_h, g_t,
-                    D, BLOCK_D, BLOCK_M, True, CAUSAL, WINDOW, TMA, PRECISION, INTERPRET,
-                )  # fmt: skip
-            dk, dv, dscores = _walk_queries_late(
-                dk, dv, dscores, k, v, q_in, g_in, l_row, d_row, batch, head, keys, full_low, full_high, query_length, scale,
-                window, q_b, q_h, q_t, g_b, g_h, g_t,
-                D, BLOCK_D, BLOCK_M, False, CAUSAL, WINDOW, TMA, PRECISION, INTERPRET,
+        dscores = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+        if CAUSAL:
+            dk, dv, dscores = _walk_queries(
+                dk, dv, dscores, k, v, q_in, g_in, l_row, d_row, batch, head, keys, low, full_low, query_length, scale, window,
+                q_b, q_h, q_t, g_b, g_h, g_t, D, BLOCK_D, BLOCK_M, True, CAUSAL, WINDOW, TMA, PRECISION, INTERPRET, LATE,
             )  # fmt: skip
-            if TAIL:
-                dk, dv, dscores = _walk_queries_late(
-                    dk, dv, dscores, k, v, q_in, g_in, l_row, d_row, batch, head, keys, full_high, high, query_length, scale,
-                    window, q_b, q_h, q_t, g_b, g_h, g_t,
-                    D, BLOCK_D, BLOCK_M, True, CAUSAL, WINDOW, TMA, PRECISION, INTERPRET,
-                )  # fmt: skip
+        dk, dv, dscores = _walk_queries(
+            dk, dv, dscores, k, v, q_in, g_in, l_row, d_row, batch, head, keys, full_low, full_high, query_length, scale, window,
+            q_b, q_h, q_t, g_b, g_h, g_t, D, BLOCK_D, BLOCK_M, False, CAUSAL, WINDOW, TMA, PRECISION, INTERPRET, LATE,
+        )  # fmt: skip
+        if TAIL:
+            dk, dv, dscores = _walk_queries(
+                dk, dv, dscores, k, v, q_in, g_in, l_row, d_row, batch, head, keys, full_high, high, query_length, scale, window,
+                q_b, q_h, q_t, g_b, g_h, g_t, D, BLOCK_D, BLOCK_M, True, CAUSAL, WINDOW, TMA, PRECISION, INTERPRET, LATE,
+            )  # fmt: skip
+        if LATE:
             last = tl.maximum(tl.cdiv(high, BLOCK_M) * BLOCK_M - BLOCK_M, 0)
             q = load_tile(q_in, batch, head, last, q_b, q_h, q_t, query_length, D, BLOCK_M, BLOCK_D, True, TMA)
             dk = dot_add(dscores.to(q.dtype), q, dk, PRECISION, INTERPRET)
-        else:
-            if CAUSAL:
-                dk, dv = _walk_queries(
-                    dk, dv, k, v, q_in, g_in, l_row, d_row, batch, head, keys, low, full_low, query_length, scale, window,
-                    q_b, q_h, q_t, g_b, g_h, g_t, D, BLOCK_D, BLOCK_M, True, CAUSAL, WINDOW, TMA, PRECISION, INTERPRET,
-                )  # fmt: skip
-            dk, dv = _walk_queries(
-                dk, dv, k, v, q_in, g_in, l_row, d_row, batch, head, keys, full_low, full_high, query_length, scale, window,
-                q_b, q_h, q_t, g_b, g_h, g_t, D, BLOCK_D, BLOCK_M, False, CAUSAL, WINDOW, TMA, PRECISION, INTERPRET,
-            )  # fmt: skip
-            if TAIL:
-                dk, dv = _walk_queries(
-                    dk, dv, k, v, q_in, g_in, l_row, d_row, batch, head, keys, full_high, high, query_length, scale, window,
-                    q_b, q_h, q_t, g_b, g_h, g_t, D, BLOCK_D, BLOCK_M, True, CAUSAL, WINDOW, TMA, PRECISION, INTERPRET,
-                )  # fmt: skip
     store_tile(dv_out, dv, batch, key_head, first, dv_b, dv_h, dv_t, key_length, D, BLOCK_N, BLOCK_D)
     dk = dk * (scale / _LOG2E)
     store_tile(dk_out, dk, batch, key_head, first, dk_b, dk_h, dk_t, key_length, D, BLOCK_N, BLOCK_D)
-
-
-@triton.jit
-def _score_gradients(
-    scores, dweights, logsumexp, delta, queries, start, key_length, scale, window,
-    BLOCK_N: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
-):  # fmt: skip
-    """dS = P ∘ (dP − Δ), [BLOCK_M, BLOCK_N]."""
-    weights = tl.exp2(scores * scale - logsumexp[:, None])
-    if MASKED:
-        keys = start + tl.arange(0, BLOCK_N)
-        counts = (keys < key_length)[None, :]
-        if CAUSAL:
-            counts &= seen(queries[:, None], keys[None, :], window, WINDOW)
-        weights = tl.where(counts, weights, 0.0)
-    return weights * (dweights - delta[:, None])
 
 
 @triton.jit
@@ -225,59 +170,16 @@ def _walk_keys_back(
         scores = dot(q, k.T, PRECISION, INTERPRET)  # [BLOCK_M, BLOCK_N]
         v = load_tile(v_in, batch, head, start, v_b, v_h, v_t, key_length, D, BLOCK_N, BLOCK_D, MASKED, TMA)
         dweights = dot(g, v.T, PRECISION, INTERPRET)  # [BLOCK_M, BLOCK_N]
-        dscores = _score_gradients(
-            scores,
-            dweights,
-            logsumexp,
-            delta,
-            queries,
-            start,
-            key_length,
-            scale,
-            window,
-            BLOCK_N,
-            MASKED,
-            CAUSAL,
-            WINDOW,
-        )
+        weights = tl.exp2(scores * scale - logsumexp[:, None])
+        if MASKED:
+            keys = start + tl.arange(0, BLOCK_N)
+            counts = (keys < key_length)[None, :]
+            if CAUSAL:
+                counts &= seen(queries[:, None], keys[None, :], window, WINDOW)
+            weights = tl.where(counts, weights, 0.0)
+        dscores = weights * (dweights - delta[:, None])
         dq = dot_add(dscores.to(k.dtype), k, dq, PRECISION, INTERPRET)
     return dq
-
-
-@triton.jit
-def _walk_keys_back_late(
-    dq, dscores, q, g, logsumexp, delta, k_in, v_in, batch, head, queries, low, high, key_length, scale, window,
-    k_b, k_h, k_t, v_b, v_h, v_t,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
-    WINDOW: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, INTERPRET: tl.constexpr,
-):  # fmt: skip
-    """The same, but a tile's product with K is begun only after the next tile's two: the matrix unit is at it while that
-    tile's dS is computed. `dscores` is of the tile before `low`, still to be added."""
-    for start in range(low, high, BLOCK_N):
-        k = load_tile(k_in, batch, head, start, k_b, k_h, k_t, key_length, D, BLOCK_N, BLOCK_D, MASKED, TMA)
-        scores = dot(q, k.T, PRECISION, INTERPRET)  # [BLOCK_M, BLOCK_N]
-        v = load_tile(v_in, batch, head, start, v_b, v_h, v_t, key_length, D, BLOCK_N, BLOCK_D, MASKED, TMA)
-        dweights = dot(g, v.T, PRECISION, INTERPRET)  # [BLOCK_M, BLOCK_N]
-        before = load_tile(
-            k_in, batch, head, start - BLOCK_N, k_b, k_h, k_t, key_length, D, BLOCK_N, BLOCK_D, MASKED, TMA
-        )
-        dq = dot_add(dscores.to(k.dtype), before, dq, PRECISION, INTERPRET)
-        dscores = _score_gradients(
-            scores,
-            dweights,
-            logsumexp,
-            delta,
-            queries,
-            start,
-            key_length,
-            scale,
-            window,
-            BLOCK_N,
-            MASKED,
-            CAUSAL,
-            WINDOW,
-        )
-    return dq, dscores
 
 
 @triton.jit(do_not_specialize=["window"])
@@ -287,7 +189,7 @@ def _flash_dq_kernel(
     group, query_length, key_length, scale, window,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, TAIL: tl.constexpr, TMA: tl.constexpr,
-    PRECISION: tl.constexpr, INTERPRET: tl.constexpr, LATE: tl.constexpr,
+    PRECISION: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
     """dQ of one tile of queries of one head: the forward pass's walk over the keys, in the same order."""
     tile = tl.program_id(0)
@@ -306,49 +208,20 @@ def _flash_dq_kernel(
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     low, full_low, full_high, high = key_ranges(start, BLOCK_M, key_length, window, CAUSAL, WINDOW, BLOCK_N)
     key_head = head // group
-    if LATE:
-        k = load_tile(k_in, batch, key_head, low, k_b, k_h, k_t, key_length, D, BLOCK_N, BLOCK_D, True, TMA)
-        v = load_tile(v_in, batch, key_head, low, v_b, v_h, v_t, key_length, D, BLOCK_N, BLOCK_D, True, TMA)
-        dscores = _score_gradients(
-            dot(q, k.T, PRECISION, INTERPRET), dot(g, v.T, PRECISION, INTERPRET),
-            logsumexp, delta, queries, low, key_length, scale, window, BLOCK_N, True, CAUSAL, WINDOW,
-        )  # fmt: skip
-        second = low + BLOCK_N
-        if WINDOW:
-            dq, dscores = _walk_keys_back_late(
-                dq, dscores, q, g, logsumexp, delta, k_in, v_in, batch, key_head, queries, second, full_low, key_length,
-                scale, window, k_b, k_h, k_t, v_b, v_h, v_t,
-                D, BLOCK_D, BLOCK_N, True, CAUSAL, WINDOW, TMA, PRECISION, INTERPRET,
-            )  # fmt: skip
-        dq, dscores = _walk_keys_back_late(
-            dq, dscores, q, g, logsumexp, delta, k_in, v_in, batch, key_head, queries, tl.maximum(full_low, second),
-            full_high, key_length, scale, window, k_b, k_h, k_t, v_b, v_h, v_t,
-            D, BLOCK_D, BLOCK_N, False, CAUSAL, WINDOW, TMA, PRECISION, INTERPRET,
-        )  # fmt: skip
-        if TAIL:
-            dq, dscores = _walk_keys_back_late(
-                dq, dscores, q, g, logsumexp, delta, k_in, v_in, batch, key_head, queries, tl.maximum(full_high, second),
-                high, key_length, scale, window, k_b, k_h, k_t, v_b, v_h, v_t,
-                D, BLOCK_D, BLOCK_N, True, CAUSAL, WINDOW, TMA, PRECISION, INTERPRET,
-            )  # fmt: skip
-        last = tl.maximum(tl.cdiv(high, BLOCK_N) * BLOCK_N - BLOCK_N, low)
-        k = load_tile(k_in, batch, key_head, last, k_b, k_h, k_t, key_length, D, BLOCK_N, BLOCK_D, True, TMA)
-        dq = dot_add(dscores.to(k.dtype), k, dq, PRECISION, INTERPRET)
-    else:
-        if WINDOW:
-            dq = _walk_keys_back(
-                dq, q, g, logsumexp, delta, k_in, v_in, batch, key_head, queries, low, full_low, key_length, scale, window,
-                k_b, k_h, k_t, v_b, v_h, v_t, D, BLOCK_D, BLOCK_N, True, CAUSAL, WINDOW, TMA, PRECISION, INTERPRET,
-            )  # fmt: skip
+    if WINDOW:
         dq = _walk_keys_back(
-            dq, q, g, logsumexp, delta, k_in, v_in, batch, key_head, queries, full_low, full_high, key_length, scale, window,
-            k_b, k_h, k_t, v_b, v_h, v_t, D, BLOCK_D, BLOCK_N, False, CAUSAL, WINDOW, TMA, PRECISION, INTERPRET,
+            dq, q, g, logsumexp, delta, k_in, v_in, batch, key_head, queries, low, full_low, key_length, scale, window,
+            k_b, k_h, k_t, v_b, v_h, v_t, D, BLOCK_D, BLOCK_N, True, CAUSAL, WINDOW, TMA, PRECISION, INTERPRET,
         )  # fmt: skip
-        if TAIL:
-            dq = _walk_keys_back(
-                dq, q, g, logsumexp, delta, k_in, v_in, batch, key_head, queries, full_high, high, key_length, scale, window,
-                k_b, k_h, k_t, v_b, v_h, v_t, D, BLOCK_D, BLOCK_N, True, CAUSAL, WINDOW, TMA, PRECISION, INTERPRET,
-            )  # fmt: skip
+    dq = _walk_keys_back(
+        dq, q, g, logsumexp, delta, k_in, v_in, batch, key_head, queries, full_low, full_high, key_length, scale, window,
+        k_b, k_h, k_t, v_b, v_h, v_t, D, BLOCK_D, BLOCK_N, False, CAUSAL, WINDOW, TMA, PRECISION, INTERPRET,
+    )  # fmt: skip
+    if TAIL:
+        dq = _walk_keys_back(
+            dq, q, g, logsumexp, delta, k_in, v_in, batch, key_head, queries, full_high, high, key_length, scale, window,
+            k_b, k_h, k_t, v_b, v_h, v_t, D, BLOCK_D, BLOCK_N, True, CAUSAL, WINDOW, TMA, PRECISION, INTERPRET,
+        )  # fmt: skip
     store_tile(dq_out, dq * (scale / _LOG2E), batch, head, start, dq_b, dq_h, dq_t, query_length, D, BLOCK_M, BLOCK_D)
 
 
@@ -358,7 +231,7 @@ DKDV: Table = {
     (80, 128): Config(64, 64, 8, 2),
     (80, 256): Config(32, 64, 8, 1),
     (90, 64): Config(128, 64, 4, 2, tma=True),
-    (90, 128): Config(64, 128, 8, 2, tma=True),
+    (90, 128): Config(32, 64, 4, 2, tma=True, late=True),
     (90, 256): Config(16, 64, 8, 2, tma=True),
     (100, 64): Config(64, 128, 8, 2, tma=True),  # where that of 90 spills
 }
@@ -367,7 +240,7 @@ DQ: Table = {
     (80, 128): Config(128, 32, 8, 2),
     (80, 256): Config(64, 32, 8, 2),
     (90, 64): Config(64, 128, 4, 3, tma=True),
-    (90, 128): Config(128, 64, 8, 2, tma=True),
+    (90, 128): Config(64, 64, 4, 2, tma=True),
     (90, 256): Config(64, 64, 8, 2, tma=True),
 }
 
@@ -443,7 +316,7 @@ def dkdv_call(saved: Saved, dk: Tensor, dv: Tensor, problem: Problem, config: Co
     arguments = *saved.arguments(config.block_m, config.block_n, tma), dk, dv
     strides = *saved.strides(), *dk.stride()[:3], *dv.stride()[:3]
     tail = problem.window is not None or q.shape[2] % config.block_m != 0
-    options = problem.constants | {"TAIL": tail} | config.options(q, tma)
+    options = problem.constants | {"TAIL": tail, "LATE": config.late} | config.options(q, tma)
     grid = (triton.cdiv(k.shape[2], config.block_n), k.shape[1], k.shape[0])
     return Call(_flash_dkdv_kernel, grid, (*arguments, *strides, *saved.numbers(problem)), options)
 

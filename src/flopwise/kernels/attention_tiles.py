@@ -113,14 +113,12 @@ class Config(NamedTuple):
     warps: int
     stages: int
     tma: bool = False  # Q, K, V and dO come by the copy engine (sm_90 on), where their layout allows
-    late: bool = False  # a tile's last product is begun after the next tile's first: matmuls beside exponentials
-    registers: int | None = None  # at most so many a thread, so that one more block fits a multiprocessor
+    late: bool = False  # dK/dV: a tile's last product is begun after the next tile's first, beside its exponentials
 
     def options(self, q: Tensor, tma: bool) -> dict[str, Any]:
         """The kernel's constants that follow from the tiles and the tensors, and the compiler's options."""
         head_dim = q.shape[-1]
-        limit = {} if self.registers is None else {"maxnreg": self.registers}
-        return limit | {
+        return {
             "D": head_dim,
             "BLOCK_D": padded(head_dim),
             "BLOCK_M": self.block_m,
@@ -128,7 +126,6 @@ class Config(NamedTuple):
             "TMA": tma,
             "PRECISION": precision(q),
             "INTERPRET": not q.is_cuda,
-            "LATE": self.late,
             "num_warps": self.warps,
             "num_stages": self.stages,
         }
@@ -251,7 +248,7 @@ def case(
             signature[argument] = "fp32" if argument == "scale" else "i32"
     whole = tuple(a for a in signature if a.endswith(("_b", "_h", "_t", "_length")))
     title = f"{name} {dtype} d{head_dim} {config.block_m}x{config.block_n}"
-    return Case(title, kernel, signature, constants, config.warps, config.stages, whole, archs, config.registers)
+    return Case(title, kernel, signature, constants, config.warps, config.stages, whole, archs)
 
 
 def shipped(name: str, kernel: Any, table: Table) -> Iterator[Case]:

@@ -43,63 +43,32 @@ _LN2 = tl.constexpr(1 / LOG2E)
 
 
 @triton.jit
-def _softmax_step(
-    scores, m, z, queries, start, key_length, scale, window,
-    BLOCK_N: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
-):  # fmt: skip
-    """One tile's weights, and the running maximum and sum with it. `scale` includes log2 e; m is scaled."""
-    if MASKED:
-        keys = start + tl.arange(0, BLOCK_N)
-        counts = (keys < key_length)[None, :]
-        if CAUSAL:
-            counts &= seen(queries[:, None], keys[None, :], window, WINDOW)
-        scores = tl.where(counts, scores, float("-inf"))
-    new_m = tl.maximum(m, tl.max(scores, 1) * scale)
-    base = new_m
-    if MASKED:  # a query that has seen no key yet: −inf − −inf would be NaN
-        base = tl.where(new_m == float("-inf"), 0.0, new_m)
-    weights = tl.exp2(scores * scale - base[:, None])  # one multiply-add and one exponential per score
-    shrink = tl.exp2(m - base)
-    return weights, shrink, new_m, z * shrink + tl.sum(weights, 1)
-
-
-@triton.jit
 def _walk_keys(
     total, m, z, q, k_in, v_in, batch, head, queries, low, high, key_length, scale, window,
     k_b, k_h, k_t, v_b, v_h, v_t,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
-    """Add the keys of [low, high) to the output of one tile of queries."""
+    """Add the keys of [low, high) to the output of one tile of queries. `scale` includes log2 e; m is scaled."""
     for start in range(low, high, BLOCK_N):
         k = load_tile(k_in, batch, head, start, k_b, k_h, k_t, key_length, D, BLOCK_N, BLOCK_D, MASKED, TMA)
         scores = dot(q, k.T, PRECISION, INTERPRET)  # [BLOCK_M, BLOCK_N]
-        weights, shrink, m, z = _softmax_step(
-            scores, m, z, queries, start, key_length, scale, window, BLOCK_N, MASKED, CAUSAL, WINDOW
-        )
+        if MASKED:
+            keys = start + tl.arange(0, BLOCK_N)
+            counts = (keys < key_length)[None, :]
+            if CAUSAL:
+                counts &= seen(queries[:, None], keys[None, :], window, WINDOW)
+            scores = tl.where(counts, scores, float("-inf"))
+        new_m = tl.maximum(m, tl.max(scores, 1) * scale)
+        base = new_m
+        if MASKED:  # a query that has seen no key yet: −inf − −inf would be NaN
+            base = tl.where(new_m == float("-inf"), 0.0, new_m)
+        weights = tl.exp2(scores * scale - base[:, None])  # one multiply-add and one exponential per score
+        shrink = tl.exp2(m - base)
+        m, z = new_m, z * shrink + tl.sum(weights, 1)
         v = load_tile(v_in, batch, head, start, v_b, v_h, v_t, key_length, D, BLOCK_N, BLOCK_D, MASKED, TMA)
         total = dot_add(weights.to(v.dtype), v, total * shrink[:, None], PRECISION, INTERPRET)
     return total, m, z
-
-
-@triton.jit
-def _walk_keys_late(
-    total, m, z, weights, shrink, q, k_in, v_in, batch, head, queries, low, high, key_length, scale, window,
-    k_b, k_h, k_t, v_b, v_h, v_t,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
-    WINDOW: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, INTERPRET: tl.constexpr,
-):  # fmt: skip
-    """The same, but a tile's product with V is begun only after the next tile's scores: the matrix unit is at it while
-    the exponentials of those are taken. `weights` and `shrink` are of the tile before `low`, still to be added."""
-    for start in range(low, high, BLOCK_N):
-        k = load_tile(k_in, batch, head, start, k_b, k_h, k_t, key_length, D, BLOCK_N, BLOCK_D, MASKED, TMA)
-        scores = dot(q, k.T, PRECISION, INTERPRET)  # [BLOCK_M, BLOCK_N]
-        v = load_tile(v_in, batch, head, start - BLOCK_N, v_b, v_h, v_t, key_length, D, BLOCK_N, BLOCK_D, MASKED, TMA)
-        total = dot_add(weights.to(v.dtype), v, total * shrink[:, None], PRECISION, INTERPRET)
-        weights, shrink, m, z = _softmax_step(
-            scores, m, z, queries, start, key_length, scale, window, BLOCK_N, MASKED, CAUSAL, WINDOW
-        )
-    return total, m, z, weights, shrink
 
 
 @triton.jit(do_not_specialize=["window"])
@@ -109,7 +78,7 @@ def _flash_forward_kernel(
     group, query_length, key_length, scale, window,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, TAIL: tl.constexpr, TMA: tl.constexpr,
-    PRECISION: tl.constexpr, INTERPRET: tl.constexpr, LATE: tl.constexpr,
+    PRECISION: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
     """O and L of one tile of queries of one head. Neighbouring programs share a head, and so its keys in the L2 cache."""
     tile = tl.program_id(0)
@@ -125,59 +94,20 @@ def _flash_forward_kernel(
     z = tl.zeros([BLOCK_M], tl.float32)
     low, full_low, full_high, high = key_ranges(start, BLOCK_M, key_length, window, CAUSAL, WINDOW, BLOCK_N)
     key_head = head // group
-    if LATE:
-        # The first tile, whatever it is, as if it were masked: then every tile has one before it.
-        k = load_tile(k_in, batch, key_head, low, k_b, k_h, k_t, key_length, D, BLOCK_N, BLOCK_D, True, TMA)
-        weights, shrink, m, z = _softmax_step(
-            dot(q, k.T, PRECISION, INTERPRET),
-            m,
-            z,
-            queries,
-            low,
-            key_length,
-            scale,
-            window,
-            BLOCK_N,
-            True,
-            CAUSAL,
-            WINDOW,
-        )
-        second = low + BLOCK_N
-        if WINDOW:
-            total, m, z, weights, shrink = _walk_keys_late(
-                total, m, z, weights, shrink, q, k_in, v_in, batch, key_head, queries, second, full_low, key_length,
-                scale, window, k_b, k_h, k_t, v_b, v_h, v_t,
-                D, BLOCK_D, BLOCK_N, True, CAUSAL, WINDOW, TMA, PRECISION, INTERPRET,
-            )  # fmt: skip
-        total, m, z, weights, shrink = _walk_keys_late(
-            total, m, z, weights, shrink, q, k_in, v_in, batch, key_head, queries, tl.maximum(full_low, second), full_high,
-            key_length, scale, window, k_b, k_h, k_t, v_b, v_h, v_t,
-            D, BLOCK_D, BLOCK_N, False, CAUSAL, WINDOW, TMA, PRECISION, INTERPRET,
-        )  # fmt: skip
-        if TAIL:
-            total, m, z, weights, shrink = _walk_keys_late(
-                total, m, z, weights, shrink, q, k_in, v_in, batch, key_head, queries, tl.maximum(full_high, second), high,
-                key_length, scale, window, k_b, k_h, k_t, v_b, v_h, v_t,
-                D, BLOCK_D, BLOCK_N, True, CAUSAL, WINDOW, TMA, PRECISION, INTERPRET,
-            )  # fmt: skip
-        last = tl.maximum(tl.cdiv(high, BLOCK_N) * BLOCK_N - BLOCK_N, low)
-        v = load_tile(v_in, batch, key_head, last, v_b, v_h, v_t, key_length, D, BLOCK_N, BLOCK_D, True, TMA)
-        total = dot_add(weights.to(v.dtype), v, total * shrink[:, None], PRECISION, INTERPRET)
-    else:
-        if WINDOW:
-            total, m, z = _walk_keys(
-                total, m, z, q, k_in, v_in, batch, key_head, queries, low, full_low, key_length, scale, window,
-                k_b, k_h, k_t, v_b, v_h, v_t, D, BLOCK_D, BLOCK_N, True, CAUSAL, WINDOW, TMA, PRECISION, INTERPRET,
-            )  # fmt: skip
+    if WINDOW:
         total, m, z = _walk_keys(
-            total, m, z, q, k_in, v_in, batch, key_head, queries, full_low, full_high, key_length, scale, window,
-            k_b, k_h, k_t, v_b, v_h, v_t, D, BLOCK_D, BLOCK_N, False, CAUSAL, WINDOW, TMA, PRECISION, INTERPRET,
+            total, m, z, q, k_in, v_in, batch, key_head, queries, low, full_low, key_length, scale, window,
+            k_b, k_h, k_t, v_b, v_h, v_t, D, BLOCK_D, BLOCK_N, True, CAUSAL, WINDOW, TMA, PRECISION, INTERPRET,
         )  # fmt: skip
-        if TAIL:
-            total, m, z = _walk_keys(
-                total, m, z, q, k_in, v_in, batch, key_head, queries, full_high, high, key_length, scale, window,
-                k_b, k_h, k_t, v_b, v_h, v_t, D, BLOCK_D, BLOCK_N, True, CAUSAL, WINDOW, TMA, PRECISION, INTERPRET,
-            )  # fmt: skip
+    total, m, z = _walk_keys(
+        total, m, z, q, k_in, v_in, batch, key_head, queries, full_low, full_high, key_length, scale, window,
+        k_b, k_h, k_t, v_b, v_h, v_t, D, BLOCK_D, BLOCK_N, False, CAUSAL, WINDOW, TMA, PRECISION, INTERPRET,
+    )  # fmt: skip
+    if TAIL:
+        total, m, z = _walk_keys(
+            total, m, z, q, k_in, v_in, batch, key_head, queries, full_high, high, key_length, scale, window,
+            k_b, k_h, k_t, v_b, v_h, v_t, D, BLOCK_D, BLOCK_N, True, CAUSAL, WINDOW, TMA, PRECISION, INTERPRET,
+        )  # fmt: skip
     none = z == 0.0
     total = total * (1.0 / tl.where(none, 1.0, z))[:, None]
     store_tile(o_out, total, batch, head, start, o_b, o_h, o_t, query_length, D, BLOCK_M, BLOCK_D)
@@ -191,8 +121,8 @@ FORWARD: Table = {
     (80, 64): Config(128, 64, 8, 3),
     (80, 128): Config(128, 64, 8, 3),
     (80, 256): Config(64, 64, 8, 2),
-    (90, 64): Config(64, 128, 4, 2, tma=True),
-    (90, 128): Config(128, 128, 8, 2, tma=True),
+    (90, 64): Config(64, 128, 4, 3, tma=True),
+    (90, 128): Config(64, 64, 4, 3, tma=True),
     (90, 256): Config(128, 64, 8, 2, tma=True),
 }
 

@@ -1,8 +1,7 @@
 // GeLU, tanh approximation: 0.5 x (1 + tanh(u)) = x / (1 + exp(-2u)), u = sqrt(2/pi) (x + 0.044715 x^3).
 //
 // Compiled at run time by NVRTC, without headers: the 16-bit formats are converted by their own instructions.
-// Before it: -DSCALAR=0 (fp32), 1 (bf16) or 2 (fp16); -DTHREADS per block; -DUNROLL loads of 16 bytes per thread;
-// -DSTREAM=1: loads, 2: stores, 3: both are marked as used once (evict first), 0: neither.
+// Before it: -DSCALAR=0 (fp32), 1 (bf16) or 2 (fp16); -DTHREADS per block, of which each loads 16 bytes.
 // All literals are float: one double among them would move the whole formula to the slow fp64 pipe.
 
 #if SCALAR == 0
@@ -31,12 +30,6 @@ __device__ __forceinline__ scalar narrow(float value) {
 }
 #endif
 #endif
-
-__device__ __forceinline__ uint4 load(const void* at) { return STREAM & 1 ? __ldcs((const uint4*)at) : *(const uint4*)at; }
-__device__ __forceinline__ void store(void* at, uint4 bits) {
-    if (STREAM & 2) __stcs((uint4*)at, bits);
-    else *(uint4*)at = bits;
-}
 
 constexpr int WIDTH = 16 / sizeof(scalar);  // elements in one 16-byte load
 
@@ -67,26 +60,18 @@ struct Backward {
 
 template <typename Formula>
 __device__ __forceinline__ void run(const scalar* x, const scalar* dy, scalar* y, long long n) {
-    constexpr int TILE = THREADS * UNROLL * WIDTH;
+    constexpr int TILE = THREADS * WIDTH;
     long long start = (long long)blockIdx.x * TILE;
     bool aligned = (((size_t)x | (size_t)dy | (size_t)y) & 15) == 0;
-    if (aligned && start + TILE <= n) {  // a whole tile: every load is issued before the first is waited for
-        Pack in[UNROLL], gradient[UNROLL];
+    if (aligned && start + TILE <= n) {
         long long first = start + threadIdx.x * WIDTH;
+        Pack in, gradient, out;
+        in.bits = *(const uint4*)(x + first);
+        if (Formula::backward) gradient.bits = *(const uint4*)(dy + first);
 #pragma unroll
-        for (int u = 0; u < UNROLL; u++) {
-            in[u].bits = load(x + first + u * THREADS * WIDTH);
-            if (Formula::backward) gradient[u].bits = load(dy + first + u * THREADS * WIDTH);
-        }
-#pragma unroll
-        for (int u = 0; u < UNROLL; u++) {
-            Pack out;
-#pragma unroll
-            for (int e = 0; e < WIDTH; e++)
-                out.elements[e] = narrow(Formula::at(widen(in[u].elements[e]),
-                                                     Formula::backward ? widen(gradient[u].elements[e]) : 0.0f));
-            store(y + first + u * THREADS * WIDTH, out.bits);
-        }
+        for (int e = 0; e < WIDTH; e++)
+            out.elements[e] = narrow(Formula::at(widen(in.elements[e]), Formula::backward ? widen(gradient.elements[e]) : 0.0f));
+        *(uint4*)(y + first) = out.bits;
     } else {  // the tail, or a view that begins between two 16-byte words
         long long end = start + TILE < n ? start + TILE : n;
         for (long long i = start + threadIdx.x; i < end; i += THREADS)

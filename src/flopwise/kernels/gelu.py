@@ -22,8 +22,8 @@ from flopwise.kernels import nvrtc
 from flopwise.kernels.dispatch import FLOATS, require_float, runs_triton
 from flopwise.kernels.resources import Case
 
-BLOCK, WARPS, HINT = 2048, 4, ""  # Triton: 16 elements a thread, four 16-byte loads in fp32; which the cache may drop
-THREADS, UNROLL, STREAM = 256, 4, 1  # CUDA: as many loads in flight; gelu.cu says what they are
+BLOCK, WARPS = 512, 4  # Triton: 4 elements a thread, one 16-byte load in fp32
+THREADS = 128  # CUDA: of a block, each with one 16-byte load
 
 
 def gelu_manual(x: Tensor) -> Tensor:
@@ -65,25 +65,25 @@ def _slope(x):
 
 
 @triton.jit
-def _gelu_forward_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr, HINT: tl.constexpr):
+def _gelu_forward_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
     start = tl.program_id(0).to(tl.int64) * BLOCK
     at = start + tl.arange(0, BLOCK)
     if start + BLOCK <= n:  # without a mask: 16-byte loads, whatever n is
-        x = tl.load(x_ptr + at, eviction_policy=HINT).to(tl.float32)
-        tl.store(y_ptr + at, (x * _gate(x)).to(y_ptr.dtype.element_ty), eviction_policy=HINT)
+        x = tl.load(x_ptr + at).to(tl.float32)
+        tl.store(y_ptr + at, (x * _gate(x)).to(y_ptr.dtype.element_ty))
     else:
         x = tl.load(x_ptr + at, mask=at < n).to(tl.float32)
         tl.store(y_ptr + at, (x * _gate(x)).to(y_ptr.dtype.element_ty), mask=at < n)
 
 
 @triton.jit
-def _gelu_backward_kernel(dy_ptr, x_ptr, dx_ptr, n, BLOCK: tl.constexpr, HINT: tl.constexpr):
+def _gelu_backward_kernel(dy_ptr, x_ptr, dx_ptr, n, BLOCK: tl.constexpr):
     start = tl.program_id(0).to(tl.int64) * BLOCK
     at = start + tl.arange(0, BLOCK)
     if start + BLOCK <= n:
-        x = tl.load(x_ptr + at, eviction_policy=HINT).to(tl.float32)
-        dy = tl.load(dy_ptr + at, eviction_policy=HINT).to(tl.float32)
-        tl.store(dx_ptr + at, (dy * _slope(x)).to(dx_ptr.dtype.element_ty), eviction_policy=HINT)
+        x = tl.load(x_ptr + at).to(tl.float32)
+        dy = tl.load(dy_ptr + at).to(tl.float32)
+        tl.store(dx_ptr + at, (dy * _slope(x)).to(dx_ptr.dtype.element_ty))
     else:
         x = tl.load(x_ptr + at, mask=at < n).to(tl.float32)
         dy = tl.load(dy_ptr + at, mask=at < n).to(tl.float32)
@@ -96,7 +96,7 @@ def _gelu(x: Tensor) -> Tensor:
         return F.gelu(x.contiguous(), approximate="tanh")
     x, y = x.contiguous(), x.new_empty(x.shape)
     if n := x.numel():
-        _gelu_forward_kernel[(triton.cdiv(n, BLOCK),)](x, y, n, BLOCK=BLOCK, HINT=HINT, num_warps=WARPS)
+        _gelu_forward_kernel[(triton.cdiv(n, BLOCK),)](x, y, n, BLOCK=BLOCK, num_warps=WARPS)
     return y
 
 
@@ -107,7 +107,7 @@ def _gelu_backward(dy: Tensor, x: Tensor) -> Tensor:
         return torch.ops.aten.gelu_backward(dy, x, approximate="tanh")  # type: ignore[no-any-return]
     dx = x.new_empty(x.shape)
     if n := x.numel():
-        _gelu_backward_kernel[(triton.cdiv(n, BLOCK),)](dy, x, dx, n, BLOCK=BLOCK, HINT=HINT, num_warps=WARPS)
+        _gelu_backward_kernel[(triton.cdiv(n, BLOCK),)](dy, x, dx, n, BLOCK=BLOCK, num_warps=WARPS)
     return dx
 
 
@@ -115,7 +115,7 @@ def _gelu_backward(dy: Tensor, x: Tensor) -> Tensor:
 def _cuda_kernels(dtype: torch.dtype, index: int) -> list[nvrtc.Function]:
     """Forward and backward of gelu.cu, compiled once for a dtype and a GPU."""
     source = Path(__file__).with_name("gelu.cu").read_text()
-    given = {"SCALAR": list(FLOATS).index(dtype), "THREADS": THREADS, "UNROLL": UNROLL, "STREAM": STREAM}
+    given = {"SCALAR": list(FLOATS).index(dtype), "THREADS": THREADS}
     options = [f"-D{name}={value}" for name, value in given.items()]
     return nvrtc.load(source, "gelu.cu", ("gelu_forward", "gelu_backward"), index, options)
 
@@ -124,7 +124,7 @@ def _launch(which: int, *tensors: Tensor) -> None:
     x = tensors[0]
     if not x.is_cuda:
         raise Unsupported("the CUDA kernel of GeLU needs a tensor on a GPU", nvrtc.HINT)
-    n, tile = x.numel(), THREADS * UNROLL * 16 // x.element_size()
+    n, tile = x.numel(), THREADS * 16 // x.element_size()
     if n:
         kernel = _cuda_kernels(x.dtype, x.device.index)[which]
         kernel(-(-n // tile), THREADS, *map(nvrtc.pointer, tensors), ctypes.c_longlong(n))
@@ -184,7 +184,7 @@ GELU: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def cases() -> Iterator[Case]:
-    constants = {"BLOCK": BLOCK, "HINT": HINT}
+    constants = {"BLOCK": BLOCK}
     for dtype in ("fp32", "bf16"):
         for name, kernel, tensors in (
             ("forward", _gelu_forward_kernel, ("x_ptr", "y_ptr")),

@@ -39,7 +39,6 @@ class Case(NamedTuple):
     num_stages: int = 3
     divisible: tuple[str, ...] = ()  # integer arguments that are multiples of 16 in what is shipped
     archs: tuple[int, ...] = (80, 90, 100)  # where this configuration is the one chosen
-    registers: int | None = None  # the compiler is told to take no more
 
 
 class Resources(NamedTuple):
@@ -56,7 +55,7 @@ def resources(case: Case, arch: int) -> Resources:
     signature = {name: "constexpr" if name in case.constexprs else case.signature[name] for name in names}
     whole = [n for n, (name, kind) in enumerate(signature.items()) if kind.startswith("*") or name in case.divisible]
     source = ASTSource(case.kernel, signature, dict(case.constexprs), {(n,): [["tt.divisibility", 16]] for n in whole})
-    options = {"num_warps": case.num_warps, "num_stages": case.num_stages, "maxnreg": case.registers}
+    options = {"num_warps": case.num_warps, "num_stages": case.num_stages}
     built = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
     usage = _usage(built.asm["cubin"])
     return Resources(usage[0], usage[1] + usage[3], built.metadata.shared)

@@ -30,7 +30,7 @@ FORWARD_WARP, BACKWARD_WARP = 512, 512  # elements of a warp: 16 a thread
 LOOP_BLOCK, LOOP_WARPS = 2048, 4  # of longer rows, which are read twice
 WEIGHT_ROWS, WEIGHT_BLOCK = 16, 128  # and of their weight's gradient
 WARPS_PER_SM = 16  # of the backward pass, which keeps its programs and gives each many rows
-STAGES, NARROW_STAGES = 2, 2  # tiles in flight there, of fp32 and of 16 bits: the next comes while this one is reduced
+STAGES, NARROW_STAGES = 2, 3  # tiles in flight there, of fp32 and of 16 bits: the next comes while this one is reduced
 
 
 def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -1,7 +1,7 @@
 """Rotary positions in one kernel: both halves of a head are read once, turned in fp32, and written once.
 
-A program keeps the angles of a few positions and turns several heads by them, so that the table is not read again for
-every head. The backward pass is the rotation by the opposite angle.
+A program turns one head at a few positions; the heads read the same table of angles, which stays in the
+caches. The backward pass is the rotation by the opposite angle.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from torch import Tensor
 from flopwise.kernels.dispatch import from_rows, require, require_float, row_order, runs_triton
 from flopwise.kernels.resources import Case
 
-TILE, WARPS, HEADS = 1024, 4, 4  # pairs of one head that a program holds, and how many heads it turns by their angles
+TILE, WARPS = 512, 4  # pairs that a program turns, 4 a thread
 
 
 def rope_reference(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -32,31 +32,26 @@ def rope_reference(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 @triton.jit
 def _turn(
-    x_ptr, y_ptr, cos, sin, head, heads, position, pair, inside, half,
-    x_head, x_position, y_head, y_position, HEADS: tl.constexpr,
+    x_ptr, y_ptr, cos, sin, position, pair, inside, half, sequence, x_batch, y_batch, head, x_head, y_head, x_position, y_position
 ):  # fmt: skip
-    """Turn up to HEADS heads from `head` on, of one sequence, by the angles that are held. All loads are under way
-    before the first store."""
-    h = (head + tl.arange(0, HEADS)[:, None, None]).to(tl.int64)
-    there = inside[None, :, :] & (h < heads)
-    within = position[None, :, :]
-    source = x_ptr + h * x_head + within * x_position + pair[None, :, :]
-    first = tl.load(source, mask=there, other=0.0).to(tl.float32)  # [HEADS, POSITIONS, BLOCK]
-    second = tl.load(source + half, mask=there, other=0.0).to(tl.float32)
-    cos, sin = cos[None, :, :], sin[None, :, :]
-    target = y_ptr + h * y_head + within * y_position + pair[None, :, :]
-    tl.store(target, (first * cos - second * sin).to(y_ptr.dtype.element_ty), mask=there)
-    tl.store(target + half, (second * cos + first * sin).to(y_ptr.dtype.element_ty), mask=there)
+    """Turn one head of one sequence."""
+    head = head.to(tl.int64)
+    source = x_ptr + sequence * x_batch + head * x_head + position * x_position + pair
+    first = tl.load(source, mask=inside, other=0.0).to(tl.float32)  # [POSITIONS, BLOCK]
+    second = tl.load(source + half, mask=inside, other=0.0).to(tl.float32)
+    target = y_ptr + sequence * y_batch + head * y_head + position * y_position + pair
+    tl.store(target, (first * cos - second * sin).to(y_ptr.dtype.element_ty), mask=inside)
+    tl.store(target + half, (second * cos + first * sin).to(y_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def _rope_kernel(
-    q_ptr, yq_ptr, q_batch, q_head, q_position, yq_batch, yq_head, yq_position, q_heads,
-    k_ptr, yk_ptr, k_batch, k_head, k_position, yk_batch, yk_head, yk_position, k_heads,
-    cos_ptr, sin_ptr, context, half,
-    PAIR: tl.constexpr, INVERSE: tl.constexpr, POSITIONS: tl.constexpr, BLOCK: tl.constexpr, HEADS: tl.constexpr,
+    q_ptr, yq_ptr, q_batch, q_head, q_position, yq_batch, yq_head, yq_position,
+    k_ptr, yk_ptr, k_batch, k_head, k_position, yk_batch, yk_head, yk_position,
+    cos_ptr, sin_ptr, q_heads, context, half,
+    PAIR: tl.constexpr, INVERSE: tl.constexpr, POSITIONS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Grid: blocks of positions; groups of heads, the queries' before the keys' where there is a PAIR; sequences."""
+    """Grid: blocks of positions; heads, the queries' before the keys' where there is a PAIR; sequences."""
     position = tl.program_id(0) * POSITIONS + tl.arange(0, POSITIONS)[:, None].to(tl.int64)
     pair = tl.arange(0, BLOCK)[None, :]
     inside = (position < context) & (pair < half)
@@ -64,17 +59,16 @@ def _rope_kernel(
     sin = tl.load(sin_ptr + position * half + pair, mask=inside, other=0.0)
     if INVERSE:
         sin = -sin
-    group, sequence = tl.program_id(1), tl.program_id(2).to(tl.int64)
-    groups = tl.cdiv(q_heads, HEADS)
-    if group < groups:
+    head, sequence = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    if head < q_heads:
         _turn(
-            q_ptr + sequence * q_batch, yq_ptr + sequence * yq_batch, cos, sin, group * HEADS, q_heads,
-            position, pair, inside, half, q_head, q_position, yq_head, yq_position, HEADS,
+            q_ptr, yq_ptr, cos, sin, position, pair, inside, half,
+            sequence, q_batch, yq_batch, head, q_head, yq_head, q_position, yq_position,
         )  # fmt: skip
     elif PAIR:
         _turn(
-            k_ptr + sequence * k_batch, yk_ptr + sequence * yk_batch, cos, sin, (group - groups) * HEADS, k_heads,
-            position, pair, inside, half, k_head, k_position, yk_head, yk_position, HEADS,
+            k_ptr, yk_ptr, cos, sin, position, pair, inside, half,
+            sequence, k_batch, yk_batch, head - q_heads, k_head, yk_head, k_position, yk_position,
         )  # fmt: skip
 
 
@@ -94,13 +88,13 @@ def _launch(pair: tuple[Tensor, ...], turned: tuple[Tensor, ...], cos: Tensor, s
     half = dim // 2
     block = triton.next_power_of_2(half)
     positions = max(1, TILE // block)
-    groups = sum(triton.cdiv(x.shape[1], HEADS) for x in pair)
+    heads = sum(x.shape[1] for x in pair)
     sides: list[Any] = []
     for x, y in ((pair[0], turned[0]), (pair[-1], turned[-1])):
-        sides += [x, y, *x.stride()[:3], *y.stride()[:3], x.shape[1]]
-    _rope_kernel[(triton.cdiv(context, positions), groups, batch)](
-        *sides, cos, sin, context, half,
-        PAIR=len(pair) == 2, INVERSE=inverse, POSITIONS=positions, BLOCK=block, HEADS=HEADS, num_warps=WARPS,
+        sides += [x, y, *x.stride()[:3], *y.stride()[:3]]
+    _rope_kernel[(triton.cdiv(context, positions), heads, batch)](
+        *sides, cos, sin, pair[0].shape[1], context, half,
+        PAIR=len(pair) == 2, INVERSE=inverse, POSITIONS=positions, BLOCK=block, num_warps=WARPS,
     )  # fmt: skip
 
 
@@ -181,10 +175,10 @@ def rope_pair(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, T
 
 def cases() -> Iterator[Case]:
     strides = [f"{side}_{of}" for side in ("q", "yq", "k", "yk") for of in ("batch", "head", "position")]
-    numbers = dict.fromkeys((*strides, "q_heads", "k_heads", "context", "half"), "i32")
+    numbers = dict.fromkeys((*strides, "q_heads", "context", "half"), "i32")
     for dtype, dim in (("bf16", 128), ("fp32", 64), ("fp32", 256)):
         pointers = dict.fromkeys(("q_ptr", "yq_ptr", "k_ptr", "yk_ptr"), f"*{dtype}")
         block = dim // 2
-        tile = {"PAIR": True, "INVERSE": False, "POSITIONS": TILE // block, "BLOCK": block, "HEADS": HEADS}
+        tile = {"PAIR": True, "INVERSE": False, "POSITIONS": TILE // block, "BLOCK": block}
         signature = {**pointers, "cos_ptr": "*fp32", "sin_ptr": "*fp32", **numbers}
         yield Case(f"rope pair {dtype} {dim}", _rope_kernel, signature, tile, WARPS, 3, (*strides, "half"))

@@ -6,7 +6,7 @@ a profiler shows as a row of small memory-bound kernels; `*_torch` is PyTorch's 
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +25,22 @@ class Linear(nn.Linear):
 
     def reset_parameters(self) -> None:
         nn.init.normal_(self.weight, std=INIT_STD)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+
+class JoinedLinear(Linear):
+    """Several projections of one input as one matmul. Drawn one after the other, as if each were made by itself: the
+    weights are the same numbers, one below the other.
+    """
+
+    def __init__(self, ins: int, outs: Sequence[int], bias: bool) -> None:
+        self.outs = tuple(outs)  # before the weights are drawn
+        super().__init__(ins, sum(outs), bias=bias)
+
+    def reset_parameters(self) -> None:
+        for part in self.weight.split(self.outs):
+            nn.init.normal_(part, std=INIT_STD)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 

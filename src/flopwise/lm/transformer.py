@@ -13,6 +13,7 @@ from flopwise.errors import FlopwiseError
 from flopwise.lm.attention import Attend, attention_function
 from flopwise.lm.layers import (
     Embedding,
+    JoinedLinear,
     LayerNorm,
     Linear,
     RMSNorm,
@@ -124,15 +125,19 @@ class Attention(nn.Module):
         self.head_dim = spec.head_dim
         self.attend = attend
         self.turn = rope_function(recipe.rope)
-        self.q = Linear(spec.d_model, spec.n_heads * spec.head_dim, bias=spec.qkv_bias)
-        self.k = Linear(spec.d_model, spec.n_kv_heads * spec.head_dim, bias=spec.qkv_bias)
-        self.v = Linear(spec.d_model, spec.n_kv_heads * spec.head_dim, bias=spec.qkv_bias)
+        self.heads = (spec.n_heads, spec.n_kv_heads, spec.n_kv_heads)  # of q, k and v
+        self.joined = recipe.projections == "fused"
+        widths = [heads * spec.head_dim for heads in self.heads]
+        if self.joined:
+            self.qkv = JoinedLinear(spec.d_model, widths, bias=spec.qkv_bias)
+        else:
+            self.q, self.k, self.v = (Linear(spec.d_model, width, bias=spec.qkv_bias) for width in widths)
         self.out = _residual(Linear(spec.n_heads * spec.head_dim, spec.d_model, bias=spec.out_bias), spec)
         self.q_norm = RMSNorm(spec.head_dim, spec.norm_eps, recipe.norm) if spec.qk_norm else None
         self.k_norm = RMSNorm(spec.head_dim, spec.norm_eps, recipe.norm) if spec.qk_norm else None
 
     def forward(self, x: Tensor, angles: Angles) -> Tensor:
-        q, k, v = (self._split(project(x)) for project in (self.q, self.k, self.v))  # [B, H, T, K]
+        q, k, v = self._project(x)  # [B, H, T, K]
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if angles is not None:
@@ -140,8 +145,15 @@ class Attention(nn.Module):
         y = self.attend(q, k, v)  # [B, H, T, K]
         return self.out(y.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
-    def _split(self, x: Tensor) -> Tensor:
-        return torch.unflatten(x, -1, (-1, self.head_dim)).transpose(1, 2)  # [B, T, H·K] -> [B, H, T, K]
+    def _project(self, x: Tensor) -> tuple[Tensor, ...]:
+        if not self.joined:
+            return tuple(self._heads(project(x)).transpose(1, 2) for project in (self.q, self.k, self.v))
+        # Split by heads, not by columns: their gradients, in whatever order they lie, then are joined in one copy.
+        each = self._heads(self.qkv(x)).split(self.heads, -2)
+        return tuple(part.transpose(1, 2) for part in each)
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return torch.unflatten(x, -1, (-1, self.head_dim))  # [B, T, H·K] -> [B, T, H, K]
 
 
 class SwiGLU(nn.Module):
@@ -149,16 +161,27 @@ class SwiGLU(nn.Module):
 
     def __init__(self, spec: ModelSpec, recipe: Recipe) -> None:
         super().__init__()
-        self.gate = Linear(spec.d_model, spec.d_ff, bias=spec.mlp_bias)
-        self.up = Linear(spec.d_model, spec.d_ff, bias=spec.mlp_bias)
+        self.joined = recipe.projections == "fused"
+        if self.joined:
+            self.gate_up = JoinedLinear(spec.d_model, (spec.d_ff, spec.d_ff), bias=spec.mlp_bias)
+        else:
+            self.gate = Linear(spec.d_model, spec.d_ff, bias=spec.mlp_bias)
+            self.up = Linear(spec.d_model, spec.d_ff, bias=spec.mlp_bias)
         self.down = _residual(Linear(spec.d_ff, spec.d_model, bias=spec.mlp_bias), spec)
         self.fused = fused_swiglu(recipe.activation)
         self.activation = silu_function(recipe.activation) if self.fused is None else None
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.joined:
+            return self.down(self._gated(*self.gate_up(x).chunk(2, -1)))  # type: ignore[no-any-return]
         if self.activation is None:
-            return self.down(self.fused(self.gate(x), self.up(x)))  # type: ignore[misc, no-any-return]
+            return self.down(self._gated(self.gate(x), self.up(x)))  # type: ignore[no-any-return]
         return self.down(self.activation(self.gate(x)) * self.up(x))  # type: ignore[no-any-return]
+
+    def _gated(self, gate: Tensor, up: Tensor) -> Tensor:
+        if self.activation is None:
+            return self.fused(gate, up)  # type: ignore[misc]
+        return self.activation(gate) * up
 
 
 class GeluMLP(nn.Module):

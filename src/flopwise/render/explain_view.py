@@ -11,6 +11,7 @@ from flopwise.render.json import document
 from flopwise.render.kernel_names import told_apart
 from flopwise.render.short_paths import short_paths
 from flopwise.render.table import Column, Table, View
+from flopwise.render.waterfall_view import waterfall_table
 from flopwise.trace.phases import PHASES
 
 TOP = 12
@@ -23,9 +24,10 @@ class _Again(str):
 
 
 def explanation_view(explanation: Explanation) -> View:
-    """Phases by class, modules, the top kernels, idle time by cause, and the course's five questions."""
+    """The waterfall, phases by class, modules, the top kernels, idle time by cause, and the course's five questions."""
     tables = [
         _summary(explanation),
+        *([waterfall_table(explanation.waterfall)] if explanation.waterfall else []),
         _phases(explanation),
         _modules(explanation),
         _kernels(explanation),
@@ -216,6 +218,7 @@ def _overview(explanations: Sequence[Explanation]) -> Table:
             "idle_share": e.idle.total_ns / max(e.window_ns * e.steps, 1),
             "untraced_ns": e.host_ns.get(STEP),
             "untraced_idle_share": _untraced_idle_share(e),
+            "mfu": e.waterfall.mfu if e.waterfall else None,
             **{f"{p.name}_ns": p.gpu_ns for p in e.phases},
             "verdict": e.verdict.split(":")[0],
         }
@@ -225,11 +228,12 @@ def _overview(explanations: Sequence[Explanation]) -> Table:
     phases = [phase for phase in PHASES if phase in found]
     columns = [Column("trace", "trace", right=False), Column("steps", "steps"), Column("window_ns", "step ms", _MS)]
     columns += [Column("busy_ns", "GPU busy ms", _MS), Column("idle_share", "GPU idle", _percent)]
-    untraced = (
+    where_known = (
         Column("untraced_ns", "untraced ms", _MS),
         Column("untraced_idle_share", "GPU idle, untraced", _percent),
+        Column("mfu", "MFU", _percent),
     )
-    columns += [column for column in untraced if any(row[column.key] is not None for row in rows)]
+    columns += [column for column in where_known if any(row[column.key] is not None for row in rows)]
     columns += [Column(f"{phase}_ns", f"{phase} ms", _MS) for phase in phases] + [
         Column("verdict", "verdict", right=False)
     ]

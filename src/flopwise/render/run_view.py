@@ -209,12 +209,13 @@ def _what(point: Point) -> str:
     assert ran is not None
     words = [
         f"{units.count(ran.parameters)} parameters" if ran.parameters else "",
-        f"weights {ran.weights}, matmuls {ran.compute}" if ran.weights else "",
+        f"weights {ran.weights}" + (f", matmuls {ran.compute}" if ran.compute else "") if ran.weights else "",
     ]
     words += [
         f"fp32 matmuls: {ran.fp32_matmul}" if ran.fp32_matmul else "",
         f"attention {ran.attention}" if ran.attention else "",
         ran.optimizer,
+        f"{ran.checkpointed} blocks recomputed" if ran.checkpointed else "",
     ]
     return "what ran: " + "; ".join(word for word in words if word)
 

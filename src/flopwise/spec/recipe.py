@@ -15,9 +15,10 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "norm": ("eager", "torch", "triton"),
     "activation": ("eager", "torch", "triton", "cuda"),
     "rope": ("eager", "triton"),
+    "projections": ("separate", "fused"),
     "loss": ("full", "chunked", "fused"),
     "optimizer": ("adamw-loop", "foreach", "fused", "flopwise"),
-    "compile": ("off", "default", "max-autotune"),
+    "compile": ("off", "default", "max-autotune", "blocks"),
     "graph": ("off", "on"),
 }
 
@@ -38,9 +39,10 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     norm: str = "torch"
     activation: str = "torch"
     rope: str = "eager"
+    projections: str = "separate"  # fused: q, k and v are one matmul, and SwiGLU's gate and up another
     loss: str = "full"  # chunked and fused never hold all logits
     optimizer: str = "foreach"  # flopwise: all tensors in one launch of our own
-    compile: str = "off"
+    compile: str = "off"  # blocks: one Transformer block, compiled once and used for every layer; and the loss
     graph: str = "off"  # the whole step captured in one CUDA graph
     checkpoint: int = 0  # recompute activations, in segments of this many blocks; 0: keep them all
 

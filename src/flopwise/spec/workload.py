@@ -9,7 +9,7 @@ import msgspec
 from flopwise.errors import FlopwiseError
 from flopwise.spec import fields, hf_config
 from flopwise.spec.model import ModelSpec, preset
-from flopwise.spec.recipe import LEVERS, Recipe, recipe_from
+from flopwise.spec.recipe import CHOICES, LEVERS, Recipe, recipe_from
 
 PHASES = ("forward", "backward", "train")
 IMPLEMENTATIONS = ("flopwise", "transformers")
@@ -46,6 +46,16 @@ class _Op(msgspec.Struct, frozen=True, kw_only=True):
 
 _MATRIX = {"rows": 4096, "cols": 4096}
 _WITH_IMPL = ("precision", "graph")  # levers that an implementation leaves open
+
+# What can be done to a step of the user's own without its code (capture/outside.py); the first of each leaves it as written.
+FROM_OUTSIDE: dict[str, tuple[str | int, ...]] = {
+    "precision": ("fp32", "tf32", "bf16", "fp16"),
+    "attention": ("sdpa", "sdpa-flash", "sdpa-cudnn"),
+    "optimizer": ("foreach", "fused"),
+    "compile": CHOICES["compile"],
+    "graph": CHOICES["graph"],
+    "checkpoint": (0, 1),
+}
 
 OPS = {
     "matmul": _Op(dims={"m": 4096, "n": 4096, "k": 4096}),
@@ -270,7 +280,14 @@ def _check(w: Workload) -> None:
     if unknown:
         raise FlopwiseError(
             f"{unknown[0]} = {fields.show(getattr(w.recipe, unknown[0]))} means nothing to {w.target}",
-            f"levers it has: {', '.join(_levers(w.subject)) or 'none: a step of your own applies its own'}",
+            f"levers it has: {', '.join(_levers(w.subject))}",
+        )
+    if isinstance(w.subject, UserStep):
+        _check_from_outside(w)
+    if isinstance(w.subject, OpSpec) and w.recipe.compile == "blocks":
+        raise FlopwiseError(
+            f"compile = 'blocks' means nothing to {w.target}: it has none",
+            "allowed: compile = off, default, max-autotune",
         )
     if isinstance(w.subject, OpSpec) and w.subject.name == "adamw" and w.phase != "forward":
         raise FlopwiseError(f"phase = '{w.phase}' means nothing to op:adamw: it is one update", "leave phase out")
@@ -278,6 +295,16 @@ def _check(w: Workload) -> None:
         raise FlopwiseError(
             f"phase = 'train' means nothing to {w.target}: it has no optimizer", "allowed: forward, backward"
         )
+
+
+def _check_from_outside(w: Workload) -> None:
+    for lever, allowed in FROM_OUTSIDE.items():
+        value = getattr(w.recipe, lever)
+        if value not in allowed:
+            words = ", ".join("off" if word == 0 else str(word) for word in allowed)
+            raise FlopwiseError(
+                f"{lever} = {fields.show(value)} cannot be applied to {w.target} from outside", f"allowed: {words}"
+            )
 
 
 def _check_kernels(spec: ModelSpec, recipe: Recipe) -> None:
@@ -313,7 +340,7 @@ def takes(subject: ModelSpec | OpSpec | UserStep) -> tuple[str, ...]:
 def _levers(subject: OpSpec | UserStep | ModelSpec) -> tuple[str, ...]:
     if isinstance(subject, OpSpec):
         return _WITH_IMPL if subject.impl else OPS[subject.name].levers
-    return ()
+    return tuple(FROM_OUTSIDE) if isinstance(subject, UserStep) else LEVERS
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):

@@ -53,7 +53,7 @@ GRAPH_NODES = {  # where the program was when it captured a node: what a replaye
     "thread": pl.Int64,
     "graph_node": pl.Int64,
 }
-SIZED_OPS = {  # matmuls and softmaxes of a trace captured with shapes
+SIZED_OPS = {  # matmuls, softmaxes and fused attention of a trace captured with shapes
     "op": pl.UInt32,  # row in `ops`
     "shape": pl.UInt32,  # place in `shapes`
 }

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import msgspec
 
-from flopwise.analysis.explanation import Explanation, Kernel, explain_trace, with_clock
+from flopwise.analysis.explained import explained
+from flopwise.analysis.explanation import Explanation, Kernel, explain_part, with_clock
 from flopwise.errors import FlopwiseError
 from flopwise.records import Point
 from flopwise.store import StoredRun, find, runs_root
@@ -14,6 +15,7 @@ from flopwise.trace.given_file import check_file
 from flopwise.trace.kernel_spelling import one_spelling
 from flopwise.trace.read import is_trace_file, read_trace, unknown_suffix
 from flopwise.verbs.timings import device_of, gpu_of, timing_of
+from flopwise.verbs.waterfall import with_waterfall, with_waterfall_of
 
 _LONGEST = 255  # bytes of a file's name, and more than any run's
 
@@ -22,13 +24,15 @@ def explain(
     target: str | Path | StoredRun,
     *,
     timings: str | Path | StoredRun | None = None,
+    gpu: str | None = None,
     runs: str | Path | None = None,
 ) -> Explanation:
     """Explain a trace: a run that has one (`last`, an id, a tag, a path), or a Kineto or Nsight Systems file.
 
     `timings` is a run of the same workload without a profiler; a run of `profile` has its own. Which of its points was taken,
     and what of it does not match the trace, is said in the answer's `timings`. A run in which several points could be the
-    trace's is refused.
+    trace's is refused. The answer's `waterfall` leads from the ideal step to this one, by the limits of the trace's GPU;
+    `gpu` names it where the trace does not.
 
     >>> flopwise.explain("trace.json.gz").verdict        # doctest: +SKIP
     'launch-bound: the GPU is idle 73% of the time: …'
@@ -40,16 +44,23 @@ def explain(
             f"the run {path.parents[1].name} was on the CPU: there is no GPU work in it to explain",
             "profile it on a GPU (--device cuda); of a CPU run, flopwise bench and runs show give the times by phase",
         )
+    part, workload = explained(trace), point.trial.workload if point is not None else None
     if timings is None:
-        return explain_trace(trace, point)
+        return with_waterfall(explain_part(part, point), part, workload, gpu)
     timed = timings if isinstance(timings, StoredRun) else StoredRun.load(find(timings, runs_root(runs)))
-    found = explain_trace(trace)
+    found = explain_part(part)
     chosen, notes = timing_of(timed, point, trace, found)
-    gpu = gpu_of(chosen)
-    if gpu and trace.gpu and gpu != trace.gpu:
+    there = gpu_of(chosen)
+    if there and trace.gpu and there != trace.gpu:
         notes += (f"another GPU than the trace's {trace.gpu}",)
     found = with_clock(found, chosen, same=not notes)
-    where = "; ".join((f"run {timed.header.id}: {chosen.trial.workload.label()} on {gpu or device_of(chosen)}", *notes))
+    where = "; ".join(
+        (f"run {timed.header.id}: {chosen.trial.workload.label()} on {there or device_of(chosen)}", *notes)
+    )
+    if workload is None and found.untraced_idle is not None:
+        found = with_waterfall_of(found, part, chosen.trial.workload, gpu)
+    else:
+        found = with_waterfall(found, part, workload, gpu)
     if not found.host_ns:  # left out, as the last note says: it is to say of which clock, too
         return msgspec.structs.replace(found, notes=(*found.notes[:-1], f"{found.notes[-1]} ({where})"))
     return msgspec.structs.replace(found, timings=where)
@@ -104,8 +115,8 @@ def changes(before: Explanation, after: Explanation) -> list[Change]:
     Profilers spell kernels' names in their own ways; across two of them, the names are compared in one spelling."""
     spelt = str if before.source == after.source else one_spelling
     pairs: dict[str, tuple[list[Kernel], list[Kernel]]] = {}
-    for side, explained in enumerate((before, after)):
-        for kernel in explained.kernels:
+    for side, one in enumerate((before, after)):
+        for kernel in one.kernels:
             pairs.setdefault(spelt(kernel.name), ([], []))[side].append(kernel)
     found = [
         Change(

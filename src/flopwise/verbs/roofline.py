@@ -6,7 +6,7 @@ from typing import Any
 
 from flopwise.analysis.roofline import Roofline, measured_points, predicted_points
 from flopwise.ceilings import Ceilings
-from flopwise.cost.fusion import fuse
+from flopwise.cost.fusion import fuse, graph_of
 from flopwise.cost.roofline import op_times
 from flopwise.cost.step import account_step
 from flopwise.errors import FlopwiseError
@@ -66,7 +66,7 @@ def _of_workload(asked: Workload, gpu: str | None) -> Roofline:
     machine = gpu_named(gpu)
     limits = _limits(machine)
     ops: Sequence[OpWork] = dry_run(asked, machine).ops if needs_dry_run(asked) else account_step(asked, machine).ops
-    ops = fuse(ops) if asked.recipe.compile != "off" else ops
+    ops = fuse(ops, graph_of(asked.recipe.compile)) if asked.recipe.compile != "off" else ops
     points = predicted_points(ops, op_times(ops, limits), limits)
     title = f"{asked.label()} on {machine.title}, predicted"
     notes = ("where no matmul is in an operation, every element counts as one FLOP",)

@@ -1,0 +1,97 @@
+"""The moves that `tune` may try from a recipe: one lever changed at a time, and what it does to the numbers."""
+
+import msgspec
+
+from flopwise.errors import FlopwiseError
+from flopwise.spec.model import ModelSpec
+from flopwise.spec.recipe import CHOICES, LEVERS, Recipe
+from flopwise.spec.workload import UserStep, Workload, _levers, workload
+
+# What is worth a try, in the order of a first guess; a value that never is faster or smaller is not among them.
+TRIED: dict[str, tuple[str, ...]] = {
+    "precision": ("bf16", "bf16-master", "tf32"),
+    "attention": ("sdpa", "sdpa-cudnn", "flash", "sdpa-flash"),
+    "graph": ("on",),
+    "compile": ("default", "blocks", "off"),
+    "optimizer": ("fused", "flopwise"),
+    "loss": ("fused", "chunked", "full"),
+    "norm": ("torch", "triton"),
+    "activation": ("torch", "triton"),
+    "rope": ("triton", "eager"),
+    "projections": ("fused", "separate"),
+}
+ROUNDED = {"precision": ("tf32", "bf16", "fp16", "bf16-pure", "bf16-master")}  # changes results beyond fp32's rounding
+REDONE_BY = ("compile", "precision")  # levers after which a move that failed may be worth another try
+
+
+class Move(msgspec.Struct, frozen=True, kw_only=True):
+    """One lever's new value, and the workload with it."""
+
+    lever: str
+    value: str
+    workload: Workload
+
+    @property
+    def name(self) -> str:
+        return f"{self.lever} = {self.value}"
+
+
+def moves(current: Workload, *, keep_exact: bool = False, smaller: bool = False) -> list[Move]:
+    """Every move from here that the workload allows.
+
+    `keep_exact` leaves out what rounds more than fp32 does; `smaller` adds checkpointing, which costs time.
+
+    >>> [move.name for move in moves(workload("tiny"), keep_exact=True)][:3]
+    ['attention = sdpa-cudnn', 'attention = flash', 'attention = sdpa-flash']
+    """
+    found = []
+    for lever, values in _tried(current, smaller).items():
+        for value in values:
+            if str(getattr(current.recipe, lever)) == value or (keep_exact and value in ROUNDED.get(lever, ())):
+                continue
+            if (changed := with_lever(current, lever, value)) is not None:
+                found.append(Move(lever=lever, value=value, workload=changed))
+    return found
+
+
+def _tried(current: Workload, smaller: bool) -> dict[str, tuple[str, ...]]:
+    allowed = LEVERS if isinstance(current.subject, ModelSpec) else _levers(current.subject)
+    tried = {lever: values for lever, values in TRIED.items() if lever in allowed and lever in CHOICES}
+    checkpoint = current.recipe.checkpoint
+    if "checkpoint" in allowed:
+        tried["checkpoint"] = ("0",) if checkpoint else ("1",) if smaller else ()
+    return tried
+
+
+def with_lever(current: Workload, lever: str, value: str) -> Workload | None:
+    """The workload with one lever changed; None where the two do not go together."""
+    try:
+        recipe = msgspec.structs.asdict(current.recipe) | {lever: int(value) if lever == "checkpoint" else value}
+        changed = msgspec.structs.replace(current, recipe=Recipe(**recipe))
+        return _checked(changed)
+    except FlopwiseError:
+        return None
+
+
+def _checked(changed: Workload) -> Workload:
+    """Through `workload()`, which knows what goes with what."""
+    subject = changed.subject
+    if isinstance(subject, UserStep):
+        return workload(changed.target, recipe=changed.recipe)
+    shape = {"batch": changed.batch, "context": changed.context, "phase": changed.phase}
+    made = workload(
+        changed.target, recipe=changed.recipe, set=changed.changes, implementation=changed.implementation, **shape
+    )
+    return made
+
+
+def reference_of(start: Workload) -> Workload:
+    """The same step by hand and in fp32: what losses and gradients are compared with. A user's step is its own.
+
+    >>> reference_of(workload("tiny", precision="bf16", attention="sdpa")).label()
+    'tiny b4 t128 train attention=naive norm=eager activation=eager'
+    """
+    if not isinstance(start.subject, ModelSpec):
+        return start
+    by_hand = {"attention": "naive", "norm": "eager", "activation": "eager"} if start.implementation == "flopwise" else {}
+    return msgspec.structs.replace(start, recipe=Recipe(**by_hand))

@@ -1,0 +1,225 @@
+"""What a lever would save, by the model that predicts steps: the workload accounted for with the lever changed.
+
+The machine's ceilings are corrected first by what was measured of the step as it is: the host's costs by the time it was
+busy launching, matmuls and attention of the precision used by their time in the trace, all other kernels by the rest.
+What the lever leaves alone then costs what it was measured to cost.
+"""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from statistics import median
+from typing import Any
+
+import msgspec
+
+from flopwise import units
+from flopwise.advice import measured
+from flopwise.advice.facts import Facts
+from flopwise.ceilings import Ceilings, Curve, HostCost, Matmul, Tile
+from flopwise.cost.account import step_time
+from flopwise.cost.fit import peak_of
+from flopwise.cost.roofline import StepTime
+from flopwise.cost.step import StepCost, account_step
+from flopwise.errors import FlopwiseError
+from flopwise.records import PhaseTimes
+from flopwise.spec.gpu import gpu as gpu_named
+from flopwise.spec.recipe import recipe_from
+from flopwise.spec.workload import Workload
+from flopwise.work import ATTENTION, MATMUL
+
+_WIDEST = 3.0  # a correction beyond this, up or down, is of another step, or of a clock that measured something else
+_GPU_BOUND = 0.95  # of the step the GPU is at work: the host's clock then holds its waiting for a full queue
+
+
+class Corrections(msgspec.Struct, frozen=True, kw_only=True):
+    """Measured over predicted, of the step as it is."""
+
+    host: dict[str, float] = {}  # by phase; 1 where the clock says nothing
+    matmul: float = 1.0  # of the precision used
+    attention: float = 1.0
+    rest: float = 1.0
+
+
+class Predicted(msgspec.Struct, frozen=True, kw_only=True):
+    """A step as it is and as it would be, both by the corrected model; `saving_ns` is of the measured step."""
+
+    now: StepTime
+    then: StepTime
+    corrections: Corrections
+    saving_ns: float
+    gpu_saving_ns: float  # less work for the GPU, whether the step gets shorter by it or not
+    arithmetic: str
+
+
+def predicted_saving(facts: Facts, levers: Mapping[str, str]) -> tuple[float, str] | None:
+    """The saving of changed levers and how it was reckoned; None where the workload or the machine is not known."""
+    found = predicted_step(facts, levers)
+    return (found.saving_ns, found.arithmetic) if found is not None else None
+
+
+def predicted_step(facts: Facts, levers: Mapping[str, str], **fields: Any) -> Predicted | None:
+    """The step with levers changed, and with `fields` of the workload (`batch=8`, `subject=…`) changed.
+
+    None where the workload is not known, no ceilings are, or the levers do not go together.
+    """
+    workload, gpu = measured.workload_of(facts), measured.gpu_of(facts)
+    if workload is None or facts.ceilings is None or measured.model_of(facts) is None:
+        return None
+    try:
+        other = changed(workload, levers, **fields)
+        name = gpu.name if gpu is not None else ""
+        cost_now, cost_then = _cost(_key(workload), name), _cost(_key(other), name)
+    except FlopwiseError:
+        return None
+    corrections = _corrections(facts, workload, cost_now, facts.ceilings)
+    limits = corrected(facts.ceilings, corrections, _precision(workload))
+    now, then = step_time(workload, cost_now, limits), step_time(other, cost_then, limits)
+    known = measured.untraced_ns(facts)
+    scale = _within(known / now.wall_ns) if known else 1.0
+    saving = (now.wall_ns - then.wall_ns) * scale
+    what = ", ".join(f"{k} = {v}" for k, v in levers.items()) or ", ".join(f"{k} = {v}" for k, v in fields.items())
+    arithmetic = (
+        f"model of the step: {_told(now)} now, {_told(then)} with {what}: "
+        f"{units.duration(now.wall_ns)} − {units.duration(then.wall_ns)}{_times(scale)} = {units.duration(saving)} "
+        f"(ceilings {facts.ceilings.how}; corrected by what was measured: host {_by_phase(corrections.host)}, "
+        f"matmul × {corrections.matmul:.2f}, attention × {corrections.attention:.2f}, rest × {corrections.rest:.2f})"
+    )
+    return Predicted(
+        now=now,
+        then=then,
+        corrections=corrections,
+        saving_ns=saving,
+        gpu_saving_ns=(now.gpu_ns - then.gpu_ns) * scale,
+        arithmetic=arithmetic,
+    )
+
+
+def changed(workload: Workload, levers: Mapping[str, str], **fields: Any) -> Workload:
+    """The workload with other levers and fields."""
+    recipe = recipe_from(msgspec.structs.asdict(workload.recipe) | dict(levers))
+    return msgspec.structs.replace(workload, recipe=recipe, **fields)
+
+
+def saved_bytes(facts: Facts, levers: Mapping[str, str]) -> int:
+    """What levers take off the peak by the closed form, at least 0; 0 where the workload is not known."""
+    workload = measured.workload_of(facts)
+    if workload is None or measured.model_of(facts) is None:
+        return 0
+    gpu = measured.gpu_of(facts)
+    try:
+        return max(0, peak_of(workload, gpu) - peak_of(changed(workload, levers), gpu))
+    except FlopwiseError:
+        return 0
+
+
+def corrected(ceilings: Ceilings, by: Corrections, precision: str) -> Ceilings:
+    """The machine that the step was measured on, as slow as it was; other precisions' matmuls stay at their ceilings."""
+
+    def attention(curves: Mapping[str, Curve]) -> dict[str, Curve]:
+        return {k: _slower(c, by.attention) if k.startswith(precision) else c for k, c in curves.items()}
+
+    phases = dict.fromkeys((*ceilings.host, *by.host))
+    return msgspec.structs.replace(
+        ceilings,
+        matmul={k: _slower_matmul(m, by.matmul) if k == precision else m for k, m in ceilings.matmul.items()},
+        memory={k: _slower(curve, by.rest) for k, curve in ceilings.memory.items()},
+        attention=attention(ceilings.attention),
+        attention_backward=attention(ceilings.attention_backward),
+        host={phase: _slower_host(ceilings.host_cost(phase), by.host.get(phase, 1.0)) for phase in phases},
+        backward_start_ns=ceilings.backward_start_ns * by.host.get("backward", 1.0),
+        compiled_call_ns=ceilings.compiled_call_ns * by.host.get("forward", 1.0),
+    )
+
+
+def _slower(curve: Curve, factor: float) -> Curve:
+    return Curve(amount=curve.amount, ns=tuple(ns * factor for ns in curve.ns))
+
+
+def _slower_matmul(limits: Matmul, factor: float) -> Matmul:
+    tiles = tuple(
+        Tile(m=t.m, n=t.n, start_ns=t.start_ns * factor, flops_per_s=t.flops_per_s / factor) for t in limits.tiles
+    )
+    return msgspec.structs.replace(
+        limits, peak_flops=limits.peak_flops / factor, tiles=tiles, join_ns=limits.join_ns * factor
+    )
+
+
+def _slower_host(cost: HostCost, factor: float) -> HostCost:
+    return HostCost(**{name: ns * factor for name, ns in msgspec.structs.asdict(cost).items()})
+
+
+def _corrections(facts: Facts, workload: Workload, cost: StepCost, ceilings: Ceilings) -> Corrections:
+    plain = step_time(workload, cost, ceilings)
+    gpu, host = measured.gpu_ns(facts), _host(facts, workload, plain)
+    if not gpu or not plain.gpu_ns:
+        return Corrections(host=host)
+    e, by_kind = facts.explanation, plain.gpu_ns_by_kind
+    if e is None:
+        every = _within(gpu / plain.gpu_ns)
+        return Corrections(host=host, matmul=every, attention=every, rest=every)
+    taken = {share.name: share.gpu_ns for share in e.classes}
+
+    def one(kind: str) -> float:
+        return _within(taken[kind] / by_kind[kind]) if taken.get(kind) and by_kind.get(kind) else 1.0
+
+    def others(times: Mapping[str, float]) -> float:
+        return sum(ns for kind, ns in times.items() if kind not in (MATMUL, ATTENTION))
+
+    rest = _within(others(taken) / others(by_kind)) if others(taken) and others(by_kind) else 1.0
+    return Corrections(host=host, matmul=one(MATMUL), attention=one(ATTENTION), rest=rest)
+
+
+def _host(facts: Facts, workload: Workload, plain: StepTime) -> dict[str, float]:
+    """By phase, where phases were timed one by one, else of the whole step alike."""
+    if facts.point is None or workload.recipe.graph == "on":
+        return {}
+    phases = [phase.phase for phase in plain.phases]
+    timed = {phase.phase: (facts.point.times(phase.phase), phase.host_ns, phase.gpu_ns) for phase in plain.phases}
+    if all(times is None for times, _, _ in timed.values()):
+        whole = _dictated(facts.point.times(), plain.host_ns, plain.gpu_ns)
+        found = dict.fromkeys(phases, whole) if whole else {}
+    else:
+        each = {phase: _dictated(*clocks) for phase, clocks in timed.items()}
+        found = {phase: factor for phase, factor in each.items() if factor}
+    if phases == ["forward"] and "forward" in found:
+        found["inference"] = found["forward"]
+    return found
+
+
+def _dictated(times: PhaseTimes | None, host_ns: float, gpu_ns: float) -> float | None:
+    """The host's time over what was predicted; None where the GPU dictated: the host then waits for the queue, its clock too."""
+    if times is None or not times.launch_ns or not times.wall_ns or not host_ns:
+        return None
+    held = [ns for ns, was_held in zip(times.gpu_ns, times.gpu_held, strict=False) if was_held]
+    busy = median(held) if held else gpu_ns
+    return _within(median(times.launch_ns) / host_ns) if busy < _GPU_BOUND * median(times.wall_ns) else None
+
+
+def _by_phase(factors: Mapping[str, float]) -> str:
+    return ", ".join(f"{phase} × {factor:.2f}" for phase, factor in factors.items()) or "× 1.00"
+
+
+def _within(factor: float) -> float:
+    return min(_WIDEST, max(1 / _WIDEST, factor))
+
+
+def _precision(workload: Workload) -> str:
+    return workload.recipe.precision.removesuffix("-pure")
+
+
+def _told(time: StepTime) -> str:
+    return f"{units.duration(time.wall_ns)} (GPU {units.duration(time.gpu_ns)}, host {units.duration(time.host_ns)})"
+
+
+def _times(scale: float) -> str:
+    return "" if abs(scale - 1) < 0.005 else f", × {scale:.2f} as measured,"
+
+
+def _key(workload: Workload) -> bytes:
+    return msgspec.json.encode(workload)
+
+
+@lru_cache(maxsize=32)
+def _cost(workload: bytes, gpu: str) -> StepCost:
+    """Rules ask for the same steps again and again; a workload holds tables, so its JSON stands for it."""
+    return account_step(msgspec.json.decode(workload, type=Workload), gpu_named(gpu) if gpu else None)

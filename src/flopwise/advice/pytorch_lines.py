@@ -1,0 +1,86 @@
+"""A recipe as lines of PyTorch, for who has a training loop of their own."""
+
+from flopwise.spec.recipe import Recipe
+
+_PRECISION = {
+    "tf32": "torch.set_float32_matmul_precision('high')",
+    "bf16": "with torch.autocast('cuda', dtype=torch.bfloat16):  # around the forward pass and the loss",
+    "fp16": "scaler = torch.amp.GradScaler('cuda')  # and torch.autocast('cuda', dtype=torch.float16) around forward and loss",
+    "bf16-pure": "model = model.to(torch.bfloat16)  # weights, gradients and optimizer state",
+    "bf16-master": "model = model.to(torch.bfloat16)  # fp32 master weights in the optimizer: flopwise.kernels.adamw.AdamW",
+}
+_ATTENTION = {
+    "sdpa": "y = F.scaled_dot_product_attention(q, k, v, is_causal=True)",
+    "sdpa-flash": "with sdpa_kernel(SDPBackend.FLASH_ATTENTION):  # from torch.nn.attention",
+    "sdpa-cudnn": "with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):  # from torch.nn.attention",
+    "flex": "y = torch.compile(flex_attention)(q, k, v, block_mask=causal)  # from torch.nn.attention.flex_attention",
+    "flash": "from flopwise.kernels.attention import attention  # y = attention(q, k, v, is_causal=True)",
+}
+_NORM = {
+    "torch": "y = F.rms_norm(x, weight.shape, weight, eps)",
+    "triton": "from flopwise.kernels.rms_norm import rms_norm  # and add_rms_norm, with the residual",
+}
+_ACTIVATION = {
+    "torch": "y = F.silu(gate) * up  # F.gelu(x, approximate='tanh')",
+    "triton": "from flopwise.kernels.swiglu import swiglu  # y = swiglu(gate, up)",
+    "cuda": "from flopwise.kernels.gelu import GELU  # y = GELU['cuda'](x)",
+}
+_LOSS = {
+    "chunked": "loss = 0  # for chunk in hidden.chunk(n): add F.cross_entropy(chunk @ head.T, …) under checkpoint",
+    "fused": "from flopwise.kernels.cross_entropy import linear_cross_entropy  # of hidden states and the head's weight",
+}
+_OPTIMIZER = {
+    "foreach": "optimizer = torch.optim.AdamW(model.parameters(), foreach=True)",
+    "fused": "optimizer = torch.optim.AdamW(model.parameters(), fused=True)",
+    "flopwise": "from flopwise.kernels.adamw import AdamW  # optimizer = AdamW(model.parameters(), lr)",
+    "flopwise-bf16": "from flopwise.kernels.adamw import AdamW  # AdamW(model.parameters(), lr, state_dtype=torch.bfloat16)",
+}
+_COMPILE = {
+    "default": "model = torch.compile(model, dynamic=False)",
+    "max-autotune": "model = torch.compile(model, mode='max-autotune-no-cudagraphs', dynamic=False)",
+    "blocks": "for block in model.blocks: block.compile(dynamic=False)",
+}
+_GRAPH = {
+    "on": "with torch.cuda.graph(graph): step()  # after three warm-up steps on a side stream; then graph.replay()",
+}
+_PROJECTIONS = {"fused": "q, k, v = self.qkv(x).split(sizes, -1)  # one weight for the three; the same for gate and up"}
+_ROPE = {"triton": "from flopwise.kernels.rope import rope_pair  # q, k = rope_pair(q, k, cos, sin)"}
+LINES = {
+    "precision": _PRECISION,
+    "attention": _ATTENTION,
+    "norm": _NORM,
+    "activation": _ACTIVATION,
+    "rope": _ROPE,
+    "loss": _LOSS,
+    "optimizer": _OPTIMIZER,
+    "projections": _PROJECTIONS,
+    "compile": _COMPILE,
+    "graph": _GRAPH,
+}
+
+
+def pytorch_lines(recipe: Recipe, since: Recipe | None = None) -> tuple[str, ...]:
+    """The lines for what a recipe has and another (by default: the plainest) has not.
+
+    >>> pytorch_lines(Recipe(optimizer="fused"))
+    ('optimizer = torch.optim.AdamW(model.parameters(), fused=True)',)
+    """
+    start = since or Recipe()
+    lines = [
+        lines[value]
+        for lever, lines in LINES.items()
+        if (value := getattr(recipe, lever, None)) != getattr(start, lever, None) and value in lines
+    ]
+    if recipe.checkpoint and recipe.checkpoint != start.checkpoint:
+        lines.append("x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)  # for each segment of blocks")
+    return tuple(lines)
+
+
+def recipe_toml(recipe: Recipe) -> str:
+    """The recipe as a file for `--recipe`.
+
+    >>> recipe_toml(Recipe(precision="bf16", checkpoint=2))
+    'precision = "bf16"\\ncheckpoint = 2'
+    """
+    lines = (f'{k} = "{v}"' if isinstance(v, str) else f"{k} = {v}" for k, v in recipe.changed().items())
+    return "\n".join(lines) or "# nothing to change"

@@ -1,0 +1,136 @@
+"""What `tune` writes down as it goes: how it began, every lever tried, how it ended. And when a lever is kept."""
+
+import math
+
+import msgspec
+
+from flopwise.advice.finding import Finding
+from flopwise.analysis.comparison import FASTER, SLOWER, Comparison
+from flopwise.analysis.waterfall import Waterfall
+from flopwise.records import Agreement
+from flopwise.spec.workload import Workload
+
+SMALLER = 0.05  # of the peak: a lever that is not faster is kept if it saves more than this
+# How far losses and gradients may be from the reference's: rounding, with room for a few steps of training.
+LOSS_BOUNDS = {"fp32": 1e-3, "tf32": 5e-3}
+GRADIENT_BOUNDS = {"fp32": 5e-3, "tf32": 2e-2}
+HALF_LOSS, HALF_GRADIENT = 2e-2, 0.15  # bf16 and fp16
+
+
+class Begun(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="begun"):
+    """The step before anything was changed."""
+
+    workload: Workload
+    step_ns: float
+    peak_bytes: int | None = None
+    gpu: str = ""
+    waterfall: Waterfall | None = None
+    findings: tuple[Finding, ...] = ()
+    agreement: Agreement | None = None  # of the step as it was, with the reference
+    notes: tuple[str, ...] = ()
+
+
+class Attempt(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="attempt"):
+    """One lever, tried against the best so far."""
+
+    lever: str
+    value: str
+    before: str  # the lever's value until then
+    status: str  # 'ok', or why there is no measurement: 'oom', 'unsupported', …
+    predicted_ns: float | None = None  # saving of a step, before it was run
+    arithmetic: str = ""
+    before_ns: float | None = None  # medians of the two, taken in turns
+    after_ns: float | None = None
+    comparison: Comparison | None = None
+    before_bytes: int | None = None  # peaks
+    after_bytes: int | None = None
+    agreement: Agreement | None = None
+    kept: bool = False
+    why: str = ""
+    rules: tuple[str, ...] = ()  # the findings that ask for it
+
+    @property
+    def saved_ns(self) -> float | None:
+        """Measured; below zero: it takes longer."""
+        return None if self.before_ns is None or self.after_ns is None else self.before_ns - self.after_ns
+
+    @property
+    def close(self) -> bool | None:
+        """Whether the prediction was within 20 % or 1 ms of the measurement; None: there are not both."""
+        if self.predicted_ns is None or self.saved_ns is None:
+            return None
+        return abs(self.predicted_ns - self.saved_ns) <= max(1e6, 0.2 * abs(self.saved_ns))
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="ended"):
+    """The step after all that was kept."""
+
+    workload: Workload
+    step_ns: float
+    peak_bytes: int | None = None
+    waterfall: Waterfall | None = None
+    stopped: str  # 'nothing left to try', 'the budget', 'interrupted'
+    seconds: float = 0.0
+
+
+Row = Begun | Attempt | Ended
+
+
+class Tuning(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole tuning, read back; without an end, it was cut off."""
+
+    run: str
+    begun: Begun
+    attempts: tuple[Attempt, ...]
+    ended: Ended | None
+
+    @property
+    def best(self) -> Workload:
+        """The recipe that was best when it ended."""
+        if self.ended is not None:
+            return self.ended.workload
+        return _applied(self.begun.workload, self.attempts)
+
+
+def _applied(start: Workload, attempts: tuple[Attempt, ...]) -> Workload:
+    levers = {a.lever: int(a.value) if a.lever == "checkpoint" else a.value for a in attempts if a.kept}
+    return msgspec.structs.replace(start, recipe=msgspec.structs.replace(start.recipe, **levers))
+
+
+def wrong(agreement: Agreement | None, precision: str) -> str:
+    """Why losses or gradients are not those of the reference; '' if they are, or if there are none to look at.
+
+    >>> wrong(Agreement(losses=(2.5,), reference_losses=(2.0,), gradient_error=0.01), "bf16")
+    'the loss is 25 % off the reference (2 % allowed)'
+    """
+    if agreement is None:
+        return ""
+    half = precision not in LOSS_BOUNDS
+    most_loss = HALF_LOSS if half else LOSS_BOUNDS[precision]
+    most_gradient = HALF_GRADIENT if half else GRADIENT_BOUNDS[precision]
+    for what, error, most in (
+        ("the loss is", agreement.loss_error, most_loss),
+        ("the gradients are", agreement.gradient_error, most_gradient),
+    ):
+        if error is not None and not error <= most:
+            off = f"{error:.2g} times" if not math.isfinite(error) or error > 10 else f"{100 * error:.2g} %"
+            return f"{what} {off} off the reference ({100 * most:.2g} % allowed)"
+    return ""
+
+
+def decide(
+    comparison: Comparison, before_bytes: int | None, after_bytes: int | None, limit_bytes: int | None
+) -> tuple[bool, str]:
+    """Whether a lever is kept, and why: faster; or as fast and smaller; or needed to stay within the memory."""
+    if limit_bytes is not None and after_bytes is not None and before_bytes is not None:
+        if after_bytes > limit_bytes and after_bytes >= before_bytes:
+            return False, "over the memory limit"
+        if before_bytes > limit_bytes > 0 and after_bytes < before_bytes:
+            return True, "smaller, which the memory limit asks for"
+    if comparison.verdict == FASTER:
+        return True, "faster"
+    if comparison.verdict == SLOWER:
+        return False, "slower"
+    if before_bytes and after_bytes is not None and after_bytes < (1 - SMALLER) * before_bytes:
+        return True, f"{1 - after_bytes / before_bytes:.0%} less memory, and no slower"
+    return False, comparison.verdict

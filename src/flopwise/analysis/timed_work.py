@@ -1,0 +1,72 @@
+"""A step's GPU work by what becomes of it in a waterfall, with the time that counts: every instant once, of one step."""
+
+import math
+from dataclasses import dataclass
+
+import polars as pl
+
+from flopwise.analysis.attention import in_core
+from flopwise.analysis.explained import Explained
+from flopwise.analysis.idle import Idle
+from flopwise.analysis.op_flops import ATTENTIONS, MATMULS
+from flopwise.trace.phases import OPTIMIZER, OTHER, RECOMPUTE
+from flopwise.work import ATTENTION, COMMUNICATION, MATMUL, MEMORY
+from flopwise.work import OPTIMIZER as OPTIMIZER_KERNEL
+
+PRODUCTS, FUSED, CORE, MOVING, AGAIN, UPDATE, TALK, GRAPH = (
+    "products", "fused attention", "attention written out", "memory-bound", "recomputation", "optimizer", "communication",
+    "whole graphs",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TimedWork:
+    """`rows` are added up by phase, class, kernel, op, size and module; `what` is one of the above, `ns` of one step."""
+
+    rows: pl.DataFrame
+    shapes: tuple[str, ...]
+    n: int
+    scale: float  # of `ns` times `n` over what the trace says: below 1 where the untraced GPU was faster
+    elsewhere_ns: float  # in which the GPU was at other work than these steps'
+
+    def of(self, *what: str) -> pl.DataFrame:
+        """The rows of some kinds."""
+        return self.rows.filter(pl.col("what").is_in(what))
+
+    def ns(self, *what: str) -> float:
+        """Their time."""
+        return math.fsum(self.of(*what)["ns"])
+
+    @property
+    def phases_known(self) -> bool:
+        """Whether most of the work has a phase: that of a replayed CUDA graph has none."""
+        unknown = math.fsum(self.rows.filter(pl.col("phase") == OTHER)["ns"])
+        return unknown <= 0.5 * math.fsum(self.rows["ns"])
+
+
+def timed_work(part: Explained, step_ns: float, waiting: Idle) -> TimedWork:
+    """Sort the work of the steps; together with the idle time `waiting` it fills steps of `step_ns`."""
+    n = len(part.steps)
+    own_ns = int(part.added["own_ns"].sum())
+    busy_ns = part.high_ns - part.low_ns - part.idle.total_ns
+    scale = (step_ns * n - waiting.total_ns) / busy_ns if busy_ns else 1.0
+    rows = part.added.with_columns(_what().alias("what"), ns=pl.col("own_ns") * (scale / n))
+    return TimedWork(rows=rows, shapes=part.whole.shapes, n=n, scale=scale, elsewhere_ns=(busy_ns - own_ns) * scale / n)
+
+
+def _what() -> pl.Expr:
+    """The first that holds. A memset inside a product or inside attention is the library's, and goes with it."""
+    kind, phase, helps = pl.col("class"), pl.col("phase"), pl.col("class") == MEMORY
+    cases = (
+        (kind == COMMUNICATION, TALK),
+        (phase == RECOMPUTE, AGAIN),
+        ((phase == OPTIMIZER) | (kind == OPTIMIZER_KERNEL), UPDATE),
+        (pl.col("source") == "graph run", GRAPH),
+        ((kind == MATMUL) | (helps & pl.col("op").is_in(MATMULS)), PRODUCTS),
+        ((kind == ATTENTION) | (helps & pl.col("op").is_in(ATTENTIONS)), FUSED),
+        (in_core(), CORE),
+    )
+    expression = pl.lit(MOVING)
+    for holds, what in reversed(cases):
+        expression = pl.when(holds.fill_null(False)).then(pl.lit(what)).otherwise(expression)
+    return expression

@@ -1,0 +1,69 @@
+"""What a user's factory builds, found by watching it build: modules, optimizers, loss scalers."""
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+
+class Found:
+    """The things that were built and are still there, in the order they were made. Nothing is kept alive by being known."""
+
+    def __init__(self) -> None:
+        self._made: list[weakref.ref[Any]] = []
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """While open, every module, optimizer and scaler of the process is written down as it is made."""
+        with ExitStack() as stack:
+            for kind in (nn.Module, Optimizer, torch.amp.GradScaler):
+                stack.enter_context(self._watched(kind))
+            yield
+
+    @contextmanager
+    def _watched(self, kind: Any) -> Iterator[None]:
+        original: Callable[..., None] = kind.__init__
+        open_ = True
+
+        def init(made: Any, *args: Any, **kwargs: Any) -> None:
+            if open_:
+                self._made.append(weakref.ref(made))
+            original(made, *args, **kwargs)
+
+        kind.__init__ = init
+        try:
+            yield
+        finally:
+            open_ = False
+            if kind.__init__ is init:  # torch.compile, first used meanwhile, may have put its own in front of this one
+                kind.__init__ = original
+
+    def _alive(self, kind: type[Any]) -> list[Any]:
+        return list({id(made): made for ref in self._made if isinstance(made := ref(), kind)}.values())
+
+    @property
+    def roots(self) -> list[nn.Module]:
+        """The modules that are no other module's child."""
+        modules: list[nn.Module] = self._alive(nn.Module)
+        children = {id(child) for module in modules for child in module.children()}
+        return [module for module in modules if id(module) not in children]
+
+    @property
+    def model(self) -> nn.Module | None:
+        """The root with the most parameters; None where no root has any."""
+        sizes = [(sum(p.numel() for p in root.parameters()), root) for root in self.roots]
+        size, largest = max(sizes, key=lambda one: one[0], default=(0, None))
+        return largest if size else None
+
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        return self._alive(Optimizer)
+
+    @property
+    def scales_losses(self) -> bool:
+        """Whether there is a loss scaler that is switched on."""
+        return any(scaler.is_enabled() for scaler in self._alive(torch.amp.GradScaler))

@@ -1,0 +1,229 @@
+"""Levers applied to a step from outside: to what its factory built, and around its phases. Its code is not changed."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+import torch._dynamo
+from torch import Tensor, nn
+from torch._dynamo.exc import TorchDynamoException
+from torch._dynamo.utils import counters
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.utils.checkpoint import checkpoint
+
+from flopwise.capture.blocks import blocks_of, compile_blocks
+from flopwise.capture.found import Found
+from flopwise.capture.model_step import COMPILE_MODES, check_supported
+from flopwise.errors import Unsupported, one_line
+from flopwise.lm.precision import apply_fp32_matmul, autocast
+from flopwise.spec.recipe import Recipe
+
+Phases = dict[str, Callable[[], object]]
+
+_NOT_AUTOCAST = (
+    "backward",
+    "optimizer",
+)  # the backward pass runs in its forward ops' dtypes, the update in the weights'
+_BACKENDS = {"sdpa-flash": SDPBackend.FLASH_ATTENTION, "sdpa-cudnn": SDPBackend.CUDNN_ATTENTION}
+_FUSABLE = (Adam, AdamW, SGD)
+
+
+class Outside:
+    """One step's levers. The recipe's defaults leave the step as it is written."""
+
+    def __init__(self, recipe: Recipe, found: Found, device: torch.device) -> None:
+        self.recipe, self.found, self.device = recipe, found, device
+        self.checkpointed = 0  # blocks
+        self._graphs_before = 0
+
+    def apply(self, phases: Phases) -> Phases:
+        """Change what was found, and return the phases that run under the levers."""
+        recipe = self.recipe
+        check_supported(recipe, self.device)
+        if recipe.precision == "fp16":
+            self._check_scaler(phases)
+        if recipe.precision == "tf32":
+            apply_fp32_matmul(recipe)
+        if recipe.optimizer == "fused":
+            self._fuse_optimizers()
+        if recipe.graph == "on":
+            for optimizer in self.found.optimizers:
+                make_capturable(optimizer)
+        if recipe.checkpoint:
+            self._checkpoint()
+        if recipe.compile != "off":
+            self._compile()
+        if not recipe.changed():
+            return phases
+        return self._first_step_checked({name: self._around(name, run) for name, run in phases.items()})
+
+    # --- precision and attention: around the phases
+
+    def _around(self, name: str, run: Callable[[], object]) -> Callable[[], object]:
+        backend = _BACKENDS.get(self.recipe.attention)
+
+        def phase() -> object:
+            with ExitStack() as stack:
+                stack.enter_context(self._one_clear_line())
+                if name not in _NOT_AUTOCAST:
+                    stack.enter_context(autocast(self.recipe, self.device.type))
+                if backend is not None:
+                    stack.enter_context(sdpa_kernel(backend))
+                return run()
+
+        return phase
+
+    @contextmanager
+    def _one_clear_line(self) -> Iterator[None]:
+        """A lever that the step cannot bear makes a row that says which."""
+        try:
+            yield
+        except TorchDynamoException as error:
+            if self.recipe.compile == "off":
+                raise
+            raise Unsupported(
+                f"compile = '{self.recipe.compile}' fails on this step: {one_line(str(error), 200)}",
+                "compile = off; or compile in your own code the part that can be",
+            ) from error
+        except RuntimeError as error:
+            if self.recipe.attention in _BACKENDS and "No available kernel" in str(error):
+                raise Unsupported(
+                    f"attention = '{self.recipe.attention}' cannot run this step's attention",
+                    "try precision = bf16 with it, or attention = sdpa, which picks a backend that can",
+                ) from error
+            raise
+
+    def _check_scaler(self, phases: Phases) -> None:
+        trains = bool(self.found.optimizers) or "backward" in phases
+        if trains and not self.found.scales_losses:
+            raise Unsupported(
+                "precision = 'fp16' needs a loss scaler, and the step has none: small gradients would become zero",
+                "use torch.amp.GradScaler in the step, or precision = bf16",
+            )
+
+    # --- the optimizer
+
+    def _fuse_optimizers(self) -> None:
+        if not self.found.optimizers:
+            raise Unsupported(
+                "optimizer = 'fused' found no optimizer: the factory builds none", "build it in the factory"
+            )
+        for optimizer in self.found.optimizers:
+            if type(optimizer) not in _FUSABLE:
+                raise Unsupported(
+                    f"optimizer = 'fused' does not know {type(optimizer).__name__}",
+                    "it knows torch's Adam, AdamW and SGD",
+                )
+        for optimizer in self.found.optimizers:
+            fuse_optimizer(optimizer)
+
+    # --- checkpointing and compilation: of the modules
+
+    def _blocks(self, lever: str) -> list[nn.Module]:
+        self._need_modules(lever)
+        blocks = blocks_of(self.found.roots)
+        if not blocks:
+            raise Unsupported(
+                f"{lever} found no blocks: no nn.ModuleList or nn.Sequential of one class",
+                "keep the model's layers in an nn.ModuleList",
+            )
+        return blocks
+
+    def _need_modules(self, lever: str) -> None:
+        if not self.found.roots:
+            raise Unsupported(
+                f"{lever} found no module: the factory builds none",
+                "build the model in the factory, not at its first use",
+            )
+
+    def _checkpoint(self) -> None:
+        blocks = self._blocks(f"checkpoint = {self.recipe.checkpoint}")
+        for block in blocks:
+            # A captured graph cannot save the generator's state: `_refuse_random_numbers` sees to that.
+            block.forward = _recomputed(block.forward, keep_random=self.recipe.graph == "off")
+        self.checkpointed = len(blocks)
+
+    def _compile(self) -> None:
+        lever = f"compile = '{self.recipe.compile}'"
+        targets = self._blocks(lever) if self.recipe.compile == "blocks" else self.found.roots
+        self._need_modules(lever)
+        inside = [module for root in self.found.roots for module in root.modules()]
+        if any(isinstance(m, torch._dynamo.OptimizedModule) or m._compiled_call_impl is not None for m in inside):
+            raise Unsupported(f"{lever}: the step compiles its own modules already", "leave compile out")
+        compile_blocks(targets, mode=COMPILE_MODES[self.recipe.compile])
+        self._graphs_before = counters["stats"]["unique_graphs"]
+
+    # --- what only a step that has run can tell
+
+    def _first_step_checked(self, phases: Phases) -> Phases:
+        first, last = next(iter(phases)), next(reversed(phases))
+        before: list[Tensor] = []
+        done = False
+
+        def begin() -> object:
+            if not done and self._replays_recomputation:
+                before[:] = [torch.cuda.get_rng_state(self.device)]
+            return phases[first]() if first != last else end()
+
+        def end() -> object:
+            nonlocal done
+            result = phases[last]()
+            if not done:
+                done = True
+                self._check_first_step(before)
+            return result
+
+        return phases | {last: end} | {first: begin}
+
+    @property
+    def _replays_recomputation(self) -> bool:
+        return bool(self.checkpointed) and self.recipe.graph == "on" and self.device.type == "cuda"
+
+    def _check_first_step(self, before: list[Tensor]) -> None:
+        if self.recipe.compile != "off" and counters["stats"]["unique_graphs"] == self._graphs_before:
+            raise Unsupported(
+                f"compile = '{self.recipe.compile}' compiled nothing: the step calls no module that its factory built",
+                "call the module itself, not its forward, and build it in the factory",
+            )
+        if before and not torch.equal(before[0], torch.cuda.get_rng_state(self.device)):
+            raise Unsupported(
+                "checkpoint with graph = 'on' cannot recompute random numbers (dropout), and this step draws some",
+                "switch dropout off, or leave one of the two out",
+            )
+
+
+def fuse_optimizer(optimizer: Optimizer) -> None:
+    """The fused form of torch's Adam, AdamW or SGD, as if it had been built so; its rates and its state stay."""
+    for group in (optimizer.defaults, *optimizer.param_groups):
+        if group.get("differentiable"):
+            raise Unsupported("optimizer = 'fused' cannot be differentiable", "build it without differentiable=True")
+        group["fused"], group["foreach"] = True, False
+    optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
+    optimizer._need_device_dtype_check_for_fused = True  # type: ignore[attr-defined]
+    _count_on_device(optimizer)
+
+
+def make_capturable(optimizer: Optimizer) -> None:
+    """What a CUDA graph needs of an optimizer: its step count on the device, where it has one."""
+    for group in (optimizer.defaults, *optimizer.param_groups):
+        if "capturable" in group:
+            group["capturable"] = True
+    _count_on_device(optimizer)
+
+
+def _count_on_device(optimizer: Optimizer) -> None:
+    """The step counts of an optimizer that has already made steps."""
+    for parameter, state in optimizer.state.items():
+        if "step" in state and isinstance(parameter, Tensor):
+            state["step"] = torch.as_tensor(state["step"], dtype=torch.float32, device=parameter.device)
+
+
+def _recomputed(forward: Callable[..., Any], keep_random: bool) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=keep_random, **kwargs)
+
+    return run

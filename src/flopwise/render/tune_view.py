@@ -1,0 +1,143 @@
+"""What a user is shown of a tuning: the verdict, every lever tried with its prediction, the recipe, and how to write it."""
+
+from typing import Any
+
+import msgspec
+
+from flopwise import units
+from flopwise.advice.pytorch_lines import pytorch_lines, recipe_toml
+from flopwise.advice.tuning import Attempt, Tuning
+from flopwise.render.json import document
+from flopwise.render.table import Column, Table, View
+from flopwise.render.visible import LONGEST_LINE
+from flopwise.render.waterfall_view import waterfalls_table
+
+
+def tune_view(tuning: Tuning) -> View:
+    """Tables for people, and the same as a document."""
+    tables = [_attempts(tuning)]
+    falls = {"before": tuning.begun.waterfall, "after": tuning.ended.waterfall if tuning.ended else None}
+    if falls["before"] is not None or falls["after"] is not None:
+        tables.append(waterfalls_table({name: fall for name, fall in falls.items() if fall is not None}))
+    tables.append(_recipe(tuning))
+    return tables, _document(tuning)
+
+
+def verdict(tuning: Tuning) -> str:
+    """How it went, in one line."""
+    begun, (after_ns, after_bytes) = tuning.begun, _after(tuning)
+    ratio = begun.step_ns / after_ns if after_ns else 1.0
+    kept = sum(attempt.kept for attempt in tuning.attempts)
+    words = f"{begun.workload.label()}: {units.duration(begun.step_ns)} → {units.duration(after_ns)}, {ratio:.2f}x"
+    if begun.peak_bytes and after_bytes:
+        words += f"; peak memory {units.size(begun.peak_bytes)} → {units.size(after_bytes)}"
+    return f"{words}; {kept} of {len(tuning.attempts)} levers tried were kept"
+
+
+def _after(tuning: Tuning) -> tuple[float, int | None]:
+    if tuning.ended is not None:
+        return tuning.ended.step_ns, tuning.ended.peak_bytes
+    kept = [attempt for attempt in tuning.attempts if attempt.kept]
+    last = kept[-1] if kept else None
+    return (last.after_ns or tuning.begun.step_ns, last.after_bytes) if last else (tuning.begun.step_ns, None)
+
+
+def _attempts(tuning: Tuning) -> Table:
+    signed = _signed
+    columns = (
+        Column("lever", "lever", right=False),
+        Column("before_ns", "step ms", units.milliseconds),
+        Column("after_ns", "with it", units.milliseconds),
+        Column("predicted_ns", "predicted saving", signed),
+        Column("saved_ns", "measured", signed),
+        Column("interval", "± 95 %", right=False),
+        Column("after_bytes", "peak", units.size),
+        Column("loss_error", "loss off by", _share),
+        Column("gradient_error", "gradients", _share),
+        Column("kept", "kept", lambda kept: "yes" if kept else "no", right=False),
+        Column("why", "why", right=False, longest=LONGEST_LINE),
+    )
+    rows = tuple(_row(attempt) for attempt in tuning.attempts)
+    return Table(title=verdict(tuning), columns=columns, rows=rows, notes=_notes(tuning))
+
+
+def _row(attempt: Attempt) -> dict[str, Any]:
+    agreement, found = attempt.agreement, attempt.comparison
+    wide = found is not None and found.low is not None and found.high is not None
+    return {
+        "lever": f"{attempt.lever} = {attempt.value}",
+        "status": attempt.status,
+        "before_ns": attempt.before_ns,
+        "after_ns": attempt.after_ns,
+        "predicted_ns": attempt.predicted_ns,
+        "saved_ns": attempt.saved_ns,
+        "interval": _interval(attempt) if wide else None,
+        "after_bytes": attempt.after_bytes,
+        "loss_error": agreement.loss_error if agreement else None,
+        "gradient_error": agreement.gradient_error if agreement else None,
+        "kept": attempt.kept,
+        "why": attempt.why if attempt.status == "ok" else f"{attempt.status}: {attempt.why}",
+    }
+
+
+def _interval(attempt: Attempt) -> str:
+    """The saving's interval, from that of the ratio."""
+    found, before = attempt.comparison, attempt.before_ns or 0.0
+    assert found is not None and found.low is not None and found.high is not None
+    return f"{_signed(before * (1 - found.high))} … {_signed(before * (1 - found.low))}"
+
+
+def _notes(tuning: Tuning) -> tuple[str, ...]:
+    pairs = [attempt.close for attempt in tuning.attempts if attempt.close is not None]
+    notes = list(tuning.begun.notes)
+    if pairs:
+        notes.append(f"predictions within 20 % or 1 ms of the measurement: {sum(pairs)} of {len(pairs)}")
+    notes.append("losses and gradients: beside the same steps by hand in fp32, from the same weights and data")
+    if tuning.ended is not None:
+        notes.append(f"ended after {units.duration(tuning.ended.seconds * 1e9)}: {tuning.ended.stopped}")
+    else:
+        notes.append("cut off before its end: the last lever kept is the best so far")
+    return (*notes, f"run {tuning.run}")
+
+
+def _recipe(tuning: Tuning) -> Table:
+    recipe = tuning.best.recipe
+    rows = [{"file": line, "code": None} for line in recipe_toml(recipe).splitlines()]
+    lines = pytorch_lines(recipe, tuning.begun.workload.recipe)
+    rows += [{"file": None, "code": None} for _ in range(len(lines) - len(rows))]
+    for row, line in zip(rows, lines, strict=False):
+        row["code"] = line
+    columns = (
+        Column("file", "recipe.toml", right=False, longest=LONGEST_LINE),
+        Column("code", "the lines of PyTorch that do it", right=False, longest=LONGEST_LINE),
+    )
+    return Table(title="The recipe: flopwise bench … --recipe recipe.toml", columns=columns, rows=tuple(rows))
+
+
+def _document(tuning: Tuning) -> dict[str, Any]:
+    after_ns, after_bytes = _after(tuning)
+    return document(
+        "tune",
+        run=tuning.run,
+        verdict=verdict(tuning),
+        before=tuning.begun,
+        attempts=[
+            msgspec.to_builtins(attempt) | {"saved_ns": attempt.saved_ns, "prediction_close": attempt.close}
+            for attempt in tuning.attempts
+        ],
+        after=tuning.ended,
+        step_ns=after_ns,
+        peak_bytes=after_bytes,
+        recipe=tuning.best.recipe.changed(),
+        recipe_toml=recipe_toml(tuning.best.recipe),
+        pytorch=list(pytorch_lines(tuning.best.recipe, tuning.begun.workload.recipe)),
+    )
+
+
+def _signed(ns: float) -> str:
+    """A saving: with its sign where it is a loss."""
+    return f"−{units.duration(-ns)}" if ns < 0 else units.duration(ns)
+
+
+def _share(error: float) -> str:
+    return f"{100 * error:.2g} %"

@@ -1,0 +1,37 @@
+"""Rows that a verb keeps in a run beside its points: JSON lines, each on the disk before the next."""
+
+import os
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from flopwise.errors import FlopwiseError
+from flopwise.store import files
+
+MAX_BYTES = 64 * 2**20
+_R = TypeVar("_R")
+
+
+def append_row(path: Path, row: Any) -> None:
+    """Add a row; when this returns, it is on the disk."""
+    line = msgspec.json.encode(row) + b"\n"
+    with files.explained("write to", path.parent):
+        fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        try:
+            files.write_all(fd, line)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+def read_rows(path: Path, kind: type[_R], what: str) -> list[_R]:
+    """Every whole row; a last one that was cut off by a kill is left out."""
+    if not path.is_file():
+        raise FlopwiseError(f"{path.parent.name} has no {what}", "flopwise runs lists what there is")
+    with files.explained("read", path):
+        lines = files.read_whole(path, MAX_BYTES).split(b"\n")[:-1]
+    try:
+        return [msgspec.json.decode(line, type=kind) for line in lines if line]
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise FlopwiseError(f"{path}: not readable: {error}", "was it written by a newer flopwise?") from None

@@ -1,0 +1,383 @@
+"""Make a step faster and prove it: every lever that promises something, tried in turns with the best so far."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import msgspec
+
+from flopwise import units
+from flopwise.advice.moves import REDONE_BY, Move, moves, reference_of
+from flopwise.advice.tuning import Attempt, Begun, Ended, Row, Tuning, decide, wrong
+from flopwise.analysis.comparison import compare_samples
+from flopwise.capture.events import AgreeRequest, Surroundings
+from flopwise.capture.isolate import Worker
+from flopwise.capture.turns import Contestant, take_turns
+from flopwise.errors import FlopwiseError
+from flopwise.records import OK, OOM, STEP, Agreement, PhaseMemory, Point
+from flopwise.spec import fields
+from flopwise.spec.workload import OpSpec, Sampling, Trial, Workload, workload
+from flopwise.store import Run, StoredRun, find, runs_root
+from flopwise.store.rows import append_row, read_rows
+from flopwise.verbs.progress import Progress, Silent
+from flopwise.verbs.tune_facts import Look, Outlook
+
+ROWS = "tuning.jsonl"
+WORTH = 0.003  # of the step: less is not tried, if it is predicted
+ROOM = 0.92  # of the GPU's memory, for two steps side by side
+
+
+def tune(
+    target: str | Workload,
+    *,
+    budget: float = 600.0,
+    memory_limit: int | None = None,
+    keep_exact: bool = False,
+    device: str = "auto",
+    seconds: float = 3.0,
+    timeout: float = 900.0,
+    runs: str | Path | None = None,
+    command: str = "",
+    progress: Progress | None = None,
+    **options: Any,
+) -> Tuning:
+    """Try the levers, best predicted first, each in turns with the best so far; keep what is faster or smaller and right.
+
+    `budget` is in seconds: after it, no further lever is begun. `memory_limit` is the most a step may hold, in bytes.
+    `keep_exact` leaves out lower precisions. Every lever kept has its losses and gradients compared with the same
+    step by hand in fp32.
+
+    >>> flopwise.tune("small").best.recipe.changed()        # doctest: +SKIP
+    {'precision': 'bf16', 'attention': 'sdpa-cudnn', 'optimizer': 'fused', 'compile': 'default', 'graph': 'on'}
+    """
+    fields.number("budget", budget, 1.0, 7 * 86_400)
+    if memory_limit is not None:
+        fields.whole("memory_limit", memory_limit, 2**20, 2**50)
+    start = target if isinstance(target, Workload) else workload(target, **options)
+    if isinstance(start.subject, OpSpec):
+        raise FlopwiseError(
+            f"{start.target} is one operation: there is nothing to tune", f"try: flopwise bench {start.target} --impl …"
+        )
+    sampling = Sampling(seconds=seconds, timeout_s=timeout)
+    with Worker() as worker:
+        there = worker.look(device)
+        plan = [Trial(workload=start, sampling=sampling, device=device, group="start")]
+        with Run.create(runs_root(runs), "tune", start.target, command, plan) as run:
+            tuner = _Tuner(
+                run=run, worker=worker, there=there, sampling=sampling, device=device, progress=progress or Silent(),
+                limit_bytes=memory_limit, keep_exact=keep_exact, budget=budget,
+            )  # fmt: skip
+            tuner.tune(start)
+            return read_tuning(run.path)
+
+
+def read_tuning(target: str | Path | StoredRun, runs: str | Path | None = None) -> Tuning:
+    """A tuning that was run before."""
+    path = target.path if isinstance(target, StoredRun) else Path(target)
+    if not (path / ROWS).is_file() and not isinstance(target, StoredRun):
+        path = find(target, runs_root(runs))
+    rows = read_rows(path / ROWS, Row, "tuning")  # type: ignore[arg-type]
+    begun = [row for row in rows if isinstance(row, Begun)]
+    if not begun:
+        raise FlopwiseError(f"{path.name} ended before the first measurement", "tune again")
+    ends = [row for row in rows if isinstance(row, Ended)]
+    return Tuning(
+        run=path.name,
+        begun=begun[0],
+        attempts=tuple(row for row in rows if isinstance(row, Attempt)),
+        ended=ends[-1] if ends else None,
+    )
+
+
+class _Tuner:
+    """The best recipe so far, and the process that runs it."""
+
+    def __init__(
+        self,
+        *,
+        run: Run,
+        worker: Worker,
+        there: Surroundings,
+        sampling: Sampling,
+        device: str,
+        progress: Progress,
+        limit_bytes: int | None,
+        keep_exact: bool,
+        budget: float,
+    ) -> None:
+        self.run, self.worker, self.there, self.sampling = run, worker, there, sampling
+        self.device, self.progress = device, progress
+        self.limit_bytes, self.keep_exact = limit_bytes, keep_exact
+        self.began, self.budget = time.monotonic(), budget
+        self.attempts: list[Attempt] = []
+        self.tried: set[tuple[str, str]] = set()
+        self.resident: Contestant | None = None
+        self.reference = run.memory_path("reference.npz")
+        self.no_reference = ""
+        self.look = Look(run, worker, there, device)
+
+    def tune(self, start: Workload) -> None:
+        stopped = "nothing left to try"
+        self.progress.begin(0, 0)
+        try:
+            self.best = self._measured_alone(start)
+            seen = self.look.at(start, self.best, "before")
+            self.outlook = Outlook(seen.facts, seen.findings)
+            self._keep(
+                Begun(
+                    workload=start, step_ns=_step_ns(self.best), peak_bytes=peak_bytes(self.best.memory),
+                    gpu=gpu_name(self.there), waterfall=seen.waterfall, findings=seen.findings,
+                    agreement=self._first_agreement(start), notes=seen.notes,
+                )
+            )  # fmt: skip
+            while (move := self._next(self.best.trial.workload)) is not None:
+                if self.seconds > self.budget:
+                    stopped = f"the budget of {units.duration(self.budget * 1e9)} is spent"
+                    break
+                self._keep(self._try(move))
+        except KeyboardInterrupt:
+            stopped = "interrupted"
+        finally:
+            self._dismiss()
+            self.progress.end()
+        if not hasattr(self, "outlook"):
+            raise KeyboardInterrupt
+        self._keep(self._ended(start, stopped))
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.began
+
+    def _keep(self, row: Row) -> None:
+        append_row(self.run.path / ROWS, row)
+        if isinstance(row, Attempt):
+            self.attempts.append(row)
+            self.progress.note(told(row))
+
+    def _ended(self, start: Workload, stopped: str) -> Ended:
+        best = self.best.trial.workload
+        seen = self.look.at(best, self.best, "after") if best != start and stopped != "interrupted" else None
+        return Ended(
+            workload=best, step_ns=_step_ns(self.best), peak_bytes=peak_bytes(self.best.memory),
+            waterfall=seen.waterfall if seen else None, stopped=stopped, seconds=self.seconds,
+        )  # fmt: skip
+
+    # --- which lever next
+
+    def _next(self, current: Workload) -> Move | None:
+        """The move with the largest predicted saving; those that cannot be predicted come after it, in their order."""
+        over = self.limit_bytes is not None and (peak_bytes(self.best.memory) or 0) > self.limit_bytes
+        open_moves = [
+            move
+            for move in moves(current, keep_exact=self.keep_exact, smaller=over)
+            if (move.lever, move.value) not in self.tried
+        ]
+        ranked = [(self.outlook.saving_ns(move), -i, move) for i, move in enumerate(open_moves)]
+        least = WORTH * _step_ns(self.best)
+        worth = [(ns, i, move) for ns, i, move in ranked if ns is None or ns >= least or over]
+        if not worth:
+            return None
+        return max(worth, key=lambda one: (one[0] is not None, one[0] or 0.0, one[1]))[2]
+
+    # --- one lever
+
+    def _try(self, move: Move) -> Attempt:
+        self.tried.add((move.lever, move.value))
+        before = self.best
+        first = Attempt(
+            lever=move.lever, value=move.value, before=str(getattr(before.trial.workload.recipe, move.lever)),
+            status=OK, predicted_ns=self.outlook.saving_ns(move), arithmetic=self.outlook.arithmetic(move),
+            rules=self.outlook.rules(move),
+        )  # fmt: skip
+        trial = self._trial(move.workload)
+        self.progress.trial(trial)
+        if self._side_by_side(move):
+            return self._in_turns(first, trial)
+        self._dismiss()
+        point = self._measured_alone(move.workload)
+        if point.status != OK:
+            return msgspec.structs.replace(first, status=point.status, why=point.reason)
+        return self._judged(first, before, point, _walls(before), _walls(point), paired=False, challenger=None)
+
+    def _in_turns(self, first: Attempt, trial: Trial) -> Attempt:
+        incumbent = self._incumbent()
+        log = self.run.log_path(trial.key())
+        challenger = Contestant(trial, log, self.progress.event, paired_with=self.best.trial.key())
+        try:
+            if not challenger.get_ready():
+                point = challenger.leave()
+                self.run.append(point)
+                return msgspec.structs.replace(first, status=point.status, why=point.reason)
+            was = len(incumbent.gathered.samples)
+            stopped = take_turns(incumbent, challenger)
+            if stopped == "interrupted":
+                return self._broken(first, challenger)
+            mine, others = (_sampled(one) for one in (incumbent, challenger))
+            before = msgspec.structs.replace(self.best, memory=incumbent.memory or self.best.memory)
+            after = msgspec.structs.replace(
+                before, trial=trial, key=trial.key(), memory=challenger.memory, phases=challenger.gathered.times()
+            )
+            return self._judged(first, before, after, mine[was:], others, paired=True, challenger=challenger)
+        except BaseException:
+            challenger.worker.close()
+            raise
+
+    def _broken(self, first: Attempt, challenger: Contestant) -> Attempt:
+        """One of the two ended in the middle of its turns."""
+        point = challenger.leave("interrupted")
+        self.run.append(point)
+        self._dismiss()
+        return msgspec.structs.replace(
+            first, status=point.status if point.status != OK else "crash", why=point.reason or "the best so far ended"
+        )
+
+    def _judged(
+        self,
+        first: Attempt,
+        before: Point,
+        after: Point,
+        a: list[int],
+        b: list[int],
+        *,
+        paired: bool,
+        challenger: Contestant | None,
+    ) -> Attempt:
+        """Compare, check what it computes, and let the better one stay."""
+        found = compare_samples(a, b, paired=paired)
+        sizes = (peak_bytes(before.memory), peak_bytes(after.memory))
+        kept, why = decide(found, *sizes, self.limit_bytes)
+        agreement: Agreement | None = None
+        if kept:
+            agreement, failed = self._agreement(after.trial, challenger)
+            if failed or (off := wrong(agreement, after.trial.workload.recipe.precision)):
+                kept, why = False, failed or off
+        attempt = msgspec.structs.replace(
+            first, before_ns=float(median(a)), after_ns=float(median(b)), comparison=found,
+            before_bytes=sizes[0], after_bytes=sizes[1], agreement=agreement, kept=kept, why=why,
+        )  # fmt: skip
+        if challenger is not None and challenger.runs:
+            self._settle(challenger, kept)
+        if kept:
+            self._crown(first.lever, after)
+        return attempt
+
+    def _settle(self, challenger: Contestant, kept: bool) -> None:
+        """Who lost leaves; its samples are kept."""
+        loser, self.resident = (self.resident, challenger) if kept else (challenger, self.resident)
+        if loser is not None:
+            self.run.append(loser.leave())
+
+    def _crown(self, lever: str, after: Point) -> None:
+        self.best = after
+        self.outlook = self.outlook.after(after)
+        if lever in REDONE_BY:  # what failed before may be worth another try
+            kept = {(attempt.lever, attempt.value) for attempt in self.attempts if attempt.kept}
+            self.tried = {(name, value) for name, value in self.tried if name == lever or (name, value) in kept}
+
+    # --- measuring
+
+    def _trial(self, changed: Workload) -> Trial:
+        return Trial(
+            workload=changed, sampling=self.sampling, device=self.device, group=f"attempt {len(self.attempts) + 1}"
+        )
+
+    def _measured_alone(self, chosen: Workload) -> Point:
+        trial = self._trial(chosen)
+        self.progress.trial(trial)
+        point = self.worker.run(trial, self.run.log_path(trial.key()), self.progress.event)
+        self.run.append(point)
+        if point.status != OK and not self.attempts and chosen is not None and not hasattr(self, "best"):
+            if point.status == "interrupted":
+                raise KeyboardInterrupt
+            raise FlopwiseError(f"{chosen.label()}: {point.status}: {point.reason}", point.hint)
+        return point
+
+    def _incumbent(self) -> Contestant:
+        """The best so far, running."""
+        if self.resident is None or not self.resident.runs:
+            trial = msgspec.structs.replace(self.best.trial, group=f"best before attempt {len(self.attempts) + 1}")
+            self.resident = Contestant(trial, self.run.log_path(trial.key()), self.progress.event)
+            if not self.resident.get_ready():
+                ended, self.resident = self.resident.ended, None
+                raise FlopwiseError(f"{trial.workload.label()} ran before, and now: {ended.reason}", ended.hint)
+        return self.resident
+
+    def _dismiss(self) -> None:
+        resident, self.resident = self.resident, None
+        if resident is not None:
+            self.run.append(resident.leave())
+
+    def _side_by_side(self, move: Move) -> bool:
+        """Whether both steps fit the device at once."""
+        gpu = self.there.environment.gpu
+        if gpu is None:
+            return True
+        mine = peak_bytes(self.best.memory) or 0
+        return mine + (self.outlook.peak_bytes(move) or mine) < ROOM * gpu.memory_bytes
+
+    # --- is it right
+
+    def _first_agreement(self, start: Workload) -> Agreement | None:
+        """Write the reference down, and see how far the step is from it before anything is changed."""
+        trial = self._trial(reference_of(start))
+        try:
+            first = self.worker.agree(
+                trial, AgreeRequest(path=str(self.reference), write=True), self.run.log_path("reference")
+            )
+        except FlopwiseError as error:
+            self.no_reference = f"no reference to compare with: {error.message}"
+            self.progress.note(self.no_reference)
+            return None
+        return first if trial.workload == start else self._agreement(self._trial(start), None)[0]
+
+    def _agreement(self, trial: Trial, challenger: Contestant | None) -> tuple[Agreement | None, str]:
+        """The errors; and why there are none, if that speaks against it."""
+        if self.no_reference:
+            return None, ""
+        request, log = AgreeRequest(path=str(self.reference)), self.run.log_path(f"{trial.key()}.agreement")
+        try:
+            return self.worker.agree(trial, request, log), ""
+        except FlopwiseError as error:
+            if challenger is None or self.there.environment.gpu is None:
+                return None, f"could not be checked: {error.message}"
+        self._dismiss()  # there may not have been room for three
+        try:
+            return self.worker.agree(trial, request, log), ""
+        except FlopwiseError as error:
+            return None, f"could not be checked: {error.message}"
+
+
+def told(attempt: Attempt) -> str:
+    """An attempt in one line, for who watches.
+
+    >>> told(Attempt(lever="graph", value="on", before="off", status="ok", before_ns=2e7, after_ns=1e7, kept=True, why="faster"))
+    'graph = on: 20.0 ms → 10.0 ms, kept: faster'
+    """
+    if attempt.status != OK:
+        return f"{attempt.lever} = {attempt.value}: {attempt.status}: {attempt.why}"
+    times = f"{units.duration(attempt.before_ns or 0)} → {units.duration(attempt.after_ns or 0)}"
+    return f"{attempt.lever} = {attempt.value}: {times}, {'kept' if attempt.kept else 'not kept'}: {attempt.why}"
+
+
+def peak_bytes(memory: tuple[PhaseMemory, ...]) -> int | None:
+    """The step's peak; None where it was not measured."""
+    return max((phase.peak_bytes for phase in memory), default=None)
+
+
+def gpu_name(there: Surroundings) -> str:
+    return there.environment.gpu.name if there.environment.gpu else "cpu"
+
+
+def _walls(point: Point) -> list[int]:
+    times = point.times(STEP)
+    return list(times.wall_ns) if times else []
+
+
+def _sampled(one: Contestant) -> list[int]:
+    return [sample[STEP].wall_ns for sample in one.gathered.samples]
+
+
+def _step_ns(point: Point) -> float:
+    return float(median(_walls(point)))

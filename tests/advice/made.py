@@ -1,0 +1,136 @@
+"""Steps made up for the rules: a trace's answers from a few kernels, and points with the clocks that a rule asks for."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from flopwise.advice.facts import Facts
+from flopwise.analysis.attention import AttentionParts
+from flopwise.analysis.details import details
+from flopwise.analysis.explanation import Explanation, Kernel, Part, Share, explain_trace
+from flopwise.analysis.idle import BETWEEN, CAUSES, LATE_LAUNCH, SYNCHRONISATION, Idle
+from flopwise.analysis.waterfall import Waterfall, WaterfallPart
+from flopwise.ceilings import Ceilings
+from flopwise.cost.account import GpuAccount, account_for, step_time
+from flopwise.cost.datasheet import from_datasheet
+from flopwise.records import PhaseTimes, Point
+from flopwise.spec.gpu import gpu
+from flopwise.spec.workload import Sampling, Trial, workload
+from flopwise.trace.matmul_precision import matmul_precision
+from flopwise.trace.read import read_trace
+
+MS = 1_000_000.0
+FIXTURES = Path(__file__).parent.parent / "trace" / "fixtures"
+H200 = gpu("h200")
+SGEMM, BF16 = "ampere_sgemm_128x64_nn", "nvjet_sm90_tst_96x128_64x6_2x1_v_bz_NNN"
+NO_PARTS = AttentionParts(softmax_ns=0.0, matmul_ns=0.0, fused_ns=0.0)
+
+
+def explained(
+    *work: tuple[str, str, str, str, float, float],
+    step: float = 100 * MS,
+    late: float = 0.0,
+    sync: float = 0.0,
+    **more: Any,
+) -> Explanation:
+    """`work` is (phase, class, module, kernel, ns, count) of one step; what is left of the step is idle between kernels."""
+    total = sum(row[4] for row in work) or 1.0
+    causes = dict.fromkeys(CAUSES, 0) | {LATE_LAUNCH: int(late), SYNCHRONISATION: int(sync)}
+    causes[BETWEEN] = int(max(0.0, step - total - late - sync))
+
+    def share(column: int) -> tuple[Share, ...]:
+        names = dict.fromkeys(str(row[column]) for row in work)
+        rows = {name: [row for row in work if row[column] == name] for name in names}
+        return tuple(
+            Share(
+                name=n, gpu_ns=sum(r[4] for r in rs), share=sum(r[4] for r in rs) / total, count=sum(r[5] for r in rs)
+            )
+            for n, rs in rows.items()
+        )
+
+    phase_classes: dict[str, dict[str, float]] = {}
+    precision: dict[str, float] = {}
+    for phase, kind, _, name, ns, _count in work:
+        classes = phase_classes.setdefault(phase, {})
+        classes[kind] = classes.get(kind, 0.0) + ns
+        if kind == "matmul" and (found := matmul_precision(name)):
+            precision[found.precision] = precision.get(found.precision, 0.0) + ns
+    matmul = sum(precision.values()) or 1.0
+    given: dict[str, Any] = {
+        "path": "made.json", "source": "kineto", "gpu": "NVIDIA H200", "steps": 1, "steps_found_by": "ranges",
+        "gpu_ns": total, "busy_ns": total, "window_ns": step,
+        "idle": Idle(total_ns=sum(causes.values()), by_cause_ns=causes, n_gaps=1),
+        "phases": share(0), "classes": share(1), "phase_classes": phase_classes,
+        "phase_class_modules": tuple(
+            Part(phase=p, kind=k, module=m, gpu_ns=ns, share=ns / total, count=c) for p, k, m, _, ns, c in work
+        ),
+        "modules": share(2),
+        "kernels": tuple(
+            Kernel(name=n, kind=k, gpu_ns=ns, share=ns / total, count=c, mean_ns=ns / c) for _, k, _, n, ns, c in work
+        ),
+        "top_forward": None, "top_forward_backward": None, "matmul_share": {},
+        "matmul_precision": {name: ns / matmul for name, ns in precision.items()},
+        "attention": NO_PARTS, "attention_backward": NO_PARTS, "launches": sum(row[5] for row in work),
+        "launch_bound": False, "verdict": "", "coverage": {}, "notes": (),
+    }  # fmt: skip
+    return Explanation(**(given | more))
+
+
+def seen(*work: tuple[str, str, str, str, float, float], **more: Any) -> Facts:
+    """A trace of unknown origin on an H200; `facts` besides."""
+    facts = more.pop("facts", {})
+    return Facts(**({"explanation": explained(*work, **more), "gpu": H200} | facts))
+
+
+def point(
+    target: str = "small", *, wall: float, launch: float, busy: float, fields: Any = None, **options: Any
+) -> Point:
+    trial = Trial(workload=workload(target, **options), sampling=Sampling())
+    step = PhaseTimes(
+        phase="step",
+        wall_ns=(int(wall),) * 4,
+        launch_ns=(int(launch),) * 4,
+        gpu_ns=(int(busy),) * 4,
+        gpu_held=(True,) * 4,
+    )
+    return Point(**({"key": "k", "trial": trial, "status": "ok", "phases": (step,)} | (fields or {})))
+
+
+def known(target: str = "small", *, fits: int | None = None, **options: Any) -> Facts:
+    """A workload measured exactly as the model predicts it, without a trace; `fits` is the largest batch."""
+    limits, asked = ceilings(), workload(target, **options)
+    account = account_for(asked)
+    time = step_time(asked, account.step, limits)
+    if fits is not None:
+        there = GpuAccount(
+            gpu=H200, step=account.step, fits=True, largest_batch=fits, largest_context=None, largest_model=None,
+            limit=None, mfu_at_limit=None, mfu_measured=None,
+        )  # fmt: skip
+        account = msgspec.structs.replace(account, gpus=(there,))
+    measured = point(target, wall=time.wall_ns, launch=time.host_ns, busy=time.gpu_ns, **options)
+    return Facts(account=account, point=measured, ceilings=limits, gpu=H200)
+
+
+def ceilings() -> Ceilings:
+    return from_datasheet(H200)
+
+
+def waterfall(step: float, **parts: float) -> Waterfall:
+    """Parts by the names of the constants in analysis.waterfall."""
+    from flopwise.analysis import waterfall as words
+
+    rows = tuple(
+        WaterfallPart(name=getattr(words, name), ns=ns, share=ns / step, how="measured") for name, ns in parts.items()
+    )
+    return Waterfall(step_ns=step, measured_by="the trace", parts=rows, mfu=None, hfu=None, roofline_share=None)
+
+
+def fixture(name: str, **more: Any) -> Facts:
+    trace = read_trace(FIXTURES / name)
+    return Facts(explanation=explain_trace(trace), details=details(trace), gpu=H200, **more)
+
+
+def with_explanation(facts: Facts, **changes: Any) -> Facts:
+    assert facts.explanation is not None
+    return msgspec.structs.replace(facts, explanation=msgspec.structs.replace(facts.explanation, **changes))

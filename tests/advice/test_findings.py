@@ -1,0 +1,143 @@
+"""Laws of the ranking: nothing is counted twice, nothing is said of nothing; and what two real traces must say."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flopwise.advice.facts import Facts
+from flopwise.advice.finding import Finding
+from flopwise.advice.findings import RULES, findings, least_ns, potential_ns, ranked
+from flopwise.advice.reference import reference
+from flopwise.analysis.explanation import with_clock
+from flopwise.analysis.waterfall import PARTS, Waterfall, WaterfallPart
+from flopwise.render.findings_view import NOTHING, findings_view
+from flopwise.render.json import json_text
+from flopwise.render.terminal import text
+
+from .made import BF16, MS, fixture, point, seen
+
+NAIVE, COMPILED = "h200-small-fp32-naive-2steps.kineto.json.gz", "h200-small-bf16-compiled-2steps.kineto.json.gz"
+
+amounts = st.floats(0, 1e9)
+parts = st.dictionaries(st.sampled_from(PARTS), amounts, max_size=4)
+said = st.lists(
+    st.builds(
+        lambda rule, ns, draws, size, lever: Finding(
+            rule=rule, title=rule, arithmetic="", saving_ns=ns, draws_on=draws, saving_bytes=size, levers=lever
+        ),
+        st.sampled_from("abcdef"),
+        amounts,
+        parts,
+        st.sampled_from([0, 2**31]),
+        st.sampled_from([{}, {"precision": "bf16"}, {"precision": "tf32"}, {"graph": "on"}]),
+    ),
+    max_size=8,
+)
+
+
+def stepped(shares):
+    """A waterfall whose parts add up to its step."""
+    whole = sum(shares.values()) or 1.0
+    rows = tuple(WaterfallPart(name=n, ns=ns, share=ns / whole, how="measured") for n, ns in shares.items())
+    return Waterfall(step_ns=whole, measured_by="the trace", parts=rows, mfu=None, hfu=None, roofline_share=None)
+
+
+@given(said, parts, st.booleans())
+def test_what_is_counted_is_no_more_than_the_step_and_each_part(found, shares, split):
+    falls = stepped(shares)
+    facts = Facts(waterfall=falls) if split else seen(("forward", "matmul", "", BF16, MS, 1.0), step=falls.step_ns)
+    told = ranked(found, facts)
+    counted = [one.counted_ns for one in told]
+    assert all(ns is not None and ns >= 0 for ns in counted)
+    assert sum(counted) <= falls.step_ns * (1 + 1e-9)
+    assert all(ns <= potential_ns(one) * (1 + 1e-9) for ns, one in zip(counted, told, strict=True))
+    assert [potential_ns(one) for one in told] == sorted((potential_ns(one) for one in told), reverse=True)
+    pulled = [lever for one in told if one.counted_ns for lever in one.levers]
+    assert len(pulled) == len(set(pulled))
+    assert all(potential_ns(one) >= least_ns(falls.step_ns) or one.saving_bytes for one in told)
+
+
+def test_two_that_draw_on_the_same_do_not_save_it_twice():
+    one = Finding(rule="a", title="", arithmetic="", saving_ns=30 * MS, draws_on={PARTS[3]: 30 * MS})
+    two = Finding(rule="b", title="", arithmetic="", saving_ns=20 * MS, draws_on={PARTS[3]: 15 * MS, PARTS[5]: 5 * MS})
+    facts = seen(("forward", "matmul", "", BF16, 90 * MS, 1.0))
+    assert [found.counted_ns for found in ranked([two, one], facts)] == [30 * MS, 5 * MS]
+
+
+def test_of_two_places_of_one_lever_the_better_counts():
+    levers = ({"precision": "bf16"}, {"precision": "tf32"})
+    found = [
+        Finding(rule=f"to {one['precision']}", title="", arithmetic="", saving_ns=ns, draws_on={part: ns}, levers=one)
+        for one, ns, part in zip(levers, (30 * MS, 20 * MS), PARTS, strict=False)
+    ]
+    facts = seen(("forward", "matmul", "", BF16, 90 * MS, 1.0))
+    assert [one.counted_ns for one in ranked(found, facts)] == [30 * MS, 0.0]
+
+
+def test_what_changes_the_training_is_said_last():
+    batch = Finding(rule="small_batch", title="", arithmetic="", saving_ns=50 * MS, draws_on={PARTS[11]: 50 * MS})
+    graph = Finding(rule="launch_bound", title="", arithmetic="", saving_ns=40 * MS, draws_on={PARTS[11]: 40 * MS})
+    told = ranked([batch, graph], seen(("forward", "matmul", "", BF16, 20 * MS, 1.0), late=50 * MS))
+    assert [(one.rule, one.counted_ns) for one in told] == [("launch_bound", 40 * MS), ("small_batch", 10 * MS)]
+
+
+def test_nothing_is_said_where_nothing_is_wrong():
+    facts = seen(("forward", "matmul", "", BF16, 97 * MS, 90.0), late=1 * MS)
+    assert findings(facts) == ()
+    (table,), content = findings_view((), 100 * MS)
+    assert table.notes == (NOTHING,)
+    assert content["findings"] == []
+
+
+@pytest.mark.parametrize(("step_ms", "least_ms"), [(100, 1.0), (5, 0.1), (0.4, 0.02)])
+def test_what_is_too_small_to_say(step_ms, least_ms):
+    assert least_ns(step_ms * MS) == pytest.approx(least_ms * MS)
+
+
+def test_the_naive_trace_by_itself_is_launch_bound_then_fp32():
+    told = [one.rule for one in findings(fixture(NAIVE))]
+    assert told[:2] == ["launch_bound", "fp32_matmul"]
+    assert {"naive_attention", "slow_optimizer", "unfused_chains"} <= set(told)
+    assert "slow_sdpa" not in told
+
+
+def test_the_naive_trace_with_its_untraced_clock_is_fp32_first():
+    facts = fixture(NAIVE)
+    timed = point(wall=65 * MS, launch=60 * MS, busy=56 * MS, attention="naive", norm="eager", activation="eager")
+    facts = msgspec.structs.replace(facts, explanation=with_clock(facts.explanation, timed))
+    first, *_ = told = findings(facts)
+    assert first.rule == "fp32_matmul"
+    assert first.counted_ns == pytest.approx(36 * MS, rel=0.02)  # bf16 left 2.8 ms of 39 (the compiled trace)
+    assert sum(one.counted_ns for one in told) <= 65 * MS
+    assert next(one for one in told if one.rule == "tf32_off").counted_ns == 0
+
+
+def test_the_compiled_trace_is_launch_bound_and_has_no_naive_attention():
+    told = {one.rule: one for one in findings(fixture(COMPILED))}
+    assert next(iter(told)) == "launch_bound"
+    assert not {"naive_attention", "fp32_matmul", "tf32_off", "slow_optimizer", "slow_sdpa", "graph_breaks"} & set(told)
+
+
+def test_a_finding_is_shown_with_its_arithmetic_evidence_and_code():
+    found = findings(fixture(NAIVE))
+    tables, content = findings_view(found, 111 * MS)
+    whole = "".join(text(table) for table in tables)
+    assert "TFLOP/s" in whole
+    assert "torch.autocast" in whole
+    assert "--precision bf16" in whole
+    assert len(tables) == len(found) + 1
+    assert content["schema"] == "flopwise.findings/1"
+    assert '"rule": "fp32_matmul"' in json_text(content)
+
+
+def test_the_page_on_the_findings_is_the_rules_own_words():
+    page = Path(__file__).parents[2] / "docs" / "reference" / "findings.md"
+    assert page.read_text() == reference()
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__.rpartition(".")[2])
+def test_every_rule_says_what_it_looks_for_how_it_reckons_and_how_to_mend(rule):
+    assert all(f"\n{word}: " in rule.__doc__ for word in ("Looks for", "Saving", "Mend"))

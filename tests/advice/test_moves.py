@@ -1,0 +1,62 @@
+import pytest
+
+from flopwise.advice.moves import moves, reference_of, with_lever
+from flopwise.advice.pytorch_lines import LINES, pytorch_lines, recipe_toml
+from flopwise.spec.recipe import CHOICES, Recipe, recipe_from
+from flopwise.spec.workload import workload
+
+
+def names(found):
+    return [move.name for move in found]
+
+
+def test_a_move_changes_one_lever_and_nothing_else():
+    start = workload("small", batch=2, set={"n_layers": 2}, precision="bf16")
+    for move in moves(start):
+        was, now = start.recipe, move.workload.recipe
+        changed = [f for f in was.__struct_fields__ if getattr(was, f) != getattr(now, f)]
+        assert changed == [move.lever]
+        assert (move.workload.batch, move.workload.changes) == (2, {"n_layers": 2})
+
+
+def test_exact_moves_leave_the_precision_alone():
+    start = workload("small")
+    assert "precision = bf16" in names(moves(start))
+    assert not [name for name in names(moves(start, keep_exact=True)) if name.startswith("precision")]
+
+
+def test_moves_that_the_model_does_not_allow_are_not_there():
+    assert "norm = triton" in names(moves(workload("small")))
+    assert "norm = triton" not in names(moves(workload("gpt2")))
+    assert "graph = on" not in names(moves(workload("small", phase="backward")))
+    assert "graph = on" not in names(moves(workload("small", precision="fp16")))
+    assert with_lever(workload("gpt2"), "rope", "triton") is None
+
+
+def test_checkpointing_is_offered_where_memory_is_short_and_taken_back_where_it_is_not():
+    assert "checkpoint = 1" in names(moves(workload("small"), smaller=True))
+    assert "checkpoint = 1" not in names(moves(workload("small")))
+    assert "checkpoint = 0" in names(moves(workload("small", checkpoint=2)))
+
+
+def test_the_reference_is_the_same_step_by_hand_in_fp32():
+    start = workload("small", batch=3, precision="bf16", compile="default", graph="on", checkpoint=2)
+    found = reference_of(start)
+    assert found.recipe == Recipe(attention="naive", norm="eager", activation="eager")
+    assert (found.batch, found.subject) == (3, start.subject)
+
+
+@pytest.mark.parametrize("lever", list(LINES))
+def test_every_value_has_its_lines_or_is_the_plainest(lever):
+    silent = set(CHOICES[lever]) - set(LINES[lever])
+    assert silent <= {"fp32", "naive", "eager", "full", "adamw-loop", "off", "separate"}
+
+
+def test_a_recipe_as_lines_and_as_a_file():
+    recipe = Recipe(precision="bf16", optimizer="fused", checkpoint=2)
+    assert len(pytorch_lines(recipe)) == 3
+    assert pytorch_lines(recipe, recipe) == ()
+    import tomllib
+
+    assert recipe_from(tomllib.loads(recipe_toml(recipe))) == recipe
+    assert tomllib.loads(recipe_toml(Recipe())) == {}

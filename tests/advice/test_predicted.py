@@ -1,0 +1,70 @@
+"""Savings by the model: nothing changed saves nothing, a correction makes the prediction the measurement, and known orders."""
+
+import msgspec
+import pytest
+
+from flopwise.advice.facts import Facts
+from flopwise.advice.predicted import Corrections, corrected, predicted_saving, predicted_step, saved_bytes
+from flopwise.cost.account import step_time
+from flopwise.cost.step import account_step
+from flopwise.spec.workload import workload
+
+from .made import H200, MS, ceilings, known, point
+
+
+def test_what_stays_as_it_is_saves_nothing():
+    saving, _ = predicted_saving(known(precision="bf16"), {"precision": "bf16"})
+    assert saving == 0.0
+
+
+@pytest.mark.parametrize("slower", [0.7, 1.0, 1.6])
+def test_ceilings_that_are_corrected_give_a_step_that_much_slower(slower):
+    asked = workload("small", precision="bf16")
+    cost, limits = account_step(asked, H200), ceilings()
+    by = Corrections(host=dict.fromkeys(("forward", "loss", "backward", "optimizer"), slower), matmul=slower,
+                     attention=slower, rest=slower)  # fmt: skip
+    plain = step_time(asked, cost, limits)
+    found = step_time(asked, cost, corrected(limits, by, "bf16"))
+    assert found.gpu_ns == pytest.approx(slower * plain.gpu_ns, rel=0.01)
+    assert found.host_ns == pytest.approx(slower * plain.host_ns, rel=0.01)
+
+
+def test_a_host_twice_as_slow_as_foretold_doubles_what_a_graph_saves():
+    facts = known(precision="bf16")
+    time = step_time(facts.account.workload, facts.account.step, ceilings())
+    slow = point(wall=2 * time.host_ns, launch=2 * time.host_ns, busy=time.gpu_ns, precision="bf16")
+    one, two = (predicted_step(f, {"graph": "on"}) for f in (facts, msgspec.structs.replace(facts, point=slow)))
+    assert two.saving_ns - one.saving_ns == pytest.approx(time.host_ns, rel=0.1)
+
+
+def test_a_faster_gpu_saves_a_launch_bound_step_nothing():
+    found = predicted_step(known(precision="bf16", batch=1, context=128), {"attention": "sdpa-cudnn"})
+    assert abs(found.saving_ns) < 0.02 * found.now.wall_ns
+    small = predicted_step(known(precision="fp32", batch=1, context=128), {"precision": "tf32"})
+    assert small.gpu_saving_ns > 0.2 * small.now.gpu_ns
+    assert small.saving_ns < 0.1 * small.now.wall_ns
+
+
+def test_a_large_step_in_fp32_gains_several_times_from_bf16():
+    found = predicted_step(known("large", batch=8, context=512), {"precision": "bf16"})
+    assert found.saving_ns > 0.6 * found.now.wall_ns
+    assert "precision = bf16" in found.arithmetic
+
+
+def test_what_is_not_known_is_not_predicted():
+    assert predicted_saving(Facts(), {"graph": "on"}) is None
+    assert (
+        predicted_saving(
+            Facts(point=point("op:matmul", wall=MS, launch=MS, busy=MS), ceilings=ceilings()), {"graph": "on"}
+        )
+        is None
+    )
+    assert (
+        predicted_saving(known(precision="fp16", optimizer="foreach"), {"graph": "on"}) is None
+    )  # they do not go together
+
+
+def test_memory_saved():
+    assert saved_bytes(known(attention="naive", batch=16), {"attention": "sdpa"}) > 2**30
+    assert saved_bytes(known(), {"attention": "naive"}) == 0
+    assert saved_bytes(Facts(), {"loss": "fused"}) == 0

@@ -1,0 +1,348 @@
+"""Every rule on a step where it must speak, with the right number, and on one where it must not."""
+
+import msgspec
+import pytest
+
+from flopwise.advice.facts import Facts
+from flopwise.advice.findings import RULES
+from flopwise.advice.rules import (
+    checkpointing,
+    eager_pieces,
+    exposed_communication,
+    fp32_logits,
+    fp32_matmul,
+    fragmentation,
+    graph_breaks,
+    host_syncs,
+    input_stalls,
+    launch_bound,
+    naive_attention,
+    repeated_casts,
+    slow_optimizer,
+    slow_sdpa,
+    small_batch,
+    tf32_off,
+    throttled,
+    unaligned,
+    unfused_chains,
+    zeroed_gradients,
+)
+from flopwise.analysis.attention import AttentionParts
+from flopwise.analysis.chains import Chain
+from flopwise.analysis.compiled_regions import CompiledRegions
+from flopwise.analysis.details import Details
+from flopwise.analysis.host_waits import HostWait
+from flopwise.analysis.product_sizes import Product
+from flopwise.analysis.waterfall import (
+    IDLE_INPUT,
+    IDLE_LAUNCH,
+    IDLE_SYNCHRONISATION,
+    MATMUL_PRECISION,
+    MATMUL_UNALIGNED,
+    OPTIMIZER_PART,
+)
+from flopwise.records import Environment, Gpu, PhaseMemory, Ran, Telemetry
+
+from .made import BF16, MS, SGEMM, ceilings, explained, known, point, seen, waterfall
+
+GIB = 2**30
+GOOD = ("forward", "matmul", "mlp", BF16, 80 * MS, 100.0)
+
+
+def drawn(found):
+    return sum(found.draws_on.values())
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__.rpartition(".")[2])
+def test_a_rule_that_knows_nothing_says_nothing(rule):
+    assert not rule.check(Facts())
+    assert not rule.check(seen(GOOD))
+
+
+def test_launch_bound():
+    found = launch_bound.check(seen(("forward", "matmul", "", BF16, 30 * MS, 300.0), late=60 * MS))
+    assert found.saving_ns == pytest.approx(60 * MS)
+    assert found.draws_on == {IDLE_LAUNCH: 60 * MS}
+    assert launch_bound.check(seen(GOOD, late=4 * MS)) is None
+
+
+def test_launch_bound_by_the_clocks_alone():
+    facts = Facts(point=point(wall=60 * MS, launch=58 * MS, busy=20 * MS))
+    assert launch_bound.check(facts).saving_ns == pytest.approx(40 * MS)
+    assert launch_bound.check(Facts(point=point(wall=60 * MS, launch=20 * MS, busy=59 * MS))) is None
+    assert launch_bound.check(Facts(point=point(wall=60 * MS, launch=58 * MS, busy=20 * MS, graph="on"))) is None
+
+
+def test_fp32_matmul():
+    found = fp32_matmul.check(seen(("forward", "matmul", "", SGEMM, 90 * MS, 10.0)))
+    assert found.saving_ns == pytest.approx(90 * MS * (1 - 66.9 / 989.4))
+    assert found.levers == {"precision": "bf16"}
+    assert SGEMM in found.evidence[0]
+    assert set(found.draws_on) == {MATMUL_PRECISION}
+    assert fp32_matmul.check(seen(GOOD)) is None
+
+
+def test_tf32_off():
+    found = tf32_off.check(seen(("forward", "matmul", "", SGEMM, 90 * MS, 10.0)))
+    assert found.saving_ns == pytest.approx(90 * MS * (1 - 66.9 / 494.7))
+    tf32 = "cutlass_80_tensorop_s1688gemm_128x128_16x5_nn_align4"
+    assert tf32_off.check(seen(("forward", "matmul", "", tf32, 90 * MS, 10.0))) is None
+    assert fp32_matmul.check(seen(("forward", "matmul", "", tf32, 90 * MS, 10.0))).saving_ns == pytest.approx(
+        45 * MS, rel=1e-3
+    )
+
+
+def test_naive_attention():
+    forward = AttentionParts(softmax_ns=10 * MS, matmul_ns=5 * MS, fused_ns=0.0)
+    backward = AttentionParts(softmax_ns=20 * MS, matmul_ns=9 * MS, fused_ns=0.0)
+    found = naive_attention.check(seen(GOOD, attention=forward, attention_backward=backward))
+    assert found.saving_ns == pytest.approx(30 * MS)
+    fused = ("forward", "attention", "", "cudnn_generated_sdpa_flash_fprop", 2 * MS, 12.0)
+    assert naive_attention.check(seen(GOOD, fused, attention=forward)) is None
+
+
+def test_naive_attention_of_a_known_model_saves_memory_too():
+    found = naive_attention.check(known(attention="naive", precision="bf16", batch=16))
+    assert found.saving_bytes > GIB
+    assert found.saving_ns > 0
+    assert "model of the step" in found.arithmetic
+    assert naive_attention.check(known(attention="sdpa")) is None
+
+
+def test_softmax_of_the_loss_is_not_attention():
+    assert naive_attention.check(seen(GOOD, ("loss", "softmax", "", "softmax_kernel", 9 * MS, 1.0))) is None
+    assert naive_attention.check(seen(GOOD, ("forward", "softmax", "", "softmax_kernel", 9 * MS, 1.0))) is not None
+
+
+def test_slow_sdpa():
+    flash = ("forward", "attention", "", "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits>", 50 * MS, 12.0)
+    found = slow_sdpa.check(seen(GOOD, flash, step=140 * MS))
+    assert found.saving_ns == pytest.approx(50 * MS * 0.38)
+    assert found.levers == {"attention": "sdpa-cudnn"}
+    from flopwise.spec.gpu import gpu
+
+    assert slow_sdpa.check(seen(GOOD, flash, facts={"gpu": gpu("a100")})) is None
+    cudnn = ("forward", "attention", "", "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16", 5 * MS, 12.0)
+    assert slow_sdpa.check(seen(GOOD, cudnn)) is None
+
+
+def test_unfused_chains():
+    chain = Chain(
+        module="blocks.*.norm", phase="forward", length=5, count=24.0, gpu_ns=20 * MS, kernels=("pow", "mean")
+    )
+    found = unfused_chains.check(seen(GOOD, facts={"details": Details(steps=1, chains=(chain,))}))
+    assert found.saving_ns == pytest.approx(20 * MS * 4 / 5 / 2)
+    assert "24 × 5 kernels" in found.evidence[0]
+    inside = msgspec.structs.replace(chain, module="attn_softmax")
+    assert unfused_chains.check(seen(GOOD, facts={"details": Details(steps=1, chains=(inside,))})) is None
+    compiled = point(wall=9 * MS, launch=2 * MS, busy=9 * MS, compile="default")
+    assert (
+        unfused_chains.check(seen(GOOD, facts={"details": Details(steps=1, chains=(chain,)), "point": compiled}))
+        is None
+    )
+
+
+def test_eager_pieces_by_the_recipe():
+    found = eager_pieces.check(known(norm="eager", precision="bf16", batch=16))
+    assert [one.levers for one in found] == [{"norm": "triton"}, {"rope": "triton"}]
+    assert all(drawn(one) > 0 for one in found)
+    assert eager_pieces.check(known(norm="eager", compile="default")) == ()
+
+
+def test_eager_pieces_of_a_trace():
+    norm = ("forward", "elementwise", "blocks.*.norm", "pow_kernel", 10 * MS, 72.0)
+    (found,) = eager_pieces.check(seen(GOOD, norm))
+    assert found.saving_ns == pytest.approx(6 * MS)
+    one_kernel = ("forward", "normalisation", "blocks.*.norm", "rms_norm_kernel", 3 * MS, 24.0)
+    assert eager_pieces.check(seen(GOOD, one_kernel)) == ()
+
+
+FOREACH = ("optimizer", "optimizer", "AdamW.step", "multi_tensor_apply_kernel<TensorListMetadata<3>>", 20 * MS, 56.0)
+
+
+def test_slow_optimizer():
+    found = slow_optimizer.check(seen(GOOD, FOREACH))
+    assert found.saving_ns == pytest.approx(20 * MS * 0.63)
+    assert "foreach" in found.title
+    assert set(found.draws_on) == {OPTIMIZER_PART}
+    loop = ("optimizer", "elementwise", "AdamW.step", "vectorized_elementwise_kernel", 20 * MS, 1400.0)
+    assert "loops" in slow_optimizer.check(seen(GOOD, loop)).title
+    fused = (
+        "optimizer",
+        "optimizer",
+        "",
+        "multi_tensor_apply_kernel<FusedOptimizerTensorListMetadata<4>>",
+        9 * MS,
+        7.0,
+    )
+    assert slow_optimizer.check(seen(GOOD, fused)) is None
+
+
+def test_slow_optimizer_by_its_bytes():
+    ran = Ran(device="cuda", parameters=1_000_000_000)
+    timed = point("op:adamw", wall=110 * MS, launch=5 * MS, busy=100 * MS, fields={"ran": ran})
+    found = slow_optimizer.check(seen(GOOD, FOREACH, facts={"point": timed}))
+    assert found.saving_ns == pytest.approx(20 * MS - 28e9 / (0.8 * 4.8e12) * 1e9)
+
+
+LOGITS = "cunn_SoftMaxForwardSmem<4, float, float, float, LogSoftMaxForwardEpilogue>"
+
+
+def test_fp32_logits():
+    head = Product(op="aten::mm", batch=1, m=16384, n=50304, k=768, count=1.0, gpu_ns=MS, kernel=BF16)
+    details = Details(steps=1, products=(head,))
+    found = fp32_logits.check(seen(GOOD, ("loss", "loss", "", LOGITS, 8 * MS, 1.0), facts={"details": details}))
+    assert found.saving_ns == pytest.approx(4 * MS)
+    assert found.saving_bytes == 2 * 4 * 16384 * 50304
+    assert fp32_logits.check(seen(GOOD, ("loss", "loss", "", LOGITS, 1 * MS, 1.0))) is None
+    assert fp32_logits.check(known(loss="fused")) is None
+
+
+def test_unaligned():
+    head = Product(
+        op="aten::mm", batch=1, m=2048, n=50257, k=768, count=1.0, gpu_ns=12 * MS, kernel="x_s16816gemm_bf16_align1"
+    )
+    facts = seen(GOOD, facts={"details": Details(steps=1, products=(head,))})
+    found = unaligned.check(facts)
+    assert found.saving_ns == pytest.approx(6 * MS)
+    assert "50,257 → 50,304" in found.title
+    split = msgspec.structs.replace(facts, waterfall=waterfall(100 * MS, MATMUL_UNALIGNED=9 * MS))
+    assert unaligned.check(split).draws_on == {MATMUL_UNALIGNED: 9 * MS}
+    even = msgspec.structs.replace(head, n=50304)
+    assert unaligned.check(seen(GOOD, facts={"details": Details(steps=1, products=(even,))})) is None
+    on_cuda_cores = msgspec.structs.replace(head, kernel=SGEMM)
+    assert unaligned.check(seen(GOOD, facts={"details": Details(steps=1, products=(on_cuda_cores,))})) is None
+
+
+def test_unaligned_vocabulary_of_a_known_model():
+    odd = known("gpt2", precision="bf16")
+    assert "50,257" in unaligned.check(odd).title
+    assert unaligned.check(known("small", precision="bf16")) is None
+
+
+def test_small_batch():
+    found = small_batch.check(known(batch=1, context=128, precision="bf16", fits=200))
+    assert found.saving_ns > 0
+    assert "batch = " in found.code
+    assert found.levers == {}
+    assert small_batch.check(known(batch=1, context=128, precision="bf16", fits=1)) is None  # no larger one fits
+    assert small_batch.check(known(batch=64, context=1024, fits=900)) is None  # the chip is full
+
+
+def test_host_syncs():
+    wait = HostWait(call="cudaStreamSynchronize", op="aten::item", where="train/loss", count=3.0, waited_ns=2 * MS)
+    found = host_syncs.check(seen(GOOD, sync=7 * MS, facts={"details": Details(steps=1, waits=(wait,))}))
+    assert found.saving_ns == pytest.approx(7 * MS)
+    assert found.draws_on == {IDLE_SYNCHRONISATION: 7 * MS}
+    assert found.evidence == ("3 × aten::item → cudaStreamSynchronize in train/loss: the host waits 2.00 ms",)
+    assert host_syncs.check(seen(GOOD, facts={"details": Details(steps=1, waits=(wait,))})) is None
+
+
+def test_repeated_casts():
+    cast = ("forward", "copy/cast", "", "triton_poi_fused__to_copy_t_5", 10 * MS, 48.0)
+    found = repeated_casts.check(seen(GOOD, cast))
+    assert found.saving_ns == pytest.approx(7 * MS)
+    transposes = ("forward", "copy/cast", "", "triton_poi_fused__unsafe_view_clone_transpose_view_8", 10 * MS, 48.0)
+    assert repeated_casts.check(seen(GOOD, transposes)) is None
+    assert repeated_casts.check(seen(("forward", "matmul", "", SGEMM, 80 * MS, 1.0), cast)) is None
+
+
+def test_zeroed_gradients():
+    fill = (
+        "optimizer",
+        "memory",
+        "AdamW.zero_grad",
+        "vectorized_elementwise_kernel<4, FillFunctor<float>>",
+        2 * MS,
+        100.0,
+    )
+    found = zeroed_gradients.check(seen(GOOD, fill))
+    assert found.saving_ns == pytest.approx(6 * MS)
+    assert "100 fills" in found.title
+    elsewhere = ("backward", "memory", "embedding", "vectorized_elementwise_kernel<4, FillFunctor<float>>", 2 * MS, 1.0)
+    assert zeroed_gradients.check(seen(GOOD, elsewhere)) is None
+
+
+def test_input_stalls():
+    stalled = Details(steps=1, loading_ns=15 * MS, loading_idle_ns=12 * MS)
+    found = input_stalls.check(seen(GOOD, facts={"details": stalled}))
+    assert (found.saving_ns, found.draws_on) == (12 * MS, {IDLE_INPUT: 12 * MS})
+    assert input_stalls.check(seen(GOOD, facts={"details": Details(steps=1, loading_ns=15 * MS)})) is None
+
+
+def memory(peak, reserved):
+    return (PhaseMemory(phase="backward", start_bytes=0, peak_bytes=peak, end_bytes=0, reserved_bytes=reserved),)
+
+
+def clocked(**fields):
+    return point("small", wall=60 * MS, launch=20 * MS, busy=50 * MS, fields=fields)
+
+
+def test_fragmentation():
+    found = fragmentation.check(Facts(point=clocked(memory=memory(20 * GIB, 30 * GIB))))
+    assert (found.saving_bytes, found.saving_ns) == (10 * GIB, 0.0)
+    assert fragmentation.check(Facts(point=clocked(memory=memory(29 * GIB, 30 * GIB)))) is None
+
+
+def test_checkpointing_that_is_not_needed():
+    found = checkpointing.check(known("small", checkpoint=1))
+    assert found.levers == {"checkpoint": "off"}
+    assert found.saving_ns > 0
+    assert checkpointing.check(known("large", checkpoint=1, batch=128, context=1024)) is None  # it would not fit
+    assert checkpointing.check(known("small")) is None
+
+
+def test_checkpointing_that_is_missing():
+    chip = Gpu(name="NVIDIA H200", memory_bytes=140 * GIB, sm_count=132, l2_bytes=0, capability="9.0")
+    there = Environment(flopwise="", python="", torch="", gpu=chip)
+    found = checkpointing.check(Facts(point=clocked(memory=memory(135 * GIB, 138 * GIB), environment=there)))
+    assert found.saving_bytes > 0
+    assert found.levers == {"checkpoint": "3"}
+    assert checkpointing.check(Facts(point=clocked(memory=memory(90 * GIB, 99 * GIB), environment=there))) is None
+
+
+def test_throttled():
+    slow = Telemetry(sm_mhz=(1464,) * 9, utilisation=(99,) * 9, throttle=("hardware thermal slowdown",))
+    found = throttled.check(Facts(point=clocked(telemetry=slow), gpu=seen(GOOD).gpu))
+    assert drawn(found) == pytest.approx(50 * MS * (1 - 1464 / 1830))
+    cool = msgspec.structs.replace(slow, throttle=())
+    assert throttled.check(Facts(point=clocked(telemetry=cool), gpu=seen(GOOD).gpu)) is None
+    fast = msgspec.structs.replace(slow, sm_mhz=(1830,) * 9)
+    assert throttled.check(Facts(point=clocked(telemetry=fast), gpu=seen(GOOD).gpu)) is None
+
+
+def test_graph_breaks():
+    broken = Details(steps=1, compiled=CompiledRegions(frames=("0/0", "1/0", "2/0"), calls=3.0))
+    found = graph_breaks.check(seen(GOOD, late=10 * MS, facts={"details": broken, "ceilings": ceilings()}))
+    assert found.saving_ns == pytest.approx(2 * 300_000)
+    assert "2 graph breaks" in found.title
+    again = Details(steps=1, compiled=CompiledRegions(frames=("0/0", "0/1"), calls=2.0, compiling_ns=8 * MS))
+    assert graph_breaks.check(seen(GOOD, late=10 * MS, facts={"details": again})).saving_ns == pytest.approx(8 * MS)
+    one = Details(
+        steps=1, compiled=CompiledRegions(frames=("0/0",), calls=12.0)
+    )  # one block, compiled once, used twelve times
+    assert graph_breaks.check(seen(GOOD, late=10 * MS, facts={"details": one})) is None
+
+
+def test_exposed_communication():
+    talks = ("backward", "communication", "", "ncclDevKernel_AllReduce_Sum_bf16_RING_LL", 9 * MS, 4.0)
+    alone = Details(steps=1, communication_ns=9 * MS, exposed_communication_ns=6 * MS)
+    found = exposed_communication.check(seen(GOOD, talks, facts={"details": alone}))
+    assert found.saving_ns == pytest.approx(6 * MS)
+    assert "ncclDevKernel" in found.evidence[0]
+    hidden = Details(steps=1, communication_ns=9 * MS)
+    assert exposed_communication.check(seen(GOOD, talks, facts={"details": hidden})) is None
+
+
+def test_what_the_gpu_saves_beside_a_busy_host_is_not_the_steps():
+    """A GPU at work for 56 of 65 ms, a host for 60: the step ends with the host."""
+    timed = point("op:matmul", wall=65 * MS, launch=60 * MS, busy=56 * MS)
+    facts = Facts(
+        explanation=explained(("forward", "matmul", "", SGEMM, 40 * MS, 9.0), step=65 * MS),
+        point=timed,
+        gpu=seen(GOOD).gpu,
+    )
+    found = fp32_matmul.check(facts)
+    assert found.saving_ns == pytest.approx(5 * MS)
+    assert drawn(found) == pytest.approx(40 * MS * (1 - 66.9 / 989.4))
+    assert "by itself 5.00 ms" in found.arithmetic

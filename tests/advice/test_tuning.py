@@ -1,0 +1,81 @@
+import math
+
+from flopwise.advice.tuning import Attempt, Begun, Ended, Row, Tuning, decide, wrong
+from flopwise.analysis.comparison import compare_samples
+from flopwise.records import Agreement
+from flopwise.spec.workload import workload
+from flopwise.store.rows import append_row, read_rows
+
+BEFORE = [100.0 + i % 3 for i in range(30)]
+GIB = 2**30
+
+
+def against(factor):
+    return compare_samples(BEFORE, [factor * x for x in BEFORE], paired=True)
+
+
+def test_what_is_faster_is_kept_and_what_is_slower_is_not():
+    assert decide(against(0.8), None, None, None) == (True, "faster")
+    assert decide(against(1.2), 10 * GIB, GIB, None)[0] is False
+
+
+def test_as_fast_and_smaller_is_kept():
+    assert decide(against(1.0), 10 * GIB, 9 * GIB, None)[0] is True
+    assert decide(against(1.0), 10 * GIB, 10 * GIB, None)[0] is False
+
+
+def test_a_memory_limit_rules():
+    assert decide(against(0.5), 10 * GIB, 12 * GIB, 11 * GIB)[0] is False
+    assert decide(against(1.5), 12 * GIB, 8 * GIB, 11 * GIB)[0] is True
+    assert decide(against(0.5), 8 * GIB, 9 * GIB, 11 * GIB)[0] is True
+
+
+def agreement(loss=1.0, gradient=0.0):
+    return Agreement(losses=(1.0, loss), reference_losses=(1.0, 1.0), gradient_error=gradient)
+
+
+def test_rounding_is_allowed_and_errors_are_not():
+    assert wrong(agreement(1.01, 0.05), "bf16") == ""
+    assert "loss" in wrong(agreement(1.01, 0.05), "fp32")
+    assert "gradients" in wrong(agreement(1.0, 0.5), "bf16")
+    assert "gradients" in wrong(agreement(1.0, math.nan), "bf16")
+    assert "loss" in wrong(agreement(math.nan), "bf16")
+    assert wrong(None, "fp32") == ""
+
+
+def attempt(**fields):
+    given = {"lever": "graph", "value": "on", "before": "off", "status": "ok", "before_ns": 20e6, "after_ns": 10e6}
+    return Attempt(**given | fields)
+
+
+def test_a_prediction_is_close_within_a_fifth_or_a_millisecond():
+    assert attempt(predicted_ns=8.1e6).close is True
+    assert attempt(predicted_ns=7.9e6).close is False
+    assert attempt(after_ns=19.5e6, predicted_ns=1.4e6).close is True
+    assert attempt(predicted_ns=None).close is None
+    assert attempt(after_ns=None, predicted_ns=1.0).close is None
+
+
+def test_rows_are_read_back_and_a_torn_one_is_left_out(tmp_path):
+    start = workload("tiny")
+    path = tmp_path / "tuning.jsonl"
+    rows = [
+        Begun(workload=start, step_ns=2e7),
+        attempt(kept=True),
+        Ended(workload=start, step_ns=1e7, stopped="nothing left to try"),
+    ]
+    for row in rows:
+        append_row(path, row)
+    assert read_rows(path, Row, "tuning") == rows
+    path.write_bytes(path.read_bytes() + b'{"row":"att')
+    assert read_rows(path, Row, "tuning") == rows
+
+
+def test_what_was_kept_is_the_best_even_without_an_end():
+    tuning = Tuning(
+        run="x",
+        begun=Begun(workload=workload("tiny"), step_ns=2e7),
+        attempts=(attempt(kept=True), attempt(lever="loss", value="fused")),
+        ended=None,
+    )
+    assert tuning.best.recipe.changed() == {"graph": "on"}

@@ -1,0 +1,77 @@
+"""tune, whole, on the CPU: a few levers of a tiny model; what it keeps is decided by a stand-in for the clock."""
+
+import json
+
+import pytest
+
+from flopwise.errors import FlopwiseError
+from flopwise.render.tune_view import tune_view, verdict
+from flopwise.spec.workload import workload
+from flopwise.verbs import tune as module
+from flopwise.verbs.tune import read_tuning, tune
+
+
+@pytest.fixture
+def few_levers(monkeypatch):
+    def choose(**levers):
+        import flopwise.advice.moves as moves
+
+        monkeypatch.setattr(moves, "TRIED", {lever: tuple(values) for lever, values in levers.items()})
+
+    return choose
+
+
+def run(tmp_path, **options):
+    return tune("tiny", batch=1, device="cpu", seconds=0.2, budget=120.0, runs=tmp_path, **options)
+
+
+def test_every_lever_is_tried_once_and_is_a_row(tmp_path, few_levers):
+    few_levers(attention=("sdpa",), norm=("torch",), loss=("chunked",))
+    found = run(tmp_path, attention="naive", norm="eager")
+    assert {(a.lever, a.value) for a in found.attempts} == {("attention", "sdpa"), ("norm", "torch"), ("loss", "chunked")}
+    for attempt in found.attempts:
+        assert attempt.status == "ok"
+        assert attempt.comparison.paired
+        assert attempt.before_ns > 0
+        assert not attempt.kept or attempt.agreement.gradient_error < 1e-4
+    assert found.ended.stopped == "nothing left to try"
+    assert found.begun.agreement.loss_error == 0.0  # naive, but for the activation
+    assert read_tuning(found.run, tmp_path) == found
+    tables, document = tune_view(found)
+    assert verdict(found) in tables[0].title
+    assert json.loads(json.dumps(document["recipe"])) == found.best.recipe.changed()
+
+
+def test_a_wrong_result_is_not_kept_however_fast(tmp_path, few_levers, monkeypatch):
+    few_levers(attention=("sdpa",))
+    monkeypatch.setattr(module, "decide", lambda *_: (True, "faster"))
+    monkeypatch.setattr(module, "wrong", lambda agreement, precision: "the loss is 25 % off" if agreement else "")
+    found = run(tmp_path, attention="naive")
+    assert [(a.kept, a.why) for a in found.attempts] == [(False, "the loss is 25 % off")]
+    assert found.best.recipe == found.begun.workload.recipe
+
+
+def test_what_cannot_run_is_a_row_and_the_rest_goes_on(tmp_path, few_levers):
+    few_levers(graph=("on",), loss=("chunked",))
+    found = run(tmp_path)
+    told = {a.lever: a for a in found.attempts}
+    assert told["graph"].status == "unsupported"
+    assert "NVIDIA" in told["graph"].why
+    assert told["loss"].status == "ok"
+
+
+def test_the_budget_ends_it(tmp_path, few_levers):
+    few_levers(attention=("sdpa",))
+    found = tune("tiny", batch=1, device="cpu", seconds=0.1, budget=1.0, runs=tmp_path, attention="naive")
+    assert found.attempts == ()
+    assert "budget" in found.ended.stopped
+
+
+def test_one_operation_is_refused():
+    with pytest.raises(FlopwiseError, match="nothing to tune"):
+        tune("op:gelu", device="cpu")
+
+
+def test_a_step_that_does_not_run_says_why(tmp_path):
+    with pytest.raises(FlopwiseError, match="graph = 'on' needs an NVIDIA GPU"):
+        tune(workload("tiny", graph="on"), device="cpu", runs=tmp_path)
