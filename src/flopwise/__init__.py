@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from flopwise.verbs.demo import demo
     from flopwise.verbs.doctor import doctor
     from flopwise.verbs.explain import explain
+    from flopwise.verbs.findings import findings
     from flopwise.verbs.memory import memory
     from flopwise.verbs.profile import profile
     from flopwise.verbs.report import report
@@ -36,6 +37,7 @@ _HOMES = {
     "demo": "flopwise.verbs.demo",
     "doctor": "flopwise.verbs.doctor",
     "explain": "flopwise.verbs.explain",
+    "findings": "flopwise.verbs.findings",
     "memory": "flopwise.verbs.memory",
     "profile": "flopwise.verbs.profile",
     "report": "flopwise.verbs.report",
@@ -55,6 +57,7 @@ __all__ = [
     "demo",
     "doctor",
     "explain",
+    "findings",
     "memory",
     "profile",
     "report",

@@ -105,9 +105,10 @@ class Agreement(_Record, frozen=True, kw_only=True):
 
     @property
     def loss_error(self) -> float | None:
-        """The largest difference of a loss, as a share of the reference's."""
+        """The largest difference of a loss, as a share of the reference's; a NaN is the largest of all."""
         pairs = zip(self.losses, self.reference_losses, strict=False)
-        return max((abs(a - b) / max(abs(b), 1e-12) for a, b in pairs), default=None)
+        errors = [abs(a - b) / max(abs(b), 1e-12) for a, b in pairs]
+        return next((error for error in errors if error != error), max(errors, default=None))
 
 
 class Point(_Record, frozen=True, kw_only=True):

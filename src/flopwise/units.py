@@ -131,4 +131,5 @@ def parse_size(text: str) -> int:
     match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([KMGT])(i?)B\s*", text, re.IGNORECASE)
     if match is None or len(match[1]) > 15:
         raise FlopwiseError(f"'{text}' is not a size", "write it with its unit: 40GiB, 512MiB")
-    return round(float(match[1]) * (1024 if match[3] else 1000) ** (1 + "KMGT".index(match[2].upper())))
+    unit: int = (1024 if match[3] else 1000) ** (1 + "KMGT".index(match[2].upper()))
+    return round(float(match[1]) * unit)

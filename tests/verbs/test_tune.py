@@ -28,14 +28,18 @@ def run(tmp_path, **options):
 def test_every_lever_is_tried_once_and_is_a_row(tmp_path, few_levers):
     few_levers(attention=("sdpa",), norm=("torch",), loss=("chunked",))
     found = run(tmp_path, attention="naive", norm="eager")
-    assert {(a.lever, a.value) for a in found.attempts} == {("attention", "sdpa"), ("norm", "torch"), ("loss", "chunked")}
+    assert {(a.lever, a.value) for a in found.attempts} == {
+        ("attention", "sdpa"),
+        ("norm", "torch"),
+        ("loss", "chunked"),
+    }
     for attempt in found.attempts:
         assert attempt.status == "ok"
         assert attempt.comparison.paired
         assert attempt.before_ns > 0
         assert not attempt.kept or attempt.agreement.gradient_error < 1e-4
     assert found.ended.stopped == "nothing left to try"
-    assert found.begun.agreement.loss_error == 0.0  # naive, but for the activation
+    assert found.begun.agreement.loss_error < 1e-5  # by hand, but for the activation
     assert read_tuning(found.run, tmp_path) == found
     tables, document = tune_view(found)
     assert verdict(found) in tables[0].title

@@ -5,7 +5,7 @@ import msgspec
 from flopwise.errors import FlopwiseError
 from flopwise.spec.model import ModelSpec
 from flopwise.spec.recipe import CHOICES, LEVERS, Recipe
-from flopwise.spec.workload import UserStep, Workload, _levers, workload
+from flopwise.spec.workload import UserStep, Workload, levers, workload
 
 # What is worth a try, in the order of a first guess; a value that never is faster or smaller is not among them.
 TRIED: dict[str, tuple[str, ...]] = {
@@ -55,7 +55,7 @@ def moves(current: Workload, *, keep_exact: bool = False, smaller: bool = False)
 
 
 def _tried(current: Workload, smaller: bool) -> dict[str, tuple[str, ...]]:
-    allowed = LEVERS if isinstance(current.subject, ModelSpec) else _levers(current.subject)
+    allowed = LEVERS if isinstance(current.subject, ModelSpec) else levers(current.subject)
     tried = {lever: values for lever, values in TRIED.items() if lever in allowed and lever in CHOICES}
     checkpoint = current.recipe.checkpoint
     if "checkpoint" in allowed:
@@ -79,10 +79,9 @@ def _checked(changed: Workload) -> Workload:
     if isinstance(subject, UserStep):
         return workload(changed.target, recipe=changed.recipe)
     shape = {"batch": changed.batch, "context": changed.context, "phase": changed.phase}
-    made = workload(
+    return workload(
         changed.target, recipe=changed.recipe, set=changed.changes, implementation=changed.implementation, **shape
     )
-    return made
 
 
 def reference_of(start: Workload) -> Workload:
@@ -93,5 +92,5 @@ def reference_of(start: Workload) -> Workload:
     """
     if not isinstance(start.subject, ModelSpec):
         return start
-    by_hand = {"attention": "naive", "norm": "eager", "activation": "eager"} if start.implementation == "flopwise" else {}
-    return msgspec.structs.replace(start, recipe=Recipe(**by_hand))
+    by_hand = Recipe(attention="naive", norm="eager", activation="eager")
+    return msgspec.structs.replace(start, recipe=by_hand if start.implementation == "flopwise" else Recipe())

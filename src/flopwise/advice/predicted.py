@@ -121,13 +121,17 @@ def corrected(ceilings: Ceilings, by: Corrections, precision: str) -> Ceilings:
     phases = dict.fromkeys((*ceilings.host, *by.host))
     return msgspec.structs.replace(
         ceilings,
-        matmul={k: _slower_matmul(m, by.matmul) if k == precision else m for k, m in ceilings.matmul.items()},
+        matmul={
+            k: _slower_matmul(m, by.matmul) if k.partition(",")[0] == precision else m
+            for k, m in ceilings.matmul.items()
+        },
         memory={k: _slower(curve, by.rest) for k, curve in ceilings.memory.items()},
         attention=attention(ceilings.attention),
         attention_backward=attention(ceilings.attention_backward),
         host={phase: _slower_host(ceilings.host_cost(phase), by.host.get(phase, 1.0)) for phase in phases},
         backward_start_ns=ceilings.backward_start_ns * by.host.get("backward", 1.0),
         compiled_call_ns=ceilings.compiled_call_ns * by.host.get("forward", 1.0),
+        compiled={phase: _slower_host(cost, by.host.get(phase, 1.0)) for phase, cost in ceilings.compiled.items()},
     )
 
 
@@ -145,7 +149,8 @@ def _slower_matmul(limits: Matmul, factor: float) -> Matmul:
 
 
 def _slower_host(cost: HostCost, factor: float) -> HostCost:
-    return HostCost(**{name: ns * factor for name, ns in msgspec.structs.asdict(cost).items()})
+    known = {name: ns for name, ns in msgspec.structs.asdict(cost).items() if ns is not None}
+    return HostCost(**{name: ns * factor for name, ns in known.items()})
 
 
 def _corrections(facts: Facts, workload: Workload, cost: StepCost, ceilings: Ceilings) -> Corrections:

@@ -72,7 +72,9 @@ def pytorch_lines(recipe: Recipe, since: Recipe | None = None) -> tuple[str, ...
         if (value := getattr(recipe, lever, None)) != getattr(start, lever, None) and value in lines
     ]
     if recipe.checkpoint and recipe.checkpoint != start.checkpoint:
-        lines.append("x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)  # for each segment of blocks")
+        lines.append(
+            "x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)  # for each segment of blocks"
+        )
     return tuple(lines)
 
 

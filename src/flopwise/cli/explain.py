@@ -26,8 +26,8 @@ def command(
     form: str | None,
     output: str | None,
 ) -> None:
-    """Say where the time of a step went: from the ideal to the measured step, by phase, class and module, the top kernels,
-    and why the GPU was idle.
+    """Say where the time of a step went: what to change and what that saves, from the ideal to the measured step, by phase,
+    class and module, the top kernels, and why the GPU was idle.
 
     Example: flopwise explain last
 
@@ -47,6 +47,9 @@ def command(
         )
     if picture and (against is not None or len(target) != 1):
         raise FlopwiseError("a picture is of one target", "leave out the others, or -o another suffix")
+    if len(target) == 1 and against is None and not picture:
+        _explain_one(target[0], timings, gpu, runs, form, output)
+        return
     found = [explain(one, timings=timings, gpu=gpu, runs=runs) for one in target]
     if picture and output is not None:
         from flopwise.render.charts import save
@@ -57,7 +60,25 @@ def command(
         said(f"wrote {output}")
         return
     if against is None:
-        show(*(explanation_view(found[0]) if len(found) == 1 else explanations_view(found)), form, output)
+        show(*explanations_view(found), form, output)
         return
     before = explain(against, gpu=gpu, runs=runs)
     show(*changes_view(before, found[0], changes(before, found[0])), form, output)
+
+
+def _explain_one(
+    target: str, timings: str | None, gpu: str | None, runs: str | None, form: str, output: str | None
+) -> None:
+    """One trace in full, with what is wrong and what to do about it."""
+    from flopwise.advice.findings import findings
+    from flopwise.advice.measured import step_ns
+    from flopwise.render.explain_view import explanation_view
+    from flopwise.render.findings_view import findings_view
+    from flopwise.verbs.explain import explain_all
+    from flopwise.verbs.findings import facts_of
+
+    read = explain_all(target, timings=timings, gpu=gpu, runs=runs)
+    facts = facts_of(read, gpu)
+    tables, document = explanation_view(read.explanation)
+    advice, inner = findings_view(findings(facts), step_ns(facts))
+    show([tables[0], advice[0], *tables[1:], *advice[1:]], document | {"findings": inner["findings"]}, form, output)

@@ -19,7 +19,9 @@ from flopwise.cli.output import chosen, show
 @click.argument("workload")
 @workload_options
 @device_option
-@click.option("--budget", default="10m", show_default=True, metavar="TIME", help="No lever is begun after it: 90s, 10m.")
+@click.option(
+    "--budget", default="10m", show_default=True, metavar="TIME", help="No lever is begun after it: 90s, 10m."
+)
 @click.option("--memory-limit", metavar="SIZE", help="The most a step may hold: 40GiB.")
 @click.option("--keep-exact", is_flag=True, help="Only levers that round as fp32 does.")
 @click.option("--seconds", type=float, default=3.0, show_default=True, help="The budget for sampling each lever.")

@@ -17,7 +17,7 @@ from flopwise.cost.training import TrainingTime, flops_per_token, training_time
 from flopwise.spec.gpu import DTYPES, Gpu
 from flopwise.spec.model import ModelSpec
 from flopwise.spec.workload import Workload
-from flopwise.work import ATTENTION, OTHER, OpWork
+from flopwise.work import ATTENTION, OpWork
 
 _LEAST_CALL_NS = 40_000.0  # the host's, of a compiled graph however small: guards, wrappers, the way into autograd
 _MORE_THAN_ELEMENTWISE = (
@@ -190,26 +190,30 @@ def step_time(workload: Workload, step: StepCost, ceilings: Ceilings) -> StepTim
         return predict(step.ops, ceilings, graph=graph)
     ops = fuse(step.ops, graph_of(lever))
     if lever == "blocks" and not graph:
-        return predict(_with_calls(ops, ceilings), ceilings)
+        return predict(ops, ceilings, calls=_calls(ops, ceilings))
     return predict(ops, ceilings, graph=graph, compiled=() if graph else ("forward", "loss", "backward"))
 
 
-def _with_calls(ops: Sequence[OpWork], ceilings: Ceilings) -> list[OpWork]:
-    """Before the first operation of a compiled block, in every phase, the host's work for that call: as many views as take
-    as long. A call's time goes with the weights it checks and hands over, so the blocks share what one call for all takes,
-    and none takes less than `_LEAST_CALL_NS`.
+def _calls(ops: Sequence[OpWork], ceilings: Ceilings) -> dict[int, float]:
+    """By the place of the first operation of each compiled block, in every phase: the host's work for calling it.
+
+    A call's time goes with the tensors it checks and hands over, and is `_LEAST_CALL_NS` at the least. Without a
+    measurement of that, the blocks share what one call for all of them takes.
     """
     graphs = [(block_of(op), op.phase) for op in ops]
     per_phase = {phase: len({graph for graph, of in graphs if of == phase and graph}) for _, phase in graphs}
-    found: list[OpWork] = []
-    called: set[tuple[str | None, str]] = set()
+    tensors: dict[tuple[str | None, str], set[int]] = {}
     for op, call in zip(ops, graphs, strict=True):
-        if call[0] is not None and op.phase != "optimizer" and call not in called:
-            called.add(call)
-            cost = max(_LEAST_CALL_NS, ceilings.compiled_call_ns / per_phase[op.phase])
-            view = OpWork(op="compiled call", module=op.module, phase=op.phase, kind=OTHER, dtype=op.dtype, kernels=0)
-            found += [view] * round(cost / max(1.0, ceilings.host_cost(op.phase).view_ns))
-        found.append(op)
+        tensors.setdefault(call, set()).update(tensor for tensor, _ in op.reads)
+    found: dict[int, float] = {}
+    called: set[tuple[str | None, str]] = set()
+    for place, call in enumerate(graphs):
+        if call[0] is None or call[1] == "optimizer" or call in called:
+            continue
+        called.add(call)
+        cost = ceilings.compiled.get(call[1]) or ceilings.compiled.get("forward")
+        call_ns = cost.listed_ns * len(tensors[call]) if cost else ceilings.compiled_call_ns / per_phase[call[1]]
+        found[place] = max(_LEAST_CALL_NS, call_ns)
     return found
 
 

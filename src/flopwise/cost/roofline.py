@@ -6,7 +6,7 @@ Which of the two is late is decided anew at every operation: a step can be launc
 """
 
 import math
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -304,15 +304,22 @@ def _handed(ops: Sequence[OpWork]) -> dict[str, int]:
 
 
 def predict(
-    ops: Sequence[OpWork], ceilings: Ceilings, *, graph: bool = False, compiled: Container[str] = ()
+    ops: Sequence[OpWork],
+    ceilings: Ceilings,
+    *,
+    graph: bool = False,
+    compiled: Container[str] = (),
+    calls: Mapping[int, float] | None = None,
 ) -> StepTime:
     """The step that consists of `ops`, in their order.
 
     `graph`: it is replayed as one CUDA graph, so that the CPU has no part in it. `compiled`: the phases that are one
-    call of a compiled graph each, which costs the CPU something before the first kernel.
+    call of a compiled graph each, which costs the CPU something before the first kernel. `calls`: nanoseconds that the CPU
+    spends before some operations, by their place.
     """
     times, host = op_times(ops, ceilings, graph=graph), _Host(ops, ceilings, compiled)
-    launches = [host_ns(op, host.cost(op.phase)) for op in ops]
+    called = calls or {}
+    launches = [host_ns(op, host.cost(op.phase)) + called.get(place, 0.0) for place, op in enumerate(ops)]
     queues, moved = _Queues(ceilings, graph), dict[str, float]()
     for op, time, launch_ns in zip(ops, times, launches, strict=True):
         before = queues.end_ns

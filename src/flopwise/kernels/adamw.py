@@ -102,7 +102,7 @@ def _adamw(
     if found_inf is not None and bool(found_inf):
         return
     group = {"lr": lr, "betas": (beta1, beta2), "eps": eps, "weight_decay": weight_decay}
-    halves = lows or [None] * len(params)
+    halves: list[Tensor] | list[None] = lows or [None] * len(params)
     for p, g, m, v, step, low in zip(params, grads, exp_avgs, exp_avg_sqs, steps, halves, strict=True):
         step.add_(1)
         adamw_reference(p, g, m, v, step, group, 1.0 if factor is None else factor, low)
@@ -159,7 +159,8 @@ class AdamW(Optimizer):
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "max_grad_norm": self.max_grad_norm, "state_dtype": self.state_dtype, "master": self.master}
+        own = {"max_grad_norm": self.max_grad_norm, "state_dtype": self.state_dtype, "master": self.master}
+        return {**super().__getstate__(), **own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

@@ -23,7 +23,9 @@ PREPARE_BLOCK = 1024
 CLIP_EPS = 1e-6  # torch.nn.utils.clip_grad_norm_'s
 _TL = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 LOW = "low"  # the state that holds the lower halves of fp32 weights, whose upper halves are the bf16 parameter
-_COLUMNS = 6  # of the table: the addresses of p, m and v, the number of elements, the first block, the address of lower halves
+_COLUMNS = (
+    6  # of the table: the addresses of p, m and v, the number of elements, the first block, the address of lower halves
+)
 
 
 @triton.jit
@@ -246,9 +248,13 @@ class Bucket:
         blocks = [triton.cdiv(p.numel(), BLOCK) for p in params]
         rows = [
             (
-                p.data_ptr(), state["exp_avg"].data_ptr(), state["exp_avg_sq"].data_ptr(), p.numel(), first,
+                p.data_ptr(),
+                state["exp_avg"].data_ptr(),
+                state["exp_avg_sq"].data_ptr(),
+                p.numel(),
+                first,
                 state[LOW].data_ptr() if self.master else 0,
-            )  # fmt: skip
+            )
             for p, state, first in zip(params, states, itertools.accumulate([0, *blocks[:-1]]), strict=True)
         ]
         self.blocks = sum(blocks)

@@ -62,8 +62,7 @@ def _attempts(tuning: Tuning) -> Table:
 
 
 def _row(attempt: Attempt) -> dict[str, Any]:
-    agreement, found = attempt.agreement, attempt.comparison
-    wide = found is not None and found.low is not None and found.high is not None
+    agreement = attempt.agreement
     return {
         "lever": f"{attempt.lever} = {attempt.value}",
         "status": attempt.status,
@@ -71,7 +70,7 @@ def _row(attempt: Attempt) -> dict[str, Any]:
         "after_ns": attempt.after_ns,
         "predicted_ns": attempt.predicted_ns,
         "saved_ns": attempt.saved_ns,
-        "interval": _interval(attempt) if wide else None,
+        "interval": _interval(attempt),
         "after_bytes": attempt.after_bytes,
         "loss_error": agreement.loss_error if agreement else None,
         "gradient_error": agreement.gradient_error if agreement else None,
@@ -80,10 +79,11 @@ def _row(attempt: Attempt) -> dict[str, Any]:
     }
 
 
-def _interval(attempt: Attempt) -> str:
+def _interval(attempt: Attempt) -> str | None:
     """The saving's interval, from that of the ratio."""
     found, before = attempt.comparison, attempt.before_ns or 0.0
-    assert found is not None and found.low is not None and found.high is not None
+    if found is None or found.low is None or found.high is None:
+        return None
     return f"{_signed(before * (1 - found.high))} … {_signed(before * (1 - found.low))}"
 
 

@@ -1,9 +1,9 @@
 """A waterfall as a table: each part begins where the one before it ends."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from flopwise import units
-from flopwise.analysis.waterfall import IDLE_OTHER, Waterfall, WaterfallPart
+from flopwise.analysis.waterfall import IDLE_OTHER, PARTS, Waterfall, WaterfallPart
 from flopwise.render.table import Column, Table
 from flopwise.render.visible import LONGEST_LINE
 
@@ -37,6 +37,17 @@ def waterfall_table(found: Waterfall) -> Table:
     )
     title = f"from the ideal to the measured step: {units.duration(found.step_ns)}, by {found.measured_by}"
     return Table(title=title, columns=columns, rows=rows, notes=(*shares_told(found), *found.notes))
+
+
+def waterfalls_table(found: Mapping[str, Waterfall]) -> Table:
+    """The same parts of several steps side by side."""
+    names = [name for name in PARTS if any(fall.ns(name) for fall in found.values())]
+    rows = [{"part": name} | {which: fall.ns(name) or None for which, fall in found.items()} for name in names]
+    rows.append({"part": "step"} | {which: fall.step_ns for which, fall in found.items()})
+    columns = [Column("part", "part", right=False)]
+    columns += [Column(which, f"{which}, ms", units.milliseconds) for which in found]
+    notes = tuple(f"{which}: {line}" for which, fall in found.items() for line in shares_told(fall)[:1])
+    return Table(title="From the ideal to the measured step", columns=tuple(columns), rows=tuple(rows), notes=notes)
 
 
 def told(part: WaterfallPart) -> str:

@@ -276,11 +276,11 @@ def _check(w: Workload) -> None:
                 f"graph = 'on' captures the whole training step, not phase = '{w.phase}'", "allowed: phase = train"
             )
         return
-    unknown = [f for f in w.recipe.changed() if f not in _levers(w.subject)]
+    unknown = [f for f in w.recipe.changed() if f not in levers(w.subject)]
     if unknown:
         raise FlopwiseError(
             f"{unknown[0]} = {fields.show(getattr(w.recipe, unknown[0]))} means nothing to {w.target}",
-            f"levers it has: {', '.join(_levers(w.subject))}",
+            f"levers it has: {', '.join(levers(w.subject))}",
         )
     if isinstance(w.subject, UserStep):
         _check_from_outside(w)
@@ -337,7 +337,7 @@ def takes(subject: ModelSpec | OpSpec | UserStep) -> tuple[str, ...]:
     return (*OPS[subject.name].takes, "phase") if isinstance(subject, OpSpec) else ("batch", "context", "phase")
 
 
-def _levers(subject: OpSpec | UserStep | ModelSpec) -> tuple[str, ...]:
+def levers(subject: OpSpec | UserStep | ModelSpec) -> tuple[str, ...]:
     if isinstance(subject, OpSpec):
         return _WITH_IMPL if subject.impl else OPS[subject.name].levers
     return tuple(FROM_OUTSIDE) if isinstance(subject, UserStep) else LEVERS

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from flopwise.analysis.explained import explained
+from flopwise.analysis.explained import Explained, explained
 from flopwise.analysis.explanation import Explanation, Kernel, explain_part, with_clock
 from flopwise.errors import FlopwiseError
 from flopwise.records import Point
@@ -37,7 +37,39 @@ def explain(
     >>> flopwise.explain("trace.json.gz").verdict        # doctest: +SKIP
     'launch-bound: the GPU is idle 73% of the time: …'
     """
+    return explain_all(target, timings=timings, gpu=gpu, runs=runs).explanation
+
+
+@dataclass(frozen=True)
+class Read:
+    """A trace, explained, and what it was explained from."""
+
+    explanation: Explanation
+    part: Explained
+    point: Point | None  # the step without a profiler, where it is the same work on the same GPU
+
+
+def explain_all(
+    target: str | Path | StoredRun,
+    *,
+    timings: str | Path | StoredRun | None = None,
+    gpu: str | None = None,
+    runs: str | Path | None = None,
+) -> Read:
+    """`explain`, and what it has read on the way."""
     path, point = trace_of(target, runs)
+    return read_and_explain(path, point, timings=timings, gpu=gpu, runs=runs)
+
+
+def read_and_explain(
+    path: Path,
+    point: Point | None,
+    *,
+    timings: str | Path | StoredRun | None = None,
+    gpu: str | None = None,
+    runs: str | Path | None = None,
+) -> Read:
+    """A trace's file explained; `point` is what was measured of the same step without a profiler."""
     trace = read_trace(path)
     if point is not None and point.ran is not None and point.ran.device == "cpu" and not trace.kernels.height:
         raise FlopwiseError(
@@ -46,7 +78,7 @@ def explain(
         )
     part, workload = explained(trace), point.trial.workload if point is not None else None
     if timings is None:
-        return with_waterfall(explain_part(part, point), part, workload, gpu)
+        return Read(with_waterfall(explain_part(part, point), part, workload, gpu), part, point)
     timed = timings if isinstance(timings, StoredRun) else StoredRun.load(find(timings, runs_root(runs)))
     found = explain_part(part)
     chosen, notes = timing_of(timed, point, trace, found)
@@ -62,8 +94,10 @@ def explain(
     else:
         found = with_waterfall(found, part, workload, gpu)
     if not found.host_ns:  # left out, as the last note says: it is to say of which clock, too
-        return msgspec.structs.replace(found, notes=(*found.notes[:-1], f"{found.notes[-1]} ({where})"))
-    return msgspec.structs.replace(found, timings=where)
+        found = msgspec.structs.replace(found, notes=(*found.notes[:-1], f"{found.notes[-1]} ({where})"))
+        return Read(found, part, point)
+    same = chosen if found.untraced_idle is not None else point
+    return Read(msgspec.structs.replace(found, timings=where), part, same)
 
 
 def trace_of(target: str | Path | StoredRun, runs: str | Path | None = None) -> tuple[Path, Point | None]:

@@ -1,7 +1,6 @@
 """Make a step faster and prove it: every lever that promises something, tried in turns with the best so far."""
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -16,7 +15,7 @@ from flopwise.capture.events import AgreeRequest, Surroundings
 from flopwise.capture.isolate import Worker
 from flopwise.capture.turns import Contestant, take_turns
 from flopwise.errors import FlopwiseError
-from flopwise.records import OK, OOM, STEP, Agreement, PhaseMemory, Point
+from flopwise.records import OK, STEP, Agreement, PhaseMemory, Point
 from flopwise.spec import fields
 from flopwise.spec.workload import OpSpec, Sampling, Trial, Workload, workload
 from flopwise.store import Run, StoredRun, find, runs_root
@@ -78,7 +77,7 @@ def read_tuning(target: str | Path | StoredRun, runs: str | Path | None = None) 
     path = target.path if isinstance(target, StoredRun) else Path(target)
     if not (path / ROWS).is_file() and not isinstance(target, StoredRun):
         path = find(target, runs_root(runs))
-    rows = read_rows(path / ROWS, Row, "tuning")  # type: ignore[arg-type]
+    rows: list[Row] = read_rows(path / ROWS, Row, "tuning")  # type: ignore[arg-type]
     begun = [row for row in rows if isinstance(row, Begun)]
     if not begun:
         raise FlopwiseError(f"{path.name} ended before the first measurement", "tune again")

@@ -1,11 +1,10 @@
 """What `tune` knows before it tries: the step's trace, its waterfall and findings, and what each move should save."""
 
-from functools import cached_property
-
 import msgspec
 
 from flopwise.advice.facts import Facts
 from flopwise.advice.finding import Finding
+from flopwise.advice.findings import findings
 from flopwise.advice.moves import Move
 from flopwise.advice.predicted import Predicted, predicted_step
 from flopwise.analysis.waterfall import Waterfall
@@ -14,12 +13,11 @@ from flopwise.capture.isolate import Worker
 from flopwise.cost.fit import peak_of
 from flopwise.errors import FlopwiseError
 from flopwise.records import OK, Point
-from flopwise.spec.gpu import Gpu
 from flopwise.spec.workload import Sampling, Trial, Workload
 from flopwise.store import Run
 from flopwise.verbs.account import find_ceilings
 from flopwise.verbs.dry_step import needs_dry_run
-from flopwise.verbs.findings import facts_of
+from flopwise.verbs.findings import facts_of_file
 from flopwise.verbs.fitting import gpu_of
 
 TRACED_STEPS, TRACED_SECONDS = 2, 0.5
@@ -59,10 +57,10 @@ class Look:
         if traced.status != OK:
             return Seen(facts=alone, notes=(f"no trace of the step {name}: {traced.status}: {traced.reason}",))
         try:
-            facts, found = facts_of(path, msgspec.structs.replace(point, trial=traced.trial))
+            facts = facts_of_file(path, msgspec.structs.replace(point, trial=traced.trial))
         except FlopwiseError as error:
             return Seen(facts=alone, notes=(f"the trace of the step {name} says nothing: {error.message}",))
-        return Seen(facts=facts, findings=found)
+        return Seen(facts=facts, findings=findings(facts))
 
 
 class Outlook:
@@ -96,11 +94,7 @@ class Outlook:
         """By the closed form; None for a step it does not know."""
         if needs_dry_run(move.workload):
             return None
-        return peak_of(move.workload, self._gpu)
-
-    @cached_property
-    def _gpu(self) -> Gpu | None:
-        return self.facts.gpu
+        return peak_of(move.workload, self.facts.gpu)
 
     def _predicted(self, move: Move) -> Predicted | None:
         if move.name not in self.known:

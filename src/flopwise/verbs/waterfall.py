@@ -8,7 +8,7 @@ from flopwise.analysis.explained import Explained
 from flopwise.analysis.explanation import Explanation
 from flopwise.analysis.waterfall import waterfall
 from flopwise.cost.flops import model_flops
-from flopwise.cost.fusion import fuse
+from flopwise.cost.fusion import fuse, graph_of
 from flopwise.cost.step import account_step
 from flopwise.errors import FlopwiseError
 from flopwise.records import STEP
@@ -65,6 +65,6 @@ def known_work(workload: Workload, gpu: Gpu) -> KnownWork | None:
     except FlopwiseError:  # too deep to account for op by op
         return None
     flops = model_flops(spec, workload.batch, workload.context, workload.phase)
-    return KnownWork(
-        ops=tuple(fuse(ops) if workload.recipe.compile != "off" else ops), model_flops=float(flops.total), causal=True
-    )
+    compiled = workload.recipe.compile
+    ops = tuple(fuse(ops, graph_of(compiled))) if compiled != "off" else ops
+    return KnownWork(ops=ops, model_flops=float(flops.total), causal=True)
