@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from flopwise.analysis.explained import explained
 from flopwise.analysis.step_timeline import LAUNCHES, PIXELS, step_timeline
 from flopwise.render.report import Report, ReportPart, html_report, markdown_report
 from flopwise.render.report.sections import MOST_KERNELS
@@ -62,7 +63,7 @@ def test_the_verdict_says_how_far_why_and_what_to_do(part):
 
 
 def test_a_target_of_each_kind_has_a_verdict():
-    assert verdict(gather(COMPILED)).startswith("A step takes ")
+    assert verdict(gather(COMPILED)).startswith("This step reaches ")
     assert verdict(gather(RUNS / "launch-bound")).startswith("4 points measured: from 6.37 ms")
 
 
@@ -118,8 +119,8 @@ def test_parts_of_the_icicle_fill_what_is_above_them(part):
 
 
 def test_the_timeline_has_as_many_pieces_as_a_screen_and_loses_no_time():
-    trace = read_trace(NAIVE)
-    fine, coarse = step_timeline(trace), step_timeline(trace, pixels=50)
+    part = explained(read_trace(NAIVE))
+    fine, coarse = step_timeline(part), step_timeline(part, pixels=50)
     assert len(coarse.spans) < len(fine.spans) <= 2 * PIXELS * len(fine.lanes)
 
     def spent(found):

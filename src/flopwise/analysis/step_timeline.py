@@ -4,11 +4,11 @@ import msgspec
 import numpy as np
 import polars as pl
 
+from flopwise.analysis.explained import Explained
 from flopwise.analysis.idle import gpu_work
 from flopwise.analysis.intervals import Times, covered_ns
-from flopwise.analysis.steps import Steps, find_steps, launch_times
-from flopwise.trace.attribute import attribute
-from flopwise.trace.tables import NO_ID, Trace, of_process
+from flopwise.analysis.steps import Steps, launch_times
+from flopwise.trace.tables import Trace
 
 PIXELS = 900  # what lies closer together than one of these is one piece
 IDLE_CELLS = 180
@@ -49,16 +49,9 @@ class StepTimeline(msgspec.Struct, frozen=True, kw_only=True):
     streams_left_out: int = 0
 
 
-def step_timeline(trace: Trace, pixels: int = PIXELS) -> StepTimeline | None:
-    """The step of median length; None where the trace has no GPU work or no step that lasts."""
-    if not trace.kernels.height and not trace.graph_runs.height:
-        return None
-    work = attribute(trace).table
-    spent = work.group_by("device", "process").agg(pl.col("duration_ns").sum()).sort("duration_ns", descending=True)
-    device, process = int(spent["device"][0]), int(spent["process"][0])
-    work = work.filter(pl.col("device") == device, pl.col("process").is_in([process, NO_ID]))
-    mine = of_process(trace, process)
-    steps = find_steps(mine, work)
+def step_timeline(part: Explained, pixels: int = PIXELS) -> StepTimeline | None:
+    """The step of median length; None where it has no work that lasts."""
+    work, mine, device, steps = part.work, part.trace, part.device, part.steps
     number = _usual(steps)
     own = work.filter(pl.Series(steps.of(launch_times(work)) == number))
     if not own.height:

@@ -13,7 +13,7 @@ PHASE_COLOURS = {
     "forward": "#7FB2D9", "loss": "#A5D6A7", "backward": "#F2A28C", "recompute": "#FBC97F", "optimizer": "#C3A6D8",
     "data": "#E6D96B", "setup": "#CFCFCF", "other": "#C8C8C8",
 }  # fmt: skip
-USEFUL, LOST, IDLE = "#009E73", "#E69F00", "#D55E00"
+IDLE = "#D55E00"
 BEFORE, AFTER = "#999999", "#0072B2"
 MEASURED, PREDICTED = "#0072B2", "#E69F00"
 INTERVAL = "#D55E00"

@@ -1,4 +1,4 @@
-"""Charts of one step: from its ideal to what it took, where the GPU's time went, and what happened when."""
+"""Charts of one step: where the GPU's time went, and what happened when."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,13 +7,10 @@ from typing import Any
 from flopwise.analysis.explanation import Explanation
 from flopwise.analysis.shares import Part
 from flopwise.analysis.step_timeline import LAUNCHES, WAITS, StepTimeline
-from flopwise.analysis.waterfall import IDEAL, Waterfall
 from flopwise.render.chart_style import (
     IDLE,
-    LOST,
     NEUTRAL,
     PHASE_COLOURS,
-    USEFUL,
     WIDTH,
     class_colour,
     colours_of,
@@ -24,40 +21,10 @@ from flopwise.render.charts import altair
 from flopwise.render.visible import visible
 
 _LONGEST = 90
-_ROW = 24
 _LEVEL = 64  # height of a level of the icicle
 _HOST = {LAUNCHES: NEUTRAL, WAITS: "#D9A400"}  # lanes of their own: the legend need not name them
 _LEVELS = ("phase", "class", "module")
 _SMALLEST = 0.0008  # of the step: a rectangle below would not be seen; it is part of '(the rest)'
-
-
-def waterfall_chart(found: Waterfall, title: str = "") -> Any:
-    """The parts of a step, each beginning where the one before it ended; the last bar is the whole step."""
-    alt = altair()
-    rows, at = [], 0.0
-    for part in found.parts:
-        kind = "useful" if part.name == IDEAL else "idle" if part.name.startswith("idle") else "lost on the GPU"
-        row = {"part": part.name, "from": at / 1e6, "until": (at + part.ns) / 1e6, "ms": part.ns / 1e6, "kind": kind}
-        rows.append(row | {"share": part.share, "how": part.how, "why": visible(part.why, 2 * _LONGEST)})
-        at += part.ns
-    step = found.step_ns / 1e6
-    rows.append({"part": "the step", "from": 0.0, "until": step, "ms": step, "kind": "the step", "share": 1.0})
-    for row in rows:
-        row["label"] = f"{row['ms']:.3g} ms"
-    order = [row["part"] for row in rows]
-    colours = alt.Scale(domain=["useful", "lost on the GPU", "idle", "the step"], range=[USEFUL, LOST, IDLE, NEUTRAL])
-    base = alt.Chart(alt.Data(values=rows)).encode(
-        y=alt.Y("part:N", sort=order, title=None, axis=alt.Axis(labelLimit=280, ticks=False, domain=False))
-    )
-    bars = base.mark_bar(height=_ROW - 8, cornerRadius=2).encode(
-        x=alt.X("from:Q", title="ms of the step"),
-        x2="until:Q",
-        color=alt.Color("kind:N", title=None, scale=colours),
-        tooltip=["part:N", milliseconds(alt, "ms"), alt.Tooltip("share:Q", format=".1%"), "how:N", "why:N"],
-    )
-    ends = base.transform_calculate(end="max(datum.from, datum.until)").mark_text(align="left", dx=4, fontSize=10)
-    layers = alt.layer(bars, ends.encode(x=alt.X("end:Q"), text="label:N", color=alt.value(NEUTRAL)))
-    return layers.properties(width=WIDTH - 220, height=_ROW * len(rows), title=visible(title, _LONGEST))
 
 
 def icicle_chart(parts: Sequence[Part], title: str = "") -> Any:

@@ -3,21 +3,24 @@
 import os
 from pathlib import Path
 
-from flopwise.analysis.explanation import explain_trace
+from flopwise.advice.findings import findings
 from flopwise.analysis.step_timeline import step_timeline
 from flopwise.errors import FlopwiseError
 from flopwise.memory.read import read_snapshot
 from flopwise.memory.report import report as memory_report
 from flopwise.records import Point
 from flopwise.render.report import Report, ReportPart, html_report, markdown_report
+from flopwise.render.report.evidence import Attempted
 from flopwise.render.report.markdown import pictures_of
 from flopwise.store import StoredRun
-from flopwise.trace.read import is_trace_file, read_trace
+from flopwise.trace.read import is_trace_file
 from flopwise.verbs.compare import compare_within
-from flopwise.verbs.explain import run_named
+from flopwise.verbs.explain import read_and_explain, run_named
+from flopwise.verbs.findings import facts_of
 from flopwise.verbs.memory import SUFFIXES as SNAPSHOTS
 from flopwise.verbs.memory_run import stored_report
 from flopwise.verbs.roofline import traced_roofline
+from flopwise.verbs.tune import read_tuning
 
 SUFFIXES = (".html", ".md")
 
@@ -69,6 +72,8 @@ def gather(target: str | Path | StoredRun, runs: str | Path | None = None) -> Re
     name = f"{target.header.kind} {target.header.name}".strip()
     if target.header.kind == "memory" and target.points:
         return ReportPart(name=name, run=target, memory=stored_report(target))
+    if target.header.kind == "tune":
+        return _tuned(name, target)
     traced = next((point for point in target.points if point.trace_file), None)
     if traced is not None:
         return _traced(name, target.path / "traces" / traced.trace_file, target, traced)
@@ -78,17 +83,52 @@ def gather(target: str | Path | StoredRun, runs: str | Path | None = None) -> Re
 
 def _traced(name: str, path: Path, run: StoredRun | None, point: Point | None) -> ReportPart:
     """The trace is read once, and everything told of it."""
-    trace = read_trace(path)
-    if run is not None and not trace.kernels.height and not trace.graph_runs.height:
-        return ReportPart(name=name, run=run, notes=("the trace has no GPU work in it: the run was on the CPU",))
-    explanation = explain_trace(trace, point)
+    try:
+        read = read_and_explain(path, point)
+    except FlopwiseError as error:
+        if run is None:
+            raise
+        return ReportPart(name=name, run=run, notes=(error.message,))  # a run on the CPU has its times, all the same
     notes: tuple[str, ...] = ()
     try:
-        roofline = traced_roofline(trace, path)
+        roofline = traced_roofline(read.part.whole, path)
     except FlopwiseError as error:
         roofline, notes = None, (f"no roofline: {error.message}",)
     return ReportPart(
-        name=name, run=run, explanation=explanation, timeline=step_timeline(trace), roofline=roofline, notes=notes
+        name=name,
+        run=run,
+        explanation=read.explanation,
+        waterfall=read.explanation.waterfall,
+        findings=findings(facts_of(read)),
+        timeline=step_timeline(read.part),
+        roofline=roofline,
+        notes=notes,
+    )
+
+
+def _tuned(name: str, run: StoredRun) -> ReportPart:
+    """What a tuning found, tried and kept."""
+    tuning = read_tuning(run)
+    attempts = tuple(
+        Attempted(
+            what=f"{one.lever}={one.value}",
+            predicted_ns=one.predicted_ns,
+            before_ns=one.before_ns,
+            after_ns=one.after_ns,
+            kept=one.kept,
+            why=one.why,
+        )
+        for one in tuning.attempts
+    )
+    begun, ended = tuning.begun, tuning.ended
+    return ReportPart(
+        name=name,
+        run=run,
+        waterfall=begun.waterfall,
+        findings=begun.findings,
+        attempts=attempts,
+        tuned_ns=(begun.step_ns, ended.step_ns) if ended else None,
+        notes=begun.notes,
     )
 
 

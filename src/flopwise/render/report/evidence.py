@@ -49,6 +49,7 @@ class ReportPart:
     memory: MemoryReport | None = None
     pairs: tuple[tuple[Point, Point, Comparison], ...] = ()  # measured in turns: before, after, how they compare
     attempts: tuple[Attempted, ...] = ()  # of a tuning, in the order tried
+    tuned_ns: tuple[float, float] | None = None  # its step before and after all that was kept
     notes: tuple[str, ...] = ()  # what could not be told, and why
 
     @property

@@ -17,7 +17,7 @@ from flopwise.render.report.evidence import MEASURED, PREDICTED, Advice, Block, 
 from flopwise.render.report.provenance import provenance
 from flopwise.render.roofline_view import drawn, roofline_view
 from flopwise.render.run_view import run_view
-from flopwise.render.step_charts import icicle_chart, timeline_chart, waterfall_chart
+from flopwise.render.step_charts import icicle_chart, timeline_chart
 from flopwise.render.sweep_charts import (
     MEASURES,
     before_after_chart,
@@ -29,6 +29,8 @@ from flopwise.render.sweep_charts import (
     sweep_rows,
 )
 from flopwise.render.table import Column, Table
+from flopwise.render.waterfall_chart import waterfall_chart
+from flopwise.render.waterfall_view import waterfall_table
 
 MOST_KERNELS = 200  # rows of the page's table; what comes after is one note
 MOST_SAMPLED = 6  # points whose samples are drawn
@@ -70,24 +72,12 @@ def _waterfall(part: ReportPart) -> Section | None:
     found = part.waterfall
     if found is None:
         return None
-    rows = tuple(msgspec.structs.asdict(one) for one in found.parts)
-    columns: tuple[Column, ...] = (
-        Column("name", "part", right=False),
-        Column("ns", "ms", _MS),
-        Column("share", "of the step", units.percent),
-        Column("how", "split by a limit that is", right=False),
-        Column("why", "evidence", right=False),
-    )
-    columns = tuple(c for c in columns if any(row[c.key] != "" for row in rows))
-    shares = (("MFU", found.mfu), ("HFU", found.hfu), ("of what its roofs allow", found.roofline_share))
-    told = [f"{name} {units.percent(share)}" for name, share in shares if share is not None]
-    notes = ("; ".join(told), found.convention, f"the step's time: {found.measured_by}", *found.notes)
-    table = Table(
-        title="From the ideal step to the measured one", columns=columns, rows=rows, notes=tuple(n for n in notes if n)
-    )
+    table = waterfall_table(found)
+    columns = tuple(c for c in table.columns if c.key != "ends_at_ns")  # bars of letters: the picture has them
+    table = Table(title=table.title, columns=columns, rows=table.rows, notes=table.notes)
     picture = Picture(
         "waterfall",
-        lambda: waterfall_chart(found),
+        lambda: waterfall_chart(found, ""),
         f"From the useful work at the chip's peak rate to the {units.duration(found.step_ns)} that the step takes: "
         "the parts add up.",
     )
