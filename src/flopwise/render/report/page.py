@@ -179,8 +179,9 @@ def _finding(finding: Finding, kernels: Sequence[tuple[str, str]], prefix: str) 
 def _saving(finding: Finding) -> str:
     words = [f"Saves about {units.duration(finding.saving_ns)} of a step"] if finding.saving_ns > 0 else []
     words += [f"Saves about {units.size(finding.saving_bytes)} of the peak"] if finding.saving_bytes > 0 else []
-    if finding.counted_ns is not None and 0 <= finding.counted_ns < finding.saving_ns:
-        words.append(f"{units.duration(finding.counted_ns)} after those above")
+    counted = finding.counted_ns
+    if counted is not None and abs(counted - finding.saving_ns) > 0.01 * finding.saving_ns:
+        words.append(f"{units.duration(counted) if counted > 0 else 'nothing more'} once those above are done")
     return "; ".join(words)
 
 

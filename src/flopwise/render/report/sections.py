@@ -35,6 +35,7 @@ from flopwise.render.waterfall_view import waterfall_table
 MOST_KERNELS = 200  # rows of the page's table; what comes after is one note
 MOST_SAMPLED = 6  # points whose samples are drawn
 _APART = ("top kernels", "the five questions", "from the ideal")  # tables of `explain` that have a section of their own
+_ENOUGH, _TOO_SHORT = 100, 5  # letters of a kernel's name
 _MS = units.milliseconds
 
 
@@ -56,7 +57,9 @@ def _findings(part: ReportPart) -> Section | None:
 
 
 def _mentions(evidence: Sequence[str], kernel: Kernel, short: dict[str, str]) -> bool:
-    return any(kernel.name in line or short[kernel.name] in line for line in evidence)
+    """Evidence may cut a long name short; a name of a few letters is in everything and tells nothing."""
+    told = [name for name in (kernel.name[:_ENOUGH], short[kernel.name]) if len(name) > _TOO_SHORT]
+    return any(name in line for line in evidence for name in told)
 
 
 def anchor(place: int) -> str:
