@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from flopwise.analysis.explained import explained
 from flopwise.analysis.step_timeline import LAUNCHES, PIXELS, step_timeline
 from flopwise.render.report import Report, ReportPart, html_report, markdown_report
+from flopwise.render.report.evidence import Attempted
 from flopwise.render.report.sections import MOST_KERNELS
 from flopwise.render.report.verdict import verdict
 from flopwise.render.step_charts import icicle_rows
@@ -65,6 +67,20 @@ def test_the_verdict_says_how_far_why_and_what_to_do(part):
 def test_a_target_of_each_kind_has_a_verdict():
     assert verdict(gather(COMPILED)).startswith("This step reaches ")
     assert verdict(gather(RUNS / "launch-bound")).startswith("4 points measured: from 6.37 ms")
+
+
+def test_a_tuning_is_told_by_what_was_kept(part):
+    tried = (
+        Attempted(what="graph=on", predicted_ns=17e6, before_ns=24e6, after_ns=7e6, kept=True, why="faster"),
+        Attempted(what="optimizer=fused", predicted_ns=1e5, before_ns=7e6, after_ns=7.1e6, why="not faster"),
+        Attempted(what="compile=default", why="it does not run here"),
+    )
+    tuned = ReportPart(name="tune small", waterfall=waterfall(), attempts=tried, tuned_ns=(24e6, 7e6))
+    assert verdict(tuned) == "A step went from 24.0 ms to 7.00 ms, 3.43 times as fast, measured, by: graph=on."
+    assert "nothing that was tried is faster" in verdict(replace(tuned, attempts=tried[1:]))
+    tags = Tags(html_report(Report(parts=(tuned,))))
+    charts = json.loads(tags.scripts[0])
+    assert {"attempts", "predicted-measured"} <= set(charts)
 
 
 def test_the_page_fetches_nothing_and_runs_only_what_its_policy_names(page):

@@ -33,7 +33,9 @@ def verdict(part: ReportPart) -> str:
     """The most telling thing that is known of this target."""
     if part.tuned_ns is not None:
         before, after = part.tuned_ns
-        kept = ", ".join(one.what for one in part.attempts if one.kept) or "nothing that was tried"
+        kept = ", ".join(one.what for one in part.attempts if one.kept)
+        if not kept:
+            return f"A step takes {units.duration(before)}, and nothing that was tried is faster."
         faster = f", {before / after:.2f} times as fast" if 0 < after < before else ""
         return f"A step went from {units.duration(before)} to {units.duration(after)}{faster}, measured, by: {kept}."
     if part.waterfall is not None:
