@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test check format clean
+.PHONY: demo test check docs gallery format clean
 
 demo: $(STAMP)
 	$(BIN)/flopwise demo
@@ -20,6 +20,16 @@ check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+
+# The documentation as a site in build/site; a link that leads nowhere is an error.
+docs: $(STAMP)
+	$(BIN)/mkdocs build --strict --quiet
+
+# The pages of docs/gallery, from traces and runs that are in the repository.
+gallery: $(STAMP)
+	cd docs/gallery && ../../$(BIN)/flopwise report ../../tests/trace/fixtures/h200-small-fp32-naive-2steps.kineto.json.gz -o small-fp32-naive.md --pictures
+	cd docs/gallery && ../../$(BIN)/flopwise report ../../tests/trace/fixtures/h200-small-bf16-compiled-2steps.kineto.json.gz -o small-bf16-compiled.md --pictures
+	cd docs/gallery && ../../$(BIN)/flopwise report ../../benchmarks/results/h200-2026-11/launch-bound ../../benchmarks/results/h200-2026-11/course-attention -o sweeps.md --pictures
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

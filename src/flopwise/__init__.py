@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from flopwise.verbs.findings import findings
     from flopwise.verbs.memory import memory
     from flopwise.verbs.profile import profile
+    from flopwise.verbs.report import report
     from flopwise.verbs.roofline import roofline
     from flopwise.verbs.sweep import sweep
     from flopwise.verbs.tune import tune
@@ -39,6 +40,7 @@ _HOMES = {
     "findings": "flopwise.verbs.findings",
     "memory": "flopwise.verbs.memory",
     "profile": "flopwise.verbs.profile",
+    "report": "flopwise.verbs.report",
     "roofline": "flopwise.verbs.roofline",
     "sweep": "flopwise.verbs.sweep",
     "tune": "flopwise.verbs.tune",
@@ -58,6 +60,7 @@ __all__ = [
     "findings",
     "memory",
     "profile",
+    "report",
     "roofline",
     "sweep",
     "tune",

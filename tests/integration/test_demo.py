@@ -1,4 +1,4 @@
-"""The demo ends with a profile: explained on a GPU, and one line instead on a CPU. What it measures is tested elsewhere."""
+"""The demo profiles: explained on a GPU, one line instead on a CPU; it ends with a page. What it measures is tested elsewhere."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,10 +28,12 @@ def parts(monkeypatch):
         monkeypatch.setattr(demo_verb, "explain", lambda run: explain(TRACE))
         monkeypatch.setattr(demo_verb, "memory", lambda target, **options: f"memory {target}")
         monkeypatch.setattr(demo_verb, "account", lambda target, **options: f"account {target}")
+        monkeypatch.setattr(demo_verb, "report", lambda *targets, output, **options: output)
         told = []
-        demo(told.append)
-        assert [told[-3], told[-1]] == [f"memory {'small' if 'cuda' in found else 'tiny'}", "account small"]
-        return told[:-4]
+        demo(told.append, runs="somewhere/runs")
+        assert told[-1] == Path("somewhere/report.html").resolve()
+        assert [told[-5], told[-3]] == [f"memory {'small' if 'cuda' in found else 'tiny'}", "account small"]
+        return told[:-6]
 
     return tell
 

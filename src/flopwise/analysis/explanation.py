@@ -1,6 +1,7 @@
 """Where the time of a step went: GPU time by phase, class and module, the top kernels, idle time by cause."""
 
 from dataclasses import asdict
+from importlib import import_module
 from statistics import median
 
 import msgspec
@@ -81,6 +82,11 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     timings: str = ""  # whose clock `host_ns` is, if another run's
     notes: tuple[str, ...]
     waterfall: Waterfall | None = None  # from the ideal step to this one, where the GPU's limits are known
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows. Drawing lies to the right of analysis, so it is found by name when it is asked for."""
+        text: str = import_module("flopwise.render.notebook").explanation_html(self)
+        return text
 
 
 def explain_trace(trace: Trace, untraced: Point | None = None, *, same: bool = True) -> Explanation:

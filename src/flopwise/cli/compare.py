@@ -3,7 +3,7 @@
 import click
 
 from flopwise.cli.options import output_options
-from flopwise.cli.output import chosen, show
+from flopwise.cli.output import check_place, chosen, show, write_text
 
 
 @click.command("compare")
@@ -31,15 +31,22 @@ def command(
     Example: flopwise compare last~1 last
 
     Exit code: 0; 1 if --fail-above is exceeded; 3 if a verdict is inconclusive. To measure two variants in turns,
-    which is fairer, use: flopwise bench tiny --versus attention=naive
+    which is fairer, use: flopwise bench tiny --versus attention=naive. --format github writes annotations for a
+    pull request: an error where the gate fails.
     """
-    form = chosen(form, output)
+    github = form == "github"
+    form = chosen(None if github else form, None if github else output)
+    check_place(output)
     from flopwise import units
+    from flopwise.render.annotations import annotations
     from flopwise.render.comparison_view import comparison_view
     from flopwise.verbs.compare import compare
 
     gate = None if fail_above is None else units.parse_percent(fail_above)
     compared = compare(a, b, phase=phase, clock=clock, threshold=gate or 0.03, runs=runs)
+    if github:
+        write_text(annotations(compared.pairs, compared.only_a, compared.only_b, gate), output)
+        return compared.exit_code(gate)
     tables, document = comparison_view(compared.pairs, compared.only_a, compared.only_b, phase, clock)
     show(tables, document, form, output)
     return compared.exit_code(gate)

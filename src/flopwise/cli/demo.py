@@ -1,5 +1,7 @@
 """`flopwise demo`."""
 
+from pathlib import Path
+
 import click
 
 from flopwise.cli.options import device_option, run_options
@@ -10,7 +12,7 @@ from flopwise.cli.options import device_option, run_options
 @run_options
 def command(device: str, runs: str | None, quiet: bool) -> None:
     """Tell the whole story on this machine in about a minute: doctor, bench, a comparison in turns, a sweep, a profile,
-    memory and accounting.
+    memory and accounting; it ends with a page of all of it.
 
     Example: flopwise demo
     """
@@ -29,6 +31,8 @@ def command(device: str, runs: str | None, quiet: bool) -> None:
     from flopwise.verbs.compare import Compared
     from flopwise.verbs.demo import Part, Title, demo
 
+    pages: list[Path] = []
+
     def tell(part: Part) -> None:
         match part:
             case Title():
@@ -36,6 +40,9 @@ def command(device: str, runs: str | None, quiet: bool) -> None:
                 return
             case str():
                 click.echo(f"{part}\n")
+                return
+            case Path():
+                pages.append(part)
                 return
             case StoredRun():
                 tables, _ = run_view(part)
@@ -56,3 +63,5 @@ def command(device: str, runs: str | None, quiet: bool) -> None:
 
     demo(tell, device=device, runs=runs, progress=ShownProgress(quiet=quiet))
     click.echo("Next: flopwise runs; flopwise bench small --help; docs/tutorial.md")
+    for page in pages:
+        click.echo(f"The page, to open in a browser: {page}")

@@ -23,6 +23,7 @@ VERBS = {
     "account": "What a step must cost, before it is run: FLOPs, memory, time, what fits.",
     "roofline": "Every operation against what the machine can do at most.",
     "memory": "Who holds every byte of a workload or a snapshot, at the peak and over time.",
+    "report": "One page over runs, traces and snapshots, which opens without a network.",
     "tune": "Tries the levers, keeps what is faster and still right, and proves it.",
     "runs": "Lists, shows, tags and removes runs.",
 }

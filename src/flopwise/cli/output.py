@@ -88,7 +88,11 @@ def said(line: str) -> None:
 
 def show(tables: list[Any], document: dict[str, Any], form: str, output: str | None) -> None:
     """Render and write; `tables` for people and spreadsheets, `document` for programs."""
-    text = _rendered(tables, document, form, to_terminal=output is None)
+    write_text(_rendered(tables, document, form, to_terminal=output is None), output)
+
+
+def write_text(text: str, output: str | None) -> None:
+    """To standard output, or whole into a file."""
     if output is None:
         click.echo(text, nl=not text.endswith("\n"))
         return

@@ -3,8 +3,11 @@
 A chart is an Altair object, typed as Any: the package is there only where charts are drawn.
 """
 
+import base64
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -57,9 +60,9 @@ def roofline_chart(
     across = alt.X("intensity:Q", title="FLOPs per byte moved").scale(type="log", domain=[low, high], nice=False)
     across = across.axis(values=decades, format="~r")
     upwards = alt.Y("flops_per_s:Q", title="FLOP/s").scale(type="log").axis(values=decades, format="~s")
-    roof = alt.Chart(alt.Data(values=lines)).mark_line(color="#444444", strokeWidth=1.5)
+    roof = alt.Chart(alt.Data(values=lines)).mark_line(color="#888888", strokeWidth=1.5)
     roof = roof.encode(x=across, y=upwards, detail="roof:N")
-    label = alt.Chart(alt.Data(values=ends)).mark_text(align="right", dy=-7, color="#444444")
+    label = alt.Chart(alt.Data(values=ends)).mark_text(align="right", dy=-7, color="#888888")
     dots = alt.Chart(alt.Data(values=[{**p, "name": visible(p["name"], _LONGEST)} for p in points])).mark_circle(
         opacity=0.75, stroke="white"
     )
@@ -105,7 +108,7 @@ def memory_chart(
     layers = [areas]
     if reserves:
         line = alt.Chart(alt.Data(values=[{"at": row["at"], "reserved": row["reserved"]} for row in rows]))
-        line = line.mark_line(interpolate="step-after", color="#444444", strokeWidth=1, strokeDash=[4, 2])
+        line = line.mark_line(interpolate="step-after", color="#888888", strokeWidth=1, strokeDash=[4, 2])
         layers.append(line.encode(x=across, y=alt.Y("reserved:Q")))
     strip = alt.Chart(alt.Data(values=spans)).mark_rect()
     strip = strip.encode(
@@ -170,45 +173,67 @@ def save(chart: Any, path: str | Path) -> None:
         import vl_convert
     except ImportError:
         raise FlopwiseError("charts need the packages altair and vl-convert-python", _HINT) from None
-    spec = _roomy(chart.to_dict(format="vega-lite"))
+    spec = roomy(chart.to_dict(format="vega-lite"))
     match target.suffix:
         case ".svg":
             content = vl_convert.vegalite_to_svg(spec).encode()
         case ".png":
             content = vl_convert.vegalite_to_png(spec, scale=_DPI_SCALE)
         case _:
-            content = _page(spec, vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")).encode()
+            content = _page(spec, vega_javascript()).encode()
     try:
         target.write_bytes(content)
     except OSError as error:
         raise FlopwiseError(f"cannot write {target}: {error.strerror}", "choose another place with -o") from None
 
 
-def _roomy(spec: dict[str, Any]) -> dict[str, Any]:
+def roomy(spec: dict[str, Any]) -> dict[str, Any]:
     """The chart with room at its right edge, and no name in the legend cut short."""
     config = spec.get("config", {})
     legend = {"labelLimit": 0, "titleLimit": 0, **config.get("legend", {})}
     return {"padding": _PADDING, **spec, "config": {"font": _FONT, **config, "legend": legend}}
 
 
+@cache
+def vega_javascript() -> str:
+    """Vega, Vega-Lite and vega-embed as one script that sets `window.vegaEmbed`; nothing in it ends a script element."""
+    try:
+        import vl_convert
+    except ImportError:
+        raise FlopwiseError("charts need the packages altair and vl-convert-python", _HINT) from None
+    script: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
+    return script.replace("</script", "<\\/script").replace("<!--", "<\\!--")
+
+
 def _page(spec: Mapping[str, Any], javascript: str) -> str:
     """A page of one chart. Names in the spec come from traces: none of them can end the script they are in."""
     safe = json.dumps(spec).replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+    options = "{actions: false, ast: true, defaultStyle: false, tooltip: {disableDefaultStyle: true}}"
+    script = f"""{javascript}
+vegaEmbed("#chart", {safe}, {options});
+"""
+    style = "body { font-family: sans-serif; margin: 2em } #vg-tooltip-element { position: fixed; background: #fff; color: #000 }"
+    policy = f"default-src 'none'; script-src {csp_hash(script)}; style-src {csp_hash(style)}; img-src data:"
     return f"""<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>flopwise</title>
-<meta http-equiv="Content-Security-Policy"
- content="default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data:">
-<body style="font-family: sans-serif; margin: 2em"><div id="chart"></div>
-<script type="module">{javascript}
-vegaEmbed("#chart", {safe}, {{actions: false}});
-</script></body></html>
+<meta http-equiv="Content-Security-Policy" content="{policy}"><style>{style}</style>
+<body><div id="chart"></div><script type="module">{script}</script></body></html>
 """
 
 
+def csp_hash(content: str) -> str:
+    """What a content-security policy calls an inline script or style by, so that it may run and no other.
+
+    >>> csp_hash("")
+    "'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='"
+    """
+    return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"
+
+
 def altair() -> Any:
-    """The package, or one line that says how to get it."""
+    """The package, or how to get it."""
     try:
-        import altair
+        import altair as package
     except ImportError:
         raise FlopwiseError("charts need the packages altair and vl-convert-python", _HINT) from None
-    return altair
+    return package

@@ -70,10 +70,10 @@ def markdown(table: Table) -> str:
     <BLANKLINE>
     """
     shown = table.shown()
-    lines = [f"**{_cell(shown.title)}**", "", _line(map(_cell, shown.headers))]
+    lines = [f"**{escaped(shown.title)}**", "", _line(map(escaped, shown.headers))]
     lines += [_line("---:" if c.right else ":---" for c in table.columns)]
-    lines += [_line(map(_cell, cells)) for cells in shown.cells]
-    lines += ["", *(f"- {_cell(note)}" for note in shown.notes)] if shown.notes else []
+    lines += [_line(map(escaped, cells)) for cells in shown.cells]
+    lines += ["", *(f"- {escaped(note)}" for note in shown.notes)] if shown.notes else []
     return "\n".join(lines) + "\n"
 
 
@@ -104,10 +104,10 @@ def _line(cells: Iterable[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def _cell(text: str) -> str:
+def escaped(text: str) -> str:
     """A name must not become a link, a picture, a tag or emphasis.
 
-    >>> print(_cell("![x](y) <b> blocks.*.mlp"))
+    >>> print(escaped("![x](y) <b> blocks.*.mlp"))
     !\\[x\\](y) &lt;b> blocks.\\*.mlp
     """
     return _MARKS.sub(r"\\\g<0>", text).replace("&", "&amp;").replace("<", "&lt;")

@@ -19,7 +19,7 @@ _COLOURS = {
     w.MEMORY_BOUND: "#E69F00", w.BELOW_BANDWIDTH: "#D55E00",
     w.RECOMPUTATION: "#7A5195", w.OPTIMIZER_PART: "#56B4E9", w.EXPOSED_COMMUNICATION: "#8C564B",
     w.IDLE_LAUNCH: "#999999", w.IDLE_SYNCHRONISATION: "#999999", w.IDLE_INPUT: "#999999", w.IDLE_OTHER: "#999999",
-    STEP: "#333333",
+    STEP: "#6B6B6B",
 }  # fmt: skip
 
 
@@ -45,7 +45,7 @@ def waterfall_chart(found: w.Waterfall | None, title: str) -> Any:
         color=alt.Color("part:N", scale=colours, legend=None),
         tooltip=["part:N", "told:N"],
     )
-    texts = base.mark_text(align="left", dx=5, color="#222222").encode(x=alt.X("right:Q"), y=down, text="told:N")
+    texts = base.mark_text(align="left", dx=5, color="#808080").encode(x=alt.X("right:Q"), y=down, text="told:N")
     line = ", ".join((f"by {found.measured_by}", *shares_told(found)[:1]))
     heading = alt.TitleParams(visible(title, _LONGEST), subtitle=line, anchor="start")
     return alt.layer(bars, texts).properties(width=_WIDTH, height=_ROW * len(rows), title=heading)

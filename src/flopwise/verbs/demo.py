@@ -7,9 +7,10 @@ from pathlib import Path
 from flopwise.analysis.explanation import Explanation
 from flopwise.capture.doctor import Check
 from flopwise.cost.account import Account
+from flopwise.errors import FlopwiseError
 from flopwise.memory.answers import MemoryReport
 from flopwise.spec.sweep import sweep_from
-from flopwise.store import StoredRun
+from flopwise.store import StoredRun, runs_root
 from flopwise.verbs.account import account
 from flopwise.verbs.bench import bench
 from flopwise.verbs.compare import Compared, compare_within
@@ -18,6 +19,7 @@ from flopwise.verbs.explain import explain
 from flopwise.verbs.memory import memory
 from flopwise.verbs.profile import profile
 from flopwise.verbs.progress import Progress
+from flopwise.verbs.report import report
 from flopwise.verbs.sweep import sweep
 
 
@@ -28,7 +30,7 @@ class Title:
     text: str
 
 
-Part = Title | str | list[Check] | StoredRun | Compared | Explanation | MemoryReport | Account
+Part = Title | str | list[Check] | StoredRun | Compared | Explanation | MemoryReport | Account | Path
 
 
 def demo(
@@ -39,7 +41,7 @@ def demo(
     progress: Progress | None = None,
 ) -> StoredRun:
     """Look at the machine, time a step, try a lever in turns with the baseline, sweep a few sizes, profile a step and
-    explain it, say who holds its memory, and what it should have cost.
+    explain it, say who holds its memory, and what it should have cost; the last part is the path of a page with all of it.
 
     `show` gets each part. On a GPU the model is `small`, on a CPU `tiny`, and there is no GPU work to explain.
     """
@@ -50,7 +52,8 @@ def demo(
     model = "small" if on_gpu else "tiny"
     common = {"runs": runs, "progress": progress, "device": device}
     show(Title(f"2. Where the time of a training step goes (flopwise bench {model})"))
-    show(bench(model, seconds=3.0, command="flopwise demo", **common))  # type: ignore[arg-type]
+    timed = bench(model, seconds=3.0, command="flopwise demo", **common)  # type: ignore[arg-type]
+    show(timed)
     lever = {"graph": "on", "optimizer": "fused"} if on_gpu else {"attention": "naive"}
     words = ",".join(f"{name}={value}" for name, value in lever.items())
     show(Title(f"3. Does a lever help? Both are measured in turns (flopwise bench {model} --versus {words})"))
@@ -80,4 +83,15 @@ def demo(
     show(memory(model, steps=1, command="flopwise demo", **common))  # type: ignore[arg-type]
     show(Title("7. What a larger step must cost, before it is run (flopwise account small --gpu h100,h200)"))
     show(account("small", gpu="h100,h200", batch=4, context=512, precision="bf16"))
+    show(Title("8. All of it on one page (flopwise report)"))
+    show(_page((profiled, both, swept, timed, "last"), runs))  # the last run is memory's
     return profiled
+
+
+def _page(targets: tuple[StoredRun | str, ...], runs: str | Path | None) -> Path | str:
+    """The page over the runs, beside them; or why there is none."""
+    place = runs_root(runs).resolve().parent / "report.html"
+    try:
+        return report(*targets, output=place, runs=runs, command="flopwise demo")
+    except FlopwiseError as error:
+        return f"no page: {error.message} ({error.hint})"

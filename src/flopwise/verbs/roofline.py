@@ -15,6 +15,7 @@ from flopwise.spec.gpu import gpu as gpu_named
 from flopwise.spec.workload import Workload, workload
 from flopwise.store import StoredRun
 from flopwise.trace.read import is_trace_file, read_trace
+from flopwise.trace.tables import Trace
 from flopwise.verbs.account import find_ceilings
 from flopwise.verbs.dry_step import dry_run, needs_dry_run
 from flopwise.verbs.explain import run_named, trace_of
@@ -73,7 +74,11 @@ def _of_workload(asked: Workload, gpu: str | None) -> Roofline:
 
 
 def _of_trace(path: Path, gpu: str | None) -> Roofline:
-    trace = read_trace(path)
+    return traced_roofline(read_trace(path), path, gpu)
+
+
+def traced_roofline(trace: Trace, path: Path, gpu: str | None = None) -> Roofline:
+    """The matmuls of a trace that was read from `path`."""
     machine = gpu_named(gpu) if gpu else find_gpu(trace.gpu)
     if machine is None:
         named = f"'{trace.gpu}', which is not known" if trace.gpu else "no GPU"

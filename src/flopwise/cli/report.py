@@ -1,0 +1,31 @@
+"""`flopwise report TARGET… -o FILE`."""
+
+from pathlib import Path
+
+import click
+
+from flopwise.cli.options import command_line
+from flopwise.cli.output import check_place
+
+
+@click.command("report")
+@click.argument("target", nargs=-1, required=True)
+@click.option(
+    "-o", "--output", metavar="FILE", default="report.html", show_default=True, help="The page: .html or .md."
+)
+@click.option("--pictures", is_flag=True, help="For .md: draw the charts into a folder beside it.")
+@click.option("--runs", metavar="DIR", help="Where runs are kept.")
+def command(target: tuple[str, ...], output: str, pictures: bool, runs: str | None) -> None:
+    """Write one page over runs, traces and snapshots: the verdict, what to change, the evidence; it opens without a network.
+
+    Example: flopwise report last -o report.html
+
+    TARGET is a run (last, an id, a tag, a path), a trace (.json, .json.gz from PyTorch; .sqlite, .nsys-rep from Nsight
+    Systems) or a memory snapshot (.pickle). Several targets give one page. report.md is for a comment on GitHub.
+    """
+    check_place(output)
+    from flopwise.verbs.report import check_suffix, report
+
+    check_suffix(Path(output))
+    report(*target, output=output, pictures=pictures, runs=runs, command=command_line())
+    click.echo(output)

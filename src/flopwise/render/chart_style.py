@@ -1,0 +1,51 @@
+"""Colours and shapes that all charts share: told apart without red or green, on white and on black."""
+
+from typing import Any
+
+# Okabe and Ito's colours without black, which a dark page would hide; the rest for charts of many classes.
+CLASS_COLOURS = {
+    "matmul": "#0072B2", "attention": "#CC79A7", "elementwise": "#E69F00", "normalisation": "#009E73",
+    "softmax": "#D55E00", "reduction": "#56B4E9", "copy/cast": "#8C8C8C", "optimizer": "#7A5195", "loss": "#A3A500",
+    "communication": "#8C564B", "embedding/index": "#17A2B8", "memory": "#C9B38C", "random": "#E7A6C4", "other": "#BBBBBB",
+}  # fmt: skip
+SPARE = ("#6B8E23", "#4682B4", "#B8860B", "#A0522D", "#708090")
+PHASE_COLOURS = {
+    "forward": "#7FB2D9", "loss": "#A5D6A7", "backward": "#F2A28C", "recompute": "#FBC97F", "optimizer": "#C3A6D8",
+    "data": "#E6D96B", "setup": "#CFCFCF", "other": "#C8C8C8",
+}  # fmt: skip
+IDLE = "#D55E00"
+BEFORE, AFTER = "#999999", "#0072B2"
+MEASURED, PREDICTED = "#0072B2", "#E69F00"
+INTERVAL = "#D55E00"
+SAMPLE = "#4FA3DC"  # many small dots: light enough for a dark page
+NEUTRAL = "#888888"  # lines and words on either ground
+WIDTH, HEIGHT = 860, 320
+
+
+def class_colour(kind: str, place: int = 0) -> str:
+    """A class's colour; one that is not known gets a spare one.
+
+    >>> class_colour("matmul"), class_colour("of my own", 1)
+    ('#0072B2', '#4682B4')
+    """
+    return CLASS_COLOURS.get(kind) or SPARE[place % len(SPARE)]
+
+
+def colours_of(kinds: list[str]) -> dict[str, list[str]]:
+    """A colour scale of these classes."""
+    return {"domain": kinds, "range": [class_colour(kind, place) for place, kind in enumerate(kinds)]}
+
+
+def ink_on(colour: str) -> str:
+    """Black or white, whichever is read better on this colour.
+
+    >>> ink_on("#0072B2"), ink_on("#F0E442")
+    ('#ffffff', '#000000')
+    """
+    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return "#000000" if 0.299 * red + 0.587 * green + 0.114 * blue > 140 else "#ffffff"
+
+
+def milliseconds(alt: Any, field: str, title: str = "ms") -> Any:
+    """A tooltip's time."""
+    return alt.Tooltip(f"{field}:Q", title=title, format=",.4~r")

@@ -1,0 +1,107 @@
+"""What a report is made of: the evidence of each target, and the blocks in which it is shown."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from flopwise.advice.finding import Finding
+from flopwise.analysis.comparison import Comparison
+from flopwise.analysis.explanation import Explanation
+from flopwise.analysis.roofline import Roofline
+from flopwise.analysis.step_timeline import StepTimeline
+from flopwise.analysis.waterfall import Waterfall
+from flopwise.memory.answers import MemoryReport
+from flopwise.records import Point
+from flopwise.render.table import Table
+from flopwise.store import StoredRun
+
+MEASURED, PREDICTED, SPECIFIED = "measured", "predicted", "specified"
+
+
+@dataclass(frozen=True)
+class Attempted:
+    """A change that was tried: what it was predicted to save of a step, and what it saved."""
+
+    what: str  # 'graph=on'
+    predicted_ns: float | None = None
+    before_ns: float | None = None  # measured in turns with the best until then
+    after_ns: float | None = None
+    kept: bool = False
+    why: str = ""
+
+    @property
+    def saved_ns(self) -> float | None:
+        """Measured; below zero: it takes longer."""
+        return None if self.before_ns is None or self.after_ns is None else self.before_ns - self.after_ns
+
+
+@dataclass(frozen=True)
+class ReportPart:
+    """All that is known of one target. What is not known is None, and its section is left out."""
+
+    name: str
+    run: StoredRun | None = None
+    explanation: Explanation | None = None
+    waterfall: Waterfall | None = None
+    findings: tuple[Finding, ...] = ()
+    timeline: StepTimeline | None = None
+    roofline: Roofline | None = None
+    memory: MemoryReport | None = None
+    pairs: tuple[tuple[Point, Point, Comparison], ...] = ()  # measured in turns: before, after, how they compare
+    attempts: tuple[Attempted, ...] = ()  # of a tuning, in the order tried
+    tuned_ns: tuple[float, float] | None = None  # its step before and after all that was kept
+    notes: tuple[str, ...] = ()  # what could not be told, and why
+
+    @property
+    def points(self) -> tuple[Point, ...]:
+        """The run's points that were timed."""
+        return tuple(p for p in self.run.points if p.phases) if self.run else ()
+
+
+@dataclass(frozen=True)
+class Report:
+    """The targets in the order given."""
+
+    parts: tuple[ReportPart, ...]
+    command: str = ""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A chart, drawn when it is needed, with the sentence that says what it shows."""
+
+    name: str
+    draw: Callable[[], Any]
+    caption: str
+    how: str = MEASURED
+    use: str = ""  # what one can do with it on the page; a picture on paper has nothing to click
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A table, and how its numbers were obtained. `anchors` name its rows, so that a finding can point at one."""
+
+    table: Table
+    how: str = MEASURED
+    anchors: tuple[str, ...] = ()
+    folded: bool = False  # closed until asked for
+
+
+@dataclass(frozen=True)
+class Advice:
+    """Findings, each with the kernels it is about: (anchor, short name)."""
+
+    findings: tuple[Finding, ...]
+    kernels: tuple[tuple[tuple[str, str], ...], ...]
+
+
+Block = str | Picture | Shown | Advice
+
+
+@dataclass(frozen=True)
+class Section:
+    """One kind of evidence."""
+
+    key: str
+    title: str
+    blocks: tuple[Block, ...] = field(default=())

@@ -1,0 +1,152 @@
+// The page's own code: theme, charts, sorting, copying, and Perfetto. Nothing is fetched; only a click opens another site.
+const root = document.documentElement;
+const say = (text) => {
+  const place = document.getElementById("said");
+  place.textContent = text;
+  clearTimeout(say.timer);
+  say.timer = setTimeout(() => { place.textContent = ""; }, 2500);
+};
+
+// Theme: what the system prefers, until the button is pressed.
+const preferred = matchMedia("(prefers-color-scheme: dark)");
+let chosen = null;
+try { chosen = localStorage.getItem("flopwise-theme"); } catch { /* a page from a file may not remember */ }
+const theme = () => (chosen === "dark" || chosen === "light" ? chosen : preferred.matches ? "dark" : "light");
+const paint = () => {
+  root.dataset.theme = theme();
+  document.getElementById("theme").textContent = theme() === "dark" ? "Light" : "Dark";
+  draw();
+};
+document.getElementById("theme").addEventListener("click", () => {
+  chosen = theme() === "dark" ? "light" : "dark";
+  try { localStorage.setItem("flopwise-theme", chosen); } catch { /* as above */ }
+  paint();
+});
+preferred.addEventListener("change", paint);
+
+// Charts: drawn when they come into sight, and again when the theme changes.
+const specs = JSON.parse(document.getElementById("specs").textContent);
+const views = new Map();
+const waiting = new Set();
+const look = (dark) => {
+  const ink = dark ? "#e6e9ed" : "#1b1f24", line = dark ? "#343c46" : "#e3e6ea", soft = dark ? "#9aa6b2" : "#57606a";
+  return {
+    background: "transparent", view: { stroke: line },
+    font: "system-ui, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif",
+    axis: { labelFontSize: 12, titleFontSize: 12, labelColor: ink, titleColor: soft, gridColor: line, domainColor: soft, tickColor: soft, titleFontWeight: "normal" },
+    legend: { labelFontSize: 12, labelColor: ink, titleColor: soft }, title: { color: ink, subtitleColor: soft },
+  };
+};
+const embed = async (holder) => {
+  const name = holder.dataset.chart, wanted = theme();
+  if (holder.dataset.drawn === wanted) return;
+  holder.dataset.drawn = wanted;
+  try {
+    const made = await window.vegaEmbed(holder, specs[name], {
+      ast: true, actions: false, renderer: "svg", defaultStyle: false, config: look(wanted === "dark"),
+      tooltip: { disableDefaultStyle: true, sanitize: (value) => String(value).replace(/&/g, "&amp;").replace(/</g, "&lt;") },
+    });
+    views.get(name)?.finalize();
+    views.set(name, made.view);
+    holder.dataset.ready = wanted;
+  } catch (error) {
+    holder.textContent = "This chart could not be drawn; its numbers are in the tables.";
+    console.error(error);
+  }
+};
+const sight = new IntersectionObserver((entries) => {
+  for (const entry of entries) {
+    if (entry.isIntersecting) { waiting.add(entry.target); embed(entry.target); } else waiting.delete(entry.target);
+  }
+}, { rootMargin: "300px" });
+const holders = [...document.querySelectorAll("[data-chart]")];
+const draw = () => waiting.forEach(embed);
+paint();
+holders.forEach((holder) => sight.observe(holder));
+addEventListener("beforeprint", () => {
+  document.querySelectorAll("details").forEach((one) => { one.open = true; });
+  holders.forEach(embed);
+});
+window.flopwise = { drawAll: () => Promise.all(holders.map(embed)) };
+
+// Tables: a header is a button that sorts; the raw values sort, not the words.
+const value = (cell) => cell.dataset.v ?? cell.textContent;
+const compare = (a, b) => {
+  const x = a === "" ? NaN : Number(a), y = b === "" ? NaN : Number(b);
+  if (!Number.isNaN(x) && !Number.isNaN(y)) return x - y;
+  if ((a === "") !== (b === "")) return a === "" ? 1 : -1;
+  return String(a).localeCompare(String(b));
+};
+for (const button of document.querySelectorAll("th button")) {
+  button.addEventListener("click", () => {
+    const header = button.parentElement, table = header.closest("table"), column = header.cellIndex;
+    const numbers = header.classList.contains("right");
+    const now = header.getAttribute("aria-sort");
+    const next = now === "none" ? (numbers ? "descending" : "ascending") : now === "descending" ? "ascending" : "descending";
+    for (const other of table.tHead.rows[0].cells) other.setAttribute("aria-sort", "none");
+    header.setAttribute("aria-sort", next);
+    const sign = next === "ascending" ? 1 : -1;
+    const rows = [...table.tBodies[0].rows];
+    rows.sort((a, b) => sign * compare(value(a.cells[column]), value(b.cells[column])));
+    table.tBodies[0].append(...rows);
+    say(`sorted by ${button.textContent}, ${next}`);
+  });
+}
+const quoted = (text) => {
+  const safe = /^[=+@]|^-(?![\d.])/.test(text) ? `'${text}` : text; // a name must not become a formula
+  return /[",\n\r]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
+};
+const csv = (table) => {
+  const keys = [...table.tHead.rows[0].cells].map((cell) => quoted(cell.dataset.key));
+  const rows = [...table.tBodies[0].rows].map((row) => [...row.cells].map((cell) => quoted(value(cell))).join(","));
+  return [keys.join(","), ...rows].join("\r\n") + "\r\n";
+};
+const copy = async (text) => {
+  try { await navigator.clipboard.writeText(text); return true; } catch { /* not allowed here: the older way */ }
+  const area = document.createElement("textarea");
+  area.value = text;
+  document.body.append(area);
+  area.select();
+  const done = document.execCommand("copy");
+  area.remove();
+  return done;
+};
+for (const button of document.querySelectorAll("[data-copies]")) {
+  button.addEventListener("click", async () => {
+    const text = csv(document.getElementById(button.dataset.copies));
+    window.flopwise.copied = text;
+    say((await copy(text)) ? "copied as CSV" : "the browser does not let this page copy");
+    button.focus();
+  });
+}
+
+// A finding's link may lead into something folded.
+const reveal = () => {
+  const there = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  if (!there) return;
+  for (let fold = there.closest("details"); fold; fold = fold.parentElement.closest("details")) fold.open = true;
+  there.scrollIntoView();
+};
+addEventListener("hashchange", reveal);
+reveal();
+
+// Perfetto: the trace is too large to be in this page, so its file is asked for, and handed to Perfetto's own page,
+// which reads it inside the browser.
+const picker = document.getElementById("trace-file");
+const SITE = "https://ui.perfetto.dev";
+document.getElementById("perfetto-open")?.addEventListener("click", () => picker.click());
+picker?.addEventListener("change", async () => {
+  const file = picker.files[0];
+  if (!file) return;
+  const other = window.open(SITE);
+  if (!other) { say("the browser blocked the new tab"); return; }
+  const buffer = await file.arrayBuffer();
+  const ask = setInterval(() => other.postMessage("PING", SITE), 100);
+  setTimeout(() => clearInterval(ask), 60000);
+  addEventListener("message", function heard(event) {
+    if (event.origin !== SITE || event.data !== "PONG") return;
+    clearInterval(ask);
+    removeEventListener("message", heard);
+    other.postMessage({ perfetto: { buffer, title: file.name } }, SITE);
+  });
+});

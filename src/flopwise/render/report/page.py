@@ -1,0 +1,240 @@
+"""The report as one HTML page: whole in itself, fetching nothing, running only its own code.
+
+Everything that comes from outside (names of kernels, modules, files, notes) is written as text by `_text`, and into the charts'
+data by `_json`; a content-security policy with the hashes of the page's own scripts and style lets nothing else run. Vega
+works under it because its expressions are interpreted (`ast`), not compiled.
+"""
+
+import html
+import importlib.resources
+import json
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from flopwise import units
+from flopwise.advice.finding import Finding
+from flopwise.render.charts import csp_hash, roomy, vega_javascript
+from flopwise.render.report.evidence import (
+    PREDICTED,
+    Advice,
+    Block,
+    Picture,
+    Report,
+    ReportPart,
+    Section,
+    Shown,
+)
+from flopwise.render.report.sections import sections
+from flopwise.render.report.verdict import verdict
+from flopwise.render.table import Column
+from flopwise.render.visible import LONGEST_LINE, visible
+
+_UNIT = re.compile(r"(\d) (?=(?:s|ms|µs|ns|%|[KMGT]iB|B)\b|%)")  # a number and its unit stay on one line
+_LONG = 60  # characters from which a cell may be broken into lines
+_RAW = 4000  # characters of a name that are kept to be copied
+
+
+def html_report(report: Report) -> str:
+    """The page."""
+    charts: dict[str, Any] = {}
+    several = len(report.parts) > 1
+    bodies = [_part(part, f"t{i + 1}-" if several else "", several, charts) for i, part in enumerate(report.parts)]
+    main = leading(report.parts)
+    style, code, vega = _resource("page.css"), _resource("page.js"), vega_javascript()
+    policy = "; ".join(
+        (
+            "default-src 'none'",
+            f"script-src {csp_hash(vega)} {csp_hash(code)}",
+            f"style-src {csp_hash(style)}",
+            "img-src data:",
+            "base-uri 'none'",
+            "form-action 'none'",
+        )
+    )
+    said = _UNIT.sub("\\1\N{NO-BREAK SPACE}", _text(verdict(main)))
+    return f"""<!doctype html>
+<html lang="en" data-theme="light"><head><meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="referrer" content="no-referrer">
+<title>flopwise: {_text(", ".join(part.name for part in report.parts), 120)}</title><style>{style}</style></head>
+<body><a class="skip" href="#main">Skip to the report</a>
+<header><div class="bar"><span>flopwise report</span><span>{_perfetto(report.parts)}
+<button id="theme" type="button" aria-label="Change between light and dark">Dark</button></span></div>
+<h1>{said}</h1>{_contents(report.parts, several)}</header>
+<main id="main">{"".join(bodies)}</main>
+<footer>{_made_by(report)}<noscript><p>The charts need JavaScript; every number is in the tables, too.</p></noscript></footer>
+<div id="said" role="status" aria-live="polite"></div>
+<script type="application/json" id="specs">{_json(charts)}</script>
+<script type="module">{vega}</script><script type="module">{code}</script></body></html>
+"""
+
+
+def leading(parts: Sequence[ReportPart]) -> ReportPart:
+    """The part whose verdict heads the report: the one that tells most about why."""
+    return max(
+        parts, key=lambda p: (p.waterfall is not None, p.explanation is not None, bool(p.pairs), p.memory is not None)
+    )
+
+
+def _part(part: ReportPart, prefix: str, several: bool, charts: dict[str, Any]) -> str:
+    level = 3 if several else 2
+    head = (
+        f'<h2 id="{prefix}top">{_text(part.name, 200)}</h2><p class="said">{_text(verdict(part))}</p>'
+        if several
+        else ""
+    )
+    return head + "".join(_section(section, prefix, level, charts) for section in sections(part))
+
+
+def _section(section: Section, prefix: str, level: int, charts: dict[str, Any]) -> str:
+    key = prefix + section.key
+    blocks = "".join(_block(block, f"{key}-{i}", prefix, charts) for i, block in enumerate(section.blocks))
+    return (
+        f'<section aria-labelledby="{key}"><h{level} id="{key}">{_text(section.title)}</h{level}>{blocks}</section>\n'
+    )
+
+
+def _block(block: Block, key: str, prefix: str, charts: dict[str, Any]) -> str:
+    match block:
+        case Picture():
+            return _picture(block, prefix, charts)
+        case Shown():
+            return _table(block, key, prefix)
+        case Advice():
+            return _advice(block, prefix)
+        case _:
+            return f"<p>{_text(block)}</p>"
+
+
+def _picture(picture: Picture, prefix: str, charts: dict[str, Any]) -> str:
+    spec = roomy(picture.draw().to_dict(format="vega-lite"))
+    name, told = prefix + picture.name, f"{picture.caption} {picture.use}".strip()
+    charts[name] = {**spec, "description": visible(picture.caption, LONGEST_LINE)}
+    return (
+        f'<figure><div class="chart" data-chart="{name}" id="chart-{name}"></div>'
+        f"<figcaption>{_how(picture.how)} {_text(told)}</figcaption></figure>"
+    )
+
+
+def _table(block: Shown, key: str, prefix: str) -> str:
+    table, shown = block.table, block.table.shown()
+    heads = "".join(
+        f'<th scope="col" aria-sort="none" data-key="{_text(c.key)}"{_class(c)}>'
+        f'<button type="button">{_text(title)}</button></th>'
+        for c, title in zip(table.columns, shown.headers, strict=True)
+    )
+    rows = []
+    for i, (row, cells) in enumerate(zip(table.rows, shown.cells, strict=True)):
+        name = f' id="{prefix}{block.anchors[i]}"' if i < len(block.anchors) else ""
+        inner = "".join(_cell(c, row.get(c.key), cell) for c, cell in zip(table.columns, cells, strict=True))
+        rows.append(f"<tr{name}>{inner}</tr>")
+    notes = "".join(f"<li>{_text(note)}</li>" for note in shown.notes)
+    body = f'<div class="scroll" tabindex="0" role="region" aria-label="{_text(shown.title)}"><table id="{key}">'
+    body += f"<thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
+    body += f'<ul class="notes">{notes}</ul>' if notes else ""
+    copies = f'<button type="button" data-copies="{key}">Copy as CSV</button>'
+    if block.folded:
+        head = f'<div class="head"><span></span>{_how(block.how)}{copies}</div>'
+        return f"<details><summary>{_text(shown.title)}</summary>{head}{body}</details>"
+    return f'<div class="head"><span>{_text(shown.title)}</span>{_how(block.how)}{copies}</div>{body}'
+
+
+def _class(column: Column) -> str:
+    return ' class="right"' if column.right else ""
+
+
+def _cell(column: Column, raw: Any, shown: str) -> str:
+    """A cell with its raw value beside it, where that is another."""
+    kept = "" if raw is None else visible(str(raw), _RAW)
+    told = f' data-v="{_text(kept, _RAW)}"' if kept != shown else ""
+    told += f' title="{_text(kept, 1000)}"' if isinstance(raw, str) and kept != shown else ""
+    kind = "right" if column.right else "long" if len(shown) > _LONG else ""
+    return f"<td{f' class={chr(34)}{kind}{chr(34)}' if kind else ''}{told}>{_text(shown, None)}</td>"
+
+
+def _advice(block: Advice, prefix: str) -> str:
+    items = [_finding(finding, kernels, prefix) for finding, kernels in zip(block.findings, block.kernels, strict=True)]
+    return f'<ol class="findings">{"".join(items)}</ol>'
+
+
+def _finding(finding: Finding, kernels: Sequence[tuple[str, str]], prefix: str) -> str:
+    evidence = "".join(f"<li>{_text(line)}</li>" for line in finding.evidence)
+    links = ", ".join(f'<a href="#{prefix}{anchor}">{_text(name)}</a>' for anchor, name in kernels)
+    levers = " ".join(f"--{name} {value}" for name, value in finding.levers.items())
+    parts = [
+        f"<h3>{_text(finding.title)}</h3>",
+        f'<p class="saves">{_text(_saving(finding))} {_how(PREDICTED)}</p>' if _saving(finding) else "",
+        f"<p>{_text(finding.arithmetic)}</p>" if finding.arithmetic else "",
+        f'<ul class="notes">{evidence}</ul>' if evidence else "",
+        f"<p>Kernels: {links}</p>" if links else "",
+        f"<p>Lever: <code>{_text(levers)}</code></p>" if levers else "",
+        f"<pre><code>{_lines(finding.code)}</code></pre>" if finding.code else "",
+        f'<p class="notes">confidence: {_text(finding.confidence)}</p>',
+    ]
+    return f'<li id="{prefix}finding-{_text(finding.rule)}">{"".join(parts)}</li>'
+
+
+def _saving(finding: Finding) -> str:
+    words = [f"Saves about {units.duration(finding.saving_ns)} of a step"] if finding.saving_ns > 0 else []
+    words += [f"Saves about {units.size(finding.saving_bytes)} of the peak"] if finding.saving_bytes > 0 else []
+    counted = finding.counted_ns
+    if counted is not None and abs(counted - finding.saving_ns) > 0.01 * finding.saving_ns:
+        words.append(f"{units.duration(counted) if counted > 0 else 'nothing more'} once those above are done")
+    return "; ".join(words)
+
+
+def _contents(parts: Sequence[ReportPart], several: bool) -> str:
+    if several:
+        links = [(f"t{i + 1}-top", part.name) for i, part in enumerate(parts)]
+    else:
+        links = [(section.key, section.title) for section in sections(parts[0])]
+    items = "".join(f'<li><a href="#{key}">{_text(title, 80)}</a></li>' for key, title in links)
+    return f'<nav aria-label="Contents"><ul>{items}</ul></nav>'
+
+
+def _perfetto(parts: Sequence[ReportPart]) -> str:
+    if not any(part.explanation is not None and part.explanation.source == "kineto" for part in parts):
+        return ""
+    return (
+        '<button id="perfetto-open" type="button" title="Asks for the trace\'s file and hands it to ui.perfetto.dev '
+        'in a new tab, which reads it inside the browser">Open the trace in Perfetto…</button>'
+        '<input id="trace-file" type="file" accept=".json,.gz" hidden aria-label="The trace\'s file">'
+    )
+
+
+def _made_by(report: Report) -> str:
+    return f"<p>Made by <code>{_text(report.command)}</code></p>" if report.command else ""
+
+
+def _how(how: str) -> str:
+    """
+    >>> _how("measured")
+    '<span class="how measured">measured</span>'
+    """
+    return f'<span class="how {how.split()[0]}">{_text(how)}</span>' if how else ""
+
+
+def _text(text: str, limit: int | None = LONGEST_LINE) -> str:
+    """Text from anywhere as HTML shows it: nothing in it is a tag, ends an attribute, or steers.
+
+    >>> _text('</script><img src="x">')
+    '&lt;/script&gt;&lt;img src=&quot;x&quot;&gt;'
+    """
+    return html.escape(visible(text, limit), quote=True)
+
+
+def _lines(text: str) -> str:
+    return "\n".join(_text(line) for line in text.splitlines())
+
+
+def _json(charts: Mapping[str, Any]) -> str:
+    """JSON that cannot end the script element it is in, nor open a comment there."""
+    text = json.dumps(charts, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+@cache
+def _resource(name: str) -> str:
+    return importlib.resources.files("flopwise.render.report").joinpath(name).read_text(encoding="utf-8")

@@ -1,0 +1,51 @@
+"""Where a report's numbers come from: the machine, the versions, the command."""
+
+from pathlib import Path
+from typing import Any
+
+from flopwise import units
+from flopwise.records import Environment, Point
+from flopwise.render.report.evidence import SPECIFIED, ReportPart, Section, Shown
+from flopwise.render.table import Column, Table
+from flopwise.version import __version__
+
+
+def provenance(part: ReportPart) -> Section | None:
+    """What was read, on which machine it was captured, and by which command."""
+    facts: dict[str, Any] = {}
+    if part.run is not None:
+        facts |= {"run": part.run.header.id, "begun": part.run.header.created_at, "command": part.run.header.command}
+        point = next((p for p in part.run.points if p.environment), None)
+        facts |= _environment(point)
+    if part.explanation is not None:
+        facts |= {"trace": Path(part.explanation.path).name, "profiler": part.explanation.source}
+        facts.setdefault("GPU", part.explanation.gpu)
+    if part.memory is not None and part.memory.path:
+        facts |= {"snapshot": Path(part.memory.path).name}
+    if part.roofline is not None:
+        facts["ceilings"] = f"{part.roofline.ceilings.how}, of {part.roofline.ceilings.gpu}"
+    facts["page made by"] = f"flopwise {__version__}"
+    rows = tuple({"what": what, "value": value} for what, value in facts.items() if value)
+    columns = (Column("what", "what", right=False), Column("value", "which", right=False, longest=1000))
+    table = Table(title="Provenance", columns=columns, rows=rows, notes=part.notes)
+    return Section(key="provenance", title="Where these numbers come from", blocks=(Shown(table, how=SPECIFIED),))
+
+
+def _environment(point: Point | None) -> dict[str, Any]:
+    there: Environment | None = point.environment if point else None
+    if there is None:
+        return {}
+    gpu = there.gpu
+    return {
+        "GPU": f"{gpu.name}, {units.size(gpu.memory_bytes)}, {gpu.sm_count} SMs" if gpu else "none: the CPU",
+        "driver": gpu.driver if gpu else "",
+        "CPU": f"{there.cpu}, {there.cpu_cores} cores, torch uses {there.cpu_threads}" if there.cpu else "",
+        "torch": there.torch,
+        "CUDA": there.cuda,
+        "Triton": there.triton,
+        "Python": there.python,
+        "flopwise, when measured": there.flopwise,
+        "system": there.os,
+        "commit": f"{there.git_commit}{' with changes' if there.git_dirty else ''}" if there.git_commit else "",
+        "switches": ", ".join(f"{k}={v}" for k, v in there.switches.items()),
+    }

@@ -1,0 +1,309 @@
+"""The sections of a report, one function per kind of evidence: a part in, a section out, or None where there is nothing."""
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from flopwise import units
+from flopwise.analysis.clocks import summarise
+from flopwise.analysis.explanation import Explanation, Kernel
+from flopwise.records import Point
+from flopwise.render.comparison_view import comparison_view
+from flopwise.render.explain_view import explanation_view
+from flopwise.render.kernel_names import told_apart
+from flopwise.render.memory_view import memory_view
+from flopwise.render.memory_view import timeline_chart as memory_timeline
+from flopwise.render.report.evidence import MEASURED, PREDICTED, Advice, Block, Picture, ReportPart, Section, Shown
+from flopwise.render.report.provenance import provenance
+from flopwise.render.roofline_view import drawn, roofline_view
+from flopwise.render.run_view import run_view
+from flopwise.render.step_charts import icicle_chart, timeline_chart
+from flopwise.render.sweep_charts import (
+    MEASURES,
+    before_after_chart,
+    points_chart,
+    predicted_chart,
+    predicted_measured_chart,
+    samples_chart,
+    sweep_chart,
+    sweep_rows,
+)
+from flopwise.render.table import Column, Table
+from flopwise.render.waterfall_chart import waterfall_chart
+from flopwise.render.waterfall_view import waterfall_table
+
+MOST_KERNELS = 200  # rows of the page's table; what comes after is one note
+MOST_SAMPLED = 6  # points whose samples are drawn
+_APART = ("top kernels", "the five questions", "from the ideal")  # tables of `explain` that have a section of their own
+_ENOUGH, _TOO_SHORT = 100, 5  # letters of a kernel's name
+_MS = units.milliseconds
+
+
+def sections(part: ReportPart) -> list[Section]:
+    """Findings first, then the evidence, then where it comes from."""
+    return [found for build in SECTIONS if (found := build(part)) is not None]
+
+
+def _findings(part: ReportPart) -> Section | None:
+    if not part.findings:
+        return None
+    kernels = part.explanation.kernels[:MOST_KERNELS] if part.explanation else ()
+    short = told_apart(kernel.name for kernel in kernels)
+    about = tuple(
+        tuple((anchor(i), short[k.name]) for i, k in enumerate(kernels) if _mentions(finding.evidence, k, short))
+        for finding in part.findings
+    )
+    return Section(key="findings", title="What to change", blocks=(Advice(part.findings, about),))
+
+
+def _mentions(evidence: Sequence[str], kernel: Kernel, short: dict[str, str]) -> bool:
+    """Evidence may cut a long name short; a name of a few letters is in everything and tells nothing."""
+    told = [name for name in (kernel.name[:_ENOUGH], short[kernel.name]) if len(name) > _TOO_SHORT]
+    return any(name in line for line in evidence for name in told)
+
+
+def anchor(place: int) -> str:
+    """The name of a kernel's row.
+
+    >>> anchor(0)
+    'kernel-1'
+    """
+    return f"kernel-{place + 1}"
+
+
+def _waterfall(part: ReportPart) -> Section | None:
+    found = part.waterfall
+    if found is None:
+        return None
+    table = waterfall_table(found)
+    columns = tuple(c for c in table.columns if c.key != "ends_at_ns")  # bars of letters: the picture has them
+    table = Table(title=table.title, columns=columns, rows=table.rows, notes=table.notes)
+    picture = Picture(
+        "waterfall",
+        lambda: waterfall_chart(found, ""),
+        f"From the useful work at the chip's peak rate to the {units.duration(found.step_ns)} that the step takes: "
+        "the parts add up.",
+    )
+    return Section(key="waterfall", title="Where every millisecond goes", blocks=(picture, Shown(table)))
+
+
+def _gpu_time(part: ReportPart) -> Section | None:
+    e = part.explanation
+    if e is None:
+        return None
+    tables = {table.title: table for table in explanation_view(e)[0]}
+    kept = [t for title, t in tables.items() if not title.startswith(_APART)]
+    questions = [t for title, t in tables.items() if title.startswith("the five questions")]
+    blocks: list[Block] = [Shown(kept[0])]
+    if e.phase_class_modules:
+        parts = e.phase_class_modules
+        caption = "GPU time of a step: by phase, by class within it, by module within that."
+        use = "Click a part to go into it, double-click to come out."
+        blocks.append(Picture("gpu-time", lambda: icicle_chart(parts), caption, use=use))
+        blocks.append(Shown(_parts_table(e), folded=True))
+    blocks += [Shown(table) for table in kept[1:]]
+    blocks += [Shown(table, folded=True) for table in questions]
+    return Section(key="gpu-time", title="What the GPU does", blocks=tuple(blocks))
+
+
+def _parts_table(e: Explanation) -> Table:
+    columns = (
+        Column("phase", "phase", right=False),
+        Column("kind", "class", right=False),
+        Column("module", "module", lambda name: name or "(none)", right=False),
+        Column("gpu_ns", "GPU ms", _MS),
+        Column("share", "share", units.percent),
+        Column("count", "kernels", units.count),
+    )
+    rows = tuple(msgspec.structs.asdict(one) for one in e.phase_class_modules)
+    return Table(title="GPU time by phase, class and module", columns=columns, rows=rows)
+
+
+def _timeline(part: ReportPart) -> Section | None:
+    found = part.timeline
+    if found is None:
+        return None
+    left_out = f" {found.streams_left_out} streams with less work are left out." if found.streams_left_out else ""
+    caption = (
+        f"Step {found.step + 1} of {found.steps}, {units.duration(found.duration_ns)} as traced: what the host launched, what "
+        f"each stream did, and how idle the GPU was. Pieces closer than {units.duration(found.pixel_ns)} are drawn as one, in "
+        f"the colour of most of their time.{left_out}"
+    )
+    picture = Picture("timeline", lambda: timeline_chart(found), caption)
+    return Section(key="timeline", title="One step, as it happened", blocks=(picture,))
+
+
+def _kernels(part: ReportPart) -> Section | None:
+    e = part.explanation
+    if e is None or not e.kernels:
+        return None
+    top, rest = e.kernels[:MOST_KERNELS], e.kernels[MOST_KERNELS:]
+    names = told_apart(kernel.name for kernel in top)
+    columns = (
+        Column("name", "kernel", names.__getitem__, right=False),
+        Column("kind", "class", right=False),
+        Column("count", "count", units.count),
+        Column("gpu_ns", "GPU ms", _MS),
+        Column("mean_ns", "mean", units.duration),
+        Column("share", "share", units.percent),
+    )
+    notes = (
+        (f"and {len(rest)} more: {_MS(sum(k.gpu_ns for k in rest))} ms, {units.percent(sum(k.share for k in rest))}",)
+        if rest
+        else ()
+    )
+    rows = tuple(msgspec.structs.asdict(kernel) for kernel in top)
+    table = Table(title=f"Kernels by GPU time, {len(e.kernels)} in all", columns=columns, rows=rows, notes=notes)
+    anchors = tuple(anchor(i) for i in range(len(top)))
+    return Section(key="kernels", title="Kernels", blocks=(Shown(table, anchors=anchors),))
+
+
+def _roofline(part: ReportPart) -> Section | None:
+    found = part.roofline
+    if found is None or not found.points:
+        return None
+    caption = (
+        "Operations under the machine's roofs: FLOPs per byte across, FLOP/s upwards; the area of a dot is its time. "
+        "A dot far below its roof has room."
+    )
+    table = roofline_view(found)[0][0]
+    picture = Picture("roofline", lambda: drawn(found), caption, how=found.how)
+    return Section(key="roofline", title="How far from the limit", blocks=(picture, Shown(table, how=found.how)))
+
+
+def _memory(part: ReportPart) -> Section | None:
+    found = part.memory
+    if found is None:
+        return None
+    tables = memory_view(found)[0]
+    blocks: list[Block] = []
+    if found.devices and len(found.devices[0].timeline.event) > 1:
+        caption = "Allocated memory over time, by owner; the strip below says in which phase."
+        blocks.append(Picture("memory", lambda: memory_timeline(found), caption, how=found.obtained))
+    if found.devices and found.predictions and found.obtained == MEASURED:
+        caption = "Whose bytes at the peak: measured, and what the predictions said."
+        blocks.append(
+            Picture("memory-predicted", lambda: predicted_chart(found), caption, how="measured and predicted")
+        )
+    foretold = ("what each lever", "what it would need")
+    for place, table in enumerate(map(_without_place, tables)):
+        how = PREDICTED if table.title.startswith(foretold) else found.obtained
+        blocks.append(Shown(table, how=how, folded=place > 1 and not table.title.startswith(foretold)))
+    return Section(key="memory", title="Who holds the memory", blocks=tuple(blocks))
+
+
+def _pairs(part: ReportPart) -> Section | None:
+    if not part.pairs:
+        return None
+    rows = [_pair_row(a, b) for a, b, _ in part.pairs]
+    rows += [row for a, b, _ in part.pairs[:1] for row in _phase_rows(a, b)]
+    picture = Picture(
+        "before-after",
+        lambda: before_after_chart(rows),
+        "Before and after, measured in turns; lines are 95 % intervals.",
+    )
+    table = comparison_view(part.pairs, (), ())[0][0]
+    return Section(key="before-after", title="Before and after", blocks=(picture, Shown(table)))
+
+
+def _pair_row(a: Point, b: Point) -> dict[str, object]:
+    _, rows = sweep_rows((a, b))
+    row: dict[str, object] = {"name": "step"}
+    for which, found in zip(("before", "after"), rows, strict=True):
+        row |= {f"{which}_ms": found["wall_ms"], f"{which}_low": found["wall_low"], f"{which}_high": found["wall_high"]}
+    return row
+
+
+def _phase_rows(a: Point, b: Point) -> list[dict[str, object]]:
+    before, after = ({s.phase: s.wall for s in summarise(point)[1:]} for point in (a, b))
+    return [
+        {
+            "name": phase,
+            "before_ms": wall.median / 1e6,
+            "before_low": (wall.low or wall.median) / 1e6,
+            "before_high": (wall.high or wall.median) / 1e6,
+            "after_ms": after[phase].median / 1e6,
+            "after_low": (after[phase].low or after[phase].median) / 1e6,
+            "after_high": (after[phase].high or after[phase].median) / 1e6,
+        }
+        for phase, wall in before.items()
+        if phase in after
+    ]
+
+
+def _attempts(part: ReportPart) -> Section | None:
+    if not part.attempts:
+        return None
+    tried = part.attempts
+    rows = [
+        {"name": a.what, "before_ms": a.before_ns / 1e6, "after_ms": a.after_ns / 1e6}
+        for a in tried
+        if a.before_ns is not None and a.after_ns is not None
+    ]
+    savings = [
+        {"name": a.what, "predicted_ms": a.predicted_ns / 1e6, "measured_ms": a.saved_ns / 1e6}
+        for a in tried
+        if a.predicted_ns is not None and a.saved_ns is not None
+    ]
+    blocks: list[Block] = []
+    if rows:
+        caption = "The step before and after each change, measured in turns."
+        blocks.append(Picture("attempts", lambda: before_after_chart(rows), caption))
+    if savings:
+        caption = "What each change was predicted to save of a step, and what it saved. On the line, the prediction was right."
+        how = "measured and predicted"
+        blocks.append(Picture("predicted-measured", lambda: predicted_measured_chart(savings), caption, how=how))
+    columns = (
+        Column("what", "change", right=False),
+        Column("before_ns", "before ms", _MS),
+        Column("after_ns", "after ms", _MS),
+        Column("saved_ns", "saved ms", _MS),
+        Column("predicted_ns", "predicted ms", _MS),
+        Column("kept", "kept", lambda kept: "yes" if kept else "no", right=False),
+        Column("why", "why", right=False),
+    )
+    table = Table(
+        title="Changes, in the order tried",
+        columns=columns,
+        rows=tuple({**vars(a), "saved_ns": a.saved_ns} for a in tried),
+    )
+    return Section(key="attempts", title="What was tried", blocks=(*blocks, Shown(table)))
+
+
+def _measured(part: ReportPart) -> Section | None:
+    if part.run is None or not part.points:
+        return None
+    points = part.points
+    axis, rows = sweep_rows(points)
+    blocks: list[Block] = []
+    if len(points) > 2 and axis and len({row["x"] for row in rows}) > 1:
+        for measure, title in MEASURES.items():
+            if sum(row.get(measure) is not None for row in rows) > 1:
+                bands = "; bands: 95 % of the median" if measure == "wall_ms" else ""
+                caption = f"{title[0].upper()}{title[1:]} over {axis}{bands}."
+                blocks.append(Picture(f"sweep-{measure}", _sweep(axis, rows, measure), caption))
+    elif len(points) > 1 and not part.pairs:
+        blocks.append(
+            Picture("points", lambda: points_chart(rows), "The step of each point; lines are 95 % intervals.")
+        )
+    if len(points) <= MOST_SAMPLED:
+        caption = "Every sample, in the order taken, with the median and its 95 % interval. None is dropped."
+        blocks.append(Picture("samples", lambda: samples_chart(points), caption))
+    blocks += [Shown(_without_place(table)) for table in run_view(part.run)[0]]
+    return Section(key="measured", title="What was measured", blocks=tuple(blocks))
+
+
+def _without_place(table: Table) -> Table:
+    """Where a run lies on the disk is nobody's business but its owner's: a page is passed on."""
+    notes = tuple(note for note in table.notes if not note.startswith("kept in "))
+    return Table(title=table.title, columns=table.columns, rows=table.rows, notes=notes)
+
+
+def _sweep(axis: str, rows: list[dict[str, object]], measure: str) -> Callable[[], object]:
+    return lambda: sweep_chart(axis, rows, measure)
+
+
+# A new kind of evidence is a field of ReportPart and a function here.
+SECTIONS: tuple[Callable[[ReportPart], Section | None], ...] = (
+    _findings, _waterfall, _pairs, _attempts, _gpu_time, _timeline, _roofline, _memory, _measured, _kernels, provenance,
+)  # fmt: skip

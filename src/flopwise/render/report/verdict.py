@@ -1,0 +1,131 @@
+"""The verdict: what is wrong with a step and what to do, in a sentence or three."""
+
+from flopwise import units
+from flopwise.advice.finding import Finding
+from flopwise.analysis.clocks import summarise
+from flopwise.analysis.waterfall import IDLE_INPUT, IDLE_LAUNCH, IDLE_SYNCHRONISATION, Waterfall
+from flopwise.memory.answers import MemoryReport
+from flopwise.records import OK, STEP
+from flopwise.render.memory_parts import heading
+from flopwise.render.report.evidence import ReportPart
+
+WORTH_SAYING = 0.05  # of the step: idle time below goes unsaid
+_WAITS = {
+    IDLE_LAUNCH: "the GPU waits for the CPU",
+    IDLE_SYNCHRONISATION: "the GPU waits for the CPU",
+    IDLE_INPUT: "the GPU waits for data",
+}
+_DO = {
+    "graph": "Capture it in a CUDA graph",
+    "compile": "Compile it",
+    "precision": "Compute in {}",
+    "attention": "Use {} attention",
+    "optimizer": "Use the {} optimizer",
+    "loss": "Use the {} loss",
+    "norm": "Use {}'s normalisation",
+    "activation": "Use {}'s activation",
+    "rope": "Use {}'s rotary positions",
+    "checkpoint": "Checkpoint activations (--checkpoint {})",
+}
+
+
+def verdict(part: ReportPart) -> str:
+    """The most telling thing that is known of this target."""
+    if part.tuned_ns is not None:
+        before, after = part.tuned_ns
+        kept = ", ".join(one.what for one in part.attempts if one.kept)
+        if not kept:
+            return f"A step takes {units.duration(before)}, and nothing that was tried is faster."
+        faster = f", {before / after:.2f} times as fast" if 0 < after < before else ""
+        return f"A step went from {units.duration(before)} to {units.duration(after)}{faster}, measured, by: {kept}."
+    if part.waterfall is not None:
+        return _of_waterfall(part.waterfall, part.findings)
+    if part.explanation is not None:
+        e = part.explanation
+        step = e.host_ns.get(STEP, e.window_ns)
+        return _joined(f"A step takes {units.duration(step)}; {e.verdict}.", _advice(part.findings, step))
+    if part.memory is not None:
+        return _of_memory(part.memory)
+    if part.pairs:
+        return _of_pairs(part)
+    return _of_run(part)
+
+
+def _of_waterfall(found: Waterfall, findings: tuple[Finding, ...]) -> str:
+    if found.mfu is not None:
+        first = f"This step reaches {units.percent(found.mfu, 0)} of the chip."
+    else:
+        first = f"A step takes {units.duration(found.step_ns)}."
+    waits: dict[str, float] = {}
+    for part in found.parts:
+        if part.name.startswith("idle"):
+            what = _WAITS.get(part.name, "the GPU is idle")
+            waits[what] = waits.get(what, 0.0) + part.share
+    most = max(waits, key=lambda what: waits[what], default="")
+    told = f"{units.percent(waits[most], 0)} of the time {most}." if waits.get(most, 0.0) >= WORTH_SAYING else ""
+    return _joined(first, told, _advice(findings, found.step_ns))
+
+
+def _advice(findings: tuple[Finding, ...], step_ns: float) -> str:
+    """What the best finding would change, if it saves time."""
+    best = next((f for f in findings if f.saving_ns > 0), None)
+    if best is None:
+        return ""
+    after = max(0.0, step_ns - best.saving_ns)
+    return f"{what_to_do(best)}: {units.duration(step_ns)} → about {units.duration(after)}, predicted."
+
+
+def what_to_do(finding: Finding) -> str:
+    """
+    >>> what_to_do(Finding(rule="launch_bound", title="t", arithmetic="", levers={"graph": "on"}))
+    'Capture it in a CUDA graph'
+    >>> what_to_do(Finding(rule="syncs", title="12 calls of .item() in a step", arithmetic=""))
+    '12 calls of .item() in a step'
+    """
+    if not finding.levers:
+        return finding.title.rstrip(".")
+    lever, value = next(iter(finding.levers.items()))
+    return _DO.get(lever, f"Set {lever} to {{}}").format(value)
+
+
+def _of_memory(found: MemoryReport) -> str:
+    if not found.devices:
+        return f"{heading(found)}: {found.status}; {found.reason}."
+    peak = found.devices[0].peak
+    owner = max(peak.owners, key=lambda name: peak.owners[name]) if peak.owners else ""
+    share = peak.owners[owner] / max(peak.allocated_bytes, 1) if owner else 0.0
+    most = f" {units.percent(share, 0)} of it is {owner}." if owner else ""
+    return f"{heading(found)} holds {units.size(peak.allocated_bytes)} at its peak ({found.obtained}).{most}"
+
+
+def _of_pairs(part: ReportPart) -> str:
+    a, b, compared = part.pairs[0]
+    before, after = (summarise(point)[0].wall.median for point in (a, b))
+    changed = " ".join(f"{k}={v}" for k, v in b.trial.workload.recipe.changed().items()) or b.trial.workload.label()
+    return (
+        f"{a.trial.workload.label()}: with {changed} a step is {compared.verdict}, "
+        f"{units.duration(before)} → {units.duration(after)}, measured in turns."
+    )
+
+
+def _of_run(part: ReportPart) -> str:
+    if part.run is None:
+        return part.name
+    points = part.points
+    if len(points) == 1:
+        step = summarise(points[0])[0]
+        label = points[0].trial.workload.label()
+        idle = step.gpu_idle_share if step.gpu_exact else None
+        waits = f"; the GPU is idle {units.percent(idle, 0)} of it" if idle is not None and idle >= WORTH_SAYING else ""
+        return f"A step of {label} takes {units.duration(step.wall.median)}{waits}."
+    failed = sum(point.status != OK for point in part.run.points)
+    told = f"{len(points)} points measured" + (f", {failed} failed" if failed else "")
+    if not points:
+        return f"{told}."
+    times = sorted((summarise(point)[0].wall.median, point.trial.workload.label()) for point in points)
+    (low, fastest), (high, slowest) = times[0], times[-1]
+    return f"{told}: from {units.duration(low)} ({fastest}) to {units.duration(high)} ({slowest}) a step."
+
+
+def _joined(*sentences: str) -> str:
+    return " ".join(sentence for sentence in sentences if sentence)

@@ -1,0 +1,238 @@
+"""Charts of measured points: over size, beside each other, beside their prediction, and sample by sample."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from flopwise.analysis.clocks import summarise, tokens_per_second
+from flopwise.analysis.utilisation import point_mfu
+from flopwise.memory.answers import MemoryReport
+from flopwise.records import Point
+from flopwise.render.axes import axes_of
+from flopwise.render.chart_style import (
+    AFTER,
+    BEFORE,
+    HEIGHT,
+    INTERVAL,
+    MEASURED,
+    NEUTRAL,
+    PREDICTED,
+    SAMPLE,
+    WIDTH,
+    milliseconds,
+)
+from flopwise.render.charts import COLOURS, altair
+from flopwise.render.visible import visible
+from flopwise.statistics import estimate
+
+_LONGEST = 60
+_MOST_SAMPLES = 400  # dots of one row: more would hide each other
+_DECADE = 8.0  # a range of this many times or more is shown on a logarithmic axis
+_SIZES = ("context", "batch", "size", "dim", "seq", "tokens", "d_model", "n_layers")
+# What is drawn over the size: key, title, whether more is worse, the interval's keys.
+MEASURES = {
+    "wall_ms": "time of a step, ms", "peak_gib": "peak memory, GiB", "mfu": "MFU, of the datasheet's peak",
+    "tokens_per_s": "tokens per second",
+}  # fmt: skip
+_SERIES = [colour for colour in COLOURS if colour not in ("#000000", "#F0E442")]
+
+
+def sweep_rows(points: Sequence[Point]) -> tuple[str, list[dict[str, Any]]]:
+    """The axis of a sweep (a size that varies, with most values; '' where there is none), and a row per point measured."""
+    axes = axes_of(points)
+    axis = _axis(axes.names, axes.varying)
+    rows = []
+    for point, varying, label in zip(points, axes.varying, labels_of(points), strict=True):
+        if not (summaries := summarise(point)):
+            continue
+        wall = summaries[0].wall
+        others = [
+            f"{name}={value}" if name != "workload" else str(value) for name, value in varying.items() if name != axis
+        ]
+        row: dict[str, Any] = {
+            "x": varying.get(axis) if axis else None,
+            "series": visible(" ".join(others), _LONGEST) or "all",
+            "label": label,
+            "wall_ms": wall.median / 1e6,
+            "wall_low": (wall.low if wall.low is not None else wall.median) / 1e6,
+            "wall_high": (wall.high if wall.high is not None else wall.median) / 1e6,
+            "tokens_per_s": tokens_per_second(point),
+            "mfu": point_mfu(point),
+        }
+        if point.memory:
+            row["peak_gib"] = max(m.peak_bytes for m in point.memory) / 2**30
+        rows.append(row)
+    return axis, rows
+
+
+def labels_of(points: Sequence[Point]) -> list[str]:
+    """What tells each point from the others; no two are the same, or a chart would draw them as one."""
+    axes = axes_of(points)
+    found: list[str] = []
+    for point, varying in zip(points, axes.varying, strict=True):
+        told = " ".join(f"{name}={value}" if name != "workload" else str(value) for name, value in varying.items())
+        label = visible(told or point.trial.workload.label(), _LONGEST)
+        same = sum(other == label or other.startswith(f"{label} #") for other in found)
+        found.append(f"{label} #{same + 1}" if same else label)
+    return found
+
+
+def _axis(names: Sequence[str], varying: Sequence[Mapping[str, Any]]) -> str:
+    numeric = [
+        n for n in names if all(isinstance(v.get(n), int | float) for v in varying) and n not in ("warmup", "samples")
+    ]
+    ranked = sorted(numeric, key=lambda n: (n not in _SIZES, -len({v[n] for v in varying})))
+    return ranked[0] if ranked else ""
+
+
+def sweep_chart(axis: str, rows: Sequence[Mapping[str, Any]], measure: str, title: str = "") -> Any:
+    """One measure over the size, a line per series; the band is the 95 % interval of the median."""
+    alt = altair()
+    known = [row for row in rows if row.get(measure) is not None]
+    log_x = _spans([row["x"] for row in known])
+    log_y = measure != "mfu" and _spans([row[measure] for row in known], 20.0)
+    sizes = sorted({row["x"] for row in known})
+    x = alt.X("x:Q", title=axis).axis(values=sizes, format=",d" if all(isinstance(x, int) for x in sizes) else "~g")
+    x = x.scale(type="log", nice=False) if log_x else x.scale(zero=False, nice=False)
+    y = alt.Y(f"{measure}:Q", title=MEASURES[measure])
+    y = y.scale(type="log") if log_y else y
+    y = y.axis(format=".0%") if measure == "mfu" else y
+    series = list(dict.fromkeys(row["series"] for row in known))
+    colour = alt.Color("series:N", title=None, sort=series, scale=alt.Scale(domain=series, range=_SERIES))
+    colour = colour.legend(None) if len(series) == 1 else colour.legend(symbolOpacity=1)
+    base = alt.Chart(alt.Data(values=known))
+    lines = base.mark_line(point=True).encode(
+        x=x, y=y, color=colour, tooltip=["label:N", alt.Tooltip(f"{measure}:Q", format=",.4~r")]
+    )
+    layers = [lines]
+    if measure == "wall_ms":
+        layers.insert(0, base.mark_area(opacity=0.2).encode(x=x, y=alt.Y("wall_low:Q"), y2="wall_high:Q", color=colour))
+    return alt.layer(*layers).properties(width=WIDTH - 220, height=HEIGHT - 60, title=visible(title, _LONGEST))
+
+
+def points_chart(rows: Sequence[Mapping[str, Any]], title: str = "") -> Any:
+    """Points that share no size axis, one bar each, with the median's interval."""
+    alt = altair()
+    base = alt.Chart(alt.Data(values=list(rows))).encode(
+        y=alt.Y("label:N", sort=None, title=None, axis=alt.Axis(labelLimit=320))
+    )
+    bars = base.mark_bar(color=MEASURED, height=14).encode(
+        x=alt.X("wall_ms:Q", title=MEASURES["wall_ms"]), tooltip=["label:N", milliseconds(alt, "wall_ms")]
+    )
+    error = base.mark_rule(color=INTERVAL, strokeWidth=2).encode(x="wall_low:Q", x2="wall_high:Q")
+    return alt.layer(bars, error).properties(width=WIDTH - 340, height=24 * len(rows), title=visible(title, _LONGEST))
+
+
+def samples_chart(points: Sequence[Point], title: str = "") -> Any:
+    """Every sample of the step as a dot in the order taken, with its median and the median's interval."""
+    alt = altair()
+    dots: list[dict[str, Any]] = []
+    middles: list[dict[str, Any]] = []
+    for point, label in zip(points, labels_of(points), strict=True):
+        times = point.times()
+        if times is None or not times.wall_ns:
+            continue
+        taken = np.array(times.wall_ns) / 1e6
+        chosen = np.unique(np.linspace(0, len(taken) - 1, min(len(taken), _MOST_SAMPLES)).astype(int))
+        last = max(1, len(taken) - 1)
+        dots += [{"label": label, "sample": int(i) + 1, "when": i / last, "ms": float(taken[i])} for i in chosen]
+        e = estimate(times.wall_ns)
+        low, high = e.low or e.median, e.high or e.median
+        middles.append({"label": label, "ms": e.median / 1e6, "low": low / 1e6, "high": high / 1e6})
+    row = alt.Y("label:N", title=None, sort=None, axis=alt.Axis(labelLimit=300))
+    jitter = alt.YOffset("when:Q", scale=alt.Scale(domain=[0, 1], range=[6, 46]))
+    cloud = alt.Chart(alt.Data(values=dots)).mark_circle(size=18, opacity=0.75, color=SAMPLE)
+    cloud = cloud.encode(
+        x=alt.X("ms:Q", title="ms, each sample (first at the top)", scale=alt.Scale(zero=False)),
+        y=row, yOffset=jitter, tooltip=["label:N", "sample:Q", milliseconds(alt, "ms")],
+    )  # fmt: skip
+    base = alt.Chart(alt.Data(values=middles)).encode(y=row)
+    band = base.mark_bar(opacity=0.3, color=PREDICTED, height=44).encode(x="low:Q", x2="high:Q")
+    middle = base.mark_tick(color="#D55E00", thickness=2, height=44).encode(
+        x="ms:Q", tooltip=["label:N", milliseconds(alt, "ms", "median ms")]
+    )
+    height = 52 * max(1, len(middles))
+    return alt.layer(band, cloud, middle).properties(width=WIDTH - 320, height=height, title=visible(title, _LONGEST))
+
+
+def before_after_chart(rows: Sequence[Mapping[str, Any]], title: str = "") -> Any:
+    """Two measurements of each thing beside each other. `rows`: name, before_ms, after_ms, and their intervals where known."""
+    alt = altair()
+    folded = [
+        {
+            "name": visible(str(row["name"]), _LONGEST), "which": which, "ms": row[f"{which}_ms"],
+            "low": row.get(f"{which}_low", row[f"{which}_ms"]), "high": row.get(f"{which}_high", row[f"{which}_ms"]),
+        }
+        for row in rows
+        for which in ("before", "after")
+    ]  # fmt: skip
+    return _pairs(alt, folded, "ms:Q", "ms", ["before", "after"], [BEFORE, AFTER], title, interval=True)
+
+
+def predicted_chart(report: MemoryReport, title: str = "") -> Any:
+    """Whose bytes at the peak: predicted beside measured."""
+    alt = altair()
+    peak = report.devices[0].peak
+    owners = [owner for owner, size in sorted(peak.owners.items(), key=lambda item: -item[1]) if size]
+    sources = {"measured": peak.owners} | {f"predicted: {p.source}": p.peak.owners for p in report.predictions}
+    rows = [
+        {"name": owner, "which": which, "gib": found.get(owner, 0) / 2**30}
+        for owner in owners
+        for which, found in sources.items()
+    ]
+    colours = [MEASURED, PREDICTED, "#009E73", "#CC79A7"][: len(sources)]
+    return _pairs(alt, rows, "gib:Q", "GiB at the peak", list(sources), colours, title)
+
+
+def predicted_measured_chart(rows: Sequence[Mapping[str, Any]], title: str = "") -> Any:
+    """Savings as dots, predicted across and measured upwards. `rows`: name, predicted_ms, measured_ms."""
+    alt = altair()
+    values = [row[key] for row in rows for key in ("predicted_ms", "measured_ms")]
+    low, high = min(0.0, *values), max(1e-3, *values) * 1.1
+    shown = [{**row, "name": visible(str(row["name"]), _LONGEST)} for row in rows]
+    scale = alt.Scale(domain=[low, high], nice=True)
+    x = alt.X("predicted_ms:Q", title="predicted to save, ms", scale=scale)
+    y = alt.Y("measured_ms:Q", title="saved, measured, ms", scale=scale)
+    ends = [{"predicted_ms": at, "measured_ms": at} for at in (low, high)]
+    right = alt.Chart(alt.Data(values=ends)).mark_line(color=NEUTRAL, strokeDash=[4, 3]).encode(x=x, y=y)
+    base = alt.Chart(alt.Data(values=shown)).encode(x=x, y=y)
+    dots = base.mark_circle(size=70, color=MEASURED, opacity=1).encode(
+        tooltip=[
+            "name:N",
+            milliseconds(alt, "predicted_ms", "predicted ms"),
+            milliseconds(alt, "measured_ms", "measured ms"),
+        ]
+    )
+    names = base.mark_text(align="left", dx=8, dy=-4).encode(text="name:N", color=alt.value(NEUTRAL))
+    return alt.layer(right, dots, names).properties(width=420, height=HEIGHT, title=visible(title, _LONGEST))
+
+
+def _pairs(
+    alt: Any, rows: list[dict[str, Any]], value: str, unit: str, which: list[str], colours: list[str], title: str,
+    interval: bool = False,
+) -> Any:  # fmt: skip
+    names = list(dict.fromkeys(row["name"] for row in rows))
+    base = alt.Chart(alt.Data(values=rows)).encode(
+        y=alt.Y("name:N", sort=names, title=None, axis=alt.Axis(labelLimit=240)),
+        yOffset=alt.YOffset("which:N", sort=which),
+    )
+    bars = base.mark_bar().encode(
+        x=alt.X(value, title=unit),
+        color=alt.Color("which:N", title=None, scale=alt.Scale(domain=which, range=colours)),
+        tooltip=["name:N", "which:N", alt.Tooltip(value, format=",.4~r")],
+    )
+    layers = [bars]
+    if interval:
+        layers.append(base.mark_rule(color=INTERVAL, strokeWidth=2).encode(x="low:Q", x2="high:Q"))
+    height = 16 * len(which) * len(names) + 10
+    return alt.layer(*layers).properties(width=WIDTH - 260, height=height, title=visible(title, _LONGEST))
+
+
+def _spans(values: Sequence[float], times: float = _DECADE) -> bool:
+    """Whether values reach over so many times that only a logarithm shows them all.
+
+    >>> _spans([128, 1024]), _spans([1, 2]), _spans([0, 100])
+    (True, False, False)
+    """
+    return bool(values) and min(values) > 0 and max(values) / min(values) >= times

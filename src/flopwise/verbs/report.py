@@ -1,0 +1,153 @@
+"""One page over runs, traces and snapshots: the verdict, what to change, and the evidence."""
+
+import os
+from pathlib import Path
+
+from flopwise.advice.findings import findings
+from flopwise.analysis.step_timeline import step_timeline
+from flopwise.errors import FlopwiseError
+from flopwise.memory.read import read_snapshot
+from flopwise.memory.report import report as memory_report
+from flopwise.records import Point
+from flopwise.render.report import Report, ReportPart, html_report, markdown_report
+from flopwise.render.report.evidence import Attempted
+from flopwise.render.report.markdown import pictures_of
+from flopwise.store import StoredRun
+from flopwise.trace.read import is_trace_file
+from flopwise.verbs.compare import compare_within
+from flopwise.verbs.explain import read_and_explain, run_named
+from flopwise.verbs.findings import facts_of
+from flopwise.verbs.memory import SUFFIXES as SNAPSHOTS
+from flopwise.verbs.memory_run import stored_report
+from flopwise.verbs.roofline import traced_roofline
+from flopwise.verbs.tune import read_tuning
+
+SUFFIXES = (".html", ".md")
+
+
+def report(
+    *targets: str | Path | StoredRun,
+    output: str | Path,
+    pictures: bool = False,
+    runs: str | Path | None = None,
+    command: str = "",
+) -> Path:
+    """Write one page over all targets; the suffix of `output` decides: .html, which needs nothing from outside, or .md.
+
+    A target is a run (`last`, an id, a tag, a path), a trace, or a memory snapshot. With `pictures`, a folder of pictures is
+    written beside the Markdown.
+
+    >>> flopwise.report("last", output="report.html")        # doctest: +SKIP
+    PosixPath('report.html')
+    """
+    place = Path(output).expanduser()
+    check_suffix(place)
+    if not targets:
+        raise FlopwiseError(
+            "there is nothing to report on", "give a run or a trace: flopwise report last -o report.html"
+        )
+    found = Report(parts=tuple(gather(target, runs) for target in targets), command=command)
+    if place.suffix == ".html":
+        _write(place, html_report(found))
+    else:
+        _write(place, markdown_report(found, _drawn(found, place) if pictures else None))
+    return place
+
+
+def check_suffix(place: Path) -> None:
+    """Raise if the page's name does not say what it is to be."""
+    if place.suffix not in SUFFIXES:
+        raise FlopwiseError(f"the suffix '{place.suffix}' of {place} names no report", f"use {' or '.join(SUFFIXES)}")
+
+
+def gather(target: str | Path | StoredRun, runs: str | Path | None = None) -> ReportPart:
+    """All that is known of one target; what it does not hold is left out, and what could not be told is noted."""
+    if not isinstance(target, StoredRun):
+        path = Path(target).expanduser()
+        if is_trace_file(path):
+            return _traced(path.name, path, None, None)
+        if path.name.lower().endswith(SNAPSHOTS):
+            return ReportPart(name=path.name, memory=memory_report(read_snapshot(path)))
+        target = run_named(target, runs)
+    name = f"{target.header.kind} {target.header.name}".strip()
+    if target.header.kind == "memory" and target.points:
+        return ReportPart(name=name, run=target, memory=stored_report(target))
+    if target.header.kind == "tune":
+        return _tuned(name, target)
+    traced = next((point for point in target.points if point.trace_file), None)
+    if traced is not None:
+        return _traced(name, target.path / "traces" / traced.trace_file, target, traced)
+    within = compare_within(target) if any(point.paired_with for point in target.points) else None
+    return ReportPart(name=name, run=target, pairs=within.pairs if within else ())
+
+
+def _traced(name: str, path: Path, run: StoredRun | None, point: Point | None) -> ReportPart:
+    """The trace is read once, and everything told of it."""
+    try:
+        read = read_and_explain(path, point)
+    except FlopwiseError as error:
+        if run is None:
+            raise
+        return ReportPart(name=name, run=run, notes=(error.message,))  # a run on the CPU has its times, all the same
+    notes: tuple[str, ...] = ()
+    try:
+        roofline = traced_roofline(read.part.whole, path)
+    except FlopwiseError as error:
+        roofline, notes = None, (f"no roofline: {error.message}",)
+    return ReportPart(
+        name=name,
+        run=run,
+        explanation=read.explanation,
+        waterfall=read.explanation.waterfall,
+        findings=findings(facts_of(read)),
+        timeline=step_timeline(read.part),
+        roofline=roofline,
+        notes=notes,
+    )
+
+
+def _tuned(name: str, run: StoredRun) -> ReportPart:
+    """What a tuning found, tried and kept."""
+    tuning = read_tuning(run)
+    attempts = tuple(
+        Attempted(
+            what=f"{one.lever}={one.value}",
+            predicted_ns=one.predicted_ns,
+            before_ns=one.before_ns,
+            after_ns=one.after_ns,
+            kept=one.kept,
+            why=one.why,
+        )
+        for one in tuning.attempts
+    )
+    begun, ended = tuning.begun, tuning.ended
+    return ReportPart(
+        name=name,
+        run=run,
+        waterfall=begun.waterfall,
+        findings=begun.findings,
+        attempts=attempts,
+        tuned_ns=(begun.step_ns, ended.step_ns) if ended else None,
+        notes=begun.notes,
+    )
+
+
+def _drawn(found: Report, place: Path) -> dict[str, str]:
+    """Each chart as a picture in a folder beside the page, and its address there."""
+    from flopwise.render.charts import save
+
+    folder = place.with_suffix(".pictures")
+    folder.mkdir(exist_ok=True)
+    for name, picture in pictures_of(found).items():
+        save(picture.draw(), folder / f"{name}.svg")
+    return {name: f"{folder.name}/{name}.svg" for name in pictures_of(found)}
+
+
+def _write(place: Path, text: str) -> None:
+    partial = place.with_name(f".{place.name}.{os.getpid()}.partial")
+    try:
+        partial.write_text(text, encoding="utf-8", errors="backslashreplace")
+        partial.replace(place)  # whole or not at all
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise FlopwiseError(f"cannot write {place}: {error.strerror}", "choose another place with -o") from None

@@ -1,0 +1,81 @@
+"""`flopwise report` and `compare --format github` as typed."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from flopwise.cli.main import main
+
+HERE = Path(__file__).parent
+COMPILED = HERE.parent / "trace" / "fixtures" / "h200-small-bf16-compiled-2steps.kineto.json.gz"
+RUNS = HERE.parents[1] / "benchmarks" / "results" / "h200-2026-11"
+
+
+@pytest.fixture
+def run(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def command(*words):
+        with pytest.raises(SystemExit) as ended:
+            main([str(word) for word in words])
+        out, err = capsys.readouterr()
+        return ended.value.code, out, err
+
+    return command
+
+
+def test_a_page_and_a_comment(run, tmp_path):
+    assert run("report", COMPILED, "-o", "page.html")[:2] == (0, "page.html\n")
+    assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
+    assert run("report", COMPILED, "-o", "page.md")[0] == 0
+    assert (tmp_path / "page.md").read_text().startswith("## h200-small-bf16-compiled-2steps.kineto.json.gz")
+
+
+@pytest.mark.parametrize(
+    ("words", "what", "hint"),
+    [
+        (("report", "nowhere"), "nowhere", "runs"),
+        (("report", COMPILED, "-o", "page.pdf"), "names no report", ".html"),
+        (("report", COMPILED, "-o", "no/such/page.html"), "no such folder", "make the folder"),
+    ],
+)
+def test_one_line_and_a_hint(run, words, what, hint):
+    code, out, err = run(*words)
+    assert (code, out) == (2, "")
+    assert what in err
+    assert hint in err
+
+
+def test_a_trace_is_not_written_over(run, tmp_path):
+    given = tmp_path / "step.json.gz"
+    shutil.copyfile(COMPILED, given)
+    before = given.read_bytes()
+    assert run("report", given, "-o", given)[0] == 2
+    assert given.read_bytes() == before
+
+
+def test_annotations_for_a_pull_request(run):
+    runs = RUNS / "launch-bound"
+    code, out, _ = run("compare", runs, runs, "--format", "github")
+    lines = out.splitlines()
+    assert code in (0, 3)
+    assert len(lines) == 4
+    assert all(
+        line.startswith(("::notice title=flopwise compare::", "::warning title=flopwise compare::")) for line in lines
+    )
+
+
+def test_annotations_of_a_failed_gate():
+    from types import SimpleNamespace
+
+    from flopwise.analysis.comparison import SLOWER, Comparison
+    from flopwise.render.annotations import annotations
+
+    point = SimpleNamespace(trial=SimpleNamespace(workload=SimpleNamespace(label=lambda: "tiny\n::error::b4 50%")))
+    slower = Comparison(
+        ratio=1.2, low=1.1, high=1.3, verdict=SLOWER, reason="", n_a=9, n_b=9, paired=False, drift=0.0
+    )  # fmt: skip
+    text = annotations([(point, point, slower)], (), (), 0.03)
+    assert text.startswith("::error title=flopwise compare::tiny␊::error::b4 50%25: B is slower, 1.200 times A")
+    assert text.count("\n") == 1

@@ -1,0 +1,175 @@
+"""The report as data: what heads it, what it holds, what is escaped, and that it stays small however large the trace."""
+
+import json
+import re
+import sys
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from flopwise.analysis.explained import explained
+from flopwise.analysis.step_timeline import LAUNCHES, PIXELS, step_timeline
+from flopwise.render.report import Report, ReportPart, html_report, markdown_report
+from flopwise.render.report.evidence import Attempted
+from flopwise.render.report.sections import MOST_KERNELS
+from flopwise.render.report.verdict import verdict
+from flopwise.render.step_charts import icicle_rows
+from flopwise.store import StoredRun
+from flopwise.trace.read import read_trace
+from flopwise.verbs.report import gather, report
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "browser"))
+from report_pages import COMPILED, HOSTILE, NAIVE, findings, gathered, hostile_trace, waterfall
+
+RUNS = Path(__file__).parents[2] / "benchmarks" / "results" / "h200-2026-11"
+
+
+@pytest.fixture(scope="module")
+def part():
+    return gathered(NAIVE)
+
+
+@pytest.fixture(scope="module")
+def page(part):
+    return html_report(Report(parts=(part,), command="flopwise report trace.json.gz"))
+
+
+class Tags(HTMLParser):
+    """The tags, and what lies in the scripts."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.attributes, self.scripts, self._in = [], [], [], ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += [(tag, *pair) for pair in attrs]
+        self._in = tag
+
+    def handle_data(self, data):
+        if self._in == "script":
+            self.scripts.append(data)
+
+    def handle_endtag(self, tag):
+        self._in = ""
+
+
+def test_the_verdict_says_how_far_why_and_what_to_do(part):
+    said = verdict(part)
+    assert said.startswith("This step reaches 14 % of the chip. 43 % of the time the GPU waits for the CPU.")
+    assert said.endswith("Capture it in a CUDA graph: 24.0 ms → about 7.00 ms, predicted.")
+
+
+def test_a_target_of_each_kind_has_a_verdict():
+    assert verdict(gather(COMPILED)).startswith("This step reaches ")
+    assert verdict(gather(RUNS / "launch-bound")).startswith("4 points measured: from 6.37 ms")
+
+
+def test_a_tuning_is_told_by_what_was_kept(part):
+    tried = (
+        Attempted(what="graph=on", predicted_ns=17e6, before_ns=24e6, after_ns=7e6, kept=True, why="faster"),
+        Attempted(what="optimizer=fused", predicted_ns=1e5, before_ns=7e6, after_ns=7.1e6, why="not faster"),
+        Attempted(what="compile=default", why="it does not run here"),
+    )
+    tuned = ReportPart(name="tune small", waterfall=waterfall(), attempts=tried, tuned_ns=(24e6, 7e6))
+    assert verdict(tuned) == "A step went from 24.0 ms to 7.00 ms, 3.43 times as fast, measured, by: graph=on."
+    assert "nothing that was tried is faster" in verdict(replace(tuned, attempts=tried[1:]))
+    tags = Tags(html_report(Report(parts=(tuned,))))
+    charts = json.loads(tags.scripts[0])
+    assert {"attempts", "predicted-measured"} <= set(charts)
+
+
+def test_the_page_fetches_nothing_and_runs_only_what_its_policy_names(page):
+    tags = Tags(page)
+    policy = next(value for tag, name, value in tags.attributes if name == "content" and "default-src" in (value or ""))
+    assert policy.startswith("default-src 'none'; script-src 'sha256-")
+    assert "unsafe" not in policy
+    addresses = [v for _, name, v in tags.attributes if name in ("src", "href", "action", "data", "srcset")]
+    assert all(address.startswith("#") for address in addresses)
+    assert not [name for _, name, _ in tags.attributes if name.startswith("on") or name == "style"]
+    assert tags.tags.count("script") == 3
+
+
+def test_every_number_says_how_it_was_obtained(page):
+    shown = len(re.findall(r"<table id=|<figure>", page))
+    assert len(re.findall(r'class="how (measured|predicted|specified)"', page)) >= shown
+
+
+def test_hostile_names_are_text_in_the_page(tmp_path):
+    evil = gathered(hostile_trace(tmp_path / "t.json"), HOSTILE, HOSTILE)
+    text = html_report(Report(parts=(evil,), command=HOSTILE))
+    tags = Tags(text)
+    assert "img" not in tags.tags
+    assert tags.tags.count("script") == 3
+    specs = json.loads(tags.scripts[0])  # the data is whole, and nothing in it ended its element
+    assert "</script><img" in str(specs["gpu-time"])
+    assert "\u202e" not in text
+
+
+def test_hostile_names_are_text_in_markdown(tmp_path):
+    evil = gathered(hostile_trace(tmp_path / "t.json"), HOSTILE, HOSTILE)
+    text = markdown_report(Report(parts=(evil,), command=HOSTILE))
+    outside = re.sub(r"`+ .*? `+", "", text)  # a span of code is text
+    assert not re.search(r"<(?!/?(details|summary|sub)>)", outside)
+    assert "](javascript" not in outside.replace("\\](javascript", "")
+    assert "\u202e" not in text
+
+
+def test_markdown_holds_the_verdict_the_findings_and_folded_evidence(part):
+    text = markdown_report(Report(parts=(part,), command="flopwise report"))
+    assert "**This step reaches 14 % of the chip." in text
+    assert "1. **The GPU waits for the CPU: late launches** Saves about 17.0 ms of a step (predicted)." in text
+    assert text.count("<details>") == text.count("</details>") >= 4
+    assert len(text) < 65_536  # what a comment on GitHub holds
+
+
+def test_parts_of_the_icicle_fill_what_is_above_them(part):
+    rows = icicle_rows(part.explanation.phase_class_modules)
+    for level in (0, 1, 2):
+        total = sum(row["ms"] for row in rows if row["y0"] == level)
+        assert total == pytest.approx(part.explanation.gpu_ns / 1e6, rel=1e-9)
+
+
+def test_the_timeline_has_as_many_pieces_as_a_screen_and_loses_no_time():
+    part = explained(read_trace(NAIVE))
+    fine, coarse = step_timeline(part), step_timeline(part, pixels=50)
+    assert len(coarse.spans) < len(fine.spans) <= 2 * PIXELS * len(fine.lanes)
+
+    def spent(found):
+        return sum(span.busy_ns for span in found.spans if span.lane.startswith("stream"))
+
+    def pieces(found):
+        return sum(span.count for span in found.spans if span.lane.startswith("stream"))
+
+    assert (spent(fine), pieces(fine)) == (spent(coarse), pieces(coarse))
+    assert fine.lanes[0] == LAUNCHES
+    assert 0.3 < sum(cell.idle for cell in fine.idle) / len(fine.idle) < 0.7  # as `explain` says: about half
+
+
+def test_a_page_stays_small_whatever_the_trace_holds(part):
+    kernel = part.explanation.kernels[0]
+    many = tuple(msgspec.structs.replace(kernel, name=f"{kernel.name}<{i}>" * 20) for i in range(20_000))
+    large = ReportPart(
+        name="large", explanation=msgspec.structs.replace(part.explanation, kernels=many), waterfall=waterfall(),
+        findings=findings(many[5].name), timeline=part.timeline,
+    )  # fmt: skip
+    text = html_report(Report(parts=(large,)))
+    assert len(text) < 5e6
+    assert text.count('<tr id="kernel-') == MOST_KERNELS
+    assert 'href="#kernel-6"' in text
+
+
+def test_files_are_written_whole_and_pictures_beside_markdown(tmp_path):
+    place = report(RUNS / "launch-bound", output=tmp_path / "r.md", pictures=True)
+    links = re.findall(r"\]\((r\.pictures/[\w-]+\.svg)\)", place.read_text())
+    assert links
+    assert all((tmp_path / link).is_file() for link in links)
+
+
+def test_a_notebook_shows_the_tables():
+    assert "<table><caption>" in StoredRun.load(RUNS / "launch-bound")._repr_html_()
+    assert "top kernels" in gather(COMPILED).explanation._repr_html_()
