@@ -238,6 +238,7 @@ def _optimizer_name(optimizer: torch.optim.Optimizer | None) -> str:
         return ""
     group = optimizer.param_groups[0]
     if type(optimizer).__module__.startswith("flopwise.kernels"):
-        return "AdamW flopwise capturable"
+        kept = ", moments bf16" if getattr(optimizer, "state_dtype", None) == torch.bfloat16 else ""
+        return "AdamW flopwise capturable" + kept + (", fp32 masters" if getattr(optimizer, "master", False) else "")
     kind = "fused" if group.get("fused") else "foreach" if group.get("foreach") else "loop"
     return f"{type(optimizer).__name__} {kind}" + (" capturable" if group.get("capturable") else "")

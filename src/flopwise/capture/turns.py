@@ -64,11 +64,18 @@ class Contestant:
         return self.gathered.point(self.ended)
 
 
-def take_turns(first: Contestant, second: Contestant) -> str:
-    """Rounds until both are sampled well enough: why it stopped; 'interrupted' if one has ended."""
+HOPELESS = "hopeless"  # why turns stopped: the second takes more than twice as long in every round
+HOPELESS_ROUNDS, HOPELESS_RATIO = 2, 2.0
+
+
+def take_turns(first: Contestant, second: Contestant, fewest: int = 0) -> str:
+    """Rounds until both are sampled well enough: why it stopped; 'interrupted' if one has ended.
+
+    `fewest`: rounds to be taken whatever the budget says, unless the second is HOPELESS.
+    """
     pair = (first, second)
     rules = [StoppingRule(one.trial.sampling) for one in pair]
-    begun, order = time.monotonic(), (0, 1)
+    begun, order, rounds, worse = time.monotonic(), (0, 1), 0, True
     while True:
         walls = [0, 0]
         for i in order:
@@ -78,7 +85,11 @@ def take_turns(first: Contestant, second: Contestant) -> str:
         order = order[::-1]
         elapsed_s = (time.monotonic() - begun) / 2
         verdicts = [rule.after(wall, elapsed_s) for rule, wall in zip(rules, walls, strict=True)]
-        if all(verdicts):
+        rounds += 1
+        worse = worse and walls[1] > HOPELESS_RATIO * walls[0]
+        if fewest and worse and rounds >= HOPELESS_ROUNDS:
+            return HOPELESS
+        if all(verdicts) and rounds >= fewest:
             return verdicts[0]
 
 

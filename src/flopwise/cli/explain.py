@@ -38,7 +38,7 @@ def command(
     picture = form == PICTURE
     from flopwise.errors import FlopwiseError
     from flopwise.render.changes_view import changes_view
-    from flopwise.render.explain_view import explanation_view, explanations_view
+    from flopwise.render.explain_view import explanations_view
     from flopwise.verbs.explain import changes, explain
 
     if against is not None and len(target) != 1:
@@ -55,7 +55,6 @@ def command(
         from flopwise.render.charts import save
         from flopwise.render.waterfall_chart import waterfall_chart
 
-        show(*explanation_view(found[0]), "table", None)
         save(waterfall_chart(found[0].waterfall, Path(found[0].path).name), Path(output).expanduser())
         said(f"wrote {output}")
         return

@@ -51,7 +51,7 @@ def check_place(output: str | None) -> None:
         return
     if any(_same_file(target, given) for given in _given_files()):
         raise FlopwiseError(
-            f"cannot write {output}: this command reads it, and it would be lost", "give -o another name"
+            f"cannot write {output}: this command reads it, and it would be lost", "write to another name"
         )
     from flopwise.store.files import HEADER
 
@@ -66,7 +66,7 @@ def _given_files() -> Iterator[Path]:
     """Whatever the command line names that could be a file; which of its words are inputs is the verb's affair."""
     context = click.get_current_context(silent=True)
     for name, value in (context.params if context else {}).items():
-        if name == "output":
+        if name in ("output", "save"):
             continue
         for word in value if isinstance(value, tuple) else (value,):
             if isinstance(word, str) and word:

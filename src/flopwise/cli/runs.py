@@ -40,7 +40,14 @@ def show_run(run: str, runs: str | None, form: str | None, output: str | None) -
     from flopwise.render.run_view import run_view
     from flopwise.store import StoredRun, find, runs_root
 
-    show(*run_view(StoredRun.load(find(run, runs_root(runs)))), form, output)
+    stored = StoredRun.load(find(run, runs_root(runs)))
+    if stored.header.kind == "tune":
+        from flopwise.render.tune_view import tune_view
+        from flopwise.verbs.tune import read_tuning
+
+        show(*tune_view(read_tuning(stored)), form, output)
+        return
+    show(*run_view(stored), form, output)
 
 
 @command.command("tag")

@@ -11,6 +11,7 @@ from flopwise.render.json import document
 from flopwise.render.table import Column, Table, View
 from flopwise.render.visible import LONGEST_LINE
 from flopwise.render.waterfall_view import waterfalls_table
+from flopwise.spec.model import ModelSpec
 
 
 def tune_view(tuning: Tuning) -> View:
@@ -92,7 +93,10 @@ def _notes(tuning: Tuning) -> tuple[str, ...]:
     notes = list(tuning.begun.notes)
     if pairs:
         notes.append(f"predictions within 20 % or 1 ms of the measurement: {sum(pairs)} of {len(pairs)}")
-    notes.append("losses and gradients: beside the same steps by hand in fp32, from the same weights and data")
+    if any(attempt.agreement for attempt in tuning.attempts):
+        model = isinstance(tuning.begun.workload.subject, ModelSpec)
+        beside = "the same steps by hand in fp32" if model else "the step as it is written"
+        notes.append(f"losses and gradients: beside {beside}, from the same weights and data")
     if tuning.ended is not None:
         notes.append(f"ended after {units.duration(tuning.ended.seconds * 1e9)}: {tuning.ended.stopped}")
     else:

@@ -1,5 +1,6 @@
 """Make a step faster and prove it: every lever that promises something, tried in turns with the best so far."""
 
+import math
 import time
 from pathlib import Path
 from statistics import median
@@ -10,20 +11,22 @@ import msgspec
 from flopwise import units
 from flopwise.advice.moves import REDONE_BY, Move, moves, reference_of
 from flopwise.advice.tuning import Attempt, Begun, Ended, Row, Tuning, decide, wrong
-from flopwise.analysis.comparison import compare_samples
+from flopwise.analysis.comparison import SLOWER, compare_samples
 from flopwise.capture.events import AgreeRequest, Surroundings
 from flopwise.capture.isolate import Worker
-from flopwise.capture.turns import Contestant, take_turns
+from flopwise.capture.turns import HOPELESS, HOPELESS_RATIO, Contestant, take_turns
 from flopwise.errors import FlopwiseError
 from flopwise.records import OK, STEP, Agreement, PhaseMemory, Point
 from flopwise.spec import fields
 from flopwise.spec.workload import OpSpec, Sampling, Trial, Workload, workload
+from flopwise.statistics import FEWEST
 from flopwise.store import Run, StoredRun, find, runs_root
 from flopwise.store.rows import append_row, read_rows
 from flopwise.verbs.progress import Progress, Silent
 from flopwise.verbs.tune_facts import Look, Outlook
 
 ROWS = "tuning.jsonl"
+START = "start"  # the group of the step before anything is changed
 WORTH = 0.003  # of the step: less is not tried, if it is predicted
 ROOM = 0.92  # of the GPU's memory, for two steps side by side
 
@@ -62,7 +65,7 @@ def tune(
     sampling = Sampling(seconds=seconds, timeout_s=timeout)
     with Worker() as worker:
         there = worker.look(device)
-        plan = [Trial(workload=start, sampling=sampling, device=device, group="start")]
+        plan = [Trial(workload=start, sampling=sampling, device=device, group=START)]
         with Run.create(runs_root(runs), "tune", start.target, command, plan) as run:
             tuner = _Tuner(
                 run=run, worker=worker, there=there, sampling=sampling, device=device, progress=progress or Silent(),
@@ -124,11 +127,12 @@ class _Tuner:
             self.best = self._measured_alone(start)
             seen = self.look.at(start, self.best, "before")
             self.outlook = Outlook(seen.facts, seen.findings)
+            agreement = self._first_agreement(start)
             self._keep(
                 Begun(
                     workload=start, step_ns=_step_ns(self.best), peak_bytes=peak_bytes(self.best.memory),
                     gpu=gpu_name(self.there), waterfall=seen.waterfall, findings=seen.findings,
-                    agreement=self._first_agreement(start), notes=seen.notes,
+                    agreement=agreement, notes=(*seen.notes, *((self.no_reference,) if self.no_reference else ())),
                 )
             )  # fmt: skip
             while (move := self._next(self.best.trial.workload)) is not None:
@@ -173,6 +177,8 @@ class _Tuner:
             for move in moves(current, keep_exact=self.keep_exact, smaller=over)
             if (move.lever, move.value) not in self.tried
         ]
+        if self.there.environment.gpu is None:  # there, half precision is seldom the faster
+            open_moves.sort(key=lambda move: move.lever == "precision")
         ranked = [(self.outlook.saving_ns(move), -i, move) for i, move in enumerate(open_moves)]
         least = WORTH * _step_ns(self.best)
         worth = [(ns, i, move) for ns, i, move in ranked if ns is None or ns >= least or over]
@@ -210,7 +216,7 @@ class _Tuner:
                 self.run.append(point)
                 return msgspec.structs.replace(first, status=point.status, why=point.reason)
             was = len(incumbent.gathered.samples)
-            stopped = take_turns(incumbent, challenger)
+            stopped = take_turns(incumbent, challenger, fewest=FEWEST)
             if stopped == "interrupted":
                 return self._broken(first, challenger)
             mine, others = (_sampled(one) for one in (incumbent, challenger))
@@ -218,7 +224,10 @@ class _Tuner:
             after = msgspec.structs.replace(
                 before, trial=trial, key=trial.key(), memory=challenger.memory, phases=challenger.gathered.times()
             )
-            return self._judged(first, before, after, mine[was:], others, paired=True, challenger=challenger)
+            hopeless = f"more than {HOPELESS_RATIO:g} times as slow in every round" if stopped == HOPELESS else ""
+            return self._judged(
+                first, before, after, mine[was:], others, paired=True, challenger=challenger, hopeless=hopeless
+            )
         except BaseException:
             challenger.worker.close()
             raise
@@ -242,9 +251,12 @@ class _Tuner:
         *,
         paired: bool,
         challenger: Contestant | None,
+        hopeless: str = "",
     ) -> Attempt:
         """Compare, check what it computes, and let the better one stay."""
         found = compare_samples(a, b, paired=paired)
+        if hopeless:
+            found = msgspec.structs.replace(found, verdict=SLOWER, reason=hopeless, low=None, high=None)
         sizes = (peak_bytes(before.memory), peak_bytes(after.memory))
         kept, why = decide(found, *sizes, self.limit_bytes)
         agreement: Agreement | None = None
@@ -278,16 +290,15 @@ class _Tuner:
     # --- measuring
 
     def _trial(self, changed: Workload) -> Trial:
-        return Trial(
-            workload=changed, sampling=self.sampling, device=self.device, group=f"attempt {len(self.attempts) + 1}"
-        )
+        group = f"attempt {len(self.attempts) + 1}" if hasattr(self, "best") else START
+        return Trial(workload=changed, sampling=self.sampling, device=self.device, group=group)
 
     def _measured_alone(self, chosen: Workload) -> Point:
         trial = self._trial(chosen)
         self.progress.trial(trial)
         point = self.worker.run(trial, self.run.log_path(trial.key()), self.progress.event)
         self.run.append(point)
-        if point.status != OK and not self.attempts and chosen is not None and not hasattr(self, "best"):
+        if point.status != OK and trial.group == START:
             if point.status == "interrupted":
                 raise KeyboardInterrupt
             raise FlopwiseError(f"{chosen.label()}: {point.status}: {point.reason}", point.hint)
@@ -329,6 +340,10 @@ class _Tuner:
             self.no_reference = f"no reference to compare with: {error.message}"
             self.progress.note(self.no_reference)
             return None
+        if any(not math.isfinite(loss) for loss in first.losses) or not math.isfinite(first.gradient_error or 0.0):
+            self.no_reference = "the reference's own loss or gradients are not finite: nothing can be checked"
+            self.progress.note(self.no_reference)
+            return first
         return first if trial.workload == start else self._agreement(self._trial(start), None)[0]
 
     def _agreement(self, trial: Trial, challenger: Contestant | None) -> tuple[Agreement | None, str]:

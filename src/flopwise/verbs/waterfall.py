@@ -34,6 +34,10 @@ def with_waterfall(
     if machine is None or limits is None:
         unknown = f"the limits of '{found.gpu}' are not known" if found.gpu else "the trace names no GPU"
         return msgspec.structs.replace(found, notes=(*found.notes, f"no waterfall: {unknown}; --gpu names one"))
+    itself = find_gpu(found.gpu)
+    if itself is not None and itself.name != machine.name:
+        other = f"the trace is of {itself.title}; the limits in the waterfall are those of {machine.title}"
+        found = msgspec.structs.replace(found, notes=(*found.notes, other))
     alone = found.untraced_idle
     made = waterfall(
         part,

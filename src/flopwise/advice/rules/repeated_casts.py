@@ -21,11 +21,12 @@ from flopwise.work import COPY
 REACHED, WRITTEN_SHARE = 0.8, 0.3
 HALF = ("bf16", "fp16")
 CODE = """# the model holds bf16 weights, the optimizer their fp32 masters; one pass after the update refreshes all of them
-masters = [p.detach().float().requires_grad_() for p in model.bfloat16().parameters()]
+masters = [p.detach().float().clone() for p in model.parameters()]      # before the model is rounded
+weights = list(model.bfloat16().parameters())
 optimizer = torch.optim.AdamW(masters, lr=lr, fused=True)
-for master, p in zip(masters, model.parameters()): master.grad = p.grad.float()
+for master, p in zip(masters, weights): master.grad, p.grad = p.grad.float(), None      # after each backward pass
 optimizer.step()
-torch._foreach_copy_(list(model.parameters()), masters)"""
+torch._foreach_copy_(weights, masters)"""
 _CAST = re.compile(
     r"bfloat16_copy_kernel|float16_copy_kernel|^triton_poi_fused__to_copy(_t)?_\d+$|convert_element_type_\d+$"
 )
