@@ -10,7 +10,7 @@ from flopwise.cost.account import Account, Questions, account_for, account_of_st
 from flopwise.cost.datasheet import from_datasheet
 from flopwise.errors import FlopwiseError
 from flopwise.spec import fields, hf_config
-from flopwise.spec.gpu import Gpu
+from flopwise.spec.gpu import Gpu, gpu_names
 from flopwise.spec.gpu import gpu as gpu_named
 from flopwise.spec.workload import Workload, workload
 from flopwise.store.ceilings import load_ceilings
@@ -71,7 +71,13 @@ def account(
         notes += (f"ops and memory are those of {machines[0].title}",)
     step = step_cost(run)
     return account_of_step(
-        asked_for, step, machines, known, parameters=run.parameters, measured_ns=measured_ns, notes=notes + run.notes + of_file
+        asked_for,
+        step,
+        machines,
+        known,
+        parameters=run.parameters,
+        measured_ns=measured_ns,
+        notes=notes + run.notes + of_file,
     )
 
 
@@ -93,4 +99,6 @@ def _notes_of_file(asked_for: Workload) -> tuple[str, ...]:
 def _gpus(names: str | Sequence[str]) -> tuple[Gpu, ...]:
     words = names.split(",") if isinstance(names, str) else names
     found = [gpu_named(word.strip()) for word in words if word.strip()]
+    if words and not found:
+        raise FlopwiseError(f"gpu = {fields.show(names)} names no GPU", f"known: {', '.join(gpu_names())}")
     return tuple({one.name: one for one in found}.values())  # each once
