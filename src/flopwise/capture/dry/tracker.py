@@ -327,4 +327,4 @@ class Tracker(TorchDispatchMode):
 
 def _place(t: Tensor) -> tuple[int, int]:
     """One for the same tensor in two lists: AdamW multiplies the gradient by itself, and loads it once."""
-    return t.untyped_storage()._cdata, t.storage_offset()
+    return t.untyped_storage()._cdata, int(t.storage_offset())
