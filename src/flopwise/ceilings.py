@@ -110,6 +110,7 @@ class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
     compiled_call_ns: float = 0.0  # the host's, before a compiled graph launches its first kernel
     compiled: dict[str, HostCost] = {}  # by phase: kernels of a compiled graph; 'listed' are the tensors handed to it
     versions: dict[str, str] = {}  # of driver, torch, … where measured
+    file: str = ""  # that they were read from
 
     def __post_init__(self) -> None:
         if "fp32" not in self.matmul or not all(m.tiles and m.peak_flops > 0 for m in self.matmul.values()):
@@ -126,6 +127,13 @@ class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
         ):
             if needed not in table:
                 raise ValueError(f"{name} needs '{needed}'")
+
+    def told(self) -> str:
+        """Where the ceilings come from, in words; empty where it is the datasheet."""
+        if self.how != MEASURED:
+            return ""
+        versions = ", ".join(f"{name} {version}" for name, version in self.versions.items() if version)
+        return f"measured on {self.gpu}{f' ({versions})' if versions else ''}{f', {self.file}' if self.file else ''}"
 
     def curve(self, name: str) -> Curve:
         """The curve of a class of kernels: 'elementwise, strided, half', or what is nearest to it."""

@@ -94,6 +94,22 @@ def parse_percent(text: str) -> float:
     return number / 100 if match[2] or number >= 1 else number
 
 
+def parse_share(text: str) -> float:
+    """`50%` or `0.5`: a bare number is a share, so that 1 is all of it, and no share is above that.
+
+    >>> parse_share("50%"), parse_share("0.5"), parse_share("1")
+    (0.5, 0.5, 1.0)
+    """
+    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*(%?)\s*", text)
+    share = 0.0 if match is None else float(match[1]) / (100 if match[2] else 1)
+    if not 0 < share <= 1:
+        raise FlopwiseError(f"'{text}' is not a share", SHARE_HINT)
+    return share
+
+
+SHARE_HINT = "write it as 0.5 or 50%: above 0, and 1 or 100% at most"
+
+
 def parse_count(text: str) -> int:
     """`15T`, `300B`, `1.5M`, `512` as a whole number.
 

@@ -6,11 +6,16 @@ import json
 import subprocess
 import sys
 
+import msgspec
 import pytest
 
 import flopwise
+from flopwise.ceilings import MEASURED
 from flopwise.cli.main import main
+from flopwise.cost.datasheet import from_datasheet
+from flopwise.spec.gpu import gpu
 from flopwise.spec.model import preset
+from flopwise.store.ceilings import save_ceilings
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -114,7 +119,13 @@ def test_a_config_file_is_a_model(capsys, tmp_path):
         (("tiny", "--measured", "24ms"), "can be told only for a GPU"),
         (("tiny", "--gpu", "h100", "--measured", "24"), "'24' is not a time"),
         (("tiny", "--gpu", "h100", "--tokens", "many"), "'many' is not a count"),
-        (("tiny", "--gpu", "h100", "--tokens", "1B", "--mfu", "200%"), "mfu = 2 is not allowed"),
+        (("tiny", "--gpu", "h100", "--tokens", "1B", "--mfu", "200%"), "'200%' is not a share"),
+        (("tiny", "--gpu", "h100", "--tokens", "1B", "--mfu", "50"), "'50' is not a share"),
+        (("tiny", "--gpu", ""), "names no GPU"),
+        (("tiny", "--gpu", ",,"), "names no GPU"),
+        (("tiny", "--attention", "sdpa-flash"), "attention = 'sdpa-flash' cannot run fp32 with head_dim 16"),
+        (("tiny", "--attention", "sdpa-cudnn", "--precision", "tf32"), "attention = 'sdpa-cudnn' cannot run tf32"),
+        (("tiny", "--attention", "sdpa-cudnn", "--precision", "bf16", "--set", "head_dim=136"), "with head_dim 136"),
         (("tiny", "--gpu", "h100", "--tokens", "1B", "--gpus", "0"), "gpus = 0 is not allowed"),
         (("tiny", "--optimizer-bits", "4"), "optimizer_bits = 4 is not allowed"),
         (("smal",), "no model preset 'smal'"),
@@ -175,3 +186,93 @@ def test_a_number_of_gpus_below_one_is_refused(capsys):
 def test_a_tower_of_layers_is_refused(capsys):
     code, _, err = run(capsys, "tiny", "--set", "n_layers=100000")
     assert (code, "too deep" in err) == (2, True)
+
+
+def test_an_mfu_of_one_is_all_of_the_peak(capsys):
+    """A past bug: a bare 1 was taken for one per cent."""
+    words = ("tiny", "--gpu", "h100", "--tokens", "1B", "--mfu")
+    assert [read(capsys, *words, mfu)["gpus"][0]["training"][0]["mfu"] for mfu in ("1", "50%", "0.5")] == [
+        1.0,
+        0.5,
+        0.5,
+    ]
+
+
+def test_what_runs_on_the_cpu_alone_is_not_refused_for_it(capsys):
+    assert read(capsys, "tiny", "--attention", "sdpa-flash", "--gpu", "cpu")["gpus"][0]["name"] == "cpu"
+    assert "GPU" not in run(capsys, "tiny", "--gpu", "cpu")[1].partition("on the CPU")[2]
+
+
+@pytest.mark.parametrize("lever", ["default", "blocks"])
+def test_a_compiled_step_takes_no_less_than_its_least_time(capsys, lever):
+    """A past bug: the least time was that of the eager operations."""
+    words = ("small", "--set", "n_layers=2", "--batch", "16", "--precision", "bf16", "--attention", "naive")
+    words += ("--norm", "eager", "--activation", "eager", "--optimizer", "fused", "--graph", "on", "--gpu", "h200")
+    (one,) = read(capsys, *words, "--compile", lever)["gpus"]
+    assert one["limit_s"] * 1e9 < one["predicted_ns"]
+
+
+@pytest.mark.parametrize("attention", ["naive", "sdpa"])
+def test_no_step_has_an_mfu_above_one_at_its_least_time(capsys, attention):
+    """A past bug: whole squares over the time of half of them."""
+    words = ("small", "--precision", "bf16", "--context", "65536", "--batch", "1", "--gpu", "h100")
+    (one,) = read(capsys, *words, "--attention", attention)["gpus"]
+    assert 0 < one["mfu_at_limit"] <= 1
+
+
+def test_prefill_is_limited_by_what_the_mask_leaves(capsys):
+    told = read(capsys, "llama3-8b", "--inference", "--precision", "bf16", "--gpu", "h100", "--context", "65536")
+    assert told["inference"]["prefill"]["flops"] == told["flops"]["causal"] < told["flops"]["forward"]
+
+
+def test_notes_of_a_config_are_told(capsys, tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "some_vlm", "text_config": LLAMA | {"attention_dropout": 0.1, "odd": 1}}))
+    notes = " ".join(read(capsys, f"hf:{path}")["notes"])
+    for words in ("text_config alone", "attention_dropout = 0.1", "not read: odd"):
+        assert words in notes
+
+
+def test_a_segment_longer_than_the_model_is_noted(capsys):
+    assert "checkpoint = 9 is more than the 2 layers" in " ".join(read(capsys, "tiny", "--checkpoint", "9")["notes"])
+
+
+def test_the_time_to_train_is_told_in_units_that_show_it(capsys):
+    out = run(capsys, "tiny", "--gpu", "h100", "--tokens", "1B")[1].partition("training")[2]
+    assert " s " in out
+    assert "0.0000" not in out
+
+
+@pytest.mark.parametrize("kind", ["a file", "nothing"])
+def test_ceilings_that_are_no_folder_are_said_to_be_none(capsys, tmp_path, monkeypatch, kind):
+    path = tmp_path / "here"
+    if kind == "a file":
+        path.write_text("{}")
+    monkeypatch.setenv("FLOPWISE_CEILINGS", str(path))
+    code, _, err = run(capsys, "tiny", "--gpu", "h100")
+    assert code == 2
+    assert ("is a file, not a folder" if kind == "a file" else "does not exist") in err
+
+
+def test_measured_ceilings_name_their_file_and_their_versions(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("FLOPWISE_CEILINGS", str(tmp_path))
+    found = from_datasheet(gpu("h200"))
+    save_ceilings(msgspec.structs.replace(found, how=MEASURED, versions={"torch": "2.11.0", "driver": ""}))
+    out = run(capsys, "tiny", "--gpu", "h200")[1]
+    assert f"from ceilings measured on h200 (torch 2.11.0), {tmp_path / 'h200.json'}" in out
+
+
+def test_an_operation_without_a_forward_pass_is_accounted_for(capsys):
+    """A past bug: KeyError 'end of forward'."""
+    told = read(capsys, "op:adamw", "--set", "tensors=2,rows=8,cols=8")
+    assert [m["moment"] for m in told["memory"]["moments"]] == ["start of the step", "peak"]
+
+
+def test_a_changed_field_reaches_transformers_own_model(capsys, tmp_path):
+    """A past bug: it was in the label alone."""
+    pytest.importorskip("transformers")
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(LLAMA))
+    words = (f"hf:{path}", "--implementation", "transformers", "--context", "16")
+    whole, half = (read(capsys, *words, *more)["parameters"] for more in ((), ("--set", "n_layers=1")))
+    assert whole - half == 256 * (2 * 256 + 2 * 128) + 3 * 256 * 512 + 2 * 256

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flopwise.errors import FlopwiseError
-from flopwise.spec.hf_config import MAX_CONFIG_BYTES, from_config, read
+from flopwise.spec.hf_config import MAX_CONFIG_BYTES, from_config, notes_of, read
 from flopwise.spec.model import preset
 from flopwise.spec.workload import workload
 
@@ -246,3 +246,50 @@ def test_qwen3_has_heads_of_128_unless_it_says_otherwise():
         "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 1000,
     }  # fmt: skip
     assert from_config(config).head_dim == 128
+
+
+def changed(tmp_path, config, **changes):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    return workload(f"hf:{tmp_path}", implementation="transformers", set=changes).hf_config
+
+
+def test_a_changed_field_is_in_the_config_that_transformers_builds_from(tmp_path):
+    assert changed(tmp_path, QWEN2, n_layers=2)["num_hidden_layers"] == 2  # once 24, under a label that said 2
+    assert changed(tmp_path, GPT2, n_layers=3, d_model=384)["n_layer"] == 3
+    halved = changed(tmp_path, LLAMA, n_heads=16)  # and what follows from it
+    assert (halved["num_attention_heads"], halved["head_dim"]) == (16, 128)
+    cut = changed(tmp_path, QWEN3 | {"layer_types": ["full_attention"] * 28}, n_layers=2)
+    assert cut["layer_types"] == ["full_attention"] * 2
+
+
+@pytest.mark.parametrize("field", [{"mlp": "gelu"}, {"qkv_bias": True}, {"positions": "learned"}, {"window": 8}])
+def test_a_change_that_the_config_cannot_say_is_refused(tmp_path, field):
+    with pytest.raises(FlopwiseError, match=f"{next(iter(field))} cannot be set for implementation = 'transformers'"):
+        changed(tmp_path, LLAMA, **field)
+
+
+def test_what_an_account_leaves_out_is_noted():
+    assert notes_of(LLAMA) == notes_of(QWEN2) == notes_of(QWEN3) == notes_of(MISTRAL) == notes_of(GPT2) == ()
+    assert notes_of({"model_type": "some_vlm", "text_config": LLAMA}) == (
+        "text_config alone is accounted for, not the rest of 'some_vlm'",
+    )
+    assert "attn_pdrop = 0.1" in notes_of(GPT2 | {"attn_pdrop": 0.1, "resid_pdrop": 0.0})[0]
+    assert notes_of(GPT2 | {"attn_pdrop": 0.1}, own_model=False) == ()
+    assert notes_of(LLAMA | {f"new_{n}": n for n in range(7)}) == (
+        "not read: new_0, new_1, new_2, new_3, new_4 and 2 more",
+    )
+
+
+def test_all_missing_fields_are_named_at_once():
+    with pytest.raises(FlopwiseError, match="has no fields hidden_size, intermediate_size, num_hidden_layers"):
+        from_config({"model_type": "llama", "num_attention_heads": 2, "vocab_size": 10})
+
+
+@pytest.mark.parametrize(
+    ("family", "field", "value"),
+    [("llama", "num_hidden_layers", 20_000_000), ("gpt2", "n_layer", 20_000_000), ("llama", "num_key_value_heads", 7)],
+)
+def test_an_error_names_the_files_own_field_and_the_real_limit(family, field, value):
+    with pytest.raises(FlopwiseError, match=f"{field} = {value}") as error:
+        from_config(FAMILIES[family] | {field: value})
+    assert "100000000" not in error.value.hint

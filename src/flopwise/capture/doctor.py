@@ -139,14 +139,21 @@ def _switches(environment: Environment) -> Check:
     )
 
 
+def busy(cores: int) -> str:
+    """What to say of a machine on which other work runs; empty where its load is below half its cores.
+
+    >>> busy(10**9)
+    ''
+    """
+    load = os.getloadavg()[0]
+    if load <= 0.5 * max(1, cores):
+        return ""
+    return f"other work runs here (load {load:.1f} on {cores} cores): launch times and CPU timings will be noisy"
+
+
 def _cpu(environment: Environment) -> Check:
     load = os.getloadavg()[0]
     found = f"{environment.cpu}, {environment.cpu_cores} cores, torch uses {environment.cpu_threads} threads, load {load:.1f}"
-    if load > 0.5 * max(1, environment.cpu_cores):
-        return Check(
-            name="cpu",
-            state=ADVICE,
-            found=found,
-            advice="other work runs here: launch times and CPU timings will be noisy",
-        )
+    if said := busy(environment.cpu_cores):
+        return Check(name="cpu", state=ADVICE, found=found, advice=said)
     return Check(name="cpu", state=GOOD, found=found)

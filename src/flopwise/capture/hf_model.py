@@ -70,7 +70,7 @@ def _causal_lm(config: dict[str, Any], attention: str) -> Any:
     family = str(config.pop("model_type", ""))
     try:
         return AutoModelForCausalLM.from_config(CONFIG_MAPPING[family](**config), attn_implementation=attention)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AssertionError) as error:  # a padding token beyond the vocabulary
         raise FlopwiseError(
             f"transformers cannot build this config: {error}", "check the file, or use implementation = flopwise"
         ) from None

@@ -11,12 +11,12 @@ from flopwise.cli.output import chosen, show
 @click.command("account")
 @click.argument("model")
 @workload_options
-@click.option(
-    "--gpu", default="", metavar="NAME[,NAME…]", help="h100, h200, a100, …: limits and what fits; several compare."
-)
+@click.option("--gpu", metavar="NAME[,NAME…]", help="h100, h200, a100, …: limits and what fits; several compare.")
 @click.option("--tokens", metavar="N", help="Days to train on so many tokens: 15T, 300B.")
 @click.option("--gpus", type=int, default=1, show_default=True, help="GPUs that train.")
-@click.option("--mfu", default="0.5", show_default=True, help="The share of the peak rate that training reaches.")
+@click.option(
+    "--mfu", default="0.5", show_default=True, help="The share of the peak rate that training reaches: 0.5 or 50%."
+)
 @click.option("--measured", metavar="TIME", help="A step's measured time (24ms): its MFU.")
 @click.option(
     "--optimizer-bits", type=int, default=32, show_default=True, metavar="8|32", help="AdamW's moments in 8 bits each."
@@ -25,7 +25,7 @@ from flopwise.cli.output import chosen, show
 @output_options
 def command(
     model: str,
-    gpu: str,
+    gpu: str | None,
     tokens: str | None,
     gpus: int,
     mfu: str,
@@ -51,10 +51,10 @@ def command(
 
     found = account(
         model,
-        gpu=gpu,
+        gpu=() if gpu is None else gpu,
         tokens=None if tokens is None else units.parse_count(tokens),
         gpus=gpus,
-        mfu=units.parse_percent(mfu),
+        mfu=units.parse_share(mfu),
         measured_ns=None if measured is None else units.parse_duration(measured),
         optimizer_bits=optimizer_bits,
         inference=inference,

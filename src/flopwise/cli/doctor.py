@@ -3,7 +3,7 @@
 import click
 
 from flopwise.cli.options import output_options
-from flopwise.cli.output import chosen, show
+from flopwise.cli.output import chosen, said, show
 
 
 @click.command("doctor")
@@ -24,7 +24,10 @@ def command(calibrate: bool, device: str, form: str | None, output: str | None) 
         from flopwise.render.ceilings_view import ceilings_view
         from flopwise.render.probing import probing
         from flopwise.verbs.calibrate import calibrate as measure
+        from flopwise.verbs.doctor import busy
 
+        if warning := busy():
+            said(f"note: {warning}; the ceilings too")
         with probing() as on_event:
             found = measure(device, on_event=on_event)
         show(*ceilings_view(found), form, output)

@@ -11,7 +11,7 @@ from flopwise.cost.fusion import block_of, fuse, graph_of
 from flopwise.cost.inference import Inference, InferenceLimit, inference, limit
 from flopwise.cost.limits import StepLimit, step_limit
 from flopwise.cost.roofline import StepTime, predict
-from flopwise.cost.step import StepCost, account_step
+from flopwise.cost.step import StepCost, account_step, check_attention
 from flopwise.cost.summary import ParameterRow, WorkRow, by_module, name_note, parameters_by_module
 from flopwise.cost.training import TrainingTime, flops_per_token, training_time
 from flopwise.spec.gpu import DTYPES, Gpu
@@ -60,6 +60,7 @@ class GpuAccount(msgspec.Struct, frozen=True, kw_only=True):
     mfu_measured: float | None
     time: StepTime | None = None  # predicted, where ceilings are known
     mfu_predicted: float | None = None
+    ceilings: str = ""  # where those of `time` come from
     training: tuple[TrainingTime, ...] = ()  # by the rule of six, and with attention
     inference: tuple[InferenceLimit, ...] = ()
 
@@ -96,6 +97,8 @@ def account_for(
     3406809600
     """
     asked = asked or Questions()
+    if not gpus or any(one.name != "cpu" for one in gpus):
+        check_attention(workload)
     step = account_step(workload, gpus[0] if gpus else None, asked.optimizer_bits)
     spec = workload.subject
     assert isinstance(spec, ModelSpec)  # account_step has said so otherwise
@@ -128,9 +131,9 @@ def account_of_step(
 ) -> Account:
     """The account of a step of which no spec is known, only what it does: what fits beside it cannot be told."""
     flops, seconds, dtype = _model_flops(step.ops), (measured_ns or 0) / 1e9, _matmul_dtype(step.ops)
-    accounts = []
+    running, accounts = _running(workload, step), []
     for one in gpus:
-        floor, peak = step_limit(step.ops, one), one.peak(dtype)
+        floor, peak = step_limit(running, one), one.peak(dtype)
         time = step_time(workload, step, ceilings[one.name]) if one.name in ceilings else None
         accounts.append(
             GpuAccount(
@@ -145,6 +148,7 @@ def account_of_step(
                 mfu_measured=mfu(flops, seconds, peak) if seconds and peak else None,
                 time=time,
                 mfu_predicted=mfu(flops, time.wall_ns / 1e9, peak) if time and time.wall_ns and peak else None,
+                ceilings=ceilings[one.name].told() if time else "",
             )
         )
     return Account(
@@ -188,10 +192,16 @@ def step_time(workload: Workload, step: StepCost, ceilings: Ceilings) -> StepTim
     lever, graph = workload.recipe.compile, workload.recipe.graph == "on"
     if lever == "off":
         return predict(step.ops, ceilings, graph=graph)
-    ops = fuse(step.ops, graph_of(lever))
+    ops = _running(workload, step)
     if lever == "blocks" and not graph:
         return predict(ops, ceilings, calls=_calls(ops, ceilings))
     return predict(ops, ceilings, graph=graph, compiled=() if graph else ("forward", "loss", "backward"))
+
+
+def _running(workload: Workload, step: StepCost) -> Sequence[OpWork]:
+    """What the GPU runs: a compiled step's kernels are fused."""
+    lever = workload.recipe.compile
+    return step.ops if lever == "off" else fuse(step.ops, graph_of(lever))
 
 
 def _calls(ops: Sequence[OpWork], ceilings: Ceilings) -> dict[int, float]:
@@ -226,13 +236,17 @@ class _Ask:
         self.dtype = workload.recipe.compute
         sizes = (workload.batch, workload.context)
         self.inference = inference(spec, *sizes, precision) if asked.inference else None
-        self.flops = model_flops(spec, *sizes, workload.phase).total
+        flops = model_flops(spec, *sizes, workload.phase)
+        self.flops = flops.total
+        self.flops_at_limit = (
+            flops.total if workload.recipe.attention == "naive" else flops.causal
+        )  # as the limit has it
 
     def on(self, one: Gpu, step: StepCost | None) -> GpuAccount:
         w, bits = self.workload, self.asked.optimizer_bits
         step = step or account_step(w, one, bits)
         memory, peak = one.memory_bytes, one.peak(self.dtype)
-        floor = step_limit(step.ops, one)
+        floor = step_limit(_running(w, step), one)
         per_parameter = fit.bytes_per_parameter(w.recipe, w.phase, bits)
         time = step_time(w, step, self.ceilings[one.name]) if one.name in self.ceilings else None
         seconds = None if self.asked.measured_ns is None else self.asked.measured_ns / 1e9
@@ -246,10 +260,11 @@ class _Ask:
             largest_context=context,
             largest_model=None if memory is None else fit.largest_model(memory * self.asked.gpus, per_parameter),
             limit=floor,
-            mfu_at_limit=mfu(self.flops, floor.seconds, peak) if floor and peak else None,
+            mfu_at_limit=mfu(self.flops_at_limit, floor.seconds, peak) if floor and peak else None,
             mfu_measured=mfu(self.flops, seconds, peak) if seconds is not None and peak else None,
             time=time,
             mfu_predicted=mfu(self.flops, time.wall_ns / 1e9, peak) if time and peak else None,
+            ceilings=self.ceilings[one.name].told() if time else "",
             training=self._training(one),
             inference=self._inference(one),
         )
@@ -292,9 +307,11 @@ def _notes(w: Workload, spec: ModelSpec, bits: int) -> tuple[str, ...]:
         notes.append("counted for flopwise's own model of this shape, not for transformers' code")
     if bits != 32 and w.phase == "train":
         notes.append(f"{bits}-bit optimizer states are counted in memory; bytes moved and time are those of 32 bits")
+    if w.recipe.checkpoint > spec.n_layers:
+        notes.append(f"checkpoint = {w.recipe.checkpoint} is more than the {spec.n_layers} layers: one segment of all")
     if w.recipe.compile != "off":
         notes.append(
             f"compile = '{w.recipe.compile}': ops, bytes and memory are eager PyTorch's, an upper limit; "
-            "the predicted time is that of the fused kernels"
+            "least and predicted time are those of the fused kernels"
         )
     return tuple(notes)

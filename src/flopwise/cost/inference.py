@@ -87,7 +87,7 @@ def inference(spec: ModelSpec, batch: int, context: int, precision: str) -> Infe
         prefill=InferencePart(
             part="prefill",
             tokens=batch * context,
-            flops=model_flops(spec, batch, context, "forward").forward,
+            flops=model_flops(spec, batch, context, "forward").causal,  # the least: no faster than the limit from it
             read_bytes=read_once,
             write_bytes=cache + context * logits,
         ),

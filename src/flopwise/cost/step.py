@@ -8,7 +8,7 @@ from flopwise.cost import adamw, losses
 from flopwise.cost.allocator import unsplit_bytes
 from flopwise.cost.network import Network
 from flopwise.cost.tape import Tape, Tensor
-from flopwise.errors import FlopwiseError
+from flopwise.errors import FlopwiseError, Unsupported
 from flopwise.spec.gpu import Gpu
 from flopwise.spec.model import ModelSpec
 from flopwise.spec.workload import Workload
@@ -44,7 +44,7 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True):
     ops: tuple[OpWork, ...]
     phases: tuple[PhaseCost, ...]
     start: Footprint  # at the start of forward: weights, state, data; the last step's gradients are gone
-    after_forward: Footprint
+    after_forward: Footprint | None  # None: a step of which no part is known as the forward pass
     peak: Footprint
     after_backward: Footprint | None  # None: there is no backward pass
     kept: tuple[Kept, ...] = ()
@@ -212,6 +212,27 @@ def sdpa_backend(attention: str, precision: str, gpu: Gpu | None) -> str:
     if precision in ("fp32", "tf32"):
         return "efficient"
     return "cudnn" if gpu is None or _major(gpu) in (9, 10) else "flash"
+
+
+_WIDEST_HEAD = {"sdpa-flash": 256, "sdpa-cudnn": 128}
+
+
+def check_attention(workload: Workload) -> None:
+    """Refuse what a GPU refuses, and a dry run too: a kernel of SDPA that was chosen and cannot run.
+
+    >>> from flopwise.spec.workload import workload
+    >>> check_attention(workload("tiny", attention="sdpa-flash", precision="bf16"))
+    """
+    spec, recipe = workload.subject, workload.recipe
+    if not isinstance(spec, ModelSpec) or recipe.attention not in _WIDEST_HEAD:
+        return
+    half = recipe.compute in ("bf16", "fp16")
+    odd = recipe.attention == "sdpa-cudnn" and spec.head_dim % 8
+    if not half or odd or spec.head_dim > _WIDEST_HEAD[recipe.attention]:
+        raise Unsupported(
+            f"attention = '{recipe.attention}' cannot run {recipe.compute} with head_dim {spec.head_dim} on a GPU",
+            "try precision = bf16, or attention = sdpa, which picks a backend that can",
+        )
 
 
 def workspace_bytes(gpu: Gpu | None) -> int:

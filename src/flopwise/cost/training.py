@@ -2,6 +2,7 @@
 
 import msgspec
 
+from flopwise import units
 from flopwise.cost.flops import model_flops
 from flopwise.errors import FlopwiseError
 from flopwise.spec import fields
@@ -48,7 +49,7 @@ def training_time(
     fields.number("tokens", tokens, 1, 1e18)
     fields.whole("gpus", gpus, 1, 100_000_000)
     if not 0 < mfu <= 1:
-        raise FlopwiseError(f"mfu = {mfu:g} is not allowed", "allowed: a share above 0 and up to 1, like 0.5")
+        raise FlopwiseError(f"mfu = {mfu:g} is not allowed", units.SHARE_HINT)
     flops = (6 * parameters if flops_per_token is None else flops_per_token) * tokens
     rule = "6 · parameters · tokens" if flops_per_token is None else "counted, attention included"
     seconds = flops / (peak_flops_s * mfu * gpus)

@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 
 from flopwise import units
-from flopwise.ceilings import MEASURED
 from flopwise.cost.account import Account, GpuAccount
 from flopwise.cost.summary import WorkRow, total_row
+from flopwise.cost.training import DAY_S
 from flopwise.render.json import document
 from flopwise.render.table import Column, Table, View
 from flopwise.work import ATTENTION, OWNERS, Footprint
@@ -203,8 +203,9 @@ def _kept(a: Account) -> Table:
 
 def _gpus(a: Account) -> Table:
     rows = tuple(_gpu_row(one) for one in a.gpus)
+    on_cpu = all(one.gpu.name == "cpu" for one in a.gpus)
     columns: tuple[Column, ...] = (
-        Column("gpu", "GPU", right=False),
+        Column("gpu", "machine" if on_cpu else "GPU", right=False),
         Column("memory_bytes", "memory", _gb),
         Column("peak_bytes", "step's peak", _gb),
         Column("fits", "fits", _yes),
@@ -220,16 +221,25 @@ def _gpus(a: Account) -> Table:
     )
     used = tuple(c for c in columns if any(row[c.key] is not None for row in rows))
     room = "beside the weights and a full KV cache" if a.inference else "model: weights, gradients and state alone"
+    has_room = any(one.largest_batch is not None for one in a.gpus)
+    has_limit = any(one.limit is not None for one in a.gpus)
     notes = [
-        *([f"largest batch with this context, largest context with this batch; {room}"] if a.spec else []),
-        "least step time: op by op the datasheet's peak or bandwidth, whichever is slower; launches free, L2 unused",
+        *([f"largest batch with this context, largest context with this batch; {room}"] if has_room else []),
+        *([_LIMIT] if has_limit else []),
+        *([_AT_LIMIT] if has_limit and a.flops and a.workload.recipe.attention != "naive" else []),
         *(
             f"{one.gpu.title}: measured below the least time; was it another precision?"
             for one in a.gpus
             if _beats(a, one)
         ),
     ]
-    return Table(title="on the GPU", columns=used, rows=rows, notes=tuple(notes))
+    return Table(title="on the CPU" if on_cpu else "on the GPU", columns=used, rows=rows, notes=tuple(notes))
+
+
+_LIMIT = "least step time: op by op the datasheet's peak or bandwidth, whichever is slower; launches free, L2 unused"
+_AT_LIMIT = (
+    "least step time, MFU at that: of attention what the causal mask leaves; other MFUs: whole squares, as is usual"
+)
 
 
 def _times(a: Account) -> Table:
@@ -250,17 +260,17 @@ def _times(a: Account) -> Table:
             whole = {name: getattr(one.time, name) for name in ("wall_ns", "gpu_ns", "host_ns", "bound")}
             kernels = sum(phase.kernels for phase in one.time.phases)
             rows.append({"gpu": one.gpu.title, "phase": "step", "kernels": kernels} | whole)
-    hows = dict.fromkeys(one.time.how for one in a.gpus if one.time is not None)
+    timed = [one for one in a.gpus if one.time is not None]
     notes = [
-        f"{', '.join(one.gpu.title for one in a.gpus if one.time and one.time.how == how)}: {_ceilings_said(how)}"
-        for how in hows
+        f"{', '.join(one.gpu.title for one in timed if one.ceilings == said)}: {_ceilings_said(said)}"
+        for said in dict.fromkeys(one.ceilings for one in timed)
     ]
     return Table(title="predicted step time", columns=columns, rows=tuple(rows), notes=tuple(notes))
 
 
-def _ceilings_said(how: str) -> str:
-    if how == MEASURED:
-        return "from measured ceilings (`flopwise doctor --calibrate`)"
+def _ceilings_said(told: str) -> str:
+    if told:
+        return f"from ceilings {told}"
     return (
         "from the datasheet, and a host that needs 20 µs to launch an operation; "
         "`flopwise doctor --calibrate` on the machine itself tells more"
@@ -302,10 +312,25 @@ def _training(a: Account) -> Table:
         Column("tokens", "tokens", units.count),
         Column("mfu", "MFU", _percent),
         Column("flops", "FLOPs", _exponent),
-        Column("days", "days", units.significant),
-        Column("gpu_hours", "GPU hours", units.count),
+        Column("days", "takes", _days),
+        Column("gpu_hours", "GPU hours", _hours),
     )
     return Table(title="training", columns=columns, rows=rows)
+
+
+def _days(days: float) -> str:
+    """Days, or hours and less where it is no day.
+
+    >>> _days(143.92), _days(0.5), _days(0.000179)
+    ('144 days', '12.0 h', '15.5 s')
+    """
+    if days >= 1:
+        return f"{units.significant(days) if days < 1000 else f'{days:,.0f}'} days"
+    return f"{units.significant(24 * days)} h" if 24 * days >= 1 else units.duration(days * DAY_S * 1e9)
+
+
+def _hours(hours: float) -> str:
+    return units.count(hours) if hours >= 1000 else units.significant(hours)
 
 
 def _exponent(value: float) -> str:
@@ -340,7 +365,7 @@ def _inference(a: Account) -> Table:
     notes = (
         f"weights {units.size(i.weights_bytes)} in {i.dtype}, KV cache {units.size(i.kv_cache_bytes)} for {i.batch} × "
         f"{i.context} tokens, {units.size(i.kv_cache_bytes_per_token)} for each",
-        "decode: one token for every sequence, with that context behind it",
+        "prefill: of attention what the causal mask leaves; decode: one token for every sequence, with that context behind it",
     )
     return Table(title="inference", columns=columns, rows=tuple(rows), notes=notes)
 

@@ -67,6 +67,10 @@ def _more(ns: float) -> str:
     return f"{units.duration(abs(ns))} {'less' if ns < 0 else 'more'}"
 
 
+def _cost(ns: float) -> str:
+    return units.duration(ns) if ns else "–"  # too little to be told from its neighbours
+
+
 def _launches(found: Ceilings) -> Table:
     costs = found.host | {f"{phase}, compiled": cost for phase, cost in found.compiled.items()}
     rows = tuple(
@@ -76,10 +80,10 @@ def _launches(found: Ceilings) -> Table:
     )
     columns = (
         Column("phase", "phase", right=False),
-        Column("op_ns", "an operation", units.duration),
-        Column("cast_ns", "a cast", units.duration),
+        Column("op_ns", "an operation", _cost),
+        Column("cast_ns", "a cast", _cost),
         Column("view_ns", "a view", units.duration),
-        Column("kernel_ns", "a further kernel", units.duration),
+        Column("kernel_ns", "a further kernel", _cost),
         Column("listed_ns", "a tensor in a list", units.duration),
         Column("start_ns", "the phase at all", units.duration),
     )

@@ -165,7 +165,7 @@ _GPUS = (
     _nvl("h100-nvl", "H100 NVL 94 GB", 94, 3938, 600, _H100[:1], r"h100 nvl", 50),
     _hopper("h200", "H200 SXM 141 GB", 141, 4800, _H200, (r"h200", r"h200 141gb.*", r"h200 sxm\w*"), 60),
     _nvl("h200-nvl", "H200 NVL 141 GB", 141, 4800, 900, _H200, r"h200 nvl", 60),
-    _hopper("gh200", "GH200 96 GB HBM3", 96, 4000, _GH200, (r"gh200 480gb", r"gh200 96gb.*", r"gh200"), 50),
+    _hopper("gh200", "GH200 96 GB HBM3", 96, 4000, _GH200, (r"gh200 (480|120)gb", r"gh200 96gb.*", r"gh200"), 50),
     _hopper("gh200-144", "GH200 144 GB HBM3e", 144, 4900, _GH200, (r"gh200 144g.*",), 60),
     Gpu(
         name="b200", title="B200 180 GB (HGX)", peaks=_rates(75, 1125, 2250, 4500), memory_bytes=180 * _GB,

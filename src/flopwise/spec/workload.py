@@ -210,7 +210,7 @@ def workload(target: str, *, set: dict[str, Any] | None = None, **options: Any) 
         recipe=recipe,
         implementation=implementation,
         changes=changes,
-        hf_config=config if implementation == "transformers" else None,
+        hf_config=_built_from(config, subject, changes, target) if implementation == "transformers" else None,
     )
     _check(result)
     return result
@@ -242,6 +242,15 @@ def _subject(
         return spec.with_fields(changes), config
     spec = preset(target)
     return (spec.with_fields(changes) if changes else spec), None
+
+
+def _built_from(
+    config: dict[str, Any] | None, subject: ModelSpec | OpSpec | UserStep, changes: dict[str, Any], target: str
+) -> dict[str, Any] | None:
+    """The config that transformers builds from: the file's, with the user's changes."""
+    if config is None or not changes or not isinstance(subject, ModelSpec):
+        return config
+    return hf_config.with_changes(config, subject, target.removeprefix("hf:"))
 
 
 def _defaults(subject: ModelSpec | OpSpec | UserStep) -> tuple[int, int, str]:

@@ -62,8 +62,9 @@ def load_ceilings(gpu: str) -> Ceilings | None:
         found = msgspec.json.decode(path.read_bytes(), type=Ceilings)
         if _path(found.gpu) != path:
             raise ValueError(f"they are those of {one_line(found.gpu, 60)}")
-        return found
-    except FileNotFoundError:
+        return msgspec.structs.replace(found, file=str(path))
+    except (FileNotFoundError, NotADirectoryError):
+        _check_named_folder()
         return None
     except OSError as error:
         raise FlopwiseError(f"cannot read {path}: {error.strerror}", "see who may read it") from None
@@ -71,6 +72,16 @@ def load_ceilings(gpu: str) -> Ceilings | None:
         raise FlopwiseError(
             f"{path} holds no ceilings: {error}", "delete it, and run flopwise doctor --calibrate again"
         ) from None
+
+
+def _check_named_folder() -> None:
+    """A folder that was named, and is not one, is a slip; the user's own may not be there yet."""
+    if os.environ.get(VARIABLE) and not (folder := ceilings_folder()).is_dir():
+        what = "is a file, not a folder" if folder.exists() else "does not exist"
+        raise FlopwiseError(
+            f"{VARIABLE} = {folder} {what}",
+            "name a folder of ceilings, or leave it unset; doctor --calibrate makes one",
+        )
 
 
 def _path(gpu: str) -> Path:

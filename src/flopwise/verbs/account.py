@@ -9,8 +9,8 @@ from flopwise.ceilings import Ceilings
 from flopwise.cost.account import Account, Questions, account_for, account_of_step
 from flopwise.cost.datasheet import from_datasheet
 from flopwise.errors import FlopwiseError
-from flopwise.spec import fields
-from flopwise.spec.gpu import Gpu
+from flopwise.spec import fields, hf_config
+from flopwise.spec.gpu import Gpu, gpu_names
 from flopwise.spec.gpu import gpu as gpu_named
 from flopwise.spec.workload import Workload, workload
 from flopwise.store.ceilings import load_ceilings
@@ -54,8 +54,10 @@ def account(
         tokens=tokens, gpus=gpus, mfu=mfu, measured_ns=measured_ns, optimizer_bits=optimizer_bits, inference=inference
     )
     known = {one.name: found for one in machines if (found := find_ceilings(one))}
+    of_file = _notes_of_file(asked_for)
     if not needs_dry_run(asked_for):
-        return account_for(asked_for, machines, questions, known)
+        told = account_for(asked_for, machines, questions, known)
+        return msgspec.structs.replace(told, notes=told.notes + of_file)
     if tokens is not None or inference or optimizer_bits != 32:
         raise FlopwiseError(
             f"days to train, inference and 8-bit states can be told for flopwise's own models, not for {asked_for.target}",
@@ -69,7 +71,13 @@ def account(
         notes += (f"ops and memory are those of {machines[0].title}",)
     step = step_cost(run)
     return account_of_step(
-        asked_for, step, machines, known, parameters=run.parameters, measured_ns=measured_ns, notes=notes + run.notes
+        asked_for,
+        step,
+        machines,
+        known,
+        parameters=run.parameters,
+        measured_ns=measured_ns,
+        notes=notes + run.notes + of_file,
     )
 
 
@@ -79,7 +87,18 @@ def find_ceilings(gpu: Gpu) -> Ceilings | None:
     return measured or (from_datasheet(gpu) if "fp32" in gpu.peaks else None)
 
 
+def _notes_of_file(asked_for: Workload) -> tuple[str, ...]:
+    if not asked_for.target.startswith("hf:"):
+        return ()
+    try:
+        return hf_config.notes(asked_for.target.removeprefix("hf:"), asked_for.implementation != "transformers")
+    except FlopwiseError:  # a workload of another day, whose file is gone
+        return ()
+
+
 def _gpus(names: str | Sequence[str]) -> tuple[Gpu, ...]:
     words = names.split(",") if isinstance(names, str) else names
     found = [gpu_named(word.strip()) for word in words if word.strip()]
+    if words and not found:
+        raise FlopwiseError(f"gpu = {fields.show(names)} names no GPU", f"known: {', '.join(gpu_names())}")
     return tuple({one.name: one for one in found}.values())  # each once

@@ -1,5 +1,7 @@
 """A step that only torch knows (the user's own, an operation, transformers' code), told by a dry run."""
 
+import msgspec
+
 from flopwise.capture.dry_record import DryRun
 from flopwise.capture.isolate import Worker
 from flopwise.cost.step import PhaseCost, StepCost
@@ -45,11 +47,12 @@ def dry_run(workload: Workload, gpu: Gpu | None = None) -> DryRun:
 def step_cost(run: DryRun) -> StepCost:
     """A dry run in the closed form's words."""
     moments = {moment.moment: moment for moment in run.moments}
+    start, after_forward = moments["start of forward"], moments.get("end of forward")
     return StepCost(
         ops=run.ops,
         phases=tuple(_phase(memory, run.peak) for memory in run.memory),
-        start=moments["start of forward"],
-        after_forward=moments["end of forward"],
+        start=start if after_forward else msgspec.structs.replace(start, moment="start of the step"),
+        after_forward=after_forward,
         peak=run.peak,
         after_backward=moments.get("after backward"),
     )

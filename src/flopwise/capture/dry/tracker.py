@@ -230,7 +230,7 @@ class Tracker(TorchDispatchMode):
             ManyTensors(
                 elements=t.numel(),
                 module=self._module_of(t),
-                read_bytes=sum(a[i].nbytes for a in lists),
+                read_bytes=sum({_place(a[i]): a[i].nbytes for a in lists}.values()),
                 write_bytes=sum(a[i].nbytes for a in written),
             )
             for i, t in enumerate(first)
@@ -323,3 +323,8 @@ class Tracker(TorchDispatchMode):
     def _module_of(self, t: Tensor) -> str:
         storage = self._storage_of(t)
         return storage.module if storage is not None else ""
+
+
+def _place(t: Tensor) -> tuple[int, int]:
+    """One for the same tensor in two lists: AdamW multiplies the gradient by itself, and loads it once."""
+    return t.untyped_storage()._cdata, int(t.storage_offset())
