@@ -24,6 +24,7 @@ _LONGEST = 90
 _LEVEL = 64  # height of a level of the icicle
 _HOST = {LAUNCHES: NEUTRAL, WAITS: "#D9A400"}  # lanes of their own: the legend need not name them
 _LEVELS = ("phase", "class", "module")
+_WORTH_LISTING = 0.005  # of the step: parts that can be chosen from a list
 _SMALLEST = 0.0008  # of the step: a rectangle below would not be seen; it is part of '(the rest)'
 
 
@@ -65,6 +66,16 @@ def icicle_chart(parts: Sequence[Part], title: str = "") -> Any:
     )  # fmt: skip
     chart = alt.layer(boxes.add_params(into), words)
     return chart.properties(width=WIDTH, height=_LEVEL * len(_LEVELS), title=visible(title, _LONGEST))
+
+
+def icicle_parts(parts: Sequence[Part]) -> tuple[tuple[str, float, float], ...]:
+    """The parts of the icicle that are worth going into: its name, and from where to where it lies."""
+    found = []
+    for row in icicle_rows(parts):
+        if row["share"] >= _WORTH_LISTING:
+            name = " › ".join(row[level] for level in _LEVELS[: row["y1"]])
+            found.append((f"{name}, {row['share']:.1%}", row["x0"], row["x1"]))
+    return tuple(found)
 
 
 def icicle_rows(parts: Sequence[Part]) -> list[dict[str, Any]]:
