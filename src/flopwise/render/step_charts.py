@@ -189,8 +189,8 @@ def phases_chart(explanations: Sequence[tuple[str, Explanation]], title: str = "
     alt = altair()
     rows: list[Mapping[str, Any]] = []
     for name, e in explanations:
-        rows += [{"step": visible(name, 40), "what": share.name, "ms": share.gpu_ns / 1e6} for share in e.classes]
-        rows.append({"step": visible(name, 40), "what": "idle", "ms": max(0.0, e.window_ns - e.busy_ns) / 1e6})
+        rows += [{"step": visible(name, _LONGEST), "what": share.name, "ms": share.gpu_ns / 1e6} for share in e.classes]
+        rows.append({"step": visible(name, _LONGEST), "what": "idle", "ms": max(0.0, e.window_ns - e.busy_ns) / 1e6})
     kinds = [
         *dict.fromkeys(row["what"] for row in sorted(rows, key=lambda row: -row["ms"]) if row["what"] != "idle"),
         "idle",
@@ -201,11 +201,11 @@ def phases_chart(explanations: Sequence[tuple[str, Explanation]], title: str = "
     return (
         bars.mark_bar()
         .encode(
-            y=alt.Y("step:N", title=None, sort=None, axis=alt.Axis(labelLimit=220)),
+            y=alt.Y("step:N", title=None, sort=None, axis=alt.Axis(labelLimit=330)),
             x=alt.X("ms:Q", title="ms per step: GPU time by class, and idle"),
             color=alt.Color("what:N", title=None, scale=alt.Scale(**scale)),
             order=alt.Order("order:Q"),
             tooltip=["step:N", "what:N", milliseconds(alt, "ms")],
         )
-        .properties(width=WIDTH - 220, height=46 * len(explanations), title=visible(title, _LONGEST))
+        .properties(width=WIDTH - 330, height=46 * len(explanations), title=visible(title, _LONGEST))
     )

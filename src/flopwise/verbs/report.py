@@ -15,6 +15,7 @@ from flopwise.records import Point
 from flopwise.render.report import Report, ReportPart, html_report, markdown_report
 from flopwise.render.report.evidence import Attempted, Foretold
 from flopwise.render.report.markdown import pictures_of
+from flopwise.render.sweep_charts import labels_of
 from flopwise.spec.gpu import find_gpu
 from flopwise.store import StoredRun
 from flopwise.trace.read import is_trace_file
@@ -90,11 +91,12 @@ def gather(target: str | Path | StoredRun, runs: str | Path | None = None) -> Re
 
 def foretold(run: StoredRun) -> tuple[Foretold, ...]:
     """The run's steps of known models on known GPUs, each with its predicted time."""
-    found = (_foretold(point) for point in [point for point in run.points if point.phases][:MOST_FORETOLD])
+    points = [point for point in run.points if point.phases][:MOST_FORETOLD]
+    found = (_foretold(point, name) for point, name in zip(points, labels_of(points), strict=True))
     return tuple(one for one in found if one is not None)
 
 
-def _foretold(point: Point) -> Foretold | None:
+def _foretold(point: Point, name: str) -> Foretold | None:
     workload, there = point.trial.workload, point.environment.gpu if point.environment else None
     gpu = find_gpu(there.name) if there else None
     ceilings = find_ceilings(gpu) if gpu else None
@@ -105,6 +107,7 @@ def _foretold(point: Point) -> Foretold | None:
     step = summaries[0]
     return Foretold(
         what=workload.label(),
+        name=name,
         measured_ns=step.wall.median,
         predicted_ns=told.wall_ns,
         gpu_ns=step.gpu.median if step.gpu is not None and step.gpu_exact else None,

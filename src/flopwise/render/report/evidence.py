@@ -39,7 +39,8 @@ class Attempted:
 class Foretold:
     """A measured step beside what `account` says of it."""
 
-    what: str
+    what: str  # the workload
+    name: str  # what tells it from the others of its run
     measured_ns: float
     predicted_ns: float
     gpu_ns: float | None  # measured; None where it is not known exactly

@@ -300,13 +300,11 @@ def _foretold(part: ReportPart) -> Section | None:
         return None
     steps = part.foretold
     rows = [
-        {"name": one.what, "measured_ms": one.measured_ns / 1e6, "predicted_ms": one.predicted_ns / 1e6}
+        {"name": one.name, "measured_ms": one.measured_ns / 1e6, "predicted_ms": one.predicted_ns / 1e6}
         for one in steps
     ]
     ceilings = " and ".join(sorted({one.how for one in steps}))
-    caption = (
-        f"The step's time as measured, and as `flopwise account` predicts it from {ceilings} ceilings of this GPU."
-    )
+    caption = f"The step's time as measured, and as flopwise account predicts it from {ceilings} ceilings of this GPU."
     picture = Picture("predicted-steps", lambda: predicted_steps_chart(rows), caption, how="measured and predicted")
     columns = (
         Column("what", "workload", right=False),
