@@ -125,6 +125,42 @@ def test_a_click_goes_into_a_part_of_the_gpu_time(opened, page_file):
     assert heard.errors == []
 
 
+def test_a_part_of_the_gpu_time_is_chosen_by_keyboard(opened, page_file):
+    page, heard = opened(page_file)
+    all_drawn(page)
+    texts = "#chart-gpu-time svg g.role-axis-label text"
+
+    def shown():
+        page.wait_for_timeout(100)
+        return page.locator(texts).all_text_contents()
+
+    whole, box = shown(), page.locator("select[data-into=gpu-time]")
+    box.focus()
+    page.keyboard.press("ArrowDown")  # a closed list is chosen from at once
+    inside = shown()
+    assert inside != whole
+    assert box.evaluate("box => box.selectedOptions[0].textContent").startswith("backward")
+    page.keyboard.press("Escape")
+    assert shown() == whole
+    page.locator("#chart-gpu-time svg g.mark-rect path").nth(0).click()
+    assert box.evaluate("box => box.selectedOptions[0].textContent").startswith("backward")
+    assert shown() == inside
+    page.locator("#theme").click()
+    page.wait_for_selector("#chart-gpu-time[data-ready=dark]")
+    assert shown() == inside  # the other theme shows the same part
+    assert heard.errors == []
+
+
+def test_printing_draws_what_was_not_in_sight(opened, page_file):
+    page, _ = opened(page_file)
+    page.wait_for_selector("#theme")
+    assert page.locator("[data-ready]").count() < page.locator("[data-chart]").count()
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    page.wait_for_function(
+        "document.querySelectorAll('[data-ready]').length === document.querySelectorAll('[data-chart]').length"
+    )
+
+
 @pytest.mark.parametrize("width", [390, 800])
 def test_a_narrow_screen_scrolls_inside_not_as_a_whole(opened, page_file, width):
     page, _ = opened(page_file, width=width)
@@ -161,6 +197,25 @@ def test_several_targets_on_one_page(opened, tmp_path):
     assert len(re.findall(r' id="([^"]+)"', place.read_text())) == len(
         set(re.findall(r' id="([^"]+)"', place.read_text()))
     )
+
+
+def test_two_traces_are_set_side_by_side(opened, tmp_path):
+    page, heard = opened(report(NAIVE, COMPILED, output=tmp_path / "both.html"))
+    all_drawn(page)
+    assert (heard.requests, heard.errors, heard.console) == ([], [], [])
+    assert page.locator("nav a").first.inner_text() == "Side by side"
+    labels = page.locator("#chart-side-by-side svg g.role-axis-label text").all_text_contents()
+    assert [label[:2] for label in labels if "h200" in label] == ["1.", "2."]
+    assert page.locator("section:has(#side-by-side) tbody tr").count() == 2
+
+
+def test_measured_steps_have_their_prediction_beside_them(opened, tmp_path):
+    page, heard = opened(report(RUNS / "launch-bound", output=tmp_path / "predicted.html"))
+    all_drawn(page)
+    assert (heard.requests, heard.errors, heard.console) == ([], [], [])
+    labels = page.locator("#chart-predicted-steps svg g.role-axis-label text").all_text_contents()
+    assert len([label for label in labels if "compile=" in label]) == 4
+    assert page.locator("section:has(#predicted) tbody tr").count() == 4
 
 
 def test_a_chart_of_its_own_runs_under_its_policy(opened, tmp_path):

@@ -93,3 +93,11 @@ def test_an_older_report_is_replaced(run, k, tmp_path):
     (tmp_path / "report.md").write_text("old")
     assert run("explain", "k.json", "-o", "report.md")[0] == 0
     assert (tmp_path / "report.md").read_text() != "old"
+
+
+def test_an_older_recipe_is_replaced(run, tmp_path):
+    (tmp_path / "fast.toml").write_text("")
+    code, err = run("tune", "tiny", "--device", "cpu", "--budget", "no time", "--save", "fast.toml")
+    assert code == 2
+    assert "no time" in err
+    assert "cannot write" not in err

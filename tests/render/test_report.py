@@ -16,7 +16,7 @@ from flopwise.render.report import Report, ReportPart, html_report, markdown_rep
 from flopwise.render.report.evidence import Attempted
 from flopwise.render.report.sections import MOST_KERNELS
 from flopwise.render.report.verdict import verdict
-from flopwise.render.step_charts import icicle_rows
+from flopwise.render.step_charts import icicle_parts, icicle_rows
 from flopwise.store import StoredRun
 from flopwise.trace.read import read_trace
 from flopwise.verbs.report import gather, report
@@ -173,3 +173,24 @@ def test_files_are_written_whole_and_pictures_beside_markdown(tmp_path):
 def test_a_notebook_shows_the_tables():
     assert "<table><caption>" in StoredRun.load(RUNS / "launch-bound")._repr_html_()
     assert "top kernels" in gather(COMPILED).explanation._repr_html_()
+
+
+def test_a_step_on_a_known_gpu_is_set_beside_its_prediction():
+    found = gather(RUNS / "launch-bound").foretold
+    assert [one.name for one in found] == [f"compile={c} graph={g}" for c in ("off", "default") for g in ("off", "on")]
+    assert all(abs(one.error) < 0.5 for one in found)
+    assert gather(RUNS / "course-attention").foretold == ()  # operations are not accounted for
+
+
+def test_traces_are_set_side_by_side_and_a_single_one_is_not(part):
+    both = Report(parts=(part, gather(COMPILED)))
+    assert markdown_report(both).index("Side by side") < markdown_report(both).index("## ")
+    assert "Side by side" not in markdown_report(Report(parts=(part,)))
+
+
+def test_parts_to_go_into_are_where_their_boxes_are(part):
+    modules = part.explanation.phase_class_modules
+    boxes = {(row["x0"], row["x1"]) for row in icicle_rows(modules)}
+    listed = icicle_parts(modules)
+    assert len(listed) > 5
+    assert {(x0, x1) for _, x0, x1 in listed} <= boxes

@@ -25,10 +25,10 @@ def workload_options(function: _F) -> _F:
             help="forward: inference; backward: with loss and gradients; train: the whole step.",
         ),
         *(
-            click.option(f"--{lever}", metavar="|".join(allowed), help=_LEVERS[lever])
+            click.option(f"--{lever}", metavar="|".join(allowed), help=LEVERS_TOLD[lever])
             for lever, allowed in CHOICES.items()
         ),
-        click.option("--checkpoint", metavar="off|N", help="Recompute activations, in segments of N blocks."),
+        click.option("--checkpoint", metavar="off|N", help=LEVERS_TOLD["checkpoint"]),
         click.option(
             "--recipe", "recipe_file", metavar="FILE.toml", help="Levers from a file; options given beside it win."
         ),
@@ -46,7 +46,7 @@ def workload_options(function: _F) -> _F:
     return _apply(options, function)
 
 
-_LEVERS = {
+LEVERS_TOLD = {
     "precision": "What the matmuls compute in; bf16 and fp16 are autocast.",
     "attention": "How attention is computed; flash is our Triton kernel.",
     "norm": "Normalisation written out, torch's own, or our kernel (RMSNorm).",
@@ -57,6 +57,7 @@ _LEVERS = {
     "optimizer": "AdamW: written out, per list, fused, or our kernel over all tensors.",
     "compile": "torch.compile of the whole, or of one block that all layers use.",
     "graph": "The whole step in one CUDA graph.",
+    "checkpoint": "Recompute activations, in segments of N blocks.",
 }
 
 

@@ -66,7 +66,7 @@ def _given_files() -> Iterator[Path]:
     """Whatever the command line names that could be a file; which of its words are inputs is the verb's affair."""
     context = click.get_current_context(silent=True)
     for name, value in (context.params if context else {}).items():
-        if name in ("output", "save"):
+        if name in ("output", "save"):  # where to write
             continue
         for word in value if isinstance(value, tuple) else (value,):
             if isinstance(word, str) and word:

@@ -7,11 +7,11 @@ import base64
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from flopwise.errors import FlopwiseError
+from flopwise.render.vega import HINT, vega_javascript
 from flopwise.render.visible import visible
 
 SUFFIXES = (".svg", ".png", ".html")
@@ -37,7 +37,6 @@ _LONGEST = 120  # of a title or a name
 # A picture's width is measured in one font and shown in another, up to a fifth wider: room for the legend to grow into.
 _PADDING = {"left": 5, "top": 5, "bottom": 5, "right": 45}
 _FONT = "Arial, Helvetica, Liberation Sans, sans-serif"
-_HINT = "pip install 'flopwise[charts]'"
 
 
 def roofline_chart(
@@ -172,7 +171,7 @@ def save(chart: Any, path: str | Path) -> None:
     try:
         import vl_convert
     except ImportError:
-        raise FlopwiseError("charts need the packages altair and vl-convert-python", _HINT) from None
+        raise FlopwiseError("charts need the packages altair and vl-convert-python", HINT) from None
     spec = roomy(chart.to_dict(format="vega-lite"))
     match target.suffix:
         case ".svg":
@@ -192,17 +191,6 @@ def roomy(spec: dict[str, Any]) -> dict[str, Any]:
     config = spec.get("config", {})
     legend = {"labelLimit": 0, "titleLimit": 0, **config.get("legend", {})}
     return {"padding": _PADDING, **spec, "config": {"font": _FONT, **config, "legend": legend}}
-
-
-@cache
-def vega_javascript() -> str:
-    """Vega, Vega-Lite and vega-embed as one script that sets `window.vegaEmbed`; nothing in it ends a script element."""
-    try:
-        import vl_convert
-    except ImportError:
-        raise FlopwiseError("charts need the packages altair and vl-convert-python", _HINT) from None
-    script: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
-    return script.replace("</script", "<\\/script").replace("<!--", "<\\!--")
 
 
 def _page(spec: Mapping[str, Any], javascript: str) -> str:
@@ -235,5 +223,5 @@ def altair() -> Any:
     try:
         import altair as package
     except ImportError:
-        raise FlopwiseError("charts need the packages altair and vl-convert-python", _HINT) from None
+        raise FlopwiseError("charts need the packages altair and vl-convert-python", HINT) from None
     return package

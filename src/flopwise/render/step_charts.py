@@ -24,6 +24,7 @@ _LONGEST = 90
 _LEVEL = 64  # height of a level of the icicle
 _HOST = {LAUNCHES: NEUTRAL, WAITS: "#D9A400"}  # lanes of their own: the legend need not name them
 _LEVELS = ("phase", "class", "module")
+_WORTH_LISTING = 0.005  # of the step: parts that can be chosen from a list
 _SMALLEST = 0.0008  # of the step: a rectangle below would not be seen; it is part of '(the rest)'
 
 
@@ -65,6 +66,16 @@ def icicle_chart(parts: Sequence[Part], title: str = "") -> Any:
     )  # fmt: skip
     chart = alt.layer(boxes.add_params(into), words)
     return chart.properties(width=WIDTH, height=_LEVEL * len(_LEVELS), title=visible(title, _LONGEST))
+
+
+def icicle_parts(parts: Sequence[Part]) -> tuple[tuple[str, float, float], ...]:
+    """The parts of the icicle that are worth going into: its name, and from where to where it lies."""
+    found = []
+    for row in icicle_rows(parts):
+        if row["share"] >= _WORTH_LISTING:
+            name = " › ".join(row[level] for level in _LEVELS[: row["y1"]])
+            found.append((f"{name}, {row['share']:.1%}", row["x0"], row["x1"]))
+    return tuple(found)
 
 
 def icicle_rows(parts: Sequence[Part]) -> list[dict[str, Any]]:
@@ -178,8 +189,8 @@ def phases_chart(explanations: Sequence[tuple[str, Explanation]], title: str = "
     alt = altair()
     rows: list[Mapping[str, Any]] = []
     for name, e in explanations:
-        rows += [{"step": visible(name, 40), "what": share.name, "ms": share.gpu_ns / 1e6} for share in e.classes]
-        rows.append({"step": visible(name, 40), "what": "idle", "ms": max(0.0, e.window_ns - e.busy_ns) / 1e6})
+        rows += [{"step": visible(name, _LONGEST), "what": share.name, "ms": share.gpu_ns / 1e6} for share in e.classes]
+        rows.append({"step": visible(name, _LONGEST), "what": "idle", "ms": max(0.0, e.window_ns - e.busy_ns) / 1e6})
     kinds = [
         *dict.fromkeys(row["what"] for row in sorted(rows, key=lambda row: -row["ms"]) if row["what"] != "idle"),
         "idle",
@@ -190,11 +201,11 @@ def phases_chart(explanations: Sequence[tuple[str, Explanation]], title: str = "
     return (
         bars.mark_bar()
         .encode(
-            y=alt.Y("step:N", title=None, sort=None, axis=alt.Axis(labelLimit=220)),
+            y=alt.Y("step:N", title=None, sort=None, axis=alt.Axis(labelLimit=330)),
             x=alt.X("ms:Q", title="ms per step: GPU time by class, and idle"),
             color=alt.Color("what:N", title=None, scale=alt.Scale(**scale)),
             order=alt.Order("order:Q"),
             tooltip=["step:N", "what:N", milliseconds(alt, "ms")],
         )
-        .properties(width=WIDTH - 220, height=46 * len(explanations), title=visible(title, _LONGEST))
+        .properties(width=WIDTH - 330, height=46 * len(explanations), title=visible(title, _LONGEST))
     )

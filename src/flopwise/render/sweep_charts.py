@@ -28,6 +28,7 @@ from flopwise.statistics import estimate
 
 _LONGEST = 60
 _MOST_SAMPLES = 400  # dots of one row: more would hide each other
+_MOST_BARS = 12  # steps that have bars, predicted beside measured; more are dots
 _DECADE = 8.0  # a range of this many times or more is shown on a logarithmic axis
 _SIZES = ("context", "batch", "size", "dim", "seq", "tokens", "d_model", "n_layers")
 # What is drawn over the size: key, title, whether more is worse, the interval's keys.
@@ -187,25 +188,45 @@ def predicted_chart(report: MemoryReport, title: str = "") -> Any:
 
 def predicted_measured_chart(rows: Sequence[Mapping[str, Any]], title: str = "") -> Any:
     """Savings as dots, predicted across and measured upwards. `rows`: name, predicted_ms, measured_ms."""
+    return _diagonal(rows, "predicted to save, ms", "saved, measured, ms", title)
+
+
+def predicted_steps_chart(rows: Sequence[Mapping[str, Any]], title: str = "") -> Any:
+    """Step times: bars where there are few steps, dots where there are many. `rows`: name, predicted_ms, measured_ms."""
+    if len(rows) > _MOST_BARS:
+        return _diagonal(rows, "step, predicted, ms", "step, measured, ms", title, named=False)
+    folded = [
+        {"name": visible(str(row["name"]), _LONGEST), "which": which, "ms": row[f"{which}_ms"]}
+        for row in rows
+        for which in ("measured", "predicted")
+    ]
+    return _pairs(altair(), folded, "ms:Q", "ms a step", ["measured", "predicted"], [MEASURED, PREDICTED], title)
+
+
+def _diagonal(rows: Sequence[Mapping[str, Any]], across: str, upwards: str, title: str, named: bool = True) -> Any:
+    """Dots beside the line on which predicted is measured; logarithmic where only that shows them all."""
     alt = altair()
     values = [row[key] for row in rows for key in ("predicted_ms", "measured_ms")]
-    low, high = min(0.0, *values), max(1e-3, *values) * 1.1
+    log = _spans(values)
+    low, high = (min(values) / 1.2 if log else min(0.0, *values)), max(1e-3, *values) * 1.1
     shown = [{**row, "name": visible(str(row["name"]), _LONGEST)} for row in rows]
-    scale = alt.Scale(domain=[low, high], nice=True)
-    x = alt.X("predicted_ms:Q", title="predicted to save, ms", scale=scale)
-    y = alt.Y("measured_ms:Q", title="saved, measured, ms", scale=scale)
+    scale = alt.Scale(domain=[low, high], nice=not log, type="log" if log else "linear")
+    x = alt.X("predicted_ms:Q", title=across, scale=scale)
+    y = alt.Y("measured_ms:Q", title=upwards, scale=scale)
     ends = [{"predicted_ms": at, "measured_ms": at} for at in (low, high)]
     right = alt.Chart(alt.Data(values=ends)).mark_line(color=NEUTRAL, strokeDash=[4, 3]).encode(x=x, y=y)
     base = alt.Chart(alt.Data(values=shown)).encode(x=x, y=y)
-    dots = base.mark_circle(size=70, color=MEASURED, opacity=1).encode(
+    dots = base.mark_circle(size=70, color=MEASURED, opacity=1 if named else 0.7).encode(
         tooltip=[
             "name:N",
             milliseconds(alt, "predicted_ms", "predicted ms"),
             milliseconds(alt, "measured_ms", "measured ms"),
         ]
     )
-    names = base.mark_text(align="left", dx=8, dy=-4).encode(text="name:N", color=alt.value(NEUTRAL))
-    return alt.layer(right, dots, names).properties(width=420, height=HEIGHT, title=visible(title, _LONGEST))
+    layers = [right, dots]
+    if named:
+        layers.append(base.mark_text(align="left", dx=8, dy=-4).encode(text="name:N", color=alt.value(NEUTRAL)))
+    return alt.layer(*layers).properties(width=420, height=HEIGHT, title=visible(title, _LONGEST))
 
 
 def _pairs(

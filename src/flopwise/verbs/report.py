@@ -4,17 +4,24 @@ import os
 from pathlib import Path
 
 from flopwise.advice.findings import findings
+from flopwise.analysis.clocks import summarise
 from flopwise.analysis.step_timeline import step_timeline
+from flopwise.cost.account import step_time
+from flopwise.cost.step import account_step
 from flopwise.errors import FlopwiseError
 from flopwise.memory.read import read_snapshot
 from flopwise.memory.report import report as memory_report
 from flopwise.records import Point
 from flopwise.render.report import Report, ReportPart, html_report, markdown_report
-from flopwise.render.report.evidence import Attempted
+from flopwise.render.report.evidence import Attempted, Foretold
 from flopwise.render.report.markdown import pictures_of
+from flopwise.render.sweep_charts import labels_of
+from flopwise.spec.gpu import find_gpu
 from flopwise.store import StoredRun
 from flopwise.trace.read import is_trace_file
+from flopwise.verbs.account import find_ceilings
 from flopwise.verbs.compare import compare_within
+from flopwise.verbs.dry_step import needs_dry_run
 from flopwise.verbs.explain import read_and_explain, run_named
 from flopwise.verbs.findings import facts_of
 from flopwise.verbs.memory import SUFFIXES as SNAPSHOTS
@@ -23,6 +30,7 @@ from flopwise.verbs.roofline import traced_roofline
 from flopwise.verbs.tune import read_tuning
 
 SUFFIXES = (".html", ".md")
+MOST_FORETOLD = 60  # points of a run that are predicted: each takes a fraction of a second
 
 
 def report(
@@ -78,7 +86,35 @@ def gather(target: str | Path | StoredRun, runs: str | Path | None = None) -> Re
     if traced is not None:
         return _traced(name, target.path / "traces" / traced.trace_file, target, traced)
     within = compare_within(target) if any(point.paired_with for point in target.points) else None
-    return ReportPart(name=name, run=target, pairs=within.pairs if within else ())
+    return ReportPart(name=name, run=target, pairs=within.pairs if within else (), foretold=foretold(target))
+
+
+def foretold(run: StoredRun) -> tuple[Foretold, ...]:
+    """The run's steps of known models on known GPUs, each with its predicted time."""
+    points = [point for point in run.points if point.phases][:MOST_FORETOLD]
+    found = (_foretold(point, name) for point, name in zip(points, labels_of(points), strict=True))
+    return tuple(one for one in found if one is not None)
+
+
+def _foretold(point: Point, name: str) -> Foretold | None:
+    workload, there = point.trial.workload, point.environment.gpu if point.environment else None
+    gpu = find_gpu(there.name) if there else None
+    ceilings = find_ceilings(gpu) if gpu else None
+    summaries = summarise(point)
+    if ceilings is None or not summaries or needs_dry_run(workload):
+        return None
+    told = step_time(workload, account_step(workload, gpu), ceilings)
+    step = summaries[0]
+    return Foretold(
+        what=workload.label(),
+        name=name,
+        measured_ns=step.wall.median,
+        predicted_ns=told.wall_ns,
+        gpu_ns=step.gpu.median if step.gpu is not None and step.gpu_exact else None,
+        predicted_gpu_ns=told.gpu_ns,
+        bound=told.bound,
+        how=told.how,
+    )
 
 
 def _traced(name: str, path: Path, run: StoredRun | None, point: Point | None) -> ReportPart:
@@ -102,6 +138,7 @@ def _traced(name: str, path: Path, run: StoredRun | None, point: Point | None) -
         findings=findings(facts_of(read)),
         timeline=step_timeline(read.part),
         roofline=roofline,
+        foretold=foretold(run) if run else (),
         notes=notes,
     )
 

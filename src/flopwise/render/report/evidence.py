@@ -36,6 +36,25 @@ class Attempted:
 
 
 @dataclass(frozen=True)
+class Foretold:
+    """A measured step beside what `account` says of it."""
+
+    what: str  # the workload
+    name: str  # what tells it from the others of its run
+    measured_ns: float
+    predicted_ns: float
+    gpu_ns: float | None  # measured; None where it is not known exactly
+    predicted_gpu_ns: float
+    bound: str
+    how: str  # the ceilings': measured or specified
+
+    @property
+    def error(self) -> float:
+        """Of the prediction; above zero: the step is faster than foretold."""
+        return self.predicted_ns / self.measured_ns - 1
+
+
+@dataclass(frozen=True)
 class ReportPart:
     """All that is known of one target. What is not known is None, and its section is left out."""
 
@@ -50,6 +69,7 @@ class ReportPart:
     pairs: tuple[tuple[Point, Point, Comparison], ...] = ()  # measured in turns: before, after, how they compare
     attempts: tuple[Attempted, ...] = ()  # of a tuning, in the order tried
     tuned_ns: tuple[float, float] | None = None  # its step before and after all that was kept
+    foretold: tuple[Foretold, ...] = ()  # steps whose GPU is known, each with its prediction
     notes: tuple[str, ...] = ()  # what could not be told, and why
 
     @property
@@ -75,6 +95,7 @@ class Picture:
     caption: str
     how: str = MEASURED
     use: str = ""  # what one can do with it on the page; a picture on paper has nothing to click
+    parts: tuple[tuple[str, float, float], ...] = ()  # what one can go into: its name, from where to where
 
 
 @dataclass(frozen=True)

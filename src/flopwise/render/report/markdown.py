@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from flopwise import units
 from flopwise.advice.finding import Finding
 from flopwise.render.report.evidence import Advice, Block, Picture, Report, ReportPart, Section, Shown
-from flopwise.render.report.sections import sections
+from flopwise.render.report.sections import sections, side_by_side
 from flopwise.render.report.verdict import verdict
 from flopwise.render.table import Table, escaped, markdown
 from flopwise.render.visible import LONGEST_LINE, visible
@@ -17,6 +17,8 @@ def markdown_report(report: Report, pictures: Mapping[str, str] | None = None) -
     """The report; `pictures`, by name, are the addresses of pictures that were drawn of its charts."""
     several = len(report.parts) > 1
     parts = [_part(part, f"t{i + 1}-" if several else "", pictures or {}) for i, part in enumerate(report.parts)]
+    if (beside := side_by_side(report.parts)) is not None:
+        parts.insert(0, _section(beside, "", pictures or {}))
     made = f"\n<sub>made by {_code(report.command)}</sub>\n" if report.command else ""
     return "\n".join(parts) + made
 
@@ -24,7 +26,9 @@ def markdown_report(report: Report, pictures: Mapping[str, str] | None = None) -
 def pictures_of(report: Report) -> dict[str, Picture]:
     """Every chart of the report by its name."""
     several = len(report.parts) > 1
-    return {
+    beside = side_by_side(report.parts)
+    shared = {block.name: block for block in beside.blocks if isinstance(block, Picture)} if beside else {}
+    return shared | {
         f"t{i + 1}-{block.name}" if several else block.name: block
         for i, part in enumerate(report.parts)
         for section in sections(part)

@@ -48,11 +48,30 @@ const embed = async (holder) => {
     });
     views.get(name)?.finalize();
     views.set(name, made.view);
+    list(name, made.view);
     holder.dataset.ready = wanted;
   } catch (error) {
     holder.textContent = "This chart could not be drawn; its numbers are in the tables.";
     console.error(error);
   }
+};
+// A part to go into, from a list: what a click does, for the keyboard. Escape comes out.
+const list = (name, view) => {
+  const box = document.querySelector(`[data-into="${name}"]`);
+  if (!box) return;
+  box.parentElement.hidden = false;
+  const go = () => {
+    const part = box.selectedOptions[0];
+    const values = part?.dataset.from === undefined ? [] : [Number(part.dataset.from), Number(part.dataset.to)];
+    view.data("into_store", values.length ? [{ unit: "", fields: view.signal("into_tuple_fields"), values }] : []).run();
+  };
+  box.onchange = go;
+  box.onkeydown = (event) => { if (event.key === "Escape") { box.selectedIndex = 0; go(); } };
+  view.addSignalListener("into", (_, chosen) => {
+    const at = [...box.options].findIndex((one) => Number(one.dataset.from) === chosen.x0?.[0] && Number(one.dataset.to) === chosen.x1?.[0]);
+    box.selectedIndex = chosen.x0 === undefined ? 0 : at;
+  });
+  if (box.selectedIndex > 0) go();
 };
 const sight = new IntersectionObserver((entries) => {
   for (const entry of entries) {

@@ -15,7 +15,7 @@ from typing import Any
 
 from flopwise import units
 from flopwise.advice.finding import Finding
-from flopwise.render.charts import csp_hash, roomy, vega_javascript
+from flopwise.render.charts import csp_hash, roomy
 from flopwise.render.report.evidence import (
     PREDICTED,
     Advice,
@@ -26,9 +26,10 @@ from flopwise.render.report.evidence import (
     Section,
     Shown,
 )
-from flopwise.render.report.sections import sections
+from flopwise.render.report.sections import sections, side_by_side
 from flopwise.render.report.verdict import verdict
 from flopwise.render.table import Column
+from flopwise.render.vega import vega_javascript
 from flopwise.render.visible import LONGEST_LINE, visible
 
 _UNIT = re.compile(r"(\d) (?=(?:s|ms|µs|ns|%|[KMGT]iB|B)\b|%)")  # a number and its unit stay on one line
@@ -41,6 +42,9 @@ def html_report(report: Report) -> str:
     charts: dict[str, Any] = {}
     several = len(report.parts) > 1
     bodies = [_part(part, f"t{i + 1}-" if several else "", several, charts) for i, part in enumerate(report.parts)]
+    beside = side_by_side(report.parts)
+    if beside is not None:
+        bodies.insert(0, _section(beside, "", 2, charts))
     main = leading(report.parts)
     style, code, vega = _resource("page.css"), _resource("page.js"), vega_javascript()
     policy = "; ".join(
@@ -62,7 +66,7 @@ def html_report(report: Report) -> str:
 <body><a class="skip" href="#main">Skip to the report</a>
 <header><div class="bar"><span>flopwise report</span><span>{_perfetto(report.parts)}
 <button id="theme" type="button" aria-label="Change between light and dark">Dark</button></span></div>
-<h1>{said}</h1>{_contents(report.parts, several)}</header>
+<h1>{said}</h1>{_contents(report.parts, beside)}</header>
 <main id="main">{"".join(bodies)}</main>
 <footer>{_made_by(report)}<noscript><p>The charts need JavaScript; every number is in the tables, too.</p></noscript></footer>
 <div id="said" role="status" aria-live="polite"></div>
@@ -113,9 +117,20 @@ def _picture(picture: Picture, prefix: str, charts: dict[str, Any]) -> str:
     name, told = prefix + picture.name, f"{picture.caption} {picture.use}".strip()
     charts[name] = {**spec, "description": visible(picture.caption, LONGEST_LINE)}
     return (
-        f'<figure><div class="chart" data-chart="{name}" id="chart-{name}"></div>'
+        f'<figure><div class="chart" data-chart="{name}" id="chart-{name}"></div>{_into(picture, name)}'
         f"<figcaption>{_how(picture.how)} {_text(told)}</figcaption></figure>"
     )
+
+
+def _into(picture: Picture, name: str) -> str:
+    """The parts one can go into, for the keyboard; hidden until the page's code runs."""
+    if not picture.parts:
+        return ""
+    options = "".join(
+        f'<option data-from="{x0!r}" data-to="{x1!r}">{_text(told)}</option>' for told, x0, x1 in picture.parts
+    )
+    whole = '<option value="">the whole step</option>'
+    return f'<label class="into" hidden>Go into <select data-into="{name}">{whole}{options}</select></label>'
 
 
 def _table(block: Shown, key: str, prefix: str) -> str:
@@ -185,9 +200,10 @@ def _saving(finding: Finding) -> str:
     return "; ".join(words)
 
 
-def _contents(parts: Sequence[ReportPart], several: bool) -> str:
-    if several:
-        links = [(f"t{i + 1}-top", part.name) for i, part in enumerate(parts)]
+def _contents(parts: Sequence[ReportPart], beside: Section | None) -> str:
+    if len(parts) > 1:
+        links = [(beside.key, beside.title)] if beside else []
+        links += [(f"t{i + 1}-top", part.name) for i, part in enumerate(parts)]
     else:
         links = [(section.key, section.title) for section in sections(parts[0])]
     items = "".join(f'<li><a href="#{key}">{_text(title, 80)}</a></li>' for key, title in links)

@@ -17,13 +17,14 @@ from flopwise.render.report.evidence import MEASURED, PREDICTED, Advice, Block, 
 from flopwise.render.report.provenance import provenance
 from flopwise.render.roofline_view import drawn, roofline_view
 from flopwise.render.run_view import run_view
-from flopwise.render.step_charts import icicle_chart, timeline_chart
+from flopwise.render.step_charts import icicle_chart, icicle_parts, phases_chart, timeline_chart
 from flopwise.render.sweep_charts import (
     MEASURES,
     before_after_chart,
     points_chart,
     predicted_chart,
     predicted_measured_chart,
+    predicted_steps_chart,
     samples_chart,
     sweep_chart,
     sweep_rows,
@@ -98,8 +99,9 @@ def _gpu_time(part: ReportPart) -> Section | None:
     if e.phase_class_modules:
         parts = e.phase_class_modules
         caption = "GPU time of a step: by phase, by class within it, by module within that."
-        use = "Click a part to go into it, double-click to come out."
-        blocks.append(Picture("gpu-time", lambda: icicle_chart(parts), caption, use=use))
+        use = "Click a part to go into it, double-click to come out; or choose it from the list."
+        into = icicle_parts(parts)
+        blocks.append(Picture("gpu-time", lambda: icicle_chart(parts), caption, use=use, parts=into))
         blocks.append(Shown(_parts_table(e), folded=True))
     blocks += [Shown(table) for table in kept[1:]]
     blocks += [Shown(table, folded=True) for table in questions]
@@ -293,6 +295,70 @@ def _measured(part: ReportPart) -> Section | None:
     return Section(key="measured", title="What was measured", blocks=tuple(blocks))
 
 
+def _foretold(part: ReportPart) -> Section | None:
+    if not part.foretold:
+        return None
+    steps = part.foretold
+    rows = [
+        {"name": one.name, "measured_ms": one.measured_ns / 1e6, "predicted_ms": one.predicted_ns / 1e6}
+        for one in steps
+    ]
+    ceilings = " and ".join(sorted({one.how for one in steps}))
+    caption = f"The step's time as measured, and as flopwise account predicts it from {ceilings} ceilings of this GPU."
+    picture = Picture("predicted-steps", lambda: predicted_steps_chart(rows), caption, how="measured and predicted")
+    columns = (
+        Column("what", "workload", right=False),
+        Column("measured_ns", "measured ms", _MS),
+        Column("predicted_ns", "predicted ms", _MS),
+        Column("error", "error", lambda share: f"{100 * share:+.1f} %"),
+        Column("gpu_ns", "GPU ms", _MS),
+        Column("predicted_gpu_ns", "GPU predicted ms", _MS),
+        Column("bound", "predicted bound", right=False),
+    )
+    table = Table(
+        title="Step time, predicted and measured",
+        columns=columns,
+        rows=tuple({**vars(one), "error": one.error} for one in steps),
+    )
+    return Section(
+        key="predicted", title="Predicted and measured", blocks=(picture, Shown(table, how="measured and predicted"))
+    )
+
+
+def side_by_side(parts: Sequence[ReportPart]) -> Section | None:
+    """Several traces of one report beside each other."""
+    told = [(i + 1, part, part.explanation) for i, part in enumerate(parts) if part.explanation is not None]
+    if len(told) < 2:
+        return None
+    steps = [(f"{number}. {part.name}", e) for number, part, e in told]
+    picture = Picture(
+        "side-by-side",
+        lambda: phases_chart(steps),
+        "A step of each trace, as traced: GPU time by class of work, and how long the GPU was idle.",
+    )
+    columns = (
+        Column("name", "trace", right=False),
+        Column("step_ns", "step ms", _MS),
+        Column("gpu_ns", "GPU ms", _MS),
+        Column("idle", "idle", units.percent),
+        Column("mfu", "MFU", units.percent),
+        Column("verdict", "verdict", right=False),
+    )
+    rows = tuple(
+        {
+            "name": f"{number}. {part.name}",
+            "step_ns": e.window_ns,
+            "gpu_ns": e.gpu_ns,
+            "idle": max(0.0, e.window_ns - e.busy_ns) / e.window_ns if e.window_ns else None,
+            "mfu": part.waterfall.mfu if part.waterfall else None,
+            "verdict": e.verdict,
+        }
+        for number, part, e in told
+    )
+    table = Table(title="A step of each trace", columns=columns, rows=rows)
+    return Section(key="side-by-side", title="Side by side", blocks=(picture, Shown(table)))
+
+
 def _without_place(table: Table) -> Table:
     """Where a run lies on the disk is nobody's business but its owner's: a page is passed on."""
     notes = tuple(note for note in table.notes if not note.startswith("kept in "))
@@ -305,5 +371,6 @@ def _sweep(axis: str, rows: list[dict[str, object]], measure: str) -> Callable[[
 
 # A new kind of evidence is a field of ReportPart and a function here.
 SECTIONS: tuple[Callable[[ReportPart], Section | None], ...] = (
-    _findings, _waterfall, _pairs, _attempts, _gpu_time, _timeline, _roofline, _memory, _measured, _kernels, provenance,
+    _findings, _waterfall, _pairs, _attempts, _gpu_time, _timeline, _roofline, _memory, _measured, _foretold,
+    _kernels, provenance,
 )  # fmt: skip
