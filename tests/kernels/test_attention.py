@@ -93,7 +93,7 @@ def test_every_walk_over_several_tiles(device, config, window, late):
     for tma, lengths in (
         ((False, (52, 52)), (True, (41, 64))) if device == "cuda" else ((False, (36, 36)), (True, (33, 48)))
     ):
-        q, k, v, grad = draw((1, 2, 1, *lengths, 16), torch.float32, device)
+        q, k, v, grad = draw((1, 2, 2 if late else 1, *lengths, 16), torch.float32, device)  # a group is never late
         problem = Problem(True, window, 0.3)
         tiles = config._replace(tma=tma, late=late)
         output, logsumexp = launch_forward(q, k, v, problem, tiles)
