@@ -174,6 +174,8 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=300.0, help="seconds")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.exit(2, "this measures on a GPU, and torch sees none here\n")
     deadline = time.monotonic() + given.budget
     bench = Bench(given)
     table = {"forward": FORWARD, "dkdv": DKDV, "dq": DQ}

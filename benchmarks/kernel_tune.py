@@ -173,6 +173,8 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=60, help="seconds after which nothing is tried any more")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.exit(2, "this measures on a GPU, and torch sees none here\n")
     deadline = time.monotonic() + given.budget
     torch.manual_seed(0)
     copy = ceilings()["GB/s"]

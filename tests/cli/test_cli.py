@@ -52,6 +52,11 @@ def bench(tmp_path_factory):
 
 BAD = {
     "unknown preset": (("bench", "smal"), "no model preset 'smal'", "did you mean 'small'"),
+    "an empty list of implementations": (
+        ("bench", "op:rope", "--impl", ""),
+        "--impl names no implementation",
+        "separated by commas",
+    ),
     "batch 0": (("bench", "tiny", "--batch", "0"), "batch = 0", "whole number from 1"),
     "batch text": (("bench", "tiny", "--batch", "many"), "many", "--help"),
     "heads": (("bench", "small", "--set", "n_heads=7"), "n_heads = 7 does not divide d_model = 768", "allowed"),

@@ -328,3 +328,112 @@ def test_masters_survive_a_checkpoint_and_a_nan_arrives(device):
     optimizer.step()
     assert ours[0][0, 0].isnan()
     assert ours[0][1:].isfinite().all()
+
+
+@pytest.mark.parametrize("value", [0.0, -0.0, float("inf"), 3.3895e38, -3.3895e38, 9.2e-41, 1.0])
+def test_a_parameter_set_from_outside_meets_an_old_difference(device, value):
+    """Finite stays finite whatever the difference is; zero stays zero."""
+    ours = nn.Parameter(torch.full((7,), value, dtype=torch.bfloat16, device=device))
+    optimizer = AdamW([ours], lr=0.0, weight_decay=0.0, master=True)
+    ours.grad = torch.ones_like(ours)
+    optimizer.step()
+    optimizer.state[ours][LOW].copy_(torch.tensor([-32768, -1, 0, 1, 2, 100, 32767], dtype=torch.int16))
+    optimizer.step()
+    assert bool(ours.isnan().any()) is False
+    assert torch.allclose(ours.float(), torch.full_like(ours, value).float(), rtol=2**-7, atol=1.0 if value else 0.0)
+
+
+@pytest.mark.parametrize("value", [0.0, -0.0, 3.3895e38, -3.3895e38, 9.2e-41])
+def test_what_is_joined_of_a_finite_parameter_is_finite(value):
+    low = torch.tensor([-32768, -1, 0, 32767], dtype=torch.int16)
+    whole = joined(torch.full((4,), value, dtype=torch.bfloat16), low)
+    assert whole.isfinite().all()
+    assert (value == 0.0) == bool((whole == 0.0).all())
+
+
+def test_zeroed_parameters_of_masters_go_on(device):
+    ours = nn.Parameter(torch.randn(64, device=device).bfloat16())
+    optimizer = AdamW([ours], lr=1e-3, master=True)
+    for step in range(3):
+        ours.grad = torch.randn_like(ours)
+        optimizer.step()
+        if step == 0:
+            ours.data.zero_()
+    assert ours.isfinite().all()
+    assert ours.abs().max() < 0.01
+
+
+def test_a_group_taken_away_is_updated_no_more(device):
+    kept, gone = _parameters([(4, 3), (4, 3)], torch.float32, device)
+    optimizer = AdamW([{"params": [kept]}, {"params": [gone]}], lr=0.1)
+    _give_gradients(0, [kept, gone])
+    optimizer.step()
+    optimizer.param_groups.pop()
+    was, other = gone.detach().clone(), kept.detach().clone()
+    optimizer.step()
+    assert torch.equal(gone, was)
+    assert not torch.equal(kept, other)
+
+
+def test_a_gradient_turned_in_its_place(device):
+    ours, theirs = ([nn.Parameter(torch.ones(4, 4, device=device))] for _ in range(2))
+    optimizer, torchs = AdamW(ours, lr=0.1), torch.optim.AdamW(theirs, lr=0.1)
+    _give_gradients(0, ours, theirs)
+    for turned in (False, True):
+        if turned:
+            ours[0].grad, theirs[0].grad = ours[0].grad.t(), theirs[0].grad.t()
+        optimizer.step()
+        torchs.step()
+    assert _distance(ours, theirs) < 1e-6
+
+
+def test_parameters_of_two_devices_are_refused():
+    here, there = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3, device="meta"))
+    for groups in ([{"params": [here]}, {"params": [there]}], [{"params": [here, there]}]):
+        optimizer = AdamW(groups)
+        here.grad, there.grad = torch.ones_like(here), torch.ones_like(there)
+        with pytest.raises(Unsupported, match="one optimizer per device"):
+            optimizer.step()
+
+
+@pytest.mark.parametrize("master", [False, True])
+def test_masters_of_some_parameters_are_loaded(device, master):
+    """Into an optimizer without masters they do not come along; one with masters makes those that are missing."""
+    before = _parameters([(4, 3), (5,)], torch.bfloat16, device)
+    optimizer = AdamW(before, master=True)
+    _give_gradients(0, before)
+    optimizer.step()
+    saved = optimizer.state_dict()
+    del saved["state"][1][LOW]
+    resumed = AdamW(before, master=master)
+    resumed.load_state_dict(saved)
+    resumed.step()
+    assert [LOW in resumed.state[p] for p in before] == [master, master]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"lr": -1.0}, "lr must"),
+        ({"lr": float("nan")}, "lr must"),
+        ({"lr": torch.ones(2)}, "lr must"),
+        ({"eps": -1e-8}, "eps must"),
+        ({"weight_decay": -0.1}, "weight_decay must"),
+        ({"betas": (0.9,)}, "betas must"),
+        ({"betas": (0.9, 1.0)}, "betas must"),
+        ({"max_grad_norm": 0.0}, "max_grad_norm must"),
+        ({"max_grad_norm": float("nan")}, "max_grad_norm must"),
+    ],
+)
+def test_arguments_are_checked(wrong, said):
+    p = nn.Parameter(torch.ones(3))
+    with pytest.raises(ValueError, match=said):
+        AdamW([p], **wrong)
+    if "max_grad_norm" not in wrong:
+        with pytest.raises(ValueError, match=said):
+            AdamW([{"params": [p], **wrong}])
+
+
+def test_masters_of_fp16_parameters_are_refused():
+    with pytest.raises(Unsupported, match="not of fp16"):
+        AdamW([nn.Parameter(torch.ones(3, dtype=torch.float16))], master=True)

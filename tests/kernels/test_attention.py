@@ -1,5 +1,6 @@
 """Flash attention: values and gradients against float64, in every shape the model and its users bring."""
 
+import functools
 import math
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
-from flopwise.errors import Unsupported
+from flopwise.errors import FlopwiseError, Unsupported
 from flopwise.kernels.attention import FlashAttention, attention_reference, tiled_backward, tiled_forward
 from flopwise.kernels.attention_backward import launch_backward
 from flopwise.kernels.attention_tiles import Config, Problem
@@ -92,7 +93,7 @@ def test_every_walk_over_several_tiles(device, config, window, late):
     for tma, lengths in (
         ((False, (52, 52)), (True, (41, 64))) if device == "cuda" else ((False, (36, 36)), (True, (33, 48)))
     ):
-        q, k, v, grad = draw((1, 2, 1, *lengths, 16), torch.float32, device)
+        q, k, v, grad = draw((1, 2, 2 if late else 1, *lengths, 16), torch.float32, device)  # a group is never late
         problem = Problem(True, window, 0.3)
         tiles = config._replace(tma=tma, late=late)
         output, logsumexp = launch_forward(q, k, v, problem, tiles)
@@ -301,9 +302,44 @@ def test_flops_are_counted_as_pytorch_counts_its_own():
 
 def test_what_cannot_be_done_is_refused():
     q = torch.randn(1, 3, 4, 16)
-    for arguments in ({"window": 0}, {"window": 2, "causal": False}, {"scale": 0.0}):
-        with pytest.raises(Unsupported):
+    refused = [{"window": 0}, {"window": 2.5}, {"window": 2, "causal": False}, {"scale": 0.0}, {"scale": math.nan}]
+    for arguments in refused:
+        with pytest.raises(Unsupported, match=r"window|scale"):
             flash_attention(q, q, q, **({"causal": True} | arguments))
-    for other in (q[:, :2], q[..., :8], q[0], q.half()):
-        with pytest.raises(Unsupported):
-            flash_attention(q, other, other, causal=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda q: (q, q[:, :2], q[:, :2]), "a multiple of those"),
+        (lambda q: (q, q[:, :0], q[:, :0]), "at least 1"),
+        (lambda q: (q, q[..., :8], q[..., :8]), "one head dimension"),
+        (lambda q: (q[..., :0],) * 3, "at least 1"),
+        (lambda q: (q, q[0], q[0]), "q is"),
+        (lambda q: (q, q[:1], q[:1]), "q is"),
+        (lambda q: (q, q[:, :, :2], q), "q is"),
+        (lambda q: (q, q.half(), q.half()), "one dtype"),
+        (lambda q: (q.int(),) * 3, "int32 has no kernel"),
+        (lambda q: (q, q.to("meta"), q.to("meta")), "on cpu and meta"),
+    ],
+)
+def test_what_is_no_attention_is_refused_by_all_three(change, said):
+    q, k, v = change(torch.randn(2, 3, 4, 16))
+    for attend in (FlashAttention.apply, FlashAttentionTriton.apply, functools.partial(flash_attention, causal=True)):
+        with pytest.raises(FlopwiseError, match=said):
+            attend(q, k, v)
+
+
+def test_a_head_wider_than_the_kernels_is_refused_where_they_run(device):
+    for dtype, head_dim in ((torch.float32, 256), (torch.bfloat16, 512)):
+        q = torch.randn(1, 1, 2, head_dim, device=device, dtype=dtype)
+        with pytest.raises(Unsupported, match="head dimension"):
+            flash_attention(q, q, q, causal=True)
+
+
+@pytest.mark.parametrize("function", [FlashAttention, FlashAttentionTriton])
+def test_a_second_derivative_is_refused(function):
+    q = torch.randn(1, 2, 5, 8, dtype=torch.float64, requires_grad=True)
+    (first,) = torch.autograd.grad(function.apply(q, q, q, True).square().sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        first.sum().backward()

@@ -1,5 +1,7 @@
 """Cross entropy equals its definition in float64, for any shape, and never holds all logits."""
 
+import os
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from flopwise.errors import FlopwiseError
 from flopwise.kernels import cross_entropy as module
 from flopwise.kernels.cross_entropy import IGNORED, chunk_rows, cross_entropy, linear_cross_entropy
 
@@ -129,9 +132,52 @@ def test_no_tokens_and_no_targets_are_as_torch_has_them(device):
 
 def test_a_target_that_is_no_word_is_seen(device):
     hidden, weight, targets = _inputs(2, 8, 4, torch.float32, device)
-    targets[0] = 1_000_000
-    if device == "cuda" or module.runs_triton(hidden):
-        assert linear_cross_entropy(hidden, weight, targets).isnan()
+    logits = (hidden @ weight.T).detach().requires_grad_()
+    for wrong in (1_000_000, 8, -1, -101):
+        targets[0] = wrong
+        loss = linear_cross_entropy(hidden, weight, targets)
+        gradients = torch.autograd.grad(loss, (hidden, weight))
+        assert loss.isnan()
+        assert gradients[0][0].isnan().all()
+        assert gradients[1].isnan().all()
+        loss = cross_entropy(logits, targets)
+        (gradient,) = torch.autograd.grad(loss, logits)
+        assert loss.isnan()
+        assert gradient[0].isnan().all()
+        assert gradient[1].isfinite().all()
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="of the reference")
+@pytest.mark.parametrize("wrong", [8, -1, -101])
+def test_a_target_that_is_no_word_is_refused_on_the_cpu(wrong):
+    hidden, weight, targets = _inputs(2, 8, 4, torch.float32, "cpu")
+    targets[0] = wrong
+    with pytest.raises(ValueError, match=f"target {wrong} is none of 8 classes"):
+        linear_cross_entropy(hidden, weight, targets)
+    with pytest.raises(ValueError, match=f"target {wrong} is none of 8 classes"):
+        cross_entropy(hidden @ weight.T, targets)
+
+
+@pytest.mark.parametrize("vocabulary", [8, 4100])
+def test_logits_near_the_ends_of_fp32(device, vocabulary):
+    """One far above all others, all of them alike and far from 0, and one that cannot be."""
+    logits = torch.zeros(5, vocabulary, device=device)
+    logits[0, 1], logits[1], logits[2], logits[3, 5] = 3e38, -2e30, 3e38, -torch.inf
+    logits[4, :3] = torch.tensor([3e38, -3e38, 3e38])
+    targets = torch.tensor([1, 2, 3, 4, 0], device=device)
+    ours, theirs = logits.clone().requires_grad_(), logits.double().requires_grad_()
+    loss, wanted = cross_entropy(ours, targets), F.cross_entropy(theirs, targets)
+    loss.backward()
+    wanted.backward()
+    assert torch.allclose(loss.double(), wanted)
+    assert torch.allclose(ours.grad.double(), theirs.grad, atol=1e-7)
+    weight = torch.eye(5, device=device)[:, :5]
+    hidden = logits[:, :5].clone().requires_grad_()
+    hidden.data[3] = 0.0
+    fused, wanted = linear_cross_entropy(hidden, weight, targets), F.cross_entropy(hidden.double(), targets)
+    (gradient,) = torch.autograd.grad(fused, hidden)
+    assert torch.allclose(fused.double(), wanted)
+    assert torch.allclose(gradient, torch.autograd.grad(wanted, hidden)[0].float(), atol=1e-6)
 
 
 def test_under_autocast_the_weights_gradient_stays_fp32(device):
@@ -254,6 +300,21 @@ def test_chunks_are_few_where_their_sum_is_rounded():
 
 
 def test_what_does_not_fit_together_is_refused():
+    for change, said in (
+        ({"chunk_tokens": 0}, "chunk_tokens is"),
+        ({"chunk_tokens": 2.5}, "chunk_tokens is"),
+        ({"weight": torch.zeros(0, 4)}, "V from 1"),
+        ({"weight": torch.zeros(8, 3)}, "does not fit"),
+        ({"targets": torch.zeros(3)}, "targets are"),
+        ({"targets": torch.zeros(3, dtype=torch.long, device="meta")}, "on cpu and meta"),
+        ({"hidden": torch.zeros(3, 4).int(), "weight": torch.zeros(8, 4).int()}, "int32 has no kernel"),
+        ({"hidden": torch.zeros(3, 0), "weight": torch.zeros(8, 0)}, "at least one"),
+    ):
+        given = {"hidden": torch.ones(3, 4), "weight": torch.ones(8, 4), "targets": torch.zeros(3, dtype=torch.long)}
+        with pytest.raises(FlopwiseError, match=said):
+            linear_cross_entropy(**(given | change))
+    with pytest.raises(FlopwiseError, match="at least one"):
+        cross_entropy(torch.ones(3, 0), torch.full((3,), IGNORED))
     with pytest.raises(ValueError, match="one target for each row"):
         cross_entropy(torch.zeros(3, 8), torch.zeros(2, dtype=torch.long))
     with pytest.raises(module.Unsupported, match="without autocast"):

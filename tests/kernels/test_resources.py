@@ -3,9 +3,13 @@
 import importlib
 import importlib.util
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+import torch
 import triton
 import triton.language as tl
 
@@ -58,6 +62,25 @@ def test_a_spill_is_a_fault():
     assert "bytes spilled per thread" in faults(case, 90)
     modest = case._replace(constexprs={"BLOCK": 32 * 16})
     assert faults(modest, 90) == ""
+
+
+@pytest.mark.parametrize(("spilled", "status"), [(0, 0), (8, 1)])
+def test_the_command_says_it_with_its_exit_status(monkeypatch, capsys, spilled, status):
+    case = Case("greedy", _greedy, {"x": "*fp32", "y": "*fp32"}, {"BLOCK": 512}, archs=(90,))
+    monkeypatch.setattr(resources, "cases", lambda modules: iter([case]))
+    monkeypatch.setattr(resources, "resources", lambda case, arch: resources.Resources(32, spilled, 0))
+    monkeypatch.setattr("sys.argv", ["resources"])
+    assert resources.main() == status
+    assert ("8 bytes spilled" in capsys.readouterr().out) == bool(spilled)
+
+
+@pytest.mark.parametrize("name", ["attention_tune", "kernel_tune"])
+def test_without_a_gpu_the_tuning_says_so(name):
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    script = Path(__file__).parents[2] / "benchmarks" / f"{name}.py"
+    told = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert (told.returncode, told.stderr) == (2, "this measures on a GPU, and torch sees none here\n")
 
 
 def test_too_much_shared_memory_is_a_fault(monkeypatch):

@@ -91,6 +91,7 @@ def test_every_target_has_defaults_that_are_allowed_and_survives_the_disk(target
         ("op:gelu", {"attention": "flex"}, "attention = 'flex' means nothing to op:gelu", "levers it has: precision"),
         ("op:gelu", {"set": {"dim": 5}}, "op:gelu has no field 'dim'", "rows, cols"),
         ("op:gelu", {"set": {"rows": 0}}, "rows = 0", "a whole number from 1"),
+        ("op:rope", {"set": {"dim": 15}}, "dim = 15 is odd", "an even dim"),
         ("op:mlp", {"compile": "blocks"}, "compile = 'blocks' means nothing to op:mlp", "default"),
         ("py:nothing", {}, "is not py:module:factory", "py:my_project.steps:make_step"),
         (

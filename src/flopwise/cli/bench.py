@@ -61,6 +61,8 @@ def command(
     if tag is not None:
         check_tag(tag)  # before anything is measured
     impls = [word.strip() for word in impl.split(",") if word.strip()] if impl is not None else []
+    if impl is not None and not impls:
+        raise FlopwiseError("--impl names no implementation", "give one or several, separated by commas")
     shown = ShownProgress(quiet=quiet)
     arguments = workload_arguments(given) | ({"impl": impls[0]} if len(impls) == 1 else {})
     if len(impls) > 1:

@@ -13,7 +13,7 @@ update finds its tensors through a table of addresses in device memory. Nothing 
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -70,8 +70,13 @@ def joined(p: Tensor, low: Tensor) -> Tensor:
     >>> split(torch.tensor([1.001, -0.3]), p, low)
     >>> p.float(), joined(p, low)
     (tensor([ 1.0000, -0.3008]), tensor([ 1.0010, -0.3000]))
+
+    A parameter that was set from outside meets an old difference, less than its own last place. Zero and infinity have no
+    place below them to take it from: they are themselves.
     """
-    return ((p.view(torch.int16).int() << 16) + low.int()).view(torch.float32)
+    bits = p.view(torch.int16).int()
+    size = bits & 0x7FFF
+    return ((bits << 16) + torch.where((size > 0) & (size < 0x7F80), low.int(), 0)).view(torch.float32)
 
 
 def split(weight: Tensor, p: Tensor, low: Tensor) -> None:
@@ -113,6 +118,14 @@ def _(*arguments: Any) -> None:
     """All it does is change its arguments."""
 
 
+class _Placed(NamedTuple):
+    """A group's buckets, and what they are of."""
+
+    group: dict[str, Any]
+    addresses: list[int]  # of the parameters that have gradients
+    buckets: list[Bucket]
+
+
 class AdamW(Optimizer):
     """AdamW (Loshchilov & Hutter 2019) with torch.optim.AdamW's arguments, states and results, in two launches a group.
 
@@ -149,14 +162,22 @@ class AdamW(Optimizer):
         state_dtype: torch.dtype = torch.float32,
         master: bool = False,
     ) -> None:
-        if not (0 <= betas[0] < 1 and 0 <= betas[1] < 1):
-            raise ValueError(f"betas must be at least 0 and below 1, got {betas}")
+        if max_grad_norm is not None and not max_grad_norm > 0:
+            raise ValueError(f"max_grad_norm must be above 0, got {max_grad_norm}")
         if state_dtype not in (torch.float32, torch.bfloat16):
             raise ValueError(f"state_dtype must be torch.float32 or torch.bfloat16, got {state_dtype}")
         self.max_grad_norm, self.state_dtype, self.master = max_grad_norm, state_dtype, master
-        self._buckets: dict[int, tuple[list[int], list[Bucket]]] = {}  # of each group: by the parameters' addresses
+        self._buckets: list[_Placed] = []  # of each group
         self._captured: list[Bucket] = []  # what CUDA graphs point at
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As torch's, with what the group asks for checked."""
+        _check_options({**self.defaults, **param_group})
+        super().add_param_group(param_group)
+        if self.master and any(p.dtype == torch.float16 for p in self.param_groups[-1]["params"]):
+            self.param_groups.pop()
+            raise Unsupported("AdamW(master=True) keeps fp32 weights of bf16 parameters, not of fp16: use bf16 or fp32")
 
     def __getstate__(self) -> dict[str, Any]:
         own = {"max_grad_norm": self.max_grad_norm, "state_dtype": self.state_dtype, "master": self.master}
@@ -164,7 +185,7 @@ class AdamW(Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._buckets = {}
+        self._buckets = []
         self.__dict__.setdefault("_captured", [])
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -178,7 +199,9 @@ class AdamW(Optimizer):
                     kept = state_dict["state"][number][name]
                     dtype = torch.int16 if name == LOW else self.state_dtype
                     self.state[p][name] = torch.zeros_like(p, dtype=dtype).copy_(kept)
-        self._buckets = {}
+            if not self.master or p.dtype != torch.bfloat16:
+                self.state.get(p, {}).pop(LOW, None)
+        self._buckets = []
 
     @torch.compiler.disable  # addresses are no part of a graph
     @torch.no_grad()
@@ -189,32 +212,36 @@ class AdamW(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         scale, inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
-        for number, group in enumerate(self.param_groups):
-            params = [p for p in group["params"] if p.grad is not None]
-            if params and runs_triton(params[0]):
-                self._place(number, group, params)
-            else:
-                self._buckets[number] = [], []
-                self._initialise(params, group)
-        buckets = [bucket for _, found in self._buckets.values() for bucket in found]
-        if buckets:
-            self._launch(buckets, scale, inf)
+        trained = [[p for p in group["params"] if p.grad is not None] for group in self.param_groups]
+        devices = {p.device for params in trained for p in params}
+        if len(devices) > 1:
+            raise Unsupported("AdamW updates parameters of one device: make one optimizer per device")
+        placed = list(zip(self.param_groups, trained, strict=True))
+        if any(params and runs_triton(params[0]) for params in trained):
+            before = self._buckets + [None] * (len(placed) - len(self._buckets))
+            self._buckets = [self._place(*now, old) for now, old in zip(placed, before, strict=False)]
+            self._launch([bucket for found in self._buckets for bucket in found.buckets], scale, inf)
         else:
+            self._buckets = []
+            for group, params in placed:
+                self._initialise(params, group)
             self._step_eager(scale, inf)
         return loss
 
-    def _place(self, number: int, group: dict[str, Any], params: list[Tensor]) -> None:
+    def _place(self, group: dict[str, Any], params: list[Tensor], before: "_Placed | None") -> "_Placed":
         """The group's buckets, made anew if other parameters have gradients or parameters have moved."""
         addresses = [p.data_ptr() for p in params]
-        if number in self._buckets and self._buckets[number][0] == addresses:
-            return
+        if before is not None and before.group is group and before.addresses == addresses:
+            return before
+        if not params:
+            return _Placed(group, [], [])
         if params[0].is_cuda and torch.cuda.is_current_stream_capturing():
             raise Unsupported("run one optimizer step with the same parameters before capturing a CUDA graph of it")
         self._initialise(params, group)
         filled = [p for p in params if p.numel()]
         dtypes = dict.fromkeys(p.dtype for p in filled)
         chosen = [[p for p in filled if p.dtype == dtype] for dtype in dtypes]
-        self._buckets[number] = addresses, [Bucket(same, [self.state[p] for p in same], group) for same in chosen]
+        return _Placed(group, addresses, [Bucket(same, [self.state[p] for p in same], group) for same in chosen])
 
     def _initialise(self, params: list[Tensor], group: dict[str, Any]) -> None:
         """Check what is asked for and make the states that are missing."""
@@ -236,9 +263,9 @@ class AdamW(Optimizer):
                 state[LOW] = torch.zeros_like(p, dtype=torch.int16)
 
     def _launch(self, buckets: list[Bucket], scale: Tensor | None, inf: Tensor | None) -> None:
+        if not buckets:
+            return
         device = buckets[0].table.device
-        if any(bucket.table.device != device for bucket in buckets):
-            raise Unsupported("AdamW updates parameters of one device: make one optimizer per device")
         capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
         for bucket in buckets:
             bucket.point_at_gradients(capturing)
@@ -282,6 +309,18 @@ class AdamW(Optimizer):
             [s[LOW] for s in states] if master else [], factor, inf,
             float(group["lr"]), *group["betas"], group["eps"], group["weight_decay"],
         )  # fmt: skip
+
+
+def _check_options(group: dict[str, Any]) -> None:
+    """torch's own checks. A tensor's value stays where it is."""
+    lr, betas = group["lr"], group["betas"]
+    if lr.numel() != 1 if isinstance(lr, Tensor) else not lr >= 0:
+        raise ValueError(f"lr must be one number, at least 0, got {lr}")
+    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+        raise ValueError(f"betas must be two, at least 0 and below 1, got {betas}")
+    for name in ("eps", "weight_decay"):
+        if not group[name] >= 0:
+            raise ValueError(f"{name} must be at least 0, got {group[name]}")
 
 
 def _dense(p: Tensor) -> bool:

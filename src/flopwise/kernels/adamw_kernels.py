@@ -162,6 +162,10 @@ def _update(
     if MASTER:
         low_pointers = _pointers(low_address, start, lanes, tl.int16, ALIGNED)
         high, low = tl.load(p_pointers, mask=mask).to(tl.int32), tl.load(low_pointers, mask=mask).to(tl.int32)
+        size = (
+            high & 0x7FFF
+        )  # a parameter set to 0 or infinity from outside has no place to take an old difference from
+        low = tl.where((size > 0) & (size < 0x7F80), low, 0)
         p = ((high << 16) + low).to(tl.float32, bitcast=True)
     else:
         p = tl.load(p_pointers, mask=mask).to(tl.float32)
@@ -267,7 +271,7 @@ class Bucket:
         for state, step in zip(states, self.steps.unbind(), strict=True):
             state["step"] = step
         self._params_aligned = all(address % 16 == 0 for row in rows for address in (*row[:3], row[5]))
-        self._addresses: list[int] = []
+        self._lying: list[tuple[int, tuple[int, ...], torch.dtype]] = []  # gradients, as the table has them
         self.gradients = self.table
         self.aligned = False
 
@@ -275,14 +279,15 @@ class Bucket:
         """The table of gradients' addresses is made anew when they have moved, and always within a capture."""
         gradients = [p.grad for p in self.params if p.grad is not None]
         addresses = [g.data_ptr() for g in gradients]
-        if not capturing and addresses == self._addresses:
+        lying = [(address, g.stride(), g.dtype) for address, g in zip(addresses, gradients, strict=True)]
+        if not capturing and lying == self._lying:
             return
-        self._addresses = [] if capturing else addresses
+        self._lying = [] if capturing else lying
         # autograd lays gradients out as the parameters are; one assigned by hand may be anything.
         for n, (p, g) in enumerate(zip(self.params, gradients, strict=True)):
             if g.dtype != p.dtype or g.stride() != p.stride():
                 gradients[n] = torch.empty_like(p).copy_(g)
-                addresses[n], self._addresses = gradients[n].data_ptr(), []
+                addresses[n], self._lying = gradients[n].data_ptr(), []
         self._kept = gradients  # until the launch: a copy has no other owner
         self.aligned = self._params_aligned and all(address % 16 == 0 for address in addresses)
         device = self.table.device

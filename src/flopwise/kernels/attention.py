@@ -15,6 +15,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from flopwise.errors import Unsupported
+from flopwise.kernels.dispatch import require_float
 
 TILE = 128  # queries and keys at a time
 
@@ -126,6 +130,7 @@ class FlashAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
+        check(q, k, v, is_causal)
         scale = q.shape[-1] ** -0.5
         output, logsumexp = tiled_forward(with_heads(q), with_heads(k), with_heads(v), is_causal, None, scale)
         output, logsumexp = output.reshape(q.shape), logsumexp.view(q.shape[:-1])
@@ -134,6 +139,7 @@ class FlashAttention(torch.autograd.Function):
         return output
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, output, logsumexp = ctx.saved_tensors
         g, wide_q, wide_k, wide_v, wide_output = (with_heads(x) for x in (grads[0], q, k, v, output))
@@ -141,6 +147,26 @@ class FlashAttention(torch.autograd.Function):
         scale = q.shape[-1] ** -0.5
         dq, dk, dv = tiled_backward(g, wide_q, wide_k, wide_v, wide_output, heads, ctx.is_causal, None, scale)
         return dq.reshape(q.shape), dk.reshape(k.shape), dv.reshape(v.shape), None
+
+
+def check(q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int | None = None, scale: float | None = None) -> None:
+    """Say what is no attention before something else is computed."""
+    require_float("flash attention", q, k, v)
+    shapes = f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
+    if q.dim() not in (3, 4) or k.dim() != q.dim() or k.shape != v.shape or q.shape[0] != k.shape[0]:
+        raise Unsupported(f"flash attention of {shapes}: q is [B, Hq, T, D] and k, v are [B, Hkv, Tk, D], or without H")
+    if q.shape[-1] != k.shape[-1] or not q.shape[-1]:
+        raise Unsupported(f"flash attention of {shapes}: one head dimension D, at least 1")
+    if q.dim() == 4 and (not k.shape[1] or q.shape[1] % k.shape[1]):
+        raise Unsupported(f"flash attention of {shapes}: the heads of q are a multiple of those of k and v, at least 1")
+    if not q.dtype == k.dtype == v.dtype:
+        raise Unsupported(f"flash attention of {q.dtype}, {k.dtype} and {v.dtype}: give q, k and v one dtype")
+    if window is not None and not (causal and isinstance(window, int) and window >= 1):
+        raise Unsupported(
+            f"flash attention with window {window}, causal {causal}: a window is causal and a whole number from 1"
+        )
+    if scale is not None and not 0 < scale < math.inf:
+        raise Unsupported(f"flash attention with scale {scale}: the scale is positive and finite")
 
 
 def with_heads(x: Tensor) -> Tensor:

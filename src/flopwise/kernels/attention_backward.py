@@ -61,39 +61,76 @@ def _load_row(pointers, inside, other, CHECKED: tl.constexpr):
 
 
 @triton.jit
+def _add_queries(
+    dk, dv, dscores, k, v, q_in, g_in, l_row, d_row, batch, head, keys, start, query_length, scale, window,
+    q_b, q_h, q_t, g_b, g_h, g_t,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
+    WINDOW: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, INTERPRET: tl.constexpr, LATE: tl.constexpr,
+):  # fmt: skip
+    """Add what one tile of queries sends back to one tile of keys.
+
+    Scores stand transposed, [keys, queries]: so P and dS are the left operands, which the matrix unit takes from
+    registers. A query past the end has L = inf and so P = 0; a key past the end is not stored.
+    LATE: a tile's product with Q is begun only after the next tile's scores: the matrix unit is at it while their
+    exponentials are taken. `dscores` is then of the tile before, still to be added.
+    """
+    queries = start + tl.arange(0, BLOCK_M)
+    q = load_tile(q_in, batch, head, start, q_b, q_h, q_t, query_length, D, BLOCK_M, BLOCK_D, MASKED, TMA)
+    logsumexp = _load_row(l_row + queries, queries < query_length, float("inf"), MASKED)
+    scores = dot(k, q.T, PRECISION, INTERPRET)  # [BLOCK_N, BLOCK_M]
+    if LATE:
+        before = tl.maximum(start - BLOCK_M, 0)  # of the first tile of all there is none, and dscores is 0
+        q = load_tile(q_in, batch, head, before, q_b, q_h, q_t, query_length, D, BLOCK_M, BLOCK_D, MASKED, TMA)
+        dk = dot_add(dscores.to(q.dtype), q, dk, PRECISION, INTERPRET)
+    weights = tl.exp2(scores * scale - (logsumexp * _LOG2E)[None, :])
+    if MASKED and CAUSAL:
+        weights = tl.where(seen(queries[None, :], keys[:, None], window, WINDOW), weights, 0.0)
+    g = load_tile(g_in, batch, head, start, g_b, g_h, g_t, query_length, D, BLOCK_M, BLOCK_D, MASKED, TMA)
+    dv = dot_add(weights.to(g.dtype), g, dv, PRECISION, INTERPRET)
+    dweights = dot(v, g.T, PRECISION, INTERPRET)  # [BLOCK_N, BLOCK_M]
+    delta = _load_row(d_row + queries, queries < query_length, 0.0, MASKED)  # this late: it takes registers
+    dscores = weights * (dweights - delta[None, :])
+    if not LATE:
+        dk = dot_add(dscores.to(q.dtype), q, dk, PRECISION, INTERPRET)
+    return dk, dv, dscores
+
+
+@triton.jit
 def _walk_queries(
     dk, dv, dscores, k, v, q_in, g_in, l_row, d_row, batch, head, keys, low, high, query_length, scale, window,
     q_b, q_h, q_t, g_b, g_h, g_t,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, INTERPRET: tl.constexpr, LATE: tl.constexpr,
 ):  # fmt: skip
-    """Add what the queries of [low, high) send back to one tile of keys.
-
-    Scores stand transposed, [keys, queries]: so P and dS are the left operands, which the matrix unit takes from
-    registers. A query past the end has L = inf and so P = 0; a key past the end is not stored.
-    LATE: a tile's product with Q is begun only after the next tile's scores: the matrix unit is at it while their
-    exponentials are taken. `dscores` is then of the tile before `low`, still to be added.
-    """
+    """Add what the queries of [low, high) of one head send back to one tile of keys."""
     for start in range(low, high, BLOCK_M):
-        queries = start + tl.arange(0, BLOCK_M)
-        q = load_tile(q_in, batch, head, start, q_b, q_h, q_t, query_length, D, BLOCK_M, BLOCK_D, MASKED, TMA)
-        logsumexp = _load_row(l_row + queries, queries < query_length, float("inf"), MASKED)
-        scores = dot(k, q.T, PRECISION, INTERPRET)  # [BLOCK_N, BLOCK_M]
-        if LATE:
-            before = tl.maximum(start - BLOCK_M, 0)  # of the first tile of all there is none, and dscores is 0
-            q = load_tile(q_in, batch, head, before, q_b, q_h, q_t, query_length, D, BLOCK_M, BLOCK_D, MASKED, TMA)
-            dk = dot_add(dscores.to(q.dtype), q, dk, PRECISION, INTERPRET)
-        weights = tl.exp2(scores * scale - (logsumexp * _LOG2E)[None, :])
-        if MASKED and CAUSAL:
-            weights = tl.where(seen(queries[None, :], keys[:, None], window, WINDOW), weights, 0.0)
-        g = load_tile(g_in, batch, head, start, g_b, g_h, g_t, query_length, D, BLOCK_M, BLOCK_D, MASKED, TMA)
-        dv = dot_add(weights.to(g.dtype), g, dv, PRECISION, INTERPRET)
-        dweights = dot(v, g.T, PRECISION, INTERPRET)  # [BLOCK_N, BLOCK_M]
-        delta = _load_row(d_row + queries, queries < query_length, 0.0, MASKED)  # this late: it takes registers
-        dscores = weights * (dweights - delta[None, :])
-        if not LATE:
-            dk = dot_add(dscores.to(q.dtype), q, dk, PRECISION, INTERPRET)
+        dk, dv, dscores = _add_queries(
+            dk, dv, dscores, k, v, q_in, g_in, l_row, d_row, batch, head, keys, start, query_length, scale, window,
+            q_b, q_h, q_t, g_b, g_h, g_t, D, BLOCK_D, BLOCK_M, MASKED, CAUSAL, WINDOW, TMA, PRECISION, INTERPRET, LATE,
+        )  # fmt: skip
     return dk, dv, dscores
+
+
+@triton.jit
+def _walk_group(
+    dk, dv, k, v, q_in, g_in, l_in, d_in, batch, heads, first_head, group, keys, low, high, query_length, scale, window,
+    q_b, q_h, q_t, g_b, g_h, g_t,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
+    WINDOW: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, INTERPRET: tl.constexpr,
+):  # fmt: skip
+    """The same of every head that shares the keys, in one loop: a loop around loops would keep the addresses of all of
+    them in registers."""
+    tiles = tl.maximum(tl.cdiv(high - low, BLOCK_M), 0)
+    for step in range(group * tiles):
+        head = first_head + step // tiles
+        row = (tl.cast(batch, tl.int64) * heads + head) * query_length
+        dscores = tl.zeros([k.shape[0], BLOCK_M], tl.float32)  # not LATE: nothing is left to add
+        dk, dv, dscores = _add_queries(
+            dk, dv, dscores, k, v, q_in, g_in, l_in + row, d_in + row, batch, head, keys,
+            low + step % tiles * BLOCK_M, query_length, scale, window, q_b, q_h, q_t, g_b, g_h, g_t,
+            D, BLOCK_D, BLOCK_M, MASKED, CAUSAL, WINDOW, TMA, PRECISION, INTERPRET, False,
+        )  # fmt: skip
+    return dk, dv
 
 
 @triton.jit(do_not_specialize=["window"])
@@ -103,7 +140,7 @@ def _flash_dkdv_kernel(
     group, query_length, key_length, scale, window,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, TAIL: tl.constexpr, TMA: tl.constexpr,
-    PRECISION: tl.constexpr, INTERPRET: tl.constexpr, LATE: tl.constexpr,
+    PRECISION: tl.constexpr, INTERPRET: tl.constexpr, LATE: tl.constexpr, GROUPED: tl.constexpr,
 ):  # fmt: skip
     """dK and dV of one tile of keys of one key head, over all queries of its group. The first keys, which the most
     queries see, start first."""
@@ -128,9 +165,29 @@ def _flash_dkdv_kernel(
         high = tl.minimum(high, first + BLOCK_N + window - 1)
         full_high = tl.maximum(tl.minimum(full_high, (first + window) // BLOCK_M * BLOCK_M), full_low)
 
-    for member in range(group):
-        head = key_head * group + member
-        row = (tl.cast(batch, tl.int64) * (tl.num_programs(1) * group) + head) * query_length
+    if GROUPED:
+        heads = tl.num_programs(1) * group
+        first_head = key_head * group
+        if CAUSAL:
+            dk, dv = _walk_group(
+                dk, dv, k, v, q_in, g_in, l_in, d_in, batch, heads, first_head, group, keys, low, full_low, query_length,
+                scale, window, q_b, q_h, q_t, g_b, g_h, g_t,
+                D, BLOCK_D, BLOCK_M, True, CAUSAL, WINDOW, TMA, PRECISION, INTERPRET,
+            )  # fmt: skip
+        dk, dv = _walk_group(
+            dk, dv, k, v, q_in, g_in, l_in, d_in, batch, heads, first_head, group, keys, full_low, full_high, query_length,
+            scale, window, q_b, q_h, q_t, g_b, g_h, g_t,
+            D, BLOCK_D, BLOCK_M, False, CAUSAL, WINDOW, TMA, PRECISION, INTERPRET,
+        )  # fmt: skip
+        if TAIL:
+            dk, dv = _walk_group(
+                dk, dv, k, v, q_in, g_in, l_in, d_in, batch, heads, first_head, group, keys, full_high, high, query_length,
+                scale, window, q_b, q_h, q_t, g_b, g_h, g_t,
+                D, BLOCK_D, BLOCK_M, True, CAUSAL, WINDOW, TMA, PRECISION, INTERPRET,
+            )  # fmt: skip
+    else:
+        head = key_head
+        row = (tl.cast(batch, tl.int64) * tl.num_programs(1) + head) * query_length
         l_row = l_in + row
         d_row = d_in + row
         dscores = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
@@ -311,12 +368,17 @@ def dkdv_call(saved: Saved, dk: Tensor, dv: Tensor, problem: Problem, config: Co
     """The launch that writes dk and dv, not yet made."""
     q, k = saved.q, saved.k
     aligned = tma_ready(saved.grad, q, k, saved.v)
+    grouped = q.shape[1] != k.shape[1]
     config = config or choose(DKDV, q, k.shape[2], aligned)
     tma = config.tma and aligned
     arguments = *saved.arguments(config.block_m, config.block_n, tma), dk, dv
     strides = *saved.strides(), *dk.stride()[:3], *dv.stride()[:3]
     tail = problem.window is not None or q.shape[2] % config.block_m != 0
-    options = problem.constants | {"TAIL": tail, "LATE": config.late} | config.options(q, tma)
+    options = (
+        problem.constants
+        | {"TAIL": tail, "LATE": config.late and not grouped, "GROUPED": grouped}
+        | config.options(q, tma)
+    )
     grid = (triton.cdiv(k.shape[2], config.block_n), k.shape[1], k.shape[0])
     return Call(_flash_dkdv_kernel, grid, (*arguments, *strides, *saved.numbers(problem)), options)
 

@@ -156,13 +156,14 @@ def choose(table: Table, q: Tensor, key_length: int, aligned: bool = True) -> Co
         return EXACT[block_d]
     longest = max(q.shape[2], key_length)
     if longest <= 64 and block_d <= 128:
-        return Config(16, 16, 4, 2) if longest <= 16 else Config(32, 32, 4, 2)
+        return SHORTEST if longest <= 16 else SHORT
     chip = max(80, architecture(q)) if aligned else 80
     return next(
         table[arch, max(64, block_d)] for arch in (100, 90, 80) if arch <= chip and (arch, max(64, block_d)) in table
     )
 
 
+SHORTEST, SHORT = Config(16, 16, 4, 2), Config(32, 32, 4, 2)  # sequences of up to 16, up to 64
 # fp32 products without TF32 run on the ordinary cores, from registers: all three kernels take the same small tiles.
 EXACT = {16: Config(32, 32, 8, 2), 32: Config(32, 32, 8, 2), 64: Config(32, 32, 8, 2), 128: Config(16, 16, 8, 2)}
 
@@ -225,14 +226,24 @@ def unit_stride(x: Tensor) -> Tensor:
 
 
 def case(
-    name: str, kernel: Any, config: Config, dtype: str, head_dim: int, archs: tuple[int, ...], **extra: Any
+    name: str,
+    kernel: Any,
+    config: Config,
+    dtype: str,
+    head_dim: int,
+    archs: tuple[int, ...],
+    grouped: bool = False,
+    **extra: Any,
 ) -> Case:
-    """A kernel as it is shipped, causal, of a length that is a multiple of 16: what `resources` compiles."""
+    """A kernel as it is shipped, causal, of a length that is a multiple of 16: what `resources` compiles.
+
+    One query head to a key head is a number that is compiled in, as Triton does with every 1; `grouped` is any other.
+    """
     block_d = padded(head_dim)
     constants = {
         "D": head_dim, "BLOCK_D": block_d, "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "TMA": config.tma,
-        "CAUSAL": True, "WINDOW": False, "TAIL": True, "INTERPRET": False, "PRECISION": "tf32", "LATE": config.late,
-        "group": 1, **extra,
+        "CAUSAL": True, "WINDOW": False, "TAIL": True, "INTERPRET": False, "PRECISION": "tf32",
+        "LATE": config.late and not grouped, "GROUPED": grouped, **({} if grouped else {"group": 1}), **extra,
     }  # fmt: skip
     constants = {key: value for key, value in constants.items() if key in kernel.arg_names}
     rows = {"q_in": config.block_m, "g_in": config.block_m, "k_in": config.block_n, "v_in": config.block_n}
@@ -247,13 +258,22 @@ def case(
         else:
             signature[argument] = "fp32" if argument == "scale" else "i32"
     whole = tuple(a for a in signature if a.endswith(("_b", "_h", "_t", "_length")))
-    title = f"{name} {dtype} d{head_dim} {config.block_m}x{config.block_n}"
+    title = f"{name} {dtype} d{head_dim} {config.block_m}x{config.block_n}{' grouped' if grouped else ''}"
     return Case(title, kernel, signature, constants, config.warps, config.stages, whole, archs)
 
 
 def shipped(name: str, kernel: Any, table: Table) -> Iterator[Case]:
-    """A kernel's bf16 table, and fp32 in its widest; that without tensor cores, so that newer chips have no code of its own."""
+    """A kernel's bf16 table, and fp32 in its widest; that without tensor cores, so that newer chips have no code of its own.
+
+    Of the rest not every pair, but each at least once: fp16, grouped heads, a head dimension that is padded, a narrow one,
+    the tiles of short sequences. dK and dV of grouped heads have a loop of their own: these are compiled for each tile.
+    """
     for (arch, head_dim), config in table.items():
         newer = arch == 90 and (100, head_dim) not in table
         yield case(name, kernel, config, "bf16", head_dim, (90, 100) if newer else (arch,))
+        if head_dim == 128 or "GROUPED" in kernel.arg_names:
+            yield case(name, kernel, config, "fp16", 80 if head_dim == 128 else head_dim, (arch,), grouped=True)
+    yield case(name, kernel, table[90, 64], "fp16", 32, (90,))
+    yield case(name, kernel, SHORTEST, "bf16", 80, (90,))
+    yield case(name, kernel, SHORT, "fp16", 128, (90,), grouped=True)
     yield case(name, kernel, EXACT[128], "fp32", 128, (80,), PRECISION="ieee")

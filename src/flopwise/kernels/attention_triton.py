@@ -12,10 +12,11 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.utils.flop_counter import register_flop_formula
 
 from flopwise.errors import Unsupported
-from flopwise.kernels.attention import tiled_backward, tiled_forward, with_heads
+from flopwise.kernels.attention import check, tiled_backward, tiled_forward, with_heads
 from flopwise.kernels.attention_backward import backward_cases, launch_backward
 from flopwise.kernels.attention_tiles import (
     LOG2E,
@@ -259,7 +260,7 @@ class FlashAttentionTriton(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
-        check(q, k, v, is_causal, None)
+        check_kernels(q, k, v, is_causal)
         scale = q.shape[-1] ** -0.5
         found: tuple[Tensor, Tensor] = flash_forward(*(with_heads(x) for x in (q, k, v)), is_causal, None, scale)
         output, logsumexp = found
@@ -270,6 +271,7 @@ class FlashAttentionTriton(torch.autograd.Function):
         return output
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, output, logsumexp = ctx.saved_tensors
         tensors = [with_heads(x) for x in (grads[0], q, k, v, output)]
@@ -292,7 +294,7 @@ def flash_attention(
     """
     if torch.is_autocast_enabled(q.device.type) and q.dtype != torch.float64:
         q, k, v = (x.to(torch.get_autocast_dtype(q.device.type)) for x in (q, k, v))
-    check(q, k, v, causal, window, scale)
+    check_kernels(q, k, v, causal, window, scale)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     if q.dim() == 4:
         output: Tensor = flash_forward(q, k, v, causal, window, scale)[0]
@@ -301,26 +303,14 @@ def flash_attention(
     return output.squeeze(1)
 
 
-def check(q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int | None, scale: float | None = None) -> None:
-    """Say what the kernels cannot do, before they do it wrong."""
-    shapes = f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
-    if q.dim() not in (3, 4) or k.dim() != q.dim() or k.shape != v.shape or q.shape[0] != k.shape[0]:
-        raise Unsupported(
-            f"flash attention of {shapes}", "q is [B, Hq, T, D] and k, v are [B, Hkv, Tk, D], or without H"
-        )
-    if q.shape[-1] != k.shape[-1] or (q.dim() == 4 and q.shape[1] % max(1, k.shape[1])):
-        raise Unsupported(f"flash attention of {shapes}", "one head dimension, and Hkv divides Hq")
-    if not q.dtype == k.dtype == v.dtype:
-        raise Unsupported(f"flash attention of {q.dtype}, {k.dtype} and {v.dtype}", "give q, k and v one dtype")
-    if window is not None and (not causal or window < 1):
-        raise Unsupported(f"flash attention with window {window}, causal {causal}", "a window is causal and at least 1")
-    if scale is not None and not scale > 0:
-        raise Unsupported(f"flash attention with scale {scale}", "the scale is positive")
-    if q.is_cuda and q.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        raise Unsupported(f"flash attention in {q.dtype} on a GPU", "use bf16, fp16 or fp32")
+def check_kernels(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int | None = None, scale: float | None = None
+) -> None:
+    """What is no attention, and what the kernels cannot do."""
+    check(q, k, v, causal, window, scale)
     largest = 128 if q.dtype == torch.float32 else 256  # what fits a block's registers
-    if q.is_cuda and q.shape[-1] > largest:
-        raise Unsupported(f"flash attention with head dimension {q.shape[-1]} in {q.dtype}", f"at most {largest}")
+    if q.shape[-1] > largest and q.dtype != torch.float64 and runs_triton(q):
+        raise Unsupported(f"flash attention with head dimension {q.shape[-1]} in {q.dtype}: at most {largest}")
 
 
 def cases() -> Iterator[Case]:

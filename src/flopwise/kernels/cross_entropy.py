@@ -36,7 +36,7 @@ from flopwise.kernels.cross_entropy_rows import (
     losses_and_errors,
     row_reference,
 )
-from flopwise.kernels.dispatch import runs_triton
+from flopwise.kernels.dispatch import require, require_float, runs_triton
 
 CHUNK_BYTES = 256 * 2**20  # of logits: 1024 rows of a vocabulary of 128k in bf16, enough to fill a GPU with tiles
 NARROW_CHUNKS = 8
@@ -53,9 +53,9 @@ def cross_entropy_reference(logits: Tensor, targets: Tensor) -> Tensor:
 
 @torch.library.custom_op("flopwise::cross_entropy", mutates_args=())
 def _cross_entropy(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """logits [N, V], targets [N] -> the mean loss, each row's log₂ Σ exp z, and 1 / (rows that count)."""
+    """logits [N, V], targets [N] -> the mean loss, each row's normalizers, and 1 / (rows that count)."""
     losses = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
-    normalizers = torch.empty_like(losses)
+    normalizers = torch.empty(len(logits), 2, dtype=torch.float32, device=logits.device)
     if len(logits):
         losses_and_errors(logits, targets, losses, None, normalizers)
     share = (targets != IGNORED).sum().float().reciprocal()
@@ -66,7 +66,7 @@ def _cross_entropy(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Ten
 def _(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return (
         logits.new_empty((), dtype=torch.float32),
-        logits.new_empty(len(logits), dtype=torch.float32),
+        logits.new_empty((len(logits), 2), dtype=torch.float32),
         logits.new_empty((), dtype=torch.float32),
     )
 
@@ -109,8 +109,13 @@ _cross_entropy.register_autograd(_cross_entropy_gradient, setup_context=_cross_e
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross entropy of logits [..., V] against targets [...] in fp32: no fp32 copy of the logits is made."""
+    """Mean cross entropy of logits [..., V] against targets [...] in fp32: no fp32 copy of the logits is made.
+
+    Rows whose target is −100 do not count. Any other target that is no word raises on the CPU; on a GPU, which nothing
+    is read back from, the loss and the row's gradient are NaN.
+    """
     _check(logits, targets)
+    require_float("cross entropy", logits, beside=(targets,))
     rows = logits.flatten(0, -2)
     loss: Tensor = _cross_entropy(rows if rows.stride(-1) == 1 else rows.contiguous(), targets.flatten())[0]
     return loss
@@ -258,6 +263,12 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, chunk_
     if dtype != weight.dtype and not torch.is_autocast_enabled(kind):
         raise Unsupported(f"hidden is {hidden.dtype} and weight {weight.dtype}: without autocast they must be the same")
     _check(hidden, targets)
+    require_float("cross entropy", hidden, weight, beside=(targets,))
+    fits = weight.dim() == 2 and len(weight) > 0 and weight.shape[1] == hidden.shape[-1]
+    told = f"{list(weight.shape)} for {list(hidden.shape)}"
+    require(fits, f"the head's weight does not fit the hidden states, {told}: it is [V, D] with a V from 1")
+    whole = chunk_tokens is None or (isinstance(chunk_tokens, int) and chunk_tokens >= 1)
+    require(whole, f"chunk_tokens is a whole number from 1, not {chunk_tokens}")
     grad = torch.is_grad_enabled()
     of_weight = grad and weight.requires_grad
     narrow_sum = of_weight and weight.dtype == torch.bfloat16
@@ -270,6 +281,10 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, chunk_
 
 
 def _check(rows: Tensor, targets: Tensor) -> None:
+    require(rows.dim() > 1 and rows.shape[-1] > 0, f"cross entropy takes rows of at least one, not {list(rows.shape)}")
+    require(
+        targets.dtype in (torch.int64, torch.int32), f"targets are whole numbers, int64 or int32, not {targets.dtype}"
+    )
     if rows.shape[:-1] != targets.shape:
         raise ValueError(
             f"one target for each row: got {tuple(rows.shape[:-1])} rows and {tuple(targets.shape)} targets"

@@ -21,19 +21,33 @@ SCALE_BLOCK, SCALE_PROGRAMS = 4096, 1056  # 8 programs on each of an H200's SMs
 
 def row_reference(logits: Tensor, targets: Tensor, factor: Tensor | float) -> tuple[Tensor, Tensor]:
     """What the row kernel computes: each row's loss, and e · factor in the logits' dtype."""
-    log_probabilities = F.log_softmax(logits.float(), -1)
     kept = targets != IGNORED
-    index = targets.clamp(min=0)[:, None]
+    unknown = targets[kept & ((targets < 0) | (targets >= logits.shape[1]))]
+    if len(unknown):
+        raise ValueError(f"target {int(unknown[0])} is none of {logits.shape[1]} classes; what is ignored is {IGNORED}")
+    log_probabilities = F.log_softmax(logits.float(), -1)
+    index = torch.where(kept, targets, 0).long()[:, None]
     losses = torch.where(kept, -log_probabilities.gather(1, index)[:, 0], 0.0)
     errors = log_probabilities.exp_().scatter_add_(1, index, torch.full_like(index, -1, dtype=torch.float32))
     return losses, torch.where(kept[:, None], errors * factor, 0.0).to(logits.dtype)
 
 
 @triton.jit
+def _finite(largest):
+    """What to subtract where nothing but −∞ was seen: the difference of two infinities is no number."""
+    return tl.where(largest == float("-inf"), 0.0, largest)
+
+
+@triton.jit
 def _add_to_sum(m, s, x):
-    """Σ exp(x − m), one running maximum for each lane of [LANES], x [LANES, VECTOR] in units of log₂."""
+    """Σ exp(x − m), one running maximum for each lane of [LANES], x [LANES, VECTOR].
+
+    The maximum is taken away before the scaling by log₂ e, which would carry a large number beyond fp32.
+    """
+    LOG2E: tl.constexpr = 1.4426950408889634
     larger = tl.maximum(m, tl.max(x, axis=1))
-    s = s * tl.exp2(m - larger) + tl.sum(tl.exp2(x - larger[:, None]), axis=1)
+    base = _finite(larger)
+    s = s * tl.exp2((m - base) * LOG2E) + tl.sum(tl.exp2((x - base[:, None]) * LOG2E), axis=1)
     return larger, s
 
 
@@ -68,33 +82,34 @@ def _cross_entropy_row_kernel(
     places = tl.arange(0, LANES)[:, None] * VECTOR + tl.arange(0, VECTOR)[None, :]
     whole = vocabulary // (LANES * VECTOR) * (LANES * VECTOR)
 
-    # −1e30, not −∞: the difference of two infinities is no number.
-    m = tl.full([LANES], -1e30, dtype=tl.float32)
+    m = tl.full([LANES], float("-inf"), dtype=tl.float32)
     s = tl.zeros([LANES], dtype=tl.float32)
     for start in range(0, whole, LANES * VECTOR):
-        x = tl.load(logits + start + places).to(tl.float32) * LOG2E
+        x = tl.load(logits + start + places).to(tl.float32)
         m, s = _add_to_sum(m, s, x)
     if whole < vocabulary:
         inside = places < vocabulary - whole
-        x = tl.load(logits + whole + places, mask=inside, other=float("-inf")).to(tl.float32) * LOG2E
+        x = tl.load(logits + whole + places, mask=inside, other=float("-inf")).to(tl.float32)
         m, s = _add_to_sum(m, s, x)
-    largest = tl.max(m)
-    normalizer = largest + tl.log2(tl.sum(s * tl.exp2(m - largest)))  # log₂ Σ exp z
+    largest = _finite(tl.max(m))
+    logarithm = tl.log2(tl.sum(s * tl.exp2((m - largest) * LOG2E)))  # log₂ Σ exp(z − largest)
+    logarithm = tl.where(kept & (known == 0), float("nan"), logarithm)  # and the gradient NaN as well
 
-    tl.store(losses + row, tl.where(kept, normalizer / LOG2E - chosen, 0.0))
+    tl.store(losses + row, tl.where(kept, (largest - chosen) + logarithm / LOG2E, 0.0))
     if NORMALIZERS:
-        tl.store(normalizers + row, normalizer)
+        tl.store(normalizers + 2 * row, largest)
+        tl.store(normalizers + 2 * row + 1, logarithm)
     if ERRORS:
         scale = tl.where(kept, tl.load(factor), 0.0)
         for start in range(0, whole, LANES * VECTOR):
-            x = tl.load(logits + start + places).to(tl.float32) * LOG2E
-            e = tl.exp2(x - normalizer) - tl.where(start + places == target, 1.0, 0.0)
+            x = tl.load(logits + start + places).to(tl.float32)
+            e = tl.exp2((x - largest) * LOG2E - logarithm) - tl.where(start + places == target, 1.0, 0.0)
             e = tl.where(kept, e * scale, 0.0)
             tl.store(logits + start + places, e.to(logits.dtype.element_ty))
         if whole < vocabulary:
             inside = places < vocabulary - whole
-            x = tl.load(logits + whole + places, mask=inside, other=float("-inf")).to(tl.float32) * LOG2E
-            e = tl.exp2(x - normalizer) - tl.where(whole + places == target, 1.0, 0.0)
+            x = tl.load(logits + whole + places, mask=inside, other=float("-inf")).to(tl.float32)
+            e = tl.exp2((x - largest) * LOG2E - logarithm) - tl.where(whole + places == target, 1.0, 0.0)
             e = tl.where(kept, e * scale, 0.0)
             tl.store(logits + whole + places, e.to(logits.dtype.element_ty), mask=inside)
 
@@ -111,14 +126,15 @@ def _cross_entropy_error_kernel(
     IGNORED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """(p − onehot) · factor of one block of one row, from the row's normalizer."""
+    """(p − onehot) · factor of one block of one row, from the row's two normalizers."""
     LOG2E: tl.constexpr = 1.4426950408889634
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < vocabulary
     target = tl.load(targets + row)
-    x = tl.load(logits + row * row_stride + columns, mask=inside, other=0.0).to(tl.float32) * LOG2E
-    e = tl.exp2(x - tl.load(normalizers + row)) - tl.where(columns == target, 1.0, 0.0)
+    x = tl.load(logits + row * row_stride + columns, mask=inside, other=0.0).to(tl.float32)
+    largest, logarithm = tl.load(normalizers + 2 * row), tl.load(normalizers + 2 * row + 1)
+    e = tl.exp2((x - largest) * LOG2E - logarithm) - tl.where(columns == target, 1.0, 0.0)
     e = tl.where(target != IGNORED, e * tl.load(factor), 0.0)
     tl.store(errors + row * vocabulary + columns, e.to(errors.dtype.element_ty), mask=inside)
 
@@ -137,14 +153,17 @@ def _loss_scale_kernel(x, factor, n, BLOCK: tl.constexpr):
 def losses_and_errors(
     logits: Tensor, targets: Tensor, losses: Tensor, factor: Tensor | None, normalizers: Tensor | None = None
 ) -> None:
-    """Each row's loss (and normalizer); with a factor, the logits overwritten by their gradients."""
+    """Each row's loss, and its normalizers: the largest logit and log₂ Σ exp(z − largest); with a factor, the logits
+    overwritten by their gradients."""
     if not runs_triton(logits):
         found, errors = row_reference(logits, targets, 1.0 if factor is None else factor)
         losses.copy_(found)
         if factor is not None:
             logits.copy_(errors)
         if normalizers is not None:
-            normalizers.copy_(torch.logsumexp(logits.float(), -1) / 0.6931471805599453)
+            largest = logits.float().amax(-1, keepdim=True)
+            normalizers[:, :1] = largest
+            normalizers[:, 1] = torch.exp(logits.float() - largest).sum(-1).log2()
         return
     lanes, vector, warps = _row_config(logits.shape[1], logits.element_size())
     _cross_entropy_row_kernel[(len(logits),)](

@@ -3,7 +3,6 @@
 from functools import cache
 
 import torch
-import triton
 from torch import Tensor
 
 from flopwise.errors import FlopwiseError, Unsupported
@@ -13,20 +12,31 @@ FLOATS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 def runs_triton(x: Tensor) -> bool:
     """A kernel runs on CUDA tensors; on the CPU only in Triton's interpreter (TRITON_INTERPRET=1), for tests."""
-    return x.is_cuda or bool(triton.knobs.runtime.interpret)
+    if x.is_cuda:
+        return True
+    import triton  # here: the definitions, which are checked by this module too, do without it
+
+    return bool(triton.knobs.runtime.interpret)
 
 
-def require_float(operation: str, *tensors: Tensor) -> None:
-    """The kernels compute in fp32 and store fp32, bf16 or fp16; the eager reference on the CPU takes any dtype."""
+def require_float(operation: str, *tensors: Tensor, beside: tuple[Tensor, ...] = ()) -> None:
+    """Numbers that the kernels compute with, on one device, as is what comes `beside` them.
+
+    The kernels compute in fp32 and store fp32, bf16 or fp16; the eager reference on the CPU takes float64 as well.
+    """
     for x in tensors:
-        if x.is_cuda and x.dtype not in FLOATS:
-            raise Unsupported(f"{operation} of {x.dtype} has no kernel", f"use {', '.join(map(str, FLOATS))}")
+        if x.dtype not in FLOATS and (x.is_cuda or x.dtype != torch.float64):
+            raise Unsupported(
+                f"{operation} of {x.dtype} has no kernel: use {', '.join(map(str, FLOATS))}, on the CPU torch.float64"
+            )
+    devices = list(dict.fromkeys(str(x.device) for x in (*tensors, *beside)))
+    require(len(devices) == 1, f"{operation} of tensors on {' and '.join(devices)}: put them on one device")
 
 
-def require(truth: bool, message: str, hint: str = "") -> None:
+def require(truth: bool, message: str) -> None:
     """What a caller must hand over."""
     if not truth:
-        raise FlopwiseError(message, hint)
+        raise FlopwiseError(message)
 
 
 def row_order(x: Tensor) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ import argparse
 import importlib
 import re
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -83,26 +84,34 @@ def cases(modules: tuple[str, ...] = MODULES) -> Iterator[Case]:
 
 def faults(case: Case, arch: int) -> str:
     """What is wrong with a configuration, or ''."""
-    found = resources(case, arch)
+    fault = _fault(resources(case, arch), arch)
+    return f"{case.name} on sm_{arch}: {fault}" if fault else ""
+
+
+def _fault(found: Resources, arch: int) -> str:
     if found.spilled_bytes:
-        return f"{case.name} on sm_{arch}: {found.spilled_bytes} bytes spilled per thread"
+        return f"{found.spilled_bytes} bytes spilled per thread"
     if found.shared_bytes > SHARED_BYTES[arch]:
-        return (
-            f"{case.name} on sm_{arch}: {found.shared_bytes} bytes of shared memory, the chip has {SHARED_BYTES[arch]}"
-        )
+        return f"{found.shared_bytes} bytes of shared memory, the chip has {SHARED_BYTES[arch]}"
     return ""
 
 
-def main() -> None:
+def main() -> int:
+    """Print what every case takes; 1 if one is at fault."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arch", default="80,90,100")
     parser.add_argument("--only", default="", help="modules, separated by commas")
     given = parser.parse_args()
+    status = 0
     for case in cases(tuple(given.only.split(",")) if given.only else MODULES):
         for arch in (int(a) for a in given.arch.split(",")):
             if arch in case.archs:
-                print(f"sm_{arch:<4} {case.name:50} {resources(case, arch)}")  # noqa: T201
+                found = resources(case, arch)
+                fault = _fault(found, arch)
+                status = 1 if fault else status
+                print(f"sm_{arch:<4} {case.name:50} {found} {fault}".rstrip())  # noqa: T201
+    return status
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

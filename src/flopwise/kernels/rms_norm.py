@@ -353,10 +353,12 @@ _rms_norm.register_autograd(_gradient, setup_context=_keep)
 _add_rms_norm.register_autograd(_add_gradient, setup_context=_add_keep)
 
 
-def _check(x: Tensor, weight: Tensor) -> None:
-    require_float("rms_norm", x, weight)
+def _check(weight: Tensor, *inputs: Tensor) -> None:
+    require_float("rms_norm", weight, *inputs)
+    x = inputs[0]
     fits = x.dim() > 0 and weight.shape == x.shape[-1:]
-    require(fits, "the norm's weight does not fit", "it has one element for each of x's last dimension")
+    told = f"{list(weight.shape)} for x {list(x.shape)}"
+    require(fits, f"the norm's weight does not fit, {told}: it has one element for each of x's last dimension")
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -365,7 +367,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     >>> rms_norm(torch.tensor([3.0, 4.0]), torch.tensor([1.0, 2.0]), 0.0)
     tensor([0.8485, 2.2627])
     """
-    _check(x, weight)
+    _check(weight, x)
     y, _ = _rms_norm(x, weight, eps)
     return y  # type: ignore[no-any-return]
 
@@ -376,9 +378,9 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     >>> add_rms_norm(torch.tensor([1.0, 1.0]), torch.tensor([2.0, 3.0]), torch.tensor([1.0, 2.0]), 0.0)
     (tensor([0.8485, 2.2627]), tensor([3., 4.]))
     """
-    _check(x, weight)
-    require_float("rms_norm", residual)
-    require(x.shape == residual.shape, "x and the residual differ in shape", "add_rms_norm does not broadcast")
+    _check(weight, x, residual)
+    told = f"{list(x.shape)} and {list(residual.shape)}"
+    require(x.shape == residual.shape, f"x and the residual differ in shape, {told}: add_rms_norm does not broadcast")
     y, total, _ = _add_rms_norm(x, residual, weight, eps)
     return y, total
 

@@ -148,10 +148,12 @@ _rope_pair.register_autograd(_pair_gradient, setup_context=_keep)
 
 
 def _check(x: Tensor, cos: Tensor, sin: Tensor) -> None:
-    require_float("rope", x)
-    require(x.dim() == 4 and x.shape[3] % 2 == 0, "rope turns [B, H, T, D] with an even D", "pairs are (i, i + D/2)")
+    require_float("rope", x, beside=(cos, sin))
+    shaped = x.dim() == 4 and x.shape[3] % 2 == 0
+    require(shaped, f"rope turns [B, H, T, D] with an even D, pairs (i, i + D/2), not {list(x.shape)}")
     fits = cos.shape == sin.shape == (x.shape[2], x.shape[3] // 2) and cos.dtype == sin.dtype == torch.float32
-    require(fits, "the angles do not fit", "cos and sin are [T, D/2] each, in fp32")
+    told = f"cos {list(cos.shape)} {cos.dtype} and sin {list(sin.shape)} {sin.dtype}"
+    require(fits, f"the angles do not fit x {list(x.shape)}: they are [T, D/2] each in fp32, not {told}")
 
 
 def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -169,7 +171,9 @@ def rope_pair(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, T
     """`rope` of queries and keys in one launch; their numbers of heads may differ."""
     _check(q, cos, sin)
     _check(k, cos, sin)
-    require(q.shape[0] == k.shape[0] and q.dtype == k.dtype, "q and k differ", "one batch and one dtype are needed")
+    same = q.shape[0] == k.shape[0] and q.dtype == k.dtype and q.device == k.device
+    told = f"{list(q.shape)} {q.dtype} and {list(k.shape)} {k.dtype}"
+    require(same, f"q and k differ, {told}: one batch, one dtype and one device are needed")
     return _rope_pair(q, k, cos, sin, False)  # type: ignore[no-any-return]
 
 

@@ -114,11 +114,11 @@ def _softmax_long_backward_kernel(dy_ptr, y_ptr, dx_ptr, dy_stride, columns, BLO
 
 @torch.library.custom_op("flopwise::softmax", mutates_args=())
 def _softmax(x: Tensor, dtype: torch.dtype) -> Tensor:
+    y = x.new_empty(x.shape, dtype=dtype)
+    if not x.numel():  # also without columns, which have no largest
+        return y
     if not runs_triton(x):
         return softmax_reference(x, dtype).contiguous()
-    y = x.new_empty(x.shape, dtype=dtype)
-    if not x.numel():
-        return y
     rows = to_rows(x, tuple(range(x.dim())))
     (n, columns), stride = rows.shape, rows.stride(0)
     if columns <= FORWARD_COLUMNS:
@@ -177,7 +177,7 @@ def softmax(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     tensor([[0.5000, 0.5000, 0.0000]])
     """
     require_float("softmax", x)
-    require(x.dim() > 0, "softmax needs a dimension", "a scalar has none")
+    require(x.dim() > 0, "softmax needs a dimension: a scalar has none")
     if dtype is None:
         dtype = torch.float32 if x.is_cuda and torch.is_autocast_enabled("cuda") else x.dtype
     return _softmax(x, dtype)  # type: ignore[no-any-return]

@@ -124,8 +124,9 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     tensor([1.4621])
     """
     require_float("swiglu", gate, up)
-    same = gate.shape == up.shape and gate.dtype == up.dtype and gate.device == up.device
-    require(same, "gate and up are not alike", "swiglu takes two tensors of one shape, dtype and device")
+    same = gate.shape == up.shape and gate.dtype == up.dtype
+    told = f"{list(gate.shape)} {gate.dtype} and {list(up.shape)} {up.dtype}"
+    require(same, f"gate and up are not alike, {told}: swiglu takes two tensors of one shape and dtype")
     return _swiglu(gate, up)  # type: ignore[no-any-return]
 
 

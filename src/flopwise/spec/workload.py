@@ -128,6 +128,8 @@ def op(name: str, dims: dict[str, Any], impl: str = "") -> OpSpec:
     fields.known(f"op:{name}", dims, OPS[name].dims)
     for field, value in dims.items():
         fields.whole(field, value, 1, 2**31)
+    if name == "rope" and dims.get("dim", 0) % 2:
+        raise FlopwiseError(f"dim = {dims['dim']} is odd, and op:rope turns pairs", "give an even dim")
     if impl and not OPS[name].impls:
         raise FlopwiseError(f"impl = {fields.show(impl)} means nothing to op:{name}", "it has one implementation")
     if impl:
