@@ -14,7 +14,7 @@ _ATTENTION = {
     "sdpa-flash": "with sdpa_kernel(SDPBackend.FLASH_ATTENTION):  # from torch.nn.attention",
     "sdpa-cudnn": "with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):  # from torch.nn.attention",
     "flex": "y = torch.compile(flex_attention)(q, k, v, block_mask=causal)  # from torch.nn.attention.flex_attention",
-    "flash": "from flopwise.kernels.attention import attention  # y = attention(q, k, v, is_causal=True)",
+    "flash": "from flopwise.kernels.attention_triton import flash_attention  # y = flash_attention(q, k, v, causal=True)",
 }
 _NORM = {
     "torch": "y = F.rms_norm(x, weight.shape, weight, eps)",
