@@ -75,11 +75,10 @@ def load_ceilings(gpu: str) -> Ceilings | None:
 
 
 def _check_named_folder() -> None:
-    """A folder that was named, and is not one, is a slip; the user's own may not be there yet."""
-    if os.environ.get(VARIABLE) and not (folder := ceilings_folder()).is_dir():
-        what = "is a file, not a folder" if folder.exists() else "does not exist"
+    """A folder that was named and is a file is a slip; one that is not there yet is made by the first calibration."""
+    if os.environ.get(VARIABLE) and (folder := ceilings_folder()).is_file():
         raise FlopwiseError(
-            f"{VARIABLE} = {folder} {what}",
+            f"{VARIABLE} = {folder} is a file, not a folder",
             "name a folder of ceilings, or leave it unset; doctor --calibrate makes one",
         )
 
