@@ -12,6 +12,7 @@ _TELLING = re.compile(
 )
 _WRAPPERS = re.compile(r"gpu_kernel_impl\w*|[AB]?(?:Unary|Binary)Functor|array|tuple|pair|integral_constant|function")
 _ELEMENTS = re.compile(r"\b(float|double|bool|long|BFloat16|Half|Float8_\w+|complex)\b")
+_NAME = re.compile(r"[\w:~.$ →*&\[\]@/,-]+")  # a function's; what does not look like one is shown as it is
 _NUMBERS = re.compile(r"(?<![\w:])\d+\b")
 
 
@@ -76,9 +77,13 @@ def _parts(name: str) -> tuple[str, str]:
 
     >>> _parts("void at::native::copy<4, Op<float> >(int, Op<float>)")
     ('at::native::copy', '4, Op<float> ')
+    >>> _parts("</script><img src=x>")
+    ('</script><img src=x>', '')
     """
     text = _NAMELESS.sub("", name.removeprefix("void ")).replace("->", "→")
     head, opened, rest = text.partition("<")
+    if not _NAME.fullmatch(head.partition("(")[0]):
+        return text, ""
     if not opened or "(" in head:
         return text.partition("(")[0] or text, ""
     depth = 1
