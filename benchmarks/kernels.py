@@ -38,6 +38,7 @@ GELU_SIDE = 16384
 ROPE_SHAPE = (8, 32, 4096, 128)
 LOSS_SHAPE = (8192, 128_256, 4096)  # tokens, words, width
 ATTENTION_SHAPES = ((1, 16, 16384, 64), (4, 16, 4096, 128))  # the course's leaderboard; 16k tokens of 2048 numbers
+GROUPED_SHAPE = (2, 32, 8, 4096, 128)  # 8k tokens of 4096 numbers, four heads of queries to one of keys and values
 ADAMW_TENSORS, ADAMW_SHAPE = 250, (4096, 1024)
 
 
@@ -399,7 +400,7 @@ def _attention_entries() -> dict[str, Callable[[], Callable[..., Tensor]]]:
     def pinned(backend: SDPBackend) -> Callable[..., Tensor]:
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             with sdpa_kernel(backend):
-                return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+                return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
 
         return attend
 
@@ -416,24 +417,45 @@ def _attention_entries() -> dict[str, Callable[[], Callable[..., Tensor]]]:
 
 
 def attention() -> Iterator[Contest]:
-    """Forward, backward alone (the forward pass run before), and both. Checked on one head against fp32."""
+    """Forward, backward alone (the forward pass run before), and both. Checked on one head of keys against fp32."""
     for batch, heads, context, dim in ATTENTION_SHAPES:
         q, k, v = (_random(batch, heads, context, dim, dtype=torch.bfloat16, grad=True) for _ in range(3))
         g = _random(batch, heads, context, dim, dtype=torch.bfloat16)
         shape = f"{batch} × {heads} × {context} × {dim} bf16 causal"
         flops = 4 * batch * heads * context**2 * dim / 2
-        yield from _attention_contests(shape, flops, (q, k, v), g)
+        yield from _attention_contests("attention", shape, flops, (q, k, v), g, _attention_entries())
 
 
-def _attention_contests(shape: str, flops: float, inputs: Sequence[Tensor], g: Tensor) -> Iterator[Contest]:
-    def head(x: Tensor) -> Tensor:
-        return x[:1, :1]
+def attention_grouped() -> Iterator[Contest]:
+    """The same with fewer heads of keys and values than of queries."""
+    batch, heads, kv_heads, context, dim = GROUPED_SHAPE
+    q, g = (_random(batch, heads, context, dim, dtype=torch.bfloat16) for _ in range(2))
+    k, v = (_random(batch, kv_heads, context, dim, dtype=torch.bfloat16, grad=True) for _ in range(2))
+    shape = f"{batch} × {heads} on {kv_heads} × {context} × {dim} bf16 causal"
+    flops = 4 * batch * heads * context**2 * dim / 2
+    entries = {name: make for name, make in _attention_entries().items() if name != "flex"}
+    yield from _attention_contests("attention, grouped", shape, flops, (q.requires_grad_(), k, v), g, entries)
+
+
+def _attention_contests(
+    op: str,
+    shape: str,
+    flops: float,
+    inputs: Sequence[Tensor],
+    g: Tensor,
+    ways: Mapping[str, Callable[[], Callable[..., Tensor]]],
+) -> Iterator[Contest]:
+    kv_heads = inputs[1].shape[1]
+
+    def group(x: Tensor) -> Tensor:
+        """The first head of keys or values, or all heads of queries that meet it; a view costs nothing."""
+        return x[:1, : x.shape[1] // kv_heads]
 
     def truth() -> Sequence[Tensor]:
-        q, k, v = (head(x).detach().float().requires_grad_() for x in inputs)
+        q, k, v = (group(x).detach().float().requires_grad_() for x in inputs)
         with sdpa_kernel(SDPBackend.MATH):
-            out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return [out, *torch.autograd.grad(out, (q, k, v), head(g).float())]
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return [out, *torch.autograd.grad(out, (q, k, v), group(g).float())]
 
     checked: dict[str, Sequence[Tensor]] = {}
 
@@ -455,20 +477,20 @@ def _attention_contests(shape: str, flops: float, inputs: Sequence[Tensor], g: T
 
     wholes = {"forward": (1.0, slice(0, 1)), "backward": (2.5, slice(1, 4)), "both": (3.5, slice(0, 4))}
     for part, (share, results) in wholes.items():
-        entries = {name: _heads_checked(way(make, part)) for name, make in _attention_entries().items()}
-        name = f"attention, {'forward and backward' if part == 'both' else part}"
+        entries = {name: _viewed(way(make, part), group) for name, make in ways.items()}
+        name = f"{op}, {'forward and backward' if part == 'both' else part}"
         yield Contest(
             name, shape, share * flops, lambda r=results: wanted()[r], entries, BOUNDS[torch.bfloat16], "TFLOP/s"
         )
 
 
-def _heads_checked(make: Callable[[], Run]) -> Callable[[], Run]:
-    """A run whose results are those of the first head alone: heads do not meet, and a view costs nothing."""
+def _viewed(make: Callable[[], Run], view: Callable[[Tensor], Tensor]) -> Callable[[], Run]:
+    """A run whose results are a part of what it computes."""
 
     def entry() -> Run:
         with torch.enable_grad():
             run = make()
-        return lambda: [x[:1, :1] for x in run()]
+        return lambda: [view(x) for x in run()]
 
     return entry
 
@@ -540,6 +562,7 @@ OPS = {
     "rope": rope,
     "adamw": adamw,
     "attention": attention,
+    "attention_grouped": attention_grouped,
     "cross_entropy": cross_entropy,
 }
 
