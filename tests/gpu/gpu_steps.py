@@ -81,3 +81,19 @@ def copies_from_the_cpu(device):
 
 def with_dropout(device):
     return transformer(device, dropout=0.1)
+
+
+def adds_up_its_losses(device):
+    """Six micro-batches, each of which asks for its loss on the host: the queue runs dry six times."""
+    model = torch.nn.Sequential(*(torch.nn.Linear(8192, 8192, bias=False) for _ in range(3))).to(device, torch.bfloat16)
+    batch = torch.randn(2048, 8192, device=device, dtype=torch.bfloat16)
+
+    def step():
+        total = 0.0
+        for _ in range(6):
+            loss = model(batch).float().square().mean()
+            loss.backward()
+            total += loss.item()
+        model.zero_grad(set_to_none=True)
+
+    return step

@@ -39,7 +39,6 @@ DEEP = {"set": {"n_layers": 8}, "precision": "bf16"}
 def test_compiled_blocks_train_as_the_eager_step_does_and_compile_sooner_than_the_whole(measure, levers):
     eager, blocks, whole = (measure("small", compile=c, **DEEP, **levers) for c in ("off", "blocks", "default"))
     assert (eager.status, blocks.status, whole.status) == (OK, OK, OK)
-    assert median(blocks.times().wall_ns) < median(eager.times().wall_ns)
     assert compile_ns(blocks) < compile_ns(whole)
 
 

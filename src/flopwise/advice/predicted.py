@@ -57,25 +57,51 @@ def predicted_saving(facts: Facts, levers: Mapping[str, str]) -> tuple[float, st
     return (found.saving_ns, found.arithmetic) if found is not None else None
 
 
-def predicted_step(facts: Facts, levers: Mapping[str, str], **fields: Any) -> Predicted | None:
-    """The step with levers changed, and with `fields` of the workload (`batch=8`, `subject=…`) changed.
+class Standing(msgspec.Struct, frozen=True, kw_only=True):
+    """A step as it is: what is the same whichever lever is thought of."""
 
-    None where the workload is not known, no ceilings are, or the levers do not go together.
-    """
+    workload: Workload
+    gpu: str
+    corrections: Corrections
+    limits: Ceilings  # corrected
+    now: StepTime
+    scale: float  # measured over `now`
+
+
+def standing(facts: Facts) -> Standing | None:
+    """None where the workload is not known, or no ceilings are."""
     workload, gpu = measured.workload_of(facts), measured.gpu_of(facts)
     if workload is None or facts.ceilings is None or measured.model_of(facts) is None:
         return None
+    name = gpu.name if gpu is not None else ""
     try:
-        other = changed(workload, levers, **fields)
-        name = gpu.name if gpu is not None else ""
-        cost_now, cost_then = _cost(_key(workload), name), _cost(_key(other), name)
+        cost = _cost(_key(workload), name)
     except FlopwiseError:
         return None
-    corrections = _corrections(facts, workload, cost_now, facts.ceilings)
+    corrections = _corrections(facts, workload, cost, facts.ceilings)
     limits = corrected(facts.ceilings, corrections, _precision(workload))
-    now, then = step_time(workload, cost_now, limits), step_time(other, cost_then, limits)
-    known = measured.untraced_ns(facts)
+    now, known = step_time(workload, cost, limits), measured.untraced_ns(facts)
     scale = _within(known / now.wall_ns) if known else 1.0
+    return Standing(workload=workload, gpu=name, corrections=corrections, limits=limits, now=now, scale=scale)
+
+
+def predicted_step(
+    facts: Facts, levers: Mapping[str, str], here: Standing | None = None, **fields: Any
+) -> Predicted | None:
+    """The step with levers changed, and with `fields` of the workload (`batch=8`, `subject=…`) changed.
+
+    None where the workload is not known, no ceilings are, or the levers do not go together. `here`: what `standing` said.
+    """
+    here = here or standing(facts)
+    if here is None or facts.ceilings is None:
+        return None
+    try:
+        other = changed(here.workload, levers, **fields)
+        cost = _cost(_key(other), here.gpu)
+    except FlopwiseError:
+        return None
+    corrections, now, scale = here.corrections, here.now, here.scale
+    then = step_time(other, cost, here.limits)
     saving = (now.wall_ns - then.wall_ns) * scale
     what = ", ".join(f"{k} = {v}" for k, v in levers.items()) or ", ".join(f"{k} = {v}" for k, v in fields.items())
     arithmetic = (

@@ -1,7 +1,7 @@
 """Is it still right? A few steps of a workload, its losses and gradients, beside the same steps of a reference."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -9,12 +9,12 @@ import numpy.typing as npt
 from torch import Tensor, nn
 
 from flopwise.capture.build import build_step, resolve_device
-from flopwise.capture.events import AgreeRequest
+from flopwise.capture.events import Agreed, AgreeRequest
 from flopwise.capture.step import GRAPH_WARMUPS, Step
 from flopwise.errors import Unsupported
 from flopwise.lm.layers import JoinedLinear
 from flopwise.records import Agreement
-from flopwise.spec.workload import Trial
+from flopwise.spec.workload import Trial, Workload
 
 FIRST = GRAPH_WARMUPS + 1  # the first step that is compared: capturing a graph has run those before it
 COMPARED = 3
@@ -28,7 +28,7 @@ def agree(trial: Trial, request: AgreeRequest) -> Agreement:
     """Run the trial's workload from the seed on and compare; with `request.write` it is the reference itself."""
     workload = trial.workload
     step = build_step(workload, resolve_device(trial.device))
-    losses, gradients = followed(step, GRAPH_WARMUPS if workload.recipe.graph == "on" else 0)
+    losses, gradients = followed(step, _done(workload))
     if not losses and not gradients:
         raise Unsupported(
             f"{workload.target} shows neither a loss nor gradients",
@@ -37,16 +37,35 @@ def agree(trial: Trial, request: AgreeRequest) -> Agreement:
     if request.write:
         _write(request.path, losses, gradients)
         return compared(losses, gradients, losses, gradients)
+    return _beside(losses, gradients, workload, request)
+
+
+def agreement_of(step: Step, workload: Workload, request: AgreeRequest, once: Callable[[], object]) -> Agreed:
+    """The same of a step that is built and goes on afterwards; `once` runs it."""
+    losses, gradients = followed(step, _done(workload), once)
+    if not losses and not gradients:
+        return Agreed(failed=f"{workload.target} shows neither a loss nor gradients")
+    return Agreed(agreement=_beside(losses, gradients, workload, request))
+
+
+def _done(workload: Workload) -> int:
+    return GRAPH_WARMUPS if workload.recipe.graph == "on" else 0
+
+
+def _beside(losses: list[float], gradients: Gradients, workload: Workload, request: AgreeRequest) -> Agreement:
     return compared(losses, gradients, *_read(request.path), any_scale=workload.recipe.precision == "fp16")
 
 
-def followed(step: Step, done: int = 0) -> tuple[list[float], Gradients]:
+def followed(step: Step, done: int = 0, once: Callable[[], object] | None = None) -> tuple[list[float], Gradients]:
     """The losses of some steps and the gradients of the first of them; `done` steps were run already."""
     losses: list[float] = []
     gradients: Gradients = {}
     for number in range(done + 1, FIRST + COMPARED):
-        for phase in step.phases.values():
-            phase()
+        if once is not None:
+            once()
+        else:
+            for phase in step.phases.values():
+                phase()
         if number < FIRST:
             continue
         loss = step.loss()

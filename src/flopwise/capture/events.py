@@ -86,9 +86,10 @@ class Recorded(_Event, frozen=True, kw_only=True, tag="recorded"):
 
 
 class Agreed(_Event, frozen=True, kw_only=True, tag="agreed"):
-    """A few steps' losses and gradients were set beside the reference's."""
+    """A few steps' losses and gradients were set beside the reference's; or could not be, and `failed` says why."""
 
-    agreement: Agreement
+    agreement: Agreement | None = None
+    failed: str = ""
 
 
 class Dried(_Event, frozen=True, kw_only=True, tag="dried"):
@@ -188,5 +189,6 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     log: str = ""
     trace: TraceRequest | None = None
     memory: MemoryRequest | None = None
-    agree: AgreeRequest | None = None
+    agree: AgreeRequest | None = None  # instead of timing the trial
+    compare: AgreeRequest | None = None  # with the trial's first steps, which warm it up as well
     turns: bool = False  # wait for a line before every round: `go` or `stop`

@@ -48,6 +48,7 @@ class Gathered:
         self.exited: Exited | None = None
         self.traced: Traced | None = None
         self.recorded: Recorded | None = None
+        self.agreed: Agreed | None = None
         self.watch: Watch | None = None
 
     def take(self, event: Event) -> None:
@@ -75,7 +76,9 @@ class Gathered:
                 self.traced = event
             case Recorded():
                 self.recorded = event
-            case Hello() | Tracing() | Dried() | Probed() | Agreed():
+            case Agreed():
+                self.agreed = event
+            case Hello() | Tracing() | Dried() | Probed():
                 pass
 
     def times(self) -> tuple[PhaseTimes, ...]:

@@ -127,7 +127,7 @@ class Worker(AbstractContextManager["Worker"]):
         """A few steps' losses and gradients beside the reference's, in a process of its own."""
         asked = Request(trial=msgspec.json.encode(trial).decode(), log=str(log or ""), agree=request)
         answers = self._answers(asked, f"{trial.workload.label()} cannot be checked", trial.sampling.timeout_s)
-        return [event.agreement for event in answers if isinstance(event, Agreed)][-1]
+        return [event.agreement for event in answers if isinstance(event, Agreed) and event.agreement is not None][-1]
 
     def calibrate(
         self, device: str, on_event: OnEvent = lambda event: None, timeout_s: float = CALIBRATE_S
@@ -173,9 +173,10 @@ class Worker(AbstractContextManager["Worker"]):
         on_event: OnEvent = lambda event: None,
         trace: TraceRequest | None = None,
         memory: MemoryRequest | None = None,
+        compare: AgreeRequest | None = None,
     ) -> Point:
         """Measure one trial. Always returns a point: of an interruption too, with what was measured until then."""
-        gathered = self.begin(trial, log, trace=trace, memory=memory)
+        gathered = self.begin(trial, log, trace=trace, memory=memory, compare=compare)
         try:
             ended = self.follow(gathered, on_event)
         except KeyboardInterrupt:
@@ -190,12 +191,13 @@ class Worker(AbstractContextManager["Worker"]):
         paired_with: str = "",
         trace: TraceRequest | None = None,
         memory: MemoryRequest | None = None,
+        compare: AgreeRequest | None = None,
     ) -> Gathered:
         """Send the trial to the worker, starting the worker anew if it is gone."""
         if self.process.poll() is not None:
             self._start()
         plan = msgspec.json.encode(trial).decode()
-        self._send(Request(trial=plan, log=str(log or ""), turns=turns, trace=trace, memory=memory))
+        self._send(Request(trial=plan, log=str(log or ""), turns=turns, trace=trace, memory=memory, compare=compare))
         return Gathered(trial, paired_with)
 
     def follow(self, gathered: Gathered, on_event: OnEvent, until: type[Event] | None = None) -> Done:

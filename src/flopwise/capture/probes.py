@@ -32,7 +32,7 @@ Run = Callable[[], object]
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 WIDTH = 1024  # of a row in the probes of row-wise kernels
 _ROUNDS, _ROUND_NS = 3, 12e6  # long enough for the chip to settle at the clock it can hold
-_FEWEST, _MOST = 3, 50  # runs of an operation in a round
+_MOST = 50  # runs of an operation in a round
 _COLD_BYTES, _COLD_TENSORS = 2**29, 512  # more than any cache holds, in so many tensors at most
 _CYCLES_PER_NS = 2.0  # of the fastest GPU clocks: a spin lasts at least as long as asked
 
@@ -45,29 +45,32 @@ class Stopwatch:
 
     def ns(self, run: Run) -> float:
         """The median of a few rounds, each of as many runs as it takes to be long enough."""
-        for _ in range(2):
-            run()
-        repeats = max(_FEWEST, min(_MOST, int(self._round_ns // max(1.0, self._round(run, _FEWEST)))))
-        return median(self._round(run, repeats) for _ in range(_ROUNDS))
+        run()
+        self._wait()
+        queue_ns = _queue_ns(run, 2)
+        repeats = max(1, min(_MOST, int(self._round_ns // max(1.0, self._round(run, 2, queue_ns)))))
+        return median(self._round(run, repeats, queue_ns) for _ in range(_ROUNDS))
 
     @property
     def _round_ns(self) -> float:
         return _ROUND_NS if self.device.type == "cuda" else _ROUND_NS / 10
 
-    def _round(self, run: Run, repeats: int) -> float:
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def _round(self, run: Run, repeats: int, queue_ns: float) -> float:
         if self.device.type != "cuda":
             return _queue_ns(run, repeats)
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        torch.cuda.synchronize(self.device)
-        wait_ns = min(
-            6e7, 2 * repeats * _queue_ns(run, 2)
-        )  # so that the GPU never waits for a launch between the events
+        self._wait()
+        wait_ns = min(6e7, 2 * repeats * queue_ns)  # so that the GPU never waits for a launch between the events
         torch.cuda._sleep(int(wait_ns * _CYCLES_PER_NS))
         begin.record()
         for _ in range(repeats):
             run()
         end.record()
-        torch.cuda.synchronize(self.device)
+        self._wait()
         return float(begin.elapsed_time(end)) * 1e6 / repeats
 
 

@@ -81,7 +81,7 @@ def captured(step: Step, device: torch.device) -> Step:
     peak = torch.cuda.max_memory_allocated(device)
     return Step(
         phases={STEP: replay},
-        ran=step.ran,
+        ran=lambda: step.ran(),  # and so the step stays, whose tensors the graph uses
         single_op=step.single_op,
         captured_peak_bytes=peak,
         captured_first_ns=took_ns[0] - took_ns[-1],

@@ -8,10 +8,12 @@ from collections.abc import Callable
 
 import torch
 
+from flopwise.capture.agreement import agreement_of
 from flopwise.capture.build import build_step, resolve_device
 from flopwise.capture.clock import Clock, clock_for
 from flopwise.capture.environment import environment, gpu_uuid
 from flopwise.capture.events import (
+    AgreeRequest,
     Done,
     Event,
     Ready,
@@ -42,8 +44,12 @@ def run_trial(
     may_go_on: Callable[[], bool],
     turns: bool = False,
     trace: TraceRequest | None = None,
+    compare: AgreeRequest | None = None,
 ) -> None:
-    """Run the trial and emit what happens. `may_go_on` is asked before every step; in `turns` it alone ends the sampling."""
+    """Run the trial and emit what happens. `may_go_on` is asked before every step; in `turns` it alone ends the sampling.
+
+    `compare`: the first steps' losses and gradients are set beside a reference's; they warm the step up as well.
+    """
     try:
         device = resolve_device(trial.device)
         emit(Surroundings(environment=environment(device), device=str(device), gpu_uuid=gpu_uuid(device)))
@@ -51,6 +57,8 @@ def run_trial(
         step = build_step(trial.workload, device)
         emit(Ready(setup_ns=time.perf_counter_ns() - begun, captured_first_ns=step.captured_first_ns))
         clock = clock_for(step.phases, device, step.single_op)
+        if compare is not None:
+            emit(agreement_of(step, trial.workload, compare, lambda: emit(WarmupStep(wall_ns=clock.once()))))
         gc.collect()
         gc.disable()  # a collection in the middle of a step is the interpreter's, not the workload's
         try:

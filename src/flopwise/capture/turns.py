@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from flopwise.capture.events import Done, Event, Sampled, WarmedUp
+from flopwise.capture.events import AgreeRequest, Done, Event, Sampled, WarmedUp
 from flopwise.capture.isolate import Worker
 from flopwise.capture.stopping import StoppingRule
 from flopwise.records import INTERRUPTED, STEP, PhaseMemory, Point
@@ -19,11 +19,18 @@ class Contestant:
     """A trial in a process of its own that is built, warm, and runs one round whenever it is asked to."""
 
     def __init__(
-        self, trial: Trial, log: Path | None = None, on_event: OnEvent = lambda event: None, paired_with: str = ""
+        self,
+        trial: Trial,
+        log: Path | None = None,
+        on_event: OnEvent = lambda event: None,
+        paired_with: str = "",
+        worker: Worker | None = None,
+        compare: AgreeRequest | None = None,
     ) -> None:
-        self.trial, self.on_event = trial, on_event
-        self.worker = Worker(compiler=trial.workload.recipe.compile != "off")
-        self.gathered = self.worker.begin(trial, log, turns=True, paired_with=paired_with)
+        """`worker`: one that is there already, and stays. `compare`: with a reference, before it is warm."""
+        self.trial, self.on_event, self.lent = trial, on_event, worker is not None
+        self.worker = worker or Worker(compiler=trial.workload.recipe.compile != "off")
+        self.gathered = self.worker.begin(trial, log, turns=True, paired_with=paired_with, compare=compare)
         self.ended = Done(status="")
 
     @property
@@ -47,6 +54,13 @@ class Contestant:
         self.ended = self.worker.follow(self.gathered, self.on_event, until=Sampled)
         return self.gathered.samples[-1][STEP].wall_ns if self.runs else 0
 
+    def warm_again(self) -> bool:
+        """A round that counts as warm-up: after a wait, the first is not like the others."""
+        if wall_ns := self.go():
+            self.gathered.samples.pop()
+            self.gathered.warmup_ns.append(wall_ns)
+        return self.runs
+
     def leave(self, stopped: str = "turns", why: str = "") -> Point:
         """Let it stop and give its point; `why`: it was cut short."""
         if self.runs:
@@ -54,7 +68,8 @@ class Contestant:
             self.ended = msgspec.structs.replace(self.worker.follow(self.gathered, self.on_event), stopped=stopped)
             if why:
                 self.ended = msgspec.structs.replace(self.ended, status=INTERRUPTED, reason=why)
-        self.worker.close()
+        if not self.lent:
+            self.worker.close()
         return self.gathered.point(self.ended)
 
     def interrupt(self) -> Point:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 import torch._dynamo
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from flopwise.capture.found import Found
@@ -34,8 +34,28 @@ def user_step(workload: Workload, device: torch.device) -> Step:
     with found.watching():
         made = _factory(reference)(device)
     outside = Outside(workload.recipe, found, device)
-    phases = outside.apply(_phases(made, reference))
-    return Step(phases=phases, ran=lambda: _ran(outside), model=_named(found.model, workload.recipe))
+    returned = Returned()
+    phases = {name: returned.by(run) for name, run in outside.apply(_phases(made, reference)).items()}
+    model = found.model
+    return Step(
+        phases=phases, ran=lambda: _ran(outside), model=_named(model, workload.recipe), trained=model,
+        loss=lambda: returned.loss,
+    )  # fmt: skip
+
+
+class Returned:
+    """The loss of a step of the user's own: the last single number that a phase returned."""
+
+    loss: Tensor | None = None
+
+    def by(self, run: Callable[[], object]) -> Callable[[], object]:
+        def phase() -> object:
+            made = run()
+            if isinstance(made, Tensor) and made.numel() == 1 and made._base is None:  # a view would keep all of it
+                self.loss = made.detach()
+            return made
+
+        return phase
 
 
 def _named(model: nn.Module | None, recipe: Recipe) -> nn.Module | None:

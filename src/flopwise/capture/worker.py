@@ -130,7 +130,7 @@ def _serve(request: Request, events: int) -> None:
     if request.memory is not None:
         record_trial(trial, lambda event: _emit(events, event), may_go_on, request.memory)
         return
-    run_trial(trial, lambda event: _emit(events, event), may_go_on, request.turns, request.trace)
+    run_trial(trial, lambda event: _emit(events, event), may_go_on, request.turns, request.trace, request.compare)
 
 
 def _calibrate(device: "torch.device", events: int) -> None:

@@ -60,6 +60,9 @@ class OpTime(msgspec.Struct, frozen=True, kw_only=True):
     bound: str  # 'compute' or 'bandwidth'; 'launch': shorter than any kernel can be
 
 
+Products = dict[tuple[int, int, int, int, str], float]  # batch, M, N, K and the precision: nanoseconds
+
+
 class PhaseTime(msgspec.Struct, frozen=True, kw_only=True):
     """A phase within the step; `wall_ns` is the time by which it moves the end of the step."""
 
@@ -155,12 +158,14 @@ def curve_name(op: OpWork) -> str:
     return name + HALF if op.dtype in ("bf16", "fp16") else name
 
 
-def op_time(op: OpWork, ceilings: Ceilings, *, graph: bool = False, cold: float = 0.0) -> OpTime:
+def op_time(
+    op: OpWork, ceilings: Ceilings, *, graph: bool = False, cold: float = 0.0, products: Products | None = None
+) -> OpTime:
     """What an operation takes on the GPU: the longer of computing and moving, and the change from the kernel before.
 
-    `cold`: how many of the bytes that it reads the cache has not kept.
+    `cold`: how many of the bytes that it reads the cache has not kept. `products`: the times of those that were met.
     """
-    found = _alone(op, ceilings, cold)
+    found = _alone(op, ceilings, cold, {} if products is None else products)
     if not found.ns:
         return found
     change_ns = op.kernels * (ceilings.switch_ns + graph * ceilings.graph_gap_ns)
@@ -170,10 +175,11 @@ def op_time(op: OpWork, ceilings: Ceilings, *, graph: bool = False, cold: float 
 def op_times(ops: Sequence[OpWork], ceilings: Ceilings, *, graph: bool = False) -> list[OpTime]:
     """What the operations of a step take one after the other, the cache being what those before have left in it."""
     cold = cold_bytes(ops, ceilings.cached_bytes)
-    return [op_time(op, ceilings, graph=graph, cold=far) for op, far in zip(ops, cold, strict=True)]
+    products: Products = {}
+    return [op_time(op, ceilings, graph=graph, cold=far, products=products) for op, far in zip(ops, cold, strict=True)]
 
 
-def _alone(op: OpWork, ceilings: Ceilings, cold: float) -> OpTime:
+def _alone(op: OpWork, ceilings: Ceilings, cold: float, products: Products) -> OpTime:
     if not op.kernels or (op.op.startswith(PART) and ceilings.how == MEASURED):
         return OpTime(ns=0.0, bound=BANDWIDTH)  # fused attention was measured whole
     curve = ceilings.curve(curve_name(op))
@@ -185,22 +191,28 @@ def _alone(op: OpWork, ceilings: Ceilings, cold: float) -> OpTime:
         moving += ceilings.curve(COPY).at(2 * op.write_bytes)
     computing = 0.0
     if op.kind in (MATMUL, ATTENTION) and op.flops:
-        if op.kind == MATMUL:
-            backward = ceilings.matmul.get(op.dtype + BACKWARD) if op.phase == "backward" else None
-            limits = backward or ceilings.matmul.get(op.dtype) or ceilings.matmul["fp32"]
-            computing = matmul_ns(*matmul_shape(op), limits, ceilings.processors)
-        else:
-            computing = _attention_curve(op, ceilings).at(op.flops)
+        attention = op.kind == ATTENTION
+        computing = _attention_curve(op, ceilings).at(op.flops) if attention else _product_ns(op, ceilings, products)
     if computing > moving:
         return OpTime(ns=computing, bound=COMPUTE)
     shortest = curve.ns[0] * op.kernels
     return OpTime(ns=moving, bound=BANDWIDTH if moving > 1.5 * shortest else LAUNCH)
 
 
+def _product_ns(op: OpWork, ceilings: Ceilings, products: Products) -> float:
+    shape, way = matmul_shape(op), op.dtype + BACKWARD if op.phase == "backward" else op.dtype
+    if (*shape, way) not in products:
+        limits = ceilings.matmul.get(way) or ceilings.matmul.get(op.dtype) or ceilings.matmul["fp32"]
+        products[*shape, way] = matmul_ns(*shape, limits, ceilings.processors)
+    return products[*shape, way]
+
+
 def _attention_curve(op: OpWork, ceilings: Ceilings) -> Curve:
     curves = ceilings.attention_backward if op.phase == "backward" else ceilings.attention
     wide = bool(op.shapes and op.shapes[0]) and op.shapes[0][-1] > NARROW
-    return (curves.get(f"{op.dtype}{WIDE}") if wide else None) or curves.get(op.dtype) or curves["fp32"]
+    names = (op.dtype, "bf16") if op.dtype == "fp16" else (op.dtype,)  # of the two, one is probed
+    known = (curves.get(name + width) for name in names for width in ((WIDE, "") if wide else ("",)))
+    return next((curve for curve in known if curve is not None), curves["fp32"])
 
 
 _FINDERS = ("max", "min", "argmax", "argmin", "sort", "topk")  # reductions that remember where

@@ -9,14 +9,14 @@ from typing import Any
 import msgspec
 
 from flopwise import units
-from flopwise.advice.moves import REDONE_BY, Move, moves, reference_of
+from flopwise.advice.moves import REDONE_BY, Move, moves, reference_of, seconds_to_try
 from flopwise.advice.tuning import Attempt, Begun, Ended, Row, Tuning, decide, wrong
-from flopwise.analysis.comparison import SLOWER, compare_samples
-from flopwise.capture.events import AgreeRequest, Surroundings
+from flopwise.analysis.comparison import SLOWER, Comparison, compare_samples
+from flopwise.capture.events import Agreed, AgreeRequest, Event, Surroundings
 from flopwise.capture.isolate import Worker
 from flopwise.capture.turns import HOPELESS, HOPELESS_RATIO, Contestant, take_turns
 from flopwise.errors import FlopwiseError
-from flopwise.records import OK, STEP, Agreement, PhaseMemory, Point
+from flopwise.records import OK, STEP, PhaseMemory, Point
 from flopwise.spec import fields
 from flopwise.spec.workload import OpSpec, Sampling, Trial, Workload, workload
 from flopwise.statistics import FEWEST
@@ -116,6 +116,7 @@ class _Tuner:
         self.attempts: list[Attempt] = []
         self.tried: set[tuple[str, str]] = set()
         self.resident: Contestant | None = None
+        self.idle: list[Worker] = []  # with torch loaded, which takes seconds
         self.reference = run.memory_path("reference.npz")
         self.no_reference = ""
         self.look = Look(run, worker, there, device)
@@ -124,10 +125,11 @@ class _Tuner:
         stopped = "nothing left to try"
         self.progress.begin(0, 0)
         try:
-            self.best = self._measured_alone(start)
+            self._write_reference(start)
+            self.best, agreed = self._measured_alone(start)
             seen = self.look.at(start, self.best, "before")
             self.outlook = Outlook(seen.facts, seen.findings)
-            agreement = self._first_agreement(start)
+            agreement = agreed.agreement
             self._keep(
                 Begun(
                     workload=start, step_ns=_step_ns(self.best), peak_bytes=peak_bytes(self.best.memory),
@@ -144,6 +146,8 @@ class _Tuner:
             stopped = "interrupted"
         finally:
             self._dismiss()
+            for worker in self.idle:
+                worker.close()
             self.progress.end()
         if not hasattr(self, "outlook"):
             raise KeyboardInterrupt
@@ -170,7 +174,7 @@ class _Tuner:
     # --- which lever next
 
     def _next(self, current: Workload) -> Move | None:
-        """The move with the largest predicted saving; those that cannot be predicted come after it, in their order."""
+        """The largest predicted saving for the time that trying takes; what cannot be predicted comes last, in its order."""
         over = self.limit_bytes is not None and (peak_bytes(self.best.memory) or 0) > self.limit_bytes
         open_moves = [
             move
@@ -184,7 +188,7 @@ class _Tuner:
         worth = [(ns, i, move) for ns, i, move in ranked if ns is None or ns >= least or over]
         if not worth:
             return None
-        return max(worth, key=lambda one: (one[0] is not None, one[0] or 0.0, one[1]))[2]
+        return max(worth, key=lambda one: (one[0] is not None, (one[0] or 0.0) / seconds_to_try(one[2]), one[1]))[2]
 
     # --- one lever
 
@@ -201,22 +205,29 @@ class _Tuner:
         if self._side_by_side(move):
             return self._in_turns(first, trial)
         self._dismiss()
-        point = self._measured_alone(move.workload)
+        point, agreed = self._measured_alone(move.workload)
         if point.status != OK:
             return msgspec.structs.replace(first, status=point.status, why=point.reason)
-        return self._judged(first, before, point, _walls(before), _walls(point), paired=False, challenger=None)
+        found = compare_samples(_walls(before), _walls(point), paired=False)
+        attempt = self._judged(_timed(first, _walls(before), _walls(point)), before, point, found, agreed)
+        if attempt.kept:
+            self._crown(move.lever, point)
+        return attempt
 
     def _in_turns(self, first: Attempt, trial: Trial) -> Attempt:
         incumbent = self._incumbent()
         log = self.run.log_path(trial.key())
-        challenger = Contestant(trial, log, self.progress.event, paired_with=self.best.trial.key())
+        challenger = Contestant(
+            trial, log, self.progress.event, paired_with=self.best.trial.key(), worker=self._worker(),
+            compare=self._compare,
+        )  # fmt: skip
         try:
             if not challenger.get_ready():
-                point = challenger.leave()
-                self.run.append(point)
+                point = self._let_go(challenger)
                 return msgspec.structs.replace(first, status=point.status, why=point.reason)
+            ready = incumbent.warm_again() and challenger.warm_again()
             was = len(incumbent.gathered.samples)
-            stopped = take_turns(incumbent, challenger, fewest=FEWEST)
+            stopped = take_turns(incumbent, challenger, fewest=FEWEST) if ready else "interrupted"
             if stopped == "interrupted":
                 return self._broken(first, challenger)
             mine, others = (_sampled(one) for one in (incumbent, challenger))
@@ -224,61 +235,44 @@ class _Tuner:
             after = msgspec.structs.replace(
                 before, trial=trial, key=trial.key(), memory=challenger.memory, phases=challenger.gathered.times()
             )
-            hopeless = f"more than {HOPELESS_RATIO:g} times as slow in every round" if stopped == HOPELESS else ""
-            return self._judged(
-                first, before, after, mine[was:], others, paired=True, challenger=challenger, hopeless=hopeless
-            )
+            found = compare_samples(mine[was:], others, paired=True)
+            if stopped == HOPELESS:
+                reason = f"more than {HOPELESS_RATIO:g} times as slow in every round"
+                found = msgspec.structs.replace(found, verdict=SLOWER, reason=reason, low=None, high=None)
+            agreed = challenger.gathered.agreed or Agreed()
+            attempt = self._judged(_timed(first, mine[was:], others), before, after, found, agreed)
+            self._settle(challenger, attempt.kept)
+            if attempt.kept:
+                self._crown(first.lever, after)
+            return attempt
         except BaseException:
             challenger.worker.close()
             raise
 
     def _broken(self, first: Attempt, challenger: Contestant) -> Attempt:
         """One of the two ended in the middle of its turns."""
-        point = challenger.leave("interrupted")
-        self.run.append(point)
+        point = self._let_go(challenger, "interrupted")
         self._dismiss()
         return msgspec.structs.replace(
             first, status=point.status if point.status != OK else "crash", why=point.reason or "the best so far ended"
         )
 
-    def _judged(
-        self,
-        first: Attempt,
-        before: Point,
-        after: Point,
-        a: list[int],
-        b: list[int],
-        *,
-        paired: bool,
-        challenger: Contestant | None,
-        hopeless: str = "",
-    ) -> Attempt:
-        """Compare, check what it computes, and let the better one stay."""
-        found = compare_samples(a, b, paired=paired)
-        if hopeless:
-            found = msgspec.structs.replace(found, verdict=SLOWER, reason=hopeless, low=None, high=None)
+    def _judged(self, first: Attempt, before: Point, after: Point, found: Comparison, agreed: Agreed) -> Attempt:
+        """Whether it stays: faster or smaller, and right."""
         sizes = (peak_bytes(before.memory), peak_bytes(after.memory))
         kept, why = decide(found, *sizes, self.limit_bytes)
-        agreement: Agreement | None = None
-        if kept:
-            agreement, failed = self._agreement(after.trial, challenger)
-            if failed or (off := wrong(agreement, after.trial.workload.recipe.precision)):
-                kept, why = False, failed or off
-        attempt = msgspec.structs.replace(
-            first, before_ns=float(median(a)), after_ns=float(median(b)), comparison=found,
-            before_bytes=sizes[0], after_bytes=sizes[1], agreement=agreement, kept=kept, why=why,
+        failed = f"could not be checked: {agreed.failed}" if agreed.failed else ""
+        if kept and (off := failed or wrong(agreed.agreement, after.trial.workload.recipe.precision)):
+            kept, why = False, off
+        return msgspec.structs.replace(
+            first, comparison=found, before_bytes=sizes[0], after_bytes=sizes[1], agreement=agreed.agreement, kept=kept, why=why,
         )  # fmt: skip
-        if challenger is not None and challenger.runs:
-            self._settle(challenger, kept)
-        if kept:
-            self._crown(first.lever, after)
-        return attempt
 
     def _settle(self, challenger: Contestant, kept: bool) -> None:
         """Who lost leaves; its samples are kept."""
         loser, self.resident = (self.resident, challenger) if kept else (challenger, self.resident)
         if loser is not None:
-            self.run.append(loser.leave())
+            self._let_go(loser)
 
     def _crown(self, lever: str, after: Point) -> None:
         self.best = after
@@ -293,22 +287,38 @@ class _Tuner:
         group = f"attempt {len(self.attempts) + 1}" if hasattr(self, "best") else START
         return Trial(workload=changed, sampling=self.sampling, device=self.device, group=group)
 
-    def _measured_alone(self, chosen: Workload) -> Point:
-        trial = self._trial(chosen)
+    def _measured_alone(self, chosen: Workload) -> tuple[Point, Agreed]:
+        trial, seen = self._trial(chosen), [Agreed()]
+
+        def on_event(event: Event) -> None:
+            self.progress.event(event)
+            seen.extend([event] if isinstance(event, Agreed) else [])
+
         self.progress.trial(trial)
-        point = self.worker.run(trial, self.run.log_path(trial.key()), self.progress.event)
+        point = self.worker.run(trial, self.run.log_path(trial.key()), on_event, compare=self._compare)
         self.run.append(point)
         if point.status != OK and trial.group == START:
             if point.status == "interrupted":
                 raise KeyboardInterrupt
             raise FlopwiseError(f"{chosen.label()}: {point.status}: {point.reason}", point.hint)
+        return point, seen[-1]
+
+    def _worker(self) -> Worker:
+        return self.idle.pop() if self.idle else Worker(compiler=True)
+
+    def _let_go(self, one: Contestant, stopped: str = "turns") -> Point:
+        point = one.leave(stopped)
+        self.idle.append(one.worker)
+        self.run.append(point)
         return point
 
     def _incumbent(self) -> Contestant:
         """The best so far, running."""
         if self.resident is None or not self.resident.runs:
             trial = msgspec.structs.replace(self.best.trial, group=f"best before attempt {len(self.attempts) + 1}")
-            self.resident = Contestant(trial, self.run.log_path(trial.key()), self.progress.event)
+            self.resident = Contestant(
+                trial, self.run.log_path(trial.key()), self.progress.event, worker=self._worker()
+            )
             if not self.resident.get_ready():
                 ended, self.resident = self.resident.ended, None
                 raise FlopwiseError(f"{trial.workload.label()} ran before, and now: {ended.reason}", ended.hint)
@@ -317,7 +327,7 @@ class _Tuner:
     def _dismiss(self) -> None:
         resident, self.resident = self.resident, None
         if resident is not None:
-            self.run.append(resident.leave())
+            self._let_go(resident)
 
     def _side_by_side(self, move: Move) -> bool:
         """Whether both steps fit the device at once."""
@@ -329,38 +339,23 @@ class _Tuner:
 
     # --- is it right
 
-    def _first_agreement(self, start: Workload) -> Agreement | None:
-        """Write the reference down, and see how far the step is from it before anything is changed."""
+    def _write_reference(self, start: Workload) -> None:
+        """The losses and gradients that every lever's are compared with."""
         trial = self._trial(reference_of(start))
         try:
             first = self.worker.agree(
                 trial, AgreeRequest(path=str(self.reference), write=True), self.run.log_path("reference")
             )
+            if any(not math.isfinite(x) for x in (*first.losses, first.gradient_error or 0.0)):
+                self.no_reference = "the reference's own loss or gradients are not finite: nothing can be checked"
         except FlopwiseError as error:
             self.no_reference = f"no reference to compare with: {error.message}"
-            self.progress.note(self.no_reference)
-            return None
-        if any(not math.isfinite(loss) for loss in first.losses) or not math.isfinite(first.gradient_error or 0.0):
-            self.no_reference = "the reference's own loss or gradients are not finite: nothing can be checked"
-            self.progress.note(self.no_reference)
-            return first
-        return first if trial.workload == start else self._agreement(self._trial(start), None)[0]
-
-    def _agreement(self, trial: Trial, challenger: Contestant | None) -> tuple[Agreement | None, str]:
-        """The errors; and why there are none, if that speaks against it."""
         if self.no_reference:
-            return None, ""
-        request, log = AgreeRequest(path=str(self.reference)), self.run.log_path(f"{trial.key()}.agreement")
-        try:
-            return self.worker.agree(trial, request, log), ""
-        except FlopwiseError as error:
-            if challenger is None or self.there.environment.gpu is None:
-                return None, f"could not be checked: {error.message}"
-        self._dismiss()  # there may not have been room for three
-        try:
-            return self.worker.agree(trial, request, log), ""
-        except FlopwiseError as error:
-            return None, f"could not be checked: {error.message}"
+            self.progress.note(self.no_reference)
+
+    @property
+    def _compare(self) -> AgreeRequest | None:
+        return None if self.no_reference else AgreeRequest(path=str(self.reference))
 
 
 def told(attempt: Attempt) -> str:
@@ -382,6 +377,10 @@ def peak_bytes(memory: tuple[PhaseMemory, ...]) -> int | None:
 
 def gpu_name(there: Surroundings) -> str:
     return there.environment.gpu.name if there.environment.gpu else "cpu"
+
+
+def _timed(attempt: Attempt, before: list[int], after: list[int]) -> Attempt:
+    return msgspec.structs.replace(attempt, before_ns=float(median(before)), after_ns=float(median(after)))
 
 
 def _walls(point: Point) -> list[int]:

@@ -6,7 +6,7 @@ from flopwise.advice.facts import Facts
 from flopwise.advice.finding import Finding
 from flopwise.advice.findings import findings
 from flopwise.advice.moves import Move
-from flopwise.advice.predicted import Predicted, predicted_step
+from flopwise.advice.predicted import Predicted, predicted_step, standing
 from flopwise.analysis.waterfall import Waterfall
 from flopwise.capture.events import Surroundings, TraceRequest
 from flopwise.capture.isolate import Worker
@@ -69,6 +69,7 @@ class Outlook:
     def __init__(self, facts: Facts, found: tuple[Finding, ...] = ()) -> None:
         self.facts, self.findings = facts, found
         self.known: dict[str, Predicted | None] = {}
+        self.here = standing(facts)
 
     def after(self, point: Point) -> "Outlook":
         """From another step on: what the trace of the first said of its kernels no longer holds."""
@@ -98,7 +99,7 @@ class Outlook:
 
     def _predicted(self, move: Move) -> Predicted | None:
         if move.name not in self.known:
-            self.known[move.name] = predicted_step(self.facts, {move.lever: move.value})
+            self.known[move.name] = predicted_step(self.facts, {move.lever: move.value}, self.here)
         return self.known[move.name]
 
     def _asking(self, move: Move) -> list[Finding]:
