@@ -5,6 +5,7 @@ process alone) without paying for the import again. It touches no GPU before the
 """
 
 import ctypes
+import importlib
 import os
 import signal
 import sys
@@ -16,6 +17,7 @@ import msgspec
 from flopwise.capture.events import (
     Agreed,
     AgreeRequest,
+    Done,
     Dried,
     Event,
     Exited,
@@ -24,6 +26,7 @@ from flopwise.capture.events import (
     Request,
     Started,
     Surroundings,
+    Told,
 )
 from flopwise.errors import FlopwiseError
 from flopwise.spec.workload import Trial, Workload
@@ -96,6 +99,9 @@ def _serve(request: Request, events: int) -> None:
 
     if request.dry:
         _dry_run(request, events)
+        return
+    if request.call:
+        _call(request, events)
         return
     if not request.trial:
         try:
@@ -170,6 +176,21 @@ def _dry_run(request: Request, events: int) -> None:
             raise  # the log keeps the traceback
         return
     _emit(events, Dried(run=run))
+
+
+def _call(request: Request, events: int) -> None:
+    """The function lies to the right of this room, so it is found by its name."""
+    from flopwise.capture.trials import why
+    from flopwise.records import OK
+
+    module, _, name = request.call.partition(":")
+    try:
+        getattr(importlib.import_module(module), name)(request.argument, lambda text: _emit(events, Told(text=text)))
+        _emit(events, Done(status=OK))
+    except Exception as error:
+        _emit(events, why(error))
+        if not isinstance(error, FlopwiseError):
+            raise  # the log keeps the traceback
 
 
 def _emit(fd: int, event: Event) -> None:
