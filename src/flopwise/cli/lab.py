@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from flopwise.cli.options import command_line, device_option, output_options, run_options
-from flopwise.cli.output import PICTURE, chosen, show
+from flopwise.cli.output import PICTURE, chosen, said, show
 
 
 @click.command("lab")
@@ -38,10 +38,10 @@ def command(name: tuple[str, ...], form: str | None, output: str | None, quiet: 
 
     found = lab(*name, command=command_line(), progress=ShownLab(quiet=quiet), **given)
     tables, document = lab_view(found)
+    show(tables, document, *(("table", None) if form == PICTURE else (form, output)))
     if form == PICTURE and output is not None:
         from flopwise.verbs.lab_pictures import write_pictures
 
         write_pictures(found, output, runs=given["runs"], command=command_line())
-        form, output = "table", None
-    show(tables, document, form, output)
+        said(f"wrote {output}")
     return outcome(found)

@@ -1,6 +1,7 @@
 """An experiment's pictures, drawn: one definition for the page and for a file. Needs the extra `charts`."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from flopwise.lab.experiment import Picture
@@ -29,7 +30,7 @@ def picture_chart(picture: Picture, titled: bool = True) -> Any:
     rows, titles = _scaled(picture)
     data = alt.Data(values=rows)
     x, y = _axis(alt.X, picture, "x", rows, titles), _axis(alt.Y, picture, "y", rows, titles)
-    marks = [_marks(alt, alt.Chart(data), picture, x, y, rows), *_rules(alt, picture, titles)]
+    marks = [_marks(alt, alt.Chart(data), picture, x, y, rows, titles), *_rules(alt, picture, titles)]
     title = visible(picture.title, _LONGEST) if titled else ""
     if picture.column:
         width = _COLUMN_WIDTH
@@ -62,7 +63,8 @@ def unit_of(field: str, largest: float) -> tuple[str, float]:
 def _scaled(picture: Picture) -> tuple[list[dict[str, Any]], dict[str, tuple[str, float]]]:
     """The rows in units that can be read, and the unit of each axis. What was not measured is left out."""
     rows: list[dict[str, Any]] = [
-        {k: visible(v, _LONGEST) if isinstance(v, str) else v for k, v in row.items()} for row in picture.rows
+        {key: visible(value, _LONGEST) if isinstance(value, str) else value for key, value in row.items()}
+        for row in picture.rows
     ]
     rows = [row for row in rows if row.get(picture.x) is not None and row.get(picture.y) is not None]
     unit: dict[str, tuple[str, float]] = {}
@@ -94,17 +96,20 @@ def _axis(
     )
 
 
-def _marks(alt: Any, chart: Any, picture: Picture, x: Any, y: Any, rows: list[dict[str, Any]]) -> Any:
+def _marks(
+    alt: Any,
+    chart: Any,
+    picture: Picture,
+    x: Any,
+    y: Any,
+    rows: list[dict[str, Any]],
+    unit: Mapping[str, tuple[str, float]],
+) -> Any:
     colours: dict[str, Any] = {}
     if picture.colour:
         scale = alt.Scale(domain=_order(rows, picture.colour), range=_SERIES)
         colours = {"color": alt.Color(f"{picture.colour}:N", title=None, scale=scale)}
-    names = dict.fromkeys(
-        name
-        for name in (picture.colour, picture.column, picture.x, picture.x2, picture.y, picture.low, picture.high)
-        if name
-    )
-    told = {**colours, "x": x, "y": y, "tooltip": list(names)}
+    told = {**colours, "x": x, "y": y, "tooltip": _tooltip(alt, picture, rows)}
     plain = {} if picture.colour else {"color": _SERIES[0]}
     match picture.kind:
         case "line":
@@ -122,10 +127,16 @@ def _marks(alt: Any, chart: Any, picture: Picture, x: Any, y: Any, rows: list[di
             drawn = chart.mark_bar(height=12, **plain).encode(**told, x2=picture.x2)
     if not (picture.low and picture.high):
         return drawn
-    interval = chart.mark_rule(strokeWidth=1.5, **plain).encode(
-        **colours, x=x, y=alt.Y(f"{picture.low}:Q", title=y.title), y2=f"{picture.high}:Q"
-    )
-    return alt.layer(drawn, interval)
+    low = _axis(alt.Y, replace(picture, y=picture.low), "y", rows, unit)
+    interval = chart.mark_rule(strokeWidth=1.5, **(plain if picture.kind != "bar" else {"color": NEUTRAL}))
+    return alt.layer(drawn, interval.encode(**(colours if picture.kind != "bar" else {}), x=x, y=low, y2=picture.high))
+
+
+def _tooltip(alt: Any, picture: Picture, rows: list[dict[str, Any]]) -> list[Any]:
+    fields = (picture.colour, picture.column, picture.x, picture.x2, picture.y, picture.low, picture.high)
+    names = [name for name in dict.fromkeys(fields) if name]
+    numbers = {name for name in names if all(_is_number(row.get(name)) for row in rows)}
+    return [alt.Tooltip(f"{n}:Q", format=",.4~g") if n in numbers else alt.Tooltip(f"{n}:N") for n in names]
 
 
 def _rules(alt: Any, picture: Picture, unit: Mapping[str, tuple[str, float]]) -> list[Any]:
