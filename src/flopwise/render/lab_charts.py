@@ -1,5 +1,6 @@
 """An experiment's pictures, drawn: one definition for the page and for a file. Needs the extra `charts`."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -38,7 +39,8 @@ def picture_chart(picture: Picture, titled: bool = True) -> Any:
         return both.facet(alt.Column(f"{picture.column}:N", title=None, sort=_order(rows, picture.column))).properties(
             title=title
         )
-    height = max(60, 26 * len({row.get(picture.y) for row in rows})) if picture.kind == "span" else _HEIGHT
+    words = any(isinstance(row[picture.y], str) for row in rows)
+    height = max(60, 26 * len({row.get(picture.y) for row in rows})) if words else _HEIGHT
     return alt.layer(*marks).properties(width=_WIDTH, height=height, title=title)
 
 
@@ -90,10 +92,27 @@ def _axis(
         return axis.axis(labelAngle=0, labelLimit=160) if which == "x" else axis.axis(labelLimit=200)
     axis = kind(f"{field}:Q", title=named)
     if log:
-        return axis.scale(type="log", nice=False).axis(format="~g", labelOverlap=True)
+        fields = (field, picture.x2) if which == "x" else (field, picture.low, picture.high)
+        ticks = log_ticks([row[name] for row in rows for name in fields if name and _is_number(row.get(name))])
+        return axis.scale(type="log", nice=False, padding=6).axis(labelOverlap=True, **ticks)
     return axis.scale(zero=which == "y").axis(
         format="~g" if max((abs(r[field]) for r in rows), default=0) < 1e5 else "~s"
     )
+
+
+def log_ticks(values: Sequence[float]) -> dict[str, Any]:
+    """Which ticks a logarithmic axis has, and how they are written: decades, where there are several.
+
+    >>> log_ticks([1, 2_000_000])["format"], log_ticks([1e-38, 1e38])["format"], log_ticks([0.01, 20.0])["values"]
+    ('~s', '.0e', [0.01, 0.1, 1.0, 10.0, 100.0])
+    """
+    low, high = min(values), max(values)
+    form = ".0e" if low < 1e-4 or high > 1e10 else "~s" if low >= 1 and high >= 1e4 else "~g"
+    if low <= 0 or high < 30 * low:
+        return {"format": form}
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    every = max(1, (last - first) // 12)
+    return {"format": form, "values": [10.0**power for power in range(first, last + 1, every)]}
 
 
 def _marks(
@@ -146,7 +165,8 @@ def _rules(alt: Any, picture: Picture, unit: Mapping[str, tuple[str, float]]) ->
         data = alt.Data(values=[{"at": rule.value / unit[rule.axis][1], "word": visible(rule.label, _LONGEST)}])
         across = {rule.axis: alt.Y("at:Q") if rule.axis == "y" else alt.X("at:Q")}
         line = alt.Chart(data).mark_rule(color=NEUTRAL, strokeDash=[5, 3])
-        where = {"x": alt.value(4)} if rule.axis == "y" else {"y": alt.value(10)}
+        beside = "width" if not picture.colour else 0  # where a legend is, the word stands inside
+        where = {"x": alt.value(beside)} if rule.axis == "y" else {"y": alt.value(10)}
         word = alt.Chart(data).mark_text(align="left", dy=-6 if rule.axis == "y" else 0, dx=4, color=NEUTRAL)
         drawn += [line.encode(**across), word.encode(**across, **where, text="word:N")]
     return drawn

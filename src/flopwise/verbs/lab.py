@@ -88,11 +88,17 @@ def lab(
         append_row(run.path / LAB, Planned(experiments=planned, quick=quick, device=device))
         stack.callback(watcher.end)
         watcher.begin(list(planned))
+        stack.enter_context(contextlib.suppress(KeyboardInterrupt))  # between two experiments: what is done is kept
         for one in wanted:
-            asked = Asked(
-                experiment=one.name, device=device, quick=quick, workload=given if one.takes_workload else None
+            takes = given if one.takes_workload else None
+            result = _run(
+                one,
+                Asked(experiment=one.name, device=device, quick=quick, workload=takes),
+                worker,
+                run,
+                timeout,
+                watcher,
             )
-            result = _run(one, asked, worker, run, timeout, watcher)
             append_row(run.path / LAB, result)
             watcher.result(result)
             if result.status == INTERRUPTED:
@@ -102,7 +108,7 @@ def lab(
 
 def interrupted(found: LabRun) -> bool:
     """Whether the user stopped it."""
-    return any(result.status == INTERRUPTED for result in found.results)
+    return len(found.results) < len(found.planned.experiments) or found.results[-1].status == INTERRUPTED
 
 
 def outcome(found: LabRun) -> int:

@@ -22,6 +22,7 @@ from flopwise.lab.experiment import (
     Place,
     Row,
     Rows,
+    Rule,
     TableOf,
     Verdict,
 )
@@ -207,6 +208,7 @@ def draw(rows: Rows, place: Place) -> list[Picture]:
         Picture(
             title="Range of each format", caption="From the smallest to the largest number; 1e-8 lies outside of some.",
             kind="span", rows=spans, x="from", x2="to", y="format", colour="numbers", x_title="number", y_title="", x_log=True,
+            rules=(Rule("x", TINY, "1e-8"),),
         ),
         Picture(
             title="Resolution of each format", caption="The smallest power of two that changes 1 when it is added to it.",
