@@ -51,7 +51,7 @@ def measured(answer: Answer) -> str:
     """What a run found, as the page shows it; the charts lie beside the page."""
     name, place = answer.result.experiment, answer.result.place
     where = place.name if place else "an unknown machine"
-    said = f"On {where}: **{answer.verdict.word}**. {answer.verdict.why}"
+    said = f"On {where}: **{answer.verdict.word}**: {answer.verdict.why}"
     parts = [f"> {answer.claim}", escaped(said).replace("\\*\\*", "**")]
     for number, picture in enumerate(answer.pictures, 1):
         save(picture_chart(picture), PAGES / f"{name}-{number}.svg")

@@ -39,7 +39,7 @@ _PR_SET_PDEATHSIG = 1
 
 def main() -> None:
     """Serve requests until the line ends."""
-    _die_with_parent()
+    die_with_parent()
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     events = os.dup(1)
     os.dup2(2, 1)  # what a workload prints is not an event
@@ -72,7 +72,7 @@ def _child(request: Request, events: int) -> None:
     """Never returns: whatever happens, this process ends here."""
     code = 1
     try:
-        _die_with_parent()
+        die_with_parent()
         if request.log:
             log = os.open(request.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
             os.dup2(log, 1)
@@ -210,7 +210,7 @@ def _read_line() -> bytes:
     return bytes(line)
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """When the parent is killed, so is this process (Linux; elsewhere it ends at its next event)."""
     parent = os.getppid()
     try:

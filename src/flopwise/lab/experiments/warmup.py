@@ -51,7 +51,7 @@ def measure(bench: "Bench") -> Iterator[Row]:
         if ended.returncode:
             last = ended.stderr.decode(errors="replace").strip().splitlines()[-1:]
             raise FlopwiseError(one_line(f"a cold start failed: {' '.join(last)}"))
-        for step, wall_ns in enumerate(msgspec.json.decode(ended.stdout, type=list[int])):
+        for step, wall_ns in enumerate(msgspec.json.decode(ended.stdout.splitlines()[-1], type=list[int])):
             yield {"start": start, "step": step, "wall_ns": wall_ns, "workload": chosen.label()}
 
 
@@ -64,13 +64,16 @@ def cold_start() -> None:
     """In a process that has run nothing yet: the wall times of the first steps, as JSON on standard output."""
     from flopwise.capture.build import build_step, resolve_device
     from flopwise.capture.clock import clock_for
+    from flopwise.capture.worker import die_with_parent
 
+    die_with_parent()  # an experiment that is ended takes its cold start along
     asked = msgspec.json.decode(sys.stdin.buffer.read(), type=_Asked)
     device = resolve_device(asked.device)
     step = build_step(asked.workload, device)
     clock = clock_for(step.phases, device, single_op=False)
     times = [clock.once() for _ in range(STEPS)]
-    sys.stdout.buffer.write(msgspec.json.encode(times))
+    sys.stdout.flush()
+    sys.stdout.buffer.write(b"\n" + msgspec.json.encode(times))  # after whatever a step of the user's own has printed
 
 
 def summaries(rows: Rows) -> list[Row]:

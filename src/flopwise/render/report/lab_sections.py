@@ -17,7 +17,7 @@ def lab_sections(found: LabRun) -> list[Section]:
 
 def _section(answer: Answer) -> Section:
     name = answer.result.experiment
-    blocks: list[Block] = [f"Claim: {answer.claim}", f"Verdict: {answer.verdict.word}. {answer.verdict.why}"]
+    blocks: list[Block] = [f"Claim: {answer.claim}", f"Verdict: {answer.verdict.word}: {answer.verdict.why}"]
     blocks += [
         Picture(f"lab-{name}-{i}", partial(picture_chart, one, titled=False), _caption(one.title, one.caption))
         for i, one in enumerate(answer.pictures, 1)
