@@ -38,12 +38,25 @@ Results are a run like any other. From Python: `flopwise.lab("warmup").answers()
 | experiment | claim |
 | :--- | :--- |
 """
+ADDING = """
+
+## Adding one
+
+1. `src/flopwise/lab/experiments/my_claim.py` with its `EXPERIMENT`; it is found by being there. `measure(bench)` yields rows:
+   flat dictionaries with the unit at the end of each name (`wall_ns`, `peak_bytes`, `done_flops_per_s`, `idle_share`). `judge`,
+   `draw` and `tabulate` are pure functions of `(rows, place)`. torch is imported inside `measure` alone.
+2. `tests/lab/test_my_claim.py`: made-up rows that confirm and that refute, and a quick run on the CPU.
+3. `docs/explanation/lab/my-claim.md`: why it is so, and the two marks between which `python benchmarks/lab_pages.py RUN` puts
+   charts and tables.
+
+In quick mode an experiment has about five seconds on two CPU cores. What needs a GPU says so by `bench.needs_gpu("…")`.
+"""
 
 
 def index() -> str:
     """The page with the list."""
     lines = [f"| [{one.name}]({one.name}.md) | {escaped(one.claim)} |" for one in experiments().values()]
-    how = "\n\nThis list is made from the code by `python benchmarks/lab_pages.py`.\n"
+    how = ADDING + "\nThe list above is made from the code by `python benchmarks/lab_pages.py`.\n"
     return INDEX + "\n".join(lines) + how
 
 

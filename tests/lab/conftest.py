@@ -1,5 +1,6 @@
 """Experiments that fail in every way, found by this process and by the worker's; and a place to run them."""
 
+import json
 import os
 from pathlib import Path
 
@@ -8,6 +9,9 @@ import pytest
 import flopwise
 from flopwise.lab import catalog
 from flopwise.lab import experiments as folder
+from flopwise.lab.experiment import VERDICTS
+from flopwise.render.lab_charts import picture_chart
+from flopwise.render.lab_view import shown_table
 
 HEAD = """
 import os, signal, time
@@ -38,6 +42,32 @@ ACTS = {
     "made-unable": "raise Unsupported('this needs another chip')",
     "made-wrong": "raise ValueError('a fault')",
 }
+
+
+@pytest.fixture
+def pure():
+    """Judges made-up or measured rows, and holds the experiment to its laws; returns the verdict.
+
+    The rows survive JSON with the same verdict, nobody changes them, and what is drawn and tabulated can be shown.
+    """
+
+    def judged(experiment, rows, place):
+        before = json.dumps(rows, allow_nan=False)
+        verdict = experiment.judge(rows, place)
+        assert verdict.word in VERDICTS
+        assert verdict.why.endswith(".")
+        assert experiment.judge(json.loads(before), place) == verdict
+        for table in experiment.tabulate(rows, place):
+            assert len(shown_table(table).shown().cells) == len(table.rows)
+            assert all(any(key in row for row in table.rows) for key in table.columns)
+        for picture in experiment.draw(rows, place):
+            named = (picture.x, picture.y, picture.x2, picture.colour, picture.column, picture.low, picture.high)
+            assert all(any(name in row for row in picture.rows) for name in named if name)
+            assert picture_chart(picture).to_dict(format="vega-lite")
+        assert json.dumps(rows, allow_nan=False) == before
+        return verdict
+
+    return judged
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import torch
 
 from flopwise.lab.bench import Bench
 from flopwise.lab.experiment import Place
-from flopwise.lab.experiments.data_types import draw, judge, measure, tabulate
+from flopwise.lab.experiments.data_types import EXPERIMENT, draw, measure, tabulate
 
 CPU = Place(device="cpu")
 DTYPES = {
@@ -38,11 +38,11 @@ def test_tf32_is_not_guessed_where_there_is_none(rows):
     assert "GPU" in row["how"]
 
 
-def test_it_can_be_confirmed_and_refuted(rows):
-    assert judge(rows, CPU).word == "confirmed"
+def test_it_can_be_confirmed_and_refuted(rows, pure):
+    assert pure(EXPERIMENT, rows, CPU).word == "confirmed"
     kept = [{**row, "tiny_held": 1e-8} for row in rows]
-    assert judge(kept, CPU).word == "refuted here"
-    assert judge(rows[:1], CPU).word == "inconclusive"
+    assert pure(EXPERIMENT, kept, CPU).word == "refuted here"
+    assert pure(EXPERIMENT, rows[:1], CPU).word == "inconclusive"
 
 
 def test_its_pictures_and_tables_are_of_its_rows(rows):

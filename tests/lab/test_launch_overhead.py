@@ -4,7 +4,17 @@ import torch
 
 from flopwise.lab.bench import Bench
 from flopwise.lab.experiment import Place
-from flopwise.lab.experiments.launch_overhead import ALONE, EMPTY, GRAPH, LARGE, QUEUED, draw, judge, measure, tabulate
+from flopwise.lab.experiments.launch_overhead import (
+    ALONE,
+    EMPTY,
+    EXPERIMENT,
+    GRAPH,
+    LARGE,
+    QUEUED,
+    draw,
+    measure,
+    tabulate,
+)
 
 GPU = Place(device="cuda:0")
 
@@ -21,13 +31,15 @@ def made(graph_ns=500.0, gpu_ns=1000.0):
     return [{**row, "wall_low_ns": row["wall_ns"], "wall_high_ns": row["wall_ns"]} for row in rows]
 
 
-def test_it_can_be_confirmed_and_refuted():
-    yes = judge(made(), GPU)
+def test_it_can_be_confirmed_and_refuted(pure):
+    yes = pure(EXPERIMENT, made(), GPU)
     assert yes.word == "confirmed"
     assert "4.00 µs" in yes.why
     assert "90 % saved" in yes.why
-    assert judge(made(graph_ns=4900.0), GPU).word == "refuted here"  # the graph saves nothing
-    assert judge(made(gpu_ns=30_000.0), GPU).word == "refuted here"  # the add is the GPU's work, not the launch
+    assert pure(EXPERIMENT, made(graph_ns=4900.0), GPU).word == "refuted here"  # the graph saves nothing
+    assert (
+        pure(EXPERIMENT, made(gpu_ns=30_000.0), GPU).word == "refuted here"
+    )  # the add is the GPU's work, not the launch
 
 
 def test_its_pictures_and_tables_are_of_its_rows():
@@ -35,10 +47,10 @@ def test_its_pictures_and_tables_are_of_its_rows():
     assert "gpu_ns" in tabulate(made(), GPU)[0].columns
 
 
-def test_a_quick_run_on_the_cpu():
+def test_a_quick_run_on_the_cpu(pure):
     rows = list(measure(Bench(torch.device("cpu"), quick=True)))
     place = Place(device="cpu")
-    verdict = judge(rows, place)
+    verdict = pure(EXPERIMENT, rows, place)
     assert verdict.word == "not measurable here"
     assert "2048 × 2048" in verdict.why
     assert draw(rows, place)

@@ -5,7 +5,7 @@ import torch
 
 from flopwise.lab.bench import Bench
 from flopwise.lab.experiment import Place
-from flopwise.lab.experiments.warmup import STEPS, WARMUPS, draw, judge, measure, summaries, tabulate
+from flopwise.lab.experiments.warmup import EXPERIMENT, STEPS, WARMUPS, draw, measure, summaries, tabulate
 
 CPU = Place(device="cpu")
 
@@ -20,10 +20,10 @@ def made(first, rest=(100, 101, 99)):
     ]
 
 
-def test_it_can_be_confirmed_refuted_and_left_open():
-    assert judge(made([2000, 150]), CPU).word == "confirmed"
-    assert judge(made([100]), CPU).word == "refuted here"
-    assert judge(made([5000, *[300] * 14]), CPU).word == "inconclusive"  # five steps are not enough here
+def test_it_can_be_confirmed_refuted_and_left_open(pure):
+    assert pure(EXPERIMENT, made([2000, 150]), CPU).word == "confirmed"
+    assert pure(EXPERIMENT, made([100]), CPU).word == "refuted here"
+    assert pure(EXPERIMENT, made([5000, *[300] * 14]), CPU).word == "inconclusive"  # five steps are not enough here
 
 
 def test_a_mean_is_of_the_ten_steps_after_the_warm_up():
@@ -42,8 +42,8 @@ def test_its_pictures_and_tables_are_of_its_rows():
 
 
 @pytest.mark.slow
-def test_a_quick_run_on_the_cpu():
+def test_a_quick_run_on_the_cpu(pure):
     rows = list(measure(Bench(torch.device("cpu"), quick=True)))
     assert [row["step"] for row in rows] == list(range(STEPS))
     assert all(row["wall_ns"] > 0 for row in rows)
-    assert judge(rows, CPU).why
+    assert pure(EXPERIMENT, rows, CPU).why

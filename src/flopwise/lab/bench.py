@@ -151,6 +151,17 @@ class Bench:
             run()
         return graph.replay
 
+    def peak_bytes(self, run: Run) -> int | None:
+        """The most that the GPU's allocator held during a run beyond what it held before; None on the CPU, which has none."""
+        if not self.on_gpu:
+            return None
+        self.synchronise()
+        torch.cuda.reset_peak_memory_stats(self.device)
+        before = torch.cuda.memory_allocated(self.device)
+        run()
+        self.synchronise()
+        return torch.cuda.max_memory_allocated(self.device) - before
+
     def _warm(self, run: Run) -> float:
         """Run until it is warm; nanoseconds per run then."""
         least_ns = _RAISE_CLOCKS_NS if self._cold else (2_000_000 if self.quick else 20_000_000)

@@ -67,7 +67,7 @@ class Picture:
     """A chart as plain data; `render` draws it. Fields are named as in its rows, and units follow from their names.
 
     line, scatter: `y` over `x`; bar: `y` for each `x`; span: from `x` to `x2` for each `y`. `colour` and `column` (charts
-    side by side) name fields of words. `low` and `high` name the ends of an interval of `y`.
+    side by side, without rules) name fields of words. `low` and `high` name the ends of an interval of `y`.
     """
 
     title: str
