@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from flopwise.verbs.doctor import doctor
     from flopwise.verbs.explain import explain
     from flopwise.verbs.findings import findings
+    from flopwise.verbs.lab import lab
     from flopwise.verbs.memory import memory
     from flopwise.verbs.profile import profile
     from flopwise.verbs.report import report
@@ -38,6 +39,7 @@ _HOMES = {
     "doctor": "flopwise.verbs.doctor",
     "explain": "flopwise.verbs.explain",
     "findings": "flopwise.verbs.findings",
+    "lab": "flopwise.verbs.lab",
     "memory": "flopwise.verbs.memory",
     "profile": "flopwise.verbs.profile",
     "report": "flopwise.verbs.report",
@@ -58,6 +60,7 @@ __all__ = [
     "doctor",
     "explain",
     "findings",
+    "lab",
     "memory",
     "profile",
     "report",

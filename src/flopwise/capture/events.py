@@ -106,6 +106,12 @@ class Probed(_Event, frozen=True, kw_only=True, tag="probed"):
     of: int
 
 
+class Told(_Event, frozen=True, kw_only=True, tag="told"):
+    """A word of a function that was called: JSON that means something to who called it."""
+
+    text: str
+
+
 class Done(_Event, frozen=True, kw_only=True, tag="done"):
     """The trial has ended, for better or worse."""
 
@@ -130,6 +136,7 @@ Event = (
     | Agreed
     | Dried
     | Probed
+    | Told
     | Hello
     | Started
     | Surroundings
@@ -184,6 +191,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     trial: str = ""  # JSON of a Trial
     dry: str = ""  # JSON of a Workload: run it on fake tensors
     architecture: str = ""  # of the GPU that the fake tensors stand for
+    call: str = ""  # 'module:function' of a room to the right, which is given `argument` and tells what it finds
+    argument: str = ""  # JSON
     calibrate: bool = False  # measure the device's limits
     device: str = "auto"
     log: str = ""

@@ -8,12 +8,9 @@ from pathlib import Path
 from flopwise.capture.events import (
     Agreed,
     Done,
-    Dried,
     Event,
     Exited,
-    Hello,
     PhaseSample,
-    Probed,
     Ready,
     Recorded,
     Remembered,
@@ -21,7 +18,6 @@ from flopwise.capture.events import (
     Started,
     Surroundings,
     Traced,
-    Tracing,
     WarmedUp,
     WarmupStep,
 )  # fmt: skip
@@ -31,30 +27,47 @@ from flopwise.records import CRASH, STEP, Environment, PhaseTimes, Point
 from flopwise.spec.workload import Trial
 
 
-class Gathered:
+class Followed:
+    """A worker's process from its start to its end: its id, its last words, its exit."""
+
+    def __init__(self) -> None:
+        self.pid = 0
+        self.done: Done | None = None
+        self.exited: Exited | None = None
+
+    def take(self, event: Event) -> None:
+        match event:
+            case Started():
+                self.pid = event.pid
+            case Done():
+                self.done = event
+            case Exited():
+                self.exited = event
+            case _:
+                pass
+
+
+class Gathered(Followed):
     """Folds a trial's events into its point. Whatever was said before a crash is kept."""
 
     def __init__(self, trial: Trial, paired_with: str = "") -> None:
+        super().__init__()
         self.trial, self.paired_with = trial, paired_with
         self.started_at, self.begun = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
         self.environment: Environment | None = None
-        self.pid = 0
         self.ready: Ready | None = None
         self.warmup_ns: list[int] = []
         self.warmup_rule = ""
         self.samples: list[dict[str, PhaseSample]] = []
         self.remembered: Remembered | None = None
-        self.done: Done | None = None
-        self.exited: Exited | None = None
         self.traced: Traced | None = None
         self.recorded: Recorded | None = None
         self.agreed: Agreed | None = None
         self.watch: Watch | None = None
 
     def take(self, event: Event) -> None:
+        super().take(event)
         match event:
-            case Started():
-                self.pid = event.pid
             case Surroundings():
                 self.environment = event.environment
                 self.watch = Watch(event.gpu_uuid).__enter__()
@@ -68,17 +81,13 @@ class Gathered:
                 self.samples.append(event.phases)
             case Remembered():
                 self.remembered = event
-            case Done():
-                self.done = event
-            case Exited():
-                self.exited = event
             case Traced():
                 self.traced = event
             case Recorded():
                 self.recorded = event
             case Agreed():
                 self.agreed = event
-            case Hello() | Tracing() | Dried() | Probed():
+            case _:
                 pass
 
     def times(self) -> tuple[PhaseTimes, ...]:
@@ -130,8 +139,8 @@ def _phases(samples: list[dict[str, PhaseSample]]) -> tuple[PhaseTimes, ...]:
     )
 
 
-def ended(gathered: Gathered) -> Done:
-    """How a trial ended, from its last words and its exit code."""
+def ended(gathered: Followed) -> Done:
+    """How a process ended, from its last words and its exit code."""
     if gathered.done is not None:
         return gathered.done
     code = gathered.exited.code if gathered.exited else 1

@@ -27,9 +27,10 @@ from flopwise.capture.events import (
     Request,
     Started,
     Surroundings,
+    Told,
     TraceRequest,
 )  # fmt: skip
-from flopwise.capture.gathered import Gathered, ended, signal_name
+from flopwise.capture.gathered import Followed, Gathered, ended, signal_name
 from flopwise.ceilings import Probe
 from flopwise.errors import FlopwiseError, Unsupported
 from flopwise.records import CRASH, INTERRUPTED, TIMEOUT, UNSUPPORTED, Agreement, Environment, Point
@@ -166,6 +167,34 @@ class Worker(AbstractContextManager["Worker"]):
                     os.kill(pid, signal.SIGKILL)
                 any(isinstance(event, Exited) for event in self._events(time.monotonic() + GRACE_S))
 
+    def call(
+        self,
+        function: str,
+        argument: str,
+        timeout_s: float,
+        log: Path | None = None,
+        on_told: Callable[[str], None] = lambda text: None,
+    ) -> Done:
+        """Call `module:function` in a process of its own; whatever happens to it, how it ended is returned."""
+        if self.process.poll() is not None:
+            self._start()
+        self._send(Request(call=function, argument=argument, log=str(log or "")))
+        followed, deadline = Followed(), time.monotonic() + timeout_s
+        try:
+            for event in self._events(deadline):
+                followed.take(event)
+                if isinstance(event, Told):
+                    on_told(event.text)
+                if isinstance(event, Exited):
+                    return ended(followed)
+        except KeyboardInterrupt:
+            self._end(followed)
+            return Done(status=INTERRUPTED, reason="stopped by the user")
+        if self.process.poll() is not None:
+            return Done(status=CRASH, reason=f"the measuring process ended ({signal_name(-self.process.returncode)})")
+        self._end(followed)
+        return Done(status=TIMEOUT, reason=f"no end after {timeout_s:g} s", hint="raise it with --timeout")
+
     def run(
         self,
         trial: Trial,
@@ -232,7 +261,7 @@ class Worker(AbstractContextManager["Worker"]):
         """A word to a trial that takes turns: `go` or `stop`."""
         self._write(f"{word}\n".encode())
 
-    def _end(self, gathered: Gathered) -> None:
+    def _end(self, gathered: Followed) -> None:
         for sign in (signal.SIGTERM, signal.SIGKILL):
             if not gathered.pid or gathered.exited is not None:
                 return

@@ -5,6 +5,7 @@ process alone) without paying for the import again. It touches no GPU before the
 """
 
 import ctypes
+import importlib
 import os
 import signal
 import sys
@@ -16,6 +17,7 @@ import msgspec
 from flopwise.capture.events import (
     Agreed,
     AgreeRequest,
+    Done,
     Dried,
     Event,
     Exited,
@@ -24,6 +26,7 @@ from flopwise.capture.events import (
     Request,
     Started,
     Surroundings,
+    Told,
 )
 from flopwise.errors import FlopwiseError
 from flopwise.spec.workload import Trial, Workload
@@ -36,7 +39,7 @@ _PR_SET_PDEATHSIG = 1
 
 def main() -> None:
     """Serve requests until the line ends."""
-    _die_with_parent()
+    die_with_parent()
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     events = os.dup(1)
     os.dup2(2, 1)  # what a workload prints is not an event
@@ -69,7 +72,7 @@ def _child(request: Request, events: int) -> None:
     """Never returns: whatever happens, this process ends here."""
     code = 1
     try:
-        _die_with_parent()
+        die_with_parent()
         if request.log:
             log = os.open(request.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
             os.dup2(log, 1)
@@ -96,6 +99,9 @@ def _serve(request: Request, events: int) -> None:
 
     if request.dry:
         _dry_run(request, events)
+        return
+    if request.call:
+        _call(request, events)
         return
     if not request.trial:
         try:
@@ -172,6 +178,21 @@ def _dry_run(request: Request, events: int) -> None:
     _emit(events, Dried(run=run))
 
 
+def _call(request: Request, events: int) -> None:
+    """The function lies to the right of this room, so it is found by its name."""
+    from flopwise.capture.trials import why
+    from flopwise.records import OK
+
+    module, _, name = request.call.partition(":")
+    try:
+        getattr(importlib.import_module(module), name)(request.argument, lambda text: _emit(events, Told(text=text)))
+        _emit(events, Done(status=OK))
+    except Exception as error:
+        _emit(events, why(error))
+        if not isinstance(error, FlopwiseError):
+            raise  # the log keeps the traceback
+
+
 def _emit(fd: int, event: Event) -> None:
     line = msgspec.json.encode(event) + b"\n"
     while line:
@@ -189,7 +210,7 @@ def _read_line() -> bytes:
     return bytes(line)
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """When the parent is killed, so is this process (Linux; elsewhere it ends at its next event)."""
     parent = os.getppid()
     try:

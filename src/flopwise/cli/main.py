@@ -25,6 +25,7 @@ VERBS = {
     "memory": "Who holds every byte of a workload or a snapshot, at the peak and over time.",
     "report": "One page over runs, traces and snapshots, which opens without a network.",
     "tune": "Tries the levers, keeps what is faster and still right, and proves it.",
+    "lab": "Claims about GPUs, each measured on this machine, with a verdict that may be 'refuted here'.",
     "runs": "Lists, shows, tags and removes runs.",
 }
 

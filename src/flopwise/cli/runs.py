@@ -47,6 +47,12 @@ def show_run(run: str, runs: str | None, form: str | None, output: str | None) -
 
         show(*tune_view(read_tuning(stored)), form, output)
         return
+    if stored.header.kind == "lab":
+        from flopwise.lab.results import read_lab
+        from flopwise.render.lab_view import lab_view
+
+        show(*lab_view(read_lab(stored.path)), form, output)
+        return
     show(*run_view(stored), form, output)
 
 

@@ -13,9 +13,11 @@ from flopwise.errors import FlopwiseError
 from flopwise.records import INTERRUPTED, OK, SCHEMA, Point, RunHeader
 from flopwise.spec.workload import Trial
 from flopwise.store import files
+from flopwise.store.rows import read_rows
 
 MAX_ROW_BYTES = 64 * 2**20  # a million samples of four phases are about this much
 MAX_HEADER_BYTES = 256 * 2**20  # ten thousand trials are about 10 MiB
+LAB_KIND = "lab"
 # What decoding a hostile file may raise; the checks of spec raise FlopwiseError.
 UNREADABLE = (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError, FlopwiseError)
 
@@ -75,8 +77,26 @@ class Tally(msgspec.Struct, frozen=True, kw_only=True):
     warnings: tuple[str, ...]
 
 
+class _LabRow(msgspec.Struct, frozen=True, kw_only=True):
+    experiments: tuple[str, ...] = ()  # the plan: in the first row
+    status: str = ""  # of one experiment: in every other
+
+
+def _lab_tally(path: Path) -> Tally:
+    """A run of the lab counts experiments."""
+    rows = read_rows(path / files.LAB, _LabRow, "experiments")
+    statuses = [row.status for row in rows if row.status and row.status != INTERRUPTED]
+    planned = sum(len(row.experiments) for row in rows)
+    ok = statuses.count(OK)
+    return Tally(
+        ok=ok, failed=len(statuses) - ok, planned=planned, complete=len(statuses) >= planned, warnings=()
+    )  # fmt: skip
+
+
 def tally(path: Path, header: RunHeader) -> Tally:
     """Count a run's rows by status."""
+    if header.kind == LAB_KIND:
+        return _lab_tally(path)
     table = Table.read(path / files.POINTS, RowHead)
     plan = _plan(header)
     rows = _settled(table.rows, plan)

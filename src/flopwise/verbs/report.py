@@ -9,6 +9,7 @@ from flopwise.analysis.step_timeline import step_timeline
 from flopwise.cost.account import step_time
 from flopwise.cost.step import account_step
 from flopwise.errors import FlopwiseError
+from flopwise.lab.results import read_lab
 from flopwise.memory.read import read_snapshot
 from flopwise.memory.report import report as memory_report
 from flopwise.records import Point
@@ -82,6 +83,8 @@ def gather(target: str | Path | StoredRun, runs: str | Path | None = None) -> Re
         return ReportPart(name=name, run=target, memory=stored_report(target))
     if target.header.kind == "tune":
         return _tuned(name, target)
+    if target.header.kind == "lab":
+        return ReportPart(name=name, run=target, lab=read_lab(target.path))
     traced = next((point for point in target.points if point.trace_file), None)
     if traced is not None:
         return _traced(name, target.path / "traces" / traced.trace_file, target, traced)

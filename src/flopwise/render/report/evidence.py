@@ -10,6 +10,7 @@ from flopwise.analysis.explanation import Explanation
 from flopwise.analysis.roofline import Roofline
 from flopwise.analysis.step_timeline import StepTimeline
 from flopwise.analysis.waterfall import Waterfall
+from flopwise.lab.results import LabRun
 from flopwise.memory.answers import MemoryReport
 from flopwise.records import Point
 from flopwise.render.table import Table
@@ -70,6 +71,7 @@ class ReportPart:
     attempts: tuple[Attempted, ...] = ()  # of a tuning, in the order tried
     tuned_ns: tuple[float, float] | None = None  # its step before and after all that was kept
     foretold: tuple[Foretold, ...] = ()  # steps whose GPU is known, each with its prediction
+    lab: LabRun | None = None
     notes: tuple[str, ...] = ()  # what could not be told, and why
 
     @property

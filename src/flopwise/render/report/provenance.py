@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from flopwise import units
-from flopwise.records import Environment, Point
+from flopwise.records import Environment
 from flopwise.render.report.evidence import SPECIFIED, ReportPart, Section, Shown
 from flopwise.render.table import Column, Table
 from flopwise.version import __version__
@@ -16,7 +16,8 @@ def provenance(part: ReportPart) -> Section | None:
     if part.run is not None:
         facts |= {"run": part.run.header.id, "begun": part.run.header.created_at, "command": part.run.header.command}
         point = next((p for p in part.run.points if p.environment), None)
-        facts |= _environment(point)
+        place = next((r.place for r in part.lab.results if r.place), None) if part.lab else None
+        facts |= _environment(point.environment if point else place.environment if place else None)
     if part.explanation is not None:
         facts |= {"trace": Path(part.explanation.path).name, "profiler": part.explanation.source}
         facts.setdefault("GPU", part.explanation.gpu)
@@ -31,8 +32,7 @@ def provenance(part: ReportPart) -> Section | None:
     return Section(key="provenance", title="Where these numbers come from", blocks=(Shown(table, how=SPECIFIED),))
 
 
-def _environment(point: Point | None) -> dict[str, Any]:
-    there: Environment | None = point.environment if point else None
+def _environment(there: Environment | None) -> dict[str, Any]:
     if there is None:
         return {}
     gpu = there.gpu

@@ -14,6 +14,7 @@ from flopwise.render.kernel_names import told_apart
 from flopwise.render.memory_view import memory_view
 from flopwise.render.memory_view import timeline_chart as memory_timeline
 from flopwise.render.report.evidence import MEASURED, PREDICTED, Advice, Block, Picture, ReportPart, Section, Shown
+from flopwise.render.report.lab_sections import lab_sections
 from flopwise.render.report.provenance import provenance
 from flopwise.render.roofline_view import drawn, roofline_view
 from flopwise.render.run_view import run_view
@@ -42,7 +43,8 @@ _MS = units.milliseconds
 
 def sections(part: ReportPart) -> list[Section]:
     """Findings first, then the evidence, then where it comes from."""
-    return [found for build in SECTIONS if (found := build(part)) is not None]
+    experiments = lab_sections(part.lab) if part.lab is not None else []
+    return [*experiments, *(found for build in SECTIONS if (found := build(part)) is not None)]
 
 
 def _findings(part: ReportPart) -> Section | None:

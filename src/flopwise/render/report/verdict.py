@@ -6,6 +6,7 @@ from flopwise.analysis.clocks import summarise
 from flopwise.analysis.waterfall import IDLE_INPUT, IDLE_LAUNCH, IDLE_SYNCHRONISATION, Waterfall
 from flopwise.memory.answers import MemoryReport
 from flopwise.records import OK, STEP
+from flopwise.render.lab_view import told
 from flopwise.render.memory_parts import heading
 from flopwise.render.report.evidence import ReportPart
 
@@ -38,6 +39,8 @@ def verdict(part: ReportPart) -> str:
             return f"A step takes {units.duration(before)}, and nothing that was tried is faster."
         faster = f", {before / after:.2f} times as fast" if 0 < after < before else ""
         return f"A step went from {units.duration(before)} to {units.duration(after)}{faster}, measured, by: {kept}."
+    if part.lab is not None:
+        return f"{told(part.lab)}."
     if part.waterfall is not None:
         return _of_waterfall(part.waterfall, part.findings)
     if part.explanation is not None:

@@ -1,0 +1,160 @@
+"""`warmup`: what 0, 1, 2 and 5 warm-up steps do to the mean of ten and to its spread.
+
+A process is cold once: it loads kernels, fills the allocator's cache and picks algorithms in its first steps. So every start is a
+process of its own, which times its steps from the very first; the means after 0, 1, 2 or 5 steps all come from the same steps.
+The steady step, to which they are compared, is the median of the last ten.
+"""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from statistics import mean, median, stdev
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from flopwise import units
+from flopwise.errors import FlopwiseError, one_line
+from flopwise.lab.experiment import (
+    CONFIRMED,
+    INCONCLUSIVE,
+    REFUTED,
+    Experiment,
+    Picture,
+    Place,
+    Row,
+    Rows,
+    Rule,
+    TableOf,
+    Verdict,
+)
+from flopwise.spec.workload import Workload, workload
+
+if TYPE_CHECKING:
+    from flopwise.lab.bench import Bench
+
+CLAIM = "Without warm-up steps the mean of ten steps is too high and its spread is wide; a few warm-up steps cure both."
+WARMUPS = (0, 1, 2, 5)
+TIMED = 10  # steps in a mean
+STEPS = max(WARMUPS) + 2 * TIMED
+TOO_HIGH = 0.05  # above the steady step, by this share of it
+
+
+def measure(bench: "Bench") -> Iterator[Row]:
+    chosen = bench.workload or (workload("small") if bench.on_gpu else workload("tiny", batch=2))
+    asked = msgspec.json.encode({"workload": chosen, "device": str(bench.device)})
+    for start in range(1, (1 if bench.quick else 5) + 1):
+        bench.doing(f"start {start}, in a new process")
+        # -c, not -m: as __main__ this file would be another module than the one in the catalogue.
+        code = f"from {__name__} import cold_start; cold_start()"
+        ended = subprocess.run([sys.executable, "-c", code], input=asked, capture_output=True, check=False)
+        if ended.returncode:
+            last = ended.stderr.decode(errors="replace").strip().splitlines()[-1:]
+            raise FlopwiseError(one_line(f"a cold start failed: {' '.join(last)}"))
+        for step, wall_ns in enumerate(msgspec.json.decode(ended.stdout.splitlines()[-1], type=list[int])):
+            yield {"start": start, "step": step, "wall_ns": wall_ns, "workload": chosen.label()}
+
+
+class _Asked(msgspec.Struct):
+    workload: Workload
+    device: str
+
+
+def cold_start() -> None:
+    """In a process that has run nothing yet: the wall times of the first steps, as JSON on standard output."""
+    from flopwise.capture.build import build_step, resolve_device
+    from flopwise.capture.clock import clock_for
+    from flopwise.capture.worker import die_with_parent
+
+    die_with_parent()  # an experiment that is ended takes its cold start along
+    asked = msgspec.json.decode(sys.stdin.buffer.read(), type=_Asked)
+    device = resolve_device(asked.device)
+    step = build_step(asked.workload, device)
+    clock = clock_for(step.phases, device, single_op=False)
+    times = [clock.once() for _ in range(STEPS)]
+    sys.stdout.flush()
+    sys.stdout.buffer.write(b"\n" + msgspec.json.encode(times))  # after whatever a step of the user's own has printed
+
+
+def summaries(rows: Rows) -> list[Row]:
+    """For each number of warm-up steps: the mean of the ten steps after them, its spread, how far it is off; over all starts."""
+    starts: dict[int, list[float]] = {}
+    for row in rows:
+        starts.setdefault(row["start"], []).append(row["wall_ns"])
+    told: list[Row] = []
+    for warmups in WARMUPS:
+        found = [(walls[warmups : warmups + TIMED], median(walls[-TIMED:])) for walls in starts.values()]
+        means = [mean(timed) for timed, _ in found]
+        told.append(
+            {
+                "warmups": warmups,
+                "mean_ns": median(means),
+                "spread_ns": median(stdev(timed) for timed, _ in found),
+                "steady_ns": median(steady for _, steady in found),
+                "off_share": median(mean(timed) / steady - 1 for timed, steady in found),
+                "spread_share": median(stdev(timed) / mean(timed) for timed, _ in found),
+                "starts": len(found),
+            }
+        )
+    return told
+
+
+def judge(rows: Rows, place: Place) -> Verdict:
+    by_count = {row["warmups"]: row for row in summaries(rows)}
+    none, most = by_count[0], by_count[max(WARMUPS)]
+    said = (
+        f"with no warm-up the mean of {TIMED} steps is {units.percent(none['off_share'])} off the steady "
+        f"{units.duration(none['steady_ns'])} and spreads by {units.percent(none['spread_share'])}; after {max(WARMUPS)} it is "
+        f"{units.percent(most['off_share'])} off and spreads by {units.percent(most['spread_share'])} "
+        f"(cold starts: {none['starts']})."
+    )
+    if none["off_share"] < TOO_HIGH:
+        return Verdict(REFUTED, said)
+    cured = abs(most["off_share"]) < TOO_HIGH and most["spread_share"] < none["spread_share"]
+    return Verdict(
+        CONFIRMED if cured else INCONCLUSIVE, said if cured else f"{said} The steps here vary too much to tell."
+    )
+
+
+def draw(rows: Rows, place: Place) -> list[Picture]:
+    told = summaries(rows)
+    steady = Rule("y", told[0]["steady_ns"], "steady")
+    ends = [
+        {**row, "low_ns": max(0.0, row["mean_ns"] - row["spread_ns"]), "high_ns": row["mean_ns"] + row["spread_ns"]}
+        for row in told
+    ]
+    steps = [{**row, "start": f"start {row['start']}"} for row in rows]
+    return [
+        Picture(
+            title="Every step from a cold start", caption="The first ones load kernels and fill caches.",
+            kind="line", rows=steps, x="step", y="wall_ns", colour="start", x_title="step", y_title="time of the step",
+            y_log=True, rules=(steady,),
+        ),
+        Picture(
+            title="Mean of ten steps after some warm-up steps", caption="The thin line is one standard deviation to each side.",
+            kind="bar", rows=ends, x="warmups", y="mean_ns", low="low_ns", high="high_ns", x_title="warm-up steps",
+            y_title="mean", rules=(steady,),
+        ),
+    ]  # fmt: skip
+
+
+def tabulate(rows: Rows, place: Place) -> list[TableOf]:
+    columns = {
+        "warmups": "warm-up steps", "mean_ns": "mean of ten", "spread_ns": "standard deviation", "off_share": "off by",
+        "spread_share": "spread", "steady_ns": "steady step",
+    }  # fmt: skip
+    title = f"a training step of {rows[0]['workload']}, cold starts: {max(row['start'] for row in rows)}"
+    return [TableOf(title, columns, summaries(rows))]
+
+
+EXPERIMENT = Experiment(
+    name="warmup",
+    number=16,
+    line="What 0, 1, 2 and 5 warm-up steps do to the mean of ten steps and to its spread.",
+    claim=CLAIM,
+    measure=measure,
+    judge=judge,
+    draw=draw,
+    tabulate=tabulate,
+    takes_workload=True,
+)

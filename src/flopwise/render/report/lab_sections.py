@@ -1,0 +1,32 @@
+"""The lab in a report: per experiment its claim, its verdict, its pictures and its tables."""
+
+from functools import partial
+
+from flopwise.lab.results import Answer, LabRun
+from flopwise.render.lab_charts import picture_chart
+from flopwise.render.lab_view import shown_table, verdicts_table
+from flopwise.render.report.evidence import Block, Picture, Section, Shown
+
+
+def lab_sections(found: LabRun) -> list[Section]:
+    """All verdicts first, where there are several; then each experiment."""
+    answers = found.answers()
+    first = Section(key="lab", title="Verdicts", blocks=(Shown(verdicts_table(found, answers)),))
+    return [first, *(_section(answer) for answer in answers)]
+
+
+def _section(answer: Answer) -> Section:
+    name = answer.result.experiment
+    blocks: list[Block] = [f"Claim: {answer.claim}", f"Verdict: {answer.verdict.word}: {answer.verdict.why}"]
+    blocks += [
+        Picture(f"lab-{name}-{i}", partial(picture_chart, one, titled=False), _caption(one.title, one.caption))
+        for i, one in enumerate(answer.pictures, 1)
+    ]
+    blocks += [Shown(shown_table(table)) for table in answer.tables]
+    if answer.result.quick:
+        blocks.append("Measured with --quick: fewer sizes and samples.")
+    return Section(key=f"lab-{name}", title=name, blocks=tuple(blocks))
+
+
+def _caption(title: str, caption: str) -> str:
+    return f"{title}. {caption}" if caption else title
