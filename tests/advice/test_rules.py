@@ -234,7 +234,11 @@ def test_host_syncs():
     found = host_syncs.check(seen(GOOD, sync=7 * MS, facts={"details": Details(steps=1, waits=(wait,))}))
     assert found.saving_ns == pytest.approx(7 * MS)
     assert found.draws_on == {IDLE_SYNCHRONISATION: 7 * MS}
-    assert found.evidence == ("3 × aten::item → cudaStreamSynchronize in train/loss: the host waits 2.00 ms",)
+    said = "3 × aten::item → cudaStreamSynchronize in {}: the host waits 2.00 ms"
+    assert found.evidence == (said.format("train/loss"), "the functions that wait: profile with --stacks")
+    named = msgspec.structs.replace(wait, line="train.py(9): step")
+    known = host_syncs.check(seen(GOOD, sync=7 * MS, facts={"details": Details(steps=1, waits=(named,))}))
+    assert known.evidence == (said.format("train.py(9): step"),)
     assert host_syncs.check(seen(GOOD, facts={"details": Details(steps=1, waits=(wait,))})) is None
 
 

@@ -43,6 +43,15 @@ def test_a_wait_is_told_with_its_op_and_its_range():
     assert (wait.count, wait.waited_ns) == (1.0, 40.0)
 
 
+def test_a_wait_is_told_with_the_innermost_function_around_it():
+    without = made([(10, 50, 0, 7), (200, 300, 0, 7)], [(20, 60), (70, 90)], [(19, 61, 2)])
+    names = (*NAMES, "train.py(12): step", "train.py(3): log")
+    frames = frame(tables.FRAMES, (1, 900, 1, 11, 10), (15, 65, 1, 11, 11), (15, 65, 1, 99, 11))
+    waits = details(replace(without, names=names, frames=frames)).waits
+    assert [wait.line for wait in waits] == ["train.py(3): log", "train.py(12): step"]
+    assert [wait.line for wait in details(without).waits] == ["", ""]
+
+
 def test_a_wait_after_the_last_launch_ends_the_measurement():
     assert details(made([(10, 50, 0, 7), (200, 300, 0, 7)], [(310, 400)])).waits == ()
 

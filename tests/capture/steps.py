@@ -221,3 +221,19 @@ def calls_forward(device):
 def no_blocks(device):
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
     return lambda: model(torch.ones(2, 4))
+
+
+def learns(device):
+    """A training step that returns its loss."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(8, 1).to(device)
+    optimizer, x = torch.optim.SGD(model.parameters(), lr=0.1), torch.randn(16, 8, device=device)
+
+    def step():
+        model.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step

@@ -1,7 +1,9 @@
+from pathlib import Path
+
 import pytest
 
 from flopwise.capture.agreement import compared
-from flopwise.capture.events import AgreeRequest
+from flopwise.capture.events import Agreed, AgreeRequest
 from flopwise.capture.isolate import Worker
 from flopwise.errors import FlopwiseError
 from flopwise.spec.workload import Sampling, Trial, workload
@@ -58,3 +60,19 @@ def test_a_nan_is_the_worst_and_a_loss_scale_is_taken_out():
     scaled = {name: (values * 1024, n) for name, (values, n) in truth.items()}
     assert compared([], scaled, [], truth, any_scale=True).gradient_error == pytest.approx(0.0, abs=1e-12)
     assert compared([], scaled, [], truth).gradient_error > 100
+
+
+def test_a_step_of_the_users_own_shows_the_loss_it_returns_and_its_gradients(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    step = Trial(workload=workload("py:steps:learns"), sampling=Sampling(seconds=0.1), device="cpu")
+    path = str(tmp_path / "reference.npz")
+    with Worker() as worker:
+        found = worker.agree(step, AgreeRequest(path=path, write=True))
+        assert found.n_weights == 2
+        assert found.losses[0] > found.losses[-1] > 0
+        seen = []
+        point = worker.run(step, on_event=seen.append, compare=AgreeRequest(path=path))
+    (agreed,) = [event.agreement for event in seen if isinstance(event, Agreed)]
+    assert (agreed.loss_error, agreed.gradient_error, agreed.losses) == (0.0, 0.0, found.losses)
+    assert point.status == "ok"
+    assert len(point.warmup_ns) >= 6  # those that were compared among them

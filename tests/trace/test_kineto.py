@@ -409,3 +409,18 @@ def test_structure_ignores_what_strings_hold() -> None:
     structure = json_text.Structure(rb'{"a\"}]": "}"}, {"b": [1, "\\"]} ] tail')
     assert structure.last_event_end() == 32
     assert structure.list_end() == 33
+
+
+def test_frames_of_the_users_own_are_kept_and_others_are_not(tmp_path):
+    names = ["train.py(7): step", "/home/me/run/torch_things.py(3): f", "torch/nn/modules/module.py(1): _call_impl",
+             "<built-in method item of Tensor object at 0x1>", "contextlib.py(1): inner", "nn.Module: Linear_0",
+             "/usr/lib/python3.11/asyncio/base.py(1): run", "flopwise/capture/trials.py(1): run_trial"]  # fmt: skip
+    events = [
+        {"ph": "X", "cat": "python_function", "name": name, "pid": 1, "tid": 1, "ts": float(i), "dur": 5.0}
+        for i, name in enumerate(names)
+    ]
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    found = read_kineto(path)
+    assert [found.names[i] for i in found.frames["name"]] == names[:2]
+    assert [found.names[i] for i in found.ranges["name"]] == ["Linear_0"]

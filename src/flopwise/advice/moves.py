@@ -25,6 +25,7 @@ ROUNDED = {
     "precision": ("tf32", "bf16", "fp16", "bf16-pure", "bf16-master"),
     "optimizer": ("flopwise-bf16",),
 }
+HALF_ONLY = ("sdpa-flash", "sdpa-cudnn")  # backends without kernels for fp32
 REDONE_BY = ("compile", "precision")  # levers after which a move that failed may be worth another try
 
 
@@ -83,9 +84,11 @@ def _tried(current: Workload, smaller: bool) -> dict[str, tuple[str, ...]]:
 def with_lever(current: Workload, lever: str, value: str) -> Workload | None:
     """The workload with one lever changed; None where the two do not go together."""
     try:
-        recipe = msgspec.structs.asdict(current.recipe) | {lever: int(value) if lever == "checkpoint" else value}
-        changed = msgspec.structs.replace(current, recipe=Recipe(**recipe))
-        return _checked(changed)
+        levers = msgspec.structs.asdict(current.recipe) | {lever: int(value) if lever == "checkpoint" else value}
+        recipe = Recipe(**levers)
+        if lever == "attention" and value in HALF_ONLY and recipe.compute not in ("bf16", "fp16"):
+            return None
+        return _checked(msgspec.structs.replace(current, recipe=recipe))
     except FlopwiseError:
         return None
 

@@ -56,10 +56,15 @@ def _raise_if_failed(ended: Exited, refused: Done | None, failure: str) -> None:
 class Worker(AbstractContextManager["Worker"]):
     """A process that has torch loaded and forks for every trial it is given."""
 
-    def __init__(self, compiler: bool = False) -> None:
-        """`compiler`: load torch.compile's modules as well, which every trial that compiles needs for seconds."""
+    def __init__(self, compiler: bool = False, wait: bool = True) -> None:
+        """`compiler`: load torch.compile's modules as well, which every trial that compiles needs for seconds.
+
+        `wait`: until it is up; else it gets ready while others work, and is waited for when it is first asked something.
+        """
         self.arguments = ("--compiler",) if compiler else ()
         self._start()
+        if wait:
+            self._greet()
 
     def _start(self) -> None:
         # A session of its own: Ctrl-C reaches this process alone, which then asks the worker to stop in good order.
@@ -67,7 +72,10 @@ class Worker(AbstractContextManager["Worker"]):
             (sys.executable, "-m", "flopwise.capture.worker", *self.arguments),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True, bufsize=0,
         )  # fmt: skip
-        self._buffer = b""
+        self._buffer, self._greeted = b"", False
+
+    def _greet(self) -> None:
+        self._greeted = True
         hello = next(self._events(time.monotonic() + START_S), None)
         if not isinstance(hello, Hello):
             self.close()
@@ -273,6 +281,8 @@ class Worker(AbstractContextManager["Worker"]):
                     return
 
     def _send(self, request: Request) -> None:
+        if not self._greeted:
+            self._greet()
         self._write(msgspec.json.encode(request) + b"\n")
 
     def _write(self, line: bytes) -> None:

@@ -98,6 +98,7 @@ def _trace(columns: Columns, stream: EventStream) -> Trace:
         syncs=_shaped(calls.filter(_named(names, _SYNC)), tables.SYNCS),
         ops=_shaped(ops, tables.OPS),
         ranges=_ranges(annotations, marked_steps, modules, steps, marked),
+        frames=_shaped(columns.take("frames"), tables.FRAMES),
         sized_ops=sized_ops(ops["shape"]),
         shapes=tuple(columns.shapes.ids),
         gpu=_gpu_name(stream),

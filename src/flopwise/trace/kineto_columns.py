@@ -55,8 +55,14 @@ _ARGS_OF: dict[str, tuple[str, ...]] = {
     "ops": ("sequence", "forward_thread"),
     "annotations": (),
     "modules": (),
+    "frames": (),
 }
 _MODULE = "nn.Module: "
+# Frames of Python that are nobody's training code: torch's, the interpreter's, those that run a step to measure it.
+_FOREIGN = re.compile(
+    r"(?:^|/)(?:torch|importlib|multiprocessing|flopwise/capture|site-packages|dist-packages|python3\.\d+)/"
+    r"|^<|^(?:abc|contextlib|copy|enum|functools|runpy|threading|typing|warnings|weakref)\.py\("
+)
 _BATCH_BYTES = 2 << 20  # of records, before their columns are taken out
 _WHOLE_ARGS = tuple(field.name for field in msgspec.structs.fields(Args) if field.type is int)
 
@@ -105,6 +111,8 @@ class Columns:
         for category, found in by_category.items():
             table = _TABLE_OF.get(category)
             if table == "modules":
+                if frames := [event for event in found if ".py(" in event.name and not _FOREIGN.search(event.name)]:
+                    self._add("frames", frames)
                 found = [event for event in found if event.name.startswith(_MODULE)]
             if table is not None and found:
                 self._add(table, found)

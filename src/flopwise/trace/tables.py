@@ -41,6 +41,7 @@ OPS = _HOST | {
 RANGES = _HOST | {
     "kind": pl.String
 }  # 'annotation' (record_function, NVTX), 'module' (nn.Module calls), 'step' (profiler steps)
+FRAMES = _HOST  # functions of Python that are the user's own, where stacks were captured
 GRAPH_RUNS = _SPAN | {  # a CUDA graph traced as one row, its kernels unknown
     "process": pl.Int64,
     "device": pl.Int32,
@@ -75,6 +76,7 @@ class Trace:
     ops: pl.DataFrame
     ranges: pl.DataFrame
     graph_nodes: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=GRAPH_NODES))
+    frames: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=FRAMES))
     sized_ops: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=SIZED_OPS))
     shapes: tuple[str, ...] = ("",)  # sizes of an op's inputs, '[[48, 512, 64], [48, 64, 512]]', each text once
     gpu: str = ""  # the first device's name
@@ -88,7 +90,18 @@ def of_process(trace: Trace, process: int) -> Trace:
 
     Rows keep their order, but not their numbers: `sized_ops` is left out.
     """
-    names = ("kernels", "copies", "launches", "graph_launches", "graph_runs", "syncs", "ops", "ranges", "graph_nodes")
+    names = (
+        "kernels",
+        "copies",
+        "launches",
+        "graph_launches",
+        "graph_runs",
+        "syncs",
+        "ops",
+        "ranges",
+        "graph_nodes",
+        "frames",
+    )
     tables = {name: getattr(trace, name) for name in names}
     others = {name for name, table in tables.items() if not table["process"].is_in([process, NO_ID]).all()}
     if not others or process == NO_ID:

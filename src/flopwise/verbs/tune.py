@@ -125,6 +125,8 @@ class _Tuner:
         stopped = "nothing left to try"
         self.progress.begin(0, 0)
         try:
+            if self.there.environment.gpu is not None:  # on the CPU they would be in the way of what is measured first
+                self.idle = [Worker(compiler=True, wait=False) for _ in range(2)]
             self._write_reference(start)
             self.best, agreed = self._measured_alone(start)
             seen = self.look.at(start, self.best, "before")

@@ -34,10 +34,12 @@ def check(facts: Facts) -> Finding | None:
     told = f" ({number:.0f} waits a step, most in {what})" if what else ""
     title = f"synchronisation in the step: the GPU is idle {units.duration(idle)} after it{told}"
     evidence = tuple(_told(wait) for wait in waits[:5])
+    if waits and not any(wait.line for wait in waits):
+        evidence += ("the functions that wait: profile with --stacks",)
     return finding(facts, __name__, title, saving, (IDLE_SYNCHRONISATION, IDLE_OTHER), evidence=evidence, code=CODE)
 
 
 def _told(wait: HostWait) -> str:
-    where = f" in {wait.where}" if wait.where else ""
+    where = f" in {wait.line or wait.where}" if wait.line or wait.where else ""
     by = f"{wait.op} → {wait.call}" if wait.op else wait.call
     return f"{wait.count:.0f} × {by}{where}: the host waits {units.duration(wait.waited_ns)}"
