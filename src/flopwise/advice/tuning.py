@@ -5,7 +5,7 @@ import math
 import msgspec
 
 from flopwise.advice.finding import Finding
-from flopwise.analysis.comparison import FASTER, SLOWER, Comparison
+from flopwise.analysis.comparison import FASTER, NO_DIFFERENCE, SLOWER, Comparison
 from flopwise.analysis.waterfall import Waterfall
 from flopwise.records import Agreement
 from flopwise.spec.workload import Workload
@@ -132,5 +132,6 @@ def decide(
     if comparison.verdict == SLOWER:
         return False, "slower"
     if before_bytes and after_bytes is not None and after_bytes < (1 - SMALLER) * before_bytes:
-        return True, f"{1 - after_bytes / before_bytes:.0%} less memory, and no slower"
+        speed = "no slower" if comparison.verdict == NO_DIFFERENCE else "not shown to be slower"
+        return True, f"{1 - after_bytes / before_bytes:.0%} less memory, and {speed}"
     return False, comparison.verdict

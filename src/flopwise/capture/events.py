@@ -201,3 +201,4 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     agree: AgreeRequest | None = None  # instead of timing the trial
     compare: AgreeRequest | None = None  # with the trial's first steps, which warm it up as well
     turns: bool = False  # wait for a line before every round: `go` or `stop`
+    fewest: int = 0  # samples to be taken whatever the sampling's budget says

@@ -211,9 +211,10 @@ class Worker(AbstractContextManager["Worker"]):
         trace: TraceRequest | None = None,
         memory: MemoryRequest | None = None,
         compare: AgreeRequest | None = None,
+        fewest: int = 0,
     ) -> Point:
         """Measure one trial. Always returns a point: of an interruption too, with what was measured until then."""
-        gathered = self.begin(trial, log, trace=trace, memory=memory, compare=compare)
+        gathered = self.begin(trial, log, trace=trace, memory=memory, compare=compare, fewest=fewest)
         try:
             ended = self.follow(gathered, on_event)
         except KeyboardInterrupt:
@@ -229,12 +230,17 @@ class Worker(AbstractContextManager["Worker"]):
         trace: TraceRequest | None = None,
         memory: MemoryRequest | None = None,
         compare: AgreeRequest | None = None,
+        fewest: int = 0,
     ) -> Gathered:
         """Send the trial to the worker, starting the worker anew if it is gone."""
         if self.process.poll() is not None:
             self._start()
         plan = msgspec.json.encode(trial).decode()
-        self._send(Request(trial=plan, log=str(log or ""), turns=turns, trace=trace, memory=memory, compare=compare))
+        self._send(
+            Request(
+                trial=plan, log=str(log or ""), turns=turns, trace=trace, memory=memory, compare=compare, fewest=fewest
+            )
+        )
         return Gathered(trial, paired_with)
 
     def follow(self, gathered: Gathered, on_event: OnEvent, until: type[Event] | None = None) -> Done:

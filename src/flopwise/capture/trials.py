@@ -4,7 +4,7 @@ import gc
 import resource
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -45,10 +45,12 @@ def run_trial(
     turns: bool = False,
     trace: TraceRequest | None = None,
     compare: AgreeRequest | None = None,
+    fewest: int = 0,
 ) -> None:
     """Run the trial and emit what happens. `may_go_on` is asked before every step; in `turns` it alone ends the sampling.
 
     `compare`: the first steps' losses and gradients are set beside a reference's; they warm the step up as well.
+    `fewest`: samples to be taken whatever the budget says.
     """
     try:
         device = resolve_device(trial.device)
@@ -57,15 +59,16 @@ def run_trial(
         step = build_step(trial.workload, device)
         emit(Ready(setup_ns=time.perf_counter_ns() - begun, captured_first_ns=step.captured_first_ns))
         clock = clock_for(step.phases, device, step.single_op)
+        compared_ns: list[int] = []
         if compare is not None:
-            emit(agreement_of(step, trial.workload, compare, lambda: emit(WarmupStep(wall_ns=clock.once()))))
+            emit(agreement_of(step, trial.workload, compare, lambda: compared_ns.append(clock.once())))
         gc.collect()
         gc.disable()  # a collection in the middle of a step is the interpreter's, not the workload's
         try:
-            go_on = warm_up(clock, trial.sampling, device, emit, may_go_on, turns)
+            go_on = warm_up(clock, trial.sampling, device, emit, may_go_on, turns, compared_ns)
             if turns and go_on:  # who takes turns is asked for more rounds, but not for its memory
                 emit(Remembered(memory=phase_memory(step, device)))
-            stopped = _sample(clock, trial.sampling, emit, may_go_on, turns) if go_on else "interrupted"
+            stopped = _sample(clock, trial.sampling, emit, may_go_on, turns, fewest) if go_on else "interrupted"
         finally:
             gc.enable()
         if stopped != "interrupted":
@@ -88,10 +91,13 @@ def warm_up(
     emit: Emit,
     may_go_on: Callable[[], bool] = lambda: True,
     turns: bool = False,
+    done_ns: Sequence[int] = (),
 ) -> bool:
-    """Until steady, or exactly `sampling.warmup` steps. False: it was interrupted."""
+    """Until steady, or exactly `sampling.warmup` steps. False: it was interrupted. `done_ns`: steps that were run already."""
     least_ns = GPU_WARMUP_NS if device.type == "cuda" else 0
-    walls: list[int] = []
+    walls = list(done_ns)
+    for wall_ns in walls:
+        emit(WarmupStep(wall_ns=wall_ns))
     rule = "steady" if sampling.warmup is None else "forced"
     deadline, next_look = time.perf_counter() + sampling.seconds, 0
     while sampling.warmup is None or len(walls) < sampling.warmup:
@@ -112,15 +118,18 @@ def warm_up(
     return True
 
 
-def _sample(clock: Clock, sampling: Sampling, emit: Emit, may_go_on: Callable[[], bool], turns: bool) -> str:
+def _sample(
+    clock: Clock, sampling: Sampling, emit: Emit, may_go_on: Callable[[], bool], turns: bool, fewest: int
+) -> str:
     """Sample until the rule says why to stop."""
     rule = StoppingRule(sampling)
-    begun = time.perf_counter()
+    begun, taken = time.perf_counter(), 0
     while may_go_on():
         phases = clock.sample()
         emit(Sampled(phases=phases))
+        taken += 1
         stopped = rule.after(phases[STEP].wall_ns, time.perf_counter() - begun)
-        if stopped and not turns:
+        if stopped and not turns and taken >= fewest:
             return stopped
     return "turns" if turns else "interrupted"
 

@@ -81,16 +81,19 @@ class Contestant:
 
 HOPELESS = "hopeless"  # why turns stopped: the second takes more than twice as long in every round
 HOPELESS_ROUNDS, HOPELESS_RATIO = 2, 2.0
+PLAIN = "plain"  # or less than two thirds of the time in every round: more rounds would only make the number finer
+PLAIN_ROUNDS, PLAIN_RATIO = 4, 2 / 3
 
 
 def take_turns(first: Contestant, second: Contestant, fewest: int = 0) -> str:
     """Rounds until both are sampled well enough: why it stopped; 'interrupted' if one has ended.
 
-    `fewest`: rounds to be taken whatever the budget says, unless the second is HOPELESS.
+    `fewest`: rounds to be taken whatever the budget says, unless the second is HOPELESS, or the better by far and the
+    budget is spent.
     """
     pair = (first, second)
     rules = [StoppingRule(one.trial.sampling) for one in pair]
-    begun, order, rounds, worse = time.monotonic(), (0, 1), 0, True
+    begun, order, rounds, worse, better = time.monotonic(), (0, 1), 0, True, True
     while True:
         walls = [0, 0]
         for i in order:
@@ -102,8 +105,11 @@ def take_turns(first: Contestant, second: Contestant, fewest: int = 0) -> str:
         verdicts = [rule.after(wall, elapsed_s) for rule, wall in zip(rules, walls, strict=True)]
         rounds += 1
         worse = worse and walls[1] > HOPELESS_RATIO * walls[0]
+        better = better and walls[1] < PLAIN_RATIO * walls[0]
         if fewest and worse and rounds >= HOPELESS_ROUNDS:
             return HOPELESS
+        if fewest and better and rounds >= PLAIN_ROUNDS and all(verdicts):
+            return PLAIN
         if all(verdicts) and rounds >= fewest:
             return verdicts[0]
 

@@ -136,7 +136,10 @@ def _serve(request: Request, events: int) -> None:
     if request.memory is not None:
         record_trial(trial, lambda event: _emit(events, event), may_go_on, request.memory)
         return
-    run_trial(trial, lambda event: _emit(events, event), may_go_on, request.turns, request.trace, request.compare)
+    run_trial(
+        trial, lambda event: _emit(events, event), may_go_on, request.turns, request.trace, request.compare,
+        request.fewest,
+    )  # fmt: skip
 
 
 def _calibrate(device: "torch.device", events: int) -> None:

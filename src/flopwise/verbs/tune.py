@@ -11,10 +11,10 @@ import msgspec
 from flopwise import units
 from flopwise.advice.moves import REDONE_BY, Move, moves, reference_of, seconds_to_try
 from flopwise.advice.tuning import Attempt, Begun, Ended, Row, Tuning, decide, wrong
-from flopwise.analysis.comparison import SLOWER, Comparison, compare_samples
-from flopwise.capture.events import Agreed, AgreeRequest, Event, Surroundings
+from flopwise.analysis.comparison import FASTER, SLOWER, Comparison, compare_samples
+from flopwise.capture.events import Agreed, AgreeRequest, Event, Surroundings, TraceRequest
 from flopwise.capture.isolate import Worker
-from flopwise.capture.turns import HOPELESS, HOPELESS_RATIO, Contestant, take_turns
+from flopwise.capture.turns import HOPELESS, HOPELESS_RATIO, PLAIN, PLAIN_RATIO, Contestant, take_turns
 from flopwise.errors import FlopwiseError
 from flopwise.records import OK, STEP, PhaseMemory, Point
 from flopwise.spec import fields
@@ -128,8 +128,8 @@ class _Tuner:
             if self.there.environment.gpu is not None:  # on the CPU they would be in the way of what is measured first
                 self.idle = [Worker(compiler=True, wait=False) for _ in range(2)]
             self._write_reference(start)
-            self.best, agreed = self._measured_alone(start)
-            seen = self.look.at(start, self.best, "before")
+            self.best, agreed = self._measured_alone(start, self.look.request("before"))
+            seen = self.look.seen(self.best, "before")
             self.outlook = Outlook(seen.facts, seen.findings)
             agreement = agreed.agreement
             self._keep(
@@ -241,6 +241,9 @@ class _Tuner:
             if stopped == HOPELESS:
                 reason = f"more than {HOPELESS_RATIO:g} times as slow in every round"
                 found = msgspec.structs.replace(found, verdict=SLOWER, reason=reason, low=None, high=None)
+            if stopped == PLAIN:
+                reason = f"less than {PLAIN_RATIO:.0%} of the time in every round"
+                found = msgspec.structs.replace(found, verdict=FASTER, reason=reason, low=None, high=None)
             agreed = challenger.gathered.agreed or Agreed()
             attempt = self._judged(_timed(first, mine[was:], others), before, after, found, agreed)
             self._settle(challenger, attempt.kept)
@@ -289,7 +292,7 @@ class _Tuner:
         group = f"attempt {len(self.attempts) + 1}" if hasattr(self, "best") else START
         return Trial(workload=changed, sampling=self.sampling, device=self.device, group=group)
 
-    def _measured_alone(self, chosen: Workload) -> tuple[Point, Agreed]:
+    def _measured_alone(self, chosen: Workload, trace: TraceRequest | None = None) -> tuple[Point, Agreed]:
         trial, seen = self._trial(chosen), [Agreed()]
 
         def on_event(event: Event) -> None:
@@ -297,11 +300,14 @@ class _Tuner:
             seen.extend([event] if isinstance(event, Agreed) else [])
 
         self.progress.trial(trial)
-        point = self.worker.run(trial, self.run.log_path(trial.key()), on_event, compare=self._compare)
+        log = self.run.log_path(trial.key())
+        point = self.worker.run(trial, log, on_event, trace=trace, compare=self._compare, fewest=FEWEST)
         self.run.append(point)
         if point.status != OK and trial.group == START:
             if point.status == "interrupted":
                 raise KeyboardInterrupt
+            if trace is not None:  # perhaps it was the profiler that failed
+                return self._measured_alone(chosen)
             raise FlopwiseError(f"{chosen.label()}: {point.status}: {point.reason}", point.hint)
         return point, seen[-1]
 

@@ -43,24 +43,40 @@ class Look:
         self.gpu = gpu_of(there.environment)
         self.on_gpu = there.environment.gpu is not None
 
+    def request(self, name: str) -> TraceRequest | None:
+        """A trace that is called so, to be taken with a step's samples; on the CPU there is nothing to see."""
+        path = self.run.trace_path(f"{name}.kineto.json.gz")
+        return TraceRequest(path=str(path.resolve()), steps=TRACED_STEPS) if self.on_gpu else None
+
     def at(self, workload: Workload, point: Point, name: str) -> Seen:
-        """The step's facts: from its trace where there is a GPU, else from its clocks alone."""
-        alone = Facts(point=point, ceilings=find_ceilings(self.gpu) if self.gpu else None, gpu=self.gpu)
+        """The facts of a step that was measured without a trace: one is taken now."""
         if not self.on_gpu:
-            return Seen(facts=alone, notes=("on the CPU there is no trace to look at: no waterfall, no findings",))
+            return self.seen(point, name)
         sampling = Sampling(seconds=TRACED_SECONDS, timeout_s=point.trial.sampling.timeout_s)
         trial = Trial(workload=workload, sampling=sampling, device=self.device, group=f"trace {name}")
-        path = self.run.trace_path(f"{trial.key()}.kineto.json.gz")
-        request = TraceRequest(path=str(path.resolve()), steps=TRACED_STEPS)
-        traced = self.worker.run(trial, self.run.log_path(trial.key()), trace=request)
+        traced = self.worker.run(trial, self.run.log_path(trial.key()), trace=self.request(name))
         self.run.append(traced)
         if traced.status != OK:
-            return Seen(facts=alone, notes=(f"no trace of the step {name}: {traced.status}: {traced.reason}",))
+            return Seen(facts=self._alone(point), notes=(f"no trace of the step {name}: {traced.reason}",))
+        return self.seen(msgspec.structs.replace(point, trial=traced.trial, trace_file=traced.trace_file), name)
+
+    def seen(self, point: Point, name: str) -> Seen:
+        """The step's facts: from its trace where there is a GPU, else from its clocks alone."""
+        if not self.on_gpu:
+            notes = ("on the CPU there is no trace to look at: no waterfall, no findings",)
+            return Seen(facts=self._alone(point), notes=notes)
+        if not point.trace_file:
+            return Seen(facts=self._alone(point), notes=(f"no trace of the step {name} could be taken",))
         try:
-            facts = facts_of_file(path, msgspec.structs.replace(point, trial=traced.trial))
+            facts = facts_of_file(self.run.trace_path(point.trace_file), point)
         except FlopwiseError as error:
-            return Seen(facts=alone, notes=(f"the trace of the step {name} says nothing: {error.message}",))
+            return Seen(
+                facts=self._alone(point), notes=(f"the trace of the step {name} says nothing: {error.message}",)
+            )
         return Seen(facts=facts, findings=findings(facts))
+
+    def _alone(self, point: Point) -> Facts:
+        return Facts(point=point, ceilings=find_ceilings(self.gpu) if self.gpu else None, gpu=self.gpu)
 
 
 class Outlook:
