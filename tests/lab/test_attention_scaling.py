@@ -59,6 +59,8 @@ def test_it_can_be_confirmed_refuted_and_left_open(pure):
     assert pure(EXPERIMENT, made(time=1.5), GPU).word == "inconclusive"  # near neither
     assert pure(EXPERIMENT, made(time=1.0, spread=0.4), GPU).word == "inconclusive"  # too noisy to refute
     assert pure(EXPERIMENT, made(ways=(NAIVE,)), GPU).word == "inconclusive"  # nothing to hold it against
+    unseen = [row for row in made() if row["part"] != "matrix"]
+    assert pure(EXPERIMENT, unseen, GPU).word == "inconclusive"  # no snapshot
 
 
 def test_an_exponent_is_of_the_longest_contexts():

@@ -263,9 +263,11 @@ def judge(rows: Rows, place: Place) -> Verdict:
         return Verdict(
             INCONCLUSIVE, f"fewer than {FITTED} contexts of naive attention and of SDPA were measured: no exponent."
         )
+    matrices = part(rows, "matrix")
+    if NAIVE not in {row["how"] for row in matrices}:
+        return Verdict(INCONCLUSIVE, "there is no memory snapshot of naive attention to look for the matrix in.")
     off = [abs(row["time_exponent"] - 2) for row in fitted]
     off += [abs(row["saved_exponent"] - row["claimed_saved_exponent"]) for row in fitted]
-    matrices = part(rows, "matrix")
     as_predicted = all(
         row["found_bytes"] == row["predicted_bytes"] if row["how"] in KEEPS else not row["kept"] for row in matrices
     )
