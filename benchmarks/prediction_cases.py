@@ -2,6 +2,7 @@
 
     python benchmarks/prediction_cases.py RUNS [--sizes small,…] [--contexts 128,…] [--seconds 300]
     python benchmarks/prediction_cases.py RUNS --held-out --seconds 200
+    python benchmarks/prediction_cases.py RUNS --memory --without STORED… --seconds 100
     python benchmarks/prediction.py --time RUNS/…-prediction-…
 
 The levers at the sizes where they matter, compiled steps and CUDA graphs among them; then five sizes × three contexts ×
@@ -12,6 +13,9 @@ says why. `--seconds` ends it in time: what is measured by then is kept.
 `--held-out`: other batches and contexts than those, which the model of the machine was looked at with. Every third of their
 grid, the sizes in turn, so that whatever is measured by the end of the time is spread over all; after three rounds of the sizes
 come levers and two compiled steps, then the rest.
+
+`--memory`: only what the peak needs, one step of warm-up and one that counts, of the grid alone, the cheapest first.
+`--without`: cases that stored runs have are left out.
 """
 
 import argparse
@@ -29,9 +33,10 @@ from flopwise.capture.trials import run_trial
 from flopwise.cost.account import step_time
 from flopwise.cost.datasheet import from_datasheet
 from flopwise.cost.step import account_step
-from flopwise.records import Point
+from flopwise.records import OK, Point
 from flopwise.spec.gpu import find_gpu
 from flopwise.spec.workload import Sampling, Trial, Workload, workload
+from flopwise.store import StoredRun
 from flopwise.store.run import Run
 
 SIZES = ("small", "medium", "large", "xl", "2.7B")
@@ -95,6 +100,20 @@ def trial(case: Workload, device: str) -> Trial:
     return Trial(workload=case, sampling=Sampling(warmup=warmup, samples=samples), device=device)
 
 
+def grid_by_cost(sizes: tuple[str, ...], contexts: tuple[int, ...], known: set[str]) -> list[Trial]:
+    """The grid's cases that are not known, with as few steps as there can be."""
+    found = [case for case in cases(sizes, contexts) if not set(case.recipe.changed()) - {"precision", *BY_HAND}]
+    gpu, few = find_gpu("h200"), Sampling(warmup=1, samples=1)
+    found = [c for c in found if c.recipe.precision in PRECISIONS and c.label() not in known]
+    found.sort(key=lambda case: sum(op.flops for op in account_step(case, gpu).ops))
+    return [Trial(workload=case, sampling=few, device="auto") for case in found]
+
+
+def stored_labels(paths: list[Path]) -> set[str]:
+    points = (point for path in paths for point in StoredRun.load(path).points)
+    return {point.trial.workload.label() for point in points if point.status == OK and point.memory}
+
+
 def measured(one: Trial) -> Point:
     """One trial in this process; nothing of it stays."""
     gathered = Gathered(one)
@@ -120,11 +139,17 @@ def main() -> None:
     parser.add_argument(
         "--held-out", action="store_true", help="shapes that the others have not, spread over the sizes"
     )
+    parser.add_argument("--memory", action="store_true", help="the grid alone, with as few steps as there can be")
+    parser.add_argument("--without", type=Path, nargs="*", default=[], help="stored runs whose cases are left out")
     parser.add_argument("--seconds", type=float, default=1e9)
     given = parser.parse_args()
     contexts = tuple(int(context) for context in given.contexts.split(","))
     sizes = tuple(given.sizes.split(","))
-    trials = [trial(case, given.device) for case in (held_out(sizes) if given.held_out else cases(sizes, contexts))]
+    trials = (
+        grid_by_cost(sizes, contexts, stored_labels(given.without))
+        if given.memory
+        else [trial(case, given.device) for case in (held_out(sizes) if given.held_out else cases(sizes, contexts))]
+    )
     begun = time.monotonic()
     with Run.create(given.runs, "bench", "prediction", " ".join(sys.argv), trials) as run:
         for n, one in enumerate(trials, 1):

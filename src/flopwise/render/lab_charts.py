@@ -96,7 +96,7 @@ def _axis(
         ticks = log_ticks([row[name] for row in rows for name in fields if name and _is_number(row.get(name))])
         return axis.scale(type="log", nice=False, padding=6).axis(labelOverlap=True, **ticks)
     return axis.scale(zero=which == "y").axis(
-        format="~g" if max((abs(r[field]) for r in rows), default=0) < 1e5 else "~s"
+        format=".6~g" if max((abs(r[field]) for r in rows), default=0) < 1e5 else "~s"
     )
 
 
@@ -107,7 +107,7 @@ def log_ticks(values: Sequence[float]) -> dict[str, Any]:
     ('~s', '.0e', [0.01, 0.1, 1.0, 10.0, 100.0])
     """
     low, high = min(values), max(values)
-    form = ".0e" if low < 1e-4 or high > 1e10 else "~s" if low >= 1 and high >= 1e4 else "~g"
+    form = ".0e" if low < 1e-4 or high > 1e10 else "~s" if low >= 1 and high >= 1e4 else ".6~g"
     if low <= 0 or high < 30 * low:
         return {"format": form}
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
