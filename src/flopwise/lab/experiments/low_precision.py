@@ -1,0 +1,172 @@
+"""`low-precision`: ReLU in fp32 and in half precision: its arithmetic intensity, and the bandwidth that follows from it.
+
+ReLU of n numbers reads n, writes n, and makes n comparisons, one FLOP each: 1/8 FLOP per byte in fp32 and 1/4 in half precision.
+Every chip has a ridge far above that, so its bandwidth is the limit and its time can be predicted: the bytes over the bandwidth
+that a plain copy of the same bytes reaches here. PyTorch's ReLU writes every number, not only those that change.
+"""
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from flopwise import units
+from flopwise.lab.experiment import (
+    CONFIRMED,
+    INCONCLUSIVE,
+    REFUTED,
+    Experiment,
+    Picture,
+    Place,
+    Row,
+    Rows,
+    Rule,
+    TableOf,
+    Verdict,
+    part,
+)
+from flopwise.spec.gpu import find_gpu
+
+if TYPE_CHECKING:
+    from flopwise.lab.bench import Bench
+
+CLAIM = (
+    "ReLU is limited by memory, so half the bytes for each number double its arithmetic intensity and halve its time."
+)
+RELU, COPY = "relu", "copy"
+FORMATS = ("fp32", "bf16", "fp16")
+GPU_POWERS, GPU_QUICK = (16, 18, 20, 22, 24, 26, 28), (16, 22, 28)
+CPU_POWERS, CPU_QUICK = (12, 14, 16, 18, 20, 22, 24, 25), (14, 20, 25)
+CLEAR_OF_CACHE = 4  # times the cache: what is moved must not lie in it
+HALVED = (1.8, 2.2)  # fp32's time over half precision's
+NEAR_COPY = 0.8  # of a copy's bandwidth: less is limited by something else
+
+
+def measure(bench: "Bench") -> Iterator[Row]:
+    import torch
+
+    cache = torch.cuda.get_device_properties(bench.device).L2_cache_size if bench.on_gpu else None
+    dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+    powers = (GPU_QUICK if bench.quick else GPU_POWERS) if bench.on_gpu else (CPU_QUICK if bench.quick else CPU_POWERS)
+    for n in (2**power for power in powers):
+        for name, dtype in dtypes.items():
+            bench.doing(f"ReLU of {n} numbers in {name}")
+            x = torch.randn(n, device=bench.device).to(dtype)
+            out = torch.empty_like(x)
+            about = {"format": name, "n": n, "moved_bytes": 2 * x.nbytes, "cache_bytes": cache}
+            # What torch.relu calls, but into memory that is there: a CPU would get new pages from the system each time.
+            for kind, run in ((RELU, partial(torch.clamp_min, x, 0, out=out)), (COPY, partial(out.copy_, x))):
+                timing = bench.time(run, seconds=0.03 if bench.quick else 0.08)
+                rate = 1e9 * about["moved_bytes"] / timing.device_ns
+                yield {
+                    "part": kind, **about, "device_ns": timing.device_ns, "rate_bytes_per_s": rate, **timing.row(),
+                }  # fmt: skip
+
+
+def relus(rows: Rows) -> list[Row]:
+    """Each ReLU beside the prediction from the copy of the same bytes."""
+    copies = {(row["format"], row["n"]): row["rate_bytes_per_s"] for row in part(rows, COPY)}
+    told = []
+    for row in part(rows, RELU):
+        copied = copies.get((row["format"], row["n"]))
+        more: Row = {
+            "numbers": units.count(row["n"]),
+            "intensity": row["n"] / row["moved_bytes"],
+            "work_flops_per_s": 1e9 * row["n"] / row["device_ns"],
+            "copy_bytes_per_s": copied,
+            "predicted_ns": 1e9 * row["moved_bytes"] / copied if copied else None,
+            "copy_share": row["rate_bytes_per_s"] / copied if copied else None,
+        }
+        told.append({**row, **more})
+    return told
+
+
+def largest(rows: Rows) -> dict[str, Row]:
+    """The largest ReLU of each format."""
+    found: dict[str, Row] = {}
+    for row in relus(rows):
+        if row["n"] >= found.get(row["format"], row)["n"]:
+            found[row["format"]] = row
+    return found
+
+
+def judge(rows: Rows, place: Place) -> Verdict:
+    found = largest(rows)
+    full, half = found.get("fp32"), found.get("fp16")
+    if full is None or half is None or full["n"] != half["n"] or not (full["predicted_ns"] and half["predicted_ns"]):
+        return Verdict(INCONCLUSIVE, f"only {', '.join(found) or 'nothing'} could be measured.")
+    if full["cache_bytes"] and half["moved_bytes"] < CLEAR_OF_CACHE * full["cache_bytes"]:
+        return Verdict(
+            INCONCLUSIVE,
+            f"the largest vector moves {units.size(half['moved_bytes'])}, and the cache holds {units.size(full['cache_bytes'])}: "
+            "its bandwidth need not be the memory's.",
+        )
+    faster = full["device_ns"] / half["device_ns"]
+    bound = all(row["copy_share"] > NEAR_COPY for row in (full, half))
+    chip = find_gpu(place.name) if place.on_gpu else None
+    peak = chip.bandwidth_bytes_s if chip else None
+    said = " ".join(_told(row, peak) for row in found.values())
+    said = f"{said} At {units.count(full['n'])} numbers fp16 is {faster:.2f} times as fast as fp32."
+    if not bound:
+        said += " What is well below a copy's bandwidth is not limited by memory here."
+    return Verdict(CONFIRMED if bound and HALVED[0] <= faster <= HALVED[1] else REFUTED, said)
+
+
+def _told(row: Mapping[str, Any], peak: float | None) -> str:
+    specified = f", {units.percent(row['rate_bytes_per_s'] / peak, 0)} of the specified" if peak else ""
+    return (
+        f"{row['format']} ({row['intensity']:.3g} FLOP/B): {units.duration(row['predicted_ns'])} predicted, "
+        f"{units.duration(row['device_ns'])} measured, {units.rate(row['rate_bytes_per_s'], 'B/s')} "
+        f"({units.percent(row['copy_share'], 0)} of a copy's{specified})."
+    )
+
+
+def draw(rows: Rows, place: Place) -> list[Picture]:
+    told = relus(rows)
+    chip = find_gpu(place.name) if place.on_gpu else None
+    peak = chip.bandwidth_bytes_s if chip else None
+    cache = next((row["cache_bytes"] for row in told if row["cache_bytes"]), None)
+    rules = (*((Rule("y", peak, "specified"),) if peak else ()), *((Rule("x", cache, "L2"),) if cache else ()))
+    both = [
+        {"format": row["format"], "which": which, "time_ns": row[field]}
+        for row in largest(rows).values()
+        for which, field in (("predicted from a copy", "predicted_ns"), ("measured", "device_ns"))
+    ]
+    return [
+        Picture(
+            title="Time of ReLU by the count of numbers",
+            caption="On the right half the bytes take half the time; on the left the cost of a kernel hides it.",
+            kind="line", rows=told, x="n", y="device_ns", colour="format", x_title="numbers", y_title="time",
+            x_log=True, y_log=True,
+        ),
+        Picture(
+            title="Bandwidth of ReLU by the bytes it moves",
+            caption="By its bytes, every format has the same bandwidth: what lies in the cache is faster than memory.",
+            kind="line", rows=told, x="moved_bytes", y="rate_bytes_per_s", colour="format", x_title="bytes read and written",
+            y_title="bandwidth", x_log=True, rules=rules,
+        ),
+        Picture(
+            title="Largest ReLU, predicted and measured", caption="Predicted: its bytes over a copy's bandwidth.",
+            kind="bar", rows=both, x="format", y="time_ns", colour="which", x_title="format", y_title="time",
+        ),
+    ]  # fmt: skip
+
+
+def tabulate(rows: Rows, place: Place) -> list[TableOf]:
+    columns = {
+        "format": "format", "numbers": "numbers", "intensity": "FLOP per byte", "moved_bytes": "moved",
+        "predicted_ns": "predicted", "device_ns": "measured", "rate_bytes_per_s": "bandwidth",
+        "copy_bytes_per_s": "of a copy", "copy_share": "share of a copy's", "work_flops_per_s": "rate",
+    }  # fmt: skip
+    return [TableOf("ReLU by format", columns, relus(rows))]
+
+
+EXPERIMENT = Experiment(
+    name="low-precision",
+    number=7,
+    line="ReLU in fp32, bf16 and fp16: arithmetic intensity, predicted and achieved bandwidth.",
+    claim=CLAIM,
+    measure=measure,
+    judge=judge,
+    draw=draw,
+    tabulate=tabulate,
+)
