@@ -60,3 +60,14 @@ def test_a_recipe_as_lines_and_as_a_file():
 
     assert recipe_from(tomllib.loads(recipe_toml(recipe))) == recipe
     assert tomllib.loads(recipe_toml(Recipe())) == {}
+
+
+def test_on_the_cpu_nothing_is_tried_that_needs_a_gpu():
+    here = names(moves(workload("small", precision="bf16"), on_gpu=False))
+    assert {"compile = default", "optimizer = fused", "loss = chunked"} <= set(here)
+    assert not set(here) & {"graph = on", "norm = triton", "attention = sdpa-cudnn", "optimizer = flopwise"}
+
+
+def test_backends_without_fp32_kernels_wait_for_half_precision():
+    assert "attention = sdpa-flash" not in names(moves(workload("small")))
+    assert "attention = sdpa-flash" in names(moves(workload("small", precision="bf16")))

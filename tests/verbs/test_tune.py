@@ -55,8 +55,9 @@ def test_a_wrong_result_is_not_kept_however_fast(tmp_path, few_levers, monkeypat
     assert found.best.recipe == found.begun.workload.recipe
 
 
-def test_what_cannot_run_is_a_row_and_the_rest_goes_on(tmp_path, few_levers):
+def test_what_cannot_run_is_a_row_and_the_rest_goes_on(tmp_path, few_levers, monkeypatch):
     few_levers(graph=("on",), loss=("chunked",))
+    monkeypatch.setattr("flopwise.advice.moves.GPU_ONLY", {})
     found = run(tmp_path)
     told = {a.lever: a for a in found.attempts}
     assert told["graph"].status == "unsupported"
@@ -64,8 +65,9 @@ def test_what_cannot_run_is_a_row_and_the_rest_goes_on(tmp_path, few_levers):
     assert told["loss"].status == "ok"
 
 
-def test_the_budget_ends_it(tmp_path, few_levers):
+def test_the_budget_ends_it(tmp_path, few_levers, monkeypatch):
     few_levers(attention=("sdpa",))
+    monkeypatch.setattr(module._Tuner, "seconds", 2.0)
     found = tune("tiny", batch=1, device="cpu", seconds=0.1, budget=1.0, runs=tmp_path, attention="naive")
     assert found.attempts == ()
     assert "budget" in found.ended.stopped

@@ -26,6 +26,16 @@ ROUNDED = {
     "optimizer": ("flopwise-bf16",),
 }
 HALF_ONLY = ("sdpa-flash", "sdpa-cudnn")  # backends without kernels for fp32
+# What runs on a GPU alone, or is there only to be compared with: our kernels are written out on the CPU.
+GPU_ONLY = {
+    "graph": ("on",),
+    "attention": ("sdpa-cudnn", "flash"),
+    "norm": ("triton",),
+    "activation": ("triton",),
+    "rope": ("triton",),
+    "optimizer": ("flopwise", "flopwise-bf16"),
+    "precision": ("tf32", "bf16-master"),
+}
 REDONE_BY = ("compile", "precision")  # levers after which a move that failed may be worth another try
 
 
@@ -41,18 +51,20 @@ class Move(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.lever} = {self.value}"
 
 
-def moves(current: Workload, *, keep_exact: bool = False, smaller: bool = False) -> list[Move]:
-    """Every move from here that the workload allows.
+def moves(current: Workload, *, keep_exact: bool = False, smaller: bool = False, on_gpu: bool = True) -> list[Move]:
+    """Every move from here that the workload and the machine allow.
 
     `keep_exact` leaves out what rounds more than fp32 does; `smaller` adds checkpointing, which costs time.
 
     >>> [move.name for move in moves(workload("tiny"), keep_exact=True)][:3]
-    ['attention = sdpa-cudnn', 'attention = flash', 'attention = sdpa-flash']
+    ['attention = flash', 'graph = on', 'compile = default']
     """
     found = []
     for lever, values in _tried(current, smaller).items():
         for value in values:
             if str(getattr(current.recipe, lever)) == value or (keep_exact and value in ROUNDED.get(lever, ())):
+                continue
+            if not on_gpu and value in GPU_ONLY.get(lever, ()):
                 continue
             if (changed := with_lever(current, lever, value)) is not None:
                 found.append(Move(lever=lever, value=value, workload=changed))

@@ -31,7 +31,7 @@ STEPS: Steps = (
     (2, "train", {"precision": "bf16", "optimizer": "foreach", "checkpoint": 1}),
     (8, "train", {"precision": "bf16", "optimizer": "foreach", "checkpoint": 1}),
 )
-_WARMUP, _SAMPLES = 3, 3  # steps, and those of a round that count
+_WARMUP, _SAMPLES = 3, 5  # steps, and those of a round that count
 _LAYERS, _COMPILED_CALLS = (2, 12), 60
 
 

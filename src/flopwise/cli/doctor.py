@@ -10,7 +10,7 @@ from flopwise.cli.output import chosen, said, show
 @click.option(
     "--calibrate",
     is_flag=True,
-    help="Measure what this machine can do at most, in one to two minutes; account uses it.",
+    help="Measure what this machine can do at most, in about a minute; account uses it.",
 )
 @click.option("--device", default="auto", show_default=True, help="What to calibrate: auto, cpu, cuda, cuda:N.")
 @output_options

@@ -178,12 +178,10 @@ class _Tuner:
     def _next(self, current: Workload) -> Move | None:
         """The largest predicted saving for the time that trying takes; what cannot be predicted comes last, in its order."""
         over = self.limit_bytes is not None and (peak_bytes(self.best.memory) or 0) > self.limit_bytes
-        open_moves = [
-            move
-            for move in moves(current, keep_exact=self.keep_exact, smaller=over)
-            if (move.lever, move.value) not in self.tried
-        ]
-        if self.there.environment.gpu is None:  # there, half precision is seldom the faster
+        on_gpu = self.there.environment.gpu is not None
+        allowed = moves(current, keep_exact=self.keep_exact, smaller=over, on_gpu=on_gpu)
+        open_moves = [move for move in allowed if (move.lever, move.value) not in self.tried]
+        if not on_gpu:  # there, half precision is seldom the faster
             open_moves.sort(key=lambda move: move.lever == "precision")
         ranked = [(self.outlook.saving_ns(move), -i, move) for i, move in enumerate(open_moves)]
         least = WORTH * _step_ns(self.best)
