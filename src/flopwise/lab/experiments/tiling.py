@@ -268,7 +268,7 @@ def draw(rows: Rows, place: Place) -> list[Picture]:
     pictures = [
         Picture(
             title="Speed of a matmul, naive and in tiles", kind="bar", rows=rows if place.on_gpu else known, x="way",
-            caption="The larger the tile, the fewer the reads." + (" The library's is the chip's best in fp32." if place.on_gpu else ""),
+            caption="The larger the tile, the fewer the reads.",
             y="done_flops_per_s", x_title="", y_title="done",
         ),
         Picture(
