@@ -65,10 +65,10 @@ def measure(bench: "Bench") -> Iterator[Row]:
     yield from _on_gpu(bench) if bench.on_gpu else _on_cpu(bench)
 
 
-def _sets(smallest: int, largest: int, levels: Mapping[int, str], quick: bool) -> list[int]:
+def _sets(smallest: int, largest: int, named: Mapping[int, str], quick: bool) -> list[int]:
     """Powers of two, in quick mode every third; and those at which the levels are read."""
     powers = range(smallest.bit_length() - 1, largest.bit_length(), 3 if quick else 1)
-    return sorted({2**power for power in powers} | set(levels))
+    return sorted({2**power for power in powers} | set(named))
 
 
 def _chain(buffer: "Tensor", set_bytes: int, line: int) -> int:
@@ -89,7 +89,7 @@ def _on_gpu(bench: "Bench") -> Iterator[Row]:
     chip = torch.cuda.get_device_properties(bench.device)
     l2_bytes, blocks = chip.L2_cache_size, BLOCKS * chip.multi_processor_count
     yield {"part": CACHE, "level": "L2", "size_bytes": l2_bytes}
-    levels = {L1_SET: L1, 1 << (l2_bytes // 4).bit_length() - 1: "L2", LARGEST: MEMORY}
+    named = {L1_SET: L1, 1 << (l2_bytes // 4).bit_length() - 1: "L2", LARGEST: MEMORY}
     names = ("chase_far", "chase_shared", "chase_registers", "read_far", "read_l1", "read_shared", "read_registers")
     given = {"READS": READS, "THREADS": THREADS, "CHAINS": CHAINS, "STEPS": UNROLLED}
     options = [f"-D{name}={value}" for name, value in given.items()]
@@ -110,21 +110,21 @@ def _on_gpu(bench: "Bench") -> Iterator[Row]:
         run = partial(kernels[kernel], blocks, THREADS, x, out, ctypes.c_int(passes))
         yield _bandwidth(bench, level, None, moved, run)
     far = blocks * THREADS * READS * FAR_PASSES * 16
-    for size in _sets(FAR_SMALLEST, LARGEST, {n: level for n, level in levels.items() if level != L1}, bench.quick):
+    for size in _sets(FAR_SMALLEST, LARGEST, {n: level for n, level in named.items() if level != L1}, bench.quick):
         mask = ctypes.c_uint(size // 16 - 1)
         run = partial(kernels["read_far"], blocks, THREADS, x, out, mask, ctypes.c_int(FAR_PASSES))
-        yield _bandwidth(bench, levels.get(size), size, far, run)
+        yield _bandwidth(bench, named.get(size), size, far, run)
 
     for level, kernel in ((REGISTERS, "chase_registers"), (SHARED, "chase_shared")):
         told.zero_()
         yield _latency(
             bench, level, None, partial(kernels[kernel], 1, 1, out, ctypes.c_int(LONG_STEPS)), told, LONG_STEPS
         )
-    for size in _sets(SMALLEST, LARGEST, levels, bench.quick):
+    for size in _sets(SMALLEST, LARGEST, named, bench.quick):
         told[2] = _chain(buffer, size, LINE)
         buffer[: size // 8].sum()  # what fits into the L2 cache is there now
         run = partial(kernels["chase_far"], 1, 1, out, ctypes.c_int(WARM), ctypes.c_int(STEPS))
-        yield _latency(bench, levels.get(size), size, run, told, STEPS)
+        yield _latency(bench, named.get(size), size, run, told, STEPS)
 
 
 def _bandwidth(bench: "Bench", level: str | None, size: int | None, moved: int, run: Callable[[], object]) -> Row:
@@ -190,7 +190,7 @@ def _in_large_pages(n_bytes: int) -> "Tensor":
     memory = mmap.mmap(-1, n_bytes)
     with suppress(AttributeError, OSError):
         memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=torch.int64)
+    return torch.frombuffer(memory, dtype=torch.int64).fill_(1)  # written: pages that never were are all read from one
 
 
 def _on_cpu(bench: "Bench") -> Iterator[Row]:
@@ -206,7 +206,7 @@ def _on_cpu(bench: "Bench") -> Iterator[Row]:
     caches = cpu_caches()
     most = CPU_QUICK_LARGEST if bench.quick else CPU_LARGEST
     largest = min(LARGEST, max(most, *(4 * cache.size_bytes for cache in caches), 0))
-    levels = {cache.size_bytes // 2: cache.level for cache in caches} | {largest: MEMORY}
+    named = {cache.size_bytes // 2: cache.level for cache in caches} | {largest: MEMORY}
     yield from ({"part": CACHE, "level": cache.level, "size_bytes": cache.size_bytes} for cache in caches)
     buffer = _in_large_pages(largest)
     end = torch.zeros(1, dtype=torch.int64)
@@ -220,8 +220,8 @@ def _on_cpu(bench: "Bench") -> Iterator[Row]:
         "latency_ns": timing.wall_ns / CPU_STEPS,
         **timing.row(),
     }
-    for size in _sets(SMALLEST, largest, levels, bench.quick):
-        level, passes = levels.get(size), max(1, CPU_READ_BYTES // size)
+    for size in _sets(SMALLEST, largest, named, bench.quick):
+        level, passes = named.get(size), max(1, CPU_READ_BYTES // size)
         read = partial(
             host["read_all"], ctypes.c_void_p(buffer.data_ptr()), ctypes.c_long(size), ctypes.c_long(passes), into
         )
@@ -275,20 +275,22 @@ def judge(rows: Rows, place: Place) -> Verdict:
 
 
 def draw(rows: Rows, place: Place) -> list[Picture]:
-    caches = tuple(Rule("x", row["size_bytes"], row["level"]) for row in part(rows, CACHE))
+    # In KiB, and not in the unit of the largest set: the smallest is a quarter of a million times smaller.
+    caches = tuple(Rule("x", row["size_bytes"] / 2**10, row["level"]) for row in part(rows, CACHE))
+    sets = [{**row, "set_kib": row["set_bytes"] / 2**10} for row in rows if row.get("set_bytes")]
     near = [row for row in levels(rows) if row["set_bytes"] is None]
     beside = [Rule("y", row["latency_ns"], row["level"]) for row in near if row["latency_ns"]]
     whose = "all multiprocessors" if place.on_gpu else "one core"
     return [
         Picture(
             title="Latency by working set", caption="Each plateau is a memory; the lines stand where a cache is full.",
-            kind="line", rows=[row for row in part(rows, LATENCY) if row["set_bytes"]], x="set_bytes", y="latency_ns",
-            x_title="working set", y_title="time of a read", x_log=True, y_log=True, rules=(*caches, *beside),
+            kind="line", rows=part(sets, LATENCY), x="set_kib", y="latency_ns",
+            x_title="working set, KiB", y_title="time of a read", x_log=True, y_log=True, rules=(*caches, *beside),
         ),
         Picture(
             title=f"Bandwidth of {whose} by working set", caption="The same plateaus, by what arrives.",
-            kind="line", rows=[row for row in part(rows, BANDWIDTH) if row["set_bytes"]], x="set_bytes",
-            y="read_bytes_per_s", x_title="working set", y_title="read", x_log=True, rules=caches,
+            kind="line", rows=part(sets, BANDWIDTH), x="set_kib",
+            y="read_bytes_per_s", x_title="working set, KiB", y_title="read", x_log=True, rules=caches,
         ),
         Picture(
             title="Bandwidth of each memory", caption="Downward from near to far.", kind="scatter",
