@@ -43,7 +43,7 @@ def command(
 
     Example: flopwise tune tiny --device cpu --budget 60s
 
-    Each lever is measured in turns with the best so far, best predicted first; its losses and gradients are compared with
+    Each lever is measured in turns with the best so far, most promising first; its losses and gradients are compared with
     the same step by hand in fp32. The answer is a recipe, the lines of PyTorch, and predicted beside measured savings.
     """
     form = chosen(form, output)

@@ -45,7 +45,7 @@ def tune(
     progress: Progress | None = None,
     **options: Any,
 ) -> Tuning:
-    """Try the levers, best predicted first, each in turns with the best so far; keep what is faster or smaller and right.
+    """Try the levers, most promising first, each in turns with the best so far; keep what is faster or smaller and right.
 
     `budget` is in seconds: after it, no further lever is begun. `memory_limit` is the most a step may hold, in bytes.
     `keep_exact` leaves out lower precisions. Every lever kept has its losses and gradients compared with the same
