@@ -14,6 +14,7 @@ STRIDED = "elementwise, strided"  # broadcast or transposed inputs
 STRIDES, INDICES, FUSED, HALF = ", strided", ", with indices", ", fused", ", half"
 MIXED, EXPONENTIAL, RMS, JOINED, BACKWARD = ", mixed", ", exponential", ", rms", ", joined", ", backward"
 COMPILED = "host:compiled"  # the probe of a trivial compiled graph; with a phase after it, of larger ones
+VECTOR = "vector"  # multiply-adds that are no matmul
 COLD = "cold"  # elementwise work whose input was not touched lately, and so comes from memory whatever its size
 # Who is nearer than the name cut from the right: inputs of several dtypes are loaded one number at a time, each through
 # a cast, as PyTorch's copy from half to single precision loads them.
@@ -105,6 +106,7 @@ class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
     ]  # by phase, and of 'inference', a forward pass without autograd; 'forward' is there always
     latency_ns: float  # from the launch call's return to the kernel's start
     graph_gap_ns: float  # what a kernel takes more in a CUDA graph than in a stream; below zero: less
+    vector_flops_per_s: float = 0.0  # fp32 multiply-adds that are no matmul; 0: not known
     switch_ns: float = 0.0  # what a kernel among unlike ones takes more than one among its like
     backward_start_ns: float = 0.0  # the host's, from the call of backward to its first operation
     compiled_call_ns: float = 0.0  # the host's, before a compiled graph launches its first kernel

@@ -15,6 +15,7 @@ from flopwise.capture.probes import (
     probe_backward_matmul,
     probe_matmul,
     probe_memory,
+    probe_vectors,
 )
 from flopwise.capture.step import Step, captured
 from flopwise.ceilings import Probe
@@ -63,6 +64,7 @@ def probes(device: torch.device) -> Iterator[Probe]:
             probe_launches(device),
             probe_compiled(device),
             *(probe_memory(watch, sizes) for sizes in (GPU_SIZES[:8], GPU_SIZES[8:])),
+            probe_vectors(watch),
             probe_attention(
                 watch, ("fp32", "bf16"), GPU_ATTENTIONS
             ),  # fp16 takes the time of bf16, within 3 % on an H200
@@ -81,7 +83,7 @@ def probes(device: torch.device) -> Iterator[Probe]:
 def how_many(device: torch.device) -> int:
     """How many probes there will be."""
     if device.type == "cuda":
-        host = 6 + 6 + how_many_steps()
+        host = 6 + 6 + 1 + how_many_steps()
         memory = 32 * len(GPU_SIZES) + sum(size >= 1 << 21 for size in GPU_SIZES)
         return host + memory + 2 * 2 * len(GPU_ATTENTIONS) + 4 * len(GPU_MATMULS) + 2 * len(GPU_LAYERS)
     return 18 * 8 + 2 * len(CPU_ATTENTIONS) + len(CPU_MATMULS)

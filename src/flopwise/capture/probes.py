@@ -21,6 +21,7 @@ from flopwise.ceilings import (
     RMS,
     STRIDED,
     STRIDES,
+    VECTOR,
     Probe,
 )
 from flopwise.lm.precision import apply_fp32_matmul
@@ -34,6 +35,7 @@ WIDTH = 1024  # of a row in the probes of row-wise kernels
 _ROUNDS, _ROUND_NS = 3, 12e6  # long enough for the chip to settle at the clock it can hold
 _MOST = 50  # runs of an operation in a round
 _COLD_BYTES, _COLD_TENSORS = 2**29, 512  # more than any cache holds, in so many tensors at most
+_CHAIN_ROUNDS = 64  # of sixteen multiply-adds a number: the two moves of a number are nothing beside them
 _CYCLES_PER_NS = 2.0  # of the fastest GPU clocks: a spin lasts at least as long as asked
 
 
@@ -119,6 +121,18 @@ def memory_runs(device: torch.device, n_bytes: int, half: bool = False) -> dict[
             other.nbytes // 2 + half_rows.nbytes,
         ),
     }
+
+
+def probe_vectors(watch: Stopwatch) -> Iterator[Probe]:
+    """fp32 multiply-adds out of registers, 32 MB of numbers; nothing where Triton is not."""
+    try:
+        from flopwise.kernels.multiply_add import multiply_adds
+
+        x = torch.rand(2**23, device=watch.device)
+        flops = multiply_adds(x, _CHAIN_ROUNDS)
+    except Exception:  # noqa: BLE001  (no Triton for this machine, say: only this probe is lost)
+        return
+    yield Probe(what=VECTOR, dtype="fp32", amount=float(flops), ns=watch.ns(lambda: multiply_adds(x, _CHAIN_ROUNDS)))
 
 
 def cold_runs(device: torch.device, n_bytes: int) -> dict[str, tuple[Run, int]]:

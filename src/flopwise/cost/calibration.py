@@ -7,7 +7,19 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from flopwise.ceilings import COMPILED, MEASURED, Ceilings, Curve, HostCost, HostCounts, Matmul, Near, Probe, Tile
+from flopwise.ceilings import (
+    COMPILED,
+    MEASURED,
+    VECTOR,
+    Ceilings,
+    Curve,
+    HostCost,
+    HostCounts,
+    Matmul,
+    Near,
+    Probe,
+    Tile,
+)
 from flopwise.cost.roofline import NARROW, SPLITS, WIDE
 from flopwise.errors import FlopwiseError
 from flopwise.work import ELEMENTWISE
@@ -50,6 +62,7 @@ def ceilings(
         attention=_attention("attention", by_what),
         attention_backward=_attention("attention backward", by_what),
         host=_host(probes) if asynchronous else {"forward": HostCost(op_ns=0.0, view_ns=0.0, kernel_ns=0.0)},
+        vector_flops_per_s=max((1e9 * p.amount / p.ns for p in by_what.get((VECTOR, "fp32"), ()) if p.ns), default=0.0),
         latency_ns=one.get("latency", 0.0),
         graph_gap_ns=one.get("graph gap", 0.0),
         switch_ns=one.get("switch", 0.0),

@@ -20,7 +20,17 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-MODULES = ("gelu", "softmax", "rms_norm", "swiglu", "rope", "cross_entropy_rows", "attention_triton", "adamw_kernels")
+MODULES = (
+    "gelu",
+    "softmax",
+    "rms_norm",
+    "swiglu",
+    "rope",
+    "cross_entropy_rows",
+    "attention_triton",
+    "adamw_kernels",
+    "multiply_add",
+)
 SHARED_BYTES = {
     80: 163 * 1024,
     90: 227 * 1024,

@@ -30,7 +30,10 @@ def _rates(found: Ceilings) -> Table:
     )
     shares = ({"share": row["specified_flops"] and row["measured_flops"] / row["specified_flops"]} for row in rows)  # type: ignore[operator]
     made = tuple(row | share for row, share in zip(rows, shares, strict=True))
-    return Table(title=f"ceilings of {found.gpu}, {found.how}", columns=columns, rows=made)
+    notes: tuple[str, ...] = ()
+    if found.vector_flops_per_s:
+        notes = (f"fp32 multiply-adds that are no matmul: {_flops(found.vector_flops_per_s)}",)
+    return Table(title=f"ceilings of {found.gpu}, {found.how}", columns=columns, rows=made, notes=notes)
 
 
 def _flops(per_second: float) -> str:
