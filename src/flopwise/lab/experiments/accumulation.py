@@ -163,8 +163,8 @@ def judge(rows: Rows, place: Place) -> Verdict:
         f"{units.percent(exact['term_share'], 3)} come from the terms themselves. In 16 bits, Kahan's sum gives "
         f"{found[KAHAN, 'fp16', 'fp16']['result']:.6g} (fp16) and {found[KAHAN, 'bf16', 'bf16']['result']:.6g} (bf16), pair by "
         f"pair {found[PAIRS, 'fp16', 'fp16']['result']:.6g} and {found[PAIRS, 'bf16', 'bf16']['result']:.6g}; numbers there lie "
-        f"{fp16['step']:.2g} and {bf16['step']:.2g} apart. The plain fp16 sum ends lucky: on the way it is off by "
-        f"{units.percent(fp16['worst_share'])} of ten, too high and then too low.",
+        f"{fp16['step']:.2g} and {bf16['step']:.2g} apart. On the way, the plain fp16 sum is off by up to "
+        f"{units.percent(fp16['worst_share'])} of ten.",
     )
 
 
@@ -204,7 +204,8 @@ def _is_shown(row: Mapping[str, Any]) -> bool:
 def tabulate(rows: Rows, place: Place) -> list[TableOf]:
     columns = {
         "sum": "sum", "terms": "terms", "way": "added", "shown": "1000 × 0.01", "held": "0.01 is held as",
-        "wrong_terms": "off by the terms", "wrong_adding": "off by the adding", "wrong_worst": "at worst on the way", "step": "steps at ten",
+        "wrong_terms": "off by the terms", "wrong_adding": "off by the adding", "wrong_worst": "at worst on the way",
+        "step": "steps at ten",
     }  # fmt: skip
     told = [
         {
