@@ -2,7 +2,7 @@
 
 First the lecture's three stacked sigmoids, eager and as fused kernels of our own. Then a Transformer whose blocks are
 checkpointed in segments of N: what is kept is every segment's input, and while a segment runs backward, all that its blocks
-keep. On a GPU the memory is the allocator's; on the CPU, which has none, it is the dry run's, and the rows say so.
+keep. On a GPU the memory is what the allocator says; on the CPU, which has none, what the profiler saw allocated and freed.
 """
 
 import math
@@ -42,6 +42,7 @@ EAGER_KEPT, EAGER_AGAIN, FUSED_KEPT, FUSED_AGAIN = (
 # reads two and writes one; of fused kernels, see `kernels/pointwise_chains.py`.
 ACCESSES = {EAGER_KEPT: 3 * 2 + 3 * 3, EAGER_AGAIN: 3 * 2 + 3 * 2 + 3 * 3, FUSED_KEPT: 8, FUSED_AGAIN: 5}
 MOST_EXTRA, LEAST_SAVED = 0.4, 0.5
+PROFILER, AFTER_FORWARD = "the profiler", "flopwise: after forward"
 
 
 def measure(bench: "Bench") -> Iterator[Row]:
@@ -56,9 +57,8 @@ def _sigmoids(bench: "Bench") -> Iterator[Row]:
     import torch
     from torch.utils.checkpoint import checkpoint
 
-    n = 2 ** (
-        (26 if bench.on_gpu else 24) - 2 * bench.quick
-    )  # 256 MiB on a GPU, 64 MiB if quick: more than its L2 cache
+    # On a GPU 256 MiB, 128 MiB if quick: more than its L2 cache holds. On a CPU 64 MiB, 1 MiB if quick.
+    n = 2 ** ((26 - bench.quick) if bench.on_gpu else (24 - 6 * bench.quick))
     x, dy = torch.randn(n, device=bench.device, requires_grad=True), torch.randn(n, device=bench.device)
 
     def three(x: "torch.Tensor") -> "torch.Tensor":
@@ -95,7 +95,7 @@ def _model(bench: "Bench") -> tuple[Workload, tuple[int, ...]]:
         layers = (0, 1, 4, 12) if bench.quick else (0, 1, 2, 3, 4, 6, 12)
         return workload("small", batch=8, context=1024, phase="backward", precision="bf16"), layers
     if bench.quick:
-        return workload("tiny", set={"n_layers": 3}, batch=2, phase="backward"), (0, 1, 3)
+        return workload("tiny", set={"n_layers": 3}, batch=2, context=64, phase="backward"), (0, 1, 3)
     return workload("tiny", set={"n_layers": 8}, batch=8, phase="backward"), (0, 1, 2, 4, 8)
 
 
@@ -115,7 +115,7 @@ def _blocks(bench: "Bench", base: Workload, every: int) -> Row:
             phase()
 
     timing = bench.time(run, repeats=1)
-    memory = _measured(bench, step) if bench.on_gpu else _predicted(chosen)
+    memory = _allocated(bench, step) if bench.on_gpu else _profiled(step)
     return {
         "part": "blocks", "every": every, "layers": spec.n_layers, "segments": math.ceil(spec.n_layers / every) if every else 0,
         "input_bytes": base.batch * base.context * spec.d_model * 4,  # the residual stream is fp32, under autocast too
@@ -123,7 +123,7 @@ def _blocks(bench: "Bench", base: Workload, every: int) -> Row:
     }  # fmt: skip
 
 
-def _measured(bench: "Bench", step: Any) -> Row:
+def _allocated(bench: "Bench", step: Any) -> Row:
     import torch
 
     step.trained.zero_grad(set_to_none=True)
@@ -138,17 +138,30 @@ def _measured(bench: "Bench", step: Any) -> Row:
     backward()
     bench.synchronise()
     return {
-        "kept_bytes": kept, "peak_bytes": torch.cuda.max_memory_allocated(bench.device) - before, "memory_from": "measured",
+        "kept_bytes": kept, "peak_bytes": torch.cuda.max_memory_allocated(bench.device) - before, "memory_from": "the allocator",
     }  # fmt: skip
 
 
-def _predicted(chosen: Workload) -> Row:
-    from flopwise.capture.dry_run import dry_run
+def _profiled(step: Any) -> Row:
+    """From every allocation and free on the CPU, which the profiler writes down. It agrees with the dry run."""
+    import torch
 
-    dry = dry_run(chosen, "cpu")
-    start, after_forward = (moment.total_bytes for moment in dry.moments[:2])
-    before = start - dry.gradients_bytes  # the step frees the last one's gradients first
-    return {"kept_bytes": after_forward - before, "peak_bytes": dry.peak_bytes - before, "memory_from": "the dry run"}
+    step.trained.zero_grad(set_to_none=True)
+    *forward, backward = step.phases.values()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        for phase in forward:
+            phase()
+        with torch.profiler.record_function(AFTER_FORWARD):
+            pass
+        backward()
+    events = profile.profiler.kineto_results.events()
+    after = next(event.start_ns() for event in events if event.name() == AFTER_FORWARD)
+    live = peak = kept = 0
+    for at, change in sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]"):
+        live += change
+        peak = max(peak, live)
+        kept = live if at <= after else kept
+    return {"kept_bytes": kept, "peak_bytes": peak, "memory_from": PROFILER}
 
 
 def explained(rows: Rows) -> Row:
@@ -176,11 +189,10 @@ def judge(rows: Rows, place: Place) -> Verdict:
         return Verdict(INCONCLUSIVE, f"only {len(blocks)} settings of the Transformer were measured.")
     told = explained(rows)
     none, best = told["none"], told["row"]
-    source = "" if best["memory_from"] == "measured" else f", by {best['memory_from']}"
     said = (
         f"segments of {told['best']} of the {none['layers']} blocks take the peak from {units.size(none['peak_bytes'])} to "
-        f"{units.size(best['peak_bytes'])} ({units.percent(told['saved_share'], 0)} saved{source}) for "
-        f"{units.percent(told['extra_share'], 0)} more time; one segment of all saves "
+        f"{units.size(best['peak_bytes'])} ({units.percent(told['saved_share'], 0)} saved) and the time by "
+        f"{100 * told['extra_share']:+.0f} %; one segment of all saves "
         f"{units.percent(1 - told['whole']['peak_bytes'] / none['peak_bytes'], 0)}. A block keeps "
         f"{told['inputs_per_block']:.1f} times its input, so N = {told['predicted']:.1f} is predicted, not "
         f"√{none['layers']} = {math.sqrt(none['layers']):.1f}"
@@ -216,7 +228,7 @@ def draw(rows: Rows, place: Place) -> list[Picture]:
         Picture(
             title="Memory by the number of blocks in a segment", kind="bar", rows=sizes, x="label", y="size_bytes",
             colour="moment",
-            caption=f"Weights not counted; {source}. Longer segments keep fewer inputs, and more at once when they run backward.",
+            caption=f"Weights not counted; from {source}. Longer segments keep fewer inputs, and more at once going backward.",
             x_title="blocks in a segment", y_title="memory",
         ),
         Picture(
