@@ -95,7 +95,7 @@ def _model(bench: "Bench") -> tuple[Workload, tuple[int, ...]]:
         layers = (0, 1, 4, 12) if bench.quick else (0, 1, 2, 3, 4, 6, 12)
         return workload("small", batch=8, context=1024, phase="backward", precision="bf16"), layers
     if bench.quick:
-        return workload("tiny", set={"n_layers": 3}, batch=2, context=64, phase="backward"), (0, 1, 3)
+        return workload("tiny", set={"n_layers": 3}, batch=2, phase="backward"), (0, 1, 3)
     return workload("tiny", set={"n_layers": 8}, batch=8, phase="backward"), (0, 1, 2, 4, 8)
 
 
