@@ -18,7 +18,7 @@ from flopwise.capture.dry.allocator import CachingAllocator
 from flopwise.capture.dry.architecture import architecture
 from flopwise.capture.dry.cuda_ops import Attention, choose_backend, cuda_ops
 from flopwise.capture.dry.extend import shallow_depth
-from flopwise.capture.dry.fake_step import _tolerant_modules, run_twice
+from flopwise.capture.dry.fake_step import tolerant_modules, run_twice
 from flopwise.capture.dry.modules import ModuleNames
 from flopwise.capture.dry.op_table import chunked_launches, kind_of, launches
 from flopwise.capture.dry.replay import PlainAllocator, play
@@ -43,7 +43,7 @@ def tape_on_cpu(work, fake):
     with contextlib.ExitStack() as stack:
         stack.enter_context(names.watched())
         if fake:
-            stack.enter_context(_tolerant_modules())
+            stack.enter_context(tolerant_modules())
             stack.enter_context(FakeTensorMode())
         tracker = Tracker(names)
         stack.enter_context(tracker.watching_optimizers())

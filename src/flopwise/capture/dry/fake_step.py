@@ -53,7 +53,7 @@ def _pretending(workload: Workload, architecture: Architecture, attention: Atten
         if architecture.name != CPU:
             stack.enter_context(cuda_autocast())
             swaps = stack.enter_context(cuda_ops(attention))
-        stack.enter_context(_tolerant_modules())
+        stack.enter_context(tolerant_modules())
         stack.enter_context(_finite_gradients())
         stack.enter_context(names.watched())
         stack.enter_context(_one_clear_line(workload))
@@ -76,7 +76,7 @@ def run_twice(tracker: Tracker, build: Callable[[], dict[str, Callable[[], objec
 
 
 @contextmanager
-def _tolerant_modules() -> Iterator[None]:
+def tolerant_modules() -> Iterator[None]:
     """`module.to(...)` refuses fake parameters that something refers to; here it only replaces their data."""
 
     def apply(self: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
