@@ -35,7 +35,12 @@ _OTHER_PHASES = ("#E5D8BD", "#FDDAEC", "#F2F2F2")
 _WIDTH, _HEIGHT, _DPI_SCALE = 640, 380, 2.0
 _LONGEST = 120  # of a title or a name
 # A picture's width is measured in one font and shown in another, up to a fifth wider: room for the legend to grow into.
-_PADDING = {"left": 5, "top": 5, "bottom": 5, "right": 45}
+_PADDING = {
+    "left": 24,
+    "top": 5,
+    "bottom": 5,
+    "right": 45,
+}  # for a viewer whose letters are wider than those measured with
 _FONT = "Arial, Helvetica, Liberation Sans, sans-serif"
 
 
@@ -190,7 +195,8 @@ def roomy(spec: dict[str, Any]) -> dict[str, Any]:
     """The chart with room at its right edge, and no name in the legend cut short."""
     config = spec.get("config", {})
     legend = {"labelLimit": 0, "titleLimit": 0, **config.get("legend", {})}
-    return {"padding": _PADDING, **spec, "config": {"font": _FONT, **config, "legend": legend}}
+    axis = {"titlePadding": 10, **config.get("axisY", {})}
+    return {"padding": _PADDING, **spec, "config": {"font": _FONT, **config, "legend": legend, "axisY": axis}}
 
 
 def _page(spec: Mapping[str, Any], javascript: str) -> str:

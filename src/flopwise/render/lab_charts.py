@@ -12,6 +12,7 @@ from flopwise.render.visible import visible
 
 _WIDTH, _HEIGHT, _COLUMN_WIDTH = 640, 300, 250
 _LONGEST = 120
+_FEW = 9  # sizes on an axis, each of which has a tick
 _SERIES = [
     colour for colour in COLOURS if colour not in ("#000000", "#F0E442")
 ]  # a dark page hides one, a white one the other
@@ -93,7 +94,11 @@ def _axis(
     axis = kind(f"{field}:Q", title=named)
     if log:
         fields = (field, picture.x2) if which == "x" else (field, picture.low, picture.high)
-        ticks = log_ticks([row[name] for row in rows for name in fields if name and _is_number(row.get(name))])
+        values = [row[name] for row in rows for name in fields if name and _is_number(row.get(name))]
+        ticks = log_ticks(values)
+        sizes = sorted(set(values))
+        if which == "x" and len(sizes) <= _FEW and all(float(size).is_integer() for size in sizes):  # 512, 1024, …
+            ticks = {"format": ticks["format"] if ticks["format"] != "~s" else "d", "values": sizes}
         return axis.scale(type="log", nice=False, padding=6).axis(labelOverlap=True, **ticks)
     return axis.scale(zero=which == "y").axis(
         format=".6~g" if max((abs(r[field]) for r in rows), default=0) < 1e5 else "~s"
