@@ -18,7 +18,7 @@ from flopwise.capture.dry.allocator import CachingAllocator
 from flopwise.capture.dry.architecture import architecture
 from flopwise.capture.dry.cuda_ops import Attention, choose_backend, cuda_ops
 from flopwise.capture.dry.extend import shallow_depth
-from flopwise.capture.dry.fake_step import tolerant_modules, run_twice
+from flopwise.capture.dry.fake_step import run_twice, tolerant_modules
 from flopwise.capture.dry.modules import ModuleNames
 from flopwise.capture.dry.op_table import chunked_launches, kind_of, launches
 from flopwise.capture.dry.replay import PlainAllocator, play

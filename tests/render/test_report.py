@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import sys
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -10,13 +11,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from flopwise.advice.tuning import Attempt, Begun, Ended, Tuning
 from flopwise.analysis.explained import explained
 from flopwise.analysis.step_timeline import LAUNCHES, PIXELS, step_timeline
 from flopwise.render.report import Report, ReportPart, html_report, markdown_report
-from flopwise.render.report.evidence import Attempted
-from flopwise.render.report.sections import MOST_KERNELS
+from flopwise.render.report.sections import MOST_KERNELS, sections
 from flopwise.render.report.verdict import verdict
 from flopwise.render.step_charts import icicle_parts, icicle_rows
+from flopwise.spec.workload import workload
 from flopwise.store import StoredRun
 from flopwise.trace.read import read_trace
 from flopwise.verbs.report import gather, report
@@ -70,14 +72,27 @@ def test_a_target_of_each_kind_has_a_verdict():
 
 
 def test_a_tuning_is_told_by_what_was_kept(part):
+    def attempt(lever, value, kept=False, **times):
+        return Attempt(lever=lever, value=value, before="off", status="ok", kept=kept, why="said", **times)
+
+    faster = {"predicted_ns": 17e6, "before_ns": 24e6, "after_ns": 7e6}
     tried = (
-        Attempted(what="graph=on", predicted_ns=17e6, before_ns=24e6, after_ns=7e6, kept=True, why="faster"),
-        Attempted(what="optimizer=fused", predicted_ns=1e5, before_ns=7e6, after_ns=7.1e6, why="not faster"),
-        Attempted(what="compile=default", why="it does not run here"),
+        attempt("compile", "blocks", kept=True, **faster),
+        attempt("compile", "default", kept=True, predicted_ns=1e5, before_ns=7e6, after_ns=6.9e6),
+        attempt("optimizer", "fused", predicted_ns=1e5, before_ns=7e6, after_ns=7.1e6),
     )
-    tuned = ReportPart(name="tune small", waterfall=waterfall(), attempts=tried, tuned_ns=(24e6, 7e6))
-    assert verdict(tuned) == "A step went from 24.0 ms to 7.00 ms, 3.43 times as fast, measured, by: graph=on."
-    assert "nothing that was tried is faster" in verdict(replace(tuned, attempts=tried[1:]))
+    begun = Begun(workload=workload("tiny"), step_ns=24e6)
+    ended = Ended(workload=workload("tiny", compile="default"), step_ns=7e6, stopped="the budget is spent")
+    tuning = Tuning(run="x", begun=begun, attempts=tried, ended=ended)
+    tuned = ReportPart(name="tune tiny", waterfall=waterfall(), findings=part.findings, tuning=tuning)
+    said = "A step went from 24.0 ms to 7.00 ms, 3.43 times as fast, measured, by: compile=default."
+    assert verdict(tuned) == f"{said} Levers are left to try: the budget is spent."
+    none = replace(tuned, tuning=Tuning(run="x", begun=begun, attempts=tried[2:], ended=None))
+    assert "nothing that was tried is faster" in verdict(none)
+    found = sections(tuned)
+    assert [section.title for section in found[:3]] == [
+        "The recipe", "What was tried", "What was found before anything was changed",
+    ]  # fmt: skip
     tags = Tags(html_report(Report(parts=(tuned,))))
     charts = json.loads(tags.scripts[0])
     assert {"attempts", "predicted-measured"} <= set(charts)
@@ -194,3 +209,12 @@ def test_parts_to_go_into_are_where_their_boxes_are(part):
     listed = icicle_parts(modules)
     assert len(listed) > 5
     assert {(x0, x1) for _, x0, x1 in listed} <= boxes
+
+
+def test_a_run_shows_no_file_from_outside_itself(tmp_path):
+    stored = tmp_path / "run"
+    shutil.copytree(RUNS / "launch-bound", stored)
+    rows = [json.loads(line) for line in (stored / "points.jsonl").read_text().splitlines()]
+    rows[0]["trace_file"] = str(COMPILED.resolve())
+    (stored / "points.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert gather(stored).explanation is None

@@ -59,6 +59,7 @@ class Waterfall(msgspec.Struct, frozen=True, kw_only=True):
     mfu: float | None  # of the datasheet's dense peak of the precision used; None where no FLOPs are known
     hfu: float | None  # with what is computed again
     roofline_share: float | None  # what the step's work must take at the machine's ceilings, of what it took
+    precision: str = ""  # whose peak MFU and HFU are shares of
     convention: str = ""  # how FLOPs are counted: attention causal or whole
     notes: tuple[str, ...] = ()
 
@@ -128,6 +129,7 @@ def waterfall(
         mfu=mfu(done.useful_flops, step_ns / 1e9, peak) if done.useful_flops and peak else None,
         hfu=mfu(done.done_flops, step_ns / 1e9, peak) if done.done_flops and peak else None,
         roofline_share=_least_ns(known, ceilings) / step_ns if known else None,
+        precision=done.used,
         convention=_convention(done, known, gpu),
         notes=(*done.notes, *_scaled(work)),
     )

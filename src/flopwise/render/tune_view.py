@@ -26,7 +26,7 @@ def tune_view(tuning: Tuning) -> View:
 
 def verdict(tuning: Tuning) -> str:
     """How it went, in one line."""
-    begun, (after_ns, after_bytes) = tuning.begun, _after(tuning)
+    begun, (after_ns, after_bytes) = tuning.begun, after_all(tuning)
     ratio = begun.step_ns / after_ns if after_ns else 1.0
     kept = sum(attempt.kept for attempt in tuning.attempts)
     words = f"{begun.workload.label()}: {units.duration(begun.step_ns)} → {units.duration(after_ns)}, {ratio:.2f}x"
@@ -35,7 +35,8 @@ def verdict(tuning: Tuning) -> str:
     return f"{words}; {kept} of {len(tuning.attempts)} levers tried were kept"
 
 
-def _after(tuning: Tuning) -> tuple[float, int | None]:
+def after_all(tuning: Tuning) -> tuple[float, int | None]:
+    """The step and its peak with all that was kept."""
     if tuning.ended is not None:
         return tuning.ended.step_ns, tuning.ended.peak_bytes
     kept = [attempt for attempt in tuning.attempts if attempt.kept]
@@ -119,7 +120,7 @@ def _recipe(tuning: Tuning) -> Table:
 
 
 def _document(tuning: Tuning) -> dict[str, Any]:
-    after_ns, after_bytes = _after(tuning)
+    after_ns, after_bytes = after_all(tuning)
     return document(
         "tune",
         run=tuning.run,

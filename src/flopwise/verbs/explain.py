@@ -110,7 +110,7 @@ def trace_of(target: str | Path | StoredRun, runs: str | Path | None = None) -> 
     traced = next((point for point in target.points if point.trace_file), None)
     if traced is None:
         raise FlopwiseError(f"the run {target.header.id} has no trace", "capture one: flopwise profile WORKLOAD")
-    return target.path / "traces" / traced.trace_file, traced
+    return target.path / "traces" / Path(traced.trace_file).name, traced
 
 
 def run_named(target: str | Path, runs: str | Path | None = None) -> StoredRun:

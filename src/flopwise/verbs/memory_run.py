@@ -78,7 +78,7 @@ def stored_report(run: StoredRun, stacks: bool = False) -> MemoryReport:
     if point is None or run.header.kind != "memory":
         raise FlopwiseError(f"the run {run.header.id} has no memory snapshot", "record one: flopwise memory WORKLOAD")
     workload = point.trial.workload
-    path = run.path / MEMORY / (point.memory_file or f"{point.key}.pickle")
+    path = run.path / MEMORY / Path(point.memory_file or f"{point.key}.pickle").name
     told = read_forecast(path)
     found = MemoryReport(path=str(run.path), devices=())
     if point.memory_file:

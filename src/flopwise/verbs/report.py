@@ -14,7 +14,7 @@ from flopwise.memory.read import read_snapshot
 from flopwise.memory.report import report as memory_report
 from flopwise.records import Point
 from flopwise.render.report import Report, ReportPart, html_report, markdown_report
-from flopwise.render.report.evidence import Attempted, Foretold
+from flopwise.render.report.evidence import Foretold
 from flopwise.render.report.markdown import pictures_of
 from flopwise.render.sweep_charts import labels_of
 from flopwise.spec.gpu import find_gpu
@@ -87,7 +87,7 @@ def gather(target: str | Path | StoredRun, runs: str | Path | None = None) -> Re
         return ReportPart(name=name, run=target, lab=read_lab(target.path))
     traced = next((point for point in target.points if point.trace_file), None)
     if traced is not None:
-        return _traced(name, target.path / "traces" / traced.trace_file, target, traced)
+        return _traced(name, target.path / "traces" / Path(traced.trace_file).name, target, traced)
     within = compare_within(target) if any(point.paired_with for point in target.points) else None
     return ReportPart(name=name, run=target, pairs=within.pairs if within else (), foretold=foretold(target))
 
@@ -149,27 +149,8 @@ def _traced(name: str, path: Path, run: StoredRun | None, point: Point | None) -
 def _tuned(name: str, run: StoredRun) -> ReportPart:
     """What a tuning found, tried and kept."""
     tuning = read_tuning(run)
-    attempts = tuple(
-        Attempted(
-            what=f"{one.lever}={one.value}",
-            predicted_ns=one.predicted_ns,
-            before_ns=one.before_ns,
-            after_ns=one.after_ns,
-            kept=one.kept,
-            why=one.why,
-        )
-        for one in tuning.attempts
-    )
-    begun, ended = tuning.begun, tuning.ended
-    return ReportPart(
-        name=name,
-        run=run,
-        waterfall=begun.waterfall,
-        findings=begun.findings,
-        attempts=attempts,
-        tuned_ns=(begun.step_ns, ended.step_ns) if ended else None,
-        notes=begun.notes,
-    )
+    begun = tuning.begun
+    return ReportPart(name=name, run=run, waterfall=begun.waterfall, findings=begun.findings, tuning=tuning)
 
 
 def _drawn(found: Report, place: Path) -> dict[str, str]:

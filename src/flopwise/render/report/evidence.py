@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flopwise.advice.finding import Finding
+from flopwise.advice.tuning import Tuning
 from flopwise.analysis.comparison import Comparison
 from flopwise.analysis.explanation import Explanation
 from flopwise.analysis.roofline import Roofline
@@ -17,23 +18,6 @@ from flopwise.render.table import Table
 from flopwise.store import StoredRun
 
 MEASURED, PREDICTED, SPECIFIED = "measured", "predicted", "specified"
-
-
-@dataclass(frozen=True)
-class Attempted:
-    """A change that was tried: what it was predicted to save of a step, and what it saved."""
-
-    what: str  # 'graph=on'
-    predicted_ns: float | None = None
-    before_ns: float | None = None  # measured in turns with the best until then
-    after_ns: float | None = None
-    kept: bool = False
-    why: str = ""
-
-    @property
-    def saved_ns(self) -> float | None:
-        """Measured; below zero: it takes longer."""
-        return None if self.before_ns is None or self.after_ns is None else self.before_ns - self.after_ns
 
 
 @dataclass(frozen=True)
@@ -68,8 +52,7 @@ class ReportPart:
     roofline: Roofline | None = None
     memory: MemoryReport | None = None
     pairs: tuple[tuple[Point, Point, Comparison], ...] = ()  # measured in turns: before, after, how they compare
-    attempts: tuple[Attempted, ...] = ()  # of a tuning, in the order tried
-    tuned_ns: tuple[float, float] | None = None  # its step before and after all that was kept
+    tuning: Tuning | None = None
     foretold: tuple[Foretold, ...] = ()  # steps whose GPU is known, each with its prediction
     lab: LabRun | None = None
     notes: tuple[str, ...] = ()  # what could not be told, and why

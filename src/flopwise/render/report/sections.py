@@ -16,6 +16,7 @@ from flopwise.render.memory_view import timeline_chart as memory_timeline
 from flopwise.render.report.evidence import MEASURED, PREDICTED, Advice, Block, Picture, ReportPart, Section, Shown
 from flopwise.render.report.lab_sections import lab_sections
 from flopwise.render.report.provenance import provenance
+from flopwise.render.report.tune_sections import tune_sections
 from flopwise.render.roofline_view import drawn, roofline_view
 from flopwise.render.run_view import run_view
 from flopwise.render.step_charts import icicle_chart, icicle_parts, phases_chart, timeline_chart
@@ -24,7 +25,6 @@ from flopwise.render.sweep_charts import (
     before_after_chart,
     points_chart,
     predicted_chart,
-    predicted_measured_chart,
     predicted_steps_chart,
     samples_chart,
     sweep_chart,
@@ -43,8 +43,8 @@ _MS = units.milliseconds
 
 def sections(part: ReportPart) -> list[Section]:
     """Findings first, then the evidence, then where it comes from."""
-    experiments = lab_sections(part.lab) if part.lab is not None else []
-    return [*experiments, *(found for build in SECTIONS if (found := build(part)) is not None)]
+    first = lab_sections(part.lab) if part.lab is not None else tune_sections(part.tuning) if part.tuning else []
+    return [*first, *(found for build in SECTIONS if (found := build(part)) is not None)]
 
 
 def _findings(part: ReportPart) -> Section | None:
@@ -56,7 +56,8 @@ def _findings(part: ReportPart) -> Section | None:
         tuple((anchor(i), short[k.name]) for i, k in enumerate(kernels) if _mentions(finding.evidence, k, short))
         for finding in part.findings
     )
-    return Section(key="findings", title="What to change", blocks=(Advice(part.findings, about),))
+    title = "What was found before anything was changed" if part.tuning else "What to change"
+    return Section(key="findings", title=title, blocks=(Advice(part.findings, about),))
 
 
 def _mentions(evidence: Sequence[str], kernel: Kernel, short: dict[str, str]) -> bool:
@@ -235,45 +236,6 @@ def _phase_rows(a: Point, b: Point) -> list[dict[str, object]]:
     ]
 
 
-def _attempts(part: ReportPart) -> Section | None:
-    if not part.attempts:
-        return None
-    tried = part.attempts
-    rows = [
-        {"name": a.what, "before_ms": a.before_ns / 1e6, "after_ms": a.after_ns / 1e6}
-        for a in tried
-        if a.before_ns is not None and a.after_ns is not None
-    ]
-    savings = [
-        {"name": a.what, "predicted_ms": a.predicted_ns / 1e6, "measured_ms": a.saved_ns / 1e6}
-        for a in tried
-        if a.predicted_ns is not None and a.saved_ns is not None
-    ]
-    blocks: list[Block] = []
-    if rows:
-        caption = "The step before and after each change, measured in turns."
-        blocks.append(Picture("attempts", lambda: before_after_chart(rows), caption))
-    if savings:
-        caption = "What each change was predicted to save of a step, and what it saved. On the line, the prediction was right."
-        how = "measured and predicted"
-        blocks.append(Picture("predicted-measured", lambda: predicted_measured_chart(savings), caption, how=how))
-    columns = (
-        Column("what", "change", right=False),
-        Column("before_ns", "before ms", _MS),
-        Column("after_ns", "after ms", _MS),
-        Column("saved_ns", "saved ms", _MS),
-        Column("predicted_ns", "predicted ms", _MS),
-        Column("kept", "kept", lambda kept: "yes" if kept else "no", right=False),
-        Column("why", "why", right=False),
-    )
-    table = Table(
-        title="Changes, in the order tried",
-        columns=columns,
-        rows=tuple({**vars(a), "saved_ns": a.saved_ns} for a in tried),
-    )
-    return Section(key="attempts", title="What was tried", blocks=(*blocks, Shown(table)))
-
-
 def _measured(part: ReportPart) -> Section | None:
     if part.run is None or not part.points:
         return None
@@ -286,14 +248,14 @@ def _measured(part: ReportPart) -> Section | None:
                 bands = "; bands: 95 % of the median" if measure == "wall_ms" else ""
                 caption = f"{title[0].upper()}{title[1:]} over {axis}{bands}."
                 blocks.append(Picture(f"sweep-{measure}", _sweep(axis, rows, measure), caption))
-    elif len(points) > 1 and not part.pairs:
+    elif len(points) > 1 and not part.pairs and part.tuning is None:
         blocks.append(
             Picture("points", lambda: points_chart(rows), "The step of each point; lines are 95 % intervals.")
         )
     if len(points) <= MOST_SAMPLED:
         caption = "Every sample, in the order taken, with the median and its 95 % interval. None is dropped."
         blocks.append(Picture("samples", lambda: samples_chart(points), caption))
-    blocks += [Shown(_without_place(table)) for table in run_view(part.run)[0]]
+    blocks += [Shown(_without_place(table), folded=part.tuning is not None) for table in run_view(part.run)[0]]
     return Section(key="measured", title="What was measured", blocks=tuple(blocks))
 
 
@@ -344,6 +306,7 @@ def side_by_side(parts: Sequence[ReportPart]) -> Section | None:
         Column("gpu_ns", "GPU ms", _MS),
         Column("idle", "idle", units.percent),
         Column("mfu", "MFU", units.percent),
+        Column("peak", "of the peak in", right=False),
         Column("verdict", "verdict", right=False),
     )
     rows = tuple(
@@ -353,6 +316,7 @@ def side_by_side(parts: Sequence[ReportPart]) -> Section | None:
             "gpu_ns": e.gpu_ns,
             "idle": max(0.0, e.window_ns - e.busy_ns) / e.window_ns if e.window_ns else None,
             "mfu": part.waterfall.mfu if part.waterfall else None,
+            "peak": part.waterfall.precision if part.waterfall and part.waterfall.mfu is not None else None,
             "verdict": e.verdict,
         }
         for number, part, e in told
@@ -373,6 +337,6 @@ def _sweep(axis: str, rows: list[dict[str, object]], measure: str) -> Callable[[
 
 # A new kind of evidence is a field of ReportPart and a function here.
 SECTIONS: tuple[Callable[[ReportPart], Section | None], ...] = (
-    _findings, _waterfall, _pairs, _attempts, _gpu_time, _timeline, _roofline, _memory, _measured, _foretold,
+    _findings, _waterfall, _pairs, _gpu_time, _timeline, _roofline, _memory, _measured, _foretold,
     _kernels, provenance,
 )  # fmt: skip

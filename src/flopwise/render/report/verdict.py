@@ -2,6 +2,7 @@
 
 from flopwise import units
 from flopwise.advice.finding import Finding
+from flopwise.advice.tuning import Tuning
 from flopwise.analysis.clocks import summarise
 from flopwise.analysis.waterfall import IDLE_INPUT, IDLE_LAUNCH, IDLE_SYNCHRONISATION, Waterfall
 from flopwise.memory.answers import MemoryReport
@@ -9,6 +10,8 @@ from flopwise.records import OK, STEP
 from flopwise.render.lab_view import told
 from flopwise.render.memory_parts import heading
 from flopwise.render.report.evidence import ReportPart
+from flopwise.render.report.tune_sections import changed
+from flopwise.render.tune_view import after_all
 
 WORTH_SAYING = 0.05  # of the step: idle time below goes unsaid
 _WAITS = {
@@ -32,13 +35,8 @@ _DO = {
 
 def verdict(part: ReportPart) -> str:
     """The most telling thing that is known of this target."""
-    if part.tuned_ns is not None:
-        before, after = part.tuned_ns
-        kept = ", ".join(one.what for one in part.attempts if one.kept)
-        if not kept:
-            return f"A step takes {units.duration(before)}, and nothing that was tried is faster."
-        faster = f", {before / after:.2f} times as fast" if 0 < after < before else ""
-        return f"A step went from {units.duration(before)} to {units.duration(after)}{faster}, measured, by: {kept}."
+    if part.tuning is not None:
+        return _of_tuning(part.tuning)
     if part.lab is not None:
         return f"{told(part.lab)}."
     if part.waterfall is not None:
@@ -54,9 +52,21 @@ def verdict(part: ReportPart) -> str:
     return _of_run(part)
 
 
+def _of_tuning(tuning: Tuning) -> str:
+    before, after = tuning.begun.step_ns, after_all(tuning)[0]
+    if not (kept := changed(tuning)):
+        return f"A step takes {units.duration(before)}, and nothing that was tried is faster."
+    faster = f", {before / after:.2f} times as fast" if 0 < after < before else ""
+    ended = tuning.ended.stopped if tuning.ended is not None else "cut off"
+    stopped = "" if ended == "nothing left to try" else f" Levers are left to try: {ended}."
+    times = f"{units.duration(before)} to {units.duration(after)}"
+    return f"A step went from {times}{faster}, measured, by: {', '.join(kept)}.{stopped}"
+
+
 def _of_waterfall(found: Waterfall, findings: tuple[Finding, ...]) -> str:
     if found.mfu is not None:
-        first = f"This step reaches {units.percent(found.mfu, 0)} of the chip."
+        peak = f" (its peak in {found.precision})" if found.precision not in ("", "bf16", "fp16") else ""
+        first = f"This step reaches {units.percent(found.mfu, 0)} of the chip{peak}."
     else:
         first = f"A step takes {units.duration(found.step_ns)}."
     waits: dict[str, float] = {}

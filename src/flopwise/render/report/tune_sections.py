@@ -1,0 +1,56 @@
+"""A tuning on the page: the recipe it found, every lever it tried, the waterfalls before and after."""
+
+from flopwise.advice.tuning import Tuning
+from flopwise.render.report.evidence import Block, Picture, Section, Shown
+from flopwise.render.sweep_charts import before_after_chart, predicted_measured_chart
+from flopwise.render.tune_view import tune_view
+
+BOTH = "measured and predicted"
+
+
+def tune_sections(tuning: Tuning) -> list[Section]:
+    """What was found first, then how."""
+    tables = tune_view(tuning)[0]
+    tried, recipe = tables[0], tables[-1]
+    found = [Section(key="recipe", title="The recipe", blocks=(Shown(recipe, how=""),))] if recipe.rows else []
+    found.append(Section(key="attempts", title="What was tried", blocks=(*_pictures(tuning), Shown(tried, how=BOTH))))
+    if falls := tables[1:-1]:
+        found.append(Section(key="falls", title="Before and after", blocks=tuple(Shown(fall) for fall in falls)))
+    return found
+
+
+def changed(tuning: Tuning) -> list[str]:
+    """The levers that the best recipe has and the first had not, in the order they were kept.
+
+    >>> from flopwise.advice.tuning import Begun, Ended
+    >>> from flopwise.spec.workload import workload
+    >>> ended = Ended(workload=workload("tiny", loss="chunked"), step_ns=1e7, stopped="")
+    >>> changed(Tuning(run="", begun=Begun(workload=workload("tiny"), step_ns=2e7), attempts=(), ended=ended))
+    ['loss=chunked']
+    """
+    first, best = tuning.begun.workload.recipe, tuning.best.recipe
+    order = list(dict.fromkeys(one.lever for one in tuning.attempts if one.kept))
+    levers = [lever for lever in best.__struct_fields__ if getattr(best, lever) != getattr(first, lever)]
+    levers.sort(key=lambda lever: order.index(lever) if lever in order else -1)
+    return [f"{lever}={getattr(best, lever)}" for lever in levers]
+
+
+def _pictures(tuning: Tuning) -> list[Block]:
+    timed = [a for a in tuning.attempts if a.before_ns is not None and a.after_ns is not None]
+    rows = [
+        {"name": f"{a.lever}={a.value}", "before_ms": (a.before_ns or 0) / 1e6, "after_ms": (a.after_ns or 0) / 1e6}
+        for a in timed
+    ]
+    savings = [
+        {"name": f"{a.lever}={a.value}", "predicted_ms": a.predicted_ns / 1e6, "measured_ms": (a.saved_ns or 0) / 1e6}
+        for a in timed
+        if a.predicted_ns is not None
+    ]
+    pictures: list[Block] = []
+    if rows:
+        caption = "The step before and after each change, measured in turns."
+        pictures.append(Picture("attempts", lambda: before_after_chart(rows), caption))
+    if savings:
+        caption = "What each change was predicted to save of a step, and what it saved. On the line, the prediction was right."
+        pictures.append(Picture("predicted-measured", lambda: predicted_measured_chart(savings), caption, how=BOTH))
+    return pictures
