@@ -1,7 +1,9 @@
 """AdamW in few launches is torch.optim.AdamW: the same parameters after the same gradients, the same states."""
 
 import copy
+import gc
 import io
+import weakref
 
 import pytest
 import torch
@@ -105,6 +107,20 @@ def test_gradients_of_any_layout_and_addresses_off_16_bytes(device):
         for optimizer in pair:
             optimizer.step()
     assert _distance(ours, theirs) < 1e-6
+
+
+def test_no_gradient_outlives_its_owner(device):
+    """A step that kept them would hold all gradients twice while the next ones are made."""
+    params = [nn.Parameter(torch.randn(8, 4, device=device)) for _ in range(2)]
+    optimizer = AdamW(params, max_grad_norm=1.0)
+    params[0].grad = torch.randn(8, 4, device=device)
+    params[1].grad = torch.randn(4, 8, device=device).t()  # of another layout: it is copied for the launch
+    gradients = [weakref.ref(p.grad) for p in params]
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    gc.collect()
+    assert [gradient() for gradient in gradients] == [None, None]
+    assert not any(bucket._copies for placed in optimizer._buckets for bucket in placed.buckets)
 
 
 def test_bf16_states_are_an_approximation_within_bounds(device):

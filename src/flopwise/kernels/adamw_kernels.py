@@ -272,6 +272,7 @@ class Bucket:
             state["step"] = step
         self._params_aligned = all(address % 16 == 0 for row in rows for address in (*row[:3], row[5]))
         self._lying: list[tuple[int, tuple[int, ...], torch.dtype]] = []  # gradients, as the table has them
+        self._copies: list[Tensor] = []  # of gradients, until the launch: they have no other owner
         self.gradients = self.table
         self.aligned = False
 
@@ -286,9 +287,8 @@ class Bucket:
         # autograd lays gradients out as the parameters are; one assigned by hand may be anything.
         for n, (p, g) in enumerate(zip(self.params, gradients, strict=True)):
             if g.dtype != p.dtype or g.stride() != p.stride():
-                gradients[n] = torch.empty_like(p).copy_(g)
-                addresses[n], self._lying = gradients[n].data_ptr(), []
-        self._kept = gradients  # until the launch: a copy has no other owner
+                self._copies.append(torch.empty_like(p).copy_(g))
+                addresses[n], self._lying = self._copies[-1].data_ptr(), []
         self.aligned = self._params_aligned and all(address % 16 == 0 for address in addresses)
         device = self.table.device
         if capturing:
@@ -325,6 +325,7 @@ class Bucket:
             float(self.group["eps"]), COLUMNS=_COLUMNS, PARAM=_TL[self.param_dtype], GRAD=_TL[self.param_dtype],
             STATE=_TL[self.state_dtype], MASTER=self.master, ALIGNED=self.aligned, BLOCK=BLOCK, num_warps=WARPS,
         )  # fmt: skip
+        self._copies = []  # what the stream allocates next comes after the launch
 
 
 def _log(beta: float) -> float:
