@@ -1,7 +1,12 @@
-"""Links in the documentation lead somewhere: to a file that is there, to a heading that is in it."""
+"""Links in the documentation lead somewhere: to a file that is there, to a heading that is in it; on the site, too."""
 
 import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import pytest
 
@@ -43,3 +48,74 @@ def test_every_page_is_reached_from_the_index():
     pages = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")} - {"index.md"}
     listed = (("", index), ("gallery/", gallery), ("explanation/lab/", lab))
     assert {page for page in pages if not any(page.removeprefix(folder) in text for folder, text in listed)} == set()
+
+
+class Ends(HTMLParser):
+    """Where a page of the site leads to."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.links = []
+        self.feed(page.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag, attributes):
+        self.links += [value for name, value in attributes if name in ("href", "src") and value]
+
+
+def build(root, place):
+    pytest.importorskip("mkdocs")
+    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", place]
+    return subprocess.run(words, cwd=root, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_the_site_has_no_dead_link(tmp_path):
+    built = build(ROOT, tmp_path)
+    assert built.returncode == 0, built.stderr
+    dead = [
+        (page.relative_to(tmp_path).as_posix(), link)
+        for page in tmp_path.rglob("*.html")
+        if page.name != "404.html"  # its links are relative to the server's root
+        for link in Ends(page).links
+        if not (url := urlsplit(link)).scheme and url.path and not (page.parent / unquote(url.path)).exists()
+    ]
+    assert dead == []
+    assert not list(tmp_path.rglob("*.py"))
+
+
+@pytest.fixture
+def small_site(tmp_path):
+    """This site's settings and hook, one page and one file outside docs/."""
+    (tmp_path / "docs" / "deep").mkdir(parents=True)
+    shutil.copy(ROOT / "docs" / "links.py", tmp_path / "docs")
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks" / "a.md").write_text("# A")
+    (tmp_path / "docs" / "index.md").write_text("# Index")
+
+    def make(text, settings=""):
+        (tmp_path / "mkdocs.yml").write_text((ROOT / "mkdocs.yml").read_text(encoding="utf-8") + settings)
+        (tmp_path / "docs" / "deep" / "page.md").write_text(text)
+        built = build(tmp_path, tmp_path / "site")
+        page = tmp_path / "site" / "deep" / "page.html"
+        return built, page.read_text() if page.exists() else ""
+
+    return make
+
+
+@pytest.mark.parametrize("link", ["nowhere.md", "../index.md#nowhere", "../../benchmarks/nowhere.md", "../../../etc"])
+def test_a_link_that_leads_nowhere_ends_the_build(small_site, link):
+    built, _ = small_site(f"# Page\n\n[see]({link})")
+    assert built.returncode != 0
+    assert link.rpartition("/")[2] in built.stderr
+
+
+def test_links_out_of_the_documentation(small_site):
+    text = "# Page\n\n[the table](../../benchmarks/a.md), [`a.md`](../../benchmarks/a.md), [all](../../benchmarks)"
+    text += ", [in](../index.md)"
+    built, page = small_site(text)
+    assert built.returncode == 0, built.stderr
+    assert "<span>the table: <code>benchmarks/a.md</code></span>, <span><code>benchmarks/a.md</code></span>" in page
+    assert 'href="../index.html"' in page
+    built, page = small_site(text, "repo_url: https://example.org/flopwise/\n")
+    assert built.returncode == 0, built.stderr
+    assert '<a href="https://example.org/flopwise/blob/main/benchmarks/a.md">the table</a>' in page
+    assert '<a href="https://example.org/flopwise/tree/main/benchmarks">all</a>' in page

@@ -4,7 +4,7 @@
         flopwise.bench("py:train:step", samples=20)
 
 `pytest --flopwise-update` stores the baseline; later runs fail where the step has become slower by more than
-`--flopwise-fail-above`. Nothing of flopwise is imported before a test asks for the fixture.
+`--flopwise-fail-above`. Nothing of flopwise is imported before a test asks for the fixture, or that option is given.
 """
 
 import hashlib
@@ -18,11 +18,14 @@ import pytest
 
 if TYPE_CHECKING:
     from flopwise.analysis.comparison import Comparison
+    from flopwise.errors import FlopwiseError
     from flopwise.records import Point
+    from flopwise.spec.workload import Workload
     from flopwise.store import StoredRun
 
 _DEFAULT = ".flopwise/baseline"
 _FAIL_ABOVE = "5%"
+_UPDATE = "pytest --flopwise-update"
 _SAID = pytest.StashKey[list[str]]()
 
 
@@ -43,8 +46,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """What is said at the end begins empty."""
+    """What is said at the end begins empty; a percentage that is none ends the run before it begins."""
     config.stash[_SAID] = []
+    given = config.getoption("--flopwise-fail-above")
+    if given != _FAIL_ABOVE:
+        from flopwise.errors import FlopwiseError
+        from flopwise.units import parse_percent
+
+        try:
+            parse_percent(given)
+        except FlopwiseError as error:
+            raise pytest.UsageError(f"--flopwise-fail-above: {_told(error)}") from None
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
@@ -77,53 +89,72 @@ class Measuring:
 
     def bench(self, target: Any, **options: Any) -> "StoredRun":
         """As `flopwise.bench`, with its options; fails the test if the step is slower than its baseline by too much."""
-        from flopwise import units
+        from flopwise.errors import FlopwiseError
+
+        try:
+            return self._bench(target, options)
+        except FlopwiseError as error:  # a line and its hint, not a traceback through flopwise
+            raise pytest.fail.Exception(_told(error), pytrace=False) from None
+
+    def _bench(self, target: Any, options: dict[str, Any]) -> "StoredRun":
         from flopwise.verbs.bench import bench, outcome
 
-        fail_above = units.parse_percent(str(self._fail_above))
         self._calls += 1
         run = bench(target, runs=self._place / "flopwise-runs", command=f"pytest {self._test}", **options)
-        outcome(run)  # raises what stood in the way of measuring
+        if outcome(run):  # raises what stood in the way of measuring; else it was stopped by Ctrl-C
+            raise KeyboardInterrupt
         stored = self._baselines / _folder(self._test, self._calls)
         if self._update:
             _store(run, stored)
             self._say(f"{self._test}: stored as baseline")
         elif not stored.is_dir():
-            self._warn("it has no baseline: pytest --flopwise-update stores one")
+            self._warn(f"it has no baseline: {_UPDATE} stores one", 4)
         else:
-            self._judge(run, stored, fail_above)
+            self._judge(run, stored)
         return run
 
-    def _judge(self, run: "StoredRun", stored: Path, fail_above: float) -> None:
+    def _judge(self, run: "StoredRun", stored: Path) -> None:
         from flopwise import units
         from flopwise.analysis.comparison import INCONCLUSIVE, SLOWER
-        from flopwise.store import StoredRun
+        from flopwise.errors import one_line
         from flopwise.verbs.compare import compare
 
-        before = StoredRun.load(stored)
+        before = _load(stored)
+        if sorted(map(_subject, before.points)) != sorted(map(_subject, run.points)):
+            what = f"{_labels(before.points)}; this is {_labels(run.points)}"
+            line = f"the baseline is of another workload ({what}): {_UPDATE} stores a new one"
+            pytest.fail(one_line(line), pytrace=False)
         there, here = _machine(before.points), _machine(run.points)
         if there != here:
-            self._warn(f"its baseline was measured on another machine ({there}; this is {here}): not compared")
+            self._warn(f"its baseline was measured on another machine ({there}; this is {here}): not compared", 5)
             return
-        for _, b, c in compare(before, run, threshold=fail_above).pairs:
+        fail_above = units.parse_percent(self._fail_above)
+        for a, b, c in compare(before, run, threshold=fail_above).pairs:
             self.compared.append(c)
             ratio = f"{c.ratio:.3f} times its baseline" if c.ratio is not None else "without a ratio"
             interval = f" ({c.low:.3f} to {c.high:.3f})" if c.low is not None and c.high is not None else ""
-            said = f"{b.trial.workload.label()}: {c.verdict}, {ratio}{interval}"
+            label, was = b.trial.workload.label(), a.trial.workload.label()
+            said = f"{label}: {c.verdict}, {ratio}{interval}" + (f", which was {was}" if was != label else "")
+            if c.verdict == INCONCLUSIVE:
+                self._warn(f"{said}: {c.reason}", 5)
+                continue
             self._say(f"{self._test}: {said}")
             if c.verdict == SLOWER and (c.ratio or 0.0) > 1 + fail_above:
-                pytest.fail(f"{said}; allowed: {units.percent(fail_above)} more", pytrace=False)
-            if c.verdict == INCONCLUSIVE:
-                self._warn(f"{said}: {c.reason}")
+                pytest.fail(one_line(f"{said}; allowed: {units.percent(fail_above)} more"), pytrace=False)
 
     def _say(self, line: str) -> None:
         from flopwise.errors import one_line
 
         self._config.stash[_SAID].append(one_line(line))
 
-    def _warn(self, line: str) -> None:
+    def _warn(self, line: str, frames: int) -> None:
+        """Say it, and warn at the test's line, so many frames up."""
         self._say(f"{self._test}: {line}")
-        warnings.warn(FlopwiseWarning(line), stacklevel=3)
+        warnings.warn(FlopwiseWarning(line), stacklevel=frames)
+
+
+def _told(error: "FlopwiseError") -> str:
+    return f"{error.message}\nhint: {error.hint}" if error.hint else error.message
 
 
 def _folder(test: str, call: int) -> str:
@@ -138,11 +169,47 @@ def _folder(test: str, call: int) -> str:
 
 def _store(run: "StoredRun", place: Path) -> None:
     """The run's header and rows, without its logs."""
-    if place.exists():
-        shutil.rmtree(place)
-    place.mkdir(parents=True)
-    for name in ("run.json", "points.jsonl"):
-        shutil.copyfile(run.path / name, place / name)
+    from flopwise.errors import FlopwiseError
+
+    try:
+        if place.exists():
+            shutil.rmtree(place)
+        place.mkdir(parents=True)
+        for name in ("run.json", "points.jsonl"):
+            shutil.copyfile(run.path / name, place / name)
+    except OSError as error:
+        raise FlopwiseError(
+            f"cannot store the baseline in {place}: {error.strerror}", "name a folder with --flopwise-baseline"
+        ) from None
+
+
+def _load(stored: Path) -> "StoredRun":
+    """A baseline whose rows can all be read."""
+    from flopwise.errors import FlopwiseError
+    from flopwise.store import StoredRun
+
+    try:
+        before = StoredRun.load(stored)
+        why = next(iter(before.warnings), "" if before.points else "it has no rows")
+    except FlopwiseError as error:
+        why = error.message
+    if why:
+        raise FlopwiseError(f"the baseline {stored} cannot be read: {why}", f"{_UPDATE} stores a new one")
+    return before
+
+
+def _subject(point: "Point") -> bytes:
+    """What is measured, whatever its levers: those may change, and the test says what that was worth."""
+    import msgspec
+
+    from flopwise.spec.recipe import Recipe
+
+    plain: Workload = msgspec.structs.replace(point.trial.workload, recipe=Recipe(), target="", changes={})
+    return msgspec.json.encode(plain, order="deterministic")
+
+
+def _labels(points: "tuple[Point, ...]") -> str:
+    return ", ".join(point.trial.workload.label() for point in points)
 
 
 def _machine(points: "tuple[Point, ...]") -> str:

@@ -77,5 +77,35 @@ def test_annotations_of_a_failed_gate():
         ratio=1.2, low=1.1, high=1.3, verdict=SLOWER, reason="", n_a=9, n_b=9, paired=False, drift=0.0
     )  # fmt: skip
     text = annotations([(point, point, slower)], (), (), 0.03)
-    assert text.startswith("::error title=flopwise compare::tiny␊::error::b4 50%25: B is slower, 1.200 times A")
+    assert text.startswith(
+        "::error title=flopwise compare::tiny␊::error::b4 50%25: B is slower, B takes 1.200 times A's time"
+    )
     assert text.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("verdict", "level", "said"),
+    [
+        ("faster", "notice", "tiny: B is faster, B takes 1.010 times"),
+        ("no difference shown", "notice", "tiny: no difference is shown, B takes 1.010 times"),
+        ("inconclusive", "warning", "tiny: the comparison is inconclusive, B takes 1.010 times"),
+    ],
+)
+def test_annotations_are_sentences(verdict, level, said):
+    from types import SimpleNamespace
+
+    from flopwise.analysis.comparison import Comparison
+    from flopwise.render.annotations import annotations
+
+    point = SimpleNamespace(trial=SimpleNamespace(workload=SimpleNamespace(label=lambda: "tiny")))
+    c = Comparison(ratio=1.01, low=1.0, high=1.02, verdict=verdict, reason="", n_a=9, n_b=9, paired=False, drift=0.0)
+    assert annotations([(point, point, c)], (), (), None).startswith(
+        f"::{level} title=flopwise compare::{said} A's time"
+    )
+
+
+def test_compare_tells_all_its_formats(run):
+    assert "markdown|github" in run("compare", "--help")[1]
+    code, _, err = run("compare", "a", "b", "--format", "xml")
+    assert code == 2
+    assert "allowed: table, json, csv, markdown, github" in err

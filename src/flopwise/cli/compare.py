@@ -2,8 +2,10 @@
 
 import click
 
-from flopwise.cli.options import output_options
-from flopwise.cli.output import check_place, chosen, show, write_text
+from flopwise.cli.output import FORMATS, check_place, chosen, show, write_text
+from flopwise.spec import fields
+
+_GITHUB = "github"
 
 
 @click.command("compare")
@@ -15,7 +17,13 @@ from flopwise.cli.output import check_place, chosen, show, write_text
 @click.option("--clock", default="wall", show_default=True, metavar="wall|gpu|launch", help="Which clock.")
 @click.option("--fail-above", metavar="PERCENT", help="Exit 1 if B is slower than A by more (3%).")
 @click.option("--runs", metavar="DIR", help="Where runs are kept.")
-@output_options
+@click.option(
+    "--format",
+    "form",
+    metavar="|".join((*FORMATS, _GITHUB)),
+    help="Else the suffix of -o decides, else table; github: annotations for a pull request.",
+)
+@click.option("-o", "--output", metavar="FILE", help="Write there instead of to standard output.")
 def command(
     a: str,
     b: str,
@@ -34,7 +42,9 @@ def command(
     which is fairer, use: flopwise bench tiny --versus attention=naive. --format github writes annotations for a
     pull request: an error where the gate fails.
     """
-    github = form == "github"
+    if form is not None:
+        fields.one_of("format", form, (*FORMATS, _GITHUB))
+    github = form == _GITHUB
     form = chosen(None if github else form, None if github else output)
     check_place(output)
     from flopwise import units

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from flopwise import units
-from flopwise.analysis.comparison import INCONCLUSIVE, SLOWER, Comparison
+from flopwise.analysis.comparison import INCONCLUSIVE, NO_DIFFERENCE, SLOWER, Comparison
 from flopwise.records import Point
 from flopwise.render.visible import LONGEST_LINE, visible
 
@@ -36,7 +36,8 @@ def _said(b: Point, c: Comparison, fail_above: float | None) -> str:
     interval = f", 95 % interval {c.low:.3f} to {c.high:.3f}" if c.low is not None and c.high is not None else ""
     gate = f"; the gate is {units.percent(fail_above)}" if fail_above is not None else ""
     why = f": {c.reason}" if c.reason else ""
-    return f"{label}: B is {c.verdict}, {c.ratio:.3f} times A{interval}{gate}{why}"
+    verdict = {NO_DIFFERENCE: "no difference is shown", INCONCLUSIVE: "the comparison is inconclusive"}
+    return f"{label}: {verdict.get(c.verdict, f'B is {c.verdict}')}, B takes {c.ratio:.3f} times A's time{interval}{gate}{why}"
 
 
 def _annotation(level: str, message: str) -> str:
