@@ -23,7 +23,7 @@ check: $(STAMP)
 
 # The documentation as a site in build/site; a link that leads nowhere is an error.
 docs: $(STAMP)
-	$(BIN)/mkdocs build --strict --quiet
+	$(BIN)/mkdocs build --strict
 
 # The pages of docs/gallery, from traces and runs that are in the repository.
 gallery: $(STAMP)
