@@ -28,4 +28,6 @@ def command(target: tuple[str, ...], output: str, pictures: bool, runs: str | No
 
     check_suffix(Path(output))
     report(*target, output=output, pictures=pictures, runs=runs, command=command_line())
+    if pictures and Path(output).suffix == ".html":
+        click.echo("--pictures is for .md: the page draws its charts itself", err=True)
     click.echo(output)

@@ -25,7 +25,8 @@ def axes_of(points: Sequence[Point]) -> Axes:
     differing = tuple(n for n in names if len({s.get(n) for s in settings}) > 1)
     usual = {name for point in points for name in LEVERS if name not in point.trial.workload.recipe.changed()}
     hidden = usual | {"device", "warmup", "samples", "implementation"}
-    fixed = {n: settings[0][n] for n in names if n not in differing and n not in hidden} if settings else {}
+    shared = [n for n in names if n not in differing and n not in hidden and settings[0][n] != ""]
+    fixed = {n: settings[0][n] for n in shared}
     return Axes(names=differing, varying=tuple({n: s.get(n) for n in differing} for s in settings), fixed=fixed)
 
 

@@ -1,5 +1,6 @@
 """Charts of measured points: over size, beside each other, beside their prediction, and sample by sample."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ from flopwise.analysis.clocks import summarise, tokens_per_second
 from flopwise.analysis.utilisation import point_mfu
 from flopwise.memory.answers import MemoryReport
 from flopwise.records import Point
-from flopwise.render.axes import axes_of
+from flopwise.render.axes import Axes, axes_of
 from flopwise.render.chart_style import (
     AFTER,
     BEFORE,
@@ -26,10 +27,12 @@ from flopwise.render.charts import COLOURS, altair
 from flopwise.render.visible import visible
 from flopwise.statistics import estimate
 
-_LONGEST = 60
+_LONGEST, _LONGEST_TOLD = 60, 200  # characters of a name beside an axis; of one in a tooltip
 _MOST_SAMPLES = 400  # dots of one row: more would hide each other
 _MOST_BARS = 12  # steps that have bars, predicted beside measured; more are dots
+_MOST_BESIDE = 30  # points that are named by what tells them from another; of more, nobody looks the other up
 _DECADE = 8.0  # a range of this many times or more is shown on a logarithmic axis
+_SQUARE, _BESIDE, _LETTER, _LINE = 420, 8, 5.9, 13  # pixels: a side; from a dot to its name; a letter, a line of names
 _SIZES = ("context", "batch", "size", "dim", "seq", "tokens", "d_model", "n_layers")
 # What is drawn over the size: key, title, whether more is worse, the interval's keys.
 MEASURES = {
@@ -43,18 +46,19 @@ def sweep_rows(points: Sequence[Point]) -> tuple[str, list[dict[str, Any]]]:
     """The axis of a sweep (a size that varies, with most values; '' where there is none), and a row per point measured."""
     axes = axes_of(points)
     axis = _axis(axes.names, axes.varying)
+    shade = _shade(axis, axes)
     rows = []
     for point, varying, label in zip(points, axes.varying, labels_of(points), strict=True):
         if not (summaries := summarise(point)):
             continue
         wall = summaries[0].wall
-        others = [
-            f"{name}={value}" if name != "workload" else str(value) for name, value in varying.items() if name != axis
-        ]
+        series = visible(_told({n: v for n, v in varying.items() if n != axis}), _LONGEST_TOLD) or "all"
         row: dict[str, Any] = {
             "x": varying.get(axis) if axis else None,
-            "series": visible(" ".join(others), _LONGEST) or "all",
+            "series": series,
+            "shade": visible(_told({shade: varying[shade]}), _LONGEST) if shade else visible(series, _LONGEST),
             "label": label,
+            "settings": visible(_told(varying), _LONGEST_TOLD),
             "wall_ms": wall.median / 1e6,
             "wall_low": (wall.low if wall.low is not None else wall.median) / 1e6,
             "wall_high": (wall.high if wall.high is not None else wall.median) / 1e6,
@@ -69,14 +73,43 @@ def sweep_rows(points: Sequence[Point]) -> tuple[str, list[dict[str, Any]]]:
 
 def labels_of(points: Sequence[Point]) -> list[str]:
     """What tells each point from the others; no two are the same, or a chart would draw them as one."""
-    axes = axes_of(points)
+    varying = axes_of(points).varying
+    whole = [_told(v) or point.trial.workload.label() for point, v in zip(points, varying, strict=True)]
+    if len(points) <= _MOST_BESIDE and any(len(label) > _LONGEST for label in whole):
+        return [visible(label, _LONGEST) for label in _beside_another(whole, varying)]
     found: list[str] = []
-    for point, varying in zip(points, axes.varying, strict=True):
-        told = " ".join(f"{name}={value}" if name != "workload" else str(value) for name, value in varying.items())
-        label = visible(told or point.trial.workload.label(), _LONGEST)
+    for one in whole:
+        label = visible(one, _LONGEST_TOLD)
         same = sum(other == label or other.startswith(f"{label} #") for other in found)
         found.append(f"{label} #{same + 1}" if same else label)
     return found
+
+
+def _told(settings: Mapping[str, Any]) -> str:
+    return " ".join(f"{name}={value}" if name != "workload" else str(value) for name, value in settings.items())
+
+
+def _beside_another(whole: Sequence[str], varying: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Points that differ in much, each by what tells it from the one before it that is most like it.
+
+    >>> _beside_another(["a=1 b=1", "a=1 b=2", "a=2 b=2"], [{"a": 1, "b": 1}, {"a": 1, "b": 2}, {"a": 2, "b": 2}])
+    ['1. a=1 b=1', '2. as 1 with b=2', '3. as 2 with a=2']
+    """
+    found = [f"1. {whole[0]}"]
+    for place, now in enumerate(varying[1:], 1):
+        changes = [{n: v for n, v in now.items() if other.get(n) != v} for other in varying[:place]]
+        like = min(range(place), key=lambda i: (len(changes[i]), i))
+        found.append(f"{place + 1}. as {like + 1} {f'with {_told(changes[like])}' if changes[like] else 'again'}")
+    return found
+
+
+def _shade(axis: str, axes: Axes) -> str:
+    """What the lines are coloured by, where there are more of them than colours: what has most values of those that fit."""
+    others = [name for name in axes.names if name != axis]
+    values = {name: len({v[name] for v in axes.varying}) for name in others}
+    if len({tuple(v[name] for name in others) for v in axes.varying}) <= len(_SERIES):
+        return ""
+    return max((name for name in others if values[name] <= len(_SERIES)), key=lambda name: values[name], default="")
 
 
 def _axis(names: Sequence[str], varying: Sequence[Mapping[str, Any]]) -> str:
@@ -99,12 +132,12 @@ def sweep_chart(axis: str, rows: Sequence[Mapping[str, Any]], measure: str, titl
     y = alt.Y(f"{measure}:Q", title=MEASURES[measure])
     y = y.scale(type="log") if log_y else y
     y = y.axis(format=".0%") if measure == "mfu" else y
-    series = list(dict.fromkeys(row["series"] for row in known))
-    colour = alt.Color("series:N", title=None, sort=series, scale=alt.Scale(domain=series, range=_SERIES))
-    colour = colour.legend(None) if len(series) == 1 else colour.legend(symbolOpacity=1)
-    base = alt.Chart(alt.Data(values=known))
+    shades = list(dict.fromkeys(row["shade"] for row in known))
+    colour = alt.Color("shade:N", title=None, sort=shades, scale=alt.Scale(domain=shades, range=_SERIES))
+    colour = colour.legend(None) if len(shades) == 1 else colour.legend(symbolOpacity=1)
+    base = alt.Chart(alt.Data(values=known)).encode(detail="series:N")
     lines = base.mark_line(point=True).encode(
-        x=x, y=y, color=colour, tooltip=["label:N", alt.Tooltip(f"{measure}:Q", format=",.4~r")]
+        x=x, y=y, color=colour, tooltip=["settings:N", alt.Tooltip(f"{measure}:Q", format=",.4~r")]
     )
     layers = [lines]
     if measure == "wall_ms":
@@ -119,7 +152,7 @@ def points_chart(rows: Sequence[Mapping[str, Any]], title: str = "") -> Any:
         y=alt.Y("label:N", sort=None, title=None, axis=alt.Axis(labelLimit=320))
     )
     bars = base.mark_bar(color=MEASURED, height=14).encode(
-        x=alt.X("wall_ms:Q", title=MEASURES["wall_ms"]), tooltip=["label:N", milliseconds(alt, "wall_ms")]
+        x=alt.X("wall_ms:Q", title=MEASURES["wall_ms"]), tooltip=["label:N", "settings:N", milliseconds(alt, "wall_ms")]
     )
     error = base.mark_rule(color=INTERVAL, strokeWidth=2).encode(x="wall_low:Q", x2="wall_high:Q")
     return alt.layer(bars, error).properties(width=WIDTH - 340, height=24 * len(rows), title=visible(title, _LONGEST))
@@ -209,8 +242,8 @@ def _diagonal(rows: Sequence[Mapping[str, Any]], across: str, upwards: str, titl
     values = [row[key] for row in rows for key in ("predicted_ms", "measured_ms")]
     log = _spans(values)
     low, high = (min(values) / 1.2 if log else min(0.0, *values)), max(1e-3, *values) * 1.1
-    shown = [{**row, "name": visible(str(row["name"]), _LONGEST)} for row in rows]
-    scale = alt.Scale(domain=[low, high], nice=not log, type="log" if log else "linear")
+    shown = [{**row, "name": visible(str(row["name"]), _LONGEST_TOLD)} for row in rows]
+    scale = alt.Scale(domain=[low, high], nice=False, type="log" if log else "linear")
     x = alt.X("predicted_ms:Q", title=across, scale=scale)
     y = alt.Y("measured_ms:Q", title=upwards, scale=scale)
     ends = [{"predicted_ms": at, "measured_ms": at} for at in (low, high)]
@@ -225,8 +258,36 @@ def _diagonal(rows: Sequence[Mapping[str, Any]], across: str, upwards: str, titl
     )
     layers = [right, dots]
     if named:
-        layers.append(base.mark_text(align="left", dx=8, dy=-4).encode(text="name:N", color=alt.value(NEUTRAL)))
-    return alt.layer(*layers).properties(width=420, height=HEIGHT, title=visible(title, _LONGEST))
+        for side, named_rows in _apart(shown, low, high, log).items():
+            words = alt.Chart(alt.Data(values=named_rows)).encode(x=x, y=y, text="name:N", color=alt.value(NEUTRAL))
+            layers.append(words.mark_text(align=side, dx=_BESIDE if side == "left" else -_BESIDE, dy=-4))
+    return alt.layer(*layers).properties(width=_SQUARE, height=HEIGHT, title=visible(title, _LONGEST))
+
+
+def _apart(rows: Sequence[dict[str, Any]], low: float, high: float, log: bool) -> dict[str, list[dict[str, Any]]]:
+    """The rows whose names lie upon no other's, the largest first, by the side of the name that is at its dot.
+
+    The names of the others are in their tooltips and in the table.
+
+    >>> rows = [{"name": n, "predicted_ms": v, "measured_ms": v} for n, v in (("a", 1.0), ("b", 1.1), ("c", 9.0))]
+    >>> {side: [row["name"] for row in found] for side, found in _apart(rows, 0.0, 10.0, False).items()}
+    {'left': ['c', 'b'], 'right': ['a']}
+    """
+
+    def share(value: float) -> float:
+        return math.log(value / low) / math.log(high / low) if log else (value - low) / (high - low)
+
+    found: dict[str, list[dict[str, Any]]] = {"left": [], "right": []}
+    taken: list[tuple[float, float, float]] = []  # from where to where, and how high
+    for row in sorted(rows, key=lambda row: -max(row["predicted_ms"], row["measured_ms"])):
+        x, y = _SQUARE * share(row["predicted_ms"]), HEIGHT * share(row["measured_ms"])
+        wide = _BESIDE + _LETTER * len(row["name"])
+        for side, begin, end in (("left", x, x + wide), ("right", x - wide, x)):
+            if begin >= 0 and all(abs(y - at) > _LINE or end < a or b < begin for a, b, at in taken):
+                found[side].append(row)
+                taken.append((begin, end, y))
+                break
+    return found
 
 
 def _pairs(

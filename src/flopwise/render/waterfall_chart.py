@@ -5,6 +5,7 @@ from typing import Any
 from flopwise import units
 from flopwise.analysis import waterfall as w
 from flopwise.errors import FlopwiseError
+from flopwise.render.chart_style import NEUTRAL
 from flopwise.render.charts import altair
 from flopwise.render.visible import visible
 from flopwise.render.waterfall_view import shares_told, steps_of
@@ -37,7 +38,7 @@ def waterfall_chart(found: w.Waterfall | None, title: str) -> Any:
     across = alt.X("begin:Q", title="ms").scale(domain=[0, found.step_ns / 1e6 * 1.28], nice=False).axis(grid=False)
     down = alt.Y("part:N", sort=order, title=None).axis(labelLimit=0, ticks=False, domain=False, labelPadding=8)
     base = alt.Chart(alt.Data(values=rows))
-    colours = alt.Scale(domain=order, range=[_COLOURS[name] for name in order])
+    colours = alt.Scale(domain=order, range=[_COLOURS.get(name, NEUTRAL) for name in order])
     bars = base.mark_bar(height=_ROW - 7).encode(
         x=across,
         x2="end:Q",
@@ -52,4 +53,6 @@ def waterfall_chart(found: w.Waterfall | None, title: str) -> Any:
 
 
 def _row(part: str, begin: float, end: float, told: str) -> dict[str, Any]:
+    """A run may hold parts of another version, or of anybody: their names are shown, in no colour of ours."""
+    part = visible(part, _LONGEST)
     return {"part": part, "begin": begin / 1e6, "end": end / 1e6, "right": max(begin, end) / 1e6, "told": told}

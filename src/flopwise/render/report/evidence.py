@@ -14,6 +14,7 @@ from flopwise.analysis.waterfall import Waterfall
 from flopwise.lab.results import LabRun
 from flopwise.memory.answers import MemoryReport
 from flopwise.records import Point
+from flopwise.render.report.words import slug
 from flopwise.render.table import Table
 from flopwise.store import StoredRun
 
@@ -82,15 +83,21 @@ class Picture:
     use: str = ""  # what one can do with it on the page; a picture on paper has nothing to click
     parts: tuple[tuple[str, float, float], ...] = ()  # what one can go into: its name, from where to where
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", slug(self.name))  # it is an id and a file's name, and may hold anybody's words
+
 
 @dataclass(frozen=True)
 class Shown:
-    """A table, and how its numbers were obtained. `anchors` name its rows, so that a finding can point at one."""
+    """A table, and how its numbers were obtained; '' where it holds none. `anchors` name its rows: findings point at them."""
 
     table: Table
     how: str = MEASURED
     anchors: tuple[str, ...] = ()
     folded: bool = False  # closed until asked for
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "anchors", tuple(map(slug, self.anchors)))
 
 
 @dataclass(frozen=True)
@@ -111,3 +118,6 @@ class Section:
     key: str
     title: str
     blocks: tuple[Block, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key", slug(self.key))  # as a picture's name

@@ -1,31 +1,41 @@
 """The lab in a report: per experiment its claim, its verdict, its pictures and its tables."""
 
+from collections import Counter
 from functools import partial
 
 from flopwise.lab.results import Answer, LabRun
 from flopwise.render.lab_charts import picture_chart
 from flopwise.render.lab_view import shown_table, verdicts_table
 from flopwise.render.report.evidence import Block, Picture, Section, Shown
+from flopwise.render.report.words import slug
+
+_LONGEST = 60  # of a key: a number after it must not be cut off
 
 
 def lab_sections(found: LabRun) -> list[Section]:
     """All verdicts first, where there are several; then each experiment."""
     answers = found.answers()
     first = Section(key="lab", title="Verdicts", blocks=(Shown(verdicts_table(found, answers)),))
-    return [first, *(_section(answer) for answer in answers)]
+    seen: Counter[str] = Counter()
+    found_sections = []
+    for answer in answers:
+        key = slug(f"lab-{answer.result.experiment}")[:_LONGEST]
+        seen[key] += 1
+        found_sections.append(_section(answer, key if seen[key] == 1 else f"{key}--{seen[key]}"))
+    return [first, *found_sections]
 
 
-def _section(answer: Answer) -> Section:
+def _section(answer: Answer, key: str) -> Section:
     name = answer.result.experiment
     blocks: list[Block] = [f"Claim: {answer.claim}", f"Verdict: {answer.verdict.word}: {answer.verdict.why}"]
     blocks += [
-        Picture(f"lab-{name}-{i}", partial(picture_chart, one, titled=False), _caption(one.title, one.caption))
+        Picture(f"{key}-{i}", partial(picture_chart, one, titled=False), _caption(one.title, one.caption))
         for i, one in enumerate(answer.pictures, 1)
     ]
     blocks += [Shown(shown_table(table)) for table in answer.tables]
     if answer.result.quick:
         blocks.append("Measured with --quick: fewer sizes and samples.")
-    return Section(key=f"lab-{name}", title=name, blocks=tuple(blocks))
+    return Section(key=key, title=name, blocks=tuple(blocks))
 
 
 def _caption(title: str, caption: str) -> str:

@@ -1,12 +1,14 @@
 """The report as Markdown for a comment on GitHub: the verdict, the findings, and the evidence folded away."""
 
+import html
 from collections.abc import Mapping
+from urllib.parse import quote
 
-from flopwise import units
 from flopwise.advice.finding import Finding
 from flopwise.render.report.evidence import Advice, Block, Picture, Report, ReportPart, Section, Shown
 from flopwise.render.report.sections import sections, side_by_side
 from flopwise.render.report.verdict import verdict
+from flopwise.render.report.words import saving, short_command
 from flopwise.render.table import Table, escaped, markdown
 from flopwise.render.visible import LONGEST_LINE, visible
 
@@ -19,7 +21,7 @@ def markdown_report(report: Report, pictures: Mapping[str, str] | None = None) -
     parts = [_part(part, f"t{i + 1}-" if several else "", pictures or {}) for i, part in enumerate(report.parts)]
     if (beside := side_by_side(report.parts)) is not None:
         parts.insert(0, _section(beside, "", pictures or {}))
-    made = f"\n<sub>made by {_code(report.command)}</sub>\n" if report.command else ""
+    made = f"\n<sub>made by {_code(short_command(report.command))}</sub>\n" if report.command else ""
     return "\n".join(parts) + made
 
 
@@ -45,18 +47,18 @@ def _part(part: ReportPart, prefix: str, pictures: Mapping[str, str]) -> str:
 def _section(section: Section, prefix: str, pictures: Mapping[str, str]) -> str:
     blocks = [text for block in section.blocks if (text := _block(block, prefix, pictures))]
     if section.key == "findings":
-        return f"### {section.title}\n\n" + "\n".join(blocks)
+        return f"### {_plain(section.title)}\n\n" + "\n".join(blocks)
     opened = " open" if pictures else ""
-    return f"<details{opened}><summary>{section.title}</summary>\n\n" + "\n".join(blocks) + "\n</details>\n"
+    title = html.escape(visible(section.title, LONGEST_LINE))  # between tags Markdown's own escapes would be seen
+    return f"<details{opened}><summary>{title}</summary>\n\n" + "\n".join(blocks) + "\n</details>\n"
 
 
 def _block(block: Block, prefix: str, pictures: Mapping[str, str]) -> str:
     match block:
         case Picture():
             address = pictures.get(prefix + block.name)
-            return (
-                f"![{_plain(block.caption)}]({address})\n\n{_plain(block.caption)} ({block.how})\n" if address else ""
-            )
+            caption, how = _plain(block.caption), _plain(block.how)
+            return f"![{caption}]({quote(address)})\n\n{caption} ({how})\n" if address else ""
         case Shown(folded=True):
             return ""
         case Shown():
@@ -70,14 +72,12 @@ def _block(block: Block, prefix: str, pictures: Mapping[str, str]) -> str:
 def _short(table: Table, how: str) -> Table:
     rest = len(table.rows) - MOST_ROWS
     notes = (*((f"and {rest} rows more",) if rest > 0 else ()), *table.notes)
-    return Table(title=f"{table.title} ({how})", columns=table.columns, rows=table.rows[:MOST_ROWS], notes=notes)
+    title = f"{table.title} ({how})" if how else table.title
+    return Table(title=title, columns=table.columns, rows=table.rows[:MOST_ROWS], notes=notes)
 
 
 def _finding(number: int, finding: Finding) -> str:
-    saves = f" Saves about {units.duration(finding.saving_ns)} of a step (predicted)." if finding.saving_ns > 0 else ""
-    saves += (
-        f" Saves about {units.size(finding.saving_bytes)} of the peak (predicted)." if finding.saving_bytes > 0 else ""
-    )
+    saves = f" {saved} (predicted)." if (saved := saving(finding, first=number == 1)) else ""
     lines = [f"{number}. **{_plain(finding.title)}**{saves}", f"   - {_plain(finding.arithmetic)}"]
     lines += [f"   - {_plain(line)}" for line in finding.evidence]
     levers = " ".join(f"--{name} {value}" for name, value in finding.levers.items())

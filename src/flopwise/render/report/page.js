@@ -1,10 +1,10 @@
 // The page's own code: theme, charts, sorting, copying, and Perfetto. Nothing is fetched; only a click opens another site.
 const root = document.documentElement;
-const say = (text) => {
+const say = (text, forMs = 2500) => {
   const place = document.getElementById("said");
   place.textContent = text;
   clearTimeout(say.timer);
-  say.timer = setTimeout(() => { place.textContent = ""; }, 2500);
+  say.timer = setTimeout(() => { place.textContent = ""; }, forMs);
 };
 
 // Theme: what the system prefers, until the button is pressed.
@@ -15,7 +15,6 @@ const theme = () => (chosen === "dark" || chosen === "light" ? chosen : preferre
 const paint = () => {
   root.dataset.theme = theme();
   document.getElementById("theme").textContent = theme() === "dark" ? "Light" : "Dark";
-  draw();
 };
 document.getElementById("theme").addEventListener("click", () => {
   chosen = theme() === "dark" ? "light" : "dark";
@@ -24,12 +23,11 @@ document.getElementById("theme").addEventListener("click", () => {
 });
 preferred.addEventListener("change", paint);
 
-// Charts: drawn when they come into sight, and again when the theme changes.
+// Charts: drawn when they come into sight. Their words and lines have the page's own colours, so that they change with the
+// theme and on paper without being drawn again: a browser prints at once.
 const specs = JSON.parse(document.getElementById("specs").textContent);
-const views = new Map();
-const waiting = new Set();
-const look = (dark) => {
-  const ink = dark ? "#e6e9ed" : "#1b1f24", line = dark ? "#343c46" : "#e3e6ea", soft = dark ? "#9aa6b2" : "#57606a";
+const look = () => {
+  const ink = "var(--ink)", line = "var(--grid)", soft = "var(--soft)";
   return {
     background: "transparent", view: { stroke: line },
     font: "system-ui, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif",
@@ -38,18 +36,16 @@ const look = (dark) => {
   };
 };
 const embed = async (holder) => {
-  const name = holder.dataset.chart, wanted = theme();
-  if (holder.dataset.drawn === wanted) return;
-  holder.dataset.drawn = wanted;
+  const name = holder.dataset.chart;
+  if (holder.dataset.drawn) return;
+  holder.dataset.drawn = "yes";
   try {
     const made = await window.vegaEmbed(holder, specs[name], {
-      ast: true, actions: false, renderer: "svg", defaultStyle: false, config: look(wanted === "dark"),
+      ast: true, actions: false, renderer: "svg", defaultStyle: false, config: look(),
       tooltip: { disableDefaultStyle: true, sanitize: (value) => String(value).replace(/&/g, "&amp;").replace(/</g, "&lt;") },
     });
-    views.get(name)?.finalize();
-    views.set(name, made.view);
     list(name, made.view);
-    holder.dataset.ready = wanted;
+    holder.dataset.ready = "yes";
   } catch (error) {
     holder.textContent = "This chart could not be drawn; its numbers are in the tables.";
     console.error(error);
@@ -74,27 +70,29 @@ const list = (name, view) => {
   if (box.selectedIndex > 0) go();
 };
 const sight = new IntersectionObserver((entries) => {
-  for (const entry of entries) {
-    if (entry.isIntersecting) { waiting.add(entry.target); embed(entry.target); } else waiting.delete(entry.target);
-  }
+  for (const entry of entries) if (entry.isIntersecting) embed(entry.target);
 }, { rootMargin: "300px" });
 const holders = [...document.querySelectorAll("[data-chart]")];
-const draw = () => waiting.forEach(embed);
 paint();
 holders.forEach((holder) => sight.observe(holder));
 addEventListener("beforeprint", () => {
-  document.querySelectorAll("details").forEach((one) => { one.open = true; });
+  for (const one of document.querySelectorAll("details:not([open])")) {
+    one.open = true;
+    addEventListener("afterprint", () => { one.open = false; }, { once: true });
+  }
   holders.forEach(embed);
 });
 window.flopwise = { drawAll: () => Promise.all(holders.map(embed)) };
 
-// Tables: a header is a button that sorts; the raw values sort, not the words.
+// Tables: a header is a button that sorts; the raw values sort, not the words. Whichever way, what is blank comes last, and
+// after it the row that adds up the others.
 const value = (cell) => cell.dataset.v ?? cell.textContent;
+const rank = (row, text) => (row.classList.contains("total") ? 2 : text === "" ? 1 : 0);
 const compare = (a, b) => {
-  const x = a === "" ? NaN : Number(a), y = b === "" ? NaN : Number(b);
+  const x = Number(a), y = Number(b);
   if (!Number.isNaN(x) && !Number.isNaN(y)) return x - y;
-  if ((a === "") !== (b === "")) return a === "" ? 1 : -1;
-  return String(a).localeCompare(String(b));
+  if (Number.isNaN(x) !== Number.isNaN(y)) return Number.isNaN(x) ? 1 : -1;
+  return a.localeCompare(b);
 };
 for (const button of document.querySelectorAll("th button")) {
   button.addEventListener("click", () => {
@@ -106,7 +104,10 @@ for (const button of document.querySelectorAll("th button")) {
     header.setAttribute("aria-sort", next);
     const sign = next === "ascending" ? 1 : -1;
     const rows = [...table.tBodies[0].rows];
-    rows.sort((a, b) => sign * compare(value(a.cells[column]), value(b.cells[column])));
+    rows.sort((a, b) => {
+      const x = value(a.cells[column]), y = value(b.cells[column]);
+      return rank(a, x) - rank(b, y) || sign * compare(x, y);
+    });
     table.tBodies[0].append(...rows);
     say(`sorted by ${button.textContent}, ${next}`);
   });
@@ -152,20 +153,33 @@ reveal();
 // Perfetto: the trace is too large to be in this page, so its file is asked for, and handed to Perfetto's own page,
 // which reads it inside the browser.
 const picker = document.getElementById("trace-file");
-const SITE = "https://ui.perfetto.dev";
-document.getElementById("perfetto-open")?.addEventListener("click", () => picker.click());
+const SITE = "https://ui.perfetto.dev", PATIENCE_MS = 60000, READABLE_MS = 15000;
+const NETWORK = "Perfetto needs a network: its page is ui.perfetto.dev";
+document.getElementById("perfetto-open")?.addEventListener("click", () => {
+  if (!navigator.onLine) { say(NETWORK, READABLE_MS); return; }
+  picker.value = ""; // the same file chosen again is a change, too
+  picker.click();
+});
 picker?.addEventListener("change", async () => {
   const file = picker.files[0];
   if (!file) return;
+  if (!navigator.onLine) { say(NETWORK, READABLE_MS); return; }
   const other = window.open(SITE);
-  if (!other) { say("the browser blocked the new tab"); return; }
+  if (!other) { say("the browser blocked the new tab", READABLE_MS); return; }
+  say("waiting for Perfetto…", PATIENCE_MS);
   const buffer = await file.arrayBuffer();
-  const ask = setInterval(() => other.postMessage("PING", SITE), 100);
-  setTimeout(() => clearInterval(ask), 60000);
-  addEventListener("message", function heard(event) {
-    if (event.origin !== SITE || event.data !== "PONG") return;
-    clearInterval(ask);
-    removeEventListener("message", heard);
+  const heard = (event) => {
+    if (event.origin !== SITE || event.source !== other || event.data !== "PONG") return;
+    stop("handed to Perfetto");
     other.postMessage({ perfetto: { buffer, title: file.name } }, SITE);
-  });
+  };
+  const stop = (text) => {
+    clearInterval(ask);
+    clearTimeout(late);
+    removeEventListener("message", heard);
+    say(text, READABLE_MS);
+  };
+  const ask = setInterval(() => (other.closed ? stop("Perfetto's tab was closed") : other.postMessage("PING", SITE)), 100);
+  const late = setTimeout(() => stop("no answer from Perfetto: it needs a network"), PATIENCE_MS);
+  addEventListener("message", heard);
 });

@@ -9,15 +9,17 @@ import html
 import importlib.resources
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from flopwise import units
 from flopwise.advice.finding import Finding
 from flopwise.render.charts import csp_hash, roomy
 from flopwise.render.report.evidence import (
+    MEASURED,
     PREDICTED,
+    SPECIFIED,
     Advice,
     Block,
     Picture,
@@ -28,13 +30,16 @@ from flopwise.render.report.evidence import (
 )
 from flopwise.render.report.sections import sections, side_by_side
 from flopwise.render.report.verdict import verdict
+from flopwise.render.report.words import saving, short_command, slug
 from flopwise.render.table import Column
 from flopwise.render.vega import vega_javascript
 from flopwise.render.visible import LONGEST_LINE, visible
 
 _UNIT = re.compile(r"(\d) (?=(?:s|ms|µs|ns|%|[KMGT]iB|B)\b|%)")  # a number and its unit stay on one line
 _LONG = 60  # characters from which a cell may be broken into lines
+_WIDE = 9  # columns from which a table is printed in small letters
 _RAW = 4000  # characters of a name that are kept to be copied
+_TOTALS = ("all", "step", "total")  # what the last row begins with where it adds up the others: it stays there
 
 
 def html_report(report: Report) -> str:
@@ -57,7 +62,8 @@ def html_report(report: Report) -> str:
             "form-action 'none'",
         )
     )
-    said = _UNIT.sub("\\1\N{NO-BREAK SPACE}", _text(verdict(main)))
+    whose = f"{main.name}: " if several else ""
+    said = _UNIT.sub("\\1\N{NO-BREAK SPACE}", _text(whose + verdict(main)))
     return f"""<!doctype html>
 <html lang="en" data-theme="light"><head><meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy" content="{policy}">
@@ -114,11 +120,11 @@ def _block(block: Block, key: str, prefix: str, charts: dict[str, Any]) -> str:
 
 def _picture(picture: Picture, prefix: str, charts: dict[str, Any]) -> str:
     spec = roomy(picture.draw().to_dict(format="vega-lite"))
-    name, told = prefix + picture.name, f"{picture.caption} {picture.use}".strip()
+    name, use = prefix + picture.name, f' <span class="use">{_text(picture.use)}</span>' if picture.use else ""
     charts[name] = {**spec, "description": visible(picture.caption, LONGEST_LINE)}
     return (
         f'<figure><div class="chart" data-chart="{name}" id="chart-{name}"></div>{_into(picture, name)}'
-        f"<figcaption>{_how(picture.how)} {_text(told)}</figcaption></figure>"
+        f"<figcaption>{_how(picture.how)} {_text(picture.caption)}{use}</figcaption></figure>"
     )
 
 
@@ -144,9 +150,11 @@ def _table(block: Shown, key: str, prefix: str) -> str:
     for i, (row, cells) in enumerate(zip(table.rows, shown.cells, strict=True)):
         name = f' id="{prefix}{block.anchors[i]}"' if i < len(block.anchors) else ""
         inner = "".join(_cell(c, row.get(c.key), cell) for c, cell in zip(table.columns, cells, strict=True))
-        rows.append(f"<tr{name}>{inner}</tr>")
+        total = ' class="total"' if i == len(table.rows) - 1 and cells and cells[0] in _TOTALS else ""
+        rows.append(f"<tr{name}{total}>{inner}</tr>")
     notes = "".join(f"<li>{_text(note)}</li>" for note in shown.notes)
-    body = f'<div class="scroll" tabindex="0" role="region" aria-label="{_text(shown.title)}"><table id="{key}">'
+    wide = ' class="wide"' if len(table.columns) > _WIDE else ""
+    body = f'<div class="scroll" tabindex="0" role="region" aria-label="{_text(shown.title)}"><table id="{key}"{wide}>'
     body += f"<thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
     body += f'<ul class="notes">{notes}</ul>' if notes else ""
     copies = f'<button type="button" data-copies="{key}">Copy as CSV</button>'
@@ -170,17 +178,23 @@ def _cell(column: Column, raw: Any, shown: str) -> str:
 
 
 def _advice(block: Advice, prefix: str) -> str:
-    items = [_finding(finding, kernels, prefix) for finding, kernels in zip(block.findings, block.kernels, strict=True)]
+    items = []
+    seen: Counter[str] = Counter()  # a rule may find several things
+    for place, (finding, kernels) in enumerate(zip(block.findings, block.kernels, strict=True)):
+        rule = slug(finding.rule)
+        seen[rule] += 1
+        key = f"{prefix}finding-{rule}" + (f"--{seen[rule]}" if seen[rule] > 1 else "")
+        items.append(_finding(finding, kernels, prefix, key, first=place == 0))
     return f'<ol class="findings">{"".join(items)}</ol>'
 
 
-def _finding(finding: Finding, kernels: Sequence[tuple[str, str]], prefix: str) -> str:
+def _finding(finding: Finding, kernels: Sequence[tuple[str, str]], prefix: str, key: str, first: bool) -> str:
     evidence = "".join(f"<li>{_text(line)}</li>" for line in finding.evidence)
-    links = ", ".join(f'<a href="#{prefix}{anchor}">{_text(name)}</a>' for anchor, name in kernels)
+    links = ", ".join(f'<a href="#{prefix}{slug(anchor)}">{_text(name)}</a>' for anchor, name in kernels)
     levers = " ".join(f"--{name} {value}" for name, value in finding.levers.items())
     parts = [
         f"<h3>{_text(finding.title)}</h3>",
-        f'<p class="saves">{_text(_saving(finding))} {_how(PREDICTED)}</p>' if _saving(finding) else "",
+        f'<p class="saves">{_text(saved)} {_how(PREDICTED)}</p>' if (saved := saving(finding, first)) else "",
         f"<p>{_text(finding.arithmetic)}</p>" if finding.arithmetic else "",
         f'<ul class="notes">{evidence}</ul>' if evidence else "",
         f"<p>Kernels: {links}</p>" if links else "",
@@ -188,16 +202,7 @@ def _finding(finding: Finding, kernels: Sequence[tuple[str, str]], prefix: str) 
         f"<pre><code>{_lines(finding.code)}</code></pre>" if finding.code else "",
         f'<p class="notes">confidence: {_text(finding.confidence)}</p>',
     ]
-    return f'<li id="{prefix}finding-{_text(finding.rule)}">{"".join(parts)}</li>'
-
-
-def _saving(finding: Finding) -> str:
-    words = [f"Saves about {units.duration(finding.saving_ns)} of a step"] if finding.saving_ns > 0 else []
-    words += [f"Saves about {units.size(finding.saving_bytes)} of the peak"] if finding.saving_bytes > 0 else []
-    counted = finding.counted_ns
-    if counted is not None and abs(counted - finding.saving_ns) > 0.01 * finding.saving_ns:
-        words.append(f"{units.duration(counted) if counted > 0 else 'nothing more'} once those above are done")
-    return "; ".join(words)
+    return f'<li id="{key}">{"".join(parts)}</li>'
 
 
 def _contents(parts: Sequence[ReportPart], beside: Section | None) -> str:
@@ -221,15 +226,16 @@ def _perfetto(parts: Sequence[ReportPart]) -> str:
 
 
 def _made_by(report: Report) -> str:
-    return f"<p>Made by <code>{_text(report.command)}</code></p>" if report.command else ""
+    return f"<p>Made by <code>{_text(short_command(report.command))}</code></p>" if report.command else ""
 
 
 def _how(how: str) -> str:
     """
-    >>> _how("measured")
-    '<span class="how measured">measured</span>'
+    >>> _how("measured and predicted"), _how("")
+    ('<span class="how measured">measured and predicted</span>', '')
     """
-    return f'<span class="how {how.split()[0]}">{_text(how)}</span>' if how else ""
+    kind = next((one for one in (MEASURED, PREDICTED, SPECIFIED) if how.startswith(one)), "")
+    return f'<span class="how {kind}">{_text(how)}</span>' if how else ""
 
 
 def _text(text: str, limit: int | None = LONGEST_LINE) -> str:

@@ -5,7 +5,8 @@ from typing import Any
 
 from flopwise import units
 from flopwise.records import Environment
-from flopwise.render.report.evidence import SPECIFIED, ReportPart, Section, Shown
+from flopwise.render.report.evidence import ReportPart, Section, Shown
+from flopwise.render.report.words import short_command
 from flopwise.render.table import Column, Table
 from flopwise.version import __version__
 
@@ -14,7 +15,8 @@ def provenance(part: ReportPart) -> Section | None:
     """What was read, on which machine it was captured, and by which command."""
     facts: dict[str, Any] = {}
     if part.run is not None:
-        facts |= {"run": part.run.header.id, "begun": part.run.header.created_at, "command": part.run.header.command}
+        header = part.run.header
+        facts |= {"run": header.id, "begun": header.created_at, "command": short_command(header.command)}
         point = next((p for p in part.run.points if p.environment), None)
         place = next((r.place for r in part.lab.results if r.place), None) if part.lab else None
         facts |= _environment(point.environment if point else place.environment if place else None)
@@ -29,7 +31,7 @@ def provenance(part: ReportPart) -> Section | None:
     rows = tuple({"what": what, "value": value} for what, value in facts.items() if value)
     columns = (Column("what", "what", right=False), Column("value", "which", right=False, longest=1000))
     table = Table(title="Provenance", columns=columns, rows=rows, notes=part.notes)
-    return Section(key="provenance", title="Where these numbers come from", blocks=(Shown(table, how=SPECIFIED),))
+    return Section(key="provenance", title="Where these numbers come from", blocks=(Shown(table, how=""),))
 
 
 def _environment(there: Environment | None) -> dict[str, Any]:
