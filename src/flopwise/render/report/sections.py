@@ -13,7 +13,17 @@ from flopwise.render.explain_view import explanation_view
 from flopwise.render.kernel_names import told_apart
 from flopwise.render.memory_view import memory_view
 from flopwise.render.memory_view import timeline_chart as memory_timeline
-from flopwise.render.report.evidence import MEASURED, PREDICTED, Advice, Block, Picture, ReportPart, Section, Shown
+from flopwise.render.report.evidence import (
+    MEASURED,
+    PREDICTED,
+    SPLIT,
+    Advice,
+    Block,
+    Picture,
+    ReportPart,
+    Section,
+    Shown,
+)
 from flopwise.render.report.lab_sections import lab_sections
 from flopwise.render.report.provenance import provenance
 from flopwise.render.report.tune_sections import tune_sections
@@ -87,8 +97,9 @@ def _waterfall(part: ReportPart) -> Section | None:
         lambda: waterfall_chart(found, ""),
         f"From the useful work at the chip's peak rate to the {units.duration(found.step_ns)} that the step takes: "
         "the parts add up.",
+        how=SPLIT,
     )
-    return Section(key="waterfall", title="Where every millisecond goes", blocks=(picture, Shown(table)))
+    return Section(key="waterfall", title="Where every millisecond goes", blocks=(picture, Shown(table, how=SPLIT)))
 
 
 def _gpu_time(part: ReportPart) -> Section | None:

@@ -1,7 +1,7 @@
 """A tuning on the page: the recipe it found, every lever it tried, the waterfalls before and after."""
 
 from flopwise.advice.tuning import Tuning
-from flopwise.render.report.evidence import Block, Picture, Section, Shown
+from flopwise.render.report.evidence import SPLIT, Block, Picture, Section, Shown
 from flopwise.render.sweep_charts import before_after_chart, predicted_measured_chart
 from flopwise.render.tune_view import tune_view
 
@@ -15,7 +15,9 @@ def tune_sections(tuning: Tuning) -> list[Section]:
     found = [Section(key="recipe", title="The recipe", blocks=(Shown(recipe, how=""),))] if recipe.rows else []
     found.append(Section(key="attempts", title="What was tried", blocks=(*_pictures(tuning), Shown(tried, how=BOTH))))
     if falls := tables[1:-1]:
-        found.append(Section(key="falls", title="Before and after", blocks=tuple(Shown(fall) for fall in falls)))
+        found.append(
+            Section(key="falls", title="Before and after", blocks=tuple(Shown(fall, how=SPLIT) for fall in falls))
+        )
     return found
 
 
