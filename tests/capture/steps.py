@@ -1,5 +1,6 @@
 """Steps of a user's own, good and bad, for the tests: py:steps:NAME."""
 
+import copy
 import os
 import signal
 import sys
@@ -237,3 +238,19 @@ def learns(device):
         return loss
 
     return step
+
+
+def copied_layers(device):
+    """As nn.TransformerEncoder makes its layers."""
+    layer = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU())
+    model = torch.nn.Sequential(copy.deepcopy(layer), copy.deepcopy(layer)).to(device)
+    x = torch.randn(4, 8, device=device)
+    del layer
+    return lambda: model(x).sum().backward()
+
+
+def copied_model(device):
+    model = torch.nn.Sequential(*(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()) for _ in range(2)))
+    model = copy.deepcopy(model).to(device)
+    x = torch.randn(4, 8, device=device)
+    return lambda: model(x).sum().backward()

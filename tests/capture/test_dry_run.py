@@ -189,6 +189,15 @@ def test_the_users_own_step(monkeypatch):
     assert "native_dropout" in {op.op for op in run.ops}  # one kernel, as on the GPU
 
 
+@pytest.mark.parametrize("step", ["copied_layers", "copied_model"])
+def test_deep_copied_modules_keep_their_parameters_and_names(monkeypatch, step):
+    """A past bug: in a copy nothing is registered, and its weights were taken for inputs."""
+    monkeypatch.syspath_prepend(__file__.rpartition("/")[0])
+    run = dry_run(workload(f"py:steps:{step}"))
+    assert run.parameters_bytes == 4 * 2 * (8 * 8 + 8)
+    assert {"0.0", "1.0"} <= {op.module for op in run.ops if op.kind == "matmul"}
+
+
 def test_the_transformers_librarys_own_model(tmp_path):
     pytest.importorskip("transformers")
     shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}

@@ -25,9 +25,11 @@ from flopwise.capture.dry.replay import PlainAllocator, play
 from flopwise.capture.dry.tape import ALLOC
 from flopwise.capture.dry.tracker import Tracker
 from flopwise.capture.dry_run import dry_run
-from flopwise.cost.step import account_step
+from flopwise.cost.step import account_step, sdpa_backend, workspace_bytes
+from flopwise.spec.gpu import gpu
 from flopwise.spec.workload import workload
 from flopwise.trace.kernel_class import classify
+from flopwise.verbs.dry_step import architecture_of
 
 MIB = 1 << 20
 CPU = torch.device("cpu")
@@ -216,6 +218,18 @@ def test_the_allocator_gives_every_byte_once_and_gets_all_back(requests):
         gpu.free(block)
     assert gpu.allocated_bytes == 0
     assert sum(size for sizes in gpu._free.values() for size, _ in sizes) == gpu.reserved_bytes
+
+
+# Architectures.
+
+
+@pytest.mark.parametrize("name", ["a100", "rtx3090", "l4", "h100", "h200", "b200", "rtx5090"])
+def test_a_gpu_has_the_workspace_and_the_attention_of_the_closed_form(name):
+    """A past bug: Blackwell had Hopper's workspace, and its GeForce cards cuDNN's attention."""
+    one = gpu(name)
+    known = architecture(architecture_of(one))
+    assert known.workspace_bytes == workspace_bytes(one)
+    assert known.attention[0] == sdpa_backend("sdpa", "bf16", one)
 
 
 # Classes and launches.

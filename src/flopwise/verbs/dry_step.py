@@ -17,7 +17,7 @@ _ARCHITECTURES = {
     "8.9": "ada",
     "9.0": "hopper",
     "10.0": "blackwell",
-    "12.0": "blackwell",
+    "12.0": "blackwell-rtx",
 }
 
 

@@ -15,15 +15,17 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
 
 
 CPU = "cpu"
-_CUDNN_FIRST = ("cudnn", "flash", "efficient", "math")
+_ELSEWHERE = 8_519_680  # of bytes of workspace: all but Hopper
+_CUDNN_FIRST = ("cudnn", "flash", "efficient", "math")  # on capabilities 9.x and 10.x
 _FLASH_FIRST = ("flash", "efficient", "math", "cudnn")
 _KNOWN = {
     known.name: known
     for known in (
-        Architecture(name="ampere", workspace_bytes=8_519_680, attention=_FLASH_FIRST),
-        Architecture(name="ada", workspace_bytes=8_519_680, attention=_FLASH_FIRST),
+        Architecture(name="ampere", workspace_bytes=_ELSEWHERE, attention=_FLASH_FIRST),
+        Architecture(name="ada", workspace_bytes=_ELSEWHERE, attention=_FLASH_FIRST),
         Architecture(name="hopper", workspace_bytes=32 << 20, attention=_CUDNN_FIRST),
-        Architecture(name="blackwell", workspace_bytes=32 << 20, attention=_CUDNN_FIRST),
+        Architecture(name="blackwell", workspace_bytes=_ELSEWHERE, attention=_CUDNN_FIRST),
+        Architecture(name="blackwell-rtx", workspace_bytes=_ELSEWHERE, attention=_FLASH_FIRST),
         Architecture(name=CPU, workspace_bytes=0, attention=()),
     )
 }

@@ -59,13 +59,22 @@ class ModuleNames:
         if child is not None:
             self._parents[child] = (weakref.ref(parent), name)
             self._names.clear()
-            self.known.setdefault(child)
+            self._learn(child)
         self.known.setdefault(parent)
+
+    def _learn(self, module: nn.Module) -> None:
+        """A module and all below it: in a deep copy nothing is registered."""
+        for below in module.modules():
+            self.known.setdefault(below)
+            for name, child in below.named_children():
+                self._parents[child] = (weakref.ref(below), name)
 
     def _registered(self, module: nn.Module, name: str, tensor: object) -> None:
         self.known.setdefault(module)
 
     def _enter(self, module: nn.Module, args: object) -> None:
+        if module not in self.known:
+            self._learn(module)
         self.stack.append(self._name(module))
 
     def _leave(self, module: nn.Module, args: object, output: object) -> None:
