@@ -254,3 +254,24 @@ def copied_model(device):
     model = copy.deepcopy(model).to(device)
     x = torch.randn(4, 8, device=device)
     return lambda: model(x).sum().backward()
+
+
+def _attends(device, mode):
+    qkv, out = torch.nn.Linear(64, 192, device=device), torch.nn.Linear(64, 64, device=device)
+    norm, x = torch.nn.LayerNorm(64, device=device), torch.randn(2, 16, 64, device=device)
+
+    def step():
+        with mode():
+            q, k, v = (t.view(2, 16, 4, 16).transpose(1, 2) for t in qkv(norm(x)).chunk(3, -1))
+            y = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+            return torch.nn.functional.rms_norm(out(y.transpose(1, 2).reshape(2, 16, 64)), (64,))
+
+    return step
+
+
+def under_no_grad(device):
+    return _attends(device, torch.no_grad)
+
+
+def in_inference_mode(device):
+    return _attends(device, torch.inference_mode)

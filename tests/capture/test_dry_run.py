@@ -189,6 +189,17 @@ def test_the_users_own_step(monkeypatch):
     assert "native_dropout" in {op.op for op in run.ops}  # one kernel, as on the GPU
 
 
+@pytest.mark.parametrize("gpu", ["hopper", "cpu"])
+def test_inference_mode_counts_as_no_grad_does(monkeypatch, gpu):
+    """A past silence: in inference mode linears and attention come whole, and had no FLOPs."""
+    monkeypatch.syspath_prepend(__file__.rpartition("/")[0])
+    plain, inference = (dry_run(workload(f"py:steps:{step}"), gpu) for step in ("under_no_grad", "in_inference_mode"))
+    assert inference.ops == plain.ops
+    assert (inference.live, inference.peak, inference.memory) == (plain.live, plain.peak, plain.memory)
+    linears = 2 * 2 * 16 * (3 * 64 * 64 + 64 * 64)
+    assert sum(op.flops for op in inference.ops) == linears + 2 * 2 * 2 * 16 * 16 * 64
+
+
 @pytest.mark.parametrize("step", ["copied_layers", "copied_model"])
 def test_deep_copied_modules_keep_their_parameters_and_names(monkeypatch, step):
     """A past bug: in a copy nothing is registered, and its weights were taken for inputs."""

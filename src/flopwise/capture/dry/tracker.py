@@ -3,6 +3,7 @@
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -42,7 +43,14 @@ from flopwise.work import (
 )
 
 _DEVICE = torch.ops.prim.device.default
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _NAMESPACES = ("prim", "profiler")  # bookkeeping, not work
+
+
+@cache
+def _is_composite(func: Any) -> bool:
+    """Whether an op is made of others. Autograd takes it apart; in inference mode, without autograd, it comes whole."""
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSITE))
 
 
 def _check_device(t: Tensor) -> None:
@@ -126,7 +134,11 @@ class Tracker(TorchDispatchMode):
             return args[0].fake_device
         kwargs = kwargs or {}
         if func in self.swaps:
-            return self.swaps[func](*args, **kwargs)
+            with self:
+                return self.swaps[func](*args, **kwargs)
+        if _is_composite(func):
+            with self:
+                return func._op_dk(_COMPOSITE, *args, **kwargs)
         if (sum_of := self._in_place.sum_of(func, args, kwargs)) is not None:
             func, args = ADD_IN_PLACE, sum_of
         elif func in SCATTERS and self._into_fresh_zeros(args[0]):
