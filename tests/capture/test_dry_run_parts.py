@@ -249,6 +249,34 @@ def test_an_op_has_the_class_that_a_trace_gives_it(name):
     assert in_a_dry_run == classify("some_kernel", f"aten::{name}")
 
 
+def test_matmuls_that_torchs_counter_leaves_out_have_flops():
+    """A past silence: each of these had none."""
+    a, stack, vector = torch.empty(4, 8), torch.empty(3, 4, 8), torch.empty(8)
+    out, half = torch.empty(4, 4), {"dtype": torch.bfloat16}
+    groups = torch.zeros(3, dtype=torch.int32)
+    calls = (
+        (64, lambda: a.mv(vector)),
+        (16, lambda: vector.dot(vector)),
+        (64, lambda: torch.addmv(out[0], a, vector)),
+        (3 * 256, lambda: torch.addbmm(out, stack, stack.mT)),
+        (3 * 256, lambda: out.addbmm_(stack, stack.mT)),
+        (256, lambda: out.addmm_(a, a.T)),
+        (2 * 32 * 16 * 8, lambda: torch._int_mm(torch.empty(32, 16).char(), torch.empty(16, 8).char())),
+        (
+            2 * 32 * 16 * 8,
+            lambda: torch._grouped_mm(torch.empty(32, 16, **half), torch.empty(3, 8, 16, **half).mT, groups),
+        ),
+        (
+            2 * 32 * 16 * 8,
+            lambda: torch._grouped_mm(torch.empty(3, 32, 16, **half), torch.empty(8, 16, **half).T, groups),
+        ),
+    )
+    for flops, call in calls:
+        with FakeTensorMode(allow_non_fake_inputs=True), Tracker(ModuleNames()) as tracker:
+            call()
+        assert sum(op.work.flops for op in tracker.tape.ops) == flops
+
+
 @pytest.mark.parametrize(
     ("name", "kernels"),
     [

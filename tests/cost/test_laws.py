@@ -182,3 +182,21 @@ def test_an_operation_whose_flops_nobody_counts_is_named():
     lstm = OpWork(op="mkldnn_rnn_layer", module="", phase="forward", kind="other", dtype="fp32")
     assert _uncounted([known]) == ()
     assert "mkldnn_rnn_layer" in _uncounted([known, lstm])[0]
+
+
+@pytest.mark.parametrize(
+    ("op", "kind"),
+    [("_native_multi_head_attention", "attention"), ("new_mm", "matmul"), ("_transformer_encoder_layer_fwd", "other")],
+)
+def test_a_matmul_or_an_attention_without_flops_is_named(op, kind):
+    """A past silence: the fast path of nn.TransformerEncoder had 0 FLOPs."""
+    from flopwise.cost.account import _uncounted
+    from flopwise.work import OpWork
+
+    work = OpWork(op=op, module="", phase="forward", kind=kind, dtype="fp32", shapes=((2, 3), (3, 4)))
+    assert op in _uncounted([work])[0]
+    view, empty = (
+        msgspec.structs.replace(work, kernels=0),
+        OpWork(op="mm", module="", phase="forward", kind="matmul", dtype="fp32", shapes=((0, 3), (3, 4))),
+    )
+    assert _uncounted([view, empty]) == ()

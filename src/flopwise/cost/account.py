@@ -17,7 +17,7 @@ from flopwise.cost.training import TrainingTime, flops_per_token, training_time
 from flopwise.spec.gpu import DTYPES, Gpu
 from flopwise.spec.model import ModelSpec
 from flopwise.spec.workload import Workload
-from flopwise.work import ATTENTION, OpWork
+from flopwise.work import ATTENTION, MATMUL, OpWork
 
 _LEAST_CALL_NS = 40_000.0  # the host's, of a compiled graph however small: guards, wrappers, the way into autograd
 _MORE_THAN_ELEMENTWISE = (
@@ -32,6 +32,7 @@ _MORE_THAN_ELEMENTWISE = (
     "conv_tbc",
     "cdist",
     "bilinear",
+    "transformer_encoder",
 )
 
 
@@ -183,8 +184,14 @@ def _matmul_dtype(ops: Sequence[OpWork]) -> str:
 
 def _uncounted(ops: Sequence[OpWork]) -> tuple[str, ...]:
     """A note on operations that compute more than their elements, and of which nobody counts the FLOPs."""
-    names = sorted({op.op for op in ops if not op.flops and any(word in op.op for word in _MORE_THAN_ELEMENTWISE)})
+    names = sorted({op.op for op in ops if not op.flops and op.kernels and _multiplies(op)})
     return (f"the FLOPs of {', '.join(names)} are not counted: no formula is known for them here",) if names else ()
+
+
+def _multiplies(op: OpWork) -> bool:
+    if op.kind in (MATMUL, ATTENTION):
+        return not any(0 in shape for shape in op.shapes)  # of nothing there is nothing to count
+    return any(word in op.op for word in _MORE_THAN_ELEMENTWISE)
 
 
 def step_time(workload: Workload, step: StepCost, ceilings: Ceilings) -> StepTime:

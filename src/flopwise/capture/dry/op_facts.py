@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
-from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count
 
+from flopwise.capture.dry.op_flops import formula_of
 from flopwise.capture.dry.op_table import OWN_ADAMW, kind_of, launches, launches_over
 from flopwise.work import ATTENTION, COPY, MATMUL
 
@@ -54,7 +55,7 @@ class OpFacts:
 
 @cache
 def facts(func: OpOverload) -> OpFacts:
-    """What the op's schema, torch's FLOP registry and our own table say of it."""
+    """What the op's schema, torch's FLOP registry and our own tables say of it."""
     name = func._schema.name.partition("::")[2]
     returns = [r.alias_info for r in func._schema.returns]
     arguments = func._schema.arguments
@@ -70,7 +71,7 @@ def facts(func: OpOverload) -> OpFacts:
         many=name == OWN_ADAMW
         or name.startswith(("_foreach_", "_fused_adam", "_fused_sgd", "_fused_adagrad", "_amp_foreach")),
         written=written,
-        flops=flop_registry.get(func._overloadpacket),
+        flops=formula_of(func),
         namespace=func.namespace,
     )
 
