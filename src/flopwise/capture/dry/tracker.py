@@ -49,8 +49,9 @@ _NAMESPACES = ("prim", "profiler")  # bookkeeping, not work
 
 @cache
 def _is_composite(func: Any) -> bool:
-    """Whether an op is made of others. Autograd takes it apart; in inference mode, without autograd, it comes whole."""
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSITE))
+    """Whether an op only calls others. Autograd takes it apart; in inference mode, without autograd, it comes whole."""
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    return bool(has_kernel(func.name(), _COMPOSITE) and not has_kernel(func.name(), torch._C.DispatchKey.CPU))
 
 
 def _check_device(t: Tensor) -> None:
