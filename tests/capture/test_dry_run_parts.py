@@ -249,6 +249,28 @@ def test_an_op_has_the_class_that_a_trace_gives_it(name):
     assert in_a_dry_run == classify("some_kernel", f"aten::{name}")
 
 
+def test_a_scatter_in_place_moves_what_it_touches():
+    """A past bug: each moved the whole tensor."""
+    t, rows, two = torch.empty(1000, 8), torch.empty(2, 8), torch.zeros(2, dtype=torch.long)
+    some, whole = 2 * 8 * 4, 1000 * 8 * 4  # bytes of two rows, of all
+    calls = (
+        (16 + some, some, lambda: t.index_copy_(0, two, rows)),
+        (16 + 2 * some, some, lambda: t.index_add_(0, two, rows)),
+        (16, some, lambda: t.index_fill_(0, two, 1.0)),
+        (16 + some, some, lambda: t.index_put_((two,), rows)),
+        (16 + 2 * some, some, lambda: t.index_put_((two,), rows, accumulate=True)),
+        (16 + 8, 8, lambda: t.index_put_((two, two), rows[0, :2])),
+        (16, 8, lambda: t.scatter_(0, two[:, None], 1.0)),
+        (16 + 2 * 8, 8, lambda: t.scatter_add_(0, two[:, None], rows)),
+        (whole + 1000 * 8 + 4, whole, lambda: t.index_put_((torch.empty_like(t, dtype=torch.bool),), rows[0, 0])),
+    )
+    for read, written, call in calls:
+        with FakeTensorMode(allow_non_fake_inputs=True), Tracker(ModuleNames()) as tracker:
+            call()
+        work = tracker.tape.ops[-1].work
+        assert (work.op, work.read_bytes, work.write_bytes) == (work.op, read, written)
+
+
 def test_matmuls_that_torchs_counter_leaves_out_have_flops():
     """A past silence: each of these had none."""
     a, stack, vector = torch.empty(4, 8), torch.empty(3, 4, 8), torch.empty(8)
@@ -327,8 +349,9 @@ def test_a_tape_frees_what_it_allocated_and_nothing_else():
                 assert number in seen
 
 
-def test_closed_form_and_dry_run_agree_on_bytes_with_a_large_vocabulary():
+@pytest.mark.parametrize("loss", ["full", "chunked"])
+def test_closed_form_and_dry_run_agree_on_bytes_with_a_large_vocabulary(loss):
     """A past bug: the dry run read AdamW's gradients twice in one operation, and log probabilities for their shape."""
-    w = workload("tiny", set={"vocab": 50_257}, batch=2, context=200)
+    w = workload("tiny", set={"vocab": 50_257}, batch=2, context=200, loss=loss)
     told, dry = (sum(op.read_bytes + op.write_bytes for op in x.ops) for x in (account_step(w), dry_run(w)))
     assert told == pytest.approx(dry, rel=0.03)

@@ -12,6 +12,7 @@ from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count
 
 from flopwise.capture.dry.op_flops import formula_of
 from flopwise.capture.dry.op_table import OWN_ADAMW, kind_of, launches, launches_over
+from flopwise.capture.dry.scatters import reads_touched, touched
 from flopwise.work import ATTENTION, COPY, MATMUL
 
 DTYPES = {
@@ -112,6 +113,10 @@ def bytes_of(
         return 0, 0
     if fact.name == "scale_":  # flopwise's own: by 1, as a step without loss scaling does, it moves nothing
         return 4, 0
+    if fact.written and (count := touched(fact.name, args)) is not None:
+        moved = count * inputs[0].element_size()
+        given = {id(t): min(_nbytes(t), count * t.element_size()) for t in inputs[1:]}
+        return sum(given.values()) + (moved if reads_touched(fact.name, args) else 0), moved
     changed = tensors_in(args[i] for i in fact.written if i < len(args))
     written = sum(map(_nbytes, changed if changed else outputs))
     if fact.name in _GATHERS:
