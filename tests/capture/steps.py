@@ -256,12 +256,14 @@ def copied_model(device):
     return lambda: model(x).sum().backward()
 
 
-def _attends(device, mode):
+def _attends(device, mode, narrow=False):
+    turned = torch.nn.Linear(64, 64, device=device)
     qkv, out = torch.nn.Linear(64, 192, device=device), torch.nn.Linear(64, 64, device=device)
     norm, x = torch.nn.LayerNorm(64, device=device), torch.randn(2, 16, 64, device=device)
 
     def step():
-        with mode():
+        with mode(), torch.autocast(device.type, dtype=torch.bfloat16, enabled=narrow):
+            turned(x.transpose(0, 1))
             q, k, v = (t.view(2, 16, 4, 16).transpose(1, 2) for t in qkv(norm(x)).chunk(3, -1))
             y = torch.nn.functional.scaled_dot_product_attention(q, k, v)
             return torch.nn.functional.rms_norm(out(y.transpose(1, 2).reshape(2, 16, 64)), (64,))
@@ -275,3 +277,11 @@ def under_no_grad(device):
 
 def in_inference_mode(device):
     return _attends(device, torch.inference_mode)
+
+
+def narrow_under_no_grad(device):
+    return _attends(device, torch.no_grad, narrow=True)
+
+
+def narrow_in_inference_mode(device):
+    return _attends(device, torch.inference_mode, narrow=True)

@@ -54,6 +54,12 @@ def _is_composite(func: Any) -> bool:
     return bool(has_kernel(func.name(), _COMPOSITE) and not has_kernel(func.name(), torch._C.DispatchKey.CPU))
 
 
+def _marking_views() -> Any:
+    """While open, a view is marked as one (a matmul asks whether its weight needs a gradient), as outside of a mode."""
+    without = torch._C._dispatch_tls_local_exclude_set().remove(torch._C.DispatchKey.ADInplaceOrView)
+    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), without)
+
+
 def _check_device(t: Tensor) -> None:
     device = getattr(t, "fake_device", None)
     if device is not None and device.type == "cuda":
@@ -135,10 +141,10 @@ class Tracker(TorchDispatchMode):
             return args[0].fake_device
         kwargs = kwargs or {}
         if func in self.swaps:
-            with self:
+            with self, _marking_views():
                 return self.swaps[func](*args, **kwargs)
         if _is_composite(func):
-            with self:
+            with self, _marking_views():
                 return func._op_dk(_COMPOSITE, *args, **kwargs)
         if (sum_of := self._in_place.sum_of(func, args, kwargs)) is not None:
             func, args = ADD_IN_PLACE, sum_of
