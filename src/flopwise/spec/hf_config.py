@@ -38,7 +38,7 @@ def notes_of(config: dict[str, Any], own_model: bool = True) -> tuple[str, ...]:
         found.append(f"text_config alone is accounted for, not {rest}")
     dropout = [k for k, v in text.items() if re.search(r"dropout|_pdrop$", k) and isinstance(v, int | float) and v > 0]
     if dropout and own_model:
-        shown = ", ".join(f"{key} = {text[key]:g}" for key in dropout[:_SHOWN])
+        shown = ", ".join(f"{key} = {fields.show(text[key])}" for key in dropout[:_SHOWN])
         found.append(f"dropout is not counted, neither masks nor time: {shown}")
     unread = [key for key in text if not _is_known(key)]
     if unread and own_model:
