@@ -7,7 +7,7 @@ from flopwise.cost import adamw
 from flopwise.cost.fit import largest_batch, largest_context, peak_of
 from flopwise.cost.flops import model_flops
 from flopwise.cost.network import weight_shapes
-from flopwise.cost.step import account_step
+from flopwise.cost.step import account_step, sdpa_backend
 from flopwise.cost.summary import by_module, total_row
 from flopwise.errors import FlopwiseError
 from flopwise.spec.gpu import gpu
@@ -182,3 +182,10 @@ def test_an_operation_whose_flops_nobody_counts_is_named():
     lstm = OpWork(op="mkldnn_rnn_layer", module="", phase="forward", kind="other", dtype="fp32")
     assert _uncounted([known]) == ()
     assert "mkldnn_rnn_layer" in _uncounted([known, lstm])[0]
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "backend"), [(64, "cudnn"), (128, "cudnn"), (20, "flash"), (256, "flash"), (264, "efficient")]
+)
+def test_the_backend_of_half_precision_on_hopper_goes_by_the_head(head_dim, backend):
+    assert sdpa_backend("sdpa", "bf16", gpu("h200"), head_dim) == backend

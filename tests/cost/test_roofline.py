@@ -150,5 +150,5 @@ def test_every_class_has_a_time():
     ],
 )
 def test_numbers_that_no_machine_has_are_refused(change):
-    with pytest.raises(ValueError, match="machine|launch"):
+    with pytest.raises(ValueError, match=r"machine|launch"):
         ceilings(**change)
