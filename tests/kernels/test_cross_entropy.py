@@ -209,6 +209,26 @@ def test_only_the_gradients_asked_for(device):
     assert counter.get_total_flops() == 3 * 2 * 5 * 9 * 4
 
 
+def test_a_second_derivative_is_refused(device):
+    """The gradients carry no graph: a penalty on them would be a constant, silently."""
+    hidden, weight, targets = _inputs(5, 9, 4, torch.float32, device)
+    loss = linear_cross_entropy(hidden, weight, targets)
+    with pytest.raises(FlopwiseError, match="no second derivative"):
+        torch.autograd.grad(loss, hidden, create_graph=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_where_no_row_counts_the_gradients_are_zero(device, dtype):
+    for tokens in (4, 0):
+        hidden, weight, _ = _inputs(4, 8, 4, dtype, device)
+        ignored = torch.full((tokens,), IGNORED, device=device)
+        loss = linear_cross_entropy(hidden[:tokens], weight, ignored)
+        loss.backward()
+        assert loss.isnan()
+        assert torch.equal(hidden.grad, torch.zeros_like(hidden))
+        assert torch.equal(weight.grad, torch.zeros_like(weight))
+
+
 def test_a_second_backward_pass_is_refused(device):
     """Gradients are scaled in place: scaled twice they would be wrong, silently."""
     hidden, weight, targets = _inputs(5, 9, 4, torch.float32, device)

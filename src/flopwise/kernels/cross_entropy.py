@@ -138,8 +138,10 @@ def _linear_cross_entropy(
     device, tokens = rows.device, len(rows)
     grad_rows = torch.empty(rows.shape if row_gradient else (0,), dtype=rows.dtype, device=device)
     grad_weight = torch.empty(weight.shape if weight_gradient else (0,), dtype=_sum_dtype(weight.dtype), device=device)
-    share = (targets != IGNORED).sum().float().reciprocal()
-    rest = share if dtype == torch.float16 else torch.ones_like(share)
+    counted = (targets != IGNORED).sum().float()
+    share = counted.reciprocal()
+    # Where no row counts the gradients are 0, which times 1 / 0 would be NaN.
+    rest = counted.clamp(min=1).reciprocal() if dtype == torch.float16 else torch.ones_like(share)
     factor = torch.ones_like(share) if dtype == torch.float16 else share
     with torch.autocast(device.type, enabled=False):
         narrow, losses = weight.to(dtype), torch.empty(tokens, dtype=torch.float32, device=device)
@@ -213,7 +215,14 @@ def _linear_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...
 
 
 def _linear_gradient(ctx: Any, upstream: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
-    """In place, so that there is never a second copy of ∂W: a second backward pass through the same loss is refused."""
+    """In place, so that there is never a second copy of ∂W: a second backward pass through the same loss is refused.
+
+    So is a graph of this one: the gradients were made in the forward pass, and nothing here leads back to what they are of.
+    """
+    if torch.is_grad_enabled():
+        raise Unsupported(
+            "linear_cross_entropy has no second derivative: for create_graph=True take F.cross_entropy of full logits"
+        )
     if upstream is None:
         return (None,) * 7
     *gradients, rest = ctx.saved_tensors
