@@ -246,6 +246,31 @@ def test_a_step_is_two_launches_three_with_clipping(device, monkeypatch):
         assert len(launches) == expected
 
 
+def test_new_betas_are_no_new_kernel(device, monkeypatch):
+    """OneCycleLR changes β₁ at every step: as a constant it would compile at every step."""
+    constants, kernel = [], module._adamw_prepare_kernel
+
+    class Watched:
+        def __getitem__(self, grid: tuple[int, ...]) -> object:
+            def launch(*numbers: object, **options: object) -> None:
+                constants.append(options)
+                kernel[grid](*numbers, **options)
+
+            return launch
+
+    monkeypatch.setattr(module, "_adamw_prepare_kernel", Watched())
+    (p,) = _parameters([(3,)], torch.float32, device)
+    _give_gradients(0, [p])
+    optimizer = AdamW([p], 0.1)
+    for betas in ((0.95, 0.999), (0.85, 0.9999), (0.0, 0.5)):
+        optimizer.param_groups[0]["betas"] = betas
+        optimizer.step()
+        step, (rate, root, *_) = int(optimizer.state[p]["step"]), optimizer._buckets[0].buckets[0].coefficients[0]
+        assert rate.item() == pytest.approx(0.1 / (1 - betas[0] ** step), rel=1.2e-7)  # two roundings to fp32
+        assert root.item() == pytest.approx((1 - betas[1] ** step) ** -0.5, rel=1.2e-7)
+    assert constants[0] == constants[1] == constants[2]
+
+
 def test_a_replayed_cuda_graph_counts_on(device):
     """Other gradients and eager steps in between do not disturb it."""
     if device == "cpu":
