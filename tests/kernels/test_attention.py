@@ -306,6 +306,8 @@ def test_what_cannot_be_done_is_refused():
     for arguments in refused:
         with pytest.raises(Unsupported, match=r"window|scale"):
             flash_attention(q, q, q, **({"causal": True} | arguments))
+    with pytest.raises(Unsupported, match="no gradient for its scale"):
+        flash_attention(q, q, q, causal=True, scale=torch.tensor(0.5, requires_grad=True))
 
 
 @pytest.mark.parametrize(

@@ -154,6 +154,8 @@ def _check(x: Tensor, cos: Tensor, sin: Tensor) -> None:
     fits = cos.shape == sin.shape == (x.shape[2], x.shape[3] // 2) and cos.dtype == sin.dtype == torch.float32
     told = f"cos {list(cos.shape)} {cos.dtype} and sin {list(sin.shape)} {sin.dtype}"
     require(fits, f"the angles do not fit x {list(x.shape)}: they are [T, D/2] each in fp32, not {told}")
+    learned = torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad)
+    require(not learned, "rope has no gradient for its angles: detach cos and sin, or use rope_reference")
 
 
 def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
