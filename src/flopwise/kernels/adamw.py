@@ -135,9 +135,10 @@ class AdamW(Optimizer):
     `max_grad_norm` clips by the norm over all parameters, as torch.nn.utils.clip_grad_norm_ does, while updating: the
     gradients themselves stay as they are; `grad_norm` is their norm before clipping.
 
-    `state_dtype=torch.bfloat16` halves the states' memory and is an approximation: m and v are rounded to nearest, and
-    with β₂ above 0.998 v hardly moves once it is within 2⁻⁸ / (1 − β₂) of the squares it averages. States are fp32
-    otherwise, for bf16 parameters too.
+    `state_dtype=torch.bfloat16` halves the states' memory and is an approximation: m and v are rounded to nearest. Give it
+    a β₂ of 0.99 or less, as in betas=(0.9, 0.95): with the default of 0.999 a step takes less from v than half of bf16's
+    last place, so that v never decays, and steps stay small after one large gradient. States are fp32 otherwise, for bf16
+    parameters too.
 
     `master=True` keeps an fp32 weight of every bf16 parameter: the parameter is its upper half, rounded to nearest, and the
     state holds the difference in 16 bits, so that small updates add up. fp32 parameters have no need of it.
