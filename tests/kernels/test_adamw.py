@@ -478,3 +478,38 @@ def test_arguments_are_checked(wrong, said):
 def test_masters_of_fp16_parameters_are_refused():
     with pytest.raises(Unsupported, match="not of fp16"):
         AdamW([nn.Parameter(torch.ones(3, dtype=torch.float16))], master=True)
+
+
+@pytest.mark.parametrize("name", ["max_grad_norm", "state_dtype", "master"])
+def test_what_is_of_the_whole_optimizer_is_refused_in_a_group(name):
+    with pytest.raises(Unsupported, match=f"{name} is of the whole"):
+        AdamW([{"params": [nn.Parameter(torch.ones(3))], name: 1.0}])
+
+
+def _stepped(make: type[torch.optim.Optimizer], *shape: int) -> dict[str, object]:
+    p = nn.Parameter(torch.ones(shape))
+    p.grad = torch.ones(shape)
+    optimizer = make([p])
+    optimizer.step()
+    return optimizer.state_dict()
+
+
+def test_states_of_another_algorithm_or_of_other_shapes_are_refused():
+    optimizer = AdamW([nn.Parameter(torch.ones(2, 3))])
+    with pytest.raises(Unsupported, match=r"torch\.optim\.Adam"):
+        optimizer.load_state_dict(_stepped(torch.optim.Adam, 2, 3))
+    for shape in ((3,), (2, 1)):  # these would be broadcast
+        with pytest.raises(ValueError, match="exp_avg of parameter 0"):
+            optimizer.load_state_dict(_stepped(torch.optim.AdamW, *shape))
+    assert not optimizer.state
+
+
+def test_a_loaded_step_count_is_a_copy():
+    """Else the optimizer it came from would count on with this one."""
+    saved = _stepped(torch.optim.AdamW, 3)
+    p = nn.Parameter(torch.ones(3))
+    optimizer = AdamW([p])
+    optimizer.load_state_dict(saved)
+    p.grad = torch.ones(3)
+    optimizer.step()
+    assert (int(saved["state"][0]["step"]), int(optimizer.state[p]["step"])) == (1, 2)

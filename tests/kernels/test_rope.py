@@ -140,3 +140,10 @@ def test_angles_that_are_learned_are_refused():
             turn()
         with torch.no_grad():
             turn()
+
+
+def test_more_sequences_than_a_launch_takes_are_refused(device):
+    x, (cos, sin) = torch.ones(1, 1, 1, 2, device=device), angles(1, 2, device)
+    for shape in ((65536, 1, 1, 2), (1, 65536, 1, 2)):
+        with pytest.raises(FlopwiseError, match="at most 65535"):
+            rope(x.expand(shape), cos, sin)
