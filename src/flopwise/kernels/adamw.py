@@ -333,7 +333,9 @@ def _check_options(group: dict[str, Any]) -> None:
 def _check_saved(state_dict: dict[str, Any], pairs: Iterable[tuple[int, Tensor]]) -> None:
     """What torch would load without a word: another algorithm's states, or those of other parameters."""
     if any(group.get("decoupled_weight_decay") is False for group in state_dict["param_groups"]):
-        raise Unsupported("this is the state of torch.optim.Adam, whose decay goes through the moments: AdamW's is needed")
+        raise Unsupported(
+            "this is the state of torch.optim.Adam, whose decay goes through the moments: AdamW's is needed"
+        )
     for number, p in pairs:
         for name, kept in state_dict["state"].get(number, {}).items():
             if name in ("exp_avg", "exp_avg_sq", LOW) and kept.shape != p.shape:

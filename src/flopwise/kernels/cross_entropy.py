@@ -110,10 +110,10 @@ _cross_entropy.register_autograd(_cross_entropy_gradient, setup_context=_cross_e
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross entropy of logits [..., V] against targets [...] in fp32: no fp32 copy of the logits is made. Of float64 in float64.
+    """Mean cross entropy of logits [..., V] against targets [...] in fp32: no fp32 copy of the logits is made.
 
     Rows whose target is −100 do not count. Any other target that is no word raises on the CPU; on a GPU, which nothing
-    is read back from, the loss and the row's gradient are NaN.
+    is read back from, the loss and the row's gradient are NaN. float64, on the CPU, is computed in float64.
     """
     _check(logits, targets)
     require_float("cross entropy", logits, beside=(targets,))
@@ -261,9 +261,10 @@ def chunk_rows(tokens: int, vocabulary: int, dtype: torch.dtype, narrow_sum: boo
 
 
 def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, chunk_tokens: int | None = None) -> Tensor:
-    """Mean cross entropy of hidden [..., D] through the head's weight [V, D] against targets [...], in fp32; of float64 in float64.
+    """Mean cross entropy of hidden [..., D] through the head's weight [V, D] against targets [...], in fp32.
 
-    Only `chunk_tokens` rows of logits exist at a time. Under autocast the matmuls run in its dtype, as F.linear's would.
+    Only `chunk_tokens` rows of logits exist at a time. Under autocast the matmuls run in its dtype, as F.linear's would;
+    float64, on the CPU, is computed in float64.
 
     >>> linear_cross_entropy(torch.ones(2, 3, 4), torch.zeros(8, 4), torch.zeros(2, 3, dtype=torch.long))  # ln 8
     tensor(2.0794)
