@@ -114,7 +114,6 @@ class Config(NamedTuple):
     stages: int
     tma: bool = False  # Q, K, V and dO come by the copy engine (sm_90 on), where their layout allows
     late: bool = False  # dK/dV: a tile's last product is begun after the next tile's first, beside its exponentials
-    anywhere: bool = False  # rows may start anywhere: there are registers for the address of every element
 
     def options(self, q: Tensor, tma: bool) -> dict[str, Any]:
         """The kernel's constants that follow from the tiles and the tensors, and the compiler's options."""
@@ -161,8 +160,7 @@ def choose(table: Table, q: Tensor, key_length: int) -> Config:
     )
 
 
-# sequences of up to 16, up to 64
-SHORTEST, SHORT = Config(16, 16, 4, 2, anywhere=True), Config(32, 32, 4, 2, anywhere=True)
+SHORTEST, SHORT = Config(16, 16, 4, 2), Config(32, 32, 4, 2)  # sequences of up to 16, up to 64
 # fp32 products without TF32 run on the ordinary cores, from registers: all three kernels take the same small tiles.
 EXACT = {16: Config(32, 32, 8, 2), 32: Config(32, 32, 8, 2), 64: Config(32, 32, 8, 2), 128: Config(16, 16, 8, 2)}
 
@@ -228,10 +226,10 @@ def lined_up(x: Tensor, config: Config) -> Tensor:
     """x, whose last stride is 1, or a copy of it whose rows all start on multiples of 16 elements.
 
     Else every element would be loaded by itself, from an address of its own: slower by far than a copy, and more
-    registers than the large tiles leave.
+    registers than the tiles leave.
     """
     whole = x.data_ptr() % 16 == 0 and all(stride % 16 == 0 for stride in x.stride()[:-1])
-    if config.anywhere or (tma_ready(x) if config.tma else whole):
+    if tma_ready(x) if config.tma else whole:
         return x
     head_dim = x.shape[-1]
     rows = x.new_empty(*x.shape[:-1], -(-head_dim // 16) * 16)
@@ -267,8 +265,7 @@ def case(
     """A kernel as it is shipped, causal unless `extra` says else: what `resources` compiles.
 
     One query head to a key head is a number that is compiled in, as Triton does with every 1; `grouped` is any other.
-    `odd`: lengths and the strides of what is written are no multiples of 16, nor those of what is read where it
-    may lie anywhere.
+    `odd`: lengths and the strides of what is written are no multiples of 16; what is read is lined up.
     """
     block_d = padded(head_dim)
     constants = {
@@ -292,15 +289,14 @@ def case(
             signature[argument] = "fp32" if argument == "scale" else "i32"
     whole = tuple(a for a in signature if a.endswith(("_b", "_h", "_t", "_length")))
     if odd:
-        read = ("_",) if config.anywhere else ("q_", "k_", "v_", "g_")
-        whole = tuple(a for a in whole if a.startswith(read) and not a.endswith("_length"))
+        whole = tuple(a for a in whole if a[:2] in ("q_", "k_", "v_", "g_"))
     known = {arch: SPILLS.get((title, arch), 0) for arch in archs}
     return Case(title, kernel, signature, constants, config.warps, config.stages, whole, archs, known)
 
 
 def shipped(name: str, kernel: Any, table: Table) -> Iterator[Case]:
-    """Every tile in bf16 where it is chosen: causal, and with what takes the most registers, a window over grouped heads of
-    odd lengths and a head dimension that is padded.
+    """Every tile in bf16 where it is chosen: with what takes the most registers, a window over grouped heads of odd lengths
+    and a head dimension that is padded; and causal, on sm_80 for one head dimension alone, since each takes seconds.
 
     Of the rest not every pair, but each at least once: fp16, no mask, a narrow head dimension, the tiles of short sequences
     and of fp32. dK and dV of grouped heads have a loop of their own: from sm_90 on each tile is compiled with and without a
@@ -309,9 +305,10 @@ def shipped(name: str, kernel: Any, table: Table) -> Iterator[Case]:
     by_group = "GROUPED" in kernel.arg_names
     for (arch, head_dim), config in table.items():
         archs = (90, 100) if arch == 90 and (100, head_dim) not in table else (arch,)
-        yield case(name, kernel, config, "bf16", head_dim, archs)
         yield case(name, kernel, config, "bf16", head_dim - 8, archs, grouped=True, odd=True, WINDOW=True)
-        if head_dim == 128 or (by_group and arch > 80):
+        if arch > 80 or head_dim == 128:
+            yield case(name, kernel, config, "bf16", head_dim, archs)
+        if by_group and arch > 80:
             yield case(name, kernel, config, "fp16", 80 if head_dim == 128 else head_dim, (arch,), grouped=True)
         if head_dim != 128 and by_group and arch > 80:
             yield case(name, kernel, config, "bf16", head_dim, archs, grouped=True, WINDOW=True)
