@@ -3,7 +3,7 @@
 import math
 from bisect import bisect_right
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -24,7 +24,20 @@ STAND_INS = {
     "copy/cast, joined": "copy/cast, strided",
     "copy/cast, joined, half": "copy/cast, strided, half",
 }
+_LARGEST, _SMALLEST = 1e19, 1e-12  # FLOP/s, bytes and nanoseconds
+_WIDEST_MISS = 20.0  # of a logarithm
 _CACHE_SHOWS = 1.1  # what goes faster than memory by more than this lies in the cache
+
+
+def _check_range(found: Any) -> None:
+    """Every number is one that a machine can have: a file from outside may hold anything."""
+    if isinstance(found, dict):
+        found = list(found.values())
+    if isinstance(found, list):
+        for one in found:
+            _check_range(one)
+    elif isinstance(found, int | float) and not (abs(found) <= _LARGEST and (found == 0 or abs(found) >= _SMALLEST)):
+        raise ValueError("a number that no machine has")
 
 
 class Curve(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,6 +128,11 @@ class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
     file: str = ""  # that they were read from
 
     def __post_init__(self) -> None:
+        _check_range(msgspec.to_builtins(self))
+        if any(min(one.shape) < 1 or abs(one.miss) > _WIDEST_MISS for m in self.matmul.values() for one in m.near):
+            raise ValueError("a product that was measured has sides, and a time that is no wonder")
+        if any(ns is not None and ns < 0 for cost in self.host.values() for ns in msgspec.structs.astuple(cost)):
+            raise ValueError("a launch takes time")
         if "fp32" not in self.matmul or not all(m.tiles and m.peak_flops > 0 for m in self.matmul.values()):
             raise ValueError("ceilings need the rate of fp32 matmuls, and tiles")
         if any(t.flops_per_s <= 0 or t.m < 1 or t.n < 1 for m in self.matmul.values() for t in m.tiles):

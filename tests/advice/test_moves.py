@@ -2,6 +2,7 @@ import pytest
 
 from flopwise.advice.moves import moves, reference_of, with_lever
 from flopwise.advice.pytorch_lines import LINES, pytorch_lines, recipe_toml
+from flopwise.lm.optimizer import BETAS
 from flopwise.spec.recipe import CHOICES, Recipe, recipe_from
 from flopwise.spec.workload import workload
 
@@ -71,3 +72,9 @@ def test_on_the_cpu_nothing_is_tried_that_needs_a_gpu():
 def test_backends_without_fp32_kernels_wait_for_half_precision():
     assert "attention = sdpa-flash" not in names(moves(workload("small")))
     assert "attention = sdpa-flash" in names(moves(workload("small", precision="bf16")))
+
+
+def test_the_line_for_bf16_states_has_the_betas_that_were_measured():
+    """With AdamW's default β₂ of 0.999 a second moment in bf16 never decays."""
+    (line,) = pytorch_lines(Recipe(optimizer="flopwise-bf16"))
+    assert f"betas={BETAS}" in line

@@ -121,3 +121,23 @@ def test_training_with_our_kernels_goes_as_training_without_them():
     assert losses[0][0] > losses[0][-1]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     assert "flopwise" in step.ran().optimizer
+
+
+@pytest.mark.parametrize(
+    ("op", "impl", "said"),
+    [
+        ("gelu", "triton", "triton: written out, no GPU"),
+        ("gelu", "manual", ""),
+        ("attention", "flash", "flash: written out, no GPU"),
+        ("cross_entropy", "fused", "fused: written out, no GPU"),
+        ("adamw", "fused", ""),
+        ("adamw", "flopwise-bf16", "flopwise-bf16: written out, no GPU"),
+    ],
+)
+def test_on_the_cpu_our_kernels_are_said_to_be_written_out(op, impl, said):
+    assert op_step(asked(op, impl), CPU).ran().kernels == said
+
+
+def test_a_models_own_kernels_are_said_to_be_written_out_too():
+    step = ModelStep(workload("tiny", batch=1, context=8, norm="triton", optimizer="flopwise"), CPU)
+    assert step.ran().kernels == "norm triton, optimizer flopwise: written out, no GPU"

@@ -175,7 +175,16 @@ def test_inference_fits_by_its_weights_and_its_cache(capsys):
     weights, token = told["inference"]["weights_bytes"], told["inference"]["kv_cache_bytes_per_token"]
     assert one["fits"]
     assert weights <= one["peak_bytes"] < 1.1 * weights
-    assert one["largest_batch"] == (192 * 10**9 - weights) // token // 4096
+    assert 0 < one["largest_batch"] <= (192 * 10**9 - weights) // token // 4096
+
+
+def test_the_largest_batch_of_inference_is_one_that_fits(capsys):
+    """A past bug: it counted weights and cache alone, and 'fits' the prompt's activations, too."""
+    words = ("llama3-8b", "--inference", "--precision", "bf16", "--gpu", "h100", "--context", "8192", "--batch")
+    largest = read(capsys, *words, "1")["gpus"][0]["largest_batch"]
+    assert largest > 1
+    fits = [read(capsys, *words, str(batch))["gpus"][0]["fits"] for batch in (largest, largest + 1)]
+    assert fits == [True, False]
 
 
 def test_a_number_of_gpus_below_one_is_refused(capsys):

@@ -87,3 +87,13 @@ def test_a_step_of_ones_own_is_counted_in_its_own_precision(run, tmp_path, monke
     if parameters:
         peak = {"bf16": 989.4e12}[dtype]
         assert told["gpus"][0]["mfu_measured"] == pytest.approx(2 * 128 * 1024 * 1024 / 20e-6 / peak, rel=0.01)
+
+
+def test_a_config_file_is_a_workload_and_no_trace(tmp_path, run):
+    path = tmp_path / "config.json"
+    path.write_text(
+        '{"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, '
+        '"num_attention_heads": 4, "vocab_size": 256, "max_position_embeddings": 128}'
+    )
+    code, out, _ = run("roofline", f"hf:{path}", "--gpu", "h100", "--context", "64")
+    assert (code, "matmul" in out) == (0, True)

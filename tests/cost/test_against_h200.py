@@ -16,7 +16,7 @@ RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "h200-2026-11"
 
 
 # One step after the other: the pool of each is cut up by those before it.
-IN_ONE_PROCESS = ("prediction", "prediction-held-out")
+IN_ONE_PROCESS = ("prediction", "prediction-held-out", "prediction-memory")
 
 
 def measured_points(*, in_one_process):
@@ -28,6 +28,7 @@ def measured_points(*, in_one_process):
             w = point.trial.workload
             if (
                 point.memory
+                and point.ran is not None
                 and isinstance(w.subject, ModelSpec)
                 and w.recipe.compile == "off"
                 and w.recipe.graph == "off"
@@ -55,13 +56,13 @@ def test_the_peaks_of_many_steps_in_one_process_are_met_but_for_what_the_allocat
 
 
 @pytest.mark.parametrize("label", POINTS)
-def test_the_peak_is_within_two_percent_of_the_measured(label):
+def test_the_peak_is_within_three_percent_of_the_measured(label):
     point = POINTS[label]
     told = {p.phase: p for p in account_step(point.trial.workload, gpu("h200")).phases}
     for memory in point.memory:
-        assert told[memory.phase].peak_bytes == pytest.approx(memory.peak_bytes, rel=0.025), memory.phase
+        assert told[memory.phase].peak_bytes == pytest.approx(memory.peak_bytes, rel=0.03), memory.phase
     peak = max(m.peak_bytes for m in point.memory)
-    assert max(p.peak_bytes for p in told.values()) == pytest.approx(peak, rel=0.02)
+    assert max(p.peak_bytes for p in told.values()) == pytest.approx(peak, rel=0.025)
     assert point.ran.parameters == point.trial.workload.subject.parameters()
 
 

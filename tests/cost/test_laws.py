@@ -7,7 +7,7 @@ from flopwise.cost import adamw
 from flopwise.cost.fit import largest_batch, largest_context, peak_of
 from flopwise.cost.flops import model_flops
 from flopwise.cost.network import weight_shapes
-from flopwise.cost.step import account_step
+from flopwise.cost.step import account_step, sdpa_backend
 from flopwise.cost.summary import by_module, total_row
 from flopwise.errors import FlopwiseError
 from flopwise.spec.gpu import gpu
@@ -200,3 +200,10 @@ def test_a_matmul_or_an_attention_without_flops_is_named(op, kind):
         OpWork(op="mm", module="", phase="forward", kind="matmul", dtype="fp32", shapes=((0, 3), (3, 4))),
     )
     assert _uncounted([view, empty]) == ()
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "backend"), [(64, "cudnn"), (128, "cudnn"), (20, "flash"), (256, "flash"), (264, "efficient")]
+)
+def test_the_backend_of_half_precision_on_hopper_goes_by_the_head(head_dim, backend):
+    assert sdpa_backend("sdpa", "bf16", gpu("h200"), head_dim) == backend

@@ -137,3 +137,18 @@ def test_every_class_has_a_time():
         op_time(OpWork(op="x", module="", phase="forward", kind=kind, dtype="bf16", read_bytes=10), ceilings()).ns > 0
         for kind in CLASSES
     )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"latency_ns": 1e308},
+        {"latency_ns": float("nan")},
+        {"bandwidth_bytes_per_s": 1e-300},
+        {"host": {"forward": HostCost(op_ns=-5.0, view_ns=0.0, kernel_ns=0.0)}},
+        {"host": {"forward": HostCost(op_ns=1e308, view_ns=0.0, kernel_ns=0.0)}},
+    ],
+)
+def test_numbers_that_no_machine_has_are_refused(change):
+    with pytest.raises(ValueError, match=r"machine|launch"):
+        ceilings(**change)

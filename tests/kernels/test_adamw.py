@@ -246,6 +246,31 @@ def test_a_step_is_two_launches_three_with_clipping(device, monkeypatch):
         assert len(launches) == expected
 
 
+def test_new_betas_are_no_new_kernel(device, monkeypatch):
+    """OneCycleLR changes β₁ at every step: as a constant it would compile at every step."""
+    constants, kernel = [], module._adamw_prepare_kernel
+
+    class Watched:
+        def __getitem__(self, grid: tuple[int, ...]) -> object:
+            def launch(*numbers: object, **options: object) -> None:
+                constants.append(options)
+                kernel[grid](*numbers, **options)
+
+            return launch
+
+    monkeypatch.setattr(module, "_adamw_prepare_kernel", Watched())
+    (p,) = _parameters([(3,)], torch.float32, device)
+    _give_gradients(0, [p])
+    optimizer = AdamW([p], 0.1)
+    for betas in ((0.95, 0.999), (0.85, 0.9999), (0.0, 0.5)):
+        optimizer.param_groups[0]["betas"] = betas
+        optimizer.step()
+        step, (rate, root, *_) = int(optimizer.state[p]["step"]), optimizer._buckets[0].buckets[0].coefficients[0]
+        assert rate.item() == pytest.approx(0.1 / (1 - betas[0] ** step), rel=1.2e-7)  # two roundings to fp32
+        assert root.item() == pytest.approx((1 - betas[1] ** step) ** -0.5, rel=1.2e-7)
+    assert constants[0] == constants[1] == constants[2]
+
+
 def test_a_replayed_cuda_graph_counts_on(device):
     """Other gradients and eager steps in between do not disturb it."""
     if device == "cpu":
@@ -453,3 +478,38 @@ def test_arguments_are_checked(wrong, said):
 def test_masters_of_fp16_parameters_are_refused():
     with pytest.raises(Unsupported, match="not of fp16"):
         AdamW([nn.Parameter(torch.ones(3, dtype=torch.float16))], master=True)
+
+
+@pytest.mark.parametrize("name", ["max_grad_norm", "state_dtype", "master"])
+def test_what_is_of_the_whole_optimizer_is_refused_in_a_group(name):
+    with pytest.raises(Unsupported, match=f"{name} is of the whole"):
+        AdamW([{"params": [nn.Parameter(torch.ones(3))], name: 1.0}])
+
+
+def _stepped(make: type[torch.optim.Optimizer], *shape: int) -> dict[str, object]:
+    p = nn.Parameter(torch.ones(shape))
+    p.grad = torch.ones(shape)
+    optimizer = make([p])
+    optimizer.step()
+    return optimizer.state_dict()
+
+
+def test_states_of_another_algorithm_or_of_other_shapes_are_refused():
+    optimizer = AdamW([nn.Parameter(torch.ones(2, 3))])
+    with pytest.raises(Unsupported, match=r"torch\.optim\.Adam"):
+        optimizer.load_state_dict(_stepped(torch.optim.Adam, 2, 3))
+    for shape in ((3,), (2, 1)):  # these would be broadcast
+        with pytest.raises(ValueError, match="exp_avg of parameter 0"):
+            optimizer.load_state_dict(_stepped(torch.optim.AdamW, *shape))
+    assert not optimizer.state
+
+
+def test_a_loaded_step_count_is_a_copy():
+    """Else the optimizer it came from would count on with this one."""
+    saved = _stepped(torch.optim.AdamW, 3)
+    p = nn.Parameter(torch.ones(3))
+    optimizer = AdamW([p])
+    optimizer.load_state_dict(saved)
+    p.grad = torch.ones(3)
+    optimizer.step()
+    assert (int(saved["state"][0]["step"]), int(optimizer.state[p]["step"])) == (1, 2)

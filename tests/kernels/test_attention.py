@@ -1,6 +1,7 @@
 """Flash attention: values and gradients against float64, in every shape the model and its users bring."""
 
 import functools
+import itertools
 import math
 
 import pytest
@@ -11,11 +12,14 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from flopwise.errors import FlopwiseError, Unsupported
+from flopwise.kernels import attention_tiles
 from flopwise.kernels.attention import FlashAttention, attention_reference, tiled_backward, tiled_forward
-from flopwise.kernels.attention_backward import launch_backward
-from flopwise.kernels.attention_tiles import Config, Problem
+from flopwise.kernels.attention_backward import DKDV, DQ, launch_backward
+from flopwise.kernels.attention_tiles import Config, Problem, choose, lined_up, tma_ready
 from flopwise.kernels.attention_triton import (
+    FORWARD,
     FlashAttentionTriton,
+    cases,
     flash_attention,
     flash_backward,
     flash_forward,
@@ -153,6 +157,37 @@ def test_transposed_views_are_read_and_written_in_their_own_layout(device):
     assert found[0].transpose(1, 2).is_contiguous()
     swapped = q.mT.contiguous().mT  # the head dimension is not the last in memory
     assert_close([flash_attention(swapped, k, v, causal=True)], truth(q, k, v, grad, True), 1e-5)
+
+
+def test_rows_that_start_anywhere_are_lined_up(device, poison):
+    """The kernels read rows on multiples of 16 elements alone; what pads a copy's rows is not read."""
+    large = Config(32, 64, 4, 2)
+    q, k, v, grad = draw((1, 2, 1, 70, 70, 20), torch.bfloat16, device)
+    problem = Problem(True, 30, 0.2)
+    output, logsumexp = launch_forward(q, k, v, problem, large)
+    found = output, *launch_backward(grad, q, k, v, output, logsumexp, problem, large, large)
+    assert_close(found, truth(q, k, v, grad, True, 30, 0.2), TOLERANCE[torch.bfloat16])
+    for x in (q, torch.randn(1, 2, 3, 33, dtype=torch.bfloat16, device=device)[..., 1:]):
+        copy = lined_up(x, large)
+        assert torch.equal(copy, x)
+        assert {stride % 16 for stride in copy.stride()[:-1]} == {copy.data_ptr() % 16} == {0}
+        assert lined_up(copy, large) is copy
+        assert tma_ready(lined_up(x, large._replace(tma=True)))
+
+
+def test_every_tile_that_is_chosen_is_compiled_for_its_chip(monkeypatch):
+    """With a window over grouped heads of odd lengths, which takes the most registers."""
+    checked = set()
+    for case in cases():
+        if case.name.endswith("grouped window odd"):
+            fixed = [case.constexprs[name] for name in ("BLOCK_D", "BLOCK_M", "BLOCK_N", "TMA")]
+            checked |= {(case.kernel.__name__, arch, *fixed, case.num_warps, case.num_stages) for arch in case.archs}
+    tables = {"_flash_forward_kernel": FORWARD, "_flash_dkdv_kernel": DKDV, "_flash_dq_kernel": DQ}
+    for arch, (name, table), head_dim in itertools.product((80, 90, 100), tables.items(), (64, 128, 256)):
+        monkeypatch.setattr(attention_tiles, "architecture", lambda _, arch=arch: arch)
+        config = choose(table, torch.empty(1, 1, 999, head_dim - 5, dtype=torch.bfloat16, device="meta"), 999)
+        tile = config.block_m, config.block_n, config.tma, config.warps, config.stages
+        assert (name, arch, head_dim, *tile) in checked
 
 
 @pytest.mark.parametrize("sizes", [(0, 2, 5, 5), (2, 2, 0, 5), (2, 2, 5, 0)], ids=str)
@@ -306,6 +341,8 @@ def test_what_cannot_be_done_is_refused():
     for arguments in refused:
         with pytest.raises(Unsupported, match=r"window|scale"):
             flash_attention(q, q, q, **({"causal": True} | arguments))
+    with pytest.raises(Unsupported, match="no gradient for its scale"):
+        flash_attention(q, q, q, causal=True, scale=torch.tensor(0.5, requires_grad=True))
 
 
 @pytest.mark.parametrize(
@@ -343,3 +380,17 @@ def test_a_second_derivative_is_refused(function):
     (first,) = torch.autograd.grad(function.apply(q, q, q, True).square().sum(), q, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         first.sum().backward()
+
+
+def test_on_the_meta_device_it_has_a_shape():
+    q = torch.empty(2, 3, 5, 16, device="meta", requires_grad=True)
+    output = flash_attention(q, q, q, causal=True)
+    output.sum().backward()
+    assert output.shape == q.grad.shape == q.shape
+
+
+def test_more_sequences_than_a_launch_takes_are_refused(device):
+    for shape in ((65536, 1, 1, 16), (1, 65536, 1, 16), (65536, 1, 16)):
+        q = torch.ones(1, device=device).expand(shape)
+        with pytest.raises(Unsupported, match="at most 65535"):
+            flash_attention(q, q, q, causal=True)

@@ -209,6 +209,26 @@ def test_only_the_gradients_asked_for(device):
     assert counter.get_total_flops() == 3 * 2 * 5 * 9 * 4
 
 
+def test_a_second_derivative_is_refused(device):
+    """The gradients carry no graph: a penalty on them would be a constant, silently."""
+    hidden, weight, targets = _inputs(5, 9, 4, torch.float32, device)
+    loss = linear_cross_entropy(hidden, weight, targets)
+    with pytest.raises(FlopwiseError, match="no second derivative"):
+        torch.autograd.grad(loss, hidden, create_graph=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_where_no_row_counts_the_gradients_are_zero(device, dtype):
+    for tokens in (4, 0):
+        hidden, weight, _ = _inputs(4, 8, 4, dtype, device)
+        ignored = torch.full((tokens,), IGNORED, device=device)
+        loss = linear_cross_entropy(hidden[:tokens], weight, ignored)
+        loss.backward()
+        assert loss.isnan()
+        assert torch.equal(hidden.grad, torch.zeros_like(hidden))
+        assert torch.equal(weight.grad, torch.zeros_like(weight))
+
+
 def test_a_second_backward_pass_is_refused(device):
     """Gradients are scaled in place: scaled twice they would be wrong, silently."""
     hidden, weight, targets = _inputs(5, 9, 4, torch.float32, device)
@@ -319,3 +339,22 @@ def test_what_does_not_fit_together_is_refused():
         cross_entropy(torch.zeros(3, 8), torch.zeros(2, dtype=torch.long))
     with pytest.raises(module.Unsupported, match="without autocast"):
         linear_cross_entropy(torch.zeros(3, 4), torch.zeros(8, 4).bfloat16(), torch.zeros(3, dtype=torch.long))
+
+
+def test_of_float64_the_gradient_is_that_of_float64():
+    hidden, weight, targets = _inputs(5, 9, 4, torch.float64, "cpu")
+    logits = torch.randn(5, 9, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: cross_entropy(x, targets), logits)
+    loss = linear_cross_entropy(hidden, weight, targets, 2)
+    (loss * 3).backward()
+    wanted = _full_logits(hidden, weight, targets, 3, torch.float64)
+    assert loss.dtype == torch.float64
+    for ours, truth in zip([loss.detach(), hidden.grad, weight.grad], wanted, strict=True):
+        assert _distance(ours, truth) < 1e-14
+
+
+def test_on_the_meta_device_it_has_a_shape():
+    hidden, weight = (torch.empty(n, 4, device="meta", requires_grad=True) for n in (3, 8))
+    loss = linear_cross_entropy(hidden, weight, torch.empty(3, dtype=torch.long, device="meta"))
+    loss.backward()
+    assert (loss.shape, hidden.grad.shape, weight.grad.shape) == ((), (3, 4), (8, 4))

@@ -60,6 +60,9 @@ def test_a_spill_is_a_fault():
     """256 numbers for each thread are more than its 255 registers."""
     case = Case("greedy", _greedy, {"x": "*fp32", "y": "*fp32"}, {"BLOCK": 32 * 512}, num_warps=1)
     assert "bytes spilled per thread" in faults(case, 90)
+    known = case._replace(spills={90: 8})
+    assert ", 8 are known" in faults(known, 90)
+    assert faults(case._replace(spills={90: 10_000}), 90) == ""
     modest = case._replace(constexprs={"BLOCK": 32 * 16})
     assert faults(modest, 90) == ""
 
@@ -88,3 +91,13 @@ def test_too_much_shared_memory_is_a_fault(monkeypatch):
     assert faults(case, 80) == ""
     monkeypatch.setitem(resources.SHARED_BYTES, 80, 1024)
     assert "bytes of shared memory, the chip has 1024" in faults(case, 80)
+
+
+@pytest.mark.parametrize("wrong", [["--arch", "120"], ["--arch", "abc"], ["--only", "foo"], ["--arch", "80,"]])
+def test_what_is_unknown_is_one_line(monkeypatch, capsys, wrong):
+    monkeypatch.setattr("sys.argv", ["resources", *wrong])
+    assert resources.main() == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.count("\n") == 1
+    assert "is none of" in told.err

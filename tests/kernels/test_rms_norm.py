@@ -179,3 +179,10 @@ def test_a_weight_that_does_not_fit_is_refused():
         rms_norm(torch.ones(2, 3), torch.ones(2), EPS)
     with pytest.raises(FlopwiseError, match="shape"):
         add_rms_norm(torch.ones(2, 3), torch.ones(3), torch.ones(3), EPS)
+
+
+def test_of_float64_the_gradient_is_that_of_float64():
+    x, residual = (torch.randn(3, 5, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    weight = torch.randn(5, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda *given: rms_norm(*given, 1e-5), (x, weight))
+    assert torch.autograd.gradcheck(lambda *given: add_rms_norm(*given, 1e-5), (x, residual, weight))

@@ -129,3 +129,21 @@ def test_angles_that_do_not_fit_are_refused():
         rope(torch.ones(1, 1, 3, 4), torch.ones(2, 2), torch.ones(2, 2))
     with pytest.raises(FlopwiseError, match="even"):
         rope(torch.ones(1, 1, 3, 5), torch.ones(3, 2), torch.ones(3, 2))
+
+
+def test_angles_that_are_learned_are_refused():
+    """Their gradient would be dropped without a word."""
+    x, (cos, sin) = torch.ones(1, 1, 3, 4), angles(3, 4, "cpu")
+    cos.requires_grad_()
+    for turn in (lambda: rope(x, cos, sin), lambda: rope_pair(x, x, cos, sin)):
+        with pytest.raises(FlopwiseError, match="no gradient for its angles"):
+            turn()
+        with torch.no_grad():
+            turn()
+
+
+def test_more_sequences_than_a_launch_takes_are_refused(device):
+    x, (cos, sin) = torch.ones(1, 1, 1, 2, device=device), angles(1, 2, device)
+    for shape in ((65536, 1, 1, 2), (1, 65536, 1, 2)):
+        with pytest.raises(FlopwiseError, match="at most 65535"):
+            rope(x.expand(shape), cos, sin)

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flopwise.errors import FlopwiseError
 from flopwise.kernels import softmax as module
 from flopwise.kernels.softmax import softmax, softmax_reference
 
@@ -131,3 +132,8 @@ def test_on_the_cpu_the_gradient_is_the_derivative():
     dy = torch.randn(3, 7, dtype=torch.float64)
     (found,) = torch.autograd.grad(softmax(x.float()), x, dy.float())
     torch.testing.assert_close(found, truth(x, dy)[1], atol=1e-6, rtol=1e-4)
+
+
+def test_a_dtype_of_whole_numbers_is_refused():
+    with pytest.raises(FlopwiseError, match=r"int32 cannot hold"):
+        softmax(torch.ones(2, 3), dtype=torch.int32)

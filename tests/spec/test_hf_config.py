@@ -293,3 +293,13 @@ def test_an_error_names_the_files_own_field_and_the_real_limit(family, field, va
     with pytest.raises(FlopwiseError, match=f"{field} = {value}") as error:
         from_config(FAMILIES[family] | {field: value})
     assert "100000000" not in error.value.hint
+
+
+def test_a_family_s_own_default_of_kv_heads():
+    """transformers takes 8 for a Mistral that does not say."""
+    config = {
+        "model_type": "mistral", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 1,
+        "num_attention_heads": 16, "vocab_size": 100,
+    }  # fmt: skip
+    assert from_config(config, "m").n_kv_heads == 8
+    assert from_config(config | {"model_type": "llama"}, "l").n_kv_heads == 16

@@ -16,6 +16,7 @@ from flopwise.errors import Unsupported
 from flopwise.lm.attention import sdpa_backend_name
 from flopwise.lm.loss import hidden_loss, loss_full
 from flopwise.lm.optimizer import make_optimizer
+from flopwise.lm.own_kernels import own_levers, written_out
 from flopwise.lm.precision import (
     apply_fp32_matmul,
     autocast,
@@ -134,6 +135,7 @@ class ModelStep:
             fp32_matmul=fp32_matmul_probe(self.device),
             attention=self._attention(compute),
             optimizer=_optimizer_name(self.optimizer),
+            kernels=written_out(self.device.type, own_levers(self.recipe)),
             loss=None if self.loss is None else float(self.loss),
             inductor_cache_hits=inductor_cache_hits(),
         )

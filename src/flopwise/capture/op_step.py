@@ -14,10 +14,10 @@ from flopwise.errors import Unsupported
 from flopwise.lm.attention import attention_function, sdpa_backend_name
 from flopwise.lm.layers import SOFTMAX, gelu_function
 from flopwise.lm.optimizer import make_optimizer
-from flopwise.lm.own_kernels import own_kernel
+from flopwise.lm.own_kernels import own_kernel, own_levers, written_out
 from flopwise.lm.precision import apply_fp32_matmul, autocast, fp32_matmul_probe, on_fake_tensors
 from flopwise.records import STEP, Ran
-from flopwise.spec.recipe import Recipe
+from flopwise.spec.recipe import OWN_OPTIMIZERS, Recipe
 from flopwise.spec.workload import OpSpec, Workload
 
 _DTYPES = {
@@ -28,6 +28,7 @@ _DTYPES = {
     "bf16-master": torch.bfloat16,
     "fp16": torch.float16,
 }
+_OWN = {"attention": ("flash",), "cross_entropy": ("fused",), "adamw": OWN_OPTIMIZERS}  # of other operations: triton
 
 
 def op_step(workload: Workload, device: torch.device) -> Step:
@@ -97,7 +98,7 @@ def _single(
     phases: dict[str, Callable[[], object]] = {"forward": forward}
     if gradient is not None:
         phases["backward"] = backward
-    return Step(phases=phases, ran=lambda: _ran(inputs[0], device, attention), single_op=True)
+    return Step(phases=phases, ran=lambda: _ran(inputs[0], device, attention, workload), single_op=True)
 
 
 def _check_impl(impl: str, device: torch.device) -> None:
@@ -123,7 +124,7 @@ def _adamw_step(workload: Workload, device: torch.device, dtype: torch.dtype) ->
         compare(op, "the update", params[0].detach(), truth.detach(), BOUNDS[workload.recipe.precision])
 
     def ran() -> Ran:
-        return _ran(params[0], device, "")
+        return _ran(params[0], device, "", workload)
 
     return Step(phases={"optimizer": optimizer.step}, ran=ran, single_op=True)
 
@@ -158,15 +159,19 @@ def _mlp_step(workload: Workload, device: torch.device) -> Step:
             loss.backward()
 
     phases: dict[str, Callable[[], object]] = {STEP: forward if workload.phase == "forward" else forward_and_backward}
-    return Step(phases=phases, ran=lambda: _ran(next(layers.parameters()), device, ""))
+    return Step(phases=phases, ran=lambda: _ran(next(layers.parameters()), device, "", workload))
 
 
-def _ran(tensor: Tensor, device: torch.device, attention: str) -> Ran:
+def _ran(tensor: Tensor, device: torch.device, attention: str, workload: Workload) -> Ran:
+    op = cast(OpSpec, workload.subject)
+    own = _OWN.get(op.name, ("triton",))
+    names = ((op.impl,) if op.impl in own else ()) if op.impl else own_levers(workload.recipe)
     return Ran(
         device=str(device),
         weights=dtype_name(tensor.dtype),
         compute=dtype_name(tensor.dtype),
         fp32_matmul=fp32_matmul_probe(device),
         attention=attention,
+        kernels=written_out(device.type, names),
         inductor_cache_hits=inductor_cache_hits(),
     )

@@ -277,15 +277,12 @@ class _Ask:
         )
 
     def _largest(self, one: Gpu, memory: int | None) -> tuple[int | None, int | None]:
-        """The largest batch and context: of a step; of inference, what weights and a full cache leave room for."""
+        """The largest batch and context: of a step; of inference, with a full cache beside it."""
         w, bits = self.workload, self.asked.optimizer_bits
         if memory is None:
             return None, None
-        if self.inference is None:
-            return fit.largest_batch(w, memory, one, bits), fit.largest_context(w, memory, one, bits)
-        room = max(0, memory - self.inference.weights_bytes) // self.inference.kv_cache_bytes_per_token  # in tokens
-        longest = self.spec.max_context or room
-        return room // w.context, min(longest, room // w.batch)
+        cached = self.inference.kv_cache_bytes_per_token if self.inference else 0
+        return fit.largest_batch(w, memory, one, bits, cached), fit.largest_context(w, memory, one, bits, cached)
 
     def _training(self, one: Gpu) -> tuple[TrainingTime, ...]:
         """In the workload's precision, and in bf16, in which models are trained."""

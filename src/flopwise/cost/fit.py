@@ -37,8 +37,10 @@ def largest_model(memory_bytes: float, per_parameter: float = 16.0) -> int:
     return int(memory_bytes / per_parameter)
 
 
-def largest_batch(workload: Workload, memory_bytes: int, gpu: Gpu | None = None, optimizer_bits: int = 32) -> int:
-    """The most sequences whose step fits; 0 if one does not.
+def largest_batch(
+    workload: Workload, memory_bytes: int, gpu: Gpu | None = None, optimizer_bits: int = 32, cached_bytes: int = 0
+) -> int:
+    """The most sequences whose step fits, with `cached_bytes` for every token beside it; 0 if one does not.
 
     >>> from flopwise.spec.workload import workload
     >>> largest_batch(workload("tiny"), 10**9) > largest_batch(workload("tiny"), 10**8) > 0
@@ -46,20 +48,23 @@ def largest_batch(workload: Workload, memory_bytes: int, gpu: Gpu | None = None,
     """
 
     def peak_bytes(batch: int) -> int:
-        return peak_of(msgspec.structs.replace(workload, batch=batch), gpu, optimizer_bits)
+        step = peak_of(msgspec.structs.replace(workload, batch=batch), gpu, optimizer_bits)
+        return step + batch * workload.context * cached_bytes
 
     most = min(MOST_BATCH, max(1, MOST_TOKENS // workload.context))
     return _largest(peak_bytes, memory_bytes, most)
 
 
-def largest_context(workload: Workload, memory_bytes: int, gpu: Gpu | None = None, optimizer_bits: int = 32) -> int:
+def largest_context(
+    workload: Workload, memory_bytes: int, gpu: Gpu | None = None, optimizer_bits: int = 32, cached_bytes: int = 0
+) -> int:
     """The longest context, in steps of 64 tokens and as far as the model goes, whose step fits; 0 if none does."""
     spec = workload.subject
     assert isinstance(spec, ModelSpec)
 
     def peak_bytes(steps: int) -> int:
         changed = msgspec.structs.replace(workload, context=steps * CONTEXT_STEP)
-        return peak_of(changed, gpu, optimizer_bits)
+        return peak_of(changed, gpu, optimizer_bits) + changed.batch * changed.context * cached_bytes
 
     limits = [x for x in (spec.max_context, spec.window) if x]
     most = min([MOST_TOKENS // workload.batch, *limits]) // CONTEXT_STEP

@@ -50,7 +50,7 @@ NEAR_WIDTH, NEAR_PRIOR, NEAR_ENOUGH = (
     0.1,
     10.0,
 )  # of shapes in powers of two: halved the error of products left out
-NEAR = 0.9  # a GPU busy for less than this share of the step waits for its launches
+NEAR = 0.9  # a GPU busy for less than this share of the step waits for its launches, if they take longer than its work
 
 
 class OpTime(msgspec.Struct, frozen=True, kw_only=True):
@@ -361,7 +361,9 @@ def predict(
         wall_ns=wall_ns,
         gpu_ns=gpu_ns,
         host_ns=queues.host_ns,
-        bound=LAUNCH if gpu_ns < NEAR * wall_ns else max(by_bound, key=by_bound.__getitem__, default=LAUNCH),
+        bound=LAUNCH
+        if gpu_ns < min(NEAR * wall_ns, queues.host_ns)
+        else max(by_bound, key=by_bound.__getitem__, default=LAUNCH),
         phases=tuple(phases),
         gpu_ns_by_kind=_sums((op.kind, time.ns) for op, time in zip(ops, times, strict=True)),
         gpu_ns_by_bound=by_bound,

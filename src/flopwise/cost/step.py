@@ -90,7 +90,7 @@ class _Step:
         self.workload, self.recipe = workload, workload.recipe
         self.t = t = Tape()
         self.autocast = _AUTOCAST.get(self.recipe.precision, "")
-        backend = sdpa_backend(self.recipe.attention, self.recipe.precision, gpu)
+        backend = sdpa_backend(self.recipe.attention, self.recipe.precision, gpu, workload.subject.head_dim)
         self.network = Network(t, workload.subject, self.recipe, workload.context, backend)
         self.parameters = list(self.network.parameters.values())
         sizes = (workload.batch, workload.context)
@@ -196,7 +196,7 @@ def _kept(t: Tape) -> tuple[Kept, ...]:
     return tuple(sorted(found, key=lambda kept: -kept.n_bytes))
 
 
-def sdpa_backend(attention: str, precision: str, gpu: Gpu | None) -> str:
+def sdpa_backend(attention: str, precision: str, gpu: Gpu | None, head_dim: int = 64) -> str:
     """The kernel that runs fused attention: plain SDPA takes cuDNN's from Hopper on, flash before it, and for fp32 the
     memory-efficient one (as measured on an H200 with torch 2.11; a dry run or a measurement says what really ran).
 
@@ -209,9 +209,10 @@ def sdpa_backend(attention: str, precision: str, gpu: Gpu | None) -> str:
         return "flex"
     if attention == "flash":
         return "triton"  # flopwise's own
-    if precision in ("fp32", "tf32"):
+    if precision in ("fp32", "tf32") or head_dim > _WIDEST_HEAD["sdpa-flash"]:
         return "efficient"
-    return "cudnn" if gpu is None or _major(gpu) in (9, 10) else "flash"
+    can = head_dim % 8 == 0 and head_dim <= _WIDEST_HEAD["sdpa-cudnn"]
+    return "cudnn" if can and (gpu is None or _major(gpu) in (9, 10)) else "flash"
 
 
 _WIDEST_HEAD = {"sdpa-flash": 256, "sdpa-cudnn": 128}

@@ -135,9 +135,10 @@ class AdamW(Optimizer):
     `max_grad_norm` clips by the norm over all parameters, as torch.nn.utils.clip_grad_norm_ does, while updating: the
     gradients themselves stay as they are; `grad_norm` is their norm before clipping.
 
-    `state_dtype=torch.bfloat16` halves the states' memory and is an approximation: m and v are rounded to nearest, and
-    with β₂ above 0.998 v hardly moves once it is within 2⁻⁸ / (1 − β₂) of the squares it averages. States are fp32
-    otherwise, for bf16 parameters too.
+    `state_dtype=torch.bfloat16` halves the states' memory and is an approximation: m and v are rounded to nearest. Give it
+    a β₂ of 0.99 or less, as in betas=(0.9, 0.95): with the default of 0.999 a step takes less from v than half of bf16's
+    last place, so that v never decays, and steps stay small after one large gradient. States are fp32 otherwise, for bf16
+    parameters too.
 
     `master=True` keeps an fp32 weight of every bf16 parameter: the parameter is its upper half, rounded to nearest, and the
     state holds the difference in 16 bits, so that small updates add up. fp32 parameters have no need of it.
@@ -174,6 +175,9 @@ class AdamW(Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch's, with what the group asks for checked."""
         _check_options({**self.defaults, **param_group})
+        whole = [name for name in ("max_grad_norm", "state_dtype", "master") if name in param_group]
+        if whole:
+            raise Unsupported(f"{whole[0]} is of the whole AdamW, not of one group of parameters: give it beside lr")
         super().add_param_group(param_group)
         if self.master and any(p.dtype == torch.float16 for p in self.param_groups[-1]["params"]):
             self.param_groups.pop()
@@ -190,10 +194,13 @@ class AdamW(Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Of this optimizer or of torch.optim.AdamW. torch would round the moments to the parameters' dtype."""
-        super().load_state_dict(state_dict)
         saved = [n for group in state_dict["param_groups"] for n in group["params"]]
         own = [p for group in self.param_groups for p in group["params"]]
+        _check_saved(state_dict, zip(saved, own, strict=False))
+        super().load_state_dict(state_dict)
         for number, p in zip(saved, own, strict=True):
+            if isinstance(self.state.get(p, {}).get("step"), Tensor):
+                self.state[p]["step"] = self.state[p]["step"].clone()  # torch takes it as it is: both would count it
             for name in ("exp_avg", "exp_avg_sq", LOW):
                 if name in state_dict["state"].get(number, {}):
                     kept = state_dict["state"][number][name]
@@ -321,6 +328,18 @@ def _check_options(group: dict[str, Any]) -> None:
     for name in ("eps", "weight_decay"):
         if not group[name] >= 0:
             raise ValueError(f"{name} must be at least 0, got {group[name]}")
+
+
+def _check_saved(state_dict: dict[str, Any], pairs: Iterable[tuple[int, Tensor]]) -> None:
+    """What torch would load without a word: another algorithm's states, or those of other parameters."""
+    if any(group.get("decoupled_weight_decay") is False for group in state_dict["param_groups"]):
+        raise Unsupported(
+            "this is the state of torch.optim.Adam, whose decay goes through the moments: AdamW's is needed"
+        )
+    for number, p in pairs:
+        for name, kept in state_dict["state"].get(number, {}).items():
+            if name in ("exp_avg", "exp_avg_sq", LOW) and kept.shape != p.shape:
+                raise ValueError(f"{name} of parameter {number} is {list(kept.shape)}, the parameter {list(p.shape)}")
 
 
 def _dense(p: Tensor) -> bool:

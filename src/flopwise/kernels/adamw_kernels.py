@@ -4,6 +4,7 @@ A step is two launches, three with clipping: the norm, a one-program kernel that
 into each tensor's coefficients, and the update. The update finds its tensors through a table of addresses in device memory.
 """
 
+import ctypes
 import itertools
 import math
 from collections.abc import Iterator
@@ -88,16 +89,21 @@ def _adamw_prepare_kernel(
     norm,
     grad_scale,
     found_inf,
-    LN_BETA1: tl.constexpr,
-    LN_BETA2: tl.constexpr,
+    ln_beta1,
+    ln_beta1_rest,
+    ln_beta2,
+    ln_beta2_rest,
     LR_ON_DEVICE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """One program. Counts each tensor's step and writes its row of coefficients: lr/(1 − β₁ᵗ), 1/√(1 − β₂ᵗ),
     1 − lr · decay, and what gradients are multiplied by. The corrections are differences of nearly equal numbers in
-    the first steps, hence fp64.
+    the first steps, hence fp64: ln β arrives as a sum of two fp32 numbers, since Triton hands over no wider ones. As
+    constants they would compile the kernel anew for every β, and some schedules change β at every step.
     """
     lanes = tl.arange(0, BLOCK)
+    log1 = tl.cast(ln_beta1, tl.float64) + ln_beta1_rest
+    log2 = tl.cast(ln_beta2, tl.float64) + ln_beta2_rest
     factor = 1.0
     if grad_scale is not None:
         factor = 1.0 / tl.load(grad_scale).to(tl.float32)
@@ -121,8 +127,8 @@ def _adamw_prepare_kernel(
         step = tl.load(steps + tensor, mask=mask, other=1.0) + counted
         tl.store(steps + tensor, step, mask=mask)
         wide = step.to(tl.float64)
-        correction1 = 1.0 - tl.exp(wide * LN_BETA1)
-        correction2 = 1.0 - tl.exp(wide * LN_BETA2)
+        correction1 = 1.0 - tl.exp(wide * log1)
+        correction2 = 1.0 - tl.exp(wide * log2)
         row = coefficients + tensor * 4
         tl.store(row, (rate / correction1).to(tl.float32), mask=mask)
         tl.store(row + 1, (1.0 / tl.sqrt(correction2)).to(tl.float32), mask=mask)
@@ -317,8 +323,7 @@ class Bucket:
         _adamw_prepare_kernel[(1,)](
             self.steps, self.coefficients, len(self.params), lr if on_device else float(lr),
             float(self.group["weight_decay"]), partials, 0 if partials is None else len(partials), float(max_norm), norm,
-            scale, inf, LN_BETA1=_log(beta1), LN_BETA2=_log(beta2), LR_ON_DEVICE=on_device, BLOCK=PREPARE_BLOCK,
-            num_warps=WARPS,
+            scale, inf, *_log(beta1), *_log(beta2), LR_ON_DEVICE=on_device, BLOCK=PREPARE_BLOCK, num_warps=WARPS,
         )  # fmt: skip
         _adamw_update_kernel[(self.blocks,)](
             self.table, self.gradients, self.block_tensor, self.coefficients, inf, 1 - beta1, beta2, 1 - beta2,
@@ -328,8 +333,11 @@ class Bucket:
         self._copies = []  # what the stream allocates next comes after the launch
 
 
-def _log(beta: float) -> float:
-    return math.log(max(beta, 1e-300))  # of 0: its powers vanish all the same
+def _log(beta: float) -> tuple[float, float]:
+    """ln β as an fp32 number and the rest of it."""
+    logarithm = math.log(max(beta, 1e-300))  # of 0: its powers vanish all the same
+    high = ctypes.c_float(logarithm).value
+    return high, logarithm - high
 
 
 def as_scalar(step: Tensor | float, device: torch.device) -> Tensor:
@@ -361,6 +369,6 @@ def cases() -> Iterator[Case]:
     yield Case("adamw norm fp32", _adamw_norm_kernel, {**tables, "blocks": "i32", "partials": "*fp32"}, fixed, WARPS)
     prepare = {"steps": "*fp32", "coefficients": "*fp32", "tensors": "i32", "lr": "fp32", "weight_decay": "fp32"}
     clip = {"partials": "*fp32", "n_partials": "i32", "max_norm": "fp32", "norm": "*fp32"}
-    logs = {"LN_BETA1": _log(0.9), "LN_BETA2": _log(0.999), "LR_ON_DEVICE": False, "BLOCK": PREPARE_BLOCK}
-    absent = {"grad_scale": None, "found_inf": None}
-    yield Case("adamw prepare", _adamw_prepare_kernel, {**prepare, **clip}, {**logs, **absent}, WARPS)
+    logs = dict.fromkeys(("ln_beta1", "ln_beta1_rest", "ln_beta2", "ln_beta2_rest"), "fp32")
+    fixed = {"LR_ON_DEVICE": False, "BLOCK": PREPARE_BLOCK, "grad_scale": None, "found_inf": None}
+    yield Case("adamw prepare", _adamw_prepare_kernel, {**prepare, **clip, **logs}, fixed, WARPS)

@@ -165,6 +165,8 @@ def check(q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int | None = No
         raise Unsupported(
             f"flash attention with window {window}, causal {causal}: a window is causal and a whole number from 1"
         )
+    if torch.is_grad_enabled() and getattr(scale, "requires_grad", False):  # a tensor would pass for a number
+        raise Unsupported("flash attention has no gradient for its scale: multiply q by it and give scale=1.0")
     if scale is not None and not 0 < scale < math.inf:
         raise Unsupported(f"flash attention with scale {scale}: the scale is positive and finite")
 

@@ -22,6 +22,7 @@ from flopwise.kernels.attention_tiles import (
     dot,
     dot_add,
     key_ranges,
+    lined_up,
     load_tile,
     padded,
     seen,
@@ -347,7 +348,10 @@ def launch_backward(
     grads = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     if not q.numel() or not k.numel():
         return grads[0].zero_(), grads[1].zero_(), grads[2].zero_()
-    saved = Saved(unit_stride(grad), q, k, v, logsumexp.contiguous(), torch.empty_like(logsumexp))
+    dkdv = dkdv or choose(DKDV, q, k.shape[2])
+    dq = dq or choose(DQ, q, k.shape[2])
+    grad, q, k, v = (lined_up(x, dkdv) for x in (unit_stride(grad), q, k, v))
+    saved = Saved(grad, q, k, v, logsumexp.contiguous(), torch.empty_like(logsumexp))
     delta_call(saved, unit_stride(output)).launch()
     dkdv_call(saved, grads[1], grads[2], problem, dkdv).launch()
     dq_call(saved, grads[0], problem, dq).launch()
@@ -364,13 +368,11 @@ def delta_call(saved: Saved, output: Tensor) -> Call:
     return Call(_flash_delta_kernel, grid, (output, saved.grad, saved.delta, *strides, length), constants)
 
 
-def dkdv_call(saved: Saved, dk: Tensor, dv: Tensor, problem: Problem, config: Config | None) -> Call:
+def dkdv_call(saved: Saved, dk: Tensor, dv: Tensor, problem: Problem, config: Config) -> Call:
     """The launch that writes dk and dv, not yet made."""
     q, k = saved.q, saved.k
-    aligned = tma_ready(saved.grad, q, k, saved.v)
     grouped = q.shape[1] != k.shape[1]
-    config = config or choose(DKDV, q, k.shape[2], aligned)
-    tma = config.tma and aligned
+    tma = config.tma and tma_ready(saved.grad, q, k, saved.v)
     arguments = *saved.arguments(config.block_m, config.block_n, tma), dk, dv
     strides = *saved.strides(), *dk.stride()[:3], *dv.stride()[:3]
     tail = problem.window is not None or q.shape[2] % config.block_m != 0
@@ -383,12 +385,10 @@ def dkdv_call(saved: Saved, dk: Tensor, dv: Tensor, problem: Problem, config: Co
     return Call(_flash_dkdv_kernel, grid, (*arguments, *strides, *saved.numbers(problem)), options)
 
 
-def dq_call(saved: Saved, dq: Tensor, problem: Problem, config: Config | None) -> Call:
+def dq_call(saved: Saved, dq: Tensor, problem: Problem, config: Config) -> Call:
     """The launch that writes dq, not yet made."""
     q, k = saved.q, saved.k
-    aligned = tma_ready(saved.grad, q, k, saved.v)
-    config = config or choose(DQ, q, k.shape[2], aligned)
-    tma = config.tma and aligned
+    tma = config.tma and tma_ready(saved.grad, q, k, saved.v)
     arguments = *saved.arguments(config.block_m, config.block_n, tma), dq
     tail = problem.causal or k.shape[2] % config.block_n != 0
     options = problem.constants | {"TAIL": tail} | config.options(q, tma)

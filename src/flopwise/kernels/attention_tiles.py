@@ -146,18 +146,15 @@ class Call(NamedTuple):
 Table = dict[tuple[int, int], Config]  # by architecture (80, 90: it and later ones) and padded head dimension
 
 
-def choose(table: Table, q: Tensor, key_length: int, aligned: bool = True) -> Config:
-    """The tiles for these tensors: short sequences take small ones, fp32 those whose products fit the registers.
-
-    Addresses of its own cost a kernel registers: where the copy engine cannot serve, the older chip's tiles fit.
-    """
+def choose(table: Table, q: Tensor, key_length: int) -> Config:
+    """The tiles for these tensors: short sequences take small ones, fp32 those whose products fit the registers."""
     block_d = padded(q.shape[-1])
     if q.dtype == torch.float32:
-        return EXACT[block_d]
+        return exact(block_d, architecture(q))
     longest = max(q.shape[2], key_length)
     if longest <= 64 and block_d <= 128:
         return SHORTEST if longest <= 16 else SHORT
-    chip = max(80, architecture(q)) if aligned else 80
+    chip = max(80, architecture(q))
     return next(
         table[arch, max(64, block_d)] for arch in (100, 90, 80) if arch <= chip and (arch, max(64, block_d)) in table
     )
@@ -166,6 +163,11 @@ def choose(table: Table, q: Tensor, key_length: int, aligned: bool = True) -> Co
 SHORTEST, SHORT = Config(16, 16, 4, 2), Config(32, 32, 4, 2)  # sequences of up to 16, up to 64
 # fp32 products without TF32 run on the ordinary cores, from registers: all three kernels take the same small tiles.
 EXACT = {16: Config(32, 32, 8, 2), 32: Config(32, 32, 8, 2), 64: Config(32, 32, 8, 2), 128: Config(16, 16, 8, 2)}
+
+
+def exact(block_d: int, arch: int) -> Config:
+    """The tiles of fp32; on sm_100 those of narrow heads would spill."""
+    return Config(16, 32, 8, 2) if arch >= 100 and block_d <= 32 else EXACT[block_d]
 
 
 class Problem(NamedTuple):
@@ -220,9 +222,33 @@ def tile_of(x: Tensor, rows: int, block_d: int, tma: bool) -> Any:
     return TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, rows, block_d]) if tma else x
 
 
+def lined_up(x: Tensor, config: Config) -> Tensor:
+    """x, whose last stride is 1, or a copy of it whose rows all start on multiples of 16 elements.
+
+    Else every element would be loaded by itself, from an address of its own: slower by far than a copy, and more
+    registers than the tiles leave.
+    """
+    whole = x.data_ptr() % 16 == 0 and all(stride % 16 == 0 for stride in x.stride()[:-1])
+    if tma_ready(x) if config.tma else whole:
+        return x
+    head_dim = x.shape[-1]
+    rows = x.new_empty(*x.shape[:-1], -(-head_dim // 16) * 16)
+    return rows[..., :head_dim].copy_(x)
+
+
 def unit_stride(x: Tensor) -> Tensor:
     """The kernels read the head dimension in one piece; the other strides may be any."""
     return x if x.stride(-1) == 1 else x.contiguous()
+
+
+# Bytes a thread that are spilled and stay: two to four registers; and 58 where the rows of dK and dV start off multiples of
+# 16 elements, which takes an address for every element that is stored. More than these is a fault.
+SPILLS = {
+    ("flash dK/dV bf16 d64 128x64 grouped window", 90): 8,
+    ("flash dK/dV bf16 d256 16x64 grouped window", 90): 8,
+    ("flash dK/dV bf16 d256 16x64 grouped window", 100): 16,
+    ("flash dK/dV bf16 d248 16x64 grouped window odd", 90): 232,
+}
 
 
 def case(
@@ -233,11 +259,13 @@ def case(
     head_dim: int,
     archs: tuple[int, ...],
     grouped: bool = False,
+    odd: bool = False,
     **extra: Any,
 ) -> Case:
-    """A kernel as it is shipped, causal, of a length that is a multiple of 16: what `resources` compiles.
+    """A kernel as it is shipped, causal unless `extra` says else: what `resources` compiles.
 
     One query head to a key head is a number that is compiled in, as Triton does with every 1; `grouped` is any other.
+    `odd`: lengths and the strides of what is written are no multiples of 16; what is read is lined up.
     """
     block_d = padded(head_dim)
     constants = {
@@ -245,6 +273,8 @@ def case(
         "CAUSAL": True, "WINDOW": False, "TAIL": True, "INTERPRET": False, "PRECISION": "tf32",
         "LATE": config.late and not grouped, "GROUPED": grouped, **({} if grouped else {"group": 1}), **extra,
     }  # fmt: skip
+    title = f"{name} {dtype} d{head_dim} {config.block_m}x{config.block_n}{' grouped' if grouped else ''}"
+    title += f"{' window' if constants['WINDOW'] else '' if constants['CAUSAL'] else ' full'}{' odd' if odd else ''}"
     constants = {key: value for key, value in constants.items() if key in kernel.arg_names}
     rows = {"q_in": config.block_m, "g_in": config.block_m, "k_in": config.block_n, "v_in": config.block_n}
     signature = {}
@@ -258,22 +288,34 @@ def case(
         else:
             signature[argument] = "fp32" if argument == "scale" else "i32"
     whole = tuple(a for a in signature if a.endswith(("_b", "_h", "_t", "_length")))
-    title = f"{name} {dtype} d{head_dim} {config.block_m}x{config.block_n}{' grouped' if grouped else ''}"
-    return Case(title, kernel, signature, constants, config.warps, config.stages, whole, archs)
+    if odd:
+        whole = tuple(a for a in whole if a[:2] in ("q_", "k_", "v_", "g_"))
+    known = {arch: SPILLS.get((title, arch), 0) for arch in archs}
+    return Case(title, kernel, signature, constants, config.warps, config.stages, whole, archs, known)
 
 
 def shipped(name: str, kernel: Any, table: Table) -> Iterator[Case]:
-    """A kernel's bf16 table, and fp32 in its widest; that without tensor cores, so that newer chips have no code of its own.
+    """Every tile in bf16 where it is chosen: with what takes the most registers, a window over grouped heads of odd lengths
+    and a head dimension that is padded; and causal, on sm_80 for one head dimension alone, since each takes seconds.
 
-    Of the rest not every pair, but each at least once: fp16, grouped heads, a head dimension that is padded, a narrow one,
-    the tiles of short sequences. dK and dV of grouped heads have a loop of their own: these are compiled for each tile.
+    Of the rest not every pair, but each at least once: fp16, no mask, a narrow head dimension, the tiles of short sequences
+    and of fp32. dK and dV of grouped heads have a loop of their own: from sm_90 on each tile is compiled with and without a
+    window.
     """
+    by_group = "GROUPED" in kernel.arg_names
     for (arch, head_dim), config in table.items():
-        newer = arch == 90 and (100, head_dim) not in table
-        yield case(name, kernel, config, "bf16", head_dim, (90, 100) if newer else (arch,))
-        if head_dim == 128 or "GROUPED" in kernel.arg_names:
+        archs = (90, 100) if arch == 90 and (100, head_dim) not in table else (arch,)
+        yield case(name, kernel, config, "bf16", head_dim - 8, archs, grouped=True, odd=True, WINDOW=True)
+        if arch > 80 or head_dim == 128:
+            yield case(name, kernel, config, "bf16", head_dim, archs)
+        if by_group and arch > 80:
             yield case(name, kernel, config, "fp16", 80 if head_dim == 128 else head_dim, (arch,), grouped=True)
+        if head_dim != 128 and by_group and arch > 80:
+            yield case(name, kernel, config, "bf16", head_dim, archs, grouped=True, WINDOW=True)
     yield case(name, kernel, table[90, 64], "fp16", 32, (90,))
+    yield case(name, kernel, table[90, 128], "bf16", 128, (90,), CAUSAL=False)
     yield case(name, kernel, SHORTEST, "bf16", 80, (90,))
-    yield case(name, kernel, SHORT, "fp16", 128, (90,), grouped=True)
-    yield case(name, kernel, EXACT[128], "fp32", 128, (80,), PRECISION="ieee")
+    yield case(name, kernel, SHORT, "bf16", 100, (90, 100), grouped=True, odd=True, WINDOW=True)
+    for arch, head_dim in ((80, 128), (100, 32)):
+        config = exact(head_dim, arch)
+        yield case(name, kernel, config, "fp32", head_dim - 8, (arch,), True, True, WINDOW=True, PRECISION="ieee")

@@ -28,6 +28,7 @@ from flopwise.kernels.attention_tiles import (
     dot,
     dot_add,
     key_ranges,
+    lined_up,
     load_tile,
     padded,
     seen,
@@ -37,7 +38,7 @@ from flopwise.kernels.attention_tiles import (
     tma_ready,
     unit_stride,
 )
-from flopwise.kernels.dispatch import runs_triton
+from flopwise.kernels.dispatch import GRID, autocast_dtype, runs_triton
 from flopwise.kernels.resources import Case
 
 _LN2 = tl.constexpr(1 / LOG2E)
@@ -138,20 +139,19 @@ def launch_forward(
         return output, logsumexp
     if not k.shape[2]:
         return output.zero_(), logsumexp.fill_(float("-inf"))
+    config = config or choose(FORWARD, q, k.shape[2])
+    q, k, v = (lined_up(unit_stride(x), config) for x in (q, k, v))
     forward_call(q, k, v, output, logsumexp, problem, config).launch()
     return output, logsumexp
 
 
 def forward_call(
-    q: Tensor, k: Tensor, v: Tensor, output: Tensor, logsumexp: Tensor, problem: Problem, config: Config | None
+    q: Tensor, k: Tensor, v: Tensor, output: Tensor, logsumexp: Tensor, problem: Problem, config: Config
 ) -> Call:
-    """The kernel's launch, not yet made."""
-    q, k, v = unit_stride(q), unit_stride(k), unit_stride(v)
+    """The kernel's launch, not yet made; the last stride of all is 1."""
     batch, heads, length, head_dim = q.shape
     block_d = padded(head_dim)
-    aligned = tma_ready(q, k, v)
-    config = config or choose(FORWARD, q, k.shape[2], aligned)
-    tma = config.tma and aligned
+    tma = config.tma and tma_ready(q, k, v)
     arguments = (
         tile_of(q, config.block_m, block_d, tma),
         tile_of(k, config.block_n, block_d, tma),
@@ -292,8 +292,9 @@ def flash_attention(
     >>> flash_attention(q, k, k, causal=True).shape
     torch.Size([2, 4, 7, 16])
     """
-    if torch.is_autocast_enabled(q.device.type) and q.dtype != torch.float64:
-        q, k, v = (x.to(torch.get_autocast_dtype(q.device.type)) for x in (q, k, v))
+    narrow = autocast_dtype(q)
+    if narrow is not None:
+        q, k, v = q.to(narrow), k.to(narrow), v.to(narrow)
     check_kernels(q, k, v, causal, window, scale)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     if q.dim() == 4:
@@ -311,6 +312,8 @@ def check_kernels(
     largest = 128 if q.dtype == torch.float32 else 256  # what fits a block's registers
     if q.shape[-1] > largest and q.dtype != torch.float64 and runs_triton(q):
         raise Unsupported(f"flash attention with head dimension {q.shape[-1]} in {q.dtype}: at most {largest}")
+    if max(with_heads(q).shape[:2]) > GRID and runs_triton(q):
+        raise Unsupported(f"flash attention of q {list(q.shape)}: at most {GRID} sequences and heads at a time")
 
 
 def cases() -> Iterator[Case]:

@@ -36,38 +36,39 @@ from flopwise.kernels.cross_entropy_rows import (
     losses_and_errors,
     row_reference,
 )
-from flopwise.kernels.dispatch import require, require_float, runs_triton
+from flopwise.kernels.dispatch import autocast_dtype, require, require_float, runs_triton, wide
 
 CHUNK_BYTES = 256 * 2**20  # of logits: 1024 rows of a vocabulary of 128k in bf16, enough to fill a GPU with tiles
 NARROW_CHUNKS = 8
 
 
 def cross_entropy_reference(logits: Tensor, targets: Tensor) -> Tensor:
-    """The definition: mean of log Σ exp(z) − z_t over rows that are not ignored, in fp32.
+    """The definition: mean of log Σ exp(z) − z_t over rows that are not ignored, in fp32 at least.
 
     >>> cross_entropy_reference(torch.zeros(3, 8), torch.tensor([0, 5, -100]))  # ln 8
     tensor(2.0794)
     """
-    return F.cross_entropy(logits.float().flatten(0, -2), targets.flatten(), ignore_index=IGNORED)
+    return F.cross_entropy(logits.to(wide(logits.dtype)).flatten(0, -2), targets.flatten(), ignore_index=IGNORED)
 
 
 @torch.library.custom_op("flopwise::cross_entropy", mutates_args=())
 def _cross_entropy(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """logits [N, V], targets [N] -> the mean loss, each row's normalizers, and 1 / (rows that count)."""
-    losses = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
-    normalizers = torch.empty(len(logits), 2, dtype=torch.float32, device=logits.device)
+    exact = wide(logits.dtype)
+    losses = torch.empty(len(logits), dtype=exact, device=logits.device)
+    normalizers = torch.empty(len(logits), 2, dtype=exact, device=logits.device)
     if len(logits):
         losses_and_errors(logits, targets, losses, None, normalizers)
-    share = (targets != IGNORED).sum().float().reciprocal()
+    share = (targets != IGNORED).sum().to(exact).reciprocal()
     return losses.sum() * share, normalizers, share
 
 
 @_cross_entropy.register_fake
 def _(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return (
-        logits.new_empty((), dtype=torch.float32),
-        logits.new_empty((len(logits), 2), dtype=torch.float32),
-        logits.new_empty((), dtype=torch.float32),
+        logits.new_empty((), dtype=wide(logits.dtype)),
+        logits.new_empty((len(logits), 2), dtype=wide(logits.dtype)),
+        logits.new_empty((), dtype=wide(logits.dtype)),
     )
 
 
@@ -102,7 +103,7 @@ def _cross_entropy_gradient(ctx: Any, upstream: Tensor | None, *_: Any) -> tuple
     if upstream is None:
         return None, None
     logits, targets, normalizers, share = ctx.saved_tensors
-    return _cross_entropy_backward(logits, targets, normalizers, upstream.float() * share), None
+    return _cross_entropy_backward(logits, targets, normalizers, upstream.to(share.dtype) * share), None
 
 
 _cross_entropy.register_autograd(_cross_entropy_gradient, setup_context=_cross_entropy_context)
@@ -112,7 +113,7 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     """Mean cross entropy of logits [..., V] against targets [...] in fp32: no fp32 copy of the logits is made.
 
     Rows whose target is −100 do not count. Any other target that is no word raises on the CPU; on a GPU, which nothing
-    is read back from, the loss and the row's gradient are NaN.
+    is read back from, the loss and the row's gradient are NaN. float64, on the CPU, is computed in float64.
     """
     _check(logits, targets)
     require_float("cross entropy", logits, beside=(targets,))
@@ -138,11 +139,13 @@ def _linear_cross_entropy(
     device, tokens = rows.device, len(rows)
     grad_rows = torch.empty(rows.shape if row_gradient else (0,), dtype=rows.dtype, device=device)
     grad_weight = torch.empty(weight.shape if weight_gradient else (0,), dtype=_sum_dtype(weight.dtype), device=device)
-    share = (targets != IGNORED).sum().float().reciprocal()
-    rest = share if dtype == torch.float16 else torch.ones_like(share)
+    counted = (targets != IGNORED).sum().to(wide(dtype))
+    share = counted.reciprocal()
+    # Where no row counts the gradients are 0, which times 1 / 0 would be NaN.
+    rest = counted.clamp(min=1).reciprocal() if dtype == torch.float16 else torch.ones_like(share)
     factor = torch.ones_like(share) if dtype == torch.float16 else share
     with torch.autocast(device.type, enabled=False):
-        narrow, losses = weight.to(dtype), torch.empty(tokens, dtype=torch.float32, device=device)
+        narrow, losses = weight.to(dtype), torch.empty(tokens, dtype=wide(dtype), device=device)
         vocabulary = len(weight)
         aligned = -(-vocabulary // 16) * 16  # rows that start on 32 bytes: cuBLAS and the kernel want them so
         space = torch.empty(min(chunk, tokens), aligned, dtype=dtype, device=device)
@@ -187,10 +190,10 @@ def _(
     weight_gradient: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return (
-        rows.new_empty((), dtype=torch.float32),
+        rows.new_empty((), dtype=wide(dtype)),
         rows.new_empty(rows.shape if row_gradient else (0,)),
         weight.new_empty(weight.shape if weight_gradient else (0,), dtype=_sum_dtype(weight.dtype)),
-        rows.new_empty((), dtype=torch.float32),
+        rows.new_empty((), dtype=wide(dtype)),
     )
 
 
@@ -198,7 +201,7 @@ def _(
 def _scale(x: Tensor, factor: Tensor) -> None:
     """x ← x · factor, in fp32 and in place; the factor is a 0-dim tensor."""
     if not runs_triton(x):
-        x.copy_(x.float() * factor)
+        x.copy_(x.to(wide(x.dtype)) * factor)
     elif x.numel():
         blocks = triton.cdiv(x.numel(), SCALE_BLOCK)
         _loss_scale_kernel[(min(blocks, SCALE_PROGRAMS),)](x, factor, x.numel(), BLOCK=SCALE_BLOCK, num_warps=8)
@@ -213,11 +216,18 @@ def _linear_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...
 
 
 def _linear_gradient(ctx: Any, upstream: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
-    """In place, so that there is never a second copy of ∂W: a second backward pass through the same loss is refused."""
+    """In place, so that there is never a second copy of ∂W: a second backward pass through the same loss is refused.
+
+    So is a graph of this one: the gradients were made in the forward pass, and nothing here leads back to what they are of.
+    """
+    if torch.is_grad_enabled():
+        raise Unsupported(
+            "linear_cross_entropy has no second derivative: for create_graph=True take F.cross_entropy of full logits"
+        )
     if upstream is None:
         return (None,) * 7
     *gradients, rest = ctx.saved_tensors
-    factor = upstream.float() * rest
+    factor = upstream.to(rest.dtype) * rest
     found: list[Tensor | None] = []
     for gradient, wanted, dtype in zip(gradients, ctx.wanted, ctx.dtypes, strict=True):
         if wanted:
@@ -253,14 +263,15 @@ def chunk_rows(tokens: int, vocabulary: int, dtype: torch.dtype, narrow_sum: boo
 def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, chunk_tokens: int | None = None) -> Tensor:
     """Mean cross entropy of hidden [..., D] through the head's weight [V, D] against targets [...], in fp32.
 
-    Only `chunk_tokens` rows of logits exist at a time. Under autocast the matmuls run in its dtype, as F.linear's would.
+    Only `chunk_tokens` rows of logits exist at a time. Under autocast the matmuls run in its dtype, as F.linear's would;
+    float64, on the CPU, is computed in float64.
 
     >>> linear_cross_entropy(torch.ones(2, 3, 4), torch.zeros(8, 4), torch.zeros(2, 3, dtype=torch.long))  # ln 8
     tensor(2.0794)
     """
-    kind = hidden.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
-    if dtype != weight.dtype and not torch.is_autocast_enabled(kind):
+    narrow = autocast_dtype(hidden)
+    dtype = hidden.dtype if narrow is None else narrow
+    if dtype != weight.dtype and narrow is None:
         raise Unsupported(f"hidden is {hidden.dtype} and weight {weight.dtype}: without autocast they must be the same")
     _check(hidden, targets)
     require_float("cross entropy", hidden, weight, beside=(targets,))

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from flopwise.kernels.dispatch import runs_triton
+from flopwise.kernels.dispatch import runs_triton, wide
 from flopwise.kernels.resources import Case
 
 IGNORED = -100  # F.cross_entropy's ignore_index
@@ -25,10 +25,10 @@ def row_reference(logits: Tensor, targets: Tensor, factor: Tensor | float) -> tu
     unknown = targets[kept & ((targets < 0) | (targets >= logits.shape[1]))]
     if len(unknown):
         raise ValueError(f"target {int(unknown[0])} is none of {logits.shape[1]} classes; what is ignored is {IGNORED}")
-    log_probabilities = F.log_softmax(logits.float(), -1)
+    log_probabilities = F.log_softmax(logits.to(wide(logits.dtype)), -1)
     index = torch.where(kept, targets, 0).long()[:, None]
     losses = torch.where(kept, -log_probabilities.gather(1, index)[:, 0], 0.0)
-    errors = log_probabilities.exp_().scatter_add_(1, index, torch.full_like(index, -1, dtype=torch.float32))
+    errors = log_probabilities.exp_().scatter_add_(1, index, torch.full_like(index, -1, dtype=log_probabilities.dtype))
     return losses, torch.where(kept[:, None], errors * factor, 0.0).to(logits.dtype)
 
 
@@ -161,9 +161,10 @@ def losses_and_errors(
         if factor is not None:
             logits.copy_(errors)
         if normalizers is not None:
-            largest = logits.float().amax(-1, keepdim=True)
+            exact = logits.to(wide(logits.dtype))
+            largest = exact.amax(-1, keepdim=True)
             normalizers[:, :1] = largest
-            normalizers[:, 1] = torch.exp(logits.float() - largest).sum(-1).log2()
+            normalizers[:, 1] = torch.exp(exact - largest).sum(-1).log2()
         return
     lanes, vector, warps = _row_config(logits.shape[1], logits.element_size())
     _cross_entropy_row_kernel[(len(logits),)](

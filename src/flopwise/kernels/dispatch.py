@@ -7,16 +7,35 @@ from torch import Tensor
 
 from flopwise.errors import FlopwiseError, Unsupported
 
+GRID = 65535  # programs that a launch takes along its second and third axis
 FLOATS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
 def runs_triton(x: Tensor) -> bool:
-    """A kernel runs on CUDA tensors; on the CPU only in Triton's interpreter (TRITON_INTERPRET=1), for tests."""
+    """A kernel runs on CUDA tensors; on the CPU only in Triton's interpreter (TRITON_INTERPRET=1), for tests.
+
+    None computes in float64: that is the references' alone.
+    """
+    if x.dtype == torch.float64:
+        return False
     if x.is_cuda:
         return True
     import triton  # here: the definitions, which are checked by this module too, do without it
 
     return bool(triton.knobs.runtime.interpret)
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """What the references compute in: fp32, or float64 for float64."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def autocast_dtype(x: Tensor) -> torch.dtype | None:
+    """What autocast would make of x for a matmul; None where it is off. float64 it leaves alone, meta it does not know."""
+    kind = x.device.type
+    if x.dtype == torch.float64 or kind == "meta" or not torch.is_autocast_enabled(kind):
+        return None
+    return torch.get_autocast_dtype(kind)
 
 
 def require_float(operation: str, *tensors: Tensor, beside: tuple[Tensor, ...] = ()) -> None:

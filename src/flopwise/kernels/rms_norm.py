@@ -21,6 +21,7 @@ from flopwise.kernels.dispatch import (
     row_order,
     runs_triton,
     to_rows,
+    wide,
 )
 from flopwise.kernels.resources import Case
 
@@ -34,14 +35,14 @@ STAGES, NARROW_STAGES = 2, 3  # tiles in flight there, of fp32 and of 16 bits: t
 
 
 def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x²) + eps) · weight, in fp32, cast back.
+    """x / sqrt(mean(x²) + eps) · weight, in fp32 at least, cast back.
 
     >>> rms_norm_reference(torch.tensor([3.0, 4.0]), torch.tensor([1.0, 2.0]), 0.0)
     tensor([0.8485, 2.2627])
     """
-    wide = x.float()
-    inverse_rms = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-    return (wide * inverse_rms * weight).to(x.dtype)
+    exact = x.to(wide(x.dtype))
+    inverse_rms = torch.rsqrt(exact.pow(2).mean(-1, keepdim=True) + eps)
+    return (exact * inverse_rms * weight).to(x.dtype)
 
 
 def add_rms_norm_reference(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -54,12 +55,13 @@ def rms_norm_backward_reference(
     dy: Tensor, dtotal: Tensor | None, x: Tensor, weight: Tensor, inverse: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Of rows: n = x r (r = 1/rms), g = dy · weight; dx = r (g − n · mean(g n)) + dtotal, dweight = Σ_rows dy n."""
-    normed = x.float() * inverse[:, None]
-    g = dy.float() * weight.float()
+    exact = wide(x.dtype)
+    normed = x.to(exact) * inverse[:, None]
+    g = dy.to(exact) * weight.to(exact)
     dx = inverse[:, None] * (g - normed * (g * normed).mean(-1, keepdim=True))
     if dtotal is not None:
-        dx = dx + dtotal.float()
-    return dx.to(x.dtype), (dy.float() * normed).sum(0).to(weight.dtype)
+        dx = dx + dtotal.to(exact)
+    return dx.to(x.dtype), (dy.to(exact) * normed).sum(0).to(weight.dtype)
 
 
 def _shape(columns: int, of_warp: int) -> tuple[int, int, int]:
@@ -254,13 +256,13 @@ def _backward(dy: Tensor, dtotal: Tensor | None, x: Tensor, weight: Tensor, inve
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     order = row_order(x)
     if not x.numel():
-        return _empty(x, x.dtype, order), x.new_empty(math.prod(x.shape[:-1]), dtype=torch.float32)
+        return _empty(x, x.dtype, order), x.new_empty(math.prod(x.shape[:-1]), dtype=wide(x.dtype))
     rows = to_rows(x, order)
     if runs_triton(x):
         y, _, inverse = _forward(rows, None, weight.contiguous(), eps)
     else:
         y = rms_norm_reference(rows, weight, eps).contiguous()
-        inverse = torch.rsqrt(rows.float().pow(2).mean(-1) + eps)
+        inverse = torch.rsqrt(rows.to(wide(x.dtype)).pow(2).mean(-1) + eps)
     return from_rows(y, x, order), inverse
 
 
@@ -268,14 +270,14 @@ def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
 def _add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     order, dtype = row_order(x), torch.promote_types(x.dtype, residual.dtype)
     if not x.numel():
-        inverse = x.new_empty(math.prod(x.shape[:-1]), dtype=torch.float32)
+        inverse = x.new_empty(math.prod(x.shape[:-1]), dtype=wide(dtype))
         return _empty(x, dtype, order), _empty(x, dtype, order), inverse
     rows, others = to_rows(x, order), to_rows(residual, order)
     if runs_triton(x):
         y, total, inverse = _forward(rows, others, weight.contiguous(), eps)
     else:
         y, total = (t.contiguous() for t in add_rms_norm_reference(rows, others, weight, eps))
-        inverse = torch.rsqrt(total.float().pow(2).mean(-1) + eps)
+        inverse = torch.rsqrt(total.to(wide(dtype)).pow(2).mean(-1) + eps)
     return from_rows(y, x, order), from_rows(total, x, order), inverse
 
 
@@ -299,13 +301,13 @@ def _empty(x: Tensor, dtype: torch.dtype, order: tuple[int, ...]) -> Tensor:
 
 @_rms_norm.register_fake
 def _(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    return _empty(x, x.dtype, row_order(x)), x.new_empty(math.prod(x.shape[:-1]), dtype=torch.float32)
+    return _empty(x, x.dtype, row_order(x)), x.new_empty(math.prod(x.shape[:-1]), dtype=wide(x.dtype))
 
 
 @_add_rms_norm.register_fake
 def _(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     order, dtype = row_order(x), torch.promote_types(x.dtype, residual.dtype)
-    inverse = x.new_empty(math.prod(x.shape[:-1]), dtype=torch.float32)
+    inverse = x.new_empty(math.prod(x.shape[:-1]), dtype=wide(dtype))
     return _empty(x, dtype, order), _empty(x, dtype, order), inverse
 
 

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from flopwise.kernels.dispatch import from_rows, require, require_float, row_order, runs_triton
+from flopwise.kernels.dispatch import GRID, from_rows, require, require_float, row_order, runs_triton
 from flopwise.kernels.resources import Case
 
 TILE, WARPS = 512, 4  # pairs that a program turns, 4 a thread
@@ -154,6 +154,10 @@ def _check(x: Tensor, cos: Tensor, sin: Tensor) -> None:
     fits = cos.shape == sin.shape == (x.shape[2], x.shape[3] // 2) and cos.dtype == sin.dtype == torch.float32
     told = f"cos {list(cos.shape)} {cos.dtype} and sin {list(sin.shape)} {sin.dtype}"
     require(fits, f"the angles do not fit x {list(x.shape)}: they are [T, D/2] each in fp32, not {told}")
+    learned = torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad)
+    fits = max(x.shape[:2]) <= GRID or not runs_triton(x)
+    require(fits, f"rope of {list(x.shape)}: the kernel takes at most {GRID} sequences and heads at a time")
+    require(not learned, "rope has no gradient for its angles: detach cos and sin, or use rope_reference")
 
 
 def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

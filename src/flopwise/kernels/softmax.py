@@ -180,6 +180,7 @@ def softmax(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     require(x.dim() > 0, "softmax needs a dimension: a scalar has none")
     if dtype is None:
         dtype = torch.float32 if x.is_cuda and torch.is_autocast_enabled("cuda") else x.dtype
+    require(dtype.is_floating_point, f"softmax gives numbers between 0 and 1, which {dtype} cannot hold")
     return _softmax(x, dtype)  # type: ignore[no-any-return]
 
 

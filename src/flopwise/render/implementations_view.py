@@ -37,6 +37,7 @@ def implementations_view(run: StoredRun, document: dict[str, Any]) -> View:
     notes = ["measured: median; each result was compared with a reference in fp32 first"]
     if any(row["bytes_per_s"] for row in rows):
         notes.append("GB/s: each input once and each result once, over the time; the bandwidth is the datasheet's")
+    notes += dict.fromkeys(point.ran.kernels for point in run.points if point.ran and point.ran.kernels)
     table = Table(title=label, columns=used, rows=tuple(rows), notes=(*notes, f"kept in {run.path}"))
     return [table], document | {"implementations": rows}
 

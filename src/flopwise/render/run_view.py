@@ -215,6 +215,7 @@ def _what(point: Point) -> str:
         f"fp32 matmuls: {ran.fp32_matmul}" if ran.fp32_matmul else "",
         f"attention {ran.attention}" if ran.attention else "",
         ran.optimizer,
+        ran.kernels,
         f"{ran.checkpointed} blocks recomputed" if ran.checkpointed else "",
     ]
     return "what ran: " + "; ".join(word for word in words if word)

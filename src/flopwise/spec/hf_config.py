@@ -38,7 +38,7 @@ def notes_of(config: dict[str, Any], own_model: bool = True) -> tuple[str, ...]:
         found.append(f"text_config alone is accounted for, not {rest}")
     dropout = [k for k, v in text.items() if re.search(r"dropout|_pdrop$", k) and isinstance(v, int | float) and v > 0]
     if dropout and own_model:
-        shown = ", ".join(f"{key} = {text[key]:g}" for key in dropout[:_SHOWN])
+        shown = ", ".join(f"{key} = {fields.show(text[key])}" for key in dropout[:_SHOWN])
         found.append(f"dropout is not counted, neither masks nor time: {shown}")
     unread = [key for key in text if not _is_known(key)]
     if unread and own_model:
@@ -199,7 +199,7 @@ _NO_COST = {
     "max_window_layers", "layer_types", "n_ctx", "task_specific_params", "reorder_and_upcast_attn", "scale_attn_weights",
     "scale_attn_by_inverse_layer_idx", "id2label", "label2id", "return_dict", "output_attentions", "output_hidden_states",
     "model_max_length", "attn_implementation", "is_encoder_decoder", "name_or_path", "gradient_checkpointing",
-    "add_cross_attention", "problem_type", "chunk_size_feed_forward", "torchscript", "finetuning_task", "tokenizer_class",
+    "problem_type", "chunk_size_feed_forward", "torchscript", "finetuning_task", "tokenizer_class",
 }  # fmt: skip
 _NO_COST_LIKE = re.compile(r"^_|_token_ids?$|_version$|^summary_|dropout|_pdrop$")
 
@@ -235,7 +235,7 @@ def _llama(config: _Config, name: str) -> ModelSpec:
         d_ff=config.whole("intermediate_size"),
         n_layers=config.whole("num_hidden_layers"),
         n_heads=n_heads,
-        n_kv_heads=config.whole("num_key_value_heads", n_heads),
+        n_kv_heads=config.whole("num_key_value_heads", 8 if family == "mistral" else n_heads),  # Mistral's default
         head_dim=config.whole("head_dim", 128 if family == "qwen3" else 0),  # Qwen3's default, whatever the width
         vocab=config.whole("vocab_size"),
         norm_eps=config.real("rms_norm_eps", 1e-6),

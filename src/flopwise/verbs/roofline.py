@@ -36,7 +36,8 @@ def roofline(
     """
     if isinstance(target, Workload):
         return _of_workload(target, gpu)
-    if is_trace_file(Path(target).expanduser()):
+    named = isinstance(target, str) and target.startswith(("hf:", "py:", "op:"))
+    if not named and is_trace_file(Path(target).expanduser()):
         return _of_trace(Path(target).expanduser(), gpu)
     run = _run(target, runs)
     if run is None:
