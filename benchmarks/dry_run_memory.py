@@ -136,6 +136,8 @@ def main() -> None:
     )
     for title, held_back in (("Looked at while it was written", False), ("Held back", True)):
         chosen_cases = [c for c in cases if c.held_back == held_back]
+        if not chosen_cases:
+            continue
         print(f"\n## {title}\n\n{summary(chosen_cases)}\n\n{table(chosen_cases)}")
 
 

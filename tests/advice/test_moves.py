@@ -1,8 +1,12 @@
+from itertools import pairwise
+
 import pytest
 
-from flopwise.advice.moves import moves, reference_of, with_lever
+from flopwise.advice.moves import ROUNDED, moves, reference_of, to_fit, with_lever
 from flopwise.advice.pytorch_lines import LINES, pytorch_lines, recipe_toml
+from flopwise.cost.fit import peak_of
 from flopwise.lm.optimizer import BETAS
+from flopwise.spec.gpu import gpu
 from flopwise.spec.recipe import CHOICES, Recipe, recipe_from
 from flopwise.spec.workload import workload
 
@@ -78,3 +82,29 @@ def test_the_line_for_bf16_states_has_the_betas_that_were_measured():
     """With AdamW's default β₂ of 0.999 a second moment in bf16 never decays."""
     (line,) = pytorch_lines(Recipe(optimizer="flopwise-bf16"))
     assert f"betas={BETAS}" in line
+
+
+@pytest.mark.parametrize("size", ["large", "2.7B"])
+@pytest.mark.parametrize("keep_exact", [False, True])
+def test_moves_that_make_a_step_fit_get_it_there_and_no_further(size, keep_exact):
+    h200 = gpu("h200")
+    room = 0.92 * h200.memory_bytes
+    start = workload(size, batch=16, context=1024, attention="naive", norm="eager", activation="eager")
+    path = to_fit(start, h200, room, keep_exact=keep_exact)
+    peaks = [peak_of(start, h200), *(peak_of(move.workload, h200) for move in path)]
+    assert all(after < before for before, after in pairwise(peaks))
+    assert peaks[-1] <= room < peaks[-2]
+    if keep_exact:
+        assert all(move.value not in ROUNDED.get(move.lever, ()) for move in path)
+
+
+def test_what_fits_is_left_alone_and_what_cannot_fit_has_no_way():
+    small = workload("small")
+    assert to_fit(small, gpu("h200"), 1e12) == to_fit(small, gpu("h200"), 1e6) == []
+
+
+def test_the_lighter_reference_is_in_fp32_and_smaller():
+    start = workload("2.7B", batch=16, context=1024, precision="bf16", compile="blocks", optimizer="flopwise-bf16")
+    lighter = reference_of(start, lighter=True)
+    assert (lighter.recipe.precision, lighter.recipe.optimizer, lighter.recipe.checkpoint) == ("fp32", "foreach", 1)
+    assert peak_of(lighter, gpu("h200")) < gpu("h200").memory_bytes < peak_of(reference_of(start), gpu("h200"))

@@ -16,7 +16,7 @@ RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "h200-2026-11"
 
 
 # One step after the other: the pool of each is cut up by those before it.
-IN_ONE_PROCESS = ("prediction", "prediction-held-out", "prediction-memory")
+IN_ONE_PROCESS = ("prediction", "prediction-held-out", "prediction-memory", "prediction-memory-2")
 
 
 def measured_points(*, in_one_process):

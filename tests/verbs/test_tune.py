@@ -2,10 +2,16 @@
 
 import json
 
+import msgspec
 import pytest
 
+from flopwise.capture.events import Agreed
+from flopwise.cost.fit import peak_of
 from flopwise.errors import FlopwiseError
+from flopwise.records import OOM, Point
 from flopwise.render.tune_view import tune_view, verdict
+from flopwise.spec.gpu import gpu
+from flopwise.spec.recipe import Recipe
 from flopwise.spec.workload import workload
 from flopwise.verbs import tune as module
 from flopwise.verbs.tune import read_tuning, tune
@@ -81,3 +87,36 @@ def test_one_operation_is_refused():
 def test_a_step_that_does_not_run_says_why(tmp_path):
     with pytest.raises(FlopwiseError, match="graph = 'on' needs an NVIDIA GPU"):
         tune(workload("tiny", graph="on"), device="cpu", runs=tmp_path)
+
+
+def test_a_start_that_does_not_fit_is_begun_with_what_does(tmp_path, few_levers, monkeypatch):
+    few_levers(attention=("sdpa",), loss=("chunked",))
+    start = workload("tiny", batch=1, context=256, attention="naive")
+    fits = peak_of(msgspec.structs.replace(start, recipe=Recipe()), gpu("cpu"))
+    assert fits < 0.95 * peak_of(start, gpu("cpu"))
+    measured, asked = module._Tuner._measured_alone, []
+
+    def runs_out_at_first(tuner, chosen, trace=None):
+        asked.append(chosen.recipe.changed())
+        point, agreed = measured(tuner, chosen, trace)
+        if len(asked) == 1:
+            tuner.memory_bytes = int(fits / module.ROOM) + 1
+            point = msgspec.structs.replace(point, status=OOM, reason="out of memory")
+        return point, agreed
+
+    monkeypatch.setattr(module._Tuner, "_measured_alone", runs_out_at_first)
+    found = tune(start, device="cpu", seconds=0.1, budget=120.0, runs=tmp_path)
+    assert asked[:2] == [{"attention": "naive"}, {}]
+    assert found.begun.workload.recipe.attention == "sdpa"
+    assert "does not fit (out of memory): begun with attention = sdpa" in found.begun.notes[0]
+
+
+def test_what_no_lever_makes_fit_is_refused(tmp_path, monkeypatch):
+    def runs_out(tuner, chosen, trace=None):
+        tuner.memory_bytes = 1000
+        trial = tuner._trial(chosen)
+        return Point(trial=trial, key=trial.key(), status=OOM, reason="out of memory"), Agreed()
+
+    monkeypatch.setattr(module._Tuner, "_measured_alone", runs_out)
+    with pytest.raises(FlopwiseError, match="no lever makes it fit"):
+        tune("tiny", device="cpu", runs=tmp_path)

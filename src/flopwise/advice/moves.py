@@ -2,7 +2,9 @@
 
 import msgspec
 
+from flopwise.cost.fit import peak_of
 from flopwise.errors import FlopwiseError
+from flopwise.spec.gpu import Gpu
 from flopwise.spec.model import ModelSpec
 from flopwise.spec.recipe import CHOICES, LEVERS, Recipe
 from flopwise.spec.workload import UserStep, Workload, levers, workload
@@ -35,6 +37,16 @@ GPU_ONLY = {
     "rope": ("triton",),
     "optimizer": ("flopwise", "flopwise-bf16"),
     "precision": ("tf32", "bf16-master"),
+}
+# What saves memory, each lever's best; not the compiler and graphs, which are for speed, nor weights in bf16.
+SMALLER = {
+    "attention": ("sdpa",),
+    "precision": ("bf16",),
+    "activation": ("torch", "triton"),
+    "norm": ("torch",),
+    "loss": ("fused",),
+    "optimizer": ("flopwise", "flopwise-bf16"),
+    "checkpoint": ("1",),
 }
 REDONE_BY = ("compile", "precision")  # levers after which a move that failed may be worth another try
 
@@ -116,13 +128,43 @@ def _checked(changed: Workload) -> Workload:
     )
 
 
-def reference_of(start: Workload) -> Workload:
+def to_fit(start: Workload, gpu: Gpu | None, room_bytes: float, *, keep_exact: bool = False) -> list[Move]:
+    """Moves after which a step that is too large fits `room_bytes` by the closed form; [] if none are enough.
+
+    One after the other, always the one that saves most memory; checkpointing, which costs time, only if it must be.
+
+    >>> from flopwise.spec.gpu import gpu
+    >>> large = workload("large", batch=16, context=1024, attention="naive", norm="eager")
+    >>> [move.name for move in to_fit(large, gpu("h200"), 80e9)]
+    ['attention = sdpa', 'precision = bf16']
+    """
+    for smaller in (False, True):
+        current, peak, taken = start, peak_of(start, gpu), list[Move]()
+        while peak > room_bytes:
+            allowed = moves(current, keep_exact=keep_exact, smaller=smaller)
+            known = [move for move in allowed if move.value in SMALLER.get(move.lever, ())]
+            least = min(((peak_of(move.workload, gpu), n) for n, move in enumerate(known)), default=(peak, 0))
+            if least[0] >= peak:
+                break
+            peak = least[0]
+            taken.append(known[least[1]])
+            current = taken[-1].workload
+        else:
+            return taken
+    return []
+
+
+def reference_of(start: Workload, *, lighter: bool = False) -> Workload:
     """The same step by hand and in fp32: what losses and gradients are compared with. A user's step is its own.
+
+    `lighter`: fp32 still, but with what takes little memory: fused attention, and each block's forward pass done twice.
 
     >>> reference_of(workload("tiny", precision="bf16", attention="sdpa")).label()
     'tiny b4 t128 train attention=naive norm=eager activation=eager'
     """
     if not isinstance(start.subject, ModelSpec):
         return start
+    if lighter:
+        return msgspec.structs.replace(start, recipe=Recipe(checkpoint=int(start.phase != "forward")))
     by_hand = Recipe(attention="naive", norm="eager", activation="eager")
     return msgspec.structs.replace(start, recipe=by_hand if start.implementation == "flopwise" else Recipe())

@@ -4,10 +4,11 @@ import math
 
 import msgspec
 
+from flopwise import units
 from flopwise.advice.finding import Finding
 from flopwise.analysis.comparison import FASTER, NO_DIFFERENCE, SLOWER, Comparison
 from flopwise.analysis.waterfall import Waterfall
-from flopwise.records import Agreement
+from flopwise.records import OK, Agreement
 from flopwise.spec.workload import Workload
 
 SMALLER = 0.05  # of the peak: a lever that is not faster is kept if it saves more than this
@@ -95,6 +96,18 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
 def _applied(start: Workload, attempts: tuple[Attempt, ...]) -> Workload:
     levers = {a.lever: int(a.value) if a.lever == "checkpoint" else a.value for a in attempts if a.kept}
     return msgspec.structs.replace(start, recipe=msgspec.structs.replace(start.recipe, **levers))
+
+
+def told(attempt: Attempt) -> str:
+    """An attempt in one line, for who watches.
+
+    >>> told(Attempt(lever="graph", value="on", before="off", status="ok", before_ns=2e7, after_ns=1e7, kept=True, why="faster"))
+    'graph = on: 20.0 ms → 10.0 ms, kept: faster'
+    """
+    if attempt.status != OK:
+        return f"{attempt.lever} = {attempt.value}: {attempt.status}: {attempt.why}"
+    times = f"{units.duration(attempt.before_ns or 0)} → {units.duration(attempt.after_ns or 0)}"
+    return f"{attempt.lever} = {attempt.value}: {times}, {'kept' if attempt.kept else 'not kept'}: {attempt.why}"
 
 
 def wrong(agreement: Agreement | None, precision: str) -> str:

@@ -88,8 +88,9 @@ def _rms_norm_forward_kernel(
     column = tl.arange(0, BLOCK)[None, :]
     inside = (row < rows)[:, None] & (column < columns)
     at = row[:, None] * columns + column
-    weight = tl.load(weight_ptr + column, mask=column < columns, other=0.0).to(tl.float32)
     x = tl.load(x_ptr + row[:, None] * x_stride + column, mask=inside, other=0.0).to(tl.float32)
+    # After x, which comes from far: the weight is in the caches.
+    weight = tl.load(weight_ptr + column, mask=column < columns, other=0.0).to(tl.float32)
     if ADD:
         x += tl.load(residual_ptr + row[:, None] * residual_stride + column, mask=inside, other=0.0).to(tl.float32)
         rounded = x.to(total_ptr.dtype.element_ty)  # what is normed is what the next layer reads

@@ -9,19 +9,21 @@ from typing import Any
 import msgspec
 
 from flopwise import units
-from flopwise.advice.moves import REDONE_BY, Move, moves, reference_of, seconds_to_try
-from flopwise.advice.tuning import Attempt, Begun, Ended, Row, Tuning, decide, wrong
+from flopwise.advice.moves import REDONE_BY, Move, moves, reference_of, seconds_to_try, to_fit
+from flopwise.advice.tuning import Attempt, Begun, Ended, Row, Tuning, decide, told, wrong
 from flopwise.analysis.comparison import FASTER, SLOWER, Comparison, compare_samples
 from flopwise.capture.events import Agreed, AgreeRequest, Event, Surroundings, TraceRequest
 from flopwise.capture.isolate import Worker
 from flopwise.capture.turns import HOPELESS, HOPELESS_RATIO, PLAIN, PLAIN_RATIO, Contestant, take_turns
+from flopwise.cost.fit import peak_of
 from flopwise.errors import FlopwiseError
-from flopwise.records import OK, STEP, PhaseMemory, Point
+from flopwise.records import OK, OOM, STEP, PhaseMemory, Point
 from flopwise.spec import fields
 from flopwise.spec.workload import OpSpec, Sampling, Trial, Workload, workload
 from flopwise.statistics import FEWEST
 from flopwise.store import Run, StoredRun, find, runs_root
 from flopwise.store.rows import append_row, read_rows
+from flopwise.verbs.dry_step import needs_dry_run
 from flopwise.verbs.progress import Progress, Silent
 from flopwise.verbs.tune_facts import Look, Outlook
 
@@ -29,6 +31,7 @@ ROWS = "tuning.jsonl"
 START = "start"  # the group of the step before anything is changed
 WORTH = 0.003  # of the step: less is not tried, if it is predicted
 ROOM = 0.92  # of the GPU's memory, for two steps side by side
+FITTING = (0.92, 0.8, 0.65)  # of it, for a step in the place of one that does not fit, until one runs
 
 
 def tune(
@@ -111,6 +114,7 @@ class _Tuner:
     ) -> None:
         self.run, self.worker, self.there, self.sampling = run, worker, there, sampling
         self.device, self.progress = device, progress
+        self.memory_bytes = there.environment.gpu.memory_bytes if there.environment.gpu else None
         self.limit_bytes, self.keep_exact = limit_bytes, keep_exact
         self.began, self.budget = time.monotonic(), budget
         self.attempts: list[Attempt] = []
@@ -119,6 +123,7 @@ class _Tuner:
         self.idle: list[Worker] = []  # with torch loaded, which takes seconds
         self.reference = run.memory_path("reference.npz")
         self.no_reference = ""
+        self.notes: list[str] = []
         self.look = Look(run, worker, there, device)
 
     def tune(self, start: Workload) -> None:
@@ -129,6 +134,9 @@ class _Tuner:
                 self.idle = [Worker(compiler=True, wait=False) for _ in range(2)]
             self._write_reference(start)
             self.best, agreed = self._measured_alone(start, self.look.request("before"))
+            if self.best.status != OK:
+                self.best, agreed = self._made_to_fit(start)
+                start = self.best.trial.workload
             seen = self.look.seen(self.best, "before")
             self.outlook = Outlook(seen.facts, seen.findings)
             agreement = agreed.agreement
@@ -136,7 +144,7 @@ class _Tuner:
                 Begun(
                     workload=start, step_ns=_step_ns(self.best), peak_bytes=peak_bytes(self.best.memory),
                     gpu=gpu_name(self.there), waterfall=seen.waterfall, findings=seen.findings,
-                    agreement=agreement, notes=(*seen.notes, *((self.no_reference,) if self.no_reference else ())),
+                    agreement=agreement, notes=(*self.notes, *seen.notes),
                 )
             )  # fmt: skip
             while (move := self._next(self.best.trial.workload)) is not None:
@@ -304,10 +312,30 @@ class _Tuner:
         if point.status != OK and trial.group == START:
             if point.status == "interrupted":
                 raise KeyboardInterrupt
+            if point.status == OOM and self.memory_bytes and not needs_dry_run(chosen):
+                return point, seen[-1]
             if trace is not None:  # perhaps it was the profiler that failed
                 return self._measured_alone(chosen)
             raise FlopwiseError(f"{chosen.label()}: {point.status}: {point.reason}", point.hint)
         return point, seen[-1]
+
+    def _made_to_fit(self, start: Workload) -> tuple[Point, Agreed]:
+        """The first step that runs, for one that does not fit; what the closed form says is proved by running it."""
+        ran_out = self.best
+        for room in FITTING:
+            path = to_fit(start, self.look.gpu, room * (self.memory_bytes or 0), keep_exact=self.keep_exact)
+            if not path:
+                break
+            point, agreed = self._measured_alone(path[-1].workload, self.look.request("before"))
+            if point.status == OK:
+                names = ", ".join(move.name for move in path)
+                self._note(f"{start.label()} does not fit ({ran_out.reason}): begun with {names}")
+                return point, agreed
+        raise FlopwiseError(f"{start.label()}: {ran_out.reason}; no lever makes it fit", ran_out.hint)
+
+    def _note(self, text: str) -> None:
+        self.notes.append(text)
+        self.progress.note(text)
 
     def _worker(self) -> Worker:
         return self.idle.pop() if self.idle else Worker(compiler=True)
@@ -337,43 +365,32 @@ class _Tuner:
 
     def _side_by_side(self, move: Move) -> bool:
         """Whether both steps fit the device at once."""
-        gpu = self.there.environment.gpu
-        if gpu is None:
+        if self.memory_bytes is None:
             return True
         mine = peak_bytes(self.best.memory) or 0
-        return mine + (self.outlook.peak_bytes(move) or mine) < ROOM * gpu.memory_bytes
+        return mine + (self.outlook.peak_bytes(move) or mine) < ROOM * self.memory_bytes
 
     # --- is it right
 
     def _write_reference(self, start: Workload) -> None:
         """The losses and gradients that every lever's are compared with."""
-        trial = self._trial(reference_of(start))
+        reference, most = reference_of(start), self.memory_bytes
+        if most and not needs_dry_run(start) and peak_of(reference, self.look.gpu) > most:
+            reference = reference_of(start, lighter=True)
+            self._note(f"by hand in fp32 it does not fit: the reference is {reference.label()}")
+        request = AgreeRequest(path=str(self.reference), write=True)
         try:
-            first = self.worker.agree(
-                trial, AgreeRequest(path=str(self.reference), write=True), self.run.log_path("reference")
-            )
+            first = self.worker.agree(self._trial(reference), request, self.run.log_path("reference"))
             if any(not math.isfinite(x) for x in (*first.losses, first.gradient_error or 0.0)):
                 self.no_reference = "the reference's own loss or gradients are not finite: nothing can be checked"
         except FlopwiseError as error:
             self.no_reference = f"no reference to compare with: {error.message}"
         if self.no_reference:
-            self.progress.note(self.no_reference)
+            self._note(self.no_reference)
 
     @property
     def _compare(self) -> AgreeRequest | None:
         return None if self.no_reference else AgreeRequest(path=str(self.reference))
-
-
-def told(attempt: Attempt) -> str:
-    """An attempt in one line, for who watches.
-
-    >>> told(Attempt(lever="graph", value="on", before="off", status="ok", before_ns=2e7, after_ns=1e7, kept=True, why="faster"))
-    'graph = on: 20.0 ms → 10.0 ms, kept: faster'
-    """
-    if attempt.status != OK:
-        return f"{attempt.lever} = {attempt.value}: {attempt.status}: {attempt.why}"
-    times = f"{units.duration(attempt.before_ns or 0)} → {units.duration(attempt.after_ns or 0)}"
-    return f"{attempt.lever} = {attempt.value}: {times}, {'kept' if attempt.kept else 'not kept'}: {attempt.why}"
 
 
 def peak_bytes(memory: tuple[PhaseMemory, ...]) -> int | None:
