@@ -513,15 +513,16 @@ def adamw() -> Iterator[Contest]:
     def torchs(ps: list[torch.nn.Parameter], **options: Any) -> Any:
         return torch.optim.AdamW(ps, 1e-3, (0.9, 0.95), weight_decay=0.1, **options)
 
-    def entry(make: Callable[..., Any], clip: bool = False, **options: Any) -> Callable[[], Run]:
+    def entry(make: Callable[..., Any], clip: bool = False, compiled: bool = False, **options: Any) -> Callable[[], Run]:
         def start() -> Run:
             ps = params(count)
             optimizer = make(ps, **options)
+            step = torch.compile(optimizer.step) if compiled else optimizer.step
 
             def run() -> Sequence[Tensor]:
                 if clip:
                     torch.nn.utils.clip_grad_norm_(ps, 1e4)
-                optimizer.step()
+                step()
                 return [ps[0].detach()]
 
             return run
@@ -543,6 +544,7 @@ def adamw() -> Iterator[Contest]:
     entries = {
         "torch, foreach": entry(torchs, foreach=True),
         "torch, fused": entry(torchs, fused=True),
+        "compile": entry(torchs, compiled=True, foreach=True, capturable=True),
         "triton": entry(ours),
     }
     yield Contest("adamw", what, 28 * elements, truth, entries, 1e-6)

@@ -90,7 +90,7 @@ def test_a_step_that_does_not_run_says_why(tmp_path):
 
 
 def test_a_start_that_does_not_fit_is_begun_with_what_does(tmp_path, few_levers, monkeypatch):
-    few_levers(attention=("sdpa",), loss=("chunked",))
+    few_levers(attention=("sdpa",))
     start = workload("tiny", batch=1, context=256, attention="naive")
     fits = peak_of(msgspec.structs.replace(start, recipe=Recipe()), gpu("cpu"))
     assert fits < 0.95 * peak_of(start, gpu("cpu"))
