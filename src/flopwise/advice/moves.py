@@ -19,6 +19,7 @@ TRIED: dict[str, tuple[str, ...]] = {
     "activation": ("torch", "triton"),
     "rope": ("triton", "eager"),
     "projections": ("fused", "separate"),
+    "overlap": ("on",),
 }
 # What changes results beyond fp32's rounding.
 ROUNDED = {
@@ -35,6 +36,7 @@ GPU_ONLY = {
     "rope": ("triton",),
     "optimizer": ("flopwise", "flopwise-bf16"),
     "precision": ("tf32", "bf16-master"),
+    "overlap": ("on",),  # on a CPU nothing runs beside anything
 }
 REDONE_BY = ("compile", "precision")  # levers after which a move that failed may be worth another try
 

@@ -46,6 +46,11 @@ _GRAPH = {
     "on": "with torch.cuda.graph(graph): step()  # after three warm-up steps on a side stream; then graph.replay()",
 }
 _PROJECTIONS = {"fused": "q, k, v = self.qkv(x).split(sizes, -1)  # one weight for the three; the same for gate and up"}
+_OVERLAP = {
+    "on": "p.register_post_accumulate_grad_hook(…)  # counts a block's gradients; at the last: side.wait_stream("
+    "torch.cuda.current_stream()), with torch.cuda.stream(side): that block's own optimizer.step(). The gradients are dropped "
+    "when the current stream has waited for it; after backward: torch.cuda.current_stream().wait_stream(side)",
+}
 _ROPE = {"triton": "from flopwise.kernels.rope import rope_pair  # q, k = rope_pair(q, k, cos, sin)"}
 LINES = {
     "precision": _PRECISION,
@@ -58,6 +63,7 @@ LINES = {
     "projections": _PROJECTIONS,
     "compile": _COMPILE,
     "graph": _GRAPH,
+    "overlap": _OVERLAP,
 }
 
 
