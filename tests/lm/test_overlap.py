@@ -1,6 +1,8 @@
 """Updating within the backward pass changes when weights are updated, not what they become."""
 
 import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -133,3 +135,53 @@ def test_the_record_says_that_it_ran_so() -> None:
         run()
     assert step.ran().optimizer == "AdamW fused, in backward in 5 groups"
     assert list(step.phases) == ["forward", "loss", "backward", "optimizer"]
+
+
+class Stream:
+    """A CUDA stream's part in the order of things: who waits for what, written down."""
+
+    def __init__(self, name: str, said: list[str]) -> None:
+        self.name, self.said, self.events = name, said, 0
+
+    def wait_stream(self, other: "Stream") -> None:
+        self.said.append(f"{self.name} waits for {other.name}")
+
+    def record_event(self) -> str:
+        self.events += 1
+        return f"{self.name}'s {self.events}"
+
+    def wait_event(self, event: str) -> None:
+        self.said.append(f"{self.name} waits for {event}")
+
+
+def test_streams_wait_for_each_other_where_they_must(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    outer, model, updates = (Stream(name, said) for name in ("outer", "model", "updates"))
+    current = [outer]
+
+    @contextmanager
+    def on(stream: Stream) -> Iterator[None]:
+        current.append(stream)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current[-1])
+    monkeypatch.setattr(torch.cuda, "stream", on)
+    layers = nn.Sequential(*(nn.Linear(2, 2, bias=False) for _ in range(3)))
+    update = UpdateInBackward([[layer.weight] for layer in layers], lambda params: torch.optim.SGD(params, lr=0.1))
+    update.stream, update.model_stream = updates, model  # type: ignore[assignment]
+    for number, optimizer in enumerate(update.optimizers):
+        optimizer.register_step_pre_hook(
+            lambda *_, number=number: said.append(f"{current[-1].name} updates {number}")  # type: ignore[misc]
+        )
+    with update.ahead():
+        layers(torch.ones(1, 2)).sum().backward()
+    update.finish()
+    assert said == [
+        "model waits for outer",
+        *("updates waits for model", "updates updates 2"),
+        *("updates waits for model", "updates updates 1", "model waits for updates's 1"),  # 2's gradients may go
+        *("updates waits for model", "updates updates 0", "model waits for updates's 2"),
+        "outer waits for model",
+        "outer waits for updates's 3",  # the last update, and so all
+    ]

@@ -47,9 +47,9 @@ _GRAPH = {
 }
 _PROJECTIONS = {"fused": "q, k, v = self.qkv(x).split(sizes, -1)  # one weight for the three; the same for gate and up"}
 _OVERLAP = {
-    "on": "p.register_post_accumulate_grad_hook(…)  # counts a block's gradients; at the last: side.wait_stream("
-    "torch.cuda.current_stream()), with torch.cuda.stream(side): that block's own optimizer.step(). The gradients are dropped "
-    "when the current stream has waited for it; after backward: torch.cuda.current_stream().wait_stream(side)",
+    "on": "p.register_post_accumulate_grad_hook(hook)  # on every weight; at the last of a block: side.wait_stream("
+    "torch.cuda.current_stream()), then the block's own optimizer.step() in torch.cuda.stream(side). Drop its gradients once "
+    "the current stream has waited for that; forward and backward on a torch.cuda.Stream(priority=-1)",
 }
 _ROPE = {"triton": "from flopwise.kernels.rope import rope_pair  # q, k = rope_pair(q, k, cos, sin)"}
 LINES = {

@@ -92,6 +92,8 @@ class ModelStep:
             "loss": self.compute_loss,
             "backward": self.backward,
         }
+        if self.overlapped is not None:
+            each = {phase: self.overlapped.ahead()(run) for phase, run in each.items()}
         return each | ({"optimizer": self.update} if self.optimizers else {})
 
     def infer(self) -> None:

@@ -135,7 +135,7 @@ def account_of_step(
     flops, seconds, dtype = _model_flops(step.ops), (measured_ns or 0) / 1e9, _matmul_dtype(step.ops)
     running, accounts = _running(workload, step), []
     for one in gpus:
-        floor, peak = step_limit(running, one), one.peak(dtype)
+        floor, peak = step_limit(running, one, overlap=updates_in_backward(workload.recipe)), one.peak(dtype)
         time = step_time(workload, step, ceilings[one.name]) if one.name in ceilings else None
         accounts.append(
             GpuAccount(
@@ -254,7 +254,7 @@ class _Ask:
         w, bits = self.workload, self.asked.optimizer_bits
         step = step or account_step(w, one, bits)
         memory, peak = one.memory_bytes, one.peak(self.dtype)
-        floor = step_limit(_running(w, step), one)
+        floor = step_limit(_running(w, step), one, overlap=updates_in_backward(w.recipe))
         per_parameter = fit.bytes_per_parameter(w.recipe, w.phase, bits)
         time = step_time(w, step, self.ceilings[one.name]) if one.name in self.ceilings else None
         seconds = None if self.asked.measured_ns is None else self.asked.measured_ns / 1e9

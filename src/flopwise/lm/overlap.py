@@ -7,11 +7,15 @@ Weights go in groups, a Transformer block each: one launch for many. A group is 
 arrived. autograd hands a weight its gradient once in a backward pass, when every use has added its share, and after the
 operation that made the last share was launched: nothing that follows reads the weight. The stream of updates waits for that
 moment, and the backward pass for the updates: for those of one group when the next has arrived, for all at the end.
+
+A GPU deals multiprocessors to the kernel that came first: an update would hold up the matmul that comes after it. The
+model's own work therefore has a stream of higher priority (`ahead`), and updates get what its kernels leave: the ends of
+their waves, and the gaps between them.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 
 import torch
@@ -19,6 +23,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 KEPT = 1  # groups whose gradients are still held when the next group's have arrived: the update has a block's time
+PRIORITY = -1  # of the model's own work; that of updates is 0, CUDA's lowest
 
 Groups = Sequence[Sequence[nn.Parameter]]
 
@@ -51,7 +56,9 @@ class UpdateInBackward:
         self.groups = groups
         self.optimizers = [make(group) for group in groups]
         self.device = groups[0][0].device
-        self.stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+        on_gpu = self.device.type == "cuda"
+        self.stream = torch.cuda.Stream(self.device) if on_gpu else None
+        self.model_stream = torch.cuda.Stream(self.device, priority=PRIORITY) if on_gpu else None
         self._missing = [len(group) for group in groups]
         # Gradients that an update may still be reading, and the event after it: memory that the backward pass's stream
         # allocates is free for that stream's next tensor once it is dropped.
@@ -59,6 +66,18 @@ class UpdateInBackward:
         for number, group in enumerate(groups):
             for p in group:
                 p.register_post_accumulate_grad_hook(partial(self._arrived, number))
+
+    @contextmanager
+    def ahead(self) -> Iterator[None]:
+        """Around forward, loss and backward: they run on the stream of higher priority, and the current one waits for it."""
+        if self.model_stream is None:
+            yield
+            return
+        outer = torch.cuda.current_stream(self.device)
+        self.model_stream.wait_stream(outer)
+        with torch.cuda.stream(self.model_stream):
+            yield
+        outer.wait_stream(self.model_stream)
 
     def finish(self) -> None:
         """The end of a backward pass: what is left is updated, and the current stream waits for all of it."""

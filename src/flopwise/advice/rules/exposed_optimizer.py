@@ -33,8 +33,9 @@ def update(optimizer, parameters):        # AdamW(block.parameters(), lr, fused=
         held.pop(0)
 for p in block.parameters():              # the hook counts, and calls update() at the last gradient of the block
     p.register_post_accumulate_grad_hook(hook)
-loss.backward()
-torch.cuda.current_stream().wait_stream(side)
+with torch.cuda.stream(torch.cuda.Stream(priority=-1)):      # else updates hold up the matmuls that come after them
+    loss = train_on(batch)                # forward and backward
+    torch.cuda.current_stream().wait_stream(side)
 held.clear()"""
 
 
