@@ -9,6 +9,7 @@ from flopwise.advice.rules import (
     checkpointing,
     eager_pieces,
     exposed_communication,
+    exposed_optimizer,
     fp32_logits,
     fp32_matmul,
     fragmentation,
@@ -183,6 +184,39 @@ def test_slow_optimizer_by_its_bytes():
     timed = point("op:adamw", wall=110 * MS, launch=5 * MS, busy=100 * MS, fields={"ran": ran})
     found = slow_optimizer.check(seen(GOOD, FOREACH, facts={"point": timed}))
     assert found.saving_ns == pytest.approx(20 * MS - 28e9 / (0.8 * 4.8e12) * 1e9)
+
+
+UPDATE = ("optimizer", "optimizer", "", "multi_tensor_apply_kernel<FusedOptimizerTensorListMetadata<4>>", 9 * MS, 7.0)
+BACKWARD = ("backward", "matmul", "", BF16, 30 * MS, 100.0)
+
+
+def test_exposed_optimizer():
+    found = exposed_optimizer.check(seen(GOOD, BACKWARD, UPDATE))
+    assert found.saving_ns == pytest.approx(4.5 * MS)  # half of the optimizer's, which is the smaller
+    assert (found.levers, set(found.draws_on), found.confidence) == ({"overlap": "on"}, {OPTIMIZER_PART}, "low")
+    short = exposed_optimizer.check(seen(GOOD, (*BACKWARD[:4], 2 * MS, 100.0), UPDATE))
+    assert short.saving_ns == pytest.approx(1 * MS)  # half of backward's matmuls
+    split = msgspec.structs.replace(seen(GOOD, BACKWARD, UPDATE), waterfall=waterfall(100 * MS, OPTIMIZER_PART=6 * MS))
+    assert exposed_optimizer.check(split).saving_ns == pytest.approx(3 * MS)  # the rest ran beside other work
+
+
+@pytest.mark.parametrize("levers", [{"overlap": "on"}, {"precision": "fp16"}, {"compile": "default"}], ids=str)
+def test_an_optimizer_that_cannot_be_hidden_or_is_already(levers):
+    timed = point(wall=100 * MS, launch=5 * MS, busy=99 * MS, optimizer="fused", **levers)
+    assert exposed_optimizer.check(seen(GOOD, BACKWARD, UPDATE, facts={"point": timed})) is None
+
+
+def test_a_short_optimizer_is_not_worth_hiding():
+    assert exposed_optimizer.check(seen(GOOD, BACKWARD, (*UPDATE[:4], 4 * MS, 7.0))) is None
+
+
+def test_exposed_optimizer_by_the_model():
+    facts = known("xl", precision="bf16", optimizer="fused", batch=1, context=128)
+    facts = msgspec.structs.replace(facts, explanation=explained(GOOD, BACKWARD, UPDATE))
+    found = exposed_optimizer.check(facts)
+    assert found.saving_ns > 0
+    assert "with overlap = on" in found.arithmetic
+    assert found.saving_bytes > 0
 
 
 LOGITS = "cunn_SoftMaxForwardSmem<4, float, float, float, LogSoftMaxForwardEpilogue>"

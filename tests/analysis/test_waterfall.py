@@ -188,6 +188,18 @@ def test_communication_counts_where_nothing_else_runs():
     assert found.step_ns == 14_000
 
 
+def test_updates_beside_the_backward_pass_count_where_it_does_not_run():
+    made = Step().mm(64, 64, 64, 9000).run(ADAM, 3000, start=2000, stream=8)  # within the matmul, until 10,000
+    made.run(ADAM, 4000, start=9000, stream=8)  # 1,000 of them beside it
+    made.run(MUL, 500, start=12_000)  # beside the update
+    found = fills(made.waterfall())
+    assert found.ns(w.OPTIMIZER_PART) == pytest.approx(2500)
+    assert found.ns(w.BELOW_BANDWIDTH) == pytest.approx(500)
+    assert found.step_ns == 12_000
+    told = next(part.why for part in found.parts if part.name == w.OPTIMIZER_PART)
+    assert told == "4.50 µs more ran beside other work"
+
+
 def test_idle_by_cause():
     made = Step().mm(64, 64, 64, 1000)  # until 2,000
     made.run(MUL, 1000, start=5000, launched=4500)

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from flopwise.cost import adamw
+from flopwise.cost.account import account_for
 from flopwise.cost.fit import largest_batch, largest_context, peak_of
 from flopwise.cost.flops import model_flops
 from flopwise.cost.network import weight_shapes
@@ -207,3 +208,20 @@ def test_a_matmul_or_an_attention_without_flops_is_named(op, kind):
 )
 def test_the_backend_of_half_precision_on_hopper_goes_by_the_head(head_dim, backend):
     assert sdpa_backend("sdpa", "bf16", gpu("h200"), head_dim) == backend
+
+
+def test_a_step_that_updates_within_its_backward_pass_has_a_lower_limit_and_no_more_memory():
+    there = gpu("h200")
+    for levers in ({"precision": "bf16", "optimizer": "fused"}, {"precision": "bf16", "compile": "blocks"}):
+        plain, overlapped = (
+            account_for(workload("large", overlap=overlap, **levers), (there,)) for overlap in ("off", "on")
+        )
+        assert overlapped.gpus[0].limit.seconds < plain.gpus[0].limit.seconds
+        assert overlapped.step.peak_bytes <= plain.step.peak_bytes
+        assert overlapped.step.flops() == plain.step.flops()
+
+
+def test_compiled_whole_it_has_not():
+    levers = {"precision": "bf16", "compile": "default"}
+    plain, overlapped = (account_for(workload("small", overlap=o, **levers), (gpu("h200"),)) for o in ("off", "on"))
+    assert overlapped.gpus[0].limit == plain.gpus[0].limit

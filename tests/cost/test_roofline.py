@@ -2,12 +2,13 @@
 
 import math
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flopwise.ceilings import Ceilings, Curve, HostCost, Matmul, Tile
-from flopwise.cost.roofline import BANDWIDTH, COMPUTE, LAUNCH, host_ns, matmul_ns, op_time, predict
+from flopwise.cost.roofline import BANDWIDTH, BESIDE, COMPUTE, LAUNCH, host_ns, matmul_ns, op_time, predict
 from flopwise.work import ATTENTION, CLASSES, ELEMENTWISE, MATMUL, PHASES, OpWork
 
 PROCESSORS, PER_PROCESSOR, BANDWIDTH_BYTES = 100, 8e12, 4e12
@@ -107,6 +108,27 @@ def test_large_kernels_hide_their_launches():
     predicted = predict(step, ceilings())
     assert predicted.bound == BANDWIDTH
     assert predicted.wall_ns == pytest.approx(5000 + 1000 + 10 * 250_000)
+
+
+def test_updates_beside_the_backward_pass_hide_up_to_its_compute_bound_time():
+    backward = msgspec.structs.replace(product(4096, 4096, 4096), phase="backward")
+    moving, updates = elementwise(10**9, "backward"), [elementwise(10**9, "optimizer")] * 2
+    step = [backward, moving, *updates]
+    alone, beside = predict(step, ceilings(), graph=True), predict(step, ceilings(), graph=True, overlap=True)
+    computing, updating = (op_time(op, ceilings(), graph=True).ns for op in (backward, updates[0]))
+    hidden = BESIDE * min(2 * updating, computing)
+    assert alone.wall_ns - beside.wall_ns == pytest.approx(hidden)
+    assert sum(p.wall_ns for p in beside.phases) == pytest.approx(beside.wall_ns)
+    assert predict([moving, *updates], ceilings(), overlap=True) == predict([moving, *updates], ceilings())
+
+
+def test_every_update_within_the_backward_pass_costs_the_host_its_start():
+    begin = {"optimizer": HostCost(op_ns=5000.0, view_ns=0.0, kernel_ns=0.0, start_ns=70_000.0)}
+    limits = ceilings(host=ceilings().host | begin)
+    one, other = elementwise(1000, "backward"), elementwise(1000, "optimizer")
+    together, apart = predict([one, one, other, other], limits), predict([one, other, one, other], limits)
+    assert apart.host_ns - together.host_ns == pytest.approx(70_000)
+    assert sum(p.host_ns for p in apart.phases) == pytest.approx(apart.host_ns)
 
 
 def test_what_bounds_an_operation():

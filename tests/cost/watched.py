@@ -54,8 +54,8 @@ def measured(step):
     for run in step.phases().values():
         run()
     watch, figures = Watch(), {}
-    state = step.optimizer.state.values() if step.optimizer is not None else ()
-    lasting = [*step.model.parameters(), *step.model.buffers(), step.tokens, step.targets, *tree_leaves(list(state))]
+    state = [value for optimizer in step.optimizers for value in optimizer.state.values()]
+    lasting = [*step.model.parameters(), *step.model.buffers(), step.tokens, step.targets, *tree_leaves(state)]
     watch.known |= {x.untyped_storage()._cdata for x in lasting if isinstance(x, torch.Tensor)}
     # The last step's gradients are counted, so that their end is seen.
     for parameter in step.model.parameters():

@@ -5,6 +5,7 @@ import pytest
 
 from flopwise.errors import FlopwiseError
 from flopwise.spec.recipe import CHOICES, LEVERS, Recipe, parse_checkpoint, read_toml, recipe_from
+from flopwise.spec.workload import workload
 
 
 @pytest.mark.parametrize(("lever", "value"), [(lever, value) for lever, values in CHOICES.items() for value in values])
@@ -16,8 +17,8 @@ def test_every_choice_is_taken(lever, value):
 @pytest.mark.parametrize("lever", CHOICES)
 @pytest.mark.parametrize("value", ["", "no-such", 5, None, [], {}, True])
 def test_a_value_that_is_not_allowed_is_named_with_those_that_are(lever, value):
-    if lever == "graph" and value is True:
-        assert recipe_from({"graph": True}).graph == "on"
+    if lever in ("graph", "overlap") and value is True:
+        assert getattr(recipe_from({lever: True}), lever) == "on"
         return
     with pytest.raises(FlopwiseError) as error:
         recipe_from({lever: value})
@@ -73,3 +74,20 @@ def test_a_file_that_is_not_toml_is_one_line(tmp_path, text):
 def test_a_file_that_cannot_be_read_is_one_line(path):
     with pytest.raises(FlopwiseError):
         read_toml(path, "a recipe")
+
+
+def test_updates_in_the_backward_pass_cannot_wait_for_loss_scaling():
+    with pytest.raises(FlopwiseError, match="looks at all gradients before any update"):
+        recipe_from({"overlap": "on", "precision": "fp16"})
+    assert recipe_from({"overlap": True, "precision": "bf16"}).overlap == "on"
+
+
+@pytest.mark.parametrize("phase", ["forward", "backward"])
+def test_updates_in_the_backward_pass_need_an_optimizer(phase):
+    with pytest.raises(FlopwiseError, match=f"overlap = 'on' is about the optimizer, and phase = '{phase}' has none"):
+        workload("tiny", overlap="on", phase=phase)
+
+
+def test_a_recipe_of_before_reads_as_one_without_overlap():
+    old = {k: v for k, v in msgspec.to_builtins(Recipe(precision="bf16")).items() if k != "overlap"}
+    assert msgspec.convert(old, Recipe) == Recipe(precision="bf16")

@@ -11,6 +11,7 @@ from flopwise.advice.rules import (
     checkpointing,
     eager_pieces,
     exposed_communication,
+    exposed_optimizer,
     fp32_logits,
     fp32_matmul,
     fragmentation,
@@ -34,6 +35,7 @@ RULES = (
     launch_bound, fp32_matmul, tf32_off, naive_attention, slow_sdpa, unfused_chains, eager_pieces, slow_optimizer,
     fp32_logits, unaligned, small_batch, host_syncs, repeated_casts, zeroed_gradients, input_stalls, fragmentation,
     checkpointing, throttled, graph_breaks, exposed_communication,
+    exposed_optimizer,
 )  # fmt: skip
 
 CHANGE_THE_WORK = ("small_batch",)  # they change what is trained, not only how: said after all that do not

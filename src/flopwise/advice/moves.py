@@ -21,6 +21,7 @@ TRIED: dict[str, tuple[str, ...]] = {
     "activation": ("torch", "triton"),
     "rope": ("triton", "eager"),
     "projections": ("fused", "separate"),
+    "overlap": ("on",),
 }
 # What changes results beyond fp32's rounding.
 ROUNDED = {
@@ -37,6 +38,7 @@ GPU_ONLY = {
     "rope": ("triton",),
     "optimizer": ("flopwise", "flopwise-bf16"),
     "precision": ("tf32", "bf16-master"),
+    "overlap": ("on",),  # on a CPU nothing runs beside anything
 }
 # What saves memory, each lever's best; not the compiler and graphs, which are for speed, nor weights in bf16.
 SMALLER = {

@@ -11,8 +11,10 @@ from flopwise.analysis.shares import added_up, gpu_time
 from flopwise.analysis.steps import Steps, find_steps, launch_times
 from flopwise.errors import FlopwiseError
 from flopwise.trace.attribute import Coverage, attribute
+from flopwise.trace.phases import OPTIMIZER
 from flopwise.trace.tables import NO_ID, Trace, of_process
 from flopwise.work import COMMUNICATION
+from flopwise.work import OPTIMIZER as OPTIMIZER_KERNEL
 
 
 @dataclass(frozen=True)
@@ -133,12 +135,15 @@ def _with_shapes(work: pl.DataFrame, trace: Trace) -> pl.DataFrame:
 
 def _with_own_time(work: pl.DataFrame) -> pl.DataFrame:
     """`own_ns`: the durations, instants at which several pieces ran counted once, for the one that began first; those of
-    communication only where nothing else ran. They add up to the time in which there was work."""
+    the optimizer only where the model's own work did not run, those of communication only where nothing else ran. They add
+    up to the time in which there was work."""
     start, duration = work["start_ns"].to_numpy(), work["duration_ns"].to_numpy()
     end = start + duration
-    talks = (work["class"] == COMMUNICATION).to_numpy()
+    updates = ((work["class"] == OPTIMIZER_KERNEL) | (work["phase"] == OPTIMIZER)).to_numpy()
+    rank = np.where((work["class"] == COMMUNICATION).to_numpy(), 2, updates.astype(np.int64))
     own = np.zeros(len(start), dtype=np.int64)
-    own[~talks] = counted_once(start[~talks], end[~talks])
-    alone = counted_once(start[talks], end[talks])  # the last part of each
-    own[talks] = alone - covered_within(end[talks] - alone, end[talks], start[~talks], end[~talks])
+    for number in range(3):
+        mine, before = rank == number, rank < number
+        alone = counted_once(start[mine], end[mine])  # the last part of each
+        own[mine] = alone - covered_within(end[mine] - alone, end[mine], start[before], end[before])
     return work.with_columns(pl.Series("own_ns", own))

@@ -21,11 +21,15 @@ PRODUCTS, FUSED, CORE, MOVING, AGAIN, UPDATE, TALK, GRAPH = (
 
 @dataclass(frozen=True)
 class TimedWork:
-    """`rows` are added up by phase, class, kernel, op, size and module; `what` is one of the above, `ns` of one step."""
+    """`rows` are added up by phase, class, kernel, op, size and module; `what` is one of the above, `ns` of one step.
+
+    `beside_ns`: what they took beyond it, while other work ran for which those instants count.
+    """
 
     rows: pl.DataFrame
     shapes: tuple[str, ...]
     n: int
+    step_ns: float
     scale: float  # of `ns` times `n` over what the trace says: below 1 where the untraced GPU was faster
     elsewhere_ns: float  # in which the GPU was at other work than these steps'
 
@@ -50,8 +54,12 @@ def timed_work(part: Explained, step_ns: float, waiting: Idle) -> TimedWork:
     own_ns = int(part.added["own_ns"].sum())
     busy_ns = part.high_ns - part.low_ns - part.idle.total_ns
     scale = (step_ns * n - waiting.total_ns) / busy_ns if busy_ns else 1.0
-    rows = part.added.with_columns(_what().alias("what"), ns=pl.col("own_ns") * (scale / n))
-    return TimedWork(rows=rows, shapes=part.whole.shapes, n=n, scale=scale, elsewhere_ns=(busy_ns - own_ns) * scale / n)
+    beside = pl.col("duration_ns") - pl.col("own_ns")
+    rows = part.added.with_columns(
+        _what().alias("what"), ns=pl.col("own_ns") * (scale / n), beside_ns=beside * (scale / n)
+    )
+    elsewhere_ns = (busy_ns - own_ns) * scale / n
+    return TimedWork(rows=rows, shapes=part.whole.shapes, n=n, step_ns=step_ns, scale=scale, elsewhere_ns=elsewhere_ns)
 
 
 def _what() -> pl.Expr:

@@ -1,5 +1,6 @@
 """From the ideal step to the measured one: where every nanosecond between them went. The parts add up to the step exactly."""
 
+import math
 from collections.abc import Mapping
 
 import msgspec
@@ -69,6 +70,7 @@ class Waterfall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 PREDICTED = "predicted"
+WORTH_TELLING = 0.001  # of the step
 UNTRACED, TRACED = "the untraced step", "the trace"
 _BY_CAUSE = {
     idling.LATE_LAUNCH: IDLE_LAUNCH,
@@ -245,10 +247,12 @@ def _others(work: TimedWork, known: KnownWork | None, ceilings: Ceilings) -> dic
     again, update, talk = (_by_class(_by_key(work.of(what), phases=False)) for what in (AGAIN, UPDATE, TALK))
     moved = sum(op.read_bytes + op.write_bytes for op in known.ops if op.phase == "optimizer") if known else 0
     least = units.duration(1e9 * moved / ceilings.bandwidth_bytes_per_s)
-    why = f"its {units.size(moved)} take {least} at full bandwidth" if moved else ""
+    told = [f"its {units.size(moved)} take {least} at full bandwidth"] if moved else []
+    beside = math.fsum(work.of(UPDATE)["beside_ns"])
+    told += [f"{units.duration(beside)} more ran beside other work"] if beside >= WORTH_TELLING * work.step_ns else []
     return {
         RECOMPUTATION: _Part(ns=sum(again.values()), why="computed again in the backward pass", by_class=again),
-        OPTIMIZER_PART: _Part(ns=sum(update.values()), why=why, by_class=update),
+        OPTIMIZER_PART: _Part(ns=sum(update.values()), why="; ".join(told), by_class=update),
         EXPOSED_COMMUNICATION: _Part(ns=sum(talk.values()), why="while nothing else ran"),
     }
 

@@ -1,6 +1,6 @@
 """A language model's step: forward, loss, backward, optimizer, with the recipe's levers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
 import torch
@@ -16,6 +16,7 @@ from flopwise.errors import Unsupported
 from flopwise.lm.attention import sdpa_backend_name
 from flopwise.lm.loss import hidden_loss, loss_full
 from flopwise.lm.optimizer import make_optimizer
+from flopwise.lm.overlap import UpdateInBackward, parameter_groups
 from flopwise.lm.own_kernels import own_levers, written_out
 from flopwise.lm.precision import (
     apply_fp32_matmul,
@@ -61,12 +62,27 @@ class ModelStep:
         self.loss_of: Callable[..., Tensor] = compiled(
             loss_full if recipe.loss == "full" else hidden_loss(recipe.loss), recipe
         )
-        self.optimizer: torch.optim.Optimizer | None = None
+        self.optimizers: list[torch.optim.Optimizer] = []
+        self.overlapped: UpdateInBackward | None = None
         if workload.phase == "train":
-            self.optimizer = make_optimizer(self.model.parameters(), recipe, lr=PEAK_LR, graph=recipe.graph == "on")
+            self._make_optimizers()
         self.steps = 0
         self.output: Tensor | None = None
         self.loss: Tensor | None = None
+
+    def _make_optimizers(self) -> None:
+        """One for all weights; one for each block's, where they are updated within the backward pass."""
+        graph = self.recipe.graph == "on"
+        rate = torch.tensor(PEAK_LR, device=self.device) if graph else PEAK_LR  # one tensor, whatever the number
+
+        def make(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+            return make_optimizer(parameters, self.recipe, rate, graph)
+
+        if self.recipe.overlap == "on":
+            self.overlapped = UpdateInBackward(parameter_groups(self.model, blocks_of([self.model])), make)
+            self.optimizers = self.overlapped.optimizers
+        else:
+            self.optimizers = [make(self.model.parameters())]
 
     def phases(self) -> dict[str, Callable[[], object]]:
         if self.workload.phase == "forward":
@@ -76,7 +92,9 @@ class ModelStep:
             "loss": self.compute_loss,
             "backward": self.backward,
         }
-        return each | ({"optimizer": self.update} if self.optimizer else {})
+        if self.overlapped is not None:
+            each = {phase: self.overlapped.ahead()(run) for phase, run in each.items()}
+        return each | ({"optimizer": self.update} if self.optimizers else {})
 
     def infer(self) -> None:
         with torch.no_grad(), autocast(self.recipe, self.device.type):
@@ -99,14 +117,18 @@ class ModelStep:
 
     def backward(self) -> None:
         assert self.loss is not None
+        if self.overlapped is not None and self.recipe.graph == "off":
+            self.set_learning_rate()  # the updates are part of the backward pass
         self.scaler.scale(self.loss).backward()
         self.loss = self.loss.detach()
 
     def update(self) -> None:
-        assert self.optimizer is not None
+        if self.overlapped is not None:
+            self.overlapped.finish()
+            return
         if self.recipe.graph == "off":
             self.set_learning_rate()
-        self.scaler.step(self.optimizer)
+        self.scaler.step(self.optimizers[0])
         self.scaler.update()
 
     def set_learning_rate(self) -> None:
@@ -115,11 +137,12 @@ class ModelStep:
         rate = warmup_cosine(
             self.steps, peak=PEAK_LR, floor=FLOOR_LR, warmup_steps=LR_WARMUP_STEPS, total_steps=LR_TOTAL_STEPS
         )
-        for group in cast(torch.optim.Optimizer, self.optimizer).param_groups:
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(rate)
-            else:
-                group["lr"] = rate
+        groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
+        if isinstance(groups[0]["lr"], Tensor):
+            groups[0]["lr"].fill_(rate)  # which all share
+            return
+        for group in groups:
+            group["lr"] = rate
 
     def ran(self) -> Ran:
         """Read off the built model, not from the recipe."""
@@ -134,7 +157,7 @@ class ModelStep:
             compute=dtype_name(compute),
             fp32_matmul=fp32_matmul_probe(self.device),
             attention=self._attention(compute),
-            optimizer=_optimizer_name(self.optimizer),
+            optimizer=_optimizer_name(self.optimizers),
             kernels=written_out(self.device.type, own_levers(self.recipe)),
             loss=None if self.loss is None else float(self.loss),
             inductor_cache_hits=inductor_cache_hits(),
@@ -158,7 +181,7 @@ def model_step(workload: Workload, device: torch.device) -> Step:
         phases=step.phases(),
         ran=step.ran,
         model=step.model if workload.recipe.compile in ("off", "blocks") else None,  # compiled whole, modules are gone
-        before_replay=step.set_learning_rate if step.optimizer is not None else None,
+        before_replay=step.set_learning_rate if step.optimizers else None,
         trained=step.model,
         loss=lambda: step.loss,
     )
@@ -169,7 +192,7 @@ def _refuse_the_impossible(workload: Workload, device: torch.device) -> None:
     if on_fake_tensors():
         return
     spec, recipe = cast(ModelSpec, workload.subject), workload.recipe
-    copies = {"forward": 1, "backward": 2, "train": 4}[workload.phase]
+    copies = {"forward": 1, "backward": 2, "train": 4}[workload.phase] - (recipe.overlap == "on")
     weights = spec.parameters() * weights_dtype(recipe).itemsize * copies
     rows = workload.batch * workload.context * max(spec.d_model, spec.vocab if recipe.loss == "full" else 0)
     least = weights + rows * 2 + workload.batch * workload.context * 16
@@ -235,9 +258,12 @@ def inductor_cache_hits() -> int:
     return int(torch._dynamo.utils.counters["inductor"]["fxgraph_cache_hit"])
 
 
-def _optimizer_name(optimizer: torch.optim.Optimizer | None) -> str:
-    if optimizer is None:
+def _optimizer_name(optimizers: Sequence[torch.optim.Optimizer]) -> str:
+    if len(optimizers) > 1:
+        return f"{_optimizer_name(optimizers[:1])}, in backward in {len(optimizers)} groups"
+    if not optimizers:
         return ""
+    optimizer = optimizers[0]
     group = optimizer.param_groups[0]
     if type(optimizer).__module__.startswith("flopwise.kernels"):
         kept = ", moments bf16" if getattr(optimizer, "state_dtype", None) == torch.bfloat16 else ""

@@ -57,6 +57,7 @@ LEVERS_TOLD = {
     "optimizer": "AdamW: written out, per list, fused, or our kernel over all tensors.",
     "compile": "torch.compile of the whole, or of one block that all layers use.",
     "graph": "The whole step in one CUDA graph.",
+    "overlap": "Update each block's weights within the backward pass, beside its matmuls.",
     "checkpoint": "Recompute activations, in segments of N blocks.",
 }
 

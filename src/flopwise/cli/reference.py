@@ -79,6 +79,11 @@ VALUES: dict[str, dict[str, str]] = {
         "blocks": "one Transformer block, compiled once and used for every layer; and the loss",
     },
     "graph": {"off": "every kernel launched by the host", "on": "the whole step in one CUDA graph"},
+    "overlap": {
+        "off": "the optimizer comes after the backward pass",
+        "on": "a block's weights are updated, and its gradients dropped, as soon as its backward is done; on a GPU beside the "
+        "next block's. Not with fp16; compiled whole, all gradients come at the end, and nothing is gained",
+    },
 }
 
 

@@ -10,7 +10,8 @@ from flopwise.cost.flops import ModelFlops, mfu, model_flops
 from flopwise.cost.fusion import block_of, fuse, graph_of
 from flopwise.cost.inference import Inference, InferenceLimit, inference, limit
 from flopwise.cost.limits import StepLimit, step_limit
-from flopwise.cost.roofline import StepTime, predict
+from flopwise.cost.overlap import updates_in_backward
+from flopwise.cost.roofline import BESIDE, StepTime, predict
 from flopwise.cost.step import StepCost, account_step, check_attention
 from flopwise.cost.summary import ParameterRow, WorkRow, by_module, name_note, parameters_by_module
 from flopwise.cost.training import TrainingTime, flops_per_token, training_time
@@ -134,7 +135,7 @@ def account_of_step(
     flops, seconds, dtype = _model_flops(step.ops), (measured_ns or 0) / 1e9, _matmul_dtype(step.ops)
     running, accounts = _running(workload, step), []
     for one in gpus:
-        floor, peak = step_limit(running, one), one.peak(dtype)
+        floor, peak = step_limit(running, one, overlap=updates_in_backward(workload.recipe)), one.peak(dtype)
         time = step_time(workload, step, ceilings[one.name]) if one.name in ceilings else None
         accounts.append(
             GpuAccount(
@@ -196,12 +197,12 @@ def _multiplies(op: OpWork) -> bool:
 
 def step_time(workload: Workload, step: StepCost, ceilings: Ceilings) -> StepTime:
     """How long the step takes on a machine with these ceilings; compiled, its operations are fused first."""
-    lever, graph = workload.recipe.compile, workload.recipe.graph == "on"
+    lever, graph, overlap = workload.recipe.compile, workload.recipe.graph == "on", updates_in_backward(workload.recipe)
     if lever == "off":
-        return predict(step.ops, ceilings, graph=graph)
+        return predict(step.ops, ceilings, graph=graph, overlap=overlap)
     ops = _running(workload, step)
-    if lever == "blocks" and not graph:
-        return predict(ops, ceilings, calls=_calls(ops, ceilings))
+    if lever == "blocks":
+        return predict(ops, ceilings, graph=graph, calls=None if graph else _calls(ops, ceilings), overlap=overlap)
     return predict(ops, ceilings, graph=graph, compiled=() if graph else ("forward", "loss", "backward"))
 
 
@@ -253,7 +254,7 @@ class _Ask:
         w, bits = self.workload, self.asked.optimizer_bits
         step = step or account_step(w, one, bits)
         memory, peak = one.memory_bytes, one.peak(self.dtype)
-        floor = step_limit(_running(w, step), one)
+        floor = step_limit(_running(w, step), one, overlap=updates_in_backward(w.recipe))
         per_parameter = fit.bytes_per_parameter(w.recipe, w.phase, bits)
         time = step_time(w, step, self.ceilings[one.name]) if one.name in self.ceilings else None
         seconds = None if self.asked.measured_ns is None else self.asked.measured_ns / 1e9
@@ -313,6 +314,13 @@ def _notes(w: Workload, spec: ModelSpec, bits: int) -> tuple[str, ...]:
         notes.append(f"{bits}-bit optimizer states are counted in memory; bytes moved and time are those of 32 bits")
     if w.recipe.checkpoint > spec.n_layers:
         notes.append(f"checkpoint = {w.recipe.checkpoint} is more than the {spec.n_layers} layers: one segment of all")
+    if w.recipe.overlap == "on":
+        hidden = (
+            f"{BESIDE:g} × what fits beside backward's compute-bound kernels"
+            if updates_in_backward(w.recipe)
+            else "none"
+        )
+        notes.append(f"overlap = 'on': of the optimizer's time, {hidden} is taken as hidden; assumed, not measured")
     if w.recipe.compile != "off":
         notes.append(
             f"compile = '{w.recipe.compile}': ops, bytes and memory are eager PyTorch's, an upper limit; "

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from flopwise.cost.overlap import updates_in_backward
 from flopwise.cost.step import account_step
 from flopwise.spec.gpu import Gpu
 from flopwise.spec.model import ModelSpec
@@ -20,12 +21,15 @@ def bytes_per_parameter(recipe: Recipe, phase: str = "train", optimizer_bits: in
 
     >>> bytes_per_parameter(Recipe()), bytes_per_parameter(Recipe(precision="bf16-pure"))
     (16.0, 8.0)
+    >>> bytes_per_parameter(Recipe(overlap="on"))  # gradients are never there together
+    12.0
     """
     item = 2.0 if recipe.weights == "bf16" else 4.0
     moment = {"flopwise": 4.0, "flopwise-bf16": 2.0}.get(recipe.optimizer, item)
     moments = 2 * (1 + 4 / 256 if optimizer_bits == 8 else moment)
     low = 2.0 if recipe.precision == "bf16-master" else 0.0
-    return {"forward": item, "backward": 2 * item, "train": 2 * item + moments + low}[phase]
+    gradient = 0.0 if updates_in_backward(recipe) else item  # those of a block or two are nothing beside the rest
+    return {"forward": item, "backward": 2 * item, "train": item + gradient + moments + low}[phase]
 
 
 def largest_model(memory_bytes: float, per_parameter: float = 16.0) -> int:

@@ -52,10 +52,19 @@ def block_of(op: OpWork) -> str | None:
     >>> block_of(OpWork(op="mul", module="blocks.3.mlp", phase="forward", kind=ELEMENTWISE, dtype="fp32"))
     'blocks.3'
     """
-    block = _NUMBERED.match(op.module)
-    if block:
-        return block.group()
+    if block := block_of_module(op.module):
+        return block
     return "loss" if op.phase == "loss" or op.module == "loss" else None
+
+
+def block_of_module(module: str) -> str:
+    """The block that a module is part of, or ''.
+
+    >>> block_of_module("blocks.3.mlp.up"), block_of_module("head")
+    ('blocks.3', '')
+    """
+    block = _NUMBERED.match(module)
+    return block.group() if block else ""
 
 
 def graph_of(compile_lever: str) -> Graph:

@@ -6,11 +6,11 @@ from typing import Any
 import msgspec
 
 from flopwise.cost.fit import peak_of
-from flopwise.cost.step import PhaseCost, StepCost, account_step
+from flopwise.cost.step import StepCost, account_step
 from flopwise.spec.gpu import Gpu
 from flopwise.spec.model import ModelSpec
 from flopwise.spec.workload import Workload
-from flopwise.work import GRADIENTS, PARAMETERS, TEMPORARY, WORKSPACE
+from flopwise.work import GRADIENTS, WORKSPACE
 
 ARITHMETIC, FROM_OWNERS = "closed form", "from the owners: this step cannot do it"
 
@@ -47,8 +47,8 @@ def memory_levers(workload: Workload, gpu: Gpu | None = None) -> tuple[LeverEffe
         then = peak_of(msgspec.structs.replace(workload, recipe=recipe), gpu) - less
         effect = LeverEffect(lever=f"--{lever} {value}", peak_bytes=then, saved_bytes=now - then, how=ARITHMETIC)
         found.append(effect)
-    if workload.phase == "train":
-        found += _of_the_gradients(workload, step, less)
+    if workload.phase == "train" and workload.recipe.overlap == "off":
+        found.append(_of_the_gradients(step, less))
     return tuple(sorted(found, key=lambda effect: -effect.saved_bytes))
 
 
@@ -77,7 +77,7 @@ def _untried(workload: Workload) -> list[tuple[str, Any]]:
             *(("checkpoint", n) for n in checkpoint_sizes(spec.n_layers)),
         ]
     if workload.phase == "train":
-        levers += [("optimizer", "fused")]
+        levers += [("optimizer", "fused"), *([("overlap", "on")] if recipe.precision != "fp16" else [])]
     fused = recipe.attention != "naive"
     return [
         (lever, value)
@@ -86,48 +86,14 @@ def _untried(workload: Workload) -> list[tuple[str, Any]]:
     ]
 
 
-def _of_the_gradients(workload: Workload, step: StepCost, less: int) -> list[LeverEffect]:
-    """Levers that the step does not have, told from whose bytes each phase's peak is.
-
-    Set to none: this step does it; kept as zeros, all gradients would be there in forward and loss, too. In backward: the
-    optimizer takes each gradient as it comes and drops it, so that there is one at a time, the largest at the worst, and the
-    optimizer's temporaries are those of one parameter.
+def _of_the_gradients(step: StepCost, less: int) -> LeverEffect:
+    """A lever that the step does not have, told from whose bytes each phase's peak is: gradients kept as zeros would be there
+    in forward and loss, too.
     """
-    parameters, now = step.start.owners.get(PARAMETERS, 0), step.peak_bytes
-    largest = largest_gradient_bytes(workload)
+    now = step.peak_bytes
     gradients = step.after_backward.owners.get(GRADIENTS, 0) if step.after_backward else 0
     kept = max(phase.peak_bytes + gradients - phase.peak.owners.get(GRADIENTS, 0) for phase in step.phases)
-    in_backward = max(_one_at_a_time(phase, largest, largest / max(parameters, 1)) for phase in step.phases)
-    return [
-        LeverEffect(
-            lever="optimizer in backward", peak_bytes=in_backward - less, saved_bytes=now - in_backward, how=FROM_OWNERS,
-        ),
-        LeverEffect(
-            lever="gradients kept as zeros, not set to none", peak_bytes=kept - less, saved_bytes=now - kept, how=FROM_OWNERS,
-            note="this step sets them to none",
-        ),
-    ]  # fmt: skip
-
-
-def _one_at_a_time(phase: PhaseCost, largest: int, share: float) -> int:
-    owners = phase.peak.owners
-    peak = phase.peak_bytes - owners.get(GRADIENTS, 0) + min(largest, owners.get(GRADIENTS, 0))
-    if phase.phase == "optimizer":
-        temporary = owners.get(TEMPORARY, 0)
-        peak -= temporary - round(temporary * share)
-    return peak
-
-
-def largest_gradient_bytes(workload: Workload) -> int:
-    """The largest parameter's gradient: of the embedding or of an MLP's matrix.
-
-    >>> from flopwise.spec.workload import workload
-    >>> largest_gradient_bytes(workload("2.7B")) == 4 * 2560 * 10240
-    True
-    """
-    spec = workload.subject
-    assert isinstance(spec, ModelSpec)
-    widest = max(
-        spec.vocab, spec.d_ff, spec.n_heads * spec.head_dim, spec.max_context if spec.positions == "learned" else 0
-    )
-    return spec.d_model * widest * (2 if workload.recipe.weights == "bf16" else 4)
+    return LeverEffect(
+        lever="gradients kept as zeros, not set to none", peak_bytes=kept - less, saved_bytes=now - kept, how=FROM_OWNERS,
+        note="this step sets them to none",
+    )  # fmt: skip

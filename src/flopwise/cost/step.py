@@ -7,6 +7,7 @@ import msgspec
 from flopwise.cost import adamw, losses
 from flopwise.cost.allocator import unsplit_bytes
 from flopwise.cost.network import Network
+from flopwise.cost.overlap import UpdateInBackward, updates_in_backward
 from flopwise.cost.tape import Tape, Tensor
 from flopwise.errors import FlopwiseError, Unsupported
 from flopwise.spec.gpu import Gpu
@@ -104,6 +105,8 @@ class _Step:
         self.state: list[Tensor] = []
         if workload.phase == "train":
             self.state = adamw.make_state(t, self.parameters, self.recipe, optimizer_bits == 8)
+        overlapped = updates_in_backward(self.recipe)
+        self.overlapped = UpdateInBackward(t, self.parameters, self.recipe) if overlapped else None
         self.output: Tensor | None = None
         self.loss: Tensor | None = None
         self.phases: list[PhaseCost] = []
@@ -137,7 +140,7 @@ class _Step:
             shape = (self.workload.batch, self.workload.context, spec.vocab)
             self.output = t.tensor(shape, self.autocast or self.network.dtype, LOGITS, "mm")
             return
-        for p in self.parameters:
+        for p in self.parameters if self.recipe.overlap == "off" else ():
             p.gradient = t.tensor(p.weight.shape, p.weight.dtype, GRADIENTS, p.name)
         self.loss = t.tensor((), "fp32", op="loss")
 
@@ -182,9 +185,15 @@ class _Step:
         self.t.backward(self.loss, self.t.run("ones_like", "elementwise", (), (), "fp32"))
 
     def _update(self) -> None:
+        if self.overlapped is not None:
+            return self.overlapped.finish()
         if self.recipe.precision == "fp16":  # fused optimizers unscale themselves, and still have gradients looked at
             adamw.unscale(self.t, self.parameters)
         adamw.step(self.t, self.parameters, self.recipe)
+        if self.recipe.overlap == "on":  # all gradients came at the end, and are dropped like any
+            for p in self.parameters:
+                p.gradient = None
+        return None
 
 
 def _kept(t: Tape) -> tuple[Kept, ...]:

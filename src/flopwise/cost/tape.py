@@ -113,6 +113,7 @@ class Tape(Memory):
         self.order = 0
         self.segment: Segment | None = None
         self.refilling = False
+        self.on_gradient: Callable[[Parameter], None] = lambda parameter: None  # called when a weight has its gradient
 
     def tensor(self, shape: Shape, dtype: str, owner: str = "", op: str = "") -> Tensor:
         """A new tensor; without an owner a temporary one."""
@@ -258,6 +259,7 @@ class Tape(Memory):
         found: list[tuple[Edge, Tensor | None]]
         if isinstance(node, Parameter):
             self._keep_gradient(node, arrived.pop(0))
+            self.on_gradient(node)
             return []
         if len(arrived) == 1 and 0 in arrived:
             results = node.backward(self, arrived.pop(0), self._unpack(node.saved))

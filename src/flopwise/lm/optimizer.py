@@ -67,17 +67,17 @@ class AdamWLoop(Optimizer):
 def make_optimizer(
     model_params: Iterable[nn.Parameter],
     recipe: Recipe,
-    lr: float,
+    lr: float | Tensor,
     graph: bool,
     *,
     betas: tuple[float, float] = BETAS,
     weight_decay: float = WEIGHT_DECAY,
 ) -> Optimizer:
     """The recipe's optimizer. For a CUDA graph the step count and the learning rate live on the device:
-    a schedule then writes `group["lr"].fill_(new)`.
+    a schedule then writes `group["lr"].fill_(new)`, for all optimizers that were given one tensor as their `lr`.
     """
     params = list(model_params)
-    rate = torch.tensor(lr, dtype=torch.float32, device=params[0].device) if graph else lr
+    rate = torch.as_tensor(lr, dtype=torch.float32, device=params[0].device) if graph else lr
     if recipe.optimizer == "adamw-loop":
         return AdamWLoop(params, rate, betas, weight_decay=weight_decay, capturable=graph)
     if recipe.optimizer in OWN_OPTIMIZERS:

@@ -20,6 +20,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "optimizer": ("adamw-loop", "foreach", "fused", "flopwise", "flopwise-bf16"),
     "compile": ("off", "default", "max-autotune", "blocks"),
     "graph": ("off", "on"),
+    "overlap": ("off", "on"),
 }
 
 OWN_OPTIMIZERS = ("flopwise", "flopwise-bf16")
@@ -47,6 +48,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     )
     compile: str = "off"  # blocks: one Transformer block, compiled once and used for every layer; and the loss
     graph: str = "off"  # the whole step captured in one CUDA graph
+    overlap: str = "off"  # weights are updated within the backward pass, block by block, beside its matmuls
     checkpoint: int = 0  # recompute activations, in segments of this many blocks; 0: keep them all
 
     def __post_init__(self) -> None:
@@ -58,6 +60,11 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
                 f"graph = 'on' with precision = 'fp16' and optimizer = '{self.optimizer}' is not allowed: "
                 "loss scaling asks the host whether to skip the step",
                 "allowed: optimizer = fused or flopwise, which decide on the GPU; or precision = bf16",
+            )
+        if self.overlap == "on" and self.precision == "fp16":
+            raise FlopwiseError(
+                "overlap = 'on' with precision = 'fp16' is not allowed: loss scaling looks at all gradients before any update",
+                "allowed: precision = bf16, or overlap = off",
             )
 
     @property
@@ -109,8 +116,9 @@ def recipe_from(levers: dict[str, Any]) -> Recipe:
     given = dict(levers)
     if "checkpoint" in given:
         given["checkpoint"] = parse_checkpoint(given["checkpoint"])
-    if isinstance(given.get("graph"), bool):
-        given["graph"] = "on" if given["graph"] else "off"
+    for switch in ("graph", "overlap"):
+        if isinstance(given.get(switch), bool):
+            given[switch] = "on" if given[switch] else "off"
     return Recipe(**given)
 
 

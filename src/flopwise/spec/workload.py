@@ -291,6 +291,10 @@ def _check(w: Workload) -> None:
             raise FlopwiseError(
                 f"graph = 'on' captures the whole training step, not phase = '{w.phase}'", "allowed: phase = train"
             )
+        if w.recipe.overlap == "on" and w.phase != "train":
+            raise FlopwiseError(
+                f"overlap = 'on' is about the optimizer, and phase = '{w.phase}' has none", "allowed: phase = train"
+            )
         return
     unknown = [f for f in w.recipe.changed() if f not in levers(w.subject)]
     if unknown:

@@ -177,7 +177,7 @@ class Tracker(TorchDispatchMode):
         number = len(self.tape.ops)
         if not fact.is_view:
             self._new_storages(outputs, number, args[0] if fact.many else ())
-        if node is not None and node.name() == "torch::autograd::AccumulateGrad":
+        if node is not None and phase != OPTIMIZER and node.name() == "torch::autograd::AccumulateGrad":
             for t in outputs:
                 self._label(t, GRADIENTS, module)
         passing = self._passing(fact, args, inputs, number, in_backward=node is not None)

@@ -29,6 +29,7 @@ _DO = {
     "norm": "Use {}'s normalisation",
     "activation": "Use {}'s activation",
     "rope": "Use {}'s rotary positions",
+    "overlap": "Update the weights within the backward pass",
     "checkpoint": "Checkpoint activations (--checkpoint {})",
 }
 
