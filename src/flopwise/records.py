@@ -95,11 +95,15 @@ class Telemetry(_Record, frozen=True, kw_only=True):
     throttle: tuple[str, ...] = ()  # the reasons seen, other than idle; each once
 
 
+LEARNT = 0.1  # of the first loss: below this a batch is learnt by heart
+
+
 class Agreement(_Record, frozen=True, kw_only=True):
     """A step's losses and gradients beside a reference's: fp32, nothing fused, the same weights and data."""
 
     losses: tuple[float, ...]  # of consecutive steps
     reference_losses: tuple[float, ...]
+    first_loss: float | None = None  # the reference's, before it had learnt anything
     gradient_error: float | None = None  # ‖g − r‖ / ‖r‖ over all weights; None: no gradients to be seen
     worst_error: float = 0.0  # of one weight
     worst: str = ""  # its name
@@ -107,9 +111,14 @@ class Agreement(_Record, frozen=True, kw_only=True):
 
     @property
     def loss_error(self) -> float | None:
-        """The largest difference of a loss, as a share of the reference's; a NaN is the largest of all."""
+        """The largest difference of a loss, as a share of the reference's; a NaN is the largest of all.
+
+        A large model learns one batch by heart in a few steps. Its loss is then next to nothing, and so is its rounding: the
+        share is of a tenth of the first loss at the least.
+        """
+        least = max(1e-12, LEARNT * abs(self.first_loss or 0.0))
         pairs = zip(self.losses, self.reference_losses, strict=False)
-        errors = [abs(a - b) / max(abs(b), 1e-12) for a, b in pairs]
+        errors = [abs(a - b) / max(abs(b), least) for a, b in pairs]
         return next((error for error in errors if error != error), max(errors, default=None))
 
 

@@ -1,5 +1,7 @@
 import math
 
+import pytest
+
 from flopwise.advice.tuning import Attempt, Begun, Ended, Row, Tuning, decide, wrong
 from flopwise.analysis.comparison import compare_samples
 from flopwise.records import Agreement
@@ -41,6 +43,15 @@ def test_rounding_is_allowed_and_errors_are_not():
     assert "gradients" in wrong(agreement(1.0, math.nan), "bf16")
     assert "loss" in wrong(agreement(math.nan), "bf16")
     assert wrong(None, "fp32") == ""
+
+
+def test_a_batch_learnt_by_heart_is_judged_by_its_first_loss():
+    learnt = Agreement(losses=(0.010, 0.034), reference_losses=(0.009, 0.034), first_loss=9.3)
+    assert learnt.loss_error == pytest.approx(0.001 / 0.93)
+    assert wrong(learnt, "bf16") == ""
+    forgotten = Agreement(losses=(0.06,), reference_losses=(0.03,), first_loss=9.3)
+    assert "loss" in wrong(forgotten, "bf16")
+    assert "loss" in wrong(Agreement(losses=(0.010,), reference_losses=(0.009,)), "bf16")
 
 
 def attempt(**fields):

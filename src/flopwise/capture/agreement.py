@@ -28,21 +28,21 @@ def agree(trial: Trial, request: AgreeRequest) -> Agreement:
     """Run the trial's workload from the seed on and compare; with `request.write` it is the reference itself."""
     workload = trial.workload
     step = build_step(workload, resolve_device(trial.device))
-    losses, gradients = followed(step, _done(workload))
+    losses, gradients, first = followed(step, _done(workload))
     if not losses and not gradients:
         raise Unsupported(
             f"{workload.target} shows neither a loss nor gradients",
             "a step of your own shows them if it returns its loss, or builds its model in the factory",
         )
     if request.write:
-        _write(request.path, losses, gradients)
-        return compared(losses, gradients, losses, gradients)
+        _write(request.path, losses, gradients, first)
+        return compared(losses, gradients, losses, gradients, first)
     return _beside(losses, gradients, workload, request)
 
 
 def agreement_of(step: Step, workload: Workload, request: AgreeRequest, once: Callable[[], object]) -> Agreed:
     """The same of a step that is built and goes on afterwards; `once` runs it."""
-    losses, gradients = followed(step, _done(workload), once)
+    losses, gradients, _ = followed(step, _done(workload), once)
     if not losses and not gradients:
         return Agreed(failed=f"{workload.target} shows neither a loss nor gradients")
     return Agreed(agreement=_beside(losses, gradients, workload, request))
@@ -56,23 +56,31 @@ def _beside(losses: list[float], gradients: Gradients, workload: Workload, reque
     return compared(losses, gradients, *_read(request.path), any_scale=workload.recipe.precision == "fp16")
 
 
-def followed(step: Step, done: int = 0, once: Callable[[], object] | None = None) -> tuple[list[float], Gradients]:
-    """The losses of some steps and the gradients of the first of them; `done` steps were run already."""
+def followed(
+    step: Step, done: int = 0, once: Callable[[], object] | None = None
+) -> tuple[list[float], Gradients, float | None]:
+    """The losses of some steps and the gradients of the first of them; `done` steps were run already. And the very first
+    loss, if it was seen.
+    """
     losses: list[float] = []
     gradients: Gradients = {}
+    first: float | None = None
     for number in range(done + 1, FIRST + COMPARED):
         if once is not None:
             once()
         else:
             for phase in step.phases.values():
                 phase()
-        if number < FIRST:
+        if 1 < number < FIRST:
             continue
         loss = step.loss()
+        if number == 1:
+            first = float(loss) if loss is not None else None
+            continue
         losses += [float(loss)] if loss is not None else []
         if number == FIRST and step.trained is not None:
             gradients = sampled(step.trained)
-    return losses, gradients
+    return losses, gradients, first
 
 
 def sampled(model: nn.Module) -> Gradients:
@@ -112,6 +120,7 @@ def compared(
     gradients: Gradients,
     reference_losses: list[float],
     reference: Gradients,
+    first: float | None = None,
     *,
     any_scale: bool = False,
 ) -> Agreement:
@@ -131,6 +140,7 @@ def compared(
     return Agreement(
         losses=tuple(losses),
         reference_losses=tuple(reference_losses),
+        first_loss=first,
         gradient_error=math.sqrt(off / size) if size else None,
         worst_error=worst,
         worst=where,
@@ -144,16 +154,19 @@ def _scale(gradients: Gradients, reference: Gradients, common: list[str]) -> flo
     return along / size if along and size else 1.0
 
 
-def _write(path: str, losses: list[float], gradients: Gradients) -> None:
+def _write(path: str, losses: list[float], gradients: Gradients, first: float | None) -> None:
     arrays: dict[str, Any] = {f"g:{name}": values for name, (values, _) in gradients.items()}
     sizes = np.array([numel for _, numel in gradients.values()], dtype=np.int64)
     with open(path, "wb") as file:
-        np.savez(file, losses=np.array(losses), sizes=sizes, **arrays)
+        np.savez(
+            file, losses=np.array(losses), first=np.array(math.nan if first is None else first), sizes=sizes, **arrays
+        )
 
 
-def _read(path: str) -> tuple[list[float], Gradients]:
+def _read(path: str) -> tuple[list[float], Gradients, float | None]:
     with np.load(path, allow_pickle=False) as stored:
         names = [name for name in stored.files if name.startswith("g:")]
         sizes = stored["sizes"].tolist()
         gradients = {name[2:]: (stored[name], size) for name, size in zip(names, sizes, strict=True)}
-        return stored["losses"].tolist(), gradients
+        first = float(stored["first"])
+        return stored["losses"].tolist(), gradients, first if math.isfinite(first) else None

@@ -13,6 +13,7 @@ The whole step is timed with no synchronisation inside; phases are timed in a pa
 between them would make the step slower.
 """
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from typing import Protocol
@@ -28,6 +29,7 @@ Phases = Mapping[str, Callable[[], object]]
 _SPIN_CYCLES_PER_NS = 2.0  # no GPU of today clocks higher than 2-3 GHz; too long a spin costs only time
 _SHORTEST_HOLD_NS, _LONGEST_HOLD_NS = 300_000, 2_000_000_000
 _GIVE_UP_AFTER = 3
+_LONGEST_LAUNCH_NS = 250_000_000  # a queue of launches that takes longer to fill holds more of them than the driver's
 
 
 class Clock(Protocol):
@@ -37,7 +39,7 @@ class Clock(Protocol):
         """Run the whole step once; wall nanoseconds."""
 
     def sample(self) -> dict[str, PhaseSample]:
-        """One round: every phase once, the whole step first."""
+        """One round: every phase once, the whole step first. After `details` rounds the whole step alone."""
 
 
 class CpuClock:
@@ -62,10 +64,14 @@ class CpuClock:
 
 
 class CudaClock:
-    """On the GPU three passes make one sample: the step as it is, each phase synchronised, each phase held and then released."""
+    """On the GPU three passes make one sample: the step as it is, each phase synchronised, each phase held and then released.
 
-    def __init__(self, phases: Phases, device: torch.device, flush_l2: bool) -> None:
+    `details`: so many samples have all three, those after them the first alone; 0: all have.
+    """
+
+    def __init__(self, phases: Phases, device: torch.device, flush_l2: bool, details: int = 0) -> None:
         self.phases, self.device = phases, device
+        self._left = details or math.inf
         self._hold: dict[str, _Hold] = {phase: _Hold() for phase in phases}
         l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size
         self._flush = torch.empty(4 * l2_bytes, dtype=torch.uint8, device=device) if flush_l2 else None
@@ -75,6 +81,9 @@ class CudaClock:
 
     def sample(self) -> dict[str, PhaseSample]:
         step = self._timed(*self.phases)
+        self._left -= 1
+        if self._left < 0:
+            return {STEP: step}
         each = {p: self._timed(p) for p in self.phases} if len(self.phases) > 1 else dict.fromkeys(self.phases, step)
         each = {p: self._with_gpu(p, s) for p, s in each.items()}
         gpu_ns = sum(s.gpu_ns or 0 for s in each.values())
@@ -121,7 +130,7 @@ class _Hold:
         self.factor, self.failures = 2.0, 0
 
     def length_ns(self, launch_ns: int) -> int:
-        if self.failures >= _GIVE_UP_AFTER:
+        if self.failures >= _GIVE_UP_AFTER or launch_ns > _LONGEST_LAUNCH_NS:
             return 0
         return min(int(self.factor * launch_ns) + _SHORTEST_HOLD_NS, _LONGEST_HOLD_NS)
 
@@ -131,6 +140,6 @@ class _Hold:
             self.factor = min(self.factor * 2, 16.0)
 
 
-def clock_for(phases: Phases, device: torch.device, single_op: bool) -> Clock:
+def clock_for(phases: Phases, device: torch.device, single_op: bool, details: int = 0) -> Clock:
     """The clock that fits the device."""
-    return CudaClock(phases, device, flush_l2=single_op) if device.type == "cuda" else CpuClock(phases)
+    return CudaClock(phases, device, single_op, details) if device.type == "cuda" else CpuClock(phases)

@@ -202,3 +202,4 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     compare: AgreeRequest | None = None  # with the trial's first steps, which warm it up as well
     turns: bool = False  # wait for a line before every round: `go` or `stop`
     fewest: int = 0  # samples to be taken whatever the sampling's budget says
+    details: int = 0  # samples with each phase's and the GPU's time; those after them have the step's alone. 0: all

@@ -130,12 +130,13 @@ def _phases(samples: list[dict[str, PhaseSample]]) -> tuple[PhaseTimes, ...]:
     return tuple(
         PhaseTimes(
             phase=phase,
-            wall_ns=tuple(s[phase].wall_ns for s in samples),
-            launch_ns=tuple(s[phase].launch_ns or 0 for s in samples) if has_gpu else (),
-            gpu_ns=tuple(s[phase].gpu_ns or 0 for s in samples) if has_gpu else (),
-            gpu_held=tuple(s[phase].held for s in samples) if has_gpu else (),
+            wall_ns=tuple(s.wall_ns for s in taken),
+            launch_ns=tuple(s.launch_ns or 0 for s in taken) if has_gpu else (),
+            gpu_ns=tuple(s.gpu_ns for s in taken if s.gpu_ns is not None),
+            gpu_held=tuple(s.held for s in taken if s.gpu_ns is not None),
         )
         for phase in samples[0]
+        if (taken := [sample[phase] for sample in samples if phase in sample])
     )
 
 

@@ -212,9 +212,10 @@ class Worker(AbstractContextManager["Worker"]):
         memory: MemoryRequest | None = None,
         compare: AgreeRequest | None = None,
         fewest: int = 0,
+        details: int = 0,
     ) -> Point:
         """Measure one trial. Always returns a point: of an interruption too, with what was measured until then."""
-        gathered = self.begin(trial, log, trace=trace, memory=memory, compare=compare, fewest=fewest)
+        gathered = self.begin(trial, log, trace=trace, memory=memory, compare=compare, fewest=fewest, details=details)
         try:
             ended = self.follow(gathered, on_event)
         except KeyboardInterrupt:
@@ -231,6 +232,7 @@ class Worker(AbstractContextManager["Worker"]):
         memory: MemoryRequest | None = None,
         compare: AgreeRequest | None = None,
         fewest: int = 0,
+        details: int = 0,
     ) -> Gathered:
         """Send the trial to the worker, starting the worker anew if it is gone."""
         if self.process.poll() is not None:
@@ -238,7 +240,14 @@ class Worker(AbstractContextManager["Worker"]):
         plan = msgspec.json.encode(trial).decode()
         self._send(
             Request(
-                trial=plan, log=str(log or ""), turns=turns, trace=trace, memory=memory, compare=compare, fewest=fewest
+                trial=plan,
+                log=str(log or ""),
+                turns=turns,
+                trace=trace,
+                memory=memory,
+                compare=compare,
+                fewest=fewest,
+                details=details,
             )
         )
         return Gathered(trial, paired_with)

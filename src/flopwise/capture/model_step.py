@@ -32,7 +32,8 @@ from flopwise.spec.model import ModelSpec
 from flopwise.spec.recipe import Recipe
 from flopwise.spec.workload import Workload
 
-PEAK_LR, FLOOR_LR, LR_WARMUP_STEPS, LR_TOTAL_STEPS = 1e-3, 1e-4, 100, 10_000
+PEAK_LR, LR_FLOOR, LR_WARMUP_STEPS, LR_TOTAL_STEPS = 1e-3, 0.1, 100, 10_000  # the floor is a share of the peak
+LR_WIDTH = 768  # wider models learn with less: in three steps 2.7B would have the one batch by heart
 # The graph is a lever of its own. With `blocks` the loss is a function like any other.
 COMPILE_MODES = {"default": None, "max-autotune": "max-autotune-no-cudagraphs", "blocks": None}
 
@@ -62,6 +63,7 @@ class ModelStep:
         self.loss_of: Callable[..., Tensor] = compiled(
             loss_full if recipe.loss == "full" else hidden_loss(recipe.loss), recipe
         )
+        self.peak_lr = PEAK_LR * min(1.0, LR_WIDTH / spec.d_model) ** 2
         self.optimizers: list[torch.optim.Optimizer] = []
         self.overlapped: UpdateInBackward | None = None
         if workload.phase == "train":
@@ -73,7 +75,8 @@ class ModelStep:
     def _make_optimizers(self) -> None:
         """One for all weights; one for each block's, where they are updated within the backward pass."""
         graph = self.recipe.graph == "on"
-        rate = torch.tensor(PEAK_LR, device=self.device) if graph else PEAK_LR  # one tensor, whatever the number
+        # One tensor, whatever the number of optimizers.
+        rate = torch.tensor(self.peak_lr, device=self.device) if graph else self.peak_lr
 
         def make(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
             return make_optimizer(parameters, self.recipe, rate, graph)
@@ -134,8 +137,9 @@ class ModelStep:
     def set_learning_rate(self) -> None:
         """The schedule's next rate; in a graph it is written into the tensor that the graph reads."""
         self.steps += 1
+        peak, floor = self.peak_lr, LR_FLOOR * self.peak_lr
         rate = warmup_cosine(
-            self.steps, peak=PEAK_LR, floor=FLOOR_LR, warmup_steps=LR_WARMUP_STEPS, total_steps=LR_TOTAL_STEPS
+            self.steps, peak=peak, floor=floor, warmup_steps=LR_WARMUP_STEPS, total_steps=LR_TOTAL_STEPS
         )
         groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
         if isinstance(groups[0]["lr"], Tensor):

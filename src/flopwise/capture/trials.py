@@ -46,11 +46,12 @@ def run_trial(
     trace: TraceRequest | None = None,
     compare: AgreeRequest | None = None,
     fewest: int = 0,
+    details: int = 0,
 ) -> None:
     """Run the trial and emit what happens. `may_go_on` is asked before every step; in `turns` it alone ends the sampling.
 
     `compare`: the first steps' losses and gradients are set beside a reference's; they warm the step up as well.
-    `fewest`: samples to be taken whatever the budget says.
+    `fewest`: samples to be taken whatever the budget says. `details`: samples with phases and the GPU's clock; 0: all.
     """
     try:
         device = resolve_device(trial.device)
@@ -58,7 +59,7 @@ def run_trial(
         begun = time.perf_counter_ns()
         step = build_step(trial.workload, device)
         emit(Ready(setup_ns=time.perf_counter_ns() - begun, captured_first_ns=step.captured_first_ns))
-        clock = clock_for(step.phases, device, step.single_op)
+        clock = clock_for(step.phases, device, step.single_op, details)
         compared_ns: list[int] = []
         if compare is not None:
             emit(agreement_of(step, trial.workload, compare, lambda: compared_ns.append(clock.once())))

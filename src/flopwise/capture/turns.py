@@ -26,11 +26,16 @@ class Contestant:
         paired_with: str = "",
         worker: Worker | None = None,
         compare: AgreeRequest | None = None,
+        details: int = 0,
     ) -> None:
-        """`worker`: one that is there already, and stays. `compare`: with a reference, before it is warm."""
+        """`worker`: one that is there already, and stays. `compare`: with a reference, before it is warm. `details`: of
+        so many rounds; 0: of all.
+        """
         self.trial, self.on_event, self.lent = trial, on_event, worker is not None
         self.worker = worker or Worker(compiler=trial.workload.recipe.compile != "off")
-        self.gathered = self.worker.begin(trial, log, turns=True, paired_with=paired_with, compare=compare)
+        self.gathered = self.worker.begin(
+            trial, log, turns=True, paired_with=paired_with, compare=compare, details=details
+        )
         self.ended = Done(status="")
 
     @property

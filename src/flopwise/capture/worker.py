@@ -138,7 +138,7 @@ def _serve(request: Request, events: int) -> None:
         return
     run_trial(
         trial, lambda event: _emit(events, event), may_go_on, request.turns, request.trace, request.compare,
-        request.fewest,
+        request.fewest, request.details,
     )  # fmt: skip
 
 

@@ -89,8 +89,8 @@ def _rms_norm_forward_kernel(
     inside = (row < rows)[:, None] & (column < columns)
     at = row[:, None] * columns + column
     x = tl.load(x_ptr + row[:, None] * x_stride + column, mask=inside, other=0.0).to(tl.float32)
-    # After x, which comes from far: the weight is in the caches.
-    weight = tl.load(weight_ptr + column, mask=column < columns, other=0.0).to(tl.float32)
+    # After x, which comes from far; and to be kept in the caches, since every program reads it.
+    weight = tl.load(weight_ptr + column, mask=column < columns, other=0.0, eviction_policy="evict_last").to(tl.float32)
     if ADD:
         x += tl.load(residual_ptr + row[:, None] * residual_stride + column, mask=inside, other=0.0).to(tl.float32)
         rounded = x.to(total_ptr.dtype.element_ty)  # what is normed is what the next layer reads

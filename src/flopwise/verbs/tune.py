@@ -31,6 +31,7 @@ ROWS = "tuning.jsonl"
 START = "start"  # the group of the step before anything is changed
 WORTH = 0.003  # of the step: less is not tried, if it is predicted
 ROOM = 0.92  # of the GPU's memory, for two steps side by side
+DETAILS = 3  # samples of a step by phase and by the GPU's clock: what predicts needs them, what compares does not
 FITTING = (0.92, 0.8, 0.65)  # of it, for a step in the place of one that does not fit, until one runs
 
 
@@ -227,7 +228,7 @@ class _Tuner:
         log = self.run.log_path(trial.key())
         challenger = Contestant(
             trial, log, self.progress.event, paired_with=self.best.trial.key(), worker=self._worker(),
-            compare=self._compare,
+            compare=self._compare, details=DETAILS,
         )  # fmt: skip
         try:
             if not challenger.get_ready():
@@ -307,7 +308,9 @@ class _Tuner:
 
         self.progress.trial(trial)
         log = self.run.log_path(trial.key())
-        point = self.worker.run(trial, log, on_event, trace=trace, compare=self._compare, fewest=FEWEST)
+        point = self.worker.run(
+            trial, log, on_event, trace=trace, compare=self._compare, fewest=FEWEST, details=DETAILS
+        )
         self.run.append(point)
         if point.status != OK and trial.group == START:
             if point.status == "interrupted":
@@ -351,7 +354,7 @@ class _Tuner:
         if self.resident is None or not self.resident.runs:
             trial = msgspec.structs.replace(self.best.trial, group=f"best before attempt {len(self.attempts) + 1}")
             self.resident = Contestant(
-                trial, self.run.log_path(trial.key()), self.progress.event, worker=self._worker()
+                trial, self.run.log_path(trial.key()), self.progress.event, worker=self._worker(), details=DETAILS
             )
             if not self.resident.get_ready():
                 ended, self.resident = self.resident.ended, None
