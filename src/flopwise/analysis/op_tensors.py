@@ -5,6 +5,8 @@ from typing import Any
 
 import msgspec
 
+from flopwise.trace.op_inputs import BETWEEN
+
 # As PyTorch spells them; what is not here is no tensor, or none whose bytes are known.
 ITEM_BYTES = {
     "double": 8, "float": 4, "c10::Half": 2, "c10::BFloat16": 2,
@@ -77,27 +79,27 @@ class _Garbled(Exception):
 def given(text: str) -> Given | None:
     """What an op was given; None for what is not four lists of one length with sizes, types, strides and values in them.
 
-    >>> lines = ("[[2, 3], []]", '["float", "Scalar"]', "[[3, 1], []]", '["", "2"]')
-    >>> found = given(chr(10).join(lines))
+    >>> lists = ("[[2, 3], []]", '["float", "Scalar"]', "[[3, 1], []]", '["", "2"]')
+    >>> found = given(BETWEEN.join(lists))
     >>> found.at(0).n_bytes, found.at(1), found.value(1)
     (24, None, '2')
     """
-    lines = text.split("\n")
-    if len(lines) != 4:
+    lists = text.split(BETWEEN)
+    if len(lists) != 4:
         return None
     try:
-        dims, types, strides, values = (msgspec.json.decode(line, type=list[Any]) for line in lines)
+        dims, types, strides, values = (msgspec.json.decode(one, type=list[Any]) for one in lists)
         whole = [value if isinstance(value, str) else "" for value in values]
         if len({len(dims), len(types), len(strides), len(values)}) != 1 or not all(isinstance(t, str) for t in types):
             return None
         tensors = [_tensor(*one) if one[1] in ITEM_BYTES else None for one in zip(dims, types, strides, strict=True)]
-        lists = [
+        listed = [
             tuple(_sizes(size, 1) for size in sizes) if kind == LIST and isinstance(sizes, list) and sizes else None
             for sizes, kind in zip(dims, types, strict=True)
         ]
     except (msgspec.DecodeError, RecursionError, UnicodeError, _Garbled):
         return None
-    return Given(tuple(tensors), tuple(lists), tuple(types), tuple(whole))
+    return Given(tuple(tensors), tuple(listed), tuple(types), tuple(whole))
 
 
 def _tensor(dims: Any, dtype: str, strides: Any) -> Tensor:

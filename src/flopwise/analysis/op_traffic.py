@@ -15,6 +15,7 @@ from flopwise.analysis.op_tensors import CODES, FLOATS, ITEM_BYTES, Given, Tenso
 from flopwise.cost.flops import causal_share
 from flopwise.trace import op_inputs as family
 from flopwise.trace.kernel_class import classify
+from flopwise.trace.op_shapes import BY_HEAD
 from flopwise.work import COPY
 
 _WHOLE = frozenset({"add", "sub", "mul", "maximum", "minimum", "where", "neg", "abs"})  # keep whole numbers whole
@@ -255,7 +256,7 @@ def _attention(op: str, inputs: Given, _: str) -> Traffic | None:
         return None
     square = 1.0
     if inputs.value(place) == causal:
-        tokens = 2 if op in family.BY_HEAD else 1
+        tokens = 2 if op in BY_HEAD else 1
         if q.dims[tokens] != k.dims[tokens]:
             return None
         square = causal_share(q.dims[tokens])

@@ -72,13 +72,17 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True):
     points: tuple[RooflinePoint, ...]
     notes: tuple[str, ...] = ()
     unplaced: tuple[Unplaced, ...] = ()
+    cache_bytes: int = 0  # the GPU's last cache; 0: not known
+
+    @property
+    def gpu_ns(self) -> float:
+        """All that ran on the GPU, placed or not, durations added up."""
+        return sum(point.ns for point in self.points) + sum(rest.ns for rest in self.unplaced)
 
     @property
     def covered(self) -> float:
-        """The points' share of all GPU time, durations added up."""
-        placed = sum(point.ns for point in self.points)
-        total = placed + sum(rest.ns for rest in self.unplaced)
-        return placed / total if total else 1.0
+        """The points' share of it."""
+        return sum(point.ns for point in self.points) / self.gpu_ns if self.gpu_ns else 1.0
 
 
 def roof(intensity: float, dtype: str, ceilings: Ceilings) -> float:

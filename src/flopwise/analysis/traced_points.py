@@ -17,7 +17,7 @@ from flopwise.analysis.roofline import ITEM_BYTES, MEASURED, RooflinePoint, Unpl
 from flopwise.ceilings import Ceilings
 from flopwise.trace.attribute import attribute
 from flopwise.trace.matmul_precision import matmul_precision
-from flopwise.trace.op_inputs import JOIN, LISTS, NO_INPUTS, family
+from flopwise.trace.op_inputs import BETWEEN, JOIN, LISTS, NO_INPUTS, family
 from flopwise.trace.tables import Trace
 
 _ON_THE_DEVICE = ("Memcpy DtoD", "Memset")
@@ -95,7 +95,7 @@ def _point(row: dict[str, Any], traffic: Traffic, trace: Trace, ceilings: Ceilin
         kind=row["class"],
         phase=row["phase"],
         dtype=dtype,
-        shapes=trace.shapes[row["shape"]] or _sizes(trace.inputs[row["inputs"]]),
+        shapes=_sizes(trace.shapes[row["shape"]] or trace.inputs[row["inputs"]]),
         count=row["count"],
         ns=float(row["duration_ns"]),
         flops=traffic.flops,
@@ -110,7 +110,7 @@ def _point(row: dict[str, Any], traffic: Traffic, trace: Trace, ceilings: Ceilin
 
 def _sizes(text: str) -> str:
     """The sizes of the tensors alone: the numbers between them have none."""
-    return text.partition("\n")[0].replace(", []", "")
+    return text.partition(BETWEEN)[0].replace(", []", "")
 
 
 def _merged(points: list[RooflinePoint]) -> list[RooflinePoint]:

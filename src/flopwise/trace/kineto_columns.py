@@ -163,7 +163,7 @@ class Columns:
                 ]
             )
         if table == "ops":
-            inputs, kept, join = self.inputs, self.inputs.kept, BETWEEN.join
+            inputs, kept, join = self.inputs, self.inputs.kept, BETWEEN.encode().join
             return b"".join(
                 [
                     pack(

@@ -54,7 +54,7 @@ _LISTS = ("_foreach_", "_fused_adam", "_fused_sgd")
 _COMPILED = ("triton_poi_", "triton_red_", "triton_per_")
 
 NO_INPUTS = 0
-BETWEEN = b"\n"  # the four lists of a text
+BETWEEN = "\x1e"  # the four lists of a text: no JSON holds this character
 MAX_INPUTS = 100_000  # distinct; a model has hundreds
 MAX_INPUTS_BYTES = 32_000  # an optimizer gives six lists of up to thirty tensors
 
@@ -115,9 +115,11 @@ def op_inputs(numbers: pl.Series) -> pl.DataFrame:
     return pl.DataFrame({"op": rows.astype(np.uint32), "inputs": found[rows]}, schema=OP_INPUTS)
 
 
-def sizes_of_inputs(ops: pl.DataFrame, names: tuple[str, ...], inputs: tuple[str, ...]) -> tuple[pl.Series, tuple[str, ...]]:
+def sizes_of_inputs(
+    ops: pl.DataFrame, names: tuple[str, ...], inputs: tuple[str, ...]
+) -> tuple[pl.Series, tuple[str, ...]]:
     """The number of the sizes alone, for the ops in SIZED, and the texts these numbers stand for."""
     shapes = Shapes()
-    of_inputs = np.array([shapes.id(text.partition("\n")[0].encode()) for text in inputs], dtype=np.uint32)
+    of_inputs = np.array([shapes.id(text.partition(BETWEEN)[0].encode()) for text in inputs], dtype=np.uint32)
     sized = np.array([name in SIZED for name in names])
     return pl.Series(np.where(sized[ops["name"].to_numpy()], of_inputs[ops["inputs"].to_numpy()], 0)), tuple(shapes.ids)

@@ -84,7 +84,7 @@ class Trace:
     sized_ops: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=SIZED_OPS))
     shapes: tuple[str, ...] = ("",)  # sizes of an op's inputs, '[[48, 512, 64], [48, 64, 512]]', each text once
     op_inputs: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=OP_INPUTS))
-    inputs: tuple[str, ...] = ("",)  # an op's sizes, types, strides and numbers, a line of JSON each; each text once
+    inputs: tuple[str, ...] = ("",)  # an op's sizes, types, strides and numbers, a list of JSON each; each text once
     gpu: str = ""  # the first device's name
     notes: tuple[str, ...] = field(
         default=()
@@ -113,5 +113,5 @@ def of_process(trace: Trace, process: int) -> Trace:
     if not others or process == NO_ID:
         return trace
     kept = {name: tables[name].filter(pl.col("process").is_in([process, NO_ID])) for name in others}
-    sizes = {"sized_ops": pl.DataFrame(schema=SIZED_OPS), "op_inputs": pl.DataFrame(schema=OP_INPUTS)}
-    return replace(trace, **kept, **sizes)
+    kept |= {"sized_ops": pl.DataFrame(schema=SIZED_OPS), "op_inputs": pl.DataFrame(schema=OP_INPUTS)}
+    return replace(trace, **kept)
