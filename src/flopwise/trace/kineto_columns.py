@@ -46,6 +46,7 @@ _TABLE_OF = {
     "user_annotation": "annotations",
     "python_function": "modules",
 }
+_ARROWS = frozenset("stf")  # from one event to another
 ON_GPU = ("kernels", "copies")
 _GPU_ARGS = ("device", "stream", "correlation", "graph_node", "bytes")
 _ARGS_OF: dict[str, tuple[str, ...]] = {
@@ -102,9 +103,10 @@ class Columns:
         by_category: defaultdict[str, Events] = defaultdict(list)
         others: Events = []
         for event in events:
-            if event.ph == "X":
+            ph = event.ph
+            if ph == "X":
                 by_category[event.cat].append(event)
-            else:
+            elif ph not in _ARROWS:
                 others.append(event)
         for event in self._whole_ones(others):
             by_category[event.cat].append(event)

@@ -19,7 +19,7 @@ from flopwise.errors import FlopwiseError
 from flopwise.trace.given_file import SQLITE_MAGIC, check_file
 from flopwise.trace.json_text import Structure, repaired
 
-CHUNK_BYTES = 1 << 18  # larger chunks read slower: the decoded events fall out of the CPU's cache
+CHUNK_BYTES = 1 << 16  # larger chunks read slower: the decoded events fall out of the CPU's cache
 EVENT_BYTES = 16 << 20  # the largest event, header or trailer that is held in memory
 NESTING = 400  # below Python's recursion limit, far above what a profiler writes (4)
 INFLATED_BYTES = 64 << 30  # a gzip file may not unfold beyond this,
