@@ -11,7 +11,7 @@ import msgspec
 import polars as pl
 
 from flopwise.analysis.op_flops import MATMULS, factors, input_sizes
-from flopwise.analysis.op_tensors import NAMES, given
+from flopwise.analysis.op_tensors import NAMES, Given, given
 from flopwise.analysis.op_traffic import LIST_TOO_LONG, Traffic, op_traffic
 from flopwise.analysis.roofline import ITEM_BYTES, MEASURED, RooflinePoint, Unplaced, roof
 from flopwise.ceilings import Ceilings
@@ -26,14 +26,14 @@ _ON_THE_DEVICE = ("Memcpy DtoD", "Memset")
 def traced_points(trace: Trace, ceilings: Ceilings) -> tuple[list[RooflinePoint], list[Unplaced]]:
     """The ops of a trace that was captured with shapes, those alike together, and what has no point; the longest first."""
     points, rest = list[RooflinePoint](), list[Unplaced]()
-    parsed: dict[int, Any] = {}
+    parsed: dict[int, Given | None] = {}
     for row in _alike(trace).iter_rows(named=True):
         number = row["inputs"]
         if number not in parsed:
             parsed[number] = given(trace.inputs[number]) if number != NO_INPUTS else None
         traffic = _traffic(row, parsed[number], trace.shapes[row["shape"]])
         if traffic is None:
-            rest.append(_unplaced(row, parsed[number] is not None))
+            rest.append(_unplaced(row, parsed[number]))
         else:
             points.append(_point(row, traffic, trace, ceilings))
     return _merged(points), sorted(rest, key=lambda one: -one.ns)
@@ -67,7 +67,7 @@ def _alike(trace: Trace) -> pl.DataFrame:
     return alike.agg(pl.col("duration_ns").sum(), pl.len().alias("count"))
 
 
-def _traffic(row: dict[str, Any], inputs: Any, sizes: str) -> Traffic | None:
+def _traffic(row: dict[str, Any], inputs: Given | None, sizes: str) -> Traffic | None:
     op = row["op"] or ""
     if row["crosses"]:
         return None
@@ -125,15 +125,15 @@ def _merged(points: list[RooflinePoint]) -> list[RooflinePoint]:
     return sorted(merged, key=lambda point: (-point.ns, point.op, point.shapes))
 
 
-def _unplaced(row: dict[str, Any], known: bool) -> Unplaced:
+def _unplaced(row: dict[str, Any], inputs: Given | None) -> Unplaced:
     op = row["op"] or ""
     if not op:
         why = "no op of the trace launched it"
     elif row["crosses"]:
         why = "a copy between host and device"
-    elif known and family(op) in (LISTS, JOIN):
+    elif inputs is not None and family(op) in (LISTS, JOIN) and not any(inputs.lists):
         why = LIST_TOO_LONG
-    elif known:
+    elif inputs is not None:
         why = "its inputs do not tell its bytes"
     else:
         why = "no sizes and types of its inputs" if family(op) or op in MATMULS else "no rule for its bytes"

@@ -82,19 +82,20 @@ def _several(found: Roofline) -> list[str]:
 
 
 def _above(found: Roofline) -> list[str]:
+    """Why points lie above their roof: of a trace, whether what they move fits into the cache."""
     above = [point for point in found.points if point.share > 1]
     if found.how != TRACED or not found.cache_bytes:
         return (
             [f"{len(above)} above their roof: their data lay in the cache, or the roof is set too low"] if above else []
         )
-    cached = sum(point.n_bytes <= found.cache_bytes for point in above)
+    small = sum(point.n_bytes <= found.cache_bytes for point in above)
+    large = len(above) - small
     size = units.size(found.cache_bytes)
-    notes = [f"{cached} above their roof, no larger than the L2 cache ({size}): what was just written lay in it"]
-    more = len(above) - cached
-    notes = notes if cached else []
-    return notes + (
-        [f"{more} above their roof and larger than the L2 cache ({size}): the roof is set too low"] if more else []
-    )
+    reasons = {
+        f"{small} above their roof, no larger than the L2 cache ({size}): what was just written lay in it": small,
+        f"{large} above their roof and larger than the L2 cache ({size}): the roof is set too low": large,
+    }
+    return [reason for reason, count in reasons.items() if count]
 
 
 def drawn(found: Roofline) -> Any:
