@@ -96,7 +96,7 @@ def traced_roofline(trace: Trace, path: Path, gpu: str | None = None) -> Rooflin
             "capture with shapes: flopwise profile does, torch.profiler with record_shapes=True",
         )
     return Roofline(
-        title=f"{path.name} on {machine.title}, measured",
+        title=f"operations of {path.name} on {machine.title}, measured",
         how="measured",
         ceilings=limits,
         points=tuple(points),

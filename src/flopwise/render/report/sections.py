@@ -182,9 +182,8 @@ def _roofline(part: ReportPart) -> Section | None:
         "Operations under the machine's roofs: FLOPs per byte across, FLOP/s upwards; the area of a dot is its time. "
         "A dot far below its roof has room."
     )
-    placed, *rest = roofline_view(found)[0]
     picture = Picture("roofline", lambda: drawn(found), caption, how=found.how)
-    tables = (Shown(placed, how=found.how), *(Shown(table, how=found.how, folded=True) for table in rest))
+    tables = tuple(Shown(table, how=found.how) for table in roofline_view(found)[0])
     return Section(key="roofline", title="How far from the limit", blocks=(picture, *tables))
 
 
