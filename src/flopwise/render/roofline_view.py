@@ -24,12 +24,12 @@ def roofline_view(found: Roofline) -> View:
         Column("dtype", "in", right=False),
         Column("count", "count"),
         Column("ns", "time", units.duration),
+        Column("share", "of its roof", units.percent),
         *([Column("at_least", "≥", lambda yes: "≥" if yes else "")] if any(p.at_least for p in found.points) else []),
         Column("bytes_per_s", "moves", _bytes),
         Column("intensity", "FLOPs/byte", units.significant),
         Column("flops_per_s", "reaches", _flops),
         Column("roof_flops", "of at most", _flops),
-        Column("share", "share", units.percent),
         Column("shapes", "shapes", right=False, longest=70),
     )
     roofs = "measured" if found.ceilings.how == MEASURED else "by the datasheet and what libraries reach of it"
