@@ -1,10 +1,12 @@
 """Points under their roofs: of a real trace as measured, of a step as predicted."""
 
+import json
 from pathlib import Path
 
 import pytest
 
-from flopwise.analysis.roofline import measured_points, predicted_points, roof
+from flopwise.analysis.roofline import RooflinePoint, predicted_points, roof
+from flopwise.analysis.traced_points import traced_points
 from flopwise.cost.datasheet import from_datasheet
 from flopwise.cost.roofline import op_time
 from flopwise.cost.step import account_step
@@ -16,9 +18,16 @@ FIXTURES = Path(__file__).parent.parent / "trace" / "fixtures"
 H200 = from_datasheet(gpu("h200"))
 
 
+NAIVE, COMPILED = (FIXTURES / f"h200-small-{name}-2steps.kineto.json.gz" for name in ("fp32-naive", "bf16-compiled"))
+
+
+def points_of(path: Path, kind: str = "") -> list[RooflinePoint]:
+    points, _ = traced_points(read_trace(path), H200)
+    return [point for point in points if kind in ("", point.kind)]
+
+
 def test_the_matmuls_of_a_trace_have_the_flops_of_their_shapes():
-    trace = read_trace(FIXTURES / "h200-small-fp32-naive-2steps.kineto.json.gz")
-    points = measured_points(trace, H200)
+    points = points_of(NAIVE, "matmul")
     assert {point.dtype for point in points} == {"fp32"}
     up = next(p for p in points if p.shapes == "[[2048, 768], [768, 3072]]" and p.phase == "forward")
     assert (up.flops, up.n_bytes) == (2 * 2048 * 768 * 3072, 4 * (2048 * 768 + 768 * 3072 + 2048 * 3072))
@@ -28,13 +37,68 @@ def test_the_matmuls_of_a_trace_have_the_flops_of_their_shapes():
     assert sum(p.flops * p.count for p in points) == pytest.approx(2 * 3 * 0.534e12, rel=0.03)
 
 
+@pytest.mark.parametrize(("path", "covered"), [(NAIVE, 0.947), (COMPILED, 0.829)])
+def test_points_and_what_is_not_placed_are_all_the_gpu_time(path, covered):
+    trace = read_trace(path)
+    points, unplaced = traced_points(trace, H200)
+    total = sum(int((table["end_ns"] - table["start_ns"]).sum()) for table in (trace.kernels, trace.copies))
+    placed = sum(point.ns for point in points)
+    assert placed + sum(one.ns for one in unplaced) == total
+    assert placed / total >= covered
+    # What is left is the optimizer, whose lists are too long for the profiler to write down.
+    lists = sum(one.ns for one in unplaced if "more than 30 tensors" in one.why)
+    assert placed + lists > 0.99 * total
+
+
+@pytest.mark.parametrize("path", [NAIVE, COMPILED])
+def test_no_kernel_moves_more_than_the_memory_or_the_cache_can(path):
+    """If one did, its bytes were counted too high: 4.8 TB/s is the datasheet's, the L2 cache holds 60 MB."""
+    for point in points_of(path):
+        assert point.bytes_per_s < (4.8e12 if point.n_bytes > 60e6 else 7e12), point
+
+
+def test_the_elementwise_work_of_written_out_attention_by_hand():
+    scores = 4 * 12 * 512 * 512
+    points = points_of(NAIVE)
+    exp = next(point for point in points if point.op == "aten::exp")
+    assert (exp.n_bytes, exp.flops, exp.count) == (2 * 4 * scores, scores, 24)
+    masked = next(point for point in points if point.op == "aten::where")
+    assert masked.n_bytes == 2 * 4 * scores + 512 * 512 + 4  # the mask once, a byte a flag, and the number put there
+    largest = next(point for point in points if point.op == "aten::max")
+    assert largest.n_bytes == 4 * scores + 12 * scores // 512  # values and their places
+    expanded = [p for p in points if p.op == "aten::div" and p.shapes == "[[4, 512, 768]]"]
+    assert {p.n_bytes for p in expanded} == {
+        4 * 4 * 512 * 769 + 8
+    }  # of a row one number is read, all are written; 8: the divisor
+    assert sum(p.count for p in points if p.op == "aten::mul") == 1004
+
+
 def test_a_compiled_trace_says_its_precision():
-    points = measured_points(read_trace(FIXTURES / "h200-small-bf16-compiled-2steps.kineto.json.gz"), H200)
-    assert {point.dtype for point in points} == {"bf16"}
+    assert {point.dtype for point in points_of(COMPILED, "matmul")} == {"bf16"}
+    silu = next(p for p in points_of(COMPILED) if p.op == "triton_poi_fused__unsafe_view_mul_silu_6")
+    assert (silu.n_bytes, silu.at_least) == (3 * 2 * 2048 * 3072, True)
+    cast = next(p for p in points_of(COMPILED) if p.op == "triton_poi_fused__to_copy_14")
+    assert (cast.n_bytes, cast.at_least, cast.dtype) == (6 * 10000 * 768, False, "fp32")
+    assert not [p for p in points_of(COMPILED) if "embedding" in p.op]  # which rows, no size tells
+
+
+def test_causal_attention_is_a_triangle_and_its_kernels_one_point():
+    forward, backward = sorted(points_of(COMPILED, "attention"), key=lambda p: p.flops)
+    assert forward.flops == 4 * 4 * 12 * 64 * 512 * 513 / 2  # two products
+    assert backward.flops == 2.5 * forward.flops
+    tensor, sums = 2 * 4 * 12 * 512 * 64, 4 * 4 * 12 * 512
+    assert forward.n_bytes == 4 * tensor + sums
+    assert backward.n_bytes == pytest.approx(8 * tensor + sums, abs=16)  # and the seed of no dropout
+    assert (forward.kernels, backward.kernels) == (2, 4)
 
 
 def test_a_trace_without_shapes_has_no_points():
-    assert measured_points(read_trace(FIXTURES / "h200-small-fp32-naive-2steps.nsys.sqlite.gz"), H200) == []
+    points, unplaced = traced_points(read_trace(FIXTURES / "h200-small-fp32-naive-2steps.nsys.sqlite.gz"), H200)
+    assert points == []
+    assert {one.why for one in unplaced} <= {
+        "no sizes and types of its inputs", "no rule for its bytes", "no op of the trace launched it",
+        "a copy between host and device",
+    }  # fmt: skip
 
 
 def test_predicted_points_are_the_whole_step():
@@ -57,6 +121,73 @@ def test_the_roof_bends():
 
 def test_a_product_with_its_result_among_the_inputs_is_counted():
     """A past bug: compiled code calls mm(out=…), and only square results were found."""
-    points = measured_points(read_trace(FIXTURES / "h200-small-bf16-compiled-2steps.kineto.json.gz"), H200)
+    points = points_of(COMPILED, "matmul")
     assert sum(point.count for point in points) == 510
     assert sum(p.flops * p.count for p in points) == pytest.approx(2 * 3 * 0.495e12, rel=0.01)  # all but attention
+
+
+def written(path: Path, op: str, args: dict[str, object], kernels: tuple[tuple[str, str], ...]) -> Path:
+    """A trace of one op that launched kernels (category, name), 10 µs each."""
+
+    def event(cat, name, ts, dur, **args):
+        return {"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": 1, "ts": ts, "dur": dur, "args": args}
+
+    events = [event("cpu_op", op, 0, 99) | {"args": args}]
+    for i, (cat, name) in enumerate(kernels, start=1):
+        events.append(event("cuda_runtime", "cudaLaunchKernel", i, 1, correlation=i))
+        events.append(event(cat, name, 100 * i, 10, correlation=i, device=0, stream=7))
+    path.write_text(json.dumps({"traceEvents": events}))
+    return path
+
+
+GIVEN = {
+    "Input Dims": [[1024, 1024], [1024, 1]],
+    "Input type": ["float", "float"],
+    "Input Strides": [[1024, 1], [1, 1]],
+    "Concrete Inputs": ["", ""],
+}
+KERNEL = ("kernel", "vectorized_elementwise_kernel<MulFunctor>")
+
+
+def test_an_op_with_several_kernels_is_one_point(tmp_path):
+    trace = read_trace(
+        written(tmp_path / "t.json", "aten::mul", GIVEN, (KERNEL, KERNEL, ("gpu_memset", "Memset (Device)")))
+    )
+    (point,), unplaced = traced_points(trace, H200)
+    assert (point.ns, point.kernels, point.count, unplaced) == (30e3, 3, 1, [])
+    assert point.n_bytes == 4 * (2 * 1024 * 1024 + 1024)
+
+
+def test_a_copy_across_the_bus_has_no_point(tmp_path):
+    trace = read_trace(
+        written(tmp_path / "t.json", "aten::copy_", GIVEN, (("gpu_memcpy", "Memcpy HtoD (Pageable -> Device)"),))
+    )
+    points, (one,) = traced_points(trace, H200)
+    assert (points, one.why) == ([], "a copy between host and device")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"Input type": ["float"]},
+        {"Input type": [["float", []], {"float": 1}]},
+        {"Input type": "float"},
+        {"Input type": ["flo\x1eat", "c10::Nonsense"]},
+        {"Input type": None},
+        {"Input Dims": [[1024, "1024"], [1024, 1]]},
+        {"Input Dims": [[[[[]]]], [1 << 70]]},
+        {"Input Strides": []},
+        {"Concrete Inputs": [1, 2, 3]},
+    ],
+)
+def test_garbled_inputs_give_no_number(tmp_path, change):
+    trace = read_trace(written(tmp_path / "t.json", "aten::mul", GIVEN | change, (KERNEL,)))
+    points, (one,) = traced_points(trace, H200)
+    assert (points, one.ns) == ([], 10e3)
+
+
+def test_sizes_over_several_lines_are_read_as_well(tmp_path):
+    path = written(tmp_path / "t.json", "aten::mul", GIVEN, (KERNEL,))
+    path.write_text(json.dumps(json.loads(path.read_text()), indent=2))
+    (point,), _ = traced_points(read_trace(path), H200)
+    assert point.n_bytes == 4 * (2 * 1024 * 1024 + 1024)

@@ -41,7 +41,7 @@ def test_a_workload_and_a_trace(run, tmp_path):
         (("tiny",), "for which GPU"),
         (("tiny", "--gpu", "voodoo"), "there is no GPU"),
         (("tiny", "--gpu", "cpu"), "not known"),
-        ((FIXTURES / "h200-small-fp32-naive-2steps.nsys.sqlite.gz",), "no matmul with its shapes"),
+        ((FIXTURES / "h200-small-fp32-naive-2steps.nsys.sqlite.gz",), "no op with the sizes and types"),
         (("last",), "no run"),
         (("tiny", "--gpu", "h200", "-o", "x.gif"), "names no format"),
     ],

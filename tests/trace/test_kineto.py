@@ -15,6 +15,7 @@ from gen_kineto import generate
 from flopwise.errors import FlopwiseError
 from flopwise.trace import json_text, kineto_stream, tables
 from flopwise.trace.kineto import read_kineto
+from flopwise.trace.op_inputs import BETWEEN
 from flopwise.trace.tables import NO_ID, Trace
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -274,6 +275,15 @@ def test_sizes_of_matmuls_and_softmaxes_are_kept(write: Any) -> None:
     trace = read_kineto(write(text_of(ops)))
     (row,) = trace.sized_ops.iter_rows(named=True)
     assert (row["op"], json.loads(trace.shapes[row["shape"]])) == (1, sizes)
+
+
+def test_what_ops_were_given_is_kept_once_for_those_with_bytes(write: Any) -> None:
+    given = {"Input Dims": [[2]], "Input type": ["float"], "Input Strides": [[1]], "Concrete Inputs": [""]}
+    names = ("aten::exp", "aten::view", "aten::exp", "triton_poi_fused_add_0")
+    trace = read_kineto(write(text_of([event("cpu_op", name, at, 1, **given) for at, name in enumerate(names)])))
+    assert trace.op_inputs.rows() == [(0, 1), (2, 1), (3, 1)]
+    assert [json.loads(one) for one in trace.inputs[1].split(BETWEEN)] == list(given.values())
+    assert trace.sized_ops.rows() == [(0, 1), (2, 1)]  # of `exp` the sizes alone are asked for, too
 
 
 def test_ids_that_are_no_numbers_or_too_large(write: Any) -> None:

@@ -68,8 +68,18 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     scale: float  # measured over `now`
 
 
+_last: tuple[Facts, Standing | None] | None = None  # facts hold tables, so that no cache can take them for a key
+
+
 def standing(facts: Facts) -> Standing | None:
-    """None where the workload is not known, or no ceilings are."""
+    """None where the workload is not known, or no ceilings are. Rules ask for that of the same facts again and again."""
+    global _last
+    if _last is None or _last[0] is not facts:
+        _last = (facts, _standing(facts))
+    return _last[1]
+
+
+def _standing(facts: Facts) -> Standing | None:
     workload, gpu = measured.workload_of(facts), measured.gpu_of(facts)
     if workload is None or facts.ceilings is None or measured.model_of(facts) is None:
         return None
@@ -250,7 +260,7 @@ def _key(workload: Workload) -> bytes:
     return msgspec.json.encode(workload)
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=64)
 def _cost(workload: bytes, gpu: str) -> StepCost:
     """Rules ask for the same steps again and again; a workload holds tables, so its JSON stands for it."""
     return account_step(msgspec.json.decode(workload, type=Workload), gpu_named(gpu) if gpu else None)

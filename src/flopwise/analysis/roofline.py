@@ -4,15 +4,10 @@ from collections.abc import Sequence
 from math import prod
 
 import msgspec
-import polars as pl
 
-from flopwise.analysis.op_flops import MATMULS, factors, input_sizes
 from flopwise.ceilings import Ceilings
 from flopwise.cost.roofline import OpTime
-from flopwise.trace.attribute import attribute
-from flopwise.trace.matmul_precision import matmul_precision
-from flopwise.trace.tables import Trace
-from flopwise.work import MATMUL, OpWork
+from flopwise.work import OpWork
 
 PREDICTED, MEASURED = "predicted", "measured"
 ITEM_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
@@ -32,6 +27,14 @@ class RooflinePoint(msgspec.Struct, frozen=True, kw_only=True):
     n_bytes: float  # of one, each tensor read or written once
     roof_flops: float  # FLOP/s that its intensity and precision allow
     how: str
+    kernel: str = ""  # of a trace: the one that took longest of those the op launched
+    kernels: int = 1  # launched by one of them; their time is together
+    at_least: bool = False  # n_bytes: of a compiled kernel, where what is updated in place is counted once
+
+    @property
+    def bytes_per_s(self) -> float:
+        """How fast its bytes move, if each moves once."""
+        return 1e9 * self.n_bytes * self.count / self.ns if self.ns else 0.0
 
     @property
     def intensity(self) -> float:
@@ -49,6 +52,17 @@ class RooflinePoint(msgspec.Struct, frozen=True, kw_only=True):
         return self.flops_per_s / self.roof_flops if self.roof_flops else 0.0
 
 
+class Unplaced(msgspec.Struct, frozen=True, kw_only=True):
+    """Work of a trace that has no point, since its bytes cannot be told."""
+
+    op: str  # '' where no op is known
+    kernel: str
+    kind: str
+    why: str
+    count: int
+    ns: float  # of all of them
+
+
 class Roofline(msgspec.Struct, frozen=True, kw_only=True):
     """Points and the roofs over them."""
 
@@ -57,6 +71,18 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True):
     ceilings: Ceilings
     points: tuple[RooflinePoint, ...]
     notes: tuple[str, ...] = ()
+    unplaced: tuple[Unplaced, ...] = ()
+    cache_bytes: int = 0  # the GPU's last cache; 0: not known
+
+    @property
+    def gpu_ns(self) -> float:
+        """All that ran on the GPU, placed or not, durations added up."""
+        return sum(point.ns for point in self.points) + sum(rest.ns for rest in self.unplaced)
+
+    @property
+    def covered(self) -> float:
+        """The points' share of it."""
+        return sum(point.ns for point in self.points) / self.gpu_ns if self.gpu_ns else 1.0
 
 
 def roof(intensity: float, dtype: str, ceilings: Ceilings) -> float:
@@ -92,52 +118,4 @@ def _point(op: OpWork, ns: float, count: int, ceilings: Ceilings) -> RooflinePoi
         n_bytes=n_bytes,
         roof_flops=roof(flops / max(1, n_bytes), op.dtype, ceilings),
         how=PREDICTED,
-    )
-
-
-def measured_points(trace: Trace, ceilings: Ceilings) -> list[RooflinePoint]:
-    """The matmuls of a trace that was captured with shapes: FLOPs and bytes by their sizes, time by their kernels.
-
-    All kernels of one op count to it: a split product and the sum of its parts are one product.
-    """
-    if not trace.sized_ops.height:
-        return []
-    table = attribute(trace).table.filter(pl.col("class").cast(pl.String) == MATMUL)
-    kernels = table.select(
-        pl.col("op_index").cast(pl.Int64), "duration_ns", pl.col("name", "phase", "op").cast(pl.String)
-    )
-    sized = trace.sized_ops.select(pl.col("op").cast(pl.Int64).alias("op_index"), "shape")
-    each = (
-        kernels.join(sized, on="op_index")
-        .group_by("op_index")
-        .agg(pl.col("duration_ns").sum(), pl.col("name", "phase", "op", "shape").first())
-    )
-    alike = each.group_by("op", "phase", "shape", "name").agg(pl.col("duration_ns").sum(), pl.len().alias("count"))
-    points = [_traced(row, trace.shapes, ceilings) for row in alike.iter_rows(named=True)]
-    return sorted((point for point in points if point), key=lambda point: -point.ns)
-
-
-def _traced(row: dict[str, object], shapes: tuple[str, ...], ceilings: Ceilings) -> RooflinePoint | None:
-    op, sizes = str(row["op"]), shapes[int(row["shape"])]  # type: ignore[call-overload]
-    pair = factors(op, input_sizes(sizes) or []) if op in MATMULS else None
-    if pair is None:
-        return None
-    left, right = pair
-    flops = 2 * prod(left) * right[-1]
-    told = matmul_precision(str(row["name"]))
-    dtype = told.precision if told is not None and told.precision in ITEM_BYTES else "fp32"
-    elements = prod(left) + prod(right) + prod(left[:-1]) * right[-1]
-    n_bytes = elements * ITEM_BYTES[dtype]
-    return RooflinePoint(
-        op=op,
-        kind=MATMUL,
-        phase=str(row["phase"]),
-        dtype=dtype,
-        shapes=sizes,
-        count=int(row["count"]),  # type: ignore[call-overload]
-        ns=float(row["duration_ns"]),  # type: ignore[arg-type]
-        flops=flops,
-        n_bytes=n_bytes,
-        roof_flops=roof(flops / n_bytes, dtype, ceilings),
-        how=MEASURED,
     )

@@ -20,7 +20,8 @@ def command(target: str, gpu: str | None, runs: str | None, form: str | None, ou
 
     Example: flopwise roofline small --gpu h200 -o roofline.svg
 
-    TARGET is a run with a trace or a trace file (its matmuls, as measured), or a workload (all operations, as predicted).
+    TARGET is a run with a trace or a trace file (as measured: every op whose bytes follow from its inputs, and what is left out),
+    or a workload (all operations, as predicted).
     -o FILE.svg, .png or .html draws it.
     """
     form = chosen(form, output, draws=True)

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from flopwise.errors import FlopwiseError
+from flopwise.render.chart_style import colours_of
 from flopwise.render.vega import HINT, vega_javascript
 from flopwise.render.visible import visible
+from flopwise.work import CLASSES
 
 SUFFIXES = (".svg", ".png", ".html")
 # Okabe and Ito's colours first: told apart by people who do not see red or green.
@@ -45,15 +47,20 @@ _FONT = "Arial, Helvetica, Liberation Sans, sans-serif"
 
 
 def roofline_chart(
-    points: Sequence[Mapping[str, Any]], roofs: Sequence[tuple[str, float]], bandwidth_bytes_per_s: float, title: str
+    points: Sequence[Mapping[str, Any]],
+    roofs: Sequence[tuple[str, float]],
+    bandwidth_bytes_per_s: float,
+    title: str,
+    subtitle: str = "",
 ) -> Any:
     """Operations as dots under their roofs: FLOPs per byte across, FLOP/s upwards, the dot's area is its time.
 
-    `points`: rows with name, kind, intensity, flops_per_s, ms; `roofs`: names of precisions and their FLOP/s.
+    `points`: rows with name, kind, intensity, flops_per_s, ms, and words for the tooltip: kernel, moves, share; `roofs`: names of
+    precisions and their FLOP/s.
     """
     alt = altair()
-    low = min([0.02, *(p["intensity"] for p in points if p["intensity"] > 0)]) / 2
-    high = max([1e4, *(p["intensity"] for p in points)]) * 10
+    low = min([0.04, *(p["intensity"] for p in points if p["intensity"] > 0)]) / 2
+    high = max([1e3, *(peak / bandwidth_bytes_per_s for _, peak in roofs), *(p["intensity"] for p in points)]) * 8
     lines = [
         {"roof": name, "intensity": x, "flops_per_s": min(peak, x * bandwidth_bytes_per_s)}
         for name, peak in roofs
@@ -61,24 +68,28 @@ def roofline_chart(
     ]
     ends = [row for row in lines if row["intensity"] == high]
     decades = [10.0**power for power in range(-4, 19)]
+    present = {p["kind"] for p in points}
+    kinds = [kind for kind in CLASSES if kind in present] + sorted(present - set(CLASSES))
+    words = [f"{word}:N" for word in ("kernel", "moves", "share") if any(p.get(word) for p in points)]
     across = alt.X("intensity:Q", title="FLOPs per byte moved").scale(type="log", domain=[low, high], nice=False)
     across = across.axis(values=decades, format="~r")
     upwards = alt.Y("flops_per_s:Q", title="FLOP/s").scale(type="log").axis(values=decades, format="~s")
     roof = alt.Chart(alt.Data(values=lines)).mark_line(color="#888888", strokeWidth=1.5)
     roof = roof.encode(x=across, y=upwards, detail="roof:N")
     label = alt.Chart(alt.Data(values=ends)).mark_text(align="right", dy=-7, color="#888888")
-    dots = alt.Chart(alt.Data(values=[{**p, "name": visible(p["name"], _LONGEST)} for p in points])).mark_circle(
-        opacity=0.75, stroke="white"
-    )
+    rows = [{k: visible(v, _LONGEST) if isinstance(v, str) else v for k, v in p.items()} for p in points]
+    dots = alt.Chart(alt.Data(values=rows)).mark_circle(opacity=0.7, stroke="white", strokeWidth=0.4)
     dots = dots.encode(
         x=across,
         y=upwards,
         size=alt.Size("ms:Q", title="time, ms").scale(range=[15, 400]),
-        color=alt.Color("kind:N", title="class").scale(range=list(COLOURS)),
-        tooltip=["name:N", "kind:N", "intensity:Q", "flops_per_s:Q", "ms:Q"],
+        order=alt.Order("ms:Q", sort="descending"),  # the small ones upon the large
+        color=alt.Color("kind:N", title="class", sort=kinds, scale=alt.Scale(**colours_of(kinds))),
+        tooltip=["name:N", "kind:N", *words, "intensity:Q", "flops_per_s:Q", "ms:Q"],
     )
     layers = alt.layer(roof, label.encode(x=across, y=upwards, text="roof:N"), dots)
-    return layers.properties(width=_WIDTH, height=_HEIGHT, title=visible(title, _LONGEST))
+    heading = alt.TitleParams(visible(title, _LONGEST), subtitle=visible(subtitle, _LONGEST))
+    return layers.properties(width=_WIDTH, height=_HEIGHT, title=heading)
 
 
 def memory_chart(

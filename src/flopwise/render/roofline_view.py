@@ -3,37 +3,99 @@
 from typing import Any
 
 from flopwise import units
+from flopwise.analysis.roofline import MEASURED as TRACED
 from flopwise.analysis.roofline import Roofline, RooflinePoint
 from flopwise.ceilings import MEASURED
 from flopwise.render.charts import roofline_chart
 from flopwise.render.json import document
+from flopwise.render.kernel_names import shortened
 from flopwise.render.table import Column, Table, View
 
 TOP = 25
+TOP_UNPLACED = 10
 
 
 def roofline_view(found: Roofline) -> View:
     """The operations that take longest; all of them for programs."""
     rows = [_row(point) for point in found.points]
     columns = (
-        Column("op", "operation", right=False),
-        Column("shapes", "shapes", right=False),
+        Column("op", "operation", shortened, right=False),
         Column("phase", "phase", right=False),
         Column("dtype", "in", right=False),
         Column("count", "count"),
         Column("ns", "time", units.duration),
+        Column("share", "of its roof", units.percent),
+        *([Column("at_least", "≥", lambda yes: "≥" if yes else "")] if any(p.at_least for p in found.points) else []),
+        Column("bytes_per_s", "moves", _bytes),
         Column("intensity", "FLOPs/byte", units.significant),
         Column("flops_per_s", "reaches", _flops),
         Column("roof_flops", "of at most", _flops),
-        Column("share", "share", units.percent),
+        Column("shapes", "shapes", right=False, longest=70),
     )
-    above = sum(point.share > 1 for point in found.points)
     roofs = "measured" if found.ceilings.how == MEASURED else "by the datasheet and what libraries reach of it"
-    notes = [f"roofs: {roofs}; {_roofs(found)}", *found.notes]
-    notes += [f"{above} above their roof: their data lay in the cache, or the roof is set too low"] if above else []
+    notes = [f"roofs: {roofs}; {_roofs(found)}", *_coverage(found), *found.notes, *_several(found), *_above(found)]
     notes += [f"and {len(rows) - TOP} kinds more"] if len(rows) > TOP else []
     table = Table(title=found.title, columns=columns, rows=tuple(rows[:TOP]), notes=tuple(notes))
-    return [table], document("roofline", title=found.title, how=found.how, ceilings=found.ceilings, points=rows)
+    content = {"title": found.title, "how": found.how, "ceilings": found.ceilings, "points": rows}
+    if found.how == TRACED:
+        content |= {"covered_share": found.covered, "unplaced": found.unplaced}
+    return [table, *([_unplaced(found)] if found.unplaced else [])], document("roofline", **content)
+
+
+def _unplaced(found: Roofline) -> Table:
+    """What has no point, by op and reason: an op launches kernels of several names."""
+    rows: dict[tuple[str, str, str], dict[str, Any]] = {}
+    for one in found.unplaced:
+        name = one.op or shortened(one.kernel)
+        row = rows.setdefault(
+            (name, one.kind, one.why), {"op": name, "kind": one.kind, "why": one.why, "count": 0, "ns": 0.0}
+        )
+        row["count"] += one.count
+        row["ns"] += one.ns
+    columns = (
+        Column("op", "operation", shortened, right=False),
+        Column("kind", "class", right=False),
+        Column("count", "count"),
+        Column("ns", "time", units.duration),
+        Column("share", "of the GPU time", units.percent),
+        Column("why", "why", right=False),
+    )
+    longest = sorted(rows.values(), key=lambda row: -row["ns"])
+    notes = (f"and {len(longest) - TOP_UNPLACED} more",) if len(longest) > TOP_UNPLACED else ()
+    shown = tuple(row | {"share": row["ns"] / found.gpu_ns} for row in longest[:TOP_UNPLACED])
+    return Table(title="not placed", columns=columns, rows=shown, notes=notes)
+
+
+def _coverage(found: Roofline) -> list[str]:
+    if found.how != TRACED:
+        return []
+    return [f"points cover {units.percent(found.covered)} of the GPU time, durations added up"]
+
+
+def _several(found: Roofline) -> list[str]:
+    """What the reader must know of single points."""
+    several = sum(point.kernels > 1 for point in found.points)
+    notes = [f"{several} launch several kernels each: their time is together, with the op's bytes"] if several else []
+    if any(point.at_least for point in found.points):
+        notes.append("≥: compiled kernels, whose tensors are counted once; one that is updated in place moves twice")
+    return notes
+
+
+def _above(found: Roofline) -> list[str]:
+    """Why points lie above their roof: of a trace, whether what they move fits into the cache."""
+    above = [point for point in found.points if point.share > 1]
+    if found.how != TRACED or not found.cache_bytes:
+        return (
+            [f"{len(above)} above their roof: their data lay in the cache, or the roof is set too low"] if above else []
+        )
+    small = sum(point.n_bytes <= found.cache_bytes for point in above)
+    large = len(above) - small
+    size = units.size(found.cache_bytes)
+    reasons = {
+        f"{small} above their roof, no larger than the L2 cache ({size}): what was just written lay in it": small,
+        f"{large} above their roof and larger than the L2 cache ({size}): the roof is set too low": large,
+    }
+    return [reason for reason, count in reasons.items() if count]
 
 
 def drawn(found: Roofline) -> Any:
@@ -46,6 +108,9 @@ def drawn(found: Roofline) -> Any:
             "intensity": p.intensity,
             "flops_per_s": p.flops_per_s,
             "ms": p.ns / 1e6,
+            "kernel": shortened(p.kernel),
+            "moves": ("≥ " if p.at_least else "") + _bytes(p.bytes_per_s),
+            "share": units.percent(p.share),
         }
         for p in found.points
         if p.intensity > 0 and p.flops_per_s > 0 and p.ns >= least
@@ -56,14 +121,16 @@ def drawn(found: Roofline) -> Any:
         for dtype, limits in found.ceilings.matmul.items()
         if dtype in used
     ]
-    return roofline_chart(points, roofs, found.ceilings.bandwidth_bytes_per_s, found.title)
+    told = "; ".join(_coverage(found))
+    return roofline_chart(points, roofs, found.ceilings.bandwidth_bytes_per_s, found.title, told)
 
 
 def _row(p: RooflinePoint) -> dict[str, Any]:
-    fields = ("op", "kind", "phase", "dtype", "shapes", "count", "ns", "flops", "n_bytes", "roof_flops", "how")
-    return {name: getattr(p, name) for name in fields} | {
-        "intensity": p.intensity, "flops_per_s": p.flops_per_s, "share": p.share,
-    }  # fmt: skip
+    fields = (
+        "op", "kind", "phase", "dtype", "shapes", "count", "ns", "flops", "n_bytes", "at_least", "roof_flops", "how",
+        "kernel", "kernels", "intensity", "flops_per_s", "bytes_per_s", "share",
+    )  # fmt: skip
+    return {name: getattr(p, name) for name in fields}
 
 
 def _roofs(found: Roofline) -> str:
@@ -73,3 +140,7 @@ def _roofs(found: Roofline) -> str:
 
 def _flops(per_second: float) -> str:
     return units.rate(per_second, "FLOP/s")
+
+
+def _bytes(per_second: float) -> str:
+    return units.rate(per_second, "B/s")

@@ -25,6 +25,7 @@ from flopwise.trace.kineto_columns import Columns
 from flopwise.trace.kineto_stream import EventStream
 from flopwise.trace.kineto_times import NeedsExactTimes
 from flopwise.trace.lookup import among, first_rows
+from flopwise.trace.op_inputs import op_inputs, sizes_of_inputs
 from flopwise.trace.op_shapes import sized_ops
 from flopwise.trace.tables import NO_ID, Trace
 
@@ -86,6 +87,8 @@ def _trace(columns: Columns, stream: EventStream) -> Trace:
     marked_steps = ops.filter(steps)
     if marked_steps.height:
         ops = ops.filter(~steps)
+    inputs = columns.inputs.texts()
+    shape, shapes = sizes_of_inputs(ops, names, inputs)
     return Trace(
         source="kineto",
         path=str(stream.path),
@@ -99,8 +102,10 @@ def _trace(columns: Columns, stream: EventStream) -> Trace:
         ops=_shaped(ops, tables.OPS),
         ranges=_ranges(annotations, marked_steps, modules, steps, marked),
         frames=_shaped(columns.take("frames"), tables.FRAMES),
-        sized_ops=sized_ops(ops["shape"]),
-        shapes=tuple(columns.shapes.ids),
+        sized_ops=sized_ops(shape),
+        shapes=shapes,
+        op_inputs=op_inputs(ops["inputs"]),
+        inputs=inputs,
         gpu=_gpu_name(stream),
         notes=_notes(columns, stream, [kernels, copies]),
     )

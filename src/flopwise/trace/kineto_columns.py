@@ -16,7 +16,7 @@ import polars as pl
 
 from flopwise.trace.growing import Growing, compact
 from flopwise.trace.kineto_pairs import BEGIN, END, Pairs
-from flopwise.trace.kineto_stream import NO_DIMS, Args, Event
+from flopwise.trace.kineto_stream import NO_LIST, Args, Event
 from flopwise.trace.kineto_times import (
     LARGEST_DURATION_NS,
     LARGEST_START_NS,
@@ -24,7 +24,7 @@ from flopwise.trace.kineto_times import (
     nanoseconds,
     start_times,
 )
-from flopwise.trace.op_shapes import NO_SHAPE, SIZED, Shapes
+from flopwise.trace.op_inputs import BETWEEN, NO_INPUTS, Inputs
 from flopwise.trace.tables import NO_ID
 
 # Event categories, as written since PyTorch 1.12; the capitalised ones before.
@@ -46,6 +46,7 @@ _TABLE_OF = {
     "user_annotation": "annotations",
     "python_function": "modules",
 }
+_ARROWS = frozenset("stf")  # from one event to another
 ON_GPU = ("kernels", "copies")
 _GPU_ARGS = ("device", "stream", "correlation", "graph_node", "bytes")
 _ARGS_OF: dict[str, tuple[str, ...]] = {
@@ -83,7 +84,7 @@ class Columns:
 
     def __init__(self, exact: bool) -> None:
         self.names = _Ids()
-        self.shapes = Shapes()
+        self.inputs = Inputs()
         self.pairs = Pairs(exact)
         self.events = 0
         self.earliest_ns = LARGEST_START_NS
@@ -102,9 +103,10 @@ class Columns:
         by_category: defaultdict[str, Events] = defaultdict(list)
         others: Events = []
         for event in events:
-            if event.ph == "X":
+            ph = event.ph
+            if ph == "X":
                 by_category[event.cat].append(event)
-            else:
+            elif ph not in _ARROWS:
                 others.append(event)
         for event in self._whole_ones(others):
             by_category[event.cat].append(event)
@@ -163,7 +165,7 @@ class Columns:
                 ]
             )
         if table == "ops":
-            shape = self.shapes.id
+            inputs, kept, join = self.inputs, self.inputs.kept, BETWEEN.encode().join
             return b"".join(
                 [
                     pack(
@@ -174,7 +176,9 @@ class Columns:
                         ids[e.name],
                         (a := e.args).sequence,
                         a.forward_thread,
-                        NO_SHAPE if a.dims is NO_DIMS or e.name not in SIZED else shape(bytes(a.dims)),
+                        NO_INPUTS
+                        if a.dims is NO_LIST or not kept[e.name]
+                        else inputs[join((a.dims, a.types, a.strides, a.values))],
                     )
                     for e in events
                 ]
@@ -241,7 +245,7 @@ class Columns:
 
 
 def _growing(table: str) -> dict[str, Growing]:
-    return {name: Growing(np.uint32 if name in ("name", "shape") else np.int64) for name in _columns(table)}
+    return {name: Growing(np.uint32 if name in ("name", "inputs") else np.int64) for name in _columns(table)}
 
 
 def _record(table: str, exact: bool) -> np.dtype[np.void]:
@@ -249,7 +253,7 @@ def _record(table: str, exact: bool) -> np.dtype[np.void]:
     time = "<i8" if exact else "<f8"
     fields = [("ts", time), ("dur", "<f8"), ("process", "<i8"), ("thread", "<i8"), ("name", "<u4")]
     fields += [(name, "<i8") for name in _ARGS_OF[table]]
-    return np.dtype(fields + ([("shape", "<u4")] if table == "ops" else []))
+    return np.dtype(fields + ([("inputs", "<u4")] if table == "ops" else []))
 
 
 def _format(record: np.dtype[np.void]) -> struct.Struct:
@@ -261,4 +265,4 @@ def _columns(table: str) -> list[str]:
     """What is kept of a record, the times first."""
     host = [] if table in ON_GPU else ["process", "thread"]
     given = [name for name in _ARGS_OF[table] if name != "bytes" or table == "copies"]
-    return ["start_ns", "end_ns", "name", *given, *host, *(["shape"] if table == "ops" else [])]
+    return ["start_ns", "end_ns", "name", *given, *host, *(["inputs"] if table == "ops" else [])]

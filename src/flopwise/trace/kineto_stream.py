@@ -19,7 +19,7 @@ from flopwise.errors import FlopwiseError
 from flopwise.trace.given_file import SQLITE_MAGIC, check_file
 from flopwise.trace.json_text import Structure, repaired
 
-CHUNK_BYTES = 1 << 18  # larger chunks read slower: the decoded events fall out of the CPU's cache
+CHUNK_BYTES = 1 << 16  # larger chunks read slower: the decoded events fall out of the CPU's cache
 EVENT_BYTES = 16 << 20  # the largest event, header or trailer that is held in memory
 NESTING = 400  # below Python's recursion limit, far above what a profiler writes (4)
 INFLATED_BYTES = 64 << 30  # a gzip file may not unfold beyond this,
@@ -34,20 +34,24 @@ _WHAT_IS_READ = "flopwise reads the .json or .json.gz that torch.profiler's expo
 Microseconds = TypeVar("Microseconds")
 
 
-NO_DIMS = msgspec.Raw(b"")
+NO_LIST = msgspec.Raw(b"")
 
 
 class Args(msgspec.Struct, frozen=True, gc=False):
-    """What flopwise uses of an event's args; -1 where absent."""
+    """What flopwise uses of an event's args; -1 where absent. In the order of the files, which is found fastest."""
 
-    correlation: int = -1
-    stream: int = -1
     device: int = -1
+    stream: int = -1
+    correlation: int = -1
     bytes: int = -1
+    graph_node: int = msgspec.field(default=0, name="graph node id")
     sequence: int = msgspec.field(default=-1, name="Sequence number")
     forward_thread: int = msgspec.field(default=0, name="Fwd thread id")
-    graph_node: int = msgspec.field(default=0, name="graph node id")
-    dims: msgspec.Raw = msgspec.field(default=NO_DIMS, name="Input Dims")  # as written: few are ever looked at
+    # As written: few are ever looked at.
+    values: msgspec.Raw = msgspec.field(default=NO_LIST, name="Concrete Inputs")
+    types: msgspec.Raw = msgspec.field(default=NO_LIST, name="Input type")
+    strides: msgspec.Raw = msgspec.field(default=NO_LIST, name="Input Strides")
+    dims: msgspec.Raw = msgspec.field(default=NO_LIST, name="Input Dims")
 
 
 NO_ARGS = Args()

@@ -58,6 +58,10 @@ SIZED_OPS = {  # matmuls, softmaxes and fused attention of a trace captured with
     "op": pl.UInt32,  # row in `ops`
     "shape": pl.UInt32,  # place in `shapes`
 }
+OP_INPUTS = {  # ops of a trace captured with shapes whose bytes follow from what they were given
+    "op": pl.UInt32,  # row in `ops`
+    "inputs": pl.UInt32,  # place in `inputs`
+}
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,8 @@ class Trace:
     frames: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=FRAMES))
     sized_ops: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=SIZED_OPS))
     shapes: tuple[str, ...] = ("",)  # sizes of an op's inputs, '[[48, 512, 64], [48, 64, 512]]', each text once
+    op_inputs: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=OP_INPUTS))
+    inputs: tuple[str, ...] = ("",)  # an op's sizes, types, strides and numbers, a list of JSON each; each text once
     gpu: str = ""  # the first device's name
     notes: tuple[str, ...] = field(
         default=()
@@ -88,7 +94,7 @@ class Trace:
 def of_process(trace: Trace, process: int) -> Trace:
     """What one process did, and what no process is known for; the whole trace if there is no other, or none is known.
 
-    Rows keep their order, but not their numbers: `sized_ops` is left out.
+    Rows keep their order, but not their numbers: `sized_ops` and `op_inputs` are left out.
     """
     names = (
         "kernels",
@@ -107,4 +113,5 @@ def of_process(trace: Trace, process: int) -> Trace:
     if not others or process == NO_ID:
         return trace
     kept = {name: tables[name].filter(pl.col("process").is_in([process, NO_ID])) for name in others}
-    return replace(trace, **kept, sized_ops=pl.DataFrame(schema=SIZED_OPS))
+    kept |= {"sized_ops": pl.DataFrame(schema=SIZED_OPS), "op_inputs": pl.DataFrame(schema=OP_INPUTS)}
+    return replace(trace, **kept)

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from flopwise.analysis.roofline import Roofline, measured_points, predicted_points
+from flopwise.analysis.roofline import Roofline, predicted_points
+from flopwise.analysis.traced_points import traced_points
 from flopwise.ceilings import Ceilings
 from flopwise.cost.fusion import fuse, graph_of
 from flopwise.cost.roofline import op_times
@@ -21,13 +22,16 @@ from flopwise.verbs.dry_step import dry_run, needs_dry_run
 from flopwise.verbs.explain import run_named, trace_of
 from flopwise.work import OpWork
 
+ONE_FLOP = "where no matmul is in an operation, every element counts as one FLOP"
+
 
 def roofline(
     target: str | Path | Workload, *, gpu: str | None = None, runs: str | Path | None = None, **options: Any
 ) -> Roofline:
     """Set every operation under the roofs of its GPU.
 
-    `target` is a run or a trace file (its matmuls, as measured), or a workload (all its operations, as predicted). `gpu`
+    `target` is a run or a trace file (every op whose bytes its inputs tell, as measured), or a workload (all its
+    operations, as predicted). `gpu`
     names the machine; a trace says its own, a workload needs one.
 
     >>> import flopwise
@@ -70,7 +74,7 @@ def _of_workload(asked: Workload, gpu: str | None) -> Roofline:
     ops = fuse(ops, graph_of(asked.recipe.compile)) if asked.recipe.compile != "off" else ops
     points = predicted_points(ops, op_times(ops, limits), limits)
     title = f"{asked.label()} on {machine.title}, predicted"
-    notes = ("where no matmul is in an operation, every element counts as one FLOP",)
+    notes = (ONE_FLOP,)
     return Roofline(title=title, how="predicted", ceilings=limits, points=tuple(points), notes=notes)
 
 
@@ -79,20 +83,30 @@ def _of_trace(path: Path, gpu: str | None) -> Roofline:
 
 
 def traced_roofline(trace: Trace, path: Path, gpu: str | None = None) -> Roofline:
-    """The matmuls of a trace that was read from `path`."""
+    """The operations of a trace that was read from `path`."""
     machine = gpu_named(gpu) if gpu else find_gpu(trace.gpu)
     if machine is None:
         named = f"'{trace.gpu}', which is not known" if trace.gpu else "no GPU"
         raise FlopwiseError(f"{path} names {named}", "say which it was with --gpu")
     limits = _limits(machine)
-    points = measured_points(trace, limits)
+    points, unplaced = traced_points(trace, limits)
     if not points:
         raise FlopwiseError(
-            f"{path} holds no matmul with its shapes",
+            f"{path} holds no op with the sizes and types of its inputs",
             "capture with shapes: flopwise profile does, torch.profiler with record_shapes=True",
         )
-    title = f"matmuls of {path.name} on {machine.title}, measured"
-    return Roofline(title=title, how="measured", ceilings=limits, points=tuple(points))
+    return Roofline(
+        title=f"operations of {path.name} on {machine.title}, measured",
+        how="measured",
+        ceilings=limits,
+        points=tuple(points),
+        notes=(
+            "bytes: every input read once, every result written once, by the sizes and types in the trace",
+            ONE_FLOP,
+        ),
+        unplaced=tuple(unplaced),
+        cache_bytes=machine.l2_bytes or 0,
+    )
 
 
 def _limits(machine: Gpu) -> Ceilings:

@@ -182,9 +182,9 @@ def _roofline(part: ReportPart) -> Section | None:
         "Operations under the machine's roofs: FLOPs per byte across, FLOP/s upwards; the area of a dot is its time. "
         "A dot far below its roof has room."
     )
-    table = roofline_view(found)[0][0]
     picture = Picture("roofline", lambda: drawn(found), caption, how=found.how)
-    return Section(key="roofline", title="How far from the limit", blocks=(picture, Shown(table, how=found.how)))
+    tables = tuple(Shown(table, how=found.how) for table in roofline_view(found)[0])
+    return Section(key="roofline", title="How far from the limit", blocks=(picture, *tables))
 
 
 def _memory(part: ReportPart) -> Section | None:

@@ -1,0 +1,142 @@
+"""Every op of a trace that put work on the GPU, under the roofs: bytes and FLOPs by its inputs, time by its kernels.
+
+All that one op launched counts to it: a split product and the sum of its parts, a norm's gradients in three kernels, the
+memset before them. Where the inputs do not tell the bytes there is no point; what is left out is listed with its time.
+"""
+
+from math import prod
+from typing import Any
+
+import msgspec
+import polars as pl
+
+from flopwise.analysis.op_flops import MATMULS, factors, input_sizes
+from flopwise.analysis.op_tensors import NAMES, Given, given
+from flopwise.analysis.op_traffic import LIST_TOO_LONG, Traffic, op_traffic
+from flopwise.analysis.roofline import ITEM_BYTES, MEASURED, RooflinePoint, Unplaced, roof
+from flopwise.ceilings import Ceilings
+from flopwise.trace.attribute import attribute
+from flopwise.trace.matmul_precision import matmul_precision
+from flopwise.trace.op_inputs import BETWEEN, JOIN, LISTS, NO_INPUTS, family
+from flopwise.trace.tables import Trace
+
+_ON_THE_DEVICE = ("Memcpy DtoD", "Memset")
+
+
+def traced_points(trace: Trace, ceilings: Ceilings) -> tuple[list[RooflinePoint], list[Unplaced]]:
+    """The ops of a trace that was captured with shapes, those alike together, and what has no point; the longest first."""
+    points, rest = list[RooflinePoint](), list[Unplaced]()
+    parsed: dict[int, Given | None] = {}
+    for row in _alike(trace).iter_rows(named=True):
+        number = row["inputs"]
+        if number not in parsed:
+            parsed[number] = given(trace.inputs[number]) if number != NO_INPUTS else None
+        traffic = _traffic(row, parsed[number], trace.shapes[row["shape"]])
+        if traffic is None:
+            rest.append(_unplaced(row, parsed[number]))
+        else:
+            points.append(_point(row, traffic, trace, ceilings))
+    return _merged(points), sorted(rest, key=lambda one: -one.ns)
+
+
+def _alike(trace: Trace) -> pl.DataFrame:
+    """Ops that launched the same for the same inputs, in one row; work that no op is known for, by its name.
+
+    An op in a CUDA graph counts once for each replay.
+    """
+    table = attribute(trace).table.select(
+        pl.col("op_index").cast(pl.Int64),
+        "duration_ns",
+        pl.col("name", "phase", "op", "class").cast(pl.String),
+        launch=pl.when(pl.col("attributed") == "graph").then("launch_ns"),
+        crosses=(pl.col("source") == "copy") & ~pl.col("name").cast(pl.String).is_in(_ON_THE_DEVICE),
+        at=pl.when(pl.col("op_index").is_null()).then(pl.int_range(pl.len())),  # each by itself
+    )
+    longest = pl.col("duration_ns").arg_max()
+    each = table.group_by("op_index", "launch", "at").agg(
+        pl.col("duration_ns").sum(),
+        pl.col("name", "class").get(longest),
+        pl.col("phase", "op").first(),
+        pl.len().alias("kernels"),
+        pl.col("crosses").any(),
+    )
+    for numbers, column in ((trace.sized_ops, "shape"), (trace.op_inputs, "inputs")):
+        known = numbers.select(pl.col("op").cast(pl.Int64).alias("op_index"), pl.col(column).cast(pl.Int64))
+        each = each.join(known, on="op_index", how="left").with_columns(pl.col(column).fill_null(0))
+    alike = each.group_by("op", "phase", "shape", "inputs", "name", "class", "kernels", "crosses")
+    return alike.agg(pl.col("duration_ns").sum(), pl.len().alias("count"))
+
+
+def _traffic(row: dict[str, Any], inputs: Given | None, sizes: str) -> Traffic | None:
+    op = row["op"] or ""
+    if row["crosses"]:
+        return None
+    if op in MATMULS:
+        return _matmul(op, input_sizes(sizes) or [], row["name"])
+    return op_traffic(op, inputs, row["name"]) if inputs is not None else None
+
+
+def _matmul(op: str, sizes: list[list[int]], kernel: str) -> Traffic | None:
+    """Its precision is the kernel's: float32 inputs may be multiplied as TF32."""
+    pair = factors(op, sizes)
+    if pair is None:
+        return None
+    left, right = pair
+    told = matmul_precision(kernel)
+    dtype = told.precision if told is not None and told.precision in ITEM_BYTES else "fp32"
+    elements = prod(left) + prod(right) + prod(left[:-1]) * right[-1]
+    return Traffic(elements * ITEM_BYTES[dtype], 2 * prod(left) * right[-1], dtype)
+
+
+def _point(row: dict[str, Any], traffic: Traffic, trace: Trace, ceilings: Ceilings) -> RooflinePoint:
+    dtype = NAMES.get(traffic.dtype, traffic.dtype)
+    return RooflinePoint(
+        op=row["op"],
+        kind=row["class"],
+        phase=row["phase"],
+        dtype=dtype,
+        shapes=_sizes(trace.shapes[row["shape"]] or trace.inputs[row["inputs"]]),
+        count=row["count"],
+        ns=float(row["duration_ns"]),
+        flops=traffic.flops,
+        n_bytes=traffic.n_bytes,
+        roof_flops=roof(traffic.flops / traffic.n_bytes, dtype, ceilings),
+        how=MEASURED,
+        kernel=row["name"],
+        kernels=row["kernels"],
+        at_least=traffic.at_least,
+    )
+
+
+def _sizes(text: str) -> str:
+    """The sizes of the tensors alone: the numbers between them have none."""
+    return text.partition(BETWEEN)[0].replace(", []", "")
+
+
+def _merged(points: list[RooflinePoint]) -> list[RooflinePoint]:
+    """Those whose inputs differ in what moves nothing, such as a scalar, are one."""
+    alike: dict[tuple[object, ...], list[RooflinePoint]] = {}
+    for p in points:
+        alike.setdefault((p.op, p.phase, p.dtype, p.shapes, p.n_bytes, p.flops, p.kernel, p.kernels), []).append(p)
+    merged = [
+        msgspec.structs.replace(some[0], count=sum(p.count for p in some), ns=sum(p.ns for p in some))
+        for some in alike.values()
+    ]
+    return sorted(merged, key=lambda point: (-point.ns, point.op, point.shapes))
+
+
+def _unplaced(row: dict[str, Any], inputs: Given | None) -> Unplaced:
+    op = row["op"] or ""
+    if not op:
+        why = "no op of the trace launched it"
+    elif row["crosses"]:
+        why = "a copy between host and device"
+    elif inputs is not None and family(op) in (LISTS, JOIN) and not any(inputs.lists):
+        why = LIST_TOO_LONG
+    elif inputs is not None:
+        why = "its inputs do not tell its bytes"
+    else:
+        why = "no sizes and types of its inputs" if family(op) or op in MATMULS else "no rule for its bytes"
+    return Unplaced(
+        op=op, kernel=row["name"], kind=row["class"], why=why, count=row["count"], ns=float(row["duration_ns"])
+    )
