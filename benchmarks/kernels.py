@@ -513,7 +513,9 @@ def adamw() -> Iterator[Contest]:
     def torchs(ps: list[torch.nn.Parameter], **options: Any) -> Any:
         return torch.optim.AdamW(ps, 1e-3, (0.9, 0.95), weight_decay=0.1, **options)
 
-    def entry(make: Callable[..., Any], clip: bool = False, compiled: bool = False, **options: Any) -> Callable[[], Run]:
+    def entry(
+        make: Callable[..., Any], clip: bool = False, compiled: bool = False, **options: Any
+    ) -> Callable[[], Run]:
         def start() -> Run:
             ps = params(count)
             optimizer = make(ps, **options)
