@@ -135,9 +135,9 @@ def left_open(named: Iterable[tuple[str, Mapping[str, Any]]], key: str = "") -> 
     'Too unsteady to tell: two takes 3.00 ms, between 2.00 ms and 4.00 ms in 6 samples.'
     """
     name, row = max(named, key=lambda one: _width(one[1], key or device_clock(one[1])))
-    return (
-        f"Too unsteady to tell: {name} takes {unsteady(row, key or device_clock(row), 1.0) or 'too uncertain a time'}."
-    )
+    clock = key or device_clock(row)
+    open_by = "Not exact enough" if clock == GPU else "Too unsteady"
+    return f"{open_by} to tell: {name} takes {unsteady(row, clock, 1.0) or units.duration(row[clock])}."
 
 
 def _width(row: Mapping[str, Any], key: str) -> float:

@@ -64,7 +64,9 @@ def measure(bench: "Bench") -> Iterator[Row]:
 
 
 def _timed(bench: "Bench", mlp: Mlp) -> Row:
-    seconds = 0.05 if bench.quick and bench.on_gpu else 0.2  # of the slowest on two CPU cores, three samples at the least
+    seconds = (
+        0.05 if bench.quick and bench.on_gpu else 0.2
+    )  # of the slowest on two CPU cores, three samples at the least
     run = _runs(bench, mlp)
     row = {"work_flops": mlp.flops(), **bench.time(run, seconds=seconds, repeats=1).row(), "graph_ns": None}
     if bench.on_gpu:
@@ -152,7 +154,9 @@ def judge(rows: Rows, place: Place) -> Verdict:
     if flat is not False and alone is False:
         said += " " + _hidden(grown)
     if answer is None:
-        said += " " + (_unsteady(rows) if None in (steps, flat) else "Only a GPU's own clock could tell why it is flat.")
+        said += " " + (
+            _unsteady(rows) if None in (steps, flat) else "Only a GPU's own clock could tell why it is flat."
+        )
     return Verdict(word(answer), said)
 
 
@@ -175,12 +179,13 @@ def _hidden(grown: Mapping[str, Mapping[str, Any]]) -> str:
     """What launches hide, and what parallelism would do without them."""
     idle = 1 - min(grown[axis]["base_busy_share"] for axis in (BATCH, WIDTH))
     alone = " and ".join(
-        f"{grown[axis]['work_grew']:.3g} × the work in {grown[axis]['gpu_grew']:.2f} × the time" for axis in (BATCH, WIDTH)
+        f"{grown[axis]['work_grew']:.3g} × the work in {grown[axis]['gpu_grew']:.2f} × the time"
+        for axis in (BATCH, WIDTH)
     )
     room = all(grown[axis]["gpu_grew"] <= ROOM * grown[axis]["work_grew"] for axis in (BATCH, WIDTH))
     return (
-        f"Launches set the wall clock's pace (the base leaves the GPU idle for {100 * idle:.0f} % of the time), so it is they that "
-        f"keep it flat. The GPU alone does {alone}: "
+        f"Launches set the wall clock's pace (the base leaves the GPU idle for {100 * idle:.0f} % of the time), so it is they "
+        f"that keep it flat. The GPU alone does {alone}: "
         + ("it has room, which is parallelism, but its time grows." if room else "it has little room for more.")
     )
 
@@ -224,7 +229,8 @@ def draw(rows: Rows, place: Place) -> list[Picture]:
     ]
     pictures.append(
         Picture(
-            title="Growth of the wall time", caption="Steps and layers should double when doubled; batch and width should stay.", kind="line",
+            title="Growth of the wall time", kind="line",
+            caption="Steps and layers should double when doubled; batch and width should stay.",
             rows=grown, x="factor", y="grew", colour="axis", x_title="times the base", y_title="times the base's wall time",
         )
     )  # fmt: skip
