@@ -69,8 +69,10 @@ class Ratio:
     low: float
     high: float
 
-    def scaled(self, by: float) -> "Ratio":
-        return Ratio(by * self.middle, by * self.low, by * self.high)
+    def around(self, middle: float) -> "Ratio":
+        """As uncertain as this, around another value: of a rate that was computed from these times."""
+        by = middle / self.middle
+        return Ratio(middle, by * self.low, by * self.high)
 
     def within(self, least: float = 0.0, most: float = math.inf) -> bool | None:
         """Whether it lies there; None where the interval does not tell.
