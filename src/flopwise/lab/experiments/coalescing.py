@@ -172,9 +172,9 @@ def judge(rows: Rows, place: Place) -> Verdict:
     last = max(STRIDES)
     said = (
         f"{units.rate(by_stride[1]['used_bytes_per_s'], 'B/s')} at stride 1. 1/s of it is left up to stride "
-        f"{follows_until(rows)}; at stride {JUDGED} {units.percent(left[JUDGED].middle)} (1/s: {units.percent(1 / JUDGED)}), at stride {last} "
-        f"{units.percent(left[last].middle)} (1/s: {units.percent(1 / last)}), as if each number cost "
-        f"{NUMBER / left[last].middle:.0f} bytes. A matrix of "
+        f"{follows_until(rows)}; at stride {JUDGED} {units.percent(left[JUDGED].middle)} "
+        f"(1/s: {units.percent(1 / JUDGED)}), at stride {last} {units.percent(left[last].middle)} "
+        f"(1/s: {units.percent(1 / last)}), as if each number cost {NUMBER / left[last].middle:.0f} bytes. A matrix of "
         f"{fast['side']} × {fast['side']} is read at {units.rate(fast['used_bytes_per_s'], 'B/s')} by rows and at "
         f"{units.rate(slow['used_bytes_per_s'], 'B/s')} by columns, {slower.middle:.1f} times slower."
     )
