@@ -30,7 +30,7 @@ def test_it_can_be_confirmed_and_refuted(pure):
     yes = pure(EXPERIMENT, made(), GPU)
     assert yes.word == "confirmed"
     assert "fp32 (0.125 FLOP/B): 537 µs predicted, 565 µs measured" in yes.why
-    assert "bf16 2.00 times and fp16 2.00 times as fast as fp32" in yes.why
+    assert "bf16 is 2.00 and fp16 is 2.00 times as fast as fp32" in yes.why
     assert pure(EXPERIMENT, made(half=1.5), GPU).word == "refuted here"  # fp16 gains too little
     slow = pure(EXPERIMENT, made(relu_share=0.3), GPU)  # halves, but not because of memory
     assert slow.word == "refuted here"

@@ -87,16 +87,17 @@ def judge(rows: Rows, place: Place) -> Verdict:
     if any(row["n"] != full["n"] or row["moved_bytes"] < CLEAR_OF_CACHE * cache for row in halves):
         return Verdict(
             INCONCLUSIVE,
-            f"the largest vectors move {', '.join(units.size(row['moved_bytes']) for row in found.values())}, and the cache may hold "
-            f"{units.size(cache)}: their bandwidth need not be the memory's.",
+            f"the largest vectors move {', '.join(units.size(row['moved_bytes']) for row in found.values())}, and the cache may "
+            f"hold {units.size(cache)}: their bandwidth need not be the memory's.",
         )
     copies = {row["format"]: row for row in part(rows, COPY) if row["n"] == full["n"]}
     faster = [times(full, half).around(full["device_ns"] / half["device_ns"]) for half in halves]
     near = [times(copies[name], row).around(row["copy_share"]).within(*NEAR_COPY) for name, row in found.items()]
     chip = find_gpu(place.name) if place.on_gpu else None
     peak = chip.bandwidth_bytes_s if chip else None
-    gains = " and ".join(f"{half['format']} {by.middle:.2f} times" for half, by in zip(halves, faster, strict=True))
-    said = f"{' '.join(_told(row, peak) for row in found.values())} At {units.count(full['n'])} numbers {gains} as fast as fp32."
+    gains = " and ".join(f"{half['format']} is {by.middle:.2f}" for half, by in zip(halves, faster, strict=True))
+    said = " ".join(_told(row, peak) for row in found.values())
+    said += f" At {units.count(full['n'])} numbers {gains} times as fast as fp32."
     if False in near:
         said += " What is far from a copy's bandwidth is not limited by memory alone here."
     answer = together(*near, *(by.within(*HALVED) for by in faster))
