@@ -84,7 +84,7 @@ def test_where_launches_set_the_pace_the_graph_decides(pure):
     assert yes.word == "confirmed"
     assert "the GPU's time by +30 %" in yes.why
     assert (
-        "launches set the pace: 2.00 ms became 2.60 ms on the wall clock, for 1.00 ms and 1.30 ms of the GPU's work"
+        "launches set the pace: 2.00 ms became 2.60 ms on the wall clock, and 1.00 ms became 1.30 ms on the GPU"
         in yes.why
     )
     assert pure(EXPERIMENT, made(extra=0.8, launches=2.0, graph=True), GPU).word == "refuted here"

@@ -152,7 +152,7 @@ def follows_until(rows: Rows) -> int:
     told = shares(rows)
     parted = (row["stride"] for row in told if not 1 / EXACTLY <= row["left_share"] / row["expected_share"] <= EXACTLY)
     end = next(parted, 2 * told[-1]["stride"])
-    return max(row["stride"] for row in told if row["stride"] < end)
+    return int(max(row["stride"] for row in told if row["stride"] < end))
 
 
 def judge(rows: Rows, place: Place) -> Verdict:

@@ -234,8 +234,8 @@ def _transformer(rows: Rows) -> tuple[str, bool | None]:
     if best["wall_ns"] > PACED * best[clock]:
         said.append(
             f"Launched one by one, launches set the pace: {units.duration(none['wall_ns'])} became "
-            f"{units.duration(best['wall_ns'])} on the wall clock, for {units.duration(none[clock])} and "
-            f"{units.duration(best[clock])} of the GPU's work."
+            f"{units.duration(best['wall_ns'])} on the wall clock, and {units.duration(none[clock])} became "
+            f"{units.duration(best[clock])} on the GPU."
         )
     pays = together(told["saved_share"] > LEAST_SAVED, longer.within(most=1 + MOST_EXTRA))
     if pays is None:
@@ -258,7 +258,7 @@ def draw(rows: Rows, place: Place) -> list[Picture]:
         for name, key in (("peak of the step", "peak_bytes"), ("kept after forward", "kept_bytes"))
     ]
     source = blocks[0]["memory_from"] if blocks else ""
-    whose = "the GPU's time, launches not counted" if place.on_gpu else "time"
+    whose = "the GPU's time" if place.on_gpu else "time"
     pictures = [
         Picture(
             title="Memory by the number of blocks in a segment", kind="bar", rows=sizes, x="label", y="size_bytes",
