@@ -191,7 +191,7 @@ def judge(rows: Rows, place: Place) -> Verdict:
 
 
 def _law(until: int) -> str:
-    return f"1/s of it is left up to stride {until}" if until > 1 else "What is left parts from 1/s at once"
+    return f"1/s of the bandwidth is left up to stride {until}" if until > 1 else "What is left parts from 1/s at once"
 
 
 def _name(row: Mapping[str, Any]) -> str:

@@ -110,7 +110,7 @@ def _blocks(bench: "Bench", base: Workload, every: int) -> Row:
             phase()
 
     memory = _allocated(bench, step) if bench.on_gpu else _profiled(step)
-    timing = bench.time(run, repeats=1, seconds=0.1 if bench.on_gpu or bench.quick else None)
+    timing = bench.time(run, repeats=1, seconds=0.1 if bench.on_gpu else 0.15 if bench.quick else 0.3)
     return {
         "part": "blocks", "every": every, "layers": spec.n_layers, "segments": math.ceil(spec.n_layers / every) if every else 0,
         "input_bytes": base.batch * base.context * spec.d_model * 4,  # the residual stream is fp32, under autocast too
