@@ -215,7 +215,9 @@ def judge(rows: Rows, place: Place) -> Verdict:
         )
         return Verdict(word(together(pays, faster.within(least=1.0))), f"{transformer} {sigmoids}")
     eager = times(ways[EAGER_AGAIN], ways[EAGER_KEPT]).middle - 1
-    sigmoids = f"Three eager sigmoids take {100 * eager:+.0f} % of time so; fused ones need a GPU."
+    sigmoids = (
+        f"To compute three eager sigmoids again changes their time by {100 * eager:+.0f} %; fused ones need a GPU."
+    )
     return Verdict(word(together(pays, None)), f"{transformer} {sigmoids}")
 
 
