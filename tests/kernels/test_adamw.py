@@ -356,6 +356,24 @@ def test_masters_of_bf16_parameters_follow_fp32_weights(device, state_dtype):
         assert torch.equal(p.detach(), q.bfloat16())
 
 
+def test_masters_begin_with_the_weights_they_are_given(device):
+    """So that the first updates show in the parameter as often as they should, and not only when they have added up."""
+    exact = torch.linspace(0.5, 1.5, 4096, device=device)
+    ours = nn.Parameter(exact.bfloat16())
+    optimizer = AdamW([ours], lr=1e-4, weight_decay=0.0, master=True)
+    optimizer.set_masters({ours: exact})
+    (master,) = _masters([ours], optimizer)
+    assert (master - exact).abs().max() <= 2**-23  # a tie is off by one of fp32's last places
+    before = ours.detach().clone()
+    ours.grad = torch.ones_like(ours)
+    optimizer.step()
+    moved = (ours.detach() != before).float().mean().item()
+    assert 0.01 < moved < 0.05  # 1e-4 of places that are 2⁻⁸ and 2⁻⁷ wide
+    assert (_masters([ours], optimizer)[0] - (exact - 1e-4)).abs().max() < 1e-6
+    with pytest.raises(Unsupported, match="no fp32 weights"):
+        AdamW([ours]).set_masters({ours: exact})
+
+
 def test_masters_survive_a_checkpoint_and_a_nan_arrives(device):
     ours = _parameters([(5, 7)], torch.bfloat16, device)
     optimizer = AdamW(ours, lr=1e-4, master=True)

@@ -7,7 +7,7 @@ _PRECISION = {
     "bf16": "with torch.autocast('cuda', dtype=torch.bfloat16):  # around the forward pass and the loss",
     "fp16": "scaler = torch.amp.GradScaler('cuda')  # and torch.autocast('cuda', dtype=torch.float16) around forward and loss",
     "bf16-pure": "model = model.to(torch.bfloat16)  # weights, gradients and optimizer state",
-    "bf16-master": "model = model.to(torch.bfloat16)  # fp32 master weights in the optimizer: flopwise.kernels.adamw.AdamW",
+    "bf16-master": "model = model.to(torch.bfloat16)  # fp32 weights in flopwise.kernels.adamw.AdamW(…, master=True).set_masters",
 }
 _ATTENTION = {
     "sdpa": "y = F.scaled_dot_product_attention(q, k, v, is_causal=True)",

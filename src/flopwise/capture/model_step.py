@@ -48,7 +48,9 @@ class ModelStep:
         _refuse_the_impossible(workload, device)
         self.workload, self.recipe, self.device = workload, recipe, device
         with torch.device(device):
-            self.model = _build(workload).to(weights_dtype(recipe))
+            self.model = _build(workload)
+            exact = _exact_weights(self.model, workload)
+            self.model.to(weights_dtype(recipe))
             sizes = (workload.batch, workload.context)
             self.tokens = torch.randint(spec.vocab, sizes)  # [B, T]
             self.targets = torch.randint(spec.vocab, sizes)  # [B, T]
@@ -67,19 +69,25 @@ class ModelStep:
         self.optimizers: list[torch.optim.Optimizer] = []
         self.overlapped: UpdateInBackward | None = None
         if workload.phase == "train":
-            self._make_optimizers()
+            self._make_optimizers(exact)
         self.steps = 0
         self.output: Tensor | None = None
         self.loss: Tensor | None = None
 
-    def _make_optimizers(self) -> None:
-        """One for all weights; one for each block's, where they are updated within the backward pass."""
+    def _make_optimizers(self, exact: dict[Tensor, Tensor]) -> None:
+        """One for all weights; one for each block's, where they are updated within the backward pass. `exact`: the fp32
+        weights that masters begin with.
+        """
         graph = self.recipe.graph == "on"
         # One tensor, whatever the number of optimizers.
         rate = torch.tensor(self.peak_lr, device=self.device) if graph else self.peak_lr
 
         def make(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-            return make_optimizer(parameters, self.recipe, rate, graph)
+            params = list(parameters)
+            optimizer = make_optimizer(params, self.recipe, rate, graph)
+            if exact:
+                cast(Any, optimizer).set_masters({p: exact[p] for p in params})
+            return optimizer
 
         if self.recipe.overlap == "on":
             self.overlapped = UpdateInBackward(parameter_groups(self.model, blocks_of([self.model])), make)
@@ -211,6 +219,13 @@ def _build(workload: Workload) -> HfModel | Transformer:
     if workload.implementation == "transformers":
         return HfModel(workload)
     return Transformer(cast(ModelSpec, workload.subject), workload.recipe, workload.context)
+
+
+def _exact_weights(model: nn.Module, workload: Workload) -> dict[Tensor, Tensor]:
+    """The fp32 weights of a model that is about to be cast, where they are needed afterwards: as masters."""
+    if workload.recipe.precision != "bf16-master" or workload.phase != "train":
+        return {}
+    return {p: p.detach() for p in model.parameters()}
 
 
 def _blocks(model: nn.Module, workload: Workload) -> list[nn.Module]:

@@ -152,7 +152,9 @@ def curve_name(op: OpWork) -> str:
         name += BACKWARD
     elif op.kind == REDUCTION and op.op in _FINDERS:
         name += INDICES
-    elif op.kind == OPTIMIZER and ("fused" in op.op or op.op == "flopwise::adamw_"):
+    elif op.op == "flopwise::adamw_":
+        return ELEMENTWISE  # it reads and writes once and in order: at 99 % of a copy, where torch's is at 81 %
+    elif op.kind == OPTIMIZER and "fused" in op.op:
         name += FUSED
     if op.kind == ELEMENTWISE and op.mixed:
         return name + MIXED

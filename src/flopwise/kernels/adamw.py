@@ -12,7 +12,7 @@ update finds its tensors through a table of addresses in device memory. Nothing 
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -210,6 +210,22 @@ class AdamW(Optimizer):
                 self.state.get(p, {}).pop(LOW, None)
         self._buckets = []
 
+    @torch.no_grad()
+    def set_masters(self, weights: Mapping[Tensor, Tensor]) -> None:
+        """The fp32 weights of bf16 parameters, before the first step. Without them a master begins at its parameter's value,
+        in the middle of a place of bf16, and the first small updates do not show in the parameter.
+
+        >>> weight = nn.Parameter(torch.zeros(1, dtype=torch.bfloat16))
+        >>> AdamW([weight], master=True).set_masters({weight: torch.tensor([1.001])})
+        >>> weight.item()
+        1.0
+        """
+        if not self.master:
+            raise Unsupported("AdamW(master=False) keeps no fp32 weights")
+        for p, weight in weights.items():
+            low = self.state[p].setdefault(LOW, torch.zeros_like(p, dtype=torch.int16))
+            split(weight.to(p.device, torch.float32), p, low)
+
     @torch.compiler.disable  # addresses are no part of a graph
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -262,7 +278,7 @@ class AdamW(Optimizer):
                     f"AdamW takes fp32, bf16 and fp16 parameters without gaps, not {p.dtype} {p.stride()}"
                 )
             state = self.state[p]
-            if not state:
+            if "step" not in state:
                 state["step"] = torch.zeros((), dtype=torch.float32, device=p.device)  # torch.optim's names
                 state["exp_avg"] = torch.zeros_like(p, dtype=self.state_dtype)
                 state["exp_avg_sq"] = torch.zeros_like(p, dtype=self.state_dtype)
