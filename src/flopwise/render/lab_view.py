@@ -74,6 +74,7 @@ def verdicts_table(found: LabRun, answers: list[Answer]) -> Table:
     left = [name for name in found.planned.experiments if name not in {result.experiment for result in found.results}]
     notes = [f"not run: {', '.join(left)}"] if left else []
     notes += [f"{r.experiment}: {r.hint}" for r in found.results if r.status != OK and r.hint]
+    notes += [f"{one.result.experiment}: {line}" for one in answers for line in one.unshown]
     return Table(title=told(found), columns=columns, rows=rows, notes=(*notes, f"run {found.run}"))
 
 
@@ -100,12 +101,15 @@ def shown_value(key: str, value: Any) -> str:
         return "yes" if value else "no"
     if not isinstance(value, int | float):
         return str(value)
+    if abs(value) > _LARGEST:
+        return "a number too large to show"
     for ending, show in _SHOWN.items():
         if key.endswith(ending):
             return show(float(value))
     return str(value) if isinstance(value, int) else f"{value:.4g}"
 
 
+_LARGEST = 1e300  # a stored run may hold anything
 _SHOWN: dict[str, Callable[[float], str]] = {
     "_bytes_per_s": partial(units.rate, unit="B/s"),
     "_flops_per_s": partial(units.rate, unit="FLOP/s"),

@@ -14,12 +14,12 @@ from flopwise.errors import FlopwiseError, one_line
 from flopwise.lab.catalog import chosen
 from flopwise.lab.child import CALL, Asked, Word
 from flopwise.lab.experiment import INCONCLUSIVE, Experiment, Place, Verdict
-from flopwise.lab.results import LabRun, Planned, Result, judged, read_lab
+from flopwise.lab.results import LabRun, Planned, Result, Running, judged, read_lab
 from flopwise.records import INTERRUPTED, OK
 from flopwise.spec import fields
 from flopwise.spec.workload import Workload, workload
 from flopwise.store import Run, runs_root
-from flopwise.store.files import LAB, TRACES
+from flopwise.store.files import LAB, LAB_RUNNING, TRACES
 from flopwise.store.rows import append_row
 
 
@@ -100,6 +100,7 @@ def lab(
                 watcher,
             )
             append_row(run.path / LAB, result)
+            (run.path / LAB_RUNNING).unlink(missing_ok=True)
             watcher.result(result)
             if result.status == INTERRUPTED:
                 break
@@ -142,6 +143,9 @@ def _run(one: Experiment, asked: Asked, worker: Worker, run: Run, timeout: float
         place = word.place or place
         if word.row is not None:
             rows.append(word.row)
+        if word.row is not None or word.place is not None:
+            kept = Running(experiment=one.name, place=word.place, row=word.row)
+            append_row(run.path / LAB_RUNNING, kept, through=False)  # waiting for the disk would disturb the measurement
         if word.doing:
             watcher.doing(one.name, word.doing)
 

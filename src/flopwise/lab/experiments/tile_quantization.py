@@ -42,6 +42,7 @@ CLAIM = (
 WAVES, KERNELS, ALIGNMENT = "waves", "kernels", "alignment"
 FIXED, LIBRARY = "fixed tile", "library"
 TILE = TILE_M, TILE_N = 256, 128  # the lecture's
+MOST_SMS = 10_000  # of a chip: a stored run may say anything
 TILE_K, WARPS, STAGES = 64, 8, 3
 A100_PLACE = 1792  # the lecture's, for 108 multiprocessors
 NEXT = 16  # the next size whose rows are aligned
@@ -73,6 +74,8 @@ def cliff(sms: int, wave: int = 1, tile: tuple[int, int] = TILE) -> int:
     >>> cliff(108), cliff(132), cliff(132, wave=2)
     (1792, 2048, 2816)
     """
+    if not 0 < sms <= MOST_SMS:
+        raise ValueError(f"a chip of {sms} multiprocessors")
     n = step = min(tile)
     while waves(n + step, sms, tile) <= wave:
         n += step

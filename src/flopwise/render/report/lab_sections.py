@@ -33,6 +33,7 @@ def _section(answer: Answer, key: str) -> Section:
         for i, one in enumerate(answer.pictures, 1)
     ]
     blocks += [Shown(shown_table(table)) for table in answer.tables]
+    blocks += answer.unshown
     if answer.result.quick:
         blocks.append("Measured with --quick: fewer sizes and samples.")
     return Section(key=key, title=name, blocks=tuple(blocks))

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from urllib.parse import quote
 
 from flopwise.advice.finding import Finding
+from flopwise.render.charts import NOT_DRAWN
 from flopwise.render.report.evidence import Advice, Block, Picture, Report, ReportPart, Section, Shown
 from flopwise.render.report.sections import sections, side_by_side
 from flopwise.render.report.verdict import verdict
@@ -58,6 +59,8 @@ def _block(block: Block, prefix: str, pictures: Mapping[str, str]) -> str:
         case Picture():
             address = pictures.get(prefix + block.name)
             caption, how = _plain(block.caption), _plain(block.how)
+            if pictures and not address:
+                return f"{NOT_DRAWN} {caption}\n"
             return f"![{caption}]({quote(address)})\n\n{caption} ({how})\n" if address else ""
         case Shown(folded=True):
             return ""
