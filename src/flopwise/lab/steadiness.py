@@ -1,0 +1,115 @@
+"""Whether a time is known well enough for what a verdict makes of it. No torch here.
+
+A row holds the median of its samples, and the interval of the wall clock's (`wall_low_ns`, `wall_high_ns`). The GPU's own clock
+has no interval in a row: it stands as it is, unless the GPU waited for the host (`gpu_exact` is False). A field that is not
+there says nothing.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from flopwise import units
+
+FEWEST_SAMPLES = 3  # of fewer the spread is not known
+WALL, GPU = "wall_ns", "gpu_ns"
+
+
+def device_clock(row: Mapping[str, Any]) -> str:
+    """The clock of the device's own work: the GPU's, or on the CPU the wall's.
+
+    >>> device_clock({"wall_ns": 5.0, "gpu_ns": None})
+    'wall_ns'
+    """
+    return GPU if row.get(GPU) is not None else WALL
+
+
+def span(row: Mapping[str, Any], key: str = WALL) -> tuple[float, float]:
+    """Between what the time lies, as far as the row knows; anything, where there are too few samples of the wall clock.
+
+    >>> span({"wall_ns": 5.0, "wall_low_ns": 4.0, "wall_high_ns": 7.0, "samples": 9})
+    (4.0, 7.0)
+    >>> span({"wall_ns": 5.0, "wall_low_ns": 4.0, "wall_high_ns": 7.0, "samples": 2})
+    (0.0, inf)
+    """
+    if key == WALL and row.get("samples", FEWEST_SAMPLES) < FEWEST_SAMPLES:
+        return 0.0, math.inf
+    if key == GPU and row.get("gpu_exact") is False:
+        return 0.0, float(row[key])  # it holds waits for the host, too
+    stem = key.removesuffix("_ns")
+    return float(row.get(f"{stem}_low_ns", row[key])), float(row.get(f"{stem}_high_ns", row[key]))
+
+
+def unsteady(row: Mapping[str, Any], key: str, allowed_ratio: float) -> str:
+    """Why a time cannot carry a verdict that needs its interval's ends to be within this ratio; '' if it can.
+
+    >>> unsteady({"wall_ns": 3e8, "wall_low_ns": 2.2e8, "wall_high_ns": 5e8, "samples": 6}, "wall_ns", 1.5)
+    '300 ms, between 220 ms and 500 ms in 6 samples'
+    >>> unsteady({"wall_ns": 3e8}, "wall_ns", 1.5)
+    ''
+    """
+    low, high = span(row, key)
+    if low > 0 and high <= allowed_ratio * low:
+        return ""
+    took = units.duration(row[key])
+    if key == GPU:
+        return f"{took} at most: the GPU waited for the host"
+    ends = units.duration(row.get("wall_low_ns", row[key])), units.duration(row.get("wall_high_ns", row[key]))
+    n = row.get("samples")
+    return f"{took}, between {ends[0]} and {ends[1]}" + (f" in {n} samples" if n else "")
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How many times one time is another, and between what that lies."""
+
+    middle: float
+    low: float
+    high: float
+
+    def within(self, least: float = 0.0, most: float = math.inf) -> bool | None:
+        """Whether it lies there; None where the interval does not tell.
+
+        >>> Ratio(3.0, 2.5, 3.5).within(least=2), Ratio(3.0, 2.5, 3.5).within(most=2), Ratio(3.0, 2.5, 3.5).within(least=3)
+        (True, False, None)
+        """
+        if least <= self.low and self.high <= most:
+            return True
+        return False if self.high < least or self.low > most else None
+
+
+def times(row: Mapping[str, Any], base: Mapping[str, Any], key: str = "") -> Ratio:
+    """How many times as long as the base a row takes, by this clock; without one, by the device's.
+
+    The errors are independent: their logarithms add up by squares.
+
+    >>> times({"wall_ns": 6.0}, {"wall_ns": 2.0})
+    Ratio(middle=3.0, low=3.0, high=3.0)
+    """
+    key = key or device_clock(base)
+    middle = row[key] / base[key]
+    (low, high), (base_low, base_high) = span(row, key), span(base, key)
+    return Ratio(
+        middle=middle,
+        low=middle / _factor(row[key], low, base_high, base[key]),
+        high=middle * _factor(high, row[key], base[key], base_low),
+    )
+
+
+def _factor(one: float, by: float, other: float, other_by: float) -> float:
+    """The factor of two independent errors, one / by and other / other_by."""
+    if 0.0 in (by, other_by) or math.inf in (one, other):
+        return math.inf
+    return math.exp(math.hypot(math.log(one / by), math.log(other / other_by)))
+
+
+def together(*answers: bool | None) -> bool | None:
+    """Whether all hold: one that does not is enough for no; one that is open leaves open the rest.
+
+    >>> together(True, None), together(None, False), together(True, True)
+    (None, False, True)
+    """
+    if False in answers:
+        return False
+    return None if None in answers else True
