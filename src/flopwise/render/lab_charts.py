@@ -153,7 +153,10 @@ def _marks(
 ) -> Any:
     colours: dict[str, Any] = {}
     if picture.colour:
-        scale = alt.Scale(domain=_order(rows, picture.colour), range=_SERIES)
+        there = _order(rows, picture.colour)
+        known = list(dict.fromkeys((*picture.words, *there)))
+        range_of = {word: _SERIES[i % len(_SERIES)] for i, word in enumerate(known) if word in there}
+        scale = alt.Scale(domain=list(range_of), range=list(range_of.values()))
         colours = {"color": alt.Color(f"{picture.colour}:N", title=None, scale=scale)}
     told = {**colours, "x": x, "y": y, "tooltip": _tooltip(alt, picture, rows)}
     plain = {} if picture.colour else {"color": _SERIES[0]}
