@@ -36,6 +36,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 
     device: str  # 'cpu', 'cuda:0'
     environment: Environment | None = None
+    load: float | None = None  # threads that wanted to run, in the minute before
 
     @property
     def on_gpu(self) -> bool:

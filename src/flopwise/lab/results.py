@@ -150,8 +150,10 @@ def answer(result: Result) -> Answer:
         return Answer(result, claim, verdict)
     pictures, no_pictures = _made(experiment.draw, result.rows, place, "charts")
     tables, no_tables = _made(experiment.tabulate, result.rows, place, "tables")
+    # Of an experiment that was cut off, a picture or a table may have nothing in it yet.
     drawn = tuple(picture for picture in pictures if _has_points(picture))
-    return Answer(result, claim, verdict, drawn, tables, (*no_pictures, *no_tables))
+    filled = tuple(table for table in tables if table.rows)
+    return Answer(result, claim, verdict, drawn, filled, (*no_pictures, *no_tables))
 
 
 def _as_stored(verdict: Verdict) -> Verdict:
@@ -169,5 +171,4 @@ def _made(
 
 
 def _has_points(picture: Picture) -> bool:
-    """Of an experiment that was cut off, a picture may have no rows yet."""
     return any(row.get(picture.x) is not None and row.get(picture.y) is not None for row in picture.rows)

@@ -77,7 +77,7 @@ def lab(
     if not wanted:
         raise FlopwiseError("there is nothing to run", "name an experiment, or all: flopwise lab lists them")
     fields.number("timeout", timeout, 1.0, 7 * 86_400)
-    given = _workload(workload, wanted, explicit="all" not in names)
+    given = _workload(workload, wanted)
     watcher = progress or Unwatched()
     with contextlib.ExitStack() as stack:
         worker = stack.enter_context(Worker())
@@ -122,13 +122,12 @@ def outcome(found: LabRun) -> int:
     return 0
 
 
-def _workload(given: str | Workload | None, wanted: list[Experiment], explicit: bool) -> Workload | None:
-    """The workload; refused by experiments that were named and do not take one."""
+def _workload(given: str | Workload | None, wanted: list[Experiment]) -> Workload | None:
+    """The workload, for those that take one; refused where none does."""
     if given is None:
         return None
-    deaf = [one.name for one in wanted if not one.takes_workload]
-    if deaf and (explicit or len(deaf) == len(wanted)):
-        raise FlopwiseError(f"the experiment '{deaf[0]}' takes no workload", "leave out --workload")
+    if not any(one.takes_workload for one in wanted):
+        raise FlopwiseError(f"the experiment '{wanted[0].name}' takes no workload", "leave out --workload")
     return given if isinstance(given, Workload) else workload(given)
 
 
@@ -145,7 +144,9 @@ def _run(one: Experiment, asked: Asked, worker: Worker, run: Run, timeout: float
             rows.append(word.row)
         if word.row is not None or word.place is not None:
             kept = Running(experiment=one.name, place=word.place, row=word.row)
-            append_row(run.path / LAB_RUNNING, kept, through=False)  # waiting for the disk would disturb the measurement
+            append_row(
+                run.path / LAB_RUNNING, kept, through=False
+            )  # waiting for the disk would disturb the measurement
         if word.doing:
             watcher.doing(one.name, word.doing)
 

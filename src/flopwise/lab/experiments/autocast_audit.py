@@ -67,7 +67,9 @@ SENSITIVE = {
 }  # fmt: skip
 # Of these the claim speaks: norms, softmax and losses.
 CLAIMED = {
-    op for op, why in SENSITIVE.items() if why == _LOSSES or op in ("layer_norm", "rms_norm", "group_norm", "norm", "softmax")
+    op
+    for op, why in SENSITIVE.items()
+    if why == _LOSSES or op in ("layer_norm", "rms_norm", "group_norm", "norm", "softmax")
 }
 HALF, FULL = "half precision", "fp32"
 
@@ -79,7 +81,9 @@ def measure(bench: "Bench") -> Iterator[Row]:
     from flopwise.capture.dry.fake_step import tolerant_modules
 
     if bench.workload and isinstance(bench.workload.subject, OpSpec):
-        raise Unsupported(f"{bench.workload.target} is an operation, and an audit is of a model", "a preset, hf:… or py:…")
+        raise Unsupported(
+            f"{bench.workload.target} is an operation, and an audit is of a model", "a preset, hf:… or py:…"
+        )
     for chosen in [bench.workload] if bench.workload else [None, workload("small" if bench.on_gpu else "tiny")]:
         for rules in (OWN_RULES,) if bench.on_gpu else (OWN_RULES, CUDA_RULES):
             for precision in PRECISIONS:
@@ -337,8 +341,8 @@ def draw(rows: Rows, place: Place) -> list[Picture]:
             Picture(
                 title=f"Dtype of each module's output: {model}",
                 caption="Half precision where a matrix product comes last; fp32 where a norm does, or where fp32 is added.",
-                kind="scatter", rows=points, x="autocast", y="module", colour="width", words=(HALF, FULL), column="rules", x_title="",
-                y_title="",
+                kind="scatter", rows=points, x="autocast", y="module", colour="width", words=(HALF, FULL), column="rules",
+                x_title="", y_title="",
             )
         )  # fmt: skip
     return pictures

@@ -290,7 +290,9 @@ def _wider_said(wider: Mapping[str, float]) -> list[str]:
     if not wider:
         return []
     told = " and ".join(f"{units.significant(times, 2)} times as long {how}" for how, times in wider.items())
-    return [f"From bf16 to fp32, twice the bytes for the same FLOPs take {told.replace(ONE_KERNEL, f'as {ONE_KERNEL}')}."]
+    return [
+        f"From bf16 to fp32, twice the bytes for the same FLOPs take {told.replace(ONE_KERNEL, f'as {ONE_KERNEL}')}."
+    ]
 
 
 def _said(written: Row, one: Row, place: Place) -> str:

@@ -251,12 +251,15 @@ def judge(rows: Rows, place: Place) -> Verdict:
     said = slow[1] if slow else "Alignment was not measured."
     if not place.on_gpu:
         return Verdict(NOT_MEASURABLE, f"a CPU has no multiprocessors that work in waves. {said}")
-    sms = next((row["sms"] for row in part(rows, WAVES)), None)
+    measured = part(rows, WAVES)
+    sms = measured[0]["sms"] if measured else 1
     found = largest_jump(rows)
-    places = [] if sms is None else [cliff(sms), cliff(sms, 2)]
+    places = [cliff(sms), cliff(sms, 2)]
     jumps = [jump(rows, FIXED, at, at + NEXT) for at in places]
     if found is None or None in jumps or slow is None:
-        return Verdict(INCONCLUSIVE, f"the matmul with a fixed tile was not measured on both sides of two jumps. {said}")
+        return Verdict(
+            INCONCLUSIVE, f"the matmul with a fixed tile was not measured on both sides of two jumps. {said}"
+        )
     expected = [waves(at + NEXT, sms) / waves(at, sms) for at in places]
     known = [_ratio(rows, at) for at in places]
     holds = together(

@@ -15,7 +15,7 @@ _LONGEST = 60  # of a key: a number after it must not be cut off
 def lab_sections(found: LabRun) -> list[Section]:
     """All verdicts first, where there are several; then each experiment."""
     answers = found.answers()
-    first = Section(key="lab", title="Verdicts", blocks=(Shown(verdicts_table(found, answers)),))
+    first = Section(key="lab", title="Verdicts", blocks=(Shown(verdicts_table(found, answers), whole=True),))
     seen: Counter[str] = Counter()
     found_sections = []
     for answer in answers:

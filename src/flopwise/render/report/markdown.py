@@ -65,18 +65,18 @@ def _block(block: Block, prefix: str, pictures: Mapping[str, str]) -> str:
         case Shown(folded=True):
             return ""
         case Shown():
-            return markdown(_short(block.table, block.how))
+            return markdown(_short(block.table, block.how, len(block.table.rows) if block.whole else MOST_ROWS))
         case Advice():
             return "\n".join(_finding(i + 1, finding) for i, finding in enumerate(block.findings))
         case _:
             return f"{_plain(block)}\n"
 
 
-def _short(table: Table, how: str) -> Table:
-    rest = len(table.rows) - MOST_ROWS
-    notes = (*((f"and {rest} rows more",) if rest > 0 else ()), *table.notes)
+def _short(table: Table, how: str, most: int) -> Table:
+    rest = len(table.rows) - most
+    notes = (*((f"and {rest} row{'s' if rest > 1 else ''} more",) if rest > 0 else ()), *table.notes)
     title = f"{table.title} ({how})" if how else table.title
-    return Table(title=title, columns=table.columns, rows=table.rows[:MOST_ROWS], notes=notes)
+    return Table(title=title, columns=table.columns, rows=table.rows[:most], notes=notes)
 
 
 def _finding(number: int, finding: Finding) -> str:
