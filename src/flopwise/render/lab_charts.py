@@ -15,6 +15,7 @@ from flopwise.render.visible import visible
 _WIDTH, _HEIGHT, _COLUMN_WIDTH = 640, 300, 250
 _LONGEST = 120
 _LARGEST = 1e300  # of what a browser can still scale
+_TICKS = 8  # across, about
 _FEW = 9  # sizes on an axis, each of which has a tick
 _SERIES = [
     colour for colour in COLOURS if colour not in ("#000000", "#F0E442")
@@ -123,7 +124,8 @@ def _axis(
             ticks = {"format": ticks["format"] if ticks["format"] != "~s" else "d", "values": sizes}
         return axis.scale(type="log", nice=False, padding=6).axis(labelOverlap=True, **ticks)
     return axis.scale(zero=which == "y").axis(
-        format=".6~g" if max((abs(r[field]) for r in rows), default=0) < 1e5 else "~s"
+        format=".6~g" if max((abs(r[field]) for r in rows), default=0) < 1e5 else "~s",
+        **({"tickCount": _TICKS, "labelFlush": False} if which == "x" else {}),  # else the outer labels run into others
     )
 
 
@@ -196,8 +198,10 @@ def _rules(alt: Any, picture: Picture, unit: Mapping[str, tuple[str, float]]) ->
         across = {rule.axis: alt.Y("at:Q") if rule.axis == "y" else alt.X("at:Q")}
         line = alt.Chart(data).mark_rule(color=NEUTRAL, strokeDash=[5, 3])
         beside = "width" if not picture.colour else 0  # where a legend is, the word stands inside
-        where = {"x": alt.value(beside)} if rule.axis == "y" else {"y": alt.value(10)}
-        word = alt.Chart(data).mark_text(align="left", dy=-6 if rule.axis == "y" else 0, dx=4, color=NEUTRAL)
+        above = picture.kind == "span"  # its bars would hide the word
+        where = {"x": alt.value(beside)} if rule.axis == "y" else {"y": alt.value(-8 if above else 10)}
+        shifted = {"align": "center"} if above else {"align": "left", "dx": 4}
+        word = alt.Chart(data).mark_text(dy=-6 if rule.axis == "y" else 0, color=NEUTRAL, **shifted)
         drawn += [line.encode(**across), word.encode(**across, **where, text="word:N")]
     return drawn
 
