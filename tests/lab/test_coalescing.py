@@ -37,11 +37,39 @@ def made(left=lambda stride: 1 / min(stride, 8), slower=5.0):
 def test_it_can_be_confirmed_refuted_and_left_open(pure):
     yes = pure(EXPERIMENT, made(), GPU)
     assert yes.word == "confirmed"
+    assert "1/s of it is left up to stride 8; at stride 8 12.5 %" in yes.why
     assert "as if each number cost 32 bytes" in yes.why
     assert "5.0 times slower" in yes.why
     assert pure(EXPERIMENT, made(left=lambda stride: 1.0), GPU).word == "refuted here"  # no loss
     assert pure(EXPERIMENT, made(slower=1.0), GPU).word == "refuted here"  # the order does not matter
     assert pure(EXPERIMENT, made(slower=1.5), GPU).word == "inconclusive"
+
+
+@pytest.mark.parametrize(
+    "left",
+    [
+        lambda stride: 1 / 8 if stride == 8 else 1.0,  # full bandwidth at every other stride
+        lambda stride: 1 / stride if stride <= 8 else 1.0,  # it comes back beyond
+        lambda stride: 1 / stride**3,  # it falls much faster
+    ],
+)
+def test_every_stride_counts(pure, left):
+    no = pure(EXPERIMENT, made(left=left), GPU)
+    assert no.word == "refuted here"
+    assert "Not as claimed: stride " in no.why
+
+
+def test_a_part_of_the_evidence_is_left_open(pure):
+    assert pure(EXPERIMENT, [row for row in made() if row.get("stride") != 64], GPU).word == "inconclusive"
+    assert EXPERIMENT.judge(made()[:-1], GPU).word == "inconclusive"
+
+
+def test_unsteady_times_decide_nothing(pure):
+    rows = [{**row, "gpu_ns": None, "samples": 6} for row in made()]
+    rows = [{**row, "wall_low_ns": row["wall_ns"] / 3, "wall_high_ns": 3 * row["wall_ns"]} for row in rows]
+    left = pure(EXPERIMENT, rows, CPU)
+    assert left.word == "inconclusive"
+    assert "Too unsteady to tell: stride 1 takes " in left.why
 
 
 def test_the_share_that_is_left_is_of_stride_1():

@@ -19,10 +19,10 @@ H200 = Place(
 
 
 def made(**tflops):
-    """Rates at 1024 and 16384, in TFLOP/s, by precision."""
+    """Rates at 1024 and 16384, in TFLOP/s, by precision; at 4096 nearly the last one's."""
     rows = []
     for precision, rates in tflops.items():
-        for n, rate in zip((1024, 16384), rates, strict=False):
+        for n, rate in zip((1024, 16384, 4096), (*rates, 0.99 * rates[-1]), strict=False):
             rows.append(
                 {"precision": precision, "n": n, "rate_flops_per_s": rate * 1e12, "device_ns": 2e-3 * n**3 / rate,
                  "note": ""}
@@ -43,9 +43,39 @@ def test_it_can_be_confirmed_refuted_and_left_open(pure):
     assert pure(EXPERIMENT, made(fp32=(30, 50), bf16=(300,)), H200).word == "inconclusive"
 
 
+def test_fp16_counts_too(pure):
+    assert pure(EXPERIMENT, made(**GOOD | {"fp16": (0.3, 0.7)}), H200).word == "refuted here"
+
+
+def test_a_part_of_the_evidence_is_left_open(pure):
+    two = [row for row in made(**GOOD) if row["precision"] in ("fp32", "tf32") and row["n"] != 4096]
+    assert pure(EXPERIMENT, two, H200).word == "inconclusive"
+    for without in GOOD:
+        left = pure(EXPERIMENT, [row for row in made(**GOOD) if row["precision"] != without], H200)
+        assert left.word == "inconclusive"
+        assert f"{without} not at all of them" in left.why
+    cut = [row for row in made(**GOOD) if row["precision"] != "fp8" or row["n"] < 16384]
+    assert pure(EXPERIMENT, cut, H200).word == "inconclusive"
+
+
+def test_unsteady_times_decide_nothing(pure):
+    noted = [{"precision": name, "n": 1024, "note": "none"} for name in ("tf32", "fp16", "fp8")]
+    rows = made(fp32=(30, 50), bf16=(300, 700))
+    assert pure(EXPERIMENT, [*rows, *noted], CPU).word == "confirmed"
+    shaky = [{**row, "wall_ns": row["device_ns"], "gpu_ns": None, "samples": 2} for row in rows]
+    left = pure(EXPERIMENT, [*shaky, *noted], CPU)
+    assert left.word == "inconclusive"
+    assert "Too unsteady to tell: fp32 of 1024" in left.why
+
+
 def test_what_is_missing_is_said(pure):
     verdict = pure(
-        EXPERIMENT, [*made(fp32=(30, 50), bf16=(300, 700)), {"precision": "fp8", "n": 1024, "note": "none"}], CPU
+        EXPERIMENT,
+        [
+            *made(fp32=(30, 50), bf16=(300, 700), fp16=(300, 700)),
+            *({"precision": name, "n": 1024, "note": "none"} for name in ("tf32", "fp8")),
+        ],
+        CPU,
     )
     assert verdict.word == "confirmed"
     assert verdict.why.endswith("Not measured here: tf32, fp8.")

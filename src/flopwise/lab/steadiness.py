@@ -6,14 +6,15 @@ there says nothing.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from flopwise import units
+from flopwise.lab.experiment import CONFIRMED, INCONCLUSIVE, REFUTED
 
 FEWEST_SAMPLES = 3  # of fewer the spread is not known
-WALL, GPU = "wall_ns", "gpu_ns"
+WALL, GPU, DEVICE = "wall_ns", "gpu_ns", "device_ns"
 
 
 def device_clock(row: Mapping[str, Any]) -> str:
@@ -22,7 +23,7 @@ def device_clock(row: Mapping[str, Any]) -> str:
     >>> device_clock({"wall_ns": 5.0, "gpu_ns": None})
     'wall_ns'
     """
-    return GPU if row.get(GPU) is not None else WALL
+    return GPU if row.get(GPU) is not None else WALL if WALL in row else DEVICE
 
 
 def span(row: Mapping[str, Any], key: str = WALL) -> tuple[float, float]:
@@ -67,6 +68,11 @@ class Ratio:
     middle: float
     low: float
     high: float
+
+    def around(self, middle: float) -> "Ratio":
+        """As uncertain as this, around another value: of a rate that was computed from these times."""
+        by = middle / self.middle
+        return Ratio(middle, by * self.low, by * self.high)
 
     def within(self, least: float = 0.0, most: float = math.inf) -> bool | None:
         """Whether it lies there; None where the interval does not tell.
@@ -113,3 +119,29 @@ def together(*answers: bool | None) -> bool | None:
     if False in answers:
         return False
     return None if None in answers else True
+
+
+def word(answer: bool | None) -> str:
+    """The verdict's word.
+
+    >>> word(True), word(False), word(None)
+    ('confirmed', 'refuted here', 'inconclusive')
+    """
+    return INCONCLUSIVE if answer is None else CONFIRMED if answer else REFUTED
+
+
+def left_open(named: Iterable[tuple[str, Mapping[str, Any]]], key: str = "") -> str:
+    """A sentence on the least steady of these times, for a verdict that they leave open.
+
+    >>> left_open([("one", {"wall_ns": 5e6}), ("two", {"wall_ns": 3e6, "wall_low_ns": 2e6, "wall_high_ns": 4e6, "samples": 6})])
+    'Too unsteady to tell: two takes 3.00 ms, between 2.00 ms and 4.00 ms in 6 samples.'
+    """
+    name, row = max(named, key=lambda one: _width(one[1], key or device_clock(one[1])))
+    clock = key or device_clock(row)
+    open_by = "Not exact enough" if clock == GPU else "Too unsteady"
+    return f"{open_by} to tell: {name} takes {unsteady(row, clock, 1.0) or units.duration(row[clock])}."
+
+
+def _width(row: Mapping[str, Any], key: str) -> float:
+    low, high = span(row, key)
+    return high / low if low > 0 else math.inf

@@ -12,27 +12,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from flopwise import units
-from flopwise.lab.experiment import (
-    CONFIRMED,
-    INCONCLUSIVE,
-    REFUTED,
-    Experiment,
-    Picture,
-    Place,
-    Row,
-    Rows,
-    Rule,
-    TableOf,
-    Verdict,
-    part,
-)
+from flopwise.lab.experiment import INCONCLUSIVE, Experiment, Picture, Place, Row, Rows, Rule, TableOf, Verdict, part
+from flopwise.lab.steadiness import Ratio, left_open, times, together, word
 
 if TYPE_CHECKING:
     from flopwise.lab.bench import Bench
 
 CLAIM = (
-    "Memory comes in bursts: of every s-th number only about 1/s of the bandwidth is left, and a row-major matrix is read "
-    "several times slower by columns than by rows."
+    "Memory comes in bursts: of every s-th number only about 1/s of the bandwidth is left for s up to 8, no more than that "
+    "beyond, and a row-major matrix is read several times slower by columns than by rows."
 )
 STRIDES = (1, 2, 4, 8, 16, 32, 64)
 STRIDED, MATRIX = "strided", "matrix"
@@ -40,7 +28,8 @@ BY_ROWS, BY_COLUMNS = "by rows", "by columns"
 NUMBER = 4  # bytes: fp32
 SECTOR = 32  # bytes: the least that a GPU of NVIDIA's reads of its memory (CUDA C++ Best Practices Guide, 'coalesced access')
 JUDGED = SECTOR // NUMBER  # the stride from which every number has a sector of its own
-LEFT = 2.0  # times 1/s of the bandwidth: more than that is not 'about'
+LEFT = 2.0  # times 1/s of the bandwidth, or that part of it: beyond is not 'about'
+EXACTLY = 1.1  # times 1/s: as near as this it follows the law
 SEVERAL, HARDLY = 2.0, 1.2  # times as slow
 CACHES = 32  # times the L2 cache that the array takes: the sectors of its every 64th number alone are four of them
 CPU_BYTES, CPU_QUICK_BYTES = 2**29, 2**28  # of the array: the cache lines of its every 64th number are a quarter of it
@@ -149,26 +138,60 @@ def shares(rows: Rows) -> list[Row]:
     ]
 
 
-def _slower(rows: Rows) -> tuple[Mapping[str, Any], Mapping[str, Any], float]:
-    ways = {row["way"]: row for row in part(rows, MATRIX)}
-    fast, slow = ways[BY_ROWS], ways[BY_COLUMNS]
-    return fast, slow, fast["used_bytes_per_s"] / slow["used_bytes_per_s"]
+def _left(row: Mapping[str, Any], full: Mapping[str, Any]) -> Ratio:
+    """The share of stride 1's bandwidth, with what the times leave open."""
+    return times(full, row).around(row["used_bytes_per_s"] / full["used_bytes_per_s"])
+
+
+def follows_until(rows: Rows) -> int:
+    """The last stride up to which the bandwidth is 1/s.
+
+    >>> follows_until([{"part": "strided", "stride": s, "used_bytes_per_s": b} for s, b in ((1, 8.0), (2, 4.1), (4, 3.0))])
+    2
+    """
+    told = shares(rows)
+    parted = (row["stride"] for row in told if not 1 / EXACTLY <= row["left_share"] / row["expected_share"] <= EXACTLY)
+    end = next(parted, 2 * told[-1]["stride"])
+    return int(max(row["stride"] for row in told if row["stride"] < end))
 
 
 def judge(rows: Rows, place: Place) -> Verdict:
-    by_stride = {row["stride"]: row for row in shares(rows)}
-    at, last = by_stride[JUDGED], by_stride[max(STRIDES)]
-    fast, slow, times = _slower(rows)
+    by_stride = {row["stride"]: row for row in part(rows, STRIDED)}
+    ways = {row["way"]: row for row in part(rows, MATRIX)}
+    if set(STRIDES) - set(by_stride) or {BY_ROWS, BY_COLUMNS} - set(ways):
+        return Verdict(
+            INCONCLUSIVE, f"only {len(by_stride)} strides and {len(ways)} orders of the matrix were measured."
+        )
+    left = {stride: _left(by_stride[stride], by_stride[1]) for stride in STRIDES}
+    law = [left[s].within(1 / (LEFT * s), LEFT / s) for s in STRIDES if 1 < s <= JUDGED]
+    beyond = [left[s].within(most=LEFT / JUDGED) for s in STRIDES if s > JUDGED]
+    fast, slow = ways[BY_ROWS], ways[BY_COLUMNS]
+    slower = times(slow, fast).around(fast["used_bytes_per_s"] / slow["used_bytes_per_s"])
+    # 'Several' is twice and more; what is between that and 'hardly' is left open.
+    ordered = slower.within(least=SEVERAL) or (False if slower.within(least=HARDLY) is False else None)
+    last = max(STRIDES)
     said = (
-        f"{units.rate(by_stride[1]['used_bytes_per_s'], 'B/s')} at stride 1; at stride {JUDGED} "
-        f"{units.percent(at['left_share'], 0)} of it is left (1/s: {units.percent(1 / JUDGED, 0)}), at stride {max(STRIDES)} "
-        f"{units.percent(last['left_share'])}, as if each number cost {last['each_bytes']:.0f} bytes. A matrix of "
+        f"{units.rate(by_stride[1]['used_bytes_per_s'], 'B/s')} at stride 1. 1/s of it is left up to stride "
+        f"{follows_until(rows)}; at stride {JUDGED} {units.percent(left[JUDGED].middle)} "
+        f"(1/s: {units.percent(1 / JUDGED)}), at stride {last} {units.percent(left[last].middle)} "
+        f"(1/s: {units.percent(1 / last)}), as if each number cost {NUMBER / left[last].middle:.0f} bytes. A matrix of "
         f"{fast['side']} × {fast['side']} is read at {units.rate(fast['used_bytes_per_s'], 'B/s')} by rows and at "
-        f"{units.rate(slow['used_bytes_per_s'], 'B/s')} by columns, {times:.1f} times slower."
+        f"{units.rate(slow['used_bytes_per_s'], 'B/s')} by columns, {slower.middle:.1f} times slower."
     )
-    if at["left_share"] <= LEFT / JUDGED and times >= SEVERAL:
-        return Verdict(CONFIRMED, said)
-    return Verdict(REFUTED if at["left_share"] > 2 * LEFT / JUDGED or times < HARDLY else INCONCLUSIVE, said)
+    if off := [
+        str(s)
+        for s in STRIDES[1:]
+        if left[s].within(0 if s > JUDGED else 1 / (LEFT * s), LEFT / min(s, JUDGED)) is False
+    ]:
+        said += f" Not as claimed: stride {', '.join(off)}."
+    answer = together(*law, *beyond, ordered)
+    if None in (*law, *beyond, slower.within(least=SEVERAL)) and answer is None:
+        said += " " + left_open((_name(row), row) for row in (*by_stride.values(), fast, slow))
+    return Verdict(word(answer), said)
+
+
+def _name(row: Mapping[str, Any]) -> str:
+    return f"stride {row['stride']}" if row["part"] == STRIDED else f"the matrix {row['way']}"
 
 
 def draw(rows: Rows, place: Place) -> list[Picture]:
@@ -179,11 +202,12 @@ def draw(rows: Rows, place: Place) -> list[Picture]:
         for row in told
     ]
     lines = [{**row, "stride": str(row["stride"])} for row in lines]  # words: each of the powers of two has its tick
-    burst = f"from {JUDGED} on, a 32-byte sector" if place.on_gpu else "at some stride, a cache line"
+    burst = f"a {SECTOR}-byte sector from stride {JUDGED} on" if place.on_gpu else "a cache line at some stride"
+    until = follows_until(rows)
     return [
         Picture(
             title="Bandwidth of every s-th number",
-            caption=f"It falls as 1/s while several numbers share a burst, and then less: {burst} holds one number alone.",
+            caption=f"It falls as 1/s up to stride {until}, and then less. A number is alone in {burst}.",
             kind="line", rows=lines, x="stride", y="used_bytes_per_s", colour="what", x_title="stride, in fp32 numbers",
             y_title="of the numbers used", y_log=True,
         ),

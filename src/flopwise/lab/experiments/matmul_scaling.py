@@ -12,18 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from flopwise import units
 from flopwise.cost.flops import matmul_flops
-from flopwise.lab.experiment import (
-    CONFIRMED,
-    INCONCLUSIVE,
-    REFUTED,
-    Experiment,
-    Picture,
-    Place,
-    Row,
-    Rows,
-    TableOf,
-    Verdict,
-)
+from flopwise.lab.experiment import INCONCLUSIVE, Experiment, Picture, Place, Row, Rows, TableOf, Verdict
+from flopwise.lab.steadiness import Ratio, left_open, times, together, word
 from flopwise.spec.gpu import find_gpu
 
 if TYPE_CHECKING:
@@ -31,15 +21,21 @@ if TYPE_CHECKING:
 
     from flopwise.lab.bench import Bench
 
-CLAIM = "A matmul reaches its full rate only when it is large, and narrower numbers raise that rate: fp32 < TF32 < bf16 < fp8."
+CLAIM = (
+    "A matmul reaches its full rate only when it is large, and narrower numbers raise that rate: "
+    "fp32 < TF32 < bf16 ≈ fp16 < fp8."
+)
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8")
-ORDER = ("fp32", "tf32", "bf16", "fp8")  # each should be faster than the one before; fp16 has bf16's rate
+ORDER = ("fp32", "tf32", "bf16", "fp8")  # each should be faster than the one before
+ALIKE = ("bf16", "fp16")  # the same count of bits and the same peak
 GPU_SIZES = (1024, 2048, 4096, 8192, 16384)  # the lecture's
 CPU_SIZES = (64, 128, 256, 512, 1024, 2048)
 FP8_CAPABILITY = (8, 9)  # from Ada and Hopper on
 TOO_SLOW_NS = 0.3e9  # on a CPU: what should take longer is left out; some have no instructions for half precision
 FULL_SHARE = 0.9  # of the best rate: less is not yet the full rate
 FASTER = 1.1  # by less than that is no faster
+SAME = (0.8, 1.25)  # times the other's rate
+FEWEST_SIZES = 3  # of fewer, a rise to a level cannot be seen
 
 
 def measure(bench: "Bench") -> Iterator[Row]:
@@ -118,19 +114,37 @@ def with_peak(rows: Rows, place: Place) -> list[Row]:
 
 
 def judge(rows: Rows, place: Place) -> Verdict:
-    by_name = measured(rows)
-    several = {name: some for name, some in by_name.items() if len(some) > 1}
+    several = {name: some for name, some in measured(rows).items() if len(some) >= FEWEST_SIZES}
+    excused = {row["precision"] for row in rows if row.get("note")}  # it says why there are no more of it
+    largest = max((some[-1]["n"] for some in several.values()), default=0)
+    short = [
+        name for name in PRECISIONS if name not in excused and (name not in several or several[name][-1]["n"] < largest)
+    ]
     ranked = [name for name in ORDER if name in several]
-    if len(ranked) < 2:
-        return Verdict(INCONCLUSIVE, f"only {', '.join(several) or 'nothing'} could be measured at several sizes.")
+    if short or len(ranked) < 2:
+        which = f"; {', '.join(short)} not at all of them" if short else ""
+        return Verdict(
+            INCONCLUSIVE,
+            f"only {', '.join(several) or 'nothing'} could be measured at {FEWEST_SIZES} sizes or more{which}.",
+        )
     best = {name: max(some, key=lambda row: row["rate_flops_per_s"]) for name, some in several.items()}
     shares = {row["precision"]: row["peak_share"] for row in with_peak(list(best.values()), place)}
-    grows = all(several[name][0]["rate_flops_per_s"] < FULL_SHARE * best[name]["rate_flops_per_s"] for name in ranked)
-    ordered = all(best[b]["rate_flops_per_s"] > FASTER * best[a]["rate_flops_per_s"] for a, b in pairwise(ranked))
+    grows = [_rate(several[name][0], best[name]).within(most=FULL_SHARE) for name in several]
+    ordered = [_rate(best[b], best[a]).within(least=FASTER) for a, b in pairwise(ranked)]
+    alike = [_rate(best[ALIKE[1]], best[ALIKE[0]]).within(*SAME)] if set(ALIKE) <= set(several) else []
     told = "; ".join(_told(name, several[name][0], best[name], shares[name]) for name in several)
-    missing = [name for name in ORDER if name not in several]
-    left = f" Not measured here: {', '.join(missing)}." if missing else ""
-    return Verdict(CONFIRMED if grows and ordered else REFUTED, f"{told}.{left}")
+    missing = [name for name in PRECISIONS if name not in several]
+    said = f"{told}." + (f" Not measured here: {', '.join(missing)}." if missing else "")
+    answer = together(*grows, *ordered, *alike)
+    if answer is None:
+        some = (row for name in several for row in (several[name][0], best[name]))
+        said += " " + left_open((f"{row['precision']} of {row['n']}", row) for row in some)
+    return Verdict(word(answer), said)
+
+
+def _rate(row: Mapping[str, Any], other: Mapping[str, Any]) -> Ratio:
+    """How many times the other's rate it has; as uncertain as their times."""
+    return times(other, row).around(row["rate_flops_per_s"] / other["rate_flops_per_s"])
 
 
 def _told(name: str, first: Mapping[str, Any], best: Mapping[str, Any], share: float | None) -> str:
