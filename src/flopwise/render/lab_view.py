@@ -76,7 +76,9 @@ def verdicts_table(found: LabRun, answers: list[Answer]) -> Table:
     notes += [f"{r.experiment}: {r.hint}" for r in found.results if r.status != OK and r.hint]
     notes += _busy(found)
     notes += [f"{one.result.experiment}: {line}" for one in answers for line in one.unshown]
-    return Table(title=told(found), columns=columns, rows=rows, notes=(*notes, f"run {found.run}"))
+    torch = next((r.place.torch for r in found.results if r.place and r.place.torch), "")
+    notes.append(f"run {found.run}" + (f", {torch}" if torch else ""))
+    return Table(title=told(found), columns=columns, rows=rows, notes=tuple(notes))
 
 
 def _busy(found: LabRun) -> list[str]:
