@@ -37,7 +37,7 @@ def made(left=lambda stride: 1 / min(stride, 8), slower=5.0):
 def test_it_can_be_confirmed_refuted_and_left_open(pure):
     yes = pure(EXPERIMENT, made(), GPU)
     assert yes.word == "confirmed"
-    assert "1/s of it is left up to stride 8; at stride 8 12.5 %" in yes.why
+    assert "1/s of the bandwidth is left up to stride 8; at stride 8 12.5 %" in yes.why
     assert "as if each number cost 32 bytes" in yes.why
     assert "5.0 times slower" in yes.why
     assert pure(EXPERIMENT, made(left=lambda stride: 1.0), GPU).word == "refuted here"  # no loss

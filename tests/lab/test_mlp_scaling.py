@@ -90,6 +90,15 @@ def test_two_samples_that_differ_decide_nothing(pure):
     assert "360 ms, between 220 ms and 500 ms in 2 samples" in left.why
 
 
+def test_bases_that_differ_leave_open_what_they_could_explain(pure):
+    rows = [{**row, "gpu_ns": None, "graph_ns": None, "launch_ns": None} for row in made(1.5, 1.0)]
+    assert pure(EXPERIMENT, rows, CPU).word == "refuted here"
+    slow = [{**row, "wall_ns": 2e6} if (row["axis"], row["factor"]) == ("steps", 1) else row for row in rows]
+    left = pure(EXPERIMENT, slow, CPU)
+    assert left.word == "inconclusive"
+    assert "the base alone takes 1.00 ms to 2.00 ms" in left.why
+
+
 def test_flops_are_those_of_its_matmuls():
     from torch.utils.flop_counter import FlopCounterMode
 

@@ -25,7 +25,6 @@ FORMATS = ("fp32", "bf16", "fp16")
 GPU_POWERS, GPU_QUICK = (16, 18, 20, 22, 24, 26, 28), (16, 22, 28)
 CPU_POWERS, CPU_QUICK = (12, 14, 16, 18, 20, 22, 24, 25), (14, 20, 25)
 CLEAR_OF_CACHE = 4  # times the cache: what is moved must not lie in it
-CPU_CACHE = 2**25  # bytes, of a CPU, which does not say: a core's part of it is seldom more
 HALVED = (1.8, 2.2)  # fp32's time over half precision's
 NEAR_COPY = (0.8, 1.25)  # of a copy's bandwidth: less is limited by something else; more is not predicted by it
 
@@ -83,12 +82,15 @@ def judge(rows: Rows, place: Place) -> Verdict:
     if set(found) != set(FORMATS) or not all(row["predicted_ns"] for row in found.values()):
         return Verdict(INCONCLUSIVE, f"only {', '.join(found) or 'nothing'} could be measured beside a copy.")
     full, *halves = (found[name] for name in FORMATS)
-    cache = full["cache_bytes"] or CPU_CACHE
-    if any(row["n"] != full["n"] or row["moved_bytes"] < CLEAR_OF_CACHE * cache for row in halves):
+    n = 2 ** (GPU_POWERS if place.on_gpu else CPU_POWERS)[-1]
+    if any(row["n"] < n for row in found.values()):
+        return Verdict(INCONCLUSIVE, f"not every format was measured at {units.count(n)} numbers.")
+    cache = full["cache_bytes"]
+    if cache and any(row["moved_bytes"] < CLEAR_OF_CACHE * cache for row in halves):
         return Verdict(
             INCONCLUSIVE,
-            f"the largest vectors move {', '.join(units.size(row['moved_bytes']) for row in found.values())}, and the cache may "
-            f"hold {units.size(cache)}: their bandwidth need not be the memory's.",
+            f"the largest vector moves {units.size(halves[0]['moved_bytes'])}, and the cache holds {units.size(cache)}: "
+            "its bandwidth need not be the memory's.",
         )
     copies = {row["format"]: row for row in part(rows, COPY) if row["n"] == full["n"]}
     faster = [times(full, half).around(full["device_ns"] / half["device_ns"]) for half in halves]

@@ -114,8 +114,10 @@ def with_peak(rows: Rows, place: Place) -> list[Row]:
 
 
 def judge(rows: Rows, place: Place) -> Verdict:
-    several = {name: some for name, some in measured(rows).items() if len(some) >= FEWEST_SIZES}
     excused = {row["precision"] for row in rows if row.get("note")}  # it says why there are no more of it
+    several = {
+        name: some for name, some in measured(rows).items() if len(some) >= (2 if name in excused else FEWEST_SIZES)
+    }
     largest = max((some[-1]["n"] for some in several.values()), default=0)
     short = [
         name for name in PRECISIONS if name not in excused and (name not in several or several[name][-1]["n"] < largest)
@@ -125,7 +127,7 @@ def judge(rows: Rows, place: Place) -> Verdict:
         which = f"; {', '.join(short)} not at all of them" if short else ""
         return Verdict(
             INCONCLUSIVE,
-            f"only {', '.join(several) or 'nothing'} could be measured at {FEWEST_SIZES} sizes or more{which}.",
+            f"only {', '.join(several) or 'nothing'} could be measured at several sizes{which}.",
         )
     best = {name: max(some, key=lambda row: row["rate_flops_per_s"]) for name, some in several.items()}
     shares = {row["precision"]: row["peak_share"] for row in with_peak(list(best.values()), place)}

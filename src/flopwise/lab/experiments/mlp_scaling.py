@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from flopwise import units
 from flopwise.cost.flops import matmul_flops
 from flopwise.lab.experiment import INCONCLUSIVE, Experiment, Picture, Place, Row, Rows, TableOf, Verdict
-from flopwise.lab.steadiness import GPU, WALL, left_open, times, together, word
+from flopwise.lab.steadiness import GPU, WALL, left_open, span, times, together, word
 
 if TYPE_CHECKING:
     from flopwise.lab.bench import Bench
@@ -64,9 +65,7 @@ def measure(bench: "Bench") -> Iterator[Row]:
 
 
 def _timed(bench: "Bench", mlp: Mlp) -> Row:
-    seconds = (
-        0.05 if bench.quick and bench.on_gpu else 0.2
-    )  # of the slowest on two CPU cores, three samples at the least
+    seconds = (0.05 if bench.on_gpu else 0.12) if bench.quick else 0.2
     run = _runs(bench, mlp)
     row = {"work_flops": mlp.flops(), **bench.time(run, seconds=seconds, repeats=1).row(), "graph_ns": None}
     if bench.on_gpu:
@@ -162,7 +161,10 @@ def judge(rows: Rows, place: Place) -> Verdict:
 
 def _grows(rows: Rows, axis: str, least: float, most: float, clock: str) -> bool | None:
     """Whether the clock grows by this at every factor; the bounds of steps and layers are shares of the factor."""
-    base = next(row for row in rows if row["axis"] == axis and row["factor"] == 1)
+    # The base was timed once for each axis: where the four differ, none of them is known better than that.
+    bases = {row["axis"]: row for row in rows if row["factor"] == 1}
+    lows, highs = zip(*(span(row) for row in bases.values()), strict=True)
+    base = {**bases[axis], "wall_low_ns": min(lows), "wall_high_ns": max(highs)}
     more = [row for row in rows if row["axis"] == axis and row["factor"] > 1]
     by = {row["factor"]: row["factor"] if axis in (STEPS, LAYERS) else 1 for row in more}
     return together(
@@ -191,6 +193,11 @@ def _hidden(grown: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _unsteady(rows: Rows) -> str:
+    bases = [row["wall_ns"] for row in rows if row["factor"] == 1]
+    if max(bases) > FLAT * min(bases):
+        return (
+            f"Too unsteady to tell: the base alone takes {units.duration(min(bases))} to {units.duration(max(bases))}."
+        )
     return left_open(((f"{row['factor']} × {row['axis']}", row) for row in rows), WALL)
 
 
