@@ -94,3 +94,9 @@ def test_a_chip_of_any_number_of_multiprocessors_is_read_at_once(sms):
 def test_a_picture_without_rows_is_still_a_chart():
     empty = Picture(title="t", kind="line", rows=(), x="n", y="wall_ns", x_title="n", y_title="t", x_log=True)
     assert picture_chart(empty).to_dict(format="vega-lite")
+
+
+def test_the_markdown_has_every_verdict(tmp_path):
+    text = report(RESULTS / "lab", output=tmp_path / "page.md").read_text()
+    assert [name for name in MEASURED if f"| {name} |" not in text] == []
+    assert " 1 rows more" not in text
