@@ -63,7 +63,7 @@ def index() -> str:
 def measured(answer: Answer) -> str:
     """What a run found, as the page shows it; the charts lie beside the page."""
     name, place = answer.result.experiment, answer.result.place
-    where = place.name if place else "an unknown machine"
+    where = ", ".join(word for word in (place.name, place.torch) if word) if place else "an unknown machine"
     said = f"On {where}: **{answer.verdict.word}**: {answer.verdict.why}"
     parts = [f"> {answer.claim}", escaped(said).replace("\\*\\*", "**")]
     for number, picture in enumerate(answer.pictures, 1):

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from flopwise.capture.dry.cuda_autocast import cuda_autocast
+from flopwise.errors import Unsupported
 from flopwise.lab import autocast_watch
 from flopwise.lab.autocast_watch import Watch
 from flopwise.lab.bench import Bench
@@ -21,10 +22,12 @@ from flopwise.lab.experiments.autocast_audit import (
     OWN,
     OWN_RULES,
     TOY,
+    draw,
     measure,
     modules_of,
     tabulate,
 )
+from flopwise.render.lab_charts import picture_chart
 from flopwise.spec.workload import workload
 
 CPU, GPU = Place(device="cpu"), Place(device="cuda:0")
@@ -109,7 +112,7 @@ def test_it_can_be_confirmed_refuted_and_left_open(rows, pure):
     here = pure(EXPERIMENT, rows, CPU)
     assert here.word == "refuted here"  # a CPU's autocast lowers layer norms
     assert "layer_norm gives bf16" in here.why
-    assert "applied on the CPU, it is as claimed" in here.why
+    assert "as this torch has them, applied on the CPU, it is as claimed" in here.why
     assert pure(EXPERIMENT, as_on_a_gpu(rows), GPU).word == "confirmed"
     low = [{**r, "dtype": "bf16"} if r.get("what") == "gradients" else r for r in as_on_a_gpu(rows)]
     assert "gradients in bf16" in pure(EXPERIMENT, low, GPU).why
@@ -132,13 +135,33 @@ def test_a_step_of_the_users_own_and_an_operation(tmp_path, monkeypatch, pure):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     rows = list(measure(Bench(torch.device("cpu"), quick=True, workload=workload("py:own_audited:make"))))
-    assert {r["precision"] for r in part(rows, "refused")} == {"fp16"}  # it has no loss scaler
+    assert part(rows, "refused") == []  # it has no loss scaler, and an audit needs none
     assert {r["op"] for r in part(rows, "call")} == {"linear", "softmax", "pow", "sum"}  # and not its optimizer's
-    assert "loss scaler" in pure(EXPERIMENT, rows, CPU).why
-    rows = list(measure(Bench(torch.device("cpu"), quick=True, workload=workload("op:gelu"))))
-    verdict = pure(EXPERIMENT, rows, CPU)
-    assert verdict.word == "not measurable here"
-    assert "is an operation" in verdict.why
+    found = {(r["rules"], r["precision"], r["op"]): r["dtype"] for r in part(rows, "call")}
+    assert found[CUDA_RULES, "fp16", "linear"] == "fp16"
+    assert found[CUDA_RULES, "fp16", "softmax"] == "fp32"
+    assert "softmax gives" in pure(EXPERIMENT, rows, CPU).why  # by the CPU's own rules
+    with pytest.raises(Unsupported, match="is an operation"):
+        list(measure(Bench(torch.device("cpu"), quick=True, workload=workload("op:gelu"))))
+
+
+def test_what_autocast_does_counts_and_not_what_came_out_here(rows, pure):
+    """A norm that is left to its inputs gives fp32 where these are: the claim is not true of it all the same."""
+    on_gpu = as_on_a_gpu(rows)
+    left = [{**r, "treatment": FOLLOWS} if r.get("op") == "rms_norm" else r for r in on_gpu]
+    found = pure(EXPERIMENT, left, GPU)
+    assert found.word == "refuted here"
+    assert "rms_norm is left to the dtype of its inputs, fp32 here" in found.why
+    halves = [{**r, "dtype": r["precision"]} if r["part"] == "module" else r for r in on_gpu]
+    assert pure(EXPERIMENT, halves, GPU).word == "refuted here"
+    bare = [r for r in on_gpu if r.get("op") not in autocast_audit.CLAIMED]
+    assert pure(EXPERIMENT, bare, GPU).word == "inconclusive"
+
+
+def test_a_word_has_one_colour_in_all_charts(rows):
+    charts = [picture_chart(picture).to_dict() for picture in draw(rows, CPU)]
+    scales = [chart["spec"]["layer"][0]["encoding"]["color"]["scale"] for chart in charts]
+    assert len({tuple(zip(scale["domain"], scale["range"], strict=True)) for scale in scales}) == 1
 
 
 def test_its_words_are_the_watchs():

@@ -4,18 +4,24 @@ import json
 import signal
 import subprocess
 import sys
+import time
 
 import msgspec
 import pytest
+import torch
 
+from flopwise.capture.environment import environment
+from flopwise.cli.main import main
 from flopwise.errors import FlopwiseError
 from flopwise.lab.bench import Bench
+from flopwise.lab.catalog import chosen
 from flopwise.lab.experiment import Picture, Place, Rule, TableOf, Verdict
-from flopwise.lab.results import LAB, Result, answer, read_lab
+from flopwise.lab.results import AS_STORED, LAB, LAB_RUNNING, LabRun, Planned, Result, answer, read_lab
 from flopwise.render.lab_charts import picture_chart, stacked
 from flopwise.render.lab_view import lab_view, shown_table, told
+from flopwise.spec.workload import workload
 from flopwise.store import find, list_runs
-from flopwise.verbs.lab import lab, outcome
+from flopwise.verbs.lab import _workload, lab, outcome
 from flopwise.verbs.report import report
 
 
@@ -67,6 +73,32 @@ def test_ctrl_c_keeps_what_is_done(tmp_path, made):
     assert ends in ({"made-fine": "ok", "made-slow": "interrupted"}, {"made-fine": "ok"})  # as it had begun, or not yet
 
 
+def test_a_kill_keeps_what_was_measured(tmp_path, made):
+    runs = tmp_path / "runs"
+    words = ["lab", "made-fine", "made-slow", "--device", "cpu", "--runs", str(runs)]
+    with subprocess.Popen([sys.executable, "-m", "flopwise", *words], stderr=subprocess.PIPE, text=True) as process:
+        process.stderr.readline()  # the first has ended
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline and not any(
+            b'"row"' in f.read_bytes() for f in runs.glob(f"*/{LAB_RUNNING}")
+        ):
+            time.sleep(0.05)
+        process.kill()
+    found = read_lab(find("last", runs))
+    assert [(r.experiment, r.status, len(r.rows)) for r in found.results] == [
+        ("made-fine", "ok", 2),
+        ("made-slow", "interrupted", 1),
+    ]
+    last = found.answers()[-1]
+    assert (last.verdict.word, len(last.tables)) == ("inconclusive", 1)
+    assert report("last", output=tmp_path / "page.html", runs=runs).is_file()
+
+
+def test_what_is_done_has_one_file(tmp_path, made):
+    lab("made-fine", device="cpu", runs=tmp_path)
+    assert not (find("last", tmp_path) / LAB_RUNNING).exists()
+
+
 def test_a_row_cut_off_by_a_kill_is_left_out(tmp_path, made):
     found = lab("made-fine", device="cpu", runs=tmp_path)
     file = find("last", tmp_path) / LAB
@@ -77,24 +109,65 @@ def test_a_row_cut_off_by_a_kill_is_left_out(tmp_path, made):
 def test_a_workload_is_refused_by_who_takes_none(tmp_path):
     with pytest.raises(FlopwiseError, match="'data-types' takes no workload"):
         lab("data-types", workload="tiny", runs=tmp_path)
+    assert _workload("tiny", list(chosen(("data-types", "warmup")))) == workload("tiny")  # one of them takes it
     with pytest.raises(FlopwiseError, match="nothing to run"):
         lab(runs=tmp_path)
     assert not list_runs(tmp_path)
 
 
-def test_rows_that_todays_code_cannot_judge_keep_their_verdict():
+def test_rows_that_todays_code_cannot_judge_keep_their_verdict_and_say_so():
     kept = Verdict("confirmed", "as it was")
     old = Result(
         experiment="warmup", claim="old", status="ok", verdict=kept, rows=({"other": 1},), place=Place(device="cpu")
     )
-    assert answer(old).verdict == kept
+    said = Verdict("confirmed", f"{AS_STORED}: as it was")
+    assert (answer(old).verdict, answer(old).claim) == (said, "old")
     unknown = msgspec.structs.replace(old, experiment="gone")
-    assert (answer(unknown).verdict, answer(unknown).claim) == (kept, "old")
+    assert (answer(unknown).verdict, answer(unknown).claim) == (said, "old")
+    strange = msgspec.structs.replace(old, verdict=Verdict("confirmed, trust me", "x"))
+    assert answer(strange).verdict.word == "inconclusive"
+
+
+def test_a_busy_machine_is_told():
+    cores = environment(torch.device("cpu"))
+    result = Result(experiment="warmup", claim="c", status="ok", verdict=Verdict("confirmed", "x."))
+
+    def notes(load):
+        place = Place(device="cpu", environment=cores, load=load)
+        found = LabRun("r", Planned(experiments=("warmup",)), (msgspec.structs.replace(result, place=place),))
+        return " ".join(lab_view(found)[0][0].notes)
+
+    assert "the machine was busy when warmup began" in notes(10.0 * cores.cpu_cores)
+    assert "busy" not in notes(0.5 * cores.cpu_cores)
+    assert "busy" not in notes(None)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["ALL"], "did you mean 'all'"),
+        (["data-types", "--device", "gpu"], "device = 'gpu' names no device"),
+        (["data-types", "--device", "cpu:7"], "use auto, cpu, cuda or cuda:N"),
+        (["--quick"], "nothing was run: name an experiment"),
+    ],
+)
+def test_what_is_meant_is_told(capsys, tmp_path, words, said):
+    with pytest.raises(SystemExit):
+        main(["lab", *words, *(["--runs", str(tmp_path)] if len(words) > 1 else [])])
+    assert said in capsys.readouterr().err
+
+
+def test_quiet_with_a_picture_prints_nothing(capsys, tmp_path, made):
+    pytest.importorskip("vl_convert")
+    place = tmp_path / "x.svg"
+    words = ["lab", "made-fine", "--device", "cpu", "--runs", str(tmp_path / "runs"), "-o", str(place)]
+    with pytest.raises(SystemExit, match="0"):
+        main([*words, "-q"])
+    assert capsys.readouterr().out == ""
+    assert place.is_file()
 
 
 def test_the_clock_reads_what_was_run(monkeypatch):
-    import torch
-
     bench = Bench(torch.device("cpu"), quick=True)
     calls = []
     timing = bench.time(lambda: calls.append(1), seconds=0.01)

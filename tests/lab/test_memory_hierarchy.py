@@ -64,6 +64,33 @@ def test_it_can_be_confirmed_refuted_and_left_open(pure):
     assert EXPERIMENT.judge(part(made(), CACHE), GPU).word == "not measurable here"
 
 
+def test_too_few_levels_or_a_level_out_of_place_are_no_evidence(pure):
+    only = [row for row in made() if row["level"] in (REGISTERS, MEMORY)]  # a machine that tells nothing of its caches
+    for place in (CPU, GPU):
+        found = pure(EXPERIMENT, only, place)
+        assert found.word == "inconclusive"
+    assert "any cache" in pure(EXPERIMENT, only, CPU).why
+    slow = pure(EXPERIMENT, made(L1=(2**15, 2_000_000, 20e12)), GPU)  # a millisecond
+    assert slow.word == "refuted here"
+    assert "latency, L1 to L2" in slow.why
+    without = [row for row in made() if row["part"] != BANDWIDTH]
+    assert pure(EXPERIMENT, without, GPU).word == "inconclusive"
+
+
+def test_times_that_are_not_known_well_leave_it_open(pure):
+    def clocked(spread):
+        """The CPU's rows, with a wall clock whose interval is so many times the median."""
+        rows = [row for row in made() if row["level"] not in (SHARED, None)]
+        return [
+            {**row, "wall_ns": 100.0, "wall_low_ns": 100.0 / spread, "wall_high_ns": 100.0 * spread, "samples": 9,
+             "gpu_ns": None}
+            for row in rows
+        ]  # fmt: skip
+
+    assert pure(EXPERIMENT, clocked(1.01), CPU).word == "confirmed"
+    assert pure(EXPERIMENT, clocked(3.0), CPU).word == "inconclusive"
+
+
 def test_shared_memory_and_l1_of_a_gpu_are_one(pure):
     same = made(L1=(2**15, 28, 40e12))
     assert pure(EXPERIMENT, same, GPU).word == "confirmed"

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from flopwise.analysis.explanation import explain_trace
 from flopwise.lab.bench import Bench
 from flopwise.lab.experiment import Place
 from flopwise.lab.experiments.softmax_vs_matmul import (
@@ -28,12 +29,13 @@ CPU = Place(device="cpu")
 TRACE = Path(__file__).parents[1] / "trace" / "fixtures" / "h200-small-fp32-naive-2steps.kineto.json.gz"
 
 
-def made(written_ns=4e6, one_ns=1e6, sizes=True):
-    """Two types at two contexts; the matmuls take 1 ms at the longer one. Backward's FLOPs are not told."""
+def made(written_ns=4e6, one_ns=1e6, sizes=True, wider=2.0):
+    """Two types at two contexts; in bf16 the matmuls take 1 ms at the longer one, in fp32 all takes so many times as long.
+    Backward's FLOPs are not told."""
     rows = []
     for dtype in ("bf16", "fp32"):
         for context in (1024, 4096):
-            scores, part = 16 * context**2, (context / 4096) ** 2
+            scores, part = 16 * context**2, (context / 4096) ** 2 * (wider if dtype == "fp32" else 1)
             for how, softmax_ns in ((WRITTEN_OUT, written_ns), (ONE_KERNEL, one_ns)):
                 about = {"how": how, "dtype": dtype, "batch": 16, "context": context, "head_dim": 64, "source": ON_GPU}
                 about |= {"scores_bytes": 2 * scores, "matmul_kernels": dtype}
@@ -59,6 +61,9 @@ def test_it_can_be_confirmed_refuted_and_left_open(pure):
     )  # a share like that of the FLOPs
     assert pure(EXPERIMENT, made(written_ns=2e5, one_ns=6e4), GPU).word == "inconclusive"
     assert pure(EXPERIMENT, made(sizes=False), GPU).word == "inconclusive"
+    as_long = pure(EXPERIMENT, made(wider=1.1), GPU)  # twice the bytes of a score take about as long
+    assert as_long.word == "inconclusive"
+    assert "1.1 times as long written out and 1.1 times as long as one kernel" in as_long.why
 
 
 def test_a_missing_variant_leaves_it_open(pure):
@@ -84,6 +89,9 @@ def test_the_trace_of_a_gpu_tells_both_directions():
     assert compared({**forward, **about})["time_share"] > 0.5
     assert backward["softmax_ns"] > forward["softmax_ns"]
     assert forward["rest_ns"] > 0
+    mean = explain_trace(read_trace(TRACE)).attention  # of two steps, as the median of two is
+    assert forward["softmax_ns"] == pytest.approx(mean.softmax_ns)
+    assert forward["matmul_ns"] == pytest.approx(mean.matmul_ns)
 
 
 def test_a_quick_run_on_the_cpu(pure, tmp_path):

@@ -33,7 +33,8 @@ H200 = 132
 
 def made(sms=H200, wave_ns=30_000.0, odd=0.5, spread=False):
     """A chip whose time is its waves (or, spread, its tiles); K of odd size runs at this share of the speed."""
-    sizes = sorted({*range(1536, 3072, 64), 1792, 1808, cliff(sms), cliff(sms) + 16, cliff(sms) + 1})
+    sizes = sorted({*range(1536, 3072, 64), 1792, 1808, cliff(sms), cliff(sms) + 16, cliff(sms) + 1,
+                    cliff(sms, 2), cliff(sms, 2) + 16})  # fmt: skip
     rows = []
     for n in sizes:
         ns = wave_ns * (tiles(n) / sms if spread else waves(n, sms))
@@ -52,11 +53,25 @@ def made(sms=H200, wave_ns=30_000.0, odd=0.5, spread=False):
 def test_it_can_be_confirmed_and_refuted(pure):
     yes = pure(EXPERIMENT, made(), GPU)
     assert yes.word == "confirmed"
-    assert "the jump must come after 2048 (128 tiles, then 153). There the time grows × 2.00" in yes.why
+    assert "the first jump must come after 2048 (128 tiles, then 153). The time grows × 2.00 after 2048" in yes.why
     assert "After the A100's 1792 there is no jump here (× 1.00)" in yes.why
     assert "at best 50 % of the speed" in yes.why
     assert pure(EXPERIMENT, made(spread=True), GPU).word == "refuted here"  # no waves: the time follows the tiles
     assert pure(EXPERIMENT, made(odd=0.95), GPU).word == "refuted here"  # alignment does not matter
+
+
+def test_the_second_cliff_counts(pure):
+    at = cliff(H200, 2)
+    flat = [{**row, "device_ns": 60_000.0} if row.get("n", 0) > at else row for row in made()]
+    assert pure(EXPERIMENT, flat, GPU).word == "refuted here"
+    assert pure(EXPERIMENT, [row for row in made() if row.get("n") != at + 16], GPU).word == "inconclusive"
+
+
+def test_a_gpu_that_waited_for_the_host_leaves_it_open(pure):
+    rows = [{**row, "gpu_ns": row.get("device_ns"), "gpu_exact": False} for row in made()]
+    found = pure(EXPERIMENT, rows, GPU)
+    assert found.word == "inconclusive"
+    assert "waited for the host" in found.why
 
 
 def test_the_lectures_chip_jumps_where_the_lecture_says(pure):

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from flopwise.errors import FlopwiseError
 from flopwise.memory.owners import OWNERS, owners
-from flopwise.memory.phases import phases, stack_phases
+from flopwise.memory.phases import B, F, Phases, phases, stack_phases
 from flopwise.memory.read import snapshot_of
-from flopwise.memory.report import report
-from flopwise.memory.steps import steps
+from flopwise.memory.report import _backward, report
+from flopwise.memory.steps import Steps, steps
 from flopwise.memory.timeline import alive, thinned, timeline
 
 SITE = "/x/site-packages/torch/"
@@ -121,3 +121,12 @@ def test_the_peak_of_every_phase_outlives_thinning():
     for low in range(0, 20_000, 500):
         assert low + int(values[low : low + 500].argmax()) in kept
     assert len(kept) <= 200 + 40
+
+
+def test_backward_begins_with_an_allocation():
+    """What forward frees as it returns comes before, whatever op's name it carries: it is not kept for backward."""
+    own = np.array([F, F, B, B, B])
+    when = Phases(own=own, within=own, run=own, passes=own)
+    starts = np.array([0, 1, 3])  # the event between is a free
+    assert _backward(when, Steps(np.array([], dtype=np.int64), ""), starts) == 3
+    assert _backward(when, Steps(np.array([], dtype=np.int64), ""), np.array([0, 1])) is None

@@ -1,6 +1,7 @@
 """A table on a terminal of any width shows every number whole."""
 
 import io
+import re
 
 import pytest
 from rich.console import Console
@@ -35,3 +36,15 @@ def test_no_number_is_cut_and_every_line_fits(width):
 
 def test_a_pipe_gets_one_block():
     assert text(TABLE).count("first") == 1
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_a_sentence_is_broken_into_lines_and_stays_in_its_table(width):
+    columns = (Column("name", "name", right=False), Column("why", "why", right=False, wraps=True), Column("s", "s"))
+    table = Table("t", columns, ({"name": "warmup", "why": "a word " * 25, "s": 5},))
+    shown = text(table, Console(width=width, force_terminal=True, no_color=True, file=io.StringIO()))
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", shown).splitlines()
+    assert max(map(len, lines)) <= width
+    assert sum(line.startswith("name") for line in lines) == 1  # one block
+    assert " ".join(" ".join(lines[2:]).replace("warmup", "").replace("5", "").split()) == ("a word " * 25).strip()
+    assert ("a word " * 25).strip() in text(table)  # a file or a pipe has it in one line

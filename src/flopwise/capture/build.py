@@ -1,12 +1,14 @@
 """A workload becomes a step on a device."""
 
+import re
+
 import torch
 
 from flopwise.capture.model_step import model_step
 from flopwise.capture.op_step import op_step
 from flopwise.capture.step import Step, captured
 from flopwise.capture.user_step import user_step
-from flopwise.errors import FlopwiseError
+from flopwise.errors import FlopwiseError, one_line
 from flopwise.spec.model import ModelSpec
 from flopwise.spec.workload import OpSpec, UserStep, Workload
 
@@ -30,6 +32,8 @@ def resolve_device(name: str) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cpu":
         return torch.device("cpu")
+    if not re.fullmatch(r"cuda(:\d{1,3})?", name):
+        raise FlopwiseError(f"device = '{one_line(name, 40)}' names no device", "use auto, cpu, cuda or cuda:N")
     if not torch.cuda.is_available():
         built = "this torch is built without CUDA" if torch.version.cuda is None else "torch sees no CUDA GPU here"
         raise FlopwiseError(f"device = '{name}' is not there: {built}", "use --device cpu, or see `flopwise doctor`")

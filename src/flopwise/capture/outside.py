@@ -22,7 +22,7 @@ from flopwise.spec.recipe import Recipe
 
 Phases = dict[str, Callable[[], object]]
 
-_NOT_AUTOCAST = (
+NOT_AUTOCAST = (
     "backward",
     "optimizer",
 )  # the backward pass runs in its forward ops' dtypes, the update in the weights'
@@ -67,7 +67,7 @@ class Outside:
         def phase() -> object:
             with ExitStack() as stack:
                 stack.enter_context(self._one_clear_line())
-                if name not in _NOT_AUTOCAST:
+                if name not in NOT_AUTOCAST:
                     stack.enter_context(autocast(self.recipe, self.device.type))
                 if backend is not None:
                     stack.enter_context(sdpa_kernel(backend))

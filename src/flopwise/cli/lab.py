@@ -32,13 +32,16 @@ def command(name: tuple[str, ...], form: str | None, output: str | None, quiet: 
         if form == PICTURE:
             raise click.UsageError("a list has no pictures: name an experiment")
         show(*list_view(experiments().values()), form, output)
+        if given["quick"] or given["workload"]:
+            said("nothing was run: name an experiment, or all, as in flopwise lab all --quick")
         return 0
     from flopwise.render.lab_progress import ShownLab
     from flopwise.verbs.lab import lab, outcome
 
     found = lab(*name, command=command_line(), progress=ShownLab(quiet=quiet), **given)
     tables, document = lab_view(found)
-    show(tables, document, *(("table", None) if form == PICTURE else (form, output)))
+    if not (quiet and form == PICTURE):
+        show(tables, document, *(("table", None) if form == PICTURE else (form, output)))
     if form == PICTURE and output is not None:
         from flopwise.verbs.lab_pictures import write_pictures
 

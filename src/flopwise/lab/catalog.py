@@ -35,7 +35,7 @@ def chosen(names: tuple[str, ...]) -> list[Experiment]:
         if name != ALL and name not in there:
             raise FlopwiseError(
                 f"there is no experiment '{name}'",
-                f"{did_you_mean(name, there)}there are: {', '.join(there)}; or {ALL}",
+                f"{did_you_mean(name.lower(), (*there, ALL))}there are: {', '.join(there)}; or {ALL}",
             )
     wanted = dict.fromkeys(one for name in names for one in (there if name == ALL else (name,)))
     return [there[name] for name in wanted]

@@ -1,5 +1,6 @@
 """An experiment in its own process. `run`, called by the worker, tells its place, what it is doing, and each row. [torch]"""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,8 @@ def run(argument: str, tell: Callable[[str], None]) -> None:
     device = resolve_device(asked.device)
     if device.type == "cpu":
         limit_memory()
-    say(Word(place=Place(device=str(device), environment=environment(device))))
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+    say(Word(place=Place(device=str(device), environment=environment(device), load=load)))
     torch.manual_seed(0)
     bench = Bench(device, asked.quick, asked.workload, Path(asked.folder), lambda text: say(Word(doing=text)))
     for row in experiments()[asked.experiment].measure(bench):

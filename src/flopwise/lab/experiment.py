@@ -36,6 +36,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 
     device: str  # 'cpu', 'cuda:0'
     environment: Environment | None = None
+    load: float | None = None  # threads that wanted to run, in the minute before
 
     @property
     def on_gpu(self) -> bool:
@@ -52,6 +53,11 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
         chip = (there.gpu.name if there.gpu else "") if there and self.on_gpu else there.cpu if there else ""
         return chip or self.device
 
+    @property
+    def torch(self) -> str:
+        """The version, as 'torch 2.11.0'; '' where it is not known."""
+        return f"torch {self.environment.torch}" if self.environment and self.environment.torch else ""
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -67,7 +73,8 @@ class Picture:
     """A chart as plain data; `render` draws it. Fields are named as in its rows, and units follow from their names.
 
     line, scatter: `y` over `x`; bar: `y` for each `x`; span: from `x` to `x2` for each `y`. `colour` and `column` (charts
-    side by side, without rules) name fields of words. `low` and `high` name the ends of an interval of `y`.
+    side by side, without rules) name fields of words; `words` are those of `colour` in an order that several pictures share,
+    so that a word has one colour in all of them. `low` and `high` name the ends of an interval of `y`.
     """
 
     title: str
@@ -80,6 +87,7 @@ class Picture:
     caption: str = ""  # what to see in it; else the title
     x2: str = ""
     colour: str = ""
+    words: tuple[str, ...] = ()
     column: str = ""
     low: str = ""
     high: str = ""

@@ -1,20 +1,37 @@
-"""What a run of the lab keeps: what was planned, then a row per experiment, each on the disk before the next begins."""
+"""What a run of the lab keeps: what was planned, then a row per experiment, each on the disk before the next begins.
 
-from collections.abc import Mapping
+What the running experiment has measured so far lies in a file of its own, so that a kill loses nothing; it goes when the
+experiment has its row.
+"""
+
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from flopwise.errors import FlopwiseError
 from flopwise.lab.catalog import experiments
-from flopwise.lab.experiment import INCONCLUSIVE, NOT_MEASURABLE, Experiment, Picture, Place, TableOf, Verdict
-from flopwise.records import OK, UNSUPPORTED
-from flopwise.store.files import LAB
+from flopwise.lab.experiment import (
+    INCONCLUSIVE,
+    NOT_MEASURABLE,
+    VERDICTS,
+    Experiment,
+    Picture,
+    Place,
+    Rows,
+    TableOf,
+    Verdict,
+)
+from flopwise.records import INTERRUPTED, OK, UNSUPPORTED
+from flopwise.store.files import LAB, LAB_RUNNING
 from flopwise.store.rows import read_rows
 
 SCHEMA = 1
+CUT_OFF = "it was ended from outside, or still runs; these are the rows until then"
+AS_STORED = "as stored; could not be judged again"
+_T = TypeVar("_T", Picture, TableOf)
 
 
 class Planned(msgspec.Struct, frozen=True, kw_only=True, tag="planned"):
@@ -43,15 +60,24 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, tag="result"):
     elapsed_s: float = 0.0
 
 
+class Running(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the running experiment has told: its place, or a row."""
+
+    experiment: str
+    place: Place | None = None
+    row: dict[str, Any] | None = None
+
+
 @dataclass(frozen=True)
 class Answer:
-    """A result as this version reads it: judged, drawn and tabulated from its rows."""
+    """A result as this version reads it: judged, drawn and tabulated from its rows. `unshown`: a line for what could not be."""
 
     result: Result
     claim: str
     verdict: Verdict
     pictures: tuple[Picture, ...] = ()
     tables: tuple[TableOf, ...] = ()
+    unshown: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -72,7 +98,31 @@ def read_lab(path: Path) -> LabRun:
     planned = next((row for row in rows if isinstance(row, Planned)), None)
     if planned is None:
         raise FlopwiseError(f"{path.name} ended before the first experiment", "run the lab again")
-    return LabRun(run=path.name, planned=planned, results=tuple(row for row in rows if isinstance(row, Result)))
+    results = [row for row in rows if isinstance(row, Result)]
+    results += _cut_off(path, planned, {result.experiment for result in results})
+    return LabRun(run=path.name, planned=planned, results=tuple(results))
+
+
+def _cut_off(path: Path, planned: Planned, ended: set[str]) -> list[Result]:
+    """The experiment that a killed run was in, with the rows it had; none where all have their row."""
+    told = read_rows(path / LAB_RUNNING, Running, "rows") if (path / LAB_RUNNING).is_file() else []
+    told = [word for word in told if word.experiment not in ended]
+    if not told:
+        return []
+    name = told[-1].experiment
+    known = experiments().get(name)
+    return [
+        Result(
+            experiment=name,
+            claim=known.claim if known else "",
+            status=INTERRUPTED,
+            reason=CUT_OFF,
+            verdict=Verdict(INCONCLUSIVE, f"{INTERRUPTED}: {CUT_OFF}"),
+            rows=tuple(word.row for word in told if word.row is not None),
+            place=next((word.place for word in told if word.place), None),
+            quick=planned.quick,
+        )
+    ]
 
 
 def judged(
@@ -87,19 +137,38 @@ def judged(
 
 
 def answer(result: Result) -> Answer:
-    """Judge, draw and tabulate a stored result again. Rows that today's code cannot read keep the verdict they had."""
-    experiment = experiments().get(result.experiment)
+    """Judge, draw and tabulate a stored result again. Rows that today's code cannot judge keep the verdict they had."""
+    experiment, place = experiments().get(result.experiment), result.place
     if experiment is None:
-        return Answer(result, result.claim, result.verdict)
-    place = result.place
+        return Answer(result, result.claim, _as_stored(result.verdict))
     try:
+        claim = experiment.claim
         verdict = judged(experiment, result.status, result.reason, result.rows, place)
-        if place is None or not result.rows:
-            return Answer(result, experiment.claim, verdict)
-        # Of an experiment that was cut off, the rows until then may be too few to draw or tabulate.
-        return Answer(
-            result, experiment.claim, verdict,
-            pictures=tuple(experiment.draw(result.rows, place)), tables=tuple(experiment.tabulate(result.rows, place)),
-        )  # fmt: skip
-    except (LookupError, TypeError, ValueError, ZeroDivisionError, StopIteration):
-        return Answer(result, result.claim, result.verdict)
+    except Exception:  # noqa: BLE001  a file may hold anything
+        claim, verdict = result.claim, _as_stored(result.verdict)
+    if place is None or not result.rows:
+        return Answer(result, claim, verdict)
+    pictures, no_pictures = _made(experiment.draw, result.rows, place, "charts")
+    tables, no_tables = _made(experiment.tabulate, result.rows, place, "tables")
+    # Of an experiment that was cut off, a picture or a table may have nothing in it yet.
+    drawn = tuple(picture for picture in pictures if _has_points(picture))
+    filled = tuple(table for table in tables if table.rows)
+    return Answer(result, claim, verdict, drawn, filled, (*no_pictures, *no_tables))
+
+
+def _as_stored(verdict: Verdict) -> Verdict:
+    return Verdict(verdict.word if verdict.word in VERDICTS else INCONCLUSIVE, f"{AS_STORED}: {verdict.why}")
+
+
+def _made(
+    make: Callable[[Rows, Place], list[_T]], rows: Rows, place: Place, what: str
+) -> tuple[tuple[_T, ...], tuple[str, ...]]:
+    """The pictures or tables of the rows; where these cannot be read, none, and a line that says so."""
+    try:
+        return tuple(make(rows, place)), ()
+    except Exception:  # noqa: BLE001  a file may hold anything
+        return (), (f"The {what} could not be made: the rows are not as this version writes them.",)
+
+
+def _has_points(picture: Picture) -> bool:
+    return any(row.get(picture.x) is not None and row.get(picture.y) is not None for row in picture.rows)

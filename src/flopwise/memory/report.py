@@ -67,7 +67,7 @@ def _device(
     peak = _moment(device, line, when, line.peak)
     guessed = owned.guessed & alive(table, line.peak) if told is None else np.zeros(len(table), dtype=np.bool_)
     by_size = int(table["bytes"].to_numpy()[guessed].sum()) / max(peak.allocated_bytes, 1)
-    turn = _backward(when, step)
+    turn = _backward(when, step, table["start"].to_numpy())
     kept = told.kept(alive(table, turn), owner) if told and turn is not None else []
     return DeviceMemory(
         device=device.device,
@@ -97,9 +97,12 @@ def _is_of(knowledge: Knowledge, device: DeviceHistory) -> bool:
     return int(knowledge.device.partition(":")[2] or 0) == device.device
 
 
-def _backward(when: Phases, step: Steps) -> int | None:
-    """The moment when the last backward pass begins; None if there is none."""
-    begins = np.flatnonzero((when.own == B) | (when.own == R))
+def _backward(when: Phases, step: Steps, starts: npt.NDArray[np.int64]) -> int | None:
+    """The moment when the last backward pass begins; None if there is none.
+
+    It begins with an allocation: a free before it is of what forward lets go as it returns, and no stack tells whose it is.
+    """
+    begins = np.intersect1d(np.flatnonzero((when.own == B) | (when.own == R)), starts)
     if not len(begins):
         return None
     numbers = step.of(begins) if len(step) else np.zeros(len(begins), dtype=np.int64)

@@ -6,7 +6,7 @@ A chart is an Altair object, typed as Any: the package is there only where chart
 import base64
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +179,9 @@ def _phase_spans(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [span for span in spans if span["phase"]]
 
 
+NOT_DRAWN = "This chart could not be drawn; its numbers are in the tables."
+
+
 def save(chart: Any, path: str | Path) -> None:
     """Write a chart; the suffix decides: .svg and .png are pictures, .html a page that needs nothing from outside."""
     target = Path(path)
@@ -200,6 +203,18 @@ def save(chart: Any, path: str | Path) -> None:
         target.write_bytes(content)
     except OSError as error:
         raise FlopwiseError(f"cannot write {target}: {error.strerror}", "choose another place with -o") from None
+
+
+def readable(draw: Callable[[], Any]) -> dict[str, Any] | None:
+    """The chart's definition; None where its rows, which come from files, are such that it cannot be drawn."""
+    try:
+        spec: dict[str, Any] = roomy(draw().to_dict(format="vega-lite"))
+        json.dumps(spec, allow_nan=False)
+    except FlopwiseError:  # the package is missing
+        raise
+    except Exception:  # noqa: BLE001  one chart must not take the page down
+        return None
+    return spec
 
 
 def roomy(spec: dict[str, Any]) -> dict[str, Any]:

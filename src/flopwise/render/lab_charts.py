@@ -3,15 +3,19 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+from flopwise.errors import FlopwiseError
 from flopwise.lab.experiment import Picture
 from flopwise.render.chart_style import NEUTRAL
-from flopwise.render.charts import COLOURS, altair
+from flopwise.render.charts import COLOURS, altair, readable
 from flopwise.render.visible import visible
 
 _WIDTH, _HEIGHT, _COLUMN_WIDTH = 640, 300, 250
 _LONGEST = 120
+_LARGEST = 1e300  # of what a browser can still scale
+_TICKS = 8  # across, about
 _FEW = 9  # sizes on an axis, each of which has a tick
 _SERIES = [
     colour for colour in COLOURS if colour not in ("#000000", "#F0E442")
@@ -47,7 +51,9 @@ def picture_chart(picture: Picture, titled: bool = True) -> Any:
 
 def stacked(pictures: Sequence[Picture]) -> Any:
     """Several pictures in one file, below each other."""
-    charts = [picture_chart(picture) for picture in pictures]
+    charts = [picture_chart(picture) for picture in pictures if readable(partial(picture_chart, picture))]
+    if not charts:
+        raise FlopwiseError("none of the charts could be drawn", "the run's rows are not as this version writes them")
     return charts[0] if len(charts) == 1 else altair().vconcat(*charts).resolve_scale(color="independent")
 
 
@@ -65,11 +71,15 @@ def unit_of(field: str, largest: float) -> tuple[str, float]:
 
 def _scaled(picture: Picture) -> tuple[list[dict[str, Any]], dict[str, tuple[str, float]]]:
     """The rows in units that can be read, and the unit of each axis. What was not measured is left out."""
-    rows: list[dict[str, Any]] = [
-        {key: visible(value, _LONGEST) if isinstance(value, str) else value for key, value in row.items()}
-        for row in picture.rows
+    rows: list[dict[str, Any]] = [{key: _drawable(value) for key, value in row.items()} for row in picture.rows]
+    logs = [name for name, log in ((picture.x, picture.x_log), (picture.y, picture.y_log)) if log]
+    rows = [
+        row
+        for row in rows
+        if row.get(picture.x) is not None
+        and row.get(picture.y) is not None
+        and all(not _is_number(row[name]) or row[name] > 0 for name in logs)  # a logarithm has no place for the others
     ]
-    rows = [row for row in rows if row.get(picture.x) is not None and row.get(picture.y) is not None]
     unit: dict[str, tuple[str, float]] = {}
     for axis, fields in (("x", (picture.x, picture.x2)), ("y", (picture.y, picture.low, picture.high))):
         numbers = [abs(row[fields[0]]) for row in rows if _is_number(row[fields[0]])]
@@ -79,6 +89,19 @@ def _scaled(picture: Picture) -> tuple[list[dict[str, Any]], dict[str, tuple[str
                 if _is_number(row.get(name)):
                     row[name] /= unit[axis][1]
     return rows, unit
+
+
+def _drawable(value: Any) -> Any:
+    """A value as it may stand in a chart: a text that steers nothing, a number that a browser can hold, else None.
+
+    >>> _drawable(10**400), _drawable(float("nan")), _drawable(2), _drawable([1])
+    (None, None, 2, None)
+    """
+    if isinstance(value, str):
+        return visible(value, _LONGEST)
+    if isinstance(value, int | float):
+        return value if abs(value) < _LARGEST else None
+    return None
 
 
 def _axis(
@@ -101,7 +124,8 @@ def _axis(
             ticks = {"format": ticks["format"] if ticks["format"] != "~s" else "d", "values": sizes}
         return axis.scale(type="log", nice=False, padding=6).axis(labelOverlap=True, **ticks)
     return axis.scale(zero=which == "y").axis(
-        format=".6~g" if max((abs(r[field]) for r in rows), default=0) < 1e5 else "~s"
+        format=".6~g" if max((abs(r[field]) for r in rows), default=0) < 1e5 else "~s",
+        **({"tickCount": _TICKS, "labelFlush": False} if which == "x" else {}),  # else the outer labels run into others
     )
 
 
@@ -111,7 +135,7 @@ def log_ticks(values: Sequence[float]) -> dict[str, Any]:
     >>> log_ticks([1, 2_000_000])["format"], log_ticks([1e-38, 1e38])["format"], log_ticks([0.01, 20.0])["values"]
     ('~s', '.0e', [0.01, 0.1, 1.0, 10.0, 100.0])
     """
-    low, high = min(values), max(values)
+    low, high = min(values, default=1.0), max(values, default=1.0)
     form = ".0e" if low < 1e-4 or high > 1e10 else "~s" if low >= 1 and high >= 1e4 else ".6~g"
     if low <= 0 or high < 30 * low:
         return {"format": form}
@@ -131,7 +155,10 @@ def _marks(
 ) -> Any:
     colours: dict[str, Any] = {}
     if picture.colour:
-        scale = alt.Scale(domain=_order(rows, picture.colour), range=_SERIES)
+        there = _order(rows, picture.colour)
+        known = list(dict.fromkeys((*picture.words, *there)))
+        range_of = {word: _SERIES[i % len(_SERIES)] for i, word in enumerate(known) if word in there}
+        scale = alt.Scale(domain=list(range_of), range=list(range_of.values()))
         colours = {"color": alt.Color(f"{picture.colour}:N", title=None, scale=scale)}
     told = {**colours, "x": x, "y": y, "tooltip": _tooltip(alt, picture, rows)}
     plain = {} if picture.colour else {"color": _SERIES[0]}
@@ -171,8 +198,10 @@ def _rules(alt: Any, picture: Picture, unit: Mapping[str, tuple[str, float]]) ->
         across = {rule.axis: alt.Y("at:Q") if rule.axis == "y" else alt.X("at:Q")}
         line = alt.Chart(data).mark_rule(color=NEUTRAL, strokeDash=[5, 3])
         beside = "width" if not picture.colour else 0  # where a legend is, the word stands inside
-        where = {"x": alt.value(beside)} if rule.axis == "y" else {"y": alt.value(10)}
-        word = alt.Chart(data).mark_text(align="left", dy=-6 if rule.axis == "y" else 0, dx=4, color=NEUTRAL)
+        above = picture.kind == "span"  # its bars would hide the word
+        where = {"x": alt.value(beside)} if rule.axis == "y" else {"y": alt.value(-8 if above else 10)}
+        shifted = {"align": "center"} if above else {"align": "left", "dx": 4}
+        word = alt.Chart(data).mark_text(dy=-6 if rule.axis == "y" else 0, color=NEUTRAL, **shifted)
         drawn += [line.encode(**across), word.encode(**across, **where, text="word:N")]
     return drawn
 

@@ -13,7 +13,7 @@ from flopwise.lab.results import Answer, LabRun
 from flopwise.records import OK
 from flopwise.render.json import document
 from flopwise.render.table import Column, Table, View
-from flopwise.render.visible import LONGEST_LINE
+from flopwise.render.visible import LONGEST_CELL, LONGEST_LINE
 
 
 def list_view(experiments: Iterable[Experiment]) -> View:
@@ -21,9 +21,9 @@ def list_view(experiments: Iterable[Experiment]) -> View:
     rows = tuple({"name": one.name, "line": one.line, "claim": one.claim} for one in experiments)
     columns = (
         Column("name", "experiment", right=False),
-        Column("line", "what it does", right=False, longest=LONGEST_LINE),
+        Column("line", "what it does", right=False, longest=LONGEST_LINE, wraps=True),
     )
-    notes = ("flopwise lab NAME… runs them, flopwise lab all runs all; --quick takes about a minute or two",)
+    notes = ("flopwise lab NAME… runs them, flopwise lab all --quick runs all in about a minute or two",)
     return [Table(title="The lab", columns=columns, rows=rows, notes=notes)], document(
         "lab-list", experiments=list(rows)
     )
@@ -59,7 +59,7 @@ def verdicts_table(found: LabRun, answers: list[Answer]) -> Table:
     columns = (
         Column("experiment", "experiment", right=False),
         Column("verdict", "verdict", right=False),
-        Column("why", "why", right=False, longest=LONGEST_LINE),
+        Column("why", "why", right=False, longest=LONGEST_LINE, wraps=True),
         Column("elapsed_s", "s", lambda seconds: f"{seconds:.1f}"),
     )
     rows = tuple(
@@ -74,7 +74,27 @@ def verdicts_table(found: LabRun, answers: list[Answer]) -> Table:
     left = [name for name in found.planned.experiments if name not in {result.experiment for result in found.results}]
     notes = [f"not run: {', '.join(left)}"] if left else []
     notes += [f"{r.experiment}: {r.hint}" for r in found.results if r.status != OK and r.hint]
-    return Table(title=told(found), columns=columns, rows=rows, notes=(*notes, f"run {found.run}"))
+    notes += _busy(found)
+    notes += [f"{one.result.experiment}: {line}" for one in answers for line in one.unshown]
+    torch = next((r.place.torch for r in found.results if r.place and r.place.torch), "")
+    notes.append(f"run {found.run}" + (f", {torch}" if torch else ""))
+    return Table(title=told(found), columns=columns, rows=rows, notes=tuple(notes))
+
+
+def _busy(found: LabRun) -> list[str]:
+    """A machine that had other work: its times are not to be trusted far. A line, or none."""
+    loads = {
+        result.experiment: (place.load, place.environment.cpu_cores)
+        for result in found.results
+        if (place := result.place) and place.load and place.environment and place.environment.cpu_cores
+    }
+    busy = {name: load for name, (load, cores) in loads.items() if load > _BUSY * cores}
+    if not busy:
+        return []
+    worst = max(busy, key=lambda name: busy[name])
+    which = "every experiment" if len(busy) == len(found.results) > 1 else ", ".join(busy)
+    cores = loads[worst][1]
+    return [f"the machine was busy when {which} began: a load of up to {busy[worst]:.1f} on {cores} cores"]
 
 
 def shown_table(table: TableOf, title: str = "") -> Table:
@@ -85,7 +105,9 @@ def shown_table(table: TableOf, title: str = "") -> Table:
 
 def _column(key: str, heading: str, rows: Rows) -> Column:
     words = any(isinstance(row.get(key), str | bool) for row in rows)
-    return Column(key, heading, partial(shown_value, key), right=not words, longest=LONGEST_LINE if words else 200)
+    long = any(len(row[key]) > _SENTENCE for row in rows if isinstance(row.get(key), str))
+    longest = LONGEST_LINE if words else LONGEST_CELL
+    return Column(key, heading, partial(shown_value, key), right=not words, longest=longest, wraps=long)
 
 
 def shown_value(key: str, value: Any) -> str:
@@ -93,6 +115,8 @@ def shown_value(key: str, value: Any) -> str:
 
     >>> [shown_value(k, v) for k, v in (("a_ns", 1500.0), ("b_bytes", 2048), ("c_share", 0.5), ("n", 7), ("x", 1.19e-7))]
     ['1.50 µs', '2.00 KiB', '50.0 %', '7', '1.19e-07']
+    >>> shown_value("largest", 65504.0), shown_value("largest", 3.4e38), shown_value("n", 10**400)
+    ('65504', '3.4e+38', 'a number too large to show')
     >>> shown_value("m_flops_per_s", 2e12), shown_value("ok", True), shown_value("name", "relu")
     ('2.00 TFLOP/s', 'yes', 'relu')
     """
@@ -100,12 +124,19 @@ def shown_value(key: str, value: Any) -> str:
         return "yes" if value else "no"
     if not isinstance(value, int | float):
         return str(value)
+    if abs(value) > _LARGEST:
+        return "a number too large to show"
     for ending, show in _SHOWN.items():
         if key.endswith(ending):
             return show(float(value))
-    return str(value) if isinstance(value, int) else f"{value:.4g}"
+    whole = isinstance(value, int) or (value.is_integer() and abs(value) < _WHOLE)
+    return f"{value:.0f}" if whole else f"{value:.4g}"
 
 
+_BUSY = 1.5  # runnable threads for each core: what the lab itself adds is less
+_SENTENCE = 40  # characters: a longer cell may be broken into lines
+_WHOLE = 1e6  # a whole number below is shown with all of its digits
+_LARGEST = 1e300  # a stored run may hold anything
 _SHOWN: dict[str, Callable[[float], str]] = {
     "_bytes_per_s": partial(units.rate, unit="B/s"),
     "_flops_per_s": partial(units.rate, unit="FLOP/s"),

@@ -19,6 +19,7 @@ class Column:
     show: Callable[[Any], str] = str
     right: bool = True
     longest: int = LONGEST_CELL  # characters that are shown
+    wraps: bool = False  # sentences: on a terminal too narrow for the table it is broken into lines
 
 
 @dataclass(frozen=True)

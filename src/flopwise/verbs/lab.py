@@ -14,12 +14,12 @@ from flopwise.errors import FlopwiseError, one_line
 from flopwise.lab.catalog import chosen
 from flopwise.lab.child import CALL, Asked, Word
 from flopwise.lab.experiment import INCONCLUSIVE, Experiment, Place, Verdict
-from flopwise.lab.results import LabRun, Planned, Result, judged, read_lab
+from flopwise.lab.results import LabRun, Planned, Result, Running, judged, read_lab
 from flopwise.records import INTERRUPTED, OK
 from flopwise.spec import fields
 from flopwise.spec.workload import Workload, workload
 from flopwise.store import Run, runs_root
-from flopwise.store.files import LAB, TRACES
+from flopwise.store.files import LAB, LAB_RUNNING, TRACES
 from flopwise.store.rows import append_row
 
 
@@ -77,7 +77,7 @@ def lab(
     if not wanted:
         raise FlopwiseError("there is nothing to run", "name an experiment, or all: flopwise lab lists them")
     fields.number("timeout", timeout, 1.0, 7 * 86_400)
-    given = _workload(workload, wanted, explicit="all" not in names)
+    given = _workload(workload, wanted)
     watcher = progress or Unwatched()
     with contextlib.ExitStack() as stack:
         worker = stack.enter_context(Worker())
@@ -100,6 +100,7 @@ def lab(
                 watcher,
             )
             append_row(run.path / LAB, result)
+            (run.path / LAB_RUNNING).unlink(missing_ok=True)
             watcher.result(result)
             if result.status == INTERRUPTED:
                 break
@@ -121,13 +122,12 @@ def outcome(found: LabRun) -> int:
     return 0
 
 
-def _workload(given: str | Workload | None, wanted: list[Experiment], explicit: bool) -> Workload | None:
-    """The workload; refused by experiments that were named and do not take one."""
+def _workload(given: str | Workload | None, wanted: list[Experiment]) -> Workload | None:
+    """The workload, for those that take one; refused where none does."""
     if given is None:
         return None
-    deaf = [one.name for one in wanted if not one.takes_workload]
-    if deaf and (explicit or len(deaf) == len(wanted)):
-        raise FlopwiseError(f"the experiment '{deaf[0]}' takes no workload", "leave out --workload")
+    if not any(one.takes_workload for one in wanted):
+        raise FlopwiseError(f"the experiment '{wanted[0].name}' takes no workload", "leave out --workload")
     return given if isinstance(given, Workload) else workload(given)
 
 
@@ -142,6 +142,11 @@ def _run(one: Experiment, asked: Asked, worker: Worker, run: Run, timeout: float
         place = word.place or place
         if word.row is not None:
             rows.append(word.row)
+        if word.row is not None or word.place is not None:
+            kept = Running(experiment=one.name, place=word.place, row=word.row)
+            append_row(
+                run.path / LAB_RUNNING, kept, through=False
+            )  # waiting for the disk would disturb the measurement
         if word.doing:
             watcher.doing(one.name, word.doing)
 

@@ -155,13 +155,14 @@ def _tuned(name: str, run: StoredRun) -> ReportPart:
 
 def _drawn(found: Report, place: Path) -> dict[str, str]:
     """Each chart as a picture in a folder beside the page, and its address there."""
-    from flopwise.render.charts import save
+    from flopwise.render.charts import readable, save
 
     folder = place.with_suffix(".pictures")
     folder.mkdir(exist_ok=True)
-    for name, picture in pictures_of(found).items():
+    there = {name: picture for name, picture in pictures_of(found).items() if readable(picture.draw)}
+    for name, picture in there.items():
         save(picture.draw(), folder / f"{name}.svg")
-    return {name: f"{folder.name}/{name}.svg" for name in pictures_of(found)}
+    return {name: f"{folder.name}/{name}.svg" for name in there}
 
 
 def _write(place: Path, text: str) -> None:

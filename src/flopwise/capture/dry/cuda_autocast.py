@@ -20,7 +20,8 @@ def _names(text: str) -> list[str]:
     return text.split()
 
 
-# aten/src/ATen/autocast_mode.h, AT_FORALL_…: the same from torch 2.11 to 2.13. A test compares them with the installed one.
+# aten/src/ATen/autocast_mode.h, AT_FORALL_…, of torch 2.13; torch 2.11 has no rms_norm there. A test compares them with the
+# installed one.
 LOWER_PRECISION = _names("""
     _convolution.deprecated _convolution conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d.input
     conv_transpose3d.input convolution prelu addmm addmv addr matmul einsum mm mv linalg_vecdot linear addbmm baddbmm bmm

@@ -209,6 +209,7 @@ def _in_snapshot(bench: "Bench", setting: _Setting, how: str) -> Iterator[Row]:
     for tensor in [tensor for block in found.saved for tensor in block.largest]:
         shape = " × ".join(map(str, tensor.shape))
         kept = {"op": tensor.op, "shape": shape, "tensor_dtype": tensor.dtype, "tensor_bytes": tensor.bytes}
+        kept["saved_by"] = tensor.saved_by or "nobody: the result"
         yield {"part": "kept", **about, **kept}
 
 
@@ -240,13 +241,19 @@ def exponent(rows: Rows, key: str) -> float | None:
     return float(round(slope, 6))
 
 
+def _fitted(rows: Rows, how: str) -> list[Mapping[str, Any]]:
+    """The longest contexts of one way."""
+    mine = [row for row in part(rows, "context") if row["how"] == how]
+    return sorted(mine, key=lambda row: row["context"])[-FITTED:]
+
+
 def exponents(rows: Rows) -> list[Row]:
     """One row for each way: how its time and what it keeps grow with the context."""
     by_context = part(rows, "context")
     found: list[Row] = []
     for how in dict.fromkeys(row["how"] for row in by_context):
-        mine = [row for row in by_context if row["how"] == how]
-        fitted = sorted(row["context"] for row in mine)[-FITTED:]
+        mine = _fitted(rows, how)
+        fitted = [row["context"] for row in mine]
         found.append(
             {
                 "how": how,
@@ -277,27 +284,42 @@ def judge(rows: Rows, place: Place) -> Verdict:
     saved = ", ".join(f"N^{row['saved_exponent']:.2f} ({row['how']})" for row in fitted)
     said = (
         f"with the context N, time grows as {times}; what is kept for the backward pass grows as {saved}. "
-        f"{_matrix_words(matrices)}"
+        f"{_matrix_words(rows)}"
     )
+    if as_predicted and not all(_steady(row) for way in fitted for row in _fitted(rows, way["how"])):
+        return Verdict(INCONCLUSIVE, f"{said} The times are not known well enough here to tell.")
     if as_predicted and max(off) <= NEAR:
         return Verdict(CONFIRMED, said)
-    if as_predicted and not place.on_gpu and not all(map(_steady, part(rows, "context"))):
-        return Verdict(INCONCLUSIVE, f"{said} The times are not known well enough here to tell.")
     if as_predicted and any(row["time_exponent"] < 2 - NEAR for row in fitted):
         said += " An exponent below 2 says that the shorter contexts do not fill the chip yet."
     return Verdict(REFUTED if not as_predicted or max(off) > FAR else INCONCLUSIVE, said)
 
 
 def _steady(row: Mapping[str, Any]) -> bool:
-    """Whether a time is known well enough to be fitted through."""
+    """Whether a time is known well enough to be fitted through: a GPU's own clock is, unless the GPU waited for the host."""
+    if row.get("gpu_ns") is not None:
+        return row.get("gpu_exact") is not False
     return bool(row["samples"] >= FEWEST and row["wall_high_ns"] - row["wall_low_ns"] <= STEADY * row["wall_ns"])
 
 
-def _matrix_words(matrices: Rows) -> str:
+def _saved_matrices(rows: Rows, matrix: Mapping[str, Any]) -> int | None:
+    """How many matrices fit into what autograd keeps at the same sizes; None where it was not counted."""
+    same = (
+        row["saved_bytes"] // matrix["predicted_bytes"]
+        for row in part(rows, "context")
+        if (row["how"], row["context"]) == (matrix["how"], matrix["context"])
+    )
+    return next(same, None)
+
+
+def _matrix_words(rows: Rows) -> str:
     """What the snapshots hold."""
+    matrices = part(rows, "matrix")
     naive = next(row for row in matrices if row["how"] == NAIVE)
     without = [row["how"] for row in matrices if row["how"] not in KEEPS and not row["kept"]]
-    found = f"{naive['kept']} of {units.size(naive['found_bytes'])}" if naive["kept"] else "none"
+    saved = _saved_matrices(rows, naive)
+    of_these = "" if saved in (None, naive["kept"]) else f" when backward begins, of which autograd keeps {saved}"
+    found = f"{naive['kept']} of {units.size(naive['found_bytes'])}{of_these}" if naive["kept"] else "none"
     none = f", and none in that of {' or '.join(without)}" if without else ""
     return (
         f"At context {naive['context']} an N × N matrix is predicted to take {units.size(naive['predicted_bytes'])}; "
@@ -306,35 +328,46 @@ def _matrix_words(matrices: Rows) -> str:
 
 
 def draw(rows: Rows, place: Place) -> list[Picture]:
-    by_context, by_head = part(rows, "context"), sorted(part(rows, "head"), key=lambda row: row["head_dim"])
+    by_context, by_head = part(rows, "context"), part(rows, "head")
+    if not by_context:
+        return []
     first = by_context[0]
     about = f"batch {first['batch']}, {first['dtype']}"
-    return [
+    ways = tuple(dict.fromkeys(row["how"] for row in by_context))
+    pictures = [
         Picture(
             title=f"Attention forward and backward by context ({about}, head size {HEAD_DIM})",
-            caption="Parallel lines: the same power of the context. Their distance is the memory traffic that fusion saves.",
-            kind="line", rows=by_context, x="context", y="device_ns", colour="how", x_title="context", y_title="time",
-            x_log=True, y_log=True,
+            caption="Toward the right all lines come to one slope, the square of the context. Their distance is what is written "
+            "to memory and read back.",
+            kind="line", rows=by_context, x="context", y="device_ns", colour="how", words=ways, x_title="context",
+            y_title="time", x_log=True, y_log=True,
         ),
         Picture(
             title="What forward keeps for the backward pass, by context",
             caption="Twice as steep where the N × N matrix is kept. Those that keep the same lie on one another.",
-            kind="line", rows=by_context, x="context", y="saved_bytes", colour="how", x_title="context", y_title="kept",
-            x_log=True, y_log=True,
-        ),
-        Picture(
-            title=f"Attention forward and backward by head size, at context {(by_head or by_context)[0]['context']}",
-            caption="Where the scores are written to memory, their traffic hides the head size; a fused kernel computes.",
-            kind="line", rows=by_head or by_context, x="head_dim", y="device_ns", colour="how", x_title="head size",
-            y_title="time", x_log=True, y_log=True,
+            kind="line", rows=by_context, x="context", y="saved_bytes", colour="how", words=ways, x_title="context",
+            y_title="kept", x_log=True, y_log=True,
         ),
     ]  # fmt: skip
+    if by_head:
+        pictures.append(
+            Picture(
+                title=f"Attention forward and backward by head size, at context {by_head[0]['context']}",
+                caption="Where the scores are written to memory, their traffic hides the head size; a fused kernel computes.",
+                kind="line", rows=sorted(by_head, key=lambda row: row["head_dim"]), x="head_dim", y="device_ns", colour="how",
+                words=ways, x_title="head size", y_title="time", x_log=True, y_log=True,
+            )
+        )  # fmt: skip
+    return pictures
 
 
 def tabulate(rows: Rows, place: Place) -> list[TableOf]:
     peak = {"peak_bytes": "allocator's peak"} if place.on_gpu else {}
     sizes = {"how": "attention", "context": "context", "head_dim": "head size"}
     measured = {"device_ns": "time", "saved_bytes": "kept for backward", **peak}
+    kept = part(rows, "kept")
+    savers = {"saved_by": "kept by"} if any("saved_by" in row for row in kept) else {}
+    matrices = [{**row, "saved": _saved_matrices(rows, row)} for row in part(rows, "matrix")]
     points = [*part(rows, "context"), *(row for row in part(rows, "head") if row["head_dim"] != HEAD_DIM)]
     found = [
         TableOf(
@@ -345,10 +378,10 @@ def tabulate(rows: Rows, place: Place) -> list[TableOf]:
         ),
         TableOf("the N × N matrix in the memory snapshot",
                 {"how": "attention", "context": "context", "predicted_bytes": "predicted", "found_bytes": "found, each",
-                 "kept": "how many are kept"}, part(rows, "matrix")),
-        TableOf("the largest tensors kept for backward, in the snapshot",
-                {"how": "attention", "op": "made by", "shape": "shape", "tensor_dtype": "type", "tensor_bytes": "size"},
-                part(rows, "kept")),
+                 "kept": "there when backward begins", "saved": "of which autograd keeps"}, matrices),
+        TableOf("the largest tensors that are there when backward begins, in the snapshot",
+                {"how": "attention", "op": "made by", "shape": "shape", "tensor_dtype": "type", "tensor_bytes": "size", **savers},
+                kept),
         TableOf("forward and backward", sizes | measured, points),
     ]  # fmt: skip
     missing = part(rows, "missing")

@@ -7,8 +7,10 @@ whose result is fp32 either way is kept in fp32, one whose result is half either
 On the CPU, whose autocast has other rules than the GPU's, the audit is made under both.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -39,8 +41,8 @@ if TYPE_CHECKING:
     from flopwise.lab.bench import Bench
 
 CLAIM = (
-    "Under autocast the weights, their gradients and the loss stay in fp32: only matrix products run in half precision, and "
-    "norms, softmax and losses are kept in fp32."
+    "Under autocast the weights, their gradients and the loss stay in fp32; autocast runs matrix products in half precision, and "
+    "keeps norms, softmax and losses in fp32."
 )
 PRECISIONS = ("fp16", "bf16")
 HALVES = set(PRECISIONS)
@@ -63,6 +65,13 @@ SENSITIVE = {
     "softmax": _POWERS, "exp": _POWERS, "pow": _POWERS, "rsqrt": _POWERS, "log": _POWERS, "log_softmax": _LOSSES,
     "cross_entropy": _LOSSES, "nll_loss": _LOSSES, "mse_loss": _LOSSES, "binary_cross_entropy_with_logits": _LOSSES,
 }  # fmt: skip
+# Of these the claim speaks: norms, softmax and losses.
+CLAIMED = {
+    op
+    for op, why in SENSITIVE.items()
+    if why == _LOSSES or op in ("layer_norm", "rms_norm", "group_norm", "norm", "softmax")
+}
+HALF, FULL = "half precision", "fp32"
 
 
 def measure(bench: "Bench") -> Iterator[Row]:
@@ -71,6 +80,10 @@ def measure(bench: "Bench") -> Iterator[Row]:
     from flopwise.capture.dry.cuda_autocast import cuda_autocast
     from flopwise.capture.dry.fake_step import tolerant_modules
 
+    if bench.workload and isinstance(bench.workload.subject, OpSpec):
+        raise Unsupported(
+            f"{bench.workload.target} is an operation, and an audit is of a model", "a preset, hf:… or py:…"
+        )
     for chosen in [bench.workload] if bench.workload else [None, workload("small" if bench.on_gpu else "tiny")]:
         for rules in (OWN_RULES,) if bench.on_gpu else (OWN_RULES, CUDA_RULES):
             for precision in PRECISIONS:
@@ -95,7 +108,7 @@ def measure(bench: "Bench") -> Iterator[Row]:
 
 
 def _run(chosen: Workload, precision: str) -> Workload:
-    """The workload as it is audited: eager, without an optimizer, and of few tokens."""
+    """The workload as it is audited: eager; of a model of ours without an optimizer, and of few tokens."""
     recipe = msgspec.structs.replace(chosen.recipe, precision=precision, compile="off", graph="off", checkpoint=0)
     if not isinstance(chosen.subject, ModelSpec):
         return msgspec.structs.replace(chosen, recipe=recipe)
@@ -106,12 +119,26 @@ def _run(chosen: Workload, precision: str) -> Workload:
 def _step(chosen: Workload, precision: str, device: "torch.device") -> "Step":
     from flopwise.capture.build import build_step
 
-    if isinstance(chosen.subject, OpSpec):
-        raise Unsupported(f"{chosen.target} is an operation, and an audit is of a model", "a preset, hf:… or py:…")
-    step = build_step(_run(chosen, precision), device)
+    if isinstance(chosen.subject, ModelSpec):
+        return build_step(_run(chosen, precision), device)
+    # A step of the user's own runs as it is, and autocast around it: dtypes need no loss scaler, as training in fp16 would.
+    step = _in_autocast(build_step(_run(chosen, "fp32"), device), precision, device)
     if step.model is None:
         raise Unsupported(f"{chosen.target} shows no model whose modules could be watched", "build it in the factory")
     return step
+
+
+def _in_autocast(step: "Step", precision: str, device: "torch.device") -> "Step":
+    from flopwise.capture.outside import NOT_AUTOCAST
+    from flopwise.lm.precision import autocast
+    from flopwise.spec.recipe import Recipe
+
+    def around(run: Callable[[], object]) -> object:
+        with autocast(Recipe(precision=precision), device.type):
+            return run()
+
+    phases = {name: run if name in NOT_AUTOCAST else partial(around, run) for name, run in step.phases.items()}
+    return replace(step, phases=phases)
 
 
 def _toy(precision: str, device: "torch.device") -> "Step":
@@ -202,41 +229,56 @@ def reason(call: Mapping[str, Any]) -> str:
     return "not found out"
 
 
-def _broken(calls: list[Mapping[str, Any]], wholes: list[Mapping[str, Any]]) -> list[str]:
-    """What is otherwise than claimed."""
-    found = [f"{row['what']} in {row['dtype']}" for row in wholes if row["dtype"] != "fp32"]
-    found += [f"{row['op']} gives {row['dtype']}" for row in calls if row["op"] in SENSITIVE and row["dtype"] in HALVES]
-    found += [f"{row['op']} runs in fp32" for row in calls if row["op"] in PRODUCTS and row["dtype"] == "fp32"]
+def _broken(rows: Rows) -> list[str]:
+    """What is otherwise than claimed: by what came out, and by what autocast does whatever goes in."""
+    found = [f"{row['what']} in {row['dtype']}" for row in part(rows, "whole") if row["dtype"] != FULL]
+    for row in (*part(rows, "call"), *part(rows, "module")):
+        op, dtype, treatment = row.get("op"), row["dtype"], row.get("treatment")
+        if op in PRODUCTS and dtype != row["precision"]:
+            found.append(f"{op} gives {dtype} under {row['precision']}")
+        if op in CLAIMED and dtype != FULL:
+            found.append(f"{op} gives {dtype}")
+        elif op in CLAIMED and treatment in (LOWERED, FOLLOWS):
+            why = "is left to the dtype of its inputs, fp32 here" if treatment == FOLLOWS else "is lowered"
+            found.append(f"{op} {why}")
     return list(dict.fromkeys(found))
 
 
 def judge(rows: Rows, place: Place) -> Verdict:
-    calls, wholes = part(rows, "call"), part(rows, "whole")
-    own_calls, own = ([row for row in some if row["rules"] == OWN_RULES] for some in (calls, wholes))
-    refused = part(rows, "refused")
-    if not own:
+    own, other = ([row for row in rows if row.get("rules") == rules] for rules in (OWN_RULES, CUDA_RULES))
+    calls, wholes, refused = part(own, "call"), part(own, "whole"), part(rows, "refused")
+    if not wholes:
         return Verdict(NOT_MEASURABLE, f"{refused[0]['why']}." if refused else "no step was watched.")
-    if not any(row["op"] in PRODUCTS for row in own_calls):
+    if not any(row["op"] in PRODUCTS for row in calls):
         return Verdict(INCONCLUSIVE, "the model calls no matrix product that could be watched.")
-    broken = _broken(own_calls, own)
-    kept = sorted({row["op"] for row in own_calls if row["treatment"] == KEPT})
-    follows = sorted({row["op"] for row in own_calls if row["treatment"] == FOLLOWS})
-    lowered = sorted({row["op"] for row in own_calls if row["treatment"] == LOWERED})
-    of = ", ".join(dict.fromkeys(row["model"] for row in own))
-    whole = sum(row["tensors"] for row in own if row["dtype"] == "fp32"), sum(row["tensors"] for row in own)
+    broken = _broken(own)
+    lowered, kept, follows = (
+        sorted({row["op"] for row in calls if row["treatment"] == treatment}) for treatment in (LOWERED, KEPT, FOLLOWS)
+    )
+    of = ", ".join(dict.fromkeys(row["model"] for row in wholes))
+    whole = sum(row["tensors"] for row in wholes if row["dtype"] == FULL), sum(row["tensors"] for row in wholes)
     said = (
-        f"in {of} {whole[0]} of {whole[1]} weights, gradients and losses are fp32; autocast lowers {_list(lowered)}, keeps "
-        f"{_list(kept)} in fp32 and leaves {_list(follows)} to the dtype of their inputs"
+        f"in {of} {whole[0]} of {whole[1]} weights, gradients and losses are fp32; {_whose(place)} lowers {_list(lowered)}, "
+        f"keeps {_list(kept)} in fp32 and leaves {_list(follows)} to the dtype of their inputs"
     )
     if broken:
         said += f"; not as claimed: {', '.join(broken)}"
-    if any(row["rules"] == CUDA_RULES for row in calls):
-        other = _broken(*([row for row in some if row["rules"] == CUDA_RULES] for some in (calls, wholes)))
-        found = f"not as claimed: {', '.join(other)}" if other else "it is as claimed"
-        said += f". With CUDA's rules, applied on the CPU, {found}"
+    if part(other, "call"):
+        against = _broken(other)
+        found = f"not as claimed: {', '.join(against)}" if against else "it is as claimed"
+        said += f". With CUDA's rules as this torch has them, applied on the CPU, {found}"
     if refused:
         said += f". Refused: {refused[0]['precision']}: {refused[0]['why']}"
-    return Verdict(REFUTED if broken else CONFIRMED, f"{said}.")
+    if broken:
+        return Verdict(REFUTED, f"{said}.")
+    if not CLAIMED & {row["op"] for row in calls}:
+        return Verdict(INCONCLUSIVE, f"{said}. No norm, softmax or loss was called that autocast could have kept.")
+    return Verdict(CONFIRMED, f"{said}.")
+
+
+def _whose(place: Place) -> str:
+    """The rules are torch's, and differ from version to version."""
+    return f"the autocast of {place.torch}" if place.torch else "autocast"
 
 
 def _list(words: list[str]) -> str:
@@ -290,7 +332,7 @@ def draw(rows: Rows, place: Place) -> list[Picture]:
             {
                 **row,
                 "autocast": f"{row['precision']} autocast",
-                "width": "fp32" if row["dtype"] == "fp32" else "half precision",
+                "width": FULL if row["dtype"] == FULL else HALF,
             }
             for row in told
             if row["model"] == model
@@ -299,7 +341,8 @@ def draw(rows: Rows, place: Place) -> list[Picture]:
             Picture(
                 title=f"Dtype of each module's output: {model}",
                 caption="Half precision where a matrix product comes last; fp32 where a norm does, or where fp32 is added.",
-                kind="scatter", rows=points, x="autocast", y="module", colour="width", column="rules", x_title="", y_title="",
+                kind="scatter", rows=points, x="autocast", y="module", colour="width", words=(HALF, FULL), column="rules",
+                x_title="", y_title="",
             )
         )  # fmt: skip
     return pictures

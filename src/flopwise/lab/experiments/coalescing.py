@@ -230,16 +230,19 @@ def tabulate(rows: Rows, place: Place) -> list[TableOf]:
         "expected_share": "1/s", "each_bytes": "cost of a number",
     }  # fmt: skip
     matrix = {"way": "order", "used_bytes": "used", **time, "used_bytes_per_s": "bandwidth"}
-    span, side = units.size(rows[0]["span_bytes"]), part(rows, MATRIX)[0]["side"]
-    return [
+    span = units.size(rows[0]["span_bytes"])
+    tables = [
         TableOf(
             f"every s-th fp32 number of {span}",
             strided,
             shares(rows),
             ("cost of a number: the bytes that the bandwidth at stride 1 would have moved in that time",),
-        ),
-        TableOf(f"a row-major fp32 matrix of {side} × {side}", matrix, part(rows, MATRIX)),
+        )
     ]
+    if square := part(rows, MATRIX):
+        side = square[0]["side"]
+        tables.append(TableOf(f"a row-major fp32 matrix of {side} × {side}", matrix, square))
+    return tables
 
 
 EXPERIMENT = Experiment(

@@ -34,6 +34,7 @@ from flopwise.lab.experiment import (
     Verdict,
     part,
 )
+from flopwise.lab.steadiness import WALL, Ratio, times
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,6 +45,7 @@ CLAIM = "The farther a memory lies from the processor, the longer a read takes a
 SOURCE, HOST_SOURCE = Path(__file__).with_suffix(".cu"), Path(__file__).with_suffix(".c")
 CACHE, LATENCY, BANDWIDTH = "cache", "latency", "bandwidth"
 REGISTERS, SHARED, L1, MEMORY = "registers", "shared memory", "L1", "memory"
+ORDER = (REGISTERS, SHARED, L1, "L2", "L3", "L4", MEMORY)
 BESIDE = 0.1  # two levels nearer to each other than this share are not told apart
 SMALLEST, LARGEST = 2**12, 2**30  # working sets on a GPU
 FAR_SMALLEST = 2**20  # of the sets that all multiprocessors read: less than a line for each thread below
@@ -238,9 +240,8 @@ def _on_cpu(bench: "Bench") -> Iterator[Row]:
 
 def levels(rows: Rows) -> list[Row]:
     """Each level once, from near to far, with its latency and its bandwidth; what was not measured is None."""
-    latencies = {row["level"]: row for row in part(rows, LATENCY) if row["level"]}
-    rates = {row["level"]: row for row in part(rows, BANDWIDTH) if row["level"]}
-    order = [level for level in (REGISTERS, SHARED, L1, "L2", "L3", "L4", MEMORY) if level in {**latencies, **rates}]
+    latencies, rates = _by_level(rows, LATENCY), _by_level(rows, BANDWIDTH)
+    order = [level for level in ORDER if level in {**latencies, **rates}]
     return [
         {
             "level": level,
@@ -259,19 +260,49 @@ def _told(row: Mapping[str, Any]) -> str:
     return f"{row['level']} {units.duration(row['latency_ns'])}{cycles}{rate}"
 
 
+def _by_level(rows: Rows, kind: str) -> dict[str, Mapping[str, Any]]:
+    return {row["level"]: row for row in part(rows, kind) if row["level"]}
+
+
+def _times_slower(near: Mapping[str, Any], far: Mapping[str, Any], key: str) -> Ratio:
+    """How many times later the farther one answers, or less it brings; and between what, where its clock tells."""
+    middle = far[key] / near[key] if key == "latency_ns" else near[key] / far[key]
+    if WALL not in near or WALL not in far:  # a GPU's thread reads its own clock
+        return Ratio(middle, middle, middle)
+    clock = times(far, near)
+    return Ratio(middle, middle * clock.low / clock.middle, middle * clock.high / clock.middle)
+
+
+def _steps(rows: Rows, place: Place) -> dict[str, Ratio]:
+    """Each step outward by its name. On a GPU shared memory and L1 are one and the same: the way goes through either."""
+    ways = [[level for level in ORDER if level != other] for other in ((L1, SHARED) if place.on_gpu else ("",))]
+    found = {}
+    for kind, key in ((LATENCY, "latency_ns"), (BANDWIDTH, "read_bytes_per_s")):
+        there = _by_level(rows, kind)
+        for way in ways:
+            for near, far in pairwise(level for level in way if level in there):
+                found[f"{kind}, {near} to {far}"] = _times_slower(there[near], there[far], key)
+    return found
+
+
 def judge(rows: Rows, place: Place) -> Verdict:
     found = [row for row in levels(rows) if row["latency_ns"] is not None]
     if len(found) < 2:
         return Verdict(NOT_MEASURABLE, f"levels of memory that could be told apart: {len(found)}.")
     said = f"a read takes and brings: {'; '.join(map(_told, found))}."
-    # On a GPU shared memory and L1 are one and the same memory: neither lies farther than the other.
-    chain = [row for row in found if not (place.on_gpu and row["level"] == L1)]
-    gains = [b["latency_ns"] / a["latency_ns"] for a, b in pairwise(chain)]
-    rates = [row["read_bytes_per_s"] for row in chain if row["read_bytes_per_s"]]
-    gains += [a / b for a, b in pairwise(rates)]
-    if min(gains) < 1 - BESIDE:
-        return Verdict(REFUTED, f"{said} Not every step outward is slower.")
-    return Verdict(CONFIRMED if min(gains) > 1 + BESIDE else INCONCLUSIVE, said)
+    there = {row["level"] for row in found if row["read_bytes_per_s"]}
+    wanted = {SHARED, L1, "L2", MEMORY} if place.on_gpu else {MEMORY}
+    if wanted - there or not there - {REGISTERS, MEMORY}:
+        less = ", ".join(level for level in ORDER if level in wanted - there) or "any cache"
+        return Verdict(INCONCLUSIVE, f"{said} Not measured: {less}.")
+    steps = _steps(rows, place)
+    faster = [name for name, step in steps.items() if step.within(most=1 - BESIDE)]
+    if faster:
+        return Verdict(REFUTED, f"{said} Not slower outward: {'; '.join(faster)}.")
+    alike = [name for name, step in steps.items() if not step.within(least=1 + BESIDE)]
+    if alike:
+        return Verdict(INCONCLUSIVE, f"{said} Too near to each other, or too unsteady, to tell: {'; '.join(alike)}.")
+    return Verdict(CONFIRMED, said)
 
 
 def draw(rows: Rows, place: Place) -> list[Picture]:
@@ -281,7 +312,7 @@ def draw(rows: Rows, place: Place) -> list[Picture]:
     near = [row for row in levels(rows) if row["set_bytes"] is None]
     beside = [Rule("y", row["latency_ns"], row["level"]) for row in near if row["latency_ns"]]
     whose = "all multiprocessors" if place.on_gpu else "one core"
-    return [
+    pictures = [
         Picture(
             title="Latency by working set", caption="Each plateau is a memory; the lines stand where a cache is full.",
             kind="line", rows=part(sets, LATENCY), x="set_kib", y="latency_ns",
@@ -298,6 +329,7 @@ def draw(rows: Rows, place: Place) -> list[Picture]:
             x_title=f"read by {whose}", y_title="", x_log=True,
         ),
     ]  # fmt: skip
+    return [picture for picture in pictures if picture.rows]
 
 
 def tabulate(rows: Rows, place: Place) -> list[TableOf]:

@@ -33,7 +33,6 @@ from flopwise.spec.gpu import find_gpu
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from flopwise.analysis.attention import AttentionParts
     from flopwise.capture.step import Step
     from flopwise.lab.bench import Bench
     from flopwise.trace.tables import Trace
@@ -53,6 +52,7 @@ STEPS = 5  # in a trace
 FAR, NEAR = 5.0, 2.0  # softmax's share of the time over its share of the FLOPs: as claimed; not as claimed
 # The times of the two softmaxes, of which one moves 4 times the bytes: nearer to 4 than to 1 on a scale of ratios; near to 1.
 BY_BYTES, NOT_BY_BYTES = 2.0, 1.25
+BY_WIDTH = 1.4  # fp32 over bf16, twice the bytes: nearer to 2 than to 1, on the same scale
 MATRICES, ROOM = 8, 0.8  # of scores that a pass may hold at once; of the free memory that they may take
 
 
@@ -163,26 +163,33 @@ def _traced(bench: "Bench", step: "Step", path: Path) -> list[Row]:
 
 
 def by_kernels(trace: "Trace") -> list[Row]:
-    """What a GPU's trace says of attention, forward and backward: means of the steps."""
-    from flopwise.analysis.explanation import explain_trace
+    """What a GPU's trace says of attention, forward and backward: medians of the steps."""
+    import polars as pl
 
-    found = explain_trace(trace)
-    taken = {share.name: share.gpu_ns for share in found.phases}
+    from flopwise.analysis.attention import attention_parts
+    from flopwise.analysis.explained import explained
+    from flopwise.analysis.explanation import explain_part
+    from flopwise.analysis.steps import launch_times
+
+    part = explained(trace)
+    found = explain_part(part)
+    words = [pl.col(name).cast(pl.String) for name in ("phase", "class", "op", "module", "path")]
+    work = part.work.with_columns(*words, step=part.steps.of(launch_times(part.work)), shape=0, ops=0)
     precision = max(found.matmul_precision.items(), key=lambda pair: pair[1], default=("", 0.0))[0]
-    return [
-        {"phase": phase, "source": ON_GPU, "matmul_kernels": precision, **_parts(parts, taken[phase])}
-        for phase, parts in ((FORWARD, found.attention), (BACKWARD, found.attention_backward))
-    ]
+    told = []
+    for phase, whole in ((FORWARD, found.attention), (BACKWARD, found.attention_backward)):
+        steps = []
+        for one in work.filter(pl.col("phase") == phase).partition_by("step"):
+            inside = attention_parts(one, trace.shapes, 1)
+            rest = int(one["duration_ns"].sum()) - inside.softmax_ns - inside.matmul_ns
+            steps.append({"softmax_ns": inside.softmax_ns, "matmul_ns": inside.matmul_ns, "rest_ns": rest})
+        flops = {"softmax_flops": whole.softmax_flops, "matmul_flops": whole.matmul_flops}
+        told.append({"phase": phase, "source": ON_GPU, "matmul_kernels": precision, **_medians(steps), **flops})
+    return told
 
 
-def _parts(parts: "AttentionParts", phase_ns: float) -> Row:
-    return {
-        "softmax_ns": parts.softmax_ns,
-        "matmul_ns": parts.matmul_ns,
-        "rest_ns": phase_ns - parts.softmax_ns - parts.matmul_ns,
-        "softmax_flops": parts.softmax_flops,
-        "matmul_flops": parts.matmul_flops,
-    }
+def _medians(steps: list[Row]) -> Row:
+    return {key: median(step[key] for step in steps) for key in steps[0]}
 
 
 def by_operations(trace: "Trace") -> list[Row]:
@@ -211,7 +218,7 @@ def by_operations(trace: "Trace") -> list[Row]:
         )
     if not steps:
         raise FlopwiseError(f"{trace.path} has no forward pass in it", "was it cut off?")
-    return [{"phase": FORWARD, "source": ON_CPU, **{key: median(step[key] for step in steps) for key in steps[0]}}]
+    return [{"phase": FORWARD, "source": ON_CPU, **_medians(steps)}]
 
 
 def _release(bench: "Bench") -> None:
@@ -249,25 +256,43 @@ def _forward(rows: Rows) -> list[Row]:
 
 def judge(rows: Rows, place: Place) -> Verdict:
     """At the longest context of each type: there the scores are least in any cache, and calls cost least."""
-    pairs = []
+    pairs: dict[str, tuple[Row, Row]] = {}
     for dtype in dict.fromkeys(row["dtype"] for row in rows):
         by_how = {
             row["how"]: row for row in sorted(_forward(rows), key=lambda row: row["context"]) if row["dtype"] == dtype
         }
-        pairs.append((by_how.get(WRITTEN_OUT, {}), by_how.get(ONE_KERNEL, {})))
-    told = [row for pair in pairs for row in pair]
+        pairs[dtype] = by_how.get(WRITTEN_OUT, {}), by_how.get(ONE_KERNEL, {})
+    told = [row for pair in pairs.values() for row in pair]
     if not all(row.get("time_share") and row.get("flops_share") for row in told):
         return Verdict(INCONCLUSIVE, "the traces do not tell the times and sizes of softmax and matmuls.")
     times_larger = min(row["time_share"] / row["flops_share"] for row in told)
-    slower = min(written["softmax_ns"] / one["softmax_ns"] for written, one in pairs)
-    said = " ".join(_said(written, one, place) for written, one in pairs)
-    if times_larger >= FAR and slower >= BY_BYTES:
+    slower = min(written["softmax_ns"] / one["softmax_ns"] for written, one in pairs.values())
+    wider = _wider(pairs)
+    said = " ".join([*(_said(written, one, place) for written, one in pairs.values()), *_wider_said(wider)])
+    if times_larger < FAR:
+        return Verdict(REFUTED if times_larger < NEAR else INCONCLUSIVE, said)
+    if slower >= BY_BYTES and min(wider.values(), default=2.0) >= BY_WIDTH:
         return Verdict(CONFIRMED, said)
-    if times_larger >= FAR and slower < NOT_BY_BYTES:
+    if slower < NOT_BY_BYTES:
         return Verdict(REFUTED, f"{said} So the share is as large as claimed, but not because of the bytes.")
-    if times_larger >= FAR:
-        return Verdict(INCONCLUSIVE, f"{said} So the share is as large as claimed; the bytes are a part of the reason.")
-    return Verdict(REFUTED if times_larger < NEAR else INCONCLUSIVE, said)
+    return Verdict(INCONCLUSIVE, f"{said} So the share is as large as claimed; the bytes are a part of the reason.")
+
+
+def _wider(pairs: Mapping[str, tuple[Row, Row]]) -> dict[str, float]:
+    """How many times as long each softmax takes in fp32 as in bf16: twice the bytes, the same FLOPs. {} of one type alone."""
+    if not {"bf16", "fp32"} <= set(pairs) or pairs["bf16"][0]["context"] != pairs["fp32"][0]["context"]:
+        return {}
+    both = zip(pairs["bf16"], pairs["fp32"], strict=True)
+    return {narrow["how"]: wide["softmax_ns"] / narrow["softmax_ns"] for narrow, wide in both}
+
+
+def _wider_said(wider: Mapping[str, float]) -> list[str]:
+    if not wider:
+        return []
+    told = " and ".join(f"{units.significant(times, 2)} times as long {how}" for how, times in wider.items())
+    return [
+        f"From bf16 to fp32, twice the bytes for the same FLOPs take {told.replace(ONE_KERNEL, f'as {ONE_KERNEL}')}."
+    ]
 
 
 def _said(written: Row, one: Row, place: Place) -> str:

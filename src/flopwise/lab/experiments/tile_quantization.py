@@ -32,6 +32,7 @@ from flopwise.lab.experiment import (
     Verdict,
     part,
 )
+from flopwise.lab.steadiness import GPU, Ratio, times, together
 
 if TYPE_CHECKING:
     from flopwise.lab.bench import Bench
@@ -42,6 +43,7 @@ CLAIM = (
 WAVES, KERNELS, ALIGNMENT = "waves", "kernels", "alignment"
 FIXED, LIBRARY = "fixed tile", "library"
 TILE = TILE_M, TILE_N = 256, 128  # the lecture's
+MOST_SMS = 10_000  # of a chip: a stored run may say anything
 TILE_K, WARPS, STAGES = 64, 8, 3
 A100_PLACE = 1792  # the lecture's, for 108 multiprocessors
 NEXT = 16  # the next size whose rows are aligned
@@ -73,6 +75,8 @@ def cliff(sms: int, wave: int = 1, tile: tuple[int, int] = TILE) -> int:
     >>> cliff(108), cliff(132), cliff(132, wave=2)
     (1792, 2048, 2816)
     """
+    if not 0 < sms <= MOST_SMS:
+        raise ValueError(f"a chip of {sms} multiprocessors")
     n = step = min(tile)
     while waves(n + step, sms, tile) <= wave:
         n += step
@@ -247,20 +251,40 @@ def judge(rows: Rows, place: Place) -> Verdict:
     said = slow[1] if slow else "Alignment was not measured."
     if not place.on_gpu:
         return Verdict(NOT_MEASURABLE, f"a CPU has no multiprocessors that work in waves. {said}")
-    sms = next((row["sms"] for row in part(rows, WAVES)), 0)
+    measured = part(rows, WAVES)
+    sms = measured[0]["sms"] if measured else 1
     found = largest_jump(rows)
-    at = cliff(sms) if sms else 0
-    here = jump(rows, FIXED, at, at + NEXT)
-    if found is None or here is None or slow is None:
-        return Verdict(INCONCLUSIVE, f"the matmul with a fixed tile could not be measured. {said}")
-    expected = waves(at + NEXT, sms) / waves(at, sms)
-    holds = here > 1 + JUMP_SHARE * (expected - 1) and found[0] == at
+    places = [cliff(sms), cliff(sms, 2)]
+    jumps = [jump(rows, FIXED, at, at + NEXT) for at in places]
+    if found is None or None in jumps or slow is None:
+        return Verdict(
+            INCONCLUSIVE, f"the matmul with a fixed tile was not measured on both sides of two jumps. {said}"
+        )
+    expected = [waves(at + NEXT, sms) / waves(at, sms) for at in places]
+    known = [_ratio(rows, at) for at in places]
+    holds = together(
+        *(one.within(least=1 + JUMP_SHARE * (to - 1)) for one, to in zip(known, expected, strict=True)),
+        found[0] == places[0],
+        slow[0] < SLOW,
+    )
+    grows = " and ".join(
+        f"× {one:.2f} after {at} (× {to:.2g} expected)" for one, at, to in zip(jumps, places, expected, strict=True)
+    )
     told = (
-        f"{sms} multiprocessors and tiles of {TILE_M} × {TILE_N}: the jump must come after {at} ({tiles(at)} tiles, then "
-        f"{tiles(at + NEXT)}). There the time grows × {here:.2f} (× {expected:.0f} expected); "
+        f"{sms} multiprocessors and tiles of {TILE_M} × {TILE_N}: the first jump must come after {places[0]} "
+        f"({tiles(places[0])} tiles, then {tiles(places[0] + NEXT)}). The time grows {grows}; "
         f"the largest jump is × {found[2]:.2f}, from {found[0]} to {found[1]}."
     )
-    return Verdict(CONFIRMED if holds and slow[0] < SLOW else REFUTED, f"{told} {_others(rows, sms, at)}{said}")
+    word = INCONCLUSIVE if holds is None else CONFIRMED if holds else REFUTED
+    waited = " The GPU waited for the host, so that its times are not exact." if holds is None else ""
+    return Verdict(word, f"{told}{waited} {_others(rows, sms, places[0])}{said}")
+
+
+def _ratio(rows: Rows, at: int) -> Ratio:
+    """The jump after a size, and between what it lies."""
+    by_size = {row["n"]: row for row in part(rows, WAVES) if row["how"] == FIXED}
+    before, after = by_size[at], by_size[at + NEXT]
+    return times(after, before, "device_ns") if before.get(GPU) is None else times(after, before, GPU)
 
 
 def _others(rows: Rows, sms: int, at: int) -> str:

@@ -217,12 +217,12 @@ def _bandwidth(place: Place) -> float | None:
 
 def _with_rates(rows: Rows) -> list[Row]:
     """With the rate at which what was asked came, and how much faster than the naive one it was."""
-    naive = next(row for row in rows if row["way"] == NAIVE)
+    naive = next((row["device_ns"] for row in rows if row["way"] == NAIVE), None)
     return [
         {
             **row,
             "asked_bytes_per_s": row["asked_bytes"] / row["device_ns"] * 1e9 if row["asked_bytes"] else None,
-            "faster": f"{naive['device_ns'] / row['device_ns']:.2f} ×",
+            "faster": f"{naive / row['device_ns']:.2f} ×" if naive else None,
         }
         for row in rows
     ]

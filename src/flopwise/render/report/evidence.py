@@ -96,6 +96,7 @@ class Shown:
     how: str = MEASURED
     anchors: tuple[str, ...] = ()
     folded: bool = False  # closed until asked for
+    whole: bool = False  # in Markdown, too, every row
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "anchors", tuple(map(slug, self.anchors)))

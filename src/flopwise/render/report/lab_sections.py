@@ -15,7 +15,7 @@ _LONGEST = 60  # of a key: a number after it must not be cut off
 def lab_sections(found: LabRun) -> list[Section]:
     """All verdicts first, where there are several; then each experiment."""
     answers = found.answers()
-    first = Section(key="lab", title="Verdicts", blocks=(Shown(verdicts_table(found, answers)),))
+    first = Section(key="lab", title="Verdicts", blocks=(Shown(verdicts_table(found, answers), whole=True),))
     seen: Counter[str] = Counter()
     found_sections = []
     for answer in answers:
@@ -33,6 +33,7 @@ def _section(answer: Answer, key: str) -> Section:
         for i, one in enumerate(answer.pictures, 1)
     ]
     blocks += [Shown(shown_table(table)) for table in answer.tables]
+    blocks += answer.unshown
     if answer.result.quick:
         blocks.append("Measured with --quick: fewer sizes and samples.")
     return Section(key=key, title=name, blocks=tuple(blocks))

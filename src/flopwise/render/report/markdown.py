@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from urllib.parse import quote
 
 from flopwise.advice.finding import Finding
+from flopwise.render.charts import NOT_DRAWN
 from flopwise.render.report.evidence import Advice, Block, Picture, Report, ReportPart, Section, Shown
 from flopwise.render.report.sections import sections, side_by_side
 from flopwise.render.report.verdict import verdict
@@ -58,22 +59,24 @@ def _block(block: Block, prefix: str, pictures: Mapping[str, str]) -> str:
         case Picture():
             address = pictures.get(prefix + block.name)
             caption, how = _plain(block.caption), _plain(block.how)
+            if pictures and not address:
+                return f"{NOT_DRAWN} {caption}\n"
             return f"![{caption}]({quote(address)})\n\n{caption} ({how})\n" if address else ""
         case Shown(folded=True):
             return ""
         case Shown():
-            return markdown(_short(block.table, block.how))
+            return markdown(_short(block.table, block.how, len(block.table.rows) if block.whole else MOST_ROWS))
         case Advice():
             return "\n".join(_finding(i + 1, finding) for i, finding in enumerate(block.findings))
         case _:
             return f"{_plain(block)}\n"
 
 
-def _short(table: Table, how: str) -> Table:
-    rest = len(table.rows) - MOST_ROWS
-    notes = (*((f"and {rest} rows more",) if rest > 0 else ()), *table.notes)
+def _short(table: Table, how: str, most: int) -> Table:
+    rest = len(table.rows) - most
+    notes = (*((f"and {rest} row{'s' if rest > 1 else ''} more",) if rest > 0 else ()), *table.notes)
     title = f"{table.title} ({how})" if how else table.title
-    return Table(title=title, columns=table.columns, rows=table.rows[:MOST_ROWS], notes=notes)
+    return Table(title=title, columns=table.columns, rows=table.rows[:most], notes=notes)
 
 
 def _finding(number: int, finding: Finding) -> str:

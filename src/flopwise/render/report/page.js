@@ -35,12 +35,18 @@ const look = () => {
     legend: { labelFontSize: 12, labelColor: ink, titleColor: soft }, title: { color: ink, subtitleColor: soft },
   };
 };
+// On a narrow screen a chart of one view is as wide as the screen, its legend below it; others are scrolled in their box.
+const fitted = (spec, room) => {
+  if (room >= 600 || typeof spec.width !== "number") return spec;
+  const legend = { ...spec.config?.legend, orient: "bottom", columns: 1 };
+  return { ...spec, width: room, autosize: { type: "fit-x", contains: "padding" }, padding: 5, config: { ...spec.config, legend } };
+};
 const embed = async (holder) => {
   const name = holder.dataset.chart;
   if (holder.dataset.drawn) return;
   holder.dataset.drawn = "yes";
   try {
-    const made = await window.vegaEmbed(holder, specs[name], {
+    const made = await window.vegaEmbed(holder, fitted(specs[name], holder.clientWidth), {
       ast: true, actions: false, renderer: "svg", defaultStyle: false, config: look(),
       tooltip: { disableDefaultStyle: true, sanitize: (value) => String(value).replace(/&/g, "&amp;").replace(/</g, "&lt;") },
     });

@@ -15,7 +15,7 @@ from functools import cache
 from typing import Any
 
 from flopwise.advice.finding import Finding
-from flopwise.render.charts import csp_hash, roomy
+from flopwise.render.charts import NOT_DRAWN, csp_hash, readable
 from flopwise.render.report.evidence import (
     MEASURED,
     PREDICTED,
@@ -119,7 +119,9 @@ def _block(block: Block, key: str, prefix: str, charts: dict[str, Any]) -> str:
 
 
 def _picture(picture: Picture, prefix: str, charts: dict[str, Any]) -> str:
-    spec = roomy(picture.draw().to_dict(format="vega-lite"))
+    spec = readable(picture.draw)
+    if spec is None:
+        return f"<figure><p>{NOT_DRAWN}</p><figcaption>{_text(picture.caption)}</figcaption></figure>"
     name, use = prefix + picture.name, f' <span class="use">{_text(picture.use)}</span>' if picture.use else ""
     charts[name] = {**spec, "description": visible(picture.caption, LONGEST_LINE)}
     return (
