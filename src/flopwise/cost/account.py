@@ -320,7 +320,7 @@ def _notes(w: Workload, spec: ModelSpec, bits: int) -> tuple[str, ...]:
             if updates_in_backward(w.recipe)
             else "none"
         )
-        notes.append(f"overlap = 'on': of the optimizer's time, {hidden} is taken as hidden; assumed, not measured")
+        notes.append(f"overlap = 'on': of the optimizer's time, {hidden} is taken as hidden, as once measured")
     if w.recipe.compile != "off":
         notes.append(
             f"compile = '{w.recipe.compile}': ops, bytes and memory are eager PyTorch's, an upper limit; "
