@@ -29,7 +29,7 @@ class RooflinePoint(msgspec.Struct, frozen=True, kw_only=True):
     how: str
     kernel: str = ""  # of a trace: the one that took longest of those the op launched
     kernels: int = 1  # launched by one of them; their time is together
-    at_least: bool = False  # n_bytes: of a compiled kernel, where what is updated in place is counted once
+    bytes_are: str = ""  # 'at most': two inputs may be one tensor; 'about': of a compiled kernel, or without types; or exact
 
     @property
     def bytes_per_s(self) -> float:
