@@ -125,4 +125,3 @@ def attention(op: str, inputs: Given, _: str) -> Traffic | None:
     written = q.elements + k.elements + v.elements if backward else rows * v.dims[-1]
     found = moved(inputs.all(), written, q.dtype, 0 if backward else 4 * rows)
     return msgspec.structs.replace(found, flops=flops.done * square) if found else None
-

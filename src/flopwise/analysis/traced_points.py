@@ -22,6 +22,7 @@ from flopwise.trace.op_inputs import BETWEEN, JOIN, LISTS, NO_INPUTS, family
 from flopwise.trace.tables import Trace
 
 _ON_THE_DEVICE = ("Memcpy DtoD", "Memset")
+NO_SIZES = "no sizes and types of its inputs"
 _BETWEEN_DEVICES = "Memcpy PtoP"
 # What a rule can fail with on numbers that no profiler writes: of a file's contents nothing is certain.
 _NONSENSE = (ArithmeticError, ValueError, LookupError, TypeError)
@@ -152,7 +153,9 @@ def _unplaced(row: dict[str, Any], inputs: Given | None) -> Unplaced:
     elif inputs is not None:
         why = "its inputs do not tell its bytes"
     else:
-        why = "no sizes and types of its inputs" if family(op) or op in MATMULS else "no rule for its bytes"
+        why = NO_SIZES if family(op) or op in MATMULS else "no rule for its bytes"
+        if row["inputs"] != NO_INPUTS:
+            why = "sizes, types, strides or numbers of its inputs are missing, or beyond reason"
     return Unplaced(
         op=op, kernel=row["name"], kind=row["class"], why=why, count=row["count"], ns=float(row["duration_ns"])
     )
