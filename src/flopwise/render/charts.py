@@ -74,6 +74,10 @@ def roofline_chart(
     words = [
         alt.Tooltip(f"{word}:N", title=title) for word, title in titles.items() if any(p.get(word) for p in points)
     ]
+    rates = [
+        alt.Tooltip(f"{field}:Q", title=title)
+        for field, title in (("intensity", "FLOPs/byte"), ("flops_per_s", "FLOP/s"), ("ms", "time, ms"))
+    ]
     across = alt.X("intensity:Q", title="FLOPs per byte moved").scale(type="log", domain=[low, high], nice=False)
     across = across.axis(values=decades, format="~r")
     upwards = alt.Y("flops_per_s:Q", title="FLOP/s").scale(type="log").axis(values=decades, format="~s")
@@ -88,14 +92,7 @@ def roofline_chart(
         size=alt.Size("ms:Q", title="time, ms").scale(range=[15, 400]),
         order=alt.Order("ms:Q", sort="descending"),  # the small ones upon the large
         color=alt.Color("kind:N", title="class", sort=kinds, scale=alt.Scale(**colours_of(kinds))),
-        tooltip=[
-            "name:N",
-            "kind:N",
-            *words,
-            alt.Tooltip("intensity:Q", title="FLOPs/byte"),
-            alt.Tooltip("flops_per_s:Q", title="FLOP/s"),
-            alt.Tooltip("ms:Q", title="time, ms"),
-        ],  # fmt: skip
+        tooltip=["name:N", "kind:N", *words, *rates],
     )
     layers = alt.layer(roof, label.encode(x=across, y=upwards, text="roof:N"), dots)
     heading = alt.TitleParams(visible(title, _LONGEST), subtitle=visible(subtitle, _LONGEST))

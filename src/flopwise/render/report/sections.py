@@ -182,8 +182,8 @@ def _roofline(part: ReportPart) -> Section | None:
         why = [note for note in part.notes if note.startswith(NO_ROOFLINE)]
         return Section(key="roofline", title=title, blocks=tuple(why)) if why else None
     caption = (
-        "Operations under the machine's roofs: FLOPs per byte across, FLOP/s upwards; the area of a dot is its time, of the whole "
-        "trace and not of one step. A dot far below its roof has room."
+        "Operations under the machine's roofs: FLOPs per byte across, FLOP/s upwards; the area of a dot is its time, of the "
+        "whole trace and not of one step. A dot far below its roof has room."
     )
     picture = Picture("roofline", lambda: drawn(found), caption, how=found.how)
     tables = [
