@@ -234,3 +234,9 @@ def opened_without_theme(opened, path):
     page, heard = opened(path)
     page.wait_for_selector("#chart svg")
     return page, heard
+
+
+def test_on_paper_the_sizes_of_an_operation_have_room(opened, tmp_path):
+    page, _ = opened(report(NAIVE, output=tmp_path / "paper.html"), width=718)  # A4 within its margins
+    page.emulate_media(media="print")
+    assert page.locator("th[data-key=shapes]").first.bounding_box()["width"] > 100
