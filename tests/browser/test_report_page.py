@@ -222,7 +222,9 @@ def test_a_chart_of_its_own_runs_under_its_policy(opened, tmp_path):
     points = [{"name": HOSTILE, "kind": "matmul", "intensity": 200.0, "flops_per_s": 5e14, "ms": 2.0}]
     save(roofline_chart(points, [("bf16", 9.89e14)], 4.8e12, HOSTILE), tmp_path / "chart.html")
     page, heard = opened_without_theme(opened, tmp_path / "chart.html")
-    assert page.locator("#chart canvas, #chart svg").count() == 1
+    assert page.locator("#chart svg").count() == 1
+    page.set_viewport_size({"width": 380, "height": 800})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 380
     assert (heard.requests, heard.errors, heard.console) == ([], [], [])
 
 
@@ -230,5 +232,11 @@ def opened_without_theme(opened, path):
     text = path.read_text().replace('<html lang="en">', '<html lang="en" data-theme="light">')
     path.write_text(text)
     page, heard = opened(path)
-    page.wait_for_selector("#chart canvas, #chart svg")
+    page.wait_for_selector("#chart svg")
     return page, heard
+
+
+def test_on_paper_the_sizes_of_an_operation_have_room(opened, tmp_path):
+    page, _ = opened(report(NAIVE, output=tmp_path / "paper.html"), width=718)  # A4 within its margins
+    page.emulate_media(media="print")
+    assert page.locator("th[data-key=shapes]").first.bounding_box()["width"] > 100

@@ -35,7 +35,7 @@ def event(cat, name, ts, dur, tid, pid, **args):
 
 def trace(name):
     """A step with one matmul, every name of it the given one."""
-    shapes = {"Input Dims": [[64, 32], [32, 16]], "Input type": ["float", "float"]}
+    shapes = {"Input Dims": [[64, 32], [32, 16]], "Input type": ["c10::BFloat16"] * 2}
     ids = {"correlation": 1, "External id": 1}
     return {
         "schemaVersion": 1,

@@ -97,3 +97,54 @@ def test_a_config_file_is_a_workload_and_no_trace(tmp_path, run):
     )
     code, out, _ = run("roofline", f"hf:{path}", "--gpu", "h100", "--context", "64")
     assert (code, "matmul" in out) == (0, True)
+
+
+def test_a_spreadsheet_has_every_kind_with_its_bytes(run):
+    code, out, _ = run("roofline", TRACE, "--format", "csv")
+    lines = out.splitlines()
+    header = lines[1].split(",")
+    assert (code, {"n_bytes", "flops", "bytes_are"} <= set(header)) == (0, True)
+    assert lines.index("") > 80
+
+
+def strange(path):
+    """A trace with shapes, of which no rule fits."""
+    args = {"Input Dims": [[4, 4]], "Input type": ["c10::Secret"], "Input Strides": [[4, 1]], "Concrete Inputs": [""]}
+    common = {"ph": "X", "pid": 1, "tid": 1}
+    events = [
+        common | {"cat": "cpu_op", "name": "aten::neg", "ts": 0, "dur": 50, "args": args},
+        common | {"cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": 1, "dur": 1, "args": {"correlation": 1}},
+        common
+        | {"cat": "kernel", "name": "k", "ts": 9, "dur": 9, "args": {"correlation": 1, "device": 0, "stream": 7}},
+    ]
+    device = {"id": 0, "name": "NVIDIA H200", "totalGlobalMem": 150109880320, "computeMajor": 9, "numSms": 132}
+    path.write_text(json.dumps({"deviceProperties": [device], "traceEvents": events}))
+    return path
+
+
+def test_where_no_rule_fits_the_list_says_so(run, tmp_path):
+    path = strange(tmp_path / "t.json")
+    code, out, _ = run("roofline", path)
+    assert (code, "not placed" in out, "a type that is not counted" in out) == (0, True, True)
+    code, _, err = run("roofline", path, "-o", "x.svg")
+    assert (code, "is not drawn" in err) == (2, True)
+    code, _, _ = run("report", path, "-o", "x.md")
+    text = (tmp_path / "x.md").read_text()
+    assert (code, "How far from the limit" in text, "a type that is not counted" in text) == (0, True, True)
+
+
+def test_without_shapes_the_report_says_why_there_is_no_roofline(run, tmp_path):
+    code, _, _ = run("report", FIXTURES / "h200-small-fp32-naive-2steps.nsys.sqlite.gz", "-o", "x.md")
+    text = (tmp_path / "x.md").read_text()
+    section = text[text.index("How far from the limit") :]
+    assert (code, "no roofline: h200-small" in section[:200]) == (0, True)
+    assert "One step, as it happened" not in text  # pictures alone, and none are drawn
+
+
+def test_the_report_names_the_table_once_measured(run, tmp_path):
+    run("report", TRACE, "-o", "x.md")
+    text = (tmp_path / "x.md").read_text()
+    assert "measured (measured)" not in text
+    assert "on NVIDIA H200" in text
+    run("report", TRACE, "-o", "x.html")
+    assert (tmp_path / "x.html").read_text().count("aten::") > 60  # every kind, for whoever sorts them

@@ -15,7 +15,7 @@ TRACE = Path(__file__).parent.parent / "trace" / "fixtures" / "h200-small-bf16-c
 
 
 @pytest.fixture
-def parts(monkeypatch):
+def parts(monkeypatch, tmp_path):
     """The demo's parts on a machine with this device, nothing of it measured."""
 
     def tell(found, trace_file):
@@ -29,9 +29,11 @@ def parts(monkeypatch):
         monkeypatch.setattr(demo_verb, "memory", lambda target, **options: f"memory {target}")
         monkeypatch.setattr(demo_verb, "account", lambda target, **options: f"account {target}")
         monkeypatch.setattr(demo_verb, "report", lambda *targets, output, **options: output)
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "report.html").write_text("somebody's own")
         told = []
         demo(told.append, runs="somewhere/runs")
-        assert told[-1] == Path("somewhere/report.html").resolve()
+        assert told[-1] == tmp_path / "report-2.html"  # where one is, and nothing is replaced
         assert [told[-5], told[-3]] == [f"memory {'small' if 'cuda' in found else 'tiny'}", "account small"]
         return told[:-6]
 

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from flopwise.analysis.roofline import Roofline, RooflinePoint, Unplaced
+from flopwise.analysis.traffic import ABOUT, AT_MOST
 from flopwise.cost.datasheet import from_datasheet
 from flopwise.render.roofline_view import drawn, roofline_view
 from flopwise.spec.gpu import gpu
@@ -31,7 +32,11 @@ def test_the_points_say_what_they_cover_and_the_rest_is_listed():
 
 
 @pytest.mark.parametrize(
-    ("n_bytes", "said"), [(2 << 22, "no larger than the L2 cache"), (1 << 30, "the roof is set too low")]
+    ("n_bytes", "said"),
+    [
+        (2 << 22, "no larger than the L2 cache"),
+        (1 << 30, "the roof is set too low, or bytes are counted that do not move"),
+    ],
 )
 def test_what_lies_above_its_roof_is_explained(n_bytes, said):
     above = msgspec.structs.replace(POINT, roof_flops=1e9, n_bytes=n_bytes)
@@ -41,11 +46,50 @@ def test_what_lies_above_its_roof_is_explained(n_bytes, said):
     assert said in note
 
 
-def test_a_lower_bound_is_marked():
+def test_bytes_that_are_not_exact_are_marked():
     columns = [column.key for column in roofline_view(FOUND)[0][0].columns]
-    assert "at_least" not in columns
-    marked = msgspec.structs.replace(FOUND, points=(msgspec.structs.replace(POINT, at_least=True, kernels=2),))
+    assert "bytes_are" not in columns
+    points = tuple(msgspec.structs.replace(POINT, bytes_are=mark, kernels=2) for mark in (AT_MOST, ABOUT))
+    marked = msgspec.structs.replace(FOUND, points=points)
     (placed, *_), _ = roofline_view(marked)
-    assert "at_least" in [column.key for column in placed.columns]
-    assert any(note.startswith("≥") for note in placed.notes)
-    assert any("1 launch several kernels" in note for note in placed.notes)
+    assert "bytes_are" in [column.key for column in placed.columns]
+    assert [sum(note.startswith(f"bytes are {mark}") for note in placed.notes) for mark in (AT_MOST, ABOUT)] == [1, 1]
+    assert any("2 launch several kernels" in note for note in placed.notes)
+    assert [row["moves"][0] for row in dots(marked)] == ["≤", "≈"]
+
+
+def dots(found):
+    return next(
+        layer["data"]["values"] for layer in drawn(found).to_dict()["layer"] if layer["mark"]["type"] == "circle"
+    )
+
+
+def test_the_longest_are_drawn_however_short_each_is():
+    """A past bug: of 1500 kinds none was a thousandth of the time, and an empty chart said that it covered all."""
+    many = tuple(msgspec.structs.replace(POINT, shapes=f"[[{i}]]") for i in range(1500))
+    found = msgspec.structs.replace(FOUND, points=many, unplaced=())
+    assert len(dots(found)) == 200
+    assert drawn(found).to_dict()["title"]["subtitle"].endswith("drawn: the 200 longest of 1500, 13.3 % of their time")
+
+
+def test_a_spreadsheet_gets_every_kind_and_the_same_columns():
+    many = msgspec.structs.replace(FOUND, points=tuple(msgspec.structs.replace(POINT, count=i + 1) for i in range(80)))
+    keys = []
+    for found in (many, FOUND, msgspec.structs.replace(FOUND, how="predicted", unplaced=())):
+        table = roofline_view(found, for_programs=True)[0][0]
+        keys.append([column.key for column in table.columns])
+        assert len(table.rows) == len(found.points)
+    assert keys[0] == keys[1] == keys[2]
+    assert {"n_bytes", "flops", "bytes_are"} <= set(keys[0])
+    assert len(roofline_view(many)[0][0].rows) == 25
+
+
+def test_without_a_point_the_rest_is_listed():
+    (rest,), content = roofline_view(msgspec.structs.replace(FOUND, points=()))
+    assert (rest.title, len(rest.rows), content["covered_share"]) == ("not placed", 1, 0)
+    assert any("no operation has a point" in note for note in rest.notes)
+
+
+def test_a_notebook_shows_the_tables():
+    assert "aten::mul" in FOUND._repr_html_()
+    assert "not placed" in FOUND._repr_html_()

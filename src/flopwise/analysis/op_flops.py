@@ -16,6 +16,7 @@ from flopwise.trace.op_shapes import BY_HEAD, BY_TOKEN
 SOFTMAX_FORWARD = 5
 SOFTMAX_BACKWARD = 4
 LARGEST_SIZE = 1 << 40
+LARGEST_TENSOR = 1 << 48  # elements
 MATMULS = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"})
 _ADDING = frozenset({"aten::addmm", "aten::baddbmm"})
 
@@ -41,7 +42,8 @@ def input_sizes(text: str) -> Sizes | None:
         inputs = msgspec.convert([size for size in given if size], type=Sizes)
     except (msgspec.DecodeError, msgspec.ValidationError, RecursionError):
         return None
-    return inputs if all(0 < size < LARGEST_SIZE for dims in inputs for size in dims) else None
+    sound = all(0 < size < LARGEST_SIZE for dims in inputs for size in dims)
+    return inputs if sound and all(prod(dims) < LARGEST_TENSOR for dims in inputs) else None
 
 
 def factors(op: str, inputs: Sizes) -> tuple[list[int], list[int]] | None:

@@ -19,6 +19,7 @@ NAMES = {"double": "fp64", "float": "fp32", "c10::Half": "fp16", "c10::BFloat16"
 # c10::ScalarType, as an op's `dtype` argument is written
 CODES = {"4": "long int", "5": "c10::Half", "6": "float", "7": "double", "11": "bool", "15": "c10::BFloat16"}
 LIST = "TensorList"
+NO_TENSOR = frozenset({"", "Scalar", "ScalarList", "GenericList", LIST})
 LARGEST = 1 << 48  # elements of a tensor
 
 Dims = tuple[int, ...]
@@ -46,16 +47,26 @@ class Tensor(msgspec.Struct, frozen=True):
         return ITEM_BYTES[self.dtype]
 
     @property
+    def in_memory(self) -> int:
+        """As many as lie in memory: along a stride of zero one number stands for all, and windows overlap.
+
+        >>> Tensor((1000, 16), (1, 1), "float").in_memory
+        1015
+        """
+        steps = [(size, stride) for size, stride in zip(self.dims, self.strides, strict=True) if stride]
+        return min(prod(size for size, _ in steps), 1 + sum((size - 1) * stride for size, stride in steps))
+
+    @property
     def n_bytes(self) -> int:
-        """What lies in memory: along a stride of zero, one number stands for all."""
-        return self.item * prod(size for size, stride in zip(self.dims, self.strides, strict=True) if stride)
+        """Of what lies in memory."""
+        return self.item * self.in_memory
 
 
 class Given(msgspec.Struct, frozen=True):
-    """An op's inputs by position: a tensor, the sizes of a list of tensors, or None; and the numbers among them as text."""
+    """An op's inputs by position: a tensor, a list of tensors (of no type), or None; and the numbers among them as text."""
 
     tensors: tuple[Tensor | None, ...]
-    lists: tuple[tuple[Dims, ...] | None, ...]
+    lists: tuple[tuple[Tensor, ...] | None, ...]
     types: tuple[str, ...]
     values: tuple[str, ...]
 
@@ -67,9 +78,14 @@ class Given(msgspec.Struct, frozen=True):
         """The number, flag or list of numbers at a place; '' where there is none."""
         return self.values[place] if place < len(self.values) else ""
 
-    def all(self) -> list[Tensor]:
-        """The tensors alone."""
-        return [tensor for tensor in self.tensors if tensor is not None]
+    def all(self, first: int = 0) -> list[Tensor]:
+        """The tensors alone, from a place on."""
+        return [tensor for tensor in self.tensors[first:] if tensor is not None]
+
+    @property
+    def strange(self) -> list[str]:
+        """Types that are not known: their tensors cannot be counted, and neither can the op."""
+        return [kind for kind in self.types if kind not in ITEM_BYTES and kind not in NO_TENSOR]
 
 
 class _Garbled(Exception):
@@ -89,17 +105,32 @@ def given(text: str) -> Given | None:
         return None
     try:
         dims, types, strides, values = (msgspec.json.decode(one, type=list[Any]) for one in lists)
-        whole = [value if isinstance(value, str) else "" for value in values]
-        if len({len(dims), len(types), len(strides), len(values)}) != 1 or not all(isinstance(t, str) for t in types):
+        if len({len(dims), len(types), len(strides), len(values)}) != 1:
             return None
-        tensors = [_tensor(*one) if one[1] in ITEM_BYTES else None for one in zip(dims, types, strides, strict=True)]
-        listed = [
-            tuple(_sizes(size, 1) for size in sizes) if kind == LIST and isinstance(sizes, list) and sizes else None
-            for sizes, kind in zip(dims, types, strict=True)
-        ]
+        if not all(isinstance(one, str) for one in (*types, *values)):
+            return None
+        each = list(zip(dims, types, strides, strict=True))
+        tensors = [_tensor(*one) if one[1] in ITEM_BYTES else None for one in each]
+        listed = [_list(sizes, steps) if kind == LIST and sizes else None for sizes, kind, steps in each]
     except (msgspec.DecodeError, RecursionError, UnicodeError, _Garbled):
         return None
-    return Given(tuple(tensors), tuple(listed), tuple(types), tuple(whole))
+    return Given(tuple(tensors), tuple(listed), tuple(types), tuple(values))
+
+
+def types_alone(text: str) -> set[str]:
+    """The types of the tensors in a text, where that is all it has beside their sizes; none where there are none."""
+    lists = text.split(BETWEEN)
+    try:
+        types = msgspec.json.decode(lists[1], type=list[str]) if len(lists) > 1 else []
+    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError, UnicodeError):
+        return set()
+    return set(types) - NO_TENSOR
+
+
+def _list(sizes: Any, strides: Any) -> tuple[Tensor, ...]:
+    if not isinstance(sizes, list) or not isinstance(strides, list) or len(sizes) != len(strides):
+        raise _Garbled
+    return tuple(_tensor(size, "", stride) for size, stride in zip(sizes, strides, strict=True))
 
 
 def _tensor(dims: Any, dtype: str, strides: Any) -> Tensor:

@@ -1,6 +1,7 @@
 """Operations under a machine's roofs: how much each does per byte, how fast it goes, and how far that is from the limit."""
 
 from collections.abc import Sequence
+from importlib import import_module
 from math import prod
 
 import msgspec
@@ -29,7 +30,9 @@ class RooflinePoint(msgspec.Struct, frozen=True, kw_only=True):
     how: str
     kernel: str = ""  # of a trace: the one that took longest of those the op launched
     kernels: int = 1  # launched by one of them; their time is together
-    at_least: bool = False  # n_bytes: of a compiled kernel, where what is updated in place is counted once
+    bytes_are: str = (
+        ""  # 'at most': two inputs may be one tensor; 'about': of a compiled kernel, or without types; or exact
+    )
 
     @property
     def bytes_per_s(self) -> float:
@@ -83,6 +86,11 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True):
     def covered(self) -> float:
         """The points' share of it."""
         return sum(point.ns for point in self.points) / self.gpu_ns if self.gpu_ns else 1.0
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows. Drawing lies to the right of analysis, so it is found by name when it is asked for."""
+        text: str = import_module("flopwise.render.notebook").roofline_html(self)
+        return text
 
 
 def roof(intensity: float, dtype: str, ceilings: Ceilings) -> float:

@@ -4,23 +4,28 @@ All that one op launched counts to it: a split product and the sum of its parts,
 memset before them. Where the inputs do not tell the bytes there is no point; what is left out is listed with its time.
 """
 
-from math import prod
 from typing import Any
 
 import msgspec
 import polars as pl
 
-from flopwise.analysis.op_flops import MATMULS, factors, input_sizes
-from flopwise.analysis.op_tensors import NAMES, Given, given
-from flopwise.analysis.op_traffic import LIST_TOO_LONG, Traffic, op_traffic
-from flopwise.analysis.roofline import ITEM_BYTES, MEASURED, RooflinePoint, Unplaced, roof
+from flopwise.analysis.op_flops import MATMULS
+from flopwise.analysis.op_tensors import NAMES, Given, given, types_alone
+from flopwise.analysis.op_traffic import LIST_TOO_LONG, op_traffic
+from flopwise.analysis.product_traffic import product, sized_product
+from flopwise.analysis.roofline import MEASURED, RooflinePoint, Unplaced, roof
+from flopwise.analysis.traffic import Traffic, sensible
 from flopwise.ceilings import Ceilings
 from flopwise.trace.attribute import attribute
-from flopwise.trace.matmul_precision import matmul_precision
+from flopwise.trace.matmul_precision import UNKNOWN, matmul_precision
 from flopwise.trace.op_inputs import BETWEEN, JOIN, LISTS, NO_INPUTS, family
 from flopwise.trace.tables import Trace
 
 _ON_THE_DEVICE = ("Memcpy DtoD", "Memset")
+NO_SIZES = "no sizes and types of its inputs"
+_BETWEEN_DEVICES = "Memcpy PtoP"
+# What a rule can fail with on numbers that no profiler writes: of a file's contents nothing is certain.
+_NONSENSE = (ArithmeticError, ValueError, LookupError, TypeError)
 
 
 def traced_points(trace: Trace, ceilings: Ceilings) -> tuple[list[RooflinePoint], list[Unplaced]]:
@@ -31,11 +36,14 @@ def traced_points(trace: Trace, ceilings: Ceilings) -> tuple[list[RooflinePoint]
         number = row["inputs"]
         if number not in parsed:
             parsed[number] = given(trace.inputs[number]) if number != NO_INPUTS else None
-        traffic = _traffic(row, parsed[number], trace.shapes[row["shape"]])
-        if traffic is None:
+        try:
+            point = _point(row, parsed[number], trace, ceilings)
+        except _NONSENSE:
+            point = None
+        if point is None:
             rest.append(_unplaced(row, parsed[number]))
         else:
-            points.append(_point(row, traffic, trace, ceilings))
+            points.append(point)
     return _merged(points), sorted(rest, key=lambda one: -one.ns)
 
 
@@ -52,10 +60,12 @@ def _alike(trace: Trace) -> pl.DataFrame:
         crosses=(pl.col("source") == "copy") & ~pl.col("name").cast(pl.String).is_in(_ON_THE_DEVICE),
         at=pl.when(pl.col("op_index").is_null()).then(pl.int_range(pl.len())),  # each by itself
     )
+    table = table.join(_precisions(table["name"].unique()), on="name", how="left")
     longest = pl.col("duration_ns").arg_max()
     each = table.group_by("op_index", "launch", "at").agg(
         pl.col("duration_ns").sum(),
         pl.col("name", "class").get(longest),
+        pl.col("told").sort_by("duration_ns", descending=True).drop_nulls().first(),
         pl.col("phase", "op").first(),
         pl.len().alias("kernels"),
         pl.col("crosses").any(),
@@ -63,33 +73,36 @@ def _alike(trace: Trace) -> pl.DataFrame:
     for numbers, column in ((trace.sized_ops, "shape"), (trace.op_inputs, "inputs")):
         known = numbers.select(pl.col("op").cast(pl.Int64).alias("op_index"), pl.col(column).cast(pl.Int64))
         each = each.join(known, on="op_index", how="left").with_columns(pl.col(column).fill_null(0))
-    alike = each.group_by("op", "phase", "shape", "inputs", "name", "class", "kernels", "crosses")
+    alike = each.group_by("op", "phase", "shape", "inputs", "name", "told", "class", "kernels", "crosses")
     return alike.agg(pl.col("duration_ns").sum(), pl.len().alias("count"))
 
 
-def _traffic(row: dict[str, Any], inputs: Given | None, sizes: str) -> Traffic | None:
+def _precisions(names: pl.Series) -> pl.DataFrame:
+    """What each kernel's name says of the precision it multiplies in; null for most."""
+    told = [matmul_precision(name) for name in names]
+    known = [one.precision if one and one.precision != UNKNOWN else None for one in told]
+    return pl.DataFrame({"name": names, "told": known}, schema={"name": pl.String, "told": pl.String})
+
+
+def _traffic(row: dict[str, Any], inputs: Given | None, trace: Trace) -> Traffic | None:
     op = row["op"] or ""
     if row["crosses"]:
         return None
-    if op in MATMULS:
-        return _matmul(op, input_sizes(sizes) or [], row["name"])
-    return op_traffic(op, inputs, row["name"]) if inputs is not None else None
+    if op not in MATMULS:
+        return op_traffic(op, inputs, row["name"]) if inputs is not None else None
+    told = row["told"] or ""
+    if inputs is not None:
+        return product(op, inputs, told) if not inputs.strange else None
+    return sized_product(op, trace.shapes[row["shape"]], types_alone(trace.inputs[row["inputs"]]), told)
 
 
-def _matmul(op: str, sizes: list[list[int]], kernel: str) -> Traffic | None:
-    """Its precision is the kernel's: float32 inputs may be multiplied as TF32."""
-    pair = factors(op, sizes)
-    if pair is None:
+def _point(row: dict[str, Any], inputs: Given | None, trace: Trace, ceilings: Ceilings) -> RooflinePoint | None:
+    traffic = _traffic(row, inputs, trace)
+    if traffic is None or not sensible(traffic):
         return None
-    left, right = pair
-    told = matmul_precision(kernel)
-    dtype = told.precision if told is not None and told.precision in ITEM_BYTES else "fp32"
-    elements = prod(left) + prod(right) + prod(left[:-1]) * right[-1]
-    return Traffic(elements * ITEM_BYTES[dtype], 2 * prod(left) * right[-1], dtype)
-
-
-def _point(row: dict[str, Any], traffic: Traffic, trace: Trace, ceilings: Ceilings) -> RooflinePoint:
     dtype = NAMES.get(traffic.dtype, traffic.dtype)
+    if row["op"] in MATMULS and dtype not in ceilings.matmul:
+        return None
     return RooflinePoint(
         op=row["op"],
         kind=row["class"],
@@ -104,7 +117,7 @@ def _point(row: dict[str, Any], traffic: Traffic, trace: Trace, ceilings: Ceilin
         how=MEASURED,
         kernel=row["name"],
         kernels=row["kernels"],
-        at_least=traffic.at_least,
+        bytes_are=traffic.bytes_are,
     )
 
 
@@ -130,13 +143,19 @@ def _unplaced(row: dict[str, Any], inputs: Given | None) -> Unplaced:
     if not op:
         why = "no op of the trace launched it"
     elif row["crosses"]:
-        why = "a copy between host and device"
+        why = "a copy between GPUs" if row["name"].startswith(_BETWEEN_DEVICES) else "a copy between host and device"
     elif inputs is not None and family(op) in (LISTS, JOIN) and not any(inputs.lists):
         why = LIST_TOO_LONG
+    elif inputs is not None and inputs.strange:
+        why = "a tensor of a type that is not counted"
+    elif inputs is not None and op in MATMULS:
+        why = "its inputs and kernels do not tell its bytes, its precision or its roof"
     elif inputs is not None:
         why = "its inputs do not tell its bytes"
     else:
-        why = "no sizes and types of its inputs" if family(op) or op in MATMULS else "no rule for its bytes"
+        why = NO_SIZES if family(op) or op in MATMULS else "no rule for its bytes"
+        if row["inputs"] != NO_INPUTS:
+            why = "sizes, types, strides or numbers of its inputs are missing, or beyond reason"
     return Unplaced(
         op=op, kernel=row["name"], kind=row["class"], why=why, count=row["count"], ns=float(row["duration_ns"])
     )

@@ -214,7 +214,7 @@ def _memory_bound(work: TimedWork, known: KnownWork | None, ceilings: Ceilings) 
     took = _by_key(work.of(MOVING), phases=phases)
     if known is None:
         whole = _by_class(took)
-        why = "bytes unknown: without the workload, all of its time is here"
+        why = "not split by bandwidth without the workload: all of its time is here"
         return {BELOW_BANDWIDTH: _Part(ns=sum(whole.values()), why=why, by_class=whole)}
     least = at_bandwidth(took, bytes_ns(known.ops, ceilings, phases=phases))
     full, below = _by_class(least), _by_class({key: ns - least[key] for key, ns in took.items()})

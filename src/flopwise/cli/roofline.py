@@ -7,6 +7,7 @@ import click
 
 from flopwise.cli.options import output_options, workload_arguments, workload_options
 from flopwise.cli.output import PICTURE, chosen, said, show
+from flopwise.errors import FlopwiseError
 
 
 @click.command("roofline")
@@ -30,7 +31,10 @@ def command(target: str, gpu: str | None, runs: str | None, form: str | None, ou
     from flopwise.verbs.roofline import roofline
 
     found = roofline(target, gpu=gpu, runs=runs, **workload_arguments(given))
-    show(*roofline_view(found), "table" if picture else form, None if picture else output)
+    view = roofline_view(found, for_programs=form == "csv")
+    show(*view, "table" if picture else form, None if picture else output)
+    if picture and not found.points:
+        raise FlopwiseError(f"{output} is not drawn: no operation has a point", "the table says why")
     if picture and output is not None:
         from flopwise.render.charts import save
 

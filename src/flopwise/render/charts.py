@@ -70,7 +70,14 @@ def roofline_chart(
     decades = [10.0**power for power in range(-4, 19)]
     present = {p["kind"] for p in points}
     kinds = [kind for kind in CLASSES if kind in present] + sorted(present - set(CLASSES))
-    words = [f"{word}:N" for word in ("kernel", "moves", "share") if any(p.get(word) for p in points)]
+    titles = {"kernel": "kernel", "moves": "moves", "share": "of its roof"}
+    words = [
+        alt.Tooltip(f"{word}:N", title=title) for word, title in titles.items() if any(p.get(word) for p in points)
+    ]
+    rates = [
+        alt.Tooltip(f"{field}:Q", title=title)
+        for field, title in (("intensity", "FLOPs/byte"), ("flops_per_s", "FLOP/s"), ("ms", "time, ms"))
+    ]
     across = alt.X("intensity:Q", title="FLOPs per byte moved").scale(type="log", domain=[low, high], nice=False)
     across = across.axis(values=decades, format="~r")
     upwards = alt.Y("flops_per_s:Q", title="FLOP/s").scale(type="log").axis(values=decades, format="~s")
@@ -85,7 +92,7 @@ def roofline_chart(
         size=alt.Size("ms:Q", title="time, ms").scale(range=[15, 400]),
         order=alt.Order("ms:Q", sort="descending"),  # the small ones upon the large
         color=alt.Color("kind:N", title="class", sort=kinds, scale=alt.Scale(**colours_of(kinds))),
-        tooltip=["name:N", "kind:N", *words, "intensity:Q", "flops_per_s:Q", "ms:Q"],
+        tooltip=["name:N", "kind:N", *words, *rates],
     )
     layers = alt.layer(roof, label.encode(x=across, y=upwards, text="roof:N"), dots)
     heading = alt.TitleParams(visible(title, _LONGEST), subtitle=visible(subtitle, _LONGEST))
@@ -228,14 +235,17 @@ def roomy(spec: dict[str, Any]) -> dict[str, Any]:
 def _page(spec: Mapping[str, Any], javascript: str) -> str:
     """A page of one chart. Names in the spec come from traces: none of them can end the script they are in."""
     safe = json.dumps(spec).replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
-    options = "{actions: false, ast: true, defaultStyle: false, tooltip: {disableDefaultStyle: true}}"
+    options = '{actions: false, ast: true, renderer: "svg", defaultStyle: false, tooltip: {disableDefaultStyle: true}}'
     script = f"""{javascript}
 vegaEmbed("#chart", {safe}, {options});
 """
-    style = "body { font-family: sans-serif; margin: 2em } #vg-tooltip-element { position: fixed; background: #fff; color: #000 }"
+    style = (
+        "body { font-family: sans-serif; margin: min(2em, 3vw) } #chart svg { max-width: 100%; height: auto } "
+        "#vg-tooltip-element { position: fixed; background: #fff; color: #000 }"
+    )
     policy = f"default-src 'none'; script-src {csp_hash(script)}; style-src {csp_hash(style)}; img-src data:"
     return f"""<!doctype html>
-<html lang="en"><meta charset="utf-8"><title>flopwise</title>
+<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1"><title>flopwise</title>
 <meta http-equiv="Content-Security-Policy" content="{policy}"><style>{style}</style>
 <body><div id="chart"></div><script type="module">{script}</script></body></html>
 """

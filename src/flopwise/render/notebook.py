@@ -4,7 +4,9 @@ import html
 from collections.abc import Iterable
 
 from flopwise.analysis.explanation import Explanation
+from flopwise.analysis.roofline import Roofline
 from flopwise.render.explain_view import explanation_view
+from flopwise.render.roofline_view import roofline_view
 from flopwise.render.run_view import run_view
 from flopwise.render.table import Table
 from flopwise.store import StoredRun
@@ -18,6 +20,11 @@ def run_html(run: StoredRun) -> str:
 def explanation_html(explanation: Explanation) -> str:
     """A trace as `flopwise explain` has it."""
     return tables_html(explanation_view(explanation)[0])
+
+
+def roofline_html(found: Roofline) -> str:
+    """Operations as `flopwise roofline` has them."""
+    return tables_html(roofline_view(found)[0])
 
 
 def tables_html(tables: Iterable[Table]) -> str:

@@ -5,6 +5,7 @@ from typing import Any
 from flopwise import units
 from flopwise.analysis.roofline import MEASURED as TRACED
 from flopwise.analysis.roofline import Roofline, RooflinePoint
+from flopwise.analysis.traffic import ABOUT, AT_MOST
 from flopwise.ceilings import MEASURED
 from flopwise.render.charts import roofline_chart
 from flopwise.render.json import document
@@ -13,11 +14,21 @@ from flopwise.render.table import Column, Table, View
 
 TOP = 25
 TOP_UNPLACED = 10
+ON_A_PAGE = 200  # kinds: whoever sorts them by their share of the roof finds the worst
+MOST_DRAWN = 200  # dots: more would hide each other
+_MARKS = {AT_MOST: "≤ ", ABOUT: "≈ ", "": ""}
+_WHY = {
+    AT_MOST: "bytes are at most these where inputs of the same sizes, types and strides may be one tensor, read once (x * x), or "
+    "the same rows be asked for again",
+    ABOUT: "bytes are about these of compiled kernels: a tensor that is updated in place moves twice, one that is read in part "
+    "less than once; and of matmuls whose types or strides are not in the trace",
+}
 
 
-def roofline_view(found: Roofline) -> View:
-    """The operations that take longest; all of them for programs."""
+def roofline_view(found: Roofline, most: int = TOP, for_programs: bool = False) -> View:
+    """The operations that take longest; all of them, and every column, for programs."""
     rows = [_row(point) for point in found.points]
+    bounds = for_programs or any(point.bytes_are for point in found.points)
     columns = (
         Column("op", "operation", shortened, right=False),
         Column("phase", "phase", right=False),
@@ -25,24 +36,27 @@ def roofline_view(found: Roofline) -> View:
         Column("count", "count"),
         Column("ns", "time", units.duration),
         Column("share", "of its roof", units.percent),
-        *([Column("at_least", "≥", lambda yes: "≥" if yes else "")] if any(p.at_least for p in found.points) else []),
+        *((Column("flops", "FLOPs"), Column("n_bytes", "bytes")) if for_programs else ()),
+        *((Column("bytes_are", "bytes are", right=False),) if bounds else ()),
         Column("bytes_per_s", "moves", _bytes),
         Column("intensity", "FLOPs/byte", units.significant),
         Column("flops_per_s", "reaches", _flops),
         Column("roof_flops", "of at most", _flops),
         Column("shapes", "shapes", right=False, longest=70),
     )
+    most = len(rows) if for_programs else most
     roofs = "measured" if found.ceilings.how == MEASURED else "by the datasheet and what libraries reach of it"
     notes = [f"roofs: {roofs}; {_roofs(found)}", *_coverage(found), *found.notes, *_several(found), *_above(found)]
-    notes += [f"and {len(rows) - TOP} kinds more"] if len(rows) > TOP else []
-    table = Table(title=found.title, columns=columns, rows=tuple(rows[:TOP]), notes=tuple(notes))
+    notes += [f"and {len(rows) - most} kinds more"] if len(rows) > most else []
+    table = Table(title=found.title, columns=columns, rows=tuple(rows[:most]), notes=tuple(notes))
     content = {"title": found.title, "how": found.how, "ceilings": found.ceilings, "points": rows}
     if found.how == TRACED:
         content |= {"covered_share": found.covered, "unplaced": found.unplaced}
-    return [table, *([_unplaced(found)] if found.unplaced else [])], document("roofline", **content)
+    rest = [_unplaced(found, len(found.unplaced) if for_programs else TOP_UNPLACED)] if found.unplaced else []
+    return [*([table] if rows or not rest else []), *rest], document("roofline", **content)
 
 
-def _unplaced(found: Roofline) -> Table:
+def _unplaced(found: Roofline, most: int) -> Table:
     """What has no point, by op and reason: an op launches kernels of several names."""
     rows: dict[tuple[str, str, str], dict[str, Any]] = {}
     for one in found.unplaced:
@@ -61,8 +75,10 @@ def _unplaced(found: Roofline) -> Table:
         Column("why", "why", right=False),
     )
     longest = sorted(rows.values(), key=lambda row: -row["ns"])
-    notes = (f"and {len(longest) - TOP_UNPLACED} more",) if len(longest) > TOP_UNPLACED else ()
-    shown = tuple(row | {"share": row["ns"] / found.gpu_ns} for row in longest[:TOP_UNPLACED])
+    notes = (f"and {len(longest) - most} more",) if len(longest) > most else ()
+    if not found.points:
+        notes = (*notes, f"{found.title}: no operation has a point", *found.notes[:1])
+    shown = tuple(row | {"share": row["ns"] / found.gpu_ns if found.gpu_ns else None} for row in longest[:most])
     return Table(title="not placed", columns=columns, rows=shown, notes=notes)
 
 
@@ -76,9 +92,8 @@ def _several(found: Roofline) -> list[str]:
     """What the reader must know of single points."""
     several = sum(point.kernels > 1 for point in found.points)
     notes = [f"{several} launch several kernels each: their time is together, with the op's bytes"] if several else []
-    if any(point.at_least for point in found.points):
-        notes.append("≥: compiled kernels, whose tensors are counted once; one that is updated in place moves twice")
-    return notes
+    marks = {point.bytes_are for point in found.points}
+    return [*notes, *(why for mark, why in _WHY.items() if mark in marks)]
 
 
 def _above(found: Roofline) -> list[str]:
@@ -93,14 +108,15 @@ def _above(found: Roofline) -> list[str]:
     size = units.size(found.cache_bytes)
     reasons = {
         f"{small} above their roof, no larger than the L2 cache ({size}): what was just written lay in it": small,
-        f"{large} above their roof and larger than the L2 cache ({size}): the roof is set too low": large,
+        f"{large} above their roof and larger than the L2 cache ({size}): the roof is set too low, or bytes are counted "
+        "that do not move": large,
     }
     return [reason for reason, count in reasons.items() if count]
 
 
 def drawn(found: Roofline) -> Any:
-    """The chart of the operations that take a thousandth of the time or more: the rest would hide under them."""
-    least = sum(p.ns for p in found.points) / 1000
+    """The chart of the operations that take longest."""
+    seen = [p for p in found.points if p.intensity > 0 and p.flops_per_s > 0][:MOST_DRAWN]
     points = [
         {
             "name": f"{p.op} {p.shapes}",
@@ -109,11 +125,10 @@ def drawn(found: Roofline) -> Any:
             "flops_per_s": p.flops_per_s,
             "ms": p.ns / 1e6,
             "kernel": shortened(p.kernel),
-            "moves": ("≥ " if p.at_least else "") + _bytes(p.bytes_per_s),
+            "moves": _MARKS[p.bytes_are] + _bytes(p.bytes_per_s),
             "share": units.percent(p.share),
         }
-        for p in found.points
-        if p.intensity > 0 and p.flops_per_s > 0 and p.ns >= least
+        for p in seen
     ]
     used = {p.dtype for p in found.points}
     roofs = [
@@ -121,13 +136,21 @@ def drawn(found: Roofline) -> Any:
         for dtype, limits in found.ceilings.matmul.items()
         if dtype in used
     ]
-    told = "; ".join(_coverage(found))
+    told = "; ".join([*_coverage(found), *_left_out(seen, found)])
     return roofline_chart(points, roofs, found.ceilings.bandwidth_bytes_per_s, found.title, told)
+
+
+def _left_out(seen: list[RooflinePoint], found: Roofline) -> list[str]:
+    if len(seen) == len(found.points):
+        return []
+    all_ns = sum(p.ns for p in found.points)
+    share = units.percent(sum(p.ns for p in seen) / all_ns if all_ns else 0.0)
+    return [f"drawn: the {len(seen)} longest of {len(found.points)}, {share} of their time"]
 
 
 def _row(p: RooflinePoint) -> dict[str, Any]:
     fields = (
-        "op", "kind", "phase", "dtype", "shapes", "count", "ns", "flops", "n_bytes", "at_least", "roof_flops", "how",
+        "op", "kind", "phase", "dtype", "shapes", "count", "ns", "flops", "n_bytes", "bytes_are", "roof_flops", "how",
         "kernel", "kernels", "intensity", "flops_per_s", "bytes_per_s", "share",
     )  # fmt: skip
     return {name: getattr(p, name) for name in fields}

@@ -13,7 +13,8 @@ from flopwise.trace.op_shapes import BY_HEAD, BY_TOKEN, SIZED, Shapes
 from flopwise.trace.tables import OP_INPUTS
 
 # Elementwise by the number of operands at the front: each is read, what they broadcast to is written.
-UNARY, BINARY, TERNARY, COMPARE = "unary", "binary", "ternary", "compare"
+UNARY, BINARY, TERNARY, COMPARE, TEST = "unary", "binary", "ternary", "compare", "test"
+RUNNING = "running"
 COPY, FILL, DROPOUT, SOFTMAX, SOFTMAX_BACKWARD = "copy", "fill", "dropout", "softmax", "softmax backward"
 SUM, EXTREME, EXTREMES, ARGUMENT, FLAG, NORM = "sum", "extreme", "extremes", "argument", "flag", "norm"
 LAYER_NORM, LAYER_NORM_BACKWARD = "layer norm", "layer norm backward"
@@ -22,13 +23,15 @@ SELECT, GATHER, SCATTER, JOIN, LISTS = "select", "gather", "scatter", "join", "l
 ATTENTION, COMPILED = "attention", "compiled"
 
 _ATEN = {
-    UNARY: "abs acos asin atan bitwise_not ceil cos cosh cumsum elu erf erfc exp exp2 expm1 floor frac gelu hardswish "
+    UNARY: "abs acos asin atan bitwise_not ceil cos cosh elu erf erfc exp exp2 expm1 floor frac gelu hardswish "
     "hardtanh leaky_relu log log10 log1p log2 mish nan_to_num neg reciprocal relu round rsqrt sigmoid sign silu sin sinh "
     "softplus sqrt square tan tanh threshold trunc",
     BINARY: "add atan2 bitwise_and bitwise_or bitwise_xor div fmod gelu_backward maximum minimum mul "
     "native_dropout_backward pow remainder rsub sigmoid_backward silu_backward sub tanh_backward threshold_backward",
     TERNARY: "addcdiv addcmul clamp lerp masked_fill where",
-    COMPARE: "eq ge gt isfinite isinf isnan le logical_and logical_not logical_or logical_xor lt ne",
+    COMPARE: "eq ge gt le logical_and logical_or logical_xor lt ne",
+    TEST: "isfinite isinf isnan logical_not",
+    RUNNING: "cumsum",
     COPY: "copy_",
     FILL: "fill zero",
     DROPOUT: "native_dropout",

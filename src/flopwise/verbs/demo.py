@@ -10,7 +10,7 @@ from flopwise.cost.account import Account
 from flopwise.errors import FlopwiseError
 from flopwise.memory.answers import MemoryReport
 from flopwise.spec.sweep import sweep_from
-from flopwise.store import StoredRun, runs_root
+from flopwise.store import StoredRun
 from flopwise.verbs.account import account
 from flopwise.verbs.bench import bench
 from flopwise.verbs.compare import Compared, compare_within
@@ -88,10 +88,17 @@ def demo(
     return profiled
 
 
+def _free(place: Path) -> Path:
+    """A name that nothing has yet: nobody asked for a file of theirs to be replaced."""
+    number = 1
+    while (free := place.with_stem(f"{place.stem}-{number}") if number > 1 else place).exists() or free.is_symlink():
+        number += 1
+    return free
+
+
 def _page(targets: tuple[StoredRun | str, ...], runs: str | Path | None) -> Path | str:
-    """The page over the runs, beside them; or why there is none."""
-    place = runs_root(runs).resolve().parent / "report.html"
+    """The page over the runs, in the current folder; or why there is none."""
     try:
-        return report(*targets, output=place, runs=runs, command="flopwise demo")
+        return report(*targets, output=_free(Path.cwd() / "report.html"), runs=runs, command="flopwise demo")
     except FlopwiseError as error:
         return f"no page: {error.message} ({error.hint})"

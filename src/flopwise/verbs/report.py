@@ -14,7 +14,7 @@ from flopwise.memory.read import read_snapshot
 from flopwise.memory.report import report as memory_report
 from flopwise.records import Point
 from flopwise.render.report import Report, ReportPart, html_report, markdown_report
-from flopwise.render.report.evidence import Foretold
+from flopwise.render.report.evidence import NO_ROOFLINE, Foretold
 from flopwise.render.report.markdown import pictures_of
 from flopwise.render.sweep_charts import labels_of
 from flopwise.spec.gpu import find_gpu
@@ -132,7 +132,7 @@ def _traced(name: str, path: Path, run: StoredRun | None, point: Point | None) -
     try:
         roofline = traced_roofline(read.part.whole, path)
     except FlopwiseError as error:
-        roofline, notes = None, (f"no roofline: {error.message}",)
+        roofline, notes = None, (f"{NO_ROOFLINE}: {error.message.replace(str(path), path.name)}; {error.hint}",)
     return ReportPart(
         name=name,
         run=run,

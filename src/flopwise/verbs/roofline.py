@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from flopwise.analysis.roofline import Roofline, predicted_points
-from flopwise.analysis.traced_points import traced_points
+from flopwise.analysis.traced_points import NO_SIZES, traced_points
 from flopwise.ceilings import Ceilings
 from flopwise.cost.fusion import fuse, graph_of
 from flopwise.cost.roofline import op_times
@@ -90,7 +90,7 @@ def traced_roofline(trace: Trace, path: Path, gpu: str | None = None) -> Rooflin
         raise FlopwiseError(f"{path} names {named}", "say which it was with --gpu")
     limits = _limits(machine)
     points, unplaced = traced_points(trace, limits)
-    if not points:
+    if not points and (not unplaced or (len(trace.inputs) == 1 and NO_SIZES in {one.why for one in unplaced})):
         raise FlopwiseError(
             f"{path} holds no op with the sizes and types of its inputs",
             "capture with shapes: flopwise profile does, torch.profiler with record_shapes=True",
@@ -101,6 +101,7 @@ def traced_roofline(trace: Trace, path: Path, gpu: str | None = None) -> Rooflin
         ceilings=limits,
         points=tuple(points),
         notes=(
+            "times and counts: of the whole trace, all its steps",
             "bytes: every input read once, every result written once, by the sizes and types in the trace",
             ONE_FLOP,
         ),

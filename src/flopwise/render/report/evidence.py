@@ -19,6 +19,7 @@ from flopwise.render.table import Table
 from flopwise.store import StoredRun
 
 MEASURED, PREDICTED, SPECIFIED = "measured", "predicted", "specified"
+NO_ROOFLINE = "no roofline"  # how the note begins that says why
 SPLIT = "measured and specified"  # a measured time, split by limits of which some are the datasheet's
 
 

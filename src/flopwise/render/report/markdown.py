@@ -42,11 +42,15 @@ def pictures_of(report: Report) -> dict[str, Picture]:
 
 def _part(part: ReportPart, prefix: str, pictures: Mapping[str, str]) -> str:
     head = f"## {_plain(part.name)}\n\n**{_plain(verdict(part))}**\n"
-    return "\n".join([head, *(_section(section, prefix, pictures) for section in sections(part))])
+    told = (_section(section, prefix, pictures) for section in sections(part))
+    return "\n".join([head, *(text for text in told if text)])
 
 
 def _section(section: Section, prefix: str, pictures: Mapping[str, str]) -> str:
+    """'' for one of pictures alone, where none are drawn."""
     blocks = [text for block in section.blocks if (text := _block(block, prefix, pictures))]
+    if not blocks:
+        return ""
     if section.key == "findings":
         return f"### {_plain(section.title)}\n\n" + "\n".join(blocks)
     opened = " open" if pictures else ""

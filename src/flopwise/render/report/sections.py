@@ -1,6 +1,7 @@
 """The sections of a report, one function per kind of evidence: a part in, a section out, or None where there is nothing."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import msgspec
 
@@ -15,6 +16,7 @@ from flopwise.render.memory_view import memory_view
 from flopwise.render.memory_view import timeline_chart as memory_timeline
 from flopwise.render.report.evidence import (
     MEASURED,
+    NO_ROOFLINE,
     PREDICTED,
     SPLIT,
     Advice,
@@ -27,7 +29,7 @@ from flopwise.render.report.evidence import (
 from flopwise.render.report.lab_sections import lab_sections
 from flopwise.render.report.provenance import provenance
 from flopwise.render.report.tune_sections import tune_sections
-from flopwise.render.roofline_view import drawn, roofline_view
+from flopwise.render.roofline_view import ON_A_PAGE, drawn, roofline_view
 from flopwise.render.run_view import run_view
 from flopwise.render.step_charts import icicle_chart, icicle_parts, phases_chart, timeline_chart
 from flopwise.render.sweep_charts import (
@@ -175,16 +177,20 @@ def _kernels(part: ReportPart) -> Section | None:
 
 
 def _roofline(part: ReportPart) -> Section | None:
-    found = part.roofline
-    if found is None or not found.points:
-        return None
+    found, title = part.roofline, "How far from the limit"
+    if found is None:
+        why = [note for note in part.notes if note.startswith(NO_ROOFLINE)]
+        return Section(key="roofline", title=title, blocks=tuple(why)) if why else None
     caption = (
-        "Operations under the machine's roofs: FLOPs per byte across, FLOP/s upwards; the area of a dot is its time. "
-        "A dot far below its roof has room."
+        "Operations under the machine's roofs: FLOPs per byte across, FLOP/s upwards; the area of a dot is its time, of the "
+        "whole trace and not of one step. A dot far below its roof has room."
     )
     picture = Picture("roofline", lambda: drawn(found), caption, how=found.how)
-    tables = tuple(Shown(table, how=found.how) for table in roofline_view(found)[0])
-    return Section(key="roofline", title="How far from the limit", blocks=(picture, *tables))
+    tables = [
+        replace(table, title=table.title.removesuffix(f", {found.how}")) for table in roofline_view(found, ON_A_PAGE)[0]
+    ]
+    shown = tuple(Shown(table, how=found.how) for table in tables)
+    return Section(key="roofline", title=title, blocks=(picture, *shown) if found.points else shown)
 
 
 def _memory(part: ReportPart) -> Section | None:
