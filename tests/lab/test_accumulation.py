@@ -64,9 +64,19 @@ def test_it_can_be_confirmed_refuted_and_left_open(rows, pure):
     yes = pure(EXPERIMENT, rows, CPU)
     assert yes.word == "confirmed"
     assert "9.95312 in fp16 and 4 in bf16" in yes.why
-    good = [{**r, "adding_off": 0.0} if r["part"] == "result" and r["way"] == LOOP else r for r in rows]
+
+    def off_by(off, way):
+        """The sums of one way, off by this."""
+        return [
+            {**r, "adding_off": off, "result": 1000 * r["held_term"] + off}
+            if r["part"] == "result" and r["way"] == way
+            else r
+            for r in rows
+        ]
+
+    good = off_by(0.0, LOOP)
     assert pure(EXPERIMENT, good, CPU).word == "refuted here"  # a 16-bit sum that loses nothing
-    bad = [{**r, "adding_off": 1.0} if r["part"] == "result" and r["way"] == KAHAN else r for r in rows]
+    bad = off_by(1.0, KAHAN)
     assert pure(EXPERIMENT, bad, CPU).word == "refuted here"
     assert pure(EXPERIMENT, part(rows, "result")[:3], CPU).word == "inconclusive"
 

@@ -24,6 +24,7 @@ from flopwise.lab.experiment import (
     TableOf,
     Verdict,
 )
+from flopwise.lab.steadiness import no_evidence
 from flopwise.records import INTERRUPTED, OK, UNSUPPORTED
 from flopwise.store.files import LAB, LAB_RUNNING
 from flopwise.store.rows import read_rows
@@ -133,6 +134,8 @@ def judged(
         return Verdict(NOT_MEASURABLE, reason)
     if status != OK or place is None:
         return Verdict(INCONCLUSIVE, f"{status}: {reason}")
+    if odd := no_evidence(rows):
+        return Verdict(INCONCLUSIVE, f"these rows are no evidence: {odd}")
     return experiment.judge(rows, place)
 
 

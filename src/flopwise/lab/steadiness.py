@@ -15,6 +15,44 @@ from flopwise.lab.experiment import CONFIRMED, INCONCLUSIVE, REFUTED
 
 FEWEST_SAMPLES = 3  # of fewer the spread is not known
 WALL, GPU, DEVICE = "wall_ns", "gpu_ns", "device_ns"
+# Of the memory's specified bandwidth: what is slower has another limit; what is faster was not moved by the memory alone.
+LEAST_OF_MEMORY, MOST_OF_MEMORY = 0.5, 1.1
+WORK = {"rate_flops_per_s": "work_flops", "rate_bytes_per_s": "moved_bytes", "used_bytes_per_s": "used_bytes"}
+SAME = 0.01  # of a number: one that was computed from others of its row is off by less
+
+
+def no_evidence(rows: Iterable[Mapping[str, Any]]) -> str:
+    """Why these rows cannot have been measured: a time or a rate that is not above zero, or one that denies another; '' if none.
+
+    >>> no_evidence([{"wall_ns": 5.0, "gpu_ns": None}, {"wall_ns": 5.0, "latency_ns": -2.0}])
+    'latency_ns is -2 in a row: no time or rate is.'
+    >>> no_evidence([{"used_bytes": 8, "used_bytes_per_s": 2e9, "gpu_ns": 8.0}])
+    'used_bytes_per_s is not what gpu_ns makes it.'
+    """
+    for row in rows:
+        for key, value in row.items():
+            # What is left after others (`rest_ns`) may be nothing.
+            if (
+                key.endswith(("_ns", "_per_s"))
+                and key != "rest_ns"
+                and isinstance(value, int | float)
+                and not value > 0
+            ):
+                return f"{key} is {value:.3g} in a row: no time or rate is."
+        clock = device_clock(row)
+        took = row.get(clock)
+        if not took:
+            continue
+        if DEVICE in row and not _alike(row[DEVICE], took):
+            return f"{DEVICE} is not what {clock} says."
+        for rate, work in WORK.items():
+            if work in row and row.get(rate) and not _alike(row[rate], 1e9 * row[work] / took):
+                return f"{rate} is not what {clock} makes it."
+    return ""
+
+
+def _alike(one: float, other: float) -> bool:
+    return abs(one - other) <= SAME * abs(other)
 
 
 def device_clock(row: Mapping[str, Any]) -> str:
@@ -108,6 +146,25 @@ def _factor(one: float, by: float, other: float, other_by: float) -> float:
     if 0.0 in (by, other_by) or math.inf in (one, other):
         return math.inf
     return math.exp(math.hypot(math.log(one / by), math.log(other / other_by)))
+
+
+def of_memory(row: Mapping[str, Any], peak_bytes_per_s: float | None) -> bool | None:
+    """Whether the moved bytes take about the time that the memory needs for them; None where they come faster than it can give.
+
+    Without a known bandwidth there is nothing to ask.
+
+    >>> [of_memory({"moved_bytes": 8, "gpu_ns": ns}, 1e9) for ns in (10.0, 100.0, 1.0)], of_memory({}, None)
+    ([True, False, None], True)
+    """
+    if peak_bytes_per_s is None:
+        return True
+    low, high = (
+        row["moved_bytes"] / peak_bytes_per_s * 1e9 / ns if ns else math.inf
+        for ns in span(row, device_clock(row))[::-1]
+    )
+    if high > MOST_OF_MEMORY:
+        return None
+    return Ratio(low, low, high).within(least=LEAST_OF_MEMORY)
 
 
 def together(*answers: bool | None) -> bool | None:

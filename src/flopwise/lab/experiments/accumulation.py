@@ -5,6 +5,7 @@ addition rounds the sum. The first is the stored term times a thousand, computed
 against that. Every way of adding rounds after each operation to the format of the sum, on the device that is measured.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +40,8 @@ LOOP, CAST, KAHAN, PAIRS, LIBRARY, PRODUCT = (
 )  # fmt: skip
 EVERY = 10  # of the running sums, one in so many is kept
 SIDE = 64  # of the matrix product's result: enough that it is a product, not a sum
-WELL = 2.0  # rounding steps of the sum's format: no result in it can be much nearer than one half
+STEP_AT_TEN = {"fp16": 2.0**-7, "bf16": 2.0**-4}  # from ten to the next number: 8 times the format's step at 1
+WELL = 2.0  # such steps: no result in 16 bits can be much nearer than one half
 TIMES_BETTER = 10  # the fp32 sum of 16-bit terms, against the 16-bit sum of them
 
 
@@ -142,18 +144,31 @@ def _found(rows: Rows) -> dict[tuple[str, str, str], Mapping[str, Any]]:
     return {(row["way"], row["sum"], row["terms"]): row for row in part(rows, "result")}
 
 
+def _off(row: Mapping[str, Any]) -> float:
+    """By how much the adding alone is off."""
+    return float(abs(row["result"] - row["held_term"] * COUNT))
+
+
+def _agrees(row: Mapping[str, Any]) -> bool:
+    """Whether the row's error and step, which the table shows, are those of its result and its format."""
+    step = STEP_AT_TEN.get(row["sum"], row["step"])
+    return math.isclose(row["adding_off"], _off(row), abs_tol=1e-9) and row["step"] == step
+
+
 def judge(rows: Rows, place: Place) -> Verdict:
     found = _found(rows)
     wanted = [(LOOP, of_sum, terms) for terms in ("fp16", "bf16") for of_sum in (terms, "fp32")]
     wanted += [(way, half, half) for half in ("fp16", "bf16") for way in (KAHAN, PAIRS)]
     if any(key not in found for key in wanted):
         return Verdict(INCONCLUSIVE, f"only {len(found)} of the sums were measured.")
+    if odd := [_label(found[key]) for key in wanted if not _agrees(found[key])]:
+        return Verdict(INCONCLUSIVE, f"what is stored beside the result is not what follows from it: {'; '.join(odd)}.")
     holds = True
     for half in ("fp16", "bf16"):
-        naive, wide = found[LOOP, half, half], found[LOOP, "fp32", half]
-        kept = [found[way, half, half] for way in (KAHAN, PAIRS)]
-        holds &= naive["adding_off"] > WELL * naive["step"] and naive["adding_off"] > TIMES_BETTER * wide["adding_off"]
-        holds &= all(row["adding_off"] <= WELL * row["step"] for row in kept)
+        naive, in_fp32 = _off(found[LOOP, half, half]), _off(found[LOOP, "fp32", half])
+        well = WELL * STEP_AT_TEN[half]
+        holds &= naive > well and naive > TIMES_BETTER * in_fp32
+        holds &= all(off <= well for off in (in_fp32, *(_off(found[way, half, half]) for way in (KAHAN, PAIRS))))
     fp16, bf16 = found[LOOP, "fp16", "fp16"], found[LOOP, "bf16", "bf16"]
     wide, exact = found[LOOP, "fp32", "fp16"], found[LOOP, "fp32", "bf16"]
     return Verdict(

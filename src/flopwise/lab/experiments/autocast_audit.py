@@ -271,9 +271,29 @@ def judge(rows: Rows, place: Place) -> Verdict:
         said += f". Refused: {refused[0]['precision']}: {refused[0]['why']}"
     if broken:
         return Verdict(REFUTED, f"{said}.")
+    if missing := _missing(own):
+        return Verdict(INCONCLUSIVE, f"{said}. Not watched: {', '.join(missing)}.")
     if not CLAIMED & {row["op"] for row in calls}:
         return Verdict(INCONCLUSIVE, f"{said}. No norm, softmax or loss was called that autocast could have kept.")
     return Verdict(CONFIRMED, f"{said}.")
+
+
+def _missing(rows: Rows) -> list[str]:
+    """What the claim is about and no row tells; a step of the user's own may have no loss to show."""
+    told = {(row["model"], row["precision"], row["what"]) for row in part(rows, "whole")}
+    refused = {(row["model"], row["precision"]) for row in part(rows, "refused")}
+    models = dict.fromkeys(model for model, _, _ in told)
+    # Beside the course's model there is always one of ours: its loss and its norms are what is claimed.
+    found = ["a Transformer beside the course's model"] if list(models) == [TOY] else []
+    ours = TOY in models
+    return found + [
+        f"{what} of {model} under {precision}"
+        for model in models
+        for precision in PRECISIONS
+        if (model, precision) not in refused
+        for what in ("parameters", "gradients", *(["loss"] if ours else []))
+        if (model, precision, what) not in told
+    ]
 
 
 def _whose(place: Place) -> str:

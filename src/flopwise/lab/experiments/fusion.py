@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from flopwise import units
 from flopwise.lab.experiment import INCONCLUSIVE, Experiment, Picture, Place, Row, Rows, TableOf, Verdict
-from flopwise.lab.steadiness import device_clock, left_open, times, together, word
+from flopwise.lab.steadiness import device_clock, left_open, of_memory, times, together, word
+from flopwise.spec.gpu import find_gpu
 
 if TYPE_CHECKING:
     import torch
@@ -175,16 +176,23 @@ def judge(rows: Rows, place: Place) -> Verdict:
         times(plain[row["chain"]], row).within(ABOUT[0] * row["times_fewer"], ABOUT[1] * row["times_fewer"])
         for row in fused
     ]
+    chip = find_gpu(place.name) if place.on_gpu else None
+    peak = chip.bandwidth_bytes_s if chip else None
+    of_memorys = [of_memory(row, peak) for row in (*plain.values(), *fused)]
     said = [
         _told(plain[chain], [row for row in fused if row["chain"] == chain]) for chain in ON_GPU if chain not in missing
     ]
     off = [_name(row) for row, gain in zip(fused, gains, strict=True) if gain is False]
     said += [f"not about as many times as the bytes say: {', '.join(off)}"] if off else []
+    if False in of_memorys:
+        said.append("at less than half of the memory's specified bandwidth it is not the memory that takes the time")
+    if None in of_memorys:
+        said.append("some of it is faster than the specified memory, or not known exactly enough")
     said += [f"not one kernel: {', '.join(several)}"] if several else []
     said += [f"no fused form was measured of: {', '.join(missing)}"] if missing else []
     if missing and not place.on_gpu:
         said.append("on a CPU, quick mode leaves the compiler out")
-    answer = together(*gains, *([None] if missing or several else []))
+    answer = together(*gains, *of_memorys, *([None] if missing or several else []))
     why = "; ".join(said) + "."
     if answer is None and None in gains:
         why += " " + left_open((_name(row), row) for row in (*plain.values(), *fused))

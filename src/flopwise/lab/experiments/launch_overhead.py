@@ -9,6 +9,7 @@ of the kernel, too, which many adds in a row share: the GPU's time of an add tha
 work, and 'not the GPU's work' a lower one.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,7 @@ from flopwise.lab.experiment import (
     TableOf,
     Verdict,
 )
-from flopwise.lab.steadiness import left_open, times, together, word
+from flopwise.lab.steadiness import GPU, WALL, Ratio, left_open, span, times, together, word
 
 if TYPE_CHECKING:
     from flopwise.lab.bench import Bench
@@ -94,12 +95,13 @@ def judge(rows: Rows, place: Place) -> Verdict:
 def _on_gpu(rows: Rows, found: Mapping[tuple[str, int], Mapping[str, Any]]) -> Verdict:
     empty = found[EMPTY, 0]
     launches = [row["launch_ns"] for row in rows if row["how"] == QUEUED]
+    waited = [found[ALONE, n]["launch_ns"] for n in (*SMALL, LARGE)]
     shares = {n: host_share(found[ALONE, n]) or 0.0 for n in (*SMALL, LARGE)}
     saved = {n: times(found[GRAPH, n], found[QUEUED, n], "wall_ns") for n in SMALL}
     answer = together(
-        empty["launch_ns"] <= MICROSECONDS,
+        all(0 < ns <= MICROSECONDS for ns in (empty["launch_ns"], *launches, *waited)),
         max(launches) <= WHATEVER * min(launches),
-        *(shares[n] > MOSTLY for n in SMALL),
+        *(_works(found[ALONE, n]).within(most=1 - MOSTLY) for n in SMALL),
         *(saved[n].within(most=1 - MOSTLY) for n in SMALL),
     )
     one, lectures = SMALL
@@ -112,8 +114,16 @@ def _on_gpu(rows: Rows, found: Mapping[tuple[str, int], Mapping[str, Any]]) -> V
         f"{units.percent(1 - saved[lectures].middle, 0)} saved."
     )
     if answer is None:
-        said += " " + left_open(((f"{how}, {n}", found[how, n]) for how in (QUEUED, GRAPH) for n in SMALL), "wall_ns")
+        said += " " + left_open(
+            ((f"{how}, {n}", found[how, n]) for how in (QUEUED, ALONE, GRAPH) for n in SMALL), "wall_ns"
+        )
     return Verdict(word(answer), said)
+
+
+def _works(row: Mapping[str, Any]) -> Ratio:
+    """The share of the wall time in which the GPU works, and between what it lies."""
+    (least, most), (low, high) = span(row, GPU), span(row, WALL)
+    return Ratio(row[GPU] / row[WALL], least / high, most / low if low > 0 else math.inf)
 
 
 def draw(rows: Rows, place: Place) -> list[Picture]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from flopwise import units
 from flopwise.lab.experiment import INCONCLUSIVE, Experiment, Picture, Place, Row, Rows, Rule, TableOf, Verdict, part
-from flopwise.lab.steadiness import left_open, times, together, word
+from flopwise.lab.steadiness import MOST_OF_MEMORY, left_open, of_memory, times, together, word
 from flopwise.spec.gpu import find_gpu
 
 if TYPE_CHECKING:
@@ -102,8 +102,14 @@ def judge(rows: Rows, place: Place) -> Verdict:
     said += f" At {units.count(full['n'])} numbers {gains} times as fast as fp32."
     if False in near:
         said += " What is far from a copy's bandwidth is not limited by memory alone here."
-    answer = together(*near, *(by.within(*HALVED) for by in faster))
-    if answer is None:
+    of_memorys = [of_memory(row, peak) for row in found.values()]
+    if False in of_memorys:
+        said += " At less than half of the specified bandwidth it is not the memory that limits it."
+    beyond = peak is not None and any(row["rate_bytes_per_s"] > MOST_OF_MEMORY * peak for row in found.values())
+    if beyond:
+        said += " More than the specified bandwidth is not the memory's."
+    answer = together(*near, *of_memorys, *(by.within(*HALVED) for by in faster))
+    if answer is None and not beyond:
         said += " " + left_open(
             (f"{row['part']} in {row['format']}", row) for row in (*found.values(), *copies.values())
         )

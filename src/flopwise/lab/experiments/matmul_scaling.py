@@ -33,6 +33,7 @@ CPU_SIZES = (64, 128, 256, 512, 1024, 2048)
 FP8_CAPABILITY = (8, 9)  # from Ada and Hopper on
 TOO_SLOW_NS = 0.3e9  # on a CPU: what should take longer is left out; some have no instructions for half precision
 FULL_SHARE = 0.9  # of the best rate: less is not yet the full rate
+KEPT_SHARE = 0.8  # of the best rate: less at the largest size is no full rate when it is large; heat costs some of it
 FASTER = 1.1  # by less than that is no faster
 SAME = (0.8, 1.25)  # times the other's rate
 FEWEST_SIZES = 3  # of fewer, a rise to a level cannot be seen
@@ -132,14 +133,17 @@ def judge(rows: Rows, place: Place) -> Verdict:
     best = {name: max(some, key=lambda row: row["rate_flops_per_s"]) for name, some in several.items()}
     shares = {row["precision"]: row["peak_share"] for row in with_peak(list(best.values()), place)}
     grows = [_rate(several[name][0], best[name]).within(most=FULL_SHARE) for name in several]
+    stays = [_rate(several[name][-1], best[name]).within(least=KEPT_SHARE) for name in several]
     ordered = [_rate(best[b], best[a]).within(least=FASTER) for a, b in pairwise(ranked)]
     alike = [_rate(best[ALIKE[1]], best[ALIKE[0]]).within(*SAME)] if set(ALIKE) <= set(several) else []
     told = "; ".join(_told(name, several[name][0], best[name], shares[name]) for name in several)
     missing = [name for name in PRECISIONS if name not in several]
     said = f"{told}." + (f" Not measured here: {', '.join(missing)}." if missing else "")
-    answer = together(*grows, *ordered, *alike)
+    answer = together(*grows, *stays, *ordered, *alike)
+    if falls := [name for name, holds in zip(several, stays, strict=True) if holds is False]:
+        said += f" The largest does not keep that rate: {', '.join(falls)}."
     if answer is None:
-        some = (row for name in several for row in (several[name][0], best[name]))
+        some = (row for name in several for row in (several[name][0], best[name], several[name][-1]))
         said += " " + left_open((f"{row['precision']} of {row['n']}", row) for row in some)
     return Verdict(word(answer), said)
 

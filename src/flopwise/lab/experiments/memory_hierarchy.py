@@ -291,9 +291,10 @@ def judge(rows: Rows, place: Place) -> Verdict:
         return Verdict(NOT_MEASURABLE, f"levels of memory that could be told apart: {len(found)}.")
     said = f"a read takes and brings: {'; '.join(map(_told, found))}."
     there = {row["level"] for row in found if row["read_bytes_per_s"]}
-    wanted = {SHARED, L1, "L2", MEMORY} if place.on_gpu else {MEMORY}
-    if wanted - there or not there - {REGISTERS, MEMORY}:
-        less = ", ".join(level for level in ORDER if level in wanted - there) or "any cache"
+    wanted = {REGISTERS, SHARED, L1, "L2", MEMORY} if place.on_gpu else {MEMORY}
+    less_of = wanted - there | {REGISTERS} - {row["level"] for row in found}  # a CPU's registers have a latency alone
+    if less_of or not there - {REGISTERS, MEMORY}:
+        less = ", ".join(level for level in ORDER if level in less_of) or "any cache"
         return Verdict(INCONCLUSIVE, f"{said} Not measured: {less}.")
     steps = _steps(rows, place)
     faster = [name for name, step in steps.items() if step.within(most=1 - BESIDE)]

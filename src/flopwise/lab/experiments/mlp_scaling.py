@@ -25,6 +25,7 @@ FACTORS, QUICK_FACTORS = (1, 2, 3, 4, 5), (1, 3)
 FLAT = 1.25  # times the base: less is flat, whatever the factor
 LINEAR = (0.5, 1.5)  # of the growth to expect: that is linear, as the lecture's 3.65 of 5 is
 ROOM = 0.5  # of the work's growth: a GPU whose time grows by less had room for more, and used it
+GRAPH = "graph_ns"
 BUSY = 0.9  # of the wall time: a GPU that works less waits for the host
 BY_PARALLELISM, BY_LAUNCHES, NOT_FLAT = "flat by parallelism", "flat by launch overhead", "not flat"
 BY_BOTH = "flat by launch overhead, and without it by parallelism"
@@ -139,7 +140,7 @@ def _why(row: Mapping[str, Any]) -> str:
 def judge(rows: Rows, place: Place) -> Verdict:
     grown = {row["axis"]: row for row in growths(rows)}
     factors = {axis: {row["factor"] for row in rows if row["axis"] == axis} for axis in AXES}
-    if set(grown) != set(AXES) or any(factors[axis] != factors[STEPS] for axis in AXES):
+    if any(1 not in factors[axis] or len(factors[axis]) < 2 or factors[axis] != factors[STEPS] for axis in AXES):
         return Verdict(INCONCLUSIVE, f"only {', '.join(grown) or 'nothing'} could be measured at several sizes.")
     said = " ".join(_told(grown[axis]) for axis in AXES)
     steps = together(*(_grows(rows, axis, LINEAR[0], LINEAR[1], WALL) for axis in (STEPS, LAYERS)))
@@ -153,9 +154,7 @@ def judge(rows: Rows, place: Place) -> Verdict:
     if flat is not False and alone is False:
         said += " " + _hidden(grown)
     if answer is None:
-        said += " " + (
-            _unsteady(rows) if None in (steps, flat) else "Only a GPU's own clock could tell why it is flat."
-        )
+        said += " " + (_unsteady(rows) if None in (steps, flat) else _not_told(place))
     return Verdict(word(answer), said)
 
 
@@ -173,8 +172,11 @@ def _grows(rows: Rows, axis: str, least: float, most: float, clock: str) -> bool
 
 
 def _alone(rows: Rows) -> bool | None:
-    """Whether the GPU's own time is flat for batch and width."""
-    return together(*(_grows(rows, axis, 0.0, FLAT, GPU) for axis in (BATCH, WIDTH)))
+    """Whether the GPU's own time is flat for batch and width, by its clock and by the CUDA graph; None where these disagree."""
+    if any(row.get(GPU) is None or row.get(GRAPH) is None for row in rows):
+        return None
+    clock, graph = (together(*(_grows(rows, axis, 0.0, FLAT, by) for axis in (BATCH, WIDTH))) for by in (GPU, GRAPH))
+    return clock if clock == graph else None
 
 
 def _hidden(grown: Mapping[str, Mapping[str, Any]]) -> str:
@@ -199,6 +201,14 @@ def _unsteady(rows: Rows) -> str:
             f"Too unsteady to tell: the base alone takes {units.duration(min(bases))} to {units.duration(max(bases))}."
         )
     return left_open(((f"{row['factor']} × {row['axis']}", row) for row in rows), WALL)
+
+
+def _not_told(place: Place) -> str:
+    if place.on_gpu:
+        return (
+            "The GPU's clock and the CUDA graph do not agree on whether the GPU alone is flat, or are not exact enough."
+        )
+    return "Only a GPU's own clock could tell why it is flat."
 
 
 def _told(row: Mapping[str, Any]) -> str:

@@ -48,6 +48,7 @@ FORWARD, BACKWARD = "forward", "backward"
 ON_GPU, ON_CPU = "GPU kernels of a trace", "CPU operations of a trace"
 HEAD_DIM = 64
 GPU_CONTEXTS, CPU_CONTEXTS = (512, 1024, 2048, 4096, 8192), (256, 512, 1024, 2048)
+GPU_TYPES, CPU_TYPES = ("bf16", "fp32"), ("fp32",)
 STEPS = 5  # in a trace
 FAR, NEAR = 5.0, 2.0  # softmax's share of the time over its share of the FLOPs: as claimed; not as claimed
 # The times of the two softmaxes, of which one moves 4 times the bytes: nearer to 4 than to 1 on a scale of ratios; near to 1.
@@ -79,7 +80,7 @@ def _measured(bench: "Bench") -> Iterator[Row]:
     if bench.quick:
         contexts = contexts[-2::-2][::-1]  # every other one, without the longest
     cold = True
-    for dtype in ("bf16", "fp32") if bench.on_gpu else ("fp32",):
+    for dtype in GPU_TYPES if bench.on_gpu else CPU_TYPES:
         for context in contexts:
             scores_bytes = batch * context**2 * _ITEM_BYTES[dtype]
             free = free_bytes(bench.device)
@@ -255,13 +256,14 @@ def _forward(rows: Rows) -> list[Row]:
 
 
 def judge(rows: Rows, place: Place) -> Verdict:
-    """At the longest context of each type: there the scores are least in any cache, and calls cost least."""
-    pairs: dict[str, tuple[Row, Row]] = {}
-    for dtype in dict.fromkeys(row["dtype"] for row in rows):
-        by_how = {
-            row["how"]: row for row in sorted(_forward(rows), key=lambda row: row["context"]) if row["dtype"] == dtype
-        }
-        pairs[dtype] = by_how.get(WRITTEN_OUT, {}), by_how.get(ONE_KERNEL, {})
+    """At the longest context that all types have: there the scores are least in any cache, and calls cost least."""
+    found = {(row["dtype"], row["how"], row["context"]): row for row in _forward(rows)}
+    types = GPU_TYPES if place.on_gpu else CPU_TYPES
+    written, one = ({dtype: _contexts(found, dtype, how) for dtype in types} for how in PASSES)
+    common = set.intersection(*written.values())
+    if written != one or not common:
+        return Verdict(INCONCLUSIVE, "not both softmaxes of every type were measured at the same contexts.")
+    pairs = {dtype: (found[dtype, WRITTEN_OUT, max(common)], found[dtype, ONE_KERNEL, max(common)]) for dtype in types}
     told = [row for pair in pairs.values() for row in pair]
     if not all(row.get("time_share") and row.get("flops_share") for row in told):
         return Verdict(INCONCLUSIVE, "the traces do not tell the times and sizes of softmax and matmuls.")
@@ -271,16 +273,20 @@ def judge(rows: Rows, place: Place) -> Verdict:
     said = " ".join([*(_said(written, one, place) for written, one in pairs.values()), *_wider_said(wider)])
     if times_larger < FAR:
         return Verdict(REFUTED if times_larger < NEAR else INCONCLUSIVE, said)
-    if slower >= BY_BYTES and min(wider.values(), default=2.0) >= BY_WIDTH:
+    if slower >= BY_BYTES and all(by >= BY_WIDTH for by in wider.values()):  # on a CPU there is one type
         return Verdict(CONFIRMED, said)
     if slower < NOT_BY_BYTES:
         return Verdict(REFUTED, f"{said} So the share is as large as claimed, but not because of the bytes.")
     return Verdict(INCONCLUSIVE, f"{said} So the share is as large as claimed; the bytes are a part of the reason.")
 
 
+def _contexts(found: Mapping[tuple[str, str, int], Row], dtype: str, how: str) -> set[int]:
+    return {context for a_type, a_way, context in found if (a_type, a_way) == (dtype, how)}
+
+
 def _wider(pairs: Mapping[str, tuple[Row, Row]]) -> dict[str, float]:
     """How many times as long each softmax takes in fp32 as in bf16: twice the bytes, the same FLOPs. {} of one type alone."""
-    if not {"bf16", "fp32"} <= set(pairs) or pairs["bf16"][0]["context"] != pairs["fp32"][0]["context"]:
+    if not {"bf16", "fp32"} <= set(pairs):
         return {}
     both = zip(pairs["bf16"], pairs["fp32"], strict=True)
     return {narrow["how"]: wide["softmax_ns"] / narrow["softmax_ns"] for narrow, wide in both}

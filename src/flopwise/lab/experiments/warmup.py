@@ -38,6 +38,7 @@ WARMUPS = (0, 1, 2, 5)
 TIMED = 10  # steps in a mean
 STEPS = max(WARMUPS) + 2 * TIMED
 TOO_HIGH = 0.05  # above the steady step, by this share of it
+WIDE = 0.1  # of the mean: steps that spread by more after the warm-up are not cured
 APART = 0.25  # of the shortest steady step: starts that differ by more were not on the same machine, so to say
 
 
@@ -128,9 +129,11 @@ def judge(rows: Rows, place: Place) -> Verdict:
         )
     if none["off_share"] + chance < TOO_HIGH:
         return Verdict(REFUTED, said)
-    cured = abs(most["off_share"]) < TOO_HIGH and most["spread_share"] < none["spread_share"]
+    cured = abs(most["off_share"]) < TOO_HIGH and most["spread_share"] < min(none["spread_share"], WIDE)
     if none["off_share"] - chance >= TOO_HIGH and cured:
         return Verdict(CONFIRMED, said)
+    if most["spread_share"] >= WIDE > chance:
+        return Verdict(INCONCLUSIVE, f"{said} So {max(WARMUPS)} warm-up steps do not cure the spread here.")
     return Verdict(
         INCONCLUSIVE,
         f"{said} Too unsteady to tell: steady steps spread by {units.percent(chance)} themselves.",
