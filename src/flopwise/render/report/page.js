@@ -38,13 +38,13 @@ const look = () => {
 };
 // On a narrow screen a chart of one view is as wide as the screen, its legend below it; charts side by side stand below each
 // other; others are scrolled in their box.
-const AXIS = 100; // of the room, what an axis, its title and the chart's padding take
+const AXIS = 140; // pixels of the room that an axis with its words takes
 const fitted = (spec, room) => {
   if (room >= 600) return spec;
   const legend = { ...spec.config?.legend, orient: "bottom", columns: 1 };
-  if (spec.facet?.column) {
-    const one = { ...spec.spec, width: Math.max(room - AXIS, 120) };
-    return { ...spec, facet: spec.facet.column, columns: 1, spec: one, padding: 5, config: { ...spec.config, legend } };
+  if (spec.facet?.field && typeof spec.spec.width === "number") {
+    const one = { ...spec.spec, width: Math.max(room - AXIS, AXIS) };
+    return { ...spec, columns: 1, spec: one, padding: 5, config: { ...spec.config, legend } };
   }
   if (typeof spec.width !== "number") return spec;
   return { ...spec, width: room, autosize: { type: "fit-x", contains: "padding" }, padding: 5, config: { ...spec.config, legend } };
