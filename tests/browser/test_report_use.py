@@ -1,6 +1,7 @@
 """The page used as a reader uses it: printed, sorted, handed to Perfetto; and names that would lead it elsewhere."""
 
 import json
+from pathlib import Path
 
 import pytest
 from report_pages import NAIVE, all_drawn, gathered
@@ -8,6 +9,7 @@ from report_pages import NAIVE, all_drawn, gathered
 from flopwise.lab.experiment import Verdict
 from flopwise.lab.results import LabRun, Planned, Result
 from flopwise.render.report import Report, ReportPart, html_report
+from flopwise.verbs.report import report
 
 LEADS_AWAY = 'x"><meta http-equiv=refresh content="0;url=https://evil.example/?leak"><h1>PWNED'
 
@@ -110,3 +112,22 @@ def test_perfetto_that_does_not_answer_is_told_and_the_same_file_may_be_chosen_a
         page.wait_for_function("document.getElementById('said').textContent.startsWith('waiting')")
         page.clock.run_for(61_000)
         assert "no answer from Perfetto" in page.locator("#said").inner_text()
+
+
+LAB = Path(__file__).parents[2] / "benchmarks" / "results" / "h200-2026-11" / "lab"
+
+
+@pytest.mark.parametrize("width", [390, 1200])
+def test_the_lab_on_a_dark_screen(opened, tmp_path, width):
+    """The verdicts fit the screen, and so do charts side by side; their headings can be read."""
+    page, heard = opened(report(LAB, output=tmp_path / "lab.html"), width=width, theme="dark")
+    all_drawn(page)
+    table = page.locator(".scroll").first
+    assert table.evaluate("(box) => box.scrollWidth <= box.clientWidth")
+    chart = page.locator("#chart-lab-mlp-scaling-1")
+    assert chart.evaluate("(box) => box.scrollWidth <= box.clientWidth")
+    heading = chart.locator("text", has_text="layers").first
+    assert heading.evaluate("(one) => getComputedStyle(one).fill") == page.evaluate(
+        "getComputedStyle(document.body).color"
+    )
+    assert heard.errors == []

@@ -149,6 +149,7 @@ def test_a_busy_machine_is_told():
         (["data-types", "--device", "gpu"], "device = 'gpu' names no device"),
         (["data-types", "--device", "cpu:7"], "use auto, cpu, cuda or cuda:N"),
         (["--quick"], "nothing was run: name an experiment"),
+        (["--device=cpu"], "nothing was run: name an experiment"),
     ],
 )
 def test_what_is_meant_is_told(capsys, tmp_path, words, said):

@@ -1,17 +1,23 @@
 """Rows of a run that was cut off, and rows that nobody measured: both are judged, drawn and shown, and neither is believed."""
 
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from flopwise.lab.experiment import Picture
-from flopwise.lab.results import AS_STORED, answer, read_lab
+from flopwise.errors import FlopwiseError
+from flopwise.lab import results
+from flopwise.lab.catalog import experiments
+from flopwise.lab.experiment import Picture, Verdict
+from flopwise.lab.results import AS_STORED, LabRun, Planned, answer, read_lab
 from flopwise.render.lab_charts import picture_chart
-from flopwise.render.lab_view import shown_table
+from flopwise.render.lab_view import shown_table, told
+from flopwise.render.report import Report, ReportPart, markdown_report
 from flopwise.store import find
-from flopwise.store.files import LAB
+from flopwise.store.files import LAB, LAB_RUNNING
 from flopwise.verbs.lab import lab
 from flopwise.verbs.report import report
 
@@ -66,6 +72,16 @@ def test_no_value_takes_the_reading_down(name):
                     shown_table(table).shown()
 
 
+@pytest.mark.parametrize("name", MEASURED)
+def test_no_value_takes_a_chart_down(name):
+    """All but the first field of every row are what was never measured."""
+    whole = MEASURED[name]
+    for value in (*NEVER, float("nan"), {"a": 1}):
+        rows = tuple({**row, **dict.fromkeys(list(row)[1:], value)} for row in whole.rows[:40])
+        for picture in answer(msgspec.structs.replace(whole, rows=rows)).pictures:
+            json.dumps(picture_chart(picture).to_dict(format="vega-lite"), allow_nan=False)
+
+
 def test_a_page_of_rows_that_nobody_measured(tmp_path, made):
     """Charts that cannot be drawn say so in their place; the rest of the page is there."""
     lab("made-fine", device="cpu", runs=tmp_path)
@@ -81,7 +97,46 @@ def test_a_page_of_rows_that_nobody_measured(tmp_path, made):
     page = report("last", output=tmp_path / "page.html", runs=tmp_path).read_text()
     assert AS_STORED in page
     assert "could not be made" in page
-    assert report("last", output=tmp_path / "page.md", runs=tmp_path).read_text().count(AS_STORED) > 1
+    text = report("last", output=tmp_path / "page.md", runs=tmp_path).read_text()
+    assert text.count(AS_STORED) > 1
+    assert "could not be made" in text
+
+
+def test_what_was_not_judged_again_is_not_counted_as_a_verdict(tmp_path, monkeypatch):
+    """Neither in the headline, nor as measured; and a chart that fails is told of without pictures, too."""
+    one = MEASURED["warmup"]
+    old = msgspec.structs.replace(one, verdict=Verdict("confirmed", "as it was"), rows=({"other": 1},))
+    new = MEASURED["data-types"]
+    found = LabRun("r", Planned(experiments=("warmup", "data-types")), (old, new))
+    assert told(found).endswith(f"1 {answer(new).verdict.word}, 1 as stored, not judged again")
+    known = experiments()["warmup"]
+    drawn = Picture(title="times", kind="line", rows=({"n": 1, "ns": 1},), x="n", y="ns", x_title="n", y_title="t")
+    strange = replace(known, draw=lambda rows, place: [replace(drawn, kind="pie")])
+    monkeypatch.setattr(results, "experiments", lambda: {"warmup": strange})
+    text = markdown_report(Report((ReportPart(name="lab", lab=replace(found, results=(old,))),)))
+    assert "confirmed, as stored" in text
+    assert "(measured)" not in text
+    assert "This chart could not be drawn; its numbers are in the tables. times" in text
+
+
+def test_rows_so_far_that_cannot_be_read_leave_the_others(tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(RESULTS / "lab-attention", run)
+    whole = read_lab(run)
+    (run / LAB_RUNNING).write_text('{"experiment":"warmup","row":{}}\nnot json\n{"experiment":"warmup","row":{}}\n')
+    found = read_lab(run)
+    assert (found.results, whole.unread) == (whole.results, "")
+    text = report(run, output=tmp_path / "page.md").read_text()
+    assert "cannot be read" in text
+    assert LAB_RUNNING in text
+
+
+def test_a_number_that_json_does_not_have_is_refused_in_a_line(tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(RESULTS / "lab-attention", run)
+    (run / LAB).write_text((run / LAB).read_text().replace('"rows":[{', '"rows":[{"x":NaN,'))
+    with pytest.raises(FlopwiseError, match="not readable: JSON is malformed"):
+        read_lab(run)
 
 
 @pytest.mark.parametrize("sms", [10**15, -1, 0, 10**400, None, "132", float("nan")])

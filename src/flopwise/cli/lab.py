@@ -32,7 +32,7 @@ def command(name: tuple[str, ...], form: str | None, output: str | None, quiet: 
         if form == PICTURE:
             raise click.UsageError("a list has no pictures: name an experiment")
         show(*list_view(experiments().values()), form, output)
-        if given["quick"] or given["workload"]:
+        if given["quick"] or given["workload"] or given["device"] != "auto":
             said("nothing was run: name an experiment, or all, as in flopwise lab all --quick")
         return 0
     from flopwise.render.lab_progress import ShownLab

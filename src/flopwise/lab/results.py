@@ -79,6 +79,7 @@ class Answer:
     pictures: tuple[Picture, ...] = ()
     tables: tuple[TableOf, ...] = ()
     unshown: tuple[str, ...] = ()
+    as_stored: bool = False  # today's code could not judge it again
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,7 @@ class LabRun:
     run: str
     planned: Planned
     results: tuple[Result, ...]
+    unread: str = ""  # a line on what could not be read
 
     def answers(self) -> list[Answer]:
         return [answer(result) for result in self.results]
@@ -100,8 +102,12 @@ def read_lab(path: Path) -> LabRun:
     if planned is None:
         raise FlopwiseError(f"{path.name} ended before the first experiment", "run the lab again")
     results = [row for row in rows if isinstance(row, Result)]
-    results += _cut_off(path, planned, {result.experiment for result in results})
-    return LabRun(run=path.name, planned=planned, results=tuple(results))
+    unread = ""
+    try:
+        results += _cut_off(path, planned, {result.experiment for result in results})
+    except FlopwiseError as error:  # what had ended is shown all the same
+        unread = f"what the experiment that was cut off had measured cannot be read: {error.message}"
+    return LabRun(run=path.name, planned=planned, results=tuple(results), unread=unread)
 
 
 def _cut_off(path: Path, planned: Planned, ended: set[str]) -> list[Result]:
@@ -143,20 +149,21 @@ def answer(result: Result) -> Answer:
     """Judge, draw and tabulate a stored result again. Rows that today's code cannot judge keep the verdict they had."""
     experiment, place = experiments().get(result.experiment), result.place
     if experiment is None:
-        return Answer(result, result.claim, _as_stored(result.verdict))
+        return Answer(result, result.claim, _as_stored(result.verdict), as_stored=True)
+    as_stored = False
     try:
         claim = experiment.claim
         verdict = judged(experiment, result.status, result.reason, result.rows, place)
     except Exception:  # noqa: BLE001  a file may hold anything
-        claim, verdict = result.claim, _as_stored(result.verdict)
+        claim, verdict, as_stored = result.claim, _as_stored(result.verdict), True
     if place is None or not result.rows:
-        return Answer(result, claim, verdict)
+        return Answer(result, claim, verdict, as_stored=as_stored)
     pictures, no_pictures = _made(experiment.draw, result.rows, place, "charts")
     tables, no_tables = _made(experiment.tabulate, result.rows, place, "tables")
     # Of an experiment that was cut off, a picture or a table may have nothing in it yet.
     drawn = tuple(picture for picture in pictures if _has_points(picture))
     filled = tuple(table for table in tables if table.rows)
-    return Answer(result, claim, verdict, drawn, filled, (*no_pictures, *no_tables))
+    return Answer(result, claim, verdict, drawn, filled, (*no_pictures, *no_tables), as_stored)
 
 
 def _as_stored(verdict: Verdict) -> Verdict:

@@ -176,7 +176,8 @@ def _marks(
             drawn = chart.mark_bar(**plain).encode(**told, **(side if picture.colour != picture.x else {}))
         case "span":
             drawn = chart.mark_bar(height=12, **plain).encode(**told, x2=picture.x2)
-    if not (picture.low and picture.high):
+    ends = (picture.low, picture.high)
+    if not all(ends) or not all(_is_number(row.get(end)) for row in rows for end in ends):
         return drawn
     low = _axis(alt.Y, replace(picture, y=picture.low), "y", rows, unit)
     interval = chart.mark_rule(strokeWidth=1.5, **(plain if picture.kind != "bar" else {"color": NEUTRAL}))
@@ -193,8 +194,8 @@ def _tooltip(alt: Any, picture: Picture, rows: list[dict[str, Any]]) -> list[Any
 def _rules(alt: Any, picture: Picture, unit: Mapping[str, tuple[str, float]]) -> list[Any]:
     """Lines across, each with its word at its end."""
     drawn = []
-    for rule in picture.rules:
-        data = alt.Data(values=[{"at": rule.value / unit[rule.axis][1], "word": visible(rule.label, _LONGEST)}])
+    for rule in (rule for rule in picture.rules if _is_number(_drawable(rule.value))):
+        data = alt.Data(values=[{"at": rule.value / unit[rule.axis][1], "word": visible(str(rule.label), _LONGEST)}])
         across = {rule.axis: alt.Y("at:Q") if rule.axis == "y" else alt.X("at:Q")}
         line = alt.Chart(data).mark_rule(color=NEUTRAL, strokeDash=[5, 3])
         beside = "width" if not picture.colour else 0  # where a legend is, the word stands inside
@@ -207,8 +208,14 @@ def _rules(alt: Any, picture: Picture, unit: Mapping[str, tuple[str, float]]) ->
 
 
 def _order(rows: Sequence[Mapping[str, Any]], field: str) -> list[Any]:
-    """The values in the order in which they come."""
-    return list(dict.fromkeys(row.get(field) for row in rows))
+    """The values in the order in which they come: a chart sorts by those of one kind, and not by None.
+
+    >>> _order([{"a": "x"}, {"a": None}, {"a": "y"}], "a"), _order([{"a": 2}, {"a": "x"}], "a")
+    (['x', 'y'], ['2', 'x'])
+    """
+    values = [value for row in rows if (value := row.get(field)) is not None]
+    same = all(isinstance(value, str) for value in values) or all(_is_number(value) for value in values)
+    return list(dict.fromkeys(values if same else map(str, values)))
 
 
 def _is_number(value: Any) -> bool:

@@ -48,8 +48,8 @@ def told(found: LabRun) -> str:
     answers = found.answers()
     planned = len(found.planned.experiments)
     ran = f"{len(answers)} experiment{'s' if planned != 1 else ''}" if len(answers) == planned else ""
-    counts = Counter(one.verdict.word for one in answers)
-    words = ", ".join(f"{counts[word]} {word}" for word in VERDICTS if counts[word])
+    counts = Counter(_NOT_JUDGED if one.as_stored else one.verdict.word for one in answers)
+    words = ", ".join(f"{counts[word]} {word}" for word in (*VERDICTS, _NOT_JUDGED) if counts[word])
     ran = ran or f"{len(answers)} of {planned} experiments ran"
     where = f" on {place.name}" if (place := next((r.place for r in found.results if r.place), None)) else ""
     return f"{ran}{where}: {words}" if words else f"{ran}{where}"
@@ -65,7 +65,7 @@ def verdicts_table(found: LabRun, answers: list[Answer]) -> Table:
     rows = tuple(
         {
             "experiment": one.result.experiment,
-            "verdict": one.verdict.word,
+            "verdict": f"{one.verdict.word}, as stored" if one.as_stored else one.verdict.word,
             "why": one.verdict.why,
             "elapsed_s": one.result.elapsed_s,
         }
@@ -73,6 +73,7 @@ def verdicts_table(found: LabRun, answers: list[Answer]) -> Table:
     )
     left = [name for name in found.planned.experiments if name not in {result.experiment for result in found.results}]
     notes = [f"not run: {', '.join(left)}"] if left else []
+    notes += [found.unread] if found.unread else []
     notes += [f"{r.experiment}: {r.hint}" for r in found.results if r.status != OK and r.hint]
     notes += _busy(found)
     notes += [f"{one.result.experiment}: {line}" for one in answers for line in one.unshown]
@@ -133,6 +134,7 @@ def shown_value(key: str, value: Any) -> str:
     return f"{value:.0f}" if whole else f"{value:.4g}"
 
 
+_NOT_JUDGED = "as stored, not judged again"
 _BUSY = 1.5  # runnable threads for each core: what the lab itself adds is less
 _SENTENCE = 40  # characters: a longer cell may be broken into lines
 _WHOLE = 1e6  # a whole number below is shown with all of its digits

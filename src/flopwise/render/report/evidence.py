@@ -84,6 +84,9 @@ class Picture:
     how: str = MEASURED
     use: str = ""  # what one can do with it on the page; a picture on paper has nothing to click
     parts: tuple[tuple[str, float, float], ...] = ()  # what one can go into: its name, from where to where
+    doubtful: bool = (
+        False  # its rows may not be as we write them: Markdown without pictures, too, says where it cannot be drawn
+    )
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", slug(self.name))  # it is an id and a file's name, and may hold anybody's words

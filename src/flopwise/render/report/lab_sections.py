@@ -6,7 +6,7 @@ from functools import partial
 from flopwise.lab.results import Answer, LabRun
 from flopwise.render.lab_charts import picture_chart
 from flopwise.render.lab_view import shown_table, verdicts_table
-from flopwise.render.report.evidence import Block, Picture, Section, Shown
+from flopwise.render.report.evidence import MEASURED, Block, Picture, Section, Shown
 from flopwise.render.report.words import slug
 
 _LONGEST = 60  # of a key: a number after it must not be cut off
@@ -15,7 +15,8 @@ _LONGEST = 60  # of a key: a number after it must not be cut off
 def lab_sections(found: LabRun) -> list[Section]:
     """All verdicts first, where there are several; then each experiment."""
     answers = found.answers()
-    first = Section(key="lab", title="Verdicts", blocks=(Shown(verdicts_table(found, answers), whole=True),))
+    how = "" if any(answer.as_stored for answer in answers) else MEASURED
+    first = Section(key="lab", title="Verdicts", blocks=(Shown(verdicts_table(found, answers), how, whole=True),))
     seen: Counter[str] = Counter()
     found_sections = []
     for answer in answers:
@@ -29,7 +30,12 @@ def _section(answer: Answer, key: str) -> Section:
     name = answer.result.experiment
     blocks: list[Block] = [f"Claim: {answer.claim}", f"Verdict: {answer.verdict.word}: {answer.verdict.why}"]
     blocks += [
-        Picture(f"{key}-{i}", partial(picture_chart, one, titled=False), _caption(one.title, one.caption))
+        Picture(
+            f"{key}-{i}",
+            partial(picture_chart, one, titled=False),
+            _caption(one.title, one.caption),
+            doubtful=answer.as_stored,
+        )
         for i, one in enumerate(answer.pictures, 1)
     ]
     blocks += [Shown(shown_table(table)) for table in answer.tables]

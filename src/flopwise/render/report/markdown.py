@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from urllib.parse import quote
 
 from flopwise.advice.finding import Finding
-from flopwise.render.charts import NOT_DRAWN
+from flopwise.errors import FlopwiseError
+from flopwise.render.charts import NOT_DRAWN, readable
 from flopwise.render.report.evidence import Advice, Block, Picture, Report, ReportPart, Section, Shown
 from flopwise.render.report.sections import sections, side_by_side
 from flopwise.render.report.verdict import verdict
@@ -63,9 +64,9 @@ def _block(block: Block, prefix: str, pictures: Mapping[str, str]) -> str:
         case Picture():
             address = pictures.get(prefix + block.name)
             caption, how = _plain(block.caption), _plain(block.how)
-            if pictures and not address:
-                return f"{NOT_DRAWN} {caption}\n"
-            return f"![{caption}]({quote(address)})\n\n{caption} ({how})\n" if address else ""
+            if address:
+                return f"![{caption}]({quote(address)})\n\n{caption} ({how})\n"
+            return f"{NOT_DRAWN} {caption}\n" if pictures or (block.doubtful and _fails(block)) else ""
         case Shown(folded=True):
             return ""
         case Shown():
@@ -74,6 +75,14 @@ def _block(block: Block, prefix: str, pictures: Mapping[str, str]) -> str:
             return "\n".join(_finding(i + 1, finding) for i, finding in enumerate(block.findings))
         case _:
             return f"{_plain(block)}\n"
+
+
+def _fails(picture: Picture) -> bool:
+    """Whether the chart cannot be drawn of its rows; where the package is missing, nobody knows."""
+    try:
+        return readable(picture.draw) is None
+    except FlopwiseError:
+        return False
 
 
 def _short(table: Table, how: str, most: int) -> Table:

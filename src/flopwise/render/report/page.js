@@ -33,12 +33,20 @@ const look = () => {
     font: "system-ui, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif",
     axis: { labelFontSize: 12, titleFontSize: 12, labelColor: ink, titleColor: soft, gridColor: line, domainColor: soft, tickColor: soft, titleFontWeight: "normal" },
     legend: { labelFontSize: 12, labelColor: ink, titleColor: soft }, title: { color: ink, subtitleColor: soft },
+    header: { labelFontSize: 12, titleFontSize: 12, labelColor: ink, titleColor: soft },
   };
 };
-// On a narrow screen a chart of one view is as wide as the screen, its legend below it; others are scrolled in their box.
+// On a narrow screen a chart of one view is as wide as the screen, its legend below it; charts side by side stand below each
+// other; others are scrolled in their box.
+const AXIS = 140; // pixels of the room that an axis with its words takes
 const fitted = (spec, room) => {
-  if (room >= 600 || typeof spec.width !== "number") return spec;
+  if (room >= 600) return spec;
   const legend = { ...spec.config?.legend, orient: "bottom", columns: 1 };
+  if (spec.facet?.field && typeof spec.spec.width === "number") {
+    const one = { ...spec.spec, width: Math.max(room - AXIS, AXIS) };
+    return { ...spec, columns: 1, spec: one, padding: 5, config: { ...spec.config, legend } };
+  }
+  if (typeof spec.width !== "number") return spec;
   return { ...spec, width: room, autosize: { type: "fit-x", contains: "padding" }, padding: 5, config: { ...spec.config, legend } };
 };
 const embed = async (holder) => {

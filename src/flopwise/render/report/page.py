@@ -37,6 +37,7 @@ from flopwise.render.visible import LONGEST_LINE, visible
 
 _UNIT = re.compile(r"(\d) (?=(?:s|ms|µs|ns|%|[KMGT]iB|B)\b|%)")  # a number and its unit stay on one line
 _LONG = 60  # characters from which a cell may be broken into lines
+_FEW = 4  # columns up to which a table's sentences stand below the rest of their row on a narrow screen
 _WIDE = 9  # columns from which a table is printed in small letters
 _RAW = 4000  # characters of a name that are kept to be copied
 _TOTALS = ("all", "step", "total")  # what the last row begins with where it adds up the others: it stays there
@@ -155,7 +156,8 @@ def _table(block: Shown, key: str, prefix: str) -> str:
         total = ' class="total"' if i == len(table.rows) - 1 and cells and cells[0] in _TOTALS else ""
         rows.append(f"<tr{name}{total}>{inner}</tr>")
     notes = "".join(f"<li>{_text(note)}</li>" for note in shown.notes)
-    wide = ' class="wide"' if len(table.columns) > _WIDE else ""
+    told = len(table.columns) <= _FEW and any(column.wraps for column in table.columns)
+    wide = ' class="wide"' if len(table.columns) > _WIDE else ' class="told"' if told else ""
     body = f'<div class="scroll" tabindex="0" role="region" aria-label="{_text(shown.title)}"><table id="{key}"{wide}>'
     body += f"<thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
     body += f'<ul class="notes">{notes}</ul>' if notes else ""
@@ -167,7 +169,7 @@ def _table(block: Shown, key: str, prefix: str) -> str:
 
 
 def _class(column: Column) -> str:
-    return ' class="right"' if column.right else ""
+    return ' class="right"' if column.right else ' class="wraps"' if column.wraps else ""
 
 
 def _cell(column: Column, raw: Any, shown: str) -> str:
@@ -176,6 +178,7 @@ def _cell(column: Column, raw: Any, shown: str) -> str:
     told = f' data-v="{_text(kept, _RAW)}"' if kept != shown else ""
     told += f' title="{_text(kept, 1000)}"' if isinstance(raw, str) and kept != shown else ""
     kind = "right" if column.right else "long" if len(shown) > _LONG else ""
+    kind = f"{kind} wraps".strip() if column.wraps else kind
     return f"<td{f' class={chr(34)}{kind}{chr(34)}' if kind else ''}{told}>{_text(shown, None)}</td>"
 
 
