@@ -14,7 +14,8 @@ from flopwise.spec.gpu import gpu
 from flopwise.spec.recipe import Recipe
 from flopwise.spec.workload import workload
 from flopwise.verbs import tune as module
-from flopwise.verbs.tune import read_tuning, tune
+from flopwise.verbs.tune import tune
+from flopwise.verbs.tune_rows import read_tuning
 
 
 @pytest.fixture

@@ -43,7 +43,7 @@ def show_run(run: str, runs: str | None, form: str | None, output: str | None) -
     stored = StoredRun.load(find(run, runs_root(runs)))
     if stored.header.kind == "tune":
         from flopwise.render.tune_view import tune_view
-        from flopwise.verbs.tune import read_tuning
+        from flopwise.verbs.tune_rows import read_tuning
 
         show(*tune_view(read_tuning(stored)), form, output)
         return

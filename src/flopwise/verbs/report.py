@@ -28,7 +28,7 @@ from flopwise.verbs.findings import facts_of
 from flopwise.verbs.memory import SUFFIXES as SNAPSHOTS
 from flopwise.verbs.memory_run import stored_report
 from flopwise.verbs.roofline import traced_roofline
-from flopwise.verbs.tune import read_tuning
+from flopwise.verbs.tune_rows import read_tuning
 
 SUFFIXES = (".html", ".md")
 MOST_FORETOLD = 60  # points of a run that are predicted: each takes a fraction of a second

@@ -21,13 +21,13 @@ from flopwise.records import OK, OOM, STEP, PhaseMemory, Point
 from flopwise.spec import fields
 from flopwise.spec.workload import OpSpec, Sampling, Trial, Workload, workload
 from flopwise.statistics import FEWEST
-from flopwise.store import Run, StoredRun, find, runs_root
-from flopwise.store.rows import append_row, read_rows
+from flopwise.store import Run, runs_root
+from flopwise.store.rows import append_row
 from flopwise.verbs.dry_step import needs_dry_run
 from flopwise.verbs.progress import Progress, Silent
 from flopwise.verbs.tune_facts import Look, Outlook
+from flopwise.verbs.tune_rows import ROWS, read_tuning
 
-ROWS = "tuning.jsonl"
 START = "start"  # the group of the step before anything is changed
 WORTH = 0.003  # of the step: less is not tried, if it is predicted
 ROOM = 0.92  # of the GPU's memory, for two steps side by side
@@ -77,24 +77,6 @@ def tune(
             )  # fmt: skip
             tuner.tune(start)
             return read_tuning(run.path)
-
-
-def read_tuning(target: str | Path | StoredRun, runs: str | Path | None = None) -> Tuning:
-    """A tuning that was run before."""
-    path = target.path if isinstance(target, StoredRun) else Path(target)
-    if not (path / ROWS).is_file() and not isinstance(target, StoredRun):
-        path = find(target, runs_root(runs))
-    rows: list[Row] = read_rows(path / ROWS, Row, "tuning")  # type: ignore[arg-type]
-    begun = [row for row in rows if isinstance(row, Begun)]
-    if not begun:
-        raise FlopwiseError(f"{path.name} ended before the first measurement", "tune again")
-    ends = [row for row in rows if isinstance(row, Ended)]
-    return Tuning(
-        run=path.name,
-        begun=begun[0],
-        attempts=tuple(row for row in rows if isinstance(row, Attempt)),
-        ended=ends[-1] if ends else None,
-    )
 
 
 class _Tuner:
