@@ -112,7 +112,7 @@ class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
     bandwidth_bytes_per_s: float
     matmul: dict[str, Matmul]  # by precision
     memory: dict[str, Curve]  # bytes -> ns by class of kernel; 'elementwise' and STRIDED are there always
-    attention: dict[str, Curve]  # FLOPs -> ns of fused attention, by precision
+    attention: dict[str, Curve]  # FLOPs -> ns of fused attention, by precision and ", backend"
     attention_backward: dict[str, Curve]
     host: dict[
         str, HostCost

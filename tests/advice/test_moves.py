@@ -3,7 +3,7 @@ from itertools import pairwise
 import pytest
 
 from flopwise.advice.moves import ROUNDED, moves, reference_of, to_fit, with_lever
-from flopwise.advice.pytorch_lines import LINES, pytorch_lines, recipe_toml
+from flopwise.advice.pytorch_lines import LINES, lines_by_lever, recipe_toml
 from flopwise.cost.fit import peak_of
 from flopwise.lm.optimizer import BETAS
 from flopwise.spec.gpu import gpu
@@ -59,8 +59,8 @@ def test_every_value_has_its_lines_or_is_the_plainest(lever):
 
 def test_a_recipe_as_lines_and_as_a_file():
     recipe = Recipe(precision="bf16", optimizer="fused", checkpoint=2)
-    assert len(pytorch_lines(recipe)) == 3
-    assert pytorch_lines(recipe, recipe) == ()
+    assert len(lines_by_lever(recipe)) == 3
+    assert lines_by_lever(recipe, recipe) == {}
     import tomllib
 
     assert recipe_from(tomllib.loads(recipe_toml(recipe))) == recipe
@@ -80,7 +80,7 @@ def test_backends_without_fp32_kernels_wait_for_half_precision():
 
 def test_the_line_for_bf16_states_has_the_betas_that_were_measured():
     """With AdamW's default β₂ of 0.999 a second moment in bf16 never decays."""
-    (line,) = pytorch_lines(Recipe(optimizer="flopwise-bf16"))
+    (line,) = lines_by_lever(Recipe(optimizer="flopwise-bf16")).values()
     assert f"betas={BETAS}" in line
 
 

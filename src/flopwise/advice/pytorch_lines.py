@@ -67,30 +67,34 @@ LINES = {
 }
 
 
-def pytorch_lines(recipe: Recipe, since: Recipe | None = None) -> tuple[str, ...]:
-    """The lines for what a recipe has and another (by default: the plainest) has not.
+def lines_by_lever(recipe: Recipe, since: Recipe | None = None) -> dict[str, str]:
+    """The line for each lever that a recipe has otherwise than another (by default: the plainest).
 
-    >>> pytorch_lines(Recipe(optimizer="fused"))
-    ('optimizer = torch.optim.AdamW(model.parameters(), fused=True)',)
+    >>> lines_by_lever(Recipe(optimizer="fused"))
+    {'optimizer': 'optimizer = torch.optim.AdamW(model.parameters(), fused=True)'}
     """
     start = since or Recipe()
-    lines = [
-        lines[value]
+    found = {
+        lever: lines[value]
         for lever, lines in LINES.items()
         if (value := getattr(recipe, lever, None)) != getattr(start, lever, None) and value in lines
-    ]
+    }
     if recipe.checkpoint and recipe.checkpoint != start.checkpoint:
-        lines.append(
+        found["checkpoint"] = (
             "x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)  # for each segment of blocks"
         )
-    return tuple(lines)
+    return found
+
+
+def toml_by_lever(recipe: Recipe) -> dict[str, str]:
+    """The line for each lever in a file for `--recipe`; what is so by default needs none.
+
+    >>> toml_by_lever(Recipe(precision="bf16", checkpoint=2))
+    {'precision': 'precision = "bf16"', 'checkpoint': 'checkpoint = 2'}
+    """
+    return {k: f'{k} = "{v}"' if isinstance(v, str) else f"{k} = {v}" for k, v in recipe.changed().items()}
 
 
 def recipe_toml(recipe: Recipe) -> str:
-    """The recipe as a file for `--recipe`.
-
-    >>> recipe_toml(Recipe(precision="bf16", checkpoint=2))
-    'precision = "bf16"\\ncheckpoint = 2'
-    """
-    lines = (f'{k} = "{v}"' if isinstance(v, str) else f"{k} = {v}" for k, v in recipe.changed().items())
-    return "\n".join(lines) or "# nothing to change"
+    """The recipe as a file for `--recipe`."""
+    return "\n".join(toml_by_lever(recipe).values()) or "# nothing to change"

@@ -46,6 +46,7 @@ GPU_ATTENTIONS: Shapes = tuple(
     for batch, heads, context in ((1, 8, 256), (4, 12, 512), (4, 25, 512), (4, 16, 1024), (2, 16, 4096), (1, 16, 16384))
     for width in (64, 128)
 )
+BACKENDS = ("flash", "cudnn", "triton")  # of attention, beside the one that PyTorch picks
 CPU_ATTENTIONS: Shapes = ((1, 4, 64, 16), (1, 4, 256, 64))
 GPU_SIZES: tuple[int, ...] = tuple(1 << power for power in (14, 17, *range(20, 32)))
 # (rows, outs, ins) of the layers whose products on the way back are probed by themselves.
@@ -65,9 +66,8 @@ def probes(device: torch.device) -> Iterator[Probe]:
             probe_compiled(device),
             *(probe_memory(watch, sizes) for sizes in (GPU_SIZES[:8], GPU_SIZES[8:])),
             probe_vectors(watch),
-            probe_attention(
-                watch, ("fp32", "bf16"), GPU_ATTENTIONS
-            ),  # fp16 takes the time of bf16, within 3 % on an H200
+            probe_attention(watch, ("fp32", "bf16"), GPU_ATTENTIONS),  # fp16 takes bf16's time, within 3 % on an H200
+            *(probe_attention(watch, ("bf16",), GPU_ATTENTIONS, backend) for backend in BACKENDS),
             *(probe_matmul(watch, (dtype,), GPU_MATMULS) for dtype in ("fp32", "tf32", "bf16", "fp16")),
             probe_backward_matmul(watch, ("tf32",), GPU_LAYERS),
         ):
@@ -85,7 +85,9 @@ def how_many(device: torch.device) -> int:
     if device.type == "cuda":
         host = 6 + 6 + 1 + how_many_steps()
         memory = 32 * len(GPU_SIZES) + sum(size >= 1 << 21 for size in GPU_SIZES)
-        return host + memory + 2 * 2 * len(GPU_ATTENTIONS) + 4 * len(GPU_MATMULS) + 2 * len(GPU_LAYERS)
+        return (
+            host + memory + 2 * (2 + len(BACKENDS)) * len(GPU_ATTENTIONS) + 4 * len(GPU_MATMULS) + 2 * len(GPU_LAYERS)
+        )
     return 18 * 8 + 2 * len(CPU_ATTENTIONS) + len(CPU_MATMULS)
 
 

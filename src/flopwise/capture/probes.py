@@ -24,6 +24,8 @@ from flopwise.ceilings import (
     VECTOR,
     Probe,
 )
+from flopwise.errors import Unsupported
+from flopwise.lm.attention import attention_function
 from flopwise.lm.precision import apply_fp32_matmul
 from flopwise.spec.recipe import Recipe
 from flopwise.work import COPY, ELEMENTWISE, INDEX, MEMORY, NORMALISATION, OPTIMIZER, REDUCTION, SOFTMAX
@@ -31,6 +33,12 @@ from flopwise.work import COPY, ELEMENTWISE, INDEX, MEMORY, NORMALISATION, OPTIM
 Run = Callable[[], object]
 
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_ATTENTIONS = {
+    "": "sdpa",
+    "flash": "sdpa-flash",
+    "cudnn": "sdpa-cudnn",
+    "triton": "flash",
+}  # backend: the recipe's name
 WIDTH = 1024  # of a row in the probes of row-wise kernels
 _ROUNDS, _ROUND_NS = 3, 12e6  # long enough for the chip to settle at the clock it can hold
 _MOST = 50  # runs of an operation in a round
@@ -213,21 +221,29 @@ def probe_backward_matmul(
 
 
 def probe_attention(
-    watch: Stopwatch, dtypes: tuple[str, ...], shapes: tuple[tuple[int, int, int, int], ...]
+    watch: Stopwatch, dtypes: tuple[str, ...], shapes: tuple[tuple[int, int, int, int], ...], backend: str = ""
 ) -> Iterator[Probe]:
-    """Fused causal attention on `[batch, heads, context, width]`; FLOPs count the whole square, as profilers do."""
+    """Fused causal attention on `[batch, heads, context, width]`; FLOPs count the whole square, as profilers do.
+
+    Without a `backend` by the one that PyTorch picks; a backend that cannot run here has no probes.
+    """
+    attend = attention_function(_ATTENTIONS[backend], compiled_elsewhere=False)
     for dtype in dtypes:
+        way = f"{dtype}, {backend}" if backend else dtype
         for shape in shapes:
             batch, heads, context, width = shape
             q, k, v = (
                 torch.randn(shape, device=watch.device, dtype=DTYPES[dtype], requires_grad=True) for _ in range(3)
             )
-            forward = partial(F.scaled_dot_product_attention, q, k, v, is_causal=True)
+            forward = partial(attend, q, k, v)
             flops = 4 * batch * heads * context * context * width
-            with torch.no_grad():
-                ns = watch.ns(forward)
-            yield Probe(what="attention", dtype=dtype, amount=float(flops), shape=shape, ns=ns)
+            try:
+                with torch.no_grad():
+                    ns = watch.ns(forward)
+            except Unsupported:
+                return
+            yield Probe(what="attention", dtype=way, amount=float(flops), shape=shape, ns=ns)
             out = forward()
             backward = partial(torch.autograd.grad, out, (q, k, v), torch.randn_like(out), retain_graph=True)
             ns = watch.ns(backward)
-            yield Probe(what="attention backward", dtype=dtype, amount=2.5 * flops, shape=shape, ns=ns)
+            yield Probe(what="attention backward", dtype=way, amount=2.5 * flops, shape=shape, ns=ns)

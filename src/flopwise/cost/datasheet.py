@@ -31,6 +31,8 @@ TENSOR_TILES, VECTOR_TILES = (1.09, 2200.0, 1400.0, 0.08), (0.95, 1100.0, 9000.0
 JOIN_NS = 2_500.0
 # Forward, backward; FLOPs of the whole square, of which a causal kernel skips up to half.
 ATTENTION_SHARES = {"fp32": (0.45, 0.35), "tf32": (0.06, 0.05), "bf16": (0.50, 0.40), "fp16": (0.50, 0.40)}
+# Of cuDNN's rate, where that is what PyTorch picks (capability 9 and 10; benchmarks/results/kernels-2026-11.md).
+BESIDE_CUDNN = {"flash": 0.62, "triton": 0.86}
 HOST = {
     "forward": HostCost(op_ns=18_000.0, view_ns=2_500.0, kernel_ns=5_000.0),
     "backward": HostCost(op_ns=25_000.0, view_ns=2_500.0, kernel_ns=5_000.0),
@@ -52,7 +54,11 @@ def from_datasheet(gpu: Gpu) -> Ceilings:
             "measure it with flopwise doctor --calibrate, or name a GPU with --gpu",
         )
     share = gpu.matmul_share_seen or MATMUL_SHARE
-    attention = {dtype: gpu.peaks[dtype] for dtype in ATTENTION_SHARES if dtype in gpu.peaks}
+    attention = [
+        {f"{dtype}{backend}": gpu.peaks[dtype] * shares[way] * share for dtype, shares in ATTENTION_SHARES.items()
+         if dtype in gpu.peaks for backend, share in _backends(gpu, dtype)}
+        for way in (0, 1)
+    ]  # fmt: skip
     return Ceilings(
         gpu=gpu.name,
         how=SPECIFIED,
@@ -66,15 +72,19 @@ def from_datasheet(gpu: Gpu) -> Ceilings:
             kind: _curve(reached * gpu.bandwidth_bytes_s, gpu.l2_bytes or 0)
             for kind, reached in BANDWIDTH_SHARES.items()
         },
-        attention={dtype: _compute_curve(peak * ATTENTION_SHARES[dtype][0]) for dtype, peak in attention.items()},
-        attention_backward={
-            dtype: _compute_curve(peak * ATTENTION_SHARES[dtype][1]) for dtype, peak in attention.items()
-        },
+        attention={way: _compute_curve(rate) for way, rate in attention[0].items()},
+        attention_backward={way: _compute_curve(rate) for way, rate in attention[1].items()},
         host=HOST,
         latency_ns=LATENCY_NS,
         graph_gap_ns=GRAPH_GAP_NS,
         compiled_call_ns=COMPILED_CALL_NS,
     )
+
+
+def _backends(gpu: Gpu, dtype: str) -> list[tuple[str, float]]:
+    """What PyTorch picks, and others beside it, as shares of its rate."""
+    others = BESIDE_CUDNN if gpu.capability.startswith(("9.", "10.")) and dtype in ("bf16", "fp16") else {}
+    return [("", 1.0), *((f", {name}", share) for name, share in others.items())]
 
 
 def _matmul(dtype: str, reached: float, processors: int) -> Matmul:

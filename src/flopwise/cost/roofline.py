@@ -234,8 +234,11 @@ def _product_ns(op: OpWork, ceilings: Ceilings, products: Products) -> float:
 def _attention_curve(op: OpWork, ceilings: Ceilings) -> Curve:
     curves = ceilings.attention_backward if op.phase == "backward" else ceilings.attention
     wide = bool(op.shapes and op.shapes[0]) and op.shapes[0][-1] > NARROW
-    names = (op.dtype, "bf16") if op.dtype == "fp16" else (op.dtype,)  # of the two, one is probed
-    known = (curves.get(name + width) for name in names for width in ((WIDE, "") if wide else ("",)))
+    dtypes = (op.dtype, "bf16") if op.dtype == "fp16" else (op.dtype,)  # of the two, one is probed
+    name = op.op.replace("flopwise::flash", "triton")  # as a dry run tells it
+    backend = next((f", {one}" for one in ("flash", "cudnn", "triton") if one in name), "")
+    names = [dtype + way for way in dict.fromkeys((backend, "")) for dtype in dtypes]
+    known = (curves.get(way + width) for way in names for width in ((WIDE, "") if wide else ("",)))
     return next((curve for curve in known if curve is not None), curves["fp32"])
 
 

@@ -5,13 +5,14 @@ from typing import Any
 import msgspec
 
 from flopwise import units
-from flopwise.advice.pytorch_lines import pytorch_lines, recipe_toml
+from flopwise.advice.pytorch_lines import lines_by_lever, recipe_toml, toml_by_lever
 from flopwise.advice.tuning import Attempt, Tuning
 from flopwise.render.json import document
 from flopwise.render.table import Column, Table, View
 from flopwise.render.visible import LONGEST_LINE
 from flopwise.render.waterfall_view import waterfalls_table
 from flopwise.spec.model import ModelSpec
+from flopwise.spec.recipe import LEVERS
 
 
 def tune_view(tuning: Tuning) -> View:
@@ -107,11 +108,12 @@ def _notes(tuning: Tuning) -> tuple[str, ...]:
 
 def _recipe(tuning: Tuning) -> Table:
     recipe = tuning.best.recipe
-    rows = [{"file": line, "code": None} for line in recipe_toml(recipe).splitlines()]
-    lines = pytorch_lines(recipe, tuning.begun.workload.recipe)
-    rows += [{"file": None, "code": None} for _ in range(len(lines) - len(rows))]
-    for row, line in zip(rows, lines, strict=False):
-        row["code"] = line
+    files, lines = toml_by_lever(recipe), lines_by_lever(recipe, tuning.begun.workload.recipe)
+    rows = [
+        {"file": files.get(lever, f"# {lever} as it is by default"), "code": lines.get(lever)}
+        for lever in LEVERS
+        if lever in files or lever in lines
+    ] or [{"file": recipe_toml(recipe), "code": None}]
     columns = (
         Column("file", "recipe.toml", right=False, longest=LONGEST_LINE),
         Column("code", "the lines of PyTorch that do it", right=False, longest=LONGEST_LINE),
@@ -135,7 +137,7 @@ def _document(tuning: Tuning) -> dict[str, Any]:
         peak_bytes=after_bytes,
         recipe=tuning.best.recipe.changed(),
         recipe_toml=recipe_toml(tuning.best.recipe),
-        pytorch=list(pytorch_lines(tuning.best.recipe, tuning.begun.workload.recipe)),
+        pytorch=list(lines_by_lever(tuning.best.recipe, tuning.begun.workload.recipe).values()),
     )
 
 

@@ -30,6 +30,9 @@ from flopwise.verbs.tune_rows import ROWS, read_tuning
 
 START = "start"  # the group of the step before anything is changed
 WORTH = 0.003  # of the step: less is not tried, if it is predicted
+WAVERS = (
+    0.6  # a host busy for so much of the GPU's time: the step's wavers with it, and with it what others seem to save
+)
 ROOM = 0.92  # of the GPU's memory, for two steps side by side
 DETAILS = 3  # samples of a step by phase and by the GPU's clock: what predicts needs them, what compares does not
 FITTING = (0.92, 0.8, 0.65)  # of it, for a step in the place of one that does not fit, until one runs
@@ -167,7 +170,10 @@ class _Tuner:
     # --- which lever next
 
     def _next(self, current: Workload) -> Move | None:
-        """The largest predicted saving for the time that trying takes; what cannot be predicted comes last, in its order."""
+        """The largest predicted saving for the time that trying takes; what cannot be predicted comes last, in its order.
+
+        A graph comes first where the host's time shows in the step: it takes that away, and the rest is measured more surely.
+        """
         over = self.limit_bytes is not None and (peak_bytes(self.best.memory) or 0) > self.limit_bytes
         on_gpu = self.there.environment.gpu is not None
         allowed = moves(current, keep_exact=self.keep_exact, smaller=over, on_gpu=on_gpu)
@@ -179,7 +185,18 @@ class _Tuner:
         worth = [(ns, i, move) for ns, i, move in ranked if ns is None or ns >= least or over]
         if not worth:
             return None
-        return max(worth, key=lambda one: (one[0] is not None, (one[0] or 0.0) / seconds_to_try(one[2]), one[1]))[2]
+        wavers = self.outlook.host_share > WAVERS
+
+        def rank(one: tuple[float | None, int, Move]) -> tuple[bool, bool, float, int]:
+            saving_ns, order, move = one
+            return (
+                saving_ns is not None,
+                wavers and move.lever == "graph",
+                (saving_ns or 0.0) / seconds_to_try(move),
+                order,
+            )
+
+        return max(worth, key=rank)[2]
 
     # --- one lever
 

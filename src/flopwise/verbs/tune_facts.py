@@ -98,6 +98,11 @@ class Outlook:
         asked = self._asking(move)
         return max(finding.saving_ns for finding in asked) if asked else None
 
+    @property
+    def host_share(self) -> float:
+        """How busy the host is with a step, of the GPU's time for it; 0 where nobody can tell."""
+        return self.here.now.host_ns / self.here.now.gpu_ns if self.here and self.here.now.gpu_ns else 0.0
+
     def arithmetic(self, move: Move) -> str:
         if (found := self._predicted(move)) is not None:
             return found.arithmetic
