@@ -23,6 +23,7 @@ from flopwise.cost.step import StepCost, account_step
 from flopwise.errors import FlopwiseError
 from flopwise.records import PhaseTimes
 from flopwise.spec.gpu import gpu as gpu_named
+from flopwise.spec.model import ModelSpec
 from flopwise.spec.recipe import recipe_from
 from flopwise.spec.workload import Workload
 from flopwise.work import ATTENTION, MATMUL
@@ -93,6 +94,16 @@ def _standing(facts: Facts) -> Standing | None:
     now, known = step_time(workload, cost, limits), measured.untraced_ns(facts)
     scale = _within(known / now.wall_ns) if known else 1.0
     return Standing(workload=workload, gpu=name, corrections=corrections, limits=limits, now=now, scale=scale)
+
+
+def with_layers(here: Standing, n_layers: int) -> Standing | None:
+    """The same step of a model with so many layers, on the machine as it was measured; None where that is not known."""
+    subject = here.workload.subject
+    if not isinstance(subject, ModelSpec):
+        return None
+    workload = msgspec.structs.replace(here.workload, subject=msgspec.structs.replace(subject, n_layers=n_layers))
+    now = step_time(workload, _cost(_key(workload), here.gpu), here.limits)
+    return msgspec.structs.replace(here, workload=workload, now=now)
 
 
 def predicted_step(

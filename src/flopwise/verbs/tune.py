@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 
 from flopwise import units
-from flopwise.advice.moves import REDONE_BY, Move, moves, reference_of, seconds_to_try, to_fit
+from flopwise.advice.moves import REDONE_BY, Move, moves, reference_of, to_fit
 from flopwise.advice.tuning import Attempt, Begun, Ended, Row, Tuning, decide, told, wrong
-from flopwise.analysis.comparison import FASTER, SLOWER, Comparison, compare_samples
+from flopwise.analysis.comparison import FASTER, INCONCLUSIVE, SLOWER, Comparison, compare_samples
 from flopwise.capture.events import Agreed, AgreeRequest, Event, Surroundings, TraceRequest
 from flopwise.capture.isolate import Worker
 from flopwise.capture.turns import HOPELESS, HOPELESS_RATIO, PLAIN, PLAIN_RATIO, Contestant, take_turns
@@ -30,10 +30,8 @@ from flopwise.verbs.tune_rows import ROWS, read_tuning
 
 START = "start"  # the group of the step before anything is changed
 WORTH = 0.003  # of the step: less is not tried, if it is predicted
-WAVERS = (
-    0.6  # a host busy for so much of the GPU's time: the step's wavers with it, and with it what others seem to save
-)
 ROOM = 0.92  # of the GPU's memory, for two steps side by side
+MORE, MORE_SECONDS = 3, 4.0  # times as many rounds and seconds for two that the first rounds do not tell apart; once
 DETAILS = 3  # samples of a step by phase and by the GPU's clock: what predicts needs them, what compares does not
 FITTING = (0.92, 0.8, 0.65)  # of it, for a step in the place of one that does not fit, until one runs
 
@@ -170,33 +168,13 @@ class _Tuner:
     # --- which lever next
 
     def _next(self, current: Workload) -> Move | None:
-        """The largest predicted saving for the time that trying takes; what cannot be predicted comes last, in its order.
-
-        A graph comes first where the host's time shows in the step: it takes that away, and the rest is measured more surely.
-        """
         over = self.limit_bytes is not None and (peak_bytes(self.best.memory) or 0) > self.limit_bytes
         on_gpu = self.there.environment.gpu is not None
         allowed = moves(current, keep_exact=self.keep_exact, smaller=over, on_gpu=on_gpu)
         open_moves = [move for move in allowed if (move.lever, move.value) not in self.tried]
         if not on_gpu:  # there, half precision is seldom the faster
             open_moves.sort(key=lambda move: move.lever == "precision")
-        ranked = [(self.outlook.saving_ns(move), -i, move) for i, move in enumerate(open_moves)]
-        least = WORTH * _step_ns(self.best)
-        worth = [(ns, i, move) for ns, i, move in ranked if ns is None or ns >= least or over]
-        if not worth:
-            return None
-        wavers = self.outlook.host_share > WAVERS
-
-        def rank(one: tuple[float | None, int, Move]) -> tuple[bool, bool, float, int]:
-            saving_ns, order, move = one
-            return (
-                saving_ns is not None,
-                wavers and move.lever == "graph",
-                (saving_ns or 0.0) / seconds_to_try(move),
-                order,
-            )
-
-        return max(worth, key=rank)[2]
+        return self.outlook.choose(open_moves, -math.inf if over else WORTH * _step_ns(self.best))
 
     # --- one lever
 
@@ -211,8 +189,10 @@ class _Tuner:
         trial = self._trial(move.workload)
         self.progress.trial(trial)
         if self._side_by_side(move):
-            return self._in_turns(first, trial)
-        self._dismiss()
+            attempt = self._in_turns(first, trial)
+            if attempt.status != OOM or self.memory_bytes is None:
+                return attempt
+        self._dismiss()  # perhaps there is room for one of them
         point, agreed = self._measured_alone(move.workload)
         if point.status != OK:
             return msgspec.structs.replace(first, status=point.status, why=point.reason)
@@ -236,9 +216,13 @@ class _Tuner:
             ready = incumbent.warm_again() and challenger.warm_again()
             was = len(incumbent.gathered.samples)
             stopped = take_turns(incumbent, challenger, fewest=FEWEST) if ready else "interrupted"
+            mine, others = (_sampled(one) for one in (incumbent, challenger))
+            if stopped not in ("interrupted", HOPELESS, PLAIN) and _open(mine[was:], others):
+                rounds = int(MORE_SECONDS * 1e9 * self.sampling.seconds / (median(mine) + median(others)))
+                stopped = take_turns(incumbent, challenger, fewest=max(FEWEST, min(MORE * FEWEST, rounds)))
+                mine, others = (_sampled(one) for one in (incumbent, challenger))
             if stopped == "interrupted":
                 return self._broken(first, challenger)
-            mine, others = (_sampled(one) for one in (incumbent, challenger))
             before = msgspec.structs.replace(self.best, memory=incumbent.memory or self.best.memory)
             after = msgspec.structs.replace(
                 before, trial=trial, key=trial.key(), memory=challenger.memory, phases=challenger.gathered.times()
@@ -411,6 +395,11 @@ def _timed(attempt: Attempt, before: list[int], after: list[int]) -> Attempt:
 def _walls(point: Point) -> list[int]:
     times = point.times(STEP)
     return list(times.wall_ns) if times else []
+
+
+def _open(before: list[int], after: list[int]) -> bool:
+    """Whether the samples leave it open which is the faster."""
+    return compare_samples(before, after, paired=True).verdict == INCONCLUSIVE
 
 
 def _sampled(one: Contestant) -> list[int]:

@@ -5,14 +5,15 @@ import msgspec
 from flopwise.advice.facts import Facts
 from flopwise.advice.finding import Finding
 from flopwise.advice.findings import findings
-from flopwise.advice.moves import Move
-from flopwise.advice.predicted import Predicted, predicted_step, standing
+from flopwise.advice.moves import Move, seconds_to_try
+from flopwise.advice.predicted import Predicted, Standing, predicted_step, standing, with_layers
 from flopwise.analysis.waterfall import Waterfall
 from flopwise.capture.events import Surroundings, TraceRequest
 from flopwise.capture.isolate import Worker
 from flopwise.cost.fit import peak_of
 from flopwise.errors import FlopwiseError
 from flopwise.records import OK, Point
+from flopwise.spec.model import ModelSpec
 from flopwise.spec.workload import Sampling, Trial, Workload
 from flopwise.store import Run
 from flopwise.verbs.account import find_ceilings
@@ -21,6 +22,14 @@ from flopwise.verbs.findings import facts_of_file
 from flopwise.verbs.fitting import gpu_of
 
 TRACED_STEPS, TRACED_SECONDS = 2, 0.5
+SHALLOW = (
+    2,
+    4,
+)  # layers: what a lever saves grows with their number nearly as a line, and deep models take long to reckon
+DEEP = 8
+WAVERS = (
+    0.6  # a host busy for so much of the GPU's time: the step's wavers with it, and with it what others seem to save
+)
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,10 +95,34 @@ class Outlook:
         self.facts, self.findings = facts, found
         self.known: dict[str, Predicted | None] = {}
         self.here = standing(facts)
+        self.shallow = self._shallow()
 
     def after(self, point: Point) -> "Outlook":
         """From another step on: what the trace of the first said of its kernels no longer holds."""
         return Outlook(Facts(point=point, ceilings=self.facts.ceilings, gpu=self.facts.gpu), self.findings)
+
+    def choose(self, open_moves: list[Move], least_ns: float) -> Move | None:
+        """The largest predicted saving for the time that trying takes; what cannot be predicted comes last, in its order.
+
+        A graph comes first where the host's time shows in the step: it takes that away, and the rest is measured more
+        surely. Less than `least_ns` is not worth a try.
+        """
+        for look in (self._rough_ns, self.saving_ns):
+            found = [
+                (saving_ns, -i, move) for i, move in enumerate(open_moves) if (saving_ns := look(move)) is not None
+            ]
+            ranked = sorted((one for one in found if one[0] >= least_ns), key=self._rank, reverse=True)
+            for _, _, move in ranked:
+                if (
+                    self.saving_ns(move) or 0.0
+                ) >= least_ns:  # of what was seen roughly, only the first is looked at closely
+                    return move
+        return next((move for move in open_moves if self.saving_ns(move) is None), None)
+
+    def _rank(self, one: tuple[float, int, Move]) -> tuple[bool, float, int]:
+        saving_ns, order, move = one
+        share = self.here.now.host_ns / self.here.now.gpu_ns if self.here and self.here.now.gpu_ns else 0.0
+        return share > WAVERS and move.lever == "graph", saving_ns / seconds_to_try(move), order
 
     def saving_ns(self, move: Move) -> float | None:
         """Of a step; None: nobody can tell."""
@@ -98,10 +131,19 @@ class Outlook:
         asked = self._asking(move)
         return max(finding.saving_ns for finding in asked) if asked else None
 
-    @property
-    def host_share(self) -> float:
-        """How busy the host is with a step, of the GPU's time for it; 0 where nobody can tell."""
-        return self.here.now.host_ns / self.here.now.gpu_ns if self.here and self.here.now.gpu_ns else 0.0
+    def _rough_ns(self, move: Move) -> float | None:
+        """About that, from two models with few layers, where there are many."""
+        found = [predicted_step(self.facts, {move.lever: move.value}, here) for here in self.shallow]
+        if not found or found[0] is None or found[1] is None or self.here is None:
+            return self.saving_ns(move)
+        few, more = (one.saving_ns for one in found if one is not None)
+        return few + (more - few) / (SHALLOW[1] - SHALLOW[0]) * (_layers(self.here) - SHALLOW[0])
+
+    def _shallow(self) -> list[Standing]:
+        if self.here is None or _layers(self.here) <= DEEP:
+            return []
+        found = (with_layers(self.here, n_layers) for n_layers in SHALLOW)
+        return [one for one in found if one is not None]
 
     def arithmetic(self, move: Move) -> str:
         if (found := self._predicted(move)) is not None:
@@ -125,3 +167,7 @@ class Outlook:
 
     def _asking(self, move: Move) -> list[Finding]:
         return [finding for finding in self.findings if finding.levers.get(move.lever) == move.value]
+
+
+def _layers(here: Standing) -> int:
+    return here.workload.subject.n_layers if isinstance(here.workload.subject, ModelSpec) else 0
