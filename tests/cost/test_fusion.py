@@ -42,10 +42,33 @@ def test_what_is_read_later_is_written():
     assert {t for t, _ in last.reads} == {2, 4}
 
 
-def test_phases_do_not_mix_and_what_another_phase_reads_is_kept():
-    forward, backward = fuse([op([0], [1]), op([1], [2]), op([2, 1], [3], phase="backward")])
+def test_phases_do_not_mix_and_what_another_phase_reads_is_kept_where_it_is_the_least_to_read():
+    forward, backward = fuse([op([0, 9, 8, 7], [1]), op([1], [2]), op([2], [3], phase="backward")])
     assert (forward.phase, backward.phase) == ("forward", "backward")
-    assert {t for t, _ in forward.writes} == {1, 2}
+    assert {t for t, _ in forward.writes} == {2}
+    assert {t for t, _ in backward.reads} == {2}
+
+
+def test_the_way_back_computes_again_what_is_cheap_to_compute():
+    """A gate: its sigmoid is there for the way back alone, the product for the next matmul too."""
+    forward = [op([0], [1], name="sigmoid"), op([0, 1], [2], name="mul"), op([2, 8], [3], kind=MATMUL, name="mm")]
+    backward = [op([5, 0, 1], [6], name="silu_backward", phase="backward"), op([2, 5], [7], MATMUL, "mm", "backward")]
+    gate, _, way_back, _ = fuse([*forward, *backward])
+    assert {t for t, _ in gate.writes} == {2}  # a matmul on the way back wants it as it is
+    assert {t for t, _ in way_back.reads} == {5, 0}
+    assert gate.write_bytes == 4 * SIZE
+    eager = fuse([*forward, *backward], lambda one: None)  # nothing is compiled
+    assert {t for kernel in eager for t, _ in kernel.writes} == {1, 2, 3, 6, 7}
+
+
+def test_sums_of_rows_are_kept_for_the_way_back():
+    small = OpWork(
+        op="sum", module="", phase="forward", kind=REDUCTION, dtype="fp32", reads=((0, 4 * SIZE),), writes=((1, 16),),
+        read_bytes=4 * SIZE, write_bytes=16, shapes=((SIZE,),),
+    )  # fmt: skip
+    forward, backward = fuse([small, op([0, 1], [2]), op([2, 1, 4], [3], phase="backward")])
+    assert {t for t, _ in forward.writes} == {1}
+    assert {t for t, _ in backward.reads} == {1, 4, 0}
 
 
 def test_a_row_and_its_sum_share_a_kernel_but_not_things_of_another_size():

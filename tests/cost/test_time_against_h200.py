@@ -67,7 +67,7 @@ def test_launch_bound_steps_do_not_get_worse(errors):
 
 def test_by_the_datasheet_the_median_meets_its_aim(errors):
     assert median(of_step for of_step, *_ in errors["specified"]) < 0.075
-    assert median(of_gpu for _, of_gpu, _, held in errors["specified"] if held) < 0.055
+    assert median(of_gpu for _, of_gpu, _, held in errors["specified"] if held) < 0.06
 
 
 def test_the_kept_ceilings_are_what_the_kept_probes_tell(limits):

@@ -54,7 +54,9 @@ def step(t: Tape, parameters: Sequence[Parameter], recipe: Recipe) -> None:
         return _fused(t, parameters, writes=3 + (recipe.precision == "fp16"))
     if kind in _MOMENTS:
         return _own(t, parameters, 2 * _ITEM[_MOMENTS[kind]] + 2 * (recipe.precision == "bf16-master"))
-    return {"adamw-loop": _loop, "foreach": _foreach}[kind](t, parameters)
+    if kind == "foreach":
+        return _foreach(t, parameters, capturable=recipe.graph == "on")
+    return _loop(t, parameters)
 
 
 def _loop(t: Tape, parameters: Sequence[Parameter]) -> None:
@@ -74,8 +76,12 @@ def _loop(t: Tape, parameters: Sequence[Parameter]) -> None:
     t.module = ""
 
 
-def _foreach(t: Tape, parameters: Sequence[Parameter]) -> None:
-    """A few kernels over all weights at once; √v of the whole model is in memory for a moment."""
+def _foreach(t: Tape, parameters: Sequence[Parameter], *, capturable: bool) -> None:
+    """A few kernels over all weights at once; √v of the whole model is in memory for a moment.
+
+    `capturable`, as a graph wants it: the factors are tensors of one number on the device. They take ten small operations,
+    and the two divisions by them go tensor by tensor, since a list of unlike shapes is not walked in one kernel.
+    """
     sizes = [p.weight.numel for p in parameters]
     weights = [p.weight for p in parameters]
     n_bytes = sum(w.n_bytes for w in weights)
@@ -84,14 +90,25 @@ def _foreach(t: Tape, parameters: Sequence[Parameter]) -> None:
         kernels, shapes = launches(sizes, lists), ((sum(sizes),),)
         t.work(op, OPTIMIZER, weights * reads, n_bytes * writes, weights[0].dtype, kernels=kernels, shapes=shapes)
 
+    def divided() -> None:
+        for weight in weights:
+            t.work("div_", ELEMENTWISE, (weight,), weight.n_bytes, weight.dtype, strided=True)
+
     over_all("foreach_mul_", 1, 1)  # weight decay
     over_all("foreach_lerp_", 2, 2)
     over_all("foreach_mul_", 1, 1)
     over_all("foreach_addcmul_", 3, 2)  # the gradient is in the list twice and loaded once
     roots = [t.tensor(w.shape, w.dtype, op="foreach_sqrt") for w in weights]
     over_all("foreach_sqrt", 2, 1)
-    over_all("foreach_div_", 1, 1)
-    over_all("foreach_add_", 1, 1)
+    if capturable:
+        small = 10 * launches([1] * len(sizes), 1)
+        t.work("foreach_pow", OPTIMIZER, (), 40 * len(sizes), "fp32", kernels=small)
+        divided()
+        over_all("foreach_add_", 1, 1)
+        divided()
+    else:
+        over_all("foreach_div_", 1, 1)
+        over_all("foreach_add_", 1, 1)
     over_all("foreach_addcdiv_", 3, 3)
     del roots
 

@@ -4,7 +4,7 @@ Matmuls and attention stay kernels of their own, and so does all of the optimize
 Of the rest, two operations of a phase become one kernel if one reads what the other wrote, or both read the same tensor,
 and if no matmul lies on any path between them: that is what `level` tells, the number of changes between the two kinds on
 the longest path to an operation. A fused kernel reads what comes from outside, once, and writes what someone outside reads
-later.
+later. What only the way back reads it does not write, if that can compute it again from less than it would have to read.
 
 Where only parts of the model are compiled (`compile = "blocks"`), the same holds within each part; the rest runs as it is.
 """
@@ -12,6 +12,8 @@ Where only parts of the model are compiled (`compile = "blocks"`), the same hold
 import math
 import re
 from collections.abc import Callable, Sequence
+
+import msgspec
 
 from flopwise.work import (
     ATTENTION,
@@ -36,6 +38,7 @@ ALONE = (MATMUL, ATTENTION, OPTIMIZER, COMMUNICATION)
 # and so goes like the elementwise work around it.
 _TELLING = (LOSS, SOFTMAX, NORMALISATION, ELEMENTWISE, REDUCTION, INDEX, RANDOM, COPY, MEMORY, OTHER)
 _LONGEST_ROW = 2**17
+_ROW_SHARE = 1 / 16  # of what a kernel reads: what is less is a number for each row
 _NUMBERED = re.compile(r"(?:.*?\.)?\d+(?=\.|$)")  # up to the first number: 'blocks.0' of 'blocks.0.mlp.up'
 
 Graph = Callable[[OpWork], str | None]  # the compiled graph that an operation is part of; None: it is in none
@@ -87,7 +90,52 @@ def fuse(ops: Sequence[OpWork], graph: Graph = whole_model) -> list[OpWork]:
             readers.setdefault(tensor, set()).add(group(number))
     phases = {phase: place for place, phase in enumerate(dict.fromkeys(op.phase for op in running))}
     ordered = sorted(members.items(), key=lambda item: (phases[running[item[1][0]].phase], levels[item[0]], item[1][0]))
-    return [_joined(root, [running[n] for n in numbers], readers) for root, numbers in ordered]
+    kernels = [_joined(root, [running[n] for n in numbers], readers) for root, numbers in ordered]
+    return _computed_again(kernels, [not _alone(one) and graph(one) is not None for one in kernels])
+
+
+def _computed_again(kernels: list[OpWork], compiled: Sequence[bool]) -> list[OpWork]:
+    """The same, but that the way back makes anew what is cheap to make: a norm's rows in fp32, a gate's sigmoid.
+
+    Sums of rows are kept: they are small, and took a pass over all of it.
+    """
+    readers: dict[int, list[int]] = {}
+    for place, kernel in enumerate(kernels):
+        for tensor, _ in kernel.reads:
+            readers.setdefault(tensor, []).append(place)
+    found = list(kernels)
+    for place, kernel in enumerate(kernels):
+        if not compiled[place] or kernel.phase == "backward":
+            continue
+        least = _ROW_SHARE * max((size for _, size in kernel.reads), default=0)
+        gone = {
+            tensor: size
+            for tensor, size in kernel.writes
+            if size > least
+            and readers.get(tensor)
+            and all(compiled[reader] and kernels[reader].phase == "backward" for reader in readers[tensor])
+        }
+        backward = sorted({reader for tensor in gone for reader in readers[tensor]})
+        more = {reader: dict(kernel.reads).items() - dict(found[reader].reads).items() for reader in backward}
+        saved = sum(gone.values()) + sum(size * len(readers[tensor]) for tensor, size in gone.items())
+        if gone and sum(size for reads in more.values() for _, size in reads) < saved:
+            found[place] = _moving(found[place], found[place].reads, _without(found[place].writes, gone))
+            for reader in backward:
+                one = found[reader]
+                found[reader] = _moving(one, (*_without(one.reads, gone), *sorted(more[reader])), one.writes)
+    return found
+
+
+Sizes = tuple[tuple[int, int], ...]
+
+
+def _without(sizes: Sizes, gone: dict[int, int]) -> Sizes:
+    return tuple((tensor, size) for tensor, size in sizes if tensor not in gone)
+
+
+def _moving(kernel: OpWork, reads: Sizes, writes: Sizes) -> OpWork:
+    read, written = (sum(size for _, size in sizes) for sizes in (reads, writes))
+    return msgspec.structs.replace(kernel, reads=reads, writes=writes, read_bytes=read, write_bytes=written)
 
 
 def _levels(ops: Sequence[OpWork], graphs: Sequence[str | None]) -> list[int]:
