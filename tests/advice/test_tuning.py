@@ -26,6 +26,13 @@ def test_as_fast_and_smaller_is_kept():
     assert decide(against(1.0), 10 * GIB, 10 * GIB, None)[0] is False
 
 
+def test_what_takes_the_hosts_pace_away_stays_if_it_is_not_slower():
+    assert decide(against(1.0), GIB, GIB, None, steadier=True)[0] is True
+    assert decide(against(1.0), GIB, GIB, None)[0] is False
+    assert decide(against(1.001), GIB, GIB, None, steadier=True)[0] is False
+    assert decide(against(1.0), GIB, 12 * GIB, 11 * GIB, steadier=True)[0] is False
+
+
 def test_a_memory_limit_rules():
     assert decide(against(0.5), 10 * GIB, 12 * GIB, 11 * GIB)[0] is False
     assert decide(against(1.5), 12 * GIB, 8 * GIB, 11 * GIB)[0] is True

@@ -27,6 +27,8 @@ def test_every_probe_runs_and_says_what_it_moved():
     assert (product.amount, product.shape) == (2.0 * 2 * 8 * 16 * 4, (2, 8, 16, 4))
     forward, backward = probe_attention(watch, ("fp32",), ((1, 2, 16, 8),))
     assert (forward.amount, backward.amount) == (4.0 * 2 * 16 * 16 * 8, 10.0 * 2 * 16 * 16 * 8)
+    assert {probe.dtype for probe in probe_attention(watch, ("fp32",), ((1, 2, 16, 8),), "flash")} == {"fp32, flash"}
+    assert list(probe_attention(watch, ("fp32",), ((1, 2, 16, 8),), "cudnn")) == []  # of a GPU alone
     there, back = probe_backward_matmul(watch, ("fp32",), ((8, 16, 4),))
     assert (there.shape, back.shape, there.dtype) == ((1, 8, 4, 16), (1, 16, 4, 8), "fp32, backward")
 

@@ -147,6 +147,21 @@ def as_dict(op):
     return {name: getattr(op, name) for name in op.__struct_fields__}
 
 
+def test_attention_goes_by_its_backends_curve_where_there_is_one():
+    def curve(ns):
+        return Curve(amount=(1e6, 1e12), ns=(2000.0, ns))
+
+    limits = ceilings(attention={"fp32": curve(8e6), "bf16": curve(2e6), "bf16, flash": curve(3e6)})
+
+    def taken(op, dtype="bf16"):
+        return op_time(OpWork(op=op, module="", phase="forward", kind=ATTENTION, dtype=dtype, flops=10**12), limits).ns
+
+    assert [taken(name) for name in ("sdpa_flash", "sdpa_cudnn", "sdpa_triton")] == [3e6, 2e6, 2e6]
+    assert taken("_scaled_dot_product_flash_attention") == 3e6
+    assert taken("flopwise::flash_forward") == 2e6  # ours is not FlashAttention-2
+    assert (taken("sdpa_flash", "fp16"), taken("sdpa_flash", "fp32")) == (3e6, 8e6)
+
+
 def test_a_view_costs_the_host_alone():
     view = elementwise(0, kernels=0)
     predicted = predict([view] * 5, ceilings())

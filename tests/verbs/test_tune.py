@@ -55,7 +55,7 @@ def test_every_lever_is_tried_once_and_is_a_row(tmp_path, few_levers):
 
 def test_a_wrong_result_is_not_kept_however_fast(tmp_path, few_levers, monkeypatch):
     few_levers(attention=("sdpa",))
-    monkeypatch.setattr(module, "decide", lambda *_: (True, "faster"))
+    monkeypatch.setattr(module, "decide", lambda *_, **__: (True, "faster"))
     monkeypatch.setattr(module, "wrong", lambda agreement, precision: "the loss is 25 % off" if agreement else "")
     found = run(tmp_path, attention="naive")
     assert [(a.kept, a.why) for a in found.attempts] == [(False, "the loss is 25 % off")]
@@ -110,6 +110,51 @@ def test_a_start_that_does_not_fit_is_begun_with_what_does(tmp_path, few_levers,
     assert asked[:2] == [{"attention": "naive"}, {}]
     assert found.begun.workload.recipe.attention == "sdpa"
     assert "does not fit (out of memory): begun with attention = sdpa" in found.begun.notes[0]
+
+
+def test_what_does_not_fit_beside_the_best_is_measured_alone(tmp_path, few_levers, monkeypatch):
+    few_levers(attention=("sdpa",))
+    asked = []
+
+    def no_room(tuner, first, trial):
+        asked.append(trial.workload.recipe.attention)
+        return msgspec.structs.replace(first, status=OOM, why="out of memory")
+
+    def with_memory(tuner, move):
+        tuner.memory_bytes = 2**60
+        return True
+
+    monkeypatch.setattr(module._Tuner, "_in_turns", no_room)
+    monkeypatch.setattr(module._Tuner, "_side_by_side", with_memory)
+    (attempt,) = run(tmp_path, attention="naive").attempts
+    assert asked == ["sdpa"]
+    assert (attempt.status, attempt.comparison.paired) == ("ok", False)
+
+
+def test_two_that_the_first_rounds_leave_open_take_more_once(tmp_path, few_levers, monkeypatch):
+    few_levers(loss=("chunked",))
+    taken, turns = [], module.take_turns
+
+    def counted(*args, **options):
+        taken.append(options["fewest"])
+        return turns(*args, **options)
+
+    monkeypatch.setattr(module, "take_turns", counted)
+    monkeypatch.setattr(module, "_open", lambda before, after: True)
+    (attempt,) = run(tmp_path).attempts
+    assert len(taken) == 2
+    assert attempt.comparison.n_b >= sum(taken)
+
+
+def test_every_line_of_pytorch_stands_beside_its_lever(tmp_path, few_levers, monkeypatch):
+    few_levers(norm=("torch",), loss=("chunked",))
+    monkeypatch.setattr(module, "decide", lambda *_, **__: (True, "faster"))
+    tables, document = tune_view(run(tmp_path, norm="eager"))
+    rows = {row["file"].split()[0].strip("#"): row for row in tables[-1].rows if row["file"].startswith("loss")}
+    assert "cross_entropy" in rows["loss"]["code"]
+    (norm,) = (row for row in tables[-1].rows if row["code"] and "rms_norm" in row["code"])
+    assert norm["file"] == "# norm as it is by default"
+    assert document["recipe_toml"] == 'loss = "chunked"'
 
 
 def test_what_no_lever_makes_fit_is_refused(tmp_path, monkeypatch):

@@ -50,7 +50,7 @@ SMALLER = {
     "optimizer": ("flopwise", "flopwise-bf16"),
     "checkpoint": ("1",),
 }
-REDONE_BY = ("compile", "precision")  # levers after which a move that failed may be worth another try
+REDONE_BY = ("compile", "precision", "graph")  # levers after which a move that failed may be worth another try
 
 
 class Move(msgspec.Struct, frozen=True, kw_only=True):

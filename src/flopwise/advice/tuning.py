@@ -132,9 +132,17 @@ def wrong(agreement: Agreement | None, precision: str) -> str:
 
 
 def decide(
-    comparison: Comparison, before_bytes: int | None, after_bytes: int | None, limit_bytes: int | None
+    comparison: Comparison,
+    before_bytes: int | None,
+    after_bytes: int | None,
+    limit_bytes: int | None,
+    *,
+    steadier: bool = False,
 ) -> tuple[bool, str]:
-    """Whether a lever is kept, and why: faster; or as fast and smaller; or needed to stay within the memory."""
+    """Whether a lever is kept, and why: faster; or as fast and smaller; or needed to stay within the memory.
+
+    `steadier`: it takes the host's pace out of the step, and so may stay if it is not slower by what was seen.
+    """
     if limit_bytes is not None and after_bytes is not None and before_bytes is not None:
         if after_bytes > limit_bytes and after_bytes >= before_bytes:
             return False, "over the memory limit"
@@ -147,4 +155,6 @@ def decide(
     if before_bytes and after_bytes is not None and after_bytes < (1 - SMALLER) * before_bytes:
         speed = "no slower" if comparison.verdict == NO_DIFFERENCE else "not shown to be slower"
         return True, f"{1 - after_bytes / before_bytes:.0%} less memory, and {speed}"
+    if steadier and (comparison.ratio or math.inf) <= 1:
+        return True, "no slower, and what comes next is measured without the host's pace"
     return False, comparison.verdict

@@ -63,10 +63,13 @@ class CpuClock:
         return samples
 
 
+_LONG_NS = 400_000_000
+
+
 class CudaClock:
     """On the GPU three passes make one sample: the step as it is, each phase synchronised, each phase held and then released.
 
-    `details`: so many samples have all three, those after them the first alone; 0: all have.
+    `details`: so many samples have all three, those after them the first alone; of a long step one has. 0: all have.
     """
 
     def __init__(self, phases: Phases, device: torch.device, flush_l2: bool, details: int = 0) -> None:
@@ -84,6 +87,8 @@ class CudaClock:
         self._left -= 1
         if self._left < 0:
             return {STEP: step}
+        if step.wall_ns > _LONG_NS and math.isfinite(self._left):
+            self._left = 0  # of a long step one says as much as three of a short one
         each = {p: self._timed(p) for p in self.phases} if len(self.phases) > 1 else dict.fromkeys(self.phases, step)
         each = {p: self._with_gpu(p, s) for p, s in each.items()}
         gpu_ns = sum(s.gpu_ns or 0 for s in each.values())

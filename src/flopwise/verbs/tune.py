@@ -255,7 +255,7 @@ class _Tuner:
     def _judged(self, first: Attempt, before: Point, after: Point, found: Comparison, agreed: Agreed) -> Attempt:
         """Whether it stays: faster or smaller, and right."""
         sizes = (peak_bytes(before.memory), peak_bytes(after.memory))
-        kept, why = decide(found, *sizes, self.limit_bytes)
+        kept, why = decide(found, *sizes, self.limit_bytes, steadier=first.lever == "graph")
         failed = f"could not be checked: {agreed.failed}" if agreed.failed else ""
         if kept and (off := failed or wrong(agreed.agreement, after.trial.workload.recipe.precision)):
             kept, why = False, off

@@ -104,25 +104,32 @@ class Outlook:
     def choose(self, open_moves: list[Move], least_ns: float) -> Move | None:
         """The largest predicted saving for the time that trying takes; what cannot be predicted comes last, in its order.
 
-        A graph comes first where the host's time shows in the step: it takes that away, and the rest is measured more
-        surely. Less than `least_ns` is not worth a try.
+        A graph comes before it where the host's time shows in the step, or would with that lever: it takes it away, and what
+        follows is measured more surely. Less than `least_ns` is not worth a try.
         """
+        best = self._best(open_moves, least_ns)
+        graph = next((move for move in open_moves if move.lever == "graph"), None)
+        if best is None or graph is None or not self._wavers(best) or (self.saving_ns(graph) or 0.0) < -abs(least_ns):
+            return best
+        return graph
+
+    def _best(self, open_moves: list[Move], least_ns: float) -> Move | None:
         for look in (self._rough_ns, self.saving_ns):
             found = [
                 (saving_ns, -i, move) for i, move in enumerate(open_moves) if (saving_ns := look(move)) is not None
             ]
-            ranked = sorted((one for one in found if one[0] >= least_ns), key=self._rank, reverse=True)
-            for _, _, move in ranked:
+            worth = [one for one in found if one[0] >= least_ns]
+            for _, _, move in sorted(worth, key=lambda one: (one[0] / seconds_to_try(one[2]), one[1]), reverse=True):
                 if (
                     self.saving_ns(move) or 0.0
                 ) >= least_ns:  # of what was seen roughly, only the first is looked at closely
                     return move
         return next((move for move in open_moves if self.saving_ns(move) is None), None)
 
-    def _rank(self, one: tuple[float, int, Move]) -> tuple[bool, float, int]:
-        saving_ns, order, move = one
-        share = self.here.now.host_ns / self.here.now.gpu_ns if self.here and self.here.now.gpu_ns else 0.0
-        return share > WAVERS and move.lever == "graph", saving_ns / seconds_to_try(move), order
+    def _wavers(self, move: Move) -> bool:
+        found = self._predicted(move)
+        times = () if found is None else (found.now, found.then)
+        return any(time.host_ns > WAVERS * time.gpu_ns for time in times)
 
     def saving_ns(self, move: Move) -> float | None:
         """Of a step; None: nobody can tell."""

@@ -1,0 +1,57 @@
+"""Which lever `tune` takes up next."""
+
+import math
+
+import pytest
+
+from flopwise.advice.moves import moves
+from flopwise.verbs.tune_facts import Outlook
+
+from .made import known
+
+
+def outlook(*args, **options):
+    facts = known(*args, **options)
+    return Outlook(facts), moves(facts.account.workload)
+
+
+def test_where_launches_set_the_pace_a_graph_comes_first():
+    seen, open_moves = outlook(batch=1, context=128, attention="naive", norm="eager", precision="bf16")
+    assert seen.choose(open_moves, 0.0).name == "graph = on"
+
+
+def test_where_they_would_after_the_best_lever_too():
+    seen, open_moves = outlook(batch=4, context=512, attention="naive", norm="eager", optimizer="flopwise")
+    best = seen._best(open_moves, 0.0)
+    then = seen._predicted(best).then
+    assert best.lever == "precision"
+    assert then.host_ns > 0.75 * then.gpu_ns
+    assert seen.choose(open_moves, 0.003 * seen.here.now.wall_ns).name == "graph = on"
+
+
+def test_where_the_gpu_sets_it_the_largest_saving_does():
+    seen, open_moves = outlook("medium", batch=16, context=1024, attention="naive")
+    assert seen.choose(open_moves, 0.0).name == "precision = bf16"
+
+
+def test_a_graph_that_is_predicted_to_cost_time_waits():
+    """In a graph foreach divides tensor by tensor: with many weights that costs more than launches do here."""
+    seen, open_moves = outlook("medium", batch=16, context=1024, attention="sdpa", precision="bf16")
+    graph = next(move for move in open_moves if move.lever == "graph")
+    assert seen.saving_ns(graph) < 0
+    assert seen.choose(open_moves, 0.0) != graph
+
+
+def test_nothing_that_is_worth_it_is_nothing():
+    seen, open_moves = outlook(precision="bf16")
+    assert seen.choose(open_moves, math.inf) is None
+
+
+@pytest.mark.parametrize("graph", ["on", "off"])
+def test_shallow_models_rank_the_levers_of_a_deep_one(graph):
+    seen, open_moves = outlook("large", precision="bf16", attention="naive", norm="eager", graph=graph)
+    assert len(seen.shallow) == 2
+    step_ns = seen.here.now.wall_ns
+    for move in (one for one in open_moves if one.lever in ("attention", "norm", "optimizer", "loss")):
+        assert seen._rough_ns(move) == pytest.approx(seen.saving_ns(move), abs=0.02 * step_ns), move.name
+    assert outlook("tiny")[0].shallow == []
