@@ -1,16 +1,25 @@
 """What `tune` predicted of each lever and what it measured, over stored runs, as Markdown.
 
-    python benchmarks/tune_savings.py benchmarks/results/h200-2026-11/tune-*
+    python benchmarks/tune_savings.py benchmarks/results/h200-2026-11/tune-* [--again CEILINGS]
 
 A prediction counts as met within 20 % of the measured saving, or within 1 ms. Levers that could not run have no saving.
+`--again`: a column more, what the model as it is now says of the same steps' samples, with the ceilings in that folder. It
+shows what a change of the model does; it is no prediction, since the measurements were there first.
 """
 
 import argparse
+import os
 from pathlib import Path
 
+from flopwise.advice.facts import Facts
+from flopwise.advice.moves import with_lever
+from flopwise.advice.predicted import predicted_saving
 from flopwise.advice.tuning import Attempt, Tuning
 from flopwise.records import OK
-from flopwise.verbs.tune import read_tuning
+from flopwise.spec.gpu import find_gpu
+from flopwise.store import StoredRun
+from flopwise.store.ceilings import VARIABLE, load_ceilings
+from flopwise.verbs.tune_rows import read_tuning
 
 MS = 1e6
 
@@ -28,7 +37,26 @@ def measured(tuning: Tuning) -> list[tuple[Attempt, float, float]]:
     ]
 
 
-def table(tuning: Tuning) -> list[str]:
+def again(tuning: Tuning, run: Path) -> list[float | None]:
+    """What the model says now, for each of `measured`: from the samples of the step that the lever was tried on."""
+    gpu = find_gpu(tuning.begun.gpu)
+    assert gpu is not None
+    ceilings, points, current = load_ceilings(gpu.name), StoredRun.load(run).points, tuning.begun.workload
+    told: list[float | None] = []
+    shown = [one for one, _, _ in measured(tuning)]
+    for one in tuning.attempts:
+        same = [p for p in points if p.trial.workload.recipe == current.recipe and p.status == OK and p.times()]
+        if one in shown:
+            most = max(same, key=lambda p: len(p.times().wall_ns), default=None)
+            facts = Facts(point=most, ceilings=ceilings, gpu=gpu)
+            found = predicted_saving(facts, {one.lever: one.value}) if most else None
+            told.append(found[0] if found else None)
+        if one.kept:
+            current = with_lever(current, one.lever, one.value) or current
+    return told
+
+
+def table(tuning: Tuning, now: list[float | None]) -> list[str]:
     begun, ended = tuning.begun, tuning.ended
     assert ended is not None
     lines = [
@@ -37,13 +65,16 @@ def table(tuning: Tuning) -> list[str]:
         f"{begun.step_ns / MS:.4g} ms → **{ended.step_ns / MS:.4g} ms**, {begun.step_ns / ended.step_ns:.2f}x; "
         f"{ended.seconds:.0f} s, ended: {ended.stopped}",
         "",
-        "| lever | before, ms | with it, ms | predicted saving, ms | measured, ms | met | kept | why |",
-        "| :--- | ---: | ---: | ---: | ---: | :--- | :--- | :--- |",
+        "| lever | before, ms | with it, ms | predicted saving, ms | measured, ms | met | kept | why |"
+        + (" by today's model |" if now else ""),
+        "| :--- | ---: | ---: | ---: | ---: | :--- | :--- | :--- |" + (" ---: |" if now else ""),
     ]
-    for one, predicted, saved in measured(tuning):
+    for place, (one, predicted, saved) in enumerate(measured(tuning)):
+        told = now[place] if now else None
         lines.append(
             f"| {one.lever} = {one.value} | {one.before_ns / MS:.4g} | {one.after_ns / MS:.4g} | {predicted / MS:.3g} "
             f"| {saved / MS:.3g} | {'yes' if met(predicted, saved) else 'no'} | {'yes' if one.kept else 'no'} | {one.why} |"
+            + (f" {told / MS:.3g} |" if told is not None else " |" if now else "")
         )
     return lines
 
@@ -51,12 +82,23 @@ def table(tuning: Tuning) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path, nargs="+")
-    tunings = [read_tuning(path) for path in parser.parse_args().runs]
-    rows = [row for tuning in tunings for row in measured(tuning)]
+    parser.add_argument("--again", type=Path, metavar="CEILINGS")
+    asked = parser.parse_args()
+    if asked.again:
+        os.environ[VARIABLE] = str(asked.again)
+    tunings = {path: read_tuning(path) for path in asked.runs}
+    rows = [row for tuning in tunings.values() for row in measured(tuning)]
     good = sum(met(predicted, saved) for _, predicted, saved in rows)
     print(f"Within 20 % or 1 ms: {good} of {len(rows)} levers ({good / max(1, len(rows)):.0%}).")
-    for tuning in sorted(tunings, key=lambda one: one.begun.step_ns):
-        print("", *table(tuning), sep="\n")
+    now = {path: again(tuning, path) if asked.again else [] for path, tuning in tunings.items()}
+    if asked.again:
+        pairs = [
+            (told, row[2]) for path in tunings for told, row in zip(now[path], measured(tunings[path]), strict=True)
+        ]
+        good = sum(met(told, saved) for told, saved in pairs if told is not None)
+        print(f"By today's model, after the measurements: {good} of {len(pairs)}.")
+    for path, tuning in sorted(tunings.items(), key=lambda item: item[1].begun.step_ns):
+        print("", *table(tuning, now[path]), sep="\n")
 
 
 if __name__ == "__main__":

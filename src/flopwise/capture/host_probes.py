@@ -115,21 +115,26 @@ def probe_compiled(device: torch.device) -> Iterator[Probe]:
     gradient. So the call, the kernels and the tensors that are handed over can be told apart.
     """
     short, long = _LAYERS
+    shapes = ((short, short), (long, long), (long, 1))  # layers and weights
     x = torch.rand(32, 32, device=device)
+    chains = []
+    for layers, n_weights in shapes:
+        frozen = n_weights == 1
+        weights = [torch.rand(32, 32, device=device, requires_grad=not frozen) for _ in range(n_weights)]
+        chains.append((torch.compile(_chain(layers), dynamic=False), x.clone().requires_grad_(frozen), weights))
     try:
-        for layers, n_weights in ((short, short), (long, long), (long, 1)):
-            frozen = n_weights == 1
-            weights = [torch.rand(32, 32, device=device, requires_grad=not frozen) for _ in range(n_weights)]
-            given = x.clone().requires_grad_(frozen)
-            forward_ns, backward_ns = _compiled_ns(torch.compile(_chain(layers), dynamic=False), given, weights, device)
-            there = HostCounts(ops=2 * layers, views=0, kernels=0, listed=1 + n_weights)
-            products = layers if frozen else 2 * layers - 1
-            kept = layers + n_weights + 1  # the products' results, the weights and the gradient
-            back = HostCounts(ops=layers + products, views=0, kernels=0, listed=kept)
-            yield Probe(what=f"{COMPILED} forward", shape=tuple(there), ns=forward_ns)
-            yield Probe(what=f"{COMPILED} backward", shape=tuple(back), ns=backward_ns)
+        # In rounds: a host's pace changes from second to second, and must not be taken for a difference between chains.
+        rounds = [[_there_and_back(*chain, device) for chain in chains] for _ in range(_COMPILED_CALLS)]
     except Exception:  # noqa: BLE001  (no compiler on this machine, say: whatever it is, only this probe is lost)
         return
+    for number, (layers, n_weights) in enumerate(shapes):
+        times = [one[number] for one in rounds[_COMPILED_CALLS // 4 :]]
+        there = HostCounts(ops=2 * layers, views=0, kernels=0, listed=1 + n_weights)
+        products = layers if n_weights == 1 else 2 * layers - 1
+        kept = layers + n_weights + 1  # the products' results, the weights and the gradient
+        back = HostCounts(ops=layers + products, views=0, kernels=0, listed=kept)
+        yield Probe(what=f"{COMPILED} forward", shape=tuple(there), ns=float(median(ns for ns, _ in times)))
+        yield Probe(what=f"{COMPILED} backward", shape=tuple(back), ns=float(median(ns for _, ns in times)))
 
 
 def _chain(layers: int) -> Callable[..., Tensor]:
@@ -139,14 +144,6 @@ def _chain(layers: int) -> Callable[..., Tensor]:
         return x
 
     return chain
-
-
-def _compiled_ns(
-    run: Callable[..., Tensor], x: Tensor, weights: list[Tensor], device: torch.device
-) -> tuple[float, float]:
-    """The host's time for a compiled function, and for its way back with the weights' gradients."""
-    times = [_there_and_back(run, x, weights, device) for _ in range(_COMPILED_CALLS)][_COMPILED_CALLS // 4 :]
-    return float(median(there for there, _ in times)), float(median(back for _, back in times))
 
 
 def _there_and_back(
