@@ -29,3 +29,12 @@ def test_what_the_cache_gives_is_said_where_it_shows():
     none = msgspec.structs.replace(known, memory=known.memory | {"elementwise": flat}, bandwidth_bytes_per_s=4e12)
     assert none.cache_bytes_per_s is None
     assert "out of the cache" not in "\n".join(markdown(table) for table in ceilings_view(none)[0])
+
+
+def test_attention_is_told_by_backend():
+    tables, _ = ceilings_view(from_datasheet(gpu("h200")))
+    text = markdown(tables[1])
+    assert "forward, 10.0 GFLOP" in text
+    assert {row["way"] for row in tables[1].rows} >= {"fp32", "bf16", "bf16, flash", "bf16, triton"}
+    rates = {row["way"]: row for row in tables[1].rows}
+    assert 0.55 < rates["bf16, flash"]["forward_large"] / rates["bf16"]["forward_large"] < 0.7

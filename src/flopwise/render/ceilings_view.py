@@ -8,8 +8,10 @@ from flopwise.spec.gpu import find_gpu
 
 
 def ceilings_view(found: Ceilings) -> View:
-    """Rates beside the datasheet's, bandwidth by class of kernel, and what a launch costs."""
-    return [_rates(found), _bandwidths(found), _launches(found)], document("ceilings", ceilings=found)
+    """Rates beside the datasheet's, attention by backend, bandwidth by class of kernel, and what a launch costs."""
+    return [_rates(found), _attention(found), _bandwidths(found), _launches(found)], document(
+        "ceilings", ceilings=found
+    )
 
 
 def _rates(found: Ceilings) -> Table:
@@ -38,6 +40,34 @@ def _rates(found: Ceilings) -> Table:
 
 def _flops(per_second: float) -> str:
     return units.rate(per_second, "FLOP/s")
+
+
+def _attention(found: Ceilings) -> Table:
+    sizes = {"small": 1e10, "large": 1e12}  # FLOPs forward
+    ways = {"forward": (found.attention, 1.0), "backward": (found.attention_backward, 2.5)}
+    rows = tuple(
+        {"way": way}
+        | {
+            f"{phase}_{size}": 1e9 * flops * more / curves[way].at(flops * more)
+            for phase, (curves, more) in ways.items()
+            if way in curves
+            for size, flops in sizes.items()
+        }
+        for way in found.attention
+    )
+    columns = (
+        Column("way", "fused attention in", right=False),
+        *(
+            Column(f"{phase}_{size}", f"{phase}, {units.rate(flops * more, 'FLOP')}", _flops)
+            for phase, (_, more) in ways.items()
+            for size, flops in sizes.items()
+        ),
+    )
+    notes = (
+        "FLOPs of the whole square of scores, of which a causal kernel does about half; without a name it is the backend "
+        "that PyTorch picks, flash is FlashAttention-2, triton is flopwise's own; wide heads have more than 64 numbers",
+    )
+    return Table(title="fused attention by backend", columns=columns, rows=rows, notes=notes)
 
 
 def _bytes(per_second: float) -> str:
