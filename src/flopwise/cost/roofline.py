@@ -181,9 +181,16 @@ def op_time(
 
 def op_times(ops: Sequence[OpWork], ceilings: Ceilings, *, graph: bool = False) -> list[OpTime]:
     """What the operations of a step take one after the other, the cache being what those before have left in it."""
-    cold = cold_bytes(ops, ceilings.cached_bytes)
     products: Products = {}
-    return [op_time(op, ceilings, graph=graph, cold=far, products=products) for op, far in zip(ops, cold, strict=True)]
+    known: dict[tuple[object, ...], OpTime] = {}  # layers are alike
+    times = []
+    for op, far in zip(ops, cold_bytes(ops, ceilings.cached_bytes), strict=True):
+        moved = (op.op, op.phase, op.kind, op.dtype, op.flops, op.read_bytes, op.write_bytes, op.kernels)
+        like = (*moved, op.strided, op.mixed, op.shapes, far)
+        if like not in known:
+            known[like] = op_time(op, ceilings, graph=graph, cold=far, products=products)
+        times.append(known[like])
+    return times
 
 
 def beside_backward(ops: Sequence[OpWork], times: Sequence[OpTime]) -> list[OpTime]:

@@ -28,21 +28,15 @@ Backward = Callable[["Tape", "Tensor", Sequence["Tensor"]], Gradients]
 class Tensor:
     """A shape with a dtype, a place in memory and a place in the graph."""
 
-    __slots__ = ("dtype", "family", "node", "shape", "slot", "storage")
+    __slots__ = ("dtype", "family", "n_bytes", "node", "numel", "shape", "slot", "storage")
 
     def __init__(self, shape: Shape, dtype: str, storage: Storage, family: str = "") -> None:
         self.shape, self.dtype, self.storage, self.family = shape, dtype, storage, family
         self.node: Node | None = None
         self.slot = 0
-
-    @property
-    def numel(self) -> int:
-        return math.prod(self.shape)
-
-    @property
-    def n_bytes(self) -> int:
+        self.numel = math.prod(shape)
         # A view may spread one number over many places: no more is read than there is.
-        return min(self.numel * ITEM_BYTES[self.dtype], self.storage.n_bytes)
+        self.n_bytes = min(self.numel * ITEM_BYTES[dtype], storage.n_bytes)
 
     def view(self, shape: Shape) -> "Tensor":
         """The same memory in another shape, outside the graph."""
