@@ -91,3 +91,12 @@ def test_updates_in_the_backward_pass_need_an_optimizer(phase):
 def test_a_recipe_of_before_reads_as_one_without_overlap():
     old = {k: v for k, v in msgspec.to_builtins(Recipe(precision="bf16")).items() if k != "overlap"}
     assert msgspec.convert(old, Recipe) == Recipe(precision="bf16")
+
+
+def test_several_values_at_once_are_told_where_they_belong():
+    with pytest.raises(FlopwiseError) as told:
+        Recipe(norm="torch,triton")
+    assert "flopwise sweep" in told.value.hint
+    with pytest.raises(FlopwiseError) as told:
+        Recipe(norm="torch,nothing")
+    assert "flopwise sweep" not in told.value.hint

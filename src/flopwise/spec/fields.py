@@ -11,9 +11,10 @@ def one_of(field: str, value: object, allowed: Iterable[str]) -> None:
     """Raise unless `value` is one of the `allowed` words."""
     words = tuple(allowed)
     if value not in words:
-        raise FlopwiseError(
-            f"{field} = {show(value)} is not allowed", f"{did_you_mean(value, words)}allowed: {', '.join(words)}"
-        )
+        several = isinstance(value, str) and "," in value and all(one.strip() in words for one in value.split(","))
+        first = "one of them at a time (several: flopwise sweep, or bench --versus); " if several else ""
+        hint = f"{first or did_you_mean(value, words)}allowed: {', '.join(words)}"
+        raise FlopwiseError(f"{field} = {show(value)} is not allowed", hint)
 
 
 def whole(field: str, value: object, low: int = 1, high: int = 2**31) -> None:
