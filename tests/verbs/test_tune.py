@@ -8,7 +8,7 @@ import pytest
 from flopwise.capture.events import Agreed
 from flopwise.cost.fit import peak_of
 from flopwise.errors import FlopwiseError
-from flopwise.records import OOM, Point
+from flopwise.records import OOM, Point, Telemetry
 from flopwise.render.tune_view import tune_view, verdict
 from flopwise.spec.gpu import gpu
 from flopwise.spec.recipe import Recipe
@@ -140,10 +140,23 @@ def test_two_that_the_first_rounds_leave_open_take_more_once(tmp_path, few_lever
         return turns(*args, **options)
 
     monkeypatch.setattr(module, "take_turns", counted)
-    monkeypatch.setattr(module, "_open", lambda before, after: True)
+    monkeypatch.setattr(module, "undecided", lambda before, after: True)
     (attempt,) = run(tmp_path).attempts
     assert len(taken) == 2
     assert attempt.comparison.n_b >= sum(taken)
+
+
+def test_a_gpu_that_was_slowed_is_told_of(tmp_path, few_levers, monkeypatch):
+    few_levers(loss=("chunked",))
+    append = module._Tuner._append
+
+    def hot(tuner, point):
+        append(tuner, msgspec.structs.replace(point, telemetry=Telemetry(throttle=("software power cap",))))
+
+    monkeypatch.setattr(module._Tuner, "_append", hot)
+    found = run(tmp_path)
+    assert "slowed (software power cap) in 3 of 3 measurements" in found.ended.notes[0]
+    assert any("power cap" in note for note in tune_view(found)[0][0].notes)
 
 
 def test_every_line_of_pytorch_stands_beside_its_lever(tmp_path, few_levers, monkeypatch):

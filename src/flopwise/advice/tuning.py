@@ -72,6 +72,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="end
     waterfall: Waterfall | None = None
     stopped: str  # 'nothing left to try', 'the budget', 'interrupted'
     seconds: float = 0.0
+    notes: tuple[str, ...] = ()
 
 
 Row = Begun | Attempt | Ended

@@ -100,6 +100,7 @@ def _notes(tuning: Tuning) -> tuple[str, ...]:
         beside = "the same steps by hand in fp32" if model else "the step as it is written"
         notes.append(f"losses and gradients: beside {beside}, from the same weights and data")
     if tuning.ended is not None:
+        notes += tuning.ended.notes
         notes.append(f"ended after {units.duration(tuning.ended.seconds * 1e9)}: {tuning.ended.stopped}")
     else:
         notes.append("cut off before its end: the last lever kept is the best so far")

@@ -11,13 +11,13 @@ import msgspec
 from flopwise import units
 from flopwise.advice.moves import REDONE_BY, Move, moves, reference_of, to_fit
 from flopwise.advice.tuning import Attempt, Begun, Ended, Row, Tuning, decide, told, wrong
-from flopwise.analysis.comparison import FASTER, INCONCLUSIVE, SLOWER, Comparison, compare_samples
+from flopwise.analysis.comparison import FASTER, SLOWER, Comparison, compare_samples
 from flopwise.capture.events import Agreed, AgreeRequest, Event, Surroundings, TraceRequest
 from flopwise.capture.isolate import Worker
 from flopwise.capture.turns import HOPELESS, HOPELESS_RATIO, PLAIN, PLAIN_RATIO, Contestant, take_turns
 from flopwise.cost.fit import peak_of
 from flopwise.errors import FlopwiseError
-from flopwise.records import OK, OOM, STEP, PhaseMemory, Point
+from flopwise.records import OK, OOM, Point
 from flopwise.spec import fields
 from flopwise.spec.workload import OpSpec, Sampling, Trial, Workload, workload
 from flopwise.statistics import FEWEST
@@ -27,6 +27,7 @@ from flopwise.verbs.dry_step import needs_dry_run
 from flopwise.verbs.progress import Progress, Silent
 from flopwise.verbs.tune_facts import Look, Outlook
 from flopwise.verbs.tune_rows import ROWS, read_tuning
+from flopwise.verbs.tune_samples import gpu_name, peak_bytes, sampled, step_ns, timed, undecided, walls
 
 START = "start"  # the group of the step before anything is changed
 WORTH = 0.003  # of the step: less is not tried, if it is predicted
@@ -108,6 +109,7 @@ class _Tuner:
         self.reference = run.memory_path("reference.npz")
         self.no_reference = ""
         self.notes: list[str] = []
+        self.held_back: list[tuple[str, ...]] = []  # of every measurement, why the GPU's clock was not what it can be
         self.look = Look(run, worker, there, device)
 
     def tune(self, start: Workload) -> None:
@@ -126,7 +128,7 @@ class _Tuner:
             agreement = agreed.agreement
             self._keep(
                 Begun(
-                    workload=start, step_ns=_step_ns(self.best), peak_bytes=peak_bytes(self.best.memory),
+                    workload=start, step_ns=step_ns(self.best), peak_bytes=peak_bytes(self.best.memory),
                     gpu=gpu_name(self.there), waterfall=seen.waterfall, findings=seen.findings,
                     agreement=agreement, notes=(*self.notes, *seen.notes),
                 )
@@ -161,9 +163,23 @@ class _Tuner:
         best = self.best.trial.workload
         seen = self.look.at(best, self.best, "after") if best != start and stopped != "interrupted" else None
         return Ended(
-            workload=best, step_ns=_step_ns(self.best), peak_bytes=peak_bytes(self.best.memory),
-            waterfall=seen.waterfall if seen else None, stopped=stopped, seconds=self.seconds,
+            workload=best, step_ns=step_ns(self.best), peak_bytes=peak_bytes(self.best.memory),
+            waterfall=seen.waterfall if seen else None, stopped=stopped, seconds=self.seconds, notes=self._slowed(),
         )  # fmt: skip
+
+    def _slowed(self) -> tuple[str, ...]:
+        """Whether the GPU's clock was held down while levers were measured."""
+        reasons = dict.fromkeys(reason for one in self.held_back for reason in one)
+        n = sum(bool(one) for one in self.held_back)
+        why = ", ".join(reasons)
+        told = (
+            f"the GPU was slowed ({why}) in {n} of {len(self.held_back)} measurements: less work saves less time then"
+        )
+        return (told,) if reasons else ()
+
+    def _append(self, point: Point) -> None:
+        self.run.append(point)
+        self.held_back.append(point.telemetry.throttle if point.telemetry else ())
 
     # --- which lever next
 
@@ -174,7 +190,7 @@ class _Tuner:
         open_moves = [move for move in allowed if (move.lever, move.value) not in self.tried]
         if not on_gpu:  # there, half precision is seldom the faster
             open_moves.sort(key=lambda move: move.lever == "precision")
-        return self.outlook.choose(open_moves, -math.inf if over else WORTH * _step_ns(self.best))
+        return self.outlook.choose(open_moves, -math.inf if over else WORTH * step_ns(self.best))
 
     # --- one lever
 
@@ -196,8 +212,8 @@ class _Tuner:
         point, agreed = self._measured_alone(move.workload)
         if point.status != OK:
             return msgspec.structs.replace(first, status=point.status, why=point.reason)
-        found = compare_samples(_walls(before), _walls(point), paired=False)
-        attempt = self._judged(_timed(first, _walls(before), _walls(point)), before, point, found, agreed)
+        found = compare_samples(walls(before), walls(point), paired=False)
+        attempt = self._judged(timed(first, walls(before), walls(point)), before, point, found, agreed)
         if attempt.kept:
             self._crown(move.lever, point)
         return attempt
@@ -216,11 +232,11 @@ class _Tuner:
             ready = incumbent.warm_again() and challenger.warm_again()
             was = len(incumbent.gathered.samples)
             stopped = take_turns(incumbent, challenger, fewest=FEWEST) if ready else "interrupted"
-            mine, others = (_sampled(one) for one in (incumbent, challenger))
-            if stopped not in ("interrupted", HOPELESS, PLAIN) and _open(mine[was:], others):
+            mine, others = (sampled(one) for one in (incumbent, challenger))
+            if stopped not in ("interrupted", HOPELESS, PLAIN) and undecided(mine[was:], others):
                 rounds = int(MORE_SECONDS * 1e9 * self.sampling.seconds / (median(mine) + median(others)))
                 stopped = take_turns(incumbent, challenger, fewest=max(FEWEST, min(MORE * FEWEST, rounds)))
-                mine, others = (_sampled(one) for one in (incumbent, challenger))
+                mine, others = (sampled(one) for one in (incumbent, challenger))
             if stopped == "interrupted":
                 return self._broken(first, challenger)
             before = msgspec.structs.replace(self.best, memory=incumbent.memory or self.best.memory)
@@ -235,7 +251,7 @@ class _Tuner:
                 reason = f"less than {PLAIN_RATIO:.0%} of the time in every round"
                 found = msgspec.structs.replace(found, verdict=FASTER, reason=reason, low=None, high=None)
             agreed = challenger.gathered.agreed or Agreed()
-            attempt = self._judged(_timed(first, mine[was:], others), before, after, found, agreed)
+            attempt = self._judged(timed(first, mine[was:], others), before, after, found, agreed)
             self._settle(challenger, attempt.kept)
             if attempt.kept:
                 self._crown(first.lever, after)
@@ -294,7 +310,7 @@ class _Tuner:
         point = self.worker.run(
             trial, log, on_event, trace=trace, compare=self._compare, fewest=FEWEST, details=DETAILS
         )
-        self.run.append(point)
+        self._append(point)
         if point.status != OK and trial.group == START:
             if point.status == "interrupted":
                 raise KeyboardInterrupt
@@ -329,7 +345,7 @@ class _Tuner:
     def _let_go(self, one: Contestant, stopped: str = "turns") -> Point:
         point = one.leave(stopped)
         self.idle.append(one.worker)
-        self.run.append(point)
+        self._append(point)
         return point
 
     def _incumbent(self) -> Contestant:
@@ -377,34 +393,3 @@ class _Tuner:
     @property
     def _compare(self) -> AgreeRequest | None:
         return None if self.no_reference else AgreeRequest(path=str(self.reference))
-
-
-def peak_bytes(memory: tuple[PhaseMemory, ...]) -> int | None:
-    """The step's peak; None where it was not measured."""
-    return max((phase.peak_bytes for phase in memory), default=None)
-
-
-def gpu_name(there: Surroundings) -> str:
-    return there.environment.gpu.name if there.environment.gpu else "cpu"
-
-
-def _timed(attempt: Attempt, before: list[int], after: list[int]) -> Attempt:
-    return msgspec.structs.replace(attempt, before_ns=float(median(before)), after_ns=float(median(after)))
-
-
-def _walls(point: Point) -> list[int]:
-    times = point.times(STEP)
-    return list(times.wall_ns) if times else []
-
-
-def _open(before: list[int], after: list[int]) -> bool:
-    """Whether the samples leave it open which is the faster."""
-    return compare_samples(before, after, paired=True).verdict == INCONCLUSIVE
-
-
-def _sampled(one: Contestant) -> list[int]:
-    return [sample[STEP].wall_ns for sample in one.gathered.samples]
-
-
-def _step_ns(point: Point) -> float:
-    return float(median(_walls(point)))
