@@ -31,9 +31,9 @@ def met(predicted_ns: float, measured_ns: float) -> bool:
 def measured(tuning: Tuning) -> list[tuple[Attempt, float, float]]:
     """Each lever with a prediction and a measurement: predicted and measured saving."""
     return [
-        (one, one.predicted_ns, one.before_ns - one.after_ns)
+        (one, one.predicted_ns, one.saved_ns)
         for one in tuning.attempts
-        if one.status == OK and None not in (one.predicted_ns, one.before_ns, one.after_ns)
+        if one.status == OK and None not in (one.predicted_ns, one.saved_ns)
     ]
 
 
@@ -76,6 +76,9 @@ def table(tuning: Tuning, now: list[float | None]) -> list[str]:
             f"| {saved / MS:.3g} | {'yes' if met(predicted, saved) else 'no'} | {'yes' if one.kept else 'no'} | {one.why} |"
             + (f" {told / MS:.3g} |" if told is not None else " |" if now else "")
         )
+    for one in tuning.attempts:
+        if one.status != OK:
+            lines.append(f"| {one.lever} = {one.value} | | | | | | no | {one.status}: {one.why} |" + (" |" if now else ""))
     return lines
 
 

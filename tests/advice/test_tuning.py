@@ -1,9 +1,12 @@
+import json
 import math
 
+import msgspec
 import pytest
 
 from flopwise.advice.tuning import Attempt, Begun, Ended, Row, Tuning, decide, wrong
 from flopwise.analysis.comparison import compare_samples
+from flopwise.errors import FlopwiseError
 from flopwise.records import Agreement
 from flopwise.spec.workload import workload
 from flopwise.store.rows import append_row, read_rows
@@ -37,6 +40,8 @@ def test_a_memory_limit_rules():
     assert decide(against(0.5), 10 * GIB, 12 * GIB, 11 * GIB)[0] is False
     assert decide(against(1.5), 12 * GIB, 8 * GIB, 11 * GIB)[0] is True
     assert decide(against(0.5), 8 * GIB, 9 * GIB, 11 * GIB)[0] is True
+    assert decide(against(1.5), 50 * GIB, 50 * GIB - 1, 40 * GIB)[0] is False  # nothing gained, and slower
+    assert decide(against(1.5), 50 * GIB, 45 * GIB, 40 * GIB)[0] is True  # on the way
 
 
 def agreement(loss=1.0, gradient=0.0):
@@ -72,6 +77,28 @@ def test_a_prediction_is_close_within_a_fifth_or_a_millisecond():
     assert attempt(after_ns=19.5e6, predicted_ns=1.4e6).close is True
     assert attempt(predicted_ns=None).close is None
     assert attempt(after_ns=None, predicted_ns=1.0).close is None
+
+
+def test_what_was_saved_is_by_the_ratio_that_was_judged():
+    pairs = compare_samples([100.0, 200.0] * 10, [90.0, 180.0] * 10, paired=True)
+    assert attempt(before_ns=150.0, after_ns=140.0, comparison=pairs).saved_ns == pytest.approx(15.0)
+    assert attempt(before_ns=150.0, after_ns=140.0).saved_ns == 10.0
+
+
+def test_too_few_samples_are_the_reason_that_is_told():
+    kept, why = decide(compare_samples([100.0], [25.0] * 3, paired=True), None, None, None)
+    assert not kept
+    assert "inconclusive: too few samples: 1 and 3" in why
+
+
+@pytest.mark.parametrize("field", ["before_ns", "after_bytes"])
+@pytest.mark.parametrize("value", [-5, 10**400])
+def test_numbers_that_no_step_has_are_refused(tmp_path, field, value):
+    path = tmp_path / "tuning.jsonl"
+    row = json.loads(msgspec.json.encode(attempt())) | {field: value}
+    path.write_text(json.dumps(row) + "\n")
+    with pytest.raises(FlopwiseError, match="not readable"):
+        read_rows(path, Row, "tuning")
 
 
 def test_rows_are_read_back_and_a_torn_one_is_left_out(tmp_path):

@@ -1,8 +1,10 @@
+import math
 from pathlib import Path
 
 import pytest
+import torch
 
-from flopwise.capture.agreement import compared
+from flopwise.capture.agreement import compared, not_finite, sampled
 from flopwise.capture.events import Agreed, AgreeRequest
 from flopwise.capture.isolate import Worker
 from flopwise.errors import FlopwiseError
@@ -83,3 +85,17 @@ def test_a_step_of_the_users_own_shows_the_loss_it_returns_and_its_gradients(tmp
     assert (agreed.loss_error, agreed.gradient_error, agreed.losses) == (0.0, 0.0, found.losses)
     assert point.status == "ok"
     assert len(point.warmup_ns) >= 6  # those that were compared among them
+
+
+@pytest.mark.parametrize("bad", ["loss", "gradient"])
+def test_what_is_not_finite_is_told_and_not_written_as_numbers(bad):
+    model = torch.nn.Linear(2, 1, bias=False)
+
+    def once():
+        model.zero_grad()
+        (model(torch.ones(1, 2)).sum() * (math.nan if bad == "gradient" else 1.0)).backward()
+        return torch.tensor(math.inf if bad == "loss" else 1.0)
+
+    losses = [float(once())]
+    told = not_finite(losses, sampled(model))
+    assert told == ("the loss is not finite" if bad == "loss" else "the gradient of weight is not finite")

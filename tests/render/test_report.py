@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from flopwise.advice.tuning import Attempt, Begun, Ended, Tuning
+from flopwise.analysis.comparison import compare_samples
 from flopwise.analysis.explained import explained
 from flopwise.analysis.step_timeline import LAUNCHES, PIXELS, step_timeline
 from flopwise.render.report import Report, ReportPart, html_report, markdown_report
@@ -88,7 +89,11 @@ def test_a_tuning_is_told_by_what_was_kept(part):
     said = "A step went from 24.0 ms to 7.00 ms, 3.43 times as fast, measured, by: compile=default."
     assert verdict(tuned) == f"{said} Levers are left to try: the budget is spent."
     none = replace(tuned, tuning=Tuning(run="x", begun=begun, attempts=tried[2:], ended=None))
-    assert "nothing that was tried is faster" in verdict(none)
+    assert "nothing that was tried was kept. Levers are left to try: cut off." in verdict(none)
+    few = compare_samples([100.0], [25.0, 26.0], paired=True)  # four times as fast, by too few samples
+    open_ = msgspec.structs.replace(tried[2], comparison=few)
+    unjudged = replace(tuned, tuning=Tuning(run="x", begun=begun, attempts=(open_,), ended=None))
+    assert "of 1 levers 1 could not be judged" in verdict(unjudged)
     found = sections(tuned)
     assert [section.title for section in found[:3]] == [
         "The recipe", "What was tried", "What was found before anything was changed",

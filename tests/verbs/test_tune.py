@@ -5,6 +5,8 @@ import json
 import msgspec
 import pytest
 
+from flopwise.advice.tuning import Attempt, Begun, Ended, Tuning
+from flopwise.analysis.comparison import compare_samples
 from flopwise.capture.events import Agreed
 from flopwise.cost.fit import peak_of
 from flopwise.errors import FlopwiseError
@@ -13,6 +15,7 @@ from flopwise.render.tune_view import tune_view, verdict
 from flopwise.spec.gpu import gpu
 from flopwise.spec.recipe import Recipe
 from flopwise.spec.workload import workload
+from flopwise.store import list_runs
 from flopwise.verbs import tune as module
 from flopwise.verbs.tune import tune
 from flopwise.verbs.tune_rows import read_tuning
@@ -144,6 +147,44 @@ def test_two_that_the_first_rounds_leave_open_take_more_once(tmp_path, few_lever
     (attempt,) = run(tmp_path).attempts
     assert len(taken) == 2
     assert attempt.comparison.n_b >= sum(taken)
+
+
+def test_what_could_not_be_checked_says_so_when_it_is_kept(tmp_path, few_levers, monkeypatch):
+    few_levers(activation=("torch",))
+    monkeypatch.setattr(module, "decide", lambda *_, **__: (True, "faster"))
+    found = tune(
+        "tiny", batch=1, context=32, phase="forward", activation="eager", device="cpu", seconds=0.1, budget=60.0,
+        memory_limit=2**30, runs=tmp_path,
+    )  # fmt: skip
+    assert [(a.kept, a.why) for a in found.attempts] == [(True, "faster; losses and gradients not checked")]
+    notes = tune_view(found)[0][0].notes
+    assert any("may be wrong" in note for note in notes)
+    assert any("memory limit is not looked at" in note for note in notes)
+
+
+def test_the_turns_speak_where_the_machine_has_drifted():
+    before = Begun(workload=workload("tiny"), step_ns=44e6)
+    ratio = compare_samples([12.0] * 6, [8.4] * 6, paired=True)
+    kept = Attempt(
+        lever="norm", value="torch", before="eager", status="ok", before_ns=12e6, after_ns=8.4e6, comparison=ratio, kept=True
+    )  # fmt: skip
+    found = Tuning(
+        run="x", begun=before, attempts=(kept,), ended=Ended(workload=before.workload, step_ns=8.4e6, stopped="")
+    )
+    assert "5.24x" in verdict(found)
+    assert any("the last is 1.43 times as fast" in note for note in tune_view(found)[0][0].notes)
+    steady = msgspec.structs.replace(found, begun=msgspec.structs.replace(before, step_ns=12e6))
+    assert not any("times as fast" in note for note in tune_view(steady)[0][0].notes)
+
+
+def test_a_tuning_without_its_end_is_not_complete(tmp_path, few_levers):
+    few_levers(loss=("chunked",))
+    found = run(tmp_path)
+    (whole,) = list_runs(tmp_path)
+    assert whole.complete
+    rows = tmp_path / found.run / "tuning.jsonl"
+    rows.write_bytes(b"\n".join(rows.read_bytes().split(b"\n")[:-2]) + b"\n")
+    assert not list_runs(tmp_path)[0].complete
 
 
 def test_a_gpu_that_was_slowed_is_told_of(tmp_path, few_levers, monkeypatch):

@@ -1,16 +1,20 @@
 """What `tune` writes down as it goes: how it began, every lever tried, how it ended. And when a lever is kept."""
 
 import math
+from typing import Annotated
 
 import msgspec
 
 from flopwise import units
 from flopwise.advice.finding import Finding
-from flopwise.analysis.comparison import FASTER, NO_DIFFERENCE, SLOWER, Comparison
+from flopwise.analysis.comparison import FASTER, INCONCLUSIVE, NO_DIFFERENCE, SLOWER, Comparison
 from flopwise.analysis.waterfall import Waterfall
 from flopwise.records import OK, Agreement
 from flopwise.spec.workload import Workload
 
+# A file from outside may hold anything: no step takes a year, none holds an exabyte.
+Ns = Annotated[float, msgspec.Meta(ge=0, le=3e16)]
+Bytes = Annotated[int, msgspec.Meta(ge=0, le=2**60)]
 SMALLER = 0.05  # of the peak: a lever that is not faster is kept if it saves more than this
 # How far losses and gradients may be from the reference's: rounding, with room for a few steps of training.
 LOSS_BOUNDS = {"fp32": 1e-3, "tf32": 5e-3}
@@ -22,8 +26,8 @@ class Begun(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="beg
     """The step before anything was changed."""
 
     workload: Workload
-    step_ns: float
-    peak_bytes: int | None = None
+    step_ns: Ns
+    peak_bytes: Bytes | None = None
     gpu: str = ""
     waterfall: Waterfall | None = None
     findings: tuple[Finding, ...] = ()
@@ -40,11 +44,11 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="a
     status: str  # 'ok', or why there is no measurement: 'oom', 'unsupported', …
     predicted_ns: float | None = None  # saving of a step, before it was run
     arithmetic: str = ""
-    before_ns: float | None = None  # medians of the two, taken in turns
-    after_ns: float | None = None
+    before_ns: Ns | None = None  # medians of the two, taken in turns
+    after_ns: Ns | None = None
     comparison: Comparison | None = None
-    before_bytes: int | None = None  # peaks
-    after_bytes: int | None = None
+    before_bytes: Bytes | None = None  # peaks
+    after_bytes: Bytes | None = None
     agreement: Agreement | None = None
     kept: bool = False
     why: str = ""
@@ -52,8 +56,11 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="a
 
     @property
     def saved_ns(self) -> float | None:
-        """Measured; below zero: it takes longer."""
-        return None if self.before_ns is None or self.after_ns is None else self.before_ns - self.after_ns
+        """Measured, by the ratio that was judged, which is of the samples in pairs; below zero: it takes longer."""
+        if self.before_ns is None or self.after_ns is None:
+            return None
+        ratio = self.comparison.ratio if self.comparison is not None else None
+        return self.before_ns - self.after_ns if ratio is None else self.before_ns * (1 - ratio)
 
     @property
     def close(self) -> bool | None:
@@ -67,8 +74,8 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="end
     """The step after all that was kept."""
 
     workload: Workload
-    step_ns: float
-    peak_bytes: int | None = None
+    step_ns: Ns
+    peak_bytes: Bytes | None = None
     waterfall: Waterfall | None = None
     stopped: str  # 'nothing left to try', 'the budget', 'interrupted'
     seconds: float = 0.0
@@ -85,6 +92,14 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
     begun: Begun
     attempts: tuple[Attempt, ...]
     ended: Ended | None
+
+    @property
+    def in_turns(self) -> float | None:
+        """How many times as fast by the levers kept, each measured beside the one before; None: not all were measured so."""
+        kept = [attempt for attempt in self.attempts if attempt.kept]
+        ratios = [one.comparison.ratio if one.comparison is not None else None for one in kept]
+        known = [ratio for ratio in ratios if ratio]
+        return 1 / math.prod(known) if len(known) == len(kept) else None
 
     @property
     def best(self) -> Workload:
@@ -147,7 +162,8 @@ def decide(
     if limit_bytes is not None and after_bytes is not None and before_bytes is not None:
         if after_bytes > limit_bytes and after_bytes >= before_bytes:
             return False, "over the memory limit"
-        if before_bytes > limit_bytes > 0 and after_bytes < before_bytes:
+        enough = after_bytes <= limit_bytes or after_bytes < (1 - SMALLER) * before_bytes
+        if before_bytes > limit_bytes and enough:
             return True, "smaller, which the memory limit asks for"
     if comparison.verdict == FASTER:
         return True, "faster"
@@ -157,5 +173,6 @@ def decide(
         speed = "no slower" if comparison.verdict == NO_DIFFERENCE else "not shown to be slower"
         return True, f"{1 - after_bytes / before_bytes:.0%} less memory, and {speed}"
     if steadier and (comparison.ratio or math.inf) <= 1:
-        return True, "no slower, and what comes next is measured without the host's pace"
-    return False, comparison.verdict
+        return True, "not shown to be slower, and what comes next is measured without the host's pace"
+    reason = f": {comparison.reason}" if comparison.verdict == INCONCLUSIVE and comparison.reason else ""
+    return False, f"{comparison.verdict}{reason}"

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from flopwise.capture.build import build_step, resolve_device
 from flopwise.capture.events import Agreed, AgreeRequest
 from flopwise.capture.step import GRAPH_WARMUPS, Step
-from flopwise.errors import Unsupported
+from flopwise.errors import FlopwiseError, Unsupported
 from flopwise.lm.layers import JoinedLinear
 from flopwise.records import Agreement
 from flopwise.spec.workload import Trial, Workload
@@ -19,6 +19,8 @@ from flopwise.spec.workload import Trial, Workload
 FIRST = GRAPH_WARMUPS + 1  # the first step that is compared: capturing a graph has run those before it
 COMPARED = 3
 MOST = 1 << 14  # numbers of one gradient that are looked at, evenly spread
+
+_NO_LIKENESS = 1e9  # the error of what should be zero; JSON has no infinity
 
 Numbers = npt.NDArray[np.float64]
 Gradients = dict[str, tuple[Numbers, int]]  # a weight's gradient at some places, and of how many
@@ -34,6 +36,8 @@ def agree(trial: Trial, request: AgreeRequest) -> Agreement:
             f"{workload.target} shows neither a loss nor gradients",
             "a step of your own shows them if it returns its loss, or builds its model in the factory",
         )
+    if what := not_finite(losses, gradients):
+        raise FlopwiseError(f"{workload.target}: {what}, so that nothing can be compared with it")
     if request.write:
         _write(request.path, losses, gradients, first)
         return compared(losses, gradients, losses, gradients, first)
@@ -45,7 +49,21 @@ def agreement_of(step: Step, workload: Workload, request: AgreeRequest, once: Ca
     losses, gradients, _ = followed(step, _done(workload), once)
     if not losses and not gradients:
         return Agreed(failed=f"{workload.target} shows neither a loss nor gradients")
+    if what := not_finite(losses, gradients):
+        return Agreed(failed=what)
     return Agreed(agreement=_beside(losses, gradients, workload, request))
+
+
+def not_finite(losses: list[float], gradients: Gradients) -> str:
+    """Which of them is not a number, or infinite; '' if all are.
+
+    >>> not_finite([2.0, math.nan], {}), not_finite([2.0], {})
+    ('the loss is not finite', '')
+    """
+    if not all(math.isfinite(loss) for loss in losses):
+        return "the loss is not finite"
+    worst = next((name for name, (found, _) in gradients.items() if not np.isfinite(found).all()), "")
+    return f"the gradient of {worst} is not finite" if worst else ""
 
 
 def _done(workload: Workload) -> int:
@@ -134,7 +152,7 @@ def compared(
         weight = numel / max(1, found.size)
         wrong, right = float(((found / scale - truth) ** 2).sum()), float((truth**2).sum())
         off, size = off + weight * wrong, size + weight * right
-        error = math.sqrt(wrong / right) if right else (0.0 if not wrong else math.inf)
+        error = math.sqrt(wrong / right) if right else (0.0 if not wrong else _NO_LIKENESS)
         if not error <= worst:  # a NaN is the worst
             worst, where = error, name
     return Agreement(

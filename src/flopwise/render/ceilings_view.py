@@ -78,7 +78,7 @@ def _bandwidths(found: Ceilings) -> Table:
     sizes = (1e6, 1e7, 1e8, 1e9)
     rows = tuple(
         {"kind": kind, "shortest_ns": curve.ns[0]}
-        | {f"bytes_per_s_at_{size:.0e}": 1e9 * size / curve.at(size) for size in sizes}
+        | {f"bytes_per_s_at_{size:.0e}": 1e9 * size / curve.at(size) for size in sizes if size < 2 * curve.amount[-1]}
         for kind, curve in found.memory.items()
     )
     columns = (
@@ -120,6 +120,8 @@ def _launches(found: Ceilings) -> Table:
         Column("listed_ns", "a tensor in a list", units.duration),
         Column("start_ns", "the phase at all", units.duration),
     )
+    if not found.latency_ns:  # a CPU does the work itself
+        return Table(title="the host's time to launch", columns=columns, rows=rows)
     notes = (
         f"from launch to start {units.duration(found.latency_ns)}; "
         f"a kernel among unlike ones takes {_more(found.switch_ns)}, in a CUDA graph {_more(found.graph_gap_ns)}"

@@ -46,7 +46,12 @@ def _overview(rows: Sequence[dict[str, Any]], step_ns: float) -> Table:
         f"predicted: all together {units.duration(total)} of {units.duration(step_ns)}; 'saves' counts nothing twice and takes "
         "the findings above as mended, 'by itself' changes nothing else"
     ]
-    return Table(title="findings, the largest first", columns=columns, rows=tuple(rows), notes=tuple(notes))
+    return Table(
+        title="findings, by what each can save, the largest first",
+        columns=columns,
+        rows=tuple(rows),
+        notes=tuple(notes),
+    )
 
 
 def _full(one: Finding, number: int) -> Table:

@@ -14,6 +14,8 @@ from flopwise.render.waterfall_view import waterfalls_table
 from flopwise.spec.model import ModelSpec
 from flopwise.spec.recipe import LEVERS
 
+DRIFTED = 0.05  # between the first and the last step as measured, and their levers in turns
+
 
 def tune_view(tuning: Tuning) -> View:
     """Tables for people, and the same as a document."""
@@ -27,13 +29,17 @@ def tune_view(tuning: Tuning) -> View:
 
 def verdict(tuning: Tuning) -> str:
     """How it went, in one line."""
-    begun, (after_ns, after_bytes) = tuning.begun, after_all(tuning)
-    ratio = begun.step_ns / after_ns if after_ns else 1.0
+    begun, (after_ns, after_bytes), ratio = tuning.begun, after_all(tuning), _ratio(tuning)
     kept = sum(attempt.kept for attempt in tuning.attempts)
     words = f"{begun.workload.label()}: {units.duration(begun.step_ns)} → {units.duration(after_ns)}, {ratio:.2f}x"
     if begun.peak_bytes and after_bytes:
         words += f"; peak memory {units.size(begun.peak_bytes)} → {units.size(after_bytes)}"
     return f"{words}; {kept} of {len(tuning.attempts)} levers tried were kept"
+
+
+def _ratio(tuning: Tuning) -> float:
+    after_ns = after_all(tuning)[0]
+    return tuning.begun.step_ns / after_ns if after_ns and tuning.begun.step_ns else 1.0
 
 
 def after_all(tuning: Tuning) -> tuple[float, int | None]:
@@ -99,6 +105,16 @@ def _notes(tuning: Tuning) -> tuple[str, ...]:
         model = isinstance(tuning.begun.workload.subject, ModelSpec)
         beside = "the same steps by hand in fp32" if model else "the step as it is written"
         notes.append(f"losses and gradients: beside {beside}, from the same weights and data")
+    turns, whole = tuning.in_turns, _ratio(tuning)
+    if turns is not None and abs(turns / whole - 1) > DRIFTED:
+        notes.append(
+            f"the first step was measured before all others, and the machine's pace moved: by its levers, each in turns with "
+            f"the best before it, the last is {turns:.2f} times as fast"
+        )
+    if any(attempt.kept and attempt.agreement is None for attempt in tuning.attempts):
+        notes.append("not all that was kept could be checked: its results may be wrong")
+    if tuning.begun.waterfall is not None and tuning.ended is not None and tuning.ended.waterfall is None:
+        notes.append(f"no waterfall of the last step: {tuning.ended.stopped}")
     if tuning.ended is not None:
         notes += tuning.ended.notes
         notes.append(f"ended after {units.duration(tuning.ended.seconds * 1e9)}: {tuning.ended.stopped}")

@@ -19,6 +19,7 @@ if HAS_LOCKS:
 HEADER, POINTS, LOCK, TAGS, LOGS, TRACES = "run.json", "points.jsonl", "lock", "tags.json", "logs", "traces"
 MEMORY = "memory"
 LAB = "lab.jsonl"  # a run of the lab has its experiments there
+TUNING = "tuning.jsonl"  # of a run of tune: how it began, every lever, how it ended
 LAB_RUNNING = "lab-running.jsonl"  # and there, while one runs, what it has told so far
 BUILDING, REMOVED = ".new-", ".removed-"  # hidden names: what a killed process may leave beside the runs
 

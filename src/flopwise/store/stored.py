@@ -93,6 +93,16 @@ def _lab_tally(path: Path) -> Tally:
     )  # fmt: skip
 
 
+class _TuningRow(msgspec.Struct, frozen=True, kw_only=True):
+    row: str = ""
+
+
+def _has_ended(path: Path) -> bool:
+    """Whether a tuning's last row was written: the plan of its points is its first step alone."""
+    table = path / files.TUNING
+    return table.is_file() and any(one.row == "ended" for one in read_rows(table, _TuningRow, "tuning"))
+
+
 def tally(path: Path, header: RunHeader) -> Tally:
     """Count a run's rows by status."""
     if header.kind == LAB_KIND:
@@ -105,7 +115,7 @@ def tally(path: Path, header: RunHeader) -> Tally:
         ok=statuses.count(OK),
         failed=len(statuses) - statuses.count(OK),
         planned=len(plan),
-        complete=not _missing(header, rows),
+        complete=not _missing(header, rows) and (header.kind != "tune" or _has_ended(path)),
         warnings=tuple(table.warnings),
     )
 

@@ -34,6 +34,7 @@ WORTH = 0.003  # of the step: less is not tried, if it is predicted
 ROOM = 0.92  # of the GPU's memory, for two steps side by side
 MORE, MORE_SECONDS = 3, 4.0  # times as many rounds and seconds for two that the first rounds do not tell apart; once
 DETAILS = 3  # samples of a step by phase and by the GPU's clock: what predicts needs them, what compares does not
+UNCHECKED = "losses and gradients not checked"
 FITTING = (0.92, 0.8, 0.65)  # of it, for a step in the place of one that does not fit, until one runs
 
 
@@ -115,6 +116,8 @@ class _Tuner:
     def tune(self, start: Workload) -> None:
         stopped = "nothing left to try"
         self.progress.begin(0, 0)
+        if self.limit_bytes is not None and self.memory_bytes is None:
+            self._note("on the CPU a step's peak memory is not measured: the memory limit is not looked at")
         try:
             if self.there.environment.gpu is not None:  # on the CPU they would be in the way of what is measured first
                 self.idle = [Worker(compiler=True, wait=False) for _ in range(2)]
@@ -272,9 +275,10 @@ class _Tuner:
         """Whether it stays: faster or smaller, and right."""
         sizes = (peak_bytes(before.memory), peak_bytes(after.memory))
         kept, why = decide(found, *sizes, self.limit_bytes, steadier=first.lever == "graph")
-        failed = f"could not be checked: {agreed.failed}" if agreed.failed else ""
-        if kept and (off := failed or wrong(agreed.agreement, after.trial.workload.recipe.precision)):
+        if kept and (off := agreed.failed or wrong(agreed.agreement, after.trial.workload.recipe.precision)):
             kept, why = False, off
+        if kept and agreed.agreement is None:
+            why = f"{why}; {UNCHECKED}"
         return msgspec.structs.replace(
             first, comparison=found, before_bytes=sizes[0], after_bytes=sizes[1], agreement=agreed.agreement, kept=kept, why=why,
         )  # fmt: skip

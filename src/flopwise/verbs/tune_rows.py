@@ -4,10 +4,10 @@ from pathlib import Path
 
 from flopwise.advice.tuning import Attempt, Begun, Ended, Row, Tuning
 from flopwise.errors import FlopwiseError
-from flopwise.store import StoredRun, find, runs_root
+from flopwise.store import StoredRun, files, find, runs_root
 from flopwise.store.rows import read_rows
 
-ROWS = "tuning.jsonl"
+ROWS = files.TUNING
 
 
 def read_tuning(target: str | Path | StoredRun, runs: str | Path | None = None) -> Tuning:

@@ -4,6 +4,7 @@ from flopwise import units
 from flopwise.advice.finding import Finding
 from flopwise.advice.tuning import Tuning
 from flopwise.analysis.clocks import summarise
+from flopwise.analysis.comparison import INCONCLUSIVE
 from flopwise.analysis.waterfall import IDLE_INPUT, IDLE_LAUNCH, IDLE_SYNCHRONISATION, Waterfall
 from flopwise.memory.answers import MemoryReport
 from flopwise.records import OK, STEP
@@ -55,11 +56,14 @@ def verdict(part: ReportPart) -> str:
 
 def _of_tuning(tuning: Tuning) -> str:
     before, after = tuning.begun.step_ns, after_all(tuning)[0]
-    if not (kept := changed(tuning)):
-        return f"A step takes {units.duration(before)}, and nothing that was tried is faster."
-    faster = f", {before / after:.2f} times as fast" if 0 < after < before else ""
     ended = tuning.ended.stopped if tuning.ended is not None else "cut off"
     stopped = "" if ended == "nothing left to try" else f" Levers are left to try: {ended}."
+    if not (kept := changed(tuning)):
+        open_ = sum(one.comparison is not None and one.comparison.verdict == INCONCLUSIVE for one in tuning.attempts)
+        shown = "nothing that was tried was kept" if tuning.attempts else "nothing was tried"
+        of = f"; of {len(tuning.attempts)} levers {open_} could not be judged" if open_ else ""
+        return f"A step takes {units.duration(before)}, and {shown}{of}.{stopped}"
+    faster = f", {before / after:.2f} times as fast" if 0 < after < before else ""
     times = f"{units.duration(before)} to {units.duration(after)}"
     return f"A step went from {times}{faster}, measured, by: {', '.join(kept)}.{stopped}"
 
