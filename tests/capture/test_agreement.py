@@ -58,6 +58,14 @@ def test_a_step_without_loss_and_gradients_is_refused():
         worker.agree(step, AgreeRequest(path="unused"))
 
 
+@pytest.mark.parametrize("name", ["ends", "ends_later"])
+def test_a_step_that_ends_its_process_is_told_in_one_line(tmp_path, monkeypatch, name):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    step = Trial(workload=workload(f"py:steps:{name}"), sampling=Sampling(), device="cpu")
+    with Worker() as worker, pytest.raises(FlopwiseError, match="ended with code 0 and no result"):
+        worker.agree(step, AgreeRequest(path=str(tmp_path / "reference.npz"), write=True))
+
+
 def test_a_nan_is_the_worst_and_a_loss_scale_is_taken_out():
     import numpy as np
 

@@ -192,3 +192,5 @@ def test_a_step_that_crashes_ends_its_process_alone(worker):
     with pytest.raises(FlopwiseError, match="no end after 1 s"):
         worker.dry_run(workload("py:steps:hangs"), timeout_s=1.0)
     assert worker.dry_run(workload("py:steps:matmul")).ops[0].op == "mm"
+    with pytest.raises(FlopwiseError, match="ended with code 0 and no result"):
+        worker.dry_run(workload("py:steps:ends"))
