@@ -257,10 +257,15 @@ class Worker(AbstractContextManager["Worker"]):
         )
         return Gathered(trial, paired_with)
 
-    def follow(self, gathered: Gathered, on_event: OnEvent, until: type[Event] | None = None) -> Done:
-        """Take events until the trial's process is gone (or one of type `until` has come); say how it ended."""
+    def follow(
+        self, gathered: Gathered, on_event: OnEvent, until: type[Event] | None = None, since: float | None = None
+    ) -> Done:
+        """Take events until the trial's process is gone (or one of type `until` has come); say how it ended.
+
+        `since`: from when on the trial's timeout counts; None: from its beginning.
+        """
         timeout_s = gathered.trial.sampling.timeout_s
-        for event in self._events(gathered.begun + timeout_s):
+        for event in self._events((gathered.begun if since is None else since) + timeout_s):
             gathered.take(event)
             on_event(event)
             if isinstance(event, Exited):
