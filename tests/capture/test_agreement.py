@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import pytest
@@ -60,7 +61,7 @@ def test_a_step_without_loss_and_gradients_is_refused():
 
 @pytest.mark.parametrize("name", ["ends", "ends_later"])
 def test_a_step_that_ends_its_process_is_told_in_one_line(tmp_path, monkeypatch, name):
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
     step = Trial(workload=workload(f"py:steps:{name}"), sampling=Sampling(), device="cpu")
     with Worker() as worker, pytest.raises(FlopwiseError, match="ended with code 0 and no result"):
         worker.agree(step, AgreeRequest(path=str(tmp_path / "reference.npz"), write=True))
@@ -77,9 +78,10 @@ def test_a_nan_is_the_worst_and_a_loss_scale_is_taken_out():
     assert compared([], scaled, [], truth).gradient_error > 100
 
 
-def test_a_step_of_the_users_own_shows_the_loss_it_returns_and_its_gradients(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
-    step = Trial(workload=workload("py:steps:learns"), sampling=Sampling(seconds=0.1), device="cpu")
+@pytest.mark.parametrize("name", ["learns", "learns_in_a_mapping"])
+def test_a_step_of_the_users_own_shows_the_loss_it_returns_and_its_gradients(tmp_path, monkeypatch, name):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+    step = Trial(workload=workload(f"py:steps:{name}"), sampling=Sampling(seconds=0.1), device="cpu")
     path = str(tmp_path / "reference.npz")
     with Worker() as worker:
         found = worker.agree(step, AgreeRequest(path=path, write=True))
