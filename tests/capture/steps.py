@@ -224,7 +224,48 @@ def no_blocks(device):
     return lambda: model(torch.ones(2, 4))
 
 
-def learns(device):
+def torchs_own(device):
+    """A model of torch.nn's own classes alone, layer within layer, and one of another shape."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh()) for _ in range(9)))
+    head = torch.nn.Linear(8, 1)
+    optimizer = torch.optim.SGD([*model.parameters(), *head.parameters()], lr=0.1)
+    x = torch.randn(16, 8, device=device, requires_grad=True)
+    seen.clear()
+    seen.update(model=model, losses=[], keys=list(model.state_dict()))
+
+    def step():
+        optimizer.zero_grad()
+        loss = head(model(x)[:4]).square().mean()
+        loss.backward()
+        optimizer.step()
+        seen["losses"].append(loss.item())
+
+    return step
+
+
+def recurrent(device):
+    """What the compiler does not take."""
+    model, x = torch.nn.LSTM(4, 4), torch.ones(2, 3, 4)
+    return lambda: model(x)
+
+
+def ends(device):
+    os._exit(0)
+
+
+def ends_later(device):
+    calls = []
+
+    def step():
+        calls.append(1)
+        if len(calls) > 3:
+            os._exit(0)
+
+    return step
+
+
+def learns(device, returned=lambda loss: loss):
     """A training step that returns its loss."""
     torch.manual_seed(0)
     model = torch.nn.Linear(8, 1).to(device)
@@ -235,9 +276,13 @@ def learns(device):
         loss = model(x).square().mean()
         loss.backward()
         optimizer.step()
-        return loss
+        return returned(loss)
 
     return step
+
+
+def learns_in_a_mapping(device):
+    return learns(device, lambda loss: {"logits": torch.ones(4), "loss": loss.item()})
 
 
 def copied_layers(device):

@@ -1,4 +1,5 @@
 import math
+import os
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,14 @@ def test_a_step_without_loss_and_gradients_is_refused():
         worker.agree(step, AgreeRequest(path="unused"))
 
 
+@pytest.mark.parametrize("name", ["ends", "ends_later"])
+def test_a_step_that_ends_its_process_is_told_in_one_line(tmp_path, monkeypatch, name):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+    step = Trial(workload=workload(f"py:steps:{name}"), sampling=Sampling(), device="cpu")
+    with Worker() as worker, pytest.raises(FlopwiseError, match="ended with code 0 and no result"):
+        worker.agree(step, AgreeRequest(path=str(tmp_path / "reference.npz"), write=True))
+
+
 def test_a_nan_is_the_worst_and_a_loss_scale_is_taken_out():
     import numpy as np
 
@@ -71,9 +80,10 @@ def test_a_nan_is_the_worst_and_a_loss_scale_is_taken_out():
     assert compared([], scaled, [], truth).gradient_error > 100
 
 
-def test_a_step_of_the_users_own_shows_the_loss_it_returns_and_its_gradients(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
-    step = Trial(workload=workload("py:steps:learns"), sampling=Sampling(seconds=0.1), device="cpu")
+@pytest.mark.parametrize("name", ["learns", "learns_in_a_mapping"])
+def test_a_step_of_the_users_own_shows_the_loss_it_returns_and_its_gradients(tmp_path, monkeypatch, name):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+    step = Trial(workload=workload(f"py:steps:{name}"), sampling=Sampling(seconds=0.1), device="cpu")
     path = str(tmp_path / "reference.npz")
     with Worker() as worker:
         found = worker.agree(step, AgreeRequest(path=path, write=True))

@@ -12,7 +12,7 @@ import pytest
 from flopwise.capture.dry_run import dry_run
 from flopwise.capture.events import Sampled
 from flopwise.capture.isolate import Worker
-from flopwise.capture.turns import run_pair
+from flopwise.capture.turns import Contestant, run_pair
 from flopwise.errors import FlopwiseError
 from flopwise.records import CRASH, ERROR, INTERRUPTED, OK, OOM, TIMEOUT
 from flopwise.spec.workload import Sampling, Trial, workload
@@ -130,6 +130,20 @@ def test_turns_survive_a_crash_of_one(own_step, monkeypatch):
     assert (a.status, a.reason) == (INTERRUPTED, "the other of the two could not run")
 
 
+def test_in_turns_the_timeout_is_of_each_wait(worker, own_step):
+    """One that stays for long is not ended for it; one that hangs in a round is."""
+    stays = Contestant(own_step("slow", timeout_s=20.0), worker=worker)
+    assert stays.get_ready()
+    stays.gathered.begun -= 100.0  # as if it had been here since then
+    assert stays.go() > 0
+    point = stays.leave()
+    assert (point.status, len(point.times().wall_ns)) == (OK, 1)
+    hangs = Contestant(own_step("hangs", timeout_s=3.0), worker=worker)
+    assert hangs.get_ready()
+    assert hangs.go() == 0
+    assert hangs.leave().status == TIMEOUT
+
+
 def test_there_is_no_gpu_here(worker):
     if worker.surroundings("auto")[1] != "cpu":
         pytest.skip("there is a GPU")
@@ -189,6 +203,8 @@ def test_a_step_that_crashes_ends_its_process_alone(worker):
     for step, said in (("crashes", "SIGSEGV"), ("exits", "ended with 7"), ("reads_a_number", "_local_scalar_dense")):
         with pytest.raises(FlopwiseError, match=said):
             worker.dry_run(workload(f"py:steps:{step}"))
+    with pytest.raises(FlopwiseError, match="ended with code 0 and no result"):
+        worker.dry_run(workload("py:steps:ends"))
     with pytest.raises(FlopwiseError, match="no end after 1 s"):
         worker.dry_run(workload("py:steps:hangs"), timeout_s=1.0)
     assert worker.dry_run(workload("py:steps:matmul")).ops[0].op == "mm"

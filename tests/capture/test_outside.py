@@ -11,7 +11,7 @@ from torch._dynamo.utils import counters
 from flopwise.capture.build import build_step
 from flopwise.capture.dry_run import dry_run
 from flopwise.capture.found import Found
-from flopwise.capture.outside import fuse_optimizer, make_capturable
+from flopwise.capture.outside import compile_torchs_own, fuse_optimizer, make_capturable
 from flopwise.capture.step import _why_not_captured
 from flopwise.errors import Unsupported
 from flopwise.records import UNSUPPORTED
@@ -30,8 +30,8 @@ def findable(monkeypatch):
 @pytest.fixture
 def quick_compiler(monkeypatch):
     """The compiler without code generation."""
-    original = nn.Module.compile
-    monkeypatch.setattr(nn.Module, "compile", lambda self, **options: original(self, backend="aot_eager"))
+    original = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda function, **options: original(function, backend="aot_eager"))
 
 
 def run(name, steps=3, **levers):
@@ -153,6 +153,44 @@ def test_compiled_blocks_are_one_graph_and_the_whole_is_another():
 
 
 @pytest.mark.usefixtures("quick_compiler")
+@pytest.mark.parametrize(("compiled", "graphs"), [("default", 2), ("blocks", 1)])
+def test_torchs_own_modules_are_compiled_and_stay_what_they_are(compiled, graphs):
+    expected = run("torchs_own")[1]
+    _, losses, seen = run("torchs_own", compile=compiled)
+    assert losses == pytest.approx(expected, rel=1e-5)
+    assert losses[-1] < losses[0]
+    assert counters["stats"]["unique_graphs"] == graphs
+    model = seen["model"]
+    assert list(model.state_dict()) == seen["keys"]
+    calls = []
+    model.register_forward_hook(lambda *_: calls.append("after"))
+    model[0].register_forward_pre_hook(lambda *_: calls.append("before"))
+    model(torch.ones(16, 8))
+    assert calls == ["before", "after"]
+
+
+def test_modules_of_torchs_own_that_differ_have_graphs_of_their_own_with_fixed_shapes():
+    shapes = []
+
+    def backend(graph, inputs):
+        shapes.append([tuple(one.shape) if isinstance(one, torch.Tensor) else one for one in inputs])
+        return graph
+
+    layers = [nn.Sequential(nn.Linear(4, 4), *(nn.ReLU() for _ in range(n))) for n in range(10)]
+    compile_torchs_own(layers, backend=backend)
+    for rows, layer in enumerate(layers, 2):
+        layer(torch.ones(rows, 4))
+    assert shapes == [[(4, 4), (4,), (rows, 4)] for rows in range(2, 12)]
+
+
+@pytest.mark.usefixtures("quick_compiler")
+def test_torchs_own_blocks_are_recomputed_and_compiled():
+    step, losses, _ = run("torchs_own", compile="blocks", checkpoint=1)
+    assert step.ran().checkpointed == 9
+    assert losses == pytest.approx(run("torchs_own")[1], rel=1e-5)
+
+
+@pytest.mark.usefixtures("quick_compiler")
 def test_levers_go_together():
     step, losses, _ = run("transformer", compile="blocks", checkpoint=1, precision="bf16", optimizer="fused")
     assert losses == pytest.approx(run("transformer")[1], rel=2e-2)
@@ -169,7 +207,8 @@ def test_levers_go_together():
         ("no_blocks", {"compile": "blocks"}, "found no blocks"),
         ("no_blocks", {"checkpoint": 1}, "found no blocks"),
         ("already_compiled", {"compile": "default"}, "compiles its own modules already"),
-        ("calls_forward", {"compile": "default"}, "compiled nothing"),
+        ("calls_forward", {"compile": "default"}, "compiled nothing: the step calls no module"),
+        ("recurrent", {"compile": "default"}, "compiled nothing: the compiler takes none"),
         ("transformer", {"precision": "tf32"}, "needs an NVIDIA GPU"),
         ("transformer", {"graph": "on"}, "needs an NVIDIA GPU"),
     ],

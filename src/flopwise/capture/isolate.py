@@ -44,13 +44,17 @@ START_S = 120.0  # importing torch from a cold disk
 OnEvent = Callable[[Event], None]
 
 
-def _raise_if_failed(ended: Exited, refused: Done | None, failure: str) -> None:
+def _raise_if_failed(ended: Exited, refused: Done | None, answered: bool, failure: str) -> None:
     if refused is not None:
         kind = Unsupported if refused.status == UNSUPPORTED else FlopwiseError
         raise kind(refused.reason, refused.hint)
     if ended.code:
         said = signal_name(-ended.code) if ended.code < 0 else str(ended.code)
         raise FlopwiseError(f"{failure}: its process ended with {said}", "run the step for real")
+    if not answered:
+        raise FlopwiseError(
+            f"{failure}: its process ended with code 0 and no result", "does the step, or its factory, end the process?"
+        )
 
 
 class Worker(AbstractContextManager["Worker"]):
@@ -154,7 +158,7 @@ class Worker(AbstractContextManager["Worker"]):
         if self.process.poll() is not None:
             self._start()
         self._send(request)
-        pid, refused = 0, None
+        pid, refused, answered = 0, None, False
         try:
             for event in self._events(time.monotonic() + timeout_s):
                 match event:
@@ -164,9 +168,10 @@ class Worker(AbstractContextManager["Worker"]):
                         refused = event
                     case Exited():
                         pid = 0
-                        _raise_if_failed(event, refused, failure)
+                        _raise_if_failed(event, refused, answered, failure)
                         return
                     case _:
+                        answered = True
                         yield event
             raise FlopwiseError(f"{failure}: no end after {timeout_s:g} s", "try something smaller")
         finally:
@@ -252,10 +257,15 @@ class Worker(AbstractContextManager["Worker"]):
         )
         return Gathered(trial, paired_with)
 
-    def follow(self, gathered: Gathered, on_event: OnEvent, until: type[Event] | None = None) -> Done:
-        """Take events until the trial's process is gone (or one of type `until` has come); say how it ended."""
+    def follow(
+        self, gathered: Gathered, on_event: OnEvent, until: type[Event] | None = None, since: float | None = None
+    ) -> Done:
+        """Take events until the trial's process is gone (or one of type `until` has come); say how it ended.
+
+        `since`: from when on the trial's timeout counts; None: from its beginning.
+        """
         timeout_s = gathered.trial.sampling.timeout_s
-        for event in self._events(gathered.begun + timeout_s):
+        for event in self._events((gathered.begun if since is None else since) + timeout_s):
             gathered.take(event)
             on_event(event)
             if isinstance(event, Exited):

@@ -1,12 +1,14 @@
 """Levers applied to a step from outside: to what its factory built, and around its phases. Its code is not changed."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from types import CodeType, MethodType
 from typing import Any
 
 import torch
 import torch._dynamo
 from torch import Tensor, nn
+from torch._dynamo import trace_rules
 from torch._dynamo.exc import TorchDynamoException
 from torch._dynamo.utils import counters
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -36,7 +38,7 @@ class Outside:
     def __init__(self, recipe: Recipe, found: Found, device: torch.device) -> None:
         self.recipe, self.found, self.device = recipe, found, device
         self.checkpointed = 0  # blocks
-        self._graphs_before = 0
+        self._graphs_before = self._frames_before = 0
 
     def apply(self, phases: Phases) -> Phases:
         """Change what was found, and return the phases that run under the levers."""
@@ -152,8 +154,10 @@ class Outside:
         inside = [module for root in self.found.roots for module in root.modules()]
         if any(isinstance(m, torch._dynamo.OptimizedModule) or m._compiled_call_impl is not None for m in inside):
             raise Unsupported(f"{lever}: the step compiles its own modules already", "leave compile out")
-        compile_blocks(targets, mode=COMPILE_MODES[self.recipe.compile])
-        self._graphs_before = counters["stats"]["unique_graphs"]
+        mode = COMPILE_MODES[self.recipe.compile]
+        compile_blocks([module for module in targets if not _is_torchs_own(module)], mode=mode)
+        compile_torchs_own([module for module in targets if _is_torchs_own(module)], mode=mode)
+        self._graphs_before, self._frames_before = counters["stats"]["unique_graphs"], counters["frames"]["total"]
 
     # --- what only a step that has run can tell
 
@@ -183,8 +187,14 @@ class Outside:
 
     def _check_first_step(self, before: list[Tensor]) -> None:
         if self.recipe.compile != "off" and counters["stats"]["unique_graphs"] == self._graphs_before:
+            nothing = f"compile = '{self.recipe.compile}' compiled nothing"
+            if counters["frames"]["total"] > self._frames_before:
+                raise Unsupported(
+                    f"{nothing}: the compiler takes none of the step's modules (nn.LSTM, nn.GRU and nn.RNN are such)",
+                    "compile = off",
+                )
             raise Unsupported(
-                f"compile = '{self.recipe.compile}' compiled nothing: the step calls no module that its factory built",
+                f"{nothing}: the step calls no module that its factory built",
                 "call the module itself, not its forward, and build it in the factory",
             )
         if before and not torch.equal(before[0], torch.cuda.get_rng_state(self.device)):
@@ -192,6 +202,31 @@ class Outside:
                 "checkpoint with graph = 'on' cannot recompute random numbers (dropout), and this step draws some",
                 "switch dropout off, or leave one of the two out",
             )
+
+
+def compile_torchs_own(modules: Sequence[nn.Module], **options: Any) -> None:
+    """Compile in place modules of torch.nn's own classes, whose files the compiler passes over: `compile()` finds nothing.
+
+    Each is called by a function from here. Modules that print alike share its code, and so a graph; others do not: one
+    code for all would have few graphs, and shapes that are not fixed.
+    """
+    codes: dict[str, CodeType] = {}
+    for module in modules:
+        call = _call_of(module)
+        call.__code__ = codes.setdefault(repr(module), call.__code__.replace(co_name=f"call_{len(codes)}"))
+        module._compiled_call_impl = torch.compile(call, **options)
+
+
+def _is_torchs_own(module: nn.Module) -> bool:
+    """Whether the compiler passes over the module's forward."""
+    return isinstance(module.forward, MethodType) and bool(trace_rules.check(module.forward))
+
+
+def _call_of(module: nn.Module) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return module._call_impl(*args, **kwargs)
+
+    return call
 
 
 def fuse_optimizer(optimizer: Optimizer) -> None:

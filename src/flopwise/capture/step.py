@@ -78,6 +78,10 @@ def captured(step: Step, device: torch.device) -> Step:
         prepare()
         graph.replay()
 
+    def loss() -> Tensor | None:
+        last = step.loss()
+        return last if last is not None and last.is_cuda else None  # a replay changes no number of the host's
+
     peak = torch.cuda.max_memory_allocated(device)
     return Step(
         phases={STEP: replay},
@@ -86,5 +90,5 @@ def captured(step: Step, device: torch.device) -> Step:
         captured_peak_bytes=peak,
         captured_first_ns=took_ns[0] - took_ns[-1],
         trained=step.trained,
-        loss=step.loss,
+        loss=loss,
     )

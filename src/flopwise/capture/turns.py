@@ -50,13 +50,17 @@ class Contestant:
 
     def get_ready(self) -> bool:
         """Wait until it is warm; False: it cannot run, and `ended` says why."""
-        self.ended = self.worker.follow(self.gathered, self.on_event, until=WarmedUp)
+        self.ended = self._wait(WarmedUp)
         return self.runs
+
+    def _wait(self, until: type[Event] | None = None) -> Done:
+        """The timeout is that of each wait: how long it has been here, and waited itself, is no fault of its own."""
+        return self.worker.follow(self.gathered, self.on_event, until, since=time.monotonic())
 
     def go(self) -> int:
         """One round; the step's wall time, or 0 if it has ended."""
         self.worker.say("go")
-        self.ended = self.worker.follow(self.gathered, self.on_event, until=Sampled)
+        self.ended = self._wait(Sampled)
         return self.gathered.samples[-1][STEP].wall_ns if self.runs else 0
 
     def warm_again(self) -> bool:
@@ -70,7 +74,7 @@ class Contestant:
         """Let it stop and give its point; `why`: it was cut short."""
         if self.runs:
             self.worker.say("stop")
-            self.ended = msgspec.structs.replace(self.worker.follow(self.gathered, self.on_event), stopped=stopped)
+            self.ended = msgspec.structs.replace(self._wait(), stopped=stopped)
             if why:
                 self.ended = msgspec.structs.replace(self.ended, status=INTERRUPTED, reason=why)
         if not self.lent:

@@ -39,23 +39,45 @@ def user_step(workload: Workload, device: torch.device) -> Step:
     model = found.model
     return Step(
         phases=phases, ran=lambda: _ran(outside), model=_named(model, workload.recipe), trained=model,
-        loss=lambda: returned.loss,
+        loss=returned.loss,
     )  # fmt: skip
 
 
 class Returned:
-    """The loss of a step of the user's own: the last single number that a phase returned."""
+    """The loss of a step of the user's own: the last single number that a phase returned, alone or first of several."""
 
-    loss: Tensor | None = None
+    def __init__(self) -> None:
+        self._last: Tensor | float | None = None
+
+    def loss(self) -> Tensor | None:
+        return torch.tensor(self._last, dtype=torch.float64) if isinstance(self._last, float) else self._last
 
     def by(self, run: Callable[[], object]) -> Callable[[], object]:
         def phase() -> object:
             made = run()
-            if isinstance(made, Tensor) and made.numel() == 1 and made._base is None:  # a view would keep all of it
-                self.loss = made.detach()
+            if (loss := _loss_in(made)) is not None:
+                self._last = loss
             return made
 
         return phase
+
+
+def _loss_in(made: object) -> Tensor | float | None:
+    """A single number, or the first of a tuple, list or mapping; a mapping's 'loss' before its first.
+
+    >>> _loss_in(torch.ones(1)), _loss_in((0.5, "x")), _loss_in({"n": 1.0, "loss": 2.0}), _loss_in([[1.0]])
+    (tensor([1.]), 0.5, 2.0, None)
+    """
+    if isinstance(made, Mapping):
+        made = made["loss"] if "loss" in made else next(iter(made.values()), None)
+    elif isinstance(made, tuple | list):
+        made = next(iter(made), None)
+    if isinstance(made, float):
+        return made
+    if not isinstance(made, Tensor) or made.numel() != 1:
+        return None
+    alone = made._base is None or made._base.numel() == 1  # a view of more would keep all of it
+    return made.detach() if alone else None
 
 
 def _named(model: nn.Module | None, recipe: Recipe) -> nn.Module | None:
