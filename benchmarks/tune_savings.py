@@ -76,9 +76,9 @@ def table(tuning: Tuning, now: list[float | None]) -> list[str]:
             f"| {saved / MS:.3g} | {'yes' if met(predicted, saved) else 'no'} | {'yes' if one.kept else 'no'} | {one.why} |"
             + (f" {told / MS:.3g} |" if told is not None else " |" if now else "")
         )
-    for one in tuning.attempts:
-        if one.status != OK:
-            lines.append(f"| {one.lever} = {one.value} | | | | | | no | {one.status}: {one.why} |" + (" |" if now else ""))
+    failed = [one for one in tuning.attempts if one.status != OK]
+    last = " |" if now else ""
+    lines += [f"| {one.lever} = {one.value} | | | | | | no | {one.status}: {one.why} |{last}" for one in failed]
     return lines
 
 
