@@ -100,7 +100,11 @@ def test_ctrl_c_keeps_what_was_measured(worker, own_step):
         if len(seen) == 5:
             os.kill(os.getpid(), signal.SIGINT)
 
-    point = worker.run(own_step("slow", samples=100_000), on_event=after_five)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job begins without one
+    try:
+        point = worker.run(own_step("slow", samples=100_000), on_event=after_five)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert point.status == INTERRUPTED
     assert len(point.times().wall_ns) >= 5
     assert point.ran is not None  # it ended in good order

@@ -16,7 +16,7 @@ from flopwise.errors import FlopwiseError
 from flopwise.store import Run, StoredRun, files, resumable
 
 WRITER = """
-import sys, msgspec
+import sys, time, msgspec
 from flopwise.records import Point
 from flopwise.store import Run, StoredRun
 path, points_file = sys.argv[1:]
@@ -24,6 +24,7 @@ points = {p.key: p for p in msgspec.json.decode(open(points_file, "rb").read(), 
 with Run.reopen(path) as run:
     for trial in StoredRun.load(path).missing():
         run.append(points[trial.key()])
+        time.sleep(0.001)  # so that who kills it comes in time on a busy machine, too
 """
 
 
