@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 
 from flopwise.advice.facts import Facts
-from flopwise.advice.moves import with_lever
+from flopwise.advice.moves import with_levers
 from flopwise.advice.predicted import predicted_saving
 from flopwise.advice.tuning import Attempt, Tuning
 from flopwise.records import OK
@@ -49,10 +49,10 @@ def again(tuning: Tuning, run: Path) -> list[float | None]:
         if one in shown:
             most = max(same, key=lambda p: len(p.times().wall_ns), default=None)
             facts = Facts(point=most, ceilings=ceilings, gpu=gpu)
-            found = predicted_saving(facts, {one.lever: one.value}) if most else None
+            found = predicted_saving(facts, one.levers) if most else None
             told.append(found[0] if found else None)
         if one.kept:
-            current = with_lever(current, one.lever, one.value) or current
+            current = with_levers(current, one.levers) or current
     return told
 
 
@@ -72,13 +72,13 @@ def table(tuning: Tuning, now: list[float | None]) -> list[str]:
     for place, (one, predicted, saved) in enumerate(measured(tuning)):
         told = now[place] if now else None
         lines.append(
-            f"| {one.lever} = {one.value} | {one.before_ns / MS:.4g} | {one.after_ns / MS:.4g} | {predicted / MS:.3g} "
+            f"| {one.name} | {one.before_ns / MS:.4g} | {one.after_ns / MS:.4g} | {predicted / MS:.3g} "
             f"| {saved / MS:.3g} | {'yes' if met(predicted, saved) else 'no'} | {'yes' if one.kept else 'no'} | {one.why} |"
             + (f" {told / MS:.3g} |" if told is not None else " |" if now else "")
         )
     failed = [one for one in tuning.attempts if one.status != OK]
     last = " |" if now else ""
-    lines += [f"| {one.lever} = {one.value} | | | | | | no | {one.status}: {one.why} |{last}" for one in failed]
+    lines += [f"| {one.name} | | | | | | no | {one.status}: {one.why} |{last}" for one in failed]
     return lines
 
 

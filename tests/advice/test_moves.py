@@ -2,7 +2,7 @@ from itertools import pairwise
 
 import pytest
 
-from flopwise.advice.moves import ROUNDED, moves, reference_of, to_fit, with_lever
+from flopwise.advice.moves import ROUNDED, moves, reference_of, to_fit, with_levers
 from flopwise.advice.pytorch_lines import LINES, lines_by_lever, recipe_toml
 from flopwise.cost.fit import peak_of
 from flopwise.lm.optimizer import BETAS
@@ -15,13 +15,24 @@ def names(found):
     return [move.name for move in found]
 
 
-def test_a_move_changes_one_lever_and_nothing_else():
-    start = workload("small", batch=2, set={"n_layers": 2}, precision="bf16")
+@pytest.mark.parametrize("own", [{}, {"activation": "triton", "rope": "triton"}])
+def test_a_move_changes_what_it_names_and_nothing_else(own):
+    start = workload("small", batch=2, set={"n_layers": 2}, precision="bf16", **own)
     for move in moves(start):
         was, now = start.recipe, move.workload.recipe
-        changed = [f for f in was.__struct_fields__ if getattr(was, f) != getattr(now, f)]
-        assert changed == [move.lever]
+        changed = {f: str(getattr(now, f)) for f in was.__struct_fields__ if getattr(was, f) != getattr(now, f)}
+        assert changed == move.levers
         assert (move.workload.batch, move.workload.changes) == (2, {"n_layers": 2})
+
+
+def test_a_compiler_is_tried_with_our_kernels_and_without():
+    start = workload("small", norm="triton", rope="triton")
+    found = [move for move in moves(start) if move.lever == "compile" and move.value == "blocks"]
+    assert [move.name for move in found] == ["compile = blocks", "compile = blocks, norm = torch, rope = eager"]
+    assert names(moves(workload("small"))).count("compile = blocks") == 1
+    assert all(
+        move.also == {} for move in moves(workload("small", compile="blocks", norm="triton")) if move.value == "off"
+    )
 
 
 def test_exact_moves_leave_the_precision_alone():
@@ -35,7 +46,7 @@ def test_moves_that_the_model_does_not_allow_are_not_there():
     assert "norm = triton" not in names(moves(workload("gpt2")))
     assert "graph = on" not in names(moves(workload("small", phase="backward")))
     assert "graph = on" not in names(moves(workload("small", precision="fp16")))
-    assert with_lever(workload("gpt2"), "rope", "triton") is None
+    assert with_levers(workload("gpt2"), {"rope": "triton"}) is None
 
 
 def test_checkpointing_is_offered_where_memory_is_short_and_taken_back_where_it_is_not():

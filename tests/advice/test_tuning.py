@@ -19,6 +19,24 @@ def against(factor):
     return compare_samples(BEFORE, [factor * x for x in BEFORE], paired=True)
 
 
+def test_levers_changed_together_are_kept_together():
+    start = workload("tiny", rope="triton")
+    one = Attempt(lever="compile", value="blocks", before="off", status="ok", kept=True, also={"rope": "eager"})
+    assert one.name == "compile = blocks, rope = eager"
+    recipe = Tuning(run="", begun=Begun(workload=start, step_ns=1.0), attempts=(one,), ended=None).best.recipe
+    assert (recipe.compile, recipe.rope) == ("blocks", "eager")
+
+
+@pytest.mark.parametrize(
+    "asked", [{"lever": "__class__"}, {"also": {"no": "1"}}, {"lever": "checkpoint", "value": "x"}]
+)
+def test_a_file_that_names_other_levers_is_refused(tmp_path, asked):
+    row = {"row": "attempt", "lever": "graph", "value": "on", "before": "off", "status": "ok"} | asked
+    (tmp_path / "tuning.jsonl").write_text(json.dumps(row) + "\n")
+    with pytest.raises(FlopwiseError, match="not readable"):
+        read_rows(tmp_path / "tuning.jsonl", Row, "tuning")
+
+
 def test_what_is_faster_is_kept_and_what_is_slower_is_not():
     assert decide(against(0.8), None, None, None) == (True, "faster")
     assert decide(against(1.2), 10 * GIB, GIB, None)[0] is False

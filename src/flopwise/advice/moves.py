@@ -1,4 +1,4 @@
-"""The moves that `tune` may try from a recipe: one lever changed at a time, and what it does to the numbers."""
+"""The moves that `tune` may try from a recipe: one lever changed at a time, and those that only pay together."""
 
 import msgspec
 
@@ -50,19 +50,35 @@ SMALLER = {
     "optimizer": ("flopwise", "flopwise-bf16"),
     "checkpoint": ("1",),
 }
+# A compiler does not look into our kernels: it may do better with what it can fuse itself.
+FOR_THE_COMPILER = {"norm": "torch", "activation": "torch", "rope": "eager"}
 REDONE_BY = ("compile", "precision", "graph")  # levers after which a move that failed may be worth another try
 
 
 class Move(msgspec.Struct, frozen=True, kw_only=True):
-    """One lever's new value, and the workload with it."""
+    """One lever's new value, what else goes with it, and the workload then."""
 
     lever: str
     value: str
     workload: Workload
+    also: dict[str, str] = {}
+
+    @property
+    def levers(self) -> dict[str, str]:
+        return {self.lever: self.value, **self.also}
 
     @property
     def name(self) -> str:
-        return f"{self.lever} = {self.value}"
+        return named(self.levers)
+
+
+def named(levers: dict[str, str]) -> str:
+    """Levers as people read them.
+
+    >>> named({"compile": "blocks", "rope": "eager"})
+    'compile = blocks, rope = eager'
+    """
+    return ", ".join(f"{lever} = {value}" for lever, value in levers.items())
 
 
 def moves(current: Workload, *, keep_exact: bool = False, smaller: bool = False, on_gpu: bool = True) -> list[Move]:
@@ -80,9 +96,20 @@ def moves(current: Workload, *, keep_exact: bool = False, smaller: bool = False,
                 continue
             if not on_gpu and value in GPU_ONLY.get(lever, ()):
                 continue
-            if (changed := with_lever(current, lever, value)) is not None:
-                found.append(Move(lever=lever, value=value, workload=changed))
+            found += [
+                Move(lever=lever, value=value, workload=changed, also=also)
+                for also in ({}, *_together(current, lever, value))
+                if (changed := with_levers(current, {lever: value, **also})) is not None
+            ]
     return found
+
+
+def _together(current: Workload, lever: str, value: str) -> list[dict[str, str]]:
+    """What else may change with a lever: to a compiler, our kernels are walls."""
+    if lever != "compile" or value == "off":
+        return []
+    own = {name: better for name, better in FOR_THE_COMPILER.items() if getattr(current.recipe, name) == "triton"}
+    return [own] if own else []
 
 
 def seconds_to_try(move: Move) -> float:
@@ -107,12 +134,12 @@ def _tried(current: Workload, smaller: bool) -> dict[str, tuple[str, ...]]:
     return tried
 
 
-def with_lever(current: Workload, lever: str, value: str) -> Workload | None:
-    """The workload with one lever changed; None where the two do not go together."""
+def with_levers(current: Workload, changed: dict[str, str]) -> Workload | None:
+    """The workload with levers changed; None where they do not go together."""
     try:
-        levers = msgspec.structs.asdict(current.recipe) | {lever: int(value) if lever == "checkpoint" else value}
-        recipe = Recipe(**levers)
-        if lever == "attention" and value in HALF_ONLY and recipe.compute not in ("bf16", "fp16"):
+        new = {lever: int(value) if lever == "checkpoint" else value for lever, value in changed.items()}
+        recipe = Recipe(**(msgspec.structs.asdict(current.recipe) | new))
+        if changed.get("attention") in HALF_ONLY and recipe.compute not in ("bf16", "fp16"):
             return None
         return _checked(msgspec.structs.replace(current, recipe=recipe))
     except FlopwiseError:

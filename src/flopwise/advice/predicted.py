@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from flopwise import units
-from flopwise.advice import measured
+from flopwise.advice import measured, power
 from flopwise.advice.facts import Facts
 from flopwise.ceilings import Ceilings, Curve, HostCost, Matmul, Tile
 from flopwise.cost.account import step_time
@@ -29,6 +29,7 @@ from flopwise.spec.workload import Workload
 from flopwise.work import ATTENTION, MATMUL
 
 _WIDEST = 3.0  # a correction beyond this, up or down, is of another step, or of a clock that measured something else
+_HOST_BUSY = 0.75  # of the GPU's time: where the host is so busy, the step may wait for it, whatever the clock does
 _GPU_BOUND = 0.95  # of the step the GPU is at work: the host's clock then holds its waiting for a full queue
 
 
@@ -67,6 +68,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     limits: Ceilings  # corrected
     now: StepTime
     scale: float  # measured over `now`
+    strength: float | None = None  # where the power cap slows the step, see `power`
 
 
 _last: tuple[Facts, Standing | None] | None = None  # facts hold tables, so that no cache can take them for a key
@@ -89,11 +91,17 @@ def _standing(facts: Facts) -> Standing | None:
         cost = _cost(_key(workload), name)
     except FlopwiseError:
         return None
-    corrections = _corrections(facts, workload, cost, facts.ceilings)
+    plain, known = step_time(workload, cost, facts.ceilings), measured.untraced_ns(facts)
+    capped = _is_capped(facts, plain)
+    corrections = _corrections(facts, workload, plain, capped)
     limits = corrected(facts.ceilings, corrections, _precision(workload))
-    now, known = step_time(workload, cost, limits), measured.untraced_ns(facts)
+    now = step_time(workload, cost, limits)
+    strength = power.strength(now, known) if known and capped else None
+    now = power.slowed(now, strength)
     scale = _within(known / now.wall_ns) if known else 1.0
-    return Standing(workload=workload, gpu=name, corrections=corrections, limits=limits, now=now, scale=scale)
+    return Standing(
+        workload=workload, gpu=name, corrections=corrections, limits=limits, now=now, scale=scale, strength=strength
+    )
 
 
 def with_layers(here: Standing, n_layers: int) -> Standing | None:
@@ -102,7 +110,7 @@ def with_layers(here: Standing, n_layers: int) -> Standing | None:
     if not isinstance(subject, ModelSpec):
         return None
     workload = msgspec.structs.replace(here.workload, subject=msgspec.structs.replace(subject, n_layers=n_layers))
-    now = step_time(workload, _cost(_key(workload), here.gpu), here.limits)
+    now = power.slowed(step_time(workload, _cost(_key(workload), here.gpu), here.limits), here.strength)
     return msgspec.structs.replace(here, workload=workload, now=now)
 
 
@@ -122,14 +130,15 @@ def predicted_step(
     except FlopwiseError:
         return None
     corrections, now, scale = here.corrections, here.now, here.scale
-    then = step_time(other, cost, here.limits)
+    then = power.slowed(step_time(other, cost, here.limits), here.strength)
     saving = (now.wall_ns - then.wall_ns) * scale
     what = ", ".join(f"{k} = {v}" for k, v in levers.items()) or ", ".join(f"{k} = {v}" for k, v in fields.items())
     arithmetic = (
         f"model of the step: {_told(now)} now, {_told(then)} with {what}: "
         f"{units.duration(now.wall_ns)} − {units.duration(then.wall_ns)}{_times(scale)} = {units.duration(saving)} "
         f"(ceilings {facts.ceilings.how}; corrected by what was measured: host {_by_phase(corrections.host)}, "
-        f"matmul × {corrections.matmul:.2f}, attention × {corrections.attention:.2f}, rest × {corrections.rest:.2f})"
+        f"matmul × {corrections.matmul:.2f}, attention × {corrections.attention:.2f}, rest × {corrections.rest:.2f}"
+        f"{', matmul and attention slower by what the power cap takes' if here.strength else ''})"
     )
     return Predicted(
         now=now,
@@ -200,12 +209,13 @@ def _slower_host(cost: HostCost, factor: float) -> HostCost:
     return HostCost(**{name: ns * factor for name, ns in known.items()})
 
 
-def _corrections(facts: Facts, workload: Workload, cost: StepCost, ceilings: Ceilings) -> Corrections:
-    plain = step_time(workload, cost, ceilings)
-    gpu, host = measured.gpu_ns(facts), _host(facts, workload, plain)
+def _corrections(facts: Facts, workload: Workload, plain: StepTime, capped: bool) -> Corrections:
+    gpu, host = measured.gpu_ns(facts), {} if capped else _host(facts, workload, plain)
     if not gpu or not plain.gpu_ns:
         return Corrections(host=host)
     e, by_kind = facts.explanation, plain.gpu_ns_by_kind
+    if e is None and capped:
+        return Corrections()
     if e is None:
         every = _within(gpu / plain.gpu_ns)
         return Corrections(host=host, matmul=every, attention=every, rest=every)
@@ -218,7 +228,15 @@ def _corrections(facts: Facts, workload: Workload, cost: StepCost, ceilings: Cei
         return sum(ns for kind, ns in times.items() if kind not in (MATMUL, ATTENTION))
 
     rest = _within(others(taken) / others(by_kind)) if others(taken) and others(by_kind) else 1.0
+    if capped:  # what it takes from matmuls and attention depends on the rest
+        return Corrections(rest=rest)
     return Corrections(host=host, matmul=one(MATMUL), attention=one(ATTENTION), rest=rest)
+
+
+def _is_capped(facts: Facts, plain: StepTime) -> bool:
+    """Whether the power cap slows the step. The host's clock then holds its waiting for the GPU."""
+    by_gpu = plain.host_ns < _HOST_BUSY * plain.gpu_ns
+    return by_gpu and facts.point is not None and power.is_capped(facts.point.telemetry)
 
 
 def _host(facts: Facts, workload: Workload, plain: StepTime) -> dict[str, float]:

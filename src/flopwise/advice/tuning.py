@@ -7,9 +7,11 @@ import msgspec
 
 from flopwise import units
 from flopwise.advice.finding import Finding
+from flopwise.advice.moves import named
 from flopwise.analysis.comparison import FASTER, INCONCLUSIVE, NO_DIFFERENCE, SLOWER, Comparison
 from flopwise.analysis.waterfall import Waterfall
 from flopwise.records import OK, Agreement
+from flopwise.spec.recipe import LEVERS
 from flopwise.spec.workload import Workload
 
 # A file from outside may hold anything: no step takes a year, none holds an exabyte.
@@ -53,6 +55,22 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="a
     kept: bool = False
     why: str = ""
     rules: tuple[str, ...] = ()  # the findings that ask for it
+    also: dict[str, str] = {}  # levers that were changed with it
+
+    def __post_init__(self) -> None:
+        """A file from outside may name anything."""
+        if unknown := [lever for lever in self.levers if lever not in LEVERS]:
+            raise ValueError(f"there is no lever {unknown[0]!r}")
+        if not self.levers.get("checkpoint", "0").isdecimal():
+            raise ValueError("checkpoint is a number of blocks")
+
+    @property
+    def levers(self) -> dict[str, str]:
+        return {self.lever: self.value, **self.also}
+
+    @property
+    def name(self) -> str:
+        return named(self.levers)
 
     @property
     def saved_ns(self) -> float | None:
@@ -110,7 +128,8 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _applied(start: Workload, attempts: tuple[Attempt, ...]) -> Workload:
-    levers = {a.lever: int(a.value) if a.lever == "checkpoint" else a.value for a in attempts if a.kept}
+    kept = {lever: value for a in attempts if a.kept for lever, value in a.levers.items()}
+    levers = {lever: int(value) if lever == "checkpoint" else value for lever, value in kept.items()}
     return msgspec.structs.replace(start, recipe=msgspec.structs.replace(start.recipe, **levers))
 
 
@@ -121,9 +140,9 @@ def told(attempt: Attempt) -> str:
     'graph = on: 20.0 ms → 10.0 ms, kept: faster'
     """
     if attempt.status != OK:
-        return f"{attempt.lever} = {attempt.value}: {attempt.status}: {attempt.why}"
+        return f"{attempt.name}: {attempt.status}: {attempt.why}"
     times = f"{units.duration(attempt.before_ns or 0)} → {units.duration(attempt.after_ns or 0)}"
-    return f"{attempt.lever} = {attempt.value}: {times}, {'kept' if attempt.kept else 'not kept'}: {attempt.why}"
+    return f"{attempt.name}: {times}, {'kept' if attempt.kept else 'not kept'}: {attempt.why}"
 
 
 def wrong(agreement: Agreement | None, precision: str) -> str:

@@ -9,7 +9,7 @@ import msgspec
 from flopwise.capture.events import AgreeRequest, Done, Event, Sampled, WarmedUp
 from flopwise.capture.isolate import Worker
 from flopwise.capture.stopping import StoppingRule
-from flopwise.records import INTERRUPTED, STEP, PhaseMemory, Point
+from flopwise.records import INTERRUPTED, STEP, PhaseMemory, Point, Telemetry
 from flopwise.spec.workload import Trial
 
 OnEvent = Callable[[Event], None]
@@ -47,6 +47,11 @@ class Contestant:
     def memory(self) -> tuple[PhaseMemory, ...]:
         """Its memory by phase, seen before its first round."""
         return self.gathered.remembered.memory if self.gathered.remembered else ()
+
+    @property
+    def telemetry(self) -> Telemetry | None:
+        """NVML's readings so far."""
+        return self.gathered.watch.telemetry() if self.gathered.watch else None
 
     def get_ready(self) -> bool:
         """Wait until it is warm; False: it cannot run, and `ended` says why."""

@@ -73,7 +73,7 @@ def _attempts(tuning: Tuning) -> Table:
 def _row(attempt: Attempt) -> dict[str, Any]:
     agreement = attempt.agreement
     return {
-        "lever": f"{attempt.lever} = {attempt.value}",
+        "lever": attempt.name,
         "status": attempt.status,
         "before_ns": attempt.before_ns,
         "after_ns": attempt.after_ns,

@@ -33,6 +33,7 @@ START = "start"  # the group of the step before anything is changed
 WORTH = 0.003  # of the step: less is not tried, if it is predicted
 ROOM = 0.92  # of the GPU's memory, for two steps side by side
 MORE, MORE_SECONDS = 3, 4.0  # times as many rounds and seconds for two that the first rounds do not tell apart; once
+ALONE = 2 * FEWEST  # samples of a step that is not measured in turns: what drifts does not drift under both
 DETAILS = 3  # samples of a step by phase and by the GPU's clock: what predicts needs them, what compares does not
 UNCHECKED = "losses and gradients not checked"
 FITTING = (0.92, 0.8, 0.65)  # of it, for a step in the place of one that does not fit, until one runs
@@ -104,7 +105,7 @@ class _Tuner:
         self.limit_bytes, self.keep_exact = limit_bytes, keep_exact
         self.began, self.budget = time.monotonic(), budget
         self.attempts: list[Attempt] = []
-        self.tried: set[tuple[str, str]] = set()
+        self.tried: set[tuple[str, str]] = set()  # a lever and the move's name
         self.resident: Contestant | None = None
         self.idle: list[Worker] = []  # with torch loaded, which takes seconds
         self.reference = run.memory_path("reference.npz")
@@ -190,7 +191,7 @@ class _Tuner:
         over = self.limit_bytes is not None and (peak_bytes(self.best.memory) or 0) > self.limit_bytes
         on_gpu = self.there.environment.gpu is not None
         allowed = moves(current, keep_exact=self.keep_exact, smaller=over, on_gpu=on_gpu)
-        open_moves = [move for move in allowed if (move.lever, move.value) not in self.tried]
+        open_moves = [move for move in allowed if (move.lever, move.name) not in self.tried]
         if not on_gpu:  # there, half precision is seldom the faster
             open_moves.sort(key=lambda move: move.lever == "precision")
         return self.outlook.choose(open_moves, -math.inf if over else WORTH * step_ns(self.best))
@@ -198,10 +199,10 @@ class _Tuner:
     # --- one lever
 
     def _try(self, move: Move) -> Attempt:
-        self.tried.add((move.lever, move.value))
+        self.tried.add((move.lever, move.name))
         before = self.best
         first = Attempt(
-            lever=move.lever, value=move.value, before=str(getattr(before.trial.workload.recipe, move.lever)),
+            lever=move.lever, value=move.value, also=move.also, before=str(getattr(before.trial.workload.recipe, move.lever)),
             status=OK, predicted_ns=self.outlook.saving_ns(move), arithmetic=self.outlook.arithmetic(move),
             rules=self.outlook.rules(move),
         )  # fmt: skip
@@ -244,8 +245,9 @@ class _Tuner:
                 return self._broken(first, challenger)
             before = msgspec.structs.replace(self.best, memory=incumbent.memory or self.best.memory)
             after = msgspec.structs.replace(
-                before, trial=trial, key=trial.key(), memory=challenger.memory, phases=challenger.gathered.times()
-            )
+                before, trial=trial, key=trial.key(), memory=challenger.memory, phases=challenger.gathered.times(),
+                telemetry=challenger.telemetry,
+            )  # fmt: skip
             found = compare_samples(mine[was:], others, paired=True)
             if stopped == HOPELESS:
                 reason = f"more than {HOPELESS_RATIO:g} times as slow in every round"
@@ -293,8 +295,8 @@ class _Tuner:
         self.best = after
         self.outlook = self.outlook.after(after)
         if lever in REDONE_BY:  # what failed before may be worth another try
-            kept = {(attempt.lever, attempt.value) for attempt in self.attempts if attempt.kept}
-            self.tried = {(name, value) for name, value in self.tried if name == lever or (name, value) in kept}
+            kept = {(attempt.lever, attempt.name) for attempt in self.attempts if attempt.kept}
+            self.tried = {one for one in self.tried if one[0] == lever or one in kept}
 
     # --- measuring
 
@@ -310,9 +312,9 @@ class _Tuner:
             seen.extend([event] if isinstance(event, Agreed) else [])
 
         self.progress.trial(trial)
-        log = self.run.log_path(trial.key())
+        log, fewest = self.run.log_path(trial.key()), FEWEST if trial.group == START else ALONE
         point = self.worker.run(
-            trial, log, on_event, trace=trace, compare=self._compare, fewest=FEWEST, details=DETAILS
+            trial, log, on_event, trace=trace, compare=self._compare, fewest=fewest, details=DETAILS
         )
         self._append(point)
         if point.status != OK and trial.group == START:

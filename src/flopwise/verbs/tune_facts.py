@@ -140,7 +140,7 @@ class Outlook:
 
     def _rough_ns(self, move: Move) -> float | None:
         """About that, from two models with few layers, where there are many."""
-        found = [predicted_step(self.facts, {move.lever: move.value}, here) for here in self.shallow]
+        found = [predicted_step(self.facts, move.levers, here) for here in self.shallow]
         if not found or found[0] is None or found[1] is None or self.here is None:
             return self.saving_ns(move)
         few, more = (one.saving_ns for one in found if one is not None)
@@ -169,7 +169,7 @@ class Outlook:
 
     def _predicted(self, move: Move) -> Predicted | None:
         if move.name not in self.known:
-            self.known[move.name] = predicted_step(self.facts, {move.lever: move.value}, self.here)
+            self.known[move.name] = predicted_step(self.facts, move.levers, self.here)
         return self.known[move.name]
 
     def _asking(self, move: Move) -> list[Finding]:

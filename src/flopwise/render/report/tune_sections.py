@@ -31,7 +31,7 @@ def changed(tuning: Tuning) -> list[str]:
     ['loss=chunked']
     """
     first, best = tuning.begun.workload.recipe, tuning.best.recipe
-    order = list(dict.fromkeys(one.lever for one in tuning.attempts if one.kept))
+    order = list(dict.fromkeys(lever for one in tuning.attempts if one.kept for lever in one.levers))
     levers = [lever for lever in best.__struct_fields__ if getattr(best, lever) != getattr(first, lever)]
     levers.sort(key=lambda lever: order.index(lever) if lever in order else -1)
     return [f"{lever}={getattr(best, lever)}" for lever in levers]
@@ -40,11 +40,15 @@ def changed(tuning: Tuning) -> list[str]:
 def _pictures(tuning: Tuning) -> list[Block]:
     timed = [a for a in tuning.attempts if a.before_ns is not None and a.after_ns is not None]
     rows = [
-        {"name": f"{a.lever}={a.value}", "before_ms": (a.before_ns or 0) / 1e6, "after_ms": (a.after_ns or 0) / 1e6}
+        {"name": a.name.replace(" = ", "="), "before_ms": (a.before_ns or 0) / 1e6, "after_ms": (a.after_ns or 0) / 1e6}
         for a in timed
     ]
     savings = [
-        {"name": f"{a.lever}={a.value}", "predicted_ms": a.predicted_ns / 1e6, "measured_ms": (a.saved_ns or 0) / 1e6}
+        {
+            "name": a.name.replace(" = ", "="),
+            "predicted_ms": a.predicted_ns / 1e6,
+            "measured_ms": (a.saved_ns or 0) / 1e6,
+        }
         for a in timed
         if a.predicted_ns is not None
     ]
