@@ -1,20 +1,22 @@
 """tune, whole, on the CPU: a few levers of a tiny model; what it keeps is decided by a stand-in for the clock."""
 
 import json
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 
+from flopwise.advice.moves import Move
 from flopwise.advice.tuning import Attempt, Begun, Ended, Tuning
 from flopwise.analysis.comparison import compare_samples
 from flopwise.capture.events import Agreed
 from flopwise.cost.fit import peak_of
 from flopwise.errors import FlopwiseError
-from flopwise.records import OOM, Point, Telemetry
+from flopwise.records import OOM, PhaseTimes, Point, Telemetry
 from flopwise.render.tune_view import tune_view, verdict
 from flopwise.spec.gpu import gpu
 from flopwise.spec.recipe import Recipe
-from flopwise.spec.workload import workload
+from flopwise.spec.workload import Sampling, Trial, workload
 from flopwise.store import list_runs
 from flopwise.verbs import tune as module
 from flopwise.verbs.tune import tune
@@ -104,7 +106,7 @@ def test_a_start_that_does_not_fit_is_begun_with_what_does(tmp_path, few_levers,
         asked.append(chosen.recipe.changed())
         point, agreed = measured(tuner, chosen, trace)
         if len(asked) == 1:
-            tuner.memory_bytes = int(fits / module.ROOM) + 1
+            tuner.memory_bytes = int(fits / module.FITTING[0]) + 1
             point = msgspec.structs.replace(point, status=OOM, reason="out of memory")
         return point, agreed
 
@@ -220,3 +222,24 @@ def test_what_no_lever_makes_fit_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(module._Tuner, "_measured_alone", runs_out)
     with pytest.raises(FlopwiseError, match="no lever makes it fit"):
         tune("tiny", device="cpu", runs=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("lever", "saving_ns", "together", "unseen"),
+    [
+        ("norm", 0.005, False, True),  # samples taken one after the other would not show it
+        ("norm", 0.005, True, False),
+        ("norm", 0.02, False, False),
+        ("graph", 0.005, False, False),  # it steadies what comes next
+        ("norm", None, False, False),  # nobody can tell
+    ],
+)
+def test_what_promises_too_little_to_be_seen_is_not_tried(lever, saving_ns, together, unseen):
+    tuner = object.__new__(module._Tuner)
+    times = PhaseTimes(phase="step", wall_ns=(10**9,) * 6)
+    tuner.best = Point(
+        key="", trial=Trial(workload=workload("tiny"), sampling=Sampling()), status="ok", phases=(times,)
+    )
+    tuner.outlook = SimpleNamespace(saving_ns=lambda move: saving_ns and saving_ns * 1e9)
+    tuner._side_by_side = lambda move: together
+    assert tuner._unseen(Move(lever=lever, value="x", workload=workload("tiny"))) is unseen

@@ -31,7 +31,8 @@ from flopwise.verbs.tune_samples import gpu_name, peak_bytes, sampled, step_ns, 
 
 START = "start"  # the group of the step before anything is changed
 WORTH = 0.003  # of the step: less is not tried, if it is predicted
-ROOM = 0.92  # of the GPU's memory, for two steps side by side
+SEEN_ALONE = 0.01  # the same for two steps that cannot run in turns: their samples would not tell less apart
+ROOM = 0.95  # of the GPU's memory, for two steps side by side; if they do not fit after all, they are measured alone
 MORE, MORE_SECONDS = 3, 4.0  # times as many rounds and seconds for two that the first rounds do not tell apart; once
 ALONE = 2 * FEWEST  # samples of a step that is not measured in turns: what drifts does not drift under both
 DETAILS = 3  # samples of a step by phase and by the GPU's clock: what predicts needs them, what compares does not
@@ -194,7 +195,16 @@ class _Tuner:
         open_moves = [move for move in allowed if (move.lever, move.name) not in self.tried]
         if not on_gpu:  # there, half precision is seldom the faster
             open_moves.sort(key=lambda move: move.lever == "precision")
-        return self.outlook.choose(open_moves, -math.inf if over else WORTH * step_ns(self.best))
+        least_ns = -math.inf if over else WORTH * step_ns(self.best)
+        while (move := self.outlook.choose(open_moves, least_ns)) is not None and not over and self._unseen(move):
+            open_moves.remove(move)
+        return move
+
+    def _unseen(self, move: Move) -> bool:
+        """Whether it promises too little to be told from nothing by steps measured one after the other."""
+        saving_ns = self.outlook.saving_ns(move)
+        small = saving_ns is not None and saving_ns < SEEN_ALONE * step_ns(self.best)
+        return small and move.lever != "graph" and not self._side_by_side(move)
 
     # --- one lever
 
