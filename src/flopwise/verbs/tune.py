@@ -322,7 +322,7 @@ class _Tuner:
             seen.extend([event] if isinstance(event, Agreed) else [])
 
         self.progress.trial(trial)
-        log, fewest = self.run.log_path(trial.key()), FEWEST if trial.group == START else ALONE
+        log, fewest = self.run.log_path(trial.key()), FEWEST if trace is not None else ALONE  # the first is traced
         point = self.worker.run(
             trial, log, on_event, trace=trace, compare=self._compare, fewest=fewest, details=DETAILS
         )
