@@ -5,6 +5,7 @@ Of the rest, two operations of a phase become one kernel if one reads what the o
 and if no matmul lies on any path between them: that is what `level` tells, the number of changes between the two kinds on
 the longest path to an operation. A fused kernel reads what comes from outside, once, and writes what someone outside reads
 later. What only the way back reads it does not write, if that can compute it again from less than it would have to read.
+A sum over columns, as of a norm's gain, is no part of a loop over rows: it takes a second kernel, which reads again.
 
 Where only parts of the model are compiled (`compile = "blocks"`), the same holds within each part; the rest runs as it is.
 """
@@ -38,6 +39,7 @@ ALONE = (MATMUL, ATTENTION, OPTIMIZER, COMMUNICATION)
 # and so goes like the elementwise work around it.
 _TELLING = (LOSS, SOFTMAX, NORMALISATION, ELEMENTWISE, REDUCTION, INDEX, RANDOM, COPY, MEMORY, OTHER)
 _LONGEST_ROW = 2**17
+_SUMMED = 2  # tensors, of which a sum over columns is made: what was normed, and the gradient
 _ROW_SHARE = 1 / 16  # of what a kernel reads: what is less is a number for each row
 _NUMBERED = re.compile(r"(?:.*?\.)?\d+(?=\.|$)")  # up to the first number: 'blocks.0' of 'blocks.0.mlp.up'
 
@@ -188,6 +190,7 @@ def _joined(root: int, parts: Sequence[OpWork], readers: dict[int, set[int]]) ->
     reads = {tensor: size for part in parts for tensor, size in part.reads if tensor not in made}
     kept = {tensor for tensor in made if readers.get(tensor, set()) != {root}}
     writes = {tensor: size for part in parts for tensor, size in part.writes if tensor in kept}
+    again = sorted(reads.items(), key=lambda read: read[1])[-_SUMMED:] if any(map(_sums_columns, parts)) else []
     telling = min(parts, key=lambda part: _TELLING.index(part.kind) if part.kind in _TELLING else len(_TELLING))
     return OpWork(
         op="fused " + " ".join(dict.fromkeys(part.op for part in parts)),
@@ -196,12 +199,22 @@ def _joined(root: int, parts: Sequence[OpWork], readers: dict[int, set[int]]) ->
         kind=telling.kind,
         dtype=telling.dtype,
         flops=sum(part.flops for part in parts),
-        read_bytes=sum(reads.values()),
+        read_bytes=sum(reads.values()) + sum(size for _, size in again),
         write_bytes=sum(writes.values()),
-        reads=tuple(reads.items()),
+        kernels=2 if again else 1,
+        reads=(*reads.items(), *again),
         writes=tuple(writes.items()),
         shapes=(max((shape for part in parts for shape in part.shapes), key=math.prod, default=()),),
     )
+
+
+def _sums_columns(op: OpWork) -> bool:
+    """Whether it makes one number of every column, as a gain's gradient is made."""
+    shape = max(op.shapes, key=math.prod, default=())
+    if op.kind not in (REDUCTION, NORMALISATION) or len(shape) < 2:
+        return False
+    rows = math.prod(shape[:-1])
+    return op.write_bytes in (2 * shape[-1], 4 * shape[-1]) and op.write_bytes != 4 * rows
 
 
 class _Union:

@@ -140,13 +140,16 @@ def curve_name(op: OpWork) -> str:
     'elementwise, strided, half'
     """
     name = op.kind
+    if op.op.startswith(_OWN) and op.kind in (ELEMENTWISE, NORMALISATION):
+        name += RMS if op.kind == NORMALISATION else ""  # rows are read in order, whatever lies between them
+        return name + HALF if op.dtype in ("bf16", "fp16") else name
     if op.op == "cat":
         name = COPY + JOINED if op.strided else ELEMENTWISE  # what lies in order is copied by wide loads
     elif op.kind in (ELEMENTWISE, COPY) and (op.strided or op.broadcasts or op.op in _MOVERS):
         name += STRIDES
     elif op.kind == ELEMENTWISE and op.op.removesuffix("_backward") in _EXPONENTIALS:
         name += EXPONENTIAL
-    elif op.kind == NORMALISATION and op.op.startswith("rms_norm"):
+    elif op.kind == NORMALISATION and op.op in ("rms_norm", "rms_norm_backward"):  # its weights' gradient is slower
         name += RMS
     elif op.kind == INDEX and op.op == "embedding_backward":
         name += BACKWARD
@@ -249,6 +252,7 @@ def _attention_curve(op: OpWork, ceilings: Ceilings) -> Curve:
     return next((curve for curve in known if curve is not None), curves["fp32"])
 
 
+_OWN = "flopwise::"  # our kernels
 _FINDERS = ("max", "min", "argmax", "argmin", "sort", "topk")  # reductions that remember where
 _EXPONENTIALS = ("silu", "gelu", "sigmoid", "tanh")  # more to compute for a number than to load and store it
 _COPY_FIRST = ("masked_fill", "index_put", "index_add")  # then they change the copy in place
