@@ -133,3 +133,20 @@ def test_a_chain_over_two_blocks_is_cut_between_them():
     chain = [op([n], [n + 1], module=f"blocks.{n // 2}") for n in range(4)]
     assert [kernel.module for kernel in fuse(chain, block_of)] == ["blocks.0", "blocks.1"]
     assert len(fuse(chain)) == 1
+
+
+def test_a_sum_over_columns_takes_a_second_kernel_that_reads_again():
+    def backward(name, reads, writes, sizes, kind):
+        return OpWork(
+            op=name, module="", phase="backward", kind=kind, dtype="fp32", reads=tuple((t, 8 * SIZE) for t in reads),
+            writes=tuple(zip(writes, sizes, strict=True)), read_bytes=8 * SIZE * len(reads), write_bytes=sum(sizes),
+            shapes=((SIZE // 32, 64),),
+        )  # fmt: skip
+
+    rows = backward("norm", [0, 1], [2], [8 * SIZE], ELEMENTWISE)
+    gain = backward("sum", [0, 1], [3], [4 * 64], REDUCTION)
+    (both,) = fuse([rows, gain])
+    assert both.kernels == 2
+    assert both.read_bytes == 4 * 8 * SIZE
+    (one,) = fuse([rows, backward("sum", [0, 1], [3], [4 * SIZE // 32], REDUCTION)])  # a number for every row
+    assert (one.kernels, one.read_bytes) == (1, 2 * 8 * SIZE)

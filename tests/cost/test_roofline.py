@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flopwise.ceilings import Ceilings, Curve, HostCost, Matmul, Tile
-from flopwise.cost.roofline import BANDWIDTH, BESIDE, COMPUTE, LAUNCH, host_ns, matmul_ns, op_time, predict
-from flopwise.work import ATTENTION, CLASSES, ELEMENTWISE, MATMUL, PHASES, OpWork
+from flopwise.cost.roofline import BANDWIDTH, BESIDE, COMPUTE, LAUNCH, curve_name, host_ns, matmul_ns, op_time, predict
+from flopwise.work import ATTENTION, CLASSES, ELEMENTWISE, MATMUL, NORMALISATION, PHASES, OpWork
 
 PROCESSORS, PER_PROCESSOR, BANDWIDTH_BYTES = 100, 8e12, 4e12
 
@@ -189,3 +189,19 @@ def test_every_class_has_a_time():
 def test_numbers_that_no_machine_has_are_refused(change):
     with pytest.raises(ValueError, match=r"machine|launch"):
         ceilings(**change)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "expected"),
+    [
+        ("flopwise::rms_norm", NORMALISATION, "normalisation, rms, half"),
+        ("flopwise::rope_pair", ELEMENTWISE, "elementwise, half"),
+        ("flopwise::swiglu", ELEMENTWISE, "elementwise, half"),  # of two halves of one tensor
+        ("mul", ELEMENTWISE, "elementwise, strided, mixed"),
+        ("rms_norm_backward", NORMALISATION, "normalisation, rms, half"),
+        ("rms_norm_weights", NORMALISATION, "normalisation, half"),
+    ],
+)
+def test_our_kernels_read_rows_in_order_whatever_lies_between_them(name, kind, expected):
+    op = OpWork(op=name, module="", phase="forward", kind=kind, dtype="bf16", strided=True, mixed=True)
+    assert curve_name(op) == expected

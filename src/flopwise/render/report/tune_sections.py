@@ -54,7 +54,7 @@ def _pictures(tuning: Tuning) -> list[Block]:
     ]
     pictures: list[Block] = []
     if rows:
-        caption = "The step before and after each change, measured in turns."
+        caption = "The step before and after each change, measured in turns where the GPU has room for both."
         pictures.append(Picture("attempts", lambda: before_after_chart(rows), caption))
     if savings:
         caption = "What each change was predicted to save of a step, and what it saved. On the line, the prediction was right."
