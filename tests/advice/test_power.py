@@ -53,6 +53,7 @@ def test_the_clock_does_not_rise_above_that_of_the_ceilings():
         (LOW, True),
         (None, False),
         (Telemetry(throttle=(CAP,)), False),
+        (Telemetry(throttle=(CAP,), sm_mhz=(1600,)), False),
         (msgspec.structs.replace(LOW, throttle=("thermal",)), False),
         (msgspec.structs.replace(LOW, sm_mhz=(1980, 1980, 1980, 1965)), False),  # for a moment
     ],

@@ -16,7 +16,7 @@ from flopwise.cost.roofline import StepTime
 from flopwise.records import Telemetry
 from flopwise.work import ATTENTION, MATMUL
 
-CAP = "software power cap"
+CAP = "software power cap"  # what large matmuls meet on a healthy chip
 OTHERS = 0.78  # of the cap; from the 2.7B model's steps on an H200, see benchmarks/results/tune-2026-11.md
 LOWERED = 0.96  # of the clock: above that, the cap was met for moments only
 LEAST = 0.4  # of the rate at the ceilings: what is slower is not so for the cap alone
@@ -29,9 +29,11 @@ def is_capped(telemetry: Telemetry | None) -> bool:
     >>> is_capped(Telemetry(sm_mhz=(1980, 1980, 1600, 1620), power_mw=(120, 300, 698, 695), throttle=(CAP,)))
     True
     """
-    if telemetry is None or CAP not in telemetry.throttle or not telemetry.sm_mhz:
+    if telemetry is None or CAP not in telemetry.throttle:
         return False
     by_power = sorted(zip(telemetry.power_mw, telemetry.sm_mhz, strict=False))
+    if not by_power:
+        return False
     busiest = by_power[-max(1, len(by_power) // 4) :]
     return median(mhz for _, mhz in busiest) < LOWERED * max(telemetry.sm_mhz)
 

@@ -3,20 +3,19 @@
 Looks for: NVML's throttle reasons and a median SM clock, while the GPU is at work, more than 3 % below the fastest seen (or,
 where a GPU's matmul clock is known, below that).
 Saving: GPU time × (1 − median clock / fastest clock).
-Mend: cooling, a higher power limit, locked clocks; under a power cap fewer wasted bytes and FLOPs raise the clock as well.
+Mend: cooling, a higher power limit, locked clocks; under a power cap fewer FLOPs raise the clock; fewer bytes save time and lower it.
 """
 
 from statistics import median
 
 from flopwise import units
-from flopwise.advice import measured
+from flopwise.advice import measured, power
 from flopwise.advice.facts import Facts
 from flopwise.advice.finding import LOW, MEDIUM, Finding
 from flopwise.advice.savings import finding, freed
 from flopwise.analysis.waterfall import BELOW_BANDWIDTH, IDEAL, MATMUL_OTHER
 
 LEAST, AT_WORK = 0.03, 50  # of the clock; per cent of utilisation
-CAPPED = "software power cap"  # what large matmuls meet on a healthy chip
 CODE = """nvidia-smi -q -d PERFORMANCE,CLOCK,POWER      # what limits it
 sudo nvidia-smi -pl 700                       # the power limit, in watts
 sudo nvidia-smi -lgc 1830                     # a clock that it can hold"""
@@ -44,7 +43,7 @@ def check(facts: Facts) -> Finding | None:
         f"{units.duration(busy)} × (1 − {clock:.0f} / {fastest:.0f} MHz) = {units.duration(busy * lost)} of GPU time"
     )
     heat = f"{max(seen.temperature_c, default=0)} °C, {max(seen.power_mw, default=0) / 1000:.0f} W at most"
-    confidence = LOW if seen.throttle == (CAPPED,) else MEDIUM
+    confidence = LOW if seen.throttle == (power.CAP,) else MEDIUM
     return finding(
         facts,
         __name__,
