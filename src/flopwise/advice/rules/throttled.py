@@ -3,7 +3,7 @@
 Looks for: NVML's throttle reasons and a median SM clock, while the GPU is at work, more than 3 % below the fastest seen (or,
 where a GPU's matmul clock is known, below that).
 Saving: GPU time × (1 − median clock / fastest clock).
-Mend: cooling, a higher power limit, locked clocks; under a power cap fewer FLOPs raise the clock; fewer bytes save time and lower it.
+Mend: cooling, a higher power limit, locked clocks. Under a power cap fewer FLOPs raise the clock, and fewer bytes lower it.
 """
 
 from statistics import median
