@@ -15,6 +15,8 @@ from flopwise.analysis.explained import explained
 from flopwise.analysis.explanation import explain_part
 from flopwise.analysis.idle import untraced_idle
 from flopwise.ceilings import Matmul, Tile
+from flopwise.records import Telemetry
+from flopwise.render.waterfall_view import waterfalls_table
 from flopwise.spec.workload import workload
 from flopwise.trace import tables
 from flopwise.trace.read import read_trace
@@ -296,3 +298,12 @@ def test_a_gpu_that_is_not_known_has_no_waterfall(compiled):
     assert found.waterfall is None
     assert "no waterfall: the limits of 'Voodoo 2' are not known; --gpu names one" in found.notes
     assert with_waterfall(explain_part(part), part, gpu="h200").waterfall is not None
+
+
+def test_a_clock_that_the_power_cap_held_down_is_told(compiled):
+    cold = Telemetry(sm_mhz=(1980, 1600), power_mw=(100, 700), throttle=("software power cap",))
+    told = with_waterfall(explain_part(compiled), compiled, telemetry=cold).waterfall
+    assert any("1600 of 1980 MHz" in note for note in told.notes)
+    assert any("1600 of 1980 MHz" in note for note in waterfalls_table({"before": told}).notes)
+    quiet = with_waterfall(explain_part(compiled), compiled).waterfall
+    assert not any("MHz" in note for note in quiet.notes)

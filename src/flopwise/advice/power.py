@@ -23,19 +23,19 @@ LEAST = 0.4  # of the rate at the ceilings: what is slower is not so for the cap
 _CLOCKED = (MATMUL, ATTENTION)
 
 
-def is_capped(telemetry: Telemetry | None) -> bool:
-    """Whether the clock was held down by the cap while the GPU was busiest.
+def held_clock(telemetry: Telemetry | None) -> tuple[float, int] | None:
+    """The clock in MHz that the cap left while the GPU was busiest, and the highest seen; None where it took none.
 
-    >>> is_capped(Telemetry(sm_mhz=(1980, 1980, 1600, 1620), power_mw=(120, 300, 698, 695), throttle=(CAP,)))
-    True
+    >>> held_clock(Telemetry(sm_mhz=(1980, 1980, 1600, 1620), power_mw=(120, 300, 698, 695), throttle=(CAP,)))
+    (1600, 1980)
     """
     if telemetry is None or CAP not in telemetry.throttle:
-        return False
+        return None
     by_power = sorted(zip(telemetry.power_mw, telemetry.sm_mhz, strict=False))
     if not by_power:
-        return False
-    busiest = by_power[-max(1, len(by_power) // 4) :]
-    return median(mhz for _, mhz in busiest) < LOWERED * max(telemetry.sm_mhz)
+        return None
+    clock, highest = median(mhz for _, mhz in by_power[-max(1, len(by_power) // 4) :]), max(telemetry.sm_mhz)
+    return (clock, highest) if clock < LOWERED * highest else None
 
 
 def strength(time: StepTime, measured_ns: float) -> float | None:

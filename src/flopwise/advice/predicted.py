@@ -236,7 +236,7 @@ def _corrections(facts: Facts, workload: Workload, plain: StepTime, capped: bool
 def _is_capped(facts: Facts, plain: StepTime) -> bool:
     """Whether the power cap slows the step. The host's clock then holds its waiting for the GPU."""
     by_gpu = plain.host_ns < _HOST_BUSY * plain.gpu_ns
-    return by_gpu and facts.point is not None and power.is_capped(facts.point.telemetry)
+    return by_gpu and facts.point is not None and power.held_clock(facts.point.telemetry) is not None
 
 
 def _host(facts: Facts, workload: Workload, plain: StepTime) -> dict[str, float]:

@@ -46,7 +46,7 @@ def waterfalls_table(found: Mapping[str, Waterfall]) -> Table:
     rows.append({"part": "step"} | {which: fall.step_ns for which, fall in found.items()})
     columns = [Column("part", "part", right=False)]
     columns += [Column(which, f"{which}, ms", units.milliseconds) for which in found]
-    notes = tuple(f"{which}: {line}" for which, fall in found.items() for line in shares_told(fall)[:1])
+    notes = tuple(f"{which}: {line}" for which, fall in found.items() for line in (*shares_told(fall)[:1], *fall.notes))
     return Table(title="From the ideal to the measured step", columns=tuple(columns), rows=tuple(rows), notes=notes)
 
 

@@ -78,7 +78,8 @@ def read_and_explain(
         )
     part, workload = explained(trace), point.trial.workload if point is not None else None
     if timings is None:
-        return Read(with_waterfall(explain_part(part, point), part, workload, gpu), part, point)
+        telemetry = point.telemetry if point is not None else None
+        return Read(with_waterfall(explain_part(part, point), part, workload, gpu, telemetry), part, point)
     timed = timings if isinstance(timings, StoredRun) else StoredRun.load(find(timings, runs_root(runs)))
     found = explain_part(part)
     chosen, notes = timing_of(timed, point, trace, found)

@@ -3,6 +3,7 @@
 import msgspec
 
 from flopwise import units
+from flopwise.advice.power import held_clock
 from flopwise.analysis.computing import KnownWork
 from flopwise.analysis.explained import Explained
 from flopwise.analysis.explanation import Explanation
@@ -11,7 +12,7 @@ from flopwise.cost.flops import model_flops
 from flopwise.cost.fusion import fuse, graph_of
 from flopwise.cost.step import account_step
 from flopwise.errors import FlopwiseError
-from flopwise.records import STEP
+from flopwise.records import STEP, Telemetry
 from flopwise.spec.gpu import Gpu, find_gpu
 from flopwise.spec.gpu import gpu as gpu_named
 from flopwise.spec.model import ModelSpec
@@ -23,11 +24,16 @@ MOST_APART = 0.02  # FLOPs of a workload and of a trace that are taken for the s
 
 
 def with_waterfall(
-    found: Explanation, part: Explained, workload: Workload | None = None, gpu: str | None = None
+    found: Explanation,
+    part: Explained,
+    workload: Workload | None = None,
+    gpu: str | None = None,
+    telemetry: Telemetry | None = None,
 ) -> Explanation:
     """The explanation with its waterfall; a note where the limits of the trace's GPU are not known.
 
-    `workload`: what was run, where that is known. `gpu` names the machine of a trace that does not.
+    `workload`: what was run, where that is known. `gpu` names the machine of a trace that does not. `telemetry`: of the
+    step without the profiler.
     """
     machine = gpu_named(gpu) if gpu else find_gpu(found.gpu)
     limits = find_ceilings(machine) if machine is not None else None
@@ -46,6 +52,9 @@ def with_waterfall(
         known=known_work(workload, machine) if workload is not None else None,
         untraced=(found.host_ns[STEP], alone) if alone is not None else None,
     )
+    if (held := held_clock(telemetry)) is not None:
+        slow = f"the power cap held the clock at {held[0]:.0f} of {held[1]} MHz: 'matmul: other' and attention hold what it took"
+        made = msgspec.structs.replace(made, notes=(*made.notes, slow))
     return msgspec.structs.replace(found, waterfall=made)
 
 
