@@ -62,7 +62,7 @@ def table(tuning: Tuning, now: list[float | None]) -> list[str]:
     lines = [
         f"### {begun.workload.label()}",
         "",
-        f"{begun.step_ns / MS:.4g} ms → **{ended.step_ns / MS:.4g} ms**, {begun.step_ns / ended.step_ns:.2f}x; "
+        f"{tuning.first_ns / MS:.4g} ms → **{tuning.last_ns / MS:.4g} ms**, {tuning.times_faster:.2f}x; "
         f"{ended.seconds:.0f} s, ended: {ended.stopped}",
         "",
         "| lever | before, ms | with it, ms | predicted saving, ms | measured, ms | met | kept | why |"

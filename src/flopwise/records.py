@@ -108,6 +108,7 @@ class Agreement(_Record, frozen=True, kw_only=True):
     worst_error: float = 0.0  # of one weight
     worst: str = ""  # its name
     n_weights: int = 0  # whose gradients were compared
+    draws: bool = False  # of a reference: its step draws random numbers
 
     @property
     def loss_error(self) -> float | None:

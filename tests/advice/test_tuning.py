@@ -27,8 +27,19 @@ def test_levers_changed_together_are_kept_together():
     assert (recipe.compile, recipe.rope) == ("blocks", "eager")
 
 
+RATIO = {"low": 1.0, "high": 1.0, "verdict": "", "reason": "", "n_a": 1, "n_b": 1, "paired": True, "drift": 0.0}
+
+
 @pytest.mark.parametrize(
-    "asked", [{"lever": "__class__"}, {"also": {"no": "1"}}, {"lever": "checkpoint", "value": "x"}]
+    "asked",
+    [
+        {"lever": "__class__"},
+        {"also": {"no": "1"}},
+        {"lever": "checkpoint", "value": "x"},
+        {"lever": "checkpoint", "value": "9" * 5000},
+        {"comparison": RATIO | {"ratio": 1e308}},
+        {"comparison": RATIO | {"ratio": -1.0}},
+    ],
 )
 def test_a_file_that_names_other_levers_is_refused(tmp_path, asked):
     row = {"row": "attempt", "lever": "graph", "value": "on", "before": "off", "status": "ok"} | asked
@@ -142,3 +153,12 @@ def test_what_was_kept_is_the_best_even_without_an_end():
         ended=None,
     )
     assert tuning.best.recipe.changed() == {"graph": "on"}
+
+
+@pytest.mark.parametrize("step_ns", [0.0, 5e-324, 3e16])
+def test_absurd_times_are_no_error(step_ns):
+    before = Begun(workload=workload("tiny"), step_ns=step_ns)
+    found = Tuning(run="", begun=before, attempts=(), ended=Ended(workload=before.workload, step_ns=5e-324, stopped=""))
+    assert found.times_faster == 1.0
+    kept = Attempt(lever="graph", value="on", before="off", status="ok", before_ns=step_ns, after_ns=5e-324, kept=True)
+    assert math.isfinite(msgspec.structs.replace(found, attempts=(kept,)).times_faster)

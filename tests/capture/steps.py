@@ -330,3 +330,16 @@ def narrow_under_no_grad(device):
 
 def narrow_in_inference_mode(device):
     return _attends(device, torch.inference_mode, narrow=True)
+
+
+def with_dropout(device):
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.5)).to(device)
+    x = torch.ones(4, 8, device=device)
+
+    def step():
+        model.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        return loss
+
+    return step

@@ -24,7 +24,7 @@ def checked(tmp_path_factory):
     path = str(tmp_path_factory.mktemp("reference") / "reference.npz")
     with Worker() as worker:
         first = worker.agree(trial(**BY_HAND), AgreeRequest(path=path, write=True))
-        assert (first.gradient_error, first.loss_error) == (0.0, 0.0)
+        assert (first.gradient_error, first.loss_error, first.draws) == (0.0, 0.0, False)
         yield lambda **levers: worker.agree(trial(**levers), AgreeRequest(path=path))
 
 
@@ -59,6 +59,13 @@ def test_a_step_without_loss_and_gradients_is_refused():
     step = Trial(workload=workload("op:gelu", set={"rows": 8, "cols": 8}), sampling=Sampling(), device="cpu")
     with Worker() as worker, pytest.raises(FlopwiseError, match="neither a loss nor gradients"):
         worker.agree(step, AgreeRequest(path="unused"))
+
+
+def test_a_step_with_dropout_draws_random_numbers(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+    step = Trial(workload=workload("py:steps:with_dropout"), sampling=Sampling(), device="cpu")
+    with Worker() as worker:
+        assert worker.agree(step, AgreeRequest(path=str(tmp_path / "reference.npz"), write=True)).draws
 
 
 @pytest.mark.parametrize("name", ["ends", "ends_later"])

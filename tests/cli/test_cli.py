@@ -72,6 +72,8 @@ BAD = {
     "format": (("bench", "tiny", "--format", "xml"), "format = 'xml'", "markdown"),
     "suffix": (("bench", "tiny", "-o", "x.docx"), "suffix '.docx'", ".json"),
     "no folder": (("bench", "tiny", "-o", "no/such/x.json"), "no such folder", "folder"),
+    "a folder": (("bench", "tiny", "-o", "folder.json"), "folder.json: it is a folder", "name a file"),
+    "recipe to a folder": (("tune", "tiny", "--save", "folder.json"), "folder.json: it is a folder", "name a file"),
     "recipe file": (("bench", "tiny", "--recipe", "none.toml"), "cannot read none.toml", "recipe"),
     "no file": (("sweep", "none.toml"), "cannot read none.toml", "sweep file"),
     "run": (("compare", "last", "last"), "no runs", "bench"),
@@ -91,6 +93,7 @@ BAD = {
 
 @pytest.mark.parametrize(("words", "message", "hint"), BAD.values(), ids=BAD)
 def test_bad_input_is_one_line_and_a_hint(words, message, hint, tmp_path):
+    (tmp_path / "folder.json").mkdir()
     done = flopwise(*words, cwd=tmp_path)
     lines = done.stderr.splitlines()
     assert done.returncode == 2

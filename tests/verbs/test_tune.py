@@ -173,10 +173,37 @@ def test_the_turns_speak_where_the_machine_has_drifted():
     found = Tuning(
         run="x", begun=before, attempts=(kept,), ended=Ended(workload=before.workload, step_ns=8.4e6, stopped="")
     )
-    assert "5.24x" in verdict(found)
-    assert any("the last is 1.43 times as fast" in note for note in tune_view(found)[0][0].notes)
+    assert "12.0 ms → 8.40 ms, 1.43x" in verdict(found)
+    assert any("alone, before all others, the first step took 44.0 ms" in note for note in tune_view(found)[0][0].notes)
     steady = msgspec.structs.replace(found, begun=msgspec.structs.replace(before, step_ns=12e6))
-    assert not any("times as fast" in note for note in tune_view(steady)[0][0].notes)
+    assert not any("alone" in note or "pace" in note for note in tune_view(steady)[0][0].notes)
+    drifted = msgspec.structs.replace(found, ended=msgspec.structs.replace(found.ended, step_ns=6e6))
+    assert "12.0 ms → 6.00 ms, 2.00x" in verdict(drifted)
+    assert any("in turns with the best before it, all are 1.43x" in note for note in tune_view(drifted)[0][0].notes)
+    nothing = msgspec.structs.replace(found, attempts=(msgspec.structs.replace(kept, kept=False),))
+    assert "12.0 ms → 12.0 ms, 1.00x" in verdict(nothing)
+    assert tune_view(found)[1]["times_faster"] == pytest.approx(12 / 8.4)
+
+
+def test_a_step_that_draws_random_numbers_is_not_judged_by_them(tmp_path, few_levers, monkeypatch):
+    few_levers(loss=("chunked",))
+    monkeypatch.setattr(
+        module, "compare_samples", lambda a, b, paired: compare_samples([2.0] * 6, [1.0] * 6, paired=True)
+    )
+    monkeypatch.setattr(module, "wrong", lambda agreement, precision: "the gradients are 39 % off")
+    (refused,) = run(tmp_path / "a").attempts
+    assert (refused.kept, refused.why) == (False, "the gradients are 39 % off")
+    write = module._Tuner._write_reference
+
+    def drawing(tuner, start):
+        write(tuner, start)
+        assert not tuner.draws  # the model itself draws none
+        tuner.draws = True
+
+    monkeypatch.setattr(module._Tuner, "_write_reference", drawing)
+    found = run(tmp_path / "b")
+    assert [(a.kept, a.why) for a in found.attempts] == [(True, f"faster; {module.DRAWS}")]
+    assert any("draws random numbers" in note for note in tune_view(found)[0][0].notes)
 
 
 def test_a_tuning_without_its_end_is_not_complete(tmp_path, few_levers):

@@ -17,6 +17,8 @@ from flopwise.spec.workload import Workload
 # A file from outside may hold anything: no step takes a year, none holds an exabyte.
 Ns = Annotated[float, msgspec.Meta(ge=0, le=3e16)]
 Bytes = Annotated[int, msgspec.Meta(ge=0, le=2**60)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=3e7)]
+SHORTEST = 1e-9  # ratio of two steps that can be: less is of a file from outside
 SMALLER = 0.05  # of the peak: a lever that is not faster is kept if it saves more than this
 # How far losses and gradients may be from the reference's: rounding, with room for a few steps of training.
 LOSS_BOUNDS = {"fp32": 1e-3, "tf32": 5e-3}
@@ -61,7 +63,8 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="a
         """A file from outside may name anything."""
         if unknown := [lever for lever in self.levers if lever not in LEVERS]:
             raise ValueError(f"there is no lever {unknown[0]!r}")
-        if not self.levers.get("checkpoint", "0").isdecimal():
+        blocks = self.levers.get("checkpoint", "0")
+        if not (blocks.isascii() and blocks.isdecimal() and len(blocks) < 6):
             raise ValueError("checkpoint is a number of blocks")
 
     @property
@@ -96,7 +99,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="end
     peak_bytes: Bytes | None = None
     waterfall: Waterfall | None = None
     stopped: str  # 'nothing left to try', 'the budget', 'interrupted'
-    seconds: float = 0.0
+    seconds: Seconds = 0.0
     notes: tuple[str, ...] = ()
 
 
@@ -116,8 +119,29 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
         """How many times as fast by the levers kept, each measured beside the one before; None: not all were measured so."""
         kept = [attempt for attempt in self.attempts if attempt.kept]
         ratios = [one.comparison.ratio if one.comparison is not None else None for one in kept]
-        known = [ratio for ratio in ratios if ratio]
+        known = [ratio for ratio in ratios if ratio is not None and ratio > SHORTEST]
         return 1 / math.prod(known) if len(known) == len(kept) else None
+
+    @property
+    def first_ns(self) -> float:
+        """The step before anything was changed: as it was in turns with the first lever kept, else measured alone."""
+        kept = [one.kept for one in self.attempts]
+        among = self.attempts[: kept.index(True) + 1 if any(kept) else None]
+        known = [one.before_ns for one in among if one.before_ns]
+        return known[-1] if known else self.begun.step_ns
+
+    @property
+    def last_ns(self) -> float:
+        """The step with all that was kept."""
+        kept = [one for one in self.attempts if one.kept]
+        if not kept:
+            return self.first_ns
+        return self.ended.step_ns if self.ended is not None else kept[-1].after_ns or self.first_ns
+
+    @property
+    def times_faster(self) -> float:
+        """The first step's time over the last's."""
+        return self.first_ns / self.last_ns if self.last_ns >= 1 and self.first_ns else 1.0
 
     @property
     def best(self) -> Workload:

@@ -4,6 +4,7 @@ The rule and its operating characteristics: docs/decisions/0003-median-and-boots
 """
 
 import math
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -25,12 +26,15 @@ from flopwise.statistics import (
 FASTER, SLOWER, NO_DIFFERENCE, INCONCLUSIVE = "faster", "slower", "no difference shown", "inconclusive"
 
 
+Ratio = Annotated[float, msgspec.Meta(ge=0, le=1e15)]  # a file from outside may hold any number
+
+
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """B against A: a ratio below 1 means that B takes less time."""
 
-    ratio: float | None  # of the medians; paired: the median of the pairs' ratios. None: one of the two has no samples
-    low: float | None  # None: no interval can be given
-    high: float | None
+    ratio: Ratio | None  # of the medians; paired: the median of the pairs' ratios. None: one of the two has no samples
+    low: Ratio | None  # None: no interval can be given
+    high: Ratio | None
     verdict: str  # 'faster', 'slower', 'no difference shown', 'inconclusive'
     reason: str  # why, in one line
     n_a: int

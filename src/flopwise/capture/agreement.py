@@ -1,11 +1,14 @@
 """Is it still right? A few steps of a workload, its losses and gradients, beside the same steps of a reference."""
 
 import math
+import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor, nn
 
 from flopwise.capture.build import build_step, resolve_device
@@ -30,6 +33,7 @@ def agree(trial: Trial, request: AgreeRequest) -> Agreement:
     """Run the trial's workload from the seed on and compare; with `request.write` it is the reference itself."""
     workload = trial.workload
     step = build_step(workload, resolve_device(trial.device))
+    before = _generators()
     losses, gradients, first = followed(step, _done(workload))
     if not losses and not gradients:
         raise Unsupported(
@@ -40,8 +44,16 @@ def agree(trial: Trial, request: AgreeRequest) -> Agreement:
         raise FlopwiseError(f"{workload.target}: {what}, so that nothing can be compared with it")
     if request.write:
         _write(request.path, losses, gradients, first)
-        return compared(losses, gradients, losses, gradients, first)
+        itself = compared(losses, gradients, losses, gradients, first)
+        return msgspec.structs.replace(itself, draws=_generators() != before)
     return _beside(losses, gradients, workload, request)
+
+
+def _generators() -> list[bytes]:
+    """Where every generator of random numbers stands that a step may draw from without having made it."""
+    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    states = [state.numpy().tobytes() for state in (torch.get_rng_state(), *devices)]
+    return [*states, repr(random.getstate()).encode(), repr(np.random.get_state(legacy=False)["state"]).encode()]
 
 
 def agreement_of(step: Step, workload: Workload, request: AgreeRequest, once: Callable[[], object]) -> Agreed:

@@ -47,6 +47,8 @@ def check_place(output: str | None) -> None:
         raise FlopwiseError(
             f"cannot write {output}: there is no such folder", "make the folder first, or write elsewhere"
         )
+    if target.is_dir():
+        raise FlopwiseError(f"cannot write {output}: it is a folder", "name a file")
     if not target.exists():
         return
     if any(_same_file(target, given) for given in _given_files()):
@@ -103,7 +105,7 @@ def write_text(text: str, output: str | None) -> None:
         partial.replace(target)  # whole or not at all
     except OSError as error:
         partial.unlink(missing_ok=True)
-        raise FlopwiseError(f"cannot write {output}: {error.strerror}", "choose another place with -o") from None
+        raise FlopwiseError(f"cannot write {output}: {error.strerror}", "choose another place") from None
     said(f"wrote {output}")
 
 

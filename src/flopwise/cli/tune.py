@@ -12,7 +12,7 @@ from flopwise.cli.options import (
     workload_arguments,
     workload_options,
 )
-from flopwise.cli.output import chosen, show
+from flopwise.cli.output import chosen, show, write_text
 
 
 @click.command("tune")
@@ -64,9 +64,9 @@ def command(
         **given,
     )
     tables, document = tune_view(tuning)
-    if save is not None:
-        from pathlib import Path
-
-        Path(save).expanduser().write_text(document["recipe_toml"] + "\n")
-    show(tables, document, form, output)
+    try:
+        show(tables, document, form, output)
+    finally:
+        if save is not None:
+            write_text(document["recipe_toml"] + "\n", save)
     return 130 if tuning.ended is None or tuning.ended.stopped == "interrupted" else 0

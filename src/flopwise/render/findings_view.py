@@ -47,7 +47,7 @@ def _overview(rows: Sequence[dict[str, Any]], step_ns: float) -> Table:
         "the findings above as mended, 'by itself' changes nothing else"
     ]
     return Table(
-        title="findings, by what each can save, the largest first",
+        title="findings, by what each can save, alone or once what stands in its way is mended",
         columns=columns,
         rows=tuple(rows),
         notes=tuple(notes),

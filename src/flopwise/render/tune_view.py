@@ -29,26 +29,21 @@ def tune_view(tuning: Tuning) -> View:
 
 def verdict(tuning: Tuning) -> str:
     """How it went, in one line."""
-    begun, (after_ns, after_bytes), ratio = tuning.begun, after_all(tuning), _ratio(tuning)
+    begun, after_bytes = tuning.begun, peak_after(tuning)
     kept = sum(attempt.kept for attempt in tuning.attempts)
-    words = f"{begun.workload.label()}: {units.duration(begun.step_ns)} → {units.duration(after_ns)}, {ratio:.2f}x"
+    times = f"{units.duration(tuning.first_ns)} → {units.duration(tuning.last_ns)}, {tuning.times_faster:.2f}x"
+    words = f"{begun.workload.label()}: {times}"
     if begun.peak_bytes and after_bytes:
         words += f"; peak memory {units.size(begun.peak_bytes)} → {units.size(after_bytes)}"
     return f"{words}; {kept} of {len(tuning.attempts)} levers tried were kept"
 
 
-def _ratio(tuning: Tuning) -> float:
-    after_ns = after_all(tuning)[0]
-    return tuning.begun.step_ns / after_ns if after_ns and tuning.begun.step_ns else 1.0
-
-
-def after_all(tuning: Tuning) -> tuple[float, int | None]:
-    """The step and its peak with all that was kept."""
+def peak_after(tuning: Tuning) -> int | None:
+    """The step's peak with all that was kept."""
     if tuning.ended is not None:
-        return tuning.ended.step_ns, tuning.ended.peak_bytes
+        return tuning.ended.peak_bytes
     kept = [attempt for attempt in tuning.attempts if attempt.kept]
-    last = kept[-1] if kept else None
-    return (last.after_ns or tuning.begun.step_ns, last.after_bytes) if last else (tuning.begun.step_ns, None)
+    return kept[-1].after_bytes if kept else None
 
 
 def _attempts(tuning: Tuning) -> Table:
@@ -105,11 +100,10 @@ def _notes(tuning: Tuning) -> tuple[str, ...]:
         model = isinstance(tuning.begun.workload.subject, ModelSpec)
         beside = "the same steps by hand in fp32" if model else "the step as it is written"
         notes.append(f"losses and gradients: beside {beside}, from the same weights and data")
-    turns, whole = tuning.in_turns, _ratio(tuning)
-    if turns is not None and abs(turns / whole - 1) > DRIFTED:
+    notes += _drift(tuning)
+    if any(one.kept and one.agreement is not None and one.agreement.gradient_error is None for one in tuning.attempts):
         notes.append(
-            f"the first step was measured before all others, and the machine's pace moved: by its levers, each in turns with "
-            f"the best before it, the last is {turns:.2f} times as fast"
+            "where no gradients are shown, a step leaves none behind (overlap = on): its losses alone were compared"
         )
     if any(attempt.kept and attempt.agreement is None for attempt in tuning.attempts):
         notes.append("not all that was kept could be checked: its results may be wrong")
@@ -119,8 +113,25 @@ def _notes(tuning: Tuning) -> tuple[str, ...]:
         notes += tuning.ended.notes
         notes.append(f"ended after {units.duration(tuning.ended.seconds * 1e9)}: {tuning.ended.stopped}")
     else:
-        notes.append("cut off before its end: the last lever kept is the best so far")
+        best = (
+            "the last lever kept is the best so far"
+            if any(one.kept for one in tuning.attempts)
+            else "nothing was kept yet"
+        )
+        notes.append(f"cut off before its end: {best}")
     return (*notes, f"run {tuning.run}")
+
+
+def _drift(tuning: Tuning) -> list[str]:
+    """How far the machine's pace moved while it was measured."""
+    found, alone_ns = [], tuning.begun.step_ns
+    if abs(alone_ns - tuning.first_ns) > DRIFTED * tuning.first_ns:
+        found.append(f"alone, before all others, the first step took {units.duration(alone_ns)}")
+    if (turns := tuning.in_turns) is not None and abs(turns / max(tuning.times_faster, 1e-12) - 1) > DRIFTED:
+        found.append(
+            f"the machine's pace moved meanwhile: by what each lever saved in turns with the best before it, all are {turns:.2f}x"
+        )
+    return found
 
 
 def _recipe(tuning: Tuning) -> Table:
@@ -139,7 +150,6 @@ def _recipe(tuning: Tuning) -> Table:
 
 
 def _document(tuning: Tuning) -> dict[str, Any]:
-    after_ns, after_bytes = after_all(tuning)
     return document(
         "tune",
         run=tuning.run,
@@ -150,8 +160,12 @@ def _document(tuning: Tuning) -> dict[str, Any]:
             for attempt in tuning.attempts
         ],
         after=tuning.ended,
-        step_ns=after_ns,
-        peak_bytes=after_bytes,
+        first_ns=tuning.first_ns,
+        step_ns=tuning.last_ns,
+        times_faster=tuning.times_faster,
+        times_faster_in_turns=tuning.in_turns,
+        notes=_notes(tuning),
+        peak_bytes=peak_after(tuning),
         recipe=tuning.best.recipe.changed(),
         recipe_toml=recipe_toml(tuning.best.recipe),
         pytorch=list(lines_by_lever(tuning.best.recipe, tuning.begun.workload.recipe).values()),

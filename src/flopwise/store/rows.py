@@ -35,4 +35,6 @@ def read_rows(path: Path, kind: type[_R], what: str) -> list[_R]:
     try:
         return [msgspec.json.decode(line, type=kind) for line in lines if line]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise FlopwiseError(f"{path}: not readable: {error}", "was it written by a newer flopwise?") from None
+        raise FlopwiseError(
+            f"{path}: not readable: {error}", "it is damaged, or was written by a newer flopwise"
+        ) from None

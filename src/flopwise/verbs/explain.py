@@ -111,7 +111,13 @@ def trace_of(target: str | Path | StoredRun, runs: str | Path | None = None) -> 
     traced = next((point for point in target.points if point.trace_file), None)
     if traced is None:
         raise FlopwiseError(f"the run {target.header.id} has no trace", "capture one: flopwise profile WORKLOAD")
-    return target.path / "traces" / Path(traced.trace_file).name, traced
+    path = target.path / "traces" / Path(traced.trace_file).name
+    if not path.exists():
+        raise FlopwiseError(
+            f"the trace of the run {target.header.id} was not kept: there is no {path.name} in its traces",
+            "profile it again; flopwise runs show and report tell what was measured",
+        )
+    return path, traced
 
 
 def run_named(target: str | Path, runs: str | Path | None = None) -> StoredRun:

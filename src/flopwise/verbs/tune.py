@@ -37,6 +37,7 @@ MORE, MORE_SECONDS = 3, 4.0  # times as many rounds and seconds for two that the
 ALONE = 2 * FEWEST  # samples of a step that is not measured in turns: what drifts does not drift under both
 DETAILS = 3  # samples of a step by phase and by the GPU's clock: what predicts needs them, what compares does not
 UNCHECKED = "losses and gradients not checked"
+DRAWS = "losses and gradients not judged: the step draws random numbers"
 FITTING = (0.92, 0.8, 0.65)  # of it, for a step in the place of one that does not fit, until one runs
 
 
@@ -111,6 +112,7 @@ class _Tuner:
         self.idle: list[Worker] = []  # with torch loaded, which takes seconds
         self.reference = run.memory_path("reference.npz")
         self.no_reference = ""
+        self.draws = False  # a step that does may draw others with a lever: that is no error
         self.notes: list[str] = []
         self.held_back: list[tuple[str, ...]] = []  # of every measurement, why the GPU's clock was not what it can be
         self.look = Look(run, worker, there, device)
@@ -131,6 +133,12 @@ class _Tuner:
             seen = self.look.seen(self.best, "before")
             self.outlook = Outlook(seen.facts, seen.findings)
             agreement = agreed.agreement
+            if start == reference_of(start) and wrong(agreement, start.recipe.precision):
+                self.draws = True  # not even the same step does the same twice
+            if self.draws:
+                self._note(
+                    "the step draws random numbers, as dropout does: a lever's losses and gradients are shown, not judged"
+                )
             self._keep(
                 Begun(
                     workload=start, step_ns=step_ns(self.best), peak_bytes=peak_bytes(self.best.memory),
@@ -287,8 +295,11 @@ class _Tuner:
         """Whether it stays: faster or smaller, and right."""
         sizes = (peak_bytes(before.memory), peak_bytes(after.memory))
         kept, why = decide(found, *sizes, self.limit_bytes, steadier=first.lever == "graph")
-        if kept and (off := agreed.failed or wrong(agreed.agreement, after.trial.workload.recipe.precision)):
-            kept, why = False, off
+        off = wrong(agreed.agreement, after.trial.workload.recipe.precision)
+        if kept and (agreed.failed or (off and not self.draws)):
+            kept, why = False, agreed.failed or off
+        if kept and off:
+            why = f"{why}; {DRAWS}"
         if kept and agreed.agreement is None:
             why = f"{why}; {UNCHECKED}"
         return msgspec.structs.replace(
@@ -334,7 +345,8 @@ class _Tuner:
                 return point, seen[-1]
             if trace is not None:  # perhaps it was the profiler that failed
                 return self._measured_alone(chosen)
-            raise FlopwiseError(f"{chosen.label()}: {point.status}: {point.reason}", point.hint)
+            where = f" ({self.run.path / 'logs'})" if "logs/" in point.hint else ""
+            raise FlopwiseError(f"{chosen.label()}: {point.status}: {point.reason}", f"{point.hint}{where}")
         return point, seen[-1]
 
     def _made_to_fit(self, start: Workload) -> tuple[Point, Agreed]:
@@ -399,6 +411,7 @@ class _Tuner:
         request = AgreeRequest(path=str(self.reference), write=True)
         try:
             first = self.worker.agree(self._trial(reference), request, self.run.log_path("reference"))
+            self.draws = first.draws
             if any(not math.isfinite(x) for x in (*first.losses, first.gradient_error or 0.0)):
                 self.no_reference = "the reference's own loss or gradients are not finite: nothing can be checked"
         except FlopwiseError as error:

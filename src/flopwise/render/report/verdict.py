@@ -12,7 +12,6 @@ from flopwise.render.lab_view import told
 from flopwise.render.memory_parts import heading
 from flopwise.render.report.evidence import ReportPart
 from flopwise.render.report.tune_sections import changed
-from flopwise.render.tune_view import after_all
 
 WORTH_SAYING = 0.05  # of the step: idle time below goes unsaid
 _WAITS = {
@@ -55,7 +54,7 @@ def verdict(part: ReportPart) -> str:
 
 
 def _of_tuning(tuning: Tuning) -> str:
-    before, after = tuning.begun.step_ns, after_all(tuning)[0]
+    before, after, ratio = tuning.first_ns, tuning.last_ns, tuning.times_faster
     ended = tuning.ended.stopped if tuning.ended is not None else "cut off"
     stopped = "" if ended == "nothing left to try" else f" Levers are left to try: {ended}."
     if not (kept := changed(tuning)):
@@ -63,7 +62,7 @@ def _of_tuning(tuning: Tuning) -> str:
         shown = "nothing that was tried was kept" if tuning.attempts else "nothing was tried"
         of = f"; of {len(tuning.attempts)} levers {open_} could not be judged" if open_ else ""
         return f"A step takes {units.duration(before)}, and {shown}{of}.{stopped}"
-    faster = f", {before / after:.2f} times as fast" if 0 < after < before else ""
+    faster = f", {ratio:.2f} times as fast" if ratio > 1 else ""
     times = f"{units.duration(before)} to {units.duration(after)}"
     return f"A step went from {times}{faster}, measured, by: {', '.join(kept)}.{stopped}"
 
