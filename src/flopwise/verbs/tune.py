@@ -27,7 +27,7 @@ from flopwise.verbs.dry_step import needs_dry_run
 from flopwise.verbs.progress import Progress, Silent
 from flopwise.verbs.tune_facts import Look, Outlook
 from flopwise.verbs.tune_rows import ROWS, read_tuning
-from flopwise.verbs.tune_samples import gpu_name, peak_bytes, sampled, step_ns, timed, undecided, walls
+from flopwise.verbs.tune_samples import gpu_name, peak_bytes, sampled, slowed, step_ns, timed, undecided, walls
 
 START = "start"  # the group of the step before anything is changed
 WORTH = 0.003  # of the step: less is not tried, if it is predicted
@@ -177,18 +177,8 @@ class _Tuner:
         seen = self.look.at(best, self.best, "after") if best != start and stopped != "interrupted" else None
         return Ended(
             workload=best, step_ns=step_ns(self.best), peak_bytes=peak_bytes(self.best.memory),
-            waterfall=seen.waterfall if seen else None, stopped=stopped, seconds=self.seconds, notes=self._slowed(),
+            waterfall=seen.waterfall if seen else None, stopped=stopped, seconds=self.seconds, notes=slowed(self.held_back),
         )  # fmt: skip
-
-    def _slowed(self) -> tuple[str, ...]:
-        """Whether the GPU's clock was held down while levers were measured."""
-        reasons = dict.fromkeys(reason for one in self.held_back for reason in one)
-        n = sum(bool(one) for one in self.held_back)
-        why = ", ".join(reasons)
-        told = (
-            f"the GPU was slowed ({why}) in {n} of {len(self.held_back)} measurements: less work saves less time then"
-        )
-        return (told,) if reasons else ()
 
     def _append(self, point: Point) -> None:
         self.run.append(point)

@@ -1,5 +1,6 @@
 """What the samples of two steps say: their medians, their peaks, and whether they leave it open which is the faster."""
 
+from collections.abc import Sequence
 from statistics import median
 
 import msgspec
@@ -32,6 +33,18 @@ def walls(point: Point) -> list[int]:
 def undecided(before: list[int], after: list[int]) -> bool:
     """Whether the samples leave it open which is the faster."""
     return compare_samples(before, after, paired=True).verdict == INCONCLUSIVE
+
+
+def slowed(held_back: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+    """Whether the GPU's clock was held down while levers were measured; of every measurement, why.
+
+    >>> slowed([(), ("software power cap",)])
+    ('the GPU was slowed (software power cap) in 1 of 2 measurements: less work saves less time then',)
+    """
+    why = ", ".join(dict.fromkeys(reason for one in held_back for reason in one))
+    n = sum(bool(one) for one in held_back)
+    told = f"the GPU was slowed ({why}) in {n} of {len(held_back)} measurements: less work saves less time then"
+    return (told,) if why else ()
 
 
 def sampled(one: Contestant) -> list[int]:
