@@ -101,3 +101,11 @@ def test_what_is_unknown_is_one_line(monkeypatch, capsys, wrong):
     assert told.out == ""
     assert told.err.count("\n") == 1
     assert "is none of" in told.err
+
+
+@pytest.mark.parametrize("case", [c for c in resources.cases(("rope",)) if "bf16" in c.name], ids=lambda c: c.name)
+def test_rotations_load_in_wide_words_whatever_the_heads_width(case):
+    """With 40 pairs a head known only when it runs, it would load number by number."""
+    ptx = resources.compiled(case, 90).asm["ptx"]
+    assert "ld.global.v2.b32" in ptx
+    assert "ld.global.b16" not in ptx

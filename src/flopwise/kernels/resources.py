@@ -61,14 +61,19 @@ class Resources(NamedTuple):
     shared_bytes: int
 
 
-def resources(case: Case, arch: int) -> Resources:
-    """Compile one case for one architecture (80, 90, 100)."""
+def compiled(case: Case, arch: int) -> Any:
+    """Triton's kernel of one case for one architecture (80, 90, 100)."""
     names = case.kernel.arg_names
     signature = {name: "constexpr" if name in case.constexprs else case.signature[name] for name in names}
     whole = [n for n, (name, kind) in enumerate(signature.items()) if kind.startswith("*") or name in case.divisible]
     source = ASTSource(case.kernel, signature, dict(case.constexprs), {(n,): [["tt.divisibility", 16]] for n in whole})
     options = {"num_warps": case.num_warps, "num_stages": case.num_stages}
-    built = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+    return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+
+
+def resources(case: Case, arch: int) -> Resources:
+    """What one case takes on one architecture."""
+    built = compiled(case, arch)
     usage = _usage(built.asm["cubin"])
     return Resources(usage[0], usage[1] + usage[3], built.metadata.shared)
 

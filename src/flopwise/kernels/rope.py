@@ -32,43 +32,48 @@ def rope_reference(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 @triton.jit
 def _turn(
-    x_ptr, y_ptr, cos, sin, position, pair, inside, half, sequence, x_batch, y_batch, head, x_head, y_head, x_position, y_position
+    x_ptr, y_ptr, cos, sin, position, pair, inside, sequence, x_batch, y_batch, head, x_head, y_head, x_position, y_position,
+    HALF: tl.constexpr,
 ):  # fmt: skip
     """Turn one head of one sequence."""
     head = head.to(tl.int64)
     source = x_ptr + sequence * x_batch + head * x_head + position * x_position + pair
     first = tl.load(source, mask=inside, other=0.0).to(tl.float32)  # [POSITIONS, BLOCK]
-    second = tl.load(source + half, mask=inside, other=0.0).to(tl.float32)
+    second = tl.load(source + HALF, mask=inside, other=0.0).to(tl.float32)
     target = y_ptr + sequence * y_batch + head * y_head + position * y_position + pair
     tl.store(target, (first * cos - second * sin).to(y_ptr.dtype.element_ty), mask=inside)
-    tl.store(target + half, (second * cos + first * sin).to(y_ptr.dtype.element_ty), mask=inside)
+    tl.store(target + HALF, (second * cos + first * sin).to(y_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def _rope_kernel(
     q_ptr, yq_ptr, q_batch, q_head, q_position, yq_batch, yq_head, yq_position,
     k_ptr, yk_ptr, k_batch, k_head, k_position, yk_batch, yk_head, yk_position,
-    cos_ptr, sin_ptr, q_heads, context, half,
-    PAIR: tl.constexpr, INVERSE: tl.constexpr, POSITIONS: tl.constexpr, BLOCK: tl.constexpr,
+    cos_ptr, sin_ptr, q_heads, context,
+    HALF: tl.constexpr, PAIR: tl.constexpr, INVERSE: tl.constexpr, POSITIONS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Grid: blocks of positions; heads, the queries' before the keys' where there is a PAIR; sequences."""
+    """Grid: blocks of positions; heads, the queries' before the keys' where there is a PAIR; sequences.
+
+    HALF is known when it is compiled: of an argument Triton learns whether it is a multiple of 16, and with 40 pairs a head,
+    which are not, it would load number by number.
+    """
     position = tl.program_id(0) * POSITIONS + tl.arange(0, POSITIONS)[:, None].to(tl.int64)
     pair = tl.arange(0, BLOCK)[None, :]
-    inside = (position < context) & (pair < half)
-    cos = tl.load(cos_ptr + position * half + pair, mask=inside, other=0.0)
-    sin = tl.load(sin_ptr + position * half + pair, mask=inside, other=0.0)
+    inside = (position < context) & (pair < HALF)
+    cos = tl.load(cos_ptr + position * HALF + pair, mask=inside, other=0.0)
+    sin = tl.load(sin_ptr + position * HALF + pair, mask=inside, other=0.0)
     if INVERSE:
         sin = -sin
     head, sequence = tl.program_id(1), tl.program_id(2).to(tl.int64)
     if head < q_heads:
         _turn(
-            q_ptr, yq_ptr, cos, sin, position, pair, inside, half,
-            sequence, q_batch, yq_batch, head, q_head, yq_head, q_position, yq_position,
+            q_ptr, yq_ptr, cos, sin, position, pair, inside,
+            sequence, q_batch, yq_batch, head, q_head, yq_head, q_position, yq_position, HALF,
         )  # fmt: skip
     elif PAIR:
         _turn(
-            k_ptr, yk_ptr, cos, sin, position, pair, inside, half,
-            sequence, k_batch, yk_batch, head - q_heads, k_head, yk_head, k_position, yk_position,
+            k_ptr, yk_ptr, cos, sin, position, pair, inside,
+            sequence, k_batch, yk_batch, head - q_heads, k_head, yk_head, k_position, yk_position, HALF,
         )  # fmt: skip
 
 
@@ -93,8 +98,8 @@ def _launch(pair: tuple[Tensor, ...], turned: tuple[Tensor, ...], cos: Tensor, s
     for x, y in ((pair[0], turned[0]), (pair[-1], turned[-1])):
         sides += [x, y, *x.stride()[:3], *y.stride()[:3]]
     _rope_kernel[(triton.cdiv(context, positions), heads, batch)](
-        *sides, cos, sin, pair[0].shape[1], context, half,
-        PAIR=len(pair) == 2, INVERSE=inverse, POSITIONS=positions, BLOCK=block, num_warps=WARPS,
+        *sides, cos, sin, pair[0].shape[1], context,
+        HALF=half, PAIR=len(pair) == 2, INVERSE=inverse, POSITIONS=positions, BLOCK=block, num_warps=WARPS,
     )  # fmt: skip
 
 
@@ -183,10 +188,10 @@ def rope_pair(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, T
 
 def cases() -> Iterator[Case]:
     strides = [f"{side}_{of}" for side in ("q", "yq", "k", "yk") for of in ("batch", "head", "position")]
-    numbers = dict.fromkeys((*strides, "q_heads", "context", "half"), "i32")
-    for dtype, dim in (("bf16", 128), ("fp32", 64), ("fp32", 256)):
+    numbers = dict.fromkeys((*strides, "q_heads", "context"), "i32")
+    for dtype, dim in (("bf16", 128), ("bf16", 80), ("fp32", 64), ("fp32", 256)):
         pointers = dict.fromkeys(("q_ptr", "yq_ptr", "k_ptr", "yk_ptr"), f"*{dtype}")
-        block = dim // 2
-        tile = {"PAIR": True, "INVERSE": False, "POSITIONS": TILE // block, "BLOCK": block}
+        block = triton.next_power_of_2(dim // 2)
+        tile = {"HALF": dim // 2, "PAIR": True, "INVERSE": False, "POSITIONS": TILE // block, "BLOCK": block}
         signature = {**pointers, "cos_ptr": "*fp32", "sin_ptr": "*fp32", **numbers}
-        yield Case(f"rope pair {dtype} {dim}", _rope_kernel, signature, tile, WARPS, 3, (*strides, "half"))
+        yield Case(f"rope pair {dtype} {dim}", _rope_kernel, signature, tile, WARPS, 3, tuple(strides))
