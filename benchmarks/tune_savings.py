@@ -11,10 +11,14 @@ import argparse
 import os
 from pathlib import Path
 
+import msgspec
+
 from flopwise.advice.facts import Facts
 from flopwise.advice.moves import with_levers
-from flopwise.advice.predicted import predicted_saving
+from flopwise.advice.predicted import pause_ns, predicted_saving
 from flopwise.advice.tuning import Attempt, Tuning
+from flopwise.cost.account import step_time
+from flopwise.cost.step import account_step
 from flopwise.records import OK
 from flopwise.spec.gpu import find_gpu
 from flopwise.store import StoredRun
@@ -42,6 +46,9 @@ def again(tuning: Tuning, run: Path) -> list[float | None]:
     gpu = find_gpu(tuning.begun.gpu)
     assert gpu is not None
     ceilings, points, current = load_ceilings(gpu.name), StoredRun.load(run).points, tuning.begun.workload
+    started = step_time(current, account_step(current, gpu), ceilings)
+    if tuning.begun.waterfall is not None:
+        ceilings = msgspec.structs.replace(ceilings, pause_ns=pause_ns(tuning.begun.waterfall, started))
     told: list[float | None] = []
     shown = [one for one, _, _ in measured(tuning)]
     for one in tuning.attempts:

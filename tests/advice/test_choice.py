@@ -2,6 +2,7 @@
 
 import math
 
+import msgspec
 import pytest
 
 from flopwise.advice.moves import moves
@@ -40,6 +41,26 @@ def test_a_graph_that_is_predicted_to_cost_time_waits():
     graph = next(move for move in open_moves if move.lever == "graph")
     assert seen.saving_ns(graph) < 0
     assert seen.choose(open_moves, 0.0) != graph
+
+
+def test_what_only_seems_to_save_much_does_not_come_first(monkeypatch):
+    """Few layers may say much of a lever that saves little: it is looked at closely before it is taken."""
+    seen, open_moves = outlook("medium", precision="bf16", attention="flash", norm="eager", graph="on")
+    overlap = next(move for move in open_moves if move.lever == "overlap")
+    rough = seen._rough_ns
+    monkeypatch.setattr(seen, "_rough_ns", lambda move: 1e12 if move is overlap else rough(move))
+    best = seen._best(open_moves, 0.0)
+    assert best is not overlap
+    assert seen.saving_ns(best) > 10 * seen.saving_ns(overlap) > 0
+
+
+def test_the_pauses_of_the_first_step_hold_for_the_next():
+    seen, _ = outlook("tiny")
+    limits = msgspec.structs.replace(seen.here.limits, pause_ns=1600.0)
+    seen.here = msgspec.structs.replace(seen.here, limits=limits)
+    after = seen.after(seen.facts.point)
+    assert after.here.limits.pause_ns == 1600.0
+    assert after.after(seen.facts.point).here.limits.pause_ns == 1600.0
 
 
 def test_nothing_that_is_worth_it_is_nothing():

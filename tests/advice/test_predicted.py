@@ -4,12 +4,13 @@ import msgspec
 import pytest
 
 from flopwise.advice.facts import Facts
-from flopwise.advice.predicted import Corrections, corrected, predicted_saving, predicted_step, saved_bytes
+from flopwise.advice.predicted import Corrections, corrected, predicted_saving, predicted_step, saved_bytes, standing
+from flopwise.analysis.idle import BETWEEN
 from flopwise.cost.account import step_time
 from flopwise.cost.step import account_step
 from flopwise.spec.workload import workload
 
-from .made import H200, MS, ceilings, known, point
+from .made import H200, MS, ceilings, explained, known, point, waterfall
 
 
 def test_what_stays_as_it_is_saves_nothing():
@@ -35,6 +36,36 @@ def test_a_host_twice_as_slow_as_foretold_doubles_what_a_graph_saves():
     slow = point(wall=2 * time.host_ns, launch=2 * time.host_ns, busy=time.gpu_ns, precision="bf16")
     one, two = (predicted_step(f, {"graph": "on"}) for f in (facts, msgspec.structs.replace(facts, point=slow)))
     assert two.saving_ns - one.saving_ns == pytest.approx(time.host_ns, rel=0.1)
+
+
+def test_a_host_that_waits_for_a_full_queue_is_not_slow():
+    """A clock of launches below the step's, of more kernels than the queue takes: the host waited in between."""
+    facts = known("medium", batch=16, context=1024, attention="naive", precision="bf16")
+    time = step_time(facts.account.workload, facts.account.step, ceilings())
+    clocks = {"wall": 1.06 * time.wall_ns, "busy": time.gpu_ns, "attention": "naive", "precision": "bf16"}
+    shape = {"batch": 16, "context": 1024}
+    waited, slow = (
+        msgspec.structs.replace(facts, point=point("medium", launch=share * time.wall_ns, **clocks, **shape))
+        for share in (0.85, 1.05)
+    )
+    assert standing(waited).corrections.host == {}
+    assert min(standing(slow).corrections.host.values()) > 1.2
+
+
+def test_a_graph_takes_away_the_pauses_that_a_trace_shows():
+    """1.6 µs before each kernel, as H200s showed; a step whose GPU never waits for the host then still gains by a graph."""
+    plain = known("large", batch=4, context=512, attention="naive")
+    time = step_time(plain.account.workload, plain.account.step, ceilings())
+    kernels = sum(phase.kernels for phase in time.phases)
+    paused_ns = 1600.0 * kernels
+    parts = waterfall(time.wall_ns + paused_ns, IDLE_OTHER=paused_ns)
+    parts = msgspec.structs.replace(
+        parts, parts=tuple(msgspec.structs.replace(one, by_class={BETWEEN: one.ns}) for one in parts.parts)
+    )
+    traced = msgspec.structs.replace(plain, waterfall=parts, explanation=explained())
+    before, after = (predicted_step(facts, {"graph": "on"}) for facts in (plain, traced))
+    assert after.saving_ns - before.saving_ns == pytest.approx(paused_ns, rel=0.1)
+    assert after.then.wall_ns == pytest.approx(before.then.wall_ns, rel=0.01)
 
 
 def test_a_faster_gpu_saves_a_launch_bound_step_nothing():

@@ -5,7 +5,7 @@ import msgspec
 import pytest
 
 from flopwise.advice.tuning import Attempt, Begun, Ended, Row, Tuning, decide, wrong
-from flopwise.analysis.comparison import compare_samples
+from flopwise.analysis.comparison import INCONCLUSIVE, compare_samples
 from flopwise.errors import FlopwiseError
 from flopwise.records import Agreement
 from flopwise.spec.workload import workload
@@ -61,7 +61,11 @@ def test_as_fast_and_smaller_is_kept():
 def test_what_takes_the_hosts_pace_away_stays_if_it_is_not_slower():
     assert decide(against(1.0), GIB, GIB, None, steadier=True)[0] is True
     assert decide(against(1.0), GIB, GIB, None)[0] is False
-    assert decide(against(1.001), GIB, GIB, None, steadier=True)[0] is False
+    assert decide(against(1.001), GIB, GIB, None, steadier=True)[0] is True  # no difference, shown
+    unsure = compare_samples(BEFORE[:6], [70.0, 140.0, 90.0, 130.0, 101.0, 104.0], paired=True)
+    assert unsure.verdict == INCONCLUSIVE
+    assert unsure.ratio > 1
+    assert decide(unsure, GIB, GIB, None, steadier=True)[0] is False
     assert decide(against(1.0), GIB, 12 * GIB, 11 * GIB, steadier=True)[0] is False
 
 

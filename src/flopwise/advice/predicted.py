@@ -2,7 +2,8 @@
 
 The machine's ceilings are corrected first by what was measured of the step as it is: the host's costs by the time it was
 busy launching, matmuls and attention of the precision used by their time in the trace, all other kernels by the rest.
-What the lever leaves alone then costs what it was measured to cost.
+What the lever leaves alone then costs what it was measured to cost. A trace also tells how long the GPU pauses before a
+kernel that was queued; in a CUDA graph it does not.
 """
 
 from collections.abc import Mapping
@@ -15,6 +16,8 @@ import msgspec
 from flopwise import units
 from flopwise.advice import measured, power
 from flopwise.advice.facts import Facts
+from flopwise.analysis.idle import BETWEEN
+from flopwise.analysis.waterfall import Waterfall
 from flopwise.ceilings import Ceilings, Curve, HostCost, Matmul, Tile
 from flopwise.cost.account import step_time
 from flopwise.cost.fit import peak_of
@@ -31,6 +34,8 @@ from flopwise.work import ATTENTION, MATMUL
 _WIDEST = 3.0  # a correction beyond this, up or down, is of another step, or of a clock that measured something else
 _HOST_BUSY = 0.75  # of the GPU's time: where the host is so busy, the step may wait for it, whatever the clock does
 _GPU_BOUND = 0.95  # of the step the GPU is at work: the host's clock then holds its waiting for a full queue
+_QUEUE = 1000  # kernels, about: a host that is so far ahead of the GPU has to wait
+_HOST_BOUND = 0.9  # of the step the host launches: it did not wait, whatever the GPU does
 
 
 class Corrections(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,13 +100,37 @@ def _standing(facts: Facts) -> Standing | None:
     capped = _is_capped(facts, plain)
     corrections = _corrections(facts, workload, plain, capped)
     limits = corrected(facts.ceilings, corrections, _precision(workload))
+    limits = msgspec.structs.replace(limits, pause_ns=_pause_ns(facts, workload, plain))
     now = step_time(workload, cost, limits)
     strength = power.strength(now, known) if known and capped else None
     now = power.slowed(now, strength)
     scale = _within(known / now.wall_ns) if known else 1.0
     return Standing(
-        workload=workload, gpu=name, corrections=corrections, limits=limits, now=now, scale=scale, strength=strength
+        workload=workload,
+        gpu=name,
+        corrections=corrections,
+        limits=limits,
+        now=now,
+        scale=scale,
+        strength=strength,
     )
+
+
+def _pause_ns(facts: Facts, workload: Workload, plain: StepTime) -> float:
+    """What lay before a kernel that was queued, by the step's trace; without one, or of a graph, what is known of the machine."""
+    known = facts.ceilings.pause_ns if facts.ceilings is not None else 0.0
+    if facts.explanation is None or facts.waterfall is None or workload.recipe.graph == "on":
+        return known
+    return pause_ns(facts.waterfall, plain)
+
+
+def pause_ns(waterfall: Waterfall, step: StepTime) -> float:
+    """How long the GPU paused before a kernel that was queued, in a step of so many kernels."""
+    return sum(part.by_class.get(BETWEEN, 0.0) for part in waterfall.parts) / max(1, _kernels(step))
+
+
+def _kernels(step: StepTime) -> int:
+    return sum(phase.kernels for phase in step.phases)
 
 
 def with_layers(here: Standing, n_layers: int) -> Standing | None:
@@ -216,8 +245,11 @@ def _corrections(facts: Facts, workload: Workload, plain: StepTime, capped: bool
     e, by_kind = facts.explanation, plain.gpu_ns_by_kind
     if e is None and capped:
         return Corrections()
-    if e is None:
-        every = _within(gpu / plain.gpu_ns)
+    if e is None:  # its clock holds the pauses
+        pauses_ns = (
+            facts.ceilings.pause_ns * _kernels(plain) if facts.ceilings and workload.recipe.graph != "on" else 0.0
+        )
+        every = _within((gpu - pauses_ns) / plain.gpu_ns)
         return Corrections(host=host, matmul=every, attention=every, rest=every)
     taken = {share.name: share.gpu_ns for share in e.classes}
 
@@ -244,25 +276,30 @@ def _host(facts: Facts, workload: Workload, plain: StepTime) -> dict[str, float]
     if facts.point is None or workload.recipe.graph == "on":
         return {}
     phases = [phase.phase for phase in plain.phases]
-    timed = {phase.phase: (facts.point.times(phase.phase), phase.host_ns, phase.gpu_ns) for phase in plain.phases}
-    if all(times is None for times, _, _ in timed.values()):
-        whole = _dictated(facts.point.times(), plain.host_ns, plain.gpu_ns)
+    timed = {phase: facts.point.times(phase.phase) for phase in plain.phases}
+    if all(times is None for times in timed.values()):
+        whole = _dictated(facts.point.times(), plain.host_ns, plain.gpu_ns, _kernels(plain))
         found = dict.fromkeys(phases, whole) if whole else {}
     else:
-        each = {phase: _dictated(*clocks) for phase, clocks in timed.items()}
+        each = {
+            phase.phase: _dictated(times, phase.host_ns, phase.gpu_ns, phase.kernels) for phase, times in timed.items()
+        }
         found = {phase: factor for phase, factor in each.items() if factor}
     if phases == ["forward"] and "forward" in found:
         found["inference"] = found["forward"]
     return found
 
 
-def _dictated(times: PhaseTimes | None, host_ns: float, gpu_ns: float) -> float | None:
+def _dictated(times: PhaseTimes | None, host_ns: float, gpu_ns: float, kernels: int) -> float | None:
     """The host's time over what was predicted; None where the GPU dictated: the host then waits for the queue, its clock too."""
     if times is None or not times.launch_ns or not times.wall_ns or not host_ns:
         return None
+    launching, wall = median(times.launch_ns), median(times.wall_ns)
     held = [ns for ns, was_held in zip(times.gpu_ns, times.gpu_held, strict=False) if was_held]
     busy = median(held) if held else gpu_ns
-    return _within(median(times.launch_ns) / host_ns) if busy < _GPU_BOUND * median(times.wall_ns) else None
+    if busy >= _GPU_BOUND * wall or (kernels > _QUEUE and launching < _HOST_BOUND * wall):
+        return None
+    return _within(launching / host_ns)
 
 
 def _by_phase(factors: Mapping[str, float]) -> str:

@@ -200,7 +200,7 @@ def decide(
 ) -> tuple[bool, str]:
     """Whether a lever is kept, and why: faster; or as fast and smaller; or needed to stay within the memory.
 
-    `steadier`: it takes the host's pace out of the step, and so may stay if it is not slower by what was seen.
+    `steadier`: it takes the host's pace out of the step, and so may stay if it is as fast, or not slower by what was seen.
     """
     if limit_bytes is not None and after_bytes is not None and before_bytes is not None:
         if after_bytes > limit_bytes and after_bytes >= before_bytes:
@@ -215,7 +215,7 @@ def decide(
     if before_bytes and after_bytes is not None and after_bytes < (1 - SMALLER) * before_bytes:
         speed = "no slower" if comparison.verdict == NO_DIFFERENCE else "not shown to be slower"
         return True, f"{1 - after_bytes / before_bytes:.0%} less memory, and {speed}"
-    if steadier and (comparison.ratio or math.inf) <= 1:
+    if steadier and (comparison.verdict == NO_DIFFERENCE or (comparison.ratio or math.inf) <= 1):
         return True, "not shown to be slower, and what comes next is measured without the host's pace"
     reason = f": {comparison.reason}" if comparison.verdict == INCONCLUSIVE and comparison.reason else ""
     return False, f"{comparison.verdict}{reason}"

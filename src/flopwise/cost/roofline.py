@@ -272,7 +272,8 @@ class _Queues:
             return
         self.host_ns += host_ns
         if op.kernels:
-            self.gpu_ns = max(self.gpu_ns, self.host_ns + self.ceilings.latency_ns) + ns
+            queued_ns = self.gpu_ns + op.kernels * self.ceilings.pause_ns
+            self.gpu_ns = max(queued_ns, self.host_ns + self.ceilings.latency_ns) + ns
 
     @property
     def end_ns(self) -> float:

@@ -1,5 +1,7 @@
 """What `tune` knows before it tries: the step's trace, its waterfall and findings, and what each move should save."""
 
+import math
+
 import msgspec
 
 from flopwise.advice.facts import Facts
@@ -28,7 +30,7 @@ SHALLOW = (
 )  # layers: what a lever saves grows with their number nearly as a line, and deep models take long to reckon
 DEEP = 8
 WAVERS = (
-    0.6  # a host busy for so much of the GPU's time: the step's wavers with it, and with it what others seem to save
+    0.4  # a host busy for so much of the GPU's time: the step's wavers with it, and with it what others seem to save
 )
 
 
@@ -98,8 +100,11 @@ class Outlook:
         self.shallow = self._shallow()
 
     def after(self, point: Point) -> "Outlook":
-        """From another step on: what the trace of the first said of its kernels no longer holds."""
-        return Outlook(Facts(point=point, ceilings=self.facts.ceilings, gpu=self.facts.gpu), self.findings)
+        """From another step on: of what the trace of the first said, only the pauses between kernels still hold."""
+        ceilings = self.facts.ceilings
+        if ceilings is not None and self.here is not None:
+            ceilings = msgspec.structs.replace(ceilings, pause_ns=self.here.limits.pause_ns)
+        return Outlook(Facts(point=point, ceilings=ceilings, gpu=self.facts.gpu), self.findings)
 
     def choose(self, open_moves: list[Move], least_ns: float) -> Move | None:
         """The largest predicted saving for the time that trying takes; what cannot be predicted comes last, in its order.
@@ -115,15 +120,17 @@ class Outlook:
 
     def _best(self, open_moves: list[Move], least_ns: float) -> Move | None:
         for look in (self._rough_ns, self.saving_ns):
-            found = [
-                (saving_ns, -i, move) for i, move in enumerate(open_moves) if (saving_ns := look(move)) is not None
-            ]
-            worth = [one for one in found if one[0] >= least_ns]
-            for _, _, move in sorted(worth, key=lambda one: (one[0] / seconds_to_try(one[2]), one[1]), reverse=True):
-                if (
-                    self.saving_ns(move) or 0.0
-                ) >= least_ns:  # of what was seen roughly, only the first is looked at closely
-                    return move
+            told = {move.name: saving_ns for move in open_moves if (saving_ns := look(move)) is not None}
+            left, closely = [move for move in open_moves if told.get(move.name, -math.inf) >= least_ns], set[str]()
+            while left:
+                first = max(left, key=lambda move: told[move.name] / seconds_to_try(move))
+                if first.name in closely:
+                    return first
+                # What was seen roughly is looked at closely before it is taken; then another may be the first.
+                closely.add(first.name)
+                told[first.name] = self.saving_ns(first) or 0.0
+                if told[first.name] < least_ns:
+                    left.remove(first)
         return next((move for move in open_moves if self.saving_ns(move) is None), None)
 
     def _wavers(self, move: Move) -> bool:
