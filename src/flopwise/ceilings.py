@@ -138,6 +138,8 @@ class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError("ceilings need the rate of fp32 matmuls, and tiles")
         if any(t.flops_per_s <= 0 or t.m < 1 or t.n < 1 for m in self.matmul.values() for t in m.tiles):
             raise ValueError("a tile needs a size and a rate")
+        if self.pause_ns < 0:
+            raise ValueError("a pause takes time")
         if self.processors < 1 or self.bandwidth_bytes_per_s <= 0:
             raise ValueError("a machine has a processor and a bandwidth")
         for name, table, needed in (

@@ -25,7 +25,7 @@ from .reference import GPT2_LIKE, GROUPED, QWEN3_LIKE, SPECS, TINY, batch, refer
 TOLERANCE = {
     "fp32": (1e-6, 5e-6),
     "tf32": (1e-6, 5e-6),  # the CPU has no TF32
-    "fp16": (1e-4, 6e-3),
+    "fp16": (1e-4, 1e-2),  # CPUs differ in how they round its sums: 7e-3 on one
     "bf16": (1e-3, 5e-2),
     "bf16-pure": (1e-3, 5e-2),
 }

@@ -29,9 +29,9 @@ SHALLOW = (
     4,
 )  # layers: what a lever saves grows with their number nearly as a line, and deep models take long to reckon
 DEEP = 8
-WAVERS = (
-    0.4  # a host busy for so much of the GPU's time: the step's wavers with it, and with it what others seem to save
-)
+# A host busy for so much of the GPU's time: the step's wavers with it, and with it what others seem to save. The second is of
+# the step that a lever would make.
+WAVERS, WOULD_WAVER = 0.4, 0.6
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,13 +110,17 @@ class Outlook:
         """The largest predicted saving for the time that trying takes; what cannot be predicted comes last, in its order.
 
         A graph comes before it where the host's time shows in the step, or would with that lever: it takes it away, and what
-        follows is measured more surely. Less than `least_ns` is not worth a try.
+        follows is measured more surely. Before the host shows, it has to be worth it. Less than `least_ns` is not worth a try.
         """
         best = self._best(open_moves, least_ns)
         graph = next((move for move in open_moves if move.lever == "graph"), None)
-        if best is None or graph is None or not self._wavers(best) or (self.saving_ns(graph) or 0.0) < -abs(least_ns):
+        found = self._predicted(best) if best is not None and graph is not None else None
+        if found is None or graph is None:
             return best
-        return graph
+        now, then = (time.host_ns / max(time.gpu_ns, 1.0) for time in (found.now, found.then))
+        saving_ns = self.saving_ns(graph) or 0.0
+        shows = now > WAVERS and saving_ns >= -abs(least_ns)
+        return graph if shows or (then > WOULD_WAVER and saving_ns >= least_ns) else best
 
     def _best(self, open_moves: list[Move], least_ns: float) -> Move | None:
         for look in (self._rough_ns, self.saving_ns):
@@ -132,11 +136,6 @@ class Outlook:
                 if told[first.name] < least_ns:
                     left.remove(first)
         return next((move for move in open_moves if self.saving_ns(move) is None), None)
-
-    def _wavers(self, move: Move) -> bool:
-        found = self._predicted(move)
-        times = () if found is None else (found.now, found.then)
-        return any(time.host_ns > WAVERS * time.gpu_ns for time in times)
 
     def saving_ns(self, move: Move) -> float | None:
         """Of a step; None: nobody can tell."""
