@@ -3,13 +3,15 @@
 import re
 from itertools import count
 
+import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flopwise.cost.fusion import ALONE, block_of, fuse, whole_model
+from flopwise.cost.roofline import curve_name
 from flopwise.cost.step import account_step
 from flopwise.spec.workload import workload
-from flopwise.work import ELEMENTWISE, MATMUL, REDUCTION, OpWork
+from flopwise.work import COPY, ELEMENTWISE, MATMUL, NORMALISATION, REDUCTION, OpWork
 
 SIZE = 4096
 
@@ -20,6 +22,11 @@ def op(reads, writes, kind=ELEMENTWISE, name="add", phase="forward", elements=SI
         write_bytes=4 * SIZE * len(writes), reads=tuple((t, 4 * SIZE) for t in reads),
         writes=tuple((t, 4 * SIZE) for t in writes), shapes=((elements,),),
     )  # fmt: skip
+
+
+def halved(one):
+    """Reading half as many bytes as it writes: a cast from bf16."""
+    return msgspec.structs.replace(one, read_bytes=one.read_bytes // 2, reads=tuple((t, n // 2) for t, n in one.reads))
 
 
 def test_a_chain_becomes_one_kernel_that_reads_and_writes_its_ends():
@@ -37,9 +44,35 @@ def test_what_is_read_later_is_written():
         op([2, 4], [5], name="add"),
     ]
     first, product, last = fuse(step)
-    assert (first.op, product.op, last.op) == ("fused add norm", "mm", "add")
+    assert (first.op, product.op, last.op) == ("fused add norm", "mm", "fused add")
     assert {t for t, _ in first.writes} == {2, 3}
     assert {t for t, _ in last.reads} == {2, 4}
+
+
+def test_a_cast_is_made_where_its_only_reader_reads_it():
+    """Gradients of two products meet: one comes later, and the other's cast waits for it, whatever lies in between."""
+    cast = {"kind": COPY, "name": "to"}
+    step = [
+        op([0, 8], [1], kind=MATMUL, name="mm"),
+        halved(op([1], [2], **cast)),
+        op([0, 9], [3], kind=MATMUL, name="mm"),
+        op([3], [4], name="neg"),
+        op([4, 7], [5], kind=MATMUL, name="mm"),
+        op([5, 2], [6], name="add"),
+    ]
+    assert [kernel.op for kernel in fuse(step)] == ["mm", "mm", "fused neg", "mm", "fused to add"]
+    read_twice = [*step, op([2, 3], [10], name="mul")]
+    assert [kernel.op for kernel in fuse(read_twice)] == ["mm", "mm", "fused to neg mul", "mm", "fused add"]
+
+
+def test_a_compiled_cast_is_as_fast_as_other_kernels_and_a_norm_as_our_own():
+    """PyTorch's cast of bf16 reaches half of a copy's bandwidth; what is compiled loads in wide words."""
+    alone = halved(op([0], [1], kind=COPY, name="to"))
+    (compiled,) = fuse([alone])
+    assert (curve_name(alone), curve_name(compiled)) == ("copy/cast, half", "elementwise")
+    (norm,) = fuse([op([0], [1], kind=NORMALISATION, name="layer_norm")])
+    assert curve_name(norm) == "normalisation, rms"
+    assert fuse([alone], lambda one: None) == [alone]  # not compiled
 
 
 def test_phases_do_not_mix_and_what_another_phase_reads_is_kept_where_it_is_the_least_to_read():

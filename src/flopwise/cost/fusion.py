@@ -5,7 +5,8 @@ Of the rest, two operations of a phase become one kernel if one reads what the o
 and if no matmul lies on any path between them: that is what `level` tells, the number of changes between the two kinds on
 the longest path to an operation. A fused kernel reads what comes from outside, once, and writes what someone outside reads
 later. What only the way back reads it does not write, if that can compute it again from less than it would have to read.
-A sum over columns, as of a norm's gain, is no part of a loop over rows: it takes a second kernel, which reads again.
+A sum over columns, as of a norm's gain, is no part of a loop over rows: it takes a second kernel, which reads again. A cast
+that one operation reads is part of its kernel, even where the other thing that it reads comes from beyond a matmul.
 
 Where only parts of the model are compiled (`compile = "blocks"`), the same holds within each part; the rest runs as it is.
 """
@@ -16,6 +17,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from flopwise.cost.roofline import FUSED_OP, TRITONS, is_cast
 from flopwise.work import (
     ATTENTION,
     COMMUNICATION,
@@ -28,6 +30,7 @@ from flopwise.work import (
     NORMALISATION,
     OPTIMIZER,
     OTHER,
+    PART,
     RANDOM,
     REDUCTION,
     SOFTMAX,
@@ -81,7 +84,7 @@ def fuse(ops: Sequence[OpWork], graph: Graph = whole_model) -> list[OpWork]:
     """The kernels that a compiled step runs instead of `ops`; the order follows what depends on what."""
     running = [op for op in ops if op.kernels]
     graphs = [None if _alone(op) else graph(op) for op in running]
-    levels = _levels(running, graphs)
+    levels = _put_off(running, _levels(running, graphs), graphs)
     group = _groups(running, levels, graphs)
     members: dict[int, list[int]] = {}
     for number in range(len(running)):
@@ -92,7 +95,10 @@ def fuse(ops: Sequence[OpWork], graph: Graph = whole_model) -> list[OpWork]:
             readers.setdefault(tensor, set()).add(group(number))
     phases = {phase: place for place, phase in enumerate(dict.fromkeys(op.phase for op in running))}
     ordered = sorted(members.items(), key=lambda item: (phases[running[item[1][0]].phase], levels[item[0]], item[1][0]))
-    kernels = [_joined(root, [running[n] for n in numbers], readers) for root, numbers in ordered]
+    kernels = [
+        _joined(root, [running[n] for n in numbers], readers) if graphs[root] is not None else running[root]
+        for root, numbers in ordered
+    ]
     return _computed_again(kernels, [not _alone(one) and graph(one) is not None for one in kernels])
 
 
@@ -151,6 +157,23 @@ def _levels(ops: Sequence[OpWork], graphs: Sequence[str | None]) -> list[int]:
     return levels
 
 
+def _put_off(ops: Sequence[OpWork], levels: list[int], graphs: Sequence[str | None]) -> list[int]:
+    """The levels, but that a cast that only one operation reads is made there, whatever lies in between."""
+    found, readers = list(levels), dict[int, set[int]]()
+    for number in reversed(range(len(ops))):
+        op = ops[number]
+        later = {reader for tensor, _ in op.writes for reader in readers.get(tensor, ())}
+        if is_cast(op) and graphs[number] is not None and len(later) == 1:
+            reader = later.pop()
+            if graphs[reader] == graphs[number] and ops[reader].phase == op.phase:
+                found[number] = max(found[number], found[reader])
+        for tensor, _ in op.writes:
+            readers[tensor] = set()
+        for tensor, _ in op.reads:
+            readers.setdefault(tensor, set()).add(number)
+    return found
+
+
 def _groups(ops: Sequence[OpWork], levels: Sequence[int], graphs: Sequence[str | None]) -> "_Union":
     union = _Union(len(ops))
     last: dict[int, list[int]] = {}  # tensor -> those that wrote or read it since it was last written
@@ -184,7 +207,7 @@ def _elements(op: OpWork) -> int:
 
 
 def _joined(root: int, parts: Sequence[OpWork], readers: dict[int, set[int]]) -> OpWork:
-    if len(parts) == 1:
+    if len(parts) == 1 and (parts[0].kind not in TRITONS or parts[0].op.startswith(PART)):
         return parts[0]
     made = {tensor for part in parts for tensor, _ in part.writes}
     reads = {tensor: size for part in parts for tensor, size in part.reads if tensor not in made}
@@ -193,7 +216,7 @@ def _joined(root: int, parts: Sequence[OpWork], readers: dict[int, set[int]]) ->
     again = sorted(reads.items(), key=lambda read: read[1])[-_SUMMED:] if any(map(_sums_columns, parts)) else []
     telling = min(parts, key=lambda part: _TELLING.index(part.kind) if part.kind in _TELLING else len(_TELLING))
     return OpWork(
-        op="fused " + " ".join(dict.fromkeys(part.op for part in parts)),
+        op=FUSED_OP + " ".join(dict.fromkeys(part.op for part in parts)),
         module=telling.module,
         phase=telling.phase,
         kind=telling.kind,

@@ -140,8 +140,9 @@ def curve_name(op: OpWork) -> str:
     'elementwise, strided, half'
     """
     name = op.kind
-    if op.op.startswith(_OWN) and op.kind in (ELEMENTWISE, NORMALISATION):
-        name += RMS if op.kind == NORMALISATION else ""  # rows are read in order, whatever lies between them
+    if op.op.startswith(WRITTEN_IN_TRITON) and op.kind in TRITONS:
+        # Rows are read in order, whatever lies between them, and numbers in wide words, whatever they become.
+        name = NORMALISATION + RMS if op.kind == NORMALISATION else ELEMENTWISE
         return name + HALF if op.dtype in ("bf16", "fp16") else name
     if op.op == "cat":
         name = COPY + JOINED if op.strided else ELEMENTWISE  # what lies in order is copied by wide loads
@@ -252,7 +253,9 @@ def _attention_curve(op: OpWork, ceilings: Ceilings) -> Curve:
     return next((curve for curve in known if curve is not None), curves["fp32"])
 
 
-_OWN = "flopwise::"  # our kernels
+FUSED_OP = "fused "  # what a compiled kernel is called, then its parts
+WRITTEN_IN_TRITON = ("flopwise::", FUSED_OP)
+TRITONS = (ELEMENTWISE, COPY, NORMALISATION)  # kinds of which such a kernel is not like PyTorch's
 _FINDERS = ("max", "min", "argmax", "argmin", "sort", "topk")  # reductions that remember where
 _EXPONENTIALS = ("silu", "gelu", "sigmoid", "tanh")  # more to compute for a number than to load and store it
 _COPY_FIRST = ("masked_fill", "index_put", "index_add")  # then they change the copy in place
