@@ -134,7 +134,7 @@ def parse_duration(text: str) -> int:
     match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*(h|m|s|ms|us|µs|ns)\s*", text)
     known = dict(_DURATIONS) | {"m": 60e9, "h": 3600e9}
     if match is None or not 1 <= (ns := float(match[1]) * known[match[2].replace("us", "µs")]) <= 1e18:
-        raise FlopwiseError(f"'{text}' is not a time", "write it with its unit: 24ms, 1.5s, 10m")
+        raise FlopwiseError(f"'{text}' is not a time", "a number above zero and its unit: 24ms, 1.5s, 10m")
     return round(ns)
 
 
@@ -146,6 +146,6 @@ def parse_size(text: str) -> int:
     """
     match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([KMGT])(i?)B\s*", text, re.IGNORECASE)
     if match is None or len(match[1]) > 15:
-        raise FlopwiseError(f"'{text}' is not a size", "write it with its unit: 40GiB, 512MiB")
+        raise FlopwiseError(f"'{text}' is not a size", "a number above zero and its unit: 40GiB, 512MiB")
     unit: int = (1024 if match[3] else 1000) ** (1 + "KMGT".index(match[2].upper()))
     return round(float(match[1]) * unit)

@@ -67,6 +67,17 @@ def test_two_that_draw_on_the_same_do_not_save_it_twice():
     assert [found.counted_ns for found in ranked([two, one], facts)] == [30 * MS, 5 * MS]
 
 
+def test_what_others_stand_in_the_way_of_is_reckoned_too():
+    one = Finding(
+        rule="a", title="", arithmetic="67 ms − 80 ms = -13 ms", draws_on={PARTS[3]: 30 * MS, PARTS[5]: 5 * MS}
+    )
+    (found,) = ranked([one], seen(("forward", "matmul", "", BF16, 90 * MS, 1.0)))
+    assert found.counted_ns == 35 * MS
+    assert found.arithmetic == (
+        f"67 ms − 80 ms = -13 ms; once the others are mended, too: 30.0 ms of '{PARTS[3]}' + 5.00 ms of '{PARTS[5]}' = 35.0 ms"
+    )
+
+
 def test_of_two_places_of_one_lever_the_better_counts():
     levers = ({"precision": "bf16"}, {"precision": "tf32"})
     found = [

@@ -1,6 +1,7 @@
 """tune, whole, on the CPU: a few levers of a tiny model; what it keeps is decided by a stand-in for the clock."""
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
@@ -18,10 +19,12 @@ from flopwise.render.tune_view import tune_view, verdict
 from flopwise.spec.gpu import gpu
 from flopwise.spec.recipe import Recipe
 from flopwise.spec.workload import Sampling, Trial, workload
-from flopwise.store import list_runs
+from flopwise.store import StoredRun, list_runs
 from flopwise.verbs import tune as module
 from flopwise.verbs.tune import tune
 from flopwise.verbs.tune_rows import read_tuning
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "h200-2026-11-tune-all"
 
 
 @pytest.fixture(autouse=True)
@@ -191,6 +194,25 @@ def test_the_turns_speak_where_the_machine_has_drifted():
     nothing = msgspec.structs.replace(found, attempts=(msgspec.structs.replace(kept, kept=False),))
     assert "12.0 ms → 12.0 ms, 1.00x" in verdict(nothing)
     assert tune_view(found)[1]["times_faster"] == pytest.approx(12 / 8.4)
+
+
+def test_a_waterfall_of_another_measurement_says_so():
+    """small at 16 × 1024 on an H200: 30.2 ms when it was measured, 34.6 when it was traced."""
+    notes = tune_view(read_tuning(StoredRun.load(RESULTS / "small-16x1024")))[0][0].notes
+    assert any("the waterfall after is of a step of 34.6 ms" in note for note in notes)
+    notes = tune_view(read_tuning(StoredRun.load(RESULTS / "2.7B-16x1024")))[0][0].notes
+    assert not any("the waterfall" in note for note in notes)
+
+
+def test_a_memory_limit_that_nothing_fits_is_told_in_the_users_units():
+    with pytest.raises(FlopwiseError, match=r"no step fits a memory limit of 1\.00 KiB"):
+        tune("tiny", device="cpu", memory_limit=1024)
+
+
+def test_a_step_begun_in_half_precision_is_not_exact_and_says_so(tmp_path, few_levers):
+    few_levers()
+    notes = run(tmp_path, precision="bf16", keep_exact=True).begun.notes
+    assert any("the step begins in bf16" in note for note in notes)
 
 
 def test_a_step_that_draws_random_numbers_is_not_judged_by_them(tmp_path, few_levers, monkeypatch):

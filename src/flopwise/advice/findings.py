@@ -1,9 +1,10 @@
 """All rules over one step: what is worth saying, the largest first, nothing counted twice."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+from flopwise import units
 from flopwise.advice import measured
 from flopwise.advice.facts import Facts
 from flopwise.advice.finding import Finding
@@ -73,8 +74,15 @@ def ranked(said: Iterable[Finding], facts: Facts) -> tuple[Finding, ...]:
         for part, ns in taken.items():
             left[part] = left.get(part, whole) - ns
         whole -= part_ns
-        counted.append(msgspec.structs.replace(one, counted_ns=part_ns))
+        arithmetic = one.arithmetic + (_once_mended(taken, part_ns) if part_ns > one.saving_ns else "")
+        counted.append(msgspec.structs.replace(one, counted_ns=part_ns, arithmetic=arithmetic))
     return tuple(counted)
+
+
+def _once_mended(taken: Mapping[str, float], whole_ns: float) -> str:
+    """Where the saving comes from that others still stand in the way of."""
+    parts = " + ".join(f"{units.duration(ns)} of '{part}'" for part, ns in taken.items() if ns > 0 and part)
+    return f"; once the others are mended, too: {parts} = {units.duration(whole_ns)}" if parts else ""
 
 
 def potential_ns(one: Finding) -> float:

@@ -15,6 +15,7 @@ from flopwise.spec.model import ModelSpec
 from flopwise.spec.recipe import LEVERS
 
 DRIFTED = 0.05  # between the first and the last step as measured, and their levers in turns
+OTHER_STEP = 0.01  # of a step's time: a waterfall that is so far from it says so
 
 
 def tune_view(tuning: Tuning) -> View:
@@ -107,6 +108,7 @@ def _notes(tuning: Tuning) -> tuple[str, ...]:
         )
     if any(attempt.kept and attempt.agreement is None for attempt in tuning.attempts):
         notes.append("not all that was kept could be checked: its results may be wrong")
+    notes += _of_other_steps(tuning)
     if tuning.begun.waterfall is not None and tuning.ended is not None and tuning.ended.waterfall is None:
         notes.append(f"no waterfall of the last step: {tuning.ended.stopped}")
     if tuning.ended is not None:
@@ -120,6 +122,17 @@ def _notes(tuning: Tuning) -> tuple[str, ...]:
         )
         notes.append(f"cut off before its end: {best}")
     return (*notes, f"run {tuning.run}")
+
+
+def _of_other_steps(tuning: Tuning) -> list[str]:
+    """Which waterfalls are not of the times told: a step is traced by itself, and may have been slower or faster then."""
+    after = (tuning.ended.waterfall, tuning.last_ns) if tuning.ended is not None else (None, 0.0)
+    falls = {"before": (tuning.begun.waterfall, tuning.first_ns), "after": after}
+    return [
+        f"the waterfall {name} is of a step of {units.duration(fall.step_ns)}, as it was when it was traced"
+        for name, (fall, step_ns) in falls.items()
+        if fall is not None and abs(fall.step_ns - step_ns) > OTHER_STEP * step_ns
+    ]
 
 
 def _drift(tuning: Tuning) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from flopwise import units
-from flopwise.advice.moves import REDONE_BY, Move, moves, reference_of, to_fit
+from flopwise.advice.moves import REDONE_BY, ROUNDED, Move, moves, reference_of, to_fit
 from flopwise.advice.tuning import Attempt, Begun, Ended, Row, Tuning, decide, told, wrong
 from flopwise.analysis.comparison import FASTER, SLOWER, Comparison, compare_samples
 from flopwise.capture.events import Agreed, AgreeRequest, Event, Surroundings, TraceRequest
@@ -66,7 +66,11 @@ def tune(
     """
     fields.number("budget", budget, 1.0, 7 * 86_400)
     if memory_limit is not None:
-        fields.whole("memory_limit", memory_limit, 2**20, 2**50)
+        fields.whole("memory_limit", memory_limit, 1, 2**63)
+        if not 2**20 <= memory_limit <= 2**50:
+            raise FlopwiseError(
+                f"no step fits a memory limit of {units.size(memory_limit)}", "from 1MiB to 1024TiB: 40GiB"
+            )
     start = target if isinstance(target, Workload) else workload(target, **options)
     if isinstance(start.subject, OpSpec):
         raise FlopwiseError(
@@ -122,6 +126,10 @@ class _Tuner:
         self.progress.begin(0, 0)
         if self.limit_bytes is not None and self.memory_bytes is None:
             self._note("on the CPU a step's peak memory is not measured: the memory limit is not looked at")
+        if self.keep_exact and start.recipe.precision in ROUNDED["precision"]:
+            self._note(
+                f"the step begins in {start.recipe.precision}, which stays: --keep-exact keeps levers out that round more"
+            )
         try:
             if self.there.environment.gpu is not None:  # on the CPU they would be in the way of what is measured first
                 self.idle = [Worker(compiler=True, wait=False) for _ in range(2)]
