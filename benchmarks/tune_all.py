@@ -2,8 +2,8 @@
 
     python benchmarks/tune_all.py small:4x512:70 2.7B:16x1024:185 --keep /tmp/tuned [--beside]
 
-Each argument is SIZE:BATCHxCONTEXT:SECONDS. What `benchmarks/results/tune-2026-11.md` shows is made of these runs: --keep gets
-each one's run.json, points.jsonl and tuning.jsonl, and the trace of its last step. With --beside, plain PyTorch (bf16 autocast,
+Each argument is SIZE:BATCHxCONTEXT:SECONDS. The commands are those of `benchmarks/results/tune-2026-11.md`. --keep gets
+each run's run.json, points.jsonl and tuning.jsonl, and the trace of its last step. With --beside, plain PyTorch (bf16 autocast,
 SDPA, torch.compile of the whole, fused AdamW) follows, which takes torch.compile's time for every size.
 """
 

@@ -121,7 +121,7 @@ class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
     graph_gap_ns: float  # what a kernel takes more in a CUDA graph than in a stream; below zero: less
     vector_flops_per_s: float = 0.0  # fp32 multiply-adds that are no matmul; 0: not known
     switch_ns: float = 0.0  # what a kernel among unlike ones takes more than one among its like
-    pause_ns: float = 0.0  # of the GPU, before a kernel that waits in the stream's queue; beyond what curves hold of it
+    pause_ns: float = 0.0  # of the GPU, before a kernel that waits in the stream's queue; curves hold some of it, too
     backward_start_ns: float = 0.0  # the host's, from the call of backward to its first operation
     compiled_call_ns: float = 0.0  # the host's, before a compiled graph launches its first kernel
     compiled: dict[str, HostCost] = {}  # by phase: kernels of a compiled graph; 'listed' are the tensors handed to it

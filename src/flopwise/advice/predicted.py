@@ -3,7 +3,7 @@
 The machine's ceilings are corrected first by what was measured of the step as it is: the host's costs by the time it was
 busy launching, matmuls and attention of the precision used by their time in the trace, all other kernels by the rest.
 What the lever leaves alone then costs what it was measured to cost. A trace also tells how long the GPU pauses before a
-kernel that was queued; in a CUDA graph it does not.
+kernel that was queued; a CUDA graph is taken to have no pauses.
 """
 
 from collections.abc import Mapping

@@ -141,9 +141,7 @@ def _compiled(probes: Sequence[Probe]) -> dict[str, HostCost]:
             columns = [[float(c.ops) for c in counts], [1.0] * len(some), [float(c.listed) for c in counts]]
             times = [probe.ns for probe in some]
             op_ns, start_ns, listed_ns = _shares(columns, times)
-            if (
-                listed_ns > LISTED * op_ns
-            ):  # the chains' kernels and tensors grow together: noise tells them apart wrongly
+            if listed_ns > LISTED * op_ns:  # kernels and tensors grow together: noise told them apart
                 op_ns, start_ns = _shares([[c.ops + LISTED * c.listed for c in counts], columns[1]], times)
                 listed_ns = LISTED * op_ns
             found[phase] = HostCost(op_ns=op_ns, view_ns=0.0, kernel_ns=op_ns, listed_ns=listed_ns, start_ns=start_ns)
