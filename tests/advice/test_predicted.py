@@ -38,6 +38,24 @@ def test_a_host_twice_as_slow_as_foretold_doubles_what_a_graph_saves():
     assert two.saving_ns - one.saving_ns == pytest.approx(time.host_ns, rel=0.1)
 
 
+def test_a_step_that_waits_for_its_host_does_not_say_how_fast_its_graph_is():
+    """Slower than foretold for a reason no clock shows: what the graph leaves of it is the GPU's time, not that slower."""
+    facts = known(precision="bf16")
+    time = step_time(facts.account.workload, facts.account.step, ceilings())
+    clocks = {"launch": time.host_ns, "busy": time.gpu_ns}
+    slow = msgspec.structs.replace(facts, point=point(wall=1.2 * time.wall_ns, **clocks, precision="bf16"))
+    one, two = (predicted_step(each, {"graph": "on"}) for each in (facts, slow))
+    assert two.saving_ns - one.saving_ns == pytest.approx(0.2 * time.wall_ns, rel=0.01)
+    assert "as measured −" in two.arithmetic
+    large = known("large", batch=16, context=1024, precision="bf16")
+    time = step_time(large.account.workload, large.account.step, ceilings())
+    clocks = {"launch": time.host_ns, "busy": time.gpu_ns}
+    shape = {"batch": 16, "context": 1024, "precision": "bf16"}
+    slow = msgspec.structs.replace(large, point=point("large", wall=1.2 * time.wall_ns, **clocks, **shape))
+    one, two = (predicted_step(each, {"graph": "on"}) for each in (large, slow))
+    assert two.saving_ns == pytest.approx(1.2 * one.saving_ns, rel=0.01)
+
+
 def test_a_host_that_waits_for_a_full_queue_is_not_slow():
     """A clock of launches below the step's, of more kernels than the queue takes: the host waited in between."""
     facts = known("medium", batch=16, context=1024, attention="naive", precision="bf16")

@@ -160,11 +160,13 @@ def predicted_step(
         return None
     corrections, now, scale = here.corrections, here.now, here.scale
     then = power.slowed(step_time(other, cost, here.limits), here.strength)
-    saving = (now.wall_ns - then.wall_ns) * scale
+    # A step that may wait for its host says nothing of the time it takes without one.
+    freed = other.recipe.graph == "on" != here.workload.recipe.graph and now.host_ns > _HOST_BUSY * now.gpu_ns
+    saving = now.wall_ns * scale - then.wall_ns * (1.0 if freed else scale)
     what = ", ".join(f"{k} = {v}" for k, v in levers.items()) or ", ".join(f"{k} = {v}" for k, v in fields.items())
     arithmetic = (
         f"model of the step: {_told(now)} now, {_told(then)} with {what}: "
-        f"{units.duration(now.wall_ns)} − {units.duration(then.wall_ns)}{_times(scale)} = {units.duration(saving)} "
+        f"{_minus(now, then, scale, freed)} = {units.duration(saving)} "
         f"(ceilings {facts.ceilings.how}; corrected by what was measured: host {_by_phase(corrections.host)}, "
         f"matmul × {corrections.matmul:.2f}, attention × {corrections.attention:.2f}, rest × {corrections.rest:.2f}"
         f"{', matmul and attention slower by what the power cap takes' if here.strength else ''})"
@@ -318,8 +320,13 @@ def _told(time: StepTime) -> str:
     return f"{units.duration(time.wall_ns)} (GPU {units.duration(time.gpu_ns)}, host {units.duration(time.host_ns)})"
 
 
-def _times(scale: float) -> str:
-    return "" if abs(scale - 1) < 0.005 else f", × {scale:.2f} as measured,"
+def _minus(now: StepTime, then: StepTime, scale: float, freed: bool) -> str:
+    before, after = units.duration(now.wall_ns), units.duration(then.wall_ns)
+    if abs(scale - 1) < 0.005:
+        return f"{before} − {after}"
+    return (
+        f"{before} × {scale:.2f} as measured − {after}" if freed else f"{before} − {after}, × {scale:.2f} as measured,"
+    )
 
 
 def _key(workload: Workload) -> bytes:
