@@ -65,12 +65,11 @@ def again(tuning: Tuning, run: Path) -> list[float | None]:
 
 def table(tuning: Tuning, now: list[float | None]) -> list[str]:
     begun, ended = tuning.begun, tuning.ended
-    assert ended is not None
+    how = f"{ended.seconds:.0f} s, ended: {ended.stopped}" if ended else "killed: it has no end"
     lines = [
         f"### {begun.workload.label()}",
         "",
-        f"{tuning.first_ns / MS:.4g} ms → **{tuning.last_ns / MS:.4g} ms**, {tuning.times_faster:.2f}x; "
-        f"{ended.seconds:.0f} s, ended: {ended.stopped}",
+        f"{tuning.first_ns / MS:.4g} ms → **{tuning.last_ns / MS:.4g} ms**, {tuning.times_faster:.2f}x; {how}",
         "",
         "| lever | before, ms | with it, ms | predicted saving, ms | measured, ms | met | kept | why |"
         + (" by today's model |" if now else ""),
