@@ -30,7 +30,7 @@ gallery: $(STAMP)
 	cd docs/gallery && ../../$(BIN)/flopwise report ../../tests/trace/fixtures/h200-small-fp32-naive-2steps.kineto.json.gz -o small-fp32-naive.md --pictures
 	cd docs/gallery && ../../$(BIN)/flopwise report ../../tests/trace/fixtures/h200-small-bf16-compiled-2steps.kineto.json.gz -o small-bf16-compiled.md --pictures
 	cd docs/gallery && ../../$(BIN)/flopwise report ../../benchmarks/results/h200-2026-11/launch-bound ../../benchmarks/results/h200-2026-11/course-attention -o sweeps.md --pictures
-	cd docs/gallery && ../../$(BIN)/flopwise report ../../benchmarks/results/h200-2026-11-tune/small-4x512 -o tune-small.md --pictures
+	cd docs/gallery && ../../$(BIN)/flopwise report ../../benchmarks/results/h200-2026-11-tune-final/small-4x512 -o tune-small.md --pictures
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

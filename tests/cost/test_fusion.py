@@ -65,6 +65,61 @@ def test_a_cast_is_made_where_its_only_reader_reads_it():
     assert [kernel.op for kernel in fuse(read_twice)] == ["mm", "mm", "fused to neg mul", "mm", "fused add"]
 
 
+def test_what_only_one_reads_is_computed_there():
+    """On a norm's way back: x² is ready long before the gradient comes, and is not written for it to be read."""
+    step = [
+        op([0], [1], name="pow"),
+        op([8, 9], [2], kind=MATMUL, name="mm"),
+        op([1, 2], [3], name="mul"),
+    ]
+    product, norm = fuse(step)
+    assert (product.op, norm.op) == ("mm", "fused pow mul")
+    assert {t for t, _ in norm.reads} == {0, 2}
+
+
+def test_what_is_added_to_in_place_is_read():
+    """A residual stream's gradient, which the way back of every norm adds to."""
+    (one,) = fuse([op([0], [1], name="neg"), op([5, 1], [5], name="add_")])
+    assert sorted(t for t, _ in one.reads) == [0, 5]
+    assert [t for t, _ in one.writes] == [5]
+
+
+def test_both_halves_of_a_tensor_are_read():
+    """Gate and up of one product, each read as half of it; but the same half that two read is read once at most as a whole."""
+    gate, up = (halved(op([1], [t], name=name)) for t, name in ((2, "silu"), (3, "neg")))
+    step = [op([0, 9], [1], kind=MATMUL, name="mm"), gate, up, op([2, 3], [4], name="mul")]
+    _, one = fuse(step)
+    assert one.reads == ((1, 4 * SIZE),)
+    _, one = fuse([*step[:3], halved(op([1], [6], name="exp")), op([2, 3, 6], [4], name="mul")])
+    assert one.reads == ((1, 4 * SIZE),)
+
+
+def test_what_several_want_in_another_dtype_is_cast_once():
+    """As q, k and v do under autocast; not what has changed in between."""
+    casts = [halved(op([1], [t], kind=COPY, name="to")) for t in (2, 3)]
+    products = [op([t, 9], [t + 10], kind=MATMUL, name="mm") for t in (2, 3)]
+    cast, *after = fuse([casts[0], products[0], casts[1], products[1]])
+    assert (cast.op, [one.op for one in after]) == ("fused to", ["mm", "mm"])
+    assert all(2 in dict(one.reads) for one in after)
+    changed = [casts[0], products[0], op([1, 7], [1], name="add_"), casts[1], products[1]]
+    assert 3 in dict(fuse(changed)[-1].reads)
+
+
+def test_the_way_back_may_begin_halfway():
+    """A sum is written for what comes, and normed; the way back makes the normed rows from the sum, not from its two parts."""
+    step = [
+        op([0, 1], [2], name="add"),
+        op([2], [3], name="mul"),
+        op([3], [6], name="neg"),
+        op([6, 9], [4], kind=MATMUL, name="mm"),
+        op([2, 4], [5], name="add"),
+        op([3, 7], [8], name="mul_backward", phase="backward"),
+    ]
+    first, *_, back = fuse(step)
+    assert set(dict(back.reads)) == {2, 7}
+    assert set(dict(first.writes)) == {2, 6}
+
+
 def test_a_compiled_cast_is_as_fast_as_other_kernels_and_a_norm_as_our_own():
     """PyTorch's cast of bf16 reaches half of a copy's bandwidth; what is compiled loads in wide words."""
     alone = halved(op([0], [1], kind=COPY, name="to"))

@@ -5,15 +5,16 @@ Of the rest, two operations of a phase become one kernel if one reads what the o
 and if no matmul lies on any path between them: that is what `level` tells, the number of changes between the two kinds on
 the longest path to an operation. A fused kernel reads what comes from outside, once, and writes what someone outside reads
 later. What only the way back reads it does not write, if that can compute it again from less than it would have to read.
-A sum over columns, as of a norm's gain, is no part of a loop over rows: it takes a second kernel, which reads again. A cast
-that one operation reads is part of its kernel, even where the other thing that it reads comes from beyond a matmul.
+A sum over columns, as of a norm's gain, is no part of a loop over rows: it takes as long as a second kernel that reads all
+again. A cast or an elementwise operation that only one other reads is part of that one's kernel, even where the other thing
+that it reads comes from beyond a matmul; and what several want in the same other dtype is cast once.
 
 Where only parts of the model are compiled (`compile = "blocks"`), the same holds within each part; the rest runs as it is.
 """
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 
 import msgspec
 
@@ -42,7 +43,6 @@ ALONE = (MATMUL, ATTENTION, OPTIMIZER, COMMUNICATION)
 # and so goes like the elementwise work around it.
 _TELLING = (LOSS, SOFTMAX, NORMALISATION, ELEMENTWISE, REDUCTION, INDEX, RANDOM, COPY, MEMORY, OTHER)
 _LONGEST_ROW = 2**17
-_SUMMED = 2  # tensors, of which a sum over columns is made: what was normed, and the gradient
 _ROW_SHARE = 1 / 16  # of what a kernel reads: what is less is a number for each row
 _NUMBERED = re.compile(r"(?:.*?\.)?\d+(?=\.|$)")  # up to the first number: 'blocks.0' of 'blocks.0.mlp.up'
 
@@ -82,7 +82,7 @@ def graph_of(compile_lever: str) -> Graph:
 
 def fuse(ops: Sequence[OpWork], graph: Graph = whole_model) -> list[OpWork]:
     """The kernels that a compiled step runs instead of `ops`; the order follows what depends on what."""
-    running = [op for op in ops if op.kernels]
+    running = _cast_once([op for op in ops if op.kernels], graph)
     graphs = [None if _alone(op) else graph(op) for op in running]
     levels = _put_off(running, _levels(running, graphs), graphs)
     group = _groups(running, levels, graphs)
@@ -93,19 +93,53 @@ def fuse(ops: Sequence[OpWork], graph: Graph = whole_model) -> list[OpWork]:
     for number, op in enumerate(running):
         for tensor, _ in op.reads:
             readers.setdefault(tensor, set()).add(group(number))
+    sizes = {tensor: size for op in running for tensor, size in op.writes}
     phases = {phase: place for place, phase in enumerate(dict.fromkeys(op.phase for op in running))}
     ordered = sorted(members.items(), key=lambda item: (phases[running[item[1][0]].phase], levels[item[0]], item[1][0]))
+    parts = [[running[n] for n in numbers] for _, numbers in ordered]
     kernels = [
-        _joined(root, [running[n] for n in numbers], readers) if graphs[root] is not None else running[root]
-        for root, numbers in ordered
+        _joined(root, some, readers, sizes) if graphs[root] is not None else running[root]
+        for (root, _), some in zip(ordered, parts, strict=True)
     ]
-    return _computed_again(kernels, [not _alone(one) and graph(one) is not None for one in kernels])
+    compiled = [not _alone(one) and graph(one) is not None for one in kernels]
+    read_on = [{tensor for part in some for tensor, _ in part.reads} for some in parts]
+    found = _computed_again(kernels, compiled, read_on)
+    return [
+        _summed(one) if one.op.startswith(FUSED_OP) and any(map(_sums_columns, some)) else one
+        for one, some in zip(found, parts, strict=True)
+    ]
 
 
-def _computed_again(kernels: list[OpWork], compiled: Sequence[bool]) -> list[OpWork]:
+def _cast_once(ops: Sequence[OpWork], graph: Graph) -> list[OpWork]:
+    """The same, but that a tensor which several read in another dtype is cast for the first of them alone."""
+    casts: dict[int, dict[tuple[int, str, str], int]] = {}  # tensor -> size, phase, graph -> the tensor that it became
+    source: dict[int, int] = {}  # the other way round
+    same: dict[int, int] = {}
+    found = []
+    for op in ops:
+        reads = tuple((same.get(tensor, tensor), size) for tensor, size in op.reads)
+        op = msgspec.structs.replace(op, reads=reads) if reads != op.reads else op
+        where = graph(op) if is_cast(op) and len(reads) == len(op.writes) == 1 else None
+        if where is not None:
+            tensor, size = op.writes[0]
+            if (first := casts.get(reads[0][0], {}).get((size, op.phase, where))) is not None:
+                same[tensor] = first
+                continue
+        for tensor, _ in op.writes:  # what was cast is another then
+            casts.pop(tensor, None)
+            casts.pop(source.pop(tensor, tensor), None)
+        if where is not None:
+            casts.setdefault(reads[0][0], {})[(size, op.phase, where)] = tensor
+            source[tensor] = reads[0][0]
+        found.append(op)
+    return found
+
+
+def _computed_again(kernels: list[OpWork], compiled: Sequence[bool], read_on: Sequence[set[int]]) -> list[OpWork]:
     """The same, but that the way back makes anew what is cheap to make: a norm's rows in fp32, a gate's sigmoid.
 
-    Sums of rows are kept: they are small, and took a pass over all of it.
+    Sums of rows are kept: they are small, and took a pass over all of it. What a kernel wrote and went on with (`read_on`) is
+    as good a place to begin at as what it read.
     """
     readers: dict[int, list[int]] = {}
     for place, kernel in enumerate(kernels):
@@ -124,17 +158,29 @@ def _computed_again(kernels: list[OpWork], compiled: Sequence[bool]) -> list[OpW
             and all(compiled[reader] and kernels[reader].phase == "backward" for reader in readers[tensor])
         }
         backward = sorted({reader for tensor in gone for reader in readers[tensor]})
-        more = {reader: dict(kernel.reads).items() - dict(found[reader].reads).items() for reader in backward}
+        halfway = {t: size for t, size in kernel.writes if t in read_on[place] and t not in gone and size > least}
+        more = {reader: _least(dict(kernel.reads), halfway, dict(found[reader].reads)) for reader in backward}
         saved = sum(gone.values()) + sum(size * len(readers[tensor]) for tensor, size in gone.items())
-        if gone and sum(size for reads in more.values() for _, size in reads) < saved:
+        if gone and sum(sum(reads.values()) for reads in more.values()) < saved:
             found[place] = _moving(found[place], found[place].reads, _without(found[place].writes, gone))
             for reader in backward:
                 one = found[reader]
-                found[reader] = _moving(one, (*_without(one.reads, gone), *sorted(more[reader])), one.writes)
+                found[reader] = _moving(one, (*_without(one.reads, gone), *sorted(more[reader].items())), one.writes)
     return found
 
 
 Sizes = tuple[tuple[int, int], ...]
+
+
+def _least(begin: Mapping[int, int], halfway: Mapping[int, int], known: Container[int]) -> dict[int, int]:
+    """What has to be read besides what is known: from the start, or from halfway, whichever is less."""
+    ways = [{tensor: size for tensor, size in way.items() if tensor not in known} for way in (begin, halfway) if way]
+    return min(ways, key=lambda way: sum(way.values()), default={})
+
+
+def _summed(kernel: OpWork) -> OpWork:
+    """With what summing columns takes: about as long as a second kernel that reads everything again."""
+    return msgspec.structs.replace(_moving(kernel, (*kernel.reads, *kernel.reads), kernel.writes), kernels=2)
 
 
 def _without(sizes: Sizes, gone: dict[int, int]) -> Sizes:
@@ -158,12 +204,12 @@ def _levels(ops: Sequence[OpWork], graphs: Sequence[str | None]) -> list[int]:
 
 
 def _put_off(ops: Sequence[OpWork], levels: list[int], graphs: Sequence[str | None]) -> list[int]:
-    """The levels, but that a cast that only one operation reads is made there, whatever lies in between."""
+    """The levels, but that what is cheap and only one operation reads is made there, whatever lies in between."""
     found, readers = list(levels), dict[int, set[int]]()
     for number in reversed(range(len(ops))):
         op = ops[number]
         later = {reader for tensor, _ in op.writes for reader in readers.get(tensor, ())}
-        if is_cast(op) and graphs[number] is not None and len(later) == 1:
+        if (is_cast(op) or op.kind == ELEMENTWISE) and graphs[number] is not None and len(later) == 1:
             reader = later.pop()
             if graphs[reader] == graphs[number] and ops[reader].phase == op.phase:
                 found[number] = max(found[number], found[reader])
@@ -206,14 +252,17 @@ def _elements(op: OpWork) -> int:
     return max([1, *(math.prod(shape) for shape in op.shapes)])
 
 
-def _joined(root: int, parts: Sequence[OpWork], readers: dict[int, set[int]]) -> OpWork:
+def _joined(root: int, parts: Sequence[OpWork], readers: dict[int, set[int]], sizes: dict[int, int]) -> OpWork:
     if len(parts) == 1 and (parts[0].kind not in TRITONS or parts[0].op.startswith(PART)):
         return parts[0]
-    made = {tensor for part in parts for tensor, _ in part.writes}
-    reads = {tensor: size for part in parts for tensor, size in part.reads if tensor not in made}
-    kept = {tensor for tensor in made if readers.get(tensor, set()) != {root}}
+    made, reads = set[int](), dict[int, int]()
+    for part in parts:  # what is added to in place was read first; of halves that are read one by one, both count
+        for tensor, size in part.reads:
+            if tensor not in made:
+                reads[tensor] = min(reads.get(tensor, 0) + size, max(size, sizes.get(tensor, 0)))
+        made |= {tensor for tensor, _ in part.writes}
+    kept = {tensor for tensor in made if tensor in reads or readers.get(tensor, set()) != {root}}
     writes = {tensor: size for part in parts for tensor, size in part.writes if tensor in kept}
-    again = sorted(reads.items(), key=lambda read: read[1])[-_SUMMED:] if any(map(_sums_columns, parts)) else []
     telling = min(parts, key=lambda part: _TELLING.index(part.kind) if part.kind in _TELLING else len(_TELLING))
     return OpWork(
         op=FUSED_OP + " ".join(dict.fromkeys(part.op for part in parts)),
@@ -222,10 +271,10 @@ def _joined(root: int, parts: Sequence[OpWork], readers: dict[int, set[int]]) ->
         kind=telling.kind,
         dtype=telling.dtype,
         flops=sum(part.flops for part in parts),
-        read_bytes=sum(reads.values()) + sum(size for _, size in again),
+        read_bytes=sum(reads.values()),
         write_bytes=sum(writes.values()),
-        kernels=2 if again else 1,
-        reads=(*reads.items(), *again),
+        kernels=1,
+        reads=tuple(reads.items()),
         writes=tuple(writes.items()),
         shapes=(max((shape for part in parts for shape in part.shapes), key=math.prod, default=()),),
     )
