@@ -101,6 +101,9 @@ def test_a_tuning_is_told_by_what_was_kept(part):
     tags = Tags(html_report(Report(parts=(tuned,))))
     charts = json.loads(tags.scripts[0])
     assert {"attempts", "predicted-measured"} <= set(charts)
+    again = replace(tuned, tuning=Tuning(run="x", begun=begun, attempts=(*tried, *tried), ended=ended))
+    drawn = json.dumps(json.loads(Tags(html_report(Report(parts=(again,)))).scripts[0])["attempts"])
+    assert "compile=blocks, try 2" in drawn
 
 
 def test_the_page_fetches_nothing_and_runs_only_what_its_policy_names(page):

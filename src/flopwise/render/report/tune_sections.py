@@ -1,6 +1,6 @@
 """A tuning on the page: the recipe it found, every lever it tried, the waterfalls before and after."""
 
-from flopwise.advice.tuning import Tuning
+from flopwise.advice.tuning import Attempt, Tuning
 from flopwise.render.report.evidence import SPLIT, Block, Picture, Section, Shown
 from flopwise.render.sweep_charts import before_after_chart, predicted_measured_chart
 from flopwise.render.tune_view import tune_view
@@ -39,17 +39,14 @@ def changed(tuning: Tuning) -> list[str]:
 
 def _pictures(tuning: Tuning) -> list[Block]:
     timed = [a for a in tuning.attempts if a.before_ns is not None and a.after_ns is not None]
+    names = _names(timed)
     rows = [
-        {"name": a.name.replace(" = ", "="), "before_ms": (a.before_ns or 0) / 1e6, "after_ms": (a.after_ns or 0) / 1e6}
-        for a in timed
+        {"name": name, "before_ms": (a.before_ns or 0) / 1e6, "after_ms": (a.after_ns or 0) / 1e6}
+        for name, a in zip(names, timed, strict=True)
     ]
     savings = [
-        {
-            "name": a.name.replace(" = ", "="),
-            "predicted_ms": a.predicted_ns / 1e6,
-            "measured_ms": (a.saved_ns or 0) / 1e6,
-        }
-        for a in timed
+        {"name": name, "predicted_ms": a.predicted_ns / 1e6, "measured_ms": (a.saved_ns or 0) / 1e6}
+        for name, a in zip(names, timed, strict=True)
         if a.predicted_ns is not None
     ]
     pictures: list[Block] = []
@@ -60,3 +57,10 @@ def _pictures(tuning: Tuning) -> list[Block]:
         caption = "What each change was predicted to save of a step, and what it saved. On the line, the prediction was right."
         pictures.append(Picture("predicted-measured", lambda: predicted_measured_chart(savings), caption, how=BOTH))
     return pictures
+
+
+def _names(attempts: list[Attempt]) -> list[str]:
+    """A short name for each, and another for each: bars of one name would be put on top of each other."""
+    short = [f"{a.lever}={a.value}" + (f" and {len(a.also)} more" if a.also else "") for a in attempts]
+    times = [short[: place + 1].count(name) for place, name in enumerate(short)]
+    return [name if n == 1 else f"{name}, try {n}" for name, n in zip(short, times, strict=True)]
