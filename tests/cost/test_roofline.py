@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flopwise.ceilings import Ceilings, Curve, HostCost, Matmul, Tile
-from flopwise.cost.roofline import BANDWIDTH, BESIDE, COMPUTE, LAUNCH, curve_name, host_ns, matmul_ns, op_time, predict
+from flopwise.cost.launching import host_ns
+from flopwise.cost.roofline import BANDWIDTH, BESIDE, COMPUTE, LAUNCH, curve_name, matmul_ns, op_time, predict
 from flopwise.work import ATTENTION, CLASSES, ELEMENTWISE, MATMUL, NORMALISATION, PHASES, OpWork
 
 PROCESSORS, PER_PROCESSOR, BANDWIDTH_BYTES = 100, 8e12, 4e12

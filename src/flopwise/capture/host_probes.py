@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flopwise.capture.build import build_step
 from flopwise.ceilings import COMPILED, HostCounts, Probe
-from flopwise.cost.roofline import host_counts
+from flopwise.cost.launching import host_counts
 from flopwise.cost.step import account_step
 from flopwise.spec.workload import Workload, workload
 

@@ -18,7 +18,8 @@ from collections.abc import Callable, Container, Mapping, Sequence
 
 import msgspec
 
-from flopwise.cost.roofline import FUSED_OP, TRITONS, is_cast
+from flopwise.cost.launching import is_cast
+from flopwise.cost.roofline import FUSED_OP, TRITONS
 from flopwise.work import (
     ATTENTION,
     COMMUNICATION,
