@@ -29,6 +29,12 @@ def halved(one):
     return msgspec.structs.replace(one, read_bytes=one.read_bytes // 2, reads=tuple((t, n // 2) for t, n in one.reads))
 
 
+def shrunk(one):
+    """Writing half as many bytes as it reads: a cast to bf16."""
+    writes = tuple((t, n // 2) for t, n in one.writes)
+    return msgspec.structs.replace(one, write_bytes=one.write_bytes // 2, writes=writes)
+
+
 def test_a_chain_becomes_one_kernel_that_reads_and_writes_its_ends():
     (one,) = fuse([op([0], [1], name="exp"), op([1], [2], name="neg"), op([2], [3], name="add")])
     assert (one.op, one.reads, one.writes) == ("fused exp neg add", ((0, 4 * SIZE),), ((3, 4 * SIZE),))
@@ -84,6 +90,12 @@ def test_what_is_added_to_in_place_is_read():
     assert [t for t, _ in one.writes] == [5]
 
 
+def test_a_tensor_from_outside_is_read_whole_where_someone_reads_it_whole():
+    whole, half = op([0], [1], name="neg"), halved(op([0], [2], name="exp"))
+    for step in ([whole, half], [half, whole]):
+        assert fuse(step)[0].reads == ((0, 4 * SIZE),)
+
+
 def test_both_halves_of_a_tensor_are_read():
     """Gate and up of one product, each read as half of it; but the same half that two read is read once at most as a whole."""
     gate, up = (halved(op([1], [t], name=name)) for t, name in ((2, "silu"), (3, "neg")))
@@ -95,14 +107,22 @@ def test_both_halves_of_a_tensor_are_read():
 
 
 def test_what_several_want_in_another_dtype_is_cast_once():
-    """As q, k and v do under autocast; not what has changed in between."""
-    casts = [halved(op([1], [t], kind=COPY, name="to")) for t in (2, 3)]
+    """As q, k and v do under autocast; not what has changed in between, nor what is changed later, nor other halves."""
+    made = op([0, 8], [1], kind=MATMUL, name="mm")
+    casts = [shrunk(op([1], [t], kind=COPY, name="to")) for t in (2, 3)]
     products = [op([t, 9], [t + 10], kind=MATMUL, name="mm") for t in (2, 3)]
-    cast, *after = fuse([casts[0], products[0], casts[1], products[1]])
+    _, cast, *after = fuse([made, casts[0], products[0], casts[1], products[1]])
     assert (cast.op, [one.op for one in after]) == ("fused to", ["mm", "mm"])
     assert all(2 in dict(one.reads) for one in after)
-    changed = [casts[0], products[0], op([1, 7], [1], name="add_"), casts[1], products[1]]
-    assert 3 in dict(fuse(changed)[-1].reads)
+    source, first, result = (op([t, 7], [t], name="add_") for t in (1, 2, 3))
+    for step in (
+        [made, casts[0], products[0], source, casts[1], products[1]],
+        [made, casts[0], products[0], casts[1], result, products[1]],
+        [made, casts[0], products[0], first, casts[1], products[1]],
+        [made, halved(casts[0]), products[0], halved(casts[1]), products[1]],
+        [made, casts[0], products[0], msgspec.structs.replace(casts[1], dtype="fp16"), products[1]],
+    ):
+        assert 3 in dict(next(one for one in fuse(step) if 13 in dict(one.writes)).reads)
 
 
 def test_the_way_back_may_begin_halfway():
@@ -118,6 +138,9 @@ def test_the_way_back_may_begin_halfway():
     first, *_, back = fuse(step)
     assert set(dict(back.reads)) == {2, 7}
     assert set(dict(first.writes)) == {2, 6}
+    gate = msgspec.structs.replace(step[1], reads=((2, 4 * SIZE), (11, 2 * SIZE)))
+    gated = [step[0], gate, *step[2:]]
+    assert set(dict(fuse(gated)[-1].reads)) == {2, 7, 11}  # what else it is made from is read, too
 
 
 def test_a_compiled_cast_is_as_fast_as_other_kernels_and_a_norm_as_our_own():
@@ -235,6 +258,18 @@ def test_a_sum_over_columns_takes_a_second_kernel_that_reads_again():
     gain = backward("sum", [0, 1], [3], [4 * 64], REDUCTION)
     (both,) = fuse([rows, gain])
     assert both.kernels == 2
-    assert both.read_bytes == 4 * 8 * SIZE
+    assert both.read_bytes == 2 * 8 * SIZE  # at least
+    assert sum(size for _, size in both.reads) == 4 * 8 * SIZE
     (one,) = fuse([rows, backward("sum", [0, 1], [3], [4 * SIZE // 32], REDUCTION)])  # a number for every row
     assert (one.kernels, one.read_bytes) == (1, 2 * 8 * SIZE)
+
+
+def test_as_many_rows_as_columns():
+    """A sum of rows is not taken for one of columns because it is as long: what follows in the kernel reads it."""
+    square = ((64, 64),)
+    total = msgspec.structs.replace(op([0], [1], kind=REDUCTION, name="sum"), write_bytes=256, shapes=square)
+    total = msgspec.structs.replace(total, writes=((1, 256),))
+    scaled = msgspec.structs.replace(op([0, 1], [2], name="mul"), shapes=square)
+    (rows,) = fuse([total, scaled])
+    (columns,) = fuse([total, msgspec.structs.replace(scaled, reads=scaled.reads[:1])])
+    assert (rows.kernels, columns.kernels) == (1, 2)

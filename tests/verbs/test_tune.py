@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from flopwise.advice.moves import Move
+from flopwise.advice.facts import Facts
+from flopwise.advice.moves import Move, moves
 from flopwise.advice.tuning import Attempt, Begun, Ended, Tuning
 from flopwise.analysis.comparison import compare_samples
 from flopwise.capture import turns
@@ -22,6 +23,7 @@ from flopwise.spec.workload import Sampling, Trial, workload
 from flopwise.store import StoredRun, list_runs
 from flopwise.verbs import tune as module
 from flopwise.verbs.tune import tune
+from flopwise.verbs.tune_facts import Outlook
 from flopwise.verbs.tune_rows import read_tuning
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "h200-2026-11-tune-all"
@@ -67,6 +69,22 @@ def test_every_lever_is_tried_once_and_is_a_row(tmp_path, few_levers):
     tables, document = tune_view(found)
     assert verdict(found) in tables[0].title
     assert json.loads(json.dumps(document["recipe"])) == found.best.recipe.changed()
+
+
+def test_what_was_beaten_is_not_tried_again(tmp_path, few_levers, monkeypatch):
+    """A lever and its way back: once the first is kept, the second would be the step that it beat."""
+    few_levers(loss=("chunked", "full"))
+    monkeypatch.setattr(
+        module, "compare_samples", lambda a, b, paired: compare_samples([2.0] * 6, [1.0] * 6, paired=True)
+    )
+    found = run(tmp_path)
+    assert [(a.value, a.kept) for a in found.attempts] == [("chunked", True)]
+
+
+def test_what_nobody_can_predict_is_tried_the_quickest_first():
+    """On the CPU there are no ceilings; a short budget is not to be spent on the compiler alone."""
+    chosen = Outlook(Facts()).choose(moves(workload("tiny"), on_gpu=False), 0.0)
+    assert chosen.workload.recipe.compile == "off"
 
 
 def test_a_wrong_result_is_not_kept_however_fast(tmp_path, few_levers, monkeypatch):

@@ -1,6 +1,5 @@
 """Data on stdout or in a file; the suffix decides the format."""
 
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -98,13 +97,11 @@ def write_text(text: str, output: str | None) -> None:
     if output is None:
         click.echo(text, nl=not text.endswith("\n"))
         return
-    target = Path(output).expanduser()
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    from flopwise.store.files import write_output
+
     try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(target)  # whole or not at all
+        write_output(Path(output).expanduser(), text)
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise FlopwiseError(f"cannot write {output}: {error.strerror}", "choose another place") from None
     said(f"wrote {output}")
 

@@ -14,6 +14,7 @@ Where only parts of the model are compiled (`compile = "blocks"`), the same hold
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence
 
 import msgspec
@@ -103,44 +104,42 @@ def fuse(ops: Sequence[OpWork], graph: Graph = whole_model) -> list[OpWork]:
         for (root, _), some in zip(ordered, parts, strict=True)
     ]
     compiled = [not _alone(one) and graph(one) is not None for one in kernels]
-    read_on = [{tensor for part in some for tensor, _ in part.reads} for some in parts]
-    found = _computed_again(kernels, compiled, read_on)
+    found = _computed_again(kernels, compiled, parts)
     return [
-        _summed(one) if one.op.startswith(FUSED_OP) and any(map(_sums_columns, some)) else one
+        _summed(one) if one.op.startswith(FUSED_OP) and _sums_columns(some) else one
         for one, some in zip(found, parts, strict=True)
     ]
 
 
 def _cast_once(ops: Sequence[OpWork], graph: Graph) -> list[OpWork]:
-    """The same, but that a tensor which several read in another dtype is cast for the first of them alone."""
-    casts: dict[int, dict[tuple[int, str, str], int]] = {}  # tensor -> size, phase, graph -> the tensor that it became
-    source: dict[int, int] = {}  # the other way round
+    """The same, but that a whole tensor which several read in another dtype is cast for the first of them alone."""
+    written = Counter(tensor for op in ops for tensor, _ in op.writes)
+    sizes = {tensor: size for op in ops for tensor, size in op.writes}
+    casts: dict[int, dict[tuple[int, str, str, str], int]] = {}  # tensor -> size, dtype, phase, graph -> what it became
     same: dict[int, int] = {}
     found = []
     for op in ops:
         reads = tuple((same.get(tensor, tensor), size) for tensor, size in op.reads)
         op = msgspec.structs.replace(op, reads=reads) if reads != op.reads else op
-        where = graph(op) if is_cast(op) and len(reads) == len(op.writes) == 1 else None
-        if where is not None:
-            tensor, size = op.writes[0]
-            if (first := casts.get(reads[0][0], {}).get((size, op.phase, where))) is not None:
-                same[tensor] = first
-                continue
         for tensor, _ in op.writes:  # what was cast is another then
             casts.pop(tensor, None)
-            casts.pop(source.pop(tensor, tensor), None)
-        if where is not None:
-            casts.setdefault(reads[0][0], {})[(size, op.phase, where)] = tensor
-            source[tensor] = reads[0][0]
+        where = graph(op) if is_cast(op) and not _alone(op) and len(reads) == len(op.writes) == 1 else None
         found.append(op)
+        if where is None or sizes.get(reads[0][0]) != reads[0][1] or written[op.writes[0][0]] > 1:
+            continue
+        tensor, size = op.writes[0]
+        first = casts.setdefault(reads[0][0], {}).setdefault((size, op.dtype, op.phase, where), tensor)
+        if first != tensor:
+            same[tensor] = first
+            found.pop()
     return found
 
 
-def _computed_again(kernels: list[OpWork], compiled: Sequence[bool], read_on: Sequence[set[int]]) -> list[OpWork]:
+def _computed_again(kernels: list[OpWork], compiled: Sequence[bool], parts: Sequence[Sequence[OpWork]]) -> list[OpWork]:
     """The same, but that the way back makes anew what is cheap to make: a norm's rows in fp32, a gate's sigmoid.
 
-    Sums of rows are kept: they are small, and took a pass over all of it. What a kernel wrote and went on with (`read_on`) is
-    as good a place to begin at as what it read.
+    Sums of rows are kept: they are small, and took a pass over all of it. It begins with what the kernel read or, where that
+    is less to read, with what it wrote and went on with.
     """
     readers: dict[int, list[int]] = {}
     for place, kernel in enumerate(kernels):
@@ -159,8 +158,10 @@ def _computed_again(kernels: list[OpWork], compiled: Sequence[bool], read_on: Se
             and all(compiled[reader] and kernels[reader].phase == "backward" for reader in readers[tensor])
         }
         backward = sorted({reader for tensor in gone for reader in readers[tensor]})
-        halfway = {t: size for t, size in kernel.writes if t in read_on[place] and t not in gone and size > least}
-        more = {reader: _least(dict(kernel.reads), halfway, dict(found[reader].reads)) for reader in backward}
+        known = dict(kernel.reads) | dict(kernel.writes)
+        kept = {tensor for tensor, _ in kernel.writes if tensor not in gone}
+        ways = [_sources(parts[place], set(gone), stop) for stop in (set[int](), kept)]
+        more = {reader: _least(ways, known, dict(found[reader].reads)) for reader in backward}
         saved = sum(gone.values()) + sum(size * len(readers[tensor]) for tensor, size in gone.items())
         if gone and sum(sum(reads.values()) for reads in more.values()) < saved:
             found[place] = _moving(found[place], found[place].reads, _without(found[place].writes, gone))
@@ -173,15 +174,28 @@ def _computed_again(kernels: list[OpWork], compiled: Sequence[bool], read_on: Se
 Sizes = tuple[tuple[int, int], ...]
 
 
-def _least(begin: Mapping[int, int], halfway: Mapping[int, int], known: Container[int]) -> dict[int, int]:
-    """What has to be read besides what is known: from the start, or from halfway, whichever is less."""
-    ways = [{tensor: size for tensor, size in way.items() if tensor not in known} for way in (begin, halfway) if way]
-    return min(ways, key=lambda way: sum(way.values()), default={})
+def _sources(parts: Sequence[OpWork], wanted: set[int], stop: set[int]) -> set[int]:
+    """The tensors that some of what a kernel's parts make is made from: what comes from outside, or is in `stop`."""
+    needed = set(wanted)
+    for part in reversed(parts):
+        made = {tensor for tensor, _ in part.writes} & needed - stop
+        if made:
+            needed = needed - made | {tensor for tensor, _ in part.reads}
+    return needed
+
+
+def _least(ways: Sequence[set[int]], sizes: Mapping[int, int], known: Container[int]) -> dict[int, int]:
+    """What has to be read besides what is known, the way on which that is least."""
+    more = [{tensor: sizes.get(tensor, 0) for tensor in way if tensor not in known} for way in ways]
+    return min(more, key=lambda way: sum(way.values()))
 
 
 def _summed(kernel: OpWork) -> OpWork:
-    """With what summing columns takes: about as long as a second kernel that reads everything again."""
-    return msgspec.structs.replace(_moving(kernel, (*kernel.reads, *kernel.reads), kernel.writes), kernels=2)
+    """With what summing columns takes: about as long as a second kernel that reads everything again.
+
+    `read_bytes` stays what it must read.
+    """
+    return msgspec.structs.replace(kernel, reads=(*kernel.reads, *kernel.reads), kernels=2)
 
 
 def _without(sizes: Sizes, gone: dict[int, int]) -> Sizes:
@@ -260,7 +274,8 @@ def _joined(root: int, parts: Sequence[OpWork], readers: dict[int, set[int]], si
     for part in parts:  # what is added to in place was read first; of halves that are read one by one, both count
         for tensor, size in part.reads:
             if tensor not in made:
-                reads[tensor] = min(reads.get(tensor, 0) + size, max(size, sizes.get(tensor, 0)))
+                before = reads.get(tensor, 0)
+                reads[tensor] = max(before, size, min(before + size, sizes.get(tensor, 0)))
         made |= {tensor for tensor, _ in part.writes}
     kept = {tensor for tensor in made if tensor in reads or readers.get(tensor, set()) != {root}}
     writes = {tensor: size for part in parts for tensor, size in part.writes if tensor in kept}
@@ -281,13 +296,17 @@ def _joined(root: int, parts: Sequence[OpWork], readers: dict[int, set[int]], si
     )
 
 
-def _sums_columns(op: OpWork) -> bool:
-    """Whether it makes one number of every column, as a gain's gradient is made."""
+def _sums_columns(parts: Sequence[OpWork]) -> bool:
+    """Whether a kernel makes one number of every column, as a gain's gradient is made: nothing in it but a cast reads them."""
+    read = {tensor for part in parts if not is_cast(part) for tensor, _ in part.reads}
+    return any(_may_sum_columns(part) and read.isdisjoint(tensor for tensor, _ in part.writes) for part in parts)
+
+
+def _may_sum_columns(op: OpWork) -> bool:
     shape = max(op.shapes, key=math.prod, default=())
     if op.kind not in (REDUCTION, NORMALISATION) or len(shape) < 2:
         return False
-    rows = math.prod(shape[:-1])
-    return op.write_bytes in (2 * shape[-1], 4 * shape[-1]) and op.write_bytes != 4 * rows
+    return op.write_bytes in (2 * shape[-1], 4 * shape[-1])
 
 
 class _Union:

@@ -217,7 +217,8 @@ def _alone(op: OpWork, ceilings: Ceilings, cold: float, products: Products) -> O
     if not op.kernels or (op.op.startswith(PART) and ceilings.how == MEASURED):
         return OpTime(ns=0.0, bound=BANDWIDTH)  # fused attention was measured whole
     curve = ceilings.curve(curve_name(op))
-    moved, kernels = op.read_bytes + op.write_bytes, op.kernels
+    read = max(op.read_bytes, sum(size for _, size in op.reads))  # a compiled kernel that sums columns reads twice
+    moved, kernels = read + op.write_bytes, op.kernels
     if op.kind == OPTIMIZER or op.op in _COPY_FIRST:
         kernels = 1  # lists of tensors were measured whole, in as many launches as they take
     moving = curve.at(moved / kernels) * kernels + (0.0 if op.kind == OPTIMIZER else ceilings.cold_ns(cold))

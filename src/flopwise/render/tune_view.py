@@ -36,7 +36,8 @@ def verdict(tuning: Tuning) -> str:
     words = f"{begun.workload.label()}: {times}"
     if begun.peak_bytes and after_bytes:
         words += f"; peak memory {units.size(begun.peak_bytes)} → {units.size(after_bytes)}"
-    return f"{words}; {kept} of {len(tuning.attempts)} levers tried were kept"
+    cut = "" if tuning.ended is not None else "; cut off before its end"
+    return f"{words}; {kept} of {len(tuning.attempts)} levers tried were kept{cut}"
 
 
 def peak_after(tuning: Tuning) -> int | None:

@@ -87,6 +87,19 @@ def write_whole(path: Path, text: bytes) -> None:
     sync_folder(path.parent)
 
 
+def write_output(path: Path, text: str) -> None:
+    """Write a file that a user named, whole or not at all: through links, and straight into what is no file, as a pipe."""
+    place, content = Path(os.path.realpath(path)), text.encode("utf-8", errors="backslashreplace")
+    if not place.exists() or place.is_file():
+        write_whole(place, content)
+        return
+    fd = os.open(place, os.O_WRONLY)
+    try:
+        write_all(fd, content)
+    finally:
+        os.close(fd)
+
+
 def write_new(path: Path, text: bytes) -> None:
     """Write a file that does not exist yet, through to the disk."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)

@@ -1,6 +1,5 @@
 """One page over runs, traces and snapshots: the verdict, what to change, and the evidence."""
 
-import os
 from pathlib import Path
 
 from flopwise.advice.findings import findings
@@ -19,6 +18,7 @@ from flopwise.render.report.markdown import pictures_of
 from flopwise.render.sweep_charts import labels_of
 from flopwise.spec.gpu import find_gpu
 from flopwise.store import StoredRun
+from flopwise.store.files import write_output
 from flopwise.trace.read import is_trace_file
 from flopwise.verbs.account import find_ceilings
 from flopwise.verbs.compare import compare_within
@@ -166,10 +166,7 @@ def _drawn(found: Report, place: Path) -> dict[str, str]:
 
 
 def _write(place: Path, text: str) -> None:
-    partial = place.with_name(f".{place.name}.{os.getpid()}.partial")
     try:
-        partial.write_text(text, encoding="utf-8", errors="backslashreplace")
-        partial.replace(place)  # whole or not at all
+        write_output(place, text)
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise FlopwiseError(f"cannot write {place}: {error.strerror}", "choose another place with -o") from None

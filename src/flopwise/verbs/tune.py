@@ -112,6 +112,7 @@ class _Tuner:
         self.began, self.budget = time.monotonic(), budget
         self.attempts: list[Attempt] = []
         self.tried: set[tuple[str, str]] = set()  # a lever and the move's name
+        self.beaten: list[Workload] = []
         self.resident: Contestant | None = None
         self.idle: list[Worker] = []  # with torch loaded, which takes seconds
         self.reference = run.memory_path("reference.npz")
@@ -198,7 +199,8 @@ class _Tuner:
         over = self.limit_bytes is not None and (peak_bytes(self.best.memory) or 0) > self.limit_bytes
         on_gpu = self.there.environment.gpu is not None
         allowed = moves(current, keep_exact=self.keep_exact, smaller=over, on_gpu=on_gpu)
-        open_moves = [move for move in allowed if (move.lever, move.name) not in self.tried]
+        new = [move for move in allowed if move.workload not in self.beaten]
+        open_moves = [move for move in new if (move.lever, move.name) not in self.tried]
         if not on_gpu:  # there, half precision is seldom the faster
             open_moves.sort(key=lambda move: move.lever == "precision")
         least_ns = -math.inf if over else WORTH * step_ns(self.best)
@@ -311,6 +313,7 @@ class _Tuner:
             self._let_go(loser)
 
     def _crown(self, lever: str, after: Point) -> None:
+        self.beaten.append(self.best.trial.workload)
         self.best = after
         self.outlook = self.outlook.after(after)
         if lever in REDONE_BY:  # what failed before may be worth another try

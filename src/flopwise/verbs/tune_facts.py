@@ -107,7 +107,7 @@ class Outlook:
         return Outlook(Facts(point=point, ceilings=ceilings, gpu=self.facts.gpu), self.findings)
 
     def choose(self, open_moves: list[Move], least_ns: float) -> Move | None:
-        """The largest predicted saving for the time that trying takes; what cannot be predicted comes last, in its order.
+        """The largest predicted saving for the time that trying takes; what cannot be predicted comes last, the quickest first.
 
         A graph comes before it where the host's time shows in the step, or would with that lever: it takes it away, and what
         follows is measured more surely. Before the host shows, it has to be worth it. Less than `least_ns` is not worth a try.
@@ -135,7 +135,8 @@ class Outlook:
                 told[first.name] = self.saving_ns(first) or 0.0
                 if told[first.name] < least_ns:
                     left.remove(first)
-        return next((move for move in open_moves if self.saving_ns(move) is None), None)
+        unknown = [move for move in open_moves if self.saving_ns(move) is None]
+        return min(unknown, key=seconds_to_try, default=None)
 
     def saving_ns(self, move: Move) -> float | None:
         """Of a step; None: nobody can tell."""
