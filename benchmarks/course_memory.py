@@ -29,15 +29,15 @@ import msgspec
 
 import flopwise
 from flopwise import units
-from flopwise.capture.events import Event, Exited
+from flopwise.api.memory_run import capture, stored_report
 from flopwise.capture.isolate import Worker
-from flopwise.cost.fit import peak_of
-from flopwise.memory.answers import MemoryReport
-from flopwise.records import OK, Point
+from flopwise.capture.progress import Silent
+from flopwise.predict.fit import peak_of
+from flopwise.records.events import Event, Exited
+from flopwise.records.run import OK, Point
+from flopwise.snapshot.answers import MemoryReport
 from flopwise.spec.sweep import Sweep
 from flopwise.spec.workload import Sampling, Trial, Workload, workload
-from flopwise.verbs.memory_run import capture, stored_report
-from flopwise.verbs.progress import Silent
 
 HERE = Path(__file__).resolve().parent
 # The course's own code, and a step in which checkpoints show.

@@ -11,16 +11,16 @@ import msgspec
 import numpy as np
 
 from flopwise import units
+from flopwise.api.memory_run import stored_report
 from flopwise.capture.isolate import Worker
-from flopwise.memory.answers import Line
-from flopwise.memory.timeline import thinned
+from flopwise.predict.dry_step import architecture_of
+from flopwise.predict.forecast import closed_form
+from flopwise.snapshot.answers import Line
+from flopwise.snapshot.timeline import thinned
 from flopwise.spec.gpu import gpu as gpu_named
 from flopwise.spec.model import ModelSpec
 from flopwise.spec.workload import Workload
 from flopwise.store import StoredRun
-from flopwise.verbs.dry_step import architecture_of
-from flopwise.verbs.forecast import closed_form
-from flopwise.verbs.memory_run import stored_report
 
 MOMENTS = 400  # of a timeline that is drawn: enough for the stairs of 32 blocks
 OWNERS = ("parameters", "optimizer state", "gradients", "activations", "attention scores", "temporary")

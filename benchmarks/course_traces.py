@@ -20,12 +20,12 @@ import msgspec
 from course_traces_pages import agreement, draw, overhead, per_trace, question_tables
 
 from flopwise.analysis.explanation import Explanation, explain_trace
-from flopwise.capture.events import TraceRequest
 from flopwise.capture.isolate import Worker
 from flopwise.capture.nsys import SUFFIX, trace_with_nsys
 from flopwise.capture.nsys_program import find_nsys
 from flopwise.errors import FlopwiseError
-from flopwise.records import OK, Point
+from flopwise.records.events import TraceRequest
+from flopwise.records.run import OK, Point
 from flopwise.render.explain_view import explanation_view
 from flopwise.render.json import json_text
 from flopwise.render.table import csv_text, markdown

@@ -24,8 +24,8 @@ from pathlib import Path
 import msgspec
 import torch
 
-from flopwise.capture import dry_run as dry
-from flopwise.records import OK, Point
+from flopwise.predict.dry import run as dry
+from flopwise.records.run import OK, Point
 from flopwise.spec.workload import OpSpec, Workload
 from flopwise.version import __version__
 

@@ -550,10 +550,7 @@ def adamw() -> Iterator[Contest]:
         "triton": entry(ours),
     }
     yield Contest("adamw", what, 28 * elements, truth, entries, 1e-6)
-    clipped = {
-        "torch, fused": entry(torchs, clip=True, fused=True),
-        "triton, clipped": entry(ours, max_grad_norm=1e4),
-    }
+    clipped = {"torch, fused": entry(torchs, clip=True, fused=True), "triton, clipped": entry(ours, max_grad_norm=1e4)}
     yield Contest("adamw, clipped", what, 32 * elements, truth, clipped, 1e-6)
 
 

@@ -11,8 +11,8 @@ import re
 import sys
 from pathlib import Path
 
-from flopwise.lab.catalog import experiments
-from flopwise.lab.results import Answer, read_lab
+from flopwise.experiments.catalog import experiments
+from flopwise.experiments.results import Answer, read_lab
 from flopwise.render.charts import save
 from flopwise.render.lab_charts import picture_chart
 from flopwise.render.lab_view import shown_table

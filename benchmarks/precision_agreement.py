@@ -10,8 +10,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from flopwise.capture.events import AgreeRequest
 from flopwise.capture.isolate import Worker
+from flopwise.records.events import AgreeRequest
 from flopwise.spec.workload import Sampling, Trial, workload
 
 MASTER = {"precision": "bf16-master"}

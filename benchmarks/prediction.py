@@ -18,16 +18,16 @@ from pathlib import Path
 from typing import Any
 
 from flopwise import units
-from flopwise.cost.account import step_time
-from flopwise.cost.datasheet import from_datasheet
-from flopwise.cost.step import account_step
-from flopwise.records import Point
+from flopwise.predict.account import step_time
+from flopwise.predict.datasheet import from_datasheet
+from flopwise.predict.dry_step import dry_run, needs_dry_run, step_cost
+from flopwise.predict.machine import find_ceilings
+from flopwise.predict.shapes.step import account_step
+from flopwise.records.run import Point
 from flopwise.render.table import Column, Table, markdown
 from flopwise.spec.gpu import Gpu, find_gpu
 from flopwise.spec.model import ModelSpec
 from flopwise.store import StoredRun
-from flopwise.verbs.account import find_ceilings
-from flopwise.verbs.dry_step import dry_run, needs_dry_run, step_cost
 
 RESULTS = Path(__file__).parent / "results" / "h200-2026-11"
 

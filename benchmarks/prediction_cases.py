@@ -30,10 +30,10 @@ import torch
 
 from flopwise.capture.gathered import Gathered
 from flopwise.capture.trials import run_trial
-from flopwise.cost.account import step_time
-from flopwise.cost.datasheet import from_datasheet
-from flopwise.cost.step import account_step
-from flopwise.records import OK, Point
+from flopwise.predict.account import step_time
+from flopwise.predict.datasheet import from_datasheet
+from flopwise.predict.shapes.step import account_step
+from flopwise.records.run import OK, Point
 from flopwise.spec.gpu import find_gpu
 from flopwise.spec.workload import Sampling, Trial, Workload, workload
 from flopwise.store import StoredRun

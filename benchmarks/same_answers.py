@@ -100,7 +100,7 @@ report snapshot.pickle
 lab all --quick --device cpu
 doctor
 """
-STEP = '''
+STEP = """
 import torch
 
 def make_step(device):
@@ -120,7 +120,7 @@ def make_step(device):
         state["loss"].backward()
 
     return {"forward": forward, "backward": backward, "optimizer": optimizer.step}
-'''
+"""
 CONFIG = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 512, "intermediate_size": 1408,
     "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 32000, "rms_norm_eps": 1e-5,
@@ -153,11 +153,13 @@ def _run(line: str, answers: Path, source: Path, inputs: Path) -> tuple[str, int
     env = {**os.environ, "PYTHONPATH": f"{source}:{inputs}", "FLOPWISE_CEILINGS": str(inputs / "no-ceilings")}
     env |= {"FLOPWISE_RUNS": str(answers / "runs"), "COLUMNS": "100", "NO_COLOR": "1"}
     out = answers / (re.sub(r"[^\w.=,-]+", "_", line)[:150] + (".md" if line.startswith("report") else ".json"))
-    words = shlex.split(line) + ["-o", str(out.resolve())]
+    words = [*shlex.split(line), "-o", str(out.resolve())]
     words += [] if line.startswith("report") else ["--format", "json"]
     if line.startswith(("lab",)):
         words.append("--quiet")
-    done = subprocess.run([sys.executable, "-m", "flopwise", *words], cwd=inputs, env=env, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "flopwise", *words], cwd=inputs, env=env, capture_output=True, text=True
+    )
     (answers / f"{out.name}.exit").write_text(f"{done.returncode}\n{done.stderr if done.returncode == 2 else ''}")
     return line, done.returncode, time.monotonic() - began
 

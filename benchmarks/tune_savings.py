@@ -16,14 +16,14 @@ import msgspec
 from flopwise.advice.facts import Facts
 from flopwise.advice.moves import with_levers
 from flopwise.advice.predicted import pause_ns, predicted_saving
-from flopwise.advice.tuning import Attempt, Tuning
-from flopwise.cost.account import step_time
-from flopwise.cost.step import account_step
-from flopwise.records import OK
+from flopwise.predict.account import step_time
+from flopwise.predict.shapes.step import account_step
+from flopwise.records.run import OK
+from flopwise.records.tuning import Attempt, Tuning
 from flopwise.spec.gpu import find_gpu
 from flopwise.store import StoredRun
 from flopwise.store.ceilings import VARIABLE, load_ceilings
-from flopwise.verbs.tune_rows import read_tuning
+from flopwise.store.tuning import read_tuning
 
 MS = 1e6
 

@@ -13,39 +13,38 @@ from flopwise.errors import FlopwiseError
 from flopwise.version import __version__
 
 if TYPE_CHECKING:
+    from flopwise.api.account import account
+    from flopwise.api.bench import bench
+    from flopwise.api.calibrate import calibrate
+    from flopwise.api.compare import compare
+    from flopwise.api.demo import demo
+    from flopwise.api.doctor import doctor
+    from flopwise.api.explain import explain, findings
+    from flopwise.api.lab import lab
+    from flopwise.api.memory import memory
+    from flopwise.api.profile import profile
+    from flopwise.api.report import report
+    from flopwise.api.roofline import roofline
+    from flopwise.api.sweep import sweep
+    from flopwise.api.tune import tune
     from flopwise.spec.workload import workload
-    from flopwise.verbs.account import account
-    from flopwise.verbs.bench import bench
-    from flopwise.verbs.calibrate import calibrate
-    from flopwise.verbs.compare import compare
-    from flopwise.verbs.demo import demo
-    from flopwise.verbs.doctor import doctor
-    from flopwise.verbs.explain import explain
-    from flopwise.verbs.findings import findings
-    from flopwise.verbs.lab import lab
-    from flopwise.verbs.memory import memory
-    from flopwise.verbs.profile import profile
-    from flopwise.verbs.report import report
-    from flopwise.verbs.roofline import roofline
-    from flopwise.verbs.sweep import sweep
-    from flopwise.verbs.tune import tune
 
 _HOMES = {
-    "account": "flopwise.verbs.account",
-    "bench": "flopwise.verbs.bench",
-    "calibrate": "flopwise.verbs.calibrate",
-    "compare": "flopwise.verbs.compare",
-    "demo": "flopwise.verbs.demo",
-    "doctor": "flopwise.verbs.doctor",
-    "explain": "flopwise.verbs.explain",
-    "findings": "flopwise.verbs.findings",
-    "lab": "flopwise.verbs.lab",
-    "memory": "flopwise.verbs.memory",
-    "profile": "flopwise.verbs.profile",
-    "report": "flopwise.verbs.report",
-    "roofline": "flopwise.verbs.roofline",
-    "sweep": "flopwise.verbs.sweep",
-    "tune": "flopwise.verbs.tune",
+    "account": "flopwise.api.account",
+    "bench": "flopwise.api.bench",
+    "calibrate": "flopwise.api.calibrate",
+    "compare": "flopwise.api.compare",
+    "demo": "flopwise.api.demo",
+    "doctor": "flopwise.api.doctor",
+    "explain": "flopwise.api.explain",
+    "findings": "flopwise.api.explain",
+    "lab": "flopwise.api.lab",
+    "memory": "flopwise.api.memory",
+    "profile": "flopwise.api.profile",
+    "report": "flopwise.api.report",
+    "roofline": "flopwise.api.roofline",
+    "sweep": "flopwise.api.sweep",
+    "tune": "flopwise.api.tune",
     "workload": "flopwise.spec.workload",
 }
 

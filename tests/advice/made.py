@@ -10,15 +10,15 @@ from flopwise.analysis.attention import AttentionParts
 from flopwise.analysis.details import details
 from flopwise.analysis.explanation import Explanation, Kernel, Part, Share, explain_trace
 from flopwise.analysis.idle import BETWEEN, CAUSES, LATE_LAUNCH, SYNCHRONISATION, Idle
-from flopwise.analysis.waterfall import Waterfall, WaterfallPart
-from flopwise.ceilings import Ceilings
-from flopwise.cost.account import GpuAccount, account_for, step_time
-from flopwise.cost.datasheet import from_datasheet
-from flopwise.records import PhaseTimes, Point
+from flopwise.predict.account import GpuAccount, account_for, step_time
+from flopwise.predict.datasheet import from_datasheet
+from flopwise.records.ceilings import Ceilings
+from flopwise.records.run import PhaseTimes, Point
+from flopwise.records.waterfall import Waterfall, WaterfallPart
 from flopwise.spec.gpu import gpu
 from flopwise.spec.workload import Sampling, Trial, workload
-from flopwise.trace.matmul_precision import matmul_precision
 from flopwise.trace.read import read_trace
+from flopwise.work.matmul_precision import matmul_precision
 
 MS = 1_000_000.0
 FIXTURES = Path(__file__).parent.parent / "trace" / "fixtures"

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from flopwise.advice.moves import moves
-from flopwise.verbs.tune_facts import Outlook
+from flopwise.api.tune_facts import Outlook
 
 from .made import known
 

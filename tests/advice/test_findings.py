@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flopwise.advice.facts import Facts
-from flopwise.advice.finding import Finding
 from flopwise.advice.findings import RULES, findings, least_ns, potential_ns, ranked
 from flopwise.advice.reference import reference
 from flopwise.analysis.explanation import with_clock
-from flopwise.analysis.waterfall import PARTS, Waterfall, WaterfallPart
+from flopwise.records.finding import Finding
+from flopwise.records.waterfall import PARTS, Waterfall, WaterfallPart
 from flopwise.render.findings_view import NOTHING, findings_view
 from flopwise.render.json import json_text
 from flopwise.render.terminal import text

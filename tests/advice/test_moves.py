@@ -4,8 +4,8 @@ import pytest
 
 from flopwise.advice.moves import ROUNDED, moves, reference_of, to_fit, with_levers
 from flopwise.advice.pytorch_lines import LINES, lines_by_lever, recipe_toml
-from flopwise.cost.fit import peak_of
 from flopwise.lm.optimizer import BETAS
+from flopwise.predict.fit import peak_of
 from flopwise.spec.gpu import gpu
 from flopwise.spec.recipe import CHOICES, Recipe, recipe_from
 from flopwise.spec.workload import workload

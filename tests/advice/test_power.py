@@ -3,10 +3,11 @@
 import msgspec
 import pytest
 
-from flopwise.advice.power import CAP, held_clock, slowed, strength
+from flopwise.advice.power import slowed, strength
 from flopwise.advice.predicted import predicted_step
-from flopwise.cost.roofline import StepTime
-from flopwise.records import Telemetry
+from flopwise.analysis.power_cap import CAP, held_clock
+from flopwise.predict.roofline import StepTime
+from flopwise.records.run import Telemetry
 
 from .made import MS, known, point
 

@@ -6,8 +6,8 @@ import pytest
 from flopwise.advice.facts import Facts
 from flopwise.advice.predicted import Corrections, corrected, predicted_saving, predicted_step, saved_bytes, standing
 from flopwise.analysis.idle import BETWEEN
-from flopwise.cost.account import step_time
-from flopwise.cost.step import account_step
+from flopwise.predict.account import step_time
+from flopwise.predict.shapes.step import account_step
 from flopwise.spec.workload import workload
 
 from .made import H200, MS, ceilings, explained, known, point, waterfall

@@ -34,7 +34,9 @@ from flopwise.analysis.compiled_regions import CompiledRegions
 from flopwise.analysis.details import Details
 from flopwise.analysis.host_waits import HostWait
 from flopwise.analysis.product_sizes import Product
-from flopwise.analysis.waterfall import (
+from flopwise.predict.roofline import BESIDE
+from flopwise.records.run import Environment, Gpu, PhaseMemory, Ran, Telemetry
+from flopwise.records.waterfall import (
     IDLE_INPUT,
     IDLE_LAUNCH,
     IDLE_SYNCHRONISATION,
@@ -42,8 +44,6 @@ from flopwise.analysis.waterfall import (
     MATMUL_UNALIGNED,
     OPTIMIZER_PART,
 )
-from flopwise.cost.roofline import BESIDE
-from flopwise.records import Environment, Gpu, PhaseMemory, Ran, Telemetry
 
 from .made import BF16, MS, SGEMM, ceilings, explained, known, point, seen, waterfall
 

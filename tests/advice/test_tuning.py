@@ -4,10 +4,12 @@ import math
 import msgspec
 import pytest
 
-from flopwise.advice.tuning import Attempt, Begun, Ended, Row, Tuning, decide, wrong
-from flopwise.analysis.comparison import INCONCLUSIVE, compare_samples
+from flopwise.advice.tuning import decide, wrong
+from flopwise.analysis.comparison import compare_samples
 from flopwise.errors import FlopwiseError
-from flopwise.records import Agreement
+from flopwise.records.comparison import INCONCLUSIVE
+from flopwise.records.run import Agreement
+from flopwise.records.tuning import Attempt, Begun, Ended, Row, Tuning
 from flopwise.spec.workload import workload
 from flopwise.store.rows import append_row, read_rows
 

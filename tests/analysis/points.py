@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from flopwise.records import PhaseTimes, Point
+from flopwise.records.run import PhaseTimes, Point
 from flopwise.spec.workload import Sampling, Trial, workload
 
 

@@ -6,7 +6,7 @@ import polars as pl
 
 from flopwise.analysis.explained import explained
 from flopwise.analysis.waterfall import waterfall
-from flopwise.cost.datasheet import from_datasheet
+from flopwise.predict.datasheet import from_datasheet
 from flopwise.spec.gpu import gpu
 from flopwise.trace import tables
 

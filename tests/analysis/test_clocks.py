@@ -1,7 +1,7 @@
 import pytest
 
 from flopwise.analysis.clocks import compile_ns, summarise, tokens_per_second
-from flopwise.records import PhaseTimes
+from flopwise.records.run import PhaseTimes
 
 from .points import make_point
 

@@ -9,7 +9,7 @@ import pytest
 from flopwise.analysis.explanation import explain_trace
 from flopwise.analysis.shares import parts
 from flopwise.errors import FlopwiseError
-from flopwise.records import PhaseTimes, Point
+from flopwise.records.run import PhaseTimes, Point
 from flopwise.render.explain_view import explanation_view, explanations_view
 from flopwise.spec.workload import Sampling, Trial, workload
 from flopwise.trace import tables

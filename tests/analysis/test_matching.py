@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from flopwise.analysis.matching import compare_points, match
 from flopwise.errors import FlopwiseError
-from flopwise.records import PhaseTimes, Point
+from flopwise.records.run import PhaseTimes, Point
 from flopwise.spec.workload import Sampling, Trial, workload
 
 from .points import make_point

@@ -8,14 +8,13 @@ from hypothesis import given as drawn
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from flopwise.analysis.op_flops import MATMULS
-from flopwise.analysis.op_tensors import given
-from flopwise.analysis.op_traffic import op_traffic
-from flopwise.analysis.product_traffic import product
 from flopwise.analysis.traced_points import _NONSENSE
-from flopwise.analysis.traffic import Traffic, sensible
-from flopwise.trace.op_inputs import _ATEN, BETWEEN
-from flopwise.trace.op_shapes import BY_HEAD, BY_TOKEN
+from flopwise.work.op_family import _ATEN, BETWEEN, BY_HEAD, BY_TOKEN
+from flopwise.work.op_flops import MATMULS
+from flopwise.work.op_tensors import given
+from flopwise.work.op_traffic import op_traffic
+from flopwise.work.product_traffic import product
+from flopwise.work.traffic import Traffic, sensible
 
 FLOAT, HALF, LONG, BOOL, SCALAR, NONE = "float", "c10::BFloat16", "long int", "bool", "Scalar", ""
 N, ALONG = [64, 32], [32, 1]

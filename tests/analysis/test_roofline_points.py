@@ -7,9 +7,9 @@ import pytest
 
 from flopwise.analysis.roofline import RooflinePoint, predicted_points, roof
 from flopwise.analysis.traced_points import traced_points
-from flopwise.cost.datasheet import from_datasheet
-from flopwise.cost.roofline import op_time
-from flopwise.cost.step import account_step
+from flopwise.predict.datasheet import from_datasheet
+from flopwise.predict.roofline import op_time
+from flopwise.predict.shapes.step import account_step
 from flopwise.spec.gpu import gpu
 from flopwise.spec.workload import workload
 from flopwise.trace.read import read_trace

@@ -14,14 +14,14 @@ from flopwise.analysis.computing import KnownWork
 from flopwise.analysis.explained import explained
 from flopwise.analysis.explanation import explain_part
 from flopwise.analysis.idle import untraced_idle
-from flopwise.ceilings import Matmul, Tile
-from flopwise.records import Telemetry
+from flopwise.analysis.with_limits import known_work, with_waterfall
+from flopwise.records.ceilings import Matmul, Tile
+from flopwise.records.run import Telemetry
 from flopwise.render.waterfall_view import waterfalls_table
 from flopwise.spec.workload import workload
 from flopwise.trace import tables
 from flopwise.trace.read import read_trace
-from flopwise.verbs.waterfall import known_work, with_waterfall
-from flopwise.work import OpWork
+from flopwise.work.operation import OpWork
 
 from .steps_made import ADAM, BF16, FLASH, FP32, H200, LIMITS, MUL, NCCL, Step, peak_ns
 from .test_idle import frame

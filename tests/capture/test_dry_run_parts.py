@@ -13,23 +13,23 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from flopwise.capture.build import build_step
-from flopwise.capture.dry import cuda_autocast as policy
-from flopwise.capture.dry.allocator import CachingAllocator
-from flopwise.capture.dry.architecture import architecture
-from flopwise.capture.dry.cuda_ops import Attention, choose_backend, cuda_ops
-from flopwise.capture.dry.extend import shallow_depth
-from flopwise.capture.dry.fake_step import run_twice, tolerant_modules
-from flopwise.capture.dry.modules import ModuleNames
-from flopwise.capture.dry.op_table import chunked_launches, kind_of, launches
-from flopwise.capture.dry.replay import PlainAllocator, play
-from flopwise.capture.dry.tape import ALLOC
-from flopwise.capture.dry.tracker import Tracker
-from flopwise.capture.dry_run import dry_run
-from flopwise.cost.step import account_step, sdpa_backend, workspace_bytes
+from flopwise.capture.watch.modules import ModuleNames
+from flopwise.capture.watch.tape import ALLOC
+from flopwise.capture.watch.tracker import Tracker
+from flopwise.predict.dry import cuda_autocast as policy
+from flopwise.predict.dry.architecture import architecture
+from flopwise.predict.dry.cuda_ops import Attention, choose_backend, cuda_ops
+from flopwise.predict.dry.extend import shallow_depth
+from flopwise.predict.dry.fake_step import run_twice, tolerant_modules
+from flopwise.predict.dry.replay import PlainAllocator, play
+from flopwise.predict.dry.run import dry_run
+from flopwise.predict.dry_step import architecture_of
+from flopwise.predict.shapes.step import account_step, sdpa_backend, workspace_bytes
 from flopwise.spec.gpu import gpu
 from flopwise.spec.workload import workload
-from flopwise.trace.kernel_class import classify
-from flopwise.verbs.dry_step import architecture_of
+from flopwise.work.allocator import CachingAllocator
+from flopwise.work.kernel_class import classify
+from flopwise.work.op_table import chunked_launches, kind_of, launches
 
 MIB = 1 << 20
 CPU = torch.device("cpu")

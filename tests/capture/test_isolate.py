@@ -9,12 +9,12 @@ import time
 
 import pytest
 
-from flopwise.capture.dry_run import dry_run
-from flopwise.capture.events import Sampled
 from flopwise.capture.isolate import Worker
 from flopwise.capture.turns import Contestant, run_pair
 from flopwise.errors import FlopwiseError
-from flopwise.records import CRASH, ERROR, INTERRUPTED, OK, OOM, TIMEOUT
+from flopwise.predict.dry.run import dry_run
+from flopwise.records.events import Sampled
+from flopwise.records.run import CRASH, ERROR, INTERRUPTED, OK, OOM, TIMEOUT
 from flopwise.spec.workload import Sampling, Trial, workload
 
 
@@ -158,7 +158,7 @@ def test_there_is_no_gpu_here(worker):
 def test_nothing_outlives_a_killed_parent(tmp_path):
     """kill -9 of the program ends the worker and the step it runs."""
     code = textwrap.dedent("""
-        from flopwise.capture.events import Started
+        from flopwise.records.events import Started
         from flopwise.capture.isolate import Worker
         from flopwise.spec.workload import Sampling, Trial, workload
         trial = Trial(workload=workload("py:steps:hangs"), sampling=Sampling(warmup=0, samples=1), device="cpu")

@@ -12,15 +12,15 @@ from types import SimpleNamespace
 
 import pytest
 
+from flopwise.api import profile as profile_verb
+from flopwise.api.explain import explain
+from flopwise.api.profile import profile
 from flopwise.capture import nsys
-from flopwise.capture.events import TraceRequest
 from flopwise.capture.nsys_program import can_discard_environment, find_nsys
 from flopwise.errors import FlopwiseError
-from flopwise.records import CRASH, ERROR, INTERRUPTED, OK, OOM, TIMEOUT
+from flopwise.records.events import TraceRequest
+from flopwise.records.run import CRASH, ERROR, INTERRUPTED, OK, OOM, TIMEOUT
 from flopwise.spec.workload import Sampling, Trial, workload
-from flopwise.verbs import profile as profile_verb
-from flopwise.verbs.explain import explain
-from flopwise.verbs.profile import profile
 
 HERE = Path(__file__).parent
 FIXTURE = HERE.parent / "trace" / "fixtures" / "h200-small-fp32-naive-2steps.nsys.sqlite.gz"

@@ -10,9 +10,9 @@ from torch.autograd import profiler as autograd_profiler
 
 from flopwise.capture import nsys_steps
 from flopwise.capture.build import build_step
-from flopwise.capture.events import Done, NsysJob, Traced, TraceRequest
 from flopwise.capture.ranges import named, named_modules
-from flopwise.records import ERROR, OK, OOM
+from flopwise.records.events import Done, NsysJob, Traced, TraceRequest
+from flopwise.records.run import ERROR, OK, OOM
 from flopwise.spec.workload import Sampling, Trial, workload
 
 CPU = torch.device("cpu")

@@ -5,16 +5,16 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from flopwise.api.bench import bench_implementations  # noqa: E402
 from flopwise.capture import op_step as op_steps  # noqa: E402
-from flopwise.capture.dry_run import dry_run  # noqa: E402
 from flopwise.capture.model_step import ModelStep  # noqa: E402
 from flopwise.capture.op_step import op_step  # noqa: E402
 from flopwise.capture.trials import why  # noqa: E402
 from flopwise.errors import Unsupported, WrongResult  # noqa: E402
-from flopwise.records import OK, UNSUPPORTED, WRONG  # noqa: E402
+from flopwise.predict.dry.run import dry_run  # noqa: E402
+from flopwise.records.run import OK, UNSUPPORTED, WRONG  # noqa: E402
 from flopwise.render.implementations_view import implementations_view  # noqa: E402
 from flopwise.spec.workload import OPS, workload  # noqa: E402
-from flopwise.verbs.bench import bench_implementations  # noqa: E402
 
 CPU = torch.device("cpu")
 SMALL = {

@@ -9,12 +9,12 @@ from torch._dynamo.exc import BackendCompilerFailed
 from torch._dynamo.utils import counters
 
 from flopwise.capture.build import build_step
-from flopwise.capture.dry_run import dry_run
 from flopwise.capture.found import Found
 from flopwise.capture.outside import compile_torchs_own, fuse_optimizer, make_capturable
 from flopwise.capture.step import _why_not_captured
 from flopwise.errors import Unsupported
-from flopwise.records import UNSUPPORTED
+from flopwise.predict.dry.run import dry_run
+from flopwise.records.run import UNSUPPORTED
 from flopwise.spec.workload import Sampling, Trial, workload
 
 CPU = torch.device("cpu")

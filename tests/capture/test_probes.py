@@ -13,7 +13,9 @@ from flopwise.capture.probes import (
     probe_matmul,
     probe_memory,
 )
-from flopwise.ceilings import STRIDED
+from flopwise.predict.launching import counts_by_phase
+from flopwise.predict.shapes.step import account_step
+from flopwise.records.ceilings import STRIDED
 
 
 def test_every_probe_runs_and_says_what_it_moved():
@@ -54,7 +56,7 @@ def test_small_steps_tell_the_hosts_time_for_every_phase():
     )
     watch = HostWatch(torch.device("cpu"), steps)
     watch.round()
-    found = list(watch.probes())
+    found = list(watch.probes(lambda workload: counts_by_phase(account_step(workload).ops)))
     assert len(found) == how_many_steps(steps)
     names = {"forward", "backward", "optimizer", "lists", "inference", "checkpointed"}
     assert {probe.what for probe in found} == {f"host:{name}" for name in names}

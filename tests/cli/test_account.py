@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 import flopwise
-from flopwise.ceilings import MEASURED
 from flopwise.cli.main import main
-from flopwise.cost.datasheet import from_datasheet
+from flopwise.predict.datasheet import from_datasheet
+from flopwise.records.ceilings import MEASURED
 from flopwise.spec.gpu import gpu
 from flopwise.spec.model import preset
 from flopwise.store.ceilings import save_ceilings

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from flopwise.__main__ import main as flopwise_main
-from flopwise.analysis.comparison import FASTER, INCONCLUSIVE, NO_DIFFERENCE, SLOWER
 from flopwise.cli.main import VERBS
+from flopwise.records.comparison import FASTER, INCONCLUSIVE, NO_DIFFERENCE, SLOWER
 
 STEPS = Path(__file__).parent.parent / "capture"
 FIXTURES = Path(__file__).parent.parent / "trace" / "fixtures"

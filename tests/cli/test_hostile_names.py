@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from flopwise.capture.events import Tracing
 from flopwise.cli.main import main
-from flopwise.records import Point
+from flopwise.records.events import Tracing
+from flopwise.records.run import Point
 from flopwise.render.progress import ShownProgress
 from flopwise.spec.workload import Sampling, Trial, workload
 from flopwise.store import Run

@@ -69,7 +69,7 @@ def test_annotations_for_a_pull_request(run):
 def test_annotations_of_a_failed_gate():
     from types import SimpleNamespace
 
-    from flopwise.analysis.comparison import SLOWER, Comparison
+    from flopwise.records.comparison import SLOWER, Comparison
     from flopwise.render.annotations import annotations
 
     point = SimpleNamespace(trial=SimpleNamespace(workload=SimpleNamespace(label=lambda: "tiny\n::error::b4 50%")))
@@ -94,7 +94,7 @@ def test_annotations_of_a_failed_gate():
 def test_annotations_are_sentences(verdict, level, said):
     from types import SimpleNamespace
 
-    from flopwise.analysis.comparison import Comparison
+    from flopwise.records.comparison import Comparison
     from flopwise.render.annotations import annotations
 
     point = SimpleNamespace(trial=SimpleNamespace(workload=SimpleNamespace(label=lambda: "tiny")))

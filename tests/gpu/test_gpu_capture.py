@@ -9,7 +9,7 @@ import torch
 
 from flopwise.analysis.clocks import summarise
 from flopwise.capture.isolate import Worker
-from flopwise.records import OK, OOM, UNSUPPORTED
+from flopwise.records.run import OK, OOM, UNSUPPORTED
 from flopwise.spec.workload import Sampling, Trial, workload
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]

@@ -9,7 +9,7 @@ import torch
 from flopwise.capture.agreement import Gradients, compared, followed
 from flopwise.capture.build import build_step, resolve_device
 from flopwise.capture.step import GRAPH_WARMUPS
-from flopwise.records import Agreement
+from flopwise.records.run import Agreement
 from flopwise.spec.workload import workload
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]

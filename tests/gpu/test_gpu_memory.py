@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import flopwise
-from flopwise.records import OK, OOM
+from flopwise.records.run import OK, OOM
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
+from flopwise.api.explain import explain
+from flopwise.api.profile import profile
 from flopwise.capture.nsys_program import find_nsys
-from flopwise.records import OK
+from flopwise.records.run import OK
 from flopwise.render.explain_view import explanation_view
-from flopwise.verbs.explain import explain
-from flopwise.verbs.profile import profile
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 needs_nsys = pytest.mark.skipif(not find_nsys(), reason="needs nsys")

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import pytest
 
 from flopwise.analysis.explanation import Explanation
+from flopwise.api import demo as demo_verb
+from flopwise.api.demo import Title, demo
+from flopwise.api.explain import explain
 from flopwise.capture.doctor import GOOD, Check
-from flopwise.verbs import demo as demo_verb
-from flopwise.verbs.demo import Title, demo
-from flopwise.verbs.explain import explain
 
 TRACE = Path(__file__).parent.parent / "trace" / "fixtures" / "h200-small-bf16-compiled-2steps.kineto.json.gz"
 

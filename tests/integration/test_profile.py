@@ -3,8 +3,8 @@
 import gzip
 import json
 
+from flopwise.api.profile import profile
 from flopwise.trace.kineto import read_kineto
-from flopwise.verbs.profile import profile
 
 
 def test_a_profile_holds_the_steps_with_their_phases_and_modules(tmp_path):

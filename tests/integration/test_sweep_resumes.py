@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from flopwise.records import OK, OOM
+from flopwise.records.run import OK, OOM
 from flopwise.store import StoredRun, find
 
 STEPS = Path(__file__).parent.parent / "capture"

@@ -6,11 +6,11 @@ on a GPU, is beside both in benchmarks/prediction.py and benchmarks/dry_run_memo
 
 import pytest
 
-from flopwise.capture.dry_run import dry_run
-from flopwise.cost.step import account_step
+from flopwise.predict.dry.run import dry_run
+from flopwise.predict.shapes.step import account_step
 from flopwise.spec.gpu import gpu
 from flopwise.spec.workload import workload
-from flopwise.work import ATTENTION, MATMUL
+from flopwise.work.operation import ATTENTION, MATMUL
 
 LLAMA = {"n_layers": 2, "d_model": 512, "d_ff": 1024, "n_heads": 8, "n_kv_heads": 2, "head_dim": 64, "vocab": 5000}
 OWN = {

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from flopwise.cost.network import weight_shapes
 from flopwise.lm.loss import loss_full
 from flopwise.lm.transformer import Transformer
+from flopwise.predict.shapes.network import weight_shapes
 from flopwise.spec.model import ModelSpec
 from flopwise.spec.recipe import Recipe
 

@@ -14,8 +14,7 @@ SCHEDULE = {"peak": 3e-4, "floor": 3e-5, "warmup_steps": 10, "total_steps": 110}
 
 
 @pytest.mark.parametrize(
-    ("step", "expected"),
-    [(0, 0.0), (5, 1.5e-4), (10, 3e-4), (60, 1.65e-4), (110, 3e-5), (111, 3e-5), (10**9, 3e-5)],
+    ("step", "expected"), [(0, 0.0), (5, 1.5e-4), (10, 3e-4), (60, 1.65e-4), (110, 3e-5), (111, 3e-5), (10**9, 3e-5)]
 )
 def test_corners(step: int, expected: float) -> None:
     assert warmup_cosine(step, **SCHEDULE) == pytest.approx(expected, abs=1e-12)

@@ -2,8 +2,8 @@
 
 import msgspec
 
-from flopwise.ceilings import Curve
-from flopwise.cost.datasheet import from_datasheet
+from flopwise.predict.datasheet import from_datasheet
+from flopwise.records.ceilings import Curve
 from flopwise.render.ceilings_view import ceilings_view
 from flopwise.render.table import csv_text, markdown
 from flopwise.spec.gpu import gpu

@@ -8,9 +8,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from flopwise.analysis.changes import changes
+from flopwise.api.explain import explain
 from flopwise.cli.main import main
 from flopwise.errors import FlopwiseError
-from flopwise.records import Point, Ran
+from flopwise.records.run import Point, Ran
 from flopwise.render.changes_view import changes_view
 from flopwise.render.explain_view import explanation_view, explanations_view
 from flopwise.render.kernel_names import shortened, told_apart
@@ -18,7 +20,6 @@ from flopwise.render.short_paths import short_paths
 from flopwise.render.table import Table, csv_text, markdown
 from flopwise.spec.workload import Sampling, Trial, workload
 from flopwise.store import Run
-from flopwise.verbs.explain import changes, explain
 
 FIXTURES = Path(__file__).parent.parent / "trace" / "fixtures"
 COMPILED = FIXTURES / "h200-small-bf16-compiled-2steps.kineto.json.gz"

@@ -11,10 +11,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from flopwise.advice.tuning import Attempt, Begun, Ended, Tuning
 from flopwise.analysis.comparison import compare_samples
 from flopwise.analysis.explained import explained
 from flopwise.analysis.step_timeline import LAUNCHES, PIXELS, step_timeline
+from flopwise.api.report import gather, report
+from flopwise.records.tuning import Attempt, Begun, Ended, Tuning
 from flopwise.render.report import Report, ReportPart, html_report, markdown_report
 from flopwise.render.report.sections import MOST_KERNELS, sections
 from flopwise.render.report.verdict import verdict
@@ -22,7 +23,6 @@ from flopwise.render.step_charts import icicle_parts, icicle_rows
 from flopwise.spec.workload import workload
 from flopwise.store import StoredRun
 from flopwise.trace.read import read_trace
-from flopwise.verbs.report import gather, report
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "browser"))
 from report_pages import COMPILED, HOSTILE, NAIVE, findings, gathered, hostile_trace, waterfall

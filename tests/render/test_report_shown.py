@@ -12,10 +12,11 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from flopwise.advice.finding import Finding
+from flopwise.api.report import gather, report
 from flopwise.cli.report import command
-from flopwise.lab.experiment import Verdict
-from flopwise.lab.results import LabRun, Planned, Result
+from flopwise.experiments.experiment import Verdict
+from flopwise.experiments.results import LabRun, Planned, Result
+from flopwise.records.finding import Finding
 from flopwise.render.chart_style import NEUTRAL
 from flopwise.render.report import Report, ReportPart, html_report, markdown_report
 from flopwise.render.report.evidence import Picture, Section
@@ -23,7 +24,6 @@ from flopwise.render.report.provenance import provenance
 from flopwise.render.sweep_charts import labels_of, predicted_measured_chart, sweep_chart, sweep_rows
 from flopwise.render.waterfall_chart import waterfall_chart
 from flopwise.store import StoredRun
-from flopwise.verbs.report import gather, report
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "browser"))
 from report_pages import COMPILED, waterfall

@@ -4,10 +4,10 @@ import msgspec
 import pytest
 
 from flopwise.analysis.roofline import Roofline, RooflinePoint, Unplaced
-from flopwise.analysis.traffic import ABOUT, AT_MOST
-from flopwise.cost.datasheet import from_datasheet
+from flopwise.predict.datasheet import from_datasheet
 from flopwise.render.roofline_view import drawn, roofline_view
 from flopwise.spec.gpu import gpu
+from flopwise.work.traffic import ABOUT, AT_MOST
 
 POINT = RooflinePoint(
     op="aten::mul", kind="elementwise", phase="forward", dtype="fp32", shapes="[[1024, 1024]]", count=2, ns=8e3,

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from flopwise.analysis.waterfall import IDEAL, IDLE_LAUNCH, MATMUL_OTHER, Waterfall, WaterfallPart
 from flopwise.cli.main import main
 from flopwise.errors import FlopwiseError
+from flopwise.records.waterfall import IDEAL, IDLE_LAUNCH, MATMUL_OTHER, Waterfall, WaterfallPart
 from flopwise.render.waterfall_chart import waterfall_chart
 from flopwise.render.waterfall_view import waterfall_table
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from flopwise.records import OK, PhaseTimes, Point
+from flopwise.records.run import OK, PhaseTimes, Point
 from flopwise.spec.workload import Sampling, Trial, workload
 
 MakePoint = Callable[..., Point]

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flopwise.errors import FlopwiseError
-from flopwise.records import INTERRUPTED, OOM
+from flopwise.records.run import INTERRUPTED, OOM
 from flopwise.store import Run, StoredRun, files, find, list_runs, remove, resumable, tag, untag
 
 

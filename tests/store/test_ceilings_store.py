@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
-from flopwise.cost.datasheet import from_datasheet
 from flopwise.errors import FlopwiseError
+from flopwise.predict.datasheet import from_datasheet
 from flopwise.spec.gpu import gpu
 from flopwise.store.ceilings import load_ceilings, save_ceilings
 

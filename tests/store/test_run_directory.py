@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flopwise.errors import FlopwiseError
-from flopwise.records import INTERRUPTED, OOM, Ran
+from flopwise.records.run import INTERRUPTED, OOM, Ran
 from flopwise.store import Run, StoredRun, runs_root, stored
 
 

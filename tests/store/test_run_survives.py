@@ -17,7 +17,7 @@ from flopwise.store import Run, StoredRun, files, resumable
 
 WRITER = """
 import sys, time, msgspec
-from flopwise.records import Point
+from flopwise.records.run import Point
 from flopwise.store import Run, StoredRun
 path, points_file = sys.argv[1:]
 points = {p.key: p for p in msgspec.json.decode(open(points_file, "rb").read(), type=list[Point])}

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from flopwise.trace.kernel_class import classify
-from flopwise.trace.matmul_precision import matmul_precision
-from flopwise.work import ATTENTION, CLASSES, ELEMENTWISE, LOSS, NORMALISATION, OPTIMIZER, SOFTMAX
+from flopwise.work.kernel_class import classify
+from flopwise.work.matmul_precision import matmul_precision
+from flopwise.work.operation import ATTENTION, CLASSES, ELEMENTWISE, LOSS, NORMALISATION, OPTIMIZER, SOFTMAX
 
 FIXTURES = Path(__file__).parent / "fixtures"
 AT = "void at::native::"

@@ -15,8 +15,8 @@ from gen_kineto import generate
 from flopwise.errors import FlopwiseError
 from flopwise.trace import json_text, kineto_stream, tables
 from flopwise.trace.kineto import read_kineto
-from flopwise.trace.op_inputs import BETWEEN
 from flopwise.trace.tables import NO_ID, Trace
+from flopwise.work.op_family import BETWEEN
 
 FIXTURES = Path(__file__).parent / "fixtures"
 TABLES = {

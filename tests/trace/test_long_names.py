@@ -7,12 +7,12 @@ import pytest
 
 from flopwise.trace import tables as t
 from flopwise.trace.host import Host
-from flopwise.trace.kernel_class import classify
-from flopwise.trace.kernel_spelling import one_spelling
-from flopwise.trace.matmul_precision import matmul_precision
 from flopwise.trace.nvtx import meaning
 from flopwise.trace.scopes import Scopes
 from flopwise.trace.tables import RANGES, Trace
+from flopwise.work.kernel_class import classify
+from flopwise.work.kernel_spelling import one_spelling
+from flopwise.work.matmul_precision import matmul_precision
 
 N = 20_000
 PARTS = ("layers.0.", "a_loss_", "xmma_gemm_", "mean", "(", "Backward0")

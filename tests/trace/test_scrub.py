@@ -13,10 +13,10 @@ import pytest
 
 from flopwise.analysis.explanation import explain_trace
 from flopwise.errors import FlopwiseError
+from flopwise.scrub.redact import redacted, redacted_code, redacted_frame
+from flopwise.scrub.scrub import scrub
 from flopwise.trace.kineto import read_kineto
 from flopwise.trace.nsys import read_nsys
-from flopwise.trace.redact import redacted, redacted_code, redacted_frame
-from flopwise.trace.scrub import scrub
 from flopwise.trace.tables import Trace
 
 FIXTURES = Path(__file__).parent / "fixtures"

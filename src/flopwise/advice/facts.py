@@ -4,10 +4,10 @@ import msgspec
 
 from flopwise.analysis.details import Details
 from flopwise.analysis.explanation import Explanation
-from flopwise.analysis.waterfall import Waterfall
-from flopwise.ceilings import Ceilings
-from flopwise.cost.account import Account
-from flopwise.records import Point
+from flopwise.predict.account import Account
+from flopwise.records.ceilings import Ceilings
+from flopwise.records.run import Point
+from flopwise.records.waterfall import Waterfall
 from flopwise.spec.gpu import Gpu
 
 

@@ -7,7 +7,6 @@ import msgspec
 from flopwise import units
 from flopwise.advice import measured
 from flopwise.advice.facts import Facts
-from flopwise.advice.finding import Finding
 from flopwise.advice.rules import (
     checkpointing,
     eager_pieces,
@@ -31,6 +30,7 @@ from flopwise.advice.rules import (
     unfused_chains,
     zeroed_gradients,
 )
+from flopwise.records.finding import Finding
 
 RULES = (
     launch_bound, fp32_matmul, tf32_off, naive_attention, slow_sdpa, unfused_chains, eager_pieces, slow_optimizer,

@@ -7,8 +7,8 @@ from flopwise import units
 from flopwise.advice import measured
 from flopwise.advice.facts import Facts
 from flopwise.analysis.explanation import Kernel
-from flopwise.trace.matmul_precision import matmul_precision
-from flopwise.work import MATMUL
+from flopwise.work.matmul_precision import matmul_precision
+from flopwise.work.operation import MATMUL
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from statistics import median
 from flopwise import units
 from flopwise.advice.facts import Facts
 from flopwise.analysis.explanation import Kernel
-from flopwise.records import STEP
+from flopwise.records.run import STEP
 from flopwise.spec.gpu import Gpu, find_gpu
 from flopwise.spec.model import ModelSpec
 from flopwise.spec.recipe import Recipe

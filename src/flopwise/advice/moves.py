@@ -2,11 +2,11 @@
 
 import msgspec
 
-from flopwise.cost.fit import peak_of
 from flopwise.errors import FlopwiseError
+from flopwise.predict.fit import peak_of
 from flopwise.spec.gpu import Gpu
 from flopwise.spec.model import ModelSpec
-from flopwise.spec.recipe import CHOICES, LEVERS, Recipe
+from flopwise.spec.recipe import CHOICES, LEVERS, Recipe, named
 from flopwise.spec.workload import UserStep, Workload, levers, workload
 
 # What is worth a try, in the order of a first guess; a value that never is faster or smaller is not among them.
@@ -24,10 +24,7 @@ TRIED: dict[str, tuple[str, ...]] = {
     "overlap": ("on",),
 }
 # What changes results beyond fp32's rounding.
-ROUNDED = {
-    "precision": ("tf32", "bf16", "fp16", "bf16-pure", "bf16-master"),
-    "optimizer": ("flopwise-bf16",),
-}
+ROUNDED = {"precision": ("tf32", "bf16", "fp16", "bf16-pure", "bf16-master"), "optimizer": ("flopwise-bf16",)}
 HALF_ONLY = ("sdpa-flash", "sdpa-cudnn")  # backends without kernels for fp32
 # What runs on a GPU alone, or is there only to be compared with: our kernels are written out on the CPU.
 GPU_ONLY = {
@@ -70,15 +67,6 @@ class Move(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def name(self) -> str:
         return named(self.levers)
-
-
-def named(levers: dict[str, str]) -> str:
-    """Levers as people read them.
-
-    >>> named({"compile": "blocks", "rope": "eager"})
-    'compile = blocks, rope = eager'
-    """
-    return ", ".join(f"{lever} = {value}" for lever, value in levers.items())
 
 
 def moves(current: Workload, *, keep_exact: bool = False, smaller: bool = False, on_gpu: bool = True) -> list[Move]:

@@ -8,34 +8,15 @@ other a and b, the same equation says how far the clock moves.
 """
 
 import math
-from statistics import median
 
 import msgspec
 
-from flopwise.cost.roofline import StepTime
-from flopwise.records import Telemetry
-from flopwise.work import ATTENTION, MATMUL
+from flopwise.predict.roofline import StepTime
+from flopwise.work.operation import ATTENTION, MATMUL
 
-CAP = "software power cap"  # what large matmuls meet on a healthy chip
 OTHERS = 0.78  # of the cap; from the 2.7B model's steps on an H200, see benchmarks/results/tune-2026-11.md
-LOWERED = 0.96  # of the clock: above that, the cap was met for moments only
 LEAST = 0.4  # of the rate at the ceilings: what is slower is not so for the cap alone
 _CLOCKED = (MATMUL, ATTENTION)
-
-
-def held_clock(telemetry: Telemetry | None) -> tuple[float, int] | None:
-    """The clock in MHz that the cap left while the GPU was busiest, and the highest seen; None where it took none.
-
-    >>> held_clock(Telemetry(sm_mhz=(1980, 1980, 1600, 1620), power_mw=(120, 300, 698, 695), throttle=(CAP,)))
-    (1600, 1980)
-    """
-    if telemetry is None or CAP not in telemetry.throttle:
-        return None
-    by_power = sorted(zip(telemetry.power_mw, telemetry.sm_mhz, strict=False))
-    if not by_power:
-        return None
-    clock, highest = median(mhz for _, mhz in by_power[-max(1, len(by_power) // 4) :]), max(telemetry.sm_mhz)
-    return (clock, highest) if clock < LOWERED * highest else None
 
 
 def strength(time: StepTime, measured_ns: float) -> float | None:

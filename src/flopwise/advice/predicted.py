@@ -17,19 +17,20 @@ from flopwise import units
 from flopwise.advice import measured, power
 from flopwise.advice.facts import Facts
 from flopwise.analysis.idle import BETWEEN
-from flopwise.analysis.waterfall import Waterfall
-from flopwise.ceilings import Ceilings, Curve, HostCost, Matmul, Tile
-from flopwise.cost.account import step_time
-from flopwise.cost.fit import peak_of
-from flopwise.cost.roofline import StepTime
-from flopwise.cost.step import StepCost, account_step
+from flopwise.analysis.power_cap import held_clock
 from flopwise.errors import FlopwiseError
-from flopwise.records import PhaseTimes
+from flopwise.predict.account import step_time
+from flopwise.predict.fit import peak_of
+from flopwise.predict.roofline import StepTime
+from flopwise.predict.shapes.step import StepCost, account_step
+from flopwise.records.ceilings import Ceilings, Curve, HostCost, Matmul, Tile
+from flopwise.records.run import PhaseTimes
+from flopwise.records.waterfall import Waterfall
 from flopwise.spec.gpu import gpu as gpu_named
 from flopwise.spec.model import ModelSpec
 from flopwise.spec.recipe import recipe_from
 from flopwise.spec.workload import Workload
-from flopwise.work import ATTENTION, MATMUL
+from flopwise.work.operation import ATTENTION, MATMUL
 
 _WIDEST = 3.0  # a correction beyond this, up or down, is of another step, or of a clock that measured something else
 _HOST_BUSY = 0.75  # of the GPU's time: where the host is so busy, the step may wait for it, whatever the clock does
@@ -106,13 +107,7 @@ def _standing(facts: Facts) -> Standing | None:
     now = power.slowed(now, strength)
     scale = _within(known / now.wall_ns) if known else 1.0
     return Standing(
-        workload=workload,
-        gpu=name,
-        corrections=corrections,
-        limits=limits,
-        now=now,
-        scale=scale,
-        strength=strength,
+        workload=workload, gpu=name, corrections=corrections, limits=limits, now=now, scale=scale, strength=strength
     )
 
 
@@ -270,7 +265,7 @@ def _corrections(facts: Facts, workload: Workload, plain: StepTime, capped: bool
 def _is_capped(facts: Facts, plain: StepTime) -> bool:
     """Whether the power cap slows the step. The host's clock then holds its waiting for the GPU."""
     by_gpu = plain.host_ns < _HOST_BUSY * plain.gpu_ns
-    return by_gpu and facts.point is not None and power.held_clock(facts.point.telemetry) is not None
+    return by_gpu and facts.point is not None and held_clock(facts.point.telemetry) is not None
 
 
 def _host(facts: Facts, workload: Workload, plain: StepTime) -> dict[str, float]:

@@ -43,13 +43,13 @@ _COMPILE = {
     "blocks": "for block in model.blocks: block.compile(dynamic=False)",
 }
 _GRAPH = {
-    "on": "with torch.cuda.graph(graph): step()  # after three warm-up steps on a side stream; then graph.replay()",
+    "on": "with torch.cuda.graph(graph): step()  # after three warm-up steps on a side stream; then graph.replay()"
 }
 _PROJECTIONS = {"fused": "q, k, v = self.qkv(x).split(sizes, -1)  # one weight for the three; the same for gate and up"}
 _OVERLAP = {
     "on": "p.register_post_accumulate_grad_hook(hook)  # on every weight; at the last of a block: side.wait_stream("
     "torch.cuda.current_stream()), then the block's own optimizer.step() in torch.cuda.stream(side). Drop its gradients once "
-    "the current stream has waited for that; forward and backward on a torch.cuda.Stream(priority=-1)",
+    "the current stream has waited for that; forward and backward on a torch.cuda.Stream(priority=-1)"
 }
 _ROPE = {"triton": "from flopwise.kernels.rope import rope_pair  # q, k = rope_pair(q, k, cos, sin)"}
 LINES = {

@@ -8,10 +8,10 @@ import msgspec
 from flopwise import units
 from flopwise.advice import measured
 from flopwise.advice.facts import Facts
-from flopwise.advice.finding import HIGH, LOW, MEDIUM, Finding
 from flopwise.advice.predicted import predicted_step
 from flopwise.analysis.idle import LATE_LAUNCH
-from flopwise.ceilings import MEASURED
+from flopwise.records.ceilings import MEASURED
+from flopwise.records.finding import HIGH, LOW, MEDIUM, Finding
 
 HOST_DICTATES = 0.5  # of the step idle by late launches: what the GPU then does faster, it waits longer
 

@@ -5,9 +5,9 @@ import re
 import msgspec
 import polars as pl
 
-from flopwise.analysis.op_flops import MATMULS, SOFTMAXES, op_flops
 from flopwise.trace.phases import LOSS
-from flopwise.work import ATTENTION, MATMUL, SOFTMAX, OpWork
+from flopwise.work.op_flops import MATMULS, SOFTMAXES, op_flops
+from flopwise.work.operation import ATTENTION, MATMUL, SOFTMAX, OpWork
 
 _ATTENTION = r"(?i)attn|attention"
 _SOFTMAX = "(?i)softmax"

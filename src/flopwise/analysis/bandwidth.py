@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 
 from flopwise.analysis.attention import is_core
-from flopwise.ceilings import Ceilings
-from flopwise.work import ATTENTION, COMMUNICATION, MATMUL, OPTIMIZER, OpWork
+from flopwise.records.ceilings import Ceilings
+from flopwise.work.operation import ATTENTION, COMMUNICATION, MATMUL, OPTIMIZER, OpWork
 
 Key = tuple[str, str]  # phase ('' where it is not known) and class
 _NOT_HERE = (MATMUL, ATTENTION, COMMUNICATION, OPTIMIZER)

@@ -4,7 +4,7 @@ import msgspec
 import polars as pl
 
 from flopwise.trace.phases import OPTIMIZER
-from flopwise.work import COPY, ELEMENTWISE, NORMALISATION, REDUCTION
+from flopwise.work.operation import COPY, ELEMENTWISE, NORMALISATION, REDUCTION
 
 _MOVERS = (ELEMENTWISE, REDUCTION, COPY, NORMALISATION)  # not softmax: fused attention takes that away whole
 _FUSED = r"^triton_"  # a compiler's own kernel: what could be joined, it has joined

@@ -3,7 +3,7 @@
 import msgspec
 import numpy as np
 
-from flopwise.records import STEP, PhaseTimes, Point
+from flopwise.records.run import STEP, PhaseTimes, Point
 from flopwise.spec.model import ModelSpec
 from flopwise.statistics import Estimate, estimate
 

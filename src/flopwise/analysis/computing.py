@@ -6,12 +6,11 @@ from dataclasses import dataclass
 import msgspec
 import polars as pl
 
-from flopwise.analysis.op_flops import ATTENTIONS, attention_flops
 from flopwise.analysis.products import Gap, Product, precision_used, products_of_ops, products_of_trace, split
 from flopwise.analysis.timed_work import AGAIN, FUSED, GRAPH, PRODUCTS, TimedWork
-from flopwise.ceilings import Ceilings
-from flopwise.cost.flops import causal_share
-from flopwise.work import ATTENTION, OpWork
+from flopwise.records.ceilings import Ceilings
+from flopwise.work.op_flops import ATTENTIONS, attention_flops, causal_share
+from flopwise.work.operation import ATTENTION, OpWork
 
 MOST_UNSIZED = 0.05  # of the time in products and attention: beyond, the step's FLOPs are not known
 BY_SIZES, BY_WORKLOAD, NOT_KNOWN = "the sizes in the trace", "the workload", ""

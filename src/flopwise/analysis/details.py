@@ -14,7 +14,7 @@ from flopwise.analysis.product_sizes import Product, products
 from flopwise.analysis.steps import Steps, find_steps, launch_times
 from flopwise.trace.attribute import attribute
 from flopwise.trace.tables import NO_ID, Trace, of_process
-from flopwise.work import COMMUNICATION
+from flopwise.work.operation import COMMUNICATION
 
 _LOADING = re.compile(
     r"(?i)dataloader.*__next__|^(dataloader|data[ _]?load(ing)?|get_?batch|next_?batch|fetch(_batch)?)$"

@@ -13,8 +13,8 @@ from flopwise.errors import FlopwiseError
 from flopwise.trace.attribute import Coverage, attribute
 from flopwise.trace.phases import OPTIMIZER
 from flopwise.trace.tables import NO_ID, Trace, of_process
-from flopwise.work import COMMUNICATION
-from flopwise.work import OPTIMIZER as OPTIMIZER_KERNEL
+from flopwise.work.operation import COMMUNICATION
+from flopwise.work.operation import OPTIMIZER as OPTIMIZER_KERNEL
 
 
 @dataclass(frozen=True)

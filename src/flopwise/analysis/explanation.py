@@ -26,12 +26,12 @@ from flopwise.analysis.intervals import covered_ns
 from flopwise.analysis.shares import Kernel as Kernel
 from flopwise.analysis.shares import Part, gpu_time, kernels, matrix, parts, shares
 from flopwise.analysis.shares import Share as Share
-from flopwise.analysis.waterfall import Waterfall
-from flopwise.records import STEP, Point
-from flopwise.trace.matmul_precision import matmul_precision
+from flopwise.records.run import STEP, Point
+from flopwise.records.waterfall import Waterfall
 from flopwise.trace.phases import BACKWARD, FORWARD, OPTIMIZER, RECOMPUTE
 from flopwise.trace.tables import Trace
-from flopwise.work import MATMUL
+from flopwise.work.matmul_precision import matmul_precision
+from flopwise.work.operation import MATMUL
 
 LAUNCH_BOUND = 0.2  # of the window idle because the host launched late
 UNDISTURBED = 0.05  # a traced step that is no longer than this beyond the untraced one needs no word

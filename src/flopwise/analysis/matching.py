@@ -5,9 +5,10 @@ from collections.abc import Callable, Hashable, Sequence
 
 import msgspec
 
-from flopwise.analysis.comparison import INCONCLUSIVE, NO_DIFFERENCE, Comparison, compare_samples
+from flopwise.analysis.comparison import compare_samples
 from flopwise.errors import FlopwiseError
-from flopwise.records import OK, STEP, Point
+from flopwise.records.comparison import INCONCLUSIVE, NO_DIFFERENCE, Comparison
+from flopwise.records.run import OK, STEP, Point
 from flopwise.spec.recipe import Recipe
 
 CLOCKS = ("wall", "launch", "gpu")

@@ -3,9 +3,9 @@
 import msgspec
 import polars as pl
 
-from flopwise.analysis.op_flops import factors, input_sizes
 from flopwise.trace.tables import Trace
-from flopwise.work import MATMUL
+from flopwise.work.op_flops import factors, input_sizes
+from flopwise.work.operation import MATMUL
 
 
 class Product(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,12 +8,12 @@ from math import prod
 import polars as pl
 
 from flopwise import units
-from flopwise.analysis.op_flops import MATMULS, factors, input_sizes
 from flopwise.analysis.roofline import ITEM_BYTES
-from flopwise.ceilings import Ceilings, Matmul
-from flopwise.cost.roofline import matmul_ns, matmul_shape
-from flopwise.trace.matmul_precision import matmul_precision
-from flopwise.work import MATMUL, OpWork
+from flopwise.predict.roofline import matmul_ns, matmul_shape
+from flopwise.records.ceilings import Ceilings, Matmul
+from flopwise.work.matmul_precision import matmul_precision
+from flopwise.work.op_flops import MATMULS, factors, input_sizes
+from flopwise.work.operation import MATMUL, OpWork
 
 ALIGNED_BYTES = (
     16  # tensor cores load rows in pieces of so many; a row that is no multiple of them is loaded number by number

@@ -6,9 +6,9 @@ from math import prod
 
 import msgspec
 
-from flopwise.ceilings import Ceilings
-from flopwise.cost.roofline import OpTime
-from flopwise.work import OpWork
+from flopwise.predict.roofline import OpTime
+from flopwise.records.ceilings import Ceilings
+from flopwise.work.operation import OpWork
 
 PREDICTED, MEASURED = "predicted", "measured"
 ITEM_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1}

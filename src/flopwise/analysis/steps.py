@@ -8,7 +8,7 @@ from flopwise.analysis.intervals import Times
 from flopwise.analysis.period import periodic_starts
 from flopwise.trace.phases import FORWARD, is_optimizer_step, is_step, phase_of_range
 from flopwise.trace.tables import Trace
-from flopwise.work import OPTIMIZER
+from flopwise.work.operation import OPTIMIZER
 
 HOLDING = 0.5  # of the GPU time must be launched inside ranges that only their name makes steps
 

@@ -9,17 +9,18 @@ from typing import Any
 import msgspec
 import polars as pl
 
-from flopwise.analysis.op_flops import MATMULS
-from flopwise.analysis.op_tensors import NAMES, Given, given, types_alone
-from flopwise.analysis.op_traffic import LIST_TOO_LONG, op_traffic
-from flopwise.analysis.product_traffic import product, sized_product
 from flopwise.analysis.roofline import MEASURED, RooflinePoint, Unplaced, roof
-from flopwise.analysis.traffic import Traffic, sensible
-from flopwise.ceilings import Ceilings
+from flopwise.records.ceilings import Ceilings
 from flopwise.trace.attribute import attribute
-from flopwise.trace.matmul_precision import UNKNOWN, matmul_precision
-from flopwise.trace.op_inputs import BETWEEN, JOIN, LISTS, NO_INPUTS, family
+from flopwise.trace.op_inputs import NO_INPUTS
 from flopwise.trace.tables import Trace
+from flopwise.work.matmul_precision import UNKNOWN, matmul_precision
+from flopwise.work.op_family import BETWEEN, JOIN, LISTS, family
+from flopwise.work.op_flops import MATMULS
+from flopwise.work.op_tensors import NAMES, Given, given, types_alone
+from flopwise.work.op_traffic import LIST_TOO_LONG, op_traffic
+from flopwise.work.product_traffic import product, sized_product
+from flopwise.work.traffic import Traffic, sensible
 
 _ON_THE_DEVICE = ("Memcpy DtoD", "Memset")
 NO_SIZES = "no sizes and types of its inputs"

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from flopwise.cost.flops import mfu, model_flops
-from flopwise.records import Point
+from flopwise.predict.flops import mfu, model_flops
+from flopwise.records.run import Point
 from flopwise.spec.gpu import find_gpu
 from flopwise.spec.model import ModelSpec
 

@@ -14,60 +14,31 @@ from flopwise.analysis.explained import Explained
 from flopwise.analysis.idle import Idle
 from flopwise.analysis.products import Gap
 from flopwise.analysis.timed_work import AGAIN, CORE, MOVING, TALK, UPDATE, TimedWork, timed_work
-from flopwise.ceilings import MEASURED, Ceilings
-from flopwise.cost.flops import causal_share, mfu
+from flopwise.predict.flops import mfu
+from flopwise.records.ceilings import MEASURED, Ceilings
+from flopwise.records.waterfall import (
+    ATTENTION_PART,
+    BELOW_BANDWIDTH,
+    EXPOSED_COMMUNICATION,
+    IDEAL,
+    IDLE_INPUT,
+    IDLE_LAUNCH,
+    IDLE_OTHER,
+    IDLE_SYNCHRONISATION,
+    MATMUL_OTHER,
+    MATMUL_PRECISION,
+    MATMUL_SHAPE,
+    MATMUL_UNALIGNED,
+    MEMORY_BOUND,
+    OPTIMIZER_PART,
+    PARTS,
+    RECOMPUTATION,
+    Waterfall,
+    WaterfallPart,
+)
 from flopwise.spec.gpu import Gpu
-from flopwise.work import ATTENTION, OpWork
-
-IDEAL = "useful FLOPs at the peak rate"
-MATMUL_SHAPE = "matmul: shape, tiles and waves"
-MATMUL_UNALIGNED = "matmul: unaligned dimensions"
-MATMUL_PRECISION = "matmul: low precision not used"
-MATMUL_OTHER = "matmul: other"
-ATTENTION_PART = "attention"
-MEMORY_BOUND = "memory-bound work at full bandwidth"
-BELOW_BANDWIDTH = "memory-bound work below bandwidth"
-RECOMPUTATION = "recomputation"
-OPTIMIZER_PART = "optimizer"
-EXPOSED_COMMUNICATION = "exposed communication"
-IDLE_LAUNCH = "idle: late launches"
-IDLE_SYNCHRONISATION = "idle: synchronisation"
-IDLE_INPUT = "idle: input pipeline"
-IDLE_OTHER = "idle: other"
-PARTS = (
-    IDEAL, MATMUL_SHAPE, MATMUL_UNALIGNED, MATMUL_PRECISION, MATMUL_OTHER, ATTENTION_PART, MEMORY_BOUND, BELOW_BANDWIDTH,
-    RECOMPUTATION, OPTIMIZER_PART, EXPOSED_COMMUNICATION, IDLE_LAUNCH, IDLE_SYNCHRONISATION, IDLE_INPUT, IDLE_OTHER,
-)  # fmt: skip
-
-
-class WaterfallPart(msgspec.Struct, frozen=True, kw_only=True):
-    """One part of a step."""
-
-    name: str  # one of PARTS
-    ns: float  # of one step; a part may be below zero where the machine beats its ceiling, and says so in `why`
-    share: float  # of the step
-    how: str  # 'measured', 'predicted' or 'specified': the limit it was split by
-    why: str = ""  # one line of evidence
-    by_class: dict[str, float] = {}  # nanoseconds by class of kernel, where it has several
-
-
-class Waterfall(msgspec.Struct, frozen=True, kw_only=True):
-    """A step and its parts, in the order of PARTS; those of zero are left out."""
-
-    step_ns: float
-    measured_by: str  # 'the untraced step' or 'the trace'
-    parts: tuple[WaterfallPart, ...]
-    mfu: float | None  # of the datasheet's dense peak of the precision used; None where no FLOPs are known
-    hfu: float | None  # with what is computed again
-    roofline_share: float | None  # what the step's work must take at the machine's ceilings, of what it took
-    precision: str = ""  # whose peak MFU and HFU are shares of
-    convention: str = ""  # how FLOPs are counted: attention causal or whole
-    notes: tuple[str, ...] = ()
-
-    def ns(self, name: str) -> float:
-        """A part's time; 0 where the step has none of it."""
-        return next((part.ns for part in self.parts if part.name == name), 0.0)
-
+from flopwise.work.op_flops import causal_share
+from flopwise.work.operation import ATTENTION, OpWork
 
 PREDICTED = "predicted"
 WORTH_TELLING = 0.001  # of the step

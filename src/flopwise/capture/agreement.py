@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from flopwise.capture.build import build_step, resolve_device
-from flopwise.capture.events import Agreed, AgreeRequest
 from flopwise.capture.step import GRAPH_WARMUPS, Step
 from flopwise.errors import FlopwiseError, Unsupported
 from flopwise.lm.layers import JoinedLinear
-from flopwise.records import Agreement
+from flopwise.records.events import Agreed, AgreeRequest
+from flopwise.records.run import Agreement
 from flopwise.spec.workload import Trial, Workload
 
 FIRST = GRAPH_WARMUPS + 1  # the first step that is compared: capturing a graph has run those before it

@@ -7,7 +7,7 @@ from statistics import median
 import torch
 import torch.nn.functional as F
 
-from flopwise.capture.host_probes import HostWatch, how_many_steps, probe_compiled
+from flopwise.capture.host_probes import CountsOf, HostWatch, how_many_steps, probe_compiled
 from flopwise.capture.probes import (
     Run,
     Stopwatch,
@@ -18,8 +18,8 @@ from flopwise.capture.probes import (
     probe_vectors,
 )
 from flopwise.capture.step import Step, captured
-from flopwise.ceilings import Probe
-from flopwise.records import STEP, Ran
+from flopwise.records.ceilings import Probe
+from flopwise.records.run import STEP, Ran
 
 Shapes = tuple[tuple[int, int, int, int], ...]
 
@@ -56,7 +56,7 @@ GPU_LAYERS: tuple[tuple[int, int, int], ...] = tuple(
 _REPEATS = 200
 
 
-def probes(device: torch.device) -> Iterator[Probe]:
+def probes(device: torch.device, counts_of: CountsOf) -> Iterator[Probe]:
     """Every probe that tells something about this device, small ones first."""
     watch = Stopwatch(device)
     if device.type == "cuda":
@@ -73,7 +73,7 @@ def probes(device: torch.device) -> Iterator[Probe]:
         ):
             host.round()
             yield from some
-        yield from host.probes()
+        yield from host.probes(counts_of)
     else:
         yield from probe_memory(watch, tuple(2**power for power in range(12, 27, 2)))
         yield from probe_attention(watch, ("fp32",), CPU_ATTENTIONS)

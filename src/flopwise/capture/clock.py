@@ -20,9 +20,9 @@ from typing import Protocol
 
 import torch
 
-from flopwise.capture.events import PhaseSample
 from flopwise.capture.ranges import named
-from flopwise.records import STEP
+from flopwise.records.events import PhaseSample
+from flopwise.records.run import STEP
 
 Phases = Mapping[str, Callable[[], object]]
 

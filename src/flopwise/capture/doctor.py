@@ -11,7 +11,7 @@ from flopwise.capture.isolate import Worker
 from flopwise.capture.nsys_program import find_nsys, nsys_version
 from flopwise.capture.telemetry import GpuState, gpu_states
 from flopwise.errors import FlopwiseError, one_line
-from flopwise.records import Environment
+from flopwise.records.run import Environment
 
 GOOD, ADVICE, MISSING = "ok", "note", "missing"
 _OLDEST_TORCH, _OLDEST_TRITON = (2, 11), (3, 6)

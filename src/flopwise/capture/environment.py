@@ -8,7 +8,7 @@ from importlib import metadata
 import torch
 
 from flopwise.capture.telemetry import driver_version
-from flopwise.records import Environment, Gpu
+from flopwise.records.run import Environment, Gpu
 from flopwise.version import __version__
 
 # Variables that change speed or results. Others are never read: an environment holds secrets.

@@ -5,7 +5,9 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-from flopwise.capture.events import (
+from flopwise.capture.telemetry import Watch
+from flopwise.errors import one_line
+from flopwise.records.events import (
     Agreed,
     Done,
     Event,
@@ -21,9 +23,7 @@ from flopwise.capture.events import (
     WarmedUp,
     WarmupStep,
 )  # fmt: skip
-from flopwise.capture.telemetry import Watch
-from flopwise.errors import one_line
-from flopwise.records import CRASH, STEP, Environment, PhaseTimes, Point
+from flopwise.records.run import CRASH, STEP, Environment, PhaseTimes, Point
 from flopwise.spec.workload import Trial
 
 

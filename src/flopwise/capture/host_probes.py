@@ -10,14 +10,13 @@ import torch
 from torch import Tensor
 
 from flopwise.capture.build import build_step
-from flopwise.ceilings import COMPILED, HostCounts, Probe
-from flopwise.cost.launching import host_counts
-from flopwise.cost.step import account_step
+from flopwise.records.ceilings import COMPILED, HostCounts, Probe
 from flopwise.spec.workload import Workload, workload
 
 _BY_HAND = {"attention": "naive", "norm": "eager", "activation": "eager"}
 # Deep and shallow, with casts and without: what the phases cost at all, an operation and a cast can be told apart.
 Steps = tuple[tuple[int, str, dict[str, Any]], ...]  # layers, phase, levers
+CountsOf = Callable[[Workload], dict[str, HostCounts]]  # what a step launches by phase, the loss counted with forward
 STEPS: Steps = (
     (2, "train", {"precision": "bf16", "optimizer": "adamw-loop"}),
     (8, "train", {"precision": "bf16", "optimizer": "foreach"}),
@@ -61,10 +60,10 @@ class HostWatch:
         finally:
             gc.enable()
 
-    def probes(self) -> Iterator[Probe]:
+    def probes(self, counts_of: CountsOf) -> Iterator[Probe]:
         """What the rounds have shown, by phase."""
         for chosen, seen in zip(self.workloads, self.seen, strict=True):
-            counts, ns = _counts(chosen), {phase: median(times) for phase, times in seen.items()}
+            counts, ns = counts_of(chosen), {phase: median(times) for phase, times in seen.items()}
             ns["forward"] += ns.pop("loss", 0.0)
             for phase, name in _names(chosen).items():
                 yield Probe(what=f"host:{name}", shape=tuple(counts[phase]), ns=float(ns[phase]))
@@ -91,13 +90,6 @@ def _names(chosen: Workload) -> dict[str, str]:
         "backward": "backward",
         "optimizer": "optimizer" if recipe.optimizer == "adamw-loop" else "lists",
     }
-
-
-def _counts(chosen: Workload) -> dict[str, HostCounts]:
-    """By phase, the loss with forward."""
-    ops = account_step(chosen).ops
-    phases = {"forward": ("forward", "loss"), "backward": ("backward",), "optimizer": ("optimizer",)}
-    return {name: host_counts(op for op in ops if op.phase in some) for name, some in phases.items()}
 
 
 def _launch_ns(run: Callable[[], object], device: torch.device) -> int:

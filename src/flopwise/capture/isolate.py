@@ -13,27 +13,28 @@ from types import TracebackType
 
 import msgspec
 
-from flopwise.capture.dry_record import DryRun
-from flopwise.capture.events import (
+from flopwise.capture.gathered import Followed, Gathered, ended, signal_name
+from flopwise.errors import FlopwiseError, Unsupported
+from flopwise.records.ceilings import Probe
+from flopwise.records.dry_run import DryRun
+from flopwise.records.events import (
     Agreed,
     AgreeRequest,
     Done,
     Dried,
     Event,
     Exited,
+    ExperimentRequest,
+    ExperimentTold,
     Hello,
     MemoryRequest,
     Probed,
     Request,
     Started,
     Surroundings,
-    Told,
     TraceRequest,
 )  # fmt: skip
-from flopwise.capture.gathered import Followed, Gathered, ended, signal_name
-from flopwise.ceilings import Probe
-from flopwise.errors import FlopwiseError, Unsupported
-from flopwise.records import CRASH, INTERRUPTED, TIMEOUT, UNSUPPORTED, Agreement, Environment, Point
+from flopwise.records.run import CRASH, INTERRUPTED, TIMEOUT, UNSUPPORTED, Agreement, Environment, Point
 from flopwise.spec.workload import Trial, Workload
 
 GRACE_S = 5.0  # between asking a process to stop and ending it
@@ -73,7 +74,7 @@ class Worker(AbstractContextManager["Worker"]):
     def _start(self) -> None:
         # A session of its own: Ctrl-C reaches this process alone, which then asks the worker to stop in good order.
         self.process = subprocess.Popen(
-            (sys.executable, "-m", "flopwise.capture.worker", *self.arguments),
+            (sys.executable, "-m", "flopwise.worker", *self.arguments),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True, bufsize=0,
         )  # fmt: skip
         self._buffer, self._greeted = b"", False
@@ -83,9 +84,7 @@ class Worker(AbstractContextManager["Worker"]):
         hello = next(self._events(time.monotonic() + START_S), None)
         if not isinstance(hello, Hello):
             self.close()
-            raise FlopwiseError(
-                "the measuring process did not start", f"try: {sys.executable} -m flopwise.capture.worker"
-            )
+            raise FlopwiseError("the measuring process did not start", f"try: {sys.executable} -m flopwise.worker")
         if hello.error:
             self.close()
             raise FlopwiseError(hello.error, hello.hint)
@@ -180,24 +179,23 @@ class Worker(AbstractContextManager["Worker"]):
                     os.kill(pid, signal.SIGKILL)
                 any(isinstance(event, Exited) for event in self._events(time.monotonic() + GRACE_S))
 
-    def call(
+    def experiment(
         self,
-        function: str,
-        argument: str,
+        asked: ExperimentRequest,
         timeout_s: float,
         log: Path | None = None,
-        on_told: Callable[[str], None] = lambda text: None,
+        on_told: Callable[[ExperimentTold], None] = lambda told: None,
     ) -> Done:
-        """Call `module:function` in a process of its own; whatever happens to it, how it ended is returned."""
+        """Run an experiment in a process of its own; whatever happens to it, how it ended is returned."""
         if self.process.poll() is not None:
             self._start()
-        self._send(Request(call=function, argument=argument, log=str(log or "")))
+        self._send(Request(experiment=asked, log=str(log or "")))
         followed, deadline = Followed(), time.monotonic() + timeout_s
         try:
             for event in self._events(deadline):
                 followed.take(event)
-                if isinstance(event, Told):
-                    on_told(event.text)
+                if isinstance(event, ExperimentTold):
+                    on_told(event)
                 if isinstance(event, Exited):
                     return ended(followed)
         except KeyboardInterrupt:

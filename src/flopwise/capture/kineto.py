@@ -5,9 +5,9 @@ from pathlib import Path
 
 import torch
 
-from flopwise.capture.events import TraceRequest
 from flopwise.capture.ranges import named_modules, run_phases
 from flopwise.capture.step import Step, synchronise
+from flopwise.records.events import TraceRequest
 
 
 def trace_steps(step: Step, device: torch.device, request: TraceRequest) -> int:

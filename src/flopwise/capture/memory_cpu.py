@@ -7,10 +7,10 @@ it. Addresses are numbers, each given once, so that the frees of two tensors are
 from collections.abc import Sequence
 from typing import Any
 
-from flopwise.capture.dry.tape import ALLOC, HOST, OP, Event, Section, Tape
-from flopwise.capture.memory_record import OP as SAID_OP
-from flopwise.capture.memory_record import PHASE
-from flopwise.records import PhaseMemory
+from flopwise.capture.watch.tape import ALLOC, HOST, OP, Event, Section, Tape
+from flopwise.records.memory import OP as SAID_OP
+from flopwise.records.memory import PHASE
+from flopwise.records.run import PhaseMemory
 
 _PAGE = 4096  # addresses are multiples of it
 Frames = dict[int, list[dict[str, Any]]]

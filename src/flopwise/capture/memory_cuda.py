@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from flopwise.capture.memory_record import BEFORE, OP
+from flopwise.records.memory import BEFORE, OP
 
 MOST_EVENTS = 2_000_000  # a 2.7B training step makes about 30,000
 

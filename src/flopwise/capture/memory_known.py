@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 
-from flopwise.capture.dry.modules import ModuleNames
-from flopwise.capture.dry.op_facts import DTYPES
-from flopwise.capture.dry.tape import ALLOC, HOST
-from flopwise.capture.memory_record import BEFORE, Knowledge, KnownOp, KnownTensor, Words
 from flopwise.capture.memory_watch import Recorder
-from flopwise.work import BUFFERS, PARAMETERS
+from flopwise.capture.watch.modules import ModuleNames
+from flopwise.capture.watch.op_facts import DTYPES
+from flopwise.capture.watch.tape import ALLOC, HOST
+from flopwise.records.memory import BEFORE, Knowledge, KnownOp, KnownTensor, Words
+from flopwise.work.operation import BUFFERS, PARAMETERS
 
 
 def known(

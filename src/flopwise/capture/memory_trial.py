@@ -13,23 +13,22 @@ import torch
 
 from flopwise.capture import memory_cuda
 from flopwise.capture.build import build_step, resolve_device
-from flopwise.capture.dry.fake_step import no_collector
-from flopwise.capture.dry.modules import ModuleNames
-from flopwise.capture.dry.owners import owners
-from flopwise.capture.dry.tape import ALLOC, Section
-from flopwise.capture.dry_run import known_shapes
 from flopwise.capture.environment import environment, gpu_uuid
-from flopwise.capture.events import Done, MemoryRequest, Ready, Recorded, Remembered, Surroundings, WarmupStep
 from flopwise.capture.memory_cpu import CpuHistory, address
 from flopwise.capture.memory_known import known, known_parameters
 from flopwise.capture.memory_limit import free_bytes
-from flopwise.capture.memory_record import BEFORE, PHASE, Knowledge, knowledge_path, write_whole
 from flopwise.capture.memory_watch import Recorder
 from flopwise.capture.ranges import NUMBERED_STEP
 from flopwise.capture.step import Step, synchronise
 from flopwise.capture.trials import Emit, peak_rss_bytes, phase_memory, why
+from flopwise.capture.watch.collector import no_collector
+from flopwise.capture.watch.modules import ModuleNames
+from flopwise.capture.watch.owners import known_shapes, owners
+from flopwise.capture.watch.tape import ALLOC, Section
 from flopwise.errors import FlopwiseError, Unsupported
-from flopwise.records import INTERRUPTED, OK, OOM, STEP, PhaseMemory
+from flopwise.records.events import Done, MemoryRequest, Ready, Recorded, Remembered, Surroundings, WarmupStep
+from flopwise.records.memory import BEFORE, PHASE, Knowledge, knowledge_path, write_whole
+from flopwise.records.run import INTERRUPTED, OK, OOM, STEP, PhaseMemory
 from flopwise.spec.workload import Trial, Workload
 
 WARMUP_STEPS = 2  # the first makes the optimizer's state, the second is like all that follow

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flopwise.capture.dry.modules import ModuleNames
-from flopwise.capture.dry.op_facts import OpFacts
-from flopwise.capture.dry.tape import Storage
-from flopwise.capture.dry.tracker import Tracker
-from flopwise.capture.memory_record import OP
+from flopwise.capture.watch.modules import ModuleNames
+from flopwise.capture.watch.op_facts import OpFacts
+from flopwise.capture.watch.tape import Storage
+from flopwise.capture.watch.tracker import Tracker
+from flopwise.records.memory import OP
 
 _MOST_SAVERS = 3  # ops that are named for one saved tensor
 

@@ -18,16 +18,10 @@ from flopwise.lm.loss import hidden_loss, loss_full
 from flopwise.lm.optimizer import make_optimizer
 from flopwise.lm.overlap import UpdateInBackward, parameter_groups
 from flopwise.lm.own_kernels import own_levers, written_out
-from flopwise.lm.precision import (
-    apply_fp32_matmul,
-    autocast,
-    fp32_matmul_probe,
-    on_fake_tensors,
-    weights_dtype,
-)
+from flopwise.lm.precision import apply_fp32_matmul, autocast, fp32_matmul_probe, on_fake_tensors, weights_dtype
 from flopwise.lm.schedule import warmup_cosine
 from flopwise.lm.transformer import Transformer
-from flopwise.records import Ran
+from flopwise.records.run import Ran
 from flopwise.spec.model import ModelSpec
 from flopwise.spec.recipe import Recipe
 from flopwise.spec.workload import Workload

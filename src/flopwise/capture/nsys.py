@@ -14,10 +14,10 @@ from pathlib import Path
 
 import msgspec
 
-from flopwise.capture.events import Done, Event, NsysJob, Started, Traced, TraceRequest
 from flopwise.capture.nsys_program import can_discard_environment
 from flopwise.errors import one_line
-from flopwise.records import CRASH, ERROR, INTERRUPTED, OK, TIMEOUT
+from flopwise.records.events import Done, Event, NsysJob, Started, Traced, TraceRequest
+from flopwise.records.run import CRASH, ERROR, INTERRUPTED, OK, TIMEOUT
 from flopwise.spec.workload import Trial
 
 SUFFIX = ".nsys.sqlite"

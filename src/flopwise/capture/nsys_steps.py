@@ -13,13 +13,13 @@ import torch
 
 from flopwise.capture.build import build_step, resolve_device
 from flopwise.capture.clock import clock_for
-from flopwise.capture.events import Done, Event, NsysJob, Traced, TraceRequest
 from flopwise.capture.memory_limit import limit_memory
 from flopwise.capture.ranges import NUMBERED_STEP, named_modules, run_phases
 from flopwise.capture.step import Step, synchronise
 from flopwise.capture.trials import warm_up, why
 from flopwise.errors import FlopwiseError
-from flopwise.records import OK
+from flopwise.records.events import Done, Event, NsysJob, Traced, TraceRequest
+from flopwise.records.run import OK
 
 
 def run_job(job: NsysJob, emit: Callable[[Event], None]) -> None:

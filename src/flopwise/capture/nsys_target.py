@@ -7,8 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from flopwise.capture.events import Done, Event, NsysJob, Started
-from flopwise.records import ERROR
+from flopwise.records.events import Done, Event, NsysJob, Started
+from flopwise.records.run import ERROR
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ from flopwise.lm.layers import SOFTMAX, gelu_function
 from flopwise.lm.optimizer import make_optimizer
 from flopwise.lm.own_kernels import own_kernel, own_levers, written_out
 from flopwise.lm.precision import apply_fp32_matmul, autocast, fp32_matmul_probe, on_fake_tensors
-from flopwise.records import STEP, Ran
+from flopwise.records.run import STEP, Ran
 from flopwise.spec.recipe import OWN_OPTIMIZERS, Recipe
 from flopwise.spec.workload import OpSpec, Workload
 

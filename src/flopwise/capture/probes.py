@@ -9,7 +9,10 @@ from statistics import median
 import torch
 import torch.nn.functional as F
 
-from flopwise.ceilings import (
+from flopwise.errors import Unsupported
+from flopwise.lm.attention import attention_function
+from flopwise.lm.precision import apply_fp32_matmul
+from flopwise.records.ceilings import (
     BACKWARD,
     COLD,
     EXPONENTIAL,
@@ -24,11 +27,8 @@ from flopwise.ceilings import (
     VECTOR,
     Probe,
 )
-from flopwise.errors import Unsupported
-from flopwise.lm.attention import attention_function
-from flopwise.lm.precision import apply_fp32_matmul
 from flopwise.spec.recipe import Recipe
-from flopwise.work import COPY, ELEMENTWISE, INDEX, MEMORY, NORMALISATION, OPTIMIZER, REDUCTION, SOFTMAX
+from flopwise.work.operation import COPY, ELEMENTWISE, INDEX, MEMORY, NORMALISATION, OPTIMIZER, REDUCTION, SOFTMAX
 
 Run = Callable[[], object]
 

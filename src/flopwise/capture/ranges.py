@@ -7,7 +7,7 @@ from typing import cast
 import torch
 from torch import nn
 
-from flopwise.records import STEP
+from flopwise.records.run import STEP
 
 PHASE, MODULE, NUMBERED_STEP = "flopwise.", "flopwise.module:", "flopwise.step:"  # the trace readers know these
 

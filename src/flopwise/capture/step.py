@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from flopwise.errors import FlopwiseError, Unsupported, one_line
-from flopwise.records import STEP, Ran
+from flopwise.records.run import STEP, Ran
 
 GRAPH_WARMUPS = 3  # on a side stream, before capture: lazy initialisation must not be captured
 

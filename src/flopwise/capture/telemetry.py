@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import msgspec
 
-from flopwise.records import Telemetry
+from flopwise.records.run import Telemetry
 
 TICK_S = 0.1
 # nvmlClocksEventReasons: bits as NVML documents them; idle (bit 0) and application clocks (bit 1) are no throttling.

@@ -12,7 +12,11 @@ from flopwise.capture.agreement import agreement_of
 from flopwise.capture.build import build_step, resolve_device
 from flopwise.capture.clock import Clock, clock_for
 from flopwise.capture.environment import environment, gpu_uuid
-from flopwise.capture.events import (
+from flopwise.capture.kineto import trace_steps
+from flopwise.capture.step import Step
+from flopwise.capture.stopping import StoppingRule, steady
+from flopwise.errors import FlopwiseError, Unsupported, WrongResult, one_line
+from flopwise.records.events import (
     AgreeRequest,
     Done,
     Event,
@@ -25,11 +29,7 @@ from flopwise.capture.events import (
     WarmedUp,
     WarmupStep,
 )
-from flopwise.capture.kineto import trace_steps
-from flopwise.capture.step import Step
-from flopwise.capture.stopping import StoppingRule, steady
-from flopwise.errors import FlopwiseError, Unsupported, WrongResult, one_line
-from flopwise.records import ERROR, INTERRUPTED, OK, OOM, STEP, UNSUPPORTED, WRONG, PhaseMemory
+from flopwise.records.run import ERROR, INTERRUPTED, OK, OOM, STEP, UNSUPPORTED, WRONG, PhaseMemory
 from flopwise.spec.workload import Sampling, Trial
 
 GPU_WARMUP_NS = 200_000_000  # of running at the least: a GPU raises its clocks within that

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import msgspec
 
-from flopwise.capture.events import AgreeRequest, Done, Event, Sampled, WarmedUp
 from flopwise.capture.isolate import Worker
 from flopwise.capture.stopping import StoppingRule
-from flopwise.records import INTERRUPTED, STEP, PhaseMemory, Point, Telemetry
+from flopwise.records.events import AgreeRequest, Done, Event, Sampled, WarmedUp
+from flopwise.records.run import INTERRUPTED, STEP, PhaseMemory, Point, Telemetry
 from flopwise.spec.workload import Trial
 
 OnEvent = Callable[[Event], None]

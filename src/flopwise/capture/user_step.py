@@ -20,7 +20,7 @@ from flopwise.capture.outside import Outside
 from flopwise.capture.step import Step
 from flopwise.errors import FlopwiseError, one_line
 from flopwise.lm.precision import autocast, fp32_matmul_probe
-from flopwise.records import STEP, Ran
+from flopwise.records.run import STEP, Ran
 from flopwise.spec.recipe import Recipe
 from flopwise.spec.workload import UserStep, Workload
 

@@ -46,8 +46,8 @@ def command(
     """
     form = chosen(form, output)
     from flopwise import units
+    from flopwise.api.account import account
     from flopwise.render.account_view import account_view
-    from flopwise.verbs.account import account
 
     found = account(
         model,

@@ -49,14 +49,14 @@ def command(
     op:rms_norm, op:swiglu, op:rope, op:cross_entropy, op:adamw (--impl manual,torch,compile,triton,…).
     """
     form = chosen(form, output)
+    from flopwise.api.bench import bench, bench_implementations, interrupted, outcome
+    from flopwise.api.compare import compare_within
     from flopwise.render.comparison_view import comparison_view
     from flopwise.render.implementations_view import implementations_view
     from flopwise.render.progress import ShownProgress
     from flopwise.render.run_view import run_view
     from flopwise.store import check_tag, runs_root
     from flopwise.store import tag as tag_run
-    from flopwise.verbs.bench import bench, bench_implementations, interrupted, outcome
-    from flopwise.verbs.compare import compare_within
 
     if tag is not None:
         check_tag(tag)  # before anything is measured

@@ -48,9 +48,9 @@ def command(
     form = chosen(None if github else form, None if github else output)
     check_place(output)
     from flopwise import units
+    from flopwise.api.compare import compare
     from flopwise.render.annotations import annotations
     from flopwise.render.comparison_view import comparison_view
-    from flopwise.verbs.compare import compare
 
     gate = None if fail_above is None else units.parse_percent(fail_above)
     compared = compare(a, b, phase=phase, clock=clock, threshold=gate or 0.03, runs=runs)

@@ -17,9 +17,10 @@ def command(device: str, runs: str | None, quiet: bool) -> None:
     Example: flopwise demo
     """
     from flopwise.analysis.explanation import Explanation
+    from flopwise.api.compare import Compared
+    from flopwise.api.demo import Part, Title, demo
     from flopwise.cli.output import show
-    from flopwise.cost.account import Account
-    from flopwise.memory.answers import MemoryReport
+    from flopwise.predict.account import Account
     from flopwise.render.account_view import account_view
     from flopwise.render.comparison_view import comparison_view
     from flopwise.render.doctor_view import doctor_view
@@ -27,9 +28,8 @@ def command(device: str, runs: str | None, quiet: bool) -> None:
     from flopwise.render.memory_view import memory_view
     from flopwise.render.progress import ShownProgress
     from flopwise.render.run_view import run_view
+    from flopwise.snapshot.answers import MemoryReport
     from flopwise.store import StoredRun
-    from flopwise.verbs.compare import Compared
-    from flopwise.verbs.demo import Part, Title, demo
 
     pages: list[Path] = []
 

@@ -8,9 +8,7 @@ from flopwise.cli.output import chosen, said, show
 
 @click.command("doctor")
 @click.option(
-    "--calibrate",
-    is_flag=True,
-    help="Measure what this machine can do at most, in about a minute; account uses it.",
+    "--calibrate", is_flag=True, help="Measure what this machine can do at most, in about a minute; account uses it."
 )
 @click.option("--device", default="auto", show_default=True, help="What to calibrate: auto, cpu, cuda, cuda:N.")
 @output_options
@@ -21,10 +19,10 @@ def command(calibrate: bool, device: str, form: str | None, output: str | None) 
     """
     form = chosen(form, output)
     if calibrate:
+        from flopwise.api.calibrate import calibrate as measure
+        from flopwise.api.doctor import busy
         from flopwise.render.ceilings_view import ceilings_view
         from flopwise.render.probing import probing
-        from flopwise.verbs.calibrate import calibrate as measure
-        from flopwise.verbs.doctor import busy
 
         if warning := busy():
             said(f"note: {warning}; the ceilings too")
@@ -32,7 +30,7 @@ def command(calibrate: bool, device: str, form: str | None, output: str | None) 
             found = measure(device, on_event=on_event)
         show(*ceilings_view(found), form, output)
         return
+    from flopwise.api.doctor import doctor
     from flopwise.render.doctor_view import doctor_view
-    from flopwise.verbs.doctor import doctor
 
     show(*doctor_view(doctor()), form, output)

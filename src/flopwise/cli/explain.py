@@ -36,10 +36,11 @@ def command(
     """
     form = chosen(form, output, draws=True)
     picture = form == PICTURE
+    from flopwise.analysis.changes import changes
+    from flopwise.api.explain import explain
     from flopwise.errors import FlopwiseError
     from flopwise.render.changes_view import changes_view
     from flopwise.render.explain_view import explanations_view
-    from flopwise.verbs.explain import changes, explain
 
     if against is not None and len(target) != 1:
         raise FlopwiseError(
@@ -70,11 +71,11 @@ def _explain_one(
 ) -> None:
     """One trace in full, with what is wrong and what to do about it."""
     from flopwise.advice.findings import findings
+    from flopwise.advice.gather import facts_of
     from flopwise.advice.measured import step_ns
+    from flopwise.analysis.reading import explain_all
     from flopwise.render.explain_view import explanation_view
     from flopwise.render.findings_view import findings_view
-    from flopwise.verbs.explain import explain_all
-    from flopwise.verbs.findings import facts_of
 
     read = explain_all(target, timings=timings, gpu=gpu, runs=runs)
     facts = facts_of(read, gpu)

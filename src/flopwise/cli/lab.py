@@ -25,7 +25,7 @@ def command(name: tuple[str, ...], form: str | None, output: str | None, quiet: 
     measurable here; with the numbers. -o FILE writes tables (.md, .csv, .json), the charts (.svg, .png) or a page (.html).
     """
     form = chosen(form, output, draws=True)
-    from flopwise.lab.catalog import experiments
+    from flopwise.experiments.catalog import experiments
     from flopwise.render.lab_view import lab_view, list_view
 
     if not name:
@@ -35,15 +35,15 @@ def command(name: tuple[str, ...], form: str | None, output: str | None, quiet: 
         if given["quick"] or given["workload"] or given["device"] != "auto":
             said("nothing was run: name an experiment, or all, as in flopwise lab all --quick")
         return 0
+    from flopwise.api.lab import lab, outcome
     from flopwise.render.lab_progress import ShownLab
-    from flopwise.verbs.lab import lab, outcome
 
     found = lab(*name, command=command_line(), progress=ShownLab(quiet=quiet), **given)
     tables, document = lab_view(found)
     if not (quiet and form == PICTURE):
         show(tables, document, *(("table", None) if form == PICTURE else (form, output)))
     if form == PICTURE and output is not None:
-        from flopwise.verbs.lab_pictures import write_pictures
+        from flopwise.api.lab import write_pictures
 
         write_pictures(found, output, runs=given["runs"], command=command_line())
         said(f"wrote {output}")

@@ -51,11 +51,11 @@ def command(
     """
     form = chosen(form, output, draws=True)
     drawn = form == PICTURE
-    from flopwise.records import INTERRUPTED
+    from flopwise.api.memory import memory
+    from flopwise.api.memory_run import outcome
+    from flopwise.records.run import INTERRUPTED
     from flopwise.render.memory_view import memory_view, of_device, timeline_chart
     from flopwise.render.progress import ShownProgress
-    from flopwise.verbs.memory import memory
-    from flopwise.verbs.memory_run import outcome
 
     arguments = {name: value for name, value in workload_arguments(given).items() if value != {}}
     found = memory(

@@ -41,12 +41,12 @@ def command(workload: str, form: str | None, output: str | None, tag: str | None
     Example: flopwise profile tiny --device cpu
     """
     form = chosen(form, output)
+    from flopwise.api.bench import outcome
+    from flopwise.api.profile import profile
     from flopwise.render.progress import ShownProgress
     from flopwise.render.run_view import run_view
     from flopwise.store import check_tag, runs_root
     from flopwise.store import tag as tag_run
-    from flopwise.verbs.bench import outcome
-    from flopwise.verbs.profile import profile
 
     if tag is not None:
         check_tag(tag)  # before anything is measured

@@ -24,7 +24,7 @@ def command(target: tuple[str, ...], output: str, pictures: bool, runs: str | No
     Systems) or a memory snapshot (.pickle). Several targets give one page. report.md is for a comment on GitHub.
     """
     check_place(output)
-    from flopwise.verbs.report import check_suffix, report
+    from flopwise.api.report import check_suffix, report
 
     check_suffix(Path(output))
     report(*target, output=output, pictures=pictures, runs=runs, command=command_line())

@@ -27,8 +27,8 @@ def command(target: str, gpu: str | None, runs: str | None, form: str | None, ou
     """
     form = chosen(form, output, draws=True)
     picture = form == PICTURE
+    from flopwise.api.roofline import roofline
     from flopwise.render.roofline_view import drawn, roofline_view
-    from flopwise.verbs.roofline import roofline
 
     found = roofline(target, gpu=gpu, runs=runs, **workload_arguments(given))
     view = roofline_view(found, for_programs=form == "csv")

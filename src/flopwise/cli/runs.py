@@ -43,12 +43,12 @@ def show_run(run: str, runs: str | None, form: str | None, output: str | None) -
     stored = StoredRun.load(find(run, runs_root(runs)))
     if stored.header.kind == "tune":
         from flopwise.render.tune_view import tune_view
-        from flopwise.verbs.tune_rows import read_tuning
+        from flopwise.store.tuning import read_tuning
 
         show(*tune_view(read_tuning(stored)), form, output)
         return
     if stored.header.kind == "lab":
-        from flopwise.lab.results import read_lab
+        from flopwise.experiments.results import read_lab
         from flopwise.render.lab_view import lab_view
 
         show(*lab_view(read_lab(stored.path)), form, output)
@@ -105,6 +105,6 @@ def scrub_trace(file: str, output: str) -> None:
 
     Example: flopwise runs scrub trace.json.gz -o safe.json.gz
     """
-    from flopwise.trace.scrub import scrub
+    from flopwise.scrub.scrub import scrub
 
     said(f"wrote {scrub(file, output)}")

@@ -21,12 +21,12 @@ def command(file: str, tag: str | None, quiet: bool, form: str | None, output: s
     Example: flopwise sweep sweeps/cpu-quick.toml
     """
     form = chosen(form, output)
+    from flopwise.api.bench import interrupted
+    from flopwise.api.sweep import sweep
     from flopwise.render.progress import ShownProgress
     from flopwise.render.run_view import run_view
     from flopwise.store import check_tag, runs_root
     from flopwise.store import tag as tag_run
-    from flopwise.verbs.bench import interrupted
-    from flopwise.verbs.sweep import sweep
 
     if tag is not None:
         check_tag(tag)  # before anything is measured

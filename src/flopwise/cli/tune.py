@@ -48,10 +48,10 @@ def command(
     """
     form = chosen(form, output)
     from flopwise import units
+    from flopwise.api.tune import tune
     from flopwise.cli.output import check_place
     from flopwise.render.progress import ShownProgress
     from flopwise.render.tune_view import tune_view
-    from flopwise.verbs.tune import tune
 
     check_place(save)
     tuning = tune(

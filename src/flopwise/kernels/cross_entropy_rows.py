@@ -116,15 +116,7 @@ def _cross_entropy_row_kernel(
 
 @triton.jit
 def _cross_entropy_error_kernel(
-    logits,
-    targets,
-    normalizers,
-    factor,
-    errors,
-    row_stride,
-    vocabulary,
-    IGNORED: tl.constexpr,
-    BLOCK: tl.constexpr,
+    logits, targets, normalizers, factor, errors, row_stride, vocabulary, IGNORED: tl.constexpr, BLOCK: tl.constexpr
 ):
     """(p − onehot) · factor of one block of one row, from the row's two normalizers."""
     LOG2E: tl.constexpr = 1.4426950408889634

@@ -6,12 +6,12 @@ from typing import Any
 import msgspec
 
 from flopwise import units
-from flopwise.cost.account import Account, GpuAccount
-from flopwise.cost.summary import WorkRow, total_row
-from flopwise.cost.training import DAY_S
+from flopwise.predict.account import Account, GpuAccount
+from flopwise.predict.summary import WorkRow, total_row
+from flopwise.predict.training import DAY_S
 from flopwise.render.json import document
 from flopwise.render.table import Column, Table, View
-from flopwise.work import ATTENTION, OWNERS, Footprint
+from flopwise.work.operation import ATTENTION, OWNERS, Footprint
 
 TOP = 12
 _BAR = 40  # characters for the whole memory

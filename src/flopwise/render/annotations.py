@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from flopwise import units
-from flopwise.analysis.comparison import INCONCLUSIVE, NO_DIFFERENCE, SLOWER, Comparison
-from flopwise.records import Point
+from flopwise.records.comparison import INCONCLUSIVE, NO_DIFFERENCE, SLOWER, Comparison
+from flopwise.records.run import Point
 from flopwise.render.visible import LONGEST_LINE, visible
 
 _TITLE = "flopwise compare"

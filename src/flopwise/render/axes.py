@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flopwise.records import Point
+from flopwise.records.run import Point
 from flopwise.spec.recipe import LEVERS
 from flopwise.spec.workload import OpSpec, takes
 

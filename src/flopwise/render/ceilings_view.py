@@ -1,7 +1,7 @@
 """What a user is shown of a machine's ceilings."""
 
 from flopwise import units
-from flopwise.ceilings import Ceilings
+from flopwise.records.ceilings import Ceilings
 from flopwise.render.json import document
 from flopwise.render.table import Column, Table, View
 from flopwise.spec.gpu import find_gpu

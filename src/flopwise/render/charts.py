@@ -14,7 +14,7 @@ from flopwise.errors import FlopwiseError
 from flopwise.render.chart_style import colours_of
 from flopwise.render.vega import HINT, vega_javascript
 from flopwise.render.visible import visible
-from flopwise.work import CLASSES
+from flopwise.work.operation import CLASSES
 
 SUFFIXES = (".svg", ".png", ".html")
 # Okabe and Ito's colours first: told apart by people who do not see red or green.

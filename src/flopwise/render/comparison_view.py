@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from statistics import median
 
 from flopwise import units
-from flopwise.analysis.comparison import Comparison
-from flopwise.records import STEP, Point
+from flopwise.records.comparison import Comparison
+from flopwise.records.run import STEP, Point
 from flopwise.render.json import document
 from flopwise.render.table import Column, Table, View
 from flopwise.render.visible import LONGEST_LINE

@@ -6,7 +6,7 @@ import msgspec
 
 from flopwise import units
 from flopwise.analysis.explanation import Explanation, Kernel, Share
-from flopwise.records import STEP
+from flopwise.records.run import STEP
 from flopwise.render.json import document
 from flopwise.render.kernel_names import told_apart
 from flopwise.render.short_paths import short_paths

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from flopwise import units
-from flopwise.advice.finding import Finding
+from flopwise.records.finding import Finding
 from flopwise.render.json import document
 from flopwise.render.table import Column, Table, View
 from flopwise.render.visible import LONGEST_LINE
@@ -58,10 +58,7 @@ def _full(one: Finding, number: int) -> Table:
     lines = [("predicted", one.arithmetic), *(("seen", line) for line in one.evidence)]
     lines += [("lever", _levers(one.levers))] if one.levers else []
     lines += [("code", line) for line in one.code.splitlines()]
-    columns = (
-        Column("what", "", right=False),
-        Column("text", "", right=False, longest=LONGEST_LINE),
-    )
+    columns = (Column("what", "", right=False), Column("text", "", right=False, longest=LONGEST_LINE))
     rows = tuple({"what": what, "text": text} for what, text in lines)
     return Table(title=f"{number}. {one.title}", columns=columns, rows=rows)
 

@@ -4,8 +4,8 @@ from typing import Any
 
 from flopwise import units
 from flopwise.analysis.clocks import summarise
-from flopwise.cost.op_bytes import op_bytes
-from flopwise.records import OK, Point
+from flopwise.predict.op_bytes import op_bytes
+from flopwise.records.run import OK, Point
 from flopwise.render.table import Column, Table, View
 from flopwise.spec.gpu import find_gpu
 from flopwise.spec.workload import OpSpec

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from flopwise.errors import FlopwiseError
-from flopwise.lab.experiment import Picture
+from flopwise.experiments.experiment import Picture
 from flopwise.render.chart_style import NEUTRAL
 from flopwise.render.charts import COLOURS, altair, readable
 from flopwise.render.visible import visible

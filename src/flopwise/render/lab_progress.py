@@ -6,12 +6,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from flopwise.lab.results import Result
+from flopwise.experiments.results import Result
 from flopwise.render.visible import LONGEST_LINE, visible
 
 
 class ShownLab:
-    """Follows a run of the lab; see `flopwise.verbs.lab.LabProgress`."""
+    """Follows a run of the lab; see `flopwise.api.lab.LabProgress`."""
 
     def __init__(self, console: Console | None = None, quiet: bool = False) -> None:
         self.console = console or Console(stderr=True)

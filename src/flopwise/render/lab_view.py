@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 
 from flopwise import units
-from flopwise.lab.experiment import VERDICTS, Experiment, Rows, TableOf
-from flopwise.lab.results import Answer, LabRun
-from flopwise.records import OK
+from flopwise.experiments.experiment import VERDICTS, Experiment, Rows, TableOf
+from flopwise.experiments.results import Answer, LabRun
+from flopwise.records.run import OK
 from flopwise.render.json import document
 from flopwise.render.table import Column, Table, View
 from flopwise.render.visible import LONGEST_CELL, LONGEST_LINE
@@ -41,7 +41,7 @@ def lab_view(found: LabRun) -> View:
 def told(found: LabRun) -> str:
     """How it went, in one line.
 
-    >>> from flopwise.lab.results import Planned
+    >>> from flopwise.experiments.results import Planned
     >>> told(LabRun("r", Planned(experiments=("warmup",)), ()))
     '0 of 1 experiments ran'
     """

@@ -6,9 +6,9 @@ from typing import Any
 
 from flopwise import units
 from flopwise.errors import one_line
-from flopwise.memory.answers import MEASURED, DeviceMemory, MemoryReport, SavedBlock
-from flopwise.records import OK
+from flopwise.records.run import OK
 from flopwise.render.table import Column, Table
+from flopwise.snapshot.answers import MEASURED, DeviceMemory, MemoryReport, SavedBlock
 
 _BAR = 30
 _OPS = 5  # rows of the table of temporary bytes

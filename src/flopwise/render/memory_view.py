@@ -7,8 +7,6 @@ import msgspec
 
 from flopwise import units
 from flopwise.errors import FlopwiseError
-from flopwise.memory.answers import MEASURED, PREDICTED, DeviceMemory, MemoryReport
-from flopwise.memory.growth import regular
 from flopwise.render.charts import memory_chart
 from flopwise.render.json import document
 from flopwise.render.memory_parts import (
@@ -23,6 +21,8 @@ from flopwise.render.memory_parts import (
 )
 from flopwise.render.table import Column, Table, View
 from flopwise.render.visible import LONGEST_CELL, LONGEST_LINE, visible
+from flopwise.snapshot.answers import MEASURED, PREDICTED, DeviceMemory, MemoryReport
+from flopwise.snapshot.growth import regular
 
 _MOMENTS = 24  # rows of the timeline's table
 

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from flopwise.capture.events import Event, Probed
+from flopwise.records.events import Event, Probed
 
 
 @contextmanager

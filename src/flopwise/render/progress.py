@@ -8,9 +8,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.text import Text
 
 from flopwise import units
-from flopwise.capture.events import Event, Ready, Sampled, Tracing, WarmedUp, WarmupStep
 from flopwise.capture.stopping import half_width
-from flopwise.records import OK, STEP, Point
+from flopwise.records.events import Event, Ready, Sampled, Tracing, WarmedUp, WarmupStep
+from flopwise.records.run import OK, STEP, Point
 from flopwise.render.visible import LONGEST_LINE, visible
 from flopwise.spec.workload import Trial
 
@@ -18,7 +18,7 @@ _REDRAW_S = 0.1
 
 
 class ShownProgress:
-    """Follows a run of one or many trials; see `flopwise.verbs.progress.Progress`."""
+    """Follows a run of one or many trials; see `flopwise.capture.progress.Progress`."""
 
     def __init__(self, console: Console | None = None, quiet: bool = False) -> None:
         self.console = console or Console(stderr=True)

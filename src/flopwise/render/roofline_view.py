@@ -5,12 +5,12 @@ from typing import Any
 from flopwise import units
 from flopwise.analysis.roofline import MEASURED as TRACED
 from flopwise.analysis.roofline import Roofline, RooflinePoint
-from flopwise.analysis.traffic import ABOUT, AT_MOST
-from flopwise.ceilings import MEASURED
+from flopwise.records.ceilings import MEASURED
 from flopwise.render.charts import roofline_chart
 from flopwise.render.json import document
 from flopwise.render.kernel_names import shortened
 from flopwise.render.table import Column, Table, View
+from flopwise.work.traffic import ABOUT, AT_MOST
 
 TOP = 25
 TOP_UNPLACED = 10

@@ -5,7 +5,7 @@ from typing import Any
 
 from flopwise import units
 from flopwise.analysis.clocks import PhaseSummary, compile_ns, summarise, tokens_per_second
-from flopwise.records import OK, STEP, PhaseMemory, Point
+from flopwise.records.run import OK, STEP, PhaseMemory, Point
 from flopwise.render.axes import Axes, axes_of
 from flopwise.render.json import document
 from flopwise.render.table import Column, Table, View

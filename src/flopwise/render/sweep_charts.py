@@ -8,8 +8,7 @@ import numpy as np
 
 from flopwise.analysis.clocks import summarise, tokens_per_second
 from flopwise.analysis.utilisation import point_mfu
-from flopwise.memory.answers import MemoryReport
-from flopwise.records import Point
+from flopwise.records.run import Point
 from flopwise.render.axes import Axes, axes_of
 from flopwise.render.chart_style import (
     AFTER,
@@ -25,6 +24,7 @@ from flopwise.render.chart_style import (
 )
 from flopwise.render.charts import COLOURS, altair
 from flopwise.render.visible import visible
+from flopwise.snapshot.answers import MemoryReport
 from flopwise.statistics import estimate
 
 _LONGEST, _LONGEST_TOLD = 60, 200  # characters of a name beside an axis; of one in a tooltip

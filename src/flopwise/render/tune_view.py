@@ -6,7 +6,7 @@ import msgspec
 
 from flopwise import units
 from flopwise.advice.pytorch_lines import lines_by_lever, recipe_toml, toml_by_lever
-from flopwise.advice.tuning import Attempt, Tuning
+from flopwise.records.tuning import Attempt, Tuning
 from flopwise.render.json import document
 from flopwise.render.table import Column, Table, View
 from flopwise.render.visible import LONGEST_LINE

@@ -3,8 +3,8 @@
 from typing import Any
 
 from flopwise import units
-from flopwise.analysis import waterfall as w
 from flopwise.errors import FlopwiseError
+from flopwise.records import waterfall as w
 from flopwise.render.chart_style import NEUTRAL
 from flopwise.render.charts import altair
 from flopwise.render.visible import visible

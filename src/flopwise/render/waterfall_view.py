@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 from flopwise import units
-from flopwise.analysis.waterfall import IDLE_OTHER, PARTS, Waterfall, WaterfallPart
+from flopwise.records.waterfall import IDLE_OTHER, PARTS, Waterfall, WaterfallPart
 from flopwise.render.table import Column, Table
 from flopwise.render.visible import LONGEST_LINE
 

@@ -138,3 +138,12 @@ def read_toml(path: str | Path, what: str) -> dict[str, Any]:
     ) as error:  # not TOML, not UTF-8, nested too deep, no such home, a null in the path
         hint = "see docs/reference/sweeps.md for an example"
         raise FlopwiseError(f"{path} is not valid TOML: {error}", hint) from None
+
+
+def named(levers: dict[str, str]) -> str:
+    """Levers as people read them.
+
+    >>> named({"compile": "blocks", "rope": "eager"})
+    'compile = blocks, rope = eager'
+    """
+    return ", ".join(f"{lever} = {value}" for lever, value in levers.items())

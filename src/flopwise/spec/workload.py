@@ -83,9 +83,7 @@ OPS = {
         impls=("manual", "torch", "compile", "cuda", "triton"),
     ),
     "softmax": _Op(
-        dims=_MATRIX,
-        levers=("precision", "norm", "compile", "graph"),
-        impls=("manual", "torch", "compile", "triton"),
+        dims=_MATRIX, levers=("precision", "norm", "compile", "graph"), impls=("manual", "torch", "compile", "triton")
     ),
     "rms_norm": _Op(dims=_MATRIX, levers=_WITH_IMPL, impls=("manual", "torch", "compile", "triton"), impl="torch"),
     "swiglu": _Op(dims=_MATRIX, levers=_WITH_IMPL, impls=("manual", "torch", "compile", "triton"), impl="torch"),

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from flopwise.ceilings import Ceilings
 from flopwise.errors import FlopwiseError, one_line
+from flopwise.records.ceilings import Ceilings
 
 VARIABLE = "FLOPWISE_CEILINGS"  # another folder
 _LARGEST_BYTES = 4 << 20

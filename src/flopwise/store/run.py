@@ -15,7 +15,7 @@ from typing import Self
 import msgspec
 
 from flopwise.errors import FlopwiseError
-from flopwise.records import Point, RunHeader
+from flopwise.records.run import Point, RunHeader
 from flopwise.spec.workload import Trial
 from flopwise.store import files
 from flopwise.store.stored import MAX_HEADER_BYTES, MAX_ROW_BYTES, UNREADABLE, end_of_last_row, read_header

@@ -10,7 +10,7 @@ from typing import BinaryIO, Generic, NamedTuple, Self, TypeVar
 import msgspec
 
 from flopwise.errors import FlopwiseError
-from flopwise.records import INTERRUPTED, OK, SCHEMA, Point, RunHeader
+from flopwise.records.run import INTERRUPTED, OK, SCHEMA, Point, RunHeader
 from flopwise.spec.workload import Trial
 from flopwise.store import files
 from flopwise.store.rows import read_rows

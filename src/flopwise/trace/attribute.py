@@ -26,16 +26,16 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from flopwise.trace import kernel_class
 from flopwise.trace.host import Host, Points
 from flopwise.trace.lookup import first_rows
 from flopwise.trace.nesting import Flags, Ints
 from flopwise.trace.phases import BACKWARD, FORWARD, LOSS, OPTIMIZER, OTHER, PHASES, RECOMPUTE
 from flopwise.trace.scopes import Scopes
 from flopwise.trace.tables import NO_ID, Trace
-from flopwise.work import CLASSES
-from flopwise.work import LOSS as LOSS_KERNEL
-from flopwise.work import OPTIMIZER as OPTIMIZER_KERNEL
+from flopwise.work import kernel_class
+from flopwise.work.operation import CLASSES
+from flopwise.work.operation import LOSS as LOSS_KERNEL
+from flopwise.work.operation import OPTIMIZER as OPTIMIZER_KERNEL
 
 ATTRIBUTED = ("launch", "graph", "unattributed")
 SOURCES = ("kernel", "copy", "graph run")  # which table of the Trace `index` counts in

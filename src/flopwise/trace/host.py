@@ -9,11 +9,11 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from flopwise.trace.kernel_spelling import LONGEST_MATCHED
 from flopwise.trace.lookup import first_rows
 from flopwise.trace.nesting import Flags, Ints, Nesting
 from flopwise.trace.phases import BACKWARD, PHASES, is_step, phase_of_range
 from flopwise.trace.tables import NO_ID, Trace
+from flopwise.work.kernel_spelling import LONGEST_MATCHED
 
 _BACKWARD_NODE = re.compile(
     r"^autograd::engine::evaluate_function: |(^|:: ?)AccumulateGrad$|^\w*Backward\d*$|CopyBackwards$"

@@ -24,8 +24,9 @@ from flopwise.trace.kineto_times import (
     nanoseconds,
     start_times,
 )
-from flopwise.trace.op_inputs import BETWEEN, NO_INPUTS, Inputs
+from flopwise.trace.op_inputs import NO_INPUTS, Inputs
 from flopwise.trace.tables import NO_ID
+from flopwise.work.op_family import BETWEEN
 
 # Event categories, as written since PyTorch 1.12; the capitalised ones before.
 _TABLE_OF = {

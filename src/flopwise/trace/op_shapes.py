@@ -11,37 +11,6 @@ import polars as pl
 
 from flopwise.trace.tables import SIZED_OPS
 
-# Fused attention: those whose inputs are [batch, heads, tokens, width], and those with heads and tokens the other way round.
-BY_HEAD = frozenset(
-    f"aten::_{name}{way}"
-    for way in ("", "_backward")
-    for name in (
-        "scaled_dot_product_flash_attention",
-        "scaled_dot_product_efficient_attention",
-        "scaled_dot_product_cudnn_attention",
-    )
-) | {
-    "aten::_cudnn_attention_forward",
-    "aten::_cudnn_attention_backward",
-    "flopwise::flash_forward",
-    "flopwise::flash_backward",
-}
-BY_TOKEN = frozenset(
-    f"aten::_{name}_attention_{way}" for name in ("flash", "efficient") for way in ("forward", "backward")
-) | {"flash_attn::_flash_attn_forward", "flash_attn::_flash_attn_backward"}
-SIZED = frozenset(
-    {
-        *BY_HEAD,
-        *BY_TOKEN,
-        "aten::mm",
-        "aten::addmm",
-        "aten::bmm",
-        "aten::baddbmm",
-        "aten::_softmax",
-        "aten::_softmax_backward_data",
-        "aten::exp",  # of a softmax that is written out
-    }
-)
 NO_SHAPE = 0
 MAX_SHAPES = 100_000  # distinct; a model has dozens
 MAX_SHAPE_BYTES = 1000

@@ -12,11 +12,11 @@ import math
 from flopwise import units
 from flopwise.advice import measured
 from flopwise.advice.facts import Facts
-from flopwise.advice.finding import HIGH, MEDIUM, Finding
 from flopwise.advice.predicted import changed, predicted_step, saved_bytes
 from flopwise.advice.savings import finding, reckoned
-from flopwise.analysis.waterfall import RECOMPUTATION
-from flopwise.cost.fit import peak_of
+from flopwise.predict.fit import peak_of
+from flopwise.records.finding import HIGH, MEDIUM, Finding
+from flopwise.records.waterfall import RECOMPUTATION
 from flopwise.trace.phases import RECOMPUTE
 
 FITS, NEAR = 0.90, 0.92  # of the memory

@@ -12,10 +12,10 @@ import re
 from flopwise import units
 from flopwise.advice import measured
 from flopwise.advice.facts import Facts
-from flopwise.advice.finding import LOW, Finding
 from flopwise.advice.savings import Saving, finding, reckoned
-from flopwise.analysis.waterfall import BELOW_BANDWIDTH, IDLE_LAUNCH, MEMORY_BOUND
-from flopwise.work import COPY, ELEMENTWISE, REDUCTION
+from flopwise.records.finding import LOW, Finding
+from flopwise.records.waterfall import BELOW_BANDWIDTH, IDLE_LAUNCH, MEMORY_BOUND
+from flopwise.work.operation import COPY, ELEMENTWISE, REDUCTION
 
 GONE = 0.6
 MANY = 3.0  # kernels of a module's call; one forward and one backward are none too many
@@ -25,10 +25,7 @@ PIECES = {
         re.compile(r"(?i)swiglu|gelu|silu|\bact(ivation)?\b"),
         "torch.compile(activation)      # or flopwise.kernels.swiglu.swiglu(gate, up)",
     ),
-    "rope": (
-        re.compile(r"(?i)rope|rotary"),
-        "torch.compile(rotate)      # or flopwise.kernels.rope.rope(x, cos, sin)",
-    ),
+    "rope": (re.compile(r"(?i)rope|rotary"), "torch.compile(rotate)      # or flopwise.kernels.rope.rope(x, cos, sin)"),
 }
 
 

@@ -8,10 +8,10 @@ Mend: DDP's buckets (`bucket_cap_mb`, `gradient_as_bucket_view`), FSDP's prefetc
 from flopwise import units
 from flopwise.advice import measured
 from flopwise.advice.facts import Facts
-from flopwise.advice.finding import MEDIUM, Finding
 from flopwise.advice.savings import finding, freed
-from flopwise.analysis.waterfall import EXPOSED_COMMUNICATION
-from flopwise.work import COMMUNICATION
+from flopwise.records.finding import MEDIUM, Finding
+from flopwise.records.waterfall import EXPOSED_COMMUNICATION
+from flopwise.work.operation import COMMUNICATION
 
 CODE = """model = DistributedDataParallel(model, bucket_cap_mb=100, gradient_as_bucket_view=True, static_graph=True)
 with model.no_sync():      # all but the last of the micro-batches

@@ -10,14 +10,14 @@ Mend: one optimizer for every block, stepped by `register_post_accumulate_grad_h
 from flopwise import units
 from flopwise.advice import measured
 from flopwise.advice.facts import Facts
-from flopwise.advice.finding import LOW, Finding
 from flopwise.advice.predicted import saved_bytes
 from flopwise.advice.savings import finding, reckoned
-from flopwise.analysis.waterfall import OPTIMIZER_PART
-from flopwise.cost.roofline import BESIDE
+from flopwise.predict.roofline import BESIDE
+from flopwise.records.finding import LOW, Finding
+from flopwise.records.waterfall import OPTIMIZER_PART
 from flopwise.spec.recipe import Recipe
 from flopwise.trace.phases import BACKWARD, OPTIMIZER
-from flopwise.work import ATTENTION, MATMUL
+from flopwise.work.operation import ATTENTION, MATMUL
 
 LEAST = 0.05  # of the step
 LEVERS = {"overlap": "on"}

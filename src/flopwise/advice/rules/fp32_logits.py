@@ -12,12 +12,12 @@ import re
 from flopwise import units
 from flopwise.advice import measured
 from flopwise.advice.facts import Facts
-from flopwise.advice.finding import LOW, Finding
 from flopwise.advice.predicted import saved_bytes
 from flopwise.advice.savings import finding, reckoned
 from flopwise.analysis.explanation import Kernel
-from flopwise.analysis.waterfall import BELOW_BANDWIDTH, MEMORY_BOUND
-from flopwise.work import LOSS
+from flopwise.records.finding import LOW, Finding
+from flopwise.records.waterfall import BELOW_BANDWIDTH, MEMORY_BOUND
+from flopwise.work.operation import LOSS
 
 GONE, LEAST_SHARE, LEAST_BYTES = 0.5, 0.02, 2**30
 LEVERS = {"loss": "fused"}

@@ -8,10 +8,10 @@ Mend: run forward and loss under `torch.autocast` in bf16; weights, gradients an
 from flopwise import units
 from flopwise.advice import measured
 from flopwise.advice.facts import Facts
-from flopwise.advice.finding import MEDIUM, Finding
 from flopwise.advice.matmuls import in_precision, slower_ns
 from flopwise.advice.savings import finding, reckoned
-from flopwise.analysis.waterfall import (
+from flopwise.records.finding import MEDIUM, Finding
+from flopwise.records.waterfall import (
     BELOW_BANDWIDTH,
     IDEAL,
     MATMUL_OTHER,

@@ -7,7 +7,7 @@ Mend: `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`, or shapes that do not 
 
 from flopwise import units
 from flopwise.advice.facts import Facts
-from flopwise.advice.finding import MEDIUM, Finding
+from flopwise.records.finding import MEDIUM, Finding
 
 LEAST_SHARE, LEAST_BYTES = 0.10, 2**30
 CODE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True      # in the environment, before the program starts"

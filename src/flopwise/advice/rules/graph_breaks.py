@@ -12,10 +12,10 @@ an error.
 from flopwise import units
 from flopwise.advice import measured
 from flopwise.advice.facts import Facts
-from flopwise.advice.finding import LOW, MEDIUM, Finding
 from flopwise.advice.savings import Saving, finding
 from flopwise.analysis.idle import LATE_LAUNCH
-from flopwise.analysis.waterfall import IDLE_LAUNCH, IDLE_OTHER
+from flopwise.records.finding import LOW, MEDIUM, Finding
+from flopwise.records.waterfall import IDLE_LAUNCH, IDLE_OTHER
 
 CALL_NS = 100_000.0  # where no ceilings tell
 CODE = """TORCH_LOGS=graph_breaks,recompiles python train.py      # says where, and why

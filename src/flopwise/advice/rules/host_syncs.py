@@ -9,11 +9,11 @@ Mend: keep numbers on the GPU, read them every hundred steps, copy with `non_blo
 from flopwise import units
 from flopwise.advice import measured
 from flopwise.advice.facts import Facts
-from flopwise.advice.finding import HIGH, Finding
 from flopwise.advice.savings import Saving, finding
 from flopwise.analysis.host_waits import HostWait
 from flopwise.analysis.idle import SYNCHRONISATION
-from flopwise.analysis.waterfall import IDLE_OTHER, IDLE_SYNCHRONISATION
+from flopwise.records.finding import HIGH, Finding
+from flopwise.records.waterfall import IDLE_OTHER, IDLE_SYNCHRONISATION
 
 CODE = """losses.append(loss.detach())                    # not loss.item(): stays on the GPU
 if step % 100 == 0:

@@ -7,9 +7,9 @@ Mend: more workers, pinned memory, prefetching; copy the next batch on a stream 
 
 from flopwise import units
 from flopwise.advice.facts import Facts
-from flopwise.advice.finding import HIGH, Finding
 from flopwise.advice.savings import Saving, finding
-from flopwise.analysis.waterfall import IDLE_INPUT, IDLE_LAUNCH, IDLE_OTHER
+from flopwise.records.finding import HIGH, Finding
+from flopwise.records.waterfall import IDLE_INPUT, IDLE_LAUNCH, IDLE_OTHER
 
 CODE = """loader = DataLoader(data, batch_size=batch, num_workers=8, pin_memory=True, prefetch_factor=4, persistent_workers=True)
 for tokens in loader:

@@ -10,10 +10,10 @@ Mend: capture the step in a CUDA graph, or compile it with `mode="reduce-overhea
 from flopwise import units
 from flopwise.advice import measured
 from flopwise.advice.facts import Facts
-from flopwise.advice.finding import HIGH, MEDIUM, Finding
 from flopwise.advice.savings import Saving, finding, reckoned
 from flopwise.analysis.idle import LATE_LAUNCH
-from flopwise.analysis.waterfall import IDLE_LAUNCH, IDLE_OTHER
+from flopwise.records.finding import HIGH, MEDIUM, Finding
+from flopwise.records.waterfall import IDLE_LAUNCH, IDLE_OTHER
 
 LEAST = 0.05  # of the step
 LEVERS = {"graph": "on"}

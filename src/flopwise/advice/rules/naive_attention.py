@@ -10,12 +10,12 @@ Mend: `torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
 from flopwise import units
 from flopwise.advice import measured
 from flopwise.advice.facts import Facts
-from flopwise.advice.finding import MEDIUM, Finding
 from flopwise.advice.predicted import saved_bytes
 from flopwise.advice.savings import finding, reckoned
-from flopwise.analysis.waterfall import ATTENTION_PART, BELOW_BANDWIDTH, MEMORY_BOUND
+from flopwise.records.finding import MEDIUM, Finding
+from flopwise.records.waterfall import ATTENTION_PART, BELOW_BANDWIDTH, MEMORY_BOUND
 from flopwise.trace.phases import LOSS
-from flopwise.work import ATTENTION, SOFTMAX
+from flopwise.work.operation import ATTENTION, SOFTMAX
 
 LEVERS = {"attention": "sdpa"}
 CODE = "out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)      # q, k, v: [B, H, T, D]"

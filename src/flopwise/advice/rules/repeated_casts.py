@@ -12,11 +12,11 @@ import re
 from flopwise import units
 from flopwise.advice import measured
 from flopwise.advice.facts import Facts
-from flopwise.advice.finding import LOW, Finding
 from flopwise.advice.savings import finding, freed
 from flopwise.analysis.explanation import Kernel
-from flopwise.analysis.waterfall import BELOW_BANDWIDTH, MEMORY_BOUND
-from flopwise.work import COPY
+from flopwise.records.finding import LOW, Finding
+from flopwise.records.waterfall import BELOW_BANDWIDTH, MEMORY_BOUND
+from flopwise.work.operation import COPY
 
 REACHED, WRITTEN_SHARE = 0.8, 0.3
 HALF = ("bf16", "fp16")

@@ -11,10 +11,10 @@ Mend: `torch.optim.AdamW(…, fused=True)`.
 from flopwise import units
 from flopwise.advice import measured
 from flopwise.advice.facts import Facts
-from flopwise.advice.finding import MEDIUM, Finding
 from flopwise.advice.savings import finding, reckoned
 from flopwise.analysis.explanation import Kernel
-from flopwise.analysis.waterfall import BELOW_BANDWIDTH, IDLE_LAUNCH, OPTIMIZER_PART
+from flopwise.records.finding import MEDIUM, Finding
+from flopwise.records.waterfall import BELOW_BANDWIDTH, IDLE_LAUNCH, OPTIMIZER_PART
 from flopwise.spec.recipe import SCALES_ON_DEVICE
 from flopwise.trace.phases import OPTIMIZER
 

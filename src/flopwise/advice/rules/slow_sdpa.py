@@ -12,11 +12,11 @@ import re
 from flopwise import units
 from flopwise.advice import measured
 from flopwise.advice.facts import Facts
-from flopwise.advice.finding import LOW, MEDIUM, Finding
 from flopwise.advice.savings import finding, freed
 from flopwise.analysis.explanation import Kernel
-from flopwise.analysis.waterfall import ATTENTION_PART, MATMUL_OTHER
-from flopwise.work import ATTENTION
+from flopwise.records.finding import LOW, MEDIUM, Finding
+from flopwise.records.waterfall import ATTENTION_PART, MATMUL_OTHER
+from flopwise.work.operation import ATTENTION
 
 SHARE = 0.62  # cuDNN's time, of theirs
 BACKENDS = (  # name, its kernels, how sure that share is of them

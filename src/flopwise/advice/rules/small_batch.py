@@ -11,10 +11,10 @@ shrinks with it.
 from flopwise import units
 from flopwise.advice import measured
 from flopwise.advice.facts import Facts
-from flopwise.advice.finding import MEDIUM, Finding
 from flopwise.advice.predicted import Predicted, predicted_step
 from flopwise.advice.savings import Saving, finding
-from flopwise.analysis.waterfall import (
+from flopwise.records.finding import MEDIUM, Finding
+from flopwise.records.waterfall import (
     BELOW_BANDWIDTH,
     IDLE_LAUNCH,
     IDLE_OTHER,

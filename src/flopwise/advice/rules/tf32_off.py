@@ -9,10 +9,10 @@ Mend: one line, `torch.set_float32_matmul_precision("high")`; bf16 saves more, a
 from flopwise import units
 from flopwise.advice import measured
 from flopwise.advice.facts import Facts
-from flopwise.advice.finding import MEDIUM, Finding
 from flopwise.advice.matmuls import in_precision, slower_ns
 from flopwise.advice.rules.fp32_matmul import PARTS
 from flopwise.advice.savings import finding, reckoned
+from flopwise.records.finding import MEDIUM, Finding
 
 LEVERS = {"precision": "tf32"}
 CODE = """torch.set_float32_matmul_precision("high")      # once, at the start"""

@@ -9,11 +9,12 @@ Mend: cooling, a higher power limit, locked clocks. Under a power cap fewer FLOP
 from statistics import median
 
 from flopwise import units
-from flopwise.advice import measured, power
+from flopwise.advice import measured
 from flopwise.advice.facts import Facts
-from flopwise.advice.finding import LOW, MEDIUM, Finding
 from flopwise.advice.savings import finding, freed
-from flopwise.analysis.waterfall import BELOW_BANDWIDTH, IDEAL, MATMUL_OTHER
+from flopwise.analysis.power_cap import CAP
+from flopwise.records.finding import LOW, MEDIUM, Finding
+from flopwise.records.waterfall import BELOW_BANDWIDTH, IDEAL, MATMUL_OTHER
 
 LEAST, AT_WORK = 0.03, 50  # of the clock; per cent of utilisation
 CODE = """nvidia-smi -q -d PERFORMANCE,CLOCK,POWER      # what limits it
@@ -43,7 +44,7 @@ def check(facts: Facts) -> Finding | None:
         f"{units.duration(busy)} × (1 − {clock:.0f} / {fastest:.0f} MHz) = {units.duration(busy * lost)} of GPU time"
     )
     heat = f"{max(seen.temperature_c, default=0)} °C, {max(seen.power_mw, default=0) / 1000:.0f} W at most"
-    confidence = LOW if seen.throttle == (power.CAP,) else MEDIUM
+    confidence = LOW if seen.throttle == (CAP,) else MEDIUM
     return finding(
         facts,
         __name__,

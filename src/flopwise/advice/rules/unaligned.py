@@ -10,14 +10,14 @@ Mend: round up to a multiple of 64 (50,257 → 50,304) and leave the last tokens
 from flopwise import units
 from flopwise.advice import measured
 from flopwise.advice.facts import Facts
-from flopwise.advice.finding import LOW, MEDIUM, Finding
 from flopwise.advice.savings import finding, freed
 from flopwise.analysis.product_sizes import Product
-from flopwise.analysis.waterfall import MATMUL_OTHER, MATMUL_SHAPE, MATMUL_UNALIGNED
-from flopwise.cost.roofline import matmul_shape, op_time
-from flopwise.cost.step import account_step
-from flopwise.trace.matmul_precision import matmul_precision
-from flopwise.work import MATMUL, OpWork
+from flopwise.predict.roofline import matmul_shape, op_time
+from flopwise.predict.shapes.step import account_step
+from flopwise.records.finding import LOW, MEDIUM, Finding
+from flopwise.records.waterfall import MATMUL_OTHER, MATMUL_SHAPE, MATMUL_UNALIGNED
+from flopwise.work.matmul_precision import matmul_precision
+from flopwise.work.operation import MATMUL, OpWork
 
 STEP_ELEMENTS, WANTED, GONE = 8, 64, 0.5
 

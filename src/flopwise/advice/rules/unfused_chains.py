@@ -12,10 +12,10 @@ import re
 from flopwise import units
 from flopwise.advice import measured
 from flopwise.advice.facts import Facts
-from flopwise.advice.finding import LOW, Finding
 from flopwise.advice.savings import finding, reckoned
 from flopwise.analysis.chains import Chain
-from flopwise.analysis.waterfall import BELOW_BANDWIDTH, IDLE_LAUNCH, MEMORY_BOUND
+from flopwise.records.finding import LOW, Finding
+from flopwise.records.waterfall import BELOW_BANDWIDTH, IDLE_LAUNCH, MEMORY_BOUND
 
 KEPT = 0.5  # of what lies between the kernels of a chain, written all the same
 LEVERS = {"compile": "default"}

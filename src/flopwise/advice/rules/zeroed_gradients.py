@@ -9,9 +9,9 @@ Mend: `optimizer.zero_grad(set_to_none=True)`, PyTorch's default since 2.0.
 from flopwise import units
 from flopwise.advice import measured
 from flopwise.advice.facts import Facts
-from flopwise.advice.finding import MEDIUM, Finding
 from flopwise.advice.savings import finding, freed
-from flopwise.analysis.waterfall import BELOW_BANDWIDTH, MEMORY_BOUND, OPTIMIZER_PART
+from flopwise.records.finding import MEDIUM, Finding
+from flopwise.records.waterfall import BELOW_BANDWIDTH, MEMORY_BOUND, OPTIMIZER_PART
 
 ADDED = 2.0  # a read and a write more for each gradient, beside the fill's one write
 CODE = "optimizer.zero_grad(set_to_none=True)      # before the backward pass"

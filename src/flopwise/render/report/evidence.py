@@ -4,18 +4,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from flopwise.advice.finding import Finding
-from flopwise.advice.tuning import Tuning
-from flopwise.analysis.comparison import Comparison
 from flopwise.analysis.explanation import Explanation
 from flopwise.analysis.roofline import Roofline
 from flopwise.analysis.step_timeline import StepTimeline
-from flopwise.analysis.waterfall import Waterfall
-from flopwise.lab.results import LabRun
-from flopwise.memory.answers import MemoryReport
-from flopwise.records import Point
+from flopwise.experiments.results import LabRun
+from flopwise.records.comparison import Comparison
+from flopwise.records.finding import Finding
+from flopwise.records.run import Point
+from flopwise.records.tuning import Tuning
+from flopwise.records.waterfall import Waterfall
 from flopwise.render.report.words import slug
 from flopwise.render.table import Table
+from flopwise.snapshot.answers import MemoryReport
 from flopwise.store import StoredRun
 
 MEASURED, PREDICTED, SPECIFIED = "measured", "predicted", "specified"

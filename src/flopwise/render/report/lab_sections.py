@@ -3,7 +3,7 @@
 from collections import Counter
 from functools import partial
 
-from flopwise.lab.results import Answer, LabRun
+from flopwise.experiments.results import Answer, LabRun
 from flopwise.render.lab_charts import picture_chart
 from flopwise.render.lab_view import shown_table, verdicts_table
 from flopwise.render.report.evidence import MEASURED, Block, Picture, Section, Shown

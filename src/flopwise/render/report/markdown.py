@@ -4,8 +4,8 @@ import html
 from collections.abc import Mapping
 from urllib.parse import quote
 
-from flopwise.advice.finding import Finding
 from flopwise.errors import FlopwiseError
+from flopwise.records.finding import Finding
 from flopwise.render.charts import NOT_DRAWN, readable
 from flopwise.render.report.evidence import Advice, Block, Picture, Report, ReportPart, Section, Shown
 from flopwise.render.report.sections import sections, side_by_side

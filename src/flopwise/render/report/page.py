@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from flopwise.advice.finding import Finding
+from flopwise.records.finding import Finding
 from flopwise.render.charts import NOT_DRAWN, csp_hash, readable
 from flopwise.render.report.evidence import (
     MEASURED,

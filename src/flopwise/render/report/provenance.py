@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from flopwise import units
-from flopwise.records import Environment
+from flopwise.records.run import Environment
 from flopwise.render.report.evidence import ReportPart, Section, Shown
 from flopwise.render.report.words import short_command
 from flopwise.render.table import Column, Table

@@ -8,7 +8,7 @@ import msgspec
 from flopwise import units
 from flopwise.analysis.clocks import summarise
 from flopwise.analysis.explanation import Explanation, Kernel
-from flopwise.records import Point
+from flopwise.records.run import Point
 from flopwise.render.comparison_view import comparison_view
 from flopwise.render.explain_view import explanation_view
 from flopwise.render.kernel_names import told_apart

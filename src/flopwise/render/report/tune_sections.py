@@ -1,6 +1,6 @@
 """A tuning on the page: the recipe it found, every lever it tried, the waterfalls before and after."""
 
-from flopwise.advice.tuning import Attempt, Tuning
+from flopwise.records.tuning import Attempt, Tuning
 from flopwise.render.report.evidence import SPLIT, Block, Picture, Section, Shown
 from flopwise.render.sweep_charts import before_after_chart, predicted_measured_chart
 from flopwise.render.tune_view import tune_view
@@ -24,7 +24,7 @@ def tune_sections(tuning: Tuning) -> list[Section]:
 def changed(tuning: Tuning) -> list[str]:
     """The levers that the best recipe has and the first had not, in the order they were kept.
 
-    >>> from flopwise.advice.tuning import Begun, Ended
+    >>> from flopwise.records.tuning import Begun, Ended
     >>> from flopwise.spec.workload import workload
     >>> ended = Ended(workload=workload("tiny", loss="chunked"), step_ns=1e7, stopped="")
     >>> changed(Tuning(run="", begun=Begun(workload=workload("tiny"), step_ns=2e7), attempts=(), ended=ended))

@@ -1,17 +1,17 @@
 """The verdict: what is wrong with a step and what to do, in a sentence or three."""
 
 from flopwise import units
-from flopwise.advice.finding import Finding
-from flopwise.advice.tuning import Tuning
 from flopwise.analysis.clocks import summarise
-from flopwise.analysis.comparison import INCONCLUSIVE
-from flopwise.analysis.waterfall import IDLE_INPUT, IDLE_LAUNCH, IDLE_SYNCHRONISATION, Waterfall
-from flopwise.memory.answers import MemoryReport
-from flopwise.records import OK, STEP
+from flopwise.records.comparison import INCONCLUSIVE
+from flopwise.records.finding import Finding
+from flopwise.records.run import OK, STEP
+from flopwise.records.tuning import Tuning
+from flopwise.records.waterfall import IDLE_INPUT, IDLE_LAUNCH, IDLE_SYNCHRONISATION, Waterfall
 from flopwise.render.lab_view import told
 from flopwise.render.memory_parts import heading
 from flopwise.render.report.evidence import ReportPart
 from flopwise.render.report.tune_sections import changed
+from flopwise.snapshot.answers import MemoryReport
 
 WORTH_SAYING = 0.05  # of the step: idle time below goes unsaid
 _WAITS = {

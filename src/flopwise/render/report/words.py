@@ -4,7 +4,7 @@ import re
 import shlex
 
 from flopwise import units
-from flopwise.advice.finding import Finding
+from flopwise.records.finding import Finding
 
 _TELLING = 0.01  # of a saving: a smaller difference between by itself and with the others goes unsaid
 _NOT_PLAIN = re.compile(r"[^A-Za-z0-9_-]+")

@@ -1,0 +1,118 @@
+"""Time forward, backward, optimizer and the whole step of one workload; or of two, in turns."""
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from flopwise.api.sweep import sweep
+from flopwise.capture.isolate import Worker
+from flopwise.capture.progress import Progress, Silent
+from flopwise.capture.turns import run_pair
+from flopwise.errors import FlopwiseError
+from flopwise.predict.fitting import too_large
+from flopwise.records.run import INTERRUPTED, OK, Point
+from flopwise.spec.recipe import LEVERS
+from flopwise.spec.sweep import Sweep
+from flopwise.spec.workload import OpSpec, Sampling, Trial, Workload, takes, workload
+from flopwise.store import Run, StoredRun, runs_root
+
+
+def bench(
+    target: str | Workload,
+    *,
+    device: str = "auto",
+    warmup: int | None = None,
+    samples: int | None = None,
+    seconds: float = 10.0,
+    timeout: float = 900.0,
+    versus: Mapping[str, Any] | None = None,
+    runs: str | Path | None = None,
+    command: str = "",
+    progress: Progress | None = None,
+    **options: Any,
+) -> StoredRun:
+    """Measure a workload in a process of its own and keep every sample; returns the stored run.
+
+    `options` are the workload's size, phase and levers (`batch`, `context`, `phase`, `precision`, …; `set` for fields of
+    the model). With `versus={"precision": "bf16"}` a second workload, so changed, is measured in turns with the first.
+
+    >>> run = flopwise.bench("tiny", device="cpu", batch=2)        # doctest: +SKIP
+    >>> run.points[0].times().wall_ns                              # doctest: +SKIP
+    (1432211, 1429120, …)
+    """
+    first = target if isinstance(target, Workload) else workload(target, **options)
+    sampling = Sampling(warmup=warmup, samples=samples, seconds=seconds, timeout_s=timeout)
+    trials = [Trial(workload=first, sampling=sampling, device=device)]
+    if versus is not None:
+        second = _varied(first, versus)
+        trials.append(Trial(workload=second, sampling=sampling, device=device, group="versus"))
+    return _measure(trials, first.target, runs_root(runs), command, progress or Silent())
+
+
+def bench_implementations(
+    target: str,
+    impls: Sequence[str],
+    *,
+    device: str = "auto",
+    warmup: int | None = None,
+    samples: int | None = None,
+    seconds: float = 10.0,
+    timeout: float = 900.0,
+    runs: str | Path | None = None,
+    command: str = "",
+    progress: Progress | None = None,
+    **options: Any,
+) -> StoredRun:
+    """Measure one operation in several implementations, each in a process of its own; one that cannot run is a row."""
+    sampling = Sampling(warmup=warmup, samples=samples, seconds=seconds, timeout_s=timeout)
+    made = [workload(target, impl=impl, **options) for impl in dict.fromkeys(impls)]
+    trials = tuple(Trial(workload=one, sampling=sampling, device=device) for one in made)
+    plan = Sweep(name=f"{target} by implementation", trials=trials)
+    return sweep(plan, fresh=True, runs=runs, command=command, progress=progress)
+
+
+def _measure(trials: list[Trial], name: str, root: Path, command: str, progress: Progress) -> StoredRun:
+    with contextlib.ExitStack() as stack:
+        worker = stack.enter_context(Worker())
+        there = worker.look(trials[0].device)  # no such device: say so before there is a run
+        run = stack.enter_context(Run.create(root, "bench", name, command, trials))
+        stack.callback(progress.end)
+        progress.begin(len(trials), 0)
+        for warning in filter(None, (too_large(trial.workload, there) for trial in trials)):
+            progress.note(warning)
+        progress.trial(trials[0])
+        logs = [run.log_path(trial.key()) for trial in trials]
+        if len(trials) == 1:
+            points: tuple[Point, ...] = (worker.run(trials[0], logs[0], progress.event),)
+        else:
+            points = run_pair(trials[0], trials[1], (logs[0], logs[1]), progress.event)
+        for point in points:
+            run.append(point)
+            progress.point(point)
+    return StoredRun.load(run.path)
+
+
+def _varied(first: Workload, versus: Mapping[str, Any]) -> Workload:
+    """The first workload with some of its size, phase, levers or fields changed."""
+    named = ("implementation", *takes(first.subject), *LEVERS)
+    same = {name: getattr(first.recipe if name in LEVERS else first, name) for name in named}
+    same |= {"impl": first.subject.impl} if isinstance(first.subject, OpSpec) else {}
+    fields = {
+        name: value for name, value in versus.items() if name not in ("batch", "context", "phase", "impl", *named)
+    }
+    options = {name: value for name, value in versus.items() if name not in fields}
+    return workload(first.target, set=first.changes | fields, **(same | options))
+
+
+def interrupted(run: StoredRun) -> bool:
+    """Whether the user stopped it."""
+    return any(point.status == INTERRUPTED for point in run.points)
+
+
+def outcome(run: StoredRun) -> int:
+    """The exit code of a bench: 0 measured, 130 stopped by the user; raises what stood in the way of measuring."""
+    for point in run.points:
+        if point.status not in (OK, INTERRUPTED):
+            raise FlopwiseError(f"{point.trial.workload.label()}: {point.status}: {point.reason}", point.hint)
+    return 130 if interrupted(run) else 0

@@ -1,0 +1,71 @@
+"""Is B faster than A?"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from flopwise.analysis.matching import compare_points, match
+from flopwise.errors import FlopwiseError
+from flopwise.records.comparison import INCONCLUSIVE, SLOWER, Comparison
+from flopwise.records.run import STEP, Point
+from flopwise.spec import fields
+from flopwise.store import StoredRun, find, runs_root
+
+CLOCKS = ("wall", "gpu", "launch")
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The pairs that were found, and what had no partner."""
+
+    pairs: tuple[tuple[Point, Point, Comparison], ...]
+    only_a: tuple[Point, ...]
+    only_b: tuple[Point, ...]
+
+    def exit_code(self, fail_above: float | None = None) -> int:
+        """1: B is slower by more than `fail_above`; 3: some verdict is inconclusive; else 0."""
+        ratios = [(c.ratio or 0.0, c.verdict) for _, _, c in self.pairs]
+        if fail_above is not None and any(verdict == SLOWER and ratio > 1 + fail_above for ratio, verdict in ratios):
+            return 1
+        return 3 if any(verdict == INCONCLUSIVE for _, verdict in ratios) else 0
+
+
+def compare(
+    a: str | Path | StoredRun,
+    b: str | Path | StoredRun,
+    *,
+    phase: str = STEP,
+    clock: str = "wall",
+    threshold: float = 0.03,
+    runs: str | Path | None = None,
+) -> Compared:
+    """Compare two runs, point by point.
+
+    >>> flopwise.compare("last~1", "last").pairs[0][2].verdict       # doctest: +SKIP
+    'faster'
+    """
+    fields.one_of("clock", clock, CLOCKS)
+    root = runs_root(runs)
+    first, second = (x if isinstance(x, StoredRun) else StoredRun.load(find(x, root)) for x in (a, b))
+    pairs, only_a, only_b = match(first.points, second.points)
+    if not pairs:
+        raise FlopwiseError(
+            f"{first.header.id} and {second.header.id} have no workload in common", "compare runs of the same workloads"
+        )
+    measured = [point for pair in pairs for point in pair if point.phases]
+    if measured and not any(point.times(phase) for point in measured):
+        known = dict.fromkeys(times.phase for point in measured for times in point.phases)
+        raise FlopwiseError(
+            f"phase = {fields.show(phase)} was not measured in these runs", f"allowed: {', '.join(known)}"
+        )
+    if measured and not any(getattr(times, f"{clock}_ns") for point in measured for times in point.phases):
+        raise FlopwiseError(f"clock = '{clock}' was not read in these runs", "on the CPU there is the wall clock alone")
+    compared = tuple((x, y, compare_points(x, y, phase=phase, clock=clock, threshold=threshold)) for x, y in pairs)
+    return Compared(pairs=compared, only_a=tuple(only_a), only_b=tuple(only_b))
+
+
+def compare_within(run: StoredRun) -> Compared | None:
+    """Compare the two workloads of a run that were measured in turns; None if one of them has no samples."""
+    if len(run.points) != 2 or not all(point.phases for point in run.points):
+        return None
+    a, b = run.points
+    return Compared(pairs=((a, b, compare_points(a, b)),), only_a=(), only_b=())

@@ -1,0 +1,172 @@
+"""One page over runs, traces and snapshots: the verdict, what to change, and the evidence."""
+
+from pathlib import Path
+
+from flopwise.advice.findings import findings
+from flopwise.advice.gather import facts_of
+from flopwise.analysis.clocks import summarise
+from flopwise.analysis.reading import read_and_explain, run_named
+from flopwise.analysis.step_timeline import step_timeline
+from flopwise.api.compare import compare_within
+from flopwise.api.memory import SUFFIXES as SNAPSHOTS
+from flopwise.api.memory_run import stored_report
+from flopwise.api.roofline import traced_roofline
+from flopwise.errors import FlopwiseError
+from flopwise.experiments.results import read_lab
+from flopwise.predict.account import step_time
+from flopwise.predict.dry_step import needs_dry_run
+from flopwise.predict.machine import find_ceilings
+from flopwise.predict.shapes.step import account_step
+from flopwise.records.run import Point
+from flopwise.render.report import Report, ReportPart, html_report, markdown_report
+from flopwise.render.report.evidence import NO_ROOFLINE, Foretold
+from flopwise.render.report.markdown import pictures_of
+from flopwise.render.sweep_charts import labels_of
+from flopwise.snapshot.read import read_snapshot
+from flopwise.snapshot.report import report as memory_report
+from flopwise.spec.gpu import find_gpu
+from flopwise.store import StoredRun
+from flopwise.store.files import write_output
+from flopwise.store.tuning import read_tuning
+from flopwise.trace.read import is_trace_file
+
+SUFFIXES = (".html", ".md")
+MOST_FORETOLD = 60  # points of a run that are predicted: each takes a fraction of a second
+
+
+def report(
+    *targets: str | Path | StoredRun,
+    output: str | Path,
+    pictures: bool = False,
+    runs: str | Path | None = None,
+    command: str = "",
+) -> Path:
+    """Write one page over all targets; the suffix of `output` decides: .html, which needs nothing from outside, or .md.
+
+    A target is a run (`last`, an id, a tag, a path), a trace, or a memory snapshot. With `pictures`, a folder of pictures is
+    written beside the Markdown.
+
+    >>> flopwise.report("last", output="report.html")        # doctest: +SKIP
+    PosixPath('report.html')
+    """
+    place = Path(output).expanduser()
+    check_suffix(place)
+    if not targets:
+        raise FlopwiseError(
+            "there is nothing to report on", "give a run or a trace: flopwise report last -o report.html"
+        )
+    found = Report(parts=tuple(gather(target, runs) for target in targets), command=command)
+    if place.suffix == ".html":
+        _write(place, html_report(found))
+    else:
+        _write(place, markdown_report(found, _drawn(found, place) if pictures else None))
+    return place
+
+
+def check_suffix(place: Path) -> None:
+    """Raise if the page's name does not say what it is to be."""
+    if place.suffix not in SUFFIXES:
+        raise FlopwiseError(f"the suffix '{place.suffix}' of {place} names no report", f"use {' or '.join(SUFFIXES)}")
+
+
+def gather(target: str | Path | StoredRun, runs: str | Path | None = None) -> ReportPart:
+    """All that is known of one target; what it does not hold is left out, and what could not be told is noted."""
+    if not isinstance(target, StoredRun):
+        path = Path(target).expanduser()
+        if is_trace_file(path):
+            return _traced(path.name, path, None, None)
+        if path.name.lower().endswith(SNAPSHOTS):
+            return ReportPart(name=path.name, memory=memory_report(read_snapshot(path)))
+        target = run_named(target, runs)
+    name = f"{target.header.kind} {target.header.name}".strip()
+    if target.header.kind == "memory" and target.points:
+        return ReportPart(name=name, run=target, memory=stored_report(target))
+    if target.header.kind == "tune":
+        return _tuned(name, target)
+    if target.header.kind == "lab":
+        return ReportPart(name=name, run=target, lab=read_lab(target.path))
+    traced = next((point for point in target.points if point.trace_file), None)
+    if traced is not None:
+        return _traced(name, target.path / "traces" / Path(traced.trace_file).name, target, traced)
+    within = compare_within(target) if any(point.paired_with for point in target.points) else None
+    return ReportPart(name=name, run=target, pairs=within.pairs if within else (), foretold=foretold(target))
+
+
+def foretold(run: StoredRun) -> tuple[Foretold, ...]:
+    """The run's steps of known models on known GPUs, each with its predicted time."""
+    points = [point for point in run.points if point.phases][:MOST_FORETOLD]
+    found = (_foretold(point, name) for point, name in zip(points, labels_of(points), strict=True))
+    return tuple(one for one in found if one is not None)
+
+
+def _foretold(point: Point, name: str) -> Foretold | None:
+    workload, there = point.trial.workload, point.environment.gpu if point.environment else None
+    gpu = find_gpu(there.name) if there else None
+    ceilings = find_ceilings(gpu) if gpu else None
+    summaries = summarise(point)
+    if ceilings is None or not summaries or needs_dry_run(workload):
+        return None
+    told = step_time(workload, account_step(workload, gpu), ceilings)
+    step = summaries[0]
+    return Foretold(
+        what=workload.label(),
+        name=name,
+        measured_ns=step.wall.median,
+        predicted_ns=told.wall_ns,
+        gpu_ns=step.gpu.median if step.gpu is not None and step.gpu_exact else None,
+        predicted_gpu_ns=told.gpu_ns,
+        bound=told.bound,
+        how=told.how,
+    )
+
+
+def _traced(name: str, path: Path, run: StoredRun | None, point: Point | None) -> ReportPart:
+    """The trace is read once, and everything told of it."""
+    try:
+        read = read_and_explain(path, point)
+    except FlopwiseError as error:
+        if run is None:
+            raise
+        return ReportPart(name=name, run=run, notes=(error.message,))  # a run on the CPU has its times, all the same
+    notes: tuple[str, ...] = ()
+    try:
+        roofline = traced_roofline(read.part.whole, path)
+    except FlopwiseError as error:
+        roofline, notes = None, (f"{NO_ROOFLINE}: {error.message.replace(str(path), path.name)}; {error.hint}",)
+    return ReportPart(
+        name=name,
+        run=run,
+        explanation=read.explanation,
+        waterfall=read.explanation.waterfall,
+        findings=findings(facts_of(read)),
+        timeline=step_timeline(read.part),
+        roofline=roofline,
+        foretold=foretold(run) if run else (),
+        notes=notes,
+    )
+
+
+def _tuned(name: str, run: StoredRun) -> ReportPart:
+    """What a tuning found, tried and kept."""
+    tuning = read_tuning(run)
+    begun = tuning.begun
+    return ReportPart(name=name, run=run, waterfall=begun.waterfall, findings=begun.findings, tuning=tuning)
+
+
+def _drawn(found: Report, place: Path) -> dict[str, str]:
+    """Each chart as a picture in a folder beside the page, and its address there."""
+    from flopwise.render.charts import readable, save
+
+    folder = place.with_suffix(".pictures")
+    folder.mkdir(exist_ok=True)
+    there = {name: picture for name, picture in pictures_of(found).items() if readable(picture.draw)}
+    for name, picture in there.items():
+        save(picture.draw(), folder / f"{name}.svg")
+    return {name: f"{folder.name}/{name}.svg" for name in there}
+
+
+def _write(place: Path, text: str) -> None:
+    try:
+        write_output(place, text)
+    except OSError as error:
+        raise FlopwiseError(f"cannot write {place}: {error.strerror}", "choose another place with -o") from None

@@ -1,0 +1,42 @@
+"""How a worker's process and the one that started it speak: JSON lines over pipes; and how it ends when that one does."""
+
+import ctypes
+import os
+import signal
+from collections.abc import Callable
+
+import msgspec
+
+from flopwise.records.events import Event
+
+Emit = Callable[[Event], None]
+_PR_SET_PDEATHSIG = 1
+
+
+def emit(fd: int, event: Event) -> None:
+    """Write one event as a line, whole."""
+    line = msgspec.json.encode(event) + b"\n"
+    while line:
+        line = line[os.write(fd, line) :]
+
+
+def read_line() -> bytes:
+    """One line from standard input, unbuffered: the child that is forked next must find the rest of it."""
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        byte = os.read(0, 1)
+        if not byte:
+            return b""
+        line += byte
+    return bytes(line)
+
+
+def die_with_parent() -> None:
+    """When the parent is killed, so is this process (Linux; elsewhere it ends at its next event)."""
+    parent = os.getppid()
+    try:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    except (OSError, AttributeError):
+        return
+    if os.getppid() != parent:
+        os._exit(1)

@@ -1,0 +1,184 @@
+"""What a run of the lab keeps: what was planned, then a row per experiment, each on the disk before the next begins.
+
+What the running experiment has measured so far lies in a file of its own, so that a kill loses nothing; it goes when the
+experiment has its row.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from flopwise.errors import FlopwiseError
+from flopwise.experiments.catalog import experiments
+from flopwise.experiments.experiment import (
+    INCONCLUSIVE,
+    NOT_MEASURABLE,
+    VERDICTS,
+    Experiment,
+    Picture,
+    Rows,
+    TableOf,
+    Verdict,
+)
+from flopwise.experiments.steadiness import no_evidence
+from flopwise.records.experiment import Place
+from flopwise.records.run import INTERRUPTED, OK, UNSUPPORTED
+from flopwise.store.files import LAB, LAB_RUNNING
+from flopwise.store.rows import read_rows
+
+SCHEMA = 1
+CUT_OFF = "it was ended from outside, or still runs; these are the rows until then"
+AS_STORED = "as stored; could not be judged again"
+_T = TypeVar("_T", Picture, TableOf)
+
+
+class Planned(msgspec.Struct, frozen=True, kw_only=True, tag="planned"):
+    """The first row: what was asked for."""
+
+    schema: int = SCHEMA
+    experiments: tuple[str, ...]
+    quick: bool = False
+    device: str = "auto"
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True, tag="result"):
+    """One experiment, however it ended. Claim and verdict are kept for readers that do not have the experiment's code."""
+
+    experiment: str
+    claim: str
+    status: str
+    reason: str = ""  # why it is not ok, in one line
+    hint: str = ""
+    verdict: Verdict
+    rows: tuple[dict[str, Any], ...] = ()
+    place: Place | None = None
+    quick: bool = False
+    workload: str = ""
+    started_at: str = ""  # ISO 8601, UTC
+    elapsed_s: float = 0.0
+
+
+class Running(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the running experiment has told: its place, or a row."""
+
+    experiment: str
+    place: Place | None = None
+    row: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A result as this version reads it: judged, drawn and tabulated from its rows. `unshown`: a line for what could not be."""
+
+    result: Result
+    claim: str
+    verdict: Verdict
+    pictures: tuple[Picture, ...] = ()
+    tables: tuple[TableOf, ...] = ()
+    unshown: tuple[str, ...] = ()
+    as_stored: bool = False  # today's code could not judge it again
+
+
+@dataclass(frozen=True)
+class LabRun:
+    """A run of the lab as it is on the disk."""
+
+    run: str
+    planned: Planned
+    results: tuple[Result, ...]
+    unread: str = ""  # a line on what could not be read
+
+    def answers(self) -> list[Answer]:
+        return [answer(result) for result in self.results]
+
+
+def read_lab(path: Path) -> LabRun:
+    """The run at this path; experiments that it did not come to are not there."""
+    rows: list[Planned | Result] = read_rows(path / LAB, Planned | Result, "experiments")  # type: ignore[arg-type]
+    planned = next((row for row in rows if isinstance(row, Planned)), None)
+    if planned is None:
+        raise FlopwiseError(f"{path.name} ended before the first experiment", "run the lab again")
+    results = [row for row in rows if isinstance(row, Result)]
+    unread = ""
+    try:
+        results += _cut_off(path, planned, {result.experiment for result in results})
+    except FlopwiseError as error:  # what had ended is shown all the same
+        unread = f"what the experiment that was cut off had measured cannot be read: {error.message}"
+    return LabRun(run=path.name, planned=planned, results=tuple(results), unread=unread)
+
+
+def _cut_off(path: Path, planned: Planned, ended: set[str]) -> list[Result]:
+    """The experiment that a killed run was in, with the rows it had; none where all have their row."""
+    told = read_rows(path / LAB_RUNNING, Running, "rows") if (path / LAB_RUNNING).is_file() else []
+    told = [word for word in told if word.experiment not in ended]
+    if not told:
+        return []
+    name = told[-1].experiment
+    known = experiments().get(name)
+    return [
+        Result(
+            experiment=name,
+            claim=known.claim if known else "",
+            status=INTERRUPTED,
+            reason=CUT_OFF,
+            verdict=Verdict(INCONCLUSIVE, f"{INTERRUPTED}: {CUT_OFF}"),
+            rows=tuple(word.row for word in told if word.row is not None),
+            place=next((word.place for word in told if word.place), None),
+            quick=planned.quick,
+        )
+    ]
+
+
+def judged(
+    experiment: Experiment, status: str, reason: str, rows: tuple[Mapping[str, Any], ...], place: Place | None
+) -> Verdict:
+    """The verdict; of what did not come to its end, why."""
+    if status == UNSUPPORTED:
+        return Verdict(NOT_MEASURABLE, reason)
+    if status != OK or place is None:
+        return Verdict(INCONCLUSIVE, f"{status}: {reason}")
+    if odd := no_evidence(rows):
+        return Verdict(INCONCLUSIVE, f"these rows are no evidence: {odd}")
+    return experiment.judge(rows, place)
+
+
+def answer(result: Result) -> Answer:
+    """Judge, draw and tabulate a stored result again. Rows that today's code cannot judge keep the verdict they had."""
+    experiment, place = experiments().get(result.experiment), result.place
+    if experiment is None:
+        return Answer(result, result.claim, _as_stored(result.verdict), as_stored=True)
+    as_stored = False
+    try:
+        claim = experiment.claim
+        verdict = judged(experiment, result.status, result.reason, result.rows, place)
+    except Exception:  # noqa: BLE001  a file may hold anything
+        claim, verdict, as_stored = result.claim, _as_stored(result.verdict), True
+    if place is None or not result.rows:
+        return Answer(result, claim, verdict, as_stored=as_stored)
+    pictures, no_pictures = _made(experiment.draw, result.rows, place, "charts")
+    tables, no_tables = _made(experiment.tabulate, result.rows, place, "tables")
+    # Of an experiment that was cut off, a picture or a table may have nothing in it yet.
+    drawn = tuple(picture for picture in pictures if _has_points(picture))
+    filled = tuple(table for table in tables if table.rows)
+    return Answer(result, claim, verdict, drawn, filled, (*no_pictures, *no_tables), as_stored)
+
+
+def _as_stored(verdict: Verdict) -> Verdict:
+    return Verdict(verdict.word if verdict.word in VERDICTS else INCONCLUSIVE, f"{AS_STORED}: {verdict.why}")
+
+
+def _made(
+    make: Callable[[Rows, Place], list[_T]], rows: Rows, place: Place, what: str
+) -> tuple[tuple[_T, ...], tuple[str, ...]]:
+    """The pictures or tables of the rows; where these cannot be read, none, and a line that says so."""
+    try:
+        return tuple(make(rows, place)), ()
+    except Exception:  # noqa: BLE001  a file may hold anything
+        return (), (f"The {what} could not be made: the rows are not as this version writes them.",)
+
+
+def _has_points(picture: Picture) -> bool:
+    return any(row.get(picture.x) is not None and row.get(picture.y) is not None for row in picture.rows)

@@ -1,0 +1,1 @@
+"""flopwise inside other tools: pytest."""

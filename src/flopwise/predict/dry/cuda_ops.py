@@ -1,0 +1,174 @@
+"""Ops that PyTorch carries out otherwise on a GPU than on the CPU: attention, RMS norm, dropout.
+
+While `cuda_ops()` is open, these ops take the GPU's path for CPU tensors too. What they compute is of no interest (the
+tensors are fake); what they save for backward, and what they count as, is the GPU's.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from flopwise.errors import Unsupported
+from flopwise.predict.dry.architecture import Architecture
+
+_aten = torch.ops.aten
+_HALF = (torch.float16, torch.bfloat16)
+
+# PyTorch has no autograd formula for its fused RMS norm on the CPU: two ops of our own stand for the GPU's.
+_own = torch.library.Library("flopwise_dry", "DEF")
+_own.define("_fused_rms_norm(Tensor x, Tensor? weight, int dims) -> (Tensor, Tensor)")
+_own.define("_fused_rms_norm_backward(Tensor grad, Tensor x, Tensor rstd, Tensor? weight) -> (Tensor, Tensor)")
+
+
+def _rms_norm_shapes(x: Tensor, weight: Tensor | None, dims: int) -> tuple[Tensor, Tensor]:
+    rows = (*x.shape[: x.dim() - dims], *(1,) * dims)
+    return torch.empty_like(x, memory_format=torch.contiguous_format), x.new_empty(rows, dtype=torch.float32)
+
+
+def _rms_norm_backward_shapes(grad: Tensor, x: Tensor, rstd: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(x), x.new_empty(0) if weight is None else torch.empty_like(weight)
+
+
+_own.impl("_fused_rms_norm", _rms_norm_shapes, "Meta")
+_own.impl("_fused_rms_norm_backward", _rms_norm_backward_shapes, "Meta")
+
+
+class _RmsNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None, dims: int) -> Tensor:
+        y, rstd = torch.ops.flopwise_dry._fused_rms_norm(x, weight, dims)
+        ctx.save_for_backward(x, rstd, weight)
+        return y  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        x, rstd, weight = ctx.saved_tensors
+        grad_x, grad_weight = torch.ops.flopwise_dry._fused_rms_norm_backward(grads[0], x, rstd, weight)
+        return grad_x, None if weight is None else grad_weight, None
+
+
+def rms_norm(x: Tensor, shape: list[int], weight: Tensor | None = None, eps: float | None = None) -> Tensor:
+    """One kernel where input and weight have one dtype; else PyTorch's row of small ones."""
+    if weight is None or weight.dtype == x.dtype:
+        return _RmsNorm.apply(x, weight, len(shape))  # type: ignore[no-untyped-call, no-any-return]
+    wide = x.float()
+    normed = wide * torch.rsqrt(wide.pow(2).mean(tuple(range(-len(shape), 0)), keepdim=True) + (eps or 1e-6))
+    return (normed * weight).to(x.dtype)
+
+
+def dropout(x: Tensor, p: float, train: bool) -> Tensor:
+    """One kernel that makes the mask and applies it."""
+    return x if p == 0 or not train else _aten.native_dropout(x, p, train)[0]
+
+
+class Attention:
+    """SDPA as the GPU's dispatcher carries it out (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp)."""
+
+    def __init__(self, architecture: Architecture, held_to: str = "") -> None:
+        self.architecture, self.held_to = architecture, held_to
+        self.backends: set[str] = set()  # that were used
+
+    def __call__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        backend = self.held_to or choose_backend(q, k, v, attn_mask is not None, self.architecture)
+        self.backends.add(backend)
+        save = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+        if backend == "flash":
+            return _flash(q, k, v, dropout_p, is_causal, scale)
+        out: Any
+        if backend == "cudnn":
+            out = _aten._scaled_dot_product_cudnn_attention(
+                q, k, v, attn_mask, save, dropout_p, is_causal, False, scale=scale
+            )
+        elif backend == "efficient":
+            out = _aten._scaled_dot_product_efficient_attention(
+                q, k, v, attn_mask, save, dropout_p, is_causal, scale=scale
+            )
+        else:
+            out = _aten._scaled_dot_product_attention_math(
+                q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+            )
+        return cast(Tensor, out[0])
+
+
+def _flash(q: Tensor, k: Tensor, v: Tensor, dropout_p: float, is_causal: bool, scale: float | None) -> Tensor:
+    """The kernel wants head dimensions in multiples of 8: others are padded, and the result is cut."""
+    head_dim = q.shape[-1]
+    if missing := -head_dim % 8:
+        scale = scale or 1 / math.sqrt(head_dim)
+        q, k, v = (F.pad(x, (0, missing)) for x in (q, k, v))
+    out: Tensor = _aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal, False, scale=scale)[0]
+    return out[..., :head_dim] if missing else out
+
+
+def choose_backend(q: Tensor, k: Tensor, v: Tensor, masked: bool, architecture: Architecture) -> str:
+    """The first backend that can, in the GPU's order of preference, among those that `sdpa_kernel` allows.
+
+    >>> from flopwise.predict.dry.architecture import architecture
+    >>> q = torch.empty(1, 2, 16, 64)
+    >>> choose_backend(q, q, q, False, architecture("hopper"))
+    'efficient'
+    >>> half = q.bfloat16()
+    >>> choose_backend(half, half, half, False, architecture("hopper"))
+    'cudnn'
+    """
+    grouped = q.dim() == 4 and q.shape[1] != k.shape[1]
+    half, head_dim = q.dtype in _HALF, q.shape[-1]
+    can = {
+        "cudnn": half and q.dim() == 4 and head_dim % 8 == 0 and head_dim <= 128 and v.shape[-1] == head_dim,
+        "flash": half and q.dim() == 4 and not masked and head_dim <= 256 and v.shape[-1] == head_dim,
+        "efficient": q.dim() == 4 and not grouped and (half or q.dtype == torch.float32),
+        "math": True,
+    }
+    allowed = {
+        "cudnn": torch.backends.cuda.cudnn_sdp_enabled(),
+        "flash": torch.backends.cuda.flash_sdp_enabled(),
+        "efficient": torch.backends.cuda.mem_efficient_sdp_enabled(),
+        "math": torch.backends.cuda.math_sdp_enabled(),
+    }
+    for backend in architecture.attention:
+        if can[backend] and allowed[backend]:
+            return backend
+    pinned = ", ".join(name for name, is_allowed in allowed.items() if is_allowed)
+    raise Unsupported(
+        f"attention held to {pinned} cannot run {q.dtype} with head_dim {head_dim} on a GPU",
+        "try precision = bf16, or attention = sdpa, which picks a backend that can",
+    )
+
+
+@contextmanager
+def cuda_ops(attention: Attention) -> Iterator[dict[Any, Callable[..., Any]]]:
+    """While open, the ops take the GPU's path. Yields them for a dispatch mode too: in inference mode it sees them whole."""
+    swaps: dict[str, Callable[..., Any]] = {
+        "scaled_dot_product_attention": attention,
+        "rms_norm": rms_norm,
+        "dropout": dropout,
+    }
+    library = torch.library.Library("aten", "IMPL")
+    try:
+        for name, function in swaps.items():
+            library.impl(name, _plain(function), "AutogradCPU")
+        yield {getattr(_aten, name).default: function for name, function in swaps.items()}
+    finally:
+        library._destroy()
+
+
+def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return kernel

@@ -1,0 +1,137 @@
+"""Runs a workload's step on fake tensors and returns the tape: no GPU, no memory, no time that means anything."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+)
+
+from flopwise.capture.build import build_step
+from flopwise.capture.watch.collector import no_collector
+from flopwise.capture.watch.modules import ModuleNames
+from flopwise.capture.watch.tape import Tape
+from flopwise.capture.watch.tracker import Tracker
+from flopwise.errors import FlopwiseError, one_line
+from flopwise.predict.dry.architecture import CPU, Architecture
+from flopwise.predict.dry.cuda_autocast import cuda_autocast
+from flopwise.predict.dry.cuda_ops import Attention, cuda_ops
+from flopwise.spec.workload import UserStep, Workload
+
+_CPU = torch.device("cpu")
+
+
+def record(workload: Workload, architecture: Architecture, attention: Attention) -> Tape:
+    """Build the step, run it twice (the second is like all that follow), and return the tape."""
+    with _pretending(workload, architecture, attention) as tracker:
+        run_twice(tracker, lambda: build_step(workload, _CPU).phases)
+    return tracker.tape
+
+
+def record_build(workload: Workload, architecture: Architecture) -> Tape:
+    """Build the step and run nothing."""
+    with _pretending(workload, architecture, Attention(architecture)) as tracker:
+        step = build_step(workload, _CPU)
+        tracker.begin("after", [])
+        del step
+    return tracker.tape
+
+
+@contextmanager
+def _pretending(workload: Workload, architecture: Architecture, attention: Attention) -> Iterator[Tracker]:
+    """While open, tensors are fake and stand for a GPU's (or are the CPU's own), and a tracker watches."""
+    names = ModuleNames()
+    with ExitStack() as stack:
+        swaps = {}
+        if architecture.name != CPU:
+            stack.enter_context(cuda_autocast())
+            swaps = stack.enter_context(cuda_ops(attention))
+        stack.enter_context(tolerant_modules())
+        stack.enter_context(_finite_gradients())
+        stack.enter_context(names.watched())
+        stack.enter_context(_one_clear_line(workload))
+        stack.enter_context(no_collector())
+        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        tracker = Tracker(names, swaps, architecture.workspace_bytes)
+        stack.enter_context(tracker.watching_optimizers())
+        stack.enter_context(tracker)
+        yield tracker
+
+
+def run_twice(tracker: Tracker, build: Callable[[], dict[str, Callable[[], object]]]) -> None:
+    """Build the phases and run them two times under the tracker."""
+    phases = build()
+    for sections in (tracker.tape.first, tracker.tape.steady):
+        for name, run in phases.items():
+            tracker.begin(name, sections)
+            run()
+    tracker.begin("after", [])  # what is freed when all is dropped belongs to no step
+
+
+@contextmanager
+def tolerant_modules() -> Iterator[None]:
+    """`module.to(...)` refuses fake parameters that something refers to; here it only replaces their data."""
+
+    def apply(self: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        if recurse:
+            for child in self.children():
+                child._apply(fn)
+        with torch.no_grad():
+            for parameter in self._parameters.values():
+                if parameter is not None:
+                    parameter.data = fn(parameter)
+        for name, buffer in self._buffers.items():
+            if buffer is not None:
+                self._buffers[name] = fn(buffer)
+        return self
+
+    original: Any = nn.Module._apply
+    nn.Module._apply = apply  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Module._apply = original  # type: ignore[method-assign]
+
+
+@contextmanager
+def _finite_gradients() -> Iterator[None]:
+    """Loss scaling asks the GPU whether a gradient overflowed; here the answer is no."""
+    scaler: Any = torch.amp.GradScaler
+    original = scaler._maybe_opt_step
+    scaler._maybe_opt_step = lambda self, optimizer, state, *args, **kwargs: optimizer.step(*args, **kwargs)
+    try:
+        yield
+    finally:
+        scaler._maybe_opt_step = original
+
+
+@contextmanager
+def _one_clear_line(workload: Workload) -> Iterator[None]:
+    """What fake tensors cannot do is said in one line that names the op."""
+    own = isinstance(workload.subject, UserStep)
+    hint = "measure it instead: `flopwise bench` runs the step for real"
+    try:
+        yield
+    except FlopwiseError:
+        raise
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        what = "a number read from a tensor (.item(), float(), bool(), nonzero…)"
+        raise FlopwiseError(
+            f"{workload.target} cannot be dry-run: {error.func} needs the tensor's values, and a dry run has none",
+            f"leave out {what} in the step" if own else hint,
+        ) from error
+    except (UnsupportedOperatorException, UnsupportedFakeTensorException, NotImplementedError) as error:
+        name = getattr(error, "func", None) or one_line(str(error), 160)
+        raise FlopwiseError(
+            f"{workload.target} cannot be dry-run: {name} has no rule for fake tensors", hint
+        ) from error
+    except Exception as error:
+        text = one_line(f"{type(error).__name__}: {error}", 200)
+        raise FlopwiseError(f"{workload.target} cannot be dry-run: {text}", hint) from error

@@ -1,0 +1,120 @@
+"""Inference in two parts: prefill reads the prompt at once, decode writes one token at a time past a cache of keys and values."""
+
+import msgspec
+
+from flopwise.predict.flops import matmul_parameters, model_flops
+from flopwise.spec.gpu import Gpu
+from flopwise.spec.model import ModelSpec
+
+WEIGHT_BYTES = {
+    "fp32": 4,
+    "tf32": 4,
+    "bf16": 2,
+    "fp16": 2,
+    "bf16-pure": 2,
+    "bf16-master": 2,
+}  # stored as they are computed with
+
+
+class InferencePart(msgspec.Struct, frozen=True, kw_only=True):
+    """The least that prefill, or one step of decoding, must do."""
+
+    part: str  # 'prefill', 'decode'
+    tokens: int  # it produces or reads
+    flops: int
+    read_bytes: int
+    write_bytes: int
+
+    @property
+    def intensity(self) -> float:
+        """FLOPs per byte."""
+        return self.flops / (self.read_bytes + self.write_bytes)
+
+
+class InferenceLimit(msgspec.Struct, frozen=True, kw_only=True):
+    """No faster than this on a GPU, by its datasheet."""
+
+    part: str
+    gpu: str
+    seconds: float
+    tokens_per_s: float
+    bound: str  # 'compute', 'bandwidth'
+
+
+class Inference(msgspec.Struct, frozen=True, kw_only=True):
+    """A batch of sequences of one length."""
+
+    batch: int
+    context: int
+    dtype: str
+    weights_bytes: int
+    kv_cache_bytes: int
+    kv_cache_bytes_per_token: int  # of one sequence
+    prefill: InferencePart
+    decode: InferencePart
+
+
+def kv_cache_bytes(spec: ModelSpec, batch: int, context: int, item_bytes: int = 2) -> int:
+    """Keys and values of every layer, KV head and position.
+
+    >>> from flopwise.spec.model import preset
+    >>> kv_cache_bytes(preset("llama3-8b"), batch=1, context=8192) // 2**20
+    1024
+    """
+    return 2 * spec.n_layers * spec.n_kv_heads * spec.head_dim * context * batch * item_bytes
+
+
+def inference(spec: ModelSpec, batch: int, context: int, precision: str) -> Inference:
+    """What a prompt of `context` tokens takes, and then each further token with that much behind it.
+
+    >>> from flopwise.spec.model import preset
+    >>> round(inference(preset("llama3-8b"), 1, 8192, "bf16").decode.intensity, 2)      # far below any GPU's ridge
+    1.2
+    """
+    item = WEIGHT_BYTES[precision]
+    weights = spec.parameters() * item
+    read_once = matmul_parameters(spec) * item  # of the embedding only the rows asked for
+    cache = kv_cache_bytes(spec, batch, context, item)
+    attention = 4 * batch * spec.n_heads * spec.head_dim * (context + 1) * spec.n_layers
+    logits = batch * spec.vocab * item
+    return Inference(
+        batch=batch,
+        context=context,
+        dtype=precision,
+        weights_bytes=weights,
+        kv_cache_bytes=cache,
+        kv_cache_bytes_per_token=kv_cache_bytes(spec, 1, 1, item),
+        prefill=InferencePart(
+            part="prefill",
+            tokens=batch * context,
+            flops=model_flops(spec, batch, context, "forward").causal,  # the least: no faster than the limit from it
+            read_bytes=read_once,
+            write_bytes=cache + context * logits,
+        ),
+        decode=InferencePart(
+            part="decode",
+            tokens=batch,
+            flops=2 * matmul_parameters(spec) * batch + attention,
+            read_bytes=read_once + cache,
+            write_bytes=kv_cache_bytes(spec, batch, 1, item) + logits,
+        ),
+    )
+
+
+def limit(part: InferencePart, gpu: Gpu, precision: str) -> InferenceLimit | None:
+    """The larger of FLOPs over the peak rate and bytes over the bandwidth; None where the GPU states no such figures.
+
+    >>> from flopwise.spec.gpu import gpu
+    >>> from flopwise.spec.model import preset
+    >>> limit(inference(preset("llama3-8b"), 1, 8192, "bf16").decode, gpu("h100"), "bf16").bound
+    'bandwidth'
+    """
+    peak, bandwidth = gpu.peak(precision.partition("-")[0]), gpu.bandwidth_bytes_s
+    if not peak or not bandwidth:
+        return None
+    compute_s, memory_s = part.flops / peak, (part.read_bytes + part.write_bytes) / bandwidth
+    seconds = max(compute_s, memory_s)
+    bound = "compute" if compute_s >= memory_s else "bandwidth"
+    return InferenceLimit(
+        part=part.part, gpu=gpu.name, seconds=seconds, tokens_per_s=part.tokens / seconds, bound=bound
+    )

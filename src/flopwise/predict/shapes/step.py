@@ -1,0 +1,261 @@
+"""What one step of the reference model must do and hold, phase by phase, before it is run: PyTorch in eager mode on a GPU."""
+
+from collections.abc import Callable
+
+import msgspec
+
+from flopwise.errors import FlopwiseError, Unsupported
+from flopwise.predict.shapes import adamw, losses
+from flopwise.predict.shapes.network import Network
+from flopwise.predict.shapes.overlap import UpdateInBackward, updates_in_backward
+from flopwise.predict.shapes.tape import Tape, Tensor
+from flopwise.spec.gpu import Gpu
+from flopwise.spec.model import ModelSpec
+from flopwise.spec.workload import Workload
+from flopwise.work.operation import ACTIVATIONS, GRADIENTS, INPUTS, LOGITS, SCORES, WORKSPACE, Footprint, OpWork
+from flopwise.work.unsplit import unsplit_bytes
+
+_AUTOCAST = {"bf16": "bf16", "fp16": "fp16"}
+_MIB = 2**20
+DEEPEST = 1000  # layers; it takes half a minute
+
+
+class PhaseCost(msgspec.Struct, frozen=True, kw_only=True):
+    """One phase's memory, as the allocator would report it."""
+
+    phase: str
+    start_bytes: int
+    peak_bytes: int
+    end_bytes: int
+    peak: Footprint
+
+
+class Kept(msgspec.Struct, frozen=True, kw_only=True):
+    """What the forward pass keeps for the backward pass, of all layers together."""
+
+    owner: str
+    module: str  # without the layer's number
+    op: str
+    n_bytes: int
+
+
+class StepCost(msgspec.Struct, frozen=True, kw_only=True):
+    """A step, accounted for: obtained by arithmetic, nothing was run."""
+
+    ops: tuple[OpWork, ...]
+    phases: tuple[PhaseCost, ...]
+    start: Footprint  # at the start of forward: weights, state, data; the last step's gradients are gone
+    after_forward: Footprint | None  # None: a step of which no part is known as the forward pass
+    peak: Footprint
+    after_backward: Footprint | None  # None: there is no backward pass
+    kept: tuple[Kept, ...] = ()
+
+    @property
+    def peak_bytes(self) -> int:
+        return max(phase.peak_bytes for phase in self.phases)
+
+    def flops(self, *phases: str) -> int:
+        """The FLOPs of some phases, or of all."""
+        return sum(op.flops for op in self.ops if not phases or op.phase in phases)
+
+
+def account_step(workload: Workload, gpu: Gpu | None = None, optimizer_bits: int = 32) -> StepCost:
+    """Every op of one step with its work, and the memory by owner. `gpu` picks SDPA's backend and cuBLAS's workspace.
+
+    `optimizer_bits = 8` accounts for moments kept in 8 bits: their memory; the work stays AdamW's own.
+
+    >>> from flopwise.spec.workload import workload
+    >>> cost = account_step(workload("tiny", phase="backward"))
+    >>> cost.flops("backward") == 2 * cost.flops("forward")       # naive attention would be exactly so
+    False
+    """
+    if not isinstance(workload.subject, ModelSpec):
+        raise FlopwiseError(
+            f"{workload.target} is no model: the closed form knows flopwise's own",
+            "give a preset or hf:PATH/config.json",
+        )
+    if optimizer_bits not in (8, 32):
+        raise FlopwiseError(f"optimizer_bits = {optimizer_bits} is not allowed", "allowed: 8, 32")
+    if workload.subject.n_layers > DEEPEST:
+        raise FlopwiseError(
+            f"n_layers = {workload.subject.n_layers} is too deep to account for op by op", f"allowed: up to {DEEPEST}"
+        )
+    return _Step(workload, gpu, optimizer_bits).run()
+
+
+class _Step:
+    """capture/model_step.py's ModelStep, on shapes."""
+
+    def __init__(self, workload: Workload, gpu: Gpu | None, optimizer_bits: int) -> None:
+        assert isinstance(workload.subject, ModelSpec)
+        self.workload, self.recipe = workload, workload.recipe
+        self.t = t = Tape()
+        self.autocast = _AUTOCAST.get(self.recipe.precision, "")
+        backend = sdpa_backend(self.recipe.attention, self.recipe.precision, gpu, workload.subject.head_dim)
+        self.network = Network(t, workload.subject, self.recipe, workload.context, backend)
+        self.parameters = list(self.network.parameters.values())
+        sizes = (workload.batch, workload.context)
+        self.tokens = t.tensor(sizes, "int64", INPUTS, "tokens")
+        self.targets = t.tensor(sizes, "int64", INPUTS, "targets")
+        # One workspace for the thread that runs the forward pass, one for autograd's.
+        threads = 1 if workload.phase == "forward" else 2
+        unsplit = unsplit_bytes(p.weight.n_bytes for p in self.parameters)
+        self.workspace = [t.tensor((unsplit,), "bool", WORKSPACE, "allocator")] if unsplit else []
+        self.workspace += [t.tensor((workspace_bytes(gpu),), "bool", WORKSPACE, "cublas") for _ in range(threads)]
+        self.state: list[Tensor] = []
+        if workload.phase == "train":
+            self.state = adamw.make_state(t, self.parameters, self.recipe, optimizer_bits == 8)
+        overlapped = updates_in_backward(self.recipe)
+        self.overlapped = UpdateInBackward(t, self.parameters, self.recipe) if overlapped else None
+        self.output: Tensor | None = None
+        self.loss: Tensor | None = None
+        self.phases: list[PhaseCost] = []
+        self.kept: tuple[Kept, ...] = ()
+
+    def run(self) -> StepCost:
+        t, start = self.t, self.t.footprint("start of forward")
+        self._leave_last_step()
+        if self.workload.phase == "forward":
+            self._phase("forward", self._infer)
+            after_forward, after_backward = t.footprint("after forward"), None
+        else:
+            self._phase("forward", self._forward)
+            self._phase("loss", self._compute_loss)
+            after_forward = t.footprint("after forward")
+            self.kept = _kept(t)
+            self._phase("backward", self._backward)
+            after_backward = t.footprint("after backward")
+            if self.workload.phase == "train":
+                self._phase("optimizer", self._update)
+        peak = max(self.phases, key=lambda phase: phase.peak_bytes).peak
+        return StepCost(
+            ops=tuple(t.ops), phases=tuple(self.phases), start=start, after_forward=after_forward, peak=peak,
+            after_backward=after_backward, kept=self.kept,
+        )  # fmt: skip
+
+    def _leave_last_step(self) -> None:
+        """What a step finds when it begins: the last one's gradients and loss, or its output."""
+        t, spec = self.t, self.network.spec
+        if self.workload.phase == "forward":
+            shape = (self.workload.batch, self.workload.context, spec.vocab)
+            self.output = t.tensor(shape, self.autocast or self.network.dtype, LOGITS, "mm")
+            return
+        for p in self.parameters if self.recipe.overlap == "off" else ():
+            p.gradient = t.tensor(p.weight.shape, p.weight.dtype, GRADIENTS, p.name)
+        self.loss = t.tensor((), "fp32", op="loss")
+
+    def _phase(self, name: str, run: Callable[[], None]) -> None:
+        t = self.t
+        t.phase, start = name, t.live_bytes
+        t.mark_peak()
+        run()
+        peak = t.footprint("peak", at_peak=True)
+        self.phases.append(
+            PhaseCost(phase=name, start_bytes=start, peak_bytes=t.peak_bytes, end_bytes=t.live_bytes, peak=peak)
+        )
+
+    def _infer(self) -> None:
+        with self.t.no_grad(), self.t.casting_to(self.autocast):
+            self.output = None
+            self.output = self.network.logits(self.tokens)
+
+    def _forward(self) -> None:
+        for p in self.parameters:
+            p.gradient = None
+        self.loss = None
+        with self.t.casting_to(self.autocast):
+            whole = self.recipe.loss == "full"
+            self.output = (self.network.logits if whole else self.network.hidden)(self.tokens)
+
+    def _compute_loss(self) -> None:
+        assert self.output is not None
+        with self.t.casting_to(self.autocast), self.t.inside("loss"):
+            if self.recipe.loss == "full":
+                self.loss = losses.loss_full(self.t, self.output, self.targets)
+            else:
+                weight, tf32 = self.network.head_weight, self.network.tf32
+                of_hidden = losses.loss_chunked if self.recipe.loss == "chunked" else losses.loss_fused
+                self.loss = of_hidden(self.t, self.output, weight, tf32)
+        self.output = None
+
+    def _backward(self) -> None:
+        assert self.loss is not None
+        if self.recipe.precision == "fp16":
+            self.t.work("mul", "elementwise", (self.loss,), 4, "fp32")  # the loss scale
+        self.t.backward(self.loss, self.t.run("ones_like", "elementwise", (), (), "fp32"))
+
+    def _update(self) -> None:
+        if self.overlapped is not None:
+            return self.overlapped.finish()
+        if self.recipe.precision == "fp16":  # fused optimizers unscale themselves, and still have gradients looked at
+            adamw.unscale(self.t, self.parameters)
+        adamw.step(self.t, self.parameters, self.recipe)
+        if self.recipe.overlap == "on":  # all gradients came at the end, and are dropped like any
+            for p in self.parameters:
+                p.gradient = None
+        return None
+
+
+def _kept(t: Tape) -> tuple[Kept, ...]:
+    found = [
+        Kept(owner=owner, module=module, op=op, n_bytes=n)
+        for (owner, module, op), n in t.live.items()
+        if n and owner in (ACTIVATIONS, SCORES, LOGITS)
+    ]
+    return tuple(sorted(found, key=lambda kept: -kept.n_bytes))
+
+
+def sdpa_backend(attention: str, precision: str, gpu: Gpu | None, head_dim: int = 64) -> str:
+    """The kernel that runs fused attention: plain SDPA takes cuDNN's from Hopper on, flash before it, and for fp32 the
+    memory-efficient one (as measured on an H200 with torch 2.11; a dry run or a measurement says what really ran).
+
+    >>> sdpa_backend("sdpa", "bf16", None), sdpa_backend("sdpa", "fp32", None), sdpa_backend("flex", "bf16", None)
+    ('cudnn', 'efficient', 'flex')
+    """
+    if attention in ("sdpa-flash", "sdpa-cudnn"):
+        return attention.removeprefix("sdpa-")
+    if attention == "flex":
+        return "flex"
+    if attention == "flash":
+        return "triton"  # flopwise's own
+    if precision in ("fp32", "tf32") or head_dim > _WIDEST_HEAD["sdpa-flash"]:
+        return "efficient"
+    can = head_dim % 8 == 0 and head_dim <= _WIDEST_HEAD["sdpa-cudnn"]
+    return "cudnn" if can and (gpu is None or _major(gpu) in (9, 10)) else "flash"
+
+
+_WIDEST_HEAD = {"sdpa-flash": 256, "sdpa-cudnn": 128}
+
+
+def check_attention(workload: Workload) -> None:
+    """Refuse what a GPU refuses, and a dry run too: a kernel of SDPA that was chosen and cannot run.
+
+    >>> from flopwise.spec.workload import workload
+    >>> check_attention(workload("tiny", attention="sdpa-flash", precision="bf16"))
+    """
+    spec, recipe = workload.subject, workload.recipe
+    if not isinstance(spec, ModelSpec) or recipe.attention not in _WIDEST_HEAD:
+        return
+    half = recipe.compute in ("bf16", "fp16")
+    odd = recipe.attention == "sdpa-cudnn" and spec.head_dim % 8
+    if not half or odd or spec.head_dim > _WIDEST_HEAD[recipe.attention]:
+        raise Unsupported(
+            f"attention = '{recipe.attention}' cannot run {recipe.compute} with head_dim {spec.head_dim} on a GPU",
+            "try precision = bf16, or attention = sdpa, which picks a backend that can",
+        )
+
+
+def workspace_bytes(gpu: Gpu | None) -> int:
+    """The BLAS library's workspace as PyTorch sets it up (ATen/cuda/CublasHandlePool.cpp): 32 MiB on Hopper, 128 MiB on
+    the MI300, 8.1 MiB elsewhere.
+
+    >>> workspace_bytes(None) // 2**20
+    32
+    """
+    if gpu is not None and gpu.name == "mi300x":
+        return 128 * _MIB
+    return 32 * _MIB if gpu is None or _major(gpu) == 9 else 4096 * 2 * 1024 + 16 * 8 * 1024
+
+
+def _major(gpu: Gpu) -> int:
+    return int(gpu.capability.split(".")[0]) if gpu.capability else 0

@@ -1,0 +1,146 @@
+"""What is kept beside a memory snapshot: what the workload's own process knew of each allocation. No torch here."""
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from flopwise.errors import FlopwiseError
+from flopwise.records.run import PhaseMemory
+from flopwise.work.operation import Footprint
+
+SCHEMA = 1
+BEFORE = -1  # the event of what was there before the first one that was recorded
+OP = "flopwise.op:"  # user metadata of an allocation: the number of the op that made it
+PHASE = "flopwise."  # of what no op did: the phase it happened in
+STACKS = ("python", "all", "off")
+MOST_BYTES = 2**30
+_HINT = "the file is damaged, or flopwise did not write it; record it again"
+
+
+class KnownOp(msgspec.Struct, frozen=True, array_like=True):
+    """An op that allocated something. Words are numbers into `Knowledge.words`."""
+
+    op: int
+    module: int
+    phase: int
+
+
+class KnownTensor(msgspec.Struct, frozen=True, array_like=True):
+    """One allocation and the tensor it was made for."""
+
+    event: int  # in the trace of its device; BEFORE: it was there
+    address: int
+    bytes: int  # as asked for
+    owner: int  # a word, as all that follow but the shape
+    op: int
+    module: int
+    phase: int
+    dtype: int
+    saved_by: int  # the ops that asked autograd to keep it, with their modules
+    shape: tuple[int, ...]
+
+
+class Knowledge(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that is known of the allocations of one device over the recorded steps."""
+
+    schema: int = SCHEMA
+    device: str  # 'cpu', 'cuda:0'
+    steps: int  # recorded, the last one perhaps in part
+    words: tuple[str, ...]
+    ops: dict[int, KnownOp] = {}  # by their number, which the snapshot's metadata has
+    tensors: tuple[KnownTensor, ...] = ()
+    exact: bool = False  # these are all the allocations there are, and their bytes are what was allocated (the CPU)
+    watched: bool = True  # every op was; if not (compiled steps, CUDA graphs), only parameters and buffers are here
+
+    def word(self, number: int) -> str:
+        """The word of this number; '' for one that is not there."""
+        return self.words[number] if 0 <= number < len(self.words) else ""
+
+
+class Prediction(msgspec.Struct, frozen=True, kw_only=True):
+    """What a step's memory should be, and who says so."""
+
+    source: str  # 'dry run' or 'closed form'
+    peak: Footprint
+    phases: tuple[PhaseMemory, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+class Forecast(msgspec.Struct, frozen=True, kw_only=True):
+    """The predictions that a run of `memory` keeps, so that reading it again needs neither torch nor time."""
+
+    schema: int = SCHEMA
+    predictions: tuple[Prediction, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+class Words:
+    """Text, each once, by number.
+
+    >>> words = Words()
+    >>> words("mm"), words("exp"), words("mm"), words.all()
+    (0, 1, 0, ('mm', 'exp'))
+    """
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+
+    def __call__(self, word: str) -> int:
+        return self._numbers.setdefault(word, len(self._numbers))
+
+    def all(self) -> tuple[str, ...]:
+        return tuple(self._numbers)
+
+
+def knowledge_path(snapshot: Path) -> Path:
+    """Where the knowledge of a snapshot lies.
+
+    >>> knowledge_path(Path("memory/1f.pickle")).name
+    '1f.known.msgpack'
+    """
+    return snapshot.with_name(f"{snapshot.name.partition('.')[0]}.known.msgpack")
+
+
+def forecast_path(snapshot: Path) -> Path:
+    """Where the predictions beside a snapshot lie."""
+    return snapshot.with_name(f"{snapshot.name.partition('.')[0]}.predicted.json")
+
+
+def read_knowledge(snapshot: Path) -> Knowledge | None:
+    """The knowledge beside a snapshot; None where there is none, as beside anyone else's."""
+    path = knowledge_path(snapshot)
+    if not path.is_file():
+        return None
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise FlopwiseError(f"{path.name} is larger than {MOST_BYTES >> 20} MiB", _HINT)
+        found = msgspec.msgpack.decode(path.read_bytes(), type=Knowledge)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise FlopwiseError(f"{path.name} cannot be read: {error}", _HINT) from None
+    except OSError as error:
+        raise FlopwiseError(f"cannot read {path}: {error.strerror}", _HINT) from None
+    if found.schema > SCHEMA:
+        raise FlopwiseError(f"{path.name} was written by a newer flopwise", "upgrade flopwise to read it")
+    return found
+
+
+def read_forecast(snapshot: Path) -> Forecast:
+    """The predictions beside a snapshot; none where they are missing."""
+    path = forecast_path(snapshot)
+    if not path.is_file():
+        return Forecast()
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Forecast)
+    except (msgspec.MsgspecError, ValueError, RecursionError, OSError) as error:
+        raise FlopwiseError(f"{path.name} cannot be read: {error}", _HINT) from None
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """The file appears whole or not at all."""
+    partial = path.with_name(f"partial-{path.name}")
+    with partial.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)

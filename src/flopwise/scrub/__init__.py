@@ -1,0 +1,1 @@
+"""Copies of traces that are safe to share: secrets are taken out."""

@@ -1,0 +1,1 @@
+"""Memory snapshots -> timeline, owners, stacks. No torch here."""

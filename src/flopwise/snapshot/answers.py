@@ -1,0 +1,179 @@
+"""What is said of a snapshot: the record that is shown, written as JSON and drawn."""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from flopwise.predict.memory_levers import LeverEffect
+from flopwise.records.memory import Prediction
+from flopwise.snapshot.snapshot import Frame
+
+MEASURED, PREDICTED = "measured", "predicted"
+
+
+class Moment(msgspec.Struct, frozen=True, kw_only=True):
+    """What is allocated, reserved, and neither, after an event."""
+
+    event: int  # BEFORE: before the first
+    time_us: int | None  # since the first event; None: the snapshot has no clock
+    phase: str
+    allocated_bytes: int
+    reserved_bytes: int
+    requested_bytes: int  # of the allocated: what the program asked for; the rest is rounding
+    owners: dict[str, int]
+
+    @property
+    def unused_bytes(self) -> int:
+        """Reserved and not allocated: cached or fragmented."""
+        return self.reserved_bytes - self.allocated_bytes
+
+
+class Large(msgspec.Struct, frozen=True, kw_only=True):
+    """One of the largest allocations at the peak, or several alike."""
+
+    bytes: int  # of one
+    count: int  # allocations of this size, owner and stack; of a workload of ours: of this kind in all layers
+    requested_bytes: int
+    owner: str
+    phase: str
+    stack: str  # the user's own frames
+    frames: tuple[Frame, ...] = ()  # all of them, when asked for
+    module: str = ""  # this and what follows are known only of a workload that flopwise ran
+    op: str = ""
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
+    saved_by: str = ""  # the ops that had it saved for backward
+
+
+class OpBytes(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes at the peak that one op made, of one type."""
+
+    op: str
+    dtype: str  # '' where it is no tensor: a kernel's own
+    count: int
+    bytes: int  # of all
+
+
+def by_op(kinds: Mapping[tuple[str, str], Sequence[int]]) -> tuple[OpBytes, ...]:
+    """The sizes of each op's and type's allocations as rows, the most bytes first."""
+    rows = (OpBytes(op=op, dtype=dtype, count=len(of), bytes=sum(of)) for (op, dtype), of in kinds.items())
+    return tuple(sorted(rows, key=lambda one: (-one.bytes, one.op, one.dtype)))
+
+
+class Saved(msgspec.Struct, frozen=True, kw_only=True):
+    """A tensor that forward keeps for backward."""
+
+    bytes: int
+    owner: str
+    module: str
+    op: str  # that made it
+    saved_by: str  # '' where that is not known
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class SavedBlock(msgspec.Struct, frozen=True, kw_only=True):
+    """What one block keeps for backward; blocks that keep the same are told once."""
+
+    block: str  # 'blocks.0 … blocks.31'
+    blocks: int
+    bytes: int  # of one
+    tensors: int
+    largest: tuple[Saved, ...]
+
+
+class Named(msgspec.Struct, frozen=True, kw_only=True):
+    """A tensor that everybody talks about, with its size."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int  # of one
+    kept: int  # how many of them backward finds
+    note: str = ""
+
+
+class GrowthSource(msgspec.Struct, frozen=True, kw_only=True):
+    """A stack whose allocations every step makes and none frees: a leak; where memory grows without one, what some leave."""
+
+    bytes_per_step: int
+    allocations_per_step: float
+    steps: int  # that left something, of `of_steps` that had the time to free it
+    of_steps: int
+    owner: str
+    stack: str
+    frames: tuple[Frame, ...] = ()
+
+
+class Growth(msgspec.Struct, frozen=True, kw_only=True):
+    """How much more is allocated when a step begins than when the one before it began."""
+
+    steps: int
+    found_by: str  # what told the steps apart; '' where none were found
+    start_bytes: tuple[int, ...]
+    bytes_per_step: int | None
+    leaks_sought: bool  # whether there were steps enough
+    leaks: tuple[GrowthSource, ...]
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """A request that could not be met."""
+
+    time_us: int | None
+    asked_bytes: int
+    device_free_bytes: int | None
+    allocated_bytes: int
+    reserved_bytes: int
+    owners: dict[str, int]
+    stack: str
+    frames: tuple[Frame, ...] = ()
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """The timeline thinned to its extremes, one entry per moment."""
+
+    event: tuple[int, ...]
+    time_us: tuple[int, ...] | None
+    phase: tuple[str, ...]
+    reserved_bytes: tuple[int, ...]
+    owners: dict[str, tuple[int, ...]]
+
+
+class DeviceMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """One device's answers."""
+
+    device: int
+    events: int
+    allocations: int
+    before_bytes: int  # allocated before the recording
+    known_share: float  # of the peak's bytes: those whose owner is known, or told by a stack and a lifetime
+    peak: Moment
+    peak_reserved_bytes: int
+    end: Moment
+    phases: dict[str, int]  # the most allocated in each
+    largest: tuple[Large, ...]
+    growth: Growth
+    ooms: tuple[Failure, ...]
+    timeline: Line
+    notes: tuple[str, ...] = ()
+    temporary: tuple[OpBytes, ...] = ()  # the peak's temporary bytes by op, the most first; known of our own runs only
+    saved: tuple[SavedBlock, ...] = ()
+    named: tuple[Named, ...] = ()
+    guessed_share: float = 0.0  # of the peak's bytes: those whose owner only their size tells
+    exact: bool = False  # whose bytes they are was known when they were allocated, not told from stacks
+
+
+class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A snapshot's answers, device by device, the highest peak first; of a workload also what was expected of it."""
+
+    path: str
+    devices: tuple[DeviceMemory, ...]  # none where memory ran out before anything was recorded
+    label: str = ""  # of the workload; '' for a snapshot of others
+    where: str = ""  # on which device or GPU
+    obtained: str = MEASURED
+    status: str = "ok"
+    reason: str = ""
+    hint: str = ""
+    predictions: tuple[Prediction, ...] = ()
+    levers: tuple[LeverEffect, ...] = ()
+    notes: tuple[str, ...] = ()

@@ -1,0 +1,69 @@
+"""`python -m flopwise.worker`: serves requests, each in a process of its own.
+
+It imports torch once and forks for every request, so that each point has a process of its own (a crash or an OOM ends that
+process alone) without paying for the import again. It touches no GPU before the fork.
+"""
+
+import os
+import sys
+import traceback
+from collections.abc import Callable
+
+import msgspec
+
+from flopwise.capture.pipes import Emit, die_with_parent, emit, read_line
+from flopwise.records.events import Exited, Hello, Request, Started
+
+
+def main() -> None:
+    """Serve requests until the line ends."""
+    die_with_parent()
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    events = os.dup(1)
+    os.dup2(2, 1)  # what a workload prints is not an event
+    try:
+        import torch._dynamo
+
+        if "--compiler" in sys.argv:
+            os.environ["TORCH_WARM_POOL"] = "0"  # no compile processes before the fork: they would be shared
+            import torch._inductor.compile_fx  # noqa: F401
+
+        from flopwise.worker import jobs
+    except ImportError as error:
+        emit(
+            events,
+            Hello(error=f"cannot import torch: {error}", hint="pip install 'flopwise[torch]' -c constraints.txt"),
+        )
+        return
+    emit(events, Hello())
+    while line := read_line():
+        request = msgspec.json.decode(line, type=Request)
+        pid = os.fork()
+        if pid == 0:
+            _child(request, events, jobs.serve)
+        _, status = os.waitpid(pid, 0)
+        emit(events, Exited(code=os.waitstatus_to_exitcode(status)))
+
+
+def _child(request: Request, events: int, serve: Callable[[Request, Emit], None]) -> None:
+    """Never returns: whatever happens, this process ends here."""
+    code = 1
+    try:
+        die_with_parent()
+        if request.log:
+            log = os.open(request.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+        emit(events, Started(pid=os.getpid()))
+        serve(request, lambda event: emit(events, event))
+        code = 0
+    except BaseException:  # noqa: BLE001  the traceback belongs in the log
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""The warning before a run that will probably not fit, and that every verb that runs something gives it."""
+
+from contextlib import AbstractContextManager
+
+import pytest
+
+from flopwise.api import bench, memory_run, profile, sweep
+from flopwise.capture.progress import Silent
+from flopwise.errors import FlopwiseError
+from flopwise.predict.fit import peak_of
+from flopwise.predict.fitting import too_large
+from flopwise.records.events import Surroundings
+from flopwise.records.run import OOM, Environment, Gpu, Point
+from flopwise.render.memory_view import memory_view
+from flopwise.spec.gpu import gpu
+from flopwise.spec.sweep import sweep_from
+from flopwise.spec.workload import workload
+
+
+def there(free_bytes, on_gpu):
+    h200 = Gpu(name="NVIDIA H200", memory_bytes=0, sm_count=132, l2_bytes=0, capability="9.0")
+    environment = Environment(flopwise="", python="", torch="", gpu=h200 if on_gpu else None)
+    return Surroundings(environment=environment, device="", free_bytes=free_bytes)
+
+
+@pytest.mark.parametrize("on_gpu", [True, False])
+def test_the_warning_comes_where_the_prediction_exceeds_what_is_free(on_gpu):
+    work = workload("small")
+    needed = peak_of(work, gpu("h200")) - (0 if on_gpu else 2 * 32 * 2**20)
+    assert too_large(work, there(needed, on_gpu)) == ""
+    assert "it will probably run out of memory" in too_large(work, there(needed - 1, on_gpu))
+
+
+@pytest.mark.parametrize("target", ["op:attention", "py:steps:make"])
+def test_what_arithmetic_does_not_know_is_not_warned_of(target):
+    assert too_large(workload(target), there(1, on_gpu=True)) == ""
+    assert too_large(workload("small"), there(None, on_gpu=True)) == ""
+
+
+# Every verb.
+
+
+class FullGpu(AbstractContextManager):
+    """A worker on a GPU with a kilobyte free, where everything runs out of memory."""
+
+    def __init__(self, compiler=False):
+        pass
+
+    def __exit__(self, *_):
+        pass
+
+    def look(self, device):
+        return there(1024, on_gpu=True)
+
+    def run(self, trial, log=None, on_event=None, trace=None, memory=None):
+        return Point(key=trial.key(), trial=trial, status=OOM, reason="CUDA out of memory")
+
+    def dry_run(self, *_):
+        raise FlopwiseError("not here")
+
+
+class Notes(Silent):
+    def __init__(self):
+        self.texts = []
+
+    def note(self, text):
+        self.texts.append(text)
+
+
+SWEEP = {"name": "s", "base": {"workload": "tiny"}, "group": {"g": {"batch": [1, 2]}}}
+VERBS = {
+    "bench": (bench, lambda **options: bench.bench("tiny", **options), 1),
+    "versus": (bench, lambda **options: bench.bench("tiny", versus={"batch": 8}, **options), 2),
+    "profile": (profile, lambda **options: profile.profile("tiny", **options), 1),
+    "sweep": (sweep, lambda **options: sweep.sweep(sweep_from(SWEEP), **options), 2),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_warns_before_it_runs(verb, monkeypatch, tmp_path):
+    module, call, warnings = VERBS[verb]
+    monkeypatch.setattr(module, "Worker", FullGpu)
+    if verb == "versus":
+        monkeypatch.setattr(module, "run_pair", lambda a, b, *_: (FullGpu().run(a), FullGpu().run(b)))
+    notes = Notes()
+    call(runs=tmp_path, progress=notes)
+    assert len(notes.texts) == warnings
+    assert all("of 1.00 KiB free: it will probably run out of memory" in text for text in notes.texts)
+
+
+def test_memory_that_ran_out_before_anything_was_recorded_says_what_it_would_need(monkeypatch, tmp_path):
+    monkeypatch.setattr(memory_run, "Worker", FullGpu)
+    notes = Notes()
+    run = memory_run.capture(
+        workload("tiny"), device="cuda", steps=1, record="off", timeout=60, root=tmp_path, command="", progress=notes
+    )
+    found = memory_run.stored_report(run)
+    assert (len(notes.texts), found.status, found.devices) == (1, OOM, ())
+    assert any("it would have needed" in note and "closed form" in note for note in found.notes)
+    titles = [table.title for table in memory_view(found)[0]]
+    assert titles[1:] == ["what it would need", "what each lever would change"]
+    with pytest.raises(FlopwiseError, match="oom: CUDA out of memory"):
+        memory_run.outcome(found)
