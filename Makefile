@@ -4,16 +4,22 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test check docs gallery format clean
+.PHONY: demo test test-all check docs gallery format clean
 
 demo: $(STAMP)
 	$(BIN)/flopwise demo
 
-# The kernels: on the CPU and compiled for three GPU generations, then in Triton's interpreter. None needs a GPU.
+# Minutes: all but what is marked slow, with a tenth of the fuzzing. Kernels are compiled for three GPU generations, and run
+# in Triton's interpreter, which must be chosen before Triton is imported. Nothing needs a GPU.
+PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 2 --dist loadfile tests --ignore tests/kernels
-	$(BIN)/python -m pytest -n 2 --dist worksteal tests/kernels
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 --dist loadfile tests/kernels
+	$(PYTEST) -m "not slow" tests
+	TRITON_INTERPRET=1 $(PYTEST) -m "not slow" tests/kernels
+
+# Everything.
+test-all: $(STAMP)
+	FLOPWISE_TESTS=all $(PYTEST) tests
+	FLOPWISE_TESTS=all TRITON_INTERPRET=1 $(PYTEST) tests/kernels
 
 check: $(STAMP)
 	$(BIN)/ruff check .
