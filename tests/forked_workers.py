@@ -22,7 +22,7 @@ from unittest import mock
 
 WORKER = (sys.executable, "-m", "flopwise.worker")
 # Read when torch, Triton or Python itself is loaded: a worker that has another value is started as always.
-_READ_AT_IMPORT = ("TRITON_", "TORCH", "PYTORCH_", "OMP_", "MKL_", "CUDA_", "NVIDIA_", "LD_")
+_READ_AT_IMPORT = ("TRITON_", "TORCH", "PYTORCH_", "OMP_", "MKL_", "LD_")
 _LOADED = {"torch", "triton", "numpy", "transformers", "msgspec", "flopwise"}
 _MESSAGE_BYTES = 1 << 20
 

@@ -2,7 +2,7 @@
 
 import doctest
 import importlib
-import pkgutil
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -23,10 +23,15 @@ def load(name: str) -> ModuleType:
         raise
 
 
-MODULES = sorted(m.name for m in pkgutil.walk_packages(flopwise.__path__, "flopwise.", onerror=lambda name: None))
+SOURCE = Path(flopwise.__file__).parent
+MODULES = sorted(
+    ".".join(("flopwise", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__")
+    for path in SOURCE.rglob("*.py")
+    if ">>> " in path.read_text(encoding="utf-8")
+)
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if not name.endswith("__main__")])
+@pytest.mark.parametrize("name", MODULES)
 def test_the_examples_in_its_docstrings_hold(name):
     assert doctest.testmod(load(name)).failed == 0
 

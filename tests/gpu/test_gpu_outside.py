@@ -36,10 +36,9 @@ DEEP = {"set": {"n_layers": 8}, "precision": "bf16"}
 
 
 @pytest.mark.parametrize("levers", [{}, {"graph": "on", "optimizer": "fused"}, {"checkpoint": 2}])
-def test_compiled_blocks_train_as_the_eager_step_does_and_compile_sooner_than_the_whole(measure, levers):
+def test_compiled_blocks_train_as_the_eager_step_does(measure, levers):
     eager, blocks, whole = (measure("small", compile=c, **DEEP, **levers) for c in ("off", "blocks", "default"))
     assert (eager.status, blocks.status, whole.status) == (OK, OK, OK)
-    assert compile_ns(blocks) < compile_ns(whole)
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,13 @@
-"""A sweep killed at any moment and resumed yields the same table as an uninterrupted one."""
+"""A sweep that is killed or interrupted and then resumed yields the same table as an uninterrupted one."""
 
 import os
-import random
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+
+import pytest
 
 from flopwise.records.run import OK, OOM
 from flopwise.store import StoredRun, find
@@ -19,73 +20,68 @@ samples = 3
 warmup = 0
 
 [group.steps]
-workload = ["py:steps:matmul", "py:steps:slow", "py:steps:out_of_memory", "py:steps:phases"]
+workload = ["py:steps:matmul", "py:steps:out_of_memory", "py:gated:step", "py:steps:phases"]
 
 [group.again]
-workload = ["py:steps:matmul", "py:steps:slow"]
+workload = ["py:steps:matmul", "py:gated:step"]
 samples = [4, 5]
+"""
+GATED = """
+import os, time
+
+def step(device):
+    while not os.path.exists(os.environ["GATE"]):
+        time.sleep(0.01)
+    return lambda: None
 """
 
 
-def command(root: Path, *words: str) -> list[str]:
-    return [
-        sys.executable,
-        "-m",
-        "flopwise.cli.main",
-        "sweep",
-        str(root / "s.toml"),
-        "--runs",
-        str(root / "runs"),
-        *words,
-    ]
+@pytest.fixture
+def sweep(tmp_path, cli):
+    """A folder with the sweep and what it needs: the words of the command, the environment, and a way to run it here."""
+    (tmp_path / "s.toml").write_text(SWEEP)
+    (tmp_path / "gated.py").write_text(GATED)
+    source = os.environ["PYTHONPATH"]
+    env = {"PYTHONPATH": os.pathsep.join((str(STEPS), str(tmp_path), source)), "GATE": str(tmp_path / "gate")}
+
+    def words(runs):
+        return ["sweep", str(tmp_path / "s.toml"), "--runs", str(tmp_path / runs)]
+
+    return words, env, lambda runs: cli(*words(runs), cwd=tmp_path, **env)
 
 
-def table(root: Path) -> list[tuple[str, str, int]]:
+def table(runs: Path) -> list[tuple[str, str, int]]:
     """What does not depend on the clock: the points in order, how each ended, and how many samples it has."""
-    run = StoredRun.load(find("last", root / "runs"))
+    run = StoredRun.load(find("last", runs))
     assert run.complete
     assert run.warnings == ()
     return [(p.trial.workload.label(), p.status, len(p.phases[0].wall_ns) if p.phases else 0) for p in run.points]
 
 
-def test_killed_at_random_moments_it_ends_with_the_same_table(tmp_path):
-    env = os.environ | {"PYTHONPATH": str(STEPS)}
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    for root in (whole, killed):
-        root.mkdir()
-        (root / "s.toml").write_text(SWEEP)
-    subprocess.run(command(whole), env=env, check=True, capture_output=True)
-    expected = table(whole)
-    assert [status for _, status, _ in expected] == [OK, OK, OOM, OK, OK, OK, OK, OK]
-
-    rng = random.Random(7)
-    for _ in range(3):
-        process = subprocess.Popen(command(killed), env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        try:
-            process.wait(timeout=rng.uniform(2.0, 7.0))
-        except subprocess.TimeoutExpired:
-            process.send_signal(rng.choice((signal.SIGKILL, signal.SIGINT)))
-            process.wait()
-    subprocess.run(command(killed), env=env, check=True, capture_output=True)
-    assert table(killed) == expected
-    assert len(list((killed / "runs").iterdir())) <= 5  # one run was continued, unless it was complete
-
-
-def test_resuming_runs_only_what_is_missing(tmp_path):
-    env = os.environ | {"PYTHONPATH": str(STEPS)}
-    (tmp_path / "s.toml").write_text(SWEEP)
-    process = subprocess.Popen(command(tmp_path), env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 120
+@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGINT])
+def test_stopped_and_resumed_it_runs_what_is_missing_and_ends_with_the_same_table(sweep, tmp_path, sign):
+    words, env, run_here = sweep
+    command = [sys.executable, "-m", "flopwise", *words("stopped")]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env=os.environ | env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     rows: list[Path] = []
-    while time.monotonic() < deadline and not (rows and rows[0].read_bytes().count(b"\n") >= 3):
+    while process.poll() is None and not (rows and rows[0].read_bytes().count(b"\n") == 2):
         # A run that is still being made has a hidden name, and is renamed at any moment.
         rows = [path for path in tmp_path.rglob("points.jsonl") if not path.parent.name.startswith(".")]
         time.sleep(0.01)
-    process.kill()
-    process.communicate()
+    process.send_signal(sign)  # the third point waits for the gate
+    process.wait()
     before = rows[0].read_bytes()
-    kept = before[: before.rfind(b"\n") + 1]
-    resumed = subprocess.run(command(tmp_path), env=env, check=True, capture_output=True, text=True)
+    interrupted = int(sign == signal.SIGINT)  # it has a row of its own, and is run again
+    assert before.count(b"\n") == 2 + interrupted
+
+    (tmp_path / "gate").touch()
+    resumed, whole = run_here("stopped"), run_here("whole")
+    assert (resumed.returncode, whole.returncode) == (0, 0)
     assert "going on: " in resumed.stderr
-    assert rows[0].read_bytes().startswith(kept)  # what was there is untouched
-    assert rows[0].read_bytes().count(b"\n") == 8  # and every point was run once
+    assert "going on: " not in whole.stderr
+    assert rows[0].read_bytes().startswith(before)  # what was there is untouched
+    assert rows[0].read_bytes().count(b"\n") == 8 + interrupted  # and every point was run once
+    assert table(tmp_path / "stopped") == table(tmp_path / "whole")
+    assert [status for _, status, _ in table(tmp_path / "whole")] == [OK, OOM, *[OK] * 6]
