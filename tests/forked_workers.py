@@ -22,7 +22,7 @@ from unittest import mock
 
 WORKER = (sys.executable, "-m", "flopwise.worker")
 # Read when torch, Triton or Python itself is loaded: a worker that has another value is started as always.
-_READ_AT_IMPORT = ("TRITON_", "TORCH", "PYTORCH_", "OMP_", "MKL_", "LD_")
+_READ_AT_IMPORT = ("TRITON_INTERPRET", "TORCHDYNAMO_DISABLE", "TORCH_LOGS", "OMP_NUM_THREADS", "LD_LIBRARY_PATH")
 _LOADED = {"torch", "triton", "numpy", "transformers", "msgspec", "flopwise"}
 _MESSAGE_BYTES = 1 << 20
 
@@ -95,49 +95,42 @@ class ForkedWorker:
 class Server:
     """The process that has torch loaded, and forks; started when it is first needed."""
 
-    def __init__(self, arguments: tuple[str, ...]) -> None:
-        self.arguments, self.line, self.environment = arguments, None, dict[str, str]()
+    def __init__(self, arguments: tuple[str, ...], environment: dict[str, str]) -> None:
+        self.arguments, self.environment = arguments, environment
+        self.line: socket.socket | None = None
 
     def start(self, words: Sequence[str], options: dict[str, Any]) -> ForkedWorker | None:
         """A worker; None if it has to be started as always."""
-        if self.line is None:
-            self._open()
-        assert self.line is not None
-        wanted = dict(options.get("env") or os.environ)
-        if self._differs(wanted):
+        if self._differs(dict(options.get("env") or os.environ)):
             return None
+        self.line = self.line or self._open()
         try:
             return ForkedWorker(self.line, words, options)
         except (BrokenPipeError, ConnectionResetError):  # someone ended the server
             self.close()
             return None
 
-    def _open(self) -> None:
-        self.line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.environment = dict(os.environ)
+    def _open(self) -> socket.socket:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [sys.executable, __file__, str(theirs.fileno()), *self.arguments]
-        source = os.pathsep.join(filter(None, (str(_source()), os.environ.get("PYTHONPATH"))))
+        source = os.pathsep.join(filter(None, (str(_source()), self.environment.get("PYTHONPATH"))))
         self.process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
             start_new_session=True,
-            env=os.environ | {"PYTHONPATH": source},
+            env=self.environment | {"PYTHONPATH": source},
         )
         theirs.close()
+        return ours
 
     def _differs(self, wanted: dict[str, str]) -> bool:
-        names = {name for name in (*wanted, *self.environment) if name.startswith(_READ_AT_IMPORT)}
-        if any(wanted.get(name) != self.environment.get(name) for name in names):
+        if any(wanted.get(name) != self.environment.get(name) for name in _READ_AT_IMPORT):
             return True
-        hides = (Path(place) for place in wanted.get("PYTHONPATH", "").split(os.pathsep) if place)
-        return any(
-            (place / name).exists() or (place / f"{name}.py").exists()
-            for place in hides
-            for name in _LOADED
-            if place != _source()
-        )
+        known = {str(_source()), *self.environment.get("PYTHONPATH", "").split(os.pathsep)}
+        places = [Path(place) for place in wanted.get("PYTHONPATH", "").split(os.pathsep) if place not in known]
+        return any((place / name).exists() or (place / f"{name}.py").exists() for place in places for name in _LOADED)
 
     def close(self) -> None:
         if self.line is not None:
@@ -152,14 +145,14 @@ class Server:
 def workers_are_forked() -> Iterator[None]:
     """`subprocess.Popen` of a worker is a fork of one that has torch loaded."""
     servers: dict[tuple[str, ...], Server] = {}
-    real = subprocess.Popen
+    real, environment = subprocess.Popen, dict(os.environ)
 
     class Popen(real):  # type: ignore[type-arg, valid-type, misc]
         def __new__(cls, args: Any, *positional: Any, **options: Any) -> Any:
             words = tuple(args) if isinstance(args, list | tuple) else ()
             if words[: len(WORKER)] == WORKER and not positional:
                 loaded = words[len(WORKER) :]
-                server = servers.setdefault(loaded, Server(loaded))
+                server = servers.setdefault(loaded, Server(loaded, environment))
                 if forked := server.start(words, options):
                     return forked
             return super().__new__(cls)
