@@ -2,6 +2,8 @@
 
 import ast
 import re
+import tomllib
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -139,3 +141,12 @@ def test_every_room_is_in_the_architecture_page():
 
 def test_what_the_architecture_page_names_is_there():
     assert breaches("named", sorted(one for one in named_in_the_page() if not (SOURCE / one).exists())) == []
+
+
+def test_the_sdist_has_all_that_a_checkout_has():
+    """Its tests read benchmarks, docs and sweeps; what begins with a dot is for a checkout alone."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    shipped = ["pyproject.toml", "PKG-INFO", *settings["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]]
+    ignored = [line.strip("/") for line in (ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()]
+    here = {path.name for path in ROOT.iterdir() if not path.name.startswith(".")}
+    assert {name for name in here if not any(fnmatch(name, one) for one in (*shipped, *ignored))} == set()
