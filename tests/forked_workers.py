@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -134,9 +135,7 @@ class Server:
 
     def close(self) -> None:
         if self.line is not None:
-            self.line.close()
-            with suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
+            self.line.close()  # the server ends, and what it forked with it
             self.process.wait()
             self.line = None
 
@@ -183,11 +182,12 @@ def _serve(line: socket.socket, compiler: bool) -> None:
         import torch._inductor.compile_fx  # noqa: F401
     from flopwise.worker import jobs  # noqa: F401
 
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that wait
     while True:
         message, fds, _, _ = socket.recv_fds(line, _MESSAGE_BYTES, 4)
+        _reap()
         if not message:
-            return
+            time.sleep(0.1)
+            return _reap()
         if os.fork() == 0:
             line.close()
             _wait_for_worker(json.loads(message), *fds)
@@ -195,12 +195,18 @@ def _serve(line: socket.socket, compiler: bool) -> None:
             os.close(fd)
 
 
+def _reap() -> None:
+    """Take leave of the processes that have ended, so that their time counts."""
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
 def _wait_for_worker(start: dict[str, Any], stdin: int, stdout: int, stderr: int, status: int) -> NoReturn:
     """Between the server and a worker: says the worker's process id, then how it ended."""
     from flopwise.capture.pipes import die_with_parent
 
     die_with_parent()
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     pid = os.fork()
     if pid == 0:
         os.close(status)
