@@ -65,7 +65,7 @@ class Ends(HTMLParser):
 def build(root, place):
     pytest.importorskip("mkdocs")
     words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", place]
-    return subprocess.run(words, cwd=root, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(words, cwd=root, capture_output=True, text=True, timeout=600, check=False)
 
 
 def test_the_site_has_no_dead_link(tmp_path):
