@@ -20,6 +20,8 @@ from quick import ALL
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 SOURCE = str(Path(__file__).parents[1] / "src")  # what a program that a test starts imports, as the test itself does
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (SOURCE, os.environ.get("PYTHONPATH"))))
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what runs in its background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("all", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("quick", settings.get_profile("all"), derandomize=True, max_examples=10)

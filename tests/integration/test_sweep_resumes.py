@@ -30,7 +30,8 @@ GATED = """
 import os, time
 
 def step(device):
-    while not os.path.exists(os.environ["GATE"]):
+    open("waits", "w").close()
+    while not os.path.exists("gate"):
         time.sleep(0.01)
     return lambda: None
 """
@@ -42,7 +43,7 @@ def sweep(tmp_path, cli):
     (tmp_path / "s.toml").write_text(SWEEP)
     (tmp_path / "gated.py").write_text(GATED)
     source = os.environ["PYTHONPATH"]
-    env = {"PYTHONPATH": os.pathsep.join((str(STEPS), str(tmp_path), source)), "GATE": str(tmp_path / "gate")}
+    env = {"PYTHONPATH": os.pathsep.join((str(STEPS), str(tmp_path), source))}
 
     def words(runs):
         return ["sweep", str(tmp_path / "s.toml"), "--runs", str(tmp_path / runs)]
@@ -62,17 +63,15 @@ def table(runs: Path) -> list[tuple[str, str, int]]:
 def test_stopped_and_resumed_it_runs_what_is_missing_and_ends_with_the_same_table(sweep, tmp_path, sign):
     words, env, run_here = sweep
     command = [sys.executable, "-m", "flopwise", *words("stopped")]
-    process = subprocess.Popen(
-        command, cwd=tmp_path, env=os.environ | env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    rows: list[Path] = []
-    while process.poll() is None and not (rows and rows[0].read_bytes().count(b"\n") == 2):
-        # A run that is still being made has a hidden name, and is renamed at any moment.
-        rows = [path for path in tmp_path.rglob("points.jsonl") if not path.parent.name.startswith(".")]
+    with (tmp_path / "said").open("w") as said:
+        process = subprocess.Popen(command, cwd=tmp_path, env=os.environ | env, stdout=said, stderr=said)
+    while process.poll() is None and not (tmp_path / "waits").exists():
         time.sleep(0.01)
+    assert process.poll() is None, (tmp_path / "said").read_text()
     process.send_signal(sign)  # the third point waits for the gate
     process.wait()
-    before = rows[0].read_bytes()
+    (rows,) = (tmp_path / "stopped").rglob("points.jsonl")
+    before = rows.read_bytes()
     interrupted = int(sign == signal.SIGINT)  # it has a row of its own, and is run again
     assert before.count(b"\n") == 2 + interrupted
 
@@ -81,7 +80,7 @@ def test_stopped_and_resumed_it_runs_what_is_missing_and_ends_with_the_same_tabl
     assert (resumed.returncode, whole.returncode) == (0, 0)
     assert "going on: " in resumed.stderr
     assert "going on: " not in whole.stderr
-    assert rows[0].read_bytes().startswith(before)  # what was there is untouched
-    assert rows[0].read_bytes().count(b"\n") == 8 + interrupted  # and every point was run once
+    assert rows.read_bytes().startswith(before)  # what was there is untouched
+    assert rows.read_bytes().count(b"\n") == 8 + interrupted  # and every point was run once
     assert table(tmp_path / "stopped") == table(tmp_path / "whole")
     assert [status for _, status, _ in table(tmp_path / "whole")] == [OK, OOM, *[OK] * 6]
