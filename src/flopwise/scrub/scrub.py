@@ -13,8 +13,8 @@ from pathlib import Path
 from flopwise.errors import FlopwiseError
 from flopwise.scrub.kineto import scrub_kineto
 from flopwise.scrub.nsys import scrub_nsys
-from flopwise.trace.given_file import SQLITE_MAGIC, check_file
-from flopwise.trace.nsys_file import GZIP_MAGIC, REPORT_SUFFIXES
+from flopwise.trace.input_file import GZIP_MAGIC, SQLITE_MAGIC, check_file
+from flopwise.trace.nsys_file import REPORT_SUFFIXES
 
 
 def scrub(path: str | os.PathLike[str], out: str | os.PathLike[str]) -> Path:

@@ -1,4 +1,4 @@
-"""The host's side of a trace as one list of spans (ranges and ops), and the questions that attribution asks of it."""
+"""The host's side of a trace as one list of spans (ranges and ops), and the lookups that attribution needs."""
 
 import re
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from flopwise.trace.lookup import first_rows
 from flopwise.trace.nesting import Flags, Ints, Nesting
 from flopwise.trace.phases import BACKWARD, PHASES, is_step, phase_of_range
-from flopwise.trace.tables import NO_ID, Trace
+from flopwise.trace.tables import MODULE, NO_ID, STEP, Trace
 from flopwise.work.kernel_spelling import LONGEST_MATCHED
 
 _BACKWARD_NODE = re.compile(
@@ -63,7 +63,7 @@ class Host:
         self._place(trace, name)
 
     def _place(self, trace: Trace, name: NDArray[np.uint32]) -> None:
-        """Name what each span is; a name is looked at once."""
+        """Classify each span; a name is looked at once."""
         whole = self._spans
         kinds = trace.ranges["kind"]
         n_ops = trace.ops.height
@@ -72,14 +72,14 @@ class Host:
             return np.concatenate([(kinds == kind).to_numpy(), np.zeros(n_ops, dtype=bool)])
 
         is_op = np.arange(self._n_ranges + n_ops) >= self._n_ranges
-        module, step = of_kind("module"), of_kind("step") | self._told(is_step)[name]
+        module, step = of_kind(MODULE), of_kind(STEP) | self._names_where(is_step)[name]
         sequenced = np.empty(len(name), dtype=bool)
         sequenced[whole.order] = self._sequence != NO_ID
         backward = self._named(_BACKWARD_NODE)[name]
         backward[: self._n_ranges] = False
         backward[self._n_ranges :] |= trace.ops["backward"].to_numpy()
-        told = (phase_of_range(text) for text in self._matched)
-        by_name = np.fromiter((-1 if phase is None else PHASES.index(phase) for phase in told), dtype=np.int8)
+        named = (phase_of_range(text) for text in self._matched)
+        by_name = np.fromiter((-1 if phase is None else PHASES.index(phase) for phase in named), dtype=np.int8)
         phase = np.where(module | (is_op & ~self._named(_OPTIMIZER_OP)[name]), np.int8(-1), by_name[name])
         annotation = ~is_op & ~step & (phase < 0) & ~self._named(_NO_SCOPE)[name]
         scope = module | annotation | self._named(_SCOPE_OP)[name]
@@ -97,16 +97,16 @@ class Host:
         self._is_op: Flags = is_op[whole.order]
 
     def ops(self) -> Nesting:
-        """All ops; made anew, as nearly every span is one and two questions are all there is to ask of them."""
+        """All ops; built on demand, as nearly every span is one and they are only queried twice."""
         is_op = np.zeros(len(self.lane), dtype=bool)
         is_op[self._spans.order] = self._is_op
         return self._spans.subset(is_op)
 
     def _named(self, pattern: re.Pattern[str]) -> Flags:
-        return self._told(lambda text: pattern.search(text) is not None)
+        return self._names_where(lambda text: pattern.search(text) is not None)
 
-    def _told(self, tells: Callable[[str], bool]) -> Flags:
-        return np.fromiter((tells(text) for text in self._matched), dtype=bool, count=len(self.names))
+    def _names_where(self, holds: Callable[[str], bool]) -> Flags:
+        return np.fromiter((holds(text) for text in self._matched), dtype=bool, count=len(self.names))
 
     def lanes_of(self, process: pl.Series, thread: pl.Series) -> Ints:
         """The lanes of threads; -1 where a thread is null."""
@@ -136,7 +136,7 @@ class Host:
 
     @cached_property
     def only_ops(self) -> bool:
-        """No gradients and no ranges that name a phase: inference, as far as the trace tells."""
+        """No gradients and no ranges that name a phase: inference, as far as the trace shows."""
         return not self._is_backward.any() and not (self.phase >= 0).any()
 
     @cached_property
@@ -172,10 +172,10 @@ class Host:
         """The forward op of each backward node: same sequence number, on the thread the node names (on any, if it names
         none), the last to start before it. Several ops carry one number, as each shows the number that the *next* node will
         get; the op that made the node is the last. On real traces: right for 4054 of 4066 nodes, the first for 2704."""
-        found = np.full(len(positions), -1, dtype=np.int64)
+        forward = np.full(len(positions), -1, dtype=np.int64)
         rows = np.flatnonzero(positions >= 0)
         if len(rows) == 0:
-            return found
+            return forward
         nodes, inverse = np.unique(self._numbered(positions[rows]), return_inverse=True)
         result = np.full(len(nodes), -1, dtype=np.int64)
         asking = np.flatnonzero(self._sequence[nodes] != NO_ID)
@@ -184,10 +184,10 @@ class Host:
         named = self._named_lanes(wanted)
         for by, lane in ((self._forward_by_process, process), (self._forward_by_lane, named)):
             # where the named thread has one, it replaces the other
-            met = by.last_before(lane, self._sequence[wanted], self._spans.starts(wanted))
-            result[asking[met >= 0]] = met[met >= 0]
-        found[rows] = result[inverse]
-        return found
+            last = by.last_before(lane, self._sequence[wanted], self._spans.starts(wanted))
+            result[asking[last >= 0]] = last[last >= 0]
+        forward[rows] = result[inverse]
+        return forward
 
     def _named_lanes(self, nodes: Ints) -> Ints:
         """The lanes of the threads on which backward nodes say that their forward ops ran; -1 for none."""
@@ -196,23 +196,23 @@ class Host:
 
     @cached_property
     def _forward_by_process(self) -> "_Sequences":
-        forward = np.flatnonzero(self._is_forward)
-        return _Sequences(
-            forward, self._processes[self.lane[forward]], self._sequence[forward], self._spans.starts(forward)
-        )
+        return self._forward_by(self._processes)
 
     @cached_property
     def _forward_by_lane(self) -> "_Sequences":
+        return self._forward_by(np.arange(len(self.lanes)))
+
+    def _forward_by(self, group_of_lane: Ints) -> "_Sequences":
         forward = np.flatnonzero(self._is_forward)
-        lane = self.lane[forward].astype(np.int64)
-        return _Sequences(forward, lane, self._sequence[forward], self._spans.starts(forward))
+        group = group_of_lane[self.lane[forward]]
+        return _Sequences(forward, group, self._sequence[forward], self._spans.starts(forward))
 
     def _numbered(self, positions: Ints) -> Ints:
-        """The node whose sequence number an unnumbered one goes by; all positions are nodes.
+        """The node whose sequence number stands for an unnumbered one; all positions are nodes.
 
-        NVTX numbers the node and not the engine's call around it (`evaluate_function: …`): the call goes by the node in it.
+        NVTX numbers the node and not the engine's call around it (`evaluate_function: …`): the call takes that of the node in it.
         AccumulateGrad has no number at all. The engine runs it right after the node that made the gradient (it has the
-        highest priority in the queue), so it is the business of the numbered node before it on its thread."""
+        highest priority in the queue), so it takes that of the numbered node before it on its thread."""
         sequence = self._sequence
         numbered = np.flatnonzero(self._is_backward & (sequence != NO_ID))
         if len(numbered) == 0:
@@ -221,9 +221,8 @@ class Host:
         after = numbered[np.minimum(place, len(numbered) - 1)]
         before = numbered[np.maximum(place - 1, 0)]
         lane = self.lane[positions]
-        inside = (
-            (after > positions) & (self.lane[after] == lane) & (self._spans.starts(after) < self._spans.ends(positions))
-        )
+        begins_inside = self._spans.starts(after) < self._spans.ends(positions)
+        inside = (after > positions) & (self.lane[after] == lane) & begins_inside
         earlier = (before < positions) & (self.lane[before] == lane)
         stand_in = np.where(inside, after, np.where(earlier, before, positions))
         return np.where(sequence[positions] == NO_ID, stand_in, positions)

@@ -1,4 +1,4 @@
-"""Rows found by a pair of numbers (a process and its correlation id, a process and its thread), for whole arrays at a time."""
+"""Row lookup by a pair of numbers (a process and its correlation id, a process and its thread), for whole arrays at a time."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,7 +48,7 @@ def among(values: Ints, ids: Ints) -> NDArray[np.bool_]:
 
 
 def _keys(wanted: Pair, known: Pair) -> Pair:
-    """One integer per pair, equal where the pairs are; most often one process did everything, and needs no telling."""
+    """One integer per pair, equal where the pairs are; most often one process did everything, and is left out."""
     first = known[0][0]
     if (known[0] == first).all() and (wanted[0] == first).all():
         return wanted[1], known[1]

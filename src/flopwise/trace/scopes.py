@@ -10,13 +10,8 @@ from flopwise.trace.nesting import Flags, Ints
 
 SEPARATOR = "/"
 _DEEPEST = 64  # ranges nested deeper are left out of the path: no model is, a hostile file may be
-_DOTTED, _NUMBERED = (
-    re.compile(r"^\w+(\.\w+)+$"),
-    re.compile(r"\.\d+(\.|$)"),
-)  # layers.0.attn; two, as one would backtrack
-_WRAPPED = tuple(
-    re.compile(p) for p in (r"^nn\.Module: (.+)$", r"^## Call (CompiledFxGraph \S+) ##$", r"^Optimizer\.\w+#(.+)$")
-)
+_DOTTED, _NUMBERED = re.compile(r"^\w+(\.\w+)+$"), re.compile(r"\.\d+(\.|$)")  # layers.0.attn; one would backtrack
+_WRAPPED = re.compile(r"^(?:nn\.Module: (.+)|## Call (CompiledFxGraph \S+) ##|Optimizer\.\w+#(.+))$")
 
 
 class Scopes:
@@ -28,7 +23,7 @@ class Scopes:
 
     def __init__(self, host: Host) -> None:
         self._host = host
-        self._texts = [_shown(name) for name in host.names]
+        self._texts = [_unwrapped(name) for name in host.names]
         like_module = np.fromiter((_like_module(name) for name in host.names), dtype=bool, count=len(host.names))
         self._is_module: Flags = host.is_module if host.is_module.any() else like_module[host.name]
 
@@ -88,13 +83,11 @@ def _like_module(name: str) -> bool:
     return _NUMBERED.search(name) is not None and _DOTTED.match(name) is not None
 
 
-def _shown(name: str) -> str:
+def _unwrapped(name: str) -> str:
     """Without what profilers put around a name.
 
-    >>> _shown("nn.Module: Linear_3"), _shown("## Call CompiledFxGraph fqh7 ##"), _shown("Optimizer.step#AdamW.step")
-    ('Linear_3', 'CompiledFxGraph fqh7', 'AdamW.step')
+    >>> [_unwrapped(name) for name in ("nn.Module: Linear_3", "## Call CompiledFxGraph fqh7 ##", "Optimizer.step#AdamW.step")]
+    ['Linear_3', 'CompiledFxGraph fqh7', 'AdamW.step']
     """
-    for pattern in _WRAPPED:
-        if (inner := pattern.match(name)) is not None:
-            return inner.group(1)
-    return name
+    match = _WRAPPED.match(name)
+    return next(filter(None, match.groups())) if match else name
