@@ -28,6 +28,7 @@ from flopwise.spec.workload import Workload
 from flopwise.store import StoredRun, find, runs_root
 from flopwise.trace.input_file import check_file
 from flopwise.trace.read import is_trace_file, read_trace, unknown_suffix
+from flopwise.trace.tables import Trace
 
 MOST_APART = 0.02  # relative difference of the FLOPs of a workload and a trace that count as the same
 _LONGEST = 255  # bytes of a file's name, and more than any run's
@@ -67,24 +68,32 @@ def explain_file(
             f"the run {path.parents[1].name} was on the CPU: there is no GPU work in it to explain",
             "profile it on a GPU (--device cuda); of a CPU run, flopwise bench and runs show give the times by phase",
         )
-    steps, workload = traced_steps(trace), point.trial.workload if point is not None else None
+    steps = traced_steps(trace)
+    workload, telemetry = (point.trial.workload, point.telemetry) if point is not None else (None, None)
     if timings is None:
-        telemetry = point.telemetry if point is not None else None
         explanation = with_waterfall(explain_steps(steps, point), steps, workload, gpu, telemetry)
         return ExplainedTrace(explanation, steps, point)
     timed = timings if isinstance(timings, StoredRun) else StoredRun.load(find(timings, runs_root(runs)))
-    explanation = explain_steps(steps)
+    explanation, chosen = _with_timings(explain_steps(steps), timed, point, trace)
+    if explanation.untraced_idle is None:
+        return ExplainedTrace(with_waterfall(explanation, steps, workload, gpu), steps, point)
+    if workload is None:
+        explanation = _with_waterfall_if_same(explanation, steps, chosen.trial.workload, gpu)
+    else:
+        explanation = with_waterfall(explanation, steps, workload, gpu)
+    return ExplainedTrace(explanation, steps, chosen)
+
+
+def _with_timings(
+    explanation: Explanation, timed: StoredRun, point: Point | None, trace: Trace
+) -> tuple[Explanation, Point]:
+    """The explanation with the clock of another run, and the point that it is of."""
     chosen, remarks = timing_of(timed, point, trace, explanation)
     where = gpu_of(chosen)
     if where and trace.gpu and where != trace.gpu:
         remarks += (f"another GPU than the trace's {trace.gpu}",)
     measured = f"run {timed.header.id}: {chosen.trial.workload.label()} on {where or device_of(chosen)}"
-    explanation = with_clock(explanation, chosen, same=not remarks, origin="; ".join((measured, *remarks)))
-    if workload is None and explanation.untraced_idle is not None:
-        explanation = _with_waterfall_if_same(explanation, steps, chosen.trial.workload, gpu)
-    else:
-        explanation = with_waterfall(explanation, steps, workload, gpu)
-    return ExplainedTrace(explanation, steps, chosen if explanation.untraced_idle is not None else point)
+    return with_clock(explanation, chosen, same=not remarks, origin="; ".join((measured, *remarks))), chosen
 
 
 def trace_of(target: Target, runs: str | Path | None = None) -> tuple[Path, Point | None]:

@@ -102,9 +102,7 @@ class EventColumns:
                 by_category[event.cat].append(event)
             elif ph not in _ARROWS:
                 others.append(event)
-        halves = [event for event in others if event.ph in (BEGIN, END)]
-        self.incomplete += sum(event.cat in _TABLE_OF for event in others if event.ph not in (BEGIN, END))
-        for event in self.pairs.close(halves):
+        for event in self._joined_halves(others) if others else ():
             by_category[event.cat].append(event)
         for category, alike in by_category.items():
             table = _TABLE_OF.get(category)
@@ -113,6 +111,11 @@ class EventColumns:
                 alike = [event for event in alike if event.name.startswith(_MODULE)]
             if table is not None:
                 self._add(table, alike)
+
+    def _joined_halves(self, events: Events) -> Events:
+        halves = [event for event in events if event.ph in (BEGIN, END)]
+        self.incomplete += sum(event.cat in _TABLE_OF for event in events if event.ph not in (BEGIN, END))
+        return self.pairs.close(halves)
 
     def _add(self, table: str, events: Events) -> None:
         if not events:
