@@ -12,10 +12,9 @@ import polars as pl
 
 from flopwise.analysis.intervals import Times, clipped, covered_ns, covered_within, gaps
 from flopwise.analysis.steps import Steps
-from flopwise.trace.host import Host, Points
-from flopwise.trace.lookup import first_rows
+from flopwise.trace.columns import first_rows
+from flopwise.trace.host import Host, Points, Scopes
 from flopwise.trace.nesting import Nesting
-from flopwise.trace.scopes import Scopes
 from flopwise.trace.tables import Trace
 
 LATE_LAUNCH = "late launch"  # the host had not yet launched what came next

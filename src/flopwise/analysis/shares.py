@@ -5,7 +5,7 @@ import re
 import msgspec
 import polars as pl
 
-from flopwise.trace.scopes import SEPARATOR
+from flopwise.trace.host import SEPARATOR
 
 MOST_PARTS = 300  # of phase × class × module; a model has fewer, a trace with a name for each layer more
 REST = "(the rest)"

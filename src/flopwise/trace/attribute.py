@@ -26,11 +26,10 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from flopwise.trace.host import Host, Points
-from flopwise.trace.lookup import first_rows
+from flopwise.trace.columns import first_rows
+from flopwise.trace.host import Host, Points, Scopes
 from flopwise.trace.nesting import Flags, Ints
 from flopwise.trace.phases import BACKWARD, FORWARD, LOSS, OPTIMIZER, OTHER, PHASES, RECOMPUTE
-from flopwise.trace.scopes import Scopes
 from flopwise.trace.tables import NO_ID, Trace
 from flopwise.work import kernel_class
 from flopwise.work.operation import CLASSES

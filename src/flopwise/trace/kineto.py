@@ -21,11 +21,9 @@ import polars as pl
 
 from flopwise.errors import FlopwiseError
 from flopwise.records.note import Note, counted
-from flopwise.trace.columns import shaped_tables
-from flopwise.trace.kineto_columns import EventColumns
+from flopwise.trace.columns import among, first_rows, launching, shaped_tables
+from flopwise.trace.kineto_columns import EventColumns, NeedsExactTimes
 from flopwise.trace.kineto_stream import EventStream
-from flopwise.trace.kineto_times import NeedsExactTimes
-from flopwise.trace.lookup import among, first_rows
 from flopwise.trace.op_inputs import op_inputs, sizes_of_inputs
 from flopwise.trace.op_shapes import sized_ops
 from flopwise.trace.tables import ANNOTATION, GRAPH_RUNS, MODULE, NO_ID, STEP, Trace
@@ -89,7 +87,7 @@ def _trace(columns: EventColumns, stream: EventStream) -> Trace:
     tables = {
         "kernels": kernels,
         "copies": copies.with_columns(kind=kinds.gather(copies["name"])),
-        "launches": _launches(calls.filter(~is_graph_launch), kernels, copies),
+        "launches": launching(calls.filter(~is_graph_launch), [kernels, copies]),
         "graph_launches": calls.filter(is_graph_launch),
         "graph_runs": pl.DataFrame(schema=GRAPH_RUNS),
         "syncs": calls.filter(_named(names, _SYNC)),
@@ -109,20 +107,6 @@ def _trace(columns: EventColumns, stream: EventStream) -> Trace:
         gpu=_gpu_name(stream),
         notes=_notes(columns, stream, kernels, copies),
     )
-
-
-def _launches(calls: pl.DataFrame, kernels: pl.DataFrame, copies: pl.DataFrame) -> pl.DataFrame:
-    """The calls whose correlation id a kernel or a copy carries, whatever the API; of a call within a call, the inner."""
-    key = ["process", "correlation"]
-    ids = np.concatenate([kernels["correlation"].to_numpy(), copies["correlation"].to_numpy()])
-    launches = calls[np.flatnonzero(among(calls["correlation"].to_numpy(), ids[ids != NO_ID]))]
-    if launches["process"].n_unique() > 1:  # ids are per process; one process needs no pairs
-        correlated = pl.concat([kernels.select(key), copies.select(key)])
-        launches = launches.join(correlated, on=key, how="semi", maintain_order="left")
-    ordered = np.sort(launches["correlation"].to_numpy(), kind="stable")
-    if (ordered[1:] == ordered[:-1]).any():
-        launches = launches.unique(key, keep="last", maintain_order=True)
-    return launches
 
 
 def _named(names: tuple[str, ...], pattern: re.Pattern[str]) -> pl.Expr:

@@ -13,17 +13,10 @@ from typing import Any
 import msgspec
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
-from flopwise.trace.columns import GrowingColumn, compact
+from flopwise.trace.columns import GrowingColumn, Ints, compact
 from flopwise.trace.kineto_stream import INT_ARGS, NO_ARGS, NO_LIST, Args, Event
-from flopwise.trace.kineto_times import (
-    LARGEST_DURATION_NS,
-    LARGEST_START_NS,
-    NO_TIME,
-    checked_nanoseconds,
-    nanoseconds,
-    start_times,
-)
 from flopwise.trace.op_inputs import NO_INPUTS, Inputs
 from flopwise.trace.tables import NO_ID
 from flopwise.work.op_family import BETWEEN
@@ -59,6 +52,11 @@ _FOREIGN = re.compile(
     r"|^<|^(?:abc|contextlib|copy|enum|functools|runpy|threading|typing|warnings|weakref)\.py\("
 )
 _BATCH_BYTES = 2 << 20  # of records, before their columns are taken out
+
+LARGEST_START_NS = 1 << 61  # the year 2043 of the Unix epoch; starts and durations below these sum within 64 bits
+LARGEST_DURATION_NS = 1 << 60
+NO_START = np.iinfo(np.int64).min
+_EXACT_BELOW_US = 2.0**43  # a float of microseconds holds three decimals below 101 days, and not beyond
 
 Events = list[Event[Any]]
 Pack = Callable[..., bytes]
@@ -282,10 +280,57 @@ class EventPairs:
         """Durations are taken between whole nanoseconds: those of two floats of microseconds can be one off."""
         starts = start_times([begin for begin, _ in pairs], self._exact)
         ends = start_times([end for _, end in pairs], self._exact)
-        known = (starts != NO_TIME) & (ends != NO_TIME)
+        known = (starts != NO_START) & (ends != NO_START)
         durations = np.where(known, np.where(known, ends, 0) - np.where(known, starts, 0), -1) / 1000
         for (begin, end), duration in zip(pairs, durations.tolist(), strict=True):
             begin.ph, begin.dur = "X", duration
             if begin.args is NO_ARGS:  # which half carries them is the writer's choice
                 begin.args = end.args
         return [begin for begin, _ in pairs]
+
+
+class NeedsExactTimes(Exception):
+    """A time is too large for a float of microseconds to hold its nanoseconds: absolute epochs of older writers."""
+
+
+def start_times(events: Events, exact: bool) -> Ints:
+    """When events begin; NO_START where they do not say. `exact`: from the numbers' own text."""
+    if exact:
+        return _exact_nanoseconds([_text(event.ts) for event in events])
+    return checked_nanoseconds(np.fromiter([event.ts for event in events], np.float64, len(events)))
+
+
+def checked_nanoseconds(us: NDArray[np.float64]) -> Ints:
+    """Nanoseconds, unless a float is too coarse for them."""
+    if (np.abs(us) >= _EXACT_BELOW_US).any():
+        raise NeedsExactTimes
+    return nanoseconds(us)
+
+
+def nanoseconds(us: NDArray[np.float64]) -> Ints:
+    """Exact below 2**43 µs: the whole part and the rounded fraction apart, as their product would not fit a float.
+
+    >>> nanoseconds(np.array([3845976557080.535]))
+    array([3845976557080535])
+    """
+    usable = np.abs(us) < LARGEST_START_NS / 1000
+    us = np.where(usable, us, 0.0)
+    whole = np.floor(us)
+    exact = whole.astype(np.int64) * 1000 + np.rint((us - whole) * 1000).astype(np.int64)
+    return np.where(usable, exact, NO_START)
+
+
+def _exact_nanoseconds(texts: list[str]) -> Ints:
+    """From the decimal text of microseconds; further decimals than three are cut."""
+    text = pl.Series(texts, dtype=pl.String)
+    whole = text.str.extract(r"^(-?\d{1,16})(?:\.\d+)?$", 1).cast(pl.Int64, strict=False)
+    fraction = text.str.extract(r"\.(\d+)$", 1).fill_null("0").str.head(3).str.pad_end(3, "0").cast(pl.Int64)
+    sign = pl.select(pl.when(text.str.starts_with("-")).then(-1).otherwise(1)).to_series()
+    fits = (whole.abs() < LARGEST_START_NS // 1000).fill_null(False)
+    exact = (whole * 1000 + sign * fraction).fill_null(NO_START).to_numpy()
+    rounded = nanoseconds(text.cast(pl.Float64, strict=False).fill_null(float("nan")).to_numpy())
+    return np.where(fits.to_numpy(), exact, rounded)
+
+
+def _text(number: object) -> str:
+    return bytes(number).decode("ascii", "replace") if isinstance(number, msgspec.Raw) else ""

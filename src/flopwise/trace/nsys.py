@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from flopwise.errors import one_line
 from flopwise.records.note import Note, counted
-from flopwise.trace.columns import compact, shaped_tables
-from flopwise.trace.lookup import among, first_rows
+from flopwise.trace.columns import compact, first_rows, launching, one_call_each, shaped_tables
 from flopwise.trace.nsys_file import MISSING, Export, Ints, open_export, or_no_id, process_of, quoted, spellings
 from flopwise.trace.nvtx import NameTable, read_nvtx, with_engine_sequence
 from flopwise.trace.op_shapes import Shapes, sized_ops
@@ -85,7 +84,12 @@ def _tables(export: Export, names: NameTable, shapes: Shapes, notes: list[Note])
         "graph_runs": _spans(_gpu_columns(export, "CUPTI_ACTIVITY_KIND_GRAPH_TRACE", _GPU_WORK)),
     }
     work = {name: _with_process(table, calls) for name, table in work.items()}
-    return {"ops": ops, "ranges": ranges, "graph_nodes": _graph_nodes(export)} | work | _split_calls(calls, work)
+    of_calls = {
+        "launches": launching(calls.filter(~pl.col("graph")), list(work.values())),
+        "graph_launches": one_call_each(calls.filter("graph")),
+        "syncs": calls.filter("waits"),
+    }
+    return {"ops": ops, "ranges": ranges, "graph_nodes": _graph_nodes(export)} | work | of_calls
 
 
 def _spans(columns: Columns) -> pl.DataFrame:
@@ -180,31 +184,6 @@ def _replaced(table: pl.DataFrame, columns: Sequence[pl.Series]) -> pl.DataFrame
     for column in columns:
         table.replace_column(table.get_column_index(column.name), column)
     return table
-
-
-def _split_calls(calls: pl.DataFrame, work: Mapping[str, pl.DataFrame]) -> dict[str, pl.DataFrame]:
-    processes = {p for table in (calls, *work.values()) for p in np.unique(table["process"].to_numpy())}
-    key = ["process", "correlation"] if len(processes) > 1 else ["correlation"]
-    ids = np.concatenate([table["correlation"].to_numpy() for table in work.values()])
-    is_graph, correlation = calls["graph"].to_numpy(), calls["correlation"].to_numpy()
-    launched = calls[np.flatnonzero(~is_graph & among(correlation, ids[ids != NO_ID]))]
-    if len(processes) > 1:  # ids are per process; one process needs no pairs
-        correlated = pl.concat([table.select(key) for table in work.values()])
-        launched = launched.join(correlated, on=key, how="semi", maintain_order="left")
-    return {
-        "launches": _one_call_each(launched, key),
-        "graph_launches": _one_call_each(calls.filter("graph"), key),
-        "syncs": calls.filter("waits"),
-    }
-
-
-def _one_call_each(calls: pl.DataFrame, key: list[str]) -> pl.DataFrame:
-    """A kernel has one launch: where the runtime API called the driver API under the same id, the inner call."""
-    ids = np.sort(calls["correlation"].to_numpy(), kind="stable")
-    if not (ids[1:] == ids[:-1]).any() and not (ids == NO_ID).any():
-        return calls
-    known = calls.filter(pl.col("correlation") != NO_ID)
-    return known.sort("start_ns").unique(key, keep="last", maintain_order=True)
 
 
 def _graph_nodes(export: Export) -> pl.DataFrame:
