@@ -19,7 +19,7 @@ from flopwise.records.ceilings import MEASURED, Ceilings
 from flopwise.records.waterfall import PARTS, Waterfall, WaterfallPart
 from flopwise.spec.gpu import Gpu
 from flopwise.work.op_flops import causal_share
-from flopwise.work.operation import ATTENTION, OpWork
+from flopwise.work.operation import ATTENTION
 
 PREDICTED = "predicted"
 WORTH_NAMING = 0.001  # of the step
@@ -192,17 +192,13 @@ def _idle(work: TimedWork, idle: Idle) -> Iterator[WaterfallPart]:
 
 def _least_ns(known: KnownWork, ceilings: Ceilings) -> float:
     """What the ops must take one after the other: FLOPs at the peak of their precision, or bytes at full bandwidth."""
-    return sum(max(_compute_ns(op, known, ceilings), _move_ns(op, ceilings)) for op in known.ops if op.kernels)
-
-
-def _compute_ns(op: OpWork, known: KnownWork, ceilings: Ceilings) -> float:
-    masked = known.causal and op.kind == ATTENTION and op.flops and op.shapes
-    share = causal_share(op.shapes[0][-2]) if masked else 1.0
-    return 1e9 * op.flops * share / (ceilings.matmul.get(op.dtype) or ceilings.matmul["fp32"]).peak_flops
-
-
-def _move_ns(op: OpWork, ceilings: Ceilings) -> float:
-    return 1e9 * (op.read_bytes + op.write_bytes) / ceilings.bandwidth_bytes_per_s
+    total = 0.0
+    for op in (op for op in known.ops if op.kernels):
+        masked = known.causal and op.kind == ATTENTION and op.flops and op.shapes
+        flops = op.flops * (causal_share(op.shapes[0][-2]) if masked else 1.0)
+        compute_s = flops / (ceilings.matmul.get(op.dtype) or ceilings.matmul["fp32"]).peak_flops
+        total += 1e9 * max(compute_s, (op.read_bytes + op.write_bytes) / ceilings.bandwidth_bytes_per_s)
+    return total
 
 
 def _convention(done: Computing, known: KnownWork | None, gpu: Gpu) -> str:

@@ -56,7 +56,8 @@ def _device(
     workload: Workload | None,
 ) -> DeviceMemory:
     known = None
-    if knowledge is not None and _is_of(knowledge, device):
+    # The CPU's history has the number of the first GPU.
+    if knowledge is not None and int(knowledge.device.partition(":")[2] or 0) == device.device:
         known = KnownAllocations(snapshot, device, knowledge)
         device = exact_history(device, known) if knowledge.exact else device
     when = phases(snapshot, device, by_stack, *([known.phase_of_label] if known else []))
@@ -96,11 +97,6 @@ def _device(
         named=named(workload, kept) if workload is not None else (),
         exact=known is not None,
     )
-
-
-def _is_of(knowledge: Knowledge, device: DeviceHistory) -> bool:
-    """Whether this is the device that the knowledge is about; the CPU's history has the number of the first GPU."""
-    return int(knowledge.device.partition(":")[2] or 0) == device.device
 
 
 def _backward_start(when: Phases, step: Steps, starts: Ints) -> int | None:

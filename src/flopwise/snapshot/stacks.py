@@ -101,9 +101,8 @@ def short(stack: Sequence[Frame], most: int = 3) -> str:
     if not chosen and any(_RECORDER.search(frame.file) for frame in stack):
         return AUTOGRAD
     chosen = chosen or [frame for frame in stack if frame.name and not frame.name.startswith("??")][:1]
-    return one_line(" < ".join(_frame_text(frame) for frame in chosen), _WIDTH)
-
-
-def _frame_text(frame: Frame) -> str:
-    file = frame.file.rpartition("/")[2]
-    return f"{file}:{frame.line} {frame.name}" if file and file != "??" else frame.name
+    files = [frame.file.rpartition("/")[2] for frame in chosen]
+    places = [
+        f"{file}:{frame.line} " if file not in ("", "??") else "" for file, frame in zip(files, chosen, strict=True)
+    ]
+    return one_line(" < ".join(place + frame.name for place, frame in zip(places, chosen, strict=True)), _WIDTH)

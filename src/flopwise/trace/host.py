@@ -1,6 +1,4 @@
-"""The host's side of a trace as one list of spans (ranges and ops), the lookups that
-attribution needs, and the module and path around a piece of work.
-"""
+"""The host's side of a trace as one list of spans (ranges and ops), and the lookups that attribution needs."""
 
 import re
 from collections.abc import Callable
@@ -187,31 +185,26 @@ class Host:
         asking = np.flatnonzero(self._sequence[nodes] != NO_ID)
         wanted = nodes[asking]
         process = self._processes[self.lane[wanted]]
-        named = self._named_lanes(wanted)
-        for by, lane in ((self._forward_by_process, process), (self._forward_by_lane, named)):
+        thread = self._forward_thread[self.op_rows(wanted)]  # on which backward nodes say that their forward ops ran
+        named = self.lanes_of(self.lanes["process"][self.lane[wanted]], thread)
+        for by, lane in zip(self._forward_sequences, (process, named), strict=True):
             # where the named thread has one, it replaces the other
             last = by.last_before(lane, self._sequence[wanted], self._spans.starts(wanted))
             result[asking[last >= 0]] = last[last >= 0]
         forward[rows] = result[inverse]
         return forward
 
-    def _named_lanes(self, nodes: Ints) -> Ints:
-        """The lanes of the threads on which backward nodes say that their forward ops ran; -1 for none."""
-        process = self.lanes["process"][self.lane[nodes]]
-        return self.lanes_of(process, self._forward_thread[self.op_rows(nodes)])
-
     @cached_property
-    def _forward_by_process(self) -> "_Sequences":
-        return self._forward_by(self._processes)
-
-    @cached_property
-    def _forward_by_lane(self) -> "_Sequences":
-        return self._forward_by(np.arange(len(self.lanes)))
-
-    def _forward_by(self, group_of_lane: Ints) -> "_Sequences":
+    def _forward_sequences(self) -> tuple["_Sequences", "_Sequences"]:
+        """The forward ops by process, and by lane."""
         forward = np.flatnonzero(self._is_forward)
-        group = group_of_lane[self.lane[forward]]
-        return _Sequences(forward, group, self._sequence[forward], self._spans.starts(forward))
+        lane, sequence, start = (
+            self.lane[forward].astype(np.int64),
+            self._sequence[forward],
+            self._spans.starts(forward),
+        )
+        by_process = _Sequences(forward, self._processes[lane], sequence, start)
+        return by_process, _Sequences(forward, lane, sequence, start)
 
     def _numbered(self, positions: Ints) -> Ints:
         """The node whose sequence number stands for an unnumbered one; all positions are nodes.
@@ -329,11 +322,9 @@ class Scopes:
             here = np.flatnonzero(places >= 0)
             longer, number = np.unique(path[here] * count + self._name(places[here]), return_inverse=True)
             path[here] = len(texts) + number
-            texts += [self._joined(texts[int(key) // count], int(key) % count) for key in longer]
+            pairs = [(texts[key // count], self._texts[key % count]) for key in longer.tolist()]
+            texts += [inner if outer is None else outer + SEPARATOR + inner for outer, inner in pairs]
         return path, texts
-
-    def _joined(self, outer: str | None, name: int) -> str:
-        return self._texts[name] if outer is None else outer + SEPARATOR + self._texts[name]
 
     def _name(self, places: Ints) -> Ints:
         return self._host.name[places].astype(np.int64) if len(self._host.name) else places

@@ -76,7 +76,7 @@ def _trace(columns: EventColumns, stream: EventStream) -> Trace:
     annotations, modules, calls = (columns.take(table) for table in ("annotations", "modules", "calls"))
     hosts = [table["process"] for table in (calls, ops, annotations, modules)]
     kernels, copies = (_with_process(columns.take(table), calls, hosts) for table in ("kernels", "copies"))
-    kinds = pl.Series([_copy_kind(name) for name in names], dtype=pl.String)
+    kinds = [next((kind for kind, named in _COPY_KINDS.items() if named.search(name)), "other") for name in names]
     is_step, is_graph_launch = _named(names, _STEP), _named(names, _GRAPH_LAUNCH)
     steps_among_ops = ops.filter(is_step)  # as PyTorch wrote them before 1.12
     if steps_among_ops.height:
@@ -86,7 +86,7 @@ def _trace(columns: EventColumns, stream: EventStream) -> Trace:
     shape, shapes = sizes_of_inputs(ops, names, inputs)
     tables = {
         "kernels": kernels,
-        "copies": copies.with_columns(kind=kinds.gather(copies["name"])),
+        "copies": copies.with_columns(kind=pl.Series(kinds, dtype=pl.String).gather(copies["name"])),
         "launches": launching(calls.filter(~is_graph_launch), [kernels, copies]),
         "graph_launches": calls.filter(is_graph_launch),
         "graph_runs": pl.DataFrame(schema=GRAPH_RUNS),
@@ -111,10 +111,6 @@ def _trace(columns: EventColumns, stream: EventStream) -> Trace:
 
 def _named(names: tuple[str, ...], pattern: re.Pattern[str]) -> pl.Expr:
     return pl.col("name").is_in([position for position, name in enumerate(names) if pattern.match(name)])
-
-
-def _copy_kind(name: str) -> str:
-    return next((kind for kind, pattern in _COPY_KINDS.items() if pattern.search(name)), "other")
 
 
 def _with_process(on_gpu: pl.DataFrame, calls: pl.DataFrame, hosts: list[pl.Series]) -> pl.DataFrame:
