@@ -15,7 +15,7 @@ from flopwise.api.memory_run import stored_report
 from flopwise.capture.isolate import Worker
 from flopwise.predict.dry_step import architecture_of
 from flopwise.predict.forecast import closed_form
-from flopwise.snapshot.answers import Line
+from flopwise.snapshot.answers import TimelineLine
 from flopwise.snapshot.timeline import thinned
 from flopwise.spec.gpu import gpu as gpu_named
 from flopwise.spec.model import ModelSpec
@@ -165,11 +165,11 @@ def _straightened(path: re.Match[str]) -> str:
     return f' d="M{"L".join(f"{x:g},{y:g}" for x, y in points)}{path[2]}"'
 
 
-def shortened(line: Line) -> Line:
+def shortened(line: TimelineLine) -> TimelineLine:
     phases = {name: number for number, name in enumerate(dict.fromkeys(line.phase))}
     totals = np.array(list(line.owners.values()), dtype=np.int64).sum(axis=0)
     kept = thinned(totals, MOMENTS, np.array([phases[name] for name in line.phase])).tolist()
-    return Line(
+    return TimelineLine(
         event=tuple(line.event[i] for i in kept),
         time_us=tuple(line.time_us[i] for i in kept) if line.time_us is not None else None,
         phase=tuple(line.phase[i] for i in kept),

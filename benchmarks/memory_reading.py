@@ -2,7 +2,7 @@
 
     python benchmarks/memory_reading.py [--events 200000] [--repeat N]
 
-The snapshot is generated (tests/memory/gen_snapshot.py): training steps of 24 blocks, stacks of some forty frames. Each tool
+The snapshot is generated (tests/snapshot/gen_snapshot.py): training steps of 24 blocks, stacks of some forty frames. Each tool
 runs in a process of its own, interpreter start and imports included:
 
     flopwise memory     reads it without running it; timeline by owner, peak, the largest allocations, steps, leaks; as JSON
@@ -27,7 +27,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-GENERATOR = Path(__file__).parent.parent / "tests" / "memory" / "gen_snapshot.py"
+GENERATOR = Path(__file__).parent.parent / "tests" / "snapshot" / "gen_snapshot.py"
 VERSIONS = """
 import json, platform, flopwise, numpy, polars
 print(json.dumps([platform.python_version(), flopwise.__version__, numpy.__version__, polars.__version__]))

@@ -10,6 +10,7 @@ from flopwise.analysis.attention import AttentionParts
 from flopwise.analysis.details import details
 from flopwise.analysis.explanation import Explanation, Kernel, Part, Share, explain_trace
 from flopwise.analysis.idle import BETWEEN, CAUSES, LATE_LAUNCH, SYNCHRONISATION, Idle
+from flopwise.analysis.traced_steps import traced_steps
 from flopwise.predict.account import GpuAccount, account_for, step_time
 from flopwise.predict.datasheet import from_datasheet
 from flopwise.records.ceilings import Ceilings
@@ -118,7 +119,7 @@ def ceilings() -> Ceilings:
 
 def waterfall(step: float, **parts: float) -> Waterfall:
     """Parts by the names of the constants in analysis.waterfall."""
-    from flopwise.analysis import waterfall as words
+    from flopwise.records import waterfall as words
 
     rows = tuple(
         WaterfallPart(name=getattr(words, name), ns=ns, share=ns / step, how="measured") for name, ns in parts.items()
@@ -128,7 +129,7 @@ def waterfall(step: float, **parts: float) -> Waterfall:
 
 def fixture(name: str, **more: Any) -> Facts:
     trace = read_trace(FIXTURES / name)
-    return Facts(explanation=explain_trace(trace), details=details(trace), gpu=H200, **more)
+    return Facts(explanation=explain_trace(trace), details=details(traced_steps(trace)), gpu=H200, **more)
 
 
 def with_explanation(facts: Facts, **changes: Any) -> Facts:

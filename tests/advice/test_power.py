@@ -5,7 +5,7 @@ import pytest
 
 from flopwise.advice.power import slowed, strength
 from flopwise.advice.predicted import predicted_step
-from flopwise.analysis.power_cap import CAP, held_clock
+from flopwise.analysis.clocks import CAP, held_clock
 from flopwise.predict.roofline import StepTime
 from flopwise.records.run import Telemetry
 

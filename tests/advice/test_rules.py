@@ -29,10 +29,8 @@ from flopwise.advice.rules import (
     zeroed_gradients,
 )
 from flopwise.analysis.attention import AttentionParts
-from flopwise.analysis.chains import Chain
-from flopwise.analysis.compiled_regions import CompiledRegions
-from flopwise.analysis.details import Details
-from flopwise.analysis.host_waits import HostWait
+from flopwise.analysis.details import Chain, CompiledRegions, Details
+from flopwise.analysis.idle import HostWait
 from flopwise.analysis.product_sizes import Product
 from flopwise.predict.roofline import BESIDE
 from flopwise.records.run import Environment, Gpu, PhaseMemory, Ran, Telemetry

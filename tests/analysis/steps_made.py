@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 
 import polars as pl
 
-from flopwise.analysis.explained import explained
+from flopwise.analysis.traced_steps import traced_steps
 from flopwise.analysis.waterfall import waterfall
 from flopwise.predict.datasheet import from_datasheet
 from flopwise.spec.gpu import gpu
@@ -80,7 +80,7 @@ class Step:
         )
 
     def waterfall(self, limits=LIMITS, **more):
-        return waterfall(explained(self.trace()), limits, H200, **more)
+        return waterfall(traced_steps(self.trace()), limits, H200, **more)
 
 
 def peak_ns(flops, precision="bf16"):

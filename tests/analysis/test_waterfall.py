@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flopwise.analysis import waterfall as w
 from flopwise.analysis.computing import KnownWork
-from flopwise.analysis.explained import explained
-from flopwise.analysis.explanation import explain_part
-from flopwise.analysis.idle import untraced_idle
-from flopwise.analysis.with_limits import known_work, with_waterfall
+from flopwise.analysis.explanation import explain_steps
+from flopwise.analysis.idle import FITS, clock_fit, untraced_idle
+from flopwise.analysis.reading import known_work, with_waterfall
+from flopwise.analysis.traced_steps import traced_steps
+from flopwise.analysis.waterfall import UNTRACED, waterfall
+from flopwise.records import waterfall as w
 from flopwise.records.ceilings import Matmul, Tile
 from flopwise.records.run import Telemetry
 from flopwise.render.waterfall_view import waterfalls_table
@@ -77,15 +78,15 @@ def test_the_parts_are_the_step(made, knows, slower):
     trace = made.trace()
     if all(start == end for start, end, *_ in made.kernels):
         return
-    part = explained(trace)
+    part = traced_steps(trace)
     ops = (one("matmul", flops=2 * 64**3, shapes=((64, 64), (64, 64))), one("elementwise", read_bytes=10**6))
     known = KnownWork(ops=ops, model_flops=2.0 * 64**3) if knows else None
-    fills(w.waterfall(part, LIMITS, H200, known=known))
+    fills(waterfall(part, LIMITS, H200, known=known))
     window = part.high_ns - part.low_ns
     wall = slower * window / len(part.steps)
-    alone, _ = untraced_idle(part.idle, window, wall * len(part.steps))
-    if alone is not None:
-        found = w.waterfall(part, LIMITS, H200, known=known, untraced=(wall, alone))
+    if clock_fit(part.idle, window, wall * len(part.steps)) == FITS:
+        alone = untraced_idle(part.idle, window, wall * len(part.steps))
+        found = waterfall(part, LIMITS, H200, known=known, untraced=(wall, alone))
         assert math.fsum(p.ns for p in found.parts) == pytest.approx(wall, rel=1e-6, abs=2)
 
 
@@ -199,7 +200,7 @@ def test_updates_beside_the_backward_pass_count_where_it_does_not_run():
     assert found.ns(w.BELOW_BANDWIDTH) == pytest.approx(500)
     assert found.step_ns == 12_000
     told = next(part.why for part in found.parts if part.name == w.OPTIMIZER_PART)
-    assert told == "4.50 µs more ran beside other work"
+    assert told == "4.50 µs more overlapped with other work"
 
 
 def test_idle_by_cause():
@@ -231,7 +232,7 @@ def test_a_graph_as_one_row_has_the_known_flops_in_it():
     made = replace(made, graph_runs=frame(tables.GRAPH_RUNS, (1010, 1_001_010, 1, 0, 7, 99)))
     ops = (one("matmul", flops=2 * 2048**3, shapes=((2048, 2048), (2048, 2048))),)
     known = KnownWork(ops=ops, model_flops=2.0 * 2048**3)
-    found = fills(w.waterfall(explained(made), LIMITS, H200, known=known))
+    found = fills(waterfall(traced_steps(made), LIMITS, H200, known=known))
     assert found.ns(w.IDEAL) == pytest.approx(peak_ns(2 * 2048**3))
     assert found.ns(w.MATMUL_OTHER) > 0.9e6
     assert any("one row each" in note for note in found.notes)
@@ -243,12 +244,12 @@ def test_a_graph_as_one_row_has_the_known_flops_in_it():
 @pytest.fixture(scope="module")
 def naive():
     names = ("kineto.json.gz", "nsys.sqlite.gz")
-    return [explained(read_trace(FIXTURES / f"h200-small-fp32-naive-2steps.{name}")) for name in names]
+    return [traced_steps(read_trace(FIXTURES / f"h200-small-fp32-naive-2steps.{name}")) for name in names]
 
 
 @pytest.fixture(scope="module")
 def compiled():
-    return explained(read_trace(FIXTURES / "h200-small-bf16-compiled-2steps.kineto.json.gz"))
+    return traced_steps(read_trace(FIXTURES / "h200-small-bf16-compiled-2steps.kineto.json.gz"))
 
 
 def test_two_profilers_tell_the_same_parts(naive):
@@ -257,10 +258,10 @@ def test_two_profilers_tell_the_same_parts(naive):
     known = known_work(workload("small", batch=4, context=512, **options), H200)
     parts = []
     for part in naive:
-        alone, _ = untraced_idle(part.idle, part.high_ns - part.low_ns, 65e6 * 2)
-        parts.append(fills(w.waterfall(part, LIMITS, H200, known=known, untraced=(65e6, alone))))
+        alone = untraced_idle(part.idle, part.high_ns - part.low_ns, 65e6 * 2)
+        parts.append(fills(waterfall(part, LIMITS, H200, known=known, untraced=(65e6, alone))))
     kineto, nsys = parts
-    assert kineto.measured_by == w.UNTRACED
+    assert kineto.measured_by == UNTRACED
     for name in w.PARTS:
         assert kineto.ns(name) / 65e6 == pytest.approx(nsys.ns(name) / 65e6, abs=0.02)
     assert kineto.mfu == pytest.approx(nsys.mfu)
@@ -268,7 +269,7 @@ def test_two_profilers_tell_the_same_parts(naive):
 
 
 def test_the_naive_step_by_its_sizes(naive):
-    found = fills(w.waterfall(naive[0], LIMITS, H200))
+    found = fills(waterfall(naive[0], LIMITS, H200))
     flops = found.ns(w.IDEAL) * LIMITS.matmul["fp32"].peak_flops / 1e9
     model = known_work(workload("small", batch=4, context=512), H200).model_flops
     assert flops == pytest.approx(model, rel=1e-9)  # the sizes in the trace are the model's
@@ -278,13 +279,13 @@ def test_the_naive_step_by_its_sizes(naive):
 
 
 def test_without_sizes_nsys_tells_no_ideal(naive):
-    found = fills(w.waterfall(naive[1], LIMITS, H200))
+    found = fills(waterfall(naive[1], LIMITS, H200))
     assert found.mfu is None
     assert found.ns(w.MATMUL_OTHER) == pytest.approx(39.1e6, rel=0.01)
 
 
 def test_the_compiled_step_is_mostly_waiting(compiled):
-    found = fills(w.waterfall(compiled, LIMITS, H200))
+    found = fills(waterfall(compiled, LIMITS, H200))
     assert found.ns(w.IDLE_LAUNCH) / found.step_ns > 0.6
     assert found.ns(w.MATMUL_PRECISION) == found.ns(w.MATMUL_UNALIGNED) == 0
     assert 0 < found.ns(w.ATTENTION_PART) < 0.6e6
@@ -294,16 +295,16 @@ def test_the_compiled_step_is_mostly_waiting(compiled):
 
 def test_a_gpu_that_is_not_known_has_no_waterfall(compiled):
     part = replace(compiled, whole=replace(compiled.whole, gpu="Voodoo 2"))
-    found = with_waterfall(explain_part(part), part)
+    found = with_waterfall(explain_steps(part), part)
     assert found.waterfall is None
     assert "no waterfall: the limits of 'Voodoo 2' are not known; --gpu names one" in found.notes
-    assert with_waterfall(explain_part(part), part, gpu="h200").waterfall is not None
+    assert with_waterfall(explain_steps(part), part, gpu="h200").waterfall is not None
 
 
 def test_a_clock_that_the_power_cap_held_down_is_told(compiled):
     cold = Telemetry(sm_mhz=(1980, 1600), power_mw=(100, 700), throttle=("software power cap",))
-    told = with_waterfall(explain_part(compiled), compiled, telemetry=cold).waterfall
+    told = with_waterfall(explain_steps(compiled), compiled, telemetry=cold).waterfall
     assert any("1600 of 1980 MHz" in note for note in told.notes)
     assert any("1600 of 1980 MHz" in note for note in waterfalls_table({"before": told}).notes)
-    quiet = with_waterfall(explain_part(compiled), compiled).waterfall
+    quiet = with_waterfall(explain_steps(compiled), compiled).waterfall
     assert not any("MHz" in note for note in quiet.notes)

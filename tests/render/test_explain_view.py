@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from flopwise.analysis.changes import changes
+from flopwise.analysis.explanation import changes
 from flopwise.api.explain import explain
 from flopwise.cli.main import main
 from flopwise.errors import FlopwiseError

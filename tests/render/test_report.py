@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from flopwise.analysis.comparison import compare_samples
-from flopwise.analysis.explained import explained
 from flopwise.analysis.step_timeline import LAUNCHES, PIXELS, step_timeline
+from flopwise.analysis.traced_steps import traced_steps
 from flopwise.api.report import gather, report
 from flopwise.records.tuning import Attempt, Begun, Ended, Tuning
 from flopwise.render.report import Report, ReportPart, html_report, markdown_report
@@ -158,7 +158,7 @@ def test_parts_of_the_icicle_fill_what_is_above_them(part):
 
 
 def test_the_timeline_has_as_many_pieces_as_a_screen_and_loses_no_time():
-    part = explained(read_trace(NAIVE))
+    part = traced_steps(read_trace(NAIVE))
     fine, coarse = step_timeline(part), step_timeline(part, pixels=50)
     assert len(coarse.spans) < len(fine.spans) <= 2 * PIXELS * len(fine.lanes)
 

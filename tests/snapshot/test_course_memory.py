@@ -14,7 +14,7 @@ course_memory = pytest.importorskip("course_memory")
 pages = pytest.importorskip("course_memory_pages")
 nested = pytest.importorskip("nested_checkpoint")
 
-from flopwise.snapshot.answers import Line  # noqa: E402
+from flopwise.snapshot.answers import TimelineLine  # noqa: E402
 from flopwise.spec.workload import workload  # noqa: E402
 
 
@@ -96,7 +96,7 @@ def test_the_best_checkpoint_is_named_by_its_peak_and_by_its_peak_at_little_cost
 def test_a_shortened_timeline_keeps_the_peak_of_every_phase():
     values = tuple(range(1000, 2000)) + tuple(range(1500, 500, -1))
     phases = ("forward",) * 1000 + ("backward",) * 1000
-    line = Line(
+    line = TimelineLine(
         event=tuple(range(2000)), time_us=tuple(range(2000)), phase=phases, reserved_bytes=values,
         owners={"activations": values},
     )  # fmt: skip

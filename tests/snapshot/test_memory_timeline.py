@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from flopwise.errors import FlopwiseError
 from flopwise.snapshot.owners import OWNERS, owners
-from flopwise.snapshot.phases import B, F, Phases, phases, stack_phases
+from flopwise.snapshot.phases import BACKWARD, FORWARD, Phases, phases, stack_phases
 from flopwise.snapshot.read import snapshot_of
-from flopwise.snapshot.report import _backward, report
+from flopwise.snapshot.report import _backward_start, report
 from flopwise.snapshot.steps import Steps, steps
 from flopwise.snapshot.timeline import alive, thinned, timeline
 
@@ -125,8 +125,8 @@ def test_the_peak_of_every_phase_outlives_thinning():
 
 def test_backward_begins_with_an_allocation():
     """What forward frees as it returns comes before, whatever op's name it carries: it is not kept for backward."""
-    own = np.array([F, F, B, B, B])
+    own = np.array([FORWARD, FORWARD, BACKWARD, BACKWARD, BACKWARD])
     when = Phases(own=own, within=own, run=own, passes=own)
     starts = np.array([0, 1, 3])  # the event between is a free
-    assert _backward(when, Steps(np.array([], dtype=np.int64), ""), starts) == 3
-    assert _backward(when, Steps(np.array([], dtype=np.int64), ""), np.array([0, 1])) is None
+    assert _backward_start(when, Steps(np.array([], dtype=np.int64), ""), starts) == 3
+    assert _backward_start(when, Steps(np.array([], dtype=np.int64), ""), np.array([0, 1])) is None

@@ -13,8 +13,7 @@ import zipfile
 import pytest
 
 from flopwise.errors import FlopwiseError
-from flopwise.snapshot.opcodes import check
-from flopwise.snapshot.unpickle import _PlainUnpickler, read_pickle, unpickled
+from flopwise.snapshot.unpickle import _PlainUnpickler, check, read_pickle, unpickled
 
 PLAIN = {
     "segments": [{"size": 2**40, "ok": True, "no": None, "x": 0.5, "t": (1, -2), "s": "é" * 300}],

@@ -260,9 +260,9 @@ def test_impossible_events_are_dropped_and_counted(write: Any) -> None:
     ]
     trace = read_kineto(write(text_of(events + bad)))
     assert trace.kernels.equals(expected.kernels)
-    assert trace.notes == ("5 events have no usable time or a negative duration: dropped",)
+    assert [(note.key, note.text[:8]) for note in trace.notes] == [("dropped", "5 events")]
     instant = {**event("cpu_op", "x", 1, 1), "ph": "i"}
-    assert "1 events are not complete spans" in read_kineto(write(text_of([*events, instant]))).notes[0]
+    assert [note.key for note in read_kineto(write(text_of([*events, instant]))).notes] == ["incomplete"]
 
 
 def test_sizes_of_matmuls_and_softmaxes_are_kept(write: Any) -> None:
@@ -319,7 +319,7 @@ def test_processes_keep_their_own_correlation_ids(write: Any) -> None:
     trace = read_kineto(write(text_of(calls + kernels)))
     assert trace.kernels["process"].to_list() == [1, 2, NO_ID]
     assert trace.launches.select("process", "correlation").rows() == [(1, 5), (2, 6)]
-    assert trace.notes == ("1 kernels and copies belong to no known process",)
+    assert [note.text for note in trace.notes] == ["1 kernels and copies belong to no known process"]
 
 
 def test_of_a_call_within_a_call_the_inner_one_launched(write: Any) -> None:
@@ -338,7 +338,7 @@ def test_forward_threads_that_cannot_be_told_apart_stay_unknown(write: Any) -> N
 def test_without_kernels_there_is_a_trace_and_a_note(write: Any) -> None:
     trace = read_kineto(write(text_of([event("cpu_op", "aten::mm", 1, 1)])))
     assert len(trace.kernels) == 0
-    assert trace.notes[0].startswith("no kernel")
+    assert trace.notes[0].key == "no_kernels"
 
 
 NOT_TRACES = [
@@ -402,16 +402,16 @@ def test_giant_strings_and_headers_are_refused(write: Any, monkeypatch: pytest.M
             read_kineto(write(content))
 
 
-def test_gzip_bombs_do_not_unfold(write: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gzip_bombs_are_refused(write: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kineto_stream, "INFLATED_FREE", 8 << 20)
     tiny_events = b"[" + b"{}," * (16 << 20) + b"{}]"
-    with pytest.raises(FlopwiseError, match="unfolds to more than"):
+    with pytest.raises(FlopwiseError, match="unpacks to more than"):
         read_kineto(write(gzip.compress(tiny_events, 9), "bomb.json.gz"))
     packer = zlib.compressobj(9, wbits=31)
     spaces = b"".join(
         [packer.compress(b"[")] + [packer.compress(b" " * (1 << 20)) for _ in range(48)] + [packer.flush()]
     )
-    with pytest.raises(FlopwiseError, match=r"larger than|unfolds"):
+    with pytest.raises(FlopwiseError, match=r"larger than|unpacks"):
         read_kineto(write(spaces, "bomb.json.gz"))
 
 

@@ -6,9 +6,8 @@ import polars as pl
 import pytest
 
 from flopwise.trace import tables as t
-from flopwise.trace.host import Host
+from flopwise.trace.host import Host, Scopes
 from flopwise.trace.nvtx import meaning
-from flopwise.trace.scopes import Scopes
 from flopwise.trace.tables import RANGES, Trace
 from flopwise.work.kernel_class import classify
 from flopwise.work.kernel_spelling import one_spelling

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from flopwise.advice.facts import Facts
-from flopwise.analysis.details import details_of
-from flopwise.analysis.reading import Read, read_and_explain
+from flopwise.analysis.details import details
+from flopwise.analysis.reading import ExplainedTrace, explain_file
 from flopwise.errors import FlopwiseError
 from flopwise.predict.account import Account, Questions, account_for
 from flopwise.predict.dry_step import needs_dry_run
@@ -15,12 +15,12 @@ from flopwise.spec.gpu import gpu as gpu_named
 from flopwise.spec.model import ModelSpec
 
 
-def facts_of(read: Read, gpu: str | None = None) -> Facts:
+def facts_of(read: ExplainedTrace, gpu: str | None = None) -> Facts:
     """Everything that rules may ask about a trace that was explained."""
     machine = gpu_named(gpu) if gpu else find_gpu(read.explanation.gpu)
     return Facts(
         explanation=read.explanation,
-        details=details_of(read.part.trace, read.part.steps, read.part.work),
+        details=details(read.steps),
         waterfall=read.explanation.waterfall,
         point=read.point,
         account=_account(read.point, machine),
@@ -31,7 +31,7 @@ def facts_of(read: Read, gpu: str | None = None) -> Facts:
 
 def facts_of_file(path: Path, point: Point) -> Facts:
     """The same for a trace's file and the step it is of."""
-    return facts_of(read_and_explain(path, point))
+    return facts_of(explain_file(path, point))
 
 
 def _account(point: Point | None, machine: Gpu | None) -> Account | None:

@@ -16,8 +16,8 @@ import msgspec
 from flopwise import units
 from flopwise.advice import measured, power
 from flopwise.advice.facts import Facts
+from flopwise.analysis.clocks import held_clock
 from flopwise.analysis.idle import BETWEEN
-from flopwise.analysis.power_cap import held_clock
 from flopwise.errors import FlopwiseError
 from flopwise.predict.account import step_time
 from flopwise.predict.fit import peak_of

@@ -1,4 +1,4 @@
-"""Inside attention: softmax beside the matmuls of scores and values, in time and in FLOPs."""
+"""Inside attention: softmax compared with the matmuls of scores and values, in time and in FLOPs."""
 
 import re
 
@@ -15,7 +15,7 @@ _SCORES_AND_VALUES = "(?i)scores|attn_pv|values?$|attn_value"
 
 
 def in_core() -> pl.Expr:
-    """Whether work is of attention that is written out, between its two matmuls: scale, mask, softmax."""
+    """Whether work belongs to attention that is written out, between its two matmuls: scale, mask, softmax."""
     where = _where()
     named = where.str.contains(_ATTENTION) & (where.str.contains(_SOFTMAX) | where.str.contains(_SCORES_AND_VALUES))
     return named | ((pl.col("class") == SOFTMAX) & (pl.col("phase") != LOSS))
@@ -40,7 +40,7 @@ def _where() -> pl.Expr:
 class AttentionParts(msgspec.Struct, frozen=True, kw_only=True):
     """Inside attention, in one direction, per step. FLOPs are None where the trace has no shapes, or not all of them."""
 
-    softmax_ns: float  # with the elementwise work written out around it, where ranges name it
+    softmax_ns: float  # with the elementwise work around it, where ranges name it
     matmul_ns: float  # scores and values, without the projections
     fused_ns: float  # where one kernel does all
     softmax_flops: float | None = None  # five an element forward, four backward
@@ -53,7 +53,7 @@ class AttentionParts(msgspec.Struct, frozen=True, kw_only=True):
 def attention_parts(work: pl.DataFrame, shapes: tuple[str, ...], n: int) -> AttentionParts:
     """By the ranges and modules that name attention; the score and value matmuls are batched, the projections are not.
 
-    `work` is added up: `duration_ns`, and in `ops` how many ops with the sizes `shape` began, by class, op, module and path.
+    `work` has totals by class, op, module and path: `duration_ns`, and in `ops` how many ops with the sizes `shape` began.
     """
     where = _where()
     op = pl.col("op").fill_null("")
@@ -64,6 +64,10 @@ def attention_parts(work: pl.DataFrame, shapes: tuple[str, ...], n: int) -> Atte
     softmax_ns, matmul_ns = (int(part["duration_ns"].sum()) / n for part in (softmax, matmul))
     softmax_flops = _flops(softmax, SOFTMAXES, softmax.filter(pl.col("class") == SOFTMAX), shapes, n)
     matmul_flops = _flops(inner, MATMULS, matmul, shapes, n)
+    ratios = {}
+    if softmax_ns and matmul_ns and softmax_flops and matmul_flops:
+        ratios["softmax_flops_share"] = softmax_flops / (softmax_flops + matmul_flops)
+        ratios["rate_ratio"] = (matmul_flops / matmul_ns) / (softmax_flops / softmax_ns)
     return AttentionParts(
         softmax_ns=softmax_ns,
         matmul_ns=matmul_ns,
@@ -71,30 +75,18 @@ def attention_parts(work: pl.DataFrame, shapes: tuple[str, ...], n: int) -> Atte
         softmax_flops=softmax_flops,
         matmul_flops=matmul_flops,
         softmax_time_share=softmax_ns / (softmax_ns + matmul_ns) if softmax_ns and matmul_ns else None,
-        **_beside(softmax_ns, matmul_ns, softmax_flops, matmul_flops),
+        **ratios,
     )
 
 
 def _flops(
-    part: pl.DataFrame, ops: frozenset[str], telling: pl.DataFrame, shapes: tuple[str, ...], n: int
+    part: pl.DataFrame, ops: frozenset[str], kernels: pl.DataFrame, shapes: tuple[str, ...], n: int
 ) -> float | None:
-    """FLOPs per step of these ops; None if there are none, or if one of the kernels that tell them has no sizes."""
+    """FLOPs per step of these ops; None if there are none, or if one of their kernels has no sizes."""
     counted = part.filter(pl.col("op").is_in(ops), pl.col("ops") > 0)
-    if not counted.height or (telling["shape"] == 0).any():
+    if not counted.height or (kernels["shape"] == 0).any():
         return None
     each = [op_flops(op, shapes[shape]) for op, shape in counted.select("op", "shape").iter_rows()]
     if any(flops is None for flops in each):
         return None
     return sum((flops or 0) * int(count) for flops, count in zip(each, counted["ops"], strict=True)) / n
-
-
-def _beside(
-    softmax_ns: float, matmul_ns: float, softmax_flops: float | None, matmul_flops: float | None
-) -> dict[str, float]:
-    """What softmax does for the time it takes, beside the matmuls."""
-    if not (softmax_ns and matmul_ns and softmax_flops and matmul_flops):
-        return {}
-    return {
-        "softmax_flops_share": softmax_flops / (softmax_flops + matmul_flops),
-        "rate_ratio": (matmul_flops / matmul_ns) / (softmax_flops / softmax_ns),
-    }

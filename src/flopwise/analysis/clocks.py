@@ -1,14 +1,20 @@
-"""The three clocks of a phase, read together: was it the GPU's work that took the time, or the host's launching?"""
+"""What a measured point's clocks say: GPU work or host launching, tokens per second, MFU, compile time, clock throttling."""
+
+from statistics import median
 
 import msgspec
 import numpy as np
 
-from flopwise.records.run import STEP, PhaseTimes, Point
+from flopwise.predict.flops import mfu, model_flops
+from flopwise.records.run import STEP, PhaseTimes, Point, Telemetry
+from flopwise.spec.gpu import find_gpu
 from flopwise.spec.model import ModelSpec
 from flopwise.statistics import Estimate, estimate
 
 DICTATES = 0.8  # a clock that fills this share of the wall time dictates it
 LAUNCH, GPU, MIXED, HOST_SYNC, UNKNOWN = "launch", "gpu", "mixed", "host-sync", ""
+CAP = "software power cap"  # NVML's reason; large matmuls reach it on a healthy chip
+LOWERED = 0.96  # of the clock: above that, the cap was reached for moments only
 
 
 class PhaseSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,14 +66,14 @@ def _bound(launch: float, gpu: float, exact: bool) -> str:
     """What dictates the wall time, from two clocks' medians as shares of it.
 
     An exact `gpu` is the GPU's own work; one that is not exact holds the gaps between launches too, so a high share
-    may be the GPU's work or its waiting, and only tells the two apart when the host was free early.
+    may be the GPU's work or its waiting, unless the host was free early.
 
     | gpu exact | gpu share | launch share | bound     | because                                                     |
     |-----------|-----------|--------------|-----------|-------------------------------------------------------------|
     | yes       | >= 0.8    | <= gpu share | gpu       | the GPU's work fills the time                               |
     | yes       | >= 0.8    | > gpu share  | launch    | launching fills more of it                                  |
     | no        | >= 0.8    | < 0.8        | gpu       | the host was free early and the GPU still worked            |
-    | no        | >= 0.8    | >= 0.8       | mixed     | work and launch gaps cannot be told apart                   |
+    | no        | >= 0.8    | >= 0.8       | mixed     | work and launch gaps cannot be separated                    |
     | any       | < 0.8     | >= 0.8       | launch    | the host launched all the time, the GPU had less to do      |
     | any       | < 0.8     | < 0.8        | mixed     | if together they do: first one works, then the other        |
     | any       | < 0.8     | < 0.8        | host-sync | if not: the host waits, copies or computes between          |
@@ -81,26 +87,58 @@ def _bound(launch: float, gpu: float, exact: bool) -> str:
     return MIXED if launch + gpu >= DICTATES else HOST_SYNC
 
 
+def _step_ns(point: Point) -> float | None:
+    """The median wall time of the step; None without samples."""
+    times = point.times(STEP)
+    return float(np.median(times.wall_ns)) if times is not None and times.wall_ns else None
+
+
 def tokens_per_second(point: Point) -> float | None:
     """batch * context / median wall time of the step; None where the workload is no model or has no samples."""
-    times = point.times(STEP)
-    workload = point.trial.workload
-    if not isinstance(workload.subject, ModelSpec) or times is None or not times.wall_ns:
+    workload, step_ns = point.trial.workload, _step_ns(point)
+    if not isinstance(workload.subject, ModelSpec) or not step_ns:
         return None
-    step_ns = float(np.median(times.wall_ns))
-    return workload.batch * workload.context * 1e9 / step_ns if step_ns > 0 else None
+    return workload.batch * workload.context * 1e9 / step_ns
+
+
+def point_mfu(point: Point) -> float | None:
+    """The step's model FLOPs, every score counted, over the datasheet's dense peak of the precision asked for.
+
+    None where the model's FLOPs or the GPU's peak are not known.
+    """
+    workload, step_ns = point.trial.workload, _step_ns(point)
+    machine = find_gpu(point.environment.gpu.name) if point.environment and point.environment.gpu else None
+    if machine is None or step_ns is None or not isinstance(workload.subject, ModelSpec):
+        return None
+    peak = machine.peaks.get(workload.recipe.precision.removesuffix("-pure"))
+    flops = model_flops(workload.subject, workload.batch, workload.context, workload.phase).total
+    return mfu(flops, step_ns / 1e9, peak) if peak else None
 
 
 def compile_ns(point: Point) -> int | None:
     """What compiling cost: the first warm-up step beyond a usual step (its median); at least 0.
 
-    A CUDA graph is compiled before it is captured, so there its own warm-up tells. None where nothing was compiled, or
-    where no warm-up or no sample tells.
+    A CUDA graph is compiled before it is captured, so there its own warm-up counts. None where nothing was compiled, or
+    where there is no warm-up or no sample.
     """
-    times = point.times(STEP)
-    recipe = point.trial.workload.recipe
+    recipe, step_ns = point.trial.workload.recipe, _step_ns(point)
     if recipe.compile != "off" and recipe.graph == "on":
         return point.captured_first_ns or None
-    if recipe.compile == "off" or not point.warmup_ns or times is None or not times.wall_ns:
+    if recipe.compile == "off" or not point.warmup_ns or step_ns is None:
         return None
-    return max(0, round(point.warmup_ns[0] - float(np.median(times.wall_ns))))
+    return max(0, round(point.warmup_ns[0] - step_ns))
+
+
+def held_clock(telemetry: Telemetry | None) -> tuple[float, int] | None:
+    """The clock in MHz that the power cap left while the GPU was busiest, and the highest seen; None where it cost nothing.
+
+    >>> held_clock(Telemetry(sm_mhz=(1980, 1980, 1600, 1620), power_mw=(120, 300, 698, 695), throttle=(CAP,)))
+    (1600, 1980)
+    """
+    if telemetry is None or CAP not in telemetry.throttle:
+        return None
+    by_power = sorted(zip(telemetry.power_mw, telemetry.sm_mhz, strict=False))
+    if not by_power:
+        return None
+    clock, highest = median(mhz for _, mhz in by_power[-max(1, len(by_power) // 4) :]), max(telemetry.sm_mhz)
+    return (clock, highest) if clock < LOWERED * highest else None

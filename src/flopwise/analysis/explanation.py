@@ -3,6 +3,7 @@
 from dataclasses import asdict
 from importlib import import_module
 from statistics import median
+from typing import Self
 
 import msgspec
 import numpy as np
@@ -10,39 +11,43 @@ import polars as pl
 
 from flopwise import units
 from flopwise.analysis.attention import AttentionParts, attention_parts
-from flopwise.analysis.explained import Explained, explained
 from flopwise.analysis.idle import (
     BETWEEN,
     INPUT,
     LATE_LAUNCH,
     NOTHING,
     SYNCHRONISATION,
+    TOO_LONG,
+    TOO_SHORT,
     UNKNOWN,
     Idle,
-    too_short,
+    clock_fit,
     untraced_idle,
 )
 from flopwise.analysis.intervals import covered_ns
 from flopwise.analysis.shares import Kernel as Kernel
 from flopwise.analysis.shares import Part, gpu_time, kernels, matrix, parts, shares
 from flopwise.analysis.shares import Share as Share
+from flopwise.analysis.traced_steps import TracedSteps, traced_steps
+from flopwise.records.note import Note
 from flopwise.records.run import STEP, Point
 from flopwise.records.waterfall import Waterfall
 from flopwise.trace.phases import BACKWARD, FORWARD, OPTIMIZER, RECOMPUTE
 from flopwise.trace.tables import Trace
+from flopwise.work.kernel_spelling import one_spelling
 from flopwise.work.matmul_precision import matmul_precision
 from flopwise.work.operation import MATMUL
 
 LAUNCH_BOUND = 0.2  # of the window idle because the host launched late
-UNDISTURBED = 0.05  # a traced step that is no longer than this beyond the untraced one needs no word
-SMALLEST = 0.01  # of the window: causes of idle time below go unsaid
+UNDISTURBED = 0.05  # a traced step that is longer by less than this needs no remark
+SMALLEST = 0.01  # of the window: causes of idle time below are not named
 _BECAUSE = {
     LATE_LAUNCH: "because the host launched late",
     SYNCHRONISATION: "after the host had waited",
     INPUT: "while the host waited for data",
     BETWEEN: "between kernels that were queued",
     NOTHING: "with nothing left to do",
-    UNKNOWN: "for reasons that the trace does not tell",
+    UNKNOWN: "for reasons that the trace does not show",
 }
 
 
@@ -53,8 +58,8 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     gpu: str
     steps: int
-    steps_found_by: str
-    gpu_ns: float  # durations added up
+    steps_found_by: str  # one of analysis.steps: PROFILER_STEPS, RANGES, PERIOD, WHOLE_TRACE
+    gpu_ns: float  # sum of the durations
     busy_ns: float  # at least one stream at work
     window_ns: float  # from the first mark of the steps (without marks, their first work) to their end
     idle: Idle  # of all steps
@@ -79,9 +84,14 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     coverage: dict[str, float]
     host_ns: dict[str, float] = {}  # wall time of the untraced step and its phases, where it was measured
     untraced_idle: Idle | None = None  # of all steps, without the profiler, where the untraced step was measured
-    timings: str = ""  # whose clock `host_ns` is, if another run's
-    notes: tuple[str, ...]
+    timings: str = ""  # the run that `host_ns` is from, if another one
+    notes: tuple[str, ...] = ()
+    note_keys: tuple[str, ...] = ()  # of the notes, in their order
     waterfall: Waterfall | None = None  # from the ideal step to this one, where the GPU's limits are known
+
+    def with_notes(self, *notes: Note) -> Self:
+        texts, keys = tuple(note.text for note in notes), tuple(note.key for note in notes)
+        return msgspec.structs.replace(self, notes=self.notes + texts, note_keys=self.note_keys + keys)
 
     def _repr_html_(self) -> str:
         """What a notebook shows. Drawing lies to the right of analysis, so it is found by name when it is asked for."""
@@ -90,33 +100,33 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def explain_trace(trace: Trace, untraced: Point | None = None, *, same: bool = True) -> Explanation:
-    """Answer for one trace. Work launched outside the steps found is left out, and counted in the notes.
+    """Explain one trace. Work launched outside the steps is left out, and counted in the notes.
 
-    `untraced`: the workload measured without a profiler, to set its clock beside the trace's. A profiler slows the host, so
-    the verdict is of the untraced step where that clock is of the `same` workload on the same GPU.
+    `untraced`: the workload measured without a profiler, to compare its clock with the trace's. A profiler slows the host,
+    so the verdict is of the untraced step where that clock is of the `same` workload on the same GPU.
     """
-    return explain_part(explained(trace), untraced, same=same)
+    return explain_steps(traced_steps(trace), untraced, same=same)
 
 
-def explain_part(part: Explained, untraced: Point | None = None, *, same: bool = True) -> Explanation:
-    """As `explain_trace`, of steps that were found already."""
-    trace, work, waiting = part.whole, part.added, part.idle
+def explain_steps(part: TracedSteps, untraced: Point | None = None, *, same: bool = True) -> Explanation:
+    """As `explain_trace`, of steps that are known already."""
+    trace, work, idle = part.whole, part.totals, part.idle
     n, window = len(part.steps), part.high_ns - part.low_ns
     overlap, in_stream = _overlaps(part.work)
     forward = work.filter(pl.col("phase") == FORWARD)
     both = work.filter(pl.col("phase").is_in([FORWARD, BACKWARD]))
     trains = both.height > forward.height
-    bound, verdict = _verdict(waiting, window)
-    found = Explanation(
+    bound, verdict = _verdict(idle, window)
+    explanation = Explanation(
         path=trace.path,
         source=trace.source,
         gpu=trace.gpu,
         steps=n,
         steps_found_by=part.steps.how,
         gpu_ns=gpu_time(work) / n,
-        busy_ns=(window - waiting.total_ns) / n,
+        busy_ns=(window - idle.total_ns) / n,
         window_ns=window / n,
-        idle=waiting,
+        idle=idle,
         overlap_ns=overlap / n,
         stream_overlap_ns=in_stream / n,
         phases=shares(work, "phase", n),
@@ -136,27 +146,30 @@ def explain_part(part: Explained, untraced: Point | None = None, *, same: bool =
         launch_bound=bound,
         verdict=verdict,
         coverage=asdict(part.coverage),
-        notes=trace.notes + part.notes,
     )
-    return with_clock(found, untraced, same=same)
+    return with_clock(explanation.with_notes(*trace.notes, *part.notes), untraced, same=same)
 
 
-def with_clock(found: Explanation, untraced: Point | None, *, same: bool = True) -> Explanation:
-    """The same trace with the untraced step's clock beside it; a clock into which the GPU's work does not fit is left out."""
-    host_ns, n = host_clock(untraced), found.steps
+def with_clock(explanation: Explanation, untraced: Point | None, *, same: bool = True, origin: str = "") -> Explanation:
+    """The same trace with the untraced step's clock, from the run `origin`; a clock that the GPU's work exceeds is left out."""
+    host_ns, n = host_clock(untraced), explanation.steps
     if STEP not in host_ns:
-        return msgspec.structs.replace(found, host_ns=host_ns)
-    window = round(found.window_ns * n)
-    alone, unfit = untraced_idle(found.idle, window, host_ns[STEP] * n)
-    if too_short(found.idle, window, host_ns[STEP] * n):
-        said = f"{unfit} of {units.duration(host_ns[STEP])}"
-        return msgspec.structs.replace(found, notes=(*found.notes, said))
+        return msgspec.structs.replace(explanation, host_ns=host_ns, timings=origin if host_ns else "")
+    window, wall_ns = round(explanation.window_ns * n), host_ns[STEP] * n
+    fit = clock_fit(explanation.idle, window, wall_ns)
+    if fit == TOO_SHORT:
+        text = "the untraced clock is left out: the traced GPU work alone takes longer than that step of "
+        source = f" ({origin})" if origin else ""
+        return explanation.with_notes(Note("clock_too_short", f"{text}{units.duration(host_ns[STEP])}{source}"))
+    explanation = msgspec.structs.replace(explanation, host_ns=host_ns, timings=origin)
     if not same:
-        return msgspec.structs.replace(found, host_ns=host_ns)
-    if alone is None:
-        return msgspec.structs.replace(found, host_ns=host_ns, notes=(*found.notes, unfit))
-    bound, verdict = _untraced(alone, host_ns[STEP], found.idle, window, n)
-    return msgspec.structs.replace(found, host_ns=host_ns, untraced_idle=alone, launch_bound=bound, verdict=verdict)
+        return explanation
+    if fit == TOO_LONG:
+        text = "the untraced clock is not used for the verdict: that step takes much longer than the traced one"
+        return explanation.with_notes(Note("clock_too_long", text))
+    alone = untraced_idle(explanation.idle, window, wall_ns)
+    bound, verdict = _untraced_verdict(alone, host_ns[STEP], explanation.idle, window, n)
+    return msgspec.structs.replace(explanation, untraced_idle=alone, launch_bound=bound, verdict=verdict)
 
 
 def _launches(work: pl.DataFrame) -> int:
@@ -178,8 +191,8 @@ def host_clock(untraced: Point | None) -> dict[str, float]:
     return clock
 
 
-def _untraced(alone: Idle, step_ns: float, traced: Idle, window_ns: int, n: int) -> tuple[bool, str]:
-    """The verdict on the step without the profiler; what the profiler made of it, where that is another picture."""
+def _untraced_verdict(alone: Idle, step_ns: float, traced: Idle, window_ns: int, n: int) -> tuple[bool, str]:
+    """The verdict on the step without the profiler, and what the profiler changed, where that is much."""
     wall_ns = window_ns - traced.total_ns + alone.total_ns
     bound, words = _verdict(alone, wall_ns, f"of the {units.duration(step_ns)} that the step takes untraced")
     if window_ns > (1 + UNDISTURBED) * wall_ns:
@@ -188,26 +201,24 @@ def _untraced(alone: Idle, step_ns: float, traced: Idle, window_ns: int, n: int)
     return bound, words
 
 
-def _verdict(waiting: Idle, window_ns: int, of: str = "of the time") -> tuple[bool, str]:
+def _verdict(idle: Idle, window_ns: int, of: str = "of the time") -> tuple[bool, str]:
     """Launch-bound or not, in words; idle time with its causes, the largest first."""
-    share = {cause: ns / window_ns for cause, ns in waiting.by_cause_ns.items()}
+    share = {cause: ns / window_ns for cause, ns in idle.by_cause_ns.items()}
     ranked = sorted(share, key=lambda cause: -share[cause])
-    told = [cause for cause in ranked if cause == ranked[0] or share[cause] >= SMALLEST]
-    idle_share = waiting.total_ns / window_ns
-    parts = f"idle {idle_share:.0%} {of}: {', '.join(f'{share[c]:.0%} {_BECAUSE[c]}' for c in told)}"
+    named = [cause for cause in ranked if cause == ranked[0] or share[cause] >= SMALLEST]
+    idle_share = idle.total_ns / window_ns
+    causes = f"idle {idle_share:.0%} {of}: {', '.join(f'{share[c]:.0%} {_BECAUSE[c]}' for c in named)}"
     if share[LATE_LAUNCH] >= LAUNCH_BOUND:
-        return True, f"launch-bound: the GPU is {parts}"
+        return True, f"launch-bound: the GPU is {causes}"
     if idle_share >= LAUNCH_BOUND:
-        return False, f"the GPU is {parts}"
+        return False, f"the GPU is {causes}"
     return False, f"GPU-bound: the GPU is busy {1 - idle_share:.0%} {of}"
 
 
 def _overlaps(work: pl.DataFrame) -> tuple[int, int]:
     """Nanoseconds counted twice where pieces run at once: on all streams together, and within each stream."""
-    both = 0
-    for _, stream in work.select("stream", "start_ns", "duration_ns").group_by("stream"):
-        both += _counted_twice(stream)
-    return _counted_twice(work), both
+    streams = work.select("stream", "start_ns", "duration_ns").group_by("stream")
+    return _counted_twice(work), sum(_counted_twice(stream) for _, stream in streams)
 
 
 def _counted_twice(work: pl.DataFrame) -> int:
@@ -217,10 +228,9 @@ def _counted_twice(work: pl.DataFrame) -> int:
 
 def _matmul_shares(work: pl.DataFrame, forward: pl.DataFrame) -> dict[str, float]:
     """A trace with a forward pass and nothing that trains is of inference; its matmuls then have one share."""
-    training = work["phase"].is_in([BACKWARD, RECOMPUTE, OPTIMIZER]).any()
     if not forward.height:
         return {"step": _matmul_share(work)}
-    if not training:
+    if not work["phase"].is_in([BACKWARD, RECOMPUTE, OPTIMIZER]).any():
         return {"inference": _matmul_share(forward)}
     return {"forward": _matmul_share(forward), "step": _matmul_share(work)}
 
@@ -231,18 +241,50 @@ def _matmul_share(work: pl.DataFrame) -> float:
 
 def _precisions(work: pl.DataFrame) -> dict[str, float]:
     """The matmuls' time by precision, as far as the names say."""
+    cores = {None: "", True: " tensor cores", False: " CUDA cores"}
     matmuls = work.filter(pl.col("class") == MATMUL)
     spent: dict[str, int] = {}
     for name, ns in matmuls.group_by("name").agg(pl.col("duration_ns").sum()).iter_rows():
-        found = matmul_precision(name)
-        where = (
-            ""
-            if found is None or found.tensor_cores is None
-            else " tensor cores"
-            if found.tensor_cores
-            else " CUDA cores"
-        )
-        label = f"{found.precision}{where}" if found else "unknown"
+        known = matmul_precision(name)
+        label = f"{known.precision}{cores[known.tensor_cores]}" if known else "unknown"
         spent[label] = spent.get(label, 0) + ns
     total = max(gpu_time(matmuls), 1)
     return {label: ns / total for label, ns in sorted(spent.items(), key=lambda item: (-item[1], item[0]))}
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """One kernel in two traces, nanoseconds per step."""
+
+    name: str
+    kind: str
+    before_ns: float
+    after_ns: float
+    before_count: float
+    after_count: float
+
+    @property
+    def saved_ns(self) -> float:
+        return self.before_ns - self.after_ns
+
+
+def changes(before: Explanation, after: Explanation) -> list[Change]:
+    """What changed from one trace to the other, kernel by kernel, the largest saving first.
+
+    Profilers spell kernels' names in their own ways; across two of them, the names are compared in one spelling."""
+    spelling = str if before.source == after.source else one_spelling
+    pairs: dict[str, tuple[list[Kernel], list[Kernel]]] = {}
+    for side, explanation in enumerate((before, after)):
+        for kernel in explanation.kernels:
+            pairs.setdefault(spelling(kernel.name), ([], []))[side].append(kernel)
+    found = [
+        Change(
+            name=(old or new)[0].name,
+            kind=(old or new)[0].kind,
+            before_ns=sum(kernel.gpu_ns for kernel in old),
+            after_ns=sum(kernel.gpu_ns for kernel in new),
+            before_count=sum(kernel.count for kernel in old),
+            after_count=sum(kernel.count for kernel in new),
+        )
+        for old, new in pairs.values()
+    ]
+    return sorted(found, key=lambda change: -change.saved_ns)

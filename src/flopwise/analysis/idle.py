@@ -1,4 +1,7 @@
-"""Why the GPU was idle: every gap between two pieces of its work, by cause. The causes add up to the idle time exactly."""
+"""Why the GPU was idle: every gap between two pieces of its work, by cause, and where the host waited for the GPU.
+
+The causes add up to the idle time exactly.
+"""
 
 import re
 
@@ -8,7 +11,10 @@ import numpy.typing as npt
 import polars as pl
 
 from flopwise.analysis.intervals import Times, clipped, covered_ns, covered_within, gaps
-from flopwise.trace.lookup import first_rows
+from flopwise.analysis.steps import Steps
+from flopwise.trace.columns import first_rows
+from flopwise.trace.host import Host, Points, Scopes
+from flopwise.trace.nesting import Nesting
 from flopwise.trace.tables import Trace
 
 LATE_LAUNCH = "late launch"  # the host had not yet launched what came next
@@ -21,10 +27,13 @@ CAUSES = (LATE_LAUNCH, SYNCHRONISATION, INPUT, BETWEEN, NOTHING, UNKNOWN)
 # An untraced clock is of the same steps if these hold; launch-bound steps vary by a fifth from one to the next.
 _MOST_BUSY = 1.1  # of the untraced time, the GPU's work in the trace
 _LONGEST = 1.25  # of the traced time, the untraced
+FITS, TOO_SHORT, TOO_LONG = "fits", "too short", "too long"
 _LOADING = re.compile(
-    r"(?i)data_?loader|^(?:flopwise[./: ])?data(?:[ _]?(?:loading|fetch|wait))?$|^(?:get|fetch|load|next)[ _]batch"
+    r"(?i)data_?loader|^(?:flopwise[./: ])?data(?:[ _]?(?:load(?:ing)?|fetch|wait))?$"
+    r"|^(?:get|fetch|load|next)[ _]?batch|^fetch$"
 )
 _LEAST_INPUT = 4096  # bytes of a copy that may be a batch: an optimizer's numbers are less
+PAGEABLE = "copy to pageable memory"  # 'Async' in name only: the call returns when the bytes have arrived
 
 
 class Idle(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,6 +42,17 @@ class Idle(msgspec.Struct, frozen=True, kw_only=True):
     total_ns: int
     by_cause_ns: dict[str, int]
     n_gaps: int
+
+
+class HostWait(msgspec.Struct, frozen=True, kw_only=True):
+    """One kind of wait, per step."""
+
+    call: str  # 'cudaStreamSynchronize', or PAGEABLE
+    op: str  # the outermost op: 'aten::item'; '' where there is none
+    where: str  # ranges and modules around it, outer to inner
+    line: str = ""  # the user's function that waited, 'train.py(95): step', where stacks were captured
+    count: float
+    waited_ns: float  # in the call; the GPU's idle time after it is counted as idle
 
 
 class _Next(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,23 +73,22 @@ def idle(trace: Trace, low: int, high: int, device: int = 0) -> Idle:
     'late launch' (of work that the window does not hold); else there was 'nothing to do'.
     """
     work = gpu_work(trace, device)
-    start, end = work["start_ns"].to_numpy(), work["end_ns"].to_numpy()
-    gap_start, gap_end = gaps(start, end, low, high)
+    gap_start, gap_end = gaps(work["start_ns"].to_numpy(), work["end_ns"].to_numpy(), low, high)
     following = _following(trace, work, gap_end)
     host_ns = np.clip(np.minimum(following.launch_end, gap_end) - gap_start, 0, None)
     device_ns = gap_end - gap_start - host_ns
     waits, loading = _waits(trace), _loading(trace)
     input_ns = covered_within(gap_start, gap_start + host_ns, *loading)
     waited = _waited(waits, following, gap_start)
-    known = following.thread >= 0
-    last = gap_end >= high
+    last, known = gap_end >= high, following.thread >= 0
+    inside = ~last & known
     causes = {
         NOTHING: 0,
         UNKNOWN: int((gap_end - gap_start)[~last & ~known].sum()),
-        INPUT: int(input_ns[~last & known].sum()),
-        SYNCHRONISATION: int((host_ns - input_ns)[~last & known & waited].sum()),
-        LATE_LAUNCH: int((host_ns - input_ns)[~last & known & ~waited].sum()),
-        BETWEEN: int(device_ns[~last & known].sum()),
+        INPUT: int(input_ns[inside].sum()),
+        SYNCHRONISATION: int((host_ns - input_ns)[inside & waited].sum()),
+        LATE_LAUNCH: int((host_ns - input_ns)[inside & ~waited].sum()),
+        BETWEEN: int(device_ns[inside].sum()),
     }
     for cause, ns in _afterwards(trace, waits, loading, gap_start[last], high).items():
         causes[cause] += ns
@@ -78,29 +97,26 @@ def idle(trace: Trace, low: int, high: int, device: int = 0) -> Idle:
     return Idle(total_ns=total, by_cause_ns={cause: causes[cause] for cause in CAUSES}, n_gaps=len(gap_start))
 
 
-def too_short(traced: Idle, window_ns: float, wall_ns: float) -> bool:
-    """Whether the traced GPU work does not fit into the untraced steps: they are steps of other work."""
-    return window_ns - traced.total_ns > _MOST_BUSY * wall_ns
+def clock_fit(traced: Idle, window_ns: float, wall_ns: float) -> str:
+    """Whether steps that took `wall_ns` untraced can be those of a trace: FITS, TOO_SHORT or TOO_LONG."""
+    if window_ns - traced.total_ns > _MOST_BUSY * wall_ns:
+        return TOO_SHORT
+    return TOO_LONG if wall_ns > _LONGEST * window_ns else FITS
 
 
-def untraced_idle(traced: Idle, window_ns: int, wall_ns: float) -> tuple[Idle | None, str]:
-    """The idle time of the same steps without a profiler, which take `wall_ns`; None, and why, where that clock does not fit.
+def untraced_idle(traced: Idle, window_ns: int, wall_ns: float) -> Idle:
+    """The idle time of the same steps without a profiler, which take `wall_ns`.
 
     A profiler records on the host and makes it slower. The GPU's work and its gaps between queued kernels are taken as they
     were traced; what the untraced steps are idle beyond these is the host's, and its causes share it as they do in the trace.
     """
-    busy_ns = window_ns - traced.total_ns
-    if too_short(traced, window_ns, wall_ns):
-        return None, "the untraced clock is left out: the traced GPU work alone takes longer than that step"
-    if wall_ns > _LONGEST * window_ns:
-        return None, "the untraced clock is not used for the verdict: that step takes much longer than the traced one"
-    total = max(0, round(wall_ns) - busy_ns)
+    total = max(0, round(wall_ns) - (window_ns - traced.total_ns))
     between = min(total, traced.by_cause_ns[BETWEEN])
     host_ns = traced.total_ns - traced.by_cause_ns[BETWEEN]
     slower = (total - between) / host_ns if host_ns else 0.0
     causes = {cause: int(ns * slower) for cause, ns in traced.by_cause_ns.items()} | {BETWEEN: between}
     causes[UNKNOWN] += total - sum(causes.values())  # rounding; all of it where the trace knows no idle host
-    return Idle(total_ns=total, by_cause_ns=causes, n_gaps=traced.n_gaps), ""
+    return Idle(total_ns=total, by_cause_ns=causes, n_gaps=traced.n_gaps)
 
 
 def _afterwards(
@@ -111,50 +127,49 @@ def _afterwards(
         return {}
     low = int(done[0])
 
-    def spans(*tables: pl.DataFrame) -> tuple[Times, Times]:
+    def covered(*tables: pl.DataFrame) -> int:
         near = [table.filter(pl.col("end_ns") > low, pl.col("start_ns") < high) for table in tables]
         start, end = (
             np.concatenate([own, *(table[name].to_numpy() for table in near)])
             for name, own in zip(("start_ns", "end_ns"), loading, strict=True)
         )
-        return clipped(start, end, low, high)
+        return covered_ns(*clipped(start, end, low, high))
 
-    data = covered_ns(*spans())
-    waiting = covered_ns(*spans(waits))
-    busy = covered_ns(*spans(waits, trace.ops, trace.launches, trace.graph_launches))
+    data, waiting = covered(), covered(waits)
+    busy = covered(waits, trace.ops, trace.launches, trace.graph_launches)
     return {INPUT: data, SYNCHRONISATION: waiting - data, LATE_LAUNCH: busy - waiting, NOTHING: high - low - busy}
 
 
 def _waits(trace: Trace) -> pl.DataFrame:
-    """Calls in which the host waited for the GPU: those that say so, and copies to pageable memory, 'Async' in name only.
-
-    Such a call returns when the copy has arrived: it spans the copy, which one that only queues it does not.
-    """
-    columns = ["start_ns", "end_ns", "thread"]
-    spanning = _spanning(trace, trace.copies.filter(pl.col("kind") == "DtoH"))
-    return pl.concat([trace.syncs.select(columns), spanning.select(columns)])
+    """Calls in which the host waited for the GPU: synchronisations, and copies to pageable memory, 'Async' in name only."""
+    columns = ["start_ns", "end_ns", "process", "thread"]
+    names = pl.Series("call", trace.names, dtype=pl.String)
+    syncs = trace.syncs.select(*columns, names.gather(trace.syncs["name"]))
+    pageable = _spanning(trace, trace.copies.filter(pl.col("kind") == "DtoH"))
+    return pl.concat([syncs, pageable.select(*columns, pl.lit(PAGEABLE).alias("call"))])
 
 
 def _spanning(trace: Trace, copies: pl.DataFrame) -> pl.DataFrame:
-    """The calls that returned only when the copy they asked for had arrived."""
+    """The calls that returned only when the copy they asked for had arrived: they span it, those that only queue it do not."""
     copies = copies.filter(pl.col("correlation") > 0)
-    wanted, known = (
-        (table["process"].to_numpy(), table["correlation"].to_numpy()) for table in (copies, trace.launches)
-    )
+    wanted, known = ((t["process"].to_numpy(), t["correlation"].to_numpy()) for t in (copies, trace.launches))
     row = first_rows(wanted, known)
     copies, calls = copies.filter(pl.Series(row >= 0)), trace.launches[row[row >= 0]]
-    spanned = (calls["start_ns"] <= copies["start_ns"]) & (calls["end_ns"] >= copies["end_ns"])
-    return calls.filter(spanned)
+    return calls.filter((calls["start_ns"] <= copies["start_ns"]) & (calls["end_ns"] >= copies["end_ns"]))
+
+
+def loading_ranges(trace: Trace) -> pl.DataFrame:
+    """When the host was in a data loader."""
+    named = [number for number, name in enumerate(trace.names) if _LOADING.search(name)]
+    tables = (table.filter(pl.col("name").is_in(named)) for table in (trace.ops, trace.ranges))
+    return pl.concat([table.select("start_ns", "end_ns") for table in tables])
 
 
 def _loading(trace: Trace) -> tuple[Times, Times]:
     """When the host waited for data: in a data loader, or in a copy of a batch that was not in pinned memory."""
-    named = [number for number, name in enumerate(trace.names) if _LOADING.search(name)]
     batches = trace.copies.filter(pl.col("kind") == "HtoD", pl.col("bytes") >= _LEAST_INPUT)
-    tables = [table.filter(pl.col("name").is_in(named)) for table in (trace.ops, trace.ranges)]
-    tables.append(_spanning(trace, batches))
-    start, end = (np.concatenate([table[name].to_numpy() for table in tables]) for name in ("start_ns", "end_ns"))
-    return start, end
+    loading = pl.concat([loading_ranges(trace), _spanning(trace, batches).select("start_ns", "end_ns")])
+    return loading["start_ns"].to_numpy(), loading["end_ns"].to_numpy()
 
 
 def gpu_work(trace: Trace, device: int | None = None) -> pl.DataFrame:
@@ -171,10 +186,9 @@ def _following(trace: Trace, work: pl.DataFrame, gap_end: Times) -> _Next:
     """Only the work that ends a gap is looked up: a busy trace has few."""
     at = np.searchsorted(work["start_ns"].to_numpy(), gap_end, side="left")
     begun = np.flatnonzero(at < work.height)
-    calls = (trace.launches, trace.graph_launches)
 
     def of_calls(name: str) -> Times:
-        return np.concatenate([table[name].to_numpy() for table in calls])
+        return np.concatenate([table[name].to_numpy() for table in (trace.launches, trace.graph_launches)])
 
     correlation = of_calls("correlation")
     known = np.flatnonzero(correlation > 0)
@@ -200,3 +214,42 @@ def _waited(waits: pl.DataFrame, following: _Next, gap_start: Times) -> npt.NDAr
         last_end = np.where(before >= 0, ends[np.maximum(before, 0)], -1)
         waited[mine] = last_end >= gap_start[mine]
     return waited
+
+
+def host_waits(trace: Trace, steps: Steps) -> tuple[HostWait, ...]:
+    """The waits between the first launch of the steps and the last, the longest first: call, op above it, ranges around it.
+
+    A wait after which nothing is launched any more ends the measurement and delays nothing: it is left out.
+    """
+    calls = _waits(trace)
+    launches = [int(t["start_ns"].to_numpy().max()) for t in (trace.launches, trace.graph_launches) if t.height]
+    inside = (steps.of(calls["start_ns"].to_numpy()) >= 0) & (calls["end_ns"].to_numpy() <= max(launches, default=0))
+    calls = calls.filter(pl.Series(inside))
+    if not calls.height:
+        return ()
+    host = Host(trace)
+    at = host.points(calls["process"], calls["thread"], calls["start_ns"])
+    top = host.ops().outermost().innermost(at.lane, at.time)
+    _, path = Scopes(host).of(host.scopes.innermost(at.lane, at.time))
+    ops = ["" if row < 0 else trace.names[int(host.name[row])] for row in top.tolist()]
+    where = path.cast(pl.String).fill_null("").alias("where")
+    calls = calls.with_columns(pl.Series("op", ops), where, pl.Series("line", _lines(trace, host, at), dtype=pl.String))
+    kind, waited = ["call", "op", "where", "line"], (pl.col("end_ns") - pl.col("start_ns")).sum()
+    rows = calls.group_by(kind).agg(pl.len(), ns=waited).sort("ns", *kind, descending=[True, *[False] * 4])
+    n = len(steps)
+    return tuple(
+        HostWait(call=call, op=op, where=where, line=line, count=count / n, waited_ns=ns / n)
+        for call, op, where, line, count, ns in rows.iter_rows()
+    )
+
+
+def _lines(trace: Trace, host: Host, at: Points) -> list[str]:
+    """The innermost function of the user's own around each point."""
+    lane = host.lanes_of(trace.frames["process"], trace.frames["thread"])
+    frames, lane = trace.frames.filter(pl.Series(lane >= 0)), lane[lane >= 0]
+    if not frames.height:
+        return [""] * len(at.time)
+    nested = Nesting(lane, frames["start_ns"].to_numpy(), frames["end_ns"].to_numpy())
+    position, names = nested.innermost(at.lane, at.time), frames["name"].to_numpy()
+    rows = np.where(position < 0, -1, nested.order[np.maximum(position, 0)])
+    return ["" if row < 0 else trace.names[int(names[row])] for row in rows.tolist()]

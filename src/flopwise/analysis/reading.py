@@ -1,4 +1,4 @@
-"""A trace's file, read and explained with all that is known of its step."""
+"""A trace file, read and explained with everything that is known about its step: clocks, limits, the workload."""
 
 import os
 from dataclasses import dataclass
@@ -6,81 +6,97 @@ from pathlib import Path
 
 import msgspec
 
-from flopwise.analysis.explained import Explained, explained
-from flopwise.analysis.explanation import Explanation, explain_part, with_clock
+from flopwise import units
+from flopwise.analysis.clocks import held_clock
+from flopwise.analysis.computing import KnownWork
+from flopwise.analysis.explanation import Explanation, explain_steps, with_clock
 from flopwise.analysis.timings import device_of, gpu_of, timing_of
-from flopwise.analysis.with_limits import with_waterfall, with_waterfall_of
+from flopwise.analysis.traced_steps import TracedSteps, traced_steps
+from flopwise.analysis.waterfall import waterfall
 from flopwise.errors import FlopwiseError
-from flopwise.records.run import Point
+from flopwise.predict.dry_step import needs_dry_run
+from flopwise.predict.flops import model_flops
+from flopwise.predict.fusion import fuse, graph_of
+from flopwise.predict.machine import find_ceilings
+from flopwise.predict.shapes.step import account_step
+from flopwise.records.note import Note
+from flopwise.records.run import STEP, Point, Telemetry
+from flopwise.spec.gpu import Gpu, find_gpu
+from flopwise.spec.gpu import gpu as gpu_named
+from flopwise.spec.model import ModelSpec
+from flopwise.spec.workload import Workload
 from flopwise.store import StoredRun, find, runs_root
-from flopwise.trace.given_file import check_file
+from flopwise.trace.input_file import check_file
 from flopwise.trace.read import is_trace_file, read_trace, unknown_suffix
+from flopwise.trace.tables import Trace
 
+MOST_APART = 0.02  # relative difference of the FLOPs of a workload and a trace that count as the same
 _LONGEST = 255  # bytes of a file's name, and more than any run's
+
+Target = str | Path | StoredRun
 
 
 @dataclass(frozen=True)
-class Read:
-    """A trace, explained, and what it was explained from."""
+class ExplainedTrace:
+    """A trace's explanation, and what it was made from."""
 
     explanation: Explanation
-    part: Explained
+    steps: TracedSteps
     point: Point | None  # the step without a profiler, where it is the same work on the same GPU
 
 
-def explain_all(
-    target: str | Path | StoredRun,
-    *,
-    timings: str | Path | StoredRun | None = None,
-    gpu: str | None = None,
-    runs: str | Path | None = None,
-) -> Read:
-    """`explain`, and what it has read on the way."""
+def explain_target(
+    target: Target, *, timings: Target | None = None, gpu: str | None = None, runs: str | Path | None = None
+) -> ExplainedTrace:
+    """Explain the trace that a target means; the arguments are those of `flopwise.explain`."""
     path, point = trace_of(target, runs)
-    return read_and_explain(path, point, timings=timings, gpu=gpu, runs=runs)
+    return explain_file(path, point, timings=timings, gpu=gpu, runs=runs)
 
 
-def read_and_explain(
+def explain_file(
     path: Path,
     point: Point | None,
     *,
-    timings: str | Path | StoredRun | None = None,
+    timings: Target | None = None,
     gpu: str | None = None,
     runs: str | Path | None = None,
-) -> Read:
-    """A trace's file explained; `point` is what was measured of the same step without a profiler."""
+) -> ExplainedTrace:
+    """Explain a trace file; `point` is the measurement of the same step without a profiler."""
     trace = read_trace(path)
     if point is not None and point.ran is not None and point.ran.device == "cpu" and not trace.kernels.height:
         raise FlopwiseError(
             f"the run {path.parents[1].name} was on the CPU: there is no GPU work in it to explain",
             "profile it on a GPU (--device cuda); of a CPU run, flopwise bench and runs show give the times by phase",
         )
-    part, workload = explained(trace), point.trial.workload if point is not None else None
+    steps = traced_steps(trace)
+    workload, telemetry = (point.trial.workload, point.telemetry) if point is not None else (None, None)
     if timings is None:
-        telemetry = point.telemetry if point is not None else None
-        return Read(with_waterfall(explain_part(part, point), part, workload, gpu, telemetry), part, point)
+        explanation = with_waterfall(explain_steps(steps, point), steps, workload, gpu, telemetry)
+        return ExplainedTrace(explanation, steps, point)
     timed = timings if isinstance(timings, StoredRun) else StoredRun.load(find(timings, runs_root(runs)))
-    found = explain_part(part)
-    chosen, notes = timing_of(timed, point, trace, found)
-    there = gpu_of(chosen)
-    if there and trace.gpu and there != trace.gpu:
-        notes += (f"another GPU than the trace's {trace.gpu}",)
-    found = with_clock(found, chosen, same=not notes)
-    where = "; ".join(
-        (f"run {timed.header.id}: {chosen.trial.workload.label()} on {there or device_of(chosen)}", *notes)
-    )
-    if workload is None and found.untraced_idle is not None:
-        found = with_waterfall_of(found, part, chosen.trial.workload, gpu)
+    explanation, chosen = _with_timings(explain_steps(steps), timed, point, trace)
+    if explanation.untraced_idle is None:
+        return ExplainedTrace(with_waterfall(explanation, steps, workload, gpu), steps, point)
+    if workload is None:
+        explanation = _with_waterfall_if_same(explanation, steps, chosen.trial.workload, gpu)
     else:
-        found = with_waterfall(found, part, workload, gpu)
-    if not found.host_ns:  # left out, as the last note says: it is to say of which clock, too
-        found = msgspec.structs.replace(found, notes=(*found.notes[:-1], f"{found.notes[-1]} ({where})"))
-        return Read(found, part, point)
-    same = chosen if found.untraced_idle is not None else point
-    return Read(msgspec.structs.replace(found, timings=where), part, same)
+        explanation = with_waterfall(explanation, steps, workload, gpu)
+    return ExplainedTrace(explanation, steps, chosen)
 
 
-def trace_of(target: str | Path | StoredRun, runs: str | Path | None = None) -> tuple[Path, Point | None]:
+def _with_timings(
+    explanation: Explanation, timed: StoredRun, point: Point | None, trace: Trace
+) -> tuple[Explanation, Point]:
+    """The explanation with the clock of another run, and the point that it is of."""
+    chosen, remarks = timing_of(timed, point, trace, explanation)
+    where = gpu_of(chosen)
+    if where and trace.gpu and where != trace.gpu:
+        remarks += (f"another GPU than the trace's {trace.gpu}",)
+    measured = f"run {timed.header.id}: {chosen.trial.workload.label()} on {where or device_of(chosen)}"
+    return with_clock(explanation, chosen, same=not remarks, origin="; ".join((measured, *remarks))), chosen
+
+
+def trace_of(target: Target, runs: str | Path | None = None) -> tuple[Path, Point | None]:
     """The trace file that a target means, and the point it belongs to."""
     if not isinstance(target, StoredRun):
         path = Path(target).expanduser()
@@ -94,13 +110,13 @@ def trace_of(target: str | Path | StoredRun, runs: str | Path | None = None) -> 
     if not path.exists():
         raise FlopwiseError(
             f"the trace of the run {target.header.id} was not kept: there is no {path.name} in its traces",
-            "profile it again; flopwise runs show and report tell what was measured",
+            "profile it again; flopwise runs show and report show what was measured",
         )
     return path, traced
 
 
 def run_named(target: str | Path, runs: str | Path | None = None) -> StoredRun:
-    """The run that a target means; of a file that is none, its name is what is wrong."""
+    """The run that a target means; the error for a file that is not a trace is about its name."""
     try:
         path = find(target, runs_root(runs))
     except FlopwiseError:
@@ -111,3 +127,68 @@ def run_named(target: str | Path, runs: str | Path | None = None) -> StoredRun:
             check_file(given, "give a trace's file, or a run: flopwise runs lists what there is")
         raise
     return StoredRun.load(path)
+
+
+def with_waterfall(
+    explanation: Explanation,
+    steps: TracedSteps,
+    workload: Workload | None = None,
+    gpu: str | None = None,
+    telemetry: Telemetry | None = None,
+) -> Explanation:
+    """The explanation with its waterfall; a note where the limits of the trace's GPU are not known.
+
+    `workload`: what was run, where that is known. `gpu` names the machine of a trace that does not. `telemetry`: of the
+    step without the profiler.
+    """
+    machine = gpu_named(gpu) if gpu else find_gpu(explanation.gpu)
+    limits = find_ceilings(machine) if machine is not None else None
+    if machine is None or limits is None:
+        name = explanation.gpu
+        unknown = f"the limits of '{name}' are not known" if name else "the trace names no GPU"
+        return explanation.with_notes(Note("no_waterfall", f"no waterfall: {unknown}; --gpu names one"))
+    itself = find_gpu(explanation.gpu)
+    if itself is not None and itself.name != machine.name:
+        other = f"the trace is of {itself.title}; the limits in the waterfall are those of {machine.title}"
+        explanation = explanation.with_notes(Note("other_gpu", other))
+    alone = explanation.untraced_idle
+    made = waterfall(
+        steps,
+        limits,
+        machine,
+        known=known_work(workload, machine) if workload is not None else None,
+        untraced=(explanation.host_ns[STEP], alone) if alone is not None else None,
+    )
+    if (held := held_clock(telemetry)) is not None:
+        cap = f"the power cap held the clock at {held[0]:.0f} of {held[1]} MHz"
+        slow = f"{cap}: that time is in 'matmul: other' and attention"
+        made = msgspec.structs.replace(made, notes=(*made.notes, slow))
+    return msgspec.structs.replace(explanation, waterfall=made)
+
+
+def _with_waterfall_if_same(
+    explanation: Explanation, steps: TracedSteps, workload: Workload, gpu: str | None
+) -> Explanation:
+    """The same by a workload that is only said to be the trace's: if their FLOPs differ, the trace alone counts."""
+    alone, by_workload = (with_waterfall(explanation, steps, known, gpu) for known in (None, workload))
+    traced, said = (one.waterfall.mfu if one.waterfall else None for one in (alone, by_workload))
+    if traced is None or said is None or abs(said / traced - 1) <= MOST_APART:
+        return by_workload
+    more = units.percent(said / traced - 1)
+    text = f"{workload.label()} does {more} more FLOPs than the trace: left out of the waterfall"
+    return alone.with_notes(Note("other_workload", text))
+
+
+def known_work(workload: Workload, gpu: Gpu) -> KnownWork | None:
+    """What a step of flopwise's own model must do; None for other code, where only the trace is known."""
+    spec = workload.subject
+    if needs_dry_run(workload) or not isinstance(spec, ModelSpec):
+        return None
+    try:
+        ops = account_step(workload, gpu).ops
+    except FlopwiseError:  # too deep to account for op by op
+        return None
+    flops = model_flops(spec, workload.batch, workload.context, workload.phase)
+    compiled = workload.recipe.compile
+    ops = tuple(fuse(ops, graph_of(compiled))) if compiled != "off" else ops
+    return KnownWork(ops=ops, model_flops=float(flops.total), causal=True)

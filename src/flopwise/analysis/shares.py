@@ -1,12 +1,17 @@
 """GPU time shared out: by phase, class and module, and by kernel. Parts add up to the whole."""
 
+import re
+
 import msgspec
 import polars as pl
 
-from flopwise.analysis.modules import with_folded_modules
+from flopwise.trace.host import SEPARATOR
 
 MOST_PARTS = 300  # of phase × class × module; a model has fewer, a trace with a name for each layer more
 REST = "(the rest)"
+_SUMS = pl.col("duration_ns", "kernels", "copies").sum()
+_LAYER = re.compile(r"(?<=[._/])\d+(?=[._/]|$)|(?<=_)\d+$")
+_INSTANCE = re.compile(r"^([A-Z]\w*)_\d+$")  # how PyTorch's profiler names modules: Linear_3, the fourth Linear it met
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,29 +47,41 @@ class Kernel(msgspec.Struct, frozen=True, kw_only=True):
     mean_ns: float
 
 
-def added_up(work: pl.DataFrame) -> pl.DataFrame:
-    """The work by all that is asked of it: what follows is sums over thousands of rows and not over millions.
+def totals(work: pl.DataFrame) -> pl.DataFrame:
+    """The work summed by everything that analyses group by: thousands of rows instead of millions.
 
     `kernels` counts kernels (and graphs traced as one row), `copies` what moves or sets memory.
     """
-    telling = ["source", "phase", "class", "name", "op", "module", "path"]
+    texts = ["source", "phase", "class", "name", "op", "module", "path"]
     copies = (pl.col("source") == "copy").sum()
-    sums = [
-        pl.col("duration_ns", "own_ns").sum(),
-        (pl.len() - copies).alias("kernels"),
-        copies.alias("copies"),
-        pl.col("ops").sum(),
-    ]
-    added = work.select(*telling, "shape", "ops", "duration_ns", "own_ns").group_by(*telling, "shape").agg(sums)
-    return with_folded_modules(added.with_columns(pl.col(telling).cast(pl.String)))
+    sums = [pl.col("duration_ns", "own_ns", "ops").sum(), (pl.len() - copies).alias("kernels"), copies.alias("copies")]
+    rows = work.select(*texts, "shape", "ops", "duration_ns", "own_ns").group_by(*texts, "shape").agg(sums)
+    rows = rows.with_columns(pl.col(texts).cast(pl.String)).sort(*texts, "shape", nulls_last=True)
+    modules = rows.select("module", "path").unique(maintain_order=True)  # hundreds: each is folded once
+    folded = [folded_module(module or "", path or "") for module, path in modules.iter_rows()]
+    named = modules.with_columns(pl.Series("folded", folded, dtype=pl.String))
+    return rows.join(named, on=["module", "path"], how="left", nulls_equal=True, maintain_order="left")
+
+
+def folded_module(module: str, path: str = "") -> str:
+    """A module's name without the number of its layer; of one that is named by its class, the classes it lies in.
+
+    >>> folded_module("blocks.11.attention.q")
+    'blocks.*.attention.q'
+    >>> folded_module("Linear_12", "forward pass/Block_3/Attention_3/Linear_12/scores")
+    'Block.Attention.Linear'
+    """
+    if _INSTANCE.match(module) is None:
+        return _LAYER.sub("*", module)
+    names = path.split(SEPARATOR)
+    if module in names:  # ranges further in are not modules
+        names = names[: len(names) - names[::-1].index(module)]
+    classes = [match[1] for name in names if (match := _INSTANCE.match(name))]
+    return ".".join(classes) or _LAYER.sub("*", module)
 
 
 def gpu_time(work: pl.DataFrame) -> int:
-    """Durations added up, in nanoseconds.
-
-    >>> gpu_time(pl.DataFrame({"duration_ns": [3, 4]}))
-    7
-    """
+    """The sum of the durations, in nanoseconds."""
     return int(work["duration_ns"].sum())
 
 
@@ -76,11 +93,7 @@ def shares(work: pl.DataFrame, column: str, n: int) -> tuple[Share, ...]:
     Share(name='forward', gpu_ns=15.0, share=0.75, count=2.0, copies=1.0)
     """
     total = max(gpu_time(work), 1)
-    rows = (
-        work.group_by(column)
-        .agg(pl.col("duration_ns", "kernels", "copies").sum())
-        .sort("duration_ns", column, descending=[True, False])
-    )
+    rows = work.group_by(column).agg(_SUMS).sort("duration_ns", column, descending=[True, False])
     return tuple(
         Share(name=str(name or ""), gpu_ns=ns / n, share=ns / total, count=kernels / n, copies=copies / n)
         for name, ns, kernels, copies in rows.iter_rows()
@@ -89,27 +102,21 @@ def shares(work: pl.DataFrame, column: str, n: int) -> tuple[Share, ...]:
 
 def matrix(work: pl.DataFrame, n: int) -> dict[str, dict[str, float]]:
     """Phase by class."""
-    found: dict[str, dict[str, float]] = {}
-    for phase, kind, ns in (
-        work.group_by("phase", "class").agg(pl.col("duration_ns").sum()).sort("phase", "class").iter_rows()
-    ):
-        found.setdefault(phase, {})[kind] = ns / n
-    return found
+    cells: dict[str, dict[str, float]] = {}
+    rows = work.group_by("phase", "class").agg(pl.col("duration_ns").sum()).sort("phase", "class")
+    for phase, kind, ns in rows.iter_rows():
+        cells.setdefault(phase, {})[kind] = ns / n
+    return cells
 
 
 def parts(work: pl.DataFrame, n: int, most: int = MOST_PARTS) -> tuple[Part, ...]:
     """Phase by class by module, the largest first; what comes after the first `most` is one row, so that they add up."""
     total = max(gpu_time(work), 1)
     by = ["phase", "class", "folded"]
-    rows = (
-        work.group_by(by)
-        .agg(pl.col("duration_ns", "kernels", "copies").sum())
-        .sort("duration_ns", *by, descending=[True, False, False, False])
-    )
+    rows = work.group_by(by).agg(_SUMS).sort("duration_ns", *by, descending=[True, False, False, False])
     first, rest = rows[:most], rows[most:]
     if rest.height:
-        names = (pl.lit(REST).alias(name) for name in by)
-        first = first.vstack(rest.select(*names, pl.col("duration_ns", "kernels", "copies").sum()))
+        first = first.vstack(rest.select(*(pl.lit(REST).alias(name) for name in by), _SUMS))
     return tuple(
         Part(phase=p, kind=kind, module=module, gpu_ns=ns / n, share=ns / total, count=kernels / n, copies=copies / n)
         for p, kind, module, ns, kernels, copies in first.iter_rows()
@@ -119,17 +126,10 @@ def parts(work: pl.DataFrame, n: int, most: int = MOST_PARTS) -> tuple[Part, ...
 def kernels(work: pl.DataFrame, n: int) -> tuple[Kernel, ...]:
     """By name; of a name in several classes, the class it is in most often."""
     total = max(gpu_time(work), 1)
-    by_class = (
-        work.filter(pl.col("source") == "kernel")
-        .group_by("name", "class")
-        .agg(pl.col("duration_ns", "kernels").sum())
-        .sort("kernels", "class", descending=[True, False])
-    )
-    rows = (
-        by_class.group_by("name", maintain_order=True)
-        .agg(pl.col("class").first(), pl.col("duration_ns", "kernels").sum())
-        .sort("duration_ns", "name", descending=[True, False])
-    )
+    sums = pl.col("duration_ns", "kernels").sum()
+    by_class = work.filter(pl.col("source") == "kernel").group_by("name", "class").agg(sums)
+    by_name = by_class.sort("kernels", "class", descending=[True, False]).group_by("name", maintain_order=True)
+    rows = by_name.agg(pl.col("class").first(), sums).sort("duration_ns", "name", descending=[True, False])
     return tuple(
         Kernel(name=name, kind=kind, gpu_ns=ns / n, share=ns / total, count=count / n, mean_ns=ns / count)
         for name, kind, ns, count in rows.iter_rows()

@@ -5,20 +5,24 @@ import numpy as np
 import polars as pl
 
 from flopwise.analysis.intervals import Times
-from flopwise.analysis.period import periodic_starts
 from flopwise.trace.phases import FORWARD, is_optimizer_step, is_step, phase_of_range
-from flopwise.trace.tables import Trace
+from flopwise.trace.tables import MODULE, STEP, Trace
 from flopwise.work.operation import OPTIMIZER
 
+PROFILER_STEPS, RANGES, PERIOD, WHOLE_TRACE = "profiler steps", "ranges", "period of the kernels", "whole trace"
 HOLDING = 0.5  # of the GPU time must be launched inside ranges that only their name makes steps
+FEWEST_PERIODS = 2
+MATCHING = 0.97  # of the kernels must recur one period later
+REPEATING = 0.9  # of the GPU time, whatever occurs rarely included
+MOST_CANDIDATES = 200
 
 
 class Steps(msgspec.Struct, frozen=True, kw_only=True):
-    """When each step began (on the host's clock), and how that was found."""
+    """When each step began (on the host's clock), and how that was decided."""
 
     starts_ns: tuple[int, ...]
     end_ns: int
-    how: str  # 'profiler steps', 'ranges', 'period of the kernels', or 'whole trace'
+    how: str  # PROFILER_STEPS, RANGES, PERIOD or WHOLE_TRACE
     marked_ns: tuple[int, int] | None = None  # from the first mark's start to the last one's end, where there are marks
     n_empty: int = 0  # marks without any GPU work: not counted
 
@@ -46,19 +50,19 @@ def find_steps(trace: Trace, work: pl.DataFrame) -> Steps:
 
     The profiler's own marks come first, then ranges named as steps ('step 3', 'train_step'), then forward passes.
     """
-    annotations = trace.ranges.filter(pl.col("kind") != "module")
+    annotations = trace.ranges.filter(pl.col("kind") != MODULE)
     named = [number for number, name in enumerate(trace.names) if is_step(name)]
-    found = (
-        _marked(trace.ranges.filter(pl.col("kind") == "step"), work, "profiler steps")
-        or _marked(annotations.filter(pl.col("name").is_in(named)), work, "ranges", HOLDING)
+    steps = (
+        _marked(trace.ranges.filter(pl.col("kind") == STEP), work, PROFILER_STEPS)
+        or _marked(annotations.filter(pl.col("name").is_in(named)), work, RANGES, HOLDING)
         or _by_forward(trace, annotations, work)
     )
-    if found is not None:
-        return found
+    if steps is not None:
+        return steps
     end = _last_end(trace)
     if starts := periodic_starts(work, launch_times(work)):
-        return Steps(starts_ns=starts, end_ns=end, how="period of the kernels")
-    return Steps(starts_ns=(0,), end_ns=end, how="whole trace")
+        return Steps(starts_ns=starts, end_ns=end, how=PERIOD)
+    return Steps(starts_ns=(0,), end_ns=end, how=WHOLE_TRACE)
 
 
 def _last_end(trace: Trace) -> int:
@@ -82,14 +86,9 @@ def _marked(ranges: pl.DataFrame, work: pl.DataFrame, how: str, holding: float =
     spent = np.concatenate(([0], np.cumsum(work["duration_ns"].to_numpy()[order])))
     if int((spent[last] - spent[first]).sum()) < holding * int(spent[-1]):
         return None
-    close = int(end[full[-1]])
-    return Steps(
-        starts_ns=tuple(start[full].tolist()),
-        end_ns=close,
-        how=how,
-        marked_ns=(int(start[full[0]]), close),
-        n_empty=len(start) - len(full),
-    )
+    starts, close = tuple(start[full].tolist()), int(end[full[-1]])
+    n_empty = len(start) - len(full)
+    return Steps(starts_ns=starts, end_ns=close, how=how, marked_ns=(starts[0], close), n_empty=n_empty)
 
 
 def _by_forward(trace: Trace, annotations: pl.DataFrame, work: pl.DataFrame) -> Steps | None:
@@ -103,13 +102,9 @@ def _by_forward(trace: Trace, annotations: pl.DataFrame, work: pl.DataFrame) -> 
     if len(updates):
         before = np.searchsorted(updates, start)
         start = start[np.concatenate(([True], before[1:] > before[:-1]))]
-    told = annotations.filter(pl.col("name").is_in([number for number, phase in enumerate(phases) if phase]))
-    return Steps(
-        starts_ns=tuple(start.tolist()),
-        end_ns=_last_end(trace),
-        how="ranges",
-        marked_ns=(int(start[0]), int(told["end_ns"].to_numpy().max())),
-    )
+    marks = annotations.filter(pl.col("name").is_in([number for number, phase in enumerate(phases) if phase]))
+    marked = int(start[0]), int(marks["end_ns"].to_numpy().max())
+    return Steps(starts_ns=tuple(start.tolist()), end_ns=_last_end(trace), how=RANGES, marked_ns=marked)
 
 
 def _updates(trace: Trace, annotations: pl.DataFrame, work: pl.DataFrame) -> Times:
@@ -136,3 +131,47 @@ def _outermost(ranges: pl.DataFrame) -> tuple[Times, Times]:
     alone = np.ones(len(start), dtype=bool)
     alone[1:] = start[1:] >= np.maximum.accumulate(end)[:-1]
     return start[alone], end[alone]
+
+
+def periodic_starts(work: pl.DataFrame, launched: Times) -> tuple[int, ...]:
+    """When each period began on the host; empty if there is none. `work` is sorted by start, `launched` are its launches.
+
+    A model's layers repeat within a step, so a period must explain everything: the rarest kernel bounds the number of steps,
+    and one that occurs once (an embedding, a head, an optimizer) means one step. Of the periods that pass, the smallest:
+    twice a period is one, too. Copies do not count: a log that is read now and then is not periodic.
+
+    >>> def starts(names):
+    ...     times = np.arange(len(names))
+    ...     kernels = {"source": "kernel", "name": pl.Series(list(names), dtype=pl.Categorical), "duration_ns": times}
+    ...     return periodic_starts(pl.DataFrame(kernels), times)
+    >>> starts("embbbhembbbh"), starts("embmbmbmbh")
+    ((0, 6), ())
+    """
+    kernels = np.flatnonzero((work["source"] != "copy").to_numpy())
+    names = work["name"].to_physical().to_numpy()[kernels].astype(np.int64)
+    duration = work["duration_ns"].to_numpy()[kernels]
+    n = len(names)
+    if n < 2 * FEWEST_PERIODS:
+        return ()
+    distinct, counts = np.unique(names, return_counts=True)
+    fewest = int(counts.min())
+    positions = np.flatnonzero(names == distinct[counts.argmin()])
+    near = sorted({int(d) for d in positions[1:] - positions[0] if d <= n // FEWEST_PERIODS})
+    for period in near[:MOST_CANDIDATES]:
+        if n // period <= fewest and _repeats(names, duration, period):
+            begins = np.maximum.accumulate(launched[kernels])[n % period :: period].tolist()
+            if n % period == 0:  # all of it is steps, the copy ahead of the first kernel included
+                begins[0] = int(launched.min())
+            return tuple(begins)
+    return ()
+
+
+def _repeats(names: Times, duration: Times, period: int) -> bool:
+    """Whether nearly all kernels, by number and by time, have one of their name a period before or after."""
+    same = names[period:] == names[:-period]
+    if float(np.mean(same)) < MATCHING:
+        return False
+    again = np.zeros(len(names), dtype=bool)
+    again[period:] |= same
+    again[:-period] |= same
+    return int(duration[again].sum()) >= REPEATING * int(duration.sum())

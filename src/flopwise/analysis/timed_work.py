@@ -1,4 +1,4 @@
-"""A step's GPU work by what becomes of it in a waterfall, with the time that counts: every instant once, of one step."""
+"""A step's GPU work by its part in a waterfall, with every instant counted once, of one step."""
 
 import math
 from dataclasses import dataclass
@@ -6,32 +6,30 @@ from dataclasses import dataclass
 import polars as pl
 
 from flopwise.analysis.attention import in_core
-from flopwise.analysis.explained import Explained
 from flopwise.analysis.idle import Idle
+from flopwise.analysis.traced_steps import TracedSteps
 from flopwise.trace.phases import OPTIMIZER, OTHER, RECOMPUTE
 from flopwise.work.op_flops import ATTENTIONS, MATMULS
 from flopwise.work.operation import ATTENTION, COMMUNICATION, MATMUL, MEMORY
 from flopwise.work.operation import OPTIMIZER as OPTIMIZER_KERNEL
 
-PRODUCTS, FUSED, CORE, MOVING, AGAIN, UPDATE, TALK, GRAPH = (
-    "products", "fused attention", "attention written out", "memory-bound", "recomputation", "optimizer", "communication",
-    "whole graphs",
-)  # fmt: skip
+PRODUCTS, FUSED, CORE, MOVING = "products", "fused attention", "attention written out", "memory-bound"
+AGAIN, UPDATE, COMMUNICATES, GRAPH = "recomputation", "optimizer", "communication", "whole graphs"
 
 
 @dataclass(frozen=True)
 class TimedWork:
-    """`rows` are added up by phase, class, kernel, op, size and module; `what` is one of the above, `ns` of one step.
+    """`rows` are totals by phase, class, kernel, op, size and module; `what` is one of the above, `ns` of one step.
 
-    `beside_ns`: what they took beyond it, while other work ran for which those instants count.
+    `hidden_ns`: what they took beyond it, while other work ran for which those instants count.
     """
 
     rows: pl.DataFrame
     shapes: tuple[str, ...]
     n: int
     step_ns: float
-    scale: float  # of `ns` times `n` over what the trace says: below 1 where the untraced GPU was faster
-    elsewhere_ns: float  # in which the GPU was at other work than these steps'
+    scale: float  # of `ns` times `n` over the traced time: below 1 where the untraced GPU was faster
+    elsewhere_ns: float  # in which the GPU did other work than these steps'
 
     def of(self, *what: str) -> pl.DataFrame:
         """The rows of some kinds."""
@@ -48,15 +46,15 @@ class TimedWork:
         return unknown <= 0.5 * math.fsum(self.rows["ns"])
 
 
-def timed_work(part: Explained, step_ns: float, waiting: Idle) -> TimedWork:
-    """Sort the work of the steps; together with the idle time `waiting` it fills steps of `step_ns`."""
+def timed_work(part: TracedSteps, step_ns: float, idle: Idle) -> TimedWork:
+    """Sort the work of the steps; together with the idle time it fills steps of `step_ns`."""
     n = len(part.steps)
-    own_ns = int(part.added["own_ns"].sum())
+    own_ns = int(part.totals["own_ns"].sum())
     busy_ns = part.high_ns - part.low_ns - part.idle.total_ns
-    scale = (step_ns * n - waiting.total_ns) / busy_ns if busy_ns else 1.0
-    beside = pl.col("duration_ns") - pl.col("own_ns")
-    rows = part.added.with_columns(
-        _what().alias("what"), ns=pl.col("own_ns") * (scale / n), beside_ns=beside * (scale / n)
+    scale = (step_ns * n - idle.total_ns) / busy_ns if busy_ns else 1.0
+    hidden = pl.col("duration_ns") - pl.col("own_ns")
+    rows = part.totals.with_columns(
+        _what().alias("what"), ns=pl.col("own_ns") * (scale / n), hidden_ns=hidden * (scale / n)
     )
     elsewhere_ns = (busy_ns - own_ns) * scale / n
     return TimedWork(rows=rows, shapes=part.whole.shapes, n=n, step_ns=step_ns, scale=scale, elsewhere_ns=elsewhere_ns)
@@ -66,7 +64,7 @@ def _what() -> pl.Expr:
     """The first that holds. A memset inside a product or inside attention is the library's, and goes with it."""
     kind, phase, helps = pl.col("class"), pl.col("phase"), pl.col("class") == MEMORY
     cases = (
-        (kind == COMMUNICATION, TALK),
+        (kind == COMMUNICATION, COMMUNICATES),
         (phase == RECOMPUTE, AGAIN),
         ((phase == OPTIMIZER) | (kind == OPTIMIZER_KERNEL), UPDATE),
         (pl.col("source") == "graph run", GRAPH),

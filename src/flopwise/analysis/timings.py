@@ -1,7 +1,7 @@
-"""Whose clock is set beside a trace: the one point of a run that can be of the same work."""
+"""Which untraced measurement belongs to a trace: the one point of a run that can be of the same work."""
 
 from flopwise.analysis.explanation import Explanation, host_clock
-from flopwise.analysis.idle import untraced_idle
+from flopwise.analysis.idle import FITS, clock_fit
 from flopwise.errors import FlopwiseError
 from flopwise.records.run import STEP, Point
 from flopwise.spec.model import ModelSpec
@@ -15,12 +15,12 @@ _NAMED = 4  # points that a refusal names
 
 
 def timing_of(
-    timed: StoredRun, traced: Point | None, trace: Trace, found: Explanation
+    timed: StoredRun, traced: Point | None, trace: Trace, explanation: Explanation
 ) -> tuple[Point, tuple[str, ...]]:
-    """The point of a run whose clock is set beside a trace, and what is to be said of the choice.
+    """The point of a run whose clock is compared with a trace, and remarks about the choice.
 
-    It is that of the trace's own workload, where it is known; else the only one that can be. A trace is of a GPU: a CPU's clock
-    says nothing of it.
+    It is that of the trace's own workload, where it is known; else the only one that can be. A trace is of a GPU, so a
+    CPU's clock does not count.
     """
     points = [point for point in timed.points if point.phases]
     if not points:
@@ -39,14 +39,14 @@ def timing_of(
     if len(on_gpu) == 1:
         return on_gpu[0], tuple(notes)
     notes.append(f"the only one of {len(on_gpu)} points there that can be the trace's")
-    return _only_possible(timed.header.id, on_gpu, trace, found), tuple(notes)
+    return _only_possible(timed.header.id, on_gpu, trace, explanation), tuple(notes)
 
 
-def _only_possible(run: str, points: list[Point], trace: Trace, found: Explanation) -> Point:
-    possible = [point for point in points if _fits(point, trace, found)]
+def _only_possible(run: str, points: list[Point], trace: Trace, explanation: Explanation) -> Point:
+    possible = [point for point in points if _fits(point, trace, explanation)]
     if len(possible) == 1:
         return possible[0]
-    could = f"{len(possible)} of the {len(points)} points" if possible else f"none of the {len(points)} points"
+    could = f"{len(possible) or 'none'} of the {len(points)} points"
     labels = [point.trial.workload.label() for point in possible or points]
     more = f" and {len(labels) - _NAMED} more" if len(labels) > _NAMED else ""
     raise FlopwiseError(
@@ -55,22 +55,22 @@ def _only_possible(run: str, points: list[Point], trace: Trace, found: Explanati
     )
 
 
-def _fits(point: Point, trace: Trace, found: Explanation) -> bool:
+def _fits(point: Point, trace: Trace, explanation: Explanation) -> bool:
     """Whether a point can be of the work in a trace: the same GPU, phases and levers, and a step of about its length."""
     gpu, step_ns = gpu_of(point), host_clock(point).get(STEP)
     if (gpu and trace.gpu and gpu != trace.gpu) or step_ns is None:
         return False
-    workload, n = point.trial.workload, found.steps
-    if untraced_idle(found.idle, round(found.window_ns * n), step_ns * n)[0] is None:
+    workload, n = point.trial.workload, explanation.steps
+    if clock_fit(explanation.idle, round(explanation.window_ns * n), step_ns * n) != FITS:
         return False
-    if "phase" in takes(workload.subject) and workload.phase not in _phases(found):
+    if "phase" in takes(workload.subject) and workload.phase not in _phases(explanation):
         return False
     return not isinstance(workload.subject, ModelSpec) or _levers_fit(point, trace)
 
 
-def _phases(found: Explanation) -> tuple[str, ...]:
-    """The phases that a workload of this trace can have; any, where the trace tells of none."""
-    seen = {phase.name for phase in found.phases}
+def _phases(explanation: Explanation) -> tuple[str, ...]:
+    """The phases that a workload of this trace can have; any, where the trace shows none."""
+    seen = {phase.name for phase in explanation.phases}
     if OPTIMIZER in seen:
         return ("train",) if seen & {FORWARD, BACKWARD} else ("train", FORWARD)  # an optimizer alone is op:adamw, too
     if BACKWARD in seen:

@@ -5,7 +5,7 @@ from pathlib import Path
 from flopwise.advice.findings import findings as found_in
 from flopwise.advice.gather import facts_of
 from flopwise.analysis.explanation import Explanation
-from flopwise.analysis.reading import explain_all
+from flopwise.analysis.reading import explain_target
 from flopwise.records.finding import Finding
 from flopwise.store import StoredRun
 
@@ -27,7 +27,7 @@ def explain(
     >>> flopwise.explain("trace.json.gz").verdict        # doctest: +SKIP
     'launch-bound: the GPU is idle 73% of the time: …'
     """
-    return explain_all(target, timings=timings, gpu=gpu, runs=runs).explanation
+    return explain_target(target, timings=timings, gpu=gpu, runs=runs).explanation
 
 
 def findings(
@@ -42,4 +42,4 @@ def findings(
     >>> flopwise.findings("last")[0].title        # doctest: +SKIP
     'the GPU waits for the host 61 % of the time'
     """
-    return found_in(facts_of(explain_all(target, timings=timings, gpu=gpu, runs=runs), gpu))
+    return found_in(facts_of(explain_target(target, timings=timings, gpu=gpu, runs=runs), gpu))

@@ -5,7 +5,7 @@ from pathlib import Path
 from flopwise.advice.findings import findings
 from flopwise.advice.gather import facts_of
 from flopwise.analysis.clocks import summarise
-from flopwise.analysis.reading import read_and_explain, run_named
+from flopwise.analysis.reading import explain_file, run_named
 from flopwise.analysis.step_timeline import step_timeline
 from flopwise.api.compare import compare_within
 from flopwise.api.memory import SUFFIXES as SNAPSHOTS
@@ -123,14 +123,14 @@ def _foretold(point: Point, name: str) -> Foretold | None:
 def _traced(name: str, path: Path, run: StoredRun | None, point: Point | None) -> ReportPart:
     """The trace is read once, and everything told of it."""
     try:
-        read = read_and_explain(path, point)
+        read = explain_file(path, point)
     except FlopwiseError as error:
         if run is None:
             raise
         return ReportPart(name=name, run=run, notes=(error.message,))  # a run on the CPU has its times, all the same
     notes: tuple[str, ...] = ()
     try:
-        roofline = traced_roofline(read.part.whole, path)
+        roofline = traced_roofline(read.steps.whole, path)
     except FlopwiseError as error:
         roofline, notes = None, (f"{NO_ROOFLINE}: {error.message.replace(str(path), path.name)}; {error.hint}",)
     return ReportPart(
@@ -139,7 +139,7 @@ def _traced(name: str, path: Path, run: StoredRun | None, point: Point | None) -
         explanation=read.explanation,
         waterfall=read.explanation.waterfall,
         findings=findings(facts_of(read)),
-        timeline=step_timeline(read.part),
+        timeline=step_timeline(read.steps),
         roofline=roofline,
         foretold=foretold(run) if run else (),
         notes=notes,

@@ -36,7 +36,7 @@ def command(
     """
     form = chosen(form, output, draws=True)
     picture = form == PICTURE
-    from flopwise.analysis.changes import changes
+    from flopwise.analysis.explanation import changes
     from flopwise.api.explain import explain
     from flopwise.errors import FlopwiseError
     from flopwise.render.changes_view import changes_view
@@ -73,11 +73,11 @@ def _explain_one(
     from flopwise.advice.findings import findings
     from flopwise.advice.gather import facts_of
     from flopwise.advice.measured import step_ns
-    from flopwise.analysis.reading import explain_all
+    from flopwise.analysis.reading import explain_target
     from flopwise.render.explain_view import explanation_view
     from flopwise.render.findings_view import findings_view
 
-    read = explain_all(target, timings=timings, gpu=gpu, runs=runs)
+    read = explain_target(target, timings=timings, gpu=gpu, runs=runs)
     facts = facts_of(read, gpu)
     tables, document = explanation_view(read.explanation)
     advice, inner = findings_view(findings(facts), step_ns(facts))

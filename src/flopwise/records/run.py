@@ -1,14 +1,15 @@
 """What is stored: frozen structs with a schema version; times are integers of nanoseconds, sizes of bytes."""
 
+from typing import Generic, TypeVar
+
 import msgspec
 
 from flopwise.spec.workload import Trial
 
 SCHEMA = 1
 
-OK, OOM, CRASH, TIMEOUT, UNSUPPORTED, ERROR, INTERRUPTED, WRONG = (
-    "ok", "oom", "crash", "timeout", "unsupported", "error", "interrupted", "wrong result",
-)  # fmt: skip
+OK, OOM, CRASH, TIMEOUT = "ok", "oom", "crash", "timeout"
+UNSUPPORTED, ERROR, INTERRUPTED, WRONG = "unsupported", "error", "interrupted", "wrong result"
 STEP = "step"  # the name of the whole step among its phases
 
 
@@ -52,7 +53,7 @@ class Ran(_Record, frozen=True, kw_only=True):
     parameters: int = 0
     weights: str = ""  # dtype
     compute: str = ""  # dtype the matmuls were given
-    fp32_matmul: str = ""  # 'ieee' or 'tf32', told by multiplying numbers that TF32 cannot hold
+    fp32_matmul: str = ""  # 'ieee' or 'tf32', measured by multiplying numbers that TF32 cannot hold
     attention: str = ""  # the backend that SDPA chose
     optimizer: str = ""
     kernels: str = ""  # of ours, where they did not run: 'triton: written out, no GPU'
@@ -68,9 +69,8 @@ class PhaseTimes(_Record, frozen=True, kw_only=True):
     wall_ns: tuple[int, ...]  # from a synchronised start to a synchronised end, on the host's clock
     launch_ns: tuple[int, ...] = ()  # until the host was free again; empty on the CPU
     gpu_ns: tuple[int, ...] = ()  # between CUDA events; empty on the CPU
-    gpu_held: tuple[
-        bool, ...
-    ] = ()  # True: all work was queued before it began, so gpu_ns holds no gap between launches
+    # True: all work was queued before it began, so gpu_ns holds no gap between launches
+    gpu_held: tuple[bool, ...] = ()
 
 
 class PhaseMemory(_Record, frozen=True, kw_only=True):
@@ -84,7 +84,7 @@ class PhaseMemory(_Record, frozen=True, kw_only=True):
 
 
 class Telemetry(_Record, frozen=True, kw_only=True):
-    """NVML's readings beside the measurement, one of each per tick."""
+    """NVML's readings during the measurement, one of each per tick."""
 
     at_ns: tuple[int, ...] = ()
     sm_mhz: tuple[int, ...] = ()
@@ -95,26 +95,26 @@ class Telemetry(_Record, frozen=True, kw_only=True):
     throttle: tuple[str, ...] = ()  # the reasons seen, other than idle; each once
 
 
-LEARNT = 0.1  # of the first loss: below this a batch is learnt by heart
+LEARNT = 0.1  # of the first loss: below this the model has memorised the batch
 
 
 class Agreement(_Record, frozen=True, kw_only=True):
-    """A step's losses and gradients beside a reference's: fp32, nothing fused, the same weights and data."""
+    """A step's losses and gradients compared with a reference's: fp32, nothing fused, the same weights and data."""
 
     losses: tuple[float, ...]  # of consecutive steps
     reference_losses: tuple[float, ...]
     first_loss: float | None = None  # the reference's, before it had learnt anything
-    gradient_error: float | None = None  # ‖g − r‖ / ‖r‖ over all weights; None: no gradients to be seen
+    gradient_error: float | None = None  # ‖g − r‖ / ‖r‖ over all weights; None: there are no gradients
     worst_error: float = 0.0  # of one weight
     worst: str = ""  # its name
-    n_weights: int = 0  # whose gradients were compared
+    n_weights: int = 0  # with gradients that were compared
     draws: bool = False  # of a reference: its step draws random numbers
 
     @property
     def loss_error(self) -> float | None:
         """The largest difference of a loss, as a share of the reference's; a NaN is the largest of all.
 
-        A large model learns one batch by heart in a few steps. Its loss is then next to nothing, and so is its rounding: the
+        A large model memorises one batch in a few steps. Its loss is then next to nothing, and so is its rounding: the
         share is of a tenth of the first loss at the least.
         """
         least = max(1e-12, LEARNT * abs(self.first_loss or 0.0))
@@ -123,13 +123,21 @@ class Agreement(_Record, frozen=True, kw_only=True):
         return next((error for error in errors if error != error), max(errors, default=None))
 
 
-class Point(_Record, frozen=True, kw_only=True):
-    """One measured trial: a row of the run."""
+_Plan = TypeVar("_Plan")
+
+
+class PointHead(_Record, Generic[_Plan], frozen=True, kw_only=True):
+    """What a row of a run is about: enough to count the rows without decoding their samples."""
 
     schema: int = SCHEMA
     key: str
-    trial: Trial
+    trial: _Plan
     status: str
+
+
+class Point(PointHead[Trial], frozen=True, kw_only=True):
+    """One measured trial: a row of the run."""
+
     reason: str = ""  # why it is not ok, in one line
     hint: str = ""
     phases: tuple[PhaseTimes, ...] = ()  # the first is the whole step
@@ -144,7 +152,7 @@ class Point(_Record, frozen=True, kw_only=True):
     telemetry: Telemetry | None = None
     environment: Environment | None = None
     trace_file: str = ""  # in the run's traces/ folder
-    traced_step_ns: int = 0  # per step under the profiler: beside the step's wall time it tells the profiler's overhead
+    traced_step_ns: int = 0  # per step under the profiler: against the step's wall time, the profiler's overhead
     memory_file: str = ""  # a snapshot in the run's memory/ folder
     paired_with: str = ""  # key of the point it took turns with
     started_at: str = ""  # ISO 8601, UTC

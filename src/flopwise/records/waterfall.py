@@ -2,6 +2,7 @@
 
 import msgspec
 
+# Names of the parts, as stored runs and JSON have them.
 IDEAL = "useful FLOPs at the peak rate"
 MATMUL_SHAPE = "matmul: shape, tiles and waves"
 MATMUL_UNALIGNED = "matmul: unaligned dimensions"
@@ -17,21 +18,40 @@ IDLE_LAUNCH = "idle: late launches"
 IDLE_SYNCHRONISATION = "idle: synchronisation"
 IDLE_INPUT = "idle: input pipeline"
 IDLE_OTHER = "idle: other"
-PARTS = (
-    IDEAL, MATMUL_SHAPE, MATMUL_UNALIGNED, MATMUL_PRECISION, MATMUL_OTHER, ATTENTION_PART, MEMORY_BOUND, BELOW_BANDWIDTH,
-    RECOMPUTATION, OPTIMIZER_PART, EXPOSED_COMMUNICATION, IDLE_LAUNCH, IDLE_SYNCHRONISATION, IDLE_INPUT, IDLE_OTHER,
-)  # fmt: skip
+KEYS = {  # in the order of a waterfall
+    IDEAL: "ideal",
+    MATMUL_SHAPE: "matmul_shape",
+    MATMUL_UNALIGNED: "matmul_unaligned",
+    MATMUL_PRECISION: "matmul_precision",
+    MATMUL_OTHER: "matmul_other",
+    ATTENTION_PART: "attention",
+    MEMORY_BOUND: "memory_bound",
+    BELOW_BANDWIDTH: "below_bandwidth",
+    RECOMPUTATION: "recomputation",
+    OPTIMIZER_PART: "optimizer",
+    EXPOSED_COMMUNICATION: "exposed_communication",
+    IDLE_LAUNCH: "idle_launch",
+    IDLE_SYNCHRONISATION: "idle_synchronisation",
+    IDLE_INPUT: "idle_input",
+    IDLE_OTHER: "idle_other",
+}
+PARTS = tuple(KEYS)
+IDLE_PARTS = (IDLE_LAUNCH, IDLE_SYNCHRONISATION, IDLE_INPUT, IDLE_OTHER)
 
 
 class WaterfallPart(msgspec.Struct, frozen=True, kw_only=True):
     """One part of a step."""
 
     name: str  # one of PARTS
-    ns: float  # of one step; a part may be below zero where the machine beats its ceiling, and says so in `why`
+    key: str = ""  # by its name; rows of older runs have none
+    ns: float  # of one step; a part may be below zero where the machine beats its ceiling, as `why` then says
     share: float  # of the step
     how: str  # 'measured', 'predicted' or 'specified': the limit it was split by
     why: str = ""  # one line of evidence
     by_class: dict[str, float] = {}  # nanoseconds by class of kernel, where it has several
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "key", KEYS.get(self.name, ""))
 
 
 class Waterfall(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,9 +61,9 @@ class Waterfall(msgspec.Struct, frozen=True, kw_only=True):
     measured_by: str  # 'the untraced step' or 'the trace'
     parts: tuple[WaterfallPart, ...]
     mfu: float | None  # of the datasheet's dense peak of the precision used; None where no FLOPs are known
-    hfu: float | None  # with what is computed again
+    hfu: float | None  # with recomputation
     roofline_share: float | None  # what the step's work must take at the machine's ceilings, of what it took
-    precision: str = ""  # whose peak MFU and HFU are shares of
+    precision: str = ""  # MFU and HFU are shares of its peak
     convention: str = ""  # how FLOPs are counted: attention causal or whole
     notes: tuple[str, ...] = ()
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from flopwise.analysis.clocks import summarise, tokens_per_second
-from flopwise.analysis.utilisation import point_mfu
+from flopwise.analysis.clocks import point_mfu, summarise, tokens_per_second
 from flopwise.records.run import Point
 from flopwise.render.axes import Axes, axes_of
 from flopwise.render.chart_style import (

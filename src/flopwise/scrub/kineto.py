@@ -12,84 +12,13 @@ from typing import Any, BinaryIO
 import msgspec
 
 from flopwise.scrub.redact import redacted, redacted_code, redacted_frame
-from flopwise.scrub.words import ARG_WORDS, CATEGORIES, PLACES, POINT_NAMES, TYPES
+from flopwise.scrub.words import ARG_WORDS, ARGS, CATEGORIES, PLACES, POINT_NAMES, TOP_LEVEL, TYPES
 from flopwise.trace.json_text import repaired
 from flopwise.trace.kineto_stream import EventStream
 
 _ABSENT = msgspec.Raw(b"")
 
-TOP_LEVEL = {
-    *(
-        "schemaVersion",
-        "displayTimeUnit",
-        "baseTimeNanoseconds",
-        "cupti_version",
-        "cuda_runtime_version",
-        "cuda_driver_version",
-    ),
-    *(
-        "hip_runtime_version",
-        "hip_driver_version",
-        "record_shapes",
-        "profile_memory",
-        "with_stack",
-        "with_flops",
-        "with_modules",
-    ),
-}
-ARGS = {
-    *("External id", "Ev Idx", "Record function id", "Sequence number", "Fwd thread id", "Input Dims", "Input type"),
-    *(
-        "Input Strides",
-        "Concrete Inputs",
-        "device",
-        "context",
-        "stream",
-        "correlation",
-        "queued",
-        "registers per thread",
-    ),
-    *(
-        "shared memory",
-        "blocks per SM",
-        "warps per SM",
-        "grid",
-        "block",
-        "est. achieved occupancy %",
-        "bytes",
-        "memory bandwidth (GB/s)",
-    ),
-    *(
-        "cbid",
-        "graph id",
-        "graph node id",
-        "Python id",
-        "Python parent id",
-        "Python module id",
-        "Python thread",
-        "Op count",
-        "finished",
-    ),
-    *(
-        "Total Allocated",
-        "Total Reserved",
-        "Bytes",
-        "Device Id",
-        "Device Type",
-        "num_warps",
-        "num_stages",
-        "sort_index",
-    ),
-    *(
-        "wait_on_stream",
-        "wait_on_cuda_event_id",
-        "wait_on_cuda_event_record_corr_id",
-        "In msg nelems",
-        "Out msg nelems",
-    ),
-    *("Group size", "Rank", "fwd_thread_id", "ops", "flops", "Flops"),
-}
-_METADATA = {  # events that name processes and threads: what may stand in them
+_METADATA = {  # events that name processes and threads: the key they may keep, and its pattern
     "process_name": ("name", re.compile(r"(?!)")),
     "process_labels": ("labels", re.compile(r"(?:CPU|GPU \d{1,4})")),
     "process_sort_index": ("sort_index", None),
@@ -102,7 +31,7 @@ _BLOCK_SIZES = re.compile(r"[A-Z0-9_]{1,20}=\d{1,9}(?:,[A-Z0-9_]{1,20}=\d{1,9}){
 _WHOLE = re.compile(r"-?\d{1,20}")
 _LASTING = ("X", "B", "E")
 _FIRST_PLACE = 1 << 40  # above every process's and thread's number
-_GPU_NAME = re.compile(r"[\w .()/-]{1,80}")
+_GPU_NAME, _GPU_KEY = re.compile(r"[\w .()/-]{1,80}"), re.compile(r"(?!(?i:.*uuid))[A-Za-z]{1,40}")
 
 
 class _Event(msgspec.Struct, omit_defaults=True):
@@ -121,16 +50,16 @@ class _Event(msgspec.Struct, omit_defaults=True):
     args: Any = None
 
 
-class _WholeEvents(EventStream):
-    """The reader's stream, with every field of an event that may be kept, and every such key beside the events."""
+class _FullEvents(EventStream):
+    """The reader's stream, with every field of an event and every top-level key that may be kept."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, exact=True)
-        self._whole = msgspec.json.Decoder(list[_Event])
+        self._full = msgspec.json.Decoder(list[_Event])
 
     def _try_decode(self, text: bytes) -> list[Any] | None:
         try:
-            return self._whole.decode(text)
+            return self._full.decode(text)
         except (msgspec.DecodeError, UnicodeDecodeError):
             return None
 
@@ -147,22 +76,22 @@ class _WholeEvents(EventStream):
 
     def _keep_metadata(self, text: bytes) -> None:
         try:
-            found = msgspec.json.decode(repaired(text), type=dict[str, Any])
+            values = msgspec.json.decode(repaired(text), type=dict[str, Any])
         except msgspec.DecodeError as error:
             self._refuse_json(error)
-        kept = {key: _numbers(value) for key, value in found.items() if key in TOP_LEVEL}
-        if isinstance(found.get("displayTimeUnit"), str):
-            kept["displayTimeUnit"] = "ns" if found["displayTimeUnit"] == "ns" else "ms"
-        if isinstance(devices := found.get("deviceProperties"), list):
+        kept = {key: _numbers(value) for key, value in values.items() if key in TOP_LEVEL}
+        if isinstance(values.get("displayTimeUnit"), str):
+            kept["displayTimeUnit"] = "ns" if values["displayTimeUnit"] == "ns" else "ms"
+        if isinstance(devices := values.get("deviceProperties"), list):
             kept["deviceProperties"] = [_device(d) for d in devices if isinstance(d, dict)]
-        if isinstance(job := found.get("distributedInfo"), dict):
+        if isinstance(job := values.get("distributedInfo"), dict):
             kept["distributedInfo"] = {k: _numbers(job.get(k)) for k in ("rank", "world_size") if k in job}
         self.metadata.update((key, msgspec.json.encode(value)) for key, value in kept.items())
 
 
 def scrub_kineto(source: Path, out: BinaryIO) -> None:
     """Write the copy of `source` to `out`, uncompressed."""
-    stream = _WholeEvents(source)
+    stream = _FullEvents(source)
     encoder = msgspec.json.Encoder()
     places = _Places()
     chunks: Iterator[list[Any]] = iter(stream)
@@ -193,7 +122,7 @@ class _Places(dict[str, int]):
 
 
 def _safe(event: _Event, places: _Places) -> _Event | None:
-    """What may be kept of an event; None for one that cannot be understood, or says only whose machine it was."""
+    """What may be kept of an event; None for one that cannot be understood, or only identifies the machine."""
     if not (isinstance(event.ph, str) and len(event.ph) == 1):
         return None
     args = _metadata_args(event) if event.ph == "M" else _args(event.args)
@@ -251,8 +180,8 @@ def _metadata_args(event: _Event) -> dict[str, object] | None:
     value = event.args.get(key)
     if allowed is None:
         return {key: _numbers(value)}
-    found = allowed.match(value) if isinstance(value, str) else None
-    return {key: found[0] if found else ""}
+    match = allowed.match(value) if isinstance(value, str) else None
+    return {key: match[0] if match else ""}
 
 
 def _numbers(value: object, types: bool = False) -> object:
@@ -267,14 +196,7 @@ def _numbers(value: object, types: bool = False) -> object:
 
 def _device(properties: dict[str, Any]) -> dict[str, object]:
     """A GPU: its name, and numbers."""
-    numbers = {key: value for key, value in properties.items() if _is_size(key, value)}
+    numbers = {key: value for key, value in properties.items() if isinstance(value, int | float)}
+    kept = {key: value for key, value in numbers.items() if _GPU_KEY.fullmatch(key)}
     name = properties.get("name")
-    return numbers | ({"name": name} if isinstance(name, str) and _GPU_NAME.fullmatch(name) else {})
-
-
-def _is_size(key: str, value: object) -> bool:
-    return (
-        isinstance(value, int | float)
-        and re.fullmatch(r"[A-Za-z]{1,40}", key) is not None
-        and "uuid" not in key.lower()
-    )
+    return kept | ({"name": name} if isinstance(name, str) and _GPU_NAME.fullmatch(name) else {})

@@ -37,19 +37,15 @@ INTEGERS = {
     "ENUM_CUDA_KERNEL_LAUNCH_TYPE": "id",
     "ENUM_CUPTI_SYNC_TYPE": "id",
 }
-TEXTS = {"NVTX_EVENTS": "text", "TARGET_INFO_GPU": "name chipName"} | {
-    t: "name label" for t in INTEGERS if t.startswith("ENUM_")
-}
+TEXTS = {"NVTX_EVENTS": "text", "TARGET_INFO_GPU": "name chipName"}
+TEXTS |= dict.fromkeys((table for table in INTEGERS if table.startswith("ENUM_")), "name label")
 _CODE_NAMES = (
     "demangledName",
     "shortName",
     "nameId",
 )  # columns that refer to StringIds; textId refers to what users wrote
-_ABOUT_EXPORT = (
-    "EXPORT_PRODUCT_VERSION",
-    "EXPORT_SCHEMA_VERSION",
-    "EXPORT_SCHEMA_VERSION_MAJOR",
-    "EXPORT_SCHEMA_VERSION_MINOR",
+_VERSIONS = (
+    "'EXPORT_PRODUCT_VERSION', 'EXPORT_SCHEMA_VERSION', 'EXPORT_SCHEMA_VERSION_MAJOR', 'EXPORT_SCHEMA_VERSION_MINOR'"
 )
 
 
@@ -75,9 +71,8 @@ def _prepare(db: sqlite3.Connection, export: Export) -> None:
     limit_work(db, 4 * size)
     db.execute("PRAGMA journal_mode = OFF")
     db.execute("PRAGMA synchronous = OFF")
-    db.execute(
-        f"PRAGMA max_page_count = {1000 + 2 * size // 4096}"
-    )  # a damaged file that repeats itself must not fill the disk
+    # A damaged file that repeats itself must not fill the disk.
+    db.execute(f"PRAGMA max_page_count = {1000 + 2 * size // 4096}")
     db.execute("ATTACH ? AS source", (read_only_uri(export.file),))
     db.text_factory = lambda raw: raw.decode("utf-8", "replace")
     db.create_function("redacted", 1, lambda text: _clean(text, redacted), deterministic=True)
@@ -122,9 +117,8 @@ def _copy_versions(db: sqlite3.Connection, export: Export) -> None:
     table = export.table("META_DATA_EXPORT")
     if not (export.column(table, "name") and export.column(table, "value")):
         return
-    names = ",".join(f"'{name}'" for name in _ABOUT_EXPORT)
     db.execute("CREATE TABLE main.META_DATA_EXPORT (name TEXT NOT NULL, value TEXT)")
     db.execute(
         f"INSERT INTO main.META_DATA_EXPORT SELECT name, substr(value, 1, 20) FROM source.{quoted(table)} "
-        f"WHERE name IN ({names}) AND value NOT GLOB '*[^0-9.]*'"
+        f"WHERE name IN ({_VERSIONS}) AND value NOT GLOB '*[^0-9.]*'"
     )

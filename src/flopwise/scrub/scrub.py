@@ -1,4 +1,4 @@
-"""A copy of a trace that is safe to share: what an analysis needs, and nothing about whose machine it came from."""
+"""A copy of a trace that is safe to share: what an analysis needs, and nothing that identifies the machine or its user."""
 
 import errno
 import gzip
@@ -13,8 +13,8 @@ from pathlib import Path
 from flopwise.errors import FlopwiseError
 from flopwise.scrub.kineto import scrub_kineto
 from flopwise.scrub.nsys import scrub_nsys
-from flopwise.trace.given_file import SQLITE_MAGIC, check_file
-from flopwise.trace.nsys_file import GZIP_MAGIC, REPORT_SUFFIXES
+from flopwise.trace.input_file import GZIP_MAGIC, SQLITE_MAGIC, check_file
+from flopwise.trace.nsys_file import REPORT_SUFFIXES
 
 
 def scrub(path: str | os.PathLike[str], out: str | os.PathLike[str]) -> Path:
@@ -36,7 +36,11 @@ def scrub(path: str | os.PathLike[str], out: str | os.PathLike[str]) -> Path:
                     plain.unlink(missing_ok=True)
     except OSError as error:
         full = error.errno == errno.ENOSPC
-        hint = "free some space, or give -o another disk" if full else "may you read the one and write the other?"
+        hint = (
+            "free some space, or give -o another disk"
+            if full
+            else "check that you may read the one and write the other"
+        )
         raise FlopwiseError(f"cannot scrub {source} to {target}: {error.strerror or error}", hint) from error
     return target
 
@@ -51,9 +55,8 @@ def _write(source: Path, target: Path, is_nsys: bool) -> None:
 
 def _refuse_to_replace(source: Path, target: Path) -> None:
     if not os.path.isdir(target.parent):
-        raise FlopwiseError(
-            f"cannot write {target}: there is no folder {target.parent}", "make the folder first, or write elsewhere"
-        )
+        problem = f"cannot write {target}: there is no folder {target.parent}"
+        raise FlopwiseError(problem, "make the folder first, or write elsewhere")
     if not os.path.lexists(target):
         return
     if target.exists() and target.samefile(source):
@@ -77,9 +80,8 @@ def _is_nsys(path: Path) -> bool:
 def _check_suffix(target: Path, suffix: str) -> None:
     """The readers and other people go by the name."""
     if not target.name.endswith((suffix, suffix + ".gz")):
-        raise FlopwiseError(
-            f"the copy of this trace is a {suffix} file, not {target.name}", f"name it {target.stem}{suffix}.gz"
-        )
+        problem = f"the copy of this trace is a {suffix} file, not {target.name}"
+        raise FlopwiseError(problem, f"name it {target.stem}{suffix}.gz")
 
 
 @contextmanager
@@ -97,7 +99,7 @@ def _compress(plain: Path, target: Path) -> None:
     with (
         plain.open("rb") as source,
         target.open("xb") as raw,
-        # no name and no time in the header: both would tell something
+        # no name and no time in the header
         gzip.GzipFile(filename="", mode="wb", fileobj=raw, compresslevel=6, mtime=0) as out,
     ):
         shutil.copyfileobj(source, out, 1 << 20)

@@ -1,7 +1,21 @@
-"""The words that a scrubbed PyTorch trace may keep where users do not write: whatever is not here is not copied."""
+"""The keys and words that a scrubbed PyTorch trace may keep where users do not write: whatever is not here is not copied."""
 
 import re
 
+_TOP_LEVEL = (
+    "schemaVersion displayTimeUnit baseTimeNanoseconds cupti_version cuda_runtime_version cuda_driver_version "
+    "hip_runtime_version hip_driver_version record_shapes profile_memory with_stack with_flops with_modules"
+)
+TOP_LEVEL = frozenset(_TOP_LEVEL.split())
+_ARGS = (
+    "External id, Ev Idx, Record function id, Sequence number, Fwd thread id, Input Dims, Input type, Input Strides, "
+    "Concrete Inputs, device, context, stream, correlation, queued, registers per thread, shared memory, blocks per SM, "
+    "warps per SM, grid, block, est. achieved occupancy %, bytes, memory bandwidth (GB/s), cbid, graph id, graph node id, "
+    "Python id, Python parent id, Python module id, Python thread, Op count, finished, Total Allocated, Total Reserved, "
+    "Bytes, Device Id, Device Type, num_warps, num_stages, sort_index, wait_on_stream, wait_on_cuda_event_id, "
+    "wait_on_cuda_event_record_corr_id, In msg nelems, Out msg nelems, Group size, Rank, fwd_thread_id, ops, flops, Flops"
+)
+ARGS = frozenset(_ARGS.split(", "))
 # Of libkineto's ActivityType.h, the flows of its output, and the names before PyTorch 1.12.
 _CATEGORIES = (
     "cpu_op user_annotation gpu_user_annotation external_correlation cuda_runtime cuda_driver cuda_sync cuda_event "
@@ -11,7 +25,7 @@ _CATEGORIES = (
     "Kernel Memcpy Memset Runtime Operator"
 )
 CATEGORIES = frozenset(_CATEGORIES.split())
-PLACES = frozenset(("", "Spans", "Traces", "PyTorch Profiler", "Trace PyTorch Profiler"))  # threads that are none
+PLACES = frozenset(("", "Spans", "Traces", "PyTorch Profiler", "Trace PyTorch Profiler"))  # pseudo threads
 # Of events that last no time: instants, counters, flows.
 POINT_NAMES = frozenset(
     ("[memory]", "Record Window End", "Iteration Start: PyTorch Profiler", "[OutOfMemory]", "ac2g", "fwdbwd")

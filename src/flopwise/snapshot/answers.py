@@ -1,4 +1,4 @@
-"""What is said of a snapshot: the record that is shown, written as JSON and drawn."""
+"""The report of a snapshot: the record that is shown, written as JSON and drawn."""
 
 from collections.abc import Mapping, Sequence
 
@@ -28,7 +28,7 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
         return self.reserved_bytes - self.allocated_bytes
 
 
-class Large(msgspec.Struct, frozen=True, kw_only=True):
+class LargeAllocation(msgspec.Struct, frozen=True, kw_only=True):
     """One of the largest allocations at the peak, or several alike."""
 
     bytes: int  # of one
@@ -37,7 +37,7 @@ class Large(msgspec.Struct, frozen=True, kw_only=True):
     owner: str
     phase: str
     stack: str  # the user's own frames
-    frames: tuple[Frame, ...] = ()  # all of them, when asked for
+    frames: tuple[Frame, ...] = ()  # all of them, on request
     module: str = ""  # this and what follows are known only of a workload that flopwise ran
     op: str = ""
     shape: tuple[int, ...] = ()
@@ -49,18 +49,18 @@ class OpBytes(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes at the peak that one op made, of one type."""
 
     op: str
-    dtype: str  # '' where it is no tensor: a kernel's own
+    dtype: str  # '' where it is not a tensor: a kernel's own memory
     count: int
     bytes: int  # of all
 
 
 def by_op(kinds: Mapping[tuple[str, str], Sequence[int]]) -> tuple[OpBytes, ...]:
     """The sizes of each op's and type's allocations as rows, the most bytes first."""
-    rows = (OpBytes(op=op, dtype=dtype, count=len(of), bytes=sum(of)) for (op, dtype), of in kinds.items())
+    rows = (OpBytes(op=op, dtype=dtype, count=len(all_), bytes=sum(all_)) for (op, dtype), all_ in kinds.items())
     return tuple(sorted(rows, key=lambda one: (-one.bytes, one.op, one.dtype)))
 
 
-class Saved(msgspec.Struct, frozen=True, kw_only=True):
+class SavedTensor(msgspec.Struct, frozen=True, kw_only=True):
     """A tensor that forward keeps for backward."""
 
     bytes: int
@@ -73,28 +73,28 @@ class Saved(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SavedBlock(msgspec.Struct, frozen=True, kw_only=True):
-    """What one block keeps for backward; blocks that keep the same are told once."""
+    """What one block keeps for backward; blocks that keep the same are one row."""
 
     block: str  # 'blocks.0 … blocks.31'
     blocks: int
     bytes: int  # of one
     tensors: int
-    largest: tuple[Saved, ...]
+    largest: tuple[SavedTensor, ...]
 
 
-class Named(msgspec.Struct, frozen=True, kw_only=True):
-    """A tensor that everybody talks about, with its size."""
+class NamedTensor(msgspec.Struct, frozen=True, kw_only=True):
+    """A well-known tensor with its size: the residual stream, the attention matrix."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     bytes: int  # of one
-    kept: int  # how many of them backward finds
+    kept: int  # how many of them are kept for backward
     note: str = ""
 
 
 class GrowthSource(msgspec.Struct, frozen=True, kw_only=True):
-    """A stack whose allocations every step makes and none frees: a leak; where memory grows without one, what some leave."""
+    """A stack with allocations that every step makes and none frees: a leak; where memory grows without one, what some leave."""
 
     bytes_per_step: int
     allocations_per_step: float
@@ -109,7 +109,7 @@ class Growth(msgspec.Struct, frozen=True, kw_only=True):
     """How much more is allocated when a step begins than when the one before it began."""
 
     steps: int
-    found_by: str  # what told the steps apart; '' where none were found
+    found_by: str  # how the steps were separated; '' where there are none
     start_bytes: tuple[int, ...]
     bytes_per_step: int | None
     leaks_sought: bool  # whether there were steps enough
@@ -117,7 +117,7 @@ class Growth(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """A request that could not be met."""
+    """A request that failed for lack of memory."""
 
     time_us: int | None
     asked_bytes: int
@@ -129,7 +129,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     frames: tuple[Frame, ...] = ()
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True):
+class TimelineLine(msgspec.Struct, frozen=True, kw_only=True):
     """The timeline thinned to its extremes, one entry per moment."""
 
     event: tuple[int, ...]
@@ -140,31 +140,32 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeviceMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """One device's answers."""
+    """The report of one device."""
 
     device: int
     events: int
     allocations: int
     before_bytes: int  # allocated before the recording
-    known_share: float  # of the peak's bytes: those whose owner is known, or told by a stack and a lifetime
+    known_share: float  # of the peak's bytes: the owner is known, or follows from a stack and a lifetime
     peak: Moment
     peak_reserved_bytes: int
     end: Moment
     phases: dict[str, int]  # the most allocated in each
-    largest: tuple[Large, ...]
+    largest: tuple[LargeAllocation, ...]
     growth: Growth
     ooms: tuple[Failure, ...]
-    timeline: Line
+    timeline: TimelineLine
     notes: tuple[str, ...] = ()
+    note_keys: tuple[str, ...] = ()  # of the notes, in their order
     temporary: tuple[OpBytes, ...] = ()  # the peak's temporary bytes by op, the most first; known of our own runs only
     saved: tuple[SavedBlock, ...] = ()
-    named: tuple[Named, ...] = ()
-    guessed_share: float = 0.0  # of the peak's bytes: those whose owner only their size tells
-    exact: bool = False  # whose bytes they are was known when they were allocated, not told from stacks
+    named: tuple[NamedTensor, ...] = ()
+    guessed_share: float = 0.0  # of the peak's bytes: the owner follows from the size alone
+    exact: bool = False  # owners were recorded when the bytes were allocated, not derived from stacks
 
 
 class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A snapshot's answers, device by device, the highest peak first; of a workload also what was expected of it."""
+    """A snapshot's report, device by device, the highest peak first; of a workload with its predictions."""
 
     path: str
     devices: tuple[DeviceMemory, ...]  # none where memory ran out before anything was recorded

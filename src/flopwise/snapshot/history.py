@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
+from flopwise.records.note import Note, counted
 from flopwise.snapshot.rows import checked_sizes
-from flopwise.snapshot.snapshot import ALLOCATIONS, BEFORE, NO_STACK
+from flopwise.snapshot.snapshot import ALLOCATIONS, BEFORE, NO_STACK, Ints
 
 ROUNDING = 512  # the caching allocator's smallest block (kMinBlockSize); requests are rounded up to its multiples
 _ADDRESSES = 2**63 - 1  # those of a device are smaller; a file may hold anything
@@ -28,7 +28,7 @@ class Block(NamedTuple):
 
 @dataclass
 class _Rows:
-    """Allocations as they are found, one list per column."""
+    """Allocations in the order of the trace, one list per column."""
 
     start: list[int] = field(default_factory=list)
     end: list[int] = field(default_factory=list)
@@ -70,7 +70,7 @@ class Events(NamedTuple):
 
 def allocations(
     events: Events, blocks: dict[int, Block], whole: bool, repeated: bool = False
-) -> tuple[pl.DataFrame, tuple[str, ...]]:
+) -> tuple[pl.DataFrame, tuple[Note, ...]]:
     """Every allocation once: those of the trace, those freed in it that were there before, those there all along.
 
     An allocation ends when its free is requested: torch's `memory_allocated` counts so; the wait for another stream's work
@@ -103,22 +103,18 @@ def allocations(
         elif action == COMPLETED:
             waiting.discard(address)
     later = _still_there(rows, living, blocks, seen, last)
-    found = {
-        "allocations were replaced by others at the same address: their frees were not recorded": replaced,
-        "blocks were allocated after the recording ended: not counted": later,
-        "allocations of the trace are no blocks at the end: freed after the recording": len(
-            living.keys() - blocks.keys()
-        )
-        if whole
-        else 0,
-    }
-    return rows.table(), tuple(f"{count:,} {what}" for what, count in found.items() if count)
+    freed = len(living.keys() - blocks.keys()) if whole else 0
+    return rows.table(), counted(
+        replaced=(replaced, "allocations were replaced by others at the same address: their frees were not recorded"),
+        later=(later, "blocks were allocated after the recording ended: not counted"),
+        freed_later=(freed, "allocations of the trace are not blocks at the end: freed after the recording"),
+    )
 
 
 def frees_repeat_stacks(events: Events) -> bool:
     """Whether frees carry the stacks of their allocations, as they do unless recorded with context='all'.
 
-    Such a stack tells who allocated, not who frees. Recorded with context='all', some free has another stack.
+    Such a stack is of the allocation, not of the free. Recorded with context='all', some free has another stack.
     """
     made: dict[int, int] = {}
     for action, address, stack in zip(events.actions, events.addresses, events.stacks, strict=True):
@@ -143,8 +139,8 @@ def _still_there(rows: _Rows, living: dict[int, int], blocks: dict[int, Block], 
     return later
 
 
-def reserved(actions: Sequence[str], sizes: npt.NDArray[np.int64], at_end_bytes: int) -> npt.NDArray[np.int64]:
-    """Bytes in segments before the first event and after each, counted back from the end, which the snapshot knows.
+def reserved(actions: Sequence[str], sizes: Ints, at_end_bytes: int) -> Ints:
+    """Bytes in segments before the first event and after each, counted back from the end, which the snapshot gives.
 
     >>> reserved(["segment_alloc", "alloc", "segment_free"], np.array([20, 5, 8]), 32)
     array([20, 40, 40, 32])

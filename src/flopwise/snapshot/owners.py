@@ -1,7 +1,7 @@
-"""Whose bytes they are, told from stacks and lifetimes; what neither tells is 'unknown', and said to be.
+"""The owner of every allocation, from stacks and lifetimes; 'unknown' where neither decides.
 
     made in                  lives                                   owner
-    setup (Module.to, init)  into the first forward, or on           parameters (and buffers: a stack does not tell them apart)
+    setup (Module.to, init)  into the first forward, or on           parameters (and buffers, which have the same stacks)
     data loading             –                                       inputs
     forward                  beyond the forward pass                 activations; a softmax of attention: attention scores
     forward                  within it                               temporary; of attention: attention scores
@@ -19,169 +19,134 @@ Guessed from the size alone, and counted as such:
                              as attention's scores
     anywhere                 to the end, as large as cuBLAS takes    workspace
 
-Said by the program (user metadata `flopwise.owner:NAME`, a profiler's category) goes before all of it.
+A label from the program (user metadata `flopwise.owner:NAME`, a profiler's category) overrides all of it.
 """
 
 import re
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from flopwise.snapshot.phases import NONE, B, D, F, L, O, Phases, R, S
-from flopwise.snapshot.snapshot import BEFORE, NO_STACK, DeviceHistory, Snapshot
+from flopwise.snapshot.phases import BACKWARD, DATA, FORWARD, LOSS, NONE, OPTIMIZER, RECOMPUTE, SETUP, Phases
+from flopwise.snapshot.snapshot import BEFORE, NO_STACK, DeviceHistory, Flags, Ints, Snapshot
 from flopwise.snapshot.steps import Steps
 from flopwise.work import operation as work
 
 OWNERS = (*work.OWNERS, work.UNKNOWN)
-SAID = "flopwise.owner:"
-(
-    _PARAMETERS, _GRADIENTS, _STATE, _ACTIVATIONS, _SCORES, _LOGITS, _INPUTS, _BUFFERS, _TEMPORARY, _WORKSPACE, _UNKNOWN,
-) = range(len(OWNERS))  # fmt: skip
-_CATEGORIES = {  # torch.profiler's words (profile_memory=True)
-    "parameter": _PARAMETERS, "optimizer_state": _STATE, "input": _INPUTS, "temporary": _TEMPORARY,
-    "activation": _ACTIVATIONS, "gradient": _GRADIENTS, "autograd_detail": _TEMPORARY,
-}  # fmt: skip
+CATEGORY = "category:"  # the label of a profiler's category
+_OWNER_LABEL = "flopwise.owner:"
+_PARAMETERS, _GRADIENTS, _STATE = map(OWNERS.index, (work.PARAMETERS, work.GRADIENTS, work.OPTIMIZER_STATE))
+_ACTIVATIONS, _SCORES, _LOGITS = map(OWNERS.index, (work.ACTIVATIONS, work.SCORES, work.LOGITS))
+_INPUTS, _TEMPORARY = map(OWNERS.index, (work.INPUTS, work.TEMPORARY))
+_WORKSPACE, _UNKNOWN = map(OWNERS.index, (work.WORKSPACE, work.UNKNOWN))
+_BY_LABEL = {_OWNER_LABEL + owner: code for code, owner in enumerate(OWNERS)} | {
+    CATEGORY + "parameter": _PARAMETERS,  # torch.profiler's words (profile_memory=True)
+    CATEGORY + "optimizer_state": _STATE,
+    CATEGORY + "input": _INPUTS,
+    CATEGORY + "temporary": _TEMPORARY,
+    CATEGORY + "activation": _ACTIVATIONS,
+    CATEGORY + "gradient": _GRADIENTS,
+    CATEGORY + "autograd_detail": _TEMPORARY,
+}
 _WORKSPACES = re.compile(r"cublas|cudablas|workspace", re.IGNORECASE)
 _ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)
 _SOFTMAX = re.compile(r"softmax", re.IGNORECASE)
 # What PyTorch takes for cuBLAS on Hopper, and before it (:4096:2:16:8), unless CUBLAS_WORKSPACE_CONFIG says otherwise.
 _CUBLAS_BYTES = (32 * 2**20, (2 * 4096 + 8 * 16) * 2**10)
-_SMALLEST = 4096  # bytes whose size alone tells something
+_SMALLEST = 4096  # bytes from which on a size says something
 
 
 @dataclass(frozen=True)
-class Owned:
-    """For every allocation of a device: an index into OWNERS, and whether its size alone tells so."""
+class Ownership:
+    """For every allocation of a device: an index into OWNERS, and whether it follows from the size alone."""
 
-    owner: npt.NDArray[np.int64]
-    guessed: npt.NDArray[np.bool_]
+    owner: Ints
+    guessed: Flags
 
 
-def owners(
-    snapshot: Snapshot, device: DeviceHistory, by_stack: npt.NDArray[np.int64], phases: Phases, steps: Steps
-) -> Owned:
-    """Whose every allocation of a device is."""
+def owners(snapshot: Snapshot, device: DeviceHistory, by_stack: Ints, phases: Phases, steps: Steps) -> Ownership:
+    """The owner of every allocation of a device."""
     table, last = device.allocations, device.events
-    start, end, stack = (table[name].to_numpy() for name in ("start", "end", "stack"))
+    start, end, stack, requested = (table[name].to_numpy() for name in ("start", "end", "stack", "requested_bytes"))
     recorded, stays = start != BEFORE, end >= last
-    made = by_stack[stack]  # of what was there before, only a stack can tell
+    made = by_stack[stack]  # what was there before is known by its stack only
     made[recorded] = phases.own[start[recorded]]
-    # A free with a stack that tells no phase is the program's own, outside every pass: `del`, or a name bound again.
+    # A free with a stack without a phase is the program's own, outside every pass: `del`, or a name bound again.
     outside = (phases.own == NONE) & (device.event_stacks != NO_STACK)
-    same_run, same_pass = (_shares(runs, start, end, outside) for runs in (phases.run, phases.passes))
-    found = np.full(len(table), _UNKNOWN)
+    same_run, same_pass = (_ends_inside(runs, start, end, outside) for runs in (phases.run, phases.passes))
+    owner = np.full(len(table), _UNKNOWN)
 
-    found[(made == S) & _into_forward(phases, end, stays)] = _PARAMETERS
-    found[(made == S) & (found == _UNKNOWN)] = _TEMPORARY
-    found[made == D] = _INPUTS
-    found[made == F] = np.where(same_pass, _TEMPORARY, _ACTIVATIONS)[made == F]
-    found[made == L] = _LOGITS
-    found[made == R] = np.where(same_run, _TEMPORARY, _ACTIVATIONS)[made == R]
-    found[np.isin(made, (F, R)) & _mentions_scores(snapshot)[stack]] = _SCORES
-    found[made == B] = np.where(same_pass, _TEMPORARY, _GRADIENTS)[made == B]
+    owner[(made == SETUP) & _into_forward(phases, end, stays)] = _PARAMETERS
+    owner[(made == SETUP) & (owner == _UNKNOWN)] = _TEMPORARY
+    owner[made == DATA] = _INPUTS
+    owner[made == FORWARD] = np.where(same_pass, _TEMPORARY, _ACTIVATIONS)[made == FORWARD]
+    owner[made == LOSS] = _LOGITS
+    owner[made == RECOMPUTE] = np.where(same_run, _TEMPORARY, _ACTIVATIONS)[made == RECOMPUTE]
+    scores = _mentions(snapshot, _ATTENTION) & _mentions(snapshot, _SOFTMAX)
+    owner[np.isin(made, (FORWARD, RECOMPUTE)) & scores[stack]] = _SCORES
+    owner[made == BACKWARD] = np.where(same_pass, _TEMPORARY, _GRADIENTS)[made == BACKWARD]
     long_lived = stays | (steps.of(end) > steps.of(start)) if len(steps) else stays | ~same_pass
-    found[made == O] = np.where(long_lived & ~same_pass, _STATE, _TEMPORARY)[made == O]
-    found[_between(phases, steps, start, end, recorded, made)] = _INPUTS
-    _undecided_at_the_end(found, table["requested_bytes"].to_numpy(), phases, start, stays, made)
-    found[_mentions(snapshot, _WORKSPACES)[stack]] = _WORKSPACE
-    passing = (made == B) & recorded & same_pass
-    sized = _by_size(found, table["requested_bytes"].to_numpy(), made, passing, stays & (made != O) & (made != S))
-    said = np.array([_said(word) for word in snapshot.hints])[table["hint"].to_numpy()]
-    return Owned(np.where(said >= 0, said, sized), (said < 0) & (sized != found))
+    owner[made == OPTIMIZER] = np.where(long_lived & ~same_pass, _STATE, _TEMPORARY)[made == OPTIMIZER]
+    owner[_batches(phases, steps, start, end, recorded & (made == NONE))] = _INPUTS
+    _undecided_at_the_end(owner, requested, phases, start, stays & (made == BACKWARD))
+    owner[_mentions(snapshot, _WORKSPACES)[stack]] = _WORKSPACE
+    passing = (made == BACKWARD) & recorded & same_pass
+    sized = _by_size(owner, requested, made, passing, stays & (made != OPTIMIZER) & (made != SETUP))
+    labelled = np.array([_BY_LABEL.get(label, -1) for label in snapshot.hints])[table["hint"].to_numpy()]
+    return Ownership(np.where(labelled >= 0, labelled, sized), (labelled < 0) & (sized != owner))
 
 
-def _by_size(
-    found: npt.NDArray[np.int64],
-    requested: npt.NDArray[np.int64],
-    made: npt.NDArray[np.int64],
-    passing: npt.NDArray[np.bool_],
-    stays: npt.NDArray[np.bool_],
-) -> npt.NDArray[np.int64]:
-    """The owners with what only a size tells: of backward's `passing` tensors, and of what `stays` to the end."""
-    sized = found.copy()
-    scores = np.setdiff1d(requested[found == _SCORES], requested[found == _ACTIVATIONS])
+def _by_size(owner: Ints, requested: Ints, made: Ints, passing: Flags, stays: Flags) -> Ints:
+    """The owners with those that follow from the size: of backward's `passing` tensors, and of what `stays` to the end."""
+    sized = owner.copy()
+    scores = np.setdiff1d(requested[owner == _SCORES], requested[owner == _ACTIVATIONS])
     sized[passing & np.isin(requested, scores) & (requested >= _SMALLEST)] = _SCORES
-    logits = requested[made == L].max(initial=0)
+    logits = requested[made == LOSS].max(initial=0)
     if logits >= _SMALLEST:
         sized[passing & (requested == logits)] = _LOGITS
     sized[stays & np.isin(requested, _CUBLAS_BYTES)] = _WORKSPACE
     return sized
 
 
-def _said(word: str) -> int:
-    if word.startswith(SAID) and word.removeprefix(SAID) in OWNERS:
-        return OWNERS.index(word.removeprefix(SAID))
-    return _CATEGORIES.get(word.removeprefix("category:"), -1) if word.startswith("category:") else -1
-
-
-def _shares(
-    run: npt.NDArray[np.int64], start: npt.NDArray[np.int64], end: npt.NDArray[np.int64], outside: npt.NDArray[np.bool_]
-) -> npt.NDArray[np.bool_]:
+def _ends_inside(run: Ints, start: Ints, end: Ints, outside: Flags) -> Flags:
     """Whether an allocation ended in the run of events it began in; what is still there did not."""
-    found = (start != BEFORE) & (end < len(run))
-    found[found] = (run[start[found]] == run[end[found]]) & ~outside[end[found]]
-    return np.asarray(found)
+    inside = (start != BEFORE) & (end < len(run))
+    inside[inside] = (run[start[inside]] == run[end[inside]]) & ~outside[end[inside]]
+    return np.asarray(inside)
 
 
-def _into_forward(phases: Phases, end: npt.NDArray[np.int64], stays: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    forward = np.flatnonzero(np.isin(phases.own, (F, L)))
+def _into_forward(phases: Phases, end: Ints, stays: Flags) -> Flags:
+    forward = np.flatnonzero(np.isin(phases.own, (FORWARD, LOSS)))
     return np.asarray(stays | (end > forward[0]) if len(forward) else stays)
 
 
-def _between(
-    phases: Phases,
-    steps: Steps,
-    start: npt.NDArray[np.int64],
-    end: npt.NDArray[np.int64],
-    recorded: npt.NDArray[np.bool_],
-    made: npt.NDArray[np.int64],
-) -> npt.NDArray[np.bool_]:
-    """Made by the program itself with a forward next, and gone by the end of the step after: a batch."""
-    chosen = recorded & (made == NONE)
+def _batches(phases: Phases, steps: Steps, start: Ints, end: Ints, chosen: Flags) -> Flags:
+    """Of those `chosen`: made by the program itself with a forward next, and gone by the end of the step after."""
     known = np.flatnonzero(phases.own != NONE)
     position = np.searchsorted(known, start)
-    chosen &= position < len(known)
+    chosen = chosen & (position < len(known))
     if not len(steps) or not chosen.any():
         return np.zeros(len(start), dtype=np.bool_)
     nexts = known[np.minimum(position, len(known) - 1)]
     within = phases.within[np.maximum(start, 0)]
-    after_start = end > nexts  # the forward saw it
-    return np.asarray(
-        chosen
-        & np.isin(phases.own[nexts], (F, D))
-        & ~np.isin(within, (F, L, B, R))
-        & after_start
-        & (steps.of(end) - steps.of(nexts) <= 1)
-    )
+    chosen &= np.isin(phases.own[nexts], (FORWARD, DATA)) & (end > nexts)  # the forward saw it
+    chosen &= ~np.isin(within, (FORWARD, LOSS, BACKWARD, RECOMPUTE))
+    return np.asarray(chosen & (steps.of(end) - steps.of(nexts) <= 1))
 
 
-def _undecided_at_the_end(
-    found: npt.NDArray[np.int64],
-    requested: npt.NDArray[np.int64],
-    phases: Phases,
-    start: npt.NDArray[np.int64],
-    stays: npt.NDArray[np.bool_],
-    made: npt.NDArray[np.int64],
-) -> None:
-    """Where the recording ends inside backward, what backward has made and not freed is a gradient only if it has the size of
-    a parameter or of an earlier gradient; else nobody can know."""
-    if not len(phases.passes) or phases.one_pass[-1] != B:
+def _undecided_at_the_end(owner: Ints, requested: Ints, phases: Phases, start: Ints, kept: Flags) -> None:
+    """Where the recording ends inside backward, what backward has `kept` until then is a gradient only if it has the size of
+    a parameter or of an earlier gradient; else it is unknown."""
+    if not len(phases.passes) or phases.one_pass[-1] != BACKWARD:
         return
-    cut = stays & (made == B) & (start != BEFORE)
+    cut = kept & (start != BEFORE)
     cut[cut] = phases.passes[start[cut]] == phases.passes[-1]
-    known = np.unique(requested[np.isin(found, (_PARAMETERS, _GRADIENTS)) & ~cut])
-    found[cut & ~np.isin(requested, known)] = _UNKNOWN
+    known = np.unique(requested[np.isin(owner, (_PARAMETERS, _GRADIENTS)) & ~cut])
+    owner[cut & ~np.isin(requested, known)] = _UNKNOWN
 
 
-def _mentions_scores(snapshot: Snapshot) -> npt.NDArray[np.bool_]:
-    """Stacks of a softmax inside something called attention."""
-    attention = _mentions(snapshot, _ATTENTION)
-    return attention & _mentions(snapshot, _SOFTMAX)
-
-
-def _mentions(snapshot: Snapshot, pattern: re.Pattern[str]) -> npt.NDArray[np.bool_]:
-    """Stacks with a frame whose function or file is named so."""
+def _mentions(snapshot: Snapshot, pattern: re.Pattern[str]) -> Flags:
+    """Stacks with a frame with such a function or file name."""
     frames = {
         i
         for i, frame in enumerate(snapshot.frames)

@@ -1,6 +1,6 @@
 """In which phase of a training step each event of the allocator happened.
 
-What tells it, the first that does: the program's own word for it (user metadata), a named range around it, its stack, and that
+By the first of these that is known: the program's own label (user metadata), a named range around it, its stack, and that
 PyTorch runs backward on a thread without Python: an event without a stack among events with stacks, after forward, is backward.
 A stack refines what a range says: a loss inside forward, a recomputation inside backward.
 """
@@ -10,76 +10,86 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from flopwise.snapshot.snapshot import NO_STACK, Annotation, DeviceHistory, Frame, Snapshot
-from flopwise.trace.phases import BACKWARD, FORWARD, LOSS, OPTIMIZER, RECOMPUTE, phase_of_range
+from flopwise.snapshot.snapshot import NO_STACK, Annotation, DeviceHistory, Flags, Frame, Ints, Snapshot
+from flopwise.trace import phases as names
+from flopwise.trace.phases import phase_of_range
 
-SETUP, DATA = "setup", "data"
-NAMES = (FORWARD, LOSS, BACKWARD, RECOMPUTE, OPTIMIZER, SETUP, DATA)
+NAMES = (names.FORWARD, names.LOSS, names.BACKWARD, names.RECOMPUTE, names.OPTIMIZER, "setup", "data")
 NONE = -1
-F, L, B, R, O, S, D = range(len(NAMES))  # noqa: E741  the phases' letters
+FORWARD, LOSS, BACKWARD, RECOMPUTE, OPTIMIZER, SETUP, DATA = range(len(NAMES))
 # Forward and loss are one pass, backward and its recomputation another: what lives within one of them is temporary.
-_PASS = np.array([F, F, B, B, O, S, D, NONE])  # indexed by phase; NONE is the last
+_PASS = np.array([FORWARD, FORWARD, BACKWARD, BACKWARD, OPTIMIZER, SETUP, DATA, NONE])  # by phase; NONE is the last
 
 _TORCH = r"(?:^|/)torch/"
-_ROLES = (  # of one frame: file, name
-    (O, re.compile(_TORCH + r"(?:optim/|nn/utils/clip_grad\.py)"), re.compile("")),
-    (O, re.compile(""), re.compile(r"^(?:optimizer_step|clip_grad\w*|zero_grad)$")),
-    (R, re.compile(_TORCH + r"utils/checkpoint\.py$"), re.compile(r"^(?:unpack_hook|recompute_fn|backward)$")),
-    (B, re.compile(_TORCH + r"(?:autograd/(?:graph|__init__)\.py|_tensor\.py)$"), re.compile(r"backward|^_make_grads$|^grad$")),
-    (B, re.compile(_TORCH + r"_functorch/"), re.compile("backward")),
+_FRAMES = (  # phase, file and function of one frame
+    (OPTIMIZER, _TORCH + r"(?:optim/|nn/utils/clip_grad\.py)", ""),
+    (OPTIMIZER, "", r"^(?:optimizer_step|clip_grad\w*|zero_grad)$"),
+    (RECOMPUTE, _TORCH + r"utils/checkpoint\.py$", r"^(?:unpack_hook|recompute_fn|backward)$"),
+    (BACKWARD, _TORCH + r"(?:autograd/(?:graph|__init__)\.py|_tensor\.py)$", r"backward|^_make_grads$|^grad$"),
+    (BACKWARD, _TORCH + r"_functorch/", "backward"),
     # C++ frames: the engine's thread, and a node's own
-    (B, re.compile(""), re.compile(r"torch::autograd::(?:Engine|Node|AccumulateGrad|generated::\w+Backward)|PyFunction::apply")),
-    (L, re.compile(_TORCH + r"nn/(?:functional\.py|modules/loss\.py)$"), re.compile("loss|entropy|nll|forward")),
-    (L, re.compile(""), re.compile(r"^(?:chunked_|compute_|fused_)?(?:cross_entropy|loss)(?:_fn|_function)?$")),
-    (S, re.compile(_TORCH + r"nn/modules/module\.py$"), re.compile(r"^(?:_apply|to|cuda|half|bfloat16|to_empty|load\w*)$")),
-    (S, re.compile(_TORCH + r"nn/(?:parameter|init|modules/\w+)\.py$"), re.compile(r"^(?:__(?:init|new)__|reset\w*|\w+_)$")),
-    (S, re.compile(""), re.compile(r"^(?:reset_parameters|_?init_weights)$")),
-    (D, re.compile(_TORCH + r"utils/data/"), re.compile("")),
-    (D, re.compile(""), re.compile(r"^(?:get_batch|next_batch|load_batch|\w*collate\w*|prefetch\w*|\w*to_device|pin_memory)$")),
-    (F, re.compile(_TORCH + r"nn/modules/"), re.compile(r"^_(?:wrapped_call_impl|call_impl)$|forward$")),
-    (F, re.compile(_TORCH + r"nn/functional\.py$"), re.compile("")),
-    (F, re.compile(""), re.compile(r"^forward$")),
-)  # fmt: skip
+    (BACKWARD, "", r"torch::autograd::(?:Engine|Node|AccumulateGrad|generated::\w+Backward)|PyFunction::apply"),
+    (LOSS, _TORCH + r"nn/(?:functional\.py|modules/loss\.py)$", "loss|entropy|nll|forward"),
+    (LOSS, "", r"^(?:chunked_|compute_|fused_)?(?:cross_entropy|loss)(?:_fn|_function)?$"),
+    (SETUP, _TORCH + r"nn/modules/module\.py$", r"^(?:_apply|to|cuda|half|bfloat16|to_empty|load\w*)$"),
+    (SETUP, _TORCH + r"nn/(?:parameter|init|modules/\w+)\.py$", r"^(?:__(?:init|new)__|reset\w*|\w+_)$"),
+    (SETUP, "", r"^(?:reset_parameters|_?init_weights)$"),
+    (DATA, _TORCH + r"utils/data/", ""),
+    (DATA, "", r"^(?:get_batch|next_batch|load_batch|\w*collate\w*|prefetch\w*|\w*to_device|pin_memory)$"),
+    (FORWARD, _TORCH + r"nn/modules/", r"^_(?:wrapped_call_impl|call_impl)$|forward$"),
+    (FORWARD, _TORCH + r"nn/functional\.py$", ""),
+    (FORWARD, "", r"^forward$"),
+)
+_PATTERNS = tuple((phase, re.compile(file), re.compile(function)) for phase, file, function in _FRAMES)
 
 
 @dataclass(frozen=True)
 class Phases:
-    """Per event: its own phase (NONE: nothing tells), the phase it lies in, and the number of the pass it lies in."""
+    """Per event: its own phase (NONE: not known), the phase it lies in, and the number of the pass it lies in."""
 
-    own: npt.NDArray[np.int64]
-    within: npt.NDArray[np.int64]  # its own, else the last one's before it
-    run: npt.NDArray[np.int64]  # counts changes of `within`
-    passes: npt.NDArray[np.int64]  # counts changes of pass: forward with loss, backward with recomputation
+    own: Ints
+    within: Ints  # its own, else the last one's before it
+    run: Ints  # counts changes of `within`
+    passes: Ints  # counts changes of pass: forward with loss, backward with recomputation
 
     @property
-    def one_pass(self) -> npt.NDArray[np.int64]:
-        """Which pass an event lies in: F, B, O, S, D or NONE."""
+    def one_pass(self) -> Ints:
+        """The pass an event lies in: FORWARD, BACKWARD, OPTIMIZER, SETUP, DATA or NONE."""
         return np.asarray(_PASS[self.within], dtype=np.int64)
+
+
+def phase_name(code: int) -> str:
+    """A phase's name; '' for none.
+
+    >>> phase_name(4), phase_name(-1)
+    ('optimizer', '')
+    """
+    return NAMES[code] if code >= 0 else ""
 
 
 def phases(
     snapshot: Snapshot,
     device: DeviceHistory,
-    by_stack: npt.NDArray[np.int64],
-    said: Callable[[str], str | None] = phase_of_range,
+    by_stack: Ints,
+    phase_of_label: Callable[[str], str | None] = phase_of_range,
 ) -> Phases:
-    """The phase of every event of a device; `by_stack` is what each stack tells of it, `said` what the program's words do."""
-    own = np.array([_hinted(word, said) for word in snapshot.hints])[device.event_hints]
+    """The phase of every event of a device; `by_stack` is the phase of each stack, `phase_of_label` that of a label."""
+    own = np.array([_code(phase_of_label(label)) for label in snapshot.hints])[device.event_hints]
     own = np.where(own == NONE, _refined(_ranged(device), by_stack[device.event_stacks]), own)
     if (own != NONE).any() and (device.event_stacks != NO_STACK).any():
         before, after = _carried(own), _carried(own[::-1])[::-1]
-        in_backward = np.isin(before, (F, L, B, R)) | ((before == NONE) & np.isin(after, (B, R, O)))
-        own = np.where((own == NONE) & _without_python(device) & in_backward, B, own)
+        begun = np.isin(before, (FORWARD, LOSS, BACKWARD, RECOMPUTE))
+        in_backward = begun | ((before == NONE) & np.isin(after, (BACKWARD, RECOMPUTE, OPTIMIZER)))
+        own = np.where((own == NONE) & _without_python(device) & in_backward, BACKWARD, own)
     within = _carried(own)
     return Phases(own=own, within=within, run=_runs(within), passes=_runs(_PASS[within]))
 
 
-def stack_phases(snapshot: Snapshot) -> npt.NDArray[np.int64]:
-    """What each stack tells of its phase.
+def stack_phases(snapshot: Snapshot) -> Ints:
+    """The phase of each stack.
 
-    The innermost frame that tells one decides (a loss inside a model's forward is the loss); but a forward below backward
+    The innermost frame that has one decides (a loss inside a model's forward is the loss); but a forward below backward
     or below the checkpoint's own functions is a recomputation.
     """
     roles = [frame_phase(frame) for frame in snapshot.frames]
@@ -87,52 +97,51 @@ def stack_phases(snapshot: Snapshot) -> npt.NDArray[np.int64]:
 
 
 def frame_phase(frame: Frame) -> int:
-    """The phase that one frame tells.
+    """The phase of one frame.
 
     >>> NAMES[frame_phase(Frame("/site-packages/torch/optim/adamw.py", 99, "_multi_tensor_adamw"))]
     'optimizer'
     """
-    return next((phase for phase, file, name in _ROLES if name.search(frame.name) and file.search(frame.file)), NONE)
+    matches = (p for p, file, function in _PATTERNS if function.search(frame.name) and file.search(frame.file))
+    return next(matches, NONE)
 
 
 def _stack_phase(roles: Sequence[int]) -> int:
-    told = [role for role in roles if role != NONE]
-    if not told:
+    known = [role for role in roles if role != NONE]
+    if not known:
         return NONE
-    inner = next((role for role in told if role != R), R)
-    return R if inner in (F, L) and (R in told or B in told) else (B if inner == R else inner)
+    inner = next((role for role in known if role != RECOMPUTE), RECOMPUTE)
+    if inner in (FORWARD, LOSS) and (RECOMPUTE in known or BACKWARD in known):
+        return RECOMPUTE
+    return BACKWARD if inner == RECOMPUTE else inner
 
 
-def _hinted(word: str, said: Callable[[str], str | None] = phase_of_range) -> int:
-    phase = said(word)
+def _code(phase: str | None) -> int:
     return NAMES.index(phase) if phase in NAMES else NONE
 
 
-def _ranged(device: DeviceHistory) -> npt.NDArray[np.int64]:
+def _ranged(device: DeviceHistory) -> Ints:
     """The innermost named range around each event that is named after a phase."""
-    found = np.full(device.events, NONE)
-    marks = [(mark, phase) for mark in device.annotations if (phase := _hinted(mark.name)) != NONE]
+    marks = [(mark, code) for mark in device.annotations if (code := _code(phase_of_range(mark.name))) != NONE]
     if device.time_us is None or not marks:
-        return found
-    times, told = _innermost(marks, int(device.time_us[0]), int(device.time_us[-1]) + 1)
-    return np.asarray(told[np.searchsorted(times, device.time_us, side="right") - 1])
+        return np.full(device.events, NONE)
+    times, codes = _innermost(marks, int(device.time_us[0]), int(device.time_us[-1]) + 1)
+    return np.asarray(codes[np.searchsorted(times, device.time_us, side="right") - 1])
 
 
-def _refined(ranged: npt.NDArray[np.int64], stacked: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """What a range says; its stack where no range says anything, or where it tells a part of what the range names."""
-    part = ((ranged == F) & (stacked == L)) | ((ranged == B) & (stacked == R))
+def _refined(ranged: Ints, stacked: Ints) -> Ints:
+    """The phase of the range; of the stack where there is no range, or where it is a part of the range's phase."""
+    part = ((ranged == FORWARD) & (stacked == LOSS)) | ((ranged == BACKWARD) & (stacked == RECOMPUTE))
     return np.where((ranged == NONE) | part, stacked, ranged)
 
 
-def _innermost(
-    marks: Sequence[tuple[Annotation, int]], first_us: int, last_us: int
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def _innermost(marks: Sequence[tuple[Annotation, int]], first_us: int, last_us: int) -> tuple[Ints, Ints]:
     """From which time on which phase holds: the latest begun that has not ended."""
     spans = [
         (first_us if m.start_us is None else m.start_us, last_us if m.end_us is None else m.end_us, p) for m, p in marks
     ]
     spans = sorted(span for span in spans if span[0] < span[1])
-    times, told, opened, i = [first_us - 1], [NONE], list[tuple[int, int]](), 0
+    times, codes, opened, i = [first_us - 1], [NONE], list[tuple[int, int]](), 0
     for moment in sorted({time for start, end, _ in spans for time in (start, end)}):
         while i < len(spans) and spans[i][0] <= moment:
             opened.append((spans[i][1], spans[i][2]))
@@ -140,11 +149,11 @@ def _innermost(
         while opened and opened[-1][0] <= moment:
             opened.pop()
         times.append(max(moment, times[-1]))
-        told.append(opened[-1][1] if opened else NONE)
-    return np.array(times), np.array(told)
+        codes.append(opened[-1][1] if opened else NONE)
+    return np.array(times), np.array(codes)
 
 
-def _without_python(device: DeviceHistory) -> npt.NDArray[np.bool_]:
+def _without_python(device: DeviceHistory) -> Flags:
     """Events without a stack; frees among them only where frees have stacks at all (context='all')."""
     none = device.event_stacks == NO_STACK
     ends = device.allocations["end"].to_numpy()
@@ -157,11 +166,11 @@ def _without_python(device: DeviceHistory) -> npt.NDArray[np.bool_]:
     return np.asarray(none)
 
 
-def _carried(own: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def _carried(own: Ints) -> Ints:
     """Each unknown takes the last known before it."""
     known = np.where(own != NONE, np.arange(len(own)), 0)
     return np.asarray(own[np.maximum.accumulate(known)] if len(own) else own)
 
 
-def _runs(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def _runs(values: Ints) -> Ints:
     return np.concatenate(([0], np.cumsum(values[1:] != values[:-1]))) if len(values) else values

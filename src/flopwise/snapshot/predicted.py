@@ -10,12 +10,12 @@ from flopwise.snapshot.answers import (
     PREDICTED,
     DeviceMemory,
     Growth,
-    Large,
-    Line,
+    LargeAllocation,
     MemoryReport,
     Moment,
     OpBytes,
-    Saved,
+    SavedTensor,
+    TimelineLine,
     by_op,
 )
 from flopwise.snapshot.report import LARGEST, POINTS
@@ -71,20 +71,20 @@ def _moment(run: DryRun, op: int, owners: dict[str, int], reserved: int) -> Mome
     )
 
 
-def _saved(tensor: LiveTensor) -> Saved:
-    return Saved(
+def _saved(tensor: LiveTensor) -> SavedTensor:
+    return SavedTensor(
         bytes=tensor.bytes, owner=tensor.owner, module=tensor.module, op=tensor.op, saved_by="", shape=tensor.shape,
         dtype=tensor.dtype,
     )  # fmt: skip
 
 
-def _largest(tensors: tuple[LiveTensor, ...]) -> tuple[Large, ...]:
+def _largest(tensors: tuple[LiveTensor, ...]) -> tuple[LargeAllocation, ...]:
     """Those of one kind in all layers are one row."""
     kinds: dict[tuple[object, ...], list[LiveTensor]] = {}
     for t in tensors:
         kinds.setdefault((t.bytes, t.owner, t.op, without_layer(t.module), t.shape), []).append(t)
     return tuple(
-        Large(
+        LargeAllocation(
             bytes=alike[0].bytes,
             count=len(alike),
             requested_bytes=alike[0].bytes,
@@ -108,11 +108,11 @@ def _temporary(tensors: tuple[LiveTensor, ...]) -> tuple[OpBytes, ...]:
     return by_op(kinds)
 
 
-def _line(run: DryRun, totals: npt.NDArray[np.int64], reserved: int) -> Line:
+def _line(run: DryRun, totals: npt.NDArray[np.int64], reserved: int) -> TimelineLine:
     names = ["backward" if op.phase == "recompute" else op.phase for op in run.ops]
     numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
     kept = thinned(totals, POINTS, np.array([numbers[name] for name in names], dtype=np.int64)).tolist()
-    return Line(
+    return TimelineLine(
         event=tuple(kept),
         time_us=None,
         phase=tuple(run.ops[op].phase for op in kept),

@@ -9,30 +9,31 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from flopwise.records.note import Note
 from flopwise.snapshot.history import FREES, Block, Events, allocations, frees_repeat_stacks, reserved
-from flopwise.snapshot.rows import checked_sizes, column, cut, integers, numbers, once, rows_of, sizes, wrong
-from flopwise.snapshot.snapshot import NO_STACK, Annotation, DeviceHistory, OutOfMemory, Snapshot
+from flopwise.snapshot.owners import CATEGORY
+from flopwise.snapshot.rows import checked_sizes, column, cut, integers, invalid, numbers, once, rows_of, sizes
+from flopwise.snapshot.snapshot import NO_STACK, Annotation, DeviceHistory, Ints, OutOfMemory, Snapshot
 from flopwise.snapshot.stacks import StackTable
 from flopwise.snapshot.unpickle import read_pickle, without_collector
 
 MOST_DEVICES = 1024
-_KNOWN = frozenset(
-    ("alloc", "free_requested", "free_completed", "free", "segment_alloc", "segment_free", "segment_map", "segment_unmap",
-     "snapshot", "oom")
-)  # fmt: skip
-_CATEGORY = "category:"
+_SEGMENTS = ("segment_alloc", "segment_free", "segment_map", "segment_unmap")
+_ACTIONS = frozenset(("alloc", *FREES, *_SEGMENTS, "snapshot", "oom"))
+
+Rows = list[dict[Any, Any]]
 
 
-class _Hints:
-    """Words said about allocations, numbered; 0 is none."""
+class _Labels(dict[str, int]):
+    """Labels of allocations, numbered; 0 is none."""
 
     def __init__(self) -> None:
-        self.words: dict[str, int] = {"": 0}
+        super().__init__({"": 0})
 
-    def number(self, word: str) -> int:
-        return self.words.setdefault(word, len(self.words))
+    def __missing__(self, label: str) -> int:
+        self[label] = number = len(self)
+        return number
 
 
 def read_snapshot(path: str | Path) -> Snapshot:
@@ -52,50 +53,55 @@ def snapshot_of(raw: Any, path: str = "") -> Snapshot:
     if type(raw) is list:  # what memory_snapshot() gives: segments only
         raw = {"segments": raw}
     if type(raw) is not dict or not raw.keys() & {"segments", "device_traces"}:
-        raise wrong("the file", "has neither 'segments' nor 'device_traces'")
-    stacks, hints = StackTable(), _Hints()
-    by_device: dict[int, list[dict[Any, Any]]] = defaultdict(list)
+        raise invalid("the file", "has neither 'segments' nor 'device_traces'")
+    stacks, labels = StackTable(), _Labels()
+    by_device: dict[int, Rows] = defaultdict(list)
     segments = rows_of(raw.get("segments", []), "'segments'")
     for device, segment in zip(column(segments, "device", int, "'segments'", 0), segments, strict=True):
         by_device[device].append(segment)
-    traces = raw.get("device_traces", [])
-    if type(traces) not in (list, tuple):
-        raise wrong("'device_traces'", f"is {type(traces).__name__}, not a list")
-    present = sorted({*by_device, *(i for i, trace in enumerate(traces) if trace)})
-    if present and (present[0] < 0 or present[-1] >= MOST_DEVICES):
-        raise wrong("a device", f"has the number {present[0] if present[0] < 0 else present[-1]}")
-    once([trace for trace in traces if trace], "'device_traces'")
+    traces = _traces(raw.get("device_traces", []))
     marks = _annotations(raw.get("external_annotations", []))
     devices = tuple(
-        _device(i, by_device.get(i, []), traces[i] if i < len(traces) else [], marks.get(i, ()), stacks, hints)
-        for i in present
+        _device(i, by_device.get(i, []), traces.get(i, []), marks.get(i, ()), stacks, labels)
+        for i in _numbers({*by_device, *traces})
     )
+    frames, all_stacks = tuple(stacks.frames), tuple(stacks.stacks)
+    return Snapshot(path=path, frames=frames, stacks=all_stacks, hints=tuple(labels), devices=devices)
+
+
+def _traces(traces: Any) -> dict[int, Any]:
+    """The traces that are not empty, by device."""
+    if type(traces) not in (list, tuple):
+        raise invalid("'device_traces'", f"is {type(traces).__name__}, not a list")
+    filled = {i: trace for i, trace in enumerate(traces) if trace}
+    once(list(filled.values()), "'device_traces'")
+    return filled
+
+
+def _numbers(devices: set[int]) -> list[int]:
+    """The devices' numbers, checked."""
     if not devices:
-        raise wrong("it", "is empty: no segment and no event")
-    return Snapshot(
-        path=path, frames=tuple(stacks.frames), stacks=tuple(stacks.stacks), hints=tuple(hints.words), devices=devices
-    )
+        raise invalid("it", "is empty: no segment and no event")
+    absurd = [number for number in devices if not 0 <= number < MOST_DEVICES]
+    if absurd:
+        raise invalid("a device", f"has the number {absurd[0]}")
+    return sorted(devices)
 
 
 def _device(
-    device: int,
-    segments: list[dict[Any, Any]],
-    trace: Any,
-    annotations: tuple[Annotation, ...],
-    stacks: StackTable,
-    hints: _Hints,
+    device: int, segments: Rows, trace: Any, annotations: tuple[Annotation, ...], stacks: StackTable, labels: _Labels
 ) -> DeviceHistory:
     where = f"device {device}'s trace"
     rows = rows_of(trace, where)
     actions = column(rows, "action", str, where)
     event_sizes = sizes(rows, "size", where)
     event_stacks = [stacks.number(row.get("frames")) for row in rows]
-    event_hints = [hints.number(word) for word in _words(rows, where)]
+    event_labels = [labels[label] for label in _row_labels(rows, where)]
     times = _times(rows, where)
     addresses = column(rows, "addr", int, where, 0)
     streams = column(rows, "stream", int, where, 0)
     numbers(streams, f"'stream' of {where}")
-    events = Events(actions, addresses, event_sizes.tolist(), streams, event_stacks, event_hints)
+    events = Events(actions, addresses, event_sizes.tolist(), streams, event_stacks, event_labels)
     blocks, in_segments = _blocks(segments, stacks)
     repeated = frees_repeat_stacks(events)
     table, notes = allocations(events, blocks, bool(segments), repeated)
@@ -103,9 +109,9 @@ def _device(
         event_stacks = [
             NO_STACK if action in FREES else stack for action, stack in zip(actions, event_stacks, strict=True)
         ]
-    strange = sorted(set(actions) - _KNOWN)
-    if strange:
-        notes = (*notes, f"events of an unknown kind are not counted: {', '.join(map(cut, strange[:5]))}")
+    if strange := sorted(set(actions) - _ACTIONS):
+        text = f"events of an unknown kind are not counted: {', '.join(map(cut, strange[:5]))}"
+        notes = (*notes, Note("unknown_events", text))
     return DeviceHistory(
         device=device,
         events=len(rows),
@@ -113,7 +119,7 @@ def _device(
         allocations=table,
         reserved_bytes=reserved(actions, event_sizes, in_segments),
         event_stacks=np.array(event_stacks, dtype=np.int64),
-        event_hints=np.array(event_hints, dtype=np.int64),
+        event_hints=np.array(event_labels, dtype=np.int64),
         ooms=_ooms(rows, events, times),
         annotations=annotations,
         segments=len(segments),
@@ -121,91 +127,79 @@ def _device(
     )
 
 
-def _words(rows: list[dict[Any, Any]], where: str) -> list[str]:
-    """What the program said of each event (`user_metadata`), else a profiler's category."""
-    said = column(rows, "user_metadata", str, where, "")
+def _row_labels(rows: Rows, where: str) -> list[str]:
+    """The program's label of each event (`user_metadata`), else a profiler's category."""
+    own = column(rows, "user_metadata", str, where, "")
     categories = column(rows, "category", str, where, "")
-    return [
-        cut(word) or (category and _CATEGORY + cut(category)) for word, category in zip(said, categories, strict=True)
-    ]
+    return [cut(label) or (kind and CATEGORY + cut(kind)) for label, kind in zip(own, categories, strict=True)]
 
 
-def _times(rows: list[dict[Any, Any]], where: str) -> npt.NDArray[np.int64] | None:
+def _times(rows: Rows, where: str) -> Ints | None:
     """Every event's clock, never falling; None where torch wrote none."""
     if not rows or any("time_us" not in row for row in rows):
         return None
     return np.asarray(np.maximum.accumulate(integers(rows, "time_us", where)), dtype=np.int64)
 
 
-def _ooms(rows: list[dict[Any, Any]], events: Events, times: npt.NDArray[np.int64] | None) -> tuple[OutOfMemory, ...]:
+def _ooms(rows: Rows, events: Events, times: Ints | None) -> tuple[OutOfMemory, ...]:
     failed = [i for i, action in enumerate(events.actions) if action == "oom"]
     free = column([rows[i] for i in failed], "device_free", int, "an 'oom' event", None)
+    clock = [int(times[i]) if times is not None else None for i in failed]
     return tuple(
-        OutOfMemory(
-            event=i,
-            time_us=int(times[i]) if times is not None else None,
-            asked_bytes=events.sizes[i],
-            device_free_bytes=left,
-            stack=events.stacks[i],
-        )
-        for i, left in zip(failed, free, strict=True)
+        OutOfMemory(event=i, time_us=at, asked_bytes=events.sizes[i], device_free_bytes=left, stack=events.stacks[i])
+        for i, at, left in zip(failed, clock, free, strict=True)
     )
 
 
-def _blocks(segments: list[dict[Any, Any]], stacks: StackTable) -> tuple[dict[int, Block], int]:
+def _blocks(segments: Rows, stacks: StackTable) -> tuple[dict[int, Block], int]:
     """Blocks in use by address, and the bytes of all segments."""
     where = "'segments'"
     totals, streams = sizes(segments, "total_size", where), column(segments, "stream", int, where, 0)
     numbers(streams, f"'stream' of {where}")
     starts = column(segments, "address", int, where)
     if len(set(starts)) < len(starts):
-        raise wrong(where, "holds two at one address")
+        raise invalid(where, "holds two at one address")
     once([segment.get("blocks") or [] for segment in segments], "'blocks'")
-    found: dict[int, Block] = {}
+    blocks: dict[int, Block] = {}
     for segment, address, stream in zip(segments, starts, streams, strict=True):
         rows = rows_of(segment.get("blocks", []), "'blocks'")
         takes = sizes(rows, "size", "'blocks'").tolist()
         for row, taken, state in zip(rows, takes, column(rows, "state", str, "'blocks'"), strict=True):
             if state == "active_allocated":
-                requested, frames = _asked(row, taken)
+                requested, frames = _requested(row, taken)
                 at = row.get("address", address)
                 if type(at) is not int:
-                    raise wrong("'address' of a block", f"is {type(at).__name__}, not int")
-                found[at] = Block(taken, requested, stream, stacks.number(frames))
+                    raise invalid("'address' of a block", f"is {type(at).__name__}, not int")
+                blocks[at] = Block(taken, requested, stream, stacks.number(frames))
             address += taken
-    checked_sizes([block.requested_bytes for block in found.values()], "'requested_size' of 'blocks'")
-    return found, int(totals.sum())
+    checked_sizes([block.requested_bytes for block in blocks.values()], "'requested_size' of 'blocks'")
+    return blocks, int(totals.sum())
 
 
-def _asked(block: dict[Any, Any], taken: int) -> tuple[int, Any]:
-    """What was asked for, and where; before torch 2.1 in the block's `history`."""
+def _requested(block: dict[Any, Any], taken: int) -> tuple[int, Any]:
+    """The bytes requested, and the stack; before torch 2.1 in the block's `history`."""
     history = block.get("history")
     first = history[0] if type(history) is list and history and type(history[0]) is dict else {}
-    asked = block.get("requested_size", first.get("real_size", taken))
-    if type(asked) is not int:
-        raise wrong("'requested_size' of a block", f"is {type(asked).__name__}, not int")
-    return asked, block.get("frames", first.get("frames"))
+    requested = block.get("requested_size", first.get("real_size", taken))
+    if type(requested) is not int:
+        raise invalid("'requested_size' of a block", f"is {type(requested).__name__}, not int")
+    return requested, block.get("frames", first.get("frames"))
 
 
 def _annotations(raw: Any) -> dict[int, tuple[Annotation, ...]]:
     """Ranges by device: a START and the END of the same name after it, innermost first."""
     where = "'external_annotations'"
     rows = rows_of(raw, where)
-    named = zip(
-        column(rows, "device", int, where, 0),
-        map(cut, column(rows, "name", str, where, "")),
-        column(rows, "stage", str, where, ""),
-        integers(rows, "time_us", where, 0).tolist(),
-        strict=True,
-    )
+    devices, times = column(rows, "device", int, where, 0), integers(rows, "time_us", where, 0).tolist()
+    names, stages = map(cut, column(rows, "name", str, where, "")), column(rows, "stage", str, where, "")
     begun: dict[tuple[int, str], list[int]] = defaultdict(list)
-    found: dict[int, list[Annotation]] = defaultdict(list)
-    for device, name, stage, time_us in named:
+    marks: dict[int, list[Annotation]] = defaultdict(list)
+    for device, name, stage, time_us in zip(devices, names, stages, times, strict=True):
         if stage == "START":
             begun[device, name].append(time_us)
         elif stage == "END":
             starts = begun[device, name]
-            found[device].append(Annotation(name, starts.pop() if starts else None, time_us))
+            marks[device].append(Annotation(name, starts.pop() if starts else None, time_us))
     for (device, name), starts in begun.items():
-        found[device] += [Annotation(name, start, None) for start in starts]
-    return {device: tuple(marks) for device, marks in found.items()}
+        marks[device] += [Annotation(name, start, None) for start in starts]
+    return {device: tuple(own) for device, own in marks.items()}

@@ -1,20 +1,21 @@
-"""A snapshot's answers: peak, whose bytes, the largest allocations, growth, and what was asked for when memory ran out."""
+"""The report of a snapshot: peak, owners, the largest allocations, growth, and the requests that failed."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from flopwise.records.memory import Knowledge
-from flopwise.snapshot.answers import DeviceMemory, Failure, Growth, GrowthSource, Large, Line, MemoryReport, Moment
+from flopwise.records.note import Note
+from flopwise.snapshot.answers import DeviceMemory, Failure, Growth, LargeAllocation, MemoryReport, Moment, TimelineLine
 from flopwise.snapshot.growth import enough, leaks, per_step
-from flopwise.snapshot.known import Told, exact_history
+from flopwise.snapshot.known import KnownAllocations, exact_history
 from flopwise.snapshot.owners import OWNERS, owners
-from flopwise.snapshot.phases import NAMES, B, Phases, R, phases, stack_phases
+from flopwise.snapshot.phases import BACKWARD, NAMES, RECOMPUTE, Phases, phase_name, phases, stack_phases
 from flopwise.snapshot.saved import named, saved_blocks
-from flopwise.snapshot.snapshot import BEFORE, DeviceHistory, Snapshot
+from flopwise.snapshot.snapshot import BEFORE, DeviceHistory, Flags, Ints, Snapshot
 from flopwise.snapshot.stacks import short
-from flopwise.snapshot.steps import Steps, phase_name, steps
+from flopwise.snapshot.steps import Steps, steps
 from flopwise.snapshot.timeline import Timeline, alive, thinned, timeline
 from flopwise.spec.workload import Workload
 from flopwise.work import operation as work
@@ -22,99 +23,92 @@ from flopwise.work import operation as work
 LARGEST = 10
 POINTS = 2000  # of a timeline that is shown or exported
 
+StackText = Callable[[int], dict[str, Any]]  # of a stack's number: its text, and its frames on request
+
 
 def report(
     snapshot: Snapshot, whole_stacks: bool = False, knowledge: Knowledge | None = None, workload: Workload | None = None
 ) -> MemoryReport:
-    """Answer for every device of a snapshot; `knowledge` is what flopwise wrote beside that of a `workload` it ran.
+    """Report on every device of a snapshot; `knowledge` is what flopwise recorded with that of a `workload` it ran.
 
     >>> from flopwise.snapshot.read import snapshot_of
     >>> raw = {"device_traces": [[{"action": "alloc", "addr": 1, "size": 700, "stream": 0}]], "segments": []}
     >>> report(snapshot_of(raw)).devices[0].peak.owners
     {'unknown': 1024}
     """
+
+    def stack_text(number: int) -> dict[str, Any]:
+        frames = snapshot.stack(number)
+        return {"stack": short(frames), "frames": frames if whole_stacks else ()}
+
     by_stack = stack_phases(snapshot)
-    found = [_device(snapshot, device, by_stack, whole_stacks, knowledge, workload) for device in snapshot.devices]
-    found.sort(key=lambda one: (-one.peak.allocated_bytes, one.device))
-    return MemoryReport(path=snapshot.path, devices=tuple(found))
+    devices = [_device(snapshot, device, by_stack, stack_text, knowledge, workload) for device in snapshot.devices]
+    devices.sort(key=lambda one: (-one.peak.allocated_bytes, one.device))
+    return MemoryReport(path=snapshot.path, devices=tuple(devices))
 
 
 def _device(
     snapshot: Snapshot,
     device: DeviceHistory,
-    by_stack: npt.NDArray[np.int64],
-    whole: bool,
+    by_stack: Ints,
+    stack_text: StackText,
     knowledge: Knowledge | None,
     workload: Workload | None,
 ) -> DeviceMemory:
-    told = Told(snapshot, device, knowledge) if knowledge is not None and _is_of(knowledge, device) else None
-    if told is not None and told.knowledge.exact:
-        device = exact_history(device, told)
-    when = phases(snapshot, device, by_stack, told.said) if told else phases(snapshot, device, by_stack)
+    known = None
+    # The CPU's history has the number of the first GPU.
+    if knowledge is not None and int(knowledge.device.partition(":")[2] or 0) == device.device:
+        known = KnownAllocations(snapshot, device, knowledge)
+        device = exact_history(device, known) if knowledge.exact else device
+    when = phases(snapshot, device, by_stack, *([known.phase_of_label] if known else []))
     step = steps(device, when)
     owned = owners(snapshot, device, by_stack, when, step)
-    owner = owned.owner if told is None else told.owners(owned.owner, device)
+    owner = owned.owner if known is None else known.owners(owned.owner, device)
     table = device.allocations
     line = timeline(table, owner, OWNERS, device.reserved_bytes)
     notes = device.notes
     if (line.reserved_bytes < line.allocated_bytes).any():
-        notes = (*notes, "reserved bytes are not whole: segment events are missing from the trace")
-    said = _Words(snapshot, whole)
-    before = table.filter(table["start"] == BEFORE)
-    peak = _moment(device, line, when, line.peak)
-    guessed = owned.guessed & alive(table, line.peak) if told is None else np.zeros(len(table), dtype=np.bool_)
-    by_size = int(table["bytes"].to_numpy()[guessed].sum()) / max(peak.allocated_bytes, 1)
-    turn = _backward(when, step, table["start"].to_numpy())
-    kept = told.kept(alive(table, turn), owner) if told and turn is not None else []
+        text = "reserved bytes are incomplete: segment events are missing from the trace"
+        notes = (*notes, Note("segments_missing", text))
+    peak, at_peak = _moment(device, line, when, line.peak), alive(table, line.peak)
+    guessed = table["bytes"].to_numpy()[owned.guessed & at_peak].sum() if known is None else 0
+    guessed_share = int(guessed) / max(peak.allocated_bytes, 1)
+    turn = _backward_start(when, step, table["start"].to_numpy())
+    kept = known.kept(alive(table, turn), owner) if known and turn is not None else []
     return DeviceMemory(
         device=device.device,
         events=device.events,
         allocations=len(table),
-        before_bytes=int(before["bytes"].sum()),
-        known_share=1 - peak.owners.get(work.UNKNOWN, 0) / max(peak.allocated_bytes, 1) - by_size,
-        guessed_share=by_size,
+        before_bytes=int(table.filter(table["start"] == BEFORE)["bytes"].sum()),
+        known_share=1 - peak.owners.get(work.UNKNOWN, 0) / max(peak.allocated_bytes, 1) - guessed_share,
+        guessed_share=guessed_share,
         peak=peak,
         peak_reserved_bytes=int(line.reserved_bytes.max()),
         end=_moment(device, line, when, device.events),
         phases=_phase_peaks(line, when),
-        largest=_largest(device, when, owner, alive(table, line.peak), said, told),
-        growth=_growth(device, step, line, owner, said),
-        ooms=_failures(device, line, said),
+        largest=_largest(device, when, owner, at_peak, stack_text, known),
+        growth=_growth(device, step, line, owner, stack_text),
+        ooms=_failures(device, line, stack_text),
         timeline=_line(device, line, when),
-        notes=notes,
-        temporary=told.temporary(alive(table, line.peak), owner, device) if told else (),
+        notes=tuple(note.text for note in notes),
+        note_keys=tuple(note.key for note in notes),
+        temporary=known.temporary(at_peak, owner, device) if known else (),
         saved=saved_blocks(kept),
         named=named(workload, kept) if workload is not None else (),
-        exact=told is not None,
+        exact=known is not None,
     )
 
 
-def _is_of(knowledge: Knowledge, device: DeviceHistory) -> bool:
-    """Whether this is the device that the knowledge is about; the CPU's history stands in the place of the first GPU's."""
-    return int(knowledge.device.partition(":")[2] or 0) == device.device
-
-
-def _backward(when: Phases, step: Steps, starts: npt.NDArray[np.int64]) -> int | None:
+def _backward_start(when: Phases, step: Steps, starts: Ints) -> int | None:
     """The moment when the last backward pass begins; None if there is none.
 
-    It begins with an allocation: a free before it is of what forward lets go as it returns, and no stack tells whose it is.
+    It begins with an allocation: a free before it is of what forward releases as it returns, and its stack is not known.
     """
-    begins = np.intersect1d(np.flatnonzero((when.own == B) | (when.own == R)), starts)
+    begins = np.intersect1d(np.flatnonzero((when.own == BACKWARD) | (when.own == RECOMPUTE)), starts)
     if not len(begins):
         return None
     numbers = step.of(begins) if len(step) else np.zeros(len(begins), dtype=np.int64)
     return int(begins[numbers == numbers[-1]][0])
-
-
-class _Words:
-    """Stacks as they are shown: short, and whole when asked for."""
-
-    def __init__(self, snapshot: Snapshot, whole: bool) -> None:
-        self._snapshot, self._whole = snapshot, whole
-
-    def __call__(self, number: int) -> dict[str, Any]:
-        frames = self._snapshot.stack(number)
-        return {"stack": short(frames), "frames": frames if self._whole else ()}
 
 
 def _time(device: DeviceHistory, moment: int) -> int | None:
@@ -137,20 +131,18 @@ def _moment(device: DeviceHistory, line: Timeline, when: Phases, moment: int) ->
 
 
 def _phase_peaks(line: Timeline, when: Phases) -> dict[str, int]:
-    after = line.allocated_bytes[1:]
-    return {
-        name: int(after[when.within == code].max()) for code, name in enumerate(NAMES) if (when.within == code).any()
-    }
+    within = {name: when.within == code for code, name in enumerate(NAMES)}
+    return {name: int(line.allocated_bytes[1:][there].max()) for name, there in within.items() if there.any()}
 
 
 def _largest(
     device: DeviceHistory,
     when: Phases,
-    owner: npt.NDArray[np.int64],
-    there: npt.NDArray[np.bool_],
-    said: _Words,
-    told: Told | None,
-) -> tuple[Large, ...]:
+    owner: Ints,
+    there: Flags,
+    stack_text: StackText,
+    known: KnownAllocations | None,
+) -> tuple[LargeAllocation, ...]:
     """The largest at the peak; those of one size, owner and stack (and op and shape, where they are known) are one row."""
     rows = np.flatnonzero(there)
     table = device.allocations
@@ -162,46 +154,35 @@ def _largest(
             break
         smallest = size[row]
         kind = (int(size[row]), int(owner[row]), int(stack[row]))
-        kinds.setdefault((*kind, *told.kind(row)) if told else kind, []).append(row)
+        kinds.setdefault((*kind, *known.kind(row)) if known else kind, []).append(row)
     return tuple(
-        Large(
+        LargeAllocation(
             bytes=kind[0],
             count=len(alike),
             requested_bytes=int(asked[alike[0]]),
             owner=OWNERS[kind[1]],
             phase=phase_name(int(when.own[start[alike[0]]])) if start[alike[0]] != BEFORE else "before the recording",
-            **said(kind[2]),
-            **(told.details(alike[0]) if told else {}),
+            **stack_text(kind[2]),
+            **(known.details(alike[0]) if known else {}),
         )
         for kind, alike in list(kinds.items())[:LARGEST]
     )
 
 
-def _growth(device: DeviceHistory, step: Steps, line: Timeline, owner: npt.NDArray[np.int64], said: _Words) -> Growth:
+def _growth(device: DeviceHistory, step: Steps, line: Timeline, owner: Ints, stack_text: StackText) -> Growth:
     at_starts = line.allocated_bytes[step.starts]
     more = per_step(at_starts)
-    sources = (
-        GrowthSource(
-            bytes_per_step=leak.bytes_per_step,
-            allocations_per_step=round(leak.allocations_per_step, 2),
-            steps=leak.steps,
-            of_steps=leak.of_steps,
-            owner=leak.owner,
-            **said(leak.stack),
-        )
-        for leak in leaks(device, step, owner, grows=more is not None and more > 0)
-    )
     return Growth(
         steps=len(step),
         found_by=step.found_by,
         start_bytes=tuple(at_starts.tolist()),
         bytes_per_step=more,
         leaks_sought=enough(step),
-        leaks=tuple(sources),
+        leaks=leaks(device, step, owner, more is not None and more > 0, stack_text),
     )
 
 
-def _failures(device: DeviceHistory, line: Timeline, said: _Words) -> tuple[Failure, ...]:
+def _failures(device: DeviceHistory, line: Timeline, stack_text: StackText) -> tuple[Failure, ...]:
     return tuple(
         Failure(
             time_us=_time(device, oom.event + 1),
@@ -210,21 +191,22 @@ def _failures(device: DeviceHistory, line: Timeline, said: _Words) -> tuple[Fail
             allocated_bytes=int(line.allocated_bytes[oom.event + 1]),
             reserved_bytes=int(line.reserved_bytes[oom.event + 1]),
             owners=line.at(oom.event + 1),
-            **said(oom.stack),
+            **stack_text(oom.stack),
         )
         for oom in device.ooms
     )
 
 
-def _line(device: DeviceHistory, line: Timeline, when: Phases) -> Line:
+def _line(device: DeviceHistory, line: Timeline, when: Phases) -> TimelineLine:
     within = np.concatenate(([-1], when.within)).astype(np.int64)
-    kept = thinned(line.allocated_bytes, POINTS, np.where(within == R, B, within))  # what is recomputed is backward's
+    # Recomputation counts as backward.
+    kept = thinned(line.allocated_bytes, POINTS, np.where(within == RECOMPUTE, BACKWARD, within))
     times = tuple(_time(device, moment) or 0 for moment in kept.tolist()) if device.time_us is not None else None
     used = [i for i in range(len(line.owners)) if line.by_owner_bytes[i].any()]
-    return Line(
+    return TimelineLine(
         event=tuple((kept - 1).tolist()),
         time_us=times,
-        phase=tuple(phase_name(int(when.within[m - 1])) if m else "" for m in kept.tolist()),
+        phase=tuple(phase_name(int(within[moment])) for moment in kept.tolist()),
         reserved_bytes=tuple(line.reserved_bytes[kept].tolist()),
         owners={line.owners[i]: tuple(line.by_owner_bytes[i, kept].tolist()) for i in used},
     )

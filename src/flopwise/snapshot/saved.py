@@ -1,32 +1,32 @@
-"""Tensors kept for backward, block by block, and those that everybody talks about by name."""
+"""Tensors kept for backward, block by block, and the well-known ones by name."""
 
 import math
 import re
 from collections.abc import Iterable, Sequence
 
-from flopwise.snapshot.answers import Named, Saved, SavedBlock
+from flopwise.snapshot.answers import NamedTensor, SavedBlock, SavedTensor
 from flopwise.spec.model import ModelSpec
 from flopwise.spec.workload import OpSpec, Workload
 from flopwise.work.operation import SCORES
 
-TOP = 5  # tensors told of each block
+TOP = 5  # tensors shown of each block
 _BLOCK = re.compile(r"^((?:.*?\.)?\d+)(?:\.|$)")
 _ITEM_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 
-def saved_blocks(tensors: Iterable[Saved]) -> tuple[SavedBlock, ...]:
-    """Tensors by block, in the order of the model; neighbours that keep the same are told once.
+def saved_blocks(tensors: Iterable[SavedTensor]) -> tuple[SavedBlock, ...]:
+    """Tensors by block, in the order of the model; neighbours that keep the same are one row.
 
     >>> one = dict(bytes=8, owner="activations", op="mm", saved_by="", shape=(2,), dtype="fp32")
-    >>> blocks = saved_blocks(Saved(module=f"blocks.{n}.mlp", **one) for n in range(3))
+    >>> blocks = saved_blocks(SavedTensor(module=f"blocks.{n}.mlp", **one) for n in range(3))
     >>> blocks[0].block, blocks[0].blocks, blocks[0].bytes
     ('blocks.0 … blocks.2', 3, 8)
     """
-    by_block: dict[str, list[Saved]] = {}
+    by_block: dict[str, list[SavedTensor]] = {}
     for tensor in tensors:
-        found = _BLOCK.match(tensor.module)
-        by_block.setdefault(found[1] if found else "", []).append(tensor)
-    groups: list[tuple[list[str], list[Saved], object]] = []
+        match = _BLOCK.match(tensor.module)
+        by_block.setdefault(match[1] if match else "", []).append(tensor)
+    groups: list[tuple[list[str], list[SavedTensor], object]] = []
     for block in sorted(by_block, key=_in_order):
         kept = sorted(by_block[block], key=lambda t: (-t.bytes, t.module, t.op))
         signature = sorted((t.bytes, t.owner, t.module.removeprefix(block), t.op, t.shape, t.dtype) for t in kept)
@@ -50,8 +50,8 @@ def _in_order(block: str) -> tuple[bool, list[int], str]:
     return not block, [int(part) for part in block.split(".") if part.isdecimal()], block
 
 
-def named(workload: Workload, kept: Sequence[Saved]) -> tuple[Named, ...]:
-    """The residual stream's tensor and attention's N × N matrix, with their sizes and how many of each backward finds.
+def named(workload: Workload, kept: Sequence[SavedTensor]) -> tuple[NamedTensor, ...]:
+    """The residual stream's tensor and attention's N × N matrix, with their sizes and how many of each are kept for backward.
 
     >>> from flopwise.spec.workload import workload
     >>> [one.bytes for one in named(workload("op:attention", batch=8, context=16384, attention="naive"), ())]
@@ -65,7 +65,7 @@ def named(workload: Workload, kept: Sequence[Saved]) -> tuple[Named, ...]:
     dtype = workload.recipe.weights  # autocast leaves the stream in fp32
     residual = (b, t, spec.d_model)
     return (
-        Named(
+        NamedTensor(
             name="residual stream",
             shape=residual,
             dtype=dtype,
@@ -77,7 +77,7 @@ def named(workload: Workload, kept: Sequence[Saved]) -> tuple[Named, ...]:
     )
 
 
-def _scores(workload: Workload, shape: tuple[int, ...], kept: Sequence[Saved]) -> Named:
+def _scores(workload: Workload, shape: tuple[int, ...], kept: Sequence[SavedTensor]) -> NamedTensor:
     """Fused attention has no such matrix: then it is the one that naive attention would have."""
     largest = max((x for x in kept if x.owner == SCORES), key=lambda x: x.bytes, default=None)
     half = {"bf16": "bf16", "fp16": "fp16"}.get(workload.recipe.compute, "fp32")
@@ -87,8 +87,10 @@ def _scores(workload: Workload, shape: tuple[int, ...], kept: Sequence[Saved]) -
     elif workload.recipe.attention == "naive":
         note = "not kept: forward alone, or a checkpoint computes it again"
     else:
-        note = f"not there: {workload.recipe.attention} never makes it; naive attention would keep at least one in each block"
-    return Named(
+        note = (
+            f"not made: {workload.recipe.attention} never has it; naive attention would keep at least one in each block"
+        )
+    return NamedTensor(
         name="attention N × N matrix",
         shape=shape,
         dtype=dtype,

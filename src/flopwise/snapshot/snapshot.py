@@ -5,12 +5,17 @@ The order of events is the order of the trace; `time_us` only labels it (torch 2
 it is still there. Stacks are stored once: `stacks[i]` holds indices into `frames`, innermost first; stack 0 is empty.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 import polars as pl
+
+from flopwise.records.note import Note
+
+Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
 
 BEFORE = -1  # the start of what was allocated before the recording
 NO_STACK = 0
@@ -23,7 +28,7 @@ ALLOCATIONS = {
     "stream": pl.Int64,
     "stack": pl.Int32,
     "address": pl.Int64,
-    "hint": pl.Int32,  # index into `hints`: what the program or torch itself said of it
+    "hint": pl.Int32,  # index into `hints`: a label from the program or from torch
 }
 
 
@@ -60,15 +65,15 @@ class DeviceHistory:
 
     device: int
     events: int
-    time_us: npt.NDArray[np.int64] | None  # of every event, never falling; None where torch wrote none
+    time_us: Ints | None  # of every event, never falling; None where torch wrote none
     allocations: pl.DataFrame
-    reserved_bytes: npt.NDArray[np.int64]  # after event i - 1: one more than there are events, the first before any
-    event_stacks: npt.NDArray[np.int64]
-    event_hints: npt.NDArray[np.int64]
+    reserved_bytes: Ints  # after event i - 1: one more than there are events, the first before any
+    event_stacks: Ints
+    event_hints: Ints
     ooms: tuple[OutOfMemory, ...]
     annotations: tuple[Annotation, ...]
     segments: int
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[Note, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -78,9 +83,8 @@ class Snapshot:
     path: str
     frames: tuple[Frame, ...]
     stacks: tuple[tuple[int, ...], ...]
-    hints: tuple[str, ...]  # words of the program: user metadata, or a profiler's category as 'category:…'
+    hints: tuple[str, ...]  # labels from the program: user metadata, or a profiler's category as 'category:…'
     devices: tuple[DeviceHistory, ...]
-    notes: tuple[str, ...] = field(default=())
 
     def stack(self, index: int) -> tuple[Frame, ...]:
         """The frames of a stack, innermost first."""

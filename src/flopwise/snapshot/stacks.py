@@ -5,28 +5,28 @@ from collections.abc import Sequence
 from typing import Any
 
 from flopwise.errors import one_line
-from flopwise.snapshot.rows import cut, rows_of, wrong
+from flopwise.snapshot.rows import cut, invalid, rows_of
 from flopwise.snapshot.snapshot import Frame
 
-# Not the user's: torch and Python themselves, C++ and generated code, and what watches the step.
+# Not the user's code: torch and Python themselves, C++ and generated code, and what records the step.
 _FOREIGN_FILE = re.compile(
     r"(^|/)(torch|torchvision|triton|accelerate|transformers|lightning|pytorch_lightning|deepspeed|numpy)/"
     r"|/lib/python3[^/]*/(?!site-packages|dist-packages)|^<|^\?\?|^$|^none$|\.(c|cc|cpp|cu|cuh|h|hpp|so)(\.\d+)*$"
     r"|runpy\.py$|importlib|(^|/)flopwise/(predict/dry/|worker/)"
     r"|(^|/)flopwise/capture/(watch/|memory_|trials|ranges|isolate|build|user_step|step\.py)"
 )
-# Sees every op, also on the thread of autograd's engine.
-_WATCHER = re.compile(r"(^|/)flopwise/(capture/(watch/|dry/|memory_)|predict/dry/)")
+# On the stack of every op, also on the thread of autograd's engine.
+_RECORDER = re.compile(r"(^|/)flopwise/(capture/(watch/|dry/|memory_)|predict/dry/)")
 AUTOGRAD = "autograd"
 _WIDTH = 160  # of a stack as it is shown
 _CPP_NAME = re.compile(r"::|^_?Py[A-Z]\w*_|^c10|^at_|^__libc|^_start$|^clone3?$")
 
 
 class StackTable:
-    """Takes stacks as the snapshot has them, gives back their numbers; number 0 is the stack without frames.
+    """Numbers stacks as the snapshot has them; number 0 is the stack without frames.
 
-    torch writes every frame once and refers to it; so frames and whole lists are known again by identity, and only new ones
-    are looked at. The lists must outlive this table's filling, or identities could be those of others.
+    torch writes every frame once and refers to it; so frames and whole lists are recognised by identity, and only new ones
+    are looked at. The lists must outlive this table, or identities could be reused.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class StackTable:
 
     def _listed(self, frames: Any) -> int:
         if type(frames) is not list:
-            raise wrong("'frames'", f"is {type(frames).__name__}, not a list")
+            raise invalid("'frames'", f"is {type(frames).__name__}, not a list")
         ids = tuple(map(id, frames))
         known = self._stack_by_ids.get(ids)
         if known is None:
@@ -65,7 +65,7 @@ class StackTable:
         if known is None:
             file, line, name = raw.get("filename", ""), raw.get("line", 0), raw.get("name", "")
             if type(file) is not str or type(line) is not int or type(name) is not str:
-                raise wrong("a frame's filename, line or name", "is not text, a number, text")
+                raise invalid("a frame's filename, line or name", "is not text, a number, text")
             frame = Frame(cut(file), max(0, min(line, 2**31)), cut(name))
             known = self._frame_numbers.setdefault(frame, len(self.frames))
             if known == len(self.frames):
@@ -88,7 +88,7 @@ def is_users(frame: Frame) -> bool:
 def short(stack: Sequence[Frame], most: int = 3) -> str:
     """The user's own frames, innermost first; without any, the innermost that has a name.
 
-    Where only the watcher of a step stands on the stack, nobody's Python called: that is the thread of autograd's engine.
+    Where only flopwise's recorder is on the stack, no Python called it: that is the thread of autograd's engine.
 
     >>> frames = [Frame("/x/torch/nn/functional.py", 9, "linear"), Frame("/me/gpt.py", 31, "forward"),
     ...           Frame("/me/train.py", 12, "step")]
@@ -98,12 +98,11 @@ def short(stack: Sequence[Frame], most: int = 3) -> str:
     'autograd'
     """
     chosen = [frame for frame in stack if is_users(frame)][:most]
-    if not chosen and any(_WATCHER.search(frame.file) for frame in stack):
+    if not chosen and any(_RECORDER.search(frame.file) for frame in stack):
         return AUTOGRAD
     chosen = chosen or [frame for frame in stack if frame.name and not frame.name.startswith("??")][:1]
-    return one_line(" < ".join(_said(frame) for frame in chosen), _WIDTH)
-
-
-def _said(frame: Frame) -> str:
-    file = frame.file.rpartition("/")[2]
-    return f"{file}:{frame.line} {frame.name}" if file and file != "??" else frame.name
+    files = [frame.file.rpartition("/")[2] for frame in chosen]
+    places = [
+        f"{file}:{frame.line} " if file not in ("", "??") else "" for file, frame in zip(files, chosen, strict=True)
+    ]
+    return one_line(" < ".join(place + frame.name for place, frame in zip(places, chosen, strict=True)), _WIDTH)

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from flopwise.errors import FlopwiseError
+from flopwise.snapshot.snapshot import Flags, Ints
 
 
 @dataclass(frozen=True)
@@ -20,9 +20,9 @@ class Timeline:
     """`by_owner_bytes[i, j]` are owner i's bytes at moment j; their sum over i is `allocated_bytes[j]`: the law."""
 
     owners: tuple[str, ...]
-    by_owner_bytes: npt.NDArray[np.int64]
-    allocated_bytes: npt.NDArray[np.int64]
-    reserved_bytes: npt.NDArray[np.int64]
+    by_owner_bytes: Ints
+    allocated_bytes: Ints
+    reserved_bytes: Ints
 
     @property
     def peak(self) -> int:
@@ -31,62 +31,49 @@ class Timeline:
 
     def at(self, moment: int) -> dict[str, int]:
         """What each owner has at a moment, the largest first, without those that have nothing."""
-        found = zip(self.owners, self.by_owner_bytes[:, moment].tolist(), strict=True)
-        return dict(sorted(((o, b) for o, b in found if b), key=lambda pair: -pair[1]))
+        pairs = zip(self.owners, self.by_owner_bytes[:, moment].tolist(), strict=True)
+        return dict(sorted(((owner, size) for owner, size in pairs if size), key=lambda pair: -pair[1]))
 
 
-def timeline(
-    allocations: pl.DataFrame, owner: npt.NDArray[np.int64], owners: Sequence[str], reserved: npt.NDArray[np.int64]
-) -> Timeline:
-    """Add up; `owner` holds an index into `owners` for each allocation, `reserved` the bytes in segments at each moment.
+def timeline(allocations: pl.DataFrame, owner: Ints, owners: Sequence[str], reserved: Ints) -> Timeline:
+    """Sum over time; `owner` holds an index into `owners` for each allocation, `reserved` the bytes in segments at each moment.
 
     >>> table = pl.DataFrame({"start": [-1, 0], "end": [2, 1], "bytes": [512, 1024]})
-    >>> found = timeline(table, np.array([0, 1]), ("parameters", "temporary"), np.array([2048, 2048, 2048]))
-    >>> found.allocated_bytes.tolist(), found.peak, found.at(1)
+    >>> line = timeline(table, np.array([0, 1]), ("parameters", "temporary"), np.array([2048, 2048, 2048]))
+    >>> line.allocated_bytes.tolist(), line.peak, line.at(1)
     ([512, 1536, 512], 1, {'temporary': 1024, 'parameters': 512})
     """
     moments = len(reserved)
-    start, end, size = (allocations[name].to_numpy() for name in ("start", "end", "bytes"))
-    by_owner = np.empty((len(owners), moments), dtype=np.int64)
-    for i in range(len(owners)):
-        mine = owner == i
-        deltas = _added(start[mine] + 1, size[mine], moments + 1) - _added(end[mine] + 1, size[mine], moments + 1)
-        by_owner[i] = np.cumsum(deltas[:-1])
+    by_owner = np.stack([allocated_bytes(allocations, moments, owner == i) for i in range(len(owners))])
     line = Timeline(tuple(owners), by_owner, allocated_bytes(allocations, moments), reserved)
     check(line)
     return line
 
 
-def allocated_bytes(allocations: pl.DataFrame, moments: int) -> npt.NDArray[np.int64]:
-    """What is allocated at each moment, whoever owns it."""
-    start, end, size = (allocations[name].to_numpy() for name in ("start", "end", "bytes"))
-    deltas = _added(start + 1, size, moments + 1) - _added(end + 1, size, moments + 1)
+def allocated_bytes(allocations: pl.DataFrame, moments: int, chosen: Flags | slice = slice(None)) -> Ints:
+    """What is allocated at each moment, by all allocations or those `chosen`."""
+    start, end, size = (allocations[name].to_numpy()[chosen] for name in ("start", "end", "bytes"))
+    deltas = np.zeros(
+        moments + 1, dtype=np.int64
+    )  # integers: np.bincount adds in floats, which lose bytes from 8 PiB on
+    np.add.at(deltas, start + 1, size)
+    np.subtract.at(deltas, end + 1, size)
     return np.asarray(np.cumsum(deltas[:-1]), dtype=np.int64)
 
 
 def check(line: Timeline) -> None:
     """The law: at every moment the owners add up to what is allocated, and none has less than nothing."""
     if (line.by_owner_bytes.sum(axis=0) != line.allocated_bytes).any() or (line.by_owner_bytes < 0).any():
-        raise FlopwiseError("the owners do not add up to the allocated bytes: a fault of flopwise", "please report it")
+        raise FlopwiseError("the owners do not add up to the allocated bytes: a bug in flopwise", "please report it")
 
 
-def _added(moments: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64], length: int) -> npt.NDArray[np.int64]:
-    """Bytes per moment; in integers, because np.bincount adds in floats, which lose bytes from 8 PiB on."""
-    total = np.zeros(length, dtype=np.int64)
-    np.add.at(total, moments, sizes)
-    return total
-
-
-def alive(allocations: pl.DataFrame, moment: int) -> npt.NDArray[np.bool_]:
+def alive(allocations: pl.DataFrame, moment: int) -> Flags:
     """Which allocations are there at a moment."""
-    return np.asarray(
-        (allocations["start"].to_numpy() < moment) & (moment <= allocations["end"].to_numpy()), dtype=np.bool_
-    )
+    start, end = allocations["start"].to_numpy(), allocations["end"].to_numpy()
+    return np.asarray((start < moment) & (moment <= end), dtype=np.bool_)
 
 
-def thinned(
-    values: npt.NDArray[np.int64], most: int, phases: npt.NDArray[np.int64] | None = None
-) -> npt.NDArray[np.int64]:
+def thinned(values: Ints, most: int, phases: Ints | None = None) -> Ints:
     """About `most` positions that keep the shape: of each equal stretch the smallest and the largest, the ends, the peak.
 
     With `phases`, a number for each position, the peak of every stretch of one phase is kept too, up to `most` of them.

@@ -1,13 +1,18 @@
 """Pickles from outside, read without running any of them.
 
-Two walls: `opcodes.check` admits only opcodes that build dicts, lists, tuples, numbers, strings, bools and None; and the
-unpickler behind it loads no global and no persistent object, whatever reaches it.
+Two checks: the opcodes are walked first, and only those that build dicts, lists, tuples, numbers, strings, bools and None are
+admitted; and the unpickler behind it loads no global and no persistent object, whatever reaches it.
+
+`pickle` without `find_class` would still let a file choose how much memory is taken: a memo slot of any number allocates all
+slots before it, a byte makes a container of a hundred. The walk uses a regular expression that takes whole runs of
+fixed-length opcodes at a time; only strings, frames and long integers come back to Python one by one.
 """
 
 import gc
 import gzip
 import io
 import pickle
+import pickletools
 import re
 import zlib
 from collections.abc import Iterator
@@ -17,11 +22,30 @@ from typing import Any, NoReturn
 
 from flopwise import units
 from flopwise.errors import FlopwiseError
-from flopwise.snapshot.opcodes import HINT, check, truncated
+from flopwise.trace.input_file import GZIP_MAGIC
 
 MOST_BYTES = 2 * 2**30  # of the pickle, after gzip
 _CHUNK = 2**20
-_GZIP, _ZIP, _PROTO = b"\x1f\x8b", b"PK\x03\x04", 0x80
+_ZIP = b"PK\x03\x04"
+HINT = "write snapshots with torch.cuda.memory._dump_snapshot('snapshot.pickle')"
+
+# Opcodes of fixed length: memo gets and puts, numbers, containers, marks. NEXT_BUFFER and sets are not among them.
+_FIXED = re.compile(
+    rb"(?>(?:j.{4})++|(?:h.)++|[\])}(aesu012tldN\x85\x86\x87\x88\x89\x94]++|J.{4}|K.|M..|G.{8}|q.|"
+    rb"\x8a(?:\x08.{8}|\x07.{7}|\x06.{6}|\x05.{5}|\x00|\x01.|\x02..|\x03...|\x04.{4}|\x09.{9}))*+",
+    re.DOTALL,
+)
+_STRINGS = {0x8C: 1, 0x58: 4, 0x8D: 8}  # SHORT_BINUNICODE, BINUNICODE, BINUNICODE8: bytes of their length
+_PROTO, _FRAME, _LONG1, _LONG_BINPUT, _STOP = 0x80, 0x95, 0x8A, 0x72, 0x2E
+_NAMES = {ord(op.code): op.name for op in pickletools.opcodes}
+_SHORT = ("LONG_BINGET", "BINGET", "BININT", "BININT1", "BININT2", "BINFLOAT", "BINPUT")  # refused only where cut off
+_GLOBAL, _INST, _STACK_GLOBAL = 0x63, 0x69, 0x93
+
+# What CPython takes for one container, measured with sys.getsizeof and rounded up: an empty one and its first entry.
+_BYTES_PER = {b"}": 256, b"]": 120, b"\x85": 72, b"\x86": 72, b"\x87": 80, b"t": 72}
+_BYTES_PER_BYTE = 16  # everything else: the largest is a two-letter string, 56 bytes for 4
+# A snapshot without stacks comes to 24 times its size by this estimate, one with stacks to 18, a bomb of empty dicts to 272.
+_MOST_PER_BYTE, _MOST_BYTES = 40, 256 * 2**20
 
 
 class _PlainUnpickler(pickle.Unpickler):
@@ -36,7 +60,7 @@ class _PlainUnpickler(pickle.Unpickler):
 
 @contextmanager
 def without_collector() -> Iterator[None]:
-    """A million new containers and no garbage: without this, looking for garbage takes twice as long as the reading."""
+    """A million new containers and no garbage: without this, collecting takes twice as long as the reading."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -60,9 +84,8 @@ def unpickled(pickled: bytes, name: str) -> Any:
     {'segments': [1, 2.5, None, ('a', True)]}
     """
     if pickled and pickled[0] != _PROTO and _is_old(pickled):
-        raise FlopwiseError(
-            f"{name} is refused: an old pickle protocol (0 or 1), which no snapshot is written in", HINT
-        )
+        old = f"{name} is refused: an old pickle protocol (0 or 1), which no snapshot is written in"
+        raise FlopwiseError(old, HINT)
     if not pickled or pickled[0] != _PROTO:
         raise FlopwiseError(f"{name} is not a memory snapshot: {_kind(pickled)}", HINT)
     check(pickled, name)
@@ -71,7 +94,7 @@ def unpickled(pickled: bytes, name: str) -> Any:
         with without_collector():
             return _PlainUnpickler(io.BufferedReader(io.BytesIO(pickled), _CHUNK)).load()
     except EOFError:
-        raise truncated(name) from None
+        raise _truncated(name) from None
     except MemoryError:
         raise FlopwiseError(f"{name} does not fit into this machine's memory", "record fewer events") from None
     except (pickle.UnpicklingError, ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
@@ -87,7 +110,7 @@ def _content(path: Path, most_bytes: int) -> bytes:
         with path.open("rb") as file:
             head = file.read(2)
             file.seek(0)
-            with gzip.GzipFile(fileobj=file) if head == _GZIP else file as stream:
+            with gzip.GzipFile(fileobj=file) if head == GZIP_MAGIC else file as stream:
                 parts: list[bytes] = []
                 left = most_bytes
                 while part := stream.read(_CHUNK):
@@ -96,25 +119,26 @@ def _content(path: Path, most_bytes: int) -> bytes:
                         raise too_large
                     parts.append(part)
     except EOFError:
-        raise truncated(path.name) from None
+        raise _truncated(path.name) from None
     except (gzip.BadGzipFile, zlib.error) as error:
         raise FlopwiseError(f"{path.name} is damaged: {error}", "copy it again, whole") from None
     except FileNotFoundError:
         raise FlopwiseError(f"there is no file {path}", HINT) from None
     except OSError as error:
-        raise FlopwiseError(f"cannot read {path}: {error.strerror or error}", "is it a file you may read?") from None
+        raise FlopwiseError(
+            f"cannot read {path}: {error.strerror or error}", "check that it is a file you may read"
+        ) from None
     return b"".join(parts)
 
 
 def _is_old(content: bytes) -> bool:
     """Whether it begins and ends as pickles of protocol 0 and 1 do, which have no mark of their own: `(dp0 … .`, `}q\x00 … .`."""
-    return re.match(
-        rb"\((?:[dl]p\d+\n|i|c)|[}\])]q.|c\w[\w.]*\n", content, re.DOTALL
-    ) is not None and content.rstrip().endswith(b".")
+    begins = re.match(rb"\((?:[dl]p\d+\n|i|c)|[}\])]q.|c\w[\w.]*\n", content, re.DOTALL)
+    return begins is not None and content.rstrip().endswith(b".")
 
 
 def _kind(content: bytes) -> str:
-    """What a file is that is no pickle, by its first bytes."""
+    """The kind of a file that is not a pickle, by its first bytes."""
     start = content[:256].lstrip()
     if not content:
         return "the file is empty"
@@ -127,3 +151,68 @@ def _kind(content: bytes) -> str:
     if start.startswith(b"version https://git-lfs"):
         return "it is a Git LFS pointer, not the file"
     return "it is no pickle"
+
+
+def check(pickled: bytes, name: str) -> None:
+    """Refuse a pickle that would do more than build plain containers, or take memory out of all proportion.
+
+    >>> import pickle
+    >>> check(pickle.dumps({"segments": [], "device_traces": [[]]}), "snapshot.pickle")
+    >>> check(pickle.dumps(print), "evil.pickle")
+    Traceback (most recent call last):
+    flopwise.errors.FlopwiseError: evil.pickle is refused: it tries to load builtins.print (STACK_GLOBAL)
+    """
+    end = _walk(pickled, name)
+    estimate = _BYTES_PER_BYTE * end + sum(pickled.count(op, 0, end) * cost for op, cost in _BYTES_PER.items())
+    if estimate > _MOST_BYTES + _MOST_PER_BYTE * end:
+        raise FlopwiseError(f"{name} is refused: unpacked it would take {estimate // end} times its size", HINT)
+
+
+def _walk(pickled: bytes, name: str) -> int:
+    """Opcode by opcode to the end; returns where it is."""
+    at, size, strings = 0, len(pickled), ("", "")
+    while at < size:
+        match = _FIXED.match(pickled, at)
+        at = match.end() if match else at
+        if at >= size:
+            break
+        opcode = pickled[at]
+        if opcode in _STRINGS:
+            start = at + 1 + _STRINGS[opcode]
+            at = start + int.from_bytes(pickled[at + 1 : start], "little")
+            strings = strings[1], pickled[start : min(at, start + 80)].decode(errors="replace")
+        elif opcode == _FRAME:
+            at += 9
+        elif opcode == _PROTO:
+            at += 2
+        elif opcode == _LONG_BINPUT:
+            slot = int.from_bytes(pickled[at + 1 : at + 5], "little")
+            if slot > at:  # every memo slot had an object, of a byte at least
+                raise FlopwiseError(f"{name} is refused: it asks for a memo slot that nothing was put into", HINT)
+            at += 5
+        elif opcode == _STOP:
+            return at + 1
+        elif at + 1 >= size or (opcode == _LONG1 and pickled[at + 1] <= 9):  # cut off inside an opcode of fixed length
+            raise _truncated(name)
+        else:
+            raise _refusal(pickled, at, strings, name)
+    raise _truncated(name)
+
+
+def _truncated(name: str) -> FlopwiseError:
+    """The error for a pickle without an end."""
+    return FlopwiseError(f"{name} is cut off: the pickle ends before its end", "copy it again, whole")
+
+
+def _refusal(pickled: bytes, at: int, strings: tuple[str, str], name: str) -> FlopwiseError:
+    known = _NAMES.get(pickled[at])
+    if known is None:
+        return FlopwiseError(f"{name} is damaged: byte {at:,} is no pickle opcode", "copy it again, whole")
+    if known in _SHORT:
+        return _truncated(name)
+    if pickled[at] in (_GLOBAL, _INST):
+        loaded = b".".join(pickled[at + 1 : at + 201].split(b"\n")[:2]).decode(errors="replace")
+    else:
+        loaded = ".".join(strings) if pickled[at] == _STACK_GLOBAL else ""
+    doing = f"it tries to load {loaded} ({known})" if loaded else f"it holds what no snapshot does ({known})"
+    return FlopwiseError(f"{name} is refused: {doing}", HINT)

@@ -9,6 +9,7 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -20,6 +21,8 @@ from flopwise.store.stored import UNREADABLE, StoredRun, created_ns, keys, read_
 _ID = re.compile(r"\d{8}-\d{6}-[A-Za-z0-9.-]+")
 _TAG = re.compile(r"(?!last|\.{1,2}$)[A-Za-z0-9._-]{1,64}")
 _ABANDONED_S = 3600  # a folder still being built after this long belongs to a process that was killed
+_NO_RUNS_YET = "there are no runs yet: flopwise bench makes one"
+_BENCH_MAKES_ONE = "flopwise bench makes one; FLOPWISE_RUNS names another folder"
 
 
 class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,42 +56,42 @@ def find(ref: str | Path, root: str | Path) -> Path:
         return _nth_newest(root, int(back[1] or 0))
     if os.sep in ref or os.path.isabs(ref):  # an id or a tag never has one, so no name leads out of the root
         return _run_at(ref)
-    runs = {path.name: path for path in _run_folders(root)}
-    tags = {path: read_tags(path) for path in runs.values()}
-    candidates = (
-        [runs[ref]] if ref in runs else [],
-        [path for path in runs.values() if ref in tags[path]],
-        [path for name, path in runs.items() if ref and name.startswith(ref)],
-    )
-    found = next((paths for paths in candidates if paths), [])
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise FlopwiseError(f"'{ref}' names {len(found)} runs", f"it could be {_some(sorted(p.name for p in found))}")
+    tags = {path: read_tags(path) for path in _run_folders(root)}
+    matches = _matches(ref, tags)
+    if len(matches) > 1:
+        raise FlopwiseError(f"'{ref}' names {len(matches)} runs", f"it could be {_some([p.name for p in matches])}")
+    if matches:
+        return matches[0]
     if os.path.isdir(ref):
         return _run_at(ref)
-    names = [*runs, *(tag for own in tags.values() for tag in own)]
-    close = difflib.get_close_matches(ref[:200], names, n=3, cutoff=0.5) or sorted(runs, reverse=True)[:3]
-    raise FlopwiseError(
-        f"there is no run '{ref}' in {root}",
-        f"close to it: {_some(close)}; or last, last~1, a tag, a path"
-        if close
-        else "there are no runs yet: flopwise bench makes one",
-    )
+    raise _no_such_run(ref, root, tags)
+
+
+def _matches(ref: str, tags: dict[Path, tuple[str, ...]]) -> list[Path]:
+    """The run with this id; else the runs with this tag; else those with an id that begins so."""
+    by_id = [path for path in tags if path.name == ref]
+    by_tag = [path for path, own in tags.items() if ref in own]
+    return by_id or by_tag or [path for path in tags if ref and path.name.startswith(ref)]
+
+
+def _no_such_run(ref: str, root: Path, tags: dict[Path, tuple[str, ...]]) -> FlopwiseError:
+    ids, names = [path.name for path in tags], [tag for own in tags.values() for tag in own]
+    close = difflib.get_close_matches(ref[:200], ids + names, n=3, cutoff=0.5) or ids[::-1][:3]
+    hint = f"close to it: {_some(close)}; or last, last~1, a tag, a path"
+    return FlopwiseError(f"there is no run '{ref}' in {root}", hint if close else _NO_RUNS_YET)
 
 
 def _run_at(path: str) -> Path:
     if os.path.isfile(os.path.join(path, files.HEADER)):
         return Path(path)
-    what = "is a folder, but not a run: it has no run.json" if os.path.isdir(path) else "is not a folder"
-    raise FlopwiseError(f"{path} {what}", "flopwise runs lists what there is")
+    problem = "is a folder, but not a run: it has no run.json" if os.path.isdir(path) else "is not a folder"
+    raise FlopwiseError(f"{path} {problem}", "flopwise runs lists what there is")
 
 
 def list_runs(root: str | Path) -> list[RunSummary]:
     """Every run under `root`, the newest first."""
-    return sorted(
-        (_summary(path) for path in _run_folders(Path(root))), key=lambda s: (s.created_ns, s.id), reverse=True
-    )
+    summaries = (_summary(path) for path in _run_folders(Path(root)))
+    return sorted(summaries, key=lambda run: (run.created_ns, run.id), reverse=True)
 
 
 def resumable(root: str | Path, trials: Sequence[Trial], kind: str) -> Path | None:
@@ -107,9 +110,8 @@ def resumable(root: str | Path, trials: Sequence[Trial], kind: str) -> Path | No
 def check_tag(tag: str) -> None:
     """Raise unless a run can have this tag."""
     if not _TAG.fullmatch(tag):
-        raise FlopwiseError(
-            f"'{tag}' cannot be a tag", "allowed: 1 to 64 letters, digits, dots, _ and -, not beginning with 'last'"
-        )
+        allowed = "allowed: 1 to 64 letters, digits, dots, _ and -, not beginning with 'last'"
+        raise FlopwiseError(f"'{tag}' cannot be a tag", allowed)
 
 
 def tag(root: str | Path, ref: str | Path, tag: str) -> Path:
@@ -144,7 +146,7 @@ def untag(root: str | Path, tag: str) -> Path:
 def read_tags(path: Path) -> tuple[str, ...]:
     """A run's tags; a damaged file of tags counts as none."""
     try:
-        found = msgspec.json.decode(files.read_whole(path / files.TAGS, 2**20), type=_Tags).tags
+        found = msgspec.json.decode(files.read_limited(path / files.TAGS, 2**20), type=_Tags).tags
     except (OSError, *UNREADABLE):
         return ()
     return tuple(tag for tag in found if _TAG.fullmatch(tag))
@@ -159,7 +161,7 @@ def remove(root: str | Path, refs: Sequence[str | Path]) -> list[Path]:
             held.callback(files.release, _lock_to_remove(path))
         for path in paths:
             # A rename takes it out of every list at once; after a kill, the next removal deletes the hidden folder.
-            with files.explained("remove", path):
+            with files.explain_errors("remove", path):
                 os.rename(path, root / f"{files.REMOVED}{path.name}-{secrets.token_hex(4)}")
         held.close()
         _sweep_out(root)
@@ -167,18 +169,17 @@ def remove(root: str | Path, refs: Sequence[str | Path]) -> list[Path]:
 
 
 def _lock_to_remove(path: Path) -> int | None:
-    with files.explained("remove", path):
+    with files.explain_errors("remove", path):
         try:
             return files.take_lock(path / files.LOCK)
         except files.BusyError:
-            raise FlopwiseError(
-                f"{path} is being written by another process", "wait until it ends, then remove it"
-            ) from None
+            hint = "wait until it ends, then remove it"
+            raise FlopwiseError(f"{path} is being written by another process", hint) from None
 
 
 def _sweep_out(root: Path) -> None:
     """Delete what was renamed for deletion, by this process or by one that was killed, and what was never finished."""
-    with files.explained("clean up", root):
+    with files.explain_errors("clean up", root):
         for entry in root.iterdir():
             abandoned = entry.name.startswith(files.BUILDING) and time.time() - entry.lstat().st_mtime > _ABANDONED_S
             if entry.name.startswith(files.REMOVED) or abandoned:
@@ -192,9 +193,8 @@ def _run_folders(root: Path) -> list[Path]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise FlopwiseError(
-            f"cannot read {root}: {(error.strerror or '').lower()}", "FLOPWISE_RUNS names the folder of runs"
-        ) from None
+        reason = (error.strerror or "").lower()
+        raise FlopwiseError(f"cannot read {root}: {reason}", "FLOPWISE_RUNS names the folder of runs") from None
     return [root / e.name for e in entries if e.is_dir(follow_symlinks=False) and _is_run(e)]
 
 
@@ -205,11 +205,11 @@ def _is_run(entry: "os.DirEntry[str]") -> bool:
 
 def _newest_first(root: Path) -> list[Path]:
     """The readable runs by the time they were begun."""
-    born: list[tuple[int, Path]] = []
+    by_time: list[tuple[int, Path]] = []
     for path in _run_folders(root):
         with contextlib.suppress(FlopwiseError):
-            born.append((created_ns(path), path))
-    return [path for _, path in sorted(born, reverse=True)]
+            by_time.append((created_ns(path), path))
+    return [path for _, path in sorted(by_time, reverse=True)]
 
 
 def _nth_newest(root: Path, back: int) -> Path:
@@ -217,44 +217,23 @@ def _nth_newest(root: Path, back: int) -> Path:
     if back < len(runs):
         return runs[back]
     if not runs:
-        raise FlopwiseError(
-            f"there are no runs in {root}", "flopwise bench makes one; FLOPWISE_RUNS names another folder"
-        )
+        raise FlopwiseError(f"there are no runs in {root}", _BENCH_MAKES_ONE)
     raise FlopwiseError(f"there is no run {back} before the last in {root}", f"allowed: last to last~{len(runs) - 1}")
 
 
 def _summary(path: Path) -> RunSummary:
-    born = 0
+    created_ns = 0
     with contextlib.suppress(OSError):  # removed while we look
-        born = path.lstat().st_mtime_ns
+        created_ns = path.lstat().st_mtime_ns
+    known: dict[str, Any] = {"id": path.name, "path": path, "tags": read_tags(path), "size_bytes": _size(path)}
     try:
         header = read_header(path)
-        born = header.created_ns
-        count = tally(path, header)
+        created_ns = header.created_ns
+        known |= msgspec.structs.asdict(tally(path, header))
     except FlopwiseError as error:
-        return RunSummary(
-            id=path.name,
-            path=path,
-            created_ns=born,
-            tags=read_tags(path),
-            size_bytes=_size(path),
-            warnings=(error.message,),
-        )
-    return RunSummary(
-        id=path.name,
-        path=path,
-        kind=header.kind,
-        name=header.name,
-        created_at=header.created_at,
-        created_ns=header.created_ns,
-        ok=count.ok,
-        failed=count.failed,
-        planned=count.planned,
-        complete=count.complete,
-        tags=read_tags(path),
-        size_bytes=_size(path),
-        warnings=count.warnings,
-    )
+        return RunSummary(**known, created_ns=created_ns, warnings=(error.message,))
+    known |= {"kind": header.kind, "name": header.name, "created_at": header.created_at}
+    return RunSummary(**known, created_ns=created_ns)
 
 
 def _size(path: Path) -> int:
@@ -272,24 +251,21 @@ def _inside(root: Path, path: Path) -> Path:
     for run in _run_folders(root):
         if run.name == path.name and os.path.realpath(run) == os.path.realpath(path) and not path.is_symlink():
             return run
-    raise FlopwiseError(
-        f"{path} is not a run in {root}", "only runs in this folder are changed; FLOPWISE_RUNS names another"
-    )
+    hint = "only runs in this folder are changed; FLOPWISE_RUNS names another"
+    raise FlopwiseError(f"{path} is not a run in {root}", hint)
 
 
 def _write_tags(path: Path, tags: tuple[str, ...]) -> None:
-    with files.explained("write the tags of", path):
-        files.write_whole(path / files.TAGS, msgspec.json.encode(_Tags(tags=tags)))
+    with files.explain_errors("write the tags of", path):
+        files.write_atomically(path / files.TAGS, msgspec.json.encode(_Tags(tags=tags)))
 
 
 @contextlib.contextmanager
 def _changing(root: Path) -> Iterator[None]:
     """One process at a time changes tags or removes runs."""
     if not root.is_dir():
-        raise FlopwiseError(
-            f"there are no runs in {root}", "flopwise bench makes one; FLOPWISE_RUNS names another folder"
-        )
-    with files.explained("change", root):
+        raise FlopwiseError(f"there are no runs in {root}", _BENCH_MAKES_ONE)
+    with files.explain_errors("change", root):
         try:
             lock = files.take_lock(root / ".lock", wait_s=5.0)
         except files.BusyError:

@@ -20,8 +20,8 @@ HEADER, POINTS, LOCK, TAGS, LOGS, TRACES = "run.json", "points.jsonl", "lock", "
 MEMORY = "memory"
 LAB = "lab.jsonl"  # a run of the lab has its experiments there
 TUNING = "tuning.jsonl"  # of a run of tune: how it began, every lever, how it ended
-LAB_RUNNING = "lab-running.jsonl"  # and there, while one runs, what it has told so far
-BUILDING, REMOVED = ".new-", ".removed-"  # hidden names: what a killed process may leave beside the runs
+LAB_RUNNING = "lab-running.jsonl"  # while an experiment runs, its rows so far
+BUILDING, REMOVED = ".new-", ".removed-"  # hidden names: what a killed process may leave next to the runs
 
 _HOME = ".flopwise"
 _ELSEWHERE = "set FLOPWISE_RUNS to a folder you can write to"
@@ -66,7 +66,7 @@ def make_root(root: Path) -> None:
 
 
 @contextlib.contextmanager
-def explained(doing: str, path: Path) -> Iterator[None]:
+def explain_errors(doing: str, path: Path) -> Iterator[None]:
     """Turn an error of the file system into one line and a hint."""
     try:
         yield
@@ -75,8 +75,8 @@ def explained(doing: str, path: Path) -> Iterator[None]:
         raise FlopwiseError(f"cannot {doing} {path}: {reason}", _HINTS.get(error.errno or 0, _ELSEWHERE)) from None
 
 
-def write_whole(path: Path, text: bytes) -> None:
-    """Write a file so that a reader, at any moment and after any crash, sees all of it or what was there before."""
+def write_atomically(path: Path, text: bytes) -> None:
+    """Write a file so that a reader, at any moment and after any crash, sees all of it or the old content."""
     temporary = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
     try:
         write_new(temporary, text)
@@ -91,7 +91,7 @@ def write_output(path: Path, text: str) -> None:
     """Write a file that a user named, whole or not at all: through links, and straight into what is no file, as a pipe."""
     place, content = Path(os.path.realpath(path)), text.encode("utf-8", errors="backslashreplace")
     if not place.exists() or place.is_file():
-        write_whole(place, content)
+        write_atomically(place, content)
         return
     fd = os.open(place, os.O_WRONLY)
     try:
@@ -117,7 +117,7 @@ def write_all(fd: int, text: bytes) -> None:
         done += os.write(fd, text[done:])
 
 
-def read_whole(path: Path, limit: int) -> bytes:
+def read_limited(path: Path, limit: int) -> bytes:
     """A plain file's bytes; anything else (a pipe would wait for ever) and anything larger than `limit` is refused."""
     found = path.stat()
     if not stat.S_ISREG(found.st_mode):
@@ -128,7 +128,7 @@ def read_whole(path: Path, limit: int) -> bytes:
 
 
 def sync_folder(path: Path) -> None:
-    """Make a rename in a folder last through a power cut, where the system can."""
+    """Make a rename in a folder survive a power cut, where the system can."""
     with contextlib.suppress(OSError):  # Windows opens no folders; some network file systems sync none
         fd = os.open(path, os.O_RDONLY)
         try:

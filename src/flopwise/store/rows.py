@@ -1,4 +1,4 @@
-"""Rows that a verb keeps in a run beside its points: JSON lines, each on the disk before the next."""
+"""Rows that a verb keeps in a run besides its points: JSON lines, each on the disk before the next."""
 
 import os
 from pathlib import Path
@@ -14,9 +14,9 @@ _R = TypeVar("_R")
 
 
 def append_row(path: Path, row: Any, through: bool = True) -> None:
-    """Add a row; when this returns, it is on the disk. Not `through`: it lasts through a kill, but not through a power cut."""
+    """Add a row; when this returns, it is on the disk. Not `through`: it survives a kill, but not a power cut."""
     line = msgspec.json.encode(row) + b"\n"
-    with files.explained("write to", path.parent):
+    with files.explain_errors("write to", path.parent):
         fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
         try:
             files.write_all(fd, line)
@@ -30,11 +30,10 @@ def read_rows(path: Path, kind: type[_R], what: str) -> list[_R]:
     """Every whole row; a last one that was cut off by a kill is left out."""
     if not path.is_file():
         raise FlopwiseError(f"{path.parent.name} has no {what}", "flopwise runs lists what there is")
-    with files.explained("read", path):
-        lines = files.read_whole(path, MAX_BYTES).split(b"\n")[:-1]
+    with files.explain_errors("read", path):
+        lines = files.read_limited(path, MAX_BYTES).split(b"\n")[:-1]
     try:
         return [msgspec.json.decode(line, type=kind) for line in lines if line]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise FlopwiseError(
-            f"{path}: not readable: {error}", "it is damaged, or was written by a newer flopwise"
-        ) from None
+        hint = "it is damaged, or was written by a newer flopwise"
+        raise FlopwiseError(f"{path}: not readable: {error}", hint) from None

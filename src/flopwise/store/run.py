@@ -42,7 +42,7 @@ class Run:
     def create(cls, root: str | Path, kind: str, name: str, command: str, trials: Sequence[Trial]) -> Self:
         """Begin a run under `root`. Its folder appears whole (header, empty table, lock held) or not at all."""
         root = Path(root)
-        with files.explained("create a run in", root):
+        with files.explain_errors("create a run in", root):
             files.make_root(root)
             now_ns = time.time_ns()
             header = RunHeader(
@@ -56,14 +56,13 @@ class Run:
             )
             text = msgspec.json.encode(header)
             if len(text) > MAX_HEADER_BYTES:
-                raise FlopwiseError(
-                    f"the plan of this run has {len(text) >> 20} MiB", f"allowed: up to {MAX_HEADER_BYTES >> 20} MiB"
-                )
+                allowed = f"allowed: up to {MAX_HEADER_BYTES >> 20} MiB"
+                raise FlopwiseError(f"the plan of this run has {len(text) >> 20} MiB", allowed)
             building, path = root / f"{files.BUILDING}{header.id}", root / header.id
             lock = None
             try:
                 building.mkdir()
-                files.write_whole(building / files.HEADER, text)
+                files.write_atomically(building / files.HEADER, text)
                 files.write_new(building / files.POINTS, b"")
                 lock = files.take_lock(building / files.LOCK)
                 files.sync_folder(building)
@@ -80,13 +79,12 @@ class Run:
         """Go on with a run. A torn last row is cut away, and its bytes are kept in `points.torn-<n>`."""
         path = Path(path)
         header = read_header(path)
-        with files.explained("write to", path):
+        with files.explain_errors("write to", path):
             try:
                 lock = files.take_lock(path / files.LOCK)
             except files.BusyError:
-                raise FlopwiseError(
-                    f"{path} is being written by another process", "wait until it ends, or begin a new run"
-                ) from None
+                hint = "wait until it ends, or begin a new run"
+                raise FlopwiseError(f"{path} is being written by another process", hint) from None
             try:
                 _cut_torn_tail(path / files.POINTS)
                 return cls(path, header, lock)
@@ -104,7 +102,7 @@ class Run:
         if self._fd is None:
             raise FlopwiseError(f"{self.path} is closed", "reopen the run to append to it")
         row = _encode(point)
-        with files.explained("write to", self.path):
+        with files.explain_errors("write to", self.path):
             start, was_torn = os.fstat(self._fd).st_size, self._torn
             self._torn = True
             try:
@@ -134,7 +132,7 @@ class Run:
     def _file_in(self, folder: str, name: str) -> Path:
         if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}", name):
             raise FlopwiseError(f"'{name}' cannot name a file", "allowed: up to 128 letters, digits, dots, _ and -")
-        with files.explained("write to", self.path / folder):
+        with files.explain_errors("write to", self.path / folder):
             (self.path / folder).mkdir(exist_ok=True)
         return self.path / folder / name
 
@@ -156,7 +154,7 @@ class Run:
 
 
 def _new_id(root: Path, now_ns: int, kind: str, name: str) -> str:
-    """`20261115-021530-bench-small-3f2a`: sorts by time, tells what it is, and is free."""
+    """`20261115-021530-bench-small-3f2a`: sorts by time, says what it is, and is not taken."""
     time_utc = datetime.fromtimestamp(now_ns // 10**9, UTC).strftime("%Y%m%d-%H%M%S")
     words = [re.sub(r"[^A-Za-z0-9.]+", "-", word)[:40].strip("-.") for word in (kind, name)]
     for _ in range(100):
@@ -172,19 +170,16 @@ def _encodable(text: str) -> str:
 
 
 def _encode(point: Point) -> bytes:
-    """A point as one line, proven readable: a row that cannot be read again would be lost without a word."""
+    """A point as one line, checked to be readable: a row that cannot be read again would be lost silently."""
     try:
         row = msgspec.json.encode(point) + b"\n"
         _POINT.decode(row)
     except UNREADABLE as error:
-        raise FlopwiseError(
-            f"point {point.key} cannot be stored: {error}", "one of its values cannot be written as JSON"
-        ) from None
+        hint = "one of its values cannot be written as JSON"
+        raise FlopwiseError(f"point {point.key} cannot be stored: {error}", hint) from None
     if len(row) > MAX_ROW_BYTES:
-        raise FlopwiseError(
-            f"point {point.key} has {len(row) >> 20} MiB of samples",
-            f"allowed: up to {MAX_ROW_BYTES >> 20} MiB; take fewer samples",
-        )
+        allowed = f"allowed: up to {MAX_ROW_BYTES >> 20} MiB; take fewer samples"
+        raise FlopwiseError(f"point {point.key} has {len(row) >> 20} MiB of samples", allowed)
     return row
 
 

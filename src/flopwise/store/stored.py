@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import BinaryIO, Generic, NamedTuple, Self, TypeVar
@@ -10,7 +10,8 @@ from typing import BinaryIO, Generic, NamedTuple, Self, TypeVar
 import msgspec
 
 from flopwise.errors import FlopwiseError
-from flopwise.records.run import INTERRUPTED, OK, SCHEMA, Point, RunHeader
+from flopwise.records.run import INTERRUPTED, OK, SCHEMA, Point, PointHead, RunHeader
+from flopwise.records.tuning import Ended
 from flopwise.spec.workload import Trial
 from flopwise.store import files
 from flopwise.store.rows import read_rows
@@ -21,17 +22,8 @@ LAB_KIND = "lab"
 # What decoding a hostile file may raise; the checks of spec raise FlopwiseError.
 UNREADABLE = (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError, FlopwiseError)
 
+RowHead = PointHead[msgspec.Raw]  # the samples are skipped, which is several times faster than decoding them
 _Decoded = TypeVar("_Decoded")
-
-
-class RowHead(msgspec.Struct, frozen=True, kw_only=True):
-    """What a row is about; the samples are passed over, which is several times faster than decoding them."""
-
-    key: str
-    trial: msgspec.Raw
-    status: str
-
-
 _Row = TypeVar("_Row", Point, RowHead)
 
 
@@ -48,13 +40,13 @@ class StoredRun(msgspec.Struct, frozen=True, kw_only=True):
         """Read a run; another process may be writing it."""
         path = Path(path)
         header = read_header(path)
-        table = Table.read(path / files.POINTS, Point)
-        rows = _settled(table.rows, _plan(header))
+        table = read_table(path / files.POINTS, Point)
+        rows = _latest(table.rows, _plan(header))
         return cls(path=path, header=header, points=tuple(rows.values()), warnings=tuple(table.warnings))
 
     def missing(self) -> tuple[Trial, ...]:
         """The planned trials that still have to be measured, each once, in the plan's order."""
-        return _missing(self.header, _settled(self.points, _plan(self.header)))
+        return _missing(self.header, _latest(self.points, _plan(self.header)))
 
     @property
     def complete(self) -> bool:
@@ -74,7 +66,28 @@ class Tally(msgspec.Struct, frozen=True, kw_only=True):
     failed: int
     planned: int
     complete: bool
-    warnings: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
+
+
+def tally(path: Path, header: RunHeader) -> Tally:
+    """Count a run's rows by status; of a run of the lab, its experiments."""
+    if header.kind == LAB_KIND:
+        rows = read_rows(path / files.LAB, _LabRow, "experiments")
+        ok, failed = _counts(row.status for row in rows if row.status)
+        planned = sum(len(row.experiments) for row in rows)
+        return Tally(ok=ok, failed=failed, planned=planned, complete=ok + failed >= planned)
+    table = read_table(path / files.POINTS, RowHead)
+    plan = _plan(header)
+    latest = _latest(table.rows, plan)
+    ok, failed = _counts(row.status for row in latest.values())
+    complete = not _missing(header, latest) and (header.kind != "tune" or _has_ended(path))
+    return Tally(ok=ok, failed=failed, planned=len(plan), complete=complete, warnings=tuple(table.warnings))
+
+
+def _counts(statuses: Iterable[str]) -> tuple[int, int]:
+    """How many are ok, and how many failed; what was interrupted is neither."""
+    final = [status for status in statuses if status != INTERRUPTED]
+    return final.count(OK), len(final) - final.count(OK)
 
 
 class _LabRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,42 +95,14 @@ class _LabRow(msgspec.Struct, frozen=True, kw_only=True):
     status: str = ""  # of one experiment: in every other
 
 
-def _lab_tally(path: Path) -> Tally:
-    """A run of the lab counts experiments."""
-    rows = read_rows(path / files.LAB, _LabRow, "experiments")
-    statuses = [row.status for row in rows if row.status and row.status != INTERRUPTED]
-    planned = sum(len(row.experiments) for row in rows)
-    ok = statuses.count(OK)
-    return Tally(
-        ok=ok, failed=len(statuses) - ok, planned=planned, complete=len(statuses) >= planned, warnings=()
-    )  # fmt: skip
-
-
-class _TuningRow(msgspec.Struct, frozen=True, kw_only=True):
-    row: str = ""
+class _TuningRow(msgspec.Struct, frozen=True):
+    row: str = ""  # the tag of records.tuning
 
 
 def _has_ended(path: Path) -> bool:
     """Whether a tuning's last row was written: the plan of its points is its first step alone."""
-    table = path / files.TUNING
-    return table.is_file() and any(one.row == "ended" for one in read_rows(table, _TuningRow, "tuning"))
-
-
-def tally(path: Path, header: RunHeader) -> Tally:
-    """Count a run's rows by status."""
-    if header.kind == LAB_KIND:
-        return _lab_tally(path)
-    table = Table.read(path / files.POINTS, RowHead)
-    plan = _plan(header)
-    rows = _settled(table.rows, plan)
-    statuses = [row.status for row in rows.values() if row.status != INTERRUPTED]
-    return Tally(
-        ok=statuses.count(OK),
-        failed=len(statuses) - statuses.count(OK),
-        planned=len(plan),
-        complete=not _missing(header, rows) and (header.kind != "tune" or _has_ended(path)),
-        warnings=tuple(table.warnings),
-    )
+    table, ended = path / files.TUNING, Ended.__struct_config__.tag
+    return table.is_file() and any(one.row == ended for one in read_rows(table, _TuningRow, "tuning"))
 
 
 def read_header(path: Path) -> RunHeader:
@@ -125,104 +110,90 @@ def read_header(path: Path) -> RunHeader:
     return _read_header(path, RunHeader)
 
 
-class _Birth(msgspec.Struct, frozen=True):
-    created_ns: int
+class _HeaderStart(msgspec.Struct, frozen=True):
+    schema: int
+    created_ns: int = 0
 
 
 def created_ns(path: Path) -> int:
-    """When the run at `path` was begun; its plan is passed over."""
-    return _read_header(path, _Birth).created_ns
-
-
-class _Schema(msgspec.Struct, frozen=True):
-    schema: int
+    """When the run at `path` was begun; its plan is skipped."""
+    return _read_header(path, _HeaderStart).created_ns
 
 
 def _read_header(path: Path, form: type[_Decoded]) -> _Decoded:
     file = path / files.HEADER
     if not os.path.lexists(file):
-        what = "is not a run: it has no run.json" if os.path.isdir(path) else "is not a folder"
-        raise FlopwiseError(f"{path} {what}", "flopwise runs lists what there is")
-    with files.explained("read", file):
-        text = files.read_whole(file, MAX_HEADER_BYTES)
+        problem = "is not a run: it has no run.json" if os.path.isdir(path) else "is not a folder"
+        raise FlopwiseError(f"{path} {problem}", "flopwise runs lists what there is")
+    with files.explain_errors("read", file):
+        text = files.read_limited(file, MAX_HEADER_BYTES)
     try:
-        schema = msgspec.json.decode(text, type=_Schema).schema
+        schema = msgspec.json.decode(text, type=_HeaderStart).schema
         if schema > SCHEMA:
-            raise FlopwiseError(
-                f"{path} was written by a newer flopwise (schema {schema}, this one reads up to {SCHEMA})",
-                "upgrade flopwise to read it",
-            )
+            newer = f"{path} was written by a newer flopwise (schema {schema}, this one reads up to {SCHEMA})"
+            raise FlopwiseError(newer, "upgrade flopwise to read it")
         if schema < 1:
             raise FlopwiseError(f"{file} has schema = {schema}", f"allowed: 1 to {SCHEMA}")
         return msgspec.json.decode(text, type=form)
     except FlopwiseError as error:
-        raise FlopwiseError(
-            error.message if str(path) in error.message else f"{file}: {error.message}", error.hint
-        ) from None
+        message = error.message if str(path) in error.message else f"{file}: {error.message}"
+        raise FlopwiseError(message, error.hint) from None
     except UNREADABLE as error:
-        raise FlopwiseError(
-            f"{file} is not a run's header: {error}", "the file is damaged, or flopwise did not write it"
-        ) from None
+        hint = "the file is damaged, or flopwise did not write it"
+        raise FlopwiseError(f"{file} is not a run's header: {error}", hint) from None
 
 
 class _Line(NamedTuple):
-    number: int
     end: int  # offset of the byte after it
     text: bytes  # with its newline; a line that is too long is cut
     whole: bool  # it ends in a newline
-    too_long: bool
 
 
 def _lines(table: BinaryIO) -> Iterator[_Line]:
     """The lines of a file, never more than one of them in memory, and never more than MAX_ROW_BYTES of it."""
-    number = end = 0
+    end = 0
     while text := table.readline(MAX_ROW_BYTES + 1):
-        number, end, last = number + 1, end + len(text), text
+        end, last = end + len(text), text
         while not last.endswith(b"\n") and (last := table.readline(2**20)):
             end += len(last)
-        too_long = len(text) > MAX_ROW_BYTES
-        yield _Line(number, end, text, (last or text).endswith(b"\n"), too_long)
+        yield _Line(end, text, (last or text).endswith(b"\n"))
 
 
-class Table(Generic[_Row]):
+class Table(msgspec.Struct, Generic[_Row]):
     """The readable rows of a `points.jsonl`, in the order written, and what could not be read."""
 
-    def __init__(self) -> None:
-        self.rows: list[_Row] = []
-        self.warnings: list[str] = []
-        self.end = 0  # of the last readable row
+    rows: list[_Row] = []
+    warnings: list[str] = []
+    end: int = 0  # of the last readable row
 
-    @classmethod
-    def read(cls, path: Path, form: type[_Row]) -> "Table[_Row]":
-        """Read as far as it goes; a row that is torn or damaged costs a warning, not the run."""
-        table: Table[_Row] = Table()
-        decode = msgspec.json.Decoder(form).decode
-        if not path.exists():
-            table.warnings.append(f"{path.name} is missing: no rows")
-            return table
-        if not path.is_file():
-            raise FlopwiseError(f"{path} is not a plain file", "a run is a folder that flopwise wrote")
-        with files.explained("read", path), path.open("rb") as file:
-            for line in _lines(file):
-                table._take(line, decode, path.name)
-        return table
 
-    def _take(self, line: _Line, decode: Callable[[bytes], _Row], name: str) -> None:
-        if not line.whole:
-            self.warnings.append(f"{name}: the last row is torn (line {line.number}): ignored")
-        elif line.too_long:
-            self.warnings.append(f"{name}: line {line.number} is longer than {MAX_ROW_BYTES >> 20} MiB: refused")
-        elif line.text != b"\n":
-            try:
-                self.rows.append(decode(line.text))
-                self.end = line.end
-            except UNREADABLE as error:
-                self.warnings.append(f"{name}: line {line.number} cannot be read: skipped ({error})")
+def read_table(path: Path, form: type[_Row]) -> Table[_Row]:
+    """Read as far as possible; a row that is torn or damaged costs a warning, not the run."""
+    table: Table[_Row] = Table()
+    if not path.exists():
+        return Table(warnings=[f"{path.name} is missing: no rows"])
+    if not path.is_file():
+        raise FlopwiseError(f"{path} is not a plain file", "a run is a folder that flopwise wrote")
+    decode = msgspec.json.Decoder(form).decode
+    with files.explain_errors("read", path), path.open("rb") as file:
+        for number, line in enumerate(_lines(file), start=1):
+            if not line.whole:
+                table.warnings.append(f"{path.name}: the last row is torn (line {number}): ignored")
+            elif len(line.text) > MAX_ROW_BYTES:
+                limit = f"{MAX_ROW_BYTES >> 20} MiB"
+                table.warnings.append(f"{path.name}: line {number} is longer than {limit}: refused")
+            elif line.text != b"\n":
+                try:
+                    table.rows.append(decode(line.text))
+                    table.end = line.end
+                except UNREADABLE as error:
+                    table.warnings.append(f"{path.name}: line {number} cannot be read: skipped ({error})")
+    return table
 
 
 def end_of_last_row(points: Path) -> int:
     """How much of a table is whole rows; after it comes nothing, or what a killed writer left."""
-    return Table.read(points, RowHead).end
+    return read_table(points, RowHead).end
 
 
 def keys(trials: Iterable[Trial]) -> tuple[str, ...]:
@@ -238,14 +209,10 @@ def _plan(header: RunHeader) -> dict[str, int]:
     return plan
 
 
-def _settled(rows: Iterable[_Row], plan: dict[str, int]) -> dict[str, _Row]:
-    """One row per key, the last one written, in the plan's order."""
-    latest: dict[str, _Row] = {}
-    for row in rows:
-        latest[_planned_key(row, plan)] = row
-    return dict(
-        sorted(latest.items(), key=lambda item: plan.get(item[0], sys.maxsize))
-    )  # stable: the others as written
+def _latest(rows: Iterable[_Row], plan: dict[str, int]) -> dict[str, _Row]:
+    """One row per key, the last one written, in the plan's order; the others after it, as written."""
+    latest = {_planned_key(row, plan): row for row in rows}
+    return dict(sorted(latest.items(), key=lambda item: plan.get(item[0], sys.maxsize)))
 
 
 def _planned_key(row: Point | RowHead, plan: dict[str, int]) -> str:
@@ -261,8 +228,8 @@ def _planned_key(row: Point | RowHead, plan: dict[str, int]) -> str:
 
 
 def _missing(header: RunHeader, rows: dict[str, _Row]) -> tuple[Trial, ...]:
-    open_trials: dict[str, Trial] = {}
+    missing: dict[str, Trial] = {}
     for key, trial in zip(keys(header.trials), header.trials, strict=True):
         if key not in rows or rows[key].status == INTERRUPTED:
-            open_trials.setdefault(key, trial)
-    return tuple(open_trials.values())
+            missing.setdefault(key, trial)
+    return tuple(missing.values())

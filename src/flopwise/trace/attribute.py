@@ -1,10 +1,10 @@
-"""Whose work each kernel is: kernel → launch → op → forward op → module, and the phase of the step it belongs to.
+"""Attribution of every kernel: kernel → launch → op → forward op → module, and the phase of the step it belongs to.
 
 A kernel is tied to the call that launched it by (process, correlation), and the call to the ops and ranges that were open on
 its thread at that time; the kernel of a replayed CUDA graph to those at the capture of its node, where the trace holds it.
-Autograd launches from a thread of its own, so a backward kernel is led back through the sequence number of its node to the
-forward op, and takes that op's modules and ranges. What the GPU-side copies of annotations (`gpu_user_annotation`) say is not
-used: they know nothing of the autograd thread.
+Autograd launches from a thread of its own, so a backward kernel is traced back through the sequence number of its node to the
+forward op, and takes that op's modules and ranges. The GPU-side copies of annotations (`gpu_user_annotation`) are not used:
+they know nothing of the autograd thread.
 
 Phases, the first rule that holds:
 1. Inside a backward node: 'backward'; but 'recompute' under a forward op or range nested in it (checkpointing), and
@@ -14,9 +14,9 @@ Phases, the first rule that holds:
 4. By op: cross-entropy and its kin: 'loss'; fused and foreach optimizer ops: 'optimizer'; an op that autograd recorded, or
    any op of a trace without gradients and phase ranges (inference): 'forward'.
 Within 'forward', loss ops and loss kernels are 'loss'. A kernel that only an optimizer has is 'optimizer' where nothing else
-is known of it. Everything else is 'other'; so is the work of a CUDA graph whose capture the trace does not hold, unless an op
+is known. Everything else is 'other'; so is the work of a CUDA graph whose capture the trace does not hold, unless an op
 launched it, as compiled code does: the range around a replay says nothing of what the graph holds. Its op and modules are
-unknown, and its phase is what the names of loss and optimizer kernels tell.
+unknown, and its phase is known only by the names of loss and optimizer kernels.
 """
 
 from dataclasses import dataclass
@@ -26,11 +26,10 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from flopwise.trace.host import Host, Points
-from flopwise.trace.lookup import first_rows
+from flopwise.trace.columns import first_rows
+from flopwise.trace.host import Host, Points, Scopes
 from flopwise.trace.nesting import Flags, Ints
 from flopwise.trace.phases import BACKWARD, FORWARD, LOSS, OPTIMIZER, OTHER, PHASES, RECOMPUTE
-from flopwise.trace.scopes import Scopes
 from flopwise.trace.tables import NO_ID, Trace
 from flopwise.work import kernel_class
 from flopwise.work.operation import CLASSES
@@ -48,7 +47,7 @@ _HOPS = 2  # a backward node inside a recomputed block leads to the recomputatio
 class Coverage:
     """Shares of GPU time, 0 to 1 (of 1 where nothing ran)."""
 
-    launch: float  # whose launch is in the trace
+    launch: float  # its launch is in the trace
     op: float
     phase: float  # with a phase other than 'other'
     module: float  # inside a module, a compiled graph or an annotation of the user's
@@ -70,7 +69,7 @@ class Attribution:
 
 
 def attribute(trace: Trace) -> Attribution:
-    """Say of everything that ran on the GPU who launched it, and what for."""
+    """Find for everything that ran on the GPU what launched it, and in which phase and module."""
     work = _work(trace)
     host = Host(trace)
     at = host.points(work["process"], work["from_thread"], work["from_ns"])
@@ -150,8 +149,8 @@ def _work(trace: Trace) -> pl.DataFrame:
 
 def _order(keys: list[Any]) -> Ints:
     """By the first key, then the next; rows that tie in all keep their order. Keys that are the same in all rows cost nothing."""
-    telling = [key for key in keys if len(key) and (key != key[0]).any()]
-    return np.lexsort(telling[::-1]) if telling else np.arange(len(keys[0]))
+    varying = [key for key in keys if len(key) and (key != key[0]).any()]
+    return np.lexsort(varying[::-1]) if varying else np.arange(len(keys[0]))
 
 
 def _calls(trace: Trace, process: Ints, correlation: Ints) -> list[pl.Series]:
@@ -208,20 +207,20 @@ def _scope(host: Host, at: Points, node: Ints, forward: Ints) -> Ints:
     """The innermost scope of each piece of work: the launch's own, unless it is backward work; of that the one opened inside
     the node (a compiled graph, a recomputed module), else the forward op's, else whatever the launching thread was in."""
     own = host.scopes.innermost(at.lane, at.time)
-    found = np.where((node < 0) | (own > node), own, -1)
+    scope = np.where((node < 0) | (own > node), own, -1)
     for _ in range(_HOPS):
-        lead = np.flatnonzero((found < 0) & (forward >= 0))
+        lead = np.flatnonzero((scope < 0) & (forward >= 0))
         if len(lead) == 0:
             break
-        there = host.at_start(forward[lead])
-        found[lead] = host.scopes.innermost(there.lane, there.time)
+        origin = host.at_start(forward[lead])
+        scope[lead] = host.scopes.innermost(origin.lane, origin.time)
         forward = forward.copy()
-        forward[lead] = host.forward_of(host.backward.innermost(there.lane, there.time))
-    return np.where(found < 0, own, found)
+        forward[lead] = host.forward_of(host.backward.innermost(origin.lane, origin.time))
+    return np.where(scope < 0, own, scope)
 
 
 def _phase(host: Host, at: Points, op: Ints, node: Ints, marked: Ints, in_loss: Flags) -> Ints:
-    """Codes of PHASES by the rules above, the kernels' own names not yet asked."""
+    """Codes of PHASES by the rules above, without the kernels' own names."""
     by_range = np.where(marked >= 0, host.phase[marked], np.int8(-1)) if len(host.phase) else marked
     forward = host.forward.innermost(at.lane, at.time)
     lane = np.maximum(at.lane, 0)
@@ -241,13 +240,12 @@ def _phase(host: Host, at: Points, op: Ints, node: Ints, marked: Ints, in_loss: 
         (host.optimizers.innermost(at.lane, at.time) >= 0, OPTIMIZER),
         ((forward >= 0) | ((op >= 0) & host.only_ops), FORWARD),
     ]
-    return np.select(
-        [holds for holds, _ in rules], [np.int8(_CODE[phase]) for _, phase in rules], np.int8(_CODE[OTHER])
-    )
+    codes = [np.int8(_CODE[phase]) for _, phase in rules]
+    return np.select([holds for holds, _ in rules], codes, np.int8(_CODE[OTHER]))
 
 
 def _refined(work: pl.DataFrame, phase: Ints, kind: pl.Series, in_loss: Flags) -> Ints:
-    """What kernels say themselves: the loss inside the forward pass, the optimizer where nothing else is known."""
+    """By the kernels' own names: the loss inside the forward pass, the optimizer where nothing else is known."""
     is_loss = (kind == LOSS_KERNEL).to_numpy() | in_loss
     is_optimizer = (kind == OPTIMIZER_KERNEL).to_numpy()
     in_graph = (work["attributed"] == "graph").to_numpy()

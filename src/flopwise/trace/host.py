@@ -1,4 +1,4 @@
-"""The host's side of a trace as one list of spans (ranges and ops), and the questions that attribution asks of it."""
+"""The host's side of a trace as one list of spans (ranges and ops), and the lookups that attribution needs."""
 
 import re
 from collections.abc import Callable
@@ -9,10 +9,10 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from flopwise.trace.lookup import first_rows
+from flopwise.trace.columns import first_rows
 from flopwise.trace.nesting import Flags, Ints, Nesting
 from flopwise.trace.phases import BACKWARD, PHASES, is_step, phase_of_range
-from flopwise.trace.tables import NO_ID, Trace
+from flopwise.trace.tables import MODULE, NO_ID, STEP, Trace
 from flopwise.work.kernel_spelling import LONGEST_MATCHED
 
 _BACKWARD_NODE = re.compile(
@@ -23,6 +23,10 @@ _OPTIMIZER_OP = re.compile(r"_fused_(adam|sgd|adagrad)|::_foreach_|^Optimizer\."
 _NO_SCOPE = re.compile(
     r"^((torch::)?autograd::|\w+Backward\d+$|nccl:|c10d::|record_param_comms|enumerate\(DataLoader\)|PyTorch Profiler)"
 )
+SEPARATOR = "/"  # between the ranges of a path
+_DEEPEST = 64  # ranges nested deeper are left out of the path: no model is, a hostile file may be
+_DOTTED, _NUMBERED = re.compile(r"^\w+(\.\w+)+$"), re.compile(r"\.\d+(\.|$)")  # layers.0.attn; one would backtrack
+_WRAPPED = re.compile(r"^(?:nn\.Module: (.+)|## Call (CompiledFxGraph \S+) ##|Optimizer\.\w+#(.+))$")
 _SCOPE_OP = re.compile(r"^Torch-Compiled Region|^## Call CompiledFxGraph |^Optimizer\.\w+#")  # as good as a module
 
 
@@ -63,7 +67,7 @@ class Host:
         self._place(trace, name)
 
     def _place(self, trace: Trace, name: NDArray[np.uint32]) -> None:
-        """Name what each span is; a name is looked at once."""
+        """Classify each span; a name is looked at once."""
         whole = self._spans
         kinds = trace.ranges["kind"]
         n_ops = trace.ops.height
@@ -72,14 +76,14 @@ class Host:
             return np.concatenate([(kinds == kind).to_numpy(), np.zeros(n_ops, dtype=bool)])
 
         is_op = np.arange(self._n_ranges + n_ops) >= self._n_ranges
-        module, step = of_kind("module"), of_kind("step") | self._told(is_step)[name]
+        module, step = of_kind(MODULE), of_kind(STEP) | self._names_where(is_step)[name]
         sequenced = np.empty(len(name), dtype=bool)
         sequenced[whole.order] = self._sequence != NO_ID
         backward = self._named(_BACKWARD_NODE)[name]
         backward[: self._n_ranges] = False
         backward[self._n_ranges :] |= trace.ops["backward"].to_numpy()
-        told = (phase_of_range(text) for text in self._matched)
-        by_name = np.fromiter((-1 if phase is None else PHASES.index(phase) for phase in told), dtype=np.int8)
+        named = (phase_of_range(text) for text in self._matched)
+        by_name = np.fromiter((-1 if phase is None else PHASES.index(phase) for phase in named), dtype=np.int8)
         phase = np.where(module | (is_op & ~self._named(_OPTIMIZER_OP)[name]), np.int8(-1), by_name[name])
         annotation = ~is_op & ~step & (phase < 0) & ~self._named(_NO_SCOPE)[name]
         scope = module | annotation | self._named(_SCOPE_OP)[name]
@@ -97,16 +101,16 @@ class Host:
         self._is_op: Flags = is_op[whole.order]
 
     def ops(self) -> Nesting:
-        """All ops; made anew, as nearly every span is one and two questions are all there is to ask of them."""
+        """All ops; built on demand, as nearly every span is one and they are only queried twice."""
         is_op = np.zeros(len(self.lane), dtype=bool)
         is_op[self._spans.order] = self._is_op
         return self._spans.subset(is_op)
 
     def _named(self, pattern: re.Pattern[str]) -> Flags:
-        return self._told(lambda text: pattern.search(text) is not None)
+        return self._names_where(lambda text: pattern.search(text) is not None)
 
-    def _told(self, tells: Callable[[str], bool]) -> Flags:
-        return np.fromiter((tells(text) for text in self._matched), dtype=bool, count=len(self.names))
+    def _names_where(self, holds: Callable[[str], bool]) -> Flags:
+        return np.fromiter((holds(text) for text in self._matched), dtype=bool, count=len(self.names))
 
     def lanes_of(self, process: pl.Series, thread: pl.Series) -> Ints:
         """The lanes of threads; -1 where a thread is null."""
@@ -136,7 +140,7 @@ class Host:
 
     @cached_property
     def only_ops(self) -> bool:
-        """No gradients and no ranges that name a phase: inference, as far as the trace tells."""
+        """No gradients and no ranges that name a phase: inference, as far as the trace shows."""
         return not self._is_backward.any() and not (self.phase >= 0).any()
 
     @cached_property
@@ -172,47 +176,42 @@ class Host:
         """The forward op of each backward node: same sequence number, on the thread the node names (on any, if it names
         none), the last to start before it. Several ops carry one number, as each shows the number that the *next* node will
         get; the op that made the node is the last. On real traces: right for 4054 of 4066 nodes, the first for 2704."""
-        found = np.full(len(positions), -1, dtype=np.int64)
+        forward = np.full(len(positions), -1, dtype=np.int64)
         rows = np.flatnonzero(positions >= 0)
         if len(rows) == 0:
-            return found
+            return forward
         nodes, inverse = np.unique(self._numbered(positions[rows]), return_inverse=True)
         result = np.full(len(nodes), -1, dtype=np.int64)
         asking = np.flatnonzero(self._sequence[nodes] != NO_ID)
         wanted = nodes[asking]
         process = self._processes[self.lane[wanted]]
-        named = self._named_lanes(wanted)
-        for by, lane in ((self._forward_by_process, process), (self._forward_by_lane, named)):
+        thread = self._forward_thread[self.op_rows(wanted)]  # on which backward nodes say that their forward ops ran
+        named = self.lanes_of(self.lanes["process"][self.lane[wanted]], thread)
+        for by, lane in zip(self._forward_sequences, (process, named), strict=True):
             # where the named thread has one, it replaces the other
-            met = by.last_before(lane, self._sequence[wanted], self._spans.starts(wanted))
-            result[asking[met >= 0]] = met[met >= 0]
-        found[rows] = result[inverse]
-        return found
-
-    def _named_lanes(self, nodes: Ints) -> Ints:
-        """The lanes of the threads on which backward nodes say that their forward ops ran; -1 for none."""
-        process = self.lanes["process"][self.lane[nodes]]
-        return self.lanes_of(process, self._forward_thread[self.op_rows(nodes)])
+            last = by.last_before(lane, self._sequence[wanted], self._spans.starts(wanted))
+            result[asking[last >= 0]] = last[last >= 0]
+        forward[rows] = result[inverse]
+        return forward
 
     @cached_property
-    def _forward_by_process(self) -> "_Sequences":
+    def _forward_sequences(self) -> tuple["_Sequences", "_Sequences"]:
+        """The forward ops by process, and by lane."""
         forward = np.flatnonzero(self._is_forward)
-        return _Sequences(
-            forward, self._processes[self.lane[forward]], self._sequence[forward], self._spans.starts(forward)
+        lane, sequence, start = (
+            self.lane[forward].astype(np.int64),
+            self._sequence[forward],
+            self._spans.starts(forward),
         )
-
-    @cached_property
-    def _forward_by_lane(self) -> "_Sequences":
-        forward = np.flatnonzero(self._is_forward)
-        lane = self.lane[forward].astype(np.int64)
-        return _Sequences(forward, lane, self._sequence[forward], self._spans.starts(forward))
+        by_process = _Sequences(forward, self._processes[lane], sequence, start)
+        return by_process, _Sequences(forward, lane, sequence, start)
 
     def _numbered(self, positions: Ints) -> Ints:
-        """The node whose sequence number an unnumbered one goes by; all positions are nodes.
+        """The node whose sequence number stands for an unnumbered one; all positions are nodes.
 
-        NVTX numbers the node and not the engine's call around it (`evaluate_function: …`): the call goes by the node in it.
+        NVTX numbers the node and not the engine's call around it (`evaluate_function: …`): the call takes that of the node in it.
         AccumulateGrad has no number at all. The engine runs it right after the node that made the gradient (it has the
-        highest priority in the queue), so it is the business of the numbered node before it on its thread."""
+        highest priority in the queue), so it takes that of the numbered node before it on its thread."""
         sequence = self._sequence
         numbered = np.flatnonzero(self._is_backward & (sequence != NO_ID))
         if len(numbered) == 0:
@@ -221,9 +220,8 @@ class Host:
         after = numbered[np.minimum(place, len(numbered) - 1)]
         before = numbered[np.maximum(place - 1, 0)]
         lane = self.lane[positions]
-        inside = (
-            (after > positions) & (self.lane[after] == lane) & (self._spans.starts(after) < self._spans.ends(positions))
-        )
+        begins_inside = self._spans.starts(after) < self._spans.ends(positions)
+        inside = (after > positions) & (self.lane[after] == lane) & begins_inside
         earlier = (before < positions) & (self.lane[before] == lane)
         stand_in = np.where(inside, after, np.where(earlier, before, positions))
         return np.where(sequence[positions] == NO_ID, stand_in, positions)
@@ -271,3 +269,80 @@ def _threads(table: pl.DataFrame) -> pl.DataFrame:
     first = np.ones(len(thread), dtype=bool)
     first[1:] = (thread[1:] != thread[:-1]) | (process[1:] != process[:-1])
     return pl.DataFrame({"process": process[first], "thread": thread[first]}).unique()
+
+
+class Scopes:
+    """Names of scopes: modules, compiled graphs and annotations, without steps and phases.
+
+    The module is the innermost module range; in a trace without module ranges, the innermost annotation that reads like a
+    module's path (layers.0.attn); else the innermost annotation.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._texts = [_unwrapped(name) for name in host.names]
+        like_module = np.fromiter((_like_module(name) for name in host.names), dtype=bool, count=len(host.names))
+        self._is_module: Flags = host.is_module if host.is_module.any() else like_module[host.name]
+
+    def of(self, positions: Ints) -> tuple[pl.Series, pl.Series]:
+        """(module, path) of the scope at each position, null at -1."""
+        places, inverse = np.unique(positions, return_inverse=True)
+        chain = self._chain(places)
+        module = self._module(chain)
+        path, paths = self._path(chain)
+        modules = pl.Series("module", [*self._texts, None], dtype=pl.Categorical).gather(module[inverse])
+        return modules, pl.Series("path", paths, dtype=pl.Categorical).gather(path[inverse])
+
+    def _chain(self, places: Ints) -> list[Ints]:
+        """The scope itself, the one around it, and so on, until none is left."""
+        chain = [places]
+        while len(chain) < _DEEPEST and (chain[-1] >= 0).any():
+            chain.append(self._host.scopes.parents(chain[-1]))
+        return chain
+
+    def _module(self, chain: list[Ints]) -> Ints:
+        """The name of the innermost module of each chain, of its innermost scope where it has none."""
+        nothing = len(self._texts)
+        names = [np.where(places >= 0, self._name(places), nothing) for places in chain]
+        module = names[0].copy()
+        missing = np.ones(len(module), dtype=bool)
+        for places, name in zip(chain, names, strict=True):
+            here = missing & (places >= 0)
+            here[here] = self._is_module[places[here]]
+            module[here] = name[here]
+            missing &= ~here
+        return module
+
+    def _path(self, chain: list[Ints]) -> tuple[Ints, list[str | None]]:
+        """One number per distinct path, and the paths by number; from the outermost scope inwards, all rows at a time."""
+        texts: list[str | None] = [None]
+        path = np.zeros(len(chain[0]), dtype=np.int64)
+        count = len(self._texts) + 1
+        for places in reversed(chain):
+            here = np.flatnonzero(places >= 0)
+            longer, number = np.unique(path[here] * count + self._name(places[here]), return_inverse=True)
+            path[here] = len(texts) + number
+            pairs = [(texts[key // count], self._texts[key % count]) for key in longer.tolist()]
+            texts += [inner if outer is None else outer + SEPARATOR + inner for outer, inner in pairs]
+        return path, texts
+
+    def _name(self, places: Ints) -> Ints:
+        return self._host.name[places].astype(np.int64) if len(self._host.name) else places
+
+
+def _like_module(name: str) -> bool:
+    """
+    >>> [_like_module(name) for name in ("layers.0.attn", "h.11", "torch.mm", "0.attn", "a b.0")]
+    [True, True, False, False, False]
+    """
+    return _NUMBERED.search(name) is not None and _DOTTED.match(name) is not None
+
+
+def _unwrapped(name: str) -> str:
+    """Without what profilers put around a name.
+
+    >>> [_unwrapped(name) for name in ("nn.Module: Linear_3", "## Call CompiledFxGraph fqh7 ##", "Optimizer.step#AdamW.step")]
+    ['Linear_3', 'CompiledFxGraph fqh7', 'AdamW.step']
+    """
+    match = _WRAPPED.match(name)
+    return next(filter(None, match.groups())) if match else name

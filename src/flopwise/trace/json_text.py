@@ -1,4 +1,4 @@
-"""JSON as bytes: where its brackets are without decoding it, and how to mend what careless writers emit."""
+"""JSON as bytes: where its brackets are without decoding it, and how to repair what careless writers emit."""
 
 import re
 
@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 
 class Structure:
-    """Where brackets open and close outside strings, found without decoding; `depth` counts from the start of the text."""
+    """Where brackets open and close outside strings, without decoding; `depth` counts from the start of the text."""
 
     def __init__(self, text: bytes) -> None:
         # An escaped quote ends no string, unless the backslash before it is escaped itself; the length stays.

@@ -20,32 +20,31 @@ import numpy as np
 import polars as pl
 
 from flopwise.errors import FlopwiseError
-from flopwise.trace import tables
-from flopwise.trace.kineto_columns import Columns
+from flopwise.records.note import Note, counted
+from flopwise.trace.columns import among, first_rows, launching, shaped_tables
+from flopwise.trace.kineto_columns import EventColumns, NeedsExactTimes
 from flopwise.trace.kineto_stream import EventStream
-from flopwise.trace.kineto_times import NeedsExactTimes
-from flopwise.trace.lookup import among, first_rows
 from flopwise.trace.op_inputs import op_inputs, sizes_of_inputs
 from flopwise.trace.op_shapes import sized_ops
-from flopwise.trace.tables import NO_ID, Trace
+from flopwise.trace.tables import ANNOTATION, GRAPH_RUNS, MODULE, NO_ID, STEP, Trace
 
 _GRAPH_LAUNCH = re.compile(r"(?:cuda|cu|hip)GraphLaunch")
 _SYNC = re.compile(
     r"(?:cuda|cu|hip)(?:Device|Stream|Event|Ctx|Thread)Synchronize"
     r"|(?:cuda|cu|hip)Memcpy(?!.*(?:Async|DtoD|Peer))"  # without Async the host waits, except between devices
 )
-_VOTERS = 20_000  # backward nodes asked, evenly spread, which thread their forward ops ran on
+_VOTERS = 20_000  # backward nodes, evenly spread, that decide which thread their forward ops ran on
 _BACKWARD = re.compile(r"autograd::engine::evaluate_function")
 _STEP = re.compile(r"ProfilerStep#")
-_MODULE = "flopwise.module:"  # how flopwise's own capture marks a module's forward
-_COPY_KINDS = (
-    (re.compile(r"[Mm]emset"), "memset"),
-    (re.compile(r"HtoD|HostToDevice"), "HtoD"),
-    (re.compile(r"DtoH|DeviceToHost"), "DtoH"),
-    (re.compile(r"DtoD|DeviceToDevice"), "DtoD"),
-    (re.compile(r"PtoP"), "PtoP"),
-    (re.compile(r"HtoH|HostToHost"), "HtoH"),
-)
+_MODULE_MARK = "flopwise.module:"  # how flopwise's own capture marks a module's forward
+_COPY_KINDS = {
+    "memset": re.compile(r"[Mm]emset"),
+    "HtoD": re.compile(r"HtoD|HostToDevice"),
+    "DtoH": re.compile(r"DtoH|DeviceToHost"),
+    "DtoD": re.compile(r"DtoD|DeviceToDevice"),
+    "PtoP": re.compile(r"PtoP"),
+    "HtoH": re.compile(r"HtoH|HostToHost"),
+}
 
 
 def read_kineto(path: str | Path) -> Trace:
@@ -60,89 +59,63 @@ def read_kineto(path: str | Path) -> Trace:
 
 def _read(path: Path, exact: bool) -> Trace:
     stream = EventStream(path, exact)
-    columns = Columns(exact)
+    columns = EventColumns(exact)
     for events in stream:
         columns.add(events)
     return _trace(columns, stream)
 
 
-def _trace(columns: Columns, stream: EventStream) -> Trace:
+def _trace(columns: EventColumns, stream: EventStream) -> Trace:
     if columns.empty():
-        found = (
-            f"none of its {columns.events:,} events is a PyTorch op, kernel or range" if columns.events else "no events"
-        )
+        n = columns.events
+        content = f"none of its {n:,} events is a PyTorch op, kernel or range" if n else "no events"
         hint = "capture with torch.profiler, then export_chrome_trace"
-        raise FlopwiseError(f"{stream.path} is not a PyTorch trace: {found}", hint)
+        raise FlopwiseError(f"{stream.path} is not a PyTorch trace: {content}", hint)
     names = tuple(columns.names)
-    ops, annotations, modules = (
-        _with_backward(columns.take("ops"), names),
-        columns.take("annotations"),
-        columns.take("modules"),
-    )
-    calls = columns.take("calls")
+    ops = _with_backward(columns.take("ops"), names)
+    annotations, modules, calls = (columns.take(table) for table in ("annotations", "modules", "calls"))
     hosts = [table["process"] for table in (calls, ops, annotations, modules)]
     kernels, copies = (_with_process(columns.take(table), calls, hosts) for table in ("kernels", "copies"))
-    kinds = pl.Series([_copy_kind(name) for name in names], dtype=pl.String)
-    steps, marked = _named(names, _STEP), _named(names, re.compile(re.escape(_MODULE)))
-    marked_steps = ops.filter(steps)
-    if marked_steps.height:
-        ops = ops.filter(~steps)
+    kinds = [next((kind for kind, named in _COPY_KINDS.items() if named.search(name)), "other") for name in names]
+    is_step, is_graph_launch = _named(names, _STEP), _named(names, _GRAPH_LAUNCH)
+    steps_among_ops = ops.filter(is_step)  # as PyTorch wrote them before 1.12
+    if steps_among_ops.height:
+        ops = ops.filter(~is_step)
+    annotations = pl.concat([annotations, steps_among_ops.select(annotations.columns)])
     inputs = columns.inputs.texts()
     shape, shapes = sizes_of_inputs(ops, names, inputs)
+    tables = {
+        "kernels": kernels,
+        "copies": copies.with_columns(kind=pl.Series(kinds, dtype=pl.String).gather(copies["name"])),
+        "launches": launching(calls.filter(~is_graph_launch), [kernels, copies]),
+        "graph_launches": calls.filter(is_graph_launch),
+        "graph_runs": pl.DataFrame(schema=GRAPH_RUNS),
+        "syncs": calls.filter(_named(names, _SYNC)),
+        "ops": ops,
+        "ranges": _ranges(annotations, modules, is_step, _named(names, re.compile(re.escape(_MODULE_MARK)))),
+        "frames": columns.take("frames"),
+    }
     return Trace(
         source="kineto",
         path=str(stream.path),
-        names=tuple(name.removeprefix(_MODULE) for name in names),
-        kernels=_shaped(kernels, tables.KERNELS),
-        copies=_shaped(copies.with_columns(kind=kinds.gather(copies["name"])), tables.COPIES),
-        launches=_shaped(_launches(calls.filter(~_named(names, _GRAPH_LAUNCH)), kernels, copies), tables.LAUNCHES),
-        graph_launches=_shaped(calls.filter(_named(names, _GRAPH_LAUNCH)), tables.GRAPH_LAUNCHES),
-        graph_runs=pl.DataFrame(schema=tables.GRAPH_RUNS),
-        syncs=_shaped(calls.filter(_named(names, _SYNC)), tables.SYNCS),
-        ops=_shaped(ops, tables.OPS),
-        ranges=_ranges(annotations, marked_steps, modules, steps, marked),
-        frames=_shaped(columns.take("frames"), tables.FRAMES),
+        names=tuple(name.removeprefix(_MODULE_MARK) for name in names),
+        **shaped_tables(tables),
         sized_ops=sized_ops(shape),
         shapes=shapes,
         op_inputs=op_inputs(ops["inputs"]),
         inputs=inputs,
         gpu=_gpu_name(stream),
-        notes=_notes(columns, stream, [kernels, copies]),
+        notes=_notes(columns, stream, kernels, copies),
     )
-
-
-def _launches(calls: pl.DataFrame, kernels: pl.DataFrame, copies: pl.DataFrame) -> pl.DataFrame:
-    """The calls whose correlation id a kernel or a copy carries, whatever the API; of a call within a call, the inner."""
-    key = ["process", "correlation"]
-    ids = np.concatenate([kernels["correlation"].to_numpy(), copies["correlation"].to_numpy()])
-    found = calls[np.flatnonzero(among(calls["correlation"].to_numpy(), ids[ids != NO_ID]))]
-    if found["process"].n_unique() > 1:  # ids are per process; one process needs no pairs
-        found = found.join(
-            pl.concat([kernels.select(key), copies.select(key)]), on=key, how="semi", maintain_order="left"
-        )
-    ordered = np.sort(found["correlation"].to_numpy(), kind="stable")
-    if (ordered[1:] == ordered[:-1]).any():
-        found = found.unique(key, keep="last", maintain_order=True)
-    return found
-
-
-def _shaped(table: pl.DataFrame, schema: dict[str, Any]) -> pl.DataFrame:
-    """The columns of the contract; a device number that no table can hold is unknown."""
-    table = table.select(pl.col(name).cast(kind, strict=False) for name, kind in schema.items())
-    return table.with_columns(pl.col(pl.Int32).fill_null(NO_ID))
 
 
 def _named(names: tuple[str, ...], pattern: re.Pattern[str]) -> pl.Expr:
     return pl.col("name").is_in([position for position, name in enumerate(names) if pattern.match(name)])
 
 
-def _copy_kind(name: str) -> str:
-    return next((kind for pattern, kind in _COPY_KINDS if pattern.search(name)), "other")
-
-
 def _with_process(on_gpu: pl.DataFrame, calls: pl.DataFrame, hosts: list[pl.Series]) -> pl.DataFrame:
-    """Whose correlation ids they are: the only process that made calls (or ran anything), else the only caller of that id."""
-    processes = next((found for host in hosts if len(found := host.unique())), [NO_ID])
+    """The process of each correlation id: the only one that made calls (or ran anything), else the only caller of that id."""
+    processes = next((distinct for host in hosts if len(distinct := host.unique())), [NO_ID])
     if len(processes) == 1:
         return on_gpu.with_columns(process=pl.lit(processes[0], pl.Int64))
     by_id = calls.filter(pl.col("correlation") != NO_ID).group_by("correlation")
@@ -152,11 +125,11 @@ def _with_process(on_gpu: pl.DataFrame, calls: pl.DataFrame, hosts: list[pl.Seri
 
 
 def _with_backward(ops: pl.DataFrame, names: tuple[str, ...]) -> pl.DataFrame:
-    """Say which ops run a gradient, and turn the logical 'Fwd thread id' into a thread, by the sequence numbers shared."""
+    """Flag the ops that run a gradient, and turn the logical 'Fwd thread id' into a thread, by the sequence numbers shared."""
     logical, sequence = ["process", "forward_thread"], ["process", "sequence"]
-    running = np.isin(np.arange(len(names)), [i for i, name in enumerate(names) if _BACKWARD.match(name)])
+    is_engine_call = np.isin(np.arange(len(names)), [i for i, name in enumerate(names) if _BACKWARD.match(name)])
     named = ops["forward_thread"].to_numpy() > 0
-    backward = named | running[ops["name"].to_numpy()]
+    backward = named | is_engine_call[ops["name"].to_numpy()]
     numbers = ops["sequence"].to_numpy()
     asking = np.flatnonzero(named & (numbers >= 0))
     asking = asking[:: max(1, len(asking) // _VOTERS)]
@@ -169,20 +142,16 @@ def _with_backward(ops: pl.DataFrame, names: tuple[str, ...]) -> pl.DataFrame:
     chosen = most.agg(pl.col("forward").first(), tied=pl.len() > 1).filter(~pl.col("tied"))
     rows = np.flatnonzero(named)
     wanted = (ops["process"].to_numpy()[rows], ops["forward_thread"].to_numpy()[rows])
-    found = first_rows(wanted, (chosen["process"].to_numpy(), chosen["forward_thread"].to_numpy()))
+    place = first_rows(wanted, (chosen["process"].to_numpy(), chosen["forward_thread"].to_numpy()))
     threads = np.full(len(ops), NO_ID, np.int64)
-    threads[rows[found >= 0]] = chosen["forward"].to_numpy()[found[found >= 0]]
+    threads[rows[place >= 0]] = chosen["forward"].to_numpy()[place[place >= 0]]
     return ops.with_columns(pl.Series("backward", backward), pl.Series("forward_thread", threads))
 
 
-def _ranges(
-    annotations: pl.DataFrame, steps: pl.DataFrame, modules: pl.DataFrame, is_step: pl.Expr, is_module: pl.Expr
-) -> pl.DataFrame:
-    """Ranges of all kinds; PyTorch before 1.12 wrote its profiler steps among the ops."""
-    annotations = pl.concat([annotations, steps.select(annotations.columns)])
-    kind = pl.when(is_step).then(pl.lit("step")).when(is_module).then(pl.lit("module")).otherwise(pl.lit("annotation"))
-    ranges = pl.concat([annotations.with_columns(kind=kind), modules.with_columns(kind=pl.lit("module"))])
-    return _shaped(ranges.sort("start_ns", "end_ns", descending=[False, True], maintain_order=True), tables.RANGES)
+def _ranges(annotations: pl.DataFrame, modules: pl.DataFrame, is_step: pl.Expr, is_module: pl.Expr) -> pl.DataFrame:
+    kind = pl.when(is_step).then(pl.lit(STEP)).when(is_module).then(pl.lit(MODULE)).otherwise(pl.lit(ANNOTATION))
+    ranges = pl.concat([annotations.with_columns(kind=kind), modules.with_columns(kind=pl.lit(MODULE))])
+    return ranges.sort("start_ns", "end_ns", descending=[False, True], maintain_order=True)
 
 
 def _gpu_name(stream: EventStream) -> str:
@@ -194,14 +163,13 @@ def _gpu_name(stream: EventStream) -> str:
     return name if isinstance(name, str) else ""
 
 
-def _notes(columns: Columns, stream: EventStream, on_gpu: list[pl.DataFrame]) -> tuple[str, ...]:
-    orphans = sum(int((table["process"] == NO_ID).sum()) for table in on_gpu)
-    found = {
-        "events have no usable time or a negative duration: dropped": columns.unusable + stream.dropped,
-        "events are not complete spans (ph is not X): not read": columns.incomplete,
-        "events begin without an end or end without a beginning: not read": columns.pairs.unpaired,
-        "kernels and copies belong to no known process": orphans,
-    }
-    notes = [f"{count:,} {what}" for what, count in found.items() if count]
-    none = [] if len(on_gpu[0]) else ["no kernel: nothing ran on the GPU, or its activity was not recorded"]
-    return (*stream.notes, *notes, *none)
+def _notes(columns: EventColumns, stream: EventStream, kernels: pl.DataFrame, copies: pl.DataFrame) -> tuple[Note, ...]:
+    orphans = sum(int((table["process"] == NO_ID).sum()) for table in (kernels, copies))
+    notes = counted(
+        dropped=(columns.unusable + stream.dropped, "events have no usable time or a negative duration: dropped"),
+        incomplete=(columns.incomplete, "events are not complete spans (ph is not X): not read"),
+        unpaired=(columns.pairs.unpaired, "events begin without an end or end without a beginning: not read"),
+        no_process=(orphans, "kernels and copies belong to no known process"),
+    )
+    no_kernel = Note("no_kernels", "no kernel: nothing ran on the GPU, or its activity was not recorded")
+    return (*stream.notes, *notes, *(() if len(kernels) else (no_kernel,)))

@@ -13,41 +13,27 @@ from typing import Any
 import msgspec
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
-from flopwise.trace.growing import Growing, compact
-from flopwise.trace.kineto_pairs import BEGIN, END, Pairs
-from flopwise.trace.kineto_stream import NO_LIST, Args, Event
-from flopwise.trace.kineto_times import (
-    LARGEST_DURATION_NS,
-    LARGEST_START_NS,
-    checked_nanoseconds,
-    nanoseconds,
-    start_times,
-)
+from flopwise.trace.columns import GrowingColumn, Ints, compact
+from flopwise.trace.kineto_stream import INT_ARGS, NO_ARGS, NO_LIST, Args, Event
 from flopwise.trace.op_inputs import NO_INPUTS, Inputs
 from flopwise.trace.tables import NO_ID
 from flopwise.work.op_family import BETWEEN
 
 # Event categories, as written since PyTorch 1.12; the capitalised ones before.
-_TABLE_OF = {
-    "kernel": "kernels",
-    "Kernel": "kernels",
-    "gpu_memcpy": "copies",
-    "gpu_memset": "copies",
-    "Memcpy": "copies",
-    "Memset": "copies",
-    "cuda_runtime": "calls",
-    "cuda_driver": "calls",
-    "hip_runtime": "calls",
-    "hip_driver": "calls",
-    "xpu_runtime": "calls",
-    "Runtime": "calls",
-    "cpu_op": "ops",
-    "Operator": "ops",
-    "user_annotation": "annotations",
-    "python_function": "modules",
+_CATEGORIES = {
+    "kernels": "kernel Kernel",
+    "copies": "gpu_memcpy gpu_memset Memcpy Memset",
+    "calls": "cuda_runtime cuda_driver hip_runtime hip_driver xpu_runtime Runtime",
+    "ops": "cpu_op Operator",
+    "annotations": "user_annotation",
+    "modules": "python_function",
 }
+_TABLE_OF = {category: table for table, categories in _CATEGORIES.items() for category in categories.split()}
 _ARROWS = frozenset("stf")  # from one event to another
+BEGIN, END = "B", "E"
+MOST_OPEN = 100_000  # beginnings held at a time: real ones nest tens deep
 ON_GPU = ("kernels", "copies")
 _GPU_ARGS = ("device", "stream", "correlation", "graph_node", "bytes")
 _ARGS_OF: dict[str, tuple[str, ...]] = {
@@ -60,19 +46,24 @@ _ARGS_OF: dict[str, tuple[str, ...]] = {
     "frames": (),
 }
 _MODULE = "nn.Module: "
-# Frames of Python that are nobody's training code: torch's, the interpreter's, those that run a step to measure it.
+# Python frames that are not the user's training code: torch's, the interpreter's, those that run a step to measure it.
 _FOREIGN = re.compile(
     r"(?:^|/)(?:torch|importlib|multiprocessing|flopwise/capture|site-packages|dist-packages|python3\.\d+)/"
     r"|^<|^(?:abc|contextlib|copy|enum|functools|runpy|threading|typing|warnings|weakref)\.py\("
 )
 _BATCH_BYTES = 2 << 20  # of records, before their columns are taken out
-_WHOLE_ARGS = tuple(field.name for field in msgspec.structs.fields(Args) if field.type is int)
+
+LARGEST_START_NS = 1 << 61  # the year 2043 of the Unix epoch; starts and durations below these sum within 64 bits
+LARGEST_DURATION_NS = 1 << 60
+NO_START = np.iinfo(np.int64).min
+_EXACT_BELOW_US = 2.0**43  # a float of microseconds holds three decimals below 101 days, and not beyond
 
 Events = list[Event[Any]]
 Pack = Callable[..., bytes]
+_BETWEEN = BETWEEN.encode()
 
 
-class _Ids(dict[str, int]):
+class _Numbers(dict[str, int]):
     """The position of each string, in order of first sight."""
 
     def __missing__(self, text: str) -> int:
@@ -80,19 +71,19 @@ class _Ids(dict[str, int]):
         return position
 
 
-class Columns:
+class EventColumns:
     """Typed columns per table, grown chunk by chunk; no event outlives its chunk."""
 
     def __init__(self, exact: bool) -> None:
-        self.names = _Ids()
+        self.names = _Numbers()
         self.inputs = Inputs()
-        self.pairs = Pairs(exact)
+        self.pairs = EventPairs(exact)
         self.events = 0
         self.earliest_ns = LARGEST_START_NS
         self.unusable = 0
         self.incomplete = 0
         self._exact = exact
-        self._texts = _Ids()
+        self._texts = _Numbers()
         self._records = {table: _record(table, exact) for table in _ARGS_OF}
         self._pack: dict[str, Pack] = {table: _format(record).pack for table, record in self._records.items()}
         self._packed: dict[str, list[bytes]] = {table: [] for table in _ARGS_OF}
@@ -109,27 +100,24 @@ class Columns:
                 by_category[event.cat].append(event)
             elif ph not in _ARROWS:
                 others.append(event)
-        for event in self._whole_ones(others):
+        for event in self._joined_halves(others) if others else ():
             by_category[event.cat].append(event)
-        for category, found in by_category.items():
+        for category, alike in by_category.items():
             table = _TABLE_OF.get(category)
             if table == "modules":
-                if frames := [event for event in found if ".py(" in event.name and not _FOREIGN.search(event.name)]:
-                    self._add("frames", frames)
-                found = [event for event in found if event.name.startswith(_MODULE)]
-            if table is not None and found:
-                self._add(table, found)
+                self._add("frames", [e for e in alike if ".py(" in e.name and not _FOREIGN.search(e.name)])
+                alike = [event for event in alike if event.name.startswith(_MODULE)]
+            if table is not None:
+                self._add(table, alike)
 
-    def _whole_ones(self, others: Events) -> Events:
-        halves: Events = []
-        for event in others:
-            if event.ph in (BEGIN, END):
-                halves.append(event)
-            elif event.cat in _TABLE_OF:
-                self.incomplete += 1
-        return self.pairs.close(halves) if halves else []
+    def _joined_halves(self, events: Events) -> Events:
+        halves = [event for event in events if event.ph in (BEGIN, END)]
+        self.incomplete += sum(event.cat in _TABLE_OF for event in events if event.ph not in (BEGIN, END))
+        return self.pairs.close(halves)
 
     def _add(self, table: str, events: Events) -> None:
+        if not events:
+            return
         if self._exact:
             for event, start in zip(events, start_times(events, exact=True).tolist(), strict=True):
                 event.ts = start
@@ -137,7 +125,7 @@ class Columns:
             packed = self._joined(table, events)
         except struct.error:  # text for a number, or a number that no column holds
             for event in events:
-                self._mend(event)
+                self._make_fit(event)
             packed = self._joined(table, events)
         self._packed[table].append(packed)
         self._size[table] += len(packed)
@@ -148,51 +136,35 @@ class Columns:
         """One record per event, in the order of `_record`; written out per table, as this is where the time goes."""
         pack, ids = self._pack[table], self.names
         if table in ON_GPU:
-            return b"".join(
-                [
-                    pack(
-                        e.ts,
-                        e.dur,
-                        e.pid,
-                        e.tid,
-                        ids[e.name],
-                        (a := e.args).device,
-                        a.stream,
-                        a.correlation,
-                        a.graph_node,
-                        a.bytes,
-                    )
-                    for e in events
-                ]
-            )
-        if table == "ops":
-            inputs, kept, join = self.inputs, self.inputs.kept, BETWEEN.encode().join
-            return b"".join(
-                [
-                    pack(
-                        e.ts,
-                        e.dur,
-                        e.pid,
-                        e.tid,
-                        ids[e.name],
-                        (a := e.args).sequence,
-                        a.forward_thread,
-                        NO_INPUTS
-                        if a.dims is NO_LIST or not kept[e.name]
-                        else inputs[join((a.dims, a.types, a.strides, a.values))],
-                    )
-                    for e in events
-                ]
-            )
-        if table == "calls":
-            return b"".join([pack(e.ts, e.dur, e.pid, e.tid, ids[e.name], e.args.correlation) for e in events])
-        prefix = len(_MODULE) if table == "modules" else 0
-        return b"".join([pack(e.ts, e.dur, e.pid, e.tid, ids[e.name[prefix:]]) for e in events])
+            records = [
+                pack(e.ts, e.dur, e.pid, e.tid, ids[e.name], a.device, a.stream, a.correlation, a.graph_node, a.bytes)
+                for e in events
+                for a in (e.args,)
+            ]
+        elif table == "ops":
+            number = self._inputs_number
+            records = [
+                pack(e.ts, e.dur, e.pid, e.tid, ids[e.name], a.sequence, a.forward_thread, given)
+                for e in events
+                for a in (e.args,)
+                for given in (NO_INPUTS if a.dims is NO_LIST else number(e.name, a),)
+            ]
+        elif table == "calls":
+            records = [pack(e.ts, e.dur, e.pid, e.tid, ids[e.name], e.args.correlation) for e in events]
+        else:
+            prefix = len(_MODULE) if table == "modules" else 0
+            records = [pack(e.ts, e.dur, e.pid, e.tid, ids[e.name[prefix:]]) for e in events]
+        return b"".join(records)
 
-    def _mend(self, event: Event[Any]) -> None:
+    def _inputs_number(self, op: str, args: Args) -> int:
+        if not self.inputs.kept[op]:
+            return NO_INPUTS
+        return self.inputs[_BETWEEN.join((args.dims, args.types, args.strides, args.values))]
+
+    def _make_fit(self, event: Event[Any]) -> None:
         """Ids and numbers that fit their columns: text becomes a number of its own, a giant becomes 'not given'."""
         event.pid, event.tid = self._id(event.pid), self._id(event.tid)
-        giants = [name for name in _WHOLE_ARGS if abs(getattr(event.args, name)) >= 1 << 62]
+        giants = [name for name, _, _ in INT_ARGS if abs(getattr(event.args, name)) >= 1 << 62]
         if giants:
             event.args = msgspec.structs.replace(event.args, **dict.fromkeys(giants, NO_ID))
 
@@ -235,18 +207,18 @@ class Columns:
         """Hand over a table, from time zero, sorted by start and, where two start together, the enclosing one first."""
         if self._size[table]:
             self._unpack(table)
-        found, self._columns[table] = self._columns[table], _growing(table)
-        start, end = (found.pop(name).values() - self.earliest_ns for name in ("start_ns", "end_ns"))
+        growing, self._columns[table] = self._columns[table], _growing(table)
+        start, end = (growing.pop(name).values() - self.earliest_ns for name in ("start_ns", "end_ns"))
         order = np.lexsort((-end, start))
         columns = {"start_ns": start[order], "end_ns": end[order]}
         del start, end
-        for name in list(found):
-            columns[name] = found.pop(name).ordered(order)
+        for name in list(growing):
+            columns[name] = growing.pop(name).values(order)
         return compact(columns)
 
 
-def _growing(table: str) -> dict[str, Growing]:
-    return {name: Growing(np.uint32 if name in ("name", "inputs") else np.int64) for name in _columns(table)}
+def _growing(table: str) -> dict[str, GrowingColumn]:
+    return {name: GrowingColumn(np.uint32 if name in ("name", "inputs") else np.int64) for name in _columns(table)}
 
 
 def _record(table: str, exact: bool) -> np.dtype[np.void]:
@@ -267,3 +239,98 @@ def _columns(table: str) -> list[str]:
     host = [] if table in ON_GPU else ["process", "thread"]
     given = [name for name in _ARGS_OF[table] if name != "bytes" or table == "copies"]
     return ["start_ns", "end_ns", "name", *given, *host, *(["inputs"] if table == "ops" else [])]
+
+
+class EventPairs:
+    """Joins events written as a beginning (`ph: "B"`) and an end (`ph: "E"`) into whole ones, while chunks pass by.
+
+    As in Chrome, an end closes the last beginning that is still open on its (pid, tid), whatever the end is called. PyTorch
+    writes whole events; other writers of the format, and tools that cut or merge traces, do not.
+    """
+
+    def __init__(self, exact: bool) -> None:
+        self._exact = exact
+        self._open: defaultdict[tuple[int | str, int | str], Events] = defaultdict(list)
+        self._n_open = 0
+        self._unpaired = 0
+
+    def close(self, halves: Events) -> Events:
+        """The events that end among these halves, which come in the file's order, as whole ones."""
+        pairs: list[tuple[Event[Any], Event[Any]]] = []
+        for half in halves:
+            waiting = self._open[half.pid, half.tid]
+            if half.ph == BEGIN and self._n_open < MOST_OPEN:
+                waiting.append(half)
+                self._n_open += 1
+            elif half.ph == END and waiting:
+                pairs.append((waiting.pop(), half))
+                self._n_open -= 1
+            else:
+                self._unpaired += 1
+            if not waiting:
+                del self._open[half.pid, half.tid]
+        return self._joined(pairs) if pairs else []
+
+    @property
+    def unpaired(self) -> int:
+        """Ends without a beginning, and beginnings without an end so far."""
+        return self._unpaired + self._n_open
+
+    def _joined(self, pairs: list[tuple[Event[Any], Event[Any]]]) -> Events:
+        """Durations are taken between whole nanoseconds: those of two floats of microseconds can be one off."""
+        starts = start_times([begin for begin, _ in pairs], self._exact)
+        ends = start_times([end for _, end in pairs], self._exact)
+        known = (starts != NO_START) & (ends != NO_START)
+        durations = np.where(known, np.where(known, ends, 0) - np.where(known, starts, 0), -1) / 1000
+        for (begin, end), duration in zip(pairs, durations.tolist(), strict=True):
+            begin.ph, begin.dur = "X", duration
+            if begin.args is NO_ARGS:  # which half carries them is the writer's choice
+                begin.args = end.args
+        return [begin for begin, _ in pairs]
+
+
+class NeedsExactTimes(Exception):
+    """A time is too large for a float of microseconds to hold its nanoseconds: absolute epochs of older writers."""
+
+
+def start_times(events: Events, exact: bool) -> Ints:
+    """When events begin; NO_START where they do not say. `exact`: from the numbers' own text."""
+    if exact:
+        return _exact_nanoseconds([_text(event.ts) for event in events])
+    return checked_nanoseconds(np.fromiter([event.ts for event in events], np.float64, len(events)))
+
+
+def checked_nanoseconds(us: NDArray[np.float64]) -> Ints:
+    """Nanoseconds, unless a float is too coarse for them."""
+    if (np.abs(us) >= _EXACT_BELOW_US).any():
+        raise NeedsExactTimes
+    return nanoseconds(us)
+
+
+def nanoseconds(us: NDArray[np.float64]) -> Ints:
+    """Exact below 2**43 µs: the whole part and the rounded fraction apart, as their product would not fit a float.
+
+    >>> nanoseconds(np.array([3845976557080.535]))
+    array([3845976557080535])
+    """
+    usable = np.abs(us) < LARGEST_START_NS / 1000
+    us = np.where(usable, us, 0.0)
+    whole = np.floor(us)
+    exact = whole.astype(np.int64) * 1000 + np.rint((us - whole) * 1000).astype(np.int64)
+    return np.where(usable, exact, NO_START)
+
+
+def _exact_nanoseconds(texts: list[str]) -> Ints:
+    """From the decimal text of microseconds; further decimals than three are cut."""
+    text = pl.Series(texts, dtype=pl.String)
+    whole = text.str.extract(r"^(-?\d{1,16})(?:\.\d+)?$", 1).cast(pl.Int64, strict=False)
+    fraction = text.str.extract(r"\.(\d+)$", 1).fill_null("0").str.head(3).str.pad_end(3, "0").cast(pl.Int64)
+    sign = pl.select(pl.when(text.str.starts_with("-")).then(-1).otherwise(1)).to_series()
+    fits = (whole.abs() < LARGEST_START_NS // 1000).fill_null(False)
+    exact = (whole * 1000 + sign * fraction).fill_null(NO_START).to_numpy()
+    rounded = nanoseconds(text.cast(pl.Float64, strict=False).fill_null(float("nan")).to_numpy())
+    return np.where(fits.to_numpy(), exact, rounded)
+
+
+def _text(number: object) -> str:
+    return bytes(number).decode("ascii", "replace") if isinstance(number, msgspec.Raw) else ""

@@ -16,29 +16,26 @@ from typing import Any, BinaryIO, Generic, NoReturn, TypeVar, cast
 import msgspec
 
 from flopwise.errors import FlopwiseError
-from flopwise.trace.given_file import SQLITE_MAGIC, check_file
+from flopwise.records.note import Note
+from flopwise.trace.input_file import GZIP_MAGIC, SQLITE_MAGIC, check_file
 from flopwise.trace.json_text import Structure, repaired
 
 CHUNK_BYTES = 1 << 16  # larger chunks read slower: the decoded events fall out of the CPU's cache
 EVENT_BYTES = 16 << 20  # the largest event, header or trailer that is held in memory
 NESTING = 400  # below Python's recursion limit, far above what a profiler writes (4)
-INFLATED_BYTES = 64 << 30  # a gzip file may not unfold beyond this,
-INFLATED_RATIO = (
-    250  # nor beyond this multiple once past INFLATED_FREE (profiler traces: 15 to 40; deflate's most: 1032)
-)
-INFLATED_FREE = 1 << 30
+# A gzip file may not unpack to more than this, nor to more than this multiple once past the free size. Profiler traces
+# shrink 15 to 40 times; deflate's most is 1032.
+INFLATED_BYTES, INFLATED_RATIO, INFLATED_FREE = 64 << 30, 250, 1 << 30
 
 _COPY_AGAIN = "copy the whole file again, or capture again: a profiler that was killed does not finish its file"
 _WHAT_IS_READ = "flopwise reads the .json or .json.gz that torch.profiler's export_chrome_trace writes"
 
 Microseconds = TypeVar("Microseconds")
-
-
 NO_LIST = msgspec.Raw(b"")
 
 
 class Args(msgspec.Struct, frozen=True, gc=False):
-    """What flopwise uses of an event's args; -1 where absent. In the order of the files, which is found fastest."""
+    """What flopwise uses of an event's args; -1 where absent. In the order of the files, which decodes fastest."""
 
     device: int = -1
     stream: int = -1
@@ -55,6 +52,9 @@ class Args(msgspec.Struct, frozen=True, gc=False):
 
 
 NO_ARGS = Args()
+INT_ARGS = [
+    (field.name, field.encode_name, field.default) for field in msgspec.structs.fields(Args) if field.type is int
+]
 NO_TIME: Any = float("nan")
 
 
@@ -89,18 +89,17 @@ _LOOSE_EVENT = msgspec.json.Decoder(_LooseEvent)
 
 
 class _Bytes:
-    """The file's bytes, unfolded if gzip; every failure is a FlopwiseError, and no bomb unfolds."""
+    """The file's bytes, unpacked if gzip; every failure is a FlopwiseError, and a gzip bomb is refused."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
             check_file(path, _WHAT_IS_READ)
             self._raw = path.open("rb")
-            self.gzipped = self._raw.peek(2)[:2] == b"\x1f\x8b"
+            self.gzipped = self._raw.peek(2)[:2] == GZIP_MAGIC
         except (OSError, ValueError) as error:  # ValueError: a path with a null byte
-            raise FlopwiseError(
-                f"cannot open {path}: {getattr(error, 'strerror', None) or error}", "may you read it?"
-            ) from None
+            reason = getattr(error, "strerror", None) or error
+            raise FlopwiseError(f"cannot open {path}: {reason}", "check that you may read it") from None
         self._file = cast(BinaryIO, gzip.GzipFile(fileobj=self._raw)) if self.gzipped else self._raw
         self.total = 0
 
@@ -118,10 +117,8 @@ class _Bytes:
         if self.gzipped and self.total > INFLATED_FREE:
             ratio = self.total / max(1, self._raw.tell())
             if self.total > INFLATED_BYTES or ratio > INFLATED_RATIO:
-                message = (
-                    f"{self.path} unfolds to more than {self.total >> 20:,} MiB, {ratio:.0f} times its size: refused"
-                )
-                raise FlopwiseError(message, "unpack it, then read the .json")
+                unpacked = f"more than {self.total >> 20:,} MiB, {ratio:.0f} times its size"
+                raise FlopwiseError(f"{self.path} unpacks to {unpacked}: refused", "unpack it, then read the .json")
         return data
 
     def close(self) -> None:
@@ -135,7 +132,7 @@ class EventStream:
     def __init__(self, path: Path, exact: bool) -> None:
         self.path = path
         self.metadata: dict[str, bytes] = {}
-        self.notes: list[str] = []
+        self.notes: list[Note] = []
         self.dropped = 0
         self._bytes = _Bytes(path)
         self._decoder: msgspec.json.Decoder[list[Event[Any]]]
@@ -192,7 +189,9 @@ class EventStream:
                 return start[1:], False
             if start.startswith(SQLITE_MAGIC):
                 name = self.path.name.replace(".json", ".sqlite")
-                raise FlopwiseError(f"{self.path} is an SQLite file, not JSON", f"of Nsight Systems? rename it {name}")
+                raise FlopwiseError(
+                    f"{self.path} is an SQLite file, not JSON", f"from Nsight Systems? rename it {name}"
+                )
             if start and start[:1] != b"{":
                 message = f"{self.path} is not a PyTorch trace: it does not begin with {{ or ["
                 raise FlopwiseError(message, _WHAT_IS_READ)
@@ -206,13 +205,13 @@ class EventStream:
                 self._refuse_size("the part before traceEvents")
 
     def _list_start(self, text: bytes) -> tuple[int, int] | None:
-        found = [match.span() for match in re.finditer(rb'"traceEvents"\s*:\s*\[', text)]
-        if not found:
+        matches = [match.span() for match in re.finditer(rb'"traceEvents"\s*:\s*\[', text)]
+        if not matches:
             return None
-        structure = Structure(text[: found[-1][1]])
+        structure = Structure(text[: matches[-1][1]])
         self._check_nesting(structure)
         # Just before its quote a key is outside strings, and in the outermost object.
-        keys = (span for span in found if structure.depth_at(span[0]) == 1 and not structure.in_string[span[0] - 1])
+        keys = (span for span in matches if structure.depth_at(span[0]) == 1 and not structure.in_string[span[0] - 1])
         return next(keys, None)
 
     def _trailer(self, rest: bytes, in_object: bool) -> None:
@@ -230,16 +229,16 @@ class EventStream:
     def _keep_metadata(self, text: bytes) -> None:
         """Keep what flopwise uses of the other keys: they may hold the environment of the process, secrets included."""
         try:
-            found = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+            values = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
         except (msgspec.DecodeError, UnicodeDecodeError):
             try:
-                found = msgspec.json.decode(repaired(text), type=dict[str, msgspec.Raw])
+                values = msgspec.json.decode(repaired(text), type=dict[str, msgspec.Raw])
             except msgspec.DecodeError as error:
                 self._refuse_json(error)
-        if "deviceProperties" in found:
-            self.metadata["deviceProperties"] = bytes(found["deviceProperties"])
-        if "traceEvents" in found:
-            self.notes.append("a second traceEvents list was not read")
+        if "deviceProperties" in values:
+            self.metadata["deviceProperties"] = bytes(values["deviceProperties"])
+        if "traceEvents" in values:
+            self.notes.append(Note("second_list", "a second traceEvents list was not read"))
 
     def _decode(self, text: bytes) -> list[Event[Any]]:
         """Decode a list of whole events: as it is, else repaired, else event by event."""
@@ -270,7 +269,7 @@ class EventStream:
             return None
         start = event.ts if self._exact else _number(event.ts)
         given = event.args if isinstance(event.args, dict) else {}
-        whole: dict[str, Any] = {name: _whole(given.get(key), default) for name, key, default in _WHOLE_ARGS}
+        whole: dict[str, Any] = {name: _whole(given.get(key), default) for name, key, default in INT_ARGS}
         pid, tid = (value if isinstance(value, str) else _whole(value, -1) for value in (event.pid, event.tid))
         return Event(str(event.ph), str(event.cat), str(event.name), pid, tid, start, _number(event.dur), Args(**whole))
 
@@ -289,8 +288,8 @@ class EventStream:
         raise FlopwiseError(message, _WHAT_IS_READ) from None
 
     def _refuse_truncated(self) -> NoReturn:
-        unfolded = " (unfolded)" if self._bytes.gzipped else ""
-        at = f"byte {self._bytes.total:,}{unfolded}"
+        unpacked = " (unpacked)" if self._bytes.gzipped else ""
+        at = f"byte {self._bytes.total:,}{unpacked}"
         raise FlopwiseError(f"{self.path} is truncated at {at}: its list of events is not finished", _COPY_AGAIN)
 
     def _refuse_size(self, what: str) -> NoReturn:
@@ -328,11 +327,6 @@ def _likely_seam(text: bytes) -> int:
         if text[at + 2 : at + 34].lstrip()[:1] == b"{":
             return at + 1
     return 0
-
-
-_WHOLE_ARGS = [
-    (field.name, field.encode_name, field.default) for field in msgspec.structs.fields(Args) if field.type is int
-]
 
 
 def _number(text: msgspec.Raw) -> float:

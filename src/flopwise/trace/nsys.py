@@ -16,64 +16,25 @@ import polars as pl
 from numpy.typing import NDArray
 
 from flopwise.errors import one_line
-from flopwise.trace.growing import compact
-from flopwise.trace.lookup import among, first_rows
-from flopwise.trace.nsys_file import MISSING, Export, Ints, open_export, or_no_id, process_of, quoted
-from flopwise.trace.nvtx import Names, read_nvtx, with_engine_sequence
+from flopwise.records.note import Note, counted
+from flopwise.trace.columns import compact, first_rows, launching, one_call_each, shaped_tables
+from flopwise.trace.nsys_file import MISSING, Export, Ints, open_export, or_no_id, process_of, quoted, spellings
+from flopwise.trace.nvtx import NameTable, read_nvtx, with_engine_sequence
 from flopwise.trace.op_shapes import Shapes, sized_ops
-from flopwise.trace.tables import (
-    COPIES,
-    GRAPH_LAUNCHES,
-    GRAPH_NODES,
-    GRAPH_RUNS,
-    KERNELS,
-    LAUNCHES,
-    NO_ID,
-    OPS,
-    RANGES,
-    SYNCS,
-    Trace,
-)
+from flopwise.trace.tables import NO_ID, TABLES, Trace
 
 TIME_LIMIT = 2**61  # times beyond are garbage, and their differences would overflow
 
-_GPU_WORK = {
-    "start": ("start",),
-    "end": ("end",),
-    "process": ("globalPid",),
-    "device": ("deviceId",),
-    "stream": ("streamId",),
-    "correlation": ("correlationId",),
-    "graph_node": ("graphNodeId",),
-}
-_KERNEL = _GPU_WORK | {"name": ("demangledName", "shortName", "mangledName")}
-_COPY = _GPU_WORK | {"bytes": ("bytes",), "kind": ("copyKind",)}
-_CALL = {
-    "start": ("start",),
-    "end": ("end",),
-    "thread": ("globalTid",),
-    "correlation": ("correlationId",),
-    "name": ("nameId",),
-}
-_NODE = {"start": ("start",), "thread": ("globalTid",), "node": ("graphNodeId",), "original": ("originalGraphNodeId",)}
+_GPU_WORK = spellings(
+    "start end process:globalPid device:deviceId stream:streamId correlation:correlationId graph_node:graphNodeId"
+)
+_KERNEL = _GPU_WORK | spellings("name:demangledName|shortName|mangledName")
+_COPY = _GPU_WORK | spellings("bytes kind:copyKind")
+_CALL = spellings("start end thread:globalTid correlation:correlationId name:nameId")
+_NODE = spellings("start thread:globalTid node:graphNodeId original:originalGraphNodeId")
 
 # CUpti_ActivityMemcpyKind; arrays live on the device, unified-memory migrations count as the copy they are
-_COPY_KINDS = [
-    "other",
-    "HtoD",
-    "DtoH",
-    "HtoD",
-    "DtoH",
-    "DtoD",
-    "DtoD",
-    "DtoD",
-    "DtoD",
-    "HtoH",
-    "PtoP",
-    "HtoD",
-    "DtoH",
-    "DtoD",
-]
+_COPY_KINDS = ["other", "HtoD", "DtoH", "HtoD", "DtoH", *["DtoD"] * 4, "HtoH", "PtoP", "HtoD", "DtoH", "DtoD"]
 _MEMSET = len(_COPY_KINDS)
 _KIND_NAMES = pl.Series([*_COPY_KINDS, "memset"])
 
@@ -82,9 +43,8 @@ _KIND_NAMES = pl.Series([*_COPY_KINDS, "memset"])
 _NEVER_LAUNCHES = re.compile(
     r"Get|Query|IsCapturing|Occupancy|Malloc|Free|Event(Create|Destroy|Record)|CallConfiguration"
 )
-_WAITS = re.compile(
-    r"Synchronize|^cu(da)?Memcpy(?!.*(Async|DtoD|Peer))"
-)  # without Async the host waits, except between devices
+# Without Async the host waits, except between devices.
+_WAITS = re.compile(r"Synchronize|^cu(da)?Memcpy(?!.*(Async|DtoD|Peer))")
 _API_NAME = re.compile(r"cu\w{1,100}")
 _GRAPH_LAUNCH = re.compile(r"^cu(da)?GraphLaunch")
 _API_VERSION = re.compile(r"(_ptsz|_ptds)?(_v\d{4,})?$")  # cudaLaunchKernel_v7000: the CUDA that introduced it
@@ -97,31 +57,25 @@ Columns = dict[str, NDArray[Any]]
 def read_nsys(path: str | os.PathLike[str]) -> Trace:
     """Read an export, or a report through the installed nsys. Every fault of the file is a FlopwiseError."""
     with open_export(path) as export:
-        names, shapes, notes = Names(), Shapes(), list[str]()
+        names, shapes, notes = NameTable(), Shapes(), list[Note]()
         tables = _tables(export, names, shapes, notes)
         gpu = _gpu_name(export)
-    _set_to_one_clock(tables, notes)
+    _align_times(tables, notes)
+    sizes = sized_ops(tables["ops"]["shape"])
+    tables["ops"] = with_engine_sequence(tables["ops"])
     return Trace(
         source="nsys",
         path=str(Path(path)),
         names=tuple(names.ids),
-        kernels=_shaped(tables["kernels"], KERNELS),
-        copies=_shaped(tables["copies"], COPIES),
-        launches=_shaped(tables["launches"], LAUNCHES),
-        graph_launches=_shaped(tables["graph_launches"], GRAPH_LAUNCHES),
-        graph_runs=_shaped(tables["graph_runs"], GRAPH_RUNS),
-        syncs=_shaped(tables["syncs"], SYNCS),
-        ops=_shaped(with_engine_sequence(tables["ops"]), OPS),
-        ranges=_shaped(tables["ranges"], RANGES),
-        graph_nodes=_shaped(tables["graph_nodes"], GRAPH_NODES),
-        sized_ops=sized_ops(tables["ops"]["shape"]),
+        **shaped_tables(tables),
+        sized_ops=sizes,
         shapes=tuple(shapes.ids),
         gpu=gpu,
         notes=tuple(notes),
     )
 
 
-def _tables(export: Export, names: Names, shapes: Shapes, notes: list[str]) -> dict[str, pl.DataFrame]:
+def _tables(export: Export, names: NameTable, shapes: Shapes, notes: list[Note]) -> dict[str, pl.DataFrame]:
     ops, ranges = read_nvtx(export, names, shapes, notes)
     calls = _calls(export, names)
     work = {
@@ -130,7 +84,12 @@ def _tables(export: Export, names: Names, shapes: Shapes, notes: list[str]) -> d
         "graph_runs": _spans(_gpu_columns(export, "CUPTI_ACTIVITY_KIND_GRAPH_TRACE", _GPU_WORK)),
     }
     work = {name: _with_process(table, calls) for name, table in work.items()}
-    return {"ops": ops, "ranges": ranges, "graph_nodes": _graph_nodes(export)} | work | _by_effect(calls, work)
+    of_calls = {
+        "launches": launching(calls.filter(~pl.col("graph")), list(work.values())),
+        "graph_launches": one_call_each(calls.filter("graph")),
+        "syncs": calls.filter("waits"),
+    }
+    return {"ops": ops, "ranges": ranges, "graph_nodes": _graph_nodes(export)} | work | of_calls
 
 
 def _spans(columns: Columns) -> pl.DataFrame:
@@ -149,15 +108,16 @@ def _gpu_columns(export: Export, base: str, wanted: Mapping[str, tuple[str, ...]
     return columns
 
 
-def _kernels(export: Export, names: Names, notes: list[str]) -> pl.DataFrame:
+def _kernels(export: Export, names: NameTable, notes: list[Note]) -> pl.DataFrame:
     columns = _gpu_columns(export, "CUPTI_ACTIVITY_KIND_KERNEL", _KERNEL)
     if not len(columns["start"]):
-        notes.append("no kernels: CUDA was not traced, or nothing ran on the GPU (nsys profile -t cuda,nvtx)")
+        text = "no kernels: CUDA was not traced, or nothing ran on the GPU (nsys profile -t cuda,nvtx)"
+        notes.append(Note("no_kernels", text))
     return _spans(columns | {"name": _named(export, columns["name"], names, "(unnamed kernel)")})
 
 
 def _named(
-    export: Export, ids: Ints, names: Names, unnamed: str, shorten: Callable[[str], str] = str
+    export: Export, ids: Ints, names: NameTable, unnamed: str, shorten: Callable[[str], str] = str
 ) -> NDArray[np.uint32]:
     """StringIds ids as indices into `names`."""
     distinct, inverse = np.unique(ids, return_inverse=True)
@@ -175,20 +135,15 @@ def _copies(export: Export) -> pl.DataFrame:
     return _replaced(_spans(both), [_KIND_NAMES.gather(both["kind"]).alias("kind")])
 
 
-def _calls(export: Export, names: Names) -> pl.DataFrame:
+def _calls(export: Export, names: NameTable) -> pl.DataFrame:
     """Runtime and driver API calls that may have launched something, launched a graph, or waited for the GPU."""
-    parts = [
-        _calls_of(export, t, names) for b in ("RUNTIME", "DRIVER") if (t := export.table(f"CUPTI_ACTIVITY_KIND_{b}"))
-    ]
-    if parts:
-        return pl.concat(parts)
-    columns = ("start_ns", "end_ns", "process", "thread", "correlation")
-    return pl.DataFrame(
-        schema=dict.fromkeys(columns, pl.Int64) | {"name": pl.UInt32, "waits": pl.Boolean, "graph": pl.Boolean}
-    )
+    tables = [export.table(f"CUPTI_ACTIVITY_KIND_{api}") for api in ("RUNTIME", "DRIVER")]
+    parts = [_calls_of(export, table, names) for table in tables if table]
+    flags = {"waits": pl.Boolean, "graph": pl.Boolean}
+    return pl.concat(parts) if parts else pl.DataFrame(schema=TABLES["launches"] | flags)
 
 
-def _calls_of(export: Export, table: str, names: Names) -> pl.DataFrame:
+def _calls_of(export: Export, table: str, names: NameTable) -> pl.DataFrame:
     name = export.column(table, "nameId")
     idle = _never_launching(export) if name else []
     where = f"{quoted(name)} NOT IN ({','.join(map(str, idle))})" if idle else "1"
@@ -206,7 +161,7 @@ def _calls_of(export: Export, table: str, names: Names) -> pl.DataFrame:
 
 
 def _never_launching(export: Export) -> list[int]:
-    """Ids of the names of calls that need not be fetched; asked of the texts, as a look at all calls would cost half of them."""
+    """Ids of the names of calls that need not be fetched; from the texts, as scanning all calls would cost half of them."""
     table = export.table("StringIds")
     if not (export.column(table, "id") and export.column(table, "value")):
         return []
@@ -216,7 +171,7 @@ def _never_launching(export: Export) -> list[int]:
 
 
 def _with_process(work: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
-    """Old exports do not say whose kernel it is: it is the only process's, where there is only one."""
+    """Old exports do not name a kernel's process: it is the only one that made calls, if there is only one."""
     process = work["process"].to_numpy()
     known = np.unique(calls["process"].to_numpy())
     if len(known) != 1 or not (process == NO_ID).any():
@@ -231,37 +186,12 @@ def _replaced(table: pl.DataFrame, columns: Sequence[pl.Series]) -> pl.DataFrame
     return table
 
 
-def _by_effect(calls: pl.DataFrame, work: Mapping[str, pl.DataFrame]) -> dict[str, pl.DataFrame]:
-    processes = {p for table in (calls, *work.values()) for p in np.unique(table["process"].to_numpy())}
-    key = ["process", "correlation"] if len(processes) > 1 else ["correlation"]
-    ids = np.concatenate([table["correlation"].to_numpy() for table in work.values()])
-    is_graph, correlation = calls["graph"].to_numpy(), calls["correlation"].to_numpy()
-    launched = calls[np.flatnonzero(~is_graph & among(correlation, ids[ids != NO_ID]))]
-    if len(processes) > 1:  # ids are per process; one process needs no pairs
-        correlated = pl.concat([table.select(key) for table in work.values()])
-        launched = launched.join(correlated, on=key, how="semi", maintain_order="left")
-    return {
-        "launches": _one_call_each(launched, key),
-        "graph_launches": _one_call_each(calls.filter("graph"), key),
-        "syncs": calls.filter("waits"),
-    }
-
-
-def _one_call_each(calls: pl.DataFrame, key: list[str]) -> pl.DataFrame:
-    """A kernel has one launch: where the runtime API called the driver API under the same id, the inner call."""
-    ids = np.sort(calls["correlation"].to_numpy(), kind="stable")
-    if not (ids[1:] == ids[:-1]).any() and not (ids == NO_ID).any():
-        return calls
-    known = calls.filter(pl.col("correlation") != NO_ID)
-    return known.sort("start_ns").unique(key, keep="last", maintain_order=True)
-
-
 def _graph_nodes(export: Export) -> pl.DataFrame:
     """When and where each node was captured. Instantiation clones a graph's nodes: a clone was captured with its original."""
     table = export.table("CUDA_GRAPH_NODE_EVENTS")
     columns = export.integers(table, _NODE) if table else {name: np.empty(0, np.int64) for name in _NODE}
     node, original = columns["node"], columns["original"]
-    origin = np.sort(np.unique(node, return_index=True)[1])  # of each node the row that tells where it was captured
+    origin = np.sort(np.unique(node, return_index=True)[1])  # of each node the row of its capture
     made, none = node[origin], np.zeros(len(node), dtype=np.int64)
     first = origin
     for _ in range(4):  # a clone of a clone of a clone: deeper has not been seen
@@ -269,15 +199,8 @@ def _graph_nodes(export: Export) -> pl.DataFrame:
         row = first_rows((none[: len(parent)], parent), (none[: len(made)], made))
         origin = np.where((parent != MISSING) & (row >= 0), first[row] if len(first) else row, origin)
     start, thread = columns["start"][origin], columns["thread"][origin]
-    return pl.DataFrame(
-        {
-            "start_ns": start,
-            "end_ns": start,
-            "process": process_of(thread),
-            "thread": or_no_id(thread),
-            "graph_node": made,
-        }
-    )
+    times = {"start_ns": start, "end_ns": start}
+    return pl.DataFrame(times | {"process": process_of(thread), "thread": or_no_id(thread), "graph_node": made})
 
 
 def _gpu_name(export: Export) -> str:
@@ -286,14 +209,13 @@ def _gpu_name(export: Export) -> str:
         if name := export.column(table, "name"):
             order = export.column(table, "id")
             by_id = f"ORDER BY {quoted(order)}" if order else ""
-            row = export.db.execute(
-                f"SELECT substr(CAST({quoted(name)} AS TEXT), 1, 200) FROM {quoted(table)} {by_id} LIMIT 1"
-            )
+            text = f"substr(CAST({quoted(name)} AS TEXT), 1, 200)"
+            row = export.db.execute(f"SELECT {text} FROM {quoted(table)} {by_id} LIMIT 1")
             return one_line(str((row.fetchone() or ("",))[0] or ""))
     return ""
 
 
-def _set_to_one_clock(tables: dict[str, pl.DataFrame], notes: list[str]) -> None:
+def _align_times(tables: dict[str, pl.DataFrame], notes: list[Note]) -> None:
     """Sort every table, the earliest event of all at 0; what has no sensible time is dropped and counted.
 
     In place, table by table, since two copies of everything would be the most memory ever used.
@@ -306,8 +228,7 @@ def _set_to_one_clock(tables: dict[str, pl.DataFrame], notes: list[str]) -> None
         if not sensible.all():
             tables[name] = table.filter(pl.Series(sensible))
             dropped += int((~sensible).sum())
-    if dropped:
-        notes.append(f"{dropped:,} events dropped: no time, or an end before the start")
+    notes += counted(dropped=(dropped, "events dropped: no time, or an end before the start"))
     origin = min((int(t["start_ns"].to_numpy().min()) for t in tables.values() if len(t)), default=0)
     for name in tables:
         tables[name] = _sorted(tables[name], origin)
@@ -321,7 +242,7 @@ def _sorted(table: pl.DataFrame, origin: int) -> pl.DataFrame:
     return table if in_order.all() else table[np.lexsort((-end, start))]
 
 
-def _close_open_ranges(tables: dict[str, pl.DataFrame], notes: list[str]) -> None:
+def _close_open_ranges(tables: dict[str, pl.DataFrame], notes: list[Note]) -> None:
     end = pl.col("end_ns")
     still_open = {name: int((tables[name]["end_ns"].to_numpy() == MISSING).sum()) for name in ("ops", "ranges")}
     if not any(still_open.values()):
@@ -330,15 +251,5 @@ def _close_open_ranges(tables: dict[str, pl.DataFrame], notes: list[str]) -> Non
     last = max((int(column.max()) for column in ends if len(column)), default=0)
     for name in still_open:
         tables[name] = tables[name].with_columns(end_ns=pl.when(end == MISSING).then(pl.lit(last)).otherwise(end))
-    count = sum(still_open.values())
-    notes.append(f"{count:,} ranges were still open at the end of the trace; they end with its last event")
-
-
-def _shaped(table: pl.DataFrame, schema: Mapping[str, type[pl.DataType]]) -> pl.DataFrame:
-    """Exactly the columns of the contract; an id too large for its column is no id."""
-    table = table[list(schema)]
-    have = table.schema
-    others = [pl.col(name).cast(dtype, strict=False) for name, dtype in schema.items() if have[name] != dtype]
-    if not others:
-        return table
-    return table.with_columns(others).with_columns(pl.col(pl.Int32).fill_null(NO_ID))
+    text = "ranges were still open at the end of the trace; they end with its last event"
+    notes += counted(open_ranges=(sum(still_open.values()), text))

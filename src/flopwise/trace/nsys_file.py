@@ -28,15 +28,14 @@ import numpy.typing as npt
 
 from flopwise.capture.nsys_program import find_nsys
 from flopwise.errors import FlopwiseError
-from flopwise.trace.given_file import SQLITE_MAGIC, check_file
-from flopwise.trace.growing import Growing
+from flopwise.trace.columns import GrowingColumn
+from flopwise.trace.input_file import GZIP_MAGIC, SQLITE_MAGIC, check_file
 from flopwise.trace.tables import NO_ID
 
 Ints = npt.NDArray[np.int64]
 
 MISSING = -(2**63)  # stands for NULL while a column travels as text
 GARBLED = MISSING + 1  # and this for what is no number
-GZIP_MAGIC = b"\x1f\x8b"
 REPORT_SUFFIXES = (".nsys-rep", ".qdrep")
 
 CHUNK_ROWS = 50_000
@@ -61,10 +60,9 @@ class Export:
 
     def table(self, base: str) -> str:
         """The table `base`, or its newest `base_V2`, `base_V3`… that has rows; '' without one."""
-        found = [
-            (int(m[1] or 1), t) for t in self.columns if (m := re.fullmatch(rf"{base}(?:_V(\d{{1,4}}))?", t, re.I))
-        ]
-        newest_first = [table for _, table in sorted(found, reverse=True)]
+        pattern = re.compile(rf"{base}(?:_V(\d{{1,4}}))?", re.I)
+        versions = [(int(match[1] or 1), table) for table in self.columns if (match := pattern.fullmatch(table))]
+        newest_first = [table for _, table in sorted(versions, reverse=True)]
         filled = [t for t in newest_first if self.db.execute(f"SELECT 1 FROM {quoted(t)} LIMIT 1").fetchone()]
         return next(iter(filled or newest_first), "")
 
@@ -75,7 +73,7 @@ class Export:
 
     def integers(self, table: str, wanted: Mapping[str, Sequence[str]], where: str = "1") -> dict[str, Ints]:
         """Whole columns; `wanted` maps a name to the spellings it had over the versions; a missing one is all MISSING."""
-        columns = {name: Growing() for name in wanted}
+        columns = {name: GrowingColumn() for name in wanted}
         for ints, _ in self.chunks(table, wanted, where=where):
             for name, values in ints.items():
                 columns[name].append(values)
@@ -116,63 +114,70 @@ class Export:
     def _chunk(
         self, columns: Sequence[str], steady: Mapping[str, int], text: str, condition: str, span: tuple[int, int]
     ) -> tuple[list[Ints], list[str], int]:
-        """Numbers as they are; only where something else turns up among them is each value asked for its type.
+        """Numbers as they are; only where something else turns up among them is each value converted by its type.
 
-        A column that held one and the same value in the chunk before (a process, a device) is only asked whether it still does.
+        A column that held one value throughout the chunk before (a process, a device) is only checked for it.
         """
-        wanted = [
-            _SAME.format(quoted(c), MISSING, steady[c]) if c in steady else _AS_IT_IS.format(quoted(c), MISSING)
+        plain = [
+            _IS_STEADY.format(quoted(c), MISSING, steady[c]) if c in steady else _AS_STORED.format(quoted(c), MISSING)
             for c in columns
         ]
-        row = self._aggregated(wanted, text, condition, span)
-        if row is not None and not row[0]:
-            return [], [], 0
-        values: list[Ints | None] = [None]
-        if row is not None:
-            found = zip(columns, row[1:], strict=False)
-            values = [_parsed(v, int(row[0]), steady.get(c)) for c, v in found]
-        if row is None or any(column is None for column in values):
+        row = self._aggregated(plain, text, condition, span)
+        values = _all_parsed(row, [steady.get(c) for c in columns])
+        if values is None:
             by_type = [f"json_group_array(ifnull({integer_sql(c)}, {MISSING}))" for c in columns]
             row = self._aggregated(by_type, text, condition, span)
-            if row is None:
+            values = _all_parsed(row, [None] * len(columns))
+            if values is None:
                 raise sqlite3.DatabaseError("values that are neither numbers nor text")
-            values = [_parsed(value, int(row[0])) for value in row[1 : 1 + len(columns)]]
         try:
-            strings = msgspec.json.decode(row[-1], type=list[str]) if text else []
+            strings = msgspec.json.decode(row[-1], type=list[str]) if text and row[0] else []
         except msgspec.MsgspecError as error:
-            raise sqlite3.DatabaseError(f"a text that is none: {error}") from error
-        return [np.empty(0, np.int64) if column is None else column for column in values], strings, int(row[0])
+            raise sqlite3.DatabaseError(f"text that cannot be decoded: {error}") from error
+        return values, strings, int(row[0])
 
     def _aggregated(self, selected: Sequence[str], text: str, condition: str, span: tuple[int, int]) -> Any:
         """One row: how many, and each column as one JSON text; None where a value does not go into JSON (a blob)."""
-        texts = [f"json_group_array(ifnull(CAST({text} AS TEXT), ''))"] if text else []
         try:
-            return self.db.execute(f"SELECT count(*), {', '.join([*selected, *texts])} {condition}", span).fetchone()
+            return self._select(selected, f"CAST({text} AS TEXT)" if text else "", condition, span)
         except sqlite3.DataError:  # the texts of a chunk together are too long: the beginning of each will do
-            texts = [f"json_group_array(ifnull(substr(CAST({text} AS TEXT), 1, 1000), ''))"] if text else []
-            return self.db.execute(f"SELECT count(*), {', '.join([*selected, *texts])} {condition}", span).fetchone()
+            return self._select(selected, f"substr(CAST({text} AS TEXT), 1, 1000)" if text else "", condition, span)
         except sqlite3.OperationalError as error:
             if "BLOB" not in str(error):
                 raise
             return None
+
+    def _select(self, selected: Sequence[str], text: str, condition: str, span: tuple[int, int]) -> Any:
+        texts = [f"json_group_array(ifnull({text}, ''))"] if text else []
+        return self.db.execute(f"SELECT count(*), {', '.join([*selected, *texts])} {condition}", span).fetchone()
 
     def strings(self, ids: Ints) -> dict[int, str]:
         """The texts of those ids of StringIds that exist."""
         table = self.table("StringIds")
         if not (table and self.column(table, "id") and self.column(table, "value")):
             return {}
-        found: dict[int, str] = {}
+        texts: dict[int, str] = {}
         distinct = [int(i) for i in np.unique(ids)]
         for at in range(0, len(distinct), 5000):
             part = distinct[at : at + 5000]
             marks = ",".join("?" * len(part))
             sql = f"SELECT CAST(id AS INTEGER), CAST(value AS TEXT) FROM {quoted(table)} WHERE id IN ({marks})"
-            found.update((i, value) for i, value in self.db.execute(sql, part) if i is not None and value is not None)
-        return found
+            texts.update((i, value) for i, value in self.db.execute(sql, part) if i is not None and value is not None)
+        return texts
 
 
-_AS_IT_IS = "json_group_array(ifnull({0}, {1}))"
-_SAME = "total(ifnull({0}, {1}) IS NOT {2})"
+_AS_STORED = "json_group_array(ifnull({0}, {1}))"
+_IS_STEADY = "total(ifnull({0}, {1}) IS NOT {2})"
+
+
+def spellings(text: str) -> dict[str, tuple[str, ...]]:
+    """Columns by the names used here, each with the names it had over the versions.
+
+    >>> spellings("start name:demangledName|shortName")
+    {'start': ('start',), 'name': ('demangledName', 'shortName')}
+    """
+    pairs = (word.partition(":") for word in text.split())
+    return {name: tuple((others or name).split("|")) for name, _, others in pairs}
 
 
 def integer_sql(column: str) -> str:
@@ -185,7 +190,16 @@ def integer_sql(column: str) -> str:
     return f"CASE typeof({quoted(column)}) WHEN 'text' THEN {text} WHEN 'blob' THEN {GARBLED} ELSE {whole} END"
 
 
-def _parsed(text: Any, count: int, steady: int | None = None) -> Ints | None:
+def _all_parsed(row: Any, steady: Sequence[int | None]) -> list[Ints] | None:
+    """The columns of an aggregated row, which may be followed by a text; None if one of them is not all integers."""
+    if row is None:
+        return None
+    values = [_parsed(text, int(row[0]), same) for text, same in zip(row[1:], steady, strict=False)] if row[0] else []
+    known = [column for column in values if column is not None]
+    return known if len(known) == len(values) else None
+
+
+def _parsed(text: Any, count: int, steady: int | None) -> Ints | None:
     """The integers of a JSON list, or of a column that is still the same; None if it holds anything else."""
     if steady is not None:
         return None if text else np.full(count, steady)
@@ -242,7 +256,7 @@ def _faults(path: Path) -> Iterator[None]:
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise FlopwiseError(f"{path.name} is a damaged gzip file: {error}", "copy or download it again") from error
     except OSError as error:
-        hint = _ROOM if error.errno == errno.ENOSPC else "may you read it?"
+        hint = _ROOM if error.errno == errno.ENOSPC else "check that you may read it"
         raise FlopwiseError(f"cannot read {path}: {error.strerror or error}", hint) from error
 
 
@@ -285,9 +299,8 @@ def _unpacked(path: Path, target: Path) -> Path:
                 folder = target.parent.parent
                 raise FlopwiseError(f"no room to unpack {path.name} in the temporary folder {folder}", _ROOM)
             if written > limit:
-                raise FlopwiseError(
-                    f"{path.name} unpacks to more than {limit:,} bytes", "unpack it with gunzip and check it"
-                )
+                hint = "unpack it with gunzip and check it"
+                raise FlopwiseError(f"{path.name} unpacks to more than {limit:,} bytes", hint)
             out.write(block)
             block = source.read(1 << 20)
     if written < stated:
@@ -302,28 +315,15 @@ def _exported(path: Path, target: Path) -> Path:
             f"{path.name} can only be read by nsys, which is not installed here",
             "where it is: nsys export --type sqlite REPORT.nsys-rep, then give flopwise the .sqlite",
         )
-    command = [
-        nsys,
-        "export",
-        "--type",
-        "sqlite",
-        "--force-overwrite",
-        "true",
-        "--output",
-        str(target),
-        str(path.absolute()),
-    ]
+    options = ["--type", "sqlite", "--force-overwrite", "true", "--output", str(target)]
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=EXPORT_TIMEOUT_S, check=False
-        )
+        command = [nsys, "export", *options, str(path.absolute())]
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=EXPORT_TIMEOUT_S)
     except subprocess.TimeoutExpired as error:
         raise FlopwiseError(f"nsys export of {path.name} took more than {EXPORT_TIMEOUT_S} s") from error
     if done.returncode or not target.exists():
-        said = (done.stderr or done.stdout).strip().splitlines()
-        raise FlopwiseError(
-            f"nsys cannot export {path.name}: {said[-1] if said else 'no message'}", f"tried with {nsys}"
-        )
+        lines = (done.stderr or done.stdout).strip().splitlines() or ["no message"]
+        raise FlopwiseError(f"nsys cannot export {path.name}: {lines[-1]}", f"tried with {nsys}")
     return target
 
 
@@ -350,10 +350,10 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 def _tables(db: sqlite3.Connection) -> dict[str, tuple[str, ...]]:
     """Ordinary tables with a rowid: a view or a virtual table would run what its author wrote."""
-    found = db.execute(
-        "SELECT name, sql FROM sqlite_master WHERE type = 'table' AND rootpage > 0 AND typeof(name) = 'text'"
-    )
-    names = [name for name, sql in found.fetchall() if not re.search(r"\bWITHOUT\s+ROWID\b", str(sql), re.I)]
+    query = "SELECT name, sql FROM sqlite_master WHERE type = 'table' AND rootpage > 0 AND typeof(name) = 'text'"
+    names = [
+        name for name, sql in db.execute(query).fetchall() if not re.search(r"\bWITHOUT\s+ROWID\b", str(sql), re.I)
+    ]
     columns = {name: tuple(str(row[1]) for row in db.execute(f"PRAGMA table_info({quoted(name)})")) for name in names}
     return {name: have for name, have in columns.items() if "rowid" not in {c.lower() for c in have}}
 

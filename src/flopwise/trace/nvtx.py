@@ -17,21 +17,22 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from flopwise.trace.growing import Growing, compact
-from flopwise.trace.nsys_file import Export, Ints, or_no_id, process_of, quoted
+from flopwise.records.note import Note, counted
+from flopwise.trace.columns import GrowingColumn, compact
+from flopwise.trace.nsys_file import Export, Ints, or_no_id, process_of, quoted, spellings
 from flopwise.trace.op_shapes import NO_SHAPE, Shapes
-from flopwise.trace.tables import NO_ID
+from flopwise.trace.tables import ANNOTATION, MODULE, NO_ID, STEP
 from flopwise.work.op_family import SIZED
 
 PUSH_POP, START_END = (59, 70), (60, 71)  # NvtxPushPopRange, NvtxStartEndRange, and their imported (Nvtxt) twins
-_WANTED = {"start": ("start",), "end": ("end",), "thread": ("globalTid",)}
+_WANTED = spellings("start end thread:globalTid")
 
 _EVALUATE = "autograd::engine::evaluate_function: "
 _NODE_NAME = re.compile(r"(torch::autograd::.+|[^:]*Backwards?\d*)")  # MmBackward0, MyFunctionBackward, CopySlices
 _ENGINE_NODE = re.compile(r"\w+Backward\d+")  # only autograd ends a name so: an op without a number, too
 _UNQUALIFIED_OPS = ("detach", "detach_")  # the only ops that PyTorch records without a namespace
 _SIZES = r", sizes = (\[\[.*?\]\])"
-_MODULE, _STEP = "flopwise.module:", ("flopwise.step:", "ProfilerStep#")
+_MODULE_MARK, _STEP_MARKS = "flopwise.module:", ("flopwise.step:", "ProfilerStep#")
 
 MAX_NAMES = 1_000_000
 MAX_NAME_BYTES = 256 << 20
@@ -39,7 +40,7 @@ _OTHER = "(other names)"
 
 
 @dataclass
-class Names:
+class NameTable:
     """Every name once, in the order of its first use."""
 
     ids: dict[str, int] = field(default_factory=dict)
@@ -83,14 +84,14 @@ def meaning(text: str) -> Meaning:
     """
     op = text.startswith(("aten::", "autograd::", "torch::autograd::")) or _ENGINE_NODE.fullmatch(text) is not None
     name = text.partition(", sizes = ")[0] if op else text
-    if text.startswith(_MODULE) and len(text) > len(_MODULE):
-        return Meaning(text[len(_MODULE) :], "module", False, False, False)
-    kind = "step" if text.startswith(_STEP) else "annotation"
+    if text.startswith(_MODULE_MARK) and len(text) > len(_MODULE_MARK):
+        return Meaning(text.removeprefix(_MODULE_MARK), MODULE, False, False, False)
+    kind = STEP if text.startswith(_STEP_MARKS) else ANNOTATION
     backward = text.startswith(_EVALUATE) or bool(_NODE_NAME.fullmatch(text))
     return Meaning(name, kind, op, "::" in text or text in _UNQUALIFIED_OPS, backward)
 
 
-def read_nvtx(export: Export, names: Names, shapes: Shapes, notes: list[str]) -> tuple[pl.DataFrame, pl.DataFrame]:
+def read_nvtx(export: Export, names: NameTable, shapes: Shapes, notes: list[Note]) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Ops and ranges, in the trace's own time; `end_ns` is MISSING where a range was still open at the end."""
     rows = _Rows(names, shapes)
     table = export.table("NVTX_EVENTS")
@@ -102,28 +103,30 @@ def read_nvtx(export: Export, names: Names, shapes: Shapes, notes: list[str]) ->
         for ints, texts in export.chunks(table, _WANTED, text, where):
             rows.add(ints, texts)
     if not rows.count:
-        notes.append("no NVTX ranges: without them kernels have no ops, modules or phases (nsys profile -t cuda,nvtx)")
-    if rows.texts.folded:
-        notes.append(f"{rows.texts.folded:,} range names beyond the first {MAX_NAMES:,} are called {_OTHER}")
+        text = "no NVTX ranges: without them kernels have no ops, modules or phases (nsys profile -t cuda,nvtx)"
+        notes.append(Note("no_ranges", text))
+    notes += counted(names=(rows.texts.folded, f"range names beyond the first {MAX_NAMES:,} are called {_OTHER}"))
     return rows.tables()
 
 
-_KINDS = ("annotation", "module", "step")
+_KINDS = (ANNOTATION, MODULE, STEP)
 
 
 class _Rows:
-    """Ops and ranges, told apart and put into their columns chunk by chunk: a text is held only while its chunk is."""
+    """Ops and ranges, separated and put into their columns chunk by chunk: a text is held only while its chunk is."""
 
-    def __init__(self, names: Names, shapes: Shapes) -> None:
-        self.texts = Names()  # without numbers
+    def __init__(self, names: NameTable, shapes: Shapes) -> None:
+        self.texts = NameTable()  # without numbers
         self.count = 0
         self._names, self._shapes = names, shapes
         self._meanings: list[Meaning] = []
         self._of_text: dict[str, npt.NDArray[Any]] = {}
         span = ("start_ns", "end_ns", "thread")
-        self._ops = {name: Growing() for name in (*span, "sequence")} | {"backward": Growing(np.bool_)}
-        self._ops |= {name: Growing(np.uint32) for name in ("name", "shape")}
-        self._ranges = {name: Growing() for name in span} | {name: Growing(np.uint32) for name in ("name", "kind")}
+        self._ops = {name: GrowingColumn() for name in (*span, "sequence")} | {"backward": GrowingColumn(np.bool_)}
+        self._ops |= {name: GrowingColumn(np.uint32) for name in ("name", "shape")}
+        self._ranges = {name: GrowingColumn() for name in span} | {
+            name: GrowingColumn(np.uint32) for name in ("name", "kind")
+        }
 
     def add(self, ints: dict[str, Ints], texts: list[str]) -> None:
         self.count += len(texts)
@@ -133,10 +136,10 @@ class _Rows:
         self._learn()
         sequence = cut["sequence"].fill_null(NO_ID).to_numpy()
         emitted = (cut["sequence"].is_not_null() | cut["op_id"].fill_null(False)).to_numpy()
-        told = {name: per_text[text] for name, per_text in self._of_text.items()}
-        is_op = (sequence >= 0) | told["op"] | (emitted & told["op_if_emitted"])
+        meanings = {name: per_text[text] for name, per_text in self._of_text.items()}
+        is_op = (sequence >= 0) | meanings["op"] | (emitted & meanings["op_if_emitted"])
         columns = {"start_ns": ints["start"], "end_ns": ints["end"], "thread": or_no_id(ints["thread"])}
-        columns |= {"sequence": sequence, "shape": self._sizes(whole, told["sized"])} | told
+        columns |= {"sequence": sequence, "shape": self._sizes(whole, meanings["sized"])} | meanings
         for wanted, rows in ((self._ops, is_op), (self._ranges, ~is_op)):
             for name, column in wanted.items():
                 column.append(columns[name][rows])
@@ -161,9 +164,9 @@ class _Rows:
         """The numbers of the sizes that `emit_nvtx(record_shapes=True)` writes, of the ops they are kept for."""
         shape = np.full(len(texts), NO_SHAPE, dtype=np.uint32)
         rows = np.flatnonzero(sized)
-        found = texts[rows].str.extract(_SIZES, 1).fill_null("") if len(rows) else texts.clear()
-        numbers = {text: self._shapes.id(text.encode()) for text in found.unique()}
-        shape[rows] = [numbers[text] for text in found]
+        sizes = texts[rows].str.extract(_SIZES, 1).fill_null("") if len(rows) else texts.clear()
+        numbers = {text: self._shapes.id(text.encode()) for text in sizes.unique(maintain_order=True)}
+        shape[rows] = [numbers[text] for text in sizes]
         return shape
 
     def tables(self) -> tuple[pl.DataFrame, pl.DataFrame]:

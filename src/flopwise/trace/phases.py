@@ -1,23 +1,23 @@
-"""The phases of a training step, and how a range's name tells one, or tells a whole step."""
+"""The phases of a training step, and the names of ranges that mark a phase or a whole step."""
 
 import re
 
 FORWARD, LOSS, BACKWARD, RECOMPUTE, OPTIMIZER, OTHER = "forward", "loss", "backward", "recompute", "optimizer", "other"
 PHASES = (FORWARD, LOSS, BACKWARD, RECOMPUTE, OPTIMIZER, OTHER)
 
-_PREFIX = r"^(?:flopwise[./: ])?(?:train[./: _])?"
-_SUFFIX = r"(?:[ _-]?(?:pass|phase))?$"
-_RANGES = (
-    (FORWARD, re.compile(_PREFIX + r"(?:forward|fwd)" + _SUFFIX, re.IGNORECASE)),
-    (LOSS, re.compile(_PREFIX + r"(?:(?:compute[ _])?loss|criterion)" + _SUFFIX, re.IGNORECASE)),
-    (BACKWARD, re.compile(_PREFIX + r"(?:backward|bwd|loss\.backward)(?:\(\))?" + _SUFFIX, re.IGNORECASE)),
-    (RECOMPUTE, re.compile(_PREFIX + r"recompute" + _SUFFIX, re.IGNORECASE)),
-    (OPTIMIZER, re.compile(_PREFIX + r"(?:optimi[sz]er|optim|opt)(?:[ _.]?step)?(?:\(\))?" + _SUFFIX, re.IGNORECASE)),
-    (
-        OPTIMIZER,
-        re.compile(_PREFIX + r"(?:optimizer\.(?:step|zero_grad)#.*|zero_grad|clip_grad\w*|grad_clip)$", re.IGNORECASE),
-    ),
-)
+_PASS = r"(?:[ _-]?(?:pass|phase))?"
+_WORDS = {
+    FORWARD: rf"(?:forward|fwd){_PASS}",
+    LOSS: rf"(?:(?:compute[ _])?loss|criterion){_PASS}",
+    BACKWARD: rf"(?:backward|bwd|loss\.backward)(?:\(\))?{_PASS}",
+    RECOMPUTE: rf"recompute{_PASS}",
+    OPTIMIZER: rf"(?:optimi[sz]er|optim|opt)(?:[ _.]?step)?(?:\(\))?{_PASS}"
+    r"|optimizer\.(?:step|zero_grad)#.*|zero_grad|clip_grad\w*|grad_clip",
+}
+_RANGES = {
+    phase: re.compile(rf"^(?:flopwise[./: ])?(?:train[./: _])?(?:{words})$", re.IGNORECASE)
+    for phase, words in _WORDS.items()
+}
 _STEP = re.compile(
     r"^(ProfilerStep#\d+|(flopwise[./: ])?(train(ing)?[ _./-]?)?(step|iteration|iter)[ _#:=./-]*\d*)$", re.IGNORECASE
 )
@@ -30,7 +30,7 @@ def phase_of_range(name: str) -> str | None:
     >>> phase_of_range("flopwise.forward"), phase_of_range("Optimizer.step#AdamW.step"), phase_of_range("layers.0")
     ('forward', 'optimizer', None)
     """
-    return next((phase for phase, pattern in _RANGES if pattern.search(name)), None)
+    return next((phase for phase, pattern in _RANGES.items() if pattern.search(name)), None)
 
 
 def is_step(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Any trace file, by what it is: PyTorch's (Kineto) JSON or an Nsight Systems export."""
+"""Reads any trace file, by its suffix: PyTorch's (Kineto) JSON or an Nsight Systems export."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ _NSYS = (".sqlite", ".sqlite.gz", ".nsys-rep")
 
 
 def is_trace_file(path: Path) -> bool:
-    """Whether the name says that it is a trace.
+    """Whether the file's name has the suffix of a trace.
 
     >>> is_trace_file(Path("step.json.gz")), is_trace_file(Path("last"))
     (True, False)
@@ -21,7 +21,7 @@ def is_trace_file(path: Path) -> bool:
 
 
 def read_trace(path: str | Path) -> Trace:
-    """Read a trace; the suffix says which kind."""
+    """Read a trace; the suffix decides which kind."""
     path = Path(path)
     name = path.name.lower()
     if name.endswith(_KINETO):
@@ -32,10 +32,10 @@ def read_trace(path: str | Path) -> Trace:
 
 
 def unknown_suffix(path: Path) -> FlopwiseError:
-    """What to say of a file whose name does not tell that it is a trace.
+    """The error for a file whose suffix is not one of a trace.
 
     >>> unknown_suffix(Path("k.txt")).message
-    "k.txt has the suffix '.txt', which is not a trace's"
+    "k.txt is not a trace: its suffix is '.txt'"
     """
-    has = f"has the suffix '{path.suffix}', which is not a trace's" if path.suffix else "has no suffix of a trace"
-    return FlopwiseError(f"{path} {has}", f"rename it, if it is one: traces end in {', '.join(_KINETO + _NSYS)}")
+    problem = f"its suffix is '{path.suffix}'" if path.suffix else "it has no suffix"
+    return FlopwiseError(f"{path} is not a trace: {problem}", f"traces end in {', '.join(_KINETO + _NSYS)}")

@@ -5,68 +5,58 @@ their index (`name`, u32), because a trace repeats a few hundred long kernel nam
 """
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import polars as pl
 
+from flopwise.records.note import Note
+
 NO_ID = -1  # a sequence number, thread, correlation or graph node that the trace does not give
 
-_SPAN = {"start_ns": pl.Int64, "end_ns": pl.Int64}
-_HOST = _SPAN | {"process": pl.Int64, "thread": pl.Int64, "name": pl.UInt32}
+_SPAN = {"start_ns": pl.Int64, "end_ns": pl.Int64, "process": pl.Int64}
+_HOST = _SPAN | {"thread": pl.Int64, "name": pl.UInt32}
+_GPU = _SPAN | {"device": pl.Int32, "stream": pl.Int64}
+_CALL = {"correlation": pl.Int64}  # unique within a process
+_LINKS = _CALL | {"graph_node": pl.Int64}  # NO_ID outside a CUDA graph
 
-KERNELS = _SPAN | {
-    "process": pl.Int64,  # whose correlation ids they are
-    "device": pl.Int32,
-    "stream": pl.Int64,
-    "name": pl.UInt32,
-    "correlation": pl.Int64,
-    "graph_node": pl.Int64,  # NO_ID outside a CUDA graph
-}
-COPIES = _SPAN | {
-    "process": pl.Int64,
-    "device": pl.Int32,
-    "stream": pl.Int64,
-    "kind": pl.String,  # HtoD, DtoH, DtoD, PtoP, HtoH, memset, other
-    "bytes": pl.Int64,
-    "correlation": pl.Int64,
-    "graph_node": pl.Int64,
-}
-LAUNCHES = _HOST | {"correlation": pl.Int64}  # runtime and driver API calls that put work on the GPU
-GRAPH_LAUNCHES = _HOST | {"correlation": pl.Int64}  # one call that runs a whole CUDA graph
+KERNELS = _GPU | {"name": pl.UInt32} | _LINKS
+COPIES = _GPU | {"kind": pl.String, "bytes": pl.Int64} | _LINKS  # kind: HtoD, DtoH, DtoD, PtoP, HtoH, memset, other
+LAUNCHES = _HOST | _CALL  # runtime and driver API calls that put work on the GPU
+GRAPH_LAUNCHES = LAUNCHES  # one call that runs a whole CUDA graph
+GRAPH_RUNS = _GPU | _CALL  # a CUDA graph traced as one row, its kernels unknown
 SYNCS = _HOST  # calls in which the host waited for the GPU
 OPS = _HOST | {
     "sequence": pl.Int64,  # shared by a forward op and its backward node
     "backward": pl.Boolean,  # it runs the gradient of the forward op with the same sequence number
     "forward_thread": pl.Int64,  # where a backward node's forward op ran, if the trace says; else NO_ID
 }
-RANGES = _HOST | {
-    "kind": pl.String
-}  # 'annotation' (record_function, NVTX), 'module' (nn.Module calls), 'step' (profiler steps)
-FRAMES = _HOST  # functions of Python that are the user's own, where stacks were captured
-GRAPH_RUNS = _SPAN | {  # a CUDA graph traced as one row, its kernels unknown
-    "process": pl.Int64,
-    "device": pl.Int32,
-    "stream": pl.Int64,
-    "correlation": pl.Int64,
-}
-GRAPH_NODES = {  # where the program was when it captured a node: what a replayed kernel belongs to
-    "start_ns": pl.Int64,
-    "process": pl.Int64,
-    "thread": pl.Int64,
-    "graph_node": pl.Int64,
-}
-SIZED_OPS = {  # matmuls, softmaxes and fused attention of a trace captured with shapes
-    "op": pl.UInt32,  # row in `ops`
-    "shape": pl.UInt32,  # place in `shapes`
-}
-OP_INPUTS = {  # ops of a trace captured with shapes whose bytes follow from what they were given
-    "op": pl.UInt32,  # row in `ops`
-    "inputs": pl.UInt32,  # place in `inputs`
+RANGES = _HOST | {"kind": pl.String}  # ANNOTATION, MODULE or STEP
+ANNOTATION, MODULE, STEP = "annotation", "module", "step"  # record_function and NVTX; nn.Module calls; profiler steps
+FRAMES = _HOST  # the user's own Python functions, where stacks were captured
+# Where the program was when it captured a node: what a replayed kernel is attributed to.
+GRAPH_NODES = {"start_ns": pl.Int64, "process": pl.Int64, "thread": pl.Int64, "graph_node": pl.Int64}
+# Of a trace captured with shapes, as rows of `ops` and places in `shapes` and `inputs`: matmuls, softmaxes and fused
+# attention; and ops whose bytes follow from their inputs.
+SIZED_OPS = {"op": pl.UInt32, "shape": pl.UInt32}
+OP_INPUTS = {"op": pl.UInt32, "inputs": pl.UInt32}
+
+TABLES: dict[str, dict[str, Any]] = {
+    "kernels": KERNELS,
+    "copies": COPIES,
+    "launches": LAUNCHES,
+    "graph_launches": GRAPH_LAUNCHES,
+    "graph_runs": GRAPH_RUNS,
+    "syncs": SYNCS,
+    "ops": OPS,
+    "ranges": RANGES,
+    "graph_nodes": GRAPH_NODES,
+    "frames": FRAMES,
 }
 
 
 @dataclass(frozen=True)
 class Trace:
-    """What a profiler saw. Every table is sorted by `start_ns`; durations are never negative."""
+    """The content of a trace file. Every table is sorted by `start_ns`; durations are never negative."""
 
     source: str  # 'kineto' or 'nsys'
     path: str
@@ -86,32 +76,17 @@ class Trace:
     op_inputs: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=OP_INPUTS))
     inputs: tuple[str, ...] = ("",)  # an op's sizes, types, strides and numbers, a list of JSON each; each text once
     gpu: str = ""  # the first device's name
-    notes: tuple[str, ...] = field(
-        default=()
-    )  # what was odd in the file, one line each (events dropped, tables missing)
+    notes: tuple[Note, ...] = ()  # what was odd in the file: events dropped, tables missing
 
 
 def of_process(trace: Trace, process: int) -> Trace:
-    """What one process did, and what no process is known for; the whole trace if there is no other, or none is known.
+    """The rows of one process and of none; the whole trace if there is no other process, or `process` is not known.
 
     Rows keep their order, but not their numbers: `sized_ops` and `op_inputs` are left out.
     """
-    names = (
-        "kernels",
-        "copies",
-        "launches",
-        "graph_launches",
-        "graph_runs",
-        "syncs",
-        "ops",
-        "ranges",
-        "graph_nodes",
-        "frames",
-    )
-    tables = {name: getattr(trace, name) for name in names}
-    others = {name for name, table in tables.items() if not table["process"].is_in([process, NO_ID]).all()}
-    if not others or process == NO_ID:
+    tables: dict[str, pl.DataFrame] = {name: getattr(trace, name) for name in TABLES}
+    mixed = [name for name, table in tables.items() if not table["process"].is_in([process, NO_ID]).all()]
+    if not mixed or process == NO_ID:
         return trace
-    kept = {name: tables[name].filter(pl.col("process").is_in([process, NO_ID])) for name in others}
-    kept |= {"sized_ops": pl.DataFrame(schema=SIZED_OPS), "op_inputs": pl.DataFrame(schema=OP_INPUTS)}
-    return replace(trace, **kept)
+    own: dict[str, Any] = {name: tables[name].filter(pl.col("process").is_in([process, NO_ID])) for name in mixed}
+    return replace(trace, **own, sized_ops=pl.DataFrame(schema=SIZED_OPS), op_inputs=pl.DataFrame(schema=OP_INPUTS))

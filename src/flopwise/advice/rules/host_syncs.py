@@ -10,8 +10,7 @@ from flopwise import units
 from flopwise.advice import measured
 from flopwise.advice.facts import Facts
 from flopwise.advice.savings import Saving, finding
-from flopwise.analysis.host_waits import HostWait
-from flopwise.analysis.idle import SYNCHRONISATION
+from flopwise.analysis.idle import SYNCHRONISATION, HostWait
 from flopwise.records.finding import HIGH, Finding
 from flopwise.records.waterfall import IDLE_OTHER, IDLE_SYNCHRONISATION
 

@@ -12,7 +12,7 @@ from flopwise import units
 from flopwise.advice import measured
 from flopwise.advice.facts import Facts
 from flopwise.advice.savings import finding, freed
-from flopwise.analysis.power_cap import CAP
+from flopwise.analysis.clocks import CAP
 from flopwise.records.finding import LOW, MEDIUM, Finding
 from flopwise.records.waterfall import BELOW_BANDWIDTH, IDEAL, MATMUL_OTHER
 

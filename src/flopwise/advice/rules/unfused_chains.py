@@ -13,7 +13,7 @@ from flopwise import units
 from flopwise.advice import measured
 from flopwise.advice.facts import Facts
 from flopwise.advice.savings import finding, reckoned
-from flopwise.analysis.chains import Chain
+from flopwise.analysis.details import Chain
 from flopwise.records.finding import LOW, Finding
 from flopwise.records.waterfall import BELOW_BANDWIDTH, IDLE_LAUNCH, MEMORY_BOUND
 

@@ -168,12 +168,12 @@ def by_kernels(trace: "Trace") -> list[Row]:
     import polars as pl
 
     from flopwise.analysis.attention import attention_parts
-    from flopwise.analysis.explained import explained
-    from flopwise.analysis.explanation import explain_part
+    from flopwise.analysis.explanation import explain_steps
     from flopwise.analysis.steps import launch_times
+    from flopwise.analysis.traced_steps import traced_steps
 
-    part = explained(trace)
-    found = explain_part(part)
+    part = traced_steps(trace)
+    found = explain_steps(part)
     words = [pl.col(name).cast(pl.String) for name in ("phase", "class", "op", "module", "path")]
     work = part.work.with_columns(*words, step=part.steps.of(launch_times(part.work)), shape=0, ops=0)
     precision = max(found.matmul_precision.items(), key=lambda pair: pair[1], default=("", 0.0))[0]

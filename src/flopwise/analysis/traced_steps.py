@@ -7,9 +7,10 @@ import polars as pl
 
 from flopwise.analysis.idle import Idle, idle
 from flopwise.analysis.intervals import counted_once, covered_within
-from flopwise.analysis.shares import added_up, gpu_time
+from flopwise.analysis.shares import gpu_time, totals
 from flopwise.analysis.steps import Steps, find_steps, launch_times
 from flopwise.errors import FlopwiseError
+from flopwise.records.note import Note
 from flopwise.trace.attribute import Coverage, attribute
 from flopwise.trace.phases import OPTIMIZER
 from flopwise.trace.tables import NO_ID, Trace, of_process
@@ -18,7 +19,7 @@ from flopwise.work.operation import OPTIMIZER as OPTIMIZER_KERNEL
 
 
 @dataclass(frozen=True)
-class Explained:
+class TracedSteps:
     """The steps of one process on one device."""
 
     whole: Trace
@@ -26,15 +27,15 @@ class Explained:
     device: int
     steps: Steps
     work: pl.DataFrame  # an Attribution's rows
-    added: pl.DataFrame  # the same added up, by all that is asked of it
+    totals: pl.DataFrame  # the same, summed by everything that analyses group by
     idle: Idle
     low_ns: int  # the window
     high_ns: int
-    coverage: Coverage  # of all that the trace holds
-    notes: tuple[str, ...]
+    coverage: Coverage  # of the whole trace
+    notes: tuple[Note, ...]
 
 
-def explained(trace: Trace) -> Explained:
+def traced_steps(trace: Trace) -> TracedSteps:
     """Find the steps and the work in them. Work launched outside the steps is left out, and counted in the notes."""
     if not trace.kernels.height and not trace.graph_runs.height:
         raise FlopwiseError(f"{trace.path} has no GPU work in it", "was it captured on a GPU, with CUDA activity on?")
@@ -45,26 +46,24 @@ def explained(trace: Trace) -> Explained:
     inside = pl.Series(steps.of(launch_times(everywhere)) >= 0)
     work, outside = (everywhere, everywhere.clear()) if inside.all() else map(everywhere.filter, (inside, ~inside))
     if not work.height:
-        raise FlopwiseError(
-            f"{trace.path}: no GPU work falls into the steps found ({steps.how})", "is the trace cut off?"
-        )
+        problem = f"{trace.path}: no GPU work falls into the steps ({steps.how})"
+        raise FlopwiseError(problem, "is the trace cut off?")
     low, high = _window(steps, work, outside)
     if high <= low:
-        raise FlopwiseError(
-            f"{trace.path}: its GPU work takes no time at all", "is the trace cut off, or its clock too coarse?"
-        )
-    return Explained(
+        problem = f"{trace.path}: its GPU work takes no time at all"
+        raise FlopwiseError(problem, "is the trace cut off, or its clock too coarse?")
+    return TracedSteps(
         whole=trace,
         trace=mine,
         device=device,
         steps=steps,
         work=work,
-        added=added_up(_with_own_time(_with_shapes(work, trace))),
+        totals=totals(_with_own_time(_with_shapes(work, trace))),
         idle=idle(mine, low, high, device),
         low_ns=low,
         high_ns=high,
         coverage=attribution.coverage,
-        notes=_of_graphs(work) + _left_out(steps, attribution.table, device, outside.height),
+        notes=(*_graph_notes(work), *_left_out(steps, attribution.table, device, outside.height)),
     )
 
 
@@ -97,26 +96,26 @@ def _window(steps: Steps, work: pl.DataFrame, other: pl.DataFrame) -> tuple[int,
     return min(first, max(opened, done)), max(last, closed)
 
 
-def _of_graphs(work: pl.DataFrame) -> tuple[str, ...]:
+def _graph_notes(work: pl.DataFrame) -> list[Note]:
     share = gpu_time(work.filter("replayed")) / max(gpu_time(work), 1)
-    what = "comes from CUDA graphs captured outside the trace: its modules and phases are unknown"
-    notes = [f"{share:.0%} of the GPU time {what}"] if share > 0 else []
+    unknown = "comes from CUDA graphs captured outside the trace: its modules and phases are unknown"
+    notes = [Note("unseen_graphs", f"{share:.0%} of the GPU time {unknown}")] if share > 0 else []
     if (work["source"] == "graph run").any():
-        notes.append(
-            "CUDA graphs are traced as one row each: gaps inside count as busy, so busy time is an upper bound "
-            "(nsys profile --cuda-graph-trace=node traces their kernels)"
-        )
-    return tuple(notes)
+        busy = "CUDA graphs are traced as one row each: gaps inside count as busy, so busy time is an upper bound "
+        notes.append(Note("whole_graphs", f"{busy}(nsys profile --cuda-graph-trace=node traces their kernels)"))
+    return notes
 
 
-def _left_out(steps: Steps, everything: pl.DataFrame, device: int, outside: int) -> tuple[str, ...]:
+def _left_out(steps: Steps, everything: pl.DataFrame, device: int, outside: int) -> list[Note]:
     """What the trace holds besides the work that is explained."""
     n_devices, n_processes = everything["device"].n_unique(), (everything["process"].unique() != NO_ID).sum()
-    notes = [f"{outside} pieces of GPU work were launched outside the steps and are left out"] if outside else []
-    notes += [f"marked steps that launched no GPU work, not counted: {steps.n_empty}"] if steps.n_empty else []
-    notes += [f"{n_devices} devices worked; this is device {device}, the busiest"] if n_devices > 1 else []
-    notes += [f"{n_processes} processes used the GPU; this is the busiest"] if n_processes > 1 else []
-    return tuple(notes)
+    cases = (
+        (outside, "outside", f"{outside} pieces of GPU work were launched outside the steps and are left out"),
+        (steps.n_empty, "empty_steps", f"marked steps that launched no GPU work, not counted: {steps.n_empty}"),
+        (n_devices > 1, "devices", f"{n_devices} devices worked; this is device {device}, the busiest"),
+        (n_processes > 1, "processes", f"{n_processes} processes used the GPU; this is the busiest"),
+    )
+    return [Note(key, text) for holds, key, text in cases if holds]
 
 
 def _with_shapes(work: pl.DataFrame, trace: Trace) -> pl.DataFrame:
