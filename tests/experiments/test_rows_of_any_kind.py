@@ -67,6 +67,7 @@ def test_every_beginning_of_the_measured_rows_is_shown(name):
 def test_no_value_takes_the_reading_down(name):
     """Each field of a row in turn is what was never measured."""
     whole = MEASURED[name]
+    whole = msgspec.structs.replace(whole, rows=whole.rows[:150] if len(whole.rows) > 400 else whole.rows)
     kinds = {row.get("part"): n for n, row in enumerate(whole.rows)}
     for value in NEVER:
         for n in kinds.values():

@@ -5,20 +5,28 @@ are read (see `capture/clock.py`); on the CPU only the wall clock has a meaning.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from flopwise.capture.clock import clock_for
-from flopwise.capture.step import synchronise
+from flopwise.capture.kineto import trace_steps
+from flopwise.capture.memory_limit import free_bytes
+from flopwise.capture.probes import DTYPES
+from flopwise.capture.step import Step, synchronise
 from flopwise.capture.watch.collector import no_collector
 from flopwise.errors import Unsupported
 from flopwise.experiments.rows import Timed
-from flopwise.records.events import PhaseSample
-from flopwise.records.run import STEP
+from flopwise.kernels import nvrtc
+from flopwise.lm.precision import apply_fp32_matmul
+from flopwise.records.events import PhaseSample, TraceRequest
+from flopwise.records.run import STEP, Ran
+from flopwise.spec.recipe import Recipe
 from flopwise.spec.workload import Workload
 from flopwise.statistics import FEWEST, estimate
 
@@ -52,6 +60,11 @@ class Bench:
     def on_gpu(self) -> bool:
         return self.device.type == "cuda"
 
+    @property
+    def chip(self) -> Any:
+        """The GPU's properties."""
+        return torch.cuda.get_device_properties(self.device)
+
     def file(self, name: str) -> Path:
         """Where a raw file, such as a trace, belongs: it is kept with the run."""
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -64,6 +77,33 @@ class Bench:
         """Raise where there is no GPU: the experiment is then 'not measurable here', with this line."""
         if not self.on_gpu:
             raise Unsupported(f"{what} needs a GPU, and this ran on the CPU", "--device cuda, where there is one")
+
+    def randn(self, *sizes: int, dtype: str = "fp32", **more: Any) -> Tensor:
+        """Random numbers on the device."""
+        return torch.randn(sizes, device=self.device, dtype=DTYPES[dtype], **more)
+
+    def fp32_matmul(self, precision: str = "fp32") -> None:
+        """From here on fp32 matmuls compute in fp32, or if asked for in TF32."""
+        apply_fp32_matmul(Recipe(precision=precision))
+
+    def cuda_kernels(self, source: str, name: str, kernels: Sequence[str], **defines: int) -> list[nvrtc.Function]:
+        """Kernels of a CUDA source, compiled for this GPU with these constants defined."""
+        options = [f"-D{key}={value}" for key, value in defines.items()]
+        return nvrtc.load(source, name, kernels, self.device.index or 0, options)
+
+    def trace(self, phases: Mapping[str, Run], name: str, steps: int = 1) -> Path:
+        """A Kineto trace of some steps, kept with the run."""
+        path = self.file(name)
+        step = Step(phases=dict(phases), ran=lambda: Ran(device=str(self.device)))
+        trace_steps(step, self.device, TraceRequest(path=str(path), steps=steps))
+        return path
+
+    def free_bytes(self) -> float:
+        """The memory that is free on the device, the allocator's cache included."""
+        if self.on_gpu:
+            torch.cuda.empty_cache()
+        free = free_bytes(self.device)
+        return float("inf") if free is None else free
 
     def once_ns(self, run: Run) -> int:
         """Wall time of one run, synchronised before and after; no warm-up."""

@@ -7,6 +7,7 @@ pure: it is done again whenever a stored run is read.
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import msgspec
@@ -75,20 +76,8 @@ class Picture:
         return replace(self, title=title, caption=caption)
 
 
-def line(rows: Values, x: Axis, y: Axis, **more: Any) -> Picture:
-    return Picture("line", rows, x, y, **more)
-
-
-def bar(rows: Values, x: Axis, y: Axis, **more: Any) -> Picture:
-    return Picture("bar", rows, x, y, **more)
-
-
-def scatter(rows: Values, x: Axis, y: Axis, **more: Any) -> Picture:
-    return Picture("scatter", rows, x, y, **more)
-
-
-def span(rows: Values, x: Axis, y: Axis, **more: Any) -> Picture:
-    return Picture("span", rows, x, y, **more)
+line, bar = partial(Picture, "line"), partial(Picture, "bar")
+scatter, span = partial(Picture, "scatter"), partial(Picture, "span")
 
 
 @dataclass(frozen=True)

@@ -90,6 +90,7 @@ def measure(bench: "Bench") -> Iterator[Sum | Running]:
         bench.doing(f"{way}, a sum in {of_sum} of terms in {of_terms}")
         term = torch.tensor(TERM, dtype=torch.float64).to(dtypes[of_terms]).to(bench.device)
         held = term.double().item()
+        bench.fp32_matmul()
         sums = _at_once(term, way) if way in (PAIRS, LIBRARY, PRODUCT) else _one_by_one(term, way, dtypes[of_sum])
         result, step = sums[-1], _step(dtypes[of_sum], bench.device)
         error = result - held * COUNT
@@ -133,12 +134,8 @@ def _at_once(term: "torch.Tensor", way: str) -> list[float]:
     """All terms in a tensor, added by halves, by the library's sum, or as the inner dimension of a product with ones."""
     import torch
 
-    from flopwise.lm.precision import apply_fp32_matmul
-    from flopwise.spec.recipe import Recipe
-
     terms = term.repeat(COUNT)
     if way == PRODUCT:
-        apply_fp32_matmul(Recipe())  # fp32, not TF32
         ones = torch.ones(COUNT, SIDE, dtype=term.dtype, device=term.device)
         terms = (terms.repeat(SIDE, 1) @ ones)[0, :1]
     elif way == LIBRARY:

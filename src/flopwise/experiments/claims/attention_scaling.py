@@ -64,7 +64,7 @@ class Matrix(Sized, frozen=True, kw_only=True, tag_field="part", tag="matrix"):
         return self.kept > 0 and self.found_bytes == self.predicted_bytes
 
 
-class Kept(Sized, frozen=True, kw_only=True, tag_field="part", tag="kept"):
+class Kept(Sized, frozen=True, tag_field="part", tag="kept"):
     """A tensor that is there when backward begins."""
 
     op: str
@@ -165,15 +165,12 @@ class Setting:
     """Sizes and type: half precision on a GPU, where fused attention is at home; fp32 on the CPU."""
 
     def __init__(self, bench: "Bench") -> None:
-        import torch
-
-        self.dtype, self.precision = (torch.bfloat16, "bf16") if bench.on_gpu else (torch.float32, "fp32")
         if bench.on_gpu:
-            self.batch, self.middle = 16, 4096
+            self.precision, self.batch, self.middle = "bf16", 16, 4096
             # Scores beyond 2³¹ numbers would be compiled once more, for wider indices.
             self.contexts: tuple[int, ...] = (2048, 4096, 8192) if bench.quick else (512, 1024, 2048, 4096, 8192)
         else:
-            self.batch, self.middle = 1, 512
+            self.precision, self.batch, self.middle = "fp32", 1, 512
             self.contexts = (512, 1024, 2048) if bench.quick else (256, 512, 1024, 2048, 4096)
         # What keeps no scores has room for more; on a GPU it is only there that the chip is full.
         self.longer: tuple[int, ...] = (16384, 32768) if bench.on_gpu and not bench.quick else ()
@@ -189,7 +186,7 @@ def _points(bench: "Bench", setting: Setting, how: str, attend: "Attend") -> Ite
     taken = 0.0  # by the context before, for each square of a token
     for context in setting.contexts + (() if how in KEEPS else setting.longer):
         expected = taken * context**2 if how in KEEPS else 0.0
-        if expected > ROOM * _free_bytes(bench):
+        if expected > ROOM * bench.free_bytes():
             yield Missing(how, context, f"it would take about {units.size(expected)}")
             continue
         found = _point(bench, setting, how, attend, context, HEAD_DIM)
@@ -206,8 +203,8 @@ def _point(bench: "Bench", setting: Setting, how: str, attend: "Attend", context
 
     bench.doing(f"{how}, context {context}, head size {head_dim}")
     sizes = (setting.batch, context, head_dim)
-    inputs = [torch.randn(sizes, device=bench.device, dtype=setting.dtype, requires_grad=True) for _ in range(3)]
-    gradient = torch.randn(sizes, device=bench.device, dtype=setting.dtype)
+    inputs = [bench.randn(*sizes, dtype=setting.precision, requires_grad=True) for _ in range(3)]
+    gradient = bench.randn(*sizes, dtype=setting.precision)
 
     def both_ways() -> None:
         torch.autograd.grad(attend(*inputs), inputs, gradient)
@@ -234,17 +231,6 @@ def saved_bytes(attend: "Attend", inputs: "list[Tensor]") -> int:
     del result
     given = {tensor.untyped_storage().data_ptr() for tensor in inputs}
     return sum(n_bytes for address, n_bytes in storages.items() if address not in given)
-
-
-def _free_bytes(bench: "Bench") -> float:
-    import torch
-
-    from flopwise.capture.memory_limit import free_bytes
-
-    if bench.on_gpu:
-        torch.cuda.empty_cache()  # what the points before have left in the allocator's cache
-    free = free_bytes(bench.device)
-    return math.inf if free is None else free
 
 
 def _in_snapshot(bench: "Bench", setting: Setting, how: str) -> Iterator[Matrix | Kept]:
@@ -277,14 +263,8 @@ def _in_snapshot(bench: "Bench", setting: Setting, how: str) -> Iterator[Matrix 
     held = matrix.bytes if matrix.kept else None
     yield Matrix(**sizes, predicted_bytes=predicted, found_bytes=held, kept=matrix.kept)
     for tensor in [tensor for block in found.saved for tensor in block.largest]:
-        yield Kept(
-            **sizes,
-            op=tensor.op,
-            shape=" × ".join(map(str, tensor.shape)),
-            tensor_dtype=tensor.dtype,
-            tensor_bytes=tensor.bytes,
-            saved_by=tensor.saved_by or "nobody: the result",
-        )
+        text, saved_by = " × ".join(map(str, tensor.shape)), tensor.saved_by or "nobody: the result"
+        yield Kept(tensor.op, text, tensor.dtype, tensor.bytes, saved_by, **sizes)
 
 
 def matrix_bytes(batch: int, context: int, dtype: str) -> int:

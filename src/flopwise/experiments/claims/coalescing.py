@@ -40,7 +40,7 @@ CACHES = 32  # times the L2 cache that the array takes: the sectors of its every
 CPU_BYTES, CPU_QUICK_BYTES = 2**29, 2**28  # of the array: the cache lines of its every 64th number are a quarter of it
 CPU_SIDE, CPU_QUICK_SIDE = 8192, 4096  # of the matrix
 THREADS, READS, WALK = 256, 8, 64  # of a block; of a thread in the array; of a thread in the matrix
-SOURCE = Path(__file__).with_suffix(".cu")
+SOURCE, KERNELS = Path(__file__).with_suffix(".cu"), ("strided", "by_rows", "by_columns")
 
 
 class Strided(Timed, frozen=True, kw_only=True, tag_field="part", tag="strided"):
@@ -72,16 +72,12 @@ def measure(bench: "Bench") -> Iterator[Strided | Matrix]:
 def _on_gpu(bench: "Bench") -> Iterator[Read]:
     import torch
 
-    from flopwise.kernels import nvrtc
-
-    index, names = bench.device.index or 0, ("strided", "by_rows", "by_columns")
-    options = [f"-DTHREADS={THREADS}", f"-DREADS={READS}", f"-DWALK={WALK}"]
-    strided, *walks = nvrtc.load(SOURCE.read_text(), SOURCE.name, names, index, options)
-    l2_bytes = torch.cuda.get_device_properties(bench.device).L2_cache_size
-    whole = 1 << (CACHES * l2_bytes - 1).bit_length()  # a power of two, so that blocks divide it
+    constants = {"THREADS": THREADS, "READS": READS, "WALK": WALK}
+    strided, *walks = bench.cuda_kernels(SOURCE.read_text(), SOURCE.name, KERNELS, **constants)
+    whole = 1 << (CACHES * bench.chip.L2_cache_size - 1).bit_length()  # a power of two, so that blocks divide it
     x = torch.zeros(whole // NUMBER, device=bench.device)
     out = torch.empty(1, device=bench.device)  # never written: no sum of zeros is the one that the kernels look for
-    given = nvrtc.pointer(x), nvrtc.pointer(out)
+    given = [ctypes.c_void_p(tensor.data_ptr()) for tensor in (x, out)]
     for stride in STRIDES:
         blocks = x.numel() // stride // (THREADS * READS)
         about = {"stride": stride, "used_bytes": blocks * THREADS * READS * NUMBER, "span_bytes": x.nbytes}

@@ -32,7 +32,7 @@ MOST_STEPS = 2000  # of halving or doubling: more than any format here has expon
 COMPARED = ("fp32", "fp16", "bf16")
 
 
-class Range(Row, frozen=True, kw_only=True):
+class Range(Row, frozen=True):
     """What numbers a format can hold."""
 
     resolution: float
@@ -101,13 +101,8 @@ def probe(arithmetic: Arithmetic) -> Range:
         step /= 2
     # normal as long as its last bit stays
     fine = _last(1.0 + resolution, lambda x: multiply(x, 0.5), lambda x, y: y * 2 == x)
-    return Range(
-        resolution=resolution,
-        largest=largest,
-        smallest_normal=fine / (1.0 + resolution),
-        smallest_subnormal=_last(1.0, lambda x: multiply(x, 0.5), lambda _, y: y > 0),
-        tiny_held=multiply(TINY, 1.0),
-    )
+    smallest = _last(1.0, lambda x: multiply(x, 0.5), lambda _, y: y > 0)
+    return Range(resolution, largest, fine / (1.0 + resolution), smallest, tiny_held=multiply(TINY, 1.0))
 
 
 def _last(x: float, following: Callable[[float], float], good: Callable[[float, float], bool]) -> float:
@@ -144,11 +139,8 @@ def _through_product(bench: "Bench") -> Callable[[float], float]:
     """TF32: a number among zeros, times the identity, comes back as the tensor cores read it."""
     import torch
 
-    from flopwise.lm.precision import apply_fp32_matmul
-    from flopwise.spec.recipe import Recipe
-
     bench.needs_gpu("TF32")
-    apply_fp32_matmul(Recipe(precision="tf32"))
+    bench.fp32_matmul("tf32")
     identity = torch.eye(TF32_SIDE, device=bench.device)
     row = torch.zeros(TF32_SIDE, TF32_SIDE, device=bench.device)
 

@@ -15,6 +15,7 @@ from flopwise.experiments.experiment import Axis, Experiment, Picture, TableOf, 
 from flopwise.experiments.rows import Moved, by, fields
 from flopwise.experiments.verdict import Check, each, least_certain, memory_bound, require, said, within
 from flopwise.records.experiment import Place
+from flopwise.records.run import STEP
 
 if TYPE_CHECKING:
     import torch
@@ -36,7 +37,7 @@ WRONG = 1e-5  # an error above is another result; of results up to 5, rounding l
 SECONDS = 0.15  # of samples for each
 
 
-class Chain(Moved, frozen=True, kw_only=True):
+class Chain(Moved, frozen=True):
     chain: str
     way: str
     n: int
@@ -53,26 +54,19 @@ Rows = Sequence[Chain]
 
 
 def measure(bench: "Bench") -> Iterator[Chain]:
-    import torch
-
     # On a GPU 256 MiB, 128 MiB if quick: more than its L2 cache holds. On a CPU 64 MiB, 4 MiB if quick.
     n = 2 ** ((26 - bench.quick) if bench.on_gpu else (24 - 4 * bench.quick))
-    x = torch.randn(n, device=bench.device)
+    x = bench.randn(n)
     for number, (chain, ways) in enumerate(_chains(bench).items()):
         right, moved = ways[UNFUSED](x), sum(map(sum, _operations(ways[UNFUSED], x)))
         for place, (way, function) in enumerate(ways.items()):
             bench.doing(f"{chain}, {way}")
             run = partial(function, x)
-            yield Chain(
-                chain=chain,
-                way=way,
-                n=n,
-                off=float((run() - right).abs().max()),
-                kernels=_kernels(bench, run, way, f"{number}-{place}"),
-                moved_bytes=moved if way == UNFUSED else 2 * x.nbytes,
-                peak_bytes=bench.peak_bytes(run),
-                **fields(bench.time(run, seconds=None if bench.quick else SECONDS)),
-            )
+            off, peak = float((run() - right).abs().max()), bench.peak_bytes(run)
+            kernels = _kernels(bench, run, way, f"{number}-{place}")
+            timing = bench.time(run, seconds=None if bench.quick else SECONDS)
+            moves = moved if way == UNFUSED else 2 * x.nbytes
+            yield Chain(chain, way, n, off, kernels, peak, moved_bytes=moves, **fields(timing))
 
 
 def sines(x: "torch.Tensor") -> "torch.Tensor":
@@ -122,11 +116,6 @@ def _kernels(bench: "Bench", run: "Callable[[], torch.Tensor]", way: str, name: 
     """How many kernels one call launches, by the profiler; on the CPU operations, and of compiled code what was generated."""
     import torch
 
-    from flopwise.capture.kineto import trace_steps
-    from flopwise.capture.step import Step
-    from flopwise.records.events import TraceRequest
-    from flopwise.records.run import STEP, Ran
-
     if not bench.on_gpu and way == COMPILED:
         from torch._dynamo.utils import counters
         from torch._inductor import metrics
@@ -135,10 +124,7 @@ def _kernels(bench: "Bench", run: "Callable[[], torch.Tensor]", way: str, name: 
         return 1 if metrics.generated_kernel_count == counters["stats"]["unique_graphs"] else None
     if not bench.on_gpu:
         return len(_operations(lambda _: run(), torch.empty(0)))
-    trace = bench.file(f"fusion-{name}.json")
-    step = Step(phases={STEP: run}, ran=lambda: Ran(device=str(bench.device)))
-    trace_steps(step, bench.device, TraceRequest(path=str(trace), steps=1))
-    events = json.loads(trace.read_bytes())["traceEvents"]
+    events = json.loads(bench.trace({STEP: run}, f"fusion-{name}.json").read_bytes())["traceEvents"]
     return len([event for event in events if event.get("cat") == "kernel"]) or None
 
 

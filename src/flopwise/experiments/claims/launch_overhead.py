@@ -1,12 +1,8 @@
 """`launch-overhead`: what it costs to start work on the device, compared with the work.
 
-An elementwise add reads two tensors and writes one. Below some size its time no longer follows the size: what is left is the
-cost of the call (Python, the dispatcher, the driver). On a GPU the three clocks separate the two, and a CUDA graph of many
-adds has one launch for all of them.
-
-The GPU's clock runs from an event before the work to one after it. Around a single add it includes the events and the start and
-end of the kernel, which many adds in a row share: the GPU's time of an add that is waited for is an upper bound of its work, and
-'not the GPU's work' a lower one.
+Below some size the time of an elementwise add no longer follows the size: what is left is the cost of the call (Python, the
+dispatcher, the driver). On a GPU three clocks separate the two, and a CUDA graph of many adds has one launch for all of them.
+The GPU's clock around a single add includes its events and the start and end of the kernel: an upper bound of its work.
 """
 
 import math

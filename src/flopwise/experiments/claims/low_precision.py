@@ -52,13 +52,12 @@ Rows = Sequence[Relu | Copy]
 def measure(bench: "Bench") -> Iterator[Relu | Copy]:
     import torch
 
-    cache = torch.cuda.get_device_properties(bench.device).L2_cache_size if bench.on_gpu else None
-    dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+    cache = bench.chip.L2_cache_size if bench.on_gpu else None
     powers = (GPU_QUICK if bench.quick else GPU_POWERS) if bench.on_gpu else (CPU_QUICK if bench.quick else CPU_POWERS)
     for n in (2**power for power in powers):
-        for name, dtype in dtypes.items():
+        for name in FORMATS:
             bench.doing(f"ReLU of {n} numbers in {name}")
-            x = torch.randn(n, device=bench.device).to(dtype)
+            x = bench.randn(n, dtype=name)
             out, moved = torch.empty_like(x), 2 * x.nbytes
             # What torch.relu calls, but into allocated memory: a CPU would get new pages from the system each time.
             for kind, run in ((Relu, partial(torch.clamp_min, x, 0, out=out)), (Copy, partial(out.copy_, x))):
@@ -99,12 +98,12 @@ def judge(rows: Rows, place: Place) -> Iterator[Check]:
     smallest = min(row["n"] for row in found.values())
     yield require("largest size", smallest >= n, f"not every format was measured at {units.count(n)} numbers.")
     relus, copies = (by((row for row in select(rows, kind) if row.n >= smallest), "format") for kind in (Relu, Copy))
-    full, *halves = (relus[name] for name in FORMATS)
-    yield _clear_of_cache(halves, full.cache_bytes or 0)
-    faster = {half.format: (full.device / half.device).around(full.device_ns / half.device_ns) for half in halves}
+    fp32, bf16, fp16 = (relus[name] for name in FORMATS)
+    yield _clear_of_cache([bf16, fp16], fp32.cache_bytes or 0)
+    faster = {"bf16": fp32.device / bf16.device, "fp16": fp32.device / fp16.device}
     yield said(" ".join(_described(row, place.bandwidth) for row in found.values()))
-    gains = " and ".join(f"{half.format} is {faster[half.format].middle:.2f}" for half in halves)
-    yield said(f"At {units.count(full.n)} numbers {gains} times as fast as fp32.")
+    gains = f"bf16 is {faster['bf16'].middle:.2f} and fp16 is {faster['fp16'].middle:.2f} times as fast as fp32"
+    yield said(f"At {units.count(fp32.n)} numbers {gains}.")
     yield _near_copy(relus, copies)
     yield memory_bound(relus, place.bandwidth)
     yield within("halved", faster, *HALVED)

@@ -6,7 +6,6 @@ numbers: zeros would take less power and so run faster. fp8 products accumulate 
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from operator import attrgetter
@@ -86,20 +85,18 @@ def _product(bench: "Bench", precision: str, n: int) -> "Callable[[], torch.Tens
     """A matmul that writes where it wrote before; or why there is none."""
     import torch
 
-    from flopwise.lm.precision import apply_fp32_matmul, fp32_matmul_probe
-    from flopwise.spec.recipe import Recipe
+    from flopwise.lm.precision import fp32_matmul_probe
 
     if precision == "fp8":
         return _fp8_product(bench, n)
     if precision == "tf32" and not bench.on_gpu:
         return "TF32 needs a GPU"
-    apply_fp32_matmul(Recipe(precision="tf32" if precision == "tf32" else "fp32"))
+    bench.fp32_matmul("tf32" if precision == "tf32" else "fp32")
     if precision in ("fp32", "tf32"):
         computes_in = fp32_matmul_probe(bench.device)
         if computes_in != ("tf32" if precision == "tf32" else "ieee"):
             return f"an fp32 matmul computes in {computes_in} here"
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
-    a, b = (torch.randn(n, n, device=bench.device).to(dtype) for _ in range(2))
+    a, b = (bench.randn(n, n, dtype=precision) for _ in range(2))
     return partial(torch.mm, a, b, out=torch.empty_like(a))
 
 
@@ -108,7 +105,7 @@ def _fp8_product(bench: "Bench", n: int) -> "Callable[[], torch.Tensor] | str":
 
     if not bench.on_gpu or torch.cuda.get_device_capability(bench.device) < FP8_CAPABILITY:
         return "this chip has no fp8 matmul"
-    a, b = (torch.randn(n, n, device=bench.device).to(torch.float8_e4m3fn) for _ in range(2))
+    a, b = (bench.randn(n, n).to(torch.float8_e4m3fn) for _ in range(2))
     one = torch.ones((), device=bench.device)
     # The second matrix has to lie column by column; the scales are for the whole matrices.
     return lambda: torch._scaled_mm(a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True)
@@ -132,32 +129,6 @@ def with_peak(rows: Rows, place: Place) -> list[dict[str, Any]]:
     return found
 
 
-@dataclass(frozen=True)
-class Curve:
-    """One precision: its smallest, its fastest and its largest product."""
-
-    first: Product
-    best: Product
-    last: Product
-
-    @property
-    def rise(self) -> Interval:
-        return rate_ratio(self.first, self.best)
-
-    @property
-    def end(self) -> Interval:
-        return rate_ratio(self.last, self.best)
-
-    def described(self, place: Place) -> str:
-        first, best = self.first, self.best
-        peak = place.gpu.peak(best.precision) if place.gpu else None
-        reached = f" ({units.percent(best.rate_flops_per_s / peak, 0)} of its peak)" if peak else ""
-        return (
-            f"{best.precision} reaches {units.rate(first.rate_flops_per_s, 'FLOP/s')} at {first.n} and "
-            f"{units.rate(best.rate_flops_per_s, 'FLOP/s')} at best, at {best.n}{reached}"
-        )
-
-
 def rate_ratio(row: Product, other: Product) -> Interval:
     """How many times the other's rate it has; as uncertain as their times."""
     return (other.device / row.device).around(row.rate_flops_per_s / other.rate_flops_per_s)
@@ -165,41 +136,48 @@ def rate_ratio(row: Product, other: Product) -> Interval:
 
 def judge(rows: Rows, place: Place) -> Iterator[Check]:
     excused = by(select(rows, Skipped), "precision")  # they say why there are no more of them
-    curves = _curves(rows, set(excused))
-    yield _several_sizes(curves, set(excused))
-    ranked = [curves[name].best for name in ORDER if name in curves]
-    yield said("; ".join(curve.described(place) for curve in curves.values()) + ".")
-    if missing := ", ".join(name for name in PRECISIONS if name not in curves):
-        yield said(f"Not measured here: {missing}.")
-    yield within("small is slower", {name: curve.rise for name, curve in curves.items()}, most=FULL_SHARE)
-    lost = "The largest does not keep that rate: {}."
-    yield within("large keeps its rate", {name: curve.end for name, curve in curves.items()}, KEPT_SHARE, refuted=lost)
-    yield within("narrower is faster", {b.precision: rate_ratio(b, a) for a, b in pairwise(ranked)}, FASTER)
-    if set(ALIKE) <= set(curves):
-        bf16, fp16 = (curves[name].best for name in ALIKE)
-        yield within("16 bits are alike", {"fp16 over bf16": rate_ratio(fp16, bf16)}, *SAME)
-    ends = [row for curve in curves.values() for row in (curve.first, curve.best, curve.last)]
+    enough = {name: 2 if name in excused else FEWEST_SIZES for name in PRECISIONS}
+    several = {name: some for name, some in by_precision(rows).items() if len(some) >= enough[name]}
+    yield _several_sizes(several, set(excused))
+    first, last = ({name: some[end] for name, some in several.items()} for end in (0, -1))
+    best = {name: max(some, key=attrgetter("rate_flops_per_s")) for name, some in several.items()}
+    yield said("; ".join(_described(first[name], best[name], place) for name in several) + ".")
+    missing = ", ".join(name for name in PRECISIONS if name not in several)
+    yield said(f"Not measured here: {missing}." if missing else "")
+    yield within("small is slower", {name: rate_ratio(first[name], best[name]) for name in best}, most=FULL_SHARE)
+    kept = {name: rate_ratio(last[name], best[name]) for name in best}
+    yield within("large keeps its rate", kept, KEPT_SHARE, refuted="The largest does not keep that rate: {}.")
+    yield from _between_precisions(best)
+    ends = (*first.values(), *best.values(), *last.values())
     yield least_certain({f"{row.precision} of {row.n}": row for row in ends})
 
 
-def _curves(rows: Rows, excused: set[str]) -> dict[str, Curve]:
-    """The precisions that were measured at enough sizes."""
-    return {
-        name: Curve(some[0], max(some, key=attrgetter("rate_flops_per_s")), some[-1])
-        for name, some in by_precision(rows).items()
-        if len(some) >= (2 if name in excused else FEWEST_SIZES)
-    }
-
-
-def _several_sizes(curves: Mapping[str, Curve], excused: set[str]) -> Check:
+def _several_sizes(several: Mapping[str, Sequence[Product]], excused: set[str]) -> Check:
     """Every precision that is not excused has to reach the largest size."""
-    largest = max((curve.last.n for curve in curves.values()), default=0)
-    reached = excused | {name for name, curve in curves.items() if curve.last.n == largest}
+    largest = max((some[-1].n for some in several.values()), default=0)
+    reached = excused | {name for name, some in several.items() if some[-1].n == largest}
     short = ", ".join(name for name in PRECISIONS if name not in reached)
-    complete = not short and len(set(ORDER) & set(curves)) >= 2
+    complete = not short and len(set(ORDER) & set(several)) >= 2
     which = f"; {short} not at all of them" if short else ""
-    there = ", ".join(curves) or "nothing"
+    there = ", ".join(several) or "nothing"
     return require("several sizes", complete, f"only {there} could be measured at several sizes{which}.")
+
+
+def _between_precisions(best: Mapping[str, Product]) -> Iterator[Check]:
+    ranked = [best[name] for name in ORDER if name in best]
+    yield within("narrower is faster", {b.precision: rate_ratio(b, a) for a, b in pairwise(ranked)}, FASTER)
+    if set(ALIKE) <= set(best):
+        bf16, fp16 = (best[name] for name in ALIKE)
+        yield within("16 bits are alike", {"fp16 over bf16": rate_ratio(fp16, bf16)}, *SAME)
+
+
+def _described(first: Product, best: Product, place: Place) -> str:
+    peak = place.gpu.peak(best.precision) if place.gpu else None
+    reached = f" ({units.percent(best.rate_flops_per_s / peak, 0)} of its peak)" if peak else ""
+    return (
+        f"{best.precision} reaches {units.rate(first.rate_flops_per_s, 'FLOP/s')} at {first.n} and "
+        f"{units.rate(best.rate_flops_per_s, 'FLOP/s')} at best, at {best.n}{reached}"
+    )
 
 
 def draw(rows: Rows, place: Place) -> list[Picture]:

@@ -107,19 +107,15 @@ def write_chain(buffer: "Tensor", set_bytes: int, line_bytes: int) -> int:
 def _on_gpu(bench: "Bench") -> Iterator[Cache | Bandwidth | Latency]:
     import torch
 
-    from flopwise.kernels import nvrtc
-
-    chip = torch.cuda.get_device_properties(bench.device)
-    l2_bytes, blocks = chip.L2_cache_size, BLOCKS * chip.multi_processor_count
+    l2_bytes, blocks = bench.chip.L2_cache_size, BLOCKS * bench.chip.multi_processor_count
     yield Cache(L2, l2_bytes)
     named = {L1_SET: L1, 1 << (l2_bytes // 4).bit_length() - 1: L2, LARGEST: MEMORY}
-    given = {"READS": READS, "THREADS": THREADS, "CHAINS": CHAINS, "STEPS": UNROLLED}
-    options = [f"-D{name}={value}" for name, value in given.items()]
-    loaded = nvrtc.load(SOURCE.read_text(), SOURCE.name, KERNELS, bench.device.index or 0, options)
+    constants = {"READS": READS, "THREADS": THREADS, "CHAINS": CHAINS, "STEPS": UNROLLED}
+    loaded = bench.cuda_kernels(SOURCE.read_text(), SOURCE.name, KERNELS, **constants)
     kernels = dict(zip(KERNELS, loaded, strict=True))
     buffer = torch.zeros(LARGEST // 8, dtype=torch.int64, device=bench.device)
     result = torch.zeros(4, dtype=torch.int64, device=bench.device)  # cycles, nanoseconds, where the chain was left
-    x, out = nvrtc.pointer(buffer), nvrtc.pointer(result)
+    x, out = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (buffer, result))
 
     # Bandwidth first: it raises the clocks, which a single thread would not.
     each, done = blocks * THREADS * READS * 16, blocks * THREADS * CHAINS * UNROLLED * REGISTER_PASSES * OPERANDS_BYTES

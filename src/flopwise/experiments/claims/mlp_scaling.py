@@ -66,7 +66,7 @@ class Scaled(Timed, frozen=True, kw_only=True):
         return None if self.gpu_ns is None else min(1.0, self.gpu_ns / self.wall_ns)
 
 
-class Growth(Row, frozen=True, kw_only=True):
+class Growth(Row, frozen=True):
     """At the largest factor of an axis: how much each clock grew."""
 
     axis: str
@@ -99,10 +99,7 @@ Rows = Sequence[Scaled]
 
 
 def measure(bench: "Bench") -> Iterator[Scaled]:
-    from flopwise.lm.precision import apply_fp32_matmul
-    from flopwise.spec.recipe import Recipe
-
-    apply_fp32_matmul(Recipe(precision="fp32"))
+    bench.fp32_matmul()
     seconds = (0.05 if bench.on_gpu else 0.12) if bench.quick else 0.2
     for axis in AXES:
         # The base is timed again for each axis: a machine that grows slower meanwhile must not look like a larger MLP.
@@ -117,12 +114,11 @@ def measure(bench: "Bench") -> Iterator[Scaled]:
 
 def training(bench: "Bench", mlp: Mlp) -> Callable[[], None]:
     """The steps of an MLP."""
-    import torch
     from torch import nn
 
     layers = (layer for _ in range(mlp.layers) for layer in (nn.Linear(mlp.width, mlp.width), nn.GELU()))
     model = nn.Sequential(*layers).to(bench.device)
-    x = torch.randn(mlp.batch, mlp.width, device=bench.device)
+    x = bench.randn(mlp.batch, mlp.width)
 
     def run() -> None:
         for _ in range(mlp.steps):
@@ -140,17 +136,10 @@ def growths(rows: Rows) -> dict[str, Growth]:
         if len(some) < 2:
             continue
         base, last = some[0], some[-1]
-        found[axis] = Growth(
-            axis=axis,
-            factor=last.factor,
-            work_grew=last.work_flops / base.work_flops,
-            wall_grew=last.wall_ns / base.wall_ns,
-            launch_grew=_ratio(last.launch_ns, base.launch_ns),
-            gpu_grew=_ratio(last.gpu_ns, base.gpu_ns),
-            graph_grew=_ratio(last.graph_ns, base.graph_ns),
-            base_busy_share=base.busy_share,
-            busy_share=last.busy_share,
-        )
+        work, wall = last.work_flops / base.work_flops, last.wall_ns / base.wall_ns
+        clocks = ("launch_ns", "gpu_ns", "graph_ns")
+        launch, gpu, graph = (_ratio(getattr(last, clock), getattr(base, clock)) for clock in clocks)
+        found[axis] = Growth(axis, last.factor, work, wall, launch, gpu, graph, base.busy_share, last.busy_share)
     return found
 
 

@@ -1,11 +1,9 @@
 """`recomputation`: throwing activations away and computing them again, against keeping them: memory and time.
 
 First the lecture's three stacked sigmoids, eager and as fused kernels of our own. Then a Transformer whose blocks are
-checkpointed in segments of N: what is kept is every segment's input, and while a segment runs backward, all that its blocks
-keep. On a GPU the memory is the allocator's; on the CPU, which has none, what the profiler saw allocated and freed.
-
-A step has so many launches that they may take longer than its work, and computing again adds launches. So on a GPU the step
-is timed twice: launched one by one, as eager PyTorch does it, and as one CUDA graph, which is the GPU's work alone.
+checkpointed in segments of N. On a GPU the memory is the allocator's; on the CPU, which has none, what the profiler saw allocated
+and freed. Computing again adds launches, which may take longer than the work. So on a GPU the step is timed twice: launched one
+by one, as eager PyTorch does it, and as one CUDA graph, which is the GPU's work alone.
 """
 
 import math
@@ -45,7 +43,7 @@ PACED = 1.1  # times the device's time that the wall clock shows: launches set t
 AFTER_FORWARD = "flopwise: after forward"
 
 
-class Sigmoids(Moved, frozen=True, kw_only=True, tag_field="part", tag="sigmoids"):
+class Sigmoids(Moved, frozen=True, tag_field="part", tag="sigmoids"):
     way: str
     n: int
     accesses: int
@@ -53,7 +51,7 @@ class Sigmoids(Moved, frozen=True, kw_only=True, tag_field="part", tag="sigmoids
     peak_bytes: int | None
 
 
-class Blocks(Timed, frozen=True, kw_only=True, tag_field="part", tag="blocks"):
+class Blocks(Timed, frozen=True, tag_field="part", tag="blocks"):
     """One step with segments of `every` blocks; 0: everything is kept."""
 
     every: int
@@ -97,7 +95,7 @@ def _sigmoids(bench: "Bench") -> Iterator[Sigmoids]:
 
     # On a GPU 256 MiB, 128 MiB if quick: more than its L2 cache holds. On a CPU 64 MiB, 1 MiB if quick.
     n = 2 ** ((26 - bench.quick) if bench.on_gpu else (24 - 6 * bench.quick))
-    x, dy = torch.randn(n, device=bench.device, requires_grad=True), torch.randn(n, device=bench.device)
+    x, dy = bench.randn(n, requires_grad=True), bench.randn(n)
 
     def three(x: "torch.Tensor") -> "torch.Tensor":
         return x.sigmoid().sigmoid().sigmoid()
@@ -122,9 +120,8 @@ def _sigmoids(bench: "Bench") -> Iterator[Sigmoids]:
         result: Any = run()
         off = float((result - right).abs().max())
         del result
-        moved, peak = ACCESSES[way] * x.nbytes, bench.peak_bytes(run)
-        about: dict[str, Any] = {"way": way, "n": n, "accesses": ACCESSES[way], "moved_bytes": moved}
-        yield Sigmoids(**about, off=off, peak_bytes=peak, **fields(bench.time(run)))
+        accesses, peak, timing = ACCESSES[way], bench.peak_bytes(run), bench.time(run)
+        yield Sigmoids(way, n, accesses, off, peak, moved_bytes=accesses * x.nbytes, **fields(timing))
 
 
 def _model(bench: "Bench") -> tuple[Workload, tuple[int, ...]]:
@@ -149,30 +146,26 @@ def _blocks(bench: "Bench", base: Workload, every: int) -> Blocks:
         for phase in step.phases.values():
             phase()
 
+    segments = math.ceil(spec.n_layers / every) if every else 0
+    input_bytes = base.batch * base.context * spec.d_model * 4  # the residual stream is fp32, under autocast too
+    sizes = (every, spec.n_layers, segments, input_bytes, base.label())
     memory = _allocated(bench, step) if bench.on_gpu else _profiled(step)
-    timing = bench.time(run, repeats=1, seconds=0.1 if bench.on_gpu else 0.15 if bench.quick else 0.3)
-    return Blocks(
-        every=every,
-        layers=spec.n_layers,
-        segments=math.ceil(spec.n_layers / every) if every else 0,
-        input_bytes=base.batch * base.context * spec.d_model * 4,  # the residual stream is fp32, under autocast too
-        workload=base.label(),
-        **memory,
-        **fields(timing),
-        **(_as_graph(bench, run) if bench.on_gpu else {}),
-    )
+    timing = fields(bench.time(run, repeats=1, seconds=0.1 if bench.on_gpu else 0.15 if bench.quick else 0.3))
+    return Blocks(*sizes, *memory, *(_as_graph(bench, run) if bench.on_gpu else ()), **timing)
 
 
-def _as_graph(bench: "Bench", run: "Run") -> dict[str, Any]:
+def _as_graph(bench: "Bench", run: "Run") -> tuple[float, ...]:
+    """Its time and the interval's ends; nothing where it cannot be captured: what was launched one by one still counts."""
     try:
         replay = bench.graphed(run)
-    except RuntimeError:  # it cannot be captured here: what was launched one by one still counts
-        return {}
+    except RuntimeError:
+        return ()
     timing = bench.time(replay, repeats=1, seconds=0.4)
-    return {"graph_ns": timing.wall_ns, "graph_low_ns": timing.wall_low_ns, "graph_high_ns": timing.wall_high_ns}
+    return (timing.wall_ns, timing.wall_low_ns, timing.wall_high_ns)
 
 
-def _allocated(bench: "Bench", step: Any) -> dict[str, Any]:
+def _allocated(bench: "Bench", step: Any) -> tuple[int, int, str]:
+    """What forward keeps, the peak, and who says so."""
     import torch
 
     step.trained.zero_grad(set_to_none=True)
@@ -187,10 +180,10 @@ def _allocated(bench: "Bench", step: Any) -> dict[str, Any]:
     backward()
     bench.synchronise()
     peak = torch.cuda.max_memory_allocated(bench.device) - before
-    return {"kept_bytes": kept, "peak_bytes": peak, "memory_from": "the allocator"}
+    return kept, peak, "the allocator"
 
 
-def _profiled(step: Any) -> dict[str, Any]:
+def _profiled(step: Any) -> tuple[int, int, str]:
     """From every allocation and free on the CPU, which the profiler writes down. It agrees with the dry run."""
     import torch
 
@@ -209,7 +202,7 @@ def _profiled(step: Any) -> dict[str, Any]:
         live += change
         peak = max(peak, live)
         kept = live if at <= after else kept
-    return {"kept_bytes": kept, "peak_bytes": peak, "memory_from": "the profiler"}
+    return kept, peak, "the profiler"
 
 
 class Checkpointing(NamedTuple):

@@ -1,16 +1,12 @@
 """`softmax-vs-matmul`: the softmax against the two matmuls of attention: time from a trace, FLOPs from its sizes.
 
-For each context a trace is taken and read as `flopwise profile` and `flopwise explain` do it. On a GPU the time is that of the
-kernels, by the range that launched them; on the CPU, which has no kernels, that of the operations themselves. Other work
-(scaling, the mask) is counted to neither. FLOPs: two for a multiply-add, five for each score of a softmax.
-
-The softmax comes twice, with the same FLOPs: written out, and as one kernel, which moves a quarter of the bytes. Whether its time
-follows its bytes or its FLOPs shows in what that does to it.
+On a GPU the time is that of the kernels, by the range that launched them; on the CPU that of the operations themselves. Other
+work (scaling, the mask) is counted to neither. FLOPs: two for a multiply-add, five for each score of a softmax. The softmax comes
+twice, with the same FLOPs: written out, and as one kernel, which moves a quarter of the bytes: that shows what its time follows.
 """
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +20,6 @@ from flopwise.records.experiment import Place
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from flopwise.capture.step import Step
     from flopwise.experiments.bench import Bench
     from flopwise.trace.tables import Trace
 
@@ -107,48 +102,40 @@ def measure(bench: "Bench") -> Iterator[Attention]:
 
 
 def _measured(bench: "Bench") -> Iterator[Attention]:
-    import torch
+    from flopwise.trace.read import read_trace
 
-    from flopwise.capture.memory_limit import free_bytes
-    from flopwise.lm.precision import apply_fp32_matmul
-    from flopwise.spec.recipe import Recipe
-
-    apply_fp32_matmul(Recipe(precision="fp32"))  # not TF32
+    bench.fp32_matmul()
     contexts: tuple[int, ...]
     batch, contexts = (16, GPU_CONTEXTS) if bench.on_gpu else (1, CPU_CONTEXTS)
     if bench.quick:
         contexts = contexts[-2::-2][::-1]  # every other one, without the longest
     warm = False
     for dtype, context in ((dtype, n) for dtype in (GPU_TYPES if bench.on_gpu else CPU_TYPES) for n in contexts):
-        scores_bytes, free = batch * context**2 * ITEM_BYTES[dtype], free_bytes(bench.device)
-        if free is not None and MATRICES * scores_bytes > ROOM * free:
+        scores_bytes = batch * context**2 * ITEM_BYTES[dtype]
+        if MATRICES * scores_bytes > ROOM * bench.free_bytes():
             continue  # the judgement is of the longest that fits
         for how in PASSES:
             bench.doing(f"{dtype}, softmax {how}, context {context}")
-            step = _step(bench, how, dtype, (batch, context, HEAD_DIM))
+            phases = _phases(bench, how, dtype, (batch, context, HEAD_DIM))
             if not warm:  # a GPU raises its clocks before the first time is taken
-                bench.time(step.phases[FORWARD], seconds=0.01)
+                bench.time(phases[FORWARD], seconds=0.01)
             warm = True
+            trace = read_trace(bench.trace(phases, f"softmax-vs-matmul-{dtype}-{how[:3]}-{context}.json", STEPS))
             about: dict[str, Any] = {"how": how, "dtype": dtype, "batch": batch, "context": context}
-            for found in _traced(bench, step, bench.file(f"softmax-vs-matmul-{dtype}-{how[:3]}-{context}.json")):
+            for found in by_kernels(trace) if bench.on_gpu else [by_operations(trace)]:
                 yield Attention(**about, head_dim=HEAD_DIM, scores_bytes=scores_bytes, **found)
-            del step
-            if bench.on_gpu:
-                torch.cuda.empty_cache()
+            del phases
 
 
-def _step(bench: "Bench", how: str, dtype: str, sizes: tuple[int, int, int]) -> "Step":
+def _phases(bench: "Bench", how: str, dtype: str, sizes: tuple[int, int, int]) -> "dict[str, Callable[[], object]]":
     """Attention on random numbers, in phases; on the CPU forward alone: its trace does not say what an op of backward is for."""
     import torch
 
-    from flopwise.capture.step import Step
     from flopwise.lm.attention import attention_function
-    from flopwise.records.run import Ran
 
     attend = attention_function("naive", compiled_elsewhere=False) if how == WRITTEN_OUT else _one_kernel()
-    kind = {"bf16": torch.bfloat16, "fp32": torch.float32}[dtype]
-    inputs = [torch.randn(sizes, device=bench.device, dtype=kind, requires_grad=bench.on_gpu) for _ in range(3)]
-    gradient = torch.randn(sizes, device=bench.device, dtype=kind)
+    inputs = [bench.randn(*sizes, dtype=dtype, requires_grad=bench.on_gpu) for _ in range(3)]
+    gradient = bench.randn(*sizes, dtype=dtype)
     output: list[Tensor] = []
 
     def forward() -> None:
@@ -163,7 +150,7 @@ def _step(bench: "Bench", how: str, dtype: str, sizes: tuple[int, int, int]) -> 
     for _ in range(2):
         for run in phases.values():
             run()
-    return Step(phases=phases, ran=lambda: Ran(device=str(bench.device)))
+    return phases
 
 
 def _one_kernel() -> "Callable[[Tensor, Tensor, Tensor], Tensor]":
@@ -185,17 +172,6 @@ def _one_kernel() -> "Callable[[Tensor, Tensor, Tensor], Tensor]":
             return torch.einsum("bqk, bkd -> bqd", weights, v)
 
     return attend
-
-
-def _traced(bench: "Bench", step: "Step", path: Path) -> list[dict[str, Any]]:
-    """A trace of some steps: the fields of a row for each direction that it tells."""
-    from flopwise.capture.kineto import trace_steps
-    from flopwise.records.events import TraceRequest
-    from flopwise.trace.read import read_trace
-
-    trace_steps(step, bench.device, TraceRequest(path=str(path), steps=STEPS))
-    trace = read_trace(path)
-    return by_kernels(trace) if bench.on_gpu else [by_operations(trace)]
 
 
 def by_kernels(trace: "Trace") -> list[dict[str, Any]]:

@@ -1,11 +1,9 @@
 """`tile-quantization`: where a matmul's tiles no longer fit into one wave, and what rows that are not aligned cost.
 
-A matmul is cut into tiles of its result; a multiprocessor works on one at a time. As many as there are multiprocessors make a
-wave, and a wave takes as long for one tile as for all. So the time jumps where one more tile needs one more wave; where that is
-follows from the tile and the count of multiprocessors. The lecture's tile is 256 × 128, and its A100 jumps from 1792 to 1793.
-A library picks another tile for every size; so a kernel of our own, whose tile is fixed, is measured as well. Sizes are
-multiples of 16, so that alignment plays no part, except for the one after each jump, as the lecture has it. Alignment is
-measured by itself: the layer y = x Wᵀ, whose rows have K numbers, for K just above a power of two.
+A multiprocessor works on one tile of the result at a time. As many tiles as there are multiprocessors make a wave, which takes as
+long for one tile as for all: the time jumps where one more tile needs one more wave. A library picks another tile for every size;
+so a kernel of our own, with the lecture's tile, is measured as well. Sizes are multiples of 16, so that alignment plays no part,
+except for the one after each jump. Alignment is measured by itself: the layer y = x Wᵀ for K just above a power of two.
 """
 
 import re
@@ -121,14 +119,14 @@ def measure(bench: "Bench") -> Iterator[Square | Kernel | Aligned]:
 def _waves(bench: "Bench") -> Iterator[Square | Kernel]:
     import torch
 
-    sms = torch.cuda.get_device_properties(bench.device).multi_processor_count
+    sms = bench.chip.multi_processor_count
     places = (A100_PLACE, cliff(sms), cliff(sms, 2))
     around = {size for place in places for size in (place, place + 1, place + NEXT)}
     sweep = range(min(places) - 4 * STEP, max(places) + 4 * STEP, 4 * STEP if bench.quick else STEP)
     sizes = sorted(around | set(sweep))
     for n in sizes:
         bench.doing(f"{n} × {n}")
-        a, b = (torch.randn(n, n, device=bench.device).bfloat16() for _ in range(2))
+        a, b = (bench.randn(n, n, dtype="bf16") for _ in range(2))
         out = torch.empty_like(a)
         runs: dict[str, Callable[[], object]] = {LIBRARY: partial(torch.mm, a, b, out=out)}
         if n % NEXT == 0:
@@ -163,20 +161,15 @@ def _kernel_names(bench: "Bench", sizes: list[int]) -> list[str]:
 def _alignment(bench: "Bench") -> Iterator[Aligned]:
     import torch
 
-    from flopwise.lm.precision import apply_fp32_matmul
-    from flopwise.spec.recipe import Recipe
-
-    apply_fp32_matmul(Recipe(precision="fp32"))
-    side, dtype, name = (
-        (GPU_LAYER, torch.bfloat16, "bfloat16") if bench.on_gpu else (CPU_LAYER, torch.float32, "float32")
-    )
+    bench.fp32_matmul()
+    side, precision, name = (GPU_LAYER, "bf16", "bfloat16") if bench.on_gpu else (CPU_LAYER, "fp32", "float32")
     for divisor in DIVISORS:
         k = side + divisor  # divisible by this power of two and by no larger one
         bench.doing(f"K = {k}")
-        x, weight = (torch.randn(side, k, device=bench.device).to(dtype) for _ in range(2))
-        run = partial(torch.mm, x, weight.t(), out=torch.empty(side, side, device=bench.device, dtype=dtype))
+        x, weight = (bench.randn(side, k, dtype=precision) for _ in range(2))
+        run = partial(torch.mm, x, weight.t(), out=x.new_empty(side, side))
         timing = _rated(bench.time(run, seconds=0.03 if bench.quick else 0.1), matmul_flops(side, k, side))
-        yield Aligned(k=k, divisor=divisor, side=side, dtype=name, each_bytes=dtype.itemsize, **timing)
+        yield Aligned(k=k, divisor=divisor, side=side, dtype=name, each_bytes=x.itemsize, **timing)
 
 
 @cache
@@ -311,7 +304,8 @@ def draw(rows: Rows, place: Place) -> list[Picture]:
         here = [cliff(squares[0]["sms"], wave) for wave in (1, 2)]
         rules = [Rule("x", at, f"{at}, computed") for at in here]
         rules += [] if A100_PLACE in here else [Rule("x", A100_PLACE, f"{A100_PLACE}, A100")]
-        size, shared = Axis("n", "rows and columns"), {"colour": "how", "rules": tuple(rules)}
+        size = Axis("n", "rows and columns")
+        shared: dict[str, Any] = {"colour": "how", "rules": tuple(rules)}
         pictures = [
             line(squares, size, Axis("device_ns", "time"), **shared).titled(
                 "Time of square matmuls", "With a fixed tile the time is a staircase: one step for each wave."

@@ -1,10 +1,9 @@
 """`tiling`: a matrix product in tiles reads its inputs from memory less often.
 
-Every number of an n × n product needs n numbers of each input. Computed on its own, it asks memory for all of them: each input
-is read n times. A tile of T × T results needs T rows and T columns, loads them into near memory piece by piece, and uses each
-number T times from there: each input is read n/T times. What is asked of memory is counted from these loops, not measured; the
-time is measured. On a GPU near memory is shared memory and, for the larger tiles, registers; on a CPU it is a small array that
-its nearest cache holds.
+Every number of an n × n product needs n numbers of each input: computed on its own, each input is read n times. A tile of T × T
+results loads its rows and columns into near memory piece by piece and uses each number T times: each input is read n/T times.
+What is asked of memory is counted from these loops; the time is measured. Near memory is shared memory and, for the larger
+tiles, registers; on a CPU a small array that its nearest cache holds.
 """
 
 import ctypes
@@ -66,14 +65,14 @@ def host_source() -> str:
     return HOST_SOURCE.read_text() + "".join(f"TILED({tile})\n" for tile in CPU_TILES)
 
 
-class Matmul(Timed, frozen=True, kw_only=True):
+class Matmul(Timed, frozen=True):
     way: str
     tile: int | None  # 1: naive; None: not known
     rows: int
     side: int
+    off: float  # largest error, as a share of the largest result
     asked_bytes: int | None
     done_flops_per_s: float
-    off: float  # largest error, as a share of the largest result
     device_ns: float
 
     @property
@@ -97,10 +96,7 @@ def asked_bytes(rows: int, side: int, tile: int = 1) -> int:
 def measure(bench: "Bench") -> Iterator[Matmul]:
     import torch
 
-    from flopwise.lm.precision import apply_fp32_matmul
-    from flopwise.spec.recipe import Recipe
-
-    apply_fp32_matmul(Recipe(precision="fp32"))
+    bench.fp32_matmul()
     side, rows = _size(bench)
     a, b = torch.rand(rows, side, device=bench.device), torch.rand(side, side, device=bench.device)
     c, right = torch.empty_like(a), a @ b
@@ -110,17 +106,10 @@ def measure(bench: "Bench") -> Iterator[Matmul]:
         bench.doing(f"{way}, {rows} × {side} × {side}")
         c.fill_(float("nan"))  # numbers that a kernel leaves out must not be those of the one before
         timing = bench.time(run, seconds=0.05 if bench.quick and bench.on_gpu else 0.1)
-        yield Matmul(
-            way=way,
-            tile=tile,
-            rows=rows,
-            side=side,
-            asked_bytes=None if tile is None else asked_bytes(rows, side, tile),
-            done_flops_per_s=2 * rows * side * side / timing.took_ns * 1e9,
-            off=float(torch.nan_to_num((c - right).abs().max() / right.max(), nan=1.0)),
-            device_ns=timing.took_ns,
-            **fields(timing),
-        )
+        off = float(torch.nan_to_num((c - right).abs().max() / right.max(), nan=1.0))
+        asked = None if tile is None else asked_bytes(rows, side, tile)
+        rate = 2 * rows * side * side / timing.took_ns * 1e9
+        yield Matmul(way, tile, rows, side, off, asked, rate, timing.took_ns, **fields(timing))
 
 
 def _size(bench: "Bench") -> tuple[int, int]:
@@ -131,11 +120,9 @@ def _size(bench: "Bench") -> tuple[int, int]:
 
 
 def _on_gpu(bench: "Bench", a: "Tensor", b: "Tensor", c: "Tensor") -> Ways:
-    from flopwise.kernels import nvrtc
-
     n, names = len(a), ("scattered", "naive", *(f"tiles_{tile}" for tile in TILES))
-    scattered, naive, *tiled = nvrtc.load(gpu_source(), SOURCE.name, names, bench.device.index or 0)
-    given = (nvrtc.pointer(a), nvrtc.pointer(b), nvrtc.pointer(c), ctypes.c_int(n))
+    scattered, naive, *tiled = bench.cuda_kernels(gpu_source(), SOURCE.name, names)
+    given: list[Any] = [*(ctypes.c_void_p(x.data_ptr()) for x in (a, b, c)), ctypes.c_int(n)]
     ways: Ways = {
         way: (1, partial(kernel, n * n // NAIVE_THREADS, NAIVE_THREADS, *given))
         for way, kernel in ((SCATTERED, scattered), (NAIVE, naive))

@@ -41,7 +41,7 @@ class Step(Row, frozen=True, kw_only=True):
     workload: str
 
 
-class Summary(Row, frozen=True, kw_only=True):
+class Summary(Row, frozen=True):
     """After so many warm-up steps: the mean of the ten steps that follow, its spread, its error; medians of all starts."""
 
     warmups: int
@@ -107,17 +107,12 @@ def _summary(warmups: int, starts: Sequence[Sequence[float]]) -> Summary:
     timed, last = [walls[warmups : warmups + TIMED] for walls in starts], [walls[-TIMED:] for walls in starts]
     means, spreads = [mean(walls) for walls in timed], [stdev(walls) for walls in timed]
     steadies = [median(walls) for walls in last]
-    return Summary(
-        warmups=warmups,
-        mean_ns=median(means),
-        spread_ns=median(spreads),
-        steady_ns=median(steadies),
-        off_share=median(one / steady - 1 for one, steady in zip(means, steadies, strict=True)),
-        spread_share=median(spread / one for spread, one in zip(spreads, means, strict=True)),
-        steady_spread_share=median(stdev(walls) / mean(walls) for walls in last),
-        apart_share=max(steadies) / min(steadies) - 1,
-        starts=len(starts),
-    )
+    off = median(one / steady - 1 for one, steady in zip(means, steadies, strict=True))
+    spread = median(spread / one for spread, one in zip(spreads, means, strict=True))
+    steady_spread = median(stdev(walls) / mean(walls) for walls in last)
+    apart = max(steadies) / min(steadies) - 1
+    medians = (median(means), median(spreads), median(steadies))
+    return Summary(warmups, *medians, off, spread, steady_spread, apart, len(starts))
 
 
 def judge(rows: Rows, place: Place) -> Iterator[Check]:
