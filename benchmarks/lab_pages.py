@@ -42,11 +42,14 @@ ADDING = """
 
 ## Adding one
 
-1. `src/flopwise/lab/experiments/my_claim.py` with its `EXPERIMENT`; it is found by being there. `measure(bench)` yields rows:
-   flat dictionaries with the unit at the end of each name (`wall_ns`, `peak_bytes`, `done_flops_per_s`, `idle_share`). `judge`,
-   `draw` and `tabulate` are pure functions of `(rows, place)`. torch is imported inside `measure` alone.
-2. `tests/lab/test_my_claim.py`: made-up rows that confirm and that refute, and a quick run on the CPU.
-3. `docs/explanation/lab/my-claim.md`: why it is so, and the two marks between which `python benchmarks/lab_pages.py RUN` puts
+1. `src/flopwise/experiments/claims/my_claim.py` with its `EXPERIMENT`; it is found by being there. `measure(bench)` yields rows:
+   frozen structs (`Row`, or `Timed` for what `bench.time` measured) with the unit at the end of each field's name (`wall_ns`,
+   `peak_bytes`, `done_flops_per_s`, `idle_share`). Rows of several kinds have a tag, the JSON field `part`.
+2. `judge(rows, place)` yields checks (`experiments/verdict.py`): `said` for what was measured, `require` for what must be there,
+   `within`, `each` and `holds` for the conditions of the claim. One refuted check refutes the claim, otherwise one inconclusive
+   check leaves it open. `draw` and `tabulate` give pictures and tables. All three are pure; torch is imported inside `measure`.
+3. `tests/experiments/test_my_claim.py`: made-up rows that confirm and that refute, and a quick run on the CPU.
+4. `docs/explanation/lab/my-claim.md`: why it is so, and the two marks between which `python benchmarks/lab_pages.py RUN` puts
    charts and tables.
 
 In quick mode an experiment has about five seconds on two CPU cores. What needs a GPU says so by `bench.needs_gpu("…")`.

@@ -2,21 +2,9 @@
 
 import pytest
 import torch
+from made_rows import measured
 
-from flopwise.experiments.bench import Bench
-from flopwise.experiments.claims.accumulation import (
-    COUNT,
-    EVERY,
-    EXPERIMENT,
-    KAHAN,
-    LIBRARY,
-    LOOP,
-    PAIRS,
-    draw,
-    measure,
-    tabulate,
-)
-from flopwise.experiments.experiment import part
+from flopwise.experiments.claims.accumulation import COUNT, EVERY, EXPERIMENT, KAHAN, LIBRARY, LOOP, PAIRS
 from flopwise.records.experiment import Place
 
 CPU = Place(device="cpu")
@@ -24,11 +12,15 @@ CPU = Place(device="cpu")
 
 @pytest.fixture(scope="module")
 def rows():
-    return list(measure(Bench(torch.device("cpu"), quick=True)))
+    return measured(EXPERIMENT)
+
+
+def sums(rows):
+    return [row for row in rows if row["part"] == "result"]
 
 
 def result(rows, way, of_sum, terms):
-    return next(r for r in part(rows, "result") if (r["way"], r["sum"], r["terms"]) == (way, of_sum, terms))
+    return next(r for r in sums(rows) if (r["way"], r["sum"], r["terms"]) == (way, of_sum, terms))
 
 
 @pytest.mark.parametrize(
@@ -46,7 +38,7 @@ def test_one_by_one_gives_the_known_sums(rows, of_sum, terms, known):
 
 
 def test_the_two_errors_are_the_whole(rows):
-    for row in part(rows, "result"):
+    for row in sums(rows):
         assert row["term_share"] + row["adding_share"] == pytest.approx(row["off_share"], abs=1e-12)
         assert (
             row["step"]
@@ -79,11 +71,12 @@ def test_it_can_be_confirmed_refuted_and_left_open(rows, pure):
     assert pure(EXPERIMENT, good, CPU).word == "refuted here"  # a 16-bit sum that loses nothing
     bad = off_by(1.0, KAHAN)
     assert pure(EXPERIMENT, bad, CPU).word == "refuted here"
-    assert pure(EXPERIMENT, part(rows, "result")[:3], CPU).word == "inconclusive"
+    assert pure(EXPERIMENT, sums(rows)[:3], CPU).word == "inconclusive"
 
 
 def test_its_pictures_and_tables_are_of_its_rows(rows):
-    lines, points = draw(rows, CPU)
+    typed = EXPERIMENT.read(rows)
+    lines, points = EXPERIMENT.draw(typed, CPU)
     assert len(lines.rows) == 4 * COUNT // EVERY
     assert all(row["wrong"] > 0 for row in points.rows)
-    assert len(tabulate(rows, CPU)[0].rows) == len(part(rows, "result"))
+    assert len(EXPERIMENT.tabulate(typed, CPU)[0].rows) == len(sums(rows))

@@ -2,10 +2,13 @@
 
 import html
 
+import pytest
+
 import flopwise
 from flopwise.experiments.catalog import experiments
 
 
+@pytest.mark.slow
 def test_every_experiment_ends_in_a_verdict_and_the_page_has_them_all(tmp_path):
     found = flopwise.lab("all", quick=True, device="cpu", runs=tmp_path)
     assert [result.experiment for result in found.results] == list(experiments())

@@ -4,28 +4,13 @@ import sys
 
 import pytest
 import torch
+from made_rows import measured
 from torch import nn
 
 from flopwise.errors import Unsupported
-from flopwise.experiments import autocast_watch
+from flopwise.experiments.autocast_rows import CUDA_RULES, FOLLOWS, KEPT, LOWERED, OWN, OWN_RULES
 from flopwise.experiments.autocast_watch import Watch
-from flopwise.experiments.bench import Bench
-from flopwise.experiments.claims import autocast_audit
-from flopwise.experiments.claims.autocast_audit import (
-    CUDA_RULES,
-    EXPERIMENT,
-    FOLLOWS,
-    KEPT,
-    LOWERED,
-    OWN,
-    OWN_RULES,
-    TOY,
-    draw,
-    measure,
-    modules_of,
-    tabulate,
-)
-from flopwise.experiments.experiment import part
+from flopwise.experiments.claims.autocast_audit import CLAIMED, EXPERIMENT, TOY, modules_of
 from flopwise.predict.dry.cuda_autocast import cuda_autocast
 from flopwise.records.experiment import Place
 from flopwise.render.lab_charts import picture_chart
@@ -50,7 +35,11 @@ def make(device):
 
 @pytest.fixture(scope="module")
 def rows():
-    return list(measure(Bench(torch.device("cpu"), quick=True)))
+    return measured(EXPERIMENT)
+
+
+def part(rows, name):
+    return [row for row in rows if row["part"] == name]
 
 
 def as_on_a_gpu(rows):
@@ -66,8 +55,12 @@ def toy(rows, precision, rules=CUDA_RULES):
 def test_the_courses_model_has_the_known_dtypes(rows, half):
     found = toy(rows, half)
     assert {r["module"]: r["dtype"] for r in part(found, "module")} == {
-        "": half, "fc1": half, "relu": half, "ln": "fp32", "fc2": half,
-    }  # fmt: skip
+        "": half,
+        "fc1": half,
+        "relu": half,
+        "ln": "fp32",
+        "fc2": half,
+    }
     assert {r["what"]: r["dtype"] for r in part(found, "whole")} == dict.fromkeys(
         ("parameters", "gradients", "loss"), "fp32"
     )
@@ -124,9 +117,11 @@ def test_it_can_be_confirmed_refuted_and_left_open(rows, pure):
 
 
 def test_like_blocks_are_one_row_and_the_two_precisions_stand_beside_each_other(rows):
-    blocks = [r for r in modules_of(rows) if r["module"] == "blocks.*.mlp.up"]
+    typed = EXPERIMENT.read(rows)
+    blocks = [r for r in modules_of(typed) if r["module"] == "blocks.*.mlp.up"]
     assert {(r["precision"], r["count"]) for r in blocks} == {("fp16", 2), ("bf16", 2)}
-    table = next(t for t in tabulate(rows, CPU) if t.title.startswith(f"every module's output: tiny, {CUDA_RULES}"))
+    title = f"every module's output: tiny, {CUDA_RULES}"
+    table = next(table for table in EXPERIMENT.tabulate(typed, CPU) if table.title == title)
     row = next(r for r in table.rows if r["module"] == "head")
     assert (row["fp16_dtype"], row["bf16_dtype"]) == ("fp16", "bf16")
 
@@ -135,7 +130,7 @@ def test_a_step_of_the_users_own_and_an_operation(tmp_path, monkeypatch, pure):
     (tmp_path / "own_audited.py").write_text(OWN_STEP)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    rows = list(measure(Bench(torch.device("cpu"), quick=True, workload=workload("py:own_audited:make"))))
+    rows = measured(EXPERIMENT, workload=workload("py:own_audited:make"))
     assert part(rows, "refused") == []  # it has no loss scaler, and an audit needs none
     assert {r["op"] for r in part(rows, "call")} == {"linear", "softmax", "pow", "sum"}  # and not its optimizer's
     found = {(r["rules"], r["precision"], r["op"]): r["dtype"] for r in part(rows, "call")}
@@ -143,7 +138,7 @@ def test_a_step_of_the_users_own_and_an_operation(tmp_path, monkeypatch, pure):
     assert found[CUDA_RULES, "fp16", "softmax"] == "fp32"
     assert "softmax gives" in pure(EXPERIMENT, rows, CPU).why  # by the CPU's own rules
     with pytest.raises(Unsupported, match="is an operation"):
-        list(measure(Bench(torch.device("cpu"), quick=True, workload=workload("op:gelu"))))
+        measured(EXPERIMENT, workload=workload("op:gelu"))
 
 
 def test_what_autocast_does_counts_and_not_what_came_out_here(rows, pure):
@@ -155,16 +150,11 @@ def test_what_autocast_does_counts_and_not_what_came_out_here(rows, pure):
     assert "rms_norm is left to the dtype of its inputs, fp32 here" in found.why
     halves = [{**r, "dtype": r["precision"]} if r["part"] == "module" else r for r in on_gpu]
     assert pure(EXPERIMENT, halves, GPU).word == "refuted here"
-    bare = [r for r in on_gpu if r.get("op") not in autocast_audit.CLAIMED]
+    bare = [r for r in on_gpu if r.get("op") not in CLAIMED]
     assert pure(EXPERIMENT, bare, GPU).word == "inconclusive"
 
 
 def test_a_word_has_one_colour_in_all_charts(rows):
-    charts = [picture_chart(picture).to_dict() for picture in draw(rows, CPU)]
+    charts = [picture_chart(picture).to_dict() for picture in EXPERIMENT.draw(EXPERIMENT.read(rows), CPU)]
     scales = [chart["spec"]["layer"][0]["encoding"]["color"]["scale"] for chart in charts]
     assert len({tuple(zip(scale["domain"], scale["range"], strict=True)) for scale in scales}) == 1
-
-
-def test_its_words_are_the_watchs():
-    for word in ("LOWERED", "KEPT", "FOLLOWS", "OWN", "MIX"):
-        assert getattr(autocast_audit, word) == getattr(autocast_watch, word)

@@ -1,22 +1,10 @@
 """coalescing: the verdict follows the bandwidths; a run on the CPU reads what it says it reads."""
 
 import pytest
-import torch
+from made_rows import measured, on_the_wall, timed
 
-from flopwise.experiments.bench import Bench
 from flopwise.experiments.claims import coalescing
-from flopwise.experiments.claims.coalescing import (
-    BY_COLUMNS,
-    BY_ROWS,
-    EXPERIMENT,
-    MATRIX,
-    STRIDED,
-    STRIDES,
-    draw,
-    measure,
-    shares,
-)
-from flopwise.experiments.experiment import part
+from flopwise.experiments.claims.coalescing import BY_COLUMNS, BY_ROWS, EXPERIMENT, STRIDES, draw, shares
 from flopwise.records.experiment import Place
 
 GPU, CPU = Place(device="cuda:0"), Place(device="cpu")
@@ -25,14 +13,17 @@ GPU, CPU = Place(device="cuda:0"), Place(device="cpu")
 def made(left=lambda stride: 1 / min(stride, 8), slower=5.0):
     """Rows of a memory of 1 TB/s of which a stride leaves a share, and that reads columns some times slower than rows."""
     strided = [
-        {"part": STRIDED, "stride": s, "used_bytes": 2**30 // s, "used_bytes_per_s": 1e12 * left(s)} for s in STRIDES
+        {"part": "strided", "stride": s, "used_bytes": 2**30 // s, "used_bytes_per_s": 1e12 * left(s)} for s in STRIDES
     ]
     ways = ((BY_ROWS, 1.0), (BY_COLUMNS, slower))
     matrix = [
-        {"part": MATRIX, "way": way, "side": 16384, "used_bytes": 2**30, "used_bytes_per_s": 9e11 / by} for way, by in ways
-    ]  # fmt: skip
-    ends = [{**row, "gpu_ns": row["used_bytes"] / row["used_bytes_per_s"] * 1e9} for row in (*strided, *matrix)]
-    return [{**row, "wall_ns": row["gpu_ns"], "span_bytes": 2**30} for row in ends]
+        {"part": "matrix", "way": way, "side": 16384, "used_bytes": 2**30, "used_bytes_per_s": 9e11 / by}
+        for way, by in ways
+    ]
+    return [
+        {**row, **timed(row["used_bytes"] / row["used_bytes_per_s"] * 1e9), "span_bytes": 2**30}
+        for row in (*strided, *matrix)
+    ]
 
 
 def test_it_can_be_confirmed_refuted_and_left_open(pure):
@@ -62,34 +53,32 @@ def test_every_stride_counts(pure, left):
 
 def test_a_part_of_the_evidence_is_left_open(pure):
     assert pure(EXPERIMENT, [row for row in made() if row.get("stride") != 64], GPU).word == "inconclusive"
-    assert EXPERIMENT.judge(made()[:-1], GPU).word == "inconclusive"
+    assert pure(EXPERIMENT, made()[:-1], GPU).word == "inconclusive"
 
 
 def test_unsteady_times_decide_nothing(pure):
-    rows = [{**row, "gpu_ns": None, "samples": 6} for row in made()]
-    rows = [{**row, "wall_low_ns": row["wall_ns"] / 3, "wall_high_ns": 3 * row["wall_ns"]} for row in rows]
-    left = pure(EXPERIMENT, rows, CPU)
+    left = pure(EXPERIMENT, [on_the_wall(row, 1 / 3, 3.0) for row in made()], CPU)
     assert left.word == "inconclusive"
-    assert "Too unsteady to tell: stride 1 takes " in left.why
+    assert "Too uncertain to tell: stride 1 takes " in left.why
 
 
 def test_the_share_that_is_left_is_of_stride_1():
-    told = shares(made())
-    assert [row["left_share"] for row in told] == pytest.approx([1, 1 / 2, 1 / 4, *[1 / 8] * 4])
-    assert told[-1]["each_bytes"] == pytest.approx(32)
+    found = shares(EXPERIMENT.read(made()))
+    assert [row["left_share"] for row in found] == pytest.approx([1, 1 / 2, 1 / 4, *[1 / 8] * 4])
+    assert found[-1]["each_bytes"] == pytest.approx(32)
 
 
 def test_the_chart_has_the_law_beside_the_measurement():
-    first = draw(made(), GPU)[0]
+    rows = EXPERIMENT.read(made())
+    first = draw(rows, GPU)[0]
     assert len(first.rows) == 2 * len(STRIDES)
     assert "32-byte sector" in first.caption
-    assert "cache line" in draw(made(), CPU)[0].caption
+    assert "cache line" in draw(rows, CPU)[0].caption
 
 
 def test_a_quick_run_on_the_cpu(pure, monkeypatch):
     monkeypatch.setattr(coalescing, "CPU_QUICK_BYTES", 2**20)
     monkeypatch.setattr(coalescing, "CPU_QUICK_SIDE", 64)
-    rows = list(measure(Bench(torch.device("cpu"), quick=True)))
-    assert [row["used_bytes"] for row in part(rows, STRIDED)] == [2**20 // stride for stride in STRIDES]
-    assert [row["used_bytes"] for row in part(rows, MATRIX)] == [64 * 64 * 4] * 2
+    rows = measured(EXPERIMENT)
+    assert [row["used_bytes"] for row in rows] == [2**20 // stride for stride in STRIDES] + [64 * 64 * 4] * 2
     assert pure(EXPERIMENT, rows, CPU).why

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from made_rows import measured
 
-from flopwise.experiments.bench import Bench
-from flopwise.experiments.claims.data_types import EXPERIMENT, draw, measure, tabulate
+from flopwise.experiments.claims.data_types import EXPERIMENT
 from flopwise.records.experiment import Place
 
 CPU = Place(device="cpu")
@@ -19,7 +19,7 @@ DTYPES = {
 
 @pytest.fixture(scope="module")
 def rows():
-    return list(measure(Bench(torch.device("cpu"), quick=True)))
+    return measured(EXPERIMENT)
 
 
 @pytest.mark.parametrize("name", DTYPES)
@@ -40,11 +40,12 @@ def test_tf32_is_not_guessed_where_there_is_none(rows):
 
 def test_it_can_be_confirmed_and_refuted(rows, pure):
     assert pure(EXPERIMENT, rows, CPU).word == "confirmed"
-    kept = [{**row, "tiny_held": 1e-8} for row in rows]
+    kept = [{**row, "tiny_held": 1e-8} for row in rows if "tiny_held" in row]
     assert pure(EXPERIMENT, kept, CPU).word == "refuted here"
     assert pure(EXPERIMENT, rows[:1], CPU).word == "inconclusive"
 
 
 def test_its_pictures_and_tables_are_of_its_rows(rows):
-    assert all(row["from"] < row["to"] for row in draw(rows, CPU)[0].rows)
-    assert len(tabulate(rows, CPU)[0].rows) == 6
+    typed = EXPERIMENT.read(rows)
+    assert all(row["from"] < row["to"] for row in EXPERIMENT.draw(typed, CPU)[0].rows)
+    assert len(EXPERIMENT.tabulate(typed, CPU)[0].rows) == 6

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from made_rows import measured, on_the_wall, timed
 
-from flopwise.experiments.bench import Bench
 from flopwise.experiments.claims.fusion import (
     EXPERIMENT,
     GELU,
@@ -11,13 +11,9 @@ from flopwise.experiments.claims.fusion import (
     SINES,
     TRITON,
     UNFUSED,
-    _moved_bytes,
     _operations,
-    beside_unfused,
-    draw,
-    measure,
     sines,
-    tabulate,
+    with_gains,
 )
 from flopwise.kernels.gelu import gelu_manual, gelu_torch
 from flopwise.records.experiment import Place
@@ -32,19 +28,19 @@ def made(fused_ns=200.0, **of_triton):
     for chain, tensors in ((SINES, 11), (GELU, 18)):
         for way in (UNFUSED, *ON_GPU[chain]):
             ns, moved = (100.0 * tensors, tensors) if way == UNFUSED else (fused_ns * (1 if way == TRITON else 1.2), 2)
-            rows.append(
-                {"chain": chain, "way": way, "n": N, "off": 0.0, "kernels": (tensors - 1) // 2 if way == UNFUSED else 1,
-                 "moved_bytes": moved * 4 * N, "peak_bytes": 4 * N, "wall_ns": ns + 50, "wall_low_ns": ns,
-                 "wall_high_ns": ns + 90, "gpu_ns": ns, **(of_triton if way == TRITON else {})}
-            )  # fmt: skip
+            kernels = (tensors - 1) // 2 if way == UNFUSED else 1
+            about = {"chain": chain, "way": way, "n": N, "off": 0.0, "kernels": kernels, "peak_bytes": 4 * N}
+            clocks = timed(ns, wall_ns=ns + 50, wall_high_ns=ns + 90)
+            rows.append({**about, "moved_bytes": moved * 4 * N, **clocks, **(of_triton if way == TRITON else {})})
     return rows
 
 
 @pytest.mark.parametrize(("chain", "operations", "tensors"), [(sines, 5, 11), (gelu_manual, 8, 18), (gelu_torch, 1, 2)])
 def test_what_an_eager_chain_moves_is_counted_exactly(chain, operations, tensors):
     x = torch.randn(1000)
-    assert len(_operations(chain, x)) == operations
-    assert _moved_bytes(chain, x) == tensors * x.nbytes
+    moved = _operations(chain, x)
+    assert len(moved) == operations
+    assert sum(map(sum, moved)) == tensors * x.nbytes
 
 
 def test_it_can_be_confirmed_refuted_and_left_open(pure):
@@ -55,20 +51,20 @@ def test_it_can_be_confirmed_refuted_and_left_open(pure):
     assert pure(EXPERIMENT, made(fused_ns=20.0), GPU).word == "refuted here"  # nor is it the bytes that make it so fast
     assert pure(EXPERIMENT, [row for row in made() if row["way"] == UNFUSED], GPU).word == "inconclusive"
     part = [row for row in made() if row["chain"] == GELU or row["way"] == UNFUSED]
-    assert "no fused form was measured of: sin² + cos²" in pure(EXPERIMENT, part, CPU).why
+    assert "No fused form was measured of: sin² + cos²" in pure(EXPERIMENT, part, CPU).why
 
 
 def test_one_slow_kernel_of_ours_refutes(pure):
     slow = pure(EXPERIMENT, made(gpu_ns=20_000.0), GPU)
     assert slow.word == "refuted here"
-    assert "not about as many times as the bytes say: sin² + cos², ours, Triton, GeLU, ours, Triton" in slow.why
+    assert "Not about as many times as the bytes say: sin² + cos², ours, Triton, GeLU, ours, Triton" in slow.why
 
 
 @pytest.mark.parametrize(
     ("of_triton", "said"),
     [
         ({"off": 1e9}, "wrong results: sin² + cos², ours, Triton"),
-        ({"kernels": 8}, "not one kernel: sin² + cos², ours, Triton (8"),
+        ({"kernels": 8}, "Not one kernel: sin² + cos², ours, Triton (8"),
     ],
 )
 def test_what_is_wrong_or_not_fused_is_no_evidence(pure, of_triton, said):
@@ -80,31 +76,32 @@ def test_what_is_wrong_or_not_fused_is_no_evidence(pure, of_triton, said):
 def test_a_form_that_is_missing_leaves_it_open(pure):
     left = pure(EXPERIMENT, made()[:-1], GPU)
     assert left.word == "inconclusive"
-    assert "no fused form was measured of: GeLU, ours, CUDA C++" in left.why
+    assert "No fused form was measured of: GeLU, ours, CUDA C++" in left.why
 
 
 def test_unsteady_times_on_a_cpu_decide_nothing(pure):
-    rows = [{**row, "gpu_ns": None, "samples": 2} for row in made()]
+    rows = [on_the_wall(row, samples=2) for row in made()]
     assert "in 2 samples" in pure(EXPERIMENT, rows, CPU).why
     assert pure(EXPERIMENT, rows, CPU).word == "inconclusive"
 
 
 def test_the_bytes_predict_the_time_where_the_bandwidth_is_one():
-    for row in beside_unfused(made()):
+    for row in with_gains(EXPERIMENT.read(made())):
         if row["way"] == TRITON:
             assert row["times_faster"] == pytest.approx(row["times_fewer"])
             assert row["rate_bytes_per_s"] == pytest.approx(8 * N / 200 * 1e9)
 
 
 def test_its_pictures_and_tables_are_of_its_rows():
-    bars, points = draw(made(), GPU)
+    rows = EXPERIMENT.read(made())
+    bars, points = EXPERIMENT.draw(rows, GPU)
     assert len(bars.rows) == 8
     assert len(points.rows) == 12
-    assert "gpu_ns" in tabulate(made(), GPU)[0].columns
+    assert "gpu_ns" in EXPERIMENT.tabulate(rows, GPU)[0].columns
 
 
 def test_a_quick_run_on_the_cpu(pure):
-    rows = list(measure(Bench(torch.device("cpu"), quick=True)))
+    rows = measured(EXPERIMENT)
     assert {(row["chain"], row["kernels"]) for row in rows if row["way"] == UNFUSED} == {(SINES, 5), (GELU, 8)}
     assert all(row["off"] < 1e-5 for row in rows)
     assert pure(EXPERIMENT, rows, CPU).word in ("inconclusive", "refuted here")

@@ -1,20 +1,9 @@
 """launch-overhead: the verdict follows the rows; a run on the CPU says that there is nothing to launch."""
 
 import pytest
-import torch
+from made_rows import measured, timed
 
-from flopwise.experiments.bench import Bench
-from flopwise.experiments.claims.launch_overhead import (
-    ALONE,
-    EMPTY,
-    EXPERIMENT,
-    GRAPH,
-    LARGE,
-    QUEUED,
-    draw,
-    measure,
-    tabulate,
-)
+from flopwise.experiments.claims.launch_overhead import ALONE, EMPTY, EXPERIMENT, GRAPH, LARGE, QUEUED
 from flopwise.records.experiment import Place
 
 GPU = Place(device="cuda:0")
@@ -22,16 +11,15 @@ GPU = Place(device="cuda:0")
 
 def made(graph_ns=500.0, gpu_ns=1000.0, at=(1, 2048), empty_ns=4000.0, large_launch_ns=4000.0):
     """Rows of a GPU whose launches take 4 µs, and whose adds take 1 µs; the adds of `at` take gpu_ns, and graph_ns in a graph."""
-    rows = [{"how": EMPTY, "n": 0, "moved_bytes": 0, "wall_ns": 5000.0, "launch_ns": empty_ns, "gpu_ns": 900.0}]
+    rows = [{"how": EMPTY, "n": 0, "moved_bytes": 0, **timed(5000.0, launch_ns=empty_ns, gpu_ns=900.0)}]
     for n in (1, 2048, LARGE):
         work = 20_000.0 if n == LARGE else gpu_ns if n in at else 1000.0
         in_graph = work if n == LARGE else graph_ns if n in at else 500.0
         launch = large_launch_ns if n == LARGE else 4000.0
         for how, wall in ((ALONE, 12_000.0 + work), (QUEUED, max(5000.0, work)), (GRAPH, in_graph)):
-            rows.append(
-                {"how": how, "n": n, "moved_bytes": 12 * n, "wall_ns": wall, "launch_ns": launch, "gpu_ns": work}
-            )
-    return [{**row, "wall_low_ns": row["wall_ns"], "wall_high_ns": row["wall_ns"], "samples": 9} for row in rows]
+            clocks = timed(wall, launch_ns=launch, gpu_ns=work)
+            rows.append({"how": how, "n": n, "moved_bytes": 12 * n, **clocks})
+    return rows
 
 
 def test_it_can_be_confirmed_and_refuted(pure):
@@ -64,19 +52,20 @@ def test_unsteady_times_decide_nothing(pure):
     rows = [{**row, "wall_low_ns": 0.02 * row["wall_ns"], "wall_high_ns": 10 * row["wall_ns"]} for row in made()]
     left = pure(EXPERIMENT, rows, GPU)
     assert left.word == "inconclusive"
-    assert "Too unsteady to tell: adds, queued, 1 takes 5.00 µs" in left.why
+    assert "Too uncertain to tell: adds, queued, 1 takes 5.00 µs" in left.why
 
 
 def test_its_pictures_and_tables_are_of_its_rows():
-    assert [picture.y for picture in draw(made(), GPU)] == ["wall_ns", "host_share"]
-    assert "gpu_ns" in tabulate(made(), GPU)[0].columns
+    rows = EXPERIMENT.read(made())
+    assert [picture.y.field for picture in EXPERIMENT.draw(rows, GPU)] == ["wall_ns", "host_share"]
+    assert "gpu_ns" in EXPERIMENT.tabulate(rows, GPU)[0].columns
 
 
 def test_a_quick_run_on_the_cpu(pure):
-    rows = list(measure(Bench(torch.device("cpu"), quick=True)))
-    place = Place(device="cpu")
+    rows, place = measured(EXPERIMENT), Place(device="cpu")
     verdict = pure(EXPERIMENT, rows, place)
     assert verdict.word == "not measurable here"
     assert "2048 × 2048" in verdict.why
-    assert draw(rows, place)
-    assert "gpu_ns" not in tabulate(rows, place)[0].columns
+    typed = EXPERIMENT.read(rows)
+    assert EXPERIMENT.draw(typed, place)
+    assert "gpu_ns" not in EXPERIMENT.tabulate(typed, place)[0].columns

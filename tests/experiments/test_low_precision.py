@@ -1,10 +1,9 @@
 """low-precision: half the bytes should be half the time, and that because of memory."""
 
 import pytest
-import torch
+from made_rows import measured, on_the_wall, timed
 
-from flopwise.experiments.bench import Bench
-from flopwise.experiments.claims.low_precision import COPY, EXPERIMENT, RELU, largest, measure, relus
+from flopwise.experiments.claims.low_precision import EXPERIMENT, compared, largest
 from flopwise.records.experiment import Place
 
 CPU, GPU = Place(device="cpu"), Place(device="cuda:0")
@@ -17,12 +16,10 @@ def made(half=1.0, relu_share=0.95, cache=60 * 2**20, slowed="fp16"):
     for n in (2**16, 2**28):
         for name, item in ITEM.items():
             moved = 2 * n * item
-            for kind, share in ((RELU, relu_share), (COPY, 1.0)):
-                ns = moved / (4e3 * share) * (half if name == slowed and kind == RELU else 1.0)
-                rows.append(
-                    {"part": kind, "format": name, "n": n, "moved_bytes": moved, "cache_bytes": cache, "device_ns": ns,
-                     "rate_bytes_per_s": 1e9 * moved / ns}
-                )  # fmt: skip
+            for kind, share in (("relu", relu_share), ("copy", 1.0)):
+                ns = moved / (4e3 * share) * (half if name == slowed and kind == "relu" else 1.0)
+                about = {"part": kind, "format": name, "n": n, "moved_bytes": moved, "cache_bytes": cache}
+                rows.append({**about, "device_ns": ns, "rate_bytes_per_s": 1e9 * moved / ns, **timed(ns)})
     return rows
 
 
@@ -56,25 +53,21 @@ def test_a_part_of_the_evidence_is_left_open(pure):
 
 
 def test_unsteady_times_decide_nothing(pure):
-    rows = [{**row, "wall_ns": row["device_ns"], "gpu_ns": None, "samples": 6} for row in made(cache=None)]
-    rows = [{**row, "wall_low_ns": row["wall_ns"] / 2, "wall_high_ns": 2 * row["wall_ns"]} for row in rows]
-    left = pure(EXPERIMENT, rows, CPU)
+    left = pure(EXPERIMENT, [on_the_wall(row, 0.5, 2.0) for row in made(cache=None)], CPU)
     assert left.word == "inconclusive"
-    assert "Too unsteady to tell: relu in fp32" in left.why
+    assert "Too uncertain to tell: relu in fp32" in left.why
 
 
 def test_intensity_is_flops_over_bytes():
-    assert {name: row["intensity"] for name, row in largest(made()).items()} == {
-        "fp32": 0.125,
-        "bf16": 0.25,
-        "fp16": 0.25,
-    }
-    assert relus(made())[-1]["predicted_ns"] == pytest.approx(2 * 2**28 * 2 / 4e3)
+    rows = EXPERIMENT.read(made())
+    intensity = {name: row["intensity"] for name, row in largest(rows).items()}
+    assert intensity == {"fp32": 0.125, "bf16": 0.25, "fp16": 0.25}
+    assert compared(rows)[-1]["predicted_ns"] == pytest.approx(2 * 2**28 * 2 / 4e3)
 
 
 def test_a_quick_run_on_the_cpu(pure, monkeypatch):
     monkeypatch.setattr("flopwise.experiments.claims.low_precision.CPU_QUICK", (6, 10))
-    rows = list(measure(Bench(torch.device("cpu"), quick=True)))
+    rows = measured(EXPERIMENT)
     assert len(rows) == 2 * 3 * 2
     assert {row["moved_bytes"] for row in rows if row["n"] == 1024 and row["format"] == "fp16"} == {4096}
     assert pure(EXPERIMENT, rows, CPU).why

@@ -1,10 +1,9 @@
 """matmul-scaling: the verdict follows the rates; a precision that is not there is left out and said."""
 
 import pytest
-import torch
+from made_rows import measured, on_the_wall, timed
 
-from flopwise.experiments.bench import Bench
-from flopwise.experiments.claims.matmul_scaling import EXPERIMENT, draw, measure, tabulate, with_peak
+from flopwise.experiments.claims.matmul_scaling import EXPERIMENT, draw, tabulate, with_peak
 from flopwise.records.experiment import Place
 from flopwise.records.run import Environment, Gpu
 
@@ -23,10 +22,9 @@ def made(**tflops):
     rows = []
     for precision, rates in tflops.items():
         for n, rate in zip((1024, 16384, 4096), (*rates, 0.99 * rates[-1]), strict=False):
-            rows.append(
-                {"precision": precision, "n": n, "rate_flops_per_s": rate * 1e12, "device_ns": 2e-3 * n**3 / rate,
-                 "note": ""}
-            )  # fmt: skip
+            ns = 2e-3 * n**3 / rate
+            about = {"precision": precision, "n": n, "work_flops": 2 * n**3, "note": ""}
+            rows.append({**about, "rate_flops_per_s": rate * 1e12, "device_ns": ns, **timed(ns)})
     return rows
 
 
@@ -62,10 +60,10 @@ def test_unsteady_times_decide_nothing(pure):
     noted = [{"precision": name, "n": 1024, "note": "none"} for name in ("tf32", "fp16", "fp8")]
     rows = made(fp32=(30, 50), bf16=(300, 700))
     assert pure(EXPERIMENT, [*rows, *noted], CPU).word == "confirmed"
-    shaky = [{**row, "wall_ns": row["device_ns"], "gpu_ns": None, "samples": 2} for row in rows]
+    shaky = [on_the_wall(row, samples=2) for row in rows]
     left = pure(EXPERIMENT, [*shaky, *noted], CPU)
     assert left.word == "inconclusive"
-    assert "Too unsteady to tell: fp32 of 1024" in left.why
+    assert "Too uncertain to tell: fp32 of 1024" in left.why
 
 
 def test_what_is_missing_is_said(pure):
@@ -80,20 +78,21 @@ def test_what_is_missing_is_said(pure):
     assert verdict.word == "confirmed"
     assert verdict.why.endswith("Not measured here: tf32, fp8.")
     rows = [*made(fp32=(30, 50)), {"precision": "fp8", "n": 1024, "note": "this chip has no fp8 matmul"}]
-    assert "fp8 from 1024 on: this chip has no fp8 matmul" in tabulate(rows, CPU)[0].notes
+    assert "fp8 from 1024 on: this chip has no fp8 matmul" in tabulate(EXPERIMENT.read(rows), CPU)[0].notes
 
 
 def test_the_peak_is_the_chips_and_of_the_precision():
-    told = {row["precision"]: row for row in with_peak(made(**GOOD), H200)}
-    assert told["bf16"]["peak_flops_per_s"] == pytest.approx(989.4e12)
-    assert told["tf32"]["peak_share"] == pytest.approx(400 / 494.7)
-    assert len(draw(made(**GOOD), H200)) == 3
-    assert len(draw(made(**GOOD), CPU)) == 2  # no peak is known of a CPU
+    rows = EXPERIMENT.read(made(**GOOD))
+    found = {row["precision"]: row for row in with_peak(rows, H200)}
+    assert found["bf16"]["peak_flops_per_s"] == pytest.approx(989.4e12)
+    assert found["tf32"]["peak_share"] == pytest.approx(400 / 494.7)
+    assert len(draw(rows, H200)) == 3
+    assert len(draw(rows, CPU)) == 2  # no peak is known of a CPU
 
 
 def test_a_quick_run_on_the_cpu(pure, monkeypatch):
     monkeypatch.setattr("flopwise.experiments.claims.matmul_scaling.CPU_SIZES", (16, 64))
-    rows = list(measure(Bench(torch.device("cpu"), quick=True)))
+    rows = measured(EXPERIMENT)
     assert {row["precision"] for row in rows if row.get("work_flops") == 2 * 64**3} >= {"fp32"}
     assert [row["note"] for row in rows if row["precision"] == "tf32"] == ["TF32 needs a GPU"]
     assert pure(EXPERIMENT, rows, CPU).why

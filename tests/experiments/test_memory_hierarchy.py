@@ -2,28 +2,25 @@
 
 import pytest
 import torch
+from made_rows import measured, on_the_wall, timed
 
 from flopwise.errors import Unsupported
-from flopwise.experiments.bench import Bench
 from flopwise.experiments.claims import memory_hierarchy
 from flopwise.experiments.claims.memory_hierarchy import (
-    BANDWIDTH,
-    CACHE,
     EXPERIMENT,
+    KERNELS,
     L1,
-    LATENCY,
     MEMORY,
     REGISTERS,
     SHARED,
-    _chain,
-    _sets,
+    SOURCE,
     cpu_caches,
     draw,
     levels,
-    measure,
     tabulate,
+    working_sets,
+    write_chain,
 )
-from flopwise.experiments.experiment import part
 from flopwise.records.experiment import Place
 
 GPU, CPU = Place(device="cuda:0"), Place(device="cpu")
@@ -36,21 +33,22 @@ FOUND = {
 }
 
 
+def latency(level, size, cycles):
+    clocks = {"latency_cycles": cycles, "latency_ns": cycles / 2, "steps": 1}
+    return {"part": "latency", "level": level, "set_bytes": size, **clocks}
+
+
+def bandwidth(level, size, rate):
+    about = {"part": "bandwidth", "level": level, "set_bytes": size, "read_bytes_per_s": rate, "moved_bytes": 10**9}
+    return {**about, **timed(1e18 / rate)}
+
+
 def made(**other):
     """Rows of a GPU at 2 GHz, some of its levels replaced."""
-    rows = [{"part": CACHE, "level": "L2", "size_bytes": 60 * 2**20}]
+    rows = [{"part": "cache", "level": "L2", "size_bytes": 60 * 2**20}]
     for level, (size, cycles, rate) in (FOUND | other).items():
-        about = {"level": level, "set_bytes": size}
-        rows += [
-            {"part": LATENCY, **about, "latency_cycles": cycles, "latency_ns": cycles / 2},
-            {"part": BANDWIDTH, **about, "set_bytes": None if level == L1 else size, "read_bytes_per_s": rate},
-        ]
-    between = {"level": None, "set_bytes": 2**20}
-    return [
-        *rows,
-        {"part": LATENCY, **between, "latency_ns": 120.0, "latency_cycles": 240},
-        {"part": BANDWIDTH, **between, "read_bytes_per_s": 5e12},
-    ]
+        rows += [latency(level, size, cycles), bandwidth(level, None if level == L1 else size, rate)]
+    return [*rows, latency(None, 2**20, 240), bandwidth(None, 2**20, 5e12)]
 
 
 def test_it_can_be_confirmed_refuted_and_left_open(pure):
@@ -62,7 +60,7 @@ def test_it_can_be_confirmed_refuted_and_left_open(pure):
     )  # the cache answers later than memory
     assert pure(EXPERIMENT, made(L2=(2**23, 250, 3e12)), GPU).word == "refuted here"  # and brings less
     assert pure(EXPERIMENT, made(L2=(2**23, 780, 6e12)), GPU).word == "inconclusive"
-    assert EXPERIMENT.judge(part(made(), CACHE), GPU).word == "not measurable here"
+    assert pure(EXPERIMENT, made()[:1], GPU).word == "not measurable here"  # the cache's size alone
 
 
 def test_too_few_levels_or_a_level_out_of_place_are_no_evidence(pure):
@@ -74,19 +72,15 @@ def test_too_few_levels_or_a_level_out_of_place_are_no_evidence(pure):
     slow = pure(EXPERIMENT, made(L1=(2**15, 2_000_000, 20e12)), GPU)  # a millisecond
     assert slow.word == "refuted here"
     assert "latency, L1 to L2" in slow.why
-    without = [row for row in made() if row["part"] != BANDWIDTH]
+    without = [row for row in made() if row["part"] != "bandwidth"]
     assert pure(EXPERIMENT, without, GPU).word == "inconclusive"
 
 
 def test_times_that_are_not_known_well_leave_it_open(pure):
     def clocked(spread):
         """The CPU's rows, with a wall clock whose interval is so many times the median."""
-        rows = [row for row in made() if row["level"] not in (SHARED, None)]
-        return [
-            {**row, "wall_ns": 100.0, "wall_low_ns": 100.0 / spread, "wall_high_ns": 100.0 * spread, "samples": 9,
-             "gpu_ns": None}
-            for row in rows
-        ]  # fmt: skip
+        rows = [row for row in made()[1:] if row["level"] not in (SHARED, None)]
+        return [on_the_wall({**row, **timed(100.0)}, 1 / spread, spread) for row in rows]
 
     assert pure(EXPERIMENT, clocked(1.01), CPU).word == "confirmed"
     assert pure(EXPERIMENT, clocked(3.0), CPU).word == "inconclusive"
@@ -99,14 +93,20 @@ def test_shared_memory_and_l1_of_a_gpu_are_one(pure):
 
 
 def test_each_level_is_there_once_from_near_to_far():
-    assert [row["level"] for row in levels(made())] == list(FOUND)
-    assert [len(picture.rows) for picture in draw(made(), GPU)] == [4, 3, 5]
-    assert "latency_cycles" not in tabulate(made(), CPU)[0].columns
+    rows = EXPERIMENT.read(made())
+    assert [row["level"] for row in levels(rows)] == list(FOUND)
+    assert [len(picture.rows) for picture in draw(rows, GPU)] == [4, 3, 5]
+    assert "latency_cycles" not in tabulate(rows, CPU)[0].columns
+
+
+def test_the_gpus_kernels_are_there():
+    source = SOURCE.read_text()
+    assert [name for name in KERNELS if f" {name}(" not in source] == []
 
 
 def test_a_chain_goes_through_all_of_its_set_and_back():
     buffer = torch.zeros(1024, dtype=torch.int64)
-    start = at = _chain(buffer, 4096, 64)
+    start = at = write_chain(buffer, 4096, 64)
     seen = []
     for _ in range(4096 // 64):
         seen.append(at - start)
@@ -117,8 +117,8 @@ def test_a_chain_goes_through_all_of_its_set_and_back():
 
 
 def test_working_sets_double_and_hold_the_levels():
-    assert _sets(2**12, 2**15, {24576: L1}, quick=False) == [2**12, 2**13, 2**14, 24576, 2**15]
-    assert _sets(2**12, 2**15, {24576: L1}, quick=True) == [2**12, 24576, 2**15]
+    assert working_sets(2**12, 2**15, {24576: L1}, quick=False) == [2**12, 2**13, 2**14, 24576, 2**15]
+    assert working_sets(2**12, 2**15, {24576: L1}, quick=True) == [2**12, 24576, 2**15]
 
 
 def test_caches_are_read_from_the_system(tmp_path):
@@ -135,10 +135,10 @@ def test_a_quick_run_on_the_cpu(pure, monkeypatch):
     monkeypatch.setattr(memory_hierarchy, "CPU_QUICK_LARGEST", 2**20)
     monkeypatch.setattr(memory_hierarchy, "cpu_caches", lambda: [memory_hierarchy.Cache("L1", 2**14)])
     try:
-        rows = list(measure(Bench(torch.device("cpu"), quick=True)))
+        rows = measured(EXPERIMENT)
     except Unsupported as error:
         pytest.skip(error.message)
-    assert [row["level"] for row in levels(rows)] == [REGISTERS, L1, MEMORY]
-    assert all(row["latency_ns"] > 0 for row in part(rows, LATENCY))
-    assert all(row["read_bytes_per_s"] > 0 for row in part(rows, BANDWIDTH))
+    assert [row["level"] for row in levels(EXPERIMENT.read(rows))] == [REGISTERS, L1, MEMORY]
+    assert all(row["latency_ns"] > 0 for row in rows if row["part"] == "latency")
+    assert all(row["read_bytes_per_s"] > 0 for row in rows if row["part"] == "bandwidth")
     assert pure(EXPERIMENT, rows, CPU).why

@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+from made_rows import measured, on_the_wall, timed
+from torch.utils.flop_counter import FlopCounterMode
 
 from flopwise.experiments.bench import Bench
-from flopwise.experiments.claims.mlp_scaling import AXES, EXPERIMENT, Mlp, growths, measure, tabulate
+from flopwise.experiments.claims.mlp_scaling import AXES, EXPERIMENT, Mlp, growths, training
 from flopwise.records.experiment import Place
 
 GPU, CPU = Place(device="cuda:0"), Place(device="cpu")
@@ -23,11 +25,14 @@ def made(wall, gpu, layers=1.0, steps=1.0, factors=(1, 3, 5), **at_three):
                 by_wall = by_gpu = factor * (1.0 if factor == 1 else steps if axis == "steps" else layers)
             if factor == 3:
                 by_wall = at_three.get(axis, by_wall)
-            rows.append(
-                {"axis": axis, "factor": factor, "work_flops": Mlp().scaled(axis, factor).flops(),
-                 "wall_ns": 1e6 * by_wall, "launch_ns": 0.9e6 * by_wall, "gpu_ns": 2e5 * by_gpu, "graph_ns": 2.1e5 * by_gpu}
-            )  # fmt: skip
+            about = {"axis": axis, "factor": factor, "work_flops": Mlp().scaled(axis, factor).flops()}
+            clocks = timed(1e6 * by_wall, launch_ns=0.9e6 * by_wall, gpu_ns=2e5 * by_gpu, graph_ns=2.1e5 * by_gpu)
+            rows.append(about | clocks)
     return rows
+
+
+def on_cpu(row):
+    return {**on_the_wall(row), "graph_ns": None}
 
 
 def test_flat_on_both_clocks_is_parallelism(pure):
@@ -44,7 +49,7 @@ def test_flat_on_the_wall_alone_is_launch_overhead(pure):
     assert "GPU at work 20 → 78 % of the time" in no.why
     assert "The GPU alone does 5 × the work in 4.00 × the time and 25 × the work in 4.00 × the time" in no.why
     assert "it has little room" in no.why  # for the batch
-    reasons = {row["axis"]: row["why"] for row in growths(made(wall=1.02, gpu=4.0))}
+    reasons = {axis: row.why for axis, row in growths(EXPERIMENT.read(made(wall=1.02, gpu=4.0))).items()}
     assert reasons["batch"] == "flat by launch overhead"
     assert "parallelism would do a part" in reasons["width"]
 
@@ -74,15 +79,13 @@ def test_a_part_of_the_evidence_is_left_open(pure):
     whole = made(1.02, 1.1)
     assert pure(EXPERIMENT, [row for row in whole if row["axis"] != "width"], GPU).word == "inconclusive"
     assert pure(EXPERIMENT, whole[:-1], GPU).word == "inconclusive"
-    on_cpu = [{**row, "gpu_ns": None, "launch_ns": None, "graph_ns": None} for row in whole]
-    flat = pure(EXPERIMENT, on_cpu, CPU)
+    flat = pure(EXPERIMENT, [on_cpu(row) for row in whole], CPU)
     assert flat.word == "inconclusive"
     assert "Only a GPU's own clock" in flat.why
 
 
 def test_two_samples_that_differ_decide_nothing(pure):
-    rows = [{**row, "gpu_ns": None, "graph_ns": None, "launch_ns": None, "samples": 9} for row in made(4.0, 4.0)]
-    rows = [{**row, "wall_low_ns": row["wall_ns"], "wall_high_ns": row["wall_ns"]} for row in rows]
+    rows = [on_cpu(row) for row in made(4.0, 4.0)]
     assert pure(EXPERIMENT, rows, CPU).word == "refuted here"
     shaky = [{**row, "wall_low_ns": 2.2e8, "wall_ns": 3.6e8, "wall_high_ns": 5e8, "samples": 2} for row in rows]
     left = pure(EXPERIMENT, shaky, CPU)
@@ -91,22 +94,18 @@ def test_two_samples_that_differ_decide_nothing(pure):
 
 
 def test_bases_that_differ_leave_open_what_they_could_explain(pure):
-    rows = [{**row, "gpu_ns": None, "graph_ns": None, "launch_ns": None} for row in made(1.5, 1.0)]
+    rows = [on_cpu(row) for row in made(1.5, 1.0)]
     assert pure(EXPERIMENT, rows, CPU).word == "refuted here"
-    slow = [{**row, "wall_ns": 2e6} if (row["axis"], row["factor"]) == ("steps", 1) else row for row in rows]
+    slow = [{**row, **timed(2e6, gpu=False)} if (row["axis"], row["factor"]) == ("steps", 1) else row for row in rows]
     left = pure(EXPERIMENT, slow, CPU)
     assert left.word == "inconclusive"
     assert "the base alone takes 1.00 ms to 2.00 ms" in left.why
 
 
 def test_flops_are_those_of_its_matmuls():
-    from torch.utils.flop_counter import FlopCounterMode
-
-    from flopwise.experiments.claims.mlp_scaling import _runs
-
     mlp = Mlp(steps=2, layers=3, batch=8, width=16)
     with FlopCounterMode(display=False) as counted:
-        _runs(Bench(torch.device("cpu")), mlp)()
+        training(Bench(torch.device("cpu")), mlp)()
     assert counted.get_total_flops() == mlp.flops()
     assert Mlp().scaled("width", 5).flops() == 25 * Mlp().flops()
     assert Mlp().scaled("batch", 5).flops() == pytest.approx(5 * Mlp().flops())
@@ -114,7 +113,7 @@ def test_flops_are_those_of_its_matmuls():
 
 def test_a_quick_run_on_the_cpu(pure, monkeypatch):
     monkeypatch.setattr("flopwise.experiments.claims.mlp_scaling.Mlp", lambda: Mlp(batch=8, width=16))
-    rows = list(measure(Bench(torch.device("cpu"), quick=True)))
+    rows = measured(EXPERIMENT)
     assert [(row["axis"], row["factor"]) for row in rows] == [(axis, factor) for axis in AXES for factor in (1, 3)]
     assert pure(EXPERIMENT, rows, CPU).why
-    assert "gpu_ns" not in tabulate(rows, CPU)[0].columns
+    assert "gpu_ns" not in EXPERIMENT.tabulate(EXPERIMENT.read(rows), CPU)[0].columns

@@ -3,10 +3,9 @@
 from pathlib import Path
 
 import pytest
-import torch
+from made_rows import measured
 
 from flopwise.analysis.explanation import explain_trace
-from flopwise.experiments.bench import Bench
 from flopwise.experiments.claims.softmax_vs_matmul import (
     BACKWARD,
     EXPERIMENT,
@@ -15,11 +14,8 @@ from flopwise.experiments.claims.softmax_vs_matmul import (
     ON_GPU,
     ONE_KERNEL,
     WRITTEN_OUT,
+    Attention,
     by_kernels,
-    compared,
-    draw,
-    measure,
-    tabulate,
 )
 from flopwise.records.experiment import Place
 from flopwise.trace.read import read_trace
@@ -72,21 +68,22 @@ def test_a_missing_variant_leaves_it_open(pure):
 
 
 def test_its_pictures_and_tables_are_of_its_rows():
-    rows = made()
-    shares, rates = draw(rows, GPU)
+    rows = EXPERIMENT.read(made())
+    shares, rates = EXPERIMENT.draw(rows, GPU)
     assert shares.column == rates.column == "dtype"
     assert {row["what"] for row in rates.rows} == {"matmuls", "softmax, written out", "softmax, one kernel"}
-    assert len(tabulate(rows, GPU)[0].rows) == len(rows)
-    assert compared(rows[1])["flops_share"] is None  # backward
+    assert len(EXPERIMENT.tabulate(rows, GPU)[0].rows) == len(rows)
+    assert rows[1].flops_share is None  # backward
 
 
 def test_the_trace_of_a_gpu_tells_both_directions():
     forward, backward = by_kernels(read_trace(TRACE))
     assert (forward["phase"], backward["phase"]) == (FORWARD, BACKWARD)
     assert forward["matmul_kernels"].startswith("fp32")
-    about = {"how": WRITTEN_OUT, "scores_bytes": 4 * forward["softmax_flops"] / 5}
-    assert compared({**forward, **about})["flops_share"] == pytest.approx(5 / (5 + 4 * 64))
-    assert compared({**forward, **about})["time_share"] > 0.5
+    sizes = {"batch": 1, "context": 1, "head_dim": 64, "scores_bytes": 4 * forward["softmax_flops"] / 5}
+    row = Attention(how=WRITTEN_OUT, dtype="fp32", **sizes, **forward)
+    assert row.flops_share == pytest.approx(5 / (5 + 4 * 64))
+    assert row.time_share > 0.5
     assert backward["softmax_ns"] > forward["softmax_ns"]
     assert forward["rest_ns"] > 0
     mean = explain_trace(read_trace(TRACE)).attention  # of two steps, as the median of two is
@@ -95,11 +92,11 @@ def test_the_trace_of_a_gpu_tells_both_directions():
 
 
 def test_a_quick_run_on_the_cpu(pure, tmp_path):
-    rows = list(measure(Bench(torch.device("cpu"), quick=True, folder=tmp_path)))
+    rows = measured(EXPERIMENT, folder=tmp_path)
     assert [row["how"] for row in rows] == [WRITTEN_OUT, ONE_KERNEL] * 2
     for row in rows:
         assert row["softmax_flops"] == 5 * row["context"] ** 2
         assert row["matmul_flops"] == 4 * row["context"] ** 2 * HEAD_DIM
         assert min(row["softmax_ns"], row["matmul_ns"], row["rest_ns"]) > 0
     assert pure(EXPERIMENT, rows, CPU).why
-    assert "matmul_kernels" not in tabulate(rows, CPU)[0].columns
+    assert "matmul_kernels" not in EXPERIMENT.tabulate(EXPERIMENT.read(rows), CPU)[0].columns

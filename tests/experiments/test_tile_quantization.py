@@ -6,24 +6,20 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
+from made_rows import measured, timed
 
 import flopwise
-from flopwise.experiments.bench import Bench
 from flopwise.experiments.claims.tile_quantization import (
-    ALIGNMENT,
     DIVISORS,
     EXPERIMENT,
     FIXED,
-    KERNELS,
     LIBRARY,
-    WAVES,
     cliff,
     largest_jump,
-    measure,
-    sized,
     tiles,
+    times_by_size,
     waves,
+    with_waves,
 )
 from flopwise.records.experiment import Place
 
@@ -33,20 +29,18 @@ H200 = 132
 
 def made(sms=H200, wave_ns=30_000.0, odd=0.5, spread=False):
     """A chip whose time is its waves (or, spread, its tiles); K of odd size runs at this share of the speed."""
-    sizes = sorted({*range(1536, 3072, 64), 1792, 1808, cliff(sms), cliff(sms) + 16, cliff(sms) + 1,
-                    cliff(sms, 2), cliff(sms, 2) + 16})  # fmt: skip
+    around = {cliff(sms), cliff(sms) + 16, cliff(sms) + 1, cliff(sms, 2), cliff(sms, 2) + 16}
+    sizes = sorted({*range(1536, 3072, 64), 1792, 1808} | around)
     rows = []
     for n in sizes:
         ns = wave_ns * (tiles(n) / sms if spread else waves(n, sms))
-        about = {"part": WAVES, "n": n, "sms": sms, "device_ns": ns, "rate_flops_per_s": 2e9 * n**3 / ns}
-        rows += [{**about, "how": how} for how in ((LIBRARY, FIXED) if n % 16 == 0 else (LIBRARY,))]
-    rows += [{"part": KERNELS, "n": n, "kernel": "nvjet_sm90_tst_128x256_64x4_2x1_v_bz_NNN"} for n in sizes[:-1]]
+        about = {"part": "waves", "n": n, "sms": sms, "device_ns": ns, "rate_flops_per_s": 2e9 * n**3 / ns}
+        rows += [{**about, **timed(ns), "how": how} for how in ((LIBRARY, FIXED) if n % 16 == 0 else (LIBRARY,))]
+    rows += [{"part": "kernels", "n": n, "kernel": "nvjet_sm90_tst_128x256_64x4_2x1_v_bz_NNN"} for n in sizes[:-1]]
     for divisor in DIVISORS:
         rate = 7e14 * (1.0 if divisor >= 8 else odd)
-        rows.append(
-            {"part": ALIGNMENT, "k": 4096 + divisor, "divisor": divisor, "side": 4096, "dtype": "bfloat16", "each_bytes": 2,
-             "device_ns": 1.0, "rate_flops_per_s": rate}
-        )  # fmt: skip
+        about = {"part": "alignment", "k": 4096 + divisor, "divisor": divisor, "side": 4096, "dtype": "bfloat16"}
+        rows.append({**about, "each_bytes": 2, "device_ns": 1.0, "rate_flops_per_s": rate, **timed(1.0)})
     return rows
 
 
@@ -62,13 +56,14 @@ def test_it_can_be_confirmed_and_refuted(pure):
 
 def test_the_second_cliff_counts(pure):
     at = cliff(H200, 2)
-    flat = [{**row, "device_ns": 60_000.0} if row.get("n", 0) > at else row for row in made()]
+    late = {"device_ns": 60_000.0, **timed(60_000.0)}
+    flat = [{**row, **late} if row["part"] == "waves" and row["n"] > at else row for row in made()]
     assert pure(EXPERIMENT, flat, GPU).word == "refuted here"
     assert pure(EXPERIMENT, [row for row in made() if row.get("n") != at + 16], GPU).word == "inconclusive"
 
 
 def test_a_gpu_that_waited_for_the_host_leaves_it_open(pure):
-    rows = [{**row, "gpu_ns": row.get("device_ns"), "gpu_exact": False} for row in made()]
+    rows = [{**row, "gpu_exact": False} if "gpu_exact" in row else row for row in made()]
     found = pure(EXPERIMENT, rows, GPU)
     assert found.word == "inconclusive"
     assert "waited for the host" in found.why
@@ -78,7 +73,7 @@ def test_the_lectures_chip_jumps_where_the_lecture_says(pure):
     yes = pure(EXPERIMENT, made(sms=108), GPU)
     assert yes.word == "confirmed"
     assert "after 1792 (98 tiles, then 120)" in yes.why
-    assert largest_jump(made(sms=108))[:2] == (1792, 1808)
+    assert largest_jump(times_by_size(EXPERIMENT.read(made(sms=108)), FIXED))[:2] == (1792, 1808)
 
 
 @pytest.mark.parametrize("sms", [16, 58, 108, 114, 132, 148, 304])
@@ -89,11 +84,11 @@ def test_the_cliff_is_the_last_size_of_its_wave(sms):
 
 
 def test_a_librarys_tile_is_read_from_its_kernel():
-    told = {(row["how"], row["n"]): row for row in sized(made())}
-    assert told[LIBRARY, 2048]["tile"] == "128 × 256"
-    assert (told[FIXED, 2064]["tiles"], told[FIXED, 2064]["waves"]) == (153, 2)
-    assert told[FIXED, 2064]["last_share"] == pytest.approx((153 - 132) / 132)
-    assert told[LIBRARY, 3008]["waves"] is None  # its kernel is not known
+    found = {(row["how"], row["n"]): row for row in with_waves(EXPERIMENT.read(made()))}
+    assert found[LIBRARY, 2048]["tile"] == "128 × 256"
+    assert (found[FIXED, 2064]["tiles"], found[FIXED, 2064]["waves"]) == (153, 2)
+    assert found[FIXED, 2064]["last_share"] == pytest.approx((153 - 132) / 132)
+    assert found[LIBRARY, 3008]["waves"] is None  # its kernel is not known
 
 
 def test_without_the_fixed_tile_it_is_left_open(pure):
@@ -103,7 +98,7 @@ def test_without_the_fixed_tile_it_is_left_open(pure):
 
 def test_a_quick_run_on_the_cpu(pure, monkeypatch):
     monkeypatch.setattr("flopwise.experiments.claims.tile_quantization.CPU_LAYER", 64)
-    rows = list(measure(Bench(torch.device("cpu"), quick=True)))
+    rows = measured(EXPERIMENT)
     assert [row["k"] % row["divisor"] for row in rows] == [0] * len(DIVISORS)
     verdict = pure(EXPERIMENT, rows, CPU)
     assert verdict.word == "not measurable here"
@@ -120,6 +115,7 @@ for n in (16, 48, 80):
 """
 
 
+@pytest.mark.slow
 def test_the_kernel_is_a_matmul():
     pytest.importorskip("triton")
     known = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(Path(flopwise.__file__).parents[1])}

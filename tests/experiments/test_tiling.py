@@ -2,11 +2,10 @@
 
 import msgspec
 import pytest
-import torch
+from made_rows import measured, on_the_wall, timed
 
 from flopwise.errors import Unsupported
-from flopwise.experiments import native
-from flopwise.experiments.bench import Bench
+from flopwise.experiments import host_code
 from flopwise.experiments.claims import tiling
 from flopwise.experiments.claims.tiling import (
     CPU_TILES,
@@ -15,12 +14,11 @@ from flopwise.experiments.claims.tiling import (
     NAIVE,
     SCATTERED,
     SIDE,
-    SOURCE,
     TILES,
     WRONG,
     asked_bytes,
     draw,
-    measure,
+    gpu_source,
 )
 from flopwise.records.experiment import Place
 from flopwise.records.run import Environment, Gpu
@@ -32,20 +30,14 @@ CPU = Place(device="cpu")
 
 def made(gain=lambda tile: tile**0.5, off=1e-6):
     """Rows of a GPU on which the naive product takes 25 ms, and a tile makes it some times faster."""
-    times = {
-        SCATTERED: (1, 0.1),
-        NAIVE: (1, 1.0),
-        **{f"tiles of {t}": (t, gain(t)) for t in TILES},
-        LIBRARY: (None, 9.0),
-    }
-    return [
-        {
-            "way": way, "tile": tile, "rows": SIDE, "side": SIDE, "device_ns": 25e6 / by, "off": off,
-            "done_flops_per_s": 5e12 * by,
-            "asked_bytes": None if tile is None else asked_bytes(SIDE, SIDE, tile),
-        }
-        for way, (tile, by) in times.items()
-    ]  # fmt: skip
+    times = {SCATTERED: (1, 0.1), NAIVE: (1, 1.0)}
+    times |= {f"tiles of {t}": (t, gain(t)) for t in TILES} | {LIBRARY: (None, 9.0)}
+    rows = []
+    for way, (tile, by) in times.items():
+        about = {"way": way, "tile": tile, "rows": SIDE, "side": SIDE, "off": off, "done_flops_per_s": 5e12 * by}
+        asked = None if tile is None else asked_bytes(SIDE, SIDE, tile)
+        rows.append({**about, "asked_bytes": asked, "device_ns": 25e6 / by, **timed(25e6 / by)})
+    return rows
 
 
 def test_it_can_be_confirmed_refuted_and_left_open(pure):
@@ -68,9 +60,9 @@ def test_it_can_be_confirmed_refuted_and_left_open(pure):
     slow = pure(EXPERIMENT, made(gain=lambda tile: 6.0 if tile == 128 else 0.5), GPU)
     assert slow.word == "refuted here"
     assert "Slower than the naive one: tiles of 16, tiles of 32, tiles of 64." in slow.why
-    assert pure(EXPERIMENT, made(off=0.5), GPU) == tiling.Verdict(
-        "inconclusive", f"wrong products: {', '.join(row['way'] for row in made())}."
-    )
+    wrong = pure(EXPERIMENT, made(off=0.5), GPU)
+    assert wrong.word == "inconclusive"
+    assert wrong.why == f"wrong products: {', '.join(row['way'] for row in made())}."
 
 
 def test_the_count_is_a_formula_and_rows_that_deny_it_decide_nothing(pure):
@@ -83,21 +75,21 @@ def test_the_count_is_a_formula_and_rows_that_deny_it_decide_nothing(pure):
 
 
 @pytest.mark.parametrize("without", [NAIVE, "tiles of 128", LIBRARY])
-def test_a_part_of_the_evidence_is_left_open(without):
-    assert EXPERIMENT.judge([row for row in made() if row["way"] != without], GPU).word == "inconclusive"
+def test_a_part_of_the_evidence_is_left_open(pure, without):
+    assert pure(EXPERIMENT, [row for row in made() if row["way"] != without], GPU).word == "inconclusive"
 
 
 def test_unsteady_times_decide_nothing(pure):
-    rows = [{**row, "wall_ns": row["device_ns"], "gpu_ns": None, "samples": 2} for row in made()]
-    left = pure(EXPERIMENT, rows, CPU)
+    left = pure(EXPERIMENT, [on_the_wall(row, samples=2) for row in made()], CPU)
     assert left.word == "inconclusive"
-    assert "Too unsteady to tell: naive takes 25.0 ms" in left.why
+    assert "Too uncertain to tell: naive takes 25.0 ms" in left.why
 
 
 def test_the_memory_is_drawn_where_it_is_known():
-    assert [rule.label for picture in draw(made(), GPU) for rule in picture.rules] == ["memory"]
+    rows = EXPERIMENT.read(made())
+    assert [rule.label for picture in draw(rows, GPU) for rule in picture.rules] == ["memory"]
     unknown = msgspec.structs.replace(GPU, environment=None)
-    assert not any(picture.rules for picture in draw(made(), unknown))
+    assert not any(picture.rules for picture in draw(rows, unknown))
 
 
 @pytest.mark.parametrize("tile", [1, 2, 4])
@@ -116,15 +108,15 @@ def test_every_tile_fits_its_loops():
         assert tile % each == 0
         assert threads <= 1024
         assert tile * depth % threads == 0
-        assert f"product<{tile}, {depth}, {each}>" in SOURCE
-    assert SOURCE.isascii()
+        assert f"product<{tile}, {depth}, {each}>" in gpu_source()
+    assert gpu_source().isascii()
 
 
 def test_a_quick_run_on_the_cpu(pure, monkeypatch):
     monkeypatch.setattr(tiling, "CPU_QUICK_SIDE", 64)
     monkeypatch.setattr(tiling, "CPU_QUICK_ROWS", 64)
     try:
-        rows = list(measure(Bench(torch.device("cpu"), quick=True)))
+        rows = measured(EXPERIMENT)
     except Unsupported as error:
         pytest.skip(error.message)
     assert [row["way"] for row in rows] == [NAIVE, *(f"tiles of {tile}" for tile in CPU_TILES), LIBRARY]
@@ -134,13 +126,13 @@ def test_a_quick_run_on_the_cpu(pure, monkeypatch):
 
 def test_without_a_compiler_it_says_so(monkeypatch):
     monkeypatch.delenv("CC", raising=False)
-    monkeypatch.setattr(native.shutil, "which", lambda name: None)
+    monkeypatch.setattr(host_code.shutil, "which", lambda name: None)
     with pytest.raises(Unsupported, match="a product needs a C compiler on a CPU, and none is found"):
-        native.compile_host("", "a product")
+        host_code.compile_host("", "a product")
 
 
 @pytest.mark.parametrize("compiler", ["false", "no-such-compiler"])
 def test_a_compiler_that_fails_is_named(monkeypatch, compiler):
     monkeypatch.setenv("CC", compiler)
     with pytest.raises(Unsupported, match=compiler):
-        native.compile_host("", "a product")
+        host_code.compile_host("", "a product")

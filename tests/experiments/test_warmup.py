@@ -1,10 +1,9 @@
 """warmup: the verdict follows the steps; a process can be started cold and tells its steps."""
 
 import pytest
-import torch
+from made_rows import measured
 
-from flopwise.experiments.bench import Bench
-from flopwise.experiments.claims.warmup import EXPERIMENT, STEPS, WARMUPS, draw, measure, summaries, tabulate
+from flopwise.experiments.claims.warmup import EXPERIMENT, STEPS, WARMUPS, summaries
 from flopwise.records.experiment import Place
 
 CPU = Place(device="cpu")
@@ -31,7 +30,7 @@ def test_a_busy_machine_leaves_it_open(pure):
     for first in (160, 130, 120):
         found = pure(EXPERIMENT, made([first], rest=(100, 112, 90)), CPU)
         assert found.word == "inconclusive"
-        assert "Too unsteady to tell" in found.why
+        assert "Too uncertain to tell" in found.why
     slower = [{**row, "wall_ns": row["wall_ns"] * (15 if row["start"] == 2 else 1)} for row in made([2000])]
     assert pure(EXPERIMENT, slower, CPU).word == "inconclusive"
 
@@ -39,27 +38,27 @@ def test_a_busy_machine_leaves_it_open(pure):
 def test_a_start_that_was_cut_off_does_not_count(pure):
     rows = made([2000, 150])
     assert pure(EXPERIMENT, rows[:-3], CPU).why.endswith("(cold starts: 1).")
-    assert "no start" in EXPERIMENT.judge(rows[:7], CPU).why
+    assert "no start" in pure(EXPERIMENT, rows[:7], CPU).why
 
 
 def test_a_mean_is_of_the_ten_steps_after_the_warm_up():
-    told = {row["warmups"]: row for row in summaries(made([1000], rest=(100,)))}
-    assert tuple(told) == WARMUPS
-    assert told[0]["mean_ns"] == pytest.approx(190_000)
-    assert told[0]["off_share"] == pytest.approx(0.9)
-    assert told[1]["mean_ns"] == told[5]["mean_ns"] == 100_000
-    assert told[1]["spread_ns"] == 0
+    found = {row.warmups: row for row in summaries(EXPERIMENT.read(made([1000], rest=(100,))))}
+    assert tuple(found) == WARMUPS
+    assert found[0].mean_ns == pytest.approx(190_000)
+    assert found[0].off_share == pytest.approx(0.9)
+    assert found[1].mean_ns == found[5].mean_ns == 100_000
+    assert found[1].spread_ns == 0
 
 
 def test_its_pictures_and_tables_are_of_its_rows():
-    rows = made([2000, 150])
-    assert len(draw(rows, CPU)[0].rows) == 2 * STEPS
-    assert len(tabulate(rows, CPU)[0].rows) == len(WARMUPS)
+    rows = EXPERIMENT.read(made([2000, 150]))
+    assert len(EXPERIMENT.draw(rows, CPU)[0].rows) == 2 * STEPS
+    assert len(EXPERIMENT.tabulate(rows, CPU)[0].rows) == len(WARMUPS)
 
 
 @pytest.mark.slow
 def test_a_quick_run_on_the_cpu(pure):
-    rows = list(measure(Bench(torch.device("cpu"), quick=True)))
+    rows = measured(EXPERIMENT)
     assert [row["step"] for row in rows] == list(range(STEPS))
     assert all(row["wall_ns"] > 0 for row in rows)
     assert pure(EXPERIMENT, rows, CPU).why

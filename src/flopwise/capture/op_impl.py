@@ -14,7 +14,7 @@ from flopwise.errors import WrongResult
 from flopwise.lm import layers
 from flopwise.lm.attention import attention_function
 from flopwise.lm.loss import hidden_loss, loss_full
-from flopwise.lm.own_kernels import own_kernel
+from flopwise.lm.own_kernels import needs_triton, own_operation
 from flopwise.lm.precision import on_fake_tensors
 from flopwise.spec.workload import OpSpec, Workload
 
@@ -71,8 +71,9 @@ def op_function(name: str, impl: str) -> Function:
     asked = f"impl = '{impl}'"
     if name == "attention":
         if impl == "tiled":
-            flash = own_kernel("attention", asked).FlashAttention
-            return lambda q, k, v: cast(Tensor, flash.apply(q, k, v, True))
+            with needs_triton(asked):
+                from flopwise.kernels.attention import FlashAttention
+            return lambda q, k, v: cast(Tensor, FlashAttention.apply(q, k, v, True))  # type: ignore[no-untyped-call]
         return attention_function(impl, compiled_elsewhere=False)
     if impl in ("manual", "full"):
         return WRITTEN_OUT[name]
@@ -84,7 +85,7 @@ def op_function(name: str, impl: str) -> Function:
         return layers.gelu_function(impl)
     if name == "cross_entropy":
         return hidden_loss(impl)
-    function: Function = getattr(own_kernel(name, asked), name)
+    function: Function = own_operation(name, asked)
     return functools.partial(function, eps=EPS) if name == "rms_norm" else function
 
 

@@ -14,7 +14,7 @@ from flopwise.errors import Unsupported
 from flopwise.lm.attention import attention_function, sdpa_backend_name
 from flopwise.lm.layers import SOFTMAX, gelu_function
 from flopwise.lm.optimizer import make_optimizer
-from flopwise.lm.own_kernels import own_kernel, own_levers, written_out
+from flopwise.lm.own_kernels import own_levers, own_operation, written_out
 from flopwise.lm.precision import apply_fp32_matmul, autocast, fp32_matmul_probe, on_fake_tensors
 from flopwise.records.run import STEP, Ran
 from flopwise.spec.recipe import OWN_OPTIMIZERS, Recipe
@@ -63,7 +63,7 @@ def op_step(workload: Workload, device: torch.device) -> Step:
         case "gelu":
             return _single(gelu_function(recipe.activation), (random(dims["rows"], dims["cols"]),), workload, device)
         case _:  # softmax: the spec admits no other
-            kernel = own_kernel("softmax", "norm = 'triton'").softmax if recipe.norm == "triton" else None
+            kernel = own_operation("softmax", "norm = 'triton'") if recipe.norm == "triton" else None
             softmax = kernel or SOFTMAX[recipe.norm]
             return _single(softmax, (random(dims["rows"], dims["cols"]),), workload, device)
 

@@ -1,57 +1,43 @@
-"""What an experiment measures with: a device and a clock that is right. [torch]
+"""What an experiment measures with: a device and a correct clock. [torch]
 
 A time is of synchronised work, after a warm-up that is not counted, and the median of several samples. On a GPU three clocks
 are read (see `capture/clock.py`); on the CPU only the wall clock has a meaning.
 """
 
-import gc
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from flopwise.capture.clock import clock_for
-from flopwise.capture.step import synchronise
+from flopwise.capture.kineto import trace_steps
+from flopwise.capture.memory_limit import free_bytes
+from flopwise.capture.probes import DTYPES
+from flopwise.capture.step import Step, synchronise
+from flopwise.capture.watch.collector import no_collector
 from flopwise.errors import Unsupported
-from flopwise.experiments.experiment import Row
-from flopwise.records.events import PhaseSample
-from flopwise.records.run import STEP
+from flopwise.experiments.rows import Timed
+from flopwise.kernels import nvrtc
+from flopwise.lm.precision import apply_fp32_matmul
+from flopwise.records.events import PhaseSample, TraceRequest
+from flopwise.records.run import STEP, Ran
+from flopwise.spec.recipe import Recipe
 from flopwise.spec.workload import Workload
 from flopwise.statistics import FEWEST, estimate
 
 Run = Callable[[], object]
 
-_SAMPLE_NS = 200_000  # a sample of less is of several runs: the clock's own cost must not show
-_MOST_REPEATS = 256  # of a run in a sample: the driver's queue must hold all their launches
+_SAMPLE_NS = 200_000  # a sample of shorter work has several runs, so that the clock's own cost does not show
+_MOST_REPEATS = 256  # runs in a sample: the driver's queue must hold all their launches
 _MOST_SAMPLES = 500
-_RAISE_CLOCKS_NS = 200_000_000  # of running before the first time on a GPU: it raises its clocks within that
+_RAISE_CLOCKS_NS = 200_000_000  # work before the first time on a GPU: it raises its clocks within that
 _OVERRUN = 4  # times the budget that six samples of something slow may take
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Nanoseconds per run: medians, and the 95 % interval of the wall clock's."""
-
-    wall_ns: float
-    wall_low_ns: float
-    wall_high_ns: float
-    launch_ns: float | None  # until the host was free again; None on the CPU
-    gpu_ns: float | None  # of the GPU alone; None on the CPU
-    gpu_exact: bool  # all work was queued before it began; else gpu_ns holds waits for the host, too
-    samples: int
-    repeats: int  # runs in a sample
-
-    @property
-    def device_ns(self) -> float:
-        """What the device needs, launches not counted: the GPU's clock, or on the CPU the wall's."""
-        return self.wall_ns if self.gpu_ns is None else self.gpu_ns
-
-    def row(self) -> Row:
-        """For a row: `{"n": n, **timing.row()}`."""
-        return dict(vars(self))
+_SLOW_NS = 1e9  # a run so slow that its warm-up no longer shows
 
 
 class Bench:
@@ -63,20 +49,21 @@ class Bench:
         quick: bool = False,
         workload: Workload | None = None,
         folder: Path | None = None,
-        tell: Callable[[str], None] = lambda text: None,
+        on_progress: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.device, self.quick, self.workload = device, quick, workload
+        self.doing = on_progress  # called with what is measured now
         self._folder = folder or Path()
-        self._tell = tell
-        self._cold = device.type == "cuda"
+        self._cold = self.on_gpu
 
     @property
     def on_gpu(self) -> bool:
         return self.device.type == "cuda"
 
-    def doing(self, text: str) -> None:
-        """What is measured now, for who watches."""
-        self._tell(text)
+    @property
+    def chip(self) -> Any:
+        """The GPU's properties."""
+        return torch.cuda.get_device_properties(self.device)
 
     def file(self, name: str) -> Path:
         """Where a raw file, such as a trace, belongs: it is kept with the run."""
@@ -87,9 +74,36 @@ class Bench:
         synchronise(self.device)
 
     def needs_gpu(self, what: str) -> None:
-        """Raise where there is no GPU: the experiment's row then says 'not measurable here', with this line."""
+        """Raise where there is no GPU: the experiment is then 'not measurable here', with this line."""
         if not self.on_gpu:
             raise Unsupported(f"{what} needs a GPU, and this ran on the CPU", "--device cuda, where there is one")
+
+    def randn(self, *sizes: int, dtype: str = "fp32", **more: Any) -> Tensor:
+        """Random numbers on the device."""
+        return torch.randn(sizes, device=self.device, dtype=DTYPES[dtype], **more)
+
+    def fp32_matmul(self, precision: str = "fp32") -> None:
+        """From here on fp32 matmuls compute in fp32, or if asked for in TF32."""
+        apply_fp32_matmul(Recipe(precision=precision))
+
+    def cuda_kernels(self, source: str, name: str, kernels: Sequence[str], **defines: int) -> list[nvrtc.Function]:
+        """Kernels of a CUDA source, compiled for this GPU with these constants defined."""
+        options = [f"-D{key}={value}" for key, value in defines.items()]
+        return nvrtc.load(source, name, kernels, self.device.index or 0, options)
+
+    def trace(self, phases: Mapping[str, Run], name: str, steps: int = 1) -> Path:
+        """A Kineto trace of some steps, kept with the run."""
+        path = self.file(name)
+        step = Step(phases=dict(phases), ran=lambda: Ran(device=str(self.device)))
+        trace_steps(step, self.device, TraceRequest(path=str(path), steps=steps))
+        return path
+
+    def free_bytes(self) -> float:
+        """The memory that is free on the device, the allocator's cache included."""
+        if self.on_gpu:
+            torch.cuda.empty_cache()
+        free = free_bytes(self.device)
+        return float("inf") if free is None else free
 
     def once_ns(self, run: Run) -> int:
         """Wall time of one run, synchronised before and after; no warm-up."""
@@ -99,8 +113,8 @@ class Bench:
         self.synchronise()
         return time.perf_counter_ns() - begun
 
-    def time(self, run: Run, *, seconds: float | None = None, repeats: int | None = None) -> Timing:
-        """Time a run; it should leave no more than it found, and read nothing on the host.
+    def time(self, run: Run, *, seconds: float | None = None, repeats: int | None = None) -> Timed:
+        """Time a run; it must free what it allocates, and read nothing on the host.
 
         `repeats` runs make a sample, one after the other without waiting between them; without it, as many as make a
         sample long enough to be read exactly. With repeats=1, each run is waited for.
@@ -113,25 +127,30 @@ class Bench:
             for _ in range(many):
                 run()
 
-        clock = clock_for({STEP: runs}, self.device, single_op=False)
+        return self._timed(self._samples(runs, budget_s), many)
+
+    def _samples(self, run: Run, budget_s: float) -> list[PhaseSample]:
+        clock = clock_for({STEP: run}, self.device, single_op=False)
         samples: list[PhaseSample] = []
-        collects = gc.isenabled()
-        gc.disable()  # a collection in the middle of a run is the interpreter's, not the run's
-        try:
+        with no_collector():  # a collection in the middle of a run is the interpreter's work, not the run's
             clock.once()
             begun = time.perf_counter()
             while _more(len(samples), time.perf_counter() - begun, budget_s):
                 samples.append(clock.sample()[STEP])
-        finally:
-            if collects:
-                gc.enable()
+        return samples
+
+    def _timed(self, samples: list[PhaseSample], many: int) -> Timed:
         walls = estimate([sample.wall_ns / many for sample in samples])
-        return Timing(
+
+        def gpu_clock(name: str) -> float | None:
+            return median(getattr(sample, name) or 0 for sample in samples) / many if self.on_gpu else None
+
+        return Timed(
             wall_ns=walls.median,
             wall_low_ns=walls.median if walls.low is None else walls.low,
             wall_high_ns=walls.median if walls.high is None else walls.high,
-            launch_ns=median(sample.launch_ns or 0 for sample in samples) / many if self.on_gpu else None,
-            gpu_ns=median(sample.gpu_ns or 0 for sample in samples) / many if self.on_gpu else None,
+            launch_ns=gpu_clock("launch_ns"),
+            gpu_ns=gpu_clock("gpu_ns"),
             gpu_exact=self.on_gpu and all(sample.held for sample in samples[1:]),
             samples=len(samples),
             repeats=many,
@@ -171,9 +190,21 @@ class Bench:
         begun = time.perf_counter_ns()
         while len(took) < 2 or (time.perf_counter_ns() - begun < least_ns and len(took) < 10_000):
             took.append(self.once_ns(run))
-            if took[-1] > 1e9:  # so slow that its warm-up no longer shows
+            if took[-1] > _SLOW_NS:
                 break
         return min(first_ns, median(took))
+
+
+@contextmanager
+def one_thread(bench: Bench) -> Iterator[None]:
+    """On the CPU, one thread: large operations would otherwise run on all cores and small ones on one, and hide any law."""
+    threads = torch.get_num_threads()
+    if not bench.on_gpu:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _more(n: int, elapsed_s: float, budget_s: float) -> bool:

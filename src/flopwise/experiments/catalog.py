@@ -3,6 +3,7 @@
 import importlib
 import pkgutil
 from functools import cache
+from typing import Any
 
 from flopwise.errors import FlopwiseError
 from flopwise.experiments import claims as folder
@@ -13,14 +14,14 @@ ALL = "all"
 
 
 @cache
-def experiments() -> dict[str, Experiment]:
+def experiments() -> dict[str, Experiment[Any]]:
     """Every experiment by its name, in the order of their numbers."""
     found = [_load(module.name) for module in pkgutil.iter_modules(folder.__path__)]
     return {one.name: one for one in sorted(found, key=lambda one: (one.number, one.name))}
 
 
-def _load(module: str) -> Experiment:
-    found: Experiment = importlib.import_module(f"{folder.__name__}.{module}").EXPERIMENT
+def _load(module: str) -> Experiment[Any]:
+    found: Experiment[Any] = importlib.import_module(f"{folder.__name__}.{module}").EXPERIMENT
     if found.name != module.replace("_", "-"):
         raise FlopwiseError(
             f"the experiment in {module}.py calls itself '{found.name}'", "a file is named as its experiment"
@@ -28,7 +29,7 @@ def _load(module: str) -> Experiment:
     return found
 
 
-def chosen(names: tuple[str, ...]) -> list[Experiment]:
+def chosen(names: tuple[str, ...]) -> list[Experiment[Any]]:
     """The experiments of these names, each once, in the order given; `all` means all."""
     there = experiments()
     for name in names:

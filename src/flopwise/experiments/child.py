@@ -1,9 +1,10 @@
-"""An experiment in its own process: tells its place, what it does, and each row. [torch]"""
+"""An experiment in its own process: reports its place, what it does, and each row. [torch]"""
 
 import os
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import torch
 
 from flopwise.capture.build import resolve_device
@@ -15,16 +16,16 @@ from flopwise.records.events import ExperimentRequest, ExperimentTold
 from flopwise.records.experiment import Place
 
 
-def run_experiment(asked: ExperimentRequest, tell: Callable[[ExperimentTold], None]) -> None:
+def run_experiment(asked: ExperimentRequest, report: Callable[[ExperimentTold], None]) -> None:
     """Run the experiment."""
     device = resolve_device(asked.device)
     if device.type == "cpu":
         limit_memory()
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
-    tell(ExperimentTold(place=Place(device=str(device), environment=environment(device), load=load)))
+    report(ExperimentTold(place=Place(device=str(device), environment=environment(device), load=load)))
     torch.manual_seed(0)
     bench = Bench(
-        device, asked.quick, asked.workload, Path(asked.folder), lambda text: tell(ExperimentTold(doing=text))
+        device, asked.quick, asked.workload, Path(asked.folder), lambda text: report(ExperimentTold(doing=text))
     )
     for row in experiments()[asked.experiment].measure(bench):
-        tell(ExperimentTold(row=row))
+        report(ExperimentTold(row=msgspec.to_builtins(row)))

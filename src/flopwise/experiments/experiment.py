@@ -1,34 +1,27 @@
 """What an experiment is made of: a claim, a measurement, a judgement, pictures and tables. No torch here.
 
-`measure` runs in a process of its own and yields rows as it gets them, so that a crash keeps those before it. All else is
-pure: it is done again whenever a stored run is read. A row is a dictionary that JSON can hold, with the unit at the end of
-each name: `_ns`, `_bytes`, `_bytes_per_s`, `_flops`, `_flops_per_s`, `_share` (of 1). Tables and charts show a value by
-that ending; other numbers show as they are. What could not be measured is None, never a guess.
+`measure` runs in a process of its own and yields rows as it gets them, so that a crash keeps those before it. Everything else is
+pure: it is done again whenever a stored run is read.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import msgspec
 
+from flopwise.experiments.rows import Row
+from flopwise.experiments.verdict import Check, Verdict, conclude
 from flopwise.records.experiment import Place
 
 if TYPE_CHECKING:
     from flopwise.experiments.bench import Bench  # it has torch
 
-Row = dict[str, Any]
-Rows = Sequence[Mapping[str, Any]]
-
-CONFIRMED, REFUTED, INCONCLUSIVE, NOT_MEASURABLE = "confirmed", "refuted here", "inconclusive", "not measurable here"
-VERDICTS = (CONFIRMED, REFUTED, INCONCLUSIVE, NOT_MEASURABLE)
-
-
-class Verdict(msgspec.Struct, frozen=True):
-    """One of VERDICTS, and a sentence or two with the numbers that led to it."""
-
-    word: str
-    why: str
+R = TypeVar("R", bound=Row)
+_UNIT = re.compile("_(ns|bytes|share|flops|bytes_per_s|flops_per_s)$")
+Values = Sequence[Mapping[str, Any]]  # rows of a table or a picture: a row's fields, and what follows from them
 
 
 @dataclass(frozen=True)
@@ -41,31 +34,50 @@ class Rule:
 
 
 @dataclass(frozen=True)
-class Picture:
-    """A chart as plain data; `render` draws it. Fields are named as in its rows, and units follow from their names.
+class Axis:
+    """A field of the rows, and the axis's title. The unit follows from the field's name."""
 
-    line, scatter: `y` over `x`; bar: `y` for each `x`; span: from `x` to `x2` for each `y`. `colour` and `column` (charts
-    side by side, without rules) name fields of words; `words` are those of `colour` in an order that several pictures share,
-    so that a word has one colour in all of them. `low` and `high` name the ends of an interval of `y`.
+    field: str
+    title: str = ""
+    log: bool = False
+    to: str = ""  # the x axis of a span: the field of its other end
+    interval: tuple[str, str] | None = None  # the fields of an interval's two ends
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return tuple(name for name in (self.field, self.to, *(self.interval or ())) if name)
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A chart as plain data; `render` draws it.
+
+    line, scatter: `y` over `x`; bar: `y` for each `x`; span: from `x` to its `to` for each `y`. `colour` and `column` (charts
+    side by side, without rules) name fields of words. `words` are the words of `colour` in an order that several pictures share,
+    so that a word has the same colour in all of them.
     """
 
-    title: str
     kind: Literal["line", "bar", "scatter", "span"]
-    rows: Rows
-    x: str
-    y: str
-    x_title: str
-    y_title: str
-    caption: str = ""  # what to see in it; else the title
-    x2: str = ""
+    rows: Values
+    x: Axis
+    y: Axis
     colour: str = ""
     words: tuple[str, ...] = ()
     column: str = ""
-    low: str = ""
-    high: str = ""
-    x_log: bool = False
-    y_log: bool = False
     rules: tuple[Rule, ...] = ()
+    title: str = ""
+    caption: str = ""  # what to see in it
+
+    @property
+    def has_points(self) -> bool:
+        return any(row.get(self.x.field) is not None and row.get(self.y.field) is not None for row in self.rows)
+
+    def titled(self, title: str, caption: str = "") -> "Picture":
+        return replace(self, title=title, caption=caption)
+
+
+line, bar = partial(Picture, "line"), partial(Picture, "bar")
+scatter, span = partial(Picture, "scatter"), partial(Picture, "span")
 
 
 @dataclass(frozen=True)
@@ -74,29 +86,46 @@ class TableOf:
 
     title: str
     columns: Mapping[str, str]
-    rows: Rows
-    notes: tuple[str, ...] = field(default=())
+    rows: Values
+    notes: tuple[str, ...] = ()
+
+
+def columns(*plain: str, **headings: str) -> dict[str, str]:
+    """Fields and their headings; the heading of a plain one is its name without the unit.
+
+    >>> columns("way", "wall_ns", moved_bytes="bytes moved")
+    {'way': 'way', 'wall_ns': 'wall', 'moved_bytes': 'bytes moved'}
+    """
+    return {name: _UNIT.sub("", name).replace("_", " ") for name in plain} | headings
 
 
 @dataclass(frozen=True)
-class Experiment:
+class Experiment(Generic[R]):
     """An experiment; its file's `EXPERIMENT`."""
 
-    name: str  # as on the command line: 'launch-overhead'
     number: int  # its place in the list
+    name: str  # as on the command line: 'launch-overhead'
     line: str  # what it does, in one line
     claim: str  # one sentence that the measurement can refute
-    measure: "Callable[[Bench], Iterable[Row]]"
-    judge: Callable[[Rows, Place], Verdict]
-    draw: Callable[[Rows, Place], list[Picture]]
-    tabulate: Callable[[Rows, Place], list[TableOf]]
+    kinds: tuple[type[Row], ...]  # of its rows; a stored row is the first kind that it fits
+    measure: "Callable[[Bench], Iterable[R]]"
+    judge: Callable[[Sequence[R], Place], Iterable[Check]]
+    draw: Callable[[Sequence[R], Place], list[Picture]]
+    tabulate: Callable[[Sequence[R], Place], list[TableOf]]
     takes_workload: bool = False  # --workload is for it
 
+    def read(self, rows: Iterable[Mapping[str, Any]]) -> list[R]:
+        """Rows as they are stored; raises `msgspec.ValidationError` if one is not of this experiment."""
+        return [self._read(row) for row in rows]
 
-def part(rows: Rows, name: str) -> list[Mapping[str, Any]]:
-    """The rows whose field `part` has this value: an experiment that measures several things tells them apart by it.
+    def _read(self, row: Mapping[str, Any]) -> R:
+        *others, last = self.kinds
+        for kind in others:
+            try:
+                return msgspec.convert(row, kind)  # type: ignore[return-value]
+            except msgspec.ValidationError:
+                continue
+        return msgspec.convert(row, last)  # type: ignore[return-value]
 
-    >>> part([{"part": "a", "n": 1}, {"part": "b", "n": 2}], "b")
-    [{'part': 'b', 'n': 2}]
-    """
-    return [row for row in rows if row.get("part") == name]
+    def verdict(self, rows: Sequence[R], place: Place) -> Verdict:
+        return conclude(self.judge(rows, place))

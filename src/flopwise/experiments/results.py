@@ -4,8 +4,9 @@ What the running experiment has measured so far lies in a file of its own, so th
 experiment has its row.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,17 +14,9 @@ import msgspec
 
 from flopwise.errors import FlopwiseError
 from flopwise.experiments.catalog import experiments
-from flopwise.experiments.experiment import (
-    INCONCLUSIVE,
-    NOT_MEASURABLE,
-    VERDICTS,
-    Experiment,
-    Picture,
-    Rows,
-    TableOf,
-    Verdict,
-)
-from flopwise.experiments.steadiness import no_evidence
+from flopwise.experiments.experiment import Experiment, Picture, TableOf
+from flopwise.experiments.rows import contradiction
+from flopwise.experiments.verdict import INCONCLUSIVE, NOT_MEASURABLE, VERDICTS, Verdict
 from flopwise.records.experiment import Place
 from flopwise.records.run import INTERRUPTED, OK, UNSUPPORTED
 from flopwise.store.files import LAB, LAB_RUNNING
@@ -32,7 +25,7 @@ from flopwise.store.rows import read_rows
 SCHEMA = 1
 CUT_OFF = "it was ended from outside, or still runs; these are the rows until then"
 AS_STORED = "as stored; could not be judged again"
-_T = TypeVar("_T", Picture, TableOf)
+_Shown = TypeVar("_Shown", Picture, TableOf)
 
 
 class Planned(msgspec.Struct, frozen=True, kw_only=True, tag="planned"):
@@ -53,7 +46,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, tag="result"):
     reason: str = ""  # why it is not ok, in one line
     hint: str = ""
     verdict: Verdict
-    rows: tuple[dict[str, Any], ...] = ()
+    rows: tuple[dict[str, Any], ...] = ()  # as they are stored; they may hold anything
     place: Place | None = None
     quick: bool = False
     workload: str = ""
@@ -62,7 +55,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, tag="result"):
 
 
 class Running(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the running experiment has told: its place, or a row."""
+    """What the running experiment has reported: its place, or a row."""
 
     experiment: str
     place: Place | None = None
@@ -71,14 +64,14 @@ class Running(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 @dataclass(frozen=True)
 class Answer:
-    """A result as this version reads it: judged, drawn and tabulated from its rows. `unshown`: a line for what could not be."""
+    """A result as this version reads it: judged, drawn and tabulated from its rows."""
 
     result: Result
     claim: str
     verdict: Verdict
     pictures: tuple[Picture, ...] = ()
     tables: tuple[TableOf, ...] = ()
-    unshown: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()  # a line for what could not be shown
     as_stored: bool = False  # today's code could not judge it again
 
 
@@ -92,7 +85,16 @@ class LabRun:
     unread: str = ""  # a line on what could not be read
 
     def answers(self) -> list[Answer]:
-        return [answer(result) for result in self.results]
+        return list(self._answers)
+
+    @cached_property
+    def _answers(self) -> tuple[Answer, ...]:
+        return tuple(map(answer, self.results))
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the user stopped it."""
+        return len(self.results) < len(self.planned.experiments) or self.results[-1].status == INTERRUPTED
 
 
 def read_lab(path: Path) -> LabRun:
@@ -112,11 +114,11 @@ def read_lab(path: Path) -> LabRun:
 
 def _cut_off(path: Path, planned: Planned, ended: set[str]) -> list[Result]:
     """The experiment that a killed run was in, with the rows it had; none where all have their row."""
-    told = read_rows(path / LAB_RUNNING, Running, "rows") if (path / LAB_RUNNING).is_file() else []
-    told = [word for word in told if word.experiment not in ended]
-    if not told:
+    reports = read_rows(path / LAB_RUNNING, Running, "rows") if (path / LAB_RUNNING).is_file() else []
+    reports = [report for report in reports if report.experiment not in ended]
+    if not reports:
         return []
-    name = told[-1].experiment
+    name = reports[-1].experiment
     known = experiments().get(name)
     return [
         Result(
@@ -125,24 +127,24 @@ def _cut_off(path: Path, planned: Planned, ended: set[str]) -> list[Result]:
             status=INTERRUPTED,
             reason=CUT_OFF,
             verdict=Verdict(INCONCLUSIVE, f"{INTERRUPTED}: {CUT_OFF}"),
-            rows=tuple(word.row for word in told if word.row is not None),
-            place=next((word.place for word in told if word.place), None),
+            rows=tuple(report.row for report in reports if report.row is not None),
+            place=next((report.place for report in reports if report.place), None),
             quick=planned.quick,
         )
     ]
 
 
-def judged(
-    experiment: Experiment, status: str, reason: str, rows: tuple[Mapping[str, Any], ...], place: Place | None
+def verdict_of(
+    experiment: Experiment[Any], status: str, reason: str, rows: Callable[[], Sequence[Any]], place: Place | None
 ) -> Verdict:
-    """The verdict; of what did not come to its end, why."""
+    """The verdict on the rows; of what did not come to its end, why. Raises where the rows cannot be read or judged."""
     if status == UNSUPPORTED:
         return Verdict(NOT_MEASURABLE, reason)
     if status != OK or place is None:
         return Verdict(INCONCLUSIVE, f"{status}: {reason}")
-    if odd := no_evidence(rows):
+    if odd := contradiction(rows()):
         return Verdict(INCONCLUSIVE, f"these rows are no evidence: {odd}")
-    return experiment.judge(rows, place)
+    return experiment.verdict(rows(), place)
 
 
 def answer(result: Result) -> Answer:
@@ -150,18 +152,18 @@ def answer(result: Result) -> Answer:
     experiment, place = experiments().get(result.experiment), result.place
     if experiment is None:
         return Answer(result, result.claim, _as_stored(result.verdict), as_stored=True)
-    as_stored = False
+    rows = cache(partial(experiment.read, result.rows))
+    claim, as_stored = experiment.claim, False
     try:
-        claim = experiment.claim
-        verdict = judged(experiment, result.status, result.reason, result.rows, place)
+        verdict = verdict_of(experiment, result.status, result.reason, rows, place)
     except Exception:  # noqa: BLE001  a file may hold anything
         claim, verdict, as_stored = result.claim, _as_stored(result.verdict), True
     if place is None or not result.rows:
         return Answer(result, claim, verdict, as_stored=as_stored)
-    pictures, no_pictures = _made(experiment.draw, result.rows, place, "charts")
-    tables, no_tables = _made(experiment.tabulate, result.rows, place, "tables")
+    pictures, no_pictures = _shown(lambda: experiment.draw(rows(), place), "charts")
+    tables, no_tables = _shown(lambda: experiment.tabulate(rows(), place), "tables")
     # Of an experiment that was cut off, a picture or a table may have nothing in it yet.
-    drawn = tuple(picture for picture in pictures if _has_points(picture))
+    drawn = tuple(picture for picture in pictures if picture.has_points)
     filled = tuple(table for table in tables if table.rows)
     return Answer(result, claim, verdict, drawn, filled, (*no_pictures, *no_tables), as_stored)
 
@@ -170,15 +172,9 @@ def _as_stored(verdict: Verdict) -> Verdict:
     return Verdict(verdict.word if verdict.word in VERDICTS else INCONCLUSIVE, f"{AS_STORED}: {verdict.why}")
 
 
-def _made(
-    make: Callable[[Rows, Place], list[_T]], rows: Rows, place: Place, what: str
-) -> tuple[tuple[_T, ...], tuple[str, ...]]:
+def _shown(make: Callable[[], list[_Shown]], what: str) -> tuple[list[_Shown], tuple[str, ...]]:
     """The pictures or tables of the rows; where these cannot be read, none, and a line that says so."""
     try:
-        return tuple(make(rows, place)), ()
+        return make(), ()
     except Exception:  # noqa: BLE001  a file may hold anything
-        return (), (f"The {what} could not be made: the rows are not as this version writes them.",)
-
-
-def _has_points(picture: Picture) -> bool:
-    return any(row.get(picture.x) is not None and row.get(picture.y) is not None for row in picture.rows)
+        return [], (f"The {what} could not be made: the rows are not as this version writes them.",)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flopwise.errors import Unsupported
-from flopwise.lm.own_kernels import own_kernel
+from flopwise.lm.own_kernels import needs_triton, own_operation
 
 INIT_STD = 0.02  # GPT-2's
 
@@ -83,11 +83,8 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(dim))
         self.eps = eps
-        self.norm: Callable[[Tensor, Tensor, float], Tensor]
-        if kind == "triton":
-            self.norm = own_kernel("rms_norm", "norm = 'triton'").rms_norm
-        else:
-            self.norm = {"eager": rms_norm_eager, "torch": rms_norm_torch}[kind]
+        norms: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {"eager": rms_norm_eager, "torch": rms_norm_torch}
+        self.norm = own_operation("rms_norm", "norm = 'triton'") if kind == "triton" else norms[kind]
 
     def forward(self, x: Tensor) -> Tensor:
         return self.norm(x, self.weight, self.eps)
@@ -162,8 +159,9 @@ SOFTMAX: dict[str, Pointwise] = {"eager": softmax_eager, "torch": softmax_torch}
 def gelu_function(kind: str) -> Pointwise:
     """The recipe's GeLU."""
     if kind in ("triton", "cuda"):
-        kernel: Pointwise = own_kernel("gelu", f"activation = '{kind}'").GELU[kind]
-        return kernel
+        with needs_triton(f"activation = '{kind}'"):
+            from flopwise.kernels import gelu
+        return gelu.GELU[kind]
     return GELU[kind]
 
 
@@ -176,10 +174,7 @@ def silu_function(kind: str) -> Pointwise:
 
 def fused_swiglu(kind: str) -> Callable[[Tensor, Tensor], Tensor] | None:
     """silu(gate) · up in one kernel, if the recipe's activation is one that fuses them."""
-    if kind != "triton":
-        return None
-    kernel: Callable[[Tensor, Tensor], Tensor] = own_kernel("swiglu", "activation = 'triton'").swiglu
-    return kernel
+    return own_operation("swiglu", "activation = 'triton'") if kind == "triton" else None
 
 
 def rope_angles(context: int, head_dim: int, theta: float, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -242,5 +237,6 @@ def rope_function(kind: str) -> Turn:
     """The recipe's rotation of queries and keys."""
     if kind == "eager":
         return rope_pair
-    kernel: Turn = own_kernel("rope", "rope = 'triton'").rope_pair
-    return kernel
+    with needs_triton("rope = 'triton'"):
+        from flopwise.kernels import rope as kernels
+    return kernels.rope_pair

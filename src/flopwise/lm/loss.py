@@ -1,4 +1,4 @@
-"""Cross entropy three ways: over all logits at once, over one chunk of tokens at a time, and so with our own kernel."""
+"""Cross entropy three ways: over all logits at once, over one chunk of tokens at a time, and that with our own kernel."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flopwise.lm.own_kernels import own_kernel
+from flopwise.lm.own_kernels import needs_triton
 
 HiddenLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -48,8 +48,9 @@ def hidden_loss(kind: str) -> HiddenLoss:
     """The recipe's loss from hidden states, the head's weight and targets, for the kinds that never hold all logits."""
     if kind == "chunked":
         return loss_chunked
-    kernel: HiddenLoss = own_kernel("cross_entropy", "loss = 'fused'").linear_cross_entropy
-    return kernel
+    with needs_triton("loss = 'fused'"):
+        from flopwise.kernels.cross_entropy import linear_cross_entropy
+    return linear_cross_entropy
 
 
 def _chunks(labels: Tensor, size: int) -> list[slice]:

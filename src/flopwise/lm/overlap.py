@@ -1,7 +1,7 @@
 """AdamW inside the backward pass: weights are updated as soon as their gradients are there, and the gradients dropped.
 
 An update only moves memory, and a backward pass mostly computes. On a GPU the update therefore runs on a stream of its own,
-beside the matmuls that come next, and all gradients are never there together.
+together with the matmuls that come next, and never are all gradients in memory at once.
 
 Weights go in groups, a Transformer block each: one launch for many. A group is updated once the last of its gradients has
 arrived. autograd hands a weight its gradient once in a backward pass, when every use has added its share, and after the
@@ -94,7 +94,7 @@ class UpdateInBackward:
 
     def _update(self, number: int) -> None:
         """Queue the group's update behind the work that was launched before it, and let go of older gradients."""
-        with self._beside():
+        with self._on_update_stream():
             self.optimizers[number].step()
         done = None if self.stream is None else self.stream.record_event()
         self._held.append(([p.grad for p in self.groups[number] if p.grad is not None], done))
@@ -104,7 +104,7 @@ class UpdateInBackward:
         while len(self._held) > KEPT:
             self._drop_oldest()
 
-    def _beside(self) -> AbstractContextManager[object]:
+    def _on_update_stream(self) -> AbstractContextManager[object]:
         """On the stream of updates, after all that the current one has been given; a CUDA graph's capture goes with it."""
         if self.stream is None:
             return nullcontext()

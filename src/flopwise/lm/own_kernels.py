@@ -1,35 +1,48 @@
 """flopwise's own kernels, imported when a recipe asks for them: they need Triton, and nothing else does."""
 
-import importlib
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from torch import Tensor
 
 from flopwise.errors import Unsupported
 from flopwise.spec.recipe import OWN_OPTIMIZERS, Recipe
 
-_OWN = {
+_OWN: dict[str, tuple[str, ...]] = {
     "attention": ("flash",),
     "norm": ("triton",),
     "activation": ("triton",),
     "rope": ("triton",),
-    "loss": ("fused",),
-    "optimizer": OWN_OPTIMIZERS,
 }
+_OWN |= {"loss": ("fused",), "optimizer": OWN_OPTIMIZERS}
 
 
-def own_kernel(operation: str, asked: str) -> Any:
-    """The module of `kernels/` for an operation; without Triton one clear line that says what was `asked` for.
-
-    >>> own_kernel("swiglu", "activation = 'triton'").swiglu.__name__
-    'swiglu'
-    """
+@contextmanager
+def needs_triton(asked: str) -> Iterator[None]:
+    """Around the import of a kernel: without Triton one clear line that says what was `asked` for."""
     try:
-        return importlib.import_module(f"flopwise.kernels.{operation}")
+        yield
     except ModuleNotFoundError as error:
         if error.name != "triton":
             raise
-        raise Unsupported(
-            f"{asked} needs Triton, which is not installed here", "pip install triton, or choose another"
-        ) from None
+        hint = "pip install triton, or choose another"
+        raise Unsupported(f"{asked} needs Triton, which is not installed here", hint) from None
+
+
+def own_operation(name: str, asked: str) -> Callable[..., Tensor]:
+    """The kernel of one operation.
+
+    >>> own_operation("swiglu", "activation = 'triton'").__name__
+    'swiglu'
+    """
+    with needs_triton(asked):
+        from flopwise.kernels.rms_norm import rms_norm
+        from flopwise.kernels.rope import rope
+        from flopwise.kernels.softmax import softmax
+        from flopwise.kernels.swiglu import swiglu
+    operations: dict[str, Callable[..., Tensor]]
+    operations = {"rms_norm": rms_norm, "rope": rope, "softmax": softmax, "swiglu": swiglu}
+    return operations[name]
 
 
 def own_levers(recipe: Recipe) -> tuple[str, ...]:

@@ -1,8 +1,9 @@
-"""What an experiment keeps: where it ran. No torch here."""
+"""Where an experiment ran. No torch here."""
 
 import msgspec
 
 from flopwise.records.run import Environment
+from flopwise.spec.gpu import Gpu, find_gpu
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,6 +27,16 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
         there = self.environment
         chip = (there.gpu.name if there.gpu else "") if there and self.on_gpu else there.cpu if there else ""
         return chip or self.device
+
+    @property
+    def gpu(self) -> Gpu | None:
+        """The GPU's data sheet, if it is a known one."""
+        return find_gpu(self.name) if self.on_gpu else None
+
+    @property
+    def bandwidth(self) -> float | None:
+        """The GPU memory's specified bytes per second, where known."""
+        return self.gpu.bandwidth_bytes_s if self.gpu else None
 
     @property
     def torch(self) -> str:

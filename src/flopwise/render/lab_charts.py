@@ -7,19 +7,19 @@ from functools import partial
 from typing import Any
 
 from flopwise.errors import FlopwiseError
-from flopwise.experiments.experiment import Picture
+from flopwise.experiments.experiment import Axis, Picture, Values
 from flopwise.render.chart_style import NEUTRAL
 from flopwise.render.charts import COLOURS, altair, readable
 from flopwise.render.visible import visible
 
 _WIDTH, _HEIGHT, _COLUMN_WIDTH = 640, 300, 250
 _LONGEST = 120
-_LARGEST = 1e300  # of what a browser can still scale
+_LARGEST = 1e300  # what a browser can still scale
 _TICKS = 8  # across, about
 _FEW = 9  # sizes on an axis, each of which has a tick
 _SERIES = [
     colour for colour in COLOURS if colour not in ("#000000", "#F0E442")
-]  # a dark page hides one, a white one the other
+]  # visible on a dark and on a white page
 # A field's ending, and the units it may be drawn in, the largest first.
 _UNITS: dict[str, tuple[tuple[str, float], ...]] = {
     "_bytes_per_s": (("TB/s", 1e12), ("GB/s", 1e9), ("MB/s", 1e6)),
@@ -28,25 +28,30 @@ _UNITS: dict[str, tuple[tuple[str, float], ...]] = {
     "_ns": (("s", 1e9), ("ms", 1e6), ("µs", 1e3), ("ns", 1.0)),
     "_share": (("%", 0.01),),
 }
+Points = list[dict[str, Any]]
 
 
 def picture_chart(picture: Picture, titled: bool = True) -> Any:
     """The picture as an Altair chart; on a page, whose caption says it, without its title."""
     alt = altair()
-    rows, titles = _scaled(picture)
+    rows, (x_unit, y_unit) = _drawable_rows(picture), _axis_units(picture)
+    rows = _in_units(_in_units(rows, picture.x, x_unit[1]), picture.y, y_unit[1])
     data = alt.Data(values=rows)
-    x, y = _axis(alt.X, picture, "x", rows, titles), _axis(alt.Y, picture, "y", rows, titles)
-    marks = [_marks(alt, alt.Chart(data), picture, x, y, rows, titles), *_rules(alt, picture, titles)]
+    words_on_x = picture.kind == "bar"
+    x = _x_axis(alt, picture.x, rows, x_unit[0], words_on_x)
+    y = _y_axis(alt, picture.y, rows, y_unit[0])
+    marks = _marks(alt, alt.Chart(data), picture, x, y, rows)
+    if picture.y.interval is not None and all(_is_number(row.get(end)) for row in rows for end in picture.y.interval):
+        marks = alt.layer(marks, _intervals(alt, alt.Chart(data), picture, x, rows, y_unit[0]))
     title = visible(picture.title, _LONGEST) if titled else ""
     if picture.column:
-        width = _COLUMN_WIDTH
-        both = alt.layer(*marks[:1], data=data).properties(width=width, height=_HEIGHT)
-        return both.facet(alt.Column(f"{picture.column}:N", title=None, sort=_order(rows, picture.column))).properties(
-            title=title
-        )
-    words = any(isinstance(row[picture.y], str) for row in rows)
-    height = max(60, 26 * len({row.get(picture.y) for row in rows})) if words else _HEIGHT
-    return alt.layer(*marks).properties(width=_WIDTH, height=height, title=title)
+        column = alt.Column(f"{picture.column}:N", title=None, sort=_order(rows, picture.column))
+        one = alt.layer(marks, data=data).properties(width=_COLUMN_WIDTH, height=_HEIGHT)
+        return one.facet(column).properties(title=title)
+    words = any(isinstance(row[picture.y.field], str) for row in rows)
+    height = max(60, 26 * len({row.get(picture.y.field) for row in rows})) if words else _HEIGHT
+    rules = _rules(alt, picture, {"x": x_unit[1], "y": y_unit[1]})
+    return alt.layer(marks, *rules).properties(width=_WIDTH, height=height, title=title)
 
 
 def stacked(pictures: Sequence[Picture]) -> Any:
@@ -55,6 +60,9 @@ def stacked(pictures: Sequence[Picture]) -> Any:
     if not charts:
         raise FlopwiseError("none of the charts could be drawn", "the run's rows are not as this version writes them")
     return charts[0] if len(charts) == 1 else altair().vconcat(*charts).resolve_scale(color="independent")
+
+
+# --- rows and units
 
 
 def unit_of(field: str, largest: float) -> tuple[str, float]:
@@ -69,26 +77,30 @@ def unit_of(field: str, largest: float) -> tuple[str, float]:
     return "", 1.0
 
 
-def _scaled(picture: Picture) -> tuple[list[dict[str, Any]], dict[str, tuple[str, float]]]:
-    """The rows in units that can be read, and the unit of each axis. What was not measured is left out."""
-    rows: list[dict[str, Any]] = [{key: _drawable(value) for key, value in row.items()} for row in picture.rows]
-    logs = [name for name, log in ((picture.x, picture.x_log), (picture.y, picture.y_log)) if log]
-    rows = [
-        row
-        for row in rows
-        if row.get(picture.x) is not None
-        and row.get(picture.y) is not None
-        and all(not _is_number(row[name]) or row[name] > 0 for name in logs)  # a logarithm has no place for the others
-    ]
-    unit: dict[str, tuple[str, float]] = {}
-    for axis, fields in (("x", (picture.x, picture.x2)), ("y", (picture.y, picture.low, picture.high))):
-        numbers = [abs(row[fields[0]]) for row in rows if _is_number(row[fields[0]])]
-        unit[axis] = unit_of(fields[0], max(numbers, default=0.0))
-        for row in rows:
-            for name in set(fields):
-                if _is_number(row.get(name)):
-                    row[name] /= unit[axis][1]
-    return rows, unit
+def _drawable_rows(picture: Picture) -> Points:
+    """The rows with both values; a logarithm has a place only for positive ones."""
+    rows = [{key: _drawable(value) for key, value in row.items()} for row in picture.rows]
+    return [row for row in rows if _has_place(row, picture.x) and _has_place(row, picture.y)]
+
+
+def _has_place(row: Mapping[str, Any], axis: Axis) -> bool:
+    value = row.get(axis.field)
+    return value is not None and not (axis.log and _is_number(value) and value <= 0)
+
+
+def _axis_units(picture: Picture) -> tuple[tuple[str, float], tuple[str, float]]:
+    rows = _drawable_rows(picture)
+
+    def unit(axis: Axis) -> tuple[str, float]:
+        numbers = [abs(row[axis.field]) for row in rows if _is_number(row[axis.field])]
+        return unit_of(axis.field, max(numbers, default=0.0))
+
+    return unit(picture.x), unit(picture.y)
+
+
+def _in_units(rows: Points, axis: Axis, unit: float) -> Points:
+    names = set(axis.fields)
+    return [{k: v / unit if k in names and _is_number(v) else v for k, v in row.items()} for row in rows]
 
 
 def _drawable(value: Any) -> Any:
@@ -104,29 +116,67 @@ def _drawable(value: Any) -> Any:
     return None
 
 
-def _axis(
-    kind: Any, picture: Picture, which: str, rows: list[dict[str, Any]], unit: Mapping[str, tuple[str, float]]
-) -> Any:
-    field, title = (picture.x, picture.x_title) if which == "x" else (picture.y, picture.y_title)
-    log = picture.x_log if which == "x" else picture.y_log
-    named = f"{title}, {unit[which][0]}" if unit[which][0] else title
-    words = any(not _is_number(row[field]) for row in rows) or (picture.kind == "bar" and which == "x")
-    if words:
-        axis = kind(f"{field}:N", title=named, sort=_order(rows, field))
-        return axis.axis(labelAngle=0, labelLimit=160) if which == "x" else axis.axis(labelLimit=200)
-    axis = kind(f"{field}:Q", title=named)
-    if log:
-        fields = (field, picture.x2) if which == "x" else (field, picture.low, picture.high)
-        values = [row[name] for row in rows for name in fields if name and _is_number(row.get(name))]
-        ticks = log_ticks(values)
-        sizes = sorted(set(values))
-        if which == "x" and len(sizes) <= _FEW and all(float(size).is_integer() for size in sizes):  # 512, 1024, …
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _order(rows: Values, field: str) -> list[Any]:
+    """The values in the order in which they come: a chart sorts by those of one kind, and not by None.
+
+    >>> _order([{"a": "x"}, {"a": None}, {"a": "y"}], "a"), _order([{"a": 2}, {"a": "x"}], "a")
+    (['x', 'y'], ['2', 'x'])
+    """
+    values = [value for row in rows if (value := row.get(field)) is not None]
+    same = all(isinstance(value, str) for value in values) or all(_is_number(value) for value in values)
+    return list(dict.fromkeys(values if same else map(str, values)))
+
+
+# --- axes
+
+
+def _x_axis(alt: Any, axis: Axis, rows: Points, unit: str, words: bool) -> Any:
+    title = _axis_title(axis, unit)
+    if words or _has_words(axis, rows):
+        return alt.X(f"{axis.field}:N", title=title, sort=_order(rows, axis.field)).axis(labelAngle=0, labelLimit=160)
+    encoding = alt.X(f"{axis.field}:Q", title=title)
+    if axis.log:
+        numbers = _numbers(axis, rows)
+        ticks, sizes = log_ticks(numbers), sorted(set(numbers))
+        if len(sizes) <= _FEW and all(float(size).is_integer() for size in sizes):  # 512, 1024, …
             ticks = {"format": ticks["format"] if ticks["format"] != "~s" else "d", "values": sizes}
-        return axis.scale(type="log", nice=False, padding=6).axis(labelOverlap=True, **ticks)
-    return axis.scale(zero=which == "y").axis(
-        format=".6~g" if max((abs(r[field]) for r in rows), default=0) < 1e5 else "~s",
-        **({"tickCount": _TICKS, "labelFlush": False} if which == "x" else {}),  # else the outer labels run into others
-    )
+        return _log_axis(encoding, ticks)
+    # Not flush: the outer labels would run into others.
+    return encoding.scale(zero=False).axis(format=_number_format(axis, rows), tickCount=_TICKS, labelFlush=False)
+
+
+def _y_axis(alt: Any, axis: Axis, rows: Points, unit: str) -> Any:
+    title = _axis_title(axis, unit)
+    if _has_words(axis, rows):
+        return alt.Y(f"{axis.field}:N", title=title, sort=_order(rows, axis.field)).axis(labelLimit=200)
+    encoding = alt.Y(f"{axis.field}:Q", title=title)
+    if axis.log:
+        return _log_axis(encoding, log_ticks(_numbers(axis, rows)))
+    return encoding.scale(zero=True).axis(format=_number_format(axis, rows))
+
+
+def _axis_title(axis: Axis, unit: str) -> str:
+    return f"{axis.title}, {unit}" if unit else axis.title
+
+
+def _has_words(axis: Axis, rows: Points) -> bool:
+    return any(not _is_number(row[axis.field]) for row in rows)
+
+
+def _numbers(axis: Axis, rows: Points) -> list[float]:
+    return [row[name] for row in rows for name in axis.fields if _is_number(row.get(name))]
+
+
+def _number_format(axis: Axis, rows: Points) -> str:
+    return ".6~g" if max((abs(row[axis.field]) for row in rows), default=0) < 1e5 else "~s"
+
+
+def _log_axis(encoding: Any, ticks: dict[str, Any]) -> Any:
+    return encoding.scale(type="log", nice=False, padding=6).axis(labelOverlap=True, **ticks)
 
 
 def log_ticks(values: Sequence[float]) -> dict[str, Any]:
@@ -144,79 +194,62 @@ def log_ticks(values: Sequence[float]) -> dict[str, Any]:
     return {"format": form, "values": [10.0**power for power in range(first, last + 1, every)]}
 
 
-def _marks(
-    alt: Any,
-    chart: Any,
-    picture: Picture,
-    x: Any,
-    y: Any,
-    rows: list[dict[str, Any]],
-    unit: Mapping[str, tuple[str, float]],
-) -> Any:
-    colours: dict[str, Any] = {}
-    if picture.colour:
-        there = _order(rows, picture.colour)
-        known = list(dict.fromkeys((*picture.words, *there)))
-        range_of = {word: _SERIES[i % len(_SERIES)] for i, word in enumerate(known) if word in there}
-        scale = alt.Scale(domain=list(range_of), range=list(range_of.values()))
-        colours = {"color": alt.Color(f"{picture.colour}:N", title=None, scale=scale)}
-    told = {**colours, "x": x, "y": y, "tooltip": _tooltip(alt, picture, rows)}
+# --- marks
+
+
+def _marks(alt: Any, chart: Any, picture: Picture, x: Any, y: Any, rows: Points) -> Any:
+    encoding = {**_colours(alt, picture, rows), "x": x, "y": y, "tooltip": _tooltip(alt, picture, rows)}
     plain = {} if picture.colour else {"color": _SERIES[0]}
     match picture.kind:
         case "line":
-            drawn = chart.mark_line(point=True, **plain).encode(**told)
+            return chart.mark_line(point=True, **plain).encode(**encoding)
         case "scatter":
-            drawn = chart.mark_circle(size=60, opacity=0.8, **plain).encode(**told)
+            return chart.mark_circle(size=60, opacity=0.8, **plain).encode(**encoding)
         case "bar":
-            side = (
-                {"xOffset": alt.XOffset(f"{picture.colour}:N", sort=_order(rows, picture.colour))}
-                if picture.colour
-                else {}
-            )
-            drawn = chart.mark_bar(**plain).encode(**told, **(side if picture.colour != picture.x else {}))
+            if picture.colour and picture.colour != picture.x.field:  # side by side
+                encoding["xOffset"] = alt.XOffset(f"{picture.colour}:N", sort=_order(rows, picture.colour))
+            return chart.mark_bar(**plain).encode(**encoding)
         case "span":
-            drawn = chart.mark_bar(height=12, **plain).encode(**told, x2=picture.x2)
-    ends = (picture.low, picture.high)
-    if not all(ends) or not all(_is_number(row.get(end)) for row in rows for end in ends):
-        return drawn
-    low = _axis(alt.Y, replace(picture, y=picture.low), "y", rows, unit)
-    interval = chart.mark_rule(strokeWidth=1.5, **(plain if picture.kind != "bar" else {"color": NEUTRAL}))
-    return alt.layer(drawn, interval.encode(**(colours if picture.kind != "bar" else {}), x=x, y=low, y2=picture.high))
+            return chart.mark_bar(height=12, **plain).encode(**encoding, x2=picture.x.to)
 
 
-def _tooltip(alt: Any, picture: Picture, rows: list[dict[str, Any]]) -> list[Any]:
-    fields = (picture.colour, picture.column, picture.x, picture.x2, picture.y, picture.low, picture.high)
+def _colours(alt: Any, picture: Picture, rows: Points) -> dict[str, Any]:
+    if not picture.colour:
+        return {}
+    there = _order(rows, picture.colour)
+    known = list(dict.fromkeys((*picture.words, *there)))
+    colours = {word: _SERIES[i % len(_SERIES)] for i, word in enumerate(known) if word in there}
+    scale = alt.Scale(domain=list(colours), range=list(colours.values()))
+    return {"color": alt.Color(f"{picture.colour}:N", title=None, scale=scale)}
+
+
+def _intervals(alt: Any, chart: Any, picture: Picture, x: Any, rows: Points, unit: str) -> Any:
+    low, high = picture.y.interval or ("", "")
+    ends = {"x": x, "y": _y_axis(alt, replace(picture.y, field=low), rows, unit), "y2": high}
+    if picture.kind == "bar":
+        return chart.mark_rule(strokeWidth=1.5, color=NEUTRAL).encode(**ends)
+    plain = {} if picture.colour else {"color": _SERIES[0]}
+    return chart.mark_rule(strokeWidth=1.5, **plain).encode(**_colours(alt, picture, rows), **ends)
+
+
+def _tooltip(alt: Any, picture: Picture, rows: Points) -> list[Any]:
+    fields = (picture.colour, picture.column, *picture.x.fields, *picture.y.fields)
     names = [name for name in dict.fromkeys(fields) if name]
     numbers = {name for name in names if all(_is_number(row.get(name)) for row in rows)}
     return [alt.Tooltip(f"{n}:Q", format=",.4~g") if n in numbers else alt.Tooltip(f"{n}:N") for n in names]
 
 
-def _rules(alt: Any, picture: Picture, unit: Mapping[str, tuple[str, float]]) -> list[Any]:
+def _rules(alt: Any, picture: Picture, units: Mapping[str, float]) -> list[Any]:
     """Lines across, each with its word at its end."""
     drawn = []
     for rule in (rule for rule in picture.rules if _is_number(_drawable(rule.value))):
-        data = alt.Data(values=[{"at": rule.value / unit[rule.axis][1], "word": visible(str(rule.label), _LONGEST)}])
+        data = alt.Data(values=[{"at": rule.value / units[rule.axis], "word": visible(str(rule.label), _LONGEST)}])
         across = {rule.axis: alt.Y("at:Q") if rule.axis == "y" else alt.X("at:Q")}
         line = alt.Chart(data).mark_rule(color=NEUTRAL, strokeDash=[5, 3])
-        beside = "width" if not picture.colour else 0  # where a legend is, the word stands inside
+        outside = "width" if not picture.colour else 0  # where a legend is, the word stands inside
         above = picture.kind == "span"  # its bars would hide the word
-        where = {"x": alt.value(beside)} if rule.axis == "y" else {"y": alt.value(-8 if above else 10)}
+        where = {"x": alt.value(outside)} if rule.axis == "y" else {"y": alt.value(-8 if above else 10)}
         shifted = {"align": "center"} if above else {"align": "left", "dx": 4}
         word = alt.Chart(data).mark_text(dy=-6 if rule.axis == "y" else 0, color=NEUTRAL, **shifted)
         drawn += [line.encode(**across), word.encode(**across, **where, text="word:N")]
     return drawn
-
-
-def _order(rows: Sequence[Mapping[str, Any]], field: str) -> list[Any]:
-    """The values in the order in which they come: a chart sorts by those of one kind, and not by None.
-
-    >>> _order([{"a": "x"}, {"a": None}, {"a": "y"}], "a"), _order([{"a": 2}, {"a": "x"}], "a")
-    (['x', 'y'], ['2', 'x'])
-    """
-    values = [value for row in rows if (value := row.get(field)) is not None]
-    same = all(isinstance(value, str) for value in values) or all(_is_number(value) for value in values)
-    return list(dict.fromkeys(values if same else map(str, values)))
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

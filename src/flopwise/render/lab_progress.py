@@ -7,11 +7,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.text import Text
 
 from flopwise.experiments.results import Result
+from flopwise.experiments.runner import LabProgress
 from flopwise.render.visible import LONGEST_LINE, visible
 
 
-class ShownLab:
-    """Follows a run of the lab; see `flopwise.api.lab.LabProgress`."""
+class ShownLab(LabProgress):
+    """Shows a run of the lab."""
 
     def __init__(self, console: Console | None = None, quiet: bool = False) -> None:
         self.console = console or Console(stderr=True)
@@ -22,14 +23,9 @@ class ShownLab:
     def begin(self, names: list[str]) -> None:
         self.n, self.begun = len(names), time.monotonic()
         if self.console.is_terminal and not self.quiet:
-            columns = (
-                SpinnerColumn(),
-                MofNCompleteColumn(),
-                BarColumn(20),
-                TimeRemainingColumn(),
-                TextColumn("{task.description}", markup=False),
-            )
-            self.live = Progress(*columns, console=self.console, transient=True)
+            counts = (SpinnerColumn(), MofNCompleteColumn(), BarColumn(20), TimeRemainingColumn())
+            text = TextColumn("{task.description}", markup=False)
+            self.live = Progress(*counts, text, console=self.console, transient=True)
             self.task = self.live.add_task("starting", total=len(names))
             self.live.start()
 

@@ -1,22 +1,23 @@
 """What a user is shown of the lab: the list of experiments; of a run, the verdicts and each experiment's tables."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import msgspec
 
 from flopwise import units
-from flopwise.experiments.experiment import VERDICTS, Experiment, Rows, TableOf
+from flopwise.experiments.experiment import Experiment, TableOf, Values
 from flopwise.experiments.results import Answer, LabRun
+from flopwise.experiments.verdict import VERDICTS
 from flopwise.records.run import OK
 from flopwise.render.json import document
 from flopwise.render.table import Column, Table, View
 from flopwise.render.visible import LONGEST_CELL, LONGEST_LINE
 
 
-def list_view(experiments: Iterable[Experiment]) -> View:
+def list_view(experiments: Iterable[Experiment[Any]]) -> View:
     """The experiments there are."""
     rows = tuple({"name": one.name, "line": one.line, "claim": one.claim} for one in experiments)
     columns = (
@@ -38,24 +39,24 @@ def lab_view(found: LabRun) -> View:
     return tables, _document(found, answers)
 
 
-def told(found: LabRun) -> str:
+def summary(found: LabRun) -> str:
     """How it went, in one line.
 
     >>> from flopwise.experiments.results import Planned
-    >>> told(LabRun("r", Planned(experiments=("warmup",)), ()))
+    >>> summary(LabRun("r", Planned(experiments=("warmup",)), ()))
     '0 of 1 experiments ran'
     """
-    answers = found.answers()
-    planned = len(found.planned.experiments)
-    ran = f"{len(answers)} experiment{'s' if planned != 1 else ''}" if len(answers) == planned else ""
+    answers, planned = found.answers(), len(found.planned.experiments)
+    ran = f"{len(answers)} of {planned} experiments ran"
+    if len(answers) == planned:
+        ran = f"{planned} experiment{'s' if planned != 1 else ''}"
     counts = Counter(_NOT_JUDGED if one.as_stored else one.verdict.word for one in answers)
     words = ", ".join(f"{counts[word]} {word}" for word in (*VERDICTS, _NOT_JUDGED) if counts[word])
-    ran = ran or f"{len(answers)} of {planned} experiments ran"
     where = f" on {place.name}" if (place := next((r.place for r in found.results if r.place), None)) else ""
     return f"{ran}{where}: {words}" if words else f"{ran}{where}"
 
 
-def verdicts_table(found: LabRun, answers: list[Answer]) -> Table:
+def verdicts_table(found: LabRun, answers: Sequence[Answer]) -> Table:
     columns = (
         Column("experiment", "experiment", right=False),
         Column("verdict", "verdict", right=False),
@@ -71,15 +72,21 @@ def verdicts_table(found: LabRun, answers: list[Answer]) -> Table:
         }
         for one in answers
     )
-    left = [name for name in found.planned.experiments if name not in {result.experiment for result in found.results}]
-    notes = [f"not run: {', '.join(left)}"] if left else []
-    notes += [found.unread] if found.unread else []
-    notes += [f"{r.experiment}: {r.hint}" for r in found.results if r.status != OK and r.hint]
-    notes += _busy(found)
-    notes += [f"{one.result.experiment}: {line}" for one in answers for line in one.unshown]
+    return Table(title=summary(found), columns=columns, rows=rows, notes=tuple(_notes(found, answers)))
+
+
+def _notes(found: LabRun, answers: Sequence[Answer]) -> Iterator[str]:
+    """What was not run, read or shown, and why; and where it ran."""
+    done = {result.experiment for result in found.results}
+    if left := [name for name in found.planned.experiments if name not in done]:
+        yield f"not run: {', '.join(left)}"
+    if found.unread:
+        yield found.unread
+    yield from (f"{r.experiment}: {r.hint}" for r in found.results if r.status != OK and r.hint)
+    yield from _busy(found)
+    yield from (f"{one.result.experiment}: {line}" for one in answers for line in one.problems)
     torch = next((r.place.torch for r in found.results if r.place and r.place.torch), "")
-    notes.append(f"run {found.run}" + (f", {torch}" if torch else ""))
-    return Table(title=told(found), columns=columns, rows=rows, notes=tuple(notes))
+    yield f"run {found.run}" + (f", {torch}" if torch else "")
 
 
 def _busy(found: LabRun) -> list[str]:
@@ -104,7 +111,7 @@ def shown_table(table: TableOf, title: str = "") -> Table:
     return Table(title=title or table.title, columns=columns, rows=tuple(table.rows), notes=table.notes)
 
 
-def _column(key: str, heading: str, rows: Rows) -> Column:
+def _column(key: str, heading: str, rows: Values) -> Column:
     words = any(isinstance(row.get(key), str | bool) for row in rows)
     long = any(len(row[key]) > _SENTENCE for row in rows if isinstance(row.get(key), str))
     longest = LONGEST_LINE if words else LONGEST_CELL
@@ -149,14 +156,16 @@ _SHOWN: dict[str, Callable[[float], str]] = {
 }
 
 
-def _document(found: LabRun, answers: list[Answer]) -> dict[str, Any]:
+def _document(found: LabRun, answers: Sequence[Answer]) -> dict[str, Any]:
     return document(
         "lab",
         run=found.run,
         quick=found.planned.quick,
         planned=list(found.planned.experiments),
         experiments=[
-            msgspec.to_builtins(one.result) | {"claim": one.claim, "verdict": one.verdict.word, "why": one.verdict.why}
+            msgspec.to_builtins(one.result)
+            | {"claim": one.claim, "verdict": one.verdict.word, "why": one.verdict.why}
+            | {"checks": msgspec.to_builtins(one.verdict.checks)}
             for one in answers
         ],
     )

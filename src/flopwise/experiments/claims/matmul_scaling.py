@@ -1,27 +1,31 @@
-"""`matmul-scaling`: time and FLOP/s of square matmuls by size and precision, beside the chip's peak.
+"""`matmul-scaling`: time and FLOP/s of square matmuls by size and precision, against the chip's peak.
 
 The product of two n × n matrices takes 2 n³ FLOPs on 3 n² numbers: the larger it is, the more is done with each number that
 was loaded, and the more of the chip has something to do. Every number format has a peak of its own. Inputs are random
 numbers: zeros would take less power and so run faster. fp8 products accumulate fast and give bf16.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from operator import attrgetter
+from typing import TYPE_CHECKING, Annotated, Any
+
+from msgspec import Meta
 
 from flopwise import units
-from flopwise.experiments.experiment import INCONCLUSIVE, Experiment, Picture, Row, Rows, TableOf, Verdict
-from flopwise.experiments.steadiness import Ratio, left_open, times, together, word
+from flopwise.experiments.experiment import Axis, Experiment, Picture, TableOf, columns, line
+from flopwise.experiments.rows import Interval, Row, Timed, by, fields, select
+from flopwise.experiments.verdict import Check, least_certain, require, said, within
 from flopwise.predict.flops import matmul_flops
 from flopwise.records.experiment import Place
-from flopwise.spec.gpu import find_gpu
 
 if TYPE_CHECKING:
     import torch
 
     from flopwise.experiments.bench import Bench
 
+LINE = "Time and FLOP/s of square matmuls by size, in fp32, TF32, bf16, fp16 and fp8, against the chip's peak."
 CLAIM = (
     "A matmul reaches its full rate only when it is large, and narrower numbers raise that rate: "
     "fp32 < TF32 < bf16 ≈ fp16 < fp8."
@@ -40,47 +44,59 @@ SAME = (0.8, 1.25)  # times the other's rate
 FEWEST_SIZES = 3  # of fewer, a rise to a level cannot be seen
 
 
-def measure(bench: "Bench") -> Iterator[Row]:
+class Product(Timed, frozen=True, kw_only=True):
+    precision: str
+    n: int
+    work_flops: int
+    device_ns: float
+    rate_flops_per_s: float
+    note: str
+
+
+class Skipped(Row, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The first size of a precision that was not measured, and why."""
+
+    precision: str
+    n: int
+    note: Annotated[str, Meta(min_length=1)]
+
+
+Rows = Sequence[Product | Skipped]
+
+
+def measure(bench: "Bench") -> Iterator[Product | Skipped]:
     sizes: tuple[int, ...] = GPU_SIZES if bench.on_gpu else CPU_SIZES
-    sizes = sizes[:4] if bench.quick else sizes
     for precision in PRECISIONS:
         last_ns = 0.0
-        for n in sizes:
+        for n in sizes[:4] if bench.quick else sizes:
             bench.doing(f"{precision}, {n} × {n}")
-            if not bench.on_gpu and 8 * last_ns > TOO_SLOW_NS:
-                yield {"precision": precision, "n": n, "note": "left out: too slow here"}
-                break
-            product = _product(bench, precision, n)
+            too_slow = not bench.on_gpu and 8 * last_ns > TOO_SLOW_NS
+            product = "left out: too slow here" if too_slow else _product(bench, precision, n)
             if isinstance(product, str):
-                yield {"precision": precision, "n": n, "note": product}
+                yield Skipped(precision=precision, n=n, note=product)
                 break
             timing = bench.time(product, seconds=0.03 if bench.quick else 0.12)
-            last_ns = timing.device_ns
-            flops = matmul_flops(n, n, n)
-            yield {
-                "precision": precision, "n": n, "work_flops": flops, "device_ns": timing.device_ns,
-                "rate_flops_per_s": 1e9 * flops / timing.device_ns, "note": "", **timing.row(),
-            }  # fmt: skip
+            last_ns, flops = timing.took_ns, matmul_flops(n, n, n)
+            took = {"device_ns": last_ns, "rate_flops_per_s": 1e9 * flops / last_ns, **fields(timing)}
+            yield Product(precision=precision, n=n, work_flops=flops, note="", **took)
 
 
 def _product(bench: "Bench", precision: str, n: int) -> "Callable[[], torch.Tensor] | str":
     """A matmul that writes where it wrote before; or why there is none."""
     import torch
 
-    from flopwise.lm.precision import apply_fp32_matmul, fp32_matmul_probe
-    from flopwise.spec.recipe import Recipe
+    from flopwise.lm.precision import fp32_matmul_probe
 
     if precision == "fp8":
         return _fp8_product(bench, n)
     if precision == "tf32" and not bench.on_gpu:
         return "TF32 needs a GPU"
-    apply_fp32_matmul(Recipe(precision="tf32" if precision == "tf32" else "fp32"))
+    bench.fp32_matmul("tf32" if precision == "tf32" else "fp32")
     if precision in ("fp32", "tf32"):
-        found = fp32_matmul_probe(bench.device)
-        if found != ("tf32" if precision == "tf32" else "ieee"):
-            return f"an fp32 matmul computes in {found} here"
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
-    a, b = (torch.randn(n, n, device=bench.device).to(dtype) for _ in range(2))
+        computes_in = fp32_matmul_probe(bench.device)
+        if computes_in != ("tf32" if precision == "tf32" else "ieee"):
+            return f"an fp32 matmul computes in {computes_in} here"
+    a, b = (bench.randn(n, n, dtype=precision) for _ in range(2))
     return partial(torch.mm, a, b, out=torch.empty_like(a))
 
 
@@ -89,121 +105,106 @@ def _fp8_product(bench: "Bench", n: int) -> "Callable[[], torch.Tensor] | str":
 
     if not bench.on_gpu or torch.cuda.get_device_capability(bench.device) < FP8_CAPABILITY:
         return "this chip has no fp8 matmul"
-    a, b = (torch.randn(n, n, device=bench.device).to(torch.float8_e4m3fn) for _ in range(2))
+    a, b = (bench.randn(n, n).to(torch.float8_e4m3fn) for _ in range(2))
     one = torch.ones((), device=bench.device)
     # The second matrix has to lie column by column; the scales are for the whole matrices.
     return lambda: torch._scaled_mm(a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True)
 
 
-def measured(rows: Rows) -> dict[str, list[Mapping[str, Any]]]:
-    """The rows with a time, by precision, small matrices first."""
-    found: dict[str, list[Mapping[str, Any]]] = {}
-    for row in sorted((row for row in rows if row.get("rate_flops_per_s")), key=lambda row: row["n"]):
-        found.setdefault(row["precision"], []).append(row)
-    return {name: found[name] for name in PRECISIONS if name in found}
+def by_precision(rows: Rows) -> dict[str, list[Product]]:
+    """The products by precision, small matrices first."""
+    products = sorted(select(rows, Product), key=lambda row: row.n)
+    found = {name: [row for row in products if row.precision == name] for name in PRECISIONS}
+    return {name: some for name, some in found.items() if some}
 
 
-def with_peak(rows: Rows, place: Place) -> list[Row]:
-    """The measured rows, each with its share of the chip's specified peak; None where no peak is known."""
-    chip = find_gpu(place.name) if place.on_gpu else None
-    told = []
-    for name, some in measured(rows).items():
-        peak = chip.peak(name) if chip else None
+def with_peak(rows: Rows, place: Place) -> list[dict[str, Any]]:
+    """The products, each with its share of the chip's specified peak; None where no peak is known."""
+    found = []
+    for name, some in by_precision(rows).items():
+        peak = place.gpu.peak(name) if place.gpu else None
         for row in some:
-            share = row["rate_flops_per_s"] / peak if peak else None
-            told.append({**row, "size": str(row["n"]), "peak_flops_per_s": peak, "peak_share": share})
-    return told
+            share = row.rate_flops_per_s / peak if peak else None
+            found.append(fields(row) | {"size": str(row.n), "peak_flops_per_s": peak, "peak_share": share})
+    return found
 
 
-def judge(rows: Rows, place: Place) -> Verdict:
-    excused = {row["precision"] for row in rows if row.get("note")}  # it says why there are no more of it
-    several = {
-        name: some for name, some in measured(rows).items() if len(some) >= (2 if name in excused else FEWEST_SIZES)
-    }
-    largest = max((some[-1]["n"] for some in several.values()), default=0)
-    short = [
-        name for name in PRECISIONS if name not in excused and (name not in several or several[name][-1]["n"] < largest)
-    ]
-    ranked = [name for name in ORDER if name in several]
-    if short or len(ranked) < 2:
-        which = f"; {', '.join(short)} not at all of them" if short else ""
-        return Verdict(
-            INCONCLUSIVE, f"only {', '.join(several) or 'nothing'} could be measured at several sizes{which}."
-        )
-    best = {name: max(some, key=lambda row: row["rate_flops_per_s"]) for name, some in several.items()}
-    shares = {row["precision"]: row["peak_share"] for row in with_peak(list(best.values()), place)}
-    grows = [_rate(several[name][0], best[name]).within(most=FULL_SHARE) for name in several]
-    stays = [_rate(several[name][-1], best[name]).within(least=KEPT_SHARE) for name in several]
-    ordered = [_rate(best[b], best[a]).within(least=FASTER) for a, b in pairwise(ranked)]
-    alike = [_rate(best[ALIKE[1]], best[ALIKE[0]]).within(*SAME)] if set(ALIKE) <= set(several) else []
-    told = "; ".join(_told(name, several[name][0], best[name], shares[name]) for name in several)
-    missing = [name for name in PRECISIONS if name not in several]
-    said = f"{told}." + (f" Not measured here: {', '.join(missing)}." if missing else "")
-    answer = together(*grows, *stays, *ordered, *alike)
-    if falls := [name for name, holds in zip(several, stays, strict=True) if holds is False]:
-        said += f" The largest does not keep that rate: {', '.join(falls)}."
-    if answer is None:
-        some = (row for name in several for row in (several[name][0], best[name], several[name][-1]))
-        said += " " + left_open((f"{row['precision']} of {row['n']}", row) for row in some)
-    return Verdict(word(answer), said)
-
-
-def _rate(row: Mapping[str, Any], other: Mapping[str, Any]) -> Ratio:
+def rate_ratio(row: Product, other: Product) -> Interval:
     """How many times the other's rate it has; as uncertain as their times."""
-    return times(other, row).around(row["rate_flops_per_s"] / other["rate_flops_per_s"])
+    return (other.device / row.device).around(row.rate_flops_per_s / other.rate_flops_per_s)
 
 
-def _told(name: str, first: Mapping[str, Any], best: Mapping[str, Any], share: float | None) -> str:
-    reached = f" ({units.percent(share, 0)} of its peak)" if share else ""
+def judge(rows: Rows, place: Place) -> Iterator[Check]:
+    excused = by(select(rows, Skipped), "precision")  # they say why there are no more of them
+    enough = {name: 2 if name in excused else FEWEST_SIZES for name in PRECISIONS}
+    several = {name: some for name, some in by_precision(rows).items() if len(some) >= enough[name]}
+    yield _several_sizes(several, set(excused))
+    first, last = ({name: some[end] for name, some in several.items()} for end in (0, -1))
+    best = {name: max(some, key=attrgetter("rate_flops_per_s")) for name, some in several.items()}
+    yield said("; ".join(_described(first[name], best[name], place) for name in several) + ".")
+    missing = ", ".join(name for name in PRECISIONS if name not in several)
+    yield said(f"Not measured here: {missing}." if missing else "")
+    yield within("small is slower", {name: rate_ratio(first[name], best[name]) for name in best}, most=FULL_SHARE)
+    kept = {name: rate_ratio(last[name], best[name]) for name in best}
+    yield within("large keeps its rate", kept, KEPT_SHARE, refuted="The largest does not keep that rate: {}.")
+    yield from _between_precisions(best)
+    ends = (*first.values(), *best.values(), *last.values())
+    yield least_certain({f"{row.precision} of {row.n}": row for row in ends})
+
+
+def _several_sizes(several: Mapping[str, Sequence[Product]], excused: set[str]) -> Check:
+    """Every precision that is not excused has to reach the largest size."""
+    largest = max((some[-1].n for some in several.values()), default=0)
+    reached = excused | {name for name, some in several.items() if some[-1].n == largest}
+    short = ", ".join(name for name in PRECISIONS if name not in reached)
+    complete = not short and len(set(ORDER) & set(several)) >= 2
+    which = f"; {short} not at all of them" if short else ""
+    there = ", ".join(several) or "nothing"
+    return require("several sizes", complete, f"only {there} could be measured at several sizes{which}.")
+
+
+def _between_precisions(best: Mapping[str, Product]) -> Iterator[Check]:
+    ranked = [best[name] for name in ORDER if name in best]
+    yield within("narrower is faster", {b.precision: rate_ratio(b, a) for a, b in pairwise(ranked)}, FASTER)
+    if set(ALIKE) <= set(best):
+        bf16, fp16 = (best[name] for name in ALIKE)
+        yield within("16 bits are alike", {"fp16 over bf16": rate_ratio(fp16, bf16)}, *SAME)
+
+
+def _described(first: Product, best: Product, place: Place) -> str:
+    peak = place.gpu.peak(best.precision) if place.gpu else None
+    reached = f" ({units.percent(best.rate_flops_per_s / peak, 0)} of its peak)" if peak else ""
     return (
-        f"{name} reaches {units.rate(first['rate_flops_per_s'], 'FLOP/s')} at {first['n']} and "
-        f"{units.rate(best['rate_flops_per_s'], 'FLOP/s')} at best, at {best['n']}{reached}"
+        f"{best.precision} reaches {units.rate(first.rate_flops_per_s, 'FLOP/s')} at {first.n} and "
+        f"{units.rate(best.rate_flops_per_s, 'FLOP/s')} at best, at {best.n}{reached}"
     )
 
 
 def draw(rows: Rows, place: Place) -> list[Picture]:
-    told = with_peak(rows, place)
+    products, size = with_peak(rows, place), Axis("size", "rows and columns")
     pictures = [
-        Picture(
-            title="Rate of square matmuls", caption="Each format levels off where the chip has enough to do.",
-            kind="line", rows=told, x="size", y="rate_flops_per_s", colour="precision", x_title="rows and columns",
-            y_title="rate", y_log=True,
+        line(products, size, Axis("rate_flops_per_s", "rate", log=True), colour="precision").titled(
+            "Rate of square matmuls", "Each format levels off where the chip has enough to do."
         ),
-        Picture(
-            title="Time of square matmuls", caption="Twice the size is eight times the work.", kind="line", rows=told,
-            x="size", y="device_ns", colour="precision", x_title="rows and columns", y_title="time", y_log=True,
+        line(products, size, Axis("peak_share", "of the peak"), colour="precision").titled(
+            "Share of the specified peak", "The peak is the vendor's, dense, of each format."
         ),
-    ]  # fmt: skip
-    if any(row["peak_share"] for row in told):
-        pictures.insert(
-            1,
-            Picture(
-                title="Share of the specified peak", caption="The peak is the vendor's, dense, of each format.",
-                kind="line", rows=told, x="size", y="peak_share", colour="precision", x_title="rows and columns",
-                y_title="of the peak",
-            ),
-        )  # fmt: skip
-    return pictures
+        line(products, size, Axis("device_ns", "time", log=True), colour="precision").titled(
+            "Time of square matmuls", "Twice the size is eight times the work."
+        ),
+    ]
+    return pictures if any(row["peak_share"] for row in products) else [pictures[0], pictures[2]]
 
 
 def tabulate(rows: Rows, place: Place) -> list[TableOf]:
-    told = with_peak(rows, place)
-    columns = {"precision": "precision", "n": "size", "device_ns": "time", "rate_flops_per_s": "rate"}
-    if any(row["peak_share"] for row in told):
-        columns |= {"peak_flops_per_s": "specified peak", "peak_share": "of the peak"}
-    notes = [f"{row['precision']} from {row['n']} on: {row['note']}" for row in rows if row.get("note")]
+    products = with_peak(rows, place)
+    headings = columns("precision", n="size", device_ns="time", rate_flops_per_s="rate")
+    if any(row["peak_share"] for row in products):
+        headings |= columns(peak_flops_per_s="specified peak", peak_share="of the peak")
+    notes = [f"{row.precision} from {row.n} on: {row.note}" for row in select(rows, Skipped)]
     if place.on_gpu:
         notes.append("time: the GPU's alone, with launches queued before; small matrices lie in the L2 cache")
-    return [TableOf("square matmuls", columns, told, tuple(notes))]
+    return [TableOf("square matmuls", headings, products, tuple(notes))]
 
 
-EXPERIMENT = Experiment(
-    name="matmul-scaling",
-    number=1,
-    line="Time and FLOP/s of square matmuls by size, in fp32, TF32, bf16, fp16 and fp8, beside the chip's peak.",
-    claim=CLAIM,
-    measure=measure,
-    judge=judge,
-    draw=draw,
-    tabulate=tabulate,
-)
+EXPERIMENT = Experiment(1, "matmul-scaling", LINE, CLAIM, (Product, Skipped), measure, judge, draw, tabulate)

@@ -8,9 +8,8 @@ instruction that needs the result of the one before, and their bandwidth is coun
 
 import ctypes
 import mmap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -19,21 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 from flopwise import units
 from flopwise.errors import Unsupported
-from flopwise.experiments.experiment import (
-    CONFIRMED,
-    INCONCLUSIVE,
-    NOT_MEASURABLE,
-    REFUTED,
-    Experiment,
-    Picture,
-    Row,
-    Rows,
-    Rule,
-    TableOf,
-    Verdict,
-    part,
-)
-from flopwise.experiments.steadiness import WALL, Ratio, times
+from flopwise.experiments.experiment import Axis, Experiment, Picture, Rule, TableOf, columns, line, scatter
+from flopwise.experiments.host_code import compile_host
+from flopwise.experiments.rows import Interval, Row, Timed, by, exact, fields, select
+from flopwise.experiments.verdict import NOT_MEASURABLE, Check, require, said, within
 from flopwise.records.experiment import Place
 
 if TYPE_CHECKING:
@@ -41,16 +29,17 @@ if TYPE_CHECKING:
 
     from flopwise.experiments.bench import Bench
 
+LINE = "Latency by a chain of dependent reads and bandwidth by working set: registers, caches, memory."
 CLAIM = "The farther a memory lies from the processor, the longer a read takes and the fewer bytes per second arrive."
 SOURCE, HOST_SOURCE = Path(__file__).with_suffix(".cu"), Path(__file__).with_suffix(".c")
-CACHE, LATENCY, BANDWIDTH = "cache", "latency", "bandwidth"
-REGISTERS, SHARED, L1, MEMORY = "registers", "shared memory", "L1", "memory"
-ORDER = (REGISTERS, SHARED, L1, "L2", "L3", "L4", MEMORY)
-BESIDE = 0.1  # two levels nearer to each other than this share are not told apart
+KERNELS = ("chase_far", "chase_shared", "chase_registers", "read_far", "read_l1", "read_shared", "read_registers")
+REGISTERS, SHARED, L1, L2, MEMORY = "registers", "shared memory", "L1", "L2", "memory"
+ORDER = (REGISTERS, SHARED, L1, L2, "L3", "L4", MEMORY)
+ALIKE = 0.1  # two levels nearer to each other than this share are not distinguished
 SMALLEST, LARGEST = 2**12, 2**30  # working sets on a GPU
 FAR_SMALLEST = 2**20  # of the sets that all multiprocessors read: less than a line for each thread below
 CPU_LARGEST, CPU_QUICK_LARGEST = 2**28, 2**27
-LINE, CPU_LINE = 128, 64  # bytes between two addresses of a chain: no two share a line
+LINE_BYTES, CPU_LINE_BYTES = 128, 64  # between two addresses of a chain: no two share a cache line
 STEPS, WARM, RUNS = 2**14, 2**12, 3  # of a chain on a GPU: timed, before that, and how often
 CPU_STEPS, CPU_MOST_WARM = 2**13, 2**20  # less than a millisecond: other processes seldom get in between
 LONG_STEPS = 2**18  # where a step takes few cycles: the GPU's nanosecond clock ticks about once in a microsecond
@@ -58,118 +47,120 @@ L1_SET = 2**15
 BLOCKS, THREADS = 4, 256  # of a multiprocessor that reads, and of a block
 READS = 8  # of a thread, under way at the same time
 NEAR_PASSES, FAR_PASSES, REGISTER_PASSES = 1024, 128, 2048
-CHAINS, UNROLLED = 8, 16  # multiply-adds of a thread that wait not for each other, and steps of each in a pass
+CHAINS, UNROLLED = 8, 16  # independent multiply-adds of a thread, and steps of each in a pass
 OPERANDS_BYTES = 16  # of a multiply-add: three numbers read, one written
 CPU_READ_BYTES = 2**22  # at least, in one call
 
 
-def measure(bench: "Bench") -> Iterator[Row]:
+class Cache(Row, frozen=True, tag_field="part", tag="cache"):
+    level: str
+    size_bytes: int
+
+
+class Bandwidth(Timed, frozen=True, kw_only=True, tag_field="part", tag="bandwidth"):
+    level: str | None
+    set_bytes: int | None
+    read_bytes_per_s: float
+    moved_bytes: int
+
+
+class Latency(Row, frozen=True, kw_only=True, tag_field="part", tag="latency", forbid_unknown_fields=True):
+    """By the clocks that a GPU's thread reads itself."""
+
+    level: str | None
+    set_bytes: int | None
+    latency_ns: float
+    latency_cycles: float
+    steps: int
+
+
+class CpuLatency(Timed, frozen=True, kw_only=True, tag_field="part", tag="latency"):
+    level: str | None
+    set_bytes: int | None
+    latency_ns: float
+    steps: int = 0
+
+
+Rows = Sequence[Cache | Bandwidth | Latency | CpuLatency]
+
+
+def measure(bench: "Bench") -> Iterator[Cache | Bandwidth | Latency | CpuLatency]:
     yield from _on_gpu(bench) if bench.on_gpu else _on_cpu(bench)
 
 
-def _sets(smallest: int, largest: int, named: Mapping[int, str], quick: bool) -> list[int]:
+def working_sets(smallest: int, largest: int, named: Mapping[int, str], quick: bool) -> list[int]:
     """Powers of two, in quick mode every third; and those at which the levels are read."""
     powers = range(smallest.bit_length() - 1, largest.bit_length(), 3 if quick else 1)
     return sorted({2**power for power in powers} | set(named))
 
 
-def _chain(buffer: "Tensor", set_bytes: int, line: int) -> int:
+def write_chain(buffer: "Tensor", set_bytes: int, line_bytes: int) -> int:
     """Write a chain through the first bytes of a buffer, in random order and without an end; the address of a place in it."""
     import torch
 
-    order = torch.randperm(set_bytes // line, device=buffer.device)
+    order = torch.randperm(set_bytes // line_bytes, device=buffer.device)
     first = buffer.data_ptr()
-    buffer[order * (line // 8)] = first + order.roll(-1) * line
+    buffer[order * (line_bytes // 8)] = first + order.roll(-1) * line_bytes
     return first
 
 
-def _on_gpu(bench: "Bench") -> Iterator[Row]:
+def _on_gpu(bench: "Bench") -> Iterator[Cache | Bandwidth | Latency]:
     import torch
 
-    from flopwise.kernels import nvrtc
-
-    chip = torch.cuda.get_device_properties(bench.device)
-    l2_bytes, blocks = chip.L2_cache_size, BLOCKS * chip.multi_processor_count
-    yield {"part": CACHE, "level": "L2", "size_bytes": l2_bytes}
-    named = {L1_SET: L1, 1 << (l2_bytes // 4).bit_length() - 1: "L2", LARGEST: MEMORY}
-    names = ("chase_far", "chase_shared", "chase_registers", "read_far", "read_l1", "read_shared", "read_registers")
-    given = {"READS": READS, "THREADS": THREADS, "CHAINS": CHAINS, "STEPS": UNROLLED}
-    options = [f"-D{name}={value}" for name, value in given.items()]
-    loaded = nvrtc.load(SOURCE.read_text(), SOURCE.name, names, bench.device.index or 0, options)
-    kernels = dict(zip(names, loaded, strict=True))
+    l2_bytes, blocks = bench.chip.L2_cache_size, BLOCKS * bench.chip.multi_processor_count
+    yield Cache(L2, l2_bytes)
+    named = {L1_SET: L1, 1 << (l2_bytes // 4).bit_length() - 1: L2, LARGEST: MEMORY}
+    constants = {"READS": READS, "THREADS": THREADS, "CHAINS": CHAINS, "STEPS": UNROLLED}
+    loaded = bench.cuda_kernels(SOURCE.read_text(), SOURCE.name, KERNELS, **constants)
+    kernels = dict(zip(KERNELS, loaded, strict=True))
     buffer = torch.zeros(LARGEST // 8, dtype=torch.int64, device=bench.device)
-    told = torch.zeros(4, dtype=torch.int64, device=bench.device)  # cycles, nanoseconds, where the chain was left
-    x, out = nvrtc.pointer(buffer), nvrtc.pointer(told)
+    result = torch.zeros(4, dtype=torch.int64, device=bench.device)  # cycles, nanoseconds, where the chain was left
+    x, out = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (buffer, result))
 
     # Bandwidth first: it raises the clocks, which a single thread would not.
-    near = blocks * THREADS * READS * NEAR_PASSES * 16
-    done = blocks * THREADS * CHAINS * UNROLLED * REGISTER_PASSES * OPERANDS_BYTES
+    each, done = blocks * THREADS * READS * 16, blocks * THREADS * CHAINS * UNROLLED * REGISTER_PASSES * OPERANDS_BYTES
     for level, kernel, passes, moved in (
         (REGISTERS, "read_registers", REGISTER_PASSES, done),
-        (SHARED, "read_shared", NEAR_PASSES, near),
-        (L1, "read_l1", NEAR_PASSES, near),
+        (SHARED, "read_shared", NEAR_PASSES, each * NEAR_PASSES),
+        (L1, "read_l1", NEAR_PASSES, each * NEAR_PASSES),
     ):
         run = partial(kernels[kernel], blocks, THREADS, x, out, ctypes.c_int(passes))
         yield _bandwidth(bench, level, None, moved, run)
-    far = blocks * THREADS * READS * FAR_PASSES * 16
-    for size in _sets(FAR_SMALLEST, LARGEST, {n: level for n, level in named.items() if level != L1}, bench.quick):
+    for size in working_sets(FAR_SMALLEST, LARGEST, {n: name for n, name in named.items() if name != L1}, bench.quick):
         mask = ctypes.c_uint(size // 16 - 1)
         run = partial(kernels["read_far"], blocks, THREADS, x, out, mask, ctypes.c_int(FAR_PASSES))
-        yield _bandwidth(bench, named.get(size), size, far, run)
+        yield _bandwidth(bench, named.get(size), size, each * FAR_PASSES, run)
 
     for level, kernel in ((REGISTERS, "chase_registers"), (SHARED, "chase_shared")):
-        told.zero_()
-        yield _latency(
-            bench, level, None, partial(kernels[kernel], 1, 1, out, ctypes.c_int(LONG_STEPS)), told, LONG_STEPS
-        )
-    for size in _sets(SMALLEST, LARGEST, named, bench.quick):
-        told[2] = _chain(buffer, size, LINE)
+        result.zero_()
+        run = partial(kernels[kernel], 1, 1, out, ctypes.c_int(LONG_STEPS))
+        yield _latency(bench, level, None, run, result, LONG_STEPS)
+    for size in working_sets(SMALLEST, LARGEST, named, bench.quick):
+        result[2] = write_chain(buffer, size, LINE_BYTES)
         buffer[: size // 8].sum()  # what fits into the L2 cache is there now
         run = partial(kernels["chase_far"], 1, 1, out, ctypes.c_int(WARM), ctypes.c_int(STEPS))
-        yield _latency(bench, named.get(size), size, run, told, STEPS)
+        yield _latency(bench, named.get(size), size, run, result, STEPS)
 
 
-def _bandwidth(bench: "Bench", level: str | None, size: int | None, moved: int, run: Callable[[], object]) -> Row:
+def _bandwidth(bench: "Bench", level: str | None, size: int | None, moved: int, run: Callable[[], object]) -> Bandwidth:
     bench.doing(f"bandwidth of {level or units.size(size or 0)}")
     timing = bench.time(run, seconds=0.02 if bench.quick else 0.05)
-    rate = moved / timing.device_ns * 1e9
-    return {
-        "part": BANDWIDTH,
-        "level": level,
-        "set_bytes": size,
-        "read_bytes_per_s": rate,
-        "moved_bytes": moved,
-        **timing.row(),
-    }
+    rate = moved / timing.took_ns * 1e9
+    return Bandwidth(level=level, set_bytes=size, read_bytes_per_s=rate, moved_bytes=moved, **fields(timing))
 
 
 def _latency(
-    bench: "Bench", level: str | None, size: int | None, run: Callable[[], object], told: "Tensor", steps: int
-) -> Row:
+    bench: "Bench", level: str | None, size: int | None, run: Callable[[], object], result: "Tensor", steps: int
+) -> Latency:
     """The thread reads both clocks itself. It goes on where the last run ended: no run finds the lines of another."""
     bench.doing(f"latency of {level or units.size(size or 0)}")
-    found: list[list[int]] = []
+    clocks: list[list[int]] = []
     for _ in range(RUNS + 1):
         run()
         bench.synchronise()
-        found.append(told.tolist())
-    cycles, ns = (median(run[n] for run in found[1:]) / steps for n in (0, 1))
-    return {
-        "part": LATENCY,
-        "level": level,
-        "set_bytes": size,
-        "latency_ns": ns,
-        "latency_cycles": cycles,
-        "steps": steps,
-    }
-
-
-@dataclass(frozen=True)
-class Cache:
-    """A cache of the CPU."""
-
-    level: str
-    size_bytes: int
+        clocks.append(result.tolist())
+    cycles, ns = (median(one[n] for one in clocks[1:]) / steps for n in (0, 1))
+    return Latency(level=level, set_bytes=size, latency_ns=ns, latency_cycles=cycles, steps=steps)
 
 
 def cpu_caches(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> list[Cache]:
@@ -192,173 +183,148 @@ def _in_large_pages(n_bytes: int) -> "Tensor":
     memory = mmap.mmap(-1, n_bytes)
     with suppress(AttributeError, OSError):
         memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=torch.int64).fill_(1)  # written: pages that never were are all read from one
+    return torch.frombuffer(memory, dtype=torch.int64).fill_(1)  # written: pages never written are all read from one
 
 
-def _on_cpu(bench: "Bench") -> Iterator[Row]:
+def _on_cpu(bench: "Bench") -> Iterator[Cache | Bandwidth | CpuLatency]:
     import torch
 
-    from flopwise.experiments.native import compile_host
-
-    what = "a chain of reads"
+    source, what = HOST_SOURCE.read_text(), "a chain of reads"
     try:
-        host = compile_host(HOST_SOURCE.read_text(), what, ("-O2", "-march=native"))
+        host = compile_host(source, what, ("-O2", "-march=native"))
     except Unsupported:
-        host = compile_host(HOST_SOURCE.read_text(), what)  # a compiler that does not know this processor
+        host = compile_host(source, what)  # a compiler that does not know this processor
     caches = cpu_caches()
     most = CPU_QUICK_LARGEST if bench.quick else CPU_LARGEST
     largest = min(LARGEST, max(most, *(4 * cache.size_bytes for cache in caches), 0))
     named = {cache.size_bytes // 2: cache.level for cache in caches} | {largest: MEMORY}
-    yield from ({"part": CACHE, "level": cache.level, "size_bytes": cache.size_bytes} for cache in caches)
-    buffer = _in_large_pages(largest)
-    end = torch.zeros(1, dtype=torch.int64)
-    into = ctypes.c_void_p(end.data_ptr())
+    yield from caches
+    buffer, end = _in_large_pages(largest), torch.zeros(1, dtype=torch.int64)
+    start, into = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (buffer, end))
+    steps = ctypes.c_long(CPU_STEPS)
     budget = 0.03 if bench.quick else 0.1
-    timing = bench.time(partial(host["add_chain"], ctypes.c_long(CPU_STEPS), into), seconds=budget)
-    yield {
-        "part": LATENCY,
-        "level": REGISTERS,
-        "set_bytes": None,
-        "latency_ns": timing.wall_ns / CPU_STEPS,
-        **timing.row(),
-    }
-    for size in _sets(SMALLEST, largest, named, bench.quick):
+    timing = bench.time(partial(host["add_chain"], steps, into), seconds=budget)
+    yield CpuLatency(level=REGISTERS, set_bytes=None, latency_ns=timing.wall_ns / CPU_STEPS, **fields(timing))
+    for size in working_sets(SMALLEST, largest, named, bench.quick):
         level, passes = named.get(size), max(1, CPU_READ_BYTES // size)
-        read = partial(
-            host["read_all"], ctypes.c_void_p(buffer.data_ptr()), ctypes.c_long(size), ctypes.c_long(passes), into
-        )
+        read = partial(host["read_all"], start, ctypes.c_long(size), ctypes.c_long(passes), into)
         yield _bandwidth(bench, level, size, size * passes, read)
         bench.doing(f"latency of {units.size(size)}")
-        end[0] = _chain(buffer, size, CPU_LINE)
-        host["chase"](
-            into, ctypes.c_long(min(size // CPU_LINE, CPU_MOST_WARM))
-        )  # once around: caches hold what they can
-        timing = bench.time(partial(host["chase"], into, ctypes.c_long(CPU_STEPS)), seconds=budget)
+        end[0] = write_chain(buffer, size, CPU_LINE_BYTES)
+        warm = min(size // CPU_LINE_BYTES, CPU_MOST_WARM)  # once around: caches hold what they can
+        host["chase"](into, ctypes.c_long(warm))
+        timing = bench.time(partial(host["chase"], into, steps), seconds=budget)
         ns = timing.wall_ns / CPU_STEPS
-        yield {"part": LATENCY, "level": level, "set_bytes": size, "latency_ns": ns, "steps": CPU_STEPS, **timing.row()}
+        yield CpuLatency(level=level, set_bytes=size, latency_ns=ns, steps=CPU_STEPS, **fields(timing))
 
 
-def levels(rows: Rows) -> list[Row]:
+def _latencies(rows: Rows) -> dict[str, Latency | CpuLatency]:
+    """By level, near to far."""
+    found = by((row for row in rows if isinstance(row, Latency | CpuLatency)), "level")
+    return {level: found[level] for level in ORDER if level in found}
+
+
+def _bandwidths(rows: Rows) -> dict[str, Bandwidth]:
+    found = by(select(rows, Bandwidth), "level")
+    return {level: found[level] for level in ORDER if level in found}
+
+
+def levels(rows: Rows) -> list[dict[str, Any]]:
     """Each level once, from near to far, with its latency and its bandwidth; what was not measured is None."""
-    latencies, rates = _by_level(rows, LATENCY), _by_level(rows, BANDWIDTH)
-    order = [level for level in ORDER if level in {**latencies, **rates}]
+    latencies, rates = _latencies(rows), _bandwidths(rows)
+    names = ("set_bytes", "latency_ns", "latency_cycles")
     return [
-        {
-            "level": level,
-            "set_bytes": latencies.get(level, {}).get("set_bytes"),
-            "latency_ns": latencies.get(level, {}).get("latency_ns"),
-            "latency_cycles": latencies.get(level, {}).get("latency_cycles"),
-            "read_bytes_per_s": rates.get(level, {}).get("read_bytes_per_s"),
-        }
-        for level in order
+        {"level": level, "read_bytes_per_s": getattr(rates.get(level), "read_bytes_per_s", None)}
+        | {name: getattr(latencies.get(level), name, None) for name in names}
+        for level in ORDER
+        if level in latencies or level in rates
     ]
 
 
-def _told(row: Mapping[str, Any]) -> str:
+def judge(rows: Rows, place: Place) -> Iterator[Check]:
+    found = [row for row in levels(rows) if row["latency_ns"] is not None]
+    few = f"levels of memory that could be distinguished: {len(found)}."
+    yield require("two levels", len(found) >= 2, few, NOT_MEASURABLE)
+    yield said(f"a read takes and brings: {'; '.join(map(_described, found))}.")
+    yield _all_levels(found, place)
+    yield within(
+        "each step outward is slower",
+        dict(_outward(rows, place)),
+        1 + ALIKE,
+        hardly=1 - ALIKE,
+        refuted="Not slower outward: {}.",
+        unknown="Too near to each other, or too uncertain, to tell: {}.",
+    )
+
+
+def _described(row: Mapping[str, Any]) -> str:
     cycles = f" ({row['latency_cycles']:.0f} cycles)" if row["latency_cycles"] else ""
     rate = f", {units.rate(row['read_bytes_per_s'], 'B/s')}" if row["read_bytes_per_s"] else ""
     return f"{row['level']} {units.duration(row['latency_ns'])}{cycles}{rate}"
 
 
-def _by_level(rows: Rows, kind: str) -> dict[str, Mapping[str, Any]]:
-    return {row["level"]: row for row in part(rows, kind) if row["level"]}
-
-
-def _times_slower(near: Mapping[str, Any], far: Mapping[str, Any], key: str) -> Ratio:
-    """How many times later the farther one answers, or less it brings; and between what, where its clock tells."""
-    middle = far[key] / near[key] if key == "latency_ns" else near[key] / far[key]
-    if WALL not in near or WALL not in far:  # a GPU's thread reads its own clock
-        return Ratio(middle, middle, middle)
-    clock = times(far, near)
-    return Ratio(middle, middle * clock.low / clock.middle, middle * clock.high / clock.middle)
-
-
-def _steps(rows: Rows, place: Place) -> dict[str, Ratio]:
-    """Each step outward by its name. On a GPU shared memory and L1 are one and the same: the way goes through either."""
-    ways = [[level for level in ORDER if level != other] for other in ((L1, SHARED) if place.on_gpu else ("",))]
-    found = {}
-    for kind, key in ((LATENCY, "latency_ns"), (BANDWIDTH, "read_bytes_per_s")):
-        there = _by_level(rows, kind)
-        for way in ways:
-            for near, far in pairwise(level for level in way if level in there):
-                found[f"{kind}, {near} to {far}"] = _times_slower(there[near], there[far], key)
-    return found
-
-
-def judge(rows: Rows, place: Place) -> Verdict:
-    found = [row for row in levels(rows) if row["latency_ns"] is not None]
-    if len(found) < 2:
-        return Verdict(NOT_MEASURABLE, f"levels of memory that could be told apart: {len(found)}.")
-    said = f"a read takes and brings: {'; '.join(map(_told, found))}."
+def _all_levels(found: Sequence[Mapping[str, Any]], place: Place) -> Check:
+    """Registers, at least one cache, and memory; of a GPU all of its levels. A CPU's registers have a latency alone."""
     there = {row["level"] for row in found if row["read_bytes_per_s"]}
-    wanted = {REGISTERS, SHARED, L1, "L2", MEMORY} if place.on_gpu else {MEMORY}
-    less_of = wanted - there | {REGISTERS} - {row["level"] for row in found}  # a CPU's registers have a latency alone
-    if less_of or not there - {REGISTERS, MEMORY}:
-        less = ", ".join(level for level in ORDER if level in less_of) or "any cache"
-        return Verdict(INCONCLUSIVE, f"{said} Not measured: {less}.")
-    steps = _steps(rows, place)
-    faster = [name for name, step in steps.items() if step.within(most=1 - BESIDE)]
-    if faster:
-        return Verdict(REFUTED, f"{said} Not slower outward: {'; '.join(faster)}.")
-    alike = [name for name, step in steps.items() if not step.within(least=1 + BESIDE)]
-    if alike:
-        return Verdict(INCONCLUSIVE, f"{said} Too near to each other, or too unsteady, to tell: {'; '.join(alike)}.")
-    return Verdict(CONFIRMED, said)
+    wanted = {REGISTERS, SHARED, L1, L2, MEMORY} if place.on_gpu else {MEMORY}
+    missing = wanted - there | {REGISTERS} - {row["level"] for row in found}
+    names = ", ".join(level for level in ORDER if level in missing) or "any cache"
+    return require("all levels", not missing and there - {REGISTERS, MEMORY}, f"Not measured: {names}.")
+
+
+def _outward(rows: Rows, place: Place) -> Iterator[tuple[str, Interval]]:
+    """Each step outward by its name, and how many times slower it is. On a GPU shared memory and L1 are the same memory: the
+    way goes through either."""
+    for other in (L1, SHARED) if place.on_gpu else ("",):
+        way = [level for level in ORDER if level != other]
+        latencies, rates = _latencies(rows), _bandwidths(rows)
+        for near, far in pairwise(level for level in way if level in latencies):
+            middle = latencies[far].latency_ns / latencies[near].latency_ns
+            yield f"latency, {near} to {far}", _clock_ratio(latencies[far], latencies[near]).around(middle)
+        for near, far in pairwise(level for level in way if level in rates):
+            middle = rates[near].read_bytes_per_s / rates[far].read_bytes_per_s
+            yield f"bandwidth, {near} to {far}", _clock_ratio(rates[far], rates[near]).around(middle)
+
+
+def _clock_ratio(far: Row, near: Row) -> Interval:
+    """How uncertain the ratio of two times is; a GPU's thread reads its own clock, which is exact."""
+    return far.device / near.device if isinstance(far, Timed) and isinstance(near, Timed) else exact(1.0)
 
 
 def draw(rows: Rows, place: Place) -> list[Picture]:
     # In KiB, and not in the unit of the largest set: the smallest is a quarter of a million times smaller.
-    caches = tuple(Rule("x", row["size_bytes"] / 2**10, row["level"]) for row in part(rows, CACHE))
-    sets = [{**row, "set_kib": row["set_bytes"] / 2**10} for row in rows if row.get("set_bytes")]
-    near = [row for row in levels(rows) if row["set_bytes"] is None]
-    beside = [Rule("y", row["latency_ns"], row["level"]) for row in near if row["latency_ns"]]
-    whose = "all multiprocessors" if place.on_gpu else "one core"
-    pictures = [
-        Picture(
-            title="Latency by working set", caption="Each plateau is a memory; the lines stand where a cache is full.",
-            kind="line", rows=part(sets, LATENCY), x="set_kib", y="latency_ns",
-            x_title="working set, KiB", y_title="time of a read", x_log=True, y_log=True, rules=(*caches, *beside),
+    caches = [Rule("x", row.size_bytes / 2**10, row.level) for row in select(rows, Cache)]
+    latency = [row for row in rows if isinstance(row, Latency | CpuLatency)]
+    near = [Rule("y", row.latency_ns, row.level) for row in latency if row.level and not row.set_bytes]
+    every = [row for row in levels(rows) if row["read_bytes_per_s"]]
+    who = "all multiprocessors" if place.on_gpu else "one core"
+    size, read = Axis("set_kib", "working set, KiB", log=True), Axis("read_bytes_per_s", f"read by {who}", log=True)
+    return [
+        line(_sized(latency), size, Axis("latency_ns", "time of a read", log=True), rules=(*caches, *near)).titled(
+            "Latency by working set", "Each plateau is a memory; the lines stand where a cache is full."
         ),
-        Picture(
-            title=f"Bandwidth of {whose} by working set", caption="The same plateaus, by what arrives.",
-            kind="line", rows=part(sets, BANDWIDTH), x="set_kib",
-            y="read_bytes_per_s", x_title="working set, KiB", y_title="read", x_log=True, rules=caches,
+        line(_sized(select(rows, Bandwidth)), size, Axis("read_bytes_per_s", "read"), rules=tuple(caches)).titled(
+            f"Bandwidth of {who} by working set", "The same plateaus, by what arrives."
         ),
-        Picture(
-            title="Bandwidth of each memory", caption="Downward from near to far.", kind="scatter",
-            rows=[row for row in levels(rows) if row["read_bytes_per_s"]], x="read_bytes_per_s", y="level",
-            x_title=f"read by {whose}", y_title="", x_log=True,
-        ),
-    ]  # fmt: skip
-    return [picture for picture in pictures if picture.rows]
+        scatter(every, read, Axis("level")).titled("Bandwidth of each memory", "Downward from near to far."),
+    ]
+
+
+def _sized(rows: Sequence[Latency | CpuLatency | Bandwidth]) -> list[dict[str, Any]]:
+    return [fields(row) | {"set_kib": row.set_bytes / 2**10} for row in rows if row.set_bytes]
 
 
 def tabulate(rows: Rows, place: Place) -> list[TableOf]:
-    cycles = {"latency_cycles": "in cycles"} if place.on_gpu else {}
-    columns = {
-        "level": "memory",
-        "set_bytes": "working set",
-        "latency_ns": "latency",
-        **cycles,
-        "read_bytes_per_s": "bandwidth",
-    }
+    headings = columns(level="memory", set_bytes="working set", latency_ns="latency")
+    headings |= columns(latency_cycles="in cycles") if place.on_gpu else {}
     shown = [
-        {**row, "latency_cycles": None if row["latency_cycles"] is None else round(row["latency_cycles"], 1)}
+        row | {"latency_cycles": None if row["latency_cycles"] is None else round(row["latency_cycles"], 1)}
         for row in levels(rows)
     ]
     notes = ["registers: a step of a chain of instructions, each of which needs the last one's result"]
-    if place.on_gpu:
-        notes.append("bandwidth of registers: counted, 16 bytes for each multiply-add")
-    return [TableOf("from near to far", columns, shown, tuple(notes))]
+    notes += ["bandwidth of registers: counted, 16 bytes for each multiply-add"] if place.on_gpu else []
+    return [TableOf("from near to far", headings | columns(read_bytes_per_s="bandwidth"), shown, tuple(notes))]
 
 
-EXPERIMENT = Experiment(
-    name="memory-hierarchy",
-    number=13,
-    line="Latency by a chain of dependent reads and bandwidth by working set: registers, caches, memory.",
-    claim=CLAIM,
-    measure=measure,
-    judge=judge,
-    draw=draw,
-    tabulate=tabulate,
-)
+KINDS = (Cache, Bandwidth, CpuLatency, Latency)
+EXPERIMENT = Experiment(13, "memory-hierarchy", LINE, CLAIM, KINDS, measure, judge, draw, tabulate)

@@ -18,12 +18,12 @@ def lab_sections(found: LabRun) -> list[Section]:
     how = "" if any(answer.as_stored for answer in answers) else MEASURED
     first = Section(key="lab", title="Verdicts", blocks=(Shown(verdicts_table(found, answers), how, whole=True),))
     seen: Counter[str] = Counter()
-    found_sections = []
+    sections = []
     for answer in answers:
         key = slug(f"lab-{answer.result.experiment}")[:_LONGEST]
         seen[key] += 1
-        found_sections.append(_section(answer, key if seen[key] == 1 else f"{key}--{seen[key]}"))
-    return [first, *found_sections]
+        sections.append(_section(answer, key if seen[key] == 1 else f"{key}--{seen[key]}"))
+    return [first, *sections]
 
 
 def _section(answer: Answer, key: str) -> Section:
@@ -39,7 +39,7 @@ def _section(answer: Answer, key: str) -> Section:
         for i, one in enumerate(answer.pictures, 1)
     ]
     blocks += [Shown(shown_table(table)) for table in answer.tables]
-    blocks += answer.unshown
+    blocks += answer.problems
     if answer.result.quick:
         blocks.append("Measured with --quick: fewer sizes and samples.")
     return Section(key=key, title=name, blocks=tuple(blocks))

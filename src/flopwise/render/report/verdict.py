@@ -7,7 +7,7 @@ from flopwise.records.finding import Finding
 from flopwise.records.run import OK, STEP
 from flopwise.records.tuning import Tuning
 from flopwise.records.waterfall import IDLE_INPUT, IDLE_LAUNCH, IDLE_SYNCHRONISATION, Waterfall
-from flopwise.render.lab_view import told
+from flopwise.render.lab_view import summary
 from flopwise.render.memory_parts import heading
 from flopwise.render.report.evidence import ReportPart
 from flopwise.render.report.tune_sections import changed
@@ -39,7 +39,7 @@ def verdict(part: ReportPart) -> str:
     if part.tuning is not None:
         return _of_tuning(part.tuning)
     if part.lab is not None:
-        return f"{told(part.lab)}."
+        return f"{summary(part.lab)}."
     if part.waterfall is not None:
         return _of_waterfall(part.waterfall, part.findings)
     if part.explanation is not None:
