@@ -9,8 +9,8 @@ import time
 
 import pytest
 
+from flopwise.capture.interleave import InterleavedTrial, run_pair
 from flopwise.capture.isolate import Worker
-from flopwise.capture.turns import Contestant, run_pair
 from flopwise.errors import FlopwiseError
 from flopwise.predict.dry.run import dry_run
 from flopwise.records.events import Sampled
@@ -136,16 +136,16 @@ def test_turns_survive_a_crash_of_one(own_step, monkeypatch):
 
 def test_in_turns_the_timeout_is_of_each_wait(worker, own_step):
     """One that stays for long is not ended for it; one that hangs in a round is."""
-    stays = Contestant(own_step("slow", timeout_s=20.0), worker=worker)
-    assert stays.get_ready()
-    stays.gathered.begun -= 100.0  # as if it had been here since then
-    assert stays.go() > 0
-    point = stays.leave()
+    stays = InterleavedTrial(own_step("slow", timeout_s=20.0), worker=worker)
+    assert stays.prepare()
+    stays.builder.begun -= 100.0  # as if it had been here since then
+    assert stays.round() > 0
+    point = stays.stop()
     assert (point.status, len(point.times().wall_ns)) == (OK, 1)
-    hangs = Contestant(own_step("hangs", timeout_s=3.0), worker=worker)
-    assert hangs.get_ready()
-    assert hangs.go() == 0
-    assert hangs.leave().status == TIMEOUT
+    hangs = InterleavedTrial(own_step("hangs", timeout_s=3.0), worker=worker)
+    assert hangs.prepare()
+    assert hangs.round() == 0
+    assert hangs.stop().status == TIMEOUT
 
 
 def test_there_is_no_gpu_here(worker):

@@ -1,4 +1,4 @@
-"""Time forward, backward, optimizer and the whole step of one workload; or of two, in turns."""
+"""Time forward, backward, optimizer and the whole step of one workload; or of two, interleaved."""
 
 import contextlib
 from collections.abc import Mapping, Sequence
@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from flopwise.api.sweep import sweep
+from flopwise.capture.interleave import run_pair
 from flopwise.capture.isolate import Worker
-from flopwise.capture.progress import Progress, Silent
-from flopwise.capture.turns import run_pair
-from flopwise.errors import FlopwiseError
+from flopwise.capture.progress import Progress
+from flopwise.errors import FlopwiseError, Interrupted
 from flopwise.predict.fitting import too_large
 from flopwise.records.run import INTERRUPTED, OK, Point
 from flopwise.spec.recipe import LEVERS
@@ -35,7 +35,8 @@ def bench(
     """Measure a workload in a process of its own and keep every sample; returns the stored run.
 
     `options` are the workload's size, phase and levers (`batch`, `context`, `phase`, `precision`, …; `set` for fields of
-    the model). With `versus={"precision": "bf16"}` a second workload, so changed, is measured in turns with the first.
+    the model). With `versus={"precision": "bf16"}` a second workload, so changed, is measured interleaved with the first.
+    Ctrl-C stores what was measured and raises KeyboardInterrupt.
 
     >>> run = flopwise.bench("tiny", device="cpu", batch=2)        # doctest: +SKIP
     >>> run.points[0].times().wall_ns                              # doctest: +SKIP
@@ -47,7 +48,7 @@ def bench(
     if versus is not None:
         second = _varied(first, versus)
         trials.append(Trial(workload=second, sampling=sampling, device=device, group="versus"))
-    return _measure(trials, first.target, runs_root(runs), command, progress or Silent())
+    return _measure(trials, first.target, runs_root(runs), command, progress or Progress())
 
 
 def bench_implementations(
@@ -90,6 +91,9 @@ def _measure(trials: list[Trial], name: str, root: Path, command: str, progress:
         for point in points:
             run.append(point)
             progress.point(point)
+    statuses = {point.status for point in points}
+    if INTERRUPTED in statuses <= {OK, INTERRUPTED}:  # of a pair, one is also cut short when the other fails
+        raise Interrupted(StoredRun.load(run.path))
     return StoredRun.load(run.path)
 
 
@@ -105,14 +109,9 @@ def _varied(first: Workload, versus: Mapping[str, Any]) -> Workload:
     return workload(first.target, set=first.changes | fields, **(same | options))
 
 
-def interrupted(run: StoredRun) -> bool:
-    """Whether the user stopped it."""
-    return any(point.status == INTERRUPTED for point in run.points)
-
-
 def outcome(run: StoredRun) -> int:
     """The exit code of a bench: 0 measured, 130 stopped by the user; raises what stood in the way of measuring."""
     for point in run.points:
         if point.status not in (OK, INTERRUPTED):
             raise FlopwiseError(f"{point.trial.workload.label()}: {point.status}: {point.reason}", point.hint)
-    return 130 if interrupted(run) else 0
+    return 130 if any(point.status == INTERRUPTED for point in run.points) else 0

@@ -10,7 +10,7 @@ import msgspec
 
 from flopwise.api.report import report
 from flopwise.capture.isolate import Worker
-from flopwise.errors import FlopwiseError, one_line
+from flopwise.errors import FlopwiseError, Interrupted, one_line
 from flopwise.experiments.catalog import chosen
 from flopwise.experiments.experiment import INCONCLUSIVE, Experiment, Verdict
 from flopwise.experiments.results import LabRun, Planned, Result, Running, judged, read_lab
@@ -107,7 +107,10 @@ def lab(
             watcher.result(result)
             if result.status == INTERRUPTED:
                 break
-    return read_lab(run.path)
+    found = read_lab(run.path)
+    if interrupted(found):
+        raise Interrupted(found)
+    return found
 
 
 def interrupted(found: LabRun) -> bool:
