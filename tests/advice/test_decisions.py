@@ -62,7 +62,7 @@ def test_what_is_faster_is_kept_and_what_is_slower_is_not():
 
 def test_as_fast_and_smaller_is_kept():
     assert decide(against(1.0), 10 * GIB, 9 * GIB, None).key == "smaller"
-    assert decide(against(1.0), 10 * GIB, 10 * GIB, None).key == "no_difference"
+    assert decide(against(1.0), 10 * GIB, 10 * GIB, None).key == "no difference shown"
 
 
 def test_what_takes_the_hosts_pace_away_stays_if_it_is_not_slower():
@@ -77,8 +77,8 @@ def test_what_takes_the_hosts_pace_away_stays_if_it_is_not_slower():
 
 
 def test_a_memory_limit_rules():
-    assert decide(against(0.5), 10 * GIB, 12 * GIB, 11 * GIB).key == "over_limit"
-    assert decide(against(1.5), 12 * GIB, 8 * GIB, 11 * GIB).key == "under_limit"
+    assert decide(against(0.5), 10 * GIB, 12 * GIB, 11 * GIB).key == "over limit"
+    assert decide(against(1.5), 12 * GIB, 8 * GIB, 11 * GIB).key == "under limit"
     assert kept(against(0.5), 8 * GIB, 9 * GIB, 11 * GIB)
     assert not kept(against(1.5), 50 * GIB, 50 * GIB - 1, 40 * GIB)  # nothing gained, and slower
     assert kept(against(1.5), 50 * GIB, 45 * GIB, 40 * GIB)  # on the way
@@ -95,10 +95,10 @@ def wrong(found, precision):
 
 def test_rounding_is_allowed_and_errors_are_not():
     assert wrong(agreement(1.01, 0.05), "bf16") == ""
-    assert wrong(agreement(1.01, 0.05), "fp32") == "wrong_loss"
-    assert wrong(agreement(1.0, 0.5), "bf16") == "wrong_gradients"
-    assert wrong(agreement(1.0, math.nan), "bf16") == "wrong_gradients"
-    assert wrong(agreement(math.nan), "bf16") == "wrong_loss"
+    assert wrong(agreement(1.01, 0.05), "fp32") == "wrong loss"
+    assert wrong(agreement(1.0, 0.5), "bf16") == "wrong gradients"
+    assert wrong(agreement(1.0, math.nan), "bf16") == "wrong gradients"
+    assert wrong(agreement(math.nan), "bf16") == "wrong loss"
     assert wrong(None, "fp32") == ""
 
 
@@ -107,8 +107,8 @@ def test_a_batch_learnt_by_heart_is_judged_by_its_first_loss():
     assert learnt.loss_error == pytest.approx(0.001 / 0.93)
     assert wrong(learnt, "bf16") == ""
     forgotten = Agreement(losses=(0.06,), reference_losses=(0.03,), first_loss=9.3)
-    assert wrong(forgotten, "bf16") == "wrong_loss"
-    assert wrong(Agreement(losses=(0.010,), reference_losses=(0.009,)), "bf16") == "wrong_loss"
+    assert wrong(forgotten, "bf16") == "wrong loss"
+    assert wrong(Agreement(losses=(0.010,), reference_losses=(0.009,)), "bf16") == "wrong loss"
 
 
 FASTER = Decision(key="faster")
@@ -118,9 +118,9 @@ FASTER = Decision(key="faster")
     ("agreed", "draws_random", "key", "check"),
     [
         (Agreed(agreement=agreement()), False, "faster", ""),
-        (Agreed(agreement=agreement(1.25)), False, "wrong_loss", ""),  # however fast
+        (Agreed(agreement=agreement(1.25)), False, "wrong loss", ""),  # however fast
         (Agreed(agreement=agreement(1.25)), True, "faster", "random"),
-        (Agreed(failed="no such file"), False, "check_failed", ""),
+        (Agreed(failed="no such file"), False, "check failed", ""),
         (Agreed(), False, "faster", "unchecked"),
     ],
 )
@@ -133,17 +133,26 @@ def test_a_wrong_result_is_not_kept_however_fast(agreed, draws_random, key, chec
 
 def test_every_decision_is_a_sentence():
     off = {"error": 0.25, "allowed": 0.02, "saved_share": 0.1}
-    keys = ("faster", "smaller", "under_limit", "steadier", "over_limit", "slower", "no_difference", "inconclusive")
-    for key in (*keys, "wrong_loss", "wrong_gradients", "check_failed", "not_run"):
+    keys = (
+        "faster",
+        "smaller",
+        "under limit",
+        "steadier",
+        "over limit",
+        "slower",
+        "no difference shown",
+        "inconclusive",
+    )
+    for key in (*keys, "wrong loss", "wrong gradients", "check failed", "not run"):
         assert describe(Decision(key=key, values=off, detail="too few samples"))
     assert describe(Decision(key="smaller", values=off)) == "10% less memory, and not shown to be slower"
-    assert "nan times off" in describe(Decision(key="wrong_loss", values={"error": math.nan, "allowed": 0.02}))
+    assert "nan times off" in describe(Decision(key="wrong loss", values={"error": math.nan, "allowed": 0.02}))
     unchecked = describe(msgspec.structs.replace(FASTER, check="unchecked"))
     assert unchecked == "faster; losses and gradients not checked"
 
 
 def test_a_decision_with_a_nan_is_read_back():
-    row = attempt(decision=Decision(key="wrong_loss", values={"error": math.nan, "allowed": 0.02}))
+    row = attempt(decision=Decision(key="wrong loss", values={"error": math.nan, "allowed": 0.02}))
     read = msgspec.json.decode(msgspec.json.encode(row), type=Row)
     assert describe(read.decision) == describe(row.decision)
 

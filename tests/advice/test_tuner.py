@@ -72,15 +72,19 @@ class World:
                 found = point(action.workload, self.ns(action.workload), self.peak(action.workload))
                 return Measured(point=found, agreed=RIGHT, inspection=Inspection(facts=Facts(point=found)))
             case MeasurePair():
-                return pair(state, action, self.ns(action.workload), self.ns(state.best.trial.workload), self.peak)
+                work = action.workload
+                return pair(action, self.ns(work), self.ns(state.best.trial.workload), self.peak(work))
             case Finish():
                 return Finished()
 
 
-def pair(state, action, ns, best_ns, peak=lambda work: None, **fields):
-    found = point(action.workload, ns, peak(action.workload))
-    both = {"best_ns": (best_ns,) * action.rounds, "challenger_ns": (ns,) * action.rounds}
-    return PairMeasured(**({"challenger": found, "stopped": "precise", "agreed": RIGHT} | both | fields))
+def pair(action, ns=5 * MS, best_ns=10 * MS, peak=None, n=FEWEST, **fields):
+    found = point(action.workload, ns, peak, n=n)
+    return PairMeasured(**({"point": found, "best_ns": (best_ns,) * n, "stopped": "precise", "agreed": RIGHT} | fields))
+
+
+def failed(action, status, reason):
+    return PairMeasured(point=point(action.workload, status=status, reason=reason))
 
 
 def setup(target="tiny", memory_bytes=None, limit_bytes=None, keep_exact=False, **options):
@@ -157,11 +161,8 @@ def test_what_failed_is_tried_again_after_a_lever_that_changes_what_others_are_w
 def test_a_wrong_result_is_not_kept_however_fast(few_levers):
     few_levers(loss=("chunked",))
 
-    def wrong(action):
-        return PairMeasured(best_ns=(10,) * 9, challenger_ns=(5,) * 9, challenger=point(action.workload), agreed=WRONG)
-
-    state = tuned(setup(), World(MeasurePair=wrong))
-    assert decided(state) == [("chunked", "wrong_loss")]
+    state = tuned(setup(), World(MeasurePair=lambda action: pair(action, agreed=WRONG)))
+    assert decided(state) == [("chunked", "wrong loss")]
     assert state.attempts[0].decision.values == {"error": 0.25, "allowed": 1e-3}
     assert state.rows[-1].workload == state.start
 
@@ -170,13 +171,12 @@ def test_what_cannot_run_is_a_row_and_the_rest_goes_on(few_levers):
     few_levers(optimizer=("fused",), loss=("chunked",))
 
     def refused(action):
-        unsupported = PairMeasured(status="unsupported", reason="needs an NVIDIA GPU")
-        return unsupported if action.move.lever == "optimizer" else None
+        return failed(action, "unsupported", "needs an NVIDIA GPU") if action.move.lever == "optimizer" else None
 
     state = tuned(setup(), World(MeasurePair=refused))
     found = {a.lever: a for a in state.attempts}
     assert (found["optimizer"].status, found["optimizer"].why) == ("unsupported", "needs an NVIDIA GPU")
-    assert found["optimizer"].decision.key == "not_run"
+    assert found["optimizer"].decision.key == "not run"
     assert found["loss"].status == "ok"
 
 
@@ -192,8 +192,8 @@ def test_two_that_the_first_rounds_leave_open_take_more_once(few_levers):
     noisy = itertools.cycle([0.7, 1.4, 0.9, 1.3, 1.01, 1.04])
 
     def open_answer(action):
-        ns = tuple(round(10 * MS * next(noisy)) for _ in range(6))
-        return PairMeasured(best_ns=(10 * MS,) * 6, challenger_ns=ns, challenger=point(action.workload), agreed=RIGHT)
+        times = PhaseTimes(phase="step", wall_ns=tuple(round(10 * MS * next(noisy)) for _ in range(6)))
+        return pair(action, point=msgspec.structs.replace(point(action.workload), phases=(times,)))
 
     world = World(MeasurePair=open_answer)
     state = tuned(setup(), world)
@@ -208,13 +208,7 @@ def test_two_that_the_first_rounds_leave_open_take_more_once(few_levers):
 def test_rounds_that_all_say_the_same_decide_though_they_are_few(few_levers, stopped, ns, key):
     few_levers(loss=("chunked",))
 
-    def early(action):
-        after = point(action.workload, ns * MS)
-        return PairMeasured(
-            best_ns=(10 * MS,) * 2, challenger_ns=(ns * MS,) * 2, challenger=after, stopped=stopped, agreed=RIGHT
-        )
-
-    world = World(MeasurePair=early)
+    world = World(MeasurePair=lambda action: pair(action, ns * MS, n=2, stopped=stopped))
     state = tuned(setup(), world)
     assert decided(state) == [("chunked", key)]
     assert any(action.more for action in world.asked if isinstance(action, MeasurePair)) is (key == "inconclusive")
@@ -237,7 +231,7 @@ def test_what_does_not_fit_beside_the_best_is_measured_alone(few_levers):
 
 def test_a_pair_that_runs_out_of_memory_is_measured_one_by_one(few_levers):
     few_levers(loss=("chunked",))
-    world = World(MeasurePair=lambda action: PairMeasured(status=OOM, reason="out of memory"))
+    world = World(MeasurePair=lambda action: failed(action, OOM, "out of memory"))
     (attempt,) = tuned(setup(memory_bytes=ROOMY), world).attempts
     assert (attempt.status, attempt.comparison.paired) == ("ok", False)
     (on_the_cpu,) = tuned(setup(), world).attempts
@@ -276,7 +270,7 @@ def test_over_its_memory_limit_a_step_takes_what_makes_it_smaller_though_slower(
         peak=lambda work: (3 if work.recipe.checkpoint else 6) * GIB,
     )
     state = tuned(setup(memory_bytes=ROOMY, limit_bytes=4 * GIB), world)
-    assert decided(state)[0] == ("1", "under_limit")
+    assert decided(state)[0] == ("1", "under limit")
 
 
 @pytest.mark.parametrize(
@@ -317,9 +311,7 @@ def test_what_could_not_be_checked_says_so_when_it_is_kept(few_levers):
         MeasureAlone=lambda action: Measured(
             point=point(action.workload), inspection=Inspection(facts=Facts(point=point(action.workload)))
         ),
-        MeasurePair=lambda action: PairMeasured(
-            best_ns=(10,) * 9, challenger_ns=(5,) * 9, challenger=point(action.workload)
-        ),
+        MeasurePair=lambda action: pair(action, agreed=Agreed()),
     )
     state = tuned(setup(), world)
     assert "no module named steps" in notes(state)["no_reference"]
@@ -351,10 +343,7 @@ def drawing(action):
 def test_a_step_that_draws_random_numbers_is_not_judged_by_them(few_levers):
     few_levers(loss=("chunked",))
 
-    def off(action):
-        return PairMeasured(best_ns=(10,) * 9, challenger_ns=(5,) * 9, challenger=point(action.workload), agreed=WRONG)
-
-    state = tuned(setup(), World(WriteReference=drawing, MeasurePair=off))
+    state = tuned(setup(), World(WriteReference=drawing, MeasurePair=lambda action: pair(action, agreed=WRONG)))
     assert decided(state) == [("chunked", "faster")]
     assert state.attempts[0].decision.check == "random"
     assert "draws_random" in notes(state)

@@ -29,7 +29,7 @@ def test_levers_are_rows_and_one_that_cannot_run_is_one_too(tmp_path, few_levers
     few_levers(attention=("sdpa",), graph=("on",))
     found = run(tmp_path, attention="naive", norm="eager")
     attempts = {attempt.lever: attempt for attempt in found.attempts}
-    assert (attempts["graph"].status, attempts["graph"].decision.key) == ("unsupported", "not_run")
+    assert (attempts["graph"].status, attempts["graph"].decision.key) == ("unsupported", "not run")
     assert "NVIDIA" in attempts["graph"].why
     sdpa = attempts["attention"]
     assert sdpa.status == "ok"

@@ -6,42 +6,29 @@ import msgspec
 
 from flopwise import units
 from flopwise.advice.constants import GRADIENT_BOUNDS, HALF_GRADIENT_BOUND, HALF_LOSS_BOUND, LOSS_BOUNDS, SMALLER_SHARE
-from flopwise.records import comparison as verdicts
-from flopwise.records.comparison import Comparison
+from flopwise.records.comparison import FASTER, INCONCLUSIVE, NO_DIFFERENCE, SLOWER, Comparison
 from flopwise.records.events import Agreed
 from flopwise.records.run import OK, Agreement
 from flopwise.records.tuning import Attempt, Decision
 
-FASTER, SMALLER, UNDER_LIMIT, STEADIER = "faster", "smaller", "under_limit", "steadier"
+# The keys of decisions: a comparison's verdict (FASTER, SLOWER, NO_DIFFERENCE, INCONCLUSIVE), or one of these.
+SMALLER, UNDER_LIMIT, STEADIER, OVER_LIMIT = "smaller", "under limit", "steadier", "over limit"
+WRONG_LOSS, WRONG_GRADIENTS, CHECK_FAILED, NOT_RUN = "wrong loss", "wrong gradients", "check failed", "not run"
 KEPT = (FASTER, SMALLER, UNDER_LIMIT, STEADIER)
-OVER_LIMIT, SLOWER, NO_DIFFERENCE, INCONCLUSIVE = "over_limit", "slower", "no_difference", "inconclusive"
-WRONG_LOSS, WRONG_GRADIENTS, CHECK_FAILED, NOT_RUN = "wrong_loss", "wrong_gradients", "check_failed", "not_run"
 UNCHECKED, RANDOM = "unchecked", "random"  # a kept lever's `check`
 
 _SENTENCES = {
-    FASTER: "faster",
     SMALLER: "{saved_share:.0%} less memory, and not shown to be slower",
     UNDER_LIMIT: "smaller, as the memory limit requires",
     STEADIER: "not shown to be slower, and later measurements no longer depend on the host's speed",
     OVER_LIMIT: "over the memory limit",
-    SLOWER: "slower",
-    NO_DIFFERENCE: "no difference shown",
     INCONCLUSIVE: "inconclusive: {detail}",
     WRONG_LOSS: "the loss is {off} off the reference ({allowed} allowed)",
     WRONG_GRADIENTS: "the gradients are {off} off the reference ({allowed} allowed)",
     CHECK_FAILED: "{detail}",
     NOT_RUN: "{detail}",
-}
-_CHECKS = {
-    "": "",
     UNCHECKED: "; losses and gradients not checked",
     RANDOM: "; losses and gradients not judged: the step draws random numbers",
-}
-_BY_SPEED = {
-    verdicts.FASTER: FASTER,
-    verdicts.SLOWER: SLOWER,
-    verdicts.NO_DIFFERENCE: NO_DIFFERENCE,
-    verdicts.INCONCLUSIVE: INCONCLUSIVE,
 }
 
 
@@ -55,8 +42,8 @@ def describe(decision: Decision) -> str:
     error = values.get("error", 0.0)
     off = f"{error:.2g} times" if not math.isfinite(error) or error > 10 else f"{100 * error:.2g} %"
     allowed = f"{100 * values.get('allowed', 0.0):.2g} %"
-    sentence = _SENTENCES[decision.key].format(detail=decision.detail, **(values | {"off": off, "allowed": allowed}))
-    return sentence + _CHECKS[decision.check]
+    sentence = _SENTENCES.get(decision.key, decision.key) + _SENTENCES.get(decision.check, "")
+    return sentence.format(detail=decision.detail, **(values | {"off": off, "allowed": allowed}))
 
 
 def describe_attempt(attempt: Attempt) -> str:
@@ -98,19 +85,27 @@ def decide(
 
     `steadier`: it takes the host's speed out of the step, so it may stay if it is as fast, or not slower by what was seen.
     """
-    saved_share = 1 - after_bytes / before_bytes if before_bytes and after_bytes is not None else 0.0
-    if limit_bytes is not None and before_bytes is not None and after_bytes is not None:
-        if after_bytes > limit_bytes and after_bytes >= before_bytes:
-            return Decision(key=OVER_LIMIT)
-        if before_bytes > limit_bytes and (after_bytes <= limit_bytes or saved_share > SMALLER_SHARE):
-            return Decision(key=UNDER_LIMIT, values={"saved_share": saved_share})
-    by_speed = Decision(key=_BY_SPEED[comparison.verdict], detail=comparison.reason)
+    saved_share = 0.0
+    if before_bytes is not None and after_bytes is not None:
+        saved_share = 1 - after_bytes / before_bytes if before_bytes else 0.0
+        if limit_bytes is not None and (by_limit := _by_limit(before_bytes, after_bytes, limit_bytes)) is not None:
+            return by_limit
+    by_speed = Decision(key=comparison.verdict, detail=comparison.reason)
     if by_speed.key in (FASTER, SLOWER):
         return by_speed
     if saved_share > SMALLER_SHARE:
         return Decision(key=SMALLER, values={"saved_share": saved_share})
     not_slower = by_speed.key == NO_DIFFERENCE or (comparison.ratio or math.inf) <= 1
     return Decision(key=STEADIER) if steadier and not_slower else by_speed
+
+
+def _by_limit(before: int, after: int, limit: int) -> Decision | None:
+    """What the memory limit decides, whatever the speed; None: nothing."""
+    if after > limit and after >= before:
+        return Decision(key=OVER_LIMIT)
+    if before > limit and (after <= limit or 1 - after / before > SMALLER_SHARE):
+        return Decision(key=UNDER_LIMIT)
+    return None
 
 
 def checked(decision: Decision, agreed: Agreed, precision: str, draws_random: bool) -> Decision:

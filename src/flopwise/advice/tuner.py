@@ -267,19 +267,19 @@ def _measured_alone(state: TunerState, action: MeasureAlone, result: Measured) -
     point, before, move = result.point, _best(state), action.move
     assert move is not None
     if point.status != OK:
-        return _failed(state, move, point.status, point.reason)
+        return _failed(state, move, point)
     samples = _walls(before), _walls(point)
     found = compare_samples(*samples, paired=False)
     return _judged(state, move, samples, found, (before, point), result.agreed)
 
 
 def _pair_measured(state: TunerState, action: MeasurePair, result: PairMeasured) -> TunerState:
-    move, after = action.move, result.challenger
-    if result.status == OOM and state.setup.on_gpu:  # perhaps there is room for one of them
+    move, after = action.move, result.point
+    if after.status == OOM and state.setup.on_gpu:  # perhaps there is room for one of them
         return msgspec.structs.replace(state, repeat=_alone(state, move))
-    if result.status != OK or after is None:
-        return _failed(state, move, result.status, result.reason)
-    samples = list(result.best_ns), list(result.challenger_ns)
+    if after.status != OK:
+        return _failed(state, move, after)
+    samples = list(result.best_ns), _walls(after)
     found = _with_early_end(compare_samples(*samples, paired=True), result.stopped)
     if found.verdict == INCONCLUSIVE and not action.more:
         rounds = int(MORE_SECONDS * 1e9 * state.setup.seconds / (median(samples[0]) + median(samples[1])))
@@ -302,11 +302,10 @@ def _with_early_end(found: Comparison, stopped: str) -> Comparison:
     return msgspec.structs.replace(found, verdict=verdict, reason=reason, low=None, high=None)
 
 
-def _failed(state: TunerState, move: Move, status: str, reason: str) -> TunerState:
-    decision = Decision(key=decisions.NOT_RUN, detail=reason)
-    return _tried(
-        state, move, msgspec.structs.replace(_attempt(state, move), status=status, why=reason, decision=decision)
-    )
+def _failed(state: TunerState, move: Move, point: Point) -> TunerState:
+    decision = Decision(key=decisions.NOT_RUN, detail=point.reason)
+    failed = {"status": point.status, "why": point.reason, "decision": decision}
+    return _tried(state, move, msgspec.structs.replace(_attempt(state, move), **failed))
 
 
 def _judged(

@@ -6,12 +6,12 @@ from collections.abc import Callable, Hashable, Sequence
 import msgspec
 
 from flopwise.analysis.comparison import compare_samples
-from flopwise.errors import FlopwiseError
 from flopwise.records.comparison import INCONCLUSIVE, NO_DIFFERENCE, Comparison
 from flopwise.records.run import OK, STEP, Point
+from flopwise.spec import fields
 from flopwise.spec.recipe import Recipe
 
-CLOCKS = ("wall", "launch", "gpu")
+CLOCKS = ("wall", "gpu", "launch")
 
 Matched = tuple[list[tuple[Point, Point]], list[Point], list[Point]]
 
@@ -91,22 +91,13 @@ def _take(rest_a: list[Point], rest_b: list[Point], pairs: list[tuple[Point, Poi
 
 
 def compare_points(
-    a: Point,
-    b: Point,
-    phase: str = STEP,
-    clock: str = "wall",
-    *,
-    threshold: float = 0.03,
-    negligible: float = 0.005,
-    confidence: float = 0.95,
-    seed: int = 0,
+    a: Point, b: Point, phase: str = STEP, clock: str = "wall", *, threshold: float = 0.03
 ) -> Comparison:
-    """One phase of two points by one clock; paired where the two took turns.
+    """One phase of two points by one clock; paired where the two were interleaved.
 
     A point is no different from itself; one that has no samples leaves it inconclusive, and says why.
     """
-    if clock not in CLOCKS:
-        raise FlopwiseError(f"there is no clock '{clock}'", f"clocks: {', '.join(CLOCKS)}")
+    fields.one_of("clock", clock, CLOCKS)
     samples_a, samples_b = _samples(a, phase, clock), _samples(b, phase, clock)
     paired = a == b or bool(a.key and b.paired_with == a.key) or bool(b.key and a.paired_with == b.key)
     missing = [
@@ -121,15 +112,7 @@ def compare_points(
     if a == b:
         same = _without_ratio(NO_DIFFERENCE, "the same point", len(samples_a), len(samples_b), paired)
         return msgspec.structs.replace(same, ratio=1.0, low=1.0, high=1.0)
-    return compare_samples(
-        samples_a,
-        samples_b,
-        paired=paired,
-        threshold=threshold,
-        negligible=negligible,
-        confidence=confidence,
-        seed=seed,
-    )
+    return compare_samples(samples_a, samples_b, paired=paired, threshold=threshold)
 
 
 def _samples(point: Point, phase: str, clock: str) -> tuple[int, ...]:

@@ -76,7 +76,9 @@ def profile(
         if warning := too_large(chosen, there):
             progress.note(warning)
         progress.trial(trial)
-        point = worker.run(trial, run.log_path(trial.key()), progress.event, request if profiler == KINETO else None)
+        point = worker.run(
+            trial, run.log_path(trial.key()), progress.event, trace=request if profiler == KINETO else None
+        )
         if profiler == NSYS and point.status == OK:
             progress.event(Tracing(profiler=NSYS))
             point = _traced_by_nsys(point, request, run.log_path(f"{trial.key()}.nsys"))

@@ -104,9 +104,9 @@ class _Runner:
         self.state, self.began = tuner.begin(setup), time.monotonic()
         self.reference = run.memory_path("reference.npz")
         self.throttle: list[tuple[str, ...]] = []
-        # On the CPU workers that start would disturb the first measurement.
-        early = 2 if setup.on_gpu else 0
-        self.pairs = Contest(run.log_path, progress.event, self._append, DETAILED_SAMPLES, workers=early)
+        self.pairs = Contest(run.log_path, progress.event, self._append, DETAILED_SAMPLES)
+        if setup.on_gpu:  # on the CPU they would disturb the first measurement
+            self.pairs.idle = [Worker(compiler=True, wait=False) for _ in range(2)]
 
     def run_all(self) -> None:
         self.progress.begin(0, 0)

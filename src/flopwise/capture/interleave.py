@@ -72,10 +72,6 @@ class InterleavedTrial:
             self.builder.warmup_ns.append(wall_ns)
         return self.running
 
-    def so_far(self) -> Point:
-        """What it has measured, while it goes on."""
-        return self.builder.point(Done(status=OK))
-
     def stop(self, stopped: str = "turns", why: str = "") -> Point:
         """Let it end and give its point; `why`: it was cut short."""
         if self.running:
@@ -154,35 +150,28 @@ def run_pair(
 
 
 class PairMeasured(msgspec.Struct, frozen=True, kw_only=True):
-    """Interleaved samples of the best step and a challenger; `status` is the challenger's, and 'crash' if the best ended."""
+    """A challenger's point, with the samples that the best step took interleaved with it; `crash`, too, if the best ended."""
 
-    status: str = OK
-    reason: str = ""
+    point: Point
     best_ns: tuple[int, ...] = ()
-    challenger_ns: tuple[int, ...] = ()
-    stopped: str = ""  # why the rounds ended
-    challenger: Point | None = None
     best_memory: tuple[PhaseMemory, ...] = ()
+    stopped: str = ""  # why the rounds ended
     agreed: Agreed = Agreed()
 
 
 class Contest:
     """Keeps the best step's process running while challengers come and go. Workers are reused: loading torch takes seconds."""
 
+    best: InterleavedTrial | None = None
+    challenger: InterleavedTrial | None = None
+    earlier_rounds = 0  # of the best, with other challengers
+
     def __init__(
-        self,
-        log_path: Callable[[str], Path],
-        on_event: OnEvent,
-        on_point: Callable[[Point], None],
-        details: int = 0,
-        workers: int = 0,
+        self, log_path: Callable[[str], Path], on_event: OnEvent, on_point: Callable[[Point], None], details: int = 0
     ) -> None:
-        """`on_point` gets the point of every trial that leaves. `workers`: so many are started now."""
+        """`on_point` gets the point of every trial that leaves. `details`: of so many rounds."""
         self.log_path, self.on_event, self.on_point, self.details = log_path, on_event, on_point, details
-        self.idle = [Worker(compiler=True, wait=False) for _ in range(workers)]
-        self.best: InterleavedTrial | None = None
-        self.challenger: InterleavedTrial | None = None
-        self.earlier_rounds = 0  # of the best, with other challengers
+        self.idle: list[Worker] = []
 
     def challenge(self, best: Trial, challenger: Trial, compare: AgreeRequest | None, rounds: int) -> PairMeasured:
         """Start a challenger, and the best if it is not running; run both interleaved."""
@@ -192,33 +181,26 @@ class Contest:
                 ended = self.best.ended
                 raise FlopwiseError(f"{best.workload.label()} ran before, and now: {ended.reason}", ended.hint)
         self.challenger = self._start(challenger, best.key(), compare)
-        if not self.challenger.prepare():
-            return PairMeasured(status=self.challenger.ended.status, reason=self.challenger.ended.reason)
-        ready = self.best.warm_up() and self.challenger.warm_up()
+        ready = self.challenger.prepare() and self.best.warm_up() and self.challenger.warm_up()
         self.earlier_rounds = len(self.best.walls_ns)
-        return self.more(rounds) if ready else self._broken()
+        return self.more(rounds if ready else 0)
 
     def more(self, rounds: int) -> PairMeasured:
-        """At least so many rounds of the two that are running."""
+        """At least so many rounds of the two that are running; 0: one of them has ended already."""
         best, challenger = self.best, self.challenger
         assert best is not None
         assert challenger is not None
-        stopped = interleave(best, challenger, fewest=rounds)
-        if stopped == INTERRUPTED:
-            return self._broken()
+        stopped = interleave(best, challenger, fewest=rounds) if rounds else INTERRUPTED
+        ended = challenger.ended if not challenger.running else Done(status=OK)
+        if not best.running:
+            ended = Done(status=CRASH, reason=best.ended.reason or "the best step's process ended")
         return PairMeasured(
+            point=challenger.builder.point(ended),
             best_ns=tuple(best.walls_ns[self.earlier_rounds :]),
-            challenger_ns=tuple(challenger.walls_ns),
-            stopped=stopped,
-            challenger=challenger.so_far(),
             best_memory=best.builder.memory.memory,
+            stopped=stopped,
             agreed=challenger.builder.agreed,
         )
-
-    def _broken(self) -> PairMeasured:
-        ended = next(one.ended for one in (self.challenger, self.best) if one is not None and not one.running)
-        status = self.challenger.ended.status if self.challenger is not None else ""
-        return PairMeasured(status=status or CRASH, reason=ended.reason or "a process ended")
 
     def settle(self, best: str) -> None:
         """Of a pair, the trial whose key is `best` stays and the other leaves."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from types import TracebackType
+from typing import TypedDict, Unpack
 
 import msgspec
 
@@ -34,7 +35,7 @@ from flopwise.records.events import (
     Surroundings,
     TraceRequest,
 )
-from flopwise.records.run import CRASH, INTERRUPTED, TIMEOUT, UNSUPPORTED, Agreement, Environment, Point
+from flopwise.records.run import CRASH, INTERRUPTED, TIMEOUT, UNSUPPORTED, Agreement, Point
 from flopwise.spec.workload import Trial, Workload
 
 GRACE_S = 5.0  # between asking a process to stop and ending it
@@ -43,6 +44,17 @@ DRY_S = 120.0  # a dry run; the deepest transformers models take a minute
 START_S = 120.0  # importing torch from a cold disk
 
 OnEvent = Callable[[Event], None]
+
+
+class TrialOptions(TypedDict, total=False):
+    """What a trial may be asked beyond its samples; see `Request`."""
+
+    turns: bool
+    trace: TraceRequest | None
+    memory: MemoryRequest | None
+    compare: AgreeRequest | None
+    fewest: int
+    details: int
 
 
 def ignore(event: Event) -> None:
@@ -94,11 +106,6 @@ class Worker(AbstractContextManager["Worker"]):
             if stream is not None:
                 stream.close()
         self.process.wait()
-
-    def surroundings(self, device: str) -> tuple[Environment, str]:
-        """The environment and the device that `device` resolves to; raises where there is no such device."""
-        found = self.look(device)
-        return found.environment, found.device
 
     def look(self, device: str) -> Surroundings:
         """The device, its environment and free memory; raises where there is no such device."""
@@ -169,18 +176,10 @@ class Worker(AbstractContextManager["Worker"]):
             return Done(status=INTERRUPTED, reason="stopped by the user")
 
     def run(
-        self,
-        trial: Trial,
-        log: Path | None = None,
-        on_event: OnEvent = ignore,
-        trace: TraceRequest | None = None,
-        memory: MemoryRequest | None = None,
-        compare: AgreeRequest | None = None,
-        fewest: int = 0,
-        details: int = 0,
+        self, trial: Trial, log: Path | None = None, on_event: OnEvent = ignore, **asked: Unpack[TrialOptions]
     ) -> Point:
         """Measure one trial. Always returns a point: of an interruption too, with what was measured until then."""
-        builder = self.begin(trial, log, trace=trace, memory=memory, compare=compare, fewest=fewest, details=details)
+        builder = self.begin(trial, log, **asked)
         try:
             ended = self.follow(builder, on_event)
         except KeyboardInterrupt:
@@ -188,29 +187,10 @@ class Worker(AbstractContextManager["Worker"]):
         return builder.finish(ended)
 
     def begin(
-        self,
-        trial: Trial,
-        log: Path | None = None,
-        turns: bool = False,
-        paired_with: str = "",
-        trace: TraceRequest | None = None,
-        memory: MemoryRequest | None = None,
-        compare: AgreeRequest | None = None,
-        fewest: int = 0,
-        details: int = 0,
+        self, trial: Trial, log: Path | None = None, paired_with: str = "", **asked: Unpack[TrialOptions]
     ) -> PointBuilder:
         """Send the trial to the worker."""
-        request = Request(
-            trial=msgspec.json.encode(trial).decode(),
-            log=str(log or ""),
-            turns=turns,
-            trace=trace,
-            memory=memory,
-            compare=compare,
-            fewest=fewest,
-            details=details,
-        )
-        self._send(request)
+        self._send(Request(trial=msgspec.json.encode(trial).decode(), log=str(log or ""), **asked))
         return PointBuilder(trial, paired_with)
 
     def follow(

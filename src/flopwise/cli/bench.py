@@ -50,7 +50,7 @@ def command(
     op:rms_norm, op:swiglu, op:rope, op:cross_entropy, op:adamw (--impl manual,torch,compile,triton,…).
     """
     form = chosen(form, output)
-    from flopwise.api.bench import bench, bench_implementations, outcome
+    from flopwise.api.bench import bench, outcome
     from flopwise.api.compare import compare_within
     from flopwise.render.comparison_view import comparison_view
     from flopwise.render.implementations_view import implementations_view
@@ -66,12 +66,12 @@ def command(
         raise FlopwiseError("--impl names no implementation", "give one or several, separated by commas")
     shown = ShownProgress(quiet=quiet)
     arguments = workload_arguments(given) | ({"impl": impls[0]} if len(impls) == 1 else {})
-    if len(impls) > 1:
-        if versus is not None:
-            raise FlopwiseError("--versus and several implementations do not go together", "give one of the two")
-        measure = partial(bench_implementations, workload, impls)
-    else:
-        measure = partial(bench, workload, versus=None if versus is None else assignments((versus,) if versus else ()))
+    measure = partial(
+        bench,
+        workload,
+        versus=None if versus is None else assignments((versus,) if versus else ()),
+        impls=impls if len(impls) > 1 else (),
+    )
     run, stopped = kept(partial(measure, **arguments, command=command_line(), progress=shown, **given))
     if tag is not None:
         tag_run(runs_root(given["runs"]), run.path, tag)
