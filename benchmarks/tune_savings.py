@@ -65,7 +65,7 @@ def again(tuning: Tuning, run: Path) -> list[float | None]:
 
 def table(tuning: Tuning, now: list[float | None]) -> list[str]:
     begun, ended = tuning.begun, tuning.ended
-    how = f"{ended.seconds:.0f} s, ended: {ended.describe_stop()}" if ended else "killed: it has no end"
+    how = f"{ended.seconds:.0f} s, ended: {ended.stopped}" if ended else "killed: it has no end"
     lines = [
         f"### {begun.workload.label()}",
         "",

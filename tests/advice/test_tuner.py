@@ -133,7 +133,11 @@ def test_every_lever_is_tried_once_and_is_a_row(few_levers):
     first, *_, last = state.rows
     assert isinstance(first, Begun)
     assert isinstance(last, Ended)
-    assert (first.step_ns, last.step_ns, last.stopped) == (pytest.approx(10 * MS, abs=2), 6 * MS + 1, "nothing_left")
+    assert (first.step_ns, last.step_ns, last.stopped) == (
+        pytest.approx(10 * MS, abs=2),
+        6 * MS + 1,
+        "nothing left to try",
+    )
     assert last.workload.recipe.changed() == {}
     assert [type(action) for action in world.asked[:2]] == [WriteReference, MeasureAlone]
     assert all(action.check for action in world.asked[1:-1])
@@ -183,8 +187,7 @@ def test_what_cannot_run_is_a_row_and_the_rest_goes_on(few_levers):
 def test_the_budget_ends_it():
     state = tuned(msgspec.structs.replace(setup(), budget_s=4.0), World(), seconds_each=1.0)
     assert len(state.attempts) == 3  # the reference, the start and three levers take five seconds
-    assert state.rows[-1].stopped == "budget_spent"
-    assert state.rows[-1].describe_stop() == "the budget is spent"
+    assert state.rows[-1].stopped == "budget spent"
 
 
 def test_two_that_the_first_rounds_leave_open_take_more_once(few_levers):

@@ -37,7 +37,7 @@ def test_levers_are_rows_and_one_that_cannot_run_is_one_too(tmp_path, few_levers
     assert min(sdpa.comparison.n_a, sdpa.comparison.n_b) >= 6
     assert sdpa.agreement.gradient_error < 1e-4
     assert found.begun.agreement.loss_error < 1e-5
-    assert found.ended.stopped == "nothing_left"
+    assert found.ended.stopped == "nothing left to try"
     points = StoredRun.load(tmp_path / found.run).points
     assert {point.trial.group for point in points} >= {"start", "best before attempt 1", "attempt 1", "attempt 2"}
     assert read_tuning(found.run, tmp_path) == found

@@ -49,7 +49,10 @@ def tuning(*attempts, start=None, **levers):
     start = start or workload("tiny", norm="eager")
     recipe = msgspec.structs.replace(start.recipe, **levers)
     ended = Ended(
-        workload=msgspec.structs.replace(start, recipe=recipe), step_ns=8e6, stopped="nothing_left", notes=("hot",)
+        workload=msgspec.structs.replace(start, recipe=recipe),
+        step_ns=8e6,
+        stopped="nothing left to try",
+        notes=("hot",),
     )
     return Tuning(
         run="x", begun=Begun(workload=start, step_ns=12e6, notes=("on the CPU",)), attempts=attempts, ended=ended

@@ -44,8 +44,8 @@ def command(
 
     Example: flopwise tune tiny --device cpu --budget 60s
 
-    Each lever is measured in turns with the best so far, most promising first; its losses and gradients are compared with
-    the same step by hand in fp32. The answer is a recipe, the lines of PyTorch, and predicted beside measured savings.
+    Each lever runs interleaved with the best step so far, most promising first; its losses and gradients are compared with
+    the same step in eager fp32. The answer is a recipe, the lines of PyTorch, and every predicted and measured saving.
     """
     form = chosen(form, output)
     from flopwise import units

@@ -7,7 +7,7 @@ import msgspec
 
 from flopwise.records.comparison import Comparison
 from flopwise.records.finding import Finding
-from flopwise.records.run import INTERRUPTED, Agreement
+from flopwise.records.run import Agreement
 from flopwise.records.waterfall import Waterfall
 from flopwise.spec.recipe import LEVERS, named
 from flopwise.spec.workload import Workload
@@ -18,8 +18,7 @@ Bytes = Annotated[int, msgspec.Meta(ge=0, le=2**60)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=3e7)]
 _LEAST_RATIO = 1e-9  # of two steps: less is in no measurement
 
-NOTHING_LEFT, BUDGET_SPENT = "nothing_left", "budget_spent"
-_STOPPED = {NOTHING_LEFT: "nothing left to try", BUDGET_SPENT: "the budget is spent", INTERRUPTED: "interrupted"}
+NOTHING_LEFT, BUDGET_SPENT = "nothing left to try", "budget spent"  # why a tuning stopped; or INTERRUPTED
 
 
 class Begun(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="begun"):
@@ -105,13 +104,9 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="end
     step_ns: Ns
     peak_bytes: Bytes | None = None
     waterfall: Waterfall | None = None
-    stopped: str  # NOTHING_LEFT, BUDGET_SPENT or INTERRUPTED; in runs of earlier versions, a sentence
+    stopped: str  # NOTHING_LEFT, BUDGET_SPENT or INTERRUPTED; in runs of earlier versions a sentence on the budget
     seconds: Seconds = 0.0
     notes: tuple[str, ...] = ()
-
-    def describe_stop(self) -> str:
-        """Why it stopped, as a sentence."""
-        return _STOPPED.get(self.stopped, self.stopped)
 
 
 Row = Begun | Attempt | Ended

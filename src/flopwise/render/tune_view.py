@@ -111,10 +111,10 @@ def _notes(tuning: Tuning) -> tuple[str, ...]:
         notes.append("not all that was kept could be checked: its results may be wrong")
     notes += _of_other_steps(tuning)
     if tuning.begun.waterfall is not None and tuning.ended is not None and tuning.ended.waterfall is None:
-        notes.append(f"no waterfall of the last step: {tuning.ended.describe_stop()}")
+        notes.append(f"no waterfall of the last step: {tuning.ended.stopped}")
     if tuning.ended is not None:
         notes += tuning.ended.notes
-        notes.append(f"ended after {units.duration(tuning.ended.seconds * 1e9)}: {tuning.ended.describe_stop()}")
+        notes.append(f"ended after {units.duration(tuning.ended.seconds * 1e9)}: {tuning.ended.stopped}")
     else:
         best = (
             "the last lever kept is the best so far"
