@@ -23,37 +23,28 @@ LOGITS_SHARE, LOGITS_BYTES = 0.02, 2**30  # of the step in the loss, or of memor
 FRAGMENTED_SHARE, FRAGMENTED_BYTES = 0.10, 2**30  # reserved beyond the peak
 FITS_SHARE, NEARLY_FULL_SHARE = 0.90, 0.92  # of the memory: recomputation is not needed; is missing
 THROTTLED_SHARE, BUSY_PERCENT = 0.03, 50  # of the clock; NVML utilisation at which a sample counts
-BATCH_GAIN, BATCH_GAIN_MORE, BATCH_TIMES = (
-    0.10,
-    0.03,
-    64,
-)  # least saving per token; least of one more doubling; most times
+BATCH_GAIN, BATCH_GAIN_MORE, BATCH_TIMES = 0.10, 0.03, 64  # least saving per token; of one more doubling; most times
 LOOP_KERNELS = 50  # an optimizer of more kernels loops over its tensors
 EAGER_KERNELS = 3.0  # kernels per call of a module that one fused kernel replaces
 ALIGNED_ELEMENTS, ROUND_UP_TO = 8, 64  # 16 bytes of bf16: NVIDIA's matmul guide, "tensor core requirements"
 
 # --- rules: what the fix saves where only a trace is known
-OVERLAP_SHARE = (
-    BESIDE  # of what an update and backward's matmuls have for each other: measured, see predict/roofline.py
-)
+OVERLAP_SHARE = BESIDE  # of the time that an update and backward's matmuls could share: see predict/roofline.py
 # What fused AdamW takes of foreach's time: 1.03 of 2.83 ms in the two H200 traces of tests/trace/fixtures; to fit again, compare
 # the optimizer phases of `flopwise explain` on both.
 FUSED_OPTIMIZER_SHARE = 0.37
 FUSED_OPTIMIZER_BYTES = 28  # per parameter: weight, gradient and two moments read, three of them written, 4 bytes each
-REACHED_BANDWIDTH = (
-    0.8  # of the peak, by a kernel that streams. Judgement, on the safe side of benchmarks/results/kernels-2026-11.md
-)
+REACHED_BANDWIDTH = 0.8  # of the peak, by a kernel that streams. Judgement; kernels-2026-11.md has what ours reach
 # cuDNN's time of FlashAttention-2's, forward and backward: 0.57 to 0.64 on an H200, causal, heads of 64 and 128, in
-# benchmarks/results/kernels-2026-11.md; fitted again by `python benchmarks/kernels.py attention`.
+# benchmarks/results/kernels-2026-11.md; fitted again by `python benchmarks/kernels.py --only attention`.
 CUDNN_SHARE = 0.62
+HALF_SHARE = 0.5  # of the matmul time in bf16 or fp16: a step in half precision
 EAGER_SAVED = 0.6  # of the pieces' time: each reads and writes every tensor two to three times as often. Assumed
 LOSS_SAVED = 0.5  # of the loss kernels: one pass instead of two. Assumed
 CHAIN_SAVED = 0.5  # of a chain beyond one kernel: half of what lies between must still be written for backward. Assumed
 UNALIGNED_SAVED = 0.5  # of products that fall back to kernels without 16-byte loads. Assumed
 CAST_WRITTEN_SHARE = 0.3  # of the casts' time, to write the copies once, where the parameters are unknown. Assumed
-GRADIENT_PASSES = (
-    2.0  # a gradient that exists is read and written once more when backward adds to it: counted, not fitted
-)
+GRADIENT_PASSES = 2.0  # a gradient that exists is read and written once more when backward adds to it: counted
 COMPILED_CALL_NS = 100_000.0  # the host's cost of one call of a compiled graph, without ceilings. Assumed
 
 # --- predictions corrected by what was measured (judgement: they tell a correction from a different step)
@@ -72,10 +63,7 @@ WORTH_TRYING = 0.003  # of the step. Judgement: `compare` calls differences unde
 WORTH_TRYING_ALONE = 0.01  # of two steps that do not fit the GPU together: their samples resolve no less
 # A host busy for this share of the GPU's time makes the step vary with it: now; with the lever next in line. Judgement.
 HOST_SHOWS, HOST_WOULD_SHOW = 0.4, 0.6
-SHALLOW_LAYERS, DEEP_LAYERS = (
-    (2, 4),
-    8,
-)  # a lever's saving grows nearly linearly with depth: deeper models are extrapolated
+SHALLOW_LAYERS, DEEP_LAYERS = (2, 4), 8  # savings grow nearly linearly with depth: deeper models are extrapolated
 # Seconds to measure a lever, and to compile: an H200 machine took 30 s for 12 layers whole, 13 s for one block used by all 8
 # layers (`flopwise bench --compile default|blocks` shows its setup). They order the levers, nothing else.
 SECONDS_TO_TRY, SECONDS_TO_COMPILE, SECONDS_PER_LAYER, SECONDS_PER_BLOCK = 6.0, 6.0, 2.0, 10.0

@@ -32,7 +32,13 @@ def ranked(reported: Iterable[Finding], facts: Facts) -> tuple[Finding, ...]:
         one for one in reported if one.saving_bytes >= LEAST_SAVING_BYTES or potential_ns(one) >= least_ns(step_ns)
     ]
     worth.sort(
-        key=lambda one: (one.rule in CHANGE_THE_WORK, -potential_ns(one), -one.saving_bytes, one.rule, one.title)
+        key=lambda one: (
+            one.rule in CHANGE_THE_WORK,
+            -potential_ns(one),
+            -one.saving_bytes,
+            one.rule,
+            tuple(one.levers),
+        )
     )
     left, whole, counted = _budget(worth, facts), step_ns, []
     pulled = set[str]()  # a lever has one value: of two findings that would set it, the first counts

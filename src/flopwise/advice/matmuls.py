@@ -1,4 +1,4 @@
-"""Matmul time by precision, and what another precision would leave of it."""
+"""Matmul time by precision, and what another precision would leave."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class Matmuls:
 
 
 def in_precision(facts: Facts, *precisions: str) -> Matmuls | None:
-    """The matmuls whose kernels' names say one of these; without a trace, if the recipe asks for one. None: there are none."""
+    """The matmuls whose kernels are named after one of these; without a trace, if the recipe asks for one; None for none."""
     spent: dict[str, float] = {}
     kernels = []
     for kernel in facts.kernels(lambda kernel: kernel.kind == MATMUL):

@@ -2,13 +2,7 @@
 
 import msgspec
 
-from flopwise.advice.constants import (
-    SECONDS_PER_BLOCK,
-    SECONDS_PER_LAYER,
-    SECONDS_TO_COMPILE,
-    SECONDS_TO_TRY,
-    UNKNOWN_LAYERS,
-)
+from flopwise.advice import constants
 from flopwise.advice.predicted import peak_bytes
 from flopwise.errors import FlopwiseError
 from flopwise.spec.gpu import Gpu
@@ -114,9 +108,9 @@ def seconds_to_try(move: Move) -> float:
     6.0
     """
     subject, compile_ = move.workload.subject, move.workload.recipe.compile
-    layers = subject.n_layers if isinstance(subject, ModelSpec) else UNKNOWN_LAYERS
-    whole = SECONDS_TO_COMPILE + SECONDS_PER_LAYER * layers
-    return SECONDS_TO_TRY + {"off": 0.0, "blocks": SECONDS_PER_BLOCK}.get(compile_, whole)
+    layers = subject.n_layers if isinstance(subject, ModelSpec) else constants.UNKNOWN_LAYERS
+    whole = constants.SECONDS_TO_COMPILE + constants.SECONDS_PER_LAYER * layers
+    return constants.SECONDS_TO_TRY + {"off": 0.0, "blocks": constants.SECONDS_PER_BLOCK}.get(compile_, whole)
 
 
 def _tried(current: Workload, smaller: bool) -> dict[str, tuple[str, ...]]:

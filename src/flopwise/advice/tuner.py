@@ -13,15 +13,7 @@ from statistics import median
 
 import msgspec
 
-from flopwise.advice import decisions
-from flopwise.advice.constants import (
-    FIT_MEMORY,
-    MORE_ROUNDS,
-    MORE_SECONDS,
-    PAIR_MEMORY,
-    WORTH_TRYING,
-    WORTH_TRYING_ALONE,
-)
+from flopwise.advice import constants, decisions
 from flopwise.advice.moves import REDONE_BY, ROUNDED, Move, moves, reference_of, to_fit
 from flopwise.advice.predicted import peak_bytes
 from flopwise.advice.ranking import MoveRanking
@@ -170,7 +162,7 @@ def _fitting(state: TunerState) -> list[Move]:
     """The moves that make a step fit that does not; more of them with every try."""
     setup, failed, n = state.setup, state.too_large, state.fit_tries
     assert failed is not None
-    room = FIT_MEMORY[n] * _memory(setup) if n < len(FIT_MEMORY) else 0.0
+    room = constants.FIT_MEMORY[n] * _memory(setup) if n < len(constants.FIT_MEMORY) else 0.0
     path = to_fit(setup.start, setup.gpu, room, keep_exact=setup.keep_exact) if room else []
     if not path:
         raise FlopwiseError(f"{setup.start.label()}: {failed.reason}; no lever makes it fit", failed.hint)
@@ -233,7 +225,7 @@ def next_move(state: TunerState) -> Move | None:
     new = [one for one in allowed if one.workload not in state.beaten and (one.lever, one.name) not in state.tried]
     if not setup.on_gpu:  # on a CPU half precision is seldom faster
         new.sort(key=lambda move: move.lever == "precision")
-    least_ns = -math.inf if over else WORTH_TRYING * _step_ns(best)
+    least_ns = -math.inf if over else constants.WORTH_TRYING * _step_ns(best)
     while (move := ranking.choose(new, least_ns)) is not None and not over and _too_small_to_see(state, move):
         new.remove(move)
     return move
@@ -242,14 +234,14 @@ def next_move(state: TunerState) -> Move | None:
 def _too_small_to_see(state: TunerState, move: Move) -> bool:
     """Whether its prediction is less than two steps show that are not measured interleaved."""
     saving_ns = _ranking(state).saving_ns(move)
-    small = saving_ns is not None and saving_ns < WORTH_TRYING_ALONE * _step_ns(_best(state))
+    small = saving_ns is not None and saving_ns < constants.WORTH_TRYING_ALONE * _step_ns(_best(state))
     return small and move.lever != "graph" and not fits_beside_best(state, move)
 
 
 def fits_beside_best(state: TunerState, move: Move) -> bool:
     """Whether both steps fit the device at once."""
     best_bytes = _peak(_best(state).memory) or 0
-    return best_bytes + (_ranking(state).peak_bytes(move) or best_bytes) < PAIR_MEMORY * _memory(state.setup)
+    return best_bytes + (_ranking(state).peak_bytes(move) or best_bytes) < constants.PAIR_MEMORY * _memory(state.setup)
 
 
 def _alone(state: TunerState, move: Move) -> MeasureAlone:
@@ -282,8 +274,8 @@ def _pair_measured(state: TunerState, action: MeasurePair, result: PairMeasured)
     samples = list(result.best_ns), _walls(after)
     found = _with_early_end(compare_samples(*samples, paired=True), result.stopped)
     if found.verdict == INCONCLUSIVE and not action.more:
-        rounds = int(MORE_SECONDS * 1e9 * state.setup.seconds / (median(samples[0]) + median(samples[1])))
-        more = max(FEWEST, min(MORE_ROUNDS * FEWEST, rounds))
+        rounds = int(constants.MORE_SECONDS * 1e9 * state.setup.seconds / (median(samples[0]) + median(samples[1])))
+        more = max(FEWEST, min(constants.MORE_ROUNDS * FEWEST, rounds))
         return msgspec.structs.replace(state, repeat=msgspec.structs.replace(action, rounds=more, more=True))
     best = _best(state)
     before = msgspec.structs.replace(best, memory=result.best_memory or best.memory)

@@ -91,9 +91,9 @@ class InterleavedTrial:
 
 
 class RoundsRule:
-    """Says after every round of two trials whether to stop, and why; '' means go on.
+    """After every round of two trials: whether to stop, and why; '' means go on.
 
-    `fewest`: rounds to take whatever the budget says, unless the second is much slower, or much faster and the budget spent.
+    `fewest`: rounds to take whatever the budget, unless the second is much slower, or much faster and the budget spent.
     """
 
     def __init__(self, samplings: tuple[Sampling, Sampling], fewest: int = 0) -> None:

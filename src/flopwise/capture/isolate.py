@@ -245,7 +245,7 @@ class Worker(AbstractContextManager["Worker"]):
                     return
 
     def _send(self, request: Request) -> None:
-        """Starting the worker anew if it is gone."""
+        """Restarts the worker if it is gone."""
         if self.process.poll() is not None:
             self._start()
         if not self._greeted:

@@ -27,5 +27,5 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> str:
-        """What tells it from others, whatever its title says."""
+        """Identifies it, whatever its title."""
         return self.rule

@@ -24,7 +24,6 @@ CODE_ON = "x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False) 
 
 
 def check(facts: Facts) -> Finding | None:
-    """One finding, or none."""
     again = facts.phase_ns(RECOMPUTE)
     checkpointed = again or (facts.recipe is not None and facts.recipe.checkpoint)
     return _not_needed(facts, again) if checkpointed else _missing(facts)

@@ -19,7 +19,6 @@ RULE = Rule(__name__, (EXPOSED_COMMUNICATION,), code=CODE)
 
 
 def check(facts: Facts) -> Finding | None:
-    """One finding, or none."""
     exposed = facts.part_ns(EXPOSED_COMMUNICATION) or facts.details.exposed_communication_ns
     if exposed <= 0:
         return None

@@ -40,7 +40,6 @@ RULE = Rule(__name__, (OPTIMIZER_PART,), {"overlap": "on"}, CODE)
 
 
 def check(facts: Facts) -> Finding | None:
-    """One finding, or none."""
     step = facts.step_ns
     exposed = facts.part_ns(OPTIMIZER_PART) if facts.waterfall is not None else facts.phase_ns(OPTIMIZER)
     if not step or exposed < OPTIMIZER_SHARE * step or not _can_overlap(facts.recipe):

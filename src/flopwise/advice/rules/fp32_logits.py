@@ -27,7 +27,6 @@ _WHOLE = re.compile(r"cunn_SoftMax(Forward|Backward)\w*<\d+, (float|c10::BFloat1
 
 
 def check(facts: Facts) -> Finding | None:
-    """One finding, or none."""
     step = facts.step_ns
     if facts.recipe is not None and facts.recipe.loss != "full":
         return None

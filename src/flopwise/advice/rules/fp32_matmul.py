@@ -20,7 +20,6 @@ RULE = Rule(__name__, PARTS, {"precision": "bf16"}, CODE)
 
 
 def check(facts: Facts) -> Finding | None:
-    """One finding, or none."""
     matmuls = in_precision(facts, "fp32", "tf32")
     if matmuls is None:
         return None

@@ -16,7 +16,6 @@ RULE = Rule(__name__, code=CODE)
 
 
 def check(facts: Facts) -> Finding | None:
-    """One finding, or none."""
     reserved = max((m.reserved_bytes for m in facts.memory), default=0)
     peak = max((m.peak_bytes for m in facts.memory), default=0)
     lost = reserved - peak

@@ -24,7 +24,6 @@ RULE = Rule(__name__, (IDLE_LAUNCH, IDLE_OTHER), code=CODE)
 
 
 def check(facts: Facts) -> Finding | None:
-    """One finding, or none."""
     compiled = facts.details.compiled
     parts = {
         f"{compiled.breaks} graph breaks": compiled.breaks,

@@ -22,7 +22,6 @@ RULE = Rule(__name__, (IDLE_SYNCHRONISATION, IDLE_OTHER), code=CODE)
 
 
 def check(facts: Facts) -> Finding | None:
-    """One finding, or none."""
     idle, waits = facts.idle_ns(SYNCHRONISATION), facts.details.waits
     if not idle:
         return None

@@ -18,7 +18,6 @@ RULE = Rule(__name__, (IDLE_INPUT, IDLE_OTHER, IDLE_LAUNCH), code=CODE)
 
 
 def check(facts: Facts) -> Finding | None:
-    """One finding, or none."""
     idle, loading = facts.part_ns(IDLE_INPUT) or facts.details.loading_idle_ns, facts.details.loading_ns
     if idle <= 0:
         return None

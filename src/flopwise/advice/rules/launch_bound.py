@@ -24,13 +24,10 @@ RULE = Rule(__name__, (IDLE_LAUNCH, IDLE_OTHER), {"graph": "on"}, CODE)
 
 
 def check(facts: Facts) -> Finding | None:
-    """One finding, or none."""
     step, late = facts.step_ns, _late_ns(facts)
     if not step or late < LAUNCH_BOUND_SHARE * step or (facts.recipe is not None and facts.recipe.graph == "on"):
         return None
-    arithmetic = (
-        f"idle by late launches {units.duration(late)} of {units.duration(step)}: a replayed graph has none of it"
-    )
+    arithmetic = f"idle by late launches {units.duration(late)} of {units.duration(step)}: a replayed graph has none"
     # From a trace alone, what is freed here is the step's own time.
     traced = idle_saved(late, arithmetic, HIGH if facts.untraced_ns is not None else MEDIUM)
     title = f"launch-bound: the GPU waits {units.duration(late)} of {units.duration(step)} for launches"

@@ -21,7 +21,6 @@ RULE = Rule(__name__, (ATTENTION_PART, MEMORY_BOUND, BELOW_BANDWIDTH), {"attenti
 
 
 def check(facts: Facts) -> Finding | None:
-    """One finding, or none."""
     spent = _softmax_ns(facts)
     asked = facts.explanation is None and facts.recipe is not None and facts.recipe.attention == "naive"
     if facts.class_ns(ATTENTION) or not (spent or asked):

@@ -1,4 +1,4 @@
-"""Weights cast to half precision anew in every step.
+"""Weights cast to half precision again in every step.
 
 Looks for: cast kernels (`bfloat16_copy`, Inductor's `…_to_copy…` that do nothing else) in the forward and backward pass of a
 step whose matmuls are in half precision.
@@ -11,12 +11,13 @@ Fix: keep a half-precision copy of the weights next to the fp32 ones, refreshed 
 import re
 
 from flopwise import units
-from flopwise.advice.constants import CAST_WRITTEN_SHARE, REACHED_BANDWIDTH
+from flopwise.advice.constants import CAST_WRITTEN_SHARE, HALF_SHARE, REACHED_BANDWIDTH
 from flopwise.advice.facts import Facts, describe
+from flopwise.advice.matmuls import in_precision
 from flopwise.advice.savings import Rule, gpu_time_saved
 from flopwise.records.finding import LOW, Finding
 from flopwise.records.waterfall import BELOW_BANDWIDTH, MEMORY_BOUND
-from flopwise.work.operation import COPY
+from flopwise.work.operation import COPY, MATMUL
 
 HALF = ("bf16", "fp16")
 CODE = """# the model holds bf16 weights, the optimizer their fp32 masters; one pass after the update refreshes all of them
@@ -33,14 +34,13 @@ _CAST = re.compile(
 
 
 def check(facts: Facts) -> Finding | None:
-    """One finding, or none."""
-    e, recipe = facts.explanation, facts.recipe
-    if e is None or (recipe is not None and recipe.precision not in HALF):
+    recipe = facts.recipe
+    if facts.explanation is None or (recipe is not None and recipe.precision not in HALF):
         return None
-    half = sum(share for label, share in e.matmul_precision.items() if label.startswith(HALF))
+    half = in_precision(facts, *HALF)
     casts = facts.kernels(lambda kernel: kernel.kind == COPY and _CAST.search(kernel.name) is not None)
     spent = sum(kernel.gpu_ns for kernel in casts)
-    if half < 0.5 or not spent:
+    if half is None or half.ns < HALF_SHARE * facts.class_ns(MATMUL) or not spent:
         return None
     written = CAST_WRITTEN_SHARE * spent
     if facts.parameters and facts.bandwidth:

@@ -24,7 +24,6 @@ RULE = Rule(__name__, (OPTIMIZER_PART, BELOW_BANDWIDTH, IDLE_LAUNCH), {"optimize
 
 
 def check(facts: Facts) -> Finding | None:
-    """One finding, or none."""
     recipe, spent = facts.recipe, facts.phase_ns(OPTIMIZER)
     if recipe is not None and recipe.optimizer in SCALES_ON_DEVICE:
         return None

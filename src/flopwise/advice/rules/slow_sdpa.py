@@ -30,7 +30,6 @@ RULE = Rule(__name__, (ATTENTION_PART, MATMUL_OTHER), {"attention": "sdpa-cudnn"
 
 
 def check(facts: Facts) -> Finding | None:
-    """One finding, or none."""
     gpu, fused = facts.gpu, facts.kernels(lambda kernel: kernel.kind == ATTENTION)
     if gpu is None or not gpu.capability.startswith(HOPPER):
         return None

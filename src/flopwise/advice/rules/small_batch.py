@@ -23,7 +23,6 @@ PARTS = (
 
 
 def check(facts: Facts) -> Finding | None:
-    """One finding, or none."""
     if facts.workload is None or baseline(facts) is None:
         return None
     batch, fits = facts.workload.batch, largest_batch(facts)

@@ -18,7 +18,6 @@ ALTERNATIVE = "an alternative to bf16 that keeps eight bits of exponent and ten 
 
 
 def check(facts: Facts) -> Finding | None:
-    """One finding, or none."""
     matmuls = in_precision(facts, "fp32")
     if matmuls is None:
         return None

@@ -24,7 +24,6 @@ RULE = Rule(__name__, (IDEAL, MATMUL_OTHER, BELOW_BANDWIDTH), code=CODE)
 
 
 def check(facts: Facts) -> Finding | None:
-    """One finding, or none."""
     seen, busy = facts.point.telemetry if facts.point is not None else None, facts.gpu_ns
     if seen is None or not seen.throttle or not seen.sm_mhz or not busy:
         return None

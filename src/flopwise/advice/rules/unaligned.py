@@ -21,7 +21,6 @@ PARTS = (MATMUL_UNALIGNED, MATMUL_SHAPE, MATMUL_OTHER)
 
 
 def check(facts: Facts) -> Finding | None:
-    """One finding, or none."""
     odd = [p for p in facts.details.products if _odd_sides(p) and _on_tensor_cores(p)]
     sides = {side for product in odd for side in _odd_sides(product)} if odd else _of_model(facts)
     spent = sum(product.gpu_ns for product in odd) if odd else products_ns(facts, sides)

@@ -24,7 +24,6 @@ _INSIDE_ATTENTION = re.compile(r"(?i)softmax|scores|attn_pv")  # a fused kernel 
 
 
 def check(facts: Facts) -> Finding | None:
-    """One finding, or none."""
     chains = [chain for chain in facts.details.chains if not _INSIDE_ATTENTION.search(chain.module)]
     if not chains or (facts.recipe is not None and facts.recipe.compile != "off"):
         return None

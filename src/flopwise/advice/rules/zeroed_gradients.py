@@ -18,7 +18,6 @@ RULE = Rule(__name__, (OPTIMIZER_PART, MEMORY_BOUND, BELOW_BANDWIDTH), code=CODE
 
 
 def check(facts: Facts) -> Finding | None:
-    """One finding, or none."""
     parts = facts.explanation.phase_class_modules if facts.explanation is not None else ()
     fills = [part for part in parts if "zero_grad" in part.module]
     spent, number = sum(part.gpu_ns for part in fills), sum(part.count + part.copies for part in fills)
