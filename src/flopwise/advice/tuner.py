@@ -14,21 +14,10 @@ from statistics import median
 import msgspec
 
 from flopwise.advice import constants, decisions
+from flopwise.advice import tuner_actions as actions
 from flopwise.advice.moves import REDONE_BY, ROUNDED, Move, moves, reference_of, to_fit
 from flopwise.advice.predicted import peak_bytes
 from flopwise.advice.ranking import MoveRanking
-from flopwise.advice.tuner_actions import (
-    Action,
-    Finish,
-    Finished,
-    MeasureAlone,
-    Measured,
-    MeasurePair,
-    ReferenceWritten,
-    Result,
-    Setup,
-    WriteReference,
-)
 from flopwise.analysis.comparison import compare_samples
 from flopwise.capture.interleave import MUCH_FASTER, MUCH_FASTER_RATIO, MUCH_SLOWER, MUCH_SLOWER_RATIO, PairMeasured
 from flopwise.errors import FlopwiseError
@@ -46,7 +35,7 @@ ALONE = 2 * FEWEST  # samples of a step that is not interleaved with another: dr
 class TunerState(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that the next choice depends on."""
 
-    setup: Setup
+    setup: actions.Setup
     start: Workload  # the step that is tuned: the one asked for, or one that fits in its place
     elapsed_s: float = 0.0
     notes: tuple[tuple[str, str], ...] = ()  # key and text
@@ -60,7 +49,7 @@ class TunerState(msgspec.Struct, frozen=True, kw_only=True):
     ranking: MoveRanking | None = None
     tried: frozenset[tuple[str, str]] = frozenset()  # a lever and the move's name
     beaten: tuple[Workload, ...] = ()
-    repeat: MeasureAlone | MeasurePair | None = None  # the move on trial needs another measurement
+    repeat: actions.MeasureAlone | actions.MeasurePair | None = None  # the move on trial needs another measurement
     rows: tuple[Row, ...] = ()
 
     @property
@@ -68,7 +57,7 @@ class TunerState(msgspec.Struct, frozen=True, kw_only=True):
         return [row for row in self.rows if isinstance(row, Attempt)]
 
 
-def begin(setup: Setup) -> TunerState:
+def begin(setup: actions.Setup) -> TunerState:
     """Before anything is measured."""
     state = TunerState(setup=setup, start=setup.start)
     precision = setup.start.recipe.precision
@@ -81,12 +70,12 @@ def begin(setup: Setup) -> TunerState:
     return state
 
 
-def next_action(state: TunerState) -> Action | None:
+def next_action(state: TunerState) -> actions.Action | None:
     """What to measure next; None: it is over."""
     if state.rows and isinstance(state.rows[-1], Ended):
         return None
     if state.reference is None:
-        return WriteReference(workload=_reference(state.setup))
+        return actions.WriteReference(workload=_reference(state.setup))
     if state.best is None:
         return _measure_start(state)
     if state.repeat is not None:
@@ -97,23 +86,23 @@ def next_action(state: TunerState) -> Action | None:
     if state.elapsed_s > state.setup.budget_s:
         return _finish(state, BUDGET_SPENT)
     if fits_beside_best(state, move):
-        return MeasurePair(move=move, group=_group(state), rounds=FEWEST, check=state.can_check)
+        return actions.MeasurePair(move=move, group=_group(state), rounds=FEWEST, check=state.can_check)
     return _alone(state, move)
 
 
-def advance(state: TunerState, action: Action, result: Result, elapsed_s: float) -> TunerState:
+def advance(state: TunerState, action: actions.Action, result: actions.Result, elapsed_s: float) -> TunerState:
     """The state after an action was carried out; raises FlopwiseError where there is nothing to go on with."""
     state = msgspec.structs.replace(state, elapsed_s=elapsed_s)
     match action, result:
-        case WriteReference(), ReferenceWritten():
+        case actions.WriteReference(), actions.ReferenceWritten():
             return _referenced(state, action.workload, result)
-        case MeasureAlone(move=None), Measured():
+        case actions.MeasureAlone(move=None), actions.Measured():
             return _started(state, action, result)
-        case MeasureAlone(), Measured():
+        case actions.MeasureAlone(), actions.Measured():
             return _measured_alone(state, action, result)
-        case MeasurePair(), PairMeasured():
+        case actions.MeasurePair(), PairMeasured():
             return _pair_measured(state, action, result)
-        case Finish(), Finished():
+        case actions.Finish(), actions.Finished():
             return _ended(state, action, result)
         case _:
             raise TypeError(f"{type(result).__name__} is no answer to {type(action).__name__}")
@@ -122,18 +111,18 @@ def advance(state: TunerState, action: Action, result: Result, elapsed_s: float)
 # --- the reference
 
 
-def _reference(setup: Setup) -> Workload:
+def _reference(setup: actions.Setup) -> Workload:
     """In eager fp32; with less memory where that does not fit."""
     plain = reference_of(setup.start)
     peak = peak_bytes(plain, setup.gpu)
     return reference_of(setup.start, lighter=True) if peak is not None and peak > _memory(setup) else plain
 
 
-def _memory(setup: Setup) -> float:
+def _memory(setup: actions.Setup) -> float:
     return math.inf if setup.memory_bytes is None else setup.memory_bytes
 
 
-def _referenced(state: TunerState, reference: Workload, result: ReferenceWritten) -> TunerState:
+def _referenced(state: TunerState, reference: Workload, result: actions.ReferenceWritten) -> TunerState:
     first, error = result.agreement, result.error
     if reference != reference_of(state.setup.start):
         text = f"in eager fp32 it does not fit: the reference is {reference.label()}"
@@ -150,10 +139,10 @@ def _referenced(state: TunerState, reference: Workload, result: ReferenceWritten
 # --- the step to start from
 
 
-def _measure_start(state: TunerState) -> MeasureAlone:
+def _measure_start(state: TunerState) -> actions.MeasureAlone:
     start = state.setup.start if state.too_large is None else _fitting(state)[-1].workload
     trace = state.trace_start and state.setup.on_gpu
-    return MeasureAlone(
+    return actions.MeasureAlone(
         workload=start, group=START, samples=FEWEST if trace else ALONE, trace=trace, check=state.can_check
     )
 
@@ -169,7 +158,7 @@ def _fitting(state: TunerState) -> list[Move]:
     return path
 
 
-def _started(state: TunerState, action: MeasureAlone, result: Measured) -> TunerState:
+def _started(state: TunerState, action: actions.MeasureAlone, result: actions.Measured) -> TunerState:
     point = result.point
     if point.status == OK:
         return _begun(state, action.workload, result)
@@ -182,7 +171,7 @@ def _started(state: TunerState, action: MeasureAlone, result: Measured) -> Tuner
     raise FlopwiseError(f"{action.workload.label()}: {point.status}: {point.reason}", f"{point.hint}{where}")
 
 
-def _begun(state: TunerState, start: Workload, result: Measured) -> TunerState:
+def _begun(state: TunerState, start: Workload, result: actions.Measured) -> TunerState:
     point, inspection, agreement = result.point, result.inspection, result.agreed.agreement
     assert inspection is not None
     if state.too_large is not None:
@@ -244,8 +233,10 @@ def fits_beside_best(state: TunerState, move: Move) -> bool:
     return best_bytes + (_ranking(state).peak_bytes(move) or best_bytes) < constants.PAIR_MEMORY * _memory(state.setup)
 
 
-def _alone(state: TunerState, move: Move) -> MeasureAlone:
-    return MeasureAlone(workload=move.workload, group=_group(state), samples=ALONE, check=state.can_check, move=move)
+def _alone(state: TunerState, move: Move) -> actions.MeasureAlone:
+    return actions.MeasureAlone(
+        workload=move.workload, group=_group(state), samples=ALONE, check=state.can_check, move=move
+    )
 
 
 def _group(state: TunerState) -> str:
@@ -255,7 +246,7 @@ def _group(state: TunerState) -> str:
 # --- what a measurement decides
 
 
-def _measured_alone(state: TunerState, action: MeasureAlone, result: Measured) -> TunerState:
+def _measured_alone(state: TunerState, action: actions.MeasureAlone, result: actions.Measured) -> TunerState:
     point, before, move = result.point, _best(state), action.move
     assert move is not None
     if point.status != OK:
@@ -265,7 +256,7 @@ def _measured_alone(state: TunerState, action: MeasureAlone, result: Measured) -
     return _judged(state, move, samples, found, (before, point), result.agreed)
 
 
-def _pair_measured(state: TunerState, action: MeasurePair, result: PairMeasured) -> TunerState:
+def _pair_measured(state: TunerState, action: actions.MeasurePair, result: PairMeasured) -> TunerState:
     move, after = action.move, result.point
     if after.status == OOM and state.setup.on_gpu:  # perhaps there is room for one of them
         return msgspec.structs.replace(state, repeat=_alone(state, move))
@@ -361,18 +352,18 @@ def _with_best(state: TunerState, move: Move, point: Point) -> TunerState:
 # --- the end
 
 
-def _finish(state: TunerState, stopped: str) -> Finish:
+def _finish(state: TunerState, stopped: str) -> actions.Finish:
     best = _best(state).trial.workload
     trace = best if best != state.start and state.setup.on_gpu and stopped != INTERRUPTED else None
-    return Finish(stopped=stopped, trace=trace)
+    return actions.Finish(stopped=stopped, trace=trace)
 
 
-def interrupted(state: TunerState) -> Finish | None:
+def interrupted(state: TunerState) -> actions.Finish | None:
     """How to end it at once, keeping what was measured; None: there is nothing to keep yet."""
     return _finish(state, INTERRUPTED) if state.best is not None else None
 
 
-def _ended(state: TunerState, action: Finish, result: Finished) -> TunerState:
+def _ended(state: TunerState, action: actions.Finish, result: actions.Finished) -> TunerState:
     best = _best(state)
     row = Ended(
         workload=best.trial.workload,

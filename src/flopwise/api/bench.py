@@ -38,7 +38,7 @@ def bench(
     `options` are the workload's size, phase and levers (`batch`, `context`, `phase`, `precision`, …; `set` for fields of
     the model). With `versus={"precision": "bf16"}` a second workload, so changed, is measured interleaved with the first.
     With `impls` an operation is measured in each of these implementations; one that cannot run is a row.
-    Ctrl-C stores what was measured and raises KeyboardInterrupt.
+    Ctrl-C stores what was measured and raises KeyboardInterrupt, whose `result` is the stored run.
 
     >>> run = flopwise.bench("tiny", device="cpu", batch=2)        # doctest: +SKIP
     >>> run.points[0].times().wall_ns                              # doctest: +SKIP

@@ -8,21 +8,10 @@ import msgspec
 
 from flopwise import units
 from flopwise.advice import tuner
+from flopwise.advice import tuner_actions as actions
 from flopwise.advice.constants import DETAILED_SAMPLES
 from flopwise.advice.decisions import describe_attempt
 from flopwise.advice.gather import Inspection, inspect
-from flopwise.advice.tuner_actions import (
-    Action,
-    Finish,
-    Finished,
-    MeasureAlone,
-    Measured,
-    MeasurePair,
-    ReferenceWritten,
-    Result,
-    Setup,
-    WriteReference,
-)
 from flopwise.capture.interleave import Contest, PairMeasured
 from flopwise.capture.isolate import Worker
 from flopwise.capture.progress import Progress
@@ -81,7 +70,7 @@ def tune(
         plan = [Trial(workload=start, sampling=sampling, device=device, group=tuner.START)]
         with Run.create(runs_root(runs), "tune", start.target, command, plan) as run:
             gpu = there.environment.gpu
-            setup = Setup(
+            setup = actions.Setup(
                 start=start,
                 gpu_name=gpu.name if gpu else "cpu",
                 gpu=gpu_of(there.environment),
@@ -99,7 +88,7 @@ def tune(
 class _Runner:
     """Carries out what the tuner asks for, with processes, files and a clock; it decides nothing."""
 
-    def __init__(self, run: Run, worker: Worker, setup: Setup, first: Trial, progress: Progress) -> None:
+    def __init__(self, run: Run, worker: Worker, setup: actions.Setup, first: Trial, progress: Progress) -> None:
         self.run, self.worker, self.first, self.progress = run, worker, first, progress
         self.state, self.began = tuner.begin(setup), time.monotonic()
         self.reference = run.memory_path("reference.npz")
@@ -126,7 +115,7 @@ class _Runner:
             self.pairs.close()
             self.progress.end()
 
-    def _advance(self, action: Action) -> None:
+    def _advance(self, action: actions.Action) -> None:
         """Carry an action out; store the rows and show the notes that it adds."""
         result, before = self._carry_out(action), self.state
         self.state = tuner.advance(before, action, result, time.monotonic() - self.began)
@@ -136,31 +125,31 @@ class _Runner:
                 self.progress.note(describe_attempt(row))
         for _, text in self.state.notes[len(before.notes) :]:
             self.progress.note(text)
-        if isinstance(action, MeasurePair) and not isinstance(self.state.repeat, MeasurePair):
+        if isinstance(action, actions.MeasurePair) and not isinstance(self.state.repeat, actions.MeasurePair):
             self.pairs.settle(self.state.best.key if self.state.best else "")
 
-    def _carry_out(self, action: Action) -> Result:
+    def _carry_out(self, action: actions.Action) -> actions.Result:
         match action:
-            case WriteReference():
+            case actions.WriteReference():
                 return self._write_reference(action.workload)
-            case MeasureAlone():
+            case actions.MeasureAlone():
                 return self._measure_alone(action)
-            case MeasurePair():
+            case actions.MeasurePair():
                 return self._measure_pair(action)
-            case Finish():
+            case actions.Finish():
                 self.pairs.dismiss()
                 waterfall = self._traced(action.trace) if action.trace is not None else None
-                return Finished(waterfall=waterfall, throttle=tuple(self.throttle))
+                return actions.Finished(waterfall=waterfall, throttle=tuple(self.throttle))
 
-    def _write_reference(self, reference: Workload) -> ReferenceWritten:
+    def _write_reference(self, reference: Workload) -> actions.ReferenceWritten:
         request = AgreeRequest(path=str(self.reference), write=True)
         try:
             trial = self._trial(reference, tuner.START)
-            return ReferenceWritten(agreement=self.worker.agree(trial, request, self.run.log_path("reference")))
+            return actions.ReferenceWritten(agreement=self.worker.agree(trial, request, self.run.log_path("reference")))
         except FlopwiseError as error:
-            return ReferenceWritten(error=error.message)
+            return actions.ReferenceWritten(error=error.message)
 
-    def _measure_alone(self, action: MeasureAlone) -> Measured:
+    def _measure_alone(self, action: actions.MeasureAlone) -> actions.Measured:
         self.pairs.dismiss()
         trial, agreed = self._trial(action.workload, action.group), [Agreed()]
 
@@ -181,9 +170,9 @@ class _Runner:
         if point.status == INTERRUPTED:
             raise KeyboardInterrupt
         inspection = self._inspect(point) if action.move is None and point.status == OK else None
-        return Measured(point=point, agreed=agreed[-1], inspection=inspection)
+        return actions.Measured(point=point, agreed=agreed[-1], inspection=inspection)
 
-    def _measure_pair(self, action: MeasurePair) -> PairMeasured:
+    def _measure_pair(self, action: actions.MeasurePair) -> PairMeasured:
         if action.more:
             return self.pairs.more(action.rounds)
         assert self.state.best is not None
