@@ -180,7 +180,7 @@ class Contest:
             if not self.best.prepare():
                 ended = self.best.ended
                 raise FlopwiseError(f"{best.workload.label()} ran before, and now: {ended.reason}", ended.hint)
-        self.challenger = self._start(challenger, best.key(), compare)
+        self.challenger = self._start(challenger, self.best.trial.key(), compare)
         ready = self.challenger.prepare() and self.best.warm_up() and self.challenger.warm_up()
         self.earlier_rounds = len(self.best.walls_ns)
         return self.more(rounds if ready else 0)
