@@ -94,9 +94,14 @@ def _varied(first: Workload, versus: Mapping[str, Any]) -> Workload:
     return workload(first.target, set=first.changes | fields, **(same | options))
 
 
+def interrupted(run: StoredRun) -> bool:
+    """Whether some point was cut short."""
+    return any(point.status == INTERRUPTED for point in run.points)
+
+
 def outcome(run: StoredRun) -> int:
     """The exit code of a bench: 0 measured, 130 stopped by the user; raises what stood in the way of measuring."""
     for point in run.points:
         if point.status not in (OK, INTERRUPTED):
             raise FlopwiseError(f"{point.trial.workload.label()}: {point.status}: {point.reason}", point.hint)
-    return 130 if any(point.status == INTERRUPTED for point in run.points) else 0
+    return 130 if interrupted(run) else 0
