@@ -31,7 +31,7 @@ import flopwise
 from flopwise import units
 from flopwise.api.memory_run import capture, stored_report
 from flopwise.capture.isolate import Worker
-from flopwise.capture.progress import Silent
+from flopwise.capture.progress import Progress
 from flopwise.predict.fit import peak_of
 from flopwise.records.events import Event, Exited
 from flopwise.records.run import OK, Point
@@ -92,7 +92,7 @@ class Queue:
             self._changed.notify_all()
 
 
-class GivesBack(Silent):
+class GivesBack(Progress):
     """Gives a case's memory back as soon as its process is gone: predicting comes after that."""
 
     def __init__(self, queue: Queue, name: str) -> None:

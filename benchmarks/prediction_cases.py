@@ -28,7 +28,7 @@ from pathlib import Path
 
 import torch
 
-from flopwise.capture.gathered import Gathered
+from flopwise.capture.point_builder import PointBuilder
 from flopwise.capture.trials import run_trial
 from flopwise.predict.account import step_time
 from flopwise.predict.datasheet import from_datasheet
@@ -116,9 +116,9 @@ def stored_labels(paths: list[Path]) -> set[str]:
 
 def measured(one: Trial) -> Point:
     """One trial in this process; nothing of it stays."""
-    gathered = Gathered(one)
+    builder = PointBuilder(one)
     try:
-        run_trial(one, gathered.take, lambda: True)
+        run_trial(one, builder.take, lambda: True)
     except Exception as error:  # noqa: BLE001  (the point says what it was)
         print(f"  {type(error).__name__}: {error}"[:200], file=sys.stderr)
     gc.collect()
@@ -126,8 +126,8 @@ def measured(one: Trial) -> Point:
         torch.cuda.empty_cache()
         torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
-    assert gathered.done is not None
-    return gathered.point(gathered.done)
+    assert builder.done is not None
+    return builder.finish(builder.done)
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ import msgspec
 
 from flopwise.advice.facts import Facts
 from flopwise.advice.moves import with_levers
-from flopwise.advice.predicted import pause_ns, predicted_saving
+from flopwise.advice.predicted import pause_ns, predicted_change
 from flopwise.predict.account import step_time
 from flopwise.predict.shapes.step import account_step
 from flopwise.records.run import OK
@@ -56,8 +56,8 @@ def again(tuning: Tuning, run: Path) -> list[float | None]:
         if one in shown:
             most = max(same, key=lambda p: len(p.times().wall_ns), default=None)
             facts = Facts(point=most, ceilings=ceilings, gpu=gpu)
-            found = predicted_saving(facts, one.levers) if most else None
-            told.append(found[0] if found else None)
+            change = predicted_change(facts, one.levers) if most else None
+            told.append(change.saving_ns if change else None)
         if one.kept:
             current = with_levers(current, one.levers) or current
     return told

@@ -1,5 +1,7 @@
 """What a user sees instead of a traceback."""
 
+from typing import Any
+
 
 class FlopwiseError(Exception):
     """Something a user can act on: what is wrong, in one line, and a hint.
@@ -22,6 +24,14 @@ class Unsupported(FlopwiseError):
 
 class WrongResult(FlopwiseError):
     """An implementation computes something else than its reference: it has no time worth telling."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C while something was measured: what was measured until then is stored, and is `result`."""
+
+    def __init__(self, result: Any) -> None:
+        super().__init__("interrupted: what was measured is kept")
+        self.result = result
 
 
 def one_line(text: str, limit: int = 400) -> str:

@@ -1,5 +1,6 @@
 """Steps made up for the rules: a trace's answers from a few kernels, and points with the clocks that a rule asks for."""
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,16 @@ from flopwise.analysis.details import details
 from flopwise.analysis.explanation import Explanation, Kernel, Part, Share, explain_trace
 from flopwise.analysis.idle import BETWEEN, CAUSES, LATE_LAUNCH, SYNCHRONISATION, Idle
 from flopwise.analysis.traced_steps import traced_steps
-from flopwise.predict.account import GpuAccount, account_for, step_time
+from flopwise.predict.account import step_time
 from flopwise.predict.datasheet import from_datasheet
+from flopwise.predict.roofline import StepTime
+from flopwise.predict.shapes.step import account_step
+from flopwise.records import waterfall as words
 from flopwise.records.ceilings import Ceilings
 from flopwise.records.run import PhaseTimes, Point
 from flopwise.records.waterfall import Waterfall, WaterfallPart
 from flopwise.spec.gpu import gpu
-from flopwise.spec.workload import Sampling, Trial, workload
+from flopwise.spec.workload import Sampling, Trial, Workload, workload
 from flopwise.trace.read import read_trace
 from flopwise.work.matmul_precision import matmul_precision
 
@@ -58,11 +62,17 @@ def explained(
         if kind == "matmul" and (found := matmul_precision(name)):
             precision[found.precision] = precision.get(found.precision, 0.0) + ns
     matmul = sum(precision.values()) or 1.0
+    words = {"path": "made.json", "source": "kineto", "gpu": "NVIDIA H200", "steps_found_by": "ranges", "verdict": ""}
+    none = {"top_forward": None, "top_forward_backward": None, "matmul_share": {}, "coverage": {}, "notes": ()}
     given: dict[str, Any] = {
-        "path": "made.json", "source": "kineto", "gpu": "NVIDIA H200", "steps": 1, "steps_found_by": "ranges",
-        "gpu_ns": total, "busy_ns": total, "window_ns": step,
+        "steps": 1,
+        "gpu_ns": total,
+        "busy_ns": total,
+        "window_ns": step,
         "idle": Idle(total_ns=sum(causes.values()), by_cause_ns=causes, n_gaps=1),
-        "phases": share(0), "classes": share(1), "phase_classes": phase_classes,
+        "phases": share(0),
+        "classes": share(1),
+        "phase_classes": phase_classes,
         "phase_class_modules": tuple(
             Part(phase=p, kind=k, module=m, gpu_ns=ns, share=ns / total, count=c) for p, k, m, _, ns, c in work
         ),
@@ -70,12 +80,13 @@ def explained(
         "kernels": tuple(
             Kernel(name=n, kind=k, gpu_ns=ns, share=ns / total, count=c, mean_ns=ns / c) for _, k, _, n, ns, c in work
         ),
-        "top_forward": None, "top_forward_backward": None, "matmul_share": {},
         "matmul_precision": {name: ns / matmul for name, ns in precision.items()},
-        "attention": NO_PARTS, "attention_backward": NO_PARTS, "launches": sum(row[5] for row in work),
-        "launch_bound": False, "verdict": "", "coverage": {}, "notes": (),
-    }  # fmt: skip
-    return Explanation(**(given | more))
+        "attention": NO_PARTS,
+        "attention_backward": NO_PARTS,
+        "launches": sum(row[5] for row in work),
+        "launch_bound": False,
+    }
+    return Explanation(**(words | none | given | more))
 
 
 def seen(*work: tuple[str, str, str, str, float, float], **more: Any) -> Facts:
@@ -98,19 +109,23 @@ def point(
     return Point(**({"key": "k", "trial": trial, "status": "ok", "phases": (step,)} | (fields or {})))
 
 
-def known(target: str = "small", *, fits: int | None = None, **options: Any) -> Facts:
-    """A workload measured exactly as the model predicts it, without a trace; `fits` is the largest batch."""
-    limits, asked = ceilings(), workload(target, **options)
-    account = account_for(asked)
-    time = step_time(asked, account.step, limits)
-    if fits is not None:
-        there = GpuAccount(
-            gpu=H200, step=account.step, fits=True, largest_batch=fits, largest_context=None, largest_model=None,
-            limit=None, mfu_at_limit=None, mfu_measured=None,
-        )  # fmt: skip
-        account = msgspec.structs.replace(account, gpus=(there,))
+def known(target: str = "small", *, memory_bytes: int | None = None, **options: Any) -> Facts:
+    """A workload measured exactly as the model predicts it, without a trace; `memory_bytes`: of the GPU."""
+    time = predicted(target, **options)
     measured = point(target, wall=time.wall_ns, launch=time.host_ns, busy=time.gpu_ns, **options)
-    return Facts(account=account, point=measured, ceilings=limits, gpu=H200)
+    gpu_there = msgspec.structs.replace(H200, memory_bytes=memory_bytes or H200.memory_bytes)
+    return Facts(point=measured, ceilings=ceilings(), gpu=gpu_there)
+
+
+@cache
+def _step_time(asked: bytes) -> StepTime:
+    work = msgspec.json.decode(asked, type=Workload)
+    return step_time(work, account_step(work), ceilings())
+
+
+def predicted(target: str = "small", **options: Any) -> StepTime:
+    """The step by the uncorrected model."""
+    return _step_time(msgspec.json.encode(workload(target, **options)))
 
 
 def ceilings() -> Ceilings:
@@ -119,8 +134,6 @@ def ceilings() -> Ceilings:
 
 def waterfall(step: float, **parts: float) -> Waterfall:
     """Parts by the names of the constants in analysis.waterfall."""
-    from flopwise.records import waterfall as words
-
     rows = tuple(
         WaterfallPart(name=getattr(words, name), ns=ns, share=ns / step, how="measured") for name, ns in parts.items()
     )

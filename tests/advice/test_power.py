@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from flopwise.advice.power import slowed, strength
-from flopwise.advice.predicted import predicted_step
+from flopwise.advice.predicted import predicted_change
 from flopwise.analysis.clocks import CAP, held_clock
 from flopwise.predict.roofline import StepTime
 from flopwise.records.run import Telemetry
@@ -15,10 +15,9 @@ LOW = Telemetry(sm_mhz=(1980, 1980, 1980, 1600), power_mw=(120_000, 300_000, 500
 
 
 def step(matmul, other):
-    return StepTime(
-        how="", wall_ns=(matmul + other) * MS, gpu_ns=(matmul + other) * MS, host_ns=0.0, bound="", phases=(),
-        gpu_ns_by_kind={"matmul": matmul * MS, "elementwise": other * MS}, gpu_ns_by_bound={},
-    )  # fmt: skip
+    kinds = {"matmul": matmul * MS, "elementwise": other * MS}
+    clocks = {"wall_ns": (matmul + other) * MS, "gpu_ns": (matmul + other) * MS, "host_ns": 0.0}
+    return StepTime(how="", bound="", phases=(), gpu_ns_by_kind=kinds, gpu_ns_by_bound={}, **clocks)
 
 
 @pytest.mark.parametrize("measured", [101.0, 110.0, 130.0])
@@ -64,14 +63,14 @@ def test_the_clock_of_the_busiest_moments_says_whether_it_is_capped(seen, expect
 
 
 def test_a_capped_step_is_predicted_to_gain_less_from_less_memory_traffic():
-    facts = known("2.7B", batch=16, context=1024, precision="bf16", norm="eager")
-    wall = 1.06 * predicted_step(facts, {}).now.wall_ns
-    options = {"batch": 16, "context": 1024, "precision": "bf16", "norm": "eager"}
+    options = {"batch": 16, "context": 1024, "precision": "bf16", "norm": "eager", "set": {"n_layers": 4}}
+    facts = known("2.7B", **options)
+    wall = 1.06 * predicted_change(facts, {}).now.wall_ns
     slow = point("2.7B", wall=wall, launch=0.2 * wall, busy=wall, **options)
     saved = {}
     for telemetry in (None, LOW):
         seen = msgspec.structs.replace(facts, point=msgspec.structs.replace(slow, telemetry=telemetry))
-        found = predicted_step(seen, {"norm": "triton"})
+        found = predicted_change(seen, {"norm": "triton"})
         assert ("power cap" in found.arithmetic) is (telemetry is LOW)
         assert found.now.wall_ns * 0.99 < wall < found.now.wall_ns * 1.07
         saved[telemetry] = found.saving_ns

@@ -4,26 +4,25 @@ import msgspec
 import pytest
 
 from flopwise.advice.facts import Facts
-from flopwise.advice.predicted import Corrections, corrected, predicted_saving, predicted_step, saved_bytes, standing
+from flopwise.advice.predicted import Corrections, baseline, corrected, predicted_change, saved_bytes
 from flopwise.analysis.idle import BETWEEN
 from flopwise.predict.account import step_time
 from flopwise.predict.shapes.step import account_step
 from flopwise.spec.workload import workload
 
-from .made import H200, MS, ceilings, explained, known, point, waterfall
+from .made import H200, MS, ceilings, explained, known, point, predicted, waterfall
 
 
 def test_what_stays_as_it_is_saves_nothing():
-    saving, _ = predicted_saving(known(precision="bf16"), {"precision": "bf16"})
-    assert saving == 0.0
+    assert predicted_change(known(precision="bf16"), {"precision": "bf16"}).saving_ns == 0.0
 
 
 @pytest.mark.parametrize("slower", [0.7, 1.0, 1.6])
 def test_ceilings_that_are_corrected_give_a_step_that_much_slower(slower):
     asked = workload("small", precision="bf16")
     cost, limits = account_step(asked, H200), ceilings()
-    by = Corrections(host=dict.fromkeys(("forward", "loss", "backward", "optimizer"), slower), matmul=slower,
-                     attention=slower, rest=slower)  # fmt: skip
+    host = dict.fromkeys(("forward", "loss", "backward", "optimizer"), slower)
+    by = Corrections(host=host, matmul=slower, attention=slower, rest=slower)
     plain = step_time(asked, cost, limits)
     found = step_time(asked, cost, corrected(limits, by, "bf16"))
     assert found.gpu_ns == pytest.approx(slower * plain.gpu_ns, rel=0.01)
@@ -32,48 +31,48 @@ def test_ceilings_that_are_corrected_give_a_step_that_much_slower(slower):
 
 def test_a_host_twice_as_slow_as_foretold_doubles_what_a_graph_saves():
     facts = known(precision="bf16")
-    time = step_time(facts.account.workload, facts.account.step, ceilings())
+    time = predicted(precision="bf16")
     slow = point(wall=2 * time.host_ns, launch=2 * time.host_ns, busy=time.gpu_ns, precision="bf16")
-    one, two = (predicted_step(f, {"graph": "on"}) for f in (facts, msgspec.structs.replace(facts, point=slow)))
+    one, two = (predicted_change(f, {"graph": "on"}) for f in (facts, msgspec.structs.replace(facts, point=slow)))
     assert two.saving_ns - one.saving_ns == pytest.approx(time.host_ns, rel=0.1)
 
 
 def test_a_step_that_waits_for_its_host_does_not_say_how_fast_its_graph_is():
     """Slower than foretold for a reason no clock shows: what the graph leaves of it is the GPU's time, not that slower."""
     facts = known(precision="bf16")
-    time = step_time(facts.account.workload, facts.account.step, ceilings())
+    time = predicted(precision="bf16")
     clocks = {"launch": time.host_ns, "busy": time.gpu_ns}
     slow = msgspec.structs.replace(facts, point=point(wall=1.2 * time.wall_ns, **clocks, precision="bf16"))
-    one, two = (predicted_step(each, {"graph": "on"}) for each in (facts, slow))
+    one, two = (predicted_change(each, {"graph": "on"}) for each in (facts, slow))
     assert two.saving_ns - one.saving_ns == pytest.approx(0.2 * time.wall_ns, rel=0.01)
     assert "as measured −" in two.arithmetic
     large = known("large", batch=16, context=1024, precision="bf16")
-    time = step_time(large.account.workload, large.account.step, ceilings())
+    time = predicted("large", batch=16, context=1024, precision="bf16")
     clocks = {"launch": time.host_ns, "busy": time.gpu_ns}
     shape = {"batch": 16, "context": 1024, "precision": "bf16"}
     slow = msgspec.structs.replace(large, point=point("large", wall=1.2 * time.wall_ns, **clocks, **shape))
-    one, two = (predicted_step(each, {"graph": "on"}) for each in (large, slow))
+    one, two = (predicted_change(each, {"graph": "on"}) for each in (large, slow))
     assert two.saving_ns == pytest.approx(1.2 * one.saving_ns, rel=0.01)
 
 
 def test_a_host_that_waits_for_a_full_queue_is_not_slow():
     """A clock of launches below the step's, of more kernels than the queue takes: the host waited in between."""
     facts = known("medium", batch=16, context=1024, attention="naive", precision="bf16")
-    time = step_time(facts.account.workload, facts.account.step, ceilings())
+    time = predicted("medium", batch=16, context=1024, attention="naive", precision="bf16")
     clocks = {"wall": 1.06 * time.wall_ns, "busy": time.gpu_ns, "attention": "naive", "precision": "bf16"}
     shape = {"batch": 16, "context": 1024}
     waited, slow = (
         msgspec.structs.replace(facts, point=point("medium", launch=share * time.wall_ns, **clocks, **shape))
         for share in (0.85, 1.05)
     )
-    assert standing(waited).corrections.host == {}
-    assert min(standing(slow).corrections.host.values()) > 1.2
+    assert baseline(waited).corrections.host == {}
+    assert min(baseline(slow).corrections.host.values()) > 1.2
 
 
 def test_a_graph_takes_away_the_pauses_that_a_trace_shows():
     """1.6 µs before each kernel, as H200s showed; a step whose GPU never waits for the host then still gains by a graph."""
     plain = known("large", batch=4, context=512, attention="naive")
-    time = step_time(plain.account.workload, plain.account.step, ceilings())
+    time = predicted("large", batch=4, context=512, attention="naive")
     kernels = sum(phase.kernels for phase in time.phases)
     paused_ns = 1600.0 * kernels
     parts = waterfall(time.wall_ns + paused_ns, IDLE_OTHER=paused_ns)
@@ -81,35 +80,35 @@ def test_a_graph_takes_away_the_pauses_that_a_trace_shows():
         parts, parts=tuple(msgspec.structs.replace(one, by_class={BETWEEN: one.ns}) for one in parts.parts)
     )
     traced = msgspec.structs.replace(plain, waterfall=parts, explanation=explained())
-    before, after = (predicted_step(facts, {"graph": "on"}) for facts in (plain, traced))
+    before, after = (predicted_change(facts, {"graph": "on"}) for facts in (plain, traced))
     assert after.saving_ns - before.saving_ns == pytest.approx(paused_ns, rel=0.1)
     assert after.then.wall_ns == pytest.approx(before.then.wall_ns, rel=0.01)
 
 
 def test_a_faster_gpu_saves_a_launch_bound_step_nothing():
-    found = predicted_step(known(precision="bf16", batch=1, context=128), {"attention": "sdpa-cudnn"})
+    found = predicted_change(known(precision="bf16", batch=1, context=128), {"attention": "sdpa-cudnn"})
     assert abs(found.saving_ns) < 0.02 * found.now.wall_ns
-    small = predicted_step(known(precision="fp32", batch=1, context=128), {"precision": "tf32"})
+    small = predicted_change(known(precision="fp32", batch=1, context=128), {"precision": "tf32"})
     assert small.gpu_saving_ns > 0.2 * small.now.gpu_ns
     assert small.saving_ns < 0.1 * small.now.wall_ns
 
 
 def test_a_large_step_in_fp32_gains_several_times_from_bf16():
-    found = predicted_step(known("large", batch=8, context=512), {"precision": "bf16"})
+    found = predicted_change(known("large", batch=8, context=512), {"precision": "bf16"})
     assert found.saving_ns > 0.6 * found.now.wall_ns
     assert "precision = bf16" in found.arithmetic
 
 
 def test_what_is_not_known_is_not_predicted():
-    assert predicted_saving(Facts(), {"graph": "on"}) is None
+    assert predicted_change(Facts(), {"graph": "on"}) is None
     assert (
-        predicted_saving(
+        predicted_change(
             Facts(point=point("op:matmul", wall=MS, launch=MS, busy=MS), ceilings=ceilings()), {"graph": "on"}
         )
         is None
     )
     assert (
-        predicted_saving(known(precision="fp16", optimizer="foreach"), {"graph": "on"}) is None
+        predicted_change(known(precision="fp16", optimizer="foreach"), {"graph": "on"}) is None
     )  # they do not go together
 
 

@@ -3,9 +3,10 @@
 import msgspec
 import pytest
 
+from flopwise.advice.constants import OVERLAP_SHARE
 from flopwise.advice.facts import Facts
-from flopwise.advice.findings import RULES
 from flopwise.advice.rules import (
+    ALL_RULES,
     checkpointing,
     eager_pieces,
     exposed_communication,
@@ -32,7 +33,6 @@ from flopwise.analysis.attention import AttentionParts
 from flopwise.analysis.details import Chain, CompiledRegions, Details
 from flopwise.analysis.idle import HostWait
 from flopwise.analysis.product_sizes import Product
-from flopwise.predict.roofline import BESIDE
 from flopwise.records.run import Environment, Gpu, PhaseMemory, Ran, Telemetry
 from flopwise.records.waterfall import (
     IDLE_INPUT,
@@ -53,7 +53,7 @@ def drawn(found):
     return sum(found.draws_on.values())
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__.rpartition(".")[2])
+@pytest.mark.parametrize("rule", ALL_RULES, ids=lambda rule: rule.__name__.rpartition(".")[2])
 def test_a_rule_that_knows_nothing_says_nothing(rule):
     assert not rule.check(Facts())
     assert not rule.check(seen(GOOD))
@@ -191,12 +191,14 @@ BACKWARD = ("backward", "matmul", "", BF16, 30 * MS, 100.0)
 
 def test_exposed_optimizer():
     found = exposed_optimizer.check(seen(GOOD, BACKWARD, UPDATE))
-    assert found.saving_ns == pytest.approx(BESIDE * 9 * MS)  # the optimizer's, which is the smaller
+    assert found.saving_ns == pytest.approx(OVERLAP_SHARE * 9 * MS)  # the optimizer's, which is the smaller
     assert (found.levers, set(found.draws_on), found.confidence) == ({"overlap": "on"}, {OPTIMIZER_PART}, "low")
     short = exposed_optimizer.check(seen(GOOD, (*BACKWARD[:4], 2 * MS, 100.0), UPDATE))
-    assert short.saving_ns == pytest.approx(BESIDE * 2 * MS)  # backward's matmuls
+    assert short.saving_ns == pytest.approx(OVERLAP_SHARE * 2 * MS)  # backward's matmuls
     split = msgspec.structs.replace(seen(GOOD, BACKWARD, UPDATE), waterfall=waterfall(100 * MS, OPTIMIZER_PART=6 * MS))
-    assert exposed_optimizer.check(split).saving_ns == pytest.approx(BESIDE * 6 * MS)  # the rest ran beside other work
+    assert exposed_optimizer.check(split).saving_ns == pytest.approx(
+        OVERLAP_SHARE * 6 * MS
+    )  # the rest ran beside other work
 
 
 @pytest.mark.parametrize("levers", [{"overlap": "on"}, {"precision": "fp16"}, {"compile": "default"}], ids=str)
@@ -210,7 +212,7 @@ def test_a_short_optimizer_is_not_worth_hiding():
 
 
 def test_exposed_optimizer_by_the_model():
-    facts = known("xl", precision="bf16", optimizer="fused", batch=1, context=128)
+    facts = known("xl", precision="bf16", optimizer="fused", batch=1, context=128, set={"n_layers": 4})
     facts = msgspec.structs.replace(facts, explanation=explained(GOOD, BACKWARD, UPDATE))
     found = exposed_optimizer.check(facts)
     assert found.saving_ns > 0
@@ -254,12 +256,14 @@ def test_unaligned_vocabulary_of_a_known_model():
 
 
 def test_small_batch():
-    found = small_batch.check(known(batch=1, context=128, precision="bf16", fits=200))
+    small = {"context": 128, "precision": "bf16", "set": {"n_layers": 2}}
+    found = small_batch.check(known(batch=1, **small))
     assert found.saving_ns > 0
     assert "batch = " in found.code
     assert found.levers == {}
-    assert small_batch.check(known(batch=1, context=128, precision="bf16", fits=1)) is None  # no larger one fits
-    assert small_batch.check(known(batch=64, context=1024, fits=900)) is None  # the chip is full
+    assert found.values["largest_batch"] > 200
+    assert small_batch.check(known(batch=1, memory_bytes=GIB // 4, **small)) is None  # no larger one fits
+    assert small_batch.check(known(batch=64, context=1024, set={"n_layers": 2})) is None  # the chip is full
 
 
 def test_host_syncs():
@@ -325,7 +329,8 @@ def test_checkpointing_that_is_not_needed():
     found = checkpointing.check(known("small", checkpoint=1))
     assert found.levers == {"checkpoint": "off"}
     assert found.saving_ns > 0
-    assert checkpointing.check(known("large", checkpoint=1, batch=128, context=1024)) is None  # it would not fit
+    large = known("large", checkpoint=1, batch=1024, context=1024, set={"n_layers": 4})
+    assert checkpointing.check(large) is None  # it would not fit
     assert checkpointing.check(known("small")) is None
 
 

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 import pytest
 
 from flopwise.api import bench, memory_run, profile, sweep
-from flopwise.capture.progress import Silent
+from flopwise.capture.progress import Progress
 from flopwise.errors import FlopwiseError
 from flopwise.predict.fit import peak_of
 from flopwise.predict.fitting import too_large
@@ -59,7 +59,7 @@ class FullGpu(AbstractContextManager):
         raise FlopwiseError("not here")
 
 
-class Notes(Silent):
+class Notes(Progress):
     def __init__(self):
         self.texts = []
 

@@ -1,8 +1,8 @@
 """What the clocks leave out, and when; the clocks themselves are tested on a GPU."""
 
 from flopwise.capture.clock import _LONGEST_LAUNCH_NS, _Hold
-from flopwise.capture.gathered import Gathered
-from flopwise.records.events import PhaseSample, Sampled
+from flopwise.capture.point_builder import PointBuilder
+from flopwise.records.events import Done, PhaseSample, Sampled
 from flopwise.records.run import STEP
 from flopwise.spec.workload import Sampling, Trial, workload
 
@@ -19,13 +19,13 @@ def test_the_gpu_is_held_longer_after_a_failure_and_never_for_what_no_queue_hold
 
 
 def test_samples_without_details_add_to_the_step_alone():
-    gathered = Gathered(Trial(workload=workload("tiny"), sampling=Sampling()))
+    builder = PointBuilder(Trial(workload=workload("tiny"), sampling=Sampling()))
     whole = {
         STEP: PhaseSample(wall_ns=10, launch_ns=4, gpu_ns=8, held=True),
         "forward": PhaseSample(wall_ns=6, launch_ns=3, gpu_ns=5, held=True),
     }
-    gathered.take(Sampled(phases=whole))
-    gathered.take(Sampled(phases={STEP: PhaseSample(wall_ns=12, launch_ns=5)}))
-    step, forward = gathered.times()
+    builder.take(Sampled(phases=whole))
+    builder.take(Sampled(phases={STEP: PhaseSample(wall_ns=12, launch_ns=5)}))
+    step, forward = builder.point(Done(status="ok")).phases
     assert (step.wall_ns, step.launch_ns, step.gpu_ns, step.gpu_held) == ((10, 12), (4, 5), (8,), (True,))
     assert (forward.wall_ns, forward.gpu_ns) == ((6,), (5,))

@@ -9,8 +9,8 @@ import time
 
 import pytest
 
+from flopwise.capture.interleave import InterleavedTrial, run_pair
 from flopwise.capture.isolate import Worker
-from flopwise.capture.turns import Contestant, run_pair
 from flopwise.errors import FlopwiseError
 from flopwise.predict.dry.run import dry_run
 from flopwise.records.events import Sampled
@@ -111,7 +111,7 @@ def test_ctrl_c_keeps_what_was_measured(worker, own_step):
 
 
 def test_a_dead_worker_is_started_again(own_step, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", os.path.dirname(__file__))
+    monkeypatch.setenv("PYTHONPATH", os.path.dirname(__file__), prepend=os.pathsep)
     with Worker() as one:
         os.killpg(one.process.pid, signal.SIGKILL)
         one.process.wait()
@@ -119,7 +119,7 @@ def test_a_dead_worker_is_started_again(own_step, monkeypatch):
 
 
 def test_turns_give_as_many_samples_to_both(own_step, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", os.path.dirname(__file__))
+    monkeypatch.setenv("PYTHONPATH", os.path.dirname(__file__), prepend=os.pathsep)
     a, b = run_pair(own_step("matmul", samples=6), own_step("slow", samples=6))
     assert (a.status, b.status, a.stopped) == (OK, OK, "samples")
     assert len(a.times().wall_ns) == len(b.times().wall_ns) == 6
@@ -128,7 +128,7 @@ def test_turns_give_as_many_samples_to_both(own_step, monkeypatch):
 
 
 def test_turns_survive_a_crash_of_one(own_step, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", os.path.dirname(__file__))
+    monkeypatch.setenv("PYTHONPATH", os.path.dirname(__file__), prepend=os.pathsep)
     a, b = run_pair(own_step("matmul"), own_step("crashes"))
     assert b.status == CRASH
     assert (a.status, a.reason) == (INTERRUPTED, "the other of the two could not run")
@@ -136,23 +136,23 @@ def test_turns_survive_a_crash_of_one(own_step, monkeypatch):
 
 def test_in_turns_the_timeout_is_of_each_wait(worker, own_step):
     """One that stays for long is not ended for it; one that hangs in a round is."""
-    stays = Contestant(own_step("slow", timeout_s=20.0), worker=worker)
-    assert stays.get_ready()
-    stays.gathered.begun -= 100.0  # as if it had been here since then
-    assert stays.go() > 0
-    point = stays.leave()
+    stays = InterleavedTrial(own_step("slow", timeout_s=20.0), worker=worker)
+    assert stays.prepare()
+    stays.builder.begun -= 100.0  # as if it had been here since then
+    assert stays.round() > 0
+    point = stays.stop()
     assert (point.status, len(point.times().wall_ns)) == (OK, 1)
-    hangs = Contestant(own_step("hangs", timeout_s=3.0), worker=worker)
-    assert hangs.get_ready()
-    assert hangs.go() == 0
-    assert hangs.leave().status == TIMEOUT
+    hangs = InterleavedTrial(own_step("hangs", timeout_s=3.0), worker=worker)
+    assert hangs.prepare()
+    assert hangs.round() == 0
+    assert hangs.stop().status == TIMEOUT
 
 
 def test_there_is_no_gpu_here(worker):
-    if worker.surroundings("auto")[1] != "cpu":
+    if worker.look("auto").device != "cpu":
         pytest.skip("there is a GPU")
     with pytest.raises(FlopwiseError, match="'cuda' is not there"):
-        worker.surroundings("cuda")
+        worker.look("cuda")
 
 
 def test_nothing_outlives_a_killed_parent(tmp_path):
@@ -170,7 +170,7 @@ def test_nothing_outlives_a_killed_parent(tmp_path):
         [sys.executable, "-c", code],
         stdout=subprocess.PIPE,
         text=True,
-        env=os.environ | {"PYTHONPATH": os.path.dirname(__file__)},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join((os.path.dirname(__file__), os.environ.get("PYTHONPATH", "")))},
     )
     pids = [int(parent.stdout.readline()), int(parent.stdout.readline())]
     parent.kill()

@@ -5,7 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from flopwise.api.bench import bench_implementations  # noqa: E402
+from flopwise.api.bench import bench  # noqa: E402
 from flopwise.capture import op_step as op_steps  # noqa: E402
 from flopwise.capture.model_step import ModelStep  # noqa: E402
 from flopwise.capture.op_step import op_step  # noqa: E402
@@ -87,8 +87,8 @@ def test_a_dry_run_tells_of_every_implementation(op, impl):
 
 
 def test_implementations_side_by_side(tmp_path):
-    run = bench_implementations(
-        "op:swiglu", ["manual", "triton"], device="cpu", samples=5, warmup=1, runs=tmp_path, set=SMALL["swiglu"]
+    run = bench(
+        "op:swiglu", impls=["manual", "triton"], device="cpu", samples=5, warmup=1, runs=tmp_path, set=SMALL["swiglu"]
     )
     (table,), told = implementations_view(run, {})
     assert [point.status for point in run.points] == [OK, OK]
@@ -96,9 +96,7 @@ def test_implementations_side_by_side(tmp_path):
     assert table.rows[0]["to_first"] == 1.0
     assert min(row["to_best"] for row in table.rows) == 1.0
     assert told["implementations"][1]["bytes_per_s"] > 0
-    run = bench_implementations(
-        "op:gelu", ["torch", "cuda"], device="cpu", samples=5, warmup=1, runs=tmp_path, set=SMALL["gelu"]
-    )
+    run = bench("op:gelu", impls=["torch", "cuda"], device="cpu", samples=5, warmup=1, runs=tmp_path, set=SMALL["gelu"])
     assert run.points[1].status == UNSUPPORTED
     (table,), _ = implementations_view(run, {})
     assert "needs an NVIDIA GPU" in table.rows[1]["status"]

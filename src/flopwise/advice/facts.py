@@ -1,23 +1,143 @@
-"""What the rules look at: all that is known about one step. What is not known is None, and a rule that needs it is silent."""
+"""Everything known about one step: the input of every rule. What is unknown is None, and a rule that needs it stays silent."""
+
+from collections.abc import Callable, Iterable
+from itertools import islice
+from statistics import median
 
 import msgspec
 
+from flopwise import units
 from flopwise.analysis.details import Details
-from flopwise.analysis.explanation import Explanation
-from flopwise.predict.account import Account
+from flopwise.analysis.explanation import Explanation, Kernel
 from flopwise.records.ceilings import Ceilings
-from flopwise.records.run import Point
+from flopwise.records.run import STEP, PhaseMemory, PhaseTimes, Point
 from flopwise.records.waterfall import Waterfall
 from flopwise.spec.gpu import Gpu
+from flopwise.spec.model import ModelSpec
+from flopwise.spec.recipe import Recipe
+from flopwise.spec.workload import Workload
+
+_LONGEST_NAME = 110
 
 
-class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """One step, from all sides."""
+class Facts(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """One step from all sides. Compared by identity, so that what is computed from it can be cached by it."""
 
-    explanation: Explanation | None = None  # its trace
-    details: Details | None = None  # of the same trace: waits, chains of kernels, sizes of products
+    explanation: Explanation | None = None  # of its trace
+    details: Details = Details(steps=1)  # of the same trace: waits, chains of kernels, sizes of products
     waterfall: Waterfall | None = None
     point: Point | None = None  # the step measured without a profiler: clocks, memory, telemetry, what really ran
-    account: Account | None = None  # of its workload, where that is a model of ours
     ceilings: Ceilings | None = None
     gpu: Gpu | None = None
+
+    @property
+    def step_ns(self) -> float:
+        """One step: untraced where that is known, else as traced; 0 where unknown."""
+        if self.waterfall is not None:
+            return self.waterfall.step_ns
+        return self.untraced_ns or (self.explanation.window_ns if self.explanation is not None else 0.0)
+
+    @property
+    def untraced_ns(self) -> float | None:
+        """The step without a profiler, where it was timed over the same work."""
+        e, times = self.explanation, self.times
+        if e is not None and e.untraced_idle is not None and STEP in e.host_ns:
+            return e.host_ns[STEP]
+        return float(median(times.wall_ns)) if times is not None and times.wall_ns else None
+
+    @property
+    def gpu_ns(self) -> float | None:
+        """The GPU's own work in a step, without the gaps between launches."""
+        times = self.times
+        if times is not None and times.gpu_ns:
+            held = [ns for ns, was_held in zip(times.gpu_ns, times.gpu_held, strict=False) if was_held]
+            if 2 * len(held) >= len(times.gpu_ns):
+                return float(median(held))
+        return self.explanation.busy_ns if self.explanation is not None else None
+
+    @property
+    def launch_ns(self) -> float | None:
+        """How long the host was busy with a step, measured without a profiler."""
+        times = self.times
+        return float(median(times.launch_ns)) if times is not None and times.launch_ns else None
+
+    @property
+    def times(self) -> PhaseTimes | None:
+        """The samples of the whole step."""
+        return self.point.times() if self.point is not None else None
+
+    @property
+    def memory(self) -> tuple[PhaseMemory, ...]:
+        """The measured memory by phase."""
+        return self.point.memory if self.point is not None else ()
+
+    @property
+    def workload(self) -> Workload | None:
+        """What ran; None for a trace of unknown origin."""
+        return self.point.trial.workload if self.point is not None else None
+
+    @property
+    def recipe(self) -> Recipe | None:
+        """The levers of the step; None for a trace of unknown origin."""
+        return self.workload.recipe if self.workload is not None else None
+
+    @property
+    def model(self) -> ModelSpec | None:
+        """The model, where it is flopwise's own, whose steps can be predicted."""
+        work = self.workload
+        own = work is not None and work.implementation == "flopwise"
+        return work.subject if work is not None and own and isinstance(work.subject, ModelSpec) else None
+
+    @property
+    def parameters(self) -> int:
+        """As counted in the run, else of the model; 0 where unknown."""
+        ran = self.point.ran.parameters if self.point is not None and self.point.ran is not None else 0
+        return ran or (self.model.parameters() if self.model is not None else 0)
+
+    @property
+    def bandwidth(self) -> float | None:
+        """Bytes per second of the GPU's memory."""
+        if self.ceilings is not None:
+            return self.ceilings.bandwidth_bytes_per_s
+        return self.gpu.bandwidth_bytes_s if self.gpu is not None else None
+
+    def rate(self, dtype: str) -> float | None:
+        """FLOP/s of a good matmul in one precision: the machine's ceiling, else the datasheet's peak."""
+        if self.ceilings is not None and dtype in self.ceilings.matmul:
+            return self.ceilings.matmul[dtype].peak_flops
+        return self.gpu.peak(dtype) if self.gpu is not None else None
+
+    def part_ns(self, part: str) -> float:
+        """One part of the waterfall; 0 where there is none."""
+        return self.waterfall.ns(part) if self.waterfall is not None else 0.0
+
+    def idle_ns(self, cause: str) -> float:
+        """The GPU's idle time of one cause, per step; without the profiler where that is known."""
+        e = self.explanation
+        return (e.untraced_idle or e.idle).by_cause_ns.get(cause, 0) / e.steps if e is not None else 0.0
+
+    def class_ns(self, *kinds: str, phase: str = "") -> float:
+        """GPU time of some classes of kernels, in all phases or in one."""
+        phases = self.explanation.phase_classes if self.explanation is not None else {}
+        chosen = [classes for name, classes in phases.items() if phase in ("", name)]
+        return sum(ns for classes in chosen for kind, ns in classes.items() if kind in kinds)
+
+    def phase_ns(self, phase: str) -> float:
+        """GPU time of a phase."""
+        phases = self.explanation.phases if self.explanation is not None else ()
+        return sum(share.gpu_ns for share in phases if share.name == phase)
+
+    def kernels(self, wanted: Callable[[Kernel], bool]) -> list[Kernel]:
+        """The kernels that a rule asks for, the longest first."""
+        return [kernel for kernel in self.explanation.kernels if wanted(kernel)] if self.explanation else []
+
+
+def describe(kernels: Iterable[Kernel], most: int = 3) -> tuple[str, ...]:
+    """Kernels as evidence.
+
+    >>> describe([Kernel(name="sgemm", kind="matmul", gpu_ns=2e6, share=0.5, count=4.0, mean_ns=5e5)])
+    ('2.00 ms in 4 × sgemm',)
+    """
+    return tuple(
+        f"{units.duration(k.gpu_ns)} in {k.count:.0f} × {k.name[:_LONGEST_NAME]}" for k in islice(kernels, most)
+    )

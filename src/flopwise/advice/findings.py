@@ -1,71 +1,47 @@
-"""All rules over one step: what is worth saying, the largest first, nothing counted twice."""
+"""All rules over one step: what is worth reporting, the largest first, nothing counted twice."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
 from flopwise import units
-from flopwise.advice import measured
+from flopwise.advice.constants import LEAST_SAVING_BYTES, LEAST_SAVING_NS, LEAST_SAVING_SHARE, SHORT_STEP_SHARE
 from flopwise.advice.facts import Facts
-from flopwise.advice.rules import (
-    checkpointing,
-    eager_pieces,
-    exposed_communication,
-    exposed_optimizer,
-    fp32_logits,
-    fp32_matmul,
-    fragmentation,
-    graph_breaks,
-    host_syncs,
-    input_stalls,
-    launch_bound,
-    naive_attention,
-    repeated_casts,
-    slow_optimizer,
-    slow_sdpa,
-    small_batch,
-    tf32_off,
-    throttled,
-    unaligned,
-    unfused_chains,
-    zeroed_gradients,
-)
+from flopwise.advice.rules import ALL_RULES
 from flopwise.records.finding import Finding
 
-RULES = (
-    launch_bound, fp32_matmul, tf32_off, naive_attention, slow_sdpa, unfused_chains, eager_pieces, slow_optimizer,
-    fp32_logits, unaligned, small_batch, host_syncs, repeated_casts, zeroed_gradients, input_stalls, fragmentation,
-    checkpointing, throttled, graph_breaks, exposed_communication,
-    exposed_optimizer,
-)  # fmt: skip
-
-CHANGE_THE_WORK = ("small_batch",)  # they change what is trained, not only how: said after all that do not
-LEAST_SHARE = 0.01  # of the step: less is not worth a line
-LEAST_NS, SHORT_SHARE = 100_000.0, 0.05  # nor is less than 0.1 ms, unless it is a twentieth of a short step
-LEAST_BYTES = 2**28
+CHANGE_THE_WORK = ("small_batch",)  # they change what is trained, not only how: reported after all others
 
 
 def findings(facts: Facts) -> tuple[Finding, ...]:
     """What the rules find, ranked by what it saves; `counted_ns` is what each still saves after those before it.
 
-    The counted savings add up to no more than the step. Nothing is said where nothing is wrong.
+    The counted savings add up to no more than the step. Nothing is reported where nothing is wrong.
     """
-    said: list[Finding] = []
-    for rule in RULES:
+    reported: list[Finding] = []
+    for rule in ALL_RULES:
         found = rule.check(facts)
-        said += [found] if isinstance(found, Finding) else list(found or ())
-    return ranked(said, facts)
+        reported += [found] if isinstance(found, Finding) else list(found or ())
+    return ranked(reported, facts)
 
 
-def ranked(said: Iterable[Finding], facts: Facts) -> tuple[Finding, ...]:
-    """Those worth saying, the largest first, each with what it still saves after those before it."""
-    step = measured.step_ns(facts)
-    worth = [one for one in said if one.saving_bytes >= LEAST_BYTES or potential_ns(one) >= least_ns(step)]
+def ranked(reported: Iterable[Finding], facts: Facts) -> tuple[Finding, ...]:
+    """Those worth reporting, the largest first, each with what it still saves after those before it."""
+    step_ns = facts.step_ns
+    worth = [
+        one for one in reported if one.saving_bytes >= LEAST_SAVING_BYTES or potential_ns(one) >= least_ns(step_ns)
+    ]
     worth.sort(
-        key=lambda one: (one.rule in CHANGE_THE_WORK, -potential_ns(one), -one.saving_bytes, one.rule, one.title)
+        key=lambda one: (
+            one.rule in CHANGE_THE_WORK,
+            -potential_ns(one),
+            -one.saving_bytes,
+            one.rule,
+            tuple(one.levers),
+        )
     )
-    left, whole, counted = _budget(worth, facts), step, []
-    pulled = set[str]()  # a lever has one place: of two findings that would set it, the first counts
+    left, whole, counted = _budget(worth, facts), step_ns, []
+    pulled = set[str]()  # a lever has one value: of two findings that would set it, the first counts
     for one in worth:
         wanted = {} if pulled & set(one.levers) else one.draws_on or {"": one.saving_ns}
         pulled |= set(one.levers)
@@ -74,25 +50,25 @@ def ranked(said: Iterable[Finding], facts: Facts) -> tuple[Finding, ...]:
         for part, ns in taken.items():
             left[part] = left.get(part, whole) - ns
         whole -= part_ns
-        arithmetic = one.arithmetic + (_once_mended(taken, part_ns) if part_ns > one.saving_ns else "")
+        arithmetic = one.arithmetic + (_after_the_others(taken, part_ns) if part_ns > one.saving_ns else "")
         counted.append(msgspec.structs.replace(one, counted_ns=part_ns, arithmetic=arithmetic))
     return tuple(counted)
 
 
-def _once_mended(taken: Mapping[str, float], whole_ns: float) -> str:
-    """Where the saving comes from that others still stand in the way of."""
+def _after_the_others(taken: Mapping[str, float], whole_ns: float) -> str:
+    """Where the saving comes from that other findings still stand in the way of."""
     parts = " + ".join(f"{units.duration(ns)} of '{part}'" for part, ns in taken.items() if ns > 0 and part)
-    return f"; once the others are mended, too: {parts} = {units.duration(whole_ns)}" if parts else ""
+    return f"; once the others are fixed: {parts} = {units.duration(whole_ns)}" if parts else ""
 
 
 def potential_ns(one: Finding) -> float:
-    """What it can save: by itself, or once the findings that stand in its way are mended, too."""
+    """What it can save: by itself, or once the findings that stand in its way are fixed."""
     return max(one.saving_ns, sum(one.draws_on.values()))
 
 
 def least_ns(step_ns: float) -> float:
-    """The smallest saving that is said."""
-    return max(LEAST_SHARE * step_ns, min(LEAST_NS, SHORT_SHARE * step_ns))
+    """The smallest saving that is reported."""
+    return max(LEAST_SAVING_SHARE * step_ns, min(LEAST_SAVING_NS, SHORT_STEP_SHARE * step_ns))
 
 
 def _budget(worth: Sequence[Finding], facts: Facts) -> dict[str, float]:

@@ -2,14 +2,15 @@
 
 import msgspec
 
+from flopwise.advice import constants
+from flopwise.advice.predicted import peak_bytes
 from flopwise.errors import FlopwiseError
-from flopwise.predict.fit import peak_of
 from flopwise.spec.gpu import Gpu
 from flopwise.spec.model import ModelSpec
 from flopwise.spec.recipe import CHOICES, LEVERS, Recipe, named
 from flopwise.spec.workload import UserStep, Workload, levers, workload
 
-# What is worth a try, in the order of a first guess; a value that never is faster or smaller is not among them.
+# What is worth a try, in the order of a first guess; a value that is never faster or smaller is not listed.
 TRIED: dict[str, tuple[str, ...]] = {
     "precision": ("bf16", "bf16-master", "tf32"),
     "attention": ("sdpa", "sdpa-cudnn", "flash", "sdpa-flash"),
@@ -26,7 +27,7 @@ TRIED: dict[str, tuple[str, ...]] = {
 # What changes results beyond fp32's rounding.
 ROUNDED = {"precision": ("tf32", "bf16", "fp16", "bf16-pure", "bf16-master"), "optimizer": ("flopwise-bf16",)}
 HALF_ONLY = ("sdpa-flash", "sdpa-cudnn")  # backends without kernels for fp32
-# What runs on a GPU alone, or is there only to be compared with: our kernels are written out on the CPU.
+# What runs on a GPU only, or is not worth trying on a CPU: there our kernels fall back to eager PyTorch.
 GPU_ONLY = {
     "graph": ("on",),
     "attention": ("sdpa-cudnn", "flash"),
@@ -35,7 +36,7 @@ GPU_ONLY = {
     "rope": ("triton",),
     "optimizer": ("flopwise", "flopwise-bf16"),
     "precision": ("tf32", "bf16-master"),
-    "overlap": ("on",),  # on a CPU nothing runs beside anything
+    "overlap": ("on",),  # on a CPU nothing overlaps
 }
 # What saves memory, each lever's best; not the compiler and graphs, which are for speed, nor weights in bf16.
 SMALLER = {
@@ -47,7 +48,7 @@ SMALLER = {
     "optimizer": ("flopwise", "flopwise-bf16"),
     "checkpoint": ("1",),
 }
-# A compiler does not look into our kernels: it may do better with what it can fuse itself.
+# A compiler cannot look into our kernels: it may do better with what it can fuse itself.
 FOR_THE_COMPILER = {"norm": "torch", "activation": "torch", "rope": "eager"}
 REDONE_BY = ("compile", "precision", "graph")  # levers after which a move that failed may be worth another try
 
@@ -103,14 +104,13 @@ def _together(current: Workload, lever: str, value: str) -> list[dict[str, str]]
 def seconds_to_try(move: Move) -> float:
     """About how long it takes to measure a move: what is compiled takes several times as long as what is not.
 
-    The H200 took 30 s to compile 12 layers whole, 13 s for one of 8 that all use; torch keeps some of it for the next try.
-
     >>> seconds_to_try(Move(lever="graph", value="on", workload=workload("small", graph="on")))
     6.0
     """
     subject, compile_ = move.workload.subject, move.workload.recipe.compile
-    layers = subject.n_layers if isinstance(subject, ModelSpec) else 12
-    return 6.0 + {"off": 0.0, "blocks": 10.0}.get(compile_, 6.0 + 2.0 * layers)
+    layers = subject.n_layers if isinstance(subject, ModelSpec) else constants.UNKNOWN_LAYERS
+    whole = constants.SECONDS_TO_COMPILE + constants.SECONDS_PER_LAYER * layers
+    return constants.SECONDS_TO_TRY + {"off": 0.0, "blocks": constants.SECONDS_PER_BLOCK}.get(compile_, whole)
 
 
 def _tried(current: Workload, smaller: bool) -> dict[str, tuple[str, ...]]:
@@ -146,9 +146,9 @@ def _checked(changed: Workload) -> Workload:
 
 
 def to_fit(start: Workload, gpu: Gpu | None, room_bytes: float, *, keep_exact: bool = False) -> list[Move]:
-    """Moves after which a step that is too large fits `room_bytes` by the closed form; [] if none are enough.
+    """Moves after which a step that is too large is predicted to fit `room_bytes`; [] if none are enough.
 
-    One after the other, always the one that saves most memory; checkpointing, which costs time, only if it must be.
+    One after the other, always the one that saves most memory; checkpointing, which costs time, only if nothing else helps.
 
     >>> from flopwise.spec.gpu import gpu
     >>> large = workload("large", batch=16, context=1024, attention="naive", norm="eager")
@@ -156,23 +156,22 @@ def to_fit(start: Workload, gpu: Gpu | None, room_bytes: float, *, keep_exact: b
     ['attention = sdpa', 'precision = bf16']
     """
     for smaller in (False, True):
-        current, peak, taken = start, peak_of(start, gpu), list[Move]()
-        while peak > room_bytes:
+        current, peak, taken = start, peak_bytes(start, gpu), list[Move]()
+        while peak is not None and peak > room_bytes:
             allowed = moves(current, keep_exact=keep_exact, smaller=smaller)
             known = [move for move in allowed if move.value in SMALLER.get(move.lever, ())]
-            least = min(((peak_of(move.workload, gpu), n) for n, move in enumerate(known)), default=(peak, 0))
-            if least[0] >= peak:
+            peaks = [peak_bytes(move.workload, gpu) or peak for move in known]
+            if min(peaks, default=peak) >= peak:
                 break
-            peak = least[0]
-            taken.append(known[least[1]])
-            current = taken[-1].workload
+            taken.append(known[peaks.index(min(peaks))])
+            peak, current = min(peaks), taken[-1].workload
         else:
             return taken
     return []
 
 
 def reference_of(start: Workload, *, lighter: bool = False) -> Workload:
-    """The same step by hand and in fp32: what losses and gradients are compared with. A user's step is its own.
+    """The same step in eager fp32: what losses and gradients are compared with. A user's step is its own.
 
     `lighter`: fp32 still, but with what takes little memory: fused attention, and each block's forward pass done twice.
 
@@ -183,5 +182,5 @@ def reference_of(start: Workload, *, lighter: bool = False) -> Workload:
         return start
     if lighter:
         return msgspec.structs.replace(start, recipe=Recipe(checkpoint=int(start.phase != "forward")))
-    by_hand = Recipe(attention="naive", norm="eager", activation="eager")
-    return msgspec.structs.replace(start, recipe=by_hand if start.implementation == "flopwise" else Recipe())
+    eager = Recipe(attention="naive", norm="eager", activation="eager")
+    return msgspec.structs.replace(start, recipe=eager if start.implementation == "flopwise" else Recipe())

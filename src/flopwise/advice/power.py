@@ -2,20 +2,19 @@
 
 Tensor cores draw more than the cap allows, so the driver lowers their clock until the whole step's mean is the cap. Work
 bound by memory draws less and takes as long at a lower clock. With the clock at a share f of what the ceilings were
-measured at, matmuls and attention take a / f and draw `strength` · f² of the cap, the other b draw `OTHERS` of it, and
-the mean is the cap: strength · f · a + OTHERS · b = a / f + b. `strength` is what a measured step says of itself; with
-other a and b, the same equation says how far the clock moves.
+measured at, matmuls and attention take a / f and draw `strength` · f² of the cap, the other b draw `m` of it, and the mean
+is the cap: strength · f · a + m · b = a / f + b. `strength` follows from a measured step; with other a and b, the same
+equation says how far the clock moves. `m` is MEMORY_POWER_SHARE.
 """
 
 import math
 
 import msgspec
 
+from flopwise.advice.constants import LEAST_CAPPED_RATE, MEMORY_POWER_SHARE
 from flopwise.predict.roofline import StepTime
 from flopwise.work.operation import ATTENTION, MATMUL
 
-OTHERS = 0.78  # of the cap; from the 2.7B model's steps on an H200, see benchmarks/results/tune-2026-11.md
-LEAST = 0.4  # of the rate at the ceilings: what is slower is not so for the cap alone
 _CLOCKED = (MATMUL, ATTENTION)
 
 
@@ -23,14 +22,14 @@ def strength(time: StepTime, measured_ns: float) -> float | None:
     """What matmuls would draw at the ceilings' clock, over the cap; None where the cap does not explain the measurement."""
     clocked, others = _parts(time)
     left = measured_ns - others
-    if left <= clocked or clocked <= LEAST * left:
+    if left <= clocked or clocked <= LEAST_CAPPED_RATE * left:
         return None
     f = clocked / left
-    return (1 / f + (1 - OTHERS) * others / clocked) / f
+    return (1 / f + (1 - MEMORY_POWER_SHARE) * others / clocked) / f
 
 
 def slowed(time: StepTime, strength: float | None) -> StepTime:
-    """The step at the clock that the cap leaves it; as it is where there is none.
+    """The step at the clock that the cap leaves it; unchanged where there is none.
 
     >>> time = StepTime(how="", wall_ns=1e8, gpu_ns=1e8, host_ns=0.0, bound="", phases=(), gpu_ns_by_kind={"matmul": 8e7},
     ...     gpu_ns_by_bound={})
@@ -40,7 +39,7 @@ def slowed(time: StepTime, strength: float | None) -> StepTime:
     clocked, others = _parts(time)
     if strength is None or clocked <= 0:
         return time
-    spare = (1 - OTHERS) * others / clocked
+    spare = (1 - MEMORY_POWER_SHARE) * others / clocked
     f = min(1.0, (spare + math.sqrt(spare**2 + 4 * strength)) / (2 * strength))
     more = clocked / f - clocked
     kinds = {kind: ns / f if kind in _CLOCKED else ns for kind, ns in time.gpu_ns_by_kind.items()}

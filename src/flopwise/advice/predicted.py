@@ -1,4 +1,4 @@
-"""What a lever would save, by the model that predicts steps: the workload accounted for with the lever changed.
+"""What a lever would save: the step predicted with the lever changed. All predictions that advice needs are asked for here.
 
 The machine's ceilings are corrected first by what was measured of the step as it is: the host's costs by the time it was
 busy launching, matmuls and attention of the precision used by their time in the trace, all other kernels by the rest.
@@ -14,29 +14,26 @@ from typing import Any
 import msgspec
 
 from flopwise import units
-from flopwise.advice import measured, power
+from flopwise.advice import power
+from flopwise.advice.constants import GPU_BOUND, HOST_BOUND, HOST_MATTERS, LAUNCH_QUEUE, WIDEST_CORRECTION
 from flopwise.advice.facts import Facts
 from flopwise.analysis.clocks import held_clock
 from flopwise.analysis.idle import BETWEEN
 from flopwise.errors import FlopwiseError
+from flopwise.predict import fit
 from flopwise.predict.account import step_time
-from flopwise.predict.fit import peak_of
-from flopwise.predict.roofline import StepTime
+from flopwise.predict.dry_step import needs_dry_run
+from flopwise.predict.roofline import StepTime, matmul_shape, op_time
 from flopwise.predict.shapes.step import StepCost, account_step
 from flopwise.records.ceilings import Ceilings, Curve, HostCost, Matmul, Tile
 from flopwise.records.run import PhaseTimes
 from flopwise.records.waterfall import Waterfall
+from flopwise.spec.gpu import Gpu
 from flopwise.spec.gpu import gpu as gpu_named
 from flopwise.spec.model import ModelSpec
 from flopwise.spec.recipe import recipe_from
 from flopwise.spec.workload import Workload
 from flopwise.work.operation import ATTENTION, MATMUL
-
-_WIDEST = 3.0  # a correction beyond this, up or down, is of another step, or of a clock that measured something else
-_HOST_BUSY = 0.75  # of the GPU's time: where the host is so busy, the step may wait for it, whatever the clock does
-_GPU_BOUND = 0.95  # of the step the GPU is at work: the host's clock then holds its waiting for a full queue
-_QUEUE = 1000  # kernels, about: a host that is so far ahead of the GPU has to wait
-_HOST_BOUND = 0.9  # of the step the host launches: it did not wait, whatever the GPU does
 
 
 class Corrections(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,26 +44,14 @@ class Corrections(msgspec.Struct, frozen=True, kw_only=True):
     attention: float = 1.0
     rest: float = 1.0
 
-
-class Predicted(msgspec.Struct, frozen=True, kw_only=True):
-    """A step as it is and as it would be, both by the corrected model; `saving_ns` is of the measured step."""
-
-    now: StepTime
-    then: StepTime
-    corrections: Corrections
-    saving_ns: float
-    gpu_saving_ns: float  # less work for the GPU, whether the step gets shorter by it or not
-    arithmetic: str
+    def describe(self) -> str:
+        """As it stands in a finding's arithmetic."""
+        host = ", ".join(f"{phase} × {factor:.2f}" for phase, factor in self.host.items()) or "× 1.00"
+        return f"host {host}, matmul × {self.matmul:.2f}, attention × {self.attention:.2f}, rest × {self.rest:.2f}"
 
 
-def predicted_saving(facts: Facts, levers: Mapping[str, str]) -> tuple[float, str] | None:
-    """The saving of changed levers and how it was reckoned; None where the workload or the machine is not known."""
-    found = predicted_step(facts, levers)
-    return (found.saving_ns, found.arithmetic) if found is not None else None
-
-
-class Standing(msgspec.Struct, frozen=True, kw_only=True):
-    """A step as it is: what is the same whichever lever is thought of."""
+class Baseline(msgspec.Struct, frozen=True, kw_only=True):
+    """A step as it is, by the corrected model: the same whichever lever is considered."""
 
     workload: Workload
     gpu: str
@@ -74,105 +59,83 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     limits: Ceilings  # corrected
     now: StepTime
     scale: float  # measured over `now`
-    strength: float | None = None  # where the power cap slows the step, see `power`
+    power: float | None = None  # where the power cap slows the step: see `power`
+
+    def time_of(self, workload: Workload) -> StepTime:
+        """Another workload's step on the same machine."""
+        cost = _cost(msgspec.json.encode(workload), self.gpu)
+        return power.slowed(step_time(workload, cost, self.limits), self.power)
+
+    def with_layers(self, n_layers: int) -> "Baseline":
+        """The same step of a model with so many layers."""
+        subject = self.workload.subject
+        assert isinstance(subject, ModelSpec)
+        other = msgspec.structs.replace(self.workload, subject=msgspec.structs.replace(subject, n_layers=n_layers))
+        return msgspec.structs.replace(self, workload=other, now=self.time_of(other))
 
 
-_last: tuple[Facts, Standing | None] | None = None  # facts hold tables, so that no cache can take them for a key
+class PredictedChange(msgspec.Struct, frozen=True, kw_only=True):
+    """A step as it is and with a change, both by the corrected model; `saving_ns` is of the measured step."""
+
+    now: StepTime
+    then: StepTime
+    saving_ns: float
+    gpu_saving_ns: float  # less work for the GPU, whether or not the step gets shorter by it
+    arithmetic: str
 
 
-def standing(facts: Facts) -> Standing | None:
-    """None where the workload is not known, or no ceilings are. Rules ask for that of the same facts again and again."""
-    global _last
-    if _last is None or _last[0] is not facts:
-        _last = (facts, _standing(facts))
-    return _last[1]
-
-
-def _standing(facts: Facts) -> Standing | None:
-    workload, gpu = measured.workload_of(facts), measured.gpu_of(facts)
-    if workload is None or facts.ceilings is None or measured.model_of(facts) is None:
+@lru_cache(maxsize=4)  # every rule asks for that of the same facts
+def baseline(facts: Facts) -> Baseline | None:
+    """None where the workload is unknown, or the machine's ceilings are."""
+    work = facts.workload
+    if work is None or facts.ceilings is None or facts.model is None:
         return None
-    name = gpu.name if gpu is not None else ""
+    name = facts.gpu.name if facts.gpu is not None else ""
     try:
-        cost = _cost(_key(workload), name)
+        cost = _cost(msgspec.json.encode(work), name)
     except FlopwiseError:
         return None
-    plain, known = step_time(workload, cost, facts.ceilings), measured.untraced_ns(facts)
+    plain, measured_ns = step_time(work, cost, facts.ceilings), facts.untraced_ns
     capped = _is_capped(facts, plain)
-    corrections = _corrections(facts, workload, plain, capped)
-    limits = corrected(facts.ceilings, corrections, _precision(workload))
-    limits = msgspec.structs.replace(limits, pause_ns=_pause_ns(facts, workload, plain))
-    now = step_time(workload, cost, limits)
-    strength = power.strength(now, known) if known and capped else None
-    now = power.slowed(now, strength)
-    scale = _within(known / now.wall_ns) if known else 1.0
-    return Standing(
-        workload=workload, gpu=name, corrections=corrections, limits=limits, now=now, scale=scale, strength=strength
-    )
+    corrections = _corrections(facts, work, plain, capped)
+    limits = corrected(facts.ceilings, corrections, work.recipe.compute)
+    limits = msgspec.structs.replace(limits, pause_ns=_pause_ns(facts, work, plain))
+    now = step_time(work, cost, limits)
+    draw = power.strength(now, measured_ns) if measured_ns and capped else None
+    now = power.slowed(now, draw)
+    scale = _bounded(measured_ns / now.wall_ns) if measured_ns else 1.0
+    return Baseline(workload=work, gpu=name, corrections=corrections, limits=limits, now=now, scale=scale, power=draw)
 
 
-def _pause_ns(facts: Facts, workload: Workload, plain: StepTime) -> float:
-    """What lay before a kernel that was queued, by the step's trace; without one, or of a graph, what is known of the machine."""
-    known = facts.ceilings.pause_ns if facts.ceilings is not None else 0.0
-    if facts.explanation is None or facts.waterfall is None or workload.recipe.graph == "on":
-        return known
-    return pause_ns(facts.waterfall, plain)
+def predicted_change(
+    facts: Facts, levers: Mapping[str, str], start: Baseline | None = None, **fields: Any
+) -> PredictedChange | None:
+    """The step with levers changed, and with `fields` of the workload (`batch=8`) changed.
 
-
-def pause_ns(waterfall: Waterfall, step: StepTime) -> float:
-    """How long the GPU paused before a kernel that was queued, in a step of so many kernels."""
-    return sum(part.by_class.get(BETWEEN, 0.0) for part in waterfall.parts) / max(1, _kernels(step))
-
-
-def _kernels(step: StepTime) -> int:
-    return sum(phase.kernels for phase in step.phases)
-
-
-def with_layers(here: Standing, n_layers: int) -> Standing | None:
-    """The same step of a model with so many layers, on the machine as it was measured; None where that is not known."""
-    subject = here.workload.subject
-    if not isinstance(subject, ModelSpec):
-        return None
-    workload = msgspec.structs.replace(here.workload, subject=msgspec.structs.replace(subject, n_layers=n_layers))
-    now = power.slowed(step_time(workload, _cost(_key(workload), here.gpu), here.limits), here.strength)
-    return msgspec.structs.replace(here, workload=workload, now=now)
-
-
-def predicted_step(
-    facts: Facts, levers: Mapping[str, str], here: Standing | None = None, **fields: Any
-) -> Predicted | None:
-    """The step with levers changed, and with `fields` of the workload (`batch=8`, `subject=…`) changed.
-
-    None where the workload is not known, no ceilings are, or the levers do not go together. `here`: what `standing` said.
+    None where the workload or the machine is unknown, or the levers do not go together. `start`: instead of `baseline`.
     """
-    here = here or standing(facts)
-    if here is None or facts.ceilings is None:
+    start = start or baseline(facts)
+    if start is None or facts.ceilings is None:
         return None
     try:
-        other = changed(here.workload, levers, **fields)
-        cost = _cost(_key(other), here.gpu)
+        other = changed(start.workload, levers, **fields)
+        then = start.time_of(other)
     except FlopwiseError:
         return None
-    corrections, now, scale = here.corrections, here.now, here.scale
-    then = power.slowed(step_time(other, cost, here.limits), here.strength)
-    # A step that may wait for its host says nothing of the time it takes without one.
-    freed = other.recipe.graph == "on" != here.workload.recipe.graph and now.host_ns > _HOST_BUSY * now.gpu_ns
-    saving = now.wall_ns * scale - then.wall_ns * (1.0 if freed else scale)
-    what = ", ".join(f"{k} = {v}" for k, v in levers.items()) or ", ".join(f"{k} = {v}" for k, v in fields.items())
-    arithmetic = (
-        f"model of the step: {_told(now)} now, {_told(then)} with {what}: "
-        f"{_minus(now, then, scale, freed)} = {units.duration(saving)} "
-        f"(ceilings {facts.ceilings.how}; corrected by what was measured: host {_by_phase(corrections.host)}, "
-        f"matmul × {corrections.matmul:.2f}, attention × {corrections.attention:.2f}, rest × {corrections.rest:.2f}"
-        f"{', matmul and attention slower by what the power cap takes' if here.strength else ''})"
-    )
-    return Predicted(
+    now, scale = start.now, start.scale
+    # A step that may wait for its host says nothing about the time it takes without one.
+    unbound = other.recipe.graph == "on" != start.workload.recipe.graph and now.host_ns > HOST_MATTERS * now.gpu_ns
+    saving_ns = now.wall_ns * scale - then.wall_ns * (1.0 if unbound else scale)
+    what = ", ".join(f"{name} = {value}" for name, value in (levers or fields).items())
+    capped = ", matmul and attention slowed by the power cap" if start.power else ""
+    return PredictedChange(
         now=now,
         then=then,
-        corrections=corrections,
-        saving_ns=saving,
+        saving_ns=saving_ns,
         gpu_saving_ns=(now.gpu_ns - then.gpu_ns) * scale,
-        arithmetic=arithmetic,
+        arithmetic=f"model of the step: {_describe(now)} now, {_describe(then)} with {what}: "
+        f"{_difference(now, then, scale, unbound)} = {units.duration(saving_ns)} "
+        f"(ceilings {facts.ceilings.how}; corrected by what was measured: {start.corrections.describe()}{capped})",
     )
 
 
@@ -182,16 +145,57 @@ def changed(workload: Workload, levers: Mapping[str, str], **fields: Any) -> Wor
     return msgspec.structs.replace(workload, recipe=recipe, **fields)
 
 
-def saved_bytes(facts: Facts, levers: Mapping[str, str]) -> int:
-    """What levers take off the peak by the closed form, at least 0; 0 where the workload is not known."""
-    workload = measured.workload_of(facts)
-    if workload is None or measured.model_of(facts) is None:
-        return 0
-    gpu = measured.gpu_of(facts)
+def peak_bytes(workload: Workload, gpu: Gpu | None) -> int | None:
+    """The predicted peak of a step; None for code that is not flopwise's own, or a model too deep to account for."""
     try:
-        return max(0, peak_of(workload, gpu) - peak_of(changed(workload, levers), gpu))
+        return None if needs_dry_run(workload) else fit.peak_of(workload, gpu)
+    except FlopwiseError:
+        return None
+
+
+def saved_bytes(facts: Facts, levers: Mapping[str, str]) -> int:
+    """What levers take off the predicted peak; 0 where it cannot be predicted."""
+    if facts.workload is None:
+        return 0
+    try:
+        now, then = (peak_bytes(work, facts.gpu) for work in (facts.workload, changed(facts.workload, levers)))
+    except FlopwiseError:  # the levers do not go together
+        return 0
+    return max(0, now - then) if now is not None and then is not None else 0
+
+
+def largest_batch(facts: Facts) -> int:
+    """The largest batch that is predicted to fit; 0 where it cannot be predicted."""
+    if facts.workload is None or facts.gpu is None or facts.gpu.memory_bytes is None or facts.model is None:
+        return 0
+    try:
+        return fit.largest_batch(facts.workload, facts.gpu.memory_bytes, facts.gpu)
     except FlopwiseError:
         return 0
+
+
+def products_ns(facts: Facts, sides: set[int]) -> float:
+    """The predicted time of the products that have one of these sizes among their sides."""
+    if facts.workload is None or facts.ceilings is None:
+        return 0.0
+    ops = [op for op in account_step(facts.workload, facts.gpu).ops if op.kind == MATMUL]
+    return sum(op_time(op, facts.ceilings).ns for op in ops if sides & set(matmul_shape(op)[1:]))
+
+
+def pause_ns(waterfall: Waterfall, step: StepTime) -> float:
+    """How long the GPU paused before each kernel that was queued, in a step of so many kernels."""
+    return sum(part.by_class.get(BETWEEN, 0.0) for part in waterfall.parts) / max(1, _kernels(step))
+
+
+def _pause_ns(facts: Facts, workload: Workload, plain: StepTime) -> float:
+    """By the step's trace; without one, or of a graph, what is known of the machine."""
+    if facts.explanation is None or facts.waterfall is None or workload.recipe.graph == "on":
+        return facts.ceilings.pause_ns if facts.ceilings is not None else 0.0
+    return pause_ns(facts.waterfall, plain)
+
+
+def _kernels(step: StepTime) -> int:
+    return sum(phase.kernels for phase in step.phases)
 
 
 def corrected(ceilings: Ceilings, by: Corrections, precision: str) -> Ceilings:
@@ -200,13 +204,13 @@ def corrected(ceilings: Ceilings, by: Corrections, precision: str) -> Ceilings:
     def attention(curves: Mapping[str, Curve]) -> dict[str, Curve]:
         return {k: _slower(c, by.attention) if k.startswith(precision) else c for k, c in curves.items()}
 
+    def matmul(key: str, limits: Matmul) -> Matmul:
+        return _slower_matmul(limits, by.matmul) if key.partition(",")[0] == precision else limits
+
     phases = dict.fromkeys((*ceilings.host, *by.host))
     return msgspec.structs.replace(
         ceilings,
-        matmul={
-            k: _slower_matmul(m, by.matmul) if k.partition(",")[0] == precision else m
-            for k, m in ceilings.matmul.items()
-        },
+        matmul={key: matmul(key, limits) for key, limits in ceilings.matmul.items()},
         memory={k: _slower(curve, by.rest) for k, curve in ceilings.memory.items()},
         attention=attention(ceilings.attention),
         attention_backward=attention(ceilings.attention_backward),
@@ -231,40 +235,38 @@ def _slower_matmul(limits: Matmul, factor: float) -> Matmul:
 
 
 def _slower_host(cost: HostCost, factor: float) -> HostCost:
-    known = {name: ns for name, ns in msgspec.structs.asdict(cost).items() if ns is not None}
-    return HostCost(**{name: ns * factor for name, ns in known.items()})
+    return HostCost(**{name: ns * factor for name, ns in msgspec.structs.asdict(cost).items() if ns is not None})
 
 
 def _corrections(facts: Facts, workload: Workload, plain: StepTime, capped: bool) -> Corrections:
-    gpu, host = measured.gpu_ns(facts), {} if capped else _host(facts, workload, plain)
-    if not gpu or not plain.gpu_ns:
+    gpu_ns, host = facts.gpu_ns, {} if capped else _host(facts, workload, plain)
+    if not gpu_ns or not plain.gpu_ns:
         return Corrections(host=host)
-    e, by_kind = facts.explanation, plain.gpu_ns_by_kind
-    if e is None and capped:
-        return Corrections()
-    if e is None:  # its clock holds the pauses
-        pauses_ns = (
-            facts.ceilings.pause_ns * _kernels(plain) if facts.ceilings and workload.recipe.graph != "on" else 0.0
-        )
-        every = _within((gpu - pauses_ns) / plain.gpu_ns)
+    if facts.explanation is None:
+        if capped:
+            return Corrections()
+        pause = facts.ceilings.pause_ns if facts.ceilings is not None and workload.recipe.graph != "on" else 0.0
+        every = _bounded((gpu_ns - pause * _kernels(plain)) / plain.gpu_ns)  # the GPU's clock includes the pauses
         return Corrections(host=host, matmul=every, attention=every, rest=every)
-    taken = {share.name: share.gpu_ns for share in e.classes}
-
-    def one(kind: str) -> float:
-        return _within(taken[kind] / by_kind[kind]) if taken.get(kind) and by_kind.get(kind) else 1.0
-
-    def others(times: Mapping[str, float]) -> float:
-        return sum(ns for kind, ns in times.items() if kind not in (MATMUL, ATTENTION))
-
-    rest = _within(others(taken) / others(by_kind)) if others(taken) and others(by_kind) else 1.0
-    if capped:  # what it takes from matmuls and attention depends on the rest
+    taken = {share.name: share.gpu_ns for share in facts.explanation.classes}
+    matmul, attention, rest = (
+        _bounded(measured / predicted) if measured and predicted else 1.0
+        for measured, predicted in zip(_by_group(taken), _by_group(plain.gpu_ns_by_kind), strict=True)
+    )
+    if capped:  # what the cap takes from matmuls and attention depends on the rest
         return Corrections(rest=rest)
-    return Corrections(host=host, matmul=one(MATMUL), attention=one(ATTENTION), rest=rest)
+    return Corrections(host=host, matmul=matmul, attention=attention, rest=rest)
+
+
+def _by_group(times: Mapping[str, float]) -> tuple[float, float, float]:
+    """Matmuls, attention, and everything else."""
+    rest = sum(ns for kind, ns in times.items() if kind not in (MATMUL, ATTENTION))
+    return times.get(MATMUL, 0.0), times.get(ATTENTION, 0.0), rest
 
 
 def _is_capped(facts: Facts, plain: StepTime) -> bool:
-    """Whether the power cap slows the step. The host's clock then holds its waiting for the GPU."""
-    by_gpu = plain.host_ns < _HOST_BUSY * plain.gpu_ns
+    """Whether the power cap slows the step. The host's clock then includes its waiting for the GPU."""
+    by_gpu = plain.host_ns < HOST_MATTERS * plain.gpu_ns
     return by_gpu and facts.point is not None and held_clock(facts.point.telemetry) is not None
 
 
@@ -272,60 +274,46 @@ def _host(facts: Facts, workload: Workload, plain: StepTime) -> dict[str, float]
     """By phase, where phases were timed one by one, else of the whole step alike."""
     if facts.point is None or workload.recipe.graph == "on":
         return {}
-    phases = [phase.phase for phase in plain.phases]
-    timed = {phase: facts.point.times(phase.phase) for phase in plain.phases}
-    if all(times is None for times in timed.values()):
-        whole = _dictated(facts.point.times(), plain.host_ns, plain.gpu_ns, _kernels(plain))
-        found = dict.fromkeys(phases, whole) if whole else {}
+    timed = {phase.phase: facts.point.times(phase.phase) for phase in plain.phases}
+    if any(timed.values()):
+        factors = {p.phase: _host_factor(timed[p.phase], p.host_ns, p.gpu_ns, p.kernels) for p in plain.phases}
     else:
-        each = {
-            phase.phase: _dictated(times, phase.host_ns, phase.gpu_ns, phase.kernels) for phase, times in timed.items()
-        }
-        found = {phase: factor for phase, factor in each.items() if factor}
-    if phases == ["forward"] and "forward" in found:
+        factors = dict.fromkeys(timed, _host_factor(facts.times, plain.host_ns, plain.gpu_ns, _kernels(plain)))
+    found = {phase: factor for phase, factor in factors.items() if factor}
+    if list(timed) == ["forward"] and "forward" in found:
         found["inference"] = found["forward"]
     return found
 
 
-def _dictated(times: PhaseTimes | None, host_ns: float, gpu_ns: float, kernels: int) -> float | None:
-    """The host's time over what was predicted; None where the GPU dictated: the host then waits for the queue, its clock too."""
+def _host_factor(times: PhaseTimes | None, host_ns: float, gpu_ns: float, kernels: int) -> float | None:
+    """The host's time over what was predicted; None where the host waited for the GPU, and its clock with it."""
     if times is None or not times.launch_ns or not times.wall_ns or not host_ns:
         return None
     launching, wall = median(times.launch_ns), median(times.wall_ns)
     held = [ns for ns, was_held in zip(times.gpu_ns, times.gpu_held, strict=False) if was_held]
     busy = median(held) if held else gpu_ns
-    if busy >= _GPU_BOUND * wall or (kernels > _QUEUE and launching < _HOST_BOUND * wall):
+    if busy >= GPU_BOUND * wall or (kernels > LAUNCH_QUEUE and launching < HOST_BOUND * wall):
         return None
-    return _within(launching / host_ns)
+    return _bounded(launching / host_ns)
 
 
-def _by_phase(factors: Mapping[str, float]) -> str:
-    return ", ".join(f"{phase} × {factor:.2f}" for phase, factor in factors.items()) or "× 1.00"
+def _bounded(factor: float) -> float:
+    return min(WIDEST_CORRECTION, max(1 / WIDEST_CORRECTION, factor))
 
 
-def _within(factor: float) -> float:
-    return min(_WIDEST, max(1 / _WIDEST, factor))
-
-
-def _precision(workload: Workload) -> str:
-    return workload.recipe.compute
-
-
-def _told(time: StepTime) -> str:
+def _describe(time: StepTime) -> str:
     return f"{units.duration(time.wall_ns)} (GPU {units.duration(time.gpu_ns)}, host {units.duration(time.host_ns)})"
 
 
-def _minus(now: StepTime, then: StepTime, scale: float, freed: bool) -> str:
+def _difference(now: StepTime, then: StepTime, scale: float, unbound: bool) -> str:
     before, after = units.duration(now.wall_ns), units.duration(then.wall_ns)
     if abs(scale - 1) < 0.005:
         return f"{before} − {after}"
     return (
-        f"{before} × {scale:.2f} as measured − {after}" if freed else f"{before} − {after}, × {scale:.2f} as measured,"
+        f"{before} × {scale:.2f} as measured − {after}"
+        if unbound
+        else f"{before} − {after}, × {scale:.2f} as measured,"
     )
-
-
-def _key(workload: Workload) -> bytes:
-    return msgspec.json.encode(workload)
 
 
 @lru_cache(maxsize=64)

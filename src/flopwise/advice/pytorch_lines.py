@@ -1,4 +1,4 @@
-"""A recipe as lines of PyTorch, for who has a training loop of their own."""
+"""A recipe as lines of PyTorch, for your own training loop."""
 
 from flopwise.spec.recipe import Recipe
 
@@ -68,7 +68,7 @@ LINES = {
 
 
 def lines_by_lever(recipe: Recipe, since: Recipe | None = None) -> dict[str, str]:
-    """The line for each lever that a recipe has otherwise than another (by default: the plainest).
+    """The line for each lever in which a recipe differs from another (by default: the plainest).
 
     >>> lines_by_lever(Recipe(optimizer="fused"))
     {'optimizer': 'optimizer = torch.optim.AdamW(model.parameters(), fused=True)'}

@@ -1,87 +1,113 @@
-"""How a saving is reckoned: by the model of the step where the workload is known, else from the trace alone."""
+"""What a fix saves: by the model of the step where the workload is known, else from the trace alone."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
 from flopwise import units
-from flopwise.advice import measured
+from flopwise.advice.constants import HOST_BOUND_SHARE
 from flopwise.advice.facts import Facts
-from flopwise.advice.predicted import predicted_step
+from flopwise.advice.predicted import predicted_change
 from flopwise.analysis.idle import LATE_LAUNCH
 from flopwise.records.ceilings import MEASURED
-from flopwise.records.finding import HIGH, LOW, MEDIUM, Finding
-
-HOST_DICTATES = 0.5  # of the step idle by late launches: what the GPU then does faster, it waits longer
+from flopwise.records.finding import HIGH, MEDIUM, Finding
 
 
 class Saving(msgspec.Struct, frozen=True, kw_only=True):
     """What a change saves."""
 
     alone_ns: float  # of the step, if nothing else is changed
-    freed_ns: float  # of the GPU's time, whether the host lets the step become shorter by it or not
+    freed_ns: float  # of the GPU's time, whether or not the host lets the step get shorter by it
     arithmetic: str
     confidence: str = MEDIUM
 
 
-def reckoned(
-    facts: Facts, levers: Mapping[str, str], freed_ns: float, arithmetic: str, confidence: str = LOW
-) -> Saving:
-    """By the model with `levers` changed; where it cannot tell, `freed_ns` of GPU time by `arithmetic` from the trace."""
-    model = predicted_step(facts, levers) if levers else None
-    if model is None:
-        return freed(facts, freed_ns, arithmetic, confidence)
-    sure = (
-        HIGH
-        if measured.untraced_ns(facts) and facts.ceilings is not None and facts.ceilings.how == MEASURED
-        else MEDIUM
-    )
-    return Saving(
-        alone_ns=model.saving_ns,
-        freed_ns=max(model.saving_ns, model.gpu_saving_ns),
-        arithmetic=model.arithmetic,
-        confidence=sure,
-    )
+def idle_saved(ns: float, arithmetic: str, confidence: str) -> Saving:
+    """Time in which the GPU was idle: the step gets shorter by all of it."""
+    return Saving(alone_ns=ns, freed_ns=ns, arithmetic=arithmetic, confidence=confidence)
 
 
-def freed(facts: Facts, freed_ns: float, arithmetic: str, confidence: str = MEDIUM) -> Saving:
-    """GPU time that is no longer spent. Of it the step keeps what the host does not need anyhow: down to the time that the
-    host is busy, where that was measured; else the less, the more of the step the GPU waits for launches."""
-    step, host = measured.step_ns(facts), measured.launch_ns(facts)
-    if host is not None and (untraced := measured.untraced_ns(facts)):
-        alone, why = (
-            min(freed_ns, max(0.0, untraced - host)),
-            f"the host is busy for {units.duration(host)} of the step",
-        )
+def memory_saved(arithmetic: str, confidence: str = MEDIUM) -> Saving:
+    """Memory alone, no time."""
+    return Saving(alone_ns=0.0, freed_ns=0.0, arithmetic=arithmetic, confidence=confidence)
+
+
+def gpu_time_saved(facts: Facts, freed_ns: float, arithmetic: str, confidence: str = MEDIUM) -> Saving:
+    """GPU time no longer spent. The step keeps what the host does not need anyway: down to the host's busy time where that
+    was measured; else the less, the more of the step the GPU waits for launches."""
+    step, host = facts.step_ns, facts.launch_ns
+    if host is not None and (untraced := facts.untraced_ns):
+        alone = min(freed_ns, max(0.0, untraced - host))
+        why = f"the host is busy for {units.duration(host)} of the step"
     else:
-        late = measured.idle_ns(facts, LATE_LAUNCH) / step if step else 0.0
-        alone, why = freed_ns * max(0.0, 1 - late / HOST_DICTATES), f"the GPU waits for launches {late:.0%} of the step"
-    said = arithmetic if alone > 0.95 * freed_ns else f"{arithmetic}; by itself {units.duration(alone)}: {why}"
-    return Saving(alone_ns=alone, freed_ns=freed_ns, arithmetic=said, confidence=confidence)
+        late = facts.idle_ns(LATE_LAUNCH) / step if step else 0.0
+        alone = freed_ns * max(0.0, 1 - late / HOST_BOUND_SHARE)
+        why = f"the GPU waits for launches {late:.0%} of the step"
+    limited = f"{arithmetic}; by itself {units.duration(alone)}: {why}"
+    nearly_all = alone > 0.95 * freed_ns
+    return Saving(
+        alone_ns=alone, freed_ns=freed_ns, arithmetic=arithmetic if nearly_all else limited, confidence=confidence
+    )
+
+
+def predicted_or(facts: Facts, levers: Mapping[str, str], otherwise: Saving) -> Saving:
+    """By the model with `levers` changed; where it cannot say, `otherwise`, from the trace."""
+    change = predicted_change(facts, levers)
+    if change is None:
+        return otherwise
+    measured = facts.untraced_ns and facts.ceilings is not None and facts.ceilings.how == MEASURED
+    return Saving(
+        alone_ns=change.saving_ns,
+        freed_ns=max(change.saving_ns, change.gpu_saving_ns),
+        arithmetic=change.arithmetic,
+        confidence=HIGH if measured else MEDIUM,
+    )
+
+
+class Rule(msgspec.Struct, frozen=True):
+    """What every finding of a rule has in common."""
+
+    module: str  # `__name__`; its last word is the findings' key
+    parts: tuple[
+        str, ...
+    ] = ()  # of the waterfall, from which the saving comes: as much of the first as it holds, then the next
+    levers: dict[str, str] = {}
+    code: str = ""
+
+    def finding(
+        self,
+        facts: Facts,
+        title: str,
+        saving: Saving,
+        evidence: Iterable[str] = (),
+        saving_bytes: int = 0,
+        **values: float,
+    ) -> Finding:
+        """What the rule reports; `values` are the numbers of its title."""
+        return Finding(
+            rule=self.module.rpartition(".")[2],
+            title=title,
+            values=values,
+            saving_ns=max(0.0, saving.alone_ns),
+            saving_bytes=saving_bytes,
+            arithmetic=saving.arithmetic,
+            evidence=tuple(evidence),
+            levers=self.levers,
+            code=self.code,
+            confidence=saving.confidence,
+            draws_on=draws(facts, saving.freed_ns, *self.parts),
+        )
 
 
 def draws(facts: Facts, ns: float, *parts: str) -> dict[str, float]:
-    """From which parts of the waterfall a saving comes: of the first as much as it holds, then of the next.
+    """From which parts of the waterfall a saving comes; without a waterfall all of it comes from the first.
 
-    Without a waterfall all of it comes from the first. What no part holds stays undrawn, and is not counted."""
-    if facts.waterfall is None:
-        return {parts[0]: max(0.0, ns)}
+    What no part holds is not counted."""
+    if facts.waterfall is None or not parts:
+        return dict.fromkeys(parts[:1], max(0.0, ns))
     found, left = dict[str, float](), max(0.0, ns)
     for part in parts:
         taken = min(left, max(0.0, facts.waterfall.ns(part)))
         if taken > 0:
             found[part], left = taken, left - taken
     return found
-
-
-def finding(facts: Facts, rule: str, title: str, saving: Saving, parts: tuple[str, ...], **more: Any) -> Finding:
-    """What a rule says, with its saving and the parts that this comes from; `rule` is the module's `__name__`."""
-    return Finding(
-        rule=rule.rpartition(".")[2],
-        title=title,
-        saving_ns=max(0.0, saving.alone_ns),
-        arithmetic=saving.arithmetic,
-        draws_on=draws(facts, saving.freed_ns, *parts),
-        **({"confidence": saving.confidence} | more),
-    )

@@ -154,6 +154,6 @@ def _verdict(log: _Ratio, threshold: float, negligible: float) -> tuple[str, str
         moved = units.percent(math.expm1(log.drift))
         return (
             INCONCLUSIVE,
-            f"the level moved by {moved} within the runs, the difference is {shown}: let them take turns",
+            f"the level moved by {moved} within the runs, the difference is {shown}: run them interleaved",
         )
     return INCONCLUSIVE, f"the spread allows for more than {units.percent(threshold)} either way: take more samples"

@@ -1,18 +1,18 @@
 """Which points of two runs belong together, and how one compares with the other."""
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 
 import msgspec
 
 from flopwise.analysis.comparison import compare_samples
-from flopwise.errors import FlopwiseError
 from flopwise.records.comparison import INCONCLUSIVE, NO_DIFFERENCE, Comparison
 from flopwise.records.run import OK, STEP, Point
+from flopwise.spec import fields
 from flopwise.spec.recipe import Recipe
 
-CLOCKS = ("wall", "launch", "gpu")
-
+CLOCKS = ("wall", "gpu", "launch")
+Points = dict[int, Point]  # by their place in the run
 Matched = tuple[list[tuple[Point, Point]], list[Point], list[Point]]
 
 
@@ -21,26 +21,43 @@ def match(points_a: Sequence[Point], points_b: Sequence[Point]) -> Matched:
 
     Rules, each for what the earlier ones left: the same trial; the only point of each run; the same workload but for
     its recipe; the same label (on the same device, then on any), whatever the sampling; and if nothing matched so far,
-    the only usable point of each run. But for the first, a rule pairs only what is unique in its run: a guess between
-    two would compare what nobody asked for. Pairs follow A's order.
+    the only usable point of each run. A rule pairs only what is unique in its run: a guess between two would compare what
+    nobody asked for. (A trial measured twice is paired in the order measured.) Pairs follow A's order.
     """
-    rest_a, rest_b = list(points_a), list(points_b)
-    pairs = _pair_same_trial(rest_a, rest_b)
+    runs = dict(enumerate(points_a)), dict(enumerate(points_b))
+    left_a, left_b = runs[0].copy(), runs[1].copy()
+    pairs: dict[int, tuple[Point, Point]] = {}
+
+    def pair(among: tuple[Points, Points], identity: Callable[[Point], Hashable]) -> None:
+        unique_a, unique_b = (_unique(points, identity) for points in among)
+        for key in unique_a.keys() & unique_b.keys():
+            i, j = unique_a[key], unique_b[key]
+            if i in left_a and j in left_b:
+                pairs[i] = left_a.pop(i), left_b.pop(j)
+
+    for i, point in runs[0].items():
+        same = next((j for j, other in left_b.items() if other.trial == point.trial), None)
+        if same is not None:
+            pairs[i] = left_a.pop(i), left_b.pop(same)
     if len(points_a) == len(points_b) == 1:
-        pairs += _pair_unique(rest_a, rest_b, rest_a, rest_b, lambda point: "the only one")
-    pairs += _pair_unique(rest_a, rest_b, points_a, points_b, _workload_but_recipe)
-    pairs += _pair_unique(rest_a, rest_b, rest_a, rest_b, lambda p: (p.trial.workload.label(), p.trial.device))
-    pairs += _pair_unique(rest_a, rest_b, rest_a, rest_b, lambda p: p.trial.workload.label())
+        pair((left_a, left_b), lambda point: "the only one")
+    pair(runs, _workload_but_recipe)
+    pair((left_a, left_b), lambda point: (point.trial.workload.label(), point.trial.device))
+    pair((left_a, left_b), lambda point: point.trial.workload.label())
     if not pairs:
-        usable_a, usable_b = [p for p in rest_a if _usable(p)], [p for p in rest_b if _usable(p)]
-        pairs += _pair_unique(rest_a, rest_b, usable_a, usable_b, lambda point: "the only one")
-    order = {id(point): i for i, point in enumerate(points_a)}
-    return sorted(pairs, key=lambda pair: order[id(pair[0])]), rest_a, rest_b
+        pair((_usable(left_a), _usable(left_b)), lambda point: "the only one")
+    return [pairs[i] for i in sorted(pairs)], list(left_a.values()), list(left_b.values())
 
 
-def _usable(point: Point) -> bool:
-    times = point.times()
-    return point.status == OK and times is not None and bool(times.wall_ns)
+def _unique(points: Points, identity: Callable[[Point], Hashable]) -> dict[Hashable, int]:
+    """The places of those whose identity no other has."""
+    keys = {i: identity(point) for i, point in points.items()}
+    times = Counter(keys.values())
+    return {key: i for i, key in keys.items() if times[key] == 1}
+
+
+def _usable(points: Points) -> Points:
+    return {i: p for i, p in points.items() if p.status == OK and (times := p.times()) and times.wall_ns}
 
 
 def _workload_but_recipe(point: Point) -> bytes:
@@ -48,65 +65,14 @@ def _workload_but_recipe(point: Point) -> bytes:
     return msgspec.json.encode(plain, order="deterministic")
 
 
-def _pair_same_trial(rest_a: list[Point], rest_b: list[Point]) -> list[tuple[Point, Point]]:
-    """A trial measured twice in each run is paired in the order measured."""
-    waiting: dict[str, list[Point]] = defaultdict(list)
-    for point in rest_b:
-        waiting[point.trial.key()].append(point)
-    same = [(point, queue.pop(0)) for point in rest_a if (queue := waiting[point.trial.key()])]
-    _take(rest_a, rest_b, same)
-    return same
-
-
-def _pair_unique(
-    rest_a: list[Point],
-    rest_b: list[Point],
-    among_a: Sequence[Point],
-    among_b: Sequence[Point],
-    identity: Callable[[Point], Hashable],
-) -> list[tuple[Point, Point]]:
-    """Pair points left in both that share an identity which no other among theirs has."""
-    unique_a, unique_b = _unique(among_a, identity), _unique(among_b, identity)
-    left = {id(point) for point in (*rest_a, *rest_b)}
-    same = [
-        (a, b)
-        for key, a in unique_a.items()
-        if (b := unique_b.get(key)) is not None and id(a) in left and id(b) in left
-    ]
-    _take(rest_a, rest_b, same)
-    return same
-
-
-def _unique(points: Sequence[Point], identity: Callable[[Point], Hashable]) -> dict[Hashable, Point]:
-    groups: dict[Hashable, list[Point]] = defaultdict(list)
-    for point in points:
-        groups[identity(point)].append(point)
-    return {key: group[0] for key, group in groups.items() if len(group) == 1}
-
-
-def _take(rest_a: list[Point], rest_b: list[Point], pairs: list[tuple[Point, Point]]) -> None:
-    taken_a, taken_b = {id(a) for a, _ in pairs}, {id(b) for _, b in pairs}
-    rest_a[:] = [p for p in rest_a if id(p) not in taken_a]
-    rest_b[:] = [p for p in rest_b if id(p) not in taken_b]
-
-
 def compare_points(
-    a: Point,
-    b: Point,
-    phase: str = STEP,
-    clock: str = "wall",
-    *,
-    threshold: float = 0.03,
-    negligible: float = 0.005,
-    confidence: float = 0.95,
-    seed: int = 0,
+    a: Point, b: Point, phase: str = STEP, clock: str = "wall", *, threshold: float = 0.03
 ) -> Comparison:
-    """One phase of two points by one clock; paired where the two took turns.
+    """One phase of two points by one clock; paired where the two were interleaved.
 
     A point is no different from itself; one that has no samples leaves it inconclusive, and says why.
     """
-    if clock not in CLOCKS:
-        raise FlopwiseError(f"there is no clock '{clock}'", f"clocks: {', '.join(CLOCKS)}")
+    fields.one_of("clock", clock, CLOCKS)
     samples_a, samples_b = _samples(a, phase, clock), _samples(b, phase, clock)
     paired = a == b or bool(a.key and b.paired_with == a.key) or bool(b.key and a.paired_with == b.key)
     missing = [
@@ -121,15 +87,7 @@ def compare_points(
     if a == b:
         same = _without_ratio(NO_DIFFERENCE, "the same point", len(samples_a), len(samples_b), paired)
         return msgspec.structs.replace(same, ratio=1.0, low=1.0, high=1.0)
-    return compare_samples(
-        samples_a,
-        samples_b,
-        paired=paired,
-        threshold=threshold,
-        negligible=negligible,
-        confidence=confidence,
-        seed=seed,
-    )
+    return compare_samples(samples_a, samples_b, paired=paired, threshold=threshold)
 
 
 def _samples(point: Point, phase: str, clock: str) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Time forward, backward, optimizer and the whole step of one workload; or of two, in turns."""
+"""Time forward, backward, optimizer and the whole step of one workload; of two, interleaved; or of several implementations."""
 
 import contextlib
 from collections.abc import Mapping, Sequence
@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from flopwise.api.sweep import sweep
+from flopwise.capture.interleave import run_pair
 from flopwise.capture.isolate import Worker
-from flopwise.capture.progress import Progress, Silent
-from flopwise.capture.turns import run_pair
-from flopwise.errors import FlopwiseError
+from flopwise.capture.progress import Progress
+from flopwise.errors import FlopwiseError, Interrupted
 from flopwise.predict.fitting import too_large
 from flopwise.records.run import INTERRUPTED, OK, Point
 from flopwise.spec.recipe import LEVERS
@@ -27,6 +27,7 @@ def bench(
     seconds: float = 10.0,
     timeout: float = 900.0,
     versus: Mapping[str, Any] | None = None,
+    impls: Sequence[str] = (),
     runs: str | Path | None = None,
     command: str = "",
     progress: Progress | None = None,
@@ -35,41 +36,27 @@ def bench(
     """Measure a workload in a process of its own and keep every sample; returns the stored run.
 
     `options` are the workload's size, phase and levers (`batch`, `context`, `phase`, `precision`, …; `set` for fields of
-    the model). With `versus={"precision": "bf16"}` a second workload, so changed, is measured in turns with the first.
+    the model). With `versus={"precision": "bf16"}` a second workload, so changed, is measured interleaved with the first.
+    With `impls` an operation is measured in each of these implementations; one that cannot run is a row.
+    Ctrl-C stores what was measured and raises KeyboardInterrupt, whose `result` is the stored run.
 
     >>> run = flopwise.bench("tiny", device="cpu", batch=2)        # doctest: +SKIP
     >>> run.points[0].times().wall_ns                              # doctest: +SKIP
     (1432211, 1429120, …)
     """
-    first = target if isinstance(target, Workload) else workload(target, **options)
     sampling = Sampling(warmup=warmup, samples=samples, seconds=seconds, timeout_s=timeout)
+    if impls and versus is not None:
+        raise FlopwiseError("--versus and several implementations do not go together", "give one of the two")
+    if impls:
+        made = [workload(str(target), impl=impl, **options) for impl in dict.fromkeys(impls)]
+        trials = [Trial(workload=one, sampling=sampling, device=device) for one in made]
+        plan = Sweep(name=f"{target} by implementation", trials=tuple(trials))
+        return sweep(plan, fresh=True, runs=runs, command=command, progress=progress)
+    first = target if isinstance(target, Workload) else workload(target, **options)
     trials = [Trial(workload=first, sampling=sampling, device=device)]
     if versus is not None:
-        second = _varied(first, versus)
-        trials.append(Trial(workload=second, sampling=sampling, device=device, group="versus"))
-    return _measure(trials, first.target, runs_root(runs), command, progress or Silent())
-
-
-def bench_implementations(
-    target: str,
-    impls: Sequence[str],
-    *,
-    device: str = "auto",
-    warmup: int | None = None,
-    samples: int | None = None,
-    seconds: float = 10.0,
-    timeout: float = 900.0,
-    runs: str | Path | None = None,
-    command: str = "",
-    progress: Progress | None = None,
-    **options: Any,
-) -> StoredRun:
-    """Measure one operation in several implementations, each in a process of its own; one that cannot run is a row."""
-    sampling = Sampling(warmup=warmup, samples=samples, seconds=seconds, timeout_s=timeout)
-    made = [workload(target, impl=impl, **options) for impl in dict.fromkeys(impls)]
-    trials = tuple(Trial(workload=one, sampling=sampling, device=device) for one in made)
-    plan = Sweep(name=f"{target} by implementation", trials=trials)
-    return sweep(plan, fresh=True, runs=runs, command=command, progress=progress)
+        trials.append(Trial(workload=_varied(first, versus), sampling=sampling, device=device, group="versus"))
+    return _measure(trials, first.target, runs_root(runs), command, progress or Progress())
 
 
 def _measure(trials: list[Trial], name: str, root: Path, command: str, progress: Progress) -> StoredRun:
@@ -90,7 +77,10 @@ def _measure(trials: list[Trial], name: str, root: Path, command: str, progress:
         for point in points:
             run.append(point)
             progress.point(point)
-    return StoredRun.load(run.path)
+    stored, statuses = StoredRun.load(run.path), {point.status for point in points}
+    if INTERRUPTED in statuses <= {OK, INTERRUPTED}:  # of a pair, one is also cut short when the other fails
+        raise Interrupted(stored)
+    return stored
 
 
 def _varied(first: Workload, versus: Mapping[str, Any]) -> Workload:
@@ -98,15 +88,14 @@ def _varied(first: Workload, versus: Mapping[str, Any]) -> Workload:
     named = ("implementation", *takes(first.subject), *LEVERS)
     same = {name: getattr(first.recipe if name in LEVERS else first, name) for name in named}
     same |= {"impl": first.subject.impl} if isinstance(first.subject, OpSpec) else {}
-    fields = {
-        name: value for name, value in versus.items() if name not in ("batch", "context", "phase", "impl", *named)
-    }
-    options = {name: value for name, value in versus.items() if name not in fields}
+    known = ("batch", "context", "phase", "impl", *named)
+    fields = {name: value for name, value in versus.items() if name not in known}
+    options = {name: value for name, value in versus.items() if name in known}
     return workload(first.target, set=first.changes | fields, **(same | options))
 
 
 def interrupted(run: StoredRun) -> bool:
-    """Whether the user stopped it."""
+    """Whether some point was cut short."""
     return any(point.status == INTERRUPTED for point in run.points)
 
 

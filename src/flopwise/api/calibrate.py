@@ -16,7 +16,8 @@ def calibrate(device: str = "auto", *, on_event: OnEvent = lambda event: None) -
     """
     check_writable()
     with Worker() as worker:
-        there, name = worker.surroundings(device)
+        seen = worker.look(device)
+        there, name = seen.environment, seen.device
         probes = worker.calibrate(name, on_event)
     on_gpu = there.gpu is not None and not name.startswith("cpu")
     found = ceilings(

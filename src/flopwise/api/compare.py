@@ -3,14 +3,12 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from flopwise.analysis.matching import compare_points, match
+from flopwise.analysis.matching import CLOCKS, compare_points, match
 from flopwise.errors import FlopwiseError
 from flopwise.records.comparison import INCONCLUSIVE, SLOWER, Comparison
-from flopwise.records.run import STEP, Point
+from flopwise.records.run import STEP, PhaseTimes, Point
 from flopwise.spec import fields
 from flopwise.store import StoredRun, find, runs_root
-
-CLOCKS = ("wall", "gpu", "launch")
 
 
 @dataclass(frozen=True)
@@ -18,8 +16,8 @@ class Compared:
     """The pairs that were found, and what had no partner."""
 
     pairs: tuple[tuple[Point, Point, Comparison], ...]
-    only_a: tuple[Point, ...]
-    only_b: tuple[Point, ...]
+    only_a: tuple[Point, ...] = ()
+    only_b: tuple[Point, ...] = ()
 
     def exit_code(self, fail_above: float | None = None) -> int:
         """1: B is slower by more than `fail_above`; 3: some verdict is inconclusive; else 0."""
@@ -51,21 +49,25 @@ def compare(
         raise FlopwiseError(
             f"{first.header.id} and {second.header.id} have no workload in common", "compare runs of the same workloads"
         )
-    measured = [point for pair in pairs for point in pair if point.phases]
-    if measured and not any(point.times(phase) for point in measured):
-        known = dict.fromkeys(times.phase for point in measured for times in point.phases)
-        raise FlopwiseError(
-            f"phase = {fields.show(phase)} was not measured in these runs", f"allowed: {', '.join(known)}"
-        )
-    if measured and not any(getattr(times, f"{clock}_ns") for point in measured for times in point.phases):
-        raise FlopwiseError(f"clock = '{clock}' was not read in these runs", "on the CPU there is the wall clock alone")
+    _check_measured([times for pair in pairs for point in pair for times in point.phases], phase, clock)
     compared = tuple((x, y, compare_points(x, y, phase=phase, clock=clock, threshold=threshold)) for x, y in pairs)
-    return Compared(pairs=compared, only_a=tuple(only_a), only_b=tuple(only_b))
+    return Compared(compared, tuple(only_a), tuple(only_b))
+
+
+def _check_measured(times: list[PhaseTimes], phase: str, clock: str) -> None:
+    """Refuse a phase or a clock that no point has, where there are any samples."""
+    phases = dict.fromkeys(one.phase for one in times)
+    if times and phase not in phases:
+        raise FlopwiseError(
+            f"phase = {fields.show(phase)} was not measured in these runs", f"allowed: {', '.join(phases)}"
+        )
+    if times and not any(getattr(one, f"{clock}_ns") for one in times):
+        raise FlopwiseError(f"clock = '{clock}' was not read in these runs", "on the CPU there is the wall clock alone")
 
 
 def compare_within(run: StoredRun) -> Compared | None:
-    """Compare the two workloads of a run that were measured in turns; None if one of them has no samples."""
+    """Compare the two workloads of a run that were interleaved; None if one of them has no samples."""
     if len(run.points) != 2 or not all(point.phases for point in run.points):
         return None
     a, b = run.points
-    return Compared(pairs=((a, b, compare_points(a, b)),), only_a=(), only_b=())
+    return Compared(((a, b, compare_points(a, b)),))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from flopwise.api.report import report
 from flopwise.capture.isolate import Worker
-from flopwise.errors import FlopwiseError
+from flopwise.errors import FlopwiseError, Interrupted
 from flopwise.experiments.catalog import chosen
 from flopwise.experiments.results import LabRun, Planned, read_lab
 from flopwise.experiments.runner import LabProgress, run_experiment
@@ -67,7 +67,10 @@ def lab(
             watcher.result(result)
             if result.status == INTERRUPTED:
                 break
-    return read_lab(run.path)
+    found = read_lab(run.path)
+    if found.interrupted:
+        raise Interrupted(found)
+    return found
 
 
 def outcome(found: LabRun) -> int:

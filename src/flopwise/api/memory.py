@@ -8,11 +8,12 @@ import msgspec
 
 from flopwise.api.memory_run import capture, stored_report
 from flopwise.capture.isolate import Worker
-from flopwise.capture.progress import Progress, Silent
-from flopwise.errors import FlopwiseError
+from flopwise.capture.progress import Progress
+from flopwise.errors import FlopwiseError, Interrupted
 from flopwise.predict.dry_step import architecture_of
 from flopwise.predict.forecast import closed_form
 from flopwise.predict.memory_levers import memory_levers
+from flopwise.records.run import INTERRUPTED
 from flopwise.snapshot.answers import MemoryReport
 from flopwise.snapshot.predicted import predicted_report
 from flopwise.snapshot.read import read_snapshot
@@ -71,11 +72,14 @@ def memory(
             check_tag(tag)  # before anything is run
         run = capture(
             asked_for, device=device, steps=steps, record=record, timeout=timeout, root=runs_root(runs), command=command,
-            progress=progress or Silent(),
+            progress=progress or Progress(),
         )  # fmt: skip
         if tag:
             tag_run(runs_root(runs), run.path, tag)
-        return stored_report(run, stacks)
+        found = stored_report(run, stacks)
+        if found.status == INTERRUPTED:
+            raise Interrupted(found)
+        return found
     if options:
         raise FlopwiseError(f"{next(iter(options))} means nothing to '{target}', which is no workload", "leave it out")
     if isinstance(target, StoredRun):

@@ -11,11 +11,11 @@ from flopwise.capture.doctor import GOOD, nsys
 from flopwise.capture.isolate import Worker
 from flopwise.capture.nsys import SUFFIX, trace_with_nsys
 from flopwise.capture.nsys_program import find_nsys
-from flopwise.capture.progress import Progress, Silent
-from flopwise.errors import FlopwiseError
+from flopwise.capture.progress import Progress
+from flopwise.errors import FlopwiseError, Interrupted
 from flopwise.predict.fitting import too_large
 from flopwise.records.events import TraceRequest, Tracing
-from flopwise.records.run import OK, Point
+from flopwise.records.run import INTERRUPTED, OK, Point
 from flopwise.spec import fields
 from flopwise.spec.workload import Sampling, Trial, Workload, workload
 from flopwise.store import Run, StoredRun, runs_root
@@ -40,9 +40,10 @@ def profile(
     progress: Progress | None = None,
     **options: Any,
 ) -> StoredRun:
-    """Measure a workload, then trace `steps` steps of it; the run keeps both, and so tells the profiler's overhead.
+    """Measure a workload, then trace `steps` steps of it; the run keeps both, which shows the profiler's overhead.
 
-    `profiler` is PyTorch's own (`kineto`) or Nsight Systems (`nsys`), which must be installed.
+    `profiler` is PyTorch's own (`kineto`) or Nsight Systems (`nsys`), which must be installed. Ctrl-C stores what was
+    measured and raises KeyboardInterrupt.
 
     >>> run = flopwise.profile("tiny", device="cpu")       # doctest: +SKIP
     >>> flopwise.explain(run)                              # doctest: +SKIP
@@ -55,7 +56,7 @@ def profile(
     )
     if profiler == NSYS:
         check_nsys(device, stacks, memory)
-    watcher = progress or Silent()
+    progress = progress or Progress()
     with contextlib.ExitStack() as stack:
         worker = stack.enter_context(Worker())
         there = worker.look(device)
@@ -70,17 +71,21 @@ def profile(
             stacks=stacks,
             memory=memory,
         )
-        stack.callback(watcher.end)
-        watcher.begin(1, 0)
+        stack.callback(progress.end)
+        progress.begin(1, 0)
         if warning := too_large(chosen, there):
-            watcher.note(warning)
-        watcher.trial(trial)
-        point = worker.run(trial, run.log_path(trial.key()), watcher.event, request if profiler == KINETO else None)
+            progress.note(warning)
+        progress.trial(trial)
+        point = worker.run(
+            trial, run.log_path(trial.key()), progress.event, trace=request if profiler == KINETO else None
+        )
         if profiler == NSYS and point.status == OK:
-            watcher.event(Tracing(profiler=NSYS))
+            progress.event(Tracing(profiler=NSYS))
             point = _traced_by_nsys(point, request, run.log_path(f"{trial.key()}.nsys"))
         run.append(point)
-        watcher.point(point)
+        progress.point(point)
+    if point.status == INTERRUPTED:
+        raise Interrupted(StoredRun.load(run.path))
     return StoredRun.load(run.path)
 
 

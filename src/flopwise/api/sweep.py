@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from flopwise.capture.isolate import Worker
-from flopwise.capture.progress import Progress, Silent
+from flopwise.capture.progress import Progress
+from flopwise.errors import Interrupted
 from flopwise.predict.fitting import too_large
 from flopwise.records.run import INTERRUPTED
 from flopwise.spec.sweep import Sweep, read_sweep
@@ -23,14 +24,15 @@ def sweep(
 ) -> StoredRun:
     """Run every trial of the sweep that has no row yet; returns the stored run.
 
-    The newest unfinished run of exactly the same trials is continued, unless `fresh`.
+    The newest unfinished run of exactly the same trials is continued, unless `fresh`. Ctrl-C stores what was measured and
+    raises KeyboardInterrupt.
 
     >>> flopwise.sweep("sweeps/cpu-quick.toml").complete       # doctest: +SKIP
     True
     """
     overrides: dict[str, Any] = {"device": device} if device else {}
     plan = file if isinstance(file, Sweep) else read_sweep(file, overrides)
-    root, watcher = runs_root(runs), progress or Silent()
+    root, progress = runs_root(runs), progress or Progress()
     unfinished = None if fresh else resumable(root, plan.trials, "sweep")
     with contextlib.ExitStack() as stack:
         worker = stack.enter_context(Worker(any(t.workload.recipe.compile != "off" for t in plan.trials)))
@@ -39,15 +41,15 @@ def sweep(
         opened = Run.reopen(unfinished) if unfinished else Run.create(root, "sweep", plan.name, command, plan.trials)
         run = stack.enter_context(opened)
         missing = StoredRun.load(run.path).missing()
-        stack.callback(watcher.end)
-        watcher.begin(len(plan.trials), len(plan.trials) - len(missing))
+        stack.callback(progress.end)
+        progress.begin(len(plan.trials), len(plan.trials) - len(missing))
         for trial in missing:
             if warning := too_large(trial.workload, there[trial.device]):
-                watcher.note(warning)
-            watcher.trial(trial)
-            point = worker.run(trial, run.log_path(trial.key()), watcher.event)
+                progress.note(warning)
+            progress.trial(trial)
+            point = worker.run(trial, run.log_path(trial.key()), progress.event)
             run.append(point)
-            watcher.point(point)
+            progress.point(point)
             if point.status == INTERRUPTED:
-                break
+                raise Interrupted(StoredRun.load(run.path))
     return StoredRun.load(run.path)

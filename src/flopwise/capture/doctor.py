@@ -30,7 +30,8 @@ def examine() -> list[Check]:
     """Look at everything once; nothing is changed."""
     try:
         with Worker() as worker:
-            environment, device = worker.surroundings("auto")
+            seen = worker.look("auto")
+            environment, device = seen.environment, seen.device
     except FlopwiseError as error:
         return [_python(), Check(name="torch", state=MISSING, found=error.message, advice=error.hint), nsys(), *_gpus()]
     return [

@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from types import TracebackType
+from typing import TypedDict, Unpack
 
 import msgspec
 
-from flopwise.capture.gathered import Followed, Gathered, ended, signal_name
+from flopwise.capture.point_builder import PointBuilder, ProcessState, signal_name
 from flopwise.errors import FlopwiseError, Unsupported
 from flopwise.records.ceilings import Probe
 from flopwise.records.dry_run import DryRun
@@ -33,29 +34,31 @@ from flopwise.records.events import (
     Started,
     Surroundings,
     TraceRequest,
-)  # fmt: skip
-from flopwise.records.run import CRASH, INTERRUPTED, TIMEOUT, UNSUPPORTED, Agreement, Environment, Point
+)
+from flopwise.records.run import CRASH, INTERRUPTED, TIMEOUT, UNSUPPORTED, Agreement, Point
 from flopwise.spec.workload import Trial, Workload
 
 GRACE_S = 5.0  # between asking a process to stop and ending it
 CALIBRATE_S = 900.0
-DRY_S = 120.0  # a dry run; the deepest models of others take a minute
+DRY_S = 120.0  # a dry run; the deepest transformers models take a minute
 START_S = 120.0  # importing torch from a cold disk
 
 OnEvent = Callable[[Event], None]
 
 
-def _raise_if_failed(ended: Exited, refused: Done | None, answered: bool, failure: str) -> None:
-    if refused is not None:
-        kind = Unsupported if refused.status == UNSUPPORTED else FlopwiseError
-        raise kind(refused.reason, refused.hint)
-    if ended.code:
-        said = signal_name(-ended.code) if ended.code < 0 else str(ended.code)
-        raise FlopwiseError(f"{failure}: its process ended with {said}", "run the step for real")
-    if not answered:
-        raise FlopwiseError(
-            f"{failure}: its process ended with code 0 and no result", "does the step, or its factory, end the process?"
-        )
+class TrialOptions(TypedDict, total=False):
+    """What a trial may be asked beyond its samples; see `Request`."""
+
+    turns: bool
+    trace: TraceRequest | None
+    memory: MemoryRequest | None
+    compare: AgreeRequest | None
+    fewest: int
+    details: int
+
+
+def ignore(event: Event) -> None:
+    """For whoever does not watch."""
 
 
 class Worker(AbstractContextManager["Worker"]):
@@ -64,7 +67,7 @@ class Worker(AbstractContextManager["Worker"]):
     def __init__(self, compiler: bool = False, wait: bool = True) -> None:
         """`compiler`: load torch.compile's modules as well, which every trial that compiles needs for seconds.
 
-        `wait`: until it is up; else it gets ready while others work, and is waited for when it is first asked something.
+        `wait`: until it is up; else it starts while others work, and is waited for at the first request.
         """
         self.arguments = ("--compiler",) if compiler else ()
         self._start()
@@ -72,11 +75,12 @@ class Worker(AbstractContextManager["Worker"]):
             self._greet()
 
     def _start(self) -> None:
+        command = (sys.executable, "-m", "flopwise.worker", *self.arguments)
+        pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
         # A session of its own: Ctrl-C reaches this process alone, which then asks the worker to stop in good order.
         self.process = subprocess.Popen(
-            (sys.executable, "-m", "flopwise.worker", *self.arguments),
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True, bufsize=0,
-        )  # fmt: skip
+            command, bufsize=0, stdin=pipe, stdout=pipe, stderr=nothing, start_new_session=True
+        )
         self._buffer, self._greeted = b"", False
 
     def _greet(self) -> None:
@@ -103,47 +107,24 @@ class Worker(AbstractContextManager["Worker"]):
                 stream.close()
         self.process.wait()
 
-    def surroundings(self, device: str) -> tuple[Environment, str]:
-        """The environment and the device that `device` resolves to; raises where there is no such device."""
-        found = self.look(device)
-        return found.environment, found.device
-
     def look(self, device: str) -> Surroundings:
-        """All there is to say about a device, its free memory too; raises where there is no such device."""
-        self._send(Request(device=device))
-        found: Surroundings | None = None
-        refused: Done | None = None
-        for event in self._events(time.monotonic() + START_S):
-            match event:
-                case Surroundings():
-                    found = event
-                case Done():
-                    refused = event
-                case Exited():
-                    break
-                case _:
-                    pass
-        if refused is not None:
-            raise FlopwiseError(refused.reason, refused.hint)
-        if found is None:
-            raise FlopwiseError(f"the device '{device}' could not be opened", "see `flopwise doctor`")
-        return found
+        """The device, its environment and free memory; raises where there is no such device."""
+        answers = self._answers(Request(device=device), f"the device '{device}' could not be opened", START_S)
+        return [event for event in answers if isinstance(event, Surroundings)][-1]
 
     def dry_run(self, workload: Workload, gpu: str = "hopper", timeout_s: float = DRY_S) -> DryRun:
-        """The workload's step on fake tensors, in a process of its own; raises where it cannot be told."""
+        """The workload's step on fake tensors, in a process of its own; raises where that is not possible."""
         request = Request(dry=msgspec.json.encode(workload).decode(), architecture=gpu)
         answers = self._answers(request, f"{workload.target} cannot be dry-run", timeout_s)
         return [event.run for event in answers if isinstance(event, Dried)][-1]
 
     def agree(self, trial: Trial, request: AgreeRequest, log: Path | None = None) -> Agreement:
-        """A few steps' losses and gradients beside the reference's, in a process of its own."""
+        """A few steps' losses and gradients compared with the reference's, in a process of its own."""
         asked = Request(trial=msgspec.json.encode(trial).decode(), log=str(log or ""), agree=request)
         answers = self._answers(asked, f"{trial.workload.label()} cannot be checked", trial.sampling.timeout_s)
         return [event.agreement for event in answers if isinstance(event, Agreed) and event.agreement is not None][-1]
 
-    def calibrate(
-        self, device: str, on_event: OnEvent = lambda event: None, timeout_s: float = CALIBRATE_S
-    ) -> list[Probe]:
+    def calibrate(self, device: str, on_event: OnEvent = ignore, timeout_s: float = CALIBRATE_S) -> list[Probe]:
         """The device's limits, measured in a process of their own."""
         found = []
         for event in self._answers(Request(calibrate=True, device=device), f"{device} cannot be calibrated", timeout_s):
@@ -154,156 +135,119 @@ class Worker(AbstractContextManager["Worker"]):
 
     def _answers(self, request: Request, failure: str, timeout_s: float) -> Iterator[Event]:
         """The events that answer a request, until its process has ended well; raises if it did not."""
-        if self.process.poll() is not None:
-            self._start()
         self._send(request)
-        pid, refused, answered = 0, None, False
+        process, answered = ProcessState(), False
         try:
             for event in self._events(time.monotonic() + timeout_s):
+                process.take(event)
                 match event:
-                    case Started():
-                        pid = event.pid
-                    case Done():
-                        refused = event
+                    case Started() | Done():
+                        pass
                     case Exited():
-                        pid = 0
-                        _raise_if_failed(event, refused, answered, failure)
+                        _raise_if_failed(event, process.done, answered, failure)
                         return
                     case _:
                         answered = True
                         yield event
             raise FlopwiseError(f"{failure}: no end after {timeout_s:g} s", "try something smaller")
         finally:
-            if pid:  # it is still there: out of time, or nobody listens any more
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-                any(isinstance(event, Exited) for event in self._events(time.monotonic() + GRACE_S))
+            if process.exited is None:  # out of time, or nobody listens any more
+                self._end(process, signal.SIGKILL)
 
     def experiment(
         self,
         asked: ExperimentRequest,
         timeout_s: float,
         log: Path | None = None,
-        on_told: Callable[[ExperimentTold], None] = lambda told: None,
+        on_told: Callable[[ExperimentTold], None] = ignore,
     ) -> Done:
         """Run an experiment in a process of its own; whatever happens to it, how it ended is returned."""
-        if self.process.poll() is not None:
-            self._start()
         self._send(Request(experiment=asked, log=str(log or "")))
-        followed, deadline = Followed(), time.monotonic() + timeout_s
+        process = ProcessState()
+
+        def on_event(event: Event) -> None:
+            if isinstance(event, ExperimentTold):
+                on_told(event)
+
         try:
-            for event in self._events(deadline):
-                followed.take(event)
-                if isinstance(event, ExperimentTold):
-                    on_told(event)
-                if isinstance(event, Exited):
-                    return ended(followed)
+            return self._follow(process, on_event, time.monotonic(), timeout_s)
         except KeyboardInterrupt:
-            self._end(followed)
+            self._end(process)
             return Done(status=INTERRUPTED, reason="stopped by the user")
-        if self.process.poll() is not None:
-            return Done(status=CRASH, reason=f"the measuring process ended ({signal_name(-self.process.returncode)})")
-        self._end(followed)
-        return Done(status=TIMEOUT, reason=f"no end after {timeout_s:g} s", hint="raise it with --timeout")
 
     def run(
-        self,
-        trial: Trial,
-        log: Path | None = None,
-        on_event: OnEvent = lambda event: None,
-        trace: TraceRequest | None = None,
-        memory: MemoryRequest | None = None,
-        compare: AgreeRequest | None = None,
-        fewest: int = 0,
-        details: int = 0,
+        self, trial: Trial, log: Path | None = None, on_event: OnEvent = ignore, **asked: Unpack[TrialOptions]
     ) -> Point:
         """Measure one trial. Always returns a point: of an interruption too, with what was measured until then."""
-        gathered = self.begin(trial, log, trace=trace, memory=memory, compare=compare, fewest=fewest, details=details)
+        builder = self.begin(trial, log, **asked)
         try:
-            ended = self.follow(gathered, on_event)
+            ended = self.follow(builder, on_event)
         except KeyboardInterrupt:
-            ended = self.interrupt(gathered)
-        return gathered.point(ended)
+            ended = self.interrupt(builder)
+        return builder.finish(ended)
 
     def begin(
-        self,
-        trial: Trial,
-        log: Path | None = None,
-        turns: bool = False,
-        paired_with: str = "",
-        trace: TraceRequest | None = None,
-        memory: MemoryRequest | None = None,
-        compare: AgreeRequest | None = None,
-        fewest: int = 0,
-        details: int = 0,
-    ) -> Gathered:
-        """Send the trial to the worker, starting the worker anew if it is gone."""
-        if self.process.poll() is not None:
-            self._start()
-        plan = msgspec.json.encode(trial).decode()
-        self._send(
-            Request(
-                trial=plan,
-                log=str(log or ""),
-                turns=turns,
-                trace=trace,
-                memory=memory,
-                compare=compare,
-                fewest=fewest,
-                details=details,
-            )
-        )
-        return Gathered(trial, paired_with)
+        self, trial: Trial, log: Path | None = None, paired_with: str = "", **asked: Unpack[TrialOptions]
+    ) -> PointBuilder:
+        """Send the trial to the worker."""
+        self._send(Request(trial=msgspec.json.encode(trial).decode(), log=str(log or ""), **asked))
+        return PointBuilder(trial, paired_with)
 
     def follow(
-        self, gathered: Gathered, on_event: OnEvent, until: type[Event] | None = None, since: float | None = None
+        self, builder: PointBuilder, on_event: OnEvent, until: type[Event] | None = None, since: float | None = None
     ) -> Done:
         """Take events until the trial's process is gone (or one of type `until` has come); say how it ended.
 
         `since`: from when on the trial's timeout counts; None: from its beginning.
         """
-        timeout_s = gathered.trial.sampling.timeout_s
-        for event in self._events((gathered.begun if since is None else since) + timeout_s):
-            gathered.take(event)
+        since = builder.begun if since is None else since
+        ended = self._follow(builder, on_event, since, builder.trial.sampling.timeout_s, until)
+        if ended.status == TIMEOUT and builder.samples:
+            return msgspec.structs.replace(ended, reason=f"{ended.reason}; {len(builder.samples)} samples kept")
+        return ended
+
+    def _follow(
+        self, process: ProcessState, on_event: OnEvent, since: float, timeout_s: float, until: type[Event] | None = None
+    ) -> Done:
+        for event in self._events(since + timeout_s):
+            process.take(event)
             on_event(event)
             if isinstance(event, Exited):
-                return ended(gathered)
+                return process.outcome()
             if until is not None and isinstance(event, until):
                 return Done(status="")
         if self.process.poll() is not None:
             return Done(status=CRASH, reason=f"the measuring process ended ({signal_name(-self.process.returncode)})")
-        self._end(gathered)
-        kept = f"; {len(gathered.samples)} samples kept" if gathered.samples else ""
-        return Done(
-            status=TIMEOUT,
-            reason=f"no end after {timeout_s:g} s{kept}",
-            hint="raise it with --timeout, or make the workload smaller",
-            stopped="timeout",
-        )
+        self._end(process)
+        hint = "raise it with --timeout, or make the workload smaller"
+        return Done(status=TIMEOUT, reason=f"no end after {timeout_s:g} s", hint=hint, stopped="timeout")
 
-    def interrupt(self, gathered: Gathered) -> Done:
+    def interrupt(self, builder: PointBuilder) -> Done:
         """Ask the trial to stop after the step it is in, and end it if it does not."""
-        self._end(gathered)
-        done = gathered.done
-        stopped = Done(status=INTERRUPTED, reason=f"after {len(gathered.samples)} samples", stopped="interrupted")
-        return msgspec.structs.replace(stopped, ran=done.ran, peak_rss_bytes=done.peak_rss_bytes) if done else stopped
+        self._end(builder)
+        done = builder.done or Done(status="")
+        reason = f"after {len(builder.samples)} samples"
+        return msgspec.structs.replace(done, status=INTERRUPTED, reason=reason, hint="", stopped=INTERRUPTED)
 
     def say(self, word: str) -> None:
-        """A word to a trial that takes turns: `go` or `stop`."""
+        """A word to a trial that is interleaved: `go` or `stop`."""
         self._write(f"{word}\n".encode())
 
-    def _end(self, gathered: Followed) -> None:
-        for sign in (signal.SIGTERM, signal.SIGKILL):
-            if not gathered.pid or gathered.exited is not None:
+    def _end(self, process: ProcessState, *signals: signal.Signals) -> None:
+        for sign in signals or (signal.SIGTERM, signal.SIGKILL):
+            if not process.pid or process.exited is not None:
                 return
             with suppress(ProcessLookupError):
-                os.kill(gathered.pid, sign)
+                os.kill(process.pid, sign)
             for event in self._events(time.monotonic() + GRACE_S):
-                gathered.take(event)
+                process.take(event)
                 if isinstance(event, Exited):
                     return
 
     def _send(self, request: Request) -> None:
+        """Restarts the worker if it is gone."""
+        if self.process.poll() is not None:
+            self._start()
         if not self._greeted:
             self._greet()
         self._write(msgspec.json.encode(request) + b"\n")
@@ -329,3 +273,16 @@ class Worker(AbstractContextManager["Worker"]):
                 self.process.wait()
                 return
             self._buffer += chunk
+
+
+def _raise_if_failed(ended: Exited, refused: Done | None, answered: bool, failure: str) -> None:
+    if refused is not None:
+        kind = Unsupported if refused.status == UNSUPPORTED else FlopwiseError
+        raise kind(refused.reason, refused.hint)
+    if ended.code:
+        said = signal_name(-ended.code) if ended.code < 0 else str(ended.code)
+        raise FlopwiseError(f"{failure}: its process ended with {said}", "run the step for real")
+    if not answered:
+        raise FlopwiseError(
+            f"{failure}: its process ended with code 0 and no result", "does the step, or its factory, end the process?"
+        )

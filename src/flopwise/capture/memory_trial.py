@@ -26,7 +26,7 @@ from flopwise.capture.watch.modules import ModuleNames
 from flopwise.capture.watch.owners import known_shapes, owners
 from flopwise.capture.watch.tape import ALLOC, Section
 from flopwise.errors import FlopwiseError, Unsupported
-from flopwise.records.events import Done, MemoryRequest, Ready, Recorded, Remembered, Surroundings, WarmupStep
+from flopwise.records.events import Done, MemoryMeasured, MemoryRequest, Ready, Recorded, Surroundings, WarmupStep
 from flopwise.records.memory import BEFORE, PHASE, Knowledge, knowledge_path, write_whole
 from flopwise.records.run import INTERRUPTED, OK, OOM, STEP, PhaseMemory
 from flopwise.spec.workload import Trial, Workload
@@ -57,7 +57,7 @@ def record_trial(trial: Trial, emit: Emit, may_go_on: Callable[[], bool], reques
                 recorded += 1
         memory = session.write(recorded)
         emit(Recorded(path=request.path))
-        emit(Remembered(memory=memory or phase_memory(step, device)))
+        emit(MemoryMeasured(memory=memory or phase_memory(step, device)))
         status = OK if recorded == request.steps else INTERRUPTED
         emit(Done(status=status, stopped="steps", ran=step.ran(), peak_rss_bytes=peak_rss_bytes()))
     except BaseException as error:

@@ -1,14 +1,12 @@
-"""What a verb tells its caller while it works; the caller decides how to show it."""
-
-from typing import Protocol
+"""What a verb reports while it works; the caller decides how to show it."""
 
 from flopwise.records.events import Event
 from flopwise.records.run import Point
 from flopwise.spec.workload import Trial
 
 
-class Progress(Protocol):
-    """Follows a run. Every call is cheap and may be ignored."""
+class Progress:
+    """Follows a run; this one ignores every call."""
 
     def begin(self, n_trials: int, n_done: int) -> None:
         """A run of so many trials begins; `n_done` of them are there already."""
@@ -27,25 +25,3 @@ class Progress(Protocol):
 
     def end(self) -> None:
         """The run is over."""
-
-
-class Silent:
-    """Progress that nobody watches."""
-
-    def begin(self, n_trials: int, n_done: int) -> None:
-        pass
-
-    def trial(self, trial: Trial) -> None:
-        pass
-
-    def event(self, event: Event) -> None:
-        pass
-
-    def point(self, point: Point) -> None:
-        pass
-
-    def note(self, text: str) -> None:
-        pass
-
-    def end(self) -> None:
-        pass

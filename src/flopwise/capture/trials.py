@@ -20,8 +20,8 @@ from flopwise.records.events import (
     AgreeRequest,
     Done,
     Event,
+    MemoryMeasured,
     Ready,
-    Remembered,
     Sampled,
     Surroundings,
     Traced,
@@ -68,13 +68,13 @@ def run_trial(
         try:
             go_on = warm_up(clock, trial.sampling, device, emit, may_go_on, turns, compared_ns)
             if turns and go_on:  # who takes turns is asked for more rounds, but not for its memory
-                emit(Remembered(memory=phase_memory(step, device)))
+                emit(MemoryMeasured(memory=phase_memory(step, device)))
             stopped = _sample(clock, trial.sampling, emit, may_go_on, turns, fewest) if go_on else "interrupted"
         finally:
             gc.enable()
         if stopped != "interrupted":
             if not turns:
-                emit(Remembered(memory=phase_memory(step, device)))
+                emit(MemoryMeasured(memory=phase_memory(step, device)))
             if trace is not None:
                 emit(Traced(path=trace.path, step_ns=trace_steps(step, device, trace)))
         status = INTERRUPTED if stopped == "interrupted" else OK

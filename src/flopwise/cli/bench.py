@@ -1,5 +1,6 @@
 """`flopwise bench WORKLOAD`."""
 
+from functools import partial
 from typing import Any
 
 import click
@@ -14,7 +15,7 @@ from flopwise.cli.options import (
     workload_arguments,
     workload_options,
 )  # fmt: skip
-from flopwise.cli.output import chosen, show
+from flopwise.cli.output import chosen, kept, show
 from flopwise.errors import FlopwiseError
 
 
@@ -49,7 +50,7 @@ def command(
     op:rms_norm, op:swiglu, op:rope, op:cross_entropy, op:adamw (--impl manual,torch,compile,triton,…).
     """
     form = chosen(form, output)
-    from flopwise.api.bench import bench, bench_implementations, interrupted, outcome
+    from flopwise.api.bench import bench, outcome
     from flopwise.api.compare import compare_within
     from flopwise.render.comparison_view import comparison_view
     from flopwise.render.implementations_view import implementations_view
@@ -65,19 +66,13 @@ def command(
         raise FlopwiseError("--impl names no implementation", "give one or several, separated by commas")
     shown = ShownProgress(quiet=quiet)
     arguments = workload_arguments(given) | ({"impl": impls[0]} if len(impls) == 1 else {})
-    if len(impls) > 1:
-        if versus is not None:
-            raise FlopwiseError("--versus and several implementations do not go together", "give one of the two")
-        run = bench_implementations(workload, impls, **arguments, command=command_line(), progress=shown, **given)
-    else:
-        run = bench(
-            workload,
-            **arguments,
-            versus=None if versus is None else assignments((versus,) if versus else ()),
-            command=command_line(),
-            progress=shown,
-            **given,
-        )
+    measure = partial(
+        bench,
+        workload,
+        versus=None if versus is None else assignments((versus,) if versus else ()),
+        impls=impls if len(impls) > 1 else (),
+    )
+    run, stopped = kept(partial(measure, **arguments, command=command_line(), progress=shown, **given))
     if tag is not None:
         tag_run(runs_root(given["runs"]), run.path, tag)
     tables, document = run_view(run)
@@ -87,4 +82,4 @@ def command(
         against, inner = comparison_view(compared.pairs, (), ())
         tables, document = [*tables, *against], document | {"comparison": inner}
     show(tables, document, form, output)
-    return outcome(run) if len(impls) < 2 else 130 if interrupted(run) else 0
+    return 130 if stopped else outcome(run) if len(impls) < 2 else 0

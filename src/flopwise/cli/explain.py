@@ -72,7 +72,6 @@ def _explain_one(
     """One trace in full, with what is wrong and what to do about it."""
     from flopwise.advice.findings import findings
     from flopwise.advice.gather import facts_of
-    from flopwise.advice.measured import step_ns
     from flopwise.analysis.reading import explain_target
     from flopwise.render.explain_view import explanation_view
     from flopwise.render.findings_view import findings_view
@@ -80,5 +79,5 @@ def _explain_one(
     read = explain_target(target, timings=timings, gpu=gpu, runs=runs)
     facts = facts_of(read, gpu)
     tables, document = explanation_view(read.explanation)
-    advice, inner = findings_view(findings(facts), step_ns(facts))
+    advice, inner = findings_view(findings(facts), facts.step_ns)
     show([tables[0], advice[0], *tables[1:], *advice[1:]], document | {"findings": inner["findings"]}, form, output)

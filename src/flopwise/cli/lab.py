@@ -1,11 +1,12 @@
 """`flopwise lab [NAME…]`."""
 
+from functools import partial
 from typing import Any
 
 import click
 
 from flopwise.cli.options import command_line, device_option, output_options, run_options
-from flopwise.cli.output import PICTURE, chosen, said, show
+from flopwise.cli.output import PICTURE, chosen, kept, said, show
 
 
 @click.command("lab")
@@ -38,7 +39,7 @@ def command(name: tuple[str, ...], form: str | None, output: str | None, quiet: 
     from flopwise.api.lab import lab, outcome
     from flopwise.render.lab_progress import ShownLab
 
-    found = lab(*name, command=command_line(), progress=ShownLab(quiet=quiet), **given)
+    found, _ = kept(partial(lab, *name, command=command_line(), progress=ShownLab(quiet=quiet), **given))
     tables, document = lab_view(found)
     if not (quiet and form == PICTURE):
         show(tables, document, *(("table", None) if form == PICTURE else (form, output)))

@@ -1,12 +1,13 @@
 """`flopwise memory WORKLOAD, RUN or SNAPSHOT`."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
 from flopwise.cli.options import command_line, output_options, run_options, workload_arguments, workload_options
-from flopwise.cli.output import PICTURE, chosen, said, show
+from flopwise.cli.output import PICTURE, chosen, kept, said, show
 
 
 @click.command("memory")
@@ -58,7 +59,8 @@ def command(
     from flopwise.render.progress import ShownProgress
 
     arguments = {name: value for name, value in workload_arguments(given).items() if value != {}}
-    found = memory(
+    measure = partial(
+        memory,
         target,
         device=device or "auto",
         record=stacks or "python",
@@ -69,6 +71,7 @@ def command(
         **given,
         **arguments,
     )
+    found, _ = kept(measure)
     if found.status == INTERRUPTED:
         said(f"interrupted: {'what was recorded until then is shown' if found.devices else 'nothing was recorded'}")
     if not found.label:

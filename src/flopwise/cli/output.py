@@ -1,20 +1,28 @@
 """Data on stdout or in a file; the suffix decides the format."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
-from flopwise.errors import FlopwiseError, one_line
+from flopwise.errors import FlopwiseError, Interrupted, one_line
 from flopwise.spec import fields
 
 FORMATS = ("table", "json", "csv", "markdown")
 _SUFFIXES = {".json": "json", ".csv": "csv", ".md": "markdown", ".txt": "table"}
 
-
 PICTURE = "picture"
+_T = TypeVar("_T")
+
+
+def kept(measure: Callable[[], _T]) -> tuple[_T, bool]:
+    """What a verb measured, and whether Ctrl-C stopped it: the part that it kept is shown then."""
+    try:
+        return measure(), False
+    except Interrupted as stop:
+        return stop.result, True
 
 
 def chosen(form: str | None, output: str | None, draws: bool = False) -> str:

@@ -1,5 +1,6 @@
 """`flopwise profile WORKLOAD`."""
 
+from functools import partial
 from typing import Any
 
 import click
@@ -12,7 +13,7 @@ from flopwise.cli.options import (
     workload_arguments,
     workload_options,
 )
-from flopwise.cli.output import chosen, show
+from flopwise.cli.output import chosen, kept, show
 
 
 @click.command("profile")
@@ -50,11 +51,11 @@ def command(workload: str, form: str | None, output: str | None, tag: str | None
 
     if tag is not None:
         check_tag(tag)  # before anything is measured
-    run = profile(
-        workload, **workload_arguments(given), command=command_line(), progress=ShownProgress(quiet=quiet), **given
-    )
+    shown = ShownProgress(quiet=quiet)
+    measure = partial(profile, workload, **workload_arguments(given), command=command_line(), progress=shown, **given)
+    run, stopped = kept(measure)
     if tag is not None:
         tag_run(runs_root(given["runs"]), run.path, tag)
     tables, document = run_view(run)
     show(tables, document, form, output)
-    return outcome(run)
+    return 130 if stopped else outcome(run)

@@ -1,11 +1,12 @@
 """`flopwise sweep FILE.toml`."""
 
+from functools import partial
 from typing import Any
 
 import click
 
 from flopwise.cli.options import command_line, output_options, run_options
-from flopwise.cli.output import chosen, show
+from flopwise.cli.output import chosen, kept, show
 
 
 @click.command("sweep")
@@ -21,7 +22,6 @@ def command(file: str, tag: str | None, quiet: bool, form: str | None, output: s
     Example: flopwise sweep sweeps/cpu-quick.toml
     """
     form = chosen(form, output)
-    from flopwise.api.bench import interrupted
     from flopwise.api.sweep import sweep
     from flopwise.render.progress import ShownProgress
     from flopwise.render.run_view import run_view
@@ -30,9 +30,9 @@ def command(file: str, tag: str | None, quiet: bool, form: str | None, output: s
 
     if tag is not None:
         check_tag(tag)  # before anything is measured
-    run = sweep(file, command=command_line(), progress=ShownProgress(quiet=quiet), **given)
+    run, stopped = kept(partial(sweep, file, command=command_line(), progress=ShownProgress(quiet=quiet), **given))
     if tag is not None:
         tag_run(runs_root(given["runs"]), run.path, tag)
     tables, document = run_view(run)
     show(tables, document, form, output)
-    return 130 if interrupted(run) else 0
+    return 130 if stopped else 0

@@ -1,5 +1,6 @@
 """`flopwise tune WORKLOAD`."""
 
+from functools import partial
 from typing import Any
 
 import click
@@ -12,7 +13,7 @@ from flopwise.cli.options import (
     workload_arguments,
     workload_options,
 )
-from flopwise.cli.output import chosen, show, write_text
+from flopwise.cli.output import chosen, kept, show, write_text
 
 
 @click.command("tune")
@@ -43,8 +44,8 @@ def command(
 
     Example: flopwise tune tiny --device cpu --budget 60s
 
-    Each lever is measured in turns with the best so far, most promising first; its losses and gradients are compared with
-    the same step by hand in fp32. The answer is a recipe, the lines of PyTorch, and predicted beside measured savings.
+    Each lever runs interleaved with the best step so far, most promising first; its losses and gradients are compared with
+    the same step in eager fp32. The answer is a recipe, the lines of PyTorch, and every predicted and measured saving.
     """
     form = chosen(form, output)
     from flopwise import units
@@ -54,7 +55,8 @@ def command(
     from flopwise.render.tune_view import tune_view
 
     check_place(save)
-    tuning = tune(
+    measure = partial(
+        tune,
         workload,
         budget=units.parse_duration(budget) / 1e9,
         memory_limit=None if memory_limit is None else units.parse_size(memory_limit),
@@ -63,10 +65,11 @@ def command(
         **workload_arguments(given),
         **given,
     )
+    tuning, stopped = kept(measure)
     tables, document = tune_view(tuning)
     try:
         show(tables, document, form, output)
     finally:
         if save is not None:
             write_text(document["recipe_toml"] + "\n", save)
-    return 130 if tuning.ended is None or tuning.ended.stopped == "interrupted" else 0
+    return 130 if stopped else 0

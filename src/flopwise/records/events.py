@@ -65,7 +65,7 @@ class Sampled(_Event, frozen=True, kw_only=True, tag="sampled"):
     phases: dict[str, PhaseSample]
 
 
-class Remembered(_Event, frozen=True, kw_only=True, tag="remembered"):
+class MemoryMeasured(_Event, frozen=True, kw_only=True, tag="memory-measured"):
     memory: tuple[PhaseMemory, ...]
 
 
@@ -149,7 +149,7 @@ Event = (
     | WarmedUp
     | WarmupStep
     | Sampled
-    | Remembered
+    | MemoryMeasured
     | Done
     | Exited
 )

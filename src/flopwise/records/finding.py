@@ -1,4 +1,4 @@
-"""What a rule says: the problem, its evidence, what mending it would save, and how."""
+"""What a rule reports: the problem, its evidence, what fixing it would save, and how."""
 
 import msgspec
 
@@ -12,14 +12,20 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     draw on the same nanoseconds do not save them twice.
     """
 
-    rule: str  # the rule's file name: 'launch_bound'
+    rule: str  # the finding's key: the rule's file name, 'launch_bound'
     title: str  # the problem in one line, with its number
+    values: dict[str, float] = {}  # the numbers behind the title, by name: {'late_ns': 6.1e6}
     saving_ns: float = 0.0  # predicted, of one step, by itself
     saving_bytes: int = 0  # predicted, of the peak
-    arithmetic: str  # how the saving was reckoned, with its numbers
+    arithmetic: str  # how the saving was computed, with its numbers
     evidence: tuple[str, ...] = ()  # numbers, kernels by name, lines of code
-    levers: dict[str, str] = {}  # the recipe's levers that mend it: {'graph': 'on'}; empty: by hand
+    levers: dict[str, str] = {}  # the recipe's levers that fix it: {'graph': 'on'}; empty: by hand
     code: str = ""  # the lines of PyTorch that do it
     confidence: str = MEDIUM
     draws_on: dict[str, float] = {}
     counted_ns: float | None = None  # what it still saves after the findings before it; set by the ranking
+
+    @property
+    def key(self) -> str:
+        """Identifies it, whatever its title."""
+        return self.rule

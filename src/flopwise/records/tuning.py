@@ -16,7 +16,9 @@ from flopwise.spec.workload import Workload
 Ns = Annotated[float, msgspec.Meta(ge=0, le=3e16)]
 Bytes = Annotated[int, msgspec.Meta(ge=0, le=2**60)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=3e7)]
-SHORTEST = 1e-9  # ratio of two steps that can be: less is of a file from outside
+_LEAST_RATIO = 1e-9  # of two steps: less is in no measurement
+
+NOTHING_LEFT, BUDGET_SPENT = "nothing left to try", "budget spent"  # why a tuning stopped; or INTERRUPTED
 
 
 class Begun(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="begun"):
@@ -30,6 +32,16 @@ class Begun(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="beg
     findings: tuple[Finding, ...] = ()
     agreement: Agreement | None = None  # of the step as it was, with the reference
     notes: tuple[str, ...] = ()
+    note_keys: tuple[str, ...] = ()  # of each note, what it is about; runs of earlier versions have none
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a lever is kept or not; `flopwise.advice.decisions` has the keys, and the sentence for each."""
+
+    key: str
+    check: str = ""  # of a kept lever whose losses and gradients were not judged: why
+    values: dict[str, float | None] = {}  # None: not a number
+    detail: str = ""  # a message from elsewhere, such as an error's
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="attempt"):
@@ -41,14 +53,15 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="a
     status: str  # 'ok', or why there is no measurement: 'oom', 'unsupported', …
     predicted_ns: float | None = None  # saving of a step, before it was run
     arithmetic: str = ""
-    before_ns: Ns | None = None  # medians of the two, taken in turns
+    before_ns: Ns | None = None  # medians of the two, from interleaved runs
     after_ns: Ns | None = None
     comparison: Comparison | None = None
     before_bytes: Bytes | None = None  # peaks
     after_bytes: Bytes | None = None
     agreement: Agreement | None = None
     kept: bool = False
-    why: str = ""
+    why: str = ""  # the decision as a sentence
+    decision: Decision | None = None  # None: a run of an earlier version
     rules: tuple[str, ...] = ()  # the findings that ask for it
     also: dict[str, str] = {}  # levers that were changed with it
 
@@ -70,7 +83,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="a
 
     @property
     def saved_ns(self) -> float | None:
-        """Measured, by the ratio that was judged, which is of the samples in pairs; below zero: it takes longer."""
+        """Measured, by the ratio that was judged, which is that of the pairs of samples; below zero: it takes longer."""
         if self.before_ns is None or self.after_ns is None:
             return None
         ratio = self.comparison.ratio if self.comparison is not None else None
@@ -85,13 +98,13 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="a
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="ended"):
-    """The step after all that was kept."""
+    """The step with every lever that was kept."""
 
     workload: Workload
     step_ns: Ns
     peak_bytes: Bytes | None = None
     waterfall: Waterfall | None = None
-    stopped: str  # 'nothing left to try', 'the budget', 'interrupted'
+    stopped: str  # NOTHING_LEFT, BUDGET_SPENT or INTERRUPTED; in runs of earlier versions a sentence on the budget
     seconds: Seconds = 0.0
     notes: tuple[str, ...] = ()
 
@@ -108,28 +121,29 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
     ended: Ended | None
 
     @property
+    def kept(self) -> list[Attempt]:
+        return [attempt for attempt in self.attempts if attempt.kept]
+
+    @property
     def in_turns(self) -> float | None:
-        """How many times as fast by the levers kept, each measured beside the one before; None: not all were measured so."""
-        kept = [attempt for attempt in self.attempts if attempt.kept]
-        ratios = [one.comparison.ratio if one.comparison is not None else None for one in kept]
-        known = [ratio for ratio in ratios if ratio is not None and ratio > SHORTEST]
-        return 1 / math.prod(known) if len(known) == len(kept) else None
+        """How many times as fast by the levers kept, each interleaved with the one before; None: not all were measured so."""
+        ratios = [one.comparison.ratio if one.comparison is not None else None for one in self.kept]
+        known = [ratio for ratio in ratios if ratio is not None and ratio > _LEAST_RATIO]
+        return 1 / math.prod(known) if len(known) == len(ratios) else None
 
     @property
     def first_ns(self) -> float:
-        """The step before anything was changed: as it was in turns with the first lever kept, else measured alone."""
-        kept = [one.kept for one in self.attempts]
-        among = self.attempts[: kept.index(True) + 1 if any(kept) else None]
-        known = [one.before_ns for one in among if one.before_ns]
+        """The step before anything was changed: as interleaved with the first lever kept, else measured alone."""
+        until = self.attempts.index(self.kept[0]) + 1 if self.kept else None
+        known = [one.before_ns for one in self.attempts[:until] if one.before_ns]
         return known[-1] if known else self.begun.step_ns
 
     @property
     def last_ns(self) -> float:
-        """The step with all that was kept."""
-        kept = [one for one in self.attempts if one.kept]
-        if not kept:
+        """The step with every lever that was kept."""
+        if not self.kept:
             return self.first_ns
-        return self.ended.step_ns if self.ended is not None else kept[-1].after_ns or self.first_ns
+        return self.ended.step_ns if self.ended is not None else self.kept[-1].after_ns or self.first_ns
 
     @property
     def times_faster(self) -> float:
@@ -141,10 +155,7 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
         """The recipe that was best when it ended."""
         if self.ended is not None:
             return self.ended.workload
-        return _applied(self.begun.workload, self.attempts)
-
-
-def _applied(start: Workload, attempts: tuple[Attempt, ...]) -> Workload:
-    kept = {lever: value for a in attempts if a.kept for lever, value in a.levers.items()}
-    levers = {lever: int(value) if lever == "checkpoint" else value for lever, value in kept.items()}
-    return msgspec.structs.replace(start, recipe=msgspec.structs.replace(start.recipe, **levers))
+        kept = {lever: value for one in self.kept for lever, value in one.levers.items()}
+        levers = {lever: int(value) if lever == "checkpoint" else value for lever, value in kept.items()}
+        start = self.begun.workload
+        return msgspec.structs.replace(start, recipe=msgspec.structs.replace(start.recipe, **levers))

@@ -4,10 +4,12 @@ import time
 from statistics import median
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn
+from rich.progress import Progress as Bar
 from rich.text import Text
 
 from flopwise import units
+from flopwise.capture.progress import Progress
 from flopwise.capture.stopping import half_width
 from flopwise.records.events import Event, Ready, Sampled, Tracing, WarmedUp, WarmupStep
 from flopwise.records.run import OK, STEP, Point
@@ -17,13 +19,13 @@ from flopwise.spec.workload import Trial
 _REDRAW_S = 0.1
 
 
-class ShownProgress:
+class ShownProgress(Progress):
     """Follows a run of one or many trials; see `flopwise.capture.progress.Progress`."""
 
     def __init__(self, console: Console | None = None, quiet: bool = False) -> None:
         self.console = console or Console(stderr=True)
         self.quiet = quiet
-        self.live: Progress | None = None
+        self.live: Bar | None = None
 
     def begin(self, n_trials: int, n_done: int) -> None:
         self.n_trials, self.n_done, self.n_before = n_trials, n_done, n_done
@@ -37,7 +39,7 @@ class ShownProgress:
                 BarColumn(20),
                 TextColumn("{task.description}", markup=False),
             )
-            self.live = Progress(*columns, console=self.console, transient=True)
+            self.live = Bar(*columns, console=self.console, transient=True)
             self.task = self.live.add_task("starting", total=n_trials, completed=n_done)
             self.live.start()
 

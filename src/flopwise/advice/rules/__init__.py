@@ -1,1 +1,39 @@
-"""One file per rule: `check(facts)` gives a finding, or None where nothing is wrong."""
+"""One file per rule: `check(facts)` gives a finding, or None where nothing is wrong. A new rule is a file and a line here."""
+
+from flopwise.advice.rules import (
+    checkpointing,
+    eager_pieces,
+    exposed_communication,
+    exposed_optimizer,
+    fp32_logits,
+    fp32_matmul,
+    fragmentation,
+    graph_breaks,
+    host_syncs,
+    input_stalls,
+    launch_bound,
+    naive_attention,
+    repeated_casts,
+    slow_optimizer,
+    slow_sdpa,
+    small_batch,
+    tf32_off,
+    throttled,
+    unaligned,
+    unfused_chains,
+    zeroed_gradients,
+)
+
+_COMPUTE = (
+    launch_bound,
+    fp32_matmul,
+    tf32_off,
+    naive_attention,
+    slow_sdpa,
+    unfused_chains,
+    eager_pieces,
+    slow_optimizer,
+)
+_DATA = (fp32_logits, unaligned, small_batch, host_syncs, repeated_casts, zeroed_gradients, input_stalls, fragmentation)
+_SYSTEM = (checkpointing, throttled, graph_breaks, exposed_communication, exposed_optimizer)
+ALL_RULES = (*_COMPUTE, *_DATA, *_SYSTEM)

@@ -1,85 +1,71 @@
 """Activations are computed twice although they would fit, or kept although they nearly do not.
 
-Looks for: a recompute phase (or the recipe's checkpoint) where the step's peak without it stays under 90 % of the memory; a
-step without it whose memory is above 92 %.
+Looks for: a recompute phase (or the recipe's checkpoint) where the step's peak without it stays under {FITS_SHARE:%} of the
+memory; a step without it whose memory is above {NEARLY_FULL_SHARE:%}.
 Saving: not needed: the step without checkpointing, by the model, or the recompute phase's time in the trace. Missing: the
-memory that segments of √layers blocks save, by the closed form; it costs time.
-Mend: `checkpoint = off`, or a checkpoint around every block or segment.
+predicted memory that segments of √layers blocks save; it costs time.
+Fix: `checkpoint = off`, or a checkpoint around every block or segment.
 """
 
 import math
 
 from flopwise import units
-from flopwise.advice import measured
+from flopwise.advice.constants import FITS_SHARE, NEARLY_FULL_SHARE
 from flopwise.advice.facts import Facts
-from flopwise.advice.predicted import changed, predicted_step, saved_bytes
-from flopwise.advice.savings import finding, reckoned
-from flopwise.predict.fit import peak_of
-from flopwise.records.finding import HIGH, MEDIUM, Finding
+from flopwise.advice.predicted import changed, peak_bytes, predicted_change, saved_bytes
+from flopwise.advice.savings import Rule, gpu_time_saved, memory_saved, predicted_or
+from flopwise.records.finding import HIGH, Finding
 from flopwise.records.waterfall import RECOMPUTATION
 from flopwise.trace.phases import RECOMPUTE
 
-FITS, NEAR = 0.90, 0.92  # of the memory
 CODE_OFF = "x = block(x)      # instead of: checkpoint(block, x, use_reentrant=False)"
+NOT_NEEDED = Rule(__name__, (RECOMPUTATION,), {"checkpoint": "off"}, CODE_OFF)
 CODE_ON = "x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)      # for each block"
 
 
 def check(facts: Facts) -> Finding | None:
-    """One finding, or none."""
-    recipe = measured.recipe_of(facts)
-    again = measured.phase_ns(facts, RECOMPUTE)
-    if again or (recipe is not None and recipe.checkpoint):
-        return _not_needed(facts, again)
-    return _missing(facts)
+    again = facts.phase_ns(RECOMPUTE)
+    checkpointed = again or (facts.recipe is not None and facts.recipe.checkpoint)
+    return _not_needed(facts, again) if checkpointed else _missing(facts)
 
 
 def _memory(facts: Facts) -> int:
-    """The GPU's memory: as the driver tells it, else the datasheet's."""
-    seen = facts.point.environment.gpu if facts.point is not None and facts.point.environment is not None else None
-    gpu = measured.gpu_of(facts)
-    return seen.memory_bytes if seen is not None else (gpu.memory_bytes or 0) if gpu is not None else 0
+    """The GPU's memory: as the driver reports it, else the datasheet's."""
+    environment = facts.point.environment if facts.point is not None else None
+    if environment is not None and environment.gpu is not None:
+        return environment.gpu.memory_bytes
+    return (facts.gpu.memory_bytes or 0) if facts.gpu is not None else 0
 
 
 def _not_needed(facts: Facts, again: float) -> Finding | None:
-    workload, memory, levers = measured.workload_of(facts), _memory(facts), {"checkpoint": "off"}
-    if workload is None or measured.model_of(facts) is None or not memory:
-        return None  # whether it would fit cannot be told
-    peak = peak_of(changed(workload, levers), measured.gpu_of(facts))
-    if peak > FITS * memory:
+    memory, levers = _memory(facts), NOT_NEEDED.levers
+    if facts.workload is None or facts.model is None or not memory:
+        return None  # whether it would fit is unknown
+    peak = peak_bytes(changed(facts.workload, levers), facts.gpu)
+    if peak is None or peak > FITS_SHARE * memory:
         return None
-    saving = reckoned(facts, levers, again, f"recomputation: {units.duration(again)} of GPU time", MEDIUM)
+    traced = gpu_time_saved(facts, again, f"recomputation: {units.duration(again)} of GPU time")
     took = f" for {units.duration(again)}" if again else ""
-    return finding(
-        facts,
-        __name__,
-        f"activations are computed again{took}, although all fit",
-        saving,
-        (RECOMPUTATION,),
-        evidence=(f"without checkpointing the peak is {units.size(peak)} of {units.size(memory)} (closed form)",),
-        levers=levers,
-        code=CODE_OFF,
-    )
+    saving = predicted_or(facts, levers, traced)
+    evidence = (f"without checkpointing the predicted peak is {units.size(peak)} of {units.size(memory)}",)
+    title = f"activations are computed again{took}, although all fit"
+    return NOT_NEEDED.finding(facts, title, saving, evidence, recompute_ns=again, peak_bytes=peak, memory_bytes=memory)
 
 
 def _missing(facts: Facts) -> Finding | None:
-    memory, model = _memory(facts), measured.model_of(facts)
-    phases = facts.point.memory if facts.point is not None else ()
-    peak = max((m.peak_bytes for m in phases), default=0)
-    if not memory or peak < NEAR * memory or model is None:
+    memory, peak = _memory(facts), max((m.peak_bytes for m in facts.memory), default=0)
+    if not memory or peak < NEARLY_FULL_SHARE * memory or facts.model is None:
         return None
-    levers = {"checkpoint": str(max(1, math.isqrt(model.n_layers)))}
+    levers = {"checkpoint": str(max(1, math.isqrt(facts.model.n_layers)))}
     saved = saved_bytes(facts, levers)
     if not saved:
         return None
-    cost = predicted_step(facts, levers)
+    cost = predicted_change(facts, levers)
     price = f"; it costs {units.duration(-cost.saving_ns)} a step" if cost is not None and cost.saving_ns < 0 else ""
-    return Finding(
-        rule=__name__.rpartition(".")[2],
-        title=f"memory is nearly full: {units.size(peak)} of {units.size(memory)}; checkpointing saves {units.size(saved)}",
-        saving_bytes=saved,
-        arithmetic=f"closed form: peak with checkpoint = {levers['checkpoint']} is {units.size(saved)} lower{price}",
-        evidence=tuple(f"{m.phase}: peak {units.size(m.peak_bytes)}" for m in phases),
-        levers=levers,
-        code=CODE_ON,
-        confidence=HIGH,
-    )
+    full = f"memory is nearly full: {units.size(peak)} of {units.size(memory)}"
+    title = f"{full}; checkpointing saves {units.size(saved)}"
+    lower = f"predicted peak with checkpoint = {levers['checkpoint']}: {units.size(saved)} lower"
+    saving = memory_saved(f"{lower}{price}", HIGH)
+    evidence = (f"{m.phase}: peak {units.size(m.peak_bytes)}" for m in facts.memory)
+    missing = Rule(__name__, levers=levers, code=CODE_ON)
+    return missing.finding(facts, title, saving, evidence, saved, peak_bytes=peak, memory_bytes=memory)

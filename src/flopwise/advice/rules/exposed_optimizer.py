@@ -1,26 +1,25 @@
-"""The optimizer runs alone, after a backward pass beside which it could run.
+"""The optimizer runs alone, after a backward pass that it could overlap.
 
-Looks for: an optimizer that takes 5 % of the step or more, and a backward pass that is not compiled whole: that one hands
-over all gradients at its end. Not with fp16: loss scaling looks at all gradients before any update.
-Saving: the step with the weights updated within the backward pass, by the model; from a trace alone, half of the smaller of
-two: the optimizer's time, and that of backward's matmuls and attention. The gradients' memory besides.
-Mend: one optimizer for every block, stepped by `register_post_accumulate_grad_hook` on a second stream.
+Looks for: an optimizer that takes {OPTIMIZER_SHARE:%} of the step or more, and a backward pass that is not compiled whole:
+that one hands over all gradients at its end. Not with fp16: loss scaling looks at all gradients before any update.
+Saving: the step with the weights updated within the backward pass, by the model; from a trace alone, {OVERLAP_SHARE} of the
+smaller of two: the optimizer's time, and that of backward's matmuls and attention. The gradients' memory besides.
+Fix: one optimizer for every block, stepped by `register_post_accumulate_grad_hook` on a second stream.
 """
 
+import msgspec
+
 from flopwise import units
-from flopwise.advice import measured
-from flopwise.advice.facts import Facts
+from flopwise.advice.constants import OPTIMIZER_SHARE, OVERLAP_SHARE
+from flopwise.advice.facts import Facts, describe
 from flopwise.advice.predicted import saved_bytes
-from flopwise.advice.savings import finding, reckoned
-from flopwise.predict.roofline import BESIDE
+from flopwise.advice.savings import Rule, gpu_time_saved, predicted_or
 from flopwise.records.finding import LOW, Finding
 from flopwise.records.waterfall import OPTIMIZER_PART
 from flopwise.spec.recipe import Recipe
 from flopwise.trace.phases import BACKWARD, OPTIMIZER
 from flopwise.work.operation import ATTENTION, MATMUL
 
-LEAST = 0.05  # of the step
-LEVERS = {"overlap": "on"}
 CODE = """side, held = torch.cuda.Stream(), []
 def update(optimizer, parameters):        # AdamW(block.parameters(), lr, fused=True): one for every block
     side.wait_stream(torch.cuda.current_stream())
@@ -37,42 +36,29 @@ with torch.cuda.stream(torch.cuda.Stream(priority=-1)):      # else updates hold
     loss = train_on(batch)                # forward and backward
     torch.cuda.current_stream().wait_stream(side)
 held.clear()"""
+RULE = Rule(__name__, (OPTIMIZER_PART,), {"overlap": "on"}, CODE)
 
 
 def check(facts: Facts) -> Finding | None:
-    """One finding, or none."""
-    recipe, step = measured.recipe_of(facts), measured.step_ns(facts)
-    exposed = _exposed_ns(facts)
-    if not step or exposed < LEAST * step or not _could(recipe):
+    step = facts.step_ns
+    exposed = facts.part_ns(OPTIMIZER_PART) if facts.waterfall is not None else facts.phase_ns(OPTIMIZER)
+    if not step or exposed < OPTIMIZER_SHARE * step or not _can_overlap(facts.recipe):
         return None
-    beside = min(exposed, measured.class_ns(facts, MATMUL, ATTENTION, phase=BACKWARD))
+    saved = OVERLAP_SHARE * min(exposed, facts.class_ns(MATMUL, ATTENTION, phase=BACKWARD))
     arithmetic = (
-        f"{BESIDE:g} × the smaller of the optimizer's {units.duration(exposed)} and of backward's matmuls and attention: "
-        f"{units.duration(BESIDE * beside)}"
+        f"{OVERLAP_SHARE:g} × the smaller of the optimizer's {units.duration(exposed)} and of backward's matmuls and "
+        f"attention: {units.duration(saved)}"
     )
-    return finding(
-        facts,
-        __name__,
-        f"the optimizer runs alone for {units.duration(exposed)}, {units.percent(exposed / step, 0)} of the step",
-        reckoned(facts, LEVERS, BESIDE * beside, arithmetic, LOW),
-        (OPTIMIZER_PART,),
-        evidence=measured.told(measured.kernels(facts, lambda kernel: kernel.kind == OPTIMIZER)),
-        levers=LEVERS,
-        code=CODE,
-        saving_bytes=saved_bytes(facts, LEVERS),
-        confidence=LOW,  # how much two kernels gain beside each other is the GPU's to say
-    )
+    title = f"the optimizer runs alone for {units.duration(exposed)}, {units.percent(exposed / step, 0)} of the step"
+    saving = predicted_or(facts, RULE.levers, gpu_time_saved(facts, saved, arithmetic))
+    # How much two kernels gain from running together differs from GPU to GPU.
+    saving = msgspec.structs.replace(saving, confidence=LOW)
+    updates, n_bytes = facts.kernels(lambda kernel: kernel.kind == OPTIMIZER), saved_bytes(facts, RULE.levers)
+    return RULE.finding(facts, title, saving, describe(updates), n_bytes, exposed_ns=exposed, step_ns=step)
 
 
-def _exposed_ns(facts: Facts) -> float:
-    """The optimizer's time with nothing beside it, as far as anyone says."""
-    if facts.waterfall is not None:
-        return facts.waterfall.ns(OPTIMIZER_PART)
-    return measured.phase_ns(facts, OPTIMIZER)
-
-
-def _could(recipe: Recipe | None) -> bool:
-    """Whether the levers leave room for it; of a trace of unknown origin nobody knows."""
+def _can_overlap(recipe: Recipe | None) -> bool:
+    """Whether the levers allow it; of a trace of unknown origin that is taken to be so."""
     if recipe is None:
         return True
     return recipe.overlap == "off" and recipe.precision != "fp16" and recipe.compile in ("off", "blocks")

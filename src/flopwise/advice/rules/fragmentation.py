@@ -1,35 +1,29 @@
 """The allocator holds much more memory than the step ever uses.
 
-Looks for: reserved memory above the peak of allocated bytes by more than 10 % of it and 1 GiB.
+Looks for: reserved memory above the peak of allocated bytes by more than {FRAGMENTED_SHARE:%} of it and {FRAGMENTED_BYTES:size}.
 Saving: the difference, of memory; no time (unless the allocator frees and asks again in every step).
-Mend: `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`, or shapes that do not change from step to step.
+Fix: `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`, or shapes that do not change from step to step.
 """
 
 from flopwise import units
+from flopwise.advice.constants import FRAGMENTED_BYTES, FRAGMENTED_SHARE
 from flopwise.advice.facts import Facts
-from flopwise.records.finding import MEDIUM, Finding
+from flopwise.advice.savings import Rule, memory_saved
+from flopwise.records.finding import Finding
 
-LEAST_SHARE, LEAST_BYTES = 0.10, 2**30
 CODE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True      # in the environment, before the program starts"
+RULE = Rule(__name__, code=CODE)
 
 
 def check(facts: Facts) -> Finding | None:
-    """One finding, or none."""
-    memory = facts.point.memory if facts.point is not None else ()
-    if not memory:
-        return None
-    reserved, peak = max(m.reserved_bytes for m in memory), max(m.peak_bytes for m in memory)
+    reserved = max((m.reserved_bytes for m in facts.memory), default=0)
+    peak = max((m.peak_bytes for m in facts.memory), default=0)
     lost = reserved - peak
-    if lost < max(LEAST_SHARE * reserved, LEAST_BYTES):
+    if lost < max(FRAGMENTED_SHARE * reserved, FRAGMENTED_BYTES):
         return None
-    return Finding(
-        rule=__name__.rpartition(".")[2],
-        title=f"fragmentation: {units.size(lost)} of {units.size(reserved)} reserved are never in use at once",
-        saving_bytes=lost,
-        arithmetic=f"{units.size(reserved)} reserved − {units.size(peak)} at the peak = {units.size(lost)}",
-        evidence=tuple(
-            f"{m.phase}: peak {units.size(m.peak_bytes)}, reserved {units.size(m.reserved_bytes)}" for m in memory
-        ),
-        code=CODE,
-        confidence=MEDIUM,
+    title = f"fragmentation: {units.size(lost)} of {units.size(reserved)} reserved are never in use at once"
+    saving = memory_saved(f"{units.size(reserved)} reserved − {units.size(peak)} at the peak = {units.size(lost)}")
+    evidence = (
+        f"{m.phase}: peak {units.size(m.peak_bytes)}, reserved {units.size(m.reserved_bytes)}" for m in facts.memory
     )
+    return RULE.finding(facts, title, saving, evidence, lost, reserved_bytes=reserved, peak_bytes=peak)

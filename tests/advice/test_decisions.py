@@ -4,12 +4,13 @@ import math
 import msgspec
 import pytest
 
-from flopwise.advice.tuning import decide, wrong
+from flopwise.advice.decisions import KEPT, checked, decide, describe, disagreement
 from flopwise.analysis.comparison import compare_samples
 from flopwise.errors import FlopwiseError
 from flopwise.records.comparison import INCONCLUSIVE
+from flopwise.records.events import Agreed
 from flopwise.records.run import Agreement
-from flopwise.records.tuning import Attempt, Begun, Ended, Row, Tuning
+from flopwise.records.tuning import Attempt, Begun, Decision, Ended, Row, Tuning
 from flopwise.spec.workload import workload
 from flopwise.store.rows import append_row, read_rows
 
@@ -50,45 +51,54 @@ def test_a_file_that_names_other_levers_is_refused(tmp_path, asked):
         read_rows(tmp_path / "tuning.jsonl", Row, "tuning")
 
 
+def kept(*args, **options):
+    return decide(*args, **options).key in KEPT
+
+
 def test_what_is_faster_is_kept_and_what_is_slower_is_not():
-    assert decide(against(0.8), None, None, None) == (True, "faster")
-    assert decide(against(1.2), 10 * GIB, GIB, None)[0] is False
+    assert decide(against(0.8), None, None, None).key == "faster"
+    assert decide(against(1.2), 10 * GIB, GIB, None).key == "slower"
 
 
 def test_as_fast_and_smaller_is_kept():
-    assert decide(against(1.0), 10 * GIB, 9 * GIB, None)[0] is True
-    assert decide(against(1.0), 10 * GIB, 10 * GIB, None)[0] is False
+    assert decide(against(1.0), 10 * GIB, 9 * GIB, None).key == "smaller"
+    assert decide(against(1.0), 10 * GIB, 10 * GIB, None).key == "no difference shown"
 
 
 def test_what_takes_the_hosts_pace_away_stays_if_it_is_not_slower():
-    assert decide(against(1.0), GIB, GIB, None, steadier=True)[0] is True
-    assert decide(against(1.0), GIB, GIB, None)[0] is False
-    assert decide(against(1.001), GIB, GIB, None, steadier=True)[0] is True  # no difference, shown
+    assert decide(against(1.0), GIB, GIB, None, steadier=True).key == "steadier"
+    assert not kept(against(1.0), GIB, GIB, None)
+    assert kept(against(1.001), GIB, GIB, None, steadier=True)  # no difference, shown
     unsure = compare_samples(BEFORE[:6], [70.0, 140.0, 90.0, 130.0, 101.0, 104.0], paired=True)
     assert unsure.verdict == INCONCLUSIVE
     assert unsure.ratio > 1
-    assert decide(unsure, GIB, GIB, None, steadier=True)[0] is False
-    assert decide(against(1.0), GIB, 12 * GIB, 11 * GIB, steadier=True)[0] is False
+    assert not kept(unsure, GIB, GIB, None, steadier=True)
+    assert not kept(against(1.0), GIB, 12 * GIB, 11 * GIB, steadier=True)
 
 
 def test_a_memory_limit_rules():
-    assert decide(against(0.5), 10 * GIB, 12 * GIB, 11 * GIB)[0] is False
-    assert decide(against(1.5), 12 * GIB, 8 * GIB, 11 * GIB)[0] is True
-    assert decide(against(0.5), 8 * GIB, 9 * GIB, 11 * GIB)[0] is True
-    assert decide(against(1.5), 50 * GIB, 50 * GIB - 1, 40 * GIB)[0] is False  # nothing gained, and slower
-    assert decide(against(1.5), 50 * GIB, 45 * GIB, 40 * GIB)[0] is True  # on the way
+    assert decide(against(0.5), 10 * GIB, 12 * GIB, 11 * GIB).key == "over limit"
+    assert decide(against(1.5), 12 * GIB, 8 * GIB, 11 * GIB).key == "under limit"
+    assert kept(against(0.5), 8 * GIB, 9 * GIB, 11 * GIB)
+    assert not kept(against(1.5), 50 * GIB, 50 * GIB - 1, 40 * GIB)  # nothing gained, and slower
+    assert kept(against(1.5), 50 * GIB, 45 * GIB, 40 * GIB)  # on the way
 
 
 def agreement(loss=1.0, gradient=0.0):
     return Agreement(losses=(1.0, loss), reference_losses=(1.0, 1.0), gradient_error=gradient)
 
 
+def wrong(found, precision):
+    decision = disagreement(found, precision)
+    return decision.key if decision is not None else ""
+
+
 def test_rounding_is_allowed_and_errors_are_not():
     assert wrong(agreement(1.01, 0.05), "bf16") == ""
-    assert "loss" in wrong(agreement(1.01, 0.05), "fp32")
-    assert "gradients" in wrong(agreement(1.0, 0.5), "bf16")
-    assert "gradients" in wrong(agreement(1.0, math.nan), "bf16")
-    assert "loss" in wrong(agreement(math.nan), "bf16")
+    assert wrong(agreement(1.01, 0.05), "fp32") == "wrong loss"
+    assert wrong(agreement(1.0, 0.5), "bf16") == "wrong gradients"
+    assert wrong(agreement(1.0, math.nan), "bf16") == "wrong gradients"
+    assert wrong(agreement(math.nan), "bf16") == "wrong loss"
     assert wrong(None, "fp32") == ""
 
 
@@ -97,8 +107,54 @@ def test_a_batch_learnt_by_heart_is_judged_by_its_first_loss():
     assert learnt.loss_error == pytest.approx(0.001 / 0.93)
     assert wrong(learnt, "bf16") == ""
     forgotten = Agreement(losses=(0.06,), reference_losses=(0.03,), first_loss=9.3)
-    assert "loss" in wrong(forgotten, "bf16")
-    assert "loss" in wrong(Agreement(losses=(0.010,), reference_losses=(0.009,)), "bf16")
+    assert wrong(forgotten, "bf16") == "wrong loss"
+    assert wrong(Agreement(losses=(0.010,), reference_losses=(0.009,)), "bf16") == "wrong loss"
+
+
+FASTER = Decision(key="faster")
+
+
+@pytest.mark.parametrize(
+    ("agreed", "draws_random", "key", "check"),
+    [
+        (Agreed(agreement=agreement()), False, "faster", ""),
+        (Agreed(agreement=agreement(1.25)), False, "wrong loss", ""),  # however fast
+        (Agreed(agreement=agreement(1.25)), True, "faster", "random"),
+        (Agreed(failed="no such file"), False, "check failed", ""),
+        (Agreed(), False, "faster", "unchecked"),
+    ],
+)
+def test_a_wrong_result_is_not_kept_however_fast(agreed, draws_random, key, check):
+    found = checked(FASTER, agreed, "fp32", draws_random)
+    assert (found.key, found.check) == (key, check)
+    slower = Decision(key="slower")
+    assert checked(slower, agreed, "fp32", draws_random) == slower
+
+
+def test_every_decision_is_a_sentence():
+    off = {"error": 0.25, "allowed": 0.02, "saved_share": 0.1}
+    keys = (
+        "faster",
+        "smaller",
+        "under limit",
+        "steadier",
+        "over limit",
+        "slower",
+        "no difference shown",
+        "inconclusive",
+    )
+    for key in (*keys, "wrong loss", "wrong gradients", "check failed", "not run"):
+        assert describe(Decision(key=key, values=off, detail="too few samples"))
+    assert describe(Decision(key="smaller", values=off)) == "10% less memory, and not shown to be slower"
+    assert "nan times off" in describe(Decision(key="wrong loss", values={"error": math.nan, "allowed": 0.02}))
+    unchecked = describe(msgspec.structs.replace(FASTER, check="unchecked"))
+    assert unchecked == "faster; losses and gradients not checked"
+
+
+def test_a_decision_with_a_nan_is_read_back():
+    row = attempt(decision=Decision(key="wrong loss", values={"error": math.nan, "allowed": 0.02}))
+    read = msgspec.json.decode(msgspec.json.encode(row), type=Row)
+    assert describe(read.decision) == describe(row.decision)
 
 
 def attempt(**fields):
@@ -121,9 +177,9 @@ def test_what_was_saved_is_by_the_ratio_that_was_judged():
 
 
 def test_too_few_samples_are_the_reason_that_is_told():
-    kept, why = decide(compare_samples([100.0], [25.0] * 3, paired=True), None, None, None)
-    assert not kept
-    assert "inconclusive: too few samples: 1 and 3" in why
+    found = decide(compare_samples([100.0], [25.0] * 3, paired=True), None, None, None)
+    assert found.key == "inconclusive"
+    assert "inconclusive: too few samples: 1 and 3" in describe(found)
 
 
 @pytest.mark.parametrize("field", ["before_ns", "after_bytes"])

@@ -1,0 +1,84 @@
+"""Every threshold and fitted number of the rules, the predictions of levers and the tuner, with its source.
+
+*Judgement*: chosen, not measured; nothing else rests on its exact value. Where a number was measured, the document or the
+command behind it is named. The page on the findings quotes these by name, so that it cannot disagree with them.
+"""
+
+from flopwise.predict.roofline import BESIDE
+
+# --- which findings are reported (judgement)
+LEAST_SAVING_SHARE = 0.01  # of the step: a smaller saving is not worth a line
+LEAST_SAVING_NS = 100_000.0  # nor is one under 0.1 ms …
+SHORT_STEP_SHARE = 0.05  # … unless it is this share of a short step
+LEAST_SAVING_BYTES = 2**28
+
+# --- what a saving of GPU time is worth to the step
+# Of the step idle by late launches: at this share and above, the GPU waits for all the time it saves. Judgement.
+HOST_BOUND_SHARE = 0.5
+
+# --- rules: when they speak (judgement, unless a source is given)
+LAUNCH_BOUND_SHARE = 0.05  # of the step idle by late launches
+OPTIMIZER_SHARE = 0.05  # of the step in an optimizer that could overlap
+LOGITS_SHARE, LOGITS_BYTES = 0.02, 2**30  # of the step in the loss, or of memory
+FRAGMENTED_SHARE, FRAGMENTED_BYTES = 0.10, 2**30  # reserved beyond the peak
+FITS_SHARE, NEARLY_FULL_SHARE = 0.90, 0.92  # of the memory: recomputation is not needed; is missing
+THROTTLED_SHARE, BUSY_PERCENT = 0.03, 50  # of the clock; NVML utilisation at which a sample counts
+BATCH_GAIN, BATCH_GAIN_MORE, BATCH_TIMES = 0.10, 0.03, 64  # least saving per token; of one more doubling; most times
+LOOP_KERNELS = 50  # an optimizer of more kernels loops over its tensors
+EAGER_KERNELS = 3.0  # kernels per call of a module that one fused kernel replaces
+ALIGNED_ELEMENTS, ROUND_UP_TO = 8, 64  # 16 bytes of bf16: NVIDIA's matmul guide, "tensor core requirements"
+
+# --- rules: what the fix saves where only a trace is known
+OVERLAP_SHARE = BESIDE  # of the time that an update and backward's matmuls could share: see predict/roofline.py
+# What fused AdamW takes of foreach's time: 1.03 of 2.83 ms in the two H200 traces of tests/trace/fixtures; to fit again, compare
+# the optimizer phases of `flopwise explain` on both.
+FUSED_OPTIMIZER_SHARE = 0.37
+FUSED_OPTIMIZER_BYTES = 28  # per parameter: weight, gradient and two moments read, three of them written, 4 bytes each
+REACHED_BANDWIDTH = 0.8  # of the peak, by a kernel that streams. Judgement; kernels-2026-11.md has what ours reach
+# cuDNN's time of FlashAttention-2's, forward and backward: 0.57 to 0.64 on an H200, causal, heads of 64 and 128, in
+# benchmarks/results/kernels-2026-11.md; fitted again by `python benchmarks/kernels.py --only attention`.
+CUDNN_SHARE = 0.62
+HALF_SHARE = 0.5  # of the matmul time in bf16 or fp16: a step in half precision
+EAGER_SAVED = 0.6  # of the pieces' time: each reads and writes every tensor two to three times as often. Assumed
+LOSS_SAVED = 0.5  # of the loss kernels: one pass instead of two. Assumed
+CHAIN_SAVED = 0.5  # of a chain beyond one kernel: half of what lies between must still be written for backward. Assumed
+UNALIGNED_SAVED = 0.5  # of products that fall back to kernels without 16-byte loads. Assumed
+CAST_WRITTEN_SHARE = 0.3  # of the casts' time, to write the copies once, where the parameters are unknown. Assumed
+GRADIENT_PASSES = 2.0  # a gradient that exists is read and written once more when backward adds to it: counted
+COMPILED_CALL_NS = 100_000.0  # the host's cost of one call of a compiled graph, without ceilings. Assumed
+
+# --- predictions corrected by what was measured (judgement: they tell a correction from a different step)
+WIDEST_CORRECTION = 3.0  # up or down
+HOST_MATTERS = 0.75  # of the GPU's time: a host this busy may hold up the step
+GPU_BOUND = 0.95  # of the step: the host's clock then includes its waiting for a full queue
+LAUNCH_QUEUE = 1000  # kernels, about: a host this far ahead of the GPU has to wait
+HOST_BOUND = 0.9  # of the step spent launching: the host did not wait
+# Work bound by memory draws this share of the power cap while matmuls draw more: fitted to 2.7B's steps on an H200, see
+# benchmarks/results/tune-2026-11.md; `python benchmarks/tune_savings.py RUN… --again CEILINGS` shows what another value does.
+MEMORY_POWER_SHARE = 0.78
+LEAST_CAPPED_RATE = 0.4  # of the ceilings' rate: a slower step is not slow because of the cap alone. Judgement
+
+# --- tune: which lever is worth measuring
+WORTH_TRYING = 0.003  # of the step. Judgement: `compare` calls differences under 0.5 % none, and predictions err
+WORTH_TRYING_ALONE = 0.01  # of two steps that do not fit the GPU together: their samples resolve no less
+# A host busy for this share of the GPU's time makes the step vary with it: now; with the lever next in line. Judgement.
+HOST_SHOWS, HOST_WOULD_SHOW = 0.4, 0.6
+SHALLOW_LAYERS, DEEP_LAYERS = (2, 4), 8  # savings grow nearly linearly with depth: deeper models are extrapolated
+# Seconds to measure a lever, and to compile: an H200 machine took 30 s for 12 layers whole, 13 s for one block used by all 8
+# layers (`flopwise bench --compile default|blocks` shows its setup). They order the levers, nothing else.
+SECONDS_TO_TRY, SECONDS_TO_COMPILE, SECONDS_PER_LAYER, SECONDS_PER_BLOCK = 6.0, 6.0, 2.0, 10.0
+UNKNOWN_LAYERS = 12  # of a user's own model
+
+# --- tune: how levers are measured (judgement)
+PAIR_MEMORY = 0.95  # of the GPU's memory, for two steps at once; if they do not fit after all, they are measured alone
+FIT_MEMORY = (0.92, 0.8, 0.65)  # of it, for a step that replaces one that does not fit, until one runs
+MORE_ROUNDS, MORE_SECONDS = 3, 4.0  # times as many, once, where the first rounds leave the answer open
+DETAILED_SAMPLES = 3  # by phase and by the GPU's clock: predictions need them, comparisons do not
+
+# --- tune: which lever is kept
+SMALLER_SHARE = 0.05  # of the peak: a lever that is not faster is kept if it saves more. Judgement
+# How far losses and gradients may be from the fp32 reference, by precision: rounding, with room for a few steps of training.
+# `python benchmarks/precision_agreement.py` measures what right steps show (benchmarks/results/tune-2026-11.md).
+LOSS_BOUNDS = {"fp32": 1e-3, "tf32": 5e-3}
+GRADIENT_BOUNDS = {"fp32": 5e-3, "tf32": 2e-2}
+HALF_LOSS_BOUND, HALF_GRADIENT_BOUND = 2e-2, 0.15  # bf16 and fp16

@@ -1,0 +1,420 @@
+"""The tuner as a pure state machine: what to measure next, and what a measurement decides. No process, file or clock here.
+
+    state = begin(setup)
+    while (action := next_action(state)) is not None:
+        state = advance(state, action, <what carrying it out gave>, elapsed_s)
+
+`flopwise.api.tune` carries the actions out. Each row that a state has more than the one before it is to be stored.
+"""
+
+import math
+from collections.abc import Sequence
+from statistics import median
+
+import msgspec
+
+from flopwise.advice import constants, decisions
+from flopwise.advice import tuner_actions as actions
+from flopwise.advice.moves import REDONE_BY, ROUNDED, Move, moves, reference_of, to_fit
+from flopwise.advice.predicted import peak_bytes
+from flopwise.advice.ranking import MoveRanking
+from flopwise.analysis.comparison import compare_samples
+from flopwise.capture.interleave import MUCH_FASTER, MUCH_FASTER_RATIO, MUCH_SLOWER, MUCH_SLOWER_RATIO, PairMeasured
+from flopwise.errors import FlopwiseError
+from flopwise.records.comparison import FASTER, INCONCLUSIVE, SLOWER, Comparison
+from flopwise.records.events import Agreed
+from flopwise.records.run import CRASH, INTERRUPTED, OK, OOM, STEP, PhaseMemory, Point
+from flopwise.records.tuning import BUDGET_SPENT, NOTHING_LEFT, Attempt, Begun, Decision, Ended, Row
+from flopwise.spec.workload import Workload
+from flopwise.statistics import FEWEST
+
+START = "start"  # the group of the step before anything is changed
+ALONE = 2 * FEWEST  # samples of a step that is not interleaved with another: drift then shows in one of them only
+
+
+class TunerState(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that the next choice depends on."""
+
+    setup: actions.Setup
+    start: Workload  # the step that is tuned: the one asked for, or one that fits in its place
+    elapsed_s: float = 0.0
+    notes: tuple[tuple[str, str], ...] = ()  # key and text
+    reference: Workload | None = None  # None: not written yet
+    can_check: bool = False
+    draws_random: bool = False  # with a lever the step may draw other numbers: that is no error
+    too_large: Point | None = None  # the step asked for, if it does not fit
+    fit_tries: int = 0
+    trace_start: bool = True
+    best: Point | None = None
+    ranking: MoveRanking | None = None
+    tried: frozenset[tuple[str, str]] = frozenset()  # a lever and the move's name
+    beaten: tuple[Workload, ...] = ()
+    repeat: actions.MeasureAlone | actions.MeasurePair | None = None  # the move on trial needs another measurement
+    rows: tuple[Row, ...] = ()
+
+    @property
+    def attempts(self) -> list[Attempt]:
+        return [row for row in self.rows if isinstance(row, Attempt)]
+
+
+def begin(setup: actions.Setup) -> TunerState:
+    """Before anything is measured."""
+    state = TunerState(setup=setup, start=setup.start)
+    precision = setup.start.recipe.precision
+    if setup.limit_bytes is not None and not setup.on_gpu:
+        text = "on the CPU a step's peak memory is not measured: the memory limit is ignored"
+        state = _noted(state, "no_memory_limit", text)
+    if setup.keep_exact and precision in ROUNDED["precision"]:
+        text = f"the step starts in {precision}, which stays: --keep-exact only excludes levers that round more"
+        state = _noted(state, "starts_rounded", text)
+    return state
+
+
+def next_action(state: TunerState) -> actions.Action | None:
+    """What to measure next; None: it is over."""
+    if state.rows and isinstance(state.rows[-1], Ended):
+        return None
+    if state.reference is None:
+        return actions.WriteReference(workload=_reference(state.setup))
+    if state.best is None:
+        return _measure_start(state)
+    if state.repeat is not None:
+        return state.repeat
+    move = next_move(state)
+    if move is None:
+        return _finish(state, NOTHING_LEFT)
+    if state.elapsed_s > state.setup.budget_s:
+        return _finish(state, BUDGET_SPENT)
+    if fits_beside_best(state, move):
+        return actions.MeasurePair(move=move, group=_group(state), rounds=FEWEST, check=state.can_check)
+    return _alone(state, move)
+
+
+def advance(state: TunerState, action: actions.Action, result: actions.Result, elapsed_s: float) -> TunerState:
+    """The state after an action was carried out; raises FlopwiseError where there is nothing to go on with."""
+    state = msgspec.structs.replace(state, elapsed_s=elapsed_s)
+    match action, result:
+        case actions.WriteReference(), actions.ReferenceWritten():
+            return _referenced(state, action.workload, result)
+        case actions.MeasureAlone(move=None), actions.Measured():
+            return _started(state, action, result)
+        case actions.MeasureAlone(), actions.Measured():
+            return _measured_alone(state, action, result)
+        case actions.MeasurePair(), PairMeasured():
+            return _pair_measured(state, action, result)
+        case actions.Finish(), actions.Finished():
+            return _ended(state, action, result)
+        case _:
+            raise TypeError(f"{type(result).__name__} is no answer to {type(action).__name__}")
+
+
+# --- the reference
+
+
+def _reference(setup: actions.Setup) -> Workload:
+    """In eager fp32; with less memory where that does not fit."""
+    plain = reference_of(setup.start)
+    peak = peak_bytes(plain, setup.gpu)
+    return reference_of(setup.start, lighter=True) if peak is not None and peak > _memory(setup) else plain
+
+
+def _memory(setup: actions.Setup) -> float:
+    return math.inf if setup.memory_bytes is None else setup.memory_bytes
+
+
+def _referenced(state: TunerState, reference: Workload, result: actions.ReferenceWritten) -> TunerState:
+    first, error = result.agreement, result.error
+    if reference != reference_of(state.setup.start):
+        text = f"in eager fp32 it does not fit: the reference is {reference.label()}"
+        state = _noted(state, "lighter_reference", text)
+    if first is None:
+        state = _noted(state, "no_reference", f"no reference to compare with: {error}")
+    elif any(not math.isfinite(x) for x in (*first.losses, first.gradient_error or 0.0)):
+        text = "the reference's own loss or gradients are not finite: nothing can be checked"
+        state, first = _noted(state, "reference_not_finite", text), None
+    draws_random = result.agreement is not None and result.agreement.draws
+    return msgspec.structs.replace(state, reference=reference, can_check=first is not None, draws_random=draws_random)
+
+
+# --- the step to start from
+
+
+def _measure_start(state: TunerState) -> actions.MeasureAlone:
+    start = state.setup.start if state.too_large is None else _fitting(state)[-1].workload
+    trace = state.trace_start and state.setup.on_gpu
+    return actions.MeasureAlone(
+        workload=start, group=START, samples=FEWEST if trace else ALONE, trace=trace, check=state.can_check
+    )
+
+
+def _fitting(state: TunerState) -> list[Move]:
+    """The moves that make a step fit that does not; more of them with every try."""
+    setup, failed, n = state.setup, state.too_large, state.fit_tries
+    assert failed is not None
+    room = constants.FIT_MEMORY[n] * _memory(setup) if n < len(constants.FIT_MEMORY) else 0.0
+    path = to_fit(setup.start, setup.gpu, room, keep_exact=setup.keep_exact) if room else []
+    if not path:
+        raise FlopwiseError(f"{setup.start.label()}: {failed.reason}; no lever makes it fit", failed.hint)
+    return path
+
+
+def _started(state: TunerState, action: actions.MeasureAlone, result: actions.Measured) -> TunerState:
+    point = result.point
+    if point.status == OK:
+        return _begun(state, action.workload, result)
+    if point.status == OOM and state.setup.on_gpu and peak_bytes(action.workload, state.setup.gpu) is not None:
+        tries = state.fit_tries + (state.too_large is not None)
+        return msgspec.structs.replace(state, too_large=state.too_large or point, fit_tries=tries)
+    if action.trace:  # perhaps it was the profiler that failed
+        return msgspec.structs.replace(state, trace_start=False)
+    where = f" ({state.setup.logs})" if point.status == CRASH and state.setup.logs else ""
+    raise FlopwiseError(f"{action.workload.label()}: {point.status}: {point.reason}", f"{point.hint}{where}")
+
+
+def _begun(state: TunerState, start: Workload, result: actions.Measured) -> TunerState:
+    point, inspection, agreement = result.point, result.inspection, result.agreed.agreement
+    assert inspection is not None
+    if state.too_large is not None:
+        names = ", ".join(move.name for move in _fitting(state))
+        text = f"{state.setup.start.label()} does not fit ({state.too_large.reason}): started with {names}"
+        state = _noted(state, "made_to_fit", text)
+    # Not even the reference itself gives the same results twice.
+    varies = start == reference_of(start) and decisions.disagreement(agreement, start.recipe.precision) is not None
+    state = msgspec.structs.replace(state, draws_random=state.draws_random or varies)
+    if state.draws_random:
+        text = "the step draws random numbers, as dropout does: losses and gradients are shown, not judged"
+        state = _noted(state, "draws_random", text)
+    if not state.setup.on_gpu:
+        state = _noted(state, "no_trace", "on the CPU there is no GPU trace: no waterfall, no findings")
+    elif inspection.problem:
+        state = _noted(state, "no_trace", f"no findings of the first step: {inspection.problem}")
+    row = Begun(
+        workload=start,
+        step_ns=_step_ns(point),
+        peak_bytes=_peak(point.memory),
+        gpu=state.setup.gpu_name,
+        waterfall=inspection.facts.waterfall,
+        findings=inspection.findings,
+        agreement=agreement,
+        notes=tuple(text for _, text in state.notes),
+        note_keys=tuple(key for key, _ in state.notes),
+    )
+    ranking = MoveRanking(inspection.facts, inspection.findings)
+    return msgspec.structs.replace(state, start=start, best=point, ranking=ranking, rows=(*state.rows, row))
+
+
+# --- which lever next
+
+
+def next_move(state: TunerState) -> Move | None:
+    """The most promising lever that was not tried yet; None: nothing is worth trying."""
+    best, ranking, setup = _best(state), _ranking(state), state.setup
+    over = setup.limit_bytes is not None and (_peak(best.memory) or 0) > setup.limit_bytes
+    allowed = moves(best.trial.workload, keep_exact=setup.keep_exact, smaller=over, on_gpu=setup.on_gpu)
+    new = [one for one in allowed if one.workload not in state.beaten and (one.lever, one.name) not in state.tried]
+    if not setup.on_gpu:  # on a CPU half precision is seldom faster
+        new.sort(key=lambda move: move.lever == "precision")
+    least_ns = -math.inf if over else constants.WORTH_TRYING * _step_ns(best)
+    while (move := ranking.choose(new, least_ns)) is not None and not over and _too_small_to_see(state, move):
+        new.remove(move)
+    return move
+
+
+def _too_small_to_see(state: TunerState, move: Move) -> bool:
+    """Whether its prediction is less than two steps show that are not measured interleaved."""
+    saving_ns = _ranking(state).saving_ns(move)
+    small = saving_ns is not None and saving_ns < constants.WORTH_TRYING_ALONE * _step_ns(_best(state))
+    return small and move.lever != "graph" and not fits_beside_best(state, move)
+
+
+def fits_beside_best(state: TunerState, move: Move) -> bool:
+    """Whether both steps fit the device at once."""
+    best_bytes = _peak(_best(state).memory) or 0
+    return best_bytes + (_ranking(state).peak_bytes(move) or best_bytes) < constants.PAIR_MEMORY * _memory(state.setup)
+
+
+def _alone(state: TunerState, move: Move) -> actions.MeasureAlone:
+    return actions.MeasureAlone(
+        workload=move.workload, group=_group(state), samples=ALONE, check=state.can_check, move=move
+    )
+
+
+def _group(state: TunerState) -> str:
+    return f"attempt {len(state.attempts) + 1}"
+
+
+# --- what a measurement decides
+
+
+def _measured_alone(state: TunerState, action: actions.MeasureAlone, result: actions.Measured) -> TunerState:
+    point, before, move = result.point, _best(state), action.move
+    assert move is not None
+    if point.status != OK:
+        return _failed(state, move, point)
+    samples = _walls(before), _walls(point)
+    found = compare_samples(*samples, paired=False)
+    return _judged(state, move, samples, found, (before, point), result.agreed)
+
+
+def _pair_measured(state: TunerState, action: actions.MeasurePair, result: PairMeasured) -> TunerState:
+    move, after = action.move, result.point
+    if after.status == OOM and state.setup.on_gpu:  # perhaps there is room for one of them
+        return msgspec.structs.replace(state, repeat=_alone(state, move))
+    if after.status != OK:
+        return _failed(state, move, after)
+    samples = list(result.best_ns), _walls(after)
+    found = _with_early_end(compare_samples(*samples, paired=True), result.stopped)
+    if found.verdict == INCONCLUSIVE and not action.more:
+        rounds = int(constants.MORE_SECONDS * 1e9 * state.setup.seconds / (median(samples[0]) + median(samples[1])))
+        more = max(FEWEST, min(constants.MORE_ROUNDS * FEWEST, rounds))
+        return msgspec.structs.replace(state, repeat=msgspec.structs.replace(action, rounds=more, more=True))
+    best = _best(state)
+    before = msgspec.structs.replace(best, memory=result.best_memory or best.memory)
+    return _judged(state, move, samples, found, (before, after), result.agreed)
+
+
+def _with_early_end(found: Comparison, stopped: str) -> Comparison:
+    """The verdict where rounds ended early because all of them said the same; there is no interval then."""
+    early = {
+        MUCH_SLOWER: (SLOWER, f"more than {MUCH_SLOWER_RATIO:g} times as slow in every round"),
+        MUCH_FASTER: (FASTER, f"less than {MUCH_FASTER_RATIO:.0%} of the time in every round"),
+    }
+    if stopped not in early:
+        return found
+    verdict, reason = early[stopped]
+    return msgspec.structs.replace(found, verdict=verdict, reason=reason, low=None, high=None)
+
+
+def _failed(state: TunerState, move: Move, point: Point) -> TunerState:
+    decision = Decision(key=decisions.NOT_RUN, detail=point.reason)
+    failed = {"status": point.status, "why": point.reason, "decision": decision}
+    return _tried(state, move, msgspec.structs.replace(_attempt(state, move), **failed))
+
+
+def _judged(
+    state: TunerState,
+    move: Move,
+    samples: tuple[list[int], list[int]],
+    found: Comparison,
+    points: tuple[Point, Point],
+    agreed: Agreed,
+) -> TunerState:
+    """Keep the lever, or not: faster or smaller, and right."""
+    sizes = _peak(points[0].memory), _peak(points[1].memory)
+    decision = decisions.decide(found, *sizes, state.setup.limit_bytes, steadier=move.lever == "graph")
+    decision = decisions.checked(decision, agreed, move.workload.recipe.precision, state.draws_random)
+    attempt = msgspec.structs.replace(
+        _attempt(state, move),
+        before_ns=float(median(samples[0])),
+        after_ns=float(median(samples[1])),
+        comparison=found,
+        before_bytes=sizes[0],
+        after_bytes=sizes[1],
+        agreement=agreed.agreement,
+        kept=decision.key in decisions.KEPT,
+        why=decisions.describe(decision),
+        decision=decision,
+    )
+    state = _tried(state, move, attempt)
+    return _with_best(state, move, points[1]) if attempt.kept else state
+
+
+def _attempt(state: TunerState, move: Move) -> Attempt:
+    ranking = _ranking(state)
+    return Attempt(
+        lever=move.lever,
+        value=move.value,
+        also=move.also,
+        before=str(getattr(_best(state).trial.workload.recipe, move.lever)),
+        status=OK,
+        predicted_ns=ranking.saving_ns(move),
+        arithmetic=ranking.arithmetic(move),
+        rules=tuple(finding.rule for finding in ranking.asking(move)),
+    )
+
+
+def _tried(state: TunerState, move: Move, attempt: Attempt) -> TunerState:
+    tried = state.tried | {(move.lever, move.name)}
+    return msgspec.structs.replace(state, rows=(*state.rows, attempt), tried=tried, repeat=None)
+
+
+def _with_best(state: TunerState, move: Move, point: Point) -> TunerState:
+    """With a new best step. After some levers, what failed before may be worth another try."""
+    tried = state.tried
+    if move.lever in REDONE_BY:
+        kept = {(attempt.lever, attempt.name) for attempt in state.attempts if attempt.kept}
+        tried = frozenset(one for one in tried if one[0] == move.lever or one in kept)
+    beaten = (*state.beaten, _best(state).trial.workload)
+    ranking = _ranking(state).after(point)
+    return msgspec.structs.replace(state, best=point, ranking=ranking, tried=tried, beaten=beaten)
+
+
+# --- the end
+
+
+def _finish(state: TunerState, stopped: str) -> actions.Finish:
+    best = _best(state).trial.workload
+    trace = best if best != state.start and state.setup.on_gpu and stopped != INTERRUPTED else None
+    return actions.Finish(stopped=stopped, trace=trace)
+
+
+def interrupted(state: TunerState) -> actions.Finish | None:
+    """How to end it at once, keeping what was measured; None: there is nothing to keep yet."""
+    return _finish(state, INTERRUPTED) if state.best is not None else None
+
+
+def _ended(state: TunerState, action: actions.Finish, result: actions.Finished) -> TunerState:
+    best = _best(state)
+    row = Ended(
+        workload=best.trial.workload,
+        step_ns=_step_ns(best),
+        peak_bytes=_peak(best.memory),
+        waterfall=result.waterfall,
+        stopped=action.stopped,
+        seconds=state.elapsed_s,
+        notes=throttle_notes(result.throttle),
+    )
+    return msgspec.structs.replace(state, rows=(*state.rows, row))
+
+
+def throttle_notes(throttle: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+    """Whether the GPU's clock was held down while levers were measured; of every measurement, why.
+
+    >>> throttle_notes([(), ("software power cap",)])
+    ('the GPU was throttled (software power cap) in 1 of 2 measurements: less work saves less time then',)
+    """
+    why = ", ".join(dict.fromkeys(reason for one in throttle for reason in one))
+    n = sum(map(bool, throttle))
+    text = f"the GPU was throttled ({why}) in {n} of {len(throttle)} measurements: less work saves less time then"
+    return (text,) if why else ()
+
+
+# --- small questions
+
+
+def _noted(state: TunerState, key: str, text: str) -> TunerState:
+    return msgspec.structs.replace(state, notes=(*state.notes, (key, text)))
+
+
+def _best(state: TunerState) -> Point:
+    assert state.best is not None
+    return state.best
+
+
+def _ranking(state: TunerState) -> MoveRanking:
+    assert state.ranking is not None
+    return state.ranking
+
+
+def _peak(memory: Sequence[PhaseMemory]) -> int | None:
+    """The step's peak; None where it was not measured."""
+    return max((phase.peak_bytes for phase in memory), default=None)
+
+
+def _walls(point: Point) -> list[int]:
+    times = point.times(STEP)
+    return list(times.wall_ns) if times else []
+
+
+def _step_ns(point: Point) -> float:
+    return float(median(_walls(point)))

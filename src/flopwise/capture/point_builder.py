@@ -1,0 +1,149 @@
+"""What a worker's process reports, folded into a point: whatever came before a crash is kept."""
+
+import signal
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from flopwise.capture.telemetry import Watch
+from flopwise.records import events
+from flopwise.records.events import Done, Event, Exited, PhaseSample, Started
+from flopwise.records.run import CRASH, STEP, Environment, PhaseTimes, Point
+from flopwise.spec.workload import Trial
+
+
+class ProcessState:
+    """A worker's process from its start to its end: its id, its last report, its exit."""
+
+    def __init__(self) -> None:
+        self.pid = 0
+        self.begun = time.monotonic()
+        self.done: Done | None = None
+        self.exited: Exited | None = None
+
+    def take(self, event: Event) -> None:
+        match event:
+            case Started():
+                self.pid = event.pid
+            case Done():
+                self.done = event
+            case Exited():
+                self.exited = event
+            case _:
+                pass
+
+    def outcome(self) -> Done:
+        """How it ended, from its last report and its exit code."""
+        if self.done is not None:
+            return self.done
+        code = self.exited.code if self.exited else 1
+        reason = f"the process ended with code {code} and no result"
+        if code < 0:
+            likely = ": most likely the system ran out of memory" if -code == signal.SIGKILL else ""
+            reason = f"the process was ended by {signal_name(-code)}{likely}"
+        return Done(status=CRASH, reason=reason, hint="the run's logs/ folder has its output")
+
+
+class PointBuilder(ProcessState):
+    """Folds a trial's events into its point."""
+
+    def __init__(self, trial: Trial, paired_with: str = "") -> None:
+        super().__init__()
+        self.trial, self.paired_with = trial, paired_with
+        self.started_at = datetime.now(UTC).isoformat(timespec="seconds")
+        self.environment: Environment | None = None
+        self.ready = events.Ready(setup_ns=0)
+        self.warmup_ns: list[int] = []
+        self.warmup_rule = ""
+        self.samples: list[dict[str, PhaseSample]] = []
+        self.memory = events.MemoryMeasured(memory=())
+        self.traced = events.Traced(path="", step_ns=0)
+        self.recorded = events.Recorded(path="")
+        self.agreed = events.Agreed()
+        self.watch: Watch | None = None
+
+    def take(self, event: Event) -> None:
+        super().take(event)
+        match event:
+            case events.Surroundings():
+                self.environment = event.environment
+                self.watch = Watch(event.gpu_uuid).__enter__()
+            case events.Ready():
+                self.ready = event
+            case events.WarmupStep():
+                self.warmup_ns.append(event.wall_ns)
+            case events.WarmedUp():
+                self.warmup_rule = event.rule
+            case events.Sampled():
+                self.samples.append(event.phases)
+            case events.MemoryMeasured():
+                self.memory = event
+            case events.Traced():
+                self.traced = event
+            case events.Recorded():
+                self.recorded = event
+            case events.Agreed():
+                self.agreed = event
+            case _:
+                pass
+
+    def finish(self, ended: Done) -> Point:
+        """The point; telemetry is read no more."""
+        if self.watch is not None:
+            self.watch.__exit__(None, None, None)
+        return self.point(ended)
+
+    def point(self, ended: Done) -> Point:
+        """What was measured so far."""
+        return Point(
+            key=self.trial.key(),
+            trial=self.trial,
+            status=ended.status,
+            reason=ended.reason,
+            hint=ended.hint,
+            phases=_phases(self.samples),
+            warmup_ns=tuple(self.warmup_ns),
+            warmup_rule=self.warmup_rule,
+            setup_ns=self.ready.setup_ns,
+            captured_first_ns=self.ready.captured_first_ns,
+            stopped=ended.stopped,
+            memory=self.memory.memory,
+            peak_rss_bytes=ended.peak_rss_bytes,
+            ran=ended.ran,
+            telemetry=self.watch.telemetry() if self.watch else None,
+            environment=self.environment,
+            paired_with=self.paired_with,
+            trace_file=Path(self.traced.path).name,
+            traced_step_ns=self.traced.step_ns,
+            memory_file=Path(self.recorded.path).name,
+            started_at=self.started_at,
+            elapsed_s=round(time.monotonic() - self.begun, 3),
+        )
+
+
+def _phases(samples: Sequence[dict[str, PhaseSample]]) -> tuple[PhaseTimes, ...]:
+    """Every sample of each phase; later rounds may hold the step alone."""
+    if not samples:
+        return ()
+    has_gpu = samples[0][STEP].gpu_ns is not None
+    rounds = {phase: [sample[phase] for sample in samples if phase in sample] for phase in samples[0]}
+    return tuple(_times(phase, taken, has_gpu) for phase, taken in rounds.items())
+
+
+def _times(phase: str, rounds: Sequence[PhaseSample], has_gpu: bool) -> PhaseTimes:
+    on_gpu = [(sample.gpu_ns, sample.held) for sample in rounds if sample.gpu_ns is not None]
+    return PhaseTimes(
+        phase=phase,
+        wall_ns=tuple(sample.wall_ns for sample in rounds),
+        launch_ns=tuple(sample.launch_ns or 0 for sample in rounds) if has_gpu else (),
+        gpu_ns=tuple(ns for ns, _ in on_gpu),
+        gpu_held=tuple(held for _, held in on_gpu),
+    )
+
+
+def signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"code {-number}"

@@ -1,0 +1,37 @@
+"""Pages that quote a constant quote its value."""
+
+from pathlib import Path
+
+import pytest
+
+from flopwise.advice import constants
+from flopwise.capture.interleave import MUCH_SLOWER_RATIO, MUCH_SLOWER_ROUNDS
+
+PAGE = " ".join((Path(__file__).parents[2] / "docs" / "how-to" / "tune.md").read_text().split())
+
+
+def percent(share):
+    return f"{100 * share:g} %"
+
+
+def bounds(precision):
+    loss = constants.LOSS_BOUNDS.get(precision, constants.HALF_LOSS_BOUND)
+    return f"| {percent(loss)} | {percent(constants.GRADIENT_BOUNDS.get(precision, constants.HALF_GRADIENT_BOUND))} |"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"less than {percent(constants.WORTH_TRYING)} of the step ({percent(constants.WORTH_TRYING_ALONE)} where two steps",
+        f"| fp32 {bounds('fp32')}",
+        f"| TF32 {bounds('tf32')}",
+        f"| bf16, fp16 {bounds('bf16')}",
+        f"{percent(constants.SMALLER_SHARE)} less memory",
+        f"or saves {percent(constants.SMALLER_SHARE)}",
+        f"up to {('zero', 'one', 'two', 'three')[constants.MORE_ROUNDS]} times as many rounds more",
+        f"more than {('zero', 'one', 'twice')[int(MUCH_SLOWER_RATIO)]} as long in each of the first",
+        f"first {('zero', 'one', 'two')[MUCH_SLOWER_ROUNDS]} rounds is given up",
+    ],
+)
+def test_the_how_to_quotes_the_constants(text):
+    assert text in PAGE

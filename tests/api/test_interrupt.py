@@ -1,0 +1,136 @@
+"""Ctrl-C from Python: what was measured is stored, then KeyboardInterrupt is raised."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from flopwise.api import memory as memory_module
+from flopwise.api import profile as profile_module
+from flopwise.api import sweep as sweep_module
+from flopwise.api.profile import profile
+from flopwise.api.sweep import sweep
+from flopwise.errors import Interrupted
+from flopwise.records.events import Surroundings
+from flopwise.records.run import INTERRUPTED, Environment, PhaseTimes, Point
+from flopwise.spec.sweep import sweep_from
+from flopwise.store import StoredRun, list_runs
+from flopwise.store.tuning import read_tuning
+
+STEPS = Path(__file__).parents[1] / "capture"
+OPENING = """
+import signal
+import flopwise
+from flopwise.capture.progress import Progress
+from flopwise.records.events import Sampled
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job begins without one
+
+class Watched(Progress):
+    def event(self, event):
+        if isinstance(event, Sampled):
+            print("sampled", flush=True)
+
+    def trial(self, trial):
+        print(trial.group or "trial", flush=True)
+
+"""
+
+
+def interrupted_at(word: str, tmp_path: Path, program: str) -> list[str]:
+    """What a program prints after a SIGINT that it gets when it has printed `word`."""
+    code = OPENING + textwrap.dedent(program)
+    paths = os.pathsep.join(filter(None, (str(STEPS), os.environ.get("PYTHONPATH"))))
+    environment = os.environ | {"PYTHONPATH": paths, "FLOPWISE_RUNS": str(tmp_path)}
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment)
+    assert child.stdout is not None
+    with child.stdout:
+        for line in child.stdout:
+            if line.strip() == word:
+                break
+        child.send_signal(signal.SIGINT)
+        lines = [line.strip() for line in child.stdout]
+    assert child.wait() == 0
+    return lines
+
+
+def test_a_loop_of_benches_stops_and_keeps_what_was_measured(tmp_path):
+    program = """
+        try:
+            for number in range(100):
+                flopwise.bench("py:steps:slow", device="cpu", warmup=0, samples=100_000, progress=Watched())
+        except KeyboardInterrupt as stop:
+            print("stopped in", number, type(stop).__name__, stop.result.points[0].status)
+    """
+    assert interrupted_at("sampled", tmp_path, program)[-1] == "stopped in 0 Interrupted interrupted"
+    (run,) = list_runs(tmp_path)
+    (point,) = StoredRun.load(run.path).points
+    assert point.status == INTERRUPTED
+    assert point.times().wall_ns
+
+
+def test_a_tuning_stops_and_keeps_the_best_so_far(tmp_path):
+    program = """
+        try:
+            flopwise.tune("py:steps:slow", device="cpu", seconds=0.1, progress=Watched())
+        except KeyboardInterrupt as stop:
+            print(stop.result.ended.stopped)
+    """
+    assert interrupted_at("attempt 1", tmp_path, program)[-1] == INTERRUPTED
+    found = read_tuning("last", tmp_path)
+    assert (found.ended.stopped, found.attempts) == (INTERRUPTED, ())
+    assert found.best == found.begun.workload
+
+
+class Stopped:
+    """A worker whose trial the user stops after two samples."""
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def look(self, device):
+        return Surroundings(environment=Environment(flopwise="", python="", torch=""), device="cpu")
+
+    def run(self, trial, *_: object, **__: object):
+        times = PhaseTimes(phase="step", wall_ns=(1, 2))
+        return Point(key=trial.key(), trial=trial, status=INTERRUPTED, phases=(times,))
+
+
+TWO = {"name": "two", "base": {"workload": "tiny", "device": "cpu"}, "group": {"sizes": {"context": [16, 32]}}}
+
+
+@pytest.mark.parametrize(
+    ("module", "verb"),
+    [
+        (sweep_module, lambda runs: sweep(sweep_from(TWO), runs=runs)),
+        (profile_module, lambda runs: profile("tiny", device="cpu", runs=runs)),
+    ],
+    ids=["sweep", "profile"],
+)
+def test_other_verbs_do_the_same(tmp_path, monkeypatch, module, verb):
+    monkeypatch.setattr(module, "Worker", Stopped)
+    with pytest.raises(Interrupted) as stopped:
+        verb(tmp_path)
+    (point,) = stopped.value.result.points  # of a sweep, the next is not begun
+    assert point.times().wall_ns == (1, 2)
+    assert len(list_runs(tmp_path)) == 1
+
+
+def test_memory_shows_what_was_recorded_until_then(monkeypatch):
+    report = SimpleNamespace(status=INTERRUPTED)
+    monkeypatch.setattr(memory_module, "capture", lambda *_, **__: None)
+    monkeypatch.setattr(memory_module, "stored_report", lambda *_: report)
+    with pytest.raises(Interrupted) as stopped:
+        memory_module.memory("tiny", device="cpu")
+    assert stopped.value.result is report

@@ -1,0 +1,84 @@
+"""What a user is shown of a tuning."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from flopwise.analysis.comparison import compare_samples
+from flopwise.records.run import Agreement
+from flopwise.records.tuning import Attempt, Begun, Ended, Tuning
+from flopwise.render.tune_view import tune_view, verdict
+from flopwise.spec.workload import workload
+from flopwise.store import StoredRun
+from flopwise.store.tuning import read_tuning
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "h200-2026-11-tune-all"
+
+
+def test_the_turns_speak_where_the_machine_has_drifted():
+    before = Begun(workload=workload("tiny"), step_ns=44e6)
+    ratio = compare_samples([12.0] * 6, [8.4] * 6, paired=True)
+    times = {"before_ns": 12e6, "after_ns": 8.4e6}
+    kept = Attempt(lever="norm", value="torch", before="eager", status="ok", comparison=ratio, kept=True, **times)
+    found = Tuning(
+        run="x", begun=before, attempts=(kept,), ended=Ended(workload=before.workload, step_ns=8.4e6, stopped="")
+    )
+    assert "12.0 ms → 8.40 ms, 1.43x" in verdict(found)
+    assert any("alone, before all others, the first step took 44.0 ms" in note for note in tune_view(found)[0][0].notes)
+    steady = msgspec.structs.replace(found, begun=msgspec.structs.replace(before, step_ns=12e6))
+    assert not any("alone" in note or "pace" in note for note in tune_view(steady)[0][0].notes)
+    drifted = msgspec.structs.replace(found, ended=msgspec.structs.replace(found.ended, step_ns=6e6))
+    assert "12.0 ms → 6.00 ms, 2.00x" in verdict(drifted)
+    assert any("in turns with the best before it, all are 1.43x" in note for note in tune_view(drifted)[0][0].notes)
+    nothing = msgspec.structs.replace(found, attempts=(msgspec.structs.replace(kept, kept=False),))
+    assert "12.0 ms → 12.0 ms, 1.00x" in verdict(nothing)
+    assert tune_view(found)[1]["times_faster"] == pytest.approx(12 / 8.4)
+
+
+def test_a_waterfall_of_another_measurement_says_so():
+    """small at 16 × 1024 on an H200: 30.2 ms when it was measured, 34.6 when it was traced."""
+    notes = tune_view(read_tuning(StoredRun.load(RESULTS / "small-16x1024")))[0][0].notes
+    assert any("the waterfall after is of a step of 34.6 ms" in note for note in notes)
+    notes = tune_view(read_tuning(StoredRun.load(RESULTS / "2.7B-16x1024")))[0][0].notes
+    assert not any("the waterfall" in note for note in notes)
+
+
+def tuning(*attempts, start=None, **levers):
+    """One that kept these attempts."""
+    start = start or workload("tiny", norm="eager")
+    recipe = msgspec.structs.replace(start.recipe, **levers)
+    ended = Ended(
+        workload=msgspec.structs.replace(start, recipe=recipe),
+        step_ns=8e6,
+        stopped="nothing left to try",
+        notes=("hot",),
+    )
+    return Tuning(
+        run="x", begun=Begun(workload=start, step_ns=12e6, notes=("on the CPU",)), attempts=attempts, ended=ended
+    )
+
+
+def attempt(lever, value, **fields):
+    times = {"before_ns": 12e6, "after_ns": 8e6}
+    return Attempt(lever=lever, value=value, before="eager", status="ok", kept=True, **times, **fields)
+
+
+def test_every_line_of_pytorch_stands_beside_its_lever():
+    found = tuning(attempt("norm", "torch"), attempt("loss", "chunked"), norm="torch", loss="chunked")
+    tables, document = tune_view(found)
+    rows = {row["file"].split()[0].strip("#"): row for row in tables[-1].rows if row["file"].startswith("loss")}
+    assert "cross_entropy" in rows["loss"]["code"]
+    (norm,) = (row for row in tables[-1].rows if row["code"] and "rms_norm" in row["code"])
+    assert norm["file"] == "# norm as it is by default"
+    assert document["recipe_toml"] == 'loss = "chunked"'
+
+
+def test_notes_tell_what_was_not_checked_and_how_it_ended():
+    notes = tune_view(tuning(attempt("norm", "torch"), norm="torch"))[0][0].notes
+    assert {"on the CPU", "hot"} <= set(notes)
+    assert any("may be wrong" in note for note in notes)
+    assert any("nothing left to try" in note for note in notes)
+    right = Agreement(losses=(1.0,), reference_losses=(1.0,), gradient_error=0.0)
+    notes = tune_view(tuning(attempt("norm", "torch", agreement=right), norm="torch"))[0][0].notes
+    assert not any("may be wrong" in note for note in notes)
