@@ -4,41 +4,33 @@ from typing import Any
 
 import click
 
-from flopwise.cli.options import (
-    assignments,
-    command_line,
-    device_option,
-    output_options,
-    run_options,
-    sampling_options,
-    workload_arguments,
-    workload_options,
-)  # fmt: skip
-from flopwise.cli.output import chosen, show
+from flopwise.api.bench import bench, bench_implementations, interrupted, outcome
+from flopwise.api.compare import compare_within
+from flopwise.cli import options
+from flopwise.cli.output import chosen_format, show
 from flopwise.errors import FlopwiseError
+from flopwise.render.comparison_view import comparison_view
+from flopwise.render.implementations_view import implementations_view
+from flopwise.render.progress import TerminalProgress
+from flopwise.render.run_view import run_view
+from flopwise.render.table import View
+from flopwise.store import StoredRun
+
+_VERSUS = "Measure a second workload with these changes, in interleaved runs with the first."
 
 
 @click.command("bench")
 @click.argument("workload")
-@workload_options
-@device_option
-@sampling_options
-@click.option(
-    "--versus", metavar="LEVER=VALUE,…", help="Measure a second workload, so changed, in turns with the first."
-)
+@options.workload_options
+@options.device_option
+@options.sampling_options
+@click.option("--versus", metavar="LEVER=VALUE,…", help=_VERSUS)
 @click.option("--impl", metavar="A,B,…", help="Of an operation: its implementations, checked, timed and compared.")
-@click.option("--tag", help="A name for the run.")
-@run_options
-@output_options
+@options.tag_option
+@options.run_options
+@options.output_options
 def command(
-    workload: str,
-    form: str | None,
-    output: str | None,
-    versus: str | None,
-    impl: str | None,
-    tag: str | None,
-    quiet: bool,
-    **given: Any,
+    workload: str, form: str | None, output: str | None, impl: str | None, tag: str | None, quiet: bool, **given: Any
 ) -> int:
     """Time forward, backward, optimizer and the whole step of WORKLOAD, each with three clocks.
 
@@ -48,43 +40,30 @@ def command(
     py:module:factory (your own step), or an operation: op:matmul, op:mlp, op:attention, op:gelu, op:softmax,
     op:rms_norm, op:swiglu, op:rope, op:cross_entropy, op:adamw (--impl manual,torch,compile,triton,…).
     """
-    form = chosen(form, output)
-    from flopwise.api.bench import bench, bench_implementations, interrupted, outcome
-    from flopwise.api.compare import compare_within
-    from flopwise.render.comparison_view import comparison_view
-    from flopwise.render.implementations_view import implementations_view
-    from flopwise.render.progress import ShownProgress
-    from flopwise.render.run_view import run_view
-    from flopwise.store import check_tag, runs_root
-    from flopwise.store import tag as tag_run
-
-    if tag is not None:
-        check_tag(tag)  # before anything is measured
+    form = chosen_format(form, output)
     impls = [word.strip() for word in impl.split(",") if word.strip()] if impl is not None else []
     if impl is not None and not impls:
         raise FlopwiseError("--impl names no implementation", "give one or several, separated by commas")
-    shown = ShownProgress(quiet=quiet)
-    arguments = workload_arguments(given) | ({"impl": impls[0]} if len(impls) == 1 else {})
+    arguments = options.workload_arguments(given) | ({"impl": impls[0]} if len(impls) == 1 else {})
+    arguments |= {"command": options.command_line(), "progress": TerminalProgress(quiet=quiet)}
+    versus = given.pop("versus")
     if len(impls) > 1:
         if versus is not None:
             raise FlopwiseError("--versus and several implementations do not go together", "give one of the two")
-        run = bench_implementations(workload, impls, **arguments, command=command_line(), progress=shown, **given)
-    else:
-        run = bench(
-            workload,
-            **arguments,
-            versus=None if versus is None else assignments((versus,) if versus else ()),
-            command=command_line(),
-            progress=shown,
-            **given,
-        )
-    if tag is not None:
-        tag_run(runs_root(given["runs"]), run.path, tag)
-    tables, document = run_view(run)
-    if len(impls) > 1:
-        tables, document = implementations_view(run, document)
-    if versus is not None and (compared := compare_within(run)) is not None:
-        against, inner = comparison_view(compared.pairs, (), ())
-        tables, document = [*tables, *against], document | {"comparison": inner}
-    show(tables, document, form, output)
-    return outcome(run) if len(impls) < 2 else 130 if interrupted(run) else 0
+        run = options.tagged(lambda: bench_implementations(workload, impls, **arguments, **given), tag, given["runs"])
+        show(implementations_view(run, run_view(run).document), form, output)
+        return 130 if interrupted(run) else 0
+    changes = None if versus is None else options.assignments((versus,) if versus else ())
+    run = options.tagged(lambda: bench(workload, versus=changes, **arguments, **given), tag, given["runs"])
+    show(_view(run, versus is not None), form, output)
+    return outcome(run)
+
+
+def _view(run: StoredRun, versus: bool) -> View:
+    """The run; of two workloads, also how they compare."""
+    view = run_view(run)
+    compared = compare_within(run) if versus else None
+    if compared is None:
+        return view
+    comparison = comparison_view(compared.pairs, (), ())
+    return View([*view.tables, *comparison.tables], view.document | {"comparison": comparison.document})

@@ -4,6 +4,8 @@ from typing import Any
 
 import click
 
+from flopwise import units
+from flopwise.api.tune import tune
 from flopwise.cli.options import (
     command_line,
     device_option,
@@ -12,20 +14,23 @@ from flopwise.cli.options import (
     workload_arguments,
     workload_options,
 )
-from flopwise.cli.output import chosen, show, write_text
+from flopwise.cli.output import check_place, chosen_format, show, write_text
+from flopwise.records.run import INTERRUPTED
+from flopwise.render.progress import TerminalProgress
+from flopwise.render.tune_view import tune_view
+
+_BUDGET = "No lever is started after it: 90s, 10m."
 
 
 @click.command("tune")
 @click.argument("workload")
 @workload_options
 @device_option
-@click.option(
-    "--budget", default="10m", show_default=True, metavar="TIME", help="No lever is begun after it: 90s, 10m."
-)
+@click.option("--budget", default="10m", show_default=True, metavar="TIME", help=_BUDGET)
 @click.option("--memory-limit", metavar="SIZE", help="The most a step may hold: 40GiB.")
 @click.option("--keep-exact", is_flag=True, help="Only levers that round as fp32 does.")
 @click.option("--seconds", type=float, default=3.0, show_default=True, help="The budget for sampling each lever.")
-@click.option("--timeout", type=float, default=900.0, show_default=True, help="Seconds until a step is ended.")
+@click.option("--timeout", type=float, default=900.0, show_default=True, help="Seconds until a step is stopped.")
 @click.option("--save", metavar="FILE.toml", help="Write the recipe there.")
 @run_options
 @output_options
@@ -39,34 +44,28 @@ def command(
     quiet: bool,
     **given: Any,
 ) -> int:
-    """Try the levers on WORKLOAD, keep what is faster (or smaller) and still right, and prove it.
+    """Try the levers on WORKLOAD, keep what is faster (or smaller) and still correct, and prove it.
 
     Example: flopwise tune tiny --device cpu --budget 60s
 
-    Each lever is measured in turns with the best so far, most promising first; its losses and gradients are compared with
-    the same step by hand in fp32. The answer is a recipe, the lines of PyTorch, and predicted beside measured savings.
+    Each lever is measured in interleaved runs with the best so far, most promising first; its losses and gradients are
+    compared with the same step written out in fp32. The answer: a recipe, the lines of PyTorch, predicted and measured savings.
     """
-    form = chosen(form, output)
-    from flopwise import units
-    from flopwise.api.tune import tune
-    from flopwise.cli.output import check_place
-    from flopwise.render.progress import ShownProgress
-    from flopwise.render.tune_view import tune_view
-
+    form = chosen_format(form, output)
     check_place(save)
     tuning = tune(
         workload,
         budget=units.parse_duration(budget) / 1e9,
         memory_limit=None if memory_limit is None else units.parse_size(memory_limit),
         command=command_line(),
-        progress=ShownProgress(quiet=quiet),
+        progress=TerminalProgress(quiet=quiet),
         **workload_arguments(given),
         **given,
     )
-    tables, document = tune_view(tuning)
+    view = tune_view(tuning)
     try:
-        show(tables, document, form, output)
+        show(view, form, output)
     finally:
         if save is not None:
-            write_text(document["recipe_toml"] + "\n", save)
-    return 130 if tuning.ended is None or tuning.ended.stopped == "interrupted" else 0
+            write_text(view.document["recipe_toml"] + "\n", save)
+    return 130 if tuning.ended is None or tuning.ended.stopped == INTERRUPTED else 0

@@ -1,22 +1,18 @@
-"""What a user is shown of the machine."""
+"""What this machine can do, as a table."""
 
 from collections.abc import Sequence
 
 import msgspec
 
 from flopwise.capture.doctor import Check
+from flopwise.records.table import SENTENCE, Column, Table
 from flopwise.render.json import document
-from flopwise.render.table import Column, Table, View
-from flopwise.render.visible import LONGEST_LINE
+from flopwise.render.table import View
 
 
 def doctor_view(checks: Sequence[Check]) -> View:
-    """Each check with what was found and what to do."""
+    """Each check with its result and what to do."""
     rows = tuple(msgspec.structs.asdict(check) for check in checks)
-    columns = (
-        Column("state", "", right=False),
-        Column("name", "what", right=False),
-        Column("found", "found", right=False, longest=LONGEST_LINE),
-        Column("advice", "what to do", right=False, longest=LONGEST_LINE),
-    )
-    return [Table(title="this machine", columns=columns, rows=rows)], document("doctor", checks=rows)
+    words = (Column("found", "result", SENTENCE), Column("advice", "what to do", SENTENCE))
+    columns = (Column("name", "check"), Column("state"), *words)
+    return View([Table("doctor", "This machine", columns, rows)], document("doctor", checks=rows))

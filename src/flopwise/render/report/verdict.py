@@ -4,22 +4,23 @@ from flopwise import units
 from flopwise.analysis.clocks import summarise
 from flopwise.records.comparison import INCONCLUSIVE
 from flopwise.records.finding import Finding
-from flopwise.records.run import OK, STEP
+from flopwise.records.run import OK
 from flopwise.records.tuning import Tuning
-from flopwise.records.waterfall import IDLE_INPUT, IDLE_LAUNCH, IDLE_SYNCHRONISATION, Waterfall
+from flopwise.records.waterfall import IDLE_INPUT, IDLE_LAUNCH, IDLE_OTHER, IDLE_SYNCHRONISATION, Waterfall
 from flopwise.render.lab_view import told
-from flopwise.render.memory_parts import heading
+from flopwise.render.memory_view import heading
 from flopwise.render.report.evidence import ReportPart
-from flopwise.render.report.tune_sections import changed
 from flopwise.snapshot.answers import MemoryReport
 
-WORTH_SAYING = 0.05  # of the step: idle time below goes unsaid
-_WAITS = {
+WORTH_SAYING = 0.05  # of the step: shorter idle time is not mentioned
+_NOTHING_LEFT = "nothing left to try"
+_IDLE = {
     IDLE_LAUNCH: "the GPU waits for the CPU",
     IDLE_SYNCHRONISATION: "the GPU waits for the CPU",
     IDLE_INPUT: "the GPU waits for data",
+    IDLE_OTHER: "the GPU is idle",
 }
-_DO = {
+_ACTIONS = {
     "graph": "Capture it in a CUDA graph",
     "compile": "Compile it",
     "precision": "Compute in {}",
@@ -35,52 +36,62 @@ _DO = {
 
 
 def verdict(part: ReportPart) -> str:
-    """The most telling thing that is known of this target."""
+    """The most important thing that is known of this target."""
     if part.tuning is not None:
         return _of_tuning(part.tuning)
     if part.lab is not None:
         return f"{told(part.lab)}."
     if part.waterfall is not None:
         return _of_waterfall(part.waterfall, part.findings)
-    if part.explanation is not None:
-        e = part.explanation
-        step = e.host_ns.get(STEP, e.window_ns)
-        return _joined(f"A step takes {units.duration(step)}; {e.verdict}.", _advice(part.findings, step))
+    if (e := part.explanation) is not None:
+        return _joined(f"A step takes {units.duration(e.step_ns)}; {e.verdict}.", _advice(part.findings, e.step_ns))
     if part.memory is not None:
         return _of_memory(part.memory)
-    if part.pairs:
-        return _of_pairs(part)
-    return _of_run(part)
+    return _of_pairs(part) if part.pairs else _of_run(part)
 
 
 def _of_tuning(tuning: Tuning) -> str:
     before, after, ratio = tuning.first_ns, tuning.last_ns, tuning.times_faster
-    ended = tuning.ended.stopped if tuning.ended is not None else "cut off"
-    stopped = "" if ended == "nothing left to try" else f" Levers are left to try: {ended}."
-    if not (kept := changed(tuning)):
-        open_ = sum(one.comparison is not None and one.comparison.verdict == INCONCLUSIVE for one in tuning.attempts)
-        shown = "nothing that was tried was kept" if tuning.attempts else "nothing was tried"
-        of = f"; of {len(tuning.attempts)} levers {open_} could not be judged" if open_ else ""
-        return f"A step takes {units.duration(before)}, and {shown}{of}.{stopped}"
+    ended = tuning.ended.stopped if tuning.ended is not None else "stopped before its end"
+    left = "" if ended == _NOTHING_LEFT else f" Levers are left to try: {ended}."
+    if not (levers := kept_levers(tuning)):
+        unclear = sum(a.comparison is not None and a.comparison.verdict == INCONCLUSIVE for a in tuning.attempts)
+        outcome = "nothing that was tried was kept" if tuning.attempts else "nothing was tried"
+        of = f"; {unclear} of {len(tuning.attempts)} levers could not be judged" if unclear else ""
+        return f"A step takes {units.duration(before)}, and {outcome}{of}.{left}"
     faster = f", {ratio:.2f} times as fast" if ratio > 1 else ""
     times = f"{units.duration(before)} to {units.duration(after)}"
-    return f"A step went from {times}{faster}, measured, by: {', '.join(kept)}.{stopped}"
+    return f"A step went from {times}{faster}, measured, by: {', '.join(levers)}.{left}"
+
+
+def kept_levers(tuning: Tuning) -> list[str]:
+    """The levers that the best recipe has and the first had not, in the order they were kept.
+
+    >>> from flopwise.records.tuning import Begun, Ended
+    >>> from flopwise.spec.workload import workload
+    >>> ended = Ended(workload=workload("tiny", loss="chunked"), step_ns=1e7, stopped="")
+    >>> kept_levers(Tuning(run="", begun=Begun(workload=workload("tiny"), step_ns=2e7), attempts=(), ended=ended))
+    ['loss=chunked']
+    """
+    first, best = tuning.begun.workload.recipe, tuning.best.recipe
+    order = list(dict.fromkeys(lever for one in tuning.attempts if one.kept for lever in one.levers))
+    levers = [lever for lever in best.__struct_fields__ if getattr(best, lever) != getattr(first, lever)]
+    levers.sort(key=lambda lever: order.index(lever) if lever in order else -1)
+    return [f"{lever}={getattr(best, lever)}" for lever in levers]
 
 
 def _of_waterfall(found: Waterfall, findings: tuple[Finding, ...]) -> str:
+    first = f"A step takes {units.duration(found.step_ns)}."
     if found.mfu is not None:
         peak = f" (its peak in {found.precision})" if found.precision not in ("", "bf16", "fp16") else ""
         first = f"This step reaches {units.percent(found.mfu, 0)} of the chip{peak}."
-    else:
-        first = f"A step takes {units.duration(found.step_ns)}."
     waits: dict[str, float] = {}
     for part in found.parts:
-        if part.name.startswith("idle"):
-            what = _WAITS.get(part.name, "the GPU is idle")
+        if (what := _IDLE.get(part.name)) is not None:
             waits[what] = waits.get(what, 0.0) + part.share
     most = max(waits, key=lambda what: waits[what], default="")
-    told = f"{units.percent(waits[most], 0)} of the time {most}." if waits.get(most, 0.0) >= WORTH_SAYING else ""
-    return _joined(first, told, _advice(findings, found.step_ns))
+    idle = f"{units.percent(waits[most], 0)} of the time {most}." if waits.get(most, 0.0) >= WORTH_SAYING else ""
+    return _joined(first, idle, _advice(findings, found.step_ns))
 
 
 def _advice(findings: tuple[Finding, ...], step_ns: float) -> str:
@@ -102,15 +113,15 @@ def what_to_do(finding: Finding) -> str:
     if not finding.levers:
         return finding.title.rstrip(".")
     lever, value = next(iter(finding.levers.items()))
-    return _DO.get(lever, f"Set {lever} to {{}}").format(value)
+    return _ACTIONS.get(lever, f"Set {lever} to {{}}").format(value)
 
 
 def _of_memory(found: MemoryReport) -> str:
     if not found.devices:
         return f"{heading(found)}: {found.status}; {found.reason}."
     peak = found.devices[0].peak
-    owner = max(peak.owners, key=lambda name: peak.owners[name]) if peak.owners else ""
-    share = peak.owners[owner] / max(peak.allocated_bytes, 1) if owner else 0.0
+    owner = max(peak.owners, key=lambda name: peak.owners[name], default="")
+    share = peak.owners.get(owner, 0) / max(peak.allocated_bytes, 1)
     most = f" {units.percent(share, 0)} of it is {owner}." if owner else ""
     return f"{heading(found)} holds {units.size(peak.allocated_bytes)} at its peak ({found.obtained}).{most}"
 
@@ -118,11 +129,10 @@ def _of_memory(found: MemoryReport) -> str:
 def _of_pairs(part: ReportPart) -> str:
     a, b, compared = part.pairs[0]
     before, after = (summarise(point)[0].wall.median for point in (a, b))
-    changed = " ".join(f"{k}={v}" for k, v in b.trial.workload.recipe.changed().items()) or b.trial.workload.label()
-    return (
-        f"{a.trial.workload.label()}: with {changed} a step is {compared.verdict}, "
-        f"{units.duration(before)} → {units.duration(after)}, measured in turns."
-    )
+    levers = b.trial.workload.recipe.changed()
+    changed = " ".join(f"{lever}={value}" for lever, value in levers.items()) or b.trial.workload.label()
+    times = f"{units.duration(before)} → {units.duration(after)}"
+    return f"{a.trial.workload.label()}: with {changed} a step is {compared.verdict}, {times}, measured in interleaved runs."
 
 
 def _of_run(part: ReportPart) -> str:
@@ -131,17 +141,16 @@ def _of_run(part: ReportPart) -> str:
     points = part.points
     if len(points) == 1:
         step = summarise(points[0])[0]
-        label = points[0].trial.workload.label()
-        idle = step.gpu_idle_share if step.gpu_exact else None
-        waits = f"; the GPU is idle {units.percent(idle, 0)} of it" if idle is not None and idle >= WORTH_SAYING else ""
-        return f"A step of {label} takes {units.duration(step.wall.median)}{waits}."
+        idle = (step.gpu_idle_share or 0.0) if step.gpu_exact else 0.0
+        waits = f"; the GPU is idle {units.percent(idle, 0)} of it" if idle >= WORTH_SAYING else ""
+        return f"A step of {points[0].trial.workload.label()} takes {units.duration(step.wall.median)}{waits}."
     failed = sum(point.status != OK for point in part.run.points)
-    told = f"{len(points)} points measured" + (f", {failed} failed" if failed else "")
+    count = f"{len(points)} points measured" + (f", {failed} failed" if failed else "")
     if not points:
-        return f"{told}."
+        return f"{count}."
     times = sorted((summarise(point)[0].wall.median, point.trial.workload.label()) for point in points)
     (low, fastest), (high, slowest) = times[0], times[-1]
-    return f"{told}: from {units.duration(low)} ({fastest}) to {units.duration(high)} ({slowest}) a step."
+    return f"{count}: from {units.duration(low)} ({fastest}) to {units.duration(high)} ({slowest}) a step."
 
 
 def _joined(*sentences: str) -> str:

@@ -6,50 +6,43 @@ import shlex
 from flopwise import units
 from flopwise.records.finding import Finding
 
-_TELLING = 0.01  # of a saving: a smaller difference between by itself and with the others goes unsaid
-_NOT_PLAIN = re.compile(r"[^A-Za-z0-9_-]+")
-_LONGEST = 80
-
-
-def slug(text: str) -> str:
-    """A name as it may stand in an id, an address or a file's name: nothing in it ends an attribute or leaves a folder.
-
-    >>> slug('x"><meta http-equiv=refresh>'), slug("../../etc"), slug("lab-warmup")
-    ('x-meta-http-equiv-refresh-', '-etc', 'lab-warmup')
-    """
-    return _NOT_PLAIN.sub("-", text)[:_LONGEST]
+_NOTICEABLE = 0.01  # of a saving: a smaller difference between alone and with other changes is not mentioned
 
 
 def saving(finding: Finding, first: bool) -> str:
-    """What a finding saves by itself; and, where that is another number, with the rest mended. '' where it saves nothing.
-
-    It stands where its larger number puts it: a saving that others stand in the way of may be small by itself.
+    """What a finding saves alone; and, where that is another number, with other changes. '' where it saves nothing.
 
     >>> one = Finding(rule="r", title="t", arithmetic="", saving_ns=7.32e6, counted_ns=36e6)
     >>> saving(one, first=True)
-    'Saves about 7.32 ms of a step by itself; about 36.0 ms once the others are mended, too'
+    'Saves about 7.32 ms of a step alone; about 36.0 ms together with the other changes'
     >>> saving(Finding(rule="r", title="t", arithmetic="", saving_ns=7e6, saving_bytes=2**30, counted_ns=0.0), first=False)
-    'Saves about 7.00 ms of a step and 1.00 GiB of the peak; no time more once those above are mended'
+    'Saves about 7.00 ms of a step and 1.00 GiB of the peak; no more time after the changes above'
     """
-    by_itself = finding.saving_ns
-    counted = by_itself if finding.counted_ns is None else finding.counted_ns
-    differs = abs(counted - by_itself) > _TELLING * by_itself
-    after = ""
-    if differs and counted > by_itself:
-        after = f"about {units.duration(counted)} once the others are mended, too"
-    elif differs and not first:
-        after = f"{f'about {units.duration(counted)}' if counted > 0 else 'no time more'} once those above are mended"
-    time = f"{units.duration(by_itself)} of a step" if by_itself > 0 else ""
+    alone = finding.saving_ns
+    counted = alone if finding.counted_ns is None else finding.counted_ns
+    time = f"{units.duration(alone)} of a step" if alone > 0 else ""
     memory = f"{units.size(finding.saving_bytes)} of the peak" if finding.saving_bytes > 0 else ""
     saved = " and ".join(words for words in (time, memory) if words)
+    together = _together(alone, counted, first)
     if not saved:
-        return f"Saves {after}" if after else ""
-    alone = " by itself" if differs and counted > by_itself else ""
-    return f"Saves about {saved}{alone}" + (f"; {after}" if after else "")
+        return f"Saves {together}" if together else ""
+    only = " alone" if together and counted > alone else ""
+    return f"Saves about {saved}{only}" + (f"; {together}" if together else "")
+
+
+def _together(alone: float, counted: float, first: bool) -> str:
+    """What it saves with other changes, where that differs."""
+    if abs(counted - alone) <= _NOTICEABLE * alone:
+        return ""
+    if counted > alone:
+        return f"about {units.duration(counted)} together with the other changes"
+    if first:
+        return ""
+    return f"{f'about {units.duration(counted)}' if counted > 0 else 'no more time'} after the changes above"
 
 
 def short_command(command: str) -> str:
-    """A command without the folders in it: a page is passed on, and where files lie is nobody's business but their owner's.
+    """A command without the folders in it: a page is passed on, and where files lie is private.
 
     >>> short_command("flopwise report /home/me/runs/a --runs=~/r/all -o 'my page.html'")
     "flopwise report a --runs=all -o 'my page.html'"
