@@ -19,7 +19,7 @@ from flopwise.spec.workload import Sampling, Trial, workload
 from flopwise.store import Run
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent / "memory"))
+sys.path.insert(0, str(HERE.parent / "snapshot"))
 from gen_snapshot import made  # noqa: E402
 
 EVIL = "\x1b]52;c;ZXZpbA==\x07\x1b[31m\x9b31m\u202e\u2028\x7f\r\nfake row|<b>"

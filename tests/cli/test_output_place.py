@@ -13,7 +13,7 @@ import pytest
 from flopwise.cli.main import main
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent / "memory"))
+sys.path.insert(0, str(HERE.parent / "snapshot"))
 from gen_snapshot import made  # noqa: E402
 
 TRACE = HERE.parent / "trace" / "fixtures" / "h200-small-bf16-compiled-2steps.kineto.json.gz"

@@ -69,7 +69,7 @@ def test_annotations_for_a_pull_request(run):
 def test_annotations_of_a_failed_gate():
     from types import SimpleNamespace
 
-    from flopwise.render.annotations import annotations
+    from flopwise.render.comparison_view import annotations
 
     from flopwise.records.comparison import SLOWER, Comparison
 
@@ -95,7 +95,7 @@ def test_annotations_of_a_failed_gate():
 def test_annotations_are_sentences(verdict, level, said):
     from types import SimpleNamespace
 
-    from flopwise.render.annotations import annotations
+    from flopwise.render.comparison_view import annotations
 
     from flopwise.records.comparison import Comparison
 

@@ -6,8 +6,8 @@ import click
 
 from flopwise import units
 from flopwise.api.account import account
-from flopwise.cli.options import output_options, workload_arguments, workload_options
-from flopwise.cli.output import chosen_format, show
+from flopwise.cli.options import workload_arguments, workload_options
+from flopwise.cli.output import Answer, answers
 from flopwise.render.account_view import account_view
 
 _MFU = "The share of the peak rate that training reaches: 0.5 or 50%."
@@ -23,8 +23,8 @@ _MFU = "The share of the peak rate that training reaches: 0.5 or 50%."
 @click.option("--measured", metavar="TIME", help="A step's measured time (24ms): its MFU.")
 @click.option("--optimizer-bits", type=int, default=32, show_default=True, metavar="8|32", help="Of AdamW's moments.")
 @click.option("--inference", "--decode", is_flag=True, help="Prefill, decode and the KV cache.")
-@output_options
-def command(model: str, form: str | None, output: str | None, **given: Any) -> None:
+@answers()
+def command(model: str, gpu: str | None, tokens: str | None, mfu: str, measured: str | None, **given: Any) -> Answer:
     """Predict what a step of MODEL costs without running it: FLOPs and bytes by module, memory by owner, what fits.
 
     Example: flopwise account small --gpu h100,h200
@@ -33,16 +33,13 @@ def command(model: str, form: str | None, output: str | None, **given: Any) -> N
     dry on fake tensors (py:module:factory, op:NAME; needs torch); size, phase and levers as for bench. For a training run:
     flopwise account llama3-70b --gpu h100 --gpus 1024 --tokens 15T --mfu 0.5
     """
-    form = chosen_format(form, output)
-    arguments = workload_arguments(given)
-    gpu, tokens, mfu, measured = (given.pop(name) for name in ("gpu", "tokens", "mfu", "measured"))
     found = account(
         model,
         gpu=() if gpu is None else gpu,
         tokens=None if tokens is None else units.parse_count(tokens),
         mfu=units.parse_share(mfu),
         measured_ns=None if measured is None else units.parse_duration(measured),
+        **workload_arguments(given),
         **given,
-        **arguments,
     )
-    show(account_view(found), form, output)
+    return Answer(account_view(found))

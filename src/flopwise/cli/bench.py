@@ -1,5 +1,6 @@
 """`flopwise bench WORKLOAD`."""
 
+from functools import partial
 from typing import Any
 
 import click
@@ -7,7 +8,7 @@ import click
 from flopwise.api.bench import bench, bench_implementations, interrupted, outcome
 from flopwise.api.compare import compare_within
 from flopwise.cli import options
-from flopwise.cli.output import chosen_format, show
+from flopwise.cli.output import Answer, answers
 from flopwise.errors import FlopwiseError
 from flopwise.render.comparison_view import comparison_view
 from flopwise.render.implementations_view import implementations_view
@@ -28,10 +29,8 @@ _VERSUS = "Measure a second workload with these changes, in interleaved runs wit
 @click.option("--impl", metavar="A,B,…", help="Of an operation: its implementations, checked, timed and compared.")
 @options.tag_option
 @options.run_options
-@options.output_options
-def command(
-    workload: str, form: str | None, output: str | None, impl: str | None, tag: str | None, quiet: bool, **given: Any
-) -> int:
+@answers()
+def command(workload: str, versus: str | None, impl: str | None, tag: str | None, quiet: bool, **given: Any) -> Answer:
     """Time forward, backward, optimizer and the whole step of WORKLOAD, each with three clocks.
 
     Example: flopwise bench tiny --device cpu
@@ -40,23 +39,19 @@ def command(
     py:module:factory (your own step), or an operation: op:matmul, op:mlp, op:attention, op:gelu, op:softmax,
     op:rms_norm, op:swiglu, op:rope, op:cross_entropy, op:adamw (--impl manual,torch,compile,triton,…).
     """
-    form = chosen_format(form, output)
     impls = [word.strip() for word in impl.split(",") if word.strip()] if impl is not None else []
     if impl is not None and not impls:
         raise FlopwiseError("--impl names no implementation", "give one or several, separated by commas")
     arguments = options.workload_arguments(given) | ({"impl": impls[0]} if len(impls) == 1 else {})
     arguments |= {"command": options.command_line(), "progress": TerminalProgress(quiet=quiet)}
-    versus = given.pop("versus")
     if len(impls) > 1:
         if versus is not None:
             raise FlopwiseError("--versus and several implementations do not go together", "give one of the two")
         run = options.tagged(lambda: bench_implementations(workload, impls, **arguments, **given), tag, given["runs"])
-        show(implementations_view(run, run_view(run).document), form, output)
-        return 130 if interrupted(run) else 0
+        return Answer(implementations_view(run, run_view(run).document), lambda: 130 if interrupted(run) else 0)
     changes = None if versus is None else options.assignments((versus,) if versus else ())
     run = options.tagged(lambda: bench(workload, versus=changes, **arguments, **given), tag, given["runs"])
-    show(_view(run, versus is not None), form, output)
-    return outcome(run)
+    return Answer(_view(run, versus is not None), partial(outcome, run))
 
 
 def _view(run: StoredRun, versus: bool) -> View:

@@ -5,7 +5,7 @@ import click
 from flopwise import units
 from flopwise.api.compare import compare
 from flopwise.cli.options import runs_option
-from flopwise.cli.output import FORMATS, check_place, chosen_format, show, write_text
+from flopwise.cli.output import FORMATS, check_place, chosen_format, output_option, show, write_text
 from flopwise.render.comparison_view import annotations, comparison_view
 from flopwise.spec import fields
 
@@ -22,7 +22,7 @@ _FORMAT = "By default the suffix of -o, or table; github: annotations for a pull
 @click.option("--fail-above", metavar="PERCENT", help="Exit 1 if B is slower than A by more (3%).")
 @runs_option
 @click.option("--format", "form", metavar="|".join((*FORMATS, _GITHUB)), help=_FORMAT)
-@click.option("-o", "--output", metavar="FILE", help="Write to a file instead of standard output.")
+@output_option
 def command(
     a: str,
     b: str,

@@ -1,13 +1,15 @@
 """`flopwise explain TARGET…`."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
 from flopwise.api.explain import explain
-from flopwise.cli.options import output_options, runs_option
-from flopwise.cli.output import PICTURE, chosen_format, show, write_picture
+from flopwise.cli.options import runs_option
+from flopwise.cli.output import Answer, answers
 from flopwise.errors import FlopwiseError
+from flopwise.render.charts import save
 from flopwise.render.explain_view import changes_view, explanation_view, explanations_view
 from flopwise.render.step_charts import waterfall_chart
 
@@ -20,16 +22,8 @@ _TIMINGS = "A run of the same workload without a profiler, for the step's real t
 @click.option("--timings", metavar="RUN", help=_TIMINGS)
 @click.option("--gpu", metavar="NAME", help="h100, h200, …: the GPU of the trace, if the trace does not name it.")
 @runs_option
-@output_options
-def command(
-    target: tuple[str, ...],
-    against: str | None,
-    timings: str | None,
-    gpu: str | None,
-    runs: str | None,
-    form: str | None,
-    output: str | None,
-) -> None:
+@answers(draws=True)
+def command(target: tuple[str, ...], against: str | None, timings: str | None, picture: bool, **given: Any) -> Answer:
     """Show where the time of a step went and what to change.
 
     Example: flopwise explain last
@@ -39,16 +33,15 @@ def command(
     .json.gz from PyTorch; .sqlite, .sqlite.gz, .nsys-rep from Nsight Systems. Several targets give one table. -o FILE.svg,
     .png or .html draws the waterfall of one.
     """
-    form = chosen_format(form, output, draws=True)
     if against is not None and len(target) != 1:
         hint = "for example: flopwise explain after.json --against before.json"
         raise FlopwiseError("--against takes one target", hint)
-    if form == PICTURE and (against is not None or len(target) != 1):
+    if picture and (against is not None or len(target) != 1):
         raise FlopwiseError("a picture is of one target", "leave out the others, or -o another suffix")
-    found = [explain(one, timings=timings, gpu=gpu, runs=runs) for one in target]
-    if form == PICTURE and output is not None:
-        write_picture(waterfall_chart(found[0].waterfall, Path(found[0].path).name), output)
-    elif against is not None:
-        show(changes_view(explain(against, gpu=gpu, runs=runs), found[0]), form, output)
-    else:
-        show(explanation_view(found[0]) if len(found) == 1 else explanations_view(found), form, output)
+    first, *others = (explain(one, timings=timings, **given) for one in target)
+    if against is not None:
+        return Answer(changes_view(explain(against, **given), first))
+    if others:
+        return Answer(explanations_view([first, *others]))
+    name = Path(first.path).name
+    return Answer(explanation_view(first), write=lambda place: save(waterfall_chart(first.waterfall, name), place))

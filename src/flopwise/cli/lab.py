@@ -1,12 +1,13 @@
 """`flopwise lab [NAME…]`."""
 
+from functools import partial
 from typing import Any
 
 import click
 
 from flopwise.api.lab import lab, outcome, write_pictures
-from flopwise.cli.options import command_line, device_option, output_options, run_options
-from flopwise.cli.output import PICTURE, chosen_format, notify, show
+from flopwise.cli.options import command_line, device_option, run_options
+from flopwise.cli.output import Answer, answers, notify
 from flopwise.experiments.catalog import experiments
 from flopwise.render.lab_progress import ShownLab
 from flopwise.render.lab_view import lab_view, list_view
@@ -19,8 +20,8 @@ from flopwise.render.lab_view import lab_view, list_view
 @device_option
 @click.option("--timeout", type=float, default=600.0, show_default=True, help="Seconds until an experiment is stopped.")
 @run_options
-@output_options
-def command(name: tuple[str, ...], form: str | None, output: str | None, quiet: bool, **given: Any) -> int:
+@answers(draws=True)
+def command(name: tuple[str, ...], quiet: bool, picture: bool, **given: Any) -> Answer:
     """Measure claims about GPUs on this machine. Without NAME: list the experiments; NAME may be all.
 
     Example: flopwise lab data-types --quick --device cpu
@@ -28,20 +29,12 @@ def command(name: tuple[str, ...], form: str | None, output: str | None, quiet: 
     Each experiment runs in a process of its own and ends in a verdict: confirmed, refuted here, inconclusive, or not
     measurable here; with the numbers. -o FILE writes tables (.md, .csv, .json), the charts (.svg, .png) or a page (.html).
     """
-    form = chosen_format(form, output, draws=True)
     if not name:
-        if form == PICTURE:
+        if picture:
             raise click.UsageError("a list has no pictures: name an experiment")
-        show(list_view(experiments().values()), form, output)
         if given["quick"] or given["workload"] or given["device"] != "auto":
             notify("nothing was run: name an experiment, or all, as in flopwise lab all --quick")
-        return 0
+        return Answer(list_view(experiments().values()))
     found = lab(*name, command=command_line(), progress=ShownLab(quiet=quiet), **given)
-    if form != PICTURE or output is None:
-        show(lab_view(found), form, output)
-        return outcome(found)
-    if not quiet:
-        show(lab_view(found), "table", None)
-    write_pictures(found, output, runs=given["runs"], command=command_line())
-    notify(f"wrote {output}")
-    return outcome(found)
+    write = partial(write_pictures, found, runs=given["runs"], command=command_line())
+    return Answer(lab_view(found), partial(outcome, found), write, table_too=not quiet)

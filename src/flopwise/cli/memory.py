@@ -1,21 +1,16 @@
 """`flopwise memory WORKLOAD, RUN or SNAPSHOT`."""
 
+from functools import partial
 from typing import Any
 
 import click
 
 from flopwise.api.memory import memory
 from flopwise.api.memory_run import outcome
-from flopwise.cli.options import (
-    command_line,
-    output_options,
-    run_options,
-    tag_option,
-    workload_arguments,
-    workload_options,
-)
-from flopwise.cli.output import PICTURE, chosen_format, notify, show, write_picture
+from flopwise.cli import options
+from flopwise.cli.output import Answer, answers, notify
 from flopwise.records.run import INTERRUPTED
+from flopwise.render.charts import save
 from flopwise.render.memory_charts import timeline_chart
 from flopwise.render.memory_view import memory_view, of_device
 from flopwise.render.progress import TerminalProgress
@@ -26,26 +21,19 @@ _STACKS = "Which stacks are recorded (default: python; all: on a GPU C++ too); J
 
 @click.command("memory")
 @click.argument("target")
-@workload_options
+@options.workload_options
 @click.option("--device", metavar="auto|cpu|cuda[:N]", help=_DEVICE)
 @click.option("--steps", type=int, default=3, show_default=True, help="How many steps are recorded, after warm-up.")
 @click.option("--stacks", is_flag=False, flag_value="python", metavar="python|all|off", help=_STACKS)
 @click.option("--predict", "--dry", is_flag=True, help="Run nothing: predict it on fake tensors, for any size and GPU.")
 @click.option("--gpu", default="", metavar="NAME", help="With --predict: h200, h100, a100, …, cpu.")
 @click.option("--timeout", type=float, default=900.0, show_default=True, help="Seconds until it is stopped.")
-@tag_option
-@run_options
-@output_options
+@options.tag_option
+@options.run_options
+@answers(draws=True)
 def command(
-    target: str,
-    device: str | None,
-    stacks: str | None,
-    tag: str | None,
-    quiet: bool,
-    form: str | None,
-    output: str | None,
-    **given: Any,
-) -> int:
+    target: str, device: str | None, stacks: str | None, tag: str | None, quiet: bool, picture: bool, **given: Any
+) -> Answer:
     """Show who holds the memory of TARGET at the peak and over time, the largest allocations, and what leaks.
 
     Example: flopwise memory tiny --device cpu
@@ -54,25 +42,20 @@ def command(
     what torch.cuda.memory._dump_snapshot wrote (.pickle, .pickle.gz), which is read without being run. With -o FILE.svg,
     .png or .html the timeline is drawn, stacked by owner.
     """
-    form = chosen_format(form, output, draws=True)
-    arguments = {name: value for name, value in workload_arguments(given).items() if value != {}}
+    arguments = {name: value for name, value in options.workload_arguments(given).items() if value != {}}
     found = memory(
         target,
         device=device or "auto",
         record=stacks or "python",
         stacks=stacks not in (None, "off"),
         tag=tag or "",
-        command=command_line(),
+        command=options.command_line(),
         progress=TerminalProgress(quiet=quiet),
         **given,
         **arguments,
     )
     if found.status == INTERRUPTED:
         notify(f"interrupted: {'what was recorded until then is shown' if found.devices else 'nothing was recorded'}")
-    if not found.label:
-        found = of_device(found, device)
-    if form == PICTURE and output is not None and found.devices:
-        write_picture(timeline_chart(found), output)
-    else:
-        show(memory_view(found), *(("table", None) if form == PICTURE else (form, output)))
-    return outcome(found)
+    shown = found if found.label else of_device(found, device)
+    write = (lambda place: save(timeline_chart(shown), place)) if shown.devices else None
+    return Answer(memory_view(shown), partial(outcome, found), write)

@@ -66,10 +66,6 @@ runs_option = click.option(
 )
 run_options = _together(runs_option, click.option("--quiet", "-q", is_flag=True, help="No progress."))
 tag_option = click.option("--tag", help="A name for the run.")
-output_options = _together(
-    click.option("--format", "form", metavar="table|json|csv|markdown", help="By default the suffix of -o, or table."),
-    click.option("-o", "--output", metavar="FILE", help="Write to a file instead of standard output."),
-)
 
 
 def workload_arguments(given: dict[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,9 @@
 """Data on stdout or in a file; the suffix decides the format."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,6 @@ from rich.console import Console
 from flopwise.errors import FlopwiseError, one_line
 from flopwise.render import terminal
 from flopwise.render.charts import SUFFIXES as PICTURES
-from flopwise.render.charts import save
 from flopwise.render.json import json_text
 from flopwise.render.table import View, csv_text, markdown
 from flopwise.spec import fields
@@ -19,7 +20,45 @@ from flopwise.store.files import HEADER, write_output
 
 FORMATS = ("table", "json", "csv", "markdown")
 PICTURE = "picture"
+format_option = click.option(
+    "--format", "form", metavar="|".join(FORMATS), help="By default the suffix of -o, or table."
+)
+output_option = click.option("-o", "--output", metavar="FILE", help="Write to a file instead of standard output.")
 _SUFFIXES = {".json": "json", ".csv": "csv", ".md": "markdown", ".txt": "table"}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a verb shows, its exit code, and how to write its picture, where one is asked for."""
+
+    view: View
+    code: Callable[[], int] | None = None  # asked for when all is shown; it may raise what went wrong
+    write: Callable[[Path], object] | None = None
+    table_too: bool = False  # with the picture
+
+
+def answers(draws: bool = False) -> Callable[[Callable[..., Answer]], Callable[..., int]]:
+    """The options --format and -o for a verb, and what they ask for; one that draws is told whether a picture is wanted."""
+
+    def decorated(verb: Callable[..., Answer]) -> Callable[..., int]:
+        @format_option
+        @output_option
+        @wraps(verb)
+        def command(form: str | None, output: str | None, **given: Any) -> int:
+            form = chosen_format(form, output, draws)
+            answer = verb(**given, **({"picture": form == PICTURE} if draws else {}))
+            if form != PICTURE or output is None:
+                show(answer.view, form, output)
+            elif answer.table_too or answer.write is None:
+                show(answer.view, "table", None)
+            if form == PICTURE and output is not None and answer.write is not None:
+                answer.write(Path(output).expanduser())
+                notify(f"wrote {output}")
+            return answer.code() if answer.code is not None else 0
+
+        return command
+
+    return decorated
 
 
 def chosen_format(form: str | None, output: str | None, draws: bool = False) -> str:
@@ -102,12 +141,6 @@ def write_text(text: str, output: str | None) -> None:
         write_output(Path(output).expanduser(), text)
     except OSError as error:
         raise FlopwiseError(f"cannot write {output}: {error.strerror}", "choose another place") from None
-    notify(f"wrote {output}")
-
-
-def write_picture(chart: Any, output: str) -> None:
-    """Draw a chart into a file; its suffix decides the form."""
-    save(chart, Path(output).expanduser())
     notify(f"wrote {output}")
 
 

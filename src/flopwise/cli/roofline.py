@@ -1,13 +1,15 @@
 """`flopwise roofline TARGET`."""
 
+from pathlib import Path
 from typing import Any
 
 import click
 
 from flopwise.api.roofline import roofline
-from flopwise.cli.options import output_options, runs_option, workload_arguments, workload_options
-from flopwise.cli.output import PICTURE, chosen_format, show, write_picture
+from flopwise.cli.options import runs_option, workload_arguments, workload_options
+from flopwise.cli.output import Answer, answers
 from flopwise.errors import FlopwiseError
+from flopwise.render.charts import save
 from flopwise.render.roofline_view import drawn, roofline_view
 
 
@@ -16,8 +18,8 @@ from flopwise.render.roofline_view import drawn, roofline_view
 @workload_options
 @click.option("--gpu", metavar="NAME", help="h100, h200, …: whose limits; a trace names its own GPU.")
 @runs_option
-@output_options
-def command(target: str, gpu: str | None, runs: str | None, form: str | None, output: str | None, **given: Any) -> None:
+@answers(draws=True)
+def command(target: str, gpu: str | None, runs: str | None, picture: bool, **given: Any) -> Answer:
     """Compare every operation with the machine's limits: FLOPs per byte, FLOP/s reached, and the share of what is possible.
 
     Example: flopwise roofline small --gpu h200 -o roofline.svg
@@ -25,12 +27,11 @@ def command(target: str, gpu: str | None, runs: str | None, form: str | None, ou
     TARGET is a run with a trace or a trace file (as measured: every op whose bytes follow from its inputs, and what is left
     out), or a workload (all operations, as predicted). -o FILE.svg, .png or .html draws it.
     """
-    form = chosen_format(form, output, draws=True)
     found = roofline(target, gpu=gpu, runs=runs, **workload_arguments(given))
-    if form != PICTURE:
-        show(roofline_view(found), form, output)
-        return
-    show(roofline_view(found), "table", None)
-    if not found.points or output is None:
-        raise FlopwiseError(f"{output} is not drawn: no operation has a point", "the table says why")
-    write_picture(drawn(found), output)
+
+    def write(place: Path) -> None:
+        if not found.points:
+            raise FlopwiseError(f"{place} is not drawn: no operation has a point", "the table says why")
+        save(drawn(found), place)
+
+    return Answer(roofline_view(found), write=write, table_too=True)

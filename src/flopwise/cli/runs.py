@@ -3,8 +3,8 @@
 import click
 
 from flopwise.api.runs import stored_result
-from flopwise.cli.options import output_options, runs_option
-from flopwise.cli.output import chosen_format, notify, show
+from flopwise.cli.options import runs_option
+from flopwise.cli.output import Answer, answers, chosen_format, format_option, notify, output_option, show
 from flopwise.render.runs_view import runs_view
 from flopwise.render.views import view_of
 from flopwise.scrub.scrub import scrub
@@ -13,7 +13,8 @@ from flopwise.store import list_runs, remove, runs_root, tag, untag
 
 @click.group("runs", invoke_without_command=True)
 @runs_option
-@output_options
+@format_option
+@output_option
 @click.pass_context
 def command(context: click.Context, runs: str | None, form: str | None, output: str | None) -> None:
     """List the stored runs, newest first.
@@ -29,14 +30,13 @@ def command(context: click.Context, runs: str | None, form: str | None, output: 
 @command.command("show")
 @click.argument("run")
 @runs_option
-@output_options
-def show_run(run: str, runs: str | None, form: str | None, output: str | None) -> None:
+@answers()
+def show_run(run: str, runs: str | None) -> Answer:
     """Show a run again: `last`, `last~1`, an id or its start, a tag, or a path.
 
     Example: flopwise runs show last
     """
-    form = chosen_format(form, output)
-    show(view_of(stored_result(run, runs)), form, output)
+    return Answer(view_of(stored_result(run, runs)))
 
 
 @command.command("tag")

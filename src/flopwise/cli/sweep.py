@@ -6,8 +6,8 @@ import click
 
 from flopwise.api.bench import interrupted
 from flopwise.api.sweep import sweep
-from flopwise.cli.options import command_line, output_options, run_options, tag_option, tagged
-from flopwise.cli.output import chosen_format, show
+from flopwise.cli import options
+from flopwise.cli.output import Answer, answers
 from flopwise.render.progress import TerminalProgress
 from flopwise.render.run_view import run_view
 
@@ -16,16 +16,14 @@ from flopwise.render.run_view import run_view
 @click.argument("file")
 @click.option("--device", metavar="auto|cpu|cuda[:N]", help="Where to run; overrides the file.")
 @click.option("--fresh", is_flag=True, help="Start again, even if an unfinished run of the same sweep exists.")
-@tag_option
-@run_options
-@output_options
-def command(file: str, tag: str | None, quiet: bool, form: str | None, output: str | None, **given: Any) -> int:
+@options.tag_option
+@options.run_options
+@answers()
+def command(file: str, tag: str | None, quiet: bool, **given: Any) -> Answer:
     """Measure every workload of FILE, each in its own process; resume an unfinished run where it stopped.
 
     Example: flopwise sweep sweeps/cpu-quick.toml
     """
-    form = chosen_format(form, output)
-    given |= {"command": command_line(), "progress": TerminalProgress(quiet=quiet)}
-    run = tagged(lambda: sweep(file, **given), tag, given["runs"])
-    show(run_view(run), form, output)
-    return 130 if interrupted(run) else 0
+    given |= {"command": options.command_line(), "progress": TerminalProgress(quiet=quiet)}
+    run = options.tagged(lambda: sweep(file, **given), tag, given["runs"])
+    return Answer(run_view(run), lambda: 130 if interrupted(run) else 0)

@@ -6,15 +6,8 @@ import click
 
 from flopwise import units
 from flopwise.api.tune import tune
-from flopwise.cli.options import (
-    command_line,
-    device_option,
-    output_options,
-    run_options,
-    workload_arguments,
-    workload_options,
-)
-from flopwise.cli.output import check_place, chosen_format, show, write_text
+from flopwise.cli import options
+from flopwise.cli.output import Answer, answers, check_place, write_text
 from flopwise.records.run import INTERRUPTED
 from flopwise.render.progress import TerminalProgress
 from flopwise.render.tune_view import tune_view
@@ -24,26 +17,19 @@ _BUDGET = "No lever is started after it: 90s, 10m."
 
 @click.command("tune")
 @click.argument("workload")
-@workload_options
-@device_option
+@options.workload_options
+@options.device_option
 @click.option("--budget", default="10m", show_default=True, metavar="TIME", help=_BUDGET)
 @click.option("--memory-limit", metavar="SIZE", help="The most a step may hold: 40GiB.")
 @click.option("--keep-exact", is_flag=True, help="Only levers that round as fp32 does.")
 @click.option("--seconds", type=float, default=3.0, show_default=True, help="The budget for sampling each lever.")
 @click.option("--timeout", type=float, default=900.0, show_default=True, help="Seconds until a step is stopped.")
 @click.option("--save", metavar="FILE.toml", help="Write the recipe there.")
-@run_options
-@output_options
+@options.run_options
+@answers()
 def command(
-    workload: str,
-    form: str | None,
-    output: str | None,
-    budget: str,
-    memory_limit: str | None,
-    save: str | None,
-    quiet: bool,
-    **given: Any,
-) -> int:
+    workload: str, budget: str, memory_limit: str | None, save: str | None, quiet: bool, **given: Any
+) -> Answer:
     """Try the levers on WORKLOAD, keep what is faster (or smaller) and still correct, and prove it.
 
     Example: flopwise tune tiny --device cpu --budget 60s
@@ -51,21 +37,17 @@ def command(
     Each lever is measured in interleaved runs with the best so far, most promising first; its losses and gradients are
     compared with the same step written out in fp32. The answer: a recipe, the lines of PyTorch, predicted and measured savings.
     """
-    form = chosen_format(form, output)
     check_place(save)
     tuning = tune(
         workload,
         budget=units.parse_duration(budget) / 1e9,
         memory_limit=None if memory_limit is None else units.parse_size(memory_limit),
-        command=command_line(),
+        command=options.command_line(),
         progress=TerminalProgress(quiet=quiet),
-        **workload_arguments(given),
+        **options.workload_arguments(given),
         **given,
     )
     view = tune_view(tuning)
-    try:
-        show(view, form, output)
-    finally:
-        if save is not None:
-            write_text(view.document["recipe_toml"] + "\n", save)
-    return 130 if tuning.ended is None or tuning.ended.stopped == INTERRUPTED else 0
+    if save is not None:
+        write_text(view.document["recipe_toml"] + "\n", save)
+    return Answer(view, lambda: 130 if tuning.ended is None or tuning.ended.stopped == INTERRUPTED else 0)

@@ -20,6 +20,7 @@ from flopwise.render.visible import visible
 from flopwise.work.operation import CLASSES
 from flopwise.work.traffic import ABOUT, AT_MOST
 
+POINTS, UNPLACED = "roofline", "unplaced"  # keys of the tables
 TOP, TOP_UNPLACED = 25, 10
 ON_A_PAGE = 200  # kinds: sorting them by their share of the roof finds the worst
 MOST_DRAWN = 200  # dots: more would hide each other
@@ -50,8 +51,9 @@ def roofline_view(found: Roofline, most: int = TOP) -> View:
     )
     rest = [f"and {len(rows) - most} more kinds"] if len(rows) > most else []
     notes = (_roofs(found), *_coverage(found), *found.notes, *_points_notes(found), *_above(found), *rest)
-    table = Table("roofline", found.title, shown, rows, notes, most=most)
-    content = {"title": found.title, "how": found.how, "ceilings": found.ceilings, "points": rows}
+    title = f"{found.title}, {found.how}"
+    table = Table(POINTS, title, shown, rows, notes, most=most)
+    content = {"title": title, "how": found.how, "ceilings": found.ceilings, "points": rows}
     if found.how == TRACED:
         content |= {"covered_share": found.covered, "unplaced": found.unplaced}
     tables = [table] if rows or not found.unplaced else []
@@ -78,7 +80,7 @@ def _unplaced(found: Roofline) -> Table:
     titles = {"op": "operation", "ns": "time", "share": "of the GPU time"}
     shown = columns("op", "ns", "share", Column("why", "reason", SENTENCE), "kind", Column("count"), **titles)
     title = "Not placed: operations without a point"
-    return Table("unplaced", title, shown, tuple(rows), tuple(notes), most=TOP_UNPLACED)
+    return Table(UNPLACED, title, shown, tuple(rows), tuple(notes), most=TOP_UNPLACED)
 
 
 def _roofs(found: Roofline) -> str:
@@ -135,7 +137,8 @@ def drawn(found: Roofline) -> Any:
         share = units.percent(sum(p.ns for p in seen) / all_ns if all_ns else 0.0)
         notes.append(f"drawn: the {len(seen)} longest of {len(found.points)}, {share} of their time")
     bandwidth = found.ceilings.bandwidth_bytes_per_s
-    return roofline_chart([_dot(p) for p in seen], roofs, bandwidth, found.title, "; ".join(notes))
+    title = f"{found.title}, {found.how}"
+    return roofline_chart([_dot(p) for p in seen], roofs, bandwidth, title, "; ".join(notes))
 
 
 def _dot(p: RooflinePoint) -> dict[str, Any]:

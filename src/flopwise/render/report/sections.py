@@ -33,7 +33,7 @@ from flopwise.render.report.evidence import (
 from flopwise.render.report.lab_sections import lab_sections
 from flopwise.render.report.tune_sections import tune_sections
 from flopwise.render.report.words import short_command
-from flopwise.render.roofline_view import ON_A_PAGE, drawn, roofline_view
+from flopwise.render.roofline_view import ON_A_PAGE, POINTS, drawn, roofline_view
 from flopwise.render.run_view import run_view
 from flopwise.render.table import columns, in_ms
 from flopwise.render.waterfall_view import waterfall_table
@@ -140,7 +140,9 @@ def _roofline(part: ReportPart) -> Section | None:
         "whole trace and not of one step. A dot far below its roof has room."
     )
     picture = Picture("roofline", lambda: drawn(found), caption, how=found.how)
-    shown = tuple(TableBlock(table, how=found.how) for table in roofline_view(found, ON_A_PAGE).tables)
+    tables = roofline_view(found, ON_A_PAGE).tables
+    titles = {POINTS: found.title}  # without `how`, which the block says
+    shown = tuple(TableBlock(replace(table, title=titles.get(table.key, table.title)), how=found.how) for table in tables)
     return Section("roofline", title, (picture, *shown) if found.points else shown)
 
 
