@@ -15,13 +15,14 @@ _COUNTS = (("T", 1e12), ("B", 1e9), ("M", 1e6), ("K", 1e3))
 def significant(value: float, digits: int = 3) -> str:
     """A plain decimal with `digits` significant digits and never more than four, never in exponent form.
 
-    >>> [significant(v) for v in (0.01234, 1.005, 12.34, 123.4, 1234.0, 12345.0, 0.0)]
-    ['0.0123', '1.00', '12.3', '123', '1234', '12340', '0']
+    >>> [significant(v) for v in (0.01234, 1.005, 38.749, 123.4, 1234.0, 12345.6, 0.0)]
+    ['0.0123', '1.00', '38.7', '123', '1234', '12350', '0']
     """
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
     magnitude = math.floor(math.log10(abs(value)))
-    return f"{round(value, max(digits, 4) - 1 - magnitude):.{max(0, digits - 1 - magnitude)}f}"
+    rounded = round(value, 3 - magnitude) if magnitude > 3 else value
+    return f"{rounded:.{max(0, digits - 1 - magnitude)}f}"
 
 
 def duration(ns: float) -> str:

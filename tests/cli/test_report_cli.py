@@ -69,9 +69,8 @@ def test_annotations_for_a_pull_request(run):
 def test_annotations_of_a_failed_gate():
     from types import SimpleNamespace
 
-    from flopwise.render.comparison_view import annotations
-
     from flopwise.records.comparison import SLOWER, Comparison
+    from flopwise.render.comparison_view import annotations
 
     point = SimpleNamespace(trial=SimpleNamespace(workload=SimpleNamespace(label=lambda: "tiny\n::error::b4 50%")))
     slower = Comparison(
@@ -95,9 +94,8 @@ def test_annotations_of_a_failed_gate():
 def test_annotations_are_sentences(verdict, level, said):
     from types import SimpleNamespace
 
-    from flopwise.render.comparison_view import annotations
-
     from flopwise.records.comparison import Comparison
+    from flopwise.render.comparison_view import annotations
 
     point = SimpleNamespace(trial=SimpleNamespace(workload=SimpleNamespace(label=lambda: "tiny")))
     c = Comparison(ratio=1.01, low=1.0, high=1.02, verdict=verdict, reason="", n_a=9, n_b=9, paired=False, drift=0.0)

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import subprocess
 import sys
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -194,9 +195,27 @@ def test_files_are_written_whole_and_pictures_beside_markdown(tmp_path):
     assert all((tmp_path / link).is_file() for link in links)
 
 
-def test_a_notebook_shows_the_tables():
+def test_a_result_is_shown_as_tables():
     assert "<table><caption>" in html_of(StoredRun.load(RUNS / "launch-bound"))
     assert "Kernels by GPU time" in html_of(gather(COMPILED).explanation)
+
+
+def test_in_a_notebook_ipython_is_told_how_to_show_results():
+    """In a process of its own, with a stand-in for IPython: nothing is registered before a verb is used."""
+    code = f"""
+import sys, types
+shown = {{}}
+formatter = types.SimpleNamespace(for_type=shown.__setitem__)
+shell = types.SimpleNamespace(display_formatter=types.SimpleNamespace(formatters={{"text/html": formatter}}))
+sys.modules["IPython"] = types.SimpleNamespace(get_ipython=lambda: shell)
+import flopwise
+assert not shown
+found = flopwise.explain({str(COMPILED)!r})
+print(shown[type(found)](found)[:15], sorted(kind.__name__ for kind in shown))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    kinds = ["Account", "Ceilings", "Explanation", "LabRun", "MemoryReport", "Roofline", "StoredRun", "Tuning"]
+    assert done.stdout.strip() == f"<table><caption {kinds}"
 
 
 def test_a_step_on_a_known_gpu_is_set_beside_its_prediction():

@@ -16,11 +16,10 @@ from flopwise.api.roofline import roofline
 from flopwise.api.runs import stored_result
 from flopwise.capture.doctor import GOOD, Check
 from flopwise.predict.datasheet import from_datasheet
-from flopwise.render.ceilings_view import ceilings_view
 from flopwise.render.comparison_view import comparison_view
-from flopwise.render.doctor_view import doctor_view
 from flopwise.render.explain_view import changes_view, explanations_view
 from flopwise.render.findings_view import findings_view
+from flopwise.render.machine_view import ceilings_view, doctor_view
 from flopwise.render.report.evidence import TableBlock
 from flopwise.render.report.sections import sections, side_by_side
 from flopwise.render.runs_view import runs_view

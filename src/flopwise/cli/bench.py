@@ -11,9 +11,8 @@ from flopwise.cli import options
 from flopwise.cli.output import Answer, answers
 from flopwise.errors import FlopwiseError
 from flopwise.render.comparison_view import comparison_view
-from flopwise.render.implementations_view import implementations_view
 from flopwise.render.progress import TerminalProgress
-from flopwise.render.run_view import run_view
+from flopwise.render.run_view import implementations_view, run_view
 from flopwise.render.table import View
 from flopwise.store import StoredRun
 

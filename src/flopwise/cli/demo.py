@@ -12,7 +12,7 @@ from flopwise.predict.account import Account
 from flopwise.records.table import Table
 from flopwise.render import account_view
 from flopwise.render.comparison_view import comparison_view
-from flopwise.render.doctor_view import doctor_view
+from flopwise.render.machine_view import doctor_view
 from flopwise.render.progress import TerminalProgress
 from flopwise.render.table import View
 from flopwise.render.views import view_of

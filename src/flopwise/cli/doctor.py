@@ -5,8 +5,7 @@ import click
 from flopwise.api.calibrate import calibrate as measure
 from flopwise.api.doctor import busy, doctor
 from flopwise.cli.output import Answer, answers, notify
-from flopwise.render.ceilings_view import ceilings_view
-from flopwise.render.doctor_view import doctor_view
+from flopwise.render.machine_view import ceilings_view, doctor_view
 from flopwise.render.progress import calibration_progress
 
 _CALIBRATE = "Measure this machine's limits, in about a minute; predictions then use them."

@@ -32,7 +32,8 @@ class Column:
 
     def __post_init__(self) -> None:
         unit = self.unit or units.unit_of(self.key)
-        object.__setattr__(self, "title", self.title or self.key.removesuffix(f"_{unit}").replace("_", " "))
+        ending = f"_{units.unit_of(self.key)}"
+        object.__setattr__(self, "title", self.title or self.key.removesuffix(ending).replace("_", " "))
         object.__setattr__(self, "unit", unit)
 
     @property

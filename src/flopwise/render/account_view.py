@@ -7,8 +7,8 @@ import msgspec
 from flopwise import units
 from flopwise.predict.account import Account, GpuAccount
 from flopwise.predict.summary import WorkRow, total_row
-from flopwise.records.table import BAR, Column, Table
-from flopwise.render.json import document
+from flopwise.records.table import Column, Table
+from flopwise.render.json import document, picked
 from flopwise.render.table import View, columns
 from flopwise.work.operation import ATTENTION, OWNERS, Footprint
 
@@ -28,15 +28,14 @@ _DATASHEET = (
 
 def account_view(a: Account) -> View:
     """The tables for people, and everything for programs."""
-    bars = [_bars(one) for one in a.gpus[:1] if one.gpu.memory_bytes]
-    tables = [_summary(a), _work(a), _parameters(a), _memory(a), *bars, _kept(a), _gpus(a), _times(a), _training(a)]
-    tables += [_inference(a)] if a.inference is not None else []
+    tables = [_summary(a), _work(a), _parameters(a), _memory(a), *(_bars(one) for one in a.gpus[:1]), _kept(a)]
+    tables += [_gpus(a), _times(a), _training(a), _inference(a)]
     return View([table for table in tables if table.rows], _document(a))
 
 
 def _summary(a: Account) -> Table:
     w, f, whole = a.workload, a.flops, total_row(a.rows)
-    row: dict[str, Any] = {key: getattr(whole, key) for key in ("flops", "moved_bytes", "kernels", "intensity")}
+    row = picked(whole, "flops moved_bytes kernels intensity")
     row |= {"parameters": a.parameters or None, "peak_bytes": a.step.peak_bytes}
     notes: list[str] = []
     if f is not None:  # a model of ours, not a step that is known by its ops alone
@@ -49,9 +48,9 @@ def _summary(a: Account) -> Table:
             f"attention's scores and values are {units.percent(f.attention_forward / f.forward)} of them, counted as whole "
             "squares; causal: only what the mask leaves",
         ]
-    keys = ("parameters", "tokens", "flops", "peak_bytes", "moved_bytes", "intensity", "kernels")
     shown = columns(
-        *keys, "forward_flops", "backward_flops", "causal_flops", flops="all FLOPs", causal_flops="causal FLOPs"
+        "parameters | tokens | flops: all FLOPs | peak_bytes | moved_bytes | intensity | kernels | forward_flops | "
+        "backward_flops | causal_flops: causal FLOPs"
     )
     return Table(SUMMARY, f"Account of {w.label()}", shown, (row,), (*notes, *a.notes))
 
@@ -59,31 +58,24 @@ def _summary(a: Account) -> Table:
 def _work(a: Account) -> Table:
     least = _SMALL * sum(row.moved_bytes for row in a.rows)
     small = [row for row in a.rows if row.moved_bytes < least and not row.flops]
-    rows = [row for row in a.rows if row not in small]
-    rows += [msgspec.structs.replace(total_row(small), module="the rest")] if small else []
+    rest = [msgspec.structs.replace(total_row(small), module="the rest")] if small else []
+    rows = [*(row for row in a.rows if row not in small), *rest, total_row(a.rows)]
     fused = any(row.kind == ATTENTION and row.backward_flops for row in a.rows)
-    return Table(
-        key="work",
-        title="Work by module and class of op, layers together",
-        columns=columns("module", "kind", "forward_flops", "backward_flops", "moved_bytes", "intensity", "kernels"),
-        rows=tuple(map(_work_row, [*rows, total_row(a.rows)])),
-        notes=("fused attention computes its scores again in the backward pass",) if fused else (),
-        total=True,
-    )
+    notes = ("fused attention computes its scores again in the backward pass",) if fused else ()
+    shown = columns("module | kind | forward_flops | backward_flops | moved_bytes | intensity | kernels")
+    title = "Work by module and class of op, layers together"
+    return Table("work", title, shown, tuple(map(_work_row, rows)), notes, total=True)
 
 
 def _work_row(row: WorkRow) -> dict[str, Any]:
-    return msgspec.structs.asdict(row) | {
-        "forward_flops": row.forward_flops or None,
-        "backward_flops": row.backward_flops or None,
-        "moved_bytes": row.moved_bytes,
-        "intensity": row.intensity if row.flops else None,
-    }
+    flops = {key: value or None for key, value in picked(row, "forward_flops backward_flops").items()}
+    own = {"moved_bytes": row.moved_bytes, "intensity": row.intensity if row.flops else None}
+    return msgspec.structs.asdict(row) | flops | own
 
 
 def _parameters(a: Account) -> Table:
     rows = tuple(msgspec.structs.asdict(row) for row in a.parameter_rows)
-    return Table("parameters", f"Parameters: {a.parameters:,}", columns("module", "parameters", "share"), rows)
+    return Table("parameters", f"Parameters: {a.parameters:,}", columns("module | parameters | share"), rows)
 
 
 def _moments(a: Account) -> list[Footprint]:
@@ -98,22 +90,23 @@ def _memory(a: Account) -> Table:
         if any(m.owners.get(owner) for m in moments)
     ]
     rows.append({"owner": "all"} | {m.moment: m.total_bytes for m in moments})
-    notes = [f"the peak is in {a.step.peak.phase}", *(["moments in 8 bits"] if a.optimizer_bits == 8 else [])]
-    shown = columns("owner", *(Column(m.moment, m.moment, "bytes") for m in moments))
-    return Table("memory", "Memory by owner", shown, tuple(rows), tuple(notes), total=True)
+    notes = (f"the peak is in {a.step.peak.phase}", *(("moments in 8 bits",) if a.optimizer_bits == 8 else ()))
+    shown = (Column("owner"), *(Column(m.moment, m.moment, "bytes") for m in moments))
+    return Table("memory", "Memory by owner", shown, tuple(rows), notes, total=True)
 
 
 def _bars(one: GpuAccount) -> Table:
-    """The peak compared with the GPU's memory, one bar per owner; what is free at the end."""
-    memory, peak = one.gpu.memory_bytes or 1, one.step.peak
-    sizes = {owner: peak.owners[owner] for owner in OWNERS if peak.owners.get(owner)}
-    sizes["free" if one.fits else "too much"] = abs(memory - one.step.peak_bytes)
+    """The peak compared with the GPU's memory, one bar per owner, then what is free; no rows without a known memory."""
+    memory, peak = one.gpu.memory_bytes or 0, one.step.peak
+    sizes = {owner: peak.owners[owner] for owner in OWNERS if peak.owners.get(owner)} if memory else {}
+    if memory:
+        sizes["free" if one.fits else "too much"] = abs(memory - one.step.peak_bytes)
     rows, begun = [], 0.0
     for owner, size in sizes.items():
         share = size / memory
         rows.append({"owner": owner, "n_bytes": size, "share": share, "bar": _bar(begun, share)})
         begun += share
-    shown = columns("owner", "n_bytes", "share", Column("bar", f"of {one.gpu.title}", BAR), n_bytes="at the peak")
+    shown = columns(f"owner | n_bytes: at the peak | share | bar: of {one.gpu.title} [bar]")
     return Table("memory-bars", f"Peak memory compared with {one.gpu.title}", shown, tuple(rows))
 
 
@@ -128,35 +121,26 @@ def _bar(begun: float, share: float) -> str:
 
 
 def _kept(a: Account) -> Table:
-    layers = a.spec.n_layers if a.spec else 1
+    layers = a.spec.n_layers if a.spec else 0
     rows = tuple(
-        {"module": k.module or "model", "op": k.op, "owner": k.owner, "n_bytes": k.n_bytes}
-        | {"layer_bytes": k.n_bytes // layers if a.spec and k.module.split(".")[0] == "blocks" else None}
+        picked(k, "op owner n_bytes")
+        | {"module": k.module or "model"}
+        | {"layer_bytes": k.n_bytes // layers if layers and k.module.split(".")[0] == "blocks" else None}
         for k in a.step.kept
     )
     rest = sum(k.n_bytes for k in a.step.kept[_TOP:])
     notes = (f"and {units.size(rest)} in {len(rows) - _TOP} more",) if rest else ()
-    titles = {"op": "made by", "n_bytes": "all layers", "layer_bytes": "a layer"}
-    shown = columns("module", "op", "n_bytes", "layer_bytes", "owner", **titles)
+    shown = columns("module | op: made by | n_bytes: all layers | layer_bytes: a layer | owner")
     return Table("kept", "Kept for the backward pass", shown, rows, notes, most=_TOP)
 
 
 def _gpus(a: Account) -> Table:
     on_cpu = all(one.gpu.name == "cpu" for one in a.gpus)
-    shown = (
-        Column("gpu", "machine" if on_cpu else "GPU"),
-        Column("fits"),
-        Column("peak_bytes", "step's peak", "GB"),
-        Column("predicted_ns", "predicted"),
-        Column("limit_s", "least step time"),
-        Column("largest_batch"),
-        Column("memory_bytes", "memory", "GB"),
-        Column("mfu_predicted", "MFU predicted", "share"),
-        Column("mfu_at_limit", "MFU at least time", "share"),
-        Column("mfu_measured", "MFU measured", "share", importance=1),
-        Column("bound"),
-        Column("largest_context"),
-        Column("largest_model", unit="count"),
+    shown = columns(
+        f"gpu: {'machine' if on_cpu else 'GPU'} | fits | peak_bytes: step's peak [GB] | predicted_ns | limit_s: least time | "
+        "largest_batch | memory_bytes [GB] | mfu_predicted: MFU predicted [share] | mfu_at_limit: MFU at least time [share] | "
+        "mfu_measured: MFU measured [share] | bound | largest_context | largest_model [count]",
+        keep="mfu_measured",
     )
     title = "On the CPU" if on_cpu else "On the GPU"
     return Table(GPUS, title, shown, tuple(map(_gpu_row, a.gpus)), tuple(_gpu_notes(a)))
@@ -165,7 +149,7 @@ def _gpus(a: Account) -> Table:
 def _gpu_notes(a: Account) -> list[str]:
     notes = []
     if any(one.largest_batch is not None for one in a.gpus):
-        room = "beside the weights and a full KV cache" if a.inference else "model: weights, gradients and state alone"
+        room = "after the weights and a full KV cache" if a.inference else "model: weights, gradients and state alone"
         notes.append(f"largest batch with this context, largest context with this batch; {room}")
     if any(one.limit is not None for one in a.gpus):
         notes += [_LIMIT, *([_AT_LIMIT] if a.flops and a.workload.recipe.attention != "naive" else [])]
@@ -176,16 +160,8 @@ def _gpu_notes(a: Account) -> list[str]:
 
 
 def _gpu_row(one: GpuAccount) -> dict[str, Any]:
-    keys = (
-        "fits",
-        "largest_batch",
-        "largest_context",
-        "largest_model",
-        "mfu_at_limit",
-        "mfu_measured",
-        "mfu_predicted",
-    )
-    return {key: getattr(one, key) for key in keys} | {
+    own = "fits largest_batch largest_context largest_model mfu_at_limit mfu_measured mfu_predicted"
+    return picked(one, own) | {
         "gpu": one.gpu.title,
         "memory_bytes": one.gpu.memory_bytes,
         "peak_bytes": one.step.peak_bytes,
@@ -200,54 +176,23 @@ def _times(a: Account) -> Table:
     rows: list[dict[str, Any]] = []
     sources: dict[str, list[str]] = {}  # of ceilings: the GPUs that are predicted from them
     for one in a.gpus:
-        if one.time is None:
-            continue
-        sources.setdefault(one.ceilings, []).append(one.gpu.title)
-        rows += [{"gpu": one.gpu.title} | msgspec.structs.asdict(phase) for phase in one.time.phases]
-        whole = {key: getattr(one.time, key) for key in ("wall_ns", "gpu_ns", "host_ns", "bound")}
-        kernels = sum(phase.kernels for phase in one.time.phases)
-        rows.append({"gpu": one.gpu.title, "phase": "step", "kernels": kernels} | whole)
-    shown = columns(
-        *(
-            "gpu",
-            "phase",
-            "wall_ns",
-            Column("bound", "bound by"),
-            Column("gpu_ns", "GPU busy"),
-            "host_ns",
-            Column("kernels"),
-        ),
-        gpu="GPU",
-        wall_ns="time",
-        host_ns="launching",
-    )
-    notes = tuple(
-        f"{', '.join(titles)}: {f'from ceilings {source}' if source else _DATASHEET}"
-        for source, titles in sources.items()
-    )
-    return Table(TIMES, "Predicted step time", shown, tuple(rows), notes)
+        if one.time is not None:
+            sources.setdefault(one.ceilings, []).append(one.gpu.title)
+            step = picked(one.time, "wall_ns gpu_ns host_ns bound") | {"phase": "step"}
+            step["kernels"] = sum(phase.kernels for phase in one.time.phases)
+            rows += [{"gpu": one.gpu.title} | row for row in (*map(msgspec.structs.asdict, one.time.phases), step)]
+    heading = "gpu | phase | wall_ns: time | bound: bound by | gpu_ns: GPU busy | host_ns: launching | kernels"
+    ceilings = {source: f"from ceilings {source}" if source else _DATASHEET for source in sources}
+    notes = tuple(f"{', '.join(gpus)}: {ceilings[source]}" for source, gpus in sources.items())
+    return Table(TIMES, "Predicted step time", columns(heading), tuple(rows), notes)
 
 
 def _training(a: Account) -> Table:
     rows = tuple({"gpu": one.gpu.title} | _training_row(t) for one in a.gpus for t in one.training)
-    shown = columns(
-        *(
-            "gpu",
-            Column("days", "takes", "days"),
-            "gpus",
-            "tokens",
-            Column("mfu", "MFU", "share"),
-            "rule",
-            "dtype",
-            "flops",
-        ),
-        Column("gpu_hours", "GPU hours", "hours"),
-        gpu="GPU",
-        gpus="GPUs",
-        rule="FLOPs by",
-        dtype="in",
+    heading = (
+        "gpu | days: takes [days] | gpus: GPUs | tokens | mfu | rule: FLOPs by | dtype | flops | gpu_hours [hours]"
     )
-    return Table("training", "Training", shown, rows)
+    return Table("training", "Training", columns(heading), rows)
 
 
 def _training_row(one: Any) -> dict[str, Any]:
@@ -255,68 +200,54 @@ def _training_row(one: Any) -> dict[str, Any]:
 
 
 def _inference(a: Account) -> Table:
-    i = a.inference
-    assert i is not None
+    title, i = "Inference", a.inference
+    if i is None:
+        return Table("inference", title, (), ())
     limits = {(limit.part, one.gpu.name): limit for one in a.gpus for limit in one.inference}
+    gpus = [one.gpu.name for one in a.gpus]
     rows = []
     for part in (i.prefill, i.decode):
         row = msgspec.structs.asdict(part) | {"intensity": part.intensity}
-        for one in a.gpus:
-            found = limits.get((part.part, one.gpu.name))
-            row |= {f"{one.gpu.name} {key}": found and getattr(found, key) for key in ("tokens_per_s", "bound")}
+        for gpu in gpus:
+            found = limits.get((part.part, gpu))
+            row |= {f"{gpu} {key}": found and getattr(found, key) for key in ("tokens_per_s", "bound")}
         rows.append(row)
-    shown = columns(
-        *("part", "tokens"),
-        *(column for one in a.gpus for column in _inference_columns(one.gpu.name)),
-        *("flops", "read_bytes", "write_bytes", "intensity"),
-        read_bytes="read",
-        write_bytes="written",
-    )
-    sizes = {key: units.size(getattr(i, f"{key}_bytes")) for key in ("weights", "kv_cache")}
+    rates = [Column(f"{gpu} tokens_per_s", f"{gpu}: tokens/s at most", "count") for gpu in gpus]
+    bounds = [Column(f"{gpu} bound", f"{gpu}: bound") for gpu in gpus]
+    work = columns("flops | read_bytes | write_bytes: written | intensity")
+    weights, cache, token = map(units.size, (i.weights_bytes, i.kv_cache_bytes, i.kv_cache_bytes_per_token))
     notes = (
-        f"weights {sizes['weights']} in {i.dtype}, KV cache {sizes['kv_cache']} for {i.batch} × {i.context} tokens, "
-        f"{units.size(i.kv_cache_bytes_per_token)} for each",
+        f"weights {weights} in {i.dtype}, KV cache {cache} for {i.batch} × {i.context} tokens, {token} for each",
         "prefill: of attention what the causal mask leaves; decode: one token for every sequence, after that context",
     )
-    return Table("inference", "Inference", shown, tuple(rows), notes)
-
-
-def _inference_columns(gpu: str) -> tuple[Column, Column]:
-    return Column(f"{gpu} tokens_per_s", f"{gpu}: tokens/s at most", "count"), Column(f"{gpu} bound", "bound")
+    return Table("inference", title, (*columns("part | tokens"), *rates, *work, *bounds), tuple(rows), notes)
 
 
 def _document(a: Account) -> dict[str, Any]:
     f = a.flops
-    keys = ("forward", "backward", "total", "causal", "rule")
-    recomputed = {"recomputed": a.step.flops("recompute")}
+    flops = picked(f, "forward backward total causal rule") | {"recomputed": a.step.flops("recompute")} if f else None
     return document(
         "account",
         label=a.workload.label(),
         obtained="predicted",
-        workload=a.workload,
-        parameters=a.parameters,
         parameters_by_module=a.parameter_rows,
-        flops=None if f is None else {key: getattr(f, key) for key in keys} | recomputed,
+        flops=flops,
         work=[_work_row(row) for row in a.rows],
         total=_work_row(total_row(a.rows)),
         memory=_memory_document(a),
         gpus=[_gpu_document(one) for one in a.gpus],
-        inference=a.inference,
-        measured_ns=a.measured_ns,
-        notes=a.notes,
+        **picked(a, "workload parameters inference measured_ns notes"),
     )
 
 
 def _memory_document(a: Account) -> dict[str, Any]:
     moments = [msgspec.structs.asdict(m) | {"total_bytes": m.total_bytes} for m in _moments(a)]
-    keys = ("phase", "start_bytes", "peak_bytes", "end_bytes")
-    phases = [{key: getattr(phase, key) for key in keys} for phase in a.step.phases]
-    own = {"peak_bytes": a.step.peak_bytes, "kept": a.step.kept, "optimizer_bits": a.optimizer_bits}
+    phases = [picked(phase, "phase start_bytes peak_bytes end_bytes") for phase in a.step.phases]
+    own = picked(a.step, "peak_bytes kept") | {"optimizer_bits": a.optimizer_bits}
     return own | {"moments": moments, "phases": phases}
 
 
 def _gpu_document(one: GpuAccount) -> dict[str, Any]:
-    facts = {key: getattr(one.gpu, key) for key in ("name", "peaks", "bandwidth_bytes_s", "sources")}
-    answers = {key: getattr(one, key) for key in ("limit", "time", "inference")}
+    facts = picked(one.gpu, "name peaks bandwidth_bytes_s sources") | picked(one, "limit time inference")
     training = [_training_row(t) for t in one.training]
-    return _gpu_row(one) | facts | answers | {"owners": one.step.peak.owners, "training": training}
+    return _gpu_row(one) | facts | {"owners": one.step.peak.owners, "training": training}

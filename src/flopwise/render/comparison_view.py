@@ -6,9 +6,9 @@ from statistics import median
 from flopwise import units
 from flopwise.records.comparison import INCONCLUSIVE, NO_DIFFERENCE, SLOWER, Comparison
 from flopwise.records.run import STEP, Point
-from flopwise.records.table import Column, Table
-from flopwise.render.json import document
-from flopwise.render.table import View, columns, in_ms
+from flopwise.records.table import Table
+from flopwise.render.json import document, picked
+from flopwise.render.table import View, columns
 from flopwise.render.visible import LONGEST_LINE, visible
 
 Pairs = Sequence[tuple[Point, Point, Comparison]]
@@ -22,31 +22,23 @@ def comparison_view(
     """One row per pair: the ratio B / A with its interval, and the verdict."""
     rows = tuple(_row(a, b, c, phase, clock) for a, b, c in pairs)
     same = all(row["a"] == row["b"] for row in rows)
-    names = columns("a", a="workload") if same else columns("a", "b", a="A", b="B")
-    ratios = (
-        Column("ratio", "B / A", "ratio"),
-        Column("ratio_low", "low", "ratio"),
-        Column("ratio_high", "high", "ratio"),
-    )
+    names = "a: workload" if same else "a: A | b: B"
+    ratios = "ratio: B / A [ratio] | ratio_low: low [ratio] | ratio_high: high [ratio]"
+    heading = f"{names} | {ratios} | verdict: B is | a_ns: A [ms] | b_ns: B [ms] | reason"
     alone = {"only_a": [_label(p) for p in only_a], "only_b": [_label(p) for p in only_b]}
     what = f"{phase}, {clock} clock"
     interleaved = bool(pairs) and all(c.paired and a != b for a, b, c in pairs)
-    table = Table(
-        key="comparison",
-        title=f"B compared with A: {what}, ratio of medians with its 95 % interval, "
-        f"{'interleaved runs' if interleaved else 'one run after the other'}",
-        columns=(*names, *ratios, *columns("verdict", verdict="B is"), *in_ms(a_ns="A", b_ns="B"), *columns("reason")),
-        rows=rows,
-        notes=tuple(f"only in {key[-1].upper()}: {label}" for key, labels in alone.items() for label in labels),
-    )
+    how = "interleaved runs" if interleaved else "one run after the other"
+    title = f"B compared with A: {what}, ratio of medians with its 95 % interval, {how}"
+    notes = tuple(f"only in {key[-1].upper()}: {label}" for key, labels in alone.items() for label in labels)
+    table = Table("comparison", title, columns(heading), rows, notes)
     return View([table], document("compare", what=what, pairs=rows, **alone))
 
 
 def _row(a: Point, b: Point, c: Comparison, phase: str, clock: str) -> dict[str, object]:
     times = {"a_ns": _median_ns(a, phase, clock), "b_ns": _median_ns(b, phase, clock)}
     ratios = {"ratio": c.ratio, "ratio_low": c.low, "ratio_high": c.high}
-    rest = {key: getattr(c, key) for key in ("verdict", "reason", "paired", "n_a", "n_b")}
-    return {"a": _label(a), "b": _label(b)} | times | ratios | rest
+    return {"a": _label(a), "b": _label(b)} | times | ratios | picked(c, "verdict reason paired n_a n_b")
 
 
 def _label(point: Point) -> str:

@@ -11,16 +11,16 @@ from flopwise.analysis.explanation import LAUNCH_BOUND, Explanation, Kernel, Sha
 from flopwise.records.run import STEP
 from flopwise.records.table import Column, Table
 from flopwise.render.findings_view import findings_view
-from flopwise.render.json import document
+from flopwise.render.json import document, picked
 from flopwise.render.names import short_paths, unique_names
-from flopwise.render.table import View, columns, in_ms
+from flopwise.render.table import View, columns
 from flopwise.render.waterfall_view import waterfall_table
 from flopwise.trace.phases import PHASES
 
 TOP = 12  # modules, kernels; of changes, the largest savings and the largest losses
 SUMMARY, PHASE_TABLE, MODULES, KERNELS, IDLE, QUESTIONS = "summary", "phases", "modules", "kernels", "idle", "questions"
-_TIMES = ("before_ns", "after_ns", "saved_ns")
-_COUNTS = ("before_count", "after_count")
+_TIMES, _COUNTS = "before_ns after_ns saved_ns", "before_count after_count"
+_IN_MS = "before_ns [ms] | after_ns [ms] | saved_ns [ms]"
 _TOTALS = {"step": "step", "gpu_busy": "GPU busy", "gpu_idle": "GPU idle", "gpu_time": "GPU time, added up"}
 _SLOWED = (
     "this is the traced step: a profiler slows the CPU, and the step alone may wait less; "
@@ -71,14 +71,9 @@ def _summary(e: Explanation) -> Table:
         _softmax(e),
         *e.notes,
     ]
-    row = {key: getattr(e, key) for key in ("window_ns", "busy_ns", "gpu_ns", "launches")} | {
-        "idle_share": _idle_share(e)
-    }
-    shown = (
-        *in_ms(window_ns="step", busy_ns="GPU busy"),
-        *columns("idle_share", Column("gpu_ns", "kernels added up", "ms"), idle_share="GPU idle"),
-        Column("launches", unit="count"),
-    )
+    row = picked(e, "window_ns busy_ns gpu_ns launches") | {"idle_share": _idle_share(e)}
+    times = "window_ns: step [ms] | busy_ns: GPU busy [ms] | idle_share: GPU idle | gpu_ns: kernels added up [ms]"
+    shown = columns(f"{times} | launches [count]")
     title = f"{_names([e])[0]}: {e.source} trace{where}"
     return Table(SUMMARY, title, shown, (row,), tuple(note for note in notes if note))
 
@@ -131,24 +126,25 @@ def _softmax(e: Explanation) -> str:
 def _phases(e: Explanation) -> Table:
     kinds = [share.name for share in e.classes]
     rows: list[dict[str, Any]] = [
-        {"phase": p.name, "gpu_ns": p.gpu_ns, "share": p.share, "kernels": p.count}
+        {"phase": p.name}
+        | picked(p, "gpu_ns share count")
         | {f"{kind}_ns": e.phase_classes.get(p.name, {}).get(kind) for kind in kinds}
         for p in e.phases
     ]
-    total = {"phase": "all", "share": 1.0} | {key: sum(row[key] or 0 for row in rows) for key in ("gpu_ns", "kernels")}
+    total = {"phase": "all", "share": 1.0} | {key: sum(row[key] or 0 for row in rows) for key in ("gpu_ns", "count")}
     total |= {f"{share.name}_ns": share.gpu_ns for share in e.classes}
-    shown = columns("phase", "gpu_ns", "share", "kernels", *(Column(f"{kind}_ns", kind, "ms") for kind in kinds))
+    shown = (*_shares("phase"), *(Column(f"{kind}_ns", kind, "ms") for kind in kinds))
     return Table(PHASE_TABLE, "GPU time by phase and class", shown, (*rows, total), total=True)
 
 
 def _modules(e: Explanation) -> Table:
-    rows = tuple({"module": m.name or "(none)", "kernels": m.count} | _times(m) for m in e.modules)
-    shown = columns("module", "gpu_ns", "share", "kernels")
-    return Table(MODULES, "GPU time by module (layers together)", shown, rows, _and_more(e.modules[TOP:]), most=TOP)
+    rows = tuple({"module": m.name or "(none)"} | picked(m, "gpu_ns share count") for m in e.modules)
+    title = "GPU time by module (layers together)"
+    return Table(MODULES, title, _shares("module"), rows, _and_more(e.modules[TOP:]), most=TOP)
 
 
-def _times(one: Share | Kernel) -> dict[str, Any]:
-    return {"gpu_ns": one.gpu_ns, "share": one.share}
+def _shares(what: str) -> tuple[Column, ...]:
+    return columns(f"{what} | gpu_ns: GPU [ms] | share | count: kernels")
 
 
 def _and_more(rest: Sequence[Share] | Sequence[Kernel]) -> tuple[str, ...]:
@@ -160,7 +156,7 @@ def _and_more(rest: Sequence[Share] | Sequence[Kernel]) -> tuple[str, ...]:
 def kernels_table(e: Explanation, most: int) -> Table:
     """The kernels that take longest, each under a name that no other has."""
     names = unique_names(kernel.name for kernel in e.kernels[:most])
-    shown = columns(Column("name", "kernel", labels=names), "kind", "count", "gpu_ns", Column("mean_ns"), "share")
+    shown = columns("name: kernel | kind | count | gpu_ns: GPU [ms] | mean_ns | share", labels={"name": names})
     rows = tuple(msgspec.structs.asdict(kernel) for kernel in e.kernels)
     title = f"Kernels by GPU time, {len(rows)} in all"
     return Table(KERNELS, title, shown, rows, _and_more(e.kernels[most:]), most=most)
@@ -171,7 +167,7 @@ def _idle(e: Explanation) -> Table:
     rows = tuple(
         {"cause": cause, "idle_ns": ns / e.steps, "share": ns / window} for cause, ns in e.idle.by_cause_ns.items()
     )
-    shown = (*columns("cause"), *in_ms(idle_ns="idle"), *columns("share", share="of the step"))
+    shown = columns("cause | idle_ns [ms] | share: of the step")
     return Table(IDLE, "GPU idle time by cause", shown, rows)
 
 
@@ -179,7 +175,7 @@ def _overview(explanations: Sequence[Explanation]) -> Table:
     rows = tuple(
         {
             "trace": name,
-            **{key: getattr(e, key) for key in ("steps", "window_ns", "busy_ns")},
+            **picked(e, "steps window_ns busy_ns"),
             "idle_share": _idle_share(e),
             "untraced_ns": e.host_ns.get(STEP),
             "untraced_idle_share": _untraced_idle_share(e),
@@ -190,15 +186,10 @@ def _overview(explanations: Sequence[Explanation]) -> Table:
         for e, name in zip(explanations, _names(explanations), strict=True)
     )
     found = {p.name for e in explanations for p in e.phases}
-    shown = (
-        *columns("trace", "steps"),
-        *in_ms(window_ns="step", busy_ns="GPU busy"),
-        *columns("idle_share", idle_share="GPU idle"),
-        *in_ms(untraced_ns="untraced"),
-        *columns("untraced_idle_share", Column("mfu", "MFU", "share"), untraced_idle_share="GPU idle, untraced"),
-        *in_ms(*(f"{phase}_ns" for phase in PHASES if phase in found)),
-        Column("verdict", importance=1),
-    )
+    phases = " | ".join(f"{phase}_ns [ms]" for phase in PHASES if phase in found)
+    traced = "trace | steps | window_ns: step [ms] | busy_ns: GPU busy [ms] | idle_share: GPU idle"
+    untraced = "untraced_ns [ms] | untraced_idle_share: GPU idle, untraced | mfu"
+    shown = columns(" | ".join(filter(None, (traced, untraced, phases, "verdict"))), keep="verdict")
     timings = dict.fromkeys(e.timings for e in explanations if e.timings)
     which = "one for all traces" if len(timings) == 1 else "by trace"
     notes = tuple(f"untraced times, {which}: {one}" for one in timings)
@@ -225,21 +216,13 @@ def _questions(explanations: Sequence[Explanation]) -> Table:
     """The course's questions: (a) forward, (b) its top kernel, (c) what besides matmul, (d) matmul's share, (e) softmax."""
     rows = tuple({"trace": trace} | _answers(e) for e, trace in zip(explanations, _names(explanations), strict=True))
     names = unique_names(str(row[key]) for row in rows for key in ("top_kernel", "top_with_backward") if row[key])
-    shown = (
-        Column("trace"),
-        *in_ms(forward_ns="(a) forward GPU", host_forward_ns="wall clock"),
-        Column("top_kernel", "(b) top forward kernel", labels=names),
-        Column("top_count", "count", "count"),
-        Column("top_with_backward", "top with backward", labels=names),
-        Column("top_with_backward_count", "count", "count"),
-        Column("besides", "(c) besides matmul"),
-        Column("matmul_inference", "(d) matmul, inference", "share"),
-        Column("matmul_forward", "(d) matmul, forward", "share"),
-        Column("matmul_step", "matmul, step", "share"),
-        *in_ms(softmax_ns="(e) softmax", attention_matmul_ns="its matmuls"),
-        Column("softmax_time", "softmax, of their time", "share"),
-        Column("softmax_flops", "of their FLOPs", "share"),
-        *in_ms(fused_attention_ns="fused"),
+    shown = columns(
+        "trace | forward_ns: (a) forward GPU [ms] | host_forward_ns: wall clock [ms] | top_kernel: (b) top forward kernel | "
+        "top_count: count [count] | top_with_backward | top_with_backward_count: count [count] | besides: (c) besides matmul | "
+        "matmul_inference: (d) matmul, inference [share] | matmul_forward: (d) matmul, forward [share] | "
+        "matmul_step: matmul, step [share] | softmax_ns: (e) softmax [ms] | attention_matmul_ns: its matmuls [ms] | "
+        "softmax_time: softmax, of their time [share] | softmax_flops: of their FLOPs [share] | fused_attention_ns: fused [ms]",
+        labels={"top_kernel": names, "top_with_backward": names},
     )
     return Table(QUESTIONS, "The five questions, per step", shown, rows)
 
@@ -268,8 +251,9 @@ def _answers(e: Explanation) -> dict[str, Any]:
 
 def changes_view(before: Explanation, after: Explanation) -> View:
     """The step, its idle and busy time, and kernel by kernel what a change saved; the rows add up to the GPU's time."""
-    kernels = [{key: getattr(c, key) for key in ("name", "kind", *_TIMES, *_COUNTS)} for c in changes(before, after)]
-    counts = {key: sum(p.count + p.copies for p in e.phases) for key, e in zip(_COUNTS, (before, after), strict=True)}
+    kernels = [picked(c, f"name kind {_TIMES} {_COUNTS}") for c in changes(before, after)]
+    traces = zip(_COUNTS.split(), (before, after), strict=True)
+    counts = {key: sum(p.count + p.copies for p in e.phases) for key, e in traces}
     gpu = _change(before.gpu_ns, after.gpu_ns) | counts
     totals = {
         "step": _change(before.window_ns, after.window_ns),
@@ -282,7 +266,7 @@ def changes_view(before: Explanation, after: Explanation) -> View:
     content = document("explain-against", **paths, totals=totals, kernels=kernels, everything_else=rest)
     newer, older = short_paths([after.path, before.path])
     rows = tuple({"what": _TOTALS[key], **row} for key, row in totals.items())
-    total_table = Table("totals", f"{newer} compared with {older}, per step", (*columns("what"), *in_ms(*_TIMES)), rows)
+    total_table = Table("totals", f"{newer} compared with {older}, per step", columns(f"what | {_IN_MS}"), rows)
     return View([total_table, _kernel_changes(kernels, gpu)], content)
 
 
@@ -292,7 +276,7 @@ def _change(before_ns: float, after_ns: float) -> dict[str, float]:
 
 def _rest(whole: Mapping[str, float], rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """What the rows leave of the whole; what is left by rounding is nothing."""
-    left = {key: whole[key] - sum(row[key] for row in rows) for key in (*_TIMES, *_COUNTS)}
+    left = {key: whole[key] - sum(row[key] for row in rows) for key in f"{_TIMES} {_COUNTS}".split()}
     return {key: value if abs(value) > 1e-6 * max(abs(whole[key]), 1.0) else 0.0 for key, value in left.items()}
 
 
@@ -302,10 +286,8 @@ def _kernel_changes(kernels: Sequence[dict[str, Any]], gpu: Mapping[str, float])
     rest = _rest(gpu, kept)
     others = f"everything else: {f'{left_out} more kernels, ' if left_out else ''}copies, graphs"
     rows = [*kept, *([{"name": others, **rest}] if left_out or any(rest.values()) else []), {"name": "all", **gpu}]
-    shown = (
-        Column("name", "kernel", labels=unique_names(row["name"] for row in kept)),
-        *in_ms(*_TIMES),
-        *columns("kind", *(Column(key, unit="count") for key in _COUNTS)),
-    )
+    names = unique_names(row["name"] for row in kept)
+    heading = f"name: kernel | {_IN_MS} | kind | before_count [count] | after_count [count]"
+    shown = columns(heading, labels={"name": names})
     notes = (f"the {TOP} largest savings and the {TOP} largest losses of {len(kernels)} kernels",) if left_out else ()
     return Table("changes", "GPU time by kernel, per step", shown, tuple(rows), notes, total=True)

@@ -7,9 +7,9 @@ import msgspec
 
 from flopwise import units
 from flopwise.records.finding import Finding
-from flopwise.records.table import SENTENCE, Column, Table
+from flopwise.records.table import Table
 from flopwise.render.json import document
-from flopwise.render.table import View
+from flopwise.render.table import View, columns
 
 NOTHING = "No change is worth its effort: nothing found that saves time or memory."
 
@@ -27,35 +27,29 @@ def _row(one: Finding, number: int, step_ns: float) -> dict[str, Any]:
 
 
 def _overview(rows: Sequence[dict[str, Any]], step_ns: float) -> Table:
-    columns = (
-        Column("number", "#"),
-        Column("title", "problem", SENTENCE, importance=3),
-        Column("options", "change", importance=2),
-        Column("counted_ns", "saves", "ms", importance=1),
-        Column("counted_share", "of the step", importance=1),
-        Column("saving_ns", "alone", "ms"),
-        Column("saving_bytes", "memory"),
-        Column("confidence"),
+    shown = columns(
+        "number: # | title: problem [sentence] | options: change | counted_ns: saves [ms] | counted_share: of the step | "
+        "saving_ns: alone [ms] | saving_bytes: memory | confidence",
+        keep="title options counted_ns counted_share",
     )
     total = units.duration(sum(row["counted_ns"] or 0.0 for row in rows))
     notes = (
         f"predicted: together {total} of {units.duration(step_ns)}",
         "saves: with the changes above it made, nothing counted twice; alone: this change and no other",
     )
-    shown = tuple(
+    table_rows = tuple(
         row | {"options": options(row["levers"]) or "in your code", "saving_bytes": row["saving_bytes"] or None}
         for row in rows
     )
-    return Table("findings", "What to change, largest saving first", columns, shown, notes if rows else (NOTHING,))
+    return Table("findings", "What to change, largest saving first", shown, table_rows, notes if rows else (NOTHING,))
 
 
 def _detail(one: Finding, number: int) -> Table:
     lines = [("saving", one.arithmetic), *(("evidence", line) for line in one.evidence)]
     lines += [("change", options(one.levers))] if one.levers else []
     lines += [("code", line) for line in one.code.splitlines()]
-    columns = (Column("about"), Column("detail", unit=SENTENCE))
     rows = tuple({"about": about, "detail": detail} for about, detail in lines)
-    return Table(f"finding-{one.rule}", f"{number}. {one.title}", columns, rows)
+    return Table(f"finding-{one.rule}", f"{number}. {one.title}", columns("about | detail [sentence]"), rows)
 
 
 def options(levers: dict[str, str]) -> str:

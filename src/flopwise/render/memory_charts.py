@@ -6,18 +6,10 @@ from itertools import groupby
 from typing import Any
 
 from flopwise import units
-from flopwise.render.chart_style import (
-    COLOURS,
-    LONGEST,
-    MEASURED,
-    NEUTRAL,
-    OWNER_COLOURS,
-    PHASE_COLOURS,
-    PREDICTED,
-    SPARE,
-)
+from flopwise.render import chart_style as style
+from flopwise.render.chart_style import LONGEST, OWNER_COLOURS, PHASE_COLOURS, SPARE
 from flopwise.render.charts import altair
-from flopwise.render.memory_view import event_name, heading, reserves
+from flopwise.render.memory_view import event_name, reserves, subject
 from flopwise.render.run_charts import paired_bars
 from flopwise.render.visible import visible
 from flopwise.snapshot.answers import MemoryReport
@@ -48,12 +40,12 @@ def timeline_chart(report: MemoryReport) -> Any:
     layers = [_areas(alt, rows, owners, x, unit)]
     if caching:
         dashed = alt.Chart(alt.Data(values=rows)).mark_line(
-            interpolate="step-after", color=NEUTRAL, strokeWidth=1, strokeDash=[4, 2]
+            interpolate="step-after", color=style.NEUTRAL, strokeWidth=1, strokeDash=[4, 2]
         )
         layers.append(dashed.encode(x=x, y=alt.Y("reserved:Q")))
     subtitle = f"peak {units.size(device.peak.allocated_bytes)} allocated, {report.obtained}"
     subtitle += "; dashed: reserved" if caching else ""
-    title = alt.TitleParams(visible(heading(report), LONGEST), subtitle=subtitle)
+    title = alt.TitleParams(visible(subject(report), LONGEST), subtitle=subtitle)
     strip = alt.Chart(alt.Data(values=spans)).mark_rect()
     strip = strip.encode(
         x=x.title(event_name(report) if line.time_us is None else "time, ms"),
@@ -127,5 +119,5 @@ def predicted_chart(report: MemoryReport) -> Any:
         for owner in owners
         for which, sizes in sources.items()
     ]
-    colours = dict(zip(sources, (MEASURED, PREDICTED, *COLOURS[2:4]), strict=False))
+    colours = dict(zip(sources, (style.MEASURED, style.PREDICTED, *style.COLOURS[2:4]), strict=False))
     return paired_bars(rows, "gib", "GiB at the peak", colours)

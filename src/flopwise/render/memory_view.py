@@ -10,7 +10,7 @@ import msgspec
 from flopwise import units
 from flopwise.errors import FlopwiseError, one_line
 from flopwise.records.run import OK
-from flopwise.records.table import SENTENCE, Column, Table
+from flopwise.records.table import Column, Table
 from flopwise.render.json import document
 from flopwise.render.table import View, columns
 from flopwise.snapshot.answers import MEASURED, PREDICTED, DeviceMemory, MemoryReport, SavedBlock
@@ -45,7 +45,7 @@ def memory_view(report: MemoryReport, place: bool = True) -> View:
     return View([*tables, *_levers(report)], content)
 
 
-def heading(report: MemoryReport) -> str:
+def subject(report: MemoryReport) -> str:
     """What the report is about, in one line."""
     if report.label:
         return one_line(f"{report.label} on {report.where}", 100)
@@ -91,28 +91,13 @@ def _shape(sizes: Sequence[int], dtype: str) -> str:
 
 def _summary(report: MemoryReport, place: bool) -> Table:
     rows = tuple(_summary_row(d, event_name(report)) for d in report.devices)
-    titles = {"peak_bytes": "peak allocated", "reserved_bytes": "reserved then", "unused_bytes": "of that unused"}
-    titles |= {"end_bytes": "at the end", "end_unused_bytes": "unused then"}
-    keys: tuple[str, ...] = ("device", "peak_bytes", "when", "end_bytes", "events")
-    if any(map(reserves, report.devices)):
-        keys = (
-            "device",
-            "peak_bytes",
-            "reserved_bytes",
-            "unused_bytes",
-            "when",
-            "end_bytes",
-            "end_unused_bytes",
-            "events",
-        )
+    caching = any(map(reserves, report.devices))
+    then = "reserved_bytes: reserved then | unused_bytes: of that unused | " if caching else ""
+    end = " | end_unused_bytes: unused at the end" if caching else ""
+    heading = f"device | peak_bytes: peak allocated | {then}when | end_bytes: at the end | events [count]{end}"
     stored = (f"stored in {Path(report.path).parent.parent}",) if place and report.label and report.path else ()
-    return Table(
-        key=SUMMARY,
-        title=f"{heading(report)}: memory, {report.obtained}",
-        columns=tuple(Column(key, titles.get(key, ""), "count" if key == "events" else "") for key in keys),
-        rows=rows,
-        notes=(*_how(report), *report.notes, *stored),
-    )
+    title = f"{subject(report)}: memory, {report.obtained}"
+    return Table(SUMMARY, title, columns(heading), rows, (*_how(report), *report.notes, *stored))
 
 
 def _summary_row(d: DeviceMemory, event: str) -> dict[str, Any]:
@@ -166,7 +151,7 @@ def composition(report: MemoryReport) -> Table:
             row |= {f"{key}_bytes": size, f"{key}_error_bytes": size - row["bytes"]}
         sizes += [Column(f"{key}_bytes", p.source), Column(f"{key}_error_bytes", "differs by", "signed_bytes")]
     bars = Column("share", "of the peak", labels={row["share"]: _bar(row["share"]) for row in rows if "share" in row})
-    shown = (*columns("owner", "bytes", bytes="size"), *sizes, bars)
+    shown = (*columns("owner | bytes: size"), *sizes, bars)
     return Table(OWNERS, "Peak memory by owner", shown, tuple(rows), _errors(report), total=bool(compared))
 
 
@@ -213,16 +198,17 @@ def _timeline(d: DeviceMemory) -> Table:
         | {owner: values[i] or None for owner, values in line.owners.items()}
         for i in peaks[-_MOST_PHASES:]
     )
-    at = Column("at", "event" if line.time_us is None else "at ms")
-    shown = columns("phase", "allocated_bytes", at, *(Column(owner, owner, "bytes") for owner in line.owners))
+    at = "event" if line.time_us is None else "at ms"
+    owners = (Column(owner, owner, "bytes") for owner in line.owners)
+    shown = (*columns(f"phase | allocated_bytes | at: {at}"), *owners)
     notes = (f"the last {_MOST_PHASES} of {len(peaks)} phases",) if len(peaks) > _MOST_PHASES else ()
     return Table("timeline", "Timeline: each phase at its peak", shown, rows, notes)
 
 
 def _largest(d: DeviceMemory) -> Table:
     rows = tuple(msgspec.structs.asdict(one) | {"shape": _shape(one.shape, one.dtype)} for one in d.largest)
-    keys = ("bytes", "count", "owner", "phase", "module", "op", "shape", "stack")
-    return Table("largest", "Largest allocations at the peak", columns(*keys, bytes="size", phase="made in"), rows)
+    shown = columns("bytes: size | count | owner | phase: made in | module | op | shape | stack")
+    return Table("largest", "Largest allocations at the peak", shown, rows)
 
 
 def temporary_table(d: DeviceMemory) -> Table:
@@ -236,13 +222,13 @@ def temporary_table(d: DeviceMemory) -> Table:
             f"{first.op} to {first.dtype}: most likely autocast's copies of the weights, which live until autocast ends; "
             "weights of this type (--precision bf16-pure) need none"
         )
-    shown = columns("op", "dtype", "count", "bytes", op="made by", dtype="type", bytes="size")
+    shown = columns("op: made by | dtype: type | count | bytes: size")
     return Table("temporary", "Temporary memory at the peak", shown, rows, tuple(notes), most=_MOST_OPS)
 
 
 def _phases(d: DeviceMemory) -> Table:
     rows = tuple({"phase": phase, "peak_bytes": most} for phase, most in d.phases.items())
-    return Table("phases", "Peak of each phase", columns("phase", "peak_bytes", peak_bytes="most allocated"), rows)
+    return Table("phases", "Peak of each phase", columns("phase | peak_bytes: most allocated"), rows)
 
 
 def _saved(blocks: Sequence[SavedBlock]) -> Table:
@@ -252,22 +238,21 @@ def _saved(blocks: Sequence[SavedBlock]) -> Table:
         for i, tensor in enumerate(block.largest):
             own = msgspec.structs.asdict(tensor) | {"shape": _shape(tensor.shape, tensor.dtype)}
             rows.append((head if i == 0 else {}) | own)
-    keys = ("block", "block_bytes", "bytes", "shape", "owner", "module", "op", "saved_by", "tensors")
-    shown = columns(*keys, block_bytes="each keeps", bytes="of that", op="made by")
-    return Table("saved", "Kept for backward: the five largest tensors of each block", shown, tuple(rows))
+    heading = (
+        "block | block_bytes: each keeps | bytes: of that | shape | owner | module | op: made by | saved_by | tensors"
+    )
+    return Table("saved", "Kept for backward: the five largest tensors of each block", columns(heading), tuple(rows))
 
 
 def _named(d: DeviceMemory) -> Table:
     rows = tuple(msgspec.structs.asdict(one) | {"shape": _shape(one.shape, one.dtype)} for one in d.named)
-    titles = {"name": "tensor", "bytes": "size", "kept": "kept for backward"}
-    shown = columns("name", "shape", "bytes", "kept", Column("note", "what it is", SENTENCE), **titles)
+    shown = columns("name: tensor | shape | bytes: size | kept: kept for backward | note: what it is [sentence]")
     return Table("named", "Well-known tensors", shown, rows)
 
 
 def _growth(d: DeviceMemory) -> Table:
     rows = tuple(msgspec.structs.asdict(leak) for leak in d.growth.leaks)
-    left = Column("bytes_per_step", "left per step", "bytes")
-    shown = columns(left, "steps", "of_steps", "owner", "stack", steps="in steps", of_steps="of")
+    shown = columns("bytes_per_step: left per step [bytes] | steps: in steps | of_steps: of | owner | stack")
     return Table("growth", "Growth between steps", shown, rows, (_growth_verdict(d),))
 
 
@@ -289,9 +274,8 @@ def _out_of_memory(d: DeviceMemory) -> Table:
     rows = tuple(
         msgspec.structs.asdict(one) | {"unused_bytes": one.reserved_bytes - one.allocated_bytes} for one in d.ooms
     )
-    titles = {"asked_bytes": "asked for", "device_free_bytes": "free on the device", "unused_bytes": "reserved, unused"}
-    keys = ("asked_bytes", "device_free_bytes", "allocated_bytes", "unused_bytes", "stack")
-    return Table("out-of-memory", "Out of memory", columns(*keys, **titles), rows)
+    sizes = "asked_bytes: asked for | device_free_bytes: free on the device | allocated_bytes | unused_bytes: reserved, unused"
+    return Table("out-of-memory", "Out of memory", columns(f"{sizes} | stack"), rows)
 
 
 def _levers(report: MemoryReport) -> list[Table]:
@@ -302,8 +286,7 @@ def _levers(report: MemoryReport) -> list[Table]:
         msgspec.structs.asdict(effect) | {"how": f"{effect.how}; {effect.note}" if effect.note else effect.how}
         for effect in report.levers
     )
-    how = Column("how", "predicted by", SENTENCE)
-    shown = columns("lever", "saved_bytes", "peak_bytes", how, saved_bytes="saves", peak_bytes="predicted peak")
+    shown = columns("lever | saved_bytes: saves | peak_bytes: predicted peak | how: predicted by [sentence]")
     notes = ["predicted, each alone, for the eager step on a GPU; savings do not add up"]
     base = next((p for p in report.predictions if p.source != _DRY_RUN), None)
     if base is not None:
@@ -317,11 +300,11 @@ def _levers(report: MemoryReport) -> list[Table]:
 def _failed(report: MemoryReport) -> Table:
     """A workload of which nothing was recorded."""
     row = {"status": report.status, "reason": report.reason}
-    return Table(SUMMARY, f"{heading(report)}: memory", columns("status", "reason"), (row,), report.notes)
+    return Table(SUMMARY, f"{subject(report)}: memory", columns("status | reason"), (row,), report.notes)
 
 
 def _needed(report: MemoryReport) -> Table:
     """The predictions alone, where there is nothing to compare them with."""
     rows = tuple({"source": p.source, "peak_bytes": p.peak.total_bytes} for p in report.predictions)
-    shown = columns("source", "peak_bytes", source="predicted by", peak_bytes="peak")
+    shown = columns("source: predicted by | peak_bytes: peak")
     return Table(NEEDED, "What it would need", shown, rows)

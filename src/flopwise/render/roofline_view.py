@@ -10,7 +10,7 @@ from flopwise import units
 from flopwise.analysis.roofline import MEASURED as TRACED
 from flopwise.analysis.roofline import Roofline, RooflinePoint
 from flopwise.records.ceilings import MEASURED
-from flopwise.records.table import FILES_ONLY, SENTENCE, Column, Table
+from flopwise.records.table import Table
 from flopwise.render.chart_style import LONGEST, NEUTRAL, colours_of
 from flopwise.render.charts import altair
 from flopwise.render.json import document
@@ -39,15 +39,11 @@ def roofline_view(found: Roofline, most: int = TOP) -> View:
     """The operations that take longest; all of them, and every column, in files."""
     rows = tuple(msgspec.structs.asdict(p) | {key: getattr(p, key) for key in _COMPUTED} for p in found.points)
     inexact = any(point.bytes_are for point in found.points)
-    titles = {"op": "operation", "dtype": "in", "ns": "time", "share": "of its roof", "bytes_per_s": "moves"}
-    titles |= {"flops_per_s": "reaches", "bytes_are": "bytes are"}
     shown = columns(
-        Column("op", "operation", labels={row["op"]: short_name(row["op"]) for row in rows}),
-        *("phase", "dtype", "count", "ns", "share", "bytes_per_s", "intensity", "flops_per_s"),
-        Column("roof_flops", "at most", "flops_per_s"),
-        Column("bytes_are", "bytes are", importance=0 if inexact else FILES_ONLY),
-        *("shapes", Column("flops", importance=FILES_ONLY), Column("n_bytes", importance=FILES_ONLY)),
-        **titles,
+        "op: operation | phase | dtype | count: count | ns: time | share: of its roof | bytes_per_s: moves | intensity | "
+        "flops_per_s: reaches | roof_flops: at most [flops_per_s] | bytes_are | shapes | flops | n_bytes",
+        files="flops n_bytes" if inexact else "flops n_bytes bytes_are",
+        labels={"op": {row["op"]: short_name(row["op"]) for row in rows}},
     )
     rest = [f"and {len(rows) - most} more kinds"] if len(rows) > most else []
     notes = (_roofs(found), *_coverage(found), *found.notes, *_points_notes(found), *_above(found), *rest)
@@ -77,8 +73,7 @@ def _unplaced(found: Roofline) -> Table:
     rows.sort(key=lambda row: -row["ns"])
     notes = [f"and {len(rows) - TOP_UNPLACED} more"] if len(rows) > TOP_UNPLACED else []
     notes += [] if found.points else [f"{found.title}: no operation has a point", *found.notes[:1]]
-    titles = {"op": "operation", "ns": "time", "share": "of the GPU time"}
-    shown = columns("op", "ns", "share", Column("why", "reason", SENTENCE), "kind", Column("count"), **titles)
+    shown = columns("op: operation | ns: time | share: of the GPU time | why: reason | kind | count [number]")
     title = "Not placed: operations without a point"
     return Table(UNPLACED, title, shown, tuple(rows), tuple(notes), most=TOP_UNPLACED)
 

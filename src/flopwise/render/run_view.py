@@ -1,4 +1,4 @@
-"""A run as tables: one point in full, or a row per point; and as a document for programs."""
+"""A run as tables: one point in full, a row per point, or a row per implementation; and as a document for programs."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,18 +8,20 @@ import msgspec
 
 from flopwise import units
 from flopwise.analysis.clocks import PhaseSummary, compile_ns, summarise, tokens_per_second
+from flopwise.predict.op_bytes import op_bytes
 from flopwise.records.run import OK, STEP, PhaseMemory, Point, Ran
 from flopwise.records.table import SENTENCE, AtMost, Column, Table
 from flopwise.render.axes import axes_of
-from flopwise.render.json import document
-from flopwise.render.table import View, columns, in_ms
+from flopwise.render.json import document, picked
+from flopwise.render.table import View, columns
+from flopwise.spec.gpu import find_gpu
+from flopwise.spec.workload import OpSpec
 from flopwise.statistics import FEWEST, Estimate
 from flopwise.store import StoredRun
 
-_WALL = Column("wall_ns", "wall", "ms", importance=2)
-_SPREAD = Column("wall_half_width", "±", "share")
-_GPU = Column("gpu_ns", "GPU", "ms", importance=1)
-_LAUNCH = Column("launch_ns", "launch", "ms")
+_CLOCKS = columns(
+    "wall_ns [ms] | wall_half_width: ± [share] | gpu_ns: GPU [ms] | launch_ns [ms]", keep="wall_ns gpu_ns"
+)
 _SAMPLES = Column("samples", "n")
 _UNTRACED = 0.005  # a traced step that differs by less from the untraced one is as long
 _WARMUP = {"steady": "until steady", "forced": "as asked", "budget": "not steady when its budget ended"}
@@ -50,8 +52,7 @@ def run_view(run: StoredRun, place: bool = True) -> View:
     missing = "" if run.complete else f"; {len(run.missing())} of {len(run.header.trials)} points are missing"
     stored = (f"stored in {run.path}{missing}",) if place else ()
     tables[-1] = replace(tables[-1], notes=(*tables[-1].notes, *run.warnings, *stored))
-    head = {key: getattr(run.header, key) for key in ("id", "kind", "name")}
-    about = head | {"path": str(run.path), "complete": run.complete}
+    about = picked(run.header, "id kind name") | {"path": str(run.path), "complete": run.complete}
     return View(tables, document("run", run=about, points=[_point_document(point) for point in run.points]))
 
 
@@ -65,21 +66,22 @@ def point_table(point: Point) -> Table:
         return _memory_table(point, title)
     if not summaries:
         failure = {"status": point.status, "reason": point.reason}
-        return Table("point", title, columns("status", "reason"), (failure,))
+        return Table("point", title, columns("status | reason"), (failure,))
     memory = {m.phase: m for m in point.memory}
-    idle = Column("gpu_idle_share", "GPU idle", "percent")
-    shown = columns("phase", _WALL, _SPREAD, _GPU, _LAUNCH, idle, "peak_bytes", _SAMPLES)
+    idle = columns("gpu_idle_share: GPU idle [percent] | peak_bytes")
+    shown = (Column("phase"), *_CLOCKS, *idle, _SAMPLES)
     rows = tuple(_phase_row(summary, memory) for summary in summaries)
     return Table("point", title, shown, rows, tuple(_notes(point, summaries)))
 
 
 def _memory_table(point: Point, title: str) -> Table:
     """A point of `memory`: nothing was timed."""
-    titles = {"start_bytes": "at its start", "peak_bytes": "peak memory", "end_bytes": "at its end"}
-    titles |= {"reserved_bytes": "reserved", "unused_bytes": "of that unused"}
+    sizes = (
+        "start_bytes: at its start | peak_bytes | end_bytes: at its end | reserved_bytes | unused_bytes: of that unused"
+    )
     rows = tuple(msgspec.structs.asdict(m) | {"unused_bytes": m.reserved_bytes - m.peak_bytes} for m in point.memory)
     notes = (f"snapshot: memory/{point.memory_file}",)
-    return Table("point", title, columns("phase", *titles, **titles), rows, notes)
+    return Table("point", title, columns(f"phase | {sizes}"), rows, notes)
 
 
 def _phase_row(s: PhaseSummary, memory: dict[str, PhaseMemory]) -> dict[str, Any]:
@@ -199,13 +201,12 @@ def sweep_table(points: Sequence[Point], name: str) -> Table:
     phases = dict.fromkeys(times.phase for point in points for times in point.phases[1:])
     failed = any(point.status != OK for point in points)
     # A mean is shown where warm-up varies: what it makes of a cold first sample is the point there.
-    means = in_ms(mean_ns="mean", std_ns="std") if "warmup" in axes.names else ()
+    means = columns("mean_ns [ms] | std_ns [ms]") if "warmup" in axes.names else ()
     shown = (
         *(Column(axis, axis, importance=1) for axis in axes.names),
-        *(_WALL, _SPREAD, _GPU, _LAUNCH, Column("bound")),
+        *(*_CLOCKS, Column("bound")),
         *(Column(f"{phase}_wall_ns", phase, "ms") for phase in phases),
-        *columns("peak_bytes", "before_backward_bytes", "compile_ns"),
-        Column("tokens_per_s", "tokens/s"),
+        *columns("peak_bytes | before_backward_bytes | compile_ns | tokens_per_s: tokens/s"),
         *means,
         _SAMPLES,
         *((Column("status", unit=SENTENCE, importance=2),) if failed else ()),
@@ -228,16 +229,16 @@ def _sweep_row(point: Point) -> dict[str, Any]:
     return row
 
 
-_POINT_KEYS = (
-    *("key", "status", "reason", "hint", "stopped", "setup_ns", "memory", "peak_rss_bytes", "ran", "environment"),
-    *("trace_file", "traced_step_ns", "memory_file", "paired_with"),
+_POINT = (
+    "key status reason hint stopped setup_ns memory peak_rss_bytes ran environment trace_file traced_step_ns memory_file "
+    "paired_with"
 )
 
 
 def _point_document(point: Point) -> dict[str, Any]:
     """A point for programs: summaries, not samples; those are in the run's points.jsonl."""
     trial = point.trial
-    return {key: getattr(point, key) for key in _POINT_KEYS} | {
+    return picked(point, _POINT) | {
         "label": trial.workload.label(),
         "group": trial.group,
         "workload": trial.workload,
@@ -257,6 +258,52 @@ def _phase_document(s: PhaseSummary) -> dict[str, Any]:
 
 
 def _estimate_document(e: Estimate) -> dict[str, Any]:
-    times = ("median", "low", "high", "mean", "std")
-    rest = {key: getattr(e, key) for key in ("n", "drift", "method")}
-    return {f"{key}_ns": getattr(e, key) for key in times} | rest | {"obtained": "measured"}
+    times = {f"{key}_ns": value for key, value in picked(e, "median low high mean std").items()}
+    return times | picked(e, "n drift method") | {"obtained": "measured"}
+
+
+def implementations_view(run: StoredRun, document: dict[str, Any]) -> View:
+    """The table, and the run's document with its rows."""
+    rows = [_implementation(point) for point in run.points]
+    times = [row["time_ns"] for row in rows if row["time_ns"]]
+    for row in rows:
+        compared = {"to_first": rows[0]["time_ns"], "to_best": min(times, default=None)}
+        row |= {key: row["time_ns"] / ns if row["time_ns"] and ns else None for key, ns in compared.items()}
+    clock = "GPU" if any(row["on_gpu"] for row in rows) else "wall"
+    shown = columns(
+        f"impl | time_ns: {clock} [ms] | to_first: of first [times] | to_best: of best [times] | bytes_per_s: bandwidth | "
+        "bandwidth_share: of the datasheet's [percent] | status [sentence]",
+        keep="status",
+    )
+    notes = ["measured: median; each result was compared with a reference in fp32 first"]
+    if any(row["bytes_per_s"] for row in rows):
+        notes.append("bandwidth: each input read once and each result written once, over the time")
+    notes += dict.fromkeys(point.ran.kernels for point in run.points if point.ran and point.ran.kernels)
+    table = Table("implementations", _operation(run), shown, tuple(rows), (*notes, f"stored in {run.path}"))
+    return View([table], document | {"implementations": rows})
+
+
+def _operation(run: StoredRun) -> str:
+    if not run.points:
+        return run.header.name
+    workload = run.points[0].trial.workload
+    own = workload.subject.impl if isinstance(workload.subject, OpSpec) else ""
+    return workload.label().replace(f" {own}", "", 1) if own else workload.label()
+
+
+def _implementation(point: Point) -> dict[str, Any]:
+    subject, summaries = point.trial.workload.subject, summarise(point)
+    step = summaries[0] if summaries else None
+    time_ns = (step.gpu or step.wall).median if step and point.status == OK else None
+    moved = op_bytes(point.trial.workload)
+    rate = moved / time_ns * 1e9 if moved and time_ns else None
+    gpu = find_gpu(point.environment.gpu.name) if point.environment and point.environment.gpu else None
+    peak = gpu.bandwidth_bytes_s if gpu is not None else None
+    return {
+        "impl": subject.impl if isinstance(subject, OpSpec) else "",
+        "time_ns": time_ns,
+        "on_gpu": step is not None and step.gpu is not None,
+        "bytes_per_s": rate,
+        "bandwidth_share": rate / peak if rate and peak else None,
+        "status": None if point.status == OK else f"{point.status}: {point.reason}",
+    }

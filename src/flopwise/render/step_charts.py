@@ -10,17 +10,8 @@ from flopwise.analysis.shares import Part
 from flopwise.analysis.step_timeline import LAUNCHES, WAITS, StepTimeline
 from flopwise.errors import FlopwiseError
 from flopwise.records import waterfall as w
-from flopwise.render.chart_style import (
-    IDLE,
-    LONGEST,
-    NEUTRAL,
-    PHASE_COLOURS,
-    WIDTH,
-    class_colour,
-    colours_of,
-    ink_on,
-    milliseconds,
-)
+from flopwise.render import chart_style as style
+from flopwise.render.chart_style import LONGEST, NEUTRAL, PHASE_COLOURS, WIDTH, milliseconds
 from flopwise.render.charts import altair
 from flopwise.render.visible import visible
 from flopwise.render.waterfall_view import steps_of, utilisation
@@ -125,7 +116,7 @@ def icicle_rows(parts: Sequence[Part]) -> list[dict[str, Any]]:
         colour = PHASE_COLOURS.get(phase, PHASE_COLOURS["other"])
         rows.append(_box((phase,), left, of_phase, total, colour))
         for place, (kind, of_kind) in enumerate(_grouped(of_phase, lambda part: part.kind)):
-            colour, under = class_colour(kind, place), left
+            colour, under = style.class_colour(kind, place), left
             rows.append(_box((phase, kind), left, of_kind, total, colour))
             groups = [([part], part.module or "(no module)") for part in of_kind if part.gpu_ns >= _SMALLEST * total]
             small = [part for part in of_kind if part.gpu_ns < _SMALLEST * total]
@@ -160,7 +151,7 @@ def _box(path: Sequence[str], left: float, parts: Sequence[Part], total: float, 
         "kernels": round(sum(part.count for part in parts), 2),
         "label": shown[_LEVELS[level]],
         "fill": fill,
-        "ink": ink_on(fill),
+        "ink": style.ink_on(fill),
     }
 
 
@@ -178,7 +169,7 @@ def timeline_chart(found: StepTimeline) -> Any:
     for span in found.spans:
         busy[span.kind] = busy.get(span.kind, 0) + span.busy_ns
     kinds = sorted((kind for kind in busy if kind not in _HOST), key=lambda kind: -busy[kind])
-    scale = alt.Scale(domain=[*kinds, *_HOST], range=[*colours_of(kinds)["range"], *_HOST.values()])
+    scale = alt.Scale(domain=[*kinds, *_HOST], range=[*style.colours_of(kinds)["range"], *_HOST.values()])
     times = [milliseconds(alt, "busy", "busy ms"), milliseconds(alt, "from", "at ms")]
     bars = alt.Chart(alt.Data(values=rows)).mark_bar(height=26)
     bars = bars.encode(
@@ -192,7 +183,7 @@ def timeline_chart(found: StepTimeline) -> Any:
         {"from": cell.start_ns / 1e6, "until": cell.end_ns / 1e6, "idle": round(cell.idle, 4), "lane": "GPU idle"}
         for cell in found.idle
     ]
-    idle = alt.Chart(alt.Data(values=cells)).mark_bar(color=IDLE, height=22)
+    idle = alt.Chart(alt.Data(values=cells)).mark_bar(color=style.IDLE, height=22)
     idle = idle.encode(
         x=alt.X("from:Q", title="ms since the step began", scale=across),
         x2="until:Q",
@@ -214,7 +205,7 @@ def phases_chart(explanations: Sequence[tuple[str, Explanation]]) -> Any:
     ]
     ranked = sorted(rows, key=lambda row: -row["ms"])  # type: ignore[operator]
     kinds = [*dict.fromkeys(str(row["what"]) for row in ranked if row["what"] != "idle"), "idle"]
-    colours = {"domain": kinds, "range": [*colours_of(kinds[:-1])["range"], "#DDDDDD"]}
+    colours = {"domain": kinds, "range": [*style.colours_of(kinds[:-1])["range"], "#DDDDDD"]}
     bars = alt.Chart(alt.Data(values=rows)).transform_calculate(order=f"indexof({json.dumps(kinds)}, datum.what)")
     bars = bars.mark_bar().encode(
         y=alt.Y("step:N", title=None, sort=None, axis=alt.Axis(labelLimit=330)),

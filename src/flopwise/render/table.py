@@ -4,7 +4,7 @@ import csv
 import html
 import io
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ from flopwise import units
 from flopwise.records.table import BAR, FILES_ONLY, SENTENCE, TEXT, AtMost, Column, Table
 from flopwise.render.visible import LONGEST_CELL, LONGEST_LINE, visible
 
+_HEADING = re.compile(r"(\w+)(?:: (.+?))?(?: \[(\w+)\])?")  # of a column: key: title [unit]
 _MARKDOWN = re.compile(r"[\\|*`\[\]~]")  # characters that Markdown would interpret
 
 
@@ -86,52 +87,46 @@ def _cell(column: Column, value: Any) -> str:
     return visible(f"≤ {text}" if isinstance(value, AtMost) else text, longest)
 
 
-# Columns of several tables: their titles, and their units where the key does not end in them.
+# Titles and units of columns that several tables have, where they do not follow from the key.
 _KNOWN = {
-    column.key: column
-    for column in (
-        Column("kind", "class"),
-        Column("count", unit="count"),
-        Column("kernels", unit="count"),
-        Column("gpu_ns", "GPU", "ms"),
-        Column("moved_bytes", "moved"),
-        Column("intensity", "FLOPs/byte", "number"),
-        Column("forward_flops", "forward FLOPs"),
-        Column("backward_flops", "backward FLOPs"),
-        Column("flops", "FLOPs"),
-        Column("parameters", unit="count"),
-        Column("tokens", unit="count"),
-        Column("peak_bytes", "peak memory"),
-        Column("why", unit=SENTENCE),
-        Column("reason", unit=SENTENCE),
-        Column("stack", unit=SENTENCE),
-    )
+    "kind": ("class", ""),
+    "dtype": ("in", ""),
+    "gpu": ("GPU", ""),
+    "count": ("count", "count"),
+    "kernels": ("kernels", "count"),
+    "parameters": ("parameters", "count"),
+    "tokens": ("tokens", "count"),
+    "intensity": ("FLOPs/byte", "number"),
+    "flops": ("FLOPs", "flops"),
+    "forward_flops": ("forward FLOPs", "flops"),
+    "backward_flops": ("backward FLOPs", "flops"),
+    "peak_bytes": ("peak memory", "bytes"),
+    "mfu": ("MFU", "share"),
+    "verdict": ("verdict", ""),
+    "why": ("reason", SENTENCE),
+    "reason": ("reason", SENTENCE),
+    "stack": ("stack", SENTENCE),
 }
 
 
-def columns(*keys: str | Column, **titles: str) -> tuple[Column, ...]:
-    """Columns by their keys; `titles` for those whose title is another in this table.
+def columns(
+    heading: str, *, keep: str = "", files: str = "", labels: Mapping[str, Mapping[Any, str]] | None = None
+) -> tuple[Column, ...]:
+    """Columns as they head the table, the most important first: `key: title [unit] | key | …`; what is usual is left out.
 
-    >>> [column.title for column in columns("phase", "kind", Column("share", "of the step"), phase="during")]
-    ['during', 'class', 'of the step']
+    `keep`: keys that are left out last, whatever their place. `files`: those that only files have. `labels`: what to show for
+    the values of a column.
+
+    >>> [(c.heading, c.unit) for c in columns("kind | gpu_ns: GPU [ms] | peak_bytes: most | idle_share [percent]")]
+    [('class', ''), ('GPU ms', 'ms'), ('most', 'bytes'), ('idle', 'percent')]
     """
-    return tuple(key if isinstance(key, Column) else _named(key, titles.get(key)) for key in keys)
-
-
-def _named(key: str, title: str | None) -> Column:
-    known = _KNOWN.get(key) or Column(key)
-    return known if title is None else Column(key, title, known.unit)
-
-
-def in_ms(*keys: str, **titles: str) -> tuple[Column, ...]:
-    """Columns of nanoseconds that are shown in milliseconds.
-
-    >>> [column.heading for column in in_ms("window_ns", host_ns="the host's clock")]
-    ['window ms', "the host's clock ms"]
-    """
-    return tuple(
-        Column(key, titles.get(key, key.removesuffix("_ns").replace("_", " ")), "ms") for key in (*keys, *titles)
-    )
+    kept, made = keep.split()[::-1], []
+    for part in heading.split("|"):
+        key, title, unit = _HEADING.fullmatch(part.strip()).groups()  # type: ignore[union-attr]
+        usual = _KNOWN.get(key, ("", ""))
+        importance = FILES_ONLY if key in files.split() else kept.index(key) + 1 if key in kept else 0
+        made.append(Column(key, title or usual[0], unit or usual[1], importance, (labels or {}).get(key)))
+    return tuple(made)
 
 
 def markdown(table: Table) -> str:

@@ -6,11 +6,11 @@ import msgspec
 
 from flopwise import units
 from flopwise.advice.pytorch_lines import lines_by_lever, recipe_toml, toml_by_lever
-from flopwise.records.table import SENTENCE, Column, Table
+from flopwise.records.table import Table
 from flopwise.records.tuning import Attempt, Tuning
 from flopwise.records.waterfall import Waterfall
-from flopwise.render.json import document
-from flopwise.render.table import View, in_ms
+from flopwise.render.json import document, picked
+from flopwise.render.table import View, columns
 from flopwise.render.waterfall_view import waterfalls_table
 from flopwise.spec.model import ModelSpec
 from flopwise.spec.recipe import LEVERS
@@ -54,25 +54,17 @@ def peak_after(tuning: Tuning) -> int | None:
 
 
 def _attempts(tuning: Tuning) -> Table:
-    columns = (
-        Column("lever"),
-        Column("kept", importance=2),
-        *in_ms(before_ns="before", after_ns="after"),
-        Column("saved_ns", "saved", "saving", importance=1),
-        Column("predicted_ns", "predicted", "saving"),
-        Column("why", "reason", SENTENCE, importance=1),
-        Column("interval", "± 95 %"),
-        Column("after_bytes", "peak"),
-        Column("loss_error", "loss off by", "error_share"),
-        Column("gradient_error", "gradients off by", "error_share"),
+    shown = columns(
+        "lever | kept | before_ns [ms] | after_ns [ms] | saved_ns [saving] | predicted_ns [saving] | why | interval: ± 95 % | "
+        "after_bytes: peak | loss_error: loss off by [error_share] | gradient_error: gradients off by [error_share]",
+        keep="kept saved_ns why",
     )
-    return Table(ATTEMPTS, verdict(tuning), columns, tuple(map(_row, tuning.attempts)), _notes(tuning))
+    return Table(ATTEMPTS, verdict(tuning), shown, tuple(map(_row, tuning.attempts)), _notes(tuning))
 
 
 def _row(attempt: Attempt) -> dict[str, Any]:
     agreement = attempt.agreement
-    keys = ("status", "before_ns", "after_ns", "predicted_ns", "saved_ns", "after_bytes", "kept")
-    return {key: getattr(attempt, key) for key in keys} | {
+    return picked(attempt, "status before_ns after_ns predicted_ns saved_ns after_bytes kept") | {
         "lever": attempt.name,
         "interval": _interval(attempt),
         "loss_error": agreement.loss_error if agreement else None,
@@ -158,8 +150,8 @@ def _recipe(tuning: Tuning) -> Table:
         for lever in LEVERS
         if lever in files or lever in lines
     ] or [{"file": recipe_toml(recipe), "code": None}]
-    columns = (Column("file", "recipe.toml", SENTENCE), Column("code", "the lines of PyTorch that do it", SENTENCE))
-    return Table(RECIPE, "The recipe: flopwise bench … --recipe recipe.toml", columns, tuple(rows))
+    shown = columns("file: recipe.toml [sentence] | code: the lines of PyTorch that do it [sentence]")
+    return Table(RECIPE, "The recipe: flopwise bench … --recipe recipe.toml", shown, tuple(rows))
 
 
 def _document(tuning: Tuning) -> dict[str, Any]:

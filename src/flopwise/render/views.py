@@ -10,9 +10,9 @@ from flopwise.predict.account import Account
 from flopwise.records.ceilings import Ceilings
 from flopwise.records.tuning import Tuning
 from flopwise.render.account_view import account_view
-from flopwise.render.ceilings_view import ceilings_view
 from flopwise.render.explain_view import explanation_view
 from flopwise.render.lab_view import lab_view
+from flopwise.render.machine_view import ceilings_view
 from flopwise.render.memory_view import memory_view
 from flopwise.render.roofline_view import roofline_view
 from flopwise.render.run_view import run_view

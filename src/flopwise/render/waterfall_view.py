@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Mapping
 
 from flopwise import units
-from flopwise.records.table import BAR, SENTENCE, Column, Table
+from flopwise.records.table import Column, Table
 from flopwise.records.waterfall import IDLE_OTHER, PARTS, Waterfall, WaterfallPart
-from flopwise.render.table import columns, in_ms
+from flopwise.render.table import columns
 
 _BAR_WIDTH = 32  # characters for the whole step
 _MOST_CLASSES = 3  # that are named, of a part with several
@@ -27,14 +27,9 @@ def waterfall_table(found: Waterfall, bars: bool = True) -> Table:
         for part, _, end in placed
     )
     labels = {end: _bar(begin, end, found.step_ns) for _, begin, end in placed}
-    shown = (
-        Column("part"),
-        Column("ns", "time", "ms", importance=2),
-        Column("share", importance=2),
-        *([Column("ends_at_ns", "from start to end", BAR, labels=labels)] if bars else []),
-        Column("why", "because", SENTENCE, importance=1),
-        Column("how", "limit"),
-    )
+    bar = "ends_at_ns: from start to end [bar] | " if bars else ""
+    heading = f"part | ns: time [ms] | share | {bar}why: because | how: limit"
+    shown = columns(heading, keep="ns share why", labels={"ends_at_ns": labels})
     title = f"From the ideal to the measured step: {units.duration(found.step_ns)}, by {found.measured_by}"
     return Table("waterfall", title, shown, rows, (*utilisation(found), *found.notes))
 
@@ -45,7 +40,7 @@ def waterfalls_table(found: Mapping[str, Waterfall]) -> Table:
     rows = [{"part": name} | {which: fall.ns(name) or None for which, fall in found.items()} for name in names]
     rows.append({"part": "step"} | {which: fall.step_ns for which, fall in found.items()})
     notes = tuple(f"{which}: {line}" for which, fall in found.items() for line in (*utilisation(fall)[:1], *fall.notes))
-    shown = (*columns("part"), *in_ms(*found))
+    shown = (Column("part"), *(Column(which, which, "ms") for which in found))
     return Table("waterfalls", "From the ideal to the measured step", shown, tuple(rows), notes, total=True)
 
 

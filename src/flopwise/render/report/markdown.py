@@ -13,8 +13,7 @@ from flopwise.render.charts import NOT_DRAWN, readable
 from flopwise.render.findings_view import options
 from flopwise.render.report.evidence import Advice, Block, Picture, Report, ReportPart, Section, TableBlock
 from flopwise.render.report.sections import sections, side_by_side
-from flopwise.render.report.verdict import verdict
-from flopwise.render.report.words import saving, short_command
+from flopwise.render.report.verdict import saving, short_command, verdict
 from flopwise.render.table import escaped, markdown
 from flopwise.render.visible import LONGEST_LINE, visible
 

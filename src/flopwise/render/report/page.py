@@ -18,11 +18,9 @@ from flopwise.records.finding import Finding
 from flopwise.render.charts import NOT_DRAWN, csp_hash, readable
 from flopwise.render.findings_view import options
 from flopwise.render.report.evidence import (
-    BOTH,
     MEASURED,
     PREDICTED,
     SPECIFIED,
-    SPLIT,
     Advice,
     Block,
     Picture,
@@ -33,8 +31,7 @@ from flopwise.render.report.evidence import (
     slug,
 )
 from flopwise.render.report.sections import sections, side_by_side
-from flopwise.render.report.verdict import verdict
-from flopwise.render.report.words import saving, short_command
+from flopwise.render.report.verdict import saving, short_command, verdict
 from flopwise.render.table import ShownColumn, shown
 from flopwise.render.vega import vega_javascript
 from flopwise.render.visible import LONGEST_LINE, visible
@@ -44,13 +41,7 @@ _LONG = 60  # characters from which a cell may be broken into lines
 _FEW = 4  # columns up to which a table's sentences stand below the rest of their row on a narrow screen
 _WIDE = 9  # columns from which a table is printed in small letters
 _RAW = 4000  # characters of a name that are kept to be copied
-_BADGES = {
-    MEASURED: MEASURED,
-    PREDICTED: PREDICTED,
-    SPECIFIED: SPECIFIED,
-    SPLIT: MEASURED,
-    BOTH: MEASURED,
-}  # their colours
+_BADGES = (MEASURED, PREDICTED, SPECIFIED)  # that have a colour of their own
 
 
 def html_report(report: Report) -> str:
@@ -236,7 +227,7 @@ def _how(how: str) -> str:
     >>> _how("measured and predicted"), _how("")
     ('<span class="how measured">measured and predicted</span>', '')
     """
-    return f'<span class="how {_BADGES.get(how, "")}">{_text(how)}</span>' if how else ""
+    return f'<span class="how {how if how in _BADGES else MEASURED}">{_text(how)}</span>' if how else ""
 
 
 def _text(text: str, limit: int | None = LONGEST_LINE) -> str:

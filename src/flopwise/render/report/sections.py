@@ -12,30 +12,21 @@ from flopwise import units
 from flopwise.analysis.clocks import summarise
 from flopwise.analysis.explanation import Explanation, Kernel
 from flopwise.records.run import Environment, Point
-from flopwise.records.table import SENTENCE, Column, Table
+from flopwise.records.table import Table
+from flopwise.records.tuning import Attempt, Tuning
 from flopwise.render import explain_view, memory_view, run_charts, step_charts
 from flopwise.render.comparison_view import comparison_view
 from flopwise.render.memory_charts import predicted_chart
 from flopwise.render.memory_charts import timeline_chart as memory_timeline
 from flopwise.render.names import unique_names
-from flopwise.render.report.evidence import (
-    BOTH,
-    MEASURED,
-    PREDICTED,
-    SPLIT,
-    Advice,
-    Block,
-    Picture,
-    ReportPart,
-    Section,
-    TableBlock,
-)
+from flopwise.render.report import evidence
+from flopwise.render.report.evidence import Advice, Block, Picture, ReportPart, Section, TableBlock
 from flopwise.render.report.lab_sections import lab_sections
-from flopwise.render.report.tune_sections import tune_sections
-from flopwise.render.report.words import short_command
+from flopwise.render.report.verdict import short_command
 from flopwise.render.roofline_view import ON_A_PAGE, POINTS, drawn, roofline_view
 from flopwise.render.run_view import run_view
-from flopwise.render.table import columns, in_ms
+from flopwise.render.table import columns
+from flopwise.render.tune_view import ATTEMPTS, RECIPE, tune_view
 from flopwise.render.waterfall_view import waterfall_table
 from flopwise.version import __version__
 
@@ -46,8 +37,50 @@ _NAME_START, _TOO_SHORT = 100, 5  # letters of a kernel's name
 
 def sections(part: ReportPart) -> list[Section]:
     """Findings first, then the evidence, then where it comes from."""
-    first = lab_sections(part.lab) if part.lab is not None else tune_sections(part.tuning) if part.tuning else []
+    first = lab_sections(part.lab) if part.lab is not None else _tuning(part.tuning) if part.tuning else []
     return [*first, *(found for build in SECTIONS if (found := build(part)) is not None)]
+
+
+def _tuning(tuning: Tuning) -> list[Section]:
+    """The result first, then how it was found."""
+    tables = {table.key: table for table in tune_view(tuning).tables}
+    recipe, tried = tables.pop(RECIPE), tables.pop(ATTEMPTS)
+    found = [Section("recipe", "The recipe", (TableBlock(recipe, how=""),))] if recipe.rows else []
+    found.append(Section("attempts", "What was tried", (*_tune_pictures(tuning), TableBlock(tried, how=evidence.BOTH))))
+    falls = tuple(TableBlock(table, how=evidence.SPLIT) for table in tables.values())
+    return [*found, *([Section("falls", "Before and after", falls)] if falls else [])]
+
+
+def _tune_pictures(tuning: Tuning) -> list[Picture]:
+    timed = [a for a in tuning.attempts if a.before_ns is not None and a.after_ns is not None]
+    rows = [
+        {"name": name, "before_ms": (a.before_ns or 0) / 1e6, "after_ms": (a.after_ns or 0) / 1e6}
+        for name, a in zip(_attempt_names(timed), timed, strict=True)
+    ]
+    savings = [
+        {"name": name, "predicted_ms": a.predicted_ns / 1e6, "measured_ms": (a.saved_ns or 0) / 1e6}
+        for name, a in zip(_attempt_names(timed), timed, strict=True)
+        if a.predicted_ns is not None
+    ]
+    pictures = []
+    if rows:
+        caption = "The step before and after each change, in interleaved runs where the GPU has room for both."
+        pictures.append(Picture("attempts", lambda: run_charts.before_after_chart(rows), caption))
+    if savings:
+        caption = "What each change was predicted to save of a step, and what it saved. On the line, the prediction was right."
+        pictures.append(
+            Picture(
+                "predicted-measured", lambda: run_charts.predicted_measured_chart(savings), caption, how=evidence.BOTH
+            )
+        )
+    return pictures
+
+
+def _attempt_names(attempts: list[Attempt]) -> list[str]:
+    """A short name for each, no two the same: bars of one name would be drawn on top of each other."""
+    short = [f"{a.lever}={a.value}" + (f" and {len(a.also)} more" if a.also else "") for a in attempts]
+    times = [short[: place + 1].count(name) for place, name in enumerate(short)]
+    return [name if n == 1 else f"{name}, try {n}" for name, n in zip(short, times, strict=True)]
 
 
 def _findings(part: ReportPart) -> Section | None:
@@ -80,8 +113,8 @@ def _waterfall(part: ReportPart) -> Section | None:
         return None
     step = units.duration(found.step_ns)
     caption = f"From the useful work at the chip's peak rate to the measured step of {step}: the parts add up."
-    picture = Picture("waterfall", lambda: step_charts.waterfall_chart(found, ""), caption, how=SPLIT)
-    table = TableBlock(waterfall_table(found, bars=False), how=SPLIT)
+    picture = Picture("waterfall", lambda: step_charts.waterfall_chart(found, ""), caption, how=evidence.SPLIT)
+    table = TableBlock(waterfall_table(found, bars=False), how=evidence.SPLIT)
     return Section("waterfall", "Where every millisecond goes", (picture, table))
 
 
@@ -104,7 +137,7 @@ def _gpu_time(part: ReportPart) -> Section | None:
 
 def _parts_table(e: Explanation) -> Table:
     rows = tuple(msgspec.structs.asdict(one) | {"module": one.module or "(none)"} for one in e.phase_class_modules)
-    shown = columns("phase", "kind", "module", "gpu_ns", "share", "count", count="kernels")
+    shown = columns("phase | kind | module | gpu_ns: GPU [ms] | share | count: kernels")
     return Table("parts", "GPU time by phase, class and module", shown, rows)
 
 
@@ -142,7 +175,9 @@ def _roofline(part: ReportPart) -> Section | None:
     picture = Picture("roofline", lambda: drawn(found), caption, how=found.how)
     tables = roofline_view(found, ON_A_PAGE).tables
     titles = {POINTS: found.title}  # without `how`, which the block says
-    shown = tuple(TableBlock(replace(table, title=titles.get(table.key, table.title)), how=found.how) for table in tables)
+    shown = tuple(
+        TableBlock(replace(table, title=titles.get(table.key, table.title)), how=found.how) for table in tables
+    )
     return Section("roofline", title, (picture, *shown) if found.points else shown)
 
 
@@ -154,13 +189,13 @@ def _memory(part: ReportPart) -> Section | None:
     if found.devices and len(found.devices[0].timeline.event) > 1:
         caption = "Allocated memory over time, by owner; the strip below shows the phase."
         blocks.append(Picture("memory", lambda: memory_timeline(found), caption, how=found.obtained))
-    if found.devices and found.predictions and found.obtained == MEASURED:
+    if found.devices and found.predictions and found.obtained == evidence.MEASURED:
         caption = "Peak memory by owner, measured and predicted."
-        blocks.append(Picture("memory-predicted", lambda: predicted_chart(found), caption, how=BOTH))
+        blocks.append(Picture("memory-predicted", lambda: predicted_chart(found), caption, how=evidence.BOTH))
     predicted = (memory_view.LEVERS, memory_view.NEEDED)
     open_ = (memory_view.SUMMARY, memory_view.OWNERS, *predicted)
     for table in memory_view.memory_view(found, place=False).tables:
-        how = PREDICTED if table.key in predicted else found.obtained
+        how = evidence.PREDICTED if table.key in predicted else found.obtained
         blocks.append(TableBlock(table, how=how, folded=table.key not in open_))
     return Section("memory", "Who holds the memory", tuple(blocks))
 
@@ -230,17 +265,14 @@ def _predicted(part: ReportPart) -> Section | None:
     ]
     ceilings = " and ".join(sorted({one.how for one in steps}))
     caption = f"The step's time as measured, and as flopwise account predicts it from {ceilings} ceilings of this GPU."
-    picture = Picture("predicted-steps", lambda: run_charts.predicted_steps_chart(rows), caption, how=BOTH)
-    shown = (
-        *columns("workload"),
-        *in_ms(measured_ns="measured", predicted_ns="predicted"),
-        Column("error", unit="signed_share"),
-        *in_ms(gpu_ns="GPU", predicted_gpu_ns="GPU predicted"),
-        Column("bound", "predicted bound"),
+    picture = Picture("predicted-steps", lambda: run_charts.predicted_steps_chart(rows), caption, how=evidence.BOTH)
+    shown = columns(
+        "workload | measured_ns [ms] | predicted_ns [ms] | error [signed_share] | gpu_ns: GPU [ms] | "
+        "predicted_gpu_ns: GPU predicted [ms] | bound: predicted bound"
     )
     values = tuple({**vars(one), "error": one.error} for one in steps)
     table = Table("predicted-steps", "Step time, predicted and measured", shown, values)
-    return Section("predicted", "Predicted and measured", (picture, TableBlock(table, how=BOTH)))
+    return Section("predicted", "Predicted and measured", (picture, TableBlock(table, how=evidence.BOTH)))
 
 
 def side_by_side(parts: Sequence[ReportPart]) -> Section | None:
@@ -263,8 +295,9 @@ def side_by_side(parts: Sequence[ReportPart]) -> Section | None:
         }
         for name, part, e in traced
     )
-    mfu = (Column("mfu", "MFU", "share"), Column("peak", "of the peak in"), Column("verdict", unit=SENTENCE))
-    shown = (*columns("name", name="trace"), *in_ms("step_ns"), *columns("gpu_ns", "idle_share"), *mfu)
+    shown = columns(
+        "name: trace | step_ns [ms] | gpu_ns: GPU [ms] | idle_share | mfu | peak: of the peak in | verdict [sentence]"
+    )
     table = Table("side-by-side", "A step of each trace", shown, rows)
     return Section("side-by-side", "Side by side", (picture, TableBlock(table)))
 
@@ -287,7 +320,7 @@ def provenance(part: ReportPart) -> Section | None:
         facts["ceilings"] = f"{part.roofline.ceilings.how}, of {part.roofline.ceilings.gpu}"
     facts["page made by"] = f"flopwise {__version__}"
     rows = tuple({"what": what, "value": value} for what, value in facts.items() if value)
-    table = Table("provenance", "Provenance", (Column("what"), Column("value", unit=SENTENCE)), rows, part.notes)
+    table = Table("provenance", "Provenance", columns("what | value [sentence]"), rows, part.notes)
     return Section("provenance", "Where these numbers come from", (TableBlock(table, how=""),))
 
 

@@ -1,4 +1,7 @@
-"""The verdict: what is wrong with a step and what to do, in a sentence or three."""
+"""The words that the page and the Markdown share: the verdict, what a finding saves, the command."""
+
+import re
+import shlex
 
 from flopwise import units
 from flopwise.analysis.clocks import summarise
@@ -8,10 +11,11 @@ from flopwise.records.run import OK
 from flopwise.records.tuning import Tuning
 from flopwise.records.waterfall import IDLE_INPUT, IDLE_LAUNCH, IDLE_OTHER, IDLE_SYNCHRONISATION, Waterfall
 from flopwise.render.lab_view import told
-from flopwise.render.memory_view import heading
+from flopwise.render.memory_view import subject
 from flopwise.render.report.evidence import ReportPart
 from flopwise.snapshot.answers import MemoryReport
 
+_NOTICEABLE = 0.01  # of a saving: a smaller difference between alone and with other changes is not mentioned
 WORTH_SAYING = 0.05  # of the step: shorter idle time is not mentioned
 _NOTHING_LEFT = "nothing left to try"
 _IDLE = {
@@ -118,12 +122,12 @@ def what_to_do(finding: Finding) -> str:
 
 def _of_memory(found: MemoryReport) -> str:
     if not found.devices:
-        return f"{heading(found)}: {found.status}; {found.reason}."
+        return f"{subject(found)}: {found.status}; {found.reason}."
     peak = found.devices[0].peak
     owner = max(peak.owners, key=lambda name: peak.owners[name], default="")
     share = peak.owners.get(owner, 0) / max(peak.allocated_bytes, 1)
     most = f" {units.percent(share, 0)} of it is {owner}." if owner else ""
-    return f"{heading(found)} holds {units.size(peak.allocated_bytes)} at its peak ({found.obtained}).{most}"
+    return f"{subject(found)} holds {units.size(peak.allocated_bytes)} at its peak ({found.obtained}).{most}"
 
 
 def _of_pairs(part: ReportPart) -> str:
@@ -155,3 +159,56 @@ def _of_run(part: ReportPart) -> str:
 
 def _joined(*sentences: str) -> str:
     return " ".join(sentence for sentence in sentences if sentence)
+
+
+def saving(finding: Finding, first: bool) -> str:
+    """What a finding saves alone; and, where that is another number, with other changes. '' where it saves nothing.
+
+    >>> one = Finding(rule="r", title="t", arithmetic="", saving_ns=7.32e6, counted_ns=36e6)
+    >>> saving(one, first=True)
+    'Saves about 7.32 ms of a step alone; about 36.0 ms together with the other changes'
+    >>> saving(Finding(rule="r", title="t", arithmetic="", saving_ns=7e6, saving_bytes=2**30, counted_ns=0.0), first=False)
+    'Saves about 7.00 ms of a step and 1.00 GiB of the peak; no more time after the changes above'
+    """
+    alone = finding.saving_ns
+    counted = alone if finding.counted_ns is None else finding.counted_ns
+    time = f"{units.duration(alone)} of a step" if alone > 0 else ""
+    memory = f"{units.size(finding.saving_bytes)} of the peak" if finding.saving_bytes > 0 else ""
+    saved = " and ".join(words for words in (time, memory) if words)
+    together = _together(alone, counted, first)
+    if not saved:
+        return f"Saves {together}" if together else ""
+    only = " alone" if together and counted > alone else ""
+    return f"Saves about {saved}{only}" + (f"; {together}" if together else "")
+
+
+def _together(alone: float, counted: float, first: bool) -> str:
+    """What it saves with other changes, where that differs."""
+    if abs(counted - alone) <= _NOTICEABLE * alone:
+        return ""
+    if counted > alone:
+        return f"about {units.duration(counted)} together with the other changes"
+    if first:
+        return ""
+    return f"{f'about {units.duration(counted)}' if counted > 0 else 'no more time'} after the changes above"
+
+
+def short_command(command: str) -> str:
+    """A command without the folders in it: a page is passed on, and where files lie is private.
+
+    >>> short_command("flopwise report /home/me/runs/a --runs=~/r/all -o 'my page.html'")
+    "flopwise report a --runs=all -o 'my page.html'"
+    >>> short_command("flopwise bench hf:Qwen/Qwen3-0.6B"), short_command("flopwise tune py:work/step.py:make")
+    ('flopwise bench hf:Qwen/Qwen3-0.6B', 'flopwise tune py:step.py:make')
+    """
+    try:
+        words = shlex.split(command)
+    except ValueError:  # not a command line of ours
+        words = command.split()
+    return shlex.join(_without_folders(word) for word in words)
+
+
+def _without_folders(word: str) -> str:
+    if re.match(r"hf:[^/~.]", word):  # an owner and a model, no folder
+        return word
+    return "".join(piece.rstrip("/").rpartition("/")[2] for piece in re.split(r"([=:,])", word))

@@ -4,7 +4,7 @@ import msgspec
 
 from flopwise.predict.datasheet import from_datasheet
 from flopwise.records.ceilings import Curve
-from flopwise.render.ceilings_view import ceilings_view
+from flopwise.render.machine_view import ceilings_view
 from flopwise.render.table import csv_text, markdown
 from flopwise.spec.gpu import gpu
 

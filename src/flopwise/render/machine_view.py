@@ -1,6 +1,11 @@
-"""A machine's ceilings as tables."""
+"""A machine as tables: what it can do, and its measured limits."""
+
+from collections.abc import Sequence
+
+import msgspec
 
 from flopwise import units
+from flopwise.capture.doctor import Check
 from flopwise.records.ceilings import Ceilings
 from flopwise.records.table import Column, Table
 from flopwise.render.json import document
@@ -10,6 +15,13 @@ from flopwise.spec.gpu import find_gpu
 _ATTENTION_FLOPS = {"small": 1e10, "large": 1e12}  # forward
 _BACKWARD = 2.5  # times the forward FLOPs
 _MOVED_BYTES = (1e6, 1e7, 1e8, 1e9)
+
+
+def doctor_view(checks: Sequence[Check]) -> View:
+    """Each check with its result and what to do."""
+    rows = tuple(msgspec.structs.asdict(check) for check in checks)
+    shown = columns("name: check | state | found: result [sentence] | advice: what to do [sentence]")
+    return View([Table("doctor", "This machine", shown, rows)], document("doctor", checks=rows))
 
 
 def ceilings_view(found: Ceilings) -> View:
@@ -25,15 +37,12 @@ def _rates(found: Ceilings) -> Table:
         peak = spec.peaks.get(dtype) if spec else None
         share = limits.peak_flops / peak if peak else None
         rows.append({"dtype": dtype, "measured_flops": limits.peak_flops, "specified_flops": peak, "share": share})
-    rates = (Column(f"{how}_flops", how, "flops_per_s") for how in ("measured", "specified"))
     vector = units.rate(found.vector_flops_per_s, "FLOP/s")
-    return Table(
-        key="matmul-rates",
-        title=f"Ceilings of {found.gpu}, {found.how}",
-        columns=columns("dtype", *rates, "share", dtype="matmul in"),
-        rows=tuple(rows),
-        notes=(f"fp32 multiply-adds outside matmuls: {vector}",) if found.vector_flops_per_s else (),
+    heading = (
+        "dtype: matmul in | measured_flops: measured [flops_per_s] | specified_flops: specified [flops_per_s] | share"
     )
+    notes = (f"fp32 multiply-adds outside matmuls: {vector}",) if found.vector_flops_per_s else ()
+    return Table("matmul-rates", f"Ceilings of {found.gpu}, {found.how}", columns(heading), tuple(rows), notes)
 
 
 def _attention(found: Ceilings) -> Table:
@@ -54,16 +63,16 @@ def _attention(found: Ceilings) -> Table:
         "without a name: the backend that PyTorch picks; flash: FlashAttention-2; triton: flopwise's own; wide: heads of more "
         "than 64 numbers",
     )
-    return Table("attention-rates", "Fused attention by backend", columns("way", *rates, way="precision"), rows, notes)
+    return Table("attention-rates", "Fused attention by backend", (Column("way", "precision"), *rates), rows, notes)
 
 
 def _bandwidths(found: Ceilings) -> Table:
     rows = tuple(
         {"kind": kind, "shortest_ns": curve.ns[0]}
-        | {f"at_{n:.0e}": 1e9 * n / curve.at(n) for n in _MOVED_BYTES if n < 2 * curve.amount[-1]}
+        | {f"bytes_per_s_at_{n:.0e}": 1e9 * n / curve.at(n) for n in _MOVED_BYTES if n < 2 * curve.amount[-1]}
         for kind, curve in found.memory.items()
     )
-    rates = (Column(f"at_{n:.0e}", f"moving {n / 1e6:.0f} MB", "bytes_per_s") for n in _MOVED_BYTES)
+    rates = (Column(f"bytes_per_s_at_{n:.0e}", f"moving {n / 1e6:.0f} MB", "bytes_per_s") for n in _MOVED_BYTES)
     spec = find_gpu(found.gpu)
     specified = spec.bandwidth_bytes_s if spec else None
     beside = f"; specified {units.rate(specified, 'B/s')}" if specified else ""
@@ -72,7 +81,7 @@ def _bandwidths(found: Ceilings) -> Table:
         most = units.rate(rate, "B/s")
         notes.append(f"from the cache, up to {found.cached_bytes / 1e6:.0f} MB moved: at most {most}")
     title = "Memory bandwidth by class of kernel and bytes moved"
-    return Table("bandwidths", title, columns("kind", "shortest_ns", *rates), rows, tuple(notes))
+    return Table("bandwidths", title, (*columns("kind | shortest_ns"), *rates), rows, tuple(notes))
 
 
 def _launches(found: Ceilings) -> Table:
@@ -82,8 +91,10 @@ def _launches(found: Ceilings) -> Table:
         | {"kernel_ns": cost.kernel_ns, "listed_ns": cost.listed_ns or None, "start_ns": cost.start_ns or None}
         for phase, cost in costs.items()
     )
-    titles = {"op_ns": "an operation", "cast_ns": "a cast", "view_ns": "a view", "kernel_ns": "a further kernel"}
-    titles |= {"listed_ns": "a tensor in a list", "start_ns": "starting the phase"}
+    heading = (
+        "phase | op_ns: an operation | cast_ns: a cast | view_ns: a view | kernel_ns: a further kernel | "
+        "listed_ns: a tensor in a list | start_ns: starting the phase"
+    )
     notes = []
     if found.latency_ns:  # a CPU does the work itself
         notes.append(f"from launch to start {units.duration(found.latency_ns)}")
@@ -91,7 +102,7 @@ def _launches(found: Ceilings) -> Table:
         notes.append(f"a kernel in a CUDA graph takes {_more(found.graph_gap_ns)}")
     if found.latency_ns and found.compiled_call_ns:
         notes.append(f"calling a compiled graph takes {units.duration(found.compiled_call_ns)}")
-    return Table("launch-costs", "CPU time to launch", columns("phase", *titles, **titles), rows, tuple(notes))
+    return Table("launch-costs", "CPU time to launch", columns(heading), rows, tuple(notes))
 
 
 def _more(ns: float) -> str:
