@@ -12,6 +12,7 @@ from flopwise.experiments import claims as folder
 from flopwise.experiments.experiment import VERDICTS
 from flopwise.render.lab_charts import picture_chart
 from flopwise.render.lab_view import shown_table
+from flopwise.render.table import shown
 
 HEAD = """
 import os, signal, time
@@ -58,7 +59,7 @@ def pure():
         assert verdict.why.endswith(".")
         assert experiment.judge(json.loads(before), place) == verdict
         for table in experiment.tabulate(rows, place):
-            assert len(shown_table(table).shown().cells) == len(table.rows)
+            assert len(shown(shown_table(table)).cells) == len(table.rows)
             assert all(any(key in row for row in table.rows) for key in table.columns)
         for picture in experiment.draw(rows, place):
             named = (picture.x, picture.y, picture.x2, picture.colour, picture.column, picture.low, picture.high)

@@ -22,6 +22,7 @@ from flopwise.experiments.results import AS_STORED, LAB, LAB_RUNNING, LabRun, Pl
 from flopwise.records.experiment import Place
 from flopwise.render.lab_charts import picture_chart, stacked
 from flopwise.render.lab_view import lab_view, shown_table, told
+from flopwise.render.table import shown
 from flopwise.spec.workload import workload
 from flopwise.store import find, list_runs
 
@@ -214,4 +215,4 @@ def test_every_kind_of_picture_is_drawn_and_keeps_its_rows(picture):
 
 def test_a_table_shows_units_by_name():
     table = shown_table(TableOf("t", {"how": "how", "wall_ns": "wall"}, ROWS[-1:]))
-    assert table.shown().cells == [["b", "100 µs"]]
+    assert shown(table).cells == [["b", "100 µs"]]
