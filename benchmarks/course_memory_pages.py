@@ -147,7 +147,7 @@ def largest_table(found: dict[str, dict[str, Any]]) -> str:
 def draw_timeline(run: Path, path: Path) -> None:
     """The timeline of a stored run, thinned: a picture in a page needs no more."""
     from flopwise.render.charts import save
-    from flopwise.render.memory_view import timeline_chart
+    from flopwise.render.memory_charts import timeline_chart
 
     report = stored_report(StoredRun.load(run))
     first = msgspec.structs.replace(report.devices[0], timeline=shortened(report.devices[0].timeline))

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from flopwise.analysis.explanation import Explanation, Kernel
-from flopwise.render.table import Column, Table
+from flopwise.records.table import Column, Table
+from flopwise.render.table import columns
 
 SMALLEST_PHASE = 0.01  # of the GPU time: the loss, 25 µs, is not compared
 CLASSES = (
@@ -48,18 +49,13 @@ def agreement(kineto: Found, nsys: Found) -> Table:
             "class": max(abs(c.share - classes[c.name].share) for c in a.classes),
             "phased": min(e.coverage["phase"] for e in (a, b)), "module": min(e.coverage["module"] for e in (a, b)),
         })  # fmt: skip
-    columns = (
-        Column("case", "case", right=False),
-        Column("kernels", "kernels, Kineto", lambda n: f"{n:.0f}"),
-        Column("nsys_kernels", "nsys", lambda n: f"{n:.0f}"),
-        Column("launches", "launches, Kineto", lambda n: f"{n:.0f}"),
-        Column("nsys_launches", "nsys", lambda n: f"{n:.0f}"),
-        Column("phase", "a phase's GPU time, at most", lambda share: f"{100 * share:.2f} %"),
-        Column("class", "a class's share, at most", lambda share: f"{100 * share:.2f} points"),
-        Column("phased", "with a phase", lambda share: f"{100 * share:.1f} %"),
-        Column("module", "with a module", lambda share: f"{100 * share:.1f} %"),
+    heading = (
+        "case | kernels: kernels, Kineto [number] | nsys_kernels: nsys [number] | launches: launches, Kineto [number] | "
+        "nsys_launches: nsys [number] | phase: a phase's GPU time, at most | class: a class's share, at most | "
+        "phased: with a phase [share] | module: with a module [share]"
     )
-    return Table(title="two profilers: how far apart", columns=columns, rows=tuple(rows))
+    fine = {key: {row[key]: f"{100 * row[key]:.2f} %" for row in rows} for key in ("phase", "class")}
+    return Table("agreement", "Two profilers: how far apart", columns(heading, labels=fine), tuple(rows))
 
 
 def per_trace(kineto: Found, nsys: Found) -> Table:
@@ -80,7 +76,7 @@ def per_trace(kineto: Found, nsys: Found) -> Table:
         for profiler, found in (("kineto", kineto), ("nsys", nsys)) for case, e in found.items()
     ]  # fmt: skip
     keys = dict.fromkeys(key for row in rows for key in row)
-    return Table(title="per trace", columns=tuple(Column(key, key) for key in keys), rows=tuple(rows))
+    return Table("traces", "Per trace", tuple(Column(key, key) for key in keys), tuple(rows))
 
 
 def draw(found: Found, path: Path) -> None:
@@ -124,8 +120,8 @@ def _by_size(title: str, found: Found, cell: Callable[[str, Explanation], str]) 
             size = case.partition("-")[0]
             rows.setdefault(size, {"size": size})[str(_context(case))] = cell(case, e)
     contexts = sorted({int(key) for row in rows.values() for key in row if key != "size"})
-    columns = [Column("size", "size", right=False), *(Column(str(context), str(context)) for context in contexts)]
-    return Table(title=title, columns=tuple(columns), rows=tuple(rows.values()))
+    shown = (Column("size"), *(Column(str(context)) for context in contexts))
+    return Table("sizes", title, shown, tuple(rows.values()))
 
 
 def _context(case: str) -> int:
@@ -226,12 +222,8 @@ def overhead(timed: Sequence[Any]) -> Table:
                 "spread": (max(times.wall_ns) - min(times.wall_ns)) / wall if len(times.wall_ns) > 1 else None,
                 "kineto": kineto / wall - 1, "nsys": other / wall - 1 if other else None,
             })  # fmt: skip
-    columns = (
-        Column("case", "case", right=False),
-        Column("wall_ms", "step, untraced, ms", lambda ms: f"{ms:.1f}"),
-        Column("n", "samples"),
-        Column("spread", "least to most", _share),
-        Column("kineto", "Kineto adds", lambda share: f"{100 * share:+.0f} %"),
-        Column("nsys", "nsys adds", lambda share: f"{100 * share:+.0f} %"),
+    heading = (
+        "case | wall_ms: step, untraced, ms [number] | n: samples | spread: least to most [share] | "
+        "kineto: Kineto adds [signed_share] | nsys: nsys adds [signed_share]"
     )
-    return Table(title="what tracing costs", columns=columns, rows=tuple(rows))
+    return Table("overhead", "What tracing costs", columns(heading), tuple(rows))

@@ -24,7 +24,8 @@ from flopwise.predict.dry_step import dry_run, needs_dry_run, step_cost
 from flopwise.predict.machine import find_ceilings
 from flopwise.predict.shapes.step import account_step
 from flopwise.records.run import Point
-from flopwise.render.table import Column, Table, markdown
+from flopwise.records.table import Table
+from flopwise.render.table import columns, markdown
 from flopwise.spec.gpu import Gpu, find_gpu
 from flopwise.spec.model import ModelSpec
 from flopwise.store import StoredRun
@@ -55,16 +56,10 @@ def memory_closed_form(points: Sequence[Point]) -> list[Table]:
 def _memory_table(title: str, points: Sequence[Point]) -> Table:
     rows = [_memory_row(point) for point in points]
     errors = sorted(abs(row["error"]) for row in rows)
-    columns = (
-        Column("workload", "workload", right=False),
-        Column("measured_bytes", "measured", units.size),
-        Column("predicted_bytes", "predicted", units.size),
-        Column("error", "error", lambda share: f"{100 * share:+.2f} %"),
-        Column("phase", "worst phase", right=False),
-        Column("phase_error", "its error", lambda share: f"{100 * share:+.2f} %"),
-    )
+    fine = {key: {row[key]: f"{100 * row[key]:+.2f} %" for row in rows} for key in ("error", "phase_error")}
+    heading = "workload | measured_bytes | predicted_bytes | error | phase: worst phase | phase_error: its error"
     note = f"{len(rows)} steps: median error {units.percent(statistics.median(errors), 2)}, worst {units.percent(errors[-1], 2)}"
-    return Table(title=title, columns=columns, rows=tuple(rows), notes=(note,))
+    return Table("memory", title, columns(heading, labels=fine), tuple(rows), (note,))
 
 
 def _memory_row(point: Point) -> dict[str, object]:
@@ -86,18 +81,10 @@ def _memory_row(point: Point) -> dict[str, object]:
 def step_times(points: Sequence[Point]) -> Table:
     """Predicted beside measured step times: from ceilings measured on the GPU where they are kept, and by its datasheet."""
     rows = [row for point in points if (row := _time_row(point))]
-    columns = (
-        Column("workload", "workload", right=False),
-        Column("wall_ns", "measured", units.duration),
-        Column("launched", "launched in"),
-        Column("predicted_ns", "predicted", units.duration),
-        Column("error", "error", _signed),
-        Column("specified_error", "by datasheet", _signed),
-        Column("gpu_ns", "GPU measured", units.duration),
-        Column("predicted_gpu_ns", "GPU predicted", units.duration),
-        Column("gpu_error", "error", _signed),
-        Column("specified_gpu_error", "by datasheet", _signed),
-        Column("bound", "bound by", right=False),
+    heading = (
+        "workload | wall_ns: measured | launched: launched in | predicted_ns | error [signed_share] | "
+        "specified_error: by datasheet [signed_share] | gpu_ns: GPU measured | predicted_gpu_ns: GPU predicted | "
+        "gpu_error: error [signed_share] | specified_gpu_error: by datasheet [signed_share] | bound: bound by"
     )
     groups = (
         ("step time", "error", rows),
@@ -119,7 +106,7 @@ def step_times(points: Sequence[Point]) -> Table:
         if some
     ]
     how = " and ".join(sorted({row["how"] for row in rows}))
-    return Table(title=f"step time, ceilings {how}", columns=columns, rows=tuple(rows), notes=tuple(notes))
+    return Table("steps", f"step time, ceilings {how}", columns(heading), tuple(rows), tuple(notes))
 
 
 def _errors(rows: Sequence[dict[str, Any]], key: str) -> str:
@@ -142,10 +129,6 @@ def _time_row(point: Point) -> dict[str, Any] | None:
         "launched": f"{units.duration(min(times.launch_ns))} – {units.duration(max(times.launch_ns))}",
         "how": told.how, "held": bool(times.gpu_held) and all(times.gpu_held),
     }  # fmt: skip
-
-
-def _signed(share: float) -> str:
-    return f"{100 * share:+.1f} %"
 
 
 def _gpu(point: Point) -> Gpu | None:

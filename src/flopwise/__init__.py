@@ -7,6 +7,8 @@ The verbs of the command line under the same names; each is imported when it is 
 """
 
 import importlib
+import sys
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from flopwise.errors import FlopwiseError
@@ -29,25 +31,6 @@ if TYPE_CHECKING:
     from flopwise.api.tune import tune
     from flopwise.spec.workload import workload
 
-_HOMES = {
-    "account": "flopwise.api.account",
-    "bench": "flopwise.api.bench",
-    "calibrate": "flopwise.api.calibrate",
-    "compare": "flopwise.api.compare",
-    "demo": "flopwise.api.demo",
-    "doctor": "flopwise.api.doctor",
-    "explain": "flopwise.api.explain",
-    "findings": "flopwise.api.explain",
-    "lab": "flopwise.api.lab",
-    "memory": "flopwise.api.memory",
-    "profile": "flopwise.api.profile",
-    "report": "flopwise.api.report",
-    "roofline": "flopwise.api.roofline",
-    "sweep": "flopwise.api.sweep",
-    "tune": "flopwise.api.tune",
-    "workload": "flopwise.spec.workload",
-}
-
 __all__ = [
     "FlopwiseError",
     "__version__",
@@ -68,12 +51,26 @@ __all__ = [
     "tune",
     "workload",
 ]
+# A verb's module has its name, so that `import flopwise` costs nothing; these two are elsewhere.
+_ELSEWHERE = {"findings": "flopwise.api.explain", "workload": "flopwise.spec.workload"}
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
-    raise AttributeError(f"module 'flopwise' has no attribute '{name}'")
+    if name not in __all__:
+        raise AttributeError(f"module 'flopwise' has no attribute '{name}'")
+    if "IPython" in sys.modules:
+        _show_results_as_tables()
+    return getattr(importlib.import_module(_ELSEWHERE.get(name, f"flopwise.api.{name}")), name)
+
+
+@cache
+def _show_results_as_tables() -> None:
+    """In a notebook, a result as the last line of a cell shows its tables."""
+    shell = sys.modules["IPython"].get_ipython()
+    if shell is not None:
+        from flopwise.render.views import show_in_notebooks  # polars, which `import flopwise` does without
+
+        show_in_notebooks(shell.display_formatter.formatters["text/html"])
 
 
 def __dir__() -> list[str]:

@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Callable
 
 from flopwise.errors import FlopwiseError
 
@@ -12,15 +13,16 @@ _COUNTS = (("T", 1e12), ("B", 1e9), ("M", 1e6), ("K", 1e3))
 
 
 def significant(value: float, digits: int = 3) -> str:
-    """A plain decimal with `digits` significant digits, never in exponent form.
+    """A plain decimal with `digits` significant digits and never more than four, never in exponent form.
 
-    >>> [significant(v) for v in (0.01234, 1.005, 12.34, 123.4, 1234.0, 0.0)]
-    ['0.0123', '1.00', '12.3', '123', '1234', '0']
+    >>> [significant(v) for v in (0.01234, 1.005, 38.749, 123.4, 1234.0, 12345.6, 0.0)]
+    ['0.0123', '1.00', '38.7', '123', '1234', '12350', '0']
     """
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
-    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
-    return f"{value:.{decimals}f}"
+    magnitude = math.floor(math.log10(abs(value)))
+    rounded = round(value, 3 - magnitude) if magnitude > 3 else value
+    return f"{rounded:.{max(0, digits - 1 - magnitude)}f}"
 
 
 def duration(ns: float) -> str:
@@ -34,12 +36,13 @@ def duration(ns: float) -> str:
 
 
 def milliseconds(ns: float) -> str:
-    """Nanoseconds as a number of milliseconds, for table columns that say `ms`.
+    """Nanoseconds as a number of milliseconds, for table columns that say `ms`; never finer than 10 ns.
 
-    >>> milliseconds(6_432_100), milliseconds(63_534)
-    ('6.432', '0.06353')
+    >>> milliseconds(6_432_100), milliseconds(63_534), milliseconds(86)
+    ('6.432', '0.06353', '0.00009')
     """
-    return significant(ns / 1e6, 4)
+    text = significant(ns / 1e6, 4)
+    return text if len(text.partition(".")[2]) <= 5 else f"{ns / 1e6:.5f}"
 
 
 def size(n_bytes: float) -> str:
@@ -72,6 +75,15 @@ def rate(per_second: float, unit: str) -> str:
     return f"{significant(per_second / scale)} {name}{unit}"
 
 
+def flops(n: float) -> str:
+    """FLOPs with their prefix; beyond the usual prefixes, as papers write them.
+
+    >>> flops(1.5e12), flops(912), flops(8.1e24)
+    ('1.50 T', '912', '8.1e+24')
+    """
+    return f"{n:.3g}" if abs(n) >= 1e18 else rate(n, "").strip()
+
+
 def percent(share: float, digits: int = 1) -> str:
     """A share as a percentage.
 
@@ -79,6 +91,84 @@ def percent(share: float, digits: int = 1) -> str:
     ('3.1 %', '-50 %')
     """
     return f"{100 * share:.{digits}f} %"
+
+
+def saving(ns: float) -> str:
+    """A saved time, with a minus where time is lost.
+
+    >>> saving(6_400_000), saving(-950)
+    ('6.40 ms', '−950 ns')
+    """
+    return f"−{duration(-ns)}" if ns < 0 else duration(ns)
+
+
+def days(value: float) -> str:
+    """Days, or hours and less where it is less than one.
+
+    >>> days(143.92), days(0.5), days(0.000179), days(12345.6)
+    ('144 days', '12.0 h', '15.5 s', '12350 days')
+    """
+    if value >= 1:
+        return f"{significant(value)} days"
+    return f"{significant(24 * value)} h" if 24 * value >= 1 else duration(value * 86400e9)
+
+
+# How a table shows a value of each unit. The first ones are also the endings of names: `peak_bytes`, `wall_ns`.
+_ENDINGS: dict[str, Callable[[float], str]] = {
+    "bytes_per_s": lambda value: rate(value, "B/s"),
+    "flops_per_s": lambda value: rate(value, "FLOP/s"),
+    "per_s": count,
+    "bytes": size,
+    "ns": duration,
+    "s": lambda value: duration(1e9 * value),
+    "share": percent,
+    "flops": flops,
+}
+_SHOWN: dict[str, Callable[[float], str]] = _ENDINGS | {
+    "ms": milliseconds,  # of a value in nanoseconds
+    "percent": lambda value: percent(value, 0),
+    "signed_share": lambda value: f"{100 * value:+.1f} %",
+    "error_share": lambda value: f"{100 * value:.2g} %",
+    "signed_bytes": lambda value: f"{'+' if value > 0 else ''}{size(value)}" if value else "0",
+    "saving": saving,
+    "GB": lambda value: rate(value, "B"),  # as datasheets count
+    "count": count,
+    "number": significant,
+    "ratio": lambda value: f"{value:.3f}",
+    "times": lambda value: f"{value:.2f}x",
+    "days": days,
+    "hours": lambda value: count(value) if value >= 1000 else significant(value),
+}
+_LARGEST, _WHOLE = 1e300, 1e6  # a stored file may hold any number; a whole number below is shown with all its digits
+
+
+def unit_of(name: str) -> str:
+    """The unit at the end of a name; '' where there is none.
+
+    >>> unit_of("wall_ns"), unit_of("m_flops_per_s"), unit_of("share"), unit_of("phase")
+    ('ns', 'flops_per_s', 'share', '')
+    """
+    return next((unit for unit in _ENDINGS if name == unit or name.endswith(f"_{unit}")), "")
+
+
+def shown(value: object, unit: str = "") -> str:
+    """A raw value as a person reads it.
+
+    >>> shown(1500.0, "ns"), shown(1.5e6, "ms"), shown(True), shown("relu"), shown(7), shown(10**400)
+    ('1.50 µs', '1.500', 'yes', 'relu', '7', 'a number too large to show')
+    >>> shown(1.19e-7), shown(65504.0), shown(3.4e38)
+    ('1.19e-07', '65504', '3.4e+38')
+    """
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if not isinstance(value, int | float):
+        return str(value)
+    if abs(value) > _LARGEST:
+        return "a number too large to show"
+    if unit in _SHOWN:
+        return _SHOWN[unit](value)
+    whole = isinstance(value, int) or (value.is_integer() and abs(value) < _WHOLE)
+    return f"{value:.0f}" if whole else f"{value:.4g}"
 
 
 def parse_percent(text: str) -> float:

@@ -49,7 +49,7 @@ def test_the_answer_says_whose_clock_it_is():
     assert found.timings == "run r1: small b4 t512 train precision=bf16 on NVIDIA H200"
     shown = "\n".join(explanation_view(found)[0][0].notes)
     assert f"of wall time ({found.timings})" in shown
-    assert f"host's clock, one for all traces: {found.timings}" in explanations_view([found, found])[0][0].notes
+    assert f"untraced times, one for all traces: {found.timings}" in explanations_view([found, found])[0][0].notes
 
 
 def test_another_gpu_is_named():

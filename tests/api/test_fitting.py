@@ -98,6 +98,6 @@ def test_memory_that_ran_out_before_anything_was_recorded_says_what_it_would_nee
     assert (len(notes.texts), found.status, found.devices) == (1, OOM, ())
     assert any("it would have needed" in note and "closed form" in note for note in found.notes)
     titles = [table.title for table in memory_view(found)[0]]
-    assert titles[1:] == ["what it would need", "what each lever would change"]
+    assert titles[1:] == ["What it would need", "What each lever would change"]
     with pytest.raises(FlopwiseError, match="oom: CUDA out of memory"):
         memory_run.outcome(found)

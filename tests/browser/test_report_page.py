@@ -7,8 +7,9 @@ import pytest
 from report_pages import COMPILED, HOSTILE, NAIVE, all_drawn, gathered, hostile_trace
 
 from flopwise.api.report import report
-from flopwise.render.charts import roofline_chart, save
+from flopwise.render.charts import save
 from flopwise.render.report import Report, html_report
+from flopwise.render.roofline_view import roofline_chart
 
 RUNS = Path(__file__).parents[2] / "benchmarks" / "results" / "h200-2026-11"
 
@@ -220,7 +221,7 @@ def test_measured_steps_have_their_prediction_beside_them(opened, tmp_path):
 
 def test_a_chart_of_its_own_runs_under_its_policy(opened, tmp_path):
     points = [{"name": HOSTILE, "kind": "matmul", "intensity": 200.0, "flops_per_s": 5e14, "ms": 2.0}]
-    save(roofline_chart(points, [("bf16", 9.89e14)], 4.8e12, HOSTILE), tmp_path / "chart.html")
+    save(roofline_chart(points, {"bf16": 9.89e14}, 4.8e12, HOSTILE, ""), tmp_path / "chart.html")
     page, heard = opened_without_theme(opened, tmp_path / "chart.html")
     assert page.locator("#chart svg").count() == 1
     page.set_viewport_size({"width": 380, "height": 800})

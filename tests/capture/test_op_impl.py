@@ -13,7 +13,7 @@ from flopwise.capture.trials import why  # noqa: E402
 from flopwise.errors import Unsupported, WrongResult  # noqa: E402
 from flopwise.predict.dry.run import dry_run  # noqa: E402
 from flopwise.records.run import OK, UNSUPPORTED, WRONG  # noqa: E402
-from flopwise.render.implementations_view import implementations_view  # noqa: E402
+from flopwise.render.run_view import implementations_view  # noqa: E402
 from flopwise.spec.workload import OPS, workload  # noqa: E402
 
 CPU = torch.device("cpu")

@@ -39,7 +39,7 @@ def read(capsys, *words):
 def test_the_table_names_the_parts(capsys):
     code, out, _ = run(capsys, "tiny", "--gpu", "h100,h200", "--tokens", "15T", "--gpus", "8", "--inference")
     assert code == 0
-    for word in ("work by module", "memory by owner", "H200 SXM 141 GB", "largest batch", "training", "KV cache", "█"):
+    for word in ("Work by module", "Memory by owner", "H200 SXM 141 GB", "largest batch", "Training", "KV cache", "█"):
         assert word in out, word
 
 
@@ -143,7 +143,7 @@ def test_csv_and_markdown(capsys):
     code, out, _ = run(capsys, "tiny", "--format", "csv")
     assert code == 0
     title, _, first_table = out.partition("\r\n")
-    assert title.startswith("# account of tiny")
+    assert title.startswith("# Account of tiny")
     first = next(csv.DictReader(io.StringIO(first_table)))
     assert int(first["parameters"]) == preset("tiny").parameters()
     assert "| module |" in run(capsys, "tiny", "--format", "markdown")[1]
@@ -247,7 +247,7 @@ def test_a_segment_longer_than_the_model_is_noted(capsys):
 
 
 def test_the_time_to_train_is_told_in_units_that_show_it(capsys):
-    out = run(capsys, "tiny", "--gpu", "h100", "--tokens", "1B")[1].partition("training")[2]
+    out = run(capsys, "tiny", "--gpu", "h100", "--tokens", "1B")[1].partition("Training")[2]
     assert " s " in out
     assert "0.0000" not in out
 

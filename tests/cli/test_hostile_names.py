@@ -14,7 +14,7 @@ from rich.console import Console
 from flopwise.cli.main import main
 from flopwise.records.events import Tracing
 from flopwise.records.run import Point
-from flopwise.render.progress import ShownProgress
+from flopwise.render.progress import TerminalProgress
 from flopwise.spec.workload import Sampling, Trial, workload
 from flopwise.store import Run
 
@@ -143,7 +143,7 @@ def test_account(run, tmp_path, form):
 @pytest.mark.parametrize("terminal", [False, True])
 def test_progress(terminal):
     console = Console(file=io.StringIO(), force_terminal=terminal, no_color=True, width=200)
-    progress = ShownProgress(console)
+    progress = TerminalProgress(console)
     trial = Trial(workload=workload("tiny"), sampling=Sampling(samples=3), device="cpu")
     progress.begin(2, 0)
     progress.trial(trial)

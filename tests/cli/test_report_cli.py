@@ -70,7 +70,7 @@ def test_annotations_of_a_failed_gate():
     from types import SimpleNamespace
 
     from flopwise.records.comparison import SLOWER, Comparison
-    from flopwise.render.annotations import annotations
+    from flopwise.render.comparison_view import annotations
 
     point = SimpleNamespace(trial=SimpleNamespace(workload=SimpleNamespace(label=lambda: "tiny\n::error::b4 50%")))
     slower = Comparison(
@@ -95,7 +95,7 @@ def test_annotations_are_sentences(verdict, level, said):
     from types import SimpleNamespace
 
     from flopwise.records.comparison import Comparison
-    from flopwise.render.annotations import annotations
+    from flopwise.render.comparison_view import annotations
 
     point = SimpleNamespace(trial=SimpleNamespace(workload=SimpleNamespace(label=lambda: "tiny")))
     c = Comparison(ratio=1.01, low=1.0, high=1.02, verdict=verdict, reason="", n_a=9, n_b=9, paired=False, drift=0.0)

@@ -27,6 +27,7 @@ from flopwise.experiments.verdict import Verdict
 from flopwise.records.experiment import Place
 from flopwise.render.lab_charts import picture_chart, stacked
 from flopwise.render.lab_view import lab_view, shown_table, summary
+from flopwise.render.table import shown
 from flopwise.store import find, list_runs
 
 HEAD = """
@@ -294,4 +295,4 @@ def test_every_kind_of_picture_is_drawn_and_keeps_its_rows(picture):
 
 def test_a_table_shows_units_by_name():
     table = shown_table(TableOf("t", {"how": "how", "wall_ns": "wall"}, ROWS[-1:]))
-    assert table.shown().cells == [["b", "100 µs"]]
+    assert shown(table).cells == [["b", "100 µs"]]

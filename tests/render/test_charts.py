@@ -5,7 +5,8 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from flopwise.errors import FlopwiseError
-from flopwise.render.charts import roofline_chart, save
+from flopwise.render.charts import save
+from flopwise.render.roofline_view import roofline_chart
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 
@@ -16,7 +17,7 @@ def chart():
         {"name": HOSTILE, "kind": HOSTILE, "intensity": 200.0, "flops_per_s": 5e14, "ms": 2.0},
         {"name": "softmax", "kind": "softmax", "intensity": 1.0, "flops_per_s": 3e12, "ms": 1.0},
     ]
-    return roofline_chart(points, [("bf16", 9.89e14), ("fp32", 6.7e13)], 4.8e12, HOSTILE)
+    return roofline_chart(points, {"bf16": 9.89e14, "fp32": 6.7e13}, 4.8e12, HOSTILE, "")
 
 
 def test_every_form_is_written(chart, tmp_path):

@@ -13,11 +13,10 @@ from flopwise.api.explain import explain
 from flopwise.cli.main import main
 from flopwise.errors import FlopwiseError
 from flopwise.records.run import Point, Ran
-from flopwise.render.changes_view import changes_view
-from flopwise.render.explain_view import explanation_view, explanations_view
-from flopwise.render.kernel_names import shortened, told_apart
-from flopwise.render.short_paths import short_paths
-from flopwise.render.table import Table, csv_text, markdown
+from flopwise.records.table import Table
+from flopwise.render.explain_view import changes_view, explanation_view, explanations_view
+from flopwise.render.names import short_name, short_paths, unique_names
+from flopwise.render.table import csv_text, markdown, shown
 from flopwise.spec.workload import Sampling, Trial, workload
 from flopwise.store import Run
 
@@ -66,8 +65,8 @@ def two(tmp_path):
     return explain(before), explain(after)
 
 
-def table(tables, start):
-    return next(t for t in tables if t.title.startswith(start))
+def table(tables, key):
+    return next(t for t in tables if t.key == key)
 
 
 # --- nothing left out in silence ---
@@ -75,25 +74,25 @@ def table(tables, start):
 
 def test_tables_of_the_largest_say_what_they_leave_out(two):
     tables, _ = explanation_view(two[0])
-    for title, everything in (("GPU time by module", two[0].modules), ("top kernels", two[0].kernels)):
-        shown = table(tables, title)
-        assert len(everything) > len(shown.rows) == 12
-        assert shown.notes[0].startswith(f"and {len(everything) - 12} more: ")
+    for key, everything in (("modules", two[0].modules), ("kernels", two[0].kernels)):
+        found = table(tables, key)
+        assert len(everything) == len(found.rows) > len(shown(found).cells) == 12
+        assert found.notes[0].startswith(f"and {len(everything) - 12} more: ")
         rest = sum(one.gpu_ns for one in everything[12:])
-        assert f"{rest / 1e6:.4g}" in shown.notes[0]
+        assert f"{rest / 1e6:.4g}" in found.notes[0]
 
 
 def test_question_b_has_both_counts(two):
     top = two[0].top_forward_backward
-    row = table(explanation_view(two[0])[0], "the five questions").rows[0]
+    row = table(explanation_view(two[0])[0], "questions").rows[0]
     assert row["top_with_backward_count"] == (top.count if top else None)
     compiled = explain(COMPILED)
-    answers = table(explanation_view(compiled)[0], "the five questions")
+    answers = table(explanation_view(compiled)[0], "questions")
     assert answers.rows[0]["top_with_backward_count"] == compiled.top_forward_backward.count
-    shown = answers.shown()
-    at = shown.headers.index("top with backward")
-    assert shown.headers[at + 1] == "count"
-    assert shown.cells[0][at + 1] == f"{compiled.top_forward_backward.count:.0f}"
+    seen = shown(answers)
+    at = seen.headings.index("top with backward")
+    assert seen.headings[at + 1] == "count"
+    assert seen.cells[0][at + 1] == f"{compiled.top_forward_backward.count:.0f}"
 
 
 # --- before and after ---
@@ -101,10 +100,10 @@ def test_question_b_has_both_counts(two):
 
 def test_the_rows_of_a_comparison_add_up(two):
     before, after = two
-    tables, document = changes_view(before, after, changes(before, after))
+    tables, document = changes_view(before, after)
     rows = tables[1].rows
     assert rows[-1]["name"] == "all"
-    assert rows[-2]["name"].startswith("everything else: 6 kernels more")
+    assert rows[-2]["name"].startswith("everything else: 6 more kernels")
     for key, whole in (("before_ns", before.gpu_ns), ("after_ns", after.gpu_ns)):
         assert sum(row[key] for row in rows[:-1]) == pytest.approx(whole)
         assert rows[-1][key] == whole
@@ -129,8 +128,8 @@ def test_a_kernel_of_both_profilers_is_one_row():
 
 def test_a_comparison_has_step_busy_and_idle_and_reads_in_the_order_typed(two):
     before, after = two
-    tables, document = changes_view(before, after, changes(before, after))
-    assert tables[0].title == "b/trace.json against a/trace.json, per step"
+    tables, document = changes_view(before, after)
+    assert tables[0].title == "b/trace.json compared with a/trace.json, per step"
     totals = document["totals"]
     assert totals["step"]["before_ns"] == before.window_ns
     for key in ("before_ns", "after_ns", "saved_ns"):
@@ -143,8 +142,8 @@ def test_a_comparison_has_step_busy_and_idle_and_reads_in_the_order_typed(two):
 
 def test_functors_tell_elementwise_kernels_apart():
     div, mul = (ELEMENTWISE.format(functor) for functor in ("DivFunctor", "MulFunctor"))
-    assert shortened(div) == "at::native::elementwise_kernel<DivFunctor>"
-    assert shortened(mul) == "at::native::elementwise_kernel<MulFunctor>"
+    assert short_name(div) == "at::native::elementwise_kernel<DivFunctor>"
+    assert short_name(mul) == "at::native::elementwise_kernel<MulFunctor>"
 
 
 def test_no_two_kernels_look_the_same():
@@ -153,23 +152,23 @@ def test_no_two_kernels_look_the_same():
         "void k<1, MulFunctor<float> >(long)", "void k<1, MulFunctor<float> >(char)",
         *(f"triton_{'very_' * 40}long_{i}_{'tail_' * 40}" for i in range(3)),
     ]  # fmt: skip
-    shown = told_apart([*names, *names])
+    shown = unique_names([*names, *names])
     assert list(shown) == names
     assert len(set(shown.values())) == len(names)
     assert sum("#2" in text for text in shown.values()) >= 1
     real = [kernel.name for kernel in explain(COMPILED).kernels]
-    assert len(set(told_apart(real).values())) == len(real) > 30
+    assert len(set(unique_names(real).values())) == len(real) > 30
 
 
 @pytest.mark.parametrize(
     "name", ["", "<", ">", "void ", "a<b", "operator<<", "a<b>>(c)", "(x)", "<unnamed>::", "a<" * 3000]
 )
-def test_any_name_can_be_shortened(name):
-    assert len(shortened(name)) <= 70
-    assert set(told_apart([name])) == {name}
+def test_any_name_can_be_short_name(name):
+    assert len(short_name(name)) <= 70
+    assert set(unique_names([name])) == {name}
 
 
-def test_traces_of_one_name_are_told_apart(two):
+def test_traces_of_one_name_are_unique_names(two):
     tables, _ = explanations_view(two)
     assert [[row["trace"] for row in t.rows] for t in tables] == [["a/trace.json", "b/trace.json"]] * 2
     assert short_paths(["/t.json", "a/t.json", "u.json"]) == ["/t.json", "a/t.json", "u.json"]
@@ -189,7 +188,7 @@ def test_markdown_has_a_blank_line_before_every_title(two, capsys, tmp_path):
     titles = [i for i, line in enumerate(lines) if line.startswith("**")]
     assert len(titles) == 8
     assert all(lines[i - 1] == "" for i in titles[1:])
-    assert markdown(Table("t", (), (), ("n",))).endswith("- n\n")
+    assert markdown(Table("t", "t", (), (), ("n",))).endswith("- n\n")
 
 
 def test_several_csv_tables_have_their_titles_and_one_has_none(two, capsys):
@@ -224,7 +223,7 @@ def test_every_field_is_documented(two, capsys):
         *trace["waterfall"]["parts"][0],
     }
     assert {field for field in fields if f"`{field}`" not in explained} == set()
-    _, document = changes_view(*two, changes(*two))
+    _, document = changes_view(*two)
     fields = {*document, *document["totals"], *document["kernels"][0], *document["everything_else"]} - {"schema"}
     assert {field for field in fields if f"`{field}`" not in compared} == set()
 
@@ -255,18 +254,16 @@ def test_a_run_on_the_cpu_is_told_what_can_be_done(tmp_path):
     assert "runs show" in failure.value.hint
 
 
-def test_a_spreadsheet_is_told_the_name_where_a_person_reads_the_same():
+def test_a_spreadsheet_has_whole_names_and_a_person_short_ones():
     found = explain(FIXTURES / "h200-small-fp32-naive-2steps.kineto.json.gz")
-    same = msgspec.structs.replace(found, top_forward_backward=found.top_forward)
-    answers = explanation_view(same)[0][-1]
-    assert "the same" in markdown(answers)
-    assert "the same" not in csv_text(answers)
-    assert csv_text(answers).count(found.top_forward.name[:60]) == 2
+    answers = table(explanation_view(found)[0], "questions")
+    assert found.top_forward.name in csv_text(answers)
+    assert short_name(found.top_forward.name) in shown(answers).cells[0]
 
 
 def test_a_verdict_on_the_traced_step_alone_says_that_tracing_slows_the_host():
     traced = msgspec.structs.replace(explain(COMPILED), launch_bound=True, untraced_idle=None)
-    slowed = "that is the traced step: a profiler slows the host"
+    slowed = "this is the traced step: a profiler slows the CPU"
     assert any(note.startswith(slowed) for note in explanation_view(traced)[0][0].notes)
     known = msgspec.structs.replace(traced, untraced_idle=traced.idle)
     assert not any(note.startswith(slowed) for note in explanation_view(known)[0][0].notes)

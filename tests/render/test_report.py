@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import subprocess
 import sys
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -20,6 +21,7 @@ from flopwise.render.report import Report, ReportPart, html_report, markdown_rep
 from flopwise.render.report.sections import MOST_KERNELS, sections
 from flopwise.render.report.verdict import verdict
 from flopwise.render.step_charts import icicle_parts, icicle_rows
+from flopwise.render.views import html_of
 from flopwise.spec.workload import workload
 from flopwise.store import StoredRun
 from flopwise.trace.read import read_trace
@@ -89,14 +91,14 @@ def test_a_tuning_is_told_by_what_was_kept(part):
     said = "A step went from 24.0 ms to 7.00 ms, 3.43 times as fast, measured, by: compile=default."
     assert verdict(tuned) == f"{said} Levers are left to try: the budget is spent."
     none = replace(tuned, tuning=Tuning(run="x", begun=begun, attempts=tried[2:], ended=None))
-    assert "nothing that was tried was kept. Levers are left to try: cut off." in verdict(none)
+    assert "nothing that was tried was kept. Levers are left to try: stopped before its end." in verdict(none)
     few = compare_samples([100.0], [25.0, 26.0], paired=True)  # four times as fast, by too few samples
     open_ = msgspec.structs.replace(tried[2], comparison=few)
     unjudged = replace(tuned, tuning=Tuning(run="x", begun=begun, attempts=(open_,), ended=None))
-    assert "of 1 levers 1 could not be judged" in verdict(unjudged)
+    assert "1 of 1 levers could not be judged" in verdict(unjudged)
     found = sections(tuned)
     assert [section.title for section in found[:3]] == [
-        "The recipe", "What was tried", "What was found before anything was changed",
+        "The recipe", "What was tried", "Findings before anything was changed",
     ]  # fmt: skip
     tags = Tags(html_report(Report(parts=(tuned,))))
     charts = json.loads(tags.scripts[0])
@@ -193,16 +195,34 @@ def test_files_are_written_whole_and_pictures_beside_markdown(tmp_path):
     assert all((tmp_path / link).is_file() for link in links)
 
 
-def test_a_notebook_shows_the_tables():
-    assert "<table><caption>" in StoredRun.load(RUNS / "launch-bound")._repr_html_()
-    assert "top kernels" in gather(COMPILED).explanation._repr_html_()
+def test_a_result_is_shown_as_tables():
+    assert "<table><caption>" in html_of(StoredRun.load(RUNS / "launch-bound"))
+    assert "Kernels by GPU time" in html_of(gather(COMPILED).explanation)
+
+
+def test_in_a_notebook_ipython_is_told_how_to_show_results():
+    """In a process of its own, with a stand-in for IPython: nothing is registered before a verb is used."""
+    code = f"""
+import sys, types
+shown = {{}}
+formatter = types.SimpleNamespace(for_type=shown.__setitem__)
+shell = types.SimpleNamespace(display_formatter=types.SimpleNamespace(formatters={{"text/html": formatter}}))
+sys.modules["IPython"] = types.SimpleNamespace(get_ipython=lambda: shell)
+import flopwise
+assert not shown
+found = flopwise.explain({str(COMPILED)!r})
+print(shown[type(found)](found)[:15], sorted(kind.__name__ for kind in shown))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    kinds = ["Account", "Ceilings", "Explanation", "LabRun", "MemoryReport", "Roofline", "StoredRun", "Tuning"]
+    assert done.stdout.strip() == f"<table><caption {kinds}"
 
 
 def test_a_step_on_a_known_gpu_is_set_beside_its_prediction():
-    found = gather(RUNS / "launch-bound").foretold
+    found = gather(RUNS / "launch-bound").predictions
     assert [one.name for one in found] == [f"compile={c} graph={g}" for c in ("off", "default") for g in ("off", "on")]
     assert all(abs(one.error) < 0.5 for one in found)
-    assert gather(RUNS / "course-attention").foretold == ()  # operations are not accounted for
+    assert gather(RUNS / "course-attention").predictions == ()  # operations are not accounted for
 
 
 def test_traces_are_set_side_by_side_and_a_single_one_is_not(part):

@@ -17,12 +17,13 @@ from flopwise.cli.report import command
 from flopwise.experiments.experiment import Verdict
 from flopwise.experiments.results import LabRun, Planned, Result
 from flopwise.records.finding import Finding
+from flopwise.render.axes import labels_of
 from flopwise.render.chart_style import NEUTRAL
 from flopwise.render.report import Report, ReportPart, html_report, markdown_report
 from flopwise.render.report.evidence import Picture, Section
-from flopwise.render.report.provenance import provenance
-from flopwise.render.sweep_charts import labels_of, predicted_measured_chart, sweep_chart, sweep_rows
-from flopwise.render.waterfall_chart import waterfall_chart
+from flopwise.render.report.sections import provenance
+from flopwise.render.run_charts import predicted_measured_chart, sweep_chart, sweep_rows
+from flopwise.render.step_charts import waterfall_chart
 from flopwise.store import StoredRun
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "browser"))
@@ -51,7 +52,7 @@ def ids(page):
 
 def test_every_key_is_plain_whatever_it_was_made_of():
     assert re.fullmatch(r"[\w-]+", Section(key=HOSTILE, title="t").key)
-    assert re.fullmatch(r"[\w-]+", Picture(HOSTILE, lambda: None, "c").name)
+    assert re.fullmatch(r"[\w-]+", Picture(HOSTILE, lambda: None, "c").key)
     page = html_report(Report(parts=(lab_part(HOSTILE, HOSTILE, "x" * 300, "x" * 301),)))
     assert "<img src=x" not in page
     assert max(Counter(ids(page)).values()) == 1
@@ -76,9 +77,9 @@ def test_how_numbers_were_obtained_is_text_too():
     [
         ({"saving_ns": 7e6}, True, "Saves about 7.00 ms of a step"),
         ({"saving_ns": 7e6, "counted_ns": 3e6}, False,
-         "Saves about 7.00 ms of a step; about 3.00 ms once those above are mended"),
+         "Saves about 7.00 ms of a step; about 3.00 ms after the changes above"),
         ({"saving_ns": 7e6, "counted_ns": 3e6}, True, "Saves about 7.00 ms of a step"),
-        ({"counted_ns": 3e6}, True, "Saves about 3.00 ms once the others are mended, too"),
+        ({"counted_ns": 3e6}, True, "Saves about 3.00 ms together with the other changes"),
         ({"saving_ns": 7e6, "saving_bytes": 2**30}, False, "Saves about 7.00 ms of a step and 1.00 GiB of the peak"),
     ],
 )  # fmt: skip
@@ -91,7 +92,7 @@ def test_page_and_markdown_say_the_same_of_a_saving(given, first, said):
 
 def test_the_first_finding_speaks_of_none_above():
     page = html_report(Report(parts=(advised(finding(saving_ns=7.32e6, counted_ns=36e6)),)))
-    assert "Saves about 7.32 ms of a step by itself; about 36.0 ms once the others are mended, too" in page
+    assert "Saves about 7.32 ms of a step alone; about 36.0 ms together with the other changes" in page
     assert "above" not in re.findall(r'class="saves">([^<]*)', page)[0]
 
 

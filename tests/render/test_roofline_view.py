@@ -6,6 +6,8 @@ import pytest
 from flopwise.analysis.roofline import Roofline, RooflinePoint, Unplaced
 from flopwise.predict.datasheet import from_datasheet
 from flopwise.render.roofline_view import drawn, roofline_view
+from flopwise.render.table import shown
+from flopwise.render.views import html_of
 from flopwise.spec.gpu import gpu
 from flopwise.work.traffic import ABOUT, AT_MOST
 
@@ -47,12 +49,11 @@ def test_what_lies_above_its_roof_is_explained(n_bytes, said):
 
 
 def test_bytes_that_are_not_exact_are_marked():
-    columns = [column.key for column in roofline_view(FOUND)[0][0].columns]
-    assert "bytes_are" not in columns
+    assert "bytes are" not in shown(roofline_view(FOUND)[0][0]).headings
     points = tuple(msgspec.structs.replace(POINT, bytes_are=mark, kernels=2) for mark in (AT_MOST, ABOUT))
     marked = msgspec.structs.replace(FOUND, points=points)
     (placed, *_), _ = roofline_view(marked)
-    assert "bytes_are" in [column.key for column in placed.columns]
+    assert "bytes are" in shown(placed).headings
     assert [sum(note.startswith(f"bytes are {mark}") for note in placed.notes) for mark in (AT_MOST, ABOUT)] == [1, 1]
     assert any("2 launch several kernels" in note for note in placed.notes)
     assert [row["moves"][0] for row in dots(marked)] == ["≤", "≈"]
@@ -76,20 +77,20 @@ def test_a_spreadsheet_gets_every_kind_and_the_same_columns():
     many = msgspec.structs.replace(FOUND, points=tuple(msgspec.structs.replace(POINT, count=i + 1) for i in range(80)))
     keys = []
     for found in (many, FOUND, msgspec.structs.replace(FOUND, how="predicted", unplaced=())):
-        table = roofline_view(found, for_programs=True)[0][0]
+        table = roofline_view(found)[0][0]
         keys.append([column.key for column in table.columns])
         assert len(table.rows) == len(found.points)
     assert keys[0] == keys[1] == keys[2]
     assert {"n_bytes", "flops", "bytes_are"} <= set(keys[0])
-    assert len(roofline_view(many)[0][0].rows) == 25
+    assert len(shown(roofline_view(many)[0][0]).cells) == 25
 
 
 def test_without_a_point_the_rest_is_listed():
     (rest,), content = roofline_view(msgspec.structs.replace(FOUND, points=()))
-    assert (rest.title, len(rest.rows), content["covered_share"]) == ("not placed", 1, 0)
+    assert (rest.key, len(rest.rows), content["covered_share"]) == ("unplaced", 1, 0)
     assert any("no operation has a point" in note for note in rest.notes)
 
 
 def test_a_notebook_shows_the_tables():
-    assert "aten::mul" in FOUND._repr_html_()
-    assert "not placed" in FOUND._repr_html_()
+    assert "aten::mul" in html_of(FOUND)
+    assert "Not placed" in html_of(FOUND)

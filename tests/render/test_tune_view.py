@@ -27,10 +27,10 @@ def test_the_turns_speak_where_the_machine_has_drifted():
     assert "12.0 ms → 8.40 ms, 1.43x" in verdict(found)
     assert any("alone, before all others, the first step took 44.0 ms" in note for note in tune_view(found)[0][0].notes)
     steady = msgspec.structs.replace(found, begun=msgspec.structs.replace(before, step_ns=12e6))
-    assert not any("alone" in note or "pace" in note for note in tune_view(steady)[0][0].notes)
+    assert not any("alone" in note or "speed" in note for note in tune_view(steady)[0][0].notes)
     drifted = msgspec.structs.replace(found, ended=msgspec.structs.replace(found.ended, step_ns=6e6))
     assert "12.0 ms → 6.00 ms, 2.00x" in verdict(drifted)
-    assert any("in turns with the best before it, all are 1.43x" in note for note in tune_view(drifted)[0][0].notes)
+    assert any("all are 1.43x" in note for note in tune_view(drifted)[0][0].notes)
     nothing = msgspec.structs.replace(found, attempts=(msgspec.structs.replace(kept, kept=False),))
     assert "12.0 ms → 12.0 ms, 1.00x" in verdict(nothing)
     assert tune_view(found)[1]["times_faster"] == pytest.approx(12 / 8.4)
@@ -70,7 +70,7 @@ def test_every_line_of_pytorch_stands_beside_its_lever():
     rows = {row["file"].split()[0].strip("#"): row for row in tables[-1].rows if row["file"].startswith("loss")}
     assert "cross_entropy" in rows["loss"]["code"]
     (norm,) = (row for row in tables[-1].rows if row["code"] and "rms_norm" in row["code"])
-    assert norm["file"] == "# norm as it is by default"
+    assert norm["file"] == "# norm: the default"
     assert document["recipe_toml"] == 'loss = "chunked"'
 
 

@@ -8,7 +8,8 @@ import pytest
 from flopwise.cli.main import main
 from flopwise.errors import FlopwiseError
 from flopwise.records.waterfall import IDEAL, IDLE_LAUNCH, MATMUL_OTHER, Waterfall, WaterfallPart
-from flopwise.render.waterfall_chart import waterfall_chart
+from flopwise.render.step_charts import waterfall_chart
+from flopwise.render.table import shown
 from flopwise.render.waterfall_view import waterfall_table
 
 COMPILED = Path(__file__).parent.parent / "trace" / "fixtures" / "h200-small-bf16-compiled-2steps.kineto.json.gz"
@@ -31,12 +32,12 @@ def found():
 
 
 def test_each_bar_begins_where_the_last_one_ends(found):
-    shown = waterfall_table(found).shown()
-    assert shown.title == "from the ideal to the measured step: 10.0 ms, by the trace"
-    bars = [row[3] for row in shown.cells]
+    seen = shown(waterfall_table(found))
+    assert seen.title == "From the ideal to the measured step: 10.0 ms, by the trace"
+    bars = [row[3] for row in seen.cells]
     assert bars == ["█" * 19, " " * 16 + "░" * 3, " " * 16 + "█" * 16]
-    assert shown.cells[0][5] == "matmul 5.00 ms, attention 1.00 ms"
-    assert shown.notes == ["MFU 50.0 %", "n"]
+    assert seen.cells[0][4] == "matmul 5.00 ms, attention 1.00 ms"
+    assert seen.notes == ["MFU 50.0 %", "n"]
 
 
 def test_the_picture_has_the_same_parts(found):

@@ -19,7 +19,7 @@ from flopwise.predict.dry.run import dry_run  # noqa: E402
 from flopwise.records.events import Done, MemoryMeasured, MemoryRequest, Recorded  # noqa: E402
 from flopwise.records.memory import OP, knowledge_path, read_knowledge  # noqa: E402
 from flopwise.records.run import OK, OOM, UNSUPPORTED  # noqa: E402
-from flopwise.render.memory_parts import temporary_table  # noqa: E402
+from flopwise.render.memory_view import temporary_table  # noqa: E402
 from flopwise.snapshot.predicted import predicted_report  # noqa: E402
 from flopwise.snapshot.read import read_snapshot  # noqa: E402
 from flopwise.snapshot.report import report  # noqa: E402
@@ -330,7 +330,7 @@ def test_a_kept_run_reads_the_same_again(kept, capsys):
 
 def test_the_cpu_reserves_nothing_and_none_is_shown(kept, capsys, tmp_path):
     pytest.importorskip("altair")
-    from flopwise.render.memory_view import timeline_chart
+    from flopwise.render.memory_charts import timeline_chart
 
     _, out, _ = run(capsys, "last", "--runs", kept[0])
     assert "reserved then" not in out
@@ -340,7 +340,7 @@ def test_the_cpu_reserves_nothing_and_none_is_shown(kept, capsys, tmp_path):
 def test_a_prediction_for_one_step_says_that_the_steps_grow(kept):
     import msgspec
 
-    from flopwise.render.memory_parts import composition
+    from flopwise.render.memory_view import composition
 
     first = kept[1].devices[0]
     grown = msgspec.structs.replace(first, growth=msgspec.structs.replace(first.growth, bytes_per_step=2**20))
@@ -352,7 +352,7 @@ def test_a_prediction_for_one_step_says_that_the_steps_grow(kept):
 def test_an_interruption_is_said(kept, capsys, monkeypatch):
     import msgspec
 
-    from flopwise.api import memory as verb
+    from flopwise.cli import memory as verb
 
     stopped = msgspec.structs.replace(kept[1], status="interrupted", devices=())
     monkeypatch.setattr(verb, "memory", lambda *words, **options: stopped)

@@ -1,7 +1,6 @@
 """Where the time of a step went: GPU time by phase, class and module, the top kernels, idle time by cause."""
 
 from dataclasses import asdict
-from importlib import import_module
 from statistics import median
 from typing import Self
 
@@ -29,6 +28,7 @@ from flopwise.analysis.shares import Kernel as Kernel
 from flopwise.analysis.shares import Part, gpu_time, kernels, matrix, parts, shares
 from flopwise.analysis.shares import Share as Share
 from flopwise.analysis.traced_steps import TracedSteps, traced_steps
+from flopwise.records.finding import Finding
 from flopwise.records.note import Note
 from flopwise.records.run import STEP, Point
 from flopwise.records.waterfall import Waterfall
@@ -88,15 +88,18 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
     note_keys: tuple[str, ...] = ()  # of the notes, in their order
     waterfall: Waterfall | None = None  # from the ideal step to this one, where the GPU's limits are known
+    findings: tuple[Finding, ...] | None = None  # what to change, the largest saving first; None: not looked for
 
     def with_notes(self, *notes: Note) -> Self:
         texts, keys = tuple(note.text for note in notes), tuple(note.key for note in notes)
         return msgspec.structs.replace(self, notes=self.notes + texts, note_keys=self.note_keys + keys)
 
-    def _repr_html_(self) -> str:
-        """What a notebook shows. Drawing lies to the right of analysis, so it is found by name when it is asked for."""
-        text: str = import_module("flopwise.render.notebook").explanation_html(self)
-        return text
+    @property
+    def step_ns(self) -> float:
+        """One step: untraced where it was timed over the same work, else as traced."""
+        if self.waterfall is not None:
+            return self.waterfall.step_ns
+        return self.host_ns[STEP] if self.untraced_idle is not None else self.window_ns
 
 
 def explain_trace(trace: Trace, untraced: Point | None = None, *, same: bool = True) -> Explanation:

@@ -1,7 +1,6 @@
 """Operations under a machine's roofs: how much each does per byte, how fast it goes, and how far that is from the limit."""
 
 from collections.abc import Sequence
-from importlib import import_module
 from math import prod
 
 import msgspec
@@ -86,11 +85,6 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True):
     def covered(self) -> float:
         """The points' share of it."""
         return sum(point.ns for point in self.points) / self.gpu_ns if self.gpu_ns else 1.0
-
-    def _repr_html_(self) -> str:
-        """What a notebook shows. Drawing lies to the right of analysis, so it is found by name when it is asked for."""
-        text: str = import_module("flopwise.render.notebook").roofline_html(self)
-        return text
 
 
 def roof(intensity: float, dtype: str, ceilings: Ceilings) -> float:

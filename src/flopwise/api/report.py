@@ -2,12 +2,11 @@
 
 from pathlib import Path
 
-from flopwise.advice.findings import findings
-from flopwise.advice.gather import facts_of
 from flopwise.analysis.clocks import summarise
 from flopwise.analysis.reading import explain_file, run_named
 from flopwise.analysis.step_timeline import step_timeline
 from flopwise.api.compare import compare_within
+from flopwise.api.explain import with_findings
 from flopwise.api.memory import SUFFIXES as SNAPSHOTS
 from flopwise.api.memory_run import stored_report
 from flopwise.api.roofline import traced_roofline
@@ -18,10 +17,11 @@ from flopwise.predict.dry_step import needs_dry_run
 from flopwise.predict.machine import find_ceilings
 from flopwise.predict.shapes.step import account_step
 from flopwise.records.run import Point
+from flopwise.render.axes import labels_of
+from flopwise.render.charts import readable, save
 from flopwise.render.report import Report, ReportPart, html_report, markdown_report
-from flopwise.render.report.evidence import NO_ROOFLINE, Foretold
+from flopwise.render.report.evidence import StepPrediction
 from flopwise.render.report.markdown import pictures_of
-from flopwise.render.sweep_charts import labels_of
 from flopwise.snapshot.read import read_snapshot
 from flopwise.snapshot.report import report as memory_report
 from flopwise.spec.gpu import find_gpu
@@ -31,7 +31,7 @@ from flopwise.store.tuning import read_tuning
 from flopwise.trace.read import is_trace_file
 
 SUFFIXES = (".html", ".md")
-MOST_FORETOLD = 60  # points of a run that are predicted: each takes a fraction of a second
+MOST_PREDICTED = 60  # points of a run: each prediction takes a fraction of a second
 
 
 def report(
@@ -44,7 +44,7 @@ def report(
     """Write one page over all targets; the suffix of `output` decides: .html, which needs nothing from outside, or .md.
 
     A target is a run (`last`, an id, a tag, a path), a trace, or a memory snapshot. With `pictures`, a folder of pictures is
-    written beside the Markdown.
+    written next to the Markdown.
 
     >>> flopwise.report("last", output="report.html")        # doctest: +SKIP
     PosixPath('report.html')
@@ -70,7 +70,7 @@ def check_suffix(place: Path) -> None:
 
 
 def gather(target: str | Path | StoredRun, runs: str | Path | None = None) -> ReportPart:
-    """All that is known of one target; what it does not hold is left out, and what could not be told is noted."""
+    """All that is known of one target; what it does not hold is left out."""
     if not isinstance(target, StoredRun):
         path = Path(target).expanduser()
         if is_trace_file(path):
@@ -89,65 +89,64 @@ def gather(target: str | Path | StoredRun, runs: str | Path | None = None) -> Re
     if traced is not None:
         return _traced(name, target.path / "traces" / Path(traced.trace_file).name, target, traced)
     within = compare_within(target) if any(point.paired_with for point in target.points) else None
-    return ReportPart(name=name, run=target, pairs=within.pairs if within else (), foretold=foretold(target))
+    return ReportPart(name=name, run=target, pairs=within.pairs if within else (), predictions=predictions(target))
 
 
-def foretold(run: StoredRun) -> tuple[Foretold, ...]:
+def predictions(run: StoredRun) -> tuple[StepPrediction, ...]:
     """The run's steps of known models on known GPUs, each with its predicted time."""
-    points = [point for point in run.points if point.phases][:MOST_FORETOLD]
-    found = (_foretold(point, name) for point, name in zip(points, labels_of(points), strict=True))
+    points = [point for point in run.points if point.phases][:MOST_PREDICTED]
+    found = (_prediction(point, name) for point, name in zip(points, labels_of(points), strict=True))
     return tuple(one for one in found if one is not None)
 
 
-def _foretold(point: Point, name: str) -> Foretold | None:
+def _prediction(point: Point, name: str) -> StepPrediction | None:
     workload, there = point.trial.workload, point.environment.gpu if point.environment else None
     gpu = find_gpu(there.name) if there else None
     ceilings = find_ceilings(gpu) if gpu else None
     summaries = summarise(point)
     if ceilings is None or not summaries or needs_dry_run(workload):
         return None
-    told = step_time(workload, account_step(workload, gpu), ceilings)
+    predicted = step_time(workload, account_step(workload, gpu), ceilings)
     step = summaries[0]
-    return Foretold(
-        what=workload.label(),
+    return StepPrediction(
+        workload=workload.label(),
         name=name,
         measured_ns=step.wall.median,
-        predicted_ns=told.wall_ns,
+        predicted_ns=predicted.wall_ns,
         gpu_ns=step.gpu.median if step.gpu is not None and step.gpu_exact else None,
-        predicted_gpu_ns=told.gpu_ns,
-        bound=told.bound,
-        how=told.how,
+        predicted_gpu_ns=predicted.gpu_ns,
+        bound=predicted.bound,
+        how=predicted.how,
     )
 
 
 def _traced(name: str, path: Path, run: StoredRun | None, point: Point | None) -> ReportPart:
-    """The trace is read once, and everything told of it."""
+    """The trace is read once, and everything is computed from it."""
     try:
         read = explain_file(path, point)
     except FlopwiseError as error:
         if run is None:
             raise
         return ReportPart(name=name, run=run, notes=(error.message,))  # a run on the CPU has its times, all the same
-    notes: tuple[str, ...] = ()
     try:
-        roofline = traced_roofline(read.steps.whole, path)
+        roofline, no_roofline = traced_roofline(read.steps.whole, path), ""
     except FlopwiseError as error:
-        roofline, notes = None, (f"{NO_ROOFLINE}: {error.message.replace(str(path), path.name)}; {error.hint}",)
+        roofline, no_roofline = None, f"{error.message.replace(str(path), path.name)}; {error.hint}"
+    explanation = with_findings(read)
     return ReportPart(
         name=name,
         run=run,
-        explanation=read.explanation,
-        waterfall=read.explanation.waterfall,
-        findings=findings(facts_of(read)),
+        explanation=explanation,
+        waterfall=explanation.waterfall,
+        findings=explanation.findings or (),
         timeline=step_timeline(read.steps),
         roofline=roofline,
-        foretold=foretold(run) if run else (),
-        notes=notes,
+        no_roofline=no_roofline,
+        predictions=predictions(run) if run else (),
     )
 
 
 def _tuned(name: str, run: StoredRun) -> ReportPart:
-    """What a tuning found, tried and kept."""
     tuning = read_tuning(run)
     begun = tuning.begun
     return ReportPart(name=name, run=run, waterfall=begun.waterfall, findings=begun.findings, tuning=tuning)
@@ -155,8 +154,6 @@ def _tuned(name: str, run: StoredRun) -> ReportPart:
 
 def _drawn(found: Report, place: Path) -> dict[str, str]:
     """Each chart as a picture in a folder beside the page, and its address there."""
-    from flopwise.render.charts import readable, save
-
     folder = place.with_suffix(".pictures")
     folder.mkdir(exist_ok=True)
     there = {name: picture for name, picture in pictures_of(found).items() if readable(picture.draw)}

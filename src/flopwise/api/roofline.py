@@ -73,7 +73,7 @@ def _of_workload(asked: Workload, gpu: str | None) -> Roofline:
     ops: Sequence[OpWork] = dry_run(asked, machine).ops if needs_dry_run(asked) else account_step(asked, machine).ops
     ops = fuse(ops, graph_of(asked.recipe.compile)) if asked.recipe.compile != "off" else ops
     points = predicted_points(ops, op_times(ops, limits), limits)
-    title = f"{asked.label()} on {machine.title}, predicted"
+    title = f"{asked.label()} on {machine.title}"
     notes = (ONE_FLOP,)
     return Roofline(title=title, how="predicted", ceilings=limits, points=tuple(points), notes=notes)
 
@@ -96,7 +96,7 @@ def traced_roofline(trace: Trace, path: Path, gpu: str | None = None) -> Rooflin
             "capture with shapes: flopwise profile does, torch.profiler with record_shapes=True",
         )
     return Roofline(
-        title=f"operations of {path.name} on {machine.title}, measured",
+        title=f"operations of {path.name} on {machine.title}",
         how="measured",
         ceilings=limits,
         points=tuple(points),

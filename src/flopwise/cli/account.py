@@ -4,39 +4,28 @@ from typing import Any
 
 import click
 
-from flopwise.cli.options import output_options, workload_arguments, workload_options
-from flopwise.cli.output import chosen, show
+from flopwise import units
+from flopwise.api.account import account
+from flopwise.cli.options import workload_arguments, workload_options
+from flopwise.cli.output import Answer, answers
+from flopwise.render.account_view import account_view
+
+_MFU = "The share of the peak rate that training reaches: 0.5 or 50%."
 
 
 @click.command("account")
 @click.argument("model")
 @workload_options
-@click.option("--gpu", metavar="NAME[,NAME…]", help="h100, h200, a100, …: limits and what fits; several compare.")
+@click.option("--gpu", metavar="NAME[,NAME…]", help="h100, h200, a100, …: limits and what fits.")
 @click.option("--tokens", metavar="N", help="Days to train on so many tokens: 15T, 300B.")
 @click.option("--gpus", type=int, default=1, show_default=True, help="GPUs that train.")
-@click.option(
-    "--mfu", default="0.5", show_default=True, help="The share of the peak rate that training reaches: 0.5 or 50%."
-)
+@click.option("--mfu", default="0.5", show_default=True, help=_MFU)
 @click.option("--measured", metavar="TIME", help="A step's measured time (24ms): its MFU.")
-@click.option(
-    "--optimizer-bits", type=int, default=32, show_default=True, metavar="8|32", help="AdamW's moments in 8 bits each."
-)
+@click.option("--optimizer-bits", type=int, default=32, show_default=True, metavar="8|32", help="Of AdamW's moments.")
 @click.option("--inference", "--decode", is_flag=True, help="Prefill, decode and the KV cache.")
-@output_options
-def command(
-    model: str,
-    gpu: str | None,
-    tokens: str | None,
-    gpus: int,
-    mfu: str,
-    measured: str | None,
-    optimizer_bits: int,
-    inference: bool,
-    form: str | None,
-    output: str | None,
-    **given: Any,
-) -> None:
-    """Say what a step of MODEL must cost, without running it: FLOPs and bytes by module, memory by owner, what fits.
+@answers()
+def command(model: str, gpu: str | None, tokens: str | None, mfu: str, measured: str | None, **given: Any) -> Answer:
+    """Predict what a step of MODEL costs without running it: FLOPs and bytes by module, memory by owner, what fits.
 
     Example: flopwise account small --gpu h100,h200
 
@@ -44,20 +33,13 @@ def command(
     dry on fake tensors (py:module:factory, op:NAME; needs torch); size, phase and levers as for bench. For a training run:
     flopwise account llama3-70b --gpu h100 --gpus 1024 --tokens 15T --mfu 0.5
     """
-    form = chosen(form, output)
-    from flopwise import units
-    from flopwise.api.account import account
-    from flopwise.render.account_view import account_view
-
     found = account(
         model,
         gpu=() if gpu is None else gpu,
         tokens=None if tokens is None else units.parse_count(tokens),
-        gpus=gpus,
         mfu=units.parse_share(mfu),
         measured_ns=None if measured is None else units.parse_duration(measured),
-        optimizer_bits=optimizer_bits,
-        inference=inference,
         **workload_arguments(given),
+        **given,
     )
-    show(*account_view(found), form, output)
+    return Answer(account_view(found))

@@ -5,42 +5,31 @@ from typing import Any
 
 import click
 
-from flopwise.cli.options import (
-    assignments,
-    command_line,
-    device_option,
-    output_options,
-    run_options,
-    sampling_options,
-    workload_arguments,
-    workload_options,
-)  # fmt: skip
-from flopwise.cli.output import chosen, kept, show
+from flopwise.api.bench import bench, outcome
+from flopwise.api.compare import compare_within
+from flopwise.cli import options
+from flopwise.cli.output import Answer, answers
 from flopwise.errors import FlopwiseError
+from flopwise.render.comparison_view import comparison_view
+from flopwise.render.progress import TerminalProgress
+from flopwise.render.run_view import implementations_view, run_view
+from flopwise.render.table import View
+from flopwise.store import StoredRun
+
+_VERSUS = "Measure a second workload with these changes, in interleaved runs with the first."
 
 
 @click.command("bench")
 @click.argument("workload")
-@workload_options
-@device_option
-@sampling_options
-@click.option(
-    "--versus", metavar="LEVER=VALUE,…", help="Measure a second workload, so changed, in turns with the first."
-)
+@options.workload_options
+@options.device_option
+@options.sampling_options
+@click.option("--versus", metavar="LEVER=VALUE,…", help=_VERSUS)
 @click.option("--impl", metavar="A,B,…", help="Of an operation: its implementations, checked, timed and compared.")
-@click.option("--tag", help="A name for the run.")
-@run_options
-@output_options
-def command(
-    workload: str,
-    form: str | None,
-    output: str | None,
-    versus: str | None,
-    impl: str | None,
-    tag: str | None,
-    quiet: bool,
-    **given: Any,
-) -> int:
+@options.tag_option
+@options.run_options
+@answers()
+def command(workload: str, versus: str | None, impl: str | None, tag: str | None, quiet: bool, **given: Any) -> Answer:
     """Time forward, backward, optimizer and the whole step of WORKLOAD, each with three clocks.
 
     Example: flopwise bench tiny --device cpu
@@ -49,37 +38,26 @@ def command(
     py:module:factory (your own step), or an operation: op:matmul, op:mlp, op:attention, op:gelu, op:softmax,
     op:rms_norm, op:swiglu, op:rope, op:cross_entropy, op:adamw (--impl manual,torch,compile,triton,…).
     """
-    form = chosen(form, output)
-    from flopwise.api.bench import bench, outcome
-    from flopwise.api.compare import compare_within
-    from flopwise.render.comparison_view import comparison_view
-    from flopwise.render.implementations_view import implementations_view
-    from flopwise.render.progress import ShownProgress
-    from flopwise.render.run_view import run_view
-    from flopwise.store import check_tag, runs_root
-    from flopwise.store import tag as tag_run
-
-    if tag is not None:
-        check_tag(tag)  # before anything is measured
     impls = [word.strip() for word in impl.split(",") if word.strip()] if impl is not None else []
     if impl is not None and not impls:
         raise FlopwiseError("--impl names no implementation", "give one or several, separated by commas")
-    shown = ShownProgress(quiet=quiet)
-    arguments = workload_arguments(given) | ({"impl": impls[0]} if len(impls) == 1 else {})
-    measure = partial(
-        bench,
-        workload,
-        versus=None if versus is None else assignments((versus,) if versus else ()),
-        impls=impls if len(impls) > 1 else (),
-    )
-    run, stopped = kept(partial(measure, **arguments, command=command_line(), progress=shown, **given))
-    if tag is not None:
-        tag_run(runs_root(given["runs"]), run.path, tag)
-    tables, document = run_view(run)
-    if len(impls) > 1:
-        tables, document = implementations_view(run, document)
-    if versus is not None and (compared := compare_within(run)) is not None:
-        against, inner = comparison_view(compared.pairs, (), ())
-        tables, document = [*tables, *against], document | {"comparison": inner}
-    show(tables, document, form, output)
-    return 130 if stopped else outcome(run) if len(impls) < 2 else 0
+    arguments = options.workload_arguments(given) | ({"impl": impls[0]} if len(impls) == 1 else {})
+    arguments |= {"command": options.command_line(), "progress": TerminalProgress(quiet=quiet)}
+    changes = None if versus is None else options.assignments((versus,) if versus else ())
+    several = impls if len(impls) > 1 else ()
+    measure = partial(bench, workload, versus=changes, impls=several, **arguments, **given)
+    run, stopped = options.tagged(measure, tag, given["runs"])
+    view = _view(run, versus is not None, bool(several))
+    return Answer(view, lambda: 130 if stopped else 0 if several else outcome(run))
+
+
+def _view(run: StoredRun, versus: bool, several: bool) -> View:
+    """The run; of two workloads, also how they compare."""
+    view = run_view(run)
+    if several:
+        return implementations_view(run, view.document)
+    compared = compare_within(run) if versus else None
+    if compared is None:
+        return view
+    comparison = comparison_view(compared.pairs, (), ())
+    return View([*view.tables, *comparison.tables], view.document | {"comparison": comparison.document})

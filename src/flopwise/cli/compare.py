@@ -2,28 +2,27 @@
 
 import click
 
-from flopwise.cli.output import FORMATS, check_place, chosen, show, write_text
+from flopwise import units
+from flopwise.api.compare import compare
+from flopwise.cli.options import runs_option
+from flopwise.cli.output import FORMATS, check_place, chosen_format, output_option, show, write_text
+from flopwise.render.comparison_view import annotations, comparison_view
 from flopwise.spec import fields
 
 _GITHUB = "github"
+_PHASE = "Which phase: step, forward, loss, backward, optimizer."
+_FORMAT = "By default the suffix of -o, or table; github: annotations for a pull request."
 
 
 @click.command("compare")
 @click.argument("a")
 @click.argument("b")
-@click.option(
-    "--phase", default="step", show_default=True, help="Which phase: step, forward, loss, backward, optimizer."
-)
+@click.option("--phase", default="step", show_default=True, help=_PHASE)
 @click.option("--clock", default="wall", show_default=True, metavar="wall|gpu|launch", help="Which clock.")
 @click.option("--fail-above", metavar="PERCENT", help="Exit 1 if B is slower than A by more (3%).")
-@click.option("--runs", metavar="DIR", help="Where runs are kept.")
-@click.option(
-    "--format",
-    "form",
-    metavar="|".join((*FORMATS, _GITHUB)),
-    help="Else the suffix of -o decides, else table; github: annotations for a pull request.",
-)
-@click.option("-o", "--output", metavar="FILE", help="Write there instead of to standard output.")
+@runs_option
+@click.option("--format", "form", metavar="|".join((*FORMATS, _GITHUB)), help=_FORMAT)
+@output_option
 def command(
     a: str,
     b: str,
@@ -38,25 +37,19 @@ def command(
 
     Example: flopwise compare last~1 last
 
-    Exit code: 0; 1 if --fail-above is exceeded; 3 if a verdict is inconclusive. To measure two variants in turns,
-    which is fairer, use: flopwise bench tiny --versus attention=naive. --format github writes annotations for a
-    pull request: an error where the gate fails.
+    Exit code: 0; 1 if --fail-above is exceeded; 3 if a verdict is inconclusive. Interleaved runs are a fairer comparison:
+    flopwise bench tiny --versus attention=naive. --format github writes annotations for a pull request: an error where the
+    gate fails.
     """
     if form is not None:
         fields.one_of("format", form, (*FORMATS, _GITHUB))
     github = form == _GITHUB
-    form = chosen(None if github else form, None if github else output)
+    form = chosen_format(None if github else form, None if github else output)
     check_place(output)
-    from flopwise import units
-    from flopwise.api.compare import compare
-    from flopwise.render.annotations import annotations
-    from flopwise.render.comparison_view import comparison_view
-
     gate = None if fail_above is None else units.parse_percent(fail_above)
     compared = compare(a, b, phase=phase, clock=clock, threshold=gate or 0.03, runs=runs)
     if github:
         write_text(annotations(compared.pairs, compared.only_a, compared.only_b, gate), output)
-        return compared.exit_code(gate)
-    tables, document = comparison_view(compared.pairs, compared.only_a, compared.only_b, phase, clock)
-    show(tables, document, form, output)
+    else:
+        show(comparison_view(compared.pairs, compared.only_a, compared.only_b, phase, clock), form, output)
     return compared.exit_code(gate)

@@ -4,64 +4,63 @@ from pathlib import Path
 
 import click
 
+from flopwise.api.compare import Compared
+from flopwise.api.demo import Part, Title, demo
 from flopwise.cli.options import device_option, run_options
+from flopwise.cli.output import show
+from flopwise.predict.account import Account
+from flopwise.records.table import Table
+from flopwise.render import account_view
+from flopwise.render.comparison_view import comparison_view
+from flopwise.render.machine_view import doctor_view
+from flopwise.render.progress import TerminalProgress
+from flopwise.render.table import View
+from flopwise.render.views import view_of
+from flopwise.snapshot.answers import MemoryReport
 
 
 @click.command("demo")
 @device_option
 @run_options
 def command(device: str, runs: str | None, quiet: bool) -> None:
-    """Tell the whole story on this machine in about a minute: doctor, bench, a comparison in turns, a sweep, a profile,
-    memory and accounting; it ends with a page of all of it.
+    """Show what flopwise does, on this machine, in about a minute; it ends with a page of all results.
 
     Example: flopwise demo
-    """
-    from flopwise.analysis.explanation import Explanation
-    from flopwise.api.compare import Compared
-    from flopwise.api.demo import Part, Title, demo
-    from flopwise.cli.output import show
-    from flopwise.predict.account import Account
-    from flopwise.render.account_view import account_view
-    from flopwise.render.comparison_view import comparison_view
-    from flopwise.render.doctor_view import doctor_view
-    from flopwise.render.explain_view import explanation_view
-    from flopwise.render.memory_view import memory_view
-    from flopwise.render.progress import ShownProgress
-    from flopwise.render.run_view import run_view
-    from flopwise.snapshot.answers import MemoryReport
-    from flopwise.store import StoredRun
 
+    It checks the machine, times a step, compares two variants in interleaved runs, sweeps a few sizes, profiles a step,
+    shows its memory and predicts a larger one.
+    """
     pages: list[Path] = []
 
     def tell(part: Part) -> None:
         match part:
             case Title():
                 click.secho(part.text, bold=True)
-                return
             case str():
                 click.echo(f"{part}\n")
-                return
             case Path():
                 pages.append(part)
-                return
-            case StoredRun():
-                tables, _ = run_view(part)
-            case Compared():
-                tables, _ = comparison_view(part.pairs, part.only_a, part.only_b)
-            case Explanation():
-                tables, _ = explanation_view(part)
-            case MemoryReport():
-                tables = memory_view(part)[0][:2]
-            case Account():
-                tables = [
-                    t for t in account_view(part)[0] if t.title.startswith(("account", "on the GPU", "predicted"))
-                ]
             case _:
-                tables, _ = doctor_view(part)
-        show(tables, {}, "table", None)
-        click.echo()
+                show(View(_tables(part), {}), "table", None)
+                click.echo()
 
-    demo(tell, device=device, runs=runs, progress=ShownProgress(quiet=quiet))
+    demo(tell, device=device, runs=runs, progress=TerminalProgress(quiet=quiet))
     click.echo("Next: flopwise runs; flopwise bench small --help; docs/tutorial.md")
     for page in pages:
         click.echo(f"The page, to open in a browser: {page}")
+
+
+def _tables(part: Part) -> list[Table]:
+    """The tables of a result; of those with many, the first to look at."""
+    match part:
+        case list():
+            return doctor_view(part).tables
+        case Compared():
+            return comparison_view(part.pairs, part.only_a, part.only_b).tables
+        case MemoryReport():
+            return view_of(part).tables[:2]
+        case Account():
+            first = (account_view.SUMMARY, account_view.GPUS, account_view.TIMES)
+            return [table for table in view_of(part).tables if table.key in first]
+        case _:
+            return view_of(part).tables

@@ -4,6 +4,7 @@ import importlib
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Sequence
 from typing import cast
 
@@ -13,25 +14,25 @@ from flopwise.errors import FlopwiseError, one_line
 from flopwise.version import __version__
 
 VERBS = {
-    "demo": "The story so far on this machine in about a minute; no GPU needed.",
-    "doctor": "What this machine can do, and what to do about what it cannot.",
+    "demo": "Shows what flopwise does, on this machine, in about a minute; no GPU needed.",
+    "doctor": "Reports what this machine can do, and how to fix what it cannot.",
     "bench": "Times forward, backward, optimizer and the whole step of a workload.",
     "sweep": "Measures many workloads from a file, each in its own process; resumes.",
     "compare": "Is B faster than A? The ratio with its confidence interval.",
-    "profile": "Captures a trace of a workload by PyTorch's profiler or Nsight Systems.",
-    "explain": "Where the time of a step went, from either profiler's trace.",
-    "account": "What a step must cost, before it is run: FLOPs, memory, time, what fits.",
-    "roofline": "Every operation against what the machine can do at most.",
+    "profile": "Captures a trace of a workload with PyTorch's profiler or Nsight Systems.",
+    "explain": "Where the time of a step went, and what to change, from a trace.",
+    "account": "Predicts what a step costs: FLOPs, memory, time, what fits.",
+    "roofline": "Compares every operation with the machine's limits.",
     "memory": "Who holds every byte of a workload or a snapshot, at the peak and over time.",
-    "report": "One page over runs, traces and snapshots, which opens without a network.",
-    "tune": "Tries the levers, keeps what is faster and still right, and proves it.",
-    "lab": "Claims about GPUs, each measured on this machine, with a verdict that may be 'refuted here'.",
+    "report": "Writes one page over runs, traces and snapshots; it opens offline.",
+    "tune": "Tries the levers, keeps what is faster and still correct, and proves it.",
+    "lab": "Measures claims about GPUs on this machine, each with a verdict.",
     "runs": "Lists, shows, tags and removes runs.",
 }
 
 
 class _Verbs(click.Group):
-    """Verbs are imported when they are called; `--help` needs only their names."""
+    """A verb's file has its name, and is imported when the verb is called; `--help` needs only the names."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(VERBS)
@@ -49,11 +50,10 @@ class _Verbs(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in VERBS:
-            from flopwise.spec.fields import did_you_mean
+            from flopwise.spec.fields import did_you_mean  # msgspec, which --help does without
 
-            raise FlopwiseError(
-                f"there is no verb '{args[0]}'", f"{did_you_mean(args[0], VERBS)}verbs: {', '.join(VERBS)}"
-            )
+            hint = f"{did_you_mean(args[0], VERBS)}verbs: {', '.join(VERBS)}"
+            raise FlopwiseError(f"there is no verb '{args[0]}'", hint)
         return super().resolve_command(ctx, args)
 
 
@@ -75,40 +75,34 @@ def main(arguments: Sequence[str] | None = None) -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what was measured is kept
     try:
         sys.exit(flopwise.main(given, prog_name="flopwise", standalone_mode=False) or 0)
-    except FlopwiseError as error:
-        _say(error.message, error.hint, debug)
-        sys.exit(error.exit_code)
-    except click.ClickException as error:
-        verb = next((word for word in given if word in VERBS), "")
-        _say(one_line(error.format_message()), f"see flopwise {verb + ' ' if verb else ''}--help", debug)
-        sys.exit(2)
-    except (KeyboardInterrupt, click.Abort):
-        _say("interrupted", "", debug)
-        sys.exit(130)
     except BrokenPipeError:  # the reader had enough (`| head`)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(0)
-    except OSError as error:
-        if error.filename is not None:  # standard output has no name: this is a file that was to be read or made
-            _say(one_line(f"cannot open {str(error.filename)[:200]}: {error.strerror}"), "check the path", debug)
-            sys.exit(2)
-        _say(f"cannot write the output: {error.strerror}", "is the disk full, or standard output closed?", debug)
-        sys.exit(2)
-    except Exception as error:  # noqa: BLE001  the last resort: a fault of ours, in one line
-        _say(
-            f"internal error: {type(error).__name__}: {one_line(str(error))}",
-            "run again with --debug and report it",
-            debug,
-        )
-        sys.exit(2)
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  the last resort
+        message, hint, code = _failure(error, next((word for word in given if word in VERBS), ""))
+        if debug:
+            traceback.print_exc()
+        click.echo(f"error: {message}" + (f"\nhint: {hint}" if hint else ""), err=True)
+        sys.exit(code)
 
 
-def _say(message: str, hint: str, debug: bool) -> None:
-    if debug:
-        import traceback
-
-        traceback.print_exc()
-    click.echo(f"error: {message}" + (f"\nhint: {hint}" if hint else ""), err=True)
+def _failure(error: BaseException, verb: str) -> tuple[str, str, int]:
+    """What is wrong in one line, a hint, and the exit code."""
+    match error:
+        case FlopwiseError():
+            return error.message, error.hint, error.exit_code
+        case click.ClickException():
+            return one_line(error.format_message()), f"see flopwise {verb + ' ' if verb else ''}--help", 2
+        case KeyboardInterrupt() | click.Abort():
+            return "interrupted", "", 130
+        case OSError() if error.filename is not None:  # a file that was to be read or made
+            return one_line(f"cannot open {str(error.filename)[:200]}: {error.strerror}"), "check the path", 2
+        case OSError():  # standard output has no name
+            message = f"cannot write the output: {error.strerror}"
+            return message, "is the disk full, or standard output closed?", 2
+        case _:
+            message = f"internal error: {type(error).__name__}: {one_line(str(error))}"
+            return message, "run again with --debug and report it", 2
 
 
 if __name__ == "__main__":

@@ -2,111 +2,71 @@
 
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import reduce
 from typing import Any, TypeVar
 
 import click
 
+from flopwise.cli.output import kept
 from flopwise.errors import FlopwiseError
 from flopwise.spec.recipe import CHOICES, read_toml, recipe_from
 from flopwise.spec.workload import IMPLEMENTATIONS, PHASES
+from flopwise.store import StoredRun, check_tag, runs_root
+from flopwise.store import tag as tag_run
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
-
-def workload_options(function: _F) -> _F:
-    """Size, phase and levers. Values are checked by the spec, which says what is allowed."""
-    options = [
-        click.option("--batch", type=int, metavar="N", help="Sequences per step."),
-        click.option("--context", type=int, metavar="N", help="Tokens per sequence."),
-        click.option(
-            "--phase",
-            metavar="|".join(PHASES),
-            help="forward: inference; backward: with loss and gradients; train: the whole step.",
-        ),
-        *(
-            click.option(f"--{lever}", metavar="|".join(allowed), help=LEVERS_TOLD[lever])
-            for lever, allowed in CHOICES.items()
-        ),
-        click.option("--checkpoint", metavar="off|N", help=LEVERS_TOLD["checkpoint"]),
-        click.option(
-            "--recipe", "recipe_file", metavar="FILE.toml", help="Levers from a file; options given beside it win."
-        ),
-        click.option(
-            "--implementation", metavar="|".join(IMPLEMENTATIONS), help="For hf: workloads: whose model code."
-        ),
-        click.option(
-            "--set",
-            "changes",
-            multiple=True,
-            metavar="FIELD=VALUE",
-            help="A field of the model (n_layers=2) or operation (dim=512).",
-        ),
-    ]
-    return _apply(options, function)
-
-
-LEVERS_TOLD = {
+LEVER_HELP = {
     "precision": "What the matmuls compute in; bf16 and fp16 are autocast.",
-    "attention": "How attention is computed; flash is our Triton kernel.",
-    "norm": "Normalisation written out, torch's own, or our kernel (RMSNorm).",
-    "activation": "Activation written out, torch's own, or our kernel (cuda: GeLU alone).",
-    "rope": "Rotary positions written out, or our kernel.",
+    "attention": "How attention is computed; flash is flopwise's Triton kernel.",
+    "norm": "Normalisation written out, torch's own, or flopwise's kernel (RMSNorm).",
+    "activation": "Activation written out, torch's own, or flopwise's kernel (cuda: GeLU only).",
+    "rope": "Rotary positions written out, or flopwise's kernel.",
     "projections": "One matmul for queries, keys and values, and one for SwiGLU's two; or one each.",
-    "loss": "Whole logits, chunks of them, or chunks with the head's matmul and our kernel.",
-    "optimizer": "AdamW: written out, per list, fused, or our kernel over all tensors.",
-    "compile": "torch.compile of the whole, or of one block that all layers use.",
+    "loss": "Whole logits, chunks of them, or chunks with the head's matmul and flopwise's kernel.",
+    "optimizer": "AdamW: written out, per list, fused, or flopwise's kernel over all tensors.",
+    "compile": "torch.compile of the whole model, or of one block that all layers use.",
     "graph": "The whole step in one CUDA graph.",
-    "overlap": "Update each block's weights within the backward pass, beside its matmuls.",
+    "overlap": "Update each block's weights within the backward pass, at the same time as its matmuls.",
     "checkpoint": "Recompute activations, in segments of N blocks.",
 }
+_PHASE = "forward: inference; backward: with loss and gradients; train: the whole step."
+_SET = "A field of the model (n_layers=2) or operation (dim=512)."
 
 
-def device_option(function: _F) -> _F:
-    return _apply(
-        [
-            click.option(
-                "--device", default="auto", show_default=True, metavar="auto|cpu|cuda[:N]", help="Where to run."
-            )
-        ],
-        function,
-    )
+def _together(*options: Callable[[Any], Any]) -> Callable[[_F], _F]:
+    """Several options as one decorator."""
+    return lambda function: reduce(lambda made, option: option(made), reversed(options), function)
 
 
-def sampling_options(function: _F) -> _F:
-    options = [
-        click.option("--warmup", type=int, metavar="N", help="Exactly N warm-up steps; without it, until steady."),
-        click.option(
-            "--samples", type=int, metavar="N", help="Exactly N samples; without it, until ±1 % or the budget ends."
-        ),
-        click.option("--seconds", type=float, default=10.0, show_default=True, help="The budget for sampling."),
-        click.option("--timeout", type=float, default=900.0, show_default=True, help="Seconds until a point is ended."),
-    ]
-    return _apply(options, function)
-
-
-def run_options(function: _F) -> _F:
-    options = [
-        click.option("--runs", metavar="DIR", help="Where runs are kept (else $FLOPWISE_RUNS, else .flopwise/runs)."),
-        click.option("--quiet", "-q", is_flag=True, help="No progress."),
-    ]
-    return _apply(options, function)
-
-
-def output_options(function: _F) -> _F:
-    options = [
-        click.option(
-            "--format", "form", metavar="table|json|csv|markdown", help="Else the suffix of -o decides, else table."
-        ),
-        click.option("-o", "--output", metavar="FILE", help="Write there instead of to standard output."),
-    ]
-    return _apply(options, function)
-
-
-def _apply(options: Sequence[Callable[[Any], Any]], function: _F) -> _F:
-    for option in reversed(options):
-        function = option(function)
-    return function
+# Values are checked by the spec, which says what is allowed.
+workload_options = _together(
+    click.option("--batch", type=int, metavar="N", help="Sequences per step."),
+    click.option("--context", type=int, metavar="N", help="Tokens per sequence."),
+    click.option("--phase", metavar="|".join(PHASES), help=_PHASE),
+    *(click.option(f"--{name}", metavar="|".join(values), help=LEVER_HELP[name]) for name, values in CHOICES.items()),
+    click.option("--checkpoint", metavar="off|N", help=LEVER_HELP["checkpoint"]),
+    click.option("--recipe", "recipe_file", metavar="FILE.toml", help="Levers from a file; other options override it."),
+    click.option("--implementation", metavar="|".join(IMPLEMENTATIONS), help="For hf: workloads: whose model code."),
+    click.option("--set", "changes", multiple=True, metavar="FIELD=VALUE", help=_SET),
+)
+device_option = click.option(
+    "--device", default="auto", show_default=True, metavar="auto|cpu|cuda[:N]", help="Where to run."
+)
+sampling_options = _together(
+    click.option("--warmup", type=int, metavar="N", help="Exactly N warm-up steps; by default, until steady."),
+    click.option(
+        "--samples", type=int, metavar="N", help="Exactly N samples; by default, until ±1 % or the budget ends."
+    ),
+    click.option("--seconds", type=float, default=10.0, show_default=True, help="The budget for sampling."),
+    click.option("--timeout", type=float, default=900.0, show_default=True, help="Seconds until a point is stopped."),
+)
+runs_option = click.option(
+    "--runs", metavar="DIR", help="Where runs are stored (default: $FLOPWISE_RUNS, or .flopwise/runs)."
+)
+run_options = _together(runs_option, click.option("--quiet", "-q", is_flag=True, help="No progress."))
+tag_option = click.option("--tag", help="A name for the run.")
 
 
 def workload_arguments(given: dict[str, Any]) -> dict[str, Any]:
@@ -143,6 +103,16 @@ def _value(text: str) -> Any:
         except ValueError:
             continue
     return text
+
+
+def tagged(measure: Callable[[], StoredRun], tag: str | None, runs: str | None) -> tuple[StoredRun, bool]:
+    """Measure, and give the run a name; a name that is not allowed is refused first. Also: whether Ctrl-C stopped it."""
+    if tag is not None:
+        check_tag(tag)
+    run, stopped = kept(measure)
+    if tag is not None:
+        tag_run(runs_root(runs), run.path, tag)
+    return run, stopped
 
 
 def command_line() -> str:

@@ -2,18 +2,30 @@
 
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from rich.console import Console
 
 from flopwise.errors import FlopwiseError, Interrupted, one_line
+from flopwise.render import terminal
+from flopwise.render.charts import SUFFIXES as PICTURES
+from flopwise.render.json import json_text
+from flopwise.render.table import View, csv_text, markdown
 from flopwise.spec import fields
+from flopwise.store.files import HEADER, write_output
 
 FORMATS = ("table", "json", "csv", "markdown")
+PICTURE = "picture"
+format_option = click.option(
+    "--format", "form", metavar="|".join(FORMATS), help="By default the suffix of -o, or table."
+)
+output_option = click.option("-o", "--output", metavar="FILE", help="Write to a file instead of standard output.")
 _SUFFIXES = {".json": "json", ".csv": "csv", ".md": "markdown", ".txt": "table"}
 
-PICTURE = "picture"
 _T = TypeVar("_T")
 
 
@@ -25,24 +37,55 @@ def kept(measure: Callable[[], _T]) -> tuple[_T, bool]:
         return stop.result, True
 
 
-def chosen(form: str | None, output: str | None, draws: bool = False) -> str:
+@dataclass(frozen=True)
+class Answer:
+    """What a verb shows, its exit code, and how to write its picture, where one is asked for."""
+
+    view: View
+    code: Callable[[], int] | None = None  # asked for when all is shown; it may raise what went wrong
+    write: Callable[[Path], object] | None = None
+    table_too: bool = False  # with the picture
+
+
+def answers(draws: bool = False) -> Callable[[Callable[..., Answer]], Callable[..., int]]:
+    """The options --format and -o for a verb, and what they ask for; one that draws is told whether a picture is wanted."""
+
+    def decorated(verb: Callable[..., Answer]) -> Callable[..., int]:
+        @format_option
+        @output_option
+        @wraps(verb)
+        def command(form: str | None, output: str | None, **given: Any) -> int:
+            form = chosen_format(form, output, draws)
+            answer = verb(**given, **({"picture": form == PICTURE} if draws else {}))
+            if form != PICTURE or output is None:
+                show(answer.view, form, output)
+            elif answer.table_too or answer.write is None:
+                show(answer.view, "table", None)
+            if form == PICTURE and output is not None and answer.write is not None:
+                answer.write(Path(output).expanduser())
+                notify(f"wrote {output}")
+            return answer.code() if answer.code is not None else 0
+
+        return command
+
+    return decorated
+
+
+def chosen_format(form: str | None, output: str | None, draws: bool = False) -> str:
     """The format asked for, checked before any work is done; of a verb that draws, PICTURE for a picture's suffix."""
     if form is not None:
         fields.one_of("format", form, FORMATS)
     check_place(output)
-    from flopwise.render.charts import SUFFIXES
-
-    suffix, pictures = Path(output).suffix if output is not None else "", SUFFIXES if draws else ()
+    suffix, pictures = Path(output).suffix if output is not None else "", PICTURES if draws else ()
+    if suffix in pictures and form is not None:
+        message = f"{output} is a picture, and --format {form} asks for none"
+        raise FlopwiseError(message, "leave out --format, or -o another suffix")
     if suffix in pictures:
-        if form is not None:
-            raise FlopwiseError(
-                f"{output} is a picture, and --format {form} asks for none", "leave out --format, or -o another suffix"
-            )
         return PICTURE
     if form is None and output is not None and suffix not in _SUFFIXES:
         known = ", ".join((*_SUFFIXES, *pictures))
         raise FlopwiseError(f"the suffix '{suffix}' of {output} names no format", f"use one of {known}, or --format")
-    return form or (_SUFFIXES[Path(output).suffix] if output else "table")
+    return form or (_SUFFIXES[suffix] if output else "table")
 
 
 def check_place(output: str | None) -> None:
@@ -50,25 +93,24 @@ def check_place(output: str | None) -> None:
     if output is None:
         return
     target = Path(output).expanduser()
-    if not target.resolve().parent.is_dir():
-        raise FlopwiseError(
-            f"cannot write {output}: there is no such folder", "make the folder first, or write elsewhere"
-        )
-    if target.is_dir():
-        raise FlopwiseError(f"cannot write {output}: it is a folder", "name a file")
-    if not target.exists():
-        return
-    if any(_same_file(target, given) for given in _given_files()):
-        raise FlopwiseError(
-            f"cannot write {output}: this command reads it, and it would be lost", "write to another name"
-        )
-    from flopwise.store.files import HEADER
+    why, hint = _refusal(target)
+    if why:
+        raise FlopwiseError(f"cannot write {output}: {why}", hint)
 
+
+def _refusal(target: Path) -> tuple[str, str]:
+    if not target.resolve().parent.is_dir():
+        return "there is no such folder", "make the folder first, or write elsewhere"
+    if target.is_dir():
+        return "it is a folder", "name a file"
+    if not target.exists():
+        return "", ""
+    if any(_same_file(target, given) for given in _given_files()):
+        return "this command reads it, and it would be lost", "write to another name"
     near = list(target.resolve().parents)[:2]  # a run's files lie in its folder or in one below it
     if run := next((folder for folder in near if (folder / HEADER).is_file()), None):
-        raise FlopwiseError(
-            f"cannot write {output}: it belongs to the run {run.name}, and would be lost", "write outside the run"
-        )
+        return f"it belongs to the run {run.name}, and would be lost", "write outside the run"
+    return "", ""
 
 
 def _given_files() -> Iterator[Path]:
@@ -86,18 +128,18 @@ def _given_files() -> Iterator[Path]:
 def _same_file(target: Path, given: Path) -> bool:
     try:
         return given.is_file() and target.samefile(given)
-    except (OSError, ValueError):  # no such file, or no name of a file at all
+    except (OSError, ValueError):  # no such file, or not a file's name at all
         return False
 
 
-def said(line: str) -> None:
-    """A line to the user, beside the data; names in it may come from outside."""
+def notify(line: str) -> None:
+    """A line to the user on stderr; names in it may come from outside."""
     click.echo(one_line(line, 1000), err=True)
 
 
-def show(tables: list[Any], document: dict[str, Any], form: str, output: str | None) -> None:
-    """Render and write; `tables` for people and spreadsheets, `document` for programs."""
-    write_text(_rendered(tables, document, form, to_terminal=output is None), output)
+def show(view: View, form: str, output: str | None) -> None:
+    """Render and write."""
+    write_text(_rendered(view, form, to_terminal=output is None), output)
 
 
 def write_text(text: str, output: str | None) -> None:
@@ -105,29 +147,21 @@ def write_text(text: str, output: str | None) -> None:
     if output is None:
         click.echo(text, nl=not text.endswith("\n"))
         return
-    from flopwise.store.files import write_output
-
     try:
         write_output(Path(output).expanduser(), text)
     except OSError as error:
         raise FlopwiseError(f"cannot write {output}: {error.strerror}", "choose another place") from None
-    said(f"wrote {output}")
+    notify(f"wrote {output}")
 
 
-def _rendered(tables: list[Any], document: dict[str, Any], form: str, to_terminal: bool) -> str:
-    from flopwise.render import table as t
-    from flopwise.render import terminal
-    from flopwise.render.json import json_text
-
+def _rendered(view: View, form: str, to_terminal: bool) -> str:
     match form:
         case "json":
-            return json_text(document)
+            return json_text(view.document)
         case "csv":
-            return "\r\n".join(t.csv_text(table, titled=len(tables) > 1) for table in tables)
+            return "\r\n".join(csv_text(table, titled=len(view.tables) > 1) for table in view.tables)
         case "markdown":
-            return "\n".join(t.markdown(table) for table in tables)
+            return "\n".join(map(markdown, view.tables))
         case _:
-            from rich.console import Console
-
             console = Console() if to_terminal and sys.stdout is not None and sys.stdout.isatty() else None
-            return "\n".join(terminal.text(table, console) for table in tables)
+            return "\n".join(terminal.text(table, console) for table in view.tables)

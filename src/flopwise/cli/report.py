@@ -4,8 +4,9 @@ from pathlib import Path
 
 import click
 
-from flopwise.cli.options import command_line
-from flopwise.cli.output import check_place
+from flopwise.api.report import check_suffix, report
+from flopwise.cli.options import command_line, runs_option
+from flopwise.cli.output import check_place, notify
 
 
 @click.command("report")
@@ -13,10 +14,10 @@ from flopwise.cli.output import check_place
 @click.option(
     "-o", "--output", metavar="FILE", default="report.html", show_default=True, help="The page: .html or .md."
 )
-@click.option("--pictures", is_flag=True, help="For .md: draw the charts into a folder beside it.")
-@click.option("--runs", metavar="DIR", help="Where runs are kept.")
+@click.option("--pictures", is_flag=True, help="For .md: draw the charts into a folder next to it.")
+@runs_option
 def command(target: tuple[str, ...], output: str, pictures: bool, runs: str | None) -> None:
-    """Write one page over runs, traces and snapshots: the verdict, what to change, the evidence; it opens without a network.
+    """Write one page over runs, traces and snapshots: the verdict, what to change, the evidence; it opens offline.
 
     Example: flopwise report last -o report.html
 
@@ -24,10 +25,8 @@ def command(target: tuple[str, ...], output: str, pictures: bool, runs: str | No
     Systems) or a memory snapshot (.pickle). Several targets give one page. report.md is for a comment on GitHub.
     """
     check_place(output)
-    from flopwise.api.report import check_suffix, report
-
     check_suffix(Path(output))
     report(*target, output=output, pictures=pictures, runs=runs, command=command_line())
     if pictures and Path(output).suffix == ".html":
-        click.echo("--pictures is for .md: the page draws its charts itself", err=True)
+        notify("--pictures is for .md: the page draws its charts itself")
     click.echo(output)

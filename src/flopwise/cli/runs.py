@@ -2,99 +2,76 @@
 
 import click
 
-from flopwise.cli.options import output_options
-from flopwise.cli.output import chosen, said, show
-
-_RUNS = click.option("--runs", metavar="DIR", help="Where runs are kept.")
+from flopwise.api.runs import stored_result
+from flopwise.cli.options import runs_option
+from flopwise.cli.output import Answer, answers, chosen_format, format_option, notify, output_option, show
+from flopwise.render.runs_view import runs_view
+from flopwise.render.views import view_of
+from flopwise.scrub.scrub import scrub
+from flopwise.store import list_runs, remove, runs_root, tag, untag
 
 
 @click.group("runs", invoke_without_command=True)
-@_RUNS
-@output_options
+@runs_option
+@format_option
+@output_option
 @click.pass_context
 def command(context: click.Context, runs: str | None, form: str | None, output: str | None) -> None:
-    """List the runs kept here, newest first.
+    """List the stored runs, newest first.
 
     Example: flopwise runs
     """
-    if context.invoked_subcommand is not None:
-        return
-    form = chosen(form, output)
-    from flopwise.render.runs_view import runs_view
-    from flopwise.store import list_runs, runs_root
-
-    root = runs_root(runs)
-    show(*runs_view(list_runs(root), root), form, output)
+    if context.invoked_subcommand is None:
+        root = runs_root(runs)
+        form = chosen_format(form, output)
+        show(runs_view(list_runs(root), root), form, output)
 
 
 @command.command("show")
 @click.argument("run")
-@_RUNS
-@output_options
-def show_run(run: str, runs: str | None, form: str | None, output: str | None) -> None:
+@runs_option
+@answers()
+def show_run(run: str, runs: str | None) -> Answer:
     """Show a run again: `last`, `last~1`, an id or its start, a tag, or a path.
 
     Example: flopwise runs show last
     """
-    form = chosen(form, output)
-    from flopwise.render.run_view import run_view
-    from flopwise.store import StoredRun, find, runs_root
-
-    stored = StoredRun.load(find(run, runs_root(runs)))
-    if stored.header.kind == "tune":
-        from flopwise.render.tune_view import tune_view
-        from flopwise.store.tuning import read_tuning
-
-        show(*tune_view(read_tuning(stored)), form, output)
-        return
-    if stored.header.kind == "lab":
-        from flopwise.experiments.results import read_lab
-        from flopwise.render.lab_view import lab_view
-
-        show(*lab_view(read_lab(stored.path)), form, output)
-        return
-    show(*run_view(stored), form, output)
+    return Answer(view_of(stored_result(run, runs)))
 
 
 @command.command("tag")
 @click.argument("run")
 @click.argument("name")
-@_RUNS
+@runs_option
 def tag_run(run: str, name: str, runs: str | None) -> None:
     """Give a run a name of its own; a name moves from the run that had it.
 
     Example: flopwise runs tag last baseline
     """
-    from flopwise.store import runs_root, tag
-
-    said(f"{tag(runs_root(runs), run, name).name} is now '{name}'")
+    notify(f"{tag(runs_root(runs), run, name).name} is now '{name}'")
 
 
 @command.command("untag")
 @click.argument("name")
-@_RUNS
+@runs_option
 def untag_run(name: str, runs: str | None) -> None:
     """Take a name away from the run that has it.
 
     Example: flopwise runs untag baseline
     """
-    from flopwise.store import runs_root, untag
-
-    said(f"{untag(runs_root(runs), name).name} is no longer '{name}'")
+    notify(f"{untag(runs_root(runs), name).name} is no longer '{name}'")
 
 
 @command.command("rm")
 @click.argument("run", nargs=-1, required=True)
-@_RUNS
+@runs_option
 def remove_runs(run: tuple[str, ...], runs: str | None) -> None:
     """Remove runs and everything in them.
 
     Example: flopwise runs rm last
     """
-    from flopwise.store import remove, runs_root
-
     for path in remove(runs_root(runs), list(run)):
-        said(f"removed {path.name}")
+        notify(f"removed {path.name}")
 
 
 @command.command("scrub")
@@ -105,6 +82,4 @@ def scrub_trace(file: str, output: str) -> None:
 
     Example: flopwise runs scrub trace.json.gz -o safe.json.gz
     """
-    from flopwise.scrub.scrub import scrub
-
-    said(f"wrote {scrub(file, output)}")
+    notify(f"wrote {scrub(file, output)}")

@@ -1,12 +1,17 @@
-"""What differs between the points of a sweep, and what they share."""
+"""What differs between the points of a sweep, and what each is called by it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from flopwise.records.run import Point
+from flopwise.render.visible import visible
 from flopwise.spec.recipe import LEVERS
 from flopwise.spec.workload import OpSpec, takes
+
+LONGEST_NAME, LONGEST_TOOLTIP = 60, 200  # characters of a point's name at an axis, and in a tooltip
+_MOST_RELATIVE = 30  # points that are named by their difference from another; with more, nobody looks the other up
+_HIDDEN = ("device", "warmup", "samples", "implementation")  # of what all points share
 
 
 @dataclass(frozen=True)
@@ -21,27 +26,64 @@ class Axes:
 def axes_of(points: Sequence[Point]) -> Axes:
     """Split the points' settings."""
     settings = [_settings(point) for point in points]
-    names = tuple(dict.fromkeys(name for s in settings for name in s))
-    differing = tuple(n for n in names if len({s.get(n) for s in settings}) > 1)
-    usual = {name for point in points for name in LEVERS if name not in point.trial.workload.recipe.changed()}
-    hidden = usual | {"device", "warmup", "samples", "implementation"}
-    shared = [n for n in names if n not in differing and n not in hidden and settings[0][n] != ""]
-    fixed = {n: settings[0][n] for n in shared}
-    return Axes(names=differing, varying=tuple({n: s.get(n) for n in differing} for s in settings), fixed=fixed)
+    names = dict.fromkeys(name for one in settings for name in one)
+    differing = tuple(name for name in names if len({one.get(name) for one in settings}) > 1)
+    changed = [point.trial.workload.recipe.changed() for point in points]
+    defaults = {lever for lever in LEVERS if not all(lever in one for one in changed)}
+    hidden = {*differing, *defaults, *_HIDDEN}
+    shared = settings[0].items() if settings else ()
+    fixed = {name: value for name, value in shared if name not in hidden and value != ""}
+    return Axes(differing, tuple({name: one.get(name) for name in differing} for one in settings), fixed)
 
 
 def _settings(point: Point) -> dict[str, Any]:
     w, sampling = point.trial.workload, point.trial.sampling
-    settings: dict[str, Any] = {"workload": w.target}
-    settings |= ({"impl": w.subject.impl} | w.subject.dims) if isinstance(w.subject, OpSpec) else w.changes
-    settings |= {name: getattr(w, name) for name in takes(w.subject)} | {
-        lever: getattr(w.recipe, lever) for lever in LEVERS
-    }
-    warmup = "steady" if sampling.warmup is None else sampling.warmup
-    device = point.environment.gpu.name if point.environment and point.environment.gpu else point.trial.device
-    return settings | {
-        "implementation": w.implementation,
-        "warmup": warmup,
-        "samples": sampling.samples,
-        "device": device,
-    }
+    own = {"impl": w.subject.impl} | w.subject.dims if isinstance(w.subject, OpSpec) else w.changes
+    sizes = {name: getattr(w, name) for name in takes(w.subject)}
+    levers = {lever: getattr(w.recipe, lever) for lever in LEVERS}
+    return (
+        {"workload": w.target}
+        | own
+        | sizes
+        | levers
+        | {
+            "implementation": w.implementation,
+            "warmup": "steady" if sampling.warmup is None else sampling.warmup,
+            "samples": sampling.samples,
+            "device": point.environment.gpu.name if point.environment and point.environment.gpu else point.trial.device,
+        }
+    )
+
+
+def labels_of(points: Sequence[Point]) -> list[str]:
+    """A name for each point by what differs; no two are the same, or a chart would draw them as one."""
+    varying = axes_of(points).varying
+    whole = [settings_text(v) or point.trial.workload.label() for point, v in zip(points, varying, strict=True)]
+    if len(points) <= _MOST_RELATIVE and any(len(label) > LONGEST_NAME for label in whole):
+        return [visible(label, LONGEST_NAME) for label in _relative(whole, varying)]
+    labels: list[str] = []
+    for one in whole:
+        label = visible(one, LONGEST_TOOLTIP)
+        same = sum(other == label or other.startswith(f"{label} #") for other in labels)
+        labels.append(f"{label} #{same + 1}" if same else label)
+    return labels
+
+
+def settings_text(settings: Mapping[str, Any]) -> str:
+    """`small context=512 graph=on`."""
+    return " ".join(f"{name}={value}" if name != "workload" else str(value) for name, value in settings.items())
+
+
+def _relative(whole: Sequence[str], varying: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Points that differ in much, each by its difference from the most similar one before it.
+
+    >>> _relative(["a=1 b=1", "a=1 b=2", "a=2 b=2"], [{"a": 1, "b": 1}, {"a": 1, "b": 2}, {"a": 2, "b": 2}])
+    ['1. a=1 b=1', '2. as 1 with b=2', '3. as 2 with a=2']
+    """
+    labels = [f"1. {whole[0]}"]
+    for place, now in enumerate(varying[1:], 1):
+        changes = [{n: v for n, v in now.items() if other.get(n) != v} for other in varying[:place]]
+        like = min(range(place), key=lambda i: (len(changes[i]), i))
+        change = f"with {settings_text(changes[like])}" if changes[like] else "again"
+        labels.append(f"{place + 1}. as {like + 1} {change}")
+    return labels

@@ -1,18 +1,53 @@
-"""Colours and shapes that all charts share: told apart without red or green, on white and on black."""
+"""Colours and sizes that all charts share: distinct without red or green, on white and on black."""
 
 from typing import Any
 
-# Okabe and Ito's colours without black, which a dark page would hide; the rest for charts of many classes.
+# Okabe and Ito's colours first: distinct for people who do not see red or green.
+_OKABE_ITO = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#000000")
+COLOURS = (*_OKABE_ITO, "#999999", "#7A5195", "#8C564B", "#17BECF", "#BCBD22", "#E377C2")
+SERIES = [colour for colour in COLOURS if colour not in ("#000000", "#F0E442")]  # a dark or a white page hides those
 CLASS_COLOURS = {
-    "matmul": "#0072B2", "attention": "#CC79A7", "elementwise": "#E69F00", "normalisation": "#009E73",
-    "softmax": "#D55E00", "reduction": "#56B4E9", "copy/cast": "#8C8C8C", "optimizer": "#7A5195", "loss": "#A3A500",
-    "communication": "#8C564B", "embedding/index": "#17A2B8", "memory": "#C9B38C", "random": "#E7A6C4", "other": "#BBBBBB",
-}  # fmt: skip
+    "matmul": "#0072B2",
+    "attention": "#CC79A7",
+    "elementwise": "#E69F00",
+    "normalisation": "#009E73",
+    "softmax": "#D55E00",
+    "reduction": "#56B4E9",
+    "copy/cast": "#8C8C8C",
+    "optimizer": "#7A5195",
+    "loss": "#A3A500",
+    "communication": "#8C564B",
+    "embedding/index": "#17A2B8",
+    "memory": "#C9B38C",
+    "random": "#E7A6C4",
+    "other": "#BBBBBB",
+}
 SPARE = ("#6B8E23", "#4682B4", "#B8860B", "#A0522D", "#708090")
+# Pale, so that a strip of phases is not taken for classes or owners.
 PHASE_COLOURS = {
-    "forward": "#7FB2D9", "loss": "#A5D6A7", "backward": "#F2A28C", "recompute": "#FBC97F", "optimizer": "#C3A6D8",
-    "data": "#E6D96B", "setup": "#CFCFCF", "other": "#C8C8C8",
-}  # fmt: skip
+    "forward": "#7FB2D9",
+    "loss": "#A5D6A7",
+    "backward": "#F2A28C",
+    "recompute": "#FBC97F",
+    "optimizer": "#C3A6D8",
+    "data": "#E6D96B",
+    "setup": "#CFCFCF",
+    "other": "#C8C8C8",
+}
+# What stays at the bottom, what comes and goes above it.
+OWNER_COLOURS = {
+    "parameters": "#0072B2",
+    "buffers": "#3B2A6B",
+    "optimizer state": "#009E73",
+    "gradients": "#E69F00",
+    "inputs": "#8C6D31",
+    "activations": "#D55E00",
+    "attention scores": "#CC79A7",
+    "logits": "#F0E442",
+    "temporary": "#56B4E9",
+    "workspace": "#666666",
+    "unknown": "#BBBBBB",
+}
 IDLE = "#D55E00"
 BEFORE, AFTER = "#999999", "#0072B2"
 MEASURED, PREDICTED = "#0072B2", "#E69F00"
@@ -20,12 +55,13 @@ INTERVAL = "#D55E00"
 SAMPLE = "#4FA3DC"  # many small dots: light enough for a dark page
 NEUTRAL = "#888888"  # lines and words on either ground
 WIDTH, HEIGHT = 860, 320
+LONGEST = 120  # characters of a title or a name
 
 
 def class_colour(kind: str, place: int = 0) -> str:
-    """A class's colour; one that is not known gets a spare one.
+    """A class's colour; an unknown one gets a spare one.
 
-    >>> class_colour("matmul"), class_colour("of my own", 1)
+    >>> class_colour("matmul"), class_colour("my own", 1)
     ('#0072B2', '#4682B4')
     """
     return CLASS_COLOURS.get(kind) or SPARE[place % len(SPARE)]

@@ -17,6 +17,15 @@ def document(kind: str, **content: Any) -> dict[str, Any]:
     return {"schema": f"flopwise.{kind}/1", **content}
 
 
+def picked(record: object, names: str) -> dict[str, Any]:
+    """Some fields of a record.
+
+    >>> picked(1j, "real imag")
+    {'real': 0.0, 'imag': 1.0}
+    """
+    return {name: getattr(record, name) for name in names.split()}
+
+
 def json_text(content: dict[str, Any]) -> str:
     """Indented JSON; a number that is not finite becomes null, which JSON can hold, and so does what is no text."""
     encoded = msgspec.json.encode(_writable(msgspec.to_builtins(content)))

@@ -1,33 +1,26 @@
 """What a user is shown of the lab: the list of experiments; of a run, the verdicts and each experiment's tables."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 
-from flopwise import units
 from flopwise.experiments.experiment import Experiment, TableOf, Values
 from flopwise.experiments.results import Answer, LabRun
 from flopwise.experiments.verdict import VERDICTS
 from flopwise.records.run import OK
+from flopwise.records.table import SENTENCE, Column, Table
 from flopwise.render.json import document
-from flopwise.render.table import Column, Table, View
-from flopwise.render.visible import LONGEST_CELL, LONGEST_LINE
+from flopwise.render.table import View
 
 
 def list_view(experiments: Iterable[Experiment[Any]]) -> View:
     """The experiments there are."""
     rows = tuple({"name": one.name, "line": one.line, "claim": one.claim} for one in experiments)
-    columns = (
-        Column("name", "experiment", right=False),
-        Column("line", "what it does", right=False, longest=LONGEST_LINE, wraps=True),
-    )
+    columns = (Column("name", "experiment"), Column("line", "what it does", SENTENCE))
     notes = ("flopwise lab NAME… runs them, flopwise lab all --quick runs all in about a minute or two",)
-    return [Table(title="The lab", columns=columns, rows=rows, notes=notes)], document(
-        "lab-list", experiments=list(rows)
-    )
+    return View([Table("lab-list", "The lab", columns, rows, notes)], document("lab-list", experiments=list(rows)))
 
 
 def lab_view(found: LabRun) -> View:
@@ -36,7 +29,7 @@ def lab_view(found: LabRun) -> View:
     tables = [verdicts_table(found, answers)]
     for one in answers:
         tables += [shown_table(table, f"{one.result.experiment}: {table.title}") for table in one.tables]
-    return tables, _document(found, answers)
+    return View(tables, _document(found, answers))
 
 
 def summary(found: LabRun) -> str:
@@ -57,12 +50,7 @@ def summary(found: LabRun) -> str:
 
 
 def verdicts_table(found: LabRun, answers: Sequence[Answer]) -> Table:
-    columns = (
-        Column("experiment", "experiment", right=False),
-        Column("verdict", "verdict", right=False),
-        Column("why", "why", right=False, longest=LONGEST_LINE, wraps=True),
-        Column("elapsed_s", "s", lambda seconds: f"{seconds:.1f}"),
-    )
+    columns = (Column("experiment"), Column("verdict"), Column("why", unit=SENTENCE), Column("elapsed_s", "took"))
     rows = tuple(
         {
             "experiment": one.result.experiment,
@@ -72,7 +60,7 @@ def verdicts_table(found: LabRun, answers: Sequence[Answer]) -> Table:
         }
         for one in answers
     )
-    return Table(title=summary(found), columns=columns, rows=rows, notes=tuple(_notes(found, answers)))
+    return Table("lab", summary(found), columns, rows, tuple(_notes(found, answers)))
 
 
 def _notes(found: LabRun, answers: Sequence[Answer]) -> Iterator[str]:
@@ -108,52 +96,17 @@ def _busy(found: LabRun) -> list[str]:
 def shown_table(table: TableOf, title: str = "") -> Table:
     """An experiment's table; a column's unit follows from its name."""
     columns = tuple(_column(key, heading, table.rows) for key, heading in table.columns.items())
-    return Table(title=title or table.title, columns=columns, rows=tuple(table.rows), notes=table.notes)
+    return Table("lab-rows", title or table.title, columns, tuple(table.rows), table.notes)
 
 
 def _column(key: str, heading: str, rows: Values) -> Column:
-    words = any(isinstance(row.get(key), str | bool) for row in rows)
     long = any(len(row[key]) > _SENTENCE for row in rows if isinstance(row.get(key), str))
-    longest = LONGEST_LINE if words else LONGEST_CELL
-    return Column(key, heading, partial(shown_value, key), right=not words, longest=longest, wraps=long)
-
-
-def shown_value(key: str, value: Any) -> str:
-    """A value as a person reads it, by the ending of its name.
-
-    >>> [shown_value(k, v) for k, v in (("a_ns", 1500.0), ("b_bytes", 2048), ("c_share", 0.5), ("n", 7), ("x", 1.19e-7))]
-    ['1.50 µs', '2.00 KiB', '50.0 %', '7', '1.19e-07']
-    >>> shown_value("largest", 65504.0), shown_value("largest", 3.4e38), shown_value("n", 10**400)
-    ('65504', '3.4e+38', 'a number too large to show')
-    >>> shown_value("m_flops_per_s", 2e12), shown_value("ok", True), shown_value("name", "relu")
-    ('2.00 TFLOP/s', 'yes', 'relu')
-    """
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if not isinstance(value, int | float):
-        return str(value)
-    if abs(value) > _LARGEST:
-        return "a number too large to show"
-    for ending, show in _SHOWN.items():
-        if key.endswith(ending):
-            return show(float(value))
-    whole = isinstance(value, int) or (value.is_integer() and abs(value) < _WHOLE)
-    return f"{value:.0f}" if whole else f"{value:.4g}"
+    return Column(key, heading, SENTENCE if long else "")
 
 
 _NOT_JUDGED = "as stored, not judged again"
 _BUSY = 1.5  # runnable threads for each core: what the lab itself adds is less
 _SENTENCE = 40  # characters: a longer cell may be broken into lines
-_WHOLE = 1e6  # a whole number below is shown with all of its digits
-_LARGEST = 1e300  # a stored run may hold anything
-_SHOWN: dict[str, Callable[[float], str]] = {
-    "_bytes_per_s": partial(units.rate, unit="B/s"),
-    "_flops_per_s": partial(units.rate, unit="FLOP/s"),
-    "_bytes": units.size,
-    "_ns": units.duration,
-    "_share": units.percent,
-    "_flops": units.count,
-}
 
 
 def _document(found: LabRun, answers: Sequence[Answer]) -> dict[str, Any]:

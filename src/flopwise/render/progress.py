@@ -1,17 +1,19 @@
 """Progress on stderr: a live line with the time left on a terminal, plain lines elsewhere."""
 
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from statistics import median
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 from rich.text import Text
 
 from flopwise import units
 from flopwise.capture.progress import Progress
 from flopwise.capture.stopping import half_width
-from flopwise.records.events import Event, Ready, Sampled, Tracing, WarmedUp, WarmupStep
+from flopwise.records.events import Event, Probed, Ready, Sampled, Tracing, WarmedUp, WarmupStep
 from flopwise.records.run import OK, STEP, Point
 from flopwise.render.visible import LONGEST_LINE, visible
 from flopwise.spec.workload import Trial
@@ -19,7 +21,7 @@ from flopwise.spec.workload import Trial
 _REDRAW_S = 0.1
 
 
-class ShownProgress(Progress):
+class TerminalProgress(Progress):
     """Follows a run of one or many trials; see `flopwise.capture.progress.Progress`."""
 
     def __init__(self, console: Console | None = None, quiet: bool = False) -> None:
@@ -31,15 +33,9 @@ class ShownProgress(Progress):
         self.n_trials, self.n_done, self.n_before = n_trials, n_done, n_done
         self.begun = time.monotonic()
         if n_done and not self.quiet:
-            self.console.print(f"going on: {n_done} of {n_trials} are there already", highlight=False)
+            self.console.print(f"resuming: {n_done} of {n_trials} points are done", highlight=False)
         if self.console.is_terminal and not self.quiet:
-            columns = (
-                SpinnerColumn(),
-                MofNCompleteColumn(),
-                BarColumn(20),
-                TextColumn("{task.description}", markup=False),
-            )
-            self.live = Bar(*columns, console=self.console, transient=True)
+            self.live = _bar(self.console, SpinnerColumn())
             self.task = self.live.add_task("starting", total=n_trials, completed=n_done)
             self.live.start()
 
@@ -52,7 +48,7 @@ class ShownProgress(Progress):
     def event(self, event: Event) -> None:
         match event:
             case Ready():
-                self.state = "first step (compiling, if asked to)"
+                self.state = "first step (with compilation, if any)"
             case WarmupStep():
                 self.walls.append(event.wall_ns)
                 self.state = f"warm-up {len(self.walls)}: {units.duration(event.wall_ns)}"
@@ -109,6 +105,11 @@ class ShownProgress(Progress):
             self.live.update(self.task, description=visible(f"{self.label}: {self.state}", LONGEST_LINE))
 
 
+def _bar(console: Console, *columns: ProgressColumn) -> Bar:
+    shown = (MofNCompleteColumn(), BarColumn(20), TextColumn("{task.description}", markup=False))
+    return Bar(*columns, *shown, console=console, transient=True)
+
+
 def _outcome(point: Point) -> str:
     step = point.times()
     if point.status != OK or step is None:
@@ -116,3 +117,22 @@ def _outcome(point: Point) -> str:
     spread = half_width(step.wall_ns)
     known = f"±{units.percent(spread)}" if spread < 10 else f"(too few for an interval: {len(step.wall_ns)})"
     return f"{units.duration(median(step.wall_ns))} {known}"
+
+
+@contextmanager
+def calibration_progress(console: Console | None = None) -> Iterator[Callable[[Event], None]]:
+    """A listener for a calibration's events."""
+    console = console or Console(stderr=True)
+    if not console.is_terminal:
+        console.print("measuring this machine's limits, about a minute", highlight=False)
+        yield lambda event: None
+        return
+    with _bar(console, TimeRemainingColumn()) as live:
+        task = live.add_task("starting", total=None)
+
+        def listen(event: Event) -> None:
+            if isinstance(event, Probed):
+                what = f"{event.probe.what} {event.probe.dtype}".strip()
+                live.update(task, completed=event.n, total=event.of, description=what)
+
+        yield listen

@@ -1,115 +1,118 @@
-"""A roofline as a table and as a chart."""
+"""A roofline as tables and as a chart."""
 
+from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any
+
+import msgspec
 
 from flopwise import units
 from flopwise.analysis.roofline import MEASURED as TRACED
 from flopwise.analysis.roofline import Roofline, RooflinePoint
 from flopwise.records.ceilings import MEASURED
-from flopwise.render.charts import roofline_chart
+from flopwise.records.table import Table
+from flopwise.render.chart_style import LONGEST, NEUTRAL, colours_of
+from flopwise.render.charts import altair
 from flopwise.render.json import document
-from flopwise.render.kernel_names import shortened
-from flopwise.render.table import Column, Table, View
+from flopwise.render.names import short_name
+from flopwise.render.table import View, columns
+from flopwise.render.visible import visible
+from flopwise.work.operation import CLASSES
 from flopwise.work.traffic import ABOUT, AT_MOST
 
-TOP = 25
-TOP_UNPLACED = 10
-ON_A_PAGE = 200  # kinds: whoever sorts them by their share of the roof finds the worst
+POINTS, UNPLACED = "roofline", "unplaced"  # keys of the tables
+TOP, TOP_UNPLACED = 25, 10
+ON_A_PAGE = 200  # kinds: sorting them by their share of the roof finds the worst
 MOST_DRAWN = 200  # dots: more would hide each other
+_WIDTH, _HEIGHT = 640, 380
 _MARKS = {AT_MOST: "≤ ", ABOUT: "≈ ", "": ""}
-_WHY = {
+_BYTES_ARE = {
     AT_MOST: "bytes are at most these where inputs of the same sizes, types and strides may be one tensor, read once (x * x), or "
     "the same rows be asked for again",
-    ABOUT: "bytes are about these of compiled kernels: a tensor that is updated in place moves twice, one that is read in part "
-    "less than once; and of matmuls whose types or strides are not in the trace",
+    ABOUT: "bytes are about these of compiled kernels: a tensor updated in place moves twice, one read in part less than once; "
+    "and of matmuls whose types or strides are not in the trace",
 }
+_COMPUTED = ("intensity", "flops_per_s", "bytes_per_s", "share")
 
 
-def roofline_view(found: Roofline, most: int = TOP, for_programs: bool = False) -> View:
-    """The operations that take longest; all of them, and every column, for programs."""
-    rows = [_row(point) for point in found.points]
-    bounds = for_programs or any(point.bytes_are for point in found.points)
-    columns = (
-        Column("op", "operation", shortened, right=False),
-        Column("phase", "phase", right=False),
-        Column("dtype", "in", right=False),
-        Column("count", "count"),
-        Column("ns", "time", units.duration),
-        Column("share", "of its roof", units.percent),
-        *((Column("flops", "FLOPs"), Column("n_bytes", "bytes")) if for_programs else ()),
-        *((Column("bytes_are", "bytes are", right=False),) if bounds else ()),
-        Column("bytes_per_s", "moves", _bytes),
-        Column("intensity", "FLOPs/byte", units.significant),
-        Column("flops_per_s", "reaches", _flops),
-        Column("roof_flops", "of at most", _flops),
-        Column("shapes", "shapes", right=False, longest=70),
+def roofline_view(found: Roofline, most: int = TOP) -> View:
+    """The operations that take longest; all of them, and every column, in files."""
+    rows = tuple(msgspec.structs.asdict(p) | {key: getattr(p, key) for key in _COMPUTED} for p in found.points)
+    inexact = any(point.bytes_are for point in found.points)
+    shown = columns(
+        "op: operation | phase | dtype | count: count | ns: time | share: of its roof | bytes_per_s: moves | intensity | "
+        "flops_per_s: reaches | roof_flops: at most [flops_per_s] | bytes_are | shapes | flops | n_bytes",
+        files="flops n_bytes" if inexact else "flops n_bytes bytes_are",
+        labels={"op": {row["op"]: short_name(row["op"]) for row in rows}},
     )
-    most = len(rows) if for_programs else most
-    roofs = "measured" if found.ceilings.how == MEASURED else "by the datasheet and what libraries reach of it"
-    notes = [f"roofs: {roofs}; {_roofs(found)}", *_coverage(found), *found.notes, *_several(found), *_above(found)]
-    notes += [f"and {len(rows) - most} kinds more"] if len(rows) > most else []
-    table = Table(title=found.title, columns=columns, rows=tuple(rows[:most]), notes=tuple(notes))
-    content = {"title": found.title, "how": found.how, "ceilings": found.ceilings, "points": rows}
+    rest = [f"and {len(rows) - most} more kinds"] if len(rows) > most else []
+    notes = (_roofs(found), *_coverage(found), *found.notes, *_points_notes(found), *_above(found), *rest)
+    title = f"{found.title}, {found.how}"
+    table = Table(POINTS, title, shown, rows, notes, most=most)
+    content = {"title": title, "how": found.how, "ceilings": found.ceilings, "points": rows}
     if found.how == TRACED:
         content |= {"covered_share": found.covered, "unplaced": found.unplaced}
-    rest = [_unplaced(found, len(found.unplaced) if for_programs else TOP_UNPLACED)] if found.unplaced else []
-    return [*([table] if rows or not rest else []), *rest], document("roofline", **content)
+    tables = [table] if rows or not found.unplaced else []
+    return View([*tables, *([_unplaced(found)] if found.unplaced else [])], document("roofline", **content))
 
 
-def _unplaced(found: Roofline, most: int) -> Table:
+def _unplaced(found: Roofline) -> Table:
     """What has no point, by op and reason: an op launches kernels of several names."""
-    rows: dict[tuple[str, str, str], dict[str, Any]] = {}
-    for one in found.unplaced:
-        name = one.op or shortened(one.kernel)
-        row = rows.setdefault(
-            (name, one.kind, one.why), {"op": name, "kind": one.kind, "why": one.why, "count": 0, "ns": 0.0}
+
+    def group(one: Any) -> tuple[str, str, str]:
+        return one.op or short_name(one.kernel), one.kind, one.why
+
+    rows: list[dict[str, Any]] = []
+    for (op, kind, why), some in groupby(sorted(found.unplaced, key=group), key=group):
+        alike = list(some)
+        ns = sum(one.ns for one in alike)
+        share = ns / found.gpu_ns if found.gpu_ns else None
+        rows.append(
+            {"op": op, "kind": kind, "count": sum(one.count for one in alike), "ns": ns, "share": share, "why": why}
         )
-        row["count"] += one.count
-        row["ns"] += one.ns
-    columns = (
-        Column("op", "operation", shortened, right=False),
-        Column("kind", "class", right=False),
-        Column("count", "count"),
-        Column("ns", "time", units.duration),
-        Column("share", "of the GPU time", units.percent),
-        Column("why", "why", right=False),
-    )
-    longest = sorted(rows.values(), key=lambda row: -row["ns"])
-    notes = (f"and {len(longest) - most} more",) if len(longest) > most else ()
-    if not found.points:
-        notes = (*notes, f"{found.title}: no operation has a point", *found.notes[:1])
-    shown = tuple(row | {"share": row["ns"] / found.gpu_ns if found.gpu_ns else None} for row in longest[:most])
-    return Table(title="not placed", columns=columns, rows=shown, notes=notes)
+    rows.sort(key=lambda row: -row["ns"])
+    notes = [f"and {len(rows) - TOP_UNPLACED} more"] if len(rows) > TOP_UNPLACED else []
+    notes += [] if found.points else [f"{found.title}: no operation has a point", *found.notes[:1]]
+    shown = columns("op: operation | ns: time | share: of the GPU time | why: reason | kind | count [number]")
+    title = "Not placed: operations without a point"
+    return Table(UNPLACED, title, shown, tuple(rows), tuple(notes), most=TOP_UNPLACED)
+
+
+def _roofs(found: Roofline) -> str:
+    how = "measured" if found.ceilings.how == MEASURED else "by the datasheet and what libraries reach of it"
+    rates = [_roof_name(dtype, limits.peak_flops) for dtype, limits in found.ceilings.matmul.items()]
+    return f"roofs: {how}; {', '.join([*rates, units.rate(found.ceilings.bandwidth_bytes_per_s, 'B/s')])}"
+
+
+def _roof_name(dtype: str, peak: float) -> str:
+    return f"{dtype} {units.rate(peak, 'FLOP/s')}"
 
 
 def _coverage(found: Roofline) -> list[str]:
-    if found.how != TRACED:
-        return []
-    return [f"points cover {units.percent(found.covered)} of the GPU time, durations added up"]
+    covered = f"points cover {units.percent(found.covered)} of the GPU time, durations added up"
+    return [covered] if found.how == TRACED else []
 
 
-def _several(found: Roofline) -> list[str]:
+def _points_notes(found: Roofline) -> list[str]:
     """What the reader must know of single points."""
     several = sum(point.kernels > 1 for point in found.points)
     notes = [f"{several} launch several kernels each: their time is together, with the op's bytes"] if several else []
     marks = {point.bytes_are for point in found.points}
-    return [*notes, *(why for mark, why in _WHY.items() if mark in marks)]
+    return [*notes, *(why for mark, why in _BYTES_ARE.items() if mark in marks)]
 
 
 def _above(found: Roofline) -> list[str]:
     """Why points lie above their roof: of a trace, whether what they move fits into the cache."""
     above = [point for point in found.points if point.share > 1]
     if found.how != TRACED or not found.cache_bytes:
-        return (
-            [f"{len(above)} above their roof: their data lay in the cache, or the roof is set too low"] if above else []
-        )
+        why = f"{len(above)} above their roof: their data was in the cache, or the roof is set too low"
+        return [why] if above else []
     small = sum(point.n_bytes <= found.cache_bytes for point in above)
-    large = len(above) - small
     size = units.size(found.cache_bytes)
     reasons = {
-        f"{small} above their roof, no larger than the L2 cache ({size}): what was just written lay in it": small,
-        f"{large} above their roof and larger than the L2 cache ({size}): the roof is set too low, or bytes are counted "
-        "that do not move": large,
+        f"{small} above their roof, no larger than the L2 cache ({size}): their data was still in it": small,
+        f"{len(above) - small} above their roof and larger than the L2 cache ({size}): the roof is set too low, or bytes are "
+        "counted that do not move": len(above) - small,
     }
     return [reason for reason, count in reasons.items() if count]
 
@@ -117,53 +120,71 @@ def _above(found: Roofline) -> list[str]:
 def drawn(found: Roofline) -> Any:
     """The chart of the operations that take longest."""
     seen = [p for p in found.points if p.intensity > 0 and p.flops_per_s > 0][:MOST_DRAWN]
-    points = [
-        {
-            "name": f"{p.op} {p.shapes}",
-            "kind": p.kind,
-            "intensity": p.intensity,
-            "flops_per_s": p.flops_per_s,
-            "ms": p.ns / 1e6,
-            "kernel": shortened(p.kernel),
-            "moves": _MARKS[p.bytes_are] + _bytes(p.bytes_per_s),
-            "share": units.percent(p.share),
-        }
-        for p in seen
-    ]
     used = {p.dtype for p in found.points}
-    roofs = [
-        (f"{dtype} {_flops(limits.peak_flops)}", limits.peak_flops)
+    roofs = {
+        _roof_name(dtype, limits.peak_flops): limits.peak_flops
         for dtype, limits in found.ceilings.matmul.items()
         if dtype in used
+    }
+    notes = _coverage(found)
+    if len(seen) < len(found.points):
+        all_ns = sum(p.ns for p in found.points)
+        share = units.percent(sum(p.ns for p in seen) / all_ns if all_ns else 0.0)
+        notes.append(f"drawn: the {len(seen)} longest of {len(found.points)}, {share} of their time")
+    bandwidth = found.ceilings.bandwidth_bytes_per_s
+    title = f"{found.title}, {found.how}"
+    return roofline_chart([_dot(p) for p in seen], roofs, bandwidth, title, "; ".join(notes))
+
+
+def _dot(p: RooflinePoint) -> dict[str, Any]:
+    return {
+        "name": visible(f"{p.op} {p.shapes}", LONGEST),
+        "kind": visible(p.kind, LONGEST),
+        "kernel": visible(short_name(p.kernel), LONGEST),
+        "intensity": p.intensity,
+        "flops_per_s": p.flops_per_s,
+        "ms": p.ns / 1e6,
+        "moves": _MARKS[p.bytes_are] + units.rate(p.bytes_per_s, "B/s"),
+        "share": units.percent(p.share),
+    }
+
+
+def roofline_chart(
+    dots: Sequence[Mapping[str, Any]], roofs: Mapping[str, float], bandwidth: float, title: str, subtitle: str
+) -> Any:
+    """Operations under their roofs: FLOPs per byte across, FLOP/s upwards, the dot's area is its time.
+
+    `dots`: rows with name, kind, kernel, intensity, flops_per_s, ms, moves, share; `roofs`: FLOP/s by name.
+    """
+    alt = altair()
+    low = min([0.04, *(dot["intensity"] for dot in dots)]) / 2
+    high = max([1e3, *(peak / bandwidth for peak in roofs.values()), *(dot["intensity"] for dot in dots)]) * 8
+    lines = [
+        {"roof": name, "intensity": x, "flops_per_s": min(peak, x * bandwidth)}
+        for name, peak in roofs.items()
+        for x in (low, peak / bandwidth, high)
     ]
-    told = "; ".join([*_coverage(found), *_left_out(seen, found)])
-    return roofline_chart(points, roofs, found.ceilings.bandwidth_bytes_per_s, found.title, told)
-
-
-def _left_out(seen: list[RooflinePoint], found: Roofline) -> list[str]:
-    if len(seen) == len(found.points):
-        return []
-    all_ns = sum(p.ns for p in found.points)
-    share = units.percent(sum(p.ns for p in seen) / all_ns if all_ns else 0.0)
-    return [f"drawn: the {len(seen)} longest of {len(found.points)}, {share} of their time"]
-
-
-def _row(p: RooflinePoint) -> dict[str, Any]:
-    fields = (
-        "op", "kind", "phase", "dtype", "shapes", "count", "ns", "flops", "n_bytes", "bytes_are", "roof_flops", "how",
-        "kernel", "kernels", "intensity", "flops_per_s", "bytes_per_s", "share",
-    )  # fmt: skip
-    return {name: getattr(p, name) for name in fields}
-
-
-def _roofs(found: Roofline) -> str:
-    rates = [f"{dtype} {_flops(limits.peak_flops)}" for dtype, limits in found.ceilings.matmul.items()]
-    return ", ".join([*rates, units.rate(found.ceilings.bandwidth_bytes_per_s, "B/s")])
-
-
-def _flops(per_second: float) -> str:
-    return units.rate(per_second, "FLOP/s")
-
-
-def _bytes(per_second: float) -> str:
-    return units.rate(per_second, "B/s")
+    decades = [10.0**power for power in range(-4, 19)]
+    x = alt.X("intensity:Q", title="FLOPs per byte moved").scale(type="log", domain=[low, high], nice=False)
+    x = x.axis(values=decades, format="~r")
+    y = alt.Y("flops_per_s:Q", title="FLOP/s").scale(type="log").axis(values=decades, format="~s")
+    roof = alt.Chart(alt.Data(values=lines)).mark_line(color=NEUTRAL, strokeWidth=1.5).encode(x=x, y=y, detail="roof:N")
+    ends = alt.Data(values=[row for row in lines if row["intensity"] == high])
+    label = alt.Chart(ends).mark_text(align="right", dy=-7, color=NEUTRAL).encode(x=x, y=y, text="roof:N")
+    present = {dot["kind"] for dot in dots}
+    kinds = [kind for kind in CLASSES if kind in present] + sorted(present - set(CLASSES))
+    words = {"kernel": "kernel", "moves": "moves", "share": "of its roof"}
+    numbers = {"intensity": "FLOPs/byte", "flops_per_s": "FLOP/s", "ms": "time, ms"}
+    tooltip = [alt.Tooltip(f"{key}:N", title=name) for key, name in words.items()]
+    tooltip += [alt.Tooltip(f"{key}:Q", title=name) for key, name in numbers.items()]
+    circles = alt.Chart(alt.Data(values=list(dots))).mark_circle(opacity=0.7, stroke="white", strokeWidth=0.4)
+    circles = circles.encode(
+        x=x,
+        y=y,
+        size=alt.Size("ms:Q", title="time, ms").scale(range=[15, 400]),
+        order=alt.Order("ms:Q", sort="descending"),  # the small ones upon the large
+        color=alt.Color("kind:N", title="class", sort=kinds, scale=alt.Scale(**colours_of(kinds))),
+        tooltip=["name:N", "kind:N", *tooltip],
+    )
+    heading = alt.TitleParams(visible(title, LONGEST), subtitle=visible(subtitle, LONGEST))
+    return alt.layer(roof, label, circles).properties(width=_WIDTH, height=_HEIGHT, title=heading)

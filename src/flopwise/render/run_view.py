@@ -1,126 +1,105 @@
-"""What a user is shown of a run: a table per point or a row per point for people, a document for programs."""
+"""A run as tables: one point in full, a row per point, or a row per implementation; and as a document for programs."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
+
+import msgspec
 
 from flopwise import units
 from flopwise.analysis.clocks import PhaseSummary, compile_ns, summarise, tokens_per_second
-from flopwise.records.run import OK, STEP, PhaseMemory, Point
-from flopwise.render.axes import Axes, axes_of
-from flopwise.render.json import document
-from flopwise.render.table import Column, Table, View
-from flopwise.render.visible import LONGEST_LINE
+from flopwise.predict.op_bytes import op_bytes
+from flopwise.records.run import OK, STEP, PhaseMemory, Point, Ran
+from flopwise.records.table import SENTENCE, AtMost, Column, Table
+from flopwise.render.axes import axes_of
+from flopwise.render.json import document, picked
+from flopwise.render.table import View, columns
+from flopwise.spec.gpu import find_gpu
+from flopwise.spec.workload import OpSpec
 from flopwise.statistics import FEWEST, Estimate
 from flopwise.store import StoredRun
 
-_WALL = Column("wall_ns", "wall ms", units.milliseconds)
-_SPREAD = Column("wall_half_width", "±", units.percent)
-_GPU = Column("gpu_ns", "GPU ms", lambda ns: ns if isinstance(ns, str) else units.milliseconds(ns))
-_LAUNCH = Column("launch_ns", "launch ms", units.milliseconds)
-_IDLE = Column("gpu_idle_share", "GPU idle", lambda share: units.percent(share, 0))
-_PEAK = Column("peak_bytes", "peak memory", units.size)
+_CLOCKS = columns(
+    "wall_ns [ms] | wall_half_width: ± [share] | gpu_ns: GPU [ms] | launch_ns [ms]", keep="wall_ns gpu_ns"
+)
 _SAMPLES = Column("samples", "n")
+_UNTRACED = 0.005  # a traced step that differs by less from the untraced one is as long
+_WARMUP = {"steady": "until steady", "forced": "as asked", "budget": "not steady when its budget ended"}
+_STOPPED = {
+    "precise": "precise to ±1 %",
+    "samples": "as many as asked",
+    "budget": "the budget ended",
+    "timeout": "timed out",
+    "interrupted": "interrupted",
+}
+_RAN = {
+    "parameters": "{} parameters",
+    "weights": "weights {}",
+    "compute": "matmuls {}",
+    "fp32_matmul": "fp32 matmuls: {}",
+    "attention": "attention {}",
+    "optimizer": "{}",
+    "kernels": "{}",
+    "checkpointed": "{} blocks recomputed",
+}
 
 
-def run_view(run: StoredRun) -> View:
-    """One point in full, or one row per point."""
-    tables = (
-        [point_table(point) for point in run.points]
-        if len(run.points) <= 2
-        else [sweep_table(run.points, run.header.name)]
-    )
-    content = document(
-        "run",
-        run={
-            "id": run.header.id,
-            "kind": run.header.kind,
-            "name": run.header.name,
-            "path": str(run.path),
-            "complete": run.complete,
-        },
-        points=[point_document(p) for p in run.points],
-    )
-    kept = (
-        (f"kept in {run.path}",)
-        if run.complete
-        else (f"kept in {run.path}; {len(run.missing())} of {len(run.header.trials)} points are missing",)
-    )
-    last = tables[-1] if tables else Table(title="no points yet", columns=(), rows=())
-    tables = [
-        *tables[:-1],
-        Table(title=last.title, columns=last.columns, rows=last.rows, notes=(*last.notes, *run.warnings, *kept)),
-    ]
-    return tables, content
+def run_view(run: StoredRun, place: bool = True) -> View:
+    """One point in full, or one row per point; `place`: with the folder that holds the run, which a shared page omits."""
+    many = len(run.points) > 2
+    tables = [sweep_table(run.points, run.header.name)] if many else [point_table(point) for point in run.points]
+    tables = tables or [Table("points", "No points yet", (), ())]
+    missing = "" if run.complete else f"; {len(run.missing())} of {len(run.header.trials)} points are missing"
+    stored = (f"stored in {run.path}{missing}",) if place else ()
+    tables[-1] = replace(tables[-1], notes=(*tables[-1].notes, *run.warnings, *stored))
+    about = picked(run.header, "id kind name") | {"path": str(run.path), "complete": run.complete}
+    return View(tables, document("run", run=about, points=[_point_document(point) for point in run.points]))
 
 
 def point_table(point: Point) -> Table:
     """Every phase of one point with its three clocks."""
-    where = (
-        point.environment.gpu.name
-        if point.environment and point.environment.gpu
-        else point.ran.device
-        if point.ran
-        else point.trial.device
-    )
+    gpu = point.environment.gpu if point.environment else None
+    where = gpu.name if gpu else point.ran.device if point.ran else point.trial.device
     title = f"{point.trial.workload.label()} on {where}"
     summaries = summarise(point)
     if not summaries and point.memory:
         return _memory_table(point, title)
     if not summaries:
-        return Table(
-            title=title,
-            columns=(
-                Column("status", "status", right=False),
-                Column("reason", "reason", right=False, longest=LONGEST_LINE),
-            ),
-            rows=({"status": point.status, "reason": point.reason},),
-        )
+        failure = {"status": point.status, "reason": point.reason}
+        return Table("point", title, columns("status | reason"), (failure,))
     memory = {m.phase: m for m in point.memory}
-    rows = tuple(_phase_row(s, memory) for s in summaries)
-    columns: tuple[Column, ...] = (Column("phase", "phase", right=False), _WALL, _SPREAD)
-    if summaries[0].gpu is not None:
-        columns += (_GPU, _LAUNCH, _IDLE, _PEAK)
-    return Table(title=title, columns=(*columns, _SAMPLES), rows=rows, notes=tuple(_notes(point, summaries)))
+    idle = columns("gpu_idle_share: GPU idle [percent] | peak_bytes")
+    shown = (Column("phase"), *_CLOCKS, *idle, _SAMPLES)
+    rows = tuple(_phase_row(summary, memory) for summary in summaries)
+    return Table("point", title, shown, rows, tuple(_notes(point, summaries)))
 
 
 def _memory_table(point: Point, title: str) -> Table:
     """A point of `memory`: nothing was timed."""
-    sizes = (("start_bytes", "at its start"), ("peak_bytes", "peak memory"), ("end_bytes", "at its end"))
-    columns = (
-        Column("phase", "phase", right=False),
-        *(Column(key, name, units.size) for key, name in sizes),
-        Column("reserved_bytes", "reserved", units.size),
-        Column("unused_bytes", "unused of it", units.size),
+    sizes = (
+        "start_bytes: at its start | peak_bytes | end_bytes: at its end | reserved_bytes | unused_bytes: of that unused"
     )
-    rows = tuple(
-        {name: getattr(m, name) for name in m.__struct_fields__} | {"unused_bytes": m.reserved_bytes - m.peak_bytes}
-        for m in point.memory
-    )
-    return Table(title=title, columns=columns, rows=rows, notes=(f"snapshot: memory/{point.memory_file}",))
+    rows = tuple(msgspec.structs.asdict(m) | {"unused_bytes": m.reserved_bytes - m.peak_bytes} for m in point.memory)
+    notes = (f"snapshot: memory/{point.memory_file}",)
+    return Table("point", title, columns(f"phase | {sizes}"), rows, notes)
 
 
 def _phase_row(s: PhaseSummary, memory: dict[str, PhaseMemory]) -> dict[str, Any]:
-    row = {"phase": s.phase} | _clock_cells(s)
-    if s.phase in memory:
-        row["peak_bytes"] = memory[s.phase].peak_bytes
-    elif s.phase == STEP and memory:
-        row["peak_bytes"] = max(m.peak_bytes for m in memory.values())
-    return row
+    peaks = [memory[s.phase]] if s.phase in memory else memory.values() if s.phase == STEP else ()
+    return {"phase": s.phase} | _clocks(s) | {"peak_bytes": max((m.peak_bytes for m in peaks), default=None)}
 
 
-def _clock_cells(s: PhaseSummary) -> dict[str, Any]:
-    cells: dict[str, Any] = {"wall_ns": s.wall.median, "wall_half_width": _half_width(s.wall), "samples": s.wall.n}
+def _clocks(s: PhaseSummary) -> dict[str, Any]:
+    clocks: dict[str, Any] = {"wall_ns": s.wall.median, "wall_half_width": _half_width(s.wall), "samples": s.wall.n}
     if s.gpu is not None and s.launch is not None:
-        cells |= {
-            "gpu_ns": s.gpu.median if s.gpu_exact else f"≤ {units.milliseconds(s.gpu.median)}",
-            "launch_ns": s.launch.median,
-        }
-        cells["gpu_idle_share"] = s.gpu_idle_share if s.gpu_exact else None
-    return cells
+        clocks["gpu_ns"] = s.gpu.median if s.gpu_exact else AtMost(s.gpu.median)
+        clocks["launch_ns"] = s.launch.median
+        clocks["gpu_idle_share"] = s.gpu_idle_share if s.gpu_exact else None
+    return clocks
 
 
 def _half_width(e: Estimate) -> float | None:
-    """Of the 95 % interval; nothing where there are too few samples for one."""
+    """Of the 95 % interval; None where there are too few samples for one."""
     if e.n < FEWEST or e.low is None or e.high is None or not e.median:
         return None
     return (e.high - e.low) / 2 / e.median
@@ -128,189 +107,203 @@ def _half_width(e: Estimate) -> float | None:
 
 def _notes(point: Point, summaries: Sequence[PhaseSummary]) -> list[str]:
     """What a reader must know to trust the numbers."""
-    step, notes = summaries[0], []
-    if step.bound == "launch" and step.gpu is not None and step.launch is not None:
-        notes.append(
-            f"launch-bound: the host needs {units.duration(step.launch.median)} to launch what the GPU does in "
-            f"{units.duration(step.gpu.median)}{_fewer_launches(point)}"
-        )
-    if any(s.gpu is not None and not s.gpu_exact for s in summaries):
-        notes.append(
-            "≤: the GPU could not be held until all was queued, so its time may include waiting for the host; "
-            "with CUDA_SCALE_LAUNCH_QUEUES=4x the driver queues four times as many launches"
-        )
-    notes.append(_how(point))
-    if (compiled := compile_ns(point)) is not None:
-        cached = (
-            f", {point.ran.inductor_cache_hits} graphs from the cache"
-            if point.ran and point.ran.inductor_cache_hits
-            else ""
-        )
-        notes.append(f"compilation: {units.duration(compiled)} in the first step{cached}")
-    if point.trial.workload.recipe.graph == "on":
-        notes.append(
-            f"set-up: {units.duration(point.setup_ns)}, the graph's warm-up (with compilation, if any) and capture included"
-        )
-    if (rate := tokens_per_second(point)) is not None:
-        notes.append(f"{units.count(rate)} tokens/s")
-    if point.ran is not None:
-        notes.append(_what(point))
-    if point.telemetry is not None and point.telemetry.throttle:
-        notes.append(f"the GPU was slowed by: {', '.join(point.telemetry.throttle)}")
-    if step.wall.drift:
-        notes.append(
-            f"the step's time drifted by {units.percent(step.wall.drift)} during sampling: the machine was not quiet"
-        )
-    if point.trace_file:
-        notes.append(
-            f"trace: traces/{point.trace_file}; a traced step took {units.duration(point.traced_step_ns)}, "
-            f"{_beside_untraced(point.traced_step_ns / step.wall.median)}"
-        )
-    if point.status != OK:
-        notes.append(f"{point.status}: {point.reason}")
-    return notes
-
-
-def _beside_untraced(ratio: float) -> str:
-    """
-    >>> [_beside_untraced(ratio) for ratio in (1.25, 0.97, 1.001)]
-    ['25 % more than untraced', '3 % less than untraced', 'as long as untraced']
-    """
-    if abs(ratio - 1) < 0.005:
-        return "as long as untraced"
-    return f"{units.percent(abs(ratio - 1), 0)} {'more' if ratio > 1 else 'less'} than untraced"
-
-
-def _fewer_launches(point: Point) -> str:
-    recipe = point.trial.workload.recipe
-    levers = [
-        f"--{name} {on}" for name, on in (("graph", "on"), ("compile", "default")) if getattr(recipe, name) == "off"
+    step, rate = summaries[0], tokens_per_second(point)
+    notes = [
+        _launch_bound(point, step),
+        _inexact(summaries),
+        _sampling(point),
+        _compilation(point),
+        f"{units.count(rate)} tokens/s" if rate is not None else "",
+        _what_ran(point.ran) if point.ran is not None else "",
+        _disturbed(point, step),
+        _tracing(point, step),
+        f"{point.status}: {point.reason}" if point.status != OK else "",
     ]
-    return f"; fewer launches help ({', '.join(levers)})" if levers else ""
+    return [note for note in notes if note]
 
 
-def _how(point: Point) -> str:
-    warm = {"steady": "until steady", "forced": "as asked", "budget": "not steady when its budget ended"}.get(
-        point.warmup_rule, ""
+def _launch_bound(point: Point, step: PhaseSummary) -> str:
+    if step.bound != "launch" or step.gpu is None or step.launch is None:
+        return ""
+    recipe = point.trial.workload.recipe
+    fewer = {"graph": "--graph on", "compile": "--compile default"}
+    levers = [option for lever, option in fewer.items() if getattr(recipe, lever) == "off"]
+    advice = f"; fewer launches help ({', '.join(levers)})" if levers else ""
+    host, gpu = units.duration(step.launch.median), units.duration(step.gpu.median)
+    return f"launch-bound: the CPU needs {host} to launch what the GPU does in {gpu}{advice}"
+
+
+def _inexact(summaries: Sequence[PhaseSummary]) -> str:
+    if all(s.gpu is None or s.gpu_exact for s in summaries):
+        return ""
+    return (
+        "≤: the GPU could not be held until all work was queued, so its time may include waiting for the CPU; "
+        "CUDA_SCALE_LAUNCH_QUEUES=4x lets the driver queue four times as many launches"
     )
-    ended = {
-        "precise": "precise to ±1 %",
-        "samples": "as many as asked",
-        "budget": "the budget ended",
-        "timeout": "timed out",
-        "interrupted": "interrupted",
-    }.get(point.stopped, "")
+
+
+def _sampling(point: Point) -> str:
+    warm, ended = _WARMUP.get(point.warmup_rule, ""), _STOPPED.get(point.stopped, "")
     steps = f"warm-up {len(point.warmup_ns)} steps ({warm})"
     return f"measured: median of all samples, 95 % interval; {steps}; sampling ended: {ended}"
 
 
-def _what(point: Point) -> str:
-    ran = point.ran
-    assert ran is not None
-    words = [
-        f"{units.count(ran.parameters)} parameters" if ran.parameters else "",
-        f"weights {ran.weights}" + (f", matmuls {ran.compute}" if ran.compute else "") if ran.weights else "",
-    ]
-    words += [
-        f"fp32 matmuls: {ran.fp32_matmul}" if ran.fp32_matmul else "",
-        f"attention {ran.attention}" if ran.attention else "",
-        ran.optimizer,
-        ran.kernels,
-        f"{ran.checkpointed} blocks recomputed" if ran.checkpointed else "",
-    ]
-    return "what ran: " + "; ".join(word for word in words if word)
+def _compilation(point: Point) -> str:
+    notes = []
+    if (compiled := compile_ns(point)) is not None:
+        hits = point.ran.inductor_cache_hits if point.ran else 0
+        cached = f", {hits} graphs from the cache" if hits else ""
+        notes.append(f"compilation: {units.duration(compiled)} in the first step{cached}")
+    if point.trial.workload.recipe.graph == "on":
+        setup = units.duration(point.setup_ns)
+        notes.append(f"set-up: {setup}, including the graph's capture, its warm-up and any compilation")
+    return "; ".join(notes)
+
+
+def _what_ran(ran: Ran) -> str:
+    values = {key: getattr(ran, key) for key in _RAN} | {
+        "parameters": units.count(ran.parameters) if ran.parameters else ""
+    }
+    return "what ran: " + "; ".join(text.format(values[key]) for key, text in _RAN.items() if values[key])
+
+
+def _disturbed(point: Point, step: PhaseSummary) -> str:
+    notes = []
+    if point.telemetry is not None and point.telemetry.throttle:
+        notes.append(f"the GPU was slowed by: {', '.join(point.telemetry.throttle)}")
+    if step.wall.drift:
+        drift = units.percent(step.wall.drift)
+        notes.append(f"the step's time drifted by {drift} during sampling: the machine was not quiet")
+    return "; ".join(notes)
+
+
+def _tracing(point: Point, step: PhaseSummary) -> str:
+    if not point.trace_file:
+        return ""
+    traced = units.duration(point.traced_step_ns)
+    longer = _compared_with_untraced(point.traced_step_ns / step.wall.median)
+    return f"trace: traces/{point.trace_file}; a traced step took {traced}, {longer}"
+
+
+def _compared_with_untraced(ratio: float) -> str:
+    """
+    >>> [_compared_with_untraced(ratio) for ratio in (1.25, 0.97, 1.001)]
+    ['25 % more than untraced', '3 % less than untraced', 'as long as untraced']
+    """
+    if abs(ratio - 1) < _UNTRACED:
+        return "as long as untraced"
+    return f"{units.percent(abs(ratio - 1), 0)} {'more' if ratio > 1 else 'less'} than untraced"
 
 
 def sweep_table(points: Sequence[Point], name: str) -> Table:
     """One row per point; only what differs between the points has a column, the rest is in the title."""
-    axes: Axes = axes_of(points)
-    rows, phases = [], list(dict.fromkeys(t.phase for p in points for t in p.phases[1:]))
-    for point, varying in zip(points, axes.varying, strict=True):
-        row: dict[str, Any] = dict(varying) | {
-            "status": point.status if point.status == OK else f"{point.status}: {point.reason}"[:120]
-        }
-        if summaries := summarise(point):
-            row |= _clock_cells(summaries[0]) | {f"{s.phase}_wall_ns": s.wall.median for s in summaries[1:]}
-            row |= {
-                "tokens_per_s": tokens_per_second(point),
-                "mean_ns": summaries[0].wall.mean,
-                "std_ns": summaries[0].wall.std,
-                "bound": summaries[0].bound or None,
-                "compile_ns": compile_ns(point),
-            }
-        if point.memory:
-            row["peak_bytes"] = max(m.peak_bytes for m in point.memory)
-            row["before_backward_bytes"] = next((m.start_bytes for m in point.memory if m.phase == "backward"), None)
-        rows.append(row)
-    columns = [Column(axis, axis, right=False) for axis in axes.names]
-    columns += [_WALL, _SPREAD, _GPU, _LAUNCH, Column("bound", "bound", right=False)]
-    columns += [Column(f"{phase}_wall_ns", f"{phase} ms", units.milliseconds) for phase in phases]
-    columns += [
-        _PEAK,
-        Column("before_backward_bytes", "before backward", units.size),
-        Column("compile_ns", "compile", units.duration),
-    ]
-    columns += [Column("tokens_per_s", "tokens/s", units.count)]
-    if "warmup" in axes.names:  # what a mean makes of a cold first sample is the point there; elsewhere it misleads
-        columns += [Column("mean_ns", "mean ms", units.milliseconds), Column("std_ns", "std ms", units.milliseconds)]
-    columns += [_SAMPLES]
-    if any(p.status != OK for p in points):
-        columns.append(Column("status", "status", right=False))
-    used = [c for c in columns if any(row.get(c.key) is not None for row in rows)]
-    fixed = ", ".join(f"{k}={v}" for k, v in axes.fixed.items())
-    return Table(title=f"{name}: {fixed}" if fixed else name, columns=tuple(used), rows=tuple(rows))
+    axes = axes_of(points)
+    phases = dict.fromkeys(times.phase for point in points for times in point.phases[1:])
+    failed = any(point.status != OK for point in points)
+    # A mean is shown where warm-up varies: what it makes of a cold first sample is the point there.
+    means = columns("mean_ns [ms] | std_ns [ms]") if "warmup" in axes.names else ()
+    shown = (
+        *(Column(axis, axis, importance=1) for axis in axes.names),
+        *(*_CLOCKS, Column("bound")),
+        *(Column(f"{phase}_wall_ns", phase, "ms") for phase in phases),
+        *columns("peak_bytes | before_backward_bytes | compile_ns | tokens_per_s: tokens/s"),
+        *means,
+        _SAMPLES,
+        *((Column("status", unit=SENTENCE, importance=2),) if failed else ()),
+    )
+    rows = tuple(dict(varying) | _sweep_row(point) for point, varying in zip(points, axes.varying, strict=True))
+    fixed = ", ".join(f"{key}={value}" for key, value in axes.fixed.items())
+    return Table("points", f"{name}: {fixed}" if fixed else name, shown, rows)
 
 
-def point_document(point: Point) -> dict[str, Any]:
+def _sweep_row(point: Point) -> dict[str, Any]:
+    row: dict[str, Any] = {"status": point.status if point.status == OK else f"{point.status}: {point.reason}"}
+    if summaries := summarise(point):
+        step = summaries[0]
+        row |= _clocks(step) | {f"{s.phase}_wall_ns": s.wall.median for s in summaries[1:]}
+        row |= {"mean_ns": step.wall.mean, "std_ns": step.wall.std, "bound": step.bound or None}
+        row |= {"tokens_per_s": tokens_per_second(point), "compile_ns": compile_ns(point)}
+    if point.memory:
+        before = next((m.start_bytes for m in point.memory if m.phase == "backward"), None)
+        row |= {"peak_bytes": max(m.peak_bytes for m in point.memory), "before_backward_bytes": before}
+    return row
+
+
+_POINT = (
+    "key status reason hint stopped setup_ns memory peak_rss_bytes ran environment trace_file traced_step_ns memory_file "
+    "paired_with"
+)
+
+
+def _point_document(point: Point) -> dict[str, Any]:
     """A point for programs: summaries, not samples; those are in the run's points.jsonl."""
-    return {
-        "label": point.trial.workload.label(),
-        "key": point.key,
-        "group": point.trial.group,
-        "workload": point.trial.workload,
-        "sampling": point.trial.sampling,
-        "device": point.ran.device if point.ran else point.trial.device,
-        "status": point.status,
-        "reason": point.reason,
-        "hint": point.hint,
-        "phases": [_phase_document(s) for s in summarise(point)],
+    trial = point.trial
+    return picked(point, _POINT) | {
+        "label": trial.workload.label(),
+        "group": trial.group,
+        "workload": trial.workload,
+        "sampling": trial.sampling,
+        "device": point.ran.device if point.ran else trial.device,
+        "phases": [_phase_document(summary) for summary in summarise(point)],
         "warmup": {"steps": len(point.warmup_ns), "rule": point.warmup_rule, "wall_ns": point.warmup_ns},
-        "stopped": point.stopped,
-        "setup_ns": point.setup_ns,
         "compile_ns": compile_ns(point),
         "tokens_per_s": tokens_per_second(point),
-        "memory": point.memory,
-        "peak_rss_bytes": point.peak_rss_bytes,
-        "ran": point.ran,
         "throttle": point.telemetry.throttle if point.telemetry else (),
-        "environment": point.environment,
-        "trace_file": point.trace_file,
-        "traced_step_ns": point.traced_step_ns,
-        "memory_file": point.memory_file,
-        "paired_with": point.paired_with,
     }
 
 
 def _phase_document(s: PhaseSummary) -> dict[str, Any]:
     clocks = {"wall": s.wall, "launch": s.launch, "gpu": s.gpu}
-    return {
-        "phase": s.phase,
-        **{name: None if e is None else _estimate_document(e) for name, e in clocks.items()},
-        "gpu_exact": s.gpu_exact,
-        "gpu_idle_share": s.gpu_idle_share,
-        "bound": s.bound,
-    }
+    return msgspec.structs.asdict(s) | {name: e and _estimate_document(e) for name, e in clocks.items()}
 
 
 def _estimate_document(e: Estimate) -> dict[str, Any]:
+    times = {f"{key}_ns": value for key, value in picked(e, "median low high mean std").items()}
+    return times | picked(e, "n drift method") | {"obtained": "measured"}
+
+
+def implementations_view(run: StoredRun, document: dict[str, Any]) -> View:
+    """The table, and the run's document with its rows."""
+    rows = [_implementation(point) for point in run.points]
+    times = [row["time_ns"] for row in rows if row["time_ns"]]
+    for row in rows:
+        compared = {"to_first": rows[0]["time_ns"], "to_best": min(times, default=None)}
+        row |= {key: row["time_ns"] / ns if row["time_ns"] and ns else None for key, ns in compared.items()}
+    clock = "GPU" if any(row["on_gpu"] for row in rows) else "wall"
+    shown = columns(
+        f"impl | time_ns: {clock} [ms] | to_first: of first [times] | to_best: of best [times] | bytes_per_s: bandwidth | "
+        "bandwidth_share: of the datasheet's [percent] | status [sentence]",
+        keep="status",
+    )
+    notes = ["measured: median; each result was compared with a reference in fp32 first"]
+    if any(row["bytes_per_s"] for row in rows):
+        notes.append("bandwidth: each input read once and each result written once, over the time")
+    notes += dict.fromkeys(point.ran.kernels for point in run.points if point.ran and point.ran.kernels)
+    table = Table("implementations", _operation(run), shown, tuple(rows), (*notes, f"stored in {run.path}"))
+    return View([table], document | {"implementations": rows})
+
+
+def _operation(run: StoredRun) -> str:
+    if not run.points:
+        return run.header.name
+    workload = run.points[0].trial.workload
+    own = workload.subject.impl if isinstance(workload.subject, OpSpec) else ""
+    return workload.label().replace(f" {own}", "", 1) if own else workload.label()
+
+
+def _implementation(point: Point) -> dict[str, Any]:
+    subject, summaries = point.trial.workload.subject, summarise(point)
+    step = summaries[0] if summaries else None
+    time_ns = (step.gpu or step.wall).median if step and point.status == OK else None
+    moved = op_bytes(point.trial.workload)
+    rate = moved / time_ns * 1e9 if moved and time_ns else None
+    gpu = find_gpu(point.environment.gpu.name) if point.environment and point.environment.gpu else None
+    peak = gpu.bandwidth_bytes_s if gpu is not None else None
     return {
-        "median_ns": e.median,
-        "low_ns": e.low,
-        "high_ns": e.high,
-        "n": e.n,
-        "mean_ns": e.mean,
-        "std_ns": e.std,
-        "drift": e.drift,
-        "method": e.method,
-        "obtained": "measured",
+        "impl": subject.impl if isinstance(subject, OpSpec) else "",
+        "time_ns": time_ns,
+        "on_gpu": step is not None and step.gpu is not None,
+        "bytes_per_s": rate,
+        "bandwidth_share": rate / peak if rate and peak else None,
+        "status": None if point.status == OK else f"{point.status}: {point.reason}",
     }

@@ -1,112 +1,133 @@
-"""Charts of one step: where the GPU's time went, and what happened when."""
+"""Charts of one step: where its time went, what the GPU did, and what happened when."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from flopwise import units
 from flopwise.analysis.explanation import Explanation
 from flopwise.analysis.shares import Part
 from flopwise.analysis.step_timeline import LAUNCHES, WAITS, StepTimeline
-from flopwise.render.chart_style import (
-    IDLE,
-    NEUTRAL,
-    PHASE_COLOURS,
-    WIDTH,
-    class_colour,
-    colours_of,
-    ink_on,
-    milliseconds,
-)
+from flopwise.errors import FlopwiseError
+from flopwise.records import waterfall as w
+from flopwise.render import chart_style as style
+from flopwise.render.chart_style import LONGEST, NEUTRAL, PHASE_COLOURS, WIDTH, milliseconds
 from flopwise.render.charts import altair
 from flopwise.render.visible import visible
+from flopwise.render.waterfall_view import steps_of, utilisation
 
-_LONGEST = 90
 _LEVEL = 64  # height of a level of the icicle
 _HOST = {LAUNCHES: NEUTRAL, WAITS: "#D9A400"}  # lanes of their own: the legend need not name them
 _LEVELS = ("phase", "class", "module")
 _WORTH_LISTING = 0.005  # of the step: parts that can be chosen from a list
 _SMALLEST = 0.0008  # of the step: a rectangle below would not be seen; it is part of '(the rest)'
+_MEASURED_STEP = "the measured step"
+_BARS_WIDTH, _BAR_ROW = 520, 24
+_MATMULS = (w.MATMUL_SHAPE, w.MATMUL_UNALIGNED, w.MATMUL_PRECISION, w.MATMUL_OTHER)
+_WAITS = (w.IDLE_LAUNCH, w.IDLE_SYNCHRONISATION, w.IDLE_INPUT, w.IDLE_OTHER)
+# What is useful, what the GPU computes beyond it, what it moves, what it waits for; distinct without red and green.
+_PART_COLOURS = {
+    w.IDEAL: "#009E73",
+    **dict.fromkeys(_MATMULS, "#0072B2"),
+    w.ATTENTION_PART: "#CC79A7",
+    w.MEMORY_BOUND: "#E69F00",
+    w.BELOW_BANDWIDTH: "#D55E00",
+    w.RECOMPUTATION: "#7A5195",
+    w.OPTIMIZER_PART: "#56B4E9",
+    w.EXPOSED_COMMUNICATION: "#8C564B",
+    **dict.fromkeys(_WAITS, "#999999"),
+    _MEASURED_STEP: "#6B6B6B",
+}
 
 
-def icicle_chart(parts: Sequence[Part], title: str = "") -> Any:
+def waterfall_chart(found: w.Waterfall | None, title: str) -> Any:
+    """Horizontal bars, one a part, each from where the one above ends, the step at the bottom."""
+    if found is None:
+        raise FlopwiseError("there is no waterfall to draw", "the limits of the trace's GPU are needed: --gpu h200")
+    alt = altair()
+    rows = [
+        _bar(part.name, begin, end, f"{units.duration(part.ns)} · {units.percent(part.share)}")
+        for part, begin, end in steps_of(found)
+    ]
+    rows.append(_bar(_MEASURED_STEP, 0.0, found.step_ns, units.duration(found.step_ns)))
+    order = [row["part"] for row in rows]
+    x = alt.X("begin:Q", title="ms").scale(domain=[0, found.step_ns / 1e6 * 1.28], nice=False).axis(grid=False)
+    y = alt.Y("part:N", sort=order, title=None).axis(labelLimit=0, ticks=False, domain=False, labelPadding=8)
+    scale = alt.Scale(domain=order, range=[_PART_COLOURS.get(name, NEUTRAL) for name in order])
+    colour = alt.Color("part:N", scale=scale, legend=None)
+    base = alt.Chart(alt.Data(values=rows))
+    bars = base.mark_bar(height=_BAR_ROW - 7).encode(x=x, x2="end:Q", y=y, color=colour, tooltip=["part:N", "text:N"])
+    texts = base.mark_text(align="left", dx=5, color="#808080").encode(x=alt.X("right:Q"), y=y, text="text:N")
+    subtitle = ", ".join((f"by {found.measured_by}", *utilisation(found)[:1]))
+    heading = alt.TitleParams(visible(title, LONGEST), subtitle=subtitle, anchor="start")
+    return alt.layer(bars, texts).properties(width=_BARS_WIDTH, height=_BAR_ROW * len(rows), title=heading)
+
+
+def _bar(part: str, begin: float, end: float, text: str) -> dict[str, Any]:
+    """A run may hold parts of another version, or of anybody: their names are shown, in no colour of ours."""
+    part = visible(part, LONGEST)
+    return {"part": part, "begin": begin / 1e6, "end": end / 1e6, "right": max(begin, end) / 1e6, "text": text}
+
+
+def icicle_chart(parts: Sequence[Part]) -> Any:
     """GPU time by phase, by class within it, by module within that. A click goes into a part, a double click out again."""
     alt = altair()
     rows = icicle_rows(parts)
     total = max((row["x1"] for row in rows), default=1.0)
     left, right = "(isValid(into.x0) ? into.x0[0] : 0)", f"(isValid(into.x1) ? into.x1[0] : {total!r})"
     into = alt.selection_point(name="into", fields=["x0", "x1"], toggle=False, clear="dblclick")
-    x = alt.X("x0:Q", title="GPU ms per step").scale(
-        domainMin=alt.ExprRef(left), domainMax=alt.ExprRef(right), nice=False, zero=False
-    )
+    zoom = {"domainMin": alt.ExprRef(left), "domainMax": alt.ExprRef(right)}
+    x = alt.X("x0:Q", title="GPU ms per step").scale(**zoom, nice=False, zero=False)
     y = alt.Y("y0:Q", title=None, axis=None).scale(domain=[len(_LEVELS), 0], nice=False)
     base = alt.Chart(alt.Data(values=rows))
+    names = [f"{level}:N" for level in _LEVELS]
     boxes = base.mark_rect(clip=True, stroke="white", strokeWidth=0.7, cursor="pointer").encode(
         x=x,
         x2="x1:Q",
         y=y,
         y2="y1:Q",
         color=alt.Color("fill:N", scale=None),
-        tooltip=[
-            "phase:N",
-            "class:N",
-            "module:N",
-            milliseconds(alt, "ms"),
-            alt.Tooltip("share:Q", format=".1%"),
-            "kernels:Q",
-        ],
+        tooltip=[*names, milliseconds(alt, "ms"), alt.Tooltip("share:Q", format=".1%"), "kernels:Q"],
     )
     wide = f"(min(datum.x1, {right}) - max(datum.x0, {left})) / ({right} - {left}) * {WIDTH}"
-    words = (
-        base.transform_calculate(at=f"max(datum.x0, {left})", middle="datum.y0 + 0.5")
-        .mark_text(
-            align="left", dx=4, clip=True, fontSize=11, limit=alt.ExprRef(f"max(1, {wide} - 6)"),
-            opacity=alt.ExprRef(f"{wide} > 26 && datum.x1 > {left} && datum.x0 < {right} ? 1 : 0"),
-        )
-        .encode(x=alt.X("at:Q"), y=alt.Y("middle:Q"), text="label:N", color=alt.Color("ink:N", scale=None))
-    )  # fmt: skip
-    chart = alt.layer(boxes.add_params(into), words)
-    return chart.properties(width=WIDTH, height=_LEVEL * len(_LEVELS), title=visible(title, _LONGEST))
+    seen = alt.ExprRef(f"{wide} > 26 && datum.x1 > {left} && datum.x0 < {right} ? 1 : 0")
+    words = base.transform_calculate(at=f"max(datum.x0, {left})", middle="datum.y0 + 0.5").mark_text(
+        align="left", dx=4, clip=True, fontSize=11, limit=alt.ExprRef(f"max(1, {wide} - 6)"), opacity=seen
+    )
+    words = words.encode(x=alt.X("at:Q"), y=alt.Y("middle:Q"), text="label:N", color=alt.Color("ink:N", scale=None))
+    return alt.layer(boxes.add_params(into), words).properties(width=WIDTH, height=_LEVEL * len(_LEVELS))
 
 
 def icicle_parts(parts: Sequence[Part]) -> tuple[tuple[str, float, float], ...]:
-    """The parts of the icicle that are worth going into: its name, and from where to where it lies."""
-    found = []
-    for row in icicle_rows(parts):
-        if row["share"] >= _WORTH_LISTING:
-            name = " › ".join(row[level] for level in _LEVELS[: row["y1"]])
-            found.append((f"{name}, {row['share']:.1%}", row["x0"], row["x1"]))
-    return tuple(found)
+    """The parts of the icicle that are worth going into: a name, and from where to where it lies."""
+    return tuple(
+        (f"{' › '.join(row[level] for level in _LEVELS[: row['y1']])}, {row['share']:.1%}", row["x0"], row["x1"])
+        for row in icicle_rows(parts)
+        if row["share"] >= _WORTH_LISTING
+    )
 
 
 def icicle_rows(parts: Sequence[Part]) -> list[dict[str, Any]]:
     """Rectangles: each part's children lie under it, from its left edge on, and fill it."""
-    phases = _grouped(parts, lambda part: part.phase)
     total = sum(part.gpu_ns for part in parts) or 1.0
     rows: list[dict[str, Any]] = []
     left = 0.0
-    for phase, of_phase in phases:
-        kinds = _grouped(of_phase, lambda part: part.kind)
+    for phase, of_phase in _grouped(parts, lambda part: part.phase):
         colour = PHASE_COLOURS.get(phase, PHASE_COLOURS["other"])
-        rows.append(_box(0, left, of_phase, total, phase, colour, phase=phase))
-        under = left
-        for place, (kind, of_kind) in enumerate(kinds):
-            colour = class_colour(kind, place)
-            rows.append(_box(1, under, of_kind, total, kind, colour, phase=phase, kind=kind))
-            inner = under
-            large = [part for part in of_kind if part.gpu_ns >= _SMALLEST * total]
+        rows.append(_box((phase,), left, of_phase, total, colour))
+        for place, (kind, of_kind) in enumerate(_grouped(of_phase, lambda part: part.kind)):
+            colour, under = style.class_colour(kind, place), left
+            rows.append(_box((phase, kind), left, of_kind, total, colour))
+            groups = [([part], part.module or "(no module)") for part in of_kind if part.gpu_ns >= _SMALLEST * total]
             small = [part for part in of_kind if part.gpu_ns < _SMALLEST * total]
-            groups = [([part], part.module or "(no module)") for part in large] + (
-                [(small, "(the rest)")] if small else []
-            )
-            for some, module in groups:
-                rows.append(_box(2, inner, some, total, module, colour, phase=phase, kind=kind, module=module))
-                inner = rows[-1]["x1"]
-            under += sum(part.gpu_ns for part in of_kind) / 1e6
-        left += sum(part.gpu_ns for part in of_phase) / 1e6
+            for some, module in [*groups, *([(small, "(the rest)")] if small else [])]:
+                rows.append(_box((phase, kind, module), under, some, total, colour))
+                under = rows[-1]["x1"]
+            left += sum(part.gpu_ns for part in of_kind) / 1e6
     return rows
 
 
-def _grouped(parts: Sequence[Part], key: Any) -> list[tuple[str, list[Part]]]:
+def _grouped(parts: Sequence[Part], key: Callable[[Part], str]) -> list[tuple[str, list[Part]]]:
     """The parts by a name, the largest group first."""
     groups: dict[str, list[Part]] = {}
     for part in parts:
@@ -114,98 +135,83 @@ def _grouped(parts: Sequence[Part], key: Any) -> list[tuple[str, list[Part]]]:
     return sorted(groups.items(), key=lambda group: -sum(part.gpu_ns for part in group[1]))
 
 
-def _box(
-    level: int, left: float, parts: Iterable[Part], total: float, label: str, fill: str,
-    *, phase: str, kind: str = "", module: str = "",
-) -> dict[str, Any]:  # fmt: skip
-    parts = list(parts)
-    ns = sum(part.gpu_ns for part in parts)
-    named = {"phase": phase, "class": kind or "all", "module": visible(module, _LONGEST) or "all"}
-    return named | {
-        "x0": left, "x1": left + ns / 1e6, "y0": level, "y1": level + 1, "ms": ns / 1e6, "share": ns / total,
-        "kernels": round(sum(part.count for part in parts), 2), "label": visible(label, _LONGEST), "fill": fill,
-        "ink": ink_on(fill),
-    }  # fmt: skip
+def _box(path: Sequence[str], left: float, parts: Sequence[Part], total: float, fill: str) -> dict[str, Any]:
+    """`path`: the phase, its class, its module, as deep as the box lies."""
+    ns, level = sum(part.gpu_ns for part in parts), len(path) - 1
+    shown = dict.fromkeys(_LEVELS, "all") | {
+        key: visible(name, LONGEST) for key, name in zip(_LEVELS, path, strict=False)
+    }
+    return shown | {
+        "x0": left,
+        "x1": left + ns / 1e6,
+        "y0": level,
+        "y1": level + 1,
+        "ms": ns / 1e6,
+        "share": ns / total,
+        "kernels": round(sum(part.count for part in parts), 2),
+        "label": shown[_LEVELS[level]],
+        "fill": fill,
+        "ink": style.ink_on(fill),
+    }
 
 
-def timeline_chart(found: StepTimeline, title: str = "") -> Any:
-    """One step: the host's launches above, the streams below, and under them how idle the GPU was."""
+def timeline_chart(found: StepTimeline) -> Any:
+    """One step: the CPU's launches above, the streams below, and under them how idle the GPU was."""
     alt = altair()
     rows = [
-        {
-            "lane": span.lane, "from": span.start_ns / 1e6, "until": span.end_ns / 1e6, "kind": span.kind,
-            "name": visible(span.name, _LONGEST), "pieces": span.count, "busy": span.busy_ns / 1e6,
-        }
+        {"lane": span.lane, "kind": span.kind, "name": visible(span.name, LONGEST), "pieces": span.count}
+        | {"from": span.start_ns / 1e6, "until": span.end_ns / 1e6, "busy": span.busy_ns / 1e6}
         for span in found.spans
-    ]  # fmt: skip
+    ]
     across = alt.Scale(domain=[0, found.duration_ns / 1e6], nice=False)
-    order = sorted(found.lanes, key=lambda lane: lane.startswith("stream"))
+    lanes = [*(lane for lane in found.lanes if lane in _HOST), *(lane for lane in found.lanes if lane not in _HOST)]
     busy: dict[str, int] = {}
     for span in found.spans:
         busy[span.kind] = busy.get(span.kind, 0) + span.busy_ns
     kinds = sorted((kind for kind in busy if kind not in _HOST), key=lambda kind: -busy[kind])
-    scale = colours_of(kinds)
-    scale = {"domain": [*kinds, *_HOST], "range": [*scale["range"], *_HOST.values()]}
-    bars = (
-        alt.Chart(alt.Data(values=rows))
-        .mark_bar(height=26)
-        .encode(
-            x=alt.X("from:Q", title=None, scale=across, axis=alt.Axis(labels=False, ticks=False)),
-            x2="until:Q",
-            y=alt.Y("lane:N", sort=order, title=None),
-            color=alt.Color("kind:N", title=None, scale=alt.Scale(**scale)).legend(values=kinds),
-            tooltip=[
-                "lane:N",
-                "kind:N",
-                "name:N",
-                "pieces:Q",
-                milliseconds(alt, "busy", "busy ms"),
-                milliseconds(alt, "from", "at ms"),
-            ],
-        )
-        .properties(width=WIDTH - 140, height=34 * len(order), title=visible(title, _LONGEST))
+    scale = alt.Scale(domain=[*kinds, *_HOST], range=[*style.colours_of(kinds)["range"], *_HOST.values()])
+    times = [milliseconds(alt, "busy", "busy ms"), milliseconds(alt, "from", "at ms")]
+    bars = alt.Chart(alt.Data(values=rows)).mark_bar(height=26)
+    bars = bars.encode(
+        x=alt.X("from:Q", title=None, scale=across, axis=alt.Axis(labels=False, ticks=False)),
+        x2="until:Q",
+        y=alt.Y("lane:N", sort=lanes, title=None),
+        color=alt.Color("kind:N", title=None, scale=scale).legend(values=kinds),
+        tooltip=["lane:N", "kind:N", "name:N", "pieces:Q", *times],
     )
-    idle = [
+    cells = [
         {"from": cell.start_ns / 1e6, "until": cell.end_ns / 1e6, "idle": round(cell.idle, 4), "lane": "GPU idle"}
         for cell in found.idle
     ]
-    below = (
-        alt.Chart(alt.Data(values=idle))
-        .mark_bar(color=IDLE, height=22)
-        .encode(
-            x=alt.X("from:Q", title="ms since the step began", scale=across),
-            x2="until:Q",
-            y=alt.Y("lane:N", title=None),
-            opacity=alt.Opacity("idle:Q", scale=alt.Scale(domain=[0, 1], range=[0, 1]), legend=None),
-            tooltip=[alt.Tooltip("idle:Q", format=".0%"), milliseconds(alt, "from", "at ms")],
-        )
-        .properties(width=WIDTH - 140, height=28)
+    idle = alt.Chart(alt.Data(values=cells)).mark_bar(color=style.IDLE, height=22)
+    idle = idle.encode(
+        x=alt.X("from:Q", title="ms since the step began", scale=across),
+        x2="until:Q",
+        y=alt.Y("lane:N", title=None),
+        opacity=alt.Opacity("idle:Q", scale=alt.Scale(domain=[0, 1], range=[0, 1]), legend=None),
+        tooltip=[alt.Tooltip("idle:Q", format=".0%"), milliseconds(alt, "from", "at ms")],
     )
-    return alt.vconcat(bars, below, spacing=2).resolve_scale(color="independent", opacity="independent")
+    both = (bars.properties(width=WIDTH - 140, height=34 * len(lanes)), idle.properties(width=WIDTH - 140, height=28))
+    return alt.vconcat(*both, spacing=2).resolve_scale(color="independent", opacity="independent")
 
 
-def phases_chart(explanations: Sequence[tuple[str, Explanation]], title: str = "") -> Any:
-    """Several steps beside each other: GPU time by class, and what the GPU was idle."""
+def phases_chart(explanations: Sequence[tuple[str, Explanation]]) -> Any:
+    """Several steps side by side: GPU time by class, and idle time."""
     alt = altair()
-    rows: list[Mapping[str, Any]] = []
-    for name, e in explanations:
-        rows += [{"step": visible(name, _LONGEST), "what": share.name, "ms": share.gpu_ns / 1e6} for share in e.classes]
-        rows.append({"step": visible(name, _LONGEST), "what": "idle", "ms": max(0.0, e.window_ns - e.busy_ns) / 1e6})
-    kinds = [
-        *dict.fromkeys(row["what"] for row in sorted(rows, key=lambda row: -row["ms"]) if row["what"] != "idle"),
-        "idle",
+    rows = [
+        {"step": visible(name, LONGEST), "what": what, "ms": ns / 1e6}
+        for name, e in explanations
+        for what, ns in (*((s.name, s.gpu_ns) for s in e.classes), ("idle", max(0.0, e.window_ns - e.busy_ns)))
     ]
-    scale = colours_of(kinds)
-    scale["range"][-1] = "#DDDDDD"
+    ranked = sorted(rows, key=lambda row: -row["ms"])  # type: ignore[operator]
+    kinds = [*dict.fromkeys(str(row["what"]) for row in ranked if row["what"] != "idle"), "idle"]
+    colours = {"domain": kinds, "range": [*style.colours_of(kinds[:-1])["range"], "#DDDDDD"]}
     bars = alt.Chart(alt.Data(values=rows)).transform_calculate(order=f"indexof({json.dumps(kinds)}, datum.what)")
-    return (
-        bars.mark_bar()
-        .encode(
-            y=alt.Y("step:N", title=None, sort=None, axis=alt.Axis(labelLimit=330)),
-            x=alt.X("ms:Q", title="ms per step: GPU time by class, and idle"),
-            color=alt.Color("what:N", title=None, scale=alt.Scale(**scale)),
-            order=alt.Order("order:Q"),
-            tooltip=["step:N", "what:N", milliseconds(alt, "ms")],
-        )
-        .properties(width=WIDTH - 330, height=46 * len(explanations), title=visible(title, _LONGEST))
+    bars = bars.mark_bar().encode(
+        y=alt.Y("step:N", title=None, sort=None, axis=alt.Axis(labelLimit=330)),
+        x=alt.X("ms:Q", title="ms per step: GPU time by class, and idle"),
+        color=alt.Color("what:N", title=None, scale=alt.Scale(**colours)),
+        order=alt.Order("order:Q"),
+        tooltip=["step:N", "what:N", milliseconds(alt, "ms")],
     )
+    return bars.properties(width=WIDTH - 330, height=46 * len(explanations))

@@ -1,79 +1,96 @@
 """Tables on a terminal; plain text where it is none. NO_COLOR is respected (rich does).
 
-A table wider than the terminal is cut between columns, never inside one: a cut number would be a wrong number. Sentences
-are broken into lines.
+A table wider than the terminal first wraps its headings and its words, then leaves out its least important columns and says
+so; a single row is turned into a line per column. A number is never cut: it would be a wrong number.
 """
 
 import io
-from typing import Literal
+from collections.abc import Sequence
 
 from rich.cells import cell_len
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from flopwise.render.table import Shown, Table
+from flopwise.records.table import BAR, Column, Table
+from flopwise.render.table import ShownColumn, ShownTable, shown
 
 PLAIN_WIDTH = 2000  # for a file or a pipe: wide enough that nothing wraps
 _GAP = 2
-_NARROWEST = 18  # of a column of sentences
+_NARROWEST_NAME, _NARROWEST_SENTENCE = 16, 30  # of a column of words
 _STYLES = {"faster": "green", "slower": "red", "inconclusive": "yellow", "oom": "red", "crash": "red", "timeout": "red"}
 
 
 def text(table: Table, console: Console | None = None) -> str:
-    """The table as text; with colours, and cut to its width, when `console` is a terminal."""
-    width = console.width if console is not None and console.is_terminal else PLAIN_WIDTH
-    coloured = console is not None and console.is_terminal
+    """The table as text; with colours, and fitted to its width, when `console` is a terminal."""
+    terminal = console is not None and console.is_terminal
+    width = console.width if console is not None and terminal else PLAIN_WIDTH
     no_color = console.no_color if console is not None else True
-    target = Console(file=io.StringIO(), width=PLAIN_WIDTH, force_terminal=coloured, no_color=no_color)
-    shown = table.shown()
-    target.print(Text(shown.title, style="bold"), soft_wrap=True)
-    sizes = _sizes(table, shown, width)
-    for block in _blocks(table, sizes, width):
-        target.print(_rich(table, shown, block, sizes))
-    for note in shown.notes:
-        target.print(Text(f"  {note}"), soft_wrap=True)
-    file = target.file
-    assert isinstance(file, io.StringIO)
-    return "\n".join(line.rstrip() for line in file.getvalue().splitlines()) + "\n"
+    out = io.StringIO()
+    target = Console(file=out, width=width, force_terminal=terminal, no_color=no_color)
+    seen = shown(table)
+    widths = fitted(seen, width)
+    if len(seen.cells) == 1 and len(widths) < len(seen.columns):
+        seen = _turned(seen)
+        widths = fitted(seen, width)
+    target.print(Text(seen.title, style="bold", overflow="fold"))
+    if widths:
+        target.print(_rich(seen, widths))
+    hidden = [heading for i, heading in enumerate(seen.headings) if i not in widths]
+    for note in (*([_hidden(hidden)] if hidden else []), *seen.notes):
+        target.print(Padding(Text(note, overflow="fold"), (0, 0, 0, 2)))
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 
-def _rich(table: Table, shown: Shown, block: list[int], sizes: list[int]) -> RichTable:
-    rich = RichTable(header_style="bold", box=None, pad_edge=False)
-    for i in block:
-        justify: Literal["left", "right"] = "right" if table.columns[i].right else "left"
-        wraps = table.columns[i].wraps
-        rich.add_column(
-            Text(shown.headers[i]), justify=justify, no_wrap=not wraps, width=sizes[i] - _GAP if wraps else None
-        )
-    for row in shown.cells:
-        rich.add_row(*(Text(row[i], style=_STYLES.get(row[i], "")) for i in block))
+def _hidden(headings: Sequence[str]) -> str:
+    number = "1 column" if len(headings) == 1 else f"{len(headings)} columns"
+    return f"{number} hidden: {', '.join(headings)} (a wider terminal or --format csv shows all)"
+
+
+def _turned(seen: ShownTable) -> ShownTable:
+    """A table of one row, with a row for each column."""
+    columns = [ShownColumn(Column(key), heading, False, False) for key, heading in (("field", ""), ("value", ""))]
+    return ShownTable(
+        seen.title, columns, [list(pair) for pair in zip(seen.headings, seen.cells[0], strict=True)], seen.notes
+    )
+
+
+def _rich(seen: ShownTable, widths: dict[int, int]) -> RichTable:
+    rich = RichTable(header_style="bold", box=None, pad_edge=False, show_header=any(seen.headings))
+    for i, width in widths.items():
+        justify = "right" if seen.columns[i].right else "left"
+        rich.add_column(Text(seen.headings[i]), justify=justify, width=width, overflow="fold")  # type: ignore[arg-type]
+    for row in seen.cells:
+        rich.add_row(*(Text(row[i], style=_STYLES.get(row[i], ""), overflow="fold") for i in widths))
     return rich
 
 
-def _sizes(table: Table, shown: Shown, width: int) -> list[int]:
-    """How wide each column is, with the gap after it; sentences share what the others leave."""
-    sizes = [
-        max(cell_len(header), *(cell_len(row[i]) for row in shown.cells), 0) + _GAP
-        for i, header in enumerate(shown.headers)
+def fitted(seen: ShownTable, width: int) -> dict[int, int]:
+    """The columns that fit, in order, each with its width."""
+    widest = [
+        max([cell_len(heading), *(cell_len(row[i]) for row in seen.cells)]) for i, heading in enumerate(seen.headings)
     ]
-    wrapped = [i for i, column in enumerate(table.columns) if column.wraps]
-    left = width + _GAP - sum(size for i, size in enumerate(sizes) if i not in wrapped)
-    for i in wrapped:
-        sizes[i] = min(sizes[i], max(_NARROWEST + _GAP, left // len(wrapped)))
-    return sizes
+    least = [_least(seen, i) for i in range(len(widest))]
+    kept = list(range(len(widest)))
+    for i in sorted(kept[1:], key=lambda i: (seen.columns[i].column.importance, -i)):
+        if sum(least[j] + _GAP for j in kept) - _GAP <= width:
+            break
+        kept.remove(i)
+    widths = {i: min(least[i], width) for i in kept}
+    room = width + _GAP - sum(w + _GAP for w in widths.values())
+    for place, i in enumerate(growing := sorted(kept, key=lambda i: widest[i] - least[i])):
+        more = min(widest[i] - widths[i], room // (len(growing) - place))
+        widths[i] += more
+        room -= more
+    return widths
 
 
-def _blocks(table: Table, sizes: list[int], width: int) -> list[list[int]]:
-    """The columns of each block: the leading names in every block, as many others beside them as fit, at least one."""
-    n_keys = next((i for i, c in enumerate(table.columns) if c.right), len(sizes))
-    while n_keys > 1 and sum(sizes[:n_keys]) > width // 2:
-        n_keys -= 1
-    keys = list(range(n_keys))
-    blocks, block = [], list(keys)
-    for i in range(n_keys, len(sizes)):
-        if len(block) > n_keys and sum(sizes[j] for j in (*block, i)) - _GAP > width:
-            blocks.append(block)
-            block = list(keys)
-        block.append(i)
-    return [*blocks, block] if block else []
+def _least(seen: ShownTable, i: int) -> int:
+    """How narrow a column can be: words wrap, numbers and bars do not."""
+    column = seen.columns[i]
+    words = [cell_len(word) for word in column.heading.split()]
+    whole = max([*(cell_len(row[i]) for row in seen.cells), *words, 1])
+    if column.right or column.column.unit == BAR:
+        return whole
+    return min(whole, max([_NARROWEST_SENTENCE if column.wraps else _NARROWEST_NAME, *words]))

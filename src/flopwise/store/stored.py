@@ -3,7 +3,6 @@
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import BinaryIO, Generic, NamedTuple, Self, TypeVar
 
@@ -52,11 +51,6 @@ class StoredRun(msgspec.Struct, frozen=True, kw_only=True):
     def complete(self) -> bool:
         """Whether every planned trial has its final row."""
         return not self.missing()
-
-    def _repr_html_(self) -> str:
-        """What a notebook shows. Drawing lies to the right of the store, so it is found by name when it is asked for."""
-        text: str = import_module("flopwise.render.notebook").run_html(self)
-        return text
 
 
 class Tally(msgspec.Struct, frozen=True, kw_only=True):

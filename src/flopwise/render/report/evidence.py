@@ -1,7 +1,8 @@
-"""What a report is made of: the evidence of each target, and the blocks in which it is shown."""
+"""What a report is made of: what is known of each target, and the blocks in which it is shown."""
 
+import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from flopwise.analysis.explanation import Explanation
@@ -11,24 +12,35 @@ from flopwise.experiments.results import LabRun
 from flopwise.records.comparison import Comparison
 from flopwise.records.finding import Finding
 from flopwise.records.run import Point
+from flopwise.records.table import Table
 from flopwise.records.tuning import Tuning
 from flopwise.records.waterfall import Waterfall
-from flopwise.render.report.words import slug
-from flopwise.render.table import Table
 from flopwise.snapshot.answers import MemoryReport
 from flopwise.store import StoredRun
 
 MEASURED, PREDICTED, SPECIFIED = "measured", "predicted", "specified"
-NO_ROOFLINE = "no roofline"  # how the note begins that says why
 SPLIT = "measured and specified"  # a measured time, split by limits of which some are the datasheet's
+BOTH = "measured and predicted"
+
+_NOT_PLAIN = re.compile(r"[^A-Za-z0-9_-]+")
+_LONGEST_KEY = 80
+
+
+def slug(text: str) -> str:
+    """A name as it may stand in an id, an address or a file's name: nothing in it ends an attribute or leaves a folder.
+
+    >>> slug('x"><meta http-equiv=refresh>'), slug("../../etc"), slug("lab-warmup")
+    ('x-meta-http-equiv-refresh-', '-etc', 'lab-warmup')
+    """
+    return _NOT_PLAIN.sub("-", text)[:_LONGEST_KEY]
 
 
 @dataclass(frozen=True)
-class Foretold:
-    """A measured step beside what `account` says of it."""
+class StepPrediction:
+    """A measured step and what `account` predicts for it."""
 
-    what: str  # the workload
-    name: str  # what tells it from the others of its run
+    workload: str
+    name: str  # what distinguishes it from the others of its run
     measured_ns: float
     predicted_ns: float
     gpu_ns: float | None  # measured; None where it is not known exactly
@@ -38,7 +50,7 @@ class Foretold:
 
     @property
     def error(self) -> float:
-        """Of the prediction; above zero: the step is faster than foretold."""
+        """Of the prediction; above zero: the step is faster than predicted."""
         return self.predicted_ns / self.measured_ns - 1
 
 
@@ -53,12 +65,13 @@ class ReportPart:
     findings: tuple[Finding, ...] = ()
     timeline: StepTimeline | None = None
     roofline: Roofline | None = None
+    no_roofline: str = ""  # why there is none, of a trace
     memory: MemoryReport | None = None
-    pairs: tuple[tuple[Point, Point, Comparison], ...] = ()  # measured in turns: before, after, how they compare
+    pairs: tuple[tuple[Point, Point, Comparison], ...] = ()  # interleaved runs: before, after, how they compare
     tuning: Tuning | None = None
-    foretold: tuple[Foretold, ...] = ()  # steps whose GPU is known, each with its prediction
+    predictions: tuple[StepPrediction, ...] = ()  # of steps whose GPU is known
     lab: LabRun | None = None
-    notes: tuple[str, ...] = ()  # what could not be told, and why
+    notes: tuple[str, ...] = ()  # what could not be read, and why
 
     @property
     def points(self) -> tuple[Point, ...]:
@@ -73,28 +86,30 @@ class Report:
     parts: tuple[ReportPart, ...]
     command: str = ""
 
+    def prefixes(self) -> list[str]:
+        """What the keys of each part begin with, so that no two parts share one."""
+        return [f"t{i + 1}-" if len(self.parts) > 1 else "" for i in range(len(self.parts))]
+
 
 @dataclass(frozen=True)
 class Picture:
     """A chart, drawn when it is needed, with the sentence that says what it shows."""
 
-    name: str
+    key: str
     draw: Callable[[], Any]
     caption: str
     how: str = MEASURED
     use: str = ""  # what one can do with it on the page; a picture on paper has nothing to click
     parts: tuple[tuple[str, float, float], ...] = ()  # what one can go into: its name, from where to where
-    doubtful: bool = (
-        False  # its rows may not be as we write them: Markdown without pictures, too, says where it cannot be drawn
-    )
+    doubtful: bool = False  # its rows come from a file, and may not be drawable: Markdown, too, says so
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "name", slug(self.name))  # it is an id and a file's name, and may hold anybody's words
+        object.__setattr__(self, "key", slug(self.key))  # it is an id and a file's name, and may hold anybody's words
 
 
 @dataclass(frozen=True)
-class Shown:
-    """A table, and how its numbers were obtained; '' where it holds none. `anchors` name its rows: findings point at them."""
+class TableBlock:
+    """A table, and how its numbers were obtained; '' where it holds none. `anchors` name its rows: findings link to them."""
 
     table: Table
     how: str = MEASURED
@@ -114,7 +129,7 @@ class Advice:
     kernels: tuple[tuple[tuple[str, str], ...], ...]
 
 
-Block = str | Picture | Shown | Advice
+Block = str | Picture | TableBlock | Advice
 
 
 @dataclass(frozen=True)
@@ -123,7 +138,7 @@ class Section:
 
     key: str
     title: str
-    blocks: tuple[Block, ...] = field(default=())
+    blocks: tuple[Block, ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "key", slug(self.key))  # as a picture's name
+        object.__setattr__(self, "key", slug(self.key))

@@ -6,8 +6,7 @@ from functools import partial
 from flopwise.experiments.results import Answer, LabRun
 from flopwise.render.lab_charts import picture_chart
 from flopwise.render.lab_view import shown_table, verdicts_table
-from flopwise.render.report.evidence import MEASURED, Block, Picture, Section, Shown
-from flopwise.render.report.words import slug
+from flopwise.render.report.evidence import MEASURED, Block, Picture, Section, TableBlock, slug
 
 _LONGEST = 60  # of a key: a number after it must not be cut off
 
@@ -16,7 +15,7 @@ def lab_sections(found: LabRun) -> list[Section]:
     """All verdicts first, where there are several; then each experiment."""
     answers = found.answers()
     how = "" if any(answer.as_stored for answer in answers) else MEASURED
-    first = Section(key="lab", title="Verdicts", blocks=(Shown(verdicts_table(found, answers), how, whole=True),))
+    first = Section(key="lab", title="Verdicts", blocks=(TableBlock(verdicts_table(found, answers), how, whole=True),))
     seen: Counter[str] = Counter()
     sections = []
     for answer in answers:
@@ -38,7 +37,7 @@ def _section(answer: Answer, key: str) -> Section:
         )
         for i, one in enumerate(answer.pictures, 1)
     ]
-    blocks += [Shown(shown_table(table)) for table in answer.tables]
+    blocks += [TableBlock(shown_table(table)) for table in answer.tables]
     blocks += answer.problems
     if answer.result.quick:
         blocks.append("Measured with --quick: fewer sizes and samples.")

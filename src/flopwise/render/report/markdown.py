@@ -1,50 +1,48 @@
 """The report as Markdown for a comment on GitHub: the verdict, the findings, and the evidence folded away."""
 
 import html
+import re
 from collections.abc import Mapping
+from dataclasses import replace
 from urllib.parse import quote
 
 from flopwise.errors import FlopwiseError
 from flopwise.records.finding import Finding
+from flopwise.records.table import Table
 from flopwise.render.charts import NOT_DRAWN, readable
-from flopwise.render.report.evidence import Advice, Block, Picture, Report, ReportPart, Section, Shown
+from flopwise.render.findings_view import options
+from flopwise.render.report.evidence import Advice, Block, Picture, Report, ReportPart, Section, TableBlock
 from flopwise.render.report.sections import sections, side_by_side
-from flopwise.render.report.verdict import verdict
-from flopwise.render.report.words import saving, short_command
-from flopwise.render.table import Table, escaped, markdown
+from flopwise.render.report.verdict import saving, short_command, verdict
+from flopwise.render.table import escaped, markdown
 from flopwise.render.visible import LONGEST_LINE, visible
 
 MOST_ROWS = 15  # of a table: a comment holds 65,536 characters
 
 
 def markdown_report(report: Report, pictures: Mapping[str, str] | None = None) -> str:
-    """The report; `pictures`, by name, are the addresses of pictures that were drawn of its charts."""
-    several = len(report.parts) > 1
-    parts = [_part(part, f"t{i + 1}-" if several else "", pictures or {}) for i, part in enumerate(report.parts)]
-    if (beside := side_by_side(report.parts)) is not None:
-        parts.insert(0, _section(beside, "", pictures or {}))
+    """The report; `pictures` are the addresses of its charts as files, by their keys."""
+    parts = [_part(part, prefix, pictures or {}) for part, prefix in zip(report.parts, report.prefixes(), strict=True)]
+    if (together := side_by_side(report.parts)) is not None:
+        parts.insert(0, _section(together, "", pictures or {}))
     made = f"\n<sub>made by {_code(short_command(report.command))}</sub>\n" if report.command else ""
     return "\n".join(parts) + made
 
 
 def pictures_of(report: Report) -> dict[str, Picture]:
-    """Every chart of the report by its name."""
-    several = len(report.parts) > 1
-    beside = side_by_side(report.parts)
-    shared = {block.name: block for block in beside.blocks if isinstance(block, Picture)} if beside else {}
-    return shared | {
-        f"t{i + 1}-{block.name}" if several else block.name: block
-        for i, part in enumerate(report.parts)
-        for section in sections(part)
-        for block in section.blocks
-        if isinstance(block, Picture)
+    """Every chart of the report by its key."""
+    together = side_by_side(report.parts)
+    found = [("", together)] if together else []
+    found += [(prefix, s) for part, prefix in zip(report.parts, report.prefixes(), strict=True) for s in sections(part)]
+    return {
+        prefix + block.key: block for prefix, section in found for block in section.blocks if isinstance(block, Picture)
     }
 
 
 def _part(part: ReportPart, prefix: str, pictures: Mapping[str, str]) -> str:
     head = f"## {_plain(part.name)}\n\n**{_plain(verdict(part))}**\n"
-    told = (_section(section, prefix, pictures) for section in sections(part))
-    return "\n".join([head, *(text for text in told if text)])
+    texts = (_section(section, prefix, pictures) for section in sections(part))
+    return "\n".join([head, *filter(None, texts)])
 
 
 def _section(section: Section, prefix: str, pictures: Mapping[str, str]) -> str:
@@ -62,19 +60,22 @@ def _section(section: Section, prefix: str, pictures: Mapping[str, str]) -> str:
 def _block(block: Block, prefix: str, pictures: Mapping[str, str]) -> str:
     match block:
         case Picture():
-            address = pictures.get(prefix + block.name)
-            caption, how = _plain(block.caption), _plain(block.how)
-            if address:
-                return f"![{caption}]({quote(address)})\n\n{caption} ({how})\n"
-            return f"{NOT_DRAWN} {caption}\n" if pictures or (block.doubtful and _fails(block)) else ""
-        case Shown(folded=True):
+            return _picture(block, pictures.get(prefix + block.key), bool(pictures))
+        case TableBlock(folded=True):
             return ""
-        case Shown():
-            return markdown(_short(block.table, block.how, len(block.table.rows) if block.whole else MOST_ROWS))
+        case TableBlock():
+            return markdown(_short(block))
         case Advice():
-            return "\n".join(_finding(i + 1, finding) for i, finding in enumerate(block.findings))
+            return "\n".join(_finding(number, finding) for number, finding in enumerate(block.findings, 1))
         case _:
             return f"{_plain(block)}\n"
+
+
+def _picture(picture: Picture, address: str | None, drawn: bool) -> str:
+    caption = _plain(picture.caption)
+    if address:
+        return f"![{caption}]({quote(address)})\n\n{caption} ({_plain(picture.how)})\n"
+    return f"{NOT_DRAWN} {caption}\n" if drawn or (picture.doubtful and _fails(picture)) else ""
 
 
 def _fails(picture: Picture) -> bool:
@@ -85,27 +86,25 @@ def _fails(picture: Picture) -> bool:
         return False
 
 
-def _short(table: Table, how: str, most: int) -> Table:
-    rest = len(table.rows) - most
-    notes = (*((f"and {rest} row{'s' if rest > 1 else ''} more",) if rest > 0 else ()), *table.notes)
-    title = f"{table.title} ({how})" if how else table.title
-    return Table(title=title, columns=table.columns, rows=table.rows[:most], notes=notes)
+def _short(block: TableBlock) -> Table:
+    """The first rows, with a note on the rest; the title says how its numbers were obtained."""
+    table = block.table
+    rows = len(table.rows[: table.most])
+    most = rows if block.whole else min(rows, MOST_ROWS)
+    rest = rows - most
+    notes = (f"and {rest} more row{'s' if rest > 1 else ''}", *table.notes) if rest else table.notes
+    return replace(table, title=f"{table.title} ({block.how})" if block.how else table.title, most=most, notes=notes)
 
 
 def _finding(number: int, finding: Finding) -> str:
     saves = f" {saved} (predicted)." if (saved := saving(finding, first=number == 1)) else ""
     lines = [f"{number}. **{_plain(finding.title)}**{saves}", f"   - {_plain(finding.arithmetic)}"]
     lines += [f"   - {_plain(line)}" for line in finding.evidence]
-    levers = " ".join(f"--{name} {value}" for name, value in finding.levers.items())
-    lines += [f"   - lever: {_code(levers)}"] if levers else []
+    lines += [f"   - change: {_code(options(finding.levers))}"] if finding.levers else []
     if finding.code:
         fence = "`" * max(3, _longest_run(finding.code) + 1)
-        lines += [
-            "",
-            f"   {fence}python",
-            *(f"   {visible(line, LONGEST_LINE)}" for line in finding.code.splitlines()),
-            f"   {fence}",
-        ]
+        code = [visible(line, LONGEST_LINE) for line in finding.code.splitlines()]
+        lines += ["", *(f"   {line}" for line in (f"{fence}python", *code, fence))]
     return "\n".join(lines) + "\n"
 
 
@@ -130,8 +129,4 @@ def _longest_run(text: str) -> int:
     >>> _longest_run("a``b`c")
     2
     """
-    longest = now = 0
-    for character in text:
-        now = now + 1 if character == "`" else 0
-        longest = max(longest, now)
-    return longest
+    return max(map(len, re.findall("`+", text)), default=0)

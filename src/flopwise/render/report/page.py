@@ -16,6 +16,7 @@ from typing import Any
 
 from flopwise.records.finding import Finding
 from flopwise.render.charts import NOT_DRAWN, csp_hash, readable
+from flopwise.render.findings_view import options
 from flopwise.render.report.evidence import (
     MEASURED,
     PREDICTED,
@@ -26,12 +27,12 @@ from flopwise.render.report.evidence import (
     Report,
     ReportPart,
     Section,
-    Shown,
+    TableBlock,
+    slug,
 )
 from flopwise.render.report.sections import sections, side_by_side
-from flopwise.render.report.verdict import verdict
-from flopwise.render.report.words import saving, short_command, slug
-from flopwise.render.table import Column
+from flopwise.render.report.verdict import saving, short_command, verdict
+from flopwise.render.table import ShownColumn, shown
 from flopwise.render.vega import vega_javascript
 from flopwise.render.visible import LONGEST_LINE, visible
 
@@ -40,31 +41,25 @@ _LONG = 60  # characters from which a cell may be broken into lines
 _FEW = 4  # columns up to which a table's sentences stand below the rest of their row on a narrow screen
 _WIDE = 9  # columns from which a table is printed in small letters
 _RAW = 4000  # characters of a name that are kept to be copied
-_TOTALS = ("all", "step", "total")  # what the last row begins with where it adds up the others: it stays there
+_BADGES = (MEASURED, PREDICTED, SPECIFIED)  # that have a colour of their own
 
 
 def html_report(report: Report) -> str:
     """The page."""
     charts: dict[str, Any] = {}
     several = len(report.parts) > 1
-    bodies = [_part(part, f"t{i + 1}-" if several else "", several, charts) for i, part in enumerate(report.parts)]
-    beside = side_by_side(report.parts)
-    if beside is not None:
-        bodies.insert(0, _section(beside, "", 2, charts))
+    bodies = [
+        _part(part, prefix, several, charts) for part, prefix in zip(report.parts, report.prefixes(), strict=True)
+    ]
+    together = side_by_side(report.parts)
+    if together is not None:
+        bodies.insert(0, _section(together, "", 2, charts))
     main = leading(report.parts)
     style, code, vega = _resource("page.css"), _resource("page.js"), vega_javascript()
-    policy = "; ".join(
-        (
-            "default-src 'none'",
-            f"script-src {csp_hash(vega)} {csp_hash(code)}",
-            f"style-src {csp_hash(style)}",
-            "img-src data:",
-            "base-uri 'none'",
-            "form-action 'none'",
-        )
-    )
-    whose = f"{main.name}: " if several else ""
-    said = _UNIT.sub("\\1\N{NO-BREAK SPACE}", _text(whose + verdict(main)))
+    scripts = f"script-src {csp_hash(vega)} {csp_hash(code)}; style-src {csp_hash(style)}"
+    policy = f"default-src 'none'; {scripts}; img-src data:; base-uri 'none'; form-action 'none'"
+    subject = f"{main.name}: " if several else ""
+    heading = _UNIT.sub("\\1\N{NO-BREAK SPACE}", _text(subject + verdict(main)))
     return f"""<!doctype html>
 <html lang="en" data-theme="light"><head><meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy" content="{policy}">
@@ -73,7 +68,7 @@ def html_report(report: Report) -> str:
 <body><a class="skip" href="#main">Skip to the report</a>
 <header><div class="bar"><span>flopwise report</span><span>{_perfetto(report.parts)}
 <button id="theme" type="button" aria-label="Change between light and dark">Dark</button></span></div>
-<h1>{said}</h1>{_contents(report.parts, beside)}</header>
+<h1>{heading}</h1>{_contents(report, together)}</header>
 <main id="main">{"".join(bodies)}</main>
 <footer>{_made_by(report)}<noscript><p>The charts need JavaScript; every number is in the tables, too.</p></noscript></footer>
 <div id="said" role="status" aria-live="polite"></div>
@@ -83,7 +78,7 @@ def html_report(report: Report) -> str:
 
 
 def leading(parts: Sequence[ReportPart]) -> ReportPart:
-    """The part whose verdict heads the report: the one that tells most about why."""
+    """The part whose verdict heads the report: the one that says most about why."""
     return max(
         parts, key=lambda p: (p.waterfall is not None, p.explanation is not None, bool(p.pairs), p.memory is not None)
     )
@@ -91,12 +86,8 @@ def leading(parts: Sequence[ReportPart]) -> ReportPart:
 
 def _part(part: ReportPart, prefix: str, several: bool, charts: dict[str, Any]) -> str:
     level = 3 if several else 2
-    head = (
-        f'<h2 id="{prefix}top">{_text(part.name, 200)}</h2><p class="said">{_text(verdict(part))}</p>'
-        if several
-        else ""
-    )
-    return head + "".join(_section(section, prefix, level, charts) for section in sections(part))
+    head = f'<h2 id="{prefix}top">{_text(part.name, 200)}</h2><p class="verdict">{_text(verdict(part))}</p>'
+    return (head if several else "") + "".join(_section(section, prefix, level, charts) for section in sections(part))
 
 
 def _section(section: Section, prefix: str, level: int, charts: dict[str, Any]) -> str:
@@ -111,7 +102,7 @@ def _block(block: Block, key: str, prefix: str, charts: dict[str, Any]) -> str:
     match block:
         case Picture():
             return _picture(block, prefix, charts)
-        case Shown():
+        case TableBlock():
             return _table(block, key, prefix)
         case Advice():
             return _advice(block, prefix)
@@ -123,7 +114,7 @@ def _picture(picture: Picture, prefix: str, charts: dict[str, Any]) -> str:
     spec = readable(picture.draw)
     if spec is None:
         return f"<figure><p>{NOT_DRAWN}</p><figcaption>{_text(picture.caption)}</figcaption></figure>"
-    name, use = prefix + picture.name, f' <span class="use">{_text(picture.use)}</span>' if picture.use else ""
+    name, use = prefix + picture.key, f' <span class="use">{_text(picture.use)}</span>' if picture.use else ""
     charts[name] = {**spec, "description": visible(picture.caption, LONGEST_LINE)}
     return (
         f'<figure><div class="chart" data-chart="{name}" id="chart-{name}"></div>{_into(picture, name)}'
@@ -136,50 +127,48 @@ def _into(picture: Picture, name: str) -> str:
     if not picture.parts:
         return ""
     options = "".join(
-        f'<option data-from="{x0!r}" data-to="{x1!r}">{_text(told)}</option>' for told, x0, x1 in picture.parts
+        f'<option data-from="{x0!r}" data-to="{x1!r}">{_text(part)}</option>' for part, x0, x1 in picture.parts
     )
     whole = '<option value="">the whole step</option>'
     return f'<label class="into" hidden>Go into <select data-into="{name}">{whole}{options}</select></label>'
 
 
-def _table(block: Shown, key: str, prefix: str) -> str:
-    table, shown = block.table, block.table.shown()
-    heads = "".join(
-        f'<th scope="col" aria-sort="none" data-key="{_text(c.key)}"{_class(c)}>'
-        f'<button type="button">{_text(title)}</button></th>'
-        for c, title in zip(table.columns, shown.headers, strict=True)
-    )
+def _table(block: TableBlock, key: str, prefix: str) -> str:
+    table, seen = block.table, shown(block.table)
+    heads = "".join(map(_head, seen.columns))
     rows = []
-    for i, (row, cells) in enumerate(zip(table.rows, shown.cells, strict=True)):
+    for i, (row, cells) in enumerate(zip(table.rows, seen.cells, strict=False)):
         name = f' id="{prefix}{block.anchors[i]}"' if i < len(block.anchors) else ""
-        inner = "".join(_cell(c, row.get(c.key), cell) for c, cell in zip(table.columns, cells, strict=True))
-        total = ' class="total"' if i == len(table.rows) - 1 and cells and cells[0] in _TOTALS else ""
+        inner = "".join(_cell(c, row.get(c.column.key), cell) for c, cell in zip(seen.columns, cells, strict=True))
+        total = ' class="total"' if table.total and i == len(table.rows) - 1 else ""
         rows.append(f"<tr{name}{total}>{inner}</tr>")
-    notes = "".join(f"<li>{_text(note)}</li>" for note in shown.notes)
-    told = len(table.columns) <= _FEW and any(column.wraps for column in table.columns)
-    wide = ' class="wide"' if len(table.columns) > _WIDE else ' class="told"' if told else ""
-    body = f'<div class="scroll" tabindex="0" role="region" aria-label="{_text(shown.title)}"><table id="{key}"{wide}>'
+    notes = "".join(f"<li>{_text(note)}</li>" for note in seen.notes)
+    prose = len(seen.columns) <= _FEW and any(column.wraps for column in seen.columns)
+    kind = ' class="wide"' if len(seen.columns) > _WIDE else ' class="prose"' if prose else ""
+    body = f'<div class="scroll" tabindex="0" role="region" aria-label="{_text(seen.title)}"><table id="{key}"{kind}>'
     body += f"<thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
     body += f'<ul class="notes">{notes}</ul>' if notes else ""
     copies = f'<button type="button" data-copies="{key}">Copy as CSV</button>'
     if block.folded:
         head = f'<div class="head"><span></span>{_how(block.how)}{copies}</div>'
-        return f"<details><summary>{_text(shown.title)}</summary>{head}{body}</details>"
-    return f'<div class="head"><span>{_text(shown.title)}</span>{_how(block.how)}{copies}</div>{body}'
+        return f"<details><summary>{_text(seen.title)}</summary>{head}{body}</details>"
+    return f'<div class="head"><span>{_text(seen.title)}</span>{_how(block.how)}{copies}</div>{body}'
 
 
-def _class(column: Column) -> str:
-    return ' class="right"' if column.right else ' class="wraps"' if column.wraps else ""
+def _head(c: ShownColumn) -> str:
+    kind = ' class="right"' if c.right else ' class="wraps"' if c.wraps else ""
+    button = f'<button type="button">{_text(c.heading)}</button>'
+    return f'<th scope="col" aria-sort="none" data-key="{_text(c.column.key)}"{kind}>{button}</th>'
 
 
-def _cell(column: Column, raw: Any, shown: str) -> str:
-    """A cell with its raw value beside it, where that is another."""
+def _cell(c: ShownColumn, raw: Any, text: str) -> str:
+    """A cell with its raw value, where that is another."""
     kept = "" if raw is None else visible(str(raw), _RAW)
-    told = f' data-v="{_text(kept, _RAW)}"' if kept != shown else ""
-    told += f' title="{_text(kept, 1000)}"' if isinstance(raw, str) and kept != shown else ""
-    kind = "right" if column.right else "long" if len(shown) > _LONG else ""
-    kind = f"{kind} wraps".strip() if column.wraps else kind
-    return f"<td{f' class={chr(34)}{kind}{chr(34)}' if kind else ''}{told}>{_text(shown, None)}</td>"
+    value = f' data-v="{_text(kept, _RAW)}"' if kept != text else ""
+    title = f' title="{_text(kept, 1000)}"' if isinstance(raw, str) and kept != text else ""
+    kinds = ("right" if c.right else "long" if len(text) > _LONG else "", "wraps" if c.wraps else "")
+    kind = " ".join(filter(None, kinds))
+    return f"<td{f' class={chr(34)}{kind}{chr(34)}' if kind else ''}{value}{title}>{_text(text, None)}</td>"
 
 
 def _advice(block: Advice, prefix: str) -> str:
@@ -196,26 +185,25 @@ def _advice(block: Advice, prefix: str) -> str:
 def _finding(finding: Finding, kernels: Sequence[tuple[str, str]], prefix: str, key: str, first: bool) -> str:
     evidence = "".join(f"<li>{_text(line)}</li>" for line in finding.evidence)
     links = ", ".join(f'<a href="#{prefix}{slug(anchor)}">{_text(name)}</a>' for anchor, name in kernels)
-    levers = " ".join(f"--{name} {value}" for name, value in finding.levers.items())
     parts = [
         f"<h3>{_text(finding.title)}</h3>",
         f'<p class="saves">{_text(saved)} {_how(PREDICTED)}</p>' if (saved := saving(finding, first)) else "",
         f"<p>{_text(finding.arithmetic)}</p>" if finding.arithmetic else "",
         f'<ul class="notes">{evidence}</ul>' if evidence else "",
         f"<p>Kernels: {links}</p>" if links else "",
-        f"<p>Lever: <code>{_text(levers)}</code></p>" if levers else "",
+        f"<p>Change: <code>{_text(options(finding.levers))}</code></p>" if finding.levers else "",
         f"<pre><code>{_lines(finding.code)}</code></pre>" if finding.code else "",
         f'<p class="notes">confidence: {_text(finding.confidence)}</p>',
     ]
     return f'<li id="{key}">{"".join(parts)}</li>'
 
 
-def _contents(parts: Sequence[ReportPart], beside: Section | None) -> str:
-    if len(parts) > 1:
-        links = [(beside.key, beside.title)] if beside else []
-        links += [(f"t{i + 1}-top", part.name) for i, part in enumerate(parts)]
+def _contents(report: Report, together: Section | None) -> str:
+    if len(report.parts) > 1:
+        links = [(together.key, together.title)] if together else []
+        links += [(f"{prefix}top", part.name) for part, prefix in zip(report.parts, report.prefixes(), strict=True)]
     else:
-        links = [(section.key, section.title) for section in sections(parts[0])]
+        links = [(section.key, section.title) for section in sections(report.parts[0])]
     items = "".join(f'<li><a href="#{key}">{_text(title, 80)}</a></li>' for key, title in links)
     return f'<nav aria-label="Contents"><ul>{items}</ul></nav>'
 
@@ -239,8 +227,7 @@ def _how(how: str) -> str:
     >>> _how("measured and predicted"), _how("")
     ('<span class="how measured">measured and predicted</span>', '')
     """
-    kind = next((one for one in (MEASURED, PREDICTED, SPECIFIED) if how.startswith(one)), "")
-    return f'<span class="how {kind}">{_text(how)}</span>' if how else ""
+    return f'<span class="how {how if how in _BADGES else MEASURED}">{_text(how)}</span>' if how else ""
 
 
 def _text(text: str, limit: int | None = LONGEST_LINE) -> str:

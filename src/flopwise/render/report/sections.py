@@ -2,88 +2,108 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from flopwise import units
 from flopwise.analysis.clocks import summarise
 from flopwise.analysis.explanation import Explanation, Kernel
-from flopwise.records.run import Point
+from flopwise.records.run import Environment, Point
+from flopwise.records.table import Table
+from flopwise.records.tuning import Attempt, Tuning
+from flopwise.render import explain_view, memory_view, run_charts, step_charts
 from flopwise.render.comparison_view import comparison_view
-from flopwise.render.explain_view import explanation_view
-from flopwise.render.kernel_names import told_apart
-from flopwise.render.memory_view import memory_view
-from flopwise.render.memory_view import timeline_chart as memory_timeline
-from flopwise.render.report.evidence import (
-    MEASURED,
-    NO_ROOFLINE,
-    PREDICTED,
-    SPLIT,
-    Advice,
-    Block,
-    Picture,
-    ReportPart,
-    Section,
-    Shown,
-)
+from flopwise.render.memory_charts import predicted_chart
+from flopwise.render.memory_charts import timeline_chart as memory_timeline
+from flopwise.render.names import unique_names
+from flopwise.render.report import evidence
+from flopwise.render.report.evidence import Advice, Block, Picture, ReportPart, Section, TableBlock
 from flopwise.render.report.lab_sections import lab_sections
-from flopwise.render.report.provenance import provenance
-from flopwise.render.report.tune_sections import tune_sections
-from flopwise.render.roofline_view import ON_A_PAGE, drawn, roofline_view
+from flopwise.render.report.verdict import short_command
+from flopwise.render.roofline_view import ON_A_PAGE, POINTS, drawn, roofline_view
 from flopwise.render.run_view import run_view
-from flopwise.render.step_charts import icicle_chart, icicle_parts, phases_chart, timeline_chart
-from flopwise.render.sweep_charts import (
-    MEASURES,
-    before_after_chart,
-    points_chart,
-    predicted_chart,
-    predicted_steps_chart,
-    samples_chart,
-    sweep_chart,
-    sweep_rows,
-)
-from flopwise.render.table import Column, Table
-from flopwise.render.waterfall_chart import waterfall_chart
+from flopwise.render.table import columns
+from flopwise.render.tune_view import ATTEMPTS, RECIPE, tune_view
 from flopwise.render.waterfall_view import waterfall_table
+from flopwise.version import __version__
 
-MOST_KERNELS = 200  # rows of the page's table; what comes after is one note
+MOST_KERNELS = 200  # rows of the page's table; the rest are one note
 MOST_SAMPLED = 6  # points whose samples are drawn
-_APART = ("top kernels", "the five questions", "from the ideal")  # tables of `explain` that have a section of their own
-_ENOUGH, _TOO_SHORT = 100, 5  # letters of a kernel's name
-_MS = units.milliseconds
+_NAME_START, _TOO_SHORT = 100, 5  # letters of a kernel's name
 
 
 def sections(part: ReportPart) -> list[Section]:
     """Findings first, then the evidence, then where it comes from."""
-    first = lab_sections(part.lab) if part.lab is not None else tune_sections(part.tuning) if part.tuning else []
+    first = lab_sections(part.lab) if part.lab is not None else _tuning(part.tuning) if part.tuning else []
     return [*first, *(found for build in SECTIONS if (found := build(part)) is not None)]
+
+
+def _tuning(tuning: Tuning) -> list[Section]:
+    """The result first, then how it was found."""
+    tables = {table.key: table for table in tune_view(tuning).tables}
+    recipe, tried = tables.pop(RECIPE), tables.pop(ATTEMPTS)
+    found = [Section("recipe", "The recipe", (TableBlock(recipe, how=""),))] if recipe.rows else []
+    found.append(Section("attempts", "What was tried", (*_tune_pictures(tuning), TableBlock(tried, how=evidence.BOTH))))
+    falls = tuple(TableBlock(table, how=evidence.SPLIT) for table in tables.values())
+    return [*found, *([Section("falls", "Before and after", falls)] if falls else [])]
+
+
+def _tune_pictures(tuning: Tuning) -> list[Picture]:
+    timed = [a for a in tuning.attempts if a.before_ns is not None and a.after_ns is not None]
+    rows = [
+        {"name": name, "before_ms": (a.before_ns or 0) / 1e6, "after_ms": (a.after_ns or 0) / 1e6}
+        for name, a in zip(_attempt_names(timed), timed, strict=True)
+    ]
+    savings = [
+        {"name": name, "predicted_ms": a.predicted_ns / 1e6, "measured_ms": (a.saved_ns or 0) / 1e6}
+        for name, a in zip(_attempt_names(timed), timed, strict=True)
+        if a.predicted_ns is not None
+    ]
+    pictures = []
+    if rows:
+        caption = "The step before and after each change, in interleaved runs where the GPU has room for both."
+        pictures.append(Picture("attempts", lambda: run_charts.before_after_chart(rows), caption))
+    if savings:
+        caption = "What each change was predicted to save of a step, and what it saved. On the line, the prediction was right."
+        pictures.append(
+            Picture(
+                "predicted-measured", lambda: run_charts.predicted_measured_chart(savings), caption, how=evidence.BOTH
+            )
+        )
+    return pictures
+
+
+def _attempt_names(attempts: list[Attempt]) -> list[str]:
+    """A short name for each, no two the same: bars of one name would be drawn on top of each other."""
+    short = [f"{a.lever}={a.value}" + (f" and {len(a.also)} more" if a.also else "") for a in attempts]
+    times = [short[: place + 1].count(name) for place, name in enumerate(short)]
+    return [name if n == 1 else f"{name}, try {n}" for name, n in zip(short, times, strict=True)]
 
 
 def _findings(part: ReportPart) -> Section | None:
     if not part.findings:
         return None
     kernels = part.explanation.kernels[:MOST_KERNELS] if part.explanation else ()
-    short = told_apart(kernel.name for kernel in kernels)
+    short = unique_names(kernel.name for kernel in kernels)
     about = tuple(
-        tuple((anchor(i), short[k.name]) for i, k in enumerate(kernels) if _mentions(finding.evidence, k, short))
+        tuple((_anchor(i), short[k.name]) for i, k in enumerate(kernels) if _mentions(finding.evidence, k, short))
         for finding in part.findings
     )
-    title = "What was found before anything was changed" if part.tuning else "What to change"
-    return Section(key="findings", title=title, blocks=(Advice(part.findings, about),))
+    title = "Findings before anything was changed" if part.tuning else "What to change"
+    return Section("findings", title, (Advice(part.findings, about),))
 
 
 def _mentions(evidence: Sequence[str], kernel: Kernel, short: dict[str, str]) -> bool:
-    """Evidence may cut a long name short; a name of a few letters is in everything and tells nothing."""
-    told = [name for name in (kernel.name[:_ENOUGH], short[kernel.name]) if len(name) > _TOO_SHORT]
-    return any(name in line for line in evidence for name in told)
+    """Evidence may cut a long name short; a name of a few letters is in everything."""
+    names = [name for name in (kernel.name[:_NAME_START], short[kernel.name]) if len(name) > _TOO_SHORT]
+    return any(name in line for line in evidence for name in names)
 
 
-def anchor(place: int) -> str:
-    """The name of a kernel's row.
-
-    >>> anchor(0)
-    'kernel-1'
-    """
+def _anchor(place: int) -> str:
+    """The name of a kernel's row."""
     return f"kernel-{place + 1}"
 
 
@@ -91,50 +111,34 @@ def _waterfall(part: ReportPart) -> Section | None:
     found = part.waterfall
     if found is None:
         return None
-    table = waterfall_table(found)
-    columns = tuple(c for c in table.columns if c.key != "ends_at_ns")  # bars of letters: the picture has them
-    table = Table(title=table.title, columns=columns, rows=table.rows, notes=table.notes)
-    picture = Picture(
-        "waterfall",
-        lambda: waterfall_chart(found, ""),
-        f"From the useful work at the chip's peak rate to the {units.duration(found.step_ns)} that the step takes: "
-        "the parts add up.",
-        how=SPLIT,
-    )
-    return Section(key="waterfall", title="Where every millisecond goes", blocks=(picture, Shown(table, how=SPLIT)))
+    step = units.duration(found.step_ns)
+    caption = f"From the useful work at the chip's peak rate to the measured step of {step}: the parts add up."
+    picture = Picture("waterfall", lambda: step_charts.waterfall_chart(found, ""), caption, how=evidence.SPLIT)
+    table = TableBlock(waterfall_table(found, bars=False), how=evidence.SPLIT)
+    return Section("waterfall", "Where every millisecond goes", (picture, table))
 
 
 def _gpu_time(part: ReportPart) -> Section | None:
     e = part.explanation
     if e is None:
         return None
-    tables = {table.title: table for table in explanation_view(e)[0]}
-    kept = [t for title, t in tables.items() if not title.startswith(_APART)]
-    questions = [t for title, t in tables.items() if title.startswith("the five questions")]
-    blocks: list[Block] = [Shown(kept[0])]
-    if e.phase_class_modules:
-        parts = e.phase_class_modules
+    tables = {table.key: TableBlock(table) for table in explain_view.explanation_view(e).tables}
+    blocks: list[Block] = [tables[explain_view.SUMMARY]]
+    if parts := e.phase_class_modules:
         caption = "GPU time of a step: by phase, by class within it, by module within that."
         use = "Click a part to go into it, double-click to come out; or choose it from the list."
-        into = icicle_parts(parts)
-        blocks.append(Picture("gpu-time", lambda: icicle_chart(parts), caption, use=use, parts=into))
-        blocks.append(Shown(_parts_table(e), folded=True))
-    blocks += [Shown(table) for table in kept[1:]]
-    blocks += [Shown(table, folded=True) for table in questions]
-    return Section(key="gpu-time", title="What the GPU does", blocks=tuple(blocks))
+        into = step_charts.icicle_parts(parts)
+        chart = partial(step_charts.icicle_chart, parts)
+        blocks += [Picture("gpu-time", chart, caption, use=use, parts=into), TableBlock(_parts_table(e), folded=True)]
+    blocks += [tables[key] for key in (explain_view.PHASE_TABLE, explain_view.MODULES, explain_view.IDLE)]
+    blocks.append(replace(tables[explain_view.QUESTIONS], folded=True))
+    return Section("gpu-time", "What the GPU does", tuple(blocks))
 
 
 def _parts_table(e: Explanation) -> Table:
-    columns = (
-        Column("phase", "phase", right=False),
-        Column("kind", "class", right=False),
-        Column("module", "module", lambda name: name or "(none)", right=False),
-        Column("gpu_ns", "GPU ms", _MS),
-        Column("share", "share", units.percent),
-        Column("count", "kernels", units.count),
-    )
-    rows = tuple(msgspec.structs.asdict(one) for one in e.phase_class_modules)
-    return Table(title="GPU time by phase, class and module", columns=columns, rows=rows)
+    rows = tuple(msgspec.structs.asdict(one) | {"module": one.module or "(none)"} for one in e.phase_class_modules)
+    shown = columns("phase | kind | module | gpu_ns: GPU [ms] | share | count: kernels")
+    return Table("parts", "GPU time by phase, class and module", shown, rows)
 
 
 def _timeline(part: ReportPart) -> Section | None:
@@ -143,111 +147,76 @@ def _timeline(part: ReportPart) -> Section | None:
         return None
     left_out = f" {found.streams_left_out} streams with less work are left out." if found.streams_left_out else ""
     caption = (
-        f"Step {found.step + 1} of {found.steps}, {units.duration(found.duration_ns)} as traced: what the host launched, what "
+        f"Step {found.step + 1} of {found.steps}, {units.duration(found.duration_ns)} as traced: what the CPU launched, what "
         f"each stream did, and how idle the GPU was. Pieces closer than {units.duration(found.pixel_ns)} are drawn as one, in "
         f"the colour of most of their time.{left_out}"
     )
-    picture = Picture("timeline", lambda: timeline_chart(found), caption)
-    return Section(key="timeline", title="One step, as it happened", blocks=(picture,))
+    picture = Picture("timeline", lambda: step_charts.timeline_chart(found), caption)
+    return Section("timeline", "One step over time", (picture,))
 
 
 def _kernels(part: ReportPart) -> Section | None:
     e = part.explanation
     if e is None or not e.kernels:
         return None
-    top, rest = e.kernels[:MOST_KERNELS], e.kernels[MOST_KERNELS:]
-    names = told_apart(kernel.name for kernel in top)
-    columns = (
-        Column("name", "kernel", names.__getitem__, right=False),
-        Column("kind", "class", right=False),
-        Column("count", "count", units.count),
-        Column("gpu_ns", "GPU ms", _MS),
-        Column("mean_ns", "mean", units.duration),
-        Column("share", "share", units.percent),
-    )
-    notes = (
-        (f"and {len(rest)} more: {_MS(sum(k.gpu_ns for k in rest))} ms, {units.percent(sum(k.share for k in rest))}",)
-        if rest
-        else ()
-    )
-    rows = tuple(msgspec.structs.asdict(kernel) for kernel in top)
-    table = Table(title=f"Kernels by GPU time, {len(e.kernels)} in all", columns=columns, rows=rows, notes=notes)
-    anchors = tuple(anchor(i) for i in range(len(top)))
-    return Section(key="kernels", title="Kernels", blocks=(Shown(table, anchors=anchors),))
+    anchors = tuple(_anchor(i) for i in range(min(len(e.kernels), MOST_KERNELS)))
+    table = explain_view.kernels_table(e, MOST_KERNELS)
+    return Section("kernels", "Kernels", (TableBlock(table, anchors=anchors),))
 
 
 def _roofline(part: ReportPart) -> Section | None:
     found, title = part.roofline, "How far from the limit"
     if found is None:
-        why = [note for note in part.notes if note.startswith(NO_ROOFLINE)]
-        return Section(key="roofline", title=title, blocks=tuple(why)) if why else None
+        return Section("roofline", title, (f"No roofline: {part.no_roofline}",)) if part.no_roofline else None
     caption = (
         "Operations under the machine's roofs: FLOPs per byte across, FLOP/s upwards; the area of a dot is its time, of the "
         "whole trace and not of one step. A dot far below its roof has room."
     )
     picture = Picture("roofline", lambda: drawn(found), caption, how=found.how)
-    tables = [
-        replace(table, title=table.title.removesuffix(f", {found.how}")) for table in roofline_view(found, ON_A_PAGE)[0]
-    ]
-    shown = tuple(Shown(table, how=found.how) for table in tables)
-    return Section(key="roofline", title=title, blocks=(picture, *shown) if found.points else shown)
+    tables = roofline_view(found, ON_A_PAGE).tables
+    titles = {POINTS: found.title}  # without `how`, which the block says
+    shown = tuple(
+        TableBlock(replace(table, title=titles.get(table.key, table.title)), how=found.how) for table in tables
+    )
+    return Section("roofline", title, (picture, *shown) if found.points else shown)
 
 
 def _memory(part: ReportPart) -> Section | None:
     found = part.memory
     if found is None:
         return None
-    tables = memory_view(found)[0]
     blocks: list[Block] = []
     if found.devices and len(found.devices[0].timeline.event) > 1:
-        caption = "Allocated memory over time, by owner; the strip below says in which phase."
+        caption = "Allocated memory over time, by owner; the strip below shows the phase."
         blocks.append(Picture("memory", lambda: memory_timeline(found), caption, how=found.obtained))
-    if found.devices and found.predictions and found.obtained == MEASURED:
-        caption = "Whose bytes at the peak: measured, and what the predictions said."
-        blocks.append(
-            Picture("memory-predicted", lambda: predicted_chart(found), caption, how="measured and predicted")
-        )
-    foretold = ("what each lever", "what it would need")
-    for place, table in enumerate(map(_without_place, tables)):
-        how = PREDICTED if table.title.startswith(foretold) else found.obtained
-        blocks.append(Shown(table, how=how, folded=place > 1 and not table.title.startswith(foretold)))
-    return Section(key="memory", title="Who holds the memory", blocks=tuple(blocks))
+    if found.devices and found.predictions and found.obtained == evidence.MEASURED:
+        caption = "Peak memory by owner, measured and predicted."
+        blocks.append(Picture("memory-predicted", lambda: predicted_chart(found), caption, how=evidence.BOTH))
+    predicted = (memory_view.LEVERS, memory_view.NEEDED)
+    open_ = (memory_view.SUMMARY, memory_view.OWNERS, *predicted)
+    for table in memory_view.memory_view(found, place=False).tables:
+        how = evidence.PREDICTED if table.key in predicted else found.obtained
+        blocks.append(TableBlock(table, how=how, folded=table.key not in open_))
+    return Section("memory", "Who holds the memory", tuple(blocks))
 
 
 def _pairs(part: ReportPart) -> Section | None:
     if not part.pairs:
         return None
-    rows = [_pair_row(a, b) for a, b, _ in part.pairs]
-    rows += [row for a, b, _ in part.pairs[:1] for row in _phase_rows(a, b)]
-    picture = Picture(
-        "before-after",
-        lambda: before_after_chart(rows),
-        "Before and after, measured in turns; lines are 95 % intervals.",
+    rows = [row for a, b, _ in part.pairs for row in _pair_rows(a, b)[:1]] + _pair_rows(*part.pairs[0][:2])[1:]
+    caption = "Before and after, measured in interleaved runs; lines are 95 % intervals."
+    picture = Picture("before-after", lambda: run_charts.before_after_chart(rows), caption)
+    return Section(
+        "before-after", "Before and after", (picture, TableBlock(comparison_view(part.pairs, (), ()).tables[0]))
     )
-    table = comparison_view(part.pairs, (), ())[0][0]
-    return Section(key="before-after", title="Before and after", blocks=(picture, Shown(table)))
 
 
-def _pair_row(a: Point, b: Point) -> dict[str, object]:
-    _, rows = sweep_rows((a, b))
-    row: dict[str, object] = {"name": "step"}
-    for which, found in zip(("before", "after"), rows, strict=True):
-        row |= {f"{which}_ms": found["wall_ms"], f"{which}_low": found["wall_low"], f"{which}_high": found["wall_high"]}
-    return row
-
-
-def _phase_rows(a: Point, b: Point) -> list[dict[str, object]]:
-    before, after = ({s.phase: s.wall for s in summarise(point)[1:]} for point in (a, b))
+def _pair_rows(a: Point, b: Point) -> list[dict[str, Any]]:
+    """The step, then its phases, each before and after."""
+    before, after = ({summary.phase: summary.wall for summary in summarise(point)} for point in (a, b))
+    ms = run_charts.interval_ms
     return [
-        {
-            "name": phase,
-            "before_ms": wall.median / 1e6,
-            "before_low": (wall.low or wall.median) / 1e6,
-            "before_high": (wall.high or wall.median) / 1e6,
-            "after_ms": after[phase].median / 1e6,
-            "after_low": (after[phase].low or after[phase].median) / 1e6,
-            "after_high": (after[phase].high or after[phase].median) / 1e6,
-        }
+        {"name": phase, **ms(wall, "before"), **ms(after[phase], "after")}
         for phase, wall in before.items()
         if phase in after
     ]
@@ -257,103 +226,123 @@ def _measured(part: ReportPart) -> Section | None:
     if part.run is None or not part.points:
         return None
     points = part.points
-    axis, rows = sweep_rows(points)
+    axis, rows = run_charts.sweep_rows(points)
     blocks: list[Block] = []
     if len(points) > 2 and axis and len({row["x"] for row in rows}) > 1:
-        for measure, title in MEASURES.items():
-            if sum(row.get(measure) is not None for row in rows) > 1:
-                bands = "; bands: 95 % of the median" if measure == "wall_ms" else ""
-                caption = f"{title[0].upper()}{title[1:]} over {axis}{bands}."
-                blocks.append(Picture(f"sweep-{measure}", _sweep(axis, rows, measure), caption))
+        blocks += _sweep_pictures(axis, rows)
     elif len(points) > 1 and not part.pairs and part.tuning is None:
-        blocks.append(
-            Picture("points", lambda: points_chart(rows), "The step of each point; lines are 95 % intervals.")
-        )
+        caption = "The step of each point; lines are 95 % intervals."
+        blocks.append(Picture("points", lambda: run_charts.points_chart(rows), caption))
     if len(points) <= MOST_SAMPLED:
         caption = "Every sample, in the order taken, with the median and its 95 % interval. None is dropped."
-        blocks.append(Picture("samples", lambda: samples_chart(points), caption))
-    blocks += [Shown(_without_place(table), folded=part.tuning is not None) for table in run_view(part.run)[0]]
-    return Section(key="measured", title="What was measured", blocks=tuple(blocks))
+        blocks.append(Picture("samples", lambda: run_charts.samples_chart(points), caption))
+    folded = part.tuning is not None
+    blocks += [TableBlock(table, folded=folded) for table in run_view(part.run, place=False).tables]
+    return Section("measured", "What was measured", tuple(blocks))
 
 
-def _foretold(part: ReportPart) -> Section | None:
-    if not part.foretold:
+def _sweep_pictures(axis: str, rows: list[dict[str, Any]]) -> list[Picture]:
+    """Every measure that several points have, over the size."""
+    bands = {"wall_ms": "; bands: 95 % interval of the median"}
+    return [
+        Picture(
+            f"sweep-{measure}",
+            partial(run_charts.sweep_chart, axis, rows, measure),
+            f"{title[0].upper()}{title[1:]} over {axis}{bands.get(measure, '')}.",
+        )
+        for measure, title in run_charts.MEASURES.items()
+        if sum(row.get(measure) is not None for row in rows) > 1
+    ]
+
+
+def _predicted(part: ReportPart) -> Section | None:
+    steps = part.predictions
+    if not steps:
         return None
-    steps = part.foretold
     rows = [
         {"name": one.name, "measured_ms": one.measured_ns / 1e6, "predicted_ms": one.predicted_ns / 1e6}
         for one in steps
     ]
     ceilings = " and ".join(sorted({one.how for one in steps}))
     caption = f"The step's time as measured, and as flopwise account predicts it from {ceilings} ceilings of this GPU."
-    picture = Picture("predicted-steps", lambda: predicted_steps_chart(rows), caption, how="measured and predicted")
-    columns = (
-        Column("what", "workload", right=False),
-        Column("measured_ns", "measured ms", _MS),
-        Column("predicted_ns", "predicted ms", _MS),
-        Column("error", "error", lambda share: f"{100 * share:+.1f} %"),
-        Column("gpu_ns", "GPU ms", _MS),
-        Column("predicted_gpu_ns", "GPU predicted ms", _MS),
-        Column("bound", "predicted bound", right=False),
+    picture = Picture("predicted-steps", lambda: run_charts.predicted_steps_chart(rows), caption, how=evidence.BOTH)
+    shown = columns(
+        "workload | measured_ns [ms] | predicted_ns [ms] | error [signed_share] | gpu_ns: GPU [ms] | "
+        "predicted_gpu_ns: GPU predicted [ms] | bound: predicted bound"
     )
-    table = Table(
-        title="Step time, predicted and measured",
-        columns=columns,
-        rows=tuple({**vars(one), "error": one.error} for one in steps),
-    )
-    return Section(
-        key="predicted", title="Predicted and measured", blocks=(picture, Shown(table, how="measured and predicted"))
-    )
+    values = tuple({**vars(one), "error": one.error} for one in steps)
+    table = Table("predicted-steps", "Step time, predicted and measured", shown, values)
+    return Section("predicted", "Predicted and measured", (picture, TableBlock(table, how=evidence.BOTH)))
 
 
 def side_by_side(parts: Sequence[ReportPart]) -> Section | None:
-    """Several traces of one report beside each other."""
-    told = [(i + 1, part, part.explanation) for i, part in enumerate(parts) if part.explanation is not None]
-    if len(told) < 2:
+    """Several traces of one report."""
+    traced = [(f"{i}. {part.name}", part, e) for i, part in enumerate(parts, 1) if (e := part.explanation) is not None]
+    if len(traced) < 2:
         return None
-    steps = [(f"{number}. {part.name}", e) for number, part, e in told]
-    picture = Picture(
-        "side-by-side",
-        lambda: phases_chart(steps),
-        "A step of each trace, as traced: GPU time by class of work, and how long the GPU was idle.",
-    )
-    columns = (
-        Column("name", "trace", right=False),
-        Column("step_ns", "step ms", _MS),
-        Column("gpu_ns", "GPU ms", _MS),
-        Column("idle", "idle", units.percent),
-        Column("mfu", "MFU", units.percent),
-        Column("peak", "of the peak in", right=False),
-        Column("verdict", "verdict", right=False),
-    )
+    steps = [(name, e) for name, _, e in traced]
+    caption = "A step of each trace, as traced: GPU time by class of work, and how long the GPU was idle."
+    picture = Picture("side-by-side", lambda: step_charts.phases_chart(steps), caption)
     rows = tuple(
         {
-            "name": f"{number}. {part.name}",
+            "name": name,
             "step_ns": e.window_ns,
             "gpu_ns": e.gpu_ns,
-            "idle": max(0.0, e.window_ns - e.busy_ns) / e.window_ns if e.window_ns else None,
+            "idle_share": max(0.0, e.window_ns - e.busy_ns) / e.window_ns if e.window_ns else None,
             "mfu": part.waterfall.mfu if part.waterfall else None,
             "peak": part.waterfall.precision if part.waterfall and part.waterfall.mfu is not None else None,
             "verdict": e.verdict,
         }
-        for number, part, e in told
+        for name, part, e in traced
     )
-    table = Table(title="A step of each trace", columns=columns, rows=rows)
-    return Section(key="side-by-side", title="Side by side", blocks=(picture, Shown(table)))
+    shown = columns(
+        "name: trace | step_ns [ms] | gpu_ns: GPU [ms] | idle_share | mfu | peak: of the peak in | verdict [sentence]"
+    )
+    table = Table("side-by-side", "A step of each trace", shown, rows)
+    return Section("side-by-side", "Side by side", (picture, TableBlock(table)))
 
 
-def _without_place(table: Table) -> Table:
-    """Where a run lies on the disk is nobody's business but its owner's: a page is passed on."""
-    notes = tuple(note for note in table.notes if not note.startswith("kept in "))
-    return Table(title=table.title, columns=table.columns, rows=table.rows, notes=notes)
+def provenance(part: ReportPart) -> Section | None:
+    """What was read, on which machine it was captured, and by which command."""
+    facts: dict[str, Any] = {}
+    if part.run is not None:
+        header = part.run.header
+        facts |= {"run": header.id, "begun": header.created_at, "command": short_command(header.command)}
+        places = [p.environment for p in part.run.points if p.environment]
+        places += [r.place.environment for r in part.lab.results if r.place and r.place.environment] if part.lab else []
+        facts |= _environment(places[0]) if places else {}
+    if part.explanation is not None:
+        facts |= {"trace": Path(part.explanation.path).name, "profiler": part.explanation.source}
+        facts.setdefault("GPU", part.explanation.gpu)
+    if part.memory is not None and part.memory.path:
+        facts["snapshot"] = Path(part.memory.path).name
+    if part.roofline is not None:
+        facts["ceilings"] = f"{part.roofline.ceilings.how}, of {part.roofline.ceilings.gpu}"
+    facts["page made by"] = f"flopwise {__version__}"
+    rows = tuple({"what": what, "value": value} for what, value in facts.items() if value)
+    table = Table("provenance", "Provenance", columns("what | value [sentence]"), rows, part.notes)
+    return Section("provenance", "Where these numbers come from", (TableBlock(table, how=""),))
 
 
-def _sweep(axis: str, rows: list[dict[str, object]], measure: str) -> Callable[[], object]:
-    return lambda: sweep_chart(axis, rows, measure)
+def _environment(there: Environment) -> dict[str, Any]:
+    gpu = there.gpu
+    return {
+        "GPU": f"{gpu.name}, {units.size(gpu.memory_bytes)}, {gpu.sm_count} SMs" if gpu else "none: the CPU",
+        "driver": gpu.driver if gpu else "",
+        "CPU": f"{there.cpu}, {there.cpu_cores} cores, torch uses {there.cpu_threads}" if there.cpu else "",
+        "torch": there.torch,
+        "CUDA": there.cuda,
+        "Triton": there.triton,
+        "Python": there.python,
+        "flopwise, when measured": there.flopwise,
+        "system": there.os,
+        "commit": f"{there.git_commit}{' with changes' if there.git_dirty else ''}" if there.git_commit else "",
+        "switches": ", ".join(f"{k}={v}" for k, v in there.switches.items()),
+    }
 
 
 # A new kind of evidence is a field of ReportPart and a function here.
 SECTIONS: tuple[Callable[[ReportPart], Section | None], ...] = (
-    _findings, _waterfall, _pairs, _gpu_time, _timeline, _roofline, _memory, _measured, _foretold,
-    _kernels, provenance,
-)  # fmt: skip
+    *(_findings, _waterfall, _pairs, _gpu_time, _timeline, _roofline, _memory, _measured, _predicted),
+    *(_kernels, provenance),
+)

@@ -1,25 +1,30 @@
-"""The verdict: what is wrong with a step and what to do, in a sentence or three."""
+"""The words that the page and the Markdown share: the verdict, what a finding saves, the command."""
+
+import re
+import shlex
 
 from flopwise import units
 from flopwise.analysis.clocks import summarise
 from flopwise.records.comparison import INCONCLUSIVE
 from flopwise.records.finding import Finding
-from flopwise.records.run import OK, STEP
+from flopwise.records.run import OK
 from flopwise.records.tuning import Tuning
-from flopwise.records.waterfall import IDLE_INPUT, IDLE_LAUNCH, IDLE_SYNCHRONISATION, Waterfall
+from flopwise.records.waterfall import IDLE_INPUT, IDLE_LAUNCH, IDLE_OTHER, IDLE_SYNCHRONISATION, Waterfall
 from flopwise.render.lab_view import summary
-from flopwise.render.memory_parts import heading
+from flopwise.render.memory_view import subject
 from flopwise.render.report.evidence import ReportPart
-from flopwise.render.report.tune_sections import changed
 from flopwise.snapshot.answers import MemoryReport
 
-WORTH_SAYING = 0.05  # of the step: idle time below goes unsaid
-_WAITS = {
+_NOTICEABLE = 0.01  # of a saving: a smaller difference between alone and with other changes is not mentioned
+WORTH_SAYING = 0.05  # of the step: shorter idle time is not mentioned
+_NOTHING_LEFT = "nothing left to try"
+_IDLE = {
     IDLE_LAUNCH: "the GPU waits for the CPU",
     IDLE_SYNCHRONISATION: "the GPU waits for the CPU",
     IDLE_INPUT: "the GPU waits for data",
+    IDLE_OTHER: "the GPU is idle",
 }
-_DO = {
+_ACTIONS = {
     "graph": "Capture it in a CUDA graph",
     "compile": "Compile it",
     "precision": "Compute in {}",
@@ -35,52 +40,62 @@ _DO = {
 
 
 def verdict(part: ReportPart) -> str:
-    """The most telling thing that is known of this target."""
+    """The most important thing that is known of this target."""
     if part.tuning is not None:
         return _of_tuning(part.tuning)
     if part.lab is not None:
         return f"{summary(part.lab)}."
     if part.waterfall is not None:
         return _of_waterfall(part.waterfall, part.findings)
-    if part.explanation is not None:
-        e = part.explanation
-        step = e.host_ns.get(STEP, e.window_ns)
-        return _joined(f"A step takes {units.duration(step)}; {e.verdict}.", _advice(part.findings, step))
+    if (e := part.explanation) is not None:
+        return _joined(f"A step takes {units.duration(e.step_ns)}; {e.verdict}.", _advice(part.findings, e.step_ns))
     if part.memory is not None:
         return _of_memory(part.memory)
-    if part.pairs:
-        return _of_pairs(part)
-    return _of_run(part)
+    return _of_pairs(part) if part.pairs else _of_run(part)
 
 
 def _of_tuning(tuning: Tuning) -> str:
     before, after, ratio = tuning.first_ns, tuning.last_ns, tuning.times_faster
-    ended = tuning.ended.stopped if tuning.ended is not None else "cut off"
-    stopped = "" if ended == "nothing left to try" else f" Levers are left to try: {ended}."
-    if not (kept := changed(tuning)):
-        open_ = sum(one.comparison is not None and one.comparison.verdict == INCONCLUSIVE for one in tuning.attempts)
-        shown = "nothing that was tried was kept" if tuning.attempts else "nothing was tried"
-        of = f"; of {len(tuning.attempts)} levers {open_} could not be judged" if open_ else ""
-        return f"A step takes {units.duration(before)}, and {shown}{of}.{stopped}"
+    ended = tuning.ended.stopped if tuning.ended is not None else "stopped before its end"
+    left = "" if ended == _NOTHING_LEFT else f" Levers are left to try: {ended}."
+    if not (levers := kept_levers(tuning)):
+        unclear = sum(a.comparison is not None and a.comparison.verdict == INCONCLUSIVE for a in tuning.attempts)
+        outcome = "nothing that was tried was kept" if tuning.attempts else "nothing was tried"
+        of = f"; {unclear} of {len(tuning.attempts)} levers could not be judged" if unclear else ""
+        return f"A step takes {units.duration(before)}, and {outcome}{of}.{left}"
     faster = f", {ratio:.2f} times as fast" if ratio > 1 else ""
     times = f"{units.duration(before)} to {units.duration(after)}"
-    return f"A step went from {times}{faster}, measured, by: {', '.join(kept)}.{stopped}"
+    return f"A step went from {times}{faster}, measured, by: {', '.join(levers)}.{left}"
+
+
+def kept_levers(tuning: Tuning) -> list[str]:
+    """The levers that the best recipe has and the first had not, in the order they were kept.
+
+    >>> from flopwise.records.tuning import Begun, Ended
+    >>> from flopwise.spec.workload import workload
+    >>> ended = Ended(workload=workload("tiny", loss="chunked"), step_ns=1e7, stopped="")
+    >>> kept_levers(Tuning(run="", begun=Begun(workload=workload("tiny"), step_ns=2e7), attempts=(), ended=ended))
+    ['loss=chunked']
+    """
+    first, best = tuning.begun.workload.recipe, tuning.best.recipe
+    order = list(dict.fromkeys(lever for one in tuning.attempts if one.kept for lever in one.levers))
+    levers = [lever for lever in best.__struct_fields__ if getattr(best, lever) != getattr(first, lever)]
+    levers.sort(key=lambda lever: order.index(lever) if lever in order else -1)
+    return [f"{lever}={getattr(best, lever)}" for lever in levers]
 
 
 def _of_waterfall(found: Waterfall, findings: tuple[Finding, ...]) -> str:
+    first = f"A step takes {units.duration(found.step_ns)}."
     if found.mfu is not None:
         peak = f" (its peak in {found.precision})" if found.precision not in ("", "bf16", "fp16") else ""
         first = f"This step reaches {units.percent(found.mfu, 0)} of the chip{peak}."
-    else:
-        first = f"A step takes {units.duration(found.step_ns)}."
     waits: dict[str, float] = {}
     for part in found.parts:
-        if part.name.startswith("idle"):
-            what = _WAITS.get(part.name, "the GPU is idle")
+        if (what := _IDLE.get(part.name)) is not None:
             waits[what] = waits.get(what, 0.0) + part.share
     most = max(waits, key=lambda what: waits[what], default="")
-    told = f"{units.percent(waits[most], 0)} of the time {most}." if waits.get(most, 0.0) >= WORTH_SAYING else ""
-    return _joined(first, told, _advice(findings, found.step_ns))
+    idle = f"{units.percent(waits[most], 0)} of the time {most}." if waits.get(most, 0.0) >= WORTH_SAYING else ""
+    return _joined(first, idle, _advice(findings, found.step_ns))
 
 
 def _advice(findings: tuple[Finding, ...], step_ns: float) -> str:
@@ -102,27 +117,26 @@ def what_to_do(finding: Finding) -> str:
     if not finding.levers:
         return finding.title.rstrip(".")
     lever, value = next(iter(finding.levers.items()))
-    return _DO.get(lever, f"Set {lever} to {{}}").format(value)
+    return _ACTIONS.get(lever, f"Set {lever} to {{}}").format(value)
 
 
 def _of_memory(found: MemoryReport) -> str:
     if not found.devices:
-        return f"{heading(found)}: {found.status}; {found.reason}."
+        return f"{subject(found)}: {found.status}; {found.reason}."
     peak = found.devices[0].peak
-    owner = max(peak.owners, key=lambda name: peak.owners[name]) if peak.owners else ""
-    share = peak.owners[owner] / max(peak.allocated_bytes, 1) if owner else 0.0
+    owner = max(peak.owners, key=lambda name: peak.owners[name], default="")
+    share = peak.owners.get(owner, 0) / max(peak.allocated_bytes, 1)
     most = f" {units.percent(share, 0)} of it is {owner}." if owner else ""
-    return f"{heading(found)} holds {units.size(peak.allocated_bytes)} at its peak ({found.obtained}).{most}"
+    return f"{subject(found)} holds {units.size(peak.allocated_bytes)} at its peak ({found.obtained}).{most}"
 
 
 def _of_pairs(part: ReportPart) -> str:
     a, b, compared = part.pairs[0]
     before, after = (summarise(point)[0].wall.median for point in (a, b))
-    changed = " ".join(f"{k}={v}" for k, v in b.trial.workload.recipe.changed().items()) or b.trial.workload.label()
-    return (
-        f"{a.trial.workload.label()}: with {changed} a step is {compared.verdict}, "
-        f"{units.duration(before)} → {units.duration(after)}, measured in turns."
-    )
+    levers = b.trial.workload.recipe.changed()
+    changed = " ".join(f"{lever}={value}" for lever, value in levers.items()) or b.trial.workload.label()
+    times = f"{units.duration(before)} → {units.duration(after)}"
+    return f"{a.trial.workload.label()}: with {changed} a step is {compared.verdict}, {times}, measured in interleaved runs."
 
 
 def _of_run(part: ReportPart) -> str:
@@ -131,18 +145,70 @@ def _of_run(part: ReportPart) -> str:
     points = part.points
     if len(points) == 1:
         step = summarise(points[0])[0]
-        label = points[0].trial.workload.label()
-        idle = step.gpu_idle_share if step.gpu_exact else None
-        waits = f"; the GPU is idle {units.percent(idle, 0)} of it" if idle is not None and idle >= WORTH_SAYING else ""
-        return f"A step of {label} takes {units.duration(step.wall.median)}{waits}."
+        idle = (step.gpu_idle_share or 0.0) if step.gpu_exact else 0.0
+        waits = f"; the GPU is idle {units.percent(idle, 0)} of it" if idle >= WORTH_SAYING else ""
+        return f"A step of {points[0].trial.workload.label()} takes {units.duration(step.wall.median)}{waits}."
     failed = sum(point.status != OK for point in part.run.points)
-    told = f"{len(points)} points measured" + (f", {failed} failed" if failed else "")
+    count = f"{len(points)} points measured" + (f", {failed} failed" if failed else "")
     if not points:
-        return f"{told}."
+        return f"{count}."
     times = sorted((summarise(point)[0].wall.median, point.trial.workload.label()) for point in points)
     (low, fastest), (high, slowest) = times[0], times[-1]
-    return f"{told}: from {units.duration(low)} ({fastest}) to {units.duration(high)} ({slowest}) a step."
+    return f"{count}: from {units.duration(low)} ({fastest}) to {units.duration(high)} ({slowest}) a step."
 
 
 def _joined(*sentences: str) -> str:
     return " ".join(sentence for sentence in sentences if sentence)
+
+
+def saving(finding: Finding, first: bool) -> str:
+    """What a finding saves alone; and, where that is another number, with other changes. '' where it saves nothing.
+
+    >>> one = Finding(rule="r", title="t", arithmetic="", saving_ns=7.32e6, counted_ns=36e6)
+    >>> saving(one, first=True)
+    'Saves about 7.32 ms of a step alone; about 36.0 ms together with the other changes'
+    >>> saving(Finding(rule="r", title="t", arithmetic="", saving_ns=7e6, saving_bytes=2**30, counted_ns=0.0), first=False)
+    'Saves about 7.00 ms of a step and 1.00 GiB of the peak; no more time after the changes above'
+    """
+    alone = finding.saving_ns
+    counted = alone if finding.counted_ns is None else finding.counted_ns
+    time = f"{units.duration(alone)} of a step" if alone > 0 else ""
+    memory = f"{units.size(finding.saving_bytes)} of the peak" if finding.saving_bytes > 0 else ""
+    saved = " and ".join(words for words in (time, memory) if words)
+    together = _together(alone, counted, first)
+    if not saved:
+        return f"Saves {together}" if together else ""
+    only = " alone" if together and counted > alone else ""
+    return f"Saves about {saved}{only}" + (f"; {together}" if together else "")
+
+
+def _together(alone: float, counted: float, first: bool) -> str:
+    """What it saves with other changes, where that differs."""
+    if abs(counted - alone) <= _NOTICEABLE * alone:
+        return ""
+    if counted > alone:
+        return f"about {units.duration(counted)} together with the other changes"
+    if first:
+        return ""
+    return f"{f'about {units.duration(counted)}' if counted > 0 else 'no more time'} after the changes above"
+
+
+def short_command(command: str) -> str:
+    """A command without the folders in it: a page is passed on, and where files lie is private.
+
+    >>> short_command("flopwise report /home/me/runs/a --runs=~/r/all -o 'my page.html'")
+    "flopwise report a --runs=all -o 'my page.html'"
+    >>> short_command("flopwise bench hf:Qwen/Qwen3-0.6B"), short_command("flopwise tune py:work/step.py:make")
+    ('flopwise bench hf:Qwen/Qwen3-0.6B', 'flopwise tune py:step.py:make')
+    """
+    try:
+        words = shlex.split(command)
+    except ValueError:  # not a command line of ours
+        words = command.split()
+    return shlex.join(_without_folders(word) for word in words)
+
+
+def _without_folders(word: str) -> str:
+    if re.match(r"hf:[^/~.]", word):  # an owner and a model, no folder
+        return word
+    return "".join(piece.rstrip("/").rpartition("/")[2] for piece in re.split(r"([=:,])", word))

@@ -4,7 +4,7 @@ import msgspec
 
 from flopwise.predict.datasheet import from_datasheet
 from flopwise.records.ceilings import Curve
-from flopwise.render.ceilings_view import ceilings_view
+from flopwise.render.machine_view import ceilings_view
 from flopwise.render.table import csv_text, markdown
 from flopwise.spec.gpu import gpu
 
@@ -23,12 +23,12 @@ def test_what_the_cache_gives_is_said_where_it_shows():
     curve = Curve(amount=(1e6, 3e7, 6e7, 1e9), ns=(2e3, 6e3, 17e3, 250e3))  # 5 TB/s at 30 MB, 4 TB/s of memory
     found = msgspec.structs.replace(known, memory=known.memory | {"elementwise": curve}, bandwidth_bytes_per_s=4e12)
     text = "\n".join(markdown(table) for table in ceilings_view(found)[0])
-    assert "out of the cache, which shows up to 30 MB moved: at most 5.00 TB/s" in text
+    assert "from the cache, up to 30 MB moved: at most 5.00 TB/s" in text
 
     flat = Curve(amount=(1e6, 1e9), ns=(1e3, 250e3))
     none = msgspec.structs.replace(known, memory=known.memory | {"elementwise": flat}, bandwidth_bytes_per_s=4e12)
     assert none.cache_bytes_per_s is None
-    assert "out of the cache" not in "\n".join(markdown(table) for table in ceilings_view(none)[0])
+    assert "from the cache" not in "\n".join(markdown(table) for table in ceilings_view(none)[0])
 
 
 def test_attention_is_told_by_backend():
