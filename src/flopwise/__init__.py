@@ -15,10 +15,9 @@ from flopwise.version import __version__
 if TYPE_CHECKING:
     from flopwise.api.account import account
     from flopwise.api.bench import bench
-    from flopwise.api.calibrate import calibrate
     from flopwise.api.compare import compare
     from flopwise.api.demo import demo
-    from flopwise.api.doctor import doctor
+    from flopwise.api.doctor import calibrate, doctor
     from flopwise.api.explain import explain, findings
     from flopwise.api.lab import lab
     from flopwise.api.memory import memory
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "account": "flopwise.api.account",
     "bench": "flopwise.api.bench",
-    "calibrate": "flopwise.api.calibrate",
+    "calibrate": "flopwise.api.doctor",
     "compare": "flopwise.api.compare",
     "demo": "flopwise.api.demo",
     "doctor": "flopwise.api.doctor",

@@ -10,8 +10,9 @@ from flopwise.analysis.attention import AttentionParts
 from flopwise.analysis.details import details
 from flopwise.analysis.explanation import Explanation, Kernel, Part, Share, explain_trace
 from flopwise.analysis.idle import BETWEEN, CAUSES, LATE_LAUNCH, SYNCHRONISATION, Idle
-from flopwise.predict.account import GpuAccount, account_for, step_time
+from flopwise.predict.account import GpuAccount, account_for
 from flopwise.predict.datasheet import from_datasheet
+from flopwise.predict.prediction import predict
 from flopwise.records.ceilings import Ceilings
 from flopwise.records.run import PhaseTimes, Point
 from flopwise.records.waterfall import Waterfall, WaterfallPart
@@ -101,7 +102,7 @@ def known(target: str = "small", *, fits: int | None = None, **options: Any) -> 
     """A workload measured exactly as the model predicts it, without a trace; `fits` is the largest batch."""
     limits, asked = ceilings(), workload(target, **options)
     account = account_for(asked)
-    time = step_time(asked, account.step, limits)
+    time = predict(asked).time_with(limits)
     if fits is not None:
         there = GpuAccount(
             gpu=H200, step=account.step, fits=True, largest_batch=fits, largest_context=None, largest_model=None,

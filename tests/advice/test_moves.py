@@ -5,7 +5,7 @@ import pytest
 from flopwise.advice.moves import ROUNDED, moves, reference_of, to_fit, with_levers
 from flopwise.advice.pytorch_lines import LINES, lines_by_lever, recipe_toml
 from flopwise.lm.optimizer import BETAS
-from flopwise.predict.fit import peak_of
+from flopwise.predict.prediction import peak_bytes
 from flopwise.spec.gpu import gpu
 from flopwise.spec.recipe import CHOICES, Recipe, recipe_from
 from flopwise.spec.workload import workload
@@ -102,7 +102,7 @@ def test_moves_that_make_a_step_fit_get_it_there_and_no_further(size, keep_exact
     room = 0.92 * h200.memory_bytes
     start = workload(size, batch=16, context=1024, attention="naive", norm="eager", activation="eager")
     path = to_fit(start, h200, room, keep_exact=keep_exact)
-    peaks = [peak_of(start, h200), *(peak_of(move.workload, h200) for move in path)]
+    peaks = [peak_bytes(start, h200), *(peak_bytes(move.workload, h200) for move in path)]
     assert all(after < before for before, after in pairwise(peaks))
     assert peaks[-1] <= room < peaks[-2]
     if keep_exact:
@@ -118,4 +118,4 @@ def test_the_lighter_reference_is_in_fp32_and_smaller():
     start = workload("2.7B", batch=16, context=1024, precision="bf16", compile="blocks", optimizer="flopwise-bf16")
     lighter = reference_of(start, lighter=True)
     assert (lighter.recipe.precision, lighter.recipe.optimizer, lighter.recipe.checkpoint) == ("fp32", "foreach", 1)
-    assert peak_of(lighter, gpu("h200")) < gpu("h200").memory_bytes < peak_of(reference_of(start), gpu("h200"))
+    assert peak_bytes(lighter, gpu("h200")) < gpu("h200").memory_bytes < peak_bytes(reference_of(start), gpu("h200"))

@@ -6,8 +6,8 @@ import pytest
 from flopwise.advice.facts import Facts
 from flopwise.advice.predicted import Corrections, corrected, predicted_saving, predicted_step, saved_bytes, standing
 from flopwise.analysis.idle import BETWEEN
-from flopwise.predict.account import step_time
-from flopwise.predict.shapes.step import account_step
+from flopwise.predict.machine import Machine
+from flopwise.predict.prediction import predict
 from flopwise.spec.workload import workload
 
 from .made import H200, MS, ceilings, explained, known, point, waterfall
@@ -21,18 +21,18 @@ def test_what_stays_as_it_is_saves_nothing():
 @pytest.mark.parametrize("slower", [0.7, 1.0, 1.6])
 def test_ceilings_that_are_corrected_give_a_step_that_much_slower(slower):
     asked = workload("small", precision="bf16")
-    cost, limits = account_step(asked, H200), ceilings()
+    cost, limits = predict(asked, Machine(gpu=H200)), ceilings()
     by = Corrections(host=dict.fromkeys(("forward", "loss", "backward", "optimizer"), slower), matmul=slower,
                      attention=slower, rest=slower)  # fmt: skip
-    plain = step_time(asked, cost, limits)
-    found = step_time(asked, cost, corrected(limits, by, "bf16"))
+    plain = cost.time_with(limits)
+    found = cost.time_with(corrected(limits, by, "bf16"))
     assert found.gpu_ns == pytest.approx(slower * plain.gpu_ns, rel=0.01)
     assert found.host_ns == pytest.approx(slower * plain.host_ns, rel=0.01)
 
 
 def test_a_host_twice_as_slow_as_foretold_doubles_what_a_graph_saves():
     facts = known(precision="bf16")
-    time = step_time(facts.account.workload, facts.account.step, ceilings())
+    time = predict(facts.account.workload).time_with(ceilings())
     slow = point(wall=2 * time.host_ns, launch=2 * time.host_ns, busy=time.gpu_ns, precision="bf16")
     one, two = (predicted_step(f, {"graph": "on"}) for f in (facts, msgspec.structs.replace(facts, point=slow)))
     assert two.saving_ns - one.saving_ns == pytest.approx(time.host_ns, rel=0.1)
@@ -41,14 +41,14 @@ def test_a_host_twice_as_slow_as_foretold_doubles_what_a_graph_saves():
 def test_a_step_that_waits_for_its_host_does_not_say_how_fast_its_graph_is():
     """Slower than foretold for a reason no clock shows: what the graph leaves of it is the GPU's time, not that slower."""
     facts = known(precision="bf16")
-    time = step_time(facts.account.workload, facts.account.step, ceilings())
+    time = predict(facts.account.workload).time_with(ceilings())
     clocks = {"launch": time.host_ns, "busy": time.gpu_ns}
     slow = msgspec.structs.replace(facts, point=point(wall=1.2 * time.wall_ns, **clocks, precision="bf16"))
     one, two = (predicted_step(each, {"graph": "on"}) for each in (facts, slow))
     assert two.saving_ns - one.saving_ns == pytest.approx(0.2 * time.wall_ns, rel=0.01)
     assert "as measured −" in two.arithmetic
     large = known("large", batch=16, context=1024, precision="bf16")
-    time = step_time(large.account.workload, large.account.step, ceilings())
+    time = predict(large.account.workload).time_with(ceilings())
     clocks = {"launch": time.host_ns, "busy": time.gpu_ns}
     shape = {"batch": 16, "context": 1024, "precision": "bf16"}
     slow = msgspec.structs.replace(large, point=point("large", wall=1.2 * time.wall_ns, **clocks, **shape))
@@ -59,7 +59,7 @@ def test_a_step_that_waits_for_its_host_does_not_say_how_fast_its_graph_is():
 def test_a_host_that_waits_for_a_full_queue_is_not_slow():
     """A clock of launches below the step's, of more kernels than the queue takes: the host waited in between."""
     facts = known("medium", batch=16, context=1024, attention="naive", precision="bf16")
-    time = step_time(facts.account.workload, facts.account.step, ceilings())
+    time = predict(facts.account.workload).time_with(ceilings())
     clocks = {"wall": 1.06 * time.wall_ns, "busy": time.gpu_ns, "attention": "naive", "precision": "bf16"}
     shape = {"batch": 16, "context": 1024}
     waited, slow = (
@@ -73,7 +73,7 @@ def test_a_host_that_waits_for_a_full_queue_is_not_slow():
 def test_a_graph_takes_away_the_pauses_that_a_trace_shows():
     """1.6 µs before each kernel, as H200s showed; a step whose GPU never waits for the host then still gains by a graph."""
     plain = known("large", batch=4, context=512, attention="naive")
-    time = step_time(plain.account.workload, plain.account.step, ceilings())
+    time = predict(plain.account.workload).time_with(ceilings())
     kernels = sum(phase.kernels for phase in time.phases)
     paused_ns = 1600.0 * kernels
     parts = waterfall(time.wall_ns + paused_ns, IDLE_OTHER=paused_ns)

@@ -34,7 +34,7 @@ from flopwise.analysis.compiled_regions import CompiledRegions
 from flopwise.analysis.details import Details
 from flopwise.analysis.host_waits import HostWait
 from flopwise.analysis.product_sizes import Product
-from flopwise.predict.roofline import BESIDE
+from flopwise.predict.constants import OVERLAP_SHARE
 from flopwise.records.run import Environment, Gpu, PhaseMemory, Ran, Telemetry
 from flopwise.records.waterfall import (
     IDLE_INPUT,
@@ -193,12 +193,14 @@ BACKWARD = ("backward", "matmul", "", BF16, 30 * MS, 100.0)
 
 def test_exposed_optimizer():
     found = exposed_optimizer.check(seen(GOOD, BACKWARD, UPDATE))
-    assert found.saving_ns == pytest.approx(BESIDE * 9 * MS)  # the optimizer's, which is the smaller
+    assert found.saving_ns == pytest.approx(OVERLAP_SHARE * 9 * MS)  # the optimizer's, which is the smaller
     assert (found.levers, set(found.draws_on), found.confidence) == ({"overlap": "on"}, {OPTIMIZER_PART}, "low")
     short = exposed_optimizer.check(seen(GOOD, (*BACKWARD[:4], 2 * MS, 100.0), UPDATE))
-    assert short.saving_ns == pytest.approx(BESIDE * 2 * MS)  # backward's matmuls
+    assert short.saving_ns == pytest.approx(OVERLAP_SHARE * 2 * MS)  # backward's matmuls
     split = msgspec.structs.replace(seen(GOOD, BACKWARD, UPDATE), waterfall=waterfall(100 * MS, OPTIMIZER_PART=6 * MS))
-    assert exposed_optimizer.check(split).saving_ns == pytest.approx(BESIDE * 6 * MS)  # the rest ran beside other work
+    assert exposed_optimizer.check(split).saving_ns == pytest.approx(
+        OVERLAP_SHARE * 6 * MS
+    )  # the rest ran beside other work
 
 
 @pytest.mark.parametrize("levers", [{"overlap": "on"}, {"precision": "fp16"}, {"compile": "default"}], ids=str)

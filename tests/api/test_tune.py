@@ -15,7 +15,7 @@ from flopwise.api.tune import tune
 from flopwise.api.tune_facts import Outlook
 from flopwise.capture import turns
 from flopwise.errors import FlopwiseError
-from flopwise.predict.fit import peak_of
+from flopwise.predict.prediction import peak_bytes
 from flopwise.records.events import Agreed
 from flopwise.records.run import OOM, PhaseTimes, Point, Telemetry
 from flopwise.records.tuning import Attempt, Begun, Ended, Tuning
@@ -127,8 +127,8 @@ def test_a_step_that_does_not_run_says_why(tmp_path):
 def test_a_start_that_does_not_fit_is_begun_with_what_does(tmp_path, few_levers, monkeypatch):
     few_levers(attention=("sdpa",))
     start = workload("tiny", batch=1, context=256, attention="naive")
-    fits = peak_of(msgspec.structs.replace(start, recipe=Recipe()), gpu("cpu"))
-    assert fits < 0.95 * peak_of(start, gpu("cpu"))
+    fits = peak_bytes(msgspec.structs.replace(start, recipe=Recipe()), gpu("cpu"))
+    assert fits < 0.95 * peak_bytes(start, gpu("cpu"))
     measured, asked = module._Tuner._measured_alone, []
 
     def runs_out_at_first(tuner, chosen, trace=None):

@@ -23,7 +23,7 @@ from flopwise.predict.dry.extend import shallow_depth
 from flopwise.predict.dry.fake_step import run_twice, tolerant_modules
 from flopwise.predict.dry.replay import PlainAllocator, play
 from flopwise.predict.dry.run import dry_run
-from flopwise.predict.dry_step import architecture_of
+from flopwise.predict.prediction import architecture_of
 from flopwise.predict.shapes.step import account_step, sdpa_backend, workspace_bytes
 from flopwise.spec.gpu import gpu
 from flopwise.spec.workload import workload

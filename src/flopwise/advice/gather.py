@@ -5,14 +5,12 @@ from pathlib import Path
 from flopwise.advice.facts import Facts
 from flopwise.analysis.details import details_of
 from flopwise.analysis.reading import Read, read_and_explain
-from flopwise.errors import FlopwiseError
-from flopwise.predict.account import Account, Questions, account_for
-from flopwise.predict.dry_step import needs_dry_run
-from flopwise.predict.machine import find_ceilings
+from flopwise.predict.account import Account, account_of
+from flopwise.predict.machine import find_ceilings, machine_with
+from flopwise.predict.prediction import predict_quickly
 from flopwise.records.run import Point
 from flopwise.spec.gpu import Gpu, find_gpu
 from flopwise.spec.gpu import gpu as gpu_named
-from flopwise.spec.model import ModelSpec
 
 
 def facts_of(read: Read, gpu: str | None = None) -> Facts:
@@ -35,14 +33,8 @@ def facts_of_file(path: Path, point: Point) -> Facts:
 
 
 def _account(point: Point | None, machine: Gpu | None) -> Account | None:
-    """The workload's account, where it is a model of ours on a GPU we know."""
+    """The workload's account on a GPU we know, where it can be predicted at once."""
     if point is None or machine is None:
         return None
-    workload = point.trial.workload
-    if not isinstance(workload.subject, ModelSpec) or needs_dry_run(workload):
-        return None
-    try:
-        known = find_ceilings(machine)
-        return account_for(workload, (machine,), Questions(), {machine.name: known} if known else {})
-    except FlopwiseError:  # too deep to account for op by op
-        return None
+    predicted = predict_quickly(point.trial.workload, machine_with(machine))
+    return account_of([predicted]) if predicted is not None else None

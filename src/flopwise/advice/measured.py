@@ -106,11 +106,9 @@ def recipe_of(facts: Facts) -> Recipe | None:
 
 
 def model_of(facts: Facts) -> ModelSpec | None:
-    """The model, where it is one of ours and the closed form holds."""
+    """The model, where it is one of ours."""
     workload = workload_of(facts)
-    if workload is None or workload.implementation != "flopwise" or not isinstance(workload.subject, ModelSpec):
-        return None
-    return workload.subject
+    return workload.own_model if workload is not None else None
 
 
 def gpu_of(facts: Facts) -> Gpu | None:

@@ -3,7 +3,7 @@
 import msgspec
 
 from flopwise.errors import FlopwiseError
-from flopwise.predict.fit import peak_of
+from flopwise.predict.prediction import peak_bytes
 from flopwise.spec.gpu import Gpu
 from flopwise.spec.model import ModelSpec
 from flopwise.spec.recipe import CHOICES, LEVERS, Recipe, named
@@ -146,7 +146,7 @@ def _checked(changed: Workload) -> Workload:
 
 
 def to_fit(start: Workload, gpu: Gpu | None, room_bytes: float, *, keep_exact: bool = False) -> list[Move]:
-    """Moves after which a step that is too large fits `room_bytes` by the closed form; [] if none are enough.
+    """Moves after which a step that is too large fits `room_bytes` as predicted; [] if none are enough.
 
     One after the other, always the one that saves most memory; checkpointing, which costs time, only if it must be.
 
@@ -156,11 +156,11 @@ def to_fit(start: Workload, gpu: Gpu | None, room_bytes: float, *, keep_exact: b
     ['attention = sdpa', 'precision = bf16']
     """
     for smaller in (False, True):
-        current, peak, taken = start, peak_of(start, gpu), list[Move]()
+        current, peak, taken = start, peak_bytes(start, gpu) or 0, list[Move]()
         while peak > room_bytes:
             allowed = moves(current, keep_exact=keep_exact, smaller=smaller)
             known = [move for move in allowed if move.value in SMALLER.get(move.lever, ())]
-            least = min(((peak_of(move.workload, gpu), n) for n, move in enumerate(known)), default=(peak, 0))
+            least = min(((peak_bytes(move.workload, gpu) or 0, n) for n, move in enumerate(known)), default=(peak, 0))
             if least[0] >= peak:
                 break
             peak = least[0]

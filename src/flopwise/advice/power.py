@@ -11,7 +11,7 @@ import math
 
 import msgspec
 
-from flopwise.predict.roofline import StepTime
+from flopwise.predict.step_time import StepTime
 from flopwise.work.operation import ATTENTION, MATMUL
 
 OTHERS = 0.78  # of the cap; from the 2.7B model's steps on an H200, see benchmarks/results/tune-2026-11.md

@@ -19,10 +19,9 @@ from flopwise.advice.facts import Facts
 from flopwise.analysis.idle import BETWEEN
 from flopwise.analysis.power_cap import held_clock
 from flopwise.errors import FlopwiseError
-from flopwise.predict.account import step_time
-from flopwise.predict.fit import peak_of
-from flopwise.predict.roofline import StepTime
-from flopwise.predict.shapes.step import StepCost, account_step
+from flopwise.predict.machine import Machine
+from flopwise.predict.prediction import Prediction, peak_bytes, predict
+from flopwise.predict.step_time import StepTime
 from flopwise.records.ceilings import Ceilings, Curve, HostCost, Matmul, Tile
 from flopwise.records.run import PhaseTimes
 from flopwise.records.waterfall import Waterfall
@@ -97,12 +96,12 @@ def _standing(facts: Facts) -> Standing | None:
         cost = _cost(_key(workload), name)
     except FlopwiseError:
         return None
-    plain, known = step_time(workload, cost, facts.ceilings), measured.untraced_ns(facts)
+    plain, known = cost.time_with(facts.ceilings), measured.untraced_ns(facts)
     capped = _is_capped(facts, plain)
     corrections = _corrections(facts, workload, plain, capped)
     limits = corrected(facts.ceilings, corrections, _precision(workload))
     limits = msgspec.structs.replace(limits, pause_ns=_pause_ns(facts, workload, plain))
-    now = step_time(workload, cost, limits)
+    now = cost.time_with(limits)
     strength = power.strength(now, known) if known and capped else None
     now = power.slowed(now, strength)
     scale = _within(known / now.wall_ns) if known else 1.0
@@ -134,7 +133,7 @@ def with_layers(here: Standing, n_layers: int) -> Standing | None:
     if not isinstance(subject, ModelSpec):
         return None
     workload = msgspec.structs.replace(here.workload, subject=msgspec.structs.replace(subject, n_layers=n_layers))
-    now = power.slowed(step_time(workload, _cost(_key(workload), here.gpu), here.limits), here.strength)
+    now = power.slowed(_cost(_key(workload), here.gpu).time_with(here.limits), here.strength)
     return msgspec.structs.replace(here, workload=workload, now=now)
 
 
@@ -154,7 +153,7 @@ def predicted_step(
     except FlopwiseError:
         return None
     corrections, now, scale = here.corrections, here.now, here.scale
-    then = power.slowed(step_time(other, cost, here.limits), here.strength)
+    then = power.slowed(cost.time_with(here.limits), here.strength)
     # A step that may wait for its host says nothing of the time it takes without one.
     freed = other.recipe.graph == "on" != here.workload.recipe.graph and now.host_ns > _HOST_BUSY * now.gpu_ns
     saving = now.wall_ns * scale - then.wall_ns * (1.0 if freed else scale)
@@ -183,13 +182,13 @@ def changed(workload: Workload, levers: Mapping[str, str], **fields: Any) -> Wor
 
 
 def saved_bytes(facts: Facts, levers: Mapping[str, str]) -> int:
-    """What levers take off the peak by the closed form, at least 0; 0 where the workload is not known."""
+    """What levers take off the peak by prediction, at least 0; 0 where the workload is not known."""
     workload = measured.workload_of(facts)
     if workload is None or measured.model_of(facts) is None:
         return 0
     gpu = measured.gpu_of(facts)
     try:
-        return max(0, peak_of(workload, gpu) - peak_of(changed(workload, levers), gpu))
+        return max(0, (peak_bytes(workload, gpu) or 0) - (peak_bytes(changed(workload, levers), gpu) or 0))
     except FlopwiseError:
         return 0
 
@@ -329,6 +328,6 @@ def _key(workload: Workload) -> bytes:
 
 
 @lru_cache(maxsize=64)
-def _cost(workload: bytes, gpu: str) -> StepCost:
+def _cost(workload: bytes, gpu: str) -> Prediction:
     """Rules ask for the same steps again and again; a workload holds tables, so its JSON stands for it."""
-    return account_step(msgspec.json.decode(workload, type=Workload), gpu_named(gpu) if gpu else None)
+    return predict(msgspec.json.decode(workload, type=Workload), Machine(gpu=gpu_named(gpu) if gpu else None))

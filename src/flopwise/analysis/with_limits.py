@@ -8,16 +8,11 @@ from flopwise.analysis.explained import Explained
 from flopwise.analysis.explanation import Explanation
 from flopwise.analysis.power_cap import held_clock
 from flopwise.analysis.waterfall import waterfall
-from flopwise.errors import FlopwiseError
-from flopwise.predict.dry_step import needs_dry_run
-from flopwise.predict.flops import model_flops
-from flopwise.predict.fusion import fuse, graph_of
-from flopwise.predict.machine import find_ceilings
-from flopwise.predict.shapes.step import account_step
+from flopwise.predict.machine import Machine, find_ceilings
+from flopwise.predict.prediction import predict_quickly
 from flopwise.records.run import STEP, Telemetry
 from flopwise.spec.gpu import Gpu, find_gpu
 from flopwise.spec.gpu import gpu as gpu_named
-from flopwise.spec.model import ModelSpec
 from flopwise.spec.workload import Workload
 
 MOST_APART = 0.02  # FLOPs of a workload and of a trace that are taken for the same
@@ -69,15 +64,8 @@ def with_waterfall_of(found: Explanation, part: Explained, workload: Workload, g
 
 
 def known_work(workload: Workload, gpu: Gpu) -> KnownWork | None:
-    """What a step of flopwise's own model must do; None for other code, of which only the trace tells."""
-    spec = workload.subject
-    if needs_dry_run(workload) or not isinstance(spec, ModelSpec):
+    """What a step must do, if that is known at once; None: the trace alone says it."""
+    found = predict_quickly(workload, Machine(gpu=gpu))
+    if found is None:
         return None
-    try:
-        ops = account_step(workload, gpu).ops
-    except FlopwiseError:  # too deep to account for op by op
-        return None
-    flops = model_flops(spec, workload.batch, workload.context, workload.phase)
-    compiled = workload.recipe.compile
-    ops = tuple(fuse(ops, graph_of(compiled))) if compiled != "off" else ops
-    return KnownWork(ops=ops, model_flops=float(flops.total), causal=True)
+    return KnownWork(ops=tuple(found.kernels), model_flops=float(found.useful_flops), causal=True)

@@ -10,7 +10,7 @@ from flopwise.capture.isolate import Worker
 from flopwise.capture.progress import Progress, Silent
 from flopwise.capture.turns import run_pair
 from flopwise.errors import FlopwiseError
-from flopwise.predict.fitting import too_large
+from flopwise.predict.fit import too_large
 from flopwise.records.run import INTERRUPTED, OK, Point
 from flopwise.spec.recipe import LEVERS
 from flopwise.spec.sweep import Sweep

@@ -18,8 +18,7 @@ from flopwise.capture.isolate import Worker
 from flopwise.capture.progress import Progress, Silent
 from flopwise.capture.turns import HOPELESS, HOPELESS_RATIO, PLAIN, PLAIN_RATIO, Contestant, take_turns
 from flopwise.errors import FlopwiseError
-from flopwise.predict.dry_step import needs_dry_run
-from flopwise.predict.fit import peak_of
+from flopwise.predict.prediction import peak_bytes as predicted_peak
 from flopwise.records.comparison import FASTER, SLOWER, Comparison
 from flopwise.records.events import Agreed, AgreeRequest, Event, Surroundings, TraceRequest
 from flopwise.records.run import OK, OOM, Point
@@ -344,7 +343,7 @@ class _Tuner:
         if point.status != OK and trial.group == START:
             if point.status == "interrupted":
                 raise KeyboardInterrupt
-            if point.status == OOM and self.memory_bytes and not needs_dry_run(chosen):
+            if point.status == OOM and self.memory_bytes and predicted_peak(chosen, self.look.gpu) is not None:
                 return point, seen[-1]
             if trace is not None:  # perhaps it was the profiler that failed
                 return self._measured_alone(chosen)
@@ -353,7 +352,7 @@ class _Tuner:
         return point, seen[-1]
 
     def _made_to_fit(self, start: Workload) -> tuple[Point, Agreed]:
-        """The first step that runs, for one that does not fit; what the closed form says is proved by running it."""
+        """The first step that runs, for one that does not fit; what is predicted is proved by running it."""
         ran_out = self.best
         for room in FITTING:
             path = to_fit(start, self.look.gpu, room * (self.memory_bytes or 0), keep_exact=self.keep_exact)
@@ -408,7 +407,7 @@ class _Tuner:
     def _write_reference(self, start: Workload) -> None:
         """The losses and gradients that every lever's are compared with."""
         reference, most = reference_of(start), self.memory_bytes
-        if most and not needs_dry_run(start) and peak_of(reference, self.look.gpu) > most:
+        if most and (predicted_peak(reference, self.look.gpu) or 0) > most:
             reference = reference_of(start, lighter=True)
             self._note(f"by hand in fp32 it does not fit: the reference is {reference.label()}")
         request = AgreeRequest(path=str(self.reference), write=True)

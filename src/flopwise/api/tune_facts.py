@@ -11,10 +11,8 @@ from flopwise.advice.moves import Move, seconds_to_try
 from flopwise.advice.predicted import Predicted, Standing, predicted_step, standing, with_layers
 from flopwise.capture.isolate import Worker
 from flopwise.errors import FlopwiseError
-from flopwise.predict.dry_step import needs_dry_run
-from flopwise.predict.fit import peak_of
-from flopwise.predict.fitting import gpu_of
-from flopwise.predict.machine import find_ceilings
+from flopwise.predict.machine import find_ceilings, gpu_of
+from flopwise.predict.prediction import peak_bytes
 from flopwise.records.events import Surroundings, TraceRequest
 from flopwise.records.finding import Finding
 from flopwise.records.run import OK, Point
@@ -169,10 +167,8 @@ class Outlook:
         return tuple(finding.rule for finding in self._asking(move))
 
     def peak_bytes(self, move: Move) -> int | None:
-        """By the closed form; None for a step it does not know."""
-        if needs_dry_run(move.workload):
-            return None
-        return peak_of(move.workload, self.facts.gpu)
+        """Predicted; None where only a dry run could."""
+        return peak_bytes(move.workload, self.facts.gpu)
 
     def _predicted(self, move: Move) -> Predicted | None:
         if move.name not in self.known:

@@ -16,7 +16,6 @@ import msgspec
 from flopwise.capture.gathered import Followed, Gathered, ended, signal_name
 from flopwise.errors import FlopwiseError, Unsupported
 from flopwise.records.ceilings import Probe
-from flopwise.records.dry_run import DryRun
 from flopwise.records.events import (
     Agreed,
     AgreeRequest,
@@ -34,6 +33,7 @@ from flopwise.records.events import (
     Surroundings,
     TraceRequest,
 )  # fmt: skip
+from flopwise.records.prediction import DryRun
 from flopwise.records.run import CRASH, INTERRUPTED, TIMEOUT, UNSUPPORTED, Agreement, Environment, Point
 from flopwise.spec.workload import Trial, Workload
 

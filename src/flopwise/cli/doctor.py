@@ -19,8 +19,8 @@ def command(calibrate: bool, device: str, form: str | None, output: str | None) 
     """
     form = chosen(form, output)
     if calibrate:
-        from flopwise.api.calibrate import calibrate as measure
         from flopwise.api.doctor import busy
+        from flopwise.api.doctor import calibrate as measure
         from flopwise.render.ceilings_view import ceilings_view
         from flopwise.render.probing import probing
 

@@ -8,11 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flopwise.errors import FlopwiseError
-from flopwise.predict.roofline import NARROW, SPLITS, WIDE
+from flopwise.predict.constants import LISTED_SHARE, NARROW_HEAD, SPLITS
 from flopwise.records.ceilings import (
     COMPILED,
     MEASURED,
     VECTOR,
+    WIDE,
     Ceilings,
     Curve,
     HostCost,
@@ -35,7 +36,6 @@ TILES = tuple(
 _AREAS = np.array([m * n for m, n in TILES], dtype=float)
 _STEPS = (0.5, 0.8, 0.95, 0.99, 1.01, 1.05, 1.25, 2.0)  # by which one number of the model is changed at a time
 _ROUNDS = 200
-LISTED = 0.5  # of a compiled kernel's launch: what a tensor that is handed over costs at most
 
 
 def ceilings(
@@ -86,7 +86,7 @@ def _attention(what: str, by_what: Mapping[tuple[str, str], Sequence[Probe]]) ->
     for (name, dtype), some in by_what.items():
         if name == what:
             for key, wide in ((dtype, False), (f"{dtype}{WIDE}", True)):
-                alike = [probe for probe in some if (bool(probe.shape) and probe.shape[-1] > NARROW) == wide]
+                alike = [probe for probe in some if (bool(probe.shape) and probe.shape[-1] > NARROW_HEAD) == wide]
                 found |= {key: curve(alike)} if alike else {}
     return found
 
@@ -141,9 +141,9 @@ def _compiled(probes: Sequence[Probe]) -> dict[str, HostCost]:
             columns = [[float(c.ops) for c in counts], [1.0] * len(some), [float(c.listed) for c in counts]]
             times = [probe.ns for probe in some]
             op_ns, start_ns, listed_ns = _shares(columns, times)
-            if listed_ns > LISTED * op_ns:  # kernels and tensors grow together: noise told them apart
-                op_ns, start_ns = _shares([[c.ops + LISTED * c.listed for c in counts], columns[1]], times)
-                listed_ns = LISTED * op_ns
+            if listed_ns > LISTED_SHARE * op_ns:  # kernels and tensors grow together: noise told them apart
+                op_ns, start_ns = _shares([[c.ops + LISTED_SHARE * c.listed for c in counts], columns[1]], times)
+                listed_ns = LISTED_SHARE * op_ns
             found[phase] = HostCost(op_ns=op_ns, view_ns=0.0, kernel_ns=op_ns, listed_ns=listed_ns, start_ns=start_ns)
     return found if "forward" in found else {}
 
@@ -252,7 +252,7 @@ def _waves_and_work(shapes: Floats, processors: int) -> tuple[Floats, Floats]:
 
 
 def _times(waves: Floats, work: Floats, numbers: Floats) -> Floats:
-    """`roofline.matmul_ns` of many products at once."""
+    """`op_time.matmul_ns` of many products at once."""
     rates, starts = _rates_and_starts(*numbers[:4])
     joined = np.array([(split > 1) * numbers[4] for split in SPLITS])
     times = starts[None, :, None] + waves * work * (1e9 / rates)[None, :, None] + joined[None, None, :]

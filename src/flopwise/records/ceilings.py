@@ -13,6 +13,7 @@ STRIDED = "elementwise, strided"  # broadcast or transposed inputs
 # A class of kernels has a curve of its own where it is known to run otherwise; a name without one is cut from the right.
 STRIDES, INDICES, FUSED, HALF = ", strided", ", with indices", ", fused", ", half"
 MIXED, EXPONENTIAL, RMS, JOINED, BACKWARD = ", mixed", ", exponential", ", rms", ", joined", ", backward"
+WIDE = ", wide heads"  # of attention
 COMPILED = "host:compiled"  # the probe of a trivial compiled graph; with a phase after it, of larger ones
 VECTOR = "vector"  # multiply-adds that are no matmul
 COLD = "cold"  # elementwise work whose input was not touched lately, and so comes from memory whatever its size
@@ -151,7 +152,7 @@ class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
             if needed not in table:
                 raise ValueError(f"{name} needs '{needed}'")
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """Where the ceilings come from, in words; empty where it is the datasheet."""
         if self.how != MEASURED:
             return ""

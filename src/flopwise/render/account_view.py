@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 
 from flopwise import units
-from flopwise.predict.account import Account, GpuAccount
-from flopwise.predict.summary import WorkRow, total_row
-from flopwise.predict.training import DAY_S
+from flopwise.predict.account import Account, GpuAccount, WorkRow, total_row
+from flopwise.predict.constants import HOST
+from flopwise.predict.flops import DAY_S
 from flopwise.render.json import document
 from flopwise.render.table import Column, Table, View
 from flopwise.work.operation import ATTENTION, OWNERS, Footprint
@@ -69,7 +69,7 @@ def _summary(a: Account) -> Table:
     columns += [Column("intensity", "FLOPs/byte", units.significant), Column("peak_bytes", "peak memory", units.size)]
     times = 2 if w.phase == "forward" else 6
     notes = [
-        f"predicted by arithmetic for eager PyTorch; {times} · parameters · tokens would be {_flops(f.rule)}FLOPs, "
+        f"predicted from shapes for eager PyTorch; {times} · parameters · tokens would be {_flops(f.rule)}FLOPs, "
         f"the count is {units.significant(f.total / f.rule)} times that",
         f"of them attention's scores and values {_percent(f.attention_forward / f.forward)}, counted as whole squares; "
         "causal: only what the mask leaves",
@@ -272,7 +272,7 @@ def _ceilings_said(told: str) -> str:
     if told:
         return f"from ceilings {told}"
     return (
-        "from the datasheet, and a host that needs 20 µs to launch an operation; "
+        f"from the datasheet, and a host that needs {units.duration(HOST['forward'].op_ns)} to launch an operation; "
         "`flopwise doctor --calibrate` on the machine itself tells more"
     )
 

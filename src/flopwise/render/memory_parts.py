@@ -6,6 +6,7 @@ from typing import Any
 
 from flopwise import units
 from flopwise.errors import one_line
+from flopwise.records.prediction import DRY_RUN, SHAPES
 from flopwise.records.run import OK
 from flopwise.render.table import Column, Table
 from flopwise.snapshot.answers import MEASURED, DeviceMemory, MemoryReport, SavedBlock
@@ -37,7 +38,7 @@ def composition(report: MemoryReport) -> Table:
     """Whose bytes at the peak; beside a measurement, what the predictions say and by how much they err."""
     d = report.devices[0]
     total = max(d.peak.allocated_bytes, 1)
-    beside = [p for p in report.predictions if report.obtained == MEASURED or p.source != "dry run"]
+    beside = [p for p in report.predictions if report.obtained == MEASURED or p.source != DRY_RUN]
     owners = [*d.peak.owners, *dict.fromkeys(o for p in beside for o in p.peak.owners if o not in d.peak.owners)]
     rows: list[dict[str, Any]] = []
     for owner in (*owners, *((_ALL,) if beside else ())):
@@ -179,9 +180,9 @@ def levers_table(report: MemoryReport) -> Table:
         Column("how", "told by", right=False),
     )
     notes = ["predicted, each alone, for the eager step on a GPU; savings do not add up"]
-    base = next((p.peak.total_bytes for p in report.predictions if p.source == "closed form"), None)
+    base = next((p.peak.total_bytes for p in report.predictions if p.source == SHAPES), None)
     if base is not None:
-        notes.append(f"against the closed form's own peak of {units.size(base)}, not against the one above")
+        notes.append(f"against the shape simulator's own peak of {units.size(base)}, not against the one above")
     if report.predictions and report.predictions[-1].peak.phase == "optimizer":
         notes.append("the peak is the optimizer's: what forward and backward hold counts only once that is lower")
     return Table(title="what each lever would change", columns=columns, rows=rows, notes=tuple(notes))

@@ -20,9 +20,12 @@ def read(path: str | Path) -> tuple[ModelSpec, dict[str, Any]]:
     return from_config(config, name=file.parent.name or file.stem, source=str(file)), _text_model(config)
 
 
-def notes(path: str | Path, own_model: bool = True) -> tuple[str, ...]:
-    """What an account of a config file's shape leaves out; `own_model`: flopwise's, which has no dropout."""
-    return notes_of(_load(path)[1], own_model)
+def notes(target: str, own_model: bool = True) -> tuple[str, ...]:
+    """What an account of a workload's config file leaves out; `own_model`: flopwise's, which has no dropout."""
+    try:
+        return notes_of(_load(target.removeprefix("hf:"))[1], own_model) if target.startswith("hf:") else ()
+    except FlopwiseError:  # a workload of another day, whose file is gone
+        return ()
 
 
 def notes_of(config: dict[str, Any], own_model: bool = True) -> tuple[str, ...]:

@@ -148,6 +148,15 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     changes: dict[str, Any] = {}  # of the model's or the operation's fields, as the user set them
     hf_config: dict[str, Any] | None = None  # kept only where the transformers model itself is built
 
+    @property
+    def own_model(self) -> ModelSpec | None:
+        """The model, where flopwise's own code runs it: then its shapes say all that a step does.
+
+        >>> workload("small").own_model.n_layers, workload("op:gelu").own_model
+        (12, None)
+        """
+        return self.subject if isinstance(self.subject, ModelSpec) and self.implementation == "flopwise" else None
+
     def label(self) -> str:
         """One line that tells this workload from its neighbours.
 

@@ -3,7 +3,7 @@
 Looks for: a recompute phase (or the recipe's checkpoint) where the step's peak without it stays under 90 % of the memory; a
 step without it whose memory is above 92 %.
 Saving: not needed: the step without checkpointing, by the model, or the recompute phase's time in the trace. Missing: the
-memory that segments of √layers blocks save, by the closed form; it costs time.
+memory that segments of √layers blocks save, as predicted; it costs time.
 Mend: `checkpoint = off`, or a checkpoint around every block or segment.
 """
 
@@ -14,7 +14,7 @@ from flopwise.advice import measured
 from flopwise.advice.facts import Facts
 from flopwise.advice.predicted import changed, predicted_step, saved_bytes
 from flopwise.advice.savings import finding, reckoned
-from flopwise.predict.fit import peak_of
+from flopwise.predict.prediction import peak_bytes
 from flopwise.records.finding import HIGH, MEDIUM, Finding
 from flopwise.records.waterfall import RECOMPUTATION
 from flopwise.trace.phases import RECOMPUTE
@@ -44,7 +44,7 @@ def _not_needed(facts: Facts, again: float) -> Finding | None:
     workload, memory, levers = measured.workload_of(facts), _memory(facts), {"checkpoint": "off"}
     if workload is None or measured.model_of(facts) is None or not memory:
         return None  # whether it would fit cannot be told
-    peak = peak_of(changed(workload, levers), measured.gpu_of(facts))
+    peak = peak_bytes(changed(workload, levers), measured.gpu_of(facts)) or 0
     if peak > FITS * memory:
         return None
     saving = reckoned(facts, levers, again, f"recomputation: {units.duration(again)} of GPU time", MEDIUM)
@@ -55,7 +55,7 @@ def _not_needed(facts: Facts, again: float) -> Finding | None:
         f"activations are computed again{took}, although all fit",
         saving,
         (RECOMPUTATION,),
-        evidence=(f"without checkpointing the peak is {units.size(peak)} of {units.size(memory)} (closed form)",),
+        evidence=(f"without checkpointing the peak is {units.size(peak)} of {units.size(memory)} (predicted)",),
         levers=levers,
         code=CODE_OFF,
     )
@@ -77,7 +77,7 @@ def _missing(facts: Facts) -> Finding | None:
         rule=__name__.rpartition(".")[2],
         title=f"memory is nearly full: {units.size(peak)} of {units.size(memory)}; checkpointing saves {units.size(saved)}",
         saving_bytes=saved,
-        arithmetic=f"closed form: peak with checkpoint = {levers['checkpoint']} is {units.size(saved)} lower{price}",
+        arithmetic=f"predicted from shapes: peak with checkpoint = {levers['checkpoint']} is {units.size(saved)} lower{price}",
         evidence=tuple(f"{m.phase}: peak {units.size(m.peak_bytes)}" for m in phases),
         levers=levers,
         code=CODE_ON,

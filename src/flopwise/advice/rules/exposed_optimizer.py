@@ -2,8 +2,8 @@
 
 Looks for: an optimizer that takes 5 % of the step or more, and a backward pass that is not compiled whole: that one hands
 over all gradients at its end. Not with fp16: loss scaling looks at all gradients before any update.
-Saving: the step with the weights updated within the backward pass, by the model; from a trace alone, half of the smaller of
-two: the optimizer's time, and that of backward's matmuls and attention. The gradients' memory besides.
+Saving: the step with the weights updated within the backward pass, by the model; from a trace alone, a fifth of the smaller
+of two: the optimizer's time, and that of backward's matmuls and attention. The gradients' memory besides.
 Mend: one optimizer for every block, stepped by `register_post_accumulate_grad_hook` on a second stream.
 """
 
@@ -12,7 +12,7 @@ from flopwise.advice import measured
 from flopwise.advice.facts import Facts
 from flopwise.advice.predicted import saved_bytes
 from flopwise.advice.savings import finding, reckoned
-from flopwise.predict.roofline import BESIDE
+from flopwise.predict.constants import OVERLAP_SHARE
 from flopwise.records.finding import LOW, Finding
 from flopwise.records.waterfall import OPTIMIZER_PART
 from flopwise.spec.recipe import Recipe
@@ -47,14 +47,14 @@ def check(facts: Facts) -> Finding | None:
         return None
     beside = min(exposed, measured.class_ns(facts, MATMUL, ATTENTION, phase=BACKWARD))
     arithmetic = (
-        f"{BESIDE:g} × the smaller of the optimizer's {units.duration(exposed)} and of backward's matmuls and attention: "
-        f"{units.duration(BESIDE * beside)}"
+        f"{OVERLAP_SHARE:g} × the smaller of the optimizer's {units.duration(exposed)} and of backward's matmuls and attention: "
+        f"{units.duration(OVERLAP_SHARE * beside)}"
     )
     return finding(
         facts,
         __name__,
         f"the optimizer runs alone for {units.duration(exposed)}, {units.percent(exposed / step, 0)} of the step",
-        reckoned(facts, LEVERS, BESIDE * beside, arithmetic, LOW),
+        reckoned(facts, LEVERS, OVERLAP_SHARE * beside, arithmetic, LOW),
         (OPTIMIZER_PART,),
         evidence=measured.told(measured.kernels(facts, lambda kernel: kernel.kind == OPTIMIZER)),
         levers=LEVERS,

@@ -3,7 +3,7 @@
 Looks for: loss kernels that take and give fp32 over whole logits (`cunn_SoftMax…<…float, float, float…>`) beside matmuls in
 half precision, or a recipe whose loss is `full`, where logits take a tenth of the peak or the loss 2 % of the step.
 Saving: the step with the fused loss, by the model; from a trace alone half of the loss kernels' time and of the casts beside
-them (one pass instead of two). Memory by the closed form, or rows × vocabulary × 4 bytes × 2 from the trace's shapes.
+them (one pass instead of two). Memory as predicted, or rows × vocabulary × 4 bytes × 2 from the trace's shapes.
 Mend: a loss over chunks of the rows that never holds all logits (`loss = fused` or `chunked`).
 """
 

@@ -66,6 +66,6 @@ def _told(facts: Facts, model: Predicted, times: int, batch: int, gain: float, f
         f"batch {batch} is too small for the chip: batch {batch * times} takes {units.percent(gain, 0)} less time a token",
         saving,
         (IDLE_LAUNCH, MATMUL_SHAPE, OPTIMIZER_PART, BELOW_BANDWIDTH, MATMUL_OTHER, IDLE_OTHER),
-        evidence=(f"by the closed form, batch {fits} is the largest that fits",),
+        evidence=(f"batch {fits} is predicted to be the largest that fits",),
         code=f"batch = {batch * times}      # from {batch}; up to {fits} fit",
     )

@@ -12,8 +12,9 @@ from flopwise.advice import measured
 from flopwise.advice.facts import Facts
 from flopwise.advice.savings import finding, freed
 from flopwise.analysis.product_sizes import Product
-from flopwise.predict.roofline import matmul_shape, op_time
-from flopwise.predict.shapes.step import account_step
+from flopwise.predict.machine import Machine
+from flopwise.predict.op_time import matmul_shape, op_time
+from flopwise.predict.prediction import predict
 from flopwise.records.finding import LOW, MEDIUM, Finding
 from flopwise.records.waterfall import MATMUL_OTHER, MATMUL_SHAPE, MATMUL_UNALIGNED
 from flopwise.work.matmul_precision import matmul_precision
@@ -62,14 +63,14 @@ def _on_tensor_cores(product: Product) -> bool:
 
 
 def _of_model(facts: Facts) -> tuple[float, set[int]]:
-    """By the closed form, where the trace has no sizes: the predicted time of the products with an odd weight's side."""
+    """From the model's shapes, where the trace has no sizes: the predicted time of the products with an odd weight's side."""
     workload, model = measured.workload_of(facts), measured.model_of(facts)
     if workload is None or model is None or facts.ceilings is None or workload.recipe.precision == "fp32":
         return 0.0, set()
     odd = {side for side in (model.vocab, model.d_model, model.d_ff) if side % STEP_ELEMENTS}
     if not odd:
         return 0.0, set()
-    ceilings, ops = facts.ceilings, account_step(workload, measured.gpu_of(facts)).ops
+    ceilings, ops = facts.ceilings, predict(workload, Machine(gpu=measured.gpu_of(facts))).ops
 
     def touched(op: OpWork) -> bool:
         return op.kind == MATMUL and bool(odd & set(matmul_shape(op)[1:]))

@@ -2,17 +2,17 @@
 
 from collections.abc import Callable
 
-import msgspec
-
 from flopwise.errors import FlopwiseError, Unsupported
 from flopwise.predict.shapes import adamw, losses
 from flopwise.predict.shapes.network import Network
 from flopwise.predict.shapes.overlap import UpdateInBackward, updates_in_backward
 from flopwise.predict.shapes.tape import Tape, Tensor
+from flopwise.records.prediction import AFTER_BACKWARD, AFTER_FORWARD, SHAPES, START, KeptTensors, PredictedStep
+from flopwise.records.run import PhaseMemory
 from flopwise.spec.gpu import Gpu
 from flopwise.spec.model import ModelSpec
 from flopwise.spec.workload import Workload
-from flopwise.work.operation import ACTIVATIONS, GRADIENTS, INPUTS, LOGITS, SCORES, WORKSPACE, Footprint, OpWork
+from flopwise.work.operation import ACTIVATIONS, GRADIENTS, INPUTS, LOGITS, SCORES, WORKSPACE, Footprint
 from flopwise.work.unsplit import unsplit_bytes
 
 _AUTOCAST = {"bf16": "bf16", "fp16": "fp16"}
@@ -20,46 +20,7 @@ _MIB = 2**20
 DEEPEST = 1000  # layers; it takes half a minute
 
 
-class PhaseCost(msgspec.Struct, frozen=True, kw_only=True):
-    """One phase's memory, as the allocator would report it."""
-
-    phase: str
-    start_bytes: int
-    peak_bytes: int
-    end_bytes: int
-    peak: Footprint
-
-
-class Kept(msgspec.Struct, frozen=True, kw_only=True):
-    """What the forward pass keeps for the backward pass, of all layers together."""
-
-    owner: str
-    module: str  # without the layer's number
-    op: str
-    n_bytes: int
-
-
-class StepCost(msgspec.Struct, frozen=True, kw_only=True):
-    """A step, accounted for: obtained by arithmetic, nothing was run."""
-
-    ops: tuple[OpWork, ...]
-    phases: tuple[PhaseCost, ...]
-    start: Footprint  # at the start of forward: weights, state, data; the last step's gradients are gone
-    after_forward: Footprint | None  # None: a step of which no part is known as the forward pass
-    peak: Footprint
-    after_backward: Footprint | None  # None: there is no backward pass
-    kept: tuple[Kept, ...] = ()
-
-    @property
-    def peak_bytes(self) -> int:
-        return max(phase.peak_bytes for phase in self.phases)
-
-    def flops(self, *phases: str) -> int:
-        """The FLOPs of some phases, or of all."""
-        return sum(op.flops for op in self.ops if not phases or op.phase in phases)
-
-
-def account_step(workload: Workload, gpu: Gpu | None = None, optimizer_bits: int = 32) -> StepCost:
+def account_step(workload: Workload, gpu: Gpu | None = None, optimizer_bits: int = 32) -> PredictedStep:
     """Every op of one step with its work, and the memory by owner. `gpu` picks SDPA's backend and cuBLAS's workspace.
 
     `optimizer_bits = 8` accounts for moments kept in 8 bits: their memory; the work stays AdamW's own.
@@ -71,7 +32,7 @@ def account_step(workload: Workload, gpu: Gpu | None = None, optimizer_bits: int
     """
     if not isinstance(workload.subject, ModelSpec):
         raise FlopwiseError(
-            f"{workload.target} is no model: the closed form knows flopwise's own",
+            f"{workload.target} is no model of flopwise's own, and only those are predicted from shapes",
             "give a preset or hf:PATH/config.json",
         )
     if optimizer_bits not in (8, 32):
@@ -109,29 +70,34 @@ class _Step:
         self.overlapped = UpdateInBackward(t, self.parameters, self.recipe) if overlapped else None
         self.output: Tensor | None = None
         self.loss: Tensor | None = None
-        self.phases: list[PhaseCost] = []
-        self.kept: tuple[Kept, ...] = ()
+        self.phases: list[PhaseMemory] = []
+        self.kept: tuple[KeptTensors, ...] = ()
 
-    def run(self) -> StepCost:
-        t, start = self.t, self.t.footprint("start of forward")
+    def run(self) -> PredictedStep:
+        t, moments = self.t, [self.t.footprint(START)]
         self._leave_last_step()
         if self.workload.phase == "forward":
             self._phase("forward", self._infer)
-            after_forward, after_backward = t.footprint("after forward"), None
+            moments.append(t.footprint(AFTER_FORWARD))
         else:
             self._phase("forward", self._forward)
             self._phase("loss", self._compute_loss)
-            after_forward = t.footprint("after forward")
+            moments.append(t.footprint(AFTER_FORWARD))
             self.kept = _kept(t)
             self._phase("backward", self._backward)
-            after_backward = t.footprint("after backward")
+            moments.append(t.footprint(AFTER_BACKWARD))
             if self.workload.phase == "train":
                 self._phase("optimizer", self._update)
-        peak = max(self.phases, key=lambda phase: phase.peak_bytes).peak
-        return StepCost(
-            ops=tuple(t.ops), phases=tuple(self.phases), start=start, after_forward=after_forward, peak=peak,
-            after_backward=after_backward, kept=self.kept,
-        )  # fmt: skip
+        top = max(self.phases, key=lambda phase: phase.peak_bytes)
+        return PredictedStep(
+            source=SHAPES,
+            ops=tuple(t.ops),
+            peak=Footprint(moment="peak", phase=top.phase, owners=top.owners),
+            phases=tuple(self.phases),
+            moments=tuple(moments),
+            parameters=self.network.spec.parameters(),
+            kept=self.kept,
+        )
 
     def _leave_last_step(self) -> None:
         """What a step finds when it begins: the last one's gradients and loss, or its output."""
@@ -149,10 +115,8 @@ class _Step:
         t.phase, start = name, t.live_bytes
         t.mark_peak()
         run()
-        peak = t.footprint("peak", at_peak=True)
-        self.phases.append(
-            PhaseCost(phase=name, start_bytes=start, peak_bytes=t.peak_bytes, end_bytes=t.live_bytes, peak=peak)
-        )
+        sizes = {"start_bytes": start, "peak_bytes": t.peak_bytes, "end_bytes": t.live_bytes, "reserved_bytes": 0}
+        self.phases.append(PhaseMemory(phase=name, **sizes, owners=t.footprint("peak", at_peak=True).owners))
 
     def _infer(self) -> None:
         with self.t.no_grad(), self.t.casting_to(self.autocast):
@@ -196,9 +160,9 @@ class _Step:
         return None
 
 
-def _kept(t: Tape) -> tuple[Kept, ...]:
+def _kept(t: Tape) -> tuple[KeptTensors, ...]:
     found = [
-        Kept(owner=owner, module=module, op=op, n_bytes=n)
+        KeptTensors(owner=owner, module=module, op=op, n_bytes=n)
         for (owner, module, op), n in t.live.items()
         if n and owner in (ACTIVATIONS, SCORES, LOGITS)
     ]
