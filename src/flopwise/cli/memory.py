@@ -51,8 +51,7 @@ def command(
     """
     form = chosen(form, output, draws=True)
     drawn = form == PICTURE
-    from flopwise.api.memory import memory
-    from flopwise.api.memory_run import outcome
+    from flopwise.api.memory import memory, outcome
     from flopwise.records.run import INTERRUPTED
     from flopwise.render.memory_view import memory_view, of_device, timeline_chart
     from flopwise.render.progress import ShownProgress

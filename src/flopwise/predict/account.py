@@ -20,7 +20,7 @@ from flopwise.records.prediction import PredictedStep
 from flopwise.spec.gpu import Gpu
 from flopwise.spec.model import ModelSpec
 from flopwise.spec.workload import Workload
-from flopwise.work.operation import ATTENTION, MATMUL, OpWork
+from flopwise.work.operation import ATTENTION, MATMUL, PART, OpWork
 
 # Words in the names of ops that compute more than their elements, and of which no formula is known here.
 _UNCOUNTED = (
@@ -236,7 +236,7 @@ def uncounted(ops: Sequence[OpWork]) -> str:
 
 def _multiplies(op: OpWork) -> bool:
     if op.kind in (MATMUL, ATTENTION):
-        return not any(0 in shape for shape in op.shapes)  # of nothing there is nothing to count
+        return not op.op.startswith(PART) and all(0 not in shape for shape in op.shapes)  # nothing has nothing to count
     return any(word in op.op for word in _UNCOUNTED)
 
 
