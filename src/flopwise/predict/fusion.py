@@ -21,29 +21,16 @@ import msgspec
 
 from flopwise.predict.constants import LONGEST_ROW, ROW_SHARE
 from flopwise.predict.op_time import FUSED_OP, TRITON_KINDS, is_cast
-from flopwise.work.operation import (
-    ATTENTION,
-    COMMUNICATION,
-    COPY,
-    ELEMENTWISE,
-    INDEX,
-    LOSS,
-    MATMUL,
-    MEMORY,
-    NORMALISATION,
-    OPTIMIZER,
-    OTHER,
-    PART,
-    RANDOM,
-    REDUCTION,
-    SOFTMAX,
-    OpWork,
-)
+from flopwise.work import operation as kinds
+from flopwise.work.operation import ELEMENTWISE, NORMALISATION, PART, REDUCTION, OpWork
 
-NEVER_FUSED = (MATMUL, ATTENTION, OPTIMIZER, COMMUNICATION)
+NEVER_FUSED = (kinds.MATMUL, kinds.ATTENTION, kinds.OPTIMIZER, kinds.COMMUNICATION)
 # The class of a fused kernel: that of the first of these among its parts. A row that is reduced on the way is still read once,
 # in order, and so goes like the elementwise work around it.
-_KERNEL_CLASS = (LOSS, SOFTMAX, NORMALISATION, ELEMENTWISE, REDUCTION, INDEX, RANDOM, COPY, MEMORY, OTHER)
+_KERNEL_CLASS = (
+    *(kinds.LOSS, kinds.SOFTMAX, NORMALISATION, ELEMENTWISE, REDUCTION),
+    *(kinds.INDEX, kinds.RANDOM, kinds.COPY, kinds.MEMORY, kinds.OTHER),
+)
 _NUMBERED = re.compile(r"(?:.*?\.)?\d+(?=\.|$)")  # up to the first number: 'blocks.0' of 'blocks.0.mlp.up'
 
 Graph = Callable[[OpWork], str | None]  # the compiled graph that an operation is part of; None: it is in none
@@ -85,30 +72,30 @@ def compiled_ops(ops: Sequence[OpWork], compile_lever: str) -> Sequence[OpWork]:
 
 def fuse(ops: Sequence[OpWork], graph: Graph = whole_model) -> list[OpWork]:
     """The kernels that a compiled step runs instead of `ops`; the order follows what depends on what."""
-    running = _cast_once([op for op in ops if op.kernels], graph)
+    running = _cast_once(ops, graph)
     graphs = [None if _alone(op) else graph(op) for op in running]
     levels = _put_off(running, _levels(running, graphs), graphs)
     group = _groups(running, levels, graphs)
-    members, readers = defaultdict[int, list[int]](list), defaultdict[int, set[int]](set)
+    members, readers, sizes = defaultdict[int, list[int]](list), defaultdict[int, set[int]](set), dict[int, int]()
     for number, op in enumerate(running):
         members[group(number)].append(number)
+        sizes.update(op.writes)
         for tensor, _ in op.reads:
             readers[tensor].add(group(number))
-    phases = {phase: place for place, phase in enumerate(dict.fromkeys(op.phase for op in running))}
-    roots = sorted(members, key=lambda root: (phases[running[members[root][0]].phase], levels[root], members[root][0]))
+    phases = list(dict.fromkeys(op.phase for op in running))
+    roots = sorted(members, key=lambda root: (phases.index(running[root].phase), levels[root], root))
     parts = [[running[number] for number in members[root]] for root in roots]
-    sizes = {tensor: size for op in running for tensor, size in op.writes}
-    kernels = [
-        running[root] if graphs[root] is None else _joined(root, some, readers, sizes)
-        for root, some in zip(roots, parts, strict=True)
-    ]
-    compiled = [not _alone(one) and graph(one) is not None for one in kernels]
+    kernels = []
+    for root, some in zip(roots, parts, strict=True):
+        kernels.append(running[root] if graphs[root] is None else _joined(root, some, readers, sizes))
+    compiled = {place for place, one in enumerate(kernels) if not _alone(one) and graph(one) is not None}
     found = _computed_again(kernels, compiled, parts)
     return [_summed(one) if _sums_columns(one, some) else one for one, some in zip(found, parts, strict=True)]
 
 
 def _cast_once(ops: Sequence[OpWork], graph: Graph) -> list[OpWork]:
     """The same, but that a whole tensor which several read in another dtype is cast for the first of them alone."""
+    ops = [op for op in ops if op.kernels]
     written = Counter(tensor for op in ops for tensor, _ in op.writes)
     sizes = {tensor: size for op in ops for tensor, size in op.writes}
     casts = defaultdict[int, dict[tuple[object, ...], int]](
@@ -139,7 +126,7 @@ def _casts_whole_tensor(op: OpWork, sizes: Mapping[int, int], written: Mapping[i
     return sizes.get(tensor) == size and written[op.writes[0][0]] <= 1
 
 
-def _computed_again(kernels: list[OpWork], compiled: Sequence[bool], parts: Sequence[Sequence[OpWork]]) -> list[OpWork]:
+def _computed_again(kernels: list[OpWork], compiled: set[int], parts: Sequence[Sequence[OpWork]]) -> list[OpWork]:
     """The same, but that the backward pass makes anew what is cheap to make: a norm's rows in fp32, a gate's sigmoid.
 
     Sums of rows are kept: they are small, and took a pass over all of it. It begins with what the kernel read or, where that
@@ -149,43 +136,34 @@ def _computed_again(kernels: list[OpWork], compiled: Sequence[bool], parts: Sequ
     for place, kernel in enumerate(kernels):
         for tensor, _ in kernel.reads:
             readers[tensor].append(place)
-    in_backward = [compiled[place] and kernel.phase == "backward" for place, kernel in enumerate(kernels)]
+    backward = {place for place in compiled if kernels[place].phase == "backward"}
     found = list(kernels)
-    for place, kernel in enumerate(kernels):
-        if not compiled[place] or kernel.phase == "backward":
-            continue
+    for place in sorted(compiled - backward):
+        kernel = kernels[place]
         least = ROW_SHARE * max((size for _, size in kernel.reads), default=0)
-        gone = {
-            tensor: size
-            for tensor, size in kernel.writes
-            if size > least and readers[tensor] and all(in_backward[reader] for reader in readers[tensor])
+        large = [tensor for tensor, size in kernel.writes if size > least]
+        wanted = {
+            tensor: readers[tensor] for tensor in large if readers[tensor] and backward.issuperset(readers[tensor])
         }
-        if gone:
-            _recompute(found, place, gone, {tensor: readers[tensor] for tensor in gone}, parts[place])
+        if wanted:
+            _recompute(found, place, wanted, parts[place])
     return found
 
 
-def _recompute(
-    kernels: list[OpWork],
-    place: int,
-    gone: Mapping[int, int],
-    readers: Mapping[int, list[int]],
-    parts: Sequence[OpWork],
-) -> None:
-    """Do not write what is `gone` and let its readers compute it, where they have less to read then."""
+def _recompute(kernels: list[OpWork], place: int, readers: Mapping[int, list[int]], parts: Sequence[OpWork]) -> None:
+    """Do not write what only these read, and let them compute it, where they have less to read then."""
     kernel = kernels[place]
-    known = dict(kernel.reads) | dict(kernel.writes)
-    kept = {tensor for tensor, _ in kernel.writes if tensor not in gone}
-    ways = [_sources(parts, set(gone), stop) for stop in (set[int](), kept)]
+    known, written = dict(kernel.reads) | dict(kernel.writes), dict(kernel.writes)
+    ways = [_sources(parts, set(readers), stop) for stop in (set[int](), written.keys() - readers.keys())]
     backward = sorted({reader for some in readers.values() for reader in some})
     more = {reader: _least(ways, known, dict(kernels[reader].reads)) for reader in backward}
-    saved = sum(size * (1 + len(readers[tensor])) for tensor, size in gone.items())
+    saved = sum(written[tensor] * (1 + len(some)) for tensor, some in readers.items())
     if sum(sum(reads.values()) for reads in more.values()) >= saved:
         return
-    kernels[place] = _moving(kernel, kernel.reads, _without(kernel.writes, gone))
+    kernels[place] = _moving(kernel, kernel.reads, _without(kernel.writes, readers))
     for reader in backward:
         one = kernels[reader]
-        kernels[reader] = _moving(one, (*_without(one.reads, gone), *sorted(more[reader].items())), one.writes)
+        kernels[reader] = _moving(one, (*_without(one.reads, readers), *sorted(more[reader].items())), one.writes)
 
 
 def _sources(parts: Sequence[OpWork], wanted: set[int], stop: set[int]) -> set[int]:

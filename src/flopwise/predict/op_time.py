@@ -4,29 +4,11 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from flopwise.predict.constants import (
-    LEAST_KERNEL_SHARE,
-    NARROW_HEAD,
-    NEAR_ENOUGH,
-    NEAR_PRIOR,
-    NEAR_WIDTH,
-    SHORT_KERNEL,
-    SPLITS,
-)
+from flopwise.predict import constants as fitted
 from flopwise.records import ceilings as curves
 from flopwise.records.ceilings import MEASURED, Ceilings, Curve, Matmul, Near
-from flopwise.work.operation import (
-    ATTENTION,
-    COPY,
-    ELEMENTWISE,
-    INDEX,
-    MATMUL,
-    NORMALISATION,
-    OPTIMIZER,
-    PART,
-    REDUCTION,
-    OpWork,
-)
+from flopwise.work import operation as kinds
+from flopwise.work.operation import ATTENTION, COPY, ELEMENTWISE, MATMUL, NORMALISATION, OPTIMIZER, PART, OpWork
 
 COMPUTE, BANDWIDTH, LAUNCH = "compute", "bandwidth", "launch"
 FUSED_OP = "fused "  # a compiled kernel's name begins so, then come its parts
@@ -39,8 +21,8 @@ _EXPONENTIALS = ("silu", "gelu", "sigmoid", "tanh")  # more to compute for a num
 _VARIANTS = {  # ops that are unlike others of their kind, and the curve that they have for it
     ELEMENTWISE: ((*_EXPONENTIALS, *(f"{op}_backward" for op in _EXPONENTIALS)), curves.EXPONENTIAL),
     NORMALISATION: (("rms_norm", "rms_norm_backward"), curves.RMS),  # its weights' gradient is slower
-    INDEX: (("embedding_backward",), curves.BACKWARD),
-    REDUCTION: (("max", "min", "argmax", "argmin", "sort", "topk"), curves.INDICES),  # they remember where
+    kinds.INDEX: (("embedding_backward",), curves.BACKWARD),
+    kinds.REDUCTION: (("max", "min", "argmax", "argmin", "sort", "topk"), curves.INDICES),  # they remember where
 }
 
 
@@ -78,7 +60,7 @@ def matmul_ns(batch: int, m: int, n: int, k: int, limits: Matmul, processors: in
     times = [
         tile.start_ns + waves * (2e9 * tile.m * tile.n * k / split / tile.flops_per_s) + (split > 1) * limits.join_ns
         for tile in limits.tiles
-        for split in SPLITS
+        for split in fitted.SPLITS
         for waves in (math.ceil(batch * split * math.ceil(m / tile.m) * math.ceil(n / tile.n) / processors),)
     ]
     return min(times) * math.exp(_miss((batch, m, n, k), limits.near))
@@ -90,10 +72,10 @@ def _miss(shape: tuple[int, int, int, int], near: tuple[Near, ...]) -> float:
     pulls = total = 0.0
     for one in near:
         far = sum((math.log2(side) - at) ** 2 for side, at in zip(one.shape, here, strict=True))
-        if far < NEAR_ENOUGH:
-            weight = math.exp(-far / NEAR_WIDTH**2)
+        if far < fitted.NEAR_ENOUGH:
+            weight = math.exp(-far / fitted.NEAR_WIDTH**2)
             pulls, total = pulls + weight * one.miss, total + weight
-    return pulls / (total + NEAR_PRIOR)
+    return pulls / (total + fitted.NEAR_PRIOR)
 
 
 def is_cast(op: OpWork) -> bool:
@@ -143,7 +125,7 @@ def op_time(
     if not ns:
         return OpTime(ns, bound)
     change_ns = op.kernels * (ceilings.switch_ns + graph * ceilings.graph_gap_ns)
-    return OpTime(max(ns * LEAST_KERNEL_SHARE, ns + change_ns), bound)
+    return OpTime(max(ns * fitted.LEAST_KERNEL_SHARE, ns + change_ns), bound)
 
 
 def op_times(ops: Sequence[OpWork], ceilings: Ceilings, *, graph: bool = False) -> list[OpTime]:
@@ -196,7 +178,7 @@ def _alone(op: OpWork, ceilings: Ceilings, cold: float, products: Products) -> O
     computing = _computing_ns(op, ceilings, products)
     if computing > moving:
         return OpTime(computing, COMPUTE)
-    return OpTime(moving, BANDWIDTH if moving > SHORT_KERNEL * curve.ns[0] * op.kernels else LAUNCH)
+    return OpTime(moving, BANDWIDTH if moving > fitted.SHORT_KERNEL * curve.ns[0] * op.kernels else LAUNCH)
 
 
 def _computing_ns(op: OpWork, ceilings: Ceilings, products: Products) -> float:
@@ -217,7 +199,7 @@ def _attention_curve(op: OpWork, ceilings: Ceilings) -> Curve:
     name = op.op.replace("flopwise::flash", "triton")  # a dry run's word for our own
     backend = next((f", {one}" for one in ("flash", "cudnn", "triton") if one in name), "")
     dtypes = (op.dtype, "bf16") if op.dtype == "fp16" else (op.dtype,)  # of the two, one is probed
-    wide = bool(op.shapes and op.shapes[0]) and op.shapes[0][-1] > NARROW_HEAD
+    wide = bool(op.shapes and op.shapes[0]) and op.shapes[0][-1] > fitted.NARROW_HEAD
     names = [dtype + way for way in dict.fromkeys((backend, "")) for dtype in dtypes]
     widths = (curves.WIDE, "") if wide else ("",)
     return next((known[name + width] for name in names for width in widths if name + width in known), known["fp32"])

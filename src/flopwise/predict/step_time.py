@@ -81,65 +81,52 @@ def time_of(
     """
     times, host = op_times(ops, ceilings, graph=graph), _Host(ops, ceilings, compiled)
     times = _overlapped(ops, times) if overlap else times
-    launches = [host_ns(op, host.cost(op.phase)) for op in ops]
+    launches = [host_ns(op, host.costs[op.phase]) for op in ops]
     for place, call_ns in (calls or {}).items():
         launches[place] += call_ns
-    queues, moved, starts, last = (
-        _Queues(ceilings, graph),
-        defaultdict[str, float](float),
-        defaultdict[str, int](int),
-        "",
-    )
-    for op, time, launch_ns in zip(ops, times, launches, strict=True):
-        before = queues.end_ns
-        if op.phase not in starts or (
-            op.phase == "optimizer" and last != op.phase
-        ):  # an update of its own for each block
-            queues.host_ns += host.start_ns(op.phase)
-            starts[op.phase] += 1
-        last = op.phase
-        queues.run(op, launch_ns, time.ns)
-        moved[op.phase] += queues.end_ns - before
-    phases = []
-    for phase, wall_ns in moved.items():
-        own = [place for place, op in enumerate(ops) if op.phase == phase]
-        launching = math.fsum(launches[place] for place in own) + host.start_ns(phase) * starts[phase]
-        gpu_ns, kernels = math.fsum(times[place].ns for place in own), sum(ops[place].kernels for place in own)
-        launching = 0.0 if graph else launching
-        phases.append(PhaseTime(phase=phase, wall_ns=wall_ns, gpu_ns=gpu_ns, host_ns=launching, kernels=kernels))
-    gpu_ns, by_bound = math.fsum(time.ns for time in times), _sums((time.bound, time.ns) for time in times)
-    waits = gpu_ns < min(GPU_BUSY_SHARE * queues.end_ns, queues.host_ns)
+    rows, launched_ns, done_ns = _queues(ops, times, launches, host, graph)
+    gpu_ns, wall_ns = math.fsum(time.ns for time in times), max(launched_ns, done_ns)
+    by_bound = _sums((time.bound, time.ns) for time in times)
+    waits = gpu_ns < min(GPU_BUSY_SHARE * wall_ns, launched_ns)
     return StepTime(
         how=ceilings.how,
-        wall_ns=queues.end_ns,
+        wall_ns=wall_ns,
         gpu_ns=gpu_ns,
-        host_ns=queues.host_ns,
+        host_ns=launched_ns,
         bound=LAUNCH if waits else next(iter(by_bound), LAUNCH),
-        phases=tuple(phases),
+        phases=tuple(
+            PhaseTime(phase=phase, wall_ns=row[0], gpu_ns=row[1], host_ns=row[2], kernels=int(row[3]))
+            for phase, row in rows.items()
+        ),
         gpu_ns_by_kind=_sums((op.kind, time.ns) for op, time in zip(ops, times, strict=True)),
         gpu_ns_by_bound=by_bound,
     )
 
 
-class _Queues:
-    """The two clocks, in nanoseconds since the step began."""
-
-    def __init__(self, ceilings: Ceilings, graph: bool) -> None:
-        self.ceilings, self.graph = ceilings, graph
-        self.host_ns = self.gpu_ns = 0.0
-
-    def run(self, op: OpWork, host_ns: float, ns: float) -> None:
-        if self.graph:
-            self.gpu_ns += ns
-            return
-        self.host_ns += host_ns
-        if op.kernels:
-            queued_ns = self.gpu_ns + op.kernels * self.ceilings.pause_ns
-            self.gpu_ns = max(queued_ns, self.host_ns + self.ceilings.latency_ns) + ns
-
-    @property
-    def end_ns(self) -> float:
-        return max(self.host_ns, self.gpu_ns)
+def _queues(
+    ops: Sequence[OpWork], times: Sequence[OpTime], launches: Sequence[float], host: "_Host", graph: bool
+) -> tuple[dict[str, list[float]], float, float]:
+    """By phase by how much it moves the step's end, its GPU and host time and kernels; and when both queues are empty."""
+    launched_ns = done_ns = 0.0
+    rows, last = dict[str, list[float]](), ""
+    for op, time, launch_ns in zip(ops, times, launches, strict=True):
+        phase, before, start_ns = op.phase, max(launched_ns, done_ns), 0.0
+        if phase not in rows or (phase == "optimizer" and last != phase):  # an update of its own for each block
+            start_ns = host.start_ns(phase)
+        last, row = phase, rows.setdefault(phase, [0.0, 0.0, 0.0, 0])
+        launched_ns += start_ns
+        if graph:
+            done_ns += time.ns
+        else:
+            launched_ns += launch_ns
+            row[2] += start_ns + launch_ns
+            if op.kernels:
+                queued_ns = done_ns + op.kernels * host.ceilings.pause_ns
+                done_ns = max(queued_ns, launched_ns + host.ceilings.latency_ns) + time.ns
+        row[0] += max(launched_ns, done_ns) - before
+        row[1] += time.ns
+        row[3] += op.kernels
+    return rows, launched_ns, done_ns
 
 
 def _sums(parts: Iterable[tuple[str, float]]) -> dict[str, float]:
@@ -230,10 +217,7 @@ class _Host:
         self.inference = phases == {"forward"}  # then nothing is recorded for a backward pass
         self.checkpointed = "recompute" in phases  # then Python is asked about every tensor that is kept
         self.handed = _handed(ops)
-        self.costs: dict[str, HostCost] = {phase: self._cost(phase) for phase in phases}
-
-    def cost(self, phase: str) -> HostCost:
-        return self.costs[phase]
+        self.costs = {phase: self._cost(phase) for phase in phases}
 
     def _cost(self, phase: str) -> HostCost:
         if phase in self.compiled and self.ceilings.compiled:
@@ -246,7 +230,7 @@ class _Host:
 
     def start_ns(self, phase: str) -> float:
         """What the host does once, before the first operation of a phase."""
-        cost, started = self.cost(phase), self.ceilings.backward_start_ns * (phase == "backward")
+        cost, started = self.costs[phase], self.ceilings.backward_start_ns * (phase == "backward")
         if phase not in self.compiled:
             return cost.start_ns * (phase in ("forward", "backward", "optimizer")) + started
         if not self.ceilings.compiled:

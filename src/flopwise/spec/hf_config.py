@@ -10,7 +10,7 @@ import msgspec
 
 from flopwise.errors import FlopwiseError, one_line
 from flopwise.spec import fields
-from flopwise.spec.model import ModelSpec
+from flopwise.spec.model import GPT2, ModelSpec
 
 MAX_CONFIG_BYTES = 8 * 2**20  # real ones are a few KiB
 _LOCAL = "hf: takes the path of a local config.json"
@@ -223,10 +223,8 @@ def _llama(config: _Config, name: str) -> ModelSpec:
     return ModelSpec(
         name=name,
         **sizes,
-        n_kv_heads=config.whole(
-            "num_key_value_heads", 8 if family == "mistral" else sizes["n_heads"]
-        ),  # Mistral's default
-        head_dim=config.whole("head_dim", 128 if family == "qwen3" else 0),  # Qwen3's default, whatever the width
+        n_kv_heads=config.whole("num_key_value_heads", 8 if family == "mistral" else sizes["n_heads"]),
+        head_dim=config.whole("head_dim", 128 if family == "qwen3" else 0),  # theirs, whatever the width
         norm_eps=config.real("rms_norm_eps", 1e-6),
         rope_theta=config.rope_theta(),
         qkv_bias=family == "qwen2" or bias,  # Qwen2 has biases on q, k and v alone, whatever the file says
@@ -240,22 +238,13 @@ def _llama(config: _Config, name: str) -> ModelSpec:
 
 
 def _gpt2(config: _Config, name: str) -> ModelSpec:
-    sizes: dict[str, Any] = {field: config.whole(_NAMES["gpt2"][field]) for field in _NEEDED}
+    sizes = {field: config.whole(_NAMES["gpt2"][field]) for field in _NEEDED}
     activation = config.config.get("activation_function", "gelu_new")
     fields.one_of("activation_function", activation, ("gelu_new", "gelu", "gelu_pytorch_tanh"))
-    return ModelSpec(
-        name=name,
-        **sizes | {"d_ff": config.whole("n_inner", 4 * sizes["d_model"])},
-        mlp="gelu",
-        norm_kind="layer",
-        norm_eps=config.real("layer_norm_epsilon", 1e-5),
-        positions="learned",
-        max_context=config.whole("n_positions", 1024),
-        qkv_bias=True,
-        out_bias=True,
-        mlp_bias=True,
-        tied=config.flag("tie_word_embeddings", True),
-    )
+    own: dict[str, Any] = {"max_context": config.whole("n_positions", 1024)}
+    own |= {"d_ff": config.whole("n_inner", 4 * sizes["d_model"])}
+    own |= {"norm_eps": config.real("layer_norm_epsilon", 1e-5), "tied": config.flag("tie_word_embeddings", True)}
+    return ModelSpec(name=name, **GPT2 | sizes | own)
 
 
 _FAMILIES = dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), _llama) | {"gpt2": _gpt2}

@@ -115,14 +115,14 @@ def _near_divisors(whole: int, near: int) -> str:
 
 
 # GPT-2 (Radford et al. 2019, table 2), with the published configs' vocabulary and context.
-_GPT2: dict[str, Any] = {
+GPT2: dict[str, Any] = {
     "vocab": 50_257,
     "mlp": "gelu",
     "norm_kind": "layer",
     "positions": "learned",
     "max_context": 1024,
 }
-_GPT2 |= {"qkv_bias": True, "out_bias": True, "mlp_bias": True, "tied": True}
+GPT2 |= {"qkv_bias": True, "out_bias": True, "mlp_bias": True, "tied": True}
 # Llama 3 (Dubey et al. 2024, table 3; the 3.2 sizes from their published configs): 8 KV heads throughout.
 _LLAMA3: dict[str, Any] = {"n_kv_heads": 8, "vocab": 128_256, "rope_theta": 500_000.0, "max_context": 131_072}
 
@@ -141,10 +141,10 @@ _PRESETS = {
         _model("xl", 1600, 6400, 48, 25),
         _model("2.7B", 2560, 10240, 32, 32),
         _model("10B", 4608, 12288, 50, 36),
-        _model("gpt2", 768, 3072, 12, 12, **_GPT2),
-        _model("gpt2-medium", 1024, 4096, 24, 16, **_GPT2),
-        _model("gpt2-large", 1280, 5120, 36, 20, **_GPT2),
-        _model("gpt2-xl", 1600, 6400, 48, 25, **_GPT2),
+        _model("gpt2", 768, 3072, 12, 12, **GPT2),
+        _model("gpt2-medium", 1024, 4096, 24, 16, **GPT2),
+        _model("gpt2-large", 1280, 5120, 36, 20, **GPT2),
+        _model("gpt2-xl", 1600, 6400, 48, 25, **GPT2),
         _model("llama3.2-1b", 2048, 8192, 16, 32, tied=True, **_LLAMA3),
         _model("llama3.2-3b", 3072, 8192, 28, 24, tied=True, **_LLAMA3),
         _model("llama3-8b", 4096, 14336, 32, 32, **_LLAMA3),

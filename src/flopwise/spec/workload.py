@@ -264,6 +264,11 @@ def _check(w: Workload) -> None:
 
 
 _Rules = Iterator[tuple[object, str, str]]  # whether the workload is refused, why, and what to do
+_KERNELS = (  # a lever's value, and what a model must be for what it computes
+    ("norm", "triton", "norm_kind", "rms", "is a kernel for RMSNorm", "eager, torch"),
+    ("activation", "cuda", "mlp", "gelu", "is a kernel for GeLU", "eager, torch, triton"),
+    ("rope", "triton", "positions", "rope", "turns queries and keys", "eager"),
+)
 
 
 def _model_rules(w: Workload, spec: Any, recipe: Recipe) -> _Rules:
@@ -278,37 +283,21 @@ def _model_rules(w: Workload, spec: Any, recipe: Recipe) -> _Rules:
         f"context = {w.context} is longer than the sliding window of {window}, which flopwise's model does not have",
         f"allowed: 1 to {window}; or implementation = transformers",
     )
-    yield (  # a kernel that computes something else than this model has; and so the next two
-        recipe.norm == "triton" and spec.norm_kind != "rms",
-        f"norm = 'triton' is a kernel for RMSNorm, and {spec.name} has norm_kind = '{spec.norm_kind}'",
-        "allowed: norm = eager, torch; or a model with norm_kind = rms",
-    )
-    yield (
-        recipe.activation == "cuda" and spec.mlp != "gelu",
-        f"activation = 'cuda' is a kernel for GeLU, and {spec.name} has mlp = '{spec.mlp}'",
-        "allowed: activation = eager, torch, triton; or a model with mlp = gelu",
-    )
-    yield (
-        recipe.rope == "triton" and spec.positions != "rope",
-        f"rope = 'triton' turns queries and keys, and {spec.name} has positions = '{spec.positions}'",
-        "allowed: rope = eager; or a model with positions = rope",
-    )
+    for lever, value, field, needed, what, others in _KERNELS:
+        yield (
+            getattr(recipe, lever) == value and getattr(spec, field) != needed,
+            f"{lever} = '{value}' {what}, and {spec.name} has {field} = '{getattr(spec, field)}'",
+            f"allowed: {lever} = {others}; or a model with {field} = {needed}",
+        )
     train = w.phase == "train"
     yield (
         recipe.precision == "bf16-master" and train and recipe.optimizer not in OWN_OPTIMIZERS,
         f"precision = 'bf16-master' needs an optimizer that keeps masters, and {recipe.optimizer} does not",
         f"allowed: optimizer = {' or '.join(OWN_OPTIMIZERS)}",
     )
-    yield (
-        recipe.graph == "on" and not train,
-        f"graph = 'on' captures the whole training step, not phase = '{w.phase}'",
-        "allowed: phase = train",
-    )
-    yield (
-        recipe.overlap == "on" and not train,
-        f"overlap = 'on' is about the optimizer, and phase = '{w.phase}' has none",
-        "allowed: phase = train",
-    )
+    for lever, what in (("graph", "captures the whole training step"), ("overlap", "is about the optimizer")):
+        refused = getattr(recipe, lever) == "on" and not train
+        yield refused, f"{lever} = 'on' {what}, and phase = '{w.phase}' has none", "allowed: phase = train"
 
 
 def _op_rules(w: Workload, subject: Any, recipe: Recipe) -> _Rules:
