@@ -23,7 +23,7 @@ from flopwise.records.prediction import MemoryPrediction, PredictedStep
 from flopwise.spec.gpu import DTYPES, Gpu
 from flopwise.spec.model import ModelSpec
 from flopwise.spec.workload import Workload
-from flopwise.work.operation import ATTENTION, WORKSPACE, OpWork
+from flopwise.work.operation import ATTENTION, OpWork
 
 _ARCHITECTURES = {
     "8.0": "ampere",
@@ -34,7 +34,6 @@ _ARCHITECTURES = {
     "12.0": "blackwell-rtx",
 }
 _SHALLOW = (4, 6)  # depths from which the peaks of deeper models are extrapolated
-_ON_CPU = "the shape simulator's is a GPU without its workspace; the CPU's norms and attention save other tensors"
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True, dict=True):
@@ -125,7 +124,7 @@ def predict_each(workload: Workload, machines: Sequence[Machine], *, optimizer_b
     if workload.own_model is not None:
         if not all(machine.is_cpu for machine in machines):
             check_attention(workload)
-        steps = {kind: _from_shapes(workload, gpu, optimizer_bits) for kind, gpu in gpus.items()}
+        steps = {kind: account_step(workload, gpu, optimizer_bits) for kind, gpu in gpus.items()}
     else:
         with Worker() as worker:
             steps = {kind: worker.dry_run(workload, architecture_of(gpu)) for kind, gpu in gpus.items()}
@@ -180,7 +179,7 @@ def predict_memory(worker: Worker, workload: Workload, gpu: Gpu | None) -> Store
 
 def memory_from_shapes(workload: Workload, gpu: Gpu | None) -> tuple[MemoryPrediction, ...]:
     """The shape simulator's word on a step's memory; none for a step that it does not know."""
-    return () if workload.own_model is None else (_from_shapes(workload, gpu).memory(),)
+    return () if workload.own_model is None else (account_step(workload, gpu).memory(),)
 
 
 def peak_bytes(workload: Workload, gpu: Gpu | None = None, optimizer_bits: int = 32) -> int | None:
@@ -198,36 +197,10 @@ def peak_bytes(workload: Workload, gpu: Gpu | None = None, optimizer_bits: int =
     every = max(1, workload.recipe.checkpoint)
     few, more = (n * every + spec.n_layers % every for n in _SHALLOW)  # the same rest in a checkpoint's last segment
     if spec.n_layers <= more + every:
-        return _from_shapes(workload, gpu, optimizer_bits).peak_bytes
+        return account_step(workload, gpu, optimizer_bits).peak_bytes
     shallow: list[list[int]] = []
     for n_layers in (few, more):
         shorter = msgspec.structs.replace(workload, subject=msgspec.structs.replace(spec, n_layers=n_layers))
-        shallow.append([phase.peak_bytes for phase in _from_shapes(shorter, gpu, optimizer_bits).phases])
+        shallow.append([phase.peak_bytes for phase in account_step(shorter, gpu, optimizer_bits).phases])
     steps = (spec.n_layers - more) / (more - few)
     return max(round(b + steps * (b - a)) for a, b in zip(shallow[0], shallow[1], strict=True))
-
-
-def _from_shapes(workload: Workload, gpu: Gpu | None, optimizer_bits: int = 32) -> PredictedStep:
-    step = account_step(workload, gpu, optimizer_bits)
-    if gpu is None or gpu.name != "cpu":
-        return step
-    less = step.start.owners.get(WORKSPACE, 0)
-    phases = tuple(
-        msgspec.structs.replace(
-            phase,
-            start_bytes=phase.start_bytes - less,
-            peak_bytes=phase.peak_bytes - less,
-            end_bytes=phase.end_bytes - less,
-            owners=_without_workspace(phase.owners),
-        )
-        for phase in step.phases
-    )
-    peak, *moments = (
-        msgspec.structs.replace(moment, owners=_without_workspace(moment.owners))
-        for moment in (step.peak, *step.moments)
-    )
-    return msgspec.structs.replace(step, peak=peak, phases=phases, moments=tuple(moments), notes=(_ON_CPU,))
-
-
-def _without_workspace(owners: dict[str, int]) -> dict[str, int]:
-    return {owner: n_bytes for owner, n_bytes in owners.items() if owner != WORKSPACE}

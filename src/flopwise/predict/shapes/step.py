@@ -17,6 +17,7 @@ from flopwise.work.unsplit import unsplit_bytes
 
 _AUTOCAST = {"bf16": "bf16", "fp16": "fp16"}
 _MIB = 2**20
+_ON_CPU = "the shape simulator's is a GPU without its workspace; the CPU's norms and attention save other tensors"
 DEEPEST = 1000  # layers; it takes half a minute
 
 
@@ -60,9 +61,11 @@ class _Step:
         self.targets = t.tensor(sizes, "int64", INPUTS, "targets")
         # One workspace for the thread that runs the forward pass, one for autograd's.
         threads = 1 if workload.phase == "forward" else 2
-        unsplit = unsplit_bytes(p.weight.n_bytes for p in self.parameters)
+        self.on_cpu = gpu is not None and gpu.name == "cpu"  # where there is neither
+        unsplit = 0 if self.on_cpu else unsplit_bytes(p.weight.n_bytes for p in self.parameters)
         self.workspace = [t.tensor((unsplit,), "bool", WORKSPACE, "allocator")] if unsplit else []
-        self.workspace += [t.tensor((workspace_bytes(gpu),), "bool", WORKSPACE, "cublas") for _ in range(threads)]
+        for _ in range(0 if self.on_cpu else threads):
+            self.workspace.append(t.tensor((workspace_bytes(gpu),), "bool", WORKSPACE, "cublas"))
         self.state: list[Tensor] = []
         if workload.phase == "train":
             self.state = adamw.make_state(t, self.parameters, self.recipe, optimizer_bits == 8)
@@ -97,6 +100,7 @@ class _Step:
             moments=tuple(moments),
             parameters=self.network.spec.parameters(),
             kept=self.kept,
+            notes=(_ON_CPU,) if self.on_cpu else (),
         )
 
     def _leave_last_step(self) -> None:
