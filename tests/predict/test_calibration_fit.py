@@ -136,7 +136,7 @@ def test_a_step_is_predicted_from_them():
 
 
 def test_probes_that_tell_too_little_are_one_line():
-    with pytest.raises(FlopwiseError, match="do not tell"):
+    with pytest.raises(FlopwiseError, match="too few"):
         ceilings([], gpu="toy", processors=1, versions={})
 
 

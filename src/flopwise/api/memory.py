@@ -49,7 +49,7 @@ def memory(
     progress: Progress | None = None,
     **options: Any,
 ) -> MemoryReport:
-    """Answer for a workload, whose steps are run and recorded; for a run of `memory`; or for a snapshot file.
+    """Answer for a workload, which is run and recorded; for a run of `memory`; or for a snapshot file.
 
     `options` are the workload's size, phase and levers, as for `bench`. `record`: the stacks that are recorded (python,
     all, off); `stacks`: whole ones in the answer. With `predict` nothing is run: the answers are a dry run's, for `gpu`.
@@ -147,7 +147,7 @@ def capture(
         progress.trial(trial)
         request = MemoryRequest(path=str(path), steps=steps, stacks=record)
         point = worker.run(trial, run.log_path(trial.key()), progress.event, memory=request)
-        interrupted = point.status == INTERRUPTED  # then nobody wants to wait for a prediction
+        interrupted = point.status == INTERRUPTED  # then do not wait for a prediction
         gpu = gpu_of(there.environment)
         predicted = StoredPredictions() if interrupted else predict_memory(worker, workload, gpu)
         write_whole(predictions_path(path), msgspec.json.encode(predicted))

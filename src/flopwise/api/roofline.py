@@ -26,7 +26,7 @@ def roofline(
 ) -> Roofline:
     """Set every operation under the roofs of its GPU.
 
-    `target` is a run or a trace file (every op whose bytes its inputs tell, as measured), or a workload (all its
+    `target` is a run or a trace file (every op with known input sizes, as measured), or a workload (all its
     operations, as predicted). `gpu` names the machine; a trace says its own, a workload needs one.
 
     >>> import flopwise

@@ -229,7 +229,7 @@ def _notes(found: Prediction, bits: int) -> tuple[str, ...]:
 
 
 def uncounted(ops: Sequence[OpWork]) -> str:
-    """A note on operations that compute more than their elements, and of which nobody counts the FLOPs; or ''."""
+    """A note that names operations whose FLOPs are not counted; or ''."""
     names = sorted({op.op for op in ops if not op.flops and op.kernels and _multiplies(op)})
     return f"the FLOPs of {', '.join(names)} are not counted: no formula is known for them here" if names else ""
 

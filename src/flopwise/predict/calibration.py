@@ -47,7 +47,9 @@ def ceilings(
         by_what.setdefault((probe.what, probe.dtype), []).append(probe)
     memory = {what: curve(some) for (what, dtype), some in by_what.items() if not dtype and some[0].amount}
     if not memory or ("matmul", "fp32") not in by_what:
-        raise FlopwiseError("the probes do not tell this machine's limits", "run flopwise doctor --calibrate again")
+        raise FlopwiseError(
+            "the probes are too few for this machine's ceilings", "run flopwise doctor --calibrate again"
+        )
     one = {what: some[0].ns for (what, dtype), some in by_what.items() if not some[0].amount}
     return Ceilings(
         gpu=gpu,
@@ -92,11 +94,11 @@ def _attention(what: str, by_what: Mapping[tuple[str, str], Sequence[Probe]]) ->
 
 
 def _host(probes: Sequence[Probe]) -> dict[str, HostCost]:
-    """Per phase: what is left of its launch time when views and further kernels have had theirs, over its operations.
+    """Per phase: its launch time without that of views and further kernels, over its operations.
 
-    Where a phase was probed in several steps, deep and shallow, with casts and without, it is told apart what a phase
-    costs at all, an operation, and a cast. Then views are part of the operations around them. 'host:lists' is an
-    optimizer over lists of tensors: what its operations leave goes to the tensors in the lists.
+    A phase that was probed in several steps, deep and shallow, with casts and without, has a cost of its own, one for each
+    operation (views included) and one for each cast. 'host:lists' is an optimizer over lists of tensors: what its
+    operations do not explain is the lists' tensors.
     """
     one = {probe.what: probe.ns for probe in probes}
     view_ns, kernel_ns, start_ns = one["host:view"], one["host:kernel"], one.get("host:start", 0.0)
@@ -141,7 +143,7 @@ def _compiled(probes: Sequence[Probe]) -> dict[str, HostCost]:
             columns = [[float(c.ops) for c in counts], [1.0] * len(some), [float(c.listed) for c in counts]]
             times = [probe.ns for probe in some]
             op_ns, start_ns, listed_ns = _shares(columns, times)
-            if listed_ns > LISTED_SHARE * op_ns:  # kernels and tensors grow together: noise told them apart
+            if listed_ns > LISTED_SHARE * op_ns:  # kernels and tensors grow together: noise alone separates them
                 op_ns, start_ns = _shares([[c.ops + LISTED_SHARE * c.listed for c in counts], columns[1]], times)
                 listed_ns = LISTED_SHARE * op_ns
             found[phase] = HostCost(op_ns=op_ns, view_ns=0.0, kernel_ns=op_ns, listed_ns=listed_ns, start_ns=start_ns)
@@ -151,7 +153,7 @@ def _compiled(probes: Sequence[Probe]) -> dict[str, HostCost]:
 def _shares(columns: Sequence[Sequence[float]], times: Sequence[float]) -> list[float]:
     """What one of each column costs, none less than nothing, so that the sums are nearest to the times in proportion.
 
-    Of the few ways to leave columns out, the best that needs no cost below zero.
+    Of the few subsets of columns, the best that needs no cost below zero.
 
     >>> [round(cost, 6) for cost in _shares([[10, 20, 30], [1, 1, 1]], [25, 45, 65])]
     [2.0, 5.0]

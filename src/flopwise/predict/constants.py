@@ -44,7 +44,7 @@ ROW_SHARE = 1 / 16  # of what a kernel reads: what is less is one number for eac
 # A tensor that is handed to a compiled graph costs at most this share of a kernel's launch (three calibrations of the H200s).
 LISTED_SHARE = 0.5
 
-# --- A GPU that nobody has calibrated: what libraries reach of its datasheet. Read off the kernels of an H200 (the traces of
+# --- A GPU that was not calibrated: what libraries reach of its datasheet. Read off the kernels of an H200 (the traces of
 # tests/trace/fixtures, the probes of ceilings-2026-11) and taken for any chip.
 SHORTEST_KERNEL_NS = 2_200.0  # with the gap before it: 1.9 µs among its like, and what a change of kernel costs
 MATMUL_SHARE = (

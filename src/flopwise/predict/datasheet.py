@@ -1,4 +1,4 @@
-"""Ceilings of a GPU that nobody has calibrated: its datasheet, and what libraries usually reach of it (constants.py)."""
+"""Ceilings of a GPU that was not calibrated: its datasheet, and the share that libraries usually reach (constants.py)."""
 
 from flopwise.errors import FlopwiseError
 from flopwise.predict import constants as usual

@@ -42,12 +42,14 @@ def bytes_per_parameter(recipe: Recipe, phase: str = "train", optimizer_bits: in
     moment = {"flopwise": 4.0, "flopwise-bf16": 2.0}.get(recipe.optimizer, item)
     moments = 2 * (1 + 4 / 256 if optimizer_bits == 8 else moment)
     low = 2.0 if recipe.precision == "bf16-master" else 0.0
-    gradient = 0.0 if updates_in_backward(recipe) else item  # those of a block or two are nothing beside the rest
+    gradient = (
+        0.0 if updates_in_backward(recipe) else item
+    )  # those of a block or two are nothing compared with the rest
     return {"forward": item, "backward": 2 * item, "train": item + gradient + moments + low}[phase]
 
 
 def largest_model(memory_bytes: float, per_parameter: float = 16.0) -> int:
-    """The most parameters whose weights, gradients and state alone fill a memory.
+    """The most parameters: their weights, gradients and optimizer state alone fill the memory.
 
     >>> largest_model(8 * 80e9)          # the lecture's: eight H100s, AdamW naively
     40000000000
@@ -58,7 +60,7 @@ def largest_model(memory_bytes: float, per_parameter: float = 16.0) -> int:
 def largest_batch(
     workload: Workload, memory_bytes: int, gpu: Gpu | None = None, optimizer_bits: int = 32, cached_bytes: int = 0
 ) -> int:
-    """The most sequences whose step fits, with `cached_bytes` for every token besides; 0 if one does not.
+    """The most sequences that fit, with `cached_bytes` for every token besides; 0 if one does not.
 
     >>> from flopwise.spec.workload import workload
     >>> largest_batch(workload("tiny"), 10**9) > largest_batch(workload("tiny"), 10**8) > 0
@@ -75,7 +77,7 @@ def largest_batch(
 def largest_context(
     workload: Workload, memory_bytes: int, gpu: Gpu | None = None, optimizer_bits: int = 32, cached_bytes: int = 0
 ) -> int:
-    """The longest context, in steps of 64 tokens and as far as the model goes, whose step fits; 0 if none does."""
+    """The longest context, in steps of 64 tokens and as far as the model goes, that fits; 0 if none does."""
     spec = workload.own_model
     limits = [limit for limit in (spec.max_context, spec.window) if limit] if spec is not None else []
 
@@ -88,7 +90,7 @@ def largest_context(
 
 
 def _largest(needed: Callable[[int], int], memory_bytes: int, most: int) -> int:
-    """The largest whole number whose peak fits: memory grows with it, so doubling and halving find it."""
+    """The largest whole number that fits: memory grows with it, so doubling and halving find it."""
     if needed(1) > memory_bytes:
         return 0
     low, high = 1, 2

@@ -101,7 +101,7 @@ class TrainingTime(msgspec.Struct, frozen=True, kw_only=True):
     flops: float
     seconds: float
     rule: str  # how the FLOPs were counted
-    dtype: str = ""  # whose peak rate
+    dtype: str = ""  # of the peak rate
 
     @property
     def days(self) -> float:

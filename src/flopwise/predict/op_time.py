@@ -12,7 +12,7 @@ from flopwise.work.operation import ATTENTION, COPY, ELEMENTWISE, MATMUL, NORMAL
 
 COMPUTE, BANDWIDTH, LAUNCH = "compute", "bandwidth", "launch"
 FUSED_OP = "fused "  # a compiled kernel's name begins so, then come its parts
-TRITON_KINDS = (ELEMENTWISE, COPY, NORMALISATION)  # whose kernels in Triton are not like PyTorch's
+TRITON_KINDS = (ELEMENTWISE, COPY, NORMALISATION)  # kernels in Triton are unlike PyTorch's
 
 _TRITON = ("flopwise::", FUSED_OP)  # names of kernels that are written in Triton
 _COPY_FIRST = ("masked_fill", "index_put", "index_add")  # then they change the copy in place
@@ -196,7 +196,7 @@ def _computing_ns(op: OpWork, ceilings: Ceilings, products: Products) -> float:
 def _attention_curve(op: OpWork, ceilings: Ceilings) -> Curve:
     """Of its precision, backend and width of heads, as far as they were measured."""
     known = ceilings.attention_backward if op.phase == "backward" else ceilings.attention
-    name = op.op.replace("flopwise::flash", "triton")  # a dry run's word for our own
+    name = op.op.replace("flopwise::flash", "triton")  # the dry run's name of our own kernel
     backend = next((f", {one}" for one in ("flash", "cudnn", "triton") if one in name), "")
     dtypes = (op.dtype, "bf16") if op.dtype == "fp16" else (op.dtype,)  # of the two, one is probed
     wide = bool(op.shapes and op.shapes[0]) and op.shapes[0][-1] > fitted.NARROW_HEAD

@@ -146,7 +146,7 @@ def predict_quickly(workload: Workload, machine: Machine | None = None) -> Predi
 
 
 def known_model(workload: Workload, what: str) -> ModelSpec:
-    """The model whose shapes are known; `what` needs them, and is refused for other code."""
+    """The model, where its shapes are known; `what` needs them, and is refused for other code."""
     if workload.own_model is None:
         raise FlopwiseError(
             f"{what} can be predicted for flopwise's own models, not for {workload.target}",
@@ -156,7 +156,7 @@ def known_model(workload: Workload, what: str) -> ModelSpec:
 
 
 def architecture_of(gpu: Gpu | None) -> str:
-    """The dry run's word for a GPU's generation (Hopper, if none is named), or for the CPU.
+    """The dry run's name of a GPU's generation (Hopper, if none is named), or of the CPU.
 
     >>> from flopwise.spec.gpu import gpu
     >>> architecture_of(gpu("a100")), architecture_of(None), architecture_of(gpu("cpu"))
@@ -168,7 +168,7 @@ def architecture_of(gpu: Gpu | None) -> str:
 
 
 def predict_memory(worker: Worker, workload: Workload, gpu: Gpu | None) -> StoredPredictions:
-    """Both predictors' word on a step's memory, where both know it; what could not be predicted is a note."""
+    """Both predictions of a step's memory, where there are both; what could not be predicted is a note."""
     found, notes = memory_from_shapes(workload, gpu), tuple[str, ...]()
     try:
         found = (worker.dry_run(workload, architecture_of(gpu)).memory(), *found)
@@ -178,12 +178,12 @@ def predict_memory(worker: Worker, workload: Workload, gpu: Gpu | None) -> Store
 
 
 def memory_from_shapes(workload: Workload, gpu: Gpu | None) -> tuple[MemoryPrediction, ...]:
-    """The shape simulator's word on a step's memory; none for a step that it does not know."""
+    """The shape simulator's prediction of a step's memory; none for a step that it does not know."""
     return () if workload.own_model is None else (account_step(workload, gpu).memory(),)
 
 
 def peak_bytes(workload: Workload, gpu: Gpu | None = None, optimizer_bits: int = 32) -> int | None:
-    """The peak of a step's memory, at once; None where only a dry run could tell.
+    """The peak of a step's memory, at once; None where it takes a dry run.
 
     A deep model's follows from two shallow ones, since every layer adds the same bytes to each phase's peak.
 

@@ -55,7 +55,7 @@ class StepLimit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def step_time(recipe: Recipe, ops: Sequence[OpWork], ceilings: Ceilings) -> StepTime:
-    """The time of a step whose kernels are `ops`: those of a compiled step are fused already."""
+    """The time of a step with these kernels: those of a compiled step are fused already."""
     graph, overlap = recipe.graph == "on", updates_in_backward(recipe)
     if recipe.compile == "blocks" and not graph:
         return time_of(ops, ceilings, calls=_block_calls(ops, ceilings), overlap=overlap)
@@ -77,7 +77,7 @@ def time_of(
 
     `graph`: it is replayed as one CUDA graph, so that the CPU has no part in it. `compiled`: the phases that are one
     call of a compiled graph each, which costs the CPU something before the first kernel. `calls`: nanoseconds that the CPU
-    spends before some operations, by their place. `overlap`: weights are updated beside the backward pass.
+    spends before some operations, by their place. `overlap`: weights are updated during the backward pass.
     """
     times, host = op_times(ops, ceilings, graph=graph), _Host(ops, ceilings, compiled)
     times = _overlapped(ops, times) if overlap else times
@@ -138,7 +138,7 @@ def _sums(parts: Iterable[tuple[str, float]]) -> dict[str, float]:
 
 
 def _overlapped(ops: Sequence[OpWork], times: Sequence[OpTime]) -> list[OpTime]:
-    """The same times with the optimizer's shorter by what the backward pass hides of it.
+    """The same times, the optimizer's shorter by what the backward pass hides.
 
     That is OVERLAP_SHARE × the smaller of two: the optimizer's time, and the time of backward's compute-bound kernels. A
     kernel that waits for memory itself hides nothing.
@@ -251,7 +251,7 @@ def step_limit(ops: Iterable[OpWork], gpu: Gpu, *, overlap: bool = False) -> Ste
     """Op by op the larger of FLOPs / peak and bytes / bandwidth; None where the GPU states no such figures.
 
     Fused attention is causal here and need not do the masked half, so that this stays a lower limit. `overlap`: weights are
-    updated beside the backward pass, and what fits beside its compute-bound ops takes no time.
+    updated during the backward pass, and what its compute-bound ops hide takes no time.
 
     >>> from flopwise.spec.gpu import gpu
     >>> op = OpWork(op="mm", module="", phase="forward", kind="matmul", dtype="bf16", flops=989_400_000_000, read_bytes=1)

@@ -16,7 +16,7 @@ MIXED, EXPONENTIAL, RMS, JOINED, BACKWARD = ", mixed", ", exponential", ", rms",
 WIDE = ", wide heads"  # of attention
 COMPILED = "host:compiled"  # the probe of a trivial compiled graph; with a phase after it, of larger ones
 VECTOR = "vector"  # multiply-adds that are no matmul
-COLD = "cold"  # elementwise work whose input was not touched lately, and so comes from memory whatever its size
+COLD = "cold"  # elementwise work on input that was not touched lately, and so comes from memory whatever its size
 # Who is nearer than the name cut from the right: inputs of several dtypes are loaded one number at a time, each through
 # a cast, as PyTorch's copy from half to single precision loads them.
 STAND_INS = {
@@ -193,7 +193,7 @@ class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HostCounts(NamedTuple):
-    """What the host launched while a probe of it ran."""
+    """What the host launched during a probe."""
 
     ops: int  # that launch a kernel, casts among them
     views: int

@@ -1,4 +1,4 @@
-"""What is kept beside a memory snapshot: what the workload's own process knew of each allocation. No torch here."""
+"""Files next to a memory snapshot: what the workload's process knew of each allocation, and predictions. No torch here."""
 
 import os
 from collections.abc import Iterator

@@ -65,7 +65,7 @@ class PredictedStep(MemoryPrediction, frozen=True, kw_only=True):
         return sum(op.flops for op in self.ops if not phases or op.phase in phases)
 
     def how(self) -> str:
-        """How it was predicted, where that has to be said."""
+        """How it was predicted, where a reader has to know."""
         return ""
 
     def memory(self) -> MemoryPrediction:

@@ -1,6 +1,6 @@
 """What a GPU can do at most, as its vendor states it: dense peak rates, memory, caches, links; each with its source.
 
-Peaks are dense. Vendors print the figure for 2:4 structured sparsity beside or instead of it, twice as large; no dense
+Peaks are dense. Vendors also print, or only print, the figure for 2:4 structured sparsity, twice as large; no dense
 matmul can reach that one. On GeForce cards a half-precision matmul that accumulates in fp32, which is what training
 uses, runs at half the headline rate: that half is the figure here. Memory is the datasheet's GB, 10⁹ bytes each; a
 driver shows up to 7 % more (150.1e9 on an H200), of which the CUDA context and fragmentation take their part.

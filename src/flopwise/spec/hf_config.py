@@ -26,7 +26,7 @@ def notes(target: str, own_model: bool = True) -> tuple[str, ...]:
     """What an account of a workload's config file leaves out; `own_model`: flopwise's, which has no dropout."""
     try:
         return notes_of(_load(target.removeprefix("hf:"))[1], own_model) if target.startswith("hf:") else ()
-    except FlopwiseError:  # a workload of another day, whose file is gone
+    except FlopwiseError:  # the file of a stored workload may be gone
         return ()
 
 
@@ -70,8 +70,8 @@ def with_changes(config: dict[str, Any], spec: ModelSpec, source: str) -> dict[s
     changed = config | {key: value for field, key in names.items() if (value := getattr(spec, field))}
     if isinstance(types := config.get("layer_types"), list):
         changed["layer_types"] = types[: spec.n_layers]
-    said = msgspec.structs.asdict(from_config(changed, spec.name, source))
-    left = [field for field, value in msgspec.structs.asdict(spec).items() if said[field] != value]
+    read = msgspec.structs.asdict(from_config(changed, spec.name, source))
+    left = [field for field, value in msgspec.structs.asdict(spec).items() if read[field] != value]
     if left:
         raise FlopwiseError(
             f"{left[0]} cannot be set for implementation = 'transformers': {source} has no one field for it",
@@ -134,7 +134,7 @@ def from_config(config: dict[str, Any], name: str = "hf", source: str = "config.
         return _FAMILIES[family](_Config(config), name)
     except FlopwiseError as error:
         message, hint = (
-            re.sub(r"[a-z_]+", lambda word: names.get(word[0], word[0]), said) for said in (error.message, error.hint)
+            re.sub(r"[a-z_]+", lambda word: names.get(word[0], word[0]), text) for text in (error.message, error.hint)
         )
         raise FlopwiseError(error.message if source in error.message else f"{source}: {message}", hint) from None
 

@@ -139,7 +139,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
         return self.subject if isinstance(self.subject, ModelSpec) and self.implementation == "flopwise" else None
 
     def label(self) -> str:
-        """One line that tells this workload from its neighbours.
+        """One line that distinguishes this workload from others.
 
         >>> workload("small", precision="bf16").label()
         'small b4 t512 train precision=bf16'

@@ -52,6 +52,8 @@ class _Step:
         assert isinstance(workload.subject, ModelSpec)
         self.workload, self.recipe = workload, workload.recipe
         self.t = t = Tape()
+        self.on_cpu = gpu is not None and gpu.name == "cpu"  # simulated as a GPU that needs no workspace
+        gpu = None if self.on_cpu else gpu
         self.autocast = _AUTOCAST.get(self.recipe.precision, "")
         backend = sdpa_backend(self.recipe.attention, self.recipe.precision, gpu, workload.subject.head_dim)
         self.network = Network(t, workload.subject, self.recipe, workload.context, backend)
@@ -61,7 +63,6 @@ class _Step:
         self.targets = t.tensor(sizes, "int64", INPUTS, "targets")
         # One workspace for the thread that runs the forward pass, one for autograd's.
         threads = 1 if workload.phase == "forward" else 2
-        self.on_cpu = gpu is not None and gpu.name == "cpu"  # where there is neither
         unsplit = 0 if self.on_cpu else unsplit_bytes(p.weight.n_bytes for p in self.parameters)
         self.workspace = [t.tensor((unsplit,), "bool", WORKSPACE, "allocator")] if unsplit else []
         for _ in range(0 if self.on_cpu else threads):
