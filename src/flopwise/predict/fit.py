@@ -1,7 +1,7 @@
 """What fits a memory: the largest batch, context and model; whether a workload will; and what each lever would change."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import msgspec
 
@@ -66,12 +66,8 @@ def largest_batch(
     >>> largest_batch(workload("tiny"), 10**9) > largest_batch(workload("tiny"), 10**8) > 0
     True
     """
-
-    def needed(batch: int) -> int:
-        step = peak_bytes(msgspec.structs.replace(workload, batch=batch), gpu, optimizer_bits) or 0
-        return step + batch * workload.context * cached_bytes
-
-    return _largest(needed, memory_bytes, min(MOST_BATCH, max(1, MOST_TOKENS // workload.context)))
+    most = min(MOST_BATCH, max(1, MOST_TOKENS // workload.context))
+    return _largest(workload, "batch", most, memory_bytes, gpu, optimizer_bits, cached_bytes)
 
 
 def largest_context(
@@ -80,27 +76,29 @@ def largest_context(
     """The longest context, in steps of 64 tokens and as far as the model goes, that fits; 0 if none does."""
     spec = workload.own_model
     limits = [limit for limit in (spec.max_context, spec.window) if limit] if spec is not None else []
-
-    def needed(steps: int) -> int:
-        longer = msgspec.structs.replace(workload, context=steps * CONTEXT_STEP)
-        return (peak_bytes(longer, gpu, optimizer_bits) or 0) + longer.batch * longer.context * cached_bytes
-
-    most = min([MOST_TOKENS // workload.batch, *limits]) // CONTEXT_STEP
-    return _largest(needed, memory_bytes, max(1, most)) * CONTEXT_STEP
+    most = max(CONTEXT_STEP, min([MOST_TOKENS // workload.batch, *limits]))
+    return _largest(workload, "context", most, memory_bytes, gpu, optimizer_bits, cached_bytes, CONTEXT_STEP)
 
 
-def _largest(needed: Callable[[int], int], memory_bytes: int, most: int) -> int:
-    """The largest whole number that fits: memory grows with it, so doubling and halving find it."""
-    if needed(1) > memory_bytes:
+def _largest(
+    workload: Workload, size: str, most: int, memory: int, gpu: Gpu | None, bits: int, cached: int, step: int = 1
+) -> int:
+    """The largest multiple of `step` that fits: memory grows with it, so doubling and halving find it."""
+
+    def fits(steps: int) -> bool:
+        larger = msgspec.structs.replace(workload, **{size: steps * step})
+        return (peak_bytes(larger, gpu, bits) or 0) + larger.batch * larger.context * cached <= memory
+
+    if not fits(1):
         return 0
     low, high = 1, 2
-    while high <= most and needed(high) <= memory_bytes:
+    while high <= most // step and fits(high):
         low, high = high, high * 2
-    high = min(high, most + 1)
+    high = min(high, most // step + 1)
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if needed(middle) <= memory_bytes else (low, middle)
-    return low
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low * step
 
 
 def too_large(workload: Workload, there: Surroundings) -> str:

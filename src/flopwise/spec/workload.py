@@ -145,18 +145,13 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
         'small b4 t512 train precision=bf16'
         """
         subject = self.subject
-        words = [self.target]
-        words += [subject.impl] if isinstance(subject, OpSpec) and subject.impl else []
+        words = [self.target, subject.impl if isinstance(subject, OpSpec) else ""]
         words += [f"{d}={v}" for d, v in (subject.dims if isinstance(subject, OpSpec) else self.changes).items()]
-        words += [
-            f"{sign}{getattr(self, name)}"
-            for name, sign in (("batch", "b"), ("context", "t"))
-            if name in takes(subject)
-        ]
-        words += [self.phase] if "phase" in takes(subject) else []
+        sizes = {"batch": f"b{self.batch}", "context": f"t{self.context}", "phase": self.phase}
+        words += [text for name, text in sizes.items() if name in takes(subject)]
         words += [f"{f}={v}" for f, v in self.recipe.changed().items()]
         words += [self.implementation] if self.implementation != "flopwise" else []
-        return " ".join(words)
+        return " ".join(word for word in words if word)
 
 
 def workload(target: str, *, set: dict[str, Any] | None = None, **options: Any) -> Workload:  # noqa: A002
