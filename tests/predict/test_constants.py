@@ -4,13 +4,17 @@ import ast
 import inspect
 import re
 from pathlib import Path
+from statistics import median
 
+import msgspec
 import pytest
 
 from flopwise import predict, units
 from flopwise.predict import constants
 from flopwise.predict.account import account_for
 from flopwise.predict.machine import machine_with
+from flopwise.predict.op_time import _miss
+from flopwise.records.ceilings import Ceilings
 from flopwise.render.account_view import account_view
 from flopwise.spec.gpu import gpu
 from flopwise.spec.workload import workload
@@ -38,9 +42,17 @@ def test_the_results_that_the_constants_name_are_there():
     paths = re.findall(r"(?:benchmarks|tests)/[\w./-]+\w", source)
     assert len(paths) > 5
     assert [path for path in paths if not (ROOT / path).exists()] == []
-    runs = set(re.findall(r"`([a-z][a-z-]+-[a-z-]+)`", source))
-    assert len(runs) > 3
-    assert [run for run in runs if not (results / "h200-2026-11" / run).exists()] == []
+    named = set(re.findall(r"\b(?:h200|ceilings|prediction-time)-2026-11[\w./-]*\w", source))
+    assert len(named) >= 3
+    assert [name for name in named if not (results / name).exists()] == []
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+def test_products_measured_nearby_correct_those_that_are_left_out(dtype):
+    kept = msgspec.json.decode((ROOT / "benchmarks/results/ceilings-2026-11/h200.json").read_bytes(), type=Ceilings)
+    near = kept.matmul[dtype].near
+    left = [abs(one.miss - _miss(one.shape, near[:n] + near[n + 1 :])) for n, one in enumerate(near)]
+    assert median(left) < 0.8 * median(abs(one.miss) for one in near)
 
 
 def test_no_other_file_that_predicts_holds_a_fitted_float():

@@ -26,30 +26,30 @@ GPU_BUSY_SHARE = 0.9
 SHORT_KERNEL = 1.5
 # A graph's gap may be below zero; a kernel never takes less than this share of its time alone (a guard).
 LEAST_KERNEL_SHARE = 0.25
-# The host's work for calling a compiled graph, however small: guards, wrappers, the way into autograd (`course-compile`,
-# `tune-*` with compile = blocks).
+# The host's work for calling a compiled graph, however small: guards, wrappers, the way into autograd. An estimate: no
+# measurement of it alone is kept.
 LEAST_CALL_NS = 40_000.0
 
-# --- Matmuls: how far the miss of a measured product says something of another, shapes in powers of two. Leaving each of the
-# 1,080 probes' products out in turn, the correction halved their error (benchmarks/results/ceilings-2026-11/probes.json).
+# --- Matmuls: how far the miss of a measured product says something of another, shapes in powers of two. For products that are
+# left out it lowers the median error from 7.0 to 4.0 % in bf16 and from 5.8 to 4.2 % in fp32 (ceilings-2026-11/h200.json;
+# tests/predict/test_constants.py leaves each out again).
 NEAR_WIDTH, NEAR_PRIOR, NEAR_ENOUGH = 1.2, 0.1, 10.0
 SPLITS = (1, 2, 4, 8, 16)  # along the inner dimension, which cuBLAS's split-K kernels have
-NARROW_HEAD = (
-    64  # wider heads do twice as much for each score, and have attention curves of their own (`course-attention`)
-)
+# Wider heads do twice as much for each score: they are probed, and have attention curves, of their own.
+NARROW_HEAD = 64
 
-# --- Compiled steps (fusion.py), by Inductor's kernels in the traces of benchmarks/results/tune-2026-11.md
+# --- Compiled steps (fusion.py): read off Inductor's kernels in traces of an H200 (benchmarks/results/tune-2026-11.md has what
+# is left of the difference)
 LONGEST_ROW = 2**17  # elements that one loop still reduces
 ROW_SHARE = 1 / 16  # of what a kernel reads: what is less is one number for each row
-# A tensor that is handed to a compiled graph costs at most this share of a kernel's launch (three calibrations of the H200s).
+# A tensor that is handed to a compiled graph costs at most this share of a kernel's launch: a calibration of an H200 whose noise
+# made kernels free and tensors dear is a case of tests/predict/test_calibration_fit.py.
 LISTED_SHARE = 0.5
 
 # --- A GPU that was not calibrated: what libraries reach of its datasheet. Read off the kernels of an H200 (the traces of
 # tests/trace/fixtures, the probes of ceilings-2026-11) and taken for any chip.
 SHORTEST_KERNEL_NS = 2_200.0  # with the gap before it: 1.9 µs among its like, and what a change of kernel costs
-MATMUL_SHARE = (
-    0.80  # of the peak, where no better figure is known for the chip (spec/gpu.py has those and their source)
-)
+MATMUL_SHARE = 0.80  # of the peak, where none is known for the chip (spec/gpu.py has those with their source)
 TF32_SHARE = 0.82  # of that: TF32 loads twice the bytes that bf16 does for each multiply
 L2_SPEEDUP = 1.6  # of what was just written and still lies in the cache
 BANDWIDTH_SHARES = {
@@ -71,7 +71,7 @@ JOIN_NS = 2_500.0  # adding up the parts of a split product
 ATTENTION_SHARES = {"fp32": (0.45, 0.35), "tf32": (0.06, 0.05), "bf16": (0.50, 0.40), "fp16": (0.50, 0.40)}
 # Of cuDNN's rate, where that is what PyTorch picks (capability 9 and 10): benchmarks/results/kernels-2026-11.md.
 CUDNN_SHARES = {"flash": 0.62, "triton": 0.86}
-# No datasheet states a host: these are of the machines that the H200s were in (`launch-bound`, `prediction`).
+# No datasheet states a host: these are of earlier runs on the machines that the H200s were in (prediction-time-2026-11.md).
 HOST = {
     "forward": HostCost(op_ns=18_000.0, view_ns=2_500.0, kernel_ns=5_000.0),
     "backward": HostCost(op_ns=25_000.0, view_ns=2_500.0, kernel_ns=5_000.0),
