@@ -9,20 +9,8 @@ from numpy.typing import NDArray
 
 from flopwise.errors import FlopwiseError
 from flopwise.predict.constants import LISTED_SHARE, NARROW_HEAD, SPLITS
-from flopwise.records.ceilings import (
-    COMPILED,
-    MEASURED,
-    VECTOR,
-    WIDE,
-    Ceilings,
-    Curve,
-    HostCost,
-    HostCounts,
-    Matmul,
-    Near,
-    Probe,
-    Tile,
-)
+from flopwise.records import ceilings as probed
+from flopwise.records.ceilings import COMPILED, Ceilings, Curve, HostCost, HostCounts, Matmul, Near, Probe, Tile
 from flopwise.work.operation import ELEMENTWISE
 
 Floats = NDArray[np.float64]
@@ -51,11 +39,12 @@ def ceilings(
             "the probes are too few for this machine's ceilings", "run flopwise doctor --calibrate again"
         )
     one = {what: some[0].ns for (what, dtype), some in by_what.items() if not some[0].amount}
+    largest = max(by_what[ELEMENTWISE, ""], key=lambda probe: probe.amount)  # a cache holds none of it
     return Ceilings(
         gpu=gpu,
-        how=MEASURED,
+        how=probed.MEASURED,
         processors=processors,
-        bandwidth_bytes_per_s=_bandwidth(by_what[ELEMENTWISE, ""]),
+        bandwidth_bytes_per_s=1e9 * largest.amount / largest.ns,
         matmul={
             dtype: matmul(some, processors, memory[ELEMENTWISE])
             for (what, dtype), some in by_what.items()
@@ -65,7 +54,9 @@ def ceilings(
         attention=_attention("attention", by_what),
         attention_backward=_attention("attention backward", by_what),
         host=_host(probes) if asynchronous else {"forward": HostCost(op_ns=0.0, view_ns=0.0, kernel_ns=0.0)},
-        vector_flops_per_s=max((1e9 * p.amount / p.ns for p in by_what.get((VECTOR, "fp32"), ()) if p.ns), default=0.0),
+        vector_flops_per_s=max(
+            (1e9 * p.amount / p.ns for p in by_what.get((probed.VECTOR, "fp32"), ()) if p.ns), default=0.0
+        ),
         latency_ns=one.get("latency", 0.0),
         graph_gap_ns=one.get("graph gap", 0.0),
         switch_ns=one.get("switch", 0.0),
@@ -76,18 +67,12 @@ def ceilings(
     )
 
 
-def _bandwidth(probes: Sequence[Probe]) -> float:
-    """Of the largest: what is small enough for a cache says nothing of the memory."""
-    largest = max(probes, key=lambda probe: probe.amount)
-    return 1e9 * largest.amount / largest.ns
-
-
 def _attention(what: str, by_what: Mapping[tuple[str, str], Sequence[Probe]]) -> dict[str, Curve]:
     """By precision; heads wider than 64 do twice as much for each score, and have curves of their own."""
     found: dict[str, Curve] = {}
     for (name, dtype), some in by_what.items():
         if name == what:
-            for key, wide in ((dtype, False), (f"{dtype}{WIDE}", True)):
+            for key, wide in ((dtype, False), (f"{dtype}{probed.WIDE}", True)):
                 alike = [probe for probe in some if (bool(probe.shape) and probe.shape[-1] > NARROW_HEAD) == wide]
                 found |= {key: curve(alike)} if alike else {}
     return found

@@ -42,9 +42,7 @@ def bytes_per_parameter(recipe: Recipe, phase: str = "train", optimizer_bits: in
     moment = {"flopwise": 4.0, "flopwise-bf16": 2.0}.get(recipe.optimizer, item)
     moments = 2 * (1 + 4 / 256 if optimizer_bits == 8 else moment)
     low = 2.0 if recipe.precision == "bf16-master" else 0.0
-    gradient = (
-        0.0 if updates_in_backward(recipe) else item
-    )  # those of a block or two are nothing compared with the rest
+    gradient = 0.0 if updates_in_backward(recipe) else item  # 0: only those of a block or two are there
     return {"forward": item, "backward": 2 * item, "train": item + gradient + moments + low}[phase]
 
 

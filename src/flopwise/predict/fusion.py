@@ -98,9 +98,8 @@ def _cast_once(ops: Sequence[OpWork], graph: Graph) -> list[OpWork]:
     ops = [op for op in ops if op.kernels]
     written = Counter(tensor for op in ops for tensor, _ in op.writes)
     sizes = {tensor: size for op in ops for tensor, size in op.writes}
-    casts = defaultdict[int, dict[tuple[object, ...], int]](
-        dict
-    )  # tensor -> size, dtype, phase, graph -> what it became
+    # tensor -> size, dtype, phase, graph -> what it became
+    casts = defaultdict[int, dict[tuple[object, ...], int]](dict)
     same: dict[int, int] = {}
     found = []
     for op in ops:

@@ -7,25 +7,15 @@ import numpy.typing as npt
 
 from flopwise.predict.shapes.memory import without_layer
 from flopwise.records.prediction import LARGEST_TENSORS, DryRun, LiveTensor
-from flopwise.snapshot.answers import (
-    PREDICTED,
-    DeviceMemory,
-    Growth,
-    Large,
-    Line,
-    MemoryReport,
-    Moment,
-    OpBytes,
-    Saved,
-    by_op,
-)
+from flopwise.snapshot import answers
+from flopwise.snapshot.answers import DeviceMemory, Large, Line, MemoryReport, Moment, OpBytes, Saved
 from flopwise.snapshot.report import LARGEST, POINTS
 from flopwise.snapshot.saved import named, saved_blocks
 from flopwise.snapshot.timeline import thinned
 from flopwise.spec.workload import Workload
 from flopwise.work.operation import TEMPORARY
 
-NO_GROWTH = Growth(steps=0, found_by="", start_bytes=(), bytes_per_step=None, leaks_sought=False, leaks=())
+NO_GROWTH = answers.Growth(steps=0, found_by="", start_bytes=(), bytes_per_step=None, leaks_sought=False, leaks=())
 
 
 def predicted_report(run: DryRun, workload: Workload) -> MemoryReport:
@@ -48,9 +38,7 @@ def predicted_report(run: DryRun, workload: Workload) -> MemoryReport:
         ooms=(),
         timeline=_line(run, totals, most),
         notes=run.notes,
-        temporary=_temporary(run.largest)
-        if len(run.largest) < LARGEST_TENSORS
-        else (),  # else the small ones are missing
+        temporary=_temporary(run.largest),
         saved=saved_blocks(kept),
         named=named(workload, kept),
         exact=True,
@@ -60,7 +48,7 @@ def predicted_report(run: DryRun, workload: Workload) -> MemoryReport:
         devices=(device,),
         label=run.workload,
         where=run.architecture,
-        obtained=PREDICTED,
+        obtained=answers.PREDICTED,
         predictions=(run.memory(),),
     )
 
@@ -100,11 +88,13 @@ def _fields(tensor: LiveTensor) -> dict[str, Any]:
 
 
 def _temporary(tensors: tuple[LiveTensor, ...]) -> tuple[OpBytes, ...]:
+    if len(tensors) == LARGEST_TENSORS:
+        return ()  # the small ones are missing
     kinds: dict[tuple[str, str], list[int]] = {}
     for t in tensors:
         if t.owner == TEMPORARY:
             kinds.setdefault((t.op, t.dtype), []).append(t.bytes)
-    return by_op(kinds)
+    return answers.by_op(kinds)
 
 
 def _line(run: DryRun, totals: npt.NDArray[np.int64], reserved: int) -> Line:
