@@ -108,7 +108,7 @@ def too_large(workload: Workload, there: Surroundings) -> str:
     >>> from flopwise.spec.workload import workload
     >>> there = Surroundings(environment=Environment(flopwise="", python="", torch=""), device="cpu", free_bytes=2**33)
     >>> too_large(workload("tiny"), there), too_large(workload("xl"), there).partition(": ")[2]
-    ('', 'predicted peak 37.4 GiB of 8.00 GiB free: it will probably run out of memory')
+    ('', 'predicted peak 37.2 GiB of 8.00 GiB free: it will probably run out of memory')
     """
     if there.free_bytes is None or workload.recipe.compile != "off":
         return ""
