@@ -5,7 +5,7 @@
     python benchmarks/course_memory.py OUT --size tiny --device cpu --contexts 16,32      # to try it
 
 Timelines: every context, forward and train, fp32 and bf16, as the course writes the model; one recorded step each. Several run
-side by side where the closed form says that they fit together into 90 % of the memory: bytes do not depend on neighbours.
+side by side where the prediction says that they fit together into 90 % of the memory: bytes do not depend on neighbours.
 OUT/NAME.json gets the figures, OUT/runs the recording, which `--draw` (or `flopwise memory OUT/runs/…`) reads.
 
 Checkpoint: training with fused AdamW and SDPA (so that neither the optimizer's temporaries nor the N × N matrix hide it), a
@@ -29,10 +29,10 @@ import msgspec
 
 import flopwise
 from flopwise import units
-from flopwise.api.memory_run import capture, stored_report
+from flopwise.api.memory import capture, stored_report
 from flopwise.capture.isolate import Worker
 from flopwise.capture.progress import Progress
-from flopwise.predict.fit import peak_of
+from flopwise.predict.prediction import peak_bytes as predicted_peak
 from flopwise.records.events import Event, Exited
 from flopwise.records.run import OK, Point
 from flopwise.snapshot.answers import MemoryReport
@@ -63,14 +63,14 @@ def timeline_cases(given: argparse.Namespace) -> dict[str, Workload]:
         for context in given.contexts.split(",")
         for precision in ("fp32", "bf16")
     }
-    return dict(sorted(found.items(), key=lambda case: -peak_of(case[1], None)))
+    return dict(sorted(found.items(), key=lambda case: -predicted_peak(case[1], None)))
 
 
 class Queue:
     """Cases that wait, and the memory that those under way take."""
 
     def __init__(self, cases: dict[str, Workload], room_bytes: float) -> None:
-        self._waiting = {name: peak_of(case, None) for name, case in cases.items()}
+        self._waiting = {name: predicted_peak(case, None) for name, case in cases.items()}
         self._taken: dict[str, int] = {}
         self._room, self._changed = room_bytes, threading.Condition()
 
@@ -251,7 +251,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--checkpoint-batch", type=int, default=4)
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--gpu", default="h200", help="with --draw: the GPU that the closed form is asked about")
+    parser.add_argument("--gpu", default="h200", help="with --draw: the GPU that is predicted for")
     given = parser.parse_args()
     given.segments = [int(n) for n in given.segments.split(",")]
     return given

@@ -11,11 +11,11 @@ import msgspec
 import numpy as np
 
 from flopwise import units
-from flopwise.api.memory_run import stored_report
 from flopwise.capture.isolate import Worker
-from flopwise.predict.dry_step import architecture_of
-from flopwise.predict.forecast import closed_form
+from flopwise.predict.prediction import architecture_of, memory_from_shapes
+from flopwise.records.prediction import DRY_RUN, SHAPES
 from flopwise.snapshot.answers import TimelineLine
+from flopwise.snapshot.stored import stored_report
 from flopwise.snapshot.timeline import thinned
 from flopwise.spec.gpu import gpu as gpu_named
 from flopwise.spec.model import ModelSpec
@@ -87,7 +87,7 @@ def error_table(found: dict[str, dict[str, Any]]) -> str:
     for name, case in sorted(found.items(), key=lambda one: _order(one[0])):
         peak = case["unwatched_peak_bytes"] or case["peak_bytes"]
         cells: list[str] = []
-        for source in ("dry run", "closed form"):
+        for source in (DRY_RUN, SHAPES):
             one = next((p for p in case["predictions"] if p["source"] == source), None)
             if one is None:
                 cells += ["–", "–"]
@@ -96,7 +96,7 @@ def error_table(found: dict[str, dict[str, Any]]) -> str:
             cells += [_off(one["peak_bytes"], peak), differing(one["owners"], case["owners"])]
         unseen = peak - case["peak_bytes"]
         rows.append((name.partition("-")[2], f"{peak:,}", size(unseen) if unseen else "0", *cells))
-    columns = "<case | peak, bytes | not in the recording | dry run off by | <owners | closed form off by | <owners"
+    columns = "<case | peak, bytes | not in the recording | dry run off by | <owners | shape simulator off by | <owners"
     told = [
         f"{source}: median {100 * float(np.median(of)):.3f} %, worst {100 * max(of):.3f} %, "
         f"{sum(e == 0 for e in of)} of {len(of)} exact to the byte"
@@ -110,7 +110,7 @@ def _off(said: int, measured: int) -> str:
 
 
 def differing(said: dict[str, int], recorded: dict[str, int]) -> str:
-    """The owners that a prediction has wrong. The closed form counts the rounding of weights as workspace: one sum."""
+    """The owners that a prediction has wrong. The shape simulator counts the rounding of weights as workspace: one sum."""
     both = ("parameters", "workspace")
     off = {o: said.get(o, 0) - recorded.get(o, 0) for o in {*said, *recorded} if o not in both}
     off["parameters"] = sum(said.get(o, 0) - recorded.get(o, 0) for o in both)
@@ -179,15 +179,15 @@ def shortened(line: TimelineLine) -> TimelineLine:
 
 
 def predicted(rows: list[dict[str, Any]], cases: Mapping[str, Workload], gpu_name: str) -> list[dict[str, Any]]:
-    """The rows with the dry run's and the closed form's peaks, where they have none yet."""
+    """The rows with the dry run's and the shape simulator's peaks, where they have none yet."""
     gpu = gpu_named(gpu_name)
     with Worker() as worker:
         for row in rows:
             case = cases[f"{row['precision']} {row['strategy']}"]
             if "dry_run_bytes" not in row:
                 row["dry_run_bytes"] = worker.dry_run(case, architecture_of(gpu), DRY_S).peak_bytes
-                closed = closed_form(case, gpu)
-                row["closed_form_bytes"] = closed.peak.total_bytes if closed else None
+                shapes = memory_from_shapes(case, gpu)
+                row["shapes_bytes"] = shapes[0].peak_bytes if shapes else None
     return rows
 
 
@@ -213,10 +213,10 @@ def checkpoint_table(precision: str, rows: list[dict[str, Any]], gradients: int)
                 row["peak_phase"] or "–",
                 size(row["dry_run_bytes"]),
                 error,
-                size(row["closed_form_bytes"]),
+                size(row["shapes_bytes"]),
             )
         )
-    after = "kept after forward | peak | <where | dry run | off by | closed form"
+    after = "kept after forward | peak | <where | dry run | off by | shape simulator"
     columns = f"<{precision}, checkpoint | step | × off | GPU | {after}"
     return "\n\n".join([table(columns, lines), *best(rows)])
 

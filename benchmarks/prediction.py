@@ -1,6 +1,6 @@
 """How good the predictions are: what flopwise says before a step is run, beside what was measured.
 
-    python benchmarks/prediction.py --memory-closed-form [RUN…]
+    python benchmarks/prediction.py --memory [RUN…]
     python benchmarks/prediction.py --time [RUN…]
 
 The cases are not chosen: every point of the stored runs (all under benchmarks/results/h200-2026-11 unless runs are
@@ -18,11 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from flopwise import units
-from flopwise.predict.account import step_time
 from flopwise.predict.datasheet import from_datasheet
-from flopwise.predict.dry_step import dry_run, needs_dry_run, step_cost
-from flopwise.predict.machine import find_ceilings
-from flopwise.predict.shapes.step import account_step
+from flopwise.predict.machine import Machine, find_ceilings
+from flopwise.predict.prediction import predict
 from flopwise.records.run import Point
 from flopwise.records.table import Table
 from flopwise.render.table import columns, markdown
@@ -43,11 +41,11 @@ def measured(runs: Iterable[Path], models_alone: bool) -> list[Point]:
     return list(found.values())
 
 
-def memory_closed_form(points: Sequence[Point]) -> list[Table]:
-    """The closed form's peaks beside the measured ones."""
+def memory_peaks(points: Sequence[Point]) -> list[Table]:
+    """The predicted peaks beside the measured ones."""
     eager = [p for p in points if p.trial.workload.recipe.compile == "off" and p.trial.workload.recipe.graph == "off"]
     others = [p for p in points if p not in eager]
-    tables = [_memory_table("peak allocated memory, closed form, eager steps", eager)]
+    tables = [_memory_table("peak allocated memory, predicted from shapes, eager steps", eager)]
     if others:
         tables.append(_memory_table("the same for compiled steps and CUDA graphs, counted as if eager", others))
     return tables
@@ -63,7 +61,7 @@ def _memory_table(title: str, points: Sequence[Point]) -> Table:
 
 
 def _memory_row(point: Point) -> dict[str, object]:
-    told = account_step(point.trial.workload, _gpu(point))
+    told = predict(point.trial.workload, Machine(gpu=_gpu(point))).step
     peaks = {phase.phase: phase.peak_bytes for phase in told.phases}
     errors = {m.phase: peaks[m.phase] / m.peak_bytes - 1 for m in point.memory if m.phase in peaks}
     worst = max(errors, key=lambda phase: abs(errors[phase]), default="")
@@ -119,8 +117,8 @@ def _time_row(point: Point) -> dict[str, Any] | None:
     limits = find_ceilings(there) if there else None
     if there is None or limits is None or times is None or not times.gpu_ns:
         return None
-    step = step_cost(dry_run(w, there)) if needs_dry_run(w) else account_step(w, there)
-    told, specified = step_time(w, step, limits), step_time(w, step, from_datasheet(there))
+    step = predict(w, Machine(gpu=there))
+    told, specified = step.time_with(limits), step.time_with(from_datasheet(there))
     wall_ns, gpu_ns = statistics.median(times.wall_ns), statistics.median(times.gpu_ns)
     return {
         "workload": w.label(), "wall_ns": wall_ns, "predicted_ns": told.wall_ns, "error": told.wall_ns / wall_ns - 1,
@@ -141,13 +139,13 @@ def main() -> None:
     parser.add_argument(
         "runs", nargs="*", type=Path, help="stored runs; else all under benchmarks/results/h200-2026-11"
     )
-    parser.add_argument("--memory-closed-form", action="store_true", help="peak memory by `flopwise account`")
+    parser.add_argument("--memory", action="store_true", help="peak memory by `flopwise account`")
     parser.add_argument("--time", action="store_true", help="step times by `flopwise account`")
     given = parser.parse_args()
-    if not given.memory_closed_form and not given.time:
-        parser.error("nothing asked for: --memory-closed-form, --time")
+    if not given.memory and not given.time:
+        parser.error("nothing asked for: --memory, --time")
     runs = given.runs or sorted(path.parent for path in RESULTS.glob("*/points.jsonl"))
-    tables = memory_closed_form(measured(runs, models_alone=True)) if given.memory_closed_form else []
+    tables = memory_peaks(measured(runs, models_alone=True)) if given.memory else []
     tables += [step_times(measured(runs, models_alone=False))] if given.time else []
     for table in tables:
         print(markdown(table), "\n")

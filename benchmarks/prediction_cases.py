@@ -30,9 +30,9 @@ import torch
 
 from flopwise.capture.point_builder import PointBuilder
 from flopwise.capture.trials import run_trial
-from flopwise.predict.account import step_time
 from flopwise.predict.datasheet import from_datasheet
-from flopwise.predict.shapes.step import account_step
+from flopwise.predict.machine import Machine
+from flopwise.predict.prediction import predict
 from flopwise.records.run import OK, Point
 from flopwise.spec.gpu import find_gpu
 from flopwise.spec.workload import Sampling, Trial, Workload, workload
@@ -95,7 +95,7 @@ def trial(case: Workload, device: str) -> Trial:
     """Few samples where a step is long, 0.3 s of warm-up where it is short: settled by the prediction, before it is run."""
     gpu = find_gpu("h200")
     assert gpu is not None
-    wall_ns = step_time(case, account_step(case, gpu), from_datasheet(gpu)).wall_ns
+    wall_ns = predict(case, Machine(gpu=gpu)).time_with(from_datasheet(gpu)).wall_ns
     warmup, samples = min(20, max(2, round(3e8 / wall_ns))), min(10, max(2, round(1e9 / wall_ns)))
     return Trial(workload=case, sampling=Sampling(warmup=warmup, samples=samples), device=device)
 
@@ -105,7 +105,7 @@ def grid_by_cost(sizes: tuple[str, ...], contexts: tuple[int, ...], known: set[s
     found = [case for case in cases(sizes, contexts) if not set(case.recipe.changed()) - {"precision", *BY_HAND}]
     gpu, few = find_gpu("h200"), Sampling(warmup=1, samples=1)
     found = [c for c in found if c.recipe.precision in PRECISIONS and c.label() not in known]
-    found.sort(key=lambda case: sum(op.flops for op in account_step(case, gpu).ops))
+    found.sort(key=lambda case: sum(op.flops for op in predict(case, Machine(gpu=gpu)).ops))
     return [Trial(workload=case, sampling=few, device="auto") for case in found]
 
 

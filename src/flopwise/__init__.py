@@ -17,10 +17,9 @@ from flopwise.version import __version__
 if TYPE_CHECKING:
     from flopwise.api.account import account
     from flopwise.api.bench import bench
-    from flopwise.api.calibrate import calibrate
     from flopwise.api.compare import compare
     from flopwise.api.demo import demo
-    from flopwise.api.doctor import doctor
+    from flopwise.api.doctor import calibrate, doctor
     from flopwise.api.explain import explain, findings
     from flopwise.api.lab import lab
     from flopwise.api.memory import memory
@@ -51,8 +50,12 @@ __all__ = [
     "tune",
     "workload",
 ]
-# A verb's module has its name, so that `import flopwise` costs nothing; these two are elsewhere.
-_ELSEWHERE = {"findings": "flopwise.api.explain", "workload": "flopwise.spec.workload"}
+# A verb's module has its name, so that `import flopwise` costs nothing; these are elsewhere.
+_ELSEWHERE = {
+    "calibrate": "flopwise.api.doctor",
+    "findings": "flopwise.api.explain",
+    "workload": "flopwise.spec.workload",
+}
 
 
 def __getattr__(name: str) -> Any:

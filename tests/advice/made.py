@@ -12,10 +12,9 @@ from flopwise.analysis.details import details
 from flopwise.analysis.explanation import Explanation, Kernel, Part, Share, explain_trace
 from flopwise.analysis.idle import BETWEEN, CAUSES, LATE_LAUNCH, SYNCHRONISATION, Idle
 from flopwise.analysis.traced_steps import traced_steps
-from flopwise.predict.account import step_time
 from flopwise.predict.datasheet import from_datasheet
-from flopwise.predict.roofline import StepTime
-from flopwise.predict.shapes.step import account_step
+from flopwise.predict.prediction import predict
+from flopwise.predict.step_time import StepTime
 from flopwise.records import waterfall as words
 from flopwise.records.ceilings import Ceilings
 from flopwise.records.run import PhaseTimes, Point
@@ -120,7 +119,7 @@ def known(target: str = "small", *, memory_bytes: int | None = None, **options: 
 @cache
 def _step_time(asked: bytes) -> StepTime:
     work = msgspec.json.decode(asked, type=Workload)
-    return step_time(work, account_step(work), ceilings())
+    return predict(work).time_with(ceilings())
 
 
 def predicted(target: str = "small", **options: Any) -> StepTime:

@@ -5,7 +5,7 @@ import pytest
 from flopwise.advice.moves import ROUNDED, moves, reference_of, to_fit, with_levers
 from flopwise.advice.pytorch_lines import LINES, lines_by_lever, recipe_toml
 from flopwise.lm.optimizer import BETAS
-from flopwise.predict.fit import peak_of
+from flopwise.predict.prediction import peak_bytes
 from flopwise.spec.gpu import gpu
 from flopwise.spec.recipe import CHOICES, Recipe, recipe_from
 from flopwise.spec.workload import workload
@@ -101,9 +101,9 @@ def test_moves_that_make_a_step_fit_get_it_there_and_no_further(share, keep_exac
     h200 = gpu("h200")
     by_hand = {"attention": "naive", "norm": "eager", "activation": "eager"}
     start = workload("large", batch=4, context=1024, set={"n_layers": 6}, **by_hand)
-    room = share * peak_of(start, h200)
+    room = share * peak_bytes(start, h200)
     path = to_fit(start, h200, room, keep_exact=keep_exact)
-    peaks = [peak_of(start, h200), *(peak_of(move.workload, h200) for move in path)]
+    peaks = [peak_bytes(start, h200), *(peak_bytes(move.workload, h200) for move in path)]
     assert all(after < before for before, after in pairwise(peaks))
     assert peaks[-1] <= room < peaks[-2]
     if keep_exact:
@@ -119,4 +119,4 @@ def test_the_lighter_reference_is_in_fp32_and_smaller():
     start = workload("2.7B", batch=16, context=1024, precision="bf16", compile="blocks", optimizer="flopwise-bf16")
     lighter = reference_of(start, lighter=True)
     assert (lighter.recipe.precision, lighter.recipe.optimizer, lighter.recipe.checkpoint) == ("fp32", "foreach", 1)
-    assert peak_of(lighter, gpu("h200")) < gpu("h200").memory_bytes < peak_of(reference_of(start), gpu("h200"))
+    assert peak_bytes(lighter, gpu("h200")) < gpu("h200").memory_bytes < peak_bytes(reference_of(start), gpu("h200"))

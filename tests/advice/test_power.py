@@ -6,7 +6,7 @@ import pytest
 from flopwise.advice.power import slowed, strength
 from flopwise.advice.predicted import predicted_change
 from flopwise.analysis.clocks import CAP, held_clock
-from flopwise.predict.roofline import StepTime
+from flopwise.predict.step_time import StepTime
 from flopwise.records.run import Telemetry
 
 from .made import MS, known, point

@@ -8,7 +8,7 @@ import pytest
 from flopwise.analysis.roofline import RooflinePoint, predicted_points, roof
 from flopwise.analysis.traced_points import traced_points
 from flopwise.predict.datasheet import from_datasheet
-from flopwise.predict.roofline import op_time
+from flopwise.predict.op_time import op_time
 from flopwise.predict.shapes.step import account_step
 from flopwise.spec.gpu import gpu
 from flopwise.spec.workload import workload

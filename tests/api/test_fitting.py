@@ -4,11 +4,11 @@ from contextlib import AbstractContextManager
 
 import pytest
 
-from flopwise.api import bench, memory_run, profile, sweep
+from flopwise.api import bench, memory, profile, sweep
 from flopwise.capture.progress import Progress
 from flopwise.errors import FlopwiseError
-from flopwise.predict.fit import peak_of
-from flopwise.predict.fitting import too_large
+from flopwise.predict.fit import too_large
+from flopwise.predict.prediction import peak_bytes
 from flopwise.records.events import Surroundings
 from flopwise.records.run import OOM, Environment, Gpu, Point
 from flopwise.render.memory_view import memory_view
@@ -26,7 +26,7 @@ def there(free_bytes, on_gpu):
 @pytest.mark.parametrize("on_gpu", [True, False])
 def test_the_warning_comes_where_the_prediction_exceeds_what_is_free(on_gpu):
     work = workload("small")
-    needed = peak_of(work, gpu("h200")) - (0 if on_gpu else 2 * 32 * 2**20)
+    needed = peak_bytes(work, gpu("h200" if on_gpu else "cpu"))
     assert too_large(work, there(needed, on_gpu)) == ""
     assert "it will probably run out of memory" in too_large(work, there(needed - 1, on_gpu))
 
@@ -89,15 +89,15 @@ def test_every_verb_warns_before_it_runs(verb, monkeypatch, tmp_path):
 
 
 def test_memory_that_ran_out_before_anything_was_recorded_says_what_it_would_need(monkeypatch, tmp_path):
-    monkeypatch.setattr(memory_run, "Worker", FullGpu)
+    monkeypatch.setattr(memory, "Worker", FullGpu)
     notes = Notes()
-    run = memory_run.capture(
+    run = memory.capture(
         workload("tiny"), device="cuda", steps=1, record="off", timeout=60, root=tmp_path, command="", progress=notes
     )
-    found = memory_run.stored_report(run)
+    found = memory.stored_report(run)
     assert (len(notes.texts), found.status, found.devices) == (1, OOM, ())
-    assert any("it would have needed" in note and "closed form" in note for note in found.notes)
+    assert any("it would have needed" in note and "shape simulator" in note for note in found.notes)
     titles = [table.title for table in memory_view(found)[0]]
     assert titles[1:] == ["What it would need", "What each lever would change"]
     with pytest.raises(FlopwiseError, match="oom: CUDA out of memory"):
-        memory_run.outcome(found)
+        memory.outcome(found)

@@ -23,7 +23,7 @@ from flopwise.predict.dry.extend import shallow_depth
 from flopwise.predict.dry.fake_step import run_twice, tolerant_modules
 from flopwise.predict.dry.replay import PlainAllocator, play
 from flopwise.predict.dry.run import dry_run
-from flopwise.predict.dry_step import architecture_of
+from flopwise.predict.prediction import architecture_of
 from flopwise.predict.shapes.step import account_step, sdpa_backend, workspace_bytes
 from flopwise.spec.gpu import gpu
 from flopwise.spec.workload import workload
@@ -224,7 +224,7 @@ def test_the_allocator_gives_every_byte_once_and_gets_all_back(requests):
 
 
 @pytest.mark.parametrize("name", ["a100", "rtx3090", "l4", "h100", "h200", "b200", "rtx5090"])
-def test_a_gpu_has_the_workspace_and_the_attention_of_the_closed_form(name):
+def test_a_gpu_has_the_workspace_and_the_attention_of_the_shape_simulator(name):
     """A past bug: Blackwell had Hopper's workspace, and its GeForce cards cuDNN's attention."""
     one = gpu(name)
     known = architecture(architecture_of(one))
@@ -350,7 +350,7 @@ def test_a_tape_frees_what_it_allocated_and_nothing_else():
 
 
 @pytest.mark.parametrize("loss", ["full", "chunked"])
-def test_closed_form_and_dry_run_agree_on_bytes_with_a_large_vocabulary(loss):
+def test_shape_simulator_and_dry_run_agree_on_bytes_with_a_large_vocabulary(loss):
     """A past bug: the dry run read AdamW's gradients twice in one operation, and log probabilities for their shape."""
     w = workload("tiny", set={"vocab": 50_257}, batch=2, context=200, loss=loss)
     told, dry = (sum(op.read_bytes + op.write_bytes for op in x.ops) for x in (account_step(w), dry_run(w)))

@@ -13,8 +13,8 @@ from flopwise.capture.probes import (
     probe_matmul,
     probe_memory,
 )
-from flopwise.predict.launching import counts_by_phase
 from flopwise.predict.shapes.step import account_step
+from flopwise.predict.step_time import counts_by_phase
 from flopwise.records.ceilings import STRIDED
 
 

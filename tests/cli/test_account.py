@@ -115,8 +115,8 @@ def test_a_config_file_is_a_model(capsys, tmp_path):
     ("words", "message"),
     [
         (("tiny", "--gpu", "h10"), "there is no GPU 'h10'"),
-        (("tiny", "--tokens", "15T"), "can be told only for a GPU"),
-        (("tiny", "--measured", "24ms"), "can be told only for a GPU"),
+        (("tiny", "--tokens", "15T"), "can be predicted only for a GPU"),
+        (("tiny", "--measured", "24ms"), "can be predicted only for a GPU"),
         (("tiny", "--gpu", "h100", "--measured", "24"), "'24' is not a time"),
         (("tiny", "--gpu", "h100", "--tokens", "many"), "'many' is not a count"),
         (("tiny", "--gpu", "h100", "--tokens", "1B", "--mfu", "200%"), "'200%' is not a share"),

@@ -1,4 +1,4 @@
-"""One story: the closed form (arithmetic on shapes) and the dry run (PyTorch's own ops on fake tensors) tell the same step.
+"""One story: the shape simulator (arithmetic on shapes) and the dry run (PyTorch's own ops on fake tensors) tell the same step.
 
 They share no code: one writes the model's operations down, the other watches torch do them. The third teller, measurement
 on a GPU, is beside both in benchmarks/prediction.py and benchmarks/dry_run_memory.py.
@@ -57,7 +57,7 @@ MORE = [
 @pytest.mark.parametrize(
     ("name", "shape", "levers"), [*CASES, *(pytest.param(*case, marks=pytest.mark.slow) for case in MORE)], ids=str
 )
-def test_closed_form_and_dry_run_agree(name, shape, levers):
+def test_shape_simulator_and_dry_run_agree(name, shape, levers):
     asked = workload(name, set=shape, **({"batch": 2, "context": 128} | levers))
     counted, run = account_step(asked, gpu("h200")), dry_run(asked, "hopper")
     flops = [sum(op.flops for op in told.ops if op.kind in (MATMUL, ATTENTION)) for told in (counted, run)]

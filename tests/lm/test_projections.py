@@ -48,7 +48,7 @@ def test_the_initial_weights_are_the_same_numbers_in_one_tensor(spec: ModelSpec)
 
 
 @pytest.mark.parametrize("spec", MODELS.values(), ids=MODELS)
-def test_the_closed_form_has_the_same_weights(spec: ModelSpec) -> None:
+def test_the_shape_simulator_has_the_same_weights(spec: ModelSpec) -> None:
     built = {name: tuple(p.shape) for name, p in build(spec, "fused").named_parameters()}
     assert weight_shapes(spec, "fused") == built
     assert sum(p.numel() for p in build(spec, "fused").parameters()) == spec.parameters()

@@ -1,11 +1,11 @@
-"""The closed form against what was measured on an H200 (benchmarks/results): every eager step of the reference model."""
+"""The shape simulator against what was measured on an H200 (benchmarks/results): every eager step of the reference model."""
 
 from pathlib import Path
 from statistics import median
 
 import pytest
 
-from flopwise.predict.forecast import closed_form
+from flopwise.predict.prediction import memory_from_shapes
 from flopwise.predict.shapes.step import account_step
 from flopwise.spec.gpu import gpu
 from flopwise.spec.model import ModelSpec
@@ -80,7 +80,7 @@ def test_the_course_s_peaks_are_met_within_a_percent_and_forward_s_within_its_ro
     course = {"attention": "naive", "norm": "eager", "activation": "eager", "optimizer": "foreach"}
     for context, measured in COURSE_PEAKS[phase, precision].items():
         case = workload("2.7B", batch=4, context=context, phase=phase, precision=precision, **course)
-        peak = closed_form(case, gpu("h200")).peak.total_bytes
+        peak = memory_from_shapes(case, gpu("h200"))[0].peak_bytes
         assert peak == pytest.approx(measured, rel=0.01)
         if phase == "forward":
             assert abs(peak - measured) < 2**20

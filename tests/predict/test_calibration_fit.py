@@ -8,8 +8,9 @@ import pytest
 
 from flopwise.errors import FlopwiseError
 from flopwise.predict.calibration import _compiled, _host, ceilings, curve, matmul, tiles
-from flopwise.predict.roofline import matmul_ns, predict
+from flopwise.predict.op_time import matmul_ns
 from flopwise.predict.shapes.step import account_step
+from flopwise.predict.step_time import time_of
 from flopwise.records.ceilings import Matmul, Probe
 from flopwise.spec.workload import workload
 
@@ -129,13 +130,13 @@ def test_noise_does_not_make_compiled_kernels_free_and_tensors_dear():
 
 def test_a_step_is_predicted_from_them():
     step = account_step(workload("tiny", phase="train")).ops
-    launched, at_once = predict(step, machine()), predict(step, machine(asynchronous=False))
+    launched, at_once = time_of(step, machine()), time_of(step, machine(asynchronous=False))
     assert launched.host_ns > 0 == at_once.host_ns
     assert launched.wall_ns > at_once.wall_ns > 0
 
 
 def test_probes_that_tell_too_little_are_one_line():
-    with pytest.raises(FlopwiseError, match="do not tell"):
+    with pytest.raises(FlopwiseError, match="too few"):
         ceilings([], gpu="toy", processors=1, versions={})
 
 

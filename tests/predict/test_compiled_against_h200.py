@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from flopwise.analysis.explanation import explain_trace
-from flopwise.predict.account import step_time
-from flopwise.predict.shapes.step import account_step
+from flopwise.predict.machine import Machine
+from flopwise.predict.prediction import predict
 from flopwise.spec.gpu import gpu
 from flopwise.store import StoredRun
 from flopwise.store.ceilings import VARIABLE, load_ceilings
@@ -29,5 +29,5 @@ def test_fused_kernels_still_take_about_what_the_model_says(run, monkeypatch):
     seen = explain_trace(read_trace(folder / "traces" / "after.kineto.json.gz"))
     measured = sum(share.gpu_ns for share in seen.classes if share.name not in APART)
     h200 = gpu("h200")
-    predicted = step_time(best, account_step(best, h200), load_ceilings(h200.name)).gpu_ns_by_kind
+    predicted = predict(best, Machine(gpu=h200)).time_with(load_ceilings(h200.name)).gpu_ns_by_kind
     assert sum(ns for kind, ns in predicted.items() if kind not in APART) == pytest.approx(measured, rel=0.15)

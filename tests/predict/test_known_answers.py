@@ -3,15 +3,15 @@
 import pytest
 
 from flopwise.errors import FlopwiseError
-from flopwise.predict.course import adamw_flops, course_accounting, course_forward_flops
 from flopwise.predict.fit import bytes_per_parameter, largest_batch, largest_model
-from flopwise.predict.flops import linear_flops, matmul_flops, mfu, model_flops
-from flopwise.predict.inference import inference, kv_cache_bytes, limit
-from flopwise.predict.training import DAY_S, training_time
+from flopwise.predict.flops import DAY_S, matmul_flops, mfu, model_flops, training_time
+from flopwise.predict.inference import inference, inference_limit, kv_cache_bytes
 from flopwise.spec.gpu import gpu
 from flopwise.spec.model import preset
 from flopwise.spec.recipe import Recipe
 from flopwise.spec.workload import workload
+
+from .course import adamw_flops, course_accounting, course_forward_flops
 
 
 def test_70b_on_15t_tokens_on_1024_h100s_takes_143_days():
@@ -27,17 +27,17 @@ def test_the_largest_model_on_8_h100s_with_adamw_is_40b():
 
 def test_the_lectures_linear_layers():
     batch, dim, hidden = 1024, 256, 64
-    assert linear_flops(batch, dim, hidden) == 2 * 1024 * 256 * 64  # 2 · data · parameters
+    assert matmul_flops(batch, dim, hidden) == 2 * 1024 * 256 * 64  # 2 · data · parameters
     forward = matmul_flops(batch, hidden, hidden)
     weight = matmul_flops(hidden, batch, hidden)  # ∂W2 = h1ᵀ g
     through = matmul_flops(batch, hidden, hidden)  # ∂h1 = g W2ᵀ
-    assert forward + weight + through == linear_flops(batch, hidden, hidden, backward=True) == 6 * batch * hidden**2
+    assert forward + weight + through == 6 * batch * hidden**2
 
 
 @pytest.mark.parametrize(("item_bytes", "mebibytes"), [(4, 2304), (2, 1152), (1, 576)])
 def test_a_linear_layer_from_12k_to_48k(item_bytes, mebibytes):
     """The lecture's d_model of 12k is GPT-3's 12,288: 604M parameters, 2.3 GB in fp32."""
-    parameters = linear_flops(1, 12_288, 4 * 12_288) // 2
+    parameters = matmul_flops(1, 12_288, 4 * 12_288) // 2
     assert parameters * item_bytes == mebibytes * 2**20
 
 
@@ -80,17 +80,17 @@ def test_llama3_405b_has_the_published_size_and_mfu():
 
 def test_decoding_reads_all_weights_for_every_token():
     spec, h100 = preset("llama3-8b"), gpu("h100")
-    one = inference(spec, 1, 8192, "bf16")
+    one = inference(spec, 1, 8192, Recipe(precision="bf16"))
     assert kv_cache_bytes(spec, 1, 8192) == 2 * 32 * 8 * 128 * 8192 * 2
-    found = limit(one.decode, h100, "bf16")
+    found = inference_limit(one.decode, h100, "bf16")
     assert found.bound == "bandwidth"
     assert found.tokens_per_s == pytest.approx(h100.bandwidth_bytes_s / (2 * 7.5e9 + one.kv_cache_bytes), rel=0.01)
-    assert limit(one.prefill, h100, "bf16").bound == "compute"
+    assert inference_limit(one.prefill, h100, "bf16").bound == "compute"
 
 
 def test_a_batch_shares_the_weights_but_not_the_cache():
     spec = preset("llama3-8b")
-    one, many = inference(spec, 1, 1024, "bf16").decode, inference(spec, 32, 1024, "bf16").decode
+    one, many = (inference(spec, batch, 1024, Recipe(precision="bf16")).decode for batch in (1, 32))
     assert many.flops == 32 * one.flops
     assert many.read_bytes < 2 * one.read_bytes
 

@@ -4,13 +4,14 @@ import msgspec
 import pytest
 
 from flopwise.errors import FlopwiseError
-from flopwise.predict.account import account_for
-from flopwise.predict.fit import largest_batch, largest_context, peak_of
+from flopwise.predict.account import account_for, by_module, total_row, uncounted
+from flopwise.predict.fit import largest_batch, largest_context
 from flopwise.predict.flops import model_flops
+from flopwise.predict.machine import Machine
+from flopwise.predict.prediction import peak_bytes
 from flopwise.predict.shapes import adamw
 from flopwise.predict.shapes.network import weight_shapes
 from flopwise.predict.shapes.step import account_step, sdpa_backend
-from flopwise.predict.summary import by_module, total_row
 from flopwise.spec.gpu import gpu
 from flopwise.spec.model import preset, preset_names
 from flopwise.spec.recipe import CHOICES
@@ -63,9 +64,9 @@ def test_every_lever_is_accounted_for_in_known_words(lever, value):
     assert {op.phase for op in step.ops} <= set(PHASES)
     assert {p.phase for p in step.phases} == {"forward", "loss", "backward", "optimizer"}
     for phase in step.phases:
-        assert set(phase.peak.owners) <= set(OWNERS)
-        assert phase.peak.total_bytes == phase.peak_bytes >= max(phase.start_bytes, phase.end_bytes)
-    assert all(n >= 0 for phase in step.phases for n in phase.peak.owners.values())
+        assert set(phase.owners) <= set(OWNERS)
+        assert sum(phase.owners.values()) == phase.peak_bytes >= max(phase.start_bytes, phase.end_bytes)
+    assert all(n >= 0 for phase in step.phases for n in phase.owners.values())
     assert step.phases[0].start_bytes == step.phases[-1].end_bytes  # a step leaves what it found
 
 
@@ -77,7 +78,7 @@ def test_weights_gradients_and_state_are_exact(precision, item):
     assert after[OPTIMIZER_STATE] == 2 * n * item
     assert GRADIENTS not in step.start.owners
     # Autocast's half-precision copies of the weights are kept for the backward pass, and are no parameters.
-    assert {phase.peak.owners[PARAMETERS] for phase in step.phases} == {n * item}
+    assert {phase.owners[PARAMETERS] for phase in step.phases} == {n * item}
 
 
 def test_eight_bit_states_take_a_quarter_and_their_scales():
@@ -147,7 +148,7 @@ def test_what_is_kept_adds_up_to_its_owners():
 )
 def test_two_shallow_models_tell_the_deep_ones_peak(options):
     w = workload("medium", **options)
-    assert peak_of(w, None, 32) == account_step(w).peak_bytes
+    assert peak_bytes(w) == account_step(w).peak_bytes
 
 
 def test_the_largest_batch_and_context_fit_and_the_next_do_not():
@@ -176,13 +177,12 @@ def test_what_is_no_model_is_refused(target):
 
 def test_an_operation_whose_flops_nobody_counts_is_named():
     """A past silence: a step of an LSTM had 0 FLOPs, and a user took that for a fact."""
-    from flopwise.predict.account import _uncounted
     from flopwise.work.operation import OpWork
 
     known = OpWork(op="mm", module="", phase="forward", kind="matmul", dtype="fp32", flops=8)
     lstm = OpWork(op="mkldnn_rnn_layer", module="", phase="forward", kind="other", dtype="fp32")
-    assert _uncounted([known]) == ()
-    assert "mkldnn_rnn_layer" in _uncounted([known, lstm])[0]
+    assert uncounted([known]) == ""
+    assert "mkldnn_rnn_layer" in uncounted([known, lstm])
 
 
 @pytest.mark.parametrize(
@@ -191,16 +191,15 @@ def test_an_operation_whose_flops_nobody_counts_is_named():
 )
 def test_a_matmul_or_an_attention_without_flops_is_named(op, kind):
     """A past silence: the fast path of nn.TransformerEncoder had 0 FLOPs."""
-    from flopwise.predict.account import _uncounted
     from flopwise.work.operation import OpWork
 
     work = OpWork(op=op, module="", phase="forward", kind=kind, dtype="fp32", shapes=((2, 3), (3, 4)))
-    assert op in _uncounted([work])[0]
+    assert op in uncounted([work])
     view, empty = (
         msgspec.structs.replace(work, kernels=0),
         OpWork(op="mm", module="", phase="forward", kind="matmul", dtype="fp32", shapes=((0, 3), (3, 4))),
     )
-    assert _uncounted([view, empty]) == ()
+    assert uncounted([view, empty]) == ""
 
 
 @pytest.mark.parametrize(
@@ -214,7 +213,8 @@ def test_a_step_that_updates_within_its_backward_pass_has_a_lower_limit_and_no_m
     there = gpu("h200")
     for levers in ({"precision": "bf16", "optimizer": "fused"}, {"precision": "bf16", "compile": "blocks"}):
         plain, overlapped = (
-            account_for(workload("large", overlap=overlap, **levers), (there,)) for overlap in ("off", "on")
+            account_for(workload("large", overlap=overlap, **levers), (Machine(gpu=there),))
+            for overlap in ("off", "on")
         )
         assert overlapped.gpus[0].limit.seconds < plain.gpus[0].limit.seconds
         assert overlapped.step.peak_bytes <= plain.step.peak_bytes
@@ -223,5 +223,7 @@ def test_a_step_that_updates_within_its_backward_pass_has_a_lower_limit_and_no_m
 
 def test_compiled_whole_it_has_not():
     levers = {"precision": "bf16", "compile": "default"}
-    plain, overlapped = (account_for(workload("small", overlap=o, **levers), (gpu("h200"),)) for o in ("off", "on"))
+    plain, overlapped = (
+        account_for(workload("small", overlap=o, **levers), (Machine(gpu=gpu("h200")),)) for o in ("off", "on")
+    )
     assert overlapped.gpus[0].limit == plain.gpus[0].limit

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flopwise.predict.launching import host_ns
-from flopwise.predict.roofline import BANDWIDTH, BESIDE, COMPUTE, LAUNCH, curve_name, matmul_ns, op_time, predict
+from flopwise.predict.constants import OVERLAP_SHARE
+from flopwise.predict.op_time import BANDWIDTH, COMPUTE, LAUNCH, curve_name, matmul_ns, op_time
+from flopwise.predict.step_time import host_ns, time_of
 from flopwise.records.ceilings import Ceilings, Curve, HostCost, Matmul, Tile
 from flopwise.work.operation import ATTENTION, CLASSES, ELEMENTWISE, MATMUL, NORMALISATION, PHASES, OpWork
 
@@ -85,7 +86,7 @@ def test_a_larger_product_never_takes_less(m, n, k):
 @given(ops, st.booleans())
 def test_the_parts_are_the_whole_and_the_step_is_no_shorter_than_either_queue(step, graph):
     limits = ceilings()
-    predicted = predict(step, limits, graph=graph)
+    predicted = time_of(step, limits, graph=graph)
     assert math.isclose(sum(p.wall_ns for p in predicted.phases), predicted.wall_ns)
     assert math.isclose(sum(p.gpu_ns for p in predicted.phases), predicted.gpu_ns)
     assert math.isclose(sum(predicted.gpu_ns_by_kind.values()), predicted.gpu_ns)
@@ -98,7 +99,7 @@ def test_the_parts_are_the_whole_and_the_step_is_no_shorter_than_either_queue(st
 
 def test_many_small_kernels_are_bound_by_their_launches_and_a_graph_frees_them():
     step = [elementwise(1000) for _ in range(100)]
-    eager, graph = predict(step, ceilings()), predict(step, ceilings(), graph=True)
+    eager, graph = time_of(step, ceilings()), time_of(step, ceilings(), graph=True)
     assert (eager.bound, eager.host_ns) == (LAUNCH, 100 * 5000.0)
     assert eager.wall_ns == 100 * 5000.0 + 1000.0 + 2000.0  # the last one's latency and time
     assert (graph.wall_ns, graph.host_ns) == (100 * 2500.0, 0.0)
@@ -106,7 +107,7 @@ def test_many_small_kernels_are_bound_by_their_launches_and_a_graph_frees_them()
 
 def test_large_kernels_hide_their_launches():
     step = [elementwise(10**9) for _ in range(10)]
-    predicted = predict(step, ceilings())
+    predicted = time_of(step, ceilings())
     assert predicted.bound == BANDWIDTH
     assert predicted.wall_ns == pytest.approx(5000 + 1000 + 10 * 250_000)
 
@@ -115,19 +116,19 @@ def test_updates_beside_the_backward_pass_hide_up_to_its_compute_bound_time():
     backward = msgspec.structs.replace(product(4096, 4096, 4096), phase="backward")
     moving, updates = elementwise(10**9, "backward"), [elementwise(10**9, "optimizer")] * 2
     step = [backward, moving, *updates]
-    alone, beside = predict(step, ceilings(), graph=True), predict(step, ceilings(), graph=True, overlap=True)
+    alone, beside = time_of(step, ceilings(), graph=True), time_of(step, ceilings(), graph=True, overlap=True)
     computing, updating = (op_time(op, ceilings(), graph=True).ns for op in (backward, updates[0]))
-    hidden = BESIDE * min(2 * updating, computing)
+    hidden = OVERLAP_SHARE * min(2 * updating, computing)
     assert alone.wall_ns - beside.wall_ns == pytest.approx(hidden)
     assert sum(p.wall_ns for p in beside.phases) == pytest.approx(beside.wall_ns)
-    assert predict([moving, *updates], ceilings(), overlap=True) == predict([moving, *updates], ceilings())
+    assert time_of([moving, *updates], ceilings(), overlap=True) == time_of([moving, *updates], ceilings())
 
 
 def test_every_update_within_the_backward_pass_costs_the_host_its_start():
     begin = {"optimizer": HostCost(op_ns=5000.0, view_ns=0.0, kernel_ns=0.0, start_ns=70_000.0)}
     limits = ceilings(host=ceilings().host | begin)
     one, other = elementwise(1000, "backward"), elementwise(1000, "optimizer")
-    together, apart = predict([one, one, other, other], limits), predict([one, other, one, other], limits)
+    together, apart = time_of([one, one, other, other], limits), time_of([one, other, one, other], limits)
     assert apart.host_ns - together.host_ns == pytest.approx(70_000)
     assert sum(p.host_ns for p in apart.phases) == pytest.approx(apart.host_ns)
 
@@ -165,7 +166,7 @@ def test_attention_goes_by_its_backends_curve_where_there_is_one():
 
 def test_a_view_costs_the_host_alone():
     view = elementwise(0, kernels=0)
-    predicted = predict([view] * 5, ceilings())
+    predicted = time_of([view] * 5, ceilings())
     assert (predicted.gpu_ns, predicted.host_ns, predicted.wall_ns) == (0.0, 5000.0, 5000.0)
     assert host_ns(elementwise(8, kernels=3), ceilings().host["forward"]) == 5000.0 + 2 * 3000.0
 

@@ -1,4 +1,4 @@
-"""The closed form against PyTorch itself: the same bytes at every phase's start, peak and end, the same FLOPs and ops."""
+"""The shape simulator against PyTorch itself: the same bytes at every phase's start, peak and end, the same FLOPs and ops."""
 
 import random
 

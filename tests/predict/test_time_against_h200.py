@@ -6,10 +6,10 @@ from statistics import median
 import msgspec
 import pytest
 
-from flopwise.predict.account import step_time
 from flopwise.predict.calibration import ceilings
 from flopwise.predict.datasheet import from_datasheet
-from flopwise.predict.shapes.step import account_step
+from flopwise.predict.machine import Machine
+from flopwise.predict.prediction import predict
 from flopwise.records.ceilings import Probe
 from flopwise.spec.gpu import gpu
 from flopwise.store import StoredRun
@@ -35,9 +35,9 @@ def errors(limits):
     for point in StoredRun.load(RESULTS / "h200-2026-11" / "prediction-held-out").points:
         times, w = point.times(), point.trial.workload
         wall_ns, gpu_ns = median(times.wall_ns), median(times.gpu_ns)
-        step = account_step(w, gpu("h200"))
+        step = predict(w, Machine(gpu=gpu("h200")))
         for by in (limits, from_datasheet(gpu("h200"))):
-            told = step_time(w, step, by)
+            told = step.time_with(by)
             of_step, of_gpu = abs(told.wall_ns / wall_ns - 1), abs(told.gpu_ns / gpu_ns - 1)
             found[by.how].append((of_step, of_gpu, gpu_ns > 0.9 * wall_ns, all(times.gpu_held)))
     assert len(found["measured"]) == 29

@@ -4,8 +4,7 @@ import msgspec
 import pytest
 
 from flopwise.predict.datasheet import from_datasheet
-from flopwise.predict.roofline import op_times
-from flopwise.predict.warmth import cold_bytes
+from flopwise.predict.op_time import cold_bytes, op_times
 from flopwise.records.ceilings import COLD, Curve
 from flopwise.spec.gpu import gpu
 from flopwise.work.operation import ELEMENTWISE, OpWork

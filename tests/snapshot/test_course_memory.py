@@ -60,7 +60,7 @@ def test_nested_checkpoints_have_the_same_gradients_and_compute_a_block_once_for
 
 def test_cases_side_by_side_never_need_more_than_there_is_and_all_of_them_come():
     sizes = {str(n): workload("tiny", batch=n, context=16) for n in (64, 32, 8, 4, 2, 1)}
-    needs = {name: course_memory.peak_of(case, None) for name, case in sizes.items()}
+    needs = {name: course_memory.predicted_peak(case, None) for name, case in sizes.items()}
     room = needs["32"] + needs["8"]
     queue, under_way, done, lock = course_memory.Queue(sizes, room), set(), [], threading.Lock()
 

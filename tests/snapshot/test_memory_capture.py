@@ -74,7 +74,7 @@ def as_predicted(events, found, **options):
     predicted = dry_run(workload("tiny", **(SMALL | options)), "cpu")
     (memory,) = [event.memory for event in events if isinstance(event, MemoryMeasured)]
     figures = [
-        [(m.phase, m.start_bytes, m.peak_bytes, m.end_bytes) for m in each] for each in (memory, predicted.memory)
+        [(m.phase, m.start_bytes, m.peak_bytes, m.end_bytes) for m in each] for each in (memory, predicted.phases)
     ]
     return figures[0] == figures[1] and found.peak.owners == dict(predicted.peak.owners)
 

@@ -4,7 +4,7 @@
 command behind it is named. The page on the findings quotes these by name, so that it cannot disagree with them.
 """
 
-from flopwise.predict.roofline import BESIDE
+from flopwise.predict.constants import OVERLAP_SHARE as OVERLAP_SHARE
 
 # --- which findings are reported (judgement)
 LEAST_SAVING_SHARE = 0.01  # of the step: a smaller saving is not worth a line
@@ -29,7 +29,6 @@ EAGER_KERNELS = 3.0  # kernels per call of a module that one fused kernel replac
 ALIGNED_ELEMENTS, ROUND_UP_TO = 8, 64  # 16 bytes of bf16: NVIDIA's matmul guide, "tensor core requirements"
 
 # --- rules: what the fix saves where only a trace is known
-OVERLAP_SHARE = BESIDE  # of the time that an update and backward's matmuls could share: see predict/roofline.py
 # What fused AdamW takes of foreach's time: 1.03 of 2.83 ms in the two H200 traces of tests/trace/fixtures; to fit again, compare
 # the optimizer phases of `flopwise explain` on both.
 FUSED_OPTIMIZER_SHARE = 0.37

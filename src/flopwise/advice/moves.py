@@ -3,8 +3,8 @@
 import msgspec
 
 from flopwise.advice import constants
-from flopwise.advice.predicted import peak_bytes
 from flopwise.errors import FlopwiseError
+from flopwise.predict.prediction import peak_bytes
 from flopwise.spec.gpu import Gpu
 from flopwise.spec.model import ModelSpec
 from flopwise.spec.recipe import CHOICES, LEVERS, Recipe, named

@@ -12,7 +12,7 @@ import math
 import msgspec
 
 from flopwise.advice.constants import LEAST_CAPPED_RATE, MEMORY_POWER_SHARE
-from flopwise.predict.roofline import StepTime
+from flopwise.predict.step_time import StepTime
 from flopwise.work.operation import ATTENTION, MATMUL
 
 _CLOCKED = (MATMUL, ATTENTION)

@@ -21,14 +21,13 @@ from flopwise.analysis.clocks import held_clock
 from flopwise.analysis.idle import BETWEEN
 from flopwise.errors import FlopwiseError
 from flopwise.predict import fit
-from flopwise.predict.account import step_time
-from flopwise.predict.dry_step import needs_dry_run
-from flopwise.predict.roofline import StepTime, matmul_shape, op_time
-from flopwise.predict.shapes.step import StepCost, account_step
+from flopwise.predict.machine import Machine
+from flopwise.predict.op_time import matmul_shape, op_time
+from flopwise.predict.prediction import Prediction, peak_bytes, predict
+from flopwise.predict.step_time import StepTime
 from flopwise.records.ceilings import Ceilings, Curve, HostCost, Matmul, Tile
 from flopwise.records.run import PhaseTimes
 from flopwise.records.waterfall import Waterfall
-from flopwise.spec.gpu import Gpu
 from flopwise.spec.gpu import gpu as gpu_named
 from flopwise.spec.model import ModelSpec
 from flopwise.spec.recipe import recipe_from
@@ -64,7 +63,7 @@ class Baseline(msgspec.Struct, frozen=True, kw_only=True):
     def time_of(self, workload: Workload) -> StepTime:
         """Another workload's step on the same machine."""
         cost = _cost(msgspec.json.encode(workload), self.gpu)
-        return power.slowed(step_time(workload, cost, self.limits), self.power)
+        return power.slowed(cost.time_with(self.limits), self.power)
 
     def with_layers(self, n_layers: int) -> "Baseline":
         """The same step of a model with so many layers."""
@@ -95,12 +94,12 @@ def baseline(facts: Facts) -> Baseline | None:
         cost = _cost(msgspec.json.encode(work), name)
     except FlopwiseError:
         return None
-    plain, measured_ns = step_time(work, cost, facts.ceilings), facts.untraced_ns
+    plain, measured_ns = cost.time_with(facts.ceilings), facts.untraced_ns
     capped = _is_capped(facts, plain)
     corrections = _corrections(facts, work, plain, capped)
     limits = corrected(facts.ceilings, corrections, work.recipe.compute)
     limits = msgspec.structs.replace(limits, pause_ns=_pause_ns(facts, work, plain))
-    now = step_time(work, cost, limits)
+    now = cost.time_with(limits)
     draw = power.strength(now, measured_ns) if measured_ns and capped else None
     now = power.slowed(now, draw)
     scale = _bounded(measured_ns / now.wall_ns) if measured_ns else 1.0
@@ -145,14 +144,6 @@ def changed(workload: Workload, levers: Mapping[str, str], **fields: Any) -> Wor
     return msgspec.structs.replace(workload, recipe=recipe, **fields)
 
 
-def peak_bytes(workload: Workload, gpu: Gpu | None) -> int | None:
-    """The predicted peak of a step; None for code that is not flopwise's own, or a model too deep to account for."""
-    try:
-        return None if needs_dry_run(workload) else fit.peak_of(workload, gpu)
-    except FlopwiseError:
-        return None
-
-
 def saved_bytes(facts: Facts, levers: Mapping[str, str]) -> int:
     """What levers take off the predicted peak; 0 where it cannot be predicted."""
     if facts.workload is None:
@@ -178,7 +169,7 @@ def products_ns(facts: Facts, sides: set[int]) -> float:
     """The predicted time of the products that have one of these sizes among their sides."""
     if facts.workload is None or facts.ceilings is None:
         return 0.0
-    ops = [op for op in account_step(facts.workload, facts.gpu).ops if op.kind == MATMUL]
+    ops = [op for op in predict(facts.workload, Machine(gpu=facts.gpu)).ops if op.kind == MATMUL]
     return sum(op_time(op, facts.ceilings).ns for op in ops if sides & set(matmul_shape(op)[1:]))
 
 
@@ -317,6 +308,6 @@ def _difference(now: StepTime, then: StepTime, scale: float, unbound: bool) -> s
 
 
 @lru_cache(maxsize=64)
-def _cost(workload: bytes, gpu: str) -> StepCost:
+def _cost(workload: bytes, gpu: str) -> Prediction:
     """Rules ask for the same steps again and again; a workload holds tables, so its JSON stands for it."""
-    return account_step(msgspec.json.decode(workload, type=Workload), gpu_named(gpu) if gpu else None)
+    return predict(msgspec.json.decode(workload, type=Workload), Machine(gpu=gpu_named(gpu) if gpu else None))

@@ -16,11 +16,11 @@ import msgspec
 from flopwise.advice import constants, decisions
 from flopwise.advice import tuner_actions as actions
 from flopwise.advice.moves import REDONE_BY, ROUNDED, Move, moves, reference_of, to_fit
-from flopwise.advice.predicted import peak_bytes
 from flopwise.advice.ranking import MoveRanking
 from flopwise.analysis.comparison import compare_samples
 from flopwise.capture.interleave import MUCH_FASTER, MUCH_FASTER_RATIO, MUCH_SLOWER, MUCH_SLOWER_RATIO, PairMeasured
 from flopwise.errors import FlopwiseError
+from flopwise.predict.prediction import peak_bytes
 from flopwise.records.comparison import FASTER, INCONCLUSIVE, SLOWER, Comparison
 from flopwise.records.events import Agreed
 from flopwise.records.run import CRASH, INTERRUPTED, OK, OOM, STEP, PhaseMemory, Point

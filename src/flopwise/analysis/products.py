@@ -9,7 +9,7 @@ import polars as pl
 
 from flopwise import units
 from flopwise.analysis.roofline import ITEM_BYTES
-from flopwise.predict.roofline import matmul_ns, matmul_shape
+from flopwise.predict.op_time import matmul_ns, matmul_shape
 from flopwise.records.ceilings import Ceilings, Matmul
 from flopwise.work.matmul_precision import matmul_precision
 from flopwise.work.op_flops import MATMULS, factors, input_sizes

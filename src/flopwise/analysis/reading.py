@@ -14,16 +14,12 @@ from flopwise.analysis.timings import device_of, gpu_of, timing_of
 from flopwise.analysis.traced_steps import TracedSteps, traced_steps
 from flopwise.analysis.waterfall import waterfall
 from flopwise.errors import FlopwiseError
-from flopwise.predict.dry_step import needs_dry_run
-from flopwise.predict.flops import model_flops
-from flopwise.predict.fusion import fuse, graph_of
-from flopwise.predict.machine import find_ceilings
-from flopwise.predict.shapes.step import account_step
+from flopwise.predict.machine import Machine, find_ceilings
+from flopwise.predict.prediction import predict_quickly
 from flopwise.records.note import Note
 from flopwise.records.run import STEP, Point, Telemetry
 from flopwise.spec.gpu import Gpu, find_gpu
 from flopwise.spec.gpu import gpu as gpu_named
-from flopwise.spec.model import ModelSpec
 from flopwise.spec.workload import Workload
 from flopwise.store import StoredRun, find, runs_root
 from flopwise.trace.input_file import check_file
@@ -180,15 +176,8 @@ def _with_waterfall_if_same(
 
 
 def known_work(workload: Workload, gpu: Gpu) -> KnownWork | None:
-    """What a step of flopwise's own model must do; None for other code, where only the trace is known."""
-    spec = workload.subject
-    if needs_dry_run(workload) or not isinstance(spec, ModelSpec):
+    """What a step must do, if that is known at once; None: only the trace is known."""
+    predicted = predict_quickly(workload, Machine(gpu=gpu))
+    if predicted is None:
         return None
-    try:
-        ops = account_step(workload, gpu).ops
-    except FlopwiseError:  # too deep to account for op by op
-        return None
-    flops = model_flops(spec, workload.batch, workload.context, workload.phase)
-    compiled = workload.recipe.compile
-    ops = tuple(fuse(ops, graph_of(compiled))) if compiled != "off" else ops
-    return KnownWork(ops=ops, model_flops=float(flops.total), causal=True)
+    return KnownWork(ops=tuple(predicted.kernels), model_flops=float(predicted.useful_flops), causal=True)

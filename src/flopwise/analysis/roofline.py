@@ -5,7 +5,7 @@ from math import prod
 
 import msgspec
 
-from flopwise.predict.roofline import OpTime
+from flopwise.predict.op_time import OpTime
 from flopwise.records.ceilings import Ceilings
 from flopwise.work.operation import OpWork
 

@@ -6,9 +6,8 @@ from typing import Any
 import msgspec
 
 from flopwise.errors import FlopwiseError
-from flopwise.predict.account import Account, Questions, account_for, account_of_step
-from flopwise.predict.dry_step import dry_run, needs_dry_run, step_cost
-from flopwise.predict.machine import find_ceilings
+from flopwise.predict.account import Account, Questions, account_for
+from flopwise.predict.machine import machine_with
 from flopwise.spec import fields, hf_config
 from flopwise.spec.gpu import Gpu, gpu_names
 from flopwise.spec.gpu import gpu as gpu_named
@@ -40,57 +39,24 @@ def account(
         options["phase"] = "forward"
     fields.whole("gpus", gpus, 1, 100_000_000)
     asked_for = target if isinstance(target, Workload) else workload(target, **options)
-    if inference and asked_for.recipe.precision in ("bf16", "fp16"):  # no copies in fp32 beside: nothing is trained
-        asked_for = msgspec.structs.replace(
-            asked_for, recipe=msgspec.structs.replace(asked_for.recipe, precision="bf16-pure")
-        )
-    machines = _gpus(gpu)
+    if inference and asked_for.recipe.precision in ("bf16", "fp16"):  # no copies in fp32: nothing is trained
+        recipe = msgspec.structs.replace(asked_for.recipe, precision="bf16-pure")
+        asked_for = msgspec.structs.replace(asked_for, recipe=recipe)
+    machines = [machine_with(one) for one in _gpus(gpu)]
     if not machines and (tokens is not None or measured_ns is not None):
         what = "days to train" if tokens is not None else "an MFU"
-        raise FlopwiseError(f"{what} can be told only for a GPU", "add gpu, for example --gpu h100")
+        raise FlopwiseError(f"{what} can be predicted only for a GPU", "add gpu, for example --gpu h100")
     questions = Questions(
         tokens=tokens, gpus=gpus, mfu=mfu, measured_ns=measured_ns, optimizer_bits=optimizer_bits, inference=inference
     )
-    known = {one.name: found for one in machines if (found := find_ceilings(one))}
-    of_file = _notes_of_file(asked_for)
-    if not needs_dry_run(asked_for):
-        told = account_for(asked_for, machines, questions, known)
-        return msgspec.structs.replace(told, notes=told.notes + of_file)
-    if tokens is not None or inference or optimizer_bits != 32:
-        raise FlopwiseError(
-            f"days to train, inference and 8-bit states can be told for flopwise's own models, not for {asked_for.target}",
-            "leave these options out, or give a preset or hf:PATH/config.json",
-        )
-    run = dry_run(asked_for, machines[0] if machines else None)
-    notes: tuple[str, ...] = (
-        f"told by a dry run on fake tensors (torch {run.torch}, as on {run.architecture}): no arithmetic knows this step",
-    )
-    if len(machines) > 1:
-        notes += (f"ops and memory are those of {machines[0].title}",)
-    step = step_cost(run)
-    return account_of_step(
-        asked_for,
-        step,
-        machines,
-        known,
-        parameters=run.parameters,
-        measured_ns=measured_ns,
-        notes=notes + run.notes + of_file,
-    )
+    found = account_for(asked_for, machines, questions)
+    of_file = hf_config.notes(asked_for.target, asked_for.own_model is not None)
+    return msgspec.structs.replace(found, notes=found.notes + of_file)
 
 
-def _notes_of_file(asked_for: Workload) -> tuple[str, ...]:
-    if not asked_for.target.startswith("hf:"):
-        return ()
-    try:
-        return hf_config.notes(asked_for.target.removeprefix("hf:"), asked_for.implementation != "transformers")
-    except FlopwiseError:  # a workload of another day, whose file is gone
-        return ()
-
-
-def _gpus(names: str | Sequence[str]) -> tuple[Gpu, ...]:
+def _gpus(names: str | Sequence[str]) -> list[Gpu]:
     words = names.split(",") if isinstance(names, str) else names
     found = [gpu_named(word.strip()) for word in words if word.strip()]
     if words and not found:
         raise FlopwiseError(f"gpu = {fields.show(names)} names no GPU", f"known: {', '.join(gpu_names())}")
-    return tuple({one.name: one for one in found}.values())  # each once
+    return list({one.name: one for one in found}.values())  # each once

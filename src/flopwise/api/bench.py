@@ -10,7 +10,7 @@ from flopwise.capture.interleave import run_pair
 from flopwise.capture.isolate import Worker
 from flopwise.capture.progress import Progress
 from flopwise.errors import FlopwiseError, Interrupted
-from flopwise.predict.fitting import too_large
+from flopwise.predict.fit import too_large
 from flopwise.records.run import INTERRUPTED, OK, Point
 from flopwise.spec.recipe import LEVERS
 from flopwise.spec.sweep import Sweep

@@ -1,31 +1,35 @@
-"""Who holds every byte of memory: of a workload's own steps, of a stored run, of anyone's snapshot; or foretold."""
+"""Who holds every byte of memory: of a workload's own steps, of a stored run, of anyone's snapshot; or predicted."""
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from flopwise.api.memory_run import capture, stored_report
 from flopwise.capture.isolate import Worker
 from flopwise.capture.progress import Progress
 from flopwise.errors import FlopwiseError, Interrupted
-from flopwise.predict.dry_step import architecture_of
-from flopwise.predict.forecast import closed_form
-from flopwise.predict.memory_levers import memory_levers
-from flopwise.records.run import INTERRUPTED
+from flopwise.predict.fit import memory_levers, too_large
+from flopwise.predict.machine import gpu_of
+from flopwise.predict.prediction import architecture_of, memory_from_shapes, predict_memory
+from flopwise.records.events import MemoryRequest
+from flopwise.records.memory import STACKS, StoredPredictions, predictions_path, write_whole
+from flopwise.records.run import INTERRUPTED, OK
 from flopwise.snapshot.answers import MemoryReport
 from flopwise.snapshot.predicted import predicted_report
 from flopwise.snapshot.read import read_snapshot
 from flopwise.snapshot.report import report
-from flopwise.spec.gpu import Gpu
+from flopwise.snapshot.stored import stored_report
+from flopwise.spec import fields
 from flopwise.spec.gpu import gpu as gpu_named
 from flopwise.spec.model import preset_names
-from flopwise.spec.workload import Workload, workload
-from flopwise.store import StoredRun, check_tag, find, runs_root
+from flopwise.spec.workload import Sampling, Trial, Workload, workload
+from flopwise.store import Run, StoredRun, check_tag, find, runs_root
 from flopwise.store import tag as tag_run
 
 SUFFIXES = (".pickle", ".pkl", ".pickle.gz", ".pkl.gz")
+MOST_STEPS = 1000
 _KINDS = ("op:", "py:", "hf:")
 
 
@@ -45,7 +49,7 @@ def memory(
     progress: Progress | None = None,
     **options: Any,
 ) -> MemoryReport:
-    """Answer for a workload, whose steps are run and recorded; for a run of `memory`; or for a snapshot file.
+    """Answer for a workload, which is run and recorded; for a run of `memory`; or for a snapshot file.
 
     `options` are the workload's size, phase and levers, as for `bench`. `record`: the stacks that are recorded (python,
     all, off); `stacks`: whole ones in the answer. With `predict` nothing is run: the answers are a dry run's, for `gpu`.
@@ -57,37 +61,26 @@ def memory(
     """
     asked_for = _workload(target, options)
     if asked_for is not None and predict:
-        if device != "auto" and not gpu:
-            gpu = "cpu" if device == "cpu" else ""
-        if "," in gpu:
-            raise FlopwiseError(f"gpu = '{gpu}' names several: one prediction is for one GPU", "name one: --gpu h200")
-        return _predicted(asked_for, gpu_named(gpu) if gpu else None)
+        return _predicted(asked_for, gpu or ("cpu" if device == "cpu" else ""))
     if predict or gpu:
         what = (
             "gpu is for a prediction" if gpu and not predict else f"'{target}' is no workload, so nothing is predicted"
         )
         raise FlopwiseError(what, "for example: flopwise memory 2.7B --predict --gpu h200")
-    if asked_for is not None:
-        if tag:
-            check_tag(tag)  # before anything is run
-        run = capture(
-            asked_for, device=device, steps=steps, record=record, timeout=timeout, root=runs_root(runs), command=command,
-            progress=progress or Progress(),
-        )  # fmt: skip
-        if tag:
-            tag_run(runs_root(runs), run.path, tag)
-        found = stored_report(run, stacks)
-        if found.status == INTERRUPTED:
-            raise Interrupted(found)
-        return found
-    if options:
-        raise FlopwiseError(f"{next(iter(options))} means nothing to '{target}', which is no workload", "leave it out")
-    if isinstance(target, StoredRun):
-        return stored_report(target, stacks)
-    path = Path(str(target)).expanduser()
-    if os.path.isfile(path) or path.name.lower().endswith(SUFFIXES):
-        return report(read_snapshot(path), stacks)
-    return stored_report(StoredRun.load(_found(str(target), runs)), stacks)
+    if asked_for is None:
+        if options:
+            raise FlopwiseError(f"{next(iter(options))} means nothing to '{target}', which is no workload", "omit it")
+        return _recorded(target, stacks, runs)
+    if tag:
+        check_tag(tag)  # before anything is run
+    root = runs_root(runs)
+    run = capture(asked_for, device, record, root, command, progress or Progress(), steps=steps, timeout=timeout)
+    if tag:
+        tag_run(root, run.path, tag)
+    found = stored_report(run, stacks)
+    if found.status == INTERRUPTED:
+        raise Interrupted(found)
+    return found
 
 
 def _workload(target: object, options: dict[str, Any]) -> Workload | None:
@@ -101,30 +94,85 @@ def _workload(target: object, options: dict[str, Any]) -> Workload | None:
     return None
 
 
-def _found(ref: str, runs: str | Path | None) -> Path:
+def _recorded(target: object, stacks: bool, runs: str | Path | None) -> MemoryReport:
+    """Of a run, or of a snapshot's file."""
+    if isinstance(target, StoredRun):
+        return stored_report(target, stacks)
+    path = Path(str(target)).expanduser()
+    if os.path.isfile(path) or path.name.lower().endswith(SUFFIXES):
+        return report(read_snapshot(path), stacks)
     try:
-        return find(ref, runs_root(runs))
+        place = find(str(target), runs_root(runs))
     except FlopwiseError as error:
         raise FlopwiseError(
-            f"'{ref}' is no workload, no snapshot and no run", f"{error.hint}; presets: {', '.join(preset_names())}"
+            f"'{target}' is no workload, no snapshot and no run", f"{error.hint}; presets: {', '.join(preset_names())}"
         ) from None
+    return stored_report(StoredRun.load(place), stacks)
 
 
-def _predicted(asked_for: Workload, gpu: Gpu | None) -> MemoryReport:
+def capture(
+    workload: Workload,
+    device: str,
+    record: str,
+    root: Path,
+    command: str,
+    progress: Progress,
+    *,
+    steps: int,
+    timeout: float,
+    worker: Worker | None = None,
+) -> StoredRun:
+    """Run the workload in a process of its own, record its memory, predict it, and keep all of it.
+
+    `worker`: one that is there already, for whoever records many workloads; it stays open.
+    """
+    fields.whole("steps", steps, 1, MOST_STEPS)
+    fields.one_of("stacks", record, STACKS)
+    trial = Trial(workload=workload, sampling=Sampling(timeout_s=timeout), device=device, group="memory")
+    with contextlib.ExitStack() as stack:
+        worker = worker or stack.enter_context(Worker())
+        there = worker.look(device)  # no such device: say so before there is a run
+        run = stack.enter_context(Run.create(root, "memory", workload.target, command, [trial]))
+        path = run.memory_path(f"{trial.key()}.pickle").resolve()
+        stack.callback(progress.end)
+        progress.begin(1, 0)
+        if warning := too_large(workload, there):
+            progress.note(warning)
+        progress.trial(trial)
+        request = MemoryRequest(path=str(path), steps=steps, stacks=record)
+        point = worker.run(trial, run.log_path(trial.key()), progress.event, memory=request)
+        interrupted = point.status == INTERRUPTED  # then do not wait for a prediction
+        gpu = gpu_of(there.environment)
+        predicted = StoredPredictions() if interrupted else predict_memory(worker, workload, gpu)
+        write_whole(predictions_path(path), msgspec.json.encode(predicted))
+        run.append(point)
+        progress.point(point)
+    return StoredRun.load(run.path)
+
+
+def _predicted(asked_for: Workload, named: str) -> MemoryReport:
+    if "," in named:
+        raise FlopwiseError(f"gpu = '{named}' names several: one prediction is for one GPU", "name one: --gpu h200")
+    gpu = gpu_named(named) if named else None
     with Worker() as worker:
         run = worker.dry_run(asked_for, architecture_of(gpu))
     found = predicted_report(run, asked_for)
-    closed = closed_form(asked_for, gpu)
     title = gpu.title if gpu is not None else f"a GPU like {run.architecture}'s"
     notes: tuple[str, ...] = ()
     if gpu is not None and gpu.memory_bytes is not None:
-        left = gpu.memory_bytes - found.devices[0].peak_reserved_bytes
-        fits = "it fits" if left >= 0 else "it does not fit"
+        fits = "it fits" if found.devices[0].peak_reserved_bytes <= gpu.memory_bytes else "it does not fit"
         notes = (f"{title} has {gpu.memory_bytes / 1e9:.0f} GB: {fits}",)
     return msgspec.structs.replace(
         found,
         where=title,
-        predictions=(*found.predictions, *((closed,) if closed else ())),
+        predictions=(*found.predictions, *memory_from_shapes(asked_for, gpu)),
         levers=memory_levers(asked_for, gpu),
         notes=notes,
     )
+
+
+def outcome(found: MemoryReport) -> int:
+    """The exit code: 0 recorded, 130 stopped by the user; raises what stood in the way."""
+    if found.status not in (OK, INTERRUPTED):
+        raise FlopwiseError(f"{found.label}: {found.status}: {found.reason}", found.hint)
+    return 130 if found.status == INTERRUPTED else 0

@@ -13,7 +13,7 @@ from flopwise.capture.nsys import SUFFIX, trace_with_nsys
 from flopwise.capture.nsys_program import find_nsys
 from flopwise.capture.progress import Progress
 from flopwise.errors import FlopwiseError, Interrupted
-from flopwise.predict.fitting import too_large
+from flopwise.predict.fit import too_large
 from flopwise.records.events import TraceRequest, Tracing
 from flopwise.records.run import INTERRUPTED, OK, Point
 from flopwise.spec import fields

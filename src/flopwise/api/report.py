@@ -8,14 +8,11 @@ from flopwise.analysis.step_timeline import step_timeline
 from flopwise.api.compare import compare_within
 from flopwise.api.explain import with_findings
 from flopwise.api.memory import SUFFIXES as SNAPSHOTS
-from flopwise.api.memory_run import stored_report
 from flopwise.api.roofline import traced_roofline
 from flopwise.errors import FlopwiseError
 from flopwise.experiments.results import read_lab
-from flopwise.predict.account import step_time
-from flopwise.predict.dry_step import needs_dry_run
-from flopwise.predict.machine import find_ceilings
-from flopwise.predict.shapes.step import account_step
+from flopwise.predict.machine import gpu_of, machine_with
+from flopwise.predict.prediction import predict_quickly
 from flopwise.records.run import Point
 from flopwise.render.axes import labels_of
 from flopwise.render.charts import readable, save
@@ -24,7 +21,7 @@ from flopwise.render.report.evidence import StepPrediction
 from flopwise.render.report.markdown import pictures_of
 from flopwise.snapshot.read import read_snapshot
 from flopwise.snapshot.report import report as memory_report
-from flopwise.spec.gpu import find_gpu
+from flopwise.snapshot.stored import stored_report
 from flopwise.store import StoredRun
 from flopwise.store.files import write_output
 from flopwise.store.tuning import read_tuning
@@ -100,13 +97,13 @@ def predictions(run: StoredRun) -> tuple[StepPrediction, ...]:
 
 
 def _prediction(point: Point, name: str) -> StepPrediction | None:
-    workload, there = point.trial.workload, point.environment.gpu if point.environment else None
-    gpu = find_gpu(there.name) if there else None
-    ceilings = find_ceilings(gpu) if gpu else None
-    summaries = summarise(point)
-    if ceilings is None or not summaries or needs_dry_run(workload):
+    workload, summaries, gpu = point.trial.workload, summarise(point), gpu_of(point.environment)
+    if gpu is None or gpu.name == "cpu" or not summaries:
         return None
-    predicted = step_time(workload, account_step(workload, gpu), ceilings)
+    whole = predict_quickly(workload, machine_with(gpu))
+    predicted = whole.time if whole is not None else None
+    if predicted is None:
+        return None
     step = summaries[0]
     return StepPrediction(
         workload=workload.label(),

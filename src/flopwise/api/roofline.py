@@ -1,6 +1,5 @@
 """Operations under a machine's roofs: of a traced step as measured, of a workload as predicted."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +7,9 @@ from flopwise.analysis.reading import run_named, trace_of
 from flopwise.analysis.roofline import Roofline, predicted_points
 from flopwise.analysis.traced_points import NO_SIZES, traced_points
 from flopwise.errors import FlopwiseError
-from flopwise.predict.dry_step import dry_run, needs_dry_run
-from flopwise.predict.fusion import fuse, graph_of
-from flopwise.predict.machine import find_ceilings
-from flopwise.predict.roofline import op_times
-from flopwise.predict.shapes.step import account_step
+from flopwise.predict.machine import Machine, find_ceilings
+from flopwise.predict.op_time import op_times
+from flopwise.predict.prediction import predict
 from flopwise.records.ceilings import Ceilings
 from flopwise.spec.gpu import Gpu, find_gpu
 from flopwise.spec.gpu import gpu as gpu_named
@@ -20,7 +17,6 @@ from flopwise.spec.workload import Workload, workload
 from flopwise.store import StoredRun
 from flopwise.trace.read import is_trace_file, read_trace
 from flopwise.trace.tables import Trace
-from flopwise.work.operation import OpWork
 
 ONE_FLOP = "where no matmul is in an operation, every element counts as one FLOP"
 
@@ -30,9 +26,8 @@ def roofline(
 ) -> Roofline:
     """Set every operation under the roofs of its GPU.
 
-    `target` is a run or a trace file (every op whose bytes its inputs tell, as measured), or a workload (all its
-    operations, as predicted). `gpu`
-    names the machine; a trace says its own, a workload needs one.
+    `target` is a run or a trace file (every op with known input sizes, as measured), or a workload (all its
+    operations, as predicted). `gpu` names the machine; a trace says its own, a workload needs one.
 
     >>> import flopwise
     >>> flopwise.roofline("small", gpu="h200").points[0].kind
@@ -42,12 +37,14 @@ def roofline(
         return _of_workload(target, gpu)
     named = isinstance(target, str) and target.startswith(("hf:", "py:", "op:"))
     if not named and is_trace_file(Path(target).expanduser()):
-        return _of_trace(Path(target).expanduser(), gpu)
+        path = Path(target).expanduser()
+        return traced_roofline(read_trace(path), path, gpu)
     run = _run(target, runs)
     if run is None:
         return _of_workload(workload(str(target), **options), gpu)
     if any(point.trace_file and point.environment and point.environment.gpu for point in run.points):
-        return _of_trace(trace_of(run)[0], gpu)
+        path = trace_of(run)[0]
+        return traced_roofline(read_trace(path), path, gpu)
     if not run.points:
         raise FlopwiseError(f"the run {run.header.id} has no points", "run flopwise bench or profile first")
     point = run.points[0]
@@ -70,16 +67,10 @@ def _of_workload(asked: Workload, gpu: str | None) -> Roofline:
         raise FlopwiseError(f"{asked.target} is not run: for which GPU?", "add --gpu h200, or give a run or a trace")
     machine = gpu_named(gpu)
     limits = _limits(machine)
-    ops: Sequence[OpWork] = dry_run(asked, machine).ops if needs_dry_run(asked) else account_step(asked, machine).ops
-    ops = fuse(ops, graph_of(asked.recipe.compile)) if asked.recipe.compile != "off" else ops
-    points = predicted_points(ops, op_times(ops, limits), limits)
+    kernels = predict(asked, Machine(gpu=machine, ceilings=limits)).kernels
+    points = tuple(predicted_points(kernels, op_times(kernels, limits), limits))
     title = f"{asked.label()} on {machine.title}"
-    notes = (ONE_FLOP,)
-    return Roofline(title=title, how="predicted", ceilings=limits, points=tuple(points), notes=notes)
-
-
-def _of_trace(path: Path, gpu: str | None) -> Roofline:
-    return traced_roofline(read_trace(path), path, gpu)
+    return Roofline(title=title, how="predicted", ceilings=limits, points=points, notes=(ONE_FLOP,))
 
 
 def traced_roofline(trace: Trace, path: Path, gpu: str | None = None) -> Roofline:
@@ -113,8 +104,8 @@ def traced_roofline(trace: Trace, path: Path, gpu: str | None = None) -> Rooflin
 def _limits(machine: Gpu) -> Ceilings:
     limits = find_ceilings(machine)
     if limits is None:
-        how = (
-            "flopwise doctor --calibrate --device cpu" if machine.name == "cpu" else "flopwise doctor --calibrate on it"
+        how = "--device cpu" if machine.name == "cpu" else "on it"
+        raise FlopwiseError(
+            f"the ceilings of {machine.title} are not known", f"measure them: flopwise doctor --calibrate {how}"
         )
-        raise FlopwiseError(f"the ceilings of {machine.title} are not known", f"measure them: {how}")
     return limits

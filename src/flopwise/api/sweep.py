@@ -7,7 +7,7 @@ from typing import Any
 from flopwise.capture.isolate import Worker
 from flopwise.capture.progress import Progress
 from flopwise.errors import Interrupted
-from flopwise.predict.fitting import too_large
+from flopwise.predict.fit import too_large
 from flopwise.records.run import INTERRUPTED
 from flopwise.spec.sweep import Sweep, read_sweep
 from flopwise.store import Run, StoredRun, resumable, runs_root

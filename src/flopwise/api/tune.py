@@ -16,7 +16,7 @@ from flopwise.capture.interleave import Contest, PairMeasured
 from flopwise.capture.isolate import Worker
 from flopwise.capture.progress import Progress
 from flopwise.errors import FlopwiseError, Interrupted
-from flopwise.predict.fitting import gpu_of
+from flopwise.predict.machine import gpu_of
 from flopwise.records.events import Agreed, AgreeRequest, Event, TraceRequest
 from flopwise.records.run import INTERRUPTED, OK, Point
 from flopwise.records.tuning import Attempt, Tuning

@@ -17,7 +17,6 @@ import msgspec
 from flopwise.capture.point_builder import PointBuilder, ProcessState, signal_name
 from flopwise.errors import FlopwiseError, Unsupported
 from flopwise.records.ceilings import Probe
-from flopwise.records.dry_run import DryRun
 from flopwise.records.events import (
     Agreed,
     AgreeRequest,
@@ -35,6 +34,7 @@ from flopwise.records.events import (
     Surroundings,
     TraceRequest,
 )
+from flopwise.records.prediction import DryRun
 from flopwise.records.run import CRASH, INTERRUPTED, TIMEOUT, UNSUPPORTED, Agreement, Point
 from flopwise.spec.workload import Trial, Workload
 

@@ -2,8 +2,8 @@
 
 import click
 
-from flopwise.api.calibrate import calibrate as measure
 from flopwise.api.doctor import busy, doctor
+from flopwise.api.doctor import calibrate as measure
 from flopwise.cli.output import Answer, answers, notify
 from flopwise.render.machine_view import ceilings_view, doctor_view
 from flopwise.render.progress import calibration_progress

@@ -5,8 +5,7 @@ from typing import Any
 
 import click
 
-from flopwise.api.memory import memory
-from flopwise.api.memory_run import outcome
+from flopwise.api.memory import memory, outcome
 from flopwise.cli import options
 from flopwise.cli.output import Answer, answers, kept, notify
 from flopwise.records.run import INTERRUPTED

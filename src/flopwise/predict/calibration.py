@@ -8,20 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flopwise.errors import FlopwiseError
-from flopwise.predict.roofline import NARROW, SPLITS, WIDE
-from flopwise.records.ceilings import (
-    COMPILED,
-    MEASURED,
-    VECTOR,
-    Ceilings,
-    Curve,
-    HostCost,
-    HostCounts,
-    Matmul,
-    Near,
-    Probe,
-    Tile,
-)
+from flopwise.predict.constants import LISTED_SHARE, NARROW_HEAD, SPLITS
+from flopwise.records import ceilings as probed
+from flopwise.records.ceilings import COMPILED, Ceilings, Curve, HostCost, HostCounts, Matmul, Near, Probe, Tile
 from flopwise.work.operation import ELEMENTWISE
 
 Floats = NDArray[np.float64]
@@ -35,7 +24,6 @@ TILES = tuple(
 _AREAS = np.array([m * n for m, n in TILES], dtype=float)
 _STEPS = (0.5, 0.8, 0.95, 0.99, 1.01, 1.05, 1.25, 2.0)  # by which one number of the model is changed at a time
 _ROUNDS = 200
-LISTED = 0.5  # of a compiled kernel's launch: what a tensor that is handed over costs at most
 
 
 def ceilings(
@@ -47,13 +35,16 @@ def ceilings(
         by_what.setdefault((probe.what, probe.dtype), []).append(probe)
     memory = {what: curve(some) for (what, dtype), some in by_what.items() if not dtype and some[0].amount}
     if not memory or ("matmul", "fp32") not in by_what:
-        raise FlopwiseError("the probes do not tell this machine's limits", "run flopwise doctor --calibrate again")
+        raise FlopwiseError(
+            "the probes are too few for this machine's ceilings", "run flopwise doctor --calibrate again"
+        )
     one = {what: some[0].ns for (what, dtype), some in by_what.items() if not some[0].amount}
+    largest = max(by_what[ELEMENTWISE, ""], key=lambda probe: probe.amount)  # a cache holds none of it
     return Ceilings(
         gpu=gpu,
-        how=MEASURED,
+        how=probed.MEASURED,
         processors=processors,
-        bandwidth_bytes_per_s=_bandwidth(by_what[ELEMENTWISE, ""]),
+        bandwidth_bytes_per_s=1e9 * largest.amount / largest.ns,
         matmul={
             dtype: matmul(some, processors, memory[ELEMENTWISE])
             for (what, dtype), some in by_what.items()
@@ -63,7 +54,9 @@ def ceilings(
         attention=_attention("attention", by_what),
         attention_backward=_attention("attention backward", by_what),
         host=_host(probes) if asynchronous else {"forward": HostCost(op_ns=0.0, view_ns=0.0, kernel_ns=0.0)},
-        vector_flops_per_s=max((1e9 * p.amount / p.ns for p in by_what.get((VECTOR, "fp32"), ()) if p.ns), default=0.0),
+        vector_flops_per_s=max(
+            (1e9 * p.amount / p.ns for p in by_what.get((probed.VECTOR, "fp32"), ()) if p.ns), default=0.0
+        ),
         latency_ns=one.get("latency", 0.0),
         graph_gap_ns=one.get("graph gap", 0.0),
         switch_ns=one.get("switch", 0.0),
@@ -74,29 +67,23 @@ def ceilings(
     )
 
 
-def _bandwidth(probes: Sequence[Probe]) -> float:
-    """Of the largest: what is small enough for a cache says nothing of the memory."""
-    largest = max(probes, key=lambda probe: probe.amount)
-    return 1e9 * largest.amount / largest.ns
-
-
 def _attention(what: str, by_what: Mapping[tuple[str, str], Sequence[Probe]]) -> dict[str, Curve]:
     """By precision; heads wider than 64 do twice as much for each score, and have curves of their own."""
     found: dict[str, Curve] = {}
     for (name, dtype), some in by_what.items():
         if name == what:
-            for key, wide in ((dtype, False), (f"{dtype}{WIDE}", True)):
-                alike = [probe for probe in some if (bool(probe.shape) and probe.shape[-1] > NARROW) == wide]
+            for key, wide in ((dtype, False), (f"{dtype}{probed.WIDE}", True)):
+                alike = [probe for probe in some if (bool(probe.shape) and probe.shape[-1] > NARROW_HEAD) == wide]
                 found |= {key: curve(alike)} if alike else {}
     return found
 
 
 def _host(probes: Sequence[Probe]) -> dict[str, HostCost]:
-    """Per phase: what is left of its launch time when views and further kernels have had theirs, over its operations.
+    """Per phase: its launch time without that of views and further kernels, over its operations.
 
-    Where a phase was probed in several steps, deep and shallow, with casts and without, it is told apart what a phase
-    costs at all, an operation, and a cast. Then views are part of the operations around them. 'host:lists' is an
-    optimizer over lists of tensors: what its operations leave goes to the tensors in the lists.
+    A phase that was probed in several steps, deep and shallow, with casts and without, has a cost of its own, one for each
+    operation (views included) and one for each cast. 'host:lists' is an optimizer over lists of tensors: what its
+    operations do not explain is the lists' tensors.
     """
     one = {probe.what: probe.ns for probe in probes}
     view_ns, kernel_ns, start_ns = one["host:view"], one["host:kernel"], one.get("host:start", 0.0)
@@ -141,9 +128,9 @@ def _compiled(probes: Sequence[Probe]) -> dict[str, HostCost]:
             columns = [[float(c.ops) for c in counts], [1.0] * len(some), [float(c.listed) for c in counts]]
             times = [probe.ns for probe in some]
             op_ns, start_ns, listed_ns = _shares(columns, times)
-            if listed_ns > LISTED * op_ns:  # kernels and tensors grow together: noise told them apart
-                op_ns, start_ns = _shares([[c.ops + LISTED * c.listed for c in counts], columns[1]], times)
-                listed_ns = LISTED * op_ns
+            if listed_ns > LISTED_SHARE * op_ns:  # kernels and tensors grow together: noise alone separates them
+                op_ns, start_ns = _shares([[c.ops + LISTED_SHARE * c.listed for c in counts], columns[1]], times)
+                listed_ns = LISTED_SHARE * op_ns
             found[phase] = HostCost(op_ns=op_ns, view_ns=0.0, kernel_ns=op_ns, listed_ns=listed_ns, start_ns=start_ns)
     return found if "forward" in found else {}
 
@@ -151,7 +138,7 @@ def _compiled(probes: Sequence[Probe]) -> dict[str, HostCost]:
 def _shares(columns: Sequence[Sequence[float]], times: Sequence[float]) -> list[float]:
     """What one of each column costs, none less than nothing, so that the sums are nearest to the times in proportion.
 
-    Of the few ways to leave columns out, the best that needs no cost below zero.
+    Of the few subsets of columns, the best that needs no cost below zero.
 
     >>> [round(cost, 6) for cost in _shares([[10, 20, 30], [1, 1, 1]], [25, 45, 65])]
     [2.0, 5.0]
@@ -252,7 +239,7 @@ def _waves_and_work(shapes: Floats, processors: int) -> tuple[Floats, Floats]:
 
 
 def _times(waves: Floats, work: Floats, numbers: Floats) -> Floats:
-    """`roofline.matmul_ns` of many products at once."""
+    """`op_time.matmul_ns` of many products at once."""
     rates, starts = _rates_and_starts(*numbers[:4])
     joined = np.array([(split > 1) * numbers[4] for split in SPLITS])
     times = starts[None, :, None] + waves * work * (1e9 / rates)[None, :, None] + joined[None, None, :]

@@ -1,19 +1,33 @@
-"""What fits: the largest batch, context and model for a memory, by asking the closed form."""
+"""What fits a memory: the largest batch, context and model; whether a workload will; and what each lever would change."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Iterator
 
 import msgspec
 
+from flopwise import units
+from flopwise.predict.machine import Machine, gpu_of
+from flopwise.predict.prediction import peak_bytes, predict_quickly
 from flopwise.predict.shapes.overlap import updates_in_backward
-from flopwise.predict.shapes.step import account_step
+from flopwise.records.events import Surroundings
+from flopwise.records.prediction import SHAPES, PredictedStep
 from flopwise.spec.gpu import Gpu
-from flopwise.spec.model import ModelSpec
 from flopwise.spec.recipe import Recipe
 from flopwise.spec.workload import Workload
+from flopwise.work.operation import GRADIENTS
 
 MOST_BATCH, MOST_TOKENS = 2**20, 2**24
 CONTEXT_STEP = 64  # contexts are looked for in steps of so many tokens
-_SHALLOW = (4, 6)  # depths from which deeper models are extrapolated
+
+
+class LeverEffect(msgspec.Struct, frozen=True, kw_only=True):
+    """A lever and the peak it would lead to."""
+
+    lever: str  # '--checkpoint 4'
+    peak_bytes: int
+    saved_bytes: int  # negative: it costs
+    how: str
+    note: str = ""
 
 
 def bytes_per_parameter(recipe: Recipe, phase: str = "train", optimizer_bits: int = 32) -> float:
@@ -28,12 +42,12 @@ def bytes_per_parameter(recipe: Recipe, phase: str = "train", optimizer_bits: in
     moment = {"flopwise": 4.0, "flopwise-bf16": 2.0}.get(recipe.optimizer, item)
     moments = 2 * (1 + 4 / 256 if optimizer_bits == 8 else moment)
     low = 2.0 if recipe.precision == "bf16-master" else 0.0
-    gradient = 0.0 if updates_in_backward(recipe) else item  # those of a block or two are nothing beside the rest
+    gradient = 0.0 if updates_in_backward(recipe) else item  # 0: only those of a block or two are there
     return {"forward": item, "backward": 2 * item, "train": item + gradient + moments + low}[phase]
 
 
 def largest_model(memory_bytes: float, per_parameter: float = 16.0) -> int:
-    """The most parameters whose weights, gradients and state alone fill a memory.
+    """The most parameters: their weights, gradients and optimizer state alone fill the memory.
 
     >>> largest_model(8 * 80e9)          # the lecture's: eight H100s, AdamW naively
     40000000000
@@ -44,72 +58,122 @@ def largest_model(memory_bytes: float, per_parameter: float = 16.0) -> int:
 def largest_batch(
     workload: Workload, memory_bytes: int, gpu: Gpu | None = None, optimizer_bits: int = 32, cached_bytes: int = 0
 ) -> int:
-    """The most sequences whose step fits, with `cached_bytes` for every token beside it; 0 if one does not.
+    """The most sequences that fit, with `cached_bytes` for every token besides; 0 if one does not.
 
     >>> from flopwise.spec.workload import workload
     >>> largest_batch(workload("tiny"), 10**9) > largest_batch(workload("tiny"), 10**8) > 0
     True
     """
-
-    def peak_bytes(batch: int) -> int:
-        step = peak_of(msgspec.structs.replace(workload, batch=batch), gpu, optimizer_bits)
-        return step + batch * workload.context * cached_bytes
-
     most = min(MOST_BATCH, max(1, MOST_TOKENS // workload.context))
-    return _largest(peak_bytes, memory_bytes, most)
+    return _largest(workload, "batch", most, memory_bytes, gpu, optimizer_bits, cached_bytes)
 
 
 def largest_context(
     workload: Workload, memory_bytes: int, gpu: Gpu | None = None, optimizer_bits: int = 32, cached_bytes: int = 0
 ) -> int:
-    """The longest context, in steps of 64 tokens and as far as the model goes, whose step fits; 0 if none does."""
-    spec = workload.subject
-    assert isinstance(spec, ModelSpec)
-
-    def peak_bytes(steps: int) -> int:
-        changed = msgspec.structs.replace(workload, context=steps * CONTEXT_STEP)
-        return peak_of(changed, gpu, optimizer_bits) + changed.batch * changed.context * cached_bytes
-
-    limits = [x for x in (spec.max_context, spec.window) if x]
-    most = min([MOST_TOKENS // workload.batch, *limits]) // CONTEXT_STEP
-    return _largest(peak_bytes, memory_bytes, max(1, most)) * CONTEXT_STEP
+    """The longest context, in steps of 64 tokens and as far as the model goes, that fits; 0 if none does."""
+    spec = workload.own_model
+    limits = [limit for limit in (spec.max_context, spec.window) if limit] if spec is not None else []
+    most = max(CONTEXT_STEP, min([MOST_TOKENS // workload.batch, *limits]))
+    return _largest(workload, "context", most, memory_bytes, gpu, optimizer_bits, cached_bytes, CONTEXT_STEP)
 
 
-def _largest(peak_bytes: Callable[[int], int], memory_bytes: int, most: int) -> int:
-    """The largest whole number whose peak fits: memory grows with it, so doubling and halving find it."""
-    if peak_bytes(1) > memory_bytes:
+def _largest(
+    workload: Workload, size: str, most: int, memory: int, gpu: Gpu | None, bits: int, cached: int, step: int = 1
+) -> int:
+    """The largest multiple of `step` that fits: memory grows with it, so doubling and halving find it."""
+
+    def fits(steps: int) -> bool:
+        larger = msgspec.structs.replace(workload, **{size: steps * step})
+        return (peak_bytes(larger, gpu, bits) or 0) + larger.batch * larger.context * cached <= memory
+
+    if not fits(1):
         return 0
     low, high = 1, 2
-    while high <= most and peak_bytes(high) <= memory_bytes:
+    while high <= most // step and fits(high):
         low, high = high, high * 2
-    high = min(high, most + 1)
+    high = min(high, most // step + 1)
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if peak_bytes(middle) <= memory_bytes else (low, middle)
-    return low
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low * step
 
 
-def peak_of(workload: Workload, gpu: Gpu | None = None, optimizer_bits: int = 32) -> int:
-    """A step's peak; of a deep model from two shallow ones, since every layer adds the same bytes to each phase's peak.
+def too_large(workload: Workload, there: Surroundings) -> str:
+    """The line that warns of a workload that will not fit; '' if it will, or if that cannot be known in a moment.
+
+    The predicted peak errs by a few per cent and is of eager steps only: a note, not a refusal.
+
+    >>> from flopwise.records.run import Environment
+    >>> from flopwise.spec.workload import workload
+    >>> there = Surroundings(environment=Environment(flopwise="", python="", torch=""), device="cpu", free_bytes=2**33)
+    >>> too_large(workload("tiny"), there), too_large(workload("xl"), there).partition(": ")[2]
+    ('', 'predicted peak 37.2 GiB of 8.00 GiB free: it will probably run out of memory')
+    """
+    if there.free_bytes is None or workload.recipe.compile != "off":
+        return ""
+    needed = peak_bytes(workload, gpu_of(there.environment))
+    if needed is None or needed <= there.free_bytes:
+        return ""
+    sizes = f"predicted peak {units.size(needed)} of {units.size(there.free_bytes)} free"
+    return f"{workload.label()}: {sizes}: it will probably run out of memory"
+
+
+def memory_levers(workload: Workload, gpu: Gpu | None = None) -> tuple[LeverEffect, ...]:
+    """Every lever that is not set and the peak it would lead to, the largest saving first; none where that is not known.
 
     >>> from flopwise.spec.workload import workload
-    >>> peak_of(workload("tiny", precision="bf16-pure")) < peak_of(workload("tiny"))
+    >>> found = {effect.lever: effect for effect in memory_levers(workload("small", attention="naive", context=1024))}
+    >>> found["--attention sdpa"].saved_bytes > 0
     True
     """
-    spec = workload.subject
-    assert isinstance(spec, ModelSpec)
-    every = max(1, workload.recipe.checkpoint)
-    depths = [n * every + spec.n_layers % every for n in _SHALLOW]  # with the same rest in a checkpoint's last segment
-    if spec.n_layers <= depths[1] + every:
-        return account_step(workload, gpu, optimizer_bits).peak_bytes
-    shallow = [
-        account_step(
-            msgspec.structs.replace(workload, subject=msgspec.structs.replace(spec, n_layers=n)), gpu, optimizer_bits
-        )
-        for n in depths
-    ]
-    steps = (spec.n_layers - depths[1]) / (depths[1] - depths[0])
-    return max(
-        round(b.peak_bytes + steps * (b.peak_bytes - a.peak_bytes))
-        for a, b in zip(shallow[0].phases, shallow[1].phases, strict=True)
+    now = predict_quickly(workload, Machine(gpu=gpu))
+    if now is None:
+        return ()
+    found = []
+    for lever, value in _unset_levers(workload):
+        recipe = msgspec.structs.replace(workload.recipe, **{lever: value})
+        then = peak_bytes(msgspec.structs.replace(workload, recipe=recipe), gpu) or 0
+        saved = now.step.peak_bytes - then
+        found.append(LeverEffect(lever=f"--{lever} {value}", peak_bytes=then, saved_bytes=saved, how=SHAPES))
+    if workload.phase == "train" and workload.recipe.overlap == "off":
+        found.append(_zeroed_gradients(now.step))
+    return tuple(sorted(found, key=lambda effect: -effect.saved_bytes))
+
+
+def checkpoint_sizes(n_layers: int) -> tuple[int, ...]:
+    """Segments worth trying: powers of two up to half the layers, and √layers, the rule of thumb.
+
+    With c bytes for a segment's input and a for what a block keeps, c · layers / N + a · N is least at N = √(layers · c / a):
+    √layers only where a block keeps no more than its input, and less where it keeps more, as attention and MLP do.
+
+    >>> checkpoint_sizes(32)
+    (1, 2, 4, 6, 8, 16)
+    """
+    powers = [2**n for n in range(n_layers.bit_length()) if 2**n <= max(1, n_layers // 2)]
+    return tuple(sorted({*powers, max(1, round(math.sqrt(n_layers)))}))
+
+
+def _unset_levers(workload: Workload) -> Iterator[tuple[str, str | int]]:
+    recipe, n_layers = workload.recipe, workload.own_model.n_layers if workload.own_model else 0
+    levers: list[tuple[str, str | int]] = [("precision", "bf16"), ("precision", "bf16-pure")]
+    if recipe.attention == "naive":
+        levers.append(("attention", "sdpa"))
+    if workload.phase != "forward":
+        levers += [("loss", "chunked"), ("loss", "fused"), *(("checkpoint", n) for n in checkpoint_sizes(n_layers))]
+    if workload.phase == "train":
+        levers += [("optimizer", "fused"), *([("overlap", "on")] if recipe.precision != "fp16" else [])]
+    yield from ((lever, value) for lever, value in levers if getattr(recipe, lever) != value)
+
+
+def _zeroed_gradients(step: PredictedStep) -> LeverEffect:
+    """Gradients that are set to zero, not to none, would be there in forward and loss, too: each phase's peak with them."""
+    gradients = step.after_backward.owners.get(GRADIENTS, 0) if step.after_backward else 0
+    kept = max(phase.peak_bytes + gradients - phase.owners.get(GRADIENTS, 0) for phase in step.phases)
+    return LeverEffect(
+        lever="gradients kept as zeros, not set to none",
+        peak_bytes=kept,
+        saved_bytes=step.peak_bytes - kept,
+        how="from the owners: this step cannot do it",
+        note="this step sets them to none",
     )

@@ -1,14 +1,19 @@
-"""FLOPs in closed form: 2 forward, 4 backward, 6 in all for every weight and token; and attention's squares.
+"""A model's FLOPs by formula, and what follows from them: MFU, the days of a training run.
 
-Matmuls alone are counted, as PyTorch's FlopCounterMode and every published MFU count them: everything else is less than
-a hundredth of them and is limited by bytes, not by FLOPs.
+For every weight and token 2 forward, 4 backward, 6 in all; and attention's squares. Matmuls alone are counted, as PyTorch's
+FlopCounterMode and every published MFU count them: everything else is less than a hundredth of them and is limited by
+bytes, not by FLOPs.
 """
 
 import msgspec
 
+from flopwise import units
 from flopwise.errors import FlopwiseError
+from flopwise.spec import fields
 from flopwise.spec.model import ModelSpec
 from flopwise.work.op_flops import causal_share
+
+DAY_S = 86_400
 
 
 def matmul_flops(m: int, k: int, n: int) -> int:
@@ -18,15 +23,6 @@ def matmul_flops(m: int, k: int, n: int) -> int:
     33554432
     """
     return 2 * m * k * n
-
-
-def linear_flops(rows: int, ins: int, outs: int, backward: bool = False) -> int:
-    """A linear layer over `rows` inputs; with its backward pass three times that: ∂x and ∂W are a matmul each.
-
-    >>> linear_flops(1024, 64, 64, backward=True) == 6 * 1024 * 64 * 64      # 6 · data points · parameters
-    True
-    """
-    return matmul_flops(rows, ins, outs) * (3 if backward else 1)
 
 
 def matmul_parameters(spec: ModelSpec) -> int:
@@ -76,12 +72,11 @@ def model_flops(spec: ModelSpec, batch: int, context: int, phase: str = "train")
     square = 4 * batch * spec.n_heads * spec.head_dim * context * context * spec.n_layers
     forward = 2 * matmul_parameters(spec) * tokens + square
     passes = 1 if phase == "forward" else 3
-    saved = round(square * passes * (1 - causal_share(context)))
     return ModelFlops(
         forward=forward,
         backward=forward * (passes - 1),
         attention_forward=square,
-        causal_saved=saved,
+        causal_saved=round(square * passes * (1 - causal_share(context))),
         rule=2 * passes * spec.parameters() * tokens,
     )
 
@@ -95,3 +90,58 @@ def mfu(flops: float, seconds: float, peak_flops_s: float, gpus: int = 1) -> flo
     if seconds <= 0 or peak_flops_s <= 0 or gpus <= 0:
         raise FlopwiseError(f"a time of {seconds:g} s on {gpus} GPUs says nothing about MFU", "give a time above zero")
     return flops / (seconds * peak_flops_s * gpus)
+
+
+class TrainingTime(msgspec.Struct, frozen=True, kw_only=True):
+    """A training run, predicted from its FLOPs."""
+
+    tokens: int
+    gpus: int
+    mfu: float
+    flops: float
+    seconds: float
+    rule: str  # how the FLOPs were counted
+    dtype: str = ""  # of the peak rate
+
+    @property
+    def days(self) -> float:
+        return self.seconds / DAY_S
+
+    @property
+    def gpu_hours(self) -> float:
+        return self.seconds * self.gpus / 3600
+
+
+def training_time(
+    parameters: float,
+    tokens: float,
+    gpus: int,
+    peak_flops_s: float,
+    mfu: float,
+    flops_per_token: float | None = None,
+    dtype: str = "",
+) -> TrainingTime:
+    """Time for `tokens` at a given MFU; by the rule 6 · parameters · tokens unless the FLOPs of a token are given.
+
+    >>> from flopwise.spec.gpu import gpu
+    >>> int(training_time(70e9, 15e12, 1024, gpu("h100").peak("bf16"), mfu=0.5).days)       # the lecture's question
+    143
+    """
+    fields.number("tokens", tokens, 1, 1e18)
+    fields.whole("gpus", gpus, 1, 100_000_000)
+    if not 0 < mfu <= 1:
+        raise FlopwiseError(f"mfu = {mfu:g} is not allowed", units.SHARE_HINT)
+    flops = (6 * parameters if flops_per_token is None else flops_per_token) * tokens
+    rule = "6 · parameters · tokens" if flops_per_token is None else "counted, attention included"
+    seconds = flops / (peak_flops_s * mfu * gpus)
+    return TrainingTime(tokens=int(tokens), gpus=gpus, mfu=mfu, flops=flops, seconds=seconds, rule=rule, dtype=dtype)
+
+
+def flops_per_token(spec: ModelSpec, context: int) -> float:
+    """A training step's FLOPs for one token of a sequence of `context`: 6 a weight, and attention's share.
+
+    >>> from flopwise.spec.model import preset
+    >>> round(flops_per_token(preset("llama3-8b"), 8192) / (6 * preset("llama3-8b").parameters()), 2)
+    1.2
+    """
+    return model_flops(spec, 1, context).total / context

@@ -2,9 +2,9 @@
 
 Matmuls and attention stay kernels of their own, and so does all of the optimizer, which is not part of the model's graph.
 Of the rest, two operations of a phase become one kernel if one reads what the other wrote, or both read the same tensor,
-and if no matmul lies on any path between them: that is what `level` tells, the number of changes between the two kinds on
+and if no matmul lies on any path between them: that is what a `level` says, the number of changes between the two kinds on
 the longest path to an operation. A fused kernel reads what comes from outside, once, and writes what someone outside reads
-later. What only the way back reads it does not write, if that can compute it again from less than it would have to read.
+later. What only the backward pass reads it does not write, if that can compute it again from less than it would have to read.
 A sum over columns, as of a norm's gain, is no part of a loop over rows: it takes as long as a second kernel that reads all
 again. A cast or an elementwise operation that only one other reads is part of that one's kernel, even where the other thing
 that it reads comes from beyond a matmul; and what several want in the same other dtype is cast once.
@@ -14,41 +14,27 @@ Where only parts of the model are compiled (`compile = "blocks"`), the same hold
 
 import math
 import re
-from collections import Counter
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
 import msgspec
 
-from flopwise.predict.launching import is_cast
-from flopwise.predict.roofline import FUSED_OP, TRITONS
-from flopwise.work.operation import (
-    ATTENTION,
-    COMMUNICATION,
-    COPY,
-    ELEMENTWISE,
-    INDEX,
-    LOSS,
-    MATMUL,
-    MEMORY,
-    NORMALISATION,
-    OPTIMIZER,
-    OTHER,
-    PART,
-    RANDOM,
-    REDUCTION,
-    SOFTMAX,
-    OpWork,
-)
+from flopwise.predict.constants import LONGEST_ROW, ROW_SHARE
+from flopwise.predict.op_time import FUSED_OP, TRITON_KINDS, is_cast
+from flopwise.work import operation as kinds
+from flopwise.work.operation import ELEMENTWISE, NORMALISATION, PART, REDUCTION, OpWork
 
-ALONE = (MATMUL, ATTENTION, OPTIMIZER, COMMUNICATION)
-# The class of a fused kernel: that of its most telling part. A row that is reduced on the way is still read once, in order,
-# and so goes like the elementwise work around it.
-_TELLING = (LOSS, SOFTMAX, NORMALISATION, ELEMENTWISE, REDUCTION, INDEX, RANDOM, COPY, MEMORY, OTHER)
-_LONGEST_ROW = 2**17
-_ROW_SHARE = 1 / 16  # of what a kernel reads: what is less is a number for each row
+NEVER_FUSED = (kinds.MATMUL, kinds.ATTENTION, kinds.OPTIMIZER, kinds.COMMUNICATION)
+# The class of a fused kernel: that of the first of these among its parts. A row that is reduced on the way is still read once,
+# in order, and so goes like the elementwise work around it.
+_KERNEL_CLASS = (
+    *(kinds.LOSS, kinds.SOFTMAX, NORMALISATION, ELEMENTWISE, REDUCTION),
+    *(kinds.INDEX, kinds.RANDOM, kinds.COPY, kinds.MEMORY, kinds.OTHER),
+)
 _NUMBERED = re.compile(r"(?:.*?\.)?\d+(?=\.|$)")  # up to the first number: 'blocks.0' of 'blocks.0.mlp.up'
 
 Graph = Callable[[OpWork], str | None]  # the compiled graph that an operation is part of; None: it is in none
+Sizes = tuple[tuple[int, int], ...]  # (tensor, bytes)
 
 
 def whole_model(op: OpWork) -> str | None:
@@ -77,45 +63,43 @@ def block_of_module(module: str) -> str:
     return block.group() if block else ""
 
 
-def graph_of(compile_lever: str) -> Graph:
-    """The graphs that a recipe's `compile` makes."""
-    return block_of if compile_lever == "blocks" else whole_model
+def compiled_ops(ops: Sequence[OpWork], compile_lever: str) -> Sequence[OpWork]:
+    """What the GPU runs under a recipe's `compile`."""
+    if compile_lever == "off":
+        return ops
+    return fuse(ops, block_of if compile_lever == "blocks" else whole_model)
 
 
 def fuse(ops: Sequence[OpWork], graph: Graph = whole_model) -> list[OpWork]:
     """The kernels that a compiled step runs instead of `ops`; the order follows what depends on what."""
-    running = _cast_once([op for op in ops if op.kernels], graph)
+    running = _cast_once(ops, graph)
     graphs = [None if _alone(op) else graph(op) for op in running]
     levels = _put_off(running, _levels(running, graphs), graphs)
     group = _groups(running, levels, graphs)
-    members: dict[int, list[int]] = {}
-    for number in range(len(running)):
-        members.setdefault(group(number), []).append(number)
-    readers: dict[int, set[int]] = {}
+    members, readers, sizes = defaultdict[int, list[int]](list), defaultdict[int, set[int]](set), dict[int, int]()
     for number, op in enumerate(running):
+        members[group(number)].append(number)
+        sizes.update(op.writes)
         for tensor, _ in op.reads:
-            readers.setdefault(tensor, set()).add(group(number))
-    sizes = {tensor: size for op in running for tensor, size in op.writes}
-    phases = {phase: place for place, phase in enumerate(dict.fromkeys(op.phase for op in running))}
-    ordered = sorted(members.items(), key=lambda item: (phases[running[item[1][0]].phase], levels[item[0]], item[1][0]))
-    parts = [[running[n] for n in numbers] for _, numbers in ordered]
-    kernels = [
-        _joined(root, some, readers, sizes) if graphs[root] is not None else running[root]
-        for (root, _), some in zip(ordered, parts, strict=True)
-    ]
-    compiled = [not _alone(one) and graph(one) is not None for one in kernels]
+            readers[tensor].add(group(number))
+    phases = list(dict.fromkeys(op.phase for op in running))
+    roots = sorted(members, key=lambda root: (phases.index(running[root].phase), levels[root], root))
+    parts = [[running[number] for number in members[root]] for root in roots]
+    kernels = []
+    for root, some in zip(roots, parts, strict=True):
+        kernels.append(running[root] if graphs[root] is None else _joined(root, some, readers, sizes))
+    compiled = {place for place, one in enumerate(kernels) if not _alone(one) and graph(one) is not None}
     found = _computed_again(kernels, compiled, parts)
-    return [
-        _summed(one) if one.op.startswith(FUSED_OP) and _sums_columns(some) else one
-        for one, some in zip(found, parts, strict=True)
-    ]
+    return [_summed(one) if _sums_columns(one, some) else one for one, some in zip(found, parts, strict=True)]
 
 
 def _cast_once(ops: Sequence[OpWork], graph: Graph) -> list[OpWork]:
     """The same, but that a whole tensor which several read in another dtype is cast for the first of them alone."""
+    ops = [op for op in ops if op.kernels]
     written = Counter(tensor for op in ops for tensor, _ in op.writes)
     sizes = {tensor: size for op in ops for tensor, size in op.writes}
-    casts: dict[int, dict[tuple[int, str, str, str], int]] = {}  # tensor -> size, dtype, phase, graph -> what it became
+    # tensor -> size, dtype, phase, graph -> what it became
+    casts = defaultdict[int, dict[tuple[object, ...], int]](dict)
     same: dict[int, int] = {}
     found = []
     for op in ops:
@@ -123,55 +107,62 @@ def _cast_once(ops: Sequence[OpWork], graph: Graph) -> list[OpWork]:
         op = msgspec.structs.replace(op, reads=reads) if reads != op.reads else op
         for tensor, _ in op.writes:  # what was cast is another then
             casts.pop(tensor, None)
-        where = graph(op) if is_cast(op) and not _alone(op) and len(reads) == len(op.writes) == 1 else None
+        if _casts_whole_tensor(op, sizes, written) and (where := graph(op)) is not None:
+            tensor, size = op.writes[0]
+            first = casts[op.reads[0][0]].setdefault((size, op.dtype, op.phase, where), tensor)
+            if first != tensor:
+                same[tensor] = first
+                continue
         found.append(op)
-        if where is None or sizes.get(reads[0][0]) != reads[0][1] or written[op.writes[0][0]] > 1:
-            continue
-        tensor, size = op.writes[0]
-        first = casts.setdefault(reads[0][0], {}).setdefault((size, op.dtype, op.phase, where), tensor)
-        if first != tensor:
-            same[tensor] = first
-            found.pop()
     return found
 
 
-def _computed_again(kernels: list[OpWork], compiled: Sequence[bool], parts: Sequence[Sequence[OpWork]]) -> list[OpWork]:
-    """The same, but that the way back makes anew what is cheap to make: a norm's rows in fp32, a gate's sigmoid.
+def _casts_whole_tensor(op: OpWork, sizes: Mapping[int, int], written: Mapping[int, int]) -> bool:
+    """A cast of all that one other wrote, into a tensor that nothing else writes."""
+    if not is_cast(op) or _alone(op) or len(op.reads) != 1 or len(op.writes) != 1:
+        return False
+    ((tensor, size),) = op.reads
+    return sizes.get(tensor) == size and written[op.writes[0][0]] <= 1
+
+
+def _computed_again(kernels: list[OpWork], compiled: set[int], parts: Sequence[Sequence[OpWork]]) -> list[OpWork]:
+    """The same, but that the backward pass makes anew what is cheap to make: a norm's rows in fp32, a gate's sigmoid.
 
     Sums of rows are kept: they are small, and took a pass over all of it. It begins with what the kernel read or, where that
     is less to read, with what it wrote and went on with.
     """
-    readers: dict[int, list[int]] = {}
+    readers = defaultdict[int, list[int]](list)
     for place, kernel in enumerate(kernels):
         for tensor, _ in kernel.reads:
-            readers.setdefault(tensor, []).append(place)
+            readers[tensor].append(place)
+    backward = {place for place in compiled if kernels[place].phase == "backward"}
     found = list(kernels)
-    for place, kernel in enumerate(kernels):
-        if not compiled[place] or kernel.phase == "backward":
-            continue
-        least = _ROW_SHARE * max((size for _, size in kernel.reads), default=0)
-        gone = {
-            tensor: size
-            for tensor, size in kernel.writes
-            if size > least
-            and readers.get(tensor)
-            and all(compiled[reader] and kernels[reader].phase == "backward" for reader in readers[tensor])
+    for place in sorted(compiled - backward):
+        kernel = kernels[place]
+        least = ROW_SHARE * max((size for _, size in kernel.reads), default=0)
+        large = [tensor for tensor, size in kernel.writes if size > least]
+        wanted = {
+            tensor: readers[tensor] for tensor in large if readers[tensor] and backward.issuperset(readers[tensor])
         }
-        backward = sorted({reader for tensor in gone for reader in readers[tensor]})
-        known = dict(kernel.reads) | dict(kernel.writes)
-        kept = {tensor for tensor, _ in kernel.writes if tensor not in gone}
-        ways = [_sources(parts[place], set(gone), stop) for stop in (set[int](), kept)]
-        more = {reader: _least(ways, known, dict(found[reader].reads)) for reader in backward}
-        saved = sum(gone.values()) + sum(size * len(readers[tensor]) for tensor, size in gone.items())
-        if gone and sum(sum(reads.values()) for reads in more.values()) < saved:
-            found[place] = _moving(found[place], found[place].reads, _without(found[place].writes, gone))
-            for reader in backward:
-                one = found[reader]
-                found[reader] = _moving(one, (*_without(one.reads, gone), *sorted(more[reader].items())), one.writes)
+        if wanted:
+            _recompute(found, place, wanted, parts[place])
     return found
 
 
-Sizes = tuple[tuple[int, int], ...]
+def _recompute(kernels: list[OpWork], place: int, readers: Mapping[int, list[int]], parts: Sequence[OpWork]) -> None:
+    """Do not write what only these read, and let them compute it, where they have less to read then."""
+    kernel = kernels[place]
+    known, written = dict(kernel.reads) | dict(kernel.writes), dict(kernel.writes)
+    ways = [_sources(parts, set(readers), stop) for stop in (set[int](), written.keys() - readers.keys())]
+    backward = sorted({reader for some in readers.values() for reader in some})
+    more = {reader: _least(ways, known, dict(kernels[reader].reads)) for reader in backward}
+    saved = sum(written[tensor] * (1 + len(some)) for tensor, some in readers.items())
+    if sum(sum(reads.values()) for reads in more.values()) >= saved:
+        return
+    kernels[place] = _moving(kernel, kernel.reads, _without(kernel.writes, readers))
+    for reader in backward:
+        one = kernels[reader]
+        kernels[reader] = _moving(one, (*_without(one.reads, readers), *sorted(more[reader].items())), one.writes)
 
 
 def _sources(parts: Sequence[OpWork], wanted: set[int], stop: set[int]) -> set[int]:
@@ -190,15 +181,7 @@ def _least(ways: Sequence[set[int]], sizes: Mapping[int, int], known: Container[
     return min(more, key=lambda way: sum(way.values()))
 
 
-def _summed(kernel: OpWork) -> OpWork:
-    """With what summing columns takes: about as long as a second kernel that reads everything again.
-
-    `read_bytes` stays what it must read.
-    """
-    return msgspec.structs.replace(kernel, reads=(*kernel.reads, *kernel.reads), kernels=2)
-
-
-def _without(sizes: Sizes, gone: dict[int, int]) -> Sizes:
+def _without(sizes: Sizes, gone: Container[int]) -> Sizes:
     return tuple((tensor, size) for tensor, size in sizes if tensor not in gone)
 
 
@@ -254,50 +237,63 @@ def _groups(ops: Sequence[OpWork], levels: Sequence[int], graphs: Sequence[str |
 
 def _alone(op: OpWork) -> bool:
     """A library's kernel, or our own; and the optimizer's, which is not compiled with the model."""
-    return op.kind in ALONE or op.phase == "optimizer" or op.op.startswith("flopwise::")
+    return op.kind in NEVER_FUSED or op.phase == "optimizer" or op.op.startswith("flopwise::")
 
 
 def _same_loop(a: OpWork, b: OpWork) -> bool:
     """Whether one loop over rows serves both: the same number of elements, or one of them a row's sum or gain."""
     small, large = sorted((_elements(a), _elements(b)))
-    return large % small == 0 and large // small <= _LONGEST_ROW
+    return large % small == 0 and large // small <= LONGEST_ROW
 
 
 def _elements(op: OpWork) -> int:
     return max([1, *(math.prod(shape) for shape in op.shapes)])
 
 
-def _joined(root: int, parts: Sequence[OpWork], readers: dict[int, set[int]], sizes: dict[int, int]) -> OpWork:
-    if len(parts) == 1 and (parts[0].kind not in TRITONS or parts[0].op.startswith(PART)):
+def _joined(root: int, parts: Sequence[OpWork], readers: Mapping[int, set[int]], sizes: Mapping[int, int]) -> OpWork:
+    """One kernel of its parts."""
+    if len(parts) == 1 and (parts[0].kind not in TRITON_KINDS or parts[0].op.startswith(PART)):
         return parts[0]
+    reads = _read_from_outside(parts, sizes)
+    written = {tensor: size for part in parts for tensor, size in part.writes}
+    writes = {tensor: size for tensor, size in written.items() if tensor in reads or readers.get(tensor) != {root}}
+    first = min(parts, key=lambda part: _KERNEL_CLASS.index(part.kind) if part.kind in _KERNEL_CLASS else 99)
+    kernel = OpWork(
+        op=FUSED_OP + " ".join(dict.fromkeys(part.op for part in parts)),
+        module=first.module,
+        phase=first.phase,
+        kind=first.kind,
+        dtype=first.dtype,
+        flops=sum(part.flops for part in parts),
+        shapes=(max((shape for part in parts for shape in part.shapes), key=math.prod, default=()),),
+    )
+    return _moving(kernel, tuple(reads.items()), tuple(writes.items()))
+
+
+def _read_from_outside(parts: Iterable[OpWork], sizes: Mapping[int, int]) -> dict[int, int]:
+    """What is added to in place was read first; of halves that are read one by one, both count."""
     made, reads = set[int](), dict[int, int]()
-    for part in parts:  # what is added to in place was read first; of halves that are read one by one, both count
+    for part in parts:
         for tensor, size in part.reads:
             if tensor not in made:
                 before = reads.get(tensor, 0)
                 reads[tensor] = max(before, size, min(before + size, sizes.get(tensor, 0)))
         made |= {tensor for tensor, _ in part.writes}
-    kept = {tensor for tensor in made if tensor in reads or readers.get(tensor, set()) != {root}}
-    writes = {tensor: size for part in parts for tensor, size in part.writes if tensor in kept}
-    telling = min(parts, key=lambda part: _TELLING.index(part.kind) if part.kind in _TELLING else len(_TELLING))
-    return OpWork(
-        op=FUSED_OP + " ".join(dict.fromkeys(part.op for part in parts)),
-        module=telling.module,
-        phase=telling.phase,
-        kind=telling.kind,
-        dtype=telling.dtype,
-        flops=sum(part.flops for part in parts),
-        read_bytes=sum(reads.values()),
-        write_bytes=sum(writes.values()),
-        kernels=1,
-        reads=tuple(reads.items()),
-        writes=tuple(writes.items()),
-        shapes=(max((shape for part in parts for shape in part.shapes), key=math.prod, default=()),),
-    )
+    return reads
 
 
-def _sums_columns(parts: Sequence[OpWork]) -> bool:
-    """Whether a kernel makes one number of every column, as a gain's gradient is made: nothing in it but a cast reads them."""
+def _summed(kernel: OpWork) -> OpWork:
+    """With what summing columns takes: about as long as a second kernel that reads everything again.
+
+    `read_bytes` stays what it must read.
+    """
+    return msgspec.structs.replace(kernel, reads=(*kernel.reads, *kernel.reads), kernels=2)
+
+
+def _sums_columns(kernel: OpWork, parts: Sequence[OpWork]) -> bool:
+    """Whether a fused kernel makes one number of every column, as a gain's gradient is made, which nothing but a cast reads."""
+    if not kernel.op.startswith(FUSED_OP):
+        return False
     read = {tensor for part in parts if not is_cast(part) for tensor, _ in part.reads}
     return any(_may_sum_columns(part) and read.isdisjoint(tensor for tensor, _ in part.writes) for part in parts)
 
@@ -310,7 +306,7 @@ def _may_sum_columns(op: OpWork) -> bool:
 
 
 class _Union:
-    """Disjoint sets of numbers; called with a number, it tells the first of its set."""
+    """Disjoint sets of numbers; called with a number, it returns the first of its set."""
 
     def __init__(self, count: int) -> None:
         self.parent = list(range(count))

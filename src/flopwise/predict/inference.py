@@ -1,19 +1,11 @@
-"""Inference in two parts: prefill reads the prompt at once, decode writes one token at a time past a cache of keys and values."""
+"""Inference: prefill reads the prompt at once, decode writes one token at a time past a cache of keys and values."""
 
 import msgspec
 
 from flopwise.predict.flops import matmul_parameters, model_flops
 from flopwise.spec.gpu import Gpu
 from flopwise.spec.model import ModelSpec
-
-WEIGHT_BYTES = {
-    "fp32": 4,
-    "tf32": 4,
-    "bf16": 2,
-    "fp16": 2,
-    "bf16-pure": 2,
-    "bf16-master": 2,
-}  # stored as they are computed with
+from flopwise.spec.recipe import Recipe
 
 
 class InferencePart(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,14 +56,14 @@ def kv_cache_bytes(spec: ModelSpec, batch: int, context: int, item_bytes: int = 
     return 2 * spec.n_layers * spec.n_kv_heads * spec.head_dim * context * batch * item_bytes
 
 
-def inference(spec: ModelSpec, batch: int, context: int, precision: str) -> Inference:
+def inference(spec: ModelSpec, batch: int, context: int, recipe: Recipe) -> Inference:
     """What a prompt of `context` tokens takes, and then each further token with that much behind it.
 
     >>> from flopwise.spec.model import preset
-    >>> round(inference(preset("llama3-8b"), 1, 8192, "bf16").decode.intensity, 2)      # far below any GPU's ridge
+    >>> round(inference(preset("llama3-8b"), 1, 8192, Recipe(precision="bf16")).decode.intensity, 2)  # far below any ridge
     1.2
     """
-    item = WEIGHT_BYTES[precision]
+    item = recipe.compute_bytes  # weights are stored as they are computed with
     weights = spec.parameters() * item
     read_once = matmul_parameters(spec) * item  # of the embedding only the rows asked for
     cache = kv_cache_bytes(spec, batch, context, item)
@@ -80,7 +72,7 @@ def inference(spec: ModelSpec, batch: int, context: int, precision: str) -> Infe
     return Inference(
         batch=batch,
         context=context,
-        dtype=precision,
+        dtype=recipe.precision,
         weights_bytes=weights,
         kv_cache_bytes=cache,
         kv_cache_bytes_per_token=kv_cache_bytes(spec, 1, 1, item),
@@ -101,20 +93,18 @@ def inference(spec: ModelSpec, batch: int, context: int, precision: str) -> Infe
     )
 
 
-def limit(part: InferencePart, gpu: Gpu, precision: str) -> InferenceLimit | None:
+def inference_limit(part: InferencePart, gpu: Gpu, dtype: str) -> InferenceLimit | None:
     """The larger of FLOPs over the peak rate and bytes over the bandwidth; None where the GPU states no such figures.
 
     >>> from flopwise.spec.gpu import gpu
     >>> from flopwise.spec.model import preset
-    >>> limit(inference(preset("llama3-8b"), 1, 8192, "bf16").decode, gpu("h100"), "bf16").bound
+    >>> inference_limit(inference(preset("llama3-8b"), 1, 8192, Recipe(precision="bf16")).decode, gpu("h100"), "bf16").bound
     'bandwidth'
     """
-    peak, bandwidth = gpu.peak(precision.partition("-")[0]), gpu.bandwidth_bytes_s
+    peak, bandwidth = gpu.peak(dtype), gpu.bandwidth_bytes_s
     if not peak or not bandwidth:
         return None
     compute_s, memory_s = part.flops / peak, (part.read_bytes + part.write_bytes) / bandwidth
-    seconds = max(compute_s, memory_s)
-    bound = "compute" if compute_s >= memory_s else "bandwidth"
-    return InferenceLimit(
-        part=part.part, gpu=gpu.name, seconds=seconds, tokens_per_s=part.tokens / seconds, bound=bound
-    )
+    seconds, bound = max((compute_s, "compute"), (memory_s, "bandwidth"), key=lambda limit: limit[0])
+    rate = part.tokens / seconds
+    return InferenceLimit(part=part.part, gpu=gpu.name, seconds=seconds, tokens_per_s=rate, bound=bound)

@@ -13,9 +13,10 @@ STRIDED = "elementwise, strided"  # broadcast or transposed inputs
 # A class of kernels has a curve of its own where it is known to run otherwise; a name without one is cut from the right.
 STRIDES, INDICES, FUSED, HALF = ", strided", ", with indices", ", fused", ", half"
 MIXED, EXPONENTIAL, RMS, JOINED, BACKWARD = ", mixed", ", exponential", ", rms", ", joined", ", backward"
+WIDE = ", wide heads"  # of attention
 COMPILED = "host:compiled"  # the probe of a trivial compiled graph; with a phase after it, of larger ones
 VECTOR = "vector"  # multiply-adds that are no matmul
-COLD = "cold"  # elementwise work whose input was not touched lately, and so comes from memory whatever its size
+COLD = "cold"  # elementwise work on input that was not touched lately, and so comes from memory whatever its size
 # Who is nearer than the name cut from the right: inputs of several dtypes are loaded one number at a time, each through
 # a cast, as PyTorch's copy from half to single precision loads them.
 STAND_INS = {
@@ -26,6 +27,13 @@ STAND_INS = {
 }
 _LARGEST, _SMALLEST = 1e19, 1e-12  # FLOP/s, bytes and nanoseconds
 _WIDEST_MISS = 20.0  # of a logarithm
+_NEEDED = {
+    "matmul": "fp32",
+    "memory": "elementwise",
+    "attention": "fp32",
+    "attention_backward": "fp32",
+    "host": "forward",
+}
 _CACHE_SHOWS = 1.1  # what goes faster than memory by more than this lies in the cache
 
 
@@ -91,6 +99,12 @@ class Matmul(msgspec.Struct, frozen=True, kw_only=True):
     join_ns: float  # adding up the parts of a product that was split along its inner dimension
     near: tuple[Near, ...] = ()  # what the tiles do not explain: a library has kernels that are better, and worse
 
+    def __post_init__(self) -> None:
+        if any(min(one.shape) < 1 or abs(one.miss) > _WIDEST_MISS for one in self.near):
+            raise ValueError("a product that was measured has sides, and a time that can be")
+        if self.peak_flops <= 0 or not self.tiles or any(t.flops_per_s <= 0 or min(t.m, t.n) < 1 for t in self.tiles):
+            raise ValueError("matmuls need a rate, and tiles with a size and a rate")
+
 
 class HostCost(msgspec.Struct, frozen=True, kw_only=True):
     """What the CPU spends before the GPU has its work: nanoseconds per operation of a phase, and per further kernel."""
@@ -114,9 +128,7 @@ class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
     memory: dict[str, Curve]  # bytes -> ns by class of kernel; 'elementwise' and STRIDED are there always
     attention: dict[str, Curve]  # FLOPs -> ns of fused attention, by precision and ", backend"
     attention_backward: dict[str, Curve]
-    host: dict[
-        str, HostCost
-    ]  # by phase, and of 'inference', a forward pass without autograd; 'forward' is there always
+    host: dict[str, HostCost]  # by phase; 'inference': a forward pass without autograd; 'forward' is there always
     latency_ns: float  # from the launch call's return to the kernel's start
     graph_gap_ns: float  # what a kernel takes more in a CUDA graph than in a stream; below zero: less
     vector_flops_per_s: float = 0.0  # fp32 multiply-adds that are no matmul; 0: not known
@@ -130,28 +142,16 @@ class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         _check_range(msgspec.to_builtins(self))
-        if any(min(one.shape) < 1 or abs(one.miss) > _WIDEST_MISS for m in self.matmul.values() for one in m.near):
-            raise ValueError("a product that was measured has sides, and a time that is no wonder")
-        if any(ns is not None and ns < 0 for cost in self.host.values() for ns in msgspec.structs.astuple(cost)):
-            raise ValueError("a launch takes time")
-        if "fp32" not in self.matmul or not all(m.tiles and m.peak_flops > 0 for m in self.matmul.values()):
-            raise ValueError("ceilings need the rate of fp32 matmuls, and tiles")
-        if any(t.flops_per_s <= 0 or t.m < 1 or t.n < 1 for m in self.matmul.values() for t in m.tiles):
-            raise ValueError("a tile needs a size and a rate")
-        if self.pause_ns < 0:
-            raise ValueError("a pause takes time")
+        costs = [ns for cost in self.host.values() for ns in msgspec.structs.astuple(cost) if ns is not None]
+        if min([self.pause_ns, *costs]) < 0:
+            raise ValueError("a launch takes time, and so does a pause")
         if self.processors < 1 or self.bandwidth_bytes_per_s <= 0:
             raise ValueError("a machine has a processor and a bandwidth")
-        for name, table, needed in (
-            ("memory", self.memory, "elementwise"),
-            ("attention", self.attention, "fp32"),
-            ("attention_backward", self.attention_backward, "fp32"),
-            ("host", self.host, "forward"),
-        ):
-            if needed not in table:
-                raise ValueError(f"{name} needs '{needed}'")
+        for table, needed in _NEEDED.items():
+            if needed not in getattr(self, table):
+                raise ValueError(f"{table} needs '{needed}'")
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """Where the ceilings come from, in words; empty where it is the datasheet."""
         if self.how != MEASURED:
             return ""
@@ -193,7 +193,7 @@ class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HostCounts(NamedTuple):
-    """What the host launched while a probe of it ran."""
+    """What the host launched during a probe."""
 
     ops: int  # that launch a kernel, casts among them
     views: int

@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 
 from flopwise.records.ceilings import Probe
-from flopwise.records.dry_run import DryRun
 from flopwise.records.experiment import Place
+from flopwise.records.prediction import DryRun
 from flopwise.records.run import Agreement, Environment, PhaseMemory, Ran
 from flopwise.spec.workload import Trial, Workload
 

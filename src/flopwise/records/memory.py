@@ -1,13 +1,14 @@
-"""What is kept beside a memory snapshot: what the workload's own process knew of each allocation. No torch here."""
+"""Files next to a memory snapshot: what the workload's process knew of each allocation, and predictions. No torch here."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 
 from flopwise.errors import FlopwiseError
-from flopwise.records.run import PhaseMemory
-from flopwise.work.operation import Footprint
+from flopwise.records.prediction import SHAPES, MemoryPrediction
 
 SCHEMA = 1
 BEFORE = -1  # the event of what was there before the first one that was recorded
@@ -15,6 +16,7 @@ OP = "flopwise.op:"  # user metadata of an allocation: the number of the op that
 PHASE = "flopwise."  # of what no op did: the phase it happened in
 STACKS = ("python", "all", "off")
 MOST_BYTES = 2**30
+_OLD_SOURCES = {"closed form": SHAPES}  # as runs of November 2026 have it
 _HINT = "the file is damaged, or flopwise did not write it; record it again"
 
 
@@ -58,20 +60,11 @@ class Knowledge(msgspec.Struct, frozen=True, kw_only=True):
         return self.words[number] if 0 <= number < len(self.words) else ""
 
 
-class Prediction(msgspec.Struct, frozen=True, kw_only=True):
-    """What a step's memory should be, and who says so."""
-
-    source: str  # 'dry run' or 'closed form'
-    peak: Footprint
-    phases: tuple[PhaseMemory, ...] = ()
-    notes: tuple[str, ...] = ()
-
-
-class Forecast(msgspec.Struct, frozen=True, kw_only=True):
+class StoredPredictions(msgspec.Struct, frozen=True, kw_only=True):
     """The predictions that a run of `memory` keeps, so that reading it again needs neither torch nor time."""
 
     schema: int = SCHEMA
-    predictions: tuple[Prediction, ...] = ()
+    predictions: tuple[MemoryPrediction, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -102,38 +95,44 @@ def knowledge_path(snapshot: Path) -> Path:
     return snapshot.with_name(f"{snapshot.name.partition('.')[0]}.known.msgpack")
 
 
-def forecast_path(snapshot: Path) -> Path:
-    """Where the predictions beside a snapshot lie."""
+def predictions_path(snapshot: Path) -> Path:
+    """Where the predictions of a snapshot lie."""
     return snapshot.with_name(f"{snapshot.name.partition('.')[0]}.predicted.json")
 
 
 def read_knowledge(snapshot: Path) -> Knowledge | None:
-    """The knowledge beside a snapshot; None where there is none, as beside anyone else's."""
+    """The knowledge of a snapshot; None where there is none, as of anyone else's."""
     path = knowledge_path(snapshot)
     if not path.is_file():
         return None
-    try:
-        if path.stat().st_size > MOST_BYTES:
-            raise FlopwiseError(f"{path.name} is larger than {MOST_BYTES >> 20} MiB", _HINT)
+    if path.stat().st_size > MOST_BYTES:
+        raise FlopwiseError(f"{path.name} is larger than {MOST_BYTES >> 20} MiB", _HINT)
+    with _damage_refused(path):
         found = msgspec.msgpack.decode(path.read_bytes(), type=Knowledge)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise FlopwiseError(f"{path.name} cannot be read: {error}", _HINT) from None
-    except OSError as error:
-        raise FlopwiseError(f"cannot read {path}: {error.strerror}", _HINT) from None
     if found.schema > SCHEMA:
         raise FlopwiseError(f"{path.name} was written by a newer flopwise", "upgrade flopwise to read it")
     return found
 
 
-def read_forecast(snapshot: Path) -> Forecast:
-    """The predictions beside a snapshot; none where they are missing."""
-    path = forecast_path(snapshot)
+def read_predictions(snapshot: Path) -> StoredPredictions:
+    """The predictions of a snapshot; none where they are missing."""
+    path = predictions_path(snapshot)
     if not path.is_file():
-        return Forecast()
+        return StoredPredictions()
+    with _damage_refused(path):
+        found = msgspec.json.decode(path.read_bytes(), type=StoredPredictions)
+    known = [msgspec.structs.replace(one, source=_OLD_SOURCES.get(one.source, one.source)) for one in found.predictions]
+    return msgspec.structs.replace(found, predictions=tuple(known))
+
+
+@contextmanager
+def _damage_refused(path: Path) -> Iterator[None]:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Forecast)
-    except (msgspec.MsgspecError, ValueError, RecursionError, OSError) as error:
+        yield
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise FlopwiseError(f"{path.name} cannot be read: {error}", _HINT) from None
+    except OSError as error:
+        raise FlopwiseError(f"cannot read {path}: {error.strerror}", _HINT) from None
 
 
 def write_whole(path: Path, content: bytes) -> None:

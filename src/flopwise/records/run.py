@@ -73,14 +73,15 @@ class PhaseTimes(_Record, frozen=True, kw_only=True):
     gpu_held: tuple[bool, ...] = ()
 
 
-class PhaseMemory(_Record, frozen=True, kw_only=True):
-    """The allocator's figures for one phase, from a step of its own that is not timed."""
+class PhaseMemory(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """The allocator's figures for one phase: measured in a step of its own that is not timed, or predicted."""
 
     phase: str
     start_bytes: int
     peak_bytes: int
     end_bytes: int
     reserved_bytes: int
+    owners: dict[str, int] = {}  # at the phase's peak, where they are known
 
 
 class Telemetry(_Record, frozen=True, kw_only=True):

@@ -5,8 +5,7 @@ from typing import Any
 import msgspec
 
 from flopwise import units
-from flopwise.predict.account import Account, GpuAccount
-from flopwise.predict.summary import WorkRow, total_row
+from flopwise.predict.account import Account, GpuAccount, WorkRow, total_row
 from flopwise.records.table import Column, Table
 from flopwise.render.json import document, picked
 from flopwise.render.table import View, columns

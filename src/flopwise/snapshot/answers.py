@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from flopwise.predict.memory_levers import LeverEffect
-from flopwise.records.memory import Prediction
+from flopwise.predict.fit import LeverEffect
+from flopwise.records.prediction import MemoryPrediction
 from flopwise.snapshot.snapshot import Frame
 
 MEASURED, PREDICTED = "measured", "predicted"
@@ -175,6 +175,6 @@ class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
     status: str = "ok"
     reason: str = ""
     hint: str = ""
-    predictions: tuple[Prediction, ...] = ()
+    predictions: tuple[MemoryPrediction, ...] = ()
     levers: tuple[LeverEffect, ...] = ()
     notes: tuple[str, ...] = ()

@@ -1,12 +1,13 @@
 """What a GPU can do at most, as its vendor states it: dense peak rates, memory, caches, links; each with its source.
 
-Peaks are dense. Vendors print the figure for 2:4 structured sparsity beside or instead of it, twice as large; no dense
+Peaks are dense. Vendors also print, or only print, the figure for 2:4 structured sparsity, twice as large; no dense
 matmul can reach that one. On GeForce cards a half-precision matmul that accumulates in fp32, which is what training
 uses, runs at half the headline rate: that half is the figure here. Memory is the datasheet's GB, 10⁹ bytes each; a
 driver shows up to 7 % more (150.1e9 on an H200), of which the CUDA context and fragmentation take their part.
 """
 
 import re
+from typing import Any
 
 import msgspec
 
@@ -15,7 +16,8 @@ from flopwise.spec import fields
 
 DTYPES = ("fp32", "tf32", "bf16", "fp16", "fp8")
 
-_T, _G, _GB, _KIB, _MIB = 10**12, 10**9, 10**9, 2**10, 2**20
+_T, _G, _KIB, _MIB = 10**12, 10**9, 2**10, 2**20
+_Figures = tuple[float, float, int | None, float | None]
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,7 +96,7 @@ _ADA = (
     "NVIDIA Ada GPU Architecture whitepaper v2.02, appendix A "
     "https://images.nvidia.com/aem-dam/Solutions/Data-Center/l4/nvidia-ada-gpu-architecture-whitepaper-v2.1.pdf",
 )
-_BLACKWELL_RTX = (
+_RTX_50 = (
     "NVIDIA RTX Blackwell GPU Architecture whitepaper v1.1, appendix A "
     "https://images.nvidia.com/aem-dam/Solutions/geforce/blackwell/nvidia-rtx-blackwell-gpu-architecture.pdf",
 )
@@ -102,7 +104,8 @@ _MI300X = (
     "AMD Instinct MI300X Accelerator data sheet "
     "https://www.amd.com/content/dam/amd/en/documents/instinct-tech-docs/data-sheets/amd-instinct-mi300x-data-sheet.pdf",
 )
-_TPU_V5P = ("Cloud TPU documentation, TPU v5p https://docs.cloud.google.com/tpu/docs/v5p",)
+_TPU = ("Cloud TPU documentation, TPU v5p https://docs.cloud.google.com/tpu/docs/v5p",)
+_CPU = ("measured, not specified",)
 
 # Large bf16 matmuls, the best of many shapes: A100 271 of 312 TFLOP/s, H100 and H200 794 of 989, B200 1745 of 2250.
 _SEEN = (
@@ -111,119 +114,91 @@ _SEEN = (
 )
 
 
-def _hopper(
-    name: str, title: str, memory: float, bandwidth: float, sources: tuple[str, ...], drivers: tuple[str, ...], l2: int
+def _chip(
+    tflops: tuple[float, ...],
+    sms: int,
+    shared: int,
+    ghz: float | None,
+    per_clock: int,
+    cuda: str = "",
+    share: float = 0,
+) -> dict[str, Any]:
+    """What cards with one kind of silicon share. TFLOP/s: fp32, tf32, half (bf16 and fp16 run at one rate everywhere), fp8."""
+    fp32, tf32, half, *fp8 = (round(rate * 10) * _T / 10 for rate in tflops)
+    return {
+        "peaks": {"fp32": fp32, "tf32": tf32, "bf16": half, "fp16": half} | ({"fp8": fp8[0]} if fp8 else {}),
+        "sms": sms,
+        "shared_bytes_per_sm": shared * _KIB,
+        "capability": cuda,
+        "tensor_flops_per_clock": per_clock,
+        "tensor_clock_hz": ghz and ghz * 1e9,
+        **({"matmul_share_seen": share, "matmul_source": _SEEN} if share else {}),
+    }
+
+
+_GA100 = _chip((19.5, 156, 312), 108, 164, 1.41, 2048, "8.0", 0.87)
+# The full-rate Hopper: 132 SMs, 4096 bf16 FLOPs a clock each, 1830 MHz in matmuls and 1980 MHz elsewhere. On NVL's PCIe cards the
+# same SMs run at a lower clock, which NVIDIA does not state for matmuls.
+_GH100 = _chip((66.9, 494.7, 989.4, 1978.9), 132, 228, 1.83, 4096, "9.0", 0.80)
+_GH100_NVL = _chip((60, 417.5, 835.5, 1670.5), 132, 228, None, 4096, "9.0", 0.80)
+_GH100_PCIE = _chip((51.2, 378, 756, 1513), 114, 228, 1.62, 4096, "9.0", 0.80)
+_GB100 = _chip((75, 1125, 2250, 4500), 148, 228, None, 8192, "10.0", 0.78)
+_AD104 = _chip((30.3, 60, 121, 242.5), 58, 100, 2.04, 1024, "8.9")
+_AD102_L40S = _chip((91.6, 183, 362, 733), 142, 100, 2.52, 1024, "8.9")
+_GA102_3090 = _chip((35.6, 35.6, 71), 82, 100, 1.695, 512, "8.6")
+_AD102_4090 = _chip((82.6, 82.6, 165.2, 330.3), 128, 100, 2.52, 512, "8.9")
+_GB202_5090 = _chip((104.8, 104.8, 209.5, 419), 170, 100, 2.407, 512, "12.0")
+_CDNA3 = _chip((163.4, 653.7, 1307.4, 2614.9), 304, 64, 2.1, 2048)
+_TPU_V5P = {"peaks": {"bf16": 459.0 * _T}, "sms": 2}
+
+
+def _card(
+    name: str, title: str, chip: dict[str, Any], figures: _Figures, sources: tuple[str, ...], *drivers: str
 ) -> Gpu:
-    """The full-rate Hopper: 132 SMs, 4096 bf16 FLOPs a clock each, 1830 MHz in matmuls and 1980 MHz elsewhere."""
-    return Gpu(
-        name=name, title=title, peaks=_rates(66.9, 494.7, 989.4, 1978.9), memory_bytes=int(memory * _GB),
-        bandwidth_bytes_s=bandwidth * _G, l2_bytes=l2 * _MIB, sms=132, shared_bytes_per_sm=228 * _KIB,
-        link_bytes_s=900 * _G, tensor_clock_hz=1.83e9, tensor_flops_per_clock=4096, matmul_share_seen=0.80,
-        matmul_source=_SEEN, capability="9.0", sources=(*sources, *_H100), drivers=drivers,
-    )  # fmt: skip
-
-
-def _nvl(
-    name: str, title: str, memory: float, bandwidth: float, link: float, sources: tuple[str, ...], driver: str, l2: int
-) -> Gpu:
-    """Hopper on a PCIe card: the same SMs at a lower clock, which NVIDIA does not state for matmuls."""
-    return Gpu(
-        name=name, title=title, peaks=_rates(60, 417.5, 835.5, 1670.5), memory_bytes=int(memory * _GB),
-        bandwidth_bytes_s=bandwidth * _G, l2_bytes=l2 * _MIB, sms=132, shared_bytes_per_sm=228 * _KIB,
-        link_bytes_s=link * _G, tensor_flops_per_clock=4096, matmul_share_seen=0.80, matmul_source=_SEEN,
-        capability="9.0", sources=sources, drivers=(driver,),
-    )  # fmt: skip
-
-
-def _a100(name: str, title: str, memory: int, bandwidth: float, drivers: tuple[str, ...]) -> Gpu:
-    return Gpu(
-        name=name, title=title, peaks=_rates(19.5, 156, 312), memory_bytes=memory * _GB,
-        bandwidth_bytes_s=bandwidth * _G, l2_bytes=40 * _MIB, sms=108, shared_bytes_per_sm=164 * _KIB,
-        link_bytes_s=600 * _G, tensor_clock_hz=1.41e9, tensor_flops_per_clock=2048, matmul_share_seen=0.87,
-        matmul_source=_SEEN, capability="8.0", sources=_A100, drivers=drivers,
-    )  # fmt: skip
-
-
-def _rates(fp32: float, tf32: float, half: float, fp8: float | None = None) -> dict[str, float]:
-    """TFLOP/s as FLOP/s; bf16 and fp16 run at one rate on every chip here."""
-    rates = {"fp32": fp32, "tf32": tf32, "bf16": half, "fp16": half} | ({} if fp8 is None else {"fp8": fp8})
-    return {dtype: round(rate * 10) * _T / 10 for dtype, rate in rates.items()}
+    """`figures`: memory in GB, its bandwidth in GB/s, L2 in MiB, links in GB/s."""
+    sizes = zip(
+        ("memory_bytes", "bandwidth_bytes_s", "l2_bytes", "link_bytes_s"), figures, (_G, _G, _MIB, _G), strict=True
+    )
+    stated: dict[str, Any] = {field: value and value * unit for field, value, unit in sizes}
+    return Gpu(name=name, title=title, **chip, **stated, sources=sources, drivers=drivers)
 
 
 _GPUS = (
-    _a100("a100", "A100 SXM 80 GB", 80, 2039, (r"a100-sxm\w*-80gb",)),
-    _a100("a100-40", "A100 SXM 40 GB", 40, 1555, (r"a100-sxm\w*-40gb",)),
-    _a100("a100-pcie", "A100 PCIe 80 GB", 80, 1935, (r"a100.*80gb.*pcie", r"a100-pcie-80gb")),
-    _a100("a100-pcie-40", "A100 PCIe 40 GB", 40, 1555, (r"a100-pcie-40gb",)),
-    _hopper("h100", "H100 SXM 80 GB", 80, 3352, (), (r"h100", r"h100 80gb hbm3", r"h100-sxm\w*", r"h100 sxm\w*"), 50),
-    Gpu(
-        name="h100-pcie", title="H100 PCIe 80 GB", peaks=_rates(51.2, 378, 756, 1513), memory_bytes=80 * _GB,
-        bandwidth_bytes_s=2039 * _G, l2_bytes=50 * _MIB, sms=114, shared_bytes_per_sm=228 * _KIB,
-        link_bytes_s=600 * _G, tensor_clock_hz=1.62e9, tensor_flops_per_clock=4096, matmul_share_seen=0.80,
-        matmul_source=_SEEN, capability="9.0", sources=_H100, drivers=(r"h100 pcie",),
+    # name, title, chip, (memory GB, bandwidth GB/s, L2 MiB, links GB/s), sources, what drivers print
+    _card("a100", "A100 SXM 80 GB", _GA100, (80, 2039, 40, 600), _A100, r"a100-sxm\w*-80gb"),
+    _card("a100-40", "A100 SXM 40 GB", _GA100, (40, 1555, 40, 600), _A100, r"a100-sxm\w*-40gb"),
+    _card("a100-pcie", "A100 PCIe 80 GB", _GA100, (80, 1935, 40, 600), _A100, r"a100.*80gb.*pcie", r"a100-pcie-80gb"),
+    _card("a100-pcie-40", "A100 PCIe 40 GB", _GA100, (40, 1555, 40, 600), _A100, r"a100-pcie-40gb"),
+    _card("h100", "H100 SXM 80 GB", _GH100, (80, 3352, 50, 900), _H100, r"h100( 80gb hbm3|[- ]sxm\w*)?"),
+    _card("h100-pcie", "H100 PCIe 80 GB", _GH100_PCIE, (80, 2039, 50, 600), _H100, r"h100 pcie"),
+    _card("h100-nvl", "H100 NVL 94 GB", _GH100_NVL, (94, 3938, 50, 600), _H100[:1], r"h100 nvl"),
+    _card("h200", "H200 SXM 141 GB", _GH100, (141, 4800, 60, 900), (*_H200, *_H100), r"h200( 141gb.*| sxm\w*)?"),
+    _card("h200-nvl", "H200 NVL 141 GB", _GH100_NVL, (141, 4800, 60, 900), _H200, r"h200 nvl"),
+    _card("gh200", "GH200 96 GB HBM3", _GH100, (96, 4000, 50, 900), (*_GH200, *_H100), r"gh200( (480|120)gb| 96gb.*)?"),
+    _card("gh200-144", "GH200 144 GB HBM3e", _GH100, (144, 4900, 60, 900), (*_GH200, *_H100), r"gh200 144g.*"),
+    _card("b200", "B200 180 GB (HGX)", _GB100, (180, 8000, 126, 1800), _B200, r"b200"),
+    _card("l4", "L4 24 GB", _AD104, (24, 300, 48, None), _L4, r"l4"),
+    _card("l40s", "L40S 48 GB", _AD102_L40S, (48, 864, 96, None), _L40S, r"l40s"),
+    _card("rtx3090", "GeForce RTX 3090 24 GB", _GA102_3090, (24, 936, 6, 112.5), _GA102, r"(geforce )?rtx 3090"),
+    _card("rtx4090", "GeForce RTX 4090 24 GB", _AD102_4090, (24, 1008, 72, None), _ADA, r"(geforce )?rtx 4090"),
+    _card("rtx5090", "GeForce RTX 5090 32 GB", _GB202_5090, (32, 1792, 96, None), _RTX_50, r"(geforce )?rtx 5090"),
+    _card(
+        "mi300x", "AMD Instinct MI300X 192 GB", _CDNA3, (192, 5300, 32, 896), _MI300X, r"(amd )?(instinct )?mi300x.*"
     ),
-    _nvl("h100-nvl", "H100 NVL 94 GB", 94, 3938, 600, _H100[:1], r"h100 nvl", 50),
-    _hopper("h200", "H200 SXM 141 GB", 141, 4800, _H200, (r"h200", r"h200 141gb.*", r"h200 sxm\w*"), 60),
-    _nvl("h200-nvl", "H200 NVL 141 GB", 141, 4800, 900, _H200, r"h200 nvl", 60),
-    _hopper("gh200", "GH200 96 GB HBM3", 96, 4000, _GH200, (r"gh200 (480|120)gb", r"gh200 96gb.*", r"gh200"), 50),
-    _hopper("gh200-144", "GH200 144 GB HBM3e", 144, 4900, _GH200, (r"gh200 144g.*",), 60),
-    Gpu(
-        name="b200", title="B200 180 GB (HGX)", peaks=_rates(75, 1125, 2250, 4500), memory_bytes=180 * _GB,
-        bandwidth_bytes_s=8000 * _G, l2_bytes=126 * _MIB, sms=148, shared_bytes_per_sm=228 * _KIB,
-        link_bytes_s=1800 * _G, tensor_flops_per_clock=8192, matmul_share_seen=0.78,
-        matmul_source=_SEEN, capability="10.0", sources=_B200, drivers=(r"b200",),
-    ),
-    Gpu(
-        name="l4", title="L4 24 GB", peaks=_rates(30.3, 60, 121, 242.5), memory_bytes=24 * _GB,
-        bandwidth_bytes_s=300 * _G, l2_bytes=48 * _MIB, sms=58, shared_bytes_per_sm=100 * _KIB,
-        tensor_clock_hz=2.04e9, tensor_flops_per_clock=1024, capability="8.9", sources=_L4, drivers=(r"l4",),
-    ),
-    Gpu(
-        name="l40s", title="L40S 48 GB", peaks=_rates(91.6, 183, 362, 733), memory_bytes=48 * _GB,
-        bandwidth_bytes_s=864 * _G, l2_bytes=96 * _MIB, sms=142, shared_bytes_per_sm=100 * _KIB,
-        tensor_clock_hz=2.52e9, tensor_flops_per_clock=1024, capability="8.9", sources=_L40S, drivers=(r"l40s",),
-    ),
-    Gpu(
-        name="rtx3090", title="GeForce RTX 3090 24 GB", peaks=_rates(35.6, 35.6, 71), memory_bytes=24 * _GB,
-        bandwidth_bytes_s=936 * _G, l2_bytes=6 * _MIB, sms=82, shared_bytes_per_sm=100 * _KIB,
-        link_bytes_s=112.5 * _G, tensor_clock_hz=1.695e9, tensor_flops_per_clock=512, capability="8.6",
-        sources=_GA102, drivers=(r"(geforce )?rtx 3090",),
-    ),
-    Gpu(
-        name="rtx4090", title="GeForce RTX 4090 24 GB", peaks=_rates(82.6, 82.6, 165.2, 330.3), memory_bytes=24 * _GB,
-        bandwidth_bytes_s=1008 * _G, l2_bytes=72 * _MIB, sms=128, shared_bytes_per_sm=100 * _KIB,
-        tensor_clock_hz=2.52e9, tensor_flops_per_clock=512, capability="8.9", sources=_ADA,
-        drivers=(r"(geforce )?rtx 4090",),
-    ),
-    Gpu(
-        name="rtx5090", title="GeForce RTX 5090 32 GB", peaks=_rates(104.8, 104.8, 209.5, 419), memory_bytes=32 * _GB,
-        bandwidth_bytes_s=1792 * _G, l2_bytes=96 * _MIB, sms=170, shared_bytes_per_sm=100 * _KIB,
-        tensor_clock_hz=2.407e9, tensor_flops_per_clock=512, capability="12.0", sources=_BLACKWELL_RTX,
-        drivers=(r"(geforce )?rtx 5090",),
-    ),
-    Gpu(
-        name="mi300x", title="AMD Instinct MI300X 192 GB", peaks=_rates(163.4, 653.7, 1307.4, 2614.9),
-        memory_bytes=192 * _GB, bandwidth_bytes_s=5300 * _G, l2_bytes=32 * _MIB, sms=304,
-        shared_bytes_per_sm=64 * _KIB, link_bytes_s=896 * _G, tensor_clock_hz=2.1e9, tensor_flops_per_clock=2048,
-        sources=_MI300X, drivers=(r"(amd )?(instinct )?mi300x.*",),
-    ),
-    Gpu(
-        name="tpu-v5p", title="Google TPU v5p 95 GB", peaks={"bf16": 459.0 * _T}, memory_bytes=95 * _GB,
-        bandwidth_bytes_s=2765 * _G, sms=2, link_bytes_s=1200 * _G, sources=_TPU_V5P, drivers=(r"tpu v5p?",),
-    ),
-    Gpu(
-        name="cpu", title="this machine's CPU", peaks={}, memory_bytes=None, bandwidth_bytes_s=None,
-        sources=("measured, not specified",),
-    ),
-)  # fmt: skip
+    _card("tpu-v5p", "Google TPU v5p 95 GB", _TPU_V5P, (95, 2765, None, 1200), _TPU, r"tpu v5p?"),
+    Gpu(name="cpu", title="this machine's CPU", peaks={}, memory_bytes=None, bandwidth_bytes_s=None, sources=_CPU),
+)
 
 # What people type, and bare names that leave the variant open: the SXM module, with the larger memory.
 _ALIASES = {
-    "a100-80": "a100", "a100-sxm": "a100", "a100-80gb": "a100", "a100-40gb": "a100-40", "h100-sxm": "h100",
-    "h100-sxm5": "h100", "h100-80": "h100", "h200-sxm": "h200", "3090": "rtx3090", "4090": "rtx4090",
-    "5090": "rtx5090", "rtx-3090": "rtx3090", "rtx-4090": "rtx4090", "rtx-5090": "rtx5090", "tpuv5p": "tpu-v5p",
+    **dict.fromkeys(("a100-80", "a100-sxm", "a100-80gb"), "a100"),
+    **dict.fromkeys(("h100-sxm", "h100-sxm5", "h100-80"), "h100"),
+    **{f"{rtx}{number}": f"rtx{number}" for rtx in ("", "rtx-") for number in ("3090", "4090", "5090")},
+    "a100-40gb": "a100-40",
+    "h200-sxm": "h200",
+    "tpuv5p": "tpu-v5p",
     "v5p": "tpu-v5p",
-}  # fmt: skip
+}
 
 
 def gpu_names() -> tuple[str, ...]:

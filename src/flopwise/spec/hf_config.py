@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,10 @@ import msgspec
 
 from flopwise.errors import FlopwiseError, one_line
 from flopwise.spec import fields
-from flopwise.spec.model import ModelSpec
+from flopwise.spec.model import GPT2, ModelSpec
 
 MAX_CONFIG_BYTES = 8 * 2**20  # real ones are a few KiB
+_LOCAL = "hf: takes the path of a local config.json"
 
 
 def read(path: str | Path) -> tuple[ModelSpec, dict[str, Any]]:
@@ -20,9 +22,12 @@ def read(path: str | Path) -> tuple[ModelSpec, dict[str, Any]]:
     return from_config(config, name=file.parent.name or file.stem, source=str(file)), _text_model(config)
 
 
-def notes(path: str | Path, own_model: bool = True) -> tuple[str, ...]:
-    """What an account of a config file's shape leaves out; `own_model`: flopwise's, which has no dropout."""
-    return notes_of(_load(path)[1], own_model)
+def notes(target: str, own_model: bool = True) -> tuple[str, ...]:
+    """What an account of a workload's config file leaves out; `own_model`: flopwise's, which has no dropout."""
+    try:
+        return notes_of(_load(target.removeprefix("hf:"))[1], own_model) if target.startswith("hf:") else ()
+    except FlopwiseError:  # the file of a stored workload may be gone
+        return ()
 
 
 def notes_of(config: dict[str, Any], own_model: bool = True) -> tuple[str, ...]:
@@ -36,15 +41,22 @@ def notes_of(config: dict[str, Any], own_model: bool = True) -> tuple[str, ...]:
         whole = config.get("model_type")
         rest = f"the rest of {fields.show(whole)}" if isinstance(whole, str) else "the rest of the model"
         found.append(f"text_config alone is accounted for, not {rest}")
-    dropout = [k for k, v in text.items() if re.search(r"dropout|_pdrop$", k) and isinstance(v, int | float) and v > 0]
-    if dropout and own_model:
-        shown = ", ".join(f"{key} = {fields.show(text[key])}" for key in dropout[:_SHOWN])
-        found.append(f"dropout is not counted, neither masks nor time: {shown}")
-    unread = [key for key in text if not _is_known(key)]
-    if unread and own_model:
-        more = f" and {len(unread) - _SHOWN} more" if len(unread) > _SHOWN else ""
-        found.append("not read: " + ", ".join(one_line(key, 60) for key in unread[:_SHOWN]) + more)
+    if own_model:
+        found += [*_dropout_note(text), *_unread_note(text)]
     return tuple(found)
+
+
+def _dropout_note(text: dict[str, Any]) -> list[str]:
+    dropout = [k for k, v in text.items() if re.search(r"dropout|_pdrop$", k) and isinstance(v, int | float) and v > 0]
+    shown = ", ".join(f"{key} = {fields.show(text[key])}" for key in dropout[:_SHOWN])
+    return [f"dropout is not counted, neither masks nor time: {shown}"] if dropout else []
+
+
+def _unread_note(text: dict[str, Any]) -> list[str]:
+    read = {name for names in _NAMES.values() for name in names.values()}
+    unread = [key for key in text if key not in read and key not in _BEYOND and not _KNOWN.fullmatch(key)]
+    more = f" and {len(unread) - _SHOWN} more" if len(unread) > _SHOWN else ""
+    return ["not read: " + ", ".join(one_line(key, 60) for key in unread[:_SHOWN]) + more] if unread else []
 
 
 def with_changes(config: dict[str, Any], spec: ModelSpec, source: str) -> dict[str, Any]:
@@ -58,8 +70,8 @@ def with_changes(config: dict[str, Any], spec: ModelSpec, source: str) -> dict[s
     changed = config | {key: value for field, key in names.items() if (value := getattr(spec, field))}
     if isinstance(types := config.get("layer_types"), list):
         changed["layer_types"] = types[: spec.n_layers]
-    said = msgspec.structs.asdict(from_config(changed, spec.name, source))
-    left = [field for field, value in msgspec.structs.asdict(spec).items() if said[field] != value]
+    read = msgspec.structs.asdict(from_config(changed, spec.name, source))
+    left = [field for field, value in msgspec.structs.asdict(spec).items() if read[field] != value]
     if left:
         raise FlopwiseError(
             f"{left[0]} cannot be set for implementation = 'transformers': {source} has no one field for it",
@@ -74,20 +86,18 @@ def _load(path: str | Path) -> tuple[Path, dict[str, Any]]:
         file = file.expanduser()
         file = file / "config.json" if file.is_dir() else file
         if file.is_fifo():
-            raise FlopwiseError(f"{file} is a pipe, not a file", "hf: takes the path of a local config.json")
+            raise FlopwiseError(f"{file} is a pipe, not a file", _LOCAL)
         with file.open("rb") as opened:
             text = opened.read(MAX_CONFIG_BYTES + 1)
         if len(text) > MAX_CONFIG_BYTES:
             raise FlopwiseError(f"{file} is too large for a model's config", "a config.json has a few KiB")
         config = msgspec.json.decode(text)
     except OSError as error:
-        raise FlopwiseError(
-            f"cannot read {file}: {error.strerror}", "hf: takes the path of a local config.json"
-        ) from None
+        raise FlopwiseError(f"cannot read {file}: {error.strerror}", _LOCAL) from None
     except (msgspec.DecodeError, ValueError, RuntimeError) as error:  # or nested too deep, no such home
-        raise FlopwiseError(f"{file} is not JSON: {error}", "hf: takes the path of a local config.json") from None
+        raise FlopwiseError(f"{file} is not JSON: {error}", _LOCAL) from None
     if not isinstance(config, dict):
-        raise FlopwiseError(f"{file} holds no JSON object", "hf: takes the path of a local config.json")
+        raise FlopwiseError(f"{file} holds no JSON object", _LOCAL)
     return file, config
 
 
@@ -95,11 +105,6 @@ def _text_model(config: dict[str, Any]) -> dict[str, Any]:
     """A multimodal file keeps its language model's fields apart."""
     nested = config.get("text_config")
     return nested if isinstance(nested, dict) else config
-
-
-def _is_known(key: str) -> bool:
-    read = any(key in names.values() for names in _NAMES.values())
-    return read or key in _READ or key in _NO_COST or key in _BEYOND or bool(_NO_COST_LIKE.search(key))
 
 
 def from_config(config: dict[str, Any], name: str = "hf", source: str = "config.json") -> ModelSpec:
@@ -119,49 +124,43 @@ def from_config(config: dict[str, Any], name: str = "hf", source: str = "config.
         )
     _refuse_what_is_beyond(config, source)
     names = _NAMES["gpt2" if family == "gpt2" else "llama"]
-    missing = [names[field] for field in _NEEDED if field in names and config.get(names[field]) is None]
-    missing = [key for key in missing if key != "n_inner"]
+    missing = [names[field] for field in _NEEDED if names[field] != "n_inner" and config.get(names[field]) is None]
     if missing:
         raise FlopwiseError(
             f"{source} has no field{'s' * (len(missing) > 1)} {', '.join(missing)}",
             f"this family's config needs {'them' if len(missing) > 1 else 'it'}",
         )
     try:
-        return _FAMILIES[family](_Config(config, source), name)
+        return _FAMILIES[family](_Config(config), name)
     except FlopwiseError as error:
         message, hint = (
-            re.sub(r"[a-z_]+", lambda word: names.get(word[0], word[0]), said) for said in (error.message, error.hint)
+            re.sub(r"[a-z_]+", lambda word: names.get(word[0], word[0]), text) for text in (error.message, error.hint)
         )
         raise FlopwiseError(error.message if source in error.message else f"{source}: {message}", hint) from None
 
 
 class _Config:
-    """A config with its source, so that a missing or mistyped field gets a clear line."""
+    """A config's fields; a mistyped one gets a clear line."""
 
-    def __init__(self, config: dict[str, Any], source: str) -> None:
-        self.config, self.source = config, source
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.config = config
+
+    def _read(self, field: str, default: Any, check: Callable[[str, object], None]) -> Any:
+        value = self.config.get(field)
+        if value is None:
+            return default
+        check(field, value)
+        return value
 
     def whole(self, field: str, default: int | None = None) -> int:
-        value = self.config.get(field)
-        if value is None:
-            assert default is not None, field  # what has none is asked for before
-            return default
-        fields.whole(field, value, 1, 10_000_000 if default is None or field == "n_inner" else 100_000_000)
-        return int(value)
+        most = 10_000_000 if default is None or field == "n_inner" else 100_000_000
+        return int(self._read(field, default or 0, partial(fields.whole, low=1, high=most)))
 
     def real(self, field: str, default: float) -> float:
-        value = self.config.get(field)
-        if value is None:
-            return default
-        fields.number(field, value, 0.0, 1e12)
-        return float(value)
+        return float(self._read(field, default, partial(fields.number, low=0.0, high=1e12)))
 
     def flag(self, field: str, default: bool) -> bool:
-        value = self.config.get(field)
-        if value is None:
-            return default
-        fields.flag(field, value)
-        return bool(value)
+        return bool(self._read(field, default, fields.flag))
 
     def rope_theta(self) -> float:
         nested = self.config.get("rope_parameters")  # transformers 5 writes it here
@@ -176,38 +175,31 @@ class _Config:
 
 
 # ModelSpec's fields and the files', where one is the other.
-_NAMES = {
-    "llama": {
-        "d_model": "hidden_size", "d_ff": "intermediate_size", "n_layers": "num_hidden_layers",
-        "n_heads": "num_attention_heads", "n_kv_heads": "num_key_value_heads", "head_dim": "head_dim",
-        "vocab": "vocab_size", "norm_eps": "rms_norm_eps", "max_context": "max_position_embeddings",
-    },
-    "gpt2": {
-        "d_model": "n_embd", "d_ff": "n_inner", "n_layers": "n_layer", "n_heads": "n_head", "vocab": "vocab_size",
-        "norm_eps": "layer_norm_epsilon", "max_context": "n_positions",
-    },
-}  # fmt: skip
 _NEEDED = ("d_model", "d_ff", "n_layers", "n_heads", "vocab")
+_LLAMA = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+_GPT2 = ("n_embd", "n_inner", "n_layer", "n_head", "vocab_size")
+_NAMES = {
+    "llama": dict(zip(_NEEDED, _LLAMA, strict=True))
+    | {"n_kv_heads": "num_key_value_heads", "head_dim": "head_dim", "norm_eps": "rms_norm_eps"}
+    | {"max_context": "max_position_embeddings"},
+    "gpt2": dict(zip(_NEEDED, _GPT2, strict=True)) | {"norm_eps": "layer_norm_epsilon", "max_context": "n_positions"},
+}
 _SHOWN = 5
-_READ = {
-    "model_type", "attention_bias", "mlp_bias", "hidden_act", "activation_function", "rope_theta", "rope_parameters",
-    "tie_word_embeddings", "sliding_window", "use_sliding_window",
-}  # fmt: skip
-# What changes no FLOP, byte or kernel of a step.
-_NO_COST = {
-    "architectures", "auto_map", "dtype", "torch_dtype", "initializer_range", "use_cache", "pretraining_tp", "rope_scaling",
-    "max_window_layers", "layer_types", "n_ctx", "task_specific_params", "reorder_and_upcast_attn", "scale_attn_weights",
-    "scale_attn_by_inverse_layer_idx", "id2label", "label2id", "return_dict", "output_attentions", "output_hidden_states",
-    "model_max_length", "attn_implementation", "is_encoder_decoder", "name_or_path", "gradient_checkpointing",
-    "problem_type", "chunk_size_feed_forward", "torchscript", "finetuning_task", "tokenizer_class",
-}  # fmt: skip
-_NO_COST_LIKE = re.compile(r"^_|_token_ids?$|_version$|^summary_|dropout|_pdrop$")
+_KNOWN = re.compile(
+    # what is read besides
+    "model_type|attention_bias|mlp_bias|hidden_act|activation_function|rope_theta|rope_parameters|tie_word_embeddings"
+    "|sliding_window|use_sliding_window"
+    # what changes no FLOP, byte or kernel of a step
+    "|_.*|.*_token_ids?|.*_version|summary_.*|.*dropout.*|.*_pdrop|architectures|auto_map|dtype|torch_dtype|initializer_range"
+    "|use_cache|pretraining_tp|rope_scaling|max_window_layers|layer_types|n_ctx|task_specific_params|reorder_and_upcast_attn"
+    "|scale_attn_weights|scale_attn_by_inverse_layer_idx|id2label|label2id|return_dict|output_attentions"
+    "|output_hidden_states|model_max_length|attn_implementation|is_encoder_decoder|name_or_path|gradient_checkpointing"
+    "|problem_type|chunk_size_feed_forward|torchscript|finetuning_task|tokenizer_class"
+)
 
 # Fields that change what a model is, and that no spec here can say: better refused than counted wrongly.
 _BEYOND = {
-    "num_local_experts": "a mixture of experts",
-    "num_experts": "a mixture of experts",
-    "n_routed_experts": "a mixture of experts",
+    **dict.fromkeys(("num_local_experts", "num_experts", "n_routed_experts"), "a mixture of experts"),
     "vision_config": "a model with a vision part",
     "audio_config": "a model with an audio part",
     "quantization_config": "a quantised model",
@@ -225,23 +217,18 @@ def _refuse_what_is_beyond(config: dict[str, Any], source: str) -> None:
 
 def _llama(config: _Config, name: str) -> ModelSpec:
     family = config.config["model_type"]
-    n_heads = config.whole("num_attention_heads")
+    sizes: dict[str, Any] = {field: config.whole(_NAMES["llama"][field]) for field in _NEEDED}
     bias = config.flag("attention_bias", False)
-    activation = config.config.get("hidden_act", "silu")
-    fields.one_of("hidden_act", activation, ("silu", "swish"))
+    fields.one_of("hidden_act", config.config.get("hidden_act", "silu"), ("silu", "swish"))
     return ModelSpec(
         name=name,
-        d_model=config.whole("hidden_size"),
-        d_ff=config.whole("intermediate_size"),
-        n_layers=config.whole("num_hidden_layers"),
-        n_heads=n_heads,
-        n_kv_heads=config.whole("num_key_value_heads", 8 if family == "mistral" else n_heads),  # Mistral's default
-        head_dim=config.whole("head_dim", 128 if family == "qwen3" else 0),  # Qwen3's default, whatever the width
-        vocab=config.whole("vocab_size"),
+        **sizes,
+        n_kv_heads=config.whole("num_key_value_heads", 8 if family == "mistral" else sizes["n_heads"]),
+        head_dim=config.whole("head_dim", 128 if family == "qwen3" else 0),  # theirs, whatever the width
         norm_eps=config.real("rms_norm_eps", 1e-6),
         rope_theta=config.rope_theta(),
-        qkv_bias=True if family == "qwen2" else bias,  # Qwen2 has biases on q, k and v alone, whatever the file says
-        out_bias=False if family == "qwen2" else bias,
+        qkv_bias=family == "qwen2" or bias,  # Qwen2 has biases on q, k and v alone, whatever the file says
+        out_bias=family != "qwen2" and bias,
         mlp_bias=config.flag("mlp_bias", False),
         qk_norm=family == "qwen3",
         tied=config.flag("tie_word_embeddings", False),
@@ -251,35 +238,13 @@ def _llama(config: _Config, name: str) -> ModelSpec:
 
 
 def _gpt2(config: _Config, name: str) -> ModelSpec:
-    d_model = config.whole("n_embd")
-    fields.one_of(
-        "activation_function",
-        config.config.get("activation_function", "gelu_new"),
-        ("gelu_new", "gelu", "gelu_pytorch_tanh"),
-    )
-    return ModelSpec(
-        name=name,
-        d_model=d_model,
-        d_ff=config.whole("n_inner", 4 * d_model),
-        n_layers=config.whole("n_layer"),
-        n_heads=config.whole("n_head"),
-        vocab=config.whole("vocab_size"),
-        mlp="gelu",
-        norm_kind="layer",
-        norm_eps=config.real("layer_norm_epsilon", 1e-5),
-        positions="learned",
-        max_context=config.whole("n_positions", 1024),
-        qkv_bias=True,
-        out_bias=True,
-        mlp_bias=True,
-        tied=config.flag("tie_word_embeddings", True),
-    )
+    sizes = {field: config.whole(_NAMES["gpt2"][field]) for field in _NEEDED}
+    activation = config.config.get("activation_function", "gelu_new")
+    fields.one_of("activation_function", activation, ("gelu_new", "gelu", "gelu_pytorch_tanh"))
+    own: dict[str, Any] = {"max_context": config.whole("n_positions", 1024)}
+    own |= {"d_ff": config.whole("n_inner", 4 * sizes["d_model"])}
+    own |= {"norm_eps": config.real("layer_norm_epsilon", 1e-5), "tied": config.flag("tie_word_embeddings", True)}
+    return ModelSpec(name=name, **GPT2 | sizes | own)
 
 
-_FAMILIES: dict[str, Callable[[_Config, str], ModelSpec]] = {
-    "llama": _llama,
-    "mistral": _llama,
-    "qwen2": _llama,
-    "qwen3": _llama,
-    "gpt2": _gpt2,
-}
+_FAMILIES = dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), _llama) | {"gpt2": _gpt2}

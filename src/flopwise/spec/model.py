@@ -114,45 +114,42 @@ def _near_divisors(whole: int, near: int) -> str:
     return ", ".join(str(d) for d in sorted(divisors[:4]))
 
 
-def _course(name: str, d_model: int, d_ff: int, n_layers: int, n_heads: int) -> ModelSpec:
-    return ModelSpec(name=name, d_model=d_model, d_ff=d_ff, n_layers=n_layers, n_heads=n_heads)
+# GPT-2 (Radford et al. 2019, table 2), with the published configs' vocabulary and context.
+GPT2: dict[str, Any] = {
+    "vocab": 50_257,
+    "mlp": "gelu",
+    "norm_kind": "layer",
+    "positions": "learned",
+    "max_context": 1024,
+}
+GPT2 |= {"qkv_bias": True, "out_bias": True, "mlp_bias": True, "tied": True}
+# Llama 3 (Dubey et al. 2024, table 3; the 3.2 sizes from their published configs): 8 KV heads throughout.
+_LLAMA3: dict[str, Any] = {"n_kv_heads": 8, "vocab": 128_256, "rope_theta": 500_000.0, "max_context": 131_072}
 
 
-def _gpt2(name: str, d_model: int, n_layers: int, n_heads: int) -> ModelSpec:
-    """GPT-2 (Radford et al. 2019, table 2), with the published configs' vocabulary and context."""
-    return ModelSpec(
-        name=name, d_model=d_model, d_ff=4 * d_model, n_layers=n_layers, n_heads=n_heads, vocab=50_257, mlp="gelu",
-        norm_kind="layer", positions="learned", max_context=1024, qkv_bias=True, out_bias=True, mlp_bias=True, tied=True,
-    )  # fmt: skip
-
-
-def _llama3(name: str, d_model: int, d_ff: int, n_layers: int, n_heads: int, tied: bool = False) -> ModelSpec:
-    """Llama 3 (Dubey et al. 2024, table 3; the 3.2 sizes from their published configs): 8 KV heads throughout."""
-    return ModelSpec(
-        name=name, d_model=d_model, d_ff=d_ff, n_layers=n_layers, n_heads=n_heads, n_kv_heads=8, vocab=128_256,
-        rope_theta=500_000.0, max_context=131_072, tied=tied,
-    )  # fmt: skip
+def _model(name: str, d_model: int, d_ff: int, n_layers: int, n_heads: int, **others: Any) -> ModelSpec:
+    return ModelSpec(name=name, d_model=d_model, d_ff=d_ff, n_layers=n_layers, n_heads=n_heads, **others)
 
 
 _PRESETS = {
     spec.name: spec
     for spec in (
-        ModelSpec(name="tiny", d_model=64, d_ff=192, n_layers=2, n_heads=4, vocab=512),
-        _course("small", 768, 3072, 12, 12),
-        _course("medium", 1024, 4096, 24, 16),
-        _course("large", 1280, 5120, 36, 20),
-        _course("xl", 1600, 6400, 48, 25),
-        _course("2.7B", 2560, 10240, 32, 32),
-        _course("10B", 4608, 12288, 50, 36),
-        _gpt2("gpt2", 768, 12, 12),
-        _gpt2("gpt2-medium", 1024, 24, 16),
-        _gpt2("gpt2-large", 1280, 36, 20),
-        _gpt2("gpt2-xl", 1600, 48, 25),
-        _llama3("llama3.2-1b", 2048, 8192, 16, 32, tied=True),
-        _llama3("llama3.2-3b", 3072, 8192, 28, 24, tied=True),
-        _llama3("llama3-8b", 4096, 14336, 32, 32),
-        _llama3("llama3-70b", 8192, 28672, 80, 64),
-        _llama3("llama3-405b", 16384, 53248, 126, 128),
+        _model("tiny", 64, 192, 2, 4, vocab=512),
+        _model("small", 768, 3072, 12, 12),  # this and the next five: the course's
+        _model("medium", 1024, 4096, 24, 16),
+        _model("large", 1280, 5120, 36, 20),
+        _model("xl", 1600, 6400, 48, 25),
+        _model("2.7B", 2560, 10240, 32, 32),
+        _model("10B", 4608, 12288, 50, 36),
+        _model("gpt2", 768, 3072, 12, 12, **GPT2),
+        _model("gpt2-medium", 1024, 4096, 24, 16, **GPT2),
+        _model("gpt2-large", 1280, 5120, 36, 20, **GPT2),
+        _model("gpt2-xl", 1600, 6400, 48, 25, **GPT2),
+        _model("llama3.2-1b", 2048, 8192, 16, 32, tied=True, **_LLAMA3),
+        _model("llama3.2-3b", 3072, 8192, 28, 24, tied=True, **_LLAMA3),
+        _model("llama3-8b", 4096, 14336, 32, 32, **_LLAMA3),
+        _model("llama3-70b", 8192, 28672, 80, 64, **_LLAMA3),
+        _model("llama3-405b", 16384, 53248, 126, 128, **_LLAMA3),
     )
 }
 

@@ -43,12 +43,10 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     rope: str = "eager"
     projections: str = "separate"  # fused: q, k and v are one matmul, and SwiGLU's gate and up another
     loss: str = "full"  # chunked and fused never hold all logits
-    optimizer: str = (
-        "foreach"  # flopwise: all tensors in one launch of our own; flopwise-bf16: with its moments in bf16
-    )
+    optimizer: str = "foreach"  # flopwise: all tensors in one launch of our own; flopwise-bf16: with moments in bf16
     compile: str = "off"  # blocks: one Transformer block, compiled once and used for every layer; and the loss
     graph: str = "off"  # the whole step captured in one CUDA graph
-    overlap: str = "off"  # weights are updated within the backward pass, block by block, beside its matmuls
+    overlap: str = "off"  # weights are updated within the backward pass, block by block, during its matmuls
     checkpoint: int = 0  # recompute activations, in segments of this many blocks; 0: keep them all
 
     def __post_init__(self) -> None:
@@ -80,6 +78,11 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     def compute(self) -> str:
         """The precision of the matmuls."""
         return self.precision.partition("-")[0]
+
+    @property
+    def compute_bytes(self) -> int:
+        """Of one number in that precision."""
+        return 4 if self.compute in ("fp32", "tf32") else 2
 
     def changed(self) -> dict[str, Any]:
         """The levers that differ from the defaults."""

@@ -12,6 +12,7 @@ exclude = [{ workload = "medium", precision = "fp32" }]
 """
 
 import itertools
+import math
 from pathlib import Path
 from typing import Any
 
@@ -88,9 +89,7 @@ def _expand(axes: dict[str, Any], group: str) -> list[dict[str, Any]]:
             f"group {fields.show(group)} names no workload", 'for example workload = ["small", "medium"]'
         )
     lists = [v if isinstance(v, list) else [v] for v in axes.values()]
-    total = 1
-    for values in lists:
-        total *= len(values)
+    total = math.prod(len(values) for values in lists)
     if total > MAX_POINTS:
         raise FlopwiseError(f"group {fields.show(group)} expands to {total} points", f"allowed: up to {MAX_POINTS}")
     return [dict(zip(axes, values, strict=True)) for values in itertools.product(*lists)]

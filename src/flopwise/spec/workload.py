@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -13,6 +14,7 @@ from flopwise.spec.recipe import CHOICES, LEVERS, OWN_OPTIMIZERS, Recipe, recipe
 
 PHASES = ("forward", "backward", "train")
 IMPLEMENTATIONS = ("flopwise", "transformers")
+_SIZES = ("batch", "context", "phase")
 
 
 class OpSpec(msgspec.Struct, frozen=True, kw_only=True, tag="op"):
@@ -33,7 +35,10 @@ class UserStep(msgspec.Struct, frozen=True, kw_only=True, tag="py"):
     reference: str
 
 
-class _Op(msgspec.Struct, frozen=True, kw_only=True):
+Subject = ModelSpec | OpSpec | UserStep
+
+
+class _Op(msgspec.Struct, frozen=True):
     dims: dict[str, int]
     batch: int = 1
     context: int = 1
@@ -46,6 +51,10 @@ class _Op(msgspec.Struct, frozen=True, kw_only=True):
 
 _MATRIX = {"rows": 4096, "cols": 4096}
 _WITH_IMPL = ("precision", "graph")  # levers that an implementation leaves open
+_BOTH = ("batch", "context")
+_IMPLS = ("manual", "torch", "compile", "triton")
+_ATTENTIONS = ("naive", "sdpa", "sdpa-flash", "sdpa-cudnn", "flex", "tiled", "flash")
+_LOSSES = ("full", "compile", "chunked", "fused")
 
 # What can be done to a step of the user's own without its code (capture/outside.py); the first of each leaves it as written.
 FROM_OUTSIDE: dict[str, tuple[str | int, ...]] = {
@@ -57,59 +66,31 @@ FROM_OUTSIDE: dict[str, tuple[str | int, ...]] = {
     "checkpoint": (0, 1),
 }
 
+
+def _levers(*own: str) -> tuple[str, ...]:
+    return ("precision", *own, "compile", "graph")
+
+
 OPS = {
-    "matmul": _Op(dims={"m": 4096, "n": 4096, "k": 4096}),
+    "matmul": _Op({"m": 4096, "n": 4096, "k": 4096}),
     # The lecture's MLP: linear and GeLU, four times, and `steps` forward and backward passes on one batch.
-    "mlp": _Op(
-        dims={"dim": 256, "layers": 4, "steps": 2},
-        batch=256,
-        takes=("batch",),
-        phase="backward",
-        levers=("precision", "activation", "compile", "graph"),
-    ),
+    "mlp": _Op({"dim": 256, "layers": 4, "steps": 2}, 256, 1, "backward", ("batch",), _levers("activation")),
     # Attention as the course measures it: one head, `dim` wide, causal.
-    "attention": _Op(
-        dims={"dim": 64},
-        batch=8,
-        context=1024,
-        takes=("batch", "context"),
-        phase="backward",
-        levers=("precision", "attention", "compile", "graph"),
-        impls=("naive", "sdpa", "sdpa-flash", "sdpa-cudnn", "flex", "tiled", "flash"),
-    ),
-    "gelu": _Op(
-        dims=_MATRIX,
-        levers=("precision", "activation", "compile", "graph"),
-        impls=("manual", "torch", "compile", "cuda", "triton"),
-    ),
-    "softmax": _Op(
-        dims=_MATRIX, levers=("precision", "norm", "compile", "graph"), impls=("manual", "torch", "compile", "triton")
-    ),
-    "rms_norm": _Op(dims=_MATRIX, levers=_WITH_IMPL, impls=("manual", "torch", "compile", "triton"), impl="torch"),
-    "swiglu": _Op(dims=_MATRIX, levers=_WITH_IMPL, impls=("manual", "torch", "compile", "triton"), impl="torch"),
+    "attention": _Op({"dim": 64}, 8, 1024, "backward", _BOTH, _levers("attention"), _ATTENTIONS),
+    "gelu": _Op(_MATRIX, levers=_levers("activation"), impls=("manual", "torch", "compile", "cuda", "triton")),
+    "softmax": _Op(_MATRIX, levers=_levers("norm"), impls=_IMPLS),
+    "rms_norm": _Op(_MATRIX, levers=_WITH_IMPL, impls=_IMPLS, impl="torch"),
+    "swiglu": _Op(_MATRIX, levers=_WITH_IMPL, impls=_IMPLS, impl="torch"),
     "rope": _Op(
-        dims={"heads": 16, "dim": 128},
-        batch=4,
-        context=2048,
-        takes=("batch", "context"),
-        levers=_WITH_IMPL,
-        impls=("manual", "compile", "triton"),
-        impl="manual",
+        {"heads": 16, "dim": 128}, 4, 2048, "forward", _BOTH, _WITH_IMPL, ("manual", "compile", "triton"), "manual"
     ),
     # Of hidden states through the head's weight.
     "cross_entropy": _Op(
-        dims={"rows": 4096, "dim": 1024, "vocab": 32_000},
-        phase="backward",
-        levers=_WITH_IMPL,
-        impls=("full", "compile", "chunked", "fused"),
-        impl="full",
+        {"rows": 4096, "dim": 1024, "vocab": 32_000}, 1, 1, "backward", (), _WITH_IMPL, _LOSSES, "full"
     ),
     # One update of `tensors` weights.
     "adamw": _Op(
-        dims={"tensors": 100, "rows": 1024, "cols": 1024},
-        levers=_WITH_IMPL,
-        impls=("adamw-loop", "foreach", "fused", "flopwise", "flopwise-bf16"),
-        impl="foreach",
+        {"tensors": 100, "rows": 1024, "cols": 1024}, 1, 1, "forward", (), _WITH_IMPL, CHOICES["optimizer"], "foreach"
     ),
 }
 
@@ -139,7 +120,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """What is run. Build one with `workload(...)`, which fills the defaults and checks every field."""
 
     target: str  # as the user typed it
-    subject: ModelSpec | OpSpec | UserStep
+    subject: Subject
     batch: int
     context: int
     phase: str
@@ -148,25 +129,29 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     changes: dict[str, Any] = {}  # of the model's or the operation's fields, as the user set them
     hf_config: dict[str, Any] | None = None  # kept only where the transformers model itself is built
 
+    @property
+    def own_model(self) -> ModelSpec | None:
+        """The model, where flopwise's own code runs it: then its shapes say all that a step does.
+
+        >>> workload("small").own_model.n_layers, workload("op:gelu").own_model
+        (12, None)
+        """
+        return self.subject if isinstance(self.subject, ModelSpec) and self.implementation == "flopwise" else None
+
     def label(self) -> str:
-        """One line that tells this workload from its neighbours.
+        """One line that distinguishes this workload from others.
 
         >>> workload("small", precision="bf16").label()
         'small b4 t512 train precision=bf16'
         """
         subject = self.subject
-        words = [self.target]
-        words += [subject.impl] if isinstance(subject, OpSpec) and subject.impl else []
+        words = [self.target, subject.impl if isinstance(subject, OpSpec) else ""]
         words += [f"{d}={v}" for d, v in (subject.dims if isinstance(subject, OpSpec) else self.changes).items()]
-        words += [
-            f"{sign}{getattr(self, name)}"
-            for name, sign in (("batch", "b"), ("context", "t"))
-            if name in takes(subject)
-        ]
-        words += [self.phase] if "phase" in takes(subject) else []
+        sizes = {"batch": f"b{self.batch}", "context": f"t{self.context}", "phase": self.phase}
+        words += [text for name, text in sizes.items() if name in takes(subject)]
         words += [f"{f}={v}" for f, v in self.recipe.changed().items()]
         words += [self.implementation] if self.implementation != "flopwise" else []
-        return " ".join(words)
+        return " ".join(word for word in words if word)
 
 
 def workload(target: str, *, set: dict[str, Any] | None = None, **options: Any) -> Workload:  # noqa: A002
@@ -180,62 +165,65 @@ def workload(target: str, *, set: dict[str, Any] | None = None, **options: Any) 
     fields.text("workload", target)
     if not isinstance(set, dict | None):
         raise FlopwiseError(f"set = {fields.show(set)} is not allowed", "allowed: a table of fields, like n_layers = 2")
-    changes = dict(set or {})
-    fields.known("a workload", options, ("batch", "context", "phase", "recipe", "implementation", "impl", *LEVERS))
-    base = Recipe() if options.get("recipe") is None else options["recipe"]
-    if not isinstance(base, Recipe):
-        raise FlopwiseError(f"recipe = {fields.show(base)} is not allowed", "allowed: a Recipe; or name its levers")
-    recipe = recipe_from(msgspec.structs.asdict(base) | {k: options[k] for k in LEVERS if options.get(k) is not None})
-    implementation = "flopwise" if options.get("implementation") is None else options["implementation"]
+    fields.known("a workload", options, (*_SIZES, "recipe", "implementation", "impl", *LEVERS))
+    changes, given = dict(set or {}), {name: value for name, value in options.items() if value is not None}
+    recipe = _recipe(given)
+    implementation = given.get("implementation", "flopwise")
     fields.one_of("implementation", implementation, IMPLEMENTATIONS)
-    subject, config = _subject(target, changes, options.get("impl") or "")
+    subject, config = _subject(target, changes, given.get("impl", ""))
     if implementation == "transformers" and config is None:
         raise FlopwiseError(
             f"implementation = 'transformers' needs a config, and {fields.show(target)} has none",
             "use hf:PATH/config.json",
         )
-    for name in ("batch", "context", "phase"):
-        if options.get(name) is not None and name not in takes(subject):
-            raise FlopwiseError(
-                f"{name} = {fields.show(options[name])} means nothing to {fields.show(target)}",
-                f"it takes {', '.join(takes(subject)) or 'none of batch, context and phase'}",
-            )
-    default_batch, default_context, default_phase = _defaults(subject)
+    if implementation == "flopwise":
+        config = None
+    elif config and changes and isinstance(subject, ModelSpec):
+        config = hf_config.with_changes(config, subject, target.removeprefix("hf:"))
     result = Workload(
         target=target,
         subject=subject,
-        batch=default_batch if options.get("batch") is None else options["batch"],
-        context=default_context if options.get("context") is None else options["context"],
-        phase=default_phase if options.get("phase") is None else options["phase"],
+        **_sizes(target, subject, given),
         recipe=recipe,
         implementation=implementation,
         changes=changes,
-        hf_config=_built_from(config, subject, changes, target) if implementation == "transformers" else None,
+        hf_config=config,
     )
     _check(result)
     return result
 
 
-def _subject(
-    target: str, changes: dict[str, Any], impl: str
-) -> tuple[ModelSpec | OpSpec | UserStep, dict[str, Any] | None]:
+def _sizes(target: str, subject: Subject, given: dict[str, Any]) -> dict[str, Any]:
+    asked = {name: given[name] for name in _SIZES if name in given}
+    for name, value in asked.items():
+        if name not in takes(subject):
+            raise FlopwiseError(
+                f"{name} = {fields.show(value)} means nothing to {fields.show(target)}",
+                f"it takes {', '.join(takes(subject)) or 'none of batch, context and phase'}",
+            )
+    return dict(zip(_SIZES, _defaults(subject), strict=True)) | asked
+
+
+def _recipe(given: dict[str, Any]) -> Recipe:
+    base = given.get("recipe", Recipe())
+    if not isinstance(base, Recipe):
+        raise FlopwiseError(f"recipe = {fields.show(base)} is not allowed", "allowed: a Recipe; or name its levers")
+    return recipe_from(msgspec.structs.asdict(base) | {lever: given[lever] for lever in LEVERS if lever in given})
+
+
+def _subject(target: str, changes: dict[str, Any], impl: str) -> tuple[Subject, dict[str, Any] | None]:
+    shown = fields.show(target)
     if target.startswith("op:"):
         return op(target.removeprefix("op:"), changes, impl), None
     if impl:
-        raise FlopwiseError(
-            f"impl = {fields.show(impl)} means nothing to {fields.show(target)}",
-            "it belongs to operations (op:gelu); a model has levers",
-        )
+        hint = "it belongs to operations (op:gelu); a model has levers"
+        raise FlopwiseError(f"impl = {fields.show(impl)} means nothing to {shown}", hint)
     if target.startswith("py:"):
         reference = target.removeprefix("py:")
         if not re.fullmatch(r"[\w.]+:[\w.]+", reference):
-            raise FlopwiseError(
-                f"{fields.show(target)} is not py:module:factory", "for example py:my_project.steps:make_step"
-            )
+            raise FlopwiseError(f"{shown} is not py:module:factory", "for example py:my_project.steps:make_step")
         if changes:
-            raise FlopwiseError(
-                f"{fields.show(target)} has no fields to set", "a step of your own is shaped by its factory"
-            )
+            raise FlopwiseError(f"{shown} has no fields to set", "a step of your own is shaped by its factory")
         return UserStep(reference=reference), None
     if target.startswith("hf:"):
         spec, config = hf_config.read(target.removeprefix("hf:"))
@@ -244,16 +232,7 @@ def _subject(
     return (spec.with_fields(changes) if changes else spec), None
 
 
-def _built_from(
-    config: dict[str, Any] | None, subject: ModelSpec | OpSpec | UserStep, changes: dict[str, Any], target: str
-) -> dict[str, Any] | None:
-    """The config that transformers builds from: the file's, with the user's changes."""
-    if config is None or not changes or not isinstance(subject, ModelSpec):
-        return config
-    return hf_config.with_changes(config, subject, target.removeprefix("hf:"))
-
-
-def _defaults(subject: ModelSpec | OpSpec | UserStep) -> tuple[int, int, str]:
+def _defaults(subject: Subject) -> tuple[int, int, str]:
     if isinstance(subject, OpSpec):
         known = OPS[subject.name]
         return known.batch, known.context, known.phase
@@ -267,89 +246,88 @@ def _check(w: Workload) -> None:
     fields.whole("batch", w.batch, 1, 10_000_000)
     fields.whole("context", w.context, 1, 100_000_000)
     fields.one_of("phase", w.phase, PHASES)
-    if isinstance(w.subject, ModelSpec):
-        limit = w.subject.max_context
-        if limit and w.context > limit:
+    for lever in w.recipe.changed():
+        if lever not in levers(w.subject):
             raise FlopwiseError(
-                f"context = {w.context} is longer than the model's {limit}",
-                f"allowed: 1 to {limit}; or raise max_context",
+                f"{lever} = {fields.show(getattr(w.recipe, lever))} means nothing to {w.target}",
+                f"levers it has: {', '.join(levers(w.subject))}",
             )
-        if w.subject.window and w.context > w.subject.window and w.implementation == "flopwise":
-            raise FlopwiseError(
-                f"context = {w.context} is longer than the sliding window of {w.subject.window}, which flopwise's model has not",
-                f"allowed: 1 to {w.subject.window}; or implementation = transformers",
-            )
-        _check_kernels(w.subject, w.recipe)
-        if w.recipe.precision == "bf16-master" and w.phase == "train" and w.recipe.optimizer not in OWN_OPTIMIZERS:
-            raise FlopwiseError(
-                f"precision = 'bf16-master' needs an optimizer that keeps masters, and {w.recipe.optimizer} does not",
-                f"allowed: optimizer = {' or '.join(OWN_OPTIMIZERS)}",
-            )
-        if w.recipe.graph == "on" and w.phase != "train":
-            raise FlopwiseError(
-                f"graph = 'on' captures the whole training step, not phase = '{w.phase}'", "allowed: phase = train"
-            )
-        if w.recipe.overlap == "on" and w.phase != "train":
-            raise FlopwiseError(
-                f"overlap = 'on' is about the optimizer, and phase = '{w.phase}' has none", "allowed: phase = train"
-            )
-        return
-    unknown = [f for f in w.recipe.changed() if f not in levers(w.subject)]
-    if unknown:
-        raise FlopwiseError(
-            f"{unknown[0]} = {fields.show(getattr(w.recipe, unknown[0]))} means nothing to {w.target}",
-            f"levers it has: {', '.join(levers(w.subject))}",
-        )
-    if isinstance(w.subject, UserStep):
-        _check_from_outside(w)
-    if isinstance(w.subject, OpSpec) and w.recipe.compile == "blocks":
-        raise FlopwiseError(
-            f"compile = 'blocks' means nothing to {w.target}: it has none",
-            "allowed: compile = off, default, max-autotune",
-        )
-    if isinstance(w.subject, OpSpec) and w.recipe.precision == "bf16-master" and w.subject.impl not in OWN_OPTIMIZERS:
-        raise FlopwiseError(
-            f"precision = 'bf16-master' means nothing to {w.target}: masters are kept by our optimizer",
-            "allowed: bf16-pure; or op:adamw --impl flopwise",
-        )
-    if isinstance(w.subject, OpSpec) and w.subject.name == "adamw" and w.phase != "forward":
-        raise FlopwiseError(f"phase = '{w.phase}' means nothing to op:adamw: it is one update", "leave phase out")
-    if isinstance(w.subject, OpSpec) and w.phase == "train":
-        raise FlopwiseError(
-            f"phase = 'train' means nothing to {w.target}: it has no optimizer", "allowed: forward, backward"
-        )
+    rules = {ModelSpec: _model_rules, OpSpec: _op_rules, UserStep: _outside_rules}[type(w.subject)]
+    for refused, message, hint in rules(w, w.subject, w.recipe):
+        if refused:
+            raise FlopwiseError(message, hint)
 
 
-def _check_from_outside(w: Workload) -> None:
+_Rules = Iterator[tuple[object, str, str]]  # whether the workload is refused, why, and what to do
+_KERNELS = (  # a lever's value, and what a model must be for what it computes
+    ("norm", "triton", "norm_kind", "rms", "is a kernel for RMSNorm", "eager, torch"),
+    ("activation", "cuda", "mlp", "gelu", "is a kernel for GeLU", "eager, torch, triton"),
+    ("rope", "triton", "positions", "rope", "turns queries and keys", "eager"),
+)
+
+
+def _model_rules(w: Workload, spec: Any, recipe: Recipe) -> _Rules:
+    limit, window, own = spec.max_context, spec.window, w.implementation == "flopwise"
+    yield (
+        limit and w.context > limit,
+        f"context = {w.context} is longer than the model's {limit}",
+        f"allowed: 1 to {limit}; or raise max_context",
+    )
+    yield (
+        window and w.context > window and own,
+        f"context = {w.context} is longer than the sliding window of {window}, which flopwise's model does not have",
+        f"allowed: 1 to {window}; or implementation = transformers",
+    )
+    for lever, value, field, needed, what, others in _KERNELS:
+        yield (
+            getattr(recipe, lever) == value and getattr(spec, field) != needed,
+            f"{lever} = '{value}' {what}, and {spec.name} has {field} = '{getattr(spec, field)}'",
+            f"allowed: {lever} = {others}; or a model with {field} = {needed}",
+        )
+    train = w.phase == "train"
+    yield (
+        recipe.precision == "bf16-master" and train and recipe.optimizer not in OWN_OPTIMIZERS,
+        f"precision = 'bf16-master' needs an optimizer that keeps masters, and {recipe.optimizer} does not",
+        f"allowed: optimizer = {' or '.join(OWN_OPTIMIZERS)}",
+    )
+    for lever, what in (("graph", "captures the whole training step"), ("overlap", "is about the optimizer")):
+        refused = getattr(recipe, lever) == "on" and not train
+        yield refused, f"{lever} = 'on' {what}, and phase = '{w.phase}' has none", "allowed: phase = train"
+
+
+def _op_rules(w: Workload, subject: Any, recipe: Recipe) -> _Rules:
+    yield (
+        recipe.compile == "blocks",
+        f"compile = 'blocks' means nothing to {w.target}: it has none",
+        "allowed: compile = off, default, max-autotune",
+    )
+    yield (
+        recipe.precision == "bf16-master" and subject.impl not in OWN_OPTIMIZERS,
+        f"precision = 'bf16-master' means nothing to {w.target}: masters are kept by our optimizer",
+        "allowed: bf16-pure; or op:adamw --impl flopwise",
+    )
+    yield (
+        subject.name == "adamw" and w.phase != "forward",
+        f"phase = '{w.phase}' means nothing to op:adamw: it is one update",
+        "omit phase",
+    )
+    yield (
+        w.phase == "train",
+        f"phase = 'train' means nothing to {w.target}: it has no optimizer",
+        "allowed: forward, backward",
+    )
+
+
+def _outside_rules(w: Workload, subject: Any, recipe: Recipe) -> _Rules:
     for lever, allowed in FROM_OUTSIDE.items():
-        value = getattr(w.recipe, lever)
-        if value not in allowed:
-            words = ", ".join("off" if word == 0 else str(word) for word in allowed)
-            raise FlopwiseError(
-                f"{lever} = {fields.show(value)} cannot be applied to {w.target} from outside", f"allowed: {words}"
-            )
-
-
-def _check_kernels(spec: ModelSpec, recipe: Recipe) -> None:
-    """Levers whose kernels compute something else than this model has."""
-    if recipe.norm == "triton" and spec.norm_kind != "rms":
-        raise FlopwiseError(
-            f"norm = 'triton' is a kernel for RMSNorm, and {spec.name} has norm_kind = '{spec.norm_kind}'",
-            "allowed: norm = eager, torch; or a model with norm_kind = rms",
-        )
-    if recipe.activation == "cuda" and spec.mlp != "gelu":
-        raise FlopwiseError(
-            f"activation = 'cuda' is a kernel for GeLU, and {spec.name} has mlp = '{spec.mlp}'",
-            "allowed: activation = eager, torch, triton; or a model with mlp = gelu",
-        )
-    if recipe.rope == "triton" and spec.positions != "rope":
-        raise FlopwiseError(
-            f"rope = 'triton' turns queries and keys, and {spec.name} has positions = '{spec.positions}'",
-            "allowed: rope = eager; or a model with positions = rope",
+        yield (
+            getattr(recipe, lever) not in allowed,
+            f"{lever} = {fields.show(getattr(recipe, lever))} cannot be applied to {w.target} from outside",
+            f"allowed: {', '.join('off' if word == 0 else str(word) for word in allowed)}",
         )
 
 
-def takes(subject: ModelSpec | OpSpec | UserStep) -> tuple[str, ...]:
+def takes(subject: Subject) -> tuple[str, ...]:
     """Which of batch, context and phase mean something to a workload.
 
     >>> takes(op("gelu", {})), takes(preset("tiny"))
@@ -360,7 +338,7 @@ def takes(subject: ModelSpec | OpSpec | UserStep) -> tuple[str, ...]:
     return (*OPS[subject.name].takes, "phase") if isinstance(subject, OpSpec) else ("batch", "context", "phase")
 
 
-def levers(subject: OpSpec | UserStep | ModelSpec) -> tuple[str, ...]:
+def levers(subject: Subject) -> tuple[str, ...]:
     if isinstance(subject, OpSpec):
         return _WITH_IMPL if subject.impl else OPS[subject.name].levers
     return tuple(FROM_OUTSIDE) if isinstance(subject, UserStep) else LEVERS

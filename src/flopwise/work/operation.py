@@ -1,4 +1,4 @@
-"""The words in which a step's work is told, whoever tells it: the closed form, the dry run, a roofline over either."""
+"""The words in which a step's work is told, whoever tells it: the shape simulator, the dry run, a roofline over either."""
 
 import math
 

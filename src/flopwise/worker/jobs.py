@@ -18,8 +18,8 @@ from flopwise.capture.trials import run_trial, why
 from flopwise.errors import FlopwiseError
 from flopwise.experiments.child import run_experiment
 from flopwise.predict.dry.run import dry_run
-from flopwise.predict.launching import counts_by_phase
-from flopwise.predict.shapes.step import account_step
+from flopwise.predict.prediction import predict
+from flopwise.predict.step_time import counts_by_phase
 from flopwise.records.events import Agreed, Done, Dried, Probed, Request, Surroundings
 from flopwise.records.run import OK
 from flopwise.spec.workload import Trial, Workload
@@ -46,7 +46,7 @@ def _look(request: Request, emit: Emit) -> None:
         emit(Surroundings(environment=environment(device), device=str(device), free_bytes=free_bytes(device)))
         if request.calibrate:
             of = how_many(device)
-            for n, probe in enumerate(probes(device, lambda workload: counts_by_phase(account_step(workload).ops)), 1):
+            for n, probe in enumerate(probes(device, lambda workload: counts_by_phase(predict(workload).ops)), 1):
                 emit(Probed(probe=probe, n=n, of=of))
 
 

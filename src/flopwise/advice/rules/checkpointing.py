@@ -12,8 +12,9 @@ import math
 from flopwise import units
 from flopwise.advice.constants import FITS_SHARE, NEARLY_FULL_SHARE
 from flopwise.advice.facts import Facts
-from flopwise.advice.predicted import changed, peak_bytes, predicted_change, saved_bytes
+from flopwise.advice.predicted import changed, predicted_change, saved_bytes
 from flopwise.advice.savings import Rule, gpu_time_saved, memory_saved, predicted_or
+from flopwise.predict.prediction import peak_bytes
 from flopwise.records.finding import HIGH, Finding
 from flopwise.records.waterfall import RECOMPUTATION
 from flopwise.trace.phases import RECOMPUTE

@@ -136,7 +136,7 @@ def _tell(player: Player) -> Played:
     events = [event for section in tape.steady for event in section.events]
     played.at_peak = {n for n in _alive(set(there), events[:peak_at]) if player.owners[n] != HOST}
     for position, moment in boundaries.items():
-        if moment == "end of forward":
+        if moment == "after forward":
             played.after_forward = _alive(set(there), events[:position])
     played.moments.append(_last_moment(player, {tape.ops[n].work.phase for n in played.ops}))
     return played
@@ -156,7 +156,7 @@ def _last_moment(player: Player, phases: set[str]) -> Footprint:
     for phase, moment in (("optimizer", "after optimizer"), ("backward", "after backward")):
         if phase in phases:
             return player.footprint(moment, phase)
-    return player.footprint("end of forward", "forward")
+    return player.footprint("after forward", "forward")
 
 
 def _boundaries(tape: Tape) -> dict[int, str]:
@@ -166,7 +166,7 @@ def _boundaries(tape: Tape) -> dict[int, str]:
     backward = [at for at, phase in phases if phase in ("backward", "recompute")]
     found = {}
     if backward:
-        found[_begins(tape, events, backward[0])] = "end of forward"
+        found[_begins(tape, events, backward[0])] = "after forward"
         later = [at for at, phase in phases if at > backward[-1] and phase == "optimizer"]
         if later:
             found[_begins(tape, events, later[0])] = "after backward"

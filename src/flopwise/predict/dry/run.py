@@ -13,7 +13,7 @@ from flopwise.predict.dry.cuda_ops import Attention
 from flopwise.predict.dry.extend import NotPeriodic, extend, shallow_depth
 from flopwise.predict.dry.fake_step import record, record_build
 from flopwise.predict.dry.replay import PlainAllocator, play
-from flopwise.records.dry_run import TOLD, DryRun, LiveTensor
+from flopwise.records.prediction import DRY_RUN, LARGEST_TENSORS, DryRun, LiveTensor
 from flopwise.spec.model import ModelSpec
 from flopwise.spec.workload import OpSpec, Workload
 from flopwise.work.allocator import CachingAllocator
@@ -37,6 +37,7 @@ def dry_run(workload: Workload, gpu: str = "hopper") -> DryRun:
     owner = owners(tape, **known_shapes(workload))
     played = play(tape, owner, PlainAllocator() if chosen.name == CPU else CachingAllocator())
     return DryRun(
+        source=DRY_RUN,
         workload=workload.label(),
         architecture=chosen.name,
         torch=str(torch.__version__),
@@ -47,15 +48,14 @@ def dry_run(workload: Workload, gpu: str = "hopper") -> DryRun:
         peak=played.peak,
         peak_op=played.peak_op,
         moments=tuple(played.moments),
-        memory=tuple(played.memory),
+        phases=tuple(played.memory),
         parameters=sum(prod(tape.storages[n].shape) for n, o in enumerate(owner) if o == PARAMETERS),
-        largest=_tensors(tape, owner, played.at_peak)[:TOLD],
+        largest=_tensors(tape, owner, played.at_peak)[:LARGEST_TENSORS],
         saved=tuple(t for t in _tensors(tape, owner, played.after_forward) if t.owner in SAVED and t.phase),
         parameters_bytes=_asked_for(tape, owner, PARAMETERS),
         gradients_bytes=_asked_for(tape, owner, GRADIENTS),
         optimizer_bytes=_asked_for(tape, owner, OPTIMIZER_STATE),
         attention=tuple(sorted(attention.backends)),
-        compiled=workload.recipe.compile != "off",
         notes=notes,
     )
 

@@ -2,64 +2,26 @@
 
 from collections.abc import Callable
 
-import msgspec
-
 from flopwise.errors import FlopwiseError, Unsupported
 from flopwise.predict.shapes import adamw, losses
 from flopwise.predict.shapes.network import Network
 from flopwise.predict.shapes.overlap import UpdateInBackward, updates_in_backward
 from flopwise.predict.shapes.tape import Tape, Tensor
+from flopwise.records.prediction import AFTER_BACKWARD, AFTER_FORWARD, SHAPES, START, KeptTensors, PredictedStep
+from flopwise.records.run import PhaseMemory
 from flopwise.spec.gpu import Gpu
 from flopwise.spec.model import ModelSpec
 from flopwise.spec.workload import Workload
-from flopwise.work.operation import ACTIVATIONS, GRADIENTS, INPUTS, LOGITS, SCORES, WORKSPACE, Footprint, OpWork
+from flopwise.work.operation import ACTIVATIONS, GRADIENTS, INPUTS, LOGITS, SCORES, WORKSPACE, Footprint
 from flopwise.work.unsplit import unsplit_bytes
 
 _AUTOCAST = {"bf16": "bf16", "fp16": "fp16"}
 _MIB = 2**20
+_ON_CPU = "the shape simulator's is a GPU without its workspace; the CPU's norms and attention save other tensors"
 DEEPEST = 1000  # layers; it takes half a minute
 
 
-class PhaseCost(msgspec.Struct, frozen=True, kw_only=True):
-    """One phase's memory, as the allocator would report it."""
-
-    phase: str
-    start_bytes: int
-    peak_bytes: int
-    end_bytes: int
-    peak: Footprint
-
-
-class Kept(msgspec.Struct, frozen=True, kw_only=True):
-    """What the forward pass keeps for the backward pass, of all layers together."""
-
-    owner: str
-    module: str  # without the layer's number
-    op: str
-    n_bytes: int
-
-
-class StepCost(msgspec.Struct, frozen=True, kw_only=True):
-    """A step, accounted for: obtained by arithmetic, nothing was run."""
-
-    ops: tuple[OpWork, ...]
-    phases: tuple[PhaseCost, ...]
-    start: Footprint  # at the start of forward: weights, state, data; the last step's gradients are gone
-    after_forward: Footprint | None  # None: a step of which no part is known as the forward pass
-    peak: Footprint
-    after_backward: Footprint | None  # None: there is no backward pass
-    kept: tuple[Kept, ...] = ()
-
-    @property
-    def peak_bytes(self) -> int:
-        return max(phase.peak_bytes for phase in self.phases)
-
-    def flops(self, *phases: str) -> int:
-        """The FLOPs of some phases, or of all."""
-        return sum(op.flops for op in self.ops if not phases or op.phase in phases)
-
-
-def account_step(workload: Workload, gpu: Gpu | None = None, optimizer_bits: int = 32) -> StepCost:
+def account_step(workload: Workload, gpu: Gpu | None = None, optimizer_bits: int = 32) -> PredictedStep:
     """Every op of one step with its work, and the memory by owner. `gpu` picks SDPA's backend and cuBLAS's workspace.
 
     `optimizer_bits = 8` accounts for moments kept in 8 bits: their memory; the work stays AdamW's own.
@@ -71,7 +33,7 @@ def account_step(workload: Workload, gpu: Gpu | None = None, optimizer_bits: int
     """
     if not isinstance(workload.subject, ModelSpec):
         raise FlopwiseError(
-            f"{workload.target} is no model: the closed form knows flopwise's own",
+            f"{workload.target} is no model of flopwise's own, and only those are predicted from shapes",
             "give a preset or hf:PATH/config.json",
         )
     if optimizer_bits not in (8, 32):
@@ -90,6 +52,8 @@ class _Step:
         assert isinstance(workload.subject, ModelSpec)
         self.workload, self.recipe = workload, workload.recipe
         self.t = t = Tape()
+        self.on_cpu = gpu is not None and gpu.name == "cpu"  # simulated as a GPU that needs no workspace
+        gpu = None if self.on_cpu else gpu
         self.autocast = _AUTOCAST.get(self.recipe.precision, "")
         backend = sdpa_backend(self.recipe.attention, self.recipe.precision, gpu, workload.subject.head_dim)
         self.network = Network(t, workload.subject, self.recipe, workload.context, backend)
@@ -99,9 +63,10 @@ class _Step:
         self.targets = t.tensor(sizes, "int64", INPUTS, "targets")
         # One workspace for the thread that runs the forward pass, one for autograd's.
         threads = 1 if workload.phase == "forward" else 2
-        unsplit = unsplit_bytes(p.weight.n_bytes for p in self.parameters)
+        unsplit = 0 if self.on_cpu else unsplit_bytes(p.weight.n_bytes for p in self.parameters)
         self.workspace = [t.tensor((unsplit,), "bool", WORKSPACE, "allocator")] if unsplit else []
-        self.workspace += [t.tensor((workspace_bytes(gpu),), "bool", WORKSPACE, "cublas") for _ in range(threads)]
+        for _ in range(0 if self.on_cpu else threads):
+            self.workspace.append(t.tensor((workspace_bytes(gpu),), "bool", WORKSPACE, "cublas"))
         self.state: list[Tensor] = []
         if workload.phase == "train":
             self.state = adamw.make_state(t, self.parameters, self.recipe, optimizer_bits == 8)
@@ -109,29 +74,35 @@ class _Step:
         self.overlapped = UpdateInBackward(t, self.parameters, self.recipe) if overlapped else None
         self.output: Tensor | None = None
         self.loss: Tensor | None = None
-        self.phases: list[PhaseCost] = []
-        self.kept: tuple[Kept, ...] = ()
+        self.phases: list[PhaseMemory] = []
+        self.kept: tuple[KeptTensors, ...] = ()
 
-    def run(self) -> StepCost:
-        t, start = self.t, self.t.footprint("start of forward")
+    def run(self) -> PredictedStep:
+        t, moments = self.t, [self.t.footprint(START)]
         self._leave_last_step()
         if self.workload.phase == "forward":
             self._phase("forward", self._infer)
-            after_forward, after_backward = t.footprint("after forward"), None
+            moments.append(t.footprint(AFTER_FORWARD))
         else:
             self._phase("forward", self._forward)
             self._phase("loss", self._compute_loss)
-            after_forward = t.footprint("after forward")
+            moments.append(t.footprint(AFTER_FORWARD))
             self.kept = _kept(t)
             self._phase("backward", self._backward)
-            after_backward = t.footprint("after backward")
+            moments.append(t.footprint(AFTER_BACKWARD))
             if self.workload.phase == "train":
                 self._phase("optimizer", self._update)
-        peak = max(self.phases, key=lambda phase: phase.peak_bytes).peak
-        return StepCost(
-            ops=tuple(t.ops), phases=tuple(self.phases), start=start, after_forward=after_forward, peak=peak,
-            after_backward=after_backward, kept=self.kept,
-        )  # fmt: skip
+        top = max(self.phases, key=lambda phase: phase.peak_bytes)
+        return PredictedStep(
+            source=SHAPES,
+            ops=tuple(t.ops),
+            peak=Footprint(moment="peak", phase=top.phase, owners=top.owners),
+            phases=tuple(self.phases),
+            moments=tuple(moments),
+            parameters=self.network.spec.parameters(),
+            kept=self.kept,
+            notes=(_ON_CPU,) if self.on_cpu else (),
+        )
 
     def _leave_last_step(self) -> None:
         """What a step finds when it begins: the last one's gradients and loss, or its output."""
@@ -149,10 +120,8 @@ class _Step:
         t.phase, start = name, t.live_bytes
         t.mark_peak()
         run()
-        peak = t.footprint("peak", at_peak=True)
-        self.phases.append(
-            PhaseCost(phase=name, start_bytes=start, peak_bytes=t.peak_bytes, end_bytes=t.live_bytes, peak=peak)
-        )
+        sizes = {"start_bytes": start, "peak_bytes": t.peak_bytes, "end_bytes": t.live_bytes, "reserved_bytes": 0}
+        self.phases.append(PhaseMemory(phase=name, **sizes, owners=t.footprint("peak", at_peak=True).owners))
 
     def _infer(self) -> None:
         with self.t.no_grad(), self.t.casting_to(self.autocast):
@@ -196,9 +165,9 @@ class _Step:
         return None
 
 
-def _kept(t: Tape) -> tuple[Kept, ...]:
+def _kept(t: Tape) -> tuple[KeptTensors, ...]:
     found = [
-        Kept(owner=owner, module=module, op=op, n_bytes=n)
+        KeptTensors(owner=owner, module=module, op=op, n_bytes=n)
         for (owner, module, op), n in t.live.items()
         if n and owner in (ACTIVATIONS, SCORES, LOGITS)
     ]

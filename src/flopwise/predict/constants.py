@@ -1,0 +1,80 @@
+"""Every fitted number behind a predicted time, with the measurement it comes from.
+
+The measured steps are in benchmarks/results/h200-2026-11, the ceilings in benchmarks/results/ceilings-2026-11. To fit again on
+a GPU:
+
+    flopwise doctor --calibrate                        # this machine's ceilings
+    python benchmarks/prediction_cases.py RUNS         # measured steps; with --held-out, those to judge by
+    python benchmarks/prediction.py --time RUNS/…      # predicted and measured: change a number, run it again
+
+How far off they leave a step is in benchmarks/results/prediction-time-2026-11.md; tests/predict/test_time_against_h200.py
+holds them to it, and tests/predict/test_constants.py the pages that quote one.
+"""
+
+from flopwise.records.ceilings import STRIDED, HostCost
+from flopwise.work.operation import COPY, ELEMENTWISE, INDEX, LOSS, MEMORY, NORMALISATION, OPTIMIZER, REDUCTION, SOFTMAX
+
+# --- Steps, whatever the machine (looked at: `prediction`, 95 steps; judged by: `prediction-held-out`, 29 steps)
+
+# Of the smaller of the optimizer's time and backward's compute-bound time, what updating within the backward pass hides: both
+# want the same multiprocessors. `medium` 4 × 512, compiled by blocks, as a graph: 0.45 of 2.0 ms, about a fifth. Again: the
+# command in h200-2026-11/overlap-medium/run.json (flopwise bench medium … --versus overlap=on).
+OVERLAP_SHARE = 0.2
+# A step is launch-bound if its GPU is busy for less than this share of it and launching takes longer than its work (a judgement).
+GPU_BUSY_SHARE = 0.9
+# An op within this factor of the shortest kernel is bound by its launch, not by bandwidth (a judgement; no time depends on it).
+SHORT_KERNEL = 1.5
+# A graph's gap may be below zero; a kernel never takes less than this share of its time alone (a guard).
+LEAST_KERNEL_SHARE = 0.25
+# The host's work for calling a compiled graph, however small: guards, wrappers, the way into autograd. An estimate: no
+# measurement of it alone is kept.
+LEAST_CALL_NS = 40_000.0
+
+# --- Matmuls: how far the miss of a measured product says something of another, shapes in powers of two. For products that are
+# left out it lowers the median error from 7.0 to 4.0 % in bf16 and from 5.8 to 4.2 % in fp32 (ceilings-2026-11/h200.json;
+# tests/predict/test_constants.py leaves each out again).
+NEAR_WIDTH, NEAR_PRIOR, NEAR_ENOUGH = 1.2, 0.1, 10.0
+SPLITS = (1, 2, 4, 8, 16)  # along the inner dimension, which cuBLAS's split-K kernels have
+# Wider heads do twice as much for each score: they are probed, and have attention curves, of their own.
+NARROW_HEAD = 64
+
+# --- Compiled steps (fusion.py): read off Inductor's kernels in traces of an H200 (benchmarks/results/tune-2026-11.md has what
+# is left of the difference)
+LONGEST_ROW = 2**17  # elements that one loop still reduces
+ROW_SHARE = 1 / 16  # of what a kernel reads: what is less is one number for each row
+# A tensor that is handed to a compiled graph costs at most this share of a kernel's launch: a calibration of an H200 whose noise
+# made kernels free and tensors dear is a case of tests/predict/test_calibration_fit.py.
+LISTED_SHARE = 0.5
+
+# --- A GPU that was not calibrated: what libraries reach of its datasheet. Read off the kernels of an H200 (the traces of
+# tests/trace/fixtures, the probes of ceilings-2026-11) and taken for any chip.
+SHORTEST_KERNEL_NS = 2_200.0  # with the gap before it: 1.9 µs among its like, and what a change of kernel costs
+MATMUL_SHARE = 0.80  # of the peak, where none is known for the chip (spec/gpu.py has those with their source)
+TF32_SHARE = 0.82  # of that: TF32 loads twice the bytes that bf16 does for each multiply
+L2_SPEEDUP = 1.6  # of what was just written and still lies in the cache
+BANDWIDTH_SHARES = {
+    ELEMENTWISE: 0.87,
+    STRIDED: 0.50,
+    REDUCTION: 0.45,
+    SOFTMAX: 0.75,
+    NORMALISATION: 0.50,
+    COPY: 0.40,
+    INDEX: 0.40,
+    LOSS: 0.45,
+    MEMORY: 0.87,
+    OPTIMIZER: 0.80,
+}
+# The tile model (calibration.py): best rate as a share of the peak, area of half that rate, start, start per area.
+TENSOR_TILES, VECTOR_TILES = (1.09, 2200.0, 1400.0, 0.08), (0.95, 1100.0, 9000.0, 0.23)
+JOIN_NS = 2_500.0  # adding up the parts of a split product
+# Forward, backward; FLOPs of the whole square, of which a causal kernel skips up to half.
+ATTENTION_SHARES = {"fp32": (0.45, 0.35), "tf32": (0.06, 0.05), "bf16": (0.50, 0.40), "fp16": (0.50, 0.40)}
+# Of cuDNN's rate, where that is what PyTorch picks (capability 9 and 10): benchmarks/results/kernels-2026-11.md.
+CUDNN_SHARES = {"flash": 0.62, "triton": 0.86}
+# No datasheet states a host: these are of earlier runs on the machines that the H200s were in (prediction-time-2026-11.md).
+HOST = {
+    "forward": HostCost(op_ns=18_000.0, view_ns=2_500.0, kernel_ns=5_000.0),
+    "backward": HostCost(op_ns=25_000.0, view_ns=2_500.0, kernel_ns=5_000.0),
+    "optimizer": HostCost(op_ns=12_000.0, view_ns=2_000.0, kernel_ns=5_000.0, listed_ns=2_200.0),
+}
+LATENCY_NS, GRAPH_GAP_NS, COMPILED_CALL_NS = 4_000.0, -800.0, 300_000.0

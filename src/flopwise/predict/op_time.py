@@ -1,0 +1,205 @@
+"""How long an operation takes on the GPU: the longer of computing and moving its bytes, but never less than a kernel can."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from flopwise.predict import constants as fitted
+from flopwise.records import ceilings as curves
+from flopwise.records.ceilings import MEASURED, Ceilings, Curve, Matmul, Near
+from flopwise.work import operation as kinds
+from flopwise.work.operation import ATTENTION, COPY, ELEMENTWISE, MATMUL, NORMALISATION, OPTIMIZER, PART, OpWork
+
+COMPUTE, BANDWIDTH, LAUNCH = "compute", "bandwidth", "launch"
+FUSED_OP = "fused "  # a compiled kernel's name begins so, then come its parts
+TRITON_KINDS = (ELEMENTWISE, COPY, NORMALISATION)  # kernels in Triton are unlike PyTorch's
+
+_TRITON = ("flopwise::", FUSED_OP)  # names of kernels that are written in Triton
+_COPY_FIRST = ("masked_fill", "index_put", "index_add")  # then they change the copy in place
+_MOVERS = ("copy", "clone", "contiguous", "permute")  # copies that are made because the order changes
+_EXPONENTIALS = ("silu", "gelu", "sigmoid", "tanh")  # more to compute for a number than to load and store it
+_VARIANTS = {  # ops that are unlike others of their kind, and the curve that they have for it
+    ELEMENTWISE: ((*_EXPONENTIALS, *(f"{op}_backward" for op in _EXPONENTIALS)), curves.EXPONENTIAL),
+    NORMALISATION: (("rms_norm", "rms_norm_backward"), curves.RMS),  # its weights' gradient is slower
+    kinds.INDEX: (("embedding_backward",), curves.BACKWARD),
+    kinds.REDUCTION: (("max", "min", "argmax", "argmin", "sort", "topk"), curves.INDICES),  # they remember where
+}
+
+
+class OpTime(NamedTuple):
+    """One operation's time on the GPU and what sets it."""
+
+    ns: float
+    bound: str  # 'compute' or 'bandwidth'; 'launch': shorter than any kernel can be
+
+
+Products = dict[tuple[int, int, int, int, str], float]  # batch, M, N, K and the precision: nanoseconds
+
+
+def matmul_shape(op: OpWork) -> tuple[int, int, int, int]:
+    """(batch, M, N, K) of a product, from its inputs' shapes.
+
+    >>> matmul_shape(OpWork(op="bmm", module="", phase="forward", kind=MATMUL, dtype="fp32", shapes=((8, 4, 2), (8, 2, 3))))
+    (8, 4, 3, 2)
+    """
+    matrices = [shape for shape in op.shapes if len(shape) in (2, 3)][-2:]  # addmm has its bias first
+    if len(matrices) < 2:
+        return (1, 1, 1, max(1, op.flops // 2))
+    a, b = matrices
+    return (a[0] if len(a) == 3 else 1, a[-2], b[-1], a[-1])
+
+
+def matmul_ns(batch: int, m: int, n: int, k: int, limits: Matmul, processors: int) -> float:
+    """The time of a product by its best tile and split: as many waves as they need, the last one whether full or not.
+
+    >>> from flopwise.records.ceilings import Tile
+    >>> limits = Matmul(peak_flops=1e15, tiles=(Tile(m=128, n=128, start_ns=0.0, flops_per_s=1e13),), join_ns=2000.0)
+    >>> [round(matmul_ns(1, 128 * tiles, 128, 500, limits, 100)) for tiles in (1, 100, 101)]
+    [1638, 1638, 3277]
+    """
+    times = [
+        tile.start_ns + waves * (2e9 * tile.m * tile.n * k / split / tile.flops_per_s) + (split > 1) * limits.join_ns
+        for tile in limits.tiles
+        for split in fitted.SPLITS
+        for waves in (math.ceil(batch * split * math.ceil(m / tile.m) * math.ceil(n / tile.n) / processors),)
+    ]
+    return min(times) * math.exp(_miss((batch, m, n, k), limits.near))
+
+
+def _miss(shape: tuple[int, int, int, int], near: tuple[Near, ...]) -> float:
+    """The mean of the misses of measured products, each the less the further its shape is; far from all of them, none."""
+    here = [math.log2(max(1, side)) for side in shape]
+    pulls = total = 0.0
+    for one in near:
+        far = sum((math.log2(side) - at) ** 2 for side, at in zip(one.shape, here, strict=True))
+        if far < fitted.NEAR_ENOUGH:
+            weight = math.exp(-far / fitted.NEAR_WIDTH**2)
+            pulls, total = pulls + weight * one.miss, total + weight
+    return pulls / (total + fitted.NEAR_PRIOR)
+
+
+def is_cast(op: OpWork) -> bool:
+    """Whether an operation only changes the dtype: `to`; aten's name is `_to_copy`."""
+    return op.kind == COPY and op.op in ("to", "_to_copy") and op.read_bytes != op.write_bytes
+
+
+def curve_name(op: OpWork) -> str:
+    """The class of an operation's kernels, and what makes them unlike others of it.
+
+    >>> curve_name(OpWork(op="mul", module="", phase="forward", kind=ELEMENTWISE, dtype="bf16", strided=True))
+    'elementwise, strided, half'
+    """
+    half = curves.HALF if op.dtype in ("bf16", "fp16") else ""
+    if op.op == "flopwise::adamw_":
+        return ELEMENTWISE  # it reads and writes once and in order: at 99 % of a copy, where torch's is at 81 %
+    if op.kind in TRITON_KINDS and op.op.startswith(_TRITON):
+        # Rows are read in order, whatever lies between them, and numbers in wide words, whatever they become.
+        return (NORMALISATION + curves.RMS if op.kind == NORMALISATION else ELEMENTWISE) + half
+    name = _eager_name(op)
+    if op.kind == ELEMENTWISE and op.mixed:
+        return name + curves.MIXED
+    if op.kind == COPY and op.read_bytes != op.write_bytes:  # a cast: by what it reads, not what it computes in
+        return name + (curves.HALF if op.read_bytes < op.write_bytes else "")
+    return name + half
+
+
+def _eager_name(op: OpWork) -> str:
+    if op.op == "cat":
+        return COPY + curves.JOINED if op.strided else ELEMENTWISE  # what lies in order is copied by wide loads
+    if op.kind in (ELEMENTWISE, COPY) and (op.strided or op.op in _MOVERS or op.broadcasts):
+        return op.kind + curves.STRIDES
+    if op.kind == OPTIMIZER and "fused" in op.op:
+        return op.kind + curves.FUSED
+    ops, variant = _VARIANTS.get(op.kind, ((), ""))
+    return op.kind + variant if op.op in ops else op.kind
+
+
+def op_time(
+    op: OpWork, ceilings: Ceilings, *, graph: bool = False, cold: float = 0.0, products: Products | None = None
+) -> OpTime:
+    """What an operation takes on the GPU: the longer of computing and moving, and the change from the kernel before.
+
+    `cold`: how many of the bytes that it reads the cache has not kept. `products`: the times of those that were met.
+    """
+    ns, bound = _alone(op, ceilings, cold, {} if products is None else products)
+    if not ns:
+        return OpTime(ns, bound)
+    change_ns = op.kernels * (ceilings.switch_ns + graph * ceilings.graph_gap_ns)
+    return OpTime(max(ns * fitted.LEAST_KERNEL_SHARE, ns + change_ns), bound)
+
+
+def op_times(ops: Sequence[OpWork], ceilings: Ceilings, *, graph: bool = False) -> list[OpTime]:
+    """What the operations of a step take one after the other, the cache being what those before have left in it."""
+    products: Products = {}
+    known: dict[tuple[object, ...], OpTime] = {}  # layers are alike
+    times = []
+    for op, far in zip(ops, cold_bytes(ops, ceilings.cached_bytes), strict=True):
+        moved = (op.op, op.phase, op.kind, op.dtype, op.flops, op.read_bytes, op.write_bytes, op.kernels)
+        like = (*moved, op.strided, op.mixed, op.shapes, far)
+        if like not in known:
+            known[like] = op_time(op, ceilings, graph=graph, cold=far, products=products)
+        times.append(known[like])
+    return times
+
+
+def cold_bytes(ops: Sequence[OpWork], cached_bytes: float) -> list[float]:
+    """By operation, how many of the bytes that it reads lie in memory alone.
+
+    A tensor stays in the cache until as many bytes have gone through it as it holds. What was touched in the step before
+    has left it, and a cache of no size is one of which nothing is known: nothing is cold then.
+
+    >>> op = OpWork(op="add", module="", phase="forward", kind="elementwise", dtype="fp32", reads=((1, 40),), writes=((2, 40),))
+    >>> cold_bytes([op, op, op], cached_bytes=100.0)
+    [40.0, 0.0, 0.0]
+    """
+    if not cached_bytes:
+        return [0.0] * len(ops)
+    passed, touched, cold = 0.0, dict[int, float](), []
+    for op in ops:
+        far = [size for tensor, size in op.reads if passed - touched.get(tensor, -cached_bytes) >= cached_bytes]
+        cold.append(float(sum(far)))
+        for tensor, size in (*op.reads, *op.writes):
+            passed += size
+            touched[tensor] = passed
+    return cold
+
+
+def _alone(op: OpWork, ceilings: Ceilings, cold: float, products: Products) -> OpTime:
+    if not op.kernels or (op.op.startswith(PART) and ceilings.how == MEASURED):
+        return OpTime(0.0, BANDWIDTH)  # fused attention was measured whole
+    curve = ceilings.curve(curve_name(op))
+    read = max(op.read_bytes, sum(size for _, size in op.reads))  # a compiled kernel that sums columns reads twice
+    # Lists of tensors were measured whole, in as many launches as they take.
+    kernels = 1 if op.kind == OPTIMIZER or op.op in _COPY_FIRST else op.kernels
+    moving = curve.at((read + op.write_bytes) / kernels) * kernels
+    moving += 0.0 if op.kind == OPTIMIZER else ceilings.cold_ns(cold)
+    if op.op in _COPY_FIRST:
+        moving += ceilings.curve(COPY).at(2 * op.write_bytes)
+    computing = _computing_ns(op, ceilings, products)
+    if computing > moving:
+        return OpTime(computing, COMPUTE)
+    return OpTime(moving, BANDWIDTH if moving > fitted.SHORT_KERNEL * curve.ns[0] * op.kernels else LAUNCH)
+
+
+def _computing_ns(op: OpWork, ceilings: Ceilings, products: Products) -> float:
+    if not op.flops or op.kind not in (MATMUL, ATTENTION):
+        return 0.0
+    if op.kind == ATTENTION:
+        return _attention_curve(op, ceilings).at(op.flops)
+    shape, way = matmul_shape(op), op.dtype + curves.BACKWARD if op.phase == "backward" else op.dtype
+    if (*shape, way) not in products:
+        limits = ceilings.matmul.get(way) or ceilings.matmul.get(op.dtype) or ceilings.matmul["fp32"]
+        products[*shape, way] = matmul_ns(*shape, limits, ceilings.processors)
+    return products[*shape, way]
+
+
+def _attention_curve(op: OpWork, ceilings: Ceilings) -> Curve:
+    """Of its precision, backend and width of heads, as far as they were measured."""
+    known = ceilings.attention_backward if op.phase == "backward" else ceilings.attention
+    name = op.op.replace("flopwise::flash", "triton")  # the dry run's name of our own kernel
+    backend = next((f", {one}" for one in ("flash", "cudnn", "triton") if one in name), "")
+    dtypes = (op.dtype, "bf16") if op.dtype == "fp16" else (op.dtype,)  # of the two, one is probed
+    wide = bool(op.shapes and op.shapes[0]) and op.shapes[0][-1] > fitted.NARROW_HEAD
+    names = [dtype + way for way in dict.fromkeys((backend, "")) for dtype in dtypes]
+    widths = (curves.WIDE, "") if wide else ("",)
+    return next((known[name + width] for name in names for width in widths if name + width in known), known["fp32"])

@@ -1,0 +1,206 @@
+"""One door: `predict(workload, machine)` says what a step does, holds and takes, before it is run.
+
+Behind it are two predictors. The shape simulator knows flopwise's own model, takes a fraction of a second and needs no torch. The
+dry run knows any step: it runs the workload's code on fake tensors, in a process of its own that has torch.
+"""
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import msgspec
+
+from flopwise.capture.isolate import Worker
+from flopwise.errors import FlopwiseError
+from flopwise.predict.flops import ModelFlops, model_flops
+from flopwise.predict.fusion import compiled_ops
+from flopwise.predict.machine import Machine
+from flopwise.predict.shapes.overlap import updates_in_backward
+from flopwise.predict.shapes.step import account_step, check_attention
+from flopwise.predict.step_time import StepLimit, StepTime, step_limit, step_time
+from flopwise.records.ceilings import Ceilings
+from flopwise.records.memory import StoredPredictions
+from flopwise.records.prediction import MemoryPrediction, PredictedStep
+from flopwise.spec.gpu import DTYPES, Gpu
+from flopwise.spec.model import ModelSpec
+from flopwise.spec.workload import Workload
+from flopwise.work.operation import ATTENTION, OpWork
+
+_ARCHITECTURES = {
+    "8.0": "ampere",
+    "8.6": "ampere",
+    "8.9": "ada",
+    "9.0": "hopper",
+    "10.0": "blackwell",
+    "12.0": "blackwell-rtx",
+}
+_SHALLOW = (4, 6)  # depths from which the peaks of deeper models are extrapolated
+
+
+class Prediction(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """One step of a workload on a machine: its operations, its memory by owner, its time by phase.
+
+    >>> from flopwise.predict.machine import machine_with
+    >>> from flopwise.spec.gpu import gpu
+    >>> from flopwise.spec.workload import workload
+    >>> found = predict(workload("tiny"), machine_with(gpu("h200")))
+    >>> found.memory.peak.phase, [phase.phase for phase in found.time.phases]
+    ('backward', ['forward', 'loss', 'backward', 'optimizer'])
+    """
+
+    workload: Workload
+    machine: Machine
+    step: PredictedStep  # as eager PyTorch runs it
+
+    @property
+    def ops(self) -> tuple[OpWork, ...]:
+        return self.step.ops
+
+    @property
+    def memory(self) -> MemoryPrediction:
+        return self.step
+
+    @cached_property
+    def kernels(self) -> Sequence[OpWork]:
+        """What the GPU runs: a compiled step's operations are fused."""
+        return compiled_ops(self.ops, self.workload.recipe.compile)
+
+    @cached_property
+    def time(self) -> StepTime | None:
+        """The step's time; None where the machine's ceilings are not known."""
+        return self.time_with(self.machine.ceilings) if self.machine.ceilings is not None else None
+
+    def time_with(self, ceilings: Ceilings) -> StepTime:
+        """The same step's time with other ceilings."""
+        return step_time(self.workload.recipe, self.kernels, ceilings)
+
+    @property
+    def limit(self) -> StepLimit | None:
+        """No faster than this by the GPU's datasheet; None where that says too little."""
+        gpu = self.machine.gpu
+        return step_limit(self.kernels, gpu, overlap=updates_in_backward(self.workload.recipe)) if gpu else None
+
+    @property
+    def model(self) -> ModelSpec | None:
+        """The model, where its shapes are known: what fits, days to train and inference follow from them."""
+        return self.workload.own_model
+
+    @property
+    def model_flops(self) -> ModelFlops | None:
+        """By formula, where the model is known."""
+        w = self.workload
+        return model_flops(self.model, w.batch, w.context, w.phase) if self.model else None
+
+    @property
+    def useful_flops(self) -> float:
+        """What the model asks for. Fused attention computes its scores again going back, a fifth of its FLOPs there."""
+        if (known := self.model_flops) is not None:
+            return known.total
+        again = sum(op.flops for op in self.ops if op.kind == ATTENTION and op.phase == "backward") / 5
+        return sum(op.flops for op in self.ops if op.phase != "recompute") - again
+
+    @property
+    def compute_dtype(self) -> str:
+        """The precision in which most of the FLOPs are done: its peak is the one to reach."""
+        by_dtype: dict[str, int] = {}
+        for op in self.ops:
+            by_dtype[op.dtype] = by_dtype.get(op.dtype, 0) + op.flops
+        best = max(by_dtype, key=by_dtype.__getitem__, default="fp32")
+        return best if best in DTYPES else "fp32"
+
+
+def predict(workload: Workload, machine: Machine | None = None, *, optimizer_bits: int = 32) -> Prediction:
+    """What one step of a workload does, holds and takes on a machine (else on a GPU like Hopper's, without a time).
+
+    `optimizer_bits = 8`: moments kept in 8 bits, their memory alone.
+    """
+    return predict_each(workload, (machine or Machine(),), optimizer_bits=optimizer_bits)[0]
+
+
+def predict_each(workload: Workload, machines: Sequence[Machine], *, optimizer_bits: int = 32) -> list[Prediction]:
+    """The same on several machines; what is alike on some of them is computed once."""
+    gpus = {_kind(machine): machine.gpu for machine in machines}
+    if optimizer_bits != 32:
+        known_model(workload, "8-bit optimizer states")
+    if workload.own_model is not None:
+        if not all(machine.is_cpu for machine in machines):
+            check_attention(workload)
+        steps = {kind: account_step(workload, gpu, optimizer_bits) for kind, gpu in gpus.items()}
+    else:
+        with Worker() as worker:
+            steps = {kind: worker.dry_run(workload, architecture_of(gpu)) for kind, gpu in gpus.items()}
+    return [Prediction(workload=workload, machine=one, step=steps[_kind(one)]) for one in machines]
+
+
+def _kind(machine: Machine) -> str:
+    return (machine.gpu.capability or machine.gpu.name) if machine.gpu is not None else ""
+
+
+def predict_quickly(workload: Workload, machine: Machine | None = None) -> Prediction | None:
+    """The prediction, if it can be had at once and without torch; None: it cannot, or there is none."""
+    if workload.own_model is None:
+        return None
+    try:
+        return predict(workload, machine)
+    except FlopwiseError:  # too deep to go through op by op
+        return None
+
+
+def known_model(workload: Workload, what: str) -> ModelSpec:
+    """The model, where its shapes are known; `what` needs them, and is refused for other code."""
+    if workload.own_model is None:
+        raise FlopwiseError(
+            f"{what} can be predicted for flopwise's own models, not for {workload.target}",
+            "omit these options, or give a preset or hf:PATH/config.json",
+        )
+    return workload.own_model
+
+
+def architecture_of(gpu: Gpu | None) -> str:
+    """The dry run's name of a GPU's generation (Hopper, if none is named), or of the CPU.
+
+    >>> from flopwise.spec.gpu import gpu
+    >>> architecture_of(gpu("a100")), architecture_of(None), architecture_of(gpu("cpu"))
+    ('ampere', 'hopper', 'cpu')
+    """
+    if gpu is not None and gpu.name == "cpu":
+        return "cpu"
+    return _ARCHITECTURES.get(gpu.capability if gpu else "", "hopper")
+
+
+def predict_memory(worker: Worker, workload: Workload, gpu: Gpu | None) -> StoredPredictions:
+    """Both predictions of a step's memory, where there are both; what could not be predicted is a note."""
+    found, notes = memory_from_shapes(workload, gpu), tuple[str, ...]()
+    try:
+        found = (worker.dry_run(workload, architecture_of(gpu)).memory(), *found)
+    except FlopwiseError as error:
+        notes = (f"no dry run: {error.message}",)
+    return StoredPredictions(predictions=found, notes=notes)
+
+
+def memory_from_shapes(workload: Workload, gpu: Gpu | None) -> tuple[MemoryPrediction, ...]:
+    """The shape simulator's prediction of a step's memory; none for a step that it does not know."""
+    return () if workload.own_model is None else (account_step(workload, gpu).memory(),)
+
+
+def peak_bytes(workload: Workload, gpu: Gpu | None = None, optimizer_bits: int = 32) -> int | None:
+    """The peak of a step's memory, at once; None where it takes a dry run.
+
+    A deep model's follows from two shallow ones, since every layer adds the same bytes to each phase's peak.
+
+    >>> from flopwise.spec.workload import workload
+    >>> peak_bytes(workload("tiny", precision="bf16-pure")) < peak_bytes(workload("tiny"))
+    True
+    """
+    spec = workload.own_model
+    if spec is None:
+        return None
+    every = max(1, workload.recipe.checkpoint)
+    few, more = (n * every + spec.n_layers % every for n in _SHALLOW)  # the same rest in a checkpoint's last segment
+    if spec.n_layers <= more + every:
+        return account_step(workload, gpu, optimizer_bits).peak_bytes
+    shallow: list[list[int]] = []
+    for n_layers in (few, more):
+        shorter = msgspec.structs.replace(workload, subject=msgspec.structs.replace(spec, n_layers=n_layers))
+        shallow.append([phase.peak_bytes for phase in account_step(shorter, gpu, optimizer_bits).phases])
+    steps = (spec.n_layers - more) / (more - few)
+    return max(round(b + steps * (b - a)) for a, b in zip(shallow[0], shallow[1], strict=True))
