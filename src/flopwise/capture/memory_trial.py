@@ -30,6 +30,7 @@ from flopwise.records.events import Done, MemoryRequest, Ready, Recorded, Rememb
 from flopwise.records.memory import BEFORE, PHASE, Knowledge, knowledge_path, write_whole
 from flopwise.records.run import INTERRUPTED, OK, OOM, STEP, PhaseMemory
 from flopwise.spec.workload import Trial, Workload
+from flopwise.torch_private import memory_labels, memory_snapshot
 
 WARMUP_STEPS = 2  # the first makes the optimizer's state, the second is like all that follow
 _ASKED = re.compile(r"tried to allocate (\d+) bytes", re.IGNORECASE)  # the CPU allocator's own words
@@ -81,7 +82,7 @@ class _Session:
         self.workload, self.device, self.request = workload, device, request
         self.on_gpu, self.watched = device.type == "cuda", eager
         self.names = ModuleNames()
-        self._say = memory_cuda.say if self.on_gpu and memory_cuda.can_say() else None
+        self._say = memory_labels() if self.on_gpu else None  # without it, owners come from stacks
         self.recorder = Recorder(self.names, stacks=request.stacks != "off" and not self.on_gpu, say=self._say)
         self.started = False
         self._there: tuple[int, ...] = ()  # storages alive when counting begins: only they own their addresses then
@@ -105,7 +106,7 @@ class _Session:
             finally:  # before recording stops, which forgets everything
                 self._section("after", [])
                 if self.on_gpu:
-                    self._taken = memory_cuda.snapshot()
+                    self._taken = memory_snapshot()
 
     def warm_up(self, step: Step) -> None:
         self._run(step, self.recorder.tape.first)

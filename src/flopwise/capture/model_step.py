@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
 import torch
-import torch._dynamo
 from torch import Tensor, nn
 
 from flopwise import units
@@ -25,6 +24,7 @@ from flopwise.records.run import Ran
 from flopwise.spec.model import ModelSpec
 from flopwise.spec.recipe import Recipe
 from flopwise.spec.workload import Workload
+from flopwise.torch_private import compile_cache_hits
 
 PEAK_LR, LR_FLOOR, LR_WARMUP_STEPS, LR_TOTAL_STEPS = 1e-3, 0.1, 100, 10_000  # the floor is a share of the peak
 LR_WIDTH = 768  # wider models learn with less: in three steps 2.7B would have the one batch by heart
@@ -166,7 +166,7 @@ class ModelStep:
             optimizer=_optimizer_name(self.optimizers),
             kernels=written_out(self.device.type, own_levers(self.recipe)),
             loss=None if self.loss is None else float(self.loss),
-            inductor_cache_hits=inductor_cache_hits(),
+            inductor_cache_hits=compile_cache_hits(),
         )
 
     def _attention(self, dtype: torch.dtype) -> str:
@@ -264,11 +264,6 @@ def dtype_name(dtype: torch.dtype) -> str:
     'fp32'
     """
     return {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16"}.get(str(dtype), str(dtype))
-
-
-def inductor_cache_hits() -> int:
-    """How many graphs came from the compile cache on disk."""
-    return int(torch._dynamo.utils.counters["inductor"]["fxgraph_cache_hit"])
 
 
 def _optimizer_name(optimizers: Sequence[torch.optim.Optimizer]) -> str:

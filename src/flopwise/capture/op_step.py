@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flopwise.capture.model_step import check_supported, compiled, dtype_name, inductor_cache_hits
+from flopwise.capture.model_step import check_supported, compiled, dtype_name
 from flopwise.capture.op_impl import BOUNDS, check_result, compare, op_function, op_inputs
 from flopwise.capture.step import Step
 from flopwise.errors import Unsupported
@@ -19,6 +19,7 @@ from flopwise.lm.precision import apply_fp32_matmul, autocast, fp32_matmul_probe
 from flopwise.records.run import STEP, Ran
 from flopwise.spec.recipe import OWN_OPTIMIZERS, Recipe
 from flopwise.spec.workload import OpSpec, Workload
+from flopwise.torch_private import compile_cache_hits
 
 _DTYPES = {
     "fp32": torch.float32,
@@ -173,5 +174,5 @@ def _ran(tensor: Tensor, device: torch.device, attention: str, workload: Workloa
         fp32_matmul=fp32_matmul_probe(device),
         attention=attention,
         kernels=written_out(device.type, names),
-        inductor_cache_hits=inductor_cache_hits(),
+        inductor_cache_hits=compile_cache_hits(),
     )

@@ -6,15 +6,12 @@ from types import CodeType, MethodType
 from typing import Any
 
 import torch
-import torch._dynamo
 from torch import Tensor, nn
-from torch._dynamo import trace_rules
-from torch._dynamo.exc import TorchDynamoException
-from torch._dynamo.utils import counters
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.utils.checkpoint import checkpoint
 
+from flopwise import torch_private
 from flopwise.capture.blocks import blocks_of, compile_blocks
 from flopwise.capture.found import Found
 from flopwise.capture.model_step import COMPILE_MODES, check_supported
@@ -82,7 +79,7 @@ class Outside:
         """A lever that the step cannot bear makes a row that says which."""
         try:
             yield
-        except TorchDynamoException as error:
+        except torch_private.compiler_error() as error:
             if self.recipe.compile == "off":
                 raise
             raise Unsupported(
@@ -152,12 +149,12 @@ class Outside:
         targets = self._blocks(lever) if self.recipe.compile == "blocks" else self.found.roots
         self._need_modules(lever)
         inside = [module for root in self.found.roots for module in root.modules()]
-        if any(isinstance(m, torch._dynamo.OptimizedModule) or m._compiled_call_impl is not None for m in inside):
+        if any(torch_private.is_compiled(m) or torch_private.compiled_call(m) is not None for m in inside):
             raise Unsupported(f"{lever}: the step compiles its own modules already", "leave compile out")
         mode = COMPILE_MODES[self.recipe.compile]
         compile_blocks([module for module in targets if not _is_torchs_own(module)], mode=mode)
         compile_torchs_own([module for module in targets if _is_torchs_own(module)], mode=mode)
-        self._graphs_before, self._frames_before = counters["stats"]["unique_graphs"], counters["frames"]["total"]
+        self._graphs_before, self._frames_before = torch_private.compiled_graphs(), torch_private.compiled_frames()
 
     # --- what only a step that has run can tell
 
@@ -186,9 +183,9 @@ class Outside:
         return bool(self.checkpointed) and self.recipe.graph == "on" and self.device.type == "cuda"
 
     def _check_first_step(self, before: list[Tensor]) -> None:
-        if self.recipe.compile != "off" and counters["stats"]["unique_graphs"] == self._graphs_before:
+        if self.recipe.compile != "off" and torch_private.compiled_graphs() == self._graphs_before:
             nothing = f"compile = '{self.recipe.compile}' compiled nothing"
-            if counters["frames"]["total"] > self._frames_before:
+            if torch_private.compiled_frames() > self._frames_before:
                 raise Unsupported(
                     f"{nothing}: the compiler takes none of the step's modules (nn.LSTM, nn.GRU and nn.RNN are such)",
                     "compile = off",
@@ -214,17 +211,17 @@ def compile_torchs_own(modules: Sequence[nn.Module], **options: Any) -> None:
     for module in modules:
         call = _call_of(module)
         call.__code__ = codes.setdefault(repr(module), call.__code__.replace(co_name=f"call_{len(codes)}"))
-        module._compiled_call_impl = torch.compile(call, **options)
+        torch_private.set_compiled_call(module, torch.compile(call, **options))
 
 
 def _is_torchs_own(module: nn.Module) -> bool:
     """Whether the compiler passes over the module's forward."""
-    return isinstance(module.forward, MethodType) and bool(trace_rules.check(module.forward))
+    return isinstance(module.forward, MethodType) and torch_private.compiler_skips(module.forward)
 
 
 def _call_of(module: nn.Module) -> Any:
     def call(*args: Any, **kwargs: Any) -> Any:
-        return module._call_impl(*args, **kwargs)
+        return torch_private.call_uncompiled(module, *args, **kwargs)
 
     return call
 
@@ -235,8 +232,7 @@ def fuse_optimizer(optimizer: Optimizer) -> None:
         if group.get("differentiable"):
             raise Unsupported("optimizer = 'fused' cannot be differentiable", "build it without differentiable=True")
         group["fused"], group["foreach"] = True, False
-    optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
-    optimizer._need_device_dtype_check_for_fused = True  # type: ignore[attr-defined]
+    torch_private.takes_scaled_gradients(optimizer)
     _count_on_device(optimizer)
 
 

@@ -28,6 +28,7 @@ from flopwise.records.ceilings import (
     Probe,
 )
 from flopwise.spec.recipe import Recipe
+from flopwise.torch_private import foreach_add_, spin
 from flopwise.work.operation import COPY, ELEMENTWISE, INDEX, MEMORY, NORMALISATION, OPTIMIZER, REDUCTION, SOFTMAX
 
 Run = Callable[[], object]
@@ -75,7 +76,7 @@ class Stopwatch:
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         self._wait()
         wait_ns = min(6e7, 2 * repeats * queue_ns)  # so that the GPU never waits for a launch between the events
-        torch.cuda._sleep(int(wait_ns * _CYCLES_PER_NS))
+        spin(int(wait_ns * _CYCLES_PER_NS))
         begin.record()
         for _ in range(repeats):
             run()
@@ -168,7 +169,7 @@ def optimizer_runs(device: torch.device, n_bytes: int, half: bool = False) -> di
     name = HALF if half else ""
     return {
         f"{OPTIMIZER}{FUSED}{name}": (stepper.step, 7 * moved[0]),
-        f"{OPTIMIZER}{name}": (lambda: torch._foreach_add_(rows, others), 3 * moved[1]),
+        f"{OPTIMIZER}{name}": (lambda: foreach_add_(rows, others), 3 * moved[1]),
     }
 
 

@@ -10,12 +10,11 @@ import sys
 from collections.abc import Callable, Mapping
 
 import torch
-import torch._dynamo
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from flopwise.capture.found import Found
-from flopwise.capture.model_step import dtype_name, inductor_cache_hits
+from flopwise.capture.model_step import dtype_name
 from flopwise.capture.outside import Outside
 from flopwise.capture.step import Step
 from flopwise.errors import FlopwiseError, one_line
@@ -23,6 +22,7 @@ from flopwise.lm.precision import autocast, fp32_matmul_probe
 from flopwise.records.run import STEP, Ran
 from flopwise.spec.recipe import Recipe
 from flopwise.spec.workload import UserStep, Workload
+from flopwise.torch_private import base_of, compile_cache_hits, is_compiled
 
 _HINT = "the factory takes the device and returns a callable, or {'forward': …, 'backward': …}; see docs/reference/own-step.md"
 
@@ -76,14 +76,14 @@ def _loss_in(made: object) -> Tensor | float | None:
         return made
     if not isinstance(made, Tensor) or made.numel() != 1:
         return None
-    alone = made._base is None or made._base.numel() == 1  # a view of more would keep all of it
-    return made.detach() if alone else None
+    base = base_of(made)
+    return made.detach() if base is None or base.numel() == 1 else None  # a view of more would keep all of it
 
 
 def _named(model: nn.Module | None, recipe: Recipe) -> nn.Module | None:
     """The model whose modules a trace can name: compiled whole, it has none any more."""
     whole = recipe.compile in ("default", "max-autotune")
-    if model is None or whole or any(isinstance(m, torch._dynamo.OptimizedModule) for m in model.modules()):
+    if model is None or whole or any(map(is_compiled, model.modules())):
         return None
     return model
 
@@ -101,7 +101,7 @@ def _ran(outside: Outside) -> Ran:
         attention=recipe.attention if recipe.attention != "sdpa" else "",
         optimizer=", ".join(dict.fromkeys(_optimizer_name(o) for o in outside.found.optimizers)),
         checkpointed=outside.checkpointed,
-        inductor_cache_hits=inductor_cache_hits(),
+        inductor_cache_hits=compile_cache_hits(),
     )
 
 

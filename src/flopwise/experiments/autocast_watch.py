@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from flopwise.capture.model_step import dtype_name
 from flopwise.experiments.experiment import Row
+from flopwise.torch_private import storage_key
 
 LOWERED, KEPT, FOLLOWS, OWN, UNKNOWN = (
     "lowered", "kept in fp32", "follows its inputs", "cast by its own code", "not found out",
@@ -150,8 +151,8 @@ def _origin(name: str, made: Tensor, inputs: Sequence[Tensor]) -> Tensor | None:
     """The input whose numbers these are, for a view or a copy."""
     if name in _SAME_NUMBERS:
         return inputs[0]
-    place = made.untyped_storage()._cdata  # of a fake tensor, too
-    return next((one for one in inputs if one.untyped_storage()._cdata == place and one.dtype == made.dtype), None)
+    place = storage_key(made)  # of a fake tensor, too
+    return next((one for one in inputs if storage_key(one) == place and one.dtype == made.dtype), None)
 
 
 def _floats(found: Any) -> Iterator[Tensor]:

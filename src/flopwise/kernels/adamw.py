@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 from flopwise.errors import Unsupported
 from flopwise.kernels.adamw_kernels import CLIP_EPS, LOW, NORM_PROGRAMS, Bucket, as_scalar
 from flopwise.kernels.dispatch import FLOATS, runs_triton
+from flopwise.torch_private import takes_scaled_gradients
 
 _STATES = ("exp_avg", "exp_avg_sq", "step")  # torch.optim's names
 
@@ -126,6 +127,7 @@ class _Placed(NamedTuple):
     buckets: list[Bucket]
 
 
+@takes_scaled_gradients
 class AdamW(Optimizer):
     """AdamW (Loshchilov & Hutter 2019) with torch.optim.AdamW's arguments, states and results, in two launches a group.
 
@@ -149,7 +151,6 @@ class AdamW(Optimizer):
 
     steps_on_device = True
     grad_norm: Tensor | None = None  # of the last step with max_grad_norm, 0-dim
-    _step_supports_amp_scaling = True  # torch.amp.GradScaler then sets grad_scale and found_inf for the step
 
     def __init__(
         self,

@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from flopwise.kernels.resources import Case
+from flopwise.torch_private import foreach_add_
 
 BLOCK = 1024  # elements of a program: 8 a thread, two 16-byte loads of each tensor; with 16 the masked end takes 208 registers
 WARPS = 4
@@ -301,7 +302,7 @@ class Bucket:
             # A captured copy would read host memory at every replay; numbers added to a list of tensors are arguments
             # of a kernel, so the graph holds them by value.
             self.gradients = torch.zeros(len(addresses), dtype=torch.int64, device=device)
-            torch._foreach_add_(list(self.gradients.unbind()), addresses)
+            foreach_add_(list(self.gradients.unbind()), addresses)
         else:
             # Pinned memory of torch's allocator is not reused before the copy is done.
             on_host = torch.tensor(addresses, dtype=torch.int64, pin_memory=device.type == "cuda")

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from flopwise.errors import FlopwiseError, Unsupported
+from flopwise.torch_private import triton_interprets
 
 GRID = 65535  # programs that a launch takes along its second and third axis
 FLOATS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -20,9 +21,7 @@ def runs_triton(x: Tensor) -> bool:
         return False
     if x.is_cuda:
         return True
-    import triton  # here: the definitions, which are checked by this module too, do without it
-
-    return bool(triton.knobs.runtime.interpret)
+    return triton_interprets()
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:

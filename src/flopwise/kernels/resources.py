@@ -16,9 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from flopwise.torch_private import compile_triton, cuobjdump
 
 MODULES = (
     "gelu",
@@ -66,9 +64,8 @@ def compiled(case: Case, arch: int) -> Any:
     names = case.kernel.arg_names
     signature = {name: "constexpr" if name in case.constexprs else case.signature[name] for name in names}
     whole = [n for n, (name, kind) in enumerate(signature.items()) if kind.startswith("*") or name in case.divisible]
-    source = ASTSource(case.kernel, signature, dict(case.constexprs), {(n,): [["tt.divisibility", 16]] for n in whole})
     options = {"num_warps": case.num_warps, "num_stages": case.num_stages}
-    return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+    return compile_triton(case.kernel, signature, case.constexprs, whole, arch, options)
 
 
 def resources(case: Case, arch: int) -> Resources:
@@ -79,12 +76,11 @@ def resources(case: Case, arch: int) -> Resources:
 
 
 def _usage(cubin: bytes) -> tuple[int, ...]:
-    program = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(cubin)
         told = subprocess.run(
-            [program, "--dump-resource-usage", path], capture_output=True, text=True, check=True
+            [cuobjdump(), "--dump-resource-usage", path], capture_output=True, text=True, check=True
         ).stdout
     found = _USAGE.search(told)
     if not found:

@@ -22,12 +22,12 @@ def main() -> None:
     events = os.dup(1)
     os.dup2(2, 1)  # what a workload prints is not an event
     try:
-        import torch._dynamo
+        from flopwise import torch_private
 
-        if "--compiler" in sys.argv:
+        with_compiler = "--compiler" in sys.argv
+        if with_compiler:
             os.environ["TORCH_WARM_POOL"] = "0"  # no compile processes before the fork: they would be shared
-            import torch._inductor.compile_fx  # noqa: F401
-
+        torch_private.load_compiler(backend=with_compiler)
         from flopwise.worker import jobs
     except ImportError as error:
         emit(

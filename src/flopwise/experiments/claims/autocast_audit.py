@@ -75,10 +75,9 @@ HALF, FULL = "half precision", "fp32"
 
 
 def measure(bench: "Bench") -> Iterator[Row]:
-    from torch._subclasses import FakeTensorMode
-
     from flopwise.predict.dry.cuda_autocast import cuda_autocast
     from flopwise.predict.dry.fake_step import tolerant_modules
+    from flopwise.torch_private import FakeTensorMode
 
     if bench.workload and isinstance(bench.workload.subject, OpSpec):
         raise Unsupported(

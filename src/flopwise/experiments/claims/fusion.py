@@ -89,7 +89,8 @@ def _moved_bytes(function: "Callable[[torch.Tensor], torch.Tensor]", x: "torch.T
 def _operations(function: "Callable[[torch.Tensor], torch.Tensor]", x: "torch.Tensor") -> list[list[int]]:
     """Of each operation that runs, the bytes of the tensors that it reads and writes."""
     import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
+
+    from flopwise.torch_private import TorchDispatchMode
 
     found: list[list[int]] = []
 
@@ -127,10 +128,9 @@ def _kernels(bench: "Bench", run: "Callable[[], torch.Tensor]", way: str, name: 
 
 def _generated_one() -> bool:
     """Whether the compiler made one kernel for each chain that it compiled until now."""
-    from torch._dynamo.utils import counters
-    from torch._inductor import metrics
+    from flopwise.torch_private import compiled_graphs, generated_kernels
 
-    return bool(metrics.generated_kernel_count == counters["stats"]["unique_graphs"])
+    return generated_kernels() == compiled_graphs()
 
 
 def _one(rows: Rows, chain: str, way: str) -> Mapping[str, Any] | None:

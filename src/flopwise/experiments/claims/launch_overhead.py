@@ -44,9 +44,11 @@ MOSTLY = 0.5  # of the time
 def measure(bench: "Bench") -> Iterator[Row]:
     import torch
 
+    from flopwise import torch_private
+
     if bench.on_gpu:
         # A kernel that spins for one cycle: the nearest to none that torch can launch.
-        yield {"how": EMPTY, "n": 0, "moved_bytes": 0, **bench.time(lambda: torch.cuda._sleep(1)).row()}
+        yield {"how": EMPTY, "n": 0, "moved_bytes": 0, **bench.time(lambda: torch_private.spin(1)).row()}
     powers = range(0, 23, 11) if bench.quick else range(0, 23, 2)
     for n in sorted({2**power for power in powers} | {2048, LARGE}):
         bench.doing(f"adding {n} numbers")
