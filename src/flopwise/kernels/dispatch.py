@@ -95,6 +95,11 @@ def from_rows(rows: Tensor, x: Tensor, order: tuple[int, ...]) -> Tensor:
     return lying.permute(inverse)
 
 
+def empty_in_order(x: Tensor, order: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
+    """Unwritten memory of x's shape, dense, with the dimensions in this order (`row_order`)."""
+    return from_rows(x.new_empty([x.shape[n] for n in order], dtype=dtype), x, order)
+
+
 @cache
 def multiprocessors(device: torch.device) -> int:
     """Streaming multiprocessors of a GPU; 2 in the interpreter, so that work is split there too."""

@@ -1,6 +1,5 @@
 """flopwise's own kernels, imported when a recipe asks for them: they need Triton, and nothing else does."""
 
-import importlib
 from typing import Any
 
 from flopwise.errors import Unsupported
@@ -23,13 +22,25 @@ def own_kernel(operation: str, asked: str) -> Any:
     'swiglu'
     """
     try:
-        return importlib.import_module(f"flopwise.kernels.{operation}")
+        from flopwise.kernels import (
+            adamw,
+            attention,
+            attention_triton,
+            cross_entropy,
+            gelu,
+            rms_norm,
+            rope,
+            softmax,
+            swiglu,
+        )
     except ModuleNotFoundError as error:
         if error.name != "triton":
             raise
         raise Unsupported(
             f"{asked} needs Triton, which is not installed here", "pip install triton, or choose another"
         ) from None
+    modules = (adamw, attention, attention_triton, cross_entropy, gelu, rms_norm, rope, softmax, swiglu)
+    return {module.__name__.rpartition(".")[2]: module for module in modules}[operation]
 
 
 def own_levers(recipe: Recipe) -> tuple[str, ...]:
