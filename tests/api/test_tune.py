@@ -16,7 +16,7 @@ from flopwise.api.tune_facts import Outlook
 from flopwise.capture import turns
 from flopwise.errors import FlopwiseError
 from flopwise.predict.fit import peak_of
-from flopwise.records.events import Agreed
+from flopwise.records.events import AgreementResult
 from flopwise.records.run import OOM, PhaseTimes, Point, Telemetry
 from flopwise.records.tuning import Attempt, Begun, Ended, Tuning
 from flopwise.render.tune_view import tune_view, verdict
@@ -292,7 +292,7 @@ def test_what_no_lever_makes_fit_is_refused(tmp_path, monkeypatch):
     def runs_out(tuner, chosen, trace=None):
         tuner.memory_bytes = 1000
         trial = tuner._trial(chosen)
-        return Point(trial=trial, key=trial.key(), status=OOM, reason="out of memory"), Agreed()
+        return Point(trial=trial, key=trial.key(), status=OOM, reason="out of memory"), AgreementResult()
 
     monkeypatch.setattr(module._Tuner, "_measured_alone", runs_out)
     with pytest.raises(FlopwiseError, match="no lever makes it fit"):

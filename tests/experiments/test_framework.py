@@ -147,7 +147,7 @@ def test_a_busy_machine_is_told():
     ("words", "said"),
     [
         (["ALL"], "did you mean 'all'"),
-        (["data-types", "--device", "gpu"], "device = 'gpu' names no device"),
+        (["data-types", "--device", "gpu"], "device = 'gpu' is not a device"),
         (["data-types", "--device", "cpu:7"], "use auto, cpu, cuda or cuda:N"),
         (["--quick"], "nothing was run: name an experiment"),
         (["--device=cpu"], "nothing was run: name an experiment"),

@@ -16,7 +16,7 @@ from flopwise.capture import memory_trial  # noqa: E402
 from flopwise.capture.memory_trial import record_trial  # noqa: E402
 from flopwise.errors import FlopwiseError  # noqa: E402
 from flopwise.predict.dry.run import dry_run  # noqa: E402
-from flopwise.records.events import Done, MemoryRequest, Recorded, Remembered  # noqa: E402
+from flopwise.records.events import Done, MemoryMeasured, MemoryRequest, SnapshotWritten  # noqa: E402
 from flopwise.records.memory import OP, knowledge_path, read_knowledge  # noqa: E402
 from flopwise.records.run import OK, OOM, UNSUPPORTED  # noqa: E402
 from flopwise.render.memory_parts import temporary_table  # noqa: E402
@@ -52,7 +52,7 @@ def recorded(path, target="tiny", steps=3, stacks="python", **options):
     with contextlib.suppress(RuntimeError, MemoryError):  # what is no error of the user's goes into the worker's log
         record_trial(trial, events.append, lambda: True, request)
     ended = next(event for event in events if isinstance(event, Done))
-    if not any(isinstance(event, Recorded) for event in events):
+    if not any(isinstance(event, SnapshotWritten) for event in events):
         return ended, events, None
     return ended, events, report(read_snapshot(path), False, read_knowledge(path), work).devices[0]
 
@@ -72,7 +72,7 @@ def total(line, i):
 
 def as_predicted(events, found, **options):
     predicted = dry_run(workload("tiny", **(SMALL | options)), "cpu")
-    (memory,) = [event.memory for event in events if isinstance(event, Remembered)]
+    (memory,) = [event.memory for event in events if isinstance(event, MemoryMeasured)]
     figures = [
         [(m.phase, m.start_bytes, m.peak_bytes, m.end_bytes) for m in each] for each in (memory, predicted.memory)
     ]
@@ -139,7 +139,7 @@ def test_what_a_block_keeps_is_told_with_shape_op_and_who_saved_it(tiny):
     }
     assert {t.shape for t in scores} == {(2, 4, 64, 64)}
     kept = 2 * blocks.bytes + outside.bytes
-    at_end = next(m for m in tiny[2] if isinstance(m, Remembered)).memory[1].end_bytes
+    at_end = next(m for m in tiny[2] if isinstance(m, MemoryMeasured)).memory[1].end_bytes
     lasting = sum(found.end.owners[o] for o in ("parameters", "optimizer state", "inputs", "buffers"))
     assert kept == at_end - lasting
 

@@ -14,7 +14,7 @@ from flopwise.errors import FlopwiseError, one_line
 from flopwise.experiments.catalog import chosen
 from flopwise.experiments.experiment import INCONCLUSIVE, Experiment, Verdict
 from flopwise.experiments.results import LabRun, Planned, Result, Running, judged, read_lab
-from flopwise.records.events import Done, ExperimentRequest, ExperimentTold
+from flopwise.records.events import Done, ExperimentProgress, ExperimentRequest
 from flopwise.records.experiment import Place
 from flopwise.records.run import INTERRUPTED, OK
 from flopwise.render.charts import save
@@ -141,7 +141,7 @@ def _run(
     rows: list[dict[str, Any]] = []
     place: Place | None = None
 
-    def listen(word: ExperimentTold) -> None:
+    def listen(word: ExperimentProgress) -> None:
         nonlocal place
         place = word.place or place
         if word.row is not None:

@@ -21,7 +21,7 @@ from flopwise.errors import FlopwiseError
 from flopwise.predict.dry_step import needs_dry_run
 from flopwise.predict.fit import peak_of
 from flopwise.records.comparison import FASTER, SLOWER, Comparison
-from flopwise.records.events import Agreed, AgreeRequest, Event, Surroundings, TraceRequest
+from flopwise.records.events import AgreementRequest, AgreementResult, DeviceInfo, Event, TraceRequest
 from flopwise.records.run import OK, OOM, Point
 from flopwise.records.tuning import Attempt, Begun, Ended, Row, Tuning
 from flopwise.spec import fields
@@ -99,7 +99,7 @@ class _Tuner:
         *,
         run: Run,
         worker: Worker,
-        there: Surroundings,
+        there: DeviceInfo,
         sampling: Sampling,
         device: str,
         progress: Progress,
@@ -275,7 +275,7 @@ class _Tuner:
             if stopped == PLAIN:
                 reason = f"less than {PLAIN_RATIO:.0%} of the time in every round"
                 found = msgspec.structs.replace(found, verdict=FASTER, reason=reason, low=None, high=None)
-            agreed = challenger.gathered.agreed or Agreed()
+            agreed = challenger.gathered.agreed or AgreementResult()
             attempt = self._judged(timed(first, mine[was:], others), before, after, found, agreed)
             self._settle(challenger, attempt.kept)
             if attempt.kept:
@@ -293,7 +293,9 @@ class _Tuner:
             first, status=point.status if point.status != OK else "crash", why=point.reason or "the best so far ended"
         )
 
-    def _judged(self, first: Attempt, before: Point, after: Point, found: Comparison, agreed: Agreed) -> Attempt:
+    def _judged(
+        self, first: Attempt, before: Point, after: Point, found: Comparison, agreed: AgreementResult
+    ) -> Attempt:
         """Whether it stays: faster or smaller, and right."""
         sizes = (peak_bytes(before.memory), peak_bytes(after.memory))
         kept, why = decide(found, *sizes, self.limit_bytes, steadier=first.lever == "graph")
@@ -328,12 +330,12 @@ class _Tuner:
         group = f"attempt {len(self.attempts) + 1}" if hasattr(self, "best") else START
         return Trial(workload=changed, sampling=self.sampling, device=self.device, group=group)
 
-    def _measured_alone(self, chosen: Workload, trace: TraceRequest | None = None) -> tuple[Point, Agreed]:
-        trial, seen = self._trial(chosen), [Agreed()]
+    def _measured_alone(self, chosen: Workload, trace: TraceRequest | None = None) -> tuple[Point, AgreementResult]:
+        trial, seen = self._trial(chosen), [AgreementResult()]
 
         def on_event(event: Event) -> None:
             self.progress.event(event)
-            seen.extend([event] if isinstance(event, Agreed) else [])
+            seen.extend([event] if isinstance(event, AgreementResult) else [])
 
         self.progress.trial(trial)
         log, fewest = self.run.log_path(trial.key()), FEWEST if trace is not None else ALONE  # the first is traced
@@ -352,7 +354,7 @@ class _Tuner:
             raise FlopwiseError(f"{chosen.label()}: {point.status}: {point.reason}", f"{point.hint}{where}")
         return point, seen[-1]
 
-    def _made_to_fit(self, start: Workload) -> tuple[Point, Agreed]:
+    def _made_to_fit(self, start: Workload) -> tuple[Point, AgreementResult]:
         """The first step that runs, for one that does not fit; what the closed form says is proved by running it."""
         ran_out = self.best
         for room in FITTING:
@@ -411,7 +413,7 @@ class _Tuner:
         if most and not needs_dry_run(start) and peak_of(reference, self.look.gpu) > most:
             reference = reference_of(start, lighter=True)
             self._note(f"by hand in fp32 it does not fit: the reference is {reference.label()}")
-        request = AgreeRequest(path=str(self.reference), write=True)
+        request = AgreementRequest(path=str(self.reference), write=True)
         try:
             first = self.worker.agree(self._trial(reference), request, self.run.log_path("reference"))
             self.draws = first.draws
@@ -423,5 +425,5 @@ class _Tuner:
             self._note(self.no_reference)
 
     @property
-    def _compare(self) -> AgreeRequest | None:
-        return None if self.no_reference else AgreeRequest(path=str(self.reference))
+    def _compare(self) -> AgreementRequest | None:
+        return None if self.no_reference else AgreementRequest(path=str(self.reference))

@@ -15,7 +15,7 @@ from flopwise.predict.dry_step import needs_dry_run
 from flopwise.predict.fit import peak_of
 from flopwise.predict.fitting import gpu_of
 from flopwise.predict.machine import find_ceilings
-from flopwise.records.events import Surroundings, TraceRequest
+from flopwise.records.events import DeviceInfo, TraceRequest
 from flopwise.records.finding import Finding
 from flopwise.records.run import OK, Point
 from flopwise.records.waterfall import Waterfall
@@ -49,7 +49,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 class Look:
     """Traces steps in the run's folder and reads what the traces say."""
 
-    def __init__(self, run: Run, worker: Worker, there: Surroundings, device: str) -> None:
+    def __init__(self, run: Run, worker: Worker, there: DeviceInfo, device: str) -> None:
         self.run, self.worker, self.device = run, worker, device
         self.gpu = gpu_of(there.environment)
         self.on_gpu = there.environment.gpu is not None

@@ -8,7 +8,7 @@ import msgspec
 from flopwise.analysis.comparison import compare_samples
 from flopwise.capture.turns import Contestant
 from flopwise.records.comparison import INCONCLUSIVE
-from flopwise.records.events import Surroundings
+from flopwise.records.events import DeviceInfo
 from flopwise.records.run import STEP, PhaseMemory, Point
 from flopwise.records.tuning import Attempt
 
@@ -18,7 +18,7 @@ def peak_bytes(memory: tuple[PhaseMemory, ...]) -> int | None:
     return max((phase.peak_bytes for phase in memory), default=None)
 
 
-def gpu_name(there: Surroundings) -> str:
+def gpu_name(there: DeviceInfo) -> str:
     return there.environment.gpu.name if there.environment.gpu else "cpu"
 
 

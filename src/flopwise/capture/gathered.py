@@ -8,18 +8,18 @@ from pathlib import Path
 from flopwise.capture.telemetry import Watch
 from flopwise.errors import one_line
 from flopwise.records.events import (
-    Agreed,
+    AgreementResult,
+    DeviceInfo,
     Done,
     Event,
     Exited,
+    MemoryMeasured,
     PhaseSample,
-    Ready,
-    Recorded,
-    Remembered,
     Sampled,
+    SnapshotWritten,
     Started,
-    Surroundings,
-    Traced,
+    StepBuilt,
+    TraceWritten,
     WarmedUp,
     WarmupStep,
 )  # fmt: skip
@@ -55,23 +55,23 @@ class Gathered(Followed):
         self.trial, self.paired_with = trial, paired_with
         self.started_at, self.begun = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
         self.environment: Environment | None = None
-        self.ready: Ready | None = None
+        self.ready: StepBuilt | None = None
         self.warmup_ns: list[int] = []
         self.warmup_rule = ""
         self.samples: list[dict[str, PhaseSample]] = []
-        self.remembered: Remembered | None = None
-        self.traced: Traced | None = None
-        self.recorded: Recorded | None = None
-        self.agreed: Agreed | None = None
+        self.remembered: MemoryMeasured | None = None
+        self.traced: TraceWritten | None = None
+        self.recorded: SnapshotWritten | None = None
+        self.agreed: AgreementResult | None = None
         self.watch: Watch | None = None
 
     def take(self, event: Event) -> None:
         super().take(event)
         match event:
-            case Surroundings():
+            case DeviceInfo():
                 self.environment = event.environment
                 self.watch = Watch(event.gpu_uuid).__enter__()
-            case Ready():
+            case StepBuilt():
                 self.ready = event
             case WarmupStep():
                 self.warmup_ns.append(event.wall_ns)
@@ -79,13 +79,13 @@ class Gathered(Followed):
                 self.warmup_rule = event.rule
             case Sampled():
                 self.samples.append(event.phases)
-            case Remembered():
+            case MemoryMeasured():
                 self.remembered = event
-            case Traced():
+            case TraceWritten():
                 self.traced = event
-            case Recorded():
+            case SnapshotWritten():
                 self.recorded = event
-            case Agreed():
+            case AgreementResult():
                 self.agreed = event
             case _:
                 pass

@@ -18,21 +18,21 @@ from flopwise.errors import FlopwiseError, Unsupported
 from flopwise.records.ceilings import Probe
 from flopwise.records.dry_run import DryRun
 from flopwise.records.events import (
-    Agreed,
-    AgreeRequest,
+    AgreementRequest,
+    AgreementResult,
+    DeviceInfo,
     Done,
-    Dried,
+    DryRunResult,
     Event,
     Exited,
+    ExperimentProgress,
     ExperimentRequest,
-    ExperimentTold,
-    Hello,
     MemoryRequest,
-    Probed,
+    ProbeMeasured,
     Request,
     Started,
-    Surroundings,
     TraceRequest,
+    WorkerReady,
 )  # fmt: skip
 from flopwise.records.run import CRASH, INTERRUPTED, TIMEOUT, UNSUPPORTED, Agreement, Environment, Point
 from flopwise.spec.workload import Trial, Workload
@@ -82,7 +82,7 @@ class Worker(AbstractContextManager["Worker"]):
     def _greet(self) -> None:
         self._greeted = True
         hello = next(self._events(time.monotonic() + START_S), None)
-        if not isinstance(hello, Hello):
+        if not isinstance(hello, WorkerReady):
             self.close()
             raise FlopwiseError("the measuring process did not start", f"try: {sys.executable} -m flopwise.worker")
         if hello.error:
@@ -108,14 +108,14 @@ class Worker(AbstractContextManager["Worker"]):
         found = self.look(device)
         return found.environment, found.device
 
-    def look(self, device: str) -> Surroundings:
+    def look(self, device: str) -> DeviceInfo:
         """All there is to say about a device, its free memory too; raises where there is no such device."""
         self._send(Request(device=device))
-        found: Surroundings | None = None
+        found: DeviceInfo | None = None
         refused: Done | None = None
         for event in self._events(time.monotonic() + START_S):
             match event:
-                case Surroundings():
+                case DeviceInfo():
                     found = event
                 case Done():
                     refused = event
@@ -133,13 +133,15 @@ class Worker(AbstractContextManager["Worker"]):
         """The workload's step on fake tensors, in a process of its own; raises where it cannot be told."""
         request = Request(dry=msgspec.json.encode(workload).decode(), architecture=gpu)
         answers = self._answers(request, f"{workload.target} cannot be dry-run", timeout_s)
-        return [event.run for event in answers if isinstance(event, Dried)][-1]
+        return [event.run for event in answers if isinstance(event, DryRunResult)][-1]
 
-    def agree(self, trial: Trial, request: AgreeRequest, log: Path | None = None) -> Agreement:
+    def agree(self, trial: Trial, request: AgreementRequest, log: Path | None = None) -> Agreement:
         """A few steps' losses and gradients beside the reference's, in a process of its own."""
         asked = Request(trial=msgspec.json.encode(trial).decode(), log=str(log or ""), agree=request)
         answers = self._answers(asked, f"{trial.workload.label()} cannot be checked", trial.sampling.timeout_s)
-        return [event.agreement for event in answers if isinstance(event, Agreed) and event.agreement is not None][-1]
+        return [
+            event.agreement for event in answers if isinstance(event, AgreementResult) and event.agreement is not None
+        ][-1]
 
     def calibrate(
         self, device: str, on_event: OnEvent = lambda event: None, timeout_s: float = CALIBRATE_S
@@ -148,7 +150,7 @@ class Worker(AbstractContextManager["Worker"]):
         found = []
         for event in self._answers(Request(calibrate=True, device=device), f"{device} cannot be calibrated", timeout_s):
             on_event(event)
-            if isinstance(event, Probed):
+            if isinstance(event, ProbeMeasured):
                 found.append(event.probe)
         return found
 
@@ -184,7 +186,7 @@ class Worker(AbstractContextManager["Worker"]):
         asked: ExperimentRequest,
         timeout_s: float,
         log: Path | None = None,
-        on_told: Callable[[ExperimentTold], None] = lambda told: None,
+        on_told: Callable[[ExperimentProgress], None] = lambda told: None,
     ) -> Done:
         """Run an experiment in a process of its own; whatever happens to it, how it ended is returned."""
         if self.process.poll() is not None:
@@ -194,7 +196,7 @@ class Worker(AbstractContextManager["Worker"]):
         try:
             for event in self._events(deadline):
                 followed.take(event)
-                if isinstance(event, ExperimentTold):
+                if isinstance(event, ExperimentProgress):
                     on_told(event)
                 if isinstance(event, Exited):
                     return ended(followed)
@@ -213,7 +215,7 @@ class Worker(AbstractContextManager["Worker"]):
         on_event: OnEvent = lambda event: None,
         trace: TraceRequest | None = None,
         memory: MemoryRequest | None = None,
-        compare: AgreeRequest | None = None,
+        compare: AgreementRequest | None = None,
         fewest: int = 0,
         details: int = 0,
     ) -> Point:
@@ -233,7 +235,7 @@ class Worker(AbstractContextManager["Worker"]):
         paired_with: str = "",
         trace: TraceRequest | None = None,
         memory: MemoryRequest | None = None,
-        compare: AgreeRequest | None = None,
+        compare: AgreementRequest | None = None,
         fewest: int = 0,
         details: int = 0,
     ) -> Gathered:

@@ -1,4 +1,4 @@
-"""A GPU's own record of its allocations: PyTorch's, started, told what runs, and matched with the tensors it was for."""
+"""A GPU's allocation history, recorded by PyTorch: started, stopped, and matched with the tensors it was for."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,7 +8,7 @@ import torch
 from flopwise import torch_private
 from flopwise.records.memory import BEFORE, OP
 
-MOST_EVENTS = 2_000_000  # a 2.7B training step makes about 30,000
+MAX_EVENTS = 2_000_000  # a 2.7B training step makes about 30,000
 
 
 def start(stacks: str, clear: bool = True) -> None:
@@ -18,7 +18,7 @@ def start(stacks: str, clear: bool = True) -> None:
         enabled="all",
         context=None if stacks == "off" else "alloc",
         stacks="all" if stacks == "all" else "python",
-        max_entries=MOST_EVENTS,
+        max_entries=MAX_EVENTS,
         clear_history=clear,
         global_record_annotations=True,
     )

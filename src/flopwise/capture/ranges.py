@@ -1,4 +1,4 @@
-"""Names that a profiler sees: phases, and the modules of a model."""
+"""Ranges that a profiler records: phases, and the modules of a model."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -13,7 +13,7 @@ PHASE, MODULE, NUMBERED_STEP = "flopwise.", "flopwise.module:", "flopwise.step:"
 
 
 def named(phase: str) -> AbstractContextManager[object]:
-    """The range around a phase; free when no profiler is looking. A step without phases has no range for one."""
+    """The range around a phase; free when no profiler is on. A step without phases has no range for one."""
     if phase != STEP and profiler_is_on():
         return torch.profiler.record_function(f"{PHASE}{phase}")
     return nullcontext()
@@ -30,7 +30,7 @@ def run_phases(phases: Mapping[str, Callable[[], object]]) -> None:
 def named_modules(model: nn.Module | None) -> Iterator[None]:
     """While open, every module's forward is a range with the module's own name (`blocks.0.attention.q`).
 
-    A compiled module is one range: what is inside it is compiled away, and a hook there would compile it again.
+    A compiled module is one range: its inside is compiled away, and a hook there would compile it again.
     """
     open_ranges: list[torch.profiler.record_function] = []
     handles = []

@@ -8,7 +8,7 @@ import msgspec
 
 from flopwise.capture.isolate import Worker
 from flopwise.capture.stopping import StoppingRule
-from flopwise.records.events import AgreeRequest, Done, Event, Sampled, WarmedUp
+from flopwise.records.events import AgreementRequest, Done, Event, Sampled, WarmedUp
 from flopwise.records.run import INTERRUPTED, STEP, PhaseMemory, Point, Telemetry
 from flopwise.spec.workload import Trial
 
@@ -25,7 +25,7 @@ class Contestant:
         on_event: OnEvent = lambda event: None,
         paired_with: str = "",
         worker: Worker | None = None,
-        compare: AgreeRequest | None = None,
+        compare: AgreementRequest | None = None,
         details: int = 0,
     ) -> None:
         """`worker`: one that is there already, and stays. `compare`: with a reference, before it is warm. `details`: of

@@ -4,7 +4,7 @@ from flopwise import units
 from flopwise.predict.dry_step import needs_dry_run
 from flopwise.predict.fit import peak_of
 from flopwise.predict.shapes.step import workspace_bytes
-from flopwise.records.events import Surroundings
+from flopwise.records.events import DeviceInfo
 from flopwise.records.run import Environment
 from flopwise.spec.gpu import Gpu, find_gpu
 from flopwise.spec.gpu import gpu as gpu_named
@@ -20,13 +20,13 @@ def gpu_of(environment: Environment | None) -> Gpu | None:
     return gpu_named("cpu") if environment.gpu is None else find_gpu(environment.gpu.name)
 
 
-def too_large(workload: Workload, there: Surroundings) -> str:
+def too_large(workload: Workload, there: DeviceInfo) -> str:
     """The line that warns of a workload that will not fit; '' if it will, or if that cannot be told in a moment.
 
     The peak is the closed form's, which errs by a few per cent and knows eager steps only: a note, not a refusal.
 
     >>> from flopwise.spec.workload import workload
-    >>> there = Surroundings(environment=Environment(flopwise="", python="", torch=""), device="cpu", free_bytes=2**33)
+    >>> there = DeviceInfo(environment=Environment(flopwise="", python="", torch=""), device="cpu", free_bytes=2**33)
     >>> too_large(workload("tiny"), there), too_large(workload("xl"), there).partition(": ")[2]
     ('', 'predicted peak 37.4 GiB of 8.00 GiB free: it will probably run out of memory')
     """

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from flopwise.records.events import Event, Probed
+from flopwise.records.events import Event, ProbeMeasured
 
 
 @contextmanager
@@ -27,7 +27,7 @@ def probing(console: Console | None = None) -> Iterator[Callable[[Event], None]]
         task = live.add_task("starting", total=None)
 
         def listen(event: Event) -> None:
-            if isinstance(event, Probed):
+            if isinstance(event, ProbeMeasured):
                 what = f"{event.probe.what} {event.probe.dtype}".strip()
                 live.update(task, completed=event.n, total=event.of, description=what)
 

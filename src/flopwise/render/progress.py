@@ -9,7 +9,7 @@ from rich.text import Text
 
 from flopwise import units
 from flopwise.capture.stopping import half_width
-from flopwise.records.events import Event, Ready, Sampled, Tracing, WarmedUp, WarmupStep
+from flopwise.records.events import Event, Sampled, StepBuilt, Tracing, WarmedUp, WarmupStep
 from flopwise.records.run import OK, STEP, Point
 from flopwise.render.visible import LONGEST_LINE, visible
 from flopwise.spec.workload import Trial
@@ -49,7 +49,7 @@ class ShownProgress:
 
     def event(self, event: Event) -> None:
         match event:
-            case Ready():
+            case StepBuilt():
                 self.state = "first step (compiling, if asked to)"
             case WarmupStep():
                 self.walls.append(event.wall_ns)

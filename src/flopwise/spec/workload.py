@@ -47,7 +47,7 @@ class _Op(msgspec.Struct, frozen=True, kw_only=True):
 _MATRIX = {"rows": 4096, "cols": 4096}
 _WITH_IMPL = ("precision", "graph")  # levers that an implementation leaves open
 
-# What can be done to a step of the user's own without its code (capture/outside.py); the first of each leaves it as written.
+# Levers for a user's own step, applied without its code (capture/applied_levers.py); the first of each leaves it as written.
 FROM_OUTSIDE: dict[str, tuple[str | int, ...]] = {
     "precision": ("fp32", "tf32", "bf16", "fp16"),
     "attention": ("sdpa", "sdpa-flash", "sdpa-cudnn"),

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import msgspec
 
 from flopwise.capture.pipes import Emit, die_with_parent, emit, read_line
-from flopwise.records.events import Exited, Hello, Request, Started
+from flopwise.records.events import Exited, Request, Started, WorkerReady
 
 
 def main() -> None:
@@ -32,10 +32,10 @@ def main() -> None:
     except ImportError as error:
         emit(
             events,
-            Hello(error=f"cannot import torch: {error}", hint="pip install 'flopwise[torch]' -c constraints.txt"),
+            WorkerReady(error=f"cannot import torch: {error}", hint="pip install 'flopwise[torch]' -c constraints.txt"),
         )
         return
-    emit(events, Hello())
+    emit(events, WorkerReady())
     while line := read_line():
         request = msgspec.json.decode(line, type=Request)
         pid = os.fork()

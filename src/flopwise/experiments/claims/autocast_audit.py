@@ -128,7 +128,7 @@ def _step(chosen: Workload, precision: str, device: "torch.device") -> "Step":
 
 
 def _in_autocast(step: "Step", precision: str, device: "torch.device") -> "Step":
-    from flopwise.capture.outside import NOT_AUTOCAST
+    from flopwise.capture.applied_levers import NOT_AUTOCAST
     from flopwise.lm.precision import autocast
     from flopwise.spec.recipe import Recipe
 
