@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from flopwise.capture.isolate import Worker
-from flopwise.records.events import AgreeRequest
+from flopwise.records.events import AgreementRequest
 from flopwise.spec.workload import Sampling, Trial, workload
 
 MASTER = {"precision": "bf16-master"}
@@ -38,11 +38,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, Worker() as worker:
         path = str(Path(folder) / "reference.npz")
         by_hand = trial(attention="naive", norm="eager", activation="eager")
-        worker.agree(by_hand, AgreeRequest(path=path, write=True))
+        worker.agree(by_hand, AgreementRequest(path=path, write=True))
         for recipe in RECIPES:
             if chosen.device == "cpu" and recipe.get("graph") == "on":
                 continue
-            found = worker.agree(trial(**recipe), AgreeRequest(path=path))
+            found = worker.agree(trial(**recipe), AgreementRequest(path=path))
             name = " ".join(f"{lever}={value}" for lever, value in recipe.items())
             losses = ", ".join(f"{loss:.3f}" for loss in found.losses)
             print(f"| {name} | {found.loss_error or 0:.2%} | {found.gradient_error or 0:.1%} | {losses} |", flush=True)

@@ -8,7 +8,7 @@ from flopwise.advice.decisions import KEPT, checked, decide, describe, disagreem
 from flopwise.analysis.comparison import compare_samples
 from flopwise.errors import FlopwiseError
 from flopwise.records.comparison import INCONCLUSIVE
-from flopwise.records.events import Agreed
+from flopwise.records.events import AgreementResult
 from flopwise.records.run import Agreement
 from flopwise.records.tuning import Attempt, Begun, Decision, Ended, Row, Tuning
 from flopwise.spec.workload import workload
@@ -117,11 +117,11 @@ FASTER = Decision(key="faster")
 @pytest.mark.parametrize(
     ("agreed", "draws_random", "key", "check"),
     [
-        (Agreed(agreement=agreement()), False, "faster", ""),
-        (Agreed(agreement=agreement(1.25)), False, "wrong loss", ""),  # however fast
-        (Agreed(agreement=agreement(1.25)), True, "faster", "random"),
-        (Agreed(failed="no such file"), False, "check failed", ""),
-        (Agreed(), False, "faster", "unchecked"),
+        (AgreementResult(agreement=agreement()), False, "faster", ""),
+        (AgreementResult(agreement=agreement(1.25)), False, "wrong loss", ""),  # however fast
+        (AgreementResult(agreement=agreement(1.25)), True, "faster", "random"),
+        (AgreementResult(failed="no such file"), False, "check failed", ""),
+        (AgreementResult(), False, "faster", "unchecked"),
     ],
 )
 def test_a_wrong_result_is_not_kept_however_fast(agreed, draws_random, key, check):

@@ -26,7 +26,7 @@ from flopwise.advice.tuner_actions import (
 )
 from flopwise.capture.interleave import MUCH_FASTER, MUCH_SLOWER, PairMeasured
 from flopwise.errors import FlopwiseError
-from flopwise.records.events import Agreed
+from flopwise.records.events import AgreementResult
 from flopwise.records.run import CRASH, OOM, Agreement, PhaseMemory, PhaseTimes, Point
 from flopwise.records.tuning import Begun, Ended
 from flopwise.spec.recipe import Recipe
@@ -34,8 +34,8 @@ from flopwise.spec.workload import Sampling, Trial, workload
 from flopwise.statistics import FEWEST
 
 MS, GIB = 1_000_000, 2**30
-RIGHT = Agreed(agreement=Agreement(losses=(1.0,), reference_losses=(1.0,), gradient_error=0.0))
-WRONG = Agreed(agreement=Agreement(losses=(1.25,), reference_losses=(1.0,), gradient_error=0.0))
+RIGHT = AgreementResult(agreement=Agreement(losses=(1.0,), reference_losses=(1.0,), gradient_error=0.0))
+WRONG = AgreementResult(agreement=Agreement(losses=(1.25,), reference_losses=(1.0,), gradient_error=0.0))
 
 
 def point(work, ns=10 * MS, peak=None, status="ok", reason="", n=2 * FEWEST):
@@ -314,7 +314,7 @@ def test_what_could_not_be_checked_says_so_when_it_is_kept(few_levers):
         MeasureAlone=lambda action: Measured(
             point=point(action.workload), inspection=Inspection(facts=Facts(point=point(action.workload)))
         ),
-        MeasurePair=lambda action: pair(action, agreed=Agreed()),
+        MeasurePair=lambda action: pair(action, agreed=AgreementResult()),
     )
     state = tuned(setup(), world)
     assert "no module named steps" in notes(state)["no_reference"]

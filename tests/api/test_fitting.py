@@ -9,7 +9,7 @@ from flopwise.capture.progress import Progress
 from flopwise.errors import FlopwiseError
 from flopwise.predict.fit import too_large
 from flopwise.predict.prediction import peak_bytes
-from flopwise.records.events import Surroundings
+from flopwise.records.events import DeviceInfo
 from flopwise.records.run import OOM, Environment, Gpu, Point
 from flopwise.render.memory_view import memory_view
 from flopwise.spec.gpu import gpu
@@ -20,7 +20,7 @@ from flopwise.spec.workload import workload
 def there(free_bytes, on_gpu):
     h200 = Gpu(name="NVIDIA H200", memory_bytes=0, sm_count=132, l2_bytes=0, capability="9.0")
     environment = Environment(flopwise="", python="", torch="", gpu=h200 if on_gpu else None)
-    return Surroundings(environment=environment, device="", free_bytes=free_bytes)
+    return DeviceInfo(environment=environment, device="", free_bytes=free_bytes)
 
 
 @pytest.mark.parametrize("on_gpu", [True, False])

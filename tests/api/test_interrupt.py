@@ -16,7 +16,7 @@ from flopwise.api import sweep as sweep_module
 from flopwise.api.profile import profile
 from flopwise.api.sweep import sweep
 from flopwise.errors import Interrupted
-from flopwise.records.events import Surroundings
+from flopwise.records.events import DeviceInfo
 from flopwise.records.run import INTERRUPTED, Environment, PhaseTimes, Point
 from flopwise.spec.sweep import sweep_from
 from flopwise.store import StoredRun, list_runs
@@ -100,7 +100,7 @@ class Stopped:
         pass
 
     def look(self, device):
-        return Surroundings(environment=Environment(flopwise="", python="", torch=""), device="cpu")
+        return DeviceInfo(environment=Environment(flopwise="", python="", torch=""), device="cpu")
 
     def run(self, trial, *_: object, **__: object):
         times = PhaseTimes(phase="step", wall_ns=(1, 2))

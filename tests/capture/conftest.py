@@ -1,4 +1,4 @@
-"""A worker that all tests of a file share, and trials of a user's own steps."""
+"""A worker that all tests share, and trials of a user's own steps."""
 
 import os
 from pathlib import Path
@@ -11,12 +11,12 @@ from flopwise.spec.workload import Sampling, Trial, workload
 HERE = Path(__file__).parent
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def worker():
-    paths = [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]  # the worker finds `steps` there
-    os.environ["PYTHONPATH"] = os.pathsep.join(paths)
-    with Worker() as one:
-        yield one
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(HERE), prepend=os.pathsep)  # where the worker finds `steps`
+        with Worker() as shared:
+            yield shared
 
 
 @pytest.fixture

@@ -43,17 +43,17 @@ def pretend(say):
     if MODE == "hangs":
         # A step outside the group of nsys, which nsys's own end would not end.
         words = (sys.executable, "-c", "import time; time.sleep(100)", "flopwise.capture.nsys_target")
-        say("started", pid=subprocess.Popen(words, start_new_session=True).pid)  # the test waits for this line
+        say("Started", pid=subprocess.Popen(words, start_new_session=True).pid)  # the test waits for this line
         time.sleep(100)
-    say("started", pid=2**22)
+    say("Started", pid=2**22)
     if MODE == "crashes":
         print("Segmentation fault")
         return 139
     if MODE == "oom":
-        say("done", status="oom", reason="OutOfMemoryError: CUDA out of memory", hint="a smaller batch")
+        say("Done", status="oom", reason="OutOfMemoryError: CUDA out of memory", hint="a smaller batch")
         return 1
-    say("traced", path="", step_ns=1_000_000)
-    say("done", status="ok")
+    say("TraceWritten", path="", step_ns=1_000_000)
+    say("Done", status="ok")
     return 0
 
 

@@ -20,7 +20,7 @@ def phases(device):
 
 
 def chatty(device):
-    print('{"event": "done", "status": "ok"}', flush=True)  # what a step prints is not an event
+    print('{"event": "Done", "status": "ok"}', flush=True)  # what a step prints is not an event
     return lambda: sys.stdout.write("noise\n")
 
 

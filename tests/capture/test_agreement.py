@@ -1,17 +1,14 @@
 import math
-import os
-from pathlib import Path
 
 import pytest
 import torch
 
-from flopwise.capture.agreement import compared, not_finite, sampled
-from flopwise.capture.isolate import Worker
+from flopwise.capture.agreement import Results, compare, sample_gradients
 from flopwise.errors import FlopwiseError
-from flopwise.records.events import Agreed, AgreeRequest
+from flopwise.records.events import AgreementRequest, AgreementResult
 from flopwise.spec.workload import Sampling, Trial, workload
 
-BY_HAND = {"attention": "naive", "norm": "eager", "activation": "eager"}
+UNFUSED = {"attention": "naive", "norm": "eager", "activation": "eager"}
 
 
 def trial(**levers):
@@ -19,13 +16,12 @@ def trial(**levers):
 
 
 @pytest.fixture(scope="module")
-def checked(tmp_path_factory):
+def checked(tmp_path_factory, worker):
     """The agreement of a recipe with the reference, in the worker's process."""
     path = str(tmp_path_factory.mktemp("reference") / "reference.npz")
-    with Worker() as worker:
-        first = worker.agree(trial(**BY_HAND), AgreeRequest(path=path, write=True))
-        assert (first.gradient_error, first.loss_error, first.draws) == (0.0, 0.0, False)
-        yield lambda **levers: worker.agree(trial(**levers), AgreeRequest(path=path))
+    first = worker.agree(trial(**UNFUSED), AgreementRequest(path=path, write=True))
+    assert (first.gradient_error, first.loss_error, first.draws) == (0.0, 0.0, False)
+    return lambda **levers: worker.agree(trial(**levers), AgreementRequest(path=path))
 
 
 def test_what_computes_the_same_agrees_to_rounding(checked):
@@ -55,25 +51,21 @@ def test_another_step_does_not_agree(checked):
     assert checked(context=64).loss_error > 1e-3
 
 
-def test_a_step_without_loss_and_gradients_is_refused():
+def test_a_step_without_loss_and_gradients_is_refused(worker):
     step = Trial(workload=workload("op:gelu", set={"rows": 8, "cols": 8}), sampling=Sampling(), device="cpu")
-    with Worker() as worker, pytest.raises(FlopwiseError, match="neither a loss nor gradients"):
-        worker.agree(step, AgreeRequest(path="unused"))
+    with pytest.raises(FlopwiseError, match="neither a loss nor gradients"):
+        worker.agree(step, AgreementRequest(path="unused"))
 
 
-def test_a_step_with_dropout_draws_random_numbers(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
-    step = Trial(workload=workload("py:steps:with_dropout"), sampling=Sampling(), device="cpu")
-    with Worker() as worker:
-        assert worker.agree(step, AgreeRequest(path=str(tmp_path / "reference.npz"), write=True)).draws
+def test_a_step_with_dropout_draws_random_numbers(tmp_path, worker, own_step):
+    request = AgreementRequest(path=str(tmp_path / "reference.npz"), write=True)
+    assert worker.agree(own_step("with_dropout"), request).draws
 
 
 @pytest.mark.parametrize("name", ["ends", "ends_later"])
-def test_a_step_that_ends_its_process_is_told_in_one_line(tmp_path, monkeypatch, name):
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
-    step = Trial(workload=workload(f"py:steps:{name}"), sampling=Sampling(), device="cpu")
-    with Worker() as worker, pytest.raises(FlopwiseError, match="ended with code 0 and no result"):
-        worker.agree(step, AgreeRequest(path=str(tmp_path / "reference.npz"), write=True))
+def test_a_step_that_ends_its_process_is_reported_in_one_line(tmp_path, worker, own_step, name):
+    with pytest.raises(FlopwiseError, match="ended with code 0 and no result"):
+        worker.agree(own_step(name), AgreementRequest(path=str(tmp_path / "reference.npz"), write=True))
 
 
 def test_a_nan_is_the_worst_and_a_loss_scale_is_taken_out():
@@ -81,24 +73,22 @@ def test_a_nan_is_the_worst_and_a_loss_scale_is_taken_out():
 
     truth = {"a": (np.array([1.0, 2.0]), 2), "b": (np.array([3.0]), 1)}
     broken = {"a": (np.array([1.0, 2.0]), 2), "b": (np.array([float("nan")]), 1)}
-    assert compared([], broken, [], truth).worst == "b"
-    scaled = {name: (values * 1024, n) for name, (values, n) in truth.items()}
-    assert compared([], scaled, [], truth, any_scale=True).gradient_error == pytest.approx(0.0, abs=1e-12)
-    assert compared([], scaled, [], truth).gradient_error > 100
+    assert compare(Results([], broken), Results([], truth)).worst == "b"
+    scaled = Results([], {name: (values * 1024, n) for name, (values, n) in truth.items()})
+    assert compare(scaled, Results([], truth), any_scale=True).gradient_error == pytest.approx(0.0, abs=1e-12)
+    assert compare(scaled, Results([], truth)).gradient_error > 100
 
 
 @pytest.mark.parametrize("name", ["learns", "learns_in_a_mapping"])
-def test_a_step_of_the_users_own_shows_the_loss_it_returns_and_its_gradients(tmp_path, monkeypatch, name):
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+def test_a_step_of_the_users_own_shows_the_loss_it_returns_and_its_gradients(tmp_path, worker, name):
     step = Trial(workload=workload(f"py:steps:{name}"), sampling=Sampling(seconds=0.1), device="cpu")
     path = str(tmp_path / "reference.npz")
-    with Worker() as worker:
-        found = worker.agree(step, AgreeRequest(path=path, write=True))
-        assert found.n_weights == 2
-        assert found.losses[0] > found.losses[-1] > 0
-        seen = []
-        point = worker.run(step, on_event=seen.append, compare=AgreeRequest(path=path))
-    (agreed,) = [event.agreement for event in seen if isinstance(event, Agreed)]
+    found = worker.agree(step, AgreementRequest(path=path, write=True))
+    assert found.n_weights == 2
+    assert found.losses[0] > found.losses[-1] > 0
+    seen = []
+    point = worker.run(step, on_event=seen.append, compare=AgreementRequest(path=path))
+    (agreed,) = [event.agreement for event in seen if isinstance(event, AgreementResult)]
     assert (agreed.loss_error, agreed.gradient_error, agreed.losses) == (0.0, 0.0, found.losses)
     assert point.status == "ok"
     assert len(point.warmup_ns) >= 6  # those that were compared among them
@@ -114,5 +104,5 @@ def test_what_is_not_finite_is_told_and_not_written_as_numbers(bad):
         return torch.tensor(math.inf if bad == "loss" else 1.0)
 
     losses = [float(once())]
-    told = not_finite(losses, sampled(model))
-    assert told == ("the loss is not finite" if bad == "loss" else "the gradient of weight is not finite")
+    problem = Results(losses, sample_gradients(model)).problem()
+    assert problem == ("the loss is not finite" if bad == "loss" else "the gradient of weight is not finite")

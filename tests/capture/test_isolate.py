@@ -151,7 +151,7 @@ def test_in_turns_the_timeout_is_of_each_wait(worker, own_step):
 def test_there_is_no_gpu_here(worker):
     if worker.look("auto").device != "cpu":
         pytest.skip("there is a GPU")
-    with pytest.raises(FlopwiseError, match="'cuda' is not there"):
+    with pytest.raises(FlopwiseError, match="'cuda' is not available"):
         worker.look("cuda")
 
 

@@ -189,7 +189,7 @@ def once(monkeypatch, tmp_path):
 def test_a_time_out_ends_nsys_and_the_step(trace, pids, once):
     once("*/partial-*/events.jsonl", late_s=1000.0)
     _, done = trace("hangs")
-    assert (done.status, done.reason) == (TIMEOUT, "no end of nsys profile within --timeout")
+    assert (done.status, done.reason) == (TIMEOUT, "nsys profile took longer than --timeout")
     assert len(pids) == 1
     assert ended(pids[0])
 
@@ -197,7 +197,7 @@ def test_a_time_out_ends_nsys_and_the_step(trace, pids, once):
 def test_an_export_without_end_is_a_time_out(trace, once):
     once("*/partial-*/exporting", late_s=1000.0)
     _, done = trace("export-hangs")
-    assert (done.status, done.reason) == (TIMEOUT, "no end of nsys export within --timeout")
+    assert (done.status, done.reason) == (TIMEOUT, "nsys export took longer than --timeout")
 
 
 def test_ctrl_c_ends_nsys_and_the_step(trace, pids, once):

@@ -11,7 +11,7 @@ from torch.autograd import profiler as autograd_profiler
 from flopwise.capture import nsys_steps
 from flopwise.capture.build import build_step
 from flopwise.capture.ranges import named, named_modules
-from flopwise.records.events import Done, NsysJob, Traced, TraceRequest
+from flopwise.records.events import Done, NsysJob, TraceRequest, TraceWritten
 from flopwise.records.run import ERROR, OK, OOM
 from flopwise.spec.workload import Sampling, Trial, workload
 
@@ -121,7 +121,7 @@ def test_the_job_says_how_it_went(job):
     said = []
     nsys_steps.run_job(job("matmul"), said.append)
     traced, done = said
-    assert isinstance(traced, Traced)
+    assert isinstance(traced, TraceWritten)
     assert (traced.path, traced.step_ns > 0, done.status) == ("trace", True, OK)
 
 

@@ -9,7 +9,7 @@ from flopwise.api.bench import bench  # noqa: E402
 from flopwise.capture import op_step as op_steps  # noqa: E402
 from flopwise.capture.model_step import ModelStep  # noqa: E402
 from flopwise.capture.op_step import op_step  # noqa: E402
-from flopwise.capture.trials import why  # noqa: E402
+from flopwise.capture.trials import failure  # noqa: E402
 from flopwise.errors import Unsupported, WrongResult  # noqa: E402
 from flopwise.predict.dry.run import dry_run  # noqa: E402
 from flopwise.records.run import OK, UNSUPPORTED, WRONG  # noqa: E402
@@ -52,7 +52,7 @@ def test_a_wrong_result_is_found_before_it_is_timed(op, monkeypatch):
     monkeypatch.setattr(op_steps, "op_function", lambda *a: lambda *x: right(*a)(*x) * 1.1)
     with pytest.raises(WrongResult, match=f"op:{op} by {impl}") as raised:
         op_step(asked(op, impl), CPU)
-    assert why(raised.value).status == WRONG
+    assert failure(raised.value).status == WRONG
 
 
 def test_a_wrong_gradient_is_one_too(monkeypatch):

@@ -2,8 +2,8 @@
 
 import torch
 
-from flopwise.capture.calibrate import _unlike
-from flopwise.capture.host_probes import HostWatch, how_many_steps
+from flopwise.capture.calibrate import different_kernels
+from flopwise.capture.host_probes import HostTimer, host_probe_count
 from flopwise.capture.probes import (
     Stopwatch,
     cold_runs,
@@ -44,7 +44,7 @@ def test_half_precision_and_cold_inputs_run_where_they_are_asked_for():
     ((run, moved),) = cold_runs(cpu, 1 << 23).values()
     run()
     assert moved == 1 << 23
-    assert all(isinstance(run(), torch.Tensor) for run in _unlike(cpu))
+    assert all(isinstance(run(), torch.Tensor) for run in different_kernels(cpu))
 
 
 def test_small_steps_tell_the_hosts_time_for_every_phase():
@@ -54,10 +54,10 @@ def test_small_steps_tell_the_hosts_time_for_every_phase():
         (1, "forward", {}),
         (1, "train", {"optimizer": "foreach", "checkpoint": 1}),
     )
-    watch = HostWatch(torch.device("cpu"), steps)
+    watch = HostTimer(torch.device("cpu"), steps)
     watch.round()
     found = list(watch.probes(lambda workload: counts_by_phase(account_step(workload).ops)))
-    assert len(found) == how_many_steps(steps)
+    assert len(found) == host_probe_count(steps)
     names = {"forward", "backward", "optimizer", "lists", "inference", "checkpointed"}
     assert {probe.what for probe in found} == {f"host:{name}" for name in names}
     assert all(probe.ns > 0 and probe.shape[0] > 0 for probe in found)

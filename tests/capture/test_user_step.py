@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from flopwise.capture.user_step import Returned
+from flopwise.capture.user_step import ReturnedLoss
 
 LOSS = torch.tensor(0.5, requires_grad=True)
 
@@ -24,8 +24,8 @@ LOSS = torch.tensor(0.5, requires_grad=True)
     ids=str,
 )
 def test_a_single_number_is_the_loss_alone_or_first(made):
-    returned = Returned()
-    assert returned.by(lambda: made)() is made
+    returned = ReturnedLoss()
+    assert returned.from_phase(lambda: made)() is made
     assert returned.loss().item() == 0.5
     assert not returned.loss().requires_grad
 
@@ -49,13 +49,13 @@ def test_a_single_number_is_the_loss_alone_or_first(made):
     ids=str,
 )
 def test_anything_else_is_ignored(made):
-    returned = Returned()
-    assert returned.by(lambda: made)() is made
+    returned = ReturnedLoss()
+    assert returned.from_phase(lambda: made)() is made
     assert returned.loss() is None
 
 
 def test_a_phase_that_returns_nothing_leaves_the_loss_of_the_one_before():
-    returned = Returned()
+    returned = ReturnedLoss()
     for made in (0.5, None):
-        returned.by(lambda made=made: made)()
+        returned.from_phase(lambda made=made: made)()
     assert returned.loss().item() == 0.5

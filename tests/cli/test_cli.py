@@ -118,7 +118,7 @@ def test_a_broken_sweep_file_is_one_line(text, tmp_path):
 def test_no_gpu_here(tmp_path):
     done = flopwise("bench", "tiny", "--device", "cuda", cwd=tmp_path, CUDA_VISIBLE_DEVICES="")
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 2)
-    assert "device = 'cuda' is not there" in done.stderr
+    assert "device = 'cuda' is not available" in done.stderr
     assert "--device cpu" in done.stderr
 
 

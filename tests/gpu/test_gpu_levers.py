@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from flopwise.capture.agreement import Gradients, compared, followed
+from flopwise.capture.agreement import Results, compare, follow_steps
 from flopwise.capture.build import build_step, resolve_device
 from flopwise.capture.step import GRAPH_WARMUPS
 from flopwise.records.run import Agreement
@@ -32,7 +32,6 @@ MODES = {
 SIZE = {"batch": 2, "context": 256}
 # fp32 differs by the order of its sums alone. In 16 bits plain PyTorch is off as well: a lever may be half as much again.
 FP32_ERROR, SLACK = 1e-4, 1.5
-Followed = tuple[list[float], Gradients, float | None]
 
 
 @pytest.fixture(autouse=True)
@@ -40,19 +39,19 @@ def _forget_compiled() -> None:
     torch._dynamo.reset()
 
 
-def train(target: str, **levers: str) -> Followed:
+def train(target: str, **levers: str) -> Results:
     """The losses of the fourth step and those after it, and the fourth's gradients: a graph's first replay is that step."""
     step = build_step(workload(target, phase="train", **SIZE, **levers), resolve_device("auto"))
-    return followed(step, GRAPH_WARMUPS if levers.get("graph") == "on" else 0)
+    return follow_steps(step, GRAPH_WARMUPS if levers.get("graph") == "on" else 0)
 
 
 @functools.cache
-def plain(target: str, precision: str) -> Followed:
+def plain(target: str, precision: str) -> Results:
     return train(target, precision=precision, **PLAIN)
 
 
-def beside_exact(target: str, found: Followed) -> Agreement:
-    return compared(*found[:2], *plain(target, "fp32"))
+def beside_exact(target: str, found: Results) -> Agreement:
+    return compare(found, plain(target, "fp32"))
 
 
 def assert_as_good_as_plain(target: str, precision: str, **levers: str) -> None:

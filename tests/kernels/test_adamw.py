@@ -334,7 +334,7 @@ def _masters(parameters: list[nn.Parameter], optimizer: AdamW) -> list[Tensor]:
     return [joined(p.detach(), optimizer.state[p][LOW]) for p in parameters]
 
 
-@pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("state_dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)])
 def test_masters_of_bf16_parameters_follow_fp32_weights(device, state_dtype):
     """Updates far below bf16's last place add up; without masters the parameters would not move at all."""
     ours = _parameters(SHAPES[device], torch.bfloat16, device)
@@ -389,7 +389,15 @@ def test_masters_survive_a_checkpoint_and_a_nan_arrives(device):
     assert ours[0][1:].isfinite().all()
 
 
-@pytest.mark.parametrize("value", [0.0, -0.0, float("inf"), 3.3895e38, -3.3895e38, 9.2e-41, 1.0])
+@pytest.mark.parametrize(
+    "value",
+    [
+        0.0,
+        float("inf"),
+        3.3895e38,
+        *(pytest.param(x, marks=pytest.mark.slow) for x in (-0.0, -3.3895e38, 9.2e-41, 1.0)),
+    ],
+)
 def test_a_parameter_set_from_outside_meets_an_old_difference(device, value):
     """Finite stays finite whatever the difference is; zero stays zero."""
     ours = nn.Parameter(torch.full((7,), value, dtype=torch.bfloat16, device=device))

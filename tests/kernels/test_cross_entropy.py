@@ -48,7 +48,7 @@ def _distance(found: Tensor, wanted: Tensor) -> float:
 
 
 @pytest.mark.parametrize("shape", range(4))
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)])
 def test_loss_and_gradients_are_those_of_full_logits(device, dtype, shape):
     tokens, vocabulary, width, chunk = SHAPES[device][shape]
     hidden, weight, targets = _inputs(tokens, vocabulary, width, dtype, device)
@@ -64,6 +64,7 @@ def test_loss_and_gradients_are_those_of_full_logits(device, dtype, shape):
         assert _distance(ours, truth) <= max(BOUNDS[dtype], 2 * _distance(theirs, truth))
 
 
+@pytest.mark.slow
 def test_a_sum_of_chunks_rounds_no_more_than_the_docstring_says(device):
     tokens, vocabulary, width = (64, 40, 16) if device == "cpu" else (8192, 4096, 512)
     hidden, weight, targets = _inputs(tokens, vocabulary, width, torch.bfloat16, device)
@@ -238,6 +239,7 @@ def test_a_second_backward_pass_is_refused(device):
         loss.backward()
 
 
+@pytest.mark.slow
 def test_registered_ops(device):
     hidden, weight, targets = _inputs(5, 33, 4, torch.float32, device)
     # Not its AOT test: that hands out the gradients too, which the backward pass writes to. The next test has AOT.

@@ -15,7 +15,7 @@ SHAPES = {
     "cpu": [(1,), (1, 1), (3, 7), (2, 70, 16), (5, 2049)],
     "cuda": [(1,), (4099, 7), (4, 16, 2048, 128), (16384, 4096), (300, 3, 5000), (2048, 8192)],
 }
-LONG = {"cpu": (3, 8200), "cuda": (1000, 16385)}
+LONG = {"cpu": (2, 8200), "cuda": (1000, 16385)}
 
 
 def truth(x, residual, weight, dy, dtotal):
@@ -50,7 +50,7 @@ def check_added(x, residual, weight, dy, dtotal, error):
         assert t.grad.dtype == t.dtype
 
 
-@pytest.mark.parametrize("dtype", BOUNDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)])
 def test_value_and_gradients_are_those_in_fp64(dtype, device, error, poison):
     for shape in SHAPES[device]:
         x, residual, dy, dtotal = ((1 + torch.randn(shape, device=device)).to(dtype) for _ in range(4))
@@ -61,7 +61,7 @@ def test_value_and_gradients_are_those_in_fp64(dtype, device, error, poison):
         check_added(x, residual, weight, dy, dtotal, error)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)])
 def test_rows_too_long_for_registers(dtype, device, error, poison):
     x, residual, dy, dtotal = (torch.randn(LONG[device], device=device).to(dtype) for _ in range(4))
     weight = torch.rand(x.shape[-1], device=device)
@@ -125,6 +125,7 @@ def test_a_scaled_row_gives_the_same(rows, columns, scale):
     torch.testing.assert_close(rms_norm(scale * x, weight, 0.0), rms_norm(x, weight, 0.0))
 
 
+@pytest.mark.slow
 def test_the_ops_keep_torchs_rules(device):
     x = torch.randn(2, 3, 10, device=device)
     weight, ops = torch.rand(10, device=device, requires_grad=True), torch.ops.flopwise

@@ -16,7 +16,7 @@ from flopwise.capture import memory_trial  # noqa: E402
 from flopwise.capture.memory_trial import record_trial  # noqa: E402
 from flopwise.errors import FlopwiseError  # noqa: E402
 from flopwise.predict.dry.run import dry_run  # noqa: E402
-from flopwise.records.events import Done, MemoryMeasured, MemoryRequest, Recorded  # noqa: E402
+from flopwise.records.events import Done, MemoryMeasured, MemoryRequest, SnapshotWritten  # noqa: E402
 from flopwise.records.memory import OP, knowledge_path, read_knowledge  # noqa: E402
 from flopwise.records.run import OK, OOM, UNSUPPORTED  # noqa: E402
 from flopwise.render.memory_view import temporary_table  # noqa: E402
@@ -52,7 +52,7 @@ def recorded(path, target="tiny", steps=3, stacks="python", **options):
     with contextlib.suppress(RuntimeError, MemoryError):  # what is no error of the user's goes into the worker's log
         record_trial(trial, events.append, lambda: True, request)
     ended = next(event for event in events if isinstance(event, Done))
-    if not any(isinstance(event, Recorded) for event in events):
+    if not any(isinstance(event, SnapshotWritten) for event in events):
         return ended, events, None
     return ended, events, report(read_snapshot(path), False, read_knowledge(path), work).devices[0]
 

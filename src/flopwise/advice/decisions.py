@@ -7,7 +7,7 @@ import msgspec
 from flopwise import units
 from flopwise.advice.constants import GRADIENT_BOUNDS, HALF_GRADIENT_BOUND, HALF_LOSS_BOUND, LOSS_BOUNDS, SMALLER_SHARE
 from flopwise.records.comparison import FASTER, INCONCLUSIVE, NO_DIFFERENCE, SLOWER, Comparison
-from flopwise.records.events import Agreed
+from flopwise.records.events import AgreementResult
 from flopwise.records.run import OK, Agreement
 from flopwise.records.tuning import Attempt, Decision
 
@@ -108,7 +108,7 @@ def _by_limit(before: int, after: int, limit: int) -> Decision | None:
     return None
 
 
-def checked(decision: Decision, agreed: Agreed, precision: str, draws_random: bool) -> Decision:
+def checked(decision: Decision, agreed: AgreementResult, precision: str, draws_random: bool) -> Decision:
     """The decision once results are looked at: what is wrong is not kept, however fast."""
     if decision.key not in KEPT:
         return decision

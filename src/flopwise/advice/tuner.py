@@ -22,7 +22,7 @@ from flopwise.capture.interleave import MUCH_FASTER, MUCH_FASTER_RATIO, MUCH_SLO
 from flopwise.errors import FlopwiseError
 from flopwise.predict.prediction import peak_bytes
 from flopwise.records.comparison import FASTER, INCONCLUSIVE, SLOWER, Comparison
-from flopwise.records.events import Agreed
+from flopwise.records.events import AgreementResult
 from flopwise.records.run import CRASH, INTERRUPTED, OK, OOM, STEP, PhaseMemory, Point
 from flopwise.records.tuning import BUDGET_SPENT, NOTHING_LEFT, Attempt, Begun, Decision, Ended, Row
 from flopwise.spec.workload import Workload
@@ -297,7 +297,7 @@ def _judged(
     samples: tuple[list[int], list[int]],
     found: Comparison,
     points: tuple[Point, Point],
-    agreed: Agreed,
+    agreed: AgreementResult,
 ) -> TunerState:
     """Keep the lever, or not: faster or smaller, and right."""
     sizes = _peak(points[0].memory), _peak(points[1].memory)

@@ -5,7 +5,7 @@ import msgspec
 from flopwise.advice.gather import Inspection
 from flopwise.advice.moves import Move
 from flopwise.capture.interleave import PairMeasured
-from flopwise.records.events import Agreed
+from flopwise.records.events import AgreementResult
 from flopwise.records.run import Agreement, Point
 from flopwise.records.waterfall import Waterfall
 from flopwise.spec.gpu import Gpu
@@ -79,7 +79,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """A step that was measured alone; `inspection` is there if it was traced, or is the first."""
 
     point: Point
-    agreed: Agreed = Agreed()
+    agreed: AgreementResult = AgreementResult()
     inspection: Inspection | None = None
 
 

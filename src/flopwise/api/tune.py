@@ -17,7 +17,7 @@ from flopwise.capture.isolate import Worker
 from flopwise.capture.progress import Progress
 from flopwise.errors import FlopwiseError, Interrupted
 from flopwise.predict.machine import gpu_of
-from flopwise.records.events import Agreed, AgreeRequest, Event, TraceRequest
+from flopwise.records.events import AgreementRequest, AgreementResult, Event, TraceRequest
 from flopwise.records.run import INTERRUPTED, OK, Point
 from flopwise.records.tuning import Attempt, Tuning
 from flopwise.records.waterfall import Waterfall
@@ -142,7 +142,7 @@ class _Runner:
                 return actions.Finished(waterfall=waterfall, throttle=tuple(self.throttle))
 
     def _write_reference(self, reference: Workload) -> actions.ReferenceWritten:
-        request = AgreeRequest(path=str(self.reference), write=True)
+        request = AgreementRequest(path=str(self.reference), write=True)
         try:
             trial = self._trial(reference, tuner.START)
             return actions.ReferenceWritten(agreement=self.worker.agree(trial, request, self.run.log_path("reference")))
@@ -151,11 +151,11 @@ class _Runner:
 
     def _measure_alone(self, action: actions.MeasureAlone) -> actions.Measured:
         self.pairs.dismiss()
-        trial, agreed = self._trial(action.workload, action.group), [Agreed()]
+        trial, agreed = self._trial(action.workload, action.group), [AgreementResult()]
 
         def on_event(event: Event) -> None:
             self.progress.event(event)
-            agreed.extend([event] if isinstance(event, Agreed) else [])
+            agreed.extend([event] if isinstance(event, AgreementResult) else [])
 
         point = self.worker.run(
             trial,
@@ -202,8 +202,8 @@ class _Runner:
         self.run.append(point)
         self.throttle.append(point.telemetry.throttle if point.telemetry else ())
 
-    def _compare(self, check: bool) -> AgreeRequest | None:
-        return AgreeRequest(path=str(self.reference)) if check else None
+    def _compare(self, check: bool) -> AgreementRequest | None:
+        return AgreementRequest(path=str(self.reference)) if check else None
 
     def _trace_request(self, name: str) -> TraceRequest:
         path = self.run.trace_path(f"{name}.kineto.json.gz").resolve()

@@ -16,31 +16,26 @@ from flopwise.spec.workload import OpSpec, UserStep, Workload
 def build_step(workload: Workload, device: torch.device) -> Step:
     """Build the workload on the device. Random numbers come from a fixed seed."""
     torch.manual_seed(0)
-    match workload.subject:
-        case ModelSpec():
-            step = model_step(workload, device)
-        case OpSpec():
-            step = op_step(workload, device)
-        case UserStep():
-            step = user_step(workload, device)
+    makers = {ModelSpec: model_step, OpSpec: op_step, UserStep: user_step}
+    step = makers[type(workload.subject)](workload, device)
     return captured(step, device) if workload.recipe.graph == "on" else step
 
 
 def resolve_device(name: str) -> torch.device:
-    """`auto`, `cpu`, `cuda` or `cuda:N` as a device that is there."""
+    """`auto`, `cpu`, `cuda` or `cuda:N` as a device of this machine."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cpu":
         return torch.device("cpu")
     if not re.fullmatch(r"cuda(:\d{1,3})?", name):
-        raise FlopwiseError(f"device = '{one_line(name, 40)}' names no device", "use auto, cpu, cuda or cuda:N")
+        raise FlopwiseError(f"device = '{one_line(name, 40)}' is not a device", "use auto, cpu, cuda or cuda:N")
     if not torch.cuda.is_available():
-        built = "this torch is built without CUDA" if torch.version.cuda is None else "torch sees no CUDA GPU here"
-        raise FlopwiseError(f"device = '{name}' is not there: {built}", "use --device cpu, or see `flopwise doctor`")
-    device = torch.device(name if ":" in name else "cuda:0")
-    if (device.index or 0) >= torch.cuda.device_count():
+        reason = "this torch is built without CUDA" if torch.version.cuda is None else "torch sees no CUDA GPU here"
         raise FlopwiseError(
-            f"device = '{name}' is not there", f"GPUs here: cuda:0 to cuda:{torch.cuda.device_count() - 1}"
+            f"device = '{name}' is not available: {reason}", "use --device cpu, or see `flopwise doctor`"
         )
+    device, count = torch.device(name if ":" in name else "cuda:0"), torch.cuda.device_count()
+    if (device.index or 0) >= count:
+        raise FlopwiseError(f"device = '{name}' is not available", f"GPUs here: cuda:0 to cuda:{count - 1}")
     torch.cuda.set_device(device)
     return device

@@ -1,4 +1,4 @@
-"""What to probe on a machine so that its steps can be predicted: about a minute."""
+"""Which probes make a machine's steps predictable: about a minute of them."""
 
 import time
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from statistics import median
 import torch
 import torch.nn.functional as F
 
-from flopwise.capture.host_probes import CountsOf, HostWatch, how_many_steps, probe_compiled
+from flopwise.capture.host_probes import CountsOf, HostTimer, host_probe_count, probe_compiled
 from flopwise.capture.probes import (
     Run,
     Stopwatch,
@@ -23,11 +23,10 @@ from flopwise.records.run import STEP, Ran
 
 Shapes = tuple[tuple[int, int, int, int], ...]
 
-# Rows of activations by the widths that models have, all three ways round that a linear layer's passes need.
-_WIDTHS = (
-    (768, 768), (768, 3072), (1024, 4096), (1280, 5120), (1600, 1600), (1600, 6400), (2560, 2560), (2560, 10240),
-    (4096, 4096), (4096, 14336), (2048, 50304),
-)  # fmt: skip
+# Rows of activations times the widths that models have, in all three orders that a linear layer's passes need.
+_SMALL = ((768, 768), (768, 3072), (1024, 4096), (1280, 5120), (1600, 1600), (1600, 6400))
+_LAYERS = (*_SMALL, (2560, 2560), (2560, 10240), (4096, 4096), (4096, 14336))
+_WIDTHS = (*_LAYERS, (2048, 50304))
 _ROWS = (512, 2048, 8192)
 GPU_MATMULS: Shapes = tuple(
     shape
@@ -46,21 +45,21 @@ GPU_ATTENTIONS: Shapes = tuple(
     for batch, heads, context in ((1, 8, 256), (4, 12, 512), (4, 25, 512), (4, 16, 1024), (2, 16, 4096), (1, 16, 16384))
     for width in (64, 128)
 )
-BACKENDS = ("flash", "cudnn", "triton")  # of attention, beside the one that PyTorch picks
+BACKENDS = ("flash", "cudnn", "triton")  # of attention, besides the one that PyTorch picks
 CPU_ATTENTIONS: Shapes = ((1, 4, 64, 16), (1, 4, 256, 64))
 GPU_SIZES: tuple[int, ...] = tuple(1 << power for power in (14, 17, *range(20, 32)))
-# (rows, outs, ins) of the layers whose products on the way back are probed by themselves.
+# (rows, outs, ins) of the layers whose products in the backward pass are probed separately.
 GPU_LAYERS: tuple[tuple[int, int, int], ...] = tuple(
-    (rows, pair[0], pair[1]) for rows in _ROWS for sides in _WIDTHS[:-1] for pair in dict.fromkeys((sides, sides[::-1]))
+    (rows, pair[0], pair[1]) for rows in _ROWS for sides in _LAYERS for pair in dict.fromkeys((sides, sides[::-1]))
 )
 _REPEATS = 200
 
 
 def probes(device: torch.device, counts_of: CountsOf) -> Iterator[Probe]:
-    """Every probe that tells something about this device, small ones first."""
+    """Every probe of this device, small ones first."""
     watch = Stopwatch(device)
     if device.type == "cuda":
-        host = HostWatch(device)
+        host = HostTimer(device)
         for some in (
             probe_launches(device),
             probe_compiled(device),
@@ -80,10 +79,10 @@ def probes(device: torch.device, counts_of: CountsOf) -> Iterator[Probe]:
         yield from probe_matmul(watch, ("fp32",), CPU_MATMULS)
 
 
-def how_many(device: torch.device) -> int:
+def probe_count(device: torch.device) -> int:
     """How many probes there will be."""
     if device.type == "cuda":
-        host = 6 + 6 + 1 + how_many_steps()
+        host = 6 + 6 + 1 + host_probe_count()
         memory = 32 * len(GPU_SIZES) + sum(size >= 1 << 21 for size in GPU_SIZES)
         return (
             host + memory + 2 * (2 + len(BACKENDS)) * len(GPU_ATTENTIONS) + 4 * len(GPU_MATMULS) + 2 * len(GPU_LAYERS)
@@ -92,7 +91,7 @@ def how_many(device: torch.device) -> int:
 
 
 def probe_launches(device: torch.device) -> Iterator[Probe]:
-    """What lies around a kernel: the host's part of a view, the way from the launch to the start, a graph's gaps."""
+    """The costs around a kernel: the host's part of a view, the time from launch to start, a graph's gaps."""
     x = torch.zeros(64, device=device)
     yield Probe(what="host:view", ns=_host_ns(lambda: x.view(8, 8)))
     launch_ns = _host_ns(lambda: x.add_(1))
@@ -107,16 +106,16 @@ def probe_launches(device: torch.device) -> Iterator[Probe]:
     kernel_ns = Stopwatch(device).ns(lambda: x.add_(1))
     yield Probe(what="latency", ns=max(0.0, median(alone) - launch_ns - kernel_ns))
 
-    yield from _probe_unlike(device)
+    yield from _probe_switch(device)
     y = torch.rand(8, device=device, requires_grad=True)
     out, gradient = y.sin(), torch.ones_like(y)
     start_ns = _host_ns(lambda: torch.autograd.grad(out, y, gradient, retain_graph=True)) - _host_ns(gradient.sin)
     yield Probe(what="host:start", ns=max(0.0, start_ns))
 
 
-def _probe_unlike(device: torch.device) -> Iterator[Probe]:
-    """What a kernel takes more where the one before it was another, and what it takes more, or less, in a CUDA graph."""
-    runs, watch = _unlike(device), Stopwatch(device)
+def _probe_switch(device: torch.device) -> Iterator[Probe]:
+    """How much longer a kernel takes after a different kernel, and how much longer or shorter in a CUDA graph."""
+    runs, watch = different_kernels(device), Stopwatch(device)
 
     def all_of_them() -> None:
         for run in runs:
@@ -134,8 +133,8 @@ def _probe_unlike(device: torch.device) -> Iterator[Probe]:
     yield Probe(what="graph gap", ns=watch.ns(replay) / (times * len(runs)) - together_ns)
 
 
-def _unlike(device: torch.device) -> list[Run]:
-    """Small operations of one kernel each, no two of them the same."""
+def different_kernels(device: torch.device) -> list[Run]:
+    """Small operations of one kernel each, all different."""
     x = torch.rand(64, 1024, device=device)
     half, gain, column = x.bfloat16(), torch.rand(1024, device=device), torch.rand(64, 1, device=device)
     weight = torch.rand(1024, 1024, device=device, dtype=torch.bfloat16)

@@ -23,6 +23,7 @@ import torch
 from flopwise.capture.ranges import named
 from flopwise.records.events import PhaseSample
 from flopwise.records.run import STEP
+from flopwise.torch_private import spin
 
 Phases = Mapping[str, Callable[[], object]]
 
@@ -111,7 +112,7 @@ class CudaClock:
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         self._settle()
         if hold_ns := hold.length_ns(timed.launch_ns or 0):
-            torch.cuda._sleep(int(hold_ns * _SPIN_CYCLES_PER_NS))
+            spin(int(hold_ns * _SPIN_CYCLES_PER_NS))
         begin.record()
         self.phases[phase]()
         held = not begin.query()  # the GPU was still spinning when the last launch had been queued

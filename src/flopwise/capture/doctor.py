@@ -17,7 +17,7 @@ GOOD, ADVICE, MISSING = "ok", "note", "missing"
 _OLDEST_TORCH, _OLDEST_TRITON = (2, 11), (3, 6)
 
 
-class Check(msgspec.Struct, frozen=True, kw_only=True):
+class Check(msgspec.Struct, frozen=True):
     """One line of `flopwise doctor`."""
 
     name: str
@@ -28,58 +28,44 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 
 def examine() -> list[Check]:
     """Look at everything once; nothing is changed."""
+    python = Check("python", GOOD, f"{sys.version.split()[0]} ({sys.executable})")
     try:
         with Worker() as worker:
             seen = worker.look("auto")
             environment, device = seen.environment, seen.device
     except FlopwiseError as error:
-        return [_python(), Check(name="torch", state=MISSING, found=error.message, advice=error.hint), nsys(), *_gpus()]
-    return [
-        _python(),
-        _torch(environment),
-        _triton(environment, device),
-        Check(name="device", state=GOOD, found=_device(environment, device)),
-        *_gpus(),
-        nsys(),
-        _switches(environment),
-        _cpu(environment),
-    ]
+        return [python, Check("torch", MISSING, error.message, error.hint), nsys(), *_gpus()]
+    gpu = Check("device", GOOD, _device(environment, device))
+    software = [python, _torch(environment), _triton(environment, device), gpu]
+    return [*software, *_gpus(), nsys(), _switches(environment), _cpu(environment)]
 
 
 def nsys() -> Check:
     """Nsight Systems: on the PATH, or where its installers put it."""
-    found = find_nsys()
+    program = find_nsys()
     advice = "only `profile --with nsys` needs it; NVIDIA's nsight-systems-cli package has it"
-    if not found:
-        return Check(name="nsys", state=ADVICE, found="not installed", advice=advice)
+    if not program:
+        return Check("nsys", ADVICE, "not installed", advice)
     try:
-        said = nsys_version(found)
+        version = nsys_version(program)
     except (OSError, subprocess.SubprocessError) as error:
-        return Check(
-            name="nsys", state=ADVICE, found=f"{found} does not run: {one_line(str(error), 120)}", advice=advice
-        )
-    return Check(name="nsys", state=GOOD, found=f"{one_line(said)} ({found})")
-
-
-def _python() -> Check:
-    return Check(name="python", state=GOOD, found=f"{sys.version.split()[0]} ({sys.executable})")
+        return Check("nsys", ADVICE, f"{program} does not run: {one_line(str(error), 120)}", advice)
+    return Check("nsys", GOOD, f"{one_line(version)} ({program})")
 
 
 def _torch(environment: Environment) -> Check:
     if _version(environment.torch) < _OLDEST_TORCH:
-        return Check(
-            name="torch", state=ADVICE, found=environment.torch, advice="flopwise is tested with torch 2.11 and later"
-        )
+        return Check("torch", ADVICE, environment.torch, "flopwise is tested with torch 2.11 and later")
     built = f"CUDA {environment.cuda}" if environment.cuda else "built without CUDA"
-    return Check(name="torch", state=GOOD, found=f"{environment.torch}, {built}")
+    return Check("torch", GOOD, f"{environment.torch}, {built}")
 
 
 def _triton(environment: Environment, device: str) -> Check:
     needed = "torch.compile on a GPU needs it: pip install 'flopwise[torch]' -c constraints.txt"
     if not environment.triton:
-        return Check(name="triton", state=MISSING if device != "cpu" else ADVICE, found="not installed", advice=needed)
+        return Check("triton", MISSING if device != "cpu" else ADVICE, "not installed", needed)
     old = _version(environment.triton) < _OLDEST_TRITON
-    return Check(name="triton", state=ADVICE if old else GOOD, found=environment.triton, advice=needed if old else "")
+    return Check("triton", ADVICE if old else GOOD, environment.triton, needed if old else "")
 
 
 def _version(text: str) -> tuple[int, ...]:
@@ -96,52 +82,37 @@ def _device(environment: Environment, device: str) -> str:
 
 
 def _gpus() -> list[Check]:
-    return [check for gpu in gpu_states() for check in _gpu(gpu)]
+    return [check for gpu in gpu_states() for check in (_clocks(gpu), _other_processes(gpu))]
 
 
-def _gpu(gpu: GpuState) -> list[Check]:
-    name = f"gpu {gpu.index}"
+def _clocks(gpu: GpuState) -> Check:
+    name = f"gpu {gpu.index} clocks"
     power = f"{gpu.temperature_c} °C, {gpu.power_w:.0f} of {gpu.power_limit_w:.0f} W"
     clocks = f"SM clock {gpu.sm_mhz} of {gpu.max_sm_mhz} MHz, memory {gpu.memory_mhz} MHz, {power}"
-    checks = [Check(name=f"{name} clocks", state=GOOD, found=clocks)]
-    if gpu.throttle:
-        checks = [
-            Check(
-                name=f"{name} clocks",
-                state=ADVICE,
-                found=f"{clocks}; slowed by: {', '.join(gpu.throttle)}",
-                advice="let it cool, or measure when its power is not capped",
-            )
-        ]
-    others = [p for p in gpu.processes if p != os.getpid()]
-    if others:
-        found = f"{len(others)} other process(es) on the GPU: pid {', '.join(map(str, others[:5]))}"
-        return [
-            *checks,
-            Check(
-                name=f"{name} others",
-                state=ADVICE,
-                found=found,
-                advice="their work is in your timings: wait, or use another GPU",
-            ),
-        ]
-    return [*checks, Check(name=f"{name} others", state=GOOD, found="no other process on the GPU")]
+    if not gpu.throttle:
+        return Check(name, GOOD, clocks)
+    advice = "let it cool, or measure when its power is not capped"
+    return Check(name, ADVICE, f"{clocks}; slowed by: {', '.join(gpu.throttle)}", advice)
+
+
+def _other_processes(gpu: GpuState) -> Check:
+    name, others = f"gpu {gpu.index} others", [p for p in gpu.processes if p != os.getpid()]
+    if not others:
+        return Check(name, GOOD, "no other process on the GPU")
+    found = f"{len(others)} other process(es) on the GPU: pid {', '.join(map(str, others[:5]))}"
+    return Check(name, ADVICE, found, "their work is in your timings: wait, or use another GPU")
 
 
 def _switches(environment: Environment) -> Check:
     if not environment.switches:
-        return Check(name="switches", state=GOOD, found="no environment variable that changes speed is set")
+        return Check("switches", GOOD, "no environment variable that changes speed is set")
     found = ", ".join(f"{name}={one_line(value, 60)}" for name, value in environment.switches.items())
-    return Check(
-        name="switches",
-        state=ADVICE,
-        found=found,
-        advice="these change speed or precision; they are recorded with every point",
-    )
+    advice = "these change speed or precision; they are recorded with every point"
+    return Check("switches", ADVICE, found, advice)
 
 
 def busy(cores: int) -> str:
-    """What to say of a machine on which other work runs; empty where its load is below half its cores.
+    """The warning about other work on this machine; '' where its load is below half its cores.
 
     >>> busy(10**9)
     ''
@@ -153,8 +124,7 @@ def busy(cores: int) -> str:
 
 
 def _cpu(environment: Environment) -> Check:
-    load = os.getloadavg()[0]
-    found = f"{environment.cpu}, {environment.cpu_cores} cores, torch uses {environment.cpu_threads} threads, load {load:.1f}"
-    if said := busy(environment.cpu_cores):
-        return Check(name="cpu", state=ADVICE, found=found, advice=said)
-    return Check(name="cpu", state=GOOD, found=found)
+    cores, threads, load = environment.cpu_cores, environment.cpu_threads, os.getloadavg()[0]
+    found = f"{environment.cpu}, {cores} cores, torch uses {threads} threads, load {load:.1f}"
+    warning = busy(cores)
+    return Check("cpu", ADVICE if warning else GOOD, found, warning)

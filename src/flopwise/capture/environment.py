@@ -8,19 +8,33 @@ from importlib import metadata
 import torch
 
 from flopwise.capture.telemetry import driver_version
+from flopwise.records.events import DeviceInfo
 from flopwise.records.run import Environment, Gpu
 from flopwise.version import __version__
 
 # Variables that change speed or results. Others are never read: an environment holds secrets.
 SWITCHES = (
-    "CUDA_LAUNCH_BLOCKING", "CUDA_VISIBLE_DEVICES", "CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERRIDE", "OMP_NUM_THREADS",
-    "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "TORCHINDUCTOR_FORCE_DISABLE_CACHES", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+    "CUDA_LAUNCH_BLOCKING",
+    "CUDA_VISIBLE_DEVICES",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "NVIDIA_TF32_OVERRIDE",
+    "OMP_NUM_THREADS",
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "TORCHINDUCTOR_FORCE_DISABLE_CACHES",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
     "CUDA_SCALE_LAUNCH_QUEUES",
-)  # fmt: skip
+)
+
+
+def device_info(device: torch.device, free_bytes: int | None = None) -> DeviceInfo:
+    """The event that says where a measurement runs."""
+    uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}" if device.type == "cuda" else ""  # NVML's name of it
+    return DeviceInfo(environment=environment(device), device=str(device), gpu_uuid=uuid, free_bytes=free_bytes)
 
 
 def environment(device: torch.device) -> Environment:
-    """The surroundings of a measurement on the device."""
+    """The hardware, the software and the commit of a measurement on the device."""
     commit, dirty = _git()
     return Environment(
         flopwise=__version__,
@@ -37,11 +51,6 @@ def environment(device: torch.device) -> Environment:
         git_dirty=dirty,
         switches={name: os.environ[name] for name in SWITCHES if name in os.environ},
     )
-
-
-def gpu_uuid(device: torch.device) -> str:
-    """The name NVML knows the GPU by; '' on the CPU."""
-    return f"GPU-{torch.cuda.get_device_properties(device).uuid}" if device.type == "cuda" else ""
 
 
 def _gpu(device: torch.device) -> Gpu:
@@ -66,9 +75,8 @@ def _version(package: str) -> str:
 def _cpu_name() -> str:
     try:
         with open("/proc/cpuinfo") as lines:
-            return next(
-                (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine()
-            )
+            names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+            return next(names, platform.machine())
     except OSError:
         return platform.processor() or platform.machine()
 
@@ -76,10 +84,10 @@ def _cpu_name() -> str:
 def _git() -> tuple[str, bool]:
     """The commit of the working directory, if it is in a repository."""
     try:
-        commit = subprocess.run(("git", "rev-parse", "HEAD"), capture_output=True, text=True, timeout=5, check=True)
-        status = subprocess.run(
-            ("git", "status", "--porcelain", "-uno"), capture_output=True, text=True, timeout=5, check=True
+        commit, status = (
+            subprocess.run(("git", *words), capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+            for words in (("rev-parse", "HEAD"), ("status", "--porcelain", "-uno"))
         )
     except (OSError, subprocess.SubprocessError):
         return "", False
-    return commit.stdout.strip(), bool(status.stdout.strip())
+    return commit, bool(status)

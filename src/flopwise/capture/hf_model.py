@@ -10,6 +10,13 @@ from flopwise.errors import FlopwiseError, Unsupported
 from flopwise.spec.workload import Workload
 
 _ATTENTION = {"naive": "eager", "sdpa": "sdpa", "sdpa-flash": "sdpa", "sdpa-cudnn": "sdpa", "flex": "flex_attention"}
+_LEVERS = {
+    "norm": ("torch",),
+    "activation": ("torch",),
+    "rope": ("eager",),
+    "projections": ("separate",),
+    "attention": tuple(_ATTENTION),
+}
 _BACKENDS = {
     "sdpa-flash": torch.nn.attention.SDPBackend.FLASH_ATTENTION,
     "sdpa-cudnn": torch.nn.attention.SDPBackend.CUDNN_ATTENTION,
@@ -22,20 +29,13 @@ class HfModel(nn.Module):
     def __init__(self, workload: Workload) -> None:
         super().__init__()
         recipe = workload.recipe
-        for lever, kept in (("norm", "torch"), ("activation", "torch"), ("rope", "eager"), ("projections", "separate")):
-            if getattr(recipe, lever) != kept:
-                raise Unsupported(
-                    f"{lever} = '{getattr(recipe, lever)}' is a lever of flopwise's own model",
-                    "use implementation = flopwise",
-                )
+        for lever, allowed in _LEVERS.items():
+            if (value := getattr(recipe, lever)) not in allowed:
+                text = f"{lever} = '{value}' works on flopwise's own model only"
+                raise Unsupported(text, "use implementation = flopwise")
         if recipe.checkpoint > 1:
-            raise Unsupported(
-                f"checkpoint = {recipe.checkpoint}: transformers recomputes every block or none", "allowed: off, 1"
-            )
-        if recipe.attention not in _ATTENTION:
-            raise Unsupported(
-                f"attention = '{recipe.attention}' is a lever of flopwise's own model", "use implementation = flopwise"
-            )
+            text = f"checkpoint = {recipe.checkpoint}: transformers recomputes every block or none"
+            raise Unsupported(text, "allowed: off, 1")
         self.inner = _causal_lm(dict(workload.hf_config or {}), _ATTENTION[recipe.attention])
         self.backend = _BACKENDS.get(recipe.attention)
         if recipe.checkpoint:
@@ -62,15 +62,13 @@ def _causal_lm(config: dict[str, Any], attention: str) -> Any:
         from transformers import AutoModelForCausalLM
         from transformers.models.auto.configuration_auto import CONFIG_MAPPING
     except ImportError:
-        raise FlopwiseError(
-            "implementation = 'transformers' needs the transformers library", "pip install 'flopwise[hf]'"
-        ) from None
+        text = "implementation = 'transformers' needs the transformers library"
+        raise FlopwiseError(text, "pip install 'flopwise[hf]'") from None
     for field in ("auto_map", "quantization_config", "torch_dtype", "dtype"):
         config.pop(field, None)  # auto_map names code to run; the precision is the recipe's
     family = str(config.pop("model_type", ""))
     try:
         return AutoModelForCausalLM.from_config(CONFIG_MAPPING[family](**config), attn_implementation=attention)
     except (KeyError, TypeError, ValueError, AssertionError) as error:  # a padding token beyond the vocabulary
-        raise FlopwiseError(
-            f"transformers cannot build this config: {error}", "check the file, or use implementation = flopwise"
-        ) from None
+        hint = "check the file, or use implementation = flopwise"
+        raise FlopwiseError(f"transformers cannot build this config: {error}", hint) from None

@@ -1,4 +1,4 @@
-"""What the host takes to launch a step's work: small models, eager and compiled, whose kernels take no time to speak of."""
+"""The host's time to launch a step: small models, eager and compiled, whose kernels take next to no time."""
 
 import gc
 import time
@@ -13,8 +13,8 @@ from flopwise.capture.build import build_step
 from flopwise.records.ceilings import COMPILED, HostCounts, Probe
 from flopwise.spec.workload import Workload, workload
 
-_BY_HAND = {"attention": "naive", "norm": "eager", "activation": "eager"}
-# Deep and shallow, with casts and without: what the phases cost at all, an operation and a cast can be told apart.
+_UNFUSED = {"attention": "naive", "norm": "eager", "activation": "eager"}
+# Deep and shallow, with casts and without: a fit can separate the cost of a phase, of an operation and of a cast.
 Steps = tuple[tuple[int, str, dict[str, Any]], ...]  # layers, phase, levers
 CountsOf = Callable[[Workload], dict[str, HostCounts]]  # what a step launches by phase, the loss counted with forward
 STEPS: Steps = (
@@ -22,55 +22,55 @@ STEPS: Steps = (
     (8, "train", {"precision": "bf16", "optimizer": "foreach"}),
     (2, "train", {"optimizer": "foreach"}),
     (8, "train", {"optimizer": "adamw-loop"}),
-    (5, "train", {"precision": "bf16", "optimizer": "foreach", **_BY_HAND}),
+    (5, "train", {"precision": "bf16", "optimizer": "foreach", **_UNFUSED}),
     (2, "forward", {"precision": "bf16"}),
     (8, "forward", {"precision": "bf16"}),
     (8, "forward", {}),
-    (5, "forward", _BY_HAND),
+    (5, "forward", _UNFUSED),
     (2, "train", {"precision": "bf16", "optimizer": "foreach", "checkpoint": 1}),
     (8, "train", {"precision": "bf16", "optimizer": "foreach", "checkpoint": 1}),
 )
-_WARMUP, _SAMPLES = 3, 5  # steps, and those of a round that count
+_WARMUP, _SAMPLES = 3, 5  # steps, and steps of a round
 _LAYERS, _COMPILED_CALLS = (2, 12), 60
 
 
-class HostWatch:
-    """Times the launches of a few small steps, in rounds: a host is not equally fast at all times, its usual pace counts."""
+class HostTimer:
+    """Times the launches of a few small steps, in rounds: a host's speed varies, and its usual speed is wanted."""
 
     def __init__(self, device: torch.device, steps: Steps = STEPS) -> None:
         self.device = device
         self.workloads = [_workload(*step) for step in steps]
         self.phases = [build_step(chosen, device).phases for chosen in self.workloads]
-        self.seen: list[dict[str, list[int]]] = [{phase: [] for phase in phases} for phases in self.phases]
+        self.times_ns: list[dict[str, list[int]]] = [{phase: [] for phase in phases} for phases in self.phases]
         self._run(_WARMUP, keep=False)
 
     def round(self) -> None:
         """Every step a few times."""
         self._run(_SAMPLES, keep=True)
 
-    def _run(self, times: int, keep: bool) -> None:
+    def _run(self, repeats: int, keep: bool) -> None:
         gc.collect()
         gc.disable()  # as while a step is measured
         try:
-            for phases, seen in zip(self.phases, self.seen, strict=True):
-                for _ in range(times):
+            for phases, times in zip(self.phases, self.times_ns, strict=True):
+                for _ in range(repeats):
                     for phase, run in phases.items():
                         ns = _launch_ns(run, self.device)
-                        seen[phase] += [ns] * keep
+                        times[phase] += [ns] * keep
         finally:
             gc.enable()
 
     def probes(self, counts_of: CountsOf) -> Iterator[Probe]:
-        """What the rounds have shown, by phase."""
-        for chosen, seen in zip(self.workloads, self.seen, strict=True):
+        """The medians of the rounds, by phase."""
+        for chosen, seen in zip(self.workloads, self.times_ns, strict=True):
             counts, ns = counts_of(chosen), {phase: median(times) for phase, times in seen.items()}
             ns["forward"] += ns.pop("loss", 0.0)
             for phase, name in _names(chosen).items():
                 yield Probe(what=f"host:{name}", shape=tuple(counts[phase]), ns=float(ns[phase]))
 
 
-def how_many_steps(steps: Steps = STEPS) -> int:
-    """How many probes `HostWatch` will give."""
+def host_probe_count(steps: Steps = STEPS) -> int:
+    """How many probes a `HostTimer` will give."""
     return sum(len(_names(_workload(*step))) for step in steps)
 
 
@@ -79,7 +79,7 @@ def _workload(layers: int, phase: str, levers: dict[str, Any]) -> Workload:
 
 
 def _names(chosen: Workload) -> dict[str, str]:
-    """The phases of a step that are probes, and what of."""
+    """The phases of a step that are probes, with the probes' names."""
     recipe = chosen.recipe
     if chosen.phase == "forward":
         return {"forward": "inference"}
@@ -101,10 +101,10 @@ def _launch_ns(run: Callable[[], object], device: torch.device) -> int:
 
 
 def probe_compiled(device: torch.device) -> Iterator[Probe]:
-    """What the host takes to call compiled graphs, there and back; nothing where torch.compile cannot run.
+    """The host's time to call compiled graphs, forward and backward; nothing where torch.compile cannot run.
 
     Chains of products: few layers with a weight each, many with a weight each, and many with one weight that needs no
-    gradient. So the call, the kernels and the tensors that are handed over can be told apart.
+    gradient. A fit can then separate the call, the kernels and the tensors that are passed.
     """
     short, long = _LAYERS
     shapes = ((short, short), (long, long), (long, 1))  # layers and weights
@@ -116,17 +116,17 @@ def probe_compiled(device: torch.device) -> Iterator[Probe]:
         chains.append((torch.compile(_chain(layers), dynamic=False), x.clone().requires_grad_(frozen), weights))
     try:
         # In rounds: a host's pace changes from second to second, and must not be taken for a difference between chains.
-        rounds = [[_there_and_back(*chain, device) for chain in chains] for _ in range(_COMPILED_CALLS)]
-    except Exception:  # noqa: BLE001  (no compiler on this machine, say: whatever it is, only this probe is lost)
+        rounds = [[_forward_backward_ns(*chain, device) for chain in chains] for _ in range(_COMPILED_CALLS)]
+    except Exception:  # noqa: BLE001  (no compiler on this machine, for example: only this probe is lost)
         return
     for number, (layers, n_weights) in enumerate(shapes):
         times = [one[number] for one in rounds[_COMPILED_CALLS // 4 :]]
-        there = HostCounts(ops=2 * layers, views=0, kernels=0, listed=1 + n_weights)
+        forward = HostCounts(ops=2 * layers, views=0, kernels=0, listed=1 + n_weights)
         products = layers if n_weights == 1 else 2 * layers - 1
         kept = layers + n_weights + 1  # the products' results, the weights and the gradient
-        back = HostCounts(ops=layers + products, views=0, kernels=0, listed=kept)
-        yield Probe(what=f"{COMPILED} forward", shape=tuple(there), ns=float(median(ns for ns, _ in times)))
-        yield Probe(what=f"{COMPILED} backward", shape=tuple(back), ns=float(median(ns for _, ns in times)))
+        backward = HostCounts(ops=layers + products, views=0, kernels=0, listed=kept)
+        yield Probe(what=f"{COMPILED} forward", shape=tuple(forward), ns=float(median(ns for ns, _ in times)))
+        yield Probe(what=f"{COMPILED} backward", shape=tuple(backward), ns=float(median(ns for _, ns in times)))
 
 
 def _chain(layers: int) -> Callable[..., Tensor]:
@@ -138,7 +138,7 @@ def _chain(layers: int) -> Callable[..., Tensor]:
     return chain
 
 
-def _there_and_back(
+def _forward_backward_ns(
     run: Callable[..., Tensor], x: Tensor, weights: list[Tensor], device: torch.device
 ) -> tuple[int, int]:
     for tensor in (x, *weights):

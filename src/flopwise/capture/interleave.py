@@ -9,7 +9,7 @@ import msgspec
 from flopwise.capture.isolate import OnEvent, Worker, ignore
 from flopwise.capture.stopping import StoppingRule
 from flopwise.errors import FlopwiseError
-from flopwise.records.events import Agreed, AgreeRequest, Done, Event, Sampled, WarmedUp
+from flopwise.records.events import AgreementRequest, AgreementResult, Done, Event, Sampled, WarmedUp
 from flopwise.records.run import CRASH, INTERRUPTED, OK, STEP, PhaseMemory, Point
 from flopwise.spec.workload import Sampling, Trial
 
@@ -28,7 +28,7 @@ class InterleavedTrial:
         on_event: OnEvent = ignore,
         paired_with: str = "",
         worker: Worker | None = None,
-        compare: AgreeRequest | None = None,
+        compare: AgreementRequest | None = None,
         details: int = 0,
     ) -> None:
         """`worker`: one that is running already, and stays. `compare`: with a reference, before it is warm. `details`: of
@@ -156,7 +156,7 @@ class PairMeasured(msgspec.Struct, frozen=True, kw_only=True):
     best_ns: tuple[int, ...] = ()
     best_memory: tuple[PhaseMemory, ...] = ()
     stopped: str = ""  # why the rounds ended
-    agreed: Agreed = Agreed()
+    agreed: AgreementResult = AgreementResult()
 
 
 class Contest:
@@ -173,7 +173,7 @@ class Contest:
         self.log_path, self.on_event, self.on_point, self.details = log_path, on_event, on_point, details
         self.idle: list[Worker] = []
 
-    def challenge(self, best: Trial, challenger: Trial, compare: AgreeRequest | None, rounds: int) -> PairMeasured:
+    def challenge(self, best: Trial, challenger: Trial, compare: AgreementRequest | None, rounds: int) -> PairMeasured:
         """Start a challenger, and the best if it is not running; run both interleaved."""
         if self.best is None or not self.best.running:
             self.best = self._start(best)
@@ -228,7 +228,7 @@ class Contest:
         for worker in (*self.idle, *(one.worker for one in (self.best, self.challenger) if one is not None)):
             worker.close()
 
-    def _start(self, trial: Trial, paired_with: str = "", compare: AgreeRequest | None = None) -> InterleavedTrial:
+    def _start(self, trial: Trial, paired_with: str = "", compare: AgreementRequest | None = None) -> InterleavedTrial:
         worker = self.idle.pop() if self.idle else Worker(compiler=trial.workload.recipe.compile != "off")
         log = self.log_path(trial.key())
         return InterleavedTrial(trial, log, self.on_event, paired_with, worker, compare, self.details)

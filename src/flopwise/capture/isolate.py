@@ -18,21 +18,21 @@ from flopwise.capture.point_builder import PointBuilder, ProcessState, signal_na
 from flopwise.errors import FlopwiseError, Unsupported
 from flopwise.records.ceilings import Probe
 from flopwise.records.events import (
-    Agreed,
-    AgreeRequest,
+    AgreementRequest,
+    AgreementResult,
+    DeviceInfo,
     Done,
-    Dried,
+    DryRunResult,
     Event,
     Exited,
+    ExperimentProgress,
     ExperimentRequest,
-    ExperimentTold,
-    Hello,
     MemoryRequest,
-    Probed,
+    ProbeMeasured,
     Request,
     Started,
-    Surroundings,
     TraceRequest,
+    WorkerReady,
 )
 from flopwise.records.prediction import DryRun
 from flopwise.records.run import CRASH, INTERRUPTED, TIMEOUT, UNSUPPORTED, Agreement, Point
@@ -52,7 +52,7 @@ class TrialOptions(TypedDict, total=False):
     turns: bool
     trace: TraceRequest | None
     memory: MemoryRequest | None
-    compare: AgreeRequest | None
+    compare: AgreementRequest | None
     fewest: int
     details: int
 
@@ -86,7 +86,7 @@ class Worker(AbstractContextManager["Worker"]):
     def _greet(self) -> None:
         self._greeted = True
         hello = next(self._events(time.monotonic() + START_S), None)
-        if not isinstance(hello, Hello):
+        if not isinstance(hello, WorkerReady):
             self.close()
             raise FlopwiseError("the measuring process did not start", f"try: {sys.executable} -m flopwise.worker")
         if hello.error:
@@ -107,29 +107,31 @@ class Worker(AbstractContextManager["Worker"]):
                 stream.close()
         self.process.wait()
 
-    def look(self, device: str) -> Surroundings:
+    def look(self, device: str) -> DeviceInfo:
         """The device, its environment and free memory; raises where there is no such device."""
         answers = self._answers(Request(device=device), f"the device '{device}' could not be opened", START_S)
-        return [event for event in answers if isinstance(event, Surroundings)][-1]
+        return [event for event in answers if isinstance(event, DeviceInfo)][-1]
 
     def dry_run(self, workload: Workload, gpu: str = "hopper", timeout_s: float = DRY_S) -> DryRun:
         """The workload's step on fake tensors, in a process of its own; raises where that is not possible."""
         request = Request(dry=msgspec.json.encode(workload).decode(), architecture=gpu)
         answers = self._answers(request, f"{workload.target} cannot be dry-run", timeout_s)
-        return [event.run for event in answers if isinstance(event, Dried)][-1]
+        return [event.run for event in answers if isinstance(event, DryRunResult)][-1]
 
-    def agree(self, trial: Trial, request: AgreeRequest, log: Path | None = None) -> Agreement:
+    def agree(self, trial: Trial, request: AgreementRequest, log: Path | None = None) -> Agreement:
         """A few steps' losses and gradients compared with the reference's, in a process of its own."""
         asked = Request(trial=msgspec.json.encode(trial).decode(), log=str(log or ""), agree=request)
         answers = self._answers(asked, f"{trial.workload.label()} cannot be checked", trial.sampling.timeout_s)
-        return [event.agreement for event in answers if isinstance(event, Agreed) and event.agreement is not None][-1]
+        return [
+            event.agreement for event in answers if isinstance(event, AgreementResult) and event.agreement is not None
+        ][-1]
 
     def calibrate(self, device: str, on_event: OnEvent = ignore, timeout_s: float = CALIBRATE_S) -> list[Probe]:
         """The device's limits, measured in a process of their own."""
         found = []
         for event in self._answers(Request(calibrate=True, device=device), f"{device} cannot be calibrated", timeout_s):
             on_event(event)
-            if isinstance(event, Probed):
+            if isinstance(event, ProbeMeasured):
                 found.append(event.probe)
         return found
 
@@ -159,14 +161,14 @@ class Worker(AbstractContextManager["Worker"]):
         asked: ExperimentRequest,
         timeout_s: float,
         log: Path | None = None,
-        on_told: Callable[[ExperimentTold], None] = ignore,
+        on_told: Callable[[ExperimentProgress], None] = ignore,
     ) -> Done:
         """Run an experiment in a process of its own; whatever happens to it, how it ended is returned."""
         self._send(Request(experiment=asked, log=str(log or "")))
         process = ProcessState()
 
         def on_event(event: Event) -> None:
-            if isinstance(event, ExperimentTold):
+            if isinstance(event, ExperimentProgress):
                 on_told(event)
 
         try:

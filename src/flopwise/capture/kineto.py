@@ -13,7 +13,7 @@ from flopwise.records.events import TraceRequest
 def trace_steps(step: Step, device: torch.device, request: TraceRequest) -> int:
     """Write a Kineto trace of some steps to `request.path`; nanoseconds per traced step, on the host's clock.
 
-    One more step runs first under the profiler without being recorded: its own start-up is not the workload's.
+    One more step runs first under the profiler without being recorded: the profiler's own start-up is not the workload's.
     """
     activities = [torch.profiler.ProfilerActivity.CPU]
     if device.type == "cuda":

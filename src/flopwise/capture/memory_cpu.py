@@ -1,14 +1,14 @@
-"""A watched step on the CPU, written as PyTorch writes a GPU's memory snapshot: one form for both, one reader, one viewer.
+"""A recorded step on the CPU, written as PyTorch writes a GPU's memory snapshot: one format, one reader, one viewer.
 
-The CPU has no caching allocator: every tensor is an allocation of its own, of exactly its bytes; nothing is reserved beyond
-it. Addresses are numbers, each given once, so that the frees of two tensors are never mistaken for one another.
+The CPU has no caching allocator: every tensor is an allocation of its own, of exactly its bytes. Addresses are numbers, each
+given once, so that the frees of two tensors are never confused.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
 from flopwise.capture.watch.tape import ALLOC, HOST, OP, Event, Section, Tape
-from flopwise.records.memory import OP as SAID_OP
+from flopwise.records.memory import OP as OP_LABEL
 from flopwise.records.memory import PHASE
 from flopwise.records.run import PhaseMemory
 
@@ -27,7 +27,7 @@ class CpuHistory:
     def __init__(self, tape: Tape, owners: Sequence[str], times_us: Sequence[int], recorded: Sequence[Section]) -> None:
         """`times_us`: of every event of the tape."""
         self.tape, self.owners = tape, owners
-        self.events: list[tuple[Event, str]] = []  # with the word for it: the op that ran last, else the phase
+        self.events: list[tuple[Event, str]] = []  # with its label: the op that ran last, else the phase
         self.times_us: list[int] = []
         self.before: set[int] = set()
         self.marks: list[tuple[int, str]] = []  # (position among `events`, the section that begins there)
@@ -37,16 +37,16 @@ class CpuHistory:
         for place, section in enumerate(sections):
             if place >= earlier:
                 self.marks.append((len(self.events), section.name))
-            word = f"{PHASE}{section.name}"
+            label = f"{PHASE}{section.name}"
             for event in section.events:
                 kind, number = event
                 if kind == OP:
-                    word = f"{SAID_OP}{number}"
+                    label = f"{OP_LABEL}{number}"
                 elif self._counts(number) and place < earlier:
                     (self.before.add if kind == ALLOC else self.before.discard)(number)
                 elif self._counts(number):
-                    clock = max(clock + 1, times_us[at])  # strictly rising: an event's time tells which it is
-                    self.events.append((event, word))
+                    clock = max(clock + 1, times_us[at])  # strictly rising: an event's time identifies it
+                    self.events.append((event, label))
                     self.times_us.append(clock)
                 at += 1
         self.after = set(self.before)
@@ -70,43 +70,33 @@ class CpuHistory:
         }
 
     def _entry(self, i: int, frames: Frames) -> dict[str, Any]:
-        (kind, number), word = self.events[i]
+        (kind, number), label = self.events[i]
         storage = self.tape.storages[number]
         entry = {"addr": address(number), "size": storage.nbytes, "stream": 0, "time_us": self.times_us[i]}
         if kind == ALLOC:
-            said = f"{SAID_OP}{storage.op}"
-            return {"action": "alloc", **entry, "frames": frames.get(number, []), "user_metadata": said}
-        return {"action": "free_completed", **entry, "frames": [], "user_metadata": word}
+            label = f"{OP_LABEL}{storage.op}"
+            return {"action": "alloc", **entry, "frames": frames.get(number, []), "user_metadata": label}
+        return {"action": "free_completed", **entry, "frames": [], "user_metadata": label}
 
     def _segment(self, number: int, frames: Frames) -> dict[str, Any]:
         size = self.tape.storages[number].nbytes
-        block = {
-            "address": address(number), "size": size, "requested_size": size, "state": "active_allocated",
-            "frames": frames.get(number, []),
-        }  # fmt: skip
-        return {
-            "device": 0, "address": address(number), "total_size": size, "allocated_size": size, "active_size": size,
-            "requested_size": size, "stream": 0, "segment_type": "large", "segment_pool_id": (0, 0), "is_expandable": False,
-            "frames": [], "blocks": [block],
-        }  # fmt: skip
+        both = {"address": address(number), "requested_size": size}
+        block = both | {"size": size, "state": "active_allocated", "frames": frames.get(number, [])}
+        sizes = dict.fromkeys(("total_size", "allocated_size", "active_size"), size)
+        kind = {"segment_type": "large", "segment_pool_id": (0, 0), "is_expandable": False}
+        return {"device": 0, "stream": 0, **both, **sizes, **kind, "frames": [], "blocks": [block]}
 
     def _annotations(self) -> list[dict[str, Any]]:
         """Each step as a range; a step begins with its first section."""
         if not self.marks or not self.events:
             return []
-        last = self.times_us[-1] + 1
-        times = [
-            self.times_us[at] if at < len(self.times_us) else last for at, name in self.marks if name == self._first()
+        times, first = [*self.times_us, self.times_us[-1] + 1], self.marks[0][1]
+        starts = [times[at] for at, name in self.marks if name == first]
+        return [
+            {"device": 0, "name": f"flopwise.step:{step}", "stage": stage, "time_us": time_us}
+            for step, ends in enumerate(zip(starts, [*starts[1:], times[-1]], strict=True))
+            for stage, time_us in zip(("START", "END"), ends, strict=True)
         ]
-        found = []
-        for step, (start, end) in enumerate(zip(times, [*times[1:], last], strict=True)):
-            name = f"flopwise.step:{step}"
-            found.append({"device": 0, "name": name, "stage": "START", "time_us": start})
-            found.append({"device": 0, "name": name, "stage": "END", "time_us": end})
-        return found
-
-    def _first(self) -> str:
-        return self.marks[0][1]
 
     def phases(self) -> tuple[PhaseMemory, ...]:
         """Start, peak and end of each phase of the last step that has all of them; reserved is what was ever allocated."""
@@ -115,7 +105,7 @@ class CpuHistory:
         whole = len(names) // per_step * per_step if per_step else 0
         spans = [*(at for at, _ in self.marks), len(self.events)]
         live = most = sum(self.tape.storages[n].nbytes for n in self.before)
-        found = []
+        phases = []
         for i, name in enumerate(names):
             start = peak = live
             for (kind, number), _ in self.events[spans[i] : spans[i + 1]]:
@@ -123,7 +113,8 @@ class CpuHistory:
                 peak = max(peak, live)
             most = max(most, peak)
             if whole - per_step <= i < whole:
-                found.append(
-                    PhaseMemory(phase=name, start_bytes=start, peak_bytes=peak, end_bytes=live, reserved_bytes=most)
+                memory = PhaseMemory(
+                    phase=name, start_bytes=start, peak_bytes=peak, end_bytes=live, reserved_bytes=most
                 )
-        return tuple(found)
+                phases.append(memory)
+        return tuple(phases)

@@ -1,46 +1,31 @@
-"""A GPU's own record of its allocations: PyTorch's, started, told what runs, and matched with the tensors it was for."""
+"""A GPU's allocation history, recorded by PyTorch: started, stopped, and matched with the tensors it was for."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
+from flopwise import torch_private
 from flopwise.records.memory import BEFORE, OP
 
-MOST_EVENTS = 2_000_000  # a 2.7B training step makes about 30,000
+MAX_EVENTS = 2_000_000  # a 2.7B training step makes about 30,000
 
 
 def start(stacks: str, clear: bool = True) -> None:
     """Record from now on, with the stacks of allocations: Python's, C++'s too, or none; forget what was recorded."""
     torch.cuda.init()  # before it there is no allocator that could be told to record
-    torch.cuda.memory._record_memory_history(
+    torch_private.record_memory_history(
         enabled="all",
         context=None if stacks == "off" else "alloc",
         stacks="all" if stacks == "all" else "python",
-        max_entries=MOST_EVENTS,
+        max_entries=MAX_EVENTS,
         clear_history=clear,
         global_record_annotations=True,
     )
 
 
 def stop() -> None:
-    torch.cuda.memory._record_memory_history(enabled=None)
-
-
-def say(word: str) -> None:
-    """Every allocation from now on carries this word."""
-    torch.cuda.memory._set_memory_metadata(word)
-
-
-def can_say() -> bool:
-    """Whether this torch can; without it, owners are told from stacks."""
-    return hasattr(torch.cuda.memory, "_set_memory_metadata")
-
-
-def snapshot() -> dict[str, Any]:
-    """What PyTorch's own viewer reads."""
-    found: dict[str, Any] = torch.cuda.memory._snapshot()
-    return found
+    torch_private.record_memory_history(enabled=None)
 
 
 def matched(

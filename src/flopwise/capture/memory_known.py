@@ -1,4 +1,4 @@
-"""From a watched step: whose every allocation was, and where it came from."""
+"""What is known of a recorded step's allocations: their owners, and where they came from."""
 
 from collections.abc import Mapping, Sequence
 
@@ -15,44 +15,37 @@ def known(
 ) -> Knowledge:
     """What the recorder knows of the storages at these places (number -> event, address)."""
     tape, words = recorder.tape, Words()
-    tensors, ops = (
-        [],
-        {n: KnownOp(words(op.work.op), words(op.work.module), words(op.work.phase)) for n, op in enumerate(tape.ops)},
-    )
+    works = (op.work for op in tape.ops)
+    ops = {n: KnownOp(words(work.op), words(work.module), words(work.phase)) for n, work in enumerate(works)}
+    tensors = []
     built = {n for kind, n in tape.build.events if kind == ALLOC}
     for number, (event, address) in places.items():
         storage = tape.storages[number]
         if owners[number] == HOST:
             continue
         work = tape.ops[storage.op].work
-        in_build = number in built
-        tensors.append(
-            KnownTensor(
-                event=event,
-                address=address,
-                bytes=storage.nbytes,
-                owner=words(owners[number]),
-                op=words("" if in_build else work.op),
-                module=words(storage.module or work.module),
-                phase=words("" if in_build else work.phase),
-                dtype=words(storage.dtype),
-                saved_by=words(recorder.savers(number)),
-                shape=storage.shape,
-            )
-        )
+        op, phase = ("", "") if number in built else (work.op, work.phase)
+        labels = (owners[number], op, storage.module or work.module, phase, storage.dtype, recorder.savers(number))
+        tensors.append(_tensor(words, event, address, storage.nbytes, labels, storage.shape))
     return Knowledge(device="", steps=0, words=words.all(), ops=ops, tensors=tuple(tensors), exact=exact)
 
 
 def known_parameters(names: ModuleNames) -> Knowledge:
     """Of a step that could not be watched: its modules' parameters and buffers, by address."""
     words = Words()
-    none = words("")
-    tensors = tuple(
-        KnownTensor(
-            event=BEFORE, address=t.untyped_storage().data_ptr(), bytes=t.nbytes, owner=words(owner), op=none,
-            module=words(module), phase=none, dtype=words(DTYPES.get(t.dtype, "")), saved_by=none, shape=tuple(t.shape),
-        )
-        for owner, listed in ((PARAMETERS, names.parameters()), (BUFFERS, names.buffers()))
-        for module, t in listed
-    )  # fmt: skip
-    return Knowledge(device="", steps=0, words=words.all(), tensors=tensors)
+    words("")
+    tensors = []
+    for owner, listed in ((PARAMETERS, names.parameters()), (BUFFERS, names.buffers())):
+        for module, t in listed:
+            labels = (owner, "", module, "", DTYPES.get(t.dtype, ""), "")
+            address = t.untyped_storage().data_ptr()
+            tensors.append(_tensor(words, BEFORE, address, t.nbytes, labels, tuple(t.shape)))
+    return Knowledge(device="", steps=0, words=words.all(), tensors=tuple(tensors))
+
+
+def _tensor(
+    words: Words, event: int, address: int, nbytes: int, labels: Sequence[str], shape: tuple[int, ...]
+) -> KnownTensor:
+    """`labels`: owner, op, module, phase, dtype and the ops that saved it."""
+    owner, op, module, phase, dtype, saved_by = map(words, labels)
+    return KnownTensor(event, address, nbytes, owner, op, module, phase, dtype, saved_by, shape)

@@ -13,23 +13,25 @@ import torch
 
 from flopwise.capture import memory_cuda
 from flopwise.capture.build import build_step, resolve_device
-from flopwise.capture.environment import environment, gpu_uuid
+from flopwise.capture.environment import device_info
 from flopwise.capture.memory_cpu import CpuHistory, address
 from flopwise.capture.memory_known import known, known_parameters
 from flopwise.capture.memory_limit import free_bytes
 from flopwise.capture.memory_watch import Recorder
+from flopwise.capture.pipes import Emit
 from flopwise.capture.ranges import NUMBERED_STEP
 from flopwise.capture.step import Step, synchronise
-from flopwise.capture.trials import Emit, peak_rss_bytes, phase_memory, why
+from flopwise.capture.trials import failure, peak_rss_bytes, phase_memory
 from flopwise.capture.watch.collector import no_collector
 from flopwise.capture.watch.modules import ModuleNames
 from flopwise.capture.watch.owners import known_shapes, owners
 from flopwise.capture.watch.tape import ALLOC, Section
 from flopwise.errors import FlopwiseError, Unsupported
-from flopwise.records.events import Done, MemoryMeasured, MemoryRequest, Ready, Recorded, Surroundings, WarmupStep
+from flopwise.records.events import Done, MemoryMeasured, MemoryRequest, SnapshotWritten, StepBuilt, WarmupStep
 from flopwise.records.memory import BEFORE, PHASE, Knowledge, knowledge_path, write_whole
 from flopwise.records.run import INTERRUPTED, OK, OOM, STEP, PhaseMemory
 from flopwise.spec.workload import Trial, Workload
+from flopwise.torch_private import memory_labels, memory_snapshot
 
 WARMUP_STEPS = 2  # the first makes the optimizer's state, the second is like all that follow
 _ASKED = re.compile(r"tried to allocate (\d+) bytes", re.IGNORECASE)  # the CPU allocator's own words
@@ -40,12 +42,12 @@ def record_trial(trial: Trial, emit: Emit, may_go_on: Callable[[], bool], reques
     session: _Session | None = None
     try:
         device = resolve_device(trial.device)
-        emit(Surroundings(environment=environment(device), device=str(device), gpu_uuid=gpu_uuid(device)))
+        emit(device_info(device))
         session = _Session(trial.workload, device, request)
         with session.watching():
             begun = time.perf_counter_ns()
             step = build_step(trial.workload, device)
-            emit(Ready(setup_ns=time.perf_counter_ns() - begun, captured_first_ns=step.captured_first_ns))
+            emit(StepBuilt(setup_ns=time.perf_counter_ns() - begun, captured_first_ns=step.captured_first_ns))
             for _ in range(WARMUP_STEPS):
                 begun = time.perf_counter_ns()
                 session.warm_up(step)
@@ -56,14 +58,14 @@ def record_trial(trial: Trial, emit: Emit, may_go_on: Callable[[], bool], reques
                 session.step(step, recorded)
                 recorded += 1
         memory = session.write(recorded)
-        emit(Recorded(path=request.path))
+        emit(SnapshotWritten(path=request.path))
         emit(MemoryMeasured(memory=memory or phase_memory(step, device)))
         status = OK if recorded == request.steps else INTERRUPTED
         emit(Done(status=status, stopped="steps", ran=step.ran(), peak_rss_bytes=peak_rss_bytes()))
     except BaseException as error:
-        ended = why(error)
+        ended = failure(error)
         if session is not None and ended.status == OOM and session.write_failed(str(error)):
-            emit(Recorded(path=request.path))
+            emit(SnapshotWritten(path=request.path))
         emit(ended)
         if not isinstance(error, FlopwiseError):
             raise  # the log keeps the traceback
@@ -81,7 +83,7 @@ class _Session:
         self.workload, self.device, self.request = workload, device, request
         self.on_gpu, self.watched = device.type == "cuda", eager
         self.names = ModuleNames()
-        self._say = memory_cuda.say if self.on_gpu and memory_cuda.can_say() else None
+        self._say = memory_labels() if self.on_gpu else None  # without it, owners come from stacks
         self.recorder = Recorder(self.names, stacks=request.stacks != "off" and not self.on_gpu, say=self._say)
         self.started = False
         self._there: tuple[int, ...] = ()  # storages alive when counting begins: only they own their addresses then
@@ -105,7 +107,7 @@ class _Session:
             finally:  # before recording stops, which forgets everything
                 self._section("after", [])
                 if self.on_gpu:
-                    self._taken = memory_cuda.snapshot()
+                    self._taken = memory_snapshot()
 
     def warm_up(self, step: Step) -> None:
         self._run(step, self.recorder.tape.first)

@@ -13,6 +13,13 @@ from flopwise.capture.watch.op_facts import OpFacts
 from flopwise.capture.watch.tape import Storage
 from flopwise.capture.watch.tracker import Tracker
 from flopwise.records.memory import OP
+from flopwise.torch_private import (
+    current_autograd_node,
+    gather_traceback,
+    last_node_number,
+    storage_key,
+    symbolize_tracebacks,
+)
 
 _MOST_SAVERS = 3  # ops that are named for one saved tensor
 
@@ -53,12 +60,12 @@ class Recorder(Tracker):
     def frames(self, numbers: list[int]) -> dict[int, list[dict[str, Any]]]:
         """The stacks that made these storages, innermost frame first, as a snapshot has them."""
         there = [n for n in numbers if n in self._tracebacks]
-        stacks = torch._C._profiler.symbolize_tracebacks([self._tracebacks[n] for n in there])
+        stacks = symbolize_tracebacks([self._tracebacks[n] for n in there])
         return dict(zip(there, stacks, strict=True))
 
     def _record(self, fact: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        if fact.name != "detach" and torch._C._current_autograd_node() is None:  # saving itself detaches
-            self._op_of_node.setdefault(torch._C._autograd._get_sequence_nr() - 1, len(self.tape.ops))
+        if fact.name != "detach" and current_autograd_node() is None:  # saving itself detaches
+            self._op_of_node.setdefault(last_node_number(), len(self.tape.ops))
         super()._record(fact, args, kwargs, out)
 
     def _event(self, kind: int, number: int) -> None:
@@ -69,12 +76,12 @@ class Recorder(Tracker):
         number = len(self.tape.storages)
         self.address[number] = storage.data_ptr()
         if self._stacks:
-            self._tracebacks[number] = torch._C._profiler.gather_traceback(python=True, script=False, cpp=False)
+            self._tracebacks[number] = gather_traceback()
         super()._born(storage, record)
 
     def _packed(self, tensor: Tensor) -> Tensor:
-        found = self._live.get(tensor.untyped_storage()._cdata)
+        found = self._live.get(storage_key(tensor))
         if found is not None:
             # The node that saves was made before its op ran below autograd, and is the last one made.
-            self._saved.setdefault(found[0], []).append(torch._C._autograd._get_sequence_nr() - 1)
+            self._saved.setdefault(found[0], []).append(last_node_number())
         return tensor

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
 import torch
-import torch._dynamo
 from torch import Tensor, nn
 
 from flopwise import units
@@ -25,21 +24,22 @@ from flopwise.records.run import Ran
 from flopwise.spec.model import ModelSpec
 from flopwise.spec.recipe import Recipe
 from flopwise.spec.workload import Workload
+from flopwise.torch_private import compile_cache_hits
 
 PEAK_LR, LR_FLOOR, LR_WARMUP_STEPS, LR_TOTAL_STEPS = 1e-3, 0.1, 100, 10_000  # the floor is a share of the peak
-LR_WIDTH = 768  # wider models learn with less: in three steps 2.7B would have the one batch by heart
+LR_WIDTH = 768  # wider models learn at a lower rate: in three steps 2.7B would memorise its one batch
 # The graph is a lever of its own. With `blocks` the loss is a function like any other.
 COMPILE_MODES = {"default": None, "max-autotune": "max-autotune-no-cudagraphs", "blocks": None}
 
 
 class ModelStep:
-    """The parts of one training step, with what passes between them."""
+    """The phases of one step, and the tensors that pass between them."""
 
     def __init__(self, workload: Workload, device: torch.device) -> None:
         spec, recipe = cast(ModelSpec, workload.subject), workload.recipe
         check_supported(recipe, device)
         apply_fp32_matmul(recipe)
-        _refuse_the_impossible(workload, device)
+        _refuse_oversized(workload, device)
         self.workload, self.recipe, self.device = workload, recipe, device
         with torch.device(device):
             self.model = _build(workload)
@@ -56,9 +56,8 @@ class ModelStep:
             compile_blocks(_blocks(self.model, workload), dynamic=False)
         else:
             self.logits_of, self.hidden_of = compiled(self.logits_of, recipe), compiled(self.hidden_of, recipe)
-        self.loss_of: Callable[..., Tensor] = compiled(
-            loss_full if recipe.loss == "full" else hidden_loss(recipe.loss), recipe
-        )
+        loss = loss_full if recipe.loss == "full" else hidden_loss(recipe.loss)
+        self.loss_of: Callable[..., Tensor] = compiled(loss, recipe)
         self.peak_lr = PEAK_LR * min(1.0, LR_WIDTH / spec.d_model) ** 2
         self.optimizers: list[torch.optim.Optimizer] = []
         self.overlapped: UpdateInBackward | None = None
@@ -69,9 +68,7 @@ class ModelStep:
         self.loss: Tensor | None = None
 
     def _make_optimizers(self, exact: dict[Tensor, Tensor]) -> None:
-        """One for all weights; one for each block's, where they are updated within the backward pass. `exact`: the fp32
-        weights that masters begin with.
-        """
+        """One for all weights, or one per block where the backward pass updates them. `exact`: the masters' fp32 values."""
         graph = self.recipe.graph == "on"
         # One tensor, whatever the number of optimizers.
         rate = torch.tensor(self.peak_lr, device=self.device) if graph else self.peak_lr
@@ -92,11 +89,8 @@ class ModelStep:
     def phases(self) -> dict[str, Callable[[], object]]:
         if self.workload.phase == "forward":
             return {"forward": self.infer}
-        each: dict[str, Callable[[], object]] = {
-            "forward": self.forward,
-            "loss": self.compute_loss,
-            "backward": self.backward,
-        }
+        each: dict[str, Callable[[], object]] = {"forward": self.forward, "loss": self.compute_loss}
+        each["backward"] = self.backward
         if self.overlapped is not None:
             each = {phase: self.overlapped.ahead()(run) for phase, run in each.items()}
         return each | ({"optimizer": self.update} if self.optimizers else {})
@@ -139,10 +133,8 @@ class ModelStep:
     def set_learning_rate(self) -> None:
         """The schedule's next rate; in a graph it is written into the tensor that the graph reads."""
         self.steps += 1
-        peak, floor = self.peak_lr, LR_FLOOR * self.peak_lr
-        rate = warmup_cosine(
-            self.steps, peak=peak, floor=floor, warmup_steps=LR_WARMUP_STEPS, total_steps=LR_TOTAL_STEPS
-        )
+        steps = {"warmup_steps": LR_WARMUP_STEPS, "total_steps": LR_TOTAL_STEPS}
+        rate = warmup_cosine(self.steps, peak=self.peak_lr, floor=LR_FLOOR * self.peak_lr, **steps)
         groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
         if isinstance(groups[0]["lr"], Tensor):
             groups[0]["lr"].fill_(rate)  # which all share
@@ -166,17 +158,15 @@ class ModelStep:
             optimizer=_optimizer_name(self.optimizers),
             kernels=written_out(self.device.type, own_levers(self.recipe)),
             loss=None if self.loss is None else float(self.loss),
-            inductor_cache_hits=inductor_cache_hits(),
+            inductor_cache_hits=compile_cache_hits(),
         )
 
     def _attention(self, dtype: torch.dtype) -> str:
         if self.recipe.attention != "sdpa":
             return self.recipe.attention
         spec, w = cast(ModelSpec, self.workload.subject), self.workload
-        sizes = (w.batch, spec.n_heads, w.context, spec.head_dim)
-        q, k, v = (
-            torch.empty(sizes, dtype=dtype, device=self.device, requires_grad=w.phase != "forward") for _ in "qkv"
-        )
+        options: dict[str, Any] = {"dtype": dtype, "device": self.device, "requires_grad": w.phase != "forward"}
+        q, k, v = (torch.empty(w.batch, spec.n_heads, w.context, spec.head_dim, **options) for _ in "qkv")
         return f"sdpa: {sdpa_backend_name(q, k, v)}"
 
 
@@ -193,8 +183,8 @@ def model_step(workload: Workload, device: torch.device) -> Step:
     )
 
 
-def _refuse_the_impossible(workload: Workload, device: torch.device) -> None:
-    """What cannot fit whatever happens is said at once: the weights (with gradients and state, if trained) and one batch."""
+def _refuse_oversized(workload: Workload, device: torch.device) -> None:
+    """Refuse at once what cannot fit: the weights (with gradients and state, if trained) and one batch."""
     if on_fake_tensors():
         return
     spec, recipe = cast(ModelSpec, workload.subject), workload.recipe
@@ -202,11 +192,9 @@ def _refuse_the_impossible(workload: Workload, device: torch.device) -> None:
     weights = spec.parameters() * weights_dtype(recipe).itemsize * copies
     rows = workload.batch * workload.context * max(spec.d_model, spec.vocab if recipe.loss == "full" else 0)
     least = weights + rows * 2 + workload.batch * workload.context * 16
-    there = memory_bytes(device)
-    if least > there:
-        raise MemoryError(
-            f"needs at least {units.size(least)}, and there are {units.size(there)}: out of memory before it begins"
-        )
+    available = memory_bytes(device)
+    if least > available:
+        raise MemoryError(f"out of memory: needs at least {units.size(least)} of {units.size(available)}")
 
 
 def _build(workload: Workload) -> HfModel | Transformer:
@@ -223,12 +211,11 @@ def _exact_weights(model: nn.Module, workload: Workload) -> dict[Tensor, Tensor]
 
 
 def _blocks(model: nn.Module, workload: Workload) -> list[nn.Module]:
-    found = blocks_of([model])
-    if not found:
-        raise Unsupported(
-            f"compile = 'blocks' found no list of like blocks in {workload.target}", "use compile = default"
-        )
-    return found
+    blocks = blocks_of([model])
+    if not blocks:
+        text = f"compile = 'blocks' found no list of blocks of one class in {workload.target}"
+        raise Unsupported(text, "use compile = default")
+    return blocks
 
 
 def compiled(function: Callable[..., Any], recipe: Recipe) -> Callable[..., Any]:
@@ -239,22 +226,19 @@ def compiled(function: Callable[..., Any], recipe: Recipe) -> Callable[..., Any]
 
 
 def check_supported(recipe: Recipe, device: torch.device) -> None:
-    """What the recipe asks for and this device does not have."""
+    """Refuse what the recipe asks for and this device does not have."""
     if on_fake_tensors():
         return
     if device.type == "cuda":
         capability = torch.cuda.get_device_capability(device)
         if recipe.precision in ("tf32", "bf16", "bf16-pure", "bf16-master") and capability < (8, 0):
-            raise Unsupported(
-                f"precision = '{recipe.precision}' needs compute capability 8.0; this GPU has {capability[0]}.{capability[1]}"
-            )
+            has = ".".join(map(str, capability))
+            raise Unsupported(f"precision = '{recipe.precision}' needs compute capability 8.0; this GPU has {has}")
         return
     for lever, value in (("precision", "tf32"), ("graph", "on"), ("attention", "sdpa-cudnn"), ("activation", "cuda")):
         if getattr(recipe, lever) == value:
-            raise Unsupported(
-                f"{lever} = '{value}' needs an NVIDIA GPU; this device is '{device.type}'",
-                "choose another, or --device cuda",
-            )
+            text = f"{lever} = '{value}' needs an NVIDIA GPU; this device is '{device.type}'"
+            raise Unsupported(text, "choose another, or --device cuda")
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -264,11 +248,6 @@ def dtype_name(dtype: torch.dtype) -> str:
     'fp32'
     """
     return {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16"}.get(str(dtype), str(dtype))
-
-
-def inductor_cache_hits() -> int:
-    """How many graphs came from the compile cache on disk."""
-    return int(torch._dynamo.utils.counters["inductor"]["fxgraph_cache_hit"])
 
 
 def _optimizer_name(optimizers: Sequence[torch.optim.Optimizer]) -> str:

@@ -1,4 +1,4 @@
-"""A trace by Nsight Systems: the step once more, in a process that nsys runs; its report exported to SQLite. No torch here."""
+"""A trace by Nsight Systems: the step again, in a process that nsys runs; its report exported to SQLite. No torch here."""
 
 import gzip
 import os
@@ -16,16 +16,16 @@ import msgspec
 
 from flopwise.capture.nsys_program import can_discard_environment
 from flopwise.errors import one_line
-from flopwise.records.events import Done, Event, NsysJob, Started, Traced, TraceRequest
+from flopwise.records.events import Done, Event, NsysJob, Started, TraceRequest, TraceWritten
 from flopwise.records.run import CRASH, ERROR, INTERRUPTED, OK, TIMEOUT
 from flopwise.spec.workload import Trial
 
 SUFFIX = ".nsys.sqlite"
-GZIP_FROM_BYTES = 4 << 20  # below that a file is small enough as it is, and is read sooner
-GRACE_S = 5.0  # between asking nsys to stop and ending it
-_LOOK_S = 0.05
+GZIP_FROM_BYTES = 4 << 20  # a smaller file is not worth the time to unpack it
+GRACE_S = 5.0  # between asking nsys to stop and killing it
+_POLL_S = 0.05
 _REPORT, _EXPORT, _EVENTS, _JOB = "report.nsys-rep", "export.sqlite", "events.jsonl", "job.json"
-_LOG_HINT = "the run's logs/ folder has what nsys said"
+_LOG_HINT = "see what nsys printed in the run's logs/ folder"
 
 
 class _Failed(Exception):
@@ -37,10 +37,10 @@ class _Failed(Exception):
 
 def trace_with_nsys(
     program: str, trial: Trial, request: TraceRequest, log: Path, timeout_s: float
-) -> tuple[Traced | None, Done]:
-    """Trace the trial's step and store the export at `request.path`, with `.gz` behind it if it is large.
+) -> tuple[TraceWritten | None, Done]:
+    """Trace the trial's step and store the export at `request.path`, with `.gz` appended if it is large.
 
-    Whatever goes wrong is a Done with a status and a reason, and leaves neither a file nor a process behind.
+    A failure is a Done with a status and a reason, and leaves neither a file nor a process behind.
     """
     target = Path(request.path)
     deadline = time.monotonic() + timeout_s
@@ -51,7 +51,7 @@ def trace_with_nsys(
             step_ns = _capture(program, folder, log, deadline)
             _export(program, folder, log, deadline)
             forget_environment(folder / _EXPORT)
-            return Traced(path=str(_stored(folder / _EXPORT, target)), step_ns=step_ns), Done(status=OK)
+            return TraceWritten(path=str(_stored(folder / _EXPORT, target)), step_ns=step_ns), Done(status=OK)
     except _Failed as failure:
         return None, failure.done
     except KeyboardInterrupt:
@@ -59,8 +59,8 @@ def trace_with_nsys(
     except sqlite3.Error as error:
         return None, Done(status=ERROR, reason=f"the export of nsys cannot be read: {error}", hint=_LOG_HINT)
     except OSError as error:
-        said = f"cannot write the trace to {target.parent}: {error.strerror or error}"
-        return None, Done(status=ERROR, reason=said, hint="is the disk full?")
+        reason = f"cannot write the trace to {target.parent}: {error.strerror or error}"
+        return None, Done(status=ERROR, reason=reason, hint="is the disk full?")
 
 
 def profile_command(program: str, report: Path, job: Path, discard_environment: bool) -> list[str]:
@@ -69,29 +69,18 @@ def profile_command(program: str, report: Path, job: Path, discard_environment: 
     >>> profile_command("nsys", Path("/runs/50%/report"), Path("job.json"), discard_environment=False)[-5]
     '--output=/runs/50%%/report'
     """
+    # --capture-range-end=stop: by default the process would end with the range, before it has reported its result.
+    # --wait=primary: not for the compiler's processes, which outlive the step.
+    ends = ["--capture-range=cudaProfilerApi", "--capture-range-end=stop", "--wait=primary"]
     private = ["--discard-environment=true"] if discard_environment else []
-    return [
-        program,
-        "profile",
-        "--trace=cuda,nvtx",
-        "--sample=none",
-        "--cpuctxsw=none",
-        "--cuda-graph-trace=node",
-        "--capture-range=cudaProfilerApi",
-        "--capture-range-end=stop",  # by default the process would be ended with the range, before it has said how it went
-        "--wait=primary",  # not for the compiler's processes, which outlive the step
-        *private,
-        "--force-overwrite=true",
-        f"--output={str(report).replace('%', '%%')}",  # %h, %p and %q{NAME} are placeholders
-        sys.executable,
-        "-m",
-        "flopwise.capture.nsys_target",
-        str(job),
-    ]
+    output = f"--output={str(report).replace('%', '%%')}"  # %h, %p and %q{NAME} are placeholders
+    traced = ["--trace=cuda,nvtx", "--sample=none", "--cpuctxsw=none", "--cuda-graph-trace=node"]
+    target = [sys.executable, "-m", "flopwise.capture.nsys_target", str(job)]
+    return [program, "profile", *traced, *ends, *private, "--force-overwrite=true", output, *target]
 
 
 def export_command(program: str) -> list[str]:
-    """`nsys export` of the report to SQLite, in the folder where both lie.
+    """`nsys export` of the report to SQLite, in the folder that holds both.
 
     >>> " ".join(export_command("nsys"))
     'nsys export --type=sqlite --force-overwrite=true --output=export.sqlite report.nsys-rep'
@@ -100,17 +89,17 @@ def export_command(program: str) -> list[str]:
 
 
 def _capture(program: str, folder: Path, log: Path, deadline: float) -> int:
-    """Run the step under nsys; nanoseconds per traced step. A report lies in the folder then."""
+    """Run the step under nsys, which writes a report into the folder; nanoseconds per traced step."""
     report = folder / _REPORT
     command = profile_command(program, report.with_suffix(""), folder / _JOB, can_discard_environment(program))
     code = _run(command, log, deadline, events=folder / _EVENTS)
-    told = _events(folder / _EVENTS)
-    done = next((event for event in told if isinstance(event, Done)), None)
+    events = _events(folder / _EVENTS)
+    done = next((event for event in events if isinstance(event, Done)), None)
     if done is not None and done.status != OK:
         raise _Failed(done)
-    if not any(isinstance(event, Started) for event in told):
+    if not any(isinstance(event, Started) for event in events):
         raise _Failed(_fault(f"nsys did not run the step (exit code {code})", log))
-    traced = next((event for event in told if isinstance(event, Traced)), None)
+    traced = next((event for event in events if isinstance(event, TraceWritten)), None)
     if traced is None:
         raise _Failed(_fault(f"the process under nsys ended without a result (exit code {code})", log, CRASH))
     if not report.exists():
@@ -132,15 +121,9 @@ def _run(
     try:
         while process.poll() is None:
             if time.monotonic() > deadline:
-                raise _Failed(
-                    Done(
-                        status=TIMEOUT,
-                        reason=f"no end of nsys {command[1]} within --timeout",
-                        hint="raise it with --timeout, or make the workload smaller",
-                        stopped="timeout",
-                    )
-                )
-            time.sleep(_LOOK_S)
+                reason, hint = f"nsys {command[1]} took longer than --timeout", "raise it, or make the workload smaller"
+                raise _Failed(Done(status=TIMEOUT, reason=reason, hint=hint, stopped="timeout"))
+            time.sleep(_POLL_S)
         return process.returncode
     finally:
         _end(process, events)
@@ -153,12 +136,12 @@ def _started(command: Sequence[str], log: Path, cwd: Path | None) -> subprocess.
                 command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, cwd=cwd, start_new_session=True
             )
         except OSError as error:
-            said = f"{command[0]} cannot be started: {error.strerror or error}"
-            raise _Failed(Done(status=ERROR, reason=said, hint="see `flopwise doctor`")) from error
+            reason = f"{command[0]} cannot be started: {error.strerror or error}"
+            raise _Failed(Done(status=ERROR, reason=reason, hint="see `flopwise doctor`")) from error
 
 
 def _end(process: subprocess.Popen[bytes], events: Path | None) -> None:
-    """Nothing of it goes on: nsys is asked first, since it has an agent of its own to stop, then the whole group ended."""
+    """End all its processes: nsys is asked first, since it has an agent of its own to stop, then its group is killed."""
     if process.poll() is None:
         with suppress(ProcessLookupError):
             process.terminate()
@@ -183,7 +166,7 @@ def _is_ours(pid: int) -> bool:
 
 
 def _events(path: Path) -> list[Event]:
-    """What the step has said so far; a line cut off by its end is not said."""
+    """The step's events so far, without a last line that was cut off."""
     try:
         lines = path.read_bytes().splitlines(keepends=True)
     except FileNotFoundError:
@@ -192,22 +175,22 @@ def _events(path: Path) -> list[Event]:
 
 
 def _fault(what: str, log: Path, status: str = ERROR) -> Done:
-    said = _last_words(log)
-    return Done(status=status, reason=f"{what}: {said}" if said else what, hint=_LOG_HINT)
+    line = _error_line(log)
+    return Done(status=status, reason=f"{what}: {line}" if line else what, hint=_LOG_HINT)
 
 
-def _last_words(log: Path) -> str:
+def _error_line(log: Path) -> str:
     """The last line of the log that names an error, else its last line."""
     with log.open("rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - 20_000))
         lines = [one_line(line, 200) for line in file.read().decode("utf-8", "replace").splitlines()]
     lines = [line for line in lines if line]
-    telling = [line for line in lines if any(word in line.lower() for word in ("error", "fatal", "failed", "unable"))]
-    return (telling or lines or [""])[-1]
+    errors = [line for line in lines if any(word in line.lower() for word in ("error", "fatal", "failed", "unable"))]
+    return (errors or lines or [""])[-1]
 
 
 def forget_environment(sqlite: Path) -> None:
-    """Take the process's environment out of an export: older nsys cannot leave it out, and it must not lie in a run.
+    """Take the process's environment out of an export: older nsys cannot omit it, and it must not be stored in a run.
 
     It is in a table of its own (TARGET_INFO_SYSTEM_ENV, `DeviceEnvironment`), and its lines may be among the strings.
     """
@@ -240,7 +223,7 @@ def _stored(sqlite: Path, target: Path) -> Path:
 
 @contextmanager
 def _scratch(target: Path) -> Iterator[Path]:
-    """A folder beside the target, on the same disk; gone afterwards, whatever happens."""
+    """A folder next to the target, on the same disk; removed afterwards, whatever happens."""
     folder = target.with_name(f"partial-{target.name}")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(mode=0o700)

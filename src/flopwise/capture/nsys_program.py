@@ -2,15 +2,15 @@
 
 import os
 import shutil
-import subprocess
 from pathlib import Path
+from subprocess import DEVNULL, PIPE, SubprocessError, check_output
 
 _PLACES = (
     "opt/nvidia/nsight-systems*/**/bin/nsys",
     "opt/nvidia/nsight-compute/*/host/*/nsys",
     "usr/local/cuda*/bin/nsys",
 )
-_ANSWERS_S = 60.0  # the first start from a cold disk takes many seconds
+_ANSWER_S = 60.0  # the first start from a cold disk takes many seconds
 
 
 def find_nsys() -> str:
@@ -20,26 +20,17 @@ def find_nsys() -> str:
 
 
 def nsys_version(program: str) -> str:
-    """What the program says of itself; raises OSError or SubprocessError where it does not run."""
-    return _said(program, "--version")
+    """The program's version line; raises OSError or SubprocessError where it does not run."""
+    return _output(program, "--version")
 
 
 def can_discard_environment(program: str) -> bool:
-    """Whether this version can leave the environment of the process out of its report (2024 and early 2025 cannot)."""
+    """Whether this version can omit the process's environment from its report (2024 and early 2025 cannot)."""
     try:
-        return "--discard-environment" in _said(program, "profile", "--help")
-    except (OSError, subprocess.SubprocessError):
+        return "--discard-environment" in _output(program, "profile", "--help")
+    except (OSError, SubprocessError):
         return False
 
 
-def _said(*command: str) -> str:
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        stdin=subprocess.DEVNULL,
-        timeout=_ANSWERS_S,
-        check=True,
-    )
-    return done.stdout
+def _output(*command: str) -> str:
+    return check_output(command, stdin=DEVNULL, stderr=PIPE, text=True, errors="replace", timeout=_ANSWER_S)

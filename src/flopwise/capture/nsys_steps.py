@@ -1,12 +1,11 @@
-"""The steps that nsys sees: the measured step again, warmed up by the same rule, then a few steps inside the captured range.
+"""The steps that nsys traces: the measured step again, warmed up by the same rule, then a few inside the captured range.
 
-Each step, phase and module is a range, and so is every op, with the sequence number that leads a gradient back to its
-forward op.
+Each step, phase and module is a range, and so is every op, with the sequence number that links a gradient to its forward op.
 """
 
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
@@ -14,26 +13,27 @@ import torch
 from flopwise.capture.build import build_step, resolve_device
 from flopwise.capture.clock import clock_for
 from flopwise.capture.memory_limit import limit_memory
+from flopwise.capture.pipes import Emit
 from flopwise.capture.ranges import NUMBERED_STEP, named_modules, run_phases
 from flopwise.capture.step import Step, synchronise
-from flopwise.capture.trials import warm_up, why
+from flopwise.capture.trials import failure, warm_up
 from flopwise.errors import FlopwiseError
-from flopwise.records.events import Done, Event, NsysJob, Traced, TraceRequest
+from flopwise.records.events import Done, NsysJob, TraceRequest, TraceWritten
 from flopwise.records.run import OK
 
 
-def run_job(job: NsysJob, emit: Callable[[Event], None]) -> None:
-    """Build, warm up, run the steps to be traced; say how it went. What nsys saw of it, nsys writes when this process ends."""
+def run_job(job: NsysJob, emit: Emit) -> None:
+    """Build, warm up, run the steps to be traced, report the result. nsys writes its report when this process ends."""
     try:
         device = resolve_device(job.trial.device)
         if device.type == "cpu":
             limit_memory()
         step = build_step(job.trial.workload, device)
         warm_up(clock_for(step.phases, device, step.single_op), job.trial.sampling, device, emit=lambda event: None)
-        emit(Traced(path=job.trace.path, step_ns=trace_steps(step, device, job.trace)))
+        emit(TraceWritten(path=job.trace.path, step_ns=trace_steps(step, device, job.trace)))
         emit(Done(status=OK))
     except BaseException as error:
-        emit(why(error))
+        emit(failure(error))
         if not isinstance(error, FlopwiseError):
             raise  # the log keeps the traceback
 
@@ -41,7 +41,7 @@ def run_job(job: NsysJob, emit: Callable[[Event], None]) -> None:
 def trace_steps(step: Step, device: torch.device, request: TraceRequest) -> int:
     """Run the steps inside the captured range; nanoseconds per step, on the host's clock.
 
-    One more step runs first with its ranges on and nothing captured: what the first of them costs is not the workload's.
+    One more step runs first with its ranges on and nothing captured: the first ranges cost more.
     """
     gc.collect()
     gc.disable()  # as while the untraced step was measured

@@ -1,34 +1,31 @@
-"""What nsys runs: `python -m flopwise.capture.nsys_target JOB.json`. It says that it is there before it imports torch."""
+"""The program that nsys runs: `python -m flopwise.capture.nsys_target JOB.json`. It reports itself before importing torch."""
 
 import faulthandler
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from flopwise.records.events import Done, Event, NsysJob, Started
+from flopwise.capture.pipes import emit
+from flopwise.records.events import Done, NsysJob, Started
 from flopwise.records.run import ERROR
 
 
 def main() -> None:
-    """Do the job that the file describes; what happens is written to the job's file of events."""
+    """Do the job that the file describes; its events go to the job's file of events."""
     job = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=NsysJob)
-    faulthandler.dump_traceback_later(job.timeout_s, exit=True)  # who would end this process may be gone
+    faulthandler.dump_traceback_later(job.timeout_s, exit=True)  # the process that would end this one may be gone
     events = os.open(job.events, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
-    def emit(event: Event) -> None:
-        line = msgspec.json.encode(event) + b"\n"
-        while line:
-            line = line[os.write(events, line) :]
-
-    emit(Started(pid=os.getpid()))
+    emit(events, Started(pid=os.getpid()))
     try:
         from flopwise.capture.nsys_steps import run_job
     except ImportError as error:
-        emit(Done(status=ERROR, reason=f"cannot import torch under nsys: {error}"))
+        emit(events, Done(status=ERROR, reason=f"cannot import torch under nsys: {error}"))
         raise
-    run_job(job, emit)
+    run_job(job, partial(emit, events))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Single operations by implementation: the same function of the same tensors, written out, torch's own, compiled, ours.
+"""Single operations by implementation: the same function of the same tensors, unfused, torch's own, compiled, ours.
 
-An implementation is held against a reference in fp32 before it is timed: a wrong result has no time.
+An implementation is compared with a reference in fp32 before it is timed: a wrong result is not timed.
 """
 
 import functools
@@ -21,7 +21,7 @@ from flopwise.spec.workload import OpSpec, Workload
 Function = Callable[..., Tensor]
 
 EPS = 1e-5  # of the norm
-# Largest ‖found − wanted‖ / ‖wanted‖; of TF32, which keeps 10 bits, as of fp16.
+# Largest relative error in the 2-norm; for TF32, which keeps 10 bits, as for fp16.
 BOUNDS = {"fp32": 1e-4, "tf32": 5e-3, "fp16": 5e-3, "bf16": 2e-2, "bf16-pure": 2e-2, "bf16-master": 2e-2}
 
 
@@ -45,7 +45,7 @@ def _rms_norm_torch(x: Tensor, weight: Tensor) -> Tensor:
     return layers.rms_norm_torch(x, weight, EPS)
 
 
-WRITTEN_OUT: dict[str, Function] = {
+UNFUSED: dict[str, Function] = {
     "gelu": layers.gelu_eager,
     "softmax": layers.softmax_eager,
     "rms_norm": _rms_norm,
@@ -76,9 +76,9 @@ def op_function(name: str, impl: str) -> Function:
             return lambda q, k, v: cast(Tensor, FlashAttention.apply(q, k, v, True))  # type: ignore[no-untyped-call]
         return attention_function(impl, compiled_elsewhere=False)
     if impl in ("manual", "full"):
-        return WRITTEN_OUT[name]
+        return UNFUSED[name]
     if impl == "compile":
-        return torch.compile(WRITTEN_OUT[name], dynamic=False)
+        return torch.compile(UNFUSED[name], dynamic=False)
     if impl == "torch":
         return _TORCH[name]
     if name == "gelu":
@@ -94,6 +94,8 @@ def op_inputs(workload: Workload, random: Callable[..., Tensor], device: torch.d
     op = cast(OpSpec, workload.subject)
     d = op.dims
     match op.name:
+        case "matmul":
+            return random(d["m"], d["k"]), random(d["k"], d["n"])
         case "attention":
             sizes = (workload.batch, workload.context, d["dim"])
             return random(*sizes), random(*sizes), random(*sizes)
@@ -114,26 +116,23 @@ def op_inputs(workload: Workload, random: Callable[..., Tensor], device: torch.d
 
 
 def check_result(workload: Workload, function: Function, inputs: Sequence[Tensor], gradient: Tensor | None) -> None:
-    """Raise if the function's result, or a gradient, is not the reference's in fp32. Of a dry run nothing is known."""
+    """Raise if the function's result, or a gradient, is not the reference's in fp32. A dry run has no values to check."""
     if on_fake_tensors():
         return
     op, bound = cast(OpSpec, workload.subject), BOUNDS[workload.recipe.precision]
-    found = _results(function, inputs, gradient)
+    results = _results(function, inputs, gradient)
     wide = [x.float() if x.is_floating_point() else x for x in inputs]
-    for number, (mine, true) in enumerate(
-        zip(found, _results(WRITTEN_OUT[op.name], wide, gradient), strict=True)
-    ):  # fmt: skip
-        compare(op, "the result" if not number else f"gradient {number}", mine, true, bound)
+    references = _results(UNFUSED[op.name], wide, gradient)
+    for number, (result, reference) in enumerate(zip(results, references, strict=True)):
+        check_close(op, "the result" if not number else f"gradient {number}", result, reference, bound)
 
 
-def compare(op: OpSpec, what: str, mine: Tensor, true: Tensor, bound: float) -> None:
-    """Raise unless the two are near."""
-    error = float((mine.float() - true.float()).norm() / true.float().norm().clamp_min(1e-30))
+def check_close(op: OpSpec, what: str, result: Tensor, reference: Tensor, bound: float) -> None:
+    """Raise unless the two are close."""
+    error = float((result.float() - reference.float()).norm() / reference.float().norm().clamp_min(1e-30))
     if not error <= bound:
-        raise WrongResult(
-            f"{what} of op:{op.name} by {op.impl} is off by {error:.1e} of its size, and {bound:.0e} is allowed",
-            "it was not timed: please report it with this machine's `flopwise doctor`",
-        )
+        text = f"{what} of op:{op.name} by {op.impl} has a relative error of {error:.1e}; {bound:.0e} is allowed"
+        raise WrongResult(text, "it was not timed: please report it with this machine's `flopwise doctor`")
 
 
 def _results(function: Function, inputs: Sequence[Tensor], gradient: Tensor | None) -> list[Tensor]:

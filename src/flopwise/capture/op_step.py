@@ -1,4 +1,4 @@
-"""Single operations as steps: matmul, the lecture's MLP, and those that come in several implementations."""
+"""Single operations as steps: matmul, an MLP, and those that come in several implementations."""
 
 from collections.abc import Callable
 from typing import cast
@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flopwise.capture.model_step import check_supported, compiled, dtype_name, inductor_cache_hits
-from flopwise.capture.op_impl import BOUNDS, check_result, compare, op_function, op_inputs
+from flopwise.capture.model_step import check_supported, compiled, dtype_name
+from flopwise.capture.op_impl import BOUNDS, check_close, check_result, op_function, op_inputs
 from flopwise.capture.step import Step
 from flopwise.errors import Unsupported
 from flopwise.lm.attention import attention_function, sdpa_backend_name
@@ -19,21 +19,16 @@ from flopwise.lm.precision import apply_fp32_matmul, autocast, fp32_matmul_probe
 from flopwise.records.run import STEP, Ran
 from flopwise.spec.recipe import OWN_OPTIMIZERS, Recipe
 from flopwise.spec.workload import OpSpec, Workload
+from flopwise.torch_private import compile_cache_hits
 
-_DTYPES = {
-    "fp32": torch.float32,
-    "tf32": torch.float32,
-    "bf16": torch.bfloat16,
-    "bf16-pure": torch.bfloat16,
-    "bf16-master": torch.bfloat16,
-    "fp16": torch.float16,
-}
-_OWN = {"attention": ("flash",), "cross_entropy": ("fused",), "adamw": OWN_OPTIMIZERS}  # of other operations: triton
+_DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16}
+_DTYPES |= dict.fromkeys(("bf16", "bf16-pure", "bf16-master"), torch.bfloat16)
+_OWN = {"attention": ("flash",), "cross_entropy": ("fused",), "adamw": OWN_OPTIMIZERS}  # for other operations: triton
 
 
 def op_step(workload: Workload, device: torch.device) -> Step:
     """Inputs are random numbers: zeros run faster than real data."""
-    recipe, dims = workload.recipe, cast(OpSpec, workload.subject).dims
+    recipe, op = workload.recipe, cast(OpSpec, workload.subject)
     check_supported(recipe, device)
     apply_fp32_matmul(recipe)
     dtype = _DTYPES[recipe.precision]
@@ -41,31 +36,32 @@ def op_step(workload: Workload, device: torch.device) -> Step:
     def random(*sizes: int) -> Tensor:
         return torch.randn(sizes, device=device, dtype=dtype, requires_grad=workload.phase == "backward")
 
-    op = cast(OpSpec, workload.subject)
     if op.name == "adamw":
         return _adamw_step(workload, device, dtype)
-    if op.impl:
-        _check_impl(op.impl, device)
-        inputs = op_inputs(workload, random, device)
-        function = op_function(op.name, op.impl)
-        return _single(function, inputs, workload, device, op.impl if op.name == "attention" else "", checked=True)
-    match cast(OpSpec, workload.subject).name:
-        case "mlp":
-            return _mlp_step(workload, device)
-        case "matmul":
-            return _single(torch.matmul, (random(dims["m"], dims["k"]), random(dims["k"], dims["n"])), workload, device)
-        case "attention":
-            sizes = (workload.batch, workload.context, dims["dim"])
-            function = attention_function(recipe.attention, compiled_elsewhere=recipe.compile != "off")
-            inputs = (random(*sizes), random(*sizes), random(*sizes))
-            backend = f"sdpa: {sdpa_backend_name(*inputs)}" if recipe.attention == "sdpa" else recipe.attention
-            return _single(function, inputs, workload, device, attention=backend)
-        case "gelu":
-            return _single(gelu_function(recipe.activation), (random(dims["rows"], dims["cols"]),), workload, device)
-        case _:  # softmax: the spec admits no other
-            kernel = own_operation("softmax", "norm = 'triton'") if recipe.norm == "triton" else None
-            softmax = kernel or SOFTMAX[recipe.norm]
-            return _single(softmax, (random(dims["rows"], dims["cols"]),), workload, device)
+    if op.name == "mlp":
+        return _mlp_step(workload, device)
+    if op.impl in ("cuda", "sdpa-cudnn") and device.type != "cuda" and not on_fake_tensors():
+        raise Unsupported(f"impl = '{op.impl}' needs an NVIDIA GPU; this device is '{device.type}'", "choose another")
+    inputs = op_inputs(workload, random, device)
+    function = op_function(op.name, op.impl) if op.impl else _by_recipe(op.name, recipe)
+    attention = ""
+    if op.name == "attention":
+        chosen = op.impl or recipe.attention
+        attention = f"sdpa: {sdpa_backend_name(*inputs)}" if chosen == "sdpa" and not op.impl else chosen
+    return _single(function, inputs, workload, device, attention, checked=bool(op.impl))
+
+
+def _by_recipe(name: str, recipe: Recipe) -> Callable[..., Tensor]:
+    """The operation as the recipe's levers choose it."""
+    if name == "matmul":
+        return torch.matmul
+    if name == "attention":
+        return attention_function(recipe.attention, compiled_elsewhere=recipe.compile != "off")
+    if name == "gelu":
+        return gelu_function(recipe.activation)
+    if recipe.norm == "triton":  # softmax: the spec admits no other
+        return own_operation("softmax", "norm = 'triton'")
+    return SOFTMAX[recipe.norm]
 
 
 def _single(
@@ -101,11 +97,6 @@ def _single(
     return Step(phases=phases, ran=lambda: _ran(inputs[0], device, attention, workload), single_op=True)
 
 
-def _check_impl(impl: str, device: torch.device) -> None:
-    if impl in ("cuda", "sdpa-cudnn") and device.type != "cuda" and not on_fake_tensors():
-        raise Unsupported(f"impl = '{impl}' needs an NVIDIA GPU; this device is '{device.type}'", "choose another")
-
-
 def _adamw_step(workload: Workload, device: torch.device, dtype: torch.dtype) -> Step:
     """One update of many weights; the first is compared with the algorithm written out, in fp32."""
     op = cast(OpSpec, workload.subject)
@@ -121,7 +112,7 @@ def _adamw_step(workload: Workload, device: torch.device, dtype: torch.dtype) ->
     optimizer.step()
     if not on_fake_tensors():
         make_optimizer([truth], Recipe(optimizer="adamw-loop"), lr=0.1, graph=False).step()
-        compare(op, "the update", params[0].detach(), truth.detach(), BOUNDS[workload.recipe.precision])
+        check_close(op, "the update", params[0].detach(), truth.detach(), BOUNDS[workload.recipe.precision])
 
     def ran() -> Ran:
         return _ran(params[0], device, "", workload)
@@ -173,5 +164,5 @@ def _ran(tensor: Tensor, device: torch.device, attention: str, workload: Workloa
         fp32_matmul=fp32_matmul_probe(device),
         attention=attention,
         kernels=written_out(device.type, names),
-        inductor_cache_hits=inductor_cache_hits(),
+        inductor_cache_hits=compile_cache_hits(),
     )

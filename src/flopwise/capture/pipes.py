@@ -1,4 +1,4 @@
-"""How a worker's process and the one that started it speak: JSON lines over pipes; and how it ends when that one does."""
+"""A worker's side of its pipes: JSON lines in and out; and how it ends with the process that started it."""
 
 import ctypes
 import os
@@ -21,7 +21,7 @@ def emit(fd: int, event: Event) -> None:
 
 
 def read_line() -> bytes:
-    """One line from standard input, unbuffered: the child that is forked next must find the rest of it."""
+    """One line from standard input, unbuffered: a child that is forked next must find the rest of the input."""
     line = bytearray()
     while not line.endswith(b"\n"):
         byte = os.read(0, 1)

@@ -53,23 +53,23 @@ class PointBuilder(ProcessState):
         self.trial, self.paired_with = trial, paired_with
         self.started_at = datetime.now(UTC).isoformat(timespec="seconds")
         self.environment: Environment | None = None
-        self.ready = events.Ready(setup_ns=0)
+        self.ready = events.StepBuilt(setup_ns=0)
         self.warmup_ns: list[int] = []
         self.warmup_rule = ""
         self.samples: list[dict[str, PhaseSample]] = []
         self.memory = events.MemoryMeasured(memory=())
-        self.traced = events.Traced(path="", step_ns=0)
-        self.recorded = events.Recorded(path="")
-        self.agreed = events.Agreed()
+        self.traced = events.TraceWritten(path="", step_ns=0)
+        self.recorded = events.SnapshotWritten(path="")
+        self.agreed = events.AgreementResult()
         self.watch: Watch | None = None
 
     def take(self, event: Event) -> None:
         super().take(event)
         match event:
-            case events.Surroundings():
+            case events.DeviceInfo():
                 self.environment = event.environment
                 self.watch = Watch(event.gpu_uuid).__enter__()
-            case events.Ready():
+            case events.StepBuilt():
                 self.ready = event
             case events.WarmupStep():
                 self.warmup_ns.append(event.wall_ns)
@@ -79,11 +79,11 @@ class PointBuilder(ProcessState):
                 self.samples.append(event.phases)
             case events.MemoryMeasured():
                 self.memory = event
-            case events.Traced():
+            case events.TraceWritten():
                 self.traced = event
-            case events.Recorded():
+            case events.SnapshotWritten():
                 self.recorded = event
-            case events.Agreed():
+            case events.AgreementResult():
                 self.agreed = event
             case _:
                 pass

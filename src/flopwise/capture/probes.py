@@ -1,4 +1,4 @@
-"""The machine's limits, probed: operations at many sizes, each timed alone. What follows from them is `cost`'s business."""
+"""Probes of a machine's limits: operations at many sizes, each timed alone. `predict` fits ceilings to them."""
 
 import itertools
 import time
@@ -28,6 +28,7 @@ from flopwise.records.ceilings import (
     Probe,
 )
 from flopwise.spec.recipe import Recipe
+from flopwise.torch_private import foreach_add_, spin
 from flopwise.work.operation import COPY, ELEMENTWISE, INDEX, MEMORY, NORMALISATION, OPTIMIZER, REDUCTION, SOFTMAX
 
 Run = Callable[[], object]
@@ -41,9 +42,9 @@ _ATTENTIONS = {
 }  # backend: the recipe's name
 WIDTH = 1024  # of a row in the probes of row-wise kernels
 _ROUNDS, _ROUND_NS = 3, 12e6  # long enough for the chip to settle at the clock it can hold
-_MOST = 50  # runs of an operation in a round
+_MAX_RUNS = 50  # of an operation in a round
 _COLD_BYTES, _COLD_TENSORS = 2**29, 512  # more than any cache holds, in so many tensors at most
-_CHAIN_ROUNDS = 64  # of sixteen multiply-adds a number: the two moves of a number are nothing beside them
+_CHAIN_ROUNDS = 64  # of sixteen multiply-adds a number: its load and store are negligible
 _CYCLES_PER_NS = 2.0  # of the fastest GPU clocks: a spin lasts at least as long as asked
 
 
@@ -58,7 +59,7 @@ class Stopwatch:
         run()
         self._wait()
         queue_ns = _queue_ns(run, 2)
-        repeats = max(1, min(_MOST, int(self._round_ns // max(1.0, self._round(run, 2, queue_ns)))))
+        repeats = max(1, min(_MAX_RUNS, int(self._round_ns // max(1.0, self._round(run, 2, queue_ns)))))
         return median(self._round(run, repeats, queue_ns) for _ in range(_ROUNDS))
 
     @property
@@ -75,7 +76,7 @@ class Stopwatch:
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         self._wait()
         wait_ns = min(6e7, 2 * repeats * queue_ns)  # so that the GPU never waits for a launch between the events
-        torch.cuda._sleep(int(wait_ns * _CYCLES_PER_NS))
+        spin(int(wait_ns * _CYCLES_PER_NS))
         begin.record()
         for _ in range(repeats):
             run()
@@ -132,13 +133,13 @@ def memory_runs(device: torch.device, n_bytes: int, half: bool = False) -> dict[
 
 
 def probe_vectors(watch: Stopwatch) -> Iterator[Probe]:
-    """fp32 multiply-adds out of registers, 32 MB of numbers; nothing where Triton is not."""
+    """fp32 multiply-adds out of registers, 32 MB of numbers; nothing where there is no Triton."""
     try:
         from flopwise.kernels.multiply_add import multiply_adds
 
         x = torch.rand(2**23, device=watch.device)
         flops = multiply_adds(x, _CHAIN_ROUNDS)
-    except Exception:  # noqa: BLE001  (no Triton for this machine, say: only this probe is lost)
+    except Exception:  # noqa: BLE001  (no Triton for this machine, for example: only this probe is lost)
         return
     yield Probe(what=VECTOR, dtype="fp32", amount=float(flops), ns=watch.ns(lambda: multiply_adds(x, _CHAIN_ROUNDS)))
 
@@ -168,7 +169,7 @@ def optimizer_runs(device: torch.device, n_bytes: int, half: bool = False) -> di
     name = HALF if half else ""
     return {
         f"{OPTIMIZER}{FUSED}{name}": (stepper.step, 7 * moved[0]),
-        f"{OPTIMIZER}{name}": (lambda: torch._foreach_add_(rows, others), 3 * moved[1]),
+        f"{OPTIMIZER}{name}": (lambda: foreach_add_(rows, others), 3 * moved[1]),
     }
 
 
@@ -177,10 +178,13 @@ def probe_memory(watch: Stopwatch, sizes: tuple[int, ...]) -> Iterator[Probe]:
     device, halves = watch.device, (False, True) if watch.device.type == "cuda" else (False,)
     for size in sizes:
         for make, half in itertools.product((memory_runs, optimizer_runs), halves):
-            for kind, (run, moved) in make(device, size, half=half).items():
-                yield Probe(what=kind, amount=float(moved), ns=watch.ns(run))
-        for kind, (run, moved) in cold_runs(device, size).items() if device.type == "cuda" else ():
-            yield Probe(what=kind, amount=float(moved), ns=watch.ns(run))
+            yield from _probe_runs(watch, make(device, size, half=half))
+        if device.type == "cuda":
+            yield from _probe_runs(watch, cold_runs(device, size))
+
+
+def _probe_runs(watch: Stopwatch, runs: dict[str, tuple[Run, int]]) -> Iterator[Probe]:
+    return (Probe(what=kind, amount=float(moved), ns=watch.ns(run)) for kind, (run, moved) in runs.items())
 
 
 def probe_matmul(
@@ -201,7 +205,7 @@ def probe_matmul(
 def probe_backward_matmul(
     watch: Stopwatch, dtypes: tuple[str, ...], layers: tuple[tuple[int, int, int], ...]
 ) -> Iterator[Probe]:
-    """The two products of a linear layer's way back, from (rows, outs, ins), each tensor in the order it lies in.
+    """The two products of a linear layer's backward pass, from (rows, outs, ins), each tensor in its memory order.
 
     Neither has the dimension that is summed over last in both factors, as the tensor cores of some GPUs want TF32.
     """
@@ -225,7 +229,7 @@ def probe_attention(
 ) -> Iterator[Probe]:
     """Fused causal attention on `[batch, heads, context, width]`; FLOPs count the whole square, as profilers do.
 
-    Without a `backend` by the one that PyTorch picks; a backend that cannot run here has no probes.
+    `backend` is "" for the one that PyTorch picks; a backend that cannot run here has no probes.
     """
     attend = attention_function(_ATTENTIONS[backend], compiled_elsewhere=False)
     for dtype in dtypes:

@@ -1,20 +1,20 @@
-"""Names that a profiler sees: phases, and the modules of a model."""
+"""Ranges that a profiler records: phases, and the modules of a model."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import cast
 
 import torch
 from torch import nn
 
 from flopwise.records.run import STEP
+from flopwise.torch_private import compiled_call, profiler_is_on, set_compiled_call
 
 PHASE, MODULE, NUMBERED_STEP = "flopwise.", "flopwise.module:", "flopwise.step:"  # the trace readers know these
 
 
 def named(phase: str) -> AbstractContextManager[object]:
-    """The range around a phase; free when no profiler is looking. A step without phases has no range for one."""
-    if phase != STEP and torch.autograd.profiler._is_profiler_enabled:
+    """The range around a phase; free when no profiler is on. A step without phases has no range for one."""
+    if phase != STEP and profiler_is_on():
         return torch.profiler.record_function(f"{PHASE}{phase}")
     return nullcontext()
 
@@ -30,7 +30,7 @@ def run_phases(phases: Mapping[str, Callable[[], object]]) -> None:
 def named_modules(model: nn.Module | None) -> Iterator[None]:
     """While open, every module's forward is a range with the module's own name (`blocks.0.attention.q`).
 
-    A compiled module is one range: what is inside it is compiled away, and a hook there would compile it again.
+    A compiled module is one range: its inside is compiled away, and a hook there would compile it again.
     """
     open_ranges: list[torch.profiler.record_function] = []
     handles = []
@@ -53,11 +53,11 @@ def named_modules(model: nn.Module | None) -> Iterator[None]:
 
         return run
 
-    compiled = {n: m for n, m in model.named_modules() if m._compiled_call_impl is not None} if model else {}
-    calls = {name: module._compiled_call_impl for name, module in compiled.items()}
-    for name, module in compiled.items():
-        module._compiled_call_impl = named_call(name, cast(Callable[..., object], calls[name]))
-    for name, module in model.named_modules() if model is not None else ():
+    modules = dict(model.named_modules()) if model is not None else {}
+    compiled = {name: call for name, module in modules.items() if (call := compiled_call(module)) is not None}
+    for name, call in compiled.items():
+        set_compiled_call(modules[name], named_call(name, call))
+    for name, module in modules.items():
         if name and not any(name == outer or name.startswith(f"{outer}.") for outer in compiled):
             # Always called: checkpointing ends a recomputation by an exception inside the module that needs no more of it.
             left = module.register_forward_hook(leave, always_call=True)
@@ -67,5 +67,5 @@ def named_modules(model: nn.Module | None) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
-        for name, module in compiled.items():
-            module._compiled_call_impl = calls[name]
+        for name, call in compiled.items():
+            set_compiled_call(modules[name], call)

@@ -15,16 +15,16 @@ GRAPH_WARMUPS = 3  # on a side stream, before capture: lazy initialisation must 
 
 @dataclass(frozen=True)
 class Step:
-    """Phases in the order they run, and what can be said afterwards of what really ran."""
+    """Phases in the order they run, and a report of what really ran."""
 
     phases: dict[str, Callable[[], object]]
     ran: Callable[[], Ran]
     single_op: bool = False  # then the L2 cache is flushed between samples
     captured_peak_bytes: int = 0  # a graph's memory is taken while it is captured; replays allocate nothing
     captured_first_ns: int = 0  # what the first run took beyond a later one: compilation, if asked for
-    model: nn.Module | None = None  # whose modules a trace names
+    model: nn.Module | None = None  # a trace names its modules
     before_replay: Callable[[], object] | None = None  # host work that a CUDA graph cannot hold (the learning rate)
-    trained: nn.Module | None = None  # whose gradients a step leaves behind, compiled or not
+    trained: nn.Module | None = None  # holds the gradients after a step, compiled or not
     loss: Callable[[], Tensor | None] = lambda: None  # the last step's
 
 
@@ -34,8 +34,8 @@ def synchronise(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _why_not_captured(error: RuntimeError) -> Exception:
-    """The end of a capture that failed hides what failed in it: the first of the errors tells."""
+def capture_failure(error: RuntimeError) -> Exception:
+    """What a failed capture raises: its end hides what failed in it, which is the first error of the chain."""
     first: BaseException = error
     while first.__context__ is not None:
         first = first.__context__
@@ -72,7 +72,7 @@ def captured(step: Step, device: torch.device) -> Step:
         with torch.cuda.graph(graph):
             run()
     except RuntimeError as error:
-        raise _why_not_captured(error) from error
+        raise capture_failure(error) from error
 
     def replay() -> None:
         prepare()

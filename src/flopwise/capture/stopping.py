@@ -1,6 +1,7 @@
 """When warm-up is over and when there are enough samples: rules, not numbers. No torch here."""
 
 import math
+import time
 from collections.abc import Sequence
 from statistics import median
 
@@ -14,6 +15,7 @@ BUDGET_OVERRUN = 4
 LEAST_SECONDS = (
     0.3  # of sampling, unless 100 samples come sooner: one burst of a boosted clock is no sample of a machine
 )
+MAX_WARMUP_STEPS = 20_000
 
 
 def steady(walls_ns: Sequence[int], least_ns: int) -> bool:
@@ -30,6 +32,33 @@ def steady(walls_ns: Sequence[int], least_ns: int) -> bool:
         return False
     before, now = median(walls_ns[-2 * window : -window]), median(walls_ns[-window:])
     return abs(now - before) <= STEADY_WITHIN * before
+
+
+class WarmupRule:
+    """Says after every warm-up step whether warm-up is over, and why: 'steady', 'budget' or 'forced'; '' means go on."""
+
+    def __init__(self, sampling: Sampling, least_ns: int) -> None:
+        self.sampling, self.least_ns = sampling, least_ns
+        self._deadline, self._next_look = time.perf_counter() + sampling.seconds, 0
+
+    def forced(self, walls_ns: Sequence[int]) -> bool:
+        """Whether the user's own number of steps is reached."""
+        return self.sampling.warmup is not None and len(walls_ns) >= self.sampling.warmup
+
+    def after(self, walls_ns: Sequence[int]) -> str:
+        n = len(walls_ns)
+        if self.sampling.warmup is not None:
+            return "forced" if self.forced(walls_ns) else ""
+        if n >= self._next_look:
+            self._next_look = n + max(1, n // 10)  # looking at every tenth keeps the rule cheap
+            # The first step holds compilation and lazy initialisation: it is never evidence of a steady state.
+            if steady(walls_ns[1:], self.least_ns):
+                return "steady"
+            if n >= 2 and (time.perf_counter() > self._deadline or n >= MAX_WARMUP_STEPS):
+                return "budget"
+        if n == 1:
+            self._deadline = time.perf_counter() + self.sampling.seconds
+        return ""
 
 
 def half_width(walls_ns: Sequence[int]) -> float:

@@ -1,4 +1,4 @@
-"""NVML beside a measurement: clocks, power, temperature and why the GPU slowed down. No torch here.
+"""NVML during a measurement: clocks, power, temperature and why the GPU slowed down. No torch here.
 
 It runs in the process that waits, not in the one that is measured, so that it takes no time from the step.
 """
@@ -13,11 +13,17 @@ import msgspec
 from flopwise.records.run import Telemetry
 
 TICK_S = 0.1
+_COLUMNS = ("at_ns", "sm_mhz", "memory_mhz", "power_mw", "temperature_c", "utilisation")
 # nvmlClocksEventReasons: bits as NVML documents them; idle (bit 0) and application clocks (bit 1) are no throttling.
 _REASONS = {
-    0x4: "software power cap", 0x8: "hardware slowdown", 0x10: "sync boost", 0x20: "software thermal slowdown",
-    0x40: "hardware thermal slowdown", 0x80: "hardware power brake", 0x100: "display clock",
-}  # fmt: skip
+    0x4: "software power cap",
+    0x8: "hardware slowdown",
+    0x10: "sync boost",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "hardware power brake",
+    0x100: "display clock",
+}
 
 
 def _nvml() -> Any | None:
@@ -72,31 +78,32 @@ class Watch:
         """What was read so far; None where there is nothing to read."""
         if not self._ticks:
             return None
-        at, sm, memory, power, temperature, load = zip(*self._ticks, strict=True)
-        return Telemetry(
-            at_ns=at, sm_mhz=sm, memory_mhz=memory, power_mw=power, temperature_c=temperature, utilisation=load,
-            throttle=tuple(self._reasons),
-        )  # fmt: skip
+        columns = dict(zip(_COLUMNS, zip(*self._ticks, strict=True), strict=True))
+        return Telemetry(**columns, throttle=tuple(self._reasons))
 
     def _read(self) -> None:
         assert self._nvml is not None
         n, handle, begun = self._nvml, self._handle, time.monotonic_ns()
         while not self._over.wait(TICK_S):
             try:
-                self._ticks.append(
-                    (
-                        time.monotonic_ns() - begun,
-                        n.nvmlDeviceGetClockInfo(handle, n.NVML_CLOCK_SM),
-                        n.nvmlDeviceGetClockInfo(handle, n.NVML_CLOCK_MEM),
-                        n.nvmlDeviceGetPowerUsage(handle),
-                        n.nvmlDeviceGetTemperature(handle, n.NVML_TEMPERATURE_GPU),
-                        n.nvmlDeviceGetUtilizationRates(handle).gpu,
-                    )
-                )
-                bits = n.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
-                self._reasons |= dict.fromkeys(name for bit, name in _REASONS.items() if bits & bit)
+                load = n.nvmlDeviceGetUtilizationRates(handle).gpu
+                self._ticks.append((time.monotonic_ns() - begun, *_sensors(n, handle), load))
+                self._reasons |= dict.fromkeys(_throttle(n, handle))
             except n.NVMLError:
                 return
+
+
+def _sensors(n: Any, handle: Any) -> tuple[int, int, int, int]:
+    """The SM and memory clocks in MHz, the power in mW and the temperature in °C."""
+    clocks = [n.nvmlDeviceGetClockInfo(handle, clock) for clock in (n.NVML_CLOCK_SM, n.NVML_CLOCK_MEM)]
+    temperature = n.nvmlDeviceGetTemperature(handle, n.NVML_TEMPERATURE_GPU)
+    return clocks[0], clocks[1], n.nvmlDeviceGetPowerUsage(handle), temperature
+
+
+def _throttle(n: Any, handle: Any) -> tuple[str, ...]:
+    """Why the GPU is slower than it could be."""
+    bits = n.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
+    return tuple(name for bit, name in _REASONS.items() if bits & bit)
 
 
 class GpuState(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,18 +130,18 @@ def gpu_states() -> list[GpuState]:
     for index in range(n.nvmlDeviceGetCount()):
         handle = n.nvmlDeviceGetHandleByIndex(index)
         try:
-            bits = n.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
+            sm, memory, power, temperature = _sensors(n, handle)
             states.append(
                 GpuState(
                     index=index,
                     name=str(n.nvmlDeviceGetName(handle)),
-                    sm_mhz=n.nvmlDeviceGetClockInfo(handle, n.NVML_CLOCK_SM),
+                    sm_mhz=sm,
                     max_sm_mhz=n.nvmlDeviceGetMaxClockInfo(handle, n.NVML_CLOCK_SM),
-                    memory_mhz=n.nvmlDeviceGetClockInfo(handle, n.NVML_CLOCK_MEM),
-                    temperature_c=n.nvmlDeviceGetTemperature(handle, n.NVML_TEMPERATURE_GPU),
-                    power_w=n.nvmlDeviceGetPowerUsage(handle) / 1000,
+                    memory_mhz=memory,
+                    temperature_c=temperature,
+                    power_w=power / 1000,
                     power_limit_w=n.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000,
-                    throttle=tuple(name for bit, name in _REASONS.items() if bits & bit),
+                    throttle=_throttle(n, handle),
                     processes=tuple(p.pid for p in n.nvmlDeviceGetComputeRunningProcesses(handle)),
                 )
             )

@@ -1,4 +1,4 @@
-"""One trial from beginning to end: build, warm up until steady, sample until precise, look at the memory; say all of it."""
+"""One trial from start to end: build, warm up until steady, sample until precise, read the memory; every part is an event."""
 
 import gc
 import resource
@@ -8,79 +8,66 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from flopwise.capture.agreement import agreement_of
+from flopwise.capture.agreement import check_running_step
 from flopwise.capture.build import build_step, resolve_device
 from flopwise.capture.clock import Clock, clock_for
-from flopwise.capture.environment import environment, gpu_uuid
+from flopwise.capture.environment import device_info
 from flopwise.capture.kineto import trace_steps
+from flopwise.capture.pipes import Emit
 from flopwise.capture.step import Step
-from flopwise.capture.stopping import StoppingRule, steady
+from flopwise.capture.stopping import StoppingRule, WarmupRule
 from flopwise.errors import FlopwiseError, Unsupported, WrongResult, one_line
 from flopwise.records.events import (
-    AgreeRequest,
     Done,
-    Event,
     MemoryMeasured,
-    Ready,
+    Request,
     Sampled,
-    Surroundings,
-    Traced,
-    TraceRequest,
+    StepBuilt,
+    TraceWritten,
     WarmedUp,
     WarmupStep,
 )
 from flopwise.records.run import ERROR, INTERRUPTED, OK, OOM, STEP, UNSUPPORTED, WRONG, PhaseMemory
 from flopwise.spec.workload import Sampling, Trial
 
-GPU_WARMUP_NS = 200_000_000  # of running at the least: a GPU raises its clocks within that
-MOST_WARMUP_STEPS = 20_000
+MIN_GPU_WARMUP_NS = 200_000_000  # a GPU raises its clocks within that
+# What an exception's text says where its class does not.
+_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "ALLOC_FAILED", "bad_alloc", "not enough memory")
+_NOT_SUPPORTED = ("No available kernel", "not supported", "not implemented for", "No viable backend")
 
-Emit = Callable[[Event], None]
 
-
-def run_trial(
-    trial: Trial,
-    emit: Emit,
-    may_go_on: Callable[[], bool],
-    turns: bool = False,
-    trace: TraceRequest | None = None,
-    compare: AgreeRequest | None = None,
-    fewest: int = 0,
-    details: int = 0,
-) -> None:
-    """Run the trial and emit what happens. `may_go_on` is asked before every step; in `turns` it alone ends the sampling.
-
-    `compare`: the first steps' losses and gradients are set beside a reference's; they warm the step up as well.
-    `fewest`: samples to be taken whatever the budget says. `details`: samples with phases and the GPU's clock; 0: all.
-    """
+def run_trial(trial: Trial, emit: Emit, may_go_on: Callable[[], bool], request: Request | None = None) -> None:
+    """Run the trial and emit what happens. `may_go_on` is asked before every step; in turns it alone ends the sampling."""
+    request = request or Request()
+    turns = request.turns
     try:
         device = resolve_device(trial.device)
-        emit(Surroundings(environment=environment(device), device=str(device), gpu_uuid=gpu_uuid(device)))
+        emit(device_info(device))
         begun = time.perf_counter_ns()
         step = build_step(trial.workload, device)
-        emit(Ready(setup_ns=time.perf_counter_ns() - begun, captured_first_ns=step.captured_first_ns))
-        clock = clock_for(step.phases, device, step.single_op, details)
-        compared_ns: list[int] = []
-        if compare is not None:
-            emit(agreement_of(step, trial.workload, compare, lambda: compared_ns.append(clock.once())))
+        emit(StepBuilt(setup_ns=time.perf_counter_ns() - begun, captured_first_ns=step.captured_first_ns))
+        clock = clock_for(step.phases, device, step.single_op, request.details)
+        compared_ns: list[int] = []  # steps that were compared with a reference warm the step up as well
+        if (compare := request.compare) is not None:
+            emit(check_running_step(step, trial.workload, compare, lambda: compared_ns.append(clock.once())))
         gc.collect()
         gc.disable()  # a collection in the middle of a step is the interpreter's, not the workload's
         try:
             go_on = warm_up(clock, trial.sampling, device, emit, may_go_on, turns, compared_ns)
-            if turns and go_on:  # who takes turns is asked for more rounds, but not for its memory
+            if turns and go_on:  # in turns the end may come at any round: the memory is read before
                 emit(MemoryMeasured(memory=phase_memory(step, device)))
-            stopped = _sample(clock, trial.sampling, emit, may_go_on, turns, fewest) if go_on else "interrupted"
+            stopped = _sample(clock, trial.sampling, emit, may_go_on, request) if go_on else "interrupted"
         finally:
             gc.enable()
         if stopped != "interrupted":
             if not turns:
                 emit(MemoryMeasured(memory=phase_memory(step, device)))
-            if trace is not None:
-                emit(Traced(path=trace.path, step_ns=trace_steps(step, device, trace)))
+            if (trace := request.trace) is not None:
+                emit(TraceWritten(path=trace.path, step_ns=trace_steps(step, device, trace)))
         status = INTERRUPTED if stopped == "interrupted" else OK
         emit(Done(status=status, stopped=stopped, ran=step.ran(), peak_rss_bytes=peak_rss_bytes()))
     except BaseException as error:
-        emit(why(error))
+        emit(failure(error))
         if not isinstance(error, FlopwiseError):
             raise  # the log keeps the traceback
 
@@ -95,33 +82,22 @@ def warm_up(
     done_ns: Sequence[int] = (),
 ) -> bool:
     """Until steady, or exactly `sampling.warmup` steps. False: it was interrupted. `done_ns`: steps that were run already."""
-    least_ns = GPU_WARMUP_NS if device.type == "cuda" else 0
-    walls = list(done_ns)
-    for wall_ns in walls:
+    walls_ns = list(done_ns)
+    for wall_ns in walls_ns:
         emit(WarmupStep(wall_ns=wall_ns))
-    rule = "steady" if sampling.warmup is None else "forced"
-    deadline, next_look = time.perf_counter() + sampling.seconds, 0
-    while sampling.warmup is None or len(walls) < sampling.warmup:
+    rule = WarmupRule(sampling, MIN_GPU_WARMUP_NS if device.type == "cuda" else 0)
+    over = "forced" if rule.forced(walls_ns) else ""
+    while not over:
         if not turns and not may_go_on():
             return False
-        walls.append(clock.once())
-        emit(WarmupStep(wall_ns=walls[-1]))
-        if sampling.warmup is None and len(walls) >= next_look:
-            next_look = len(walls) + max(1, len(walls) // 10)  # looking at every tenth keeps the rule cheap
-            # The first step holds compilation and lazy initialisation: it is never evidence of a steady state.
-            if steady(walls[1:], least_ns):
-                break
-            if len(walls) >= 2 and (time.perf_counter() > deadline or len(walls) >= MOST_WARMUP_STEPS):
-                rule = "budget"
-                break
-        deadline = time.perf_counter() + sampling.seconds if len(walls) == 1 else deadline
-    emit(WarmedUp(rule=rule))
+        walls_ns.append(clock.once())
+        emit(WarmupStep(wall_ns=walls_ns[-1]))
+        over = rule.after(walls_ns)
+    emit(WarmedUp(rule=over))
     return True
 
 
-def _sample(
-    clock: Clock, sampling: Sampling, emit: Emit, may_go_on: Callable[[], bool], turns: bool, fewest: int
-) -> str:
+def _sample(clock: Clock, sampling: Sampling, emit: Emit, may_go_on: Callable[[], bool], request: Request) -> str:
     """Sample until the rule says why to stop."""
     rule = StoppingRule(sampling)
     begun, taken = time.perf_counter(), 0
@@ -130,9 +106,9 @@ def _sample(
         emit(Sampled(phases=phases))
         taken += 1
         stopped = rule.after(phases[STEP].wall_ns, time.perf_counter() - begun)
-        if stopped and not turns and taken >= fewest:
+        if stopped and not request.turns and taken >= request.fewest:
             return stopped
-    return "turns" if turns else "interrupted"
+    return "turns" if request.turns else "interrupted"
 
 
 def phase_memory(step: Step, device: torch.device) -> tuple[PhaseMemory, ...]:
@@ -147,14 +123,9 @@ def phase_memory(step: Step, device: torch.device) -> tuple[PhaseMemory, ...]:
         run()
         torch.cuda.synchronize(device)
         peak = max(torch.cuda.max_memory_allocated(device), step.captured_peak_bytes)
+        end, reserved = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
         readings.append(
-            PhaseMemory(
-                phase=phase,
-                start_bytes=start,
-                peak_bytes=peak,
-                end_bytes=torch.cuda.memory_allocated(device),
-                reserved_bytes=torch.cuda.memory_reserved(device),
-            )
+            PhaseMemory(phase=phase, start_bytes=start, peak_bytes=peak, end_bytes=end, reserved_bytes=reserved)
         )
     return tuple(readings)
 
@@ -164,26 +135,15 @@ def peak_rss_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def why(error: BaseException) -> Done:
-    """The row that an exception becomes: out of memory, not supported here, or an error with its text."""
-    text = one_line(f"{type(error).__name__}: {error}")
-    if isinstance(error, Unsupported):
-        return Done(status=UNSUPPORTED, reason=error.message, hint=error.hint)
-    if isinstance(error, WrongResult):
-        return Done(status=WRONG, reason=error.message, hint=error.hint)
+def failure(error: BaseException) -> Done:
+    """The event that an exception becomes: out of memory, not supported here, or an error with its text."""
     if isinstance(error, FlopwiseError):
-        return Done(status=ERROR, reason=error.message, hint=error.hint)
-    if isinstance(error, torch.OutOfMemoryError | MemoryError) or any(
-        sign in text
-        for sign in ("out of memory", "can't allocate memory", "ALLOC_FAILED", "bad_alloc", "not enough memory")
-    ):
-        return Done(
-            status=OOM,
-            reason=text,
-            hint="a smaller batch or context, checkpointing, bf16, fused attention or chunked loss needs less",
-        )
-    if isinstance(error, NotImplementedError) or any(
-        sign in text for sign in ("No available kernel", "not supported", "not implemented for", "No viable backend")
-    ):
+        status = UNSUPPORTED if isinstance(error, Unsupported) else WRONG if isinstance(error, WrongResult) else ERROR
+        return Done(status=status, reason=error.message, hint=error.hint)
+    text = one_line(f"{type(error).__name__}: {error}")
+    if isinstance(error, torch.OutOfMemoryError | MemoryError) or any(sign in text for sign in _OUT_OF_MEMORY):
+        hint = "a smaller batch or context, checkpointing, bf16, fused attention or chunked loss needs less"
+        return Done(status=OOM, reason=text, hint=hint)
+    if isinstance(error, NotImplementedError) or any(sign in text for sign in _NOT_SUPPORTED):
         return Done(status=UNSUPPORTED, reason=text)
     return Done(status=ERROR, reason=text, hint="the run's logs/ folder has the traceback")

@@ -10,19 +10,19 @@ import sys
 from collections.abc import Callable, Mapping
 
 import torch
-import torch._dynamo
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from flopwise.capture.found import Found
-from flopwise.capture.model_step import dtype_name, inductor_cache_hits
-from flopwise.capture.outside import Outside
+from flopwise.capture.applied_levers import AppliedLevers
+from flopwise.capture.built_objects import BuiltObjects
+from flopwise.capture.model_step import dtype_name
 from flopwise.capture.step import Step
 from flopwise.errors import FlopwiseError, one_line
 from flopwise.lm.precision import autocast, fp32_matmul_probe
 from flopwise.records.run import STEP, Ran
 from flopwise.spec.recipe import Recipe
 from flopwise.spec.workload import UserStep, Workload
+from flopwise.torch_private import base_of, compile_cache_hits, is_compiled
 
 _HINT = "the factory takes the device and returns a callable, or {'forward': …, 'backward': …}; see docs/reference/own-step.md"
 
@@ -30,21 +30,18 @@ _HINT = "the factory takes the device and returns a callable, or {'forward': …
 def user_step(workload: Workload, device: torch.device) -> Step:
     """Import the factory from the working directory or the path, call it, check what it returns, and apply the levers."""
     assert isinstance(workload.subject, UserStep)
-    reference, found = workload.subject.reference, Found()
-    with found.watching():
+    reference, built = workload.subject.reference, BuiltObjects()
+    with built.watching():
         made = _factory(reference)(device)
-    outside = Outside(workload.recipe, found, device)
-    returned = Returned()
-    phases = {name: returned.by(run) for name, run in outside.apply(_phases(made, reference)).items()}
-    model = found.model
-    return Step(
-        phases=phases, ran=lambda: _ran(outside), model=_named(model, workload.recipe), trained=model,
-        loss=returned.loss,
-    )  # fmt: skip
+    levers = AppliedLevers(workload.recipe, built, device)
+    returned = ReturnedLoss()
+    phases = {name: returned.from_phase(run) for name, run in levers.apply(_phases(made, reference)).items()}
+    named = _nameable(built.model, workload.recipe)
+    return Step(phases, ran=lambda: _ran(levers), model=named, trained=built.model, loss=returned.loss)
 
 
-class Returned:
-    """The loss of a step of the user's own: the last single number that a phase returned, alone or first of several."""
+class ReturnedLoss:
+    """The loss of a user's step: the last single number that a phase returned, alone or first of several."""
 
     def __init__(self) -> None:
         self._last: Tensor | float | None = None
@@ -52,7 +49,7 @@ class Returned:
     def loss(self) -> Tensor | None:
         return torch.tensor(self._last, dtype=torch.float64) if isinstance(self._last, float) else self._last
 
-    def by(self, run: Callable[[], object]) -> Callable[[], object]:
+    def from_phase(self, run: Callable[[], object]) -> Callable[[], object]:
         def phase() -> object:
             made = run()
             if (loss := _loss_in(made)) is not None:
@@ -76,21 +73,21 @@ def _loss_in(made: object) -> Tensor | float | None:
         return made
     if not isinstance(made, Tensor) or made.numel() != 1:
         return None
-    alone = made._base is None or made._base.numel() == 1  # a view of more would keep all of it
-    return made.detach() if alone else None
+    base = base_of(made)
+    return made.detach() if base is None or base.numel() == 1 else None  # a view of more would keep all of it
 
 
-def _named(model: nn.Module | None, recipe: Recipe) -> nn.Module | None:
+def _nameable(model: nn.Module | None, recipe: Recipe) -> nn.Module | None:
     """The model whose modules a trace can name: compiled whole, it has none any more."""
     whole = recipe.compile in ("default", "max-autotune")
-    if model is None or whole or any(isinstance(m, torch._dynamo.OptimizedModule) for m in model.modules()):
+    if model is None or whole or any(map(is_compiled, model.modules())):
         return None
     return model
 
 
-def _ran(outside: Outside) -> Ran:
-    """What can be told from outside: what was found, and what the levers made of it."""
-    recipe, device, model = outside.recipe, outside.device, outside.found.model
+def _ran(levers: AppliedLevers) -> Ran:
+    """What ran, as far as it shows in what was built."""
+    recipe, device, model = levers.recipe, levers.device, levers.built.model
     weight = next(model.parameters()) if model is not None else None
     return Ran(
         device=str(device),
@@ -99,9 +96,9 @@ def _ran(outside: Outside) -> Ran:
         compute=_compute(recipe, device),
         fp32_matmul=fp32_matmul_probe(device),
         attention=recipe.attention if recipe.attention != "sdpa" else "",
-        optimizer=", ".join(dict.fromkeys(_optimizer_name(o) for o in outside.found.optimizers)),
-        checkpointed=outside.checkpointed,
-        inductor_cache_hits=inductor_cache_hits(),
+        optimizer=", ".join(dict.fromkeys(_optimizer_name(o) for o in levers.built.optimizers)),
+        checkpointed=levers.checkpointed,
+        inductor_cache_hits=compile_cache_hits(),
     )
 
 
@@ -133,9 +130,8 @@ def _factory(reference: str) -> Callable[[torch.device], object]:
         found: object = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name and module_name.startswith(error.name):
-            raise FlopwiseError(
-                f"there is no module '{module_name}'", "run flopwise where it can be imported, or set PYTHONPATH"
-            ) from None
+            hint = "run flopwise where it can be imported, or set PYTHONPATH"
+            raise FlopwiseError(f"there is no module '{module_name}'", hint) from None
         raise
     for name in path.split("."):
         if not hasattr(found, name):
@@ -153,11 +149,9 @@ def _phases(made: object, reference: str) -> dict[str, Callable[[], object]]:
         raise FlopwiseError(f"py:{reference} returned {one_line(repr(type(made)))}", _HINT)
     for name, phase in made.items():
         if not isinstance(name, str) or not name.isidentifier() or not callable(phase):
-            raise FlopwiseError(
-                f"py:{reference} returned a phase {one_line(repr(name), 60)} that is not a name with a callable", _HINT
-            )
+            text = f"returned a phase {one_line(repr(name), 60)} that is not a name with a callable"
+            raise FlopwiseError(f"py:{reference} {text}", _HINT)
         if name == STEP and len(made) > 1:
-            raise FlopwiseError(
-                f"py:{reference} names a phase '{STEP}' among others", f"'{STEP}' means the whole; choose another name"
-            )
+            hint = f"'{STEP}' means the whole; choose another name"
+            raise FlopwiseError(f"py:{reference} names a phase '{STEP}' among others", hint)
     return dict(made)

@@ -17,12 +17,11 @@ from typing import Any, Self
 import msgspec
 import torch
 from torch import Tensor, nn
-from torch._subclasses import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
+from flopwise.capture.applied_levers import NOT_AUTOCAST
 from flopwise.capture.build import build_step
 from flopwise.capture.model_step import dtype_name
-from flopwise.capture.outside import NOT_AUTOCAST
 from flopwise.capture.step import Step
 from flopwise.errors import Unsupported
 from flopwise.experiments.autocast_rows import (
@@ -44,6 +43,7 @@ from flopwise.records.run import Ran
 from flopwise.spec.model import ModelSpec
 from flopwise.spec.recipe import Recipe
 from flopwise.spec.workload import Workload
+from flopwise.torch_private import FakeTensorMode, storage_key
 
 TOKENS = 64  # the longest context that is run: dtypes do not depend on it, nor on the batch
 
@@ -247,8 +247,8 @@ def _origin(name: str, made: Tensor, inputs: Sequence[Tensor]) -> Tensor | None:
     """The input that a view or a copy has its numbers from."""
     if name in _SAME_NUMBERS:
         return inputs[0]
-    place = made.untyped_storage()._cdata  # fake tensors have it, too
-    return next((one for one in inputs if one.untyped_storage()._cdata == place and one.dtype == made.dtype), None)
+    place = storage_key(made)  # fake tensors have it, too
+    return next((one for one in inputs if storage_key(one) == place and one.dtype == made.dtype), None)
 
 
 def _floats(value: Any) -> Iterator[Tensor]:

@@ -11,7 +11,7 @@ from flopwise.errors import FlopwiseError, one_line
 from flopwise.experiments.experiment import Experiment
 from flopwise.experiments.results import Result, Running, verdict_of
 from flopwise.experiments.verdict import INCONCLUSIVE, Verdict
-from flopwise.records.events import Done, ExperimentRequest, ExperimentTold
+from flopwise.records.events import Done, ExperimentProgress, ExperimentRequest
 from flopwise.records.experiment import Place
 from flopwise.records.run import CRASH
 from flopwise.store import Run
@@ -49,7 +49,7 @@ def run_experiment(
     rows: list[dict[str, Any]] = []
     places: list[Place] = []
 
-    def listen(event: ExperimentTold) -> None:
+    def listen(event: ExperimentProgress) -> None:
         places.extend([event.place] if event.place else [])
         rows.extend([event.row] if event.row is not None else [])
         if event.place or event.row is not None:

@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 from flopwise.errors import Unsupported
 from flopwise.kernels.adamw_kernels import CLIP_EPS, LOW, NORM_PROGRAMS, Bucket, as_scalar
 from flopwise.kernels.dispatch import FLOATS, runs_triton
+from flopwise.torch_private import takes_scaled_gradients
 
 _STATES = ("exp_avg", "exp_avg_sq", "step")  # torch.optim's names
 
@@ -126,6 +127,7 @@ class _Placed(NamedTuple):
     buckets: list[Bucket]
 
 
+@takes_scaled_gradients
 class AdamW(Optimizer):
     """AdamW (Loshchilov & Hutter 2019) with torch.optim.AdamW's arguments, states and results, in two launches a group.
 
@@ -149,7 +151,6 @@ class AdamW(Optimizer):
 
     steps_on_device = True
     grad_norm: Tensor | None = None  # of the last step with max_grad_norm, 0-dim
-    _step_supports_amp_scaling = True  # torch.amp.GradScaler then sets grad_scale and found_inf for the step
 
     def __init__(
         self,
@@ -248,7 +249,7 @@ class AdamW(Optimizer):
             self._buckets = []
             for group, params in placed:
                 self._initialise(params, group)
-            self._step_eager(scale, inf)
+            self._step_eager(placed, scale, inf)
         return loss
 
     def _place(self, group: dict[str, Any], params: list[Tensor], before: "_Placed | None") -> "_Placed":
@@ -261,10 +262,12 @@ class AdamW(Optimizer):
         if params[0].is_cuda and torch.cuda.is_current_stream_capturing():
             raise Unsupported("run one optimizer step with the same parameters before capturing a CUDA graph of it")
         self._initialise(params, group)
-        filled = [p for p in params if p.numel()]
-        dtypes = dict.fromkeys(p.dtype for p in filled)
-        chosen = [[p for p in filled if p.dtype == dtype] for dtype in dtypes]
-        return _Placed(group, addresses, [Bucket(same, [self.state[p] for p in same], group) for same in chosen])
+        by_dtype: dict[torch.dtype, list[Tensor]] = {}
+        for p in params:
+            if p.numel():
+                by_dtype.setdefault(p.dtype, []).append(p)
+        buckets = [Bucket(same, [self.state[p] for p in same], group) for same in by_dtype.values()]
+        return _Placed(group, addresses, buckets)
 
     def _initialise(self, params: list[Tensor], group: dict[str, Any]) -> None:
         """Check what is asked for and make the states that are missing."""
@@ -304,20 +307,20 @@ class AdamW(Optimizer):
         for bucket in buckets:
             bucket.update(partials, self.max_grad_norm or 0.0, self.grad_norm, scale, inf)
 
-    def _step_eager(self, scale: Tensor | None, inf: Tensor | None) -> None:
-        """The same step on the CPU; to who watches, one op over all tensors of a group, as it is on a GPU."""
-        factor: Tensor | None = None if scale is None else 1 / scale
-        pairs = [(p, group) for group in self.param_groups for p in group["params"] if p.grad is not None]
-        if self.max_grad_norm is not None and pairs:
-            norms = torch.stack([torch.linalg.vector_norm(p.grad.float()) for p, _ in pairs])
+    def _step_eager(
+        self, placed: list[tuple[dict[str, Any], list[Tensor]]], scale: Tensor | None, inf: Tensor | None
+    ) -> None:
+        """The same step on the CPU: one op over all tensors of a group, as it is on a GPU."""
+        factor = None if scale is None else 1 / scale
+        gradients = [p.grad for _, params in placed for p in params if p.grad is not None]
+        if self.max_grad_norm is not None and gradients:
+            norms = torch.stack([torch.linalg.vector_norm(gradient.float()) for gradient in gradients])
             self.grad_norm = torch.linalg.vector_norm(norms) * (1.0 if factor is None else factor)
             clip = (self.max_grad_norm / (self.grad_norm + CLIP_EPS)).clamp(max=1.0)
             factor = clip if factor is None else factor * clip
-        for group in self.param_groups:
-            trained = [p for p in group["params"] if p.grad is not None]
+        for group, trained in placed:
             for master in (False, True):
-                params = [p for p in trained if (LOW in self.state[p]) == master]
-                if params:
+                if params := [p for p in trained if (LOW in self.state[p]) == master]:
                     self._update_eager(params, group, factor, inf, master)
 
     def _update_eager(
@@ -327,11 +330,10 @@ class AdamW(Optimizer):
         for p, state in zip(params, states, strict=True):
             if not isinstance(state["step"], Tensor) or state["step"].dim():
                 state["step"] = as_scalar(state["step"], p.device)
-        _adamw(
-            params, [p.grad for p in params], *([s[name] for s in states] for name in _STATES),
-            [s[LOW] for s in states] if master else [], factor, inf,
-            float(group["lr"]), *group["betas"], group["eps"], group["weight_decay"],
-        )  # fmt: skip
+        lows = [s[LOW] for s in states] if master else []
+        rates = (float(group["lr"]), *group["betas"], group["eps"], group["weight_decay"])
+        moments = ([s[name] for s in states] for name in _STATES)
+        _adamw(params, [p.grad for p in params], *moments, lows, factor, inf, *rates)
 
 
 def _check_options(group: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ import ctypes
 import itertools
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,7 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from flopwise.kernels.resources import Case
+from flopwise.kernels.case import Case
+from flopwise.torch_private import foreach_add_
 
 BLOCK = 1024  # elements of a program: 8 a thread, two 16-byte loads of each tensor; with 16 the masked end takes 208 registers
 WARPS = 4
@@ -24,9 +26,18 @@ PREPARE_BLOCK = 1024
 CLIP_EPS = 1e-6  # torch.nn.utils.clip_grad_norm_'s
 _TL = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 LOW = "low"  # the state that holds the lower halves of fp32 weights, whose upper halves are the bf16 parameter
-_COLUMNS = (
-    6  # of the table: the addresses of p, m and v, the number of elements, the first block, the address of lower halves
-)
+# Of the table: the addresses of p, m and v, the number of elements, the first block, the address of the lower halves.
+_COLUMNS = tl.constexpr(6)
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """What the kernels are compiled for: their constants `C`. Gradients have the parameters' dtype."""
+
+    param: Any
+    state: Any
+    master: bool
+    aligned: bool  # every address is a multiple of 16 bytes
 
 
 @triton.jit
@@ -39,8 +50,8 @@ def _pointers(address, start, lanes, DTYPE: tl.constexpr, ALIGNED: tl.constexpr)
 
 
 @triton.jit
-def _square_sum(address, start, lanes, numel, DTYPE: tl.constexpr, ALIGNED: tl.constexpr, MASKED: tl.constexpr):
-    pointers = _pointers(address, start, lanes, DTYPE, ALIGNED)
+def _square_sum(address, start, lanes, numel, MASKED: tl.constexpr, C: tl.constexpr):
+    pointers = _pointers(address, start, lanes, C.param, C.aligned)
     if MASKED:
         gradient = tl.load(pointers, mask=lanes < numel - start, other=0.0).to(tl.float32)
     else:
@@ -49,30 +60,20 @@ def _square_sum(address, start, lanes, numel, DTYPE: tl.constexpr, ALIGNED: tl.c
 
 
 @triton.jit
-def _adamw_norm_kernel(
-    table,
-    gradients,
-    block_tensor,
-    blocks,
-    partials,
-    COLUMNS: tl.constexpr,
-    GRAD: tl.constexpr,
-    ALIGNED: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+def _adamw_norm_kernel(table, gradients, block_tensor, blocks, partials, C: tl.constexpr, BLOCK: tl.constexpr):
     """Each program's share of the sum of squares of every gradient, in an order that does not vary from run to run."""
     lanes = tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], dtype=tl.float32)
     for block in range(tl.program_id(0), blocks, tl.num_programs(0)):
         tensor = tl.load(block_tensor + block)
-        row = table + tensor * COLUMNS
+        row = table + tensor * _COLUMNS
         address = tl.load(gradients + tensor)
         numel = tl.load(row + 3)
         start = (block - tl.load(row + 4)) * BLOCK
         if start + BLOCK <= numel:
-            total += _square_sum(address, start, lanes, numel, GRAD, ALIGNED, False)
+            total += _square_sum(address, start, lanes, numel, False, C)
         else:
-            total += _square_sum(address, start, lanes, numel, GRAD, ALIGNED, True)
+            total += _square_sum(address, start, lanes, numel, True, C)
     tl.store(partials + tl.program_id(0), tl.sum(total))
 
 
@@ -137,40 +138,21 @@ def _adamw_prepare_kernel(
 
 
 @triton.jit
-def _update(
-    p_address,
-    g_address,
-    m_address,
-    v_address,
-    low_address,
-    coefficients,
-    start,
-    lanes,
-    numel,
-    beta1_rest,
-    beta2,
-    beta2_rest,
-    eps,
-    PARAM: tl.constexpr,
-    GRAD: tl.constexpr,
-    STATE: tl.constexpr,
-    MASTER: tl.constexpr,
-    ALIGNED: tl.constexpr,
-    MASKED: tl.constexpr,
-):
-    p_pointers = _pointers(p_address, start, lanes, tl.int16 if MASTER else PARAM, ALIGNED)
-    g_pointers = _pointers(g_address, start, lanes, GRAD, ALIGNED)
-    m_pointers = _pointers(m_address, start, lanes, STATE, ALIGNED)
-    v_pointers = _pointers(v_address, start, lanes, STATE, ALIGNED)
+def _update(addresses, coefficients, start, lanes, numel, betas, MASKED: tl.constexpr, C: tl.constexpr):
+    """A block of one tensor. `addresses`: of p, g, m, v and the lower halves; `betas`: 1 − β₁, β₂, 1 − β₂ and ε."""
+    p_address, g_address, m_address, v_address, low_address = addresses
+    beta1_rest, beta2, beta2_rest, eps = betas
+    p_pointers = _pointers(p_address, start, lanes, tl.int16 if C.master else C.param, C.aligned)
+    g_pointers = _pointers(g_address, start, lanes, C.param, C.aligned)
+    m_pointers = _pointers(m_address, start, lanes, C.state, C.aligned)
+    v_pointers = _pointers(v_address, start, lanes, C.state, C.aligned)
     mask = None
     if MASKED:
         mask = lanes < numel - start
-    if MASTER:
-        low_pointers = _pointers(low_address, start, lanes, tl.int16, ALIGNED)
+    if C.master:
+        low_pointers = _pointers(low_address, start, lanes, tl.int16, C.aligned)
         high, low = tl.load(p_pointers, mask=mask).to(tl.int32), tl.load(low_pointers, mask=mask).to(tl.int32)
-        size = (
-            high & 0x7FFF
-        )  # a parameter set to 0 or infinity from outside has no place to take an old difference from
+        size = high & 0x7FFF  # a parameter set to 0 or infinity from outside has no room for an old difference
         low = tl.where((size > 0) & (size < 0x7F80), low, 0)
         p = ((high << 16) + low).to(tl.float32, bitcast=True)
     else:
@@ -185,7 +167,7 @@ def _update(
     m = m + (g - m) * beta1_rest
     v = v * beta2 + g * g * beta2_rest
     p = p * decay - step_size * m / (tl.sqrt(v) * root_correction + eps)
-    if MASTER:
+    if C.master:
         bits = p.to(tl.int32, bitcast=True)
         high = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16  # to nearest, ties to even
         low = tl.minimum(bits - (high << 16), 32767)  # a tie is one more than 16 bits hold
@@ -193,9 +175,9 @@ def _update(
         tl.store(p_pointers, tl.where(broken, 0x7FC0, high).to(tl.int16), mask=mask)
         tl.store(low_pointers, tl.where(broken, 0, low).to(tl.int16), mask=mask)
     else:
-        tl.store(p_pointers, p.to(PARAM), mask=mask)
-    tl.store(m_pointers, m.to(STATE), mask=mask)
-    tl.store(v_pointers, v.to(STATE), mask=mask)
+        tl.store(p_pointers, p.to(C.param), mask=mask)
+    tl.store(m_pointers, m.to(C.state), mask=mask)
+    tl.store(v_pointers, v.to(C.state), mask=mask)
 
 
 @triton.jit
@@ -209,12 +191,7 @@ def _adamw_update_kernel(
     beta2,
     beta2_rest,
     eps,
-    COLUMNS: tl.constexpr,
-    PARAM: tl.constexpr,
-    GRAD: tl.constexpr,
-    STATE: tl.constexpr,
-    MASTER: tl.constexpr,
-    ALIGNED: tl.constexpr,
+    C: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """One program for BLOCK elements of one tensor: p, g, m and v are read once, p, m and v written once."""
@@ -223,24 +200,19 @@ def _adamw_update_kernel(
             return
     block = tl.program_id(0)
     tensor = tl.load(block_tensor + block)
-    row = table + tensor * COLUMNS
+    row = table + tensor * _COLUMNS
     p, m, v, g = tl.load(row), tl.load(row + 1), tl.load(row + 2), tl.load(gradients + tensor)
     numel = tl.load(row + 3)
     start = (block - tl.load(row + 4)) * BLOCK  # int64, as all of the table
     lanes = tl.arange(0, BLOCK)
     low = tl.load(row + 5)
     coefficients = coefficients + tensor * 4
+    addresses, betas = (p, g, m, v, low), (beta1_rest, beta2, beta2_rest, eps)
     # Two branches, because a mask that may end anywhere would cut every load into single elements.
     if start + BLOCK <= numel:
-        _update(
-            p, g, m, v, low, coefficients, start, lanes, numel, beta1_rest, beta2, beta2_rest, eps,
-            PARAM, GRAD, STATE, MASTER, ALIGNED, False,
-        )  # fmt: skip
+        _update(addresses, coefficients, start, lanes, numel, betas, False, C)
     else:
-        _update(
-            p, g, m, v, low, coefficients, start, lanes, numel, beta1_rest, beta2, beta2_rest, eps,
-            PARAM, GRAD, STATE, MASTER, ALIGNED, True,
-        )  # fmt: skip
+        _update(addresses, coefficients, start, lanes, numel, betas, True, C)
 
 
 class Bucket:
@@ -256,17 +228,10 @@ class Bucket:
         self.param_dtype, self.state_dtype = params[0].dtype, states[0]["exp_avg"].dtype
         self.master = LOW in states[0]
         blocks = [triton.cdiv(p.numel(), BLOCK) for p in params]
-        rows = [
-            (
-                p.data_ptr(),
-                state["exp_avg"].data_ptr(),
-                state["exp_avg_sq"].data_ptr(),
-                p.numel(),
-                first,
-                state[LOW].data_ptr() if self.master else 0,
-            )
-            for p, state, first in zip(params, states, itertools.accumulate([0, *blocks[:-1]]), strict=True)
-        ]
+        rows = []
+        for p, state, first in zip(params, states, itertools.accumulate([0, *blocks[:-1]]), strict=True):
+            addresses = [x.data_ptr() for x in (p, state["exp_avg"], state["exp_avg_sq"])]
+            rows.append([*addresses, p.numel(), first, state[LOW].data_ptr() if self.master else 0])
         self.blocks = sum(blocks)
         self.table = torch.tensor(rows, dtype=torch.int64, device=device)
         numbers = torch.arange(len(params), dtype=torch.int32)
@@ -301,7 +266,7 @@ class Bucket:
             # A captured copy would read host memory at every replay; numbers added to a list of tensors are arguments
             # of a kernel, so the graph holds them by value.
             self.gradients = torch.zeros(len(addresses), dtype=torch.int64, device=device)
-            torch._foreach_add_(list(self.gradients.unbind()), addresses)
+            foreach_add_(list(self.gradients.unbind()), addresses)
         else:
             # Pinned memory of torch's allocator is not reused before the copy is done.
             on_host = torch.tensor(addresses, dtype=torch.int64, pin_memory=device.type == "cuda")
@@ -309,10 +274,13 @@ class Bucket:
 
     def add_squares(self, partials: Tensor) -> None:
         """Each program's sum of squares of gradients into `partials`."""
+        tables = (self.table, self.gradients, self.block_tensor)
         _adamw_norm_kernel[(len(partials),)](
-            self.table, self.gradients, self.block_tensor, self.blocks, partials,
-            COLUMNS=_COLUMNS, GRAD=_TL[self.param_dtype], ALIGNED=self.aligned, BLOCK=BLOCK, num_warps=WARPS,
-        )  # fmt: skip
+            *tables, self.blocks, partials, C=self._fixed(), BLOCK=BLOCK, num_warps=WARPS
+        )
+
+    def _fixed(self) -> Fixed:
+        return Fixed(_TL[self.param_dtype], _TL[self.state_dtype], self.master, self.aligned)
 
     def update(
         self, partials: Tensor | None, max_norm: float, norm: Tensor | None, scale: Tensor | None, inf: Tensor | None
@@ -320,16 +288,23 @@ class Bucket:
         """The coefficients, then the update."""
         lr, (beta1, beta2) = self.group["lr"], self.group["betas"]
         on_device = isinstance(lr, Tensor) and lr.device == self.table.device
-        _adamw_prepare_kernel[(1,)](
-            self.steps, self.coefficients, len(self.params), lr if on_device else float(lr),
-            float(self.group["weight_decay"]), partials, 0 if partials is None else len(partials), float(max_norm), norm,
-            scale, inf, *_log(beta1), *_log(beta2), LR_ON_DEVICE=on_device, BLOCK=PREPARE_BLOCK, num_warps=WARPS,
-        )  # fmt: skip
-        _adamw_update_kernel[(self.blocks,)](
-            self.table, self.gradients, self.block_tensor, self.coefficients, inf, 1 - beta1, beta2, 1 - beta2,
-            float(self.group["eps"]), COLUMNS=_COLUMNS, PARAM=_TL[self.param_dtype], GRAD=_TL[self.param_dtype],
-            STATE=_TL[self.state_dtype], MASTER=self.master, ALIGNED=self.aligned, BLOCK=BLOCK, num_warps=WARPS,
-        )  # fmt: skip
+        rate = (lr if on_device else float(lr), float(self.group["weight_decay"]))
+        clip = (partials, 0 if partials is None else len(partials), float(max_norm), norm)
+        arguments = (
+            self.steps,
+            self.coefficients,
+            len(self.params),
+            *rate,
+            *clip,
+            scale,
+            inf,
+            *_log(beta1),
+            *_log(beta2),
+        )
+        _adamw_prepare_kernel[(1,)](*arguments, LR_ON_DEVICE=on_device, BLOCK=PREPARE_BLOCK, num_warps=WARPS)
+        tables = (self.table, self.gradients, self.block_tensor, self.coefficients)
+        betas = (1 - beta1, beta2, 1 - beta2, float(self.group["eps"]))
+        _adamw_update_kernel[(self.blocks,)](*tables, inf, *betas, C=self._fixed(), BLOCK=BLOCK, num_warps=WARPS)
         self._copies = []  # what the stream allocates next comes after the launch
 
 
@@ -357,16 +332,11 @@ def cases() -> Iterator[Case]:
         ("bf16 with fp32 masters", tl.bfloat16, tl.float32, True),
         ("bf16 with fp32 masters, bf16 states", tl.bfloat16, tl.bfloat16, True),
     ):
-        fixed = {"COLUMNS": _COLUMNS, "GRAD": param, "ALIGNED": True, "BLOCK": BLOCK}
-        yield Case(
-            f"adamw update {name}",
-            _adamw_update_kernel,
-            update,
-            {**fixed, "PARAM": param, "STATE": state, "MASTER": master, "found_inf": None},
-            WARPS,
-        )
-    fixed = {"COLUMNS": _COLUMNS, "GRAD": tl.float32, "ALIGNED": True, "BLOCK": BLOCK}
-    yield Case("adamw norm fp32", _adamw_norm_kernel, {**tables, "blocks": "i32", "partials": "*fp32"}, fixed, WARPS)
+        constants = {"C": Fixed(param, state, master, True), "BLOCK": BLOCK, "found_inf": None}
+        yield Case(f"adamw update {name}", _adamw_update_kernel, update, constants, WARPS)
+    constants = {"C": Fixed(tl.float32, tl.float32, False, True), "BLOCK": BLOCK}
+    norm = {**tables, "blocks": "i32", "partials": "*fp32"}
+    yield Case("adamw norm fp32", _adamw_norm_kernel, norm, constants, WARPS)
     prepare = {"steps": "*fp32", "coefficients": "*fp32", "tensors": "i32", "lr": "fp32", "weight_decay": "fp32"}
     clip = {"partials": "*fp32", "n_partials": "i32", "max_norm": "fp32", "norm": "*fp32"}
     logs = dict.fromkeys(("ln_beta1", "ln_beta1_rest", "ln_beta2", "ln_beta2_rest"), "fp32")

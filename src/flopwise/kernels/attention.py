@@ -152,23 +152,30 @@ class FlashAttention(torch.autograd.Function):
 def check(q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int | None = None, scale: float | None = None) -> None:
     """Say what is no attention before something else is computed."""
     require_float("flash attention", q, k, v)
-    shapes = f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
+    if problem := _shape_problem(q, k, v) or _option_problem(causal, window, scale):
+        raise Unsupported(f"flash attention {problem}")
+
+
+def _shape_problem(q: Tensor, k: Tensor, v: Tensor) -> str:
+    shapes = f"of q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
     if q.dim() not in (3, 4) or k.dim() != q.dim() or k.shape != v.shape or q.shape[0] != k.shape[0]:
-        raise Unsupported(f"flash attention of {shapes}: q is [B, Hq, T, D] and k, v are [B, Hkv, Tk, D], or without H")
+        return f"{shapes}: q is [B, Hq, T, D] and k, v are [B, Hkv, Tk, D], or without H"
     if q.shape[-1] != k.shape[-1] or not q.shape[-1]:
-        raise Unsupported(f"flash attention of {shapes}: one head dimension D, at least 1")
+        return f"{shapes}: one head dimension D, at least 1"
     if q.dim() == 4 and (not k.shape[1] or q.shape[1] % k.shape[1]):
-        raise Unsupported(f"flash attention of {shapes}: the heads of q are a multiple of those of k and v, at least 1")
-    if not q.dtype == k.dtype == v.dtype:
-        raise Unsupported(f"flash attention of {q.dtype}, {k.dtype} and {v.dtype}: give q, k and v one dtype")
+        return f"{shapes}: the heads of q are a multiple of those of k and v, at least 1"
+    same = q.dtype == k.dtype == v.dtype
+    return "" if same else f"of {q.dtype}, {k.dtype} and {v.dtype}: give q, k and v one dtype"
+
+
+def _option_problem(causal: bool, window: int | None, scale: float | None) -> str:
     if window is not None and not (causal and isinstance(window, int) and window >= 1):
-        raise Unsupported(
-            f"flash attention with window {window}, causal {causal}: a window is causal and a whole number from 1"
-        )
+        return f"with window {window}, causal {causal}: a window is causal and a whole number from 1"
     if torch.is_grad_enabled() and getattr(scale, "requires_grad", False):  # a tensor would pass for a number
-        raise Unsupported("flash attention has no gradient for its scale: multiply q by it and give scale=1.0")
+        return "has no gradient for its scale: multiply q by it and give scale=1.0"
     if scale is not None and not 0 < scale < math.inf:
-        raise Unsupported(f"flash attention with scale {scale}: the scale is positive and finite")
+        return f"with scale {scale}: the scale is positive and finite"
+    return ""
 
 
 def with_heads(x: Tensor) -> Tensor:

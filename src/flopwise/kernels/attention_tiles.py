@@ -3,6 +3,7 @@
 import functools
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -11,97 +12,107 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from flopwise.kernels.resources import Case
+from flopwise.kernels.case import Case
 
 LOG2E = math.log2(math.e)  # the kernels take powers of two: exp(x) is 2^(x · log2 e), and the GPU has only 2^x
 
 
-@triton.jit
-def load_tile(
-    x, batch, head, start, stride_b, stride_h, stride_t, length,
-    D: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr, CHECKED: tl.constexpr, TMA: tl.constexpr,
-):  # fmt: skip
-    """Rows `start`… of one head, [ROWS, BLOCK_D]; past the last row or column there are zeros.
+@dataclass(frozen=True)
+class Fixed:
+    """What an attention kernel is compiled for: the constants `C` of all of them."""
 
-    Not CHECKED: all rows are known to be inside. The copy engine (TMA) checks by itself, at no cost.
+    head_dim: int
+    block_d: int  # the head dimension, padded
+    block_m: int  # queries of a tile
+    block_n: int  # keys of a tile
+    causal: bool
+    windowed: bool
+    tail: bool  # the last tiles are not whole, or masked
+    tma: bool  # tiles come by the copy engine
+    precision: str  # of fp32 products: "ieee" or "tf32"
+    interpret: bool
+    late: bool = False  # see Config
+    grouped: bool = False  # several query heads share a key head
+
+
+@triton.jit
+def load_tile(source, batch, head, start, length, ROWS: tl.constexpr, CHECKED: tl.constexpr, C: tl.constexpr):
+    """Rows `start`… of one head, [ROWS, block_d]; past the last row or column there are zeros.
+
+    `source`: the tensor (or its descriptor) and its strides of batch, head and row. Not CHECKED: all rows are known to be
+    inside. The copy engine (TMA) checks by itself, at no cost.
     """
-    if TMA:
-        tile = x.load([batch, head, start, 0]).reshape(ROWS, BLOCK_D)
+    if C.tma:
+        tile = source[0].load([batch, head, start, 0]).reshape(ROWS, C.block_d)
     else:
         rows = tl.arange(0, ROWS)
-        columns = tl.arange(0, BLOCK_D)
+        columns = tl.arange(0, C.block_d)
         # 64 bits to the tile's corner, 32 within it
-        corner = x + tl.cast(batch, tl.int64) * stride_b + tl.cast(head, tl.int64) * stride_h
-        corner += tl.cast(start, tl.int64) * stride_t
-        pointers = corner + (rows[:, None] * stride_t + columns[None, :])
-        if CHECKED and D < BLOCK_D:
-            tile = tl.load(pointers, (start + rows < length)[:, None] & (columns < D)[None, :], other=0.0)
+        corner = source[0] + tl.cast(batch, tl.int64) * source[1] + tl.cast(head, tl.int64) * source[2]
+        corner += tl.cast(start, tl.int64) * source[3]
+        pointers = corner + (rows[:, None] * source[3] + columns[None, :])
+        if CHECKED and C.head_dim < C.block_d:
+            tile = tl.load(pointers, (start + rows < length)[:, None] & (columns < C.head_dim)[None, :], other=0.0)
         elif CHECKED:
             tile = tl.load(pointers, (start + rows < length)[:, None], other=0.0)
-        elif D < BLOCK_D:
-            tile = tl.load(pointers, (columns < D)[None, :], other=0.0)
+        elif C.head_dim < C.block_d:
+            tile = tl.load(pointers, (columns < C.head_dim)[None, :], other=0.0)
         else:
             tile = tl.load(pointers)
     return tile
 
 
 @triton.jit
-def store_tile(
-    x, tile, batch, head, start, stride_b, stride_h, stride_t, length,
-    D: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
-    """Write a tile in x's dtype, without what lies outside."""
+def store_tile(target, tile, batch, head, start, length, ROWS: tl.constexpr, C: tl.constexpr):
+    """Write a tile in the target's dtype, without what lies outside. `target`: a tensor and its strides."""
     rows = tl.arange(0, ROWS)
-    columns = tl.arange(0, BLOCK_D)
-    corner = x + tl.cast(batch, tl.int64) * stride_b + tl.cast(head, tl.int64) * stride_h
-    corner += tl.cast(start, tl.int64) * stride_t
-    pointers = corner + (rows[:, None] * stride_t + columns[None, :])
-    inside = (start + rows < length)[:, None] & (columns < D)[None, :]
-    tl.store(pointers, tile.to(x.dtype.element_ty), inside)
+    columns = tl.arange(0, C.block_d)
+    corner = target[0] + tl.cast(batch, tl.int64) * target[1] + tl.cast(head, tl.int64) * target[2]
+    corner += tl.cast(start, tl.int64) * target[3]
+    pointers = corner + (rows[:, None] * target[3] + columns[None, :])
+    inside = (start + rows < length)[:, None] & (columns < C.head_dim)[None, :]
+    tl.store(pointers, tile.to(target[0].dtype.element_ty), inside)
 
 
 @triton.jit
-def dot(a, b, PRECISION: tl.constexpr, INTERPRET: tl.constexpr):
+def dot(a, b, C: tl.constexpr):
     """a b with sums in fp32. The interpreter takes bf16 for integers, so there the operands are widened first."""
-    if INTERPRET:
+    if C.interpret:
         return tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
-    return tl.dot(a, b, input_precision=PRECISION)
+    return tl.dot(a, b, input_precision=C.precision)
 
 
 @triton.jit
-def dot_add(a, b, total, PRECISION: tl.constexpr, INTERPRET: tl.constexpr):
+def dot_add(a, b, total, C: tl.constexpr):
     """total + a b, accumulated in the matrix unit."""
-    if INTERPRET:
+    if C.interpret:
         return total + tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
-    return tl.dot(a, b, total, input_precision=PRECISION)
+    return tl.dot(a, b, total, input_precision=C.precision)
 
 
 @triton.jit
-def seen(queries, keys, window, WINDOW: tl.constexpr):
+def visible(queries, keys, window, C: tl.constexpr):
     """Which scores the causal mask leaves; queries and keys are broadcast against each other."""
     counts = keys <= queries
-    if WINDOW:
+    if C.windowed:
         counts &= keys > queries - window
     return counts
 
 
 @triton.jit
-def key_ranges(
-    start, query_rows, key_length, window,
-    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    """Where queries start … start + query_rows look: tiles of keys from `low`, all seen in [full_low, full_high), to `high`."""
+def key_ranges(start, key_length, window, C: tl.constexpr):
+    """Where a tile of queries looks: tiles of keys from `low`, all seen in [full_low, full_high), to `high`."""
     high = key_length
-    full_high = key_length // BLOCK_N * BLOCK_N
-    if CAUSAL:
-        high = tl.minimum(high, start + query_rows)
-        full_high = tl.minimum(full_high, (start + 1) // BLOCK_N * BLOCK_N)
+    full_high = key_length // C.block_n * C.block_n
+    if C.causal:
+        high = tl.minimum(high, start + C.block_m)
+        full_high = tl.minimum(full_high, (start + 1) // C.block_n * C.block_n)
     low = 0
     full_low = 0
-    if WINDOW:
-        low = tl.minimum(tl.maximum(start - window + 1, 0) // BLOCK_N * BLOCK_N, full_high)
-        full_low = tl.maximum(start + query_rows - window, 0)
-        full_low = tl.minimum(tl.maximum(low, (full_low + BLOCK_N - 1) // BLOCK_N * BLOCK_N), full_high)
+    if C.windowed:
+        low = tl.minimum(tl.maximum(start - window + 1, 0) // C.block_n * C.block_n, full_high)
+        full_low = tl.maximum(start + C.block_m - window, 0)
+        full_low = tl.minimum(tl.maximum(low, (full_low + C.block_n - 1) // C.block_n * C.block_n), full_high)
     return low, full_low, full_high, high
 
 
@@ -115,20 +126,14 @@ class Config(NamedTuple):
     tma: bool = False  # Q, K, V and dO come by the copy engine (sm_90 on), where their layout allows
     late: bool = False  # dK/dV: a tile's last product is begun after the next tile's first, beside its exponentials
 
-    def options(self, q: Tensor, tma: bool) -> dict[str, Any]:
-        """The kernel's constants that follow from the tiles and the tensors, and the compiler's options."""
-        head_dim = q.shape[-1]
-        return {
-            "D": head_dim,
-            "BLOCK_D": padded(head_dim),
-            "BLOCK_M": self.block_m,
-            "BLOCK_N": self.block_n,
-            "TMA": tma,
-            "PRECISION": precision(q),
-            "INTERPRET": not q.is_cuda,
-            "num_warps": self.warps,
-            "num_stages": self.stages,
-        }
+    def fixed(self, q: Tensor, problem: "Problem", tma: bool, tail: bool, grouped: bool = False) -> Fixed:
+        """The kernel's constants for these tensors."""
+        tiles = (q.shape[-1], padded(q.shape[-1]), self.block_m, self.block_n)
+        masks = (problem.causal, problem.window is not None, tail)
+        return Fixed(*tiles, *masks, tma, precision(q), not q.is_cuda, self.late and not grouped, grouped)
+
+    def call(self, kernel: Any, grid: tuple[int, int, int], arguments: tuple[Any, ...], fixed: Fixed) -> "Call":
+        return Call(kernel, grid, arguments, {"C": fixed, "num_warps": self.warps, "num_stages": self.stages})
 
 
 class Call(NamedTuple):
@@ -176,10 +181,6 @@ class Problem(NamedTuple):
     causal: bool
     window: int | None
     scale: float
-
-    @property
-    def constants(self) -> dict[str, Any]:
-        return {"CAUSAL": self.causal, "WINDOW": self.window is not None}
 
 
 def padded(head_dim: int) -> int:
@@ -260,38 +261,36 @@ def case(
     archs: tuple[int, ...],
     grouped: bool = False,
     odd: bool = False,
-    **extra: Any,
+    **other: Any,
 ) -> Case:
-    """A kernel as it is shipped, causal unless `extra` says else: what `resources` compiles.
+    """A kernel as it is shipped, causal unless `other` constants say else: what `resources` compiles.
 
     One query head to a key head is a number that is compiled in, as Triton does with every 1; `grouped` is any other.
     `odd`: lengths and the strides of what is written are no multiples of 16; what is read is lined up.
     """
-    block_d = padded(head_dim)
-    constants = {
-        "D": head_dim, "BLOCK_D": block_d, "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "TMA": config.tma,
-        "CAUSAL": True, "WINDOW": False, "TAIL": True, "INTERPRET": False, "PRECISION": "tf32",
-        "LATE": config.late and not grouped, "GROUPED": grouped, **({} if grouped else {"group": 1}), **extra,
-    }  # fmt: skip
-    title = f"{name} {dtype} d{head_dim} {config.block_m}x{config.block_n}{' grouped' if grouped else ''}"
-    title += f"{' window' if constants['WINDOW'] else '' if constants['CAUSAL'] else ' full'}{' odd' if odd else ''}"
-    constants = {key: value for key, value in constants.items() if key in kernel.arg_names}
-    rows = {"q_in": config.block_m, "g_in": config.block_m, "k_in": config.block_n, "v_in": config.block_n}
-    signature = {}
-    for argument in kernel.arg_names:
-        if argument in rows and config.tma:
-            signature[argument] = f"tensordesc<{dtype}[1, 1, {rows[argument]}, {block_d}]>"
-        elif argument in ("l_in", "d_in", "l_out", "d_out"):
-            signature[argument] = "*fp32"
-        elif argument.endswith(("_in", "_out")):
-            signature[argument] = f"*{dtype}"
-        else:
-            signature[argument] = "fp32" if argument == "scale" else "i32"
-    whole = tuple(a for a in signature if a.endswith(("_b", "_h", "_t", "_length")))
-    if odd:
-        whole = tuple(a for a in whole if a[:2] in ("q_", "k_", "v_", "g_"))
+    tiles = (head_dim, padded(head_dim), config.block_m, config.block_n)
+    late = config.late and not grouped
+    fixed = Fixed(*tiles, True, False, True, config.tma, "tf32", interpret=False, late=late, grouped=grouped)
+    fixed = replace(fixed, **other)
+    mask = " window" if fixed.windowed else "" if fixed.causal else " full"
+    words = " grouped" * grouped + mask + " odd" * odd
+    title = f"{name} {dtype} d{head_dim} {config.block_m}x{config.block_n}{words}"
+    constants: dict[str, Any] = {"C": fixed} if grouped else {"C": fixed, "group": 1}
+    signature = {argument: _kind(argument, dtype, fixed) for argument in kernel.arg_names}
+    read = ("q_", "k_", "v_", "g_")
+    strides = tuple(a for a in signature if a.endswith(("_b", "_h", "_t", "_length")) and (not odd or a[:2] in read))
     known = {arch: SPILLS.get((title, arch), 0) for arch in archs}
-    return Case(title, kernel, signature, constants, config.warps, config.stages, whole, archs, known)
+    return Case(title, kernel, signature, constants, config.warps, config.stages, strides, archs, known)
+
+
+def _kind(argument: str, dtype: str, fixed: Fixed) -> str:
+    """The type of a kernel's argument, as Triton writes it."""
+    rows = {"q_in": fixed.block_m, "g_in": fixed.block_m, "k_in": fixed.block_n, "v_in": fixed.block_n}
+    if argument in rows and fixed.tma:
+        return f"tensordesc<{dtype}[1, 1, {rows[argument]}, {fixed.block_d}]>"
+    if argument.endswith(("_in", "_out")):
+        return "*fp32" if argument[:2] in ("l_", "d_") else f"*{dtype}"
+    return "fp32" if argument == "scale" else "i32"
 
 
 def shipped(name: str, kernel: Any, table: Table) -> Iterator[Case]:
@@ -302,20 +301,20 @@ def shipped(name: str, kernel: Any, table: Table) -> Iterator[Case]:
     and of fp32. dK and dV of grouped heads have a loop of their own: from sm_90 on each tile is compiled with and without a
     window.
     """
-    by_group = "GROUPED" in kernel.arg_names
+    by_group = "dk_out" in kernel.arg_names
     for (arch, head_dim), config in table.items():
         archs = (90, 100) if arch == 90 and (100, head_dim) not in table else (arch,)
-        yield case(name, kernel, config, "bf16", head_dim - 8, archs, grouped=True, odd=True, WINDOW=True)
+        yield case(name, kernel, config, "bf16", head_dim - 8, archs, grouped=True, odd=True, windowed=True)
         if arch > 80 or head_dim == 128:
             yield case(name, kernel, config, "bf16", head_dim, archs)
         if by_group and arch > 80:
             yield case(name, kernel, config, "fp16", 80 if head_dim == 128 else head_dim, (arch,), grouped=True)
         if head_dim != 128 and by_group and arch > 80:
-            yield case(name, kernel, config, "bf16", head_dim, archs, grouped=True, WINDOW=True)
+            yield case(name, kernel, config, "bf16", head_dim, archs, grouped=True, windowed=True)
     yield case(name, kernel, table[90, 64], "fp16", 32, (90,))
-    yield case(name, kernel, table[90, 128], "bf16", 128, (90,), CAUSAL=False)
+    yield case(name, kernel, table[90, 128], "bf16", 128, (90,), causal=False)
     yield case(name, kernel, SHORTEST, "bf16", 80, (90,))
-    yield case(name, kernel, SHORT, "bf16", 100, (90, 100), grouped=True, odd=True, WINDOW=True)
+    yield case(name, kernel, SHORT, "bf16", 100, (90, 100), grouped=True, odd=True, windowed=True)
     for arch, head_dim in ((80, 128), (100, 32)):
         config = exact(head_dim, arch)
-        yield case(name, kernel, config, "fp32", head_dim - 8, (arch,), True, True, WINDOW=True, PRECISION="ieee")
+        yield case(name, kernel, config, "fp32", head_dim - 8, (arch,), True, True, windowed=True, precision="ieee")

@@ -31,35 +31,32 @@ from flopwise.kernels.attention_tiles import (
     lined_up,
     load_tile,
     padded,
-    seen,
     shipped,
     store_tile,
     tile_of,
     tma_ready,
     unit_stride,
+    visible,
 )
+from flopwise.kernels.case import Case
 from flopwise.kernels.dispatch import GRID, autocast_dtype, runs_triton
-from flopwise.kernels.resources import Case
 
 _LN2 = tl.constexpr(1 / LOG2E)
 
 
 @triton.jit
-def _walk_keys(
-    total, m, z, q, k_in, v_in, batch, head, queries, low, high, key_length, scale, window,
-    k_b, k_h, k_t, v_b, v_h, v_t,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
-    WINDOW: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, INTERPRET: tl.constexpr,
-):  # fmt: skip
-    """Add the keys of [low, high) to the output of one tile of queries. `scale` includes log2 e; m is scaled."""
-    for start in range(low, high, BLOCK_N):
-        k = load_tile(k_in, batch, head, start, k_b, k_h, k_t, key_length, D, BLOCK_N, BLOCK_D, MASKED, TMA)
-        scores = dot(q, k.T, PRECISION, INTERPRET)  # [BLOCK_M, BLOCK_N]
+def _walk_keys(total, m, z, q, k_from, v_from, at, queries, span, problem, MASKED: tl.constexpr, C: tl.constexpr):
+    """Add the keys of `span` to the output of one tile of queries. `scale` includes log2 e; m is scaled."""
+    batch, head = at
+    key_length, scale, window = problem
+    for start in range(span[0], span[1], C.block_n):
+        k = load_tile(k_from, batch, head, start, key_length, C.block_n, MASKED, C)
+        scores = dot(q, k.T, C)  # [block_m, block_n]
         if MASKED:
-            keys = start + tl.arange(0, BLOCK_N)
+            keys = start + tl.arange(0, C.block_n)
             counts = (keys < key_length)[None, :]
-            if CAUSAL:
-                counts &= seen(queries[:, None], keys[None, :], window, WINDOW)
+            if C.causal:
+                counts &= visible(queries[:, None], keys[None, :], window, C)
             scores = tl.where(counts, scores, float("-inf"))
         new_m = tl.maximum(m, tl.max(scores, 1) * scale)
         base = new_m
@@ -68,51 +65,60 @@ def _walk_keys(
         weights = tl.exp2(scores * scale - base[:, None])  # one multiply-add and one exponential per score
         shrink = tl.exp2(m - base)
         m, z = new_m, z * shrink + tl.sum(weights, 1)
-        v = load_tile(v_in, batch, head, start, v_b, v_h, v_t, key_length, D, BLOCK_N, BLOCK_D, MASKED, TMA)
-        total = dot_add(weights.to(v.dtype), v, total * shrink[:, None], PRECISION, INTERPRET)
+        v = load_tile(v_from, batch, head, start, key_length, C.block_n, MASKED, C)
+        total = dot_add(weights.to(v.dtype), v, total * shrink[:, None], C)
     return total, m, z
 
 
 @triton.jit(do_not_specialize=["window"])
 def _flash_forward_kernel(
-    q_in, k_in, v_in, o_out, l_out,
-    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t,
-    group, query_length, key_length, scale, window,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, TAIL: tl.constexpr, TMA: tl.constexpr,
-    PRECISION: tl.constexpr, INTERPRET: tl.constexpr,
-):  # fmt: skip
+    q_in,
+    k_in,
+    v_in,
+    o_out,
+    l_out,
+    q_b,
+    q_h,
+    q_t,
+    k_b,
+    k_h,
+    k_t,
+    v_b,
+    v_h,
+    v_t,
+    o_b,
+    o_h,
+    o_t,
+    group,
+    query_length,
+    key_length,
+    scale,
+    window,
+    C: tl.constexpr,
+):
     """O and L of one tile of queries of one head. Neighbouring programs share a head, and so its keys in the L2 cache."""
     tile = tl.program_id(0)
-    if CAUSAL:  # the last queries see the most keys: they start first, so that no long program is left alone at the end
+    if C.causal:  # the last queries see the most keys: they start first, so that no long program runs alone at the end
         tile = tl.num_programs(0) - 1 - tile
     head = tl.program_id(1)
     batch = tl.program_id(2)
-    start = tile * BLOCK_M
-    queries = start + tl.arange(0, BLOCK_M)
-    q = load_tile(q_in, batch, head, start, q_b, q_h, q_t, query_length, D, BLOCK_M, BLOCK_D, True, TMA)
-    total = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    m = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    z = tl.zeros([BLOCK_M], tl.float32)
-    low, full_low, full_high, high = key_ranges(start, BLOCK_M, key_length, window, CAUSAL, WINDOW, BLOCK_N)
-    key_head = head // group
-    if WINDOW:
-        total, m, z = _walk_keys(
-            total, m, z, q, k_in, v_in, batch, key_head, queries, low, full_low, key_length, scale, window,
-            k_b, k_h, k_t, v_b, v_h, v_t, D, BLOCK_D, BLOCK_N, True, CAUSAL, WINDOW, TMA, PRECISION, INTERPRET,
-        )  # fmt: skip
-    total, m, z = _walk_keys(
-        total, m, z, q, k_in, v_in, batch, key_head, queries, full_low, full_high, key_length, scale, window,
-        k_b, k_h, k_t, v_b, v_h, v_t, D, BLOCK_D, BLOCK_N, False, CAUSAL, WINDOW, TMA, PRECISION, INTERPRET,
-    )  # fmt: skip
-    if TAIL:
-        total, m, z = _walk_keys(
-            total, m, z, q, k_in, v_in, batch, key_head, queries, full_high, high, key_length, scale, window,
-            k_b, k_h, k_t, v_b, v_h, v_t, D, BLOCK_D, BLOCK_N, True, CAUSAL, WINDOW, TMA, PRECISION, INTERPRET,
-        )  # fmt: skip
+    start = tile * C.block_m
+    queries = start + tl.arange(0, C.block_m)
+    q = load_tile((q_in, q_b, q_h, q_t), batch, head, start, query_length, C.block_m, True, C)
+    total = tl.full([C.block_m, C.block_d], 0.0, tl.float32)
+    m = tl.full([C.block_m], float("-inf"), tl.float32)
+    z = tl.full([C.block_m], 0.0, tl.float32)
+    low, full_low, full_high, high = key_ranges(start, key_length, window, C)
+    k_from, v_from, at = (k_in, k_b, k_h, k_t), (v_in, v_b, v_h, v_t), (batch, head // group)
+    problem = (key_length, scale, window)
+    if C.windowed:
+        total, m, z = _walk_keys(total, m, z, q, k_from, v_from, at, queries, (low, full_low), problem, True, C)
+    total, m, z = _walk_keys(total, m, z, q, k_from, v_from, at, queries, (full_low, full_high), problem, False, C)
+    if C.tail:
+        total, m, z = _walk_keys(total, m, z, q, k_from, v_from, at, queries, (full_high, high), problem, True, C)
     none = z == 0.0
     total = total * (1.0 / tl.where(none, 1.0, z))[:, None]
-    store_tile(o_out, total, batch, head, start, o_b, o_h, o_t, query_length, D, BLOCK_M, BLOCK_D)
+    store_tile((o_out, o_b, o_h, o_t), total, batch, head, start, query_length, C.block_m, C)
     row = (tl.cast(batch, tl.int64) * tl.num_programs(1) + head) * query_length
     logsumexp = tl.where(none, float("-inf"), (m + tl.log2(z)) * _LN2)
     tl.store(l_out + row + queries, logsumexp, queries < query_length)
@@ -150,28 +156,15 @@ def forward_call(
 ) -> Call:
     """The kernel's launch, not yet made; the last stride of all is 1."""
     batch, heads, length, head_dim = q.shape
-    block_d = padded(head_dim)
     tma = config.tma and tma_ready(q, k, v)
-    arguments = (
-        tile_of(q, config.block_m, block_d, tma),
-        tile_of(k, config.block_n, block_d, tma),
-        tile_of(v, config.block_n, block_d, tma),
-        output,
-        logsumexp,
-        *q.stride()[:3],
-        *k.stride()[:3],
-        *v.stride()[:3],
-        *output.stride()[:3],
-        heads // k.shape[1],
-        length,
-        k.shape[2],
-        problem.scale * LOG2E,
-        problem.window or 0,
-    )
+    rows = (config.block_m, config.block_n, config.block_n)
+    sources = [tile_of(x, n, padded(head_dim), tma) for x, n in zip((q, k, v), rows, strict=True)]
+    strides = [stride for x in (q, k, v, output) for stride in x.stride()[:3]]
+    numbers = (heads // k.shape[1], length, k.shape[2], problem.scale * LOG2E, problem.window or 0)
     tail = problem.causal or k.shape[2] % config.block_n != 0
-    options = problem.constants | {"TAIL": tail} | config.options(q, tma)
     grid = (triton.cdiv(length, config.block_m), heads, batch)
-    return Call(_flash_forward_kernel, grid, arguments, options)
+    arguments = (*sources, output, logsumexp, *strides, *numbers)
+    return config.call(_flash_forward_kernel, grid, arguments, config.fixed(q, problem, tma, tail))
 
 
 @torch.library.custom_op("flopwise::flash_forward", mutates_args=())

@@ -80,10 +80,10 @@ def _cross_entropy_backward(logits: Tensor, targets: Tensor, normalizers: Tensor
     if errors.numel():
         vocabulary = logits.shape[1]
         block = min(SCALE_BLOCK, triton.next_power_of_2(vocabulary))
+        tensors, warps = (logits, targets, normalizers, factor, errors), 8 if block > 1024 else 4
         _cross_entropy_error_kernel[(len(logits), triton.cdiv(vocabulary, block))](
-            logits, targets, normalizers, factor, errors, logits.stride(0), vocabulary, IGNORED=IGNORED, BLOCK=block,
-            num_warps=8 if block > 1024 else 4,
-        )  # fmt: skip
+            *tensors, logits.stride(0), vocabulary, IGNORED=IGNORED, BLOCK=block, num_warps=warps
+        )
     return errors
 
 

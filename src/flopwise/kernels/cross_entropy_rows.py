@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from flopwise.kernels.case import Case
 from flopwise.kernels.dispatch import runs_triton, wide
-from flopwise.kernels.resources import Case
 
 IGNORED = -100  # F.cross_entropy's ignore_index
 ROW_WARPS, ROW_LANES = 8, 1024  # of a row's program: each thread has four loads of 16 bytes under way
@@ -159,11 +159,11 @@ def losses_and_errors(
             normalizers[:, 1] = torch.exp(exact - largest).sum(-1).log2()
         return
     lanes, vector, warps = _row_config(logits.shape[1], logits.element_size())
+    wanted = {"ERRORS": factor is not None, "NORMALIZERS": normalizers is not None, "IGNORED": IGNORED}
+    tensors, tile = (logits, targets, losses, normalizers, factor), {"LANES": lanes, "VECTOR": vector}
     _cross_entropy_row_kernel[(len(logits),)](
-        logits, targets, losses, normalizers, factor, logits.stride(0), logits.shape[1],
-        ERRORS=factor is not None, NORMALIZERS=normalizers is not None, IGNORED=IGNORED,
-        LANES=lanes, VECTOR=vector, num_warps=warps,
-    )  # fmt: skip
+        *tensors, logits.stride(0), logits.shape[1], **wanted, **tile, num_warps=warps
+    )
 
 
 def _row_config(vocabulary: int, element_bytes: int) -> tuple[int, int, int]:
@@ -181,23 +181,10 @@ def cases() -> Iterator[Case]:
         numbers = {"row_stride": "i32", "vocabulary": "i32"}
         fixed = {"IGNORED": IGNORED, "LANES": lanes, "VECTOR": vector, "NORMALIZERS": False, "normalizers": None}
         divisible = ("row_stride", "vocabulary")
-        yield Case(
-            f"cross_entropy rows {name}",
-            _cross_entropy_row_kernel,
-            {**pointers, **numbers},
-            {**fixed, "ERRORS": True},
-            warps,
-            divisible=divisible,
-        )
+        rows, whole = _cross_entropy_row_kernel, {**pointers, **numbers}
+        yield Case(f"cross_entropy rows {name}", rows, whole, fixed | {"ERRORS": True}, warps, 3, divisible)
         backward = {"logits": kind, "targets": "*i64", "normalizers": "*fp32", "factor": "*fp32", "errors": kind}
-        constants = {"IGNORED": IGNORED, "BLOCK": SCALE_BLOCK}
-        yield Case(
-            f"cross_entropy backward {name}",
-            _cross_entropy_error_kernel,
-            {**backward, **numbers},
-            constants,
-            8,
-            divisible=divisible,
-        )
+        errors, constants = _cross_entropy_error_kernel, {"IGNORED": IGNORED, "BLOCK": SCALE_BLOCK}
+        yield Case(f"cross_entropy backward {name}", errors, {**backward, **numbers}, constants, 8, 3, divisible)
         scale = {"x": kind, "factor": "*fp32", "n": "i64"}
         yield Case(f"scale {name}", _loss_scale_kernel, scale, {"BLOCK": SCALE_BLOCK}, 8, divisible=("n",))

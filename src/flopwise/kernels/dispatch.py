@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from flopwise.errors import FlopwiseError, Unsupported
+from flopwise.torch_private import triton_interprets
 
 GRID = 65535  # programs that a launch takes along its second and third axis
 FLOATS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -20,9 +21,7 @@ def runs_triton(x: Tensor) -> bool:
         return False
     if x.is_cuda:
         return True
-    import triton  # here: the definitions, which are checked by this module too, do without it
-
-    return bool(triton.knobs.runtime.interpret)
+    return triton_interprets()
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
@@ -94,6 +93,11 @@ def from_rows(rows: Tensor, x: Tensor, order: tuple[int, ...]) -> Tensor:
     for place, dim in enumerate(order):
         inverse[dim] = place
     return lying.permute(inverse)
+
+
+def empty_in_order(x: Tensor, order: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
+    """Unwritten memory of x's shape, dense, with the dimensions in this order (`row_order`)."""
+    return from_rows(x.new_empty([x.shape[n] for n in order], dtype=dtype), x, order)
 
 
 @cache

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from flopwise.errors import Unsupported
 from flopwise.kernels import nvrtc
+from flopwise.kernels.case import Case
 from flopwise.kernels.dispatch import FLOATS, require_float, runs_triton
-from flopwise.kernels.resources import Case
 
 BLOCK, WARPS = 512, 4  # Triton: 4 elements a thread, one 16-byte load in fp32
 THREADS = 128  # CUDA: of a block, each with one 16-byte load

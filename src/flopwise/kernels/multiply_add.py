@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from flopwise.kernels.case import Case
 from flopwise.kernels.dispatch import require, runs_triton
-from flopwise.kernels.resources import Case
 
 BLOCK, WARPS, UNROLLED = 1024, 4, 16
 SCALE, SHIFT = 0.5, 0.25  # x goes to 0.5 and stays there: neither large nor denormal

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from flopwise.kernels.resources import Case
+from flopwise.kernels.case import Case
 
 BLOCK, WARPS = 1024, 4
 
@@ -97,11 +97,8 @@ def sigmoids_recomputing(x: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def cases() -> Iterator[Case]:
-    for kernel in (
-        _sin_cos_kernel, _forward_kernel, _forward_keeping_kernel, _backward_recomputing_kernel, _backward_keeping_kernel,
-    ):  # fmt: skip
-        name = kernel.fn.__name__
+    sigmoids = (_forward_kernel, _forward_keeping_kernel, _backward_recomputing_kernel, _backward_keeping_kernel)
+    for kernel in (_sin_cos_kernel, *sigmoids):
         tensors = [argument for argument in kernel.arg_names if argument.endswith("_ptr")]
-        yield Case(
-            name, kernel, dict.fromkeys(tensors, "*fp32") | {"n": "i32"}, {"BLOCK": BLOCK}, WARPS, divisible=("n",)
-        )
+        signature = dict.fromkeys(tensors, "*fp32") | {"n": "i32"}
+        yield Case(kernel.fn.__name__, kernel, signature, {"BLOCK": BLOCK}, WARPS, divisible=("n",))

@@ -7,50 +7,35 @@ memory than the chip has, is a fault of the configuration: `faults` says so, and
 """
 
 import argparse
-import importlib
 import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-
-MODULES = (
-    "gelu",
-    "softmax",
-    "rms_norm",
-    "swiglu",
-    "rope",
-    "cross_entropy_rows",
-    "attention_triton",
-    "adamw_kernels",
-    "multiply_add",
+from flopwise.kernels import (
+    adamw_kernels,
+    attention_triton,
+    cross_entropy_rows,
+    gelu,
+    multiply_add,
+    pointwise_chains,
+    rms_norm,
+    rope,
+    softmax,
+    swiglu,
 )
-SHARED_BYTES = {
-    80: 163 * 1024,
-    90: 227 * 1024,
-    100: 227 * 1024,
-}  # of one block: CUDA programming guide, technical specifications
+from flopwise.kernels.case import Case
+from flopwise.torch_private import compile_triton, cuobjdump
+
+_ROWS = (gelu, softmax, rms_norm, swiglu, rope, cross_entropy_rows)
+_MODULES = (*_ROWS, attention_triton, adamw_kernels, multiply_add, pointwise_chains)
+MODULES: dict[str, Callable[[], Iterator[Case]]] = {m.__name__.rpartition(".")[2]: m.cases for m in _MODULES}
+# Of one block: CUDA programming guide, technical specifications.
+SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
-
-
-class Case(NamedTuple):
-    """One kernel in one shipped configuration. Pointers are taken as divisible by 16 bytes, as torch allocates them."""
-
-    name: str  # 'rms_norm forward bf16 4096'
-    kernel: Any  # the @triton.jit function
-    signature: Mapping[str, str]  # of each argument that is not constexpr: '*bf16', 'i32', 'fp32', in any order
-    constexprs: Mapping[str, Any]
-    num_warps: int = 4
-    num_stages: int = 3
-    divisible: tuple[str, ...] = ()  # integer arguments that are multiples of 16 in what is shipped
-    archs: tuple[int, ...] = (80, 90, 100)  # where this configuration is the one chosen
-    spills: Mapping[int, int] = {}  # by architecture, bytes a thread that are known and stay
 
 
 class Resources(NamedTuple):
@@ -66,9 +51,8 @@ def compiled(case: Case, arch: int) -> Any:
     names = case.kernel.arg_names
     signature = {name: "constexpr" if name in case.constexprs else case.signature[name] for name in names}
     whole = [n for n, (name, kind) in enumerate(signature.items()) if kind.startswith("*") or name in case.divisible]
-    source = ASTSource(case.kernel, signature, dict(case.constexprs), {(n,): [["tt.divisibility", 16]] for n in whole})
     options = {"num_warps": case.num_warps, "num_stages": case.num_stages}
-    return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+    return compile_triton(case.kernel, signature, case.constexprs, whole, arch, options)
 
 
 def resources(case: Case, arch: int) -> Resources:
@@ -79,23 +63,21 @@ def resources(case: Case, arch: int) -> Resources:
 
 
 def _usage(cubin: bytes) -> tuple[int, ...]:
-    program = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(cubin)
-        told = subprocess.run(
-            [program, "--dump-resource-usage", path], capture_output=True, text=True, check=True
-        ).stdout
-    found = _USAGE.search(told)
+        command = [str(cuobjdump()), "--dump-resource-usage", str(path)]
+        output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = _USAGE.search(output)
     if not found:
-        raise RuntimeError(f"cuobjdump told nothing of the kernel: {told[:200]}")
+        raise RuntimeError(f"cuobjdump printed no resource usage: {output[:200]}")
     return tuple(int(number) for number in found.groups())
 
 
-def cases(modules: tuple[str, ...] = MODULES) -> Iterator[Case]:
+def cases(modules: Iterable[str] = tuple(MODULES)) -> Iterator[Case]:
     """Every kernel in every configuration that is shipped."""
     for name in modules:
-        yield from importlib.import_module(f"flopwise.kernels.{name}").cases()
+        yield from MODULES[name]()
 
 
 def faults(case: Case, arch: int) -> str:
@@ -118,8 +100,8 @@ def main() -> int:
     parser.add_argument("--arch", default="80,90,100")
     parser.add_argument("--only", default="", help="modules, separated by commas")
     given = parser.parse_args()
-    modules = tuple(given.only.split(",")) if given.only else MODULES
-    for asked, known in ((modules, MODULES), (given.arch.split(","), [str(arch) for arch in SHARED_BYTES])):
+    modules = given.only.split(",") if given.only else list(MODULES)
+    for asked, known in ((modules, list(MODULES)), (given.arch.split(","), [str(arch) for arch in SHARED_BYTES])):
         unknown = [name for name in asked if name not in known]
         if unknown:
             print(f"{unknown[0]!r} is none of {', '.join(known)}", file=sys.stderr)  # noqa: T201

@@ -13,7 +13,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from flopwise.kernels.case import Case
 from flopwise.kernels.dispatch import (
+    empty_in_order,
     from_rows,
     multiprocessors,
     require,
@@ -23,7 +25,6 @@ from flopwise.kernels.dispatch import (
     to_rows,
     wide,
 )
-from flopwise.kernels.resources import Case
 
 COLUMNS = 8192  # the longest rows that are held in registers without a spill, forward and backward
 TILE = 2048  # elements of a program that takes several short rows
@@ -81,9 +82,21 @@ def _held(columns: int) -> int:
 
 @triton.jit
 def _rms_norm_forward_kernel(
-    x_ptr, residual_ptr, weight_ptr, y_ptr, total_ptr, inverse_ptr, x_stride, residual_stride, rows, columns, eps,
-    ADD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    residual_ptr,
+    weight_ptr,
+    y_ptr,
+    total_ptr,
+    inverse_ptr,
+    x_stride,
+    residual_stride,
+    rows,
+    columns,
+    eps,
+    ADD: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)[None, :]
     inside = (row < rows)[:, None] & (column < columns)
@@ -103,9 +116,19 @@ def _rms_norm_forward_kernel(
 
 @triton.jit
 def _rms_norm_long_forward_kernel(
-    x_ptr, residual_ptr, weight_ptr, y_ptr, total_ptr, inverse_ptr, x_stride, residual_stride, columns, eps,
-    ADD: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    residual_ptr,
+    weight_ptr,
+    y_ptr,
+    total_ptr,
+    inverse_ptr,
+    x_stride,
+    residual_stride,
+    columns,
+    eps,
+    ADD: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, BLOCK)
     squares = tl.zeros([BLOCK], tl.float32)
@@ -133,10 +156,23 @@ def _rms_norm_long_forward_kernel(
 
 @triton.jit
 def _rms_norm_backward_kernel(
-    dy_ptr, dtotal_ptr, x_ptr, weight_ptr, inverse_ptr, dx_ptr, partial_ptr,
-    dy_stride, dtotal_stride, x_stride, rows, columns,
-    ADD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
+    dy_ptr,
+    dtotal_ptr,
+    x_ptr,
+    weight_ptr,
+    inverse_ptr,
+    dx_ptr,
+    partial_ptr,
+    dy_stride,
+    dtotal_stride,
+    x_stride,
+    rows,
+    columns,
+    ADD: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
+):
     """Program n takes tiles of rows n, n + programs, … and leaves its part of the weight's gradient in partial[n]."""
     program, programs = tl.program_id(0), tl.num_programs(0)
     column = tl.arange(0, BLOCK)[None, :]
@@ -161,9 +197,19 @@ def _rms_norm_backward_kernel(
 
 @triton.jit
 def _rms_norm_long_backward_kernel(
-    dy_ptr, dtotal_ptr, x_ptr, weight_ptr, inverse_ptr, dx_ptr, dy_stride, dtotal_stride, x_stride, columns,
-    ADD: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    dy_ptr,
+    dtotal_ptr,
+    x_ptr,
+    weight_ptr,
+    inverse_ptr,
+    dx_ptr,
+    dy_stride,
+    dtotal_stride,
+    x_stride,
+    columns,
+    ADD: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """The inputs' gradient of one long row; its weight gradient is `_rms_norm_long_weight_kernel`'s."""
     row = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, BLOCK)
@@ -211,18 +257,15 @@ def _forward(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> 
     y, inverse = x.new_empty((n, columns), dtype=dtype), x.new_empty(n, dtype=torch.float32)
     total = x if residual is None else torch.empty_like(y)
     other = x if residual is None else residual
-    strides = (stride, other.stride(0))
+    arguments = (x, other, weight, y, total, inverse, stride, other.stride(0))
+    add = residual is not None
     if columns <= COLUMNS:
         per, block, warps = _shape(columns, FORWARD_WARP)
-        _rms_norm_forward_kernel[(triton.cdiv(n, per),)](
-            x, other, weight, y, total, inverse, *strides, n, columns, eps,
-            ADD=residual is not None, ROWS=per, BLOCK=block, num_warps=warps,
-        )  # fmt: skip
+        options = {"ADD": add, "ROWS": per, "BLOCK": block, "num_warps": warps}
+        _rms_norm_forward_kernel[(triton.cdiv(n, per),)](*arguments, n, columns, eps, **options)
     else:
-        _rms_norm_long_forward_kernel[(n,)](
-            x, other, weight, y, total, inverse, *strides, columns, eps,
-            ADD=residual is not None, BLOCK=LOOP_BLOCK, num_warps=LOOP_WARPS,
-        )  # fmt: skip
+        options = {"ADD": add, "BLOCK": LOOP_BLOCK, "num_warps": LOOP_WARPS}
+        _rms_norm_long_forward_kernel[(n,)](*arguments, columns, eps, **options)
     return y, total, inverse
 
 
@@ -231,19 +274,18 @@ def _backward(dy: Tensor, dtotal: Tensor | None, x: Tensor, weight: Tensor, inve
     n, columns = x.shape
     dx, add = x.new_empty((n, columns)), dtotal is not None
     other = dy if dtotal is None else dtotal
-    strides, sms = (dy.stride(0), other.stride(0), x.stride(0)), multiprocessors(x.device)
+    tensors, strides = (dy, other, x, weight, inverse, dx), (dy.stride(0), other.stride(0), x.stride(0))
+    sms = multiprocessors(x.device)
     if columns <= _held(columns):
         per, block, warps = _shape(columns, BACKWARD_WARP)
         programs = min(triton.cdiv(n, per), sms * max(1, WARPS_PER_SM // warps))
         partial = x.new_empty((programs, columns), dtype=torch.float32)
-        _rms_norm_backward_kernel[(programs,)](
-            dy, other, x, weight, inverse, dx, partial, *strides, n, columns,
-            ADD=add, ROWS=per, BLOCK=block, STAGES=_stages(x.element_size()), num_warps=warps,
-        )  # fmt: skip
+        stages = _stages(x.element_size())
+        options = {"ADD": add, "ROWS": per, "BLOCK": block, "STAGES": stages, "num_warps": warps}
+        _rms_norm_backward_kernel[(programs,)](*tensors, partial, *strides, n, columns, **options)
     else:
-        _rms_norm_long_backward_kernel[(n,)](
-            dy, other, x, weight, inverse, dx, *strides, columns, ADD=add, BLOCK=LOOP_BLOCK, num_warps=LOOP_WARPS
-        )
+        options = {"ADD": add, "BLOCK": LOOP_BLOCK, "num_warps": LOOP_WARPS}
+        _rms_norm_long_backward_kernel[(n,)](*tensors, *strides, columns, **options)
         blocks = triton.cdiv(columns, WEIGHT_BLOCK)
         programs = min(triton.cdiv(n, WEIGHT_ROWS), triton.cdiv(8 * sms, blocks))
         partial = x.new_empty((programs, columns), dtype=torch.float32)
@@ -257,7 +299,7 @@ def _backward(dy: Tensor, dtotal: Tensor | None, x: Tensor, weight: Tensor, inve
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     order = row_order(x)
     if not x.numel():
-        return _empty(x, x.dtype, order), x.new_empty(math.prod(x.shape[:-1]), dtype=wide(x.dtype))
+        return empty_in_order(x, order), x.new_empty(math.prod(x.shape[:-1]), dtype=wide(x.dtype))
     rows = to_rows(x, order)
     if runs_triton(x):
         y, _, inverse = _forward(rows, None, weight.contiguous(), eps)
@@ -272,7 +314,7 @@ def _add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tu
     order, dtype = row_order(x), torch.promote_types(x.dtype, residual.dtype)
     if not x.numel():
         inverse = x.new_empty(math.prod(x.shape[:-1]), dtype=wide(dtype))
-        return _empty(x, dtype, order), _empty(x, dtype, order), inverse
+        return empty_in_order(x, order, dtype), empty_in_order(x, order, dtype), inverse
     rows, others = to_rows(x, order), to_rows(residual, order)
     if runs_triton(x):
         y, total, inverse = _forward(rows, others, weight.contiguous(), eps)
@@ -288,33 +330,28 @@ def _rms_norm_backward(
 ) -> tuple[Tensor, Tensor]:
     order = row_order(x)
     if not x.numel():
-        return _empty(x, x.dtype, order), torch.zeros_like(weight, memory_format=torch.contiguous_format)
+        return empty_in_order(x, order), torch.zeros_like(weight, memory_format=torch.contiguous_format)
     more = None if dtotal is None else to_rows(dtotal, order)
     work = _backward if runs_triton(x) else rms_norm_backward_reference
     dx, dweight = work(to_rows(dy, order), more, to_rows(x, order), weight.contiguous(), inverse)
     return from_rows(dx.contiguous(), x, order), dweight
 
 
-def _empty(x: Tensor, dtype: torch.dtype, order: tuple[int, ...]) -> Tensor:
-    """Unwritten memory of x's shape, dense, in the order x lies in."""
-    return from_rows(x.new_empty([x.shape[n] for n in order], dtype=dtype), x, order)
-
-
 @_rms_norm.register_fake
 def _(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    return _empty(x, x.dtype, row_order(x)), x.new_empty(math.prod(x.shape[:-1]), dtype=wide(x.dtype))
+    return empty_in_order(x, row_order(x)), x.new_empty(math.prod(x.shape[:-1]), dtype=wide(x.dtype))
 
 
 @_add_rms_norm.register_fake
 def _(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     order, dtype = row_order(x), torch.promote_types(x.dtype, residual.dtype)
     inverse = x.new_empty(math.prod(x.shape[:-1]), dtype=wide(dtype))
-    return _empty(x, dtype, order), _empty(x, dtype, order), inverse
+    return empty_in_order(x, order, dtype), empty_in_order(x, order, dtype), inverse
 
 
 @_rms_norm_backward.register_fake
 def _(dy: Tensor, dtotal: Tensor | None, x: Tensor, weight: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
-    return _empty(x, x.dtype, row_order(x)), weight.new_empty(weight.shape)
+    return empty_in_order(x, row_order(x)), weight.new_empty(weight.shape)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -360,8 +397,8 @@ def _check(weight: Tensor, *inputs: Tensor) -> None:
     require_float("rms_norm", weight, *inputs)
     x = inputs[0]
     fits = x.dim() > 0 and weight.shape == x.shape[-1:]
-    told = f"{list(weight.shape)} for x {list(x.shape)}"
-    require(fits, f"the norm's weight does not fit, {told}: it has one element for each of x's last dimension")
+    shapes = f"{list(weight.shape)} for x {list(x.shape)}"
+    require(fits, f"the norm's weight does not fit, {shapes}: it has one element for each of x's last dimension")
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -382,8 +419,8 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     (tensor([0.8485, 2.2627]), tensor([3., 4.]))
     """
     _check(weight, x, residual)
-    told = f"{list(x.shape)} and {list(residual.shape)}"
-    require(x.shape == residual.shape, f"x and the residual differ in shape, {told}: add_rms_norm does not broadcast")
+    shapes = f"{list(x.shape)} and {list(residual.shape)}"
+    require(x.shape == residual.shape, f"x and the residual differ in shape, {shapes}: add_rms_norm does not broadcast")
     y, total, _ = _add_rms_norm(x, residual, weight, eps)
     return y, total
 
@@ -391,21 +428,17 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
 def cases() -> Iterator[Case]:
     pointers = ("x_ptr", "residual_ptr", "y_ptr", "total_ptr", "dy_ptr", "dtotal_ptr", "dx_ptr")
     whole = ("x_stride", "residual_stride", "dy_stride", "dtotal_stride", "columns")
-    numbers = dict.fromkeys((*whole, "rows"), "i32") | dict.fromkeys(
-        ("inverse_ptr", "partial_ptr", "weight_ptr"), "*fp32"
-    )
+    fp32 = dict.fromkeys(("inverse_ptr", "partial_ptr", "weight_ptr"), "*fp32")
+    numbers = dict.fromkeys((*whole, "rows"), "i32") | fp32
     for dtype, columns in (("bf16", 128), ("bf16", 4096), ("fp32", COLUMNS), ("fp32", COLUMNS // 2 - 1)):
         rows, block, warps = _shape(columns, FORWARD_WARP)
         signature = dict.fromkeys(pointers, f"*{dtype}") | numbers | {"eps": "fp32"}
         tile = {"ADD": True, "ROWS": rows, "BLOCK": block}
         divisible = () if columns % 16 else whole
-        yield Case(
-            f"rms_norm forward {dtype} {columns}", _rms_norm_forward_kernel, signature, tile, warps, 3, divisible
-        )
+        of = f"{dtype} {columns}"
+        yield Case(f"rms_norm forward {of}", _rms_norm_forward_kernel, signature, tile, warps, 3, divisible)
         tile, warps = tile | {"STAGES": _stages(2 if dtype == "bf16" else 4)}, _shape(columns, BACKWARD_WARP)[2]
-        yield Case(
-            f"rms_norm backward {dtype} {columns}", _rms_norm_backward_kernel, signature, tile, warps, 3, divisible
-        )
+        yield Case(f"rms_norm backward {of}", _rms_norm_backward_kernel, signature, tile, warps, 3, divisible)
     tile = {"ADD": True, "BLOCK": LOOP_BLOCK}
     yield Case("rms_norm forward fp32 longer", _rms_norm_long_forward_kernel, signature, tile, LOOP_WARPS, 3, whole)
     yield Case("rms_norm backward fp32 longer", _rms_norm_long_backward_kernel, signature, tile, LOOP_WARPS, 3, whole)

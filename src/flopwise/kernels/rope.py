@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from flopwise.kernels.dispatch import GRID, from_rows, require, require_float, row_order, runs_triton
-from flopwise.kernels.resources import Case
+from flopwise.kernels.case import Case
+from flopwise.kernels.dispatch import GRID, empty_in_order, require, require_float, row_order, runs_triton
 
 TILE, WARPS = 512, 4  # pairs that a program turns, 4 a thread
 
@@ -31,27 +31,46 @@ def rope_reference(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 @triton.jit
-def _turn(
-    x_ptr, y_ptr, cos, sin, position, pair, inside, sequence, x_batch, y_batch, head, x_head, y_head, x_position, y_position,
-    HALF: tl.constexpr,
-):  # fmt: skip
-    """Turn one head of one sequence."""
+def _turn(x, y, angle, sequence, head, position, pair, inside, HALF: tl.constexpr):
+    """Turn one head of one sequence. `x`, `y`: a pointer and its strides of batch, head and position; `angle`: cos, sin."""
+    cos, sin = angle
     head = head.to(tl.int64)
-    source = x_ptr + sequence * x_batch + head * x_head + position * x_position + pair
+    source = x[0] + sequence * x[1] + head * x[2] + position * x[3] + pair
     first = tl.load(source, mask=inside, other=0.0).to(tl.float32)  # [POSITIONS, BLOCK]
     second = tl.load(source + HALF, mask=inside, other=0.0).to(tl.float32)
-    target = y_ptr + sequence * y_batch + head * y_head + position * y_position + pair
-    tl.store(target, (first * cos - second * sin).to(y_ptr.dtype.element_ty), mask=inside)
-    tl.store(target + HALF, (second * cos + first * sin).to(y_ptr.dtype.element_ty), mask=inside)
+    target = y[0] + sequence * y[1] + head * y[2] + position * y[3] + pair
+    tl.store(target, (first * cos - second * sin).to(y[0].dtype.element_ty), mask=inside)
+    tl.store(target + HALF, (second * cos + first * sin).to(y[0].dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def _rope_kernel(
-    q_ptr, yq_ptr, q_batch, q_head, q_position, yq_batch, yq_head, yq_position,
-    k_ptr, yk_ptr, k_batch, k_head, k_position, yk_batch, yk_head, yk_position,
-    cos_ptr, sin_ptr, q_heads, context,
-    HALF: tl.constexpr, PAIR: tl.constexpr, INVERSE: tl.constexpr, POSITIONS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    q_ptr,
+    yq_ptr,
+    q_batch,
+    q_head,
+    q_position,
+    yq_batch,
+    yq_head,
+    yq_position,
+    k_ptr,
+    yk_ptr,
+    k_batch,
+    k_head,
+    k_position,
+    yk_batch,
+    yk_head,
+    yk_position,
+    cos_ptr,
+    sin_ptr,
+    q_heads,
+    context,
+    HALF: tl.constexpr,
+    PAIR: tl.constexpr,
+    INVERSE: tl.constexpr,
+    POSITIONS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """Grid: blocks of positions; heads, the queries' before the keys' where there is a PAIR; sequences.
 
     HALF is known when it is compiled: of an argument Triton learns whether it is a multiple of 16, and with 40 pairs a head,
@@ -67,20 +86,32 @@ def _rope_kernel(
     head, sequence = tl.program_id(1), tl.program_id(2).to(tl.int64)
     if head < q_heads:
         _turn(
-            q_ptr, yq_ptr, cos, sin, position, pair, inside,
-            sequence, q_batch, yq_batch, head, q_head, yq_head, q_position, yq_position, HALF,
-        )  # fmt: skip
+            (q_ptr, q_batch, q_head, q_position),
+            (yq_ptr, yq_batch, yq_head, yq_position),
+            (cos, sin),
+            sequence,
+            head,
+            position,
+            pair,
+            inside,
+            HALF,
+        )
     elif PAIR:
         _turn(
-            k_ptr, yk_ptr, cos, sin, position, pair, inside,
-            sequence, k_batch, yk_batch, head - q_heads, k_head, yk_head, k_position, yk_position, HALF,
-        )  # fmt: skip
+            (k_ptr, k_batch, k_head, k_position),
+            (yk_ptr, yk_batch, yk_head, yk_position),
+            (cos, sin),
+            sequence,
+            head - q_heads,
+            position,
+            pair,
+            inside,
+            HALF,
+        )
 
 
 def _like(x: Tensor) -> Tensor:
-    """Unwritten memory of x's shape, dense, in the order x lies in."""
-    order = row_order(x)
-    return from_rows(x.new_empty([x.shape[n] for n in order]), x, order)
+    return empty_in_order(x, row_order(x))
 
 
 def _side_by_side(x: Tensor) -> Tensor:
@@ -97,10 +128,9 @@ def _launch(pair: tuple[Tensor, ...], turned: tuple[Tensor, ...], cos: Tensor, s
     sides: list[Any] = []
     for x, y in ((pair[0], turned[0]), (pair[-1], turned[-1])):
         sides += [x, y, *x.stride()[:3], *y.stride()[:3]]
-    _rope_kernel[(triton.cdiv(context, positions), heads, batch)](
-        *sides, cos, sin, pair[0].shape[1], context,
-        HALF=half, PAIR=len(pair) == 2, INVERSE=inverse, POSITIONS=positions, BLOCK=block, num_warps=WARPS,
-    )  # fmt: skip
+    options = {"HALF": half, "PAIR": len(pair) == 2, "INVERSE": inverse, "POSITIONS": positions, "BLOCK": block}
+    grid = (triton.cdiv(context, positions), heads, batch)
+    _rope_kernel[grid](*sides, cos, sin, pair[0].shape[1], context, **options, num_warps=WARPS)
 
 
 @torch.library.custom_op("flopwise::rope", mutates_args=())
@@ -157,8 +187,8 @@ def _check(x: Tensor, cos: Tensor, sin: Tensor) -> None:
     shaped = x.dim() == 4 and x.shape[3] % 2 == 0
     require(shaped, f"rope turns [B, H, T, D] with an even D, pairs (i, i + D/2), not {list(x.shape)}")
     fits = cos.shape == sin.shape == (x.shape[2], x.shape[3] // 2) and cos.dtype == sin.dtype == torch.float32
-    told = f"cos {list(cos.shape)} {cos.dtype} and sin {list(sin.shape)} {sin.dtype}"
-    require(fits, f"the angles do not fit x {list(x.shape)}: they are [T, D/2] each in fp32, not {told}")
+    given = f"cos {list(cos.shape)} {cos.dtype} and sin {list(sin.shape)} {sin.dtype}"
+    require(fits, f"the angles do not fit x {list(x.shape)}: they are [T, D/2] each in fp32, not {given}")
     learned = torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad)
     fits = max(x.shape[:2]) <= GRID or not runs_triton(x)
     require(fits, f"rope of {list(x.shape)}: the kernel takes at most {GRID} sequences and heads at a time")
@@ -181,8 +211,8 @@ def rope_pair(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, T
     _check(q, cos, sin)
     _check(k, cos, sin)
     same = q.shape[0] == k.shape[0] and q.dtype == k.dtype and q.device == k.device
-    told = f"{list(q.shape)} {q.dtype} and {list(k.shape)} {k.dtype}"
-    require(same, f"q and k differ, {told}: one batch, one dtype and one device are needed")
+    given = f"{list(q.shape)} {q.dtype} and {list(k.shape)} {k.dtype}"
+    require(same, f"q and k differ, {given}: one batch, one dtype and one device are needed")
     return _rope_pair(q, k, cos, sin, False)  # type: ignore[no-any-return]
 
 

@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from flopwise.kernels.case import Case
 from flopwise.kernels.dispatch import require, require_float, runs_triton, to_rows
-from flopwise.kernels.resources import Case
 
 FORWARD_COLUMNS, BACKWARD_COLUMNS = 32768, 16384  # the longest rows that are held in registers without a spill
 TILE = 2048  # elements of a program that takes several short rows

@@ -8,8 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from flopwise.kernels.case import Case
 from flopwise.kernels.dispatch import require, require_float, runs_triton, to_rows
-from flopwise.kernels.resources import Case
 
 BLOCK, WARPS = 1024, 4  # 8 elements a thread of each tensor: one 16-byte load in bf16
 
@@ -45,9 +45,18 @@ def _swiglu_forward_kernel(gate_ptr, up_ptr, y_ptr, gate_stride, up_stride, colu
 
 @triton.jit
 def _swiglu_backward_kernel(
-    dy_ptr, gate_ptr, up_ptr, dgate_ptr, dup_ptr, dy_stride, gate_stride, up_stride, columns, blocks,
+    dy_ptr,
+    gate_ptr,
+    up_ptr,
+    dgate_ptr,
+    dup_ptr,
+    dy_stride,
+    gate_stride,
+    up_stride,
+    columns,
+    blocks,
     BLOCK: tl.constexpr,
-):  # fmt: skip
+):
     row = (tl.program_id(0) // blocks).to(tl.int64)
     at = (tl.program_id(0) % blocks).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     dy = tl.load(dy_ptr + row * dy_stride + at, mask=at < columns).to(tl.float32)
@@ -125,8 +134,8 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """
     require_float("swiglu", gate, up)
     same = gate.shape == up.shape and gate.dtype == up.dtype
-    told = f"{list(gate.shape)} {gate.dtype} and {list(up.shape)} {up.dtype}"
-    require(same, f"gate and up are not alike, {told}: swiglu takes two tensors of one shape and dtype")
+    given = f"{list(gate.shape)} {gate.dtype} and {list(up.shape)} {up.dtype}"
+    require(same, f"gate and up are not alike, {given}: swiglu takes two tensors of one shape and dtype")
     return _swiglu(gate, up)  # type: ignore[no-any-return]
 
 

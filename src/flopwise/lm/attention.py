@@ -13,10 +13,10 @@ from typing import cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
+from flopwise import torch_private
 from flopwise.errors import Unsupported
 from flopwise.lm.layers import softmax_eager
 from flopwise.lm.own_kernels import needs_triton
@@ -78,7 +78,7 @@ def sdpa_backend_name(q: Tensor, k: Tensor, v: Tensor) -> str:
     try:
         q, k, v = (x.unsqueeze(1) if x.dim() == 3 else x for x in (q, k, v))
         k, v = _heads_for_sdpa(q, k), _heads_for_sdpa(q, v)
-        choice = torch._fused_sdp_choice(q, k, v, is_causal=True, enable_gqa=k.shape[1] != q.shape[1])
+        choice = torch_private.fused_sdp_choice(q, k, v, is_causal=True, enable_gqa=k.shape[1] != q.shape[1])
     except (RuntimeError, AttributeError, TypeError, IndexError):  # a private function: no promises
         return "unknown"
     return _BACKEND_NAMES.get(int(choice), "unknown")
@@ -123,7 +123,7 @@ class _Flex:
             raise Unsupported(
                 "attention = 'flex' has no backward on the CPU", "use a GPU, phase = forward, or attention = sdpa"
             )
-        alone = q.is_cuda and not self.compiled_elsewhere and not isinstance(q, FakeTensor)
+        alone = q.is_cuda and not self.compiled_elsewhere and not isinstance(q, torch_private.FakeTensor)
         run = cast(Callable[..., Tensor], _compiled_flex() if alone else flex_attention)
         mask = self.mask(q.shape[-2], q.device)
         return run(q, k, v, block_mask=mask, enable_gqa=k.shape[1] != q.shape[1])
@@ -158,7 +158,7 @@ def _repeat_heads(q: Tensor, x: Tensor) -> Tensor:
 
 def _heads_for_sdpa(q: Tensor, x: Tensor) -> Tensor:
     """On a GPU the one fused backend for fp32 does not take grouped heads; repeated ones keep it from the math path."""
-    on_gpu = q.is_cuda or isinstance(q, FakeTensor)  # fake tensors stand for a GPU's
+    on_gpu = q.is_cuda or isinstance(q, torch_private.FakeTensor)  # fake tensors stand for a GPU's
     return _repeat_heads(q, x) if on_gpu and q.dtype == torch.float32 else x
 
 

@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from flopwise import torch_private
 from flopwise.spec.recipe import Recipe
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -44,7 +45,7 @@ def on_fake_tensors() -> bool:
     >>> on_fake_tensors()
     False
     """
-    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
+    return torch_private.in_fake_mode()
 
 
 def fp32_matmul_probe(

@@ -9,7 +9,7 @@ from flopwise import units
 from flopwise.predict.machine import Machine, gpu_of
 from flopwise.predict.prediction import peak_bytes, predict_quickly
 from flopwise.predict.shapes.overlap import updates_in_backward
-from flopwise.records.events import Surroundings
+from flopwise.records.events import DeviceInfo
 from flopwise.records.prediction import SHAPES, PredictedStep
 from flopwise.spec.gpu import Gpu
 from flopwise.spec.recipe import Recipe
@@ -99,14 +99,14 @@ def _largest(
     return low * step
 
 
-def too_large(workload: Workload, there: Surroundings) -> str:
+def too_large(workload: Workload, there: DeviceInfo) -> str:
     """The line that warns of a workload that will not fit; '' if it will, or if that cannot be known in a moment.
 
     The predicted peak errs by a few per cent and is of eager steps only: a note, not a refusal.
 
     >>> from flopwise.records.run import Environment
     >>> from flopwise.spec.workload import workload
-    >>> there = Surroundings(environment=Environment(flopwise="", python="", torch=""), device="cpu", free_bytes=2**33)
+    >>> there = DeviceInfo(environment=Environment(flopwise="", python="", torch=""), device="cpu", free_bytes=2**33)
     >>> too_large(workload("tiny"), there), too_large(workload("xl"), there).partition(": ")[2]
     ('', 'predicted peak 37.2 GiB of 8.00 GiB free: it will probably run out of memory')
     """

@@ -1,4 +1,4 @@
-"""What a worker tells the process that started it, one JSON line each, in the order it happens."""
+"""The messages between a worker and the process that started it: events one way, requests the other, one JSON line each."""
 
 from typing import Any
 
@@ -11,42 +11,42 @@ from flopwise.records.run import Agreement, Environment, PhaseMemory, Ran
 from flopwise.spec.workload import Trial, Workload
 
 
-class _Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
+class _Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag=True):
     pass
 
 
-class Hello(_Event, frozen=True, kw_only=True, tag="hello"):
+class WorkerReady(_Event, frozen=True, kw_only=True):
     """The worker is up; `error` says why it can do nothing."""
 
     error: str = ""
     hint: str = ""
 
 
-class Started(_Event, frozen=True, kw_only=True, tag="started"):
-    """A process of its own has begun with the trial."""
+class Started(_Event, frozen=True, kw_only=True):
+    """The child process of a request is running."""
 
     pid: int
 
 
-class Surroundings(_Event, frozen=True, kw_only=True, tag="surroundings"):
+class DeviceInfo(_Event, frozen=True, kw_only=True):
     environment: Environment
     device: str
-    gpu_uuid: str = ""  # to watch it by; not kept
-    free_bytes: int | None = None  # of the device's memory; None: not known
+    gpu_uuid: str = ""  # for telemetry; not stored
+    free_bytes: int | None = None  # of the device's memory; None: unknown
 
 
-class Ready(_Event, frozen=True, kw_only=True, tag="ready"):
+class StepBuilt(_Event, frozen=True, kw_only=True):
     """The workload is built (and its CUDA graph captured)."""
 
     setup_ns: int
     captured_first_ns: int = 0
 
 
-class WarmedUp(_Event, frozen=True, kw_only=True, tag="warmed-up"):
+class WarmedUp(_Event, frozen=True, kw_only=True):
     rule: str
 
 
-class WarmupStep(_Event, frozen=True, kw_only=True, tag="warmup-step"):
+class WarmupStep(_Event, frozen=True, kw_only=True):
     wall_ns: int
 
 
@@ -59,49 +59,49 @@ class PhaseSample(msgspec.Struct, frozen=True, kw_only=True):
     held: bool = False
 
 
-class Sampled(_Event, frozen=True, kw_only=True, tag="sampled"):
+class Sampled(_Event, frozen=True, kw_only=True):
     """One round: every phase once, the whole step first."""
 
     phases: dict[str, PhaseSample]
 
 
-class MemoryMeasured(_Event, frozen=True, kw_only=True, tag="memory-measured"):
+class MemoryMeasured(_Event, frozen=True, kw_only=True):
     memory: tuple[PhaseMemory, ...]
 
 
-class Tracing(_Event, frozen=True, kw_only=True, tag="tracing"):
-    """The samples are taken; another program now traces the step in a process of its own."""
+class Tracing(_Event, frozen=True, kw_only=True):
+    """The samples are taken; another program now traces the step in a separate process."""
 
     profiler: str
 
 
-class Traced(_Event, frozen=True, kw_only=True, tag="traced"):
+class TraceWritten(_Event, frozen=True, kw_only=True):
     """Some steps ran under a profiler, which wrote its file."""
 
     path: str
-    step_ns: int  # per traced step: beside the untraced step, it tells the profiler's overhead
+    step_ns: int  # per traced step: compared with the untraced step, it gives the profiler's overhead
 
 
-class Recorded(_Event, frozen=True, kw_only=True, tag="recorded"):
-    """Some steps' allocations were recorded: a snapshot, and beside it what is known of each."""
+class SnapshotWritten(_Event, frozen=True, kw_only=True):
+    """Some steps' allocations were recorded: the snapshot's file, and next to it what is known of each."""
 
     path: str
 
 
-class Agreed(_Event, frozen=True, kw_only=True, tag="agreed"):
-    """A few steps' losses and gradients were set beside the reference's; or could not be, and `failed` says why."""
+class AgreementResult(_Event, frozen=True, kw_only=True):
+    """A few steps' losses and gradients compared with the reference's; or the reason why they could not be."""
 
     agreement: Agreement | None = None
     failed: str = ""
 
 
-class Dried(_Event, frozen=True, kw_only=True, tag="dried"):
+class DryRunResult(_Event, frozen=True, kw_only=True):
     """A step was run on fake tensors."""
 
     run: DryRun
 
 
-class Probed(_Event, frozen=True, kw_only=True, tag="probed"):
+class ProbeMeasured(_Event, frozen=True, kw_only=True):
     """One of the machine's limits was measured."""
 
     probe: Probe
@@ -109,7 +109,7 @@ class Probed(_Event, frozen=True, kw_only=True, tag="probed"):
     of: int
 
 
-class ExperimentTold(_Event, frozen=True, kw_only=True, tag="experiment", omit_defaults=True):
+class ExperimentProgress(_Event, frozen=True, kw_only=True, omit_defaults=True):
     """Progress of an experiment; one of the three is there."""
 
     place: Place | None = None
@@ -117,8 +117,8 @@ class ExperimentTold(_Event, frozen=True, kw_only=True, tag="experiment", omit_d
     row: dict[str, Any] | None = None
 
 
-class Done(_Event, frozen=True, kw_only=True, tag="done"):
-    """The trial has ended, for better or worse."""
+class Done(_Event, frozen=True, kw_only=True):
+    """The trial has ended: how, and why."""
 
     status: str
     reason: str = ""
@@ -128,31 +128,17 @@ class Done(_Event, frozen=True, kw_only=True, tag="done"):
     peak_rss_bytes: int = 0
 
 
-class Exited(_Event, frozen=True, kw_only=True, tag="exited"):
-    """The trial's process is gone: `code` is its exit code, or minus the signal that ended it."""
+class Exited(_Event, frozen=True, kw_only=True):
+    """The child process is gone: `code` is its exit code, or minus the signal that ended it."""
 
     code: int
 
 
-Event = (
-    Tracing
-    | Traced
-    | Recorded
-    | Agreed
-    | Dried
-    | Probed
-    | ExperimentTold
-    | Hello
-    | Started
-    | Surroundings
-    | Ready
-    | WarmedUp
-    | WarmupStep
-    | Sampled
-    | MemoryMeasured
-    | Done
-    | Exited
+_Measuring = Started | DeviceInfo | StepBuilt | WarmupStep | WarmedUp | Sampled | MemoryMeasured | Done | Exited
+_Results = (
+    Tracing | TraceWritten | SnapshotWritten | AgreementResult | DryRunResult | ProbeMeasured | ExperimentProgress
 )
+Event = WorkerReady | _Measuring | _Results
 
 
 class TraceRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -174,10 +160,10 @@ class MemoryRequest(msgspec.Struct, frozen=True, kw_only=True):
     stacks: str = "python"  # one of memory_record.STACKS
 
 
-class AgreeRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Follow a few steps' losses and gradients instead of timing them: write them down, or compare with what is written."""
+class AgreementRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Losses and gradients of a few steps instead of their times: written to a file, or compared with that file."""
 
-    path: str  # of the reference's, a .npz file
+    path: str  # the reference's, a .npz file
     write: bool = False
 
 
@@ -186,7 +172,7 @@ class NsysJob(msgspec.Struct, frozen=True, kw_only=True):
 
     trial: Trial
     trace: TraceRequest
-    events: str  # the file its events go to, one JSON line each
+    events: str  # the file for its events, one JSON line each
     timeout_s: float
 
 
@@ -201,10 +187,10 @@ class ExperimentRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker is asked to do. Without a trial: say what there is to say about the device."""
+    """What a worker is asked to do. With none of trial, dry and experiment: report the device."""
 
     trial: str = ""  # JSON of a Trial
-    dry: str = ""  # JSON of a Workload: run it on fake tensors
+    dry: str = ""  # JSON of a Workload to run on fake tensors
     architecture: str = ""  # of the GPU that the fake tensors stand for
     experiment: ExperimentRequest | None = None
     calibrate: bool = False  # measure the device's limits
@@ -212,8 +198,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     log: str = ""
     trace: TraceRequest | None = None
     memory: MemoryRequest | None = None
-    agree: AgreeRequest | None = None  # instead of timing the trial
-    compare: AgreeRequest | None = None  # with the trial's first steps, which warm it up as well
-    turns: bool = False  # wait for a line before every round: `go` or `stop`
-    fewest: int = 0  # samples to be taken whatever the sampling's budget says
-    details: int = 0  # samples with each phase's and the GPU's time; those after them have the step's alone. 0: all
+    agree: AgreementRequest | None = None  # instead of timing the trial
+    compare: AgreementRequest | None = None  # the trial's first steps, which also warm it up
+    turns: bool = False  # interleaved with other trials: wait for a line before every round, `go` or `stop`
+    fewest: int = 0  # samples to take whatever the budget
+    details: int = 0  # samples with phases and GPU time, before those of the whole step alone; 0: all

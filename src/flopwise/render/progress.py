@@ -13,7 +13,7 @@ from rich.text import Text
 from flopwise import units
 from flopwise.capture.progress import Progress
 from flopwise.capture.stopping import half_width
-from flopwise.records.events import Event, Probed, Ready, Sampled, Tracing, WarmedUp, WarmupStep
+from flopwise.records.events import Event, ProbeMeasured, Sampled, StepBuilt, Tracing, WarmedUp, WarmupStep
 from flopwise.records.run import OK, STEP, Point
 from flopwise.render.visible import LONGEST_LINE, visible
 from flopwise.spec.workload import Trial
@@ -47,7 +47,7 @@ class TerminalProgress(Progress):
 
     def event(self, event: Event) -> None:
         match event:
-            case Ready():
+            case StepBuilt():
                 self.state = "first step (with compilation, if any)"
             case WarmupStep():
                 self.walls.append(event.wall_ns)
@@ -131,7 +131,7 @@ def calibration_progress(console: Console | None = None) -> Iterator[Callable[[E
         task = live.add_task("starting", total=None)
 
         def listen(event: Event) -> None:
-            if isinstance(event, Probed):
+            if isinstance(event, ProbeMeasured):
                 what = f"{event.probe.what} {event.probe.dtype}".strip()
                 live.update(task, completed=event.n, total=event.of, description=what)
 

@@ -56,7 +56,7 @@ _IMPLS = ("manual", "torch", "compile", "triton")
 _ATTENTIONS = ("naive", "sdpa", "sdpa-flash", "sdpa-cudnn", "flex", "tiled", "flash")
 _LOSSES = ("full", "compile", "chunked", "fused")
 
-# What can be done to a step of the user's own without its code (capture/outside.py); the first of each leaves it as written.
+# Levers for a user's own step, applied without its code (capture/applied_levers.py); the first of each leaves it as written.
 FROM_OUTSIDE: dict[str, tuple[str | int, ...]] = {
     "precision": ("fp32", "tf32", "bf16", "fp16"),
     "attention": ("sdpa", "sdpa-flash", "sdpa-cudnn"),

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import msgspec
 
 from flopwise.capture.pipes import Emit, die_with_parent, emit, read_line
-from flopwise.records.events import Exited, Hello, Request, Started
+from flopwise.records.events import Exited, Request, Started, WorkerReady
 
 
 def main() -> None:
@@ -22,20 +22,20 @@ def main() -> None:
     events = os.dup(1)
     os.dup2(2, 1)  # what a workload prints is not an event
     try:
-        import torch._dynamo
+        from flopwise import torch_private
 
-        if "--compiler" in sys.argv:
+        with_compiler = "--compiler" in sys.argv
+        if with_compiler:
             os.environ["TORCH_WARM_POOL"] = "0"  # no compile processes before the fork: they would be shared
-            import torch._inductor.compile_fx  # noqa: F401
-
+        torch_private.load_compiler(backend=with_compiler)
         from flopwise.worker import jobs
     except ImportError as error:
         emit(
             events,
-            Hello(error=f"cannot import torch: {error}", hint="pip install 'flopwise[torch]' -c constraints.txt"),
+            WorkerReady(error=f"cannot import torch: {error}", hint="pip install 'flopwise[torch]' -c constraints.txt"),
         )
         return
-    emit(events, Hello())
+    emit(events, WorkerReady())
     while line := read_line():
         request = msgspec.json.decode(line, type=Request)
         pid = os.fork()

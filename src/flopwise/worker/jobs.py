@@ -1,4 +1,4 @@
-"""What a worker can be asked to do: measure a trial, record its memory, compare its losses, run it dry, probe, experiment."""
+"""The worker's jobs: measure a trial, record its memory, check its losses, dry-run it, probe the device, run an experiment."""
 
 import signal
 from collections.abc import Callable, Iterator
@@ -7,47 +7,47 @@ from contextlib import contextmanager
 import msgspec
 import torch
 
-from flopwise.capture.agreement import agree
+from flopwise.capture.agreement import check_agreement
 from flopwise.capture.build import resolve_device
-from flopwise.capture.calibrate import how_many, probes
-from flopwise.capture.environment import environment
+from flopwise.capture.calibrate import probe_count, probes
+from flopwise.capture.environment import device_info
 from flopwise.capture.memory_limit import free_bytes, limit_memory
 from flopwise.capture.memory_trial import record_trial
 from flopwise.capture.pipes import Emit, read_line
-from flopwise.capture.trials import run_trial, why
+from flopwise.capture.trials import failure, run_trial
 from flopwise.errors import FlopwiseError
 from flopwise.experiments.child import run_experiment
 from flopwise.predict.dry.run import dry_run
 from flopwise.predict.prediction import predict
 from flopwise.predict.step_time import counts_by_phase
-from flopwise.records.events import Agreed, Done, Dried, Probed, Request, Surroundings
+from flopwise.records.events import AgreementResult, Done, DryRunResult, ProbeMeasured, Request
 from flopwise.records.run import OK
 from flopwise.spec.workload import Trial, Workload
 
 
 def serve(request: Request, emit: Emit) -> None:
-    """Do what is asked, and say what was found."""
+    """Do what is asked, and emit the results."""
     if request.dry:
-        with _failure_told(emit):
-            emit(Dried(run=dry_run(msgspec.json.decode(request.dry, type=Workload), request.architecture)))
+        with _failure_reported(emit):
+            emit(DryRunResult(run=dry_run(msgspec.json.decode(request.dry, type=Workload), request.architecture)))
     elif request.experiment is not None:
-        with _failure_told(emit):
+        with _failure_reported(emit):
             run_experiment(request.experiment, emit)
             emit(Done(status=OK))
     elif request.trial:
         _trial(request, emit)
     else:
-        _look(request, emit)
+        _report_device(request, emit)
 
 
-def _look(request: Request, emit: Emit) -> None:
-    with _failure_told(emit):
+def _report_device(request: Request, emit: Emit) -> None:
+    with _failure_reported(emit):
         device = resolve_device(request.device)
-        emit(Surroundings(environment=environment(device), device=str(device), free_bytes=free_bytes(device)))
+        emit(device_info(device, free_bytes(device)))
         if request.calibrate:
-            of = how_many(device)
+            of = probe_count(device)
             for n, probe in enumerate(probes(device, lambda workload: counts_by_phase(predict(workload).ops)), 1):
-                emit(Probed(probe=probe, n=n, of=of))
+                emit(ProbeMeasured(probe=probe, n=n, of=of))
 
 
 def _trial(request: Request, emit: Emit) -> None:
@@ -56,14 +56,12 @@ def _trial(request: Request, emit: Emit) -> None:
     if trial.device == "cpu" or not torch.cuda.is_available():
         limit_memory()
     if request.agree is not None:
-        with _failure_told(emit):
-            emit(Agreed(agreement=agree(trial, request.agree)))
+        with _failure_reported(emit):
+            emit(AgreementResult(agreement=check_agreement(trial, request.agree)))
     elif request.memory is not None:
         record_trial(trial, emit, may_go_on, request.memory)
     else:
-        run_trial(
-            trial, emit, may_go_on, request.turns, request.trace, request.compare, request.fewest, request.details
-        )
+        run_trial(trial, emit, may_go_on, request)
 
 
 def _until_interrupted(turns: bool) -> Callable[[], bool]:
@@ -79,11 +77,11 @@ def _until_interrupted(turns: bool) -> Callable[[], bool]:
 
 
 @contextmanager
-def _failure_told(emit: Emit) -> Iterator[None]:
-    """What fails is an event; the log keeps the traceback, unless it was refused in words."""
+def _failure_reported(emit: Emit) -> Iterator[None]:
+    """A failure becomes an event; the log keeps the traceback, unless the error explains itself."""
     try:
         yield
     except Exception as error:
-        emit(why(error))
+        emit(failure(error))
         if not isinstance(error, FlopwiseError):
             raise

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from flopwise.torch_private import TorchDispatchMode, current_autograd_node, use_counts
 
 ADD = torch.ops.aten.add.Tensor
 ADD_IN_PLACE = torch.ops.aten.add_.Tensor
@@ -51,7 +52,7 @@ class InPlace:
             or old.dtype != new.dtype
         ):
             return None
-        if torch._C._current_autograd_node() is None:
+        if current_autograd_node() is None:
             return None
         counts = [references(args, 0), references(args, 1)]
         for mine, other, count in ((old, new, counts[0]), (new, old, counts[1])):
@@ -63,8 +64,7 @@ class InPlace:
 def references(args: tuple[Any, ...], position: int) -> Counts:
     """How often the tensor, its storage and its Python object are referred to."""
     tensor = args[position]
-    storage = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
-    return tensor._use_count(), storage, sys.getrefcount(tensor)
+    return *use_counts(tensor), sys.getrefcount(tensor)
 
 
 class _Learn(TorchDispatchMode):
@@ -73,7 +73,7 @@ class _Learn(TorchDispatchMode):
         self.in_place = in_place
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is ADD and torch._C._current_autograd_node() is not None:
+        if func is ADD and current_autograd_node() is not None:
             self.in_place.alone = _as_in_operands(args)
         return func(*args, **(kwargs or {}))
 

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from torch import Tensor, nn
 from torch.nn.modules import module as hooks
 
+from flopwise.torch_private import buffer_slots, parameter_slots
+
 
 class ModuleNames:
     """Learns who is whose child while modules are built, and follows which forward runs."""
@@ -44,14 +46,14 @@ class ModuleNames:
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Every parameter with the name of its module."""
         for module in self.known:
-            for parameter in module._parameters.values():
+            for parameter in parameter_slots(module).values():
                 if parameter is not None:
                     yield self._name(module), parameter
 
     def buffers(self) -> Iterator[tuple[str, Tensor]]:
         """Every buffer with the name of its module."""
         for module in self.known:
-            for buffer in module._buffers.values():
+            for buffer in buffer_slots(module).values():
                 if buffer is not None:
                     yield self._name(module), buffer
 

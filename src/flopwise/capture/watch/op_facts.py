@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count
 
 from flopwise.capture.watch.op_flops import formula_of
 from flopwise.capture.watch.scatters import reads_touched, touched
+from flopwise.torch_private import OpOverload, schema
 from flopwise.work.op_table import OWN_ADAMW, kind_of, launches, launches_over
 from flopwise.work.operation import ATTENTION, COPY, MATMUL
 
@@ -57,9 +57,9 @@ class OpFacts:
 @cache
 def facts(func: OpOverload) -> OpFacts:
     """What the op's schema, torch's FLOP registry and our own tables say of it."""
-    name = func._schema.name.partition("::")[2]
-    returns = [r.alias_info for r in func._schema.returns]
-    arguments = func._schema.arguments
+    name = schema(func).name.partition("::")[2]
+    returns = [r.alias_info for r in schema(func).returns]
+    arguments = schema(func).arguments
     is_view = bool(returns) and all(r is not None and not r.is_write for r in returns)
     is_view = is_view and not name.startswith("lift")  # `torch.tensor(...)`: new, whatever the schema says
     written = tuple(i for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write)

@@ -4,8 +4,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 from torch.utils.flop_counter import flop_registry
+
+from flopwise.torch_private import OpOverload, overload_packet, schema
 
 
 def _vector(matrix: Any, vector: Any, **_: Any) -> int:
@@ -36,8 +37,8 @@ _FORMULAS: dict[str, Callable[..., int]] = {
 
 def formula_of(func: OpOverload) -> Callable[..., int] | None:
     """The formula of an op's FLOPs; in place it is that of the op that is not."""
-    found = flop_registry.get(func._overloadpacket)
+    found = flop_registry.get(overload_packet(func))
     if found is None and func.namespace == "aten":
-        bare = func._schema.name.partition("::")[2].removesuffix("_")
+        bare = schema(func).name.partition("::")[2].removesuffix("_")
         found = _FORMULAS.get(bare) or flop_registry.get(getattr(torch.ops.aten, bare, None))
     return found

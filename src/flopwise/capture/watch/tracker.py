@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim import optimizer as optimizers
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from flopwise import torch_private
 from flopwise.capture.watch import own_ops
 from flopwise.capture.watch.in_place import ADD_IN_PLACE, SCATTERS, ZEROS, InPlace
 from flopwise.capture.watch.modules import ModuleNames
@@ -29,6 +29,7 @@ from flopwise.capture.watch.op_facts import (
 from flopwise.capture.watch.own_ops import passing_bytes
 from flopwise.capture.watch.tape import ALLOC, FREE, HOST, OP, ManyTensors, Op, Section, Storage, Tape
 from flopwise.errors import FlopwiseError
+from flopwise.torch_private import TorchDispatchMode, current_autograd_node, storage_key
 from flopwise.work.operation import (
     BUFFERS,
     GRADIENTS,
@@ -43,21 +44,13 @@ from flopwise.work.operation import (
 )
 
 _DEVICE = torch.ops.prim.device.default
-_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _NAMESPACES = ("prim", "profiler")  # bookkeeping, not work
 
 
 @cache
 def _is_composite(func: Any) -> bool:
     """Whether an op only calls others. Autograd takes it apart; in inference mode, without autograd, it comes whole."""
-    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-    return bool(has_kernel(func.name(), _COMPOSITE) and not has_kernel(func.name(), torch._C.DispatchKey.CPU))
-
-
-def _marking_views() -> Any:
-    """While open, a view is marked as one (a matmul asks whether its weight needs a gradient), as outside of a mode."""
-    without = torch._C._dispatch_tls_local_exclude_set().remove(torch._C.DispatchKey.ADInplaceOrView)
-    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), without)
+    return torch_private.is_composite(func)
 
 
 def _check_device(t: Tensor) -> None:
@@ -141,11 +134,11 @@ class Tracker(TorchDispatchMode):
             return args[0].fake_device
         kwargs = kwargs or {}
         if func in self.swaps:
-            with self, _marking_views():
+            with self, torch_private.marking_views():
                 return self.swaps[func](*args, **kwargs)
         if _is_composite(func):
-            with self, _marking_views():
-                return func._op_dk(_COMPOSITE, *args, **kwargs)
+            with self, torch_private.marking_views():
+                return torch_private.run_composite(func, args, kwargs)
         if (sum_of := self._in_place.sum_of(func, args, kwargs)) is not None:
             func, args = ADD_IN_PLACE, sum_of
         elif func in SCATTERS and self._into_fresh_zeros(args[0]):
@@ -158,7 +151,7 @@ class Tracker(TorchDispatchMode):
     def _into_fresh_zeros(self, t: Tensor) -> bool:
         """Whether a backward formula has just made this tensor of zeros."""
         storage = self._storage_of(t)
-        if storage is None or torch.is_grad_enabled() or torch._C._current_autograd_node() is None:
+        if storage is None or torch.is_grad_enabled() or current_autograd_node() is None:
             return False
         made_by = self.tape.ops[storage.op].work
         return made_by.phase == "backward" and made_by.op in ZEROS
@@ -171,7 +164,7 @@ class Tracker(TorchDispatchMode):
             for t in outputs:
                 self._label(t, HOST)
             return
-        node = torch._C._current_autograd_node()
+        node = current_autograd_node()
         phase = self._phase(fact, node is not None)
         module = self._module(phase, node, inputs, fact.many)
         number = len(self.tape.ops)
@@ -229,7 +222,7 @@ class Tracker(TorchDispatchMode):
 
     def _numbered(self, tensors: list[Tensor]) -> tuple[tuple[int, int], ...]:
         """(storage, bytes of it) of each tensor whose storage is known; of an expanded one, no more than there is."""
-        known = {t.untyped_storage()._cdata: t for t in tensors}
+        known = {storage_key(t): t for t in tensors}
         found = []
         for address, t in known.items():
             if address in self._live:
@@ -271,7 +264,7 @@ class Tracker(TorchDispatchMode):
                 return ""
             if node.name() == "torch::autograd::AccumulateGrad":
                 return self._module_of(node.variable)
-            return self._forward_module.get(node._sequence_nr(), "")
+            return self._forward_module.get(torch_private.node_number(node), "")
         if phase == OPTIMIZER:
             if many:
                 return ""
@@ -280,7 +273,7 @@ class Tracker(TorchDispatchMode):
             return self._optimizer_module
         module = self.names.current()
         # The node of an op exists before the op runs below autograd: the last number given is its own.
-        self._forward_module.setdefault(torch._C._autograd._get_sequence_nr() - 1, module)
+        self._forward_module.setdefault(torch_private.last_node_number(), module)
         return module
 
     # Storages.
@@ -289,14 +282,14 @@ class Tracker(TorchDispatchMode):
         """`many`: the tensors that the outputs stand beside, one by one, whose modules they are given."""
         for i, t in enumerate(outputs):
             storage = t.untyped_storage()
-            if storage._cdata not in self._live:
+            if storage_key(storage) not in self._live:
                 _check_device(t)
                 record = Storage(storage.nbytes(), tuple(t.shape), DTYPES.get(t.dtype, str(t.dtype)[6:]), op)
                 record.module = self._module_of(many[i]) if i < len(many) else ""
                 self._born(storage, record)
 
     def _born(self, storage: torch.UntypedStorage, record: Storage) -> None:
-        number, address = len(self.tape.storages), storage._cdata
+        number, address = len(self.tape.storages), storage_key(storage)
         self.tape.storages.append(record)
         self._event(ALLOC, number)
 
@@ -326,7 +319,7 @@ class Tracker(TorchDispatchMode):
         return len(self.tape.storages) - 1
 
     def _storage_of(self, t: Tensor) -> Storage | None:
-        found = self._live.get(t.untyped_storage()._cdata)
+        found = self._live.get(storage_key(t))
         return self.tape.storages[found[0]] if found else None
 
     def _label(self, t: Tensor, label: str, module: str = "") -> None:
@@ -346,4 +339,4 @@ class Tracker(TorchDispatchMode):
 
 def _place(t: Tensor) -> tuple[int, int]:
     """One for the same tensor in two lists: AdamW multiplies the gradient by itself, and loads it once."""
-    return t.untyped_storage()._cdata, int(t.storage_offset())
+    return storage_key(t), int(t.storage_offset())

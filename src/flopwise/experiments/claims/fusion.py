@@ -96,7 +96,8 @@ def _chains(bench: "Bench") -> "dict[str, dict[str, Function]]":
 def _operations(function: "Function", x: "torch.Tensor") -> list[list[int]]:
     """For each operation that runs, the bytes of the tensors that it reads and writes."""
     import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
+
+    from flopwise.torch_private import TorchDispatchMode
 
     found: list[list[int]] = []
 
@@ -117,11 +118,10 @@ def _kernels(bench: "Bench", run: "Callable[[], torch.Tensor]", way: str, name: 
     import torch
 
     if not bench.on_gpu and way == COMPILED:
-        from torch._dynamo.utils import counters
-        from torch._inductor import metrics
+        from flopwise.torch_private import compiled_graphs, generated_kernels
 
         # whether the compiler made one kernel for each chain until now
-        return 1 if metrics.generated_kernel_count == counters["stats"]["unique_graphs"] else None
+        return 1 if generated_kernels() == compiled_graphs() else None
     if not bench.on_gpu:
         return len(_operations(lambda _: run(), torch.empty(0)))
     events = json.loads(bench.trace({STEP: run}, f"fusion-{name}.json").read_bytes())["traceEvents"]

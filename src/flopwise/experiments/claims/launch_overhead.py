@@ -55,9 +55,11 @@ Found = Mapping[tuple[str, int], Add]
 def measure(bench: "Bench") -> Iterator[Add]:
     import torch
 
+    from flopwise import torch_private
+
     if bench.on_gpu:
         # A kernel that spins for one cycle: the nearest to none that torch can launch.
-        yield Add(how=EMPTY, n=0, moved_bytes=0, **fields(bench.time(lambda: torch.cuda._sleep(1))))
+        yield Add(how=EMPTY, n=0, moved_bytes=0, **fields(bench.time(lambda: torch_private.spin(1))))
     powers = range(0, 23, 11) if bench.quick else range(0, 23, 2)
     for n in sorted({2**power for power in powers} | {LECTURE, LARGE}):
         bench.doing(f"adding {n} numbers")

@@ -103,12 +103,14 @@ def _product(bench: "Bench", precision: str, n: int) -> "Callable[[], torch.Tens
 def _fp8_product(bench: "Bench", n: int) -> "Callable[[], torch.Tensor] | str":
     import torch
 
+    from flopwise.torch_private import scaled_mm
+
     if not bench.on_gpu or torch.cuda.get_device_capability(bench.device) < FP8_CAPABILITY:
         return "this chip has no fp8 matmul"
     a, b = (bench.randn(n, n).to(torch.float8_e4m3fn) for _ in range(2))
     one = torch.ones((), device=bench.device)
     # The second matrix has to lie column by column; the scales are for the whole matrices.
-    return lambda: torch._scaled_mm(a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True)
+    return lambda: scaled_mm(a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True)
 
 
 def by_precision(rows: Rows) -> dict[str, list[Product]]:

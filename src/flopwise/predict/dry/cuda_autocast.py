@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flopwise import torch_private
+
 
 def _names(text: str) -> list[str]:
     return text.split()
@@ -45,8 +47,6 @@ FP32_SET_DTYPE = _names("""
 FP32_APPEND_DTYPE = ("norm.Scalar", "norm.ScalarOpt_dim")
 PROMOTE = _names("addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add")
 
-_KEY = "AutocastCPU"
-_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 Kernel = Callable[..., Any]
 
 
@@ -66,13 +66,13 @@ def cuda_autocast() -> Iterator[None]:
             action="ignore"
         ):  # torch says that the CPU's own policy is overridden: it is meant
             for name, kernel in _policy(casts).items():
-                library.impl(name, kernel, _KEY, allow_override=True)
+                library.impl(name, kernel, torch_private.AUTOCAST_CPU, allow_override=True)
         torch.clear_autocast_cache = clear_both  # what `autocast.__exit__` calls when the outermost is left
         yield
     finally:
         torch.clear_autocast_cache = clear
         casts.kept.clear()
-        library._destroy()
+        torch_private.destroy(library)
 
 
 class _Casts:
@@ -97,7 +97,7 @@ class _Casts:
             return x
         keep = (
             x.dtype == torch.float32 and dtype == torch.get_autocast_dtype("cpu")
-            and x.requires_grad and x.is_leaf and not x._is_view() and torch.is_autocast_cache_enabled()
+            and x.requires_grad and x.is_leaf and not torch_private.is_view(x) and torch.is_autocast_cache_enabled()
         )  # fmt: skip
         if not keep:
             return x.to(dtype)
@@ -117,10 +117,9 @@ def _policy(casts: _Casts) -> dict[str, Kernel]:
         (PROMOTE, _promote),
     ):
         policy |= {name: make(_overload(name), casts) for name in names if _exists(name)}
-    for name in torch._C._dispatch_get_all_op_names():
+    for name in torch_private.ops_with_kernel(torch_private.AUTOCAST_CPU):
         bare = name.removeprefix("aten::")
-        known = bare in policy or not name.startswith("aten::")
-        if not known and torch._C._dispatch_has_kernel_for_dispatch_key(name, _KEY):
+        if bare not in policy and name.startswith("aten::"):
             policy[bare] = torch.library.fallthrough_kernel
     return policy
 
@@ -128,7 +127,7 @@ def _policy(casts: _Casts) -> dict[str, Kernel]:
 def _lower_precision(op: Any, casts: _Casts) -> Kernel:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         dtype = torch.get_autocast_dtype("cpu")
-        with torch._C._ExcludeDispatchKeyGuard(_KEYS):
+        with torch_private.without_cpu_autocast():
             return op(*casts.all(args, dtype), **{k: casts(v, dtype) for k, v in kwargs.items()})
 
     return kernel
@@ -136,7 +135,7 @@ def _lower_precision(op: Any, casts: _Casts) -> Kernel:
 
 def _fp32(op: Any, casts: _Casts) -> Kernel:
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        with torch._C._ExcludeDispatchKeyGuard(_KEYS):
+        with torch_private.without_cpu_autocast():
             return op(*casts.all(args, torch.float32), **{k: casts(v, torch.float32) for k, v in kwargs.items()})
 
     return kernel
@@ -146,7 +145,7 @@ def _fp32_set_dtype(op: Any, casts: _Casts) -> Kernel:
     """The op takes a dtype: it is told fp32, instead of being given a cast tensor. The op then casts inside, or not at all."""
 
     def kernel(x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        with torch._C._ExcludeDispatchKeyGuard(_KEYS):
+        with torch_private.without_cpu_autocast():
             if x.is_floating_point() and kwargs.get("dtype") is None and not _dtype_given(args):
                 kwargs["dtype"] = torch.float32 if x.dtype != torch.float64 else None
             return op(x, *args, **kwargs)
@@ -155,14 +154,13 @@ def _fp32_set_dtype(op: Any, casts: _Casts) -> Kernel:
 
 
 def _fp32_append_dtype(op: Any, casts: _Casts) -> Kernel:
-    wide = getattr(
-        torch.ops.aten.norm, {"Scalar": "ScalarOpt_dtype", "ScalarOpt_dim": "ScalarOpt_dim_dtype"}[op._overloadname]
-    )
+    overload = torch_private.overload_name(op)
+    wide = getattr(torch.ops.aten.norm, {"Scalar": "ScalarOpt_dtype", "ScalarOpt_dim": "ScalarOpt_dim_dtype"}[overload])
 
     def kernel(x: Tensor, p: Any = 2, *args: Any, **kwargs: Any) -> Any:
-        with torch._C._ExcludeDispatchKeyGuard(_KEYS):
+        with torch_private.without_cpu_autocast():
             if x.is_floating_point() and x.dtype != torch.float64:
-                if op._overloadname == "ScalarOpt_dim" and len(args) == 1:
+                if overload == "ScalarOpt_dim" and len(args) == 1:
                     args = (*args, kwargs.pop("keepdim", False))
                 return wide(x, p, *args, dtype=torch.float32, **kwargs)
             return op(x, p, *args, **kwargs)
@@ -178,7 +176,7 @@ def _promote(op: Any, casts: _Casts) -> Kernel:
         wide = torch.get_autocast_dtype("cpu")
         for tensor in tensors:
             wide = torch.promote_types(wide, tensor.dtype)
-        with torch._C._ExcludeDispatchKeyGuard(_KEYS):
+        with torch_private.without_cpu_autocast():
             return op(*casts.all(args, wide), **{k: casts(v, wide) for k, v in kwargs.items()})
 
     return kernel

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from flopwise import torch_private
 from flopwise.errors import Unsupported
 from flopwise.predict.dry.architecture import Architecture
 
@@ -91,17 +92,11 @@ class Attention:
             return _flash(q, k, v, dropout_p, is_causal, scale)
         out: Any
         if backend == "cudnn":
-            out = _aten._scaled_dot_product_cudnn_attention(
-                q, k, v, attn_mask, save, dropout_p, is_causal, False, scale=scale
-            )
+            out = torch_private.sdpa_cudnn(q, k, v, attn_mask, save, dropout_p, is_causal, False, scale=scale)
         elif backend == "efficient":
-            out = _aten._scaled_dot_product_efficient_attention(
-                q, k, v, attn_mask, save, dropout_p, is_causal, scale=scale
-            )
+            out = torch_private.sdpa_efficient(q, k, v, attn_mask, save, dropout_p, is_causal, scale=scale)
         else:
-            out = _aten._scaled_dot_product_attention_math(
-                q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-            )
+            out = torch_private.sdpa_math(q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
         return cast(Tensor, out[0])
 
 
@@ -111,7 +106,7 @@ def _flash(q: Tensor, k: Tensor, v: Tensor, dropout_p: float, is_causal: bool, s
     if missing := -head_dim % 8:
         scale = scale or 1 / math.sqrt(head_dim)
         q, k, v = (F.pad(x, (0, missing)) for x in (q, k, v))
-    out: Tensor = _aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal, False, scale=scale)[0]
+    out: Tensor = torch_private.sdpa_flash(q, k, v, dropout_p, is_causal, False, scale=scale)[0]
     return out[..., :head_dim] if missing else out
 
 
@@ -164,7 +159,7 @@ def cuda_ops(attention: Attention) -> Iterator[dict[Any, Callable[..., Any]]]:
             library.impl(name, _plain(function), "AutogradCPU")
         yield {getattr(_aten, name).default: function for name, function in swaps.items()}
     finally:
-        library._destroy()
+        torch_private.destroy(library)
 
 
 def _plain(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,18 +2,11 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensorMode,
-    UnsupportedFakeTensorException,
-    UnsupportedOperatorException,
-)
 
+from flopwise import torch_private
 from flopwise.capture.build import build_step
 from flopwise.capture.watch.collector import no_collector
 from flopwise.capture.watch.modules import ModuleNames
@@ -24,6 +17,13 @@ from flopwise.predict.dry.architecture import CPU, Architecture
 from flopwise.predict.dry.cuda_autocast import cuda_autocast
 from flopwise.predict.dry.cuda_ops import Attention, cuda_ops
 from flopwise.spec.workload import UserStep, Workload
+from flopwise.torch_private import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+)
 
 _CPU = torch.device("cpu")
 
@@ -54,7 +54,7 @@ def _pretending(workload: Workload, architecture: Architecture, attention: Atten
             stack.enter_context(cuda_autocast())
             swaps = stack.enter_context(cuda_ops(attention))
         stack.enter_context(tolerant_modules())
-        stack.enter_context(_finite_gradients())
+        stack.enter_context(torch_private.scaler_always_steps())
         stack.enter_context(names.watched())
         stack.enter_context(_one_clear_line(workload))
         stack.enter_context(no_collector())
@@ -82,34 +82,19 @@ def tolerant_modules() -> Iterator[None]:
     def apply(self: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
         if recurse:
             for child in self.children():
-                child._apply(fn)
+                torch_private.apply_to(child, fn)
         with torch.no_grad():
-            for parameter in self._parameters.values():
+            for parameter in torch_private.parameter_slots(self).values():
                 if parameter is not None:
                     parameter.data = fn(parameter)
-        for name, buffer in self._buffers.items():
+        buffers = torch_private.buffer_slots(self)
+        for name, buffer in buffers.items():
             if buffer is not None:
-                self._buffers[name] = fn(buffer)
+                buffers[name] = fn(buffer)
         return self
 
-    original: Any = nn.Module._apply
-    nn.Module._apply = apply  # type: ignore[method-assign]
-    try:
+    with torch_private.applying_by(apply):
         yield
-    finally:
-        nn.Module._apply = original  # type: ignore[method-assign]
-
-
-@contextmanager
-def _finite_gradients() -> Iterator[None]:
-    """Loss scaling asks the GPU whether a gradient overflowed; here the answer is no."""
-    scaler: Any = torch.amp.GradScaler
-    original = scaler._maybe_opt_step
-    scaler._maybe_opt_step = lambda self, optimizer, state, *args, **kwargs: optimizer.step(*args, **kwargs)
-    try:
-        yield
-    finally:
-        scaler._maybe_opt_step = original
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What a user's factory builds, found by watching it build: modules, optimizers, loss scalers."""
+"""What a user's factory builds, recorded while it builds: modules, optimizers, loss scalers."""
 
 import weakref
 from collections.abc import Callable, Iterator
@@ -10,27 +10,27 @@ from torch import nn
 from torch.optim import Optimizer
 
 
-class Found:
-    """The things that were built and are still there, in the order they were made. Nothing is kept alive by being known."""
+class BuiltObjects:
+    """The objects that were built and still exist, in the order they were made. They are referred to weakly."""
 
     def __init__(self) -> None:
         self._made: list[weakref.ref[Any]] = []
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """While open, every module, optimizer and scaler of the process is written down as it is made."""
+        """While open, every module, optimizer and scaler of the process is recorded as it is made."""
         with ExitStack() as stack:
             for kind in (nn.Module, Optimizer, torch.amp.GradScaler):
-                stack.enter_context(self._watched(kind))
+                stack.enter_context(self._watching(kind))
             yield
 
     @contextmanager
-    def _watched(self, kind: Any) -> Iterator[None]:
+    def _watching(self, kind: Any) -> Iterator[None]:
         original: Callable[..., None] = kind.__init__
-        open_ = True
+        watching = True
 
         def init(made: Any, *args: Any, **kwargs: Any) -> None:
-            if open_:
+            if watching:
                 self._made.append(weakref.ref(made))
             original(made, *args, **kwargs)
 
@@ -38,8 +38,8 @@ class Found:
         try:
             yield
         finally:
-            open_ = False
-            if kind.__init__ is init:  # torch.compile, first used meanwhile, may have put its own in front of this one
+            watching = False
+            if kind.__init__ is init:  # torch.compile, first used meanwhile, may have wrapped this one
                 kind.__init__ = original
 
     def _alive(self, kind: type[Any]) -> list[Any]:

@@ -8,10 +8,10 @@ from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._dynamo.utils import counters
 
+from flopwise.capture.applied_levers import AppliedLevers, compile_torch_modules, fuse_optimizer, make_capturable
 from flopwise.capture.build import build_step
-from flopwise.capture.found import Found
-from flopwise.capture.outside import compile_torchs_own, fuse_optimizer, make_capturable
-from flopwise.capture.step import _why_not_captured
+from flopwise.capture.built_objects import BuiltObjects
+from flopwise.capture.step import capture_failure
 from flopwise.errors import Unsupported
 from flopwise.predict.dry.run import dry_run
 from flopwise.records.run import UNSUPPORTED
@@ -68,10 +68,9 @@ def test_bf16_is_autocast_around_forward_and_loss_but_not_around_backward_and_op
     phases = {
         name: lambda: casting.append(torch.is_autocast_enabled("cpu")) for name in ("forward", "backward", "optimizer")
     }
-    from flopwise.capture.outside import Outside
     from flopwise.spec.recipe import Recipe
 
-    for phase in Outside(Recipe(precision="bf16"), Found(), CPU).apply(phases).values():
+    for phase in AppliedLevers(Recipe(precision="bf16"), BuiltObjects(), CPU).apply(phases).values():
         phase()
     assert casting == [True, False, False]
 
@@ -177,7 +176,7 @@ def test_modules_of_torchs_own_that_differ_have_graphs_of_their_own_with_fixed_s
         return graph
 
     layers = [nn.Sequential(nn.Linear(4, 4), *(nn.ReLU() for _ in range(n))) for n in range(10)]
-    compile_torchs_own(layers, backend=backend)
+    compile_torch_modules(layers, backend=backend)
     for rows, layer in enumerate(layers, 2):
         layer(torch.ones(rows, 4))
     assert shapes == [[(4, 4), (4,), (rows, 4)] for rows in range(2, 12)]
@@ -237,7 +236,7 @@ def test_an_error_of_the_steps_own_stays_its_own():
 
 
 def test_what_is_built_is_found_and_not_kept_alive():
-    found, before = Found(), nn.Module.__init__
+    found, before = BuiltObjects(), nn.Module.__init__
     with found.watching():
         kept = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
         criterion = nn.CrossEntropyLoss()
@@ -257,11 +256,11 @@ def test_what_is_built_is_found_and_not_kept_alive():
 def test_why_a_capture_failed_is_its_first_error():
     hidden = RuntimeError("operation failed due to a previous error during capture")
     hidden.__context__ = RuntimeError("operation not permitted when stream is capturing")
-    told = _why_not_captured(hidden)
-    assert isinstance(told, Unsupported)
-    assert "not permitted when stream is capturing" in told.message
+    failure = capture_failure(hidden)
+    assert isinstance(failure, Unsupported)
+    assert "not permitted when stream is capturing" in failure.message
     hidden.__context__ = torch.OutOfMemoryError("CUDA out of memory")
-    assert isinstance(_why_not_captured(hidden), torch.OutOfMemoryError)
+    assert isinstance(capture_failure(hidden), torch.OutOfMemoryError)
 
 
 def test_the_dry_run_takes_the_levers():

@@ -1,4 +1,4 @@
-"""Levers applied to a step from outside: to what its factory built, and around its phases. Its code is not changed."""
+"""Levers applied to a user's step without changing its code: to what its factory built, and around its phases."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -6,17 +6,14 @@ from types import CodeType, MethodType
 from typing import Any
 
 import torch
-import torch._dynamo
 from torch import Tensor, nn
-from torch._dynamo import trace_rules
-from torch._dynamo.exc import TorchDynamoException
-from torch._dynamo.utils import counters
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.utils.checkpoint import checkpoint
 
+from flopwise import torch_private
 from flopwise.capture.blocks import blocks_of, compile_blocks
-from flopwise.capture.found import Found
+from flopwise.capture.built_objects import BuiltObjects
 from flopwise.capture.model_step import COMPILE_MODES, check_supported
 from flopwise.errors import Unsupported, one_line
 from flopwise.lm.precision import apply_fp32_matmul, autocast
@@ -24,24 +21,22 @@ from flopwise.spec.recipe import Recipe
 
 Phases = dict[str, Callable[[], object]]
 
-NOT_AUTOCAST = (
-    "backward",
-    "optimizer",
-)  # the backward pass runs in its forward ops' dtypes, the update in the weights'
+# The backward pass runs in its forward ops' dtypes, the update in the weights'.
+NOT_AUTOCAST = ("backward", "optimizer")
 _BACKENDS = {"sdpa-flash": SDPBackend.FLASH_ATTENTION, "sdpa-cudnn": SDPBackend.CUDNN_ATTENTION}
 _FUSABLE = (Adam, AdamW, SGD)
 
 
-class Outside:
+class AppliedLevers:
     """One step's levers. The recipe's defaults leave the step as it is written."""
 
-    def __init__(self, recipe: Recipe, found: Found, device: torch.device) -> None:
-        self.recipe, self.found, self.device = recipe, found, device
+    def __init__(self, recipe: Recipe, built: BuiltObjects, device: torch.device) -> None:
+        self.recipe, self.built, self.device = recipe, built, device
         self.checkpointed = 0  # blocks
         self._graphs_before = self._frames_before = 0
 
     def apply(self, phases: Phases) -> Phases:
-        """Change what was found, and return the phases that run under the levers."""
+        """Change what was built, and return the phases that run under the levers."""
         recipe = self.recipe
         check_supported(recipe, self.device)
         if recipe.precision == "fp16":
@@ -51,7 +46,7 @@ class Outside:
         if recipe.optimizer == "fused":
             self._fuse_optimizers()
         if recipe.graph == "on":
-            for optimizer in self.found.optimizers:
+            for optimizer in self.built.optimizers:
                 make_capturable(optimizer)
         if recipe.checkpoint:
             self._checkpoint()
@@ -68,7 +63,7 @@ class Outside:
 
         def phase() -> object:
             with ExitStack() as stack:
-                stack.enter_context(self._one_clear_line())
+                stack.enter_context(self._failures_explained())
                 if name not in NOT_AUTOCAST:
                     stack.enter_context(autocast(self.recipe, self.device.type))
                 if backend is not None:
@@ -78,11 +73,11 @@ class Outside:
         return phase
 
     @contextmanager
-    def _one_clear_line(self) -> Iterator[None]:
-        """A lever that the step cannot bear makes a row that says which."""
+    def _failures_explained(self) -> Iterator[None]:
+        """A lever that the step cannot run under becomes `Unsupported`, which names the lever."""
         try:
             yield
-        except TorchDynamoException as error:
+        except torch_private.compiler_error() as error:
             if self.recipe.compile == "off":
                 raise
             raise Unsupported(
@@ -98,8 +93,8 @@ class Outside:
             raise
 
     def _check_scaler(self, phases: Phases) -> None:
-        trains = bool(self.found.optimizers) or "backward" in phases
-        if trains and not self.found.scales_losses:
+        trains = bool(self.built.optimizers) or "backward" in phases
+        if trains and not self.built.scales_losses:
             raise Unsupported(
                 "precision = 'fp16' needs a loss scaler, and the step has none: small gradients would become zero",
                 "use torch.amp.GradScaler in the step, or precision = bf16",
@@ -108,58 +103,49 @@ class Outside:
     # --- the optimizer
 
     def _fuse_optimizers(self) -> None:
-        if not self.found.optimizers:
-            raise Unsupported(
-                "optimizer = 'fused' found no optimizer: the factory builds none", "build it in the factory"
-            )
-        for optimizer in self.found.optimizers:
-            if type(optimizer) not in _FUSABLE:
-                raise Unsupported(
-                    f"optimizer = 'fused' does not know {type(optimizer).__name__}",
-                    "it knows torch's Adam, AdamW and SGD",
-                )
-        for optimizer in self.found.optimizers:
+        if not self.built.optimizers:
+            text = "optimizer = 'fused' found no optimizer: the factory builds none"
+            raise Unsupported(text, "build it in the factory")
+        unknown = [type(optimizer).__name__ for optimizer in self.built.optimizers if type(optimizer) not in _FUSABLE]
+        if unknown:
+            raise Unsupported(f"optimizer = 'fused' does not know {unknown[0]}", "it knows torch's Adam, AdamW and SGD")
+        for optimizer in self.built.optimizers:
             fuse_optimizer(optimizer)
 
     # --- checkpointing and compilation: of the modules
 
     def _blocks(self, lever: str) -> list[nn.Module]:
-        self._need_modules(lever)
-        blocks = blocks_of(self.found.roots)
+        blocks = blocks_of(self._roots(lever))
         if not blocks:
-            raise Unsupported(
-                f"{lever} found no blocks: no nn.ModuleList or nn.Sequential of one class",
-                "keep the model's layers in an nn.ModuleList",
-            )
+            text = f"{lever} found no blocks: no nn.ModuleList or nn.Sequential of one class"
+            raise Unsupported(text, "keep the model's layers in an nn.ModuleList")
         return blocks
 
-    def _need_modules(self, lever: str) -> None:
-        if not self.found.roots:
-            raise Unsupported(
-                f"{lever} found no module: the factory builds none",
-                "build the model in the factory, not at its first use",
-            )
+    def _roots(self, lever: str) -> list[nn.Module]:
+        if not self.built.roots:
+            text = f"{lever} found no module: the factory builds none"
+            raise Unsupported(text, "build the model in the factory, not at its first use")
+        return self.built.roots
 
     def _checkpoint(self) -> None:
         blocks = self._blocks(f"checkpoint = {self.recipe.checkpoint}")
         for block in blocks:
-            # A captured graph cannot save the generator's state: `_refuse_random_numbers` sees to that.
+            # A captured graph cannot save the generator's state: `_check_first_step` refuses random numbers there.
             block.forward = _recomputed(block.forward, keep_random=self.recipe.graph == "off")
         self.checkpointed = len(blocks)
 
     def _compile(self) -> None:
         lever = f"compile = '{self.recipe.compile}'"
-        targets = self._blocks(lever) if self.recipe.compile == "blocks" else self.found.roots
-        self._need_modules(lever)
-        inside = [module for root in self.found.roots for module in root.modules()]
-        if any(isinstance(m, torch._dynamo.OptimizedModule) or m._compiled_call_impl is not None for m in inside):
-            raise Unsupported(f"{lever}: the step compiles its own modules already", "leave compile out")
+        targets = self._blocks(lever) if self.recipe.compile == "blocks" else self._roots(lever)
+        inside = [module for root in self.built.roots for module in root.modules()]
+        if any(torch_private.is_compiled(m) or torch_private.compiled_call(m) is not None for m in inside):
+            raise Unsupported(f"{lever}: the step compiles its own modules already", "omit compile")
         mode = COMPILE_MODES[self.recipe.compile]
-        compile_blocks([module for module in targets if not _is_torchs_own(module)], mode=mode)
-        compile_torchs_own([module for module in targets if _is_torchs_own(module)], mode=mode)
-        self._graphs_before, self._frames_before = counters["stats"]["unique_graphs"], counters["frames"]["total"]
+        compile_blocks([module for module in targets if not _skipped_by_compiler(module)], mode=mode)
+        compile_torch_modules([module for module in targets if _skipped_by_compiler(module)], mode=mode)
+        self._graphs_before, self._frames_before = torch_private.compiled_graphs(), torch_private.compiled_frames()
 
-    # --- what only a step that has run can tell
+    # --- what only a step that has run can show
 
     def _first_step_checked(self, phases: Phases) -> Phases:
         first, last = next(iter(phases)), next(reversed(phases))
@@ -186,13 +172,11 @@ class Outside:
         return bool(self.checkpointed) and self.recipe.graph == "on" and self.device.type == "cuda"
 
     def _check_first_step(self, before: list[Tensor]) -> None:
-        if self.recipe.compile != "off" and counters["stats"]["unique_graphs"] == self._graphs_before:
+        if self.recipe.compile != "off" and torch_private.compiled_graphs() == self._graphs_before:
             nothing = f"compile = '{self.recipe.compile}' compiled nothing"
-            if counters["frames"]["total"] > self._frames_before:
-                raise Unsupported(
-                    f"{nothing}: the compiler takes none of the step's modules (nn.LSTM, nn.GRU and nn.RNN are such)",
-                    "compile = off",
-                )
+            if torch_private.compiled_frames() > self._frames_before:
+                text = "the compiler takes none of the step's modules (nn.LSTM, nn.GRU and nn.RNN are such)"
+                raise Unsupported(f"{nothing}: {text}", "compile = off")
             raise Unsupported(
                 f"{nothing}: the step calls no module that its factory built",
                 "call the module itself, not its forward, and build it in the factory",
@@ -200,43 +184,41 @@ class Outside:
         if before and not torch.equal(before[0], torch.cuda.get_rng_state(self.device)):
             raise Unsupported(
                 "checkpoint with graph = 'on' cannot recompute random numbers (dropout), and this step draws some",
-                "switch dropout off, or leave one of the two out",
+                "switch dropout off, or omit one of the two",
             )
 
 
-def compile_torchs_own(modules: Sequence[nn.Module], **options: Any) -> None:
-    """Compile in place modules of torch.nn's own classes, whose files the compiler passes over: `compile()` finds nothing.
+def compile_torch_modules(modules: Sequence[nn.Module], **options: Any) -> None:
+    """Compile in place modules of torch.nn's own classes, whose files the compiler skips: their `compile()` does nothing.
 
-    Each is called by a function from here. Modules that print alike share its code, and so a graph; others do not: one
+    Each is called by a function from this file. Modules that print alike share its code, and so a graph; others do not: one
     code for all would have few graphs, and shapes that are not fixed.
     """
     codes: dict[str, CodeType] = {}
     for module in modules:
         call = _call_of(module)
         call.__code__ = codes.setdefault(repr(module), call.__code__.replace(co_name=f"call_{len(codes)}"))
-        module._compiled_call_impl = torch.compile(call, **options)
+        torch_private.set_compiled_call(module, torch.compile(call, **options))
 
 
-def _is_torchs_own(module: nn.Module) -> bool:
-    """Whether the compiler passes over the module's forward."""
-    return isinstance(module.forward, MethodType) and bool(trace_rules.check(module.forward))
+def _skipped_by_compiler(module: nn.Module) -> bool:
+    return isinstance(module.forward, MethodType) and torch_private.compiler_skips(module.forward)
 
 
 def _call_of(module: nn.Module) -> Any:
     def call(*args: Any, **kwargs: Any) -> Any:
-        return module._call_impl(*args, **kwargs)
+        return torch_private.call_uncompiled(module, *args, **kwargs)
 
     return call
 
 
 def fuse_optimizer(optimizer: Optimizer) -> None:
-    """The fused form of torch's Adam, AdamW or SGD, as if it had been built so; its rates and its state stay."""
+    """Make torch's Adam, AdamW or SGD what it is when built with fused=True; its rates and its state stay."""
     for group in (optimizer.defaults, *optimizer.param_groups):
         if group.get("differentiable"):
             raise Unsupported("optimizer = 'fused' cannot be differentiable", "build it without differentiable=True")
         group["fused"], group["foreach"] = True, False
-    optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
-    optimizer._need_device_dtype_check_for_fused = True  # type: ignore[attr-defined]
+    torch_private.takes_scaled_gradients(optimizer)
     _count_on_device(optimizer)
 
 
@@ -249,7 +231,7 @@ def make_capturable(optimizer: Optimizer) -> None:
 
 
 def _count_on_device(optimizer: Optimizer) -> None:
-    """The step counts of an optimizer that has already made steps."""
+    """Move the step counts of an optimizer that has already made steps."""
     for parameter, state in optimizer.state.items():
         if "step" in state and isinstance(parameter, Tensor):
             state["step"] = torch.as_tensor(state["step"], dtype=torch.float32, device=parameter.device)
