@@ -12,8 +12,9 @@ from flopwise.analysis.roofline import ITEM_BYTES
 from flopwise.predict.roofline import matmul_ns, matmul_shape
 from flopwise.records.ceilings import Ceilings, Matmul
 from flopwise.work.matmul_precision import matmul_precision
-from flopwise.work.op_flops import MATMULS, factors, input_sizes
 from flopwise.work.operation import MATMUL, OpWork
+from flopwise.work.recorded import input_sizes
+from flopwise.work.sized import MATMULS, factors
 
 ALIGNED_BYTES = (
     16  # tensor cores load rows in pieces of so many; a row that is no multiple of them is loaded number by number

@@ -9,9 +9,9 @@ from flopwise.analysis.attention import in_core
 from flopwise.analysis.explained import Explained
 from flopwise.analysis.idle import Idle
 from flopwise.trace.phases import OPTIMIZER, OTHER, RECOMPUTE
-from flopwise.work.op_flops import ATTENTIONS, MATMULS
 from flopwise.work.operation import ATTENTION, COMMUNICATION, MATMUL, MEMORY
 from flopwise.work.operation import OPTIMIZER as OPTIMIZER_KERNEL
+from flopwise.work.sized import ATTENTIONS, MATMULS
 
 PRODUCTS, FUSED, CORE, MOVING, AGAIN, UPDATE, TALK, GRAPH = (
     "products", "fused attention", "attention written out", "memory-bound", "recomputation", "optimizer", "communication",

@@ -37,7 +37,7 @@ from flopwise.records.waterfall import (
     WaterfallPart,
 )
 from flopwise.spec.gpu import Gpu
-from flopwise.work.op_flops import causal_share
+from flopwise.work.op_rules import causal_share
 from flopwise.work.operation import ATTENTION, OpWork
 
 PREDICTED = "predicted"

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 
 from flopwise.capture.memory_watch import Recorder
 from flopwise.capture.watch.modules import ModuleNames
-from flopwise.capture.watch.op_facts import DTYPES
 from flopwise.capture.watch.tape import ALLOC, HOST
 from flopwise.records.memory import BEFORE, Knowledge, KnownOp, KnownTensor, Words
+from flopwise.spec.dtypes import dtype_name
 from flopwise.work.operation import BUFFERS, PARAMETERS
 
 
@@ -50,7 +50,7 @@ def known_parameters(names: ModuleNames) -> Knowledge:
     tensors = tuple(
         KnownTensor(
             event=BEFORE, address=t.untyped_storage().data_ptr(), bytes=t.nbytes, owner=words(owner), op=none,
-            module=words(module), phase=none, dtype=words(DTYPES.get(t.dtype, "")), saved_by=none, shape=tuple(t.shape),
+            module=words(module), phase=none, dtype=words(dtype_name(t.dtype)), saved_by=none, shape=tuple(t.shape),
         )
         for owner, listed in ((PARAMETERS, names.parameters()), (BUFFERS, names.buffers()))
         for module, t in listed

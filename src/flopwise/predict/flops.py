@@ -8,7 +8,7 @@ import msgspec
 
 from flopwise.errors import FlopwiseError
 from flopwise.spec.model import ModelSpec
-from flopwise.work.op_flops import causal_share
+from flopwise.work.op_rules import causal_share
 
 
 def matmul_flops(m: int, k: int, n: int) -> int:

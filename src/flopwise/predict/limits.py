@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import msgspec
 
 from flopwise.spec.gpu import Gpu
-from flopwise.work.op_flops import causal_share
+from flopwise.work.op_rules import causal_share
 from flopwise.work.operation import ATTENTION, OpWork
 
 

@@ -33,11 +33,13 @@ from flopwise.work.operation import (
     COPY,
     ELEMENTWISE,
     INDEX,
+    LOSS,
     MATMUL,
     NORMALISATION,
     OPTIMIZER,
     PART,
     REDUCTION,
+    SOFTMAX,
     OpWork,
 )
 
@@ -151,8 +153,10 @@ def curve_name(op: OpWork) -> str:
         name += EXPONENTIAL
     elif op.kind == NORMALISATION and op.op in ("rms_norm", "rms_norm_backward"):  # its weights' gradient is slower
         name += RMS
-    elif op.kind == INDEX and op.op == "embedding_backward":
+    elif op.kind == INDEX and op.op in ("embedding_backward", "embedding_dense_backward"):
         name += BACKWARD
+    elif op.kind == LOSS and "log_softmax" in op.op:
+        name = SOFTMAX  # the same kernel, with another last step
     elif op.kind == REDUCTION and op.op in _FINDERS:
         name += INDICES
     elif op.op == "flopwise::adamw_":
@@ -219,8 +223,8 @@ def _alone(op: OpWork, ceilings: Ceilings, cold: float, products: Products) -> O
     curve = ceilings.curve(curve_name(op))
     read = max(op.read_bytes, sum(size for _, size in op.reads))  # a compiled kernel that sums columns reads twice
     moved, kernels = read + op.write_bytes, op.kernels
-    if op.kind == OPTIMIZER or op.op in _COPY_FIRST:
-        kernels = 1  # lists of tensors were measured whole, in as many launches as they take
+    if op.kind in (OPTIMIZER, INDEX) or op.op in _COPY_FIRST:
+        kernels = 1  # lists of tensors, and sorts by index, were measured whole, in as many launches as they take
     moving = curve.at(moved / kernels) * kernels + (0.0 if op.kind == OPTIMIZER else ceilings.cold_ns(cold))
     if op.op in _COPY_FIRST:
         moving += ceilings.curve(COPY).at(2 * op.write_bytes)

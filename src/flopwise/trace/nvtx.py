@@ -21,7 +21,7 @@ from flopwise.trace.growing import Growing, compact
 from flopwise.trace.nsys_file import Export, Ints, or_no_id, process_of, quoted
 from flopwise.trace.op_shapes import NO_SHAPE, Shapes
 from flopwise.trace.tables import NO_ID
-from flopwise.work.op_family import SIZED
+from flopwise.work.sized import SIZED
 
 PUSH_POP, START_END = (59, 70), (60, 71)  # NvtxPushPopRange, NvtxStartEndRange, and their imported (Nvtxt) twins
 _WANTED = {"start": ("start",), "end": ("end",), "thread": ("globalTid",)}

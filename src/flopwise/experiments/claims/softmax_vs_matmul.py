@@ -195,7 +195,7 @@ def _medians(steps: list[Row]) -> Row:
 
 def by_operations(trace: "Trace") -> list[Row]:
     """The same of the CPU's operations: the softmax by its range, the matmuls one by one; medians of the steps."""
-    from flopwise.work.op_flops import MATMULS, op_flops
+    from flopwise.work.sized import MATMULS, op_flops
 
     ranges = [(trace.names[n], *span) for n, *span in trace.ranges.select("name", "start_ns", "end_ns").iter_rows()]
     sizes = dict(trace.sized_ops.select("op", "shape").iter_rows())
