@@ -15,12 +15,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from flopwise.capture.found import Found
-from flopwise.capture.model_step import dtype_name, inductor_cache_hits
+from flopwise.capture.model_step import inductor_cache_hits
 from flopwise.capture.outside import Outside
 from flopwise.capture.step import Step
 from flopwise.errors import FlopwiseError, one_line
 from flopwise.lm.precision import autocast, fp32_matmul_probe
 from flopwise.records.run import STEP, Ran
+from flopwise.spec.dtypes import dtype_name
 from flopwise.spec.recipe import Recipe
 from flopwise.spec.workload import UserStep, Workload
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from flopwise.capture.model_step import dtype_name
 from flopwise.experiments.experiment import Row
+from flopwise.spec.dtypes import dtype_name
 
 LOWERED, KEPT, FOLLOWS, OWN, UNKNOWN = (
     "lowered", "kept in fp32", "follows its inputs", "cast by its own code", "not found out",

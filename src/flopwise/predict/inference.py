@@ -3,17 +3,9 @@
 import msgspec
 
 from flopwise.predict.flops import matmul_parameters, model_flops
+from flopwise.spec.dtypes import named
 from flopwise.spec.gpu import Gpu
 from flopwise.spec.model import ModelSpec
-
-WEIGHT_BYTES = {
-    "fp32": 4,
-    "tf32": 4,
-    "bf16": 2,
-    "fp16": 2,
-    "bf16-pure": 2,
-    "bf16-master": 2,
-}  # stored as they are computed with
 
 
 class InferencePart(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,7 +63,7 @@ def inference(spec: ModelSpec, batch: int, context: int, precision: str) -> Infe
     >>> round(inference(preset("llama3-8b"), 1, 8192, "bf16").decode.intensity, 2)      # far below any GPU's ridge
     1.2
     """
-    item = WEIGHT_BYTES[precision]
+    item = named(precision).n_bytes  # weights are stored as they are computed with
     weights = spec.parameters() * item
     read_once = matmul_parameters(spec) * item  # of the embedding only the rows asked for
     cache = kv_cache_bytes(spec, batch, context, item)

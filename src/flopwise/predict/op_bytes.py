@@ -2,11 +2,11 @@
 
 import math
 
+from flopwise.spec.dtypes import named
 from flopwise.spec.workload import OpSpec, Workload
 
 # Tensors of the operation's size that go forward, and that come on top going back.
 _TENSORS = {"gelu": (2, 3), "softmax": (2, 3), "rms_norm": (2, 3), "swiglu": (3, 5), "rope": (2, 2)}
-_ITEM = {"fp32": 4, "tf32": 4, "bf16": 2, "bf16-pure": 2, "bf16-master": 2, "fp16": 2}
 
 
 def op_bytes(workload: Workload) -> int | None:
@@ -19,7 +19,7 @@ def op_bytes(workload: Workload) -> int | None:
     op = workload.subject
     if not isinstance(op, OpSpec):
         return None
-    item = _ITEM[workload.recipe.precision]
+    item = named(workload.recipe.precision).n_bytes
     if op.name == "adamw":  # weight, gradient and moments are read, all but the gradient written
         state = {"flopwise": 8, "flopwise-bf16": 4}.get(op.impl, 2 * item) + 2 * (
             workload.recipe.precision == "bf16-master"

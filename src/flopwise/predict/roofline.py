@@ -28,6 +28,7 @@ from flopwise.records.ceilings import (
     Matmul,
     Near,
 )
+from flopwise.work.catalogue import operation
 from flopwise.work.operation import (
     ATTENTION,
     COPY,
@@ -223,10 +224,11 @@ def _alone(op: OpWork, ceilings: Ceilings, cold: float, products: Products) -> O
     curve = ceilings.curve(curve_name(op))
     read = max(op.read_bytes, sum(size for _, size in op.reads))  # a compiled kernel that sums columns reads twice
     moved, kernels = read + op.write_bytes, op.kernels
-    if op.kind in (OPTIMIZER, INDEX) or op.op in _COPY_FIRST:
+    copies_first = operation(op.op).begins_with == "clone"  # then it changes the copy in place
+    if op.kind in (OPTIMIZER, INDEX) or copies_first:
         kernels = 1  # lists of tensors, and sorts by index, were measured whole, in as many launches as they take
     moving = curve.at(moved / kernels) * kernels + (0.0 if op.kind == OPTIMIZER else ceilings.cold_ns(cold))
-    if op.op in _COPY_FIRST:
+    if copies_first:
         moving += ceilings.curve(COPY).at(2 * op.write_bytes)
     computing = 0.0
     if op.kind in (MATMUL, ATTENTION) and op.flops:
@@ -262,7 +264,6 @@ WRITTEN_IN_TRITON = ("flopwise::", FUSED_OP)
 TRITONS = (ELEMENTWISE, COPY, NORMALISATION)  # kinds of which such a kernel is not like PyTorch's
 _FINDERS = ("max", "min", "argmax", "argmin", "sort", "topk")  # reductions that remember where
 _EXPONENTIALS = ("silu", "gelu", "sigmoid", "tanh")  # more to compute for a number than to load and store it
-_COPY_FIRST = ("masked_fill", "index_put", "index_add")  # then they change the copy in place
 _MOVERS = ("copy", "clone", "contiguous", "permute")  # copies that are made because the order changes
 
 

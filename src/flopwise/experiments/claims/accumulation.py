@@ -77,7 +77,7 @@ def measure(bench: "Bench") -> Iterator[Row]:
 
 
 def _name(dtype: "torch.dtype") -> str:
-    from flopwise.capture.model_step import dtype_name
+    from flopwise.spec.dtypes import dtype_name
 
     return dtype_name(dtype)
 

@@ -24,6 +24,7 @@ from flopwise.experiments.experiment import (
     part,
 )
 from flopwise.records.experiment import Place
+from flopwise.spec.dtypes import item_bytes
 from flopwise.statistics import FEWEST
 
 if TYPE_CHECKING:
@@ -219,7 +220,7 @@ def matrix_bytes(batch: int, context: int, dtype: str) -> int:
     >>> matrix_bytes(8, 16384, "fp32") == 8 * 2**30
     True
     """
-    return int(batch * context**2 * {"fp32": 4, "bf16": 2}[dtype])
+    return int(batch * context**2 * item_bytes(dtype))
 
 
 def _not_measured(how: str, context: int, why: str) -> Row:

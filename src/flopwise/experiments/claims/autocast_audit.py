@@ -172,8 +172,8 @@ def _toy(precision: str, device: "torch.device") -> "Step":
 
 def _audited(step: "Step", precision: str) -> Iterator[Row]:
     """Run the step once under watch, and tell."""
-    from flopwise.capture.model_step import dtype_name
     from flopwise.experiments.autocast_watch import Watch
+    from flopwise.spec.dtypes import dtype_name
 
     assert step.model is not None
     watch = Watch(step.model, precision)

@@ -28,6 +28,7 @@ from flopwise.experiments.experiment import (
     Verdict,
 )
 from flopwise.records.experiment import Place
+from flopwise.spec.dtypes import item_bytes
 from flopwise.spec.gpu import find_gpu
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def _measured(bench: "Bench") -> Iterator[Row]:
     cold = True
     for dtype in GPU_TYPES if bench.on_gpu else CPU_TYPES:
         for context in contexts:
-            scores_bytes = batch * context**2 * _ITEM_BYTES[dtype]
+            scores_bytes = batch * context**2 * item_bytes(dtype)
             free = free_bytes(bench.device)
             if free is not None and MATRICES * scores_bytes > ROOM * free:
                 continue  # the judgement is of the longest that fits
@@ -97,9 +98,6 @@ def _measured(bench: "Bench") -> Iterator[Row]:
                     yield {**about, "scores_bytes": scores_bytes, **found}
                 del step
                 _release(bench)
-
-
-_ITEM_BYTES = {"bf16": 2, "fp32": 4}
 
 
 def _step(bench: "Bench", how: str, dtype: str, sizes: tuple[int, int, int]) -> "Step":
