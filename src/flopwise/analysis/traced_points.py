@@ -44,7 +44,7 @@ def traced_points(trace: Trace, ceilings: Ceilings) -> tuple[list[RooflinePoint]
             rest.append(_unplaced(row, parsed[number]))
         else:
             points.append(point)
-    return _merged(points), sorted(rest, key=lambda one: -one.ns)
+    return _merged(points), sorted(rest, key=lambda one: (-one.ns, one.op, one.kernel))
 
 
 def _alike(trace: Trace) -> pl.DataFrame:

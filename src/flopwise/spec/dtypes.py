@@ -34,15 +34,18 @@ DTYPES = {
         Dtype("fp8_e5m2", 1, "float8_e5m2", ("c10::Float8_e5m2",), "23", True),
         Dtype("fp8_e4m3fnuz", 1, "float8_e4m3fnuz", ("c10::Float8_e4m3fnuz",), "26", True),
         Dtype("fp8_e5m2fnuz", 1, "float8_e5m2fnuz", ("c10::Float8_e5m2fnuz",), "25", True),
+        Dtype("fp8_e8m0fnu", 1, "float8_e8m0fnu", (), "44", True),  # of scales
+        Dtype("fp4_e2m1fn_x2", 1, "float4_e2m1fn_x2", (), "45", True),  # two numbers in a byte
         Dtype("int64", 8, "int64", ("long int", "long"), "4"),
         Dtype("int32", 4, "int32", ("int",), "3"),
         Dtype("int16", 2, "int16", ("short int", "short"), "2"),
         Dtype("int8", 1, "int8", ("signed char",), "1"),
         Dtype("uint8", 1, "uint8", ("unsigned char",), "0"),
-        Dtype("uint16", 2, "uint16", ("unsigned short",), "27"),
+        Dtype("uint16", 2, "uint16", ("short unsigned int", "unsigned short"), "27"),
         Dtype("uint32", 4, "uint32", ("unsigned int",), "28"),
-        Dtype("uint64", 8, "uint64", ("unsigned long",), "29"),
+        Dtype("uint64", 8, "uint64", ("long unsigned int", "unsigned long"), "29"),
         Dtype("bool", 1, "bool", ("bool",), "11"),
+        Dtype("complex32", 4, "complex32", (), "8"),
         Dtype("complex64", 8, "complex64", (), "9"),
         Dtype("complex128", 16, "complex128", (), "10"),
     )

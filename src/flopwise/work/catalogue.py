@@ -136,8 +136,8 @@ _CLASSES = {
     """,
     MEMORY: f"""
         {_ALLOCATIONS}
-        arange eye fill full full_like linspace logspace new_full new_ones new_zeros ones ones_like range scalar_tensor
-        tril tril_indices triu triu_indices zero zeros zeros_like
+        _local_scalar_dense arange eye fill full full_like linspace logspace new_full new_ones new_zeros ones
+        ones_like range scalar_tensor tril tril_indices triu triu_indices zero zeros zeros_like
     """,
     RANDOM: """
         _fill_mem_eff_dropout_mask _fused_dropout _sample_dirichlet _standard_gamma alpha_dropout bernoulli binomial cauchy

@@ -74,7 +74,7 @@ _KERNELS: Table = (
     (
         MATMUL,
         r"""nvjet splitk_?reduce split_?k_?reduction cublaslt?:: gemm gemv gemk1 \bcijk_ wgrad dgrad fprop implicit_con
-        xmma s1688 s16816 h884 winograd convol cudnn.*conv conv\dd_ conv_depthwise _conv_ scudnn bmm_ cask matmul
+        xmma s1688 s16816 h884 winograd convol cudnn.*conv conv\dd_ conv_depthwise conv_transpose _conv_ scudnn bmm_ cask matmul
         \b_?(b?mm|mv)_kernel ^triton_(b?mm|addmm) addmm _mm$ dot_kernel reduce_1block_kernel magma.*mm ck_tile::gemm
         fused_moe_kernel fused_?moe marlin cutlass.*::kernel2?< bf16gemm kernel_grouped scaled_mm hipblaslt tensile""",
     ),
@@ -92,8 +92,12 @@ _KERNELS: Table = (
         krn_partial compute_num_of_partial compute_grad_weight sum_and_scatter moe_align moe_sum moe_permute routing""",
     ),
     # many tensors in one kernel: an optimizer's, unless nothing says so (see kernel_class.classify)
-    (REDUCTION, r"multi_tensor_apply_kernel.*(lpnorm|lpmax|norm) multi_?tensor_?l2 l2normfunctor foreach_norm"),
-    (COPY, r"multi_tensor_apply_kernel.*(copy)"),
+    (
+        REDUCTION,
+        r"multi_tensor_apply_kernel.*(lpnorm|lpmax|norm) multi_?tensor_?l2 l2normfunctor foreach_(norm|max(?!imum))",
+    ),
+    (COPY, r"multi_tensor_apply_kernel.*copy foreach_(copy|clone)"),
+    (MEMORY, r"foreach_zero"),
     (ELEMENTWISE, r"multi_tensor_apply foreach"),
     # one functor in a generic loop: the functor tells
     (MEMORY, r"fillfunctor (?<!masked_)fill_kernel zero_kernel memset set_?zero"),

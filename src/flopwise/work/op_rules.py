@@ -179,7 +179,7 @@ def causal_share(context: int) -> float:
 # Launches. Read from aten/src/ATen/native/cuda of torch 2.11, and counted with its profiler on an H200.
 
 _UNSORTED_INDICES = 3072  # of embedding_dense_backward: with more indices than this, they are sorted first
-_SORTED_LAUNCHES = 21  # ten of the sort, zeros, and ten that sum the segments
+_SORTED_LAUNCHES = 21  # ten of the sort (its memsets left out), zeros, and ten that sum the segments
 _CAT_INPUTS, _CAT_DIMS = 128, 4  # of one launch
 
 
