@@ -28,7 +28,7 @@ from flopwise.records.ceilings import (
     Matmul,
     Near,
 )
-from flopwise.work.catalogue import operation
+from flopwise.work.catalogue import copies_first
 from flopwise.work.operation import (
     ATTENTION,
     COPY,
@@ -224,11 +224,11 @@ def _alone(op: OpWork, ceilings: Ceilings, cold: float, products: Products) -> O
     curve = ceilings.curve(curve_name(op))
     read = max(op.read_bytes, sum(size for _, size in op.reads))  # a compiled kernel that sums columns reads twice
     moved, kernels = read + op.write_bytes, op.kernels
-    copies_first = operation(op.op).begins_with == "clone"  # then it changes the copy in place
-    if op.kind in (OPTIMIZER, INDEX) or copies_first:
+    copied = copies_first(op.op)
+    if op.kind in (OPTIMIZER, INDEX) or copied:
         kernels = 1  # lists of tensors, and sorts by index, were measured whole, in as many launches as they take
     moving = curve.at(moved / kernels) * kernels + (0.0 if op.kind == OPTIMIZER else ceilings.cold_ns(cold))
-    if copies_first:
+    if copied:
         moving += ceilings.curve(COPY).at(2 * op.write_bytes)
     computing = 0.0
     if op.kind in (MATMUL, ATTENTION) and op.flops:

@@ -285,6 +285,15 @@ def operation(name: str) -> Op:
     )
 
 
+def copies_first(name: str) -> bool:
+    """Whether an op copies its first argument, and then changes the copy in place.
+
+    >>> copies_first("masked_fill"), copies_first("masked_fill_")
+    (True, False)
+    """
+    return _BEGINS_OF.get(name) == "clone"
+
+
 def read_inputs(op: Op, args: Args, inputs: Tensors) -> Tensors:
     """The tensors that a call reads."""
     if not op.unread:

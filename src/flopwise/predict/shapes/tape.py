@@ -95,6 +95,15 @@ def _no_way_back(tape: "Tape", grad: Tensor, saved: Sequence[Tensor]) -> Gradien
     raise AssertionError("a parameter has no derivative of its own")
 
 
+def _mixed(tensors: Sequence[Tensor]) -> bool:
+    """Whether they have several floating dtypes."""
+    first = tensors[0].dtype
+    for one in tensors:
+        if one.dtype != first:
+            return len({i.dtype for i in tensors if i.shape and DTYPES[i.dtype].floating}) > 1
+    return False
+
+
 class Tape(Memory):
     """The memory, the list of work, and the graph of one step."""
 
@@ -166,6 +175,9 @@ class Tape(Memory):
         entry, given = operation(like or op), inputs if reads is None else reads
         placed = inputs if args is None else args
         n_flops, read, written, kernels = work_of_call(entry, placed, inputs, outs)
+        for one in given:
+            if 2 * one.n_bytes <= one.storage.n_bytes > MIN_BLOCK and one.shape:
+                strided = True
         self.ops.append(
             OpWork(
                 op=op,
@@ -177,8 +189,8 @@ class Tape(Memory):
                 read_bytes=read,
                 write_bytes=written if touched is None else touched,
                 kernels=kernels - done,
-                strided=strided or any(2 * i.n_bytes <= i.storage.n_bytes > MIN_BLOCK and i.shape for i in given),
-                mixed=len(given) > 1 and len({i.dtype for i in given if i.shape and DTYPES[i.dtype].floating}) > 1,
+                strided=strided,
+                mixed=len(given) > 1 and _mixed(given),
                 shapes=shapes or tuple([i.shape for i in given]),
                 reads=tuple([(i.storage.number, i.n_bytes) for i in given]),
                 writes=tuple([(w.storage.number, w.n_bytes if touched is None else touched) for w in outs]),
