@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given as drawn
 from hypothesis import strategies as st
 
-from flopwise.work.op_family import BETWEEN
-from flopwise.work.op_tensors import given
 from flopwise.work.op_traffic import op_traffic
+from flopwise.work.recorded import BETWEEN
+from flopwise.work.recorded import recorded as given
 
 FLOAT, HALF, LONG, BOOL, SCALAR, NONE, MANY = (
     "float", "c10::BFloat16", "long int", "bool", "Scalar", "", "TensorList"

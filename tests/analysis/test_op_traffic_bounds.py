@@ -9,11 +9,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from flopwise.analysis.traced_points import _NONSENSE
-from flopwise.work.op_family import _ATEN, BETWEEN, BY_HEAD, BY_TOKEN
-from flopwise.work.op_flops import MATMULS
-from flopwise.work.op_tensors import given
-from flopwise.work.op_traffic import op_traffic
+from flopwise.work.op_traffic import TRACED, op_traffic
 from flopwise.work.product_traffic import product
+from flopwise.work.recorded import BETWEEN
+from flopwise.work.recorded import recorded as given
+from flopwise.work.sized import ATTENTIONS, MATMULS
 from flopwise.work.traffic import Traffic, sensible
 
 FLOAT, HALF, LONG, BOOL, SCALAR, NONE = "float", "c10::BFloat16", "long int", "bool", "Scalar", ""
@@ -164,8 +164,8 @@ def test_compiled_kernels_by_hand(op, inputs, expected):
 
 
 OPS = [
-    *(f"aten::{name}{end}" for names in _ATEN.values() for name in names.split() for end in ("", "_")),
-    *sorted(MATMULS | BY_HEAD | BY_TOKEN), "aten::_foreach_add_", "aten::_fused_adamw_", "triton_poi_x", "triton_red_x",
+    *(f"aten::{name}{end}" for name in sorted(TRACED) for end in ("", "_")),
+    *sorted(MATMULS | ATTENTIONS), "aten::_foreach_add_", "aten::_fused_adamw_", "triton_poi_x", "triton_red_x",
     "triton_per_x", "triton_", "",
 ]  # fmt: skip
 SIZE = st.integers(-2, 6) | st.sampled_from([64, 1 << 24, 1 << 39, (1 << 48) - 1, 1 << 63, 10**400])

@@ -278,7 +278,7 @@ def test_a_gpus_history_gets_exact_owners_too(tmp_path, monkeypatch, tiny):
     def on_gpu(self, work, device, request):
         original(self, work, device, request)
         self.on_gpu, self._say = True, gpu.say
-        self.recorder._say = gpu.say
+        self.recorder._say, self.recorder._on_gpu = gpu.say, True
         gpu.session = self
 
     monkeypatch.setattr(memory_trial._Session, "__init__", on_gpu)

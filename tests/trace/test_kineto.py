@@ -16,7 +16,7 @@ from flopwise.errors import FlopwiseError
 from flopwise.trace import json_text, kineto_stream, tables
 from flopwise.trace.kineto import read_kineto
 from flopwise.trace.tables import NO_ID, Trace
-from flopwise.work.op_family import BETWEEN
+from flopwise.work.recorded import BETWEEN
 
 FIXTURES = Path(__file__).parent / "fixtures"
 TABLES = {

@@ -6,8 +6,8 @@ import msgspec
 import polars as pl
 
 from flopwise.trace.phases import LOSS
-from flopwise.work.op_flops import MATMULS, SOFTMAXES, op_flops
 from flopwise.work.operation import ATTENTION, MATMUL, SOFTMAX, OpWork
+from flopwise.work.sized import MATMULS, SOFTMAXES, op_flops
 
 _ATTENTION = r"(?i)attn|attention"
 _SOFTMAX = "(?i)softmax"

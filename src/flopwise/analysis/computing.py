@@ -9,8 +9,9 @@ import polars as pl
 from flopwise.analysis.products import Gap, Product, precision_used, products_of_ops, products_of_trace, split
 from flopwise.analysis.timed_work import AGAIN, FUSED, GRAPH, PRODUCTS, TimedWork
 from flopwise.records.ceilings import Ceilings
-from flopwise.work.op_flops import ATTENTIONS, attention_flops, causal_share
+from flopwise.work.op_rules import causal_share
 from flopwise.work.operation import ATTENTION, OpWork
+from flopwise.work.sized import ATTENTIONS, attention_flops
 
 MOST_UNSIZED = 0.05  # of the time in products and attention: beyond, the step's FLOPs are not known
 BY_SIZES, BY_WORKLOAD, NOT_KNOWN = "the sizes in the trace", "the workload", ""

@@ -4,8 +4,9 @@ import msgspec
 import polars as pl
 
 from flopwise.trace.tables import Trace
-from flopwise.work.op_flops import factors, input_sizes
 from flopwise.work.operation import MATMUL
+from flopwise.work.recorded import input_sizes
+from flopwise.work.sized import factors
 
 
 class Product(msgspec.Struct, frozen=True, kw_only=True):

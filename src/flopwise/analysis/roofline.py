@@ -7,10 +7,10 @@ import msgspec
 
 from flopwise.predict.op_time import OpTime
 from flopwise.records.ceilings import Ceilings
+from flopwise.spec.dtypes import item_bytes
 from flopwise.work.operation import OpWork
 
 PREDICTED, MEASURED = "predicted", "measured"
-ITEM_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
 
 
 class RooflinePoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,7 +106,7 @@ def predicted_points(ops: Sequence[OpWork], times: Sequence[OpTime], ceilings: C
 
 def _point(op: OpWork, ns: float, count: int, ceilings: Ceilings) -> RooflinePoint:
     n_bytes = op.read_bytes + op.write_bytes
-    elements = max([op.write_bytes // ITEM_BYTES.get(op.dtype, 4), *(prod(shape) for shape in op.shapes)])
+    elements = max([op.write_bytes // item_bytes(op.dtype, 4), *(prod(shape) for shape in op.shapes)])
     flops = op.flops or max(1, elements)
     return RooflinePoint(
         op=op.op,

@@ -9,9 +9,9 @@ from flopwise.analysis.attention import in_core
 from flopwise.analysis.idle import Idle
 from flopwise.analysis.traced_steps import TracedSteps
 from flopwise.trace.phases import OPTIMIZER, OTHER, RECOMPUTE
-from flopwise.work.op_flops import ATTENTIONS, MATMULS
 from flopwise.work.operation import ATTENTION, COMMUNICATION, MATMUL, MEMORY
 from flopwise.work.operation import OPTIMIZER as OPTIMIZER_KERNEL
+from flopwise.work.sized import ATTENTIONS, MATMULS
 
 PRODUCTS, FUSED, CORE, MOVING = "products", "fused attention", "attention written out", "memory-bound"
 AGAIN, UPDATE, COMMUNICATES, GRAPH = "recomputation", "optimizer", "communication", "whole graphs"

@@ -15,11 +15,10 @@ from flopwise.trace.attribute import attribute
 from flopwise.trace.op_inputs import NO_INPUTS
 from flopwise.trace.tables import Trace
 from flopwise.work.matmul_precision import UNKNOWN, matmul_precision
-from flopwise.work.op_family import BETWEEN, JOIN, LISTS, family
-from flopwise.work.op_flops import MATMULS
-from flopwise.work.op_tensors import NAMES, Given, given, types_alone
-from flopwise.work.op_traffic import LIST_TOO_LONG, op_traffic
+from flopwise.work.op_traffic import LIST_TOO_LONG, OVER_LISTS, op_traffic, traffic_rule
 from flopwise.work.product_traffic import product, sized_product
+from flopwise.work.recorded import BETWEEN, Recorded, recorded, recorded_dtypes
+from flopwise.work.sized import MATMULS
 from flopwise.work.traffic import Traffic, sensible
 
 _ON_THE_DEVICE = ("Memcpy DtoD", "Memset")
@@ -32,11 +31,11 @@ _NONSENSE = (ArithmeticError, ValueError, LookupError, TypeError)
 def traced_points(trace: Trace, ceilings: Ceilings) -> tuple[list[RooflinePoint], list[Unplaced]]:
     """The ops of a trace that was captured with shapes, those alike together, and what has no point; the longest first."""
     points, rest = list[RooflinePoint](), list[Unplaced]()
-    parsed: dict[int, Given | None] = {}
+    parsed: dict[int, Recorded | None] = {}
     for row in _alike(trace).iter_rows(named=True):
         number = row["inputs"]
         if number not in parsed:
-            parsed[number] = given(trace.inputs[number]) if number != NO_INPUTS else None
+            parsed[number] = recorded(trace.inputs[number]) if number != NO_INPUTS else None
         try:
             point = _point(row, parsed[number], trace, ceilings)
         except _NONSENSE:
@@ -45,7 +44,7 @@ def traced_points(trace: Trace, ceilings: Ceilings) -> tuple[list[RooflinePoint]
             rest.append(_unplaced(row, parsed[number]))
         else:
             points.append(point)
-    return _merged(points), sorted(rest, key=lambda one: -one.ns)
+    return _merged(points), sorted(rest, key=lambda one: (-one.ns, one.op, one.kernel))
 
 
 def _alike(trace: Trace) -> pl.DataFrame:
@@ -85,7 +84,7 @@ def _precisions(names: pl.Series) -> pl.DataFrame:
     return pl.DataFrame({"name": names, "told": known}, schema={"name": pl.String, "told": pl.String})
 
 
-def _traffic(row: dict[str, Any], inputs: Given | None, trace: Trace) -> Traffic | None:
+def _traffic(row: dict[str, Any], inputs: Recorded | None, trace: Trace) -> Traffic | None:
     op = row["op"] or ""
     if row["crosses"]:
         return None
@@ -93,28 +92,27 @@ def _traffic(row: dict[str, Any], inputs: Given | None, trace: Trace) -> Traffic
         return op_traffic(op, inputs, row["name"]) if inputs is not None else None
     told = row["told"] or ""
     if inputs is not None:
-        return product(op, inputs, told) if not inputs.strange else None
-    return sized_product(op, trace.shapes[row["shape"]], types_alone(trace.inputs[row["inputs"]]), told)
+        return product(op, inputs, told) if not inputs.uncounted else None
+    return sized_product(op, trace.shapes[row["shape"]], recorded_dtypes(trace.inputs[row["inputs"]]), told)
 
 
-def _point(row: dict[str, Any], inputs: Given | None, trace: Trace, ceilings: Ceilings) -> RooflinePoint | None:
+def _point(row: dict[str, Any], inputs: Recorded | None, trace: Trace, ceilings: Ceilings) -> RooflinePoint | None:
     traffic = _traffic(row, inputs, trace)
     if traffic is None or not sensible(traffic):
         return None
-    dtype = NAMES.get(traffic.dtype, traffic.dtype)
-    if row["op"] in MATMULS and dtype not in ceilings.matmul:
+    if row["op"] in MATMULS and traffic.dtype not in ceilings.matmul:
         return None
     return RooflinePoint(
         op=row["op"],
         kind=row["class"],
         phase=row["phase"],
-        dtype=dtype,
+        dtype=traffic.dtype,
         shapes=_sizes(trace.shapes[row["shape"]] or trace.inputs[row["inputs"]]),
         count=row["count"],
         ns=float(row["duration_ns"]),
         flops=traffic.flops,
         n_bytes=traffic.n_bytes,
-        roof_flops=roof(traffic.flops / traffic.n_bytes, dtype, ceilings),
+        roof_flops=roof(traffic.flops / traffic.n_bytes, traffic.dtype, ceilings),
         how=MEASURED,
         kernel=row["name"],
         kernels=row["kernels"],
@@ -139,22 +137,22 @@ def _merged(points: list[RooflinePoint]) -> list[RooflinePoint]:
     return sorted(merged, key=lambda point: (-point.ns, point.op, point.shapes))
 
 
-def _unplaced(row: dict[str, Any], inputs: Given | None) -> Unplaced:
+def _unplaced(row: dict[str, Any], inputs: Recorded | None) -> Unplaced:
     op = row["op"] or ""
     if not op:
         why = "no op of the trace launched it"
     elif row["crosses"]:
         why = "a copy between GPUs" if row["name"].startswith(_BETWEEN_DEVICES) else "a copy between host and device"
-    elif inputs is not None and family(op) in (LISTS, JOIN) and not any(inputs.lists):
+    elif inputs is not None and traffic_rule(op) in OVER_LISTS and not inputs.has_lists:
         why = LIST_TOO_LONG
-    elif inputs is not None and inputs.strange:
+    elif inputs is not None and inputs.uncounted:
         why = "a tensor of a type that is not counted"
     elif inputs is not None and op in MATMULS:
         why = "its inputs and kernels do not tell its bytes, its precision or its roof"
     elif inputs is not None:
         why = "its inputs do not tell its bytes"
     else:
-        why = NO_SIZES if family(op) or op in MATMULS else "no rule for its bytes"
+        why = NO_SIZES if traffic_rule(op) or op in MATMULS else "no rule for its bytes"
         if row["inputs"] != NO_INPUTS:
             why = "sizes, types, strides or numbers of its inputs are missing, or beyond reason"
     return Unplaced(

@@ -18,7 +18,7 @@ from flopwise.records import waterfall as parts
 from flopwise.records.ceilings import MEASURED, Ceilings
 from flopwise.records.waterfall import PARTS, Waterfall, WaterfallPart
 from flopwise.spec.gpu import Gpu
-from flopwise.work.op_flops import causal_share
+from flopwise.work.op_rules import causal_share
 from flopwise.work.operation import ATTENTION
 
 PREDICTED = "predicted"

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 
 from flopwise.capture.memory_watch import Recorder
 from flopwise.capture.watch.modules import ModuleNames
-from flopwise.capture.watch.op_facts import DTYPES
 from flopwise.capture.watch.tape import ALLOC, HOST
 from flopwise.records.memory import BEFORE, Knowledge, KnownOp, KnownTensor, Words
+from flopwise.spec.dtypes import dtype_name
 from flopwise.work.operation import BUFFERS, PARAMETERS
 
 
@@ -37,7 +37,7 @@ def known_parameters(names: ModuleNames) -> Knowledge:
     tensors = []
     for owner, listed in ((PARAMETERS, names.parameters()), (BUFFERS, names.buffers())):
         for module, t in listed:
-            labels = (owner, "", module, "", DTYPES.get(t.dtype, ""), "")
+            labels = (owner, "", module, "", dtype_name(t.dtype), "")
             address = t.untyped_storage().data_ptr()
             tensors.append(_tensor(words, BEFORE, address, t.nbytes, labels, tuple(t.shape)))
     return Knowledge(device="", steps=0, words=words.all(), tensors=tuple(tensors))

@@ -84,7 +84,8 @@ class _Session:
         self.on_gpu, self.watched = device.type == "cuda", eager
         self.names = ModuleNames()
         self._say = memory_labels() if self.on_gpu else None  # without it, owners come from stacks
-        self.recorder = Recorder(self.names, stacks=request.stacks != "off" and not self.on_gpu, say=self._say)
+        stacks = request.stacks != "off" and not self.on_gpu
+        self.recorder = Recorder(self.names, stacks=stacks, say=self._say, on_gpu=self.on_gpu)
         self.started = False
         self._there: tuple[int, ...] = ()  # storages alive when counting begins: only they own their addresses then
         self._taken: dict[str, Any] = {}  # a GPU's snapshot, once it is taken

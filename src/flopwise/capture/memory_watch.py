@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flopwise.capture.watch.gradient_sums import GradientSum
 from flopwise.capture.watch.modules import ModuleNames
 from flopwise.capture.watch.op_facts import OpFacts
-from flopwise.capture.watch.tape import Storage
+from flopwise.capture.watch.tape import Section, Storage
 from flopwise.capture.watch.tracker import Tracker
 from flopwise.records.memory import OP
 from flopwise.torch_private import (
@@ -25,10 +26,20 @@ _MOST_SAVERS = 3  # ops that are named for one saved tensor
 
 
 class Recorder(Tracker):
-    """A tracker of real tensors. `say`: is told the number of each op before it runs, as CUDA's allocator wants it."""
+    """A tracker of real tensors. `say`: is told the number of each op before it runs, as CUDA's allocator wants it.
 
-    def __init__(self, names: ModuleNames, stacks: bool = False, say: Callable[[str], None] | None = None) -> None:
+    `on_gpu`: the allocator's own record counts, so sums of gradients must run in place where autograd would have done so.
+    The first step shows which; later steps repeat a sum that looks the same.
+    """
+
+    def __init__(
+        self, names: ModuleNames, stacks: bool = False, say: Callable[[str], None] | None = None, on_gpu: bool = False
+    ) -> None:
         super().__init__(names)
+        self._on_gpu = on_gpu
+        self._sum_looks: tuple[object, ...] = ()  # how the last sum of gradients looked
+        self._sums_seen: dict[tuple[str, int], tuple[tuple[object, ...], int]] = {}  # section, place: looks, operand
+        self._n_sums = 0  # of this section
         self.times_us: list[int] = []  # of every event of the tape, in order
         self.address: dict[int, int] = {}  # storage -> where it lies
         self._stacks, self._say = stacks, say
@@ -40,6 +51,30 @@ class Recorder(Tracker):
         if self._say is not None:
             self._say(f"{OP}{len(self.tape.ops)}")
         return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def begin(self, name: str, sections: list[Section]) -> None:
+        super().begin(name, sections)
+        self._n_sums = 0
+
+    def _overwrites(self, args: tuple[Any, ...]) -> int | None:
+        if not self._on_gpu:
+            return None
+        self._n_sums += 1
+        counts = [(t._use_count(), torch._C._storage_Use_Count(t.untyped_storage()._cdata)) for t in args]
+        self._sum_looks = (torch._C._current_autograd_node().name(), args[0].shape, args[0].dtype, *counts)
+        looks, operand = self._sums_seen.get((self.section.name, self._n_sums), ((), 0))
+        return operand if looks == self._sum_looks else None
+
+    def _settled(self, last: GradientSum) -> None:
+        if not self._on_gpu:
+            super()._settled(last)
+        elif (storage := last.overwritten) is not None:
+            self._sums_seen[self.section.name, self._n_sums] = (self._sum_looks, last.operands.index(storage))
+
+    def _forget(self, kind: int, number: int) -> int:
+        place = super()._forget(kind, number)
+        del self.times_us[place]
+        return place
 
     @contextmanager
     def watching_saved(self) -> Iterator[None]:

@@ -21,6 +21,7 @@ from flopwise.lm.precision import apply_fp32_matmul, autocast, fp32_matmul_probe
 from flopwise.lm.schedule import warmup_cosine
 from flopwise.lm.transformer import Transformer
 from flopwise.records.run import Ran
+from flopwise.spec.dtypes import dtype_name
 from flopwise.spec.model import ModelSpec
 from flopwise.spec.recipe import Recipe
 from flopwise.spec.workload import Workload
@@ -239,15 +240,6 @@ def check_supported(recipe: Recipe, device: torch.device) -> None:
         if getattr(recipe, lever) == value:
             text = f"{lever} = '{value}' needs an NVIDIA GPU; this device is '{device.type}'"
             raise Unsupported(text, "choose another, or --device cuda")
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """`torch.bfloat16` as `bf16`.
-
-    >>> dtype_name(torch.float32)
-    'fp32'
-    """
-    return {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16"}.get(str(dtype), str(dtype))
 
 
 def _optimizer_name(optimizers: Sequence[torch.optim.Optimizer]) -> str:

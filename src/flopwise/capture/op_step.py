@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flopwise.capture.model_step import check_supported, compiled, dtype_name
+from flopwise.capture.model_step import check_supported, compiled
 from flopwise.capture.op_impl import BOUNDS, check_close, check_result, op_function, op_inputs
 from flopwise.capture.step import Step
 from flopwise.errors import Unsupported
@@ -15,14 +15,13 @@ from flopwise.lm.attention import attention_function, sdpa_backend_name
 from flopwise.lm.layers import SOFTMAX, gelu_function
 from flopwise.lm.optimizer import make_optimizer
 from flopwise.lm.own_kernels import own_levers, own_operation, written_out
-from flopwise.lm.precision import apply_fp32_matmul, autocast, fp32_matmul_probe, on_fake_tensors
+from flopwise.lm.precision import apply_fp32_matmul, autocast, fp32_matmul_probe, on_fake_tensors, torch_dtype
 from flopwise.records.run import STEP, Ran
+from flopwise.spec.dtypes import dtype_name
 from flopwise.spec.recipe import OWN_OPTIMIZERS, Recipe
 from flopwise.spec.workload import OpSpec, Workload
 from flopwise.torch_private import compile_cache_hits
 
-_DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16}
-_DTYPES |= dict.fromkeys(("bf16", "bf16-pure", "bf16-master"), torch.bfloat16)
 _OWN = {"attention": ("flash",), "cross_entropy": ("fused",), "adamw": OWN_OPTIMIZERS}  # for other operations: triton
 
 
@@ -31,7 +30,7 @@ def op_step(workload: Workload, device: torch.device) -> Step:
     recipe, op = workload.recipe, cast(OpSpec, workload.subject)
     check_supported(recipe, device)
     apply_fp32_matmul(recipe)
-    dtype = _DTYPES[recipe.precision]
+    dtype = torch_dtype(recipe.precision)
 
     def random(*sizes: int) -> Tensor:
         return torch.randn(sizes, device=device, dtype=dtype, requires_grad=workload.phase == "backward")

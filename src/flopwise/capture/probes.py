@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from flopwise.errors import Unsupported
 from flopwise.lm.attention import attention_function
-from flopwise.lm.precision import apply_fp32_matmul
+from flopwise.lm.precision import apply_fp32_matmul, torch_dtype
 from flopwise.records.ceilings import (
     BACKWARD,
     COLD,
@@ -33,7 +33,6 @@ from flopwise.work.operation import COPY, ELEMENTWISE, INDEX, MEMORY, NORMALISAT
 
 Run = Callable[[], object]
 
-DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _ATTENTIONS = {
     "": "sdpa",
     "flash": "sdpa-flash",
@@ -194,8 +193,12 @@ def probe_matmul(
     for dtype in dtypes:
         apply_fp32_matmul(Recipe(precision="tf32" if dtype == "tf32" else "fp32"))
         for batch, m, n, k in shapes:
-            a = torch.randn(batch, m, k, device=watch.device, dtype=DTYPES[dtype])  # as weights and activations are:
-            b = torch.randn(batch, n, k, device=watch.device, dtype=DTYPES[dtype]).transpose(1, 2)  # power follows data
+            a = torch.randn(
+                batch, m, k, device=watch.device, dtype=torch_dtype(dtype)
+            )  # as weights and activations are:
+            b = torch.randn(batch, n, k, device=watch.device, dtype=torch_dtype(dtype)).transpose(
+                1, 2
+            )  # power follows data
             a, b = (a[0], b[0]) if batch == 1 else (a, b)
             flops = 2 * batch * m * n * k
             ns = watch.ns(partial(torch.matmul, a, b))
@@ -213,7 +216,7 @@ def probe_backward_matmul(
         apply_fp32_matmul(Recipe(precision="tf32" if dtype == "tf32" else "fp32"))
         for rows, outs, ins in layers:
             gradient, weight, x = (
-                torch.randn(shape, device=watch.device, dtype=DTYPES[dtype])
+                torch.randn(shape, device=watch.device, dtype=torch_dtype(dtype))
                 for shape in ((rows, outs), (outs, ins), (rows, ins))
             )
             for run, shape in (
@@ -237,7 +240,7 @@ def probe_attention(
         for shape in shapes:
             batch, heads, context, width = shape
             q, k, v = (
-                torch.randn(shape, device=watch.device, dtype=DTYPES[dtype], requires_grad=True) for _ in range(3)
+                torch.randn(shape, device=watch.device, dtype=torch_dtype(dtype), requires_grad=True) for _ in range(3)
             )
             forward = partial(attend, q, k, v)
             flops = 4 * batch * heads * context * context * width

@@ -15,11 +15,11 @@ from torch.optim import Optimizer
 
 from flopwise.capture.applied_levers import AppliedLevers
 from flopwise.capture.built_objects import BuiltObjects
-from flopwise.capture.model_step import dtype_name
 from flopwise.capture.step import Step
 from flopwise.errors import FlopwiseError, one_line
 from flopwise.lm.precision import autocast, fp32_matmul_probe
 from flopwise.records.run import STEP, Ran
+from flopwise.spec.dtypes import dtype_name
 from flopwise.spec.recipe import Recipe
 from flopwise.spec.workload import UserStep, Workload
 from flopwise.torch_private import base_of, compile_cache_hits, is_compiled

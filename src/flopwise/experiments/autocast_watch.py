@@ -21,7 +21,6 @@ from torch.overrides import TorchFunctionMode
 
 from flopwise.capture.applied_levers import NOT_AUTOCAST
 from flopwise.capture.build import build_step
-from flopwise.capture.model_step import dtype_name
 from flopwise.capture.step import Step
 from flopwise.errors import Unsupported
 from flopwise.experiments.autocast_rows import (
@@ -40,6 +39,7 @@ from flopwise.lm.precision import autocast
 from flopwise.predict.dry.cuda_autocast import cuda_autocast
 from flopwise.predict.dry.fake_step import tolerant_modules
 from flopwise.records.run import Ran
+from flopwise.spec.dtypes import dtype_name
 from flopwise.spec.model import ModelSpec
 from flopwise.spec.recipe import Recipe
 from flopwise.spec.workload import Workload

@@ -17,13 +17,12 @@ from torch import Tensor
 from flopwise.capture.clock import clock_for
 from flopwise.capture.kineto import trace_steps
 from flopwise.capture.memory_limit import free_bytes
-from flopwise.capture.probes import DTYPES
 from flopwise.capture.step import Step, synchronise
 from flopwise.capture.watch.collector import no_collector
 from flopwise.errors import Unsupported
 from flopwise.experiments.rows import Timed
 from flopwise.kernels import nvrtc
-from flopwise.lm.precision import apply_fp32_matmul
+from flopwise.lm.precision import apply_fp32_matmul, torch_dtype
 from flopwise.records.events import PhaseSample, TraceRequest
 from flopwise.records.run import STEP, Ran
 from flopwise.spec.recipe import Recipe
@@ -80,7 +79,7 @@ class Bench:
 
     def randn(self, *sizes: int, dtype: str = "fp32", **more: Any) -> Tensor:
         """Random numbers on the device."""
-        return torch.randn(sizes, device=self.device, dtype=DTYPES[dtype], **more)
+        return torch.randn(sizes, device=self.device, dtype=torch_dtype(dtype), **more)
 
     def fp32_matmul(self, precision: str = "fp32") -> None:
         """From here on fp32 matmuls compute in fp32, or if asked for in TF32."""

@@ -2,15 +2,25 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
 
 from flopwise import torch_private
+from flopwise.spec.dtypes import named
 from flopwise.spec.recipe import Recipe
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """Torch's dtype for a precision's tensors.
+
+    >>> torch_dtype("bf16-pure"), torch_dtype("tf32")
+    (torch.bfloat16, torch.float32)
+    """
+    return cast("torch.dtype", getattr(torch, named(name).torch))
 
 
 def weights_dtype(recipe: Recipe) -> torch.dtype:

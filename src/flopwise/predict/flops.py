@@ -11,7 +11,7 @@ from flopwise import units
 from flopwise.errors import FlopwiseError
 from flopwise.spec import fields
 from flopwise.spec.model import ModelSpec
-from flopwise.work.op_flops import causal_share
+from flopwise.work.op_rules import causal_share
 
 DAY_S = 86_400
 

@@ -3,6 +3,7 @@
 import msgspec
 
 from flopwise.predict.flops import matmul_parameters, model_flops
+from flopwise.spec.dtypes import named
 from flopwise.spec.gpu import Gpu
 from flopwise.spec.model import ModelSpec
 from flopwise.spec.recipe import Recipe
@@ -63,7 +64,7 @@ def inference(spec: ModelSpec, batch: int, context: int, recipe: Recipe) -> Infe
     >>> round(inference(preset("llama3-8b"), 1, 8192, Recipe(precision="bf16")).decode.intensity, 2)  # far below any ridge
     1.2
     """
-    item = recipe.compute_bytes  # weights are stored as they are computed with
+    item = named(recipe.precision).n_bytes  # weights are stored as they are computed with
     weights = spec.parameters() * item
     read_once = matmul_parameters(spec) * item  # of the embedding only the rows asked for
     cache = kv_cache_bytes(spec, batch, context, item)

@@ -2,6 +2,7 @@
 
 import math
 
+from flopwise.spec.dtypes import named
 from flopwise.spec.workload import OpSpec, Workload
 
 # Tensors of the operation's size that go forward, and that come on top going back.
@@ -18,7 +19,7 @@ def op_bytes(workload: Workload) -> int | None:
     op = workload.subject
     if not isinstance(op, OpSpec):
         return None
-    item = workload.recipe.compute_bytes
+    item = named(workload.recipe.precision).n_bytes
     if op.name == "adamw":  # weight, gradient and moments are read, all but the gradient written
         moments = {"flopwise": 8, "flopwise-bf16": 4}.get(op.impl, 2 * item)
         master = 2 if workload.recipe.precision == "bf16-master" else 0

@@ -8,6 +8,7 @@ from flopwise.predict import constants as fitted
 from flopwise.records import ceilings as curves
 from flopwise.records.ceilings import MEASURED, Ceilings, Curve, Matmul, Near
 from flopwise.work import operation as kinds
+from flopwise.work.catalogue import copies_first
 from flopwise.work.operation import ATTENTION, COPY, ELEMENTWISE, MATMUL, NORMALISATION, OPTIMIZER, PART, OpWork
 
 COMPUTE, BANDWIDTH, LAUNCH = "compute", "bandwidth", "launch"
@@ -15,13 +16,12 @@ FUSED_OP = "fused "  # a compiled kernel's name begins so, then come its parts
 TRITON_KINDS = (ELEMENTWISE, COPY, NORMALISATION)  # kernels in Triton are unlike PyTorch's
 
 _TRITON = ("flopwise::", FUSED_OP)  # names of kernels that are written in Triton
-_COPY_FIRST = ("masked_fill", "index_put", "index_add")  # then they change the copy in place
 _MOVERS = ("copy", "clone", "contiguous", "permute")  # copies that are made because the order changes
 _EXPONENTIALS = ("silu", "gelu", "sigmoid", "tanh")  # more to compute for a number than to load and store it
 _VARIANTS = {  # ops that are unlike others of their kind, and the curve that they have for it
     ELEMENTWISE: ((*_EXPONENTIALS, *(f"{op}_backward" for op in _EXPONENTIALS)), curves.EXPONENTIAL),
     NORMALISATION: (("rms_norm", "rms_norm_backward"), curves.RMS),  # its weights' gradient is slower
-    kinds.INDEX: (("embedding_backward",), curves.BACKWARD),
+    kinds.INDEX: (("embedding_backward", "embedding_dense_backward"), curves.BACKWARD),
     kinds.REDUCTION: (("max", "min", "argmax", "argmin", "sort", "topk"), curves.INDICES),  # they remember where
 }
 
@@ -110,6 +110,8 @@ def _eager_name(op: OpWork) -> str:
         return op.kind + curves.STRIDES
     if op.kind == OPTIMIZER and "fused" in op.op:
         return op.kind + curves.FUSED
+    if op.kind == kinds.LOSS and "log_softmax" in op.op:
+        return kinds.SOFTMAX  # the same kernel, with another last step
     ops, variant = _VARIANTS.get(op.kind, ((), ""))
     return op.kind + variant if op.op in ops else op.kind
 
@@ -169,11 +171,12 @@ def _alone(op: OpWork, ceilings: Ceilings, cold: float, products: Products) -> O
         return OpTime(0.0, BANDWIDTH)  # fused attention was measured whole
     curve = ceilings.curve(curve_name(op))
     read = max(op.read_bytes, sum(size for _, size in op.reads))  # a compiled kernel that sums columns reads twice
-    # Lists of tensors were measured whole, in as many launches as they take.
-    kernels = 1 if op.kind == OPTIMIZER or op.op in _COPY_FIRST else op.kernels
+    copied = copies_first(op.op)
+    # Lists of tensors, and sorts by index, were measured whole, in as many launches as they take.
+    kernels = 1 if op.kind in (OPTIMIZER, kinds.INDEX) or copied else op.kernels
     moving = curve.at((read + op.write_bytes) / kernels) * kernels
     moving += 0.0 if op.kind == OPTIMIZER else ceilings.cold_ns(cold)
-    if op.op in _COPY_FIRST:
+    if copied:
         moving += ceilings.curve(COPY).at(2 * op.write_bytes)
     computing = _computing_ns(op, ceilings, products)
     if computing > moving:

@@ -17,7 +17,7 @@ from flopwise.predict.shapes.overlap import updates_in_backward
 from flopwise.records.ceilings import Ceilings, HostCost, HostCounts
 from flopwise.spec.gpu import Gpu
 from flopwise.spec.recipe import Recipe
-from flopwise.work.op_flops import causal_share
+from flopwise.work.op_rules import causal_share
 from flopwise.work.operation import ATTENTION, OPTIMIZER, PART, OpWork
 
 

@@ -10,8 +10,8 @@ import polars as pl
 from flopwise.records.note import Note, counted
 from flopwise.snapshot.rows import checked_sizes
 from flopwise.snapshot.snapshot import ALLOCATIONS, BEFORE, NO_STACK, Ints
+from flopwise.work.allocator import rounded
 
-ROUNDING = 512  # the caching allocator's smallest block (kMinBlockSize); requests are rounded up to its multiples
 _ADDRESSES = 2**63 - 1  # those of a device are smaller; a file may hold anything
 ALLOC, REQUESTED, COMPLETED, FREE = "alloc", "free_requested", "free_completed", "free"
 FREES = (REQUESTED, COMPLETED, FREE)
@@ -44,7 +44,7 @@ class _Rows:
     ) -> int:
         self.start.append(start)
         self.end.append(end)
-        self.bytes.append(size if size >= 0 else -(-requested // ROUNDING) * ROUNDING)
+        self.bytes.append(size if size >= 0 else rounded(requested))
         self.requested_bytes.append(requested)
         self.stream.append(stream)
         self.stack.append(stack)

@@ -5,13 +5,13 @@ import re
 from collections.abc import Iterable, Sequence
 
 from flopwise.snapshot.answers import NamedTensor, SavedBlock, SavedTensor
+from flopwise.spec.dtypes import item_bytes
 from flopwise.spec.model import ModelSpec
 from flopwise.spec.workload import OpSpec, Workload
 from flopwise.work.operation import SCORES
 
 TOP = 5  # tensors shown of each block
 _BLOCK = re.compile(r"^((?:.*?\.)?\d+)(?:\.|$)")
-_ITEM_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 
 def saved_blocks(tensors: Iterable[SavedTensor]) -> tuple[SavedBlock, ...]:
@@ -69,7 +69,7 @@ def named(workload: Workload, kept: Sequence[SavedTensor]) -> tuple[NamedTensor,
             name="residual stream",
             shape=residual,
             dtype=dtype,
-            bytes=math.prod(residual) * _ITEM_BYTES[dtype],
+            bytes=math.prod(residual) * item_bytes(dtype),
             kept=sum(math.prod(x.shape) == math.prod(residual) and x.dtype == dtype for x in kept),
             note=f"batch × context × d_model; kept: all tensors of this size and type, {spec.n_layers} blocks",
         ),
@@ -94,7 +94,7 @@ def _scores(workload: Workload, shape: tuple[int, ...], kept: Sequence[SavedTens
         name="attention N × N matrix",
         shape=shape,
         dtype=dtype,
-        bytes=largest.bytes if largest is not None else math.prod(shape) * _ITEM_BYTES[dtype],
+        bytes=largest.bytes if largest is not None else math.prod(shape) * item_bytes(dtype),
         kept=sum(x.owner == SCORES and x.bytes == largest.bytes for x in kept) if largest is not None else 0,
         note=note,
     )

@@ -79,11 +79,6 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
         """The precision of the matmuls."""
         return self.precision.partition("-")[0]
 
-    @property
-    def compute_bytes(self) -> int:
-        """Of one number in that precision."""
-        return 4 if self.compute in ("fp32", "tf32") else 2
-
     def changed(self) -> dict[str, Any]:
         """The levers that differ from the defaults."""
         default = Recipe()

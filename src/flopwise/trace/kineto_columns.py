@@ -19,7 +19,7 @@ from flopwise.trace.columns import GrowingColumn, Ints, compact
 from flopwise.trace.kineto_stream import INT_ARGS, NO_ARGS, NO_LIST, Args, Event
 from flopwise.trace.op_inputs import NO_INPUTS, Inputs
 from flopwise.trace.tables import NO_ID
-from flopwise.work.op_family import BETWEEN
+from flopwise.work.recorded import BETWEEN
 
 # Event categories, as written since PyTorch 1.12; the capitalised ones before.
 _CATEGORIES = {

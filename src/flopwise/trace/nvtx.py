@@ -22,7 +22,7 @@ from flopwise.trace.columns import GrowingColumn, compact
 from flopwise.trace.nsys_file import Export, Ints, or_no_id, process_of, quoted, spellings
 from flopwise.trace.op_shapes import NO_SHAPE, Shapes
 from flopwise.trace.tables import ANNOTATION, MODULE, NO_ID, STEP
-from flopwise.work.op_family import SIZED
+from flopwise.work.sized import SIZED
 
 PUSH_POP, START_END = (59, 70), (60, 71)  # NvtxPushPopRange, NvtxStartEndRange, and their imported (Nvtxt) twins
 _WANTED = spellings("start end thread:globalTid")

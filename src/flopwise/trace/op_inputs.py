@@ -2,8 +2,8 @@
 
 Kineto writes four lists for an op of a trace captured with shapes, one entry per input: `Input Dims`, `Input type`, `Input
 Strides` and `Concrete Inputs` (numbers and flags; empty for a tensor). Together they are one text; a trace repeats a few
-hundred of these a million times, so each is kept once and an op holds its number. The family of an op says how its bytes
-follow: `analysis.op_traffic` has a rule for each.
+hundred of these a million times, so each is kept once and an op holds its number. How its bytes follow, `work.op_traffic`
+has a rule for.
 """
 
 import numpy as np
@@ -11,7 +11,9 @@ import polars as pl
 
 from flopwise.trace.op_shapes import Shapes
 from flopwise.trace.tables import OP_INPUTS
-from flopwise.work.op_family import BETWEEN, SIZED, family
+from flopwise.work.op_traffic import traffic_rule
+from flopwise.work.recorded import BETWEEN
+from flopwise.work.sized import SIZED
 
 NO_INPUTS = 0
 MAX_INPUTS = 100_000  # distinct; a model has hundreds
@@ -22,7 +24,7 @@ class _Kept(dict[str, bool]):
     """Whether the inputs of an op are kept, asked once per name."""
 
     def __missing__(self, op: str) -> bool:
-        self[op] = kept = op in SIZED or bool(family(op))
+        self[op] = kept = op in SIZED or traffic_rule(op) is not None
         return kept
 
 

@@ -1,12 +1,13 @@
-"""PyTorch's caching allocator on a GPU, as arithmetic: what it counts as allocated and what it has reserved.
+"""The one model of PyTorch's caching allocator on a GPU: what it counts as allocated and what it has reserved.
 
 `torch.cuda.memory_allocated` counts blocks, not bytes asked for, and a block can be larger than what was asked for: sizes
-are rounded up to 512 B, and a block that is cut leaves at least 1 MiB or is given whole. On a 12-block model that is 2 MB,
+are rounded up to 512 B, and a block that is cut leaves more than 1 MiB or is given whole. On a 12-block model that is 2 MB,
 on others 1 % of all. So the law of the allocator is followed here (c10/cuda/CUDACachingAllocator.cpp of torch 2.11, without
 expandable segments). Addresses of new segments are unknown; they are taken to rise.
 """
 
 from bisect import bisect_left, insort
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 MIN_BLOCK = 512
@@ -15,6 +16,30 @@ SMALL_SEGMENT = 2 << 20
 LARGE_SEGMENT = 20 << 20
 MIN_LARGE = 10 << 20  # a request from here on gets a segment of its own size, rounded up to 2 MiB
 LARGE_ROUND = 2 << 20
+
+
+def rounded(nbytes: int, unit: int = MIN_BLOCK) -> int:
+    """A size as the allocator rounds it up.
+
+    >>> rounded(1), rounded(512), rounded(0)
+    (512, 512, 0)
+    """
+    return -(-nbytes // unit) * unit
+
+
+def unsplit_bytes(sizes: Iterable[int]) -> int:
+    """What tensors allocated one after the other from a fresh allocator hold beyond their own rounded bytes.
+
+    A weight of 25 MiB sits in a segment of 26 MiB, and the allocator reports 26.
+
+    >>> unsplit_bytes([25 * 2**20]), unsplit_bytes([24 * 2**20])
+    (1048576, 0)
+    """
+    allocator, asked = CachingAllocator(), 0
+    for size in sizes:
+        allocator.allocate(size)
+        asked += rounded(size)
+    return allocator.allocated_bytes - asked
 
 
 @dataclass(slots=True, eq=False)
@@ -49,7 +74,7 @@ class CachingAllocator:
         """A block of at least so many bytes; nothing at all for none."""
         if not nbytes:
             return None
-        size = -(-nbytes // MIN_BLOCK) * MIN_BLOCK
+        size = rounded(nbytes)
         block = self._best_fit(size) or self._new_segment(size)
         left = block.size - size
         if left >= MIN_BLOCK if block.small else left > SMALL:
@@ -93,7 +118,7 @@ class CachingAllocator:
         elif size < MIN_LARGE:
             segment = LARGE_SEGMENT
         else:
-            segment = -(-size // LARGE_ROUND) * LARGE_ROUND
+            segment = rounded(size, LARGE_ROUND)
         block = Block(self._next_address, segment, small)
         self._next_address += segment + LARGE_ROUND  # never adjacent: segments do not grow together
         self.reserved_bytes += segment

@@ -5,8 +5,9 @@ from itertools import combinations
 from math import prod
 
 from flopwise.work.kernel_class import classify
-from flopwise.work.op_tensors import Dims, Given, Tensor
 from flopwise.work.operation import COPY
+from flopwise.work.recorded import Recorded
+from flopwise.work.tensor import Shape, TensorMeta
 from flopwise.work.traffic import ABOUT, Traffic
 
 _INDICES = re.compile(r"embedding|index|gather|scatter|sort|nonzero|searchsorted|topk")
@@ -15,13 +16,13 @@ _NUMELS = {"poi": (1, 2, 3), "red": (2,), "per": (2,)}  # how many sizes of its 
 MOST_DIMS = 8
 
 
-def compiled(op: str, inputs: Given, _: str) -> Traffic | None:
+def compiled(op: str, inputs: Recorded, _: str) -> Traffic | None:
     """Each tensor once. What an index reaches is not known, nor how much is read of a tensor whose sizes are not those of the
     iteration, such as a table for the longest context: no number. Of the rest, the trace does not say what is updated in
     place (it moves twice) or read in part, so that the bytes are exact for a plain copy alone."""
     scalars = [inputs.value(place) for place, kind in enumerate(inputs.types) if kind == "Scalar"]
     numels = [int(value) for value in scalars if re.fullmatch(r"[0-9]{1,15}", value)]
-    tensors = inputs.all()
+    tensors = inputs.tensors()
     sizes = [tensor.elements for tensor in tensors]
     if _INDICES.search(op) or len(numels) not in _NUMELS[op.removeprefix("triton_")[:3]] or not tensors:
         return None
@@ -33,19 +34,19 @@ def compiled(op: str, inputs: Given, _: str) -> Traffic | None:
     return Traffic(sum(tensor.n_bytes for tensor in tensors), max(sizes), tensors[-1].dtype, "" if copies else ABOUT)
 
 
-def _fits(tensor: Tensor, tensors: list[Tensor], numels: list[int]) -> bool:
+def _fits(tensor: TensorMeta, tensors: list[TensorMeta], numels: list[int]) -> bool:
     """Whether a tensor's sizes are those of the iteration: of a whole one, the same as another's, put together or taken apart;
     of a smaller one, sizes of whole ones, neighbours together or a half (a rotation has two), or what a reduction leaves."""
-    whole = [other.dims for other in tensors if other.elements == prod(numels)]
+    whole = [other.shape for other in tensors if other.elements == prod(numels)]
     if tensor.elements == prod(numels):
-        return _regrouped(tensor.dims, whole[-1]) or _regrouped(whole[-1], tensor.dims)
+        return _regrouped(tensor.shape, whole[-1]) or _regrouped(whole[-1], tensor.shape)
     if len(numels) == 2 and tensor.elements in numels:
         return True
     known = {size for dims in whole for size in _neighbours(dims)} | {1}
-    return all(size in known or 2 * size in known for size in tensor.dims)
+    return all(size in known or 2 * size in known for size in tensor.shape)
 
 
-def _regrouped(dims: Dims, of: Dims) -> bool:
+def _regrouped(dims: Shape, of: Shape) -> bool:
     """Whether each size is a product of some others.
 
     >>> _regrouped((2048, 768), (4, 12, 512, 64)), _regrouped((131072, 64), (4, 512, 4096))
@@ -55,7 +56,7 @@ def _regrouped(dims: Dims, of: Dims) -> bool:
     return set(dims) <= {prod(chosen) for chosen in some}
 
 
-def _neighbours(dims: Dims) -> set[int]:
+def _neighbours(dims: Shape) -> set[int]:
     """Every size, and neighbours multiplied.
 
     >>> sorted(_neighbours((4, 512, 12)))

@@ -1,53 +1,44 @@
-"""What an op must move and do, and the arithmetic that its rules share."""
+"""What one op of a trace must move and do, counted by the catalogue."""
 
-import re
+from collections.abc import Sequence
 
 import msgspec
 
-from flopwise.work.op_tensors import ITEM_BYTES, LARGEST, Tensor
+from flopwise.work.catalogue import moved_bytes, operation, read_inputs
+from flopwise.work.recorded import LARGEST
+from flopwise.work.tensor import TensorMeta
 
 AT_MOST, ABOUT = "at most", "about"
-_WORTH_TELLING = 0.01  # of the bytes: a bias that may be the weight is no matter
+_MATTERS = 0.01  # of the bytes: a bias that may be the weight does not
 
 
 class Traffic(msgspec.Struct, frozen=True):
     """What one op must move and do."""
 
     n_bytes: int
-    flops: float
-    dtype: str  # as PyTorch spells it: of what is written; of a product, what it is multiplied in
+    flops: float  # one for every element where no matmul is in it
+    dtype: str  # of what is written; of a product, the precision it is multiplied in
     bytes_are: str = ""  # AT_MOST, ABOUT, or exact
 
 
-def moved(read: list[Tensor], written: int, dtype: str | None, more: int = 0) -> Traffic | None:
-    """These are read, so many elements of this type are written, and some bytes on top."""
-    if dtype is None:
-        return None
-    n_bytes = sum(tensor.n_bytes for tensor in read) + written * ITEM_BYTES[dtype] + more
-    return Traffic(n_bytes, max([written, *(tensor.elements for tensor in read)]), dtype, doubt(read, n_bytes))
+def counted(op: str, args: Sequence[TensorMeta | None], outputs: Sequence[TensorMeta], dtype: str) -> Traffic:
+    """The traffic of a call, once its results are known."""
+    entry, inputs = operation(op), [one for one in args if one is not None]
+    n_bytes, read = sum(moved_bytes(entry, args, inputs, outputs)), read_inputs(entry, args, inputs)
+    elements = max(tensor.elements for tensor in (*read, *outputs))
+    return Traffic(n_bytes, elements, dtype, doubt(read, n_bytes))
 
 
-def doubt(read: list[Tensor], n_bytes: int) -> str:
+def doubt(read: Sequence[object], n_bytes: int) -> str:
     """AT_MOST where two inputs look the same: they may be one tensor (`x * x`), which is read once.
 
-    >>> x, bias = Tensor((4, 8), (8, 1), "float"), Tensor((8,), (1,), "float")
+    >>> x, bias = TensorMeta((4, 8), "fp32", (8, 1)), TensorMeta((8,), "fp32", (1,))
     >>> doubt([x, x], 384), doubt([x, bias], 288)
     ('at most', '')
     """
-    twice = sum(tensor.n_bytes for place, tensor in enumerate(read) if tensor in read[:place])
-    return AT_MOST if twice > _WORTH_TELLING * n_bytes else ""
-
-
-def numbers(text: str) -> list[int] | None:
-    """`1` or `[0, 1]`; none in '' and '[]'; None for anything else.
-
-    >>> numbers("[0, -1]"), numbers("2"), numbers(""), numbers("[0"), numbers("0.5")
-    ([0, -1], [2], [], None, None)
-    """
-    inner = text[1:-1] if text.startswith("[") and text.endswith("]") else text
-    if not re.fullmatch(r"(?:-?[0-9]{1,15}(?:, ?-?[0-9]{1,15})*)?", inner):
-        return None
-    return [int(number) for number in re.findall(r"-?[0-9]+", inner)]
+    tensors = [one for one in read if isinstance(one, TensorMeta)]
+    twice = sum(tensor.n_bytes for place, tensor in enumerate(tensors) if tensor in tensors[:place])
+    return AT_MOST if twice > _MATTERS * n_bytes else ""
 
 
 def sensible(traffic: Traffic) -> bool:

@@ -1,4 +1,4 @@
-"""The work of one call of an op, from its arguments and results: FLOPs, bytes, dtype, launches."""
+"""The work of one call of an op: its tensors reduced to shapes and dtypes, and put to the catalogue."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,33 +7,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count
+from torch.utils.flop_counter import flop_registry
 
-from flopwise.capture.watch.op_flops import formula_of
-from flopwise.capture.watch.scatters import reads_touched, touched
+from flopwise.spec.dtypes import DTYPES, dtype_name, from_torch, item_bytes
 from flopwise.torch_private import OpOverload, schema
-from flopwise.work.op_table import OWN_ADAMW, kind_of, launches, launches_over
-from flopwise.work.operation import ATTENTION, COPY, MATMUL
-
-DTYPES = {
-    torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64",
-    torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "fp8",
-}  # fmt: skip
-
-# Results that are written without reading what was there.
-_OVERWRITES = {
-    "copy_",
-    "fill_",
-    "zero_",
-    "normal_",
-    "uniform_",
-    "bernoulli_",
-    "random_",
-    "exponential_",
-    "_foreach_copy_",
-}
-# Ops that read as much of their first argument as they write, not all of it.
-_GATHERS = {"embedding", "index_select", "gather", "index", "take", "nll_loss_forward"}
+from flopwise.work import catalogue
+from flopwise.work.operation import ATTENTION, COPY, ELEMENTWISE, MATMUL, OTHER
+from flopwise.work.tensor import TensorMeta
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,23 +21,23 @@ class OpFacts:
     """What is true of every call of an op."""
 
     name: str
+    shown: str  # flopwise's own ops with their namespace, which sets them apart from torch's
     kind: str
+    op: catalogue.Op
     is_view: bool
-    many: bool  # it walks lists of tensors: foreach, fused optimizers
     written: tuple[int, ...]  # positions of the arguments that it changes in place
-    flops: Callable[..., int] | None
-    namespace: str = "aten"
+    formula: Callable[..., int] | None  # torch's, of FLOPs that the catalogue does not have
 
     @property
-    def shown(self) -> str:
-        """The name as told: of flopwise's own ops with their namespace, which tells them from torch's."""
-        return f"flopwise::{self.name}" if self.namespace == "flopwise" else self.name
+    def over_lists(self) -> bool:
+        """Whether it walks lists of tensors: foreach, fused optimizers."""
+        return self.op.over_lists
 
 
 @cache
 def facts(func: OpOverload) -> OpFacts:
-    """What the op's schema, torch's FLOP registry and our own tables say of it."""
-    name = schema(func).name.partition("::")[2]
+    """What the op's schema, the catalogue and torch's FLOP registry say of it."""
+    namespace, _, name = schema(func).name.partition("::")
     returns = [r.alias_info for r in schema(func).returns]
     arguments = schema(func).arguments
     is_view = bool(returns) and all(r is not None and not r.is_write for r in returns)
@@ -65,16 +45,103 @@ def facts(func: OpOverload) -> OpFacts:
     written = tuple(i for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write)
     if name.startswith("_fused_adam"):
         written = tuple(i for i in written if arguments[i].name != "grads")  # only a loss scale would change them
+    op = catalogue.operation(func._schema.name)
+    pointwise = op.kind == OTHER and torch.Tag.pointwise in func.tags
     return OpFacts(
         name=name,
-        kind=COPY if is_view else kind_of(name, pointwise=torch.Tag.pointwise in func.tags),
+        shown=func._schema.name if namespace == "flopwise" else name,
+        kind=COPY if is_view else ELEMENTWISE if pointwise else op.kind,
+        op=op,
         is_view=is_view,
-        many=name == OWN_ADAMW
-        or name.startswith(("_foreach_", "_fused_adam", "_fused_sgd", "_fused_adagrad", "_amp_foreach")),
         written=written,
-        flops=formula_of(func),
-        namespace=func.namespace,
+        formula=flop_registry.get(func._overloadpacket) if op.flops is None else None,
     )
+
+
+@cache
+def _name(dtype: torch.dtype) -> str:
+    known = from_torch(dtype)
+    return known.name if known else dtype_name(dtype)
+
+
+def described(tensor: Tensor) -> TensorMeta:
+    """A tensor's shape, dtype and memory order."""
+    strides = None if tensor.is_contiguous() else tensor.stride()
+    return TensorMeta(tuple(tensor.shape), _name(tensor.dtype), strides)
+
+
+class Call:
+    """One call: its tensors described, each once however often it is given."""
+
+    def __init__(self, fact: OpFacts, args: tuple[Any, ...], inputs: list[Tensor], outputs: list[Tensor]) -> None:
+        self.fact = fact
+        self._metas = {id(tensor): described(tensor) for tensor in (*inputs, *outputs)}
+        self.args = [self._described(value) for value in args]
+        self.inputs = [self._metas[key] for key in dict.fromkeys(map(id, inputs))]
+        self.outputs = [self._metas[id(tensor)] for tensor in outputs]
+        self.shapes = tuple(self._metas[id(tensor)].shape for tensor in inputs)
+
+    def _described(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return self._metas[id(value)]
+        if isinstance(value, list | tuple):
+            return [self._metas.get(id(each)) if isinstance(each, Tensor) else each for each in value]
+        return value
+
+    @property
+    def launches(self) -> int:
+        """Of an op that walks no lists."""
+        return 0 if self.fact.is_view else catalogue.launches(self.fact.op, self.args)
+
+    @property
+    def moved_bytes(self) -> tuple[int, int]:
+        """Read and written; of an op that works in place, what it changes is written."""
+        changed = [one for i in self.fact.written if i < len(self.args) for one in _listed(self.args[i])]
+        return catalogue.moved_bytes(self.fact.op, self.args, self.inputs, changed or self.outputs)
+
+    @property
+    def dtype(self) -> str:
+        """What it computes in: of a matmul its inputs' dtype (or TF32), else the widest floating dtype that it touches."""
+        if self.fact.kind in (MATMUL, ATTENTION) and self.inputs:
+            name = self.inputs[0].dtype
+            return "tf32" if name == "fp32" and self.fact.kind == MATMUL and tf32_allowed() else _precision(name)
+        dtypes = {one.dtype for one in (*self.inputs, *self.outputs)}
+        floating = [one for one in dtypes if _floating(one)]
+        return _precision(max(floating or dtypes or {"fp32"}, key=lambda one: (item_bytes(one, 1), one)))
+
+    @property
+    def strided(self) -> bool:
+        """Whether an input is broadcast or not contiguous."""
+        return not all(one.contiguous for one in self.inputs)
+
+    @property
+    def mixed(self) -> bool:
+        """Whether the inputs have several floating dtypes."""
+        return len({one.dtype for one in self.inputs if one.shape and _floating(one.dtype)}) > 1
+
+
+def _listed(value: Any) -> list[TensorMeta]:
+    return [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, TensorMeta)]
+
+
+def _floating(name: str) -> bool:
+    return name in DTYPES and DTYPES[name].floating
+
+
+def _precision(name: str) -> str:
+    return DTYPES[name].precision if name in DTYPES else name
+
+
+def tf32_allowed() -> bool:
+    """Whether fp32 matmuls run as TF32."""
+    return torch.get_float32_matmul_precision() != "highest"
+
+
+def flops_of(call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
+    """FLOPs by the catalogue; else as torch's FlopCounterMode counts them, a user's own formulas included."""
+    if call.fact.formula is not None:
+        return int(call.fact.formula(*args, **kwargs, out_val=out))
+    return catalogue.flops(call.fact.op, call.args)
 
 
 def tensors_in(values: Any) -> list[Tensor]:
@@ -88,80 +155,9 @@ def tensors_in(values: Any) -> list[Tensor]:
     return found
 
 
-def flops_of(fact: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
-    """FLOPs as torch's FlopCounterMode counts them; grouped attention, which it refuses, by its query heads."""
-    if fact.kind == ATTENTION and fact.name.startswith("_scaled_dot_product"):
-        if fact.name.endswith("_backward"):
-            grad, q, k, v = (tuple(t.shape) for t in args[:4])
-            return int(sdpa_backward_flop_count(grad, q, _per_query(q, k), _per_query(q, v)))
-        q, k, v = (tuple(t.shape) for t in args[:3])
-        return int(sdpa_flop_count(q, _per_query(q, k), _per_query(q, v)))
-    if fact.flops is None:
-        return 0
-    return int(fact.flops(*args, **kwargs, out_val=out))
-
-
-def _per_query(q: tuple[int, ...], x: tuple[int, ...]) -> tuple[int, ...]:
-    return (x[0], q[1], *x[2:])
-
-
-def bytes_of(
-    fact: OpFacts, args: tuple[Any, ...], inputs: list[Tensor], outputs: list[Tensor], kernels: int
-) -> tuple[int, int]:
-    """Bytes read and written: every input once, every result once; of a broadcast tensor what is really there."""
-    if not kernels:
-        return 0, 0
-    if fact.name == "scale_":  # flopwise's own: by 1, as a step without loss scaling does, it moves nothing
-        return 4, 0
-    if fact.written and (count := touched(fact.name, args)) is not None:
-        moved = count * inputs[0].element_size()
-        given = {id(t): min(_nbytes(t), count * t.element_size()) for t in inputs[1:]}
-        return sum(given.values()) + (moved if reads_touched(fact.name, args) else 0), moved
-    changed = tensors_in(args[i] for i in fact.written if i < len(args))
-    written = sum(map(_nbytes, changed if changed else outputs))
-    if fact.name in _GATHERS:
-        return sum(map(_nbytes, inputs[1:])) + written, written
-    if fact.name == "nll_loss_backward":  # of the log probabilities it takes the shape
-        inputs = [t for t in inputs if t is not args[1]]
-    read = {id(t): _nbytes(t) for t in inputs}
-    if fact.name in _OVERWRITES:
-        for t in changed:
-            read.pop(id(t), None)
-    return sum(read.values()), written
-
-
-def _nbytes(t: Tensor) -> int:
-    nbytes = t.numel() * t.element_size()
-    if 0 in t.stride():  # broadcast: the same bytes again and again
-        nbytes = min(nbytes, t.untyped_storage().nbytes())
-    return nbytes
-
-
-def dtype_of(fact: OpFacts, inputs: list[Tensor], outputs: list[Tensor]) -> str:
-    """What the op computes in: of a matmul its inputs' dtype (or TF32), else the widest floating dtype that it touches."""
-    if fact.kind in (MATMUL, ATTENTION) and inputs:
-        name = DTYPES.get(inputs[0].dtype, str(inputs[0].dtype).removeprefix("torch."))
-        tf32 = fact.kind == MATMUL and name == "fp32" and torch.get_float32_matmul_precision() != "highest"
-        return "tf32" if tf32 else name
-    dtypes = {t.dtype for t in inputs} | {t.dtype for t in outputs}
-    floating = [d for d in dtypes if d.is_floating_point]
-    widest = max(floating or dtypes or {torch.float32}, key=lambda d: (d.itemsize, str(d)))
-    return DTYPES.get(widest, str(widest).removeprefix("torch."))
-
-
 def lists_of(fact: OpFacts, args: tuple[Any, ...]) -> int:
     """How many lists a kernel over many tensors walks: the arguments', and the results' unless it works in place."""
     if fact.name.startswith("_fused_adam"):
         return 5 if args[4] else 4  # parameters, gradients, two moments, the largest second moment of amsgrad
     lists = sum(isinstance(a, list | tuple) and bool(a) and isinstance(a[0], Tensor) for a in args)
     return lists if fact.written else lists + 1
-
-
-def launches_of(fact: OpFacts, args: tuple[Any, ...], inputs: list[Tensor], sizes: tuple[int, ...], lists: int) -> int:
-    """Kernels of this call; `sizes`: of the tensors in each of an op's `lists`."""
-    if fact.many:
-        return launches_over(fact.name, sizes, lists)
-    listed = len(args[0]) if args and isinstance(args[0], list | tuple) else 1
-    if fact.name == "cat" and inputs and inputs[0].dim() > 4:
-        return listed  # the kernel for many inputs knows four dimensions: a copy each
-    return launches(fact.name, fact.is_view, inputs[-1].numel() if inputs else 0, listed)

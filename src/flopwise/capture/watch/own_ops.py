@@ -7,6 +7,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from flopwise.spec.dtypes import dtype_name
 from flopwise.work.operation import COPY, LOSS, MATMUL, OpWork
 
 LOSS_OP = "linear_cross_entropy"
@@ -22,7 +23,7 @@ def loss_parts(whole: OpWork, args: tuple[Any, ...]) -> Iterator[OpWork]:
 
     def part(op: str, kind: str, read: int, written: int, *shapes: tuple[int, ...], kernels: int = 1) -> OpWork:
         (m, k), n = (shapes[0], shapes[1][1]) if kind == MATMUL else ((0, 0), 0)
-        name = {torch.float32: whole.dtype, torch.bfloat16: "bf16", torch.float16: "fp16"}.get(dtype, whole.dtype)
+        name = whole.dtype if dtype == torch.float32 else dtype_name(dtype)
         if kind == MATMUL and dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest":
             name = "tf32"
         return msgspec.structs.replace(

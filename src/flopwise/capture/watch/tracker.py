@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
@@ -13,23 +14,22 @@ from torch.optim import optimizer as optimizers
 
 from flopwise import torch_private
 from flopwise.capture.watch import own_ops
-from flopwise.capture.watch.in_place import ADD_IN_PLACE, SCATTERS, ZEROS, InPlace
-from flopwise.capture.watch.modules import ModuleNames
-from flopwise.capture.watch.op_facts import (
-    DTYPES,
-    OpFacts,
-    bytes_of,
-    dtype_of,
-    facts,
-    flops_of,
-    launches_of,
-    lists_of,
-    tensors_in,
+from flopwise.capture.watch.gradient_sums import (
+    ADD_IN_PLACE,
+    SCATTERS,
+    ZEROS,
+    GradientSum,
+    adds_gradients,
+    may_hold_sum,
 )
+from flopwise.capture.watch.modules import ModuleNames
+from flopwise.capture.watch.op_facts import Call, OpFacts, facts, flops_of, lists_of, tensors_in
 from flopwise.capture.watch.own_ops import passing_bytes
 from flopwise.capture.watch.tape import ALLOC, FREE, HOST, OP, ManyTensors, Op, Section, Storage, Tape
 from flopwise.errors import FlopwiseError
+from flopwise.spec.dtypes import dtype_name
 from flopwise.torch_private import TorchDispatchMode, current_autograd_node, storage_key
+from flopwise.work.catalogue import launches_over
 from flopwise.work.operation import (
     BUFFERS,
     GRADIENTS,
@@ -72,7 +72,7 @@ class Tracker(TorchDispatchMode):
         self.tape = Tape()
         self.section = self.tape.build
         self.names, self.swaps, self.workspace_bytes = names, swaps or {}, workspace_bytes
-        self._in_place = InPlace()
+        self._sum: GradientSum | None = None  # the last op, if it is one
         self._live: dict[int, tuple[int, weakref.ref[Any]]] = {}  # storage's address -> its number
         self._forward_module: dict[int, str] = {}  # an autograd node's sequence number -> module
         self._threads: set[bool] = set()  # that have a cuBLAS workspace: the caller's (False), the backward's (True)
@@ -87,6 +87,7 @@ class Tracker(TorchDispatchMode):
 
     def begin(self, name: str, sections: list[Section]) -> None:
         """All that follows belongs to a new section of this name."""
+        self._settle_sum()
         self.label_tensors()
         self.section = Section(name)
         sections.append(self.section)
@@ -132,6 +133,7 @@ class Tracker(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _DEVICE:
             return args[0].fake_device
+        self._settle_sum()
         kwargs = kwargs or {}
         if func in self.swaps:
             with self, torch_private.marking_views():
@@ -139,14 +141,55 @@ class Tracker(TorchDispatchMode):
         if _is_composite(func):
             with self, torch_private.marking_views():
                 return torch_private.run_composite(func, args, kwargs)
-        if (sum_of := self._in_place.sum_of(func, args, kwargs)) is not None:
-            func, args = ADD_IN_PLACE, sum_of
+        sums = adds_gradients(func, args, kwargs)
+        if sums and (place := self._overwrites(args)) is not None:
+            func, args = ADD_IN_PLACE, (args[place], args[1 - place])
         elif func in SCATTERS and self._into_fresh_zeros(args[0]):
             func = SCATTERS[func]
         out = func(*args, **kwargs)
         if func.namespace not in _NAMESPACES:
             self._record(facts(func), args, kwargs, out)
+        if sums and func is not ADD_IN_PLACE:
+            self._await_sum(args, out)
         return out
+
+    # Sums of gradients.
+
+    def _overwrites(self, args: tuple[Any, ...]) -> int | None:
+        """Which operand of a sum of gradients to add the other to; None: the tape will show what autograd had done."""
+        return None
+
+    def _await_sum(self, args: tuple[Any, ...], out: Tensor) -> None:
+        storage, address = self._number(out), out.untyped_storage()._cdata
+        if storage is not None:
+            operands = [self._number(t) if may_hold_sum(t) else None for t in args]
+            self._sum = GradientSum(len(self.tape.ops) - 1, storage, address, operands)
+
+    def _settle_sum(self) -> None:
+        """Something else happens: what was not freed by now is held by someone else than autograd."""
+        last, self._sum = self._sum, None
+        if last is not None:
+            self._settled(last)
+
+    def _settled(self, last: GradientSum) -> None:
+        """Write a sum into the operand that autograd would have written it into."""
+        target = last.overwritten
+        if target is None:
+            return
+        self._forget(FREE, target)
+        self._forget(ALLOC, last.storage)
+        made = self.tape.storages.pop()
+        kept, op = self.tape.storages[target], self.tape.ops[last.op]
+        kept.label = kept.label or made.label
+        self._live[last.address] = (target, self._live[last.address][1])
+        writes = tuple((target, nbytes) for _, nbytes in op.work.writes)
+        op.work = msgspec.structs.replace(op.work, op="add_", writes=writes)
+
+    def _forget(self, kind: int, number: int) -> int:
+        """Take back an event that was written down lately; tells its place, counted from the end."""
+        place = -1 - self.section.events[::-1].index((kind, number))
+        del self.section.events[place]
+        return place
 
     def _into_fresh_zeros(self, t: Tensor) -> bool:
         """Whether a backward formula has just made this tensor of zeros."""
@@ -166,10 +209,10 @@ class Tracker(TorchDispatchMode):
             return
         node = current_autograd_node()
         phase = self._phase(fact, node is not None)
-        module = self._module(phase, node, inputs, fact.many)
+        module = self._module(phase, node, inputs, fact.over_lists)
         number = len(self.tape.ops)
         if not fact.is_view:
-            self._new_storages(outputs, number, args[0] if fact.many else ())
+            self._new_storages(outputs, number, args[0] if fact.over_lists else ())
         if node is not None and phase != OPTIMIZER and node.name() == "torch::autograd::AccumulateGrad":
             for t in outputs:
                 self._label(t, GRADIENTS, module)
@@ -183,6 +226,8 @@ class Tracker(TorchDispatchMode):
             self._event(FREE, passing)
 
     def _event(self, kind: int, number: int) -> None:
+        if kind == FREE and self._sum is not None:
+            self._sum.freed.add(number)
         self.section.events.append((kind, number))
 
     def _op(
@@ -196,27 +241,30 @@ class Tracker(TorchDispatchMode):
         phase: str,
         module: str,
     ) -> Op:
-        many = self._many(fact, args, outputs) if fact.many else ()
+        call, kernels = Call(fact, args, inputs, outputs), 0
+        many = self._many(fact, args, outputs) if fact.over_lists else ()
         lists = lists_of(fact, args) if many else 0
-        kernels = launches_of(fact, args, inputs, tuple(each.elements for each in many), lists)
-        read, written = bytes_of(fact, args, inputs, outputs, kernels)
         if many:
+            kernels = launches_over(fact.name, [each.elements for each in many], lists)
             read, written = sum(each.read_bytes for each in many), sum(each.write_bytes for each in many)
+        else:
+            kernels = call.launches
+            read, written = call.moved_bytes if kernels else (0, 0)
         work = OpWork(
             op=fact.shown,
             module=module,
             phase=phase,
-            kind=OPTIMIZER if fact.many and phase == OPTIMIZER else fact.kind,
-            dtype=dtype_of(fact, inputs, outputs),
-            flops=flops_of(fact, args, kwargs, out),
+            kind=OPTIMIZER if fact.over_lists and phase == OPTIMIZER else fact.kind,
+            dtype=call.dtype,
+            flops=flops_of(call, args, kwargs, out),
             read_bytes=read,
             write_bytes=written,
             kernels=kernels,
-            strided=any(not t.is_contiguous() for t in inputs),
-            mixed=len({t.dtype for t in inputs if t.dim() and t.is_floating_point()}) > 1,
+            strided=call.strided,
+            mixed=call.mixed,
             reads=self._numbered(inputs) if kernels else (),
             writes=self._numbered(outputs) if kernels else (),
-            shapes=() if fact.many else tuple(tuple(t.shape) for t in inputs),
+            shapes=() if fact.over_lists else call.shapes,
         )
         return Op(work, many, lists)
 
@@ -284,7 +332,7 @@ class Tracker(TorchDispatchMode):
             storage = t.untyped_storage()
             if storage_key(storage) not in self._live:
                 _check_device(t)
-                record = Storage(storage.nbytes(), tuple(t.shape), DTYPES.get(t.dtype, str(t.dtype)[6:]), op)
+                record = Storage(storage.nbytes(), tuple(t.shape), dtype_name(t.dtype), op)
                 record.module = self._module_of(many[i]) if i < len(many) else ""
                 self._born(storage, record)
 
@@ -294,8 +342,7 @@ class Tracker(TorchDispatchMode):
         self._event(ALLOC, number)
 
         def dies(_: object) -> None:
-            del self._live[address]
-            self._event(FREE, number)
+            self._event(FREE, self._live.pop(address)[0])
 
         self._live[address] = (number, weakref.ref(storage, dies))
 
@@ -318,9 +365,13 @@ class Tracker(TorchDispatchMode):
         self._event(ALLOC, len(self.tape.storages) - 1)
         return len(self.tape.storages) - 1
 
-    def _storage_of(self, t: Tensor) -> Storage | None:
+    def _number(self, t: Tensor) -> int | None:
         found = self._live.get(storage_key(t))
-        return self.tape.storages[found[0]] if found else None
+        return found[0] if found else None
+
+    def _storage_of(self, t: Tensor) -> Storage | None:
+        number = self._number(t)
+        return None if number is None else self.tape.storages[number]
 
     def _label(self, t: Tensor, label: str, module: str = "") -> None:
         storage = self._storage_of(t)

@@ -16,6 +16,7 @@ from flopwise.experiments.experiment import Axis, Experiment, Picture, TableOf, 
 from flopwise.experiments.rows import Row, Timed, by, fields, select, values
 from flopwise.experiments.verdict import INCONCLUSIVE, Check, each, holds, require, said
 from flopwise.records.experiment import Place
+from flopwise.spec.dtypes import item_bytes
 from flopwise.statistics import FEWEST
 
 if TYPE_CHECKING:
@@ -273,7 +274,7 @@ def matrix_bytes(batch: int, context: int, dtype: str) -> int:
     >>> matrix_bytes(8, 16384, "fp32") == 8 * 2**30
     True
     """
-    return int(batch * context**2 * {"fp32": 4, "bf16": 2}[dtype])
+    return int(batch * context**2 * item_bytes(dtype))
 
 
 def exponent(points: Mapping[int, float]) -> float | None:

@@ -16,6 +16,7 @@ from flopwise.experiments.experiment import Axis, Experiment, Picture, TableOf, 
 from flopwise.experiments.rows import Row, by, values
 from flopwise.experiments.verdict import INCONCLUSIVE, REFUTED, Check, holds, require, said
 from flopwise.records.experiment import Place
+from flopwise.spec.dtypes import item_bytes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -111,7 +112,7 @@ def _measured(bench: "Bench") -> Iterator[Attention]:
         contexts = contexts[-2::-2][::-1]  # every other one, without the longest
     warm = False
     for dtype, context in ((dtype, n) for dtype in (GPU_TYPES if bench.on_gpu else CPU_TYPES) for n in contexts):
-        scores_bytes = batch * context**2 * ITEM_BYTES[dtype]
+        scores_bytes = batch * context**2 * item_bytes(dtype)
         if MATRICES * scores_bytes > ROOM * bench.free_bytes():
             continue  # the judgement is of the longest that fits
         for how in PASSES:
@@ -223,7 +224,7 @@ def by_operations(trace: "Trace") -> dict[str, Any]:
 
 def _sized_ops(trace: "Trace") -> list[tuple[bool, int, int, float]]:
     """The operations with known sizes: whether it is a matmul, its start, its nanoseconds, its FLOPs."""
-    from flopwise.work.op_flops import MATMULS, op_flops
+    from flopwise.work.sized import MATMULS, op_flops
 
     ops = trace.ops.select("name", "start_ns", "end_ns").rows()
     sized = [(trace.names[ops[op][0]], *ops[op][1:], trace.shapes[shape]) for op, shape in trace.sized_ops.rows()]

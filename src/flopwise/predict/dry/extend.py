@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from flopwise.capture.watch.tape import ALLOC, FREE, OP, Event, ManyTensors, Op, Section, Tape
-from flopwise.work.op_table import launches_over
+from flopwise.work.catalogue import launches_over
 
 UNITS, MIDDLE = 5, 2
 _BLOCK = re.compile(r"^blocks\.(\d+)")

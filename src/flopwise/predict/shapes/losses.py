@@ -4,8 +4,9 @@ import math
 from collections.abc import Sequence
 
 from flopwise.predict.shapes import fused, ops
-from flopwise.predict.shapes.tape import ITEM_BYTES, Gradients, Tape, Tensor
-from flopwise.work.operation import COPY, INDEX, LOGITS, LOSS, MATMUL, SOFTMAX
+from flopwise.predict.shapes.tape import Gradients, Tape, Tensor
+from flopwise.spec.dtypes import item_bytes
+from flopwise.work.operation import LOGITS, LOSS
 
 CHUNK_TOKENS = 1024  # lm/loss.py's; a test holds them equal
 FUSED_BYTES, FUSED_NARROW = 256 * 2**20, 8  # and kernels/cross_entropy.py's
@@ -17,13 +18,13 @@ def loss_full(t: Tape, logits: Tensor, targets: Tensor) -> Tensor:
     return fused.cross_entropy(t, ops.view(t, ops.to(t, logits, "fp32"), rows), targets)
 
 
-def loss_chunked(t: Tape, hidden: Tensor, weight: Tensor, tf32: bool) -> Tensor:
+def loss_chunked(t: Tape, hidden: Tensor, weight: Tensor, targets: Tensor, tf32: bool) -> Tensor:
     """The same with one chunk of logits at a time; its gradients are made with it, before the backward pass."""
     dtype = t.autocast or hidden.dtype
     rows = ops.view(t, hidden, (math.prod(hidden.shape[:-1]), hidden.shape[-1]))
     wide, narrow_weight = rows.dtype, weight.dtype
     with t.no_grad():
-        loss, grad_rows, grad_weight = _forward(t, rows, weight, dtype, tf32)
+        loss, grad_rows, grad_weight = _chunked_forward(t, rows, weight, targets, dtype, tf32)
 
     def backward(t: Tape, grad: Tensor, saved: Sequence[Tensor]) -> Gradients:
         grad_rows, grad_weight = saved
@@ -38,17 +39,17 @@ def loss_chunked(t: Tape, hidden: Tensor, weight: Tensor, tf32: bool) -> Tensor:
     return t.connect(loss, (rows, weight), backward, saved)
 
 
-def loss_fused(t: Tape, hidden: Tensor, weight: Tensor, tf32: bool) -> Tensor:
+def loss_fused(t: Tape, hidden: Tensor, weight: Tensor, targets: Tensor, tf32: bool) -> Tensor:
     """kernels/cross_entropy.py: a chunk's logits are overwritten by their gradients, the two products are summed in place."""
     dtype = t.autocast or hidden.dtype
     rows = ops.view(t, hidden, (math.prod(hidden.shape[:-1]), hidden.shape[-1]))
     with t.no_grad():
-        loss, grad_rows, grad_weight = _fused_forward(t, rows, weight, dtype, tf32)
+        loss, grad_rows, grad_weight = _fused_forward(t, rows, weight, targets, dtype, tf32)
 
     def backward(t: Tape, grad: Tensor, saved: Sequence[Tensor]) -> Gradients:
         ops.pointwise(t, "mul", grad)
-        for _ in saved:
-            t.work_of("flopwise::scale_", LOSS, 4, 0, "fp32")  # by 1, without loss scaling: nothing is moved
+        for gradient in saved:
+            t.work("flopwise::scale_", (gradient,), (gradient,), "fp32", reads=())
         return saved[0], saved[1]
 
     saved = t.save(grad_rows, grad_weight)
@@ -66,67 +67,46 @@ def fused_chunk(tokens: int, vocab: int, item: int, narrow_sum: bool) -> int:
     return max(fitting, -(-tokens // (FUSED_NARROW * 128)) * 128 if narrow_sum else 128, 128)
 
 
-def _fused_forward(t: Tape, rows: Tensor, weight: Tensor, dtype: str, tf32: bool) -> tuple[Tensor, Tensor, Tensor]:
-    (n_rows, width), vocab, item = rows.shape, weight.shape[0], ITEM_BYTES[dtype]
+def _fused_forward(
+    t: Tape, rows: Tensor, weight: Tensor, targets: Tensor, dtype: str, tf32: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    (n_rows, width), vocab = rows.shape, weight.shape[0]
     grad_rows = t.tensor(rows.shape, rows.dtype, op="grad_rows")
     grad_weight = t.tensor(weight.shape, weight.dtype, op="grad_weight")
-    t.work_of("share", LOSS, 8 * n_rows, 4, "fp32", kernels=5)
+    t.work_of("share", LOSS, targets.n_bytes, 4, "fp32", 5)
     narrow = _cast(t, weight, dtype)
-    chunk = fused_chunk(n_rows, vocab, item, weight.dtype == "bf16")
+    chunk = fused_chunk(n_rows, vocab, item_bytes(dtype), weight.dtype == "bf16")
     space = t.tensor((min(chunk, n_rows), -(-vocab // 16) * 16), dtype, LOGITS, "mm")
-    compute = "tf32" if tf32 and dtype == "fp32" else dtype
+    compute = ops.precision(dtype, tf32)
     for start in range(0, n_rows, chunk):
         n = min(chunk, n_rows - start)
-        h, logits = _cast(t, rows.view((n, width)), dtype), space.view((n, vocab))
-        flops = 2 * n * width * vocab
-        t.work(
-            "mm",
-            MATMUL,
-            (h, narrow),
-            logits.n_bytes,
-            compute,
-            flops=flops,
-            shapes=((n, width), (width, vocab)),
-            outs=(logits,),
-        )
-        t.work("flopwise::cross_entropy_rows", LOSS, (logits,), logits.n_bytes + 4 * n, dtype)
+        h, logits, labels = _cast(t, rows.view((n, width)), dtype), space.view((n, vocab)), targets.view((n,))
+        t.work("mm", (h, narrow.view((width, vocab))), (logits,), compute)
+        written = logits.n_bytes + 4 * n  # a loss for each row
+        t.work("flopwise::cross_entropy_rows", (logits, labels), (logits,), dtype, reads=(logits,), touched=written)
         if rows.dtype == dtype:
-            written = n * width * item
-            t.work(
-                "mm",
-                MATMUL,
-                (logits, narrow),
-                written,
-                compute,
-                flops=flops,
-                shapes=((n, vocab), (vocab, width)),
-                outs=(grad_rows,),
-            )
+            t.work("mm", (logits, narrow), (grad_rows.view((n, width)),), compute)
         else:
-            product = ops.matmul(t, logits, narrow, (n, width), tf32)
-            t.work("copy_", COPY, (product,), n * width * 4, "fp32", outs=(grad_rows,))
-            del product
-        added = (logits, h, grad_weight) if start else (logits, h)
-        t.work(
-            "addmm",
-            MATMUL,
-            added,
-            grad_weight.n_bytes,
-            compute,
-            flops=flops,
-            shapes=((vocab, n), (n, width)),
-            outs=(grad_weight,),
-        )
+            _copy_rows(t, grad_rows, ops.matmul(t, logits, narrow, (n, width), tf32))
+        added, factors = (grad_weight,) if start else (), (logits.view((vocab, n)), h)
+        t.work("addmm", (*added, *factors), (grad_weight,), compute, args=(None, *factors))
     loss = t.tensor((), "fp32", op="mean")
-    t.work_of("mean", LOSS, 4 * n_rows, 4, "fp32", kernels=2)
+    t.work_of("mean", LOSS, 4 * n_rows, 4, "fp32", 2)
     return loss, grad_rows, grad_weight
 
 
 def _cast(t: Tape, x: Tensor, dtype: str) -> Tensor:
-    return x if x.dtype == dtype else t.run("to", COPY, (x,), x.shape, dtype)
+    return x if x.dtype == dtype else t.run("to", (x,), x.shape, dtype)
 
 
-def _forward(t: Tape, rows: Tensor, weight: Tensor, dtype: str, tf32: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _copy_rows(t: Tape, to: Tensor, rows: Tensor) -> None:
+    place = to.view(rows.shape)
+    t.work("copy_", (place, rows), (place,), to.dtype, reads=(rows,))
+
+
+def _chunked_forward(
+    t: Tape, rows: Tensor, weight: Tensor, targets: Tensor, dtype: str, tf32: bool
+) -> tuple[Tensor, Tensor, Tensor]:
     n_rows, width = rows.shape
     vocab = weight.shape[0]
     narrow = _cast(t, weight, dtype)
@@ -135,27 +115,25 @@ def _forward(t: Tape, rows: Tensor, weight: Tensor, dtype: str, tf32: bool) -> t
     grad_weight = fused.filled(t, weight.shape, "fp32", "zeros")
     for start in range(0, n_rows, CHUNK_TOKENS):
         n = min(CHUNK_TOKENS, n_rows - start)
-        h = _cast(t, rows.view((n, width)), dtype)
-        loss, log_probabilities = _chunk_loss(t, h, narrow, tf32)
+        h, labels = _cast(t, rows.view((n, width)), dtype), targets.view((n, 1))
+        loss, log_probabilities = _chunk_loss(t, h, narrow, labels, tf32)
         total = ops.pointwise(t, "add", total, loss)
-        t.work("exp_", LOSS, (log_probabilities,), log_probabilities.n_bytes, "fp32")
         error = log_probabilities
-        t.work("scatter_add_", INDEX, (), 4 * n, "fp32", kernels=3)  # with the ones it adds, and their sign
+        t.work("exp_", (error,), (error,), "fp32")
+        signs = ops.pointwise(t, "neg", fused.filled(t, (n, 1), "fp32", "ones_like"))
+        t.work("scatter_add_", (error, labels, signs), (error,), "fp32", args=(error, None, labels, signs))
+        del signs
         error = _cast(t, error, dtype)
-        product = ops.matmul(t, error, narrow, (n, width), tf32)
-        t.work("copy_", COPY, (product,), product.n_bytes, dtype)
-        del product
+        _copy_rows(t, grad_rows, ops.matmul(t, error, narrow, (n, width), tf32))
         product = ops.matmul(t, error.view((vocab, n)), h, (vocab, width), tf32)
-        t.work("add_", LOSS, (grad_weight, product), grad_weight.n_bytes, "fp32")
+        t.work("add_", (grad_weight, product), (grad_weight,), "fp32")
         del product
     return ops.pointwise(t, "div", total), grad_rows, grad_weight
 
 
-def _chunk_loss(t: Tape, h: Tensor, narrow: Tensor, tf32: bool) -> tuple[Tensor, Tensor]:
+def _chunk_loss(t: Tape, h: Tensor, narrow: Tensor, labels: Tensor, tf32: bool) -> tuple[Tensor, Tensor]:
     vocab, width = narrow.shape
     logits = _cast(t, ops.matmul(t, h, narrow.view((width, vocab)), (h.shape[0], vocab), tf32, LOGITS), "fp32")
-    log_probabilities = t.run("log_softmax", SOFTMAX, (logits,), logits.shape, "fp32", family=LOGITS)
+    log_probabilities = t.run("log_softmax", (logits,), logits.shape, "fp32", family=LOGITS)
     del logits
-    loss = t.tensor((), "fp32", op="nll_loss")
-    t.work("nll_loss", LOSS, (), 4, "fp32")
-    return loss, log_probabilities
+    return fused.nll_loss(t, log_probabilities, labels, t.tensor((), "fp32", op="nll_loss")), log_probabilities

@@ -6,10 +6,11 @@ It mirrors their Python too, because what a local variable still refers to is st
 from collections.abc import Sequence
 
 from flopwise.predict.shapes import fused, ops
-from flopwise.predict.shapes.tape import Gradients, Node, Parameter, Shape, Tape, Tensor
+from flopwise.predict.shapes.tape import Gradients, Node, Parameter, Tape, Tensor
 from flopwise.spec.model import ModelSpec
 from flopwise.spec.recipe import Recipe
-from flopwise.work.operation import BUFFERS, COPY, LOGITS, PARAMETERS, REDUCTION, SCORES
+from flopwise.work.operation import BUFFERS, LOGITS, PARAMETERS, SCORES
+from flopwise.work.tensor import Shape
 
 Angles = tuple[Tensor, Tensor] | None
 
@@ -241,9 +242,8 @@ class Network:
         square = (batch, heads, context, context)
         with t.inside("scores"):
             scores = ops.scaled(t, self._products(q, k, square), "div")
-            future = t.run(
-                "triu", "elementwise", (fused.filled(t, (context, context), "bool"),), (context, context), "bool"
-            )
+            every = (context, context)
+            future = t.run("triu", (fused.filled(t, every, "bool"),), every, "bool")
             scores = ops.masked_fill(t, scores, future)
         with t.inside("softmax"):
             weights = _softmax_eager(t, scores)
@@ -281,7 +281,7 @@ def _pieces(t: Tape, x: Tensor, shapes: Sequence[Shape]) -> tuple[Tensor, ...]:
     if t.wants(x) and x.node is not None:
 
         def backward(t: Tape, grad: Tensor, pieces: Sequence[Tensor]) -> Gradients:
-            return (t.run("cat", COPY, pieces, shape, grad.dtype),)
+            return (t.run("cat", pieces, shape, grad.dtype),)
 
         t.order += 1
         node = Node(t.order, t.module, [(x.node, x.slot, shape, x.dtype)], backward, None)
@@ -293,7 +293,7 @@ def _pieces(t: Tape, x: Tensor, shapes: Sequence[Shape]) -> tuple[Tensor, ...]:
 def _joined_halves(t: Tape, first: Tensor, second: Tensor) -> Tensor:
     """Side by side; both lie in the order of the projection that x came from, not in that of their shape."""
     half = first.shape
-    out = t.run("cat", COPY, (first, second), (*half[:-1], 2 * half[-1]), first.dtype, strided=True)
+    out = t.run("cat", (first, second), (*half[:-1], 2 * half[-1]), first.dtype, strided=True)
     return t.connect(out, (first, second), lambda t, grad, saved: (grad.view(half), grad.view(half)))
 
 
@@ -302,9 +302,9 @@ def _repeated(t: Tape, x: Tensor, times: int) -> Tensor:
     if times == 1:
         return x
     batch, heads, context, head_dim = x.shape
-    out = t.run("repeat", COPY, (x,), (batch, heads * times, context, head_dim), x.dtype)
+    out = t.run("repeat", (x,), (batch, heads * times, context, head_dim), x.dtype)
     before = x.shape
-    return t.connect(out, (x,), lambda t, grad, saved: (t.run("sum", REDUCTION, (grad,), before, grad.dtype),))
+    return t.connect(out, (x,), lambda t, grad, saved: (t.run("sum", (grad,), before, grad.dtype),))
 
 
 def _rows(t: Tape, table: Tensor, n: int) -> Tensor:
@@ -312,7 +312,7 @@ def _rows(t: Tape, table: Tensor, n: int) -> Tensor:
     shape = table.shape
 
     def backward(t: Tape, grad: Tensor, saved: Sequence[Tensor]) -> Gradients:
-        return (t.run("slice_backward", COPY, (grad,), shape, grad.dtype, kernels=2),)
+        return (t.run("slice_backward", (grad,), shape, grad.dtype),)
 
     return t.connect(table.view((n, shape[1])), (table,), backward)
 

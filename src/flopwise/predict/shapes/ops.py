@@ -3,17 +3,17 @@
 The derivatives follow torch's derivatives.yaml, temporaries included: a C++ expression keeps its parts until it ends.
 """
 
-import math
 from collections.abc import Sequence
 
-from flopwise.predict.shapes.tape import Gradients, Shape, Tape, Tensor
-from flopwise.work.operation import COPY, ELEMENTWISE, INDEX, MATMUL, MEMORY, REDUCTION
+from flopwise.predict.shapes.tape import Gradients, Tape, Tensor
+from flopwise.spec.dtypes import DTYPES
+from flopwise.work.tensor import Shape
 
-_WIDTH = {"bool": 0, "int64": 0, "bf16": 1, "fp16": 1, "fp32": 2}
+_WIDTH = {name: dtype.n_bytes if dtype.floating else 0 for name, dtype in DTYPES.items()}
 
 
 def _promoted(*tensors: Tensor) -> str:
-    return max((t.dtype for t in tensors), key=_WIDTH.__getitem__)
+    return max([t.dtype for t in tensors], key=_WIDTH.__getitem__)
 
 
 def _broadcast(a: Shape, b: Shape) -> Shape:
@@ -29,12 +29,12 @@ def pointwise(t: Tape, op: str, *inputs: Tensor, dtype: str = "") -> Tensor:
     shape = inputs[0].shape
     for other in inputs[1:]:
         shape = _broadcast(shape, other.shape)
-    return t.run(op, ELEMENTWISE, inputs, shape, dtype or _promoted(*inputs))
+    return t.run(op, inputs, shape, dtype or _promoted(*inputs))
 
 
 def reduced(t: Tape, op: str, x: Tensor, shape: Shape) -> Tensor:
     """One reduction kernel, outside the graph."""
-    return t.run(op, REDUCTION, (x,), shape, x.dtype)
+    return t.run(op, (x,), shape, x.dtype)
 
 
 # --- views: nothing runs
@@ -49,10 +49,10 @@ def view(t: Tape, x: Tensor, shape: Shape) -> Tensor:
 def copied(t: Tape, x: Tensor, shape: Shape, back: str = "view") -> Tensor:
     """A reshape that has to copy, because the memory lies in another order; `back`: whether its gradient does too."""
     before = x.shape
-    out = t.run("copy", COPY, (x,), shape, x.dtype)
+    out = t.run("copy", (x,), shape, x.dtype)
 
     def backward(t: Tape, grad: Tensor, saved: Sequence[Tensor]) -> Gradients:
-        return (t.run("copy", COPY, (grad,), before, grad.dtype) if back == "copy" else grad.view(before),)
+        return (t.run("copy", (grad,), before, grad.dtype) if back == "copy" else grad.view(before),)
 
     return t.connect(out, (x,), backward)
 
@@ -60,7 +60,7 @@ def copied(t: Tape, x: Tensor, shape: Shape, back: str = "view") -> Tensor:
 def merged_back(t: Tape, x: Tensor, shape: Shape) -> Tensor:
     """A view whose gradient arrives in another memory order and is copied into this one's."""
     before = x.shape
-    return t.connect(x.view(shape), (x,), lambda t, grad, saved: (t.run("copy", COPY, (grad,), before, grad.dtype),))
+    return t.connect(x.view(shape), (x,), lambda t, grad, saved: (t.run("copy", (grad,), before, grad.dtype),))
 
 
 # --- casts
@@ -71,8 +71,8 @@ def to(t: Tape, x: Tensor, dtype: str) -> Tensor:
     if x.dtype == dtype:
         return x
     before = x.dtype
-    out = t.run("to", COPY, (x,), x.shape, dtype)
-    return t.connect(out, (x,), lambda t, grad, saved: (t.run("to", COPY, (grad,), grad.shape, before),))
+    out = t.run("to", (x,), x.shape, dtype)
+    return t.connect(out, (x,), lambda t, grad, saved: (t.run("to", (grad,), grad.shape, before),))
 
 
 def lowered(t: Tape, x: Tensor) -> Tensor:
@@ -202,7 +202,7 @@ def mean(t: Tape, x: Tensor) -> Tensor:
     shape = x.shape
 
     def backward(t: Tape, grad: Tensor, saved: Sequence[Tensor]) -> Gradients:
-        return (t.run("div", ELEMENTWISE, (grad,), shape, grad.dtype),)
+        return (t.run("div", (grad,), shape, grad.dtype),)
 
     return t.connect(reduced(t, "mean", x, (*shape[:-1], 1)), (x,), backward)
 
@@ -224,11 +224,12 @@ def maximum(t: Tape, x: Tensor) -> Tensor:
     small = (*x.shape[:-1], 1)
     shape = x.shape
     places = t.tensor(small, "int64", op="max")
-    out = t.run("max", REDUCTION, (x,), small, x.dtype)
+    out = t.run("max", (x,), small, x.dtype, also=(places,))
 
     def backward(t: Tape, grad: Tensor, saved: Sequence[Tensor]) -> Gradients:
-        zeros = t.run("zeros", MEMORY, (), shape, grad.dtype)
-        t.work("scatter", INDEX, (grad, saved[0]), grad.n_bytes, grad.dtype, outs=(zeros,))
+        zeros = t.run("zeros", (), shape, grad.dtype)
+        args = (zeros, None, saved[0], grad)
+        t.work("scatter_", (zeros, grad, saved[0]), (zeros,), grad.dtype, args=args, reads=(grad, saved[0]))
         return (zeros,)
 
     return t.connect(out, (x,), backward, t.save(places) if t.wants(x) else None)
@@ -245,9 +246,7 @@ def masked_fill(t: Tape, x: Tensor, mask: Tensor) -> Tensor:
 
 
 def _filled(t: Tape, x: Tensor, mask: Tensor) -> Tensor:
-    return t.run(
-        "masked_fill", ELEMENTWISE, (x, mask), x.shape, x.dtype, kernels=2
-    )  # a copy, then the filling in place
+    return t.run("masked_fill", (x, mask), x.shape, x.dtype)
 
 
 # --- matmuls
@@ -255,21 +254,20 @@ def _filled(t: Tape, x: Tensor, mask: Tensor) -> Tensor:
 
 def matmul(t: Tape, a: Tensor, b: Tensor, shape: Shape, tf32: bool, family: str = "") -> Tensor:
     """Outside the graph: a [.., M, K] times b [.., K, N]; a leading dimension is a batch of them."""
-    *lead, m, k = a.shape
-    n = b.shape[-1]
-    compute = "tf32" if tf32 and a.dtype == "fp32" else a.dtype
-    flops = 2 * math.prod(lead) * m * n * k
-    op = "bmm" if lead else "mm"
-    return t.run(
-        op, MATMUL, (a, b), shape, a.dtype, flops=flops, compute=compute, family=family, shapes=(a.shape, b.shape)
-    )
+    op = "bmm" if len(a.shape) > 2 else "mm"
+    return t.run(op, (a, b), shape, a.dtype, compute=precision(a.dtype, tf32), family=family)
+
+
+def precision(dtype: str, tf32: bool) -> str:
+    """What matmuls of a dtype compute in."""
+    return "tf32" if tf32 and dtype == "fp32" else dtype
 
 
 def linear(t: Tape, x: Tensor, weight: Tensor, bias: Tensor | None, tf32: bool, family: str = "") -> Tensor:
     """x [.., I] times weight [O, I] transposed: 2 · rows · I · O FLOPs forward, and twice that backward."""
     x, weight = lowered(t, x), lowered(t, weight)
     bias = None if bias is None else lowered(t, bias)
-    rows, (outs, ins) = x.numel // x.shape[-1], weight.shape
+    rows, (outs, ins) = x.elements // x.shape[-1], weight.shape
     wants_x, lead, biased = t.wants(x), x.shape[:-1], bias is not None
     saved = t.save(*((weight,) if wants_x else ()), x.view((rows, ins))) if t.wants(weight) or wants_x else None
     flat = matmul(t, x.view((rows, ins)), weight.view((ins, outs)), (rows, outs), tf32, family)

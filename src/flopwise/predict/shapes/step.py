@@ -12,8 +12,8 @@ from flopwise.records.run import PhaseMemory
 from flopwise.spec.gpu import Gpu
 from flopwise.spec.model import ModelSpec
 from flopwise.spec.workload import Workload
+from flopwise.work.allocator import unsplit_bytes
 from flopwise.work.operation import ACTIVATIONS, GRADIENTS, INPUTS, LOGITS, SCORES, WORKSPACE, Footprint
-from flopwise.work.unsplit import unsplit_bytes
 
 _AUTOCAST = {"bf16": "bf16", "fp16": "fp16"}
 _MIB = 2**20
@@ -142,16 +142,16 @@ class _Step:
             if self.recipe.loss == "full":
                 self.loss = losses.loss_full(self.t, self.output, self.targets)
             else:
-                weight, tf32 = self.network.head_weight, self.network.tf32
                 of_hidden = losses.loss_chunked if self.recipe.loss == "chunked" else losses.loss_fused
-                self.loss = of_hidden(self.t, self.output, weight, tf32)
+                weight, tf32 = self.network.head_weight, self.network.tf32
+                self.loss = of_hidden(self.t, self.output, weight, self.targets, tf32)
         self.output = None
 
     def _backward(self) -> None:
         assert self.loss is not None
         if self.recipe.precision == "fp16":
-            self.t.work("mul", "elementwise", (self.loss,), 4, "fp32")  # the loss scale
-        self.t.backward(self.loss, self.t.run("ones_like", "elementwise", (), (), "fp32"))
+            self.t.work("mul", (self.loss,), (self.loss,), "fp32")  # the loss scale
+        self.t.backward(self.loss, self.t.run("ones_like", (), (), "fp32"))
 
     def _update(self) -> None:
         if self.overlapped is not None:

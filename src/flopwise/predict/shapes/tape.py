@@ -11,26 +11,17 @@ import heapq
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
-from flopwise.predict.shapes.memory import BLOCK, Memory, Storage, by_owner, without_layer
-from flopwise.work.operation import (
-    ACTIVATIONS,
-    COPY,
-    GRADIENTS,
-    LOGITS,
-    REDUCTION,
-    SCORES,
-    TEMPORARY,
-    Footprint,
-    OpWork,
-)
+from flopwise.predict.shapes.memory import Memory, Storage, by_owner, without_layer
+from flopwise.spec.dtypes import DTYPES, ITEM_BYTES
+from flopwise.work.allocator import MIN_BLOCK
+from flopwise.work.catalogue import operation, work_of_call
+from flopwise.work.operation import ACTIVATIONS, GRADIENTS, LOGITS, SCORES, TEMPORARY, Footprint, OpWork
+from flopwise.work.tensor import Shape
 
-ITEM_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int64": 8, "bool": 1}
-
-_FLOATS = ("fp32", "bf16", "fp16")
 FAMILIES = (SCORES, LOGITS)  # what is computed from these, number by number, has the same owner
 
-Shape = tuple[int, ...]
 Gradients = Sequence["Tensor | None"]
 Backward = Callable[["Tape", "Tensor", Sequence["Tensor"]], Gradients]
 
@@ -38,15 +29,15 @@ Backward = Callable[["Tape", "Tensor", Sequence["Tensor"]], Gradients]
 class Tensor:
     """A shape with a dtype, a place in memory and a place in the graph."""
 
-    __slots__ = ("dtype", "family", "n_bytes", "node", "numel", "shape", "slot", "storage")
+    __slots__ = ("dtype", "elements", "family", "n_bytes", "node", "shape", "slot", "storage")
 
     def __init__(self, shape: Shape, dtype: str, storage: Storage, family: str = "") -> None:
         self.shape, self.dtype, self.storage, self.family = shape, dtype, storage, family
         self.node: Node | None = None
         self.slot = 0
-        self.numel = math.prod(shape)
+        self.elements = math.prod(shape)
         # A view may spread one number over many places: no more is read than there is.
-        self.n_bytes = min(self.numel * ITEM_BYTES[dtype], storage.n_bytes)
+        self.n_bytes = min(self.elements * ITEM_BYTES[dtype], storage.n_bytes)
 
     def view(self, shape: Shape) -> "Tensor":
         """The same memory in another shape, outside the graph."""
@@ -104,6 +95,15 @@ def _no_way_back(tape: "Tape", grad: Tensor, saved: Sequence[Tensor]) -> Gradien
     raise AssertionError("a parameter has no derivative of its own")
 
 
+def _mixed(tensors: Sequence[Tensor]) -> bool:
+    """Whether they have several floating dtypes."""
+    first = tensors[0].dtype
+    for one in tensors:
+        if one.dtype != first:
+            return len({i.dtype for i in tensors if i.shape and DTYPES[i.dtype].floating}) > 1
+    return False
+
+
 class Tape(Memory):
     """The memory, the list of work, and the graph of one step."""
 
@@ -129,79 +129,92 @@ class Tape(Memory):
         """What lives now, or lived at the phase's peak, by owner."""
         return Footprint(moment=moment, phase=self.phase, owners=by_owner(self.peak if at_peak else self.live))
 
-    # --- work
+    # --- work: what an op does, the catalogue says
 
     def run(
         self,
         op: str,
-        kind: str,
         inputs: Sequence[Tensor],
         shape: Shape,
         dtype: str,
         *,
-        flops: int = 0,
-        kernels: int = 1,
         compute: str = "",
         family: str = "",
-        shapes: tuple[Shape, ...] = (),
+        also: Sequence[Tensor] = (),
         strided: bool = False,
+        like: str = "",
     ) -> Tensor:
-        """Do one op: its output is allocated and its work written down."""
+        """Do one op: its output is allocated and its work written down. `also`: further results, which the caller has made."""
         if not family:
             family = next((i.family for i in inputs if i.family and i.shape == shape), "")
         out = self.tensor(shape, dtype, family, op)
-        self.work(
-            op, kind, inputs, out.n_bytes, compute or dtype, flops=flops, kernels=kernels, shapes=shapes, outs=(out,),
-            strided=strided,
-        )  # fmt: skip
+        self.work(op, inputs, (out, *also), compute or dtype, strided=strided, like=like)
         return out
 
     def work(
         self,
         op: str,
-        kind: str,
         inputs: Sequence[Tensor],
-        write_bytes: int,
+        outs: Sequence[Tensor],
         dtype: str,
         *,
-        flops: int = 0,
-        kernels: int = 1,
+        args: Sequence[Tensor | None] | None = None,
+        reads: Sequence[Tensor] | None = None,
         shapes: tuple[Shape, ...] = (),
-        outs: Sequence[Tensor] = (),
         strided: bool = False,
+        like: str = "",
+        done: int = 0,
+        touched: int | None = None,
     ) -> None:
-        """Write work down that leaves no new tensor (in place, over its first input), or `outs` that the caller made."""
-        written = outs or inputs[:1]
+        """Write down what an op does. In place, `outs` are among the inputs.
+
+        `args`: the inputs by their place in the op's schema, where that matters; `reads`: tensors that stand for what it
+        reads; `like`: the op in the catalogue that it is; `done`: launches that were written down before, as ops of
+        their own; `touched`: bytes written, where the rest of the result is.
+        """
+        entry, given = operation(like or op), inputs if reads is None else reads
+        placed = inputs if args is None else args
+        n_flops, read, written, kernels = work_of_call(entry, placed, inputs, outs)
+        for one in given:
+            if 2 * one.n_bytes <= one.storage.n_bytes > MIN_BLOCK and one.shape:
+                strided = True
         self.ops.append(
             OpWork(
-                op=op, module=self.module, phase=self.phase, kind=kind, dtype=dtype, flops=flops,
-                read_bytes=sum(i.n_bytes for i in inputs), write_bytes=write_bytes, kernels=kernels,
-                strided=strided or any(i.shape and 2 * i.n_bytes <= i.storage.n_bytes > BLOCK for i in inputs),
-                mixed=len({i.dtype for i in inputs if i.shape and i.dtype in _FLOATS}) > 1,
-                shapes=shapes or tuple(i.shape for i in inputs),
-                reads=tuple((i.storage.number, i.n_bytes) for i in inputs),
-                writes=tuple((w.storage.number, write_bytes // len(written)) for w in written),
+                op=op,
+                module=self.module,
+                phase=self.phase,
+                kind=entry.kind,
+                dtype=dtype,
+                flops=n_flops,
+                read_bytes=read,
+                write_bytes=written if touched is None else touched,
+                kernels=kernels - done,
+                strided=strided,
+                mixed=len(given) > 1 and _mixed(given),
+                shapes=shapes or tuple([i.shape for i in given]),
+                reads=tuple([(i.storage.number, i.n_bytes) for i in given]),
+                writes=tuple([(w.storage.number, w.n_bytes if touched is None else touched) for w in outs]),
             )
-        )  # fmt: skip
+        )
 
     def work_of(
-        self,
-        op: str,
-        kind: str,
-        read: int,
-        written: int,
-        dtype: str,
-        *,
-        kernels: int = 1,
-        shapes: tuple[Shape, ...] = (),
+        self, op: str, kind: str, read: int, written: int, dtype: str, kernels: int, *shapes: Shape, **more: Any
     ) -> None:
         """Write work down by its bytes alone."""
         self.ops.append(
             OpWork(
-                op=op, module=self.module, phase=self.phase, kind=kind, dtype=dtype, read_bytes=read, write_bytes=written,
-                kernels=kernels, shapes=shapes,
+                op=op,
+                module=self.module,
+                phase=self.phase,
+                kind=kind,
+                dtype=dtype,
+                read_bytes=read,
+                write_bytes=written,
+                kernels=kernels,
+                shapes=shapes,
+                **more,
             )
-        )  # fmt: skip
+        )
 
     # --- graph
 
@@ -242,6 +255,7 @@ class Tape(Memory):
         assert loss.node is not None
         module, waiting = self.module, _uses(loss.node)
         grads: dict[Node, dict[int, Tensor]] = {loss.node: {0: seed}}
+        seed.storage.gradients = 1
         ready: list[tuple[int, int, Node]] = [(-loss.node.order, 0, loss.node)]
         loss.node, count, self.grad_enabled = None, 0, False
         while ready:
@@ -265,6 +279,8 @@ class Tape(Memory):
             self._keep_gradient(node, arrived.pop(0))
             self.on_gradient(node)
             return []
+        for slot in arrived:  # from here on it is the node's alone
+            arrived[slot].storage.gradients -= 1
         if len(arrived) == 1 and 0 in arrived:
             results = node.backward(self, arrived.pop(0), self._unpack(node.saved))
         else:  # an op with several outputs gets all their gradients
@@ -302,34 +318,40 @@ class Tape(Memory):
         self.segment, self.refilling, self.grad_enabled = None, False, False
 
     def _accumulate(self, buffer: dict[int, Tensor], slot: int, grad: Tensor) -> None:
+        """Add a gradient to the one that waits, in place if no other gradient lies in the same memory."""
         if slot not in buffer:
             buffer[slot] = grad
             return
         old = buffer[slot]
+        grad.storage.gradients -= 1
         if self.may_overwrite(old):
-            self.work("add_", "elementwise", (old, grad), old.n_bytes, old.dtype)
+            self.work("add_", (old, grad), (old,), old.dtype)
         else:
-            buffer[slot] = self.run("add", "elementwise", (old, grad), old.shape, old.dtype)
+            old.storage.gradients -= 1
+            buffer[slot] = self.run("add", (old, grad), old.shape, old.dtype)
+            buffer[slot].storage.gradients = 1
 
     @staticmethod
     def may_overwrite(waiting: Tensor) -> bool:
-        """A sum is written over the gradient that waits for it, unless something else still refers to that one."""
-        return sys.getrefcount(waiting.storage) <= 2  # the tensor's reference and the call's
+        """Whether a gradient is the only one in its memory that waits for a node or stays with a weight."""
+        return waiting.storage.gradients == 1
 
     def _keep_gradient(self, parameter: Parameter, grad: Tensor) -> None:
         if parameter.gradient is None:
             grad.storage.now_owned_by(GRADIENTS)
             parameter.gradient = grad
         else:
-            self.work("add_", "elementwise", (parameter.gradient, grad), grad.n_bytes, grad.dtype)
+            grad.storage.gradients -= 1
+            self.work("add_", (parameter.gradient, grad), (parameter.gradient,), grad.dtype)
 
     def _shaped(self, grad: Tensor, shape: Shape, dtype: str) -> Tensor:
         """What was broadcast forward is summed on the way back, and a gradient has its tensor's dtype."""
         if grad.shape != shape:
-            grad = self.run("sum", REDUCTION, (grad,), shape, grad.dtype)
+            grad = self.run("sum", (grad,), shape, grad.dtype)
         if grad.dtype != dtype:
-            grad = self.run("to", COPY, (grad,), shape, dtype)
-        return grad.view(shape)  # each buffer its own tensor: whether two share memory shows in the storage
+            grad = self.run("to", (grad,), shape, dtype)
+        grad.storage.gradients += 1
+        return grad.view(shape)  # each buffer its own tensor
 
     # --- contexts
 
