@@ -20,6 +20,7 @@ from flopwise.torch_private import (
     last_node_number,
     storage_key,
     symbolize_tracebacks,
+    use_counts,
 )
 
 _MOST_SAVERS = 3  # ops that are named for one saved tensor
@@ -60,8 +61,8 @@ class Recorder(Tracker):
         if not self._on_gpu:
             return None
         self._n_sums += 1
-        counts = [(t._use_count(), torch._C._storage_Use_Count(t.untyped_storage()._cdata)) for t in args]
-        self._sum_looks = (torch._C._current_autograd_node().name(), args[0].shape, args[0].dtype, *counts)
+        counts = [use_counts(t) for t in args]
+        self._sum_looks = (current_autograd_node().name(), args[0].shape, args[0].dtype, *counts)
         looks, operand = self._sums_seen.get((self.section.name, self._n_sums), ((), 0))
         return operand if looks == self._sum_looks else None
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flopwise.torch_private import current_autograd_node
+from flopwise.torch_private import current_autograd_node, is_view
 
 ADD = torch.ops.aten.add.Tensor
 ADD_IN_PLACE = torch.ops.aten.add_.Tensor
@@ -54,4 +54,4 @@ def adds_gradients(func: Any, args: tuple[Any, ...], kwargs: Any) -> bool:
 
 def may_hold_sum(tensor: Tensor) -> bool:
     """Whether a sum fits over a tensor: every place of its memory is one element, and no base of a view has them too."""
-    return not tensor._is_view() and bool(torch.ops.aten.is_non_overlapping_and_dense.default(tensor))
+    return not is_view(tensor) and bool(torch.ops.aten.is_non_overlapping_and_dense.default(tensor))

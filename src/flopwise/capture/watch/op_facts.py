@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
 from flopwise.spec.dtypes import DTYPES, dtype_name, from_torch, item_bytes
-from flopwise.torch_private import OpOverload, schema
+from flopwise.torch_private import OpOverload, overload_packet, schema
 from flopwise.work import catalogue
 from flopwise.work.operation import ATTENTION, COPY, ELEMENTWISE, MATMUL, OTHER
 from flopwise.work.tensor import TensorMeta
@@ -45,16 +45,16 @@ def facts(func: OpOverload) -> OpFacts:
     written = tuple(i for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write)
     if name.startswith("_fused_adam"):
         written = tuple(i for i in written if arguments[i].name != "grads")  # only a loss scale would change them
-    op = catalogue.operation(func._schema.name)
+    op = catalogue.operation(schema(func).name)
     pointwise = op.kind == OTHER and torch.Tag.pointwise in func.tags
     return OpFacts(
         name=name,
-        shown=func._schema.name if namespace == "flopwise" else name,
+        shown=schema(func).name if namespace == "flopwise" else name,
         kind=COPY if is_view else ELEMENTWISE if pointwise else op.kind,
         op=op,
         is_view=is_view,
         written=written,
-        formula=flop_registry.get(func._overloadpacket) if op.flops is None else None,
+        formula=flop_registry.get(overload_packet(func)) if op.flops is None else None,
     )
 
 

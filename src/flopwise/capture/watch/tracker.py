@@ -160,7 +160,7 @@ class Tracker(TorchDispatchMode):
         return None
 
     def _await_sum(self, args: tuple[Any, ...], out: Tensor) -> None:
-        storage, address = self._number(out), out.untyped_storage()._cdata
+        storage, address = self._number(out), storage_key(out)
         if storage is not None:
             operands = [self._number(t) if may_hold_sum(t) else None for t in args]
             self._sum = GradientSum(len(self.tape.ops) - 1, storage, address, operands)
