@@ -6,8 +6,8 @@ import pytest
 from flopwise.advice.facts import Facts
 from flopwise.advice.predicted import Corrections, baseline, corrected, predicted_change, saved_bytes
 from flopwise.analysis.idle import BETWEEN
-from flopwise.predict.account import step_time
-from flopwise.predict.shapes.step import account_step
+from flopwise.predict.machine import Machine
+from flopwise.predict.prediction import predict
 from flopwise.spec.workload import workload
 
 from .made import H200, MS, ceilings, explained, known, point, predicted, waterfall
@@ -20,11 +20,11 @@ def test_what_stays_as_it_is_saves_nothing():
 @pytest.mark.parametrize("slower", [0.7, 1.0, 1.6])
 def test_ceilings_that_are_corrected_give_a_step_that_much_slower(slower):
     asked = workload("small", precision="bf16")
-    cost, limits = account_step(asked, H200), ceilings()
+    cost, limits = predict(asked, Machine(gpu=H200)), ceilings()
     host = dict.fromkeys(("forward", "loss", "backward", "optimizer"), slower)
     by = Corrections(host=host, matmul=slower, attention=slower, rest=slower)
-    plain = step_time(asked, cost, limits)
-    found = step_time(asked, cost, corrected(limits, by, "bf16"))
+    plain = cost.time_with(limits)
+    found = cost.time_with(corrected(limits, by, "bf16"))
     assert found.gpu_ns == pytest.approx(slower * plain.gpu_ns, rel=0.01)
     assert found.host_ns == pytest.approx(slower * plain.host_ns, rel=0.01)
 

@@ -105,7 +105,7 @@ def test_a_transformers_model_compiles_its_layers(tmp_path):
 
 def test_a_model_without_like_blocks_is_refused_in_one_line(monkeypatch):
     monkeypatch.setattr("flopwise.capture.model_step.blocks_of", lambda roots: [])
-    with pytest.raises(Unsupported, match="compile = 'blocks' found no list of like blocks in tiny"):
+    with pytest.raises(Unsupported, match="compile = 'blocks' found no list of blocks of one class in tiny"):
         build_step(workload("tiny", compile="blocks"), CPU)
 
 

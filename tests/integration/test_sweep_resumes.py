@@ -78,8 +78,8 @@ def test_stopped_and_resumed_it_runs_what_is_missing_and_ends_with_the_same_tabl
     (tmp_path / "gate").touch()
     resumed, whole = run_here("stopped"), run_here("whole")
     assert (resumed.returncode, whole.returncode) == (0, 0)
-    assert "going on: " in resumed.stderr
-    assert "going on: " not in whole.stderr
+    assert "resuming: " in resumed.stderr
+    assert "resuming: " not in whole.stderr
     assert rows.read_bytes().startswith(before)  # what was there is untouched
     assert rows.read_bytes().count(b"\n") == 8 + interrupted  # and every point was run once
     assert table(tmp_path / "stopped") == table(tmp_path / "whole")

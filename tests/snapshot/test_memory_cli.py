@@ -38,7 +38,7 @@ def test_tables_say_peak_owners_stacks_and_the_leak(files, run):
     for words in (
         "peak allocated",
         "optimizer state",
-        "told for 96.5 % of the peak; for 3.5 % guessed from the size alone",
+        "owner known for 96.5 % of the peak (by stacks and lifetimes, not certain); 3.5 % guessed from the size alone",
         "gpt.py:77 forward",
         "5.00 KiB",
     ):
@@ -48,7 +48,7 @@ def test_tables_say_peak_owners_stacks_and_the_leak(files, run):
 
 def test_an_oom_says_what_was_asked_and_what_was_free(files, run):
     _, out, _ = run(files / "oom.pickle")
-    row = out.partition("out of memory")[2].splitlines()[2].split()
+    row = out.partition("Out of memory")[2].splitlines()[2].split()
     assert row[:4] == ["64.0", "MiB", "3.00", "MiB"]
 
 

@@ -6,6 +6,7 @@ import msgspec
 
 from flopwise import units
 from flopwise.predict.account import Account, GpuAccount, WorkRow, total_row
+from flopwise.predict.constants import HOST
 from flopwise.records.table import Column, Table
 from flopwise.render.json import document, picked
 from flopwise.render.table import View, columns
@@ -20,7 +21,7 @@ _AT_LIMIT = (
     "least step time and its MFU: of attention what the causal mask leaves; other MFUs: whole squares, as is usual"
 )
 _DATASHEET = (
-    "from the datasheet, and a CPU that needs 20 µs to launch an operation; "
+    f"from the datasheet, and a CPU that needs {units.duration(HOST['forward'].op_ns)} to launch an operation; "
     "`flopwise doctor --calibrate` on the machine itself gives better numbers"
 )
 

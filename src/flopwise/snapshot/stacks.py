@@ -12,11 +12,11 @@ from flopwise.snapshot.snapshot import Frame
 _FOREIGN_FILE = re.compile(
     r"(^|/)(torch|torchvision|triton|accelerate|transformers|lightning|pytorch_lightning|deepspeed|numpy)/"
     r"|/lib/python3[^/]*/(?!site-packages|dist-packages)|^<|^\?\?|^$|^none$|\.(c|cc|cpp|cu|cuh|h|hpp|so)(\.\d+)*$"
-    r"|runpy\.py$|importlib|(^|/)flopwise/(predict/dry/|worker/)"
+    r"|runpy\.py$|importlib|(^|/)flopwise/(predict/dry/|worker/|torch_private\.py)"
     r"|(^|/)flopwise/capture/(watch/|memory_|trials|ranges|isolate|build|user_step|step\.py)"
 )
 # On the stack of every op, also on the thread of autograd's engine.
-_RECORDER = re.compile(r"(^|/)flopwise/(capture/(watch/|dry/|memory_)|predict/dry/)")
+_RECORDER = re.compile(r"(^|/)flopwise/(capture/(watch/|dry/|memory_)|predict/dry/|torch_private\.py)")
 AUTOGRAD = "autograd"
 _WIDTH = 160  # of a stack as it is shown
 _CPP_NAME = re.compile(r"::|^_?Py[A-Z]\w*_|^c10|^at_|^__libc|^_start$|^clone3?$")
