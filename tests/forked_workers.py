@@ -26,6 +26,7 @@ WORKER = (sys.executable, "-m", "flopwise.worker")
 _READ_AT_IMPORT = ("TRITON_INTERPRET", "TORCHDYNAMO_DISABLE", "TORCH_LOGS", "OMP_NUM_THREADS", "LD_LIBRARY_PATH")
 _LOADED = {"torch", "triton", "numpy", "transformers", "msgspec", "flopwise"}
 _MESSAGE_BYTES = 1 << 20
+_ON_GPU = Path("/dev/nvidiactl").exists()  # CUDA cannot be used in a fork of a process that has asked for it
 
 
 class ForkedWorker:
@@ -149,7 +150,7 @@ def workers_are_forked() -> Iterator[None]:
     class Popen(real):  # type: ignore[type-arg, valid-type, misc]
         def __new__(cls, args: Any, *positional: Any, **options: Any) -> Any:
             words = tuple(args) if isinstance(args, list | tuple) else ()
-            if words[: len(WORKER)] == WORKER and not positional:
+            if words[: len(WORKER)] == WORKER and not positional and not _ON_GPU:
                 loaded = words[len(WORKER) :]
                 server = servers.setdefault(loaded, Server(loaded, environment))
                 if forked := server.start(words, options):

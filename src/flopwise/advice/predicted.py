@@ -23,7 +23,7 @@ from flopwise.errors import FlopwiseError
 from flopwise.predict import fit
 from flopwise.predict.machine import Machine
 from flopwise.predict.op_time import matmul_shape, op_time
-from flopwise.predict.prediction import Prediction, peak_bytes, predict
+from flopwise.predict.prediction import Prediction, peak_bytes, predict, predict_quickly
 from flopwise.predict.step_time import StepTime
 from flopwise.records.ceilings import Ceilings, Curve, HostCost, Matmul, Tile
 from flopwise.records.run import PhaseTimes
@@ -167,9 +167,10 @@ def largest_batch(facts: Facts) -> int:
 
 def products_ns(facts: Facts, sides: set[int]) -> float:
     """The predicted time of the products that have one of these sizes among their sides."""
-    if facts.workload is None or facts.ceilings is None:
+    step = predict_quickly(facts.workload, Machine(gpu=facts.gpu)) if facts.workload is not None else None
+    if step is None or facts.ceilings is None:
         return 0.0
-    ops = [op for op in predict(facts.workload, Machine(gpu=facts.gpu)).ops if op.kind == MATMUL]
+    ops = [op for op in step.ops if op.kind == MATMUL]
     return sum(op_time(op, facts.ceilings).ns for op in ops if sides & set(matmul_shape(op)[1:]))
 
 
