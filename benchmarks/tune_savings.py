@@ -1,6 +1,6 @@
 """What `tune` predicted of each lever and what it measured, over stored runs, as Markdown.
 
-    python benchmarks/tune_savings.py benchmarks/results/h200-2026-11/tune-* [--again CEILINGS]
+    python benchmarks/tune_savings.py benchmarks/results/h200-2026-11-tune-final/* [--again CEILINGS]
 
 A prediction counts as met within 20 % of the measured saving, or within 1 ms. Levers that could not run have no saving.
 `--again`: a column more, what the model as it is now says of the same steps' samples, with the ceilings in that folder. It
