@@ -81,15 +81,15 @@ explain given/tl_h100_Qwen_Qwen1.5-0.5B-Chat__1016005.json.gz
 explain given/tl_mi300_ddp_train_resnet18.json.gz
 explain given/param_linear_kineto.json.gz
 explain given/tl_vllm_prefilldecode_piecewise_graph_execution.json.gz
-compare {RUNS}/tuned-small {RUNS}/tuned-small-master
-compare {RUNS}/tuned-small {RUNS}/tuned-small-master --phase backward --clock gpu
+compare {RUNS}/course-compile {RUNS}/course-end-to-end
+compare {RUNS}/course-compile {RUNS}/course-end-to-end --phase backward --clock gpu
 compare {RUNS}/course-end-to-end {RUNS}/course-end-to-end
 compare {RUNS}/prediction {RUNS}/prediction-held-out
 runs show {TUNED}/small-4x512
 runs show {TUNED}/2.7B-16x1024
 runs show {RUNS}/course-attention
 runs show {RUNS}/prediction-memory
-runs show {RUNS}/overlap-small
+runs show {RUNS}/overlap-medium
 runs show {RUNS}/lab
 runs show {RUNS}/lab-again
 runs show {RUNS}/lab-warmup
@@ -136,7 +136,7 @@ def record(answers: Path, source: Path, inputs: Path, given: Path, only: str) ->
     (inputs / "own_steps.py").write_text(STEP)
     (inputs / "config.json").write_text(json.dumps(CONFIG))
     if not (inputs / "snapshot.pickle").exists():
-        make = [sys.executable, "tests/memory/gen_snapshot.py", "snapshot.pickle", "--events", "20000"]
+        make = [sys.executable, str(HERE / "tests/snapshot/gen_snapshot.py"), "snapshot.pickle", "--events", "20000"]
         subprocess.run(make, cwd=inputs, check=True)
     if given.exists() and not (inputs / "given").exists():
         (inputs / "given").symlink_to(given)

@@ -1,6 +1,6 @@
 """What `tune` predicted of each lever and what it measured, over stored runs, as Markdown.
 
-    python benchmarks/tune_savings.py benchmarks/results/h200-2026-11/tune-* [--again CEILINGS]
+    python benchmarks/tune_savings.py benchmarks/results/h200-2026-11-tune-final/* [--again CEILINGS]
 
 A prediction counts as met within 20 % of the measured saving, or within 1 ms. Levers that could not run have no saving.
 `--again`: a column more, what the model as it is now says of the same steps' samples, with the ceilings in that folder. It
@@ -16,8 +16,8 @@ import msgspec
 from flopwise.advice.facts import Facts
 from flopwise.advice.moves import with_levers
 from flopwise.advice.predicted import pause_ns, predicted_change
-from flopwise.predict.account import step_time
-from flopwise.predict.shapes.step import account_step
+from flopwise.predict.machine import Machine
+from flopwise.predict.prediction import predict
 from flopwise.records.run import OK
 from flopwise.records.tuning import Attempt, Tuning
 from flopwise.spec.gpu import find_gpu
@@ -46,7 +46,7 @@ def again(tuning: Tuning, run: Path) -> list[float | None]:
     gpu = find_gpu(tuning.begun.gpu)
     assert gpu is not None
     ceilings, points, current = load_ceilings(gpu.name), StoredRun.load(run).points, tuning.begun.workload
-    started = step_time(current, account_step(current, gpu), ceilings)
+    started = predict(current, Machine(gpu=gpu)).time_with(ceilings)
     if tuning.begun.waterfall is not None:
         ceilings = msgspec.structs.replace(ceilings, pause_ns=pause_ns(tuning.begun.waterfall, started))
     told: list[float | None] = []

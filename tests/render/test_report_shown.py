@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "browser"))
 from report_pages import COMPILED, waterfall
 
 RUNS = Path(__file__).parents[2] / "benchmarks" / "results" / "h200-2026-11"
+TUNED = RUNS.with_name("h200-2026-11-tune-final")
 HOSTILE = 'x"><img src=x>/../../[a](b)*'
 
 
@@ -144,10 +145,10 @@ def test_pictures_for_a_page_are_said_to_be_no_option(tmp_path):
 
 
 def test_points_that_differ_in_much_are_told_by_what_tells_them_apart():
-    points = [point for point in StoredRun.load(RUNS / "tune-small").points if point.phases]
+    points = [point for point in StoredRun.load(TUNED / "small-4x512").points if point.phases]
     labels = labels_of(points)
-    assert len(set(labels)) == len(points) == 18
-    assert labels[2:5] == ["3. as 1 with precision=tf32", "4. as 1 again", "5. as 1 with attention=sdpa"]
+    assert len(set(labels)) == len(points) == 14
+    assert labels[1:4] == ["2. as 1 again", "3. as 1 with graph=on", "4. as 3 with precision=bf16"]
     assert not [label for label in labels[1:] if label.endswith("…") and len(label) < 60]
 
 

@@ -4,6 +4,7 @@ import io
 from itertools import pairwise
 from pathlib import Path
 
+import msgspec
 import pytest
 from rich.console import Console
 from rich.text import Text
@@ -27,7 +28,7 @@ from flopwise.render.table import shown
 from flopwise.render.terminal import text
 from flopwise.render.views import view_of
 from flopwise.spec.gpu import gpu
-from flopwise.store import list_runs
+from flopwise.store import StoredRun, list_runs
 
 ROOT = Path(__file__).parents[2]
 TRACES = ROOT / "tests" / "trace" / "fixtures"
@@ -42,6 +43,11 @@ def explained():
 
 def stored(name, root=RUNS):
     return lambda: view_of(stored_result(root / name)).tables
+
+
+def one_point():
+    run = StoredRun.load(RUNS / "launch-bound")
+    return view_of(msgspec.structs.replace(run, points=run.points[:1])).tables
 
 
 def compared():
@@ -65,7 +71,8 @@ VIEWS = {
     "account": lambda: view_of(account("small", gpu="h100,h200", tokens=1e12, measured_ns=10**8)).tables,
     "account of inference": lambda: view_of(account("gpt2", gpu="h100,h200", inference=True)).tables,
     "memory": lambda: view_of(gather(RUNS / "prediction-memory").run).tables,
-    "one point": stored("overlap-small"),
+    "one point": one_point,
+    "two in turns": stored("overlap-medium"),
     "sweep": stored("course-attention"),
     "large sweep": stored("prediction"),
     "tuning": stored("small-4x512", TUNED),
