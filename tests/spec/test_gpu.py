@@ -3,7 +3,7 @@
 import pytest
 
 from flopwise.errors import FlopwiseError
-from flopwise.spec.gpu import DTYPES, find_gpu, gpu, gpu_names
+from flopwise.spec.gpu import PEAK_DTYPES, find_gpu, gpu, gpu_names
 
 DATA_CENTRE = ("a100", "a100-40", "a100-pcie", "a100-pcie-40", "h100", "h100-pcie", "h100-nvl", "h200", "h200-nvl",
                "gh200", "gh200-144", "b200", "l4", "l40s")  # fmt: skip
@@ -43,7 +43,7 @@ def test_every_gpu_names_its_sources_and_only_known_dtypes():
     for name in gpu_names():
         one = gpu(name)
         assert one.sources, name
-        assert set(one.peaks) <= set(DTYPES), name
+        assert set(one.peaks) <= set(PEAK_DTYPES), name
         assert (one.matmul_share_seen is None) == (one.matmul_source == ""), name
         assert name == "cpu" or all("https://" in source or "driver" in source for source in one.sources), name
 

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from flopwise.capture.watch.op_facts import Call, facts, tensors_in
 from flopwise.spec import dtypes
-from flopwise.spec.gpu import DTYPES as PEAK_DTYPES
+from flopwise.spec.gpu import PEAK_DTYPES
 from flopwise.spec.recipe import CHOICES
 from flopwise.work import catalogue
 from flopwise.work.allocator import MIN_BLOCK, SMALL, CachingAllocator, rounded, unsplit_bytes

@@ -1,4 +1,4 @@
-"""The FLOPs of a step beside the time they took: matrix products and fused attention."""
+"""The FLOPs of a step and the time they took: matrix products and fused attention."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -46,43 +46,54 @@ class _Flops:
     useful: float = 0.0  # whole squares, nothing twice
     needed: float = 0.0  # of these, what the mask leaves
     done: float = 0.0
+    complete: bool = True  # all of it is known
 
 
 def computing(work: TimedWork, known: KnownWork | None, ceilings: Ceilings) -> Computing:
-    """Set the FLOPs of products and attention at the peak of the precision used, and say what the rest of their time was."""
-    rows = work.of(PRODUCTS)
+    """Compare the time of products and attention with that of their FLOPs at the peak of the precision used."""
+    rows, graph_ns, fused_ns = work.of(PRODUCTS), work.ns(GRAPH), work.ns(FUSED)
+    products_ns = work.ns(PRODUCTS) + graph_ns
     sized = products_of_trace(rows, work.shapes, work.n, work.scale)
-    total_ns = work.ns(PRODUCTS)
-    sized_ns = sum(one.ns or 0.0 for one in sized)
-    graph_ns = work.ns(GRAPH)
-    of_ops = products_of_ops(_once(known.ops)) if known else []
-    by_ops = bool(of_ops) and (graph_ns > 0 or sized_ns < (1 - MOST_UNSIZED) * total_ns)
-    products = of_ops if by_ops else sized
+    of_workload = products_of_ops(_once(known.ops)) if known else []
+    by_workload = bool(of_workload) and not _sizes_suffice(sized, work)
+    products = of_workload if by_workload else sized
     used = precision_used(products, rows)
-    attention, attention_told = _attention(work, known)
-    peak = (ceilings.matmul.get(used) or ceilings.matmul["fp32"]).peak_flops
-    attention_ideal = 1e9 * attention.needed / peak if attention_told and used else 0.0
-    fused_ns = work.ns(FUSED)
-    if not fused_ns and not graph_ns:
-        attention_ideal = 0.0
-    if by_ops:
-        gap = split(products, used, ceilings, total_ns + graph_ns - (0.0 if fused_ns else attention_ideal))
+    attention = _attention(work, known)
+    ideal_ns = _attention_ideal_ns(attention, used, ceilings) if fused_ns or graph_ns else 0.0
+    if by_workload:
+        unsized_ns = 0.0
+        gap = split(products, used, ceilings, products_ns - (0.0 if fused_ns else ideal_ns))
     else:
-        gap = split(products, used, ceilings) + Gap(other=total_ns + graph_ns - sized_ns)
-    unsized = 0.0 if by_ops else total_ns + graph_ns - sized_ns
-    unsized += 0.0 if attention_told else fused_ns
-    complete = bool(products or attention.useful) and unsized <= MOST_UNSIZED * (total_ns + graph_ns + fused_ns)
+        unsized_ns = products_ns - _sized_ns(sized)
+        gap = split(products, used, ceilings) + Gap(other=unsized_ns)
+    unsized_ns += 0.0 if attention.complete else fused_ns
+    complete = bool(products or attention.useful) and unsized_ns <= MOST_UNSIZED * (products_ns + fused_ns)
     useful, done = _flops(products, attention, work, known) if complete else (None, None)
     return Computing(
         used=used,
         gap=gap,
-        known_by=BY_WORKLOAD if by_ops else BY_SIZES if sized else NOT_KNOWN,
-        attention_ideal_ns=attention_ideal,
-        attention_ns=fused_ns - attention_ideal if fused_ns else 0.0,
+        known_by=BY_WORKLOAD if by_workload else BY_SIZES if sized else NOT_KNOWN,
+        attention_ideal_ns=ideal_ns,
+        attention_ns=fused_ns - ideal_ns if fused_ns else 0.0,
         useful_flops=useful,
         done_flops=done,
-        notes=_notes(total_ns + graph_ns, unsized, fused_ns, attention, graph_ns),
+        notes=_notes(products_ns, unsized_ns, fused_ns, attention, graph_ns),
     )
+
+
+def _sized_ns(products: Sequence[Product]) -> float:
+    return sum(one.ns or 0.0 for one in products)
+
+
+def _sizes_suffice(sized: Sequence[Product], work: TimedWork) -> bool:
+    """Whether the trace has the sizes of nearly all products; what a whole graph holds is not known."""
+    return work.ns(GRAPH) <= 0 and _sized_ns(sized) >= (1 - MOST_UNSIZED) * work.ns(PRODUCTS)
+
+
+def _attention_ideal_ns(attention: _Flops, used: str, ceilings: Ceilings) -> float:
+    """The time of what the mask leaves, at the peak."""
+    peak = (ceilings.matmul.get(used) or ceilings.matmul["fp32"]).peak_flops
+    return 1e9 * attention.needed / peak if attention.complete and used else 0.0
 
 
 def _once(ops: Sequence[OpWork]) -> list[OpWork]:
@@ -90,24 +101,24 @@ def _once(ops: Sequence[OpWork]) -> list[OpWork]:
     return [op for op in ops if op.phase != "recompute"]
 
 
-def _attention(work: TimedWork, known: KnownWork | None) -> tuple[_Flops, bool]:
-    """FLOPs of fused attention, and whether they are all of it: by the sizes of its ops, else by the workload."""
+def _attention(work: TimedWork, known: KnownWork | None) -> _Flops:
+    """By the sizes of its ops, else by the workload."""
     sized = _attention_of(work.of(FUSED), work)
     if sized is None and known is None:
-        return _Flops(), not work.ns(FUSED)
+        return _Flops(complete=not work.ns(FUSED))
     ops = [op for op in _once(known.ops) if op.kind == ATTENTION and op.flops] if known else []
     share = causal_share(ops[0].shapes[0][-2]) if ops and known and known.causal and ops[0].shapes else 1.0
     if sized is None:
         done = sum(op.flops for op in ops)
         useful = sum(op.flops * (0.8 if op.phase == "backward" else 1.0) for op in ops)  # four products of its five
         sized = _Flops(useful=useful, done=done)
-    return _Flops(useful=sized.useful, needed=sized.useful * share, done=sized.done), True
+    return _Flops(useful=sized.useful, needed=sized.useful * share, done=sized.done)
 
 
 def _attention_of(rows: pl.DataFrame, work: TimedWork) -> _Flops | None:
     """By the sizes of the ops; None if one of them has none."""
-    told = rows.filter(pl.col("class") == ATTENTION)
-    if not told.height or (told["shape"] == 0).any():
+    attention = rows.filter(pl.col("class") == ATTENTION)
+    if not attention.height or (attention["shape"] == 0).any():
         return None
     useful = done = 0.0
     ops = (

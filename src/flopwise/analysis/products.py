@@ -11,7 +11,7 @@ from flopwise import units
 from flopwise.predict.op_time import matmul_ns, matmul_shape
 from flopwise.records.ceilings import Ceilings, Matmul
 from flopwise.spec.dtypes import item_bytes
-from flopwise.spec.gpu import DTYPES
+from flopwise.spec.gpu import PEAK_DTYPES
 from flopwise.work.matmul_precision import matmul_precision
 from flopwise.work.operation import MATMUL, OpWork
 from flopwise.work.recorded import input_sizes
@@ -84,7 +84,7 @@ def products_of_trace(rows: pl.DataFrame, shapes: tuple[str, ...], n: int, scale
         told = [(matmul_precision(name), ns, ops) for name, ns, ops in some.select("name", "own_ns", "ops").iter_rows()]
         usual = _usual((one.precision if one else "", ns) for one, ns, _ in told)
         for one, ns, ops in told:
-            precision = one.precision if one is not None and one.precision in DTYPES else usual
+            precision = one.precision if one is not None and one.precision in PEAK_DTYPES else usual
             spent = found.setdefault((size, precision), [0.0, 0.0])
             spent[0], spent[1] = spent[0] + ops / n, spent[1] + ns * scale / n
     return [
@@ -95,7 +95,7 @@ def products_of_trace(rows: pl.DataFrame, shapes: tuple[str, ...], n: int, scale
 def _usual(told: Iterable[tuple[str, float]]) -> str:
     spent: dict[str, float] = {}
     for precision, ns in told:
-        if precision in DTYPES:
+        if precision in PEAK_DTYPES:
             spent[precision] = spent.get(precision, 0.0) + ns
     return max(spent, key=spent.__getitem__, default="")
 
@@ -122,7 +122,7 @@ def precision_used(products: Sequence[Product], rows: pl.DataFrame) -> str:
     """The one with most of the products' FLOPs; where these are not known, with most of the kernels' time; or ''."""
     flops: dict[str, float] = {}
     for one in products:
-        if one.precision in DTYPES:
+        if one.precision in PEAK_DTYPES:
             flops[one.precision] = flops.get(one.precision, 0.0) + one.flops
     if flops:
         return max(flops, key=flops.__getitem__)
@@ -137,7 +137,7 @@ def split(products: Sequence[Product], used: str, ceilings: Ceilings, total_ns: 
     Each by itself where its time is known; else all of them together, of the `total_ns` that they took, and what neither
     precision nor shape explains is 'other'.
     """
-    products = [one if one.precision in DTYPES else replace(one, precision=used) for one in products]
+    products = [one if one.precision in PEAK_DTYPES else replace(one, precision=used) for one in products]
     if total_ns is not None:
         limits = [_limits(one, used, ceilings) for one in products]
         ideal, floor, least = (math.fsum(one[i] for one in limits) for i in range(3))

@@ -138,23 +138,35 @@ def _merged(points: list[RooflinePoint]) -> list[RooflinePoint]:
 
 
 def _unplaced(row: dict[str, Any], inputs: Recorded | None) -> Unplaced:
-    op = row["op"] or ""
-    if not op:
-        why = "no op of the trace launched it"
-    elif row["crosses"]:
-        why = "a copy between GPUs" if row["name"].startswith(_BETWEEN_DEVICES) else "a copy between host and device"
-    elif inputs is not None and traffic_rule(op) in OVER_LISTS and not inputs.has_lists:
-        why = LIST_TOO_LONG
-    elif inputs is not None and inputs.uncounted:
-        why = "a tensor of a type that is not counted"
-    elif inputs is not None and op in MATMULS:
-        why = "its inputs and kernels do not tell its bytes, its precision or its roof"
-    elif inputs is not None:
-        why = "its inputs do not tell its bytes"
-    else:
-        why = NO_SIZES if traffic_rule(op) or op in MATMULS else "no rule for its bytes"
-        if row["inputs"] != NO_INPUTS:
-            why = "sizes, types, strides or numbers of its inputs are missing, or beyond reason"
     return Unplaced(
-        op=op, kernel=row["name"], kind=row["class"], why=why, count=row["count"], ns=float(row["duration_ns"])
+        op=row["op"] or "",
+        kernel=row["name"],
+        kind=row["class"],
+        why=_why_unplaced(row, inputs),
+        count=row["count"],
+        ns=float(row["duration_ns"]),
     )
+
+
+def _why_unplaced(row: dict[str, Any], inputs: Recorded | None) -> str:
+    op = row["op"]
+    if not op:
+        return "no op of the trace launched it"
+    if row["crosses"]:
+        between_gpus = row["name"].startswith(_BETWEEN_DEVICES)
+        return "a copy between GPUs" if between_gpus else "a copy between host and device"
+    if inputs is not None:
+        return _why_uncounted(op, inputs)
+    if row["inputs"] != NO_INPUTS:
+        return "sizes, types, strides or numbers of its inputs are missing, or beyond reason"
+    return NO_SIZES if traffic_rule(op) or op in MATMULS else "no rule for its bytes"
+
+
+def _why_uncounted(op: str, inputs: Recorded) -> str:
+    if traffic_rule(op) in OVER_LISTS and not inputs.has_lists:
+        return LIST_TOO_LONG
+    if inputs.uncounted:
+        return "a tensor of a type that is not counted"
+    if op in MATMULS:
+        return "its inputs and kernels do not tell its bytes, its precision or its roof"
+    return "its inputs do not tell its bytes"

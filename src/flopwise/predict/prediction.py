@@ -20,7 +20,7 @@ from flopwise.predict.step_time import StepLimit, StepTime, step_limit, step_tim
 from flopwise.records.ceilings import Ceilings
 from flopwise.records.memory import StoredPredictions
 from flopwise.records.prediction import MemoryPrediction, PredictedStep
-from flopwise.spec.gpu import DTYPES, Gpu
+from flopwise.spec.gpu import PEAK_DTYPES, Gpu
 from flopwise.spec.model import ModelSpec
 from flopwise.spec.workload import Workload
 from flopwise.work.operation import ATTENTION, OpWork
@@ -105,7 +105,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         for op in self.ops:
             by_dtype[op.dtype] = by_dtype.get(op.dtype, 0) + op.flops
         best = max(by_dtype, key=by_dtype.__getitem__, default="fp32")
-        return best if best in DTYPES else "fp32"
+        return best if best in PEAK_DTYPES else "fp32"
 
 
 def predict(workload: Workload, machine: Machine | None = None, *, optimizer_bits: int = 32) -> Prediction:

@@ -28,12 +28,16 @@ def axes_of(points: Sequence[Point]) -> Axes:
     settings = [_settings(point) for point in points]
     names = dict.fromkeys(name for one in settings for name in one)
     differing = tuple(name for name in names if len({one.get(name) for one in settings}) > 1)
-    changed = [point.trial.workload.recipe.changed() for point in points]
-    defaults = {lever for lever in LEVERS if not all(lever in one for one in changed)}
-    hidden = {*differing, *defaults, *_HIDDEN}
+    hidden = {*differing, *_default_levers(points), *_HIDDEN}
     shared = settings[0].items() if settings else ()
     fixed = {name: value for name, value in shared if name not in hidden and value != ""}
     return Axes(differing, tuple({name: one.get(name) for name in differing} for one in settings), fixed)
+
+
+def _default_levers(points: Sequence[Point]) -> set[str]:
+    """Levers that not all points change."""
+    changed = [point.trial.workload.recipe.changed() for point in points]
+    return {lever for lever in LEVERS if not all(lever in one for one in changed)}
 
 
 def _settings(point: Point) -> dict[str, Any]:

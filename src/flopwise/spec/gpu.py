@@ -14,7 +14,7 @@ import msgspec
 from flopwise.errors import FlopwiseError
 from flopwise.spec import fields
 
-DTYPES = ("fp32", "tf32", "bf16", "fp16", "fp8")
+PEAK_DTYPES = ("fp32", "tf32", "bf16", "fp16", "fp8")
 
 _T, _G, _KIB, _MIB = 10**12, 10**9, 2**10, 2**20
 _Figures = tuple[float, float, int | None, float | None]
@@ -50,7 +50,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
         >>> gpu("a100").peak("fp8") is None
         True
         """
-        fields.one_of("dtype", dtype, DTYPES)
+        fields.one_of("dtype", dtype, PEAK_DTYPES)
         return self.peaks.get(dtype)
 
     def ridge(self, dtype: str) -> float | None:

@@ -20,18 +20,27 @@ def compiled(op: str, inputs: Recorded, _: str) -> Traffic | None:
     """Each tensor once. What an index reaches is not known, nor how much is read of a tensor whose sizes are not those of the
     iteration, such as a table for the longest context: no number. Of the rest, the trace does not say what is updated in
     place (it moves twice) or read in part, so that the bytes are exact for a plain copy alone."""
-    scalars = [inputs.value(place) for place, kind in enumerate(inputs.types) if kind == "Scalar"]
-    numels = [int(value) for value in scalars if re.fullmatch(r"[0-9]{1,15}", value)]
-    tensors = inputs.tensors()
-    sizes = [tensor.elements for tensor in tensors]
+    tensors, numels = inputs.tensors(), _iteration_sizes(inputs)
     if _INDICES.search(op) or len(numels) not in _NUMELS[op.removeprefix("triton_")[:3]] or not tensors:
         return None
-    if len(tensors) + len(numels) != len(inputs.types) or max(sizes) != prod(numels):
+    most = max(tensor.elements for tensor in tensors)
+    if len(tensors) + len(numels) != len(inputs.types) or most != prod(numels):
         return None
     if not all(_fits(tensor, tensors, numels) for tensor in tensors):
         return None
-    copies = classify(op) == COPY and len(sizes) == 2 and sizes[0] == sizes[1] and not _PARTS.search(op)
-    return Traffic(sum(tensor.n_bytes for tensor in tensors), max(sizes), tensors[-1].dtype, "" if copies else ABOUT)
+    n_bytes = sum(tensor.n_bytes for tensor in tensors)
+    return Traffic(n_bytes, most, tensors[-1].dtype, "" if _is_plain_copy(op, tensors) else ABOUT)
+
+
+def _iteration_sizes(inputs: Recorded) -> list[int]:
+    scalars = [inputs.value(place) for place, kind in enumerate(inputs.types) if kind == "Scalar"]
+    return [int(value) for value in scalars if re.fullmatch(r"[0-9]{1,15}", value)]
+
+
+def _is_plain_copy(op: str, tensors: list[TensorMeta]) -> bool:
+    """Whether all of one tensor is written to another."""
+    sizes = [tensor.elements for tensor in tensors]
+    return classify(op) == COPY and len(sizes) == 2 and sizes[0] == sizes[1] and not _PARTS.search(op)
 
 
 def _fits(tensor: TensorMeta, tensors: list[TensorMeta], numels: list[int]) -> bool:

@@ -21,6 +21,7 @@ _FLOATS = ("fp64", "fp32", "fp16", "bf16")
 _WHOLE = frozenset({"add", "sub", "mul", "maximum", "minimum", "where", "neg", "abs"})  # keep whole numbers whole
 # The functor of a kernel over lists: the type, the lists it is given, those it reads, the one it writes.
 _FUNCTOR = re.compile(r"(\w+)Functor<([\w:]+(?: \w+)?), (\d)(?:, (\d), (\d)>|, \(at::native::ADAM_MODE\))")
+_ADAM = "FusedAdamMath"
 _COPIED = re.compile(r"OpaqueType<(\d{1,3})u?>|direct_copy_kernel\w*\(.*?lambda\((c10::\w+|\w+(?: \w+)?)\)#")
 LIST_TOO_LONG = "the profiler writes no sizes of lists of more than 30 tensors"
 
@@ -68,24 +69,25 @@ def _elementwise(n: int, *, flag: bool = False) -> Rule:
     """The first `n` inputs are read, what they broadcast to is written; `flag`: as truth values."""
 
     def rule(op: str, inputs: Recorded, _: str) -> Traffic | None:
-        operands, out = [one for one in map(inputs.at, range(n)) if one is not None], inputs.tensors(n)
+        operands = [one for one in map(inputs.at, range(n)) if one is not None]
+        targets = [*([inputs.at(0)] if op.endswith("_") else []), *inputs.tensors(n)]  # given to write into
         shape = broadcast([tensor.shape for tensor in operands])
-        if not operands or shape is None or len(out) > 1 or any(tensor.shape != shape for tensor in out):
+        if not operands or shape is None or len(targets) > 1:
             return None
-        dtype: str | None = "bool" if flag else promoted(operands)
-        if op.endswith("_"):
-            dtype = operands[0].dtype
-            if inputs.at(0) is None or shape != operands[0].shape or out:
-                return None
-        elif out:
-            dtype = out[0].dtype
-        elif not (
-            flag or dtype in _FLOATS or "bitwise" in op or (_base(op) in _WHOLE and "Scalar" not in inputs.types[:n])
-        ):
+        made = "" if targets else "bool" if flag else _computed_dtype(op, inputs, operands, n)
+        written = targets[0] if targets else TensorMeta(shape, made)
+        if written is None or written.shape != shape or not written.dtype:
             return None
-        return counted(op, operands, [TensorMeta(shape, dtype)], dtype) if dtype else None
+        return counted(op, operands, [_like(written)], written.dtype)
 
     return rule
+
+
+def _computed_dtype(op: str, inputs: Recorded, operands: Sequence[TensorMeta], n: int) -> str:
+    """Of an elementwise result; '' where it is not known: most ops turn whole numbers into floats."""
+    dtype = promoted(operands) or ""
+    stays_whole = "bitwise" in op or (_base(op) in _WHOLE and "Scalar" not in inputs.types[:n])
+    return dtype if stays_whole or dtype in _FLOATS else ""
 
 
 def _of_first(result: Callable[[Recorded, TensorMeta], Sequence[TensorMeta] | None], known: int) -> Rule:
@@ -253,18 +255,27 @@ def lists(_: str, inputs: Recorded, kernel: str) -> Traffic | None:
     if named is None or dtype is None or not tensors:
         return None
     several = [one for one in inputs.args if isinstance(one, tuple)]
-    if any(tensor.stored_elements != tensor.elements for some in several for tensor in some):
-        return None
-    name, _dtype, given, read, _place = named.groups()
-    if name == "FusedAdamMath":
-        n_lists, twice = 2 * int(given) - 1, False  # all are read, all but the gradient written
-    elif read is not None:
-        n_lists = (0 if name == "Zero" else int(read)) + 1
-        twice = int(read) > 1 and any(some in several[:place] for place, some in enumerate(several))
-    else:
+    moved = _lists_moved(named)
+    if moved is None or any(tensor.stored_elements != tensor.elements for some in several for tensor in some):
         return None
     elements = sum(tensor.elements for tensor in tensors)
-    return Traffic(n_lists * elements * dtype.n_bytes, elements, dtype.name, AT_MOST if twice else "")
+    may_repeat = named[1] != _ADAM and int(named[4]) > 1 and _has_repeats(several)
+    return Traffic(moved * elements * dtype.n_bytes, elements, dtype.name, AT_MOST if may_repeat else "")
+
+
+def _has_repeats(several: Sequence[object]) -> bool:
+    """Whether two lists look the same, and so may be one."""
+    return any(some in several[:place] for place, some in enumerate(several))
+
+
+def _lists_moved(functor: re.Match[str]) -> int | None:
+    """How many lists a kernel reads and writes, together; None where its functor does not say."""
+    name, _dtype, given, read, _place = functor.groups()
+    if name == _ADAM:
+        return 2 * int(given) - 1  # all are read, all but the gradient written
+    if read is None:
+        return None
+    return 1 if name == "Zero" else int(read) + 1
 
 
 _BY_RULE: dict[Rule, str] = {

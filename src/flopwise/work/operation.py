@@ -1,4 +1,4 @@
-"""The words in which a step's work is told, whoever tells it: the shape simulator, the dry run, a roofline over either."""
+"""The words for a step's work: those of the shape simulator, the dry run and the roofline."""
 
 import math
 
@@ -21,23 +21,24 @@ COMMUNICATION = "communication"
 MEMORY = "memory"
 RANDOM = "random"
 OTHER = "other"
-CLASSES = (
-    MATMUL, ATTENTION, SOFTMAX, NORMALISATION, ELEMENTWISE, REDUCTION, COPY,
-    OPTIMIZER, INDEX, LOSS, COMMUNICATION, MEMORY, RANDOM, OTHER,
-)  # fmt: skip
+_ARITHMETIC = (MATMUL, ATTENTION, SOFTMAX, NORMALISATION, ELEMENTWISE, REDUCTION)
+CLASSES = (*_ARITHMETIC, COPY, OPTIMIZER, INDEX, LOSS, COMMUNICATION, MEMORY, RANDOM, OTHER)
 
 PART = "sdpa: "  # how the name of an op begins that is a kernel inside the call of fused attention
 
 # Who owns a byte.
-
-PARAMETERS, GRADIENTS, OPTIMIZER_STATE, ACTIVATIONS, SCORES, LOGITS, INPUTS, BUFFERS, TEMPORARY, WORKSPACE = (
-    "parameters", "gradients", "optimizer state", "activations", "attention scores", "logits", "inputs", "buffers",
-    "temporary", "workspace",
-)  # fmt: skip
-OWNERS = (
-    PARAMETERS, GRADIENTS, OPTIMIZER_STATE, ACTIVATIONS, SCORES, LOGITS, INPUTS, BUFFERS, TEMPORARY, WORKSPACE,
-)  # fmt: skip
-SAVED = (ACTIVATIONS, SCORES, LOGITS)  # of these, what forward keeps for backward
+PARAMETERS = "parameters"
+GRADIENTS = "gradients"
+OPTIMIZER_STATE = "optimizer state"
+ACTIVATIONS = "activations"
+SCORES = "attention scores"
+LOGITS = "logits"
+INPUTS = "inputs"
+BUFFERS = "buffers"
+TEMPORARY = "temporary"
+WORKSPACE = "workspace"
+SAVED = (ACTIVATIONS, SCORES, LOGITS)  # what forward keeps for backward
+OWNERS = (PARAMETERS, GRADIENTS, OPTIMIZER_STATE, *SAVED, INPUTS, BUFFERS, TEMPORARY, WORKSPACE)
 UNKNOWN = "unknown"  # whose bytes a snapshot does not tell; a step of our own has none
 
 

@@ -108,18 +108,20 @@ def attention(op: str, inputs: Recorded, _: str) -> Traffic | None:
     q, k, v = (inputs.at(at) for at in ((1, 2, 3) if backward else (0, 1, 2)))
     if fused is None or q is None or k is None or v is None or q.dtype not in HALVES:
         return None
-    if any(inputs.at(place) is not None or inputs.value(place) not in ("", "-1") for place in fused.never):
+    whole, tokens = op_rules.attention(inputs.args, backward, by_head), 2 if by_head else 1
+    if whole is None or (share := _share_of_scores(fused, inputs, q.shape[tokens], k.shape[tokens])) is None:
         return None
-    done, flag = op_rules.attention(inputs.args, backward, by_head), inputs.value(fused.causal)
-    if done is None or flag not in (*fused.yes, fused.no):
-        return None
-    square = 1.0
-    if flag in fused.yes:
-        tokens = 2 if by_head else 1
-        if q.shape[tokens] != k.shape[tokens]:
-            return None
-        square = causal_share(q.shape[tokens])
     rows = TensorMeta(q.shape[:-1], "fp32")
     outputs = [q, k, v] if backward else [TensorMeta((*q.shape[:-1], v.shape[-1]), q.dtype), rows]
     found = counted(op, inputs.tensors(), [TensorMeta(one.shape, one.dtype) for one in outputs], q.dtype)
-    return msgspec.structs.replace(found, flops=done.done * square)
+    return msgspec.structs.replace(found, flops=whole.done * share)
+
+
+def _share_of_scores(fused: _Fused, inputs: Recorded, queries: int, keys: int) -> float | None:
+    """How much of the scores is computed: all, or the causal triangle; None where the inputs do not tell."""
+    if any(inputs.at(place) is not None or inputs.value(place) not in ("", "-1") for place in fused.never):
+        return None
+    flag = inputs.value(fused.causal)
+    if flag in fused.yes:
+        return causal_share(queries) if queries == keys else None
+    return 1.0 if flag == fused.no else None

@@ -37,25 +37,33 @@ class OpFacts:
 @cache
 def facts(func: OpOverload) -> OpFacts:
     """What the op's schema, the catalogue and torch's FLOP registry say of it."""
-    namespace, _, name = schema(func).name.partition("::")
-    returns = [r.alias_info for r in schema(func).returns]
-    arguments = schema(func).arguments
-    is_view = bool(returns) and all(r is not None and not r.is_write for r in returns)
-    is_view = is_view and not name.startswith("lift")  # `torch.tensor(...)`: new, whatever the schema says
-    written = tuple(i for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write)
-    if name.startswith("_fused_adam"):
-        written = tuple(i for i in written if arguments[i].name != "grads")  # only a loss scale would change them
-    op = catalogue.operation(schema(func).name)
+    full_name = schema(func).name
+    namespace, _, name = full_name.partition("::")
+    op, is_view = catalogue.operation(full_name), _is_view(func, name)
     pointwise = op.kind == OTHER and torch.Tag.pointwise in func.tags
     return OpFacts(
         name=name,
-        shown=schema(func).name if namespace == "flopwise" else name,
+        shown=full_name if namespace == "flopwise" else name,
         kind=COPY if is_view else ELEMENTWISE if pointwise else op.kind,
         op=op,
         is_view=is_view,
-        written=written,
+        written=_written_arguments(func, name),
         formula=flop_registry.get(overload_packet(func)) if op.flops is None else None,
     )
+
+
+def _is_view(func: OpOverload, name: str) -> bool:
+    """Whether its results are its inputs' memory. Those of `lift` (`torch.tensor(...)`) are new, whatever its schema says."""
+    returns = [r.alias_info for r in schema(func).returns]
+    aliases = bool(returns) and all(r is not None and not r.is_write for r in returns)
+    return aliases and not name.startswith("lift")
+
+
+def _written_arguments(func: OpOverload, name: str) -> tuple[int, ...]:
+    """Positions of those that it changes. Fused Adam would change gradients only by a loss scale."""
+    skipped = "grads" if name.startswith("_fused_adam") else None
+    arguments = enumerate(schema(func).arguments)
+    return tuple(i for i, a in arguments if a.alias_info is not None and a.alias_info.is_write and a.name != skipped)
 
 
 @cache

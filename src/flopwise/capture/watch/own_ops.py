@@ -26,10 +26,8 @@ def loss_parts(whole: OpWork, args: tuple[Any, ...]) -> Iterator[OpWork]:
         name = whole.dtype if dtype == torch.float32 else dtype_name(dtype)
         if kind == MATMUL and dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest":
             name = "tf32"
-        return msgspec.structs.replace(
-            whole, op=op, kind=kind, dtype=name, flops=2 * m * k * n, read_bytes=read, write_bytes=written,
-            kernels=kernels, shapes=shapes,
-        )  # fmt: skip
+        work = {"flops": 2 * m * k * n, "read_bytes": read, "write_bytes": written, "kernels": kernels}
+        return msgspec.structs.replace(whole, op=op, kind=kind, dtype=name, shapes=shapes, **work)
 
     yield part("share", LOSS, targets.nbytes, 4, kernels=5)  # of each token that counts, in five small kernels
     if weight.dtype != dtype:

@@ -204,8 +204,7 @@ class Tracker(TorchDispatchMode):
         outputs = tensors_in(out if isinstance(out, list | tuple) else (out,))
         if self._on_host(inputs):
             self._new_storages(outputs, len(self.tape.ops) - 1, ())
-            for t in outputs:
-                self._label(t, HOST)
+            self._label_all(outputs, HOST)
             return
         node = current_autograd_node()
         phase = self._phase(fact, node is not None)
@@ -213,9 +212,8 @@ class Tracker(TorchDispatchMode):
         number = len(self.tape.ops)
         if not fact.is_view:
             self._new_storages(outputs, number, args[0] if fact.over_lists else ())
-        if node is not None and phase != OPTIMIZER and node.name() == "torch::autograd::AccumulateGrad":
-            for t in outputs:
-                self._label(t, GRADIENTS, module)
+        if phase != OPTIMIZER and _accumulates(node):
+            self._label_all(outputs, GRADIENTS, module)
         passing = self._passing(fact, args, inputs, number, in_backward=node is not None)
         whole = self._op(fact, args, kwargs, out, inputs, outputs, phase, module)
         parts = own_ops.loss_parts(whole.work, args) if fact.name == own_ops.LOSS_OP else ()
@@ -242,7 +240,7 @@ class Tracker(TorchDispatchMode):
         module: str,
     ) -> Op:
         call, kernels = Call(fact, args, inputs, outputs), 0
-        many = self._many(fact, args, outputs) if fact.over_lists else ()
+        many = self._positions(fact, args, outputs) if fact.over_lists else ()
         lists = lists_of(fact, args) if many else 0
         if many:
             kernels = launches_over(fact.name, [each.elements for each in many], lists)
@@ -278,14 +276,12 @@ class Tracker(TorchDispatchMode):
                 found.append((storage, min(t.numel() * t.element_size(), self.tape.storages[storage].nbytes)))
         return tuple(found)
 
-    def _many(self, fact: OpFacts, args: tuple[Any, ...], outputs: list[Tensor]) -> tuple[ManyTensors, ...]:
+    def _positions(self, fact: OpFacts, args: tuple[Any, ...], outputs: list[Tensor]) -> tuple[ManyTensors, ...]:
         """Position by position, what an op over lists of tensors reads and writes."""
         first = [t for t in args[0] if isinstance(t, Tensor)]
         lists = [a for a in args if isinstance(a, list | tuple) and len(a) == len(first) and isinstance(a[0], Tensor)]
-        if fact.written:
-            written = [a for a in lists if any(i < len(args) and a is args[i] for i in fact.written)]
-        else:
-            written = [outputs] if len(outputs) == len(first) else []
+        results = [outputs] if len(outputs) == len(first) else []
+        written = _written_lists(fact, args, lists) if fact.written else results
         return tuple(
             ManyTensors(
                 elements=t.numel(),
@@ -310,7 +306,7 @@ class Tracker(TorchDispatchMode):
         if phase == "backward":
             if node is None:
                 return ""
-            if node.name() == "torch::autograd::AccumulateGrad":
+            if _accumulates(node):
                 return self._module_of(node.variable)
             return self._forward_module.get(torch_private.node_number(node), "")
         if phase == OPTIMIZER:
@@ -378,6 +374,10 @@ class Tracker(TorchDispatchMode):
         if storage is not None:
             storage.label, storage.module = storage.label or label, storage.module or module
 
+    def _label_all(self, tensors: list[Tensor], label: str, module: str = "") -> None:
+        for t in tensors:
+            self._label(t, label, module)
+
     def _on_host(self, inputs: list[Tensor]) -> bool:
         """Whether an op only counts an optimizer's steps: one of its inputs stays on the CPU, and the others are scalars."""
         hosts = [storage is not None and storage.label == HOST for storage in map(self._storage_of, inputs)]
@@ -386,6 +386,17 @@ class Tracker(TorchDispatchMode):
     def _module_of(self, t: Tensor) -> str:
         storage = self._storage_of(t)
         return storage.module if storage is not None else ""
+
+
+def _accumulates(node: Any) -> bool:
+    """Whether an autograd node adds to a parameter's gradient."""
+    return node is not None and node.name() == "torch::autograd::AccumulateGrad"
+
+
+def _written_lists(fact: OpFacts, args: tuple[Any, ...], lists: list[Any]) -> list[Any]:
+    """Those of the lists that the op changes in place."""
+    changed = [args[i] for i in fact.written if i < len(args)]
+    return [a for a in lists if any(a is one for one in changed)]
 
 
 def _place(t: Tensor) -> tuple[int, int]:

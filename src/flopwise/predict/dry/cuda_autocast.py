@@ -62,9 +62,7 @@ def cuda_autocast() -> Iterator[None]:
         clear()
 
     try:
-        with warnings.catch_warnings(
-            action="ignore"
-        ):  # torch says that the CPU's own policy is overridden: it is meant
+        with warnings.catch_warnings(action="ignore"):  # torch warns that the CPU's own policy is overridden
             for name, kernel in _policy(casts).items():
                 library.impl(name, kernel, torch_private.AUTOCAST_CPU, allow_override=True)
         torch.clear_autocast_cache = clear_both  # what `autocast.__exit__` calls when the outermost is left
@@ -95,15 +93,17 @@ class _Casts:
     def _tensor(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         if not x.is_floating_point() or x.dtype in (torch.float64, dtype):
             return x
-        keep = (
-            x.dtype == torch.float32 and dtype == torch.get_autocast_dtype("cpu")
-            and x.requires_grad and x.is_leaf and not torch_private.is_view(x) and torch.is_autocast_cache_enabled()
-        )  # fmt: skip
-        if not keep:
+        if not _is_cached(x, dtype):
             return x.to(dtype)
         if id(x) not in self.kept:
             self.kept[id(x)] = (x, x.to(dtype))
         return self.kept[id(x)][1]
+
+
+def _is_cached(x: Tensor, dtype: torch.dtype) -> bool:
+    if x.dtype != torch.float32 or dtype != torch.get_autocast_dtype("cpu"):
+        return False
+    return x.requires_grad and x.is_leaf and not torch_private.is_view(x) and torch.is_autocast_cache_enabled()
 
 
 def _policy(casts: _Casts) -> dict[str, Kernel]:

@@ -121,28 +121,40 @@ def choose_backend(q: Tensor, k: Tensor, v: Tensor, masked: bool, architecture: 
     >>> choose_backend(half, half, half, False, architecture("hopper"))
     'cudnn'
     """
-    grouped = q.dim() == 4 and q.shape[1] != k.shape[1]
-    half, head_dim = q.dtype in _HALF, q.shape[-1]
-    can = {
-        "cudnn": half and q.dim() == 4 and head_dim % 8 == 0 and head_dim <= 128 and v.shape[-1] == head_dim,
-        "flash": half and q.dim() == 4 and not masked and head_dim <= 256 and v.shape[-1] == head_dim,
-        "efficient": q.dim() == 4 and not grouped and (half or q.dtype == torch.float32),
+    able, allowed = _able_backends(q, k, v, masked), _allowed_backends()
+    for backend in architecture.attention:
+        if backend in able and backend in allowed:
+            return backend
+    raise Unsupported(
+        f"attention held to {', '.join(allowed)} cannot run {q.dtype} with head_dim {q.shape[-1]} on a GPU",
+        "try precision = bf16, or attention = sdpa, which picks a backend that can",
+    )
+
+
+def _able_backends(q: Tensor, k: Tensor, v: Tensor, masked: bool) -> set[str]:
+    """Those that have a kernel for such tensors."""
+    if q.dim() != 4:
+        return {"math"}
+    half, head_dim, grouped = q.dtype in _HALF, q.shape[-1], q.shape[1] != k.shape[1]
+    fits = half and v.shape[-1] == head_dim
+    able = {
+        "cudnn": fits and head_dim % 8 == 0 and head_dim <= 128,
+        "flash": fits and not masked and head_dim <= 256,
+        "efficient": not grouped and (half or q.dtype == torch.float32),
         "math": True,
     }
+    return {backend for backend, can in able.items() if can}
+
+
+def _allowed_backends() -> list[str]:
+    """Those that `sdpa_kernel` leaves switched on."""
     allowed = {
         "cudnn": torch.backends.cuda.cudnn_sdp_enabled(),
         "flash": torch.backends.cuda.flash_sdp_enabled(),
         "efficient": torch.backends.cuda.mem_efficient_sdp_enabled(),
         "math": torch.backends.cuda.math_sdp_enabled(),
     }
-    for backend in architecture.attention:
-        if can[backend] and allowed[backend]:
-            return backend
-    pinned = ", ".join(name for name, is_allowed in allowed.items() if is_allowed)
-    raise Unsupported(
-        f"attention held to {pinned} cannot run {q.dtype} with head_dim {head_dim} on a GPU",
-        "try precision = bf16, or attention = sdpa, which picks a backend that can",
-    )
+    return [backend for backend, is_on in allowed.items() if is_on]
 
 
 @contextmanager

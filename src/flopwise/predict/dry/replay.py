@@ -8,7 +8,7 @@ from flopwise.records.run import PhaseMemory
 from flopwise.work.allocator import Block, CachingAllocator
 from flopwise.work.operation import Footprint
 
-REPEATS = 4  # steady steps before the one that is told: the allocator's blocks have then found their places
+REPEATS = 4  # steady steps before the one that is reported: the allocator's blocks have then settled
 
 
 class PlainAllocator:
@@ -67,7 +67,10 @@ class Player:
                     self.event(kind, number)
 
     def footprint(self, moment: str, phase: str) -> Footprint:
-        return Footprint(moment=moment, phase=phase, owners={k: v for k, v in self.live.items() if v})
+        return Footprint(moment=moment, phase=phase, owners=self.owner_bytes())
+
+    def owner_bytes(self) -> dict[str, int]:
+        return {owner: nbytes for owner, nbytes in self.live.items() if nbytes}
 
 
 def _size(block: Block | None) -> int:
@@ -75,7 +78,7 @@ def _size(block: Block | None) -> int:
 
 
 def play(tape: Tape, owners: list[str], allocator: CachingAllocator | PlainAllocator, repeats: int = REPEATS) -> Played:
-    """Play the building, the first step, steady steps until the blocks have settled, and tell of one more."""
+    """Play the building, the first step, steady steps until the blocks have settled, and report one more."""
     player = Player(tape, owners, allocator)
     player.play([tape.build])
     player.play(tape.first)
@@ -85,7 +88,7 @@ def play(tape: Tape, owners: list[str], allocator: CachingAllocator | PlainAlloc
             player.play(tape.steady)
             for before, after in carried:  # what this step leaves behind is what the next one finds
                 player.blocks[before] = player.blocks.pop(after)
-    return _tell(player)
+    return _report_step(player)
 
 
 def _carried_over(tape: Tape) -> list[tuple[int, int]] | None:
@@ -102,7 +105,8 @@ def _carried_over(tape: Tape) -> list[tuple[int, int]] | None:
     return list(zip(before, after, strict=True))
 
 
-def _tell(player: Player) -> Played:
+def _report_step(player: Player) -> Played:
+    """Play one more steady step."""
     tape, allocator = player.tape, player.allocator
     played = Played(
         [], [], player.footprint("peak", ""), 0, set(), set(), [player.footprint("start of forward", "")], []
@@ -123,7 +127,7 @@ def _tell(player: Player) -> Played:
                     played.peak, played.peak_op = player.footprint("peak", section.name), len(played.ops)
                 continue
             played.ops.append(number)
-            played.live.append({k: v for k, v in player.live.items() if v})
+            played.live.append(player.owner_bytes())
         played.memory.append(
             PhaseMemory(
                 phase=section.name,
@@ -133,13 +137,17 @@ def _tell(player: Player) -> Played:
                 reserved_bytes=allocator.reserved_bytes,
             )
         )
-    events = [event for section in tape.steady for event in section.events]
+    events = _steady_events(tape)
     played.at_peak = {n for n in _alive(set(there), events[:peak_at]) if player.owners[n] != HOST}
     for position, moment in boundaries.items():
         if moment == "after forward":
             played.after_forward = _alive(set(there), events[:position])
     played.moments.append(_last_moment(player, {tape.ops[n].work.phase for n in played.ops}))
     return played
+
+
+def _steady_events(tape: Tape) -> list[Event]:
+    return [event for section in tape.steady for event in section.events]
 
 
 def _alive(there: set[int], events: list[Event]) -> set[int]:
@@ -161,7 +169,7 @@ def _last_moment(player: Player, phases: set[str]) -> Footprint:
 
 def _boundaries(tape: Tape) -> dict[int, str]:
     """Positions among the steady step's events where forward ends and where backward ends, if something follows them."""
-    events = [event for section in tape.steady for event in section.events]
+    events = _steady_events(tape)
     phases = [(at, tape.ops[n].work.phase) for at, (kind, n) in enumerate(events) if kind == OP]
     backward = [at for at, phase in phases if phase in ("backward", "recompute")]
     found = {}

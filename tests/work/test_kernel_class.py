@@ -12,7 +12,7 @@ from flopwise.work.kernel_class import classify
 from flopwise.work.matmul_precision import matmul_precision
 from flopwise.work.operation import ATTENTION, CLASSES, ELEMENTWISE, LOSS, NORMALISATION, OPTIMIZER, SOFTMAX
 
-FIXTURES = Path(__file__).parent / "fixtures"
+FIXTURES = Path(__file__).parents[1] / "trace" / "fixtures"
 AT = "void at::native::"
 ANON = AT + "(anonymous namespace)::"
 FOREACH = ANON + "multi_tensor_apply_kernel<" + AT[5:] + "(anonymous namespace)::"
