@@ -28,7 +28,7 @@ def bounds(precision):
         f"| bf16, fp16 {bounds('bf16')}",
         f"{percent(constants.SMALLER_SHARE)} less memory",
         f"or saves {percent(constants.SMALLER_SHARE)}",
-        f"up to {('zero', 'one', 'two', 'three')[constants.MORE_ROUNDS]} times as many rounds more",
+        f"up to {('zero', 'one', 'two', 'three')[constants.MORE_ROUNDS]} times as many rounds are added",
         f"more than {('zero', 'one', 'twice')[int(MUCH_SLOWER_RATIO)]} as long in each of the first",
         f"first {('zero', 'one', 'two')[MUCH_SLOWER_ROUNDS]} rounds is given up",
     ],

@@ -18,6 +18,9 @@ pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") == "1", reason="interpreted kernels are not compilable"
 )
 
+# Another release of the compiler may spill a few bytes in configurations that nobody has looked at.
+of_the_pinned_triton = pytest.mark.skipif(not triton.__version__.startswith("3.7."), reason="spills are known for 3.7")
+
 
 def _shipped() -> Iterator[object]:
     """Every kernel is compiled once for an H200; its other configurations and chips take minutes."""
@@ -26,7 +29,7 @@ def _shipped() -> Iterator[object]:
         for arch in case.archs:
             quick = arch == 90 and case.kernel not in compiled
             compiled |= {case.kernel} if quick else set()
-            marks = () if quick else (pytest.mark.slow,)
+            marks = () if quick else (pytest.mark.slow, of_the_pinned_triton)
             yield pytest.param(case, arch, id=f"{case.name}-sm_{arch}".replace(" ", "_"), marks=marks)
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from flopwise.kernels.case import Case
 
 BLOCK, WARPS = 1024, 4
+_SINE_STACK = {80: 40, 90: 40, 100: 32}  # bytes: sin and cos of large numbers reduce them on the stack
 
 
 @triton.jit
@@ -101,4 +102,5 @@ def cases() -> Iterator[Case]:
     for kernel in (_sin_cos_kernel, *sigmoids):
         tensors = [argument for argument in kernel.arg_names if argument.endswith("_ptr")]
         signature = dict.fromkeys(tensors, "*fp32") | {"n": "i32"}
-        yield Case(kernel.fn.__name__, kernel, signature, {"BLOCK": BLOCK}, WARPS, divisible=("n",))
+        spills = _SINE_STACK if kernel is _sin_cos_kernel else {}
+        yield Case(kernel.fn.__name__, kernel, signature, {"BLOCK": BLOCK}, WARPS, divisible=("n",), spills=spills)
