@@ -3,18 +3,15 @@
 Two processes run tests at a time: each has one thread for torch, and forks its workers from one that has torch loaded.
 """
 
-import io
 import os
 import signal
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-from flopwise.cli.main import main
 from forked_workers import workers_are_forked
+from in_process import in_process
 from quick import ALL
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
@@ -51,33 +48,7 @@ def _workers_are_forked():
         yield
 
 
-class Ended(NamedTuple):
-    """How a command ended and what it printed."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-
-
 @pytest.fixture(scope="session")
 def cli():
-    """`flopwise WORDS` in this process, in the folder `cwd` and with these environment variables."""
-
-    def run(*words: object, cwd: Path | None = None, **environment: str) -> Ended:
-        printed, said = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
-        before = signal.getsignal(signal.SIGTERM)
-        with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed), redirect_stderr(said):
-            for name in ("FLOPWISE_RUNS", "FLOPWISE_DEBUG"):
-                patch.delenv(name, raising=False)
-            for name, value in ({"COLUMNS": "200"} | environment).items():
-                patch.setenv(name, value)
-            patch.chdir(cwd or Path.cwd())
-            try:
-                with pytest.raises(SystemExit) as ended:
-                    main([str(word) for word in words])
-            finally:
-                signal.signal(signal.SIGTERM, before)
-        out, err = (stream.buffer.getvalue().decode() for stream in (printed, said))  # type: ignore[attr-defined]
-        return Ended(int(ended.value.code or 0), out, err)
-
-    return run
+    """`flopwise WORDS` in this process."""
+    return in_process

@@ -11,12 +11,17 @@ import pytest
 from flopwise.__main__ import main as flopwise_main
 from flopwise.cli.main import VERBS
 from flopwise.records.comparison import FASTER, INCONCLUSIVE, NO_DIFFERENCE, SLOWER
+from in_process import in_process
 
 STEPS = Path(__file__).parent.parent / "capture"
 FIXTURES = Path(__file__).parent.parent / "trace" / "fixtures"
 
 
 def flopwise(*words, cwd, **environment):
+    return in_process(*words, cwd=cwd, **{"PYTHONPATH": str(STEPS)} | environment)
+
+
+def flopwise_process(*words, cwd, **environment):
     env = {k: v for k, v in os.environ.items() if k not in ("FLOPWISE_RUNS", "FLOPWISE_DEBUG")}
     env |= {"PYTHONPATH": str(STEPS), "COLUMNS": "200"} | environment
     command = [sys.executable, "-m", "flopwise.cli.main", *map(str, words)]
@@ -288,9 +293,9 @@ def test_without_torch_runs_are_read_and_bench_says_what_to_install(bench):
     hidden = cwd / "hidden"
     hidden.mkdir()
     (hidden / "torch.py").write_text("raise ImportError('no torch here')")
-    assert flopwise("runs", "show", "base", cwd=cwd, PYTHONPATH=str(hidden)).returncode == 0
-    assert flopwise("doctor", cwd=cwd, PYTHONPATH=str(hidden)).returncode == 0
-    done = flopwise("bench", "tiny", cwd=cwd, PYTHONPATH=str(hidden))
+    assert flopwise_process("runs", "show", "base", cwd=cwd, PYTHONPATH=str(hidden)).returncode == 0
+    assert flopwise_process("doctor", cwd=cwd, PYTHONPATH=str(hidden)).returncode == 0
+    done = flopwise_process("bench", "tiny", cwd=cwd, PYTHONPATH=str(hidden))
     assert done.returncode == 2
     assert "flopwise[torch]" in done.stderr
     assert len(done.stderr.splitlines()) == 2
