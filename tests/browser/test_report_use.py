@@ -119,7 +119,7 @@ def test_perfetto_that_does_not_answer_is_told_and_the_same_file_may_be_chosen_a
 LAB = Path(__file__).parents[2] / "benchmarks" / "results" / "h200-2026-11" / "lab"
 
 
-@pytest.mark.parametrize("width", [390, 1200])
+@pytest.mark.parametrize("width", [390, pytest.param(1200, marks=pytest.mark.slow)])
 def test_the_lab_on_a_dark_screen(opened, tmp_path, width):
     """The verdicts fit the screen, and so do charts side by side; their headings can be read."""
     page, heard = opened(report(LAB, output=tmp_path / "lab.html"), width=width, theme="dark")

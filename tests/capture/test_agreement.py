@@ -33,6 +33,7 @@ def test_what_computes_the_same_agrees_to_rounding(checked):
         assert found.n_weights == 21
 
 
+@pytest.mark.slow  # a CPU without bf16
 def test_weights_in_bf16_with_masters_are_as_near_as_autocast_and_nearer_than_without(checked):
     cast, kept = checked(precision="bf16"), checked(precision="bf16-master", optimizer="flopwise")
     assert kept.loss_error < 5 * cast.loss_error
@@ -40,6 +41,7 @@ def test_weights_in_bf16_with_masters_are_as_near_as_autocast_and_nearer_than_wi
     assert 10 * kept.loss_error < checked(precision="bf16-pure", optimizer="flopwise").loss_error
 
 
+@pytest.mark.slow
 def test_bf16_is_further_off_and_not_far(checked):
     found = checked(precision="bf16")
     assert 1e-4 < found.gradient_error < 0.1

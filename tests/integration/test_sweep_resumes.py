@@ -59,7 +59,7 @@ def table(runs: Path) -> list[tuple[str, str, int]]:
     return [(p.trial.workload.label(), p.status, len(p.phases[0].wall_ns) if p.phases else 0) for p in run.points]
 
 
-@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("sign", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_stopped_and_resumed_it_runs_what_is_missing_and_ends_with_the_same_table(sweep, tmp_path, sign):
     words, env, run_here = sweep
     command = [sys.executable, "-m", "flopwise", *words("stopped")]

@@ -51,7 +51,7 @@ def trained(**options: object) -> tuple[list[float], dict[str, torch.Tensor]]:
     return losses, dict(step.model.named_parameters())
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [pytest.param(c, marks=[pytest.mark.slow] * (n > 1)) for n, c in enumerate(CASES)])
 def test_losses_and_weights_are_the_same_to_the_bit(case: str) -> None:
     losses, weights = trained(**CASES[case], overlap="on")
     expected_losses, expected = trained(**CASES[case])
@@ -59,7 +59,7 @@ def test_losses_and_weights_are_the_same_to_the_bit(case: str) -> None:
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
 
 
-@pytest.mark.parametrize("compile_", ["blocks", "default"])
+@pytest.mark.parametrize("compile_", ["blocks", pytest.param("default", marks=pytest.mark.slow)])
 def test_so_are_those_of_a_compiled_step(compile_: str, monkeypatch: pytest.MonkeyPatch) -> None:
     compiler = functools.partial(torch.compile, backend="aot_eager")
     monkeypatch.setattr(torch, "compile", compiler)

@@ -44,6 +44,7 @@ def test_there_is_something_to_compare_with():
     assert len(POINTS) >= 20
 
 
+@pytest.mark.slow
 def test_the_peaks_of_many_steps_in_one_process_are_met_but_for_what_the_allocator_does_not_give_back():
     errors = []
     points = list(measured_points(in_one_process=True).values())

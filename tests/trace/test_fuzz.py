@@ -17,6 +17,7 @@ from flopwise.errors import FlopwiseError
 from flopwise.trace import kineto_stream
 from flopwise.trace.kineto import read_kineto
 from flopwise.trace.nsys import read_nsys
+from quick import tenth
 
 
 def mutated(whole: bytes, rng: random.Random) -> bytes:
@@ -61,7 +62,7 @@ def test_thousands_of_kineto_mutations_give_a_trace_or_one_line(
     monkeypatch.setattr(kineto_stream, "CHUNK_BYTES", 1500)  # several chunks, so that seams are hit as well
     rng = random.Random(20261115)
     whole = text_of(small_events()).encode()
-    for _ in range(600 if zipped else 2400):
+    for _ in range(tenth(600 if zipped else 2400)):
         content = gzip.compress(whole, 1) if zipped else whole
         for _ in range(rng.randrange(1, 4)):
             content = mutated(content, rng) or b"{"
@@ -101,7 +102,7 @@ def trimmed(path: Path, rows: int = 12) -> bytes:
     return path.read_bytes()
 
 
-@pytest.mark.parametrize(("zipped", "count"), [(False, 1300), (True, 300)])
+@pytest.mark.parametrize(("zipped", "count"), [(False, tenth(1300)), (True, tenth(300))])
 def test_thousands_of_nsys_mutations_give_a_trace_or_one_line(tmp_path, zipped, count):
     """Many small damages, in place: a Trace that keeps the contract or a FlopwiseError, never anything else."""
     made = tmp_path / "tiny.sqlite"

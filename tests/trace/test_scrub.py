@@ -64,8 +64,9 @@ def test_a_scrubbed_export_reads_the_same(tmp_path, suffix):
     assert sorted(os.listdir(tmp_path)) == [out.name]
 
 
-@pytest.mark.parametrize("source", [KINETO, COMPILED])
-@pytest.mark.parametrize("suffix", [".json", ".json.gz"])
+@pytest.mark.parametrize(
+    ("source", "suffix"), [(COMPILED, ".json"), pytest.param(KINETO, ".json.gz", marks=pytest.mark.slow)]
+)
 def test_a_scrubbed_pytorch_trace_reads_the_same(tmp_path, source, suffix):
     out = scrub(source, tmp_path / f"out{suffix}")
     assert_same(read_kineto(source), read_kineto(out))
