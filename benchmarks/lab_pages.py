@@ -15,7 +15,6 @@ from flopwise.experiments.catalog import experiments
 from flopwise.experiments.results import Answer, read_lab
 from flopwise.render.charts import save
 from flopwise.render.lab_charts import picture_chart
-from flopwise.render.lab_view import shown_table
 from flopwise.render.table import escaped, markdown
 from flopwise.store import find, runs_root
 
@@ -72,7 +71,7 @@ def measured(answer: Answer) -> str:
     for number, picture in enumerate(answer.pictures, 1):
         save(picture_chart(picture), PAGES / f"{name}-{number}.svg")
         parts += [f"![{escaped(picture.title)}]({name}-{number}.svg)", *([picture.caption] if picture.caption else [])]
-    parts += [markdown(shown_table(table)).strip() for table in answer.tables]
+    parts += [markdown(table).strip() for table in answer.tables]
     return "\n\n".join(parts)
 
 

@@ -7,7 +7,6 @@ import pytest
 
 from flopwise.experiments.verdict import VERDICTS
 from flopwise.render.lab_charts import picture_chart
-from flopwise.render.lab_view import shown_table
 from flopwise.render.table import shown
 
 
@@ -27,8 +26,8 @@ def pure():
         assert verdict.why.endswith(".")
         assert experiment.verdict(experiment.read(stored), place) == verdict
         for table in experiment.tabulate(typed, place):
-            assert len(shown(shown_table(table)).cells) == len(table.rows)
-            assert not table.rows or all(any(key in row for row in table.rows) for key in table.columns)
+            assert len(shown(table).cells) == len(table.rows)
+            assert not table.rows or all(any(key in row for row in table.rows) for key in table.keys)
         for picture in experiment.draw(typed, place):
             named = (*picture.x.fields, *picture.y.fields, picture.colour, picture.column)
             assert not picture.rows or all(any(name in row for row in picture.rows) for name in named if name)

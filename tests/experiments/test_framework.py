@@ -21,19 +21,19 @@ from flopwise.cli.main import main
 from flopwise.errors import FlopwiseError
 from flopwise.experiments import catalog, claims
 from flopwise.experiments.bench import Bench
-from flopwise.experiments.experiment import Axis, Picture, Rule, TableOf
+from flopwise.experiments.experiment import Axis, Picture, Rule, table_of
 from flopwise.experiments.results import AS_STORED, LAB, LAB_RUNNING, LabRun, Planned, Result, answer, read_lab
 from flopwise.experiments.verdict import Verdict
 from flopwise.records.experiment import Place
 from flopwise.render.lab_charts import picture_chart, stacked
-from flopwise.render.lab_view import lab_view, shown_table, summary
+from flopwise.render.lab_view import lab_view, summary
 from flopwise.render.table import shown
 from flopwise.store import find, list_runs
 
 HEAD = """
 import os, signal, time
 from flopwise.errors import Unsupported
-from flopwise.experiments.experiment import Axis, Experiment, TableOf, columns, line
+from flopwise.experiments.experiment import Axis, Experiment, table_of, columns, line
 from flopwise.experiments.rows import Row, values
 from flopwise.experiments.verdict import said
 
@@ -53,7 +53,7 @@ def draw(rows, place):
     return [line(values(rows), Axis("n", "n"), Axis("wall_ns", "time")).titled("t<i>")]
 
 def tabulate(rows, place):
-    return [TableOf("t", columns("n", "wall_ns", "word"), values(rows))]
+    return [table_of("t", columns("n", "wall_ns", "word"), values(rows))]
 
 EXPERIMENT = Experiment(99, "{NAME}", "l", "c <script>", (Made,), measure, judge, draw, tabulate)
 """
@@ -294,5 +294,5 @@ def test_every_kind_of_picture_is_drawn_and_keeps_its_rows(picture):
 
 
 def test_a_table_shows_units_by_name():
-    table = shown_table(TableOf("t", {"how": "how", "wall_ns": "wall"}, ROWS[-1:]))
+    table = table_of("t", {"how": "how", "wall_ns": "wall"}, ROWS[-1:])
     assert shown(table).cells == [["b", "100 µs"]]

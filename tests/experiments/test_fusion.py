@@ -97,7 +97,7 @@ def test_its_pictures_and_tables_are_of_its_rows():
     bars, points = EXPERIMENT.draw(rows, GPU)
     assert len(bars.rows) == 8
     assert len(points.rows) == 12
-    assert "gpu_ns" in EXPERIMENT.tabulate(rows, GPU)[0].columns
+    assert "gpu_ns" in EXPERIMENT.tabulate(rows, GPU)[0].keys
 
 
 def test_a_quick_run_on_the_cpu(pure):

@@ -58,7 +58,7 @@ def test_unsteady_times_decide_nothing(pure):
 def test_its_pictures_and_tables_are_of_its_rows():
     rows = EXPERIMENT.read(made())
     assert [picture.y.field for picture in EXPERIMENT.draw(rows, GPU)] == ["wall_ns", "host_share"]
-    assert "gpu_ns" in EXPERIMENT.tabulate(rows, GPU)[0].columns
+    assert "gpu_ns" in EXPERIMENT.tabulate(rows, GPU)[0].keys
 
 
 def test_a_quick_run_on_the_cpu(pure):
@@ -68,4 +68,4 @@ def test_a_quick_run_on_the_cpu(pure):
     assert "2048 × 2048" in verdict.why
     typed = EXPERIMENT.read(rows)
     assert EXPERIMENT.draw(typed, place)
-    assert "gpu_ns" not in EXPERIMENT.tabulate(typed, place)[0].columns
+    assert "gpu_ns" not in EXPERIMENT.tabulate(typed, place)[0].keys

@@ -116,4 +116,4 @@ def test_a_quick_run_on_the_cpu(pure, monkeypatch):
     rows = measured(EXPERIMENT)
     assert [(row["axis"], row["factor"]) for row in rows] == [(axis, factor) for axis in AXES for factor in (1, 3)]
     assert pure(EXPERIMENT, rows, CPU).why
-    assert "gpu_ns" not in EXPERIMENT.tabulate(EXPERIMENT.read(rows), CPU)[0].columns
+    assert "gpu_ns" not in EXPERIMENT.tabulate(EXPERIMENT.read(rows), CPU)[0].keys

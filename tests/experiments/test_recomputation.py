@@ -121,4 +121,4 @@ def test_a_quick_run_on_the_cpu(pure):
     assert pure(EXPERIMENT, rows, CPU).why
     typed = EXPERIMENT.read(rows)
     assert len(EXPERIMENT.draw(typed, CPU)) == 3
-    assert "gpu_ns" not in EXPERIMENT.tabulate(typed, CPU)[0].columns
+    assert "gpu_ns" not in EXPERIMENT.tabulate(typed, CPU)[0].keys

@@ -17,7 +17,7 @@ from flopwise.experiments.results import AS_STORED, LabRun, Planned, answer, rea
 from flopwise.experiments.rows import Row
 from flopwise.experiments.verdict import Verdict
 from flopwise.render.lab_charts import picture_chart
-from flopwise.render.lab_view import shown_table, summary
+from flopwise.render.lab_view import summary
 from flopwise.render.report import Report, ReportPart, markdown_report
 from flopwise.render.table import shown as as_shown
 from flopwise.store.files import LAB, LAB_RUNNING
@@ -46,7 +46,7 @@ def prefixes(rows):
 
 def shown(found):
     for table in found.tables:
-        assert len(as_shown(shown_table(table)).cells) == len(table.rows)
+        assert len(as_shown(table).cells) == len(table.rows)
     for picture in found.pictures:
         json.dumps(picture_chart(picture).to_dict(format="vega-lite"), allow_nan=False)
 
@@ -77,7 +77,7 @@ def test_no_value_takes_the_reading_down(name):
                 rows[n] = {**rows[n], field: value}
                 found = answer(msgspec.structs.replace(whole, rows=tuple(rows)))
                 for table in found.tables:
-                    as_shown(shown_table(table))
+                    as_shown(table)
 
 
 @pytest.mark.parametrize("name", MEASURED)

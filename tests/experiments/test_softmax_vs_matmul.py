@@ -99,4 +99,4 @@ def test_a_quick_run_on_the_cpu(pure, tmp_path):
         assert row["matmul_flops"] == 4 * row["context"] ** 2 * HEAD_DIM
         assert min(row["softmax_ns"], row["matmul_ns"], row["rest_ns"]) > 0
     assert pure(EXPERIMENT, rows, CPU).why
-    assert "matmul_kernels" not in EXPERIMENT.tabulate(EXPERIMENT.read(rows), CPU)[0].columns
+    assert "matmul_kernels" not in EXPERIMENT.tabulate(EXPERIMENT.read(rows), CPU)[0].keys

@@ -20,7 +20,7 @@ from flopwise.records.finding import Finding
 from flopwise.render.axes import labels_of
 from flopwise.render.chart_style import NEUTRAL
 from flopwise.render.report import Report, ReportPart, html_report, markdown_report
-from flopwise.render.report.evidence import Picture, Section
+from flopwise.render.report.evidence import ChartBlock, Section
 from flopwise.render.report.sections import provenance
 from flopwise.render.run_charts import predicted_measured_chart, sweep_chart, sweep_rows
 from flopwise.render.step_charts import waterfall_chart
@@ -53,7 +53,7 @@ def ids(page):
 
 def test_every_key_is_plain_whatever_it_was_made_of():
     assert re.fullmatch(r"[\w-]+", Section(key=HOSTILE, title="t").key)
-    assert re.fullmatch(r"[\w-]+", Picture(HOSTILE, lambda: None, "c").key)
+    assert re.fullmatch(r"[\w-]+", ChartBlock(HOSTILE, lambda: None, "c").key)
     page = html_report(Report(parts=(lab_part(HOSTILE, HOSTILE, "x" * 300, "x" * 301),)))
     assert "<img src=x" not in page
     assert max(Counter(ids(page)).values()) == 1

@@ -15,11 +15,13 @@ import msgspec
 from flopwise.experiments.rows import Row
 from flopwise.experiments.verdict import Check, Verdict, conclude
 from flopwise.records.experiment import Place
+from flopwise.records.table import SENTENCE, Column, Table
 
 if TYPE_CHECKING:
     from flopwise.experiments.bench import Bench  # it has torch
 
 R = TypeVar("R", bound=Row)
+_SENTENCE = 40  # characters: a longer cell may be broken into lines
 _UNIT = re.compile("_(ns|bytes|share|flops|bytes_per_s|flops_per_s)$")
 Values = Sequence[Mapping[str, Any]]  # rows of a table or a picture: a row's fields, and what follows from them
 
@@ -80,14 +82,14 @@ line, bar = partial(Picture, "line"), partial(Picture, "bar")
 scatter, span = partial(Picture, "scatter"), partial(Picture, "span")
 
 
-@dataclass(frozen=True)
-class TableOf:
-    """A table as plain data: `columns` are fields of the rows, in order, with their headings."""
+def table_of(title: str, headings: Mapping[str, str], rows: Values, notes: tuple[str, ...] = ()) -> Table:
+    """A table of fields of the rows, in order, with their headings; a column's unit follows from its field's name."""
 
-    title: str
-    columns: Mapping[str, str]
-    rows: Values
-    notes: tuple[str, ...] = ()
+    def column(key: str, heading: str) -> Column:
+        long = any(len(row[key]) > _SENTENCE for row in rows if isinstance(row.get(key), str))
+        return Column(key, heading, SENTENCE if long else "")
+
+    return Table("lab-rows", title, tuple(column(*one) for one in headings.items()), tuple(rows), notes)
 
 
 def columns(*plain: str, **headings: str) -> dict[str, str]:
@@ -111,7 +113,7 @@ class Experiment(Generic[R]):
     measure: "Callable[[Bench], Iterable[R]]"
     judge: Callable[[Sequence[R], Place], Iterable[Check]]
     draw: Callable[[Sequence[R], Place], list[Picture]]
-    tabulate: Callable[[Sequence[R], Place], list[TableOf]]
+    tabulate: Callable[[Sequence[R], Place], list[Table]]
     takes_workload: bool = False  # --workload is for it
 
     def read(self, rows: Iterable[Mapping[str, Any]]) -> list[R]:

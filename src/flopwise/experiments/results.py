@@ -14,18 +14,19 @@ import msgspec
 
 from flopwise.errors import FlopwiseError
 from flopwise.experiments.catalog import experiments
-from flopwise.experiments.experiment import Experiment, Picture, TableOf
+from flopwise.experiments.experiment import Experiment, Picture
 from flopwise.experiments.rows import contradiction
 from flopwise.experiments.verdict import INCONCLUSIVE, NOT_MEASURABLE, VERDICTS, Verdict
 from flopwise.records.experiment import Place
 from flopwise.records.run import INTERRUPTED, OK, UNSUPPORTED
+from flopwise.records.table import Table
 from flopwise.store.files import LAB, LAB_RUNNING
 from flopwise.store.rows import read_rows
 
 SCHEMA = 1
 CUT_OFF = "it was ended from outside, or still runs; these are the rows until then"
 AS_STORED = "as stored; could not be judged again"
-_Shown = TypeVar("_Shown", Picture, TableOf)
+_Shown = TypeVar("_Shown", Picture, Table)
 
 
 class Planned(msgspec.Struct, frozen=True, kw_only=True, tag="planned"):
@@ -70,7 +71,7 @@ class Answer:
     claim: str
     verdict: Verdict
     pictures: tuple[Picture, ...] = ()
-    tables: tuple[TableOf, ...] = ()
+    tables: tuple[Table, ...] = ()
     problems: tuple[str, ...] = ()  # a line for what could not be shown
     as_stored: bool = False  # today's code could not judge it again
 

@@ -53,3 +53,8 @@ class Table:
     notes: tuple[str, ...] = ()
     most: int | None = None  # rows that people are shown; files have all
     total: bool = False  # the last row adds up the others
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The columns' keys, in order."""
+        return tuple(column.key for column in self.columns)

@@ -2,11 +2,12 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
-from flopwise.experiments.experiment import Experiment, TableOf, Values
+from flopwise.experiments.experiment import Experiment
 from flopwise.experiments.results import Answer, LabRun
 from flopwise.experiments.verdict import VERDICTS
 from flopwise.records.run import OK
@@ -28,7 +29,7 @@ def lab_view(found: LabRun) -> View:
     answers = found.answers()
     tables = [verdicts_table(found, answers)]
     for one in answers:
-        tables += [shown_table(table, f"{one.result.experiment}: {table.title}") for table in one.tables]
+        tables += [replace(table, title=f"{one.result.experiment}: {table.title}") for table in one.tables]
     return View(tables, _document(found, answers))
 
 
@@ -93,20 +94,8 @@ def _busy(found: LabRun) -> list[str]:
     return [f"the machine was busy when {which} began: a load of up to {busy[worst]:.1f} on {cores} cores"]
 
 
-def shown_table(table: TableOf, title: str = "") -> Table:
-    """An experiment's table; a column's unit follows from its name."""
-    columns = tuple(_column(key, heading, table.rows) for key, heading in table.columns.items())
-    return Table("lab-rows", title or table.title, columns, tuple(table.rows), table.notes)
-
-
-def _column(key: str, heading: str, rows: Values) -> Column:
-    long = any(len(row[key]) > _SENTENCE for row in rows if isinstance(row.get(key), str))
-    return Column(key, heading, SENTENCE if long else "")
-
-
 _NOT_JUDGED = "as stored, not judged again"
 _BUSY = 1.5  # runnable threads for each core: what the lab itself adds is less
-_SENTENCE = 40  # characters: a longer cell may be broken into lines
 
 
 def _document(found: LabRun, answers: Sequence[Answer]) -> dict[str, Any]:

@@ -10,10 +10,11 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from flopwise import units
-from flopwise.experiments.experiment import Axis, Experiment, Picture, Rule, TableOf, columns, line, scatter
+from flopwise.experiments.experiment import Axis, Experiment, Picture, Rule, columns, line, scatter, table_of
 from flopwise.experiments.rows import Row, fields, select
 from flopwise.experiments.verdict import Check, each, require, said
 from flopwise.records.experiment import Place
+from flopwise.records.table import Table
 
 if TYPE_CHECKING:
     import torch
@@ -195,7 +196,7 @@ def draw(rows: Rows, place: Place) -> list[Picture]:
     ]
 
 
-def tabulate(rows: Rows, place: Place) -> list[TableOf]:
+def tabulate(rows: Rows, place: Place) -> list[Table]:
     headings = columns("sum", "terms", way="added", shown="1000 × 0.01", held="0.01 is held as")
     headings |= columns(wrong_terms="error of the terms", wrong_adding="error of the additions")
     headings |= columns(wrong_worst="at worst on the way", step="steps at ten")
@@ -210,7 +211,7 @@ def tabulate(rows: Rows, place: Place) -> list[TableOf]:
         | {"wrong_worst": "" if row.worst_share is None else f"{100 * row.worst_share:.2g} %"}
         for row in select(rows, Sum)
     ]
-    return [TableOf("0.01 added a thousand times", headings, shown)]
+    return [table_of("0.01 added a thousand times", headings, shown)]
 
 
 EXPERIMENT = Experiment(5, "accumulation", LINE, CLAIM, (Sum, Running), measure, judge, draw, tabulate)

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from flopwise import units
 from flopwise.errors import FlopwiseError, one_line
-from flopwise.experiments.experiment import Axis, Experiment, Picture, TableOf, columns, line
+from flopwise.experiments.experiment import Axis, Experiment, Picture, columns, line, table_of
 from flopwise.experiments.rows import Row, Timed, by, fields, select, values
 from flopwise.experiments.verdict import INCONCLUSIVE, Check, each, holds, require, said
 from flopwise.records.experiment import Place
+from flopwise.records.table import Table
 from flopwise.spec.dtypes import item_bytes
 from flopwise.statistics import FEWEST
 
@@ -396,7 +397,7 @@ def draw(rows: Rows, place: Place) -> list[Picture]:
     ]
 
 
-def tabulate(rows: Rows, place: Place) -> list[TableOf]:
+def tabulate(rows: Rows, place: Place) -> list[Table]:
     kept, missing = select(rows, Kept), select(rows, Missing)
     exponents = [
         {key: round(value, 2) if isinstance(value, float) else value for key, value in row.items()}
@@ -414,11 +415,11 @@ def tabulate(rows: Rows, place: Place) -> list[TableOf]:
     of_points |= columns(saved_bytes="kept for backward")
     of_points |= columns(peak_bytes="allocator's peak") if place.on_gpu else {}
     return [
-        TableOf("exponents of the context", of_growth, exponents),
-        TableOf("the N × N matrix in the memory snapshot", of_matrix, matrices),
-        TableOf("the largest tensors that are there when backward begins, in the snapshot", of_kept, values(kept)),
-        TableOf("forward and backward", of_points, values(points)),
-        TableOf("not measured", columns(how="attention", context="context", why="why"), values(missing)),
+        table_of("exponents of the context", of_growth, exponents),
+        table_of("the N × N matrix in the memory snapshot", of_matrix, matrices),
+        table_of("the largest tensors that are there when backward begins, in the snapshot", of_kept, values(kept)),
+        table_of("forward and backward", of_points, values(points)),
+        table_of("not measured", columns(how="attention", context="context", why="why"), values(missing)),
     ]
 
 

@@ -23,10 +23,11 @@ from flopwise.experiments.autocast_rows import (
     Refused,
     Whole,
 )
-from flopwise.experiments.experiment import Axis, Experiment, Picture, TableOf, columns, scatter
+from flopwise.experiments.experiment import Axis, Experiment, Picture, columns, scatter, table_of
 from flopwise.experiments.rows import fields, select, values
 from flopwise.experiments.verdict import NOT_MEASURABLE, Check, each, holds, require, said
 from flopwise.records.experiment import Place
+from flopwise.records.table import Table
 from flopwise.spec.workload import OpSpec, workload
 
 if TYPE_CHECKING:
@@ -216,7 +217,7 @@ def draw(rows: Rows, place: Place) -> list[Picture]:
     ]
 
 
-def tabulate(rows: Rows, place: Place) -> list[TableOf]:
+def tabulate(rows: Rows, place: Place) -> list[Table]:
     under = {f"{precision}_dtype": f"under {precision}" for precision in PRECISIONS}
     gradients = {f"{precision}_gradient_dtype": f"its gradient, {precision}" for precision in PRECISIONS}
     wholes = _side_by_side(values(select(rows, Whole)), ("model", "rules", "what", "tensors"))
@@ -234,12 +235,12 @@ def tabulate(rows: Rows, place: Place) -> list[TableOf]:
         tables.append(_table(f"every module's output: {model}, {rules}", of_modules, mine[0]))
         tables.append(_table(f"every operation: {model}, {rules}", of_calls, mine[1]))
     headings = columns("model", precision="autocast", why="why")
-    return [*tables, TableOf("not audited", headings, values(select(rows, Refused)))]
+    return [*tables, table_of("not audited", headings, values(select(rows, Refused)))]
 
 
-def _table(title: str, headings: Mapping[str, str], rows: Sequence[Mapping[str, Any]]) -> TableOf:
+def _table(title: str, headings: Mapping[str, str], rows: Sequence[Mapping[str, Any]]) -> Table:
     """With the columns that some row has: of one precision alone, where the other was refused."""
-    return TableOf(title, {key: text for key, text in headings.items() if any(key in row for row in rows)}, rows)
+    return table_of(title, {key: text for key, text in headings.items() if any(key in row for row in rows)}, rows)
 
 
 KINDS = (Whole, Module, Call, Refused)

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flopwise import units
-from flopwise.experiments.experiment import Axis, Experiment, Picture, Rule, TableOf, bar, columns, line
+from flopwise.experiments.experiment import Axis, Experiment, Picture, Rule, bar, columns, line, table_of
 from flopwise.experiments.rows import Interval, Timed, fields, select
 from flopwise.experiments.verdict import Check, least_certain, require, said, within
 from flopwise.records.experiment import Place
+from flopwise.records.table import Table
 
 if TYPE_CHECKING:
     from flopwise.experiments.bench import Bench
@@ -191,16 +192,16 @@ def draw(rows: Rows, place: Place) -> list[Picture]:
     ]
 
 
-def tabulate(rows: Rows, place: Place) -> list[TableOf]:
+def tabulate(rows: Rows, place: Place) -> list[Table]:
     time = columns(gpu_ns="GPU") if place.on_gpu else columns(wall_ns="time")
     strided = columns("stride", used_bytes="used") | time | columns(used_bytes_per_s="bandwidth")
     strided |= columns(left_share="of stride 1's", expected_share="1/s", each_bytes="cost of a number")
     note = "cost of a number: the bytes that the bandwidth at stride 1 would have moved in that time"
-    tables = [TableOf(f"every s-th fp32 number of {units.size(rows[0].span_bytes)}", strided, shares(rows), (note,))]
+    tables = [table_of(f"every s-th fp32 number of {units.size(rows[0].span_bytes)}", strided, shares(rows), (note,))]
     if square := select(rows, Matrix):
         matrix = columns(way="order", used_bytes="used") | time | columns(used_bytes_per_s="bandwidth")
         title = f"a row-major fp32 matrix of {square[0].side} × {square[0].side}"
-        tables.append(TableOf(title, matrix, [fields(row) for row in square]))
+        tables.append(table_of(title, matrix, [fields(row) for row in square]))
     return tables
 
 

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 
 from flopwise import units
 from flopwise.errors import Unsupported
-from flopwise.experiments.experiment import Axis, Experiment, Picture, Rule, TableOf, columns, scatter, span
+from flopwise.experiments.experiment import Axis, Experiment, Picture, Rule, columns, scatter, span, table_of
 from flopwise.experiments.rows import Row, fields, select
 from flopwise.experiments.verdict import Check, holds, require, said
 from flopwise.records.experiment import Place
+from flopwise.records.table import Table
 
 if TYPE_CHECKING:
     import torch
@@ -207,11 +208,11 @@ def draw(rows: Rows, place: Place) -> list[Picture]:
     ]
 
 
-def tabulate(rows: Rows, place: Place) -> list[TableOf]:
+def tabulate(rows: Rows, place: Place) -> list[Table]:
     headings = columns("format", each_bytes="size", largest="largest", smallest_normal="smallest normal")
     headings |= columns(smallest_subnormal="smallest subnormal", resolution="step at 1", tiny_held="1e-8 is held as")
     headings |= columns(layer_bytes="weight of a layer 12k → 48k", how="how it was measured")
-    return [TableOf("what each format can hold", headings, [fields(row) for row in rows])]
+    return [table_of("what each format can hold", headings, [fields(row) for row in rows])]
 
 
 EXPERIMENT = Experiment(4, "data-types", LINE, CLAIM, (Format, NotMeasured), measure, judge, draw, tabulate)

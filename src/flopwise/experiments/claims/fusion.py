@@ -11,11 +11,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from flopwise import units
-from flopwise.experiments.experiment import Axis, Experiment, Picture, TableOf, bar, columns, scatter
+from flopwise.experiments.experiment import Axis, Experiment, Picture, bar, columns, scatter, table_of
 from flopwise.experiments.rows import Moved, by, fields
 from flopwise.experiments.verdict import Check, each, least_certain, memory_bound, require, said, within
 from flopwise.records.experiment import Place
 from flopwise.records.run import STEP
+from flopwise.records.table import Table
 
 if TYPE_CHECKING:
     import torch
@@ -210,13 +211,13 @@ def draw(rows: Rows, place: Place) -> list[Picture]:
     ]
 
 
-def tabulate(rows: Rows, place: Place) -> list[TableOf]:
+def tabulate(rows: Rows, place: Place) -> list[Table]:
     headings = columns("chain", "way", kernels="kernels" if place.on_gpu else "operations", moved_bytes="moved")
     headings |= columns(wall_ns="wall") | (columns(gpu_ns="GPU", peak_bytes="memory taken") if place.on_gpu else {})
     headings |= columns(rate_bytes_per_s="bandwidth", times_faster="times faster", times_fewer="times fewer bytes")
     notes = ("moved: counted from the tensors that each operation reads and writes",)
     title = f"{units.count(rows[0].n)} numbers in fp32"
-    return [TableOf(title, headings | columns(off="error"), with_gains(rows), notes)]
+    return [table_of(title, headings | columns(off="error"), with_gains(rows), notes)]
 
 
 EXPERIMENT = Experiment(8, "fusion", LINE, CLAIM, (Chain,), measure, judge, draw, tabulate)

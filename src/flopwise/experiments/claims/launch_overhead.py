@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from flopwise import units
-from flopwise.experiments.experiment import Axis, Experiment, Picture, TableOf, columns, line
+from flopwise.experiments.experiment import Axis, Experiment, Picture, columns, line, table_of
 from flopwise.experiments.rows import Interval, Moved, fields
 from flopwise.experiments.verdict import NOT_MEASURABLE, Check, holds, least_certain, require, said, within
 from flopwise.records.experiment import Place
+from flopwise.records.table import Table
 
 if TYPE_CHECKING:
     from flopwise.experiments.bench import Bench
@@ -131,7 +132,7 @@ def draw(rows: Rows, place: Place) -> list[Picture]:
     return pictures
 
 
-def tabulate(rows: Rows, place: Place) -> list[TableOf]:
+def tabulate(rows: Rows, place: Place) -> list[Table]:
     headings = columns(how="what", n="numbers", moved_bytes="moved", wall_ns="wall")
     if place.on_gpu:
         headings |= columns(launch_ns="launch", gpu_ns="GPU", host_share="not the GPU's work")
@@ -139,7 +140,7 @@ def tabulate(rows: Rows, place: Place) -> list[TableOf]:
         "GPU: includes the clock's own cost, which many adds in a row share; not the GPU's work: so much at least",
     )
     shown = [fields(row) | {"host_share": row.host_share} for row in rows]
-    return [TableOf("time per operation", headings, shown, notes if place.on_gpu else ())]
+    return [table_of("time per operation", headings, shown, notes if place.on_gpu else ())]
 
 
 EXPERIMENT = Experiment(3, "launch-overhead", LINE, CLAIM, (Add,), measure, judge, draw, tabulate)

@@ -10,10 +10,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from flopwise import units
-from flopwise.experiments.experiment import Axis, Experiment, Picture, Rule, TableOf, bar, columns, line
+from flopwise.experiments.experiment import Axis, Experiment, Picture, Rule, bar, columns, line, table_of
 from flopwise.experiments.rows import Moved, by, fields, select
 from flopwise.experiments.verdict import Check, least_certain, memory_bound, require, said, within
 from flopwise.records.experiment import Place
+from flopwise.records.table import Table
 
 if TYPE_CHECKING:
     from flopwise.experiments.bench import Bench
@@ -158,11 +159,11 @@ def draw(rows: Rows, place: Place) -> list[Picture]:
     ]
 
 
-def tabulate(rows: Rows, place: Place) -> list[TableOf]:
+def tabulate(rows: Rows, place: Place) -> list[Table]:
     headings = columns("format", "numbers", intensity="FLOP per byte", moved_bytes="moved", predicted_ns="predicted")
     headings |= columns(device_ns="measured", rate_bytes_per_s="bandwidth", copy_bytes_per_s="of a copy")
     headings |= columns(copy_share="share of a copy's", work_flops_per_s="rate")
-    return [TableOf("ReLU by format", headings, compared(rows))]
+    return [table_of("ReLU by format", headings, compared(rows))]
 
 
 EXPERIMENT = Experiment(7, "low-precision", LINE, CLAIM, (Relu, Copy), measure, judge, draw, tabulate)

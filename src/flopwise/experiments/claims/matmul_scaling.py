@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 from msgspec import Meta
 
 from flopwise import units
-from flopwise.experiments.experiment import Axis, Experiment, Picture, TableOf, columns, line
+from flopwise.experiments.experiment import Axis, Experiment, Picture, columns, line, table_of
 from flopwise.experiments.rows import Interval, Row, Timed, by, fields, select
 from flopwise.experiments.verdict import Check, least_certain, require, said, within
 from flopwise.predict.flops import matmul_flops
 from flopwise.records.experiment import Place
+from flopwise.records.table import Table
 
 if TYPE_CHECKING:
     import torch
@@ -198,7 +199,7 @@ def draw(rows: Rows, place: Place) -> list[Picture]:
     return pictures if any(row["peak_share"] for row in products) else [pictures[0], pictures[2]]
 
 
-def tabulate(rows: Rows, place: Place) -> list[TableOf]:
+def tabulate(rows: Rows, place: Place) -> list[Table]:
     products = with_peak(rows, place)
     headings = columns("precision", n="size", device_ns="time", rate_flops_per_s="rate")
     if any(row["peak_share"] for row in products):
@@ -206,7 +207,7 @@ def tabulate(rows: Rows, place: Place) -> list[TableOf]:
     notes = [f"{row.precision} from {row.n} on: {row.note}" for row in select(rows, Skipped)]
     if place.on_gpu:
         notes.append("time: the GPU's alone, with launches queued before; small matrices lie in the L2 cache")
-    return [TableOf("square matmuls", headings, products, tuple(notes))]
+    return [table_of("square matmuls", headings, products, tuple(notes))]
 
 
 EXPERIMENT = Experiment(1, "matmul-scaling", LINE, CLAIM, (Product, Skipped), measure, judge, draw, tabulate)

@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 from flopwise import units
 from flopwise.errors import Unsupported
-from flopwise.experiments.experiment import Axis, Experiment, Picture, Rule, TableOf, columns, line, scatter
+from flopwise.experiments.experiment import Axis, Experiment, Picture, Rule, columns, line, scatter, table_of
 from flopwise.experiments.host_code import compile_host
 from flopwise.experiments.rows import Interval, Row, Timed, by, exact, fields, select
 from flopwise.experiments.verdict import NOT_MEASURABLE, Check, require, said, within
 from flopwise.records.experiment import Place
+from flopwise.records.table import Table
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -314,7 +315,7 @@ def _sized(rows: Sequence[Latency | CpuLatency | Bandwidth]) -> list[dict[str, A
     return [fields(row) | {"set_kib": row.set_bytes / 2**10} for row in rows if row.set_bytes]
 
 
-def tabulate(rows: Rows, place: Place) -> list[TableOf]:
+def tabulate(rows: Rows, place: Place) -> list[Table]:
     headings = columns(level="memory", set_bytes="working set", latency_ns="latency")
     headings |= columns(latency_cycles="in cycles") if place.on_gpu else {}
     shown = [
@@ -323,7 +324,7 @@ def tabulate(rows: Rows, place: Place) -> list[TableOf]:
     ]
     notes = ["registers: a step of a chain of instructions, each of which needs the last one's result"]
     notes += ["bandwidth of registers: counted, 16 bytes for each multiply-add"] if place.on_gpu else []
-    return [TableOf("from near to far", headings | columns(read_bytes_per_s="bandwidth"), shown, tuple(notes))]
+    return [table_of("from near to far", headings | columns(read_bytes_per_s="bandwidth"), shown, tuple(notes))]
 
 
 KINDS = (Cache, Bandwidth, CpuLatency, Latency)

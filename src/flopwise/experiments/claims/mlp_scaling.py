@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from flopwise import units
-from flopwise.experiments.experiment import Axis, Experiment, Picture, TableOf, columns, line
+from flopwise.experiments.experiment import Axis, Experiment, Picture, columns, line, table_of
 from flopwise.experiments.rows import Interval, Row, Timed, by, exact, fields
 from flopwise.experiments.verdict import CONFIRMED, INCONCLUSIVE, REFUTED, Check, least_certain, require, said, within
 from flopwise.predict.flops import matmul_flops
 from flopwise.records.experiment import Place
+from flopwise.records.table import Table
 
 if TYPE_CHECKING:
     from flopwise.experiments.bench import Bench
@@ -257,7 +258,7 @@ def draw(rows: Rows, place: Place) -> list[Picture]:
     ]
 
 
-def tabulate(rows: Rows, place: Place) -> list[TableOf]:
+def tabulate(rows: Rows, place: Place) -> list[Table]:
     times = columns(axis="scaled", factor="times", work_flops="FLOPs", wall_ns="wall")
     grew = columns(axis="scaled", factor="times", work_grew="work ×", wall_grew="wall ×")
     if place.on_gpu:
@@ -269,7 +270,7 @@ def tabulate(rows: Rows, place: Place) -> list[TableOf]:
         f"{base.steps} steps of an MLP of {base.layers} layers of {base.width}, batch {base.batch}, and more of each"
     )
     growth = [fields(one) | {"why": one.why} for one in growths(rows).values()]
-    return [TableOf(title, times, [fields(row) for row in rows]), TableOf("how much it grew", grew, growth)]
+    return [table_of(title, times, [fields(row) for row in rows]), table_of("how much it grew", grew, growth)]
 
 
 EXPERIMENT = Experiment(2, "mlp-scaling", LINE, CLAIM, (Scaled,), measure, judge, draw, tabulate)

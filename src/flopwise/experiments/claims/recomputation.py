@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from flopwise import units
-from flopwise.experiments.experiment import Axis, Experiment, Picture, TableOf, bar, columns, scatter
+from flopwise.experiments.experiment import Axis, Experiment, Picture, bar, columns, scatter, table_of
 from flopwise.experiments.rows import Interval, Moved, Timed, by, fields, select, values
 from flopwise.experiments.verdict import INCONCLUSIVE, Check, holds, least_certain, require, said, within
 from flopwise.records.experiment import Place
+from flopwise.records.table import Table
 from flopwise.spec.model import ModelSpec
 from flopwise.spec.workload import Workload, workload
 
@@ -328,7 +329,7 @@ def _with_steps(rows: Rows) -> list[dict[str, Any]]:
     return [row | {"step_ns": steps[row["every"]], "extra_share": extra[row["every"]]} for row in shown]
 
 
-def tabulate(rows: Rows, place: Place) -> list[TableOf]:
+def tabulate(rows: Rows, place: Place) -> list[Table]:
     blocks, steps = select(rows, Blocks), _with_steps(rows)
     of_sigmoids = columns("way", n="numbers", accesses="reads and writes") | columns("moved_bytes", "wall_ns")
     of_steps = columns(label="blocks in a segment", segments="segments", kept_bytes="kept after forward")
@@ -344,10 +345,10 @@ def tabulate(rows: Rows, place: Place) -> list[TableOf]:
         notes.append("step, wall: launched one by one; where it is the launches' time, they set the pace")
     title = f"forward, loss and backward of {blocks[0].workload if blocks else ''}"
     return [
-        TableOf(
+        table_of(
             "three sigmoids, forward and backward", of_sigmoids | columns(off="error"), values(select(rows, Sigmoids))
         ),
-        TableOf(title, of_steps, steps, tuple(notes)),
+        table_of(title, of_steps, steps, tuple(notes)),
     ]
 
 

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from flopwise import units
 from flopwise.errors import FlopwiseError
-from flopwise.experiments.experiment import Axis, Experiment, Picture, TableOf, columns, line
+from flopwise.experiments.experiment import Axis, Experiment, Picture, columns, line, table_of
 from flopwise.experiments.rows import Row, by, values
 from flopwise.experiments.verdict import INCONCLUSIVE, REFUTED, Check, holds, require, said
 from flopwise.records.experiment import Place
+from flopwise.records.table import Table
 from flopwise.spec.dtypes import item_bytes
 
 if TYPE_CHECKING:
@@ -322,7 +323,7 @@ def draw(rows: Rows, place: Place) -> list[Picture]:
     ]
 
 
-def tabulate(rows: Rows, place: Place) -> list[TableOf]:
+def tabulate(rows: Rows, place: Place) -> list[Table]:
     headings = columns("dtype", "context", how="softmax", phase="pass", softmax_ns="softmax", matmul_ns="matmuls")
     headings |= columns(
         rest_ns="scale, mask, rest", time_share="softmax's share of the time", flops_share="of the FLOPs"
@@ -333,7 +334,7 @@ def tabulate(rows: Rows, place: Place) -> list[TableOf]:
     first = rows[0]
     title = f"attention, batch {first.batch}, head size {first.head_dim}, by the {first.source}"
     notes = ("a share is of softmax and matmuls together; of the FLOPs it is known where the trace has the sizes",)
-    return [TableOf(title, headings, values(rows, *DERIVED), notes)]
+    return [table_of(title, headings, values(rows, *DERIVED), notes)]
 
 
 EXPERIMENT = Experiment(15, "softmax-vs-matmul", LINE, CLAIM, (Attention,), measure, judge, draw, tabulate)

@@ -15,11 +15,12 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from flopwise import units
-from flopwise.experiments.experiment import Axis, Experiment, Picture, Rule, TableOf, bar, columns, line
+from flopwise.experiments.experiment import Axis, Experiment, Picture, Rule, bar, columns, line, table_of
 from flopwise.experiments.rows import Interval, Row, Timed, by, fields, select, values
 from flopwise.experiments.verdict import NOT_MEASURABLE, Check, holds, require, said, within
 from flopwise.predict.flops import matmul_flops
 from flopwise.records.experiment import Place
+from flopwise.records.table import Table
 
 if TYPE_CHECKING:
     from flopwise.experiments.bench import Bench
@@ -323,17 +324,17 @@ def draw(rows: Rows, place: Place) -> list[Picture]:
     return pictures
 
 
-def tabulate(rows: Rows, place: Place) -> list[TableOf]:
+def tabulate(rows: Rows, place: Place) -> list[Table]:
     tables = []
     if squares := with_waves(rows):
         headings = columns(how="what", n="size") | columns("tile", "tiles", "waves", last_share="last wave full to")
         headings |= columns(device_ns="time", rate_flops_per_s="rate")
         note = f"{squares[0]['sms']} multiprocessors; the library's tile is read from its kernel's name"
-        tables.append(TableOf("square matmuls in bf16", headings, squares, (note,)))
+        tables.append(table_of("square matmuls in bf16", headings, squares, (note,)))
     if aligned := select(rows, Aligned):
         headings = columns(divisor="divides K", k="K", device_ns="time", rate_flops_per_s="rate")
         side, dtype = aligned[0].side, aligned[0].dtype
-        tables.append(TableOf(f"{side} × K times K × {side}, {dtype}", headings, values(aligned)))
+        tables.append(table_of(f"{side} × K times K × {side}, {dtype}", headings, values(aligned)))
     return tables
 
 

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flopwise import units
-from flopwise.experiments.experiment import Axis, Experiment, Picture, Rule, TableOf, bar, columns, scatter
+from flopwise.experiments.experiment import Axis, Experiment, Picture, Rule, bar, columns, scatter, table_of
 from flopwise.experiments.host_code import compile_host
 from flopwise.experiments.rows import Timed, by, fields
 from flopwise.experiments.verdict import Check, least_certain, require, said, within
 from flopwise.records.experiment import Place
+from flopwise.records.table import Table
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -239,11 +240,11 @@ def draw(rows: Rows, place: Place) -> list[Picture]:
     return pictures if place.bandwidth else pictures[:2]
 
 
-def tabulate(rows: Rows, place: Place) -> list[TableOf]:
+def tabulate(rows: Rows, place: Place) -> list[Table]:
     headings = columns(way="how", asked_bytes="asked of memory (counted)", device_ns="time", faster="against naive")
     headings |= columns(done_flops_per_s="done", asked_bytes_per_s="asked for, by time", off="largest error")
     title = f"an fp32 product of {rows[0].rows} × {rows[0].side} × {rows[0].side}"
-    return [TableOf(title, headings, _with_rates(rows))]
+    return [table_of(title, headings, _with_rates(rows))]
 
 
 EXPERIMENT = Experiment(11, "tiling", LINE, CLAIM, (Matmul,), measure, judge, draw, tabulate)

@@ -15,10 +15,11 @@ import msgspec
 
 from flopwise import units
 from flopwise.errors import FlopwiseError, one_line
-from flopwise.experiments.experiment import Axis, Experiment, Picture, Rule, TableOf, bar, columns, line
+from flopwise.experiments.experiment import Axis, Experiment, Picture, Rule, bar, columns, line, table_of
 from flopwise.experiments.rows import Row, fields, values
 from flopwise.experiments.verdict import REFUTED, Check, holds, require, said
 from flopwise.records.experiment import Place
+from flopwise.records.table import Table
 from flopwise.spec.workload import Workload, workload
 
 if TYPE_CHECKING:
@@ -159,11 +160,11 @@ def draw(rows: Rows, place: Place) -> list[Picture]:
     ]
 
 
-def tabulate(rows: Rows, place: Place) -> list[TableOf]:
+def tabulate(rows: Rows, place: Place) -> list[Table]:
     headings = columns(warmups="warm-up steps", mean_ns="mean of ten", spread_ns="standard deviation")
     headings |= columns(off_share="error", spread_share="spread", steady_ns="steady step")
     title = f"a training step of {rows[0].workload}, cold starts: {max(row.start for row in rows)}"
-    return [TableOf(title, headings, values(summaries(rows)))]
+    return [table_of(title, headings, values(summaries(rows)))]
 
 
 EXPERIMENT = Experiment(16, "warmup", LINE, CLAIM, (Step,), measure, judge, draw, tabulate, takes_workload=True)

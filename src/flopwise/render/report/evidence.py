@@ -92,7 +92,7 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Picture:
+class ChartBlock:
     """A chart, drawn when it is needed, with the sentence that says what it shows."""
 
     key: str
@@ -129,7 +129,7 @@ class Advice:
     kernels: tuple[tuple[tuple[str, str], ...], ...]
 
 
-Block = str | Picture | TableBlock | Advice
+Block = str | ChartBlock | TableBlock | Advice
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from functools import partial
 
 from flopwise.experiments.results import Answer, LabRun
 from flopwise.render.lab_charts import picture_chart
-from flopwise.render.lab_view import shown_table, verdicts_table
-from flopwise.render.report.evidence import MEASURED, Block, Picture, Section, TableBlock, slug
+from flopwise.render.lab_view import verdicts_table
+from flopwise.render.report.evidence import MEASURED, Block, ChartBlock, Section, TableBlock, slug
 
 _LONGEST = 60  # of a key: a number after it must not be cut off
 
@@ -29,7 +29,7 @@ def _section(answer: Answer, key: str) -> Section:
     name = answer.result.experiment
     blocks: list[Block] = [f"Claim: {answer.claim}", f"Verdict: {answer.verdict.word}: {answer.verdict.why}"]
     blocks += [
-        Picture(
+        ChartBlock(
             f"{key}-{i}",
             partial(picture_chart, one, titled=False),
             _caption(one.title, one.caption),
@@ -37,7 +37,7 @@ def _section(answer: Answer, key: str) -> Section:
         )
         for i, one in enumerate(answer.pictures, 1)
     ]
-    blocks += [TableBlock(shown_table(table)) for table in answer.tables]
+    blocks += [TableBlock(table) for table in answer.tables]
     blocks += answer.problems
     if answer.result.quick:
         blocks.append("Measured with --quick: fewer sizes and samples.")

@@ -11,7 +11,7 @@ from flopwise.records.finding import Finding
 from flopwise.records.table import Table
 from flopwise.render.charts import NOT_DRAWN, readable
 from flopwise.render.findings_view import options
-from flopwise.render.report.evidence import Advice, Block, Picture, Report, ReportPart, Section, TableBlock
+from flopwise.render.report.evidence import Advice, Block, ChartBlock, Report, ReportPart, Section, TableBlock
 from flopwise.render.report.sections import sections, side_by_side
 from flopwise.render.report.verdict import saving, short_command, verdict
 from flopwise.render.table import escaped, markdown
@@ -29,13 +29,16 @@ def markdown_report(report: Report, pictures: Mapping[str, str] | None = None) -
     return "\n".join(parts) + made
 
 
-def pictures_of(report: Report) -> dict[str, Picture]:
+def pictures_of(report: Report) -> dict[str, ChartBlock]:
     """Every chart of the report by its key."""
     together = side_by_side(report.parts)
     found = [("", together)] if together else []
     found += [(prefix, s) for part, prefix in zip(report.parts, report.prefixes(), strict=True) for s in sections(part)]
     return {
-        prefix + block.key: block for prefix, section in found for block in section.blocks if isinstance(block, Picture)
+        prefix + block.key: block
+        for prefix, section in found
+        for block in section.blocks
+        if isinstance(block, ChartBlock)
     }
 
 
@@ -59,7 +62,7 @@ def _section(section: Section, prefix: str, pictures: Mapping[str, str]) -> str:
 
 def _block(block: Block, prefix: str, pictures: Mapping[str, str]) -> str:
     match block:
-        case Picture():
+        case ChartBlock():
             return _picture(block, pictures.get(prefix + block.key), bool(pictures))
         case TableBlock(folded=True):
             return ""
@@ -71,14 +74,14 @@ def _block(block: Block, prefix: str, pictures: Mapping[str, str]) -> str:
             return f"{_plain(block)}\n"
 
 
-def _picture(picture: Picture, address: str | None, drawn: bool) -> str:
+def _picture(picture: ChartBlock, address: str | None, drawn: bool) -> str:
     caption = _plain(picture.caption)
     if address:
         return f"![{caption}]({quote(address)})\n\n{caption} ({_plain(picture.how)})\n"
     return f"{NOT_DRAWN} {caption}\n" if drawn or (picture.doubtful and _fails(picture)) else ""
 
 
-def _fails(picture: Picture) -> bool:
+def _fails(picture: ChartBlock) -> bool:
     """Whether the chart cannot be drawn of its rows; where the package is missing, nobody knows."""
     try:
         return readable(picture.draw) is None

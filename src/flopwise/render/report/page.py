@@ -23,7 +23,7 @@ from flopwise.render.report.evidence import (
     SPECIFIED,
     Advice,
     Block,
-    Picture,
+    ChartBlock,
     Report,
     ReportPart,
     Section,
@@ -100,7 +100,7 @@ def _section(section: Section, prefix: str, level: int, charts: dict[str, Any]) 
 
 def _block(block: Block, key: str, prefix: str, charts: dict[str, Any]) -> str:
     match block:
-        case Picture():
+        case ChartBlock():
             return _picture(block, prefix, charts)
         case TableBlock():
             return _table(block, key, prefix)
@@ -110,7 +110,7 @@ def _block(block: Block, key: str, prefix: str, charts: dict[str, Any]) -> str:
             return f"<p>{_text(block)}</p>"
 
 
-def _picture(picture: Picture, prefix: str, charts: dict[str, Any]) -> str:
+def _picture(picture: ChartBlock, prefix: str, charts: dict[str, Any]) -> str:
     spec = readable(picture.draw)
     if spec is None:
         return f"<figure><p>{NOT_DRAWN}</p><figcaption>{_text(picture.caption)}</figcaption></figure>"
@@ -122,7 +122,7 @@ def _picture(picture: Picture, prefix: str, charts: dict[str, Any]) -> str:
     )
 
 
-def _into(picture: Picture, name: str) -> str:
+def _into(picture: ChartBlock, name: str) -> str:
     """The parts one can go into, for the keyboard; hidden until the page's code runs."""
     if not picture.parts:
         return ""

@@ -20,7 +20,7 @@ from flopwise.render.memory_charts import predicted_chart
 from flopwise.render.memory_charts import timeline_chart as memory_timeline
 from flopwise.render.names import unique_names
 from flopwise.render.report import evidence
-from flopwise.render.report.evidence import Advice, Block, Picture, ReportPart, Section, TableBlock
+from flopwise.render.report.evidence import Advice, Block, ChartBlock, ReportPart, Section, TableBlock
 from flopwise.render.report.lab_sections import lab_sections
 from flopwise.render.report.verdict import short_command
 from flopwise.render.roofline_view import ON_A_PAGE, POINTS, drawn, roofline_view
@@ -51,7 +51,7 @@ def _tuning(tuning: Tuning) -> list[Section]:
     return [*found, *([Section("falls", "Before and after", falls)] if falls else [])]
 
 
-def _tune_pictures(tuning: Tuning) -> list[Picture]:
+def _tune_pictures(tuning: Tuning) -> list[ChartBlock]:
     timed = [a for a in tuning.attempts if a.before_ns is not None and a.after_ns is not None]
     rows = [
         {"name": name, "before_ms": (a.before_ns or 0) / 1e6, "after_ms": (a.after_ns or 0) / 1e6}
@@ -65,11 +65,11 @@ def _tune_pictures(tuning: Tuning) -> list[Picture]:
     pictures = []
     if rows:
         caption = "The step before and after each change, in interleaved runs where the GPU has room for both."
-        pictures.append(Picture("attempts", lambda: run_charts.before_after_chart(rows), caption))
+        pictures.append(ChartBlock("attempts", lambda: run_charts.before_after_chart(rows), caption))
     if savings:
         caption = "What each change was predicted to save of a step, and what it saved. On the line, the prediction was right."
         pictures.append(
-            Picture(
+            ChartBlock(
                 "predicted-measured", lambda: run_charts.predicted_measured_chart(savings), caption, how=evidence.BOTH
             )
         )
@@ -113,7 +113,7 @@ def _waterfall(part: ReportPart) -> Section | None:
         return None
     step = units.duration(found.step_ns)
     caption = f"From the useful work at the chip's peak rate to the measured step of {step}: the parts add up."
-    picture = Picture("waterfall", lambda: step_charts.waterfall_chart(found, ""), caption, how=evidence.SPLIT)
+    picture = ChartBlock("waterfall", lambda: step_charts.waterfall_chart(found, ""), caption, how=evidence.SPLIT)
     table = TableBlock(waterfall_table(found, bars=False), how=evidence.SPLIT)
     return Section("waterfall", "Where every millisecond goes", (picture, table))
 
@@ -129,7 +129,10 @@ def _gpu_time(part: ReportPart) -> Section | None:
         use = "Click a part to go into it, double-click to come out; or choose it from the list."
         into = step_charts.icicle_parts(parts)
         chart = partial(step_charts.icicle_chart, parts)
-        blocks += [Picture("gpu-time", chart, caption, use=use, parts=into), TableBlock(_parts_table(e), folded=True)]
+        blocks += [
+            ChartBlock("gpu-time", chart, caption, use=use, parts=into),
+            TableBlock(_parts_table(e), folded=True),
+        ]
     blocks += [tables[key] for key in (explain_view.PHASE_TABLE, explain_view.MODULES, explain_view.IDLE)]
     blocks.append(replace(tables[explain_view.QUESTIONS], folded=True))
     return Section("gpu-time", "What the GPU does", tuple(blocks))
@@ -151,7 +154,7 @@ def _timeline(part: ReportPart) -> Section | None:
         f"each stream did, and how idle the GPU was. Pieces closer than {units.duration(found.pixel_ns)} are drawn as one, in "
         f"the colour of most of their time.{left_out}"
     )
-    picture = Picture("timeline", lambda: step_charts.timeline_chart(found), caption)
+    picture = ChartBlock("timeline", lambda: step_charts.timeline_chart(found), caption)
     return Section("timeline", "One step over time", (picture,))
 
 
@@ -172,7 +175,7 @@ def _roofline(part: ReportPart) -> Section | None:
         "Operations under the machine's roofs: FLOPs per byte across, FLOP/s upwards; the area of a dot is its time, of the "
         "whole trace and not of one step. A dot far below its roof has room."
     )
-    picture = Picture("roofline", lambda: drawn(found), caption, how=found.how)
+    picture = ChartBlock("roofline", lambda: drawn(found), caption, how=found.how)
     tables = roofline_view(found, ON_A_PAGE).tables
     titles = {POINTS: found.title}  # without `how`, which the block says
     shown = tuple(
@@ -188,10 +191,10 @@ def _memory(part: ReportPart) -> Section | None:
     blocks: list[Block] = []
     if found.devices and len(found.devices[0].timeline.event) > 1:
         caption = "Allocated memory over time, by owner; the strip below shows the phase."
-        blocks.append(Picture("memory", lambda: memory_timeline(found), caption, how=found.obtained))
+        blocks.append(ChartBlock("memory", lambda: memory_timeline(found), caption, how=found.obtained))
     if found.devices and found.predictions and found.obtained == evidence.MEASURED:
         caption = "Peak memory by owner, measured and predicted."
-        blocks.append(Picture("memory-predicted", lambda: predicted_chart(found), caption, how=evidence.BOTH))
+        blocks.append(ChartBlock("memory-predicted", lambda: predicted_chart(found), caption, how=evidence.BOTH))
     predicted = (memory_view.LEVERS, memory_view.NEEDED)
     open_ = (memory_view.SUMMARY, memory_view.OWNERS, *predicted)
     for table in memory_view.memory_view(found, place=False).tables:
@@ -205,7 +208,7 @@ def _pairs(part: ReportPart) -> Section | None:
         return None
     rows = [row for a, b, _ in part.pairs for row in _pair_rows(a, b)[:1]] + _pair_rows(*part.pairs[0][:2])[1:]
     caption = "Before and after, measured in interleaved runs; lines are 95 % intervals."
-    picture = Picture("before-after", lambda: run_charts.before_after_chart(rows), caption)
+    picture = ChartBlock("before-after", lambda: run_charts.before_after_chart(rows), caption)
     return Section(
         "before-after", "Before and after", (picture, TableBlock(comparison_view(part.pairs, (), ()).tables[0]))
     )
@@ -232,20 +235,20 @@ def _measured(part: ReportPart) -> Section | None:
         blocks += _sweep_pictures(axis, rows)
     elif len(points) > 1 and not part.pairs and part.tuning is None:
         caption = "The step of each point; lines are 95 % intervals."
-        blocks.append(Picture("points", lambda: run_charts.points_chart(rows), caption))
+        blocks.append(ChartBlock("points", lambda: run_charts.points_chart(rows), caption))
     if len(points) <= MOST_SAMPLED:
         caption = "Every sample, in the order taken, with the median and its 95 % interval. None is dropped."
-        blocks.append(Picture("samples", lambda: run_charts.samples_chart(points), caption))
+        blocks.append(ChartBlock("samples", lambda: run_charts.samples_chart(points), caption))
     folded = part.tuning is not None
     blocks += [TableBlock(table, folded=folded) for table in run_view(part.run, place=False).tables]
     return Section("measured", "What was measured", tuple(blocks))
 
 
-def _sweep_pictures(axis: str, rows: list[dict[str, Any]]) -> list[Picture]:
+def _sweep_pictures(axis: str, rows: list[dict[str, Any]]) -> list[ChartBlock]:
     """Every measure that several points have, over the size."""
     bands = {"wall_ms": "; bands: 95 % interval of the median"}
     return [
-        Picture(
+        ChartBlock(
             f"sweep-{measure}",
             partial(run_charts.sweep_chart, axis, rows, measure),
             f"{title[0].upper()}{title[1:]} over {axis}{bands.get(measure, '')}.",
@@ -265,7 +268,7 @@ def _predicted(part: ReportPart) -> Section | None:
     ]
     ceilings = " and ".join(sorted({one.how for one in steps}))
     caption = f"The step's time as measured, and as flopwise account predicts it from {ceilings} ceilings of this GPU."
-    picture = Picture("predicted-steps", lambda: run_charts.predicted_steps_chart(rows), caption, how=evidence.BOTH)
+    picture = ChartBlock("predicted-steps", lambda: run_charts.predicted_steps_chart(rows), caption, how=evidence.BOTH)
     shown = columns(
         "workload | measured_ns [ms] | predicted_ns [ms] | error [signed_share] | gpu_ns: GPU [ms] | "
         "predicted_gpu_ns: GPU predicted [ms] | bound: predicted bound"
@@ -282,7 +285,7 @@ def side_by_side(parts: Sequence[ReportPart]) -> Section | None:
         return None
     steps = [(name, e) for name, _, e in traced]
     caption = "A step of each trace, as traced: GPU time by class of work, and how long the GPU was idle."
-    picture = Picture("side-by-side", lambda: step_charts.phases_chart(steps), caption)
+    picture = ChartBlock("side-by-side", lambda: step_charts.phases_chart(steps), caption)
     rows = tuple(
         {
             "name": name,
