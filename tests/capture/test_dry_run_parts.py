@@ -3,7 +3,6 @@
 import contextlib
 from collections import Counter
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 import torch
@@ -99,14 +98,14 @@ def test_fake_tensors_live_and_die_like_real_ones_and_as_the_profiler_says(optio
 
 
 def test_the_policy_is_the_one_in_torchs_header():
-    header = Path(torch.__file__).parent / "include/ATen/autocast_mode.h"
-    if not header.exists():
+    """Of an older torch: a part of it."""
+    lists = policy.installed_lists()
+    if not lists:
         pytest.skip("this torch comes without its headers")
-    lists = policy.header_lists(header.read_text())
-    assert lists["LOWER_PRECISION_FP"] == policy.LOWER_PRECISION
-    assert lists["FP32"] == policy.FP32
-    assert lists["FP32_SET_OPT_DTYPE"] == policy.FP32_SET_DTYPE
-    assert lists["PROMOTE"] == policy.PROMOTE
+    known = policy.LOWER_PRECISION, policy.FP32, policy.FP32_SET_DTYPE, policy.PROMOTE
+    for name, ops in zip(("LOWER_PRECISION_FP", "FP32", "FP32_SET_OPT_DTYPE", "PROMOTE"), known, strict=True):
+        assert [op for op in lists[name] if op not in ops] == []
+        assert lists[name] == ops or torch.__version__ < "2.13"
 
 
 def test_ops_get_the_dtypes_that_cuda_autocast_gives_them():

@@ -29,7 +29,7 @@ def _shipped() -> Iterator[object]:
         for arch in case.archs:
             quick = arch == 90 and case.kernel not in compiled
             compiled |= {case.kernel} if quick else set()
-            marks = () if quick else (pytest.mark.slow, of_the_pinned_triton)
+            marks = (of_the_pinned_triton,) if quick else (of_the_pinned_triton, pytest.mark.slow)
             yield pytest.param(case, arch, id=f"{case.name}-sm_{arch}".replace(" ", "_"), marks=marks)
 
 

@@ -10,6 +10,8 @@ import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,8 +24,7 @@ def _names(text: str) -> list[str]:
     return text.split()
 
 
-# aten/src/ATen/autocast_mode.h, AT_FORALL_…, of torch 2.13; torch 2.11 has no rms_norm there. A test compares them with the
-# installed one.
+# aten/src/ATen/autocast_mode.h, AT_FORALL_…, of torch 2.13, for a torch that comes without its headers; a test compares them.
 LOWER_PRECISION = _names("""
     _convolution.deprecated _convolution conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d.input
     conv_transpose3d.input convolution prelu addmm addmv addr matmul einsum mm mv linalg_vecdot linear addbmm baddbmm bmm
@@ -109,12 +110,13 @@ def _is_cached(x: Tensor, dtype: torch.dtype) -> bool:
 def _policy(casts: _Casts) -> dict[str, Kernel]:
     """Every op's kernel under the autocast key; what only the CPU's own policy casts is let through."""
     policy: dict[str, Kernel] = {}
+    installed = installed_lists()
     for names, make in (
-        (LOWER_PRECISION, _lower_precision),
-        (FP32, _fp32),
-        (FP32_SET_DTYPE, _fp32_set_dtype),
+        (installed.get("LOWER_PRECISION_FP", LOWER_PRECISION), _lower_precision),
+        (installed.get("FP32", FP32), _fp32),
+        (installed.get("FP32_SET_OPT_DTYPE", FP32_SET_DTYPE), _fp32_set_dtype),
         (FP32_APPEND_DTYPE, _fp32_append_dtype),
-        (PROMOTE, _promote),
+        (installed.get("PROMOTE", PROMOTE), _promote),
     ):
         policy |= {name: make(_overload(name), casts) for name in names if _exists(name)}
     for name in torch_private.ops_with_kernel(torch_private.AUTOCAST_CPU):
@@ -194,6 +196,13 @@ def _exists(name: str) -> bool:
 def _overload(name: str) -> Any:
     packet, _, overload = name.partition(".")
     return getattr(getattr(torch.ops.aten, packet), overload or "default")
+
+
+@cache
+def installed_lists() -> dict[str, list[str]]:
+    """The policy of the installed torch: releases add ops to it. Empty where its headers are not there."""
+    header = Path(torch.__file__).parent / "include/ATen/autocast_mode.h"
+    return header_lists(header.read_text()) if header.exists() else {}
 
 
 def header_lists(header: str) -> dict[str, list[str]]:
