@@ -104,7 +104,7 @@ def test_the_policy_is_the_one_in_torchs_header():
         pytest.skip("this torch comes without its headers")
     known = policy.LOWER_PRECISION, policy.FP32, policy.FP32_SET_DTYPE, policy.PROMOTE
     for name, ops in zip(("LOWER_PRECISION_FP", "FP32", "FP32_SET_OPT_DTYPE", "PROMOTE"), known, strict=True):
-        assert [op for op in lists[name] if op not in ops] == []
+        assert [op for op in lists[name] if op not in ops and "imname" not in op] == []  # named tensors, until 2.12
         assert lists[name] == ops or torch.__version__ < "2.13"
 
 
