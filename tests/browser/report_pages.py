@@ -48,6 +48,7 @@ def findings(kernel, name="late launches"):
             saving_ns=17e6,
             arithmetic="24.0 ms − 7.0 ms of GPU work = 17.0 ms",
             evidence=(f"longest kernel: {kernel}", "1843 launches a step"),
+            kernels=(kernel,),
             levers={"graph": "on"},
             code="graph = torch.cuda.CUDAGraph()\nwith torch.cuda.graph(graph):\n    step()",
             confidence=HIGH,

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from itertools import islice
 from statistics import median
+from typing import NamedTuple
 
 import msgspec
 
@@ -17,7 +18,7 @@ from flopwise.spec.model import ModelSpec
 from flopwise.spec.recipe import Recipe
 from flopwise.spec.workload import Workload
 
-_LONGEST_NAME = 110
+_LONGEST_NAME = 110  # letters of a kernel's name in a line of evidence
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -132,12 +133,25 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return [kernel for kernel in self.explanation.kernels if wanted(kernel)] if self.explanation else []
 
 
-def describe(kernels: Iterable[Kernel], most: int = 3) -> tuple[str, ...]:
+class Evidence(NamedTuple):
+    """A line of evidence, and the kernel that it is about."""
+
+    text: str
+    kernel: str = ""
+
+
+def describe(kernels: Iterable[Kernel], most: int = 3) -> tuple[Evidence, ...]:
     """Kernels as evidence.
 
-    >>> describe([Kernel(name="sgemm", kind="matmul", gpu_ns=2e6, share=0.5, count=4.0, mean_ns=5e5)])
-    ('2.00 ms in 4 × sgemm',)
+    >>> describe([Kernel(name="sgemm", kind="matmul", gpu_ns=2e6, share=0.5, count=4.0, mean_ns=5e5)])[0].text
+    '2.00 ms in 4 × sgemm'
     """
     return tuple(
-        f"{units.duration(k.gpu_ns)} in {k.count:.0f} × {k.name[:_LONGEST_NAME]}" for k in islice(kernels, most)
+        Evidence(f"{units.duration(k.gpu_ns)} in {k.count:.0f} × {shortened(k.name)}", k.name)
+        for k in islice(kernels, most)
     )
+
+
+def shortened(name: str) -> str:
+    """A kernel's name in a line of evidence."""
+    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"

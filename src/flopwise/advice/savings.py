@@ -6,7 +6,7 @@ import msgspec
 
 from flopwise import units
 from flopwise.advice.constants import HOST_BOUND_SHARE
-from flopwise.advice.facts import Facts
+from flopwise.advice.facts import Evidence, Facts
 from flopwise.advice.predicted import predicted_change
 from flopwise.analysis.idle import LATE_LAUNCH
 from flopwise.records.ceilings import MEASURED
@@ -79,11 +79,12 @@ class Rule(msgspec.Struct, frozen=True):
         facts: Facts,
         title: str,
         saving: Saving,
-        evidence: Iterable[str] = (),
+        evidence: Iterable[str | Evidence] = (),
         saving_bytes: int = 0,
         **values: float,
     ) -> Finding:
         """What the rule reports; `values` are the numbers of its title."""
+        lines = [line if isinstance(line, Evidence) else Evidence(line) for line in evidence]
         return Finding(
             rule=self.module.rpartition(".")[2],
             title=title,
@@ -91,7 +92,8 @@ class Rule(msgspec.Struct, frozen=True):
             saving_ns=max(0.0, saving.alone_ns),
             saving_bytes=saving_bytes,
             arithmetic=saving.arithmetic,
-            evidence=tuple(evidence),
+            evidence=tuple(line.text for line in lines),
+            kernels=tuple(line.kernel for line in lines if line.kernel),
             levers=self.levers,
             code=self.code,
             confidence=saving.confidence,

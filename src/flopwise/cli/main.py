@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """The program: every error becomes one line and a hint, and an exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given or bool(os.environ.get("FLOPWISE_DEBUG"))
-    given = [word for word in given if word != "--debug"]
+    given = [word for word in given if word != "--debug"] or ["--help"]
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what was measured is kept
     try:
         sys.exit(flopwise.main(given, prog_name="flopwise", standalone_mode=False) or 0)

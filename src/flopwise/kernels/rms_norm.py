@@ -25,6 +25,7 @@ from flopwise.kernels.dispatch import (
     to_rows,
     wide,
 )
+from flopwise.spec.dtypes import item_bytes
 
 COLUMNS = 8192  # the longest rows that are held in registers without a spill, forward and backward
 TILE = 2048  # elements of a program that takes several short rows
@@ -437,7 +438,7 @@ def cases() -> Iterator[Case]:
         divisible = () if columns % 16 else whole
         of = f"{dtype} {columns}"
         yield Case(f"rms_norm forward {of}", _rms_norm_forward_kernel, signature, tile, warps, 3, divisible)
-        tile, warps = tile | {"STAGES": _stages(2 if dtype == "bf16" else 4)}, _shape(columns, BACKWARD_WARP)[2]
+        tile, warps = tile | {"STAGES": _stages(item_bytes(dtype))}, _shape(columns, BACKWARD_WARP)[2]
         yield Case(f"rms_norm backward {of}", _rms_norm_backward_kernel, signature, tile, warps, 3, divisible)
     tile = {"ADD": True, "BLOCK": LOOP_BLOCK}
     yield Case("rms_norm forward fp32 longer", _rms_norm_long_forward_kernel, signature, tile, LOOP_WARPS, 3, whole)

@@ -11,6 +11,7 @@ from flopwise.errors import FlopwiseError
 from flopwise.predict.constants import LISTED_SHARE, NARROW_HEAD, SPLITS
 from flopwise.records import ceilings as probed
 from flopwise.records.ceilings import COMPILED, Ceilings, Curve, HostCost, HostCounts, Matmul, Near, Probe, Tile
+from flopwise.spec.dtypes import item_bytes
 from flopwise.work.operation import ELEMENTWISE
 
 Floats = NDArray[np.float64]
@@ -222,7 +223,7 @@ def matmul(probes: Sequence[Probe], processors: int, moving: Curve | None = None
 
 def _bytes(probe: Probe) -> float:
     batch, m, n, k = probe.shape
-    return float(batch * (m * k + k * n + m * n) * (4 if probe.dtype.startswith(("fp32", "tf32")) else 2))
+    return float(batch * (m * k + k * n + m * n) * item_bytes(probe.dtype.partition(",")[0], 2))
 
 
 def _rates_and_starts(best: float, half_area: float, start_ns: float, per_area: float) -> tuple[Floats, Floats]:

@@ -85,7 +85,8 @@ def _largest(
 
     def fits(steps: int) -> bool:
         larger = msgspec.structs.replace(workload, **{size: steps * step})
-        return (peak_bytes(larger, gpu, bits) or 0) + larger.batch * larger.context * cached <= memory
+        peak = peak_bytes(larger, gpu, bits)
+        return peak is not None and peak + larger.batch * larger.context * cached <= memory
 
     if not fits(1):
         return 0
@@ -133,7 +134,9 @@ def memory_levers(workload: Workload, gpu: Gpu | None = None) -> tuple[LeverEffe
     found = []
     for lever, value in _unset_levers(workload):
         recipe = msgspec.structs.replace(workload.recipe, **{lever: value})
-        then = peak_bytes(msgspec.structs.replace(workload, recipe=recipe), gpu) or 0
+        then = peak_bytes(msgspec.structs.replace(workload, recipe=recipe), gpu)
+        if then is None:
+            continue
         saved = now.step.peak_bytes - then
         found.append(LeverEffect(lever=f"--{lever} {value}", peak_bytes=then, saved_bytes=saved, how=SHAPES))
     if workload.phase == "train" and workload.recipe.overlap == "off":

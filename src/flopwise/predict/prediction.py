@@ -183,7 +183,7 @@ def memory_from_shapes(workload: Workload, gpu: Gpu | None) -> tuple[MemoryPredi
 
 
 def peak_bytes(workload: Workload, gpu: Gpu | None = None, optimizer_bits: int = 32) -> int | None:
-    """The peak of a step's memory, at once; None where it takes a dry run.
+    """The peak of a step's memory, at once; None where it takes a dry run, or a step is too large to go through.
 
     A deep model's follows from two shallow ones, since every layer adds the same bytes to each phase's peak.
 
@@ -191,9 +191,15 @@ def peak_bytes(workload: Workload, gpu: Gpu | None = None, optimizer_bits: int =
     >>> peak_bytes(workload("tiny", precision="bf16-pure")) < peak_bytes(workload("tiny"))
     True
     """
-    spec = workload.own_model
-    if spec is None:
+    try:
+        return (
+            _peak_bytes(workload, workload.own_model, gpu, optimizer_bits) if workload.own_model is not None else None
+        )
+    except FlopwiseError:
         return None
+
+
+def _peak_bytes(workload: Workload, spec: ModelSpec, gpu: Gpu | None, optimizer_bits: int) -> int:
     every = max(1, workload.recipe.checkpoint)
     few, more = (n * every + spec.n_layers % every for n in _SHALLOW)  # the same rest in a checkpoint's last segment
     if spec.n_layers <= more + every:

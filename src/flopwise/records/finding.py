@@ -19,6 +19,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     saving_bytes: int = 0  # predicted, of the peak
     arithmetic: str  # how the saving was computed, with its numbers
     evidence: tuple[str, ...] = ()  # numbers, kernels by name, lines of code
+    kernels: tuple[str, ...] = ()  # the names of the kernels in its evidence, whole
     levers: dict[str, str] = {}  # the recipe's levers that fix it: {'graph': 'on'}; empty: by hand
     code: str = ""  # the lines of PyTorch that do it
     confidence: str = MEDIUM

@@ -85,7 +85,10 @@ def _run_at(path: str) -> Path:
     if os.path.isfile(os.path.join(path, files.HEADER)):
         return Path(path)
     problem = "is a folder, but not a run: it has no run.json" if os.path.isdir(path) else "is not a folder"
-    raise FlopwiseError(f"{path} {problem}", "flopwise runs lists what there is")
+    hint = "flopwise runs lists what there is" + (
+        "; flopwise explain B --against A compares traces" if os.path.isfile(path) else ""
+    )
+    raise FlopwiseError(f"{path} {problem}", hint)
 
 
 def list_runs(root: str | Path) -> list[RunSummary]:

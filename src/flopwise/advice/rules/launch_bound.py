@@ -11,6 +11,7 @@ from flopwise import units
 from flopwise.advice.constants import LAUNCH_BOUND_SHARE
 from flopwise.advice.facts import Facts
 from flopwise.advice.savings import Rule, idle_saved, predicted_or
+from flopwise.analysis.explanation import LAUNCH_BOUND
 from flopwise.analysis.idle import LATE_LAUNCH
 from flopwise.records.finding import HIGH, MEDIUM, Finding
 from flopwise.records.waterfall import IDLE_LAUNCH, IDLE_OTHER
@@ -30,7 +31,8 @@ def check(facts: Facts) -> Finding | None:
     arithmetic = f"idle by late launches {units.duration(late)} of {units.duration(step)}: a replayed graph has none"
     # From a trace alone, what is freed here is the step's own time.
     traced = idle_saved(late, arithmetic, HIGH if facts.untraced_ns is not None else MEDIUM)
-    title = f"launch-bound: the GPU waits {units.duration(late)} of {units.duration(step)} for launches"
+    bound = "launch-bound: " if late >= LAUNCH_BOUND * step else ""  # as the verdict says it
+    title = f"{bound}the GPU waits {units.duration(late)} of {units.duration(step)} for launches"
     saving = predicted_or(facts, RULE.levers, traced)
     return RULE.finding(facts, title, saving, _evidence(facts), late_ns=late, step_ns=step)
 

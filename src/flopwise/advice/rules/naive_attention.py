@@ -8,7 +8,7 @@ Fix: `torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)`
 """
 
 from flopwise import units
-from flopwise.advice.facts import Facts, describe
+from flopwise.advice.facts import Evidence, Facts, describe
 from flopwise.advice.predicted import saved_bytes
 from flopwise.advice.savings import Rule, gpu_time_saved, predicted_or
 from flopwise.records.finding import Finding
@@ -40,7 +40,7 @@ def _softmax_ns(facts: Facts) -> float:
     return named or facts.class_ns(SOFTMAX) - facts.class_ns(SOFTMAX, phase=LOSS)
 
 
-def _evidence(facts: Facts) -> tuple[str, ...]:
+def _evidence(facts: Facts) -> tuple[str | Evidence, ...]:
     e = facts.explanation
     if e is None:
         return ("the recipe says attention = naive",)

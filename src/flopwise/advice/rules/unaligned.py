@@ -9,7 +9,7 @@ Fix: round up to a multiple of {ROUND_UP_TO} (50,257 → 50,304) and leave the l
 
 from flopwise import units
 from flopwise.advice.constants import ALIGNED_ELEMENTS, ROUND_UP_TO, UNALIGNED_SAVED
-from flopwise.advice.facts import Facts
+from flopwise.advice.facts import Evidence, Facts, shortened
 from flopwise.advice.predicted import products_ns
 from flopwise.advice.savings import Rule, gpu_time_saved
 from flopwise.analysis.product_sizes import Product
@@ -58,6 +58,9 @@ def _of_model(facts: Facts) -> set[int]:
     return {side for side in (facts.model.vocab, facts.model.d_model, facts.model.d_ff) if side % ALIGNED_ELEMENTS}
 
 
-def _describe(product: Product) -> str:
+def _describe(product: Product) -> Evidence:
     sizes = f"{product.m} × {product.k} by {product.k} × {product.n}"
-    return f"{units.duration(product.gpu_ns)} in {product.count:.0f} × {product.op} {sizes}: {product.kernel[:90]}"
+    text = (
+        f"{units.duration(product.gpu_ns)} in {product.count:.0f} × {product.op} {sizes}: {shortened(product.kernel)}"
+    )
+    return Evidence(text, product.kernel)

@@ -11,7 +11,7 @@ import re
 
 from flopwise import units
 from flopwise.advice.constants import CHAIN_SAVED
-from flopwise.advice.facts import Facts
+from flopwise.advice.facts import Evidence, Facts, shortened
 from flopwise.advice.savings import Rule, gpu_time_saved, predicted_or
 from flopwise.analysis.details import Chain
 from flopwise.records.finding import LOW, Finding
@@ -37,9 +37,8 @@ def check(facts: Facts) -> Finding | None:
     return RULE.finding(facts, title, saving, map(_describe, chains[:4]), chains=number, spent_ns=spent)
 
 
-def _describe(chain: Chain) -> str:
+def _describe(chain: Chain) -> Evidence:
     where = f"{chain.module or 'outside every module'}, {chain.phase}"
-    first = chain.kernels[0][:80] if chain.kernels else ""
-    return (
-        f"{where}: {chain.count:.0f} × {chain.length} kernels in a row, {units.duration(chain.gpu_ns)} (first: {first})"
-    )
+    rows = f"{chain.count:.0f} × {chain.length} kernels in a row, {units.duration(chain.gpu_ns)}"
+    first = chain.kernels[0] if chain.kernels else ""
+    return Evidence(f"{where}: {rows} (first: {shortened(first)})", first)

@@ -38,7 +38,6 @@ ON_GPU, ON_CPU = "GPU kernels of a trace", "CPU operations of a trace"
 HEAD_DIM = 64
 GPU_CONTEXTS, CPU_CONTEXTS = (512, 1024, 2048, 4096, 8192), (256, 512, 1024, 2048)
 GPU_TYPES, CPU_TYPES = ("bf16", "fp32"), ("fp32",)
-ITEM_BYTES = {"bf16": 2, "fp32": 4}
 STEPS = 5  # in a trace
 FAR, NEAR = 5.0, 2.0  # softmax's share of the time over its share of the FLOPs: as claimed; not as claimed
 # The times of the two softmaxes, of which one moves 4 times the bytes: nearer to 4 than to 1 on a scale of ratios; near to 1.

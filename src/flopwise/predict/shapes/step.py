@@ -19,6 +19,7 @@ _AUTOCAST = {"bf16": "bf16", "fp16": "fp16"}
 _MIB = 2**20
 _ON_CPU = "the shape simulator's is a GPU without its workspace; the CPU's norms and attention save other tensors"
 DEEPEST = 1000  # layers; it takes half a minute
+MOST_CHUNKED_TOKENS = 2**24  # a few seconds
 
 
 def account_step(workload: Workload, gpu: Gpu | None = None, optimizer_bits: int = 32) -> PredictedStep:
@@ -41,6 +42,12 @@ def account_step(workload: Workload, gpu: Gpu | None = None, optimizer_bits: int
     if workload.subject.n_layers > DEEPEST:
         raise FlopwiseError(
             f"n_layers = {workload.subject.n_layers} is too deep to account for op by op", f"allowed: up to {DEEPEST}"
+        )
+    tokens = workload.batch * workload.context
+    if workload.recipe.loss == "chunked" and tokens > MOST_CHUNKED_TOKENS:
+        raise FlopwiseError(
+            f"{tokens:,} tokens are too many chunks to account for one by one",
+            f"allowed with --loss chunked: up to {MOST_CHUNKED_TOKENS:,}; --loss fused has larger chunks",
         )
     return _Step(workload, gpu, optimizer_bits).run()
 

@@ -10,7 +10,7 @@ import msgspec
 
 from flopwise import units
 from flopwise.analysis.clocks import summarise
-from flopwise.analysis.explanation import Explanation, Kernel
+from flopwise.analysis.explanation import Explanation
 from flopwise.records.run import Environment, Point
 from flopwise.records.table import Table
 from flopwise.records.tuning import Attempt, Tuning
@@ -89,17 +89,11 @@ def _findings(part: ReportPart) -> Section | None:
     kernels = part.explanation.kernels[:MOST_KERNELS] if part.explanation else ()
     short = unique_names(kernel.name for kernel in kernels)
     about = tuple(
-        tuple((_anchor(i), short[k.name]) for i, k in enumerate(kernels) if _mentions(finding.evidence, k, short))
+        tuple((_anchor(i), short[k.name]) for i, k in enumerate(kernels) if k.name in finding.kernels)
         for finding in part.findings
     )
     title = "Findings before anything was changed" if part.tuning else "What to change"
     return Section("findings", title, (Advice(part.findings, about),))
-
-
-def _mentions(evidence: Sequence[str], kernel: Kernel, short: dict[str, str]) -> bool:
-    """Evidence may cut a long name short; a name of a few letters is in everything."""
-    names = [name for name in (kernel.name[:_NAME_START], short[kernel.name]) if len(name) > _TOO_SHORT]
-    return any(name in line for line in evidence for name in names)
 
 
 def _anchor(place: int) -> str:
