@@ -19,6 +19,7 @@ from flopwise.render.table import ShownColumn, ShownTable, shown
 PLAIN_WIDTH = 2000  # for a file or a pipe: wide enough that nothing wraps
 _GAP = 2
 _NARROWEST_NAME, _NARROWEST_SENTENCE = 16, 30  # of a column of words
+_LONGEST_KEY = 34  # a run's name; longer words of a key are broken
 _STYLES = {"faster": "green", "slower": "red", "inconclusive": "yellow", "oom": "red", "crash": "red", "timeout": "red"}
 
 
@@ -45,7 +46,7 @@ def text(table: Table, console: Console | None = None) -> str:
 
 def _hidden(headings: Sequence[str]) -> str:
     number = "1 column" if len(headings) == 1 else f"{len(headings)} columns"
-    return f"{number} hidden: {', '.join(headings)} (a wider terminal or --format csv shows all)"
+    return f"{number} hidden: {'; '.join(headings)} (a wider terminal or --format csv shows all)"
 
 
 def _turned(seen: ShownTable) -> ShownTable:
@@ -93,4 +94,6 @@ def _least(seen: ShownTable, i: int) -> int:
     whole = max([*(cell_len(row[i]) for row in seen.cells), *words, 1])
     if column.right or column.column.unit == BAR:
         return whole
+    if i == 0:  # the key of the row: what one copies is not broken
+        words += [min(_LONGEST_KEY, cell_len(word)) for row in seen.cells for word in row[0].split()]
     return min(whole, max([_NARROWEST_SENTENCE if column.wraps else _NARROWEST_NAME, *words]))
