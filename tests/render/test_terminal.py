@@ -34,7 +34,7 @@ def test_columns_that_do_not_fit_are_left_out_from_the_right_and_named(width):
     assert max(map(len, lines)) <= width
     assert [sum(line.startswith(name) for line in lines) for name in ("first", "second")] == [1, 1]
     hidden = " ".join(" ".join(lines).partition("hidden: ")[2].partition("(")[0].split())
-    assert hidden == ", ".join(f"column {i}" for i in range(len(shown), 9))
+    assert hidden == "; ".join(f"column {i}" for i in range(len(shown), 9))
 
 
 def test_the_least_important_column_goes_first():
