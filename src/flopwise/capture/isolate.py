@@ -161,7 +161,7 @@ class Worker(AbstractContextManager["Worker"]):
         asked: ExperimentRequest,
         timeout_s: float,
         log: Path | None = None,
-        on_told: Callable[[ExperimentProgress], None] = ignore,
+        on_progress: Callable[[ExperimentProgress], None] = ignore,
     ) -> Done:
         """Run an experiment in a process of its own; whatever happens to it, how it ended is returned."""
         self._send(Request(experiment=asked, log=str(log or "")))
@@ -169,7 +169,7 @@ class Worker(AbstractContextManager["Worker"]):
 
         def on_event(event: Event) -> None:
             if isinstance(event, ExperimentProgress):
-                on_told(event)
+                on_progress(event)
 
         try:
             return self._follow(process, on_event, time.monotonic(), timeout_s)

@@ -19,7 +19,9 @@ ATTEMPTS, RECIPE = "attempts", "recipe"
 DRIFTED = 0.05  # of the step's time: how far the machine's speed may move before it is mentioned
 OTHER_STEP = 0.01  # of the step's time: a waterfall that is so far from it says so
 
-_SAVED = "saved: by the ratio of samples taken in turns, which the machine's drift changes less than before and after"
+_SAVED = (
+    "saved: by the ratio of interleaved samples; the machine's drift changes it less than the times before and after"
+)
 
 
 def tune_view(tuning: Tuning) -> View:
