@@ -1,6 +1,6 @@
-"""The median of a run's samples, with an interval that knows that neighbouring samples resemble each other.
+"""The median of a run's samples with its interval, and the difference of two steps with the process as the unit.
 
-The statistic and its operating characteristics: docs/decisions/0003-median-and-bootstrap.md.
+The statistics, why they are these, and how often they err: docs/decisions/0003-median-and-bootstrap.md.
 """
 
 import math
@@ -24,6 +24,15 @@ _FEWEST_RESAMPLES = 100
 _GATHERED = 20_000_000  # numbers drawn per bootstrap; caps the cost of long runs (100k samples: 200 resamples, < 1 s)
 _CHUNK = 2_000_000  # numbers held at a time
 _CHI2_99 = 11.345  # the 99 % quantile for QUARTERS - 1 degrees of freedom
+
+# Of a comparison: after so many pairs of processes a verdict may fall, and the share of the error rate that is spent there.
+LOOKS = {2: 0.04, 3: 0.10, 5: 0.20, 8: 0.28, 12: 0.38}
+MOST_PAIRS = max(LOOKS)
+ERROR_RATE = 0.05
+# As logarithms of ratios. Few processes may agree by chance, where they fall into groups: a GPU's memory makes two, 1.6 %
+# apart. And one process of each shows nothing of that (benchmarks/results/verdicts-2026-11.md).
+LEAST_SPREAD = 0.005
+LEAST_SPREAD_OF_ONE = 0.012
 
 RANGE, SINGLE, IID, BLOCKS = "range", "single", "bootstrap", "block bootstrap"
 
@@ -214,3 +223,101 @@ def shown_drift(x: Series) -> float:
     parts = np.array_split(np.sign(x - np.median(x)), QUARTERS)
     statistic = sum(float(part.sum()) ** 2 / part.size for part in parts if part.size)
     return level_range(x) if statistic > _CHI2_99 else 0.0
+
+
+# --- two steps, with the process as the unit
+
+
+class Difference(msgspec.Struct, frozen=True, kw_only=True):
+    """The logarithm of a ratio of times, `center` ± `half`: swapping the two only turns its sign."""
+
+    center: float
+    half: float
+    spread: float  # the standard deviation of what the interval is made of: a pair of processes, or a process
+
+    def differs(self) -> bool:
+        return abs(self.center) > self.half
+
+    def decided(self, threshold: float) -> bool:
+        """Whether nothing is left to ask: the two differ, or by less than `threshold`."""
+        return self.differs() or abs(self.center) + self.half <= math.log1p(threshold)
+
+
+def student(error_rate: float, freedom: int) -> float:
+    """How many standard errors hold all but `error_rate`, both sides together: Student's t for whole degrees of freedom.
+
+    >>> round(student(0.05, 1), 2), round(student(0.05, 4), 3), round(student(0.001, 60), 3)
+    (12.71, 2.776, 3.46)
+    """
+    low, high = 0.0, 1.0
+    while _within(high, freedom) < 1 - error_rate:
+        low, high = high, 2 * high
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _within(middle, freedom) < 1 - error_rate else (low, middle)
+    return high
+
+
+def _within(t: float, freedom: int) -> float:
+    """The probability that |T| < t; the finite sums of Abramowitz and Stegun 26.7.3 and 26.7.4."""
+    angle = math.atan(t / math.sqrt(freedom))
+    sine, cosine = math.sin(angle), math.cos(angle)
+    odd = freedom % 2
+    term, total = (cosine, 0.0) if odd else (1.0, 0.0)
+    for k in range(1 if odd else 0, freedom - 1, 2):
+        total += term
+        term *= cosine * cosine * (k + 1) / (k + 2)
+    return 2 / math.pi * (angle + sine * total) if odd else sine * total
+
+
+def error_rate_at(pairs: int, decided: bool, error_rate: float = ERROR_RATE) -> float:
+    """What a verdict after so many pairs of processes may spend of the error rate.
+
+    `decided`: sampling stopped there because of what was seen. Otherwise the time was up, which does not depend on it: all
+    that earlier looks have left. Summed over all looks it is `error_rate` at the most, whatever the looks have in common.
+
+    >>> error_rate_at(3, True), error_rate_at(4, False)
+    (0.005, 0.043)
+    """
+    earlier = sum(share for at, share in LOOKS.items() if at < min(pairs, MOST_PAIRS))
+    share = LOOKS[pairs] if decided and pairs in LOOKS else 1 - earlier
+    return round(error_rate * share, 12)
+
+
+def difference_of_pairs(differences: Sequence[float], error_rate: float) -> Difference:
+    """From the log ratios of pairs of processes: their mean, and Student's t with a least spread.
+
+    >>> difference_of_pairs([-0.2, -0.21, -0.19], 0.005).differs()
+    True
+    """
+    x = np.asarray(differences, dtype=np.float64)
+    spread = max(float(np.std(x, ddof=1)), LEAST_SPREAD)
+    half = student(error_rate, x.size - 1) * spread / math.sqrt(x.size)
+    return Difference(center=float(x.mean()), half=half, spread=spread)
+
+
+def difference_of_groups(a: Sequence[float], b: Sequence[float], error_rate: float) -> Difference:
+    """From the log levels of processes of A, and of others of B: Welch's t with a least spread; at least two of each."""
+    xa, xb = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
+    parts = [max(float(np.var(x, ddof=1)), LEAST_SPREAD**2 / 2) / x.size for x in (xa, xb)]
+    freedom = sum(parts) ** 2 / sum(part**2 / (x.size - 1) for part, x in zip(parts, (xa, xb), strict=True))
+    spread = math.sqrt(sum(parts) * 2 / (1 / xa.size + 1 / xb.size))
+    half = student(error_rate, max(1, int(freedom))) * math.sqrt(sum(parts))
+    return Difference(center=float(xb.mean() - xa.mean()), half=half, spread=spread)
+
+
+def log_ratio(a: Samples, b: Samples, together: bool) -> float:
+    """What one pair of processes says: the middle of the ratios of samples next to each other, or the ratio of the middles.
+
+    >>> round(log_ratio([10, 20, 10], [11, 22, 11], True), 4) == round(math.log(1.1), 4)
+    True
+    """
+    xa, xb = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
+    if not together or xa.size != xb.size:
+        return math.log(float(np.median(xb))) - math.log(float(np.median(xa)))
+    return float(np.median(np.log(xb) - np.log(xa)))
+
+
+def spread_of_one(x: Series) -> float:
+    """How far apart two processes may lie of which one was seen: as far as its samples do (the study says: less), robustly."""
+    return max(1.4826 * float(np.median(np.abs(x - np.median(x)))), LEAST_SPREAD_OF_ONE)

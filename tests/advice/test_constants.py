@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from flopwise.advice import constants
-from flopwise.capture.interleave import MUCH_SLOWER_RATIO, MUCH_SLOWER_ROUNDS
+from flopwise.capture.stopping import MUCH_SLOWER_RATIO, MUCH_SLOWER_ROUNDS
 
 PAGE = " ".join((Path(__file__).parents[2] / "docs" / "how-to" / "tune.md").read_text().split())
 
@@ -28,7 +28,8 @@ def bounds(precision):
         f"| bf16, fp16 {bounds('bf16')}",
         f"{percent(constants.SMALLER_SHARE)} less memory",
         f"or saves {percent(constants.SMALLER_SHARE)}",
-        f"up to {('zero', 'one', 'two', 'three')[constants.MORE_ROUNDS]} times as many rounds are added",
+        f"a saving of {percent(constants.WORTH_KEEPING)} is unlikely",
+        f"in at most {percent(constants.TUNE_ERROR_RATE / 2)} of runs",
         f"more than {('zero', 'one', 'twice')[int(MUCH_SLOWER_RATIO)]} as long in each of the first",
         f"first {('zero', 'one', 'two')[MUCH_SLOWER_ROUNDS]} rounds is given up",
     ],

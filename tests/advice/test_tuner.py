@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from flopwise.advice import moves as levers
 from flopwise.advice import tuner
-from flopwise.advice.constants import FIT_MEMORY
+from flopwise.advice.constants import FIT_MEMORY, SPREAD_OUT, TUNE_ERROR_RATE
 from flopwise.advice.facts import Facts
 from flopwise.advice.gather import Inspection
 from flopwise.advice.moves import Move
@@ -17,14 +17,16 @@ from flopwise.advice.predicted import peak_bytes
 from flopwise.advice.tuner_actions import (
     Finish,
     Finished,
-    MeasureAlone,
     Measured,
     MeasurePair,
+    MeasureStart,
+    Prove,
     ReferenceWritten,
     Setup,
     WriteReference,
 )
-from flopwise.capture.interleave import MUCH_FASTER, MUCH_SLOWER, PairMeasured
+from flopwise.capture.interleave import Contested
+from flopwise.capture.stopping import DECIDED, MUCH_SLOWER
 from flopwise.errors import FlopwiseError
 from flopwise.records.events import AgreementResult
 from flopwise.records.run import CRASH, OOM, Agreement, PhaseMemory, PhaseTimes, Point
@@ -38,8 +40,8 @@ RIGHT = AgreementResult(agreement=Agreement(losses=(1.0,), reference_losses=(1.0
 WRONG = AgreementResult(agreement=Agreement(losses=(1.25,), reference_losses=(1.0,), gradient_error=0.0))
 
 
-def point(work, ns=10 * MS, peak=None, status="ok", reason="", n=2 * FEWEST):
-    times = PhaseTimes(phase="step", wall_ns=tuple(ns + i % 3 for i in range(n)))
+def point(work, ns=10 * MS, peak=None, status="ok", reason="", n=2 * FEWEST, **fields):
+    times = PhaseTimes(phase="step", wall_ns=tuple(ns + i % 3 for i in range(n)), processes=fields.pop("processes", ()))
     memory = PhaseMemory(phase="step", start_bytes=0, peak_bytes=peak or 0, end_bytes=0, reserved_bytes=0)
     trial = Trial(workload=work, sampling=Sampling())
     good = status == "ok"
@@ -50,6 +52,7 @@ def point(work, ns=10 * MS, peak=None, status="ok", reason="", n=2 * FEWEST):
         reason=reason,
         phases=(times,) * good,
         memory=(memory,) * bool(peak),
+        **fields,
     )
 
 
@@ -68,23 +71,35 @@ class World:
         match action:
             case WriteReference():
                 return ReferenceWritten(agreement=RIGHT.agreement)
-            case MeasureAlone():
+            case MeasureStart():
                 found = point(action.workload, self.ns(action.workload), self.peak(action.workload))
                 return Measured(point=found, agreed=RIGHT, inspection=Inspection(facts=Facts(point=found)))
             case MeasurePair():
                 work = action.workload
                 return pair(action, self.ns(work), self.ns(state.best.trial.workload), self.peak(work))
+            case Prove():
+                return contested(self.ns(action.start), action.best, self.ns(action.best))
             case Finish():
                 return Finished()
 
 
-def pair(action, ns=5 * MS, best_ns=10 * MS, peak=None, n=FEWEST, **fields):
-    found = point(action.workload, ns, peak, n=n)
-    return PairMeasured(**({"point": found, "best_ns": (best_ns,) * n, "stopped": "precise", "agreed": RIGHT} | fields))
+def contested(best_ns, work, ns, peak=None, stopped=DECIDED, each=4, processes=5, **fields):
+    """Both sides in five processes of four samples; `fields` are those of the result."""
+    told = {"n": each * processes, "processes": (each,) * processes, "stopped": stopped}
+    second = point(work, ns, peak, **told)
+    first = point(work, best_ns, paired_with=second.key, **told)
+    first = msgspec.structs.replace(first, key="the best")
+    return Contested(**({"points": (first, second), "stopped": stopped, "agreed": RIGHT} | fields))
+
+
+def pair(action, ns=5 * MS, best_ns=10 * MS, peak=None, **fields):
+    return contested(best_ns, action.workload, ns, peak, **fields)
 
 
 def failed(action, status, reason):
-    return PairMeasured(point=point(action.workload, status=status, reason=reason))
+    return Contested(
+        points=(point(action.workload), point(action.workload, status=status, reason=reason)), stopped="interrupted"
+    )
 
 
 def setup(target="tiny", memory_bytes=None, limit_bytes=None, keep_exact=False, **options):
@@ -139,8 +154,10 @@ def test_every_lever_is_tried_once_and_is_a_row(few_levers):
         "nothing left to try",
     )
     assert last.workload.recipe.changed() == {}
-    assert [type(action) for action in world.asked[:2]] == [WriteReference, MeasureAlone]
-    assert all(action.check for action in world.asked[1:-1])
+    assert [type(action) for action in world.asked[:2]] == [WriteReference, MeasureStart]
+    assert all(action.check for action in world.asked[1:-2])
+    assert isinstance(world.asked[-2], Prove)
+    assert (last.before_ns, last.comparison.verdict) == (pytest.approx(10 * MS, abs=2), "faster")
     assert all(a.comparison.paired for a in state.attempts)
 
 
@@ -190,32 +207,45 @@ def test_the_budget_ends_it():
     assert state.rows[-1].stopped == "budget spent"
 
 
-def test_two_that_the_first_rounds_leave_open_take_more_once(few_levers):
+def noisy(action):
+    """The challenger's processes differ so much that nothing can be said."""
+    found = pair(action)
+    times = [round(10 * MS * share) for share in (0.7, 1.4, 0.9, 1.3, 1.0) for _ in range(4)]
+    challenger = msgspec.structs.replace(
+        found.points[1], phases=(PhaseTimes(phase="step", wall_ns=tuple(times), processes=(4,) * 5),)
+    )
+    return msgspec.structs.replace(found, points=(found.points[0], challenger))
+
+
+def test_what_the_processes_leave_open_is_not_kept(few_levers):
     few_levers(loss=("chunked",))
-    noisy = itertools.cycle([0.7, 1.4, 0.9, 1.3, 1.01, 1.04])
-
-    def open_answer(action):
-        times = PhaseTimes(phase="step", wall_ns=tuple(round(10 * MS * next(noisy)) for _ in range(6)))
-        return pair(action, point=msgspec.structs.replace(point(action.workload), phases=(times,)))
-
-    world = World(MeasurePair=open_answer)
-    state = tuned(setup(), world)
-    pairs = [action for action in world.asked if isinstance(action, MeasurePair)]
-    assert [(action.more, action.rounds) for action in pairs] == [(False, FEWEST), (True, 3 * FEWEST)]
+    state = tuned(setup(), World(MeasurePair=noisy))
     assert decided(state) == [("chunked", "inconclusive")]
+    assert state.rows[-1].comparison is None  # nothing was kept: there is nothing to prove
 
 
-@pytest.mark.parametrize(
-    ("stopped", "ns", "key"), [(MUCH_SLOWER, 25, "slower"), (MUCH_FASTER, 6, "faster"), ("budget", 25, "inconclusive")]
-)
-def test_rounds_that_all_say_the_same_decide_though_they_are_few(few_levers, stopped, ns, key):
+@pytest.mark.parametrize(("stopped", "key"), [(MUCH_SLOWER, "slower"), ("budget", "inconclusive")])
+def test_rounds_that_are_all_much_slower_decide_though_they_are_few(few_levers, stopped, key):
     few_levers(loss=("chunked",))
-
-    world = World(MeasurePair=lambda action: pair(action, ns * MS, n=2, stopped=stopped))
+    world = World(MeasurePair=lambda action: pair(action, 25 * MS, processes=1, each=2, stopped=stopped))
     state = tuned(setup(), world)
     assert decided(state) == [("chunked", key)]
-    assert any(action.more for action in world.asked if isinstance(action, MeasurePair)) is (key == "inconclusive")
     assert state.attempts[0].comparison.low is None or key == "inconclusive"
+
+
+def test_all_levers_together_may_err_as_often_as_one(few_levers):
+    """Every one gets a share, which a lever that is kept passes on; the shares of any number sum up to less than the whole."""
+    few_levers(attention=("sdpa",), norm=("torch",), loss=("chunked",))
+    world = World(lambda work: (5 if work.recipe.loss == "chunked" else 10) * MS)
+    state = tuned(setup(attention="naive", norm="eager"), world)
+    rates = [action.error_rate for action in world.asked if isinstance(action, MeasurePair)]
+    kept = [attempt.kept for attempt in state.attempts]
+    spent = sum(rate for rate, was_kept in zip(rates, kept, strict=True) if not was_kept)
+    assert 0 < spent < TUNE_ERROR_RATE
+    after = [b > a for a, b, was_kept in zip(rates, rates[1:], kept, strict=False) if was_kept]
+    assert all(after)
+    apart = SPREAD_OUT
+    assert sum(apart / ((n + apart) * (n + 1 + apart)) for n in range(100_000)) < 1
 
 
 # --- memory
@@ -224,21 +254,26 @@ def test_rounds_that_all_say_the_same_decide_though_they_are_few(few_levers, sto
 ROOMY = 2**50
 
 
-def test_what_does_not_fit_beside_the_best_is_measured_alone(few_levers):
+def test_what_does_not_fit_beside_the_best_is_measured_after_it(few_levers):
     few_levers(loss=("chunked",))
     world = World(peak=lambda work: 78 * GIB)
-    (attempt,) = tuned(setup(memory_bytes=80 * GIB), world).attempts
-    assert [type(action) for action in world.asked] == [WriteReference, MeasureAlone, MeasureAlone, Finish]
-    assert (attempt.status, attempt.comparison.paired) == ("ok", False)
+    tuned(setup(memory_bytes=80 * GIB), world)
+    assert [action.together for action in world.asked if isinstance(action, MeasurePair)] == [False]
+    tuned(setup(memory_bytes=ROOMY), roomy := World(peak=lambda work: 78 * GIB))
+    assert [action.together for action in roomy.asked if isinstance(action, MeasurePair)] == [True]
 
 
-def test_a_pair_that_runs_out_of_memory_is_measured_one_by_one(few_levers):
+def test_the_best_that_does_not_run_again_is_a_row(few_levers):
     few_levers(loss=("chunked",))
-    world = World(MeasurePair=lambda action: failed(action, OOM, "out of memory"))
-    (attempt,) = tuned(setup(memory_bytes=ROOMY), world).attempts
-    assert (attempt.status, attempt.comparison.paired) == ("ok", False)
-    (on_the_cpu,) = tuned(setup(), world).attempts
-    assert (on_the_cpu.status, on_the_cpu.why) == (OOM, "out of memory")
+
+    def gone(action):
+        found = failed(action, "ok", "")
+        return msgspec.structs.replace(
+            found, points=(point(action.workload, status=OOM, reason="full"), found.points[1])
+        )
+
+    (attempt,) = tuned(setup(), World(MeasurePair=gone)).attempts
+    assert (attempt.status, attempt.why) == (CRASH, "full")
 
 
 def test_a_start_that_does_not_fit_is_replaced_by_one_that_does(few_levers):
@@ -251,9 +286,9 @@ def test_a_start_that_does_not_fit_is_replaced_by_one_that_does(few_levers):
         large = action.workload.recipe.attention == "naive"
         return Measured(point=point(action.workload, status=OOM, reason="out of memory")) if large else None
 
-    world = World(MeasureAlone=runs_out)
+    world = World(MeasureStart=runs_out)
     state = tuned(asked, world)
-    alone = [action.workload.recipe.attention for action in world.asked if isinstance(action, MeasureAlone)]
+    alone = [action.workload.recipe.attention for action in world.asked if isinstance(action, MeasureStart)]
     assert alone[:2] == ["naive", "sdpa"]
     assert state.rows[0].workload.recipe.attention == "sdpa"
     assert "made_to_fit" in state.rows[0].note_keys
@@ -261,7 +296,7 @@ def test_a_start_that_does_not_fit_is_replaced_by_one_that_does(few_levers):
 
 
 def test_what_no_lever_makes_fit_is_refused():
-    world = World(MeasureAlone=lambda action: Measured(point=point(action.workload, status=OOM, reason="too large")))
+    world = World(MeasureStart=lambda action: Measured(point=point(action.workload, status=OOM, reason="too large")))
     with pytest.raises(FlopwiseError, match="too large; no lever makes it fit"):
         tuned(setup(memory_bytes=1000), world)
 
@@ -311,14 +346,14 @@ def test_what_could_not_be_checked_says_so_when_it_is_kept(few_levers):
     world = World(
         lambda work: (5 if work.recipe.loss == "chunked" else 10) * MS,
         WriteReference=lambda action: ReferenceWritten(error="no module named steps"),
-        MeasureAlone=lambda action: Measured(
+        MeasureStart=lambda action: Measured(
             point=point(action.workload), inspection=Inspection(facts=Facts(point=point(action.workload)))
         ),
         MeasurePair=lambda action: pair(action, agreed=AgreementResult()),
     )
     state = tuned(setup(), world)
     assert "no module named steps" in notes(state)["no_reference"]
-    assert not any(action.check for action in world.asked[1:-1])
+    assert not any(action.check for action in world.asked[1:-2])
     assert [(a.kept, a.why) for a in state.attempts] == [(True, "faster; losses and gradients not checked")]
 
 
@@ -359,22 +394,22 @@ def test_a_reference_that_is_not_the_same_twice_draws_random_numbers():
         found = point(action.workload)
         return Measured(point=found, agreed=WRONG, inspection=Inspection(facts=Facts(point=found)))
 
-    assert tuned(asked, World(MeasureAlone=measured)).draws_random
-    assert not tuned(setup(), World(MeasureAlone=measured)).draws_random  # that one is just wrong
+    assert tuned(asked, World(MeasureStart=measured)).draws_random
+    assert not tuned(setup(), World(MeasureStart=measured)).draws_random  # that one is just wrong
 
 
 def test_where_the_profiler_fails_the_first_step_is_measured_without_it():
     def fails_traced(action):
         return Measured(point=point(action.workload, status="error", reason="CUPTI")) if action.trace else None
 
-    world = World(MeasureAlone=fails_traced)
+    world = World(MeasureStart=fails_traced)
     tuned(setup(memory_bytes=ROOMY), world)
-    first = [action.trace for action in world.asked if isinstance(action, MeasureAlone) and action.move is None]
+    first = [action.trace for action in world.asked if isinstance(action, MeasureStart)]
     assert first == [True, False]
 
 
 def test_a_start_that_does_not_run_says_why_and_where_its_log_is():
-    crashed = World(MeasureAlone=lambda action: Measured(point=point(action.workload, status=CRASH, reason="SIGSEGV")))
+    crashed = World(MeasureStart=lambda action: Measured(point=point(action.workload, status=CRASH, reason="SIGSEGV")))
     with pytest.raises(FlopwiseError, match="crash: SIGSEGV") as raised:
         tuned(setup(), crashed)
     assert "run/logs" in raised.value.hint
@@ -455,7 +490,7 @@ def test_it_ends_and_the_best_only_gets_faster(speeds, keep_exact):
     kept = [a for a in state.attempts if a.kept]
     times = [state.rows[0].step_ns, *(a.after_ns for a in kept)]
     assert all(after < before for before, after in itertools.pairwise(times))
-    measured = [action.workload for action in world.asked if isinstance(action, MeasurePair) and not action.more]
+    measured = [action.workload for action in world.asked if isinstance(action, MeasurePair)]
     steps = [msgspec.json.encode(work) for work in measured]
     assert len(steps) == len(set(steps)) or any(a.lever in levers.REDONE_BY for a in kept)
     assert state.rows[-1].step_ns == pytest.approx(times[-1], abs=2)

@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager
 import pytest
 
 from flopwise.api import bench, memory, profile, sweep
+from flopwise.capture.interleave import Contested
 from flopwise.capture.progress import Progress
 from flopwise.errors import FlopwiseError
 from flopwise.predict.fit import too_large
@@ -58,6 +59,20 @@ class FullGpu(AbstractContextManager):
     def dry_run(self, *_):
         raise FlopwiseError("not here")
 
+    def close(self):
+        pass
+
+
+class FullContest:
+    def __init__(self, *_):
+        pass
+
+    def run(self, trials, rule):
+        return Contested(points=tuple(map(FullGpu().run, trials)), stopped="")
+
+    def close(self):
+        pass
+
 
 class Notes(Progress):
     def __init__(self):
@@ -81,7 +96,7 @@ def test_every_verb_warns_before_it_runs(verb, monkeypatch, tmp_path):
     module, call, warnings = VERBS[verb]
     monkeypatch.setattr(module, "Worker", FullGpu)
     if verb == "versus":
-        monkeypatch.setattr(module, "run_pair", lambda a, b, *_: (FullGpu().run(a), FullGpu().run(b)))
+        monkeypatch.setattr(module, "Contest", FullContest)
     notes = Notes()
     call(runs=tmp_path, progress=notes)
     assert len(notes.texts) == warnings

@@ -4,7 +4,7 @@ import pytest
 
 from flopwise.advice import moves
 from flopwise.api.tune import tune
-from flopwise.capture import interleave
+from flopwise.capture import stopping
 from flopwise.errors import FlopwiseError
 from flopwise.render.tune_view import tune_view, verdict
 from flopwise.store import StoredRun, list_runs
@@ -25,7 +25,7 @@ def run(tmp_path, **options):
 
 
 def test_levers_are_rows_and_one_that_cannot_run_is_one_too(tmp_path, few_levers, monkeypatch):
-    monkeypatch.setattr(interleave, "MUCH_SLOWER_ROUNDS", 10**9)  # on a busy machine two rounds may say anything
+    monkeypatch.setattr(stopping, "MUCH_SLOWER_ROUNDS", 10**9)  # on a busy machine two rounds may say anything
     few_levers(attention=("sdpa",), graph=("on",))
     found = run(tmp_path, attention="naive", norm="eager")
     attempts = {attempt.lever: attempt for attempt in found.attempts}

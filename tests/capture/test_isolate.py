@@ -9,8 +9,9 @@ import time
 
 import pytest
 
-from flopwise.capture.interleave import InterleavedTrial, run_pair
+from flopwise.capture.interleave import Contest, InterleavedTrial
 from flopwise.capture.isolate import Worker
+from flopwise.capture.stopping import PairsRule
 from flopwise.errors import FlopwiseError
 from flopwise.predict.dry.run import dry_run
 from flopwise.records.events import Sampled
@@ -118,10 +119,18 @@ def test_a_dead_worker_is_started_again(own_step, monkeypatch):
         assert one.run(own_step("matmul")).status == OK
 
 
+def contested(a, b):
+    contest = Contest(lambda key: None)
+    try:
+        return contest.run((a, b), PairsRule(a.sampling)).points
+    finally:
+        contest.close()
+
+
 def test_turns_give_as_many_samples_to_both(own_step, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.path.dirname(__file__), prepend=os.pathsep)
-    a, b = run_pair(own_step("matmul", samples=6), own_step("slow", samples=6))
-    assert (a.status, b.status, a.stopped) == (OK, OK, "samples")
+    a, b = contested(own_step("matmul", samples=3, processes=2), own_step("slow"))
+    assert (a.status, b.status, a.stopped) == (OK, OK, "processes")
     assert len(a.times().wall_ns) == len(b.times().wall_ns) == 6
     assert (a.paired_with, b.paired_with) == (b.key, a.key)
     assert min(b.times().wall_ns) >= 20e6 > min(a.times().wall_ns)  # each has its own samples
@@ -129,7 +138,7 @@ def test_turns_give_as_many_samples_to_both(own_step, monkeypatch):
 
 def test_turns_survive_a_crash_of_one(own_step, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.path.dirname(__file__), prepend=os.pathsep)
-    a, b = run_pair(own_step("matmul"), own_step("crashes"))
+    a, b = contested(own_step("matmul"), own_step("crashes"))
     assert b.status == CRASH
     assert (a.status, a.reason) == (INTERRUPTED, "the other of the two could not run")
 

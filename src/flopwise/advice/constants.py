@@ -71,8 +71,11 @@ UNKNOWN_LAYERS = 12  # of a user's own model
 # --- tune: how levers are measured (judgement)
 PAIR_MEMORY = 0.95  # of the GPU's memory, for two steps at once; if they do not fit after all, they are measured alone
 FIT_MEMORY = (0.92, 0.8, 0.65)  # of it, for a step that replaces one that does not fit, until one runs
-MORE_ROUNDS, MORE_SECONDS = 3, 4.0  # times as many, once, where the first rounds leave the answer open
-DETAILED_SAMPLES = 3  # by phase and by the GPU's clock: predictions need them, comparisons do not
+DETAILED_SAMPLES = 3  # of the first step, by phase and by the GPU's clock
+WORTH_KEEPING = 0.02  # of the step: once so much is unlikely, no more processes are spent on a lever
+# That one run keeps a lever that is not faster, over all that it tries: 5 %, as only one side of the interval keeps it.
+# The n-th lever gets SPREAD_OUT / ((n + SPREAD_OUT) * (n + 1 + SPREAD_OUT)) of it, whose sum over any number is below 1.
+TUNE_ERROR_RATE, SPREAD_OUT = 0.10, 12
 
 # --- tune: which lever is kept
 SMALLER_SHARE = 0.05  # of the peak: a lever that is not faster is kept if it saves more. Judgement

@@ -17,19 +17,18 @@ from flopwise.advice import constants, decisions
 from flopwise.advice import tuner_actions as actions
 from flopwise.advice.moves import REDONE_BY, ROUNDED, Move, moves, reference_of, to_fit
 from flopwise.advice.ranking import MoveRanking
-from flopwise.analysis.comparison import compare_samples
-from flopwise.capture.interleave import MUCH_FASTER, MUCH_FASTER_RATIO, MUCH_SLOWER, MUCH_SLOWER_RATIO, PairMeasured
+from flopwise.analysis.matching import compare_points
+from flopwise.capture.interleave import Contested
+from flopwise.capture.stopping import MUCH_SLOWER, MUCH_SLOWER_RATIO
 from flopwise.errors import FlopwiseError
 from flopwise.predict.prediction import peak_bytes
-from flopwise.records.comparison import FASTER, INCONCLUSIVE, SLOWER, Comparison
-from flopwise.records.events import AgreementResult
+from flopwise.records.comparison import FASTER, SLOWER, Comparison
 from flopwise.records.run import CRASH, INTERRUPTED, OK, OOM, STEP, PhaseMemory, Point
 from flopwise.records.tuning import BUDGET_SPENT, NOTHING_LEFT, Attempt, Begun, Decision, Ended, Row
 from flopwise.spec.workload import Workload
 from flopwise.statistics import FEWEST
 
 START = "start"  # the group of the step before anything is changed
-ALONE = 2 * FEWEST  # samples of a step that is not interleaved with another: drift then shows in one of them only
 
 
 class TunerState(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,7 +48,8 @@ class TunerState(msgspec.Struct, frozen=True, kw_only=True):
     ranking: MoveRanking | None = None
     tried: frozenset[tuple[str, str]] = frozenset()  # a lever and the move's name
     beaten: tuple[Workload, ...] = ()
-    repeat: actions.MeasureAlone | actions.MeasurePair | None = None  # the move on trial needs another measurement
+    carried: float = 0.0  # error rate that a kept lever passes on to the next: what was no error spends none
+    proof: Contested | None = None  # the first step against the best
     rows: tuple[Row, ...] = ()
 
     @property
@@ -78,16 +78,17 @@ def next_action(state: TunerState) -> actions.Action | None:
         return actions.WriteReference(workload=_reference(state.setup))
     if state.best is None:
         return _measure_start(state)
-    if state.repeat is not None:
-        return state.repeat
-    move = next_move(state)
-    if move is None:
-        return _finish(state, NOTHING_LEFT)
-    if state.elapsed_s > state.setup.budget_s:
-        return _finish(state, BUDGET_SPENT)
-    if fits_beside_best(state, move):
-        return actions.MeasurePair(move=move, group=_group(state), rounds=FEWEST, check=state.can_check)
-    return _alone(state, move)
+    spent = state.elapsed_s > state.setup.budget_s
+    move = None if state.proof is not None else next_move(state)
+    if move is None or spent:
+        return _prove(state) or _finish(state, BUDGET_SPENT if spent and move is not None else NOTHING_LEFT)
+    return actions.MeasurePair(
+        move=move,
+        group=f"attempt {len(state.attempts) + 1}",
+        error_rate=error_rate(state),
+        together=fits_beside_best(state, move),
+        check=state.can_check,
+    )
 
 
 def advance(state: TunerState, action: actions.Action, result: actions.Result, elapsed_s: float) -> TunerState:
@@ -96,12 +97,12 @@ def advance(state: TunerState, action: actions.Action, result: actions.Result, e
     match action, result:
         case actions.WriteReference(), actions.ReferenceWritten():
             return _referenced(state, action.workload, result)
-        case actions.MeasureAlone(move=None), actions.Measured():
+        case actions.MeasureStart(), actions.Measured():
             return _started(state, action, result)
-        case actions.MeasureAlone(), actions.Measured():
-            return _measured_alone(state, action, result)
-        case actions.MeasurePair(), PairMeasured():
+        case actions.MeasurePair(), Contested():
             return _pair_measured(state, action, result)
+        case actions.Prove(), Contested():
+            return msgspec.structs.replace(state, proof=result)
         case actions.Finish(), actions.Finished():
             return _ended(state, action, result)
         case _:
@@ -139,12 +140,11 @@ def _referenced(state: TunerState, reference: Workload, result: actions.Referenc
 # --- the step to start from
 
 
-def _measure_start(state: TunerState) -> actions.MeasureAlone:
+def _measure_start(state: TunerState) -> actions.MeasureStart:
     start = state.setup.start if state.too_large is None else _fitting(state)[-1].workload
     trace = state.trace_start and state.setup.on_gpu
-    return actions.MeasureAlone(
-        workload=start, group=START, samples=FEWEST if trace else ALONE, trace=trace, check=state.can_check
-    )
+    samples = FEWEST if trace else 2 * FEWEST
+    return actions.MeasureStart(workload=start, samples=samples, trace=trace, check=state.can_check)
 
 
 def _fitting(state: TunerState) -> list[Move]:
@@ -158,7 +158,7 @@ def _fitting(state: TunerState) -> list[Move]:
     return path
 
 
-def _started(state: TunerState, action: actions.MeasureAlone, result: actions.Measured) -> TunerState:
+def _started(state: TunerState, action: actions.MeasureStart, result: actions.Measured) -> TunerState:
     point = result.point
     if point.status == OK:
         return _begun(state, action.workload, result)
@@ -233,56 +233,35 @@ def fits_beside_best(state: TunerState, move: Move) -> bool:
     return best_bytes + (_ranking(state).peak_bytes(move) or best_bytes) < constants.PAIR_MEMORY * _memory(state.setup)
 
 
-def _alone(state: TunerState, move: Move) -> actions.MeasureAlone:
-    return actions.MeasureAlone(
-        workload=move.workload, group=_group(state), samples=ALONE, check=state.can_check, move=move
-    )
+def error_rate(state: TunerState) -> float:
+    """Of the next lever's verdict: many are tried, and all of them together may err as often as one.
 
-
-def _group(state: TunerState) -> str:
-    return f"attempt {len(state.attempts) + 1}"
+    Its share, and what the lever before it had if that was kept (Wiens' fallback procedure).
+    """
+    n, apart = sum(attempt.comparison is not None for attempt in state.attempts), constants.SPREAD_OUT
+    return state.carried + constants.TUNE_ERROR_RATE * apart / ((n + apart) * (n + 1 + apart))
 
 
 # --- what a measurement decides
 
 
-def _measured_alone(state: TunerState, action: actions.MeasureAlone, result: actions.Measured) -> TunerState:
-    point, before, move = result.point, _best(state), action.move
-    assert move is not None
-    if point.status != OK:
-        return _failed(state, move, point)
-    samples = _walls(before), _walls(point)
-    found = compare_samples(*samples, paired=False)
-    return _judged(state, move, samples, found, (before, point), result.agreed)
-
-
-def _pair_measured(state: TunerState, action: actions.MeasurePair, result: PairMeasured) -> TunerState:
-    move, after = action.move, result.point
-    if after.status == OOM and state.setup.on_gpu:  # perhaps there is room for one of them
-        return msgspec.structs.replace(state, repeat=_alone(state, move))
-    if after.status != OK:
-        return _failed(state, move, after)
-    samples = list(result.best_ns), _walls(after)
-    found = _with_early_end(compare_samples(*samples, paired=True), result.stopped)
-    if found.verdict == INCONCLUSIVE and not action.more:
-        rounds = int(constants.MORE_SECONDS * 1e9 * state.setup.seconds / (median(samples[0]) + median(samples[1])))
-        more = max(FEWEST, min(constants.MORE_ROUNDS * FEWEST, rounds))
-        return msgspec.structs.replace(state, repeat=msgspec.structs.replace(action, rounds=more, more=True))
-    best = _best(state)
-    before = msgspec.structs.replace(best, memory=result.best_memory or best.memory)
-    return _judged(state, move, samples, found, (before, after), result.agreed)
+def _pair_measured(state: TunerState, action: actions.MeasurePair, result: Contested) -> TunerState:
+    move, failed = action.move, result.failed
+    if failed is not None:
+        if failed is result.points[0]:
+            reason = failed.reason or "the best step's process ended"
+            failed = msgspec.structs.replace(result.points[1], status=CRASH, reason=reason)
+        return _failed(state, move, failed)
+    found = _with_early_end(compare_points(*result.points, error_rate=action.error_rate), result.stopped)
+    return _judged(state, action, found, result)
 
 
 def _with_early_end(found: Comparison, stopped: str) -> Comparison:
     """The verdict where rounds ended early because all of them said the same; there is no interval then."""
-    early = {
-        MUCH_SLOWER: (SLOWER, f"more than {MUCH_SLOWER_RATIO:g} times as slow in every round"),
-        MUCH_FASTER: (FASTER, f"less than {MUCH_FASTER_RATIO:.0%} of the time in every round"),
-    }
-    if stopped not in early:
+    if stopped != MUCH_SLOWER:
         return found
-    verdict, reason = early[stopped]
-    return msgspec.structs.replace(found, verdict=verdict, reason=reason, low=None, high=None)
+    reason = f"more than {MUCH_SLOWER_RATIO:g} times as slow in every round"
+    return msgspec.structs.replace(found, verdict=SLOWER, reason=reason, low=None, high=None, settle="")
 
 
 def _failed(state: TunerState, move: Move, point: Point) -> TunerState:
@@ -291,22 +270,16 @@ def _failed(state: TunerState, move: Move, point: Point) -> TunerState:
     return _tried(state, move, msgspec.structs.replace(_attempt(state, move), **failed))
 
 
-def _judged(
-    state: TunerState,
-    move: Move,
-    samples: tuple[list[int], list[int]],
-    found: Comparison,
-    points: tuple[Point, Point],
-    agreed: AgreementResult,
-) -> TunerState:
+def _judged(state: TunerState, action: actions.MeasurePair, found: Comparison, result: Contested) -> TunerState:
     """Keep the lever, or not: faster or smaller, and right."""
-    sizes = _peak(points[0].memory), _peak(points[1].memory)
+    move, (before, after), agreed = action.move, result.points, result.agreed
+    sizes = _peak(before.memory or _best(state).memory), _peak(after.memory)
     decision = decisions.decide(found, *sizes, state.setup.limit_bytes, steadier=move.lever == "graph")
     decision = decisions.checked(decision, agreed, move.workload.recipe.precision, state.draws_random)
     attempt = msgspec.structs.replace(
         _attempt(state, move),
-        before_ns=float(median(samples[0])),
-        after_ns=float(median(samples[1])),
+        before_ns=_step_ns(before),
+        after_ns=_step_ns(after),
         comparison=found,
         before_bytes=sizes[0],
         after_bytes=sizes[1],
@@ -315,8 +288,9 @@ def _judged(
         why=decisions.describe(decision),
         decision=decision,
     )
-    state = _tried(state, move, attempt)
-    return _with_best(state, move, points[1]) if attempt.kept else state
+    carried = action.error_rate if decision.key == FASTER else 0.0
+    state = msgspec.structs.replace(_tried(state, move, attempt), carried=carried)
+    return _with_best(state, move, after) if attempt.kept else state
 
 
 def _attempt(state: TunerState, move: Move) -> Attempt:
@@ -335,7 +309,7 @@ def _attempt(state: TunerState, move: Move) -> Attempt:
 
 def _tried(state: TunerState, move: Move, attempt: Attempt) -> TunerState:
     tried = state.tried | {(move.lever, move.name)}
-    return msgspec.structs.replace(state, rows=(*state.rows, attempt), tried=tried, repeat=None)
+    return msgspec.structs.replace(state, rows=(*state.rows, attempt), tried=tried)
 
 
 def _with_best(state: TunerState, move: Move, point: Point) -> TunerState:
@@ -352,6 +326,17 @@ def _with_best(state: TunerState, move: Move, point: Point) -> TunerState:
 # --- the end
 
 
+def _prove(state: TunerState) -> actions.Prove | None:
+    """The first step against the best, once; None where they are the same."""
+    best = _best(state)
+    if state.proof is not None or best.trial.workload == state.start:
+        return None
+    first = next(row for row in state.rows if isinstance(row, Begun))
+    both = (first.peak_bytes or 0) + (_peak(best.memory) or 0)
+    together = both < constants.PAIR_MEMORY * _memory(state.setup)
+    return actions.Prove(start=state.start, best=best.trial.workload, together=together)
+
+
 def _finish(state: TunerState, stopped: str) -> actions.Finish:
     best = _best(state).trial.workload
     trace = best if best != state.start and state.setup.on_gpu and stopped != INTERRUPTED else None
@@ -364,10 +349,13 @@ def interrupted(state: TunerState) -> actions.Finish | None:
 
 
 def _ended(state: TunerState, action: actions.Finish, result: actions.Finished) -> TunerState:
-    best = _best(state)
+    best, proof = _best(state), state.proof
+    proven = proof is not None and proof.failed is None and proof.stopped != INTERRUPTED
     row = Ended(
         workload=best.trial.workload,
-        step_ns=_step_ns(best),
+        step_ns=_step_ns(proof.points[1] if proven and proof else best),
+        before_ns=_step_ns(proof.points[0]) if proven and proof else None,
+        comparison=compare_points(*proof.points) if proven and proof else None,
         peak_bytes=_peak(best.memory),
         waterfall=result.waterfall,
         stopped=action.stopped,

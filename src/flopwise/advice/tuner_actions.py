@@ -4,7 +4,7 @@ import msgspec
 
 from flopwise.advice.gather import Inspection
 from flopwise.advice.moves import Move
-from flopwise.capture.interleave import PairMeasured
+from flopwise.capture.interleave import Contested
 from flopwise.records.events import AgreementResult
 from flopwise.records.run import Agreement, Point
 from flopwise.records.waterfall import Waterfall
@@ -22,7 +22,6 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     limit_bytes: int | None = None  # the most a step may hold
     keep_exact: bool = False
     budget_s: float = 600.0  # no lever is begun after it
-    seconds: float = 3.0  # of sampling, for each lever
     logs: str = ""  # the folder with the processes' output
 
     @property
@@ -36,29 +35,35 @@ class WriteReference(msgspec.Struct, frozen=True, kw_only=True):
     workload: Workload
 
 
-class MeasureAlone(msgspec.Struct, frozen=True, kw_only=True):
-    """Measure a step with nothing else on the device. Gives a Measured."""
+class MeasureStart(msgspec.Struct, frozen=True, kw_only=True):
+    """Measure the step to start from, and inspect it. Gives a Measured."""
 
     workload: Workload
-    group: str
     samples: int  # at least
-    trace: bool = False  # as well, and inspect it
+    trace: bool = False  # as well
     check: bool = False  # its results against the reference
-    move: Move | None = None  # None: it is the step to start from
 
 
 class MeasurePair(msgspec.Struct, frozen=True, kw_only=True):
-    """Run the best step so far and a challenger interleaved. Gives a PairMeasured."""
+    """Measure the best step so far against a challenger, in pairs of processes. Gives a Contested."""
 
     move: Move
     group: str
-    rounds: int  # at least
+    error_rate: float  # of the verdict
+    together: bool = True  # both fit the device at once
     check: bool = False
-    more: bool = False  # with the pair that is running already
 
     @property
     def workload(self) -> Workload:
         return self.move.workload
+
+
+class Prove(msgspec.Struct, frozen=True, kw_only=True):
+    """Measure the first step against the best: what all levers are worth together. Gives a Contested."""
+
+    start: Workload
+    best: Workload
+    together: bool
 
 
 class Finish(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,7 +81,7 @@ class ReferenceWritten(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """A step that was measured alone; `inspection` is there if it was traced, or is the first."""
+    """The first step; `inspection` is there if it ran."""
 
     point: Point
     agreed: AgreementResult = AgreementResult()
@@ -90,5 +95,5 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
     throttle: tuple[tuple[str, ...], ...] = ()
 
 
-Action = WriteReference | MeasureAlone | MeasurePair | Finish
-Result = ReferenceWritten | Measured | PairMeasured | Finished
+Action = WriteReference | MeasureStart | MeasurePair | Prove | Finish
+Result = ReferenceWritten | Measured | Contested | Finished

@@ -1,159 +1,168 @@
-"""Is B faster than A? A ratio of medians, its interval, and a verdict that is allowed to be 'inconclusive'.
+"""Is B faster than A? A ratio, its interval, and a verdict that is allowed to be 'inconclusive'.
 
-The rule and its operating characteristics: docs/decisions/0003-median-and-bootstrap.md.
+A process is one observation, however many samples it took: two processes of the same code differ. The rule, why it is this
+one, and how often it errs: docs/decisions/0003-median-and-bootstrap.md.
 """
 
 import math
+from collections.abc import Sequence
 
-import msgspec
 import numpy as np
 
 from flopwise import units
 from flopwise.errors import FlopwiseError
 from flopwise.records.comparison import FASTER, INCONCLUSIVE, NO_DIFFERENCE, SLOWER, Comparison
 from flopwise.statistics import (
+    ERROR_RATE,
     FEWEST,
+    Difference,
     Samples,
     Series,
     block_length,
     checked,
+    difference_of_groups,
+    difference_of_pairs,
     interval,
     level_range,
+    log_ratio,
     resampled_medians,
-    shown_drift,
+    spread_of_one,
+    student,
 )
 
-
-class _Ratio(msgspec.Struct, frozen=True, kw_only=True):
-    """The logarithm of the ratio, `center` ± `half` from the bootstrap ± `drift`: swapping A and B only turns its sign."""
-
-    center: float
-    half: float | None  # None: a single sample says nothing about its spread
-    drift: float
-
-    def reach(self) -> float:
-        return (self.half or 0.0) + self.drift
+NEGLIGIBLE = 0.005  # a smaller difference is none, however certain
+MOST_ADVISED = 100  # processes: more would not be waited for
+_MANY = 10_000  # degrees of freedom of what is not estimated
 
 
 def compare_samples(
-    a: Samples,
-    b: Samples,
+    a: Sequence[Samples],
+    b: Sequence[Samples],
     *,
     paired: bool,
+    together: bool = True,
+    error_rate: float = ERROR_RATE,
     threshold: float = 0.03,
-    negligible: float = 0.005,
-    confidence: float = 0.95,
-    seed: int = 0,
 ) -> Comparison:
-    """Compare two runs of samples.
+    """Compare the samples of processes of A with those of processes of B.
 
-    Paired, where sample i of A was taken next to sample i of B: the ratio is the median of the pairs' ratios, so that
-    whatever slowed both cancels. Otherwise it is the ratio of the medians, and the interval is widened by how far the
-    level moved within each run, since it may have moved as far between them.
+    Paired: process i of A ran beside process i of B (`together`), or just before or after it; the ratio is the mean over the
+    pairs. Otherwise it is that of the mean levels, and the interval is widened by how far the level moved within each run,
+    since it may have moved as far between them. One process of each says nothing of how far processes differ: as far is
+    assumed as its samples lie apart.
 
-    >>> a = [100, 101, 99, 100, 102, 98] * 5
-    >>> compare_samples(a, [0.8 * x for x in a], paired=False).verdict
+    >>> a = [[100, 101, 99, 100, 102, 98]] * 3
+    >>> compare_samples(a, [[80, 81, 79, 80, 82, 78]] * 3, paired=True).verdict
     'faster'
     """
-    xa, xb = _positive(checked(a, confidence)), _positive(checked(b, confidence))
-    n_a, n_b = xa.size, xb.size
-    pairs = min(n_a, n_b)
-    if pairs < FEWEST:
-        log = _few_pairs(xa[:pairs], xb[:pairs]) if paired else _few_unpaired(xa, xb)
-        verdict, reason = INCONCLUSIVE, f"too few samples: {n_a} and {n_b}, where each needs {FEWEST}"
+    xa, xb = _positive(a), _positive(b)
+    n_a, n_b = (sum(x.size for x in one) for one in (xa, xb))
+    pairs, drift = min(len(xa), len(xb)), 0.0
+    if paired and pairs > 1:
+        ratios = [log_ratio(one, other, together) for one, other in zip(xa, xb, strict=False)]
+        found = difference_of_pairs(ratios, error_rate)
+    elif paired:
+        found = _one_pair(xa[0], xb[0], together, error_rate)
     else:
-        log = (
-            _paired(np.log(xb[:pairs]) - np.log(xa[:pairs]), confidence, seed)
-            if paired
-            else _unpaired(xa, xb, confidence, seed)
-        )
-        verdict, reason = _verdict(log, threshold, negligible)
+        found = _groups(xa, xb, error_rate)
+        drift = math.hypot(*(level_range(np.log(np.concatenate(x))) for x in (xa, xb)))
+        found = Difference(center=found.center, half=found.half + drift, spread=found.spread)
+    few = min(n_a, n_b) < FEWEST
+    verdict, reason = (
+        (INCONCLUSIVE, f"too few samples: {n_a} and {n_b}, where each needs {FEWEST}")
+        if few
+        else _verdict(found, drift, threshold)
+    )
     return Comparison(
-        ratio=math.exp(log.center),
-        low=None if log.half is None else math.exp(log.center - log.reach()),
-        high=None if log.half is None else math.exp(log.center + log.reach()),
+        ratio=math.exp(found.center),
+        low=_ratio_or_none(found.center - found.half),
+        high=_ratio_or_none(found.center + found.half),
         verdict=verdict,
         reason=reason,
         n_a=n_a,
         n_b=n_b,
         paired=paired,
-        drift=math.expm1(log.drift),
+        drift=math.expm1(drift),
+        n_processes=pairs,
+        spread=min(found.spread, 1e3),
+        settle="" if verdict != INCONCLUSIVE or few else _more(found, pairs, paired, threshold),
     )
 
 
-def _positive(x: Series) -> Series:
-    if x.min() <= 0:
+def _positive(processes: Sequence[Samples]) -> list[Series]:
+    """Every process's samples, all of them above zero."""
+    series = [checked(samples, 0.95) for samples in processes]
+    if not series:
+        raise FlopwiseError("there are no samples to compare", "measure at least one: a point that failed has none")
+    if min(x.min() for x in series) <= 0:
         raise FlopwiseError(
             "a sample is zero, so there is no ratio to give", "compare a clock that ran, such as 'wall'"
         )
-    return x
+    return series
 
 
-def _paired(difference: Series, confidence: float, seed: int) -> _Ratio:
-    """The drift here is that of the ratio itself: what the two had in common is gone."""
-    center = float(np.median(difference))
-    x = _ordered(difference, -difference)[1]
+def _one_pair(a: Series, b: Series, together: bool, error_rate: float) -> Difference:
+    """Of single processes: the interval of their samples, and beside it what processes may differ by."""
+    center, logs = log_ratio(a, b, together), [np.log(a), np.log(b)]
+    return _of_one(center, [logs[1] - logs[0]] if together and a.size == b.size else logs, error_rate)
+
+
+def _groups(a: list[Series], b: list[Series], error_rate: float) -> Difference:
+    levels_a, levels_b = ([math.log(float(np.median(x))) for x in one] for one in (a, b))
+    if min(len(a), len(b)) > 1:
+        return difference_of_groups(levels_a, levels_b, error_rate)
+    center = float(np.mean(levels_b) - np.mean(levels_a))
+    return _of_one(center, [np.log(np.concatenate(one)) for one in (a, b)], error_rate)
+
+
+def _of_one(center: float, series: list[Series], error_rate: float) -> Difference:
+    if min(x.size for x in series) == 1:
+        return Difference(center=center, half=math.inf, spread=math.inf)
+    spread = math.hypot(*map(spread_of_one, series))
+    noise = math.hypot(*(_half(x, 1 - error_rate) for x in series))
+    return Difference(center=center, half=math.hypot(noise, student(error_rate, _MANY) * spread), spread=spread)
+
+
+def _half(x: Series, confidence: float) -> float:
+    """Half the interval of a median of few or correlated samples: the wider side, as few have lopsided ones by chance."""
+    x = x - float(np.median(x))
+    if x.size < FEWEST:
+        return float(np.abs(x).max())
+    x = x if x[np.argmax(np.abs(x))] > 0 else -x  # the same draws whichever of the two is called A
     block = block_length(x)
-    medians = resampled_medians(x, block, np.random.default_rng(seed))
-    return _Ratio(center=center, half=_half(medians, abs(center), confidence, x.size / block), drift=shown_drift(x))
+    medians = resampled_medians(x, block, np.random.default_rng(0))
+    low, high = interval(medians, 0.0, confidence, x.size / block)
+    return max(-low, high)
 
 
-def _unpaired(a: Series, b: Series, confidence: float, seed: int) -> _Ratio:
-    fast, slow = _ordered(a, b)
-    rng, block_fast, block_slow = np.random.default_rng(seed), block_length(fast), block_length(slow)
-    from_fast, from_slow = resampled_medians(fast, block_fast, rng), resampled_medians(slow, block_slow, rng)
-    resamples = min(from_fast.size, from_slow.size)
-    ratios = np.log(from_slow[:resamples]) - np.log(from_fast[:resamples])
-    center = _log_median(b) - _log_median(a)
-    half = _half(ratios, abs(center), confidence, min(fast.size / block_fast, slow.size / block_slow))
-    drift = math.hypot(level_range(np.log(fast)), level_range(np.log(slow)))
-    return _Ratio(center=center, half=half, drift=drift)
+def _ratio_or_none(log: float) -> float | None:
+    return math.exp(log) if abs(log) < math.log(1e6) else None
 
 
-def _log_median(x: Series) -> float:
-    return math.log(float(np.median(x)))
-
-
-def _ordered(one: Series, other: Series) -> tuple[Series, Series]:
-    """The lower median first: the same order whichever is called A, so that both ways draw the same resamples."""
-    first, second = sorted((one, other), key=lambda x: (float(np.median(x)), x.tolist()))
-    return first, second
-
-
-def _half(medians: Series, center: float, confidence: float, blocks: float) -> float:
-    """The wider side of the interval, for both: few samples have lopsided intervals by chance, and verdicts with them."""
-    low, high = interval(medians, center, confidence, blocks)
-    return max(center - low, high - center)
-
-
-def _few_pairs(a: Series, b: Series) -> _Ratio:
-    """As far as any pair lies from the middle one; nothing for a single pair."""
-    apart = np.log(b) - np.log(a)
-    center = float(np.median(apart))
-    return _Ratio(center=center, half=float(np.abs(apart - center).max()) if a.size > 1 else None, drift=0.0)
-
-
-def _few_unpaired(a: Series, b: Series) -> _Ratio:
-    """As far as any sample of B lies from any of A; nothing where one of them is single."""
-    center = _log_median(b) - _log_median(a)
-    least, most = math.log(b.min() / a.max()), math.log(b.max() / a.min())
-    half = max(center - least, most - center) if min(a.size, b.size) > 1 else None
-    return _Ratio(center=center, half=half, drift=0.0)
-
-
-def _verdict(log: _Ratio, threshold: float, negligible: float) -> tuple[str, str]:
-    difference, reach = abs(log.center), log.reach()
-    shown = units.percent(abs(math.expm1(log.center)))
-    if difference > reach and difference < math.log1p(negligible):
-        return NO_DIFFERENCE, f"differs by {shown}, less than the {units.percent(negligible)} that matter"
-    if difference > reach:
-        return (SLOWER, f"takes {shown} more time") if log.center > 0 else (FASTER, f"takes {shown} less time")
-    if difference + reach <= math.log1p(threshold):
+def _verdict(found: Difference, drift: float, threshold: float) -> tuple[str, str]:
+    difference = abs(found.center)
+    shown = units.percent(abs(math.expm1(found.center)))
+    if found.differs() and difference < math.log1p(NEGLIGIBLE):
+        return NO_DIFFERENCE, f"differs by {shown}, less than the {units.percent(NEGLIGIBLE)} that matter"
+    if found.differs():
+        return (SLOWER, f"takes {shown} more time") if found.center > 0 else (FASTER, f"takes {shown} less time")
+    if difference + found.half <= math.log1p(threshold):
         return NO_DIFFERENCE, f"the interval holds 1 and lies within {units.percent(threshold)} of it"
-    if log.drift >= difference > (log.half or 0.0):
-        moved = units.percent(math.expm1(log.drift))
-        return (
-            INCONCLUSIVE,
-            f"the level moved by {moved} within the runs, the difference is {shown}: run them interleaved",
-        )
-    return INCONCLUSIVE, f"the spread allows for more than {units.percent(threshold)} either way: take more samples"
+    if drift >= difference:
+        moved = units.percent(math.expm1(drift))
+        return INCONCLUSIVE, f"the level moved by {moved} within the runs, the difference is {shown}"
+    return (
+        INCONCLUSIVE,
+        f"same against same would differ as much; {shown} {'more' if found.center > 0 else 'less'} was seen",
+    )
+
+
+def _more(found: Difference, pairs: int, paired: bool, threshold: float) -> str:
+    """What would settle it: the number of pairs that makes the interval short enough, if that can be waited for."""
+    if not paired:
+        return "measure them beside each other: flopwise bench … --versus …"
+    room = max(abs(found.center), math.log1p(threshold) - abs(found.center))
+    needed = 2 + math.ceil((2.2 * found.spread / room) ** 2) if math.isfinite(found.spread) else MOST_ADVISED
+    if needed > MOST_ADVISED:
+        return "a quieter machine"
+    return f"about {max(needed, pairs + 1, 4)} pairs of processes: --processes {max(needed, pairs + 1, 4)}"

@@ -1,15 +1,18 @@
 """Which points of two runs belong together, and how one compares with the other."""
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
 import msgspec
 
+from flopwise.analysis.clocks import LAUNCH, summarise
 from flopwise.analysis.comparison import compare_samples
-from flopwise.records.comparison import INCONCLUSIVE, NO_DIFFERENCE, Comparison
+from flopwise.capture.stopping import DECIDED, PROCESSES
+from flopwise.records.comparison import FASTER, INCONCLUSIVE, NO_DIFFERENCE, SLOWER, Comparison
 from flopwise.records.run import OK, STEP, Point
 from flopwise.spec import fields
 from flopwise.spec.recipe import Recipe
+from flopwise.statistics import ERROR_RATE, error_rate_at
 
 CLOCKS = ("wall", "gpu", "launch")
 Points = dict[int, Point]  # by their place in the run
@@ -66,9 +69,15 @@ def _workload_but_recipe(point: Point) -> bytes:
 
 
 def compare_points(
-    a: Point, b: Point, phase: str = STEP, clock: str = "wall", *, threshold: float = 0.03
+    a: Point,
+    b: Point,
+    phase: str = STEP,
+    clock: str = "wall",
+    *,
+    threshold: float = 0.03,
+    error_rate: float = ERROR_RATE,
 ) -> Comparison:
-    """One phase of two points by one clock; paired where the two were interleaved.
+    """One phase of two points by one clock; paired where they were measured against each other.
 
     A point is no different from itself; one that has no samples leaves it inconclusive, and says why.
     """
@@ -87,7 +96,57 @@ def compare_points(
     if a == b:
         same = _without_ratio(NO_DIFFERENCE, "the same point", len(samples_a), len(samples_b), paired)
         return msgspec.structs.replace(same, ratio=1.0, low=1.0, high=1.0)
-    return compare_samples(samples_a, samples_b, paired=paired, threshold=threshold)
+    processes = [_by_process(point, phase, clock) for point in (a, b)]
+    if paired:
+        error_rate = _spent(b, min(map(len, processes)), error_rate)
+    found = compare_samples(
+        *processes, paired=paired, together=a.together and b.together, error_rate=error_rate, threshold=threshold
+    )
+    return _with_bound(found, a, b, phase, clock)
+
+
+def compare_clocks(a: Point, b: Point, phase: str = STEP, *, threshold: float = 0.03) -> dict[str, Comparison]:
+    """By every clock that both have: each with a verdict of its own, as one may be certain where another is not."""
+    read = [clock for clock in CLOCKS if all(_samples(point, phase, clock) for point in (a, b))]
+    return {clock: compare_points(a, b, phase, clock, threshold=threshold) for clock in read}
+
+
+def what_changed(clocks: Mapping[str, Comparison]) -> str:
+    """Which of the GPU's work and the host's launching B changes, where the wall clock alone would mislead; else ''.
+
+    >>> faster = Comparison(ratio=0.8, low=0.7, high=0.9, verdict=FASTER, reason="", n_a=9, n_b=9, paired=True)
+    >>> same = Comparison(ratio=1.0, low=0.9, high=1.1, verdict=INCONCLUSIVE, reason="", n_a=9, n_b=9, paired=True)
+    >>> what_changed({"wall": same, "gpu": faster, "launch": same})
+    "B changes the GPU's work, to 0.800 of A's time; the wall time does not show it"
+    """
+    changed = {clock: found for clock, found in clocks.items() if found.verdict in (FASTER, SLOWER)}
+    gpu, launch = changed.get("gpu"), changed.get("launch")
+    if gpu is not None and "wall" not in changed:
+        return f"B changes the GPU's work, to {gpu.ratio:.3f} of A's time; the wall time does not show it"
+    if "wall" in changed and gpu is None and launch is not None and "gpu" in clocks:
+        return "B changes what the host does; no change of the GPU's own work is shown"
+    return ""
+
+
+def _by_process(point: Point, phase: str, clock: str) -> list[tuple[int, ...]]:
+    times = point.times(phase)
+    assert times is not None
+    return times.by_process(clock)
+
+
+def _spent(point: Point, pairs: int, error_rate: float) -> float:
+    """What of the error rate a verdict may spend where sampling stopped: all of it where the number was given before."""
+    return error_rate if point.stopped == PROCESSES else error_rate_at(pairs, point.stopped == DECIDED, error_rate)
+
+
+def _with_bound(found: Comparison, a: Point, b: Point, phase: str, clock: str) -> Comparison:
+    """Of an inconclusive wall time that launching dictates: what else would settle it."""
+    if found.verdict != INCONCLUSIVE or clock != "wall" or not found.settle:
+        return found
+    if not any(one.phase == phase and one.bound == LAUNCH for point in (a, b) for one in summarise(point)):
+        return found
+    settle = f"{found.settle}; or graph = on for both: the time to launch kernels dictates this step"
+    return msgspec.structs.replace(found, settle=settle)
 
 
 def _samples(point: Point, phase: str, clock: str) -> tuple[int, ...]:

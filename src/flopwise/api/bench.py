@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from flopwise.api.sweep import sweep
-from flopwise.capture.interleave import run_pair
+from flopwise.capture.interleave import Contest
 from flopwise.capture.isolate import Worker
+from flopwise.capture.processes import run_processes
 from flopwise.capture.progress import Progress
+from flopwise.capture.stopping import PairsRule
 from flopwise.errors import FlopwiseError, Interrupted
 from flopwise.predict.fit import too_large
 from flopwise.records.run import INTERRUPTED, OK, Point
@@ -24,6 +26,7 @@ def bench(
     device: str = "auto",
     warmup: int | None = None,
     samples: int | None = None,
+    processes: int | None = None,
     seconds: float = 10.0,
     timeout: float = 900.0,
     versus: Mapping[str, Any] | None = None,
@@ -33,10 +36,12 @@ def bench(
     progress: Progress | None = None,
     **options: Any,
 ) -> StoredRun:
-    """Measure a workload in a process of its own and keep every sample; returns the stored run.
+    """Measure a workload in processes of its own and keep every sample; returns the stored run.
 
     `options` are the workload's size, phase and levers (`batch`, `context`, `phase`, `precision`, …; `set` for fields of
-    the model). With `versus={"precision": "bf16"}` a second workload, so changed, is measured interleaved with the first.
+    the model). `processes`: exactly so many; by default three, or one where starting takes long or `samples` is given.
+    With `versus={"precision": "bf16"}` a second workload, so changed, is measured beside the first, in pairs of processes
+    until it is known which is faster.
     With `impls` an operation is measured in each of these implementations; one that cannot run is a row.
     Ctrl-C stores what was measured and raises KeyboardInterrupt, whose `result` is the stored run.
 
@@ -44,7 +49,7 @@ def bench(
     >>> run.points[0].times().wall_ns                              # doctest: +SKIP
     (1432211, 1429120, …)
     """
-    sampling = Sampling(warmup=warmup, samples=samples, seconds=seconds, timeout_s=timeout)
+    sampling = Sampling(warmup=warmup, samples=samples, processes=processes, seconds=seconds, timeout_s=timeout)
     if impls and versus is not None:
         raise FlopwiseError("--versus and several implementations do not go together", "give one of the two")
     if impls:
@@ -69,11 +74,14 @@ def _measure(trials: list[Trial], name: str, root: Path, command: str, progress:
         for warning in filter(None, (too_large(trial.workload, there) for trial in trials)):
             progress.note(warning)
         progress.trial(trials[0])
-        logs = [run.log_path(trial.key()) for trial in trials]
         if len(trials) == 1:
-            points: tuple[Point, ...] = (worker.run(trials[0], logs[0], progress.event),)
+            log = run.log_path(trials[0].key())
+            points: tuple[Point, ...] = (run_processes(worker, trials[0], log, progress.event, several=True),)
         else:
-            points = run_pair(trials[0], trials[1], (logs[0], logs[1]), progress.event)
+            worker.close()
+            contest = Contest(run.log_path, progress.event)
+            stack.callback(contest.close)
+            points = contest.run((trials[0], trials[1]), PairsRule(trials[0].sampling)).points
         for point in points:
             run.append(point)
             progress.point(point)

@@ -1,9 +1,10 @@
 """Is B faster than A?"""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from flopwise.analysis.matching import CLOCKS, compare_points, match
+from flopwise.analysis.matching import CLOCKS, compare_clocks, compare_points, match
 from flopwise.errors import FlopwiseError
 from flopwise.records.comparison import INCONCLUSIVE, SLOWER, Comparison
 from flopwise.records.run import STEP, PhaseTimes, Point
@@ -18,6 +19,7 @@ class Compared:
     pairs: tuple[tuple[Point, Point, Comparison], ...]
     only_a: tuple[Point, ...] = ()
     only_b: tuple[Point, ...] = ()
+    clocks: Mapping[str, Comparison] = field(default_factory=dict)  # of a single pair, by every clock that both have
 
     def exit_code(self, fail_above: float | None = None) -> int:
         """1: B is slower by more than `fail_above`; 3: some verdict is inconclusive; else 0."""
@@ -51,7 +53,8 @@ def compare(
         )
     _check_measured([times for pair in pairs for point in pair for times in point.phases], phase, clock)
     compared = tuple((x, y, compare_points(x, y, phase=phase, clock=clock, threshold=threshold)) for x, y in pairs)
-    return Compared(compared, tuple(only_a), tuple(only_b))
+    clocks = compare_clocks(*pairs[0], phase, threshold=threshold) if len(pairs) == 1 else {}
+    return Compared(compared, tuple(only_a), tuple(only_b), clocks)
 
 
 def _check_measured(times: list[PhaseTimes], phase: str, clock: str) -> None:
@@ -66,8 +69,8 @@ def _check_measured(times: list[PhaseTimes], phase: str, clock: str) -> None:
 
 
 def compare_within(run: StoredRun) -> Compared | None:
-    """Compare the two workloads of a run that were interleaved; None if one of them has no samples."""
+    """Compare the two workloads of a run that were measured against each other; None if one of them has no samples."""
     if len(run.points) != 2 or not all(point.phases for point in run.points):
         return None
     a, b = run.points
-    return Compared(((a, b, compare_points(a, b)),))
+    return Compared(((a, b, compare_points(a, b)),), clocks=compare_clocks(a, b))

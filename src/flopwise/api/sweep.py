@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from flopwise.capture.isolate import Worker
+from flopwise.capture.processes import run_processes
 from flopwise.capture.progress import Progress
 from flopwise.errors import Interrupted
 from flopwise.predict.fit import too_large
@@ -47,7 +48,7 @@ def sweep(
             if warning := too_large(trial.workload, there[trial.device]):
                 progress.note(warning)
             progress.trial(trial)
-            point = worker.run(trial, run.log_path(trial.key()), progress.event)
+            point = run_processes(worker, trial, run.log_path(trial.key()), progress.event)
             run.append(point)
             progress.point(point)
             if point.status == INTERRUPTED:

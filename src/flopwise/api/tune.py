@@ -9,12 +9,13 @@ import msgspec
 from flopwise import units
 from flopwise.advice import tuner
 from flopwise.advice import tuner_actions as actions
-from flopwise.advice.constants import DETAILED_SAMPLES
+from flopwise.advice.constants import DETAILED_SAMPLES, WORTH_KEEPING
 from flopwise.advice.decisions import describe_attempt
 from flopwise.advice.gather import Inspection, inspect
-from flopwise.capture.interleave import Contest, PairMeasured
+from flopwise.capture.interleave import Contest, Contested
 from flopwise.capture.isolate import Worker
 from flopwise.capture.progress import Progress
+from flopwise.capture.stopping import PairsRule
 from flopwise.errors import FlopwiseError, Interrupted
 from flopwise.predict.machine import gpu_of
 from flopwise.records.events import AgreementRequest, AgreementResult, Event, TraceRequest
@@ -37,7 +38,7 @@ def tune(
     memory_limit: int | None = None,
     keep_exact: bool = False,
     device: str = "auto",
-    seconds: float = 3.0,
+    seconds: float = 6.0,
     timeout: float = 900.0,
     runs: str | Path | None = None,
     command: str = "",
@@ -78,7 +79,6 @@ def tune(
                 limit_bytes=memory_limit,
                 keep_exact=keep_exact,
                 budget_s=budget,
-                seconds=seconds,
                 logs=str(run.path / "logs"),
             )
             _Runner(run, worker, setup, plan[0], progress or Progress()).run_all()
@@ -93,9 +93,9 @@ class _Runner:
         self.state, self.began = tuner.begin(setup), time.monotonic()
         self.reference = run.memory_path("reference.npz")
         self.throttle: list[tuple[str, ...]] = []
-        self.pairs = Contest(run.log_path, progress.event, self._append, DETAILED_SAMPLES)
+        self.contest = Contest(run.log_path, progress.event)
         if setup.on_gpu:  # on the CPU they would disturb the first measurement
-            self.pairs.idle = [Worker(compiler=True, wait=False) for _ in range(2)]
+            self.contest.start(compiler=True)
 
     def run_all(self) -> None:
         self.progress.begin(0, 0)
@@ -108,11 +108,10 @@ class _Runner:
             end = tuner.interrupted(self.state)
             if end is None:
                 raise
-            self.pairs.interrupt()
             self._advance(end)
             raise Interrupted(read_tuning(self.run.path)) from None
         finally:
-            self.pairs.close()
+            self.contest.close()
             self.progress.end()
 
     def _advance(self, action: actions.Action) -> None:
@@ -125,19 +124,19 @@ class _Runner:
                 self.progress.note(describe_attempt(row))
         for _, text in self.state.notes[len(before.notes) :]:
             self.progress.note(text)
-        if isinstance(action, actions.MeasurePair) and not isinstance(self.state.repeat, actions.MeasurePair):
-            self.pairs.settle(self.state.best.key if self.state.best else "")
 
     def _carry_out(self, action: actions.Action) -> actions.Result:
         match action:
             case actions.WriteReference():
                 return self._write_reference(action.workload)
-            case actions.MeasureAlone():
-                return self._measure_alone(action)
+            case actions.MeasureStart():
+                return self._measure_start(action)
             case actions.MeasurePair():
                 return self._measure_pair(action)
+            case actions.Prove():
+                trials = self._trial(action.start, "first"), self._trial(action.best, "best")
+                return self._contest(trials, PairsRule(self.first.sampling), None, action.together)
             case actions.Finish():
-                self.pairs.dismiss()
                 waterfall = self._traced(action.trace) if action.trace is not None else None
                 return actions.Finished(waterfall=waterfall, throttle=tuple(self.throttle))
 
@@ -149,9 +148,8 @@ class _Runner:
         except FlopwiseError as error:
             return actions.ReferenceWritten(error=error.message)
 
-    def _measure_alone(self, action: actions.MeasureAlone) -> actions.Measured:
-        self.pairs.dismiss()
-        trial, agreed = self._trial(action.workload, action.group), [AgreementResult()]
+    def _measure_start(self, action: actions.MeasureStart) -> actions.Measured:
+        trial, agreed = self._trial(action.workload, tuner.START), [AgreementResult()]
 
         def on_event(event: Event) -> None:
             self.progress.event(event)
@@ -169,16 +167,25 @@ class _Runner:
         self._append(point)
         if point.status == INTERRUPTED:
             raise KeyboardInterrupt
-        inspection = self._inspect(point) if action.move is None and point.status == OK else None
+        inspection = self._inspect(point) if point.status == OK else None
         return actions.Measured(point=point, agreed=agreed[-1], inspection=inspection)
 
-    def _measure_pair(self, action: actions.MeasurePair) -> PairMeasured:
-        if action.more:
-            return self.pairs.more(action.rounds)
+    def _measure_pair(self, action: actions.MeasurePair) -> Contested:
         assert self.state.best is not None
         best = msgspec.structs.replace(self.state.best.trial, group=f"best before {action.group}")
         challenger = self._trial(action.move.workload, action.group)
-        return self.pairs.challenge(best, challenger, self._compare(action.check), action.rounds)
+        rule = PairsRule(self.first.sampling, error_rate=action.error_rate, worth=WORTH_KEEPING)
+        return self._contest((best, challenger), rule, self._compare(action.check), action.together)
+
+    def _contest(
+        self, trials: tuple[Trial, Trial], rule: PairsRule, compare: AgreementRequest | None, together: bool
+    ) -> Contested:
+        result = self.contest.run(trials, rule, compare, together)
+        for point in result.points:
+            self._append(point)
+        if result.stopped == INTERRUPTED and result.failed is None:
+            raise KeyboardInterrupt
+        return result
 
     def _traced(self, work: Workload) -> Waterfall | None:
         """The waterfall of the best step, which was measured without a trace."""

@@ -1,21 +1,29 @@
-"""Two trials run interleaved, A B B A, so that drift affects both alike; and a best one that stays for several challengers."""
+"""Two trials measured against each other: pairs of fresh processes, started alike, their steps run in random order.
 
+Two processes of the same code differ: by the core they run on, their place in memory, when they were started. So a pair of
+processes is one observation, and there are several (`statistics.difference_of_pairs`). The two parents of all processes take
+turns in having A and B, either is started first by chance, and on a GPU both of a pair run on one and the same core.
+"""
+
+import os
+import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from flopwise.capture.isolate import OnEvent, Worker, ignore
-from flopwise.capture.stopping import StoppingRule
-from flopwise.errors import FlopwiseError
+from flopwise.capture.point_builder import PointBuilder, merged
+from flopwise.capture.stopping import MUCH_SLOWER, PairsRule
 from flopwise.records.events import AgreementRequest, AgreementResult, Done, Event, Sampled, WarmedUp
-from flopwise.records.run import CRASH, INTERRUPTED, OK, STEP, PhaseMemory, Point
-from flopwise.spec.workload import Sampling, Trial
+from flopwise.records.run import INTERRUPTED, OK, OOM, STEP, Point
+from flopwise.spec.workload import Trial
+from flopwise.statistics import log_ratio
 
-# Why rounds ended early, every one of them saying the same: more would only make the number finer.
-MUCH_SLOWER, MUCH_SLOWER_ROUNDS, MUCH_SLOWER_RATIO = "much_slower", 2, 2.0
-MUCH_FASTER, MUCH_FASTER_ROUNDS, MUCH_FASTER_RATIO = "much_faster", 4, 2 / 3
+DETAILED_ROUNDS = 4  # of each process: with phases and GPU time
+ONE_CORE = 1.2  # processor time per time, at most: a step whose host side one core can do
 
 
 class InterleavedTrial:
@@ -34,7 +42,7 @@ class InterleavedTrial:
         """`worker`: one that is running already, and stays. `compare`: with a reference, before it is warm. `details`: of
         so many rounds; 0: of all.
         """
-        self.trial, self.on_event, self.lent = trial, on_event, worker is not None
+        self.trial, self.lent, self.on_event, self.cores = trial, worker is not None, on_event, 0.0
         self.worker = worker or Worker(compiler=trial.workload.recipe.compile != "off")
         self.builder = self.worker.begin(
             trial, log, turns=True, paired_with=paired_with, compare=compare, details=details
@@ -57,7 +65,17 @@ class InterleavedTrial:
 
     def _wait(self, until: type[Event] | None = None) -> Done:
         """The timeout is that of each wait: how long it has been here, and waited itself, does not count."""
-        return self.worker.follow(self.builder, self.on_event, until, since=time.monotonic())
+        return self.worker.follow(self.builder, self._take, until, since=time.monotonic())
+
+    def _take(self, event: Event) -> None:
+        if isinstance(event, WarmedUp):
+            self.cores = event.cores
+        self.on_event(event)
+
+    @property
+    def on_gpu(self) -> bool:
+        environment = self.builder.environment
+        return environment is not None and environment.gpu is not None
 
     def round(self) -> int:
         """One round; the step's wall time, or 0 if it has ended."""
@@ -65,175 +83,180 @@ class InterleavedTrial:
         self.ended = self._wait(Sampled)
         return self.walls_ns[-1] if self.running else 0
 
-    def warm_up(self) -> bool:
-        """A round that does not count: after a wait, the first is not like the others."""
-        if wall_ns := self.round():
-            self.builder.samples.pop()
-            self.builder.warmup_ns.append(wall_ns)
-        return self.running
+    def pin(self, core: int) -> None:
+        """Keep every thread of it on one core, where the system can."""
+        with suppress(OSError, AttributeError, ValueError):
+            for thread in os.listdir(f"/proc/{self.builder.pid}/task"):
+                os.sched_setaffinity(int(thread), {core})
 
-    def stop(self, stopped: str = "turns", why: str = "") -> Point:
-        """Let it end and give its point; `why`: it was cut short."""
+    def stop(self) -> Point:
+        """Let it end and give its point."""
         if self.running:
             self.worker.say("stop")
-            self.ended = msgspec.structs.replace(self._wait(), stopped=stopped)
-            if why:
-                self.ended = msgspec.structs.replace(self.ended, status=INTERRUPTED, reason=why)
+            self.ended = self._wait()
         if not self.lent:
             self.worker.close()
         return self.builder.finish(self.ended)
 
     def interrupt(self) -> Point:
         """End it now, and keep what it had measured."""
-        self.ended = self.worker.interrupt(self.builder)
+        if self.running:
+            self.ended = self.worker.interrupt(self.builder)
         self.worker.close()
         return self.builder.finish(self.ended)
 
 
-class RoundsRule:
-    """After every round of two trials: whether to stop, and why; '' means go on.
+class Contested(msgspec.Struct, frozen=True, kw_only=True):
+    """Both points, each with the samples of all its processes, and why sampling stopped."""
 
-    `fewest`: rounds to take whatever the budget, unless the second is much slower, or much faster and the budget spent.
-    """
+    points: tuple[Point, Point]
+    stopped: str
+    agreed: AgreementResult = AgreementResult()  # of the second, with the reference
 
-    def __init__(self, samplings: tuple[Sampling, Sampling], fewest: int = 0) -> None:
-        self.rules, self.fewest = [StoppingRule(sampling) for sampling in samplings], fewest
-        self.rounds, self.all_slower, self.all_faster = 0, True, True
-
-    def after(self, walls_ns: tuple[int, int], elapsed_s: float) -> str:
-        first, second = walls_ns
-        verdicts = [rule.after(wall, elapsed_s) for rule, wall in zip(self.rules, walls_ns, strict=True)]
-        self.rounds += 1
-        self.all_slower &= second > MUCH_SLOWER_RATIO * first
-        self.all_faster &= second < MUCH_FASTER_RATIO * first
-        if self.fewest and self.all_slower and self.rounds >= MUCH_SLOWER_ROUNDS:
-            return MUCH_SLOWER
-        if not all(verdicts):
-            return ""
-        if self.fewest and self.all_faster and self.rounds >= MUCH_FASTER_ROUNDS:
-            return MUCH_FASTER
-        return verdicts[0] if self.rounds >= self.fewest else ""
+    @property
+    def failed(self) -> Point | None:
+        """The one that could not run; the second, if both could not."""
+        return next((point for point in reversed(self.points) if point.status not in (OK, INTERRUPTED)), None)
 
 
-def interleave(first: InterleavedTrial, second: InterleavedTrial, fewest: int = 0) -> str:
-    """Rounds until both are sampled well enough: why it stopped; INTERRUPTED if one of them has ended."""
-    rule, began = RoundsRule((first.trial.sampling, second.trial.sampling), fewest), time.monotonic()
-    pair, order, walls_ns = (first, second), (0, 1), [0, 0]
-    while True:
-        for i in order:
-            walls_ns[i] = pair[i].round()
-            if not pair[i].running:
+class _Pair:
+    """Two processes, one of each trial, from their start to their end."""
+
+    def __init__(self, begin: Callable[[int], InterleavedTrial], order: Sequence[int], rng: random.Random) -> None:
+        """`order`: which of the two is started first."""
+        self.begin, self.order, self.random = begin, order, rng
+        self.processes: dict[int, InterleavedTrial] = {}
+        self.points: dict[int, Point] = {}
+
+    def run_together(self, rule: PairsRule, first_pair: bool) -> str:
+        """Both at once, a step of the one beside a step of the other; why all is over, or ''."""
+        for i in self.order:
+            self.processes[i] = self.begin(i)
+        ready = [one.prepare() for one in self.processes.values()]
+        stopped = self._rounds(rule, first_pair) if all(ready) else INTERRUPTED
+        self.points = {i: one.stop() for i, one in self.processes.items()}
+        return stopped
+
+    def _rounds(self, rule: PairsRule, first_pair: bool) -> str:
+        a, b = self.processes[0], self.processes[1]
+        if a.on_gpu and max(a.cores, b.cores) <= ONE_CORE:
+            core = self.random.choice(sorted(os.sched_getaffinity(0)))
+            a.pin(core)
+            b.pin(core)
+        rounds = 1
+        while len(a.walls_ns) < rounds:
+            for one in self.random.sample((a, b), 2):
+                if not one.round():
+                    return INTERRUPTED
+            if first_pair and rule.much_slower(a.walls_ns, b.walls_ns):
+                return MUCH_SLOWER
+            if rounds == 1:
+                rounds = rule.rounds(a.walls_ns[0] + b.walls_ns[0])
+        return ""
+
+    def run_in_sequence(self, rule: PairsRule) -> str:
+        """One after the other, each with the device to itself; why all is over, or ''."""
+        for i in self.order:
+            one = self.processes[i] = self.begin(i)
+            rounds = 1 if one.prepare() else 0
+            while len(one.walls_ns) < rounds and one.round():
+                rounds = rounds if rounds > 1 else rule.rounds(2 * one.walls_ns[0])
+            complete = one.running
+            self.points[i] = one.stop()
+            if not complete:
                 return INTERRUPTED
-        order = order[::-1]
-        if stopped := rule.after((walls_ns[0], walls_ns[1]), (time.monotonic() - began) / 2):
-            return stopped
+        return ""
 
-
-def run_pair(
-    first: Trial, second: Trial, logs: tuple[Path | None, Path | None] = (None, None), on_event: OnEvent = ignore
-) -> tuple[Point, Point]:
-    """Measure two trials interleaved. Always returns points: of an interruption too, with what was measured until then."""
-    a, b = (
-        InterleavedTrial(trial, log, on_event, paired_with=other.key())
-        for trial, other, log in ((first, second, logs[0]), (second, first, logs[1]))
-    )
-    try:
-        ready = [a.prepare(), b.prepare()]
-        stopped = interleave(a, b) if all(ready) else INTERRUPTED
-        why = "the other of the two could not run" if stopped == INTERRUPTED else ""
-        return a.stop(stopped, why), b.stop(stopped, why)
-    except KeyboardInterrupt:
-        return a.interrupt(), b.interrupt()
-    finally:
-        a.worker.close()
-        b.worker.close()
-
-
-class PairMeasured(msgspec.Struct, frozen=True, kw_only=True):
-    """A challenger's point, with the samples that the best step took interleaved with it; `crash`, too, if the best ended."""
-
-    point: Point
-    best_ns: tuple[int, ...] = ()
-    best_memory: tuple[PhaseMemory, ...] = ()
-    stopped: str = ""  # why the rounds ended
-    agreed: AgreementResult = AgreementResult()
+    def interrupt(self) -> None:
+        """End both now, and keep what they had measured."""
+        left = {i: one for i, one in self.processes.items() if i not in self.points}
+        self.points |= {i: one.interrupt() for i, one in left.items()}
 
 
 class Contest:
-    """Keeps the best step's process running while challengers come and go. Workers are reused: loading torch takes seconds."""
+    """Measures pairs of processes until a rule is content. Its two workers stay for the next contest."""
 
-    best: InterleavedTrial | None = None
-    challenger: InterleavedTrial | None = None
-    earlier_rounds = 0  # of the best, with other challengers
+    def __init__(self, log_path: Callable[[str], Path | None], on_event: OnEvent = ignore) -> None:
+        self.log_path, self.on_event = log_path, on_event
+        self.workers: list[Worker] = []
+        self.random = random.Random(0)
 
-    def __init__(
-        self, log_path: Callable[[str], Path], on_event: OnEvent, on_point: Callable[[Point], None], details: int = 0
-    ) -> None:
-        """`on_point` gets the point of every trial that leaves. `details`: of so many rounds."""
-        self.log_path, self.on_event, self.on_point, self.details = log_path, on_event, on_point, details
-        self.idle: list[Worker] = []
-
-    def challenge(self, best: Trial, challenger: Trial, compare: AgreementRequest | None, rounds: int) -> PairMeasured:
-        """Start a challenger, and the best if it is not running; run both interleaved."""
-        if self.best is None or not self.best.running:
-            self.best = self._start(best)
-            if not self.best.prepare():
-                ended = self.best.ended
-                raise FlopwiseError(f"{best.workload.label()} ran before, and now: {ended.reason}", ended.hint)
-        self.challenger = self._start(challenger, self.best.trial.key(), compare)
-        ready = self.challenger.prepare() and self.best.warm_up() and self.challenger.warm_up()
-        self.earlier_rounds = len(self.best.walls_ns)
-        return self.more(rounds if ready else 0)
-
-    def more(self, rounds: int) -> PairMeasured:
-        """At least so many rounds of the two that are running; 0: one of them has ended already."""
-        best, challenger = self.best, self.challenger
-        assert best is not None
-        assert challenger is not None
-        stopped = interleave(best, challenger, fewest=rounds) if rounds else INTERRUPTED
-        ended = challenger.ended if not challenger.running else Done(status=OK)
-        if not best.running:
-            ended = Done(status=CRASH, reason=best.ended.reason or "the best step's process ended")
-        return PairMeasured(
-            point=challenger.builder.point(ended),
-            best_ns=tuple(best.walls_ns[self.earlier_rounds :]),
-            best_memory=best.builder.memory.memory,
-            stopped=stopped,
-            agreed=challenger.builder.agreed,
-        )
-
-    def settle(self, best: str) -> None:
-        """Of a pair, the trial whose key is `best` stays and the other leaves."""
-        loser, self.challenger = self.challenger, None
-        if loser is not None and loser.trial.key() == best:
-            loser, self.best = self.best, loser
-        self._let_go(loser)
-        if self.best is not None and not self.best.running:
-            self.dismiss()
-
-    def dismiss(self) -> None:
-        """Let the best step's process end, so that nothing else is on the device."""
-        best, self.best = self.best, None
-        self._let_go(best)
-
-    def interrupt(self) -> None:
-        """End both at once; what they had measured is kept."""
-        for one in (self.challenger, self.best):
-            if one is not None:
-                self.on_point(one.interrupt())
-        self.challenger = self.best = None
+    def start(self, compiler: bool) -> None:
+        """The two parents of all processes, both alike; they are waited for when they are needed."""
+        if not self.workers:
+            self.workers = [Worker(compiler=compiler, wait=False) for _ in range(2)]
 
     def close(self) -> None:
         """End every process."""
-        for worker in (*self.idle, *(one.worker for one in (self.best, self.challenger) if one is not None)):
+        for worker in self.workers:
             worker.close()
+        self.workers.clear()
 
-    def _start(self, trial: Trial, paired_with: str = "", compare: AgreementRequest | None = None) -> InterleavedTrial:
-        worker = self.idle.pop() if self.idle else Worker(compiler=trial.workload.recipe.compile != "off")
-        log = self.log_path(trial.key())
-        return InterleavedTrial(trial, log, self.on_event, paired_with, worker, compare, self.details)
+    def run(
+        self,
+        trials: tuple[Trial, Trial],
+        rule: PairsRule,
+        compare: AgreementRequest | None = None,
+        together: bool = True,
+    ) -> Contested:
+        """Pairs of processes until the rule stops it, or one cannot run.
 
-    def _let_go(self, one: InterleavedTrial | None) -> None:
-        if one is not None:
-            self.on_point(one.stop())
-            self.idle.append(one.worker)
+        `compare`: the second's results with a reference. Not `together`: one process after the other, as where both do not
+        fit the device; that is also tried where they turn out not to. Ctrl-C keeps what was measured.
+        """
+        self.start(any(trial.workload.recipe.compile != "off" for trial in trials))
+        pairs: list[_Pair] = []
+        stopped, agreed, began = "", AgreementResult(), time.monotonic()
+        try:
+            while not stopped:
+                pairs.append(self._pair(trials, len(pairs), compare if not pairs else None))
+                stopped = pairs[-1].run_together(rule, len(pairs) == 1) if together else pairs[-1].run_in_sequence(rule)
+                if together and len(pairs) == 1 and OOM in {point.status for point in pairs[0].points.values()}:
+                    together, stopped = False, ""
+                    pairs.clear()
+                    continue
+                if len(pairs) == 1 and 1 in pairs[0].processes:
+                    agreed = pairs[0].processes[1].builder.agreed
+                stopped = stopped or rule.after(_differences(pairs, together), time.monotonic() - began)
+        except KeyboardInterrupt:
+            pairs[-1].interrupt()
+            stopped = INTERRUPTED
+            self.close()
+        points = [_point(i, trials, pairs, stopped, together) for i in (0, 1)]
+        return Contested(points=(points[0], points[1]), stopped=stopped, agreed=agreed)
+
+    def _pair(self, trials: tuple[Trial, Trial], number: int, compare: AgreementRequest | None) -> _Pair:
+        """The workers take turns in having A and B: what is peculiar to one of them is no difference of the two."""
+        workers = self.workers if number % 2 == 0 else self.workers[::-1]
+
+        def begin(i: int) -> InterleavedTrial:
+            log, other = self.log_path(trials[i].key()), trials[1 - i].key()
+            asked = compare if i == 1 else None
+            return InterleavedTrial(trials[i], log, self.on_event, other, workers[i], asked, DETAILED_ROUNDS)
+
+        return _Pair(begin, self.random.sample((0, 1), 2), self.random)
+
+
+def _differences(pairs: Sequence[_Pair], together: bool) -> list[float]:
+    walls = [[_walls(pair.points[i]) for i in (0, 1)] for pair in pairs]
+    return [log_ratio(a, b, together) for a, b in walls]
+
+
+def _walls(point: Point) -> tuple[int, ...]:
+    times = point.times()
+    return times.wall_ns if times else ()
+
+
+def _point(i: int, trials: tuple[Trial, Trial], pairs: Sequence[_Pair], stopped: str, together: bool) -> Point:
+    """All processes of one trial as one point: with the status of the one that could not run, if there is one."""
+    points = [pair.points[i] for pair in pairs if i in pair.points]
+    if not points:  # the other could not run, and this one was not begun
+        points = [PointBuilder(trials[i], trials[1 - i].key()).point(Done(status=INTERRUPTED))]
+    ended = next((point for point in points if point.status not in (OK, INTERRUPTED)), points[-1])
+    done = Done(status=ended.status, reason=ended.reason, hint=ended.hint, stopped=stopped)
+    if stopped == INTERRUPTED and ended.status in (OK, INTERRUPTED):
+        others = [pair.points[1 - i].status for pair in pairs if 1 - i in pair.points]
+        cut = any(status not in (OK, INTERRUPTED) for status in others)
+        why = "the other of the two could not run" if cut else ended.reason
+        done = Done(status=INTERRUPTED, reason=why, stopped=stopped)
+    return msgspec.structs.replace(merged(points, done), together=together)

@@ -1,15 +1,18 @@
 """What a worker's process reports, folded into a point: whatever came before a crash is kept."""
 
+import itertools
 import signal
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+import msgspec
+
 from flopwise.capture.telemetry import Watch
 from flopwise.records import events
 from flopwise.records.events import Done, Event, Exited, PhaseSample, Started
-from flopwise.records.run import CRASH, STEP, Environment, PhaseTimes, Point
+from flopwise.records.run import CRASH, STEP, Environment, PhaseTimes, Point, Telemetry
 from flopwise.spec.workload import Trial
 
 
@@ -140,6 +143,44 @@ def _times(phase: str, rounds: Sequence[PhaseSample], has_gpu: bool) -> PhaseTim
         gpu_ns=tuple(ns for ns, _ in on_gpu),
         gpu_held=tuple(held for _, held in on_gpu),
     )
+
+
+def merged(points: Sequence[Point], ended: Done) -> Point:
+    """The points of one trial's processes as one; what is not of samples is the first's, how it ended is given."""
+    first, phases = points[0], dict.fromkeys(times.phase for point in points for times in point.phases)
+    return msgspec.structs.replace(
+        first,
+        status=ended.status,
+        reason=ended.reason,
+        hint=ended.hint,
+        stopped=ended.stopped,
+        phases=tuple(_merged_times([t for p in points if (t := p.times(phase)) is not None]) for phase in phases),
+        memory=next((point.memory for point in points if point.memory), ()),
+        ran=next((point.ran for point in reversed(points) if point.ran is not None), None),
+        peak_rss_bytes=max(point.peak_rss_bytes for point in points),
+        telemetry=_merged_telemetry([point.telemetry for point in points if point.telemetry is not None]),
+        elapsed_s=round(sum(point.elapsed_s for point in points), 3),
+    )
+
+
+def _merged_times(times: Sequence[PhaseTimes]) -> PhaseTimes:
+    return PhaseTimes(
+        phase=times[0].phase,
+        wall_ns=tuple(ns for one in times for ns in one.wall_ns),
+        launch_ns=tuple(ns for one in times for ns in one.launch_ns),
+        gpu_ns=tuple(ns for one in times for ns in one.gpu_ns),
+        gpu_held=tuple(held for one in times for held in one.gpu_held),
+        processes=tuple(len(one.wall_ns) for one in times),
+        gpu_processes=tuple(len(one.gpu_ns) for one in times if one.gpu_ns),
+    )
+
+
+def _merged_telemetry(parts: Sequence[Telemetry]) -> Telemetry | None:
+    """Tick after tick, whichever process ran; every reason for a lower clock once."""
+    fields = [field for field in Telemetry.__struct_fields__ if field != "throttle"]
+    joined = {field: tuple(itertools.chain.from_iterable(getattr(part, field) for part in parts)) for field in fields}
+    throttle = tuple(dict.fromkeys(reason for part in parts for reason in part.throttle))
+    return Telemetry(**joined, throttle=throttle) if parts else None
 
 
 def signal_name(number: int) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from flopwise.spec.workload import Sampling
-from flopwise.statistics import FEWEST, estimate
+from flopwise.statistics import ERROR_RATE, FEWEST, LOOKS, MOST_PAIRS, difference_of_pairs, error_rate_at, estimate
 
 STEADY_WITHIN = 0.02
 LEAST_SAMPLES = 10
@@ -16,6 +16,14 @@ LEAST_SECONDS = (
     0.3  # of sampling, unless 100 samples come sooner: one burst of a boosted clock is no sample of a machine
 )
 MAX_WARMUP_STEPS = 20_000
+
+# Of a comparison. A pair of processes takes a tenth of the seconds; no further one begins after three times the seconds.
+PAIR_SHARE, PAIRS_BUDGET = 0.1, 3.0
+FEWEST_PAIRS = 3  # whatever the budget
+SAME_WITHIN = 0.01  # two that differ by less need no more pairs
+FEWEST_ROUNDS, MOST_ROUNDS = 5, 100  # of a pair
+DECIDED, PROCESSES, BUDGET = "decided", "processes", "budget"
+MUCH_SLOWER, MUCH_SLOWER_ROUNDS, MUCH_SLOWER_RATIO = "much_slower", 2, 2.0
 
 
 def steady(walls_ns: Sequence[int], least_ns: int) -> bool:
@@ -93,3 +101,44 @@ class StoppingRule:
                 return "precise"
         budget = self.sampling.seconds * (1 if n >= BUDGET_SAMPLES else BUDGET_OVERRUN)
         return "budget" if elapsed_s >= budget else ""
+
+
+class PairsRule:
+    """Says after every pair of processes whether to stop, and why; '' means go on.
+
+    A verdict may fall at the looks of `statistics.LOOKS` alone, each of which spends a share of the error rate, so looking
+    often does not raise it. With `sampling.processes` there is one look, at the end. `worth`: the least saving that is of
+    interest; once it is unlikely, or the second much slower in every round, it stops.
+    """
+
+    def __init__(self, sampling: Sampling, *, error_rate: float = ERROR_RATE, worth: float | None = None) -> None:
+        self.sampling, self.error_rate, self.worth = sampling, error_rate, worth
+
+    def rounds(self, round_ns: int) -> int:
+        """How often the two steps of a pair are run, if both together take so long."""
+        if self.sampling.samples is not None:
+            return self.sampling.samples
+        fitting = PAIR_SHARE * self.sampling.seconds * 1e9 / max(round_ns, 1)
+        return max(FEWEST_ROUNDS, min(MOST_ROUNDS, int(fitting)))
+
+    def after(self, differences: Sequence[float], elapsed_s: float) -> str:
+        pairs, asked = len(differences), self.sampling.processes
+        if asked is not None:
+            return PROCESSES if pairs >= asked else ""
+        if pairs in LOOKS and self._settled(differences):
+            return DECIDED
+        over = elapsed_s >= PAIRS_BUDGET * self.sampling.seconds and pairs >= FEWEST_PAIRS
+        return BUDGET if over or pairs >= MOST_PAIRS else ""
+
+    def _settled(self, differences: Sequence[float]) -> bool:
+        found = difference_of_pairs(differences, error_rate_at(len(differences), True, self.error_rate))
+        if self.worth is None or len(differences) < FEWEST_PAIRS:
+            return found.decided(SAME_WITHIN)
+        best = difference_of_pairs(differences, 2 * ERROR_RATE)  # as fast as it may be, one side at 5 %
+        return found.decided(SAME_WITHIN) or best.center - best.half > math.log1p(-self.worth)
+
+    def much_slower(self, first_ns: Sequence[int], second_ns: Sequence[int]) -> bool:
+        """Whether all rounds so far make more of them a waste of time."""
+        if self.worth is None or len(first_ns) < MUCH_SLOWER_ROUNDS:
+            return False
+        return all(b > MUCH_SLOWER_RATIO * a for a, b in zip(first_ns, second_ns, strict=True))

@@ -30,6 +30,7 @@ from flopwise.records.events import (
 from flopwise.records.run import ERROR, INTERRUPTED, OK, OOM, STEP, UNSUPPORTED, WRONG, PhaseMemory
 from flopwise.spec.workload import Sampling, Trial
 
+UNCOUNTED = 2  # steps before the first round of those that are interleaved: after a wait they are not like the others
 MIN_GPU_WARMUP_NS = 200_000_000  # a GPU raises its clocks within that
 # What an exception's text says where its class does not.
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "ALLOC_FAILED", "bad_alloc", "not enough memory")
@@ -87,13 +88,17 @@ def warm_up(
         emit(WarmupStep(wall_ns=wall_ns))
     rule = WarmupRule(sampling, MIN_GPU_WARMUP_NS if device.type == "cuda" else 0)
     over = "forced" if rule.forced(walls_ns) else ""
+    busy_s, began_s = time.process_time(), time.perf_counter()
     while not over:
         if not turns and not may_go_on():
             return False
         walls_ns.append(clock.once())
         emit(WarmupStep(wall_ns=walls_ns[-1]))
         over = rule.after(walls_ns)
-    emit(WarmedUp(rule=over))
+        if len(walls_ns) == 1:  # which compiles and loads libraries, in many threads
+            busy_s, began_s = time.process_time(), time.perf_counter()
+    lasted_s = time.perf_counter() - began_s
+    emit(WarmedUp(rule=over, cores=(time.process_time() - busy_s) / lasted_s if len(walls_ns) > 1 else 0.0))
     return True
 
 
@@ -102,6 +107,8 @@ def _sample(clock: Clock, sampling: Sampling, emit: Emit, may_go_on: Callable[[]
     rule = StoppingRule(sampling)
     begun, taken = time.perf_counter(), 0
     while may_go_on():
+        for _ in range(UNCOUNTED if request.turns and not taken else 0):
+            emit(WarmupStep(wall_ns=clock.once()))
         phases = clock.sample()
         emit(Sampled(phases=phases))
         taken += 1

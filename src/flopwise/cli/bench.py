@@ -16,7 +16,7 @@ from flopwise.render.run_view import implementations_view, run_view
 from flopwise.render.table import View
 from flopwise.store import StoredRun
 
-_VERSUS = "Measure a second workload with these changes, in interleaved runs with the first."
+_VERSUS = "Measure a second workload with these changes, beside the first, in pairs of processes."
 
 
 @click.command("bench")
@@ -59,5 +59,5 @@ def _view(run: StoredRun, versus: bool, several: bool) -> View:
     compared = compare_within(run) if versus else None
     if compared is None:
         return view
-    comparison = comparison_view(compared.pairs, (), ())
+    comparison = comparison_view(compared.pairs, (), (), clocks=compared.clocks)
     return View([*view.tables, *comparison.tables], view.document | {"comparison": comparison.document})

@@ -18,7 +18,9 @@ _FORMAT = "By default the suffix of -o, or table; github: annotations for a pull
 @click.argument("a")
 @click.argument("b")
 @click.option("--phase", default="step", show_default=True, help=_PHASE)
-@click.option("--clock", default="wall", show_default=True, metavar="wall|gpu|launch", help="Which clock.")
+@click.option(
+    "--clock", metavar="wall|gpu|launch", help="Which clock; by default wall, and of a single pair every one."
+)
 @click.option("--fail-above", metavar="PERCENT", help="Exit 1 if B is slower than A by more (3%).")
 @runs_option
 @click.option("--format", "form", metavar="|".join((*FORMATS, _GITHUB)), help=_FORMAT)
@@ -27,7 +29,7 @@ def command(
     a: str,
     b: str,
     phase: str,
-    clock: str,
+    clock: str | None,
     fail_above: str | None,
     runs: str | None,
     form: str | None,
@@ -47,9 +49,11 @@ def command(
     form = chosen_format(None if github else form, None if github else output)
     check_place(output)
     gate = None if fail_above is None else units.parse_percent(fail_above)
-    compared = compare(a, b, phase=phase, clock=clock, threshold=gate or 0.03, runs=runs)
+    compared = compare(a, b, phase=phase, clock=clock or "wall", threshold=gate or 0.03, runs=runs)
     if github:
         write_text(annotations(compared.pairs, compared.only_a, compared.only_b, gate), output)
     else:
-        show(comparison_view(compared.pairs, compared.only_a, compared.only_b, phase, clock), form, output)
+        clocks = compared.clocks if clock is None else {}
+        view = comparison_view(compared.pairs, compared.only_a, compared.only_b, phase, clock or "wall", clocks)
+        show(view, form, output)
     return compared.exit_code(gate)

@@ -56,7 +56,7 @@ def _tables(part: Part) -> list[Table]:
         case list():
             return doctor_view(part).tables
         case Compared():
-            return comparison_view(part.pairs, part.only_a, part.only_b).tables
+            return comparison_view(part.pairs, part.only_a, part.only_b, clocks=part.clocks).tables
         case MemoryReport():
             return view_of(part).tables[:2]
         case Account():

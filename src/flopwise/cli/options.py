@@ -57,7 +57,13 @@ device_option = click.option(
 sampling_options = _together(
     click.option("--warmup", type=int, metavar="N", help="Exactly N warm-up steps; by default, until steady."),
     click.option(
-        "--samples", type=int, metavar="N", help="Exactly N samples; by default, until ±1 % or the budget ends."
+        "--samples",
+        type=int,
+        metavar="N",
+        help="Exactly N samples of a process; by default, until ±1 % or the budget ends.",
+    ),
+    click.option(
+        "--processes", type=int, metavar="N", help="Exactly N processes, or pairs of them; by default, as needed."
     ),
     click.option("--seconds", type=float, default=10.0, show_default=True, help="The budget for sampling."),
     click.option("--timeout", type=float, default=900.0, show_default=True, help="Seconds until a point is stopped."),

@@ -12,6 +12,7 @@ from flopwise.cli.output import Answer, answers, check_place, kept, write_text
 from flopwise.render.progress import TerminalProgress
 from flopwise.render.tune_view import tune_view
 
+_SECONDS = "For each lever; no further pair of processes begins after three times as long."
 _BUDGET = "No lever is started after it: 90s, 10m."
 
 
@@ -22,7 +23,7 @@ _BUDGET = "No lever is started after it: 90s, 10m."
 @click.option("--budget", default="10m", show_default=True, metavar="TIME", help=_BUDGET)
 @click.option("--memory-limit", metavar="SIZE", help="The most a step may hold: 40GiB.")
 @click.option("--keep-exact", is_flag=True, help="Only levers that round as fp32 does.")
-@click.option("--seconds", type=float, default=3.0, show_default=True, help="The budget for sampling each lever.")
+@click.option("--seconds", type=float, default=6.0, show_default=True, help=_SECONDS)
 @click.option("--timeout", type=float, default=900.0, show_default=True, help="Seconds until a step is stopped.")
 @click.option("--save", metavar="FILE.toml", help="Write the recipe there.")
 @options.run_options

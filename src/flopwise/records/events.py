@@ -44,6 +44,7 @@ class StepBuilt(_Event, frozen=True, kw_only=True):
 
 class WarmedUp(_Event, frozen=True, kw_only=True):
     rule: str
+    cores: float = 0.0  # the host's processor time for a second of it, beyond the first step; 0: not known
 
 
 class WarmupStep(_Event, frozen=True, kw_only=True):

@@ -1,5 +1,6 @@
 """What is stored: frozen structs with a schema version; times are integers of nanoseconds, sizes of bytes."""
 
+import itertools
 from typing import Generic, TypeVar
 
 import msgspec
@@ -71,6 +72,17 @@ class PhaseTimes(_Record, frozen=True, kw_only=True):
     gpu_ns: tuple[int, ...] = ()  # between CUDA events; empty on the CPU
     # True: all work was queued before it began, so gpu_ns holds no gap between launches
     gpu_held: tuple[bool, ...] = ()
+    processes: tuple[int, ...] = ()  # how many of the samples each process took, in order; empty: one took all
+    gpu_processes: tuple[int, ...] = ()  # of gpu_ns
+
+    def by_process(self, clock: str) -> list[tuple[int, ...]]:
+        """The samples of one clock, process by process; a file from outside may count wrongly, and is then taken as one."""
+        samples: tuple[int, ...] = getattr(self, f"{clock}_ns")
+        sizes = self.gpu_processes if clock == "gpu" else self.processes
+        if sum(sizes) != len(samples) or min(sizes, default=0) < 1:
+            return [samples]
+        ends = list(itertools.accumulate(sizes))
+        return [samples[end - size : end] for size, end in zip(sizes, ends, strict=True)]
 
 
 class PhaseMemory(_Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -146,7 +158,9 @@ class Point(PointHead[Trial], frozen=True, kw_only=True):
     warmup_rule: str = ""  # 'steady', 'forced', or 'budget': warm-up ended before it was steady
     setup_ns: int = 0  # building the model; with a CUDA graph, its warm-up and capture too
     captured_first_ns: int = 0  # a graph's first warm-up step beyond a later one: compilation, if asked for
-    stopped: str = ""  # why sampling ended: 'precise', 'samples', 'budget', 'interrupted', 'timeout'
+    # Why sampling ended: 'precise', 'samples', 'budget', 'interrupted', 'timeout'; of a comparison: 'decided', 'processes'
+    # (as many as were asked for), 'budget'.
+    stopped: str = ""
     memory: tuple[PhaseMemory, ...] = ()
     peak_rss_bytes: int = 0
     ran: Ran | None = None
@@ -155,7 +169,8 @@ class Point(PointHead[Trial], frozen=True, kw_only=True):
     trace_file: str = ""  # in the run's traces/ folder
     traced_step_ns: int = 0  # per step under the profiler: against the step's wall time, the profiler's overhead
     memory_file: str = ""  # a snapshot in the run's memory/ folder
-    paired_with: str = ""  # key of the point it took turns with
+    paired_with: str = ""  # key of the point it was compared with: process i of one ran beside process i of the other
+    together: bool = True  # those two ran at the same time, sample by sample; else one after the other
     started_at: str = ""  # ISO 8601, UTC
     elapsed_s: float = 0.0
 

@@ -102,6 +102,8 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="end
 
     workload: Workload
     step_ns: Ns
+    before_ns: Ns | None = None  # the first step's, measured against this one; None: it was not
+    comparison: Comparison | None = None  # of these two
     peak_bytes: Bytes | None = None
     waterfall: Waterfall | None = None
     stopped: str  # NOTHING_LEFT, BUDGET_SPENT or INTERRUPTED; in runs of earlier versions a sentence on the budget
@@ -133,7 +135,9 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def first_ns(self) -> float:
-        """The step before anything was changed: as interleaved with the first lever kept, else measured alone."""
+        """The step before anything was changed: as measured against the last; else against the first lever kept, or alone."""
+        if self.ended is not None and self.ended.before_ns is not None:
+            return self.ended.before_ns
         until = self.attempts.index(self.kept[0]) + 1 if self.kept else None
         known = [one.before_ns for one in self.attempts[:until] if one.before_ns]
         return known[-1] if known else self.begun.step_ns

@@ -1,12 +1,14 @@
 """A comparison of two runs: a table, or annotations for a pull request on GitHub."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
+from types import MappingProxyType
 
 from flopwise import units
+from flopwise.analysis.matching import what_changed
 from flopwise.records.comparison import INCONCLUSIVE, NO_DIFFERENCE, SLOWER, Comparison
 from flopwise.records.run import STEP, Point
-from flopwise.records.table import Table
+from flopwise.records.table import Column, Table
 from flopwise.render.json import document, picked
 from flopwise.render.table import View, columns
 from flopwise.render.visible import LONGEST_LINE, visible
@@ -17,28 +19,66 @@ _VERDICTS = {NO_DIFFERENCE: "no difference is shown", INCONCLUSIVE: "the compari
 
 
 def comparison_view(
-    pairs: Pairs, only_a: Sequence[Point], only_b: Sequence[Point], phase: str = STEP, clock: str = "wall"
+    pairs: Pairs,
+    only_a: Sequence[Point],
+    only_b: Sequence[Point],
+    phase: str = STEP,
+    clock: str = "wall",
+    clocks: Mapping[str, Comparison] = MappingProxyType({}),
 ) -> View:
-    """One row per pair: the ratio B / A with its interval, and the verdict."""
-    rows = tuple(_row(a, b, c, phase, clock) for a, b, c in pairs)
-    same = all(row["a"] == row["b"] for row in rows)
-    names = "a: workload" if same else "a: A | b: B"
-    ratios = "ratio: B / A [ratio] | ratio_low: low [ratio] | ratio_high: high [ratio]"
-    heading = f"{names} | {ratios} | verdict: B is | a_ns: A [ms] | b_ns: B [ms] | reason"
+    """One row per pair: both times, the ratio with its interval, and the verdict; of a single pair, one for every clock."""
+    asked = [(clock, pair) for pair in pairs]
+    every = [(name, (a, b, found)) for a, b, _ in pairs[:1] for name, found in clocks.items()]
+    by_clock = len(pairs) == 1 and len(clocks) > 1
+    rows = tuple(_row(pair, phase, name) for name, pair in (every if by_clock else asked))
+    paired = bool(pairs) and all(c.paired and a != b for a, b, c in pairs)
     alone = {"only_a": [_label(p) for p in only_a], "only_b": [_label(p) for p in only_b]}
-    what = f"{phase}, {clock} clock"
-    interleaved = bool(pairs) and all(c.paired and a != b for a, b, c in pairs)
-    how = "interleaved runs" if interleaved else "one run after the other"
-    title = f"B compared with A: {what}, ratio of medians with its 95 % interval, {how}"
-    notes = tuple(f"only in {key[-1].upper()}: {label}" for key, labels in alone.items() for label in labels)
-    table = Table("comparison", title, columns(heading), rows, notes)
-    return View([table], document("compare", what=what, pairs=rows, **alone))
+    what = phase if by_clock else f"{phase}, {clock} clock"
+    title = f"B compared with A: {what}, with 95 % intervals, {_how(pairs, paired)}"
+    missing = [f"only in {key[-1].upper()}: {label}" for key, labels in alone.items() for label in labels]
+    notes = (*missing, *_notes(pairs, clocks, paired))
+    table = Table("comparison", title, _columns(rows, by_clock, paired), rows, notes)
+    told = {name: [_row(pair, phase, of) for of, pair in some] for name, some in (("pairs", asked), ("clocks", every))}
+    return View([table], document("compare", what=what, **told, **alone, notes=notes))
 
 
-def _row(a: Point, b: Point, c: Comparison, phase: str, clock: str) -> dict[str, object]:
-    times = {"a_ns": _median_ns(a, phase, clock), "b_ns": _median_ns(b, phase, clock)}
+def _columns(rows: Sequence[Mapping[str, object]], by_clock: bool, paired: bool) -> tuple[Column, ...]:
+    same = all(row["a"] == row["b"] for row in rows)
+    names = ("clock | " if by_clock else "") + ("a: workload" if same else "a: A | b: B")
+    ratios = (
+        f"ratio: {'paired ratio' if paired else 'B / A'} [ratio] | ratio_low: low [ratio] | ratio_high: high [ratio]"
+    )
+    heading = f"{names} | a_ns: A [ms] | b_ns: B [ms] | {ratios} | verdict: B is | reason"
+    return columns(heading, keep="a_ns b_ns ratio verdict")
+
+
+def _how(pairs: Pairs, paired: bool) -> str:
+    """Where the numbers are from."""
+    n = [c.n_processes for _, _, c in pairs]
+    counted = f"{min(n)}" if n and min(n) == max(n) else f"{min(n, default=0)} to {max(n, default=0)}"
+    if not paired:
+        return f"one run after the other, {counted} {'process' if counted == '1' else 'processes'} each"
+    where = "beside each other" if all(a.together for a, _, _ in pairs) else "one after the other"
+    return f"{counted} {'pair' if counted == '1' else 'pairs'} of processes {where}"
+
+
+def _notes(pairs: Pairs, clocks: Mapping[str, Comparison], paired: bool) -> list[str]:
+    """What the lever changes, what would settle an open verdict, and what the ratio is a ratio of."""
+    settle = dict.fromkeys(c.settle for _, _, c in pairs if c.settle)
+    notes = [what_changed(clocks), *(f"what would settle it: {text}" for text in settle)]
+    if paired:
+        notes.append(
+            "paired ratio: of steps run next to each other, its mean over the pairs of processes; A and B are medians of all"
+        )
+    return [note for note in notes if note]
+
+
+def _row(pair: tuple[Point, Point, Comparison], phase: str, clock: str) -> dict[str, object]:
+    a, b, c = pair
+    times = {"clock": clock, "a_ns": _median_ns(a, phase, clock), "b_ns": _median_ns(b, phase, clock)}
     ratios = {"ratio": c.ratio, "ratio_low": c.low, "ratio_high": c.high}
-    return {"a": _label(a), "b": _label(b)} | times | ratios | picked(c, "verdict reason paired n_a n_b")
+    more = picked(c, "verdict reason settle paired n_processes n_a n_b")
+    return {"a": _label(a), "b": _label(b)} | times | ratios | more
 
 
 def _label(point: Point) -> str:

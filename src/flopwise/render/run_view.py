@@ -231,7 +231,7 @@ def _sweep_row(point: Point) -> dict[str, Any]:
 
 _POINT = (
     "key status reason hint stopped setup_ns memory peak_rss_bytes ran environment trace_file traced_step_ns memory_file "
-    "paired_with"
+    "paired_with together"
 )
 
 
@@ -241,6 +241,7 @@ def _point_document(point: Point) -> dict[str, Any]:
     return picked(point, _POINT) | {
         "label": trial.workload.label(),
         "group": trial.group,
+        "processes": [len(one) for one in times.by_process("wall")] if (times := point.times()) else [],
         "workload": trial.workload,
         "sampling": trial.sampling,
         "device": point.ran.device if point.ran else trial.device,

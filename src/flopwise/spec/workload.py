@@ -352,7 +352,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     warmup: int | None = None  # None: until steady
-    samples: int | None = None  # None: until precise enough; else exactly so many
+    samples: int | None = None  # None: until precise enough; else exactly so many, of every process
+    processes: int | None = None  # None: as many as the verb finds right; else exactly so many
     seconds: float = 10.0  # the budget for sampling, after warm-up
     half_width: float = 0.01  # of the median's 95 % interval, as a share of it
     timeout_s: float = 900.0  # then the process is ended and what it had measured is kept
@@ -362,6 +363,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
             fields.whole("warmup", self.warmup, 0, 1_000_000)
         if self.samples is not None:
             fields.whole("samples", self.samples, 1, 1_000_000)
+        if self.processes is not None:
+            fields.whole("processes", self.processes, 1, 1_000)
         fields.number("seconds", self.seconds, 0.01, 86_400)
         fields.number("half_width", self.half_width, 0.0001, 1.0)
         fields.number("timeout_s", self.timeout_s, 1.0, 7 * 86_400)

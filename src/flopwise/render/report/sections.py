@@ -11,6 +11,7 @@ import msgspec
 from flopwise import units
 from flopwise.analysis.clocks import summarise
 from flopwise.analysis.explanation import Explanation
+from flopwise.analysis.matching import compare_clocks
 from flopwise.records.run import Environment, Point
 from flopwise.records.table import Table
 from flopwise.records.tuning import Attempt, Tuning
@@ -201,11 +202,11 @@ def _pairs(part: ReportPart) -> Section | None:
     if not part.pairs:
         return None
     rows = [row for a, b, _ in part.pairs for row in _pair_rows(a, b)[:1]] + _pair_rows(*part.pairs[0][:2])[1:]
-    caption = "Before and after, measured in interleaved runs; lines are 95 % intervals."
+    caption = "Before and after, in pairs of processes; lines are 95 % intervals of one side's samples."
     picture = ChartBlock("before-after", lambda: run_charts.before_after_chart(rows), caption)
-    return Section(
-        "before-after", "Before and after", (picture, TableBlock(comparison_view(part.pairs, (), ()).tables[0]))
-    )
+    clocks = compare_clocks(*part.pairs[0][:2]) if len(part.pairs) == 1 else {}
+    compared = comparison_view(part.pairs, (), (), clocks=clocks).tables[0]
+    return Section("before-after", "Before and after", (picture, TableBlock(compared)))
 
 
 def _pair_rows(a: Point, b: Point) -> list[dict[str, Any]]:
