@@ -5,7 +5,8 @@
     python benchmarks/process_study.py --device cuda -o …/processes-h200.jsonl
 
 Each treatment takes one cause away: `pinned` puts every process on the same core, `fixed` gives all of them the same memory
-layout (no address space randomisation).
+layout (no address space randomisation). `python benchmarks/process_study.py --read FILE… -o CHART.svg` draws the processes
+and prints, for every step and clock, how far samples, rounds, positions and processes lie apart.
 """
 
 import argparse
@@ -16,9 +17,12 @@ import random
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+
+import numpy as np
 
 from flopwise.capture.interleave import InterleavedTrial
 from flopwise.capture.isolate import Worker
@@ -82,9 +86,72 @@ def measure(trial: Trial, processes: int, rounds: int, treatment: str) -> Iterat
                 }
 
 
+def read(files: list[Path], chart: Path) -> None:
+    """The table of spreads, and a chart with a dot for every process."""
+    groups: dict[tuple[str, ...], list[dict[str, float]]] = defaultdict(list)
+    for file in files:
+        for line in file.read_text().splitlines():
+            row = json.loads(line)
+            machine = file.stem.removeprefix("processes-").replace("-", " ")
+            groups[machine, row["step"], row["treatment"]].append(row)
+    print("| machine | step | treatment | clock | level, ms | within | drift | position | processes | by chance |")
+    print("|---|---|---|---|---|---|---|---|---|---|")
+    dots = []
+    for key, rows in groups.items():
+        for clock in ("wall", "launch", "gpu"):
+            if rows[0].get(f"{clock}_ns"):
+                level, spreads, of_process = _spreads(rows, f"{clock}_ns")
+                shown = [f"{100 * one:.2f} %" for one in spreads]
+                print("| " + " | ".join((*key, clock, f"{level / 1e6:.2f}", *shown)) + " |")
+                if clock == "wall":
+                    name = f"{key[0]}: {key[1]}, {key[2]}"
+                    dots += [{"step": name, "percent": 100 * one, "treatment": key[2]} for one in of_process]
+    _draw(dots, chart)
+
+
+def _spreads(rows: list[dict[str, float]], clock: str) -> tuple[float, tuple[float, ...], np.ndarray]:
+    """The level; the spread of samples, of rounds, of positions, of processes, and what samples alone make of the last."""
+    size = [int(max(row[name] for row in rows)) + 1 for name in ("round", "process")]
+    logs, position = np.zeros(size), np.zeros(size, dtype=int)
+    for row in rows:
+        at = int(row["round"]), int(row["process"])
+        logs[at], position[at] = np.log(row[clock]), row["position"]
+    rounds = np.median(logs, axis=1, keepdims=True)
+    processes = np.median(logs - rounds, axis=0)
+    left = logs - rounds - processes
+    positions = [np.median(left[position == n]) for n in range(size[1])]
+    within = _robust(left)
+    chance = 1.2533 * within / np.sqrt(size[0])  # of a median
+    spreads = within, _robust(rounds), float(np.std(positions)), float(np.std(processes, ddof=1)), float(chance)
+    return float(np.exp(np.median(logs))), spreads, processes - processes.mean()
+
+
+def _robust(x: np.ndarray) -> float:
+    return 1.4826 * float(np.median(np.abs(x - np.median(x))))
+
+
+def _draw(dots: list[dict[str, object]], chart: Path) -> None:
+    from flopwise.render.charts import altair, save
+
+    alt = altair()
+    title = "a process's median, % from the mean of all"
+    drawn = (
+        alt.Chart(alt.Data(values=dots))
+        .mark_circle(size=60, opacity=0.75)
+        .encode(
+            x=alt.X("percent:Q", title=title),
+            y=alt.Y("step:N", sort=None, title=None, axis=alt.Axis(labelLimit=320)),
+            color=alt.Color("treatment:N", legend=None),
+        )
+        .properties(width=480)
+    )
+    save(drawn, chart)
+
+
 def main() -> None:
     """Every step under every treatment; one line for each sample."""
     parser = argparse.ArgumentParser()
+    parser.add_argument("--read", type=Path, nargs="*")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--busy", type=int, default=0)
     parser.add_argument("--processes", type=int, default=8)
@@ -93,6 +160,9 @@ def main() -> None:
     parser.add_argument("--steps", default="")
     parser.add_argument("-o", "--output", type=Path, required=True)
     given = parser.parse_args()
+    if given.read:
+        read(given.read, given.output)
+        return
     random.seed(0)
     steps = {name: step for name, step in STEPS[given.device].items() if name in (given.steps or name)}
     with given.output.open("w") as out, busy_loops(given.busy):

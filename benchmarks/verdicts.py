@@ -139,7 +139,7 @@ def table(files: list[Path]) -> None:
     for (device, machine, step), found in rows.items():
         words = [row["wall"]["verdict"] for row in found]
         sides = [sum(word == side for word in words) for side in (FASTER, SLOWER)]
-        if found[0]["known"]:  # B has more to do; where the two were swapped, A has
+        if found[0].get("known"):  # B has more to do; where the two were swapped, A has
             right = [word == (FASTER if row["swapped"] else SLOWER) for word, row in zip(words, found, strict=True)]
             sides = [sum(sides) - sum(right), sum(right)]
         none, still = words.count("no difference shown"), words.count("inconclusive")

@@ -221,7 +221,7 @@ def next_move(state: TunerState) -> Move | None:
 
 
 def _too_small_to_see(state: TunerState, move: Move) -> bool:
-    """Whether its prediction is less than two steps show that are not measured interleaved."""
+    """Whether its prediction is less than two steps show that are not measured side by side."""
     saving_ns = _ranking(state).saving_ns(move)
     small = saving_ns is not None and saving_ns < constants.WORTH_TRYING_ALONE * _step_ns(_best(state))
     return small and move.lever != "graph" and not fits_beside_best(state, move)

@@ -1,4 +1,4 @@
-"""Time forward, backward, optimizer and the whole step of one workload; of two, interleaved; or of several implementations."""
+"""Time a step and its phases; of two workloads, one against the other; or of several implementations."""
 
 import contextlib
 from collections.abc import Mapping, Sequence

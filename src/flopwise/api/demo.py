@@ -40,7 +40,7 @@ def demo(
     runs: str | Path | None = None,
     progress: Progress | None = None,
 ) -> StoredRun:
-    """Look at the machine, time a step, try a lever in turns with the baseline, sweep a few sizes, profile a step and
+    """Look at the machine, time a step, try a lever against the baseline, sweep a few sizes, profile a step and
     explain it, say who holds its memory, and what it should have cost; the last part is the path of a page with all of it.
 
     `show` gets each part. On a GPU the model is `small`, on a CPU `tiny`, and there is no GPU work to explain.
@@ -56,7 +56,7 @@ def demo(
     show(timed)
     lever = {"graph": "on", "optimizer": "fused"} if on_gpu else {"attention": "naive"}
     words = ",".join(f"{name}={value}" for name, value in lever.items())
-    show(Title(f"3. Does a lever help? Both are measured in turns (flopwise bench {model} --versus {words})"))
+    show(Title(f"3. Does a lever help? Both are measured beside each other (flopwise bench {model} --versus {words})"))
     both = bench(model, seconds=6.0, versus=lever, command="flopwise demo", **common)  # type: ignore[arg-type]
     show(both)
     compared = compare_within(both)

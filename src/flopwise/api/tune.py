@@ -1,4 +1,4 @@
-"""Make a step faster and prove it: every promising lever, interleaved with the best step so far."""
+"""Make a step faster and prove it: every promising lever, measured against the best step so far."""
 
 import time
 from pathlib import Path
@@ -45,7 +45,7 @@ def tune(
     progress: Progress | None = None,
     **options: Any,
 ) -> Tuning:
-    """Try the levers, most promising first, each interleaved with the best so far; keep what is faster or smaller and right.
+    """Try the levers, most promising first, each against the best so far; keep what is faster or smaller and right.
 
     `budget` is in seconds: after it, no further lever is begun. `memory_limit` is the most a step may hold, in bytes.
     `keep_exact` leaves out lower precisions. Every lever kept has its losses and gradients compared with the same

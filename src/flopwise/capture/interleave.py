@@ -5,6 +5,7 @@ processes is one observation, and there are several (`statistics.difference_of_p
 turns in having A and B, either is started first by chance, and on a GPU both of a pair run on one and the same core.
 """
 
+import math
 import os
 import random
 import time
@@ -17,7 +18,7 @@ import msgspec
 from flopwise.capture.isolate import OnEvent, Worker, ignore
 from flopwise.capture.point_builder import PointBuilder, merged
 from flopwise.capture.stopping import MUCH_SLOWER, PairsRule
-from flopwise.records.events import AgreementRequest, AgreementResult, Done, Event, Sampled, WarmedUp
+from flopwise.records.events import AgreementRequest, AgreementResult, Done, Event, PairCompared, Sampled, WarmedUp
 from flopwise.records.run import INTERRUPTED, OK, OOM, STEP, Point
 from flopwise.spec.workload import Trial
 from flopwise.statistics import log_ratio
@@ -217,13 +218,18 @@ class Contest:
                     continue
                 if len(pairs) == 1 and 1 in pairs[0].processes:
                     agreed = pairs[0].processes[1].builder.agreed
-                stopped = stopped or rule.after(_differences(pairs, together), time.monotonic() - began)
+                stopped = stopped or self._look(rule, _differences(pairs, together), time.monotonic() - began)
         except KeyboardInterrupt:
             pairs[-1].interrupt()
             stopped = INTERRUPTED
             self.close()
         points = [_point(i, trials, pairs, stopped, together) for i in (0, 1)]
         return Contested(points=(points[0], points[1]), stopped=stopped, agreed=agreed)
+
+    def _look(self, rule: PairsRule, differences: list[float], elapsed_s: float) -> str:
+        ratio, left_s = math.exp(sum(differences) / len(differences)), rule.left_s(len(differences), elapsed_s)
+        self.on_event(PairCompared(pairs=len(differences), ratio=ratio, left_s=left_s))
+        return rule.after(differences, elapsed_s)
 
     def _pair(self, trials: tuple[Trial, Trial], number: int, compare: AgreementRequest | None) -> _Pair:
         """The workers take turns in having A and B: what is peculiar to one of them is no difference of the two."""

@@ -121,6 +121,12 @@ class PairsRule:
         fitting = PAIR_SHARE * self.sampling.seconds * 1e9 / max(round_ns, 1)
         return max(FEWEST_ROUNDS, min(MOST_ROUNDS, int(fitting)))
 
+    def left_s(self, pairs: int, elapsed_s: float) -> float:
+        """At most, at the pace so far."""
+        asked = self.sampling.processes
+        by_pairs = ((asked or MOST_PAIRS) - pairs) * elapsed_s / max(pairs, 1)
+        return by_pairs if asked else min(by_pairs, max(0.0, PAIRS_BUDGET * self.sampling.seconds - elapsed_s))
+
     def after(self, differences: Sequence[float], elapsed_s: float) -> str:
         pairs, asked = len(differences), self.sampling.processes
         if asked is not None:

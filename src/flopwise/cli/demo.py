@@ -27,7 +27,7 @@ def command(device: str, runs: str | None, quiet: bool) -> None:
 
     Example: flopwise demo
 
-    It checks the machine, times a step, compares two variants in interleaved runs, sweeps a few sizes, profiles a step,
+    It checks the machine, times a step, compares two variants, sweeps a few sizes, profiles a step,
     shows its memory and predicts a larger one.
     """
     pages: list[Path] = []

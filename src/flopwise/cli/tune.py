@@ -35,7 +35,7 @@ def command(
 
     Example: flopwise tune tiny --device cpu --budget 60s
 
-    Each lever runs interleaved with the best step so far, most promising first; its losses and gradients are compared with
+    Each lever is measured against the best step so far, most promising first; its losses and gradients are compared with
     the same step in eager fp32. The answer is a recipe, the lines of PyTorch, and every predicted and measured saving.
     """
     check_place(save)

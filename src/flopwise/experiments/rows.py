@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from flopwise import units
+from flopwise.statistics import LEAST_SPREAD_OF_ONE
 
 FEWEST_SAMPLES = 3  # with fewer, the spread is not known
 MAY_BE_ZERO = {"rest_ns"}  # what is left after the other parts
@@ -46,6 +47,9 @@ def by(rows: Iterable[_Kind], *names: str) -> dict[Any, _Kind]:
     """The rows by the values of these fields; of several with the same, the last."""
     key = attrgetter(*names)
     return {key(row): row for row in rows}
+
+
+NORMAL_95 = 1.96  # standard deviations that hold 95 %
 
 
 class Interval(msgspec.Struct, frozen=True):
@@ -127,7 +131,7 @@ class Timed(Row, frozen=True, kw_only=True):
             return self.wall
         took = units.duration(self.gpu_ns)
         if self.gpu_exact:
-            return Interval(self.gpu_ns, self.gpu_ns, self.gpu_ns, took)
+            return _of_one_process(Interval(self.gpu_ns, self.gpu_ns, self.gpu_ns, took))
         return Interval(self.gpu_ns, 0.0, self.gpu_ns, f"{took} at most: the GPU waited for the host")
 
     @property
@@ -154,7 +158,17 @@ def wall_interval(wall_ns: float, low_ns: float, high_ns: float, samples: int) -
         text += f", between {units.duration(low_ns)} and {units.duration(high_ns)} in {samples} samples"
     if samples < FEWEST_SAMPLES:
         return Interval(wall_ns, 0.0, math.inf, text)
-    return Interval(wall_ns, low_ns, high_ns, text)
+    return _of_one_process(Interval(wall_ns, low_ns, high_ns, text))
+
+
+def _of_one_process(seen: Interval) -> Interval:
+    """Wider by what another process of the same code may take more or less, of which the samples of one show nothing."""
+    apart = NORMAL_95 * LEAST_SPREAD_OF_ONE / math.sqrt(2)  # that spread is of the ratio of two processes
+    down, up = (
+        math.hypot(math.log(seen.middle / seen.low), apart),
+        math.hypot(math.log(seen.high / seen.middle), apart),
+    )
+    return Interval(seen.middle, seen.middle * math.exp(-down), seen.middle * math.exp(up), seen.text)
 
 
 def contradiction(rows: Iterable[Row]) -> str:

@@ -102,6 +102,14 @@ class DryRunResult(_Event, frozen=True, kw_only=True):
     run: DryRun
 
 
+class PairCompared(_Event, frozen=True, kw_only=True):
+    """One more pair of processes was measured against each other: what is known so far."""
+
+    pairs: int
+    ratio: float  # of the second's time to the first's
+    left_s: float  # until no further pair is begun
+
+
 class ProbeMeasured(_Event, frozen=True, kw_only=True):
     """One of the machine's limits was measured."""
 
@@ -137,7 +145,14 @@ class Exited(_Event, frozen=True, kw_only=True):
 
 _Measuring = Started | DeviceInfo | StepBuilt | WarmupStep | WarmedUp | Sampled | MemoryMeasured | Done | Exited
 _Results = (
-    Tracing | TraceWritten | SnapshotWritten | AgreementResult | DryRunResult | ProbeMeasured | ExperimentProgress
+    Tracing
+    | TraceWritten
+    | SnapshotWritten
+    | AgreementResult
+    | DryRunResult
+    | ProbeMeasured
+    | PairCompared
+    | ExperimentProgress
 )
 Event = WorkerReady | _Measuring | _Results
 

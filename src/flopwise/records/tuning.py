@@ -53,7 +53,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="a
     status: str  # 'ok', or why there is no measurement: 'oom', 'unsupported', …
     predicted_ns: float | None = None  # saving of a step, before it was run
     arithmetic: str = ""
-    before_ns: Ns | None = None  # medians of the two, from interleaved runs
+    before_ns: Ns | None = None  # medians of the two, measured against each other
     after_ns: Ns | None = None
     comparison: Comparison | None = None
     before_bytes: Bytes | None = None  # peaks
@@ -128,7 +128,7 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def in_turns(self) -> float | None:
-        """How many times as fast by the levers kept, each interleaved with the one before; None: not all were measured so."""
+        """How many times as fast by the levers kept, each measured against the one before; None: not all were measured so."""
         ratios = [one.comparison.ratio if one.comparison is not None else None for one in self.kept]
         known = [ratio for ratio in ratios if ratio is not None and ratio > _LEAST_RATIO]
         return 1 / math.prod(known) if len(known) == len(ratios) else None

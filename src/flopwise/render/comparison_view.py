@@ -31,15 +31,19 @@ def comparison_view(
     every = [(name, (a, b, found)) for a, b, _ in pairs[:1] for name, found in clocks.items()]
     by_clock = len(pairs) == 1 and len(clocks) > 1
     rows = tuple(_row(pair, phase, name) for name, pair in (every if by_clock else asked))
-    paired = bool(pairs) and all(c.paired and a != b for a, b, c in pairs)
+    paired = _paired(pairs)
     alone = {"only_a": [_label(p) for p in only_a], "only_b": [_label(p) for p in only_b]}
     what = phase if by_clock else f"{phase}, {clock} clock"
     title = f"B compared with A: {what}, with 95 % intervals, {_how(pairs, paired)}"
-    missing = [f"only in {key[-1].upper()}: {label}" for key, labels in alone.items() for label in labels]
+    missing = [f"only in {key[-1].upper()}: {label}" for key in alone for label in alone[key]]
     notes = (*missing, *_notes(pairs, clocks, paired))
     table = Table("comparison", title, _columns(rows, by_clock, paired), rows, notes)
     told = {name: [_row(pair, phase, of) for of, pair in some] for name, some in (("pairs", asked), ("clocks", every))}
     return View([table], document("compare", what=what, **told, **alone, notes=notes))
+
+
+def _paired(pairs: Pairs) -> bool:
+    return bool(pairs) and all(c.paired and a != b for a, b, c in pairs)
 
 
 def _columns(rows: Sequence[Mapping[str, object]], by_clock: bool, paired: bool) -> tuple[Column, ...]:

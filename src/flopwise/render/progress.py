@@ -13,7 +13,16 @@ from rich.text import Text
 from flopwise import units
 from flopwise.capture.progress import Progress
 from flopwise.capture.stopping import half_width
-from flopwise.records.events import Event, ProbeMeasured, Sampled, StepBuilt, Tracing, WarmedUp, WarmupStep
+from flopwise.records.events import (
+    Event,
+    PairCompared,
+    ProbeMeasured,
+    Sampled,
+    StepBuilt,
+    Tracing,
+    WarmedUp,
+    WarmupStep,
+)
 from flopwise.records.run import OK, STEP, Point
 from flopwise.render.visible import LONGEST_LINE, visible
 from flopwise.spec.workload import Trial
@@ -42,6 +51,7 @@ class TerminalProgress(Progress):
     def trial(self, trial: Trial) -> None:
         self.label, self.seconds = trial.workload.label(), trial.sampling.seconds
         self.walls: list[int] = []
+        self.compared: PairCompared | None = None
         self.state, self.drawn, self.sampling_since = "building", 0.0, 0.0
         self._draw(force=True)
 
@@ -54,6 +64,8 @@ class TerminalProgress(Progress):
                 self.state = f"warm-up {len(self.walls)}: {units.duration(event.wall_ns)}"
             case WarmedUp():
                 self.walls, self.sampling_since = [], time.monotonic()
+            case PairCompared():
+                self.compared, self.state = event, "next pair"
             case Sampled():
                 self.walls.append(event.phases[STEP].wall_ns)
                 if time.monotonic() - self.drawn > _REDRAW_S:
@@ -85,6 +97,8 @@ class TerminalProgress(Progress):
             self.live.stop()
 
     def _sampling(self) -> str:
+        if self.compared is not None or self.n_trials == 0:  # the samples of two steps
+            return f"sample {len(self.walls)}"
         spread = half_width(self.walls)
         known = f" ±{units.percent(spread)}" if spread < 1 else ""
         left = max(0.0, self.seconds - (time.monotonic() - self.sampling_since))
@@ -93,7 +107,7 @@ class TerminalProgress(Progress):
     def _left(self) -> str:
         """The time left, from the pace so far."""
         done, rest = self.n_done - self.n_before, self.n_trials - self.n_done
-        if not rest:
+        if not rest or self.compared is not None:  # both points of a comparison come at its end
             return ""
         seconds = (time.monotonic() - self.begun) / done * rest
         return f" (about {seconds / 60:.0f} min left)" if seconds >= 90 else f" (about {seconds:.0f} s left)"
@@ -102,7 +116,14 @@ class TerminalProgress(Progress):
         now = time.monotonic()
         if self.live is not None and (force or now - self.drawn > _REDRAW_S):
             self.drawn = now
-            self.live.update(self.task, description=visible(f"{self.label}: {self.state}", LONGEST_LINE))
+            self.live.update(self.task, description=visible(f"{self.label}: {self._known()}{self.state}", LONGEST_LINE))
+
+    def _known(self) -> str:
+        """Of a comparison: what its pairs of processes say so far."""
+        if (seen := self.compared) is None:
+            return ""
+        pairs = "1 pair" if seen.pairs == 1 else f"{seen.pairs} pairs"
+        return f"{pairs} of processes, B / A {seen.ratio:.3f}, {seen.left_s:.0f} s left at most; "
 
 
 def _bar(console: Console, *columns: ProgressColumn) -> Bar:

@@ -19,9 +19,7 @@ ATTEMPTS, RECIPE = "attempts", "recipe"
 DRIFTED = 0.05  # of the step's time: how far the machine's speed may move before it is mentioned
 OTHER_STEP = 0.01  # of the step's time: a waterfall that is so far from it says so
 
-_SAVED = (
-    "saved: by the ratio of interleaved samples; the machine's drift changes it less than the times before and after"
-)
+_SAVED = "saved: by the ratio of steps run next to each other, which drift changes less than the times before and after"
 
 
 def tune_view(tuning: Tuning) -> View:
@@ -102,17 +100,25 @@ def _accuracy(tuning: Tuning) -> list[str]:
 
 
 def _drift(tuning: Tuning) -> list[str]:
-    """How far the machine's speed moved while it was measured."""
-    notes, alone_ns = [], tuning.begun.step_ns
+    """The first step against the last, and how far the machine's speed moved while it was measured."""
+    notes, alone_ns = _proof(tuning), tuning.begun.step_ns
     if abs(alone_ns - tuning.first_ns) > DRIFTED * tuning.first_ns:
         notes.append(f"alone, before all others, the first step took {units.duration(alone_ns)}")
     interleaved = tuning.in_turns
     if interleaved is not None and abs(interleaved / max(tuning.times_faster, 1e-12) - 1) > DRIFTED:
         notes.append(
-            "the machine's speed changed meanwhile: by what each lever saved in interleaved runs with the best before it, "
+            "the machine's speed changed meanwhile: by what each lever saved against the best before it, "
             f"all are {interleaved:.2f}x"
         )
     return notes
+
+
+def _proof(tuning: Tuning) -> list[str]:
+    found = tuning.ended.comparison if tuning.ended is not None else None
+    if found is None or not found.ratio or not found.low or not found.high:
+        return []
+    times = f"{1 / found.ratio:.2f}x, {1 / found.high:.2f} to {1 / found.low:.2f}"
+    return [f"the first step against the last, in {found.n_processes} pairs of processes: {times}"]
 
 
 def _checks(tuning: Tuning) -> list[str]:

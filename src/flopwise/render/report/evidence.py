@@ -67,7 +67,9 @@ class ReportPart:
     roofline: Roofline | None = None
     no_roofline: str = ""  # why there is none, of a trace
     memory: MemoryReport | None = None
-    pairs: tuple[tuple[Point, Point, Comparison], ...] = ()  # interleaved runs: before, after, how they compare
+    pairs: tuple[
+        tuple[Point, Point, Comparison], ...
+    ] = ()  # measured against each other: before, after, how they compare
     tuning: Tuning | None = None
     predictions: tuple[StepPrediction, ...] = ()  # of steps whose GPU is known
     lab: LabRun | None = None

@@ -65,7 +65,7 @@ def _tune_pictures(tuning: Tuning) -> list[ChartBlock]:
     ]
     pictures = []
     if rows:
-        caption = "The step before and after each change, in interleaved runs where the GPU has room for both."
+        caption = "The step before and after each change, measured against each other."
         pictures.append(ChartBlock("attempts", lambda: run_charts.before_after_chart(rows), caption))
     if savings:
         caption = "What each change was predicted to save of a step, and what it saved. On the line, the prediction was right."

@@ -136,7 +136,7 @@ def _of_pairs(part: ReportPart) -> str:
     levers = b.trial.workload.recipe.changed()
     changed = " ".join(f"{lever}={value}" for lever, value in levers.items()) or b.trial.workload.label()
     times = f"{units.duration(before)} → {units.duration(after)}"
-    return f"{a.trial.workload.label()}: with {changed} a step is {compared.verdict}, {times}, measured in interleaved runs."
+    return f"{a.trial.workload.label()}: with {changed} a step is {compared.verdict}, {times}, measured against each other."
 
 
 def _of_run(part: ReportPart) -> str:
