@@ -140,7 +140,7 @@ class _Pair:
 
     def _rounds(self, rule: PairsRule, first_pair: bool) -> str:
         a, b = self.processes[0], self.processes[1]
-        if a.on_gpu and max(a.cores, b.cores) <= ONE_CORE:
+        if a.on_gpu and 0 < min(a.cores, b.cores) and max(a.cores, b.cores) <= ONE_CORE:
             core = self.random.choice(sorted(os.sched_getaffinity(0)))
             a.pin(core)
             b.pin(core)
@@ -220,7 +220,8 @@ class Contest:
                     agreed = pairs[0].processes[1].builder.agreed
                 stopped = stopped or self._look(rule, _differences(pairs, together), time.monotonic() - began)
         except KeyboardInterrupt:
-            pairs[-1].interrupt()
+            for pair in pairs[-1:]:
+                pair.interrupt()
             stopped = INTERRUPTED
             self.close()
         points = [_point(i, trials, pairs, stopped, together) for i in (0, 1)]
