@@ -140,7 +140,7 @@ class _Pair:
 
     def _rounds(self, rule: PairsRule, first_pair: bool) -> str:
         a, b = self.processes[0], self.processes[1]
-        if a.on_gpu and 0 < min(a.cores, b.cores) and max(a.cores, b.cores) <= ONE_CORE:
+        if a.on_gpu and min(a.cores, b.cores) > 0 and max(a.cores, b.cores) <= ONE_CORE:
             core = self.random.choice(sorted(os.sched_getaffinity(0)))
             a.pin(core)
             b.pin(core)
