@@ -34,7 +34,7 @@ ERROR_RATE = 0.05
 LEAST_SPREAD = 0.005
 LEAST_SPREAD_OF_ONE = 0.012
 
-RANGE, SINGLE, IID, BLOCKS = "range", "single", "bootstrap", "block bootstrap"
+RANGE, SINGLE, IID, BLOCKS, PROCESSES = "range", "single", "bootstrap", "block bootstrap", "processes"
 
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,7 +50,8 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     mean: float
     std: float  # with n - 1; 0 for a single sample
     drift: float  # how far the level moved during the run, as a share of the median; 0 where noise alone explains it
-    method: str  # 'bootstrap', 'block bootstrap'; 'range': fewer than 6 samples, min..max; 'single': no interval
+    # 'bootstrap', 'block bootstrap'; 'range': fewer than 6 samples, min..max; 'single': no interval; 'processes': Student's t
+    method: str
 
 
 def estimate(samples_ns: Samples, confidence: float = 0.95, seed: int = 0) -> Estimate:
@@ -95,7 +96,10 @@ def checked(samples: Samples, confidence: float) -> Series:
         raise FlopwiseError(
             f"confidence = {confidence:g} is not allowed", "use a share from 0.5 to below 1, such as 0.95"
         )
-    x = np.asarray(samples, dtype=np.float64).ravel()
+    try:
+        x = np.asarray(samples, dtype=np.float64).ravel()
+    except OverflowError:
+        raise FlopwiseError("a sample is larger than any duration", "samples are durations in nanoseconds") from None
     if x.size == 0:
         raise FlopwiseError("there are no samples to summarise", "measure at least one: a point that failed has none")
     if not np.isfinite(x).all() or (x < 0).any():
@@ -304,6 +308,30 @@ def difference_of_groups(a: Sequence[float], b: Sequence[float], error_rate: flo
     spread = math.sqrt(sum(parts) * 2 / (1 / xa.size + 1 / xb.size))
     half = student(error_rate, max(1, int(freedom))) * math.sqrt(sum(parts))
     return Difference(center=float(xb.mean() - xa.mean()), half=half, spread=spread)
+
+
+def level(processes: Sequence[Samples]) -> float:
+    """Of several processes: the geometric mean of their medians, each counting as much, however many samples it took.
+
+    >>> round(level([[100, 100, 100], [121]]), 6), level([[1, 2, 9]])
+    (110.0, 2.0)
+    """
+    medians = [float(np.median(np.asarray(one, dtype=np.float64))) for one in processes]
+    if len(medians) == 1 or min(medians) <= 0:
+        return float(np.median(medians))
+    return math.exp(sum(map(math.log, medians)) / len(medians))
+
+
+def estimate_of(processes: Sequence[Samples]) -> Estimate:
+    """The level with an interval that knows how far the processes lie apart; of one process, as `estimate`."""
+    known = estimate(np.concatenate([np.asarray(one, dtype=np.float64) for one in processes]))
+    if len(processes) == 1 or known.median <= 0:
+        return known
+    center = level(processes)
+    logs = [math.log(max(float(np.median(np.asarray(one, dtype=np.float64))), 1e-9)) for one in processes]
+    half = student(ERROR_RATE, len(logs) - 1) * float(np.std(logs, ddof=1)) / math.sqrt(len(logs))
+    low, high = (center * math.exp(min(side, 50.0)) for side in (-half, half))
+    return msgspec.structs.replace(known, median=center, low=low, high=high, method=PROCESSES)
 
 
 def log_ratio(a: Samples, b: Samples, together: bool) -> float:

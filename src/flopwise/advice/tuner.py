@@ -9,7 +9,6 @@
 
 import math
 from collections.abc import Sequence
-from statistics import median
 
 import msgspec
 
@@ -26,7 +25,7 @@ from flopwise.records.comparison import FASTER, SLOWER, Comparison
 from flopwise.records.run import CRASH, INTERRUPTED, OK, OOM, STEP, PhaseMemory, Point
 from flopwise.records.tuning import BUDGET_SPENT, NOTHING_LEFT, Attempt, Begun, Decision, Ended, Row
 from flopwise.spec.workload import Workload
-from flopwise.statistics import FEWEST
+from flopwise.statistics import FEWEST, level
 
 START = "start"  # the group of the step before anything is changed
 
@@ -399,10 +398,7 @@ def _peak(memory: Sequence[PhaseMemory]) -> int | None:
     return max((phase.peak_bytes for phase in memory), default=None)
 
 
-def _walls(point: Point) -> list[int]:
-    times = point.times(STEP)
-    return list(times.wall_ns) if times else []
-
-
 def _step_ns(point: Point) -> float:
-    return float(median(_walls(point)))
+    times = point.times(STEP)
+    assert times is not None
+    return level(times.by_process("wall"))

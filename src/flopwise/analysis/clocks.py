@@ -9,7 +9,7 @@ from flopwise.predict.flops import mfu, model_flops
 from flopwise.records.run import STEP, PhaseTimes, Point, Telemetry
 from flopwise.spec.gpu import find_gpu
 from flopwise.spec.model import ModelSpec
-from flopwise.statistics import Estimate, estimate
+from flopwise.statistics import Estimate, estimate, estimate_of
 
 DICTATES = 0.8  # a clock that fills this share of the wall time dictates it
 LAUNCH, GPU, MIXED, HOST_SYNC, UNKNOWN = "launch", "gpu", "mixed", "host-sync", ""
@@ -35,8 +35,8 @@ def summarise(point: Point) -> tuple[PhaseSummary, ...]:
 
 
 def _summary(times: PhaseTimes) -> PhaseSummary:
-    wall = estimate(times.wall_ns)
-    launch = estimate(times.launch_ns) if times.launch_ns else None
+    wall = estimate_of(times.by_process("wall"))
+    launch = estimate_of(times.by_process("launch")) if times.launch_ns else None
     gpu, exact = _gpu(times)
     return PhaseSummary(
         phase=times.phase,

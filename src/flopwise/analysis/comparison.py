@@ -67,7 +67,7 @@ def compare_samples(
         found = _groups(xa, xb, error_rate)
         drift = math.hypot(*(level_range(np.log(np.concatenate(x))) for x in (xa, xb)))
         found = Difference(center=found.center, half=found.half + drift, spread=found.spread)
-    few = min(n_a, n_b) < FEWEST
+    few = min(n_a, n_b) < FEWEST and pairs == 1
     verdict, reason = (
         (INCONCLUSIVE, f"too few samples: {n_a} and {n_b}, where each needs {FEWEST}")
         if few
@@ -85,7 +85,7 @@ def compare_samples(
         drift=math.expm1(drift),
         n_processes=pairs,
         spread=min(found.spread, 1e3),
-        settle="" if verdict != INCONCLUSIVE or few else _more(found, pairs, paired, threshold),
+        settle="" if verdict != INCONCLUSIVE else _more(found, pairs, paired, threshold),
     )
 
 
@@ -160,9 +160,9 @@ def _verdict(found: Difference, drift: float, threshold: float) -> tuple[str, st
 def _more(found: Difference, pairs: int, paired: bool, threshold: float) -> str:
     """What would settle it: the number of pairs that makes the interval short enough, if that can be waited for."""
     if not paired:
-        return "measure them beside each other: flopwise bench … --versus …"
+        return "more processes of each (--processes 8), or both beside each other: flopwise bench … --versus …"
     room = max(abs(found.center), math.log1p(threshold) - abs(found.center))
-    needed = 2 + math.ceil((2.2 * found.spread / room) ** 2) if math.isfinite(found.spread) else MOST_ADVISED
+    needed = 2 + math.ceil((2.2 * found.spread / room) ** 2) if math.isfinite(found.spread) else 2
     if needed > MOST_ADVISED:
         return "a quieter machine"
     return f"about {max(needed, pairs + 1, 4)} pairs of processes: --processes {max(needed, pairs + 1, 4)}"

@@ -9,10 +9,10 @@ from flopwise.analysis.clocks import LAUNCH, summarise
 from flopwise.analysis.comparison import compare_samples
 from flopwise.capture.stopping import DECIDED, PROCESSES
 from flopwise.records.comparison import FASTER, INCONCLUSIVE, NO_DIFFERENCE, SLOWER, Comparison
-from flopwise.records.run import OK, STEP, Point
+from flopwise.records.run import INTERRUPTED, OK, STEP, Point
 from flopwise.spec import fields
 from flopwise.spec.recipe import Recipe
-from flopwise.statistics import ERROR_RATE, error_rate_at
+from flopwise.statistics import ERROR_RATE, LOOKS, error_rate_at
 
 CLOCKS = ("wall", "gpu", "launch")
 Points = dict[int, Point]  # by their place in the run
@@ -84,15 +84,8 @@ def compare_points(
     fields.one_of("clock", clock, CLOCKS)
     samples_a, samples_b = _samples(a, phase, clock), _samples(b, phase, clock)
     paired = a == b or bool(a.key and b.paired_with == a.key) or bool(b.key and a.paired_with == b.key)
-    missing = [
-        f"{name} has no samples: {_why(point, phase, clock)}"
-        for name, point, samples in (("A", a, samples_a), ("B", b, samples_b))
-        if not samples
-    ]
-    if not missing and min(*samples_a, *samples_b) <= 0:
-        missing = [f"a sample of the {clock} clock is zero: too short for it"]
-    if missing:
-        return _without_ratio(INCONCLUSIVE, "; ".join(missing), len(samples_a), len(samples_b), paired)
+    if problem := _problem({"A": (a, samples_a), "B": (b, samples_b)}, phase, clock, paired):
+        return _without_ratio(INCONCLUSIVE, problem, len(samples_a), len(samples_b), paired)
     if a == b:
         same = _without_ratio(NO_DIFFERENCE, "the same point", len(samples_a), len(samples_b), paired)
         return msgspec.structs.replace(same, ratio=1.0, low=1.0, high=1.0)
@@ -103,6 +96,20 @@ def compare_points(
         *processes, paired=paired, together=a.together and b.together, error_rate=error_rate, threshold=threshold
     )
     return _with_bound(found, a, b, phase, clock)
+
+
+def _problem(sides: Mapping[str, tuple[Point, tuple[int, ...]]], phase: str, clock: str, paired: bool) -> str:
+    """Why the two cannot be compared; '' if they can."""
+    missing = [
+        f"{name} has no samples: {_why(point, phase, clock)}" for name, (point, samples) in sides.items() if not samples
+    ]
+    if missing:
+        return "; ".join(missing)
+    if min(min(samples) for _, samples in sides.values()) <= 0:
+        return f"a sample of the {clock} clock is zero or below: too short for it"
+    if not paired and len({bool(point.paired_with) for point, _ in sides.values()}) == 2:
+        return "one was measured beside another step, the other alone: measure both alike"
+    return ""
 
 
 def compare_clocks(a: Point, b: Point, phase: str = STEP, *, threshold: float = 0.03) -> dict[str, Comparison]:
@@ -135,7 +142,12 @@ def _by_process(point: Point, phase: str, clock: str) -> list[tuple[int, ...]]:
 
 
 def _spent(point: Point, pairs: int, error_rate: float) -> float:
-    """What of the error rate a verdict may spend where sampling stopped: all of it where the number was given before."""
+    """What of the error rate a verdict may spend where sampling stopped: all of it where the number was given before.
+
+    Whoever stopped it may have seen how it stood: that spends the least share.
+    """
+    if point.stopped == INTERRUPTED:
+        return error_rate_at(min(LOOKS), True, error_rate)
     return error_rate if point.stopped == PROCESSES else error_rate_at(pairs, point.stopped == DECIDED, error_rate)
 
 

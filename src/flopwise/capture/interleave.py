@@ -180,7 +180,7 @@ class Contest:
     def __init__(self, log_path: Callable[[str], Path | None], on_event: OnEvent = ignore) -> None:
         self.log_path, self.on_event = log_path, on_event
         self.workers: list[Worker] = []
-        self.random = random.Random(0)
+        self.random, self.order = random.Random(), [0, 1]
 
     def start(self, compiler: bool) -> None:
         """The two parents of all processes, both alike; they are waited for when they are needed."""
@@ -241,7 +241,9 @@ class Contest:
             asked = compare if i == 1 else None
             return InterleavedTrial(trials[i], log, self.on_event, other, workers[i], asked, DETAILED_ROUNDS)
 
-        return _Pair(begin, self.random.sample((0, 1), 2), self.random)
+        # Which is started first matters: of two pairs in a row, either is once.
+        self.order = self.order[::-1] if number % 2 else self.random.sample((0, 1), 2)
+        return _Pair(begin, self.order, self.random)
 
 
 def _differences(pairs: Sequence[_Pair], together: bool) -> list[float]:
@@ -264,6 +266,7 @@ def _point(i: int, trials: tuple[Trial, Trial], pairs: Sequence[_Pair], stopped:
     if stopped == INTERRUPTED and ended.status in (OK, INTERRUPTED):
         others = [pair.points[1 - i].status for pair in pairs if 1 - i in pair.points]
         cut = any(status not in (OK, INTERRUPTED) for status in others)
-        why = "the other of the two could not run" if cut else ended.reason
+        taken = sum(len(_walls(point)) for point in points)
+        why = "the other of the two could not run" if cut else f"after {taken} samples"
         done = Done(status=INTERRUPTED, reason=why, stopped=stopped)
     return msgspec.structs.replace(merged(points, done), together=together)

@@ -6,15 +6,12 @@ from typing import Any
 import click
 
 from flopwise.api.bench import bench, outcome
-from flopwise.api.compare import compare_within
 from flopwise.cli import options
 from flopwise.cli.output import Answer, answers
 from flopwise.errors import FlopwiseError
-from flopwise.render.comparison_view import comparison_view
 from flopwise.render.progress import TerminalProgress
 from flopwise.render.run_view import implementations_view, run_view
-from flopwise.render.table import View
-from flopwise.store import StoredRun
+from flopwise.render.views import view_of
 
 _VERSUS = "Measure a second workload with these changes, beside the first, in pairs of processes."
 
@@ -47,17 +44,5 @@ def command(workload: str, versus: str | None, impl: str | None, tag: str | None
     several = impls if len(impls) > 1 else ()
     measure = partial(bench, workload, versus=changes, impls=several, **arguments, **given)
     run, stopped = options.tagged(measure, tag, given["runs"])
-    view = _view(run, versus is not None, bool(several))
+    view = implementations_view(run, run_view(run).document) if several else view_of(run)
     return Answer(view, lambda: 130 if stopped else 0 if several else outcome(run))
-
-
-def _view(run: StoredRun, versus: bool, several: bool) -> View:
-    """The run; of two workloads, also how they compare."""
-    view = run_view(run)
-    if several:
-        return implementations_view(run, view.document)
-    compared = compare_within(run) if versus else None
-    if compared is None:
-        return view
-    comparison = comparison_view(compared.pairs, (), (), clocks=compared.clocks)
-    return View([*view.tables, *comparison.tables], view.document | {"comparison": comparison.document})

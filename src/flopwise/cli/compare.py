@@ -35,11 +35,11 @@ def command(
     form: str | None,
     output: str | None,
 ) -> int:
-    """Say whether run B is faster than run A: the ratio of medians with its confidence interval.
+    """Say whether run B is faster than run A: the ratio of their times with its confidence interval.
 
     Example: flopwise compare last~1 last
 
-    Exit code: 0; 1 if --fail-above is exceeded; 3 if a verdict is inconclusive. Interleaved runs are a fairer comparison:
+    Exit code: 0; 1 if --fail-above is exceeded; 3 if a verdict is inconclusive. Both beside each other are a fairer comparison:
     flopwise bench tiny --versus attention=naive. --format github writes annotations for a pull request: an error where the
     gate fails.
     """

@@ -1,7 +1,6 @@
 """A comparison of two runs: a table, or annotations for a pull request on GitHub."""
 
 from collections.abc import Mapping, Sequence
-from statistics import median
 from types import MappingProxyType
 
 from flopwise import units
@@ -12,6 +11,7 @@ from flopwise.records.table import Column, Table
 from flopwise.render.json import document, picked
 from flopwise.render.table import View, columns
 from flopwise.render.visible import LONGEST_LINE, visible
+from flopwise.statistics import level
 
 Pairs = Sequence[tuple[Point, Point, Comparison]]
 
@@ -58,7 +58,9 @@ def _columns(rows: Sequence[Mapping[str, object]], by_clock: bool, paired: bool)
 
 def _how(pairs: Pairs, paired: bool) -> str:
     """Where the numbers are from."""
-    n = [c.n_processes for _, _, c in pairs]
+    n = [len(times.by_process("wall")) for pair in pairs for one in pair[:2] if (times := one.times()) is not None] or [
+        0
+    ]
     counted = f"{min(n)}" if n and min(n) == max(n) else f"{min(n, default=0)} to {max(n, default=0)}"
     if not paired:
         return f"one run after the other, {counted} {'process' if counted == '1' else 'processes'} each"
@@ -72,7 +74,8 @@ def _notes(pairs: Pairs, clocks: Mapping[str, Comparison], paired: bool) -> list
     notes = [what_changed(clocks), *(f"what would settle it: {text}" for text in settle)]
     if paired:
         notes.append(
-            "paired ratio: of steps run next to each other, its mean over the pairs of processes; A and B are medians of all"
+            "paired ratio: of steps run next to each other, its mean over the pairs of processes; "
+            "A and B: means of the processes' medians"
         )
     return [note for note in notes if note]
 
@@ -91,8 +94,8 @@ def _label(point: Point) -> str:
 
 def _median_ns(point: Point, phase: str, clock: str) -> float | None:
     times = point.times(phase)
-    samples = getattr(times, f"{clock}_ns") if times else ()
-    return median(samples) if samples else None
+    processes = times.by_process(clock) if times else [()]
+    return level(processes) if all(processes) else None
 
 
 def annotations(pairs: Pairs, only_a: Sequence[Point], only_b: Sequence[Point], fail_above: float | None) -> str:

@@ -31,6 +31,8 @@ _STOPPED = {
     "budget": "the budget ended",
     "timeout": "timed out",
     "interrupted": "interrupted",
+    "decided": "the comparison was decided",
+    "processes": "as many processes as asked",
 }
 _RAN = {
     "parameters": "{} parameters",
@@ -145,7 +147,10 @@ def _inexact(summaries: Sequence[PhaseSummary]) -> str:
 def _sampling(point: Point) -> str:
     warm, ended = _WARMUP.get(point.warmup_rule, ""), _STOPPED.get(point.stopped, "")
     steps = f"warm-up {len(point.warmup_ns)} steps ({warm})"
-    return f"measured: median of all samples, 95 % interval; {steps}; sampling ended: {ended}"
+    times = point.times()
+    n = len(times.by_process("wall")) if times else 1
+    what = "median of all samples" if n == 1 else f"mean of the medians of {n} processes"
+    return f"measured: {what}, 95 % interval; {steps}; sampling ended: {ended}"
 
 
 def _compilation(point: Point) -> str:

@@ -96,7 +96,8 @@ def _accuracy(tuning: Tuning) -> list[str]:
     reference = "the same steps written out in fp32" if model else "the step as it is written"
     compared = f"losses and gradients: compared with {reference}, from the same weights and data"
     checked = any(attempt.agreement for attempt in tuning.attempts)
-    return [*([right, _SAVED] if pairs else []), *([compared] if checked else [])]
+    saved = any(attempt.comparison is not None for attempt in tuning.attempts)
+    return [*([right] if pairs else []), *([_SAVED] if saved else []), *([compared] if checked else [])]
 
 
 def _drift(tuning: Tuning) -> list[str]:
