@@ -5,6 +5,7 @@ The statistics, why they are these, and how often they err: docs/decisions/0003-
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import cache
 from statistics import NormalDist
 from typing import TypeAlias
 
@@ -247,6 +248,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
         return self.differs() or abs(self.center) + self.half <= math.log1p(threshold)
 
 
+@cache
 def student(error_rate: float, freedom: int) -> float:
     """How many standard errors hold all but `error_rate`, both sides together: Student's t for whole degrees of freedom.
 

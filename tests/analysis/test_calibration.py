@@ -112,14 +112,14 @@ def test_looking_after_every_few_pairs_does_not_raise_the_error_rate(differ: flo
     """Same against same, as `bench --versus` runs it: it stops when it believes to know."""
     rng, false = np.random.default_rng(7), 0
     rule = PairsRule(Sampling())
-    for _ in range(10 * TRIALS):
+    for _ in range(3 * TRIALS):
         differences, stopped = [float(rng.normal(0, differ))], ""
         while not stopped:
             differences.append(float(rng.normal(0, differ)))
             stopped = rule.after(differences, 0.0)
         rate = error_rate_at(len(differences), stopped == DECIDED)
         false += difference_of_pairs(differences, rate).differs()
-    assert false <= most(0.05, 10 * TRIALS)
+    assert false <= most(0.05, 3 * TRIALS)
 
 
 def test_outliers_alone_move_nothing() -> None:
