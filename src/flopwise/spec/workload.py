@@ -33,6 +33,7 @@ class UserStep(msgspec.Struct, frozen=True, kw_only=True, tag="py"):
     """The user's own step: `module:factory` (docs/reference/own-step.md)."""
 
     reference: str
+    written: Recipe = Recipe()  # what the step's own code does already: only what a recipe has otherwise is put onto it
 
 
 Subject = ModelSpec | OpSpec | UserStep
@@ -58,11 +59,17 @@ _LOSSES = ("full", "compile", "chunked", "fused")
 
 # Levers for a user's own step, applied without its code (capture/applied_levers.py); the first of each leaves it as written.
 FROM_OUTSIDE: dict[str, tuple[str | int, ...]] = {
-    "precision": ("fp32", "tf32", "bf16", "fp16"),
-    "attention": ("sdpa", "sdpa-flash", "sdpa-cudnn"),
-    "optimizer": ("foreach", "fused"),
+    "precision": CHOICES["precision"],
+    "attention": ("naive", "sdpa", "sdpa-flash", "sdpa-cudnn"),
+    "norm": ("eager", "torch", "triton"),
+    "activation": ("eager", "torch", "triton"),
+    "rope": CHOICES["rope"],
+    "projections": CHOICES["projections"],
+    "loss": ("full", "fused"),
+    "optimizer": CHOICES["optimizer"],
     "compile": CHOICES["compile"],
     "graph": CHOICES["graph"],
+    "overlap": CHOICES["overlap"],
     "checkpoint": (0, 1),
 }
 
