@@ -7,6 +7,7 @@ import ast
 import inspect
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -300,6 +301,32 @@ def test_a_scaler_steps_whatever_overflowed():
         scaler.scale(weight.sum() * float("inf")).backward()
         scaler.step(optimizer)
     assert not torch.isfinite(weight).any()
+
+
+def test_optimizers_and_clipping_go_over_lists_of_fake_tensors_as_on_a_gpu():
+    class Watch(TorchDispatchMode):
+        def __init__(self):
+            super().__init__()
+            self.names = set()
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.names.add(private.schema(func).name)
+            return func(*args, **(kwargs or {}))
+
+    def ops(*contexts):
+        with ExitStack() as stack:
+            for context in contexts:
+                stack.enter_context(context)
+            seen = stack.enter_context(Watch())
+            weight = nn.Parameter(torch.ones(2))
+            weight.grad = torch.ones(2)
+            nn.utils.clip_grad_norm_([weight], 1.0)
+            torch.optim.AdamW([weight]).step()
+        return {name for name in seen.names if name.startswith("aten::_foreach")}
+
+    lists = ops(private.FakeTensorMode(), private.foreach_by_default())
+    assert lists >= {"aten::_foreach_norm", "aten::_foreach_lerp_", "aten::_foreach_addcdiv_"}
+    assert not ops(private.FakeTensorMode())  # nothing stays changed
 
 
 # --- torch.compile and Triton.

@@ -224,9 +224,12 @@ def call_uncompiled(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
 # --- Optimizers and the loss scaler.
 
 
+SCALES_GRADIENTS = "_step_supports_amp_scaling"  # the mark of an optimizer that reads `grad_scale` and `found_inf` itself
+
+
 def takes_scaled_gradients(optimizer: T) -> T:
     """Mark an optimizer, or a class of them, that reads `grad_scale` and `found_inf` itself: GradScaler then sets them."""
-    optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
+    setattr(optimizer, SCALES_GRADIENTS, True)
     return optimizer
 
 
@@ -240,6 +243,26 @@ def scaler_always_steps() -> Iterator[None]:
         yield
     finally:
         scaler._maybe_opt_step = original
+
+
+@contextmanager
+def foreach_by_default() -> Iterator[None]:
+    """While open, optimizers and gradient clipping go over lists of fake CPU tensors where nobody says how: as on a GPU."""
+    from torch.optim import optimizer as optimizers
+    from torch.utils import _foreach_utils as lists
+
+    places: Any = optimizers
+    original = places._get_foreach_kernels_supported_devices
+    types = (places._foreach_supported_types, lists._foreach_supported_types)
+    places._get_foreach_kernels_supported_devices = lambda: [*original(), "cpu"]
+    for known in types:
+        known.append(FakeTensor)
+    try:
+        yield
+    finally:
+        places._get_foreach_kernels_supported_devices = original
+        for known in types:
+            known.remove(FakeTensor)
 
 
 # --- torch.compile.
@@ -333,3 +356,34 @@ def cuobjdump() -> Path:
     import triton
 
     return Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+
+# --- Tensors that stand for others.
+
+
+def wrapper_tensor(
+    cls: type[Any], shape: Sequence[int], dtype: torch.dtype, device: torch.device, requires_grad: bool
+) -> Any:
+    """A tensor of a subclass that has a shape and no memory."""
+    make = torch.Tensor._make_wrapper_subclass
+    return make(cls, shape, dtype=dtype, device=device, requires_grad=requires_grad)
+
+
+def as_plain_tensor() -> AbstractContextManager[Any]:
+    """While open, a tensor of a subclass is treated as any tensor."""
+    made: AbstractContextManager[Any] = torch._C.DisableTorchFunctionSubclass()
+    return made
+
+
+def step_hooks(optimizer: Any) -> list[Any]:
+    """The hooks that a user has put before and after an optimizer's steps, as the tables they are kept in."""
+    return [optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks]
+
+
+def share_step_hooks(source: Any, other: Any) -> None:
+    """Let another optimizer call the hooks of this one."""
+    other._optimizer_step_pre_hooks, other._optimizer_step_post_hooks = step_hooks(source)
+
+
+def version(tensor: Tensor) -> int:
+    """How often a tensor was changed in place."""
+    return tensor._version

@@ -53,6 +53,7 @@ def _pretending(workload: Workload, architecture: Architecture, attention: Atten
         if architecture.name != CPU:
             stack.enter_context(cuda_autocast())
             swaps = stack.enter_context(cuda_ops(attention))
+            stack.enter_context(torch_private.foreach_by_default())
         stack.enter_context(tolerant_modules())
         stack.enter_context(torch_private.scaler_always_steps())
         stack.enter_context(names.watched())
