@@ -23,6 +23,31 @@ ADD = torch.ops.aten.add.Tensor
 SOURCE = Path(flopwise.__file__).parent
 
 
+# --- Fake tensors.
+
+
+def test_positions_have_values_and_other_numbers_are_taken_as_one():
+    with private.KnowingFakeMode() as fake:
+        positions = torch.arange(1000)
+        assert isinstance(positions, FakeTensor)
+        assert bool((positions.diff() == 1).all())
+        assert int(torch.ones(3, dtype=torch.int64).cumsum(0)[-1]) == 3
+        assert not fake.guessed
+        assert torch.randn(3).sum().item() == 1.0
+        assert bool((torch.zeros(2**20) == 0).all())
+        assert fake.guessed == 2
+        assert torch.arange(2**30).constant is None  # too many
+
+
+def test_code_that_asks_is_told_that_no_tensor_is_fake():
+    with FakeTensorMode():
+        made = torch.ones(1)
+    subclasses = getattr(torch, "_subclasses")  # noqa: B009  as transformers asks
+    with private.taken_as_real():
+        assert not isinstance(made, subclasses.FakeTensor)
+    assert isinstance(made, subclasses.FakeTensor)
+
+
 # --- Operators.
 
 

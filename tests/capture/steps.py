@@ -108,6 +108,31 @@ def reads_a_number(device):
     return lambda: x.sum().item()
 
 
+def counts_by_values(device):
+    x = torch.randn(4, device=device)
+    return lambda: x.nonzero().sum()
+
+
+def transformers_llama(device):
+    """Two layers with grouped queries, and an AdamW of torch's defaults."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    shape = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 256}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(**shape, **heads, use_cache=False)).to(device)
+    optimizer = torch.optim.AdamW(model.parameters())
+    tokens = torch.randint(0, 256, (2, 32), device=device)
+
+    def step():
+        loss = model(input_ids=tokens, labels=tokens).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    return step
+
+
 def wants_cuda(device):
     return lambda: torch.zeros(4, device="cuda")
 

@@ -220,7 +220,7 @@ def test_the_transformers_librarys_own_model(tmp_path):
 @pytest.mark.parametrize(
     ("step", "said", "hint"),
     [
-        ("reads_a_number", "_local_scalar_dense", ".item()"),
+        ("counts_by_values", "nonzero", ".item()"),
         ("wants_cuda", "'cuda:0'", "device that the factory is given"),
         ("raises", "ValueError: no luck", "bench"),
         ("wrong_return", "returned", "factory"),
@@ -232,6 +232,31 @@ def test_what_cannot_be_dry_run_is_said_in_one_line(monkeypatch, step, said, hin
         dry_run(workload(f"py:steps:{step}"))
     assert "\n" not in refused.value.message
     assert hint in refused.value.hint
+
+
+def test_a_number_that_is_read_is_taken_as_one_and_said(monkeypatch):
+    monkeypatch.syspath_prepend(__file__.rpartition("/")[0])
+    assert dry_run(workload("py:steps:reads_a_number")).notes == (module.GUESSED,)
+
+
+def test_positions_have_values_so_that_transformers_makes_no_masks(monkeypatch):
+    """A past bug: told that its tensors are traced, it masks packed sequences, and SDPA then has a mask and copied keys."""
+    pytest.importorskip("transformers")
+    monkeypatch.syspath_prepend(__file__.rpartition("/")[0])
+    run = dry_run(workload("py:steps:transformers_llama", precision="bf16"))
+    attention = [op for op in run.ops if op.kind == "attention" and op.phase == "forward"]
+    assert [len(op.shapes) for op in attention] == [3, 3]  # query, key and value
+    assert [op.shapes[1][1] for op in attention] == [2, 2]  # heads of the keys
+    assert {op.module for op in attention} == {f"model.layers.{n}.self_attn" for n in range(2)}
+    assert not run.notes
+
+
+def test_optimizers_that_do_not_say_how_go_over_lists_as_on_a_gpu(monkeypatch):
+    monkeypatch.syspath_prepend(__file__.rpartition("/")[0])
+    gpu, cpu = (dry_run(workload("py:steps:transformers_llama"), kind) for kind in ("hopper", "cpu"))
+    updates = [{op.op for op in run.ops if op.phase == "optimizer" and op.kernels} for run in (gpu, cpu)]
+    assert all(name.startswith("_foreach") for name in updates[0])
+    assert not any(name.startswith("_foreach") for name in updates[1])
 
 
 def test_a_pinned_backend_that_cannot_is_refused_as_on_the_gpu():

@@ -18,7 +18,8 @@ class ModuleNames:
         self.known: weakref.WeakKeyDictionary[nn.Module, None] = (
             weakref.WeakKeyDictionary()
         )  # in the order they were made
-        self._parents: weakref.WeakKeyDictionary[nn.Module, tuple[weakref.ref[nn.Module], str]] = (
+        # The first that is still there counts: a slice of a ModuleList is a list of its own, for a moment.
+        self._parents: weakref.WeakKeyDictionary[nn.Module, list[tuple[weakref.ref[nn.Module], str]]] = (
             weakref.WeakKeyDictionary()
         )
         self._names: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
@@ -59,7 +60,7 @@ class ModuleNames:
 
     def _adopted(self, parent: nn.Module, name: str, child: nn.Module | None) -> None:
         if child is not None:
-            self._parents[child] = (weakref.ref(parent), name)
+            self._add_parent(child, parent, name)
             self._names.clear()
             self._learn(child)
         self.known.setdefault(parent)
@@ -69,7 +70,13 @@ class ModuleNames:
         for below in module.modules():
             self.known.setdefault(below)
             for name, child in below.named_children():
-                self._parents[child] = (weakref.ref(below), name)
+                self._add_parent(child, below, name)
+
+    def _add_parent(self, child: nn.Module, parent: nn.Module, name: str) -> None:
+        there = [one for one in self._parents.get(child, ()) if one[0]() is not None]
+        if not any(ref() is parent for ref, _ in there):
+            there.append((weakref.ref(parent), name))
+        self._parents[child] = there
 
     def _registered(self, module: nn.Module, name: str, tensor: object) -> None:
         self.known.setdefault(module)
@@ -85,12 +92,8 @@ class ModuleNames:
     def _name(self, module: nn.Module) -> str:
         name = self._names.get(module)
         if name is None:
-            found = self._parents.get(module)
-            parent = found[0]() if found else None
-            if found is None or parent is None:
-                name = ""
-            else:
-                above = self._name(parent)
-                name = f"{above}.{found[1]}" if above else found[1]
-            self._names[module] = name
+            there = ((ref(), known) for ref, known in self._parents.get(module, ()))
+            parent, name = next(((parent, known) for parent, known in there if parent is not None), (None, ""))
+            above = self._name(parent) if parent is not None else ""
+            self._names[module] = name = f"{above}.{name}" if above else name
         return name

@@ -59,6 +59,7 @@ class Tape:
     build: Section = field(default_factory=lambda: Section(BUILD))
     first: list[Section] = field(default_factory=list)
     steady: list[Section] = field(default_factory=list)
+    guessed: int = 0  # numbers that code read from tensors without values
 
     def sections(self) -> list[Section]:
         """All sections in the order they ran."""

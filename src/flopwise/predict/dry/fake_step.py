@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from flopwise import torch_private
 from flopwise.capture.build import build_step
+from flopwise.capture.raised import describe_error
 from flopwise.capture.watch.collector import no_collector
 from flopwise.capture.watch.modules import ModuleNames
 from flopwise.capture.watch.tape import Tape
@@ -20,7 +21,7 @@ from flopwise.spec.workload import UserStep, Workload
 from flopwise.torch_private import (
     DataDependentOutputException,
     DynamicOutputShapeException,
-    FakeTensorMode,
+    KnowingFakeMode,
     UnsupportedFakeTensorException,
     UnsupportedOperatorException,
 )
@@ -59,11 +60,13 @@ def _pretending(workload: Workload, architecture: Architecture, attention: Atten
         stack.enter_context(names.watched())
         stack.enter_context(_one_clear_line(workload))
         stack.enter_context(no_collector())
-        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        stack.enter_context(torch_private.taken_as_real())
+        fake = stack.enter_context(KnowingFakeMode())
         tracker = Tracker(names, swaps, architecture.workspace_bytes)
         stack.enter_context(tracker.watching_optimizers())
         stack.enter_context(tracker)
         yield tracker
+        tracker.tape.guessed = fake.guessed
 
 
 def run_twice(tracker: Tracker, build: Callable[[], dict[str, Callable[[], object]]]) -> None:
@@ -119,5 +122,4 @@ def _one_clear_line(workload: Workload) -> Iterator[None]:
             f"{workload.target} cannot be dry-run: {name} has no rule for fake tensors", hint
         ) from error
     except Exception as error:
-        text = one_line(f"{type(error).__name__}: {error}", 200)
-        raise FlopwiseError(f"{workload.target} cannot be dry-run: {text}", hint) from error
+        raise FlopwiseError(f"{workload.target} cannot be dry-run: {describe_error(error)}", hint) from error

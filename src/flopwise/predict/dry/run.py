@@ -21,6 +21,8 @@ from flopwise.work.operation import GRADIENTS, OPTIMIZER_STATE, OWNERS, PARAMETE
 
 _STAND_FOR = {"compile": "manual", "flex": "sdpa", "tiled": "flash"}  # the eager ops; what computes and saves the same
 
+GUESSED = "numbers that the code reads from tensors (.item()) are taken as 1"
+
 
 def dry_run(workload: Workload, gpu: str = "hopper") -> DryRun:
     """Run the workload's own step on fake tensors, as a GPU of this architecture (or `cpu`) would run it.
@@ -56,7 +58,7 @@ def dry_run(workload: Workload, gpu: str = "hopper") -> DryRun:
         gradients_bytes=_asked_for(tape, owner, GRADIENTS),
         optimizer_bytes=_asked_for(tape, owner, OPTIMIZER_STATE),
         attention=tuple(sorted(attention.backends)),
-        notes=notes,
+        notes=(*notes, GUESSED) if tape.guessed else notes,
     )
 
 
