@@ -363,6 +363,7 @@ def test_the_compiler_counts_and_says_what_it_skips():
     module = torch.compile(nn.Linear(2, 2), backend="eager")
     module(torch.ones(1, 2))
     assert private.compiled_graphs() == graphs + 1
+    assert private.captured_calls() > 0
     assert private.compiled_frames() > frames
     assert private.generated_kernels() == kernels
     assert private.compile_cache_hits() >= 0

@@ -6,9 +6,10 @@ import msgspec
 import pytest
 
 from flopwise.analysis.comparison import compare_samples
-from flopwise.records.run import Agreement
+from flopwise.records.run import Agreement, Ran, Seen
 from flopwise.records.tuning import Attempt, Begun, Ended, Tuning
 from flopwise.render.tune_view import tune_view, verdict
+from flopwise.spec.gpu import gpu
 from flopwise.spec.workload import workload
 from flopwise.store import StoredRun
 from flopwise.store.tuning import read_tuning
@@ -86,3 +87,24 @@ def test_notes_tell_what_was_not_checked_and_how_it_ended():
     right = Agreement(losses=(1.0,), reference_losses=(1.0,), gradient_error=0.0)
     notes = tune_view(tuning(attempt("norm", "torch", agreement=right), norm="torch"))[0][0].notes
     assert not any("may be wrong" in note for note in notes)
+
+
+SEEN = Seen(flops={"fp32": 10**12}, useful_flops=10**12, tokens=1024)
+
+
+def test_flops_and_tokens_are_those_of_the_first_step_and_the_peak_that_of_the_precision_kept():
+    start = workload("py:my.steps:make")
+    found = tuning(attempt("precision", "bf16"), attempt("compile", "default"), start=start, precision="bf16")
+    begun = msgspec.structs.replace(found.begun, ran=Ran(device="cuda:0", seen=SEEN), gpu="NVIDIA H200")
+    tables, document = tune_view(msgspec.structs.replace(found, begun=begun))
+    before, after = 1e12 / 12e-3 / gpu("h200").peak("fp32"), 1e12 / 8e-3 / gpu("h200").peak("bf16")
+    assert document["rates_before"] == {"mfu": pytest.approx(before), "tokens_per_s": pytest.approx(1024 / 12e-3)}
+    assert document["rates_after"] == {"mfu": pytest.approx(after), "tokens_per_s": pytest.approx(1024 / 8e-3)}
+    assert [row["mfu"] for row in tables[0].rows] == [pytest.approx(after)] * 2
+    said = f"MFU {100 * before:.1f} % of 66.9 TFLOP/s fp32 → {100 * after:.1f} % of 989 TFLOP/s bf16"
+    assert f"{said}; 85.3K → 128K tokens/s" in tables[0].notes
+
+
+def test_a_tuning_of_an_earlier_version_has_no_rates_of_a_users_step():
+    document = tune_view(tuning(attempt("compile", "default"), start=workload("py:my.steps:make")))[1]
+    assert document["rates_after"] == {"mfu": None, "tokens_per_s": None}

@@ -6,9 +6,10 @@ import msgspec
 import numpy as np
 
 from flopwise.predict.flops import mfu, model_flops
-from flopwise.records.run import STEP, PhaseTimes, Point, Telemetry
+from flopwise.records.run import STEP, PhaseTimes, Point, Ran, Telemetry
 from flopwise.spec.gpu import find_gpu
 from flopwise.spec.model import ModelSpec
+from flopwise.spec.workload import Workload
 from flopwise.statistics import Estimate, estimate, estimate_of
 
 DICTATES = 0.8  # a clock that fills this share of the wall time dictates it
@@ -93,26 +94,55 @@ def _step_ns(point: Point) -> float | None:
     return float(np.median(times.wall_ns)) if times is not None and times.wall_ns else None
 
 
+class StepWork(msgspec.Struct, frozen=True, kw_only=True):
+    """What one step does, whatever it takes: none of it depends on how the step is run, but the dtype."""
+
+    flops: int = 0  # useful: every score counted, nothing computed twice; 0: not known
+    tokens: int = 0  # 0: the input shows none
+    dtype: str = ""  # that most of the FLOPs are done in: its peak is the one to reach
+
+    def tokens_per_second(self, step_ns: float) -> float | None:
+        return self.tokens * 1e9 / step_ns if self.tokens and step_ns else None
+
+    def peak(self, gpu: str) -> float | None:
+        """The datasheet's dense peak of the dtype, in FLOP/s; None where the GPU or its peak is not known.
+
+        >>> StepWork(dtype="bf16").peak("NVIDIA H200") / 1e12
+        989.4
+        """
+        machine = find_gpu(gpu) if gpu else None
+        return machine.peaks.get(self.dtype) if machine is not None else None
+
+    def mfu(self, step_ns: float, gpu: str) -> float | None:
+        peak = self.peak(gpu)
+        return mfu(self.flops, step_ns / 1e9, peak) if self.flops and step_ns and peak else None
+
+
+def step_work(workload: Workload, ran: Ran | None) -> StepWork:
+    """A model's by formula; of any other step what was seen of it."""
+    if isinstance(workload.subject, ModelSpec):
+        flops = model_flops(workload.subject, workload.batch, workload.context, workload.phase).total
+        return StepWork(flops=flops, tokens=workload.batch * workload.context, dtype=workload.recipe.compute)
+    seen = ran.seen if ran is not None else None
+    return StepWork(flops=seen.useful_flops, tokens=seen.tokens, dtype=seen.dtype) if seen is not None else StepWork()
+
+
+def gpu_name(point: Point) -> str:
+    """As the driver says it; '' on the CPU."""
+    return point.environment.gpu.name if point.environment and point.environment.gpu else ""
+
+
 def tokens_per_second(point: Point) -> float | None:
-    """batch * context / median wall time of the step; None where the workload is no model or has no samples."""
-    workload, step_ns = point.trial.workload, _step_ns(point)
-    if not isinstance(workload.subject, ModelSpec) or not step_ns:
-        return None
-    return workload.batch * workload.context * 1e9 / step_ns
+    """The step's tokens over its median wall time; None where it shows no tokens or has no samples."""
+    return step_work(point.trial.workload, point.ran).tokens_per_second(_step_ns(point) or 0.0)
 
 
 def point_mfu(point: Point) -> float | None:
-    """The step's model FLOPs, every score counted, over the datasheet's dense peak of the precision asked for.
+    """The step's useful FLOPs over the datasheet's dense peak of the dtype they are done in.
 
-    None where the model's FLOPs or the GPU's peak are not known.
+    None where the FLOPs or the GPU's peak are not known.
     """
-    workload, step_ns = point.trial.workload, _step_ns(point)
-    machine = find_gpu(point.environment.gpu.name) if point.environment and point.environment.gpu else None
-    if machine is None or step_ns is None or not isinstance(workload.subject, ModelSpec):
-        return None
-    peak = machine.peaks.get(workload.recipe.precision.removesuffix("-pure"))
-    flops = model_flops(workload.subject, workload.batch, workload.context, workload.phase).total
-    return mfu(flops, step_ns / 1e9, peak) if peak else None
+    return step_work(point.trial.workload, point.ran).mfu(_step_ns(point) or 0.0, gpu_name(point))
 
 
 def compile_ns(point: Point) -> int | None:

@@ -79,7 +79,7 @@ def _measure(trials: list[Trial], name: str, root: Path, command: str, progress:
             points: tuple[Point, ...] = (run_processes(worker, trials[0], log, progress.event, several=True),)
         else:
             worker.close()
-            contest = Contest(run.log_path, progress.event)
+            contest = Contest(run.log_path, progress.event, watch=True)
             stack.callback(contest.close)
             points = contest.run((trials[0], trials[1]), PairsRule(trials[0].sampling)).points
         for point in points:

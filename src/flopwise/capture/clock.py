@@ -10,16 +10,19 @@ that this worked. It cannot where the host must wait for the GPU inside the phas
 the driver's queue holds; then `gpu` is an upper bound.
 
 The whole step is timed with no synchronisation inside; phases are timed in a pass of their own, since a synchronisation
-between them would make the step slower.
+between them would make the step slower. So are the phases of a step that is one callable, at the boundaries that are found
+while it runs (`boundaries`), in the first few samples.
 """
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Protocol
 
 import torch
 
+from flopwise.capture.boundaries import REST, MarkedStep
 from flopwise.capture.ranges import named
 from flopwise.records.events import PhaseSample
 from flopwise.records.run import STEP
@@ -31,6 +34,9 @@ _SPIN_CYCLES_PER_NS = 2.0  # no GPU of today clocks higher than 2-3 GHz; too lon
 _SHORTEST_HOLD_NS, _LONGEST_HOLD_NS = 300_000, 2_000_000_000
 _GIVE_UP_AFTER = 3
 _LONGEST_LAUNCH_NS = 250_000_000  # a queue of launches that takes longer to fill holds more of them than the driver's
+_MARKED_SAMPLES = 10  # of a step whose phases are found while it runs
+_LOOKED_AT = 2  # the run that shows whether it has phases
+_LEAST_REST = 0.01  # of the step: what comes after its last phase is shown from there on
 
 
 class Clock(Protocol):
@@ -46,13 +52,17 @@ class Clock(Protocol):
 class CpuClock:
     """On the CPU the host does the work: one pass tells all, and only the wall clock has a meaning."""
 
-    def __init__(self, phases: Phases) -> None:
-        self.phases = phases
+    def __init__(self, phases: Phases, found: "FoundPhases | None" = None) -> None:
+        self.phases, self._found = phases, found
 
     def once(self) -> int:
-        return self.sample()[STEP].wall_ns
+        with self._found.looking() if self._found is not None else nullcontext():
+            return self._whole()[STEP].wall_ns
 
     def sample(self) -> dict[str, PhaseSample]:
+        return self._whole() | (self._found.sample() if self._found is not None else {})
+
+    def _whole(self) -> dict[str, PhaseSample]:
         ticks = [time.perf_counter_ns()]
         for phase, run in self.phases.items():
             with named(phase):
@@ -73,15 +83,18 @@ class CudaClock:
     `details`: so many samples have all three, those after them the first alone; of a long step one has. 0: all have.
     """
 
-    def __init__(self, phases: Phases, device: torch.device, flush_l2: bool, details: int = 0) -> None:
-        self.phases, self.device = phases, device
+    def __init__(
+        self, phases: Phases, device: torch.device, flush_l2: bool, details: int = 0, found: "FoundPhases | None" = None
+    ) -> None:
+        self.phases, self.device, self._found = phases, device, found
         self._left = details or math.inf
         self._hold: dict[str, _Hold] = {phase: _Hold() for phase in phases}
         l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size
         self._flush = torch.empty(4 * l2_bytes, dtype=torch.uint8, device=device) if flush_l2 else None
 
     def once(self) -> int:
-        return self._timed(*self.phases).wall_ns
+        with self._found.looking() if self._found is not None else nullcontext():
+            return self._timed(*self.phases).wall_ns
 
     def sample(self) -> dict[str, PhaseSample]:
         step = self._timed(*self.phases)
@@ -95,6 +108,8 @@ class CudaClock:
         gpu_ns = sum(s.gpu_ns or 0 for s in each.values())
         held = all(s.held for s in each.values())
         step = PhaseSample(wall_ns=step.wall_ns, launch_ns=step.launch_ns, gpu_ns=gpu_ns, held=held)
+        if self._found is not None:
+            each = self._found.sample(self.device, self._hold[STEP].length_ns(step.launch_ns or 0))
         return {STEP: step} | (each if len(each) > 1 else {})
 
     def _timed(self, *phases: str) -> PhaseSample:
@@ -146,6 +161,80 @@ class _Hold:
             self.factor = min(self.factor * 2, 16.0)
 
 
-def clock_for(phases: Phases, device: torch.device, single_op: bool, details: int = 0) -> Clock:
-    """The clock that fits the device."""
-    return CudaClock(phases, device, single_op, details) if device.type == "cuda" else CpuClock(phases)
+class FoundPhases:
+    """Times the phases of a step that is one callable, in runs of their own, for the first few samples.
+
+    Whether it has any is seen in its second run, a step of the warm-up: the first may compile, and must not meet the marks.
+    """
+
+    def __init__(self, step: Callable[[], object]) -> None:
+        self._marked, self._runs, self._left = MarkedStep(step), 0, 0
+
+    @contextmanager
+    def looking(self) -> Iterator[None]:
+        """Around each step of the warm-up."""
+        self._runs += 1
+        if self._runs != _LOOKED_AT:
+            yield
+            return
+        with self._marked.looking():
+            yield
+        self._left = _MARKED_SAMPLES if self._marked.has_backward else 0
+
+    def sample(self, device: torch.device | None = None, hold_ns: int = 0) -> dict[str, PhaseSample]:
+        """Each phase once; none where no backward pass was found. With a GPU also its time, held for `hold_ns`."""
+        if not self._left:
+            return {}
+        self._left -= 1
+        walls = self._timed(device)
+        if device is None:
+            return {phase: PhaseSample(wall_ns=wall_ns) for phase, (wall_ns, _) in walls.items()}
+        gpu_ns, held = self._on_gpu(device, hold_ns)
+        return {
+            phase: PhaseSample(wall_ns=wall_ns, launch_ns=launch_ns, gpu_ns=gpu_ns.get(phase, 0), held=held)
+            for phase, (wall_ns, launch_ns) in walls.items()
+        }
+
+    def _timed(self, device: torch.device | None) -> dict[str, tuple[int, int]]:
+        """Wall and launch time of each phase: the host waits for the GPU at every boundary."""
+
+        def read() -> tuple[int, int]:
+            free = time.perf_counter_ns()
+            if device is not None:
+                torch.cuda.synchronize(device)
+            return free, time.perf_counter_ns()
+
+        read()
+        walls: dict[str, tuple[int, int]] = {}
+        for phase, (_, begin), (free, end) in self._marked.run(read):
+            wall_ns, launch_ns = walls.get(phase, (0, 0))
+            walls[phase] = wall_ns + end - begin, launch_ns + free - begin
+        total_ns = sum(wall_ns for wall_ns, _ in walls.values())
+        if REST in walls and walls[REST][0] < _LEAST_REST * total_ns:
+            del walls[REST]
+        return walls
+
+    def _on_gpu(self, device: torch.device, hold_ns: int) -> tuple[dict[str, int], bool]:
+        def read() -> torch.cuda.Event:
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            return event
+
+        torch.cuda.synchronize(device)
+        if hold_ns:
+            spin(int(hold_ns * _SPIN_CYCLES_PER_NS))
+        parts = self._marked.run(read)
+        held = bool(parts) and not parts[0][1].query()
+        torch.cuda.synchronize(device)
+        gpu_ns: dict[str, int] = {}
+        for phase, begin, end in parts:
+            gpu_ns[phase] = gpu_ns.get(phase, 0) + round(begin.elapsed_time(end) * 1e6)
+        return gpu_ns, held
+
+
+def clock_for(
+    phases: Phases, device: torch.device, single_op: bool, details: int = 0, find_phases: bool = False
+) -> Clock:
+    """The clock that fits the device. `find_phases`: those of a step that is one callable."""
+    found = FoundPhases(phases[STEP]) if find_phases else None
+    return CudaClock(phases, device, single_op, details, found) if device.type == "cuda" else CpuClock(phases, found)

@@ -39,14 +39,15 @@ class InterleavedTrial:
         worker: Worker | None = None,
         compare: AgreementRequest | None = None,
         details: int = 0,
+        watch: bool = False,
     ) -> None:
         """`worker`: one that is running already, and stays. `compare`: with a reference, before it is warm. `details`: of
-        so many rounds; 0: of all.
+        so many rounds; 0: of all. `watch`: one more step after them, op by op.
         """
         self.trial, self.lent, self.on_event, self.cores = trial, worker is not None, on_event, 0.0
         self.worker = worker or Worker(compiler=trial.workload.recipe.compile != "off")
         self.builder = self.worker.begin(
-            trial, log, turns=True, paired_with=paired_with, compare=compare, details=details
+            trial, log, turns=True, paired_with=paired_with, compare=compare, details=details, watch=watch
         )
         self.ended = Done(status="")
 
@@ -177,8 +178,9 @@ class _Pair:
 class Contest:
     """Measures pairs of processes until a rule is content. Its two workers stay for the next contest."""
 
-    def __init__(self, log_path: Callable[[str], Path | None], on_event: OnEvent = ignore) -> None:
-        self.log_path, self.on_event = log_path, on_event
+    def __init__(self, log_path: Callable[[str], Path | None], on_event: OnEvent = ignore, watch: bool = False) -> None:
+        """`watch`: the first process of each, after its samples, to see what its step does."""
+        self.log_path, self.on_event, self.watch = log_path, on_event, watch
         self.workers: list[Worker] = []
         self.random, self.order = random.Random(), [0, 1]
 
@@ -239,7 +241,8 @@ class Contest:
         def begin(i: int) -> InterleavedTrial:
             log, other = self.log_path(trials[i].key()), trials[1 - i].key()
             asked = compare if i == 1 else None
-            return InterleavedTrial(trials[i], log, self.on_event, other, workers[i], asked, DETAILED_ROUNDS)
+            watch = self.watch and number == 0
+            return InterleavedTrial(trials[i], log, self.on_event, other, workers[i], asked, DETAILED_ROUNDS, watch)
 
         # Which is started first matters: of two pairs in a row, either is once.
         self.order = self.order[::-1] if number % 2 else self.random.sample((0, 1), 2)

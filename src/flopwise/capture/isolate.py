@@ -55,6 +55,7 @@ class TrialOptions(TypedDict, total=False):
     compare: AgreementRequest | None
     fewest: int
     details: int
+    watch: bool
 
 
 def ignore(event: Event) -> None:
@@ -220,7 +221,10 @@ class Worker(AbstractContextManager["Worker"]):
                 return Done(status="")
         if self.process.poll() is not None:
             return Done(status=CRASH, reason=f"the measuring process ended ({signal_name(-self.process.returncode)})")
+        done = process.done
         self._end(process)
+        if done is not None:  # what was asked for is there; watching one more step took too long
+            return done
         hint = "raise it with --timeout, or make the workload smaller"
         return Done(status=TIMEOUT, reason=f"no end after {timeout_s:g} s", hint=hint, stopped="timeout")
 

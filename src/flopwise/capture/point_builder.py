@@ -12,7 +12,7 @@ import msgspec
 from flopwise.capture.telemetry import Watch
 from flopwise.records import events
 from flopwise.records.events import Done, Event, Exited, PhaseSample, Started
-from flopwise.records.run import CRASH, STEP, Environment, PhaseTimes, Point, Telemetry
+from flopwise.records.run import CRASH, STEP, Environment, PhaseTimes, Point, Ran, Telemetry
 from flopwise.spec.workload import Trial
 
 
@@ -156,11 +156,17 @@ def merged(points: Sequence[Point], ended: Done) -> Point:
         stopped=ended.stopped,
         phases=tuple(_merged_times([t for p in points if (t := p.times(phase)) is not None]) for phase in phases),
         memory=next((point.memory for point in points if point.memory), ()),
-        ran=next((point.ran for point in reversed(points) if point.ran is not None), None),
+        ran=_merged_ran([point.ran for point in points if point.ran is not None]),
         peak_rss_bytes=max(point.peak_rss_bytes for point in points),
         telemetry=_merged_telemetry([point.telemetry for point in points if point.telemetry is not None]),
         elapsed_s=round(sum(point.elapsed_s for point in points), 3),
     )
+
+
+def _merged_ran(ran: Sequence[Ran]) -> Ran | None:
+    """Of the process that watched the step; else of the last."""
+    watched = [one for one in ran if one.seen is not None]
+    return next(reversed(watched or ran), None)
 
 
 def _merged_times(times: Sequence[PhaseTimes]) -> PhaseTimes:

@@ -30,7 +30,7 @@ def run_processes(
     seconds = max(0.01, LATER_SHARE * trial.sampling.seconds)
     later = msgspec.structs.replace(trial, sampling=msgspec.structs.replace(trial.sampling, seconds=seconds))
     while len(points) < asked and points[-1].status == OK:
-        points.append(worker.run(later, log, on_event))
+        points.append(worker.run(later, log, on_event, watch=False))
     if len(points) == 1:
         return points[0]
     end = points[-1]

@@ -26,6 +26,8 @@ class Step:
     before_replay: Callable[[], object] | None = None  # host work that a CUDA graph cannot hold (the learning rate)
     trained: nn.Module | None = None  # holds the gradients after a step, compiled or not
     loss: Callable[[], Tensor | None] = lambda: None  # the last step's
+    one_callable: bool = False  # of the user's own: its phases are found as it runs
+    uncaptured: dict[str, Callable[[], object]] | None = None  # of a CUDA graph: what was captured
 
 
 def synchronise(device: torch.device) -> None:
@@ -91,4 +93,5 @@ def captured(step: Step, device: torch.device) -> Step:
         captured_first_ns=took_ns[0] - took_ns[-1],
         trained=step.trained,
         loss=loss,
+        uncaptured=step.phases,
     )

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
+import msgspec
 import torch
 
 from flopwise.capture.agreement import check_running_step
@@ -14,6 +15,7 @@ from flopwise.capture.clock import Clock, clock_for
 from flopwise.capture.environment import device_info
 from flopwise.capture.kineto import trace_steps
 from flopwise.capture.pipes import Emit
+from flopwise.capture.seen_step import watch_step
 from flopwise.capture.step import Step
 from flopwise.capture.stopping import StoppingRule, WarmupRule
 from flopwise.errors import FlopwiseError, Unsupported, WrongResult, one_line
@@ -28,7 +30,9 @@ from flopwise.records.events import (
     WarmupStep,
 )
 from flopwise.records.run import ERROR, INTERRUPTED, OK, OOM, STEP, UNSUPPORTED, WRONG, PhaseMemory
-from flopwise.spec.workload import Sampling, Trial
+from flopwise.records.written import with_seen
+from flopwise.spec.model import ModelSpec
+from flopwise.spec.workload import Sampling, Trial, Workload
 
 UNCOUNTED = 2  # steps before the first round of those that are interleaved: after a wait they are not like the others
 MIN_GPU_WARMUP_NS = 200_000_000  # a GPU raises its clocks within that
@@ -47,7 +51,7 @@ def run_trial(trial: Trial, emit: Emit, may_go_on: Callable[[], bool], request: 
         begun = time.perf_counter_ns()
         step = build_step(trial.workload, device)
         emit(StepBuilt(setup_ns=time.perf_counter_ns() - begun, captured_first_ns=step.captured_first_ns))
-        clock = clock_for(step.phases, device, step.single_op, request.details)
+        clock = clock_for(step.phases, device, step.single_op, request.details, find_phases=step.one_callable)
         compared_ns: list[int] = []  # steps that were compared with a reference warm the step up as well
         if (compare := request.compare) is not None:
             emit(check_running_step(step, trial.workload, compare, lambda: compared_ns.append(clock.once())))
@@ -66,11 +70,20 @@ def run_trial(trial: Trial, emit: Emit, may_go_on: Callable[[], bool], request: 
             if (trace := request.trace) is not None:
                 emit(TraceWritten(path=trace.path, step_ns=trace_steps(step, device, trace)))
         status = INTERRUPTED if stopped == "interrupted" else OK
-        emit(Done(status=status, stopped=stopped, ran=step.ran(), peak_rss_bytes=peak_rss_bytes()))
+        done = Done(status=status, stopped=stopped, ran=step.ran(), peak_rss_bytes=peak_rss_bytes())
+        emit(done)
+        emit(_watched(done, step, device, trial.workload, request.watch))
     except BaseException as error:
         emit(failure(error))
         if not isinstance(error, FlopwiseError):
             raise  # the log keeps the traceback
+
+
+def _watched(done: Done, step: Step, device: torch.device, workload: Workload, watch: bool) -> Done:
+    """With what one more step shows of itself. A model's work is known by formula."""
+    if not watch or done.status != OK or done.ran is None or isinstance(workload.subject, ModelSpec):
+        return done
+    return msgspec.structs.replace(done, ran=with_seen(done.ran, watch_step(step, device), workload))
 
 
 def warm_up(

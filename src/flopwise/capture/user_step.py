@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from flopwise.capture.applied_levers import AppliedLevers
 from flopwise.capture.built_objects import BuiltObjects
+from flopwise.capture.seen_step import most_common_dtype
 from flopwise.capture.step import Step
 from flopwise.errors import FlopwiseError, one_line
 from flopwise.lm.precision import autocast, fp32_matmul_probe
@@ -37,7 +38,14 @@ def user_step(workload: Workload, device: torch.device) -> Step:
     returned = ReturnedLoss()
     phases = {name: returned.from_phase(run) for name, run in levers.apply(_phases(made, reference)).items()}
     named = _nameable(built.model, workload.recipe)
-    return Step(phases, ran=lambda: _ran(levers), model=named, trained=built.model, loss=returned.loss)
+    return Step(
+        phases,
+        ran=lambda: _ran(levers),
+        model=named,
+        trained=built.model,
+        loss=returned.loss,
+        one_callable=set(phases) == {STEP},
+    )
 
 
 class ReturnedLoss:
@@ -86,13 +94,13 @@ def _nameable(model: nn.Module | None, recipe: Recipe) -> nn.Module | None:
 
 
 def _ran(levers: AppliedLevers) -> Ran:
-    """What ran, as far as it shows in what was built."""
+    """What ran, as far as it shows in what was built; what a step does is seen in `seen_step`."""
     recipe, device, model = levers.recipe, levers.device, levers.built.model
-    weight = next(model.parameters()) if model is not None else None
+    parameters = list(model.parameters()) if model is not None else []
     return Ran(
         device=str(device),
-        parameters=sum(p.numel() for p in model.parameters()) if model is not None else 0,
-        weights=dtype_name(weight.dtype) if weight is not None else "",
+        parameters=sum(p.numel() for p in parameters),
+        weights=most_common_dtype(parameters),
         compute=_compute(recipe, device),
         fp32_matmul=fp32_matmul_probe(device),
         attention=recipe.attention if recipe.attention != "sdpa" else "",

@@ -219,3 +219,4 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     turns: bool = False  # interleaved with other trials: wait for a line before every round, `go` or `stop`
     fewest: int = 0  # samples to take whatever the budget
     details: int = 0  # samples with phases and GPU time, before those of the whole step alone; 0: all
+    watch: bool = True  # after the samples, one more step op by op, where no formula says what it does

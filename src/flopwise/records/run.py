@@ -5,6 +5,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+from flopwise.spec.recipe import Recipe
 from flopwise.spec.workload import Trial
 
 SCHEMA = 1
@@ -12,6 +13,7 @@ SCHEMA = 1
 OK, OOM, CRASH, TIMEOUT = "ok", "oom", "crash", "timeout"
 UNSUPPORTED, ERROR, INTERRUPTED, WRONG = "unsupported", "error", "interrupted", "wrong result"
 STEP = "step"  # the name of the whole step among its phases
+WRITTEN_OUT = "written out"  # attention as two matmuls with a softmax between them, by the step's own code
 
 
 class _Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,6 +49,43 @@ class Environment(_Record, frozen=True, kw_only=True):
     switches: dict[str, str] = {}  # variables that change speed and were set (NVIDIA_TF32_OVERRIDE…)
 
 
+class SeenOptimizer(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """An optimizer whose step was watched."""
+
+    name: str  # its class
+    form: str = ""  # by its ops: 'loop', 'foreach', 'fused' or 'flopwise'; '': of a class that has no such forms
+    by_torch: bool = False  # a class of torch.optim
+    updates: str = ""  # dtype of most of what it updates
+    capturable: bool = False  # in a CUDA graph
+
+
+class Seen(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """What one step did, read from its ops: in a step of its own, after all others, that is not timed.
+
+    FLOPs are those of matmuls, convolutions and attention. What is compiled is run op by op for it.
+    """
+
+    flops: dict[str, int] = {}  # by dtype (fp32, tf32, bf16, fp16, fp8): all that forward and backward do
+    useful_flops: int = 0  # of these, the model's own: nothing that is computed again
+    recomputed_flops: int = 0  # of a checkpoint that runs forward again
+    tokens: int = 0  # looked up in the vocabulary; 0: the step has none
+    attention: tuple[str, ...] = ()  # SDPA's backends ('flash', 'cudnn', 'efficient', 'math'), WRITTEN_OUT, …
+    optimizers: tuple[SeenOptimizer, ...] = ()
+    autocast: str = ""  # the dtype of autocast, where it was on
+    compiled: str = ""  # 'model', 'blocks', or 'parts': less than half of it; '': nothing
+    checkpoints: int = 0  # segments that were computed again
+    replays: int = 0  # of CUDA graphs, whose work is not seen
+    backwards: int = 0  # calls of backward: more than one where gradients are accumulated
+    updates: int = 0  # optimizer steps
+    clips: bool = False  # gradients are scaled by their norm
+    problem: str = ""  # why the step could not be watched
+
+    @property
+    def dtype(self) -> str:
+        """The one that most of the FLOPs are done in; '' where there are none."""
+        return max(self.flops, key=self.flops.__getitem__, default="")
+
+
 class Ran(_Record, frozen=True, kw_only=True):
     """What really ran, as opposed to what was asked for."""
 
@@ -61,6 +100,8 @@ class Ran(_Record, frozen=True, kw_only=True):
     checkpointed: int = 0  # blocks of a user's own model that are computed again for the backward pass
     loss: float | None = None  # of the last step
     inductor_cache_hits: int = 0  # a warm compile cache makes compile time look short
+    seen: Seen | None = None  # of a step whose work no formula says; None: not watched
+    written: Recipe | None = None  # of a user's step: what its own code does, as far as that was seen
 
 
 class PhaseTimes(_Record, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ import msgspec
 
 from flopwise.records.comparison import Comparison
 from flopwise.records.finding import Finding
-from flopwise.records.run import Agreement
+from flopwise.records.run import Agreement, Ran
 from flopwise.records.waterfall import Waterfall
 from flopwise.spec.recipe import LEVERS, named
 from flopwise.spec.workload import Workload
@@ -31,6 +31,7 @@ class Begun(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="beg
     waterfall: Waterfall | None = None
     findings: tuple[Finding, ...] = ()
     agreement: Agreement | None = None  # of the step as it was, with the reference
+    ran: Ran | None = None  # what the step did; its FLOPs and tokens are those of all that follow
     notes: tuple[str, ...] = ()
     note_keys: tuple[str, ...] = ()  # of each note, what it is about; runs of earlier versions have none
 

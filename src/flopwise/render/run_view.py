@@ -7,9 +7,17 @@ from typing import Any
 import msgspec
 
 from flopwise import units
-from flopwise.analysis.clocks import PhaseSummary, compile_ns, summarise, tokens_per_second
+from flopwise.analysis.clocks import (
+    PhaseSummary,
+    compile_ns,
+    gpu_name,
+    point_mfu,
+    step_work,
+    summarise,
+    tokens_per_second,
+)
 from flopwise.predict.op_bytes import op_bytes
-from flopwise.records.run import OK, STEP, PhaseMemory, Point, Ran
+from flopwise.records.run import OK, STEP, PhaseMemory, Point, Ran, Seen
 from flopwise.records.table import SENTENCE, AtMost, Column, Table
 from flopwise.render.axes import axes_of
 from flopwise.render.json import document, picked
@@ -23,6 +31,7 @@ _CLOCKS = columns(
     "wall_ns [ms] | wall_half_width: ± [share] | gpu_ns: GPU [ms] | launch_ns [ms]", keep="wall_ns gpu_ns"
 )
 _SAMPLES = Column("samples", "n")
+_RATES = "mfu | tokens_per_s: tokens/s"
 _UNTRACED = 0.005  # a traced step that differs by less from the untraced one is as long
 _WARMUP = {"steady": "until steady", "forced": "as asked", "budget": "not steady when its budget ended"}
 _STOPPED = {
@@ -44,6 +53,8 @@ _RAN = {
     "kernels": "{}",
     "checkpointed": "{} blocks recomputed",
 }
+_LEAST_SHARE = 0.005  # of the FLOPs: a dtype that has less is not named
+_COMPILED = {"model": "compiled", "blocks": "its blocks compiled", "parts": "parts compiled"}
 
 
 def run_view(run: StoredRun, place: bool = True) -> View:
@@ -71,9 +82,10 @@ def point_table(point: Point) -> Table:
         return Table("point", title, columns("status | reason"), (failure,))
     memory = {m.phase: m for m in point.memory}
     idle = columns("gpu_idle_share: GPU idle [percent] | peak_bytes")
-    shown = (Column("phase"), *_CLOCKS, *idle, _SAMPLES)
-    rows = tuple(_phase_row(summary, memory) for summary in summaries)
-    return Table("point", title, shown, rows, tuple(_notes(point, summaries)))
+    shown = (Column("phase"), *_CLOCKS, *idle, *columns(_RATES, files="mfu tokens_per_s"), _SAMPLES)
+    rows = [_phase_row(summary, memory) for summary in summaries]
+    rows[0] |= {"mfu": point_mfu(point), "tokens_per_s": tokens_per_second(point)}
+    return Table("point", title, shown, tuple(rows), tuple(_notes(point, summaries)))
 
 
 def _memory_table(point: Point, title: str) -> Table:
@@ -109,14 +121,15 @@ def _half_width(e: Estimate) -> float | None:
 
 def _notes(point: Point, summaries: Sequence[PhaseSummary]) -> list[str]:
     """What a reader must know to trust the numbers."""
-    step, rate = summaries[0], tokens_per_second(point)
+    step = summaries[0]
     notes = [
         _launch_bound(point, step),
         _inexact(summaries),
         _sampling(point),
         _compilation(point),
-        f"{units.count(rate)} tokens/s" if rate is not None else "",
+        _rates(point),
         _what_ran(point.ran) if point.ran is not None else "",
+        _unwatched(point),
         _disturbed(point, step),
         _tracing(point, step),
         f"{point.status}: {point.reason}" if point.status != OK else "",
@@ -165,11 +178,56 @@ def _compilation(point: Point) -> str:
     return "; ".join(notes)
 
 
+def _rates(point: Point) -> str:
+    """MFU, of which peak, and tokens per second: as far as they are known."""
+    share, rate = point_mfu(point), tokens_per_second(point)
+    work = step_work(point.trial.workload, point.ran)
+    peak = units.rate(work.peak(gpu_name(point)) or 0.0, "FLOP/s")
+    words = [f"MFU {units.percent(share)} of {peak} {work.dtype}"] if share is not None else []
+    return "; ".join([*words, *([f"{units.count(rate)} tokens/s"] if rate is not None else [])])
+
+
 def _what_ran(ran: Ran) -> str:
     values = {key: getattr(ran, key) for key in _RAN} | {
         "parameters": units.count(ran.parameters) if ran.parameters else ""
     }
-    return "what ran: " + "; ".join(text.format(values[key]) for key, text in _RAN.items() if values[key])
+    if (seen := ran.seen) is not None and seen.flops:  # which says what ran in fp32, and whether as TF32
+        values |= {"compute": _dtypes(seen), "fp32_matmul": ""}
+    words = [text.format(values[key]) for key, text in _RAN.items() if values[key]]
+    return "what ran: " + "; ".join([*words, *(_also_seen(seen) if seen is not None else [])])
+
+
+def _dtypes(seen: Seen) -> str:
+    """
+    >>> _dtypes(Seen(flops={"bf16": 75, "fp32": 25}, autocast="bf16")), _dtypes(Seen(flops={"tf32": 1}))
+    ('75 % bf16, 25 % fp32 (autocast)', 'tf32')
+    """
+    whole = sum(seen.flops.values())
+    shares = {dtype: flops / whole for dtype, flops in seen.flops.items() if flops >= _LEAST_SHARE * whole}
+    words = [f"{units.percent(share, 0)} {dtype}" for dtype, share in shares.items()] if len(shares) > 1 else [*shares]
+    return ", ".join(words) + (" (autocast)" if seen.autocast else "")
+
+
+def _also_seen(seen: Seen) -> list[str]:
+    """What a step does beyond dtypes, attention and optimizer."""
+    work = [
+        units.rate(seen.useful_flops, "FLOP") if seen.useful_flops else "",
+        f"{seen.tokens:,} tokens" if seen.tokens else "",
+    ]
+    done = " and ".join(filter(None, work))
+    words = [
+        _COMPILED.get(seen.compiled, ""),
+        f"{seen.replays} CUDA graphs replayed, whose work is not seen" if seen.replays else "",
+        f"gradients of {seen.backwards} backward passes summed" if seen.backwards > seen.updates > 0 else "",
+        "gradients clipped" if seen.clips else "",
+        f"{done} a step" if done else "",
+    ]
+    return [word for word in words if word]
+
+
+def _unwatched(point: Point) -> str:
+    seen = point.ran.seen if point.ran is not None else None
+    return f"not known what the step does: it fails when run op by op ({seen.problem})" if seen and seen.problem else ""
 
 
 def _disturbed(point: Point, step: PhaseSummary) -> str:
@@ -211,7 +269,7 @@ def sweep_table(points: Sequence[Point], name: str) -> Table:
         *(Column(axis, axis, importance=1) for axis in axes.names),
         *(*_CLOCKS, Column("bound")),
         *(Column(f"{phase}_wall_ns", phase, "ms") for phase in phases),
-        *columns("peak_bytes | before_backward_bytes | compile_ns | tokens_per_s: tokens/s"),
+        *columns(f"peak_bytes | before_backward_bytes | compile_ns | {_RATES}"),
         *means,
         _SAMPLES,
         *((Column("status", unit=SENTENCE, importance=2),) if failed else ()),
@@ -227,7 +285,7 @@ def _sweep_row(point: Point) -> dict[str, Any]:
         step = summaries[0]
         row |= _clocks(step) | {f"{s.phase}_wall_ns": s.wall.median for s in summaries[1:]}
         row |= {"mean_ns": step.wall.mean, "std_ns": step.wall.std, "bound": step.bound or None}
-        row |= {"tokens_per_s": tokens_per_second(point), "compile_ns": compile_ns(point)}
+        row |= {"mfu": point_mfu(point), "tokens_per_s": tokens_per_second(point), "compile_ns": compile_ns(point)}
     if point.memory:
         before = next((m.start_bytes for m in point.memory if m.phase == "backward"), None)
         row |= {"peak_bytes": max(m.peak_bytes for m in point.memory), "before_backward_bytes": before}
@@ -254,6 +312,8 @@ def _point_document(point: Point) -> dict[str, Any]:
         "warmup": {"steps": len(point.warmup_ns), "rule": point.warmup_rule, "wall_ns": point.warmup_ns},
         "compile_ns": compile_ns(point),
         "tokens_per_s": tokens_per_second(point),
+        "mfu": point_mfu(point),
+        "flops": step_work(trial.workload, point.ran).flops or None,
         "throttle": point.telemetry.throttle if point.telemetry else (),
     }
 

@@ -1,11 +1,13 @@
 """A tuning as tables: the verdict, every lever tried with its prediction, the recipe, and how to write it in PyTorch."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
 from flopwise import units
 from flopwise.advice.pytorch_lines import lines_by_lever, recipe_toml, toml_by_lever
+from flopwise.analysis.clocks import StepWork, step_work
 from flopwise.records.table import Table
 from flopwise.records.tuning import Attempt, Tuning
 from flopwise.records.waterfall import Waterfall
@@ -58,10 +60,55 @@ def peak_after(tuning: Tuning) -> int | None:
 def _attempts(tuning: Tuning) -> Table:
     shown = columns(
         "lever | kept | before_ns [ms] | after_ns [ms] | saved_ns [saving] | predicted_ns [saving] | why | interval: ± 95 % | "
-        "after_bytes: peak | loss_error: loss off by [error_share] | gradient_error: gradients off by [error_share]",
+        "after_bytes: peak | loss_error: loss off by [error_share] | gradient_error: gradients off by [error_share] | "
+        "mfu | tokens_per_s: tokens/s",
         keep="kept saved_ns why",
     )
-    return Table(ATTEMPTS, verdict(tuning), shown, tuple(map(_row, tuning.attempts)), _notes(tuning))
+    rows = [_row(one) | _rates(work, one.after_ns, tuning) for one, work in _works(tuning)]
+    return Table(ATTEMPTS, verdict(tuning), shown, tuple(rows), _notes(tuning))
+
+
+def _works(tuning: Tuning) -> Iterator[tuple[Attempt, StepWork]]:
+    """Every attempt with the work of its step: that of the first step, in the precision it was tried in."""
+    precision = tuning.begun.workload.recipe.precision
+    for attempt in tuning.attempts:
+        tried = attempt.levers.get("precision", precision)
+        yield attempt, _work_in(tuning, tried)
+        precision = tried if attempt.kept else precision
+
+
+def _work_in(tuning: Tuning, precision: str) -> StepWork:
+    begun = tuning.begun.workload
+    work = step_work(begun, tuning.begun.ran)
+    if precision == begun.recipe.precision:
+        return work
+    return msgspec.structs.replace(work, dtype=precision.partition("-")[0])
+
+
+def _rates(work: StepWork, step_ns: float | None, tuning: Tuning) -> dict[str, float | None]:
+    ns = step_ns or 0.0
+    return {"mfu": work.mfu(ns, tuning.begun.gpu), "tokens_per_s": work.tokens_per_second(ns)}
+
+
+def _before_and_after(tuning: Tuning) -> tuple[StepWork, StepWork]:
+    precisions = tuning.begun.workload.recipe.precision, tuning.best.recipe.precision
+    return _work_in(tuning, precisions[0]), _work_in(tuning, precisions[1])
+
+
+def _rates_note(tuning: Tuning) -> list[str]:
+    """MFU and tokens per second, before and after."""
+    works, gpu = _before_and_after(tuning), tuning.begun.gpu
+    times_ns = tuning.first_ns, tuning.last_ns
+    words = []
+    shares = [work.mfu(ns, gpu) for work, ns in zip(works, times_ns, strict=True)]
+    if None not in shares:
+        peaks = [f" of {units.rate(work.peak(gpu) or 0.0, 'FLOP/s')} {work.dtype}" for work in works]
+        shown = [f"{units.percent(share or 0.0)}{peak}" for share, peak in zip(shares, peaks, strict=True)]
+        words.append(f"MFU {units.percent(shares[0] or 0.0) if peaks[0] == peaks[1] else shown[0]} → {shown[1]}")
+    rates = [work.tokens_per_second(ns) for work, ns in zip(works, times_ns, strict=True)]
+    if None not in rates:
+        words.append(" → ".join(units.count(rate or 0.0) for rate in rates) + " tokens/s")
+    return ["; ".join(words)] if words else []
 
 
 def _row(attempt: Attempt) -> dict[str, Any]:
@@ -84,7 +131,14 @@ def _interval(attempt: Attempt) -> str | None:
 
 
 def _notes(tuning: Tuning) -> tuple[str, ...]:
-    notes = [*tuning.begun.notes, *_accuracy(tuning), *_drift(tuning), *_checks(tuning), *_other_steps(tuning)]
+    notes = [
+        *_rates_note(tuning),
+        *tuning.begun.notes,
+        *_accuracy(tuning),
+        *_drift(tuning),
+        *_checks(tuning),
+        *_other_steps(tuning),
+    ]
     return (*notes, *_ending(tuning), f"run {tuning.run}")
 
 
@@ -166,10 +220,12 @@ def _recipe(tuning: Tuning) -> Table:
 
 
 def _document(tuning: Tuning) -> dict[str, Any]:
-    recipe = tuning.best.recipe
+    recipe, works = tuning.best.recipe, _before_and_after(tuning)
     attempts = [
-        msgspec.to_builtins(attempt) | {"saved_ns": attempt.saved_ns, "prediction_close": attempt.close}
-        for attempt in tuning.attempts
+        msgspec.to_builtins(attempt)
+        | {"saved_ns": attempt.saved_ns, "prediction_close": attempt.close}
+        | _rates(work, attempt.after_ns, tuning)
+        for attempt, work in _works(tuning)
     ]
     return document(
         "tune",
@@ -180,6 +236,8 @@ def _document(tuning: Tuning) -> dict[str, Any]:
         after=tuning.ended,
         first_ns=tuning.first_ns,
         step_ns=tuning.last_ns,
+        rates_before=_rates(works[0], tuning.first_ns, tuning),
+        rates_after=_rates(works[1], tuning.last_ns, tuning),
         times_faster=tuning.times_faster,
         times_faster_in_turns=tuning.in_turns,
         notes=_notes(tuning),
