@@ -8,7 +8,6 @@ no other file uses a private name. What takes long to import (`torch._dynamo`, `
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from math import prod
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload as OpOverload
 from torch._subclasses import fake_tensor
-from torch.utils._mode_utils import no_dispatch as _no_dispatch
+from torch.utils._mode_utils import no_dispatch as no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
 T = TypeVar("T")
@@ -25,52 +24,13 @@ _aten: Any = torch.ops.aten
 
 # --- Fake tensors: the classes, and what they raise where a step cannot run on them.
 
-FakeTensor, FakeTensorMode = fake_tensor.FakeTensor, fake_tensor.FakeTensorMode
-_WHOLE = (torch.int32, torch.int64, torch.bool)
-_MOST_KNOWN = 2**22  # elements
-_RANGES = (_aten.arange.default, _aten.arange.start, _aten.arange.start_step)
-_FILLED = (_aten.ones.default, _aten.zeros.default)
-_READ = _aten._local_scalar_dense.default
+FakeTensor = fake_tensor.FakeTensor
+FakeTensorMode = fake_tensor.FakeTensorMode
+ITEM: Any = _aten._local_scalar_dense.default  # what `.item()`, `float()` and `bool()` end in
 DataDependentOutputException = fake_tensor.DataDependentOutputException
 DynamicOutputShapeException = fake_tensor.DynamicOutputShapeException
 UnsupportedFakeTensorException = fake_tensor.UnsupportedFakeTensorException
 UnsupportedOperatorException = fake_tensor.UnsupportedOperatorException
-
-
-class KnowingFakeMode(fake_tensor.FakeTensorMode):
-    """Fake tensors, of which whole numbers that no data decides (positions, masks) have values, so that code may ask.
-
-    A number that is read from any other is taken as 1, and counted.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(allow_non_fake_inputs=True)
-        self.guessed = 0
-
-    def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if (func in _RANGES or func in _FILLED) and _is_known(func, args, kwargs or {}):
-            with _no_dispatch():
-                made = func(*args, **(kwargs or {}))
-            return self.fake_tensor_converter.from_real_tensor(self, made, make_constant=True)
-        if func is _READ and isinstance(args[0], FakeTensor) and args[0].constant is None:
-            self.guessed += 1
-            return True if args[0].dtype is torch.bool else 1.0 if args[0].dtype.is_floating_point else 1
-        return super().dispatch(func, types, args, kwargs or {})
-
-    def may_turn_const(self, t: Tensor) -> bool:
-        small = t.numel() <= _MOST_KNOWN if t.dtype in _WHOLE else t.numel() <= fake_tensor.CONSTANT_NUMEL_LIMIT
-        return small and not t.is_sparse and type(t) is Tensor and t.device.type != "meta"
-
-
-def _is_known(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a range, ones or zeros are whole numbers, and not too many."""
-    dtype, device = kwargs.get("dtype"), torch.device(kwargs.get("device") or "cpu")
-    if func in _RANGES:
-        whole = dtype in (None, *_WHOLE) and all(type(number) is int for number in args)
-        count = max(map(abs, args), default=0) * 2 if whole else 0
-    else:
-        whole, count = dtype in _WHOLE, prod(args[0])
-    return whole and count <= _MOST_KNOWN and device.type == "cpu"
 
 
 @contextmanager
@@ -150,6 +110,11 @@ def storage_key(x: Tensor | torch.UntypedStorage) -> int:
 def use_counts(tensor: Tensor) -> tuple[int, int]:
     """How often C++ refers to the tensor and to its storage."""
     return int(tensor._use_count()), int(_C._storage_Use_Count(tensor.untyped_storage()._cdata))  # type: ignore[attr-defined]
+
+
+def version_of(tensor: Tensor) -> int:
+    """How often a tensor was written to in place, by itself or through another view of its memory."""
+    return tensor._version
 
 
 def is_view(tensor: Tensor) -> bool:

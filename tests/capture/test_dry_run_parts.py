@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from flopwise.capture.build import build_step
 from flopwise.capture.watch.modules import ModuleNames
@@ -20,6 +20,7 @@ from flopwise.predict.dry.architecture import architecture
 from flopwise.predict.dry.cuda_ops import Attention, choose_backend, cuda_ops
 from flopwise.predict.dry.extend import shallow_depth
 from flopwise.predict.dry.fake_step import run_twice, tolerant_modules
+from flopwise.predict.dry.known_numbers import KnowingFakeMode
 from flopwise.predict.dry.replay import PlainAllocator, play
 from flopwise.predict.dry.run import dry_run
 from flopwise.predict.prediction import architecture_of
@@ -327,3 +328,16 @@ def test_shape_simulator_and_dry_run_agree_on_bytes_with_a_large_vocabulary(loss
     w = workload("tiny", set={"vocab": 50_257}, batch=2, context=200, loss=loss)
     told, dry = (sum(op.read_bytes + op.write_bytes for op in x.ops) for x in (account_step(w), dry_run(w)))
     assert told == pytest.approx(dry, rel=0.03)
+
+
+def test_positions_have_values_and_other_numbers_are_taken_as_one():
+    with KnowingFakeMode() as fake:
+        positions = torch.arange(1000)
+        assert isinstance(positions, FakeTensor)
+        assert bool((positions.diff() == 1).all())
+        assert int(torch.ones(3, dtype=torch.int64).cumsum(0)[-1]) == 3
+        assert not fake.guessed
+        assert torch.randn(3).sum().item() == 1.0
+        assert bool((torch.zeros(2**20) == 0).all())
+        assert fake.guessed == 2
+        assert torch.arange(2**30).constant is None  # too many

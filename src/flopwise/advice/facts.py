@@ -8,8 +8,10 @@ from typing import NamedTuple
 import msgspec
 
 from flopwise import units
+from flopwise.advice.constants import GPU_BOUND, HOST_BOUND, LAUNCH_QUEUE
 from flopwise.analysis.details import Details
 from flopwise.analysis.explanation import Explanation, Kernel
+from flopwise.predict.recorded.step import RecordedStep
 from flopwise.records.ceilings import Ceilings
 from flopwise.records.run import STEP, PhaseMemory, PhaseTimes, Point
 from flopwise.records.waterfall import Waterfall
@@ -30,6 +32,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     point: Point | None = None  # the step measured without a profiler: clocks, memory, telemetry, what really ran
     ceilings: Ceilings | None = None
     gpu: Gpu | None = None
+    recorded: RecordedStep | None = None  # a user's step as it was dry-run: its levers can be predicted from it
 
     @property
     def step_ns(self) -> float:
@@ -57,10 +60,20 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return self.explanation.busy_ns if self.explanation is not None else None
 
     @property
-    def launch_ns(self) -> float | None:
-        """How long the host was busy with a step, measured without a profiler."""
-        times = self.times
-        return float(median(times.launch_ns)) if times is not None and times.launch_ns else None
+    def host_ns(self) -> float | None:
+        """The host's own work in a step, at most; None where nothing tells it from waiting for the GPU.
+
+        A launch waits where the queue is full. So the clock of a step that the GPU sets says nothing of the host, nor does one
+        of more kernels than the queue takes, unless the host was busy all the time. A trace shows the waiting.
+        """
+        known = [] if self.details.host_ns is None else [self.details.host_ns]
+        times, e = self.times, self.explanation
+        if times is not None and times.launch_ns and times.wall_ns:
+            launching, wall = float(median(times.launch_ns)), float(median(times.wall_ns))
+            waited = e is not None and e.launches > LAUNCH_QUEUE and launching < HOST_BOUND * wall
+            if (self.gpu_ns or 0.0) < GPU_BOUND * wall and not waited:
+                known.append(launching)
+        return min(known, default=None)
 
     @property
     def times(self) -> PhaseTimes | None:

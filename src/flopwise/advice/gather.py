@@ -10,6 +10,7 @@ from flopwise.analysis.details import details
 from flopwise.analysis.reading import ExplainedTrace, explain_file
 from flopwise.errors import FlopwiseError
 from flopwise.predict.machine import find_ceilings
+from flopwise.predict.recorded.step import RecordedStep
 from flopwise.records.finding import Finding
 from flopwise.records.run import Point
 from flopwise.spec.gpu import Gpu, find_gpu
@@ -24,7 +25,7 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     problem: str = ""
 
 
-def facts_of(read: ExplainedTrace, gpu: str | None = None) -> Facts:
+def facts_of(read: ExplainedTrace, gpu: str | None = None, recorded: RecordedStep | None = None) -> Facts:
     """Everything that rules may ask about an explained trace."""
     machine = gpu_named(gpu) if gpu else find_gpu(read.explanation.gpu)
     return Facts(
@@ -34,17 +35,22 @@ def facts_of(read: ExplainedTrace, gpu: str | None = None) -> Facts:
         point=read.point,
         ceilings=find_ceilings(machine) if machine is not None else None,
         gpu=machine,
+        recorded=recorded,
     )
 
 
-def inspect(point: Point, trace: Path | None, gpu: Gpu | None) -> Inspection:
-    """The facts of a measured step: from its trace where there is a readable one, else from its clocks alone."""
+def inspect(point: Point, trace: Path | None, gpu: Gpu | None, recorded: RecordedStep | None = None) -> Inspection:
+    """The facts of a measured step: from its trace where there is a readable one, else from its clocks alone.
+
+    `recorded`: of a user's step, so that its levers can be predicted.
+    """
     problem = "no trace could be taken"
     try:
         if trace is not None:
-            facts = facts_of(explain_file(trace, point))
+            facts = facts_of(explain_file(trace, point), recorded=recorded)
             return Inspection(facts=facts, findings=findings(facts))
     except FlopwiseError as error:
         problem = f"its trace cannot be explained: {error.message}"
-    alone = Facts(point=point, ceilings=find_ceilings(gpu) if gpu is not None else None, gpu=gpu)
+    ceilings = find_ceilings(gpu) if gpu is not None else None
+    alone = Facts(point=point, ceilings=ceilings, gpu=gpu, recorded=recorded)
     return Inspection(facts=alone, problem=problem)

@@ -24,6 +24,7 @@ from flopwise.predict import fit
 from flopwise.predict.machine import Machine
 from flopwise.predict.op_time import matmul_shape, op_time
 from flopwise.predict.prediction import Prediction, peak_bytes, predict, predict_quickly
+from flopwise.predict.recorded.step import RecordedStep
 from flopwise.predict.step_time import StepTime
 from flopwise.records.ceilings import Ceilings, Curve, HostCost, Matmul, Tile
 from flopwise.records.run import PhaseTimes
@@ -59,18 +60,29 @@ class Baseline(msgspec.Struct, frozen=True, kw_only=True):
     now: StepTime
     scale: float  # measured over `now`
     power: float | None = None  # where the power cap slows the step: see `power`
+    recorded: RecordedStep | None = None  # of a step that is not our own model's
+
+    @property
+    def layers(self) -> int:
+        """Of the model: how often its savings repeat."""
+        if self.recorded is not None:
+            return len(self.recorded.blocks)
+        return self.workload.subject.n_layers if isinstance(self.workload.subject, ModelSpec) else 0
 
     def time_of(self, workload: Workload) -> StepTime:
         """Another workload's step on the same machine."""
-        cost = _cost(msgspec.json.encode(workload), self.gpu)
+        cost = _cost(msgspec.json.encode(workload), self.gpu, self.recorded)
         return power.slowed(cost.time_with(self.limits), self.power)
 
     def with_layers(self, n_layers: int) -> "Baseline":
         """The same step of a model with so many layers."""
-        subject = self.workload.subject
-        assert isinstance(subject, ModelSpec)
-        other = msgspec.structs.replace(self.workload, subject=msgspec.structs.replace(subject, n_layers=n_layers))
-        return msgspec.structs.replace(self, workload=other, now=self.time_of(other))
+        subject, other, recorded = self.workload.subject, self.workload, self.recorded
+        if recorded is not None:
+            recorded = recorded.with_blocks(n_layers)
+        elif isinstance(subject, ModelSpec):
+            other = msgspec.structs.replace(other, subject=msgspec.structs.replace(subject, n_layers=n_layers))
+        shallow = msgspec.structs.replace(self, workload=other, recorded=recorded)
+        return msgspec.structs.replace(shallow, now=shallow.time_of(other))
 
 
 class PredictedChange(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,23 +99,33 @@ class PredictedChange(msgspec.Struct, frozen=True, kw_only=True):
 def baseline(facts: Facts) -> Baseline | None:
     """None where the workload is unknown, or the machine's ceilings are."""
     work = facts.workload
-    if work is None or facts.ceilings is None or facts.model is None:
+    if work is None or facts.ceilings is None or (facts.model is None and facts.recorded is None):
         return None
-    name = facts.gpu.name if facts.gpu is not None else ""
+    name, recorded = facts.gpu.name if facts.gpu is not None else "", facts.recorded if facts.model is None else None
     try:
-        cost = _cost(msgspec.json.encode(work), name)
+        cost = _cost(msgspec.json.encode(work), name, recorded)
     except FlopwiseError:
         return None
     plain, measured_ns = cost.time_with(facts.ceilings), facts.untraced_ns
     capped = _is_capped(facts, plain)
     corrections = _corrections(facts, work, plain, capped)
-    limits = corrected(facts.ceilings, corrections, work.recipe.compute)
+    precision = work.recipe.compute if recorded is None else cost.compute_dtype
+    limits = corrected(facts.ceilings, corrections, precision)
     limits = msgspec.structs.replace(limits, pause_ns=_pause_ns(facts, work, plain))
     now = cost.time_with(limits)
     draw = power.strength(now, measured_ns) if measured_ns and capped else None
     now = power.slowed(now, draw)
     scale = _bounded(measured_ns / now.wall_ns) if measured_ns else 1.0
-    return Baseline(workload=work, gpu=name, corrections=corrections, limits=limits, now=now, scale=scale, power=draw)
+    return Baseline(
+        workload=work,
+        gpu=name,
+        corrections=corrections,
+        limits=limits,
+        now=now,
+        scale=scale,
+        power=draw,
+        recorded=recorded,
+    )
 
 
 def predicted_change(
@@ -111,10 +133,11 @@ def predicted_change(
 ) -> PredictedChange | None:
     """The step with levers changed, and with `fields` of the workload (`batch=8`) changed.
 
-    None where the workload or the machine is unknown, or the levers do not go together. `start`: instead of `baseline`.
+    None where the workload or the machine is unknown, the levers do not go together, or they find nothing to change in what
+    was recorded of a user's step. `start`: instead of `baseline`.
     """
     start = start or baseline(facts)
-    if start is None or facts.ceilings is None:
+    if start is None or facts.ceilings is None or (fields and start.recorded is not None):
         return None
     try:
         other = changed(start.workload, levers, **fields)
@@ -271,10 +294,18 @@ def _host(facts: Facts, workload: Workload, plain: StepTime) -> dict[str, float]
         factors = {p.phase: _host_factor(timed[p.phase], p.host_ns, p.gpu_ns, p.kernels) for p in plain.phases}
     else:
         factors = dict.fromkeys(timed, _host_factor(facts.times, plain.host_ns, plain.gpu_ns, _kernels(plain)))
-    found = {phase: factor for phase, factor in factors.items() if factor}
+    found = _no_more_than(facts.details.host_ns, plain, {phase: factor for phase, factor in factors.items() if factor})
     if list(timed) == ["forward"] and "forward" in found:
         found["inference"] = found["forward"]
     return found
+
+
+def _no_more_than(most_ns: float | None, plain: StepTime, factors: dict[str, float]) -> dict[str, float]:
+    """The factors, all smaller where the host would be busy for longer than in a trace, which slows it."""
+    total = sum(phase.host_ns * factors.get(phase.phase, 1.0) for phase in plain.phases)
+    if most_ns is None or total <= most_ns:
+        return factors
+    return {phase.phase: _bounded(factors.get(phase.phase, 1.0) * most_ns / total) for phase in plain.phases}
 
 
 def _host_factor(times: PhaseTimes | None, host_ns: float, gpu_ns: float, kernels: int) -> float | None:
@@ -309,6 +340,7 @@ def _difference(now: StepTime, then: StepTime, scale: float, unbound: bool) -> s
 
 
 @lru_cache(maxsize=64)
-def _cost(workload: bytes, gpu: str) -> Prediction:
+def _cost(workload: bytes, gpu: str, recorded: RecordedStep | None = None) -> Prediction:
     """Rules ask for the same steps again and again; a workload holds tables, so its JSON stands for it."""
-    return predict(msgspec.json.decode(workload, type=Workload), Machine(gpu=gpu_named(gpu) if gpu else None))
+    machine = Machine(gpu=gpu_named(gpu) if gpu else None)
+    return predict(msgspec.json.decode(workload, type=Workload), machine, recorded=recorded)

@@ -20,7 +20,7 @@ class MoveRanking:
         self.facts, self.findings = facts, tuple(findings)
         self.start = baseline(facts)
         self._changes: dict[str, PredictedChange | None] = {}
-        self._layers = facts.model.n_layers if facts.model is not None else 0
+        self._layers = self.start.layers if self.start is not None else 0
         deep = self.start is not None and self._layers > DEEP_LAYERS
         self.shallow = [self.start.with_layers(n) for n in SHALLOW_LAYERS] if self.start is not None and deep else []
 
@@ -29,7 +29,8 @@ class MoveRanking:
         ceilings = self.facts.ceilings
         if ceilings is not None and self.start is not None:
             ceilings = msgspec.structs.replace(ceilings, pause_ns=self.start.limits.pause_ns)
-        return MoveRanking(Facts(point=point, ceilings=ceilings, gpu=self.facts.gpu), self.findings)
+        facts = Facts(point=point, ceilings=ceilings, gpu=self.facts.gpu, recorded=self.facts.recorded)
+        return MoveRanking(facts, self.findings)
 
     def choose(self, open_moves: Sequence[Move], least_ns: float) -> Move | None:
         """The largest predicted saving per second of trying; what cannot be predicted comes last, the quickest first.

@@ -33,9 +33,9 @@ def memory_saved(arithmetic: str, confidence: str = MEDIUM) -> Saving:
 
 
 def gpu_time_saved(facts: Facts, freed_ns: float, arithmetic: str, confidence: str = MEDIUM) -> Saving:
-    """GPU time no longer spent. The step keeps what the host does not need anyway: down to the host's busy time where that
-    was measured; else the less, the more of the step the GPU waits for launches."""
-    step, host = facts.step_ns, facts.launch_ns
+    """GPU time no longer spent. The step keeps what the host does not need anyway: down to the host's own work where that is
+    known; else the less, the more of the step the GPU waits for launches."""
+    step, host = facts.step_ns, facts.host_ns
     if host is not None and (untraced := facts.untraced_ns):
         alone = min(freed_ns, max(0.0, untraced - host))
         why = f"the host is busy for {units.duration(host)} of the step"

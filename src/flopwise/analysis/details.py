@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from flopwise.analysis.idle import HostWait, host_waits, loading_ranges
+from flopwise.analysis.idle import HostWait, host_waits, host_work_ns, loading_ranges
 from flopwise.analysis.intervals import Times, clipped, covered_ns, gaps
 from flopwise.analysis.product_sizes import Product, products
 from flopwise.analysis.steps import Steps
@@ -64,6 +64,7 @@ class Details(msgspec.Struct, frozen=True, kw_only=True):
     chains: tuple[Chain, ...] = ()
     products: tuple[Product, ...] = ()  # of traces with shapes
     compiled: CompiledRegions = CompiledRegions()
+    host_ns: float | None = None  # of the host's own work, slowed by the profiler; without its waiting for the GPU
     loading_ns: float = 0.0  # the host fetched a batch
     loading_idle_ns: float = 0.0  # and the GPU had nothing to do
     communication_ns: float = 0.0
@@ -81,6 +82,7 @@ def details(part: TracedSteps) -> Details:
         chains=_chains(work, n),
         products=products(trace, work, n),
         compiled=_compiled_regions(trace, steps),
+        host_ns=host_work_ns(trace, steps),
         loading_ns=loading / n,
         loading_idle_ns=loading_idle / n,
         communication_ns=communication / n,

@@ -32,6 +32,9 @@ _LOADING = re.compile(
     r"(?i)data_?loader|^(?:flopwise[./: ])?data(?:[ _]?(?:load(?:ing)?|fetch|wait))?$"
     r"|^(?:get|fetch|load|next)[ _]?batch|^fetch$"
 )
+# A normal launch is as long as the shortest tenth: in a step that waits for the GPU all the time, most are held up. In traces of
+# six machines without a full queue, one launch in twenty is longer than twice that, and together they take a hundredth of it.
+_NORMAL_LAUNCHES, _HELD_UP = 0.1, 2.0
 _LEAST_INPUT = 4096  # bytes of a copy that may be a batch: an optimizer's numbers are less
 PAGEABLE = "copy to pageable memory"  # 'Async' in name only: the call returns when the bytes have arrived
 
@@ -156,6 +159,31 @@ def _spanning(trace: Trace, copies: pl.DataFrame) -> pl.DataFrame:
     row = first_rows(wanted, known)
     copies, calls = copies.filter(pl.Series(row >= 0)), trace.launches[row[row >= 0]]
     return calls.filter((calls["start_ns"] <= copies["start_ns"]) & (calls["end_ns"] >= copies["end_ns"]))
+
+
+def host_work_ns(trace: Trace, steps: Steps) -> float | None:
+    """The host's own time in a step, on average; None where no launch is known.
+
+    From each step's first op to its last launch, without waits for the GPU. A queue that is full holds up the next launch
+    until a kernel has ended: what such a call takes beyond a normal one is waiting, too.
+    """
+    calls = [table.select("start_ns", "end_ns") for table in (trace.launches, trace.graph_launches)]
+    start, end = (pl.concat(calls)[name].to_numpy() for name in ("start_ns", "end_ns"))
+    number = steps.of(start)
+    if not (number >= 0).any():
+        return None
+    normal = float(np.quantile(end - start, _NORMAL_LAUNCHES))
+    held_up, waits, spent = end - start > _HELD_UP * normal, _waits(trace), 0.0
+    wait_start = np.concatenate([start[held_up] + int(normal), waits["start_ns"].to_numpy()])
+    wait_end = np.concatenate([end[held_up], waits["end_ns"].to_numpy()])
+    begun = np.concatenate([start, trace.ops["start_ns"].to_numpy()])
+    in_step = steps.of(begun)
+    for step in range(len(steps)):
+        mine = number == step
+        if mine.any():
+            low, high = int(begun[in_step == step].min()), int(end[mine].max())
+            spent += high - low - covered_ns(*clipped(wait_start, wait_end, low, high))
+    return spent / len(steps)
 
 
 def loading_ranges(trace: Trace) -> pl.DataFrame:

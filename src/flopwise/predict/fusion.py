@@ -63,11 +63,28 @@ def block_of_module(module: str) -> str:
     return block.group() if block else ""
 
 
-def compiled_ops(ops: Sequence[OpWork], compile_lever: str) -> Sequence[OpWork]:
-    """What the GPU runs under a recipe's `compile`."""
+def repeated_blocks(ops: Iterable[OpWork]) -> Graph:
+    """A graph for every block of a model that somebody else wrote: the members of its longest list of modules.
+
+    >>> ops = [OpWork(op="mul", module=name, phase="forward", kind=ELEMENTWISE, dtype="fp32")
+    ...        for name in ("model.layers.0.mlp", "model.layers.1.mlp", "head.0")]
+    >>> [repeated_blocks(ops)(op) for op in ops]
+    ['model.layers.0', 'model.layers.1', None]
+    """
+    lists: dict[str, dict[str, int]] = {}
+    for module in dict.fromkeys(op.module for op in ops):
+        if block := block_of_module(module):
+            members = lists.setdefault(block.rpartition(".")[0], {})
+            members[block] = members.get(block, 0) + 1
+    longest = max(lists.values(), key=lambda members: (len(members), sum(members.values())), default={})
+    return lambda op: block if (block := block_of_module(op.module)) in longest else None
+
+
+def compiled_ops(ops: Sequence[OpWork], compile_lever: str, blocks: Graph = block_of) -> Sequence[OpWork]:
+    """What the GPU runs under a recipe's `compile`; `blocks`: what is compiled apart under 'blocks'."""
     if compile_lever == "off":
         return ops
-    return fuse(ops, block_of if compile_lever == "blocks" else whole_model)
+    return fuse(ops, blocks if compile_lever == "blocks" else whole_model)
 
 
 def fuse(ops: Sequence[OpWork], graph: Graph = whole_model) -> list[OpWork]:

@@ -137,7 +137,7 @@ def op_times(ops: Sequence[OpWork], ceilings: Ceilings, *, graph: bool = False) 
     times = []
     for op, far in zip(ops, cold_bytes(ops, ceilings.cached_bytes), strict=True):
         moved = (op.op, op.phase, op.kind, op.dtype, op.flops, op.read_bytes, op.write_bytes, op.kernels)
-        like = (*moved, op.strided, op.mixed, op.shapes, far)
+        like = (*moved, op.strided, op.mixed, op.whole, op.shapes, far)
         if like not in known:
             known[like] = op_time(op, ceilings, graph=graph, cold=far, products=products)
         times.append(known[like])
@@ -188,7 +188,8 @@ def _computing_ns(op: OpWork, ceilings: Ceilings, products: Products) -> float:
     if not op.flops or op.kind not in (MATMUL, ATTENTION):
         return 0.0
     if op.kind == ATTENTION:
-        return _attention_curve(op, ceilings).at(op.flops)
+        # The curves are of causal attention, by the FLOPs of the whole square.
+        return _attention_curve(op, ceilings).at(op.flops * (2 if op.whole else 1))
     shape, way = matmul_shape(op), op.dtype + curves.BACKWARD if op.phase == "backward" else op.dtype
     if (*shape, way) not in products:
         limits = ceilings.matmul.get(way) or ceilings.matmul.get(op.dtype) or ceilings.matmul["fp32"]

@@ -12,8 +12,9 @@ import msgspec
 from flopwise.capture.isolate import Worker
 from flopwise.errors import FlopwiseError
 from flopwise.predict.flops import ModelFlops, model_flops
-from flopwise.predict.fusion import compiled_ops
+from flopwise.predict.fusion import Graph, block_of, compiled_ops, repeated_blocks
 from flopwise.predict.machine import Machine
+from flopwise.predict.recorded.step import RecordedStep, recorded_step, to_record
 from flopwise.predict.shapes.overlap import updates_in_backward
 from flopwise.predict.shapes.step import account_step, check_attention
 from flopwise.predict.step_time import StepLimit, StepTime, step_limit, step_time
@@ -60,9 +61,14 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return self.step
 
     @cached_property
+    def blocks(self) -> Graph:
+        """What is compiled apart where a recipe says 'blocks'."""
+        return block_of if self.model is not None else repeated_blocks(self.ops)
+
+    @cached_property
     def kernels(self) -> Sequence[OpWork]:
         """What the GPU runs: a compiled step's operations are fused."""
-        return compiled_ops(self.ops, self.workload.recipe.compile)
+        return compiled_ops(self.ops, self.workload.recipe.compile, self.blocks)
 
     @cached_property
     def time(self) -> StepTime | None:
@@ -71,7 +77,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def time_with(self, ceilings: Ceilings) -> StepTime:
         """The same step's time with other ceilings."""
-        return step_time(self.workload.recipe, self.kernels, ceilings)
+        return step_time(self.workload.recipe, self.kernels, ceilings, self.blocks)
 
     @property
     def limit(self) -> StepLimit | None:
@@ -108,11 +114,20 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return best if best in PEAK_DTYPES else "fp32"
 
 
-def predict(workload: Workload, machine: Machine | None = None, *, optimizer_bits: int = 32) -> Prediction:
+def predict(
+    workload: Workload,
+    machine: Machine | None = None,
+    *,
+    optimizer_bits: int = 32,
+    recorded: RecordedStep | None = None,
+) -> Prediction:
     """What one step of a workload does, holds and takes on a machine (else on a GPU like Hopper's, without a time).
 
-    `optimizer_bits = 8`: moments kept in 8 bits, their memory alone.
+    `optimizer_bits = 8`: moments kept in 8 bits, their memory alone. `recorded`: a user's step as it was dry-run before; its
+    operations under this recipe follow from that at once, its memory does not.
     """
+    if recorded is not None and workload.own_model is None:
+        return Prediction(workload=workload, machine=machine or Machine(), step=recorded.under(workload))
     return predict_each(workload, (machine or Machine(),), optimizer_bits=optimizer_bits)[0]
 
 
@@ -129,6 +144,14 @@ def predict_each(workload: Workload, machines: Sequence[Machine], *, optimizer_b
         with Worker() as worker:
             steps = {kind: worker.dry_run(workload, architecture_of(gpu)) for kind, gpu in gpus.items()}
     return [Prediction(workload=workload, machine=one, step=steps[_kind(one)]) for one in machines]
+
+
+def record_step(worker: Worker, workload: Workload, gpu: Gpu | None) -> RecordedStep | None:
+    """A user's step on fake tensors, as written and cast otherwise, in one process of the worker; None where it cannot be."""
+    try:
+        return recorded_step(workload, worker.dry_runs(to_record(workload), architecture_of(gpu)))
+    except FlopwiseError:
+        return None
 
 
 def _kind(machine: Machine) -> str:

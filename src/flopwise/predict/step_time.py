@@ -11,7 +11,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 import msgspec
 
 from flopwise.predict.constants import GPU_BUSY_SHARE, LEAST_CALL_NS, OVERLAP_SHARE
-from flopwise.predict.fusion import block_of
+from flopwise.predict.fusion import Graph, block_of
 from flopwise.predict.op_time import COMPUTE, LAUNCH, OpTime, is_cast, op_times
 from flopwise.predict.shapes.overlap import updates_in_backward
 from flopwise.records.ceilings import Ceilings, HostCost, HostCounts
@@ -54,11 +54,11 @@ class StepLimit(msgspec.Struct, frozen=True, kw_only=True):
     bound: str  # which of the two is the larger
 
 
-def step_time(recipe: Recipe, ops: Sequence[OpWork], ceilings: Ceilings) -> StepTime:
-    """The time of a step with these kernels: those of a compiled step are fused already."""
+def step_time(recipe: Recipe, ops: Sequence[OpWork], ceilings: Ceilings, blocks: Graph = block_of) -> StepTime:
+    """The time of a step with these kernels: those of a compiled step are fused already, by `blocks` where it was so asked."""
     graph, overlap = recipe.graph == "on", updates_in_backward(recipe)
     if recipe.compile == "blocks" and not graph:
-        return time_of(ops, ceilings, calls=_block_calls(ops, ceilings), overlap=overlap)
+        return time_of(ops, ceilings, calls=_block_calls(ops, ceilings, blocks), overlap=overlap)
     if recipe.compile in ("off", "blocks"):
         return time_of(ops, ceilings, graph=graph, overlap=overlap)
     return time_of(ops, ceilings, graph=graph, compiled=() if graph else ("forward", "loss", "backward"))
@@ -150,7 +150,7 @@ def _overlapped(ops: Sequence[OpWork], times: Sequence[OpTime]) -> list[OpTime]:
     return [OpTime(time.ns * left, time.bound) if op.phase == "optimizer" else time for op, time in pairs]
 
 
-def _block_calls(ops: Sequence[OpWork], ceilings: Ceilings) -> dict[int, float]:
+def _block_calls(ops: Sequence[OpWork], ceilings: Ceilings, blocks: Graph) -> dict[int, float]:
     """By the place of the first operation of each compiled block, in every phase: the host's work for calling it.
 
     A call's time goes with the tensors it checks and hands over, and is LEAST_CALL_NS at the least. Without a
@@ -159,7 +159,7 @@ def _block_calls(ops: Sequence[OpWork], ceilings: Ceilings) -> dict[int, float]:
     first: dict[tuple[str, str], int] = {}
     tensors = defaultdict[tuple[str, str], set[int]](set)
     for place, op in enumerate(ops):
-        block = block_of(op)
+        block = blocks(op)
         if block is not None and op.phase != "optimizer":
             first.setdefault((block, op.phase), place)
             tensors[block, op.phase].update(tensor for tensor, _ in op.reads)
@@ -216,7 +216,7 @@ class _Host:
         phases = {op.phase for op in ops}
         self.inference = phases == {"forward"}  # then nothing is recorded for a backward pass
         self.checkpointed = "recompute" in phases  # then Python is asked about every tensor that is kept
-        self.handed = _handed(ops)
+        self.handed = _handed(ops) if compiled else {}
         self.costs = {phase: self._cost(phase) for phase in phases}
 
     def _cost(self, phase: str) -> HostCost:
@@ -264,7 +264,8 @@ def step_limit(ops: Iterable[OpWork], gpu: Gpu, *, overlap: bool = False) -> Ste
     compute_s = bandwidth_s = updating_s = beside_s = 0.0
     kernels = 0
     for op in ops:
-        flops = op.flops * causal_share(op.shapes[0][2]) if op.kind == ATTENTION and op.flops else op.flops
+        causal = op.kind == ATTENTION and op.flops and not op.whole
+        flops = op.flops * causal_share(op.shapes[0][2]) if causal else op.flops
         peak = gpu.peaks.get(op.dtype)
         if flops and not peak:
             return None

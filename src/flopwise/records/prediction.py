@@ -1,5 +1,7 @@
 """What a step is predicted to do and to hold: one record, whichever of the two predictors made it. No torch here."""
 
+import math
+
 import msgspec
 
 from flopwise.records.run import PhaseMemory
@@ -33,6 +35,19 @@ class KeptTensors(msgspec.Struct, frozen=True, kw_only=True):
     n_bytes: int
 
 
+class Weight(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """One parameter of the model."""
+
+    tensor: int  # its number in the operations' `reads` and `writes`
+    shape: tuple[int, ...]
+    dtype: str
+    module: str
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+
 class PredictedStep(MemoryPrediction, frozen=True, kw_only=True):
     """One steady step: its operations in order, and who holds every byte when."""
 
@@ -40,6 +55,8 @@ class PredictedStep(MemoryPrediction, frozen=True, kw_only=True):
     moments: tuple[Footprint, ...]  # START, AFTER_FORWARD, AFTER_BACKWARD, after the optimizer: those there are
     parameters: int  # a shared one counted once
     kept: tuple[KeptTensors, ...] = ()
+    weights: tuple[Weight, ...] = ()  # where the operations say which tensors they read: the dry run of a user's step
+    architecture: str = ""  # that was imitated
 
     @property
     def start(self) -> Footprint:
@@ -92,7 +109,6 @@ class DryRun(PredictedStep, frozen=True, kw_only=True):
     """
 
     workload: str  # its label
-    architecture: str
     torch: str  # the version whose ops these are
     live: dict[str, tuple[int, ...]]  # owner -> bytes while each op ran, with its results; owners without any left out
     peak_op: int  # the op during which the peak was reached

@@ -60,6 +60,7 @@ class OpWork(msgspec.Struct, frozen=True, kw_only=True):
     write_bytes: int = 0
     kernels: int = 1  # launches it takes in eager PyTorch; 0: a view, nothing runs
     strided: bool = False  # an input is broadcast or not contiguous: no wide loads
+    whole: bool = False  # of fused attention: every query sees every key; else causal, and a kernel skips what comes later
     mixed: bool = False  # its inputs have several dtypes: each number is cast as it is loaded
     reads: tuple[tuple[int, int], ...] = ()  # (tensor, bytes), tensors numbered within the step; views are their base
     writes: tuple[tuple[int, int], ...] = ()

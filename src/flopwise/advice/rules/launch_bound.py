@@ -40,14 +40,14 @@ def check(facts: Facts) -> Finding | None:
 def _late_ns(facts: Facts) -> float:
     if facts.explanation is not None:
         return facts.idle_ns(LATE_LAUNCH)
-    step, gpu, host = facts.untraced_ns, facts.gpu_ns, facts.launch_ns
+    step, gpu, host = facts.untraced_ns, facts.gpu_ns, facts.host_ns
     if step is None or gpu is None or host is None or host < gpu:
         return 0.0
     return max(0.0, step - gpu)
 
 
 def _evidence(facts: Facts) -> tuple[str, ...]:
-    lines, e, host = [], facts.explanation, facts.launch_ns
+    lines, e, host = [], facts.explanation, facts.host_ns
     if e is not None:
         each = units.duration(e.busy_ns / max(e.launches, 1))
         lines.append(f"{e.launches:.0f} launches a step; kernels of {each} each")

@@ -260,6 +260,7 @@ class Tracker(TorchDispatchMode):
             kernels=kernels,
             strided=call.strided,
             mixed=call.mixed,
+            whole=fact.causal_at is not None and not _argument(args, kwargs, fact.causal_at, "is_causal"),
             reads=self._numbered(inputs) if kernels else (),
             writes=self._numbered(outputs) if kernels else (),
             shapes=() if fact.over_lists else call.shapes,
@@ -386,6 +387,10 @@ class Tracker(TorchDispatchMode):
     def _module_of(self, t: Tensor) -> str:
         storage = self._storage_of(t)
         return storage.module if storage is not None else ""
+
+
+def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], place: int, name: str) -> Any:
+    return args[place] if place < len(args) else kwargs.get(name)
 
 
 def _accumulates(node: Any) -> bool:

@@ -17,11 +17,11 @@ from flopwise.errors import FlopwiseError, one_line
 from flopwise.predict.dry.architecture import CPU, Architecture
 from flopwise.predict.dry.cuda_autocast import cuda_autocast
 from flopwise.predict.dry.cuda_ops import Attention, cuda_ops
+from flopwise.predict.dry.known_numbers import KnowingFakeMode
 from flopwise.spec.workload import UserStep, Workload
 from flopwise.torch_private import (
     DataDependentOutputException,
     DynamicOutputShapeException,
-    KnowingFakeMode,
     UnsupportedFakeTensorException,
     UnsupportedOperatorException,
 )

@@ -13,7 +13,7 @@ from flopwise.predict.dry.cuda_ops import Attention
 from flopwise.predict.dry.extend import NotPeriodic, extend, shallow_depth
 from flopwise.predict.dry.fake_step import record, record_build
 from flopwise.predict.dry.replay import PlainAllocator, play
-from flopwise.records.prediction import DRY_RUN, LARGEST_TENSORS, DryRun, LiveTensor
+from flopwise.records.prediction import DRY_RUN, LARGEST_TENSORS, DryRun, LiveTensor, Weight
 from flopwise.spec.model import ModelSpec
 from flopwise.spec.workload import OpSpec, Workload
 from flopwise.work.allocator import CachingAllocator
@@ -52,6 +52,7 @@ def dry_run(workload: Workload, gpu: str = "hopper") -> DryRun:
         moments=tuple(played.moments),
         phases=tuple(played.memory),
         parameters=sum(prod(tape.storages[n].shape) for n, o in enumerate(owner) if o == PARAMETERS),
+        weights=_weights(tape, owner) if workload.own_model is None else (),
         largest=_tensors(tape, owner, played.at_peak)[:LARGEST_TENSORS],
         saved=tuple(t for t in _tensors(tape, owner, played.after_forward) if t.owner in SAVED and t.phase),
         parameters_bytes=_asked_for(tape, owner, PARAMETERS),
@@ -106,6 +107,13 @@ def _without_tensors(op: OpWork, workload: Workload) -> OpWork:
     if isinstance(workload.subject, ModelSpec) and workload.implementation != "transformers":
         return msgspec.structs.replace(op, reads=(), writes=())
     return op
+
+
+def _weights(tape: Tape, owner: list[str]) -> tuple[Weight, ...]:
+    """The parameters, in the order they were made; what was replaced (by a cast, or another device's) is gone."""
+    freed = {n for s in tape.sections() for kind, n in s.events if kind == FREE}
+    there = [(n, s) for n, s in enumerate(tape.storages) if owner[n] == PARAMETERS and n not in freed]
+    return tuple(Weight(tensor=n, shape=s.shape, dtype=s.dtype, module=s.module) for n, s in there)
 
 
 def _asked_for(tape: Tape, owner: list[str], which: str) -> int:
