@@ -1,0 +1,143 @@
+"""A recipe put onto a model and an optimizer in a user's own script: what was done, what could not be, and the way back."""
+
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import sdpa_kernel
+from torch.optim import Optimizer
+
+from flopwise.errors import FlopwiseError, Unsupported
+from flopwise.lm.precision import apply_fp32_matmul
+from flopwise.patch.captured import CapturedStep
+from flopwise.patch.levers import AUTOCAST, BACKENDS, PatchedModel
+from flopwise.spec.recipe import Recipe, levers_to_apply
+
+_HALF = (torch.bfloat16, torch.float16)
+
+
+class Applied:
+    """What `flopwise.apply` returns. Printed, it says what it did."""
+
+    def __init__(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer], recipe: Recipe) -> None:
+        self._model = PatchedModel(models, optimizers, {})
+        self._refused: list[str] = []
+        self._wants_graph = False
+        self._install(models, optimizers, levers_to_apply(recipe, Recipe()))
+
+    @property
+    def done(self) -> list[str]:
+        """What was changed, a line each."""
+        return [*self._model.patched.done, *(["graph: give your step to .step()"] if self._wants_graph else [])]
+
+    @property
+    def refused(self) -> list[str]:
+        """What the recipe asks for and this model cannot have, a line each."""
+        return [*self._refused, *self._model.patched.refused]
+
+    def step(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        """The training step as one CUDA graph, if the recipe has one; else the step itself."""
+        if not self._wants_graph:
+            return step
+        self._wants_graph = False
+        return CapturedStep(step, self._model.optimizers, self._model.patched)
+
+    def undo(self) -> None:
+        """Give back the model and the optimizer as they were, with what they have learnt since."""
+        self._model.undo()
+
+    def __str__(self) -> str:
+        lines = [f"  {line}" for line in self.done] + [f"  not done: {line}" for line in self.refused]
+        return "\n".join(["flopwise applied:", *(lines or ["  nothing"])])
+
+    # --- how
+
+    def _install(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer], levers: dict[str, Any]) -> None:
+        """All that can be done: a lever that is refused is left out, and said."""
+        levers = self._allowed_here(models, levers)
+        while True:
+            self._model = PatchedModel(models, optimizers, levers)
+            try:
+                self._model.install()
+                break
+            except Unsupported as error:
+                self._refused.append(error.message)
+                levers = {name: value for name, value in levers.items() if name not in error.levers}
+        self._wants_graph = levers.get("graph") == "on"
+        for model in models:
+            self._surround(model, levers)
+        if levers.get("precision") == "tf32":
+            apply_fp32_matmul(Recipe(precision="tf32"))
+        self._compile_in_time(optimizers)
+
+    def _allowed_here(self, models: Sequence[nn.Module], levers: dict[str, Any]) -> dict[str, Any]:
+        on_gpu = any(p.is_cuda for model in models for p in model.parameters())
+        gpu_only: list[str] = [name for name in ("graph", "overlap") if name in levers and not on_gpu]
+        gpu_only += ["attention"] if levers.get("attention") == "sdpa-cudnn" and not on_gpu else []
+        self._refused += [f"{name} = '{levers[name]}' needs a model on a GPU" for name in gpu_only]
+        if levers.get("precision") == "fp16":
+            gpu_only.append("precision")
+            self._refused.append("precision = 'fp16' needs a loss scaler around your step: write it there")
+        return {name: value for name, value in levers.items() if name not in gpu_only}
+
+    def _surround(self, model: nn.Module, levers: dict[str, Any]) -> None:
+        """Autocast and the attention backend around the model's forward; what leaves it is fp32, as a loss wants it."""
+        dtype, backend = AUTOCAST.get(levers.get("precision", "")), BACKENDS.get(levers.get("attention", ""))
+        if dtype is None and backend is None:
+            return
+        original, kind = model.forward, next((p.device.type for p in model.parameters()), "cpu")
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            with ExitStack() as stack:
+                if dtype is not None:
+                    stack.enter_context(torch.autocast(kind, dtype=dtype))
+                if backend is not None:
+                    stack.enter_context(sdpa_kernel(backend))
+                result = original(*args, **kwargs)
+            return result if dtype is None else _widened(result)
+
+        self._model.patched.set(model, "forward", forward)
+        if dtype is not None:
+            self._model.patched.done.append(f"precision: forward under autocast to {str(dtype).removeprefix('torch.')}")
+        if backend is not None:
+            self._model.patched.done.append(f"attention: {levers['attention']}")
+
+    def _compile_in_time(self, optimizers: Sequence[Optimizer]) -> None:
+        """At once; or after the first step, where replaced modules are compared with the originals in it."""
+        if not self._model.compiles_after_first_step or not optimizers:
+            self._compile()
+            return
+
+        def compile_once(*_: Any) -> None:
+            hook.remove()
+            self._compile()
+
+        hook = optimizers[0].register_step_post_hook(compile_once)
+        self._model.patched.on_undo(hook.remove)
+        self._model.patched.done.append("compile: after the first step, in which replaced modules are checked")
+
+    def _compile(self) -> None:
+        try:
+            self._model.compile()
+        except FlopwiseError as error:
+            self._refused.append(error.message)
+
+
+def _widened(value: Any) -> Any:
+    """Half-precision tensors as fp32; a mapping (a transformers output) keeps its class."""
+    if isinstance(value, Tensor):
+        return value.float() if value.dtype in _HALF else value
+    if type(value) in (tuple, list):
+        return type(value)(_widened(one) for one in value)
+    if isinstance(value, dict):
+        for name in list(value):
+            value[name] = _widened(value[name])
+    return value
+
+
+def say(applied: Applied) -> None:
+    """To stderr: a script's own output stays its own."""
+    sys.stderr.write(f"{applied}\n")

@@ -1,0 +1,26 @@
+"""Activations computed again in the backward pass, block by block."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from flopwise.patch.patched import Patched
+
+
+def recompute(blocks: Sequence[nn.Module], patched: Patched, *, keep_random: bool) -> None:
+    """Keep only each block's inputs. `keep_random`: save the generator's state, which a captured graph cannot."""
+    for block in blocks:
+        patched.set(block, "forward", _recomputed(block.forward, keep_random))
+    patched.done.append(f"checkpoint: {len(blocks)} × {type(blocks[0]).__name__} are computed again in backward")
+
+
+def _recomputed(forward: Callable[..., Any], keep_random: bool) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=keep_random, **kwargs)
+
+    return run

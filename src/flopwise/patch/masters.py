@@ -1,0 +1,101 @@
+"""Weights and gradients in bf16, with exact fp32 weights: the model holds their upper halves, the optimizer what they lack.
+
+The model's `state_dict` has the fp32 weights as before, and one that is loaded sets both parts.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from flopwise.errors import Unsupported
+from flopwise.patch.patched import Patched
+
+
+class ExactWeights:
+    """The fp32 weights of a model that was cast to bf16; `optimizers` hold what the model's parameters lack."""
+
+    def __init__(self, root: nn.Module, optimizers: list[Optimizer], patched: Patched) -> None:
+        from flopwise.kernels.adamw_kernels import LOW
+
+        self.root, self._low, self._loading = root, LOW, dict[str, Tensor]()
+        held = {p: optimizer for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+        self.weights: dict[Tensor, Optimizer] = {
+            p: held[p] for p in root.parameters() if p.dtype == torch.float32 and p in held
+        }
+        if not self.weights:
+            hint = "it is for fp32 weights that an optimizer of the step trains"
+            raise Unsupported("precision = 'bf16-master' found no fp32 weights to keep exactly", hint)
+        for p, optimizer in self.weights.items():
+            self._narrow(p, optimizer)
+        patched.on_undo(self._widen)
+        hooks = [
+            root.register_state_dict_post_hook(lambda *args: self._exact_state_dict(*args)),
+            root.register_load_state_dict_pre_hook(self._before_loading),
+            root.register_load_state_dict_post_hook(self._after_loading),
+        ]
+        for hook in hooks:
+            patched.on_undo(hook.remove)
+        patched.done.append(f"precision: {len(self.weights)} weights in bf16, their fp32 rest in the optimizer")
+
+    @torch.no_grad()
+    def _narrow(self, p: Tensor, optimizer: Optimizer) -> None:
+        exact, narrow = p.detach(), torch.empty_like(p, dtype=torch.bfloat16)
+        low = torch.empty_like(narrow, dtype=torch.int16)
+        split_exactly(exact, narrow, low)
+        p.data = narrow
+        p.grad = None if p.grad is None else p.grad.to(torch.bfloat16)
+        optimizer.state[p][self._low] = low
+
+    def exact(self, p: Tensor) -> Tensor:
+        """A weight in fp32."""
+        from flopwise.kernels.adamw import joined
+
+        low = self.weights[p].state[p].get(self._low)
+        return p.detach().float() if low is None else joined(p.detach(), low)
+
+    @torch.no_grad()
+    def _widen(self) -> None:
+        for p, optimizer in self.weights.items():
+            exact, gradient = self.exact(p), p.grad
+            p.grad, p.data = None, exact
+            p.grad = None if gradient is None else gradient.float()
+            optimizer.state[p].pop(self._low, None)
+
+    def _exact_state_dict(self, root: nn.Module, saved: dict[str, Any], prefix: str, _: Any) -> None:
+        for name, p in root.named_parameters(prefix.removesuffix("."), remove_duplicate=False):
+            if p in self.weights and name in saved:
+                saved[name] = self.exact(p)
+
+    def _before_loading(self, _: nn.Module, loaded: dict[str, Any], prefix: str, *__: Any) -> None:
+        self._loading = {name: value for name, value in loaded.items() if name.startswith(prefix)}
+        self._prefix = prefix
+
+    @torch.no_grad()
+    def _after_loading(self, root: nn.Module, _: Any) -> None:
+        for name, p in root.named_parameters(self._prefix.removesuffix("."), remove_duplicate=False):
+            value = self._loading.get(name)
+            if p in self.weights and value is not None and value.shape == p.shape:
+                low = self.weights[p].state[p].setdefault(self._low, torch.zeros_like(p, dtype=torch.int16))
+                split_exactly(value.to(p.device, torch.float32), p.detach(), low)
+        self._loading = {}
+
+
+def split_exactly(weight: Tensor, p: Tensor, low: Tensor) -> None:
+    """Write an fp32 weight as a bf16 parameter and the difference, to the last bit.
+
+    Rounded to even, half of the ties differ by one more than 16 bits hold: those go to the other neighbour.
+
+    >>> weight = torch.tensor([1.00390625])  # between two numbers of bf16
+    >>> p, low = torch.empty(1, dtype=torch.bfloat16), torch.empty(1, dtype=torch.int16)
+    >>> split_exactly(weight, p, low)
+    >>> p.item(), low.item()
+    (1.0078125, -32768)
+    """
+    from flopwise.kernels.adamw import joined, split
+
+    split(weight, p, low)
+    tied = torch.isfinite(weight) & (joined(p, low) != weight)
+    p.view(torch.int16).add_(tied.to(torch.int16))
+    low.masked_fill_(tied, -32768)
