@@ -25,7 +25,7 @@ LAZY_TABLES = {
     "__init__.py": "the public API: a name is imported when it is first asked for",
     "cli/main.py": "a verb's module is imported when the verb is called",
     "experiments/catalog.py": "an experiment is a file in claims/",
-    "capture/user_step.py": "the user's own factory, py:module:factory",
+    "capture/factories.py": "the user's own factory, py:module:factory",
     "store/files.py": "whether fcntl is there",
 }
 

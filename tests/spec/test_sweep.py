@@ -183,3 +183,15 @@ def test_a_rule_leaves_out_what_is_so_by_default():
         sweep_from({"group": {"a": {"workload": "tiny", "exclude": [{"batch": 4}]}}})
     kept = sweep_from({"group": {"a": {"workload": ["tiny", "small"], "exclude": [{"d_model": 768}]}}})
     assert [t.workload.target for t in kept.trials] == ["tiny"]
+
+
+def test_a_factory_s_arguments_are_swept_like_a_model_s_fields():
+    own = {"workload": "py:a:b", "width": [8, 16], "batch": [1, 2], "exclude": [{"width": 16, "batch": 2}]}
+    trials = sweep_from({"group": {"own": own}}).trials
+    assert [trial.workload.subject.arguments for trial in trials] == [
+        {"width": 8, "batch": 1},
+        {"width": 8, "batch": 2},
+        {"width": 16, "batch": 1},
+    ]
+    with pytest.raises(FlopwiseError, match="has no field 'width'"):
+        sweep_from({"group": {"own": own | {"workload": "tiny"}}})

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -15,7 +16,9 @@ from flopwise.errors import FlopwiseError
 from flopwise.spec.model import preset_names
 from flopwise.spec.recipe import LEVERS, Recipe
 from flopwise.spec.sweep import sweep_from
-from flopwise.spec.workload import OPS, Sampling, Trial, UserStep, Workload, workload
+from flopwise.spec.workload import OPS, Sampling, Trial, UserStep, Workload, varied, workload
+
+HERE = Path(__file__).parent
 
 ANYTHING = st.recursive(
     st.none()
@@ -94,23 +97,21 @@ def test_every_target_has_defaults_that_are_allowed_and_survives_the_disk(target
         ("op:rope", {"set": {"dim": 15}}, "dim = 15 is odd", "an even dim"),
         ("op:mlp", {"compile": "blocks"}, "compile = 'blocks' means nothing to op:mlp", "default"),
         ("py:nothing", {}, "is not py:module:factory", "py:my_project.steps:make_step"),
-        (
-            "py:a:b",
-            {"norm": "triton"},
-            "norm = 'triton' means nothing to py:a:b",
-            "levers it has: precision, attention",
-        ),
-        (
-            "py:a:b",
-            {"precision": "bf16-pure"},
-            "precision = 'bf16-pure' cannot be applied to py:a:b",
-            "fp32, tf32, bf16",
-        ),
-        ("py:a:b", {"optimizer": "flopwise"}, "optimizer = 'flopwise' cannot be applied to py:a:b", "foreach, fused"),
-        ("py:a:b", {"attention": "naive"}, "attention = 'naive' cannot be applied to py:a:b", "sdpa, sdpa-flash"),
+        ("py:a:b", {"attention": "flash"}, "attention = 'flash' cannot be applied to py:a:b", "sdpa, sdpa-flash"),
+        ("py:a:b", {"loss": "chunked"}, "loss = 'chunked' cannot be applied to py:a:b", "full, fused"),
         ("py:a:b", {"checkpoint": 2}, "checkpoint = 2 cannot be applied to py:a:b", "off, 1"),
-        ("py:a:b", {"set": {"x": 1}}, "has no fields to set", "its factory"),
-        ("py:a:b", {"batch": 4}, "batch = 4 means nothing to 'py:a:b'", "none of batch, context and phase"),
+        ("py:a:b", {"set": {"x-y": 1}}, "'x-y' cannot be an argument of py:a:b", "n_layers=2"),
+        ("py:a:b", {"set": {"device": "cpu"}}, "'device' cannot be an argument of py:a:b", "--device"),
+        ("py:a:b", {"set": {"x": {1, 2}}}, "x = {1, 2} is not allowed", "text, numbers"),
+        (
+            "py:a:b",
+            {"batch": 4},
+            "batch = 4 means nothing to 'py:a:b'",
+            "none of batch, context and phase; --set batch",
+        ),
+        ("no/such.py:make", {}, "there is no file 'no/such.py'", "path/file.py:factory"),
+        (f"{HERE}/test_workload_spek.py:make", {}, "there is no file", "did you mean 'test_workload_spec.py'"),
+        (f"{HERE}/test_workload_spec.py", {}, "names no factory", "functions in it: trial, "),
         ("op:gelu", {"batch": 2}, "batch = 2 means nothing to 'op:gelu'", "phase"),
         ("op:mlp", {"context": 2}, "context = 2 means nothing to 'op:mlp'", "batch, phase"),
         ("tiny", {"set": {"name": "x"}}, "no field 'name'", "n_layers"),
@@ -264,3 +265,34 @@ def test_an_implementation_is_part_of_the_label_and_an_axis_of_sweeps():
     table = {"base": {"workload": "op:gelu", "impl": ["torch", "triton"]}, "exclude": [{"impl": "torch"}]}
     (trial,) = sweep_from(table).trials
     assert trial.workload.subject.impl == "triton"
+
+
+@pytest.mark.parametrize("prefix", ["", "py:"])
+def test_a_file_and_its_factory_are_a_step_wherever_the_file_lies(prefix, tmp_path, monkeypatch):
+    (tmp_path / "small.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for place in ("small.py", "./small.py", "~/small.py", str(tmp_path / "small.py")):
+        made = workload(f"{prefix}{place}:make")
+        assert made.subject == UserStep(reference=f"{place}:make")
+        assert made.label() == f"{prefix}{place}:make"
+    assert workload("small").own_model is not None
+
+
+def test_a_factory_s_arguments_are_in_the_label_and_in_the_key():
+    made = workload("py:a:b", set={"n_layers": 2, "name": "x\ny"})
+    assert made.subject.arguments == {"n_layers": 2, "name": "x\ny"}
+    assert made.label() == "py:a:b n_layers=2 name=x y"
+    assert len({trial("py:a:b", set=given).key() for given in ({}, {"n": 1}, {"n": 2}, {"n": "2"}, {"m": 2})}) == 5
+
+
+def test_a_varied_step_of_the_user_s_own_keeps_what_is_known_of_it():
+    known = workload("py:a:b", set={"n": 2})
+    known = msgspec.structs.replace(
+        known, subject=msgspec.structs.replace(known.subject, pickled="f00", written=Recipe(compile="default"))
+    )
+    again = varied(known, set={"m": 3}, precision="bf16")
+    assert again.subject == UserStep(
+        reference="a:b", arguments={"n": 2, "m": 3}, pickled="f00", written=Recipe(compile="default")
+    )
+    assert (again.recipe, again.changes) == (Recipe(precision="bf16"), {"n": 2, "m": 3})

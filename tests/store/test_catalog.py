@@ -6,12 +6,13 @@ import os
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flopwise.errors import FlopwiseError
-from flopwise.records.run import INTERRUPTED, OOM
+from flopwise.records.run import CRASH, ERROR, INTERRUPTED, OK, OOM, TIMEOUT, UNSUPPORTED
 from flopwise.store import Run, StoredRun, files, find, list_runs, remove, resumable, tag, untag
 
 
@@ -46,6 +47,37 @@ def test_a_damaged_run_is_not_the_last(root, three):
     (three[2] / "run.json").write_text("{")
     assert find("last", root) == three[1]
     assert find(three[2].name, root) == three[2]  # but it can be named
+
+
+@pytest.mark.parametrize(
+    ("statuses", "memory_file", "is_last"),
+    [
+        ((ERROR,), "", False),
+        ((OOM, CRASH, UNSUPPORTED, TIMEOUT), "", False),
+        ((ERROR, INTERRUPTED), "", False),  # of a pair, the other is cut short
+        ((ERROR, OK), "", True),
+        ((INTERRUPTED,), "", True),
+        ((OOM,), "peak.pickle", True),  # what was recorded shows why
+        ((), "", True),  # it is running
+    ],
+    ids=str,
+)
+def test_a_run_in_which_everything_failed_is_not_the_last(
+    root, trials, make_point, monkeypatch, statuses, memory_file, is_last
+):
+    clock = itertools.count(1_800_000_000_000_000_000)
+    monkeypatch.setattr(time, "time_ns", lambda: next(clock))
+    good = write(root, trials, [make_point(trials[0])])
+    rows = [make_point(trial, status) for trial, status in zip(trials, statuses, strict=False)]
+    newest = write(root, trials, [msgspec.structs.replace(row, memory_file=memory_file) for row in rows])
+    assert find("last", root) == (newest if is_last else good)
+    assert find(newest.name, root) == newest
+    assert [run.id for run in list_runs(root)] == [newest.name, good.name]
+    remove(root, [good.name])
+    if not is_last:
+        with pytest.raises(FlopwiseError, match="has measured anything") as error:
+            find("last", root)
+        assert error.value.hint == f"{newest.name} failed"
 
 
 def test_a_run_is_found_by_id_by_the_start_of_its_id_by_tag_and_by_path(root, three, tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ from flopwise.predict.prediction import peak_bytes
 from flopwise.spec.gpu import Gpu
 from flopwise.spec.model import ModelSpec
 from flopwise.spec.recipe import CHOICES, LEVERS, Recipe, named
-from flopwise.spec.workload import UserStep, Workload, levers, workload
+from flopwise.spec.workload import Workload, levers, varied
 
 # What is worth a try, in the order of a first guess; a value that is never faster or smaller is not listed.
 TRIED: dict[str, tuple[str, ...]] = {
@@ -75,6 +75,7 @@ def moves(current: Workload, *, keep_exact: bool = False, smaller: bool = False,
 
     `keep_exact` leaves out what rounds more than fp32 does; `smaller` adds checkpointing, which costs time.
 
+    >>> from flopwise.spec.workload import workload
     >>> [move.name for move in moves(workload("tiny"), keep_exact=True)][:3]
     ['attention = flash', 'graph = on', 'compile = default']
     """
@@ -104,6 +105,7 @@ def _together(current: Workload, lever: str, value: str) -> list[dict[str, str]]
 def seconds_to_try(move: Move) -> float:
     """About how long it takes to measure a move: what is compiled takes several times as long as what is not.
 
+    >>> from flopwise.spec.workload import workload
     >>> seconds_to_try(Move(lever="graph", value="on", workload=workload("small", graph="on")))
     6.0
     """
@@ -129,20 +131,9 @@ def with_levers(current: Workload, changed: dict[str, str]) -> Workload | None:
         recipe = Recipe(**(msgspec.structs.asdict(current.recipe) | new))
         if changed.get("attention") in HALF_ONLY and recipe.compute not in ("bf16", "fp16"):
             return None
-        return _checked(msgspec.structs.replace(current, recipe=recipe))
+        return varied(current, recipe=recipe)
     except FlopwiseError:
         return None
-
-
-def _checked(changed: Workload) -> Workload:
-    """Through `workload()`, which knows what goes with what."""
-    subject = changed.subject
-    if isinstance(subject, UserStep):
-        return workload(changed.target, recipe=changed.recipe)
-    shape = {"batch": changed.batch, "context": changed.context, "phase": changed.phase}
-    return workload(
-        changed.target, recipe=changed.recipe, set=changed.changes, implementation=changed.implementation, **shape
-    )
 
 
 def to_fit(start: Workload, gpu: Gpu | None, room_bytes: float, *, keep_exact: bool = False) -> list[Move]:
@@ -151,6 +142,7 @@ def to_fit(start: Workload, gpu: Gpu | None, room_bytes: float, *, keep_exact: b
     One after the other, always the one that saves most memory; checkpointing, which costs time, only if nothing else helps.
 
     >>> from flopwise.spec.gpu import gpu
+    >>> from flopwise.spec.workload import workload
     >>> large = workload("large", batch=16, context=1024, attention="naive", norm="eager")
     >>> [move.name for move in to_fit(large, gpu("h200"), 80e9)]
     ['attention = sdpa', 'precision = bf16']
@@ -175,6 +167,7 @@ def reference_of(start: Workload, *, lighter: bool = False) -> Workload:
 
     `lighter`: fp32 still, but with what takes little memory: fused attention, and each block's forward pass done twice.
 
+    >>> from flopwise.spec.workload import workload
     >>> reference_of(workload("tiny", precision="bf16", attention="sdpa")).label()
     'tiny b4 t128 train attention=naive norm=eager activation=eager'
     """

@@ -5,17 +5,18 @@ from typing import Any
 
 import msgspec
 
+from flopwise.capture.functions import Target, as_workload
 from flopwise.errors import FlopwiseError
 from flopwise.predict.account import Account, Questions, account_for
 from flopwise.predict.machine import machine_with
 from flopwise.spec import fields, hf_config
 from flopwise.spec.gpu import Gpu, gpu_names
 from flopwise.spec.gpu import gpu as gpu_named
-from flopwise.spec.workload import Workload, workload
+from flopwise.spec.workload import Workload
 
 
 def account(
-    target: str | Workload,
+    target: Target,
     *,
     gpu: str | Sequence[str] = (),
     tokens: float | None = None,
@@ -38,7 +39,7 @@ def account(
     if inference and not isinstance(target, Workload) and options.get("phase") is None:
         options["phase"] = "forward"
     fields.whole("gpus", gpus, 1, 100_000_000)
-    asked_for = target if isinstance(target, Workload) else workload(target, **options)
+    asked_for = as_workload(target, options)
     if inference and asked_for.recipe.precision in ("bf16", "fp16"):  # no copies in fp32: nothing is trained
         recipe = msgspec.structs.replace(asked_for.recipe, precision="bf16-pure")
         asked_for = msgspec.structs.replace(asked_for, recipe=recipe)

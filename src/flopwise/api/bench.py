@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from flopwise.api.sweep import sweep
+from flopwise.capture.functions import Target, as_workload
 from flopwise.capture.interleave import Contest
 from flopwise.capture.isolate import Worker
 from flopwise.capture.processes import run_processes
@@ -16,12 +17,12 @@ from flopwise.predict.fit import too_large
 from flopwise.records.run import INTERRUPTED, OK, Point
 from flopwise.spec.recipe import LEVERS
 from flopwise.spec.sweep import Sweep
-from flopwise.spec.workload import OpSpec, Sampling, Trial, Workload, takes, workload
+from flopwise.spec.workload import Sampling, Trial, UserStep, Workload, takes, varied, workload
 from flopwise.store import Run, StoredRun, runs_root
 
 
 def bench(
-    target: str | Workload,
+    target: Target,
     *,
     device: str = "auto",
     warmup: int | None = None,
@@ -38,8 +39,10 @@ def bench(
 ) -> StoredRun:
     """Measure a workload in processes of its own and keep every sample; returns the stored run.
 
+    `target` is a name, or a function: a factory of a step, or the step itself (docs/reference/own-step.md).
     `options` are the workload's size, phase and levers (`batch`, `context`, `phase`, `precision`, …; `set` for fields of
-    the model). `processes`: exactly so many; by default three, or one where starting takes long or `samples` is given.
+    the model or arguments of the factory).
+    `processes`: exactly so many; by default three, or one where starting takes long or `samples` is given.
     With `versus={"precision": "bf16"}` a second workload, so changed, is measured beside the first, in pairs of processes
     until it is known which is faster.
     With `impls` an operation is measured in each of these implementations; one that cannot run is a row.
@@ -48,6 +51,8 @@ def bench(
     >>> run = flopwise.bench("tiny", device="cpu", batch=2)        # doctest: +SKIP
     >>> run.points[0].times().wall_ns                              # doctest: +SKIP
     (1432211, 1429120, …)
+    >>> flopwise.bench(make_step, set={"n_layers": 2}).median_ms   # doctest: +SKIP
+    1.431
     """
     sampling = Sampling(warmup=warmup, samples=samples, processes=processes, seconds=seconds, timeout_s=timeout)
     if impls and versus is not None:
@@ -57,7 +62,7 @@ def bench(
         trials = [Trial(workload=one, sampling=sampling, device=device) for one in made]
         plan = Sweep(name=f"{target} by implementation", trials=tuple(trials))
         return sweep(plan, fresh=True, runs=runs, command=command, progress=progress)
-    first = target if isinstance(target, Workload) else workload(target, **options)
+    first = as_workload(target, options)
     trials = [Trial(workload=first, sampling=sampling, device=device)]
     if versus is not None:
         trials.append(Trial(workload=_varied(first, versus), sampling=sampling, device=device, group="versus"))
@@ -93,13 +98,10 @@ def _measure(trials: list[Trial], name: str, root: Path, command: str, progress:
 
 def _varied(first: Workload, versus: Mapping[str, Any]) -> Workload:
     """The first workload with some of its size, phase, levers or fields changed."""
-    named = ("implementation", *takes(first.subject), *LEVERS)
-    same = {name: getattr(first.recipe if name in LEVERS else first, name) for name in named}
-    same |= {"impl": first.subject.impl} if isinstance(first.subject, OpSpec) else {}
-    known = ("batch", "context", "phase", "impl", *named)
+    own = ("implementation", *takes(first.subject), *LEVERS)
+    known = own if isinstance(first.subject, UserStep) else ("batch", "context", "phase", "impl", *own)
     fields = {name: value for name, value in versus.items() if name not in known}
-    options = {name: value for name, value in versus.items() if name in known}
-    return workload(first.target, set=first.changes | fields, **(same | options))
+    return varied(first, set=fields, **{name: value for name, value in versus.items() if name in known})
 
 
 def interrupted(run: StoredRun) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from flopwise.capture.functions import Target, as_workload
 from flopwise.capture.isolate import Worker
 from flopwise.capture.progress import Progress
 from flopwise.errors import FlopwiseError, Interrupted
@@ -24,17 +25,18 @@ from flopwise.snapshot.stored import stored_report
 from flopwise.spec import fields
 from flopwise.spec.gpu import gpu as gpu_named
 from flopwise.spec.model import preset_names
+from flopwise.spec.user_step import is_user_step
 from flopwise.spec.workload import Sampling, Trial, Workload, workload
 from flopwise.store import Run, StoredRun, check_tag, find, runs_root
 from flopwise.store import tag as tag_run
 
 SUFFIXES = (".pickle", ".pkl", ".pickle.gz", ".pkl.gz")
 MOST_STEPS = 1000
-_KINDS = ("op:", "py:", "hf:")
+_KINDS = ("op:", "hf:")
 
 
 def memory(
-    target: str | Path | Workload | StoredRun,
+    target: Target | Path | StoredRun,
     *,
     device: str = "auto",
     steps: int = 3,
@@ -85,11 +87,11 @@ def memory(
 
 def _workload(target: object, options: dict[str, Any]) -> Workload | None:
     """The workload that a target means; None: it is a run or a file."""
-    if isinstance(target, Workload):
-        return target
+    if isinstance(target, Workload) or callable(target):
+        return as_workload(target, options)
     word = str(target)
     presets = {name.lower() for name in preset_names()}
-    if word.startswith(_KINDS) or (word.lower() in presets and not os.path.isfile(word)):
+    if word.startswith(_KINDS) or is_user_step(word) or (word.lower() in presets and not os.path.isfile(word)):
         return workload(word, **options)
     return None
 

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from flopwise.capture.doctor import GOOD, nsys
+from flopwise.capture.functions import Target, as_workload
 from flopwise.capture.isolate import Worker
 from flopwise.capture.nsys import SUFFIX, trace_with_nsys
 from flopwise.capture.nsys_program import find_nsys
@@ -17,7 +18,7 @@ from flopwise.predict.fit import too_large
 from flopwise.records.events import TraceRequest, Tracing
 from flopwise.records.run import INTERRUPTED, OK, Point
 from flopwise.spec import fields
-from flopwise.spec.workload import Sampling, Trial, Workload, workload
+from flopwise.spec.workload import Sampling, Trial
 from flopwise.store import Run, StoredRun, runs_root
 
 KINETO, NSYS = "kineto", "nsys"
@@ -25,7 +26,7 @@ PROFILERS = (KINETO, NSYS)
 
 
 def profile(
-    target: str | Workload,
+    target: Target,
     *,
     profiler: str = KINETO,
     steps: int = 2,
@@ -50,7 +51,7 @@ def profile(
     """
     fields.whole("steps", steps, 1, 1000)
     fields.one_of("profiler", profiler, PROFILERS)
-    chosen = target if isinstance(target, Workload) else workload(target, **options)
+    chosen = as_workload(target, options)
     trial = Trial(
         workload=chosen, sampling=Sampling(seconds=seconds, timeout_s=timeout), device=device, group="profile"
     )

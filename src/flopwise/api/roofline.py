@@ -6,6 +6,7 @@ from typing import Any
 from flopwise.analysis.reading import run_named, trace_of
 from flopwise.analysis.roofline import Roofline, predicted_points
 from flopwise.analysis.traced_points import NO_SIZES, traced_points
+from flopwise.capture.functions import Target, as_workload
 from flopwise.errors import FlopwiseError
 from flopwise.predict.machine import Machine, find_ceilings
 from flopwise.predict.op_time import op_times
@@ -13,6 +14,7 @@ from flopwise.predict.prediction import predict
 from flopwise.records.ceilings import Ceilings
 from flopwise.spec.gpu import Gpu, find_gpu
 from flopwise.spec.gpu import gpu as gpu_named
+from flopwise.spec.user_step import is_user_step
 from flopwise.spec.workload import Workload, workload
 from flopwise.store import StoredRun
 from flopwise.trace.read import is_trace_file, read_trace
@@ -22,7 +24,7 @@ ONE_FLOP = "where no matmul is in an operation, every element counts as one FLOP
 
 
 def roofline(
-    target: str | Path | Workload, *, gpu: str | None = None, runs: str | Path | None = None, **options: Any
+    target: Target | Path, *, gpu: str | None = None, runs: str | Path | None = None, **options: Any
 ) -> Roofline:
     """Set every operation under the roofs of its GPU.
 
@@ -33,9 +35,9 @@ def roofline(
     >>> flopwise.roofline("small", gpu="h200").points[0].kind
     'matmul'
     """
-    if isinstance(target, Workload):
-        return _of_workload(target, gpu)
-    named = isinstance(target, str) and target.startswith(("hf:", "py:", "op:"))
+    if not isinstance(target, str | Path):
+        return _of_workload(as_workload(target, options), gpu)
+    named = str(target).startswith(("hf:", "op:")) or is_user_step(str(target))
     if not named and is_trace_file(Path(target).expanduser()):
         path = Path(target).expanduser()
         return traced_roofline(read_trace(path), path, gpu)

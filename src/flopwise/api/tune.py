@@ -12,6 +12,7 @@ from flopwise.advice import tuner_actions as actions
 from flopwise.advice.constants import DETAILED_SAMPLES, WORTH_KEEPING
 from flopwise.advice.decisions import describe_attempt
 from flopwise.advice.gather import Inspection, inspect
+from flopwise.capture.functions import Target, as_workload
 from flopwise.capture.interleave import Contest, Contested
 from flopwise.capture.isolate import Worker
 from flopwise.capture.progress import Progress
@@ -23,7 +24,7 @@ from flopwise.records.run import INTERRUPTED, OK, Point
 from flopwise.records.tuning import Attempt, Tuning
 from flopwise.records.waterfall import Waterfall
 from flopwise.spec import fields
-from flopwise.spec.workload import OpSpec, Sampling, Trial, Workload, workload
+from flopwise.spec.workload import OpSpec, Sampling, Trial, Workload
 from flopwise.store import Run, runs_root
 from flopwise.store.rows import append_row
 from flopwise.store.tuning import ROWS, read_tuning
@@ -32,7 +33,7 @@ TRACED_STEPS, TRACED_SECONDS = 2, 0.5
 
 
 def tune(
-    target: str | Workload,
+    target: Target,
     *,
     budget: float = 600.0,
     memory_limit: int | None = None,
@@ -60,7 +61,7 @@ def tune(
         if not 2**20 <= memory_limit <= 2**50:
             limit = units.size(memory_limit)
             raise FlopwiseError(f"no step fits a memory limit of {limit}", "from 1MiB to 1024TiB: 40GiB")
-    start = target if isinstance(target, Workload) else workload(target, **options)
+    start = as_workload(target, options)
     if isinstance(start.subject, OpSpec):
         raise FlopwiseError(
             f"{start.target} is one operation: there is nothing to tune", f"try: flopwise bench {start.target} --impl …"

@@ -14,6 +14,7 @@ from typing import TypedDict, Unpack
 
 import msgspec
 
+from flopwise.capture.functions import refuse_inside_a_step
 from flopwise.capture.point_builder import PointBuilder, ProcessState, signal_name
 from flopwise.errors import FlopwiseError, Unsupported
 from flopwise.records.ceilings import Probe
@@ -70,6 +71,7 @@ class Worker(AbstractContextManager["Worker"]):
 
         `wait`: until it is up; else it starts while others work, and is waited for at the first request.
         """
+        refuse_inside_a_step()
         self.arguments = ("--compiler",) if compiler else ()
         self._start()
         if wait:

@@ -15,10 +15,11 @@ from flopwise.capture.clock import Clock, clock_for
 from flopwise.capture.environment import device_info
 from flopwise.capture.kineto import trace_steps
 from flopwise.capture.pipes import Emit
+from flopwise.capture.raised import describe_error
 from flopwise.capture.seen_step import watch_step
 from flopwise.capture.step import Step
 from flopwise.capture.stopping import StoppingRule, WarmupRule
-from flopwise.errors import FlopwiseError, Unsupported, WrongResult, one_line
+from flopwise.errors import FlopwiseError, Unsupported, WrongResult
 from flopwise.records.events import (
     Done,
     MemoryMeasured,
@@ -156,11 +157,11 @@ def peak_rss_bytes() -> int:
 
 
 def failure(error: BaseException) -> Done:
-    """The event that an exception becomes: out of memory, not supported here, or an error with its text."""
+    """The event that an exception becomes: out of memory, not supported here, or an error with its text and the user's frame."""
     if isinstance(error, FlopwiseError):
         status = UNSUPPORTED if isinstance(error, Unsupported) else WRONG if isinstance(error, WrongResult) else ERROR
         return Done(status=status, reason=error.message, hint=error.hint)
-    text = one_line(f"{type(error).__name__}: {error}")
+    text = describe_error(error)
     if isinstance(error, torch.OutOfMemoryError | MemoryError) or any(sign in text for sign in _OUT_OF_MEMORY):
         hint = "a smaller batch or context, checkpointing, bf16, fused attention or chunked loss needs less"
         return Done(status=OOM, reason=text, hint=hint)

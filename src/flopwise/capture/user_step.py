@@ -1,12 +1,9 @@
-"""The user's own step: `py:module:factory`.
+"""The user's own step: `path/file.py:factory` or `py:module:factory`.
 
-`factory(device)` is called once, in a process of its own, and returns either a callable (the whole step) or a mapping of
+The factory is called once, in a process of its own, and returns either a callable (the whole step) or a mapping of
 phase names to callables, run in that order. flopwise times, synchronises and repeats; the step only does the work.
 """
 
-import importlib
-import os
-import sys
 from collections.abc import Callable, Mapping
 
 import torch
@@ -15,9 +12,9 @@ from torch.optim import Optimizer
 
 from flopwise.capture.applied_levers import AppliedLevers
 from flopwise.capture.built_objects import BuiltObjects
+from flopwise.capture.factories import made_phases
 from flopwise.capture.seen_step import most_common_dtype
 from flopwise.capture.step import Step
-from flopwise.errors import FlopwiseError, one_line
 from flopwise.lm.precision import autocast, fp32_matmul_probe
 from flopwise.records.run import STEP, Ran
 from flopwise.spec.dtypes import dtype_name
@@ -25,18 +22,16 @@ from flopwise.spec.recipe import Recipe
 from flopwise.spec.workload import UserStep, Workload
 from flopwise.torch_private import base_of, compile_cache_hits, is_compiled
 
-_HINT = "the factory takes the device and returns a callable, or {'forward': …, 'backward': …}; see docs/reference/own-step.md"
-
 
 def user_step(workload: Workload, device: torch.device) -> Step:
-    """Import the factory from the working directory or the path, call it, check what it returns, and apply the levers."""
+    """Load the factory, call it, check what it returns, and apply the levers."""
     assert isinstance(workload.subject, UserStep)
-    reference, built = workload.subject.reference, BuiltObjects()
+    built = BuiltObjects()
     with built.watching():
-        made = _factory(reference)(device)
+        made = made_phases(workload.subject, device)
     levers = AppliedLevers(workload.recipe, built, device)
     returned = ReturnedLoss()
-    phases = {name: returned.from_phase(run) for name, run in levers.apply(_phases(made, reference)).items()}
+    phases = {name: returned.from_phase(run) for name, run in levers.apply(made).items()}
     named = _nameable(built.model, workload.recipe)
     return Step(
         phases,
@@ -128,38 +123,3 @@ def _optimizer_name(optimizer: Optimizer) -> str:
     # Where nobody says, torch's own optimizers take the foreach form on a GPU.
     listed = group["params"][0].device.type == "cuda" if group["foreach"] is None else group["foreach"]
     return f"{name} {'fused' if group.get('fused') else 'foreach' if listed else 'loop'}{capturable}"
-
-
-def _factory(reference: str) -> Callable[[torch.device], object]:
-    module_name, _, path = reference.partition(":")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        found: object = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name and module_name.startswith(error.name):
-            hint = "run flopwise where it can be imported, or set PYTHONPATH"
-            raise FlopwiseError(f"there is no module '{module_name}'", hint) from None
-        raise
-    for name in path.split("."):
-        if not hasattr(found, name):
-            raise FlopwiseError(f"module '{module_name}' has no '{path}'", _HINT)
-        found = getattr(found, name)
-    if not callable(found):
-        raise FlopwiseError(f"py:{reference} is not callable", _HINT)
-    return found
-
-
-def _phases(made: object, reference: str) -> dict[str, Callable[[], object]]:
-    if callable(made):
-        return {STEP: made}
-    if not isinstance(made, Mapping) or not made:
-        raise FlopwiseError(f"py:{reference} returned {one_line(repr(type(made)))}", _HINT)
-    for name, phase in made.items():
-        if not isinstance(name, str) or not name.isidentifier() or not callable(phase):
-            text = f"returned a phase {one_line(repr(name), 60)} that is not a name with a callable"
-            raise FlopwiseError(f"py:{reference} {text}", _HINT)
-        if name == STEP and len(made) > 1:
-            hint = f"'{STEP}' means the whole; choose another name"
-            raise FlopwiseError(f"py:{reference} names a phase '{STEP}' among others", hint)
-    return dict(made)

@@ -30,7 +30,7 @@ def command(model: str, gpu: str | None, tokens: str | None, mfu: str, measured:
     Example: flopwise account small --gpu h100,h200
 
     MODEL is a preset (tiny, small, medium, large, xl, 2.7B, gpt2, llama3-8b, …), hf:PATH/config.json, or a step that is run
-    dry on fake tensors (py:module:factory, op:NAME; needs torch); size, phase and levers as for bench. For a training run:
+    dry on fake tensors (path/file.py:factory, op:NAME; needs torch); size, phase and levers as for bench. For a training run:
     flopwise account llama3-70b --gpu h100 --gpus 1024 --tokens 15T --mfu 0.5
     """
     found = account(

@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from flopwise.api.bench import bench, outcome
+from flopwise.api.report import report
 from flopwise.cli import options
 from flopwise.cli.output import Answer, answers
 from flopwise.errors import FlopwiseError
@@ -25,15 +26,16 @@ _VERSUS = "Measure a second workload with these changes, beside the first, in pa
 @click.option("--impl", metavar="A,B,…", help="Of an operation: its implementations, checked, timed and compared.")
 @options.tag_option
 @options.run_options
-@answers()
+@answers(pages=True)
 def command(workload: str, versus: str | None, impl: str | None, tag: str | None, quiet: bool, **given: Any) -> Answer:
     """Time forward, backward, optimizer and the whole step of WORKLOAD, each with three clocks.
 
     Example: flopwise bench tiny --device cpu
 
-    WORKLOAD is a preset (tiny, small, medium, large, xl, 2.7B, gpt2, llama3-8b, …), hf:PATH/config.json,
-    py:module:factory (your own step), or an operation: op:matmul, op:mlp, op:attention, op:gelu, op:softmax,
-    op:rms_norm, op:swiglu, op:rope, op:cross_entropy, op:adamw (--impl manual,torch,compile,triton,…).
+    WORKLOAD is a preset (tiny, small, medium, large, xl, 2.7B, gpt2, llama3-8b, …), hf:PATH/config.json, your own step
+    (path/file.py:factory or py:module:factory; --set has the factory's arguments), or an operation: op:matmul, op:mlp,
+    op:attention, op:gelu, op:softmax, op:rms_norm, op:swiglu, op:rope, op:cross_entropy, op:adamw
+    (--impl manual,torch,compile,triton,…). With -o page.html the run is written as a page.
     """
     impls = [word.strip() for word in impl.split(",") if word.strip()] if impl is not None else []
     if impl is not None and not impls:
@@ -45,4 +47,9 @@ def command(workload: str, versus: str | None, impl: str | None, tag: str | None
     measure = partial(bench, workload, versus=changes, impls=several, **arguments, **given)
     run, stopped = options.tagged(measure, tag, given["runs"])
     view = implementations_view(run, run_view(run).document) if several else view_of(run)
-    return Answer(view, lambda: 130 if stopped else 0 if several else outcome(run))
+    return Answer(
+        view,
+        lambda: 130 if stopped else 0 if several else outcome(run),
+        lambda place: report(run, output=place, command=options.command_line()),
+        table_too=True,
+    )

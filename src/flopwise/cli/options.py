@@ -32,7 +32,7 @@ LEVER_HELP = {
     "checkpoint": "Recompute activations, in segments of N blocks.",
 }
 _PHASE = "forward: inference; backward: with loss and gradients; train: the whole step."
-_SET = "A field of the model (n_layers=2) or operation (dim=512)."
+_SET = "A field of the model (n_layers=2) or operation (dim=512), or an argument of your factory."
 
 
 def _together(*options: Callable[[Any], Any]) -> Callable[[_F], _F]:

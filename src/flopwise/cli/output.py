@@ -1,7 +1,7 @@
 """Data on stdout or in a file; the suffix decides the format."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
@@ -19,7 +19,7 @@ from flopwise.spec import fields
 from flopwise.store.files import HEADER, write_output
 
 FORMATS = ("table", "json", "csv", "markdown")
-PICTURE = "picture"
+PICTURE, PAGES = "picture", (".html",)
 format_option = click.option(
     "--format", "form", metavar="|".join(FORMATS), help="By default the suffix of -o, or table."
 )
@@ -47,15 +47,18 @@ class Answer:
     table_too: bool = False  # with the picture
 
 
-def answers(draws: bool = False) -> Callable[[Callable[..., Answer]], Callable[..., int]]:
-    """The options --format and -o for a verb, and what they ask for; one that draws is told whether a picture is wanted."""
+def answers(draws: bool = False, pages: bool = False) -> Callable[[Callable[..., Answer]], Callable[..., int]]:
+    """The options --format and -o for a verb, and what they ask for; one that draws is told whether a picture is wanted.
+
+    `pages`: it writes a page, as `report` does.
+    """
 
     def decorated(verb: Callable[..., Answer]) -> Callable[..., int]:
         @format_option
         @output_option
         @wraps(verb)
         def command(form: str | None, output: str | None, **given: Any) -> int:
-            form = chosen_format(form, output, draws)
+            form = chosen_format(form, output, PICTURES if draws else PAGES if pages else ())
             answer = verb(**given, **({"picture": form == PICTURE} if draws else {}))
             if form != PICTURE or output is None:
                 show(answer.view, form, output)
@@ -71,14 +74,14 @@ def answers(draws: bool = False) -> Callable[[Callable[..., Answer]], Callable[.
     return decorated
 
 
-def chosen_format(form: str | None, output: str | None, draws: bool = False) -> str:
-    """The format asked for, checked before any work is done; of a verb that draws, PICTURE for a picture's suffix."""
+def chosen_format(form: str | None, output: str | None, pictures: Sequence[str] = ()) -> str:
+    """The format asked for, checked before any work is done; PICTURE for a suffix of what the verb draws."""
     if form is not None:
         fields.one_of("format", form, FORMATS)
     check_place(output)
-    suffix, pictures = Path(output).suffix if output is not None else "", PICTURES if draws else ()
+    suffix = Path(output).suffix if output is not None else ""
     if suffix in pictures and form is not None:
-        message = f"{output} is a picture, and --format {form} asks for none"
+        message = f"{output} is a {'page' if suffix == '.html' else 'picture'}, and --format {form} asks for none"
         raise FlopwiseError(message, "leave out --format, or -o another suffix")
     if suffix in pictures:
         return PICTURE
@@ -123,6 +126,7 @@ def _given_files() -> Iterator[Path]:
             if isinstance(word, str) and word:
                 path = Path(word.removeprefix("hf:")).expanduser()
                 yield from (path, path / "config.json")  # hf: takes the folder, too
+                yield Path(word.removeprefix("py:").rpartition(":")[0]).expanduser()  # file.py:factory
 
 
 def _same_file(target: Path, given: Path) -> bool:

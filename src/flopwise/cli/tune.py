@@ -6,11 +6,13 @@ from typing import Any
 import click
 
 from flopwise import units
+from flopwise.api.report import report
 from flopwise.api.tune import tune
 from flopwise.cli import options
 from flopwise.cli.output import Answer, answers, check_place, kept, write_text
 from flopwise.render.progress import TerminalProgress
 from flopwise.render.tune_view import tune_view
+from flopwise.store import runs_root
 
 _SECONDS = "For each lever; no further pair of processes begins after three times as long."
 _BUDGET = "No lever is started after it: 90s, 10m."
@@ -27,7 +29,7 @@ _BUDGET = "No lever is started after it: 90s, 10m."
 @click.option("--timeout", type=float, default=900.0, show_default=True, help="Seconds until a step is stopped.")
 @click.option("--save", metavar="FILE.toml", help="Write the recipe there.")
 @options.run_options
-@answers()
+@answers(pages=True)
 def command(
     workload: str, budget: str, memory_limit: str | None, save: str | None, quiet: bool, **given: Any
 ) -> Answer:
@@ -37,6 +39,7 @@ def command(
 
     Each lever is measured against the best step so far, most promising first; its losses and gradients are compared with
     the same step in eager fp32. The answer is a recipe, the lines of PyTorch, and every predicted and measured saving.
+    WORKLOAD is as for bench; your own step is path/file.py:factory. With -o page.html the whole tuning is written as a page.
     """
     check_place(save)
     measure = partial(
@@ -53,4 +56,9 @@ def command(
     view = tune_view(tuning)
     if save is not None:
         write_text(view.document["recipe_toml"] + "\n", save)
-    return Answer(view, lambda: 130 if stopped else 0)
+    return Answer(
+        view,
+        lambda: 130 if stopped else 0,
+        lambda place: report(runs_root(given["runs"]) / tuning.run, output=place, command=options.command_line()),
+        table_too=True,
+    )

@@ -175,5 +175,5 @@ def preset(name: str) -> ModelSpec:
     raise FlopwiseError(
         f"there is no model preset {fields.show(name)}",
         f"{fields.did_you_mean(name, _PRESETS)}presets: {', '.join(_PRESETS)}; "
-        "or hf:PATH/config.json, py:module:factory, op:NAME",
+        "or hf:PATH/config.json, path/file.py:factory, py:module:factory, op:NAME",
     )

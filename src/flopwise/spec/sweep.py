@@ -13,6 +13,7 @@ exclude = [{ workload = "medium", precision = "fp32" }]
 
 import itertools
 import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from flopwise.errors import FlopwiseError
 from flopwise.spec import fields
 from flopwise.spec.model import ModelSpec
 from flopwise.spec.recipe import LEVERS, read_toml
-from flopwise.spec.workload import OPS, OpSpec, Sampling, Trial, workload
+from flopwise.spec.user_step import is_user_step
+from flopwise.spec.workload import OPS, OpSpec, Sampling, Trial, UserStep, workload
 
 _SHAPE = ("batch", "context", "phase", "implementation")
 _OPTIONS = (*_SHAPE, "impl")
@@ -59,12 +61,13 @@ def sweep_from(table: dict[str, Any], name: str = "sweep", overrides: dict[str, 
     fields.known("the sweep", table, ("name", "base", "group", "exclude"))
     base = _table("base", table.get("base", {}))
     groups = _table("group", table.get("group", {"": {}}))
-    excluded = _exclusions(table.get("exclude", []))
+    tables = {group: _table(f"group.{group}", axes) for group, axes in groups.items()}
+    known = (*AXES, *_arguments(base, tables.values()))
+    excluded = _exclusions(table.get("exclude", []), known)
     trials: dict[str, Trial] = {}
     total = 0
-    for group, axes in groups.items():
-        own = _table(f"group.{group}", axes)
-        rules = excluded + _exclusions(own.pop("exclude", []))
+    for group, own in tables.items():
+        rules = excluded + _exclusions(own.pop("exclude", []), known)
         rows = _expand(base | own | (overrides or {}), group)
         total += len(rows)
         if total > MAX_POINTS:
@@ -83,7 +86,8 @@ def sweep_from(table: dict[str, Any], name: str = "sweep", overrides: dict[str, 
 
 
 def _expand(axes: dict[str, Any], group: str) -> list[dict[str, Any]]:
-    fields.known(f"group {fields.show(group)}" if group else "the sweep", axes, AXES)
+    known = (*AXES, *axes) if _has_user_steps(axes) else AXES  # a factory knows its own arguments
+    fields.known(f"group {fields.show(group)}" if group else "the sweep", axes, known)
     if "workload" not in axes:
         raise FlopwiseError(
             f"group {fields.show(group)} names no workload", 'for example workload = ["small", "medium"]'
@@ -95,6 +99,16 @@ def _expand(axes: dict[str, Any], group: str) -> list[dict[str, Any]]:
     return [dict(zip(axes, values, strict=True)) for values in itertools.product(*lists)]
 
 
+def _has_user_steps(axes: dict[str, Any]) -> bool:
+    named = axes.get("workload")
+    return any(isinstance(one, str) and is_user_step(one) for one in (named if isinstance(named, list) else [named]))
+
+
+def _arguments(base: dict[str, Any], groups: Iterable[dict[str, Any]]) -> list[str]:
+    """The names that groups with steps of the user's own set, in addition to the axes that all have."""
+    return [name for own in groups if _has_user_steps(base | own) for name in base | own]
+
+
 def _matches(row: dict[str, Any], rule: dict[str, Any]) -> bool:
     """Whether a point is what a rule describes; a list in a rule means any of its values."""
     return all(row.get(k) in (v if isinstance(v, list) else [v]) for k, v in rule.items())
@@ -103,9 +117,11 @@ def _matches(row: dict[str, Any], rule: dict[str, Any]) -> bool:
 def _trial(row: dict[str, Any], group: str) -> Trial:
     if not isinstance(row["workload"], str):
         raise FlopwiseError(f"workload = {fields.show(row['workload'])} is not allowed", "allowed: a name in quotes")
-    options = {k: v for k, v in row.items() if k in _OPTIONS or k in LEVERS}
-    changes = {k: v for k, v in row.items() if k in _SETTABLE and k not in options}
+    own = is_user_step(row["workload"])  # all that is no axis of every workload is the factory's, a batch size too
+    shape = ("implementation",) if own else _OPTIONS
+    options = {k: v for k, v in row.items() if k in shape or k in LEVERS}
     sampling = {k: v for k, v in row.items() if k in _SAMPLING}
+    changes = {k: v for k, v in row.items() if k not in (*options, *sampling, "workload", "device")}
     return Trial(
         workload=workload(row["workload"], set=changes, **options),
         sampling=Sampling(**sampling),
@@ -121,6 +137,7 @@ def _settings(trial: Trial) -> dict[str, Any]:
     if isinstance(w.subject, ModelSpec):
         shape = msgspec.structs.asdict(w.subject)
     own = {name: getattr(w, name) for name in _SHAPE} | msgspec.structs.asdict(w.recipe)
+    own |= w.subject.arguments if isinstance(w.subject, UserStep) else {}
     return shape | own | msgspec.structs.asdict(trial.sampling) | {"workload": w.target, "device": trial.device}
 
 
@@ -130,11 +147,11 @@ def _table(name: str, value: object) -> dict[str, Any]:
     return dict(value)
 
 
-def _exclusions(value: object) -> list[dict[str, Any]]:
+def _exclusions(value: object, known: Iterable[str]) -> list[dict[str, Any]]:
     if not isinstance(value, list) or not all(isinstance(rule, dict) and rule for rule in value):
         raise FlopwiseError(
             f"exclude = {fields.show(value)} is not allowed", 'allowed: a list like [{ workload = "xl", batch = 8 }]'
         )
     for rule in value:
-        fields.known("exclude", rule, AXES)
+        fields.known("exclude", rule, known)
     return value

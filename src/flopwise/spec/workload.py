@@ -7,10 +7,11 @@ from typing import Any
 
 import msgspec
 
-from flopwise.errors import FlopwiseError
+from flopwise.errors import FlopwiseError, one_line
 from flopwise.spec import fields, hf_config
 from flopwise.spec.model import ModelSpec, preset
 from flopwise.spec.recipe import CHOICES, LEVERS, OWN_OPTIMIZERS, Recipe, recipe_from
+from flopwise.spec.user_step import check_arguments, is_user_step, reference_in
 
 PHASES = ("forward", "backward", "train")
 IMPLEMENTATIONS = ("flopwise", "transformers")
@@ -30,9 +31,11 @@ class OpSpec(msgspec.Struct, frozen=True, kw_only=True, tag="op"):
 
 
 class UserStep(msgspec.Struct, frozen=True, kw_only=True, tag="py"):
-    """The user's own step: `module:factory` (docs/reference/own-step.md)."""
+    """The user's own step (docs/reference/own-step.md)."""
 
-    reference: str
+    reference: str  # `module:factory` or `path/file.py:factory`
+    arguments: dict[str, Any] = {}  # keyword arguments of the factory
+    pickled: str = ""  # the hash of a function that no name leads to; '': it is loaded by its name
     written: Recipe = Recipe()  # what the step's own code does already: only what a recipe has otherwise is put onto it
 
 
@@ -133,7 +136,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     phase: str
     recipe: Recipe
     implementation: str = "flopwise"
-    changes: dict[str, Any] = {}  # of the model's or the operation's fields, as the user set them
+    changes: dict[str, Any] = {}  # fields of the model or operation, or arguments of the factory, as the user set them
     hf_config: dict[str, Any] | None = None  # kept only where the transformers model itself is built
 
     @property
@@ -153,7 +156,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
         """
         subject = self.subject
         words = [self.target, subject.impl if isinstance(subject, OpSpec) else ""]
-        words += [f"{d}={v}" for d, v in (subject.dims if isinstance(subject, OpSpec) else self.changes).items()]
+        own = subject.dims if isinstance(subject, OpSpec) else self.changes
+        words += [f"{name}={one_line(str(value), 60)}" for name, value in own.items()]
         sizes = {"batch": f"b{self.batch}", "context": f"t{self.context}", "phase": self.phase}
         words += [text for name, text in sizes.items() if name in takes(subject)]
         words += [f"{f}={v}" for f, v in self.recipe.changed().items()]
@@ -164,7 +168,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
 def workload(target: str, *, set: dict[str, Any] | None = None, **options: Any) -> Workload:  # noqa: A002
     """A workload from what a user types: a target, a size, a phase and levers.
 
-    `set` changes fields of the model (`n_layers=2`) or dimensions of the operation (`dim=512`).
+    `set` changes fields of the model (`n_layers=2`) or dimensions of the operation (`dim=512`); for a step of the user's own
+    it has the factory's arguments.
 
     >>> workload("op:attention", context=4096).batch
     8
@@ -200,13 +205,30 @@ def workload(target: str, *, set: dict[str, Any] | None = None, **options: Any) 
     return result
 
 
+def varied(known: Workload, *, set: dict[str, Any] | None = None, **options: Any) -> Workload:  # noqa: A002
+    """A workload with some of its options changed, checked as one that is typed anew.
+
+    >>> varied(workload("small", batch=2), set={"n_layers": 3}, precision="bf16").label()
+    'small n_layers=3 b2 t512 train precision=bf16'
+    """
+    subject, names = known.subject, ("implementation", "recipe", *takes(known.subject))
+    same = {name: getattr(known, name) for name in names}
+    same |= {"impl": subject.impl} if isinstance(subject, OpSpec) else {}
+    made = workload(known.target, set=known.changes | (set or {}), **(same | options))
+    if isinstance(subject, UserStep) and isinstance(made.subject, UserStep):
+        kept = msgspec.structs.replace(subject, arguments=made.subject.arguments)
+        return msgspec.structs.replace(made, subject=kept)
+    return made
+
+
 def _sizes(target: str, subject: Subject, given: dict[str, Any]) -> dict[str, Any]:
     asked = {name: given[name] for name in _SIZES if name in given}
     for name, value in asked.items():
         if name not in takes(subject):
+            own = f"; --set {name}=… gives it to the factory" if isinstance(subject, UserStep) else ""
             raise FlopwiseError(
                 f"{name} = {fields.show(value)} means nothing to {fields.show(target)}",
-                f"it takes {', '.join(takes(subject)) or 'none of batch, context and phase'}",
+                f"it takes {', '.join(takes(subject)) or 'none of batch, context and phase'}{own}",
             )
     return dict(zip(_SIZES, _defaults(subject), strict=True)) | asked
 
@@ -225,13 +247,8 @@ def _subject(target: str, changes: dict[str, Any], impl: str) -> tuple[Subject, 
     if impl:
         hint = "it belongs to operations (op:gelu); a model has levers"
         raise FlopwiseError(f"impl = {fields.show(impl)} means nothing to {shown}", hint)
-    if target.startswith("py:"):
-        reference = target.removeprefix("py:")
-        if not re.fullmatch(r"[\w.]+:[\w.]+", reference):
-            raise FlopwiseError(f"{shown} is not py:module:factory", "for example py:my_project.steps:make_step")
-        if changes:
-            raise FlopwiseError(f"{shown} has no fields to set", "a step of your own is shaped by its factory")
-        return UserStep(reference=reference), None
+    if is_user_step(target):
+        return UserStep(reference=reference_in(target), arguments=check_arguments(target, changes)), None
     if target.startswith("hf:"):
         spec, config = hf_config.read(target.removeprefix("hf:"))
         return spec.with_fields(changes), config
@@ -331,6 +348,12 @@ def _outside_rules(w: Workload, subject: Any, recipe: Recipe) -> _Rules:
             getattr(recipe, lever) not in allowed,
             f"{lever} = {fields.show(getattr(recipe, lever))} cannot be applied to {w.target} from outside",
             f"allowed: {', '.join('off' if word == 0 else str(word) for word in allowed)}",
+        )
+    for lever, value in (("precision", "bf16-master"), ("overlap", "on")):
+        yield (
+            getattr(recipe, lever) == value != getattr(subject.written, lever) and recipe.optimizer not in OWN_OPTIMIZERS,
+            f"{lever} = '{value}' needs flopwise's optimizer, and optimizer = '{recipe.optimizer}'",
+            f"allowed: optimizer = {' or '.join(OWN_OPTIMIZERS)}",
         )
 
 

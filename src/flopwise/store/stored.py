@@ -12,6 +12,7 @@ from flopwise.errors import FlopwiseError
 from flopwise.records.run import INTERRUPTED, OK, SCHEMA, Point, PointHead, RunHeader
 from flopwise.records.tuning import Ended
 from flopwise.spec.workload import Trial
+from flopwise.statistics import level
 from flopwise.store import files
 from flopwise.store.rows import read_rows
 
@@ -23,7 +24,7 @@ UNREADABLE = (msgspec.MsgspecError, ValueError, TypeError, OverflowError, Recurs
 
 RowHead = PointHead[msgspec.Raw]  # the samples are skipped, which is several times faster than decoding them
 _Decoded = TypeVar("_Decoded")
-_Row = TypeVar("_Row", Point, RowHead)
+_Row = TypeVar("_Row", bound=Point | RowHead)
 
 
 class StoredRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +52,20 @@ class StoredRun(msgspec.Struct, frozen=True, kw_only=True):
     def complete(self) -> bool:
         """Whether every planned trial has its final row."""
         return not self.missing()
+
+    @property
+    def median_ms(self) -> float:
+        """The median wall time of the step, of a run of one workload; raises what stood in the way of measuring it."""
+        measured = [times for point in self.points if point.status == OK and (times := point.times())]
+        if len(measured) == 1:
+            return level(measured[0].by_process("wall")) / 1e6
+        if measured:
+            raise FlopwiseError(
+                f"{self.header.id} has {len(measured)} points", "take one of them: run.points[0].times()"
+            )
+        failed = next(iter(self.points), None)
+        why = f"{failed.trial.workload.label()}: {failed.status}: {failed.reason}" if failed else "it has no points"
+        raise FlopwiseError(f"nothing was measured: {why}", failed.hint if failed else "")
 
 
 class Tally(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,6 +97,20 @@ def _counts(statuses: Iterable[str]) -> tuple[int, int]:
     """How many are ok, and how many failed; what was interrupted is neither."""
     final = [status for status in statuses if status != INTERRUPTED]
     return final.count(OK), len(final) - final.count(OK)
+
+
+class _Outcome(PointHead[msgspec.Raw], frozen=True, kw_only=True):
+    memory_file: str = ""
+
+
+def has_failed(path: Path) -> bool:
+    """Whether a run measured nothing because its steps failed; one without rows has not failed yet.
+
+    A snapshot that was written before the failure is something: it shows why there was too little memory.
+    """
+    rows = read_table(path / files.POINTS, _Outcome).rows
+    statuses = {OK if row.memory_file else row.status for row in rows}
+    return OK not in statuses and bool(statuses - {INTERRUPTED})
 
 
 class _LabRow(msgspec.Struct, frozen=True, kw_only=True):
