@@ -176,19 +176,14 @@ class _Call:
 
     def _place(self, device: torch.device, parameters: Mapping[str, inspect.Parameter]) -> tuple[torch.device, ...]:
         """By the name `device`; else in the place of the first parameter that needs a value and has none."""
-        kinds = {one.kind for one in parameters.values()}
         if "device" in parameters and parameters["device"].kind in _NAMED:
             self.named["device"] = device
             return ()
-        first = next(iter(parameters.values()), None)
-        if inspect.Parameter.VAR_POSITIONAL in kinds or (
-            first is not None
-            and first.kind in _POSITIONAL
-            and first.default is first.empty
-            and first.name not in self.named
-        ):
-            return (device,)
-        if inspect.Parameter.VAR_KEYWORD in kinds:
+        for first in list(parameters.values())[:1]:
+            needs = first.kind in _POSITIONAL and first.default is first.empty and first.name not in self.named
+            if needs or first.kind is first.VAR_POSITIONAL:
+                return (device,)
+        if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
             self.named["device"] = device
         return ()
 
