@@ -134,6 +134,15 @@ def test_the_node_of_an_op_is_made_before_the_op_runs_and_known_in_backward():
     assert seen["forward"] == seen["backward"]
 
 
+def test_what_packs_saved_tensors_is_known():
+    def pack(x):
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, pack):
+        assert private.saved_tensor_hook() is pack
+    assert private.saved_tensor_hook() is None
+
+
 def test_the_profiler_says_whether_it_is_on():
     assert not private.profiler_is_on()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):

@@ -94,6 +94,12 @@ def node_number(node: Any) -> int:
     return int(node._sequence_nr())
 
 
+def saved_tensor_hook() -> Any:
+    """What packs tensors that are saved for backward here and now, a checkpoint's for example; None where nothing does."""
+    hooks = _C._autograd._top_saved_tensors_default_hooks(True)
+    return hooks[0] if hooks else None
+
+
 def profiler_is_on() -> bool:
     return bool(torch.autograd.profiler._is_profiler_enabled)
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from flopwise.kernels.dispatch import autocast_dtype
-from flopwise.patch.attention_setting import switch_to_sdpa
+from flopwise.patch.attention_setting import runs_sdpa, switch_to_sdpa
 from flopwise.patch.checked import Kind
 from flopwise.patch.deferred import STAND_IN, Call, Deferred, Fused, Pattern, leaves, run_calls, watch_first_calls
 from flopwise.patch.einsum import Layout, finish_layout, start_layout
@@ -32,7 +32,16 @@ def replace(model: nn.Module, value: str, patched: Patched) -> int:
             patterns[type(module)] = WrittenOut(Kind("attention", type(module).__name__, "run SDPA", patched))
         return patterns[type(module)]
 
-    return switched + watch_first_calls(modules, pattern_of, patched)
+    found = switched + watch_first_calls(modules, pattern_of, patched)
+    if not found:
+        patched.refused += [f"attention: {name}: calls SDPA as it is" for name in _sdpa_users(model)]
+    return found
+
+
+def _sdpa_users(model: nn.Module) -> list[str]:
+    own = modules_that_use(model, "scaled_dot_product_attention", (nn.MultiheadAttention,))
+    own += [one for one in model.modules() if runs_sdpa(one)]
+    return list(dict.fromkeys(type(one).__name__ for one in own))
 
 
 class WrittenOut:

@@ -21,10 +21,13 @@ EAGER, SDPA = "eager", "sdpa"
 
 
 def switch_to_sdpa(model: nn.Module, patched: Patched) -> tuple[int, set[nn.Module]]:
-    """How many models were switched, and all modules under those that have the setting, switched or refused."""
+    """How many models were switched, and all modules under those that have the setting, whatever it is."""
     switched, under = 0, set[nn.Module]()
     for module in model.modules():
-        if module in under or not _is_eager(module):
+        if module in under or not hasattr(module, "set_attn_implementation"):
+            continue
+        under |= set(module.modules())
+        if EAGER not in _settings(module).values():
             continue
         why = _why_not(module)
         if why:
@@ -34,13 +37,12 @@ def switch_to_sdpa(model: nn.Module, patched: Patched) -> tuple[int, set[nn.Modu
             put_forward(module, _forward(forward_of(module), kind, patched), patched)
             kind.count()
             switched += 1
-        under |= set(module.modules())
     return switched, under
 
 
-def _is_eager(module: nn.Module) -> bool:
-    """Whether it is a model of transformers that runs attention written out."""
-    return hasattr(module, "set_attn_implementation") and EAGER in _settings(module).values()
+def runs_sdpa(module: nn.Module) -> bool:
+    """Whether it is a model of transformers that runs SDPA as it is."""
+    return hasattr(module, "set_attn_implementation") and SDPA in _settings(module).values()
 
 
 def _configs(module: nn.Module) -> list[Any]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from flopwise.errors import FlopwiseError, one_line
 from flopwise.patch.patched import Patched
-from flopwise.torch_private import in_fake_mode, parameter_slots
+from flopwise.torch_private import current_autograd_node, in_fake_mode, parameter_slots
 
 Function = Callable[..., Tensor | Sequence[Tensor]]
 Forward = Callable[..., Any]  # of a module: forward(self, …)
@@ -85,6 +85,17 @@ def can_check() -> bool:
     if torch.compiler.is_compiling():
         return False
     return not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
+
+
+class FirstStep:
+    """A module whose first call ran as written: so does what a checkpoint computes again for that call's backward pass."""
+
+    def __init__(self) -> None:
+        self._over = False
+
+    def goes_on(self) -> bool:
+        self._over = self._over or current_autograd_node() is None
+        return not self._over
 
 
 def disagreement(original: Function, replacement: Function, tensors: Sequence[Tensor], exact: Function) -> str | None:

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, handle_torch_function
 
 from flopwise.errors import one_line
-from flopwise.patch.checked import Forward, Kind, can_check, forward_of, put_forward
+from flopwise.patch.checked import FirstStep, Forward, Kind, can_check, forward_of, put_forward
 from flopwise.patch.patched import Patched
+from flopwise.torch_private import saved_tensor_hook
 
 
 @dataclass(frozen=True)
@@ -210,12 +211,16 @@ class Pattern(Protocol):
 class _Deferring(TorchFunctionMode):
     def __init__(self, pattern: Pattern) -> None:
         super().__init__()
-        self.pattern = pattern
+        self.pattern, self.hook = pattern, saved_tensor_hook()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         call = Call(func, args, kwargs or {})
         if call.is_attribute:
             return call.run()
+        if saved_tensor_hook() is not self.hook:  # a checkpoint inside of the module: it would compute again as written
+            return call.with_(
+                {id(one): one.real() for one in leaves((args, kwargs or {})) if isinstance(one, Deferred)}
+            ).run()
         if any(isinstance(one, Deferred) for one in leaves((args, kwargs or {}))):
             return Deferred.__torch_function__(func, types, args, kwargs)
         begun = self.pattern.begin(call)
@@ -228,9 +233,10 @@ class _Deferring(TorchFunctionMode):
 
 def _deferring(original: Forward, pattern: Pattern) -> Forward:
     """A forward in which the pattern runs fused."""
+    first = FirstStep()
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if pattern.kind.given_up or torch.compiler.is_compiling():
+        if pattern.kind.given_up or torch.compiler.is_compiling() or first.goes_on():
             return original(self, *args, **kwargs)
         pattern.running(self)
         try:
@@ -278,6 +284,8 @@ class _Watching(TorchFunctionMode):
         elif not found:
             pattern.called(call, made)
         for tensor, state, chain in found:
+            if chain.spoiled_by:
+                continue
             alone = len(found) == 1 and state.goes_on()
             following = state.then(call.with_({id(tensor): state})) if alone else None
             if isinstance(following, Deferred):

@@ -13,6 +13,7 @@ from torch import nn
 
 from flopwise.patch.checked import Forward, forward_of, put_forward
 from flopwise.patch.patched import Patched
+from flopwise.torch_private import saved_tensor_hook
 
 Function = Callable[..., Any]
 
@@ -25,17 +26,19 @@ class _Stand:
 
     @contextmanager
     def using(self, replacement: Function) -> Iterator[None]:
-        before = getattr(self._running, "replacement", None)
-        self._running.replacement = replacement
+        before = getattr(self._running, "now", None)
+        self._running.now = replacement, saved_tensor_hook()
         try:
             yield
         finally:
-            self._running.replacement = before
+            self._running.now = before
 
     def function(self) -> Function:
         def stand(*args: Any, **kwargs: Any) -> Any:
-            replacement = None if torch.compiler.is_compiling() else getattr(self._running, "replacement", None)
-            return (replacement or self.original)(*args, **kwargs)
+            now = None if torch.compiler.is_compiling() else getattr(self._running, "now", None)
+            if now is None or saved_tensor_hook() is not now[1]:
+                return self.original(*args, **kwargs)  # also in a checkpoint inside of the module, which knows no other
+            return now[0](*args, **kwargs)
 
         return stand
 
@@ -52,7 +55,7 @@ def written_functions(model: nn.Module) -> Iterator[tuple[ModuleType, str, Funct
             for attribute, one in list(vars(file).items()):
                 if isinstance(one, FunctionType):
                     original = _STANDS[one].original if one in _STANDS else one
-                    if not original.__module__.startswith("torch."):
+                    if not (original.__module__ or "torch.").startswith("torch."):  # None: the compiler's own
                         yield file, attribute, original
 
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from flopwise.kernels.dispatch import autocast_dtype
 from flopwise.patch.checked import (
+    FirstStep,
     Forward,
     Kind,
     can_check,
@@ -71,6 +72,7 @@ def _has_memory_of_its_own(p: Tensor) -> bool:
 def _forward(original: Forward, kind: Kind, patched: Patched) -> Forward:
     """The forward of a module that holds linear layers: its first call finds those that can be joined, and joins them."""
     groups: list[Group] | None = None
+    first = FirstStep()
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         nonlocal groups
@@ -86,7 +88,11 @@ def _forward(original: Forward, kind: Kind, patched: Patched) -> Forward:
                     group.join(kind, patched)
                 kind.count()
                 _check(self, kind, groups, original, args, kwargs)
+                for group in groups:
+                    group.off = True  # until the next call: a checkpoint may compute this one again
             return output
+        for group in groups:
+            group.off = first.goes_on()
         try:
             return original(self, *args, **kwargs)
         except RuntimeError as error:  # code that needs each result by itself in memory; a fault of its own comes again
@@ -183,7 +189,7 @@ class _Joined(torch.autograd.Function):
         return parts_of_y
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
         x, *weights = ctx.saved_tensors
         of_x, of_parts = ctx.dtypes
         dy = torch.cat(gradients, -1)
