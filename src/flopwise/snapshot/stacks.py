@@ -13,7 +13,7 @@ _FOREIGN_FILE = re.compile(
     r"(^|/)(torch|torchvision|triton|accelerate|transformers|lightning|pytorch_lightning|deepspeed|numpy)/"
     r"|/lib/python3[^/]*/(?!site-packages|dist-packages)|^<|^\?\?|^$|^none$|\.(c|cc|cpp|cu|cuh|h|hpp|so)(\.\d+)*$"
     r"|runpy\.py$|importlib|(^|/)flopwise/(predict/dry/|worker/|torch_private\.py)"
-    r"|(^|/)flopwise/capture/(watch/|memory_|trials|ranges|isolate|build|user_step|step\.py)"
+    r"|(^|/)flopwise/capture/(watch/|memory_|trials|ranges|isolate|build|user_step|factories|step\.py)"
 )
 # On the stack of every op, also on the thread of autograd's engine.
 _RECORDER = re.compile(r"(^|/)flopwise/(capture/(watch/|dry/|memory_)|predict/dry/|torch_private\.py)")
