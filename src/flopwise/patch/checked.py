@@ -1,5 +1,6 @@
 """A replacement compared with the original on its real inputs, forward and backward, once for each kind of module and input."""
 
+import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from types import MethodType
@@ -19,6 +20,8 @@ MORE_ERROR = 4.0  # the replacement may be so many times further from the exact 
 ROUNDINGS, ROUNDINGS_OF_16_BITS = 16.0, 1.0  # and this many roundings of the result besides
 # What a kernel says of inputs that it does not take. Anything else is a fault, and is raised.
 _REFUSALS = (FlopwiseError, RuntimeError, ValueError, TypeError, NotImplementedError)
+
+_HERE = threading.local()
 
 
 class Kind:
@@ -94,7 +97,8 @@ class FirstStep:
         self._over = False
 
     def goes_on(self) -> bool:
-        self._over = self._over or current_autograd_node() is None
+        if not getattr(_HERE, "checking", False):  # a module around this one may be compared before the step is over
+            self._over = self._over or current_autograd_node() is None
         return not self._over
 
 
@@ -104,13 +108,13 @@ def disagreement(original: Function, replacement: Function, tensors: Sequence[Te
     Both are compared with `exact`, the original on the same inputs in twice the precision.
     """
     with _undisturbed(tensors):
-        plain, upstream = _results(original, tensors, None)
         try:
+            plain, upstream = _results(original, tensors, None)
             new, _ = _results(replacement, tensors, upstream)
         except torch.OutOfMemoryError:
             return "too little memory is left to check the replacement"
         except _REFUSALS as error:
-            return one_line(str(error), 200)
+            return f"cannot be compared: {one_line(str(error), 100)}"
         return _difference(plain, new, _precise(exact, tensors, upstream))
 
 
@@ -118,8 +122,12 @@ def disagreement(original: Function, replacement: Function, tensors: Sequence[Te
 def _undisturbed(tensors: Sequence[Tensor]) -> Iterator[None]:
     """Leave no trace: random numbers are drawn as if nothing had run, and no checkpoint sees what is saved here."""
     devices = sorted({x.device.index for x in tensors if x.is_cuda})
-    with torch.random.fork_rng(devices=devices), torch.autograd.graph.saved_tensors_hooks(_same, _same):
-        yield
+    before, _HERE.checking = getattr(_HERE, "checking", False), True
+    try:
+        with torch.random.fork_rng(devices=devices), torch.autograd.graph.saved_tensors_hooks(_same, _same):
+            yield
+    finally:
+        _HERE.checking = before
 
 
 def _same(x: Tensor) -> Tensor:

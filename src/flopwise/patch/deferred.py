@@ -283,18 +283,21 @@ class _Watching(TorchFunctionMode):
             self._follow(made, begun, _Chain(self.running[-1]))
         elif not found:
             pattern.called(call, made)
-        for tensor, state, chain in found:
-            if chain.spoiled_by:
-                continue
-            alone = len(found) == 1 and state.goes_on()
-            following = state.then(call.with_({id(tensor): state})) if alone else None
-            if isinstance(following, Deferred):
-                self._follow(made, following, chain)
-            elif following is not None and chain.owner is self.running[-1]:
-                chain.complete = True
-            elif not chain.complete or following is None:
-                chain.spoiled_by = call.name
+        for followed in found:
+            self._advance(call, made, *followed, alone=len(found) == 1)
         return made
+
+    def _advance(self, call: Call, made: Any, tensor: Tensor, state: Deferred, chain: _Chain, alone: bool) -> None:
+        """A call with a tensor that is followed: the chain goes on, or is complete, or spoiled."""
+        if chain.spoiled_by:
+            return
+        following = state.then(call.with_({id(tensor): state})) if alone and state.goes_on() else None
+        if isinstance(following, Deferred):
+            self._follow(made, following, chain)
+        elif following is not None and chain.owner is self.running[-1]:
+            chain.complete = True
+        else:
+            chain.spoiled_by = call.name
 
     def _follow(self, made: Tensor, state: Deferred, chain: _Chain) -> None:
         self._followed[id(made)] = made, state, chain

@@ -23,17 +23,21 @@ def start_layout(call: Call) -> Layout | None:
         q, k = call.get(0, "input"), call.get(1, "other", call.kwargs.get("mat2"))
         return Layout((q, k.transpose(-2, -1))) if _is_batch(q) and _is_batch(k) else None
     parts = _einsum(call)
-    if parts is None:
-        return None
-    (first, second), (of_q, of_k, out) = parts
-    if not (isinstance(first, Tensor) and isinstance(second, Tensor) and len(out) >= 3):
+    return _start_einsum(*parts) if parts is not None else None
+
+
+def _start_einsum(operands: list[Any], letters: list[list[str]]) -> Layout | None:
+    of_q, of_k, out = letters
+    if not all(isinstance(one, Tensor) for one in operands) or len(out) < 3:
         return None
     *lead, rows, columns = out
     summed = [one for one in of_q if one in of_k and one not in out]
-    fits = rows in of_q and rows not in of_k and columns in of_k and columns not in of_q
-    if not fits or len(summed) != 1 or {*of_q, *of_k} != {*out, *summed}:
+    fits = rows not in of_k and columns not in of_q and {*of_q, *of_k} == {*out, *summed}
+    if not fits or len(summed) != 1:
         return None
-    return Layout((_lying(first, of_q, [*lead, rows, *summed]), _lying(second, of_k, [*lead, columns, *summed])))
+    return Layout(
+        (_lying(operands[0], of_q, [*lead, rows, *summed]), _lying(operands[1], of_k, [*lead, columns, *summed]))
+    )
 
 
 def finish_layout(call: Call, weights: Any, lead: tuple[int, ...]) -> Layout | None:
@@ -43,12 +47,15 @@ def finish_layout(call: Call, weights: Any, lead: tuple[int, ...]) -> Layout | N
         fits = call.get(0, "input") is weights and _is_batch(v) and v.dim() <= len(lead) + 2
         return Layout((v,)) if fits else None
     parts = _einsum(call)
-    if parts is None:
-        return None
-    operands, (*of, out) = parts
-    of_weights, of_v = of if operands[0] is weights else reversed(of)
-    v = operands[1] if operands[0] is weights else operands[0]
-    if not isinstance(v, Tensor) or len(of_weights) != len(lead) + 2:
+    return _finish_einsum(*parts, weights, len(lead) + 2) if parts is not None else None
+
+
+def _finish_einsum(operands: list[Any], letters: list[list[str]], weights: Any, dims: int) -> Layout | None:
+    *of, out = letters
+    if operands[0] is not weights:
+        operands, of = operands[::-1], of[::-1]
+    (_, v), (of_weights, of_v) = operands, of
+    if not isinstance(v, Tensor) or len(of_weights) != dims:
         return None
     *leading, rows, summed = of_weights
     own = [one for one in of_v if one not in of_weights]

@@ -144,7 +144,12 @@ def _why_not(x: list[Any], cos: Any, sin: Any, rest: list[Any]) -> str:
         return "the angles are learned"
     if cos.shape != sin.shape or any(one.dim() != 4 or one.dtype != x[0].dtype for one in x):
         return "queries and keys are not [B, H, T, D] of one dtype"
-    columns, half, positions = cos.shape[-1], x[0].shape[-1] // 2, max(cos.shape[:-1], default=1)
+    return _why_no_table(cos, x[0].shape[-1] // 2)
+
+
+def _why_no_table(cos: Tensor, half: int) -> str:
+    """Why cos is not one table for all rows of the batch; '' if it is."""
+    columns, positions = cos.shape[-1], max(cos.shape[:-1], default=1)
     if columns not in (half, 2 * half):
         return "only a part of each head is turned"
     one_table = cos.numel() == columns * positions and (cos.dim() == 2 or cos.shape[0] == 1)
