@@ -15,6 +15,7 @@ from flopwise.capture.build import build_step
 from flopwise.capture.watch.modules import ModuleNames
 from flopwise.capture.watch.tape import ALLOC
 from flopwise.capture.watch.tracker import Tracker
+from flopwise.errors import FlopwiseError
 from flopwise.predict.dry import cuda_autocast as policy
 from flopwise.predict.dry.architecture import architecture
 from flopwise.predict.dry.cuda_ops import Attention, choose_backend, cuda_ops
@@ -338,6 +339,18 @@ def test_positions_have_values_and_other_numbers_are_taken_as_one():
         assert int(torch.ones(3, dtype=torch.int64).cumsum(0)[-1]) == 3
         assert not fake.guessed
         assert torch.randn(3).sum().item() == 1.0
-        assert bool((torch.zeros(2**20) == 0).all())
-        assert fake.guessed == 2
+        x = torch.randn(2, 3)
+        assert bool(torch.isfinite(x).all())
+        assert not bool(torch.isnan(x).any())
+        assert not bool(((x < -2) | (x > 2)).view(-1).any())  # torch.nn.init.trunc_normal_ draws again while it is so
+        assert fake.guessed == 4
         assert torch.arange(2**30).constant is None  # too many
+
+
+def test_a_loop_that_waits_for_values_is_refused():
+    def wait():
+        while torch.randn(3).sum().item() < 2:
+            pass
+
+    with KnowingFakeMode(), pytest.raises(FlopwiseError, match="over and over"):
+        wait()

@@ -7,18 +7,18 @@ from torch import nn
 WIDTH, HEADS, LAYERS, VOCAB, BATCH, CONTEXT = 64, 4, 2, 256, 2, 32
 
 
-def trained(model, loss_of, device, **options):
+def trained(model, loss, device, **options):
     """A step that trains the model with AdamW."""
     model = model.to(device)
     optimizer = torch.optim.AdamW(model.parameters(), **options)
     tokens = torch.randint(0, VOCAB, (BATCH, CONTEXT), device=device)
 
     def step():
-        loss = loss_of(model, tokens)
-        loss.backward()
+        value = loss(model, tokens)
+        value.backward()
         optimizer.step()
         optimizer.zero_grad()
-        return loss
+        return value
 
     return step
 
@@ -44,6 +44,10 @@ def written_out(q, k, v):
     return scores.masked_fill(mask, float("-inf")).softmax(-1) @ v
 
 
+def loss_of(logits, tokens):
+    return F.cross_entropy(logits.flatten(0, 1), tokens.flatten())
+
+
 class GPT(nn.Module):
     def __init__(self, fused=True):
         super().__init__()
@@ -51,15 +55,19 @@ class GPT(nn.Module):
         self.h = nn.ModuleList(Block(fused) for _ in range(LAYERS))
         self.head = nn.Linear(WIDTH, VOCAB, bias=False)
 
-    def forward(self, tokens):
+    def forward(self, tokens, with_loss=True):
         x = self.embed(tokens)
         for block in self.h:
             x = block(x)
-        return F.cross_entropy(self.head(x).flatten(0, 1), tokens.flatten())
+        return loss_of(self.head(x), tokens) if with_loss else self.head(x)
 
 
 def gpt(device):
     return trained(GPT(), lambda model, tokens: model(tokens), device)
+
+
+def loss_outside(device):
+    return trained(GPT(), lambda model, tokens: loss_of(model(tokens, with_loss=False), tokens), device)
 
 
 def written_out_gpt(device):

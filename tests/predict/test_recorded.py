@@ -228,3 +228,11 @@ def test_what_was_recorded_is_predicted_at_once_through_the_one_door(recorded):
     assert found.workload == asked
     assert found.ops == recorded(LLAMA).under(asked).ops
     assert found.compute_dtype == "bf16"
+
+
+def test_a_loss_outside_of_the_model_is_not_compiled_with_it(recorded):
+    inside, outside = (recorded(STEPS + name).as_written for name in ("gpt", "loss_outside"))
+    for step, compiled in ((inside, True), (outside, False)):
+        losses = [op for op in compiled_ops(step.ops, "default") if op.kind == LOSS]
+        assert any(op.op.startswith("fused ") for op in losses) == compiled
+        assert {op.phase for op in losses} >= {"loss", "backward"}

@@ -38,8 +38,8 @@ Sizes = tuple[tuple[int, int], ...]  # (tensor, bytes)
 
 
 def whole_model(op: OpWork) -> str | None:
-    """All in one graph (a phase each)."""
-    return ""
+    """All in one graph (a phase each), but what runs outside of the model."""
+    return None if op.outside else ""
 
 
 def block_of(op: OpWork) -> str | None:

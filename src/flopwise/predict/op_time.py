@@ -41,10 +41,18 @@ def matmul_shape(op: OpWork) -> tuple[int, int, int, int]:
 
     >>> matmul_shape(OpWork(op="bmm", module="", phase="forward", kind=MATMUL, dtype="fp32", shapes=((8, 4, 2), (8, 2, 3))))
     (8, 4, 3, 2)
+    >>> patches = {"flops": 2 * 49 * 64 * 48, "shapes": ((1, 3, 28, 28), (64, 3, 4, 4))}
+    >>> matmul_shape(OpWork(op="convolution", module="", phase="forward", kind=MATMUL, dtype="fp32", **patches))
+    (1, 49, 64, 48)
     """
+    if "convolution" in op.op and len(op.shapes) > 1:  # of every place that the filters come to, with all filters
+        filters = op.shapes[2 if op.op.endswith("_backward") and len(op.shapes) > 2 else 1]
+        width, depth = filters[0], max(1, math.prod(filters[1:]))
+        return (1, max(1, op.flops // (2 * width * depth)), width, depth)
     matrices = [shape for shape in op.shapes if len(shape) in (2, 3)][-2:]  # addmm has its bias first
     if len(matrices) < 2:
-        return (1, 1, 1, max(1, op.flops // 2))
+        side = max(1, round((op.flops / 2) ** (1 / 3)))
+        return (1, side, side, side)
     a, b = matrices
     return (a[0] if len(a) == 3 else 1, a[-2], b[-1], a[-1])
 

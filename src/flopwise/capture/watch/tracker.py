@@ -75,6 +75,7 @@ class Tracker(TorchDispatchMode):
         self._sum: GradientSum | None = None  # the last op, if it is one
         self._live: dict[int, tuple[int, weakref.ref[Any]]] = {}  # storage's address -> its number
         self._forward_module: dict[int, str] = {}  # an autograd node's sequence number -> module
+        self._outside: set[int] = set()  # nodes that were made while no module ran
         self._threads: set[bool] = set()  # that have a cuBLAS workspace: the caller's (False), the backward's (True)
         self._in_optimizer = False
         self._optimizer_module = ""
@@ -260,6 +261,7 @@ class Tracker(TorchDispatchMode):
             kernels=kernels,
             strided=call.strided,
             mixed=call.mixed,
+            outside=self._is_outside(phase),
             whole=fact.causal_at is not None and not _argument(args, kwargs, fact.causal_at, "is_causal"),
             reads=self._numbered(inputs) if kernels else (),
             writes=self._numbered(outputs) if kernels else (),
@@ -318,8 +320,17 @@ class Tracker(TorchDispatchMode):
             return self._optimizer_module
         module = self.names.current()
         # The node of an op exists before the op runs below autograd: the last number given is its own.
-        self._forward_module.setdefault(torch_private.last_node_number(), module)
+        node_made = torch_private.last_node_number()
+        if node_made not in self._forward_module and not self.names.stack:
+            self._outside.add(node_made)
+        self._forward_module.setdefault(node_made, module)
         return module
+
+    def _is_outside(self, phase: str) -> bool:
+        node = current_autograd_node()
+        if phase == "backward":
+            return node is not None and torch_private.node_number(node) in self._outside
+        return phase in ("forward", LOSS) and not self.names.stack
 
     # Storages.
 
