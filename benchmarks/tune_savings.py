@@ -4,7 +4,8 @@
 
 A prediction counts as met within 20 % of the measured saving, or within 1 ms. Levers that could not run have no saving.
 `--again`: a column more, what the model as it is now says of the same steps' samples, with the ceilings in that folder. It
-shows what a change of the model does; it is no prediction, since the measurements were there first.
+shows what a change of the model does; it is no prediction, since the measurements were there first. A user's step is dry-run
+again for that: run it where its code can be imported.
 """
 
 import argparse
@@ -16,11 +17,14 @@ import msgspec
 from flopwise.advice.facts import Facts
 from flopwise.advice.moves import with_levers
 from flopwise.advice.predicted import pause_ns, predicted_change
+from flopwise.capture.isolate import Worker
 from flopwise.predict.machine import Machine
-from flopwise.predict.prediction import predict
+from flopwise.predict.prediction import predict, record_step
+from flopwise.predict.recorded.step import RecordedStep
 from flopwise.records.run import OK
 from flopwise.records.tuning import Attempt, Tuning
-from flopwise.spec.gpu import find_gpu
+from flopwise.spec.gpu import Gpu, find_gpu
+from flopwise.spec.workload import Workload
 from flopwise.store import StoredRun
 from flopwise.store.ceilings import VARIABLE, load_ceilings
 from flopwise.store.tuning import read_tuning
@@ -46,7 +50,10 @@ def again(tuning: Tuning, run: Path) -> list[float | None]:
     gpu = find_gpu(tuning.begun.gpu)
     assert gpu is not None
     ceilings, points, current = load_ceilings(gpu.name), StoredRun.load(run).points, tuning.begun.workload
-    started = predict(current, Machine(gpu=gpu)).time_with(ceilings)
+    recorded = record(current, gpu)
+    if current.own_model is None and recorded is None:
+        return [None for _ in measured(tuning)]
+    started = predict(current, Machine(gpu=gpu), recorded=recorded).time_with(ceilings)
     if tuning.begun.waterfall is not None:
         ceilings = msgspec.structs.replace(ceilings, pause_ns=pause_ns(tuning.begun.waterfall, started))
     told: list[float | None] = []
@@ -55,12 +62,20 @@ def again(tuning: Tuning, run: Path) -> list[float | None]:
         same = [p for p in points if p.trial.workload.recipe == current.recipe and p.status == OK and p.times()]
         if one in shown:
             most = max(same, key=lambda p: len(p.times().wall_ns), default=None)
-            facts = Facts(point=most, ceilings=ceilings, gpu=gpu)
+            facts = Facts(point=most, ceilings=ceilings, gpu=gpu, recorded=recorded)
             change = predicted_change(facts, one.levers) if most else None
             told.append(change.saving_ns if change else None)
         if one.kept:
             current = with_levers(current, one.levers) or current
     return told
+
+
+def record(workload: Workload, gpu: Gpu) -> RecordedStep | None:
+    """The operations of a user's step; None of our own model's, which needs none, and of a step that cannot be dry-run."""
+    if workload.own_model is not None:
+        return None
+    with Worker() as worker:
+        return record_step(worker, workload, gpu)
 
 
 def table(tuning: Tuning, now: list[float | None]) -> list[str]:

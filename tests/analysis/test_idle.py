@@ -5,7 +5,8 @@ from dataclasses import replace
 import polars as pl
 import pytest
 
-from flopwise.analysis.idle import BETWEEN, INPUT, LATE_LAUNCH, NOTHING, SYNCHRONISATION, UNKNOWN, idle
+from flopwise.analysis.idle import BETWEEN, INPUT, LATE_LAUNCH, NOTHING, SYNCHRONISATION, UNKNOWN, host_work_ns, idle
+from flopwise.analysis.steps import WHOLE_TRACE, Steps
 from flopwise.trace import tables
 from flopwise.trace.tables import Trace
 
@@ -90,3 +91,34 @@ def test_a_batch_copied_from_pageable_memory_is_the_input_pipelines():
         copies = frame(tables.COPIES, (50, 55, 1, 0, 7, "HtoD", size, 2, -1))
         found = idle(replace(made, launches=launches, copies=copies), 10, 55)
         assert found.by_cause_ns[INPUT] == expected
+
+
+def run_on_a_queue(n, kernel_ns, host_ns=20, launch_ns=5, queue=100):
+    """A host that launches `n` kernels and computes before each, and a GPU that takes them from a queue of so many places."""
+    now, free, ends, launches, kernels = 0, 0, [], [], []
+    for number in range(1, n + 1):
+        now += host_ns
+        begin = now
+        if len(ends) >= queue:  # the call returns when there is a place again
+            now = max(now, ends[len(ends) - queue])
+        now += launch_ns
+        free = max(free, now) + kernel_ns
+        ends.append(free)
+        launches.append((begin, now, number))
+        kernels.append((free - kernel_ns, free, number))
+    return trace(kernels, launches), Steps(starts_ns=(0,), end_ns=free, how=WHOLE_TRACE)
+
+
+@pytest.mark.parametrize("kernel_ns", [1, 24, 100, 1000])
+def test_the_hosts_work_is_the_same_however_long_the_gpu_takes(kernel_ns):
+    """In a step that the GPU sets, all launches but the first hundred are held up by a full queue: that is waiting."""
+    made, steps = run_on_a_queue(1000, kernel_ns)
+    # Before the first launch there is no op in this trace.
+    assert host_work_ns(made, steps) == pytest.approx(1000 * (20 + 5), rel=0.03)
+
+
+def test_a_wait_for_the_gpu_is_not_the_hosts_work_and_without_launches_nothing_is_known():
+    made = trace([(0, 10, 1), (100, 110, 2)], [(0, 5, 1), (95, 100, 2)], syncs=[(10, 80)])
+    steps = Steps(starts_ns=(0,), end_ns=110, how=WHOLE_TRACE)
+    assert host_work_ns(made, steps) == 100 - 70
+    assert host_work_ns(trace([(0, 10, 1)], []), steps) is None

@@ -213,7 +213,7 @@ def test_a_dry_run_in_a_worker_is_the_same(worker):
 
 
 def test_a_step_that_crashes_ends_its_process_alone(worker):
-    for step, said in (("crashes", "SIGSEGV"), ("exits", "ended with 7"), ("reads_a_number", "_local_scalar_dense")):
+    for step, said in (("crashes", "SIGSEGV"), ("exits", "ended with 7"), ("counts_by_values", "nonzero")):
         with pytest.raises(FlopwiseError, match=said):
             worker.dry_run(workload(f"py:steps:{step}"))
     with pytest.raises(FlopwiseError, match="ended with code 0 and no result"):
@@ -221,3 +221,13 @@ def test_a_step_that_crashes_ends_its_process_alone(worker):
     with pytest.raises(FlopwiseError, match="no end after 1 s"):
         worker.dry_run(workload("py:steps:hangs"), timeout_s=1.0)
     assert worker.dry_run(workload("py:steps:matmul")).ops[0].op == "mm"
+
+
+def test_several_dry_runs_in_one_process_are_those_one_by_one(worker):
+    """One that cannot be is None; where the first cannot be, none can."""
+    asked = [workload("py:steps:matmul", precision=precision) for precision in ("fp32", "bf16", "fp16")]
+    *good, refused = worker.dry_runs([*asked[:2], workload("py:steps:counts_by_values")])
+    assert good == [dry_run(one) for one in asked[:2]]
+    assert refused is None
+    with pytest.raises(FlopwiseError, match="nonzero"):
+        worker.dry_runs([workload("py:steps:counts_by_values"), *asked])

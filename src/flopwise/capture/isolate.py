@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -117,9 +117,26 @@ class Worker(AbstractContextManager["Worker"]):
 
     def dry_run(self, workload: Workload, gpu: str = "hopper", timeout_s: float = DRY_S) -> DryRun:
         """The workload's step on fake tensors, in a process of its own; raises where that is not possible."""
-        request = Request(dry=msgspec.json.encode(workload).decode(), architecture=gpu)
-        answers = self._answers(request, f"{workload.target} cannot be dry-run", timeout_s)
-        return [event.run for event in answers if isinstance(event, DryRunResult)][-1]
+        run = self.dry_runs([workload], gpu, timeout_s)[0]
+        assert run is not None  # else it raised
+        return run
+
+    def dry_runs(
+        self, workloads: Sequence[Workload], gpu: str = "hopper", timeout_s: float = DRY_S
+    ) -> list[DryRun | None]:
+        """Several workloads of one target in one process, which imports what they need once.
+
+        Raises where the first is not possible; None for another that is not, or that there was no time for.
+        """
+        request = Request(dry=tuple(msgspec.json.encode(one).decode() for one in workloads), architecture=gpu)
+        found: list[DryRun | None] = []
+        try:
+            for event in self._answers(request, f"{workloads[0].target} cannot be dry-run", timeout_s):
+                found += [event.run] if isinstance(event, DryRunResult) else []
+        except FlopwiseError:
+            if not found:
+                raise
+        return [*found, *[None] * (len(workloads) - len(found))]
 
     def agree(self, trial: Trial, request: AgreementRequest, log: Path | None = None) -> Agreement:
         """A few steps' losses and gradients compared with the reference's, in a process of its own."""

@@ -12,7 +12,7 @@ from flopwise.spec.gpu import Gpu
 from flopwise.spec.workload import Workload
 
 _NICE = 10  # other processes go first
-_LONGEST_S = 60.0  # that anyone waits for it
+_LONGEST_S = 60  # that anyone waits for it
 
 
 class StepRecording:

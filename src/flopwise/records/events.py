@@ -97,9 +97,9 @@ class AgreementResult(_Event, frozen=True, kw_only=True):
 
 
 class DryRunResult(_Event, frozen=True, kw_only=True):
-    """A step was run on fake tensors."""
+    """A step was run on fake tensors; or, of several that were asked for, one could not be."""
 
-    run: DryRun
+    run: DryRun | None
 
 
 class PairCompared(_Event, frozen=True, kw_only=True):
@@ -132,6 +132,7 @@ class Done(_Event, frozen=True, kw_only=True):
     status: str
     reason: str = ""
     hint: str = ""
+    levers: tuple[str, ...] = ()  # that are to blame, where it is known
     stopped: str = ""
     ran: Ran | None = None
     peak_rss_bytes: int = 0
@@ -181,6 +182,7 @@ class AgreementRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     path: str  # the reference's, a .npz file
     write: bool = False
+    precisions: tuple[str, ...] = ()  # of a reference: those that steps to be compared with it may have
 
 
 class NsysJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -206,7 +208,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """What a worker is asked to do. With none of trial, dry and experiment: report the device."""
 
     trial: str = ""  # JSON of a Trial
-    dry: str = ""  # JSON of a Workload to run on fake tensors
+    dry: tuple[str, ...] = ()  # JSON of Workloads to run on fake tensors, one after the other
     architecture: str = ""  # of the GPU that the fake tensors stand for
     experiment: ExperimentRequest | None = None
     calibrate: bool = False  # measure the device's limits

@@ -29,7 +29,7 @@ def serve(request: Request, emit: Emit) -> None:
     """Do what is asked, and emit the results."""
     if request.dry:
         with _failure_reported(emit):
-            emit(DryRunResult(run=dry_run(msgspec.json.decode(request.dry, type=Workload), request.architecture)))
+            _dry_runs([msgspec.json.decode(one, type=Workload) for one in request.dry], request.architecture, emit)
     elif request.experiment is not None:
         with _failure_reported(emit):
             run_experiment(request.experiment, emit)
@@ -38,6 +38,16 @@ def serve(request: Request, emit: Emit) -> None:
         _trial(request, emit)
     else:
         _report_device(request, emit)
+
+
+def _dry_runs(workloads: list[Workload], architecture: str, emit: Emit) -> None:
+    """The first has to succeed; of the others, what cannot be dry-run is told by None."""
+    emit(DryRunResult(run=dry_run(workloads[0], architecture)))
+    for other in workloads[1:]:
+        try:
+            emit(DryRunResult(run=dry_run(other, architecture)))
+        except FlopwiseError:
+            emit(DryRunResult(run=None))
 
 
 def _report_device(request: Request, emit: Emit) -> None:

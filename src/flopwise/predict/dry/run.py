@@ -52,14 +52,14 @@ def dry_run(workload: Workload, gpu: str = "hopper") -> DryRun:
         moments=tuple(played.moments),
         phases=tuple(played.memory),
         parameters=sum(prod(tape.storages[n].shape) for n, o in enumerate(owner) if o == PARAMETERS),
-        weights=_weights(tape, owner) if workload.own_model is None else (),
+        weights=_weights(tape, owner, workload),
         largest=_tensors(tape, owner, played.at_peak)[:LARGEST_TENSORS],
         saved=tuple(t for t in _tensors(tape, owner, played.after_forward) if t.owner in SAVED and t.phase),
         parameters_bytes=_asked_for(tape, owner, PARAMETERS),
         gradients_bytes=_asked_for(tape, owner, GRADIENTS),
         optimizer_bytes=_asked_for(tape, owner, OPTIMIZER_STATE),
         attention=tuple(sorted(attention.backends)),
-        notes=(*notes, GUESSED) if tape.guessed else notes,
+        notes=(*notes, *[GUESSED] * bool(tape.guessed)),
     )
 
 
@@ -109,8 +109,10 @@ def _without_tensors(op: OpWork, workload: Workload) -> OpWork:
     return op
 
 
-def _weights(tape: Tape, owner: list[str]) -> tuple[Weight, ...]:
+def _weights(tape: Tape, owner: list[str], workload: Workload) -> tuple[Weight, ...]:
     """The parameters, in the order they were made; what was replaced (by a cast, or another device's) is gone."""
+    if workload.own_model is not None:
+        return ()
     freed = {n for s in tape.sections() for kind, n in s.events if kind == FREE}
     there = [(n, s) for n, s in enumerate(tape.storages) if owner[n] == PARAMETERS and n not in freed]
     return tuple(Weight(tensor=n, shape=s.shape, dtype=s.dtype, module=s.module) for n, s in there)

@@ -1,6 +1,7 @@
 """Attention by another kernel: one of SDPA's backends for another, or fused attention for what is written out."""
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 
 import msgspec
@@ -41,26 +42,32 @@ def _fused(ops: Sequence[OpWork], held: str, step: PredictedStep) -> Sequence[Op
     Scores are told by their size within their module: as many as the softmax has, in whatever dtype. So masks, scales and
     dropout of scores go with it, in both directions.
     """
-    scores = {
-        op.module: math.prod(op.shapes[0])
-        for op in ops
-        if op.kind == SOFTMAX and op.phase in _FORWARD and op.shapes and len(op.shapes[0]) >= 3
-    }
+    scores = {op.module: math.prod(op.shapes[0]) for op in ops if _is_softmax(op)}
     masked = {op.module for op in ops if op.module in scores and _masks(op, scores[op.module])}
-    found, groups = list[OpWork | None](ops), dict[tuple[str, str], list[int]]()
-    for place, op in enumerate(ops):
-        if op.module in scores and op.kernels and _touches(op, scores[op.module]):
-            groups.setdefault((op.module, op.phase), []).append(place)
-    for places in groups.values():
+    found = list[OpWork | None](ops)
+    for (module, _), places in _groups(ops, scores).items():
         parts = [ops[place] for place in places]
-        module = parts[0].module
-        one = _one(parts, scores[module], held or _first_choice(parts, step))
-        if one is not None:
+        making = _making(parts, scores[module])
+        if making is not None:
+            one = _one(parts, making, scores[module], held or _first_choice(parts, step))
             for place in places:
                 found[place] = None
             # All that it reads is there by then. Where scores are masked, it is taken to be by their order.
             found[places[-1]] = msgspec.structs.replace(one, whole=module not in masked)
     return [op for op in found if op is not None]
+
+
+def _groups(ops: Sequence[OpWork], scores: dict[str, int]) -> dict[tuple[str, str], list[int]]:
+    """By module and phase, where scores are touched."""
+    found = defaultdict[tuple[str, str], list[int]](list)
+    for place, op in enumerate(ops):
+        if op.module in scores and op.kernels and _touches(op, scores[op.module]):
+            found[op.module, op.phase].append(place)
+    return found
+
+
+def _is_softmax(op: OpWork) -> bool:
+    return op.kind == SOFTMAX and op.phase in _FORWARD and bool(op.shapes) and len(op.shapes[0]) >= 3
 
 
 def _touches(op: OpWork, elements: int) -> bool:
@@ -80,19 +87,19 @@ def _makes(op: OpWork, elements: int) -> bool:
     return math.prod(a[:-1]) * b[-1] == elements
 
 
-def _one(parts: Sequence[OpWork], elements: int, backend: str) -> OpWork | None:
-    """Fused attention for a group of operations; None where they are not the two products and a softmax."""
+def _making(parts: Sequence[OpWork], elements: int) -> OpWork | None:
+    """The product that makes the scores; None where these are not two products and a softmax."""
     products = [op for op in parts if op.kind == MATMUL]
-    making = next((op for op in products if _makes(op, elements)), None)
-    if making is None or len(products) < 2 or not any(op.kind == SOFTMAX for op in parts):
+    if len(products) < 2 or not any(op.kind == SOFTMAX for op in parts):
         return None
-    backward = parts[0].phase in _BACKWARD
+    return next((op for op in products if _makes(op, elements)), None)
+
+
+def _one(parts: Sequence[OpWork], making: OpWork, elements: int, backend: str) -> OpWork:
+    """Fused attention for a group of operations."""
+    backward, columns = parts[0].phase in _BACKWARD, making.shapes[-1][-1]
     batch, rows, width = making.shapes[-2]
-    columns = making.shapes[-1][-1]
-    made = {tensor for op in parts for tensor, _ in op.writes}
-    large = {elements, 2 * elements, 4 * elements}
-    reads = {t: s for op in parts for t, s in op.reads if t not in made and s not in large}
-    writes = {t: s for op in products for t, s in op.writes if s not in large}
+    reads, writes = _ends(parts, {elements, 2 * elements, 4 * elements})
     product = 2 * batch * rows * columns * width
     name = f"_scaled_dot_product_{backend}_attention"
     return msgspec.structs.replace(
@@ -110,6 +117,13 @@ def _one(parts: Sequence[OpWork], elements: int, backend: str) -> OpWork | None:
         writes=tuple(writes.items()),
         shapes=((batch, 1, rows, width), (batch, 1, columns, width), (batch, 1, columns, width)),
     )
+
+
+def _ends(parts: Sequence[OpWork], large: set[int]) -> tuple[dict[int, int], dict[int, int]]:
+    """What a group reads from outside, and what its products write, but scores."""
+    made = {tensor for op in parts for tensor, _ in op.writes}
+    reads = {t: size for op in parts for t, size in op.reads if t not in made and size not in large}
+    return reads, {t: size for op in parts if op.kind == MATMUL for t, size in op.writes if size not in large}
 
 
 def _first_choice(parts: Sequence[OpWork], step: PredictedStep) -> str:

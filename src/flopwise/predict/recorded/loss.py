@@ -86,13 +86,8 @@ def _made(ops: Sequence[OpWork], place: int, step: PredictedStep) -> tuple[list[
     head, t = ops[place], Tape()
     (rows, width), (_, vocab) = head.shapes[-2:]
     compute = "fp32" if head.dtype == "tf32" else head.dtype
-    shapes = {weight.tensor: weight for weight in step.weights}
-    sources = [_source(ops, place, tensor) for tensor, _ in head.reads]
-    weight = next((shapes[one] for one in sources if one in shapes), None)
-    kept = weight.dtype if weight is not None else compute
-    hidden_bytes = next((size for one, size in _sizes(ops, sources, place) if one not in shapes), 0)
-    wide = "fp32" if hidden_bytes >= 4 * rows * width else compute
-    t.autocast, t.phase, t.module = compute if compute != wide or compute != kept else "", LOSS, head.module
+    wide, kept = _dtypes(ops, place, step, compute)
+    t.autocast, t.phase, t.module = compute if {wide, kept} != {compute} else "", LOSS, head.module
     hidden, table = (_leaf(t, shape, dtype) for shape, dtype in (((rows, width), wide), ((vocab, width), kept)))
     loss = loss_fused(t, hidden, table, t.tensor((rows,), "int64"), head.dtype == "tf32")
     split, t.phase = len(t.ops), "backward"
@@ -100,6 +95,16 @@ def _made(ops: Sequence[OpWork], place: int, step: PredictedStep) -> tuple[list[
     above = 1 + max((tensor for op in ops for tensor, _ in (*op.reads, *op.writes)), default=0)
     made = [_renumbered(op, above) for op in t.ops]
     return made[:split], made[split:]
+
+
+def _dtypes(ops: Sequence[OpWork], place: int, step: PredictedStep, compute: str) -> tuple[str, str]:
+    """Of the head's rows and of its weight, before they were cast to what it computes in."""
+    weights = {weight.tensor: weight.dtype for weight in step.weights}
+    sources = [_source(ops, place, tensor) for tensor, _ in ops[place].reads]
+    rows, width = ops[place].shapes[-2]
+    hidden = next((size for one, size in _sizes(ops, sources, place) if one not in weights), 0)
+    kept = next((weights[one] for one in sources if one in weights), compute)
+    return "fp32" if hidden >= 4 * rows * width else compute, kept
 
 
 def _source(ops: Sequence[OpWork], place: int, tensor: int) -> int:

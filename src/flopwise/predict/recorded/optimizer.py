@@ -30,14 +30,16 @@ def recorded_form(ops: Sequence[OpWork]) -> str:
 def with_optimizer(ops: Sequence[OpWork], recipe: Recipe, written: Recipe, step: PredictedStep) -> Sequence[OpWork]:
     """The step with the recipe's optimizer.
 
-    One that the step's own code fuses on a GPU alone is not fused in a dry run: what the code does is known by `written`.
+    One that the step's own code fuses on a GPU alone is not fused in a dry run: what the code does is known by `written`. In a
+    graph, foreach counts its steps on the device, which takes more kernels.
     """
-    form, wanted = recorded_form(ops), recipe.optimizer
-    if wanted == written.optimizer and (form == wanted or wanted in ("adamw-loop", "foreach")):
+    form, wanted, updated = recorded_form(ops), recipe.optimizer, _updated(ops, step.weights)
+    as_written = wanted == written.optimizer and (form == wanted or wanted in ("adamw-loop", "foreach"))
+    counts = form == "foreach" and recipe.graph == "on" != written.graph and _is_adam(ops, updated)
+    if as_written and not counts:
         return ops
     if recipe.precision == "bf16-master" and wanted not in OWN_OPTIMIZERS:
         raise Unsupported(f"precision = 'bf16-master' needs masters, and {wanted} keeps none", "optimizer = flopwise")
-    updated = _updated(ops, step.weights)
     if not updated or not _is_adam(ops, updated):
         raise Unsupported(
             "no Adam or AdamW was recorded in this step", "measure it: other optimizers are not predicted"

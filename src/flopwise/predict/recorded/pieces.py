@@ -48,18 +48,23 @@ def with_activation(ops: Sequence[OpWork], value: str, step: PredictedStep) -> S
 
 def with_rope(ops: Sequence[OpWork], value: str, step: PredictedStep) -> Sequence[OpWork]:
     """The step with queries and keys turned in one kernel, where that is written as halves that are swapped and negated."""
-    negated = {tensor for op in ops if op.op == "neg" for tensor, _ in op.writes}
-    turned, by_module = defaultdict[str, set[int]](set), _by_module(ops)
-    for place, op in enumerate(ops):
-        if op.op == "cat" and op.phase == "forward" and any(tensor in negated for tensor, _ in op.reads):
-            turned[op.module].add(place)
-    pieces = []
-    for module, places in turned.items():
+    pieces, by_module = [], _by_module(ops)
+    for module, places in _turned(ops).items():
         whole = [sum(math.prod(shape) for shape in ops[place].shapes) for place in places]
         sizes = {size for each in whole for size in (each, each // 2)}
         near = [one for one in by_module[module] if ops[one].op in _TURNS and _elements(ops[one]) in sizes]
         pieces.append(_around(ops, places, near))
     return _joined(ops, _by_phase(ops, pieces), "flopwise::rope_pair", ELEMENTWISE, "rope")
+
+
+def _turned(ops: Sequence[OpWork]) -> dict[str, set[int]]:
+    """By module, where halves are put together of which one was negated."""
+    negated = {tensor for op in ops if op.op == "neg" for tensor, _ in op.writes}
+    found = defaultdict[str, set[int]](set)
+    for place, op in enumerate(ops):
+        if op.op == "cat" and op.phase == "forward" and any(tensor in negated for tensor, _ in op.reads):
+            found[op.module].add(place)
+    return found
 
 
 def _by_module(ops: Sequence[OpWork]) -> dict[str, Places]:
@@ -149,24 +154,42 @@ def _way_back(
     sums: int,
 ) -> list[OpWork]:
     """The backward kernel, and after it the sum with a gradient that came another way, where there is one."""
-    parts, made = [ops[place] for place in places], set[int]()
-    reads, summed, arrives = dict(forward.reads), dict[int, int](), dict[int, int]()
-    most = max(reads.values(), default=0)
-    for part in parts:
-        adds = part.op in _ADDS and any(tensor not in made and tensor not in kept for tensor, _ in part.reads)
-        if adds and made & {tensor for tensor, _ in part.reads}:
-            arrives = {tensor: size for tensor, size in part.reads if tensor in made}
-            summed |= dict(part.writes)
+    parts, sums_at = [ops[place] for place in places], _sums_with_others(ops, places, kept)
+    own = [op for op in parts if op not in sums_at]
+    made = {tensor for op in own for tensor, _ in op.writes}
+    summed = {tensor for op in sums_at for tensor, _ in op.writes}
+    reads = {t: s for t, s in _reads_back(own, made, kept, forward).items() if t not in summed}
+    writes = _read_later(own, set(places), readers)
+    if sums_at:  # of several sums with what the parts had made, one is left
+        writes |= {t: s for t, s in sums_at[-1].reads if t in made}
+    one = msgspec.structs.replace(_one(parts, name, kind, reads, writes), kernels=1 + sums)
+    return [one, *sums_at[-1:]] if len(places) > 1 else [one]
+
+
+def _reads_back(own: Sequence[OpWork], made: set[int], kept: set[int], forward: OpWork) -> dict[int, int]:
+    """What the forward kernel read, and what comes from outside; of what its parts had kept, only what is small."""
+    most = max((size for _, size in forward.reads), default=0)
+    found = dict(forward.reads)
+    for op in own:
+        found |= {t: s for t, s in op.reads if t not in made and (t not in kept or s <= _SMALL * most)}
+    return found
+
+
+def _read_later(own: Sequence[OpWork], mine: set[int], readers: dict[int, set[int]]) -> dict[int, int]:
+    """What someone else reads, or nobody here: gradients of weights."""
+    return {t: s for op in own for t, s in op.writes if not readers.get(t) or not readers[t] <= mine}
+
+
+def _sums_with_others(ops: Sequence[OpWork], places: Places, kept: set[int]) -> list[OpWork]:
+    """The sums of what the pieces have made with gradients that come from elsewhere."""
+    found, made = [], set[int]()
+    for place in places:
+        op, read = ops[place], {tensor for tensor, _ in ops[place].reads}
+        if op.op in _ADDS and read & made and read - made - kept:
+            found.append(op)
         else:
-            reads |= {t: s for t, s in part.reads if t not in made and (t not in kept or s <= _SMALL * most)}
-        made |= {tensor for tensor, _ in part.writes}
-    written = {tensor: size for part in parts for tensor, size in part.writes if tensor not in summed}
-    mine = set(places)
-    writes = {t: s for t, s in written.items() if not readers.get(t, set()) <= mine or not readers.get(t)} | arrives
-    one = _one(parts, name, kind, {t: s for t, s in reads.items() if t not in summed}, writes)
-    one = msgspec.structs.replace(one, kernels=1 + sums)
-    last = next((part for part in reversed(parts) if part.op in _ADDS and summed.keys() & dict(part.writes)), None)
-    return [one] if last is None or len(places) < 2 else [one, last]
+            made |= {tensor for tensor, _ in op.writes}
+    return found
 
 
 def _one(parts: Sequence[OpWork], name: str, kind: str, reads: dict[int, int], writes: dict[int, int]) -> OpWork:

@@ -20,30 +20,45 @@ def with_joined_projections(ops: Sequence[OpWork], value: str, step: PredictedSt
     groups = [group for group in _groups(ops, sources) if len(group) > 1]
     if not groups:
         raise Unsupported("projections = 'fused' finds nothing to join in this step", _HINT)
-    casts = defaultdict[tuple[str, int], list[int]](list)
-    for place, op in enumerate(ops):
-        if op.phase == "forward" and is_cast(op) and op.reads:
-            casts[op.module, op.reads[0][0]].append(place)
-    by_module = {ops[place].module: n for n, group in enumerate(groups) for place in group}
-    back: list[dict[str, list[int]]] = [defaultdict(list) for _ in groups]
-    for place, op in enumerate(ops):
-        if op.phase == "backward" and op.module in by_module:
-            forward = ops[groups[by_module[op.module]][0]]
-            back[by_module[op.module]][_way(op, _source(forward, sources), sources)].append(place)
-    found = list[OpWork | None](ops)
-    for group, ways in zip(groups, back, strict=True):
+    casts, found = _casts(ops), list[OpWork | None](ops)
+    for group, ways in zip(groups, _ways_back(ops, groups, sources), strict=True):
         _replace(found, group, [_side_by_side(ops, group)])
         same = [cast for place in group for cast in casts[ops[place].module, _source(ops[place], sources)]]
-        for place in same[1:]:  # what all of them read is cast once
-            found[place] = None
+        _drop(found, same[1:])  # what all of them read is cast once
         if ways["weight"] and ways["input"]:
             joined = _side_by_side(ops, ways["input"], inner=True)
             _replace(found, sorted(ways["weight"]), [_stacked(ops, ways["weight"])])
             _replace(found, sorted(ways["input"]), [_put_together(ops, ways["input"]), joined])
-            for way in ("add", "cast"):  # one gradient arrives where several were cast and added
-                for place in ways[way][: len(group) - 1]:
-                    found[place] = None
+            # One gradient arrives where several were cast and added.
+            _drop(found, [*ways["add"][: len(group) - 1], *ways["cast"][: len(group) - 1]])
     return [op for op in found if op is not None]
+
+
+def _casts(ops: Sequence[OpWork]) -> dict[tuple[str, int], list[int]]:
+    """Going forward, by module and what they cast."""
+    found = defaultdict[tuple[str, int], list[int]](list)
+    for place, op in enumerate(ops):
+        if op.phase == "forward" and is_cast(op) and op.reads:
+            found[op.module, op.reads[0][0]].append(place)
+    return found
+
+
+def _ways_back(
+    ops: Sequence[OpWork], groups: Sequence[list[int]], sources: Mapping[int, int]
+) -> list[dict[str, list[int]]]:
+    """Of each group, what its modules do going back: see `_way`."""
+    by_module = {ops[place].module: n for n, group in enumerate(groups) for place in group}
+    found: list[dict[str, list[int]]] = [defaultdict(list) for _ in groups]
+    for place, op in enumerate(ops):
+        if op.phase == "backward" and op.module in by_module:
+            forward = ops[groups[by_module[op.module]][0]]
+            found[by_module[op.module]][_way(op, _source(forward, sources), sources)].append(place)
+    return found
+
+
+def _drop(found: list[OpWork | None], places: Sequence[int]) -> None:
+    for place in places:
+        found[place] = None
 
 
 def _groups(ops: Sequence[OpWork], sources: Mapping[int, int]) -> list[list[int]]:
