@@ -16,6 +16,7 @@ from flopwise.version import __version__
 
 if TYPE_CHECKING:
     from flopwise.api.account import account
+    from flopwise.api.apply import apply
     from flopwise.api.bench import bench
     from flopwise.api.compare import compare
     from flopwise.api.demo import demo
@@ -34,6 +35,7 @@ __all__ = [
     "FlopwiseError",
     "__version__",
     "account",
+    "apply",
     "bench",
     "calibrate",
     "compare",

@@ -19,7 +19,14 @@ class FlopwiseError(Exception):
 
 
 class Unsupported(FlopwiseError):
-    """The workload is well formed, but this machine or this combination cannot run it: a row, not the end of a sweep."""
+    """The workload is well formed, but this machine or this combination cannot run it: a row, not the end of a sweep.
+
+    `levers`: those that are to blame, where it is known.
+    """
+
+    def __init__(self, message: str, hint: str = "", levers: tuple[str, ...] = ()) -> None:
+        super().__init__(message, hint)
+        self.levers = levers
 
 
 class WrongResult(FlopwiseError):

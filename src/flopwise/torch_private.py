@@ -413,6 +413,17 @@ def step_hooks(optimizer: Any) -> list[Any]:
     return [optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks]
 
 
+def in_place_of_step(step: Callable[..., Any], optimizer: Any) -> Callable[..., Any]:
+    """A step that a learning-rate scheduler takes for the one that it has wrapped."""
+
+    def own(*args: Any, **kwargs: Any) -> Any:
+        optimizer._opt_called = True
+        return step(*args, **kwargs)
+
+    own._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    return own
+
+
 def share_step_hooks(source: Any, other: Any) -> None:
     """Let another optimizer call the hooks of this one."""
     other._optimizer_step_pre_hooks, other._optimizer_step_post_hooks = step_hooks(source)

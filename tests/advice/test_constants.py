@@ -14,18 +14,13 @@ def percent(share):
     return f"{100 * share:g} %"
 
 
-def bounds(precision):
-    loss = constants.LOSS_BOUNDS.get(precision, constants.HALF_LOSS_BOUND)
-    return f"| {percent(loss)} | {percent(constants.GRADIENT_BOUNDS.get(precision, constants.HALF_GRADIENT_BOUND))} |"
-
-
 @pytest.mark.parametrize(
     "text",
     [
         f"less than {percent(constants.WORTH_TRYING)} of the step ({percent(constants.WORTH_TRYING_ALONE)} where two steps",
-        f"| fp32 {bounds('fp32')}",
-        f"| TF32 {bounds('tf32')}",
-        f"| bf16, fp16 {bounds('bf16')}",
+        *(f"| {measure} | {constants.ALLOWED[measure]:g} |" for measure in constants.ALLOWED),
+        f"| loss | {constants.ALLOWED_LOSS:g} |",
+        f"{constants.ALLOWED_LATER:g} times that in later steps",
         f"{percent(constants.SMALLER_SHARE)} less memory",
         f"or saves {percent(constants.SMALLER_SHARE)}",
         f"a saving of {percent(constants.WORTH_KEEPING)} is unlikely",

@@ -9,7 +9,7 @@ from flopwise.analysis.comparison import compare_samples
 from flopwise.errors import FlopwiseError
 from flopwise.records.comparison import INCONCLUSIVE
 from flopwise.records.events import AgreementResult
-from flopwise.records.run import Agreement
+from flopwise.records.run import Agreement, Difference
 from flopwise.records.tuning import Attempt, Begun, Decision, Ended, Row, Tuning
 from flopwise.spec.workload import workload
 from flopwise.store.rows import append_row, read_rows
@@ -84,51 +84,69 @@ def test_a_memory_limit_rules():
     assert kept(against(1.5), 50 * GIB, 45 * GIB, 40 * GIB)  # on the way
 
 
-def agreement(loss=1.0, gradient=0.0):
-    return Agreement(losses=(1.0, loss), reference_losses=(1.0, 1.0), gradient_error=gradient)
+def off(kind="loss", error=1.0, rounding=0.001, **fields):
+    return Difference(kind=kind, error=error, rounding=rounding, **({"step": 1} | fields))
 
 
-def wrong(found, precision):
-    decision = disagreement(found, precision)
+def agreement(*differences, **fields):
+    return Agreement(losses=(1.0,), reference_losses=(1.0,), differences=differences, **fields)
+
+
+def wrong(*differences):
+    decision = disagreement(agreement(*differences))
     return decision.key if decision is not None else ""
 
 
 def test_rounding_is_allowed_and_errors_are_not():
-    assert wrong(agreement(1.01, 0.05), "bf16") == ""
-    assert wrong(agreement(1.01, 0.05), "fp32") == "wrong loss"
-    assert wrong(agreement(1.0, 0.5), "bf16") == "wrong gradients"
-    assert wrong(agreement(1.0, math.nan), "bf16") == "wrong gradients"
-    assert wrong(agreement(math.nan), "bf16") == "wrong loss"
-    assert wrong(None, "fp32") == ""
+    assert wrong(off("loss", 0.004), off("gradient", 0.0019)) == ""
+    assert wrong(off("loss", 0.006)) == "wrong loss"
+    assert wrong(off("gradient", 0.0021)) == "wrong gradients"
+    assert wrong(off("update", 0.004, measure="decay")) == "wrong updates"
+    assert wrong(off("gradient", math.nan)) == "wrong gradients"
+    assert disagreement(None) is None
 
 
-def test_a_batch_learnt_by_heart_is_judged_by_its_first_loss():
-    learnt = Agreement(losses=(0.010, 0.034), reference_losses=(0.009, 0.034), first_loss=9.3)
+def test_later_steps_amplify_rounding_and_count_less():
+    assert wrong(off("loss", 0.006, step=2)) == ""
+    assert wrong(off("loss", 0.011, step=2)) == "wrong loss"
+    first, later = off("gradient", 0.003), off("loss", 0.5, step=4)
+    assert wrong(later, first) == "wrong gradients"  # the first step's, though it is less off
+
+
+def test_the_weight_is_named_and_the_direction():
+    one = describe(disagreement(agreement(off("gradient", 0.25, measure="weight", where="head.weight"))))
+    assert one == "the gradients of head.weight are 25 % off the reference (0.3 % allowed)"
+    decay = describe(disagreement(agreement(off("update", 0.25, measure="decay", step=2))))
+    assert decay == "the updates of the weights (weight decay) of step 2 are 25 % off the reference (0.6 % allowed)"
+
+
+def test_a_batch_learnt_by_heart_is_measured_by_its_first_loss():
+    learnt = Agreement(losses=(9.3, 0.010), reference_losses=(9.3, 0.009))
     assert learnt.loss_error == pytest.approx(0.001 / 0.93)
-    assert wrong(learnt, "bf16") == ""
-    forgotten = Agreement(losses=(0.06,), reference_losses=(0.03,), first_loss=9.3)
-    assert wrong(forgotten, "bf16") == "wrong loss"
-    assert wrong(Agreement(losses=(0.010,), reference_losses=(0.009,)), "bf16") == "wrong loss"
+    earlier = Agreement(losses=(0.010, 0.034), reference_losses=(0.009, 0.034), first_loss=9.3)  # as stored before
+    assert earlier.loss_error == pytest.approx(0.001 / 0.93)
 
 
 FASTER = Decision(key="faster")
 
 
 @pytest.mark.parametrize(
-    ("agreed", "draws_random", "key", "check"),
+    ("agreed", "varies", "key", "check"),
     [
-        (AgreementResult(agreement=agreement()), False, "faster", ""),
-        (AgreementResult(agreement=agreement(1.25)), False, "wrong loss", ""),  # however fast
-        (AgreementResult(agreement=agreement(1.25)), True, "faster", "random"),
+        (AgreementResult(agreement=agreement(off(error=0.0))), False, "faster", ""),
+        (AgreementResult(agreement=agreement(off())), False, "wrong loss", ""),  # however fast
+        (AgreementResult(agreement=agreement(off())), True, "faster", "random"),
+        (AgreementResult(agreement=agreement(off(error=0.0), same_draws=False)), False, "faster", "other draws"),
+        (AgreementResult(agreement=agreement(off(), same_draws=False)), False, "wrong loss", ""),
         (AgreementResult(failed="no such file"), False, "check failed", ""),
         (AgreementResult(), False, "faster", "unchecked"),
     ],
 )
-def test_a_wrong_result_is_not_kept_however_fast(agreed, draws_random, key, check):
-    found = checked(FASTER, agreed, "fp32", draws_random)
+def test_a_wrong_result_is_not_kept_however_fast(agreed, varies, key, check):
+    found = checked(FASTER, agreed, varies)
     assert (found.key, found.check) == (key, check)
     slower = Decision(key="slower")
-    assert checked(slower, agreed, "fp32", draws_random) == slower
+    assert checked(slower, agreed, varies) == slower
 
 
 def test_every_decision_is_a_sentence():
@@ -143,7 +161,7 @@ def test_every_decision_is_a_sentence():
         "no difference shown",
         "inconclusive",
     )
-    for key in (*keys, "wrong loss", "wrong gradients", "check failed", "not run"):
+    for key in (*keys, "wrong loss", "wrong gradients", "wrong updates", "check failed", "not run"):
         assert describe(Decision(key=key, values=off, detail="too few samples"))
     assert describe(Decision(key="smaller", values=off)) == "10% less memory, and not shown to be slower"
     assert "nan times off" in describe(Decision(key="wrong loss", values={"error": math.nan, "allowed": 0.02}))

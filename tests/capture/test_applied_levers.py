@@ -8,11 +8,13 @@ from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._dynamo.utils import counters
 
-from flopwise.capture.applied_levers import AppliedLevers, compile_torch_modules, fuse_optimizer, make_capturable
+from flopwise.capture.applied_levers import AppliedLevers
 from flopwise.capture.build import build_step
 from flopwise.capture.built_objects import BuiltObjects
 from flopwise.capture.step import capture_failure
 from flopwise.errors import Unsupported
+from flopwise.patch.compiling import compile_torch_modules
+from flopwise.patch.optimizer import fuse_optimizer, make_capturable
 from flopwise.predict.dry.run import dry_run
 from flopwise.records.run import UNSUPPORTED
 from flopwise.spec.workload import Sampling, Trial, workload

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from flopwise.capture.blocks import blocks_of
+from flopwise.patch.blocks import blocks_of
 from flopwise.capture.build import build_step
 from flopwise.capture.model_step import ModelStep
 from flopwise.lm.overlap import UpdateInBackward, parameter_groups

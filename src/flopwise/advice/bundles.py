@@ -2,13 +2,15 @@
 
 Levers of such a step are cheap to put on and dear to measure, as every measurement builds and compiles the model again. So the
 first attempt has all that is usually kept. A lever that is refused by name is left out and the rest tried again; where the
-rest is wrong, slower or fails for no known reason, what plain PyTorch offers is tried, and then lever by lever.
+rest is wrong, slower or fails for no known reason, weights stay in fp32; then what plain PyTorch offers is tried, and then
+lever by lever.
 """
 
 from collections.abc import Sequence
 
-from flopwise.advice.moves import ROUNDED, Move, with_levers
+from flopwise.advice.moves import Move, with_levers
 from flopwise.records.tuning import Attempt
+from flopwise.spec.recipe import OWN_OPTIMIZERS
 from flopwise.spec.workload import UserStep, Workload
 
 BEST = {
@@ -20,6 +22,7 @@ BEST = {
     "graph": "on",
     "overlap": "on",
 }
+SAFER = BEST | {"precision": "bf16"}  # weights stay in fp32
 PLAIN = {"precision": "bf16", "optimizer": "fused", "attention": "sdpa", "compile": "default", "graph": "on"}
 # In the place of a value that was refused.
 INSTEAD = {("precision", "bf16-master"): "bf16", ("optimizer", "flopwise"): "fused", ("compile", "blocks"): "default"}
@@ -37,7 +40,7 @@ def next_bundle(
         return None
     tried = {attempt.name for attempt in before}
     unexplained = [one for one in before if not refused & set(one.levers.items())]
-    for wanted in (BEST, PLAIN)[len(unexplained) :]:
+    for wanted in (BEST, SAFER, PLAIN)[len(unexplained) :]:
         levers = left_to_change(current, wanted, refused, keep_exact)
         changed = with_levers(current, levers) if len(levers) >= FEWEST else None
         if changed is None:
@@ -58,20 +61,15 @@ def left_to_change(current: Workload, wanted: dict[str, str], refused: Refused, 
     """
     levers = {name: _allowed(name, value, refused) for name, value in wanted.items()}
     recipe, written = current.recipe, current.subject.written if isinstance(current.subject, UserStep) else None
-    if keep_exact or recipe.precision in ("fp16", "bf16-pure", levers["precision"]):
-        levers["precision"] = ""
-    if keep_exact:
-        levers = {name: value for name, value in levers.items() if value not in ROUNDED.get(name, ())}
-    if recipe.attention != "naive":
-        levers["attention"] = ""
+    if levers["optimizer"] not in OWN_OPTIMIZERS:  # which alone keeps masters and can be split
+        levers |= {"overlap": "", "precision": _allowed("precision", "bf16", refused)}
+    without = {"attention"} if recipe.attention != "naive" else set[str]()
+    if keep_exact or recipe.precision in ("fp16", "bf16-pure"):
+        without.add("precision")
     if written is not None and written.compile != "off":  # its graphs hold the head and all weights
-        levers |= {"compile": "", "loss": "", "overlap": ""}
-    if not levers.get("optimizer"):
-        levers |= {"overlap": "", "precision": _allowed("precision", "bf16", refused)} if levers.get("precision") else {}
-    if levers.get("optimizer") == "fused":
-        levers["overlap"] = ""
-        levers["precision"] = "bf16" if levers.get("precision") == "bf16-master" else levers.get("precision", "")
-    return {name: value for name, value in levers.items() if value and getattr(recipe, name) != value}
+        without |= {"compile", "loss", "overlap"}
+    left = {name: value for name, value in levers.items() if value and name not in without}
+    return {name: value for name, value in left.items() if getattr(recipe, name) != value}
 
 
 def _allowed(lever: str, value: str, refused: Refused) -> str:

@@ -5,17 +5,18 @@ import math
 import msgspec
 
 from flopwise import units
-from flopwise.advice.constants import GRADIENT_BOUNDS, HALF_GRADIENT_BOUND, HALF_LOSS_BOUND, LOSS_BOUNDS, SMALLER_SHARE
+from flopwise.advice.constants import ALLOWED, ALLOWED_LATER, ALLOWED_LOSS, SMALLER_SHARE
 from flopwise.records.comparison import FASTER, INCONCLUSIVE, NO_DIFFERENCE, SLOWER, Comparison
 from flopwise.records.events import AgreementResult
-from flopwise.records.run import OK, Agreement
+from flopwise.records.run import DECAY, GRADIENT, LOSS, OK, SCALE, UPDATE, Agreement, Difference
 from flopwise.records.tuning import Attempt, Decision
 
 # The keys of decisions: a comparison's verdict (FASTER, SLOWER, NO_DIFFERENCE, INCONCLUSIVE), or one of these.
 SMALLER, UNDER_LIMIT, STEADIER, OVER_LIMIT = "smaller", "under limit", "steadier", "over limit"
-WRONG_LOSS, WRONG_GRADIENTS, CHECK_FAILED, NOT_RUN = "wrong loss", "wrong gradients", "check failed", "not run"
+WRONG_LOSS, WRONG_GRADIENTS, WRONG_UPDATES = "wrong loss", "wrong gradients", "wrong updates"
+CHECK_FAILED, NOT_RUN = "check failed", "not run"
 KEPT = (FASTER, SMALLER, UNDER_LIMIT, STEADIER)
-UNCHECKED, RANDOM = "unchecked", "random"  # a kept lever's `check`
+UNCHECKED, RANDOM, OTHER_DRAWS = "unchecked", "random", "other draws"  # a kept lever's `check`
 
 _SENTENCES = {
     SMALLER: "{saved_share:.0%} less memory, and not shown to be slower",
@@ -23,12 +24,14 @@ _SENTENCES = {
     STEADIER: "not shown to be slower, and later measurements no longer depend on the host's speed",
     OVER_LIMIT: "over the memory limit",
     INCONCLUSIVE: "inconclusive: {detail}",
-    WRONG_LOSS: "the loss is {off} off the reference ({allowed} allowed)",
-    WRONG_GRADIENTS: "the gradients are {off} off the reference ({allowed} allowed)",
+    WRONG_LOSS: "the loss{step_name} is {off} off the reference ({allowed} allowed)",
+    WRONG_GRADIENTS: "the gradients{place}{step_name} are {off} off the reference ({allowed} allowed)",
+    WRONG_UPDATES: "the updates of the weights{place}{step_name} are {off} off the reference ({allowed} allowed)",
     CHECK_FAILED: "{detail}",
     NOT_RUN: "{detail}",
     UNCHECKED: "; losses and gradients not checked",
-    RANDOM: "; losses and gradients not judged: the step draws random numbers",
+    RANDOM: "; losses and gradients not judged: the step is not the same twice",
+    OTHER_DRAWS: "; judged by what other random numbers do, as it draws other ones",
 }
 
 
@@ -37,13 +40,18 @@ def describe(decision: Decision) -> str:
 
     >>> describe(Decision(key=WRONG_LOSS, values={"error": 0.25, "allowed": 0.02}))
     'the loss is 25 % off the reference (2 % allowed)'
+    >>> describe(Decision(key=WRONG_GRADIENTS, values={"error": 0.25, "allowed": 0.02, "step": 2.0}, detail="of head.weight"))
+    'the gradients of head.weight of step 2 are 25 % off the reference (2 % allowed)'
     """
     values = {name: math.nan if value is None else value for name, value in decision.values.items()}
     error = values.get("error", 0.0)
     off = f"{error:.2g} times" if not math.isfinite(error) or error > 10 else f"{100 * error:.2g} %"
     allowed = f"{100 * values.get('allowed', 0.0):.2g} %"
     sentence = _SENTENCES.get(decision.key, decision.key) + _SENTENCES.get(decision.check, "")
-    return sentence.format(detail=decision.detail, **(values | {"off": off, "allowed": allowed}))
+    place = f" {decision.detail}" if decision.detail else ""
+    step_name = f" of step {values['step']:.0f}" if values.get("step", 1.0) > 1 else ""
+    words = {"off": off, "allowed": allowed, "place": place, "step_name": step_name}
+    return sentence.format(detail=decision.detail, **(values | words))
 
 
 def describe_attempt(attempt: Attempt) -> str:
@@ -59,18 +67,39 @@ def describe_attempt(attempt: Attempt) -> str:
     return f"{attempt.name}: {times}, {'kept' if attempt.kept else 'not kept'}: {attempt.why}"
 
 
-def disagreement(agreement: Agreement | None, precision: str) -> Decision | None:
-    """How losses or gradients differ from the reference's by more than rounding; None if they do not, or were not compared."""
-    if agreement is None:
+_WRONG = {LOSS: WRONG_LOSS, GRADIENT: WRONG_GRADIENTS, UPDATE: WRONG_UPDATES}
+_DIRECTIONS = {SCALE: "(their length)", DECAY: "(weight decay)"}
+
+
+def disagreement(agreement: Agreement | None) -> Decision | None:
+    """What differs from the reference by more than rounding does; None if nothing does, or nothing was compared.
+
+    Of several, the one that is furthest beyond it: in the first step, if there is one.
+    """
+    wrong = [one for one in agreement.differences if not one.error <= allowed(one)] if agreement is not None else []
+    if not wrong:
         return None
-    bounds = {
-        WRONG_LOSS: (agreement.loss_error, LOSS_BOUNDS.get(precision, HALF_LOSS_BOUND)),
-        WRONG_GRADIENTS: (agreement.gradient_error, GRADIENT_BOUNDS.get(precision, HALF_GRADIENT_BOUND)),
-    }
-    for key, (error, allowed) in bounds.items():
-        if error is not None and not error <= allowed:  # a NaN is not
-            return Decision(key=key, values={"error": error, "allowed": allowed})
-    return None
+    worst = max((one for one in wrong if one.step == min(one.step for one in wrong)), key=_excess)
+    place = f"of {worst.where}" if worst.where else _DIRECTIONS.get(worst.measure, "")
+    step = float(worst.step)
+    return Decision(
+        key=_WRONG[worst.kind], values={"error": worst.error, "allowed": allowed(worst), "step": step}, detail=place
+    )
+
+
+def allowed(difference: Difference) -> float:
+    """How far it may be off.
+
+    >>> allowed(Difference(kind="gradient", step=1, error=0.1, rounding=0.01))
+    0.02
+    """
+    factor = ALLOWED_LOSS if difference.kind == LOSS else ALLOWED[difference.measure]
+    return factor * (ALLOWED_LATER if difference.step > 1 else 1.0) * difference.rounding
+
+
+def _excess(difference: Difference) -> float:
+    ratio = difference.error / allowed(difference)
+    return math.inf if math.isnan(ratio) else ratio
 
 
 def decide(
@@ -108,15 +137,16 @@ def _by_limit(before: int, after: int, limit: int) -> Decision | None:
     return None
 
 
-def checked(decision: Decision, agreed: AgreementResult, precision: str, draws_random: bool) -> Decision:
-    """The decision once results are looked at: what is wrong is not kept, however fast."""
+def checked(decision: Decision, agreed: AgreementResult, varies: bool) -> Decision:
+    """The decision once results are looked at: what is wrong is not kept, however fast. `varies`: so does the reference."""
     if decision.key not in KEPT:
         return decision
     if agreed.failed:
         return Decision(key=CHECK_FAILED, detail=agreed.failed)
     if agreed.agreement is None:
         return msgspec.structs.replace(decision, check=UNCHECKED)
-    wrong = disagreement(agreed.agreement, precision)
-    if wrong is None:
-        return decision
-    return msgspec.structs.replace(decision, check=RANDOM) if draws_random else wrong
+    if varies:
+        return msgspec.structs.replace(decision, check=RANDOM)
+    if (wrong := disagreement(agreed.agreement)) is not None:
+        return wrong
+    return decision if agreed.agreement.same_draws else msgspec.structs.replace(decision, check=OTHER_DRAWS)

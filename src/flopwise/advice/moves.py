@@ -7,8 +7,8 @@ from flopwise.errors import FlopwiseError
 from flopwise.predict.prediction import peak_bytes
 from flopwise.spec.gpu import Gpu
 from flopwise.spec.model import ModelSpec
-from flopwise.spec.recipe import CHOICES, LEVERS, Recipe, named
-from flopwise.spec.workload import Workload, levers, varied
+from flopwise.spec.recipe import CHOICES, LEVERS, OWN_OPTIMIZERS, Recipe, named
+from flopwise.spec.workload import UserStep, Workload, levers, varied
 
 # What is worth a try, in the order of a first guess; a value that is never faster or smaller is not listed.
 TRIED: dict[str, tuple[str, ...]] = {
@@ -22,7 +22,7 @@ TRIED: dict[str, tuple[str, ...]] = {
     "activation": ("torch", "triton"),
     "rope": ("triton", "eager"),
     "projections": ("fused", "separate"),
-    "overlap": ("on",),
+    "overlap": ("on", "off"),
 }
 # What changes results beyond fp32's rounding.
 ROUNDED = {"precision": ("tf32", "bf16", "fp16", "bf16-pure", "bf16-master"), "optimizer": ("flopwise-bf16",)}
@@ -84,22 +84,49 @@ def moves(current: Workload, *, keep_exact: bool = False, smaller: bool = False,
         for value in values:
             if str(getattr(current.recipe, lever)) == value or (keep_exact and value in ROUNDED.get(lever, ())):
                 continue
-            if not on_gpu and value in GPU_ONLY.get(lever, ()):
+            if (not on_gpu and value in GPU_ONLY.get(lever, ())) or _pointless(current, lever, value):
                 continue
             found += [
                 Move(lever=lever, value=value, workload=changed, also=also)
-                for also in ({}, *_together(current, lever, value))
+                for also in _together(current, lever, value)
                 if (changed := with_levers(current, {lever: value, **also})) is not None
             ]
     return found
 
 
+def _pointless(current: Workload, lever: str, value: str) -> bool:
+    """Whether what a step has already leaves a lever nothing to gain; of our own model, predictions say so."""
+    recipe, half = current.recipe, current.recipe.compute in ("bf16", "fp16")
+    if lever == "overlap" and value == "off":
+        return recipe.overlap == "off"
+    if lever == "precision" and half and value == "tf32":
+        return True
+    if not isinstance(current.subject, UserStep):
+        return False
+    whole, own = recipe.compile in ("default", "max-autotune"), recipe.optimizer in OWN_OPTIMIZERS
+    return {
+        "precision": half and value == "bf16",
+        "attention": value == "sdpa" and recipe.attention != "naive",
+        "optimizer": own and value == "fused",
+        "compile": value == "off" or current.subject.written.compile != "off",
+        "loss": value != "fused" or current.subject.written.compile != "off",
+        "norm": value != "triton" or recipe.compile != "off",  # a compiler fuses these itself
+        "activation": value != "triton" or recipe.compile != "off",
+        "rope": value != "triton" or recipe.compile != "off",
+        "projections": value != "fused",
+        "overlap": whole and value == "on",  # a whole model's backward pass hands over all gradients at its end
+    }.get(lever, False)
+
+
 def _together(current: Workload, lever: str, value: str) -> list[dict[str, str]]:
-    """What else may change with a lever: to a compiler, our kernels are walls."""
+    """What else changes with a lever: to a compiler, our kernels are walls; masters are kept by our optimizer."""
+    if isinstance(current.subject, UserStep):
+        needs_own = (lever, value) in (("precision", "bf16-master"), ("overlap", "on"))
+        return [{"optimizer": "flopwise"} if needs_own and current.recipe.optimizer not in OWN_OPTIMIZERS else {}]
     if lever != "compile" or value == "off":
-        return []
+        return [{}]
     own = {name: better for name, better in FOR_THE_COMPILER.items() if getattr(current.recipe, name) == "triton"}
-    return [own] if own else []
+    return [{}, own] if own else [{}]
 
 
 def seconds_to_try(move: Move) -> float:
@@ -163,7 +190,7 @@ def to_fit(start: Workload, gpu: Gpu | None, room_bytes: float, *, keep_exact: b
 
 
 def reference_of(start: Workload, *, lighter: bool = False) -> Workload:
-    """The same step in eager fp32: what losses and gradients are compared with. A user's step is its own.
+    """The same step in eager fp32: what losses and gradients are compared with. Of a user's step, what is written.
 
     `lighter`: fp32 still, but with what takes little memory: fused attention, and each block's forward pass done twice.
 
@@ -171,6 +198,8 @@ def reference_of(start: Workload, *, lighter: bool = False) -> Workload:
     >>> reference_of(workload("tiny", precision="bf16", attention="sdpa")).label()
     'tiny b4 t128 train attention=naive norm=eager activation=eager'
     """
+    if isinstance(start.subject, UserStep):
+        return msgspec.structs.replace(start, recipe=start.subject.written)
     if not isinstance(start.subject, ModelSpec):
         return start
     if lighter:

@@ -1,6 +1,6 @@
 """A recipe as lines of PyTorch, for your own training loop."""
 
-from flopwise.spec.recipe import Recipe
+from flopwise.spec.recipe import OWN_OPTIMIZERS, Recipe, levers_to_apply
 
 _PRECISION = {
     "tf32": "torch.set_float32_matmul_precision('high')",
@@ -86,15 +86,40 @@ def lines_by_lever(recipe: Recipe, since: Recipe | None = None) -> dict[str, str
     return found
 
 
-def toml_by_lever(recipe: Recipe) -> dict[str, str]:
-    """The line for each lever in a file for `--recipe`; what is so by default needs none.
+# What plain PyTorch cannot do in a line or two of a user's own code.
+_OURS = {
+    "precision": ("bf16-master",),
+    "norm": ("triton",),
+    "activation": ("triton",),
+    "rope": ("triton",),
+    "projections": ("fused",),
+    "loss": ("fused", "chunked"),
+    "optimizer": OWN_OPTIMIZERS,
+    "overlap": ("on",),
+}
+
+
+def lines_for_own_code(recipe: Recipe, written: Recipe) -> dict[str, str]:
+    """The line for each lever that is put onto a user's own step: of plain PyTorch where it has one.
+
+    >>> lines_for_own_code(Recipe(optimizer="fused", loss="fused"), Recipe())["loss"]
+    'by flopwise.apply alone'
+    """
+    changed = levers_to_apply(recipe, written)
+    ours = {lever: "by flopwise.apply alone" for lever, value in changed.items() if value in _OURS.get(lever, ())}
+    return lines_by_lever(recipe, written) | ours
+
+
+def toml_by_lever(recipe: Recipe, written: Recipe | None = None) -> dict[str, str]:
+    """The line for each lever in a file for `--recipe`; what is so by default, or as the code is written, needs none.
 
     >>> toml_by_lever(Recipe(precision="bf16", checkpoint=2))
     {'precision': 'precision = "bf16"', 'checkpoint': 'checkpoint = 2'}
     """
-    return {k: f'{k} = "{v}"' if isinstance(v, str) else f"{k} = {v}" for k, v in recipe.changed().items()}
+    changed = levers_to_apply(recipe, written or Recipe())
+    return {k: f'{k} = "{v}"' if isinstance(v, str) else f"{k} = {v}" for k, v in changed.items()}
 
 
-def recipe_toml(recipe: Recipe) -> str:
-    """The recipe as a file for `--recipe`."""
-    return "\n".join(toml_by_lever(recipe).values()) or "# nothing to change"
+def recipe_toml(recipe: Recipe, written: Recipe | None = None) -> str:
+    """The recipe as a file for `--recipe`, and for `flopwise.apply`."""
+    return "\n".join(toml_by_lever(recipe, written).values()) or "# nothing to change"

@@ -14,17 +14,19 @@ import msgspec
 
 from flopwise.advice import constants, decisions
 from flopwise.advice import tuner_actions as actions
-from flopwise.advice.moves import REDONE_BY, ROUNDED, Move, moves, reference_of, to_fit
+from flopwise.advice.bundles import Refused, next_bundle
+from flopwise.advice.moves import GPU_ONLY, REDONE_BY, ROUNDED, TRIED, Move, moves, reference_of, seconds_to_try, to_fit
 from flopwise.advice.ranking import MoveRanking
 from flopwise.analysis.matching import compare_points
 from flopwise.capture.interleave import Contested
-from flopwise.capture.stopping import MUCH_SLOWER, MUCH_SLOWER_RATIO
+from flopwise.capture.stopping import MUCH_FASTER, MUCH_FASTER_RATIO, MUCH_SLOWER, MUCH_SLOWER_RATIO
 from flopwise.errors import FlopwiseError
 from flopwise.predict.prediction import peak_bytes
-from flopwise.records.comparison import FASTER, SLOWER, Comparison
+from flopwise.records.comparison import FASTER, INCONCLUSIVE, SLOWER, Comparison
 from flopwise.records.run import CRASH, INTERRUPTED, OK, OOM, STEP, PhaseMemory, Point
 from flopwise.records.tuning import BUDGET_SPENT, NOTHING_LEFT, Attempt, Begun, Decision, Ended, Row
-from flopwise.spec.workload import Workload
+from flopwise.records.written import as_written
+from flopwise.spec.workload import UserStep, Workload, levers
 from flopwise.statistics import FEWEST, level
 
 START = "start"  # the group of the step before anything is changed
@@ -39,16 +41,19 @@ class TunerState(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[tuple[str, str], ...] = ()  # key and text
     reference: Workload | None = None  # None: not written yet
     can_check: bool = False
-    draws_random: bool = False  # with a lever the step may draw other numbers: that is no error
+    varies: bool = False  # not even the reference gives the same results twice
     too_large: Point | None = None  # the step asked for, if it does not fit
     fit_tries: int = 0
     trace_start: bool = True
     best: Point | None = None
     ranking: MoveRanking | None = None
     tried: frozenset[tuple[str, str]] = frozenset()  # a lever and the move's name
+    refused: Refused = frozenset()  # levers that a step cannot have, with their values
     beaten: tuple[Workload, ...] = ()
     carried: float = 0.0  # error rate that a kept lever passes on to the next: what was no error spends none
     proof: Contested | None = None  # the first step against the best
+    took_s: tuple[float, ...] = ()  # what each attempt took
+    start_s: float = 0.0  # what measuring the first step took
     rows: tuple[Row, ...] = ()
 
     @property
@@ -74,11 +79,11 @@ def next_action(state: TunerState) -> actions.Action | None:
     if state.rows and isinstance(state.rows[-1], Ended):
         return None
     if state.reference is None:
-        return actions.WriteReference(workload=_reference(state.setup))
+        return actions.WriteReference(workload=_reference(state.setup), precisions=_precisions(state.setup))
     if state.best is None:
         return _measure_start(state)
-    spent = state.elapsed_s > state.setup.budget_s
     move = None if state.proof is not None else next_move(state)
+    spent = move is not None and _out_of_time(state, move)
     if move is None or spent:
         return _prove(state) or _finish(state, BUDGET_SPENT if spent and move is not None else NOTHING_LEFT)
     return actions.MeasurePair(
@@ -92,14 +97,15 @@ def next_action(state: TunerState) -> actions.Action | None:
 
 def advance(state: TunerState, action: actions.Action, result: actions.Result, elapsed_s: float) -> TunerState:
     """The state after an action was carried out; raises FlopwiseError where there is nothing to go on with."""
+    took_s = elapsed_s - state.elapsed_s
     state = msgspec.structs.replace(state, elapsed_s=elapsed_s)
     match action, result:
         case actions.WriteReference(), actions.ReferenceWritten():
             return _referenced(state, action.workload, result)
         case actions.MeasureStart(), actions.Measured():
-            return _started(state, action, result)
+            return _started(msgspec.structs.replace(state, start_s=took_s), action, result)
         case actions.MeasurePair(), Contested():
-            return _pair_measured(state, action, result)
+            return _pair_measured(msgspec.structs.replace(state, took_s=(*state.took_s, took_s)), action, result)
         case actions.Prove(), Contested():
             return msgspec.structs.replace(state, proof=result)
         case actions.Finish(), actions.Finished():
@@ -118,6 +124,13 @@ def _reference(setup: actions.Setup) -> Workload:
     return reference_of(setup.start, lighter=True) if peak is not None and peak > _memory(setup) else plain
 
 
+def _precisions(setup: actions.Setup) -> tuple[str, ...]:
+    """Those that a step of this run may have: of each, the reference's own rounding is measured."""
+    tried = () if setup.keep_exact or "precision" not in levers(setup.start.subject) else TRIED["precision"]
+    possible = [one for one in tried if setup.on_gpu or one not in GPU_ONLY["precision"]]
+    return tuple(dict.fromkeys((setup.start.recipe.precision, *possible)))
+
+
 def _memory(setup: actions.Setup) -> float:
     return math.inf if setup.memory_bytes is None else setup.memory_bytes
 
@@ -132,8 +145,7 @@ def _referenced(state: TunerState, reference: Workload, result: actions.Referenc
     elif any(not math.isfinite(x) for x in (*first.losses, first.gradient_error or 0.0)):
         text = "the reference's own loss or gradients are not finite: nothing can be checked"
         state, first = _noted(state, "reference_not_finite", text), None
-    draws_random = result.agreement is not None and result.agreement.draws
-    return msgspec.structs.replace(state, reference=reference, can_check=first is not None, draws_random=draws_random)
+    return msgspec.structs.replace(state, reference=reference, can_check=first is not None)
 
 
 # --- the step to start from
@@ -171,18 +183,20 @@ def _started(state: TunerState, action: actions.MeasureStart, result: actions.Me
 
 
 def _begun(state: TunerState, start: Workload, result: actions.Measured) -> TunerState:
-    point, inspection, agreement = result.point, result.inspection, result.agreed.agreement
+    point, inspection, agreement = as_written(result.point), result.inspection, result.agreed.agreement
     assert inspection is not None
+    inspection = msgspec.structs.replace(inspection, facts=msgspec.structs.replace(inspection.facts, point=point))
+    start = point.trial.workload if isinstance(start.subject, UserStep) else start
     if state.too_large is not None:
         names = ", ".join(move.name for move in _fitting(state))
         text = f"{state.setup.start.label()} does not fit ({state.too_large.reason}): started with {names}"
         state = _noted(state, "made_to_fit", text)
-    # Not even the reference itself gives the same results twice.
-    varies = start == reference_of(start) and decisions.disagreement(agreement, start.recipe.precision) is not None
-    state = msgspec.structs.replace(state, draws_random=state.draws_random or varies)
-    if state.draws_random:
-        text = "the step draws random numbers, as dropout does: losses and gradients are shown, not judged"
-        state = _noted(state, "draws_random", text)
+    # Not even the reference itself gives the same results in another process.
+    varies = start == reference_of(start) and decisions.disagreement(agreement) is not None
+    state = msgspec.structs.replace(state, varies=varies)
+    if varies:
+        text = "run again from the same seed, the step gives other results: losses and gradients are shown, not judged"
+        state = _noted(state, "not_the_same_twice", text)
     if not state.setup.on_gpu:
         state = _noted(state, "no_trace", "on the CPU there is no GPU trace: no waterfall, no findings")
     elif inspection.problem:
@@ -195,6 +209,7 @@ def _begun(state: TunerState, start: Workload, result: actions.Measured) -> Tune
         waterfall=inspection.facts.waterfall,
         findings=inspection.findings,
         agreement=agreement,
+        ran=point.ran,
         notes=tuple(text for _, text in state.notes),
         note_keys=tuple(key for key, _ in state.notes),
     )
@@ -205,12 +220,26 @@ def _begun(state: TunerState, start: Workload, result: actions.Measured) -> Tune
 # --- which lever next
 
 
+def _out_of_time(state: TunerState, move: Move) -> bool:
+    """Whether a lever would end after the budget, with what comes after it: the proof, and the last step's trace."""
+    typical = max(state.took_s[-2:], default=0.0)
+    next_s = typical or state.start_s + seconds_to_try(move)
+    after_s = state.start_s + (typical if sum(one.kept for one in state.attempts) else 0.0)
+    late = state.elapsed_s + next_s + after_s > (1 + constants.BUDGET_SLACK) * state.setup.budget_s
+    return state.elapsed_s > state.setup.budget_s or (late and bool(state.took_s))
+
+
 def next_move(state: TunerState) -> Move | None:
     """The most promising lever that was not tried yet; None: nothing is worth trying."""
     best, ranking, setup = _best(state), _ranking(state), state.setup
     over = setup.limit_bytes is not None and (_peak(best.memory) or 0) > setup.limit_bytes
+    if setup.on_gpu and not over:
+        work = best.trial.workload
+        if (bundle := next_bundle(work, state.attempts, state.refused, keep_exact=setup.keep_exact)) is not None:
+            return bundle
     allowed = moves(best.trial.workload, keep_exact=setup.keep_exact, smaller=over, on_gpu=setup.on_gpu)
     new = [one for one in allowed if one.workload not in state.beaten and (one.lever, one.name) not in state.tried]
+    new = [one for one in new if not state.refused & set(one.levers.items())]
     if not setup.on_gpu:  # on a CPU half precision is seldom faster
         new.sort(key=lambda move: move.lever == "precision")
     least_ns = -math.inf if over else constants.WORTH_TRYING * _step_ns(best)
@@ -257,6 +286,9 @@ def _pair_measured(state: TunerState, action: actions.MeasurePair, result: Conte
 
 def _with_early_end(found: Comparison, stopped: str) -> Comparison:
     """The verdict where rounds ended early because all of them said the same; there is no interval then."""
+    if stopped == MUCH_FASTER and found.verdict == INCONCLUSIVE:  # by few samples, of long steps
+        reason = f"more than {MUCH_FASTER_RATIO:g} times as fast in a pair of processes"
+        return msgspec.structs.replace(found, verdict=FASTER, reason=reason, settle="")
     if stopped != MUCH_SLOWER:
         return found
     reason = f"more than {MUCH_SLOWER_RATIO:g} times as slow in every round"
@@ -266,6 +298,8 @@ def _with_early_end(found: Comparison, stopped: str) -> Comparison:
 def _failed(state: TunerState, move: Move, point: Point) -> TunerState:
     decision = Decision(key=decisions.NOT_RUN, detail=point.reason)
     failed = {"status": point.status, "why": point.reason, "decision": decision}
+    named = {(lever, value) for lever, value in move.levers.items() if lever in point.levers}
+    state = msgspec.structs.replace(state, refused=state.refused | named)
     return _tried(state, move, msgspec.structs.replace(_attempt(state, move), **failed))
 
 
@@ -274,7 +308,7 @@ def _judged(state: TunerState, action: actions.MeasurePair, found: Comparison, r
     move, (before, after), agreed = action.move, result.points, result.agreed
     sizes = _peak(before.memory or _best(state).memory), _peak(after.memory)
     decision = decisions.decide(found, *sizes, state.setup.limit_bytes, steadier=move.lever == "graph")
-    decision = decisions.checked(decision, agreed, move.workload.recipe.precision, state.draws_random)
+    decision = decisions.checked(decision, agreed, state.varies)
     attempt = msgspec.structs.replace(
         _attempt(state, move),
         before_ns=_step_ns(before),
@@ -330,6 +364,8 @@ def _prove(state: TunerState) -> actions.Prove | None:
     best = _best(state)
     if state.proof is not None or best.trial.workload == state.start:
         return None
+    if sum(attempt.kept for attempt in state.attempts) == 1:  # which was measured against the first step itself
+        return None
     first = next(row for row in state.rows if isinstance(row, Begun))
     both = (first.peak_bytes or 0) + (_peak(best.memory) or 0)
     together = both < constants.PAIR_MEMORY * _memory(state.setup)
@@ -350,11 +386,13 @@ def interrupted(state: TunerState) -> actions.Finish | None:
 def _ended(state: TunerState, action: actions.Finish, result: actions.Finished) -> TunerState:
     best, proof = _best(state), state.proof
     proven = proof is not None and proof.failed is None and proof.stopped != INTERRUPTED
+    kept = [attempt for attempt in state.attempts if attempt.kept]
+    alone = kept[0] if len(kept) == 1 and not proven else None  # measured against the first step itself
     row = Ended(
         workload=best.trial.workload,
         step_ns=_step_ns(proof.points[1] if proven and proof else best),
-        before_ns=_step_ns(proof.points[0]) if proven and proof else None,
-        comparison=compare_points(*proof.points) if proven and proof else None,
+        before_ns=_step_ns(proof.points[0]) if proven and proof else alone.before_ns if alone else None,
+        comparison=compare_points(*proof.points) if proven and proof else alone.comparison if alone else None,
         peak_bytes=_peak(best.memory),
         waterfall=result.waterfall,
         stopped=action.stopped,

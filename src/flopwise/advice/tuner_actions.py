@@ -33,6 +33,7 @@ class WriteReference(msgspec.Struct, frozen=True, kw_only=True):
     """Write down this step's losses and gradients. Gives a ReferenceWritten."""
 
     workload: Workload
+    precisions: tuple[str, ...] = ()  # in which plain PyTorch's rounding is measured as well
 
 
 class MeasureStart(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,6 +1,6 @@
 """Put a recipe that `tune` found onto the model and the optimizer of your own script."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,20 +9,13 @@ from flopwise.spec import fields
 from flopwise.spec.recipe import Recipe, read_toml, recipe_from
 
 if TYPE_CHECKING:
-    from torch import nn
-    from torch.optim import Optimizer
-
     from flopwise.patch.applied import Applied
 
 
 def apply(
-    model: "nn.Module | Sequence[nn.Module]",
-    optimizer: "Optimizer | Sequence[Optimizer] | None" = None,
-    *,
-    recipe: str | Path | Recipe | Mapping[str, Any],
-    quiet: bool = False,
+    model: Any, optimizer: Any = None, *, recipe: str | Path | Recipe | Mapping[str, Any], quiet: bool = False
 ) -> "Applied":
-    """Put a recipe onto a model and its optimizer, in place; says on stderr what it did and what it could not.
+    """Put a recipe onto a model and its optimizer (or lists of them), in place; says on stderr what it did and could not.
 
     `recipe`: a file that `flopwise tune … --save FILE.toml` wrote, or levers by name. `state_dict` keys and values stay, of the
     model and of the optimizer, so that checkpoints from before and after fit both ways. `.undo()` gives back the

@@ -129,7 +129,7 @@ class _Runner:
     def _carry_out(self, action: actions.Action) -> actions.Result:
         match action:
             case actions.WriteReference():
-                return self._write_reference(action.workload)
+                return self._write_reference(action.workload, action.precisions)
             case actions.MeasureStart():
                 return self._measure_start(action)
             case actions.MeasurePair():
@@ -141,8 +141,8 @@ class _Runner:
                 waterfall = self._traced(action.trace) if action.trace is not None else None
                 return actions.Finished(waterfall=waterfall, throttle=tuple(self.throttle))
 
-    def _write_reference(self, reference: Workload) -> actions.ReferenceWritten:
-        request = AgreementRequest(path=str(self.reference), write=True)
+    def _write_reference(self, reference: Workload, precisions: tuple[str, ...]) -> actions.ReferenceWritten:
+        request = AgreementRequest(path=str(self.reference), write=True, precisions=precisions)
         try:
             trial = self._trial(reference, tuner.START)
             return actions.ReferenceWritten(agreement=self.worker.agree(trial, request, self.run.log_path("reference")))

@@ -4,6 +4,7 @@ import re
 
 import torch
 
+from flopwise.capture.compared_steps import StepFollower
 from flopwise.capture.model_step import model_step
 from flopwise.capture.op_step import op_step
 from flopwise.capture.step import Step, captured
@@ -13,12 +14,18 @@ from flopwise.spec.model import ModelSpec
 from flopwise.spec.workload import OpSpec, UserStep, Workload
 
 
-def build_step(workload: Workload, device: torch.device) -> Step:
-    """Build the workload on the device. Random numbers come from a fixed seed."""
+def build_step(workload: Workload, device: torch.device, follower: StepFollower | None = None) -> Step:
+    """Build the workload on the device. Random numbers come from a fixed seed. `follower` sees it from its first run on."""
     torch.manual_seed(0)
     makers = {ModelSpec: model_step, OpSpec: op_step, UserStep: user_step}
     step = makers[type(workload.subject)](workload, device)
-    return captured(step, device) if workload.recipe.graph == "on" else step
+    if follower is None:
+        return captured(step, device) if workload.recipe.graph == "on" else step
+    follower.begin(step)
+    if workload.recipe.graph == "on":
+        step = captured(step, device, follower.once)
+        follower.begin(step)
+    return step
 
 
 def resolve_device(name: str) -> torch.device:

@@ -67,3 +67,9 @@ class BuiltObjects:
     def scales_losses(self) -> bool:
         """Whether there is a loss scaler that is switched on."""
         return any(scaler.is_enabled() for scaler in self._alive(torch.amp.GradScaler))
+
+    @property
+    def loss_scale(self) -> float:
+        """What that scaler multiplies losses by; 1 without one."""
+        scales = (float(scaler.get_scale()) for scaler in self._alive(torch.amp.GradScaler) if scaler.is_enabled())
+        return next(scales, 1.0)

@@ -265,7 +265,7 @@ def _point(i: int, trials: tuple[Trial, Trial], pairs: Sequence[_Pair], stopped:
     if not points:  # the other could not run, and this one was not begun
         points = [PointBuilder(trials[i], trials[1 - i].key()).point(Done(status=INTERRUPTED))]
     ended = next((point for point in points if point.status not in (OK, INTERRUPTED)), points[-1])
-    done = Done(status=ended.status, reason=ended.reason, hint=ended.hint, stopped=stopped)
+    done = Done(status=ended.status, reason=ended.reason, hint=ended.hint, levers=ended.levers, stopped=stopped)
     if stopped == INTERRUPTED and ended.status in (OK, INTERRUPTED):
         others = [pair.points[1 - i].status for pair in pairs if 1 - i in pair.points]
         cut = any(status not in (OK, INTERRUPTED) for status in others)

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from flopwise import units
-from flopwise.capture.blocks import blocks_of, compile_blocks
 from flopwise.capture.hf_model import HfModel
 from flopwise.capture.memory_limit import memory_bytes
 from flopwise.capture.step import Step
@@ -20,6 +19,8 @@ from flopwise.lm.own_kernels import own_levers, written_out
 from flopwise.lm.precision import apply_fp32_matmul, autocast, fp32_matmul_probe, on_fake_tensors, weights_dtype
 from flopwise.lm.schedule import warmup_cosine
 from flopwise.lm.transformer import Transformer
+from flopwise.patch.blocks import blocks_of, compile_blocks
+from flopwise.patch.masters import exact_weight
 from flopwise.records.run import Ran
 from flopwise.spec.dtypes import dtype_name
 from flopwise.spec.model import ModelSpec
@@ -181,6 +182,8 @@ def model_step(workload: Workload, device: torch.device) -> Step:
         before_replay=step.set_learning_rate if step.optimizers else None,
         trained=step.model,
         loss=lambda: step.loss,
+        loss_scale=step.scaler.get_scale,
+        exact_weight=lambda weight: exact_weight(weight, step.optimizers),
     )
 
 

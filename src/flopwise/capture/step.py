@@ -26,8 +26,10 @@ class Step:
     before_replay: Callable[[], object] | None = None  # host work that a CUDA graph cannot hold (the learning rate)
     trained: nn.Module | None = None  # holds the gradients after a step, compiled or not
     loss: Callable[[], Tensor | None] = lambda: None  # the last step's
+    exact_weight: Callable[[Tensor], Tensor] = lambda weight: weight.detach()  # with what an optimizer keeps of it
     one_callable: bool = False  # of the user's own: its phases are found as it runs
     uncaptured: dict[str, Callable[[], object]] | None = None  # of a CUDA graph: what was captured
+    loss_scale: Callable[[], float] = lambda: 1.0  # of the next step's gradients
 
 
 def synchronise(device: torch.device) -> None:
@@ -46,11 +48,14 @@ def capture_failure(error: RuntimeError) -> Exception:
     return Unsupported(
         f"graph = 'on': the step cannot be captured in a CUDA graph: {one_line(str(first), 160)}",
         "a captured step must not read numbers on the host (.item(), print), copy from the CPU, or change its shapes",
+        ("graph",),
     )
 
 
-def captured(step: Step, device: torch.device) -> Step:
-    """The whole step as one CUDA graph: one launch, whatever the number of kernels."""
+def captured(
+    step: Step, device: torch.device, once: Callable[[Callable[[], object]], object] = lambda run: run()
+) -> Step:
+    """The whole step as one CUDA graph: one launch, whatever the number of kernels. `once` runs a step of its warm-up."""
 
     def run() -> None:
         for phase in step.phases.values():
@@ -60,13 +65,17 @@ def captured(step: Step, device: torch.device) -> Step:
     side = torch.cuda.Stream(device)
     side.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(side):
-        took_ns = []
-        for _ in range(GRAPH_WARMUPS):
+        took_ns: list[int] = []
+
+        def warm_up() -> None:
             begun = time.perf_counter_ns()
             prepare()
             run()
             torch.cuda.synchronize(device)
             took_ns.append(time.perf_counter_ns() - begun)
+
+        for _ in range(GRAPH_WARMUPS):
+            once(warm_up)
     torch.cuda.current_stream(device).wait_stream(side)
     torch.cuda.reset_peak_memory_stats(device)
     graph = torch.cuda.CUDAGraph()
@@ -92,6 +101,7 @@ def captured(step: Step, device: torch.device) -> Step:
         captured_peak_bytes=peak,
         captured_first_ns=took_ns[0] - took_ns[-1],
         trained=step.trained,
+        exact_weight=step.exact_weight,
         loss=loss,
         uncaptured=step.phases,
     )

@@ -24,6 +24,8 @@ SAME_WITHIN = 0.01  # two that differ by less need no more pairs
 FEWEST_ROUNDS, MOST_ROUNDS = 5, 100  # of a pair
 DECIDED, PROCESSES, BUDGET = "decided", "processes", "budget"
 MUCH_SLOWER, MUCH_SLOWER_ROUNDS, MUCH_SLOWER_RATIO = "much_slower", 2, 2.0
+# One pair alone decides for such a ratio: processes of the same code differ by 1.2 % (benchmarks/results/verdicts-2026-11.md).
+MUCH_FASTER, MUCH_FASTER_RATIO = "much_faster", 1.15
 
 
 def steady(walls_ns: Sequence[int], least_ns: int) -> bool:
@@ -133,6 +135,8 @@ class PairsRule:
             return PROCESSES if pairs >= asked else ""
         if pairs in LOOKS and self._settled(differences):
             return DECIDED
+        if self.worth is not None and pairs == 1 and differences[0] < -math.log(MUCH_FASTER_RATIO):
+            return MUCH_FASTER
         over = elapsed_s >= PAIRS_BUDGET * self.sampling.seconds and pairs >= FEWEST_PAIRS
         return BUDGET if over or pairs >= MOST_PAIRS else ""
 

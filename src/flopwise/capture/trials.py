@@ -12,6 +12,7 @@ import torch
 from flopwise.capture.agreement import check_running_step
 from flopwise.capture.build import build_step, resolve_device
 from flopwise.capture.clock import Clock, clock_for
+from flopwise.capture.compared_steps import StepFollower
 from flopwise.capture.environment import device_info
 from flopwise.capture.kineto import trace_steps
 from flopwise.capture.pipes import Emit
@@ -50,12 +51,14 @@ def run_trial(trial: Trial, emit: Emit, may_go_on: Callable[[], bool], request: 
         device = resolve_device(trial.device)
         emit(device_info(device))
         begun = time.perf_counter_ns()
-        step = build_step(trial.workload, device)
+        follower = StepFollower() if request.compare is not None else None
+        step = build_step(trial.workload, device, follower)
         emit(StepBuilt(setup_ns=time.perf_counter_ns() - begun, captured_first_ns=step.captured_first_ns))
         clock = clock_for(step.phases, device, step.single_op, request.details, find_phases=step.one_callable)
         compared_ns: list[int] = []  # steps that were compared with a reference warm the step up as well
-        if (compare := request.compare) is not None:
-            emit(check_running_step(step, trial.workload, compare, lambda: compared_ns.append(clock.once())))
+        if (compare := request.compare) is not None and follower is not None:
+            once = lambda: compared_ns.append(clock.once())  # noqa: E731
+            emit(check_running_step(step, follower, trial.workload, compare, once))
         gc.collect()
         gc.disable()  # a collection in the middle of a step is the interpreter's, not the workload's
         try:
@@ -160,7 +163,8 @@ def failure(error: BaseException) -> Done:
     """The event that an exception becomes: out of memory, not supported here, or an error with its text and the user's frame."""
     if isinstance(error, FlopwiseError):
         status = UNSUPPORTED if isinstance(error, Unsupported) else WRONG if isinstance(error, WrongResult) else ERROR
-        return Done(status=status, reason=error.message, hint=error.hint)
+        levers = error.levers if isinstance(error, Unsupported) else ()
+        return Done(status=status, reason=error.message, hint=error.hint, levers=levers)
     text = describe_error(error)
     if isinstance(error, torch.OutOfMemoryError | MemoryError) or any(sign in text for sign in _OUT_OF_MEMORY):
         hint = "a smaller batch or context, checkpointing, bf16, fused attention or chunked loss needs less"

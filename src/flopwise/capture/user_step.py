@@ -29,7 +29,7 @@ def user_step(workload: Workload, device: torch.device) -> Step:
     built = BuiltObjects()
     with built.watching():
         made = made_phases(workload.subject, device)
-    levers = AppliedLevers(workload.recipe, built, device)
+    levers = AppliedLevers(workload.recipe, built, device, workload.subject.written)
     returned = ReturnedLoss()
     phases = {name: returned.from_phase(run) for name, run in levers.apply(made).items()}
     named = _nameable(built.model, workload.recipe)
@@ -39,6 +39,7 @@ def user_step(workload: Workload, device: torch.device) -> Step:
         model=named,
         trained=built.model,
         loss=returned.loss,
+        exact_weight=levers.model.exact_weight,
         one_callable=set(phases) == {STEP},
     )
 
@@ -98,7 +99,7 @@ def _ran(levers: AppliedLevers) -> Ran:
         weights=most_common_dtype(parameters),
         compute=_compute(recipe, device),
         fp32_matmul=fp32_matmul_probe(device),
-        attention=recipe.attention if recipe.attention != "sdpa" else "",
+        attention=levers.levers.get("attention", ""),
         optimizer=", ".join(dict.fromkeys(_optimizer_name(o) for o in levers.built.optimizers)),
         checkpointed=levers.checkpointed,
         inductor_cache_hits=compile_cache_hits(),

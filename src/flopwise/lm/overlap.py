@@ -63,9 +63,11 @@ class UpdateInBackward:
         # Gradients that an update may still be reading, and the event after it: memory that the backward pass's stream
         # allocates is free for that stream's next tensor once it is dropped.
         self._held: deque[tuple[list[Tensor], torch.cuda.Event | None]] = deque()
-        for number, group in enumerate(groups):
-            for p in group:
-                p.register_post_accumulate_grad_hook(partial(self._arrived, number))
+        self.hooks = [
+            p.register_post_accumulate_grad_hook(partial(self._arrived, number))
+            for number, group in enumerate(groups)
+            for p in group
+        ]
 
     @contextmanager
     def ahead(self) -> Iterator[None]:

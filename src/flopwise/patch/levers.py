@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend
 from torch.optim import Optimizer
 
@@ -39,6 +39,7 @@ class PatchedModel:
         self.patched = Patched()
         self.checkpointed = 0  # blocks
         self.updates: list[OwnUpdate] = []
+        self.exact: list[ExactWeights] = []
         self.overlapped: list[OverlappedUpdate] = []
         self._head: nn.Linear | None = None
         self._compiled = self._remembers_masks = False
@@ -125,12 +126,16 @@ class PatchedModel:
             raise Unsupported("precision = 'bf16-pure' cannot be put onto a step", "bf16-master keeps weights exact")
         if self.levers["precision"] != "bf16-master":
             return
-        if not self.updates:
-            hint = f"allowed: optimizer = {' or '.join(OWN_OPTIMIZERS)}"
-            raise Unsupported("precision = 'bf16-master' needs an optimizer that keeps masters", hint)
-        for root in self._some_roots("precision = 'bf16-master'"):
-            if any(p.requires_grad for p in root.parameters()):
-                ExactWeights(root, self.optimizers, self.patched)
+        self._some_roots("precision = 'bf16-master'")
+        trained = self._trained()
+        if not trained or not self.optimizers:
+            raise Unsupported("precision = 'bf16-master' is for a step that trains", "precision = bf16")
+        ours = bool(self.updates)
+        self.exact = [ExactWeights(root, self.optimizers, self.patched, ours=ours) for root in trained]
+
+    def exact_weight(self, p: Tensor) -> Tensor:
+        """A weight with what is kept of it elsewhere."""
+        return next((held.exact(p) for held in self.exact if p in held.weights), p.detach())
 
     def _overlap(self) -> None:
         if not self.updates:

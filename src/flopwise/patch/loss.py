@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from flopwise import torch_private
 from flopwise.errors import Unsupported
 from flopwise.lm.own_kernels import needs_triton
+from flopwise.patch.blocks import blocks_of
 from flopwise.patch.patched import Patched
 
 _IGNORED = -100  # of `linear_cross_entropy`
@@ -44,7 +45,12 @@ def find_head(roots: Sequence[nn.Module]) -> nn.Linear:
     """The one bias-free nn.Linear from a width to the vocabulary of an embedding of that width."""
     modules = [module for root in roots for module in root.modules()]
     tables = {tuple(module.weight.shape) for module in modules if isinstance(module, nn.Embedding)}
-    heads = {id(m): m for m in modules if type(m) is nn.Linear and tuple(m.weight.shape) in tables}
+    inside = {id(module) for block in blocks_of(roots) for module in block.modules()}
+    heads = {
+        id(module): module
+        for module in modules
+        if type(module) is nn.Linear and tuple(module.weight.shape) in tables and id(module) not in inside
+    }
     if len(heads) != 1:
         found = f"{len(heads)} modules" if heads else "no module"
         hint = "it looks for one nn.Linear whose weight has the shape of an nn.Embedding's"
@@ -227,17 +233,19 @@ def _turned(func: Any, logits: DeferredLogits, args: tuple[Any, ...], kwargs: di
 def _indexed(logits: DeferredLogits, index: Any) -> Tensor | None:
     """Some of the tokens, all of the words."""
     parts = list(index) if isinstance(index, tuple) else [index]
-    taken = sum(_dims(part) for part in parts)
-    if not all(isinstance(p, int | slice | Tensor) or p is Ellipsis or p is None for p in parts):
+    if not parts or not all(isinstance(p, int | slice | Tensor) or p is Ellipsis or p is None for p in parts):
         return None
-    reaches_words = Ellipsis in [p for p in parts if not isinstance(p, Tensor)] or taken >= logits.dim()
-    if reaches_words and parts and parts[-1] is not Ellipsis and taken:
-        last = parts[-1]
-        if not isinstance(last, slice) or last.indices(logits.shape[-1]) != (0, logits.shape[-1], 1):
-            return None
-        parts[-1] = slice(None)
+    to_the_end = any(p is Ellipsis for p in parts[:-1]) or sum(map(_dims, parts)) >= logits.dim()
+    if to_the_end and not _is_whole(parts[-1], logits.head.vocabulary):
+        return None
+    if to_the_end:
+        parts[-1] = slice(None)  # of the hidden state, which is as wide as it is
     hidden = logits.hidden[tuple(parts)]
     return logits.derived(hidden, lambda x: x[index]) if hidden.dim() > 1 else None
+
+
+def _is_whole(part: Any, length: int) -> bool:
+    return isinstance(part, slice) and part.indices(length) == (0, length, 1)
 
 
 def _dims(part: Any) -> int:

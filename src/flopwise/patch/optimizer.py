@@ -75,7 +75,7 @@ class OwnUpdate:
         self._share()
         torch_private.share_step_hooks(optimizer, self.own)
         self._take_state()
-        patched.set(optimizer, "step", self.step)
+        patched.set(optimizer, "step", torch_private.in_place_of_step(self.step, optimizer))
         patched.set(optimizer, torch_private.SCALES_GRADIENTS, True)
         hooks = [
             optimizer.register_state_dict_post_hook(self._plain_state_dict),

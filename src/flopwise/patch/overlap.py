@@ -31,7 +31,7 @@ class OverlappedUpdate:
         self._seen: dict[Tensor, tuple[int, int, int]] = {}  # how often a gradient came, where it lies, its version
         self._hooks = [p.register_post_accumulate_grad_hook(self._arrived) for group in self.groups for p in group]
         self._updated: list[int] = []  # groups, since the last step
-        patched.set(update.optimizer, "step", self.step)
+        patched.set(update.optimizer, "step", torch_private.in_place_of_step(self.step, update.optimizer))
         patched.on_undo(self._detach)
 
     def step(self, closure: Any = None) -> Any:

@@ -150,19 +150,35 @@ class Telemetry(_Record, frozen=True, kw_only=True):
 
 
 LEARNT = 0.1  # of the first loss: below this the model has memorised the batch
+LOSS, GRADIENT, UPDATE = "loss", "gradient", "update"  # what is compared: an update is what a step adds to the weights
+OVERALL, TYPICAL, WEIGHT, SCALE, DECAY = "overall", "typical", "weight", "scale", "decay"  # by capture/differences.py
+
+
+class Difference(_Record, frozen=True, kw_only=True):
+    """How far one measure of one step is from the reference, and how far rounding alone takes it; both are shares."""
+
+    kind: str  # LOSS, GRADIENT or UPDATE
+    step: int  # from 1
+    measure: str = OVERALL
+    error: float
+    rounding: float
+    where: str = ""  # the weight, where it is one
 
 
 class Agreement(_Record, frozen=True, kw_only=True):
-    """A step's losses and gradients compared with a reference's: fp32, nothing fused, the same weights and data."""
+    """A step's losses, gradients and updates compared with a reference's: the same step, the same weights and data."""
 
-    losses: tuple[float, ...]  # of consecutive steps
+    losses: tuple[float, ...]  # of consecutive steps, from the first
     reference_losses: tuple[float, ...]
-    first_loss: float | None = None  # the reference's, before it had learnt anything
-    gradient_error: float | None = None  # ‖g − r‖ / ‖r‖ over all weights; None: there are no gradients
+    differences: tuple[Difference, ...] = ()
+    # Of runs of earlier versions, whose losses begin with the fourth step: the reference's, before it had learnt anything.
+    first_loss: float | None = None
+    gradient_error: float | None = None  # ‖g − r‖ / ‖r‖ over all weights, first step; None: there are no gradients
     worst_error: float = 0.0  # of one weight
     worst: str = ""  # its name
     n_weights: int = 0  # with gradients that were compared
-    draws: bool = False  # of a reference: its step draws random numbers
+    draws: bool = False  # the reference's step draws random numbers
+    same_draws: bool = True  # and this one the same: else it is judged by what other numbers do
 
     @property
     def loss_error(self) -> float | None:
@@ -171,7 +187,8 @@ class Agreement(_Record, frozen=True, kw_only=True):
         A large model memorises one batch in a few steps. Its loss is then next to nothing, and so is its rounding: the
         share is of a tenth of the first loss at the least.
         """
-        least = max(1e-12, LEARNT * abs(self.first_loss or 0.0))
+        first = next(iter(self.reference_losses), 0.0) if self.first_loss is None else self.first_loss
+        least = max(1e-12, LEARNT * abs(first))
         pairs = zip(self.losses, self.reference_losses, strict=False)
         errors = [abs(a - b) / max(abs(b), least) for a, b in pairs]
         return next((error for error in errors if error != error), max(errors, default=None))
@@ -194,6 +211,7 @@ class Point(PointHead[Trial], frozen=True, kw_only=True):
 
     reason: str = ""  # why it is not ok, in one line
     hint: str = ""
+    levers: tuple[str, ...] = ()  # that are to blame, where it is known
     phases: tuple[PhaseTimes, ...] = ()  # the first is the whole step
     warmup_ns: tuple[int, ...] = ()  # wall time of every warm-up step
     warmup_rule: str = ""  # 'steady', 'forced', or 'budget': warm-up ended before it was steady

@@ -2,9 +2,9 @@
 
 import msgspec
 
-from flopwise.records.run import WRITTEN_OUT, Ran, Seen, SeenOptimizer
+from flopwise.records.run import WRITTEN_OUT, Point, Ran, Seen, SeenOptimizer
 from flopwise.spec.dtypes import HALVES
-from flopwise.spec.recipe import LEVERS, SCALES_ON_DEVICE, Recipe
+from flopwise.spec.recipe import LEVERS, SCALES_ON_DEVICE, Recipe, levers_to_apply
 from flopwise.spec.workload import UserStep, Workload
 
 _FORMS = {"loop": "adamw-loop", "foreach": "foreach", "fused": "fused"}
@@ -82,3 +82,15 @@ def _optimizer(seen: Seen) -> str:
     """Of several optimizers, the slowest form: it is the one to change."""
     forms = {one.form for one in seen.optimizers if one.by_torch and one.name in _OPTIMIZERS}
     return next((lever for form, lever in _FORMS.items() if form in forms), "foreach")
+
+
+def as_written(point: Point) -> Point:
+    """The first step of a user's own with the recipe that its code has by itself."""
+    work, ran = point.trial.workload, point.ran
+    if not isinstance(work.subject, UserStep) or ran is None or ran.written is None:
+        return point
+    asked = levers_to_apply(work.recipe, work.subject.written)
+    recipe = msgspec.structs.replace(ran.written, **asked)
+    subject = msgspec.structs.replace(work.subject, written=ran.written)
+    trial = msgspec.structs.replace(point.trial, workload=msgspec.structs.replace(work, recipe=recipe, subject=subject))
+    return msgspec.structs.replace(point, trial=trial)

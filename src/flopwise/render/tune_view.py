@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from flopwise import units
-from flopwise.advice.pytorch_lines import lines_by_lever, recipe_toml, toml_by_lever
+from flopwise.advice.pytorch_lines import lines_by_lever, lines_for_own_code, recipe_toml, toml_by_lever
 from flopwise.analysis.clocks import StepWork, step_work
 from flopwise.records.table import Table
 from flopwise.records.tuning import Attempt, Tuning
@@ -15,8 +15,10 @@ from flopwise.render.json import document, picked
 from flopwise.render.table import View, columns
 from flopwise.render.waterfall_view import waterfalls_table
 from flopwise.spec.model import ModelSpec
-from flopwise.spec.recipe import LEVERS
+from flopwise.spec.recipe import LEVERS, Recipe
+from flopwise.spec.workload import UserStep
 
+_APPLY = 'flopwise.apply(model, optimizer, recipe="recipe.toml")'
 ATTEMPTS, RECIPE = "attempts", "recipe"
 DRIFTED = 0.05  # of the step's time: how far the machine's speed may move before it is mentioned
 OTHER_STEP = 0.01  # of the step's time: a waterfall that is so far from it says so
@@ -173,7 +175,8 @@ def _proof(tuning: Tuning) -> list[str]:
     if found is None or not found.ratio or not found.low or not found.high:
         return []
     times = f"{1 / found.ratio:.2f}x, {1 / found.high:.2f} to {1 / found.low:.2f}"
-    return [f"the first step against the last, in {found.n_processes} pairs of processes: {times}"]
+    pairs = f"{found.n_processes} pairs" if found.n_processes != 1 else "a pair"
+    return [f"the first step against the last, in {pairs} of processes: {times}"]
 
 
 def _checks(tuning: Tuning) -> list[str]:
@@ -208,15 +211,27 @@ def _ending(tuning: Tuning) -> list[str]:
 
 
 def _recipe(tuning: Tuning) -> Table:
-    recipe = tuning.best.recipe
-    files, lines = toml_by_lever(recipe), lines_by_lever(recipe, tuning.begun.workload.recipe)
+    recipe, own = tuning.best.recipe, _written(tuning)
+    files, lines = toml_by_lever(recipe, own), _lines(tuning)
     rows = [
         {"file": files.get(lever, f"# {lever}: the default"), "code": lines.get(lever)}
         for lever in LEVERS
         if lever in files or lever in lines
-    ] or [{"file": recipe_toml(recipe), "code": None}]
+    ] or [{"file": recipe_toml(recipe, own), "code": None}]
     shown = columns("file: recipe.toml [sentence] | code: the lines of PyTorch that do it [sentence]")
-    return Table(RECIPE, "The recipe: flopwise bench … --recipe recipe.toml", shown, tuple(rows))
+    use = "flopwise bench … --recipe recipe.toml" if own is None else _APPLY
+    return Table(RECIPE, f"The recipe: {use}", shown, tuple(rows))
+
+
+def _written(tuning: Tuning) -> Recipe | None:
+    """What a user's step does by its own code; None of flopwise's model."""
+    subject = tuning.begun.workload.subject
+    return subject.written if isinstance(subject, UserStep) else None
+
+
+def _lines(tuning: Tuning) -> dict[str, str]:
+    recipe, own = tuning.best.recipe, _written(tuning)
+    return lines_by_lever(recipe, tuning.begun.workload.recipe) if own is None else lines_for_own_code(recipe, own)
 
 
 def _document(tuning: Tuning) -> dict[str, Any]:
@@ -243,6 +258,6 @@ def _document(tuning: Tuning) -> dict[str, Any]:
         notes=_notes(tuning),
         peak_bytes=peak_after(tuning),
         recipe=recipe.changed(),
-        recipe_toml=recipe_toml(recipe),
-        pytorch=list(lines_by_lever(recipe, tuning.begun.workload.recipe).values()),
+        recipe_toml=recipe_toml(recipe, _written(tuning)),
+        pytorch=list(_lines(tuning).values()),
     )

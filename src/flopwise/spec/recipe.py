@@ -88,6 +88,15 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
 LEVERS = Recipe.__struct_fields__
 
 
+def levers_to_apply(recipe: Recipe, written: Recipe) -> dict[str, Any]:
+    """What a recipe has otherwise than the code as written.
+
+    >>> levers_to_apply(Recipe(precision="bf16", optimizer="fused"), written=Recipe(precision="bf16"))
+    {'optimizer': 'fused'}
+    """
+    return {name: getattr(recipe, name) for name in LEVERS if getattr(recipe, name) != getattr(written, name)}
+
+
 def parse_checkpoint(value: str | int) -> int:
     """`off` or a number of blocks.
 

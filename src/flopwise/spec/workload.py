@@ -349,12 +349,11 @@ def _outside_rules(w: Workload, subject: Any, recipe: Recipe) -> _Rules:
             f"{lever} = {fields.show(getattr(recipe, lever))} cannot be applied to {w.target} from outside",
             f"allowed: {', '.join('off' if word == 0 else str(word) for word in allowed)}",
         )
-    for lever, value in (("precision", "bf16-master"), ("overlap", "on")):
-        yield (
-            getattr(recipe, lever) == value != getattr(subject.written, lever) and recipe.optimizer not in OWN_OPTIMIZERS,
-            f"{lever} = '{value}' needs flopwise's optimizer, and optimizer = '{recipe.optimizer}'",
-            f"allowed: optimizer = {' or '.join(OWN_OPTIMIZERS)}",
-        )
+    yield (
+        recipe.overlap == "on" and recipe.optimizer not in OWN_OPTIMIZERS,
+        f"overlap = 'on' needs flopwise's optimizer, and optimizer = '{recipe.optimizer}'",
+        f"allowed: optimizer = {' or '.join(OWN_OPTIMIZERS)}",
+    )
 
 
 def takes(subject: Subject) -> tuple[str, ...]:

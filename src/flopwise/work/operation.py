@@ -60,7 +60,9 @@ class OpWork(msgspec.Struct, frozen=True, kw_only=True):
     write_bytes: int = 0
     kernels: int = 1  # launches it takes in eager PyTorch; 0: a view, nothing runs
     strided: bool = False  # an input is broadcast or not contiguous: no wide loads
-    whole: bool = False  # of fused attention: every query sees every key; else causal, and a kernel skips what comes later
+    whole: bool = (
+        False  # of fused attention: every query sees every key; else causal, and a kernel skips what comes later
+    )
     outside: bool = False  # the dry run: no module was running, so that compiling the model does not compile it
     mixed: bool = False  # its inputs have several dtypes: each number is cast as it is loaded
     reads: tuple[tuple[int, int], ...] = ()  # (tensor, bytes), tensors numbered within the step; views are their base

@@ -6,12 +6,12 @@ from torch import nn
 from torch._dynamo.utils import counters
 from torch.profiler import ProfilerActivity, profile
 
-from flopwise.capture.blocks import blocks_of, compile_blocks
 from flopwise.capture.build import build_step
 from flopwise.capture.ranges import MODULE, named_modules
 from flopwise.errors import Unsupported
 from flopwise.lm.loss import loss_full
 from flopwise.lm.transformer import Transformer
+from flopwise.patch.blocks import blocks_of, compile_blocks
 from flopwise.spec.model import preset
 from flopwise.spec.recipe import Recipe
 from flopwise.spec.workload import workload
