@@ -69,3 +69,30 @@ def make(device, precision="fp32", fault="", nudge=0, dropout=0.0, draws_first=F
         return total
 
     return step
+
+
+class Cast(nn.Linear):
+    """A layer that casts by hand, as some training scripts do."""
+
+    def forward(self, x):
+        return F.linear(x.bfloat16(), self.weight.bfloat16(), self.bias.bfloat16()).float()
+
+
+def casts(device, nudge=0, scale=1.0):
+    torch.manual_seed(0)
+    model = nn.Sequential(*(Cast(32, 32) for _ in range(4))).to(device)
+    with torch.no_grad():
+        for weight in model.parameters() if nudge else ():
+            weight.mul_(
+                1 + 2.0**-9 * (torch.rand(weight.shape, device=device) - 0.5)
+            )  # as other kernels round otherwise
+    optimizer, x = torch.optim.SGD(model.parameters(), lr=0.1), torch.randn(64, 32, device=device)
+
+    def step():
+        optimizer.zero_grad()
+        loss = scale * model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step

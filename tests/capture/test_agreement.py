@@ -148,6 +148,17 @@ def test_a_step_in_bf16_is_judged_by_its_own_rounding(judge):
     assert 1e-3 < gradients.rounding < 0.1
 
 
+def test_a_step_that_casts_by_hand_is_judged_by_the_precision_it_computes_in(tmp_path, worker):
+    def step(**arguments):
+        return Trial(workload=workload("py:agreement_steps:casts", set=arguments), sampling=Sampling(), device="cpu")
+
+    path = str(tmp_path / "reference.npz")
+    worker.agree(step(), AgreementRequest(path=path, write=True))
+    assert read_reference(path).rounding.compute == "bf16"
+    assert wrong(worker.agree(step(nudge=1), AgreementRequest(path=path))) == ""
+    assert wrong(worker.agree(step(scale=1.05), AgreementRequest(path=path))) in ("wrong loss", "wrong gradients")
+
+
 def test_dropout_is_compared_where_the_numbers_drawn_are_the_same(judge):
     same = judge("fp32", dropout=0.1)
     assert (same.draws, same.same_draws, wrong(same)) == (True, True, "")

@@ -94,6 +94,7 @@ def moves(current: Workload, *, keep_exact: bool = False, smaller: bool = False,
     return found
 
 
+# complexity: a table of cases
 def _pointless(current: Workload, lever: str, value: str) -> bool:
     """Whether what a step has already leaves a lever nothing to gain; of our own model, predictions say so."""
     recipe, half = current.recipe, current.recipe.compute in ("bf16", "fp16")

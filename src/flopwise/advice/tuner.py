@@ -233,10 +233,8 @@ def next_move(state: TunerState) -> Move | None:
     """The most promising lever that was not tried yet; None: nothing is worth trying."""
     best, ranking, setup = _best(state), _ranking(state), state.setup
     over = setup.limit_bytes is not None and (_peak(best.memory) or 0) > setup.limit_bytes
-    if setup.on_gpu and not over:
-        work = best.trial.workload
-        if (bundle := next_bundle(work, state.attempts, state.refused, keep_exact=setup.keep_exact)) is not None:
-            return bundle
+    if not over and (bundle := _bundle(state)) is not None:
+        return bundle
     allowed = moves(best.trial.workload, keep_exact=setup.keep_exact, smaller=over, on_gpu=setup.on_gpu)
     new = [one for one in allowed if one.workload not in state.beaten and (one.lever, one.name) not in state.tried]
     new = [one for one in new if not state.refused & set(one.levers.items())]
@@ -246,6 +244,12 @@ def next_move(state: TunerState) -> Move | None:
     while (move := ranking.choose(new, least_ns)) is not None and not over and _too_small_to_see(state, move):
         new.remove(move)
     return move
+
+
+def _bundle(state: TunerState) -> Move | None:
+    """Many levers at once, for a user's step on a GPU."""
+    work, exact = _best(state).trial.workload, state.setup.keep_exact
+    return next_bundle(work, state.attempts, state.refused, keep_exact=exact) if state.setup.on_gpu else None
 
 
 def _too_small_to_see(state: TunerState, move: Move) -> bool:

@@ -19,6 +19,7 @@ from flopwise.capture.progress import Progress
 from flopwise.capture.stopping import PairsRule
 from flopwise.errors import FlopwiseError, Interrupted
 from flopwise.predict.machine import gpu_of
+from flopwise.predict.recording import StepRecording
 from flopwise.records.events import AgreementRequest, AgreementResult, Event, TraceRequest
 from flopwise.records.run import INTERRUPTED, OK, Point
 from flopwise.records.tuning import Attempt, Tuning
@@ -95,6 +96,8 @@ class _Runner:
         self.reference = run.memory_path("reference.npz")
         self.throttle: list[tuple[str, ...]] = []
         self.contest = Contest(run.log_path, progress.event)
+        own_code = setup.on_gpu and setup.start.own_model is None
+        self.recording = StepRecording(setup.start, setup.gpu) if own_code else None  # for predictions
         if setup.on_gpu:  # on the CPU they would disturb the first measurement
             self.contest.start(compiler=True)
 
@@ -113,6 +116,8 @@ class _Runner:
             raise Interrupted(read_tuning(self.run.path)) from None
         finally:
             self.contest.close()
+            if self.recording is not None:
+                self.recording.close()
             self.progress.end()
 
     def _advance(self, action: actions.Action) -> None:
@@ -219,4 +224,5 @@ class _Runner:
 
     def _inspect(self, point: Point) -> Inspection:
         trace = self.run.trace_path(point.trace_file) if point.trace_file else None
-        return inspect(point, trace, self.state.setup.gpu)
+        recorded = self.recording.result() if self.recording is not None else None
+        return inspect(point, trace, self.state.setup.gpu, recorded)

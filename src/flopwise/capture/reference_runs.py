@@ -1,8 +1,9 @@
 """The reference of `tune`: the step as it is written, run more than once, so that its rounding is measured and not assumed."""
 
 import gc
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,9 +14,10 @@ from torch import nn
 from flopwise.capture.build import build_step
 from flopwise.capture.compared_steps import STEPS, UPDATE_STEPS, FollowedSteps, StepFollower, follow_steps
 from flopwise.capture.differences import Distance, assumed, distance
+from flopwise.capture.seen_step import watch_step
 from flopwise.errors import FlopwiseError
 from flopwise.lm.precision import apply_fp32_matmul
-from flopwise.records.run import GRADIENT, Ran
+from flopwise.records.run import GRADIENT
 from flopwise.spec.dtypes import dtype_name
 from flopwise.spec.recipe import Recipe
 from flopwise.spec.workload import UserStep, Workload, varied
@@ -70,33 +72,30 @@ def run_reference(workload: Workload, device: torch.device, precisions: tuple[st
 
     The truth is the step as written, without its autocast and TF32 if it has them. Each run builds the step anew.
     """
-    with autocast_watched() as entered:
-        written, ran = _run(workload, device)
+    written, compute, tf32 = _as_written(workload, device)
     if written.problem():
         return Reference(written, Rounding(), {})
-    compute = dtype_name(entered[0]) if entered else ran.compute or ran.weights
-    tf32 = device.type == "cuda" and ran.fp32_matmul == "tf32"
-    exact = _exact(workload, device) if entered or tf32 else None
+    exact = _exact(workload, device) if compute in HALF or tf32 else None
     if tf32:
         apply_fp32_matmul(Recipe(precision="tf32"))
     if exact is not None and _is_zero(distance(written, exact)):
-        exact = None  # what it does was compiled before: it is exact in name only
+        exact = None  # its casts are not autocast's: it is exact in name only
     truth, again = exact or written, _tried(workload, device, AGAIN_STEPS)
     if again is None or not _repeats(distance(again, written)):
         return Reference(truth, Rounding(compute=compute), {})
+    others = {"again": again} | ({} if exact is not None else _perturbed(workload, device, compute))
+    reseeded = _tried(workload, device, ROUNDING_STEPS, seed=1) if written.draws else None
     runs = {AS_WRITTEN: written} if exact is not None else {}
     for name in dict.fromkeys(_plain(workload, precision) for precision in precisions):
         if name not in (workload.recipe.precision, compute) and not (name == "tf32" and compute in HALF):
             runs |= _named(name, _tried(_in_precision(workload, name), device, ROUNDING_STEPS))
     rounded: dict[str, FollowedSteps] = {}
-    for name in runs:
+    for name in runs:  # last: they leave TF32 off
         if (dtype := (compute if name == AS_WRITTEN else name).partition("-")[0]) in HALF:
             change = partial(round_weights, dtype=HALF[dtype], everything="-" in name)
             rounded |= _named(name, _exact(workload, device, 1, change=change))
-    others = {"again": again} | ({} if exact is not None else _perturbed(workload, device, compute))
     far = _without_ours({name: distance(one, truth) for name, one in (others | runs).items()})
     kept = set(far)
-    reseeded = _tried(workload, device, ROUNDING_STEPS, seed=1) if written.draws else None
     rounding = Rounding(
         compute=compute,
         written=[far.pop(name) for name in (*others, AS_WRITTEN) if name in far],
@@ -131,8 +130,31 @@ def _perturbed(workload: Workload, device: torch.device, compute: str) -> dict[s
 
 def _exact(workload: Workload, device: torch.device, steps: int = STEPS, **options: Any) -> FollowedSteps | None:
     """The step as written in exact arithmetic, as far as that can be had."""
-    with autocast_watched(off=True):
+    eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+    with autocast_watched(off=True), eager:  # what is compiled has its autocast compiled in
         return _tried(workload, device, steps, tf32=False, **options)
+
+
+def _as_written(workload: Workload, device: torch.device) -> tuple[FollowedSteps, str, bool]:
+    """What it computes, the dtype of most of its products, and whether TF32 is on."""
+    follower = StepFollower()
+    with autocast_watched() as entered:
+        step = build_step(workload, device, follower)
+        followed, ran = follow_steps(step, follower), step.ran()
+    compute = dtype_name(entered[0]) if entered else ran.compute or ran.weights
+    if isinstance(workload.subject, UserStep) and not followed.problem():
+        seen = watch_step(step, device)
+        compute = seen.autocast or seen.dtype or compute
+    del step, follower
+    _free(device)
+    return followed, compute, device.type == "cuda" and ran.fp32_matmul == "tf32"
+
+
+def _free(device: torch.device) -> None:
+    """The next step is built where the last one was."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def _is_zero(far: Distance) -> bool:
@@ -147,18 +169,16 @@ def _repeats(far: Distance) -> bool:
 
 def _run(
     workload: Workload, device: torch.device, steps: int = STEPS, *, tf32: bool | None = None, **options: Any
-) -> tuple[FollowedSteps, Ran]:
-    """What a fresh build of it computes, and how. `tf32`: None leaves it as the build sets it."""
+) -> FollowedSteps:
+    """What a fresh build of it computes. `tf32`: None leaves it as the build sets it."""
     follower = StepFollower(steps, **options)
     step = build_step(workload, device, follower)
     if tf32 is False:
         apply_fp32_matmul(Recipe())
-    followed, ran = follow_steps(step, follower), step.ran()
+    followed = follow_steps(step, follower)
     del step, follower
-    gc.collect()  # the next one is built where this one was
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-    return followed, ran
+    _free(device)
+    return followed
 
 
 def _tried(workload: Workload | None, device: torch.device, steps: int = STEPS, **options: Any) -> FollowedSteps | None:
@@ -166,7 +186,7 @@ def _tried(workload: Workload | None, device: torch.device, steps: int = STEPS, 
     if workload is None:
         return None
     try:
-        followed, _ = _run(workload, device, steps, **options)
+        followed = _run(workload, device, steps, **options)
     except Exception:  # noqa: BLE001  a user's code may raise anything when it is built twice, or without its autocast
         return None
     return None if followed.problem() else followed

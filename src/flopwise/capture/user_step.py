@@ -39,6 +39,7 @@ def user_step(workload: Workload, device: torch.device) -> Step:
         model=named,
         trained=built.model,
         loss=returned.loss,
+        loss_scale=lambda: built.loss_scale,
         exact_weight=levers.model.exact_weight,
         one_callable=set(phases) == {STEP},
     )
