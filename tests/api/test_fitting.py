@@ -64,7 +64,7 @@ class FullGpu(AbstractContextManager):
 
 
 class FullContest:
-    def __init__(self, *_):
+    def __init__(self, *_, **__):
         pass
 
     def run(self, trials, rule):

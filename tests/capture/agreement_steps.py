@@ -80,13 +80,13 @@ class Cast(nn.Linear):
 
 def casts(device, nudge=0, scale=1.0):
     torch.manual_seed(0)
-    model = nn.Sequential(*(Cast(32, 32) for _ in range(4))).to(device)
+    model, x = nn.Sequential(*(Cast(32, 32) for _ in range(4))).to(device), torch.randn(64, 32, device=device)
     with torch.no_grad():
         for weight in model.parameters() if nudge else ():
             weight.mul_(
                 1 + 2.0**-9 * (torch.rand(weight.shape, device=device) - 0.5)
             )  # as other kernels round otherwise
-    optimizer, x = torch.optim.SGD(model.parameters(), lr=0.1), torch.randn(64, 32, device=device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def step():
         optimizer.zero_grad()

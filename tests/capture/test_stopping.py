@@ -2,10 +2,11 @@
 
 import random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flopwise.capture.stopping import StoppingRule, half_width, steady
+from flopwise.capture.stopping import PairsRule, StoppingRule, half_width, steady
 from flopwise.spec.workload import Sampling
 from flopwise.statistics import estimate
 
@@ -64,3 +65,17 @@ def test_a_budget_waits_for_six_samples_but_not_for_ever():
 def test_one_burst_is_not_enough():
     n, why = rounds_until_stop(Sampling(seconds=5.0), [1000] * 500, 1e-6)
     assert (why, n >= 100) == ("precise", True)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "decided"),
+    [
+        ((120, 121), (100, 101), True),
+        ((120, 121), (100, 110), False),  # one round was not so much faster
+        ((120,), (100,), False),
+        ((100, 101), (120, 121), False),
+    ],
+)
+def test_one_pair_decides_only_where_every_round_is_much_faster(first, second, decided):
+    assert PairsRule(Sampling(), worth=0.02).much_faster(first, second) is decided
+    assert not PairsRule(Sampling()).much_faster(first, second)  # a comparison by itself always takes its pairs

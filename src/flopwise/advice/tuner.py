@@ -291,7 +291,7 @@ def _pair_measured(state: TunerState, action: actions.MeasurePair, result: Conte
 def _with_early_end(found: Comparison, stopped: str) -> Comparison:
     """The verdict where rounds ended early because all of them said the same; there is no interval then."""
     if stopped == MUCH_FASTER and found.verdict == INCONCLUSIVE:  # by few samples, of long steps
-        reason = f"more than {MUCH_FASTER_RATIO:g} times as fast in a pair of processes"
+        reason = f"more than {MUCH_FASTER_RATIO:g} times as fast in every round"
         return msgspec.structs.replace(found, verdict=FASTER, reason=reason, settle="")
     if stopped != MUCH_SLOWER:
         return found

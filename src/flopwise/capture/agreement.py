@@ -8,7 +8,7 @@ import numpy as np
 
 from flopwise.capture.build import build_step, resolve_device
 from flopwise.capture.compared_steps import FollowedSteps, StepFollower, Values, follow_steps
-from flopwise.capture.differences import LEAST, Near, distance, judged
+from flopwise.capture.differences import LEAST, Errors, Near, distance, judged
 from flopwise.capture.reference_runs import Reference, Rounding, run_reference
 from flopwise.capture.step import Step
 from flopwise.errors import FlopwiseError, Unsupported
@@ -53,28 +53,34 @@ def check_running_step(
 
 def compare(found: FollowedSteps, reference: Reference, workload: Workload) -> Agreement:
     """The errors of a step, each with what rounding alone gives in its precision."""
-    truth, rounding, rounded = reference
-    same_draws = not truth.draws or found.drawn == truth.drawn
+    truth, rounding, _ = reference
+    precision, same_draws = workload.recipe.precision, not truth.draws or found.drawn == truth.drawn
     far = distance(found, truth)
-    first = next((errors for errors in far.quantities if (errors.kind, errors.step) == (GRADIENT, 1)), None)
-    worst = max(first.weights, key=first.weights.__getitem__, default="") if first is not None else ""
-    sampled = {name: values.size for name, values in truth.weights.items()}
-    precision = workload.recipe.precision
-    name = rounding.near_by(precision) if same_draws else ""
-    near = Near(distance(found, rounded[name]), rounding.near[name]) if name else None
-    later = BF16_MOMENTS if workload.recipe.optimizer == "flopwise-bf16" else LEAST
+    gradients = far.of(GRADIENT, 1) or Errors(GRADIENT, 1, {}, 0.0, 0.0, 0.0)
+    worst = max(gradients.weights, key=gradients.weights.__getitem__, default="")
     common = [step for step in truth.losses if step in found.losses]
     return Agreement(
         losses=tuple(found.losses[step] for step in common),
         reference_losses=tuple(truth.losses[step] for step in common),
-        differences=judged(far, rounding.of(precision, truth, same_draws=same_draws), sampled, near=near, later=later),
-        gradient_error=first.overall if first is not None else None,
-        worst_error=first.weights[worst] if first is not None and worst else 0.0,
+        differences=judged(
+            far,
+            rounding.of(precision, truth, same_draws=same_draws),
+            {name: values.size for name, values in truth.weights.items()},
+            near=_near(found, reference, precision) if same_draws else None,
+            later=BF16_MOMENTS if workload.recipe.optimizer == "flopwise-bf16" else LEAST,
+        ),
+        gradient_error=gradients.overall if gradients.weights else None,
+        worst_error=gradients.weights.get(worst, 0.0),
         worst=worst,
-        n_weights=len(first.weights) if first is not None else 0,
+        n_weights=len(gradients.weights),
         draws=truth.draws,
         same_draws=same_draws,
     )
+
+
+def _near(found: FollowedSteps, reference: Reference, precision: str) -> Near | None:
+    name = reference.rounding.near_by(precision)
+    return Near(distance(found, reference.rounded[name]), reference.rounding.near[name]) if name else None
 
 
 def write_reference(path: str, reference: Reference) -> None:

@@ -109,7 +109,8 @@ class StepFollower:
             self.followed.losses[number] = float(loss)
         if self._gradients:
             seen = {name: _numbers(one / scale) for name, one in self._gradients.items()}
-            self.followed.values[GRADIENT, number] = seen
+            if scale == 1.0 or all(np.isfinite(one).all() for one in seen.values()):  # a scaler skips such a step
+                self.followed.values[GRADIENT, number] = seen
         self._gradients = None
         self._follow_weights(number)
 

@@ -44,6 +44,7 @@ class Errors(msgspec.Struct, frozen=True):
     overall: float
     scale: float
     decay: float
+    chance: tuple[float, float] = (0.0, 0.0)  # what an error as large, of no direction, has of `scale` and of `decay`
 
 
 class Distance(msgspec.Struct, frozen=True):
@@ -90,17 +91,24 @@ def _errors(quantity: Quantity, found: Values, truth: Values, reference: Followe
     total = max(1, sum(counts.values()))
     least = LEAST_SHARE * math.sqrt(sum(each[name] * float(r @ r) for name, (_, r) in pairs.items()) / total)
     update, norm = quantity[0] == UPDATE, _sum_of if quantity[0] == UPDATE else _root_of_squares
-    weights, scale, decay, off, size = {}, 0.0, 0.0, 0.0, 0.0
+    weights, along, off, size = {}, np.zeros(4), 0.0, 0.0
     for name, (x, r) in pairs.items():
-        least_norm = norm(np.full(r.size, least))
-        weights[name] = _share(norm(x - r), max(norm(r), least_norm))
-        along = _share(abs(float((x - r) @ r)), max(float(r @ r), least**2 * r.size))
-        scale += counts[name] * max(0.0, along - FLIPS * update / r.size) ** 2
-        decay += counts[name] * _decay(x - r, r, reference.weights[name]) ** 2 if update else 0.0
+        weights[name] = _share(norm(x - r), max(norm(r), norm(np.full(r.size, least))))
+        scale = _along(x - r, r, max(float(r @ r), least**2 * r.size))
+        scale = max(0.0, scale[0] - FLIPS * update / r.size), scale[1]
+        decay = _decay(x - r, r, reference.weights[name]) if update else (0.0, 0.0)
+        along += counts[name] * np.square([*scale, *decay])
         power = 1 if update else 2
         off, size = off + each[name] * norm(x - r) ** power, size + each[name] * norm(r) ** power
     overall = _share(off, size) if update else math.sqrt(_share(off, size))
-    return Errors(*quantity, weights, overall, math.sqrt(scale / total), math.sqrt(decay / total))
+    scaled, by_chance, decayed, decay_by_chance = np.sqrt(along / total).tolist()
+    return Errors(*quantity, weights, overall, scaled, decayed, (by_chance, decay_by_chance))
+
+
+def _along(off: _Array, direction: _Array, whole: float) -> tuple[float, float]:
+    """How far an error points in a direction, and how far one as large does by chance."""
+    chance = math.sqrt(float(off @ off) * float(direction @ direction) / max(1, off.size))
+    return _share(abs(float(off @ direction)), whole), _share(chance, whole)
 
 
 def _root_of_squares(values: _Array) -> float:
@@ -116,18 +124,18 @@ def _share(part: float, whole: float) -> float:
     return part / whole if whole else (0.0 if part == 0 else _INFINITE)
 
 
-def _decay(off: _Array, update: _Array, weights: _Array) -> float:
+def _decay(off: _Array, update: _Array, weights: _Array) -> tuple[float, float]:
     """How far an error points along the weights, as a share of the update, over the half of it that is smallest.
 
     >>> weights, update = np.array([1.0, -2.0, 3.0, 1.0]), np.ones(4)
-    >>> _decay(-0.01 * weights, update, weights) > 0.005, _decay(np.array([0.0, 0.0, 2.0, 0.0]), update, weights)
-    (True, 0.0)
+    >>> _decay(-0.01 * weights, update, weights)[0] > 0.005, _decay(np.array([0.0, 0.0, 2.0, 0.0]), update, weights)
+    (True, (0.0, 0.0))
     """
     if off.size < 2:
-        return 0.0
+        return 0.0, 0.0
     least = np.argsort(np.abs(off), kind="stable")[: (off.size + 1) // 2]
     off, update, weights = off[least], update[least], weights[least]
-    return _share(abs(float(off @ weights)), math.sqrt(float(weights @ weights) * float(update @ update)))
+    return _along(off, weights, math.sqrt(float(weights @ weights) * float(update @ update)))
 
 
 # --- with what rounding gives
@@ -197,13 +205,14 @@ def _measures(errors: Errors, known: list[Errors], sampled: dict[str, int], leas
 
     found = [
         one(OVERALL, errors.overall, least, *(one.overall for one in known)),
-        one(SCALE, errors.scale, least, *(one.scale for one in known)),
+        one(SCALE, errors.scale, least, *(max(one.scale, one.chance[0]) for one in known)),
     ]
     if sure:
         worst = max(sure, key=lambda name: errors.weights[name] / rounding[name])
         found.append(one(WEIGHT, errors.weights[worst], rounding[worst], where=worst))
     if errors.kind == UPDATE:
-        found.append(one(DECAY, errors.decay, LEAST_DECAY * least / LEAST, *(one.decay for one in known)))
+        decays = [max(one.decay, one.chance[1]) for one in known]
+        found.append(one(DECAY, errors.decay, LEAST_DECAY * least / LEAST, *decays))
     return found
 
 

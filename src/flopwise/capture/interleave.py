@@ -17,7 +17,7 @@ import msgspec
 
 from flopwise.capture.isolate import OnEvent, Worker, ignore
 from flopwise.capture.point_builder import PointBuilder, merged
-from flopwise.capture.stopping import MUCH_SLOWER, PairsRule
+from flopwise.capture.stopping import MUCH_FASTER, MUCH_SLOWER, PairsRule
 from flopwise.records.events import AgreementRequest, AgreementResult, Done, Event, PairCompared, Sampled, WarmedUp
 from flopwise.records.run import INTERRUPTED, OK, OOM, STEP, Point
 from flopwise.spec.workload import Trial
@@ -220,6 +220,8 @@ class Contest:
                     continue
                 if len(pairs) == 1 and 1 in pairs[0].processes:
                     agreed = pairs[0].processes[1].builder.agreed
+                if not stopped and len(pairs) == 1 and rule.much_faster(*(_walls(pairs[0].points[i]) for i in (0, 1))):
+                    stopped = MUCH_FASTER
                 stopped = stopped or self._look(rule, _differences(pairs, together), time.monotonic() - began)
         except KeyboardInterrupt:
             for pair in pairs[-1:]:

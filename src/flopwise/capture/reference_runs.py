@@ -86,24 +86,39 @@ def run_reference(workload: Workload, device: torch.device, precisions: tuple[st
     others = {"again": again} | ({} if exact is not None else _perturbed(workload, device, compute))
     reseeded = _tried(workload, device, ROUNDING_STEPS, seed=1) if written.draws else None
     runs = {AS_WRITTEN: written} if exact is not None else {}
-    for name in dict.fromkeys(_plain(workload, precision) for precision in precisions):
-        if name not in (workload.recipe.precision, compute) and not (name == "tf32" and compute in HALF):
-            runs |= _named(name, _tried(_in_precision(workload, name), device, ROUNDING_STEPS))
-    rounded: dict[str, FollowedSteps] = {}
-    for name in runs:  # last: they leave TF32 off
-        if (dtype := (compute if name == AS_WRITTEN else name).partition("-")[0]) in HALF:
-            change = partial(round_weights, dtype=HALF[dtype], everything="-" in name)
-            rounded |= _named(name, _exact(workload, device, 1, change=change))
+    runs |= _in_precisions(workload, device, compute, precisions)
+    rounded = _rounded(workload, device, compute, list(runs))  # last: they leave TF32 off
     far = _without_ours({name: distance(one, truth) for name, one in (others | runs).items()})
-    kept = set(far)
+    rounded = {name: one for name, one in rounded.items() if name in far}
     rounding = Rounding(
         compute=compute,
-        written=[far.pop(name) for name in (*others, AS_WRITTEN) if name in far],
+        written=[far[name] for name in (*others, AS_WRITTEN) if name in far],
         reseeded=[distance(reseeded, truth)] if reseeded is not None else [],
-        precisions=far,
-        near={name: distance(runs[name], one) for name, one in rounded.items() if name in kept},
+        precisions={name: one for name, one in far.items() if name not in (*others, AS_WRITTEN)},
+        near={name: distance(runs[name], one) for name, one in rounded.items()},
     )
-    return Reference(truth, rounding, {name: one for name, one in rounded.items() if name in kept})
+    return Reference(truth, rounding, rounded)
+
+
+def _in_precisions(
+    workload: Workload, device: torch.device, compute: str, precisions: tuple[str, ...]
+) -> dict[str, FollowedSteps]:
+    """In plain PyTorch; what is the step as written, or more exact than it, is left out."""
+    names = dict.fromkeys(_plain(workload, precision) for precision in precisions)
+    less = {workload.recipe.precision, compute} | ({"tf32"} if compute in HALF else set())
+    runs = {name: _tried(_in_precision(workload, name), device, ROUNDING_STEPS) for name in names if name not in less}
+    return {name: one for name, one in runs.items() if one is not None}
+
+
+def _rounded(workload: Workload, device: torch.device, compute: str, names: list[str]) -> dict[str, FollowedSteps]:
+    """The first step in exact arithmetic, with weights as each of these runs rounds them."""
+    found: dict[str, FollowedSteps] = {}
+    for name in names:
+        dtype = HALF.get((compute if name == AS_WRITTEN else name).partition("-")[0])
+        if dtype is not None:
+            change = partial(round_weights, dtype=dtype, everything="-" in name)
+            found |= _named(name, _exact(workload, device, 1, change=change))
+    return found
 
 
 def _plain(workload: Workload, precision: str) -> str:

@@ -135,8 +135,6 @@ class PairsRule:
             return PROCESSES if pairs >= asked else ""
         if pairs in LOOKS and self._settled(differences):
             return DECIDED
-        if self.worth is not None and pairs == 1 and differences[0] < -math.log(MUCH_FASTER_RATIO):
-            return MUCH_FASTER
         over = elapsed_s >= PAIRS_BUDGET * self.sampling.seconds and pairs >= FEWEST_PAIRS
         return BUDGET if over or pairs >= MOST_PAIRS else ""
 
@@ -146,6 +144,12 @@ class PairsRule:
             return found.decided(SAME_WITHIN)
         best = difference_of_pairs(differences, 2 * ERROR_RATE)  # as fast as it may be, one side at 5 %
         return found.decided(SAME_WITHIN) or best.center - best.half > math.log1p(-self.worth)
+
+    def much_faster(self, first_ns: Sequence[int], second_ns: Sequence[int]) -> bool:
+        """Whether one pair alone decides: every round of the second is so much faster than every one of the first."""
+        if self.worth is None or min(len(first_ns), len(second_ns)) < MUCH_SLOWER_ROUNDS:
+            return False
+        return min(first_ns) > MUCH_FASTER_RATIO * max(second_ns)
 
     def much_slower(self, first_ns: Sequence[int], second_ns: Sequence[int]) -> bool:
         """Whether all rounds so far make more of them a waste of time."""
