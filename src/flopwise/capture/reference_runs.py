@@ -75,26 +75,35 @@ def run_reference(workload: Workload, device: torch.device, precisions: tuple[st
     written, compute, tf32 = _as_written(workload, device)
     if written.problem():
         return Reference(written, Rounding(), {})
-    exact = _exact(workload, device) if compute in HALF or tf32 else None
+    exact = _exact_truth(workload, device, written) if compute in HALF or tf32 else None
     if tf32:
         apply_fp32_matmul(Recipe(precision="tf32"))
-    if exact is not None and _is_zero(distance(written, exact)):
-        exact = None  # its casts are not autocast's: it is exact in name only
     truth, again = exact or written, _tried(workload, device, AGAIN_STEPS)
     if again is None or not _repeats(distance(again, written)):
         return Reference(truth, Rounding(compute=compute), {})
-    others = {"again": again} | ({} if exact is not None else _perturbed(workload, device, compute))
+    as_written = {"again": again} | (_perturbed(workload, device, compute) if exact is None else {})
     reseeded = _tried(workload, device, ROUNDING_STEPS, seed=1) if written.draws else None
-    runs = {AS_WRITTEN: written} if exact is not None else {}
+    runs = _named(AS_WRITTEN, written if exact is not None else None)
     runs |= _in_precisions(workload, device, compute, precisions)
     rounded = _rounded(workload, device, compute, list(runs))  # last: they leave TF32 off
-    far = _without_ours({name: distance(one, truth) for name, one in (others | runs).items()})
+    return _reference(truth, compute, as_written, runs, rounded, _named("", reseeded))
+
+
+def _reference(
+    truth: FollowedSteps,
+    compute: str,
+    as_written: dict[str, FollowedSteps],
+    runs: dict[str, FollowedSteps],
+    rounded: dict[str, FollowedSteps],
+    reseeded: dict[str, FollowedSteps],
+) -> Reference:
+    far = _without_ours({name: distance(one, truth) for name, one in (as_written | runs).items()})
     rounded = {name: one for name, one in rounded.items() if name in far}
     rounding = Rounding(
         compute=compute,
-        written=[far[name] for name in (*others, AS_WRITTEN) if name in far],
-        reseeded=[distance(reseeded, truth)] if reseeded is not None else [],
-        precisions={name: one for name, one in far.items() if name not in (*others, AS_WRITTEN)},
+        written=[far.pop(name) for name in (*as_written, AS_WRITTEN) if name in far],
+        reseeded=[distance(one, truth) for one in reseeded.values()],
+        precisions=far,
         near={name: distance(runs[name], one) for name, one in rounded.items()},
     )
     return Reference(truth, rounding, rounded)
@@ -148,6 +157,12 @@ def _exact(workload: Workload, device: torch.device, steps: int = STEPS, **optio
     eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
     with autocast_watched(off=True), eager:  # what is compiled has its autocast compiled in
         return _tried(workload, device, steps, tf32=False, **options)
+
+
+def _exact_truth(workload: Workload, device: torch.device, written: FollowedSteps) -> FollowedSteps | None:
+    """None where that makes no difference: a step's casts need not be autocast's."""
+    exact = _exact(workload, device)
+    return None if exact is None or _is_zero(distance(written, exact)) else exact
 
 
 def _as_written(workload: Workload, device: torch.device) -> tuple[FollowedSteps, str, bool]:
