@@ -14,7 +14,7 @@ import msgspec
 
 from flopwise.advice import constants, decisions
 from flopwise.advice import tuner_actions as actions
-from flopwise.advice.bundles import Refused, next_bundle
+from flopwise.advice.bundles import BEST, Refused, next_bundle
 from flopwise.advice.moves import GPU_ONLY, REDONE_BY, ROUNDED, TRIED, Move, moves, reference_of, seconds_to_try, to_fit
 from flopwise.advice.ranking import MoveRanking
 from flopwise.analysis.matching import compare_points
@@ -79,7 +79,8 @@ def next_action(state: TunerState) -> actions.Action | None:
     if state.rows and isinstance(state.rows[-1], Ended):
         return None
     if state.reference is None:
-        return actions.WriteReference(workload=_reference(state.setup), precisions=_precisions(state.setup))
+        precisions, levers = _precisions(state.setup), BEST if state.setup.on_gpu else {}
+        return actions.WriteReference(workload=_reference(state.setup), precisions=precisions, levers=levers)
     if state.best is None:
         return _measure_start(state)
     move = None if state.proof is not None else next_move(state)
@@ -145,7 +146,9 @@ def _referenced(state: TunerState, reference: Workload, result: actions.Referenc
     elif any(not math.isfinite(x) for x in (*first.losses, first.gradient_error or 0.0)):
         text = "the reference's own loss or gradients are not finite: nothing can be checked"
         state, first = _noted(state, "reference_not_finite", text), None
-    return msgspec.structs.replace(state, reference=reference, can_check=first is not None)
+    asked = result.agreement.refused if result.agreement is not None else ()
+    refused = frozenset((lever, BEST[lever]) for lever in asked if lever in BEST)
+    return msgspec.structs.replace(state, reference=reference, can_check=first is not None, refused=refused)
 
 
 # --- the step to start from

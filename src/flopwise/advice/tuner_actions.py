@@ -33,6 +33,7 @@ class WriteReference(msgspec.Struct, frozen=True, kw_only=True):
     """Write down this step's losses and gradients. Gives a ReferenceWritten."""
 
     workload: Workload
+    levers: dict[str, str] = {}  # which of these can the step not have
     precisions: tuple[str, ...] = ()  # in which plain PyTorch's rounding is measured as well
 
 

@@ -134,7 +134,7 @@ class _Runner:
     def _carry_out(self, action: actions.Action) -> actions.Result:
         match action:
             case actions.WriteReference():
-                return self._write_reference(action.workload, action.precisions)
+                return self._write_reference(action)
             case actions.MeasureStart():
                 return self._measure_start(action)
             case actions.MeasurePair():
@@ -146,10 +146,12 @@ class _Runner:
                 waterfall = self._traced(action.trace) if action.trace is not None else None
                 return actions.Finished(waterfall=waterfall, throttle=tuple(self.throttle))
 
-    def _write_reference(self, reference: Workload, precisions: tuple[str, ...]) -> actions.ReferenceWritten:
-        request = AgreementRequest(path=str(self.reference), write=True, precisions=precisions)
+    def _write_reference(self, action: actions.WriteReference) -> actions.ReferenceWritten:
+        request = AgreementRequest(
+            path=str(self.reference), write=True, precisions=action.precisions, levers=action.levers
+        )
         try:
-            trial = self._trial(reference, tuner.START)
+            trial = self._trial(action.workload, tuner.START)
             return actions.ReferenceWritten(agreement=self.worker.agree(trial, request, self.run.log_path("reference")))
         except FlopwiseError as error:
             return actions.ReferenceWritten(error=error.message)

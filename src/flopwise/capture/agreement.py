@@ -11,6 +11,7 @@ from flopwise.capture.compared_steps import FollowedSteps, StepFollower, Values,
 from flopwise.capture.differences import LEAST, Errors, Near, distance, judged
 from flopwise.capture.reference_runs import Reference, Rounding, run_reference
 from flopwise.capture.step import Step
+from flopwise.capture.user_step import refused_levers
 from flopwise.errors import FlopwiseError, Unsupported
 from flopwise.records.events import AgreementRequest, AgreementResult
 from flopwise.records.run import GRADIENT, Agreement
@@ -26,7 +27,8 @@ def check_agreement(trial: Trial, request: AgreementRequest) -> Agreement:
         reference = run_reference(workload, device, request.precisions)
         _refuse(reference.truth, workload)
         write_reference(request.path, reference)
-        return compare(reference.truth, reference, workload)
+        refused = refused_levers(workload, device, request.levers)
+        return msgspec.structs.replace(compare(reference.truth, reference, workload), refused=refused)
     follower = StepFollower()
     found = follow_steps(build_step(workload, device, follower), follower)
     _refuse(found, workload)

@@ -15,7 +15,9 @@ from flopwise.capture.built_objects import BuiltObjects
 from flopwise.capture.factories import made_phases
 from flopwise.capture.seen_step import most_common_dtype
 from flopwise.capture.step import Step
+from flopwise.errors import Unsupported
 from flopwise.lm.precision import autocast, fp32_matmul_probe
+from flopwise.patch.levers import PatchedModel
 from flopwise.records.run import STEP, Ran
 from flopwise.spec.dtypes import dtype_name
 from flopwise.spec.recipe import Recipe
@@ -43,6 +45,22 @@ def user_step(workload: Workload, device: torch.device) -> Step:
         exact_weight=levers.model.exact_weight,
         one_callable=set(phases) == {STEP},
     )
+
+
+def refused_levers(workload: Workload, device: torch.device, levers: dict[str, str]) -> tuple[str, ...]:
+    """Those that this step cannot have, as far as that shows before it runs; none of another workload's."""
+    if not levers or not isinstance(workload.subject, UserStep):
+        return ()
+    built = BuiltObjects()
+    with built.watching():
+        kept = made_phases(workload.subject, device)
+    try:
+        PatchedModel(built.roots, built.optimizers, levers).install()
+    except Unsupported as error:
+        return error.levers
+    finally:
+        del kept  # until now it held what was built
+    return ()
 
 
 class ReturnedLoss:

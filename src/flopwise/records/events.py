@@ -183,6 +183,7 @@ class AgreementRequest(msgspec.Struct, frozen=True, kw_only=True):
     path: str  # the reference's, a .npz file
     write: bool = False
     precisions: tuple[str, ...] = ()  # of a reference: those that steps to be compared with it may have
+    levers: dict[str, str] = {}  # of a reference: which of these can the step not have
 
 
 class NsysJob(msgspec.Struct, frozen=True, kw_only=True):

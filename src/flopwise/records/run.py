@@ -177,6 +177,7 @@ class Agreement(_Record, frozen=True, kw_only=True):
     worst_error: float = 0.0  # of one weight
     worst: str = ""  # its name
     n_weights: int = 0  # with gradients that were compared
+    refused: tuple[str, ...] = ()  # of a reference: levers that were asked for and that the step cannot have
     draws: bool = False  # the reference's step draws random numbers
     same_draws: bool = True  # and this one the same: else it is judged by what other numbers do
 
