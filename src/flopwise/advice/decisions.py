@@ -1,6 +1,7 @@
 """When a lever is kept: faster, smaller or needed for the memory limit, and its results right."""
 
 import math
+from collections.abc import Sequence
 
 import msgspec
 
@@ -150,3 +151,15 @@ def checked(decision: Decision, agreed: AgreementResult, varies: bool) -> Decisi
     if (wrong := disagreement(agreed.agreement)) is not None:
         return wrong
     return decision if agreed.agreement.same_draws else msgspec.structs.replace(decision, check=OTHER_DRAWS)
+
+
+def throttle_notes(throttle: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+    """Whether the GPU's clock was held down while levers were measured; of every measurement, why.
+
+    >>> throttle_notes([(), ("software power cap",)])
+    ('the GPU was throttled (software power cap) in 1 of 2 measurements: less work saves less time then',)
+    """
+    why = ", ".join(dict.fromkeys(reason for one in throttle for reason in one))
+    n = sum(map(bool, throttle))
+    text = f"the GPU was throttled ({why}) in {n} of {len(throttle)} measurements: less work saves less time then"
+    return (text,) if why else ()

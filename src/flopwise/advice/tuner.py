@@ -129,6 +129,8 @@ def _precisions(setup: actions.Setup) -> tuple[str, ...]:
     """Those that a step of this run may have: of each, the reference's own rounding is measured."""
     tried = () if setup.keep_exact or "precision" not in levers(setup.start.subject) else TRIED["precision"]
     possible = [one for one in tried if setup.on_gpu or one not in GPU_ONLY["precision"]]
+    if isinstance(setup.start.subject, UserStep):
+        possible = [one for one in possible if one != "tf32"]  # no bundle has it, and each takes a run of its own
     return tuple(dict.fromkeys((setup.start.recipe.precision, *possible)))
 
 
@@ -404,21 +406,9 @@ def _ended(state: TunerState, action: actions.Finish, result: actions.Finished) 
         waterfall=result.waterfall,
         stopped=action.stopped,
         seconds=state.elapsed_s,
-        notes=throttle_notes(result.throttle),
+        notes=decisions.throttle_notes(result.throttle),
     )
     return msgspec.structs.replace(state, rows=(*state.rows, row))
-
-
-def throttle_notes(throttle: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
-    """Whether the GPU's clock was held down while levers were measured; of every measurement, why.
-
-    >>> throttle_notes([(), ("software power cap",)])
-    ('the GPU was throttled (software power cap) in 1 of 2 measurements: less work saves less time then',)
-    """
-    why = ", ".join(dict.fromkeys(reason for one in throttle for reason in one))
-    n = sum(map(bool, throttle))
-    text = f"the GPU was throttled ({why}) in {n} of {len(throttle)} measurements: less work saves less time then"
-    return (text,) if why else ()
 
 
 # --- small questions

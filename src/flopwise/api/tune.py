@@ -31,6 +31,8 @@ from flopwise.store.rows import append_row
 from flopwise.store.tuning import ROWS, read_tuning
 
 TRACED_STEPS, TRACED_SECONDS = 2, 0.5
+START_SECONDS = 3.0  # of sampling, for the first step of a user's own
+RECORDING_SHARE = 0.05  # of the budget, that predictions of a user's step are waited for
 
 
 def tune(
@@ -158,6 +160,9 @@ class _Runner:
 
     def _measure_start(self, action: actions.MeasureStart) -> actions.Measured:
         trial, agreed = self._trial(action.workload, tuner.START), [AgreementResult()]
+        if self.recording is not None:  # each lever is measured beside it again: what it takes now need not be exact
+            short = msgspec.structs.replace(trial.sampling, seconds=min(START_SECONDS, trial.sampling.seconds))
+            trial = msgspec.structs.replace(trial, sampling=short)
 
         def on_event(event: Event) -> None:
             self.progress.event(event)
@@ -226,5 +231,6 @@ class _Runner:
 
     def _inspect(self, point: Point) -> Inspection:
         trace = self.run.trace_path(point.trace_file) if point.trace_file else None
-        recorded = self.recording.result() if self.recording is not None else None
+        wait_s = RECORDING_SHARE * self.state.setup.budget_s
+        recorded = self.recording.result(wait_s) if self.recording is not None else None
         return inspect(point, trace, self.state.setup.gpu, recorded)

@@ -220,9 +220,7 @@ class Contest:
                     continue
                 if len(pairs) == 1 and 1 in pairs[0].processes:
                     agreed = pairs[0].processes[1].builder.agreed
-                if not stopped and len(pairs) == 1 and rule.much_faster(*(_walls(pairs[0].points[i]) for i in (0, 1))):
-                    stopped = MUCH_FASTER
-                stopped = stopped or self._look(rule, _differences(pairs, together), time.monotonic() - began)
+                stopped = stopped or self._look(rule, pairs, together, time.monotonic() - began)
         except KeyboardInterrupt:
             for pair in pairs[-1:]:
                 pair.interrupt()
@@ -231,7 +229,11 @@ class Contest:
         points = [_point(i, trials, pairs, stopped, together) for i in (0, 1)]
         return Contested(points=(points[0], points[1]), stopped=stopped, agreed=agreed)
 
-    def _look(self, rule: PairsRule, differences: list[float], elapsed_s: float) -> str:
+    def _look(self, rule: PairsRule, pairs: Sequence[_Pair], together: bool, elapsed_s: float) -> str:
+        """Whether it is decided, and why; '' means go on."""
+        if len(pairs) == 1 and rule.much_faster(*(_walls(pairs[0].points[i]) for i in (0, 1))):
+            return MUCH_FASTER
+        differences = _differences(pairs, together)
         ratio, left_s = math.exp(sum(differences) / len(differences)), rule.left_s(len(differences), elapsed_s)
         self.on_event(PairCompared(pairs=len(differences), ratio=ratio, left_s=left_s))
         return rule.after(differences, elapsed_s)
