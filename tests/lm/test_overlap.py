@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from flopwise.patch.blocks import blocks_of
 from flopwise.capture.build import build_step
 from flopwise.capture.model_step import ModelStep
 from flopwise.lm.overlap import UpdateInBackward, parameter_groups
 from flopwise.lm.transformer import Transformer
+from flopwise.patch.blocks import blocks_of
 from flopwise.spec.recipe import Recipe
 from flopwise.spec.workload import workload
 
