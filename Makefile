@@ -11,7 +11,7 @@ demo: $(STAMP)
 
 # Minutes: all but what is marked slow, with a tenth of the fuzzing. Kernels are compiled for three GPU generations, and run
 # in Triton's interpreter, which must be chosen before Triton is imported. Nothing needs a GPU.
-PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal
 test: $(STAMP)
 	$(PYTEST) -m "not slow" tests
 	TRITON_INTERPRET=1 $(PYTEST) -m "not slow" tests/kernels

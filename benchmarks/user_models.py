@@ -54,13 +54,13 @@ def hf_llama(device: torch.device, plain: bool = False, layers: int = 16, batch:
     return hf_step(model, device, config.vocab_size, batch, 1024, plain)
 
 
-def hf_qwen3(device: torch.device, plain: bool = False, batch: int = 4) -> Step:
+def hf_qwen3(device: torch.device, plain: bool = False, layers: int = 28, batch: int = 4) -> Step:
     """The size of Qwen3 0.6B."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     config = Qwen3Config(
         hidden_size=1024,
-        num_hidden_layers=28,
+        num_hidden_layers=layers,
         num_attention_heads=16,
         num_key_value_heads=8,
         head_dim=128,
@@ -73,13 +73,13 @@ def hf_qwen3(device: torch.device, plain: bool = False, batch: int = 4) -> Step:
     return hf_step(model, device, config.vocab_size, batch, 1024, plain)
 
 
-def hf_gemma2(device: torch.device, plain: bool = False, batch: int = 2) -> Step:
+def hf_gemma2(device: torch.device, plain: bool = False, layers: int = 26, batch: int = 2) -> Step:
     """The size of Gemma 2 2B: soft-capped attention and logits, 1 + w norms, sliding windows."""
     from transformers import Gemma2Config, Gemma2ForCausalLM
 
     config = Gemma2Config(
         hidden_size=2304,
-        num_hidden_layers=26,
+        num_hidden_layers=layers,
         num_attention_heads=8,
         num_key_value_heads=4,
         head_dim=256,
@@ -268,3 +268,12 @@ MODELS = {
     one.__name__: one
     for one in (hf_llama, hf_qwen3, hf_gemma2, hf_gpt2, single_file_gpt, written_out_gpt, encoder, vit)
 }
+
+
+def named(step: str) -> tuple[str, dict[str, int]]:
+    """
+    >>> named("hf_gpt2:batch=4")
+    ('hf_gpt2', {'batch': 4})
+    """
+    name, _, given = step.partition(":")
+    return name, {key: int(value) for key, _, value in (one.partition("=") for one in given.split(",") if one)}

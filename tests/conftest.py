@@ -3,6 +3,7 @@
 Two processes run tests at a time: each has one thread for torch, and forks its workers from one that has torch loaded.
 """
 
+import gc
 import os
 import signal
 from pathlib import Path
@@ -33,6 +34,10 @@ def pytest_collection_modifyitems(items):
         if asked := getattr(test, "_hypothesis_internal_use_settings", None):
             few = min(asked.max_examples, max(10, asked.max_examples // 10))
             test._hypothesis_internal_use_settings = settings(asked, max_examples=few, derandomize=True)
+
+
+def pytest_collection_finish():
+    gc.freeze()  # tests and libraries stay: no collection has to walk them, in no test
 
 
 @pytest.fixture(autouse=True, scope="session")

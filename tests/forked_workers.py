@@ -97,8 +97,8 @@ class ForkedWorker:
 class Server:
     """The process that has torch loaded, and forks; started when it is first needed."""
 
-    def __init__(self, arguments: tuple[str, ...], environment: dict[str, str]) -> None:
-        self.arguments, self.environment = arguments, environment
+    def __init__(self, environment: dict[str, str]) -> None:
+        self.environment = environment
         self.line: socket.socket | None = None
 
     def start(self, words: Sequence[str], options: dict[str, Any]) -> ForkedWorker | None:
@@ -114,7 +114,7 @@ class Server:
 
     def _open(self) -> socket.socket:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [sys.executable, __file__, str(theirs.fileno()), *self.arguments]
+        command = [sys.executable, __file__, str(theirs.fileno())]
         source = os.pathsep.join(filter(None, (str(_source()), self.environment.get("PYTHONPATH"))))
         self.process = subprocess.Popen(
             command,
@@ -144,25 +144,21 @@ class Server:
 @contextmanager
 def workers_are_forked() -> Iterator[None]:
     """`subprocess.Popen` of a worker is a fork of one that has torch loaded."""
-    servers: dict[tuple[str, ...], Server] = {}
-    real, environment = subprocess.Popen, dict(os.environ)
+    real, server = subprocess.Popen, Server(dict(os.environ))
 
     class Popen(real):  # type: ignore[type-arg, valid-type, misc]
         def __new__(cls, args: Any, *positional: Any, **options: Any) -> Any:
             words = tuple(args) if isinstance(args, list | tuple) else ()
-            if words[: len(WORKER)] == WORKER and not positional and not _ON_GPU:
-                loaded = words[len(WORKER) :]
-                server = servers.setdefault(loaded, Server(loaded, environment))
-                if forked := server.start(words, options):
-                    return forked
+            ours = words[: len(WORKER)] == WORKER and not positional and not _ON_GPU
+            if ours and (forked := server.start(words, options)):
+                return forked
             return super().__new__(cls)
 
     try:
         with mock.patch.object(subprocess, "Popen", Popen):
             yield
     finally:
-        for server in servers.values():
-            server.close()
+        server.close()
 
 
 def _source() -> Path:
@@ -171,16 +167,14 @@ def _source() -> Path:
     return Path(flopwise.__file__).parents[1]
 
 
-def _serve(line: socket.socket, compiler: bool) -> None:
-    """Import what a worker imports, then fork for every message."""
+def _serve(line: socket.socket) -> None:
+    """Import what a worker imports, then fork for every message; the compiler when it is first asked for."""
     import torch._dynamo
 
     from flopwise.capture.pipes import die_with_parent
 
     die_with_parent()
-    if compiler:
-        os.environ["TORCH_WARM_POOL"] = "0"
-        import torch._inductor.compile_fx  # noqa: F401
+    os.environ["TORCH_WARM_POOL"] = "0"
     from flopwise.worker import jobs  # noqa: F401
 
     while True:
@@ -189,9 +183,12 @@ def _serve(line: socket.socket, compiler: bool) -> None:
         if not message:
             time.sleep(0.1)
             return _reap()
+        start = json.loads(message)
+        if "--compiler" in start["words"]:
+            import torch._inductor.compile_fx  # noqa: F401
         if os.fork() == 0:
             line.close()
-            _wait_for_worker(json.loads(message), *fds)
+            _wait_for_worker(start, *fds)
         for fd in fds:
             os.close(fd)
 
@@ -247,4 +244,5 @@ def _become_worker(start: dict[str, Any], *streams: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    _serve(socket.socket(fileno=int(sys.argv[1])), "--compiler" in sys.argv)
+    _serve(socket.socket(fileno=int(sys.argv[1])))
+    os._exit(0)  # without taking torch down piece by piece

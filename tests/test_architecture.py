@@ -26,6 +26,7 @@ LAZY_TABLES = {
     "cli/main.py": "a verb's module is imported when the verb is called",
     "experiments/catalog.py": "an experiment is a file in claims/",
     "capture/factories.py": "the user's own factory, py:module:factory",
+    "capture/loop/script.py": "the user's own script or module, and the moment it imports torch",
     "store/files.py": "whether fcntl is there",
 }
 

@@ -414,51 +414,61 @@ def test_triton_compiles_without_a_gpu_and_brings_cuobjdump():
 # --- The law.
 
 
-def private_uses(path: Path, own: set[str]) -> list[str]:
-    """Where a file reaches a private name that flopwise did not define."""
+OWN = {"_exit", "_SimpleCData", "_fields", "_asdict", "_replace"}  # the standard library's
+
+
+def private_uses(node: ast.AST) -> list[tuple[str, str]]:
+    """What a node reaches that is private, unless flopwise itself has defined that name."""
+    modules = []
+    if isinstance(node, ast.ImportFrom) and node.level == 0:
+        modules = [f"{node.module}.{name.name}" for name in node.names]
+    elif isinstance(node, ast.Import):
+        modules = [name.name for name in node.names]
     found = []
-    for node in ast.walk(ast.parse(path.read_text())):
-        modules = []
-        if isinstance(node, ast.ImportFrom) and node.level == 0:
-            modules = [f"{node.module}.{name.name}" for name in node.names]
-        elif isinstance(node, ast.Import):
-            modules = [name.name for name in node.names]
-        for module in modules:
-            parts = module.split(".")
-            if parts[0] in ("torch", "triton") and any(part.startswith("_") for part in parts):
-                found.append(f"{path.relative_to(SOURCE)}:{node.lineno} imports {module}")
-            if module.startswith(("triton.backends", "triton.compiler", "triton.runtime", "triton.knobs")):
-                found.append(f"{path.relative_to(SOURCE)}:{node.lineno} imports {module}")
-        hidden = isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__")
-        if hidden and node.attr not in own:
-            found.append(f"{path.relative_to(SOURCE)}:{node.lineno} uses .{node.attr}")
+    for module in modules:
+        parts = module.split(".")
+        hidden = parts[0] in ("torch", "triton") and any(part.startswith("_") for part in parts)
+        if hidden or module.startswith(("triton.backends", "triton.compiler", "triton.runtime", "triton.knobs")):
+            found.append(("", f"{node.lineno} imports {module}"))
+    if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
+        found.append((node.attr, f"{node.lineno} uses .{node.attr}"))
     return found
 
 
-def defined_here(files: list[Path]) -> set[str]:
-    """Private names that some file of flopwise gives to a function, a class, a variable, an attribute of self or an op."""
-    names: set[str] = {"_exit", "_SimpleCData", "_fields", "_asdict", "_replace"}  # the standard library's
-    for path in files:
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                names.add(node.name)
-            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-                names.add(node.id)
-            elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-                owner = node.value
-                if isinstance(owner, ast.Name) and owner.id in ("self", "cls"):
-                    names.add(node.attr)
-            elif (
-                isinstance(node, ast.Constant)
-                and isinstance(node.value, str)
-                and node.value.startswith("_fused_rms_norm")
-            ):
-                names.add(node.value.partition("(")[0])  # ops that the dry run defines
-    return names
+def defined_by(node: ast.AST) -> str:
+    """The name that a node gives to a function, a class, a variable, an attribute of self or an op."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return node.name
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        return node.id
+    if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+        own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+        return node.attr if own else ""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("_fused_rms_norm"):
+        return node.value.partition("(")[0]  # ops that the dry run defines
+    return ""
+
+
+def test_backward_hooks_of_a_module_are_seen():
+    module = nn.Linear(2, 2)
+    module.register_forward_hook(lambda *_: None)
+    assert not private.has_backward_hooks(module)
+    module.register_full_backward_pre_hook(lambda *_: None)
+    assert private.has_backward_hooks(module)
+
+
+def test_the_iterators_of_a_data_loader_are_known():
+    loader = torch.utils.data.DataLoader([1, 2])
+    assert any(isinstance(iter(loader), kind) for kind in private.data_loader_iterators())
 
 
 def test_no_other_file_reaches_a_private_name():
-    files = [path for path in SOURCE.rglob("*.py") if path.name != "torch_private.py"]
-    own = defined_here(files)
+    own, uses = set(OWN), []
+    for path in SOURCE.rglob("*.py"):
+        if path.name != "torch_private.py":
+            for node in ast.walk(ast.parse(path.read_text())):
+                own.add(defined_by(node))
+                uses += [(name, f"{path.relative_to(SOURCE)}:{told}") for name, told in private_uses(node)]
+    own.discard("")
     assert "_apply" in own  # lm/layers.py overrides nn.Module's, see test_a_modules_conversions_go_through_one_function
-    assert [use for path in files for use in private_uses(path, own)] == []
+    assert [told for name, told in uses if name not in own] == []

@@ -27,8 +27,10 @@ if TYPE_CHECKING:
     from flopwise.api.profile import profile
     from flopwise.api.report import report
     from flopwise.api.roofline import roofline
+    from flopwise.api.run import run
     from flopwise.api.sweep import sweep
     from flopwise.api.tune import tune
+    from flopwise.api.watch import watch
     from flopwise.spec.workload import workload
 
 __all__ = [
@@ -48,8 +50,10 @@ __all__ = [
     "profile",
     "report",
     "roofline",
+    "run",
     "sweep",
     "tune",
+    "watch",
     "workload",
 ]
 # A verb's module has its name, so that `import flopwise` costs nothing; these are elsewhere.

@@ -118,6 +118,11 @@ def use_counts(tensor: Tensor) -> tuple[int, int]:
     return int(tensor._use_count()), int(_C._storage_Use_Count(tensor.untyped_storage()._cdata))  # type: ignore[attr-defined]
 
 
+def has_backward_hooks(module: nn.Module) -> bool:
+    """Whether a backward pass through the module calls anything of somebody else's."""
+    return bool(module._backward_hooks or module._backward_pre_hooks)
+
+
 def version_of(tensor: Tensor) -> int:
     """How often a tensor was written to in place, by itself or through another view of its memory."""
     return tensor._version
@@ -429,6 +434,11 @@ def share_step_hooks(source: Any, other: Any) -> None:
     other._optimizer_step_pre_hooks, other._optimizer_step_post_hooks = step_hooks(source)
 
 
-def version(tensor: Tensor) -> int:
-    """How often a tensor was changed in place."""
-    return tensor._version
+def data_loader_iterators() -> list[type]:
+    """The classes that a DataLoader's `next` can be of, each with a `__next__` of its own."""
+    from torch.utils.data import dataloader
+
+    def kinds(kind: Any) -> list[type]:
+        return [kind, *(one for sub in kind.__subclasses__() for one in kinds(sub))]
+
+    return [kind for kind in kinds(dataloader._BaseDataLoaderIter) if "__next__" in vars(kind)]

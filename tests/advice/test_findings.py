@@ -12,6 +12,7 @@ from flopwise.advice.findings import findings, least_ns, potential_ns, ranked
 from flopwise.advice.reference import reference
 from flopwise.advice.rules import ALL_RULES
 from flopwise.analysis.explanation import with_clock
+from flopwise.analysis.idle import LATE_LAUNCH
 from flopwise.records.finding import Finding
 from flopwise.records.waterfall import PARTS, Waterfall, WaterfallPart
 from flopwise.render.findings_view import NOTHING, findings_view
@@ -109,11 +110,27 @@ def test_what_is_too_small_to_say(step_ms, least_ms):
     assert least_ns(step_ms * MS) == pytest.approx(least_ms * MS)
 
 
-def test_the_naive_trace_by_itself_is_launch_bound_then_fp32():
-    told = [one.rule for one in findings(fixture(NAIVE))]
-    assert told[:2] == ["launch_bound", "fp32_matmul"]
+def test_the_naive_trace_by_itself_is_fp32_first_as_with_its_clock():
+    """Traced, the GPU waits for half of the step; untraced, for a tenth."""
+    told = {one.rule: one for one in findings(fixture(NAIVE))}
+    assert next(iter(told)) == "fp32_matmul"
     assert {"naive_attention", "slow_optimizer", "unfused_chains"} <= set(told)
     assert "slow_sdpa" not in told
+    assert "launch_bound" not in told
+
+
+def test_advice_whose_reason_is_the_waiting_host_holds_at_the_optimistic_end_or_is_not_given():
+    """The compiled step waits for launches; if the profiler had cost more, it would hardly."""
+    facts = fixture(COMPILED)
+    e = facts.explanation
+    step = msgspec.structs.replace(e.untraced_step, low_ns=8 * MS)
+    almost = msgspec.structs.replace(e.idle, by_cause_ns=e.idle.by_cause_ns | {LATE_LAUNCH: round(0.5 * MS)})
+    other = msgspec.structs.replace(
+        facts, explanation=msgspec.structs.replace(e, untraced_step=step, optimistic_idle=almost)
+    )
+    first, *_ = findings(facts)
+    assert first.title.startswith("launch-bound")
+    assert "launch_bound" not in [one.rule for one in findings(other)]
 
 
 def test_the_naive_trace_with_its_untraced_clock_is_fp32_first():

@@ -5,10 +5,11 @@ import math
 import msgspec
 import pytest
 
-from flopwise.advice.constants import SHALLOW_LAYERS, WORTH_TRYING
+from flopwise.advice.constants import WORTH_TRYING
 from flopwise.advice.facts import Facts
 from flopwise.advice.moves import moves
 from flopwise.advice.ranking import MoveRanking
+from flopwise.predict.constants import SHALLOW_LAYERS
 from flopwise.spec.workload import workload
 
 from .made import known

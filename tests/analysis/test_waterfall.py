@@ -18,6 +18,7 @@ from flopwise.analysis.waterfall import UNTRACED, waterfall
 from flopwise.records import waterfall as w
 from flopwise.records.ceilings import Matmul, Tile
 from flopwise.records.run import Telemetry
+from flopwise.records.untraced import UntracedStep
 from flopwise.render.waterfall_view import waterfalls_table
 from flopwise.spec.workload import workload
 from flopwise.trace import tables
@@ -29,6 +30,10 @@ from .test_idle import frame
 
 FIXTURES = Path(__file__).parent.parent / "trace" / "fixtures"
 KERNELS = (BF16, FP32, FLASH, MUL, ADAM, NCCL, "softmax_warp_forward", "reduce_kernel", "unheard_of")
+
+
+def clocked(ns):
+    return UntracedStep(ns=ns, low_ns=ns, high_ns=ns, measured=True)
 
 
 def fills(found):
@@ -86,7 +91,7 @@ def test_the_parts_are_the_step(made, knows, slower):
     wall = slower * window / len(part.steps)
     if clock_fit(part.idle, window, wall * len(part.steps)) == FITS:
         alone = untraced_idle(part.idle, window, wall * len(part.steps))
-        found = waterfall(part, LIMITS, H200, known=known, untraced=(wall, alone))
+        found = waterfall(part, LIMITS, H200, known=known, untraced=(clocked(wall), alone))
         assert math.fsum(p.ns for p in found.parts) == pytest.approx(wall, rel=1e-6, abs=2)
 
 
@@ -259,7 +264,7 @@ def test_two_profilers_tell_the_same_parts(naive):
     parts = []
     for part in naive:
         alone = untraced_idle(part.idle, part.high_ns - part.low_ns, 65e6 * 2)
-        parts.append(fills(waterfall(part, LIMITS, H200, known=known, untraced=(65e6, alone))))
+        parts.append(fills(waterfall(part, LIMITS, H200, known=known, untraced=(clocked(65e6), alone))))
     kineto, nsys = parts
     assert kineto.measured_by == UNTRACED
     for name in w.PARTS:

@@ -82,7 +82,7 @@ def test_of_several_points_only_one_that_can_be_the_traces_is_taken():
     assert found.timings == (
         "run r1: small b4 t512 train compile=default on NVIDIA H200; the only one of 7 points there that can be the trace's"
     )
-    assert found.untraced_idle is None  # possible is not known: the verdict stays the trace's own
+    assert not found.untraced_step.measured  # possible is not known: the verdict stays the trace's own
     with pytest.raises(FlopwiseError, match="none of the 6 points of the run r1 can be the workload of"):
         flopwise.explain(TRACE, timings=run(*others))
     with pytest.raises(FlopwiseError, match="2 of the 3 points") as refused:
@@ -94,7 +94,7 @@ def test_of_several_points_only_one_that_can_be_the_traces_is_taken():
 
 def test_a_clock_shorter_than_the_gpus_work_is_not_shown():
     found = flopwise.explain(TRACE, timings=run(point(wall_ns=5_000_000)))
-    assert (found.host_ns, found.timings, found.untraced_idle) == ({}, "", None)
+    assert (found.host_ns, found.timings, found.untraced_step.measured) == ({}, "", False)
     assert found.notes[-1] == (
         "the untraced clock is left out: the traced GPU work alone takes longer than that step of 5.00 ms "
         "(run r1: small b4 t512 train on NVIDIA H200)"
@@ -106,7 +106,7 @@ def test_the_verdict_is_of_the_untraced_step_only_if_it_is_the_same_work():
     """Two steps of 23.9 ms traced, with 6.4 ms of GPU work in each."""
     alone = flopwise.explain(TRACE)
     assert alone.launch_bound
-    assert alone.untraced_idle is None
+    assert not alone.untraced_step.measured
     fast = point(precision="bf16", wall_ns=7_000_000)
     assert flopwise.explain(TRACE, timings=run(fast)).verdict.startswith(
         "GPU-bound: the GPU is busy 91% of the 7.00 ms"

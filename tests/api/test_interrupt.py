@@ -74,6 +74,7 @@ def test_a_loop_of_benches_stops_and_keeps_what_was_measured(tmp_path):
     assert point.times().wall_ns
 
 
+@pytest.mark.slow
 def test_a_tuning_stops_and_keeps_the_best_so_far(tmp_path):
     program = """
         try:

@@ -45,12 +45,13 @@ def test_paper_has_column_headings_and_whole_lines_of_code(opened, page_file):
     page, _ = opened(page_file, width=718)
     page.emulate_media(media="print")
     heads = page.locator("section:has(#kernels) th button")
-    assert [one.inner_text() for one in heads.all()] == ["kernel", "class", "count", "GPU ms", "mean", "share"]
+    assert [one.inner_text() for one in heads.all()][:4] == ["kernel", "launched by", "shapes", "class"]
     assert heads.first.is_visible()
     assert not page.locator("#theme").is_visible()
     assert page.locator("pre").first.evaluate("pre => getComputedStyle(pre).whiteSpace") == "pre-wrap"
 
 
+@pytest.mark.slow
 def test_the_dark_theme_prints_dark_on_white(opened, page_file):
     page, _ = opened(page_file, theme="dark")
     all_drawn(page)
@@ -119,7 +120,8 @@ def test_perfetto_that_does_not_answer_is_told_and_the_same_file_may_be_chosen_a
 LAB = Path(__file__).parents[2] / "benchmarks" / "results" / "h200-2026-11" / "lab"
 
 
-@pytest.mark.parametrize("width", [390, pytest.param(1200, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [390, 1200])
 def test_the_lab_on_a_dark_screen(opened, tmp_path, width):
     """The verdicts fit the screen, and so do charts side by side; their headings can be read."""
     page, heard = opened(report(LAB, output=tmp_path / "lab.html"), width=width, theme="dark")

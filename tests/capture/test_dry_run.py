@@ -124,11 +124,14 @@ def test_recomputed_ops_are_told_apart_and_the_blocks_keep_less():
     "options",
     [
         {"set": LAYERS | {"n_kv_heads": 2, "norm_kind": "layer", "tied": True}, "precision": "bf16", "loss": "chunked"},
-        {
-            "set": {"n_layers": 13, "mlp": "gelu", "positions": "learned", "max_context": 16},
-            "checkpoint": 2,
-            "phase": "backward",
-        },
+        pytest.param(
+            {
+                "set": {"n_layers": 13, "mlp": "gelu", "positions": "learned", "max_context": 16},
+                "checkpoint": 2,
+                "phase": "backward",
+            },
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_deep_model_from_copies_equals_the_deep_model(monkeypatch, options):

@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from flopwise.capture import isolate
 from flopwise.capture.interleave import Contest, InterleavedTrial
 from flopwise.capture.isolate import Worker
 from flopwise.capture.stopping import PairsRule
@@ -77,6 +78,13 @@ def test_samples_before_a_failure_are_kept(worker, own_step):
     assert len(point.times().wall_ns) == 5
 
 
+@pytest.fixture
+def _little_grace(monkeypatch):
+    """What hangs is not waited for long after it was asked to stop."""
+    monkeypatch.setattr(isolate, "GRACE_S", 0.2)
+
+
+@pytest.mark.usefixtures("_little_grace")
 @pytest.mark.parametrize("name", ["hangs", "hangs_deaf"])
 def test_a_hang_ends_at_the_timeout(worker, own_step, name):
     begun = time.monotonic()
@@ -143,6 +151,7 @@ def test_turns_survive_a_crash_of_one(own_step, monkeypatch):
     assert (a.status, a.reason) == (INTERRUPTED, "the other of the two could not run")
 
 
+@pytest.mark.usefixtures("_little_grace")
 def test_in_turns_the_timeout_is_of_each_wait(worker, own_step):
     """One that stays for long is not ended for it; one that hangs in a round is."""
     stays = InterleavedTrial(own_step("slow", timeout_s=20.0), worker=worker)
@@ -212,6 +221,7 @@ def test_a_dry_run_in_a_worker_is_the_same(worker):
     assert worker.dry_run(work) == dry_run(work)
 
 
+@pytest.mark.usefixtures("_little_grace")
 def test_a_step_that_crashes_ends_its_process_alone(worker):
     for step, said in (("crashes", "SIGSEGV"), ("exits", "ended with 7"), ("counts_by_values", "nonzero")):
         with pytest.raises(FlopwiseError, match=said):

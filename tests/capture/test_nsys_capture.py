@@ -208,6 +208,7 @@ def test_ctrl_c_ends_nsys_and_the_step(trace, pids, once):
     assert ended(pids[0])
 
 
+@pytest.mark.slow
 def test_a_profile_with_nsys_is_stored_and_explained(tmp_path, fake, monkeypatch):
     """The whole way, with the real process under the stand-in; its trace is another's, since there is no GPU."""
     fake.behave("run")

@@ -15,6 +15,7 @@ from flopwise.predict.datasheet import from_datasheet
 from flopwise.records.ceilings import MEASURED
 from flopwise.spec.gpu import gpu
 from flopwise.spec.model import preset
+from flopwise.spec.workload import workload
 from flopwise.store.ceilings import save_ceilings
 
 LLAMA = {
@@ -37,7 +38,7 @@ def read(capsys, *words):
 
 
 def test_the_table_names_the_parts(capsys):
-    code, out, _ = run(capsys, "tiny", "--gpu", "h100,h200", "--tokens", "15T", "--gpus", "8", "--inference")
+    code, out, _ = run(capsys, "tiny", "--gpu", "h100,h200", "--tokens", "15T", "--gpus", "8", "--inference", "--full")
     assert code == 0
     for word in ("Work by module", "Memory by owner", "H200 SXM 141 GB", "largest batch", "Training", "KV cache", "█"):
         assert word in out, word
@@ -247,7 +248,7 @@ def test_a_segment_longer_than_the_model_is_noted(capsys):
 
 
 def test_the_time_to_train_is_told_in_units_that_show_it(capsys):
-    out = run(capsys, "tiny", "--gpu", "h100", "--tokens", "1B")[1].partition("Training")[2]
+    out = run(capsys, "tiny", "--gpu", "h100", "--tokens", "1B", "--full")[1].partition("Training")[2]
     assert " s " in out
     assert "0.0000" not in out
 
@@ -266,7 +267,7 @@ def test_measured_ceilings_name_their_file_and_their_versions(capsys, tmp_path, 
     monkeypatch.setenv("FLOPWISE_CEILINGS", str(tmp_path))
     found = from_datasheet(gpu("h200"))
     save_ceilings(msgspec.structs.replace(found, how=MEASURED, versions={"torch": "2.11.0", "driver": ""}))
-    out = run(capsys, "tiny", "--gpu", "h200")[1]
+    out = run(capsys, "tiny", "--gpu", "h200", "--full")[1]
     assert f"from ceilings measured on h200 (torch 2.11.0), {tmp_path / 'h200.json'}" in out
 
 
@@ -276,11 +277,14 @@ def test_an_operation_without_a_forward_pass_is_accounted_for(capsys):
     assert [m["moment"] for m in told["memory"]["moments"]] == ["start of the step", "peak"]
 
 
-def test_a_changed_field_reaches_transformers_own_model(capsys, tmp_path):
+def test_a_changed_field_reaches_transformers_own_model(tmp_path):
     """A past bug: it was in the label alone."""
     pytest.importorskip("transformers")
+    from flopwise.predict.dry.run import dry_run
+
     path = tmp_path / "config.json"
     path.write_text(json.dumps(LLAMA))
-    words = (f"hf:{path}", "--implementation", "transformers", "--context", "16")
-    whole, half = (read(capsys, *words, *more)["parameters"] for more in ((), ("--set", "n_layers=1")))
+    own = {"implementation": "transformers", "context": 16}
+    asked = (workload(f"hf:{path}", set=changed, **own) for changed in ({}, {"n_layers": 1}))
+    whole, half = (dry_run(one).parameters_bytes // 4 for one in asked)  # in fp32
     assert whole - half == 256 * (2 * 256 + 2 * 128) + 3 * 256 * 512 + 2 * 256

@@ -65,18 +65,23 @@ def run(capsys, tmp_path, monkeypatch):
     return command
 
 
+def asked(form):
+    """The options that ask for a form; `full`: all tables of a verb that answers on one screen."""
+    return ("--full",) if form == "full" else ("--format", form)
+
+
 def assert_harmless(out, form):
     assert not STEERING.search(out.replace("\r\n", "\n") if form == "csv" else out), form
     assert not any(line.startswith("fake row") for line in out.splitlines()), form
     assert form in ("csv", "json") or max(map(len, out.splitlines())) < 2500, form
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", [*FORMS, "full"])
 def test_explain(run, tmp_path, form):
     path = tmp_path / f"{FILE}.json"
     path.write_text(json.dumps(trace(LONG)))
     for words in ((path,), (path, path), (path, "--against", path)):
-        code, out, err = run("explain", *words, "--format", form)
+        code, out, err = run("explain", *words, *asked(form))
         assert code == 0, err
         assert_harmless(out, form)
         assert "fake row" in out
@@ -90,11 +95,11 @@ def test_json_keeps_the_whole_name(run, tmp_path):
     assert [kernel["name"] for kernel in kernels] == [f"gemm {LONG}"]
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", [*FORMS, "full"])
 def test_a_file_whose_name_is_no_text(run, tmp_path, form):
     path = tmp_path / "step\udcff.json"
     path.write_text(json.dumps(trace("step")))
-    code, out, err = run("explain", path, "--format", form)
+    code, out, err = run("explain", path, *asked(form))
     assert (code, "\\udcff" in out or form == "csv") == (0, True), err
 
 
@@ -116,7 +121,7 @@ def test_charts(run, tmp_path):
     assert not STEERING.search((tmp_path / "picture.svg").read_text())
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", [*FORMS, "full"])
 def test_memory(run, tmp_path, form):
     snapshot = made(steps=3)[0]
     blocks = (block for segment in snapshot["segments"] for block in segment["blocks"])
@@ -124,18 +129,18 @@ def test_memory(run, tmp_path, form):
         held["frames"] = [frame | {"name": LONG} for frame in held.get("frames", ())]
     path = tmp_path / f"{FILE}.pickle"
     path.write_bytes(pickle.dumps(snapshot))
-    code, out, err = run("memory", path, "--format", form)
+    code, out, err = run("memory", path, *asked(form))
     assert code == 0, err
     assert_harmless(out, form)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", [*FORMS, "full"])
 def test_account(run, tmp_path, form):
     folder = tmp_path / FILE
     folder.mkdir()
     config = {"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 4, "vocab_size": 100, "n_positions": 64}
     (folder / "config.json").write_text(json.dumps(config | {"_name_or_path": EVIL, "architectures": [EVIL]}))
-    code, out, err = run("account", f"hf:{folder}/config.json", "--gpu", "h100", "--format", form)
+    code, out, err = run("account", f"hf:{folder}/config.json", "--gpu", "h100", *asked(form))
     assert code == 0, err
     assert_harmless(out, form)
 

@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from flopwise.analysis.explanation import changes
-from flopwise.api.explain import explain
+from flopwise.analysis.host_explanation import HostExplanation, HostOp, HostShare, HostThread
+from flopwise.api.explain import explain, with_gpu_work
 from flopwise.cli.main import main
 from flopwise.errors import FlopwiseError
 from flopwise.records.run import Point, Ran
@@ -17,6 +18,7 @@ from flopwise.records.table import Table
 from flopwise.render.explain_view import changes_view, explanation_view, explanations_view
 from flopwise.render.names import short_name, short_paths, unique_names
 from flopwise.render.table import csv_text, markdown, shown
+from flopwise.render.views import view_of
 from flopwise.spec.workload import Sampling, Trial, workload
 from flopwise.store import Run
 
@@ -206,9 +208,13 @@ def test_several_csv_tables_have_their_titles_and_one_has_none(two, capsys):
     assert "# " not in capsys.readouterr().out
 
 
+HOST = (HostExplanation, HostShare, HostOp, HostThread)
+
+
 def test_every_field_is_documented(two, capsys):
     reference = (Path(__file__).parents[2] / "docs" / "reference" / "json.md").read_text()
-    explained, compared = (part.partition("**`flopwise.")[0] for part in reference.split("**`flopwise.explain")[1:])
+    parts = (part.partition("**`flopwise.")[0] for part in reference.split("**`flopwise.explain")[1:])
+    explained, of_host, compared = parts
     with pytest.raises(SystemExit):
         main(["explain", str(COMPILED), "--format", "json"])
     trace = json.loads(capsys.readouterr().out)["traces"][0]
@@ -223,6 +229,8 @@ def test_every_field_is_documented(two, capsys):
         *trace["waterfall"]["parts"][0],
     }
     assert {field for field in fields if f"`{field}`" not in explained} == set()
+    fields = {name for form in HOST for name in form.__struct_fields__}
+    assert {field for field in fields if f"`{field}`" not in of_host} == set()
     _, document = changes_view(*two)
     fields = {*document, *document["totals"], *document["kernels"][0], *document["everything_else"]} - {"schema"}
     assert {field for field in fields if f"`{field}`" not in compared} == set()
@@ -241,17 +249,19 @@ def test_a_file_without_a_traces_suffix_is_told_so(tmp_path, name, monkeypatch):
         assert ".json.gz, .sqlite" in failure.value.hint
 
 
-def test_a_run_on_the_cpu_is_told_what_can_be_done(tmp_path):
+def test_a_run_on_the_cpu_is_explained_by_the_cpus_time(tmp_path):
     trial = Trial(workload=workload("tiny"), sampling=Sampling(samples=3), device="cpu")
     point = Point(key=trial.key(), trial=trial, status="ok", ran=Ran(device="cpu"), trace_file="t.kineto.json.gz")
     with Run.create(tmp_path, "profile", "tiny", "", (trial,)) as run:
         run.append(point)
         op = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 1, "dur": 1, "pid": 1, "tid": 1, "args": {}}
         run.trace_path("t.kineto.json.gz").write_bytes(gzip.compress(json.dumps({"traceEvents": [op]}).encode()))
-    with pytest.raises(FlopwiseError, match="on the CPU: there is no GPU work") as failure:
-        explain("last", runs=tmp_path)
-    assert "--device cuda" in failure.value.hint
-    assert "runs show" in failure.value.hint
+    found = explain("last", runs=tmp_path)
+    tables, document = view_of(found)
+    assert document["schema"] == "flopwise.explain-host/1"
+    assert shown(table(tables, "ops")).cells[0][:4] == ["aten::mm", "matmul", "1", "0.00100"]
+    with pytest.raises(FlopwiseError, match="no GPU work"):
+        with_gpu_work(found)
 
 
 def test_a_spreadsheet_has_whole_names_and_a_person_short_ones():

@@ -88,7 +88,7 @@ def test_a_tuning_is_told_by_what_was_kept(part):
     ended = Ended(workload=workload("tiny", compile="default"), step_ns=7e6, stopped="the budget is spent")
     tuning = Tuning(run="x", begun=begun, attempts=tried, ended=ended)
     tuned = ReportPart(name="tune tiny", waterfall=waterfall(), findings=part.findings, tuning=tuning)
-    said = "A step went from 24.0 ms to 7.00 ms, 3.43 times as fast, measured, by: compile=default."
+    said = "A step went from 24.0 ms to 7.00 ms, 3.43 times as fast, measured."
     assert verdict(tuned) == f"{said} Levers are left to try: the budget is spent."
     none = replace(tuned, tuning=Tuning(run="x", begun=begun, attempts=tried[2:], ended=None))
     assert "nothing that was tried was kept. Levers are left to try: stopped before its end." in verdict(none)
@@ -102,9 +102,9 @@ def test_a_tuning_is_told_by_what_was_kept(part):
     ]  # fmt: skip
     tags = Tags(html_report(Report(parts=(tuned,))))
     charts = json.loads(tags.scripts[0])
-    assert {"attempts", "predicted-measured"} <= set(charts)
+    assert {"staircase", "predicted-measured"} <= set(charts)
     again = replace(tuned, tuning=Tuning(run="x", begun=begun, attempts=(*tried, *tried), ended=ended))
-    drawn = json.dumps(json.loads(Tags(html_report(Report(parts=(again,)))).scripts[0])["attempts"])
+    drawn = json.dumps(json.loads(Tags(html_report(Report(parts=(again,)))).scripts[0])["staircase"])
     assert "compile=blocks, try 2" in drawn
 
 
@@ -214,7 +214,17 @@ found = flopwise.explain({str(COMPILED)!r})
 print(shown[type(found)](found)[:15], sorted(kind.__name__ for kind in shown))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    kinds = ["Account", "Ceilings", "Explanation", "LabRun", "MemoryReport", "Roofline", "StoredRun", "Tuning"]
+    kinds = [
+        "Account",
+        "Ceilings",
+        "Explanation",
+        "HostExplanation",
+        "LabRun",
+        "MemoryReport",
+        "Roofline",
+        "StoredRun",
+        "Tuning",
+    ]
     assert done.stdout.strip() == f"<table><caption {kinds}"
 
 

@@ -320,7 +320,7 @@ def test_a_kept_run_reads_the_same_again(kept, capsys):
     dry, closed = first.predictions
     assert dry.peak.owners == first.devices[0].peak.owners
     assert closed.peak.total_bytes == pytest.approx(first.devices[0].peak.allocated_bytes, rel=0.1)
-    code, out, _ = run(capsys, "last", "--runs", runs)
+    code, out, _ = run(capsys, "last", "--runs", runs, "--full")
     assert code == 0
     for words in ("dry run: the same peak to the byte", "attention N × N matrix", "--checkpoint 1", "saved by"):
         assert words in out

@@ -33,7 +33,7 @@ def run(capsys):
 
 
 def test_tables_say_peak_owners_stacks_and_the_leak(files, run):
-    code, out, _ = run(files / "leak.pickle")
+    code, out, _ = run(files / "leak.pickle", "--full")
     assert code == 0
     for words in (
         "peak allocated",
@@ -47,9 +47,19 @@ def test_tables_say_peak_owners_stacks_and_the_leak(files, run):
 
 
 def test_an_oom_says_what_was_asked_and_what_was_free(files, run):
-    _, out, _ = run(files / "oom.pickle")
+    _, out, _ = run(files / "oom.pickle", "--full")
     row = out.partition("Out of memory")[2].splitlines()[2].split()
     assert row[:4] == ["64.0", "MiB", "3.00", "MiB"]
+
+
+def test_one_screen_says_who_holds_the_peak_what_grows_and_what_was_asked_for(files, run):
+    grows, oom = (run(files / f"{name}.pickle")[1] for name in ("leak", "oom"))
+    for out in (grows, oom):
+        assert len(out.splitlines()) <= 25
+        assert max(map(len, out.splitlines())) <= 80
+        assert "measured: the peak" in out
+    assert "Memory grows by 5.00 KiB per step." in grows
+    assert "Out of memory: 64.0 MiB more were asked for." in oom
 
 
 def test_json_is_the_documented_schema_and_stacks_are_whole_on_request(files, run):

@@ -17,6 +17,7 @@ from flopwise.trace import json_text, kineto_stream, tables
 from flopwise.trace.kineto import read_kineto
 from flopwise.trace.tables import NO_ID, Trace
 from flopwise.work.recorded import BETWEEN
+from quick import ALL
 
 FIXTURES = Path(__file__).parent / "fixtures"
 TABLES = {
@@ -385,7 +386,7 @@ def test_paths_that_cannot_be_read(tmp_path: Path) -> None:
 
 def test_truncated_anywhere_is_told(write: Any) -> None:
     whole = text_of(small_events()).encode().rstrip()
-    for cut in [*range(0, len(whole), 4), *range(len(whole) - 40, len(whole))]:
+    for cut in [*range(0, len(whole), 4 if ALL else 41), *range(len(whole) - 40, len(whole))]:
         with pytest.raises(FlopwiseError, match=r"truncated at byte|is empty"):
             read_kineto(write(whole[:cut]))
 
@@ -403,13 +404,13 @@ def test_giant_strings_and_headers_are_refused(write: Any, monkeypatch: pytest.M
 
 
 def test_gzip_bombs_are_refused(write: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kineto_stream, "INFLATED_FREE", 8 << 20)
-    tiny_events = b"[" + b"{}," * (16 << 20) + b"{}]"
+    monkeypatch.setattr(kineto_stream, "INFLATED_FREE", 2 << 20)
+    tiny_events = b"[" + b"{}," * (4 << 20) + b"{}]"
     with pytest.raises(FlopwiseError, match="unpacks to more than"):
         read_kineto(write(gzip.compress(tiny_events, 9), "bomb.json.gz"))
     packer = zlib.compressobj(9, wbits=31)
     spaces = b"".join(
-        [packer.compress(b"[")] + [packer.compress(b" " * (1 << 20)) for _ in range(48)] + [packer.flush()]
+        [packer.compress(b"[")] + [packer.compress(b" " * (1 << 20)) for _ in range(12)] + [packer.flush()]
     )
     with pytest.raises(FlopwiseError, match=r"larger than|unpacks"):
         read_kineto(write(spaces, "bomb.json.gz"))

@@ -419,12 +419,13 @@ def test_a_gzip_bomb_is_stopped_and_nothing_is_left_behind(small, tmp_path, monk
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(scratch))
-    head = small.read_bytes()
+    monkeypatch.setattr(nsys_file, "FREE_RATIO_BYTES", 4 << 20)
+    head, zeros = small.read_bytes(), bytes(1 << 24)
     bomb = tmp_path / "bomb.sqlite.gz"
-    bomb.write_bytes(gzip.compress(head) + gzip.compress(bytes(1 << 27), 9))
+    bomb.write_bytes(gzip.compress(head) + gzip.compress(zeros, 9))
     refused(bomb, "unpacks to more than")  # than its header says
     unsure = head[:92] + b"\0\0\0\1" + head[96:]
-    bomb.write_bytes(gzip.compress(unsure + bytes(1 << 27), 9))
+    bomb.write_bytes(gzip.compress(unsure + zeros, 9))
     refused(bomb, "unpacks to more than")  # than any export does
     read_nsys(REAL)
     assert not list(scratch.iterdir())

@@ -9,6 +9,7 @@ lever by lever.
 from collections.abc import Sequence
 
 from flopwise.advice.moves import Move, with_levers
+from flopwise.predict.plain_levers import PLAIN
 from flopwise.records.tuning import Attempt
 from flopwise.spec.recipe import OWN_OPTIMIZERS
 from flopwise.spec.workload import UserStep, Workload
@@ -23,7 +24,6 @@ BEST = {
     "overlap": "on",
 }
 SAFER = BEST | {"precision": "bf16"}  # weights stay in fp32
-PLAIN = {"precision": "bf16", "optimizer": "fused", "attention": "sdpa", "compile": "default", "graph": "on"}
 # In the place of a value that was refused.
 INSTEAD = {("precision", "bf16-master"): "bf16", ("optimizer", "flopwise"): "fused", ("compile", "blocks"): "default"}
 FEWEST = 2  # levers: one is no bundle

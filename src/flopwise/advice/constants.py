@@ -4,6 +4,7 @@
 command behind it is named. The page on the findings quotes these by name, so that it cannot disagree with them.
 """
 
+from flopwise.analysis.untraced import LAUNCH_QUEUE as LAUNCH_QUEUE
 from flopwise.predict.constants import OVERLAP_SHARE as OVERLAP_SHARE
 
 # --- which findings are reported (judgement)
@@ -26,6 +27,7 @@ THROTTLED_SHARE, BUSY_PERCENT = 0.03, 50  # of the clock; NVML utilisation at wh
 BATCH_GAIN, BATCH_GAIN_MORE, BATCH_TIMES = 0.10, 0.03, 64  # least saving per token; of one more doubling; most times
 LOOP_KERNELS = 50  # an optimizer of more kernels loops over its tensors
 EAGER_KERNELS = 3.0  # kernels per call of a module that one fused kernel replaces
+HOST_EAGER_SHARE = 0.1  # of a step on the CPU, in Python and in ops that only move memory
 ALIGNED_ELEMENTS, ROUND_UP_TO = 8, 64  # 16 bytes of bf16: NVIDIA's matmul guide, "tensor core requirements"
 
 # --- rules: what the fix saves where only a trace is known
@@ -50,7 +52,6 @@ COMPILED_CALL_NS = 100_000.0  # the host's cost of one call of a compiled graph,
 WIDEST_CORRECTION = 3.0  # up or down
 HOST_MATTERS = 0.75  # of the GPU's time: a host this busy may hold up the step
 GPU_BOUND = 0.95  # of the step: the host's clock then includes its waiting for a full queue
-LAUNCH_QUEUE = 1000  # kernels, about: a host this far ahead of the GPU has to wait
 HOST_BOUND = 0.9  # of the step spent launching: the host did not wait
 # Work bound by memory draws this share of the power cap while matmuls draw more: fitted to 2.7B's steps on an H200, see
 # benchmarks/results/tune-2026-11.md; `python benchmarks/tune_savings.py RUN… --again CEILINGS` shows what another value does.
@@ -62,7 +63,6 @@ WORTH_TRYING = 0.003  # of the step. Judgement: `compare` calls differences unde
 WORTH_TRYING_ALONE = 0.01  # of two steps that do not fit the GPU together: their samples resolve no less
 # A host busy for this share of the GPU's time makes the step vary with it: now; with the lever next in line. Judgement.
 HOST_SHOWS, HOST_WOULD_SHOW = 0.4, 0.6
-SHALLOW_LAYERS, DEEP_LAYERS = (2, 4), 8  # savings grow nearly linearly with depth: deeper models are extrapolated
 # Seconds to measure a lever, and to compile: an H200 machine took 30 s for 12 layers whole, 13 s for one block used by all 8
 # layers (`flopwise bench --compile default|blocks` shows its setup). They order the levers, nothing else.
 SECONDS_TO_TRY, SECONDS_TO_COMPILE, SECONDS_PER_LAYER, SECONDS_PER_BLOCK = 6.0, 6.0, 2.0, 10.0

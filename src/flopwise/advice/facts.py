@@ -13,7 +13,8 @@ from flopwise.analysis.details import Details
 from flopwise.analysis.explanation import Explanation, Kernel
 from flopwise.predict.recorded.step import RecordedStep
 from flopwise.records.ceilings import Ceilings
-from flopwise.records.run import STEP, PhaseMemory, PhaseTimes, Point
+from flopwise.records.run import PhaseMemory, PhaseTimes, Point
+from flopwise.records.untraced import UntracedStep
 from flopwise.records.waterfall import Waterfall
 from flopwise.spec.gpu import Gpu
 from flopwise.spec.model import ModelSpec
@@ -36,18 +37,26 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     @property
     def step_ns(self) -> float:
-        """One step: untraced where that is known, else as traced; 0 where unknown."""
+        """One step: untraced where that is measured or estimated, else as traced; 0 where unknown."""
         if self.waterfall is not None:
             return self.waterfall.step_ns
-        return self.untraced_ns or (self.explanation.window_ns if self.explanation is not None else 0.0)
+        step = self.untraced_step
+        return step.ns if step is not None else (self.explanation.window_ns if self.explanation is not None else 0.0)
+
+    @property
+    def untraced_step(self) -> UntracedStep | None:
+        """The step without a profiler: measured where it was, else estimated from its trace."""
+        traced, times = self.explanation.untraced_step if self.explanation is not None else None, self.times
+        if (traced is not None and traced.measured) or times is None or not times.wall_ns:
+            return traced
+        wall = float(median(times.wall_ns))
+        return UntracedStep(ns=wall, low_ns=wall, high_ns=wall, measured=True)
 
     @property
     def untraced_ns(self) -> float | None:
         """The step without a profiler, where it was timed over the same work."""
-        e, times = self.explanation, self.times
-        if e is not None and e.untraced_idle is not None and STEP in e.host_ns:
-            return e.host_ns[STEP]
-        return float(median(times.wall_ns)) if times is not None and times.wall_ns else None
+        step = self.untraced_step
+        return step.ns if step is not None and step.measured else None
 
     @property
     def gpu_ns(self) -> float | None:
@@ -66,8 +75,9 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         A launch waits where the queue is full. So the clock of a step that the GPU sets says nothing of the host, nor does one
         of more kernels than the queue takes, unless the host was busy all the time. A trace shows the waiting.
         """
-        known = [] if self.details.host_ns is None else [self.details.host_ns]
         times, e = self.times, self.explanation
+        left = e.untraced_step.host_left if e is not None and e.untraced_step is not None else 1.0
+        known = [] if self.details.host_ns is None else [left * self.details.host_ns]
         if times is not None and times.launch_ns and times.wall_ns:
             launching, wall = float(median(times.launch_ns)), float(median(times.wall_ns))
             waited = e is not None and e.launches > LAUNCH_QUEUE and launching < HOST_BOUND * wall
@@ -126,9 +136,14 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return self.waterfall.ns(part) if self.waterfall is not None else 0.0
 
     def idle_ns(self, cause: str) -> float:
-        """The GPU's idle time of one cause, per step; without the profiler where that is known."""
+        """The GPU's idle time of one cause, per step; without the profiler where that is measured or estimated."""
         e = self.explanation
         return (e.untraced_idle or e.idle).by_cause_ns.get(cause, 0) / e.steps if e is not None else 0.0
+
+    def sure_idle_ns(self, cause: str) -> float:
+        """The same at the optimistic end, where the untraced step is an estimate."""
+        e = self.explanation
+        return e.optimistic_idle.by_cause_ns.get(cause, 0) / e.steps if e and e.optimistic_idle else self.idle_ns(cause)
 
     def class_ns(self, *kinds: str, phase: str = "") -> float:
         """GPU time of some classes of kernels, in all phases or in one."""

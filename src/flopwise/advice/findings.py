@@ -7,6 +7,8 @@ import msgspec
 from flopwise import units
 from flopwise.advice.constants import LEAST_SAVING_BYTES, LEAST_SAVING_NS, LEAST_SAVING_SHARE, SHORT_STEP_SHARE
 from flopwise.advice.facts import Facts
+from flopwise.advice.host_facts import HostFacts
+from flopwise.advice.host_rules import ALL_HOST_RULES
 from flopwise.advice.rules import ALL_RULES
 from flopwise.records.finding import Finding
 
@@ -25,7 +27,12 @@ def findings(facts: Facts) -> tuple[Finding, ...]:
     return ranked(reported, facts)
 
 
-def ranked(reported: Iterable[Finding], facts: Facts) -> tuple[Finding, ...]:
+def host_findings(facts: HostFacts) -> tuple[Finding, ...]:
+    """The same of a step on the CPU."""
+    return ranked(filter(None, (rule.check(facts) for rule in ALL_HOST_RULES)), facts)
+
+
+def ranked(reported: Iterable[Finding], facts: Facts | HostFacts) -> tuple[Finding, ...]:
     """Those worth reporting, the largest first, each with what it still saves after those before it."""
     step_ns = facts.step_ns
     worth = [
@@ -71,7 +78,7 @@ def least_ns(step_ns: float) -> float:
     return max(LEAST_SAVING_SHARE * step_ns, min(LEAST_SAVING_NS, SHORT_STEP_SHARE * step_ns))
 
 
-def _budget(worth: Sequence[Finding], facts: Facts) -> dict[str, float]:
+def _budget(worth: Sequence[Finding], facts: Facts | HostFacts) -> dict[str, float]:
     """What each part of the step has to give: its time in the waterfall; without one, the most that any finding draws."""
     names = {part for one in worth for part in one.draws_on}
     if facts.waterfall is not None:

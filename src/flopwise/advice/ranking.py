@@ -4,10 +4,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-from flopwise.advice.constants import DEEP_LAYERS, HOST_SHOWS, HOST_WOULD_SHOW, SHALLOW_LAYERS
+from flopwise.advice.constants import HOST_SHOWS, HOST_WOULD_SHOW
 from flopwise.advice.facts import Facts
 from flopwise.advice.moves import Move, seconds_to_try
 from flopwise.advice.predicted import PredictedChange, baseline, predicted_change
+from flopwise.predict.constants import DEEP_LAYERS, SHALLOW_LAYERS
 from flopwise.predict.prediction import peak_bytes
 from flopwise.records.finding import Finding
 from flopwise.records.run import Point

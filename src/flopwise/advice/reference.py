@@ -6,12 +6,14 @@ from typing import Any
 
 from flopwise import units
 from flopwise.advice import constants
+from flopwise.advice.host_rules import ALL_HOST_RULES
 from flopwise.advice.rules import ALL_RULES
 
 _HEADINGS = ("Looks for", "Saving", "Fix")
 _OPENING = """# Findings
 
-What `flopwise explain` and `flopwise tune` may report about a step: the rules in `src/flopwise/advice/rules/`, one file each.
+What `flopwise explain` and `flopwise tune` may report about a step: the rules in `src/flopwise/advice/rules/`, one file each;
+those about a step on the CPU, at the end, are in `src/flopwise/advice/host_rules/`.
 This page is generated from their docstrings and from `src/flopwise/advice/constants.py`.
 
 A finding has a key (its rule), a title with its number, the numbers of the title as `values`, evidence, a predicted saving
@@ -31,7 +33,9 @@ in very short steps, those under {LEAST_SAVING_NS:duration}.
 
 def reference() -> str:
     """The page in Markdown."""
-    return "\n".join([_filled(_OPENING), *(_section(rule.__name__, rule.__doc__ or "") for rule in ALL_RULES)])
+    return "\n".join(
+        [_filled(_OPENING), *(_section(rule.__name__, rule.__doc__ or "") for rule in (*ALL_RULES, *ALL_HOST_RULES))]
+    )
 
 
 class _Constants(string.Formatter):

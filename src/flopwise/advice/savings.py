@@ -36,8 +36,8 @@ def gpu_time_saved(facts: Facts, freed_ns: float, arithmetic: str, confidence: s
     """GPU time no longer spent. The step keeps what the host does not need anyway: down to the host's own work where that is
     known; else the less, the more of the step the GPU waits for launches."""
     step, host = facts.step_ns, facts.host_ns
-    if host is not None and (untraced := facts.untraced_ns):
-        alone = min(freed_ns, max(0.0, untraced - host))
+    if host is not None and (untraced := facts.untraced_step) is not None:
+        alone = min(freed_ns, max(0.0, untraced.ns - host))
         why = f"the host is busy for {units.duration(host)} of the step"
     else:
         late = facts.idle_ns(LATE_LAUNCH) / step if step else 0.0

@@ -1,5 +1,6 @@
 """What a measured point's clocks say: GPU work or host launching, tokens per second, MFU, compile time, clock throttling."""
 
+from functools import lru_cache
 from statistics import median
 
 import msgspec
@@ -35,6 +36,7 @@ def summarise(point: Point) -> tuple[PhaseSummary, ...]:
     return tuple(_summary(times) for times in point.phases if times.wall_ns)
 
 
+@lru_cache(maxsize=1024)  # views of one run ask again and again
 def _summary(times: PhaseTimes) -> PhaseSummary:
     wall = estimate_of(times.by_process("wall"))
     launch = estimate_of(times.by_process("launch")) if times.launch_ns else None

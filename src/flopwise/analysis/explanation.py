@@ -28,9 +28,11 @@ from flopwise.analysis.shares import Kernel as Kernel
 from flopwise.analysis.shares import Part, gpu_time, kernels, matrix, parts, shares
 from flopwise.analysis.shares import Share as Share
 from flopwise.analysis.traced_steps import TracedSteps, traced_steps
+from flopwise.analysis.untraced import estimate
 from flopwise.records.finding import Finding
 from flopwise.records.note import Note
 from flopwise.records.run import STEP, Point
+from flopwise.records.untraced import UntracedStep
 from flopwise.records.waterfall import Waterfall
 from flopwise.trace.phases import BACKWARD, FORWARD, OPTIMIZER, RECOMPUTE
 from flopwise.trace.tables import Trace
@@ -83,7 +85,9 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     verdict: str
     coverage: dict[str, float]
     host_ns: dict[str, float] = {}  # wall time of the untraced step and its phases, where it was measured
-    untraced_idle: Idle | None = None  # of all steps, without the profiler, where the untraced step was measured
+    untraced_step: UntracedStep | None = None  # measured where it was, else estimated; None where nothing tells it
+    untraced_idle: Idle | None = None  # of all steps, without the profiler; None with `untraced_step`
+    optimistic_idle: Idle | None = None  # the same at `untraced_step.low_ns`
     timings: str = ""  # the run that `host_ns` is from, if another one
     notes: tuple[str, ...] = ()
     note_keys: tuple[str, ...] = ()  # of the notes, in their order
@@ -96,17 +100,15 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def step_ns(self) -> float:
-        """One step: untraced where it was timed over the same work, else as traced."""
-        if self.waterfall is not None:
-            return self.waterfall.step_ns
-        return self.host_ns[STEP] if self.untraced_idle is not None else self.window_ns
+        """One step: untraced where that is measured or estimated, else as traced."""
+        return self.untraced_step.ns if self.untraced_step is not None else self.window_ns
 
 
 def explain_trace(trace: Trace, untraced: Point | None = None, *, same: bool = True) -> Explanation:
     """Explain one trace. Work launched outside the steps is left out, and counted in the notes.
 
-    `untraced`: the workload measured without a profiler, to compare its clock with the trace's. A profiler slows the host,
-    so the verdict is of the untraced step where that clock is of the `same` workload on the same GPU.
+    A profiler slows the host, so the verdict is of the untraced step. `untraced`: the workload measured without a profiler;
+    its clock is used where it is of the `same` workload on the same GPU, else the step is estimated from the trace.
     """
     return explain_steps(traced_steps(trace), untraced, same=same)
 
@@ -150,7 +152,26 @@ def explain_steps(part: TracedSteps, untraced: Point | None = None, *, same: boo
         verdict=verdict,
         coverage=asdict(part.coverage),
     )
-    return with_clock(explanation.with_notes(*trace.notes, *part.notes), untraced, same=same)
+    estimated = _with_untraced(explanation.with_notes(*trace.notes, *part.notes), estimate(part))
+    return with_clock(estimated, untraced, same=same)
+
+
+def _with_untraced(explanation: Explanation, step: UntracedStep | None) -> Explanation:
+    """The explanation of the step without the profiler."""
+    if step is None:
+        return explanation
+    n, traced = explanation.steps, explanation.idle
+    window = round(explanation.window_ns * n)
+    idle, optimistic = (untraced_idle(traced, window, ns * n) for ns in (step.ns, step.low_ns))
+    bound, verdict = _untraced_verdict(idle, optimistic, step, explanation)
+    return msgspec.structs.replace(
+        explanation,
+        untraced_step=step,
+        untraced_idle=idle,
+        optimistic_idle=optimistic,
+        launch_bound=bound,
+        verdict=verdict,
+    )
 
 
 def with_clock(explanation: Explanation, untraced: Point | None, *, same: bool = True, origin: str = "") -> Explanation:
@@ -170,9 +191,8 @@ def with_clock(explanation: Explanation, untraced: Point | None, *, same: bool =
     if fit == TOO_LONG:
         text = "the untraced clock is not used for the verdict: that step takes much longer than the traced one"
         return explanation.with_notes(Note("clock_too_long", text))
-    alone = untraced_idle(explanation.idle, window, wall_ns)
-    bound, verdict = _untraced_verdict(alone, host_ns[STEP], explanation.idle, window, n)
-    return msgspec.structs.replace(explanation, untraced_idle=alone, launch_bound=bound, verdict=verdict)
+    wall = host_ns[STEP]
+    return _with_untraced(explanation, UntracedStep(ns=wall, low_ns=wall, high_ns=wall, measured=True))
 
 
 def _launches(work: pl.DataFrame) -> int:
@@ -194,24 +214,36 @@ def host_clock(untraced: Point | None) -> dict[str, float]:
     return clock
 
 
-def _untraced_verdict(alone: Idle, step_ns: float, traced: Idle, window_ns: int, n: int) -> tuple[bool, str]:
-    """The verdict on the step without the profiler, and what the profiler changed, where that is much."""
-    wall_ns = window_ns - traced.total_ns + alone.total_ns
-    bound, words = _verdict(alone, wall_ns, f"of the {units.duration(step_ns)} that the step takes untraced")
-    if window_ns > (1 + UNDISTURBED) * wall_ns:
-        share = traced.total_ns / window_ns
-        words += f"; the profiler slows the host: traced, it is idle {share:.0%} of {units.duration(window_ns / n)}"
+def _untraced_verdict(idle: Idle, optimistic: Idle, step: UntracedStep, traced: Explanation) -> tuple[bool, str]:
+    """The verdict on the step without the profiler, and what the profiler changed, where that is much.
+
+    An estimated step is launch-bound if it is at the optimistic end, too."""
+    busy = traced.busy_ns * traced.steps
+    took = f"of the {units.duration(step.ns)} that the step takes untraced"
+    if not step.measured:
+        took += f" (an estimate: {units.duration(step.low_ns)} to {units.duration(step.high_ns)})"
+        if step.low_ns >= (1 - UNDISTURBED) * traced.window_ns:
+            took = "of the time"
+    bound = _is_launch_bound(optimistic, busy + optimistic.total_ns)
+    bound, words = _verdict(idle, round(busy) + idle.total_ns, took, bound)
+    if traced.window_ns > (1 + UNDISTURBED) * step.ns:
+        share, window = traced.idle.total_ns / (traced.window_ns * traced.steps), units.duration(traced.window_ns)
+        words += f"; the profiler slows the host: traced, it is idle {share:.0%} of {window}"
     return bound, words
 
 
-def _verdict(idle: Idle, window_ns: int, of: str = "of the time") -> tuple[bool, str]:
+def _is_launch_bound(idle: Idle, window_ns: float) -> bool:
+    return idle.by_cause_ns[LATE_LAUNCH] >= LAUNCH_BOUND * window_ns
+
+
+def _verdict(idle: Idle, window_ns: int, of: str = "of the time", bound: bool | None = None) -> tuple[bool, str]:
     """Launch-bound or not, in words; idle time with its causes, the largest first."""
     share = {cause: ns / window_ns for cause, ns in idle.by_cause_ns.items()}
     ranked = sorted(share, key=lambda cause: -share[cause])
     named = [cause for cause in ranked if cause == ranked[0] or share[cause] >= SMALLEST]
     idle_share = idle.total_ns / window_ns
     causes = f"idle {idle_share:.0%} {of}: {', '.join(f'{share[c]:.0%} {_BECAUSE[c]}' for c in named)}"
-    if share[LATE_LAUNCH] >= LAUNCH_BOUND:
+    if _is_launch_bound(idle, window_ns) if bound is None else bound:
         return True, f"launch-bound: the GPU is {causes}"
     if idle_share >= LAUNCH_BOUND:
         return False, f"the GPU is {causes}"

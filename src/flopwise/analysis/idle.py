@@ -80,9 +80,9 @@ def idle(trace: Trace, low: int, high: int, device: int = 0) -> Idle:
     following = _following(trace, work, gap_end)
     host_ns = np.clip(np.minimum(following.launch_end, gap_end) - gap_start, 0, None)
     device_ns = gap_end - gap_start - host_ns
-    waits, loading = _waits(trace), _loading(trace)
+    waiting, loading = waits(trace), _loading(trace)
     input_ns = covered_within(gap_start, gap_start + host_ns, *loading)
-    waited = _waited(waits, following, gap_start)
+    waited = _waited(waiting, following, gap_start)
     last, known = gap_end >= high, following.thread >= 0
     inside = ~last & known
     causes = {
@@ -93,7 +93,7 @@ def idle(trace: Trace, low: int, high: int, device: int = 0) -> Idle:
         LATE_LAUNCH: int((host_ns - input_ns)[inside & ~waited].sum()),
         BETWEEN: int(device_ns[inside].sum()),
     }
-    for cause, ns in _afterwards(trace, waits, loading, gap_start[last], high).items():
+    for cause, ns in _afterwards(trace, waiting, loading, gap_start[last], high).items():
         causes[cause] += ns
     total = int((gap_end - gap_start).sum())
     assert sum(causes.values()) == total
@@ -123,7 +123,7 @@ def untraced_idle(traced: Idle, window_ns: int, wall_ns: float) -> Idle:
 
 
 def _afterwards(
-    trace: Trace, waits: pl.DataFrame, loading: tuple[Times, Times], done: Times, high: int
+    trace: Trace, waiting: pl.DataFrame, loading: tuple[Times, Times], done: Times, high: int
 ) -> dict[str, int]:
     """What the host did from the last piece of work to the end of the window; `done` is empty if that lasted to the end."""
     if not len(done):
@@ -138,12 +138,12 @@ def _afterwards(
         )
         return covered_ns(*clipped(start, end, low, high))
 
-    data, waiting = covered(), covered(waits)
-    busy = covered(waits, trace.ops, trace.launches, trace.graph_launches)
-    return {INPUT: data, SYNCHRONISATION: waiting - data, LATE_LAUNCH: busy - waiting, NOTHING: high - low - busy}
+    data, waited = covered(), covered(waiting)
+    busy = covered(waiting, trace.ops, trace.launches, trace.graph_launches)
+    return {INPUT: data, SYNCHRONISATION: waited - data, LATE_LAUNCH: busy - waited, NOTHING: high - low - busy}
 
 
-def _waits(trace: Trace) -> pl.DataFrame:
+def waits(trace: Trace) -> pl.DataFrame:
     """Calls in which the host waited for the GPU: synchronisations, and copies to pageable memory, 'Async' in name only."""
     columns = ["start_ns", "end_ns", "process", "thread"]
     names = pl.Series("call", trace.names, dtype=pl.String)
@@ -161,21 +161,33 @@ def _spanning(trace: Trace, copies: pl.DataFrame) -> pl.DataFrame:
     return calls.filter((calls["start_ns"] <= copies["start_ns"]) & (calls["end_ns"] >= copies["end_ns"]))
 
 
+def host_calls(trace: Trace) -> pl.DataFrame:
+    """The calls that put work on the GPU, single kernels and whole graphs."""
+    return pl.concat([trace.launches, trace.graph_launches])
+
+
+def held_up_calls(calls: pl.DataFrame) -> pl.DataFrame:
+    """Calls that took much longer than a normal one, without the time that a normal one takes: the queue was full."""
+    if not calls.height:
+        return calls
+    took = pl.col("end_ns") - pl.col("start_ns")
+    normal = int(np.quantile(calls.select(took).to_series().to_numpy(), _NORMAL_LAUNCHES))
+    return calls.filter(took > _HELD_UP * normal).with_columns(pl.col("start_ns") + normal)
+
+
 def host_work_ns(trace: Trace, steps: Steps) -> float | None:
     """The host's own time in a step, on average; None where no launch is known.
 
     From each step's first op to its last launch, without waits for the GPU. A queue that is full holds up the next launch
     until a kernel has ended: what such a call takes beyond a normal one is waiting, too.
     """
-    calls = [table.select("start_ns", "end_ns") for table in (trace.launches, trace.graph_launches)]
-    start, end = (pl.concat(calls)[name].to_numpy() for name in ("start_ns", "end_ns"))
+    calls, spent = host_calls(trace), 0.0
+    start, end = (calls[name].to_numpy() for name in ("start_ns", "end_ns"))
     number = steps.of(start)
     if not (number >= 0).any():
         return None
-    normal = float(np.quantile(end - start, _NORMAL_LAUNCHES))
-    held_up, waits, spent = end - start > _HELD_UP * normal, _waits(trace), 0.0
-    wait_start = np.concatenate([start[held_up] + int(normal), waits["start_ns"].to_numpy()])
-    wait_end = np.concatenate([end[held_up], waits["end_ns"].to_numpy()])
+    waiting = [table.select("start_ns", "end_ns") for table in (held_up_calls(calls), waits(trace))]
+    wait_start, wait_end = (pl.concat(waiting)[name].to_numpy() for name in ("start_ns", "end_ns"))
     begun = np.concatenate([start, trace.ops["start_ns"].to_numpy()])
     in_step = steps.of(begun)
     for step in range(len(steps)):
@@ -190,13 +202,14 @@ def loading_ranges(trace: Trace) -> pl.DataFrame:
     """When the host was in a data loader."""
     named = [number for number, name in enumerate(trace.names) if _LOADING.search(name)]
     tables = (table.filter(pl.col("name").is_in(named)) for table in (trace.ops, trace.ranges))
-    return pl.concat([table.select("start_ns", "end_ns") for table in tables])
+    return pl.concat([table.select("start_ns", "end_ns", "process", "thread", "name") for table in tables])
 
 
 def _loading(trace: Trace) -> tuple[Times, Times]:
     """When the host waited for data: in a data loader, or in a copy of a batch that was not in pinned memory."""
     batches = trace.copies.filter(pl.col("kind") == "HtoD", pl.col("bytes") >= _LEAST_INPUT)
-    loading = pl.concat([loading_ranges(trace), _spanning(trace, batches).select("start_ns", "end_ns")])
+    columns = ["start_ns", "end_ns"]
+    loading = pl.concat([loading_ranges(trace).select(columns), _spanning(trace, batches).select(columns)])
     return loading["start_ns"].to_numpy(), loading["end_ns"].to_numpy()
 
 
@@ -249,7 +262,7 @@ def host_waits(trace: Trace, steps: Steps) -> tuple[HostWait, ...]:
 
     A wait after which nothing is launched any more ends the measurement and delays nothing: it is left out.
     """
-    calls = _waits(trace)
+    calls = waits(trace)
     launches = [int(t["start_ns"].to_numpy().max()) for t in (trace.launches, trace.graph_launches) if t.height]
     inside = (steps.of(calls["start_ns"].to_numpy()) >= 0) & (calls["end_ns"].to_numpy() <= max(launches, default=0))
     calls = calls.filter(pl.Series(inside))

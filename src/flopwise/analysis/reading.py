@@ -17,7 +17,7 @@ from flopwise.errors import FlopwiseError
 from flopwise.predict.machine import Machine, find_ceilings
 from flopwise.predict.prediction import predict_quickly
 from flopwise.records.note import Note
-from flopwise.records.run import STEP, Point, Telemetry
+from flopwise.records.run import Point, Telemetry
 from flopwise.spec.gpu import Gpu, find_gpu
 from flopwise.spec.gpu import gpu as gpu_named
 from flopwise.spec.workload import Workload
@@ -41,14 +41,6 @@ class ExplainedTrace:
     point: Point | None  # the step without a profiler, where it is the same work on the same GPU
 
 
-def explain_target(
-    target: Target, *, timings: Target | None = None, gpu: str | None = None, runs: str | Path | None = None
-) -> ExplainedTrace:
-    """Explain the trace that a target means; the arguments are those of `flopwise.explain`."""
-    path, point = trace_of(target, runs)
-    return explain_file(path, point, timings=timings, gpu=gpu, runs=runs)
-
-
 def explain_file(
     path: Path,
     point: Point | None,
@@ -57,13 +49,19 @@ def explain_file(
     gpu: str | None = None,
     runs: str | Path | None = None,
 ) -> ExplainedTrace:
-    """Explain a trace file; `point` is the measurement of the same step without a profiler."""
-    trace = read_trace(path)
-    if point is not None and point.ran is not None and point.ran.device == "cpu" and not trace.kernels.height:
-        raise FlopwiseError(
-            f"the run {path.parents[1].name} was on the CPU: there is no GPU work in it to explain",
-            "profile it on a GPU (--device cuda); of a CPU run, flopwise bench and runs show give the times by phase",
-        )
+    """Explain the GPU work of a trace file; `point` is the measurement of the same step without a profiler."""
+    return explain_gpu_work(read_trace(path), point, timings=timings, gpu=gpu, runs=runs)
+
+
+def explain_gpu_work(
+    trace: Trace,
+    point: Point | None,
+    *,
+    timings: Target | None = None,
+    gpu: str | None = None,
+    runs: str | Path | None = None,
+) -> ExplainedTrace:
+    """The same of a trace that was read."""
     steps = traced_steps(trace)
     workload, telemetry = (point.trial.workload, point.telemetry) if point is not None else (None, None)
     if timings is None:
@@ -71,7 +69,7 @@ def explain_file(
         return ExplainedTrace(explanation, steps, point)
     timed = timings if isinstance(timings, StoredRun) else StoredRun.load(find(timings, runs_root(runs)))
     explanation, chosen = _with_timings(explain_steps(steps), timed, point, trace)
-    if explanation.untraced_idle is None:
+    if explanation.untraced_step is None or not explanation.untraced_step.measured:
         return ExplainedTrace(with_waterfall(explanation, steps, workload, gpu), steps, point)
     if workload is None:
         explanation = _with_waterfall_if_same(explanation, steps, chosen.trial.workload, gpu)
@@ -147,13 +145,13 @@ def with_waterfall(
     if itself is not None and itself.name != machine.name:
         other = f"the trace is of {itself.title}; the limits in the waterfall are those of {machine.title}"
         explanation = explanation.with_notes(Note("other_gpu", other))
-    alone = explanation.untraced_idle
+    step, alone = explanation.untraced_step, explanation.untraced_idle
     made = waterfall(
         steps,
         limits,
         machine,
         known=known_work(workload, machine) if workload is not None else None,
-        untraced=(explanation.host_ns[STEP], alone) if alone is not None else None,
+        untraced=(step, alone) if step is not None and alone is not None else None,
     )
     if (held := held_clock(telemetry)) is not None:
         cap = f"the power cap held the clock at {held[0]:.0f} of {held[1]} MHz"

@@ -42,6 +42,17 @@ def timing_of(
     return _only_possible(timed.header.id, on_gpu, trace, explanation), tuple(notes)
 
 
+def host_timing_of(timed: StoredRun) -> Point:
+    """The point of a run whose clock is compared with a trace of the CPU: the only one there."""
+    points = [point for point in timed.points if point.phases and device_of(point).startswith("cpu")]
+    if len(points) != 1:
+        raise FlopwiseError(
+            f"the run {timed.header.id} has {len(points)} points on the CPU, and the trace is of one",
+            "give --timings a run of that one workload on the CPU",
+        )
+    return points[0]
+
+
 def _only_possible(run: str, points: list[Point], trace: Trace, explanation: Explanation) -> Point:
     possible = [point for point in points if _fits(point, trace, explanation)]
     if len(possible) == 1:

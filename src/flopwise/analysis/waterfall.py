@@ -16,6 +16,7 @@ from flopwise.analysis.traced_steps import TracedSteps
 from flopwise.predict.flops import mfu
 from flopwise.records import waterfall as parts
 from flopwise.records.ceilings import MEASURED, Ceilings
+from flopwise.records.untraced import UntracedStep
 from flopwise.records.waterfall import PARTS, Waterfall, WaterfallPart
 from flopwise.spec.gpu import Gpu
 from flopwise.work.op_rules import causal_share
@@ -42,14 +43,14 @@ def waterfall(
     gpu: Gpu,
     *,
     known: KnownWork | None = None,
-    untraced: tuple[float, Idle] | None = None,
+    untraced: tuple[UntracedStep, Idle] | None = None,
 ) -> Waterfall:
     """From the ideal to the measured step.
 
-    `known` is the step's work where its workload is known; else only what the sizes in the trace give is. `untraced`: the
-    time of one step without the profiler, and the idle time of all steps then; the parts add up to that step.
+    `known` is the step's work where its workload is known; else only what the sizes in the trace give is. `untraced`:
+    one step without the profiler, and the idle time of all steps then; the parts add up to that step.
     """
-    step_ns = untraced[0] if untraced else (steps.high_ns - steps.low_ns) / len(steps.steps)
+    step_ns = untraced[0].ns if untraced else (steps.high_ns - steps.low_ns) / len(steps.steps)
     idle = untraced[1] if untraced else steps.idle
     work = timed_work(steps, step_ns, idle)
     done = computing(work, known, ceilings)
@@ -66,7 +67,8 @@ def waterfall(
     peak = gpu.peaks.get(done.used)
     return Waterfall(
         step_ns=step_ns,
-        measured_by=UNTRACED if untraced else TRACED,
+        untraced=untraced[0] if untraced else None,
+        measured_by=_measured_by(untraced[0] if untraced else None),
         parts=tuple(found[name] for name in PARTS if name in found and found[name].ns),
         mfu=mfu(done.useful_flops, step_ns / 1e9, peak) if done.useful_flops and peak else None,
         hfu=mfu(done.done_flops, step_ns / 1e9, peak) if done.done_flops and peak else None,
@@ -75,6 +77,14 @@ def waterfall(
         convention=_convention(done, known, gpu),
         notes=(*done.notes, *_scaled(work)),
     )
+
+
+def _measured_by(step: UntracedStep | None) -> str:
+    if step is None:
+        return TRACED
+    if step.measured:
+        return UNTRACED
+    return f"an estimate of {UNTRACED}: {units.duration(step.low_ns)} to {units.duration(step.high_ns)}"
 
 
 def _part(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from flopwise.errors import FlopwiseError
 from flopwise.spec import fields
-from flopwise.spec.recipe import Recipe, read_toml, recipe_from
+from flopwise.spec.recipe import Recipe, levers_to_apply, read_toml, recipe_from
 
 if TYPE_CHECKING:
     from flopwise.patch.applied import Applied
@@ -29,7 +29,10 @@ def apply(
     models, optimizers = _listed(model), _listed(optimizer)
     _check("model", models, "parameters", "an nn.Module, or a list of them")
     _check("optimizer", optimizers, "param_groups", "a torch.optim.Optimizer, a list of them, or none")
-    applied = Applied(models, optimizers, _recipe(recipe))
+    found, named = _recipe(recipe)
+    # SDPA is what a recipe has by default: only one that names it asks for it.
+    written = Recipe(attention="naive") if "attention" in named and found.attention == "sdpa" else Recipe()
+    applied = Applied(models, optimizers, levers_to_apply(found, written))
     if not quiet:
         say(applied)
     return applied
@@ -47,7 +50,9 @@ def _check(what: str, found: list[Any], has: str, allowed: str) -> None:
         raise FlopwiseError(f"{what} = {fields.show(type(wrong).__name__)} is not allowed", f"allowed: {allowed}")
 
 
-def _recipe(given: str | Path | Recipe | Mapping[str, Any]) -> Recipe:
+def _recipe(given: str | Path | Recipe | Mapping[str, Any]) -> tuple[Recipe, set[str]]:
+    """The recipe, and the levers that it names."""
     if isinstance(given, Recipe):
-        return given
-    return recipe_from(read_toml(given, "a recipe") if isinstance(given, str | Path) else dict(given))
+        return given, set(given.changed())
+    named = read_toml(given, "a recipe") if isinstance(given, str | Path) else dict(given)
+    return recipe_from(named), set(named)

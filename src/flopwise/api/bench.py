@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from flopwise.api.sweep import sweep
+from flopwise.capture.busy import busy_machine
 from flopwise.capture.functions import Target, as_workload
 from flopwise.capture.interleave import Contest
 from flopwise.capture.isolate import Worker
@@ -76,7 +77,8 @@ def _measure(trials: list[Trial], name: str, root: Path, command: str, progress:
         run = stack.enter_context(Run.create(root, "bench", name, command, trials))
         stack.callback(progress.end)
         progress.begin(len(trials), 0)
-        for warning in filter(None, (too_large(trial.workload, there) for trial in trials)):
+        busy = busy_machine() if there.device == "cpu" else ""
+        for warning in filter(None, (busy, *(too_large(trial.workload, there) for trial in trials))):
             progress.note(warning)
         progress.trial(trials[0])
         if len(trials) == 1:

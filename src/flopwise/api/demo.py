@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flopwise.analysis.explanation import Explanation
+from flopwise.analysis.host_explanation import HostExplanation
 from flopwise.api.account import account
 from flopwise.api.bench import bench
 from flopwise.api.compare import Compared, compare_within
@@ -30,7 +31,7 @@ class Title:
     text: str
 
 
-Part = Title | str | list[Check] | StoredRun | Compared | Explanation | MemoryReport | Account | Path
+Part = Title | str | list[Check] | StoredRun | Compared | Explanation | HostExplanation | MemoryReport | Account | Path
 
 
 def demo(
@@ -43,7 +44,7 @@ def demo(
     """Look at the machine, time a step, try a lever against the baseline, sweep a few sizes, profile a step and
     explain it, say who holds its memory, and what it should have cost; the last part is the path of a page with all of it.
 
-    `show` gets each part. On a GPU the model is `small`, on a CPU `tiny`, and there is no GPU work to explain.
+    `show` gets each part. On a GPU the model is `small`, on a CPU `tiny`.
     """
     show(Title("1. What this machine can do (flopwise doctor)"))
     checks = doctor()
@@ -73,12 +74,8 @@ def demo(
     show(Title(f"5. Why it takes that long (flopwise profile {model}; flopwise explain last)"))
     profiled = profile(model, seconds=1.0, command="flopwise demo", **common)  # type: ignore[arg-type]
     show(profiled)
-    if on_gpu and profiled.points[0].trace_file:
+    if profiled.points[0].trace_file:
         show(explain(profiled))
-    elif not on_gpu:
-        show(
-            "no GPU, so no GPU work to explain: on a GPU, `flopwise explain last` says where the time of the step went"
-        )
     show(Title(f"6. Who holds the memory, and what was predicted (flopwise memory {model})"))
     show(memory(model, steps=1, command="flopwise demo", **common))  # type: ignore[arg-type]
     show(Title("7. What a larger step must cost, before it is run (flopwise account small --gpu h100,h200)"))

@@ -5,11 +5,17 @@ from pathlib import Path
 import msgspec
 
 from flopwise.advice.findings import findings as findings_of
+from flopwise.advice.findings import host_findings
 from flopwise.advice.gather import facts_of
+from flopwise.advice.host_facts import HostFacts
 from flopwise.analysis.explanation import Explanation
-from flopwise.analysis.reading import ExplainedTrace, explain_target
+from flopwise.analysis.host_explanation import HostExplanation, explain_host, without_gpu_work
+from flopwise.analysis.reading import ExplainedTrace, explain_gpu_work, trace_of
+from flopwise.analysis.timings import host_timing_of
+from flopwise.errors import FlopwiseError
 from flopwise.records.finding import Finding
-from flopwise.store import StoredRun
+from flopwise.store import StoredRun, find, runs_root
+from flopwise.trace.read import read_trace
 
 
 def explain(
@@ -18,23 +24,43 @@ def explain(
     timings: str | Path | StoredRun | None = None,
     gpu: str | None = None,
     runs: str | Path | None = None,
-) -> Explanation:
+) -> Explanation | HostExplanation:
     """Explain a trace: a run that has one (`last`, an id, a tag, a path), or a Kineto or Nsight Systems file.
 
     `timings` is a run of the same workload without a profiler; a run of `profile` has its own. Which of its points was taken,
     and what of it does not match the trace, is in the answer's `timings`. A run in which several points could be the
     trace's is refused. The answer's `waterfall` leads from the ideal step to this one, by the limits of the trace's GPU
-    (`gpu` names it where the trace does not); its `findings` say what to change.
+    (`gpu` names it where the trace does not); its `findings` say what to change. A trace without GPU work is explained by
+    the host's time: the answer is a HostExplanation.
 
     >>> flopwise.explain("trace.json.gz").verdict        # doctest: +SKIP
     'launch-bound: the GPU is idle 73% of the time: …'
     """
-    return with_findings(explain_target(target, timings=timings, gpu=gpu, runs=runs), gpu)
+    path, point = trace_of(target, runs)
+    trace = read_trace(path)
+    if not without_gpu_work(trace):
+        return with_findings(explain_gpu_work(trace, point, timings=timings, gpu=gpu, runs=runs), gpu)
+    if timings is not None:
+        timed = timings if isinstance(timings, StoredRun) else StoredRun.load(find(timings, runs_root(runs)))
+        point = host_timing_of(timed)
+    explanation = explain_host(trace, point)
+    facts = HostFacts(explanation, point.environment if point is not None else None)
+    return msgspec.structs.replace(explanation, findings=host_findings(facts))
 
 
 def with_findings(read: ExplainedTrace, gpu: str | None = None) -> Explanation:
     """The explanation of a trace that was read, with what to change."""
     return msgspec.structs.replace(read.explanation, findings=findings_of(facts_of(read, gpu)))
+
+
+def with_gpu_work(explained: Explanation | HostExplanation) -> Explanation:
+    """The explanation, if it is of GPU work; raises where kernels, idle time or a waterfall are asked for and there are none."""
+    if isinstance(explained, HostExplanation):
+        problem = f"{explained.path} has no GPU work in it: no kernels to list, compare or draw"
+        raise FlopwiseError(
+            problem, "was it captured on a GPU, with CUDA activity on? Alone, it is explained by the CPU's time"
+        )
+    return explained
 
 
 def findings(

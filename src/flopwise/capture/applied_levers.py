@@ -139,7 +139,9 @@ class AppliedLevers:
         return bool(self.checkpointed) and self.recipe.graph == "on" and self.device.type == "cuda"
 
     def _check_compiled(self) -> None:
-        if "compile" not in self.levers or torch_private.compiled_graphs() > self._graphs_before:
+        made = torch_private.compiled_graphs() > self._graphs_before
+        # Where another model was compiled before, this one may use its graphs.
+        if "compile" not in self.levers or made or self._graphs_before:
             return
         nothing = f"compile = '{self.recipe.compile}' compiled nothing"
         if torch_private.compiled_frames() > self._frames_before:

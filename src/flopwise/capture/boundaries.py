@@ -36,6 +36,11 @@ class Boundaries:
         """BACKWARD or OPTIMIZER; '' outside of both. An optimizer's step may hold a backward pass, and be inside of one."""
         return self._open[-1] if self._open else ""
 
+    @property
+    def running(self) -> tuple[str, ...]:
+        """All calls that are running, the innermost last."""
+        return tuple(self._open)
+
     @contextmanager
     def open(self) -> Iterator[None]:
         self._open.clear()

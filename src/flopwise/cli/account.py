@@ -8,6 +8,7 @@ from flopwise import units
 from flopwise.api.account import account
 from flopwise.cli.options import workload_arguments, workload_options
 from flopwise.cli.output import Answer, answers
+from flopwise.render.account_screen import account_screen
 from flopwise.render.account_view import account_view
 
 _MFU = "The share of the peak rate that training reaches: 0.5 or 50%."
@@ -23,7 +24,7 @@ _MFU = "The share of the peak rate that training reaches: 0.5 or 50%."
 @click.option("--measured", metavar="TIME", help="A step's measured time (24ms): its MFU.")
 @click.option("--optimizer-bits", type=int, default=32, show_default=True, metavar="8|32", help="Of AdamW's moments.")
 @click.option("--inference", "--decode", is_flag=True, help="Prefill, decode and the KV cache.")
-@answers()
+@answers(screens=True)
 def command(model: str, gpu: str | None, tokens: str | None, mfu: str, measured: str | None, **given: Any) -> Answer:
     """Predict what a step of MODEL costs without running it: FLOPs and bytes by module, memory by owner, what fits.
 
@@ -42,4 +43,4 @@ def command(model: str, gpu: str | None, tokens: str | None, mfu: str, measured:
         **workload_arguments(given),
         **given,
     )
-    return Answer(account_view(found))
+    return Answer(account_view(found), screen=lambda: account_screen(found))

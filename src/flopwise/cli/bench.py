@@ -11,6 +11,7 @@ from flopwise.cli import options
 from flopwise.cli.output import Answer, answers
 from flopwise.errors import FlopwiseError
 from flopwise.render.progress import TerminalProgress
+from flopwise.render.run_screen import run_screen
 from flopwise.render.run_view import implementations_view, run_view
 from flopwise.render.views import view_of
 
@@ -26,7 +27,7 @@ _VERSUS = "Measure a second workload with these changes, beside the first, in pa
 @click.option("--impl", metavar="A,B,…", help="Of an operation: its implementations, checked, timed and compared.")
 @options.tag_option
 @options.run_options
-@answers(pages=True)
+@answers(pages=True, screens=True)
 def command(workload: str, versus: str | None, impl: str | None, tag: str | None, quiet: bool, **given: Any) -> Answer:
     """Time forward, backward, optimizer and the whole step of WORKLOAD, each with three clocks.
 
@@ -52,4 +53,5 @@ def command(workload: str, versus: str | None, impl: str | None, tag: str | None
         lambda: 130 if stopped else 0 if several else outcome(run),
         lambda place: report(run, output=place, command=options.command_line()),
         table_too=True,
+        screen=None if several else partial(run_screen, run),
     )

@@ -1,16 +1,21 @@
 """`flopwise explain TARGET…`."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from flopwise.api.explain import explain
+from flopwise.analysis.host_explanation import HostExplanation
+from flopwise.api.explain import explain, with_gpu_work
 from flopwise.cli.options import runs_option
 from flopwise.cli.output import Answer, answers
 from flopwise.errors import FlopwiseError
 from flopwise.render.charts import save
+from flopwise.render.explain_screen import explanation_screen
 from flopwise.render.explain_view import changes_view, explanation_view, explanations_view
+from flopwise.render.host_screen import host_screen
+from flopwise.render.host_view import host_view
 from flopwise.render.step_charts import waterfall_chart
 
 _TIMINGS = "A run of the same workload without a profiler, for the step's real time."
@@ -22,26 +27,35 @@ _TIMINGS = "A run of the same workload without a profiler, for the step's real t
 @click.option("--timings", metavar="RUN", help=_TIMINGS)
 @click.option("--gpu", metavar="NAME", help="h100, h200, …: the GPU of the trace, if the trace does not name it.")
 @runs_option
-@answers(draws=True)
+@answers(draws=True, screens=True)
 def command(target: tuple[str, ...], against: str | None, timings: str | None, picture: bool, **given: Any) -> Answer:
     """Show where the time of a step went and what to change.
 
     Example: flopwise explain last
 
-    The answer: the findings with their savings, the parts from the ideal to the measured step, GPU time by phase, class and
-    module, the top kernels, and why the GPU was idle. TARGET is a run with a trace (`flopwise profile`), or a file: .json,
-    .json.gz from PyTorch; .sqlite, .sqlite.gz, .nsys-rep from Nsight Systems. Several targets give one table. -o FILE.svg,
-    .png or .html draws the waterfall of one.
+    The answer is one screen: the verdict, the step now, reachable and at its limit, where the time goes, the changes worth
+    The answer is one screen: the verdict, the step now, reachable and at its limit, where the time goes, the changes worth
+    most. --full has every finding with its arithmetic, GPU time by phase, class and module, and the top kernels; of a trace
+    without GPU work, the CPU's time by phase, module and op. TARGET is a run with a trace (`flopwise profile`), or a file:
+    .json, .json.gz from PyTorch; .sqlite, .sqlite.gz, .nsys-rep from Nsight Systems. Several targets give one table.
+    -o FILE.svg, .png or .html draws the waterfall of one.
     """
     if against is not None and len(target) != 1:
         hint = "for example: flopwise explain after.json --against before.json"
         raise FlopwiseError("--against takes one target", hint)
     if picture and (against is not None or len(target) != 1):
         raise FlopwiseError("a picture is of one target", "leave out the others, or -o another suffix")
-    first, *others = (explain(one, timings=timings, **given) for one in target)
+    explained = [explain(one, timings=timings, **given) for one in target]
+    if against is None and len(explained) == 1 and isinstance(explained[0], HostExplanation) and not picture:
+        return Answer(host_view(explained[0]), screen=partial(host_screen, explained[0]))
+    first, *others = map(with_gpu_work, explained)
     if against is not None:
-        return Answer(changes_view(explain(against, **given), first))
+        return Answer(changes_view(with_gpu_work(explain(against, **given)), first))
     if others:
         return Answer(explanations_view([first, *others]))
     name = Path(first.path).name
-    return Answer(explanation_view(first), write=lambda place: save(waterfall_chart(first.waterfall, name), place))
+    return Answer(
+        explanation_view(first),
+        write=lambda place: save(waterfall_chart(first.waterfall, name), place),
+        screen=lambda: explanation_screen(first, given["gpu"] or ""),
+    )

@@ -15,6 +15,7 @@ from flopwise.version import __version__
 
 VERBS = {
     "demo": "Shows what flopwise does, on this machine, in about a minute; no GPU needed.",
+    "run": "Runs your own training script, unchanged: why its steps are slow, what to change.",
     "doctor": "Reports what this machine can do, and how to fix what it cannot.",
     "bench": "Times forward, backward, optimizer and the whole step of a workload.",
     "sweep": "Measures many workloads from a file, each in its own process; resumes.",
@@ -28,6 +29,7 @@ VERBS = {
     "tune": "Tries the levers, keeps what is faster and still correct, and proves it.",
     "lab": "Measures claims about GPUs on this machine, each with a verdict.",
     "runs": "Lists, shows, tags and removes runs.",
+    "mcp": "Serves runs and traces to an agent, read-only (Model Context Protocol).",
 }
 
 
@@ -70,8 +72,9 @@ def flopwise(debug: bool) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """The program: every error becomes one line and a hint, and an exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    debug = "--debug" in given or bool(os.environ.get("FLOPWISE_DEBUG"))
-    given = [word for word in given if word != "--debug"] or ["--help"]
+    ours = given.index("run") if "run" in given[:2] else len(given)  # what follows belongs to a script
+    debug = "--debug" in given[:ours] or bool(os.environ.get("FLOPWISE_DEBUG"))
+    given = [word for place, word in enumerate(given) if word != "--debug" or place > ours] or ["--help"]
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what was measured is kept
     try:
         sys.exit(flopwise.main(given, prog_name="flopwise", standalone_mode=False) or 0)

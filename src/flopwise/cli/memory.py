@@ -11,6 +11,7 @@ from flopwise.cli.output import Answer, answers, kept, notify
 from flopwise.records.run import INTERRUPTED
 from flopwise.render.charts import save
 from flopwise.render.memory_charts import timeline_chart
+from flopwise.render.memory_screen import memory_screen
 from flopwise.render.memory_view import memory_view, of_device
 from flopwise.render.progress import TerminalProgress
 
@@ -29,7 +30,7 @@ _STACKS = "Which stacks are recorded (default: python; all: on a GPU C++ too); J
 @click.option("--timeout", type=float, default=900.0, show_default=True, help="Seconds until it is stopped.")
 @options.tag_option
 @options.run_options
-@answers(draws=True)
+@answers(draws=True, screens=True)
 def command(
     target: str, device: str | None, stacks: str | None, tag: str | None, quiet: bool, picture: bool, **given: Any
 ) -> Answer:
@@ -59,4 +60,4 @@ def command(
         notify(f"interrupted: {'what was recorded until then is shown' if found.devices else 'nothing was recorded'}")
     shown = found if found.label else of_device(found, device)
     write = (lambda place: save(timeline_chart(shown), place)) if shown.devices else None
-    return Answer(memory_view(shown), partial(outcome, found), write)
+    return Answer(memory_view(shown), partial(outcome, found), write, screen=partial(memory_screen, shown))

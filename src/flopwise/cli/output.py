@@ -11,9 +11,11 @@ import click
 from rich.console import Console
 
 from flopwise.errors import FlopwiseError, Interrupted, one_line
+from flopwise.render import screen as one_screen
 from flopwise.render import terminal
 from flopwise.render.charts import SUFFIXES as PICTURES
 from flopwise.render.json import json_text
+from flopwise.render.screen import Screen
 from flopwise.render.table import View, csv_text, markdown
 from flopwise.spec import fields
 from flopwise.store.files import HEADER, write_output
@@ -23,6 +25,7 @@ PICTURE, PAGES = "picture", (".html",)
 format_option = click.option(
     "--format", "form", metavar="|".join(FORMATS), help="By default the suffix of -o, or table."
 )
+full_option = click.option("--full", is_flag=True, help="All tables, not one screen.")
 output_option = click.option("-o", "--output", metavar="FILE", help="Write to a file instead of standard output.")
 _SUFFIXES = {".json": "json", ".csv": "csv", ".md": "markdown", ".txt": "table"}
 
@@ -45,31 +48,34 @@ class Answer:
     code: Callable[[], int] | None = None  # asked for when all is shown; it may raise what went wrong
     write: Callable[[Path], object] | None = None
     table_too: bool = False  # with the picture
+    screen: Callable[[], Screen | None] | None = None  # the answer on one screen, unless --full is asked for
 
 
-def answers(draws: bool = False, pages: bool = False) -> Callable[[Callable[..., Answer]], Callable[..., int]]:
+def answers(
+    draws: bool = False, pages: bool = False, screens: bool = False
+) -> Callable[[Callable[..., Answer]], Callable[..., int]]:
     """The options --format and -o for a verb, and what they ask for; one that draws is told whether a picture is wanted.
 
-    `pages`: it writes a page, as `report` does.
+    `pages`: it writes a page, as `report` does. `screens`: it answers on one screen, and --full shows its tables.
     """
 
     def decorated(verb: Callable[..., Answer]) -> Callable[..., int]:
         @format_option
         @output_option
         @wraps(verb)
-        def command(form: str | None, output: str | None, **given: Any) -> int:
+        def command(form: str | None, output: str | None, full: bool = False, **given: Any) -> int:
             form = chosen_format(form, output, PICTURES if draws else PAGES if pages else ())
             answer = verb(**given, **({"picture": form == PICTURE} if draws else {}))
             if form != PICTURE or output is None:
-                show(answer.view, form, output)
+                _show(answer, form, output, full)
             elif answer.table_too or answer.write is None:
-                show(answer.view, "table", None)
+                _show(answer, "table", None, full)
             if form == PICTURE and output is not None and answer.write is not None:
                 answer.write(Path(output).expanduser())
                 notify(f"wrote {output}")
             return answer.code() if answer.code is not None else 0
 
-        return command
+        return full_option(command) if screens else command
 
     return decorated
 
@@ -141,6 +147,20 @@ def notify(line: str) -> None:
     click.echo(one_line(line, 1000), err=True)
 
 
+def _show(answer: Answer, form: str, output: str | None, full: bool) -> None:
+    """On one screen where nothing else is asked for; files have everything."""
+    screen = answer.screen() if answer.screen is not None and form == "table" and output is None and not full else None
+    if screen is None:
+        show(answer.view, form, output)
+    else:
+        write_text(one_screen.text(screen, _console()), None)
+
+
+def _console() -> Console | None:
+    """The terminal; None where standard output is none."""
+    return Console() if sys.stdout is not None and sys.stdout.isatty() else None
+
+
 def show(view: View, form: str, output: str | None) -> None:
     """Render and write."""
     write_text(_rendered(view, form, to_terminal=output is None), output)
@@ -167,5 +187,4 @@ def _rendered(view: View, form: str, to_terminal: bool) -> str:
         case "markdown":
             return "\n".join(map(markdown, view.tables))
         case _:
-            console = Console() if to_terminal and sys.stdout is not None and sys.stdout.isatty() else None
-            return "\n".join(terminal.text(table, console) for table in view.tables)
+            return terminal.texts(view.tables, _console() if to_terminal else None)

@@ -11,6 +11,7 @@ from flopwise.api.tune import tune
 from flopwise.cli import options
 from flopwise.cli.output import Answer, answers, check_place, kept, write_text
 from flopwise.render.progress import TerminalProgress
+from flopwise.render.tune_screen import tune_screen
 from flopwise.render.tune_view import tune_view
 from flopwise.store import runs_root
 
@@ -29,7 +30,7 @@ _BUDGET = "No lever is started after it: 90s, 10m."
 @click.option("--timeout", type=float, default=900.0, show_default=True, help="Seconds until a step is stopped.")
 @click.option("--save", metavar="FILE.toml", help="Write the recipe there.")
 @options.run_options
-@answers(pages=True)
+@answers(pages=True, screens=True)
 def command(
     workload: str, budget: str, memory_limit: str | None, save: str | None, quiet: bool, **given: Any
 ) -> Answer:
@@ -38,7 +39,7 @@ def command(
     Example: flopwise tune tiny --device cpu --budget 60s
 
     Each lever is measured against the best step so far, most promising first; its losses and gradients are compared with
-    the same step in eager fp32. The answer is a recipe, the lines of PyTorch, and every predicted and measured saving.
+    the same step in eager fp32. The answer is a recipe; --full has the lines of PyTorch and every saving.
     WORKLOAD is as for bench; your own step is path/file.py:factory. With -o page.html the whole tuning is written as a page.
     """
     check_place(save)
@@ -61,4 +62,5 @@ def command(
         lambda: 130 if stopped else 0,
         lambda place: report(runs_root(given["runs"]) / tuning.run, output=place, command=options.command_line()),
         table_too=True,
+        screen=partial(tune_screen, tuning),
     )

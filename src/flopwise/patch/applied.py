@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 from flopwise.errors import FlopwiseError, Unsupported
 from flopwise.lm.precision import apply_fp32_matmul
 from flopwise.patch.captured import CapturedStep
-from flopwise.patch.levers import AUTOCAST, BACKENDS, PatchedModel
-from flopwise.spec.recipe import Recipe, levers_to_apply
+from flopwise.patch.levers import AUTOCAST, BACKENDS, MODULE_LEVERS, PatchedModel
+from flopwise.spec.recipe import Recipe
 
 _HALF = (torch.bfloat16, torch.float16)
 
@@ -22,16 +22,20 @@ _HALF = (torch.bfloat16, torch.float16)
 class Applied:
     """What `flopwise.apply` returns. Printed, it says what it did."""
 
-    def __init__(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer], recipe: Recipe) -> None:
+    def __init__(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer], levers: dict[str, Any]) -> None:
         self._model = PatchedModel(models, optimizers, {})
         self._refused: list[str] = []
         self._wants_graph = False
-        self._install(models, optimizers, levers_to_apply(recipe, Recipe()))
+        self._install(models, optimizers, levers)
 
     @property
     def done(self) -> list[str]:
         """What was changed, a line each."""
-        return [*self._model.patched.done, *(["graph: give your step to .step()"] if self._wants_graph else [])]
+        patched = self._model.patched
+        told = [line.partition(":")[0] for line in (*patched.done, *patched.refused)]
+        later = [name for name in MODULE_LEVERS if name in self._model.levers and name not in told]
+        lines = [f"{name}: looked for at the first step" for name in later if self._model.levers[name] not in BACKENDS]
+        return [*patched.done, *lines, *(["graph: give your step to .step()"] if self._wants_graph else [])]
 
     @property
     def refused(self) -> list[str]:
@@ -51,7 +55,13 @@ class Applied:
 
     def __str__(self) -> str:
         lines = [f"  {line}" for line in self.done] + [f"  not done: {line}" for line in self.refused]
-        return "\n".join(["flopwise applied:", *(lines or ["  nothing"])])
+        checked = any(name in self._model.levers for name in MODULE_LEVERS)
+        head = (
+            "flopwise applied (modules are compared with the originals at the first step):"
+            if checked
+            else "flopwise applied:"
+        )
+        return "\n".join([head, *(lines or ["  nothing"])])
 
     # --- how
 

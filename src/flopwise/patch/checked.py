@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from flopwise.errors import FlopwiseError, one_line
 from flopwise.patch.patched import Patched
-from flopwise.torch_private import current_autograd_node, in_fake_mode, parameter_slots
+from flopwise.torch_private import current_autograd_node, in_fake_mode, parameter_slots, version_of
 
 Function = Callable[..., Tensor | Sequence[Tensor]]
 Forward = Callable[..., Any]  # of a module: forward(self, …)
@@ -269,10 +269,29 @@ def holding_in(module: nn.Module, dtype: torch.dtype) -> Iterator[None]:
 
 @contextmanager
 def without_dropout(module: nn.Module) -> Iterator[None]:
+    """While open, nothing is drawn; after it, its buffers (counts, running means) are what they were."""
     before = {one: one.training for one in module.modules()}
+    buffers = [_kept_buffer(one, name) for one in module.modules() for name, _ in one.named_buffers(recurse=False)]
     module.eval()
     try:
         yield
     finally:
         for one, training in before.items():
             one.training = training
+        for restore in buffers:
+            restore()
+
+
+def _kept_buffer(module: nn.Module, name: str) -> Callable[[], None]:
+    """What gives a buffer back; one that was not changed is left alone, as a backward pass may need it."""
+    buffer = module.get_buffer(name)
+    value, version = buffer.detach().clone(), version_of(buffer)
+
+    def restore() -> None:
+        if getattr(module, name) is not buffer:
+            setattr(module, name, buffer)
+        if version_of(buffer) != version:
+            with torch.no_grad():
+                buffer.copy_(value)
+
+    return restore

@@ -268,6 +268,7 @@ class _Watching(TorchFunctionMode):
         super().__init__()
         self.pattern_of = pattern_of
         self.running: list[nn.Module] = []  # the innermost last
+        self.counted: set[nn.Module] = set()
         self._followed: dict[int, tuple[Tensor, Deferred, _Chain]] = {}  # by the tensor's id
         self._chains: list[_Chain] = []
 
@@ -348,7 +349,9 @@ def _watched(original: Forward, watching: _Watching, patched: Patched) -> Forwar
         complete = [chain for chain in chains if chain.complete and not chain.spoiled_by]
         self.forward = MethodType(_deferring(original, pattern) if complete else original, self)
         if complete and not pattern.kind.given_up:
-            pattern.kind.count()
+            if self not in watching.counted:  # a module may be called more than once to be compared
+                pattern.kind.count()
+                watching.counted.add(self)
         elif chains and not pattern.kind.given_up:
             _refuse(pattern.kind, chains[0].spoiled_by, patched)
         return output

@@ -12,6 +12,7 @@ from flopwise.errors import FlopwiseError, Unsupported
 from flopwise.patch.blocks import blocks_of
 from flopwise.patch.checkpointing import recompute
 from flopwise.patch.compiling import before_head, compile_modules, stop_caching
+from flopwise.patch.copies import let_copies_be_originals
 from flopwise.patch.loss import find_head, fuse_loss
 from flopwise.patch.masks import keep_masks_away
 from flopwise.patch.masters import ExactWeights
@@ -22,7 +23,7 @@ from flopwise.spec.recipe import OWN_OPTIMIZERS
 
 BACKENDS = {"sdpa-flash": SDPBackend.FLASH_ATTENTION, "sdpa-cudnn": SDPBackend.CUDNN_ATTENTION}
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16, "bf16-master": torch.bfloat16}
-_MODULES = (
+MODULE_LEVERS = (
     "norm",
     "activation",
     "rope",
@@ -55,6 +56,8 @@ class PatchedModel:
         if "compile" in self.levers or "graph" in self.levers:
             stop_caching(self.roots, self.patched)
             self._remembers_masks = keep_masks_away(self.roots, self.patched)
+        for root in self.roots:
+            let_copies_be_originals(root, self.exact_weight, self.patched)
         if problems:
             self.patched.undo()
             message = "; ".join(problem.message for problem in problems)
@@ -63,7 +66,9 @@ class PatchedModel:
     @property
     def compiles_after_first_step(self) -> bool:
         """Replaced modules are compared with the originals at their first call, which no compiler must see."""
-        return "compile" in self.levers and (self._remembers_masks or any(name in self.levers for name in _MODULES))
+        return "compile" in self.levers and (
+            self._remembers_masks or any(name in self.levers for name in MODULE_LEVERS)
+        )
 
     def compile(self) -> None:
         """Compile what the recipe says, once."""
@@ -103,7 +108,7 @@ class PatchedModel:
         form = self.levers["optimizer"]
         if not self.optimizers:
             raise Unsupported(
-                f"optimizer = '{form}' found no optimizer: the factory builds none", "build it in the factory"
+                f"optimizer = '{form}' found no optimizer", "give it to apply, or build it in the factory"
             )
         if form == "fused":
             check_fusable(self.optimizers)

@@ -6,6 +6,7 @@ to it computes the ordinary logits first. So a step reads the same numbers, what
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -65,12 +66,15 @@ def fuse_loss(head: nn.Linear, patched: Patched) -> None:
     """Let the head's output wait for its cross entropy."""
     with needs_triton("loss = 'fused'"):
         from flopwise.kernels.cross_entropy import linear_cross_entropy
-    original, source = head.forward, _Head(head, linear_cross_entropy, patched)
+    original, source = head.forward, _Head(linear_cross_entropy, patched)
 
     def forward(hidden: Tensor) -> Tensor:
         if not torch.is_grad_enabled() or torch.compiler.is_compiling() or hidden.dim() < 2:
             return original(hidden)
-        return DeferredLogits(source, hidden, _narrow(hidden) or hidden.dtype, lambda: original(hidden))
+        if torch_private.has_backward_hooks(head):  # which no backward pass of the head would meet
+            return original(hidden)
+        given = _Given(head.weight, source)
+        return DeferredLogits(given, hidden, _narrow(hidden) or hidden.dtype, partial(given.logits, hidden))
 
     patched.set(head, "forward", forward)
     patched.done.append(f"loss: the head ({head.in_features} → {head.out_features:,}) waits for its cross entropy")
@@ -79,27 +83,15 @@ def fuse_loss(head: nn.Linear, patched: Patched) -> None:
 class _Head:
     """What all deferred logits of one head share."""
 
-    def __init__(self, module: nn.Linear, fused: Callable[[Tensor, Tensor, Tensor], Tensor], patched: Patched) -> None:
-        self.module, self.fused, self.patched = module, fused, patched
-        self.checked = self.usable = False
+    def __init__(self, fused: Callable[[Tensor, Tensor, Tensor], Tensor], patched: Patched) -> None:
+        self.fused, self.patched = fused, patched
+        self.checked = False
 
-    @property
-    def vocabulary(self) -> int:
-        return self.module.out_features
-
-    def cross_entropy(self, hidden: Tensor, targets: Tensor, dtype: torch.dtype) -> Tensor:
-        device = hidden.device.type
-        narrow = dtype if dtype in (torch.bfloat16, torch.float16) else torch.bfloat16
-        with torch.autocast(device, dtype=narrow, enabled=dtype != self.module.weight.dtype or dtype != hidden.dtype):
-            if not self.checked:
-                self._check(hidden, targets)
-            return self.fused(hidden, self.module.weight, targets)
-
-    def _check(self, hidden: Tensor, targets: Tensor) -> None:
+    def check(self, hidden: Tensor, weight: Tensor, targets: Tensor) -> None:
         """The first rows of the first batch, both ways."""
         self.checked = True
         count = min(_CHECKED_ROWS, len(targets))
-        rows, some, weight = hidden.detach()[:count], targets[:count], self.module.weight.detach()
+        rows, some, weight = hidden.detach()[:count], targets[:count], weight.detach()
         found = []
         for one in (self.fused, lambda h, w, t: F.cross_entropy(F.linear(h, w).float(), t)):
             leaf = rows.clone().requires_grad_()
@@ -112,18 +104,53 @@ class _Head:
             raise Unsupported("loss = 'fused' disagrees with F.cross_entropy on this model's head", "omit loss")
 
 
+class _Given:
+    """The head's weight at one call: nobody may read logits of another."""
+
+    def __init__(self, weight: Tensor, head: _Head) -> None:
+        self.weight, self.head, self._narrow = weight, head, _narrow(weight)
+        self._before = torch_private.version_of(weight), head.patched.updates
+
+    @property
+    def vocabulary(self) -> int:
+        return len(self.weight)
+
+    def cross_entropy(self, hidden: Tensor, targets: Tensor, dtype: torch.dtype) -> Tensor:
+        self._still_there()
+        narrow = dtype if dtype in (torch.bfloat16, torch.float16) else torch.bfloat16
+        cast = dtype != self.weight.dtype or dtype != hidden.dtype
+        with torch.autocast(hidden.device.type, dtype=narrow, enabled=cast):
+            if not self.head.checked:
+                self.head.check(hidden, self.weight, targets)
+            return self.head.fused(hidden, self.weight, targets)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """All of them, as the head would have given them."""
+        self._still_there()
+        with torch.autocast(hidden.device.type, dtype=self._narrow or torch.bfloat16, enabled=self._narrow is not None):
+            return F.linear(hidden, self.weight)
+
+    def _still_there(self) -> None:
+        if (torch_private.version_of(self.weight), self.head.patched.updates) != self._before:
+            raise Unsupported(
+                "loss = 'fused': the logits are read after the weights were updated, and were not kept",
+                "read them before backward() and step(), or omit loss",
+                ("loss",),
+            )
+
+
 class DeferredLogits(Tensor):
     """Logits [..., V] of hidden states [..., D], or with classes in the second place [B, V, T]."""
 
     def __new__(
-        cls, head: _Head, hidden: Tensor, dtype: torch.dtype, make: Callable[[], Tensor], turned: bool = False
+        cls, head: _Given, hidden: Tensor, dtype: torch.dtype, make: Callable[[], Tensor], turned: bool = False
     ) -> Any:
         lead, v = list(hidden.shape[:-1]), head.vocabulary
         shape = [lead[0], v, *lead[1:]] if turned else [*lead, v]
         return torch_private.wrapper_tensor(cls, shape, dtype, hidden.device, requires_grad=True)
 
     def __init__(
-        self, head: _Head, hidden: Tensor, dtype: torch.dtype, make: Callable[[], Tensor], turned: bool = False
+        self, head: _Given, hidden: Tensor, dtype: torch.dtype, make: Callable[[], Tensor], turned: bool = False
     ) -> None:
         self.head, self.hidden, self.make, self.turned = head, hidden, make, turned
         self.head_dtype = _narrow(hidden) or hidden.dtype  # of the head's matmul

@@ -13,6 +13,7 @@ from flopwise.lm.own_kernels import needs_triton
 from flopwise.patch.patched import Patched
 
 _FUSABLE = (Adam, AdamW, SGD)
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 # Above it, a second moment in bf16 loses less in a step than half of its last place: it would never decay.
 LARGEST_BETA2 = 0.99
@@ -68,7 +69,7 @@ class OwnUpdate:
         check_adamw(optimizer, asked, narrow)
         with needs_triton(asked):
             from flopwise.kernels.adamw import AdamW as OwnAdamW
-        self.optimizer, self.narrow, self.master = optimizer, narrow, master
+        self.optimizer, self.narrow, self.master, self._patched = optimizer, narrow, master, patched
         state_dtype = torch.bfloat16 if narrow else torch.float32
         self._make: Callable[[Any], Any] = lambda params: OwnAdamW(params, state_dtype=state_dtype, master=master)
         self.own = self._make([nn.Parameter(torch.zeros(1))])
@@ -91,6 +92,7 @@ class OwnUpdate:
         """One update by our kernel."""
         for name in ("grad_scale", "found_inf"):
             setattr(self.own, name, getattr(self.optimizer, name, None))
+        self._patched.updates += 1
         return self.own.step(closure)
 
     def part(self, parameters: Sequence[nn.Parameter]) -> Optimizer:
@@ -108,6 +110,7 @@ class OwnUpdate:
         def step(closure: Any = None) -> Any:
             for (group, chosen), mine in zip(pairs, part.param_groups, strict=True):
                 mine.update({name: value for name, value in group.items() if name != "params"}, params=chosen)
+            self._patched.updates += 1
             return own_step(closure)
 
         part.step = step
@@ -172,6 +175,9 @@ def check_adamw(optimizer: Optimizer, asked: str, narrow: bool) -> None:
             f"{asked} does not know {name}", "it takes the place of torch's AdamW, and of Adam without decay"
         )
     for group in optimizer.param_groups:
+        wide = next((p.dtype for p in group["params"] if p.dtype not in _DTYPES), None)
+        if wide is not None:
+            raise Unsupported(f"{asked} takes fp32, bf16 and fp16 weights, not {wide}", "keep your optimizer")
         odd = [option for option in ("amsgrad", "maximize", "differentiable") if group.get(option)]
         if odd:
             raise Unsupported(f"{asked} has no {odd[0]}, and this {name} has it", "keep your optimizer")

@@ -69,14 +69,14 @@ class OverlappedUpdate:
     def _arrived(self, p: Tensor) -> None:
         if p.grad is not None:
             times = self._seen.get(p, (0, 0, 0))[0] + 1
-            self._seen[p] = (times, p.grad.data_ptr(), torch_private.version(p.grad))
+            self._seen[p] = (times, p.grad.data_ptr(), torch_private.version_of(p.grad))
 
     def _check_first(self) -> None:
         for p, (times, address, version) in self._seen.items():
             if times > 1:
                 text = f"overlap = 'on': gradients are summed over {times} backward passes before a step"
                 raise Unsupported(text, _HINT, _LEVERS)
-            if p.grad is None or (p.grad.data_ptr(), torch_private.version(p.grad)) != (address, version):
+            if p.grad is None or (p.grad.data_ptr(), torch_private.version_of(p.grad)) != (address, version):
                 text = "overlap = 'on': gradients are changed between backward and step (clipping, unscaling)"
                 raise Unsupported(text, _HINT, _LEVERS)
 

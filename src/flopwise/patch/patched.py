@@ -22,6 +22,7 @@ class Patched:
     def __init__(self) -> None:
         self.done: list[str] = []  # one line each
         self.refused: list[str] = []  # what could not be done, and why
+        self.updates = 0  # of weights by an optimizer of ours, whose kernels change no tensor's version
         self._undo: list[Callable[[], object]] = []
 
     def set(self, owner: Any, name: str, value: Any) -> None:

@@ -56,7 +56,7 @@ def _turned(function: Callable[..., Any]) -> int | None:
     if "cos" not in names or "sin" not in names:
         return None
     turned = names.index("cos")
-    return turned if turned in (1, 2) and names[turned + 1] == "sin" else None
+    return turned if turned in (1, 2) and names[turned + 1 : turned + 2] == ["sin"] else None
 
 
 @dataclass(frozen=True)

@@ -78,3 +78,7 @@ HOST = {
     "optimizer": HostCost(op_ns=12_000.0, view_ns=2_000.0, kernel_ns=5_000.0, listed_ns=2_200.0),
 }
 LATENCY_NS, GRAPH_GAP_NS, COMPILED_CALL_NS = 4_000.0, -800.0, 300_000.0
+
+# --- Which lever to take: savings grow nearly linearly with depth, so those of deeper models are extrapolated (a judgement).
+SHALLOW_LAYERS, DEEP_LAYERS = (2, 4), 8
+LEVER_WORTH_NAMING = 0.02  # of the step: a smaller saving is within a prediction's error

@@ -1,7 +1,7 @@
 """What fits a memory: the largest batch, context and model; whether a workload will; and what each lever would change."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import msgspec
 
@@ -28,6 +28,7 @@ class LeverEffect(msgspec.Struct, frozen=True, kw_only=True):
     saved_bytes: int  # negative: it costs
     how: str
     note: str = ""
+    levers: dict[str, str] = {}  # the recipe's, where it has one for it: {'checkpoint': '4'}
 
 
 def bytes_per_parameter(recipe: Recipe, phase: str = "train", optimizer_bits: int = 32) -> float:
@@ -81,23 +82,38 @@ def largest_context(
 def _largest(
     workload: Workload, size: str, most: int, memory: int, gpu: Gpu | None, bits: int, cached: int, step: int = 1
 ) -> int:
-    """The largest multiple of `step` that fits: memory grows with it, so doubling and halving find it."""
+    """The largest multiple of `step` that fits. Memory grows with it, nearly along a line: that leads close to it at once."""
 
-    def fits(steps: int) -> bool:
+    def needed(steps: int) -> float:
         larger = msgspec.structs.replace(workload, **{size: steps * step})
         peak = peak_bytes(larger, gpu, bits)
-        return peak is not None and peak + larger.batch * larger.context * cached <= memory
+        return math.inf if peak is None else peak + larger.batch * larger.context * cached
 
-    if not fits(1):
-        return 0
-    low, high = 1, 2
-    while high <= most // step and fits(high):
-        low, high = high, high * 2
-    high = min(high, most // step + 1)
+    return _last_below(needed, memory, most // step) * step
+
+
+def _last_below(needed: Callable[[int], float], limit: float, most: int) -> int:
+    """The largest n up to `most` with needed(n) <= limit, of a function that grows; 0 if 1 is too much.
+
+    >>> _last_below(lambda n: 3 * n + n * n, 1000, 50), _last_below(float, 1000, 50), _last_below(float, 0, 50)
+    (30, 50, 0)
+    """
+    low, high, n = 0, most + 1, 1
+    left, over = 0.0, math.inf  # of the limit at `low`, and beyond it at `high`
+    fitted = None
     while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low * step
+        beyond = needed(n) - limit
+        stays = 0.5 if (beyond <= 0) == fitted else 1.0  # an end that stays twice loses weight: the Illinois method
+        if fitted := beyond <= 0:
+            low, left, over = n, -beyond, over * stays
+        else:
+            high, left, over = n, left * stays, beyond
+        if math.isinf(over):
+            n = (low + high) // 2 if high <= most else 8 * low
+        else:
+            n = low + int((high - low) * left / (left + over))
+        n = min(max(n, low + 1), high - 1)
+    return low
 
 
 def too_large(workload: Workload, there: DeviceInfo) -> str:
@@ -120,8 +136,10 @@ def too_large(workload: Workload, there: DeviceInfo) -> str:
     return f"{workload.label()}: {sizes}: it will probably run out of memory"
 
 
-def memory_levers(workload: Workload, gpu: Gpu | None = None) -> tuple[LeverEffect, ...]:
+def memory_levers(workload: Workload, gpu: Gpu | None = None, *, quick: bool = False) -> tuple[LeverEffect, ...]:
     """Every lever that is not set and the peak it would lead to, the largest saving first; none where that is not known.
+
+    `quick`: of checkpointing the smallest segments only, as larger ones take most of the time to predict.
 
     >>> from flopwise.spec.workload import workload
     >>> found = {effect.lever: effect for effect in memory_levers(workload("small", attention="naive", context=1024))}
@@ -132,13 +150,14 @@ def memory_levers(workload: Workload, gpu: Gpu | None = None) -> tuple[LeverEffe
     if now is None:
         return ()
     found = []
-    for lever, value in _unset_levers(workload):
+    for lever, value in _unset_levers(workload, quick):
         recipe = msgspec.structs.replace(workload.recipe, **{lever: value})
         then = peak_bytes(msgspec.structs.replace(workload, recipe=recipe), gpu)
         if then is None:
             continue
         saved = now.step.peak_bytes - then
-        found.append(LeverEffect(lever=f"--{lever} {value}", peak_bytes=then, saved_bytes=saved, how=SHAPES))
+        option, levers = f"--{lever} {value}", {lever: str(value)}
+        found.append(LeverEffect(lever=option, peak_bytes=then, saved_bytes=saved, how=SHAPES, levers=levers))
     if workload.phase == "train" and workload.recipe.overlap == "off":
         found.append(_zeroed_gradients(now.step))
     return tuple(sorted(found, key=lambda effect: -effect.saved_bytes))
@@ -157,13 +176,14 @@ def checkpoint_sizes(n_layers: int) -> tuple[int, ...]:
     return tuple(sorted({*powers, max(1, round(math.sqrt(n_layers)))}))
 
 
-def _unset_levers(workload: Workload) -> Iterator[tuple[str, str | int]]:
+def _unset_levers(workload: Workload, quick: bool) -> Iterator[tuple[str, str | int]]:
     recipe, n_layers = workload.recipe, workload.own_model.n_layers if workload.own_model else 0
+    sizes = (1,) if quick else checkpoint_sizes(n_layers)
     levers: list[tuple[str, str | int]] = [("precision", "bf16"), ("precision", "bf16-pure")]
     if recipe.attention == "naive":
         levers.append(("attention", "sdpa"))
     if workload.phase != "forward":
-        levers += [("loss", "chunked"), ("loss", "fused"), *(("checkpoint", n) for n in checkpoint_sizes(n_layers))]
+        levers += [("loss", "chunked"), ("loss", "fused"), *(("checkpoint", n) for n in sizes)]
     if workload.phase == "train":
         levers += [("optimizer", "fused"), *([("overlap", "on")] if recipe.precision != "fp16" else [])]
     yield from ((lever, value) for lever, value in levers if getattr(recipe, lever) != value)

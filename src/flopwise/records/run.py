@@ -195,6 +195,18 @@ class Agreement(_Record, frozen=True, kw_only=True):
         return next((error for error in errors if error != error), max(errors, default=None))
 
 
+class Loop(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """A training loop of the user's own, watched as it ran."""
+
+    micro_steps: int = 1  # backward passes in a step: more than one where gradients are accumulated
+    updates: int = 1  # optimizer steps in a step: more than one where there are several optimizers
+    steps_before: int = 0  # that were not measured, with their warm-up
+    waits_ns: dict[str, tuple[int, ...]] = {}  # the host's time in each measured step, by cause (capture/loop/waits.py)
+    rank: int = 0
+    rank_walls_ns: dict[int, tuple[int, ...]] = {}  # the same steps by the other ranks
+    exit_code: int | None = None  # of the script, where it ended by itself
+
+
 _Plan = TypeVar("_Plan")
 
 
@@ -231,6 +243,7 @@ class Point(PointHead[Trial], frozen=True, kw_only=True):
     memory_file: str = ""  # a snapshot in the run's memory/ folder
     paired_with: str = ""  # key of the point it was compared with: process i of one ran beside process i of the other
     together: bool = True  # those two ran at the same time, sample by sample; else one after the other
+    loop: Loop | None = None  # of a step of a watched loop
     started_at: str = ""  # ISO 8601, UTC
     elapsed_s: float = 0.0
 

@@ -53,6 +53,7 @@ class Table:
     notes: tuple[str, ...] = ()
     most: int | None = None  # rows that people are shown; files have all
     total: bool = False  # the last row adds up the others
+    group: str = ""  # on a terminal, tables of a group stand together under this heading
 
     @property
     def keys(self) -> tuple[str, ...]:

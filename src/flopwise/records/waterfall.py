@@ -2,6 +2,8 @@
 
 import msgspec
 
+from flopwise.records.untraced import UntracedStep
+
 # Names of the parts, as stored runs and JSON have them.
 IDEAL = "useful FLOPs at the peak rate"
 MATMUL_SHAPE = "matmul: shape, tiles and waves"
@@ -58,7 +60,8 @@ class Waterfall(msgspec.Struct, frozen=True, kw_only=True):
     """A step and its parts, in the order of PARTS; those of zero are left out."""
 
     step_ns: float
-    measured_by: str  # 'the untraced step' or 'the trace'
+    measured_by: str  # 'the untraced step', an estimate of it with its range, or 'the trace'
+    untraced: UntracedStep | None = None  # what `step_ns` is of; None: the traced step
     parts: tuple[WaterfallPart, ...]
     mfu: float | None  # of the datasheet's dense peak of the precision used; None where no FLOPs are known
     hfu: float | None  # with recomputation

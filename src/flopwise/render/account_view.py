@@ -9,10 +9,15 @@ from flopwise.predict.account import Account, GpuAccount, WorkRow, total_row
 from flopwise.predict.constants import HOST
 from flopwise.records.table import Column, Table
 from flopwise.render.json import document, picked
-from flopwise.render.table import View, columns
+from flopwise.render.table import View, columns, grouped
 from flopwise.work.operation import ATTENTION, OWNERS, Footprint
 
 SUMMARY, GPUS, TIMES = "account", "gpus", "predicted-times"
+_GROUPS = {
+    "Work": "work parameters",
+    "Memory": "memory memory-bars kept",
+    "Time and what fits": f"{GPUS} {TIMES} training inference",
+}
 _TOP = 12  # rows of what is kept for the backward pass
 _SMALL = 1e-3  # of the bytes moved: smaller rows without FLOPs are added up
 _BAR_WIDTH = 40  # characters for the whole memory
@@ -30,7 +35,7 @@ def account_view(a: Account) -> View:
     """The tables for people, and everything for programs."""
     tables = [_summary(a), _work(a), _parameters(a), _memory(a), *(_bars(one) for one in a.gpus[:1]), _kept(a)]
     tables += [_gpus(a), _times(a), _training(a), _inference(a)]
-    return View([table for table in tables if table.rows], _document(a))
+    return View(grouped([table for table in tables if table.rows], _GROUPS), _document(a))
 
 
 def _summary(a: Account) -> Table:

@@ -12,12 +12,17 @@ from flopwise.records.table import Column, Table
 from flopwise.render.findings_view import findings_view
 from flopwise.render.json import document, picked
 from flopwise.render.names import short_paths, unique_names
-from flopwise.render.table import View, columns
+from flopwise.render.table import View, columns, grouped
 from flopwise.render.waterfall_view import waterfall_table
 from flopwise.trace.phases import PHASES
 
 TOP = 12  # modules, kernels; of changes, the largest savings and the largest losses
 SUMMARY, PHASE_TABLE, MODULES, KERNELS, IDLE, QUESTIONS = "summary", "phases", "modules", "kernels", "idle", "questions"
+_GROUPS = {
+    "What to change": "findings finding-*",
+    "Where the time goes": f"waterfall {PHASE_TABLE} {MODULES} {KERNELS} {IDLE}",
+    "The course's questions": QUESTIONS,
+}
 _TIMES, _COUNTS = "before_ns after_ns saved_ns", "before_count after_count"
 _IN_MS = "before_ns [ms] | after_ns [ms] | saved_ns [ms]"
 _TOTALS = {"step": "step", "gpu_busy": "GPU busy", "gpu_idle": "GPU idle", "gpu_time": "GPU time, added up"}
@@ -39,7 +44,7 @@ def explanation_view(e: Explanation) -> View:
     if e.waterfall is not None:
         tables.append(waterfall_table(e.waterfall))
     tables += [_phases(e), _modules(e), kernels_table(e, TOP), _idle(e), _questions([e])]
-    return View([*tables, *details], content)
+    return View(grouped([*tables, *details], _GROUPS), content)
 
 
 def explanations_view(explanations: Sequence[Explanation]) -> View:
@@ -176,7 +181,7 @@ def _overview(explanations: Sequence[Explanation]) -> Table:
             "trace": name,
             **picked(e, "steps window_ns busy_ns"),
             "idle_share": _idle_share(e),
-            "untraced_ns": e.host_ns.get(STEP),
+            "untraced_ns": e.host_ns.get(STEP) if e.untraced_step is None else e.untraced_step.ns,
             "untraced_idle_share": _untraced_idle_share(e),
             "mfu": e.waterfall.mfu if e.waterfall else None,
             **{f"{p.name}_ns": p.gpu_ns for p in e.phases},
@@ -191,8 +196,14 @@ def _overview(explanations: Sequence[Explanation]) -> Table:
     shown = columns(" | ".join(filter(None, (traced, untraced, phases, "verdict"))), keep="verdict")
     timings = dict.fromkeys(e.timings for e in explanations if e.timings)
     which = "one for all traces" if len(timings) == 1 else "by trace"
-    notes = tuple(f"untraced times, {which}: {one}" for one in timings)
-    return Table("traces", "Steps, GPU time per step", shown, rows, notes)
+    notes = [*(f"untraced times, {which}: {one}" for one in timings), *_estimates(explanations)]
+    return Table("traces", "Steps, GPU time per step", shown, rows, tuple(notes))
+
+
+def _estimates(explanations: Sequence[Explanation]) -> list[str]:
+    estimated = any(e.untraced_step is not None and not e.untraced_step.measured for e in explanations)
+    text = "untraced times that no run measured are estimates: the view of a single trace has the range"
+    return [text] if estimated else []
 
 
 def _verdict(e: Explanation) -> str:
@@ -204,7 +215,7 @@ def _verdict(e: Explanation) -> str:
 
 
 def _untraced_idle_share(e: Explanation) -> float | None:
-    """Of the untraced step, where it was timed over the same work."""
+    """Of the untraced step, measured or estimated."""
     if e.untraced_idle is None:
         return None
     idle_ns = e.untraced_idle.total_ns

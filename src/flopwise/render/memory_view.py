@@ -12,11 +12,17 @@ from flopwise.errors import FlopwiseError, one_line
 from flopwise.records.run import OK
 from flopwise.records.table import Column, Table
 from flopwise.render.json import document
-from flopwise.render.table import View, columns
+from flopwise.render.table import View, columns, grouped
 from flopwise.snapshot.answers import MEASURED, PREDICTED, DeviceMemory, MemoryReport, SavedBlock
 from flopwise.snapshot.growth import regular
 
 SUMMARY, OWNERS, LEVERS, NEEDED = "memory", "owners", "levers", "needed"  # keys of tables that a page shows first
+_GROUPS = {
+    "The peak": f"{OWNERS} largest temporary out-of-memory",
+    "Over time": "timeline phases growth",
+    "Kept for backward": "saved named",
+    "What to change": LEVERS,
+}
 _DRY_RUN = "dry run"
 _MOST_PHASES = 24  # rows of the timeline's table
 _MOST_OPS = 5  # rows of the table of temporary bytes
@@ -42,7 +48,7 @@ def memory_view(report: MemoryReport, place: bool = True) -> View:
     tables += [_named(first)] if first.named else []
     tables += [_growth(first)] if report.obtained == MEASURED else []
     tables += [_out_of_memory(first)] if first.ooms else []
-    return View([*tables, *_levers(report)], content)
+    return View(grouped([*tables, *_levers(report)], _GROUPS), content)
 
 
 def subject(report: MemoryReport) -> str:

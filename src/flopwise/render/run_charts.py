@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from flopwise import units
 from flopwise.analysis.clocks import point_mfu, summarise, tokens_per_second
 from flopwise.records.run import Point
 from flopwise.render import chart_style as style
@@ -142,6 +143,26 @@ def samples_chart(points: Sequence[Point]) -> Any:
     return alt.layer(band, cloud, tick).properties(width=WIDTH - 320, height=52 * max(1, len(middles)))
 
 
+def staircase_chart(times: Sequence[tuple[str, float]]) -> Any:
+    """Bars, one below the other: the step after each change; pale beyond it, what the change took away."""
+    alt = altair()
+    before = [times[0][1], *(ns for _, ns in times)]
+    rows: list[dict[str, Any]] = [
+        {"name": visible(name, LONGEST_NAME), "ms": ns / 1e6, "from": was / 1e6, "text": units.duration(ns)}
+        for (name, ns), was in zip(times, before, strict=False)
+    ]
+    y = alt.Y("name:N", sort=None, title=None, axis=alt.Axis(labelLimit=240, ticks=False, domain=False, labelPadding=8))
+    base = alt.Chart(alt.Data(values=rows)).encode(y=y, tooltip=["name:N", milliseconds(alt, "ms")])
+    highest = max(max(row["ms"], row["from"]) for row in rows)
+    x = alt.X("ms:Q", title="ms a step").scale(domain=[0, highest * 1.3], nice=False).axis(grid=False)
+    bars = base.mark_bar(color=MEASURED, height=17).encode(x=x)
+    saved = base.mark_bar(color=MEASURED, opacity=0.35, height=17).encode(x=x, x2="from:Q")
+    texts = base.transform_calculate(right="max(datum.ms, datum.from)").mark_text(align="left", dx=5)
+    return alt.layer(bars, saved, texts.encode(x="right:Q", text="text:N")).properties(
+        width=WIDTH - 260, height=24 * len(rows)
+    )
+
+
 def before_after_chart(rows: Rows) -> Any:
     """Two measurements of each thing. `rows`: name, before_ms, after_ms, and their intervals where known."""
     colours = {"before": style.BEFORE, "after": style.AFTER}
@@ -207,7 +228,7 @@ def _diagonal(rows: Rows, across: str, upwards: str, named: bool) -> Any:
     dots = alt.Chart(alt.Data(values=shown)).mark_circle(size=70, color=MEASURED, opacity=1 if named else 0.7)
     layers = [right, dots.encode(x=x, y=y, tooltip=["name:N", *times])]
     for side, some in _apart(shown, low, high, log).items() if named else ():
-        words = alt.Chart(alt.Data(values=some)).encode(x=x, y=y, text="name:N", color=alt.value(NEUTRAL))
+        words = alt.Chart(alt.Data(values=some)).encode(x=x, y=y, text="name:N")
         layers.append(words.mark_text(align=side, dx=_LABEL_GAP if side == "left" else -_LABEL_GAP, dy=-4))
     return alt.layer(*layers).properties(width=_SQUARE, height=HEIGHT)
 

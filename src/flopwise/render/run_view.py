@@ -21,6 +21,7 @@ from flopwise.records.run import OK, STEP, PhaseMemory, Point, Ran, Seen
 from flopwise.records.table import SENTENCE, AtMost, Column, Table
 from flopwise.render.axes import axes_of
 from flopwise.render.json import document, picked
+from flopwise.render.loop_notes import loop_notes
 from flopwise.render.table import View, columns
 from flopwise.spec.gpu import find_gpu
 from flopwise.spec.workload import OpSpec
@@ -104,7 +105,7 @@ def _phase_row(s: PhaseSummary, memory: dict[str, PhaseMemory]) -> dict[str, Any
 
 
 def _clocks(s: PhaseSummary) -> dict[str, Any]:
-    clocks: dict[str, Any] = {"wall_ns": s.wall.median, "wall_half_width": _half_width(s.wall), "samples": s.wall.n}
+    clocks: dict[str, Any] = {"wall_ns": s.wall.median, "wall_half_width": half_width(s.wall), "samples": s.wall.n}
     if s.gpu is not None and s.launch is not None:
         clocks["gpu_ns"] = s.gpu.median if s.gpu_exact else AtMost(s.gpu.median)
         clocks["launch_ns"] = s.launch.median
@@ -112,7 +113,7 @@ def _clocks(s: PhaseSummary) -> dict[str, Any]:
     return clocks
 
 
-def _half_width(e: Estimate) -> float | None:
+def half_width(e: Estimate) -> float | None:
     """Of the 95 % interval; None where there are too few samples for one."""
     if e.n < FEWEST or e.low is None or e.high is None or not e.median:
         return None
@@ -130,8 +131,9 @@ def _notes(point: Point, summaries: Sequence[PhaseSummary]) -> list[str]:
         _rates(point),
         _what_ran(point.ran) if point.ran is not None else "",
         _unwatched(point),
-        _disturbed(point, step),
+        disturbed(point, step),
         _tracing(point, step),
+        *loop_notes(point),
         f"{point.status}: {point.reason}" if point.status != OK else "",
     ]
     return [note for note in notes if note]
@@ -230,7 +232,7 @@ def _unwatched(point: Point) -> str:
     return f"not known what the step does: it fails when run op by op ({seen.problem})" if seen and seen.problem else ""
 
 
-def _disturbed(point: Point, step: PhaseSummary) -> str:
+def disturbed(point: Point, step: PhaseSummary) -> str:
     notes = []
     if point.telemetry is not None and point.telemetry.throttle:
         notes.append(f"the GPU was slowed by: {', '.join(point.telemetry.throttle)}")

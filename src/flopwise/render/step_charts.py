@@ -14,15 +14,17 @@ from flopwise.render import chart_style as style
 from flopwise.render.chart_style import LONGEST, NEUTRAL, PHASE_COLOURS, WIDTH, milliseconds
 from flopwise.render.charts import altair
 from flopwise.render.visible import visible
-from flopwise.render.waterfall_view import steps_of, utilisation
+from flopwise.render.waterfall_view import ESTIMATED_STEP, MEASURED_STEP, step_name, steps_of, utilisation
 
 _LEVEL = 64  # height of a level of the icicle
 _HOST = {LAUNCHES: NEUTRAL, WAITS: "#D9A400"}  # lanes of their own: the legend need not name them
 _LEVELS = ("phase", "class", "module")
 _WORTH_LISTING = 0.005  # of the step: parts that can be chosen from a list
 _SMALLEST = 0.0008  # of the step: a rectangle below would not be seen; it is part of '(the rest)'
-_MEASURED_STEP = "the measured step"
 _BARS_WIDTH, _BAR_ROW = 520, 24
+_LEGEND_ROW = 14
+_BEYOND, _ROOM = 1.12, 0.7  # of the step: where the axis ends, and a bar up to which its time fits on the right
+_WITH_SHARE = 0.7  # of the step: the room that its share needs beside it, on a page of 390 px
 _MATMULS = (w.MATMUL_SHAPE, w.MATMUL_UNALIGNED, w.MATMUL_PRECISION, w.MATMUL_OTHER)
 _WAITS = (w.IDLE_LAUNCH, w.IDLE_SYNCHRONISATION, w.IDLE_INPUT, w.IDLE_OTHER)
 # What is useful, what the GPU computes beyond it, what it moves, what it waits for; distinct without red and green.
@@ -36,7 +38,7 @@ _PART_COLOURS = {
     w.OPTIMIZER_PART: "#56B4E9",
     w.EXPOSED_COMMUNICATION: "#8C564B",
     **dict.fromkeys(_WAITS, "#999999"),
-    _MEASURED_STEP: "#6B6B6B",
+    **dict.fromkeys((MEASURED_STEP, ESTIMATED_STEP), "#6B6B6B"),
 }
 
 
@@ -46,27 +48,46 @@ def waterfall_chart(found: w.Waterfall | None, title: str) -> Any:
         raise FlopwiseError("there is no waterfall to draw", "the limits of the trace's GPU are needed: --gpu h200")
     alt = altair()
     rows = [
-        _bar(part.name, begin, end, f"{units.duration(part.ns)} · {units.percent(part.share)}")
+        _bar(part.name, begin, end, found.step_ns, f" · {units.percent(part.share)}")
         for part, begin, end in steps_of(found)
     ]
-    rows.append(_bar(_MEASURED_STEP, 0.0, found.step_ns, units.duration(found.step_ns)))
+    rows.append(_bar(step_name(found), 0.0, found.step_ns, found.step_ns))
     order = [row["part"] for row in rows]
-    x = alt.X("begin:Q", title="ms").scale(domain=[0, found.step_ns / 1e6 * 1.28], nice=False).axis(grid=False)
+    x = alt.X("begin:Q", title="ms").scale(domain=[0, found.step_ns / 1e6 * _BEYOND], nice=False).axis(grid=False)
     y = alt.Y("part:N", sort=order, title=None).axis(labelLimit=0, ticks=False, domain=False, labelPadding=8)
-    scale = alt.Scale(domain=order, range=[_PART_COLOURS.get(name, NEUTRAL) for name in order])
-    colour = alt.Color("part:N", scale=scale, legend=None)
+    colour = alt.Color("part:N", scale=alt.Scale(domain=order, range=[row["colour"] for row in rows]), legend=None)
     base = alt.Chart(alt.Data(values=rows))
     bars = base.mark_bar(height=_BAR_ROW - 7).encode(x=x, x2="end:Q", y=y, color=colour, tooltip=["part:N", "text:N"])
-    texts = base.mark_text(align="left", dx=5, color="#808080").encode(x=alt.X("right:Q"), y=y, text="text:N")
+    layers = [bars]
+    for side, align, dx in (("right", "left", 5), ("left", "right", -5), ("inside", "right", -5)):
+        words = base.transform_filter(f"datum.side == '{side}'").mark_text(align=align, dx=dx)
+        words = words.encode(x=alt.X("low:Q" if side == "left" else "high:Q"), y=y, text="text:N")
+        layers.append(words.encode(color=alt.Color("ink:N", scale=None)) if side == "inside" else words)
     subtitle = ", ".join((f"by {found.measured_by}", *utilisation(found)[:1]))
     heading = alt.TitleParams(visible(title, LONGEST), subtitle=subtitle, anchor="start")
-    return alt.layer(bars, texts).properties(width=_BARS_WIDTH, height=_BAR_ROW * len(rows), title=heading)
+    return alt.layer(*layers).properties(width=_BARS_WIDTH, height=_BAR_ROW * len(rows), title=heading)
 
 
-def _bar(part: str, begin: float, end: float, text: str) -> dict[str, Any]:
-    """A run may hold parts of another version, or of anybody: their names are shown, in no colour of ours."""
-    part = visible(part, LONGEST)
-    return {"part": part, "begin": begin / 1e6, "end": end / 1e6, "right": max(begin, end) / 1e6, "text": text}
+def _bar(part: str, begin: float, end: float, whole: float, share: str = "") -> dict[str, Any]:
+    """A part's bar, and where its time is written: on the side that has room, or inside.
+
+    A run may hold parts of another version, or of anybody: their names are shown, in no colour of ours.
+    """
+    low, high = sorted((begin, end))
+    side = "right" if high <= _ROOM * whole else "left" if low >= (_BEYOND - _ROOM) * whole else "inside"
+    room = {"right": _BEYOND - high / whole, "left": low / whole, "inside": 0.0}[side] if whole else 0.0
+    colour, time = _PART_COLOURS.get(part, NEUTRAL), units.duration(end - begin)
+    return {
+        "part": visible(part, LONGEST),
+        "begin": begin / 1e6,
+        "end": end / 1e6,
+        "low": low / 1e6,
+        "high": high / 1e6,
+        "side": side,
+        "text": time + share if room >= _WITH_SHARE else time,
+        "colour": colour,
+        "ink": style.ink_on(colour),
+    }
 
 
 def icicle_chart(parts: Sequence[Part]) -> Any:
@@ -89,7 +110,7 @@ def icicle_chart(parts: Sequence[Part]) -> Any:
         color=alt.Color("fill:N", scale=None),
         tooltip=[*names, milliseconds(alt, "ms"), alt.Tooltip("share:Q", format=".1%"), "kernels:Q"],
     )
-    wide = f"(min(datum.x1, {right}) - max(datum.x0, {left})) / ({right} - {left}) * {WIDTH}"
+    wide = f"(min(datum.x1, {right}) - max(datum.x0, {left})) / ({right} - {left}) * width"
     seen = alt.ExprRef(f"{wide} > 26 && datum.x1 > {left} && datum.x0 < {right} ? 1 : 0")
     words = base.transform_calculate(at=f"max(datum.x0, {left})", middle="datum.y0 + 0.5").mark_text(
         align="left", dx=4, clip=True, fontSize=11, limit=alt.ExprRef(f"max(1, {wide} - 6)"), opacity=seen
@@ -160,7 +181,7 @@ def timeline_chart(found: StepTimeline) -> Any:
     alt = altair()
     rows = [
         {"lane": span.lane, "kind": span.kind, "name": visible(span.name, LONGEST), "pieces": span.count}
-        | {"from": span.start_ns / 1e6, "until": span.end_ns / 1e6, "busy": span.busy_ns / 1e6}
+        | {"from": _ms(span.start_ns), "until": _ms(span.end_ns), "busy": _ms(span.busy_ns)}
         for span in found.spans
     ]
     across = alt.Scale(domain=[0, found.duration_ns / 1e6], nice=False)
@@ -180,7 +201,7 @@ def timeline_chart(found: StepTimeline) -> Any:
         tooltip=["lane:N", "kind:N", "name:N", "pieces:Q", *times],
     )
     cells = [
-        {"from": cell.start_ns / 1e6, "until": cell.end_ns / 1e6, "idle": round(cell.idle, 4), "lane": "GPU idle"}
+        {"from": _ms(cell.start_ns), "until": _ms(cell.end_ns), "idle": round(cell.idle, 3), "lane": "GPU idle"}
         for cell in found.idle
     ]
     idle = alt.Chart(alt.Data(values=cells)).mark_bar(color=style.IDLE, height=22)
@@ -193,6 +214,11 @@ def timeline_chart(found: StepTimeline) -> Any:
     )
     both = (bars.properties(width=WIDTH - 140, height=34 * len(lanes)), idle.properties(width=WIDTH - 140, height=28))
     return alt.vconcat(*both, spacing=2).resolve_scale(color="independent", opacity="independent")
+
+
+def _ms(ns: float) -> float:
+    """Milliseconds, no finer than a screen shows: a page holds thousands of them."""
+    return round(ns / 1e6, 4)
 
 
 def phases_chart(explanations: Sequence[tuple[str, Explanation]]) -> Any:
@@ -214,4 +240,4 @@ def phases_chart(explanations: Sequence[tuple[str, Explanation]]) -> Any:
         order=alt.Order("order:Q"),
         tooltip=["step:N", "what:N", milliseconds(alt, "ms")],
     )
-    return bars.properties(width=WIDTH - 330, height=46 * len(explanations))
+    return bars.properties(width=WIDTH - 330, height=max(46 * len(explanations), _LEGEND_ROW * len(kinds)))

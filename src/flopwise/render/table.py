@@ -4,8 +4,9 @@ import csv
 import html
 import io
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 from flopwise import units
@@ -127,6 +128,17 @@ def columns(
         importance = FILES_ONLY if key in files.split() else kept.index(key) + 1 if key in kept else 0
         made.append(Column(key, title or usual[0], unit or usual[1], importance, (labels or {}).get(key)))
     return tuple(made)
+
+
+def grouped(tables: Sequence[Table], groups: Mapping[str, str]) -> list[Table]:
+    """The tables, each with its group: `groups` has the keys of each, `finding-*` for all that begin so.
+
+    >>> [t.group for t in grouped([Table("a", "A", (), ()), Table("b-1", "B", (), ())], {"Details": "b-*"})]
+    ['', 'Details']
+    """
+    wanted = [(group, pattern) for group, keys in groups.items() for pattern in keys.split()]
+    found = {t.key: next((group for group, key in wanted if fnmatchcase(t.key, key)), "") for t in tables}
+    return [replace(table, group=found[table.key]) for table in tables]
 
 
 def markdown(table: Table) -> str:

@@ -23,6 +23,17 @@ _LONGEST_KEY = 34  # a run's name; longer words of a key are broken
 _STYLES = {"faster": "green", "slower": "red", "inconclusive": "yellow", "oom": "red", "crash": "red", "timeout": "red"}
 
 
+def texts(tables: Sequence[Table], console: Console | None = None) -> str:
+    """All tables, those of a group together under its heading."""
+    groups = dict.fromkeys(table.group for table in tables)
+    blocks = []
+    for group in groups:
+        if group:
+            blocks.append(text(Table("group", f"── {group} ──", (), ()), console))
+        blocks += [text(table, console) for table in tables if table.group == group]
+    return "\n".join(blocks)
+
+
 def text(table: Table, console: Console | None = None) -> str:
     """The table as text; with colours, and fitted to its width, when `console` is a terminal."""
     terminal = console is not None and console.is_terminal

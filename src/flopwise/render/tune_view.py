@@ -9,7 +9,7 @@ from flopwise import units
 from flopwise.advice.pytorch_lines import lines_by_lever, lines_for_own_code, recipe_toml, toml_by_lever
 from flopwise.analysis.clocks import StepWork, step_work
 from flopwise.records.table import Table
-from flopwise.records.tuning import Attempt, Tuning
+from flopwise.records.tuning import BUDGET_SPENT, Attempt, Tuning
 from flopwise.records.waterfall import Waterfall
 from flopwise.render.json import document, picked
 from flopwise.render.table import View, columns
@@ -18,7 +18,7 @@ from flopwise.spec.model import ModelSpec
 from flopwise.spec.recipe import LEVERS, Recipe
 from flopwise.spec.workload import UserStep
 
-_APPLY = 'flopwise.apply(model, optimizer, recipe="recipe.toml")'
+_APPLY = 'flopwise.apply(model, optimizer, recipe="FILE.toml"), with what --save FILE.toml wrote'
 ATTEMPTS, RECIPE = "attempts", "recipe"
 DRIFTED = 0.05  # of the step's time: how far the machine's speed may move before it is mentioned
 OTHER_STEP = 0.01  # of the step's time: a waterfall that is so far from it says so
@@ -42,13 +42,13 @@ def _waterfalls(tuning: Tuning) -> dict[str, tuple[Waterfall | None, float]]:
 def verdict(tuning: Tuning) -> str:
     """The result in one line."""
     begun, after_bytes = tuning.begun, peak_after(tuning)
-    kept = sum(attempt.kept for attempt in tuning.attempts)
+    levers = {kept: sum(len(one.levers) or 1 for one in tuning.attempts if one.kept is kept) for kept in (True, False)}
     times = f"{units.duration(tuning.first_ns)} → {units.duration(tuning.last_ns)}, {tuning.times_faster:.2f}x"
     words = f"{begun.workload.label()}: {times}"
     if begun.peak_bytes and after_bytes:
         words += f"; peak memory {units.size(begun.peak_bytes)} → {units.size(after_bytes)}"
     cut = "" if tuning.ended is not None else "; stopped before its end"
-    return f"{words}; {kept} of {len(tuning.attempts)} levers tried were kept{cut}"
+    return f"{words}; levers kept: {levers[True]} of {sum(levers.values())} tried{cut}"
 
 
 def peak_after(tuning: Tuning) -> int | None:
@@ -207,11 +207,12 @@ def _ending(tuning: Tuning) -> list[str]:
         return [f"stopped before its end: {best}"]
     missing = tuning.begun.waterfall is not None and ended.waterfall is None
     notes = [f"no waterfall of the last step: {ended.stopped}"] if missing else []
-    return [*notes, *ended.notes, f"ended after {units.duration(ended.seconds * 1e9)}: {ended.stopped}"]
+    why = "the rest of the budget is too short for another lever" if ended.stopped == BUDGET_SPENT else ended.stopped
+    return [*notes, *ended.notes, f"ended after {units.duration(ended.seconds * 1e9)}: {why}"]
 
 
 def _recipe(tuning: Tuning) -> Table:
-    recipe, own = tuning.best.recipe, _written(tuning)
+    recipe, own = tuning.best.recipe, written(tuning)
     files, lines = toml_by_lever(recipe, own), _lines(tuning)
     rows = [
         {"file": files.get(lever, f"# {lever}: the default"), "code": lines.get(lever)}
@@ -223,14 +224,19 @@ def _recipe(tuning: Tuning) -> Table:
     return Table(RECIPE, f"The recipe: {use}", shown, tuple(rows))
 
 
-def _written(tuning: Tuning) -> Recipe | None:
+def tuned_recipe(tuning: Tuning) -> str:
+    """The best recipe as a file."""
+    return recipe_toml(tuning.best.recipe, written(tuning))
+
+
+def written(tuning: Tuning) -> Recipe | None:
     """What a user's step does by its own code; None of flopwise's model."""
     subject = tuning.begun.workload.subject
     return subject.written if isinstance(subject, UserStep) else None
 
 
 def _lines(tuning: Tuning) -> dict[str, str]:
-    recipe, own = tuning.best.recipe, _written(tuning)
+    recipe, own = tuning.best.recipe, written(tuning)
     return lines_by_lever(recipe, tuning.begun.workload.recipe) if own is None else lines_for_own_code(recipe, own)
 
 
@@ -258,6 +264,6 @@ def _document(tuning: Tuning) -> dict[str, Any]:
         notes=_notes(tuning),
         peak_bytes=peak_after(tuning),
         recipe=recipe.changed(),
-        recipe_toml=recipe_toml(recipe, _written(tuning)),
+        recipe_toml=tuned_recipe(tuning),
         pytorch=list(_lines(tuning).values()),
     )

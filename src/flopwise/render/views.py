@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from flopwise.analysis.explanation import Explanation
+from flopwise.analysis.host_explanation import HostExplanation
 from flopwise.analysis.matching import compare_clocks, compare_points
 from flopwise.analysis.roofline import Roofline
 from flopwise.experiments.results import LabRun
@@ -13,6 +14,7 @@ from flopwise.records.tuning import Tuning
 from flopwise.render.account_view import account_view
 from flopwise.render.comparison_view import comparison_view
 from flopwise.render.explain_view import explanation_view
+from flopwise.render.host_view import host_view
 from flopwise.render.lab_view import lab_view
 from flopwise.render.machine_view import ceilings_view
 from flopwise.render.memory_view import memory_view
@@ -37,6 +39,7 @@ def _stored_run_view(run: StoredRun) -> View:
 _VIEWS: dict[type, Callable[[Any], View]] = {
     StoredRun: _stored_run_view,
     Explanation: explanation_view,
+    HostExplanation: host_view,
     Roofline: roofline_view,
     Account: account_view,
     MemoryReport: memory_view,

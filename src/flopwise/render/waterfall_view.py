@@ -9,6 +9,7 @@ from flopwise.render.table import columns
 
 _BAR_WIDTH = 32  # characters for the whole step
 _MOST_CLASSES = 3  # that are named, of a part with several
+MEASURED_STEP, ESTIMATED_STEP = "the measured step", "the estimated step"
 
 
 def steps_of(found: Waterfall) -> Iterator[tuple[WaterfallPart, float, float]]:
@@ -30,8 +31,13 @@ def waterfall_table(found: Waterfall, bars: bool = True) -> Table:
     bar = "ends_at_ns: from start to end [bar] | " if bars else ""
     heading = f"part | ns: time [ms] | share | {bar}why: because | how: limit"
     shown = columns(heading, keep="ns share why", labels={"ends_at_ns": labels})
-    title = f"From the ideal to the measured step: {units.duration(found.step_ns)}, by {found.measured_by}"
+    title = f"From the ideal to {step_name(found)}: {units.duration(found.step_ns)}, by {found.measured_by}"
     return Table("waterfall", title, shown, rows, (*utilisation(found), *found.notes))
+
+
+def step_name(found: Waterfall) -> str:
+    """What the parts add up to."""
+    return MEASURED_STEP if found.untraced is None or found.untraced.measured else ESTIMATED_STEP
 
 
 def waterfalls_table(found: Mapping[str, Waterfall]) -> Table:

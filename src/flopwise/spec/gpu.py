@@ -234,7 +234,7 @@ def find_gpu(name: str) -> Gpu | None:
     """
     word = " ".join(name.lower().split())
     key = _ALIASES.get(word.replace(" ", "-"), word.replace(" ", "-"))
-    exact = next((one for one in _GPUS if one.name == key), None)
+    exact = next((one for one in _GPUS if one.name == key or one.title.lower() == word), None)
     if exact is not None:
         return exact
     model = re.sub(r"^(nvidia|tesla|amd|graphics device)\s+", "", re.sub(r"^nvidia\s+", "", word))

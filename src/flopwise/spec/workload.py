@@ -183,6 +183,8 @@ def workload(target: str, *, set: dict[str, Any] | None = None, **options: Any) 
     implementation = given.get("implementation", "flopwise")
     fields.one_of("implementation", implementation, IMPLEMENTATIONS)
     subject, config = _subject(target, changes, given.get("impl", ""))
+    if isinstance(subject, UserStep) and given.get("attention") == "sdpa":  # the default, asked for by name
+        subject = msgspec.structs.replace(subject, written=Recipe(attention="naive"))
     if implementation == "transformers" and config is None:
         raise FlopwiseError(
             f"implementation = 'transformers' needs a config, and {fields.show(target)} has none",

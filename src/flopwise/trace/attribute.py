@@ -83,11 +83,11 @@ def attribute(trace: Trace) -> Attribution:
     node = host.backward.innermost(at.lane, at.time)
     marked = host.phases.innermost(at.lane, at.time)
     in_loss = host.losses.innermost(at.lane, at.time) >= 0
-    phase = _phase(host, at, op, node, marked, in_loss)
+    phase = phase_codes(host, at, op, node, marked, in_loss)
     kind = _class(work, host, op, phase)
     phase = _refined(work, phase, kind, in_loss)
     forward = host.forward_of(node)
-    scope = _scope(host, at, node, forward)
+    scope = scope_at(host, at, node, forward)
     ranged = (scope >= 0) | (marked >= 0)
     del node, marked, in_loss
     above["forward_op"] = _name(host, forward)
@@ -203,7 +203,7 @@ def _name(host: Host, positions: Ints) -> NDArray[np.uint32]:
     return np.where(positions >= 0, host.name[positions], nothing)
 
 
-def _scope(host: Host, at: Points, node: Ints, forward: Ints) -> Ints:
+def scope_at(host: Host, at: Points, node: Ints, forward: Ints) -> Ints:
     """The innermost scope of each piece of work: the launch's own, unless it is backward work; of that the one opened inside
     the node (a compiled graph, a recomputed module), else the forward op's, else whatever the launching thread was in."""
     own = host.scopes.innermost(at.lane, at.time)
@@ -219,7 +219,7 @@ def _scope(host: Host, at: Points, node: Ints, forward: Ints) -> Ints:
     return np.where(scope < 0, own, scope)
 
 
-def _phase(host: Host, at: Points, op: Ints, node: Ints, marked: Ints, in_loss: Flags) -> Ints:
+def phase_codes(host: Host, at: Points, op: Ints, node: Ints, marked: Ints, in_loss: Flags) -> Ints:
     """Codes of PHASES by the rules above, without the kernels' own names."""
     by_range = np.where(marked >= 0, host.phase[marked], np.int8(-1)) if len(host.phase) else marked
     forward = host.forward.innermost(at.lane, at.time)

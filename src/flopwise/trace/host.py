@@ -98,6 +98,7 @@ class Host:
         self.scopes = whole.subset(scope)
         self._is_backward: Flags = backward[whole.order]
         self._is_forward: Flags = forward[whole.order]
+        self._is_mark: Flags = (step | (phase >= 0))[whole.order]
         self._is_op: Flags = is_op[whole.order]
 
     def ops(self) -> Nesting:
@@ -145,10 +146,10 @@ class Host:
 
     @cached_property
     def autograd_lanes(self) -> Flags:
-        """Threads that run gradients and no forward op of their own: what they launch is backward, op or no op."""
+        """Threads that run gradients, and outside these no forward op, phase or step: what they launch is backward."""
         flags = np.zeros(len(self.lanes), dtype=bool)
         flags[self.lane[self._is_backward]] = True
-        ours = np.flatnonzero(self._is_forward & flags[self.lane])
+        ours = np.flatnonzero((self._is_forward | self._is_mark) & flags[self.lane])
         outside = self.backward.innermost(self.lane[ours].astype(np.int64), self._spans.starts(ours)) < 0
         flags[self.lane[ours[outside]]] = False
         return flags

@@ -104,6 +104,7 @@ def _trace(columns: EventColumns, stream: EventStream) -> Trace:
         shapes=shapes,
         op_inputs=op_inputs(ops["inputs"]),
         inputs=inputs,
+        python_calls=columns.python_calls,
         gpu=_gpu_name(stream),
         notes=_notes(columns, stream, kernels, copies),
     )

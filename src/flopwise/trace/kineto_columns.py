@@ -79,6 +79,7 @@ class EventColumns:
         self.inputs = Inputs()
         self.pairs = EventPairs(exact)
         self.events = 0
+        self.python_calls = 0
         self.earliest_ns = LARGEST_START_NS
         self.unusable = 0
         self.incomplete = 0
@@ -105,6 +106,7 @@ class EventColumns:
         for category, alike in by_category.items():
             table = _TABLE_OF.get(category)
             if table == "modules":
+                self.python_calls += len(alike)
                 self._add("frames", [e for e in alike if ".py(" in e.name and not _FOREIGN.search(e.name)])
                 alike = [event for event in alike if event.name.startswith(_MODULE)]
             if table is not None:

@@ -75,6 +75,7 @@ class Trace:
     shapes: tuple[str, ...] = ("",)  # sizes of an op's inputs, '[[48, 512, 64], [48, 64, 512]]', each text once
     op_inputs: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=OP_INPUTS))
     inputs: tuple[str, ...] = ("",)  # an op's sizes, types, strides and numbers, a list of JSON each; each text once
+    python_calls: int = 0  # Python functions recorded, most of which are in no table
     gpu: str = ""  # the first device's name
     notes: tuple[Note, ...] = ()  # what was odd in the file: events dropped, tables missing
 

@@ -4,6 +4,7 @@ It imports torch once and forks for every request, so that each point has a proc
 process alone) without paying for the import again. It touches no GPU before the fork.
 """
 
+import gc
 import os
 import sys
 import traceback
@@ -35,6 +36,7 @@ def main() -> None:
             WorkerReady(error=f"cannot import torch: {error}", hint="pip install 'flopwise[torch]' -c constraints.txt"),
         )
         return
+    gc.freeze()  # what is loaded stays: a collection in a fork would walk it all, and so copy its memory
     emit(events, WorkerReady())
     while line := read_line():
         request = msgspec.json.decode(line, type=Request)

@@ -4,7 +4,8 @@ Looks for: several compiled regions in one step (`Torch-Compiled Region: 0/0`, `
 break; regions compiled a second time (`0/1`); TorchDynamo at work inside the steps. One region that repeats (a block compiled
 once) is no break.
 Saving: the host's cost of one call of a compiled graph for each break (the ceilings'; without them
-{COMPILED_CALL_NS:duration} are assumed), forward and backward, and the time spent compiling; no more than the GPU was idle.
+{COMPILED_CALL_NS:duration} are assumed), forward and backward, and the time spent compiling. No more than the GPU was idle:
+at the optimistic end, where the untraced step is an estimate.
 Fix: find breaks with `TORCH_LOGS=graph_breaks`, recompilations with `TORCH_LOGS=recompiles`; `fullgraph=True` makes a break
 an error.
 """
@@ -35,7 +36,7 @@ def check(facts: Facts) -> Finding | None:
     call = (facts.ceilings.compiled_call_ns if facts.ceilings is not None else 0.0) or COMPILED_CALL_NS
     ways = 2 if facts.phase_ns("backward") else 1
     host = compiled.breaks * ways * call + compiled.compiling_ns
-    idle = facts.idle_ns(LATE_LAUNCH)
+    idle = facts.sure_idle_ns(LATE_LAUNCH)
     arithmetic = (
         f"{compiled.breaks} breaks × {ways} × {units.duration(call)} + compiling {units.duration(compiled.compiling_ns)} = "
         f"{units.duration(host)} of the host, of which the GPU is idle at most {units.duration(idle)}"

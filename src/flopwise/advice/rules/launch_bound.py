@@ -1,9 +1,10 @@
 """The GPU waits for the host to launch its work.
 
 Looks for: GPU idle because the next kernel had not been launched yet, for {LAUNCH_BOUND_SHARE:%} of the step or more; without
-a trace, a step that takes longer than the GPU's own work while the host is busy all the time.
-Saving: the step replayed as one CUDA graph, by the model; from a trace alone the idle time by late launches (of the untraced
-step where its clock is known), as a graph leaves none.
+a trace, a step that takes longer than the GPU's own work while the host is busy all the time. Where the untraced step is an
+estimate, the share must hold at its optimistic end, too.
+Saving: the step replayed as one CUDA graph, by the model; from a trace alone the untraced step's idle time by late launches,
+as a graph leaves none.
 Fix: capture the step in a CUDA graph, or compile it with `mode="reduce-overhead"`; fewer, larger kernels help as well.
 """
 
@@ -26,12 +27,13 @@ RULE = Rule(__name__, (IDLE_LAUNCH, IDLE_OTHER), {"graph": "on"}, CODE)
 
 def check(facts: Facts) -> Finding | None:
     step, late = facts.step_ns, _late_ns(facts)
-    if not step or late < LAUNCH_BOUND_SHARE * step or (facts.recipe is not None and facts.recipe.graph == "on"):
+    share = min(_sure_share(facts), late / step) if step else 0.0
+    if share < LAUNCH_BOUND_SHARE or (facts.recipe is not None and facts.recipe.graph == "on"):
         return None
     arithmetic = f"idle by late launches {units.duration(late)} of {units.duration(step)}: a replayed graph has none"
     # From a trace alone, what is freed here is the step's own time.
     traced = idle_saved(late, arithmetic, HIGH if facts.untraced_ns is not None else MEDIUM)
-    bound = "launch-bound: " if late >= LAUNCH_BOUND * step else ""  # as the verdict says it
+    bound = "launch-bound: " if share >= LAUNCH_BOUND else ""  # as the verdict says it
     title = f"{bound}the GPU waits {units.duration(late)} of {units.duration(step)} for launches"
     saving = predicted_or(facts, RULE.levers, traced)
     return RULE.finding(facts, title, saving, _evidence(facts), late_ns=late, step_ns=step)
@@ -46,13 +48,27 @@ def _late_ns(facts: Facts) -> float:
     return max(0.0, step - gpu)
 
 
+def _sure_share(facts: Facts) -> float:
+    """Of the step at the optimistic end of an estimate; where it is measured, all of it counts."""
+    untraced = facts.untraced_step
+    if untraced is None or untraced.measured:
+        return 1.0
+    return facts.sure_idle_ns(LATE_LAUNCH) / untraced.low_ns
+
+
 def _evidence(facts: Facts) -> tuple[str, ...]:
-    lines, e, host = [], facts.explanation, facts.host_ns
+    lines, e, host, untraced = [], facts.explanation, facts.host_ns, facts.untraced_step
     if e is not None:
         each = units.duration(e.busy_ns / max(e.launches, 1))
         lines.append(f"{e.launches:.0f} launches a step; kernels of {each} each")
-        if e.untraced_idle is None:
+        if untraced is None:
             lines.append("of the traced step: a profiler slows the host, and the step alone may wait less")
+        elif not untraced.measured:
+            low, high = units.duration(untraced.low_ns), units.duration(untraced.high_ns)
+            lines.append(
+                f"the untraced step is an estimate: {low} to {high}; it is {units.duration(e.window_ns)} traced"
+            )
     if host is not None:
-        lines.append(f"the host is busy for {units.duration(host)} of each step (measured without a profiler)")
+        known = "measured without a profiler" if untraced is not None and untraced.measured else "estimated"
+        lines.append(f"the host is busy for {units.duration(host)} of each step ({known})")
     return tuple(lines)

@@ -131,7 +131,49 @@ class Advice:
     kernels: tuple[tuple[tuple[str, str], ...], ...]
 
 
-Block = str | ChartBlock | TableBlock | Advice
+@dataclass(frozen=True)
+class CodeBlock:
+    """Lines to copy, of one file or several: title, text, language."""
+
+    files: tuple[tuple[str, str, str], ...]
+
+
+Block = str | ChartBlock | TableBlock | Advice | CodeBlock
+
+
+@dataclass(frozen=True)
+class Number:
+    """A time of the step that the page begins with."""
+
+    label: str
+    ns: float
+    share: str = ""  # of the peak, where that is known
+    note: str = ""
+    how: str = MEASURED
+
+
+@dataclass(frozen=True)
+class Change:
+    """One of the changes worth most, in a few words."""
+
+    title: str
+    before_ns: float
+    after_ns: float
+    why: str = ""
+    line: str = ""  # options to type
+    anchor: str = ""  # of the place on the page that says more
+    link: str = ""  # what the link to it says
+
+
+@dataclass(frozen=True)
+class Overview:
+    """What one sees first of a target."""
+
+    numbers: tuple[Number, ...]
+    picture: ChartBlock | None = None
+    changes: tuple[Change, ...] = ()
+    heading: str = ""  # of the changes
+    how: str = PREDICTED  # the changes' times
 
 
 @dataclass(frozen=True)

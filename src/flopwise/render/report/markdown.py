@@ -6,12 +6,24 @@ from collections.abc import Mapping
 from dataclasses import replace
 from urllib.parse import quote
 
+from flopwise import units
 from flopwise.errors import FlopwiseError
 from flopwise.records.finding import Finding
 from flopwise.records.table import Table
 from flopwise.render.charts import NOT_DRAWN, readable
 from flopwise.render.findings_view import options
-from flopwise.render.report.evidence import Advice, Block, ChartBlock, Report, ReportPart, Section, TableBlock
+from flopwise.render.report.evidence import (
+    Advice,
+    Block,
+    ChartBlock,
+    CodeBlock,
+    Overview,
+    Report,
+    ReportPart,
+    Section,
+    TableBlock,
+)
+from flopwise.render.report.overview import overview
 from flopwise.render.report.sections import sections, side_by_side
 from flopwise.render.report.verdict import saving, short_command, verdict
 from flopwise.render.table import escaped, markdown
@@ -32,20 +44,30 @@ def markdown_report(report: Report, pictures: Mapping[str, str] | None = None) -
 def pictures_of(report: Report) -> dict[str, ChartBlock]:
     """Every chart of the report by its key."""
     together = side_by_side(report.parts)
-    found = [("", together)] if together else []
-    found += [(prefix, s) for part, prefix in zip(report.parts, report.prefixes(), strict=True) for s in sections(part)]
-    return {
-        prefix + block.key: block
-        for prefix, section in found
-        for block in section.blocks
-        if isinstance(block, ChartBlock)
-    }
+    blocks: list[tuple[str, Block | None]] = [("", block) for block in together.blocks] if together else []
+    for part, prefix in zip(report.parts, report.prefixes(), strict=True):
+        blocks += [(prefix, first.picture)] if (first := overview(part)) is not None else []
+        blocks += [(prefix, block) for section in sections(part) for block in section.blocks]
+    return {prefix + block.key: block for prefix, block in blocks if isinstance(block, ChartBlock)}
 
 
 def _part(part: ReportPart, prefix: str, pictures: Mapping[str, str]) -> str:
     head = f"## {_plain(part.name)}\n\n**{_plain(verdict(part))}**\n"
+    first = overview(part)
+    top = _overview(first, prefix, pictures) if first is not None else ""
     texts = (_section(section, prefix, pictures) for section in sections(part))
-    return "\n".join([head, *filter(None, texts)])
+    return "\n".join([head, *filter(None, (top, *texts))])
+
+
+def _overview(first: Overview, prefix: str, pictures: Mapping[str, str]) -> str:
+    """The numbers and the picture; the changes follow as findings, or as the recipe."""
+    notes = ("; ".join(filter(None, (one.share, one.note, one.how))) for one in first.numbers)
+    lines = [
+        f"- {one.label}: **{units.duration(one.ns)}** ({_plain(note)})"
+        for one, note in zip(first.numbers, notes, strict=True)
+    ]
+    picture = _block(first.picture, prefix, pictures) if first.picture is not None else ""
+    return "\n".join((*lines, "", picture))
 
 
 def _section(section: Section, prefix: str, pictures: Mapping[str, str]) -> str:
@@ -68,6 +90,10 @@ def _block(block: Block, prefix: str, pictures: Mapping[str, str]) -> str:
             return ""
         case TableBlock():
             return markdown(_short(block))
+        case CodeBlock():
+            return "\n".join(
+                "\n".join((f"{_plain(t)}:", "", *_fenced(text, lang), "")) for t, text, lang in block.files
+            )
         case Advice():
             return "\n".join(_finding(number, finding) for number, finding in enumerate(block.findings, 1))
         case _:
@@ -105,10 +131,14 @@ def _finding(number: int, finding: Finding) -> str:
     lines += [f"   - {_plain(line)}" for line in finding.evidence]
     lines += [f"   - change: {_code(options(finding.levers))}"] if finding.levers else []
     if finding.code:
-        fence = "`" * max(3, _longest_run(finding.code) + 1)
-        code = [visible(line, LONGEST_LINE) for line in finding.code.splitlines()]
-        lines += ["", *(f"   {line}" for line in (f"{fence}python", *code, fence))]
+        lines += ["", *(f"   {line}" for line in _fenced(finding.code, "python"))]
     return "\n".join(lines) + "\n"
+
+
+def _fenced(text: str, language: str) -> list[str]:
+    """Lines of code that no backtick in them can end."""
+    fence = "`" * max(3, _longest_run(text) + 1)
+    return [f"{fence}{language}", *(visible(line, LONGEST_LINE) for line in text.splitlines()), fence]
 
 
 def _plain(text: str) -> str:

@@ -32,32 +32,51 @@ const look = () => {
     background: "transparent", view: { stroke: line },
     font: "system-ui, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif",
     axis: { labelFontSize: 12, titleFontSize: 12, labelColor: ink, titleColor: soft, gridColor: line, domainColor: soft, tickColor: soft, titleFontWeight: "normal" },
-    legend: { labelFontSize: 12, labelColor: ink, titleColor: soft }, title: { color: ink, subtitleColor: soft },
+    legend: { labelFontSize: 12, labelColor: ink, titleColor: soft }, title: { color: ink, subtitleColor: soft }, text: { fill: soft },
     header: { labelFontSize: 12, titleFontSize: 12, labelColor: ink, titleColor: soft },
   };
 };
-// On a narrow screen a chart of one view is as wide as the screen, its legend below it; charts side by side stand below each
-// other; others are scrolled in their box.
-const AXIS = 140; // pixels of the room that an axis with its words takes
+// A chart is as wide as its place: of one view by itself, views below each other by what is left once they are drawn. On a
+// narrow screen the legend is below, a title is left to the page, and charts side by side stand below each other; what is
+// still wider scrolls in its box.
+const AXIS = 140, NARROW = 560; // pixels: an axis with its words; a narrow place
+const small = (spec) => JSON.parse(JSON.stringify(spec), (key, value) => (key === "axis" && value?.labelLimit !== undefined ? { ...value, labelFontSize: 10, labelPadding: 4 } : value));
 const fitted = (spec, room) => {
-  if (room >= 600) return spec;
   const legend = { ...spec.config?.legend, orient: "bottom", columns: 1 };
-  if (spec.facet?.field && typeof spec.spec.width === "number") {
-    const one = { ...spec.spec, width: Math.max(room - AXIS, AXIS) };
-    return { ...spec, columns: 1, spec: one, padding: 5, config: { ...spec.config, legend } };
-  }
-  if (typeof spec.width !== "number") return spec;
-  return { ...spec, width: room, autosize: { type: "fit-x", contains: "padding" }, padding: 5, config: { ...spec.config, legend } };
+  const whole = { ...spec, padding: { left: 5, top: 5, right: 12, bottom: 5 } };
+  const all = room < NARROW ? small({ ...whole, title: undefined, config: { ...spec.config, legend } }) : whole;
+  if (typeof spec.width === "number") return { ...all, width: room, autosize: { type: "fit-x", contains: "padding" } };
+  if (room >= NARROW || !spec.facet?.field || typeof spec.spec.width !== "number") return all;
+  return { ...all, columns: 1, spec: { ...spec.spec, width: Math.max(room - AXIS, AXIS) } };
 };
+const widened = (spec, by) => ({ ...spec, vconcat: spec.vconcat.map((one) => ({ ...one, width: Math.max(one.width + by, AXIS) })) });
+// Vega is packed in the page; the policy lets it run by the hash of what comes out.
+const unpacked = async () => {
+  const packed = atob(document.getElementById("vega").textContent), bytes = new Uint8Array(packed.length);
+  for (let i = 0; i < packed.length; i++) bytes[i] = packed.charCodeAt(i);
+  const script = document.createElement("script");
+  script.type = "module";
+  script.textContent = await new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+  const done = new Promise((resolve) => addEventListener("vega", resolve, { once: true })); // an inline script has no `load`
+  document.head.append(script);
+  await done;
+};
+let vega;
 const embed = async (holder) => {
   const name = holder.dataset.chart;
   if (holder.dataset.drawn) return;
   holder.dataset.drawn = "yes";
   try {
-    const made = await window.vegaEmbed(holder, fitted(specs[name], holder.clientWidth), {
+    await (vega ??= unpacked());
+    const room = holder.clientWidth, draw = (spec) => window.vegaEmbed(holder, spec, {
       ast: true, actions: false, renderer: "svg", defaultStyle: false, config: look(),
       tooltip: { disableDefaultStyle: true, sanitize: (value) => String(value).replace(/&/g, "&amp;").replace(/</g, "&lt;") },
     });
+    let made = await draw(fitted(specs[name], room));
+    if (specs[name].vconcat) {
+      const wide = holder.querySelector("svg").viewBox.baseVal.width;
+      made = await draw(widened(fitted(specs[name], room), room - wide));
+    }
     list(name, made.view);
     holder.dataset.ready = "yes";
   } catch (error) {
@@ -65,6 +84,40 @@ const embed = async (holder) => {
     console.error(error);
   }
 };
+// A chart as a picture: by itself it has no page that gives it colours, so they are written into it.
+const picture = async (holder) => {
+  await embed(holder);
+  const svg = holder.querySelector("svg"), { width, height } = svg.viewBox.baseVal, colours = getComputedStyle(root);
+  const text = new XMLSerializer().serializeToString(svg).replace(/var\((--\w+)\)/g, (_, name) => colours.getPropertyValue(name));
+  const image = new Image();
+  image.src = `data:image/svg+xml,${encodeURIComponent(text)}`;
+  await image.decode();
+  const canvas = document.createElement("canvas"), pen = canvas.getContext("2d"), head = 30;
+  [canvas.width, canvas.height] = [2 * width, 2 * (height + head)];
+  pen.scale(2, 2);
+  pen.fillStyle = colours.getPropertyValue("--ground");
+  pen.fillRect(0, 0, width, height + head);
+  pen.fillStyle = colours.getPropertyValue("--ink");
+  pen.font = "600 14px system-ui, sans-serif";
+  pen.fillText(document.getElementById("about").textContent, 8, 21, width - 16);
+  pen.drawImage(image, 0, head, width, height);
+  return new Promise((resolve) => canvas.toBlob(resolve, "image/png"));
+};
+for (const button of document.querySelectorAll("[data-image]")) {
+  button.addEventListener("click", async () => {
+    const name = button.dataset.image, made = picture(document.getElementById(`chart-${name}`));
+    try {
+      await navigator.clipboard.write([new ClipboardItem({ "image/png": made })]);
+      say("copied as an image");
+    } catch { // not allowed here: to be saved
+      const link = document.createElement("a");
+      link.href = URL.createObjectURL(await made);
+      link.download = link.textContent = `${name}.png`;
+      button.replaceWith(link);
+      say(`the browser does not let this page copy: save ${name}.png`);
+    }
+  });
+}
 // A part to go into, from a list: what a click does, for the keyboard. Escape comes out.
 const list = (name, view) => {
   const box = document.querySelector(`[data-into="${name}"]`);
@@ -145,13 +198,26 @@ const copy = async (text) => {
   area.remove();
   return done;
 };
-for (const button of document.querySelectorAll("[data-copies]")) {
-  button.addEventListener("click", async () => {
-    const text = csv(document.getElementById(button.dataset.copies));
-    window.flopwise.copied = text;
-    say((await copy(text)) ? "copied as CSV" : "the browser does not let this page copy");
-    button.focus();
-  });
+const copies = (button, text, what) => button.addEventListener("click", async () => {
+  window.flopwise.copied = text();
+  say((await copy(window.flopwise.copied)) ? `copied ${what}` : "the browser does not let this page copy");
+  button.focus();
+});
+for (const button of document.querySelectorAll("[data-copies]")) copies(button, () => csv(document.getElementById(button.dataset.copies)), "as CSV");
+for (const button of document.querySelectorAll("[data-code]")) copies(button, () => `${button.nextElementSibling.textContent}\n`, "the code");
+
+// A long table shows its first rows until asked; a table that goes on to the right says so.
+for (const button of document.querySelectorAll("[data-rows]")) {
+  const table = document.getElementById(button.dataset.rows);
+  table.classList.add("some");
+  button.hidden = false;
+  button.addEventListener("click", () => { table.classList.remove("some"); button.remove(); });
+}
+const cue = (box) => box.parentElement.classList.toggle("more", box.scrollLeft + box.clientWidth < box.scrollWidth - 2);
+const sizes = new ResizeObserver((entries) => entries.forEach((entry) => cue(entry.target)));
+for (const box of document.querySelectorAll(".scroll")) {
+  box.addEventListener("scroll", () => cue(box), { passive: true });
+  sizes.observe(box);
 }
 
 // A finding's link may lead into something folded.
@@ -159,6 +225,7 @@ const reveal = () => {
   const there = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
   if (!there) return;
   for (let fold = there.closest("details"); fold; fold = fold.parentElement.closest("details")) fold.open = true;
+  there.closest("table")?.classList.remove("some");
   there.scrollIntoView();
 };
 addEventListener("hashchange", reveal);

@@ -2,18 +2,21 @@
 
 Everything that comes from outside (names of kernels, modules, files, notes) is written as text by `_text`, and into the charts'
 data by `_json`; a content-security policy with the hashes of the page's own scripts and style lets nothing else run. Vega
-works under it because its expressions are interpreted (`ast`), not compiled.
+works under it because its expressions are interpreted (`ast`), not compiled. It is packed, and unpacked by the page's code: a
+third of the bytes, and the policy's hash is that of the script itself.
 """
 
+import base64
+import gzip
 import html
 import importlib.resources
 import json
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
+from flopwise import units
 from flopwise.records.finding import Finding
 from flopwise.render.charts import NOT_DRAWN, csp_hash, readable
 from flopwise.render.findings_view import options
@@ -23,13 +26,18 @@ from flopwise.render.report.evidence import (
     SPECIFIED,
     Advice,
     Block,
+    Change,
     ChartBlock,
+    CodeBlock,
+    Number,
+    Overview,
     Report,
     ReportPart,
     Section,
     TableBlock,
     slug,
 )
+from flopwise.render.report.overview import about, finding_keys, overview
 from flopwise.render.report.sections import sections, side_by_side
 from flopwise.render.report.verdict import saving, short_command, verdict
 from flopwise.render.table import ShownColumn, shown
@@ -38,9 +46,11 @@ from flopwise.render.visible import LONGEST_LINE, visible
 
 _UNIT = re.compile(r"(\d) (?=(?:s|ms|µs|ns|%|[KMGT]iB|B)\b|%)")  # a number and its unit stay on one line
 _LONG = 60  # characters from which a cell may be broken into lines
-_FEW = 4  # columns up to which a table's sentences stand below the rest of their row on a narrow screen
+_FEW = 5  # columns up to which a table's sentences stand below the rest of their row on a narrow screen
 _WIDE = 9  # columns from which a table is printed in small letters
+_FOLDED = 15  # rows from which on a table shows the first ones alone until asked
 _RAW = 4000  # characters of a name that are kept to be copied
+_READY = 'dispatchEvent(new Event("vega"));'  # what the page waits for
 _BADGES = (MEASURED, PREDICTED, SPECIFIED)  # that have a colour of their own
 
 
@@ -55,25 +65,26 @@ def html_report(report: Report) -> str:
     if together is not None:
         bodies.insert(0, _section(together, "", 2, charts))
     main = leading(report.parts)
-    style, code, vega = _resource("page.css"), _resource("page.js"), vega_javascript()
+    style, code, vega = _resource("page.css"), _resource("page.js"), f"{vega_javascript()}\n{_READY}"
     scripts = f"script-src {csp_hash(vega)} {csp_hash(code)}; style-src {csp_hash(style)}"
     policy = f"default-src 'none'; {scripts}; img-src data:; base-uri 'none'; form-action 'none'"
-    subject = f"{main.name}: " if several else ""
-    heading = _UNIT.sub("\\1\N{NO-BREAK SPACE}", _text(subject + verdict(main)))
+    subject = f"{main.name}: " if several and main.name not in about(main) else ""
+    heading = _kept_whole(_text(subject + verdict(main)))
+    packed = base64.b64encode(gzip.compress(vega.encode(), mtime=0)).decode()
     return f"""<!doctype html>
 <html lang="en" data-theme="light"><head><meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy" content="{policy}">
 <meta name="viewport" content="width=device-width, initial-scale=1"><meta name="referrer" content="no-referrer">
-<title>flopwise: {_text(", ".join(part.name for part in report.parts), 120)}</title><style>{style}</style></head>
+<title>{_text(about(main), 120)}: flopwise</title><style>{style}</style></head>
 <body><a class="skip" href="#main">Skip to the report</a>
 <header><div class="bar"><span>flopwise report</span><span>{_perfetto(report.parts)}
 <button id="theme" type="button" aria-label="Change between light and dark">Dark</button></span></div>
-<h1>{heading}</h1>{_contents(report, together)}</header>
+<h1><span id="about">{_text(about(main), 200)}</span> {heading}</h1>{_contents(report, together)}</header>
 <main id="main">{"".join(bodies)}</main>
 <footer>{_made_by(report)}<noscript><p>The charts need JavaScript; every number is in the tables, too.</p></noscript></footer>
 <div id="said" role="status" aria-live="polite"></div>
 <script type="application/json" id="specs">{_json(charts)}</script>
-<script type="module">{vega}</script><script type="module">{code}</script></body></html>
+<script type="text/plain" id="vega">{packed}</script><script type="module">{code}</script></body></html>
 """
 
 
@@ -87,7 +98,34 @@ def leading(parts: Sequence[ReportPart]) -> ReportPart:
 def _part(part: ReportPart, prefix: str, several: bool, charts: dict[str, Any]) -> str:
     level = 3 if several else 2
     head = f'<h2 id="{prefix}top">{_text(part.name, 200)}</h2><p class="verdict">{_text(verdict(part))}</p>'
-    return (head if several else "") + "".join(_section(section, prefix, level, charts) for section in sections(part))
+    first = overview(part)
+    top = _overview(first, prefix, level, charts) if first is not None else ""
+    return (head if several else "") + top + "".join(_section(one, prefix, level, charts) for one in sections(part))
+
+
+def _overview(first: Overview, prefix: str, level: int, charts: dict[str, Any]) -> str:
+    """The numbers in a row; below them the picture, and next to it the changes."""
+    picture = _picture(first.picture, prefix, charts) if first.picture is not None else ""
+    changes = "".join(_change(one, prefix, level + 1) for one in first.changes)
+    heading = f'<h{level} id="{prefix}first">{_text(first.heading)} {_how(first.how)}</h{level}>'
+    advice = f'<div>{heading}<ol class="changes">{changes}</ol></div>' if changes else ""
+    numbers = "".join(map(_number, first.numbers))
+    pair = f'<div class="pair">{picture}{advice}</div>' if picture or advice else ""
+    return f'<section class="first" aria-label="At a glance"><dl class="numbers">{numbers}</dl>{pair}</section>\n'
+
+
+def _number(one: Number) -> str:
+    share = f"<dd>{_text(one.share)}</dd>" if one.share else ""
+    note = f"<dd>{_text(one.note)} {_how(one.how)}</dd>"
+    return f"<div><dt>{_text(one.label)}</dt><dd><b>{_kept_whole(_text(units.duration(one.ns)))}</b></dd>{share}{note}</div>"
+
+
+def _change(one: Change, prefix: str, level: int) -> str:
+    times = _kept_whole(f"{_text(units.duration(one.before_ns))} → {_text(units.duration(one.after_ns))}")
+    line = f"<code>{_text(one.line)}</code> " if one.line else ""
+    more = f' <a href="#{prefix}{one.anchor}">{_text(one.link)}</a>' if one.anchor else ""
+    why = f"<p>{_text(one.why)}</p>" if one.why else ""
+    return f"<li><h{level}>{_text(one.title)} <b>{times}</b></h{level}>{why}<p>{line}{more}</p></li>"
 
 
 def _section(section: Section, prefix: str, level: int, charts: dict[str, Any]) -> str:
@@ -106,6 +144,10 @@ def _block(block: Block, key: str, prefix: str, charts: dict[str, Any]) -> str:
             return _table(block, key, prefix)
         case Advice():
             return _advice(block, prefix)
+        case CodeBlock():
+            heads = (f'<div class="head"><span>{_text(title)}</span></div>' for title, _, _ in block.files)
+            codes = (f"<div>{head}{_code(text)}</div>" for head, (_, text, _) in zip(heads, block.files, strict=True))
+            return f'<div class="codes">{"".join(codes)}</div>'
         case _:
             return f"<p>{_text(block)}</p>"
 
@@ -116,9 +158,10 @@ def _picture(picture: ChartBlock, prefix: str, charts: dict[str, Any]) -> str:
         return f"<figure><p>{NOT_DRAWN}</p><figcaption>{_text(picture.caption)}</figcaption></figure>"
     name, use = prefix + picture.key, f' <span class="use">{_text(picture.use)}</span>' if picture.use else ""
     charts[name] = {**spec, "description": visible(picture.caption, LONGEST_LINE)}
+    button = f'<button type="button" data-image="{name}">Copy as image</button>'
     return (
         f'<figure><div class="chart" data-chart="{name}" id="chart-{name}"></div>{_into(picture, name)}'
-        f"<figcaption>{_how(picture.how)} {_text(picture.caption)}{use}</figcaption></figure>"
+        f"<figcaption>{button}{_how(picture.how)} {_text(picture.caption)}{use}</figcaption></figure>"
     )
 
 
@@ -145,8 +188,11 @@ def _table(block: TableBlock, key: str, prefix: str) -> str:
     notes = "".join(f"<li>{_text(note)}</li>" for note in seen.notes)
     prose = len(seen.columns) <= _FEW and any(column.wraps for column in seen.columns)
     kind = ' class="wide"' if len(seen.columns) > _WIDE else ' class="prose"' if prose else ""
-    body = f'<div class="scroll" tabindex="0" role="region" aria-label="{_text(seen.title)}"><table id="{key}"{kind}>'
-    body += f"<thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
+    box = f'<div class="scroll" tabindex="0" role="region" aria-label="{_text(seen.title)}"><table id="{key}"{kind}>'
+    body = f'<div class="frame">{box}<thead><tr>{heads}</tr></thead><tbody>{"".join(rows)}</tbody></table></div></div>'
+    body += (
+        f'<button type="button" data-rows="{key}" hidden>All {len(rows)} rows</button>' if len(rows) > _FOLDED else ""
+    )
     body += f'<ul class="notes">{notes}</ul>' if notes else ""
     copies = f'<button type="button" data-copies="{key}">Copy as CSV</button>'
     if block.folded:
@@ -172,30 +218,31 @@ def _cell(c: ShownColumn, raw: Any, text: str) -> str:
 
 
 def _advice(block: Advice, prefix: str) -> str:
-    items = []
-    seen: Counter[str] = Counter()  # a rule may find several things
-    for place, (finding, kernels) in enumerate(zip(block.findings, block.kernels, strict=True)):
-        rule = slug(finding.rule)
-        seen[rule] += 1
-        key = f"{prefix}finding-{rule}" + (f"--{seen[rule]}" if seen[rule] > 1 else "")
-        items.append(_finding(finding, kernels, prefix, key, first=place == 0))
+    keys = finding_keys(block.findings)
+    items = (
+        _finding(finding, kernels, prefix, key, first=place == 0)
+        for place, (finding, kernels, key) in enumerate(zip(block.findings, block.kernels, keys, strict=True))
+    )
     return f'<ol class="findings">{"".join(items)}</ol>'
 
 
 def _finding(finding: Finding, kernels: Sequence[tuple[str, str]], prefix: str, key: str, first: bool) -> str:
-    evidence = "".join(f"<li>{_text(line)}</li>" for line in finding.evidence)
-    links = ", ".join(f'<a href="#{prefix}{slug(anchor)}">{_text(name)}</a>' for anchor, name in kernels)
+    lines = [_text(line) for line in (finding.arithmetic, *finding.evidence) if line]
+    lines += [f'<a href="#{prefix}{slug(anchor)}">{_text(name)}</a>' for anchor, name in kernels]
+    lines.append(f"confidence: {_text(finding.confidence)}")
     parts = [
         f"<h3>{_text(finding.title)}</h3>",
         f'<p class="saves">{_text(saved)} {_how(PREDICTED)}</p>' if (saved := saving(finding, first)) else "",
-        f"<p>{_text(finding.arithmetic)}</p>" if finding.arithmetic else "",
-        f'<ul class="notes">{evidence}</ul>' if evidence else "",
-        f"<p>Kernels: {links}</p>" if links else "",
         f"<p>Change: <code>{_text(options(finding.levers))}</code></p>" if finding.levers else "",
-        f"<pre><code>{_lines(finding.code)}</code></pre>" if finding.code else "",
-        f'<p class="notes">confidence: {_text(finding.confidence)}</p>',
+        _code(finding.code) if finding.code else "",
+        f'<details><summary>Evidence</summary><ul class="notes"><li>{"<li>".join(lines)}</ul></details>',
     ]
-    return f'<li id="{key}">{"".join(parts)}</li>'
+    return f'<li id="{prefix}{key}">{"".join(parts)}</li>'
+
+
+def _code(text: str) -> str:
+    """Lines with a button that copies them as they are."""
+    return f'<pre><button type="button" data-code>Copy</button><code>{_lines(text)}</code></pre>'
 
 
 def _contents(report: Report, together: Section | None) -> str:
@@ -220,6 +267,11 @@ def _perfetto(parts: Sequence[ReportPart]) -> str:
 
 def _made_by(report: Report) -> str:
     return f"<p>Made by <code>{_text(short_command(report.command))}</code></p>" if report.command else ""
+
+
+def _kept_whole(text: str) -> str:
+    """Numbers stay on one line with their units."""
+    return _UNIT.sub("\\1\N{NO-BREAK SPACE}", text)
 
 
 def _how(how: str) -> str:

@@ -12,22 +12,24 @@ from flopwise import units
 from flopwise.analysis.clocks import summarise
 from flopwise.analysis.explanation import Explanation
 from flopwise.analysis.matching import compare_clocks
+from flopwise.analysis.roofline import Roofline, RooflinePoint
 from flopwise.records.run import Environment, Point
 from flopwise.records.table import Table
-from flopwise.records.tuning import Attempt, Tuning
+from flopwise.records.tuning import Tuning
 from flopwise.render import explain_view, memory_view, run_charts, step_charts
 from flopwise.render.comparison_view import comparison_view
 from flopwise.render.memory_charts import predicted_chart
 from flopwise.render.memory_charts import timeline_chart as memory_timeline
 from flopwise.render.names import unique_names
 from flopwise.render.report import evidence
-from flopwise.render.report.evidence import Advice, Block, ChartBlock, ReportPart, Section, TableBlock
+from flopwise.render.report.evidence import Advice, Block, ChartBlock, CodeBlock, ReportPart, Section, TableBlock
 from flopwise.render.report.lab_sections import lab_sections
+from flopwise.render.report.overview import attempt_names, waterfall_picture
 from flopwise.render.report.verdict import short_command
 from flopwise.render.roofline_view import ON_A_PAGE, POINTS, drawn, roofline_view
 from flopwise.render.run_view import run_view
 from flopwise.render.table import columns
-from flopwise.render.tune_view import ATTEMPTS, RECIPE, tune_view
+from flopwise.render.tune_view import ATTEMPTS, RECIPE, tune_view, tuned_recipe
 from flopwise.render.waterfall_view import waterfall_table
 from flopwise.version import __version__
 
@@ -46,42 +48,30 @@ def _tuning(tuning: Tuning) -> list[Section]:
     """The result first, then how it was found."""
     tables = {table.key: table for table in tune_view(tuning).tables}
     recipe, tried = tables.pop(RECIPE), tables.pop(ATTEMPTS)
-    found = [Section("recipe", "The recipe", (TableBlock(recipe, how=""),))] if recipe.rows else []
-    found.append(Section("attempts", "What was tried", (*_tune_pictures(tuning), TableBlock(tried, how=evidence.BOTH))))
+    found = [Section("recipe", "The recipe", _recipe(tuning, recipe))] if recipe.rows else []
+    found.append(Section("attempts", "What was tried", (*_savings(tuning), TableBlock(tried, how=evidence.BOTH))))
     falls = tuple(TableBlock(table, how=evidence.SPLIT) for table in tables.values())
     return [*found, *([Section("falls", "Before and after", falls)] if falls else [])]
 
 
-def _tune_pictures(tuning: Tuning) -> list[ChartBlock]:
-    timed = [a for a in tuning.attempts if a.before_ns is not None and a.after_ns is not None]
+def _recipe(tuning: Tuning, table: Table) -> tuple[Block, ...]:
+    """The file, how to use it, and the same in PyTorch."""
+    lines = [str(row["code"]) for row in table.rows if row.get("code")]
+    code = (("The same in PyTorch", "\n".join(lines), "python"),) if lines else ()
+    return (table.title, CodeBlock((("recipe.toml", tuned_recipe(tuning), "toml"), *code)))
+
+
+def _savings(tuning: Tuning) -> list[ChartBlock]:
+    timed = [a for a in tuning.attempts if a.saved_ns is not None and a.predicted_ns is not None]
     rows = [
-        {"name": name, "before_ms": (a.before_ns or 0) / 1e6, "after_ms": (a.after_ns or 0) / 1e6}
-        for name, a in zip(_attempt_names(timed), timed, strict=True)
+        {"name": name, "predicted_ms": (a.predicted_ns or 0) / 1e6, "measured_ms": (a.saved_ns or 0) / 1e6}
+        for name, a in zip(attempt_names(timed), timed, strict=True)
     ]
-    savings = [
-        {"name": name, "predicted_ms": a.predicted_ns / 1e6, "measured_ms": (a.saved_ns or 0) / 1e6}
-        for name, a in zip(_attempt_names(timed), timed, strict=True)
-        if a.predicted_ns is not None
-    ]
-    pictures = []
-    if rows:
-        caption = "The step before and after each change, measured against each other."
-        pictures.append(ChartBlock("attempts", lambda: run_charts.before_after_chart(rows), caption))
-    if savings:
-        caption = "What each change was predicted to save of a step, and what it saved. On the line, the prediction was right."
-        pictures.append(
-            ChartBlock(
-                "predicted-measured", lambda: run_charts.predicted_measured_chart(savings), caption, how=evidence.BOTH
-            )
-        )
-    return pictures
-
-
-def _attempt_names(attempts: list[Attempt]) -> list[str]:
-    """A short name for each, no two the same: bars of one name would be drawn on top of each other."""
-    short = [f"{a.lever}={a.value}" + (f" and {len(a.also)} more" if a.also else "") for a in attempts]
-    times = [short[: place + 1].count(name) for place, name in enumerate(short)]
-    return [name if n == 1 else f"{name}, try {n}" for name, n in zip(short, times, strict=True)]
+    caption = (
+        "What each change was predicted to save of a step, and what it saved. On the line, the prediction was right."
+    )
+    chart = partial(run_charts.predicted_measured_chart, rows)
+    return [ChartBlock("predicted-measured", chart, caption, how=evidence.BOTH)] if rows else []
 
 
 def _findings(part: ReportPart) -> Section | None:
@@ -106,11 +96,9 @@ def _waterfall(part: ReportPart) -> Section | None:
     found = part.waterfall
     if found is None:
         return None
-    step = units.duration(found.step_ns)
-    caption = f"From the useful work at the chip's peak rate to the measured step of {step}: the parts add up."
-    picture = ChartBlock("waterfall", lambda: step_charts.waterfall_chart(found, ""), caption, how=evidence.SPLIT)
     table = TableBlock(waterfall_table(found, bars=False), how=evidence.SPLIT)
-    return Section("waterfall", "Where every millisecond goes", (picture, table))
+    picture = (waterfall_picture(found),) if part.tuning else ()  # else it is at the top
+    return Section("waterfall", "Where every millisecond goes", (*picture, table))
 
 
 def _gpu_time(part: ReportPart) -> Section | None:
@@ -158,8 +146,20 @@ def _kernels(part: ReportPart) -> Section | None:
     if e is None or not e.kernels:
         return None
     anchors = tuple(_anchor(i) for i in range(min(len(e.kernels), MOST_KERNELS)))
-    table = explain_view.kernels_table(e, MOST_KERNELS)
+    table = _with_shapes(explain_view.kernels_table(e, MOST_KERNELS), part.roofline)
     return Section("kernels", "Kernels", (TableBlock(table, anchors=anchors),))
+
+
+def _with_shapes(table: Table, found: Roofline | None) -> Table:
+    """Kernels with the operation that launched them and its sizes: those of most of their time."""
+    most: dict[str, RooflinePoint] = {}
+    for point in found.points if found is not None else ():
+        if point.kernel not in most or point.ns > most[point.kernel].ns:
+            most[point.kernel] = point
+    about = {name: {"op": point.op, "shapes": point.shapes} for name, point in most.items()}
+    rows = tuple({**row, **about.get(row["name"], {})} for row in table.rows)
+    first, *others = table.columns
+    return replace(table, columns=(first, *columns("op: launched by | shapes"), *others), rows=rows)
 
 
 def _roofline(part: ReportPart) -> Section | None:
@@ -172,11 +172,17 @@ def _roofline(part: ReportPart) -> Section | None:
     )
     picture = ChartBlock("roofline", lambda: drawn(found), caption, how=found.how)
     tables = roofline_view(found, ON_A_PAGE).tables
-    titles = {POINTS: found.title}  # without `how`, which the block says
-    shown = tuple(
-        TableBlock(replace(table, title=titles.get(table.key, table.title)), how=found.how) for table in tables
-    )
+    shown = tuple(TableBlock(_for_page(table, found), how=found.how) for table in tables)
     return Section("roofline", title, (picture, *shown) if found.points else shown)
+
+
+def _for_page(table: Table, found: Roofline) -> Table:
+    """With the sizes next to the operation's name, and without `how` in its title, which the block says."""
+    if table.key != POINTS:
+        return table
+    name, *others = table.columns
+    others.sort(key=lambda column: column.key != "shapes")
+    return replace(table, title=found.title, columns=(name, *others))
 
 
 def _memory(part: ReportPart) -> Section | None:

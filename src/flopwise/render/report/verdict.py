@@ -10,6 +10,7 @@ from flopwise.records.finding import Finding
 from flopwise.records.run import OK
 from flopwise.records.tuning import Tuning
 from flopwise.records.waterfall import IDLE_INPUT, IDLE_LAUNCH, IDLE_OTHER, IDLE_SYNCHRONISATION, Waterfall
+from flopwise.render.actions import what_to_do
 from flopwise.render.lab_view import summary
 from flopwise.render.memory_view import subject
 from flopwise.render.report.evidence import ReportPart
@@ -23,19 +24,6 @@ _IDLE = {
     IDLE_SYNCHRONISATION: "the GPU waits for the CPU",
     IDLE_INPUT: "the GPU waits for data",
     IDLE_OTHER: "the GPU is idle",
-}
-_ACTIONS = {
-    "graph": "Capture it in a CUDA graph",
-    "compile": "Compile it",
-    "precision": "Compute in {}",
-    "attention": "Use {} attention",
-    "optimizer": "Use the {} optimizer",
-    "loss": "Use the {} loss",
-    "norm": "Use {}'s normalisation",
-    "activation": "Use {}'s activation",
-    "rope": "Use {}'s rotary positions",
-    "overlap": "Update the weights within the backward pass",
-    "checkpoint": "Checkpoint activations (--checkpoint {})",
 }
 
 
@@ -58,30 +46,14 @@ def _of_tuning(tuning: Tuning) -> str:
     before, after, ratio = tuning.first_ns, tuning.last_ns, tuning.times_faster
     ended = tuning.ended.stopped if tuning.ended is not None else "stopped before its end"
     left = "" if ended == _NOTHING_LEFT else f" Levers are left to try: {ended}."
-    if not (levers := kept_levers(tuning)):
+    if not tuning.kept:
         unclear = sum(a.comparison is not None and a.comparison.verdict == INCONCLUSIVE for a in tuning.attempts)
         outcome = "nothing that was tried was kept" if tuning.attempts else "nothing was tried"
         of = f"; {unclear} of {len(tuning.attempts)} levers could not be judged" if unclear else ""
         return f"A step takes {units.duration(before)}, and {outcome}{of}.{left}"
     faster = f", {ratio:.2f} times as fast" if ratio > 1 else ""
     times = f"{units.duration(before)} to {units.duration(after)}"
-    return f"A step went from {times}{faster}, measured, by: {', '.join(levers)}.{left}"
-
-
-def kept_levers(tuning: Tuning) -> list[str]:
-    """The levers that the best recipe has and the first had not, in the order they were kept.
-
-    >>> from flopwise.records.tuning import Begun, Ended
-    >>> from flopwise.spec.workload import workload
-    >>> ended = Ended(workload=workload("tiny", loss="chunked"), step_ns=1e7, stopped="")
-    >>> kept_levers(Tuning(run="", begun=Begun(workload=workload("tiny"), step_ns=2e7), attempts=(), ended=ended))
-    ['loss=chunked']
-    """
-    first, best = tuning.begun.workload.recipe, tuning.best.recipe
-    order = list(dict.fromkeys(lever for one in tuning.attempts if one.kept for lever in one.levers))
-    levers = [lever for lever in best.__struct_fields__ if getattr(best, lever) != getattr(first, lever)]
-    levers.sort(key=lambda lever: order.index(lever) if lever in order else -1)
-    return [f"{lever}={getattr(best, lever)}" for lever in levers]
+    return f"A step went from {times}{faster}, measured.{left}"
 
 
 def _of_waterfall(found: Waterfall, findings: tuple[Finding, ...]) -> str:
@@ -94,8 +66,28 @@ def _of_waterfall(found: Waterfall, findings: tuple[Finding, ...]) -> str:
         if (what := _IDLE.get(part.name)) is not None:
             waits[what] = waits.get(what, 0.0) + part.share
     most = max(waits, key=lambda what: waits[what], default="")
-    idle = f"{units.percent(waits[most], 0)} of the time {most}." if waits.get(most, 0.0) >= WORTH_SAYING else ""
-    return _joined(first, idle, _advice(findings, found.step_ns))
+    share, least = (
+        _surely_idle(found, waits.get(most, 0.0)),
+        "" if found.untraced is None or found.untraced.measured else "At least ",
+    )
+    idle = f"{least}{units.percent(share, 0)} of the time {most}." if share >= WORTH_SAYING else ""
+    return _joined(first, _estimated(found), idle, _advice(findings, found.step_ns))
+
+
+def _estimated(found: Waterfall) -> str:
+    step = found.untraced
+    if step is None or step.measured:
+        return ""
+    low, high = units.duration(step.low_ns), units.duration(step.high_ns)
+    return f"Without the profiler it takes about {units.duration(step.ns)}, an estimate: {low} to {high}."
+
+
+def _surely_idle(found: Waterfall, share: float) -> float:
+    """Of the step at the optimistic end, where it is an estimate: all that it is shorter by is idle time."""
+    step = found.untraced
+    if step is None or step.measured:
+        return share
+    return max(0.0, share * step.ns - (step.ns - step.low_ns)) / step.low_ns
 
 
 def _advice(findings: tuple[Finding, ...], step_ns: float) -> str:
@@ -105,19 +97,6 @@ def _advice(findings: tuple[Finding, ...], step_ns: float) -> str:
         return ""
     after = max(0.0, step_ns - best.saving_ns)
     return f"{what_to_do(best)}: {units.duration(step_ns)} → about {units.duration(after)}, predicted."
-
-
-def what_to_do(finding: Finding) -> str:
-    """
-    >>> what_to_do(Finding(rule="launch_bound", title="t", arithmetic="", levers={"graph": "on"}))
-    'Capture it in a CUDA graph'
-    >>> what_to_do(Finding(rule="syncs", title="12 calls of .item() in a step", arithmetic=""))
-    '12 calls of .item() in a step'
-    """
-    if not finding.levers:
-        return finding.title.rstrip(".")
-    lever, value = next(iter(finding.levers.items()))
-    return _ACTIONS.get(lever, f"Set {lever} to {{}}").format(value)
 
 
 def _of_memory(found: MemoryReport) -> str:

@@ -1,0 +1,88 @@
+"""A user's own training script, unchanged: run, watched, and ended when enough was seen of it."""
+
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from flopwise.api.watch import Watch
+from flopwise.capture.loop.script import Program, after_import
+from flopwise.errors import FlopwiseError, Interrupted
+from flopwise.store import StoredRun
+
+FAILED = 1
+_HINT = (
+    "it takes a loop with an optimizer of torch and a dozen steps; else: with flopwise.watch() as watch: … watch.step()"
+)
+
+
+class Enough(SystemExit):
+    """Ends a script when all was seen: its `finally` clauses run, and `except Exception` does not stop it."""
+
+
+def run(
+    script: str | Path,
+    arguments: Sequence[str] = (),
+    *,
+    module: bool = False,
+    steps: int | None = None,
+    traced: int = 2,
+    seconds: float = 20.0,
+    go_on: bool = False,
+    runs: str | Path | None = None,
+    command: str = "",
+    note: Callable[[str], None] = lambda text: None,
+) -> StoredRun | None:
+    """Run a script as `python script.py arguments…` would, and watch its steps; `module`: as `python -m` would.
+
+    `steps` are timed (None: as many as are needed), then `traced` are traced; then the script is ended, or with `go_on` runs
+    to its own end. Warm-up takes at most `seconds`. None on all ranks of a job but the first.
+
+    >>> flopwise.explain(flopwise.run("train.py", ["--batch", "8"]))        # doctest: +SKIP
+    """
+
+    def end() -> None:
+        if not go_on:
+            raise Enough(0)
+
+    program = Program(str(script), [str(one) for one in arguments], module=module)
+    watch = Watch(
+        steps=steps,
+        traced=traced,
+        seconds=seconds,
+        name=" ".join([program.name, *program.arguments]),
+        kind="run",
+        command=command,
+        runs=runs,
+        note=note,
+        then=end,
+    )
+    forget = after_import("torch", watch.open)
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a script has its own way to end
+    try:
+        with program.as_main():
+            program.run()
+        watch.exit_code = 0
+    except Enough:
+        pass
+    except SystemExit as ended:
+        watch.exit_code = ended.code if isinstance(ended.code, int) else 0 if ended.code is None else FAILED
+        if isinstance(ended.code, str):
+            note(ended.code)
+    except KeyboardInterrupt:
+        watch.close()
+        if watch.run is not None:
+            raise Interrupted(watch.run) from None
+        raise
+    except BaseException as error:  # noqa: BLE001  a script may raise anything
+        program.show_error(error)
+        watch.exit_code = FAILED
+    finally:
+        forget()
+        signal.signal(signal.SIGTERM, before)
+    watch.close()
+    if watch.run is None and watch.first_rank:
+        failed = watch.exit_code not in (None, 0)
+        missing = FlopwiseError(f"the script failed; {watch.missing()}" if failed else watch.missing(), _HINT)
+        missing.exit_code = watch.exit_code if failed and watch.exit_code else missing.exit_code
+        raise missing
+    return watch.run

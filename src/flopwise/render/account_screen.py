@@ -1,0 +1,169 @@
+"""An account on one screen: the step's time where a GPU is named and it fits, else its memory."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from flopwise import units
+from flopwise.analysis.reach import Reach, limit
+from flopwise.predict.account import Account, GpuAccount, total_row
+from flopwise.predict.fit import LeverEffect, memory_levers
+from flopwise.predict.machine import machine_with
+from flopwise.predict.plain_levers import predicted_levers
+from flopwise.predict.step_time import StepTime
+from flopwise.render.actions import action
+from flopwise.render.findings_view import options
+from flopwise.render.screen import (
+    IDLE,
+    LIMIT,
+    MEASURED,
+    MOST_CHANGES,
+    NOW,
+    PREDICTED,
+    REACHABLE,
+    SPECIFIED,
+    Change,
+    Figure,
+    Part,
+    Screen,
+    after,
+    changes_title,
+    reach_figures,
+)
+from flopwise.work.operation import OWNERS
+
+_BOUND = {"compute": "its FLOPs", "bandwidth": "memory bandwidth", "launch": "the CPU, which launches too late"}
+
+
+def account_screen(a: Account) -> Screen:
+    """Of the first GPU that is named; of the others a line each."""
+    first = next(iter(a.gpus), None)
+    if first is None or first.time is None or first.fits is False:
+        return _memory(a, first)
+    return _time(a, first, first.time)
+
+
+def _time(a: Account, one: GpuAccount, time: StepTime) -> Screen:
+    now_ns = a.measured_ns or time.wall_ns
+    scale = now_ns / time.wall_ns
+    best = [(c, scale * c.saving_ns) for c in predicted_levers(a.workload, machine_with(one.gpu), time.wall_ns)]
+    now = Figure(NOW, now_ns, MEASURED if a.measured_ns else PREDICTED, note="as given" if a.measured_ns else "not run")
+    figures: tuple[Figure, ...]
+    if a.flops is not None:
+        most = limit(a.flops.total, a.workload.recipe.compute, one.gpu.name)
+        found = _reach(most, now_ns, sum(saving_ns for _, saving_ns in best))
+        figures = (_with_mfu(now, found), *reach_figures(found, after(len(best))))
+    else:
+        least = one.limit.seconds * 1e9 if one.limit is not None else None
+        note = "at peak rate or bandwidth"
+        figures = (now, *([Figure(LIMIT, least, SPECIFIED, note=note)] if least is not None else []))
+    bound = f", bound by {_BOUND.get(time.bound, time.bound)}" if time.bound else ""
+    return Screen(
+        title=a.workload.label(),
+        where=one.gpu.title,
+        verdict=f"A step takes about {units.duration(time.wall_ns)}, predicted{bound}. {_fits(one)}",
+        figures=figures,
+        parts_title=f"Where the predicted {units.duration(time.wall_ns)} go",
+        parts=_time_parts(time),
+        changes_title=changes_title(len(best)),
+        changes=tuple(Change(action(c.lever, c.value), ns, options({c.lever: c.value})) for c, ns in best),
+        notes=_notes(a),
+    )
+
+
+def _reach(most: Reach, now_ns: float, saving_ns: float) -> Reach:
+    reachable = max(now_ns - saving_ns, most.limit_ns or 0.0) if saving_ns > 0 else None
+    return msgspec.structs.replace(most, now_ns=now_ns, reachable_ns=reachable)
+
+
+def _with_mfu(now: Figure, found: Reach) -> Figure:
+    return Figure(now.name, now.amount, now.how, found.mfu(now.amount), now.note)
+
+
+def _time_parts(time: StepTime) -> tuple[Part, ...]:
+    """GPU time by class of op, and what the GPU waits for launches."""
+    idle = Part("idle: late launches", max(0.0, time.wall_ns - time.gpu_ns), IDLE)
+    kinds = sorted(time.gpu_ns_by_kind.items(), key=lambda item: -item[1])
+    return (*(Part(kind, ns) for kind, ns in kinds), *([idle] if idle.amount > 1 else []))
+
+
+def _fits(one: GpuAccount) -> str:
+    peak = units.size(one.step.peak_bytes)
+    if one.fits is None or one.gpu.memory_bytes is None:
+        return f"Its peak memory is {peak}."
+    larger = f"; the largest batch is {one.largest_batch}" if one.largest_batch else ""
+    return (
+        f"Its peak of {peak} {'fits' if one.fits else 'does not fit'} into {units.size(one.gpu.memory_bytes)}{larger}."
+    )
+
+
+def _memory(a: Account, one: GpuAccount | None) -> Screen:
+    """Without a GPU that it fits: who holds the peak, and what lowers it."""
+    step = one.step if one is not None else a.step
+    effects = best_effects(memory_levers(a.workload, one.gpu if one is not None else None, quick=True))
+    figures = [Figure(NOW, step.peak_bytes, PREDICTED, note=f"its peak, in {step.peak.phase}")]
+    figures += [Figure(REACHABLE, effects[0].peak_bytes, PREDICTED, note="with the first change")] if effects else []
+    if one is not None and one.gpu.memory_bytes is not None:
+        figures.append(Figure(LIMIT, one.gpu.memory_bytes, SPECIFIED, note=one.gpu.title))
+    ask = "" if one is not None else "Its time and what fits: --gpu h200"
+    return Screen(
+        title=a.workload.label(),
+        where=one.gpu.title if one is not None else "",
+        verdict=f"{_work(a)} {_fits(one) if one is not None else ''}".strip(),
+        unit="bytes",
+        figures=tuple(figures),
+        parts_title=f"Who holds the {units.size(step.peak_bytes)}",
+        parts=tuple(Part(owner, step.peak.owners[owner]) for owner in OWNERS if step.peak.owners.get(owner)),
+        changes_title="What lowers the peak (predicted, each alone)" if effects else "",
+        changes=effect_changes(effects),
+        notes=tuple(filter(None, (ask, *_others(a), *a.notes))),
+    )
+
+
+def best_effects(effects: Sequence[LeverEffect]) -> list[LeverEffect]:
+    """The levers that take most off the peak, each with its best value."""
+    best: dict[str, LeverEffect] = {}
+    for effect in sorted(effects, key=lambda one: -one.saved_bytes):
+        if effect.saved_bytes > 0 and effect.levers:
+            best.setdefault(next(iter(effect.levers)), effect)
+    return list(best.values())[:MOST_CHANGES]
+
+
+def effect_changes(effects: Sequence[LeverEffect]) -> tuple[Change, ...]:
+    """The same for a screen."""
+    return tuple(
+        Change(action(*next(iter(effect.levers.items()))), effect.saved_bytes, options(effect.levers))
+        for effect in effects
+    )
+
+
+def _work(a: Account) -> str:
+    flops = a.flops.total if a.flops is not None else total_row(a.rows).flops
+    model = f"{units.count(a.parameters)} parameters. " if a.parameters else ""
+    tokens = f" over {units.count(a.workload.batch * a.workload.context)} tokens" if a.flops is not None else ""
+    return f"{model}A step does {units.rate(flops, 'FLOP')}{tokens}." if flops else model.strip()
+
+
+def _notes(a: Account) -> tuple[str, ...]:
+    return (*_training(a), *_others(a), _work(a), *a.notes)
+
+
+def _training(a: Account) -> list[str]:
+    """Days to train and tokens per second to serve, where that was asked for."""
+    lines = []
+    for one in a.gpus[:1]:
+        lines += [
+            f"{units.count(t.tokens)} tokens on {t.gpus} GPUs: {units.days(t.days)} at {units.percent(t.mfu, 0)} MFU "
+            f"in {t.dtype} (FLOPs by {t.rule})"
+            for t in one.training[-1:]
+        ]
+        lines += [f"{part.part}: at most {units.count(part.tokens_per_s)} tokens/s" for part in one.inference]
+    return lines
+
+
+def _others(a: Account) -> list[str]:
+    lines = []
+    for one in a.gpus[1:]:
+        time = f"{units.duration(one.time.wall_ns)} a step, predicted" if one.time is not None else "no time predicted"
+        lines.append(f"{one.gpu.title}: {time}{'' if one.fits is not False else '; it does not fit'}")
+    return lines

@@ -1,0 +1,50 @@
+"""A lever in words: what to do, and the line of PyTorch that does it."""
+
+from collections.abc import Mapping
+
+from flopwise.advice.pytorch_lines import LINES
+from flopwise.records.finding import Finding
+
+_ACTIONS = {
+    "graph": "Capture it in a CUDA graph",
+    "compile": "Compile it",
+    "precision": "Compute in {}",
+    "attention": "Use {} attention",
+    "optimizer": "Use the {} optimizer",
+    "loss": "Use the {} loss",
+    "norm": "Use {}'s normalisation",
+    "activation": "Use {}'s activation",
+    "rope": "Use {}'s rotary positions",
+    "projections": "Join the projections that share an input",
+    "overlap": "Update the weights within the backward pass",
+    "checkpoint": "Checkpoint activations (--checkpoint {})",
+}
+
+
+def what_to_do(finding: Finding) -> str:
+    """
+    >>> what_to_do(Finding(rule="launch_bound", title="t", arithmetic="", levers={"graph": "on"}))
+    'Capture it in a CUDA graph'
+    >>> what_to_do(Finding(rule="syncs", title="12 calls of .item() in a step", arithmetic=""))
+    '12 calls of .item() in a step'
+    """
+    return action(*next(iter(finding.levers.items()))) if finding.levers else finding.title.rstrip(".")
+
+
+def action(lever: str, value: str) -> str:
+    """
+    >>> action("precision", "bf16")
+    'Compute in bf16'
+    """
+    return _ACTIONS.get(lever, f"Set {lever} to {{}}").format(value)
+
+
+def pytorch_line(levers: Mapping[str, str], code: str = "") -> str:
+    """The line of PyTorch to begin with: the lever's own, else the first of the code that is no comment.
+
+    >>> pytorch_line({"compile": "default"}), pytorch_line({}, code="# first\\nx = 1")
+    ('model = torch.compile(model, dynamic=False)', 'x = 1')
+    """
+    lines = (LINES.get(lever, {}).get(value, "") for lever, value in levers.items())
+    written = (line for line in code.splitlines() if not line.lstrip().startswith("#"))
+    return next(filter(None, lines), next(written, ""))

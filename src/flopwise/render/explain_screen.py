@@ -1,0 +1,118 @@
+"""An explained trace on one screen."""
+
+from collections.abc import Iterable, Sequence
+
+from flopwise import units
+from flopwise.advice.findings import CHANGE_THE_WORK
+from flopwise.analysis.explanation import Explanation
+from flopwise.analysis.idle import LATE_LAUNCH
+from flopwise.analysis.reach import Reach, reach
+from flopwise.records import waterfall as parts_of
+from flopwise.records.finding import Finding
+from flopwise.records.waterfall import Waterfall
+from flopwise.render.actions import pytorch_line, what_to_do
+from flopwise.render.names import short_paths
+from flopwise.render.screen import (
+    IDLE,
+    MEASURED,
+    MOST_CHANGES,
+    NOW,
+    OTHER,
+    PREDICTED,
+    USEFUL,
+    Change,
+    Figure,
+    Part,
+    Screen,
+    after,
+    changes_title,
+    reach_figures,
+)
+
+# A waterfall's parts in the words of a legend; several may be one.
+_LEGEND = {
+    parts_of.ATTENTION_PART: ("attention", OTHER),
+    parts_of.MEMORY_BOUND: ("memory-bound ops", OTHER),
+    parts_of.BELOW_BANDWIDTH: ("memory-bound ops", OTHER),
+    parts_of.RECOMPUTATION: ("recomputation", OTHER),
+    parts_of.OPTIMIZER_PART: ("optimizer", OTHER),
+    parts_of.EXPOSED_COMMUNICATION: ("communication", OTHER),
+    parts_of.IDLE_LAUNCH: ("idle: late launches", IDLE),
+    parts_of.IDLE_SYNCHRONISATION: ("idle: host waits", IDLE),
+    parts_of.IDLE_INPUT: ("idle: input data", IDLE),
+    parts_of.IDLE_OTHER: ("idle: other", IDLE),
+}
+_MATMUL = (*(parts_of.MATMUL_SHAPE, parts_of.MATMUL_UNALIGNED), *(parts_of.MATMUL_PRECISION, parts_of.MATMUL_OTHER))
+NOTHING = "Nothing to change: no rule found a saving worth its effort."
+
+
+def explanation_screen(e: Explanation, gpu: str = "", notes: Sequence[str] = ()) -> Screen:
+    """The verdict, three numbers, the waterfall and the changes worth most; `gpu` where the trace does not name it.
+
+    `notes` come before its own.
+    """
+    best = worth_most(e.findings or ())
+    found = reach(e.waterfall, best, gpu or e.gpu) if e.waterfall is not None else _without_limit(e, best)
+    return Screen(
+        title=f"{short_paths([e.path])[0]}: {e.source} trace",
+        where=gpu or e.gpu,
+        verdict=f"{e.verdict[:1].upper()}{e.verdict[1:]}.",
+        figures=(now(e, found), *reach_figures(found, after(len(best)))),
+        parts_title=f"Where the {units.duration(e.step_ns)} go",
+        parts=waterfall_parts(e.waterfall) if e.waterfall is not None else _class_parts(e),
+        changes_title=_changes_title(e, best),
+        changes=changes_of(best),
+        notes=(*notes, *e.notes),
+    )
+
+
+def now(e: Explanation, found: Reach) -> Figure:
+    """The step as it is: untraced where that was measured or can be estimated, else as traced."""
+    how, note, step = MEASURED, "traced; a profiler slows the CPU", e.untraced_step
+    if step is not None:
+        note = "without a profiler"
+        if not step.measured:
+            how, note = PREDICTED, f"{units.duration(step.low_ns)} to {units.duration(step.high_ns)} untraced"
+    return Figure(NOW, e.step_ns, how, found.mfu(e.step_ns), note)
+
+
+def _without_limit(e: Explanation, best: Sequence[Finding]) -> Reach:
+    left_ns = e.step_ns - sum(one.counted_ns or 0.0 for one in best)
+    return Reach(now_ns=e.step_ns, reachable_ns=left_ns if best and left_ns > 0 else None)
+
+
+def worth_most(found: Iterable[Finding]) -> list[Finding]:
+    """The changes that save most, in the order in which each still saves that; none that changes what is trained."""
+    saving = [one for one in found if (one.counted_ns or 0.0) > 0 and one.rule not in CHANGE_THE_WORK]
+    most = sorted(saving, key=lambda one: -(one.counted_ns or 0.0))[:MOST_CHANGES]
+    return [one for one in saving if one in most]
+
+
+def changes_of(best: Sequence[Finding]) -> tuple[Change, ...]:
+    """Findings with what they still save and the line that does it."""
+    return tuple(Change(what_to_do(one), one.counted_ns or 0.0, pytorch_line(one.levers, one.code)) for one in best)
+
+
+def _changes_title(e: Explanation, best: Sequence[Finding]) -> str:
+    return NOTHING if not best and e.findings is not None else changes_title(len(best))
+
+
+def waterfall_parts(found: Waterfall) -> tuple[Part, ...]:
+    """The parts in the order of a waterfall, those of one name added up."""
+    useful = f"useful FLOPs in {found.precision}" if found.precision else "useful FLOPs"
+    matmul = "matmul beyond that" if found.ns(parts_of.IDEAL) else "matmul"
+    legend = _LEGEND | {parts_of.IDEAL: (useful, USEFUL)} | dict.fromkeys(_MATMUL, (matmul, OTHER))
+    sums: dict[tuple[str, str], float] = {}
+    for part in found.parts:
+        named = legend.get(part.name, (part.name, OTHER))
+        sums[named] = sums.get(named, 0.0) + part.ns
+    return tuple(Part(name, ns, kind) for (name, kind), ns in sums.items())
+
+
+def _class_parts(e: Explanation) -> tuple[Part, ...]:
+    """Without known limits: GPU time by class, and idle time by cause."""
+    causes = (e.untraced_idle or e.idle).by_cause_ns
+    late = causes.get(LATE_LAUNCH, 0) / e.steps
+    other = sum(causes.values()) / e.steps - late
+    idle = (Part("idle: late launches", late, IDLE), Part("idle: other", other, IDLE))
+    return (*(Part(share.name, share.gpu_ns) for share in e.classes), *idle)

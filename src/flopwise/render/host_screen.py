@@ -1,0 +1,42 @@
+"""A step on the CPU on one screen."""
+
+from collections.abc import Sequence
+
+from flopwise import units
+from flopwise.analysis.host_explanation import OUTSIDE, HostExplanation
+from flopwise.analysis.reach import Reach
+from flopwise.records.run import STEP
+from flopwise.render.explain_screen import changes_of, worth_most
+from flopwise.render.names import short_paths
+from flopwise.render.screen import IDLE, MEASURED, NOW, Figure, Part, Screen, after, changes_title, reach_figures
+
+
+def host_screen(e: HostExplanation, notes: Sequence[str] = ()) -> Screen:
+    """The verdict, the step now and with the changes, and its time by class of op; no limit of a CPU is known."""
+    best = worth_most(e.findings or ())
+    left_ns = e.step_ns - sum(one.counted_ns or 0.0 for one in best)
+    found = Reach(now_ns=e.step_ns, reachable_ns=left_ns if best and left_ns > 0 else None)
+    return Screen(
+        title=f"{short_paths([e.path])[0]}: {e.source} trace",
+        where="the CPU",
+        verdict=f"{e.verdict[:1].upper()}{e.verdict[1:]}.",
+        figures=(_now(e), *reach_figures(found, after(len(best)))),
+        parts_title=f"Where the traced {units.duration(e.window_ns)} go",
+        parts=_parts(e),
+        changes_title=changes_title(len(best)),
+        changes=changes_of(best),
+        notes=(*notes, *e.notes),
+    )
+
+
+def _now(e: HostExplanation) -> Figure:
+    note = "without a profiler" if STEP in e.host_ns else "traced; a profiler slows the CPU"
+    return Figure(NOW, e.step_ns, MEASURED, note=note)
+
+
+def _parts(e: HostExplanation) -> tuple[Part, ...]:
+    kinds: dict[str, float] = {}
+    for op in e.ops:
+        kinds[op.kind] = kinds.get(op.kind, 0.0) + op.self_ns
+    ranked = sorted(kinds.items(), key=lambda item: -item[1])
+    return (*(Part(kind, ns) for kind, ns in ranked), Part(OUTSIDE, e.outside_ns, IDLE))

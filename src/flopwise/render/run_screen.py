@@ -1,0 +1,162 @@
+"""A measured step on one screen; of two that were measured against each other, how they compare."""
+
+import msgspec
+
+from flopwise import units
+from flopwise.advice.measured_levers import measured_levers
+from flopwise.analysis.clocks import GPU, LAUNCH, PhaseSummary, gpu_name, step_work, summarise, tokens_per_second
+from flopwise.analysis.matching import compare_points
+from flopwise.analysis.reach import Reach, limit
+from flopwise.predict.op_bytes import op_bytes
+from flopwise.predict.plain_levers import LeverSaving
+from flopwise.records.comparison import Comparison
+from flopwise.records.run import OK, Point
+from flopwise.render.actions import action
+from flopwise.render.findings_view import options
+from flopwise.render.loop_notes import loop_notes
+from flopwise.render.run_view import disturbed, half_width
+from flopwise.render.screen import (
+    IDLE,
+    LIMIT,
+    MEASURED,
+    NOW,
+    SPECIFIED,
+    Change,
+    Figure,
+    Part,
+    Screen,
+    after,
+    changes_title,
+    reach_figures,
+)
+from flopwise.spec.gpu import find_gpu
+from flopwise.spec.recipe import levers_to_apply
+from flopwise.store import StoredRun
+
+VERSUS = "versus"
+_WORTH_SAYING = 0.05  # of the step: shorter idle time is not mentioned
+
+
+def run_screen(run: StoredRun) -> Screen | None:
+    """Of one point, or of a pair; None of a run of several, which is a table."""
+    stored = f"Stored in {run.path}"
+    if len(run.points) == 1:
+        return point_screen(run.points[0], stored)
+    if len(run.points) == 2 and run.points[1].paired_with == run.points[0].key and all(p.phases for p in run.points):
+        return _pair_screen(*run.points, stored)
+    return None
+
+
+def point_screen(point: Point, stored: str = "") -> Screen:
+    """The step by its clocks: what sets its time, by phase, and what plain PyTorch could still save."""
+    label, where = (
+        point.trial.workload.label(),
+        gpu_name(point) or (point.ran.device if point.ran else point.trial.device),
+    )
+    summaries = summarise(point)
+    if not summaries:
+        return Screen(title=label, where=where, verdict=f"{point.status}: {point.reason}", notes=(stored,))
+    step, gpu = summaries[0], find_gpu(gpu_name(point)) if gpu_name(point) else None
+    best = measured_levers(point, gpu) if gpu is not None else ()
+    found = _reach(point, step, best)
+    return Screen(
+        title=label,
+        where=where,
+        verdict=_verdict(point, step),
+        figures=(_now(step, found), *(reach_figures(found, after(len(best))) or _bytes_limit(point))),
+        parts_title=f"Where the {units.duration(step.wall.median)} go",
+        parts=_parts(summaries),
+        changes_title=changes_title(len(best)),
+        changes=tuple(Change(action(c.lever, c.value), c.saving_ns, options({c.lever: c.value})) for c in best),
+        notes=tuple(filter(None, (*loop_notes(point), disturbed(point, step), _rates(point), _why(point), stored))),
+    )
+
+
+def _reach(point: Point, step: PhaseSummary, best: tuple[LeverSaving, ...]) -> Reach:
+    work, now_ns = step_work(point.trial.workload, point.ran), step.wall.median
+    most = limit(work.flops, work.dtype, gpu_name(point))
+    left = max(now_ns - sum(one.saving_ns for one in best), most.limit_ns or 0.0)
+    return msgspec.structs.replace(most, now_ns=now_ns, reachable_ns=left if best else None)
+
+
+def _now(step: PhaseSummary, found: Reach, name: str = NOW) -> Figure:
+    spread = half_width(step.wall)
+    note = f"± {units.percent(spread)}, {step.wall.n} samples" if spread is not None else f"{step.wall.n} samples"
+    return Figure(name, step.wall.median, MEASURED, found.mfu(step.wall.median), note)
+
+
+def _bytes_limit(point: Point) -> tuple[Figure, ...]:
+    """Of an operation without FLOPs to count: its bytes at the GPU's bandwidth."""
+    gpu = find_gpu(gpu_name(point)) if gpu_name(point) else None
+    moved = op_bytes(point.trial.workload)
+    if gpu is None or not gpu.bandwidth_bytes_s or not moved:
+        return ()
+    note = f"its bytes at {units.rate(gpu.bandwidth_bytes_s, 'B/s')}"
+    return (Figure(LIMIT, 1e9 * moved / gpu.bandwidth_bytes_s, SPECIFIED, note=note),)
+
+
+def _verdict(point: Point, step: PhaseSummary) -> str:
+    """What sets the step's time, by its clocks."""
+    failed = f"{point.status}: {point.reason}. " if point.status != OK else ""
+    if step.gpu is None or step.launch is None:
+        return f"{failed}A step takes {units.duration(step.wall.median)}."
+    host, gpu = units.duration(step.launch.median), units.duration(step.gpu.median)
+    if step.bound == LAUNCH:
+        return f"{failed}Launch-bound: the CPU needs {host} to launch what the GPU does in {gpu}."
+    idle = step.gpu_idle_share if step.gpu_exact else None
+    if step.bound == GPU:
+        busy = f": the GPU works {units.percent(1 - idle, 0)} of the step" if idle is not None else ""
+        return f"{failed}GPU-bound{busy}."
+    if idle is not None and idle >= _WORTH_SAYING:
+        return f"{failed}The GPU is idle {units.percent(idle, 0)} of the step."
+    return f"{failed}A step takes {units.duration(step.wall.median)}."
+
+
+def _parts(summaries: tuple[PhaseSummary, ...]) -> tuple[Part, ...]:
+    """By phase; of a step without phases, the GPU's work and its idle time."""
+    step, *phases = summaries
+    if phases:
+        rest = step.wall.median - sum(one.wall.median for one in phases)
+        return (*(Part(one.phase, one.wall.median) for one in phases), Part("between phases", max(0.0, rest)))
+    if step.gpu is None or not step.gpu_exact:
+        return ()
+    return (Part("GPU works", step.gpu.median), Part("GPU idle", max(0.0, step.wall.median - step.gpu.median), IDLE))
+
+
+def _rates(point: Point) -> str:
+    rate, peak = tokens_per_second(point), max((m.peak_bytes for m in point.memory), default=0)
+    words = [
+        f"{units.count(rate)} tokens/s" if rate is not None else "",
+        f"peak memory {units.size(peak)}" if peak else "",
+    ]
+    return "; ".join(filter(None, words))
+
+
+def _why(point: Point) -> str:
+    """Where the reasons are: a trace has them, of a step on a GPU."""
+    return "Why: flopwise profile WORKLOAD, then flopwise explain last" if gpu_name(point) else ""
+
+
+def _pair_screen(a: Point, b: Point, stored: str) -> Screen:
+    found = compare_points(a, b)
+    first, second = summarise(a)[0], summarise(b)[0]
+    most = _reach(a, first, ())
+    figures = (_now(first, most), _now(second, most, VERSUS), *(reach_figures(most, "") or _bytes_limit(a)))
+    return Screen(
+        title=a.trial.workload.label(),
+        where=gpu_name(a),
+        verdict=_compared(a, b, found),
+        figures=figures,
+        parts_title=f"Where the second's {units.duration(second.wall.median)} go",
+        parts=_parts(summarise(b)),
+        notes=tuple(filter(None, (found.settle, disturbed(b, second), stored))),
+    )
+
+
+def _compared(a: Point, b: Point, found: Comparison) -> str:
+    changed = levers_to_apply(b.trial.workload.recipe, a.trial.workload.recipe)
+    what = options({lever: str(value) for lever, value in changed.items()}) or b.trial.workload.label()
+    ratio = f", {found.ratio:.3f} of the first's time" if found.ratio is not None else ""
+    known = found.low is not None and found.high is not None
+    interval = f" (95 %: {found.low:.3f} to {found.high:.3f})" if known else ""
+    return f"With {what}: {found.verdict}{ratio}{interval}."

@@ -1,0 +1,290 @@
+"""An answer on one screen: at most 25 lines of 80 columns, the same text with and without colour.
+
+Verdict; the step now, reachable and at its limit; one bar of where it goes; the changes worth most, each with the line to
+type. A verb fills in a `Screen`; what it does not know it leaves out.
+"""
+
+import io
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console
+from rich.text import Text
+
+from flopwise import units
+from flopwise.analysis.reach import Reach
+from flopwise.render.visible import visible
+
+WIDTH, LINES = 80, 25
+NOW, REACHABLE, LIMIT = "now", "reachable", "limit"
+MEASURED, PREDICTED, SPECIFIED = "measured", "predicted", "specified"
+USEFUL, IDLE, OTHER = "useful", "idle", "other"  # what a part of the bar is
+MOST_FIGURES, MOST_CHANGES, MOST_PARTS = 3, 3, 8
+
+_INDENT = 2
+_BAR = WIDTH - 2 * _INDENT
+_VERDICT_LINES, _NOTE_LINES = 3, 3
+_LEGEND_NAME, _LEGEND_AMOUNT, _LEGEND_SHARE = 20, 9, 5
+_LEGEND_CELL = 2 + _LEGEND_NAME + 1 + _LEGEND_AMOUNT + 1 + _LEGEND_SHARE
+_REST, _WORTH_A_LINE = "the rest", 0.005  # of the whole: parts below are added up
+# Characters that differ from each other without colour; what is idle looks empty.
+_MARKS = {
+    USEFUL: (("█", "green"),),
+    IDLE: (("░", "red"), ("·", "bright_red"), ("-", "red"), ("_", "bright_red")),
+    OTHER: (
+        *(("▓", "yellow"), ("▒", "cyan"), ("▚", "magenta"), ("▞", "blue")),
+        *(("=", "bright_yellow"), ("+", "bright_cyan"), (":", "bright_magenta"), ("%", "bright_blue")),
+    ),
+}
+_HOW = {MEASURED: "green", PREDICTED: "yellow", SPECIFIED: "cyan"}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One of the three numbers, and how it was obtained."""
+
+    name: str  # NOW, REACHABLE or LIMIT
+    amount: float
+    how: str  # MEASURED, PREDICTED or SPECIFIED
+    mfu: float | None = None
+    note: str = ""  # of what, in a few words
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the bar; below zero where a step beats its limit: then it is in the legend alone."""
+
+    name: str
+    amount: float
+    kind: str = OTHER
+
+
+@dataclass(frozen=True)
+class Change:
+    """What to change, what that saves, and the line to type."""
+
+    what: str
+    saving: float
+    line: str = ""
+
+
+@dataclass(frozen=True)
+class Screen:
+    """What a verb says. Amounts are of one unit: 'ns' of a step, or 'bytes' of its peak."""
+
+    title: str
+    where: str = ""  # the GPU or device
+    verdict: str = ""
+    unit: str = "ns"
+    figures: tuple[Figure, ...] = ()
+    parts_title: str = ""
+    parts: tuple[Part, ...] = ()
+    changes_title: str = ""
+    changes: tuple[Change, ...] = ()
+    notes: tuple[str, ...] = ()  # the most important first: those that fit are shown
+    more: str = "All tables: --full"
+
+
+def reach_figures(found: Reach, with_what: str, how: str = PREDICTED) -> tuple[Figure, ...]:
+    """What is reachable and the limit, as far as they are known."""
+    figures = []
+    if (ns := found.reachable_ns) is not None:
+        figures.append(Figure(REACHABLE, ns, how, found.mfu(ns), with_what))
+    if (ns := found.limit_ns) is not None:
+        rate = f"{units.rate(found.peak_flops or 0.0, 'FLOP/s')} {found.dtype}"
+        figures.append(Figure(LIMIT, ns, SPECIFIED, found.mfu(ns), f"its FLOPs at {rate}"))
+    return tuple(figures)
+
+
+def changes_title(changes: int) -> str:
+    """Over predicted changes."""
+    each = "; each with those above it made" if changes > 1 else ""
+    return f"What to change (predicted{each})" if changes else ""
+
+
+def after(changes: int) -> str:
+    """Where what is reachable comes from."""
+    return "with the change below" if changes == 1 else f"with the {changes} changes below"
+
+
+def text(screen: Screen, console: Console | None = None) -> str:
+    """The screen as text; coloured when `console` is a terminal that has colour."""
+    lines = _lines(screen)
+    if console is None or not console.is_terminal or console.is_dumb_terminal:
+        return "".join(f"{line.plain}\n" for line in lines)
+    out = io.StringIO()
+    target = Console(file=out, width=WIDTH, force_terminal=True, no_color=console.no_color)
+    for line in lines:
+        target.print(line, no_wrap=True, overflow="ignore", crop=False)
+    return out.getvalue()
+
+
+def _lines(screen: Screen) -> list[Text]:
+    """Sections with an empty line between them where there is room; the first note has its place, others what is left."""
+    head = [_title(screen), *_wrapped(screen.verdict, WIDTH, _VERDICT_LINES)]
+    sections = [part for part in (head, _figures(screen), _bar(screen), _changes(screen)) if part]
+    first, *others = [_wrapped(note, WIDTH, _NOTE_LINES, "dim") for note in screen.notes] or [[]]
+    foot = [*first, _cut(screen.more, WIDTH, "dim")]
+    room = LINES - sum(map(len, sections)) - len(foot) - len(sections)
+    for note in others:
+        if len(note) <= room:
+            foot[-1:-1] = note
+            room -= len(note)
+    lines: list[Text] = []
+    gaps = LINES - sum(map(len, sections)) - len(foot)
+    for i, section in enumerate((*sections, foot)):
+        lines += [*([Text("")] if 0 < i <= gaps else []), *section]
+    for line in lines:
+        line.rstrip()
+    return lines
+
+
+def _title(screen: Screen) -> Text:
+    """What it is about, cut where it is long; where, whole."""
+    where = _cut(f" on {screen.where}", WIDTH // 2, "bold") if screen.where else Text()
+    return _cut(screen.title, WIDTH - where.cell_len, "bold").append_text(where)
+
+
+def _figures(screen: Screen) -> list[Text]:
+    return [_figure(one, screen.unit) for one in screen.figures[:MOST_FIGURES]]
+
+
+def _figure(one: Figure, unit: str) -> Text:
+    amount = _number(one.amount, unit, 10)
+    share = f"MFU {mfu}" if one.mfu is not None and (mfu := _percent(one.mfu, int(one.mfu < 1))) else ""
+    line = Text(" " * _INDENT)
+    line.append_text(_sized(one.name, 9, "bold")).append("  ")
+    line.append(f"{amount:>10}", style="bold" if one.name == NOW else "").append("  ")
+    line.append(f"{share:<11}  ")
+    line.append(one.how, style=_HOW.get(one.how, ""))
+    if one.note:
+        line.append(": ", style="dim").append_text(_cut(one.note, WIDTH - line.cell_len, "dim"))
+    return line
+
+
+def _bar(screen: Screen) -> list[Text]:
+    parts = _largest(screen.parts)
+    marks = list(_marked(parts))
+    cells = _shared(_BAR, [max(0.0, part.amount) for part in parts])
+    if not any(cells):
+        return []
+    bar = Text(" " * _INDENT)
+    for (mark, style), n in zip(marks, cells, strict=True):
+        bar.append(mark * n, style=style)
+    whole = sum(part.amount for part in parts)
+    legend = [_legend(part, mark, screen.unit, whole) for part, mark in zip(parts, marks, strict=True)]
+    half = (len(legend) + 1) // 2  # read down the first column, then the second
+    lines = []
+    for i, left in enumerate(legend[:half]):
+        line = Text(" " * _INDENT).append_text(left)
+        lines.append(line.append("  ").append_text(legend[half + i]) if half + i < len(legend) else line)
+    return [_cut(screen.parts_title, WIDTH, "bold"), bar, *lines]
+
+
+def _largest(parts: Sequence[Part]) -> list[Part]:
+    """The parts in their order; the smallest, if there are several or too many, are added up."""
+    some = [part for part in parts if part.amount and math.isfinite(part.amount)]
+    least = _WORTH_A_LINE * sum(abs(part.amount) for part in some)
+    order = sorted(range(len(some)), key=lambda i: -abs(some[i].amount))
+    kept = [i for i in order if abs(some[i].amount) >= least][:MOST_PARTS]
+    if len(some) - len(kept) == 1 and len(some) <= MOST_PARTS:
+        kept = order
+    kept = kept if len(kept) == len(some) else kept[: MOST_PARTS - 1]
+    rest = sum(some[i].amount for i in order if i not in kept)
+    return [*(some[i] for i in sorted(kept)), *([Part(_REST, rest)] if len(kept) < len(some) else [])]
+
+
+def _marked(parts: Sequence[Part]) -> Iterator[tuple[str, str]]:
+    """A mark and a colour for each part, none twice."""
+    left = {kind: list(marks) for kind, marks in _MARKS.items()}
+    for part in parts:
+        kind = part.kind if left.get(part.kind) else OTHER
+        yield left[kind].pop(0) if left[kind] else ("?", "")
+
+
+def _shared(cells: int, amounts: Sequence[float]) -> list[int]:
+    """Cells of a bar by amount, all of them: at least one for what is there.
+
+    >>> _shared(10, [50.0, 49.0, 1.0]), _shared(4, [0.0, 0.0])
+    ([5, 4, 1], [0, 0])
+    """
+    whole = sum(amounts)
+    if not whole:
+        return [0] * len(amounts)
+    exact = [cells * amount / whole for amount in amounts]
+    found = [max(1, int(share)) if share else 0 for share in exact]
+    while sum(found) != cells:
+        more = 1 if sum(found) < cells else -1
+        place = max(
+            range(len(found)), key=lambda i: (exact[i] - found[i]) * more if found[i] > 1 or more > 0 else -cells
+        )
+        found[place] += more
+    return found
+
+
+def _legend(part: Part, mark: tuple[str, str], unit: str, whole: float) -> Text:
+    amount = _number(part.amount, unit, _LEGEND_AMOUNT)
+    share = _percent(part.amount / whole) if whole > 0 else ""
+    share = share if len(share) <= _LEGEND_SHARE else ""
+    cell = Text().append(mark[0], style=mark[1]).append(" ").append_text(_sized(part.name, _LEGEND_NAME))
+    return cell.append(f" {amount:>{_LEGEND_AMOUNT}}").append(f" {share:>{_LEGEND_SHARE}}", style="dim")
+
+
+def _changes(screen: Screen) -> list[Text]:
+    lines = [_cut(screen.changes_title, WIDTH, "bold")] if screen.changes_title else []
+    now = next((one.amount for one in screen.figures if one.name == NOW), 0.0)
+    for number, one in enumerate(screen.changes[:MOST_CHANGES], 1):
+        saving = f"saves {_number(one.saving, screen.unit, 10)}"
+        saving += f" ({share})" if now > 0 and (share := _percent(one.saving / now)) else ""
+        room = WIDTH - _INDENT - 3 - 2 - len(saving)
+        head = Text(f"{' ' * _INDENT}{number}. ").append_text(_sized(one.what, room))
+        lines.append(head.append("  ").append(saving, style="green"))
+        if one.line:
+            indent = " " * (_INDENT + 3)
+            lines.append(Text(indent).append_text(_typed(one.line, WIDTH - len(indent))))
+    return lines
+
+
+def _typed(line: str, width: int) -> Text:
+    """A line to type; without its comment where that does not fit."""
+    code = line.partition("  #")[0]
+    return _cut(line if len(line) <= width else code, width, "cyan")
+
+
+def _number(amount: float, unit: str, width: int) -> str:
+    """A number is shown whole or not at all: a part of it would be another number."""
+    shown = units.shown(amount, unit) if math.isfinite(amount) else "…"
+    return shown if len(shown) <= width else "…"
+
+
+def _percent(share: float, digits: int = 0) -> str:
+    """A share below a thousand per cent; '' for what no step has."""
+    return units.percent(share, digits) if abs(share) < 10 else ""
+
+
+def _cut(words: str, width: int, style: str = "") -> Text:
+    """Words from anywhere in one line of at most so many columns."""
+    shown = visible(words, 2 * width)  # marks over letters take no column of their own
+    if cell_len(shown) <= width:
+        return Text(shown, style=style)
+    return Text(set_cell_size(shown, max(0, width - 1)).rstrip() + "…", style=style)
+
+
+def _sized(words: str, width: int, style: str = "") -> Text:
+    """As `_cut`, and filled up to the width."""
+    cut = _cut(words, width, style)
+    return cut.append(" " * (width - cut.cell_len))
+
+
+def _wrapped(words: str, width: int, most: int, style: str = "") -> list[Text]:
+    """Words in several lines; what does not fit into `most` is cut."""
+    if not words:
+        return []
+    shown = Text(visible(words, 2 * most * width), style=style)
+    lines = list(shown.wrap(Console(file=io.StringIO(), width=width), width, overflow="fold"))
+    if len(lines) <= most:
+        return lines
+    rest = "".join(line.plain for line in lines[most - 1 :])
+    return [*lines[: most - 1], _cut(rest, width, style)]

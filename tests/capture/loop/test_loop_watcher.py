@@ -1,0 +1,238 @@
+"""Steps of loops of many kinds are found, timed and traced; the loop computes what it computes unwatched."""
+
+import gc
+import gzip
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from flopwise.capture.loop.waits import CHECKPOINT, DATA, EVALUATION
+from flopwise.capture.loop.watcher import OVER, Look, LoopWatcher, trained_models
+from flopwise.records.run import STEP
+
+
+@pytest.fixture
+def watched(tmp_path):
+    """Run a loop's body until the look is over; the watcher."""
+
+    def run(body, steps=4, traced=0, most=20_000, **options):
+        over = []
+        look = Look(steps=steps, traced=traced, seconds=0.3)
+        watcher = LoopWatcher(look, lambda: tmp_path / "t.json.gz", lambda: over.append(1), **options)
+        watcher.open()
+        try:
+            for number in range(most):
+                body(number, watcher)
+                if over:
+                    break
+        finally:
+            watcher.close()
+        assert watcher.stage == OVER
+        return watcher
+
+    return run
+
+
+def _model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8))
+
+
+def _backward(model):
+    model(torch.ones(2, 8)).square().sum().backward()
+
+
+def test_phases_of_a_plain_loop(watched):
+    model = _model()
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def body(number, watcher):
+        _backward(model)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    looked = watched(body).looked
+    assert [one.phase for one in looked.phases] == [STEP, "forward", "backward", "optimizer"]
+    assert {len(one.wall_ns) for one in looked.phases} == {4}
+    step, *phases = (one.wall_ns for one in looked.phases)
+    assert all(abs(sum(parts) - whole) <= 1 for whole, *parts in zip(step, *phases, strict=True))
+    assert looked.loop.micro_steps == 1
+    assert looked.parameters == 2 * (64 + 8)
+
+
+def test_accumulated_gradients_are_micro_steps(watched):
+    model = _model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def body(number, watcher):
+        _backward(model)
+        if number % 3 == 2:
+            optimizer.step()
+
+    watcher = watched(body)
+    assert watcher.looked.loop.micro_steps == 3
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_several_optimizers_are_one_step(watched, apart):
+    model, other = _model(), _model()
+    optimizers = [torch.optim.SGD(one.parameters(), lr=0.1) for one in (model, other)]
+    calls = []
+
+    def body(number, watcher):
+        before = watcher.steps
+        if not apart:
+            _backward(model)
+        for one, optimizer in zip((model, other), optimizers, strict=True):
+            if apart:  # as of a generator and its critic
+                _backward(one)
+            optimizer.step()
+        calls.append(watcher.steps - before)
+
+    assert watched(body).looked.loop.updates == 2
+    assert set(calls[3:]) <= {1}
+
+
+def test_updates_inside_of_the_backward_pass_are_steps(watched):
+    model = _model()
+    optimizers = {weight: torch.optim.SGD([weight], lr=0.1) for weight in model.parameters()}
+    for weight in model.parameters():
+        weight.register_post_accumulate_grad_hook(lambda one: optimizers[one].step())
+
+    def body(number, watcher):
+        _backward(model)
+
+    assert len(watched(body).looked.phases[0].wall_ns) == 4
+
+
+def test_an_optimizer_that_wraps_another_updates_once(watched):
+    model = _model()
+
+    class Wrapping(torch.optim.SGD):
+        def step(self, closure=None):
+            self.inner.step()
+
+    optimizer = Wrapping(model.parameters(), lr=0.1)
+    optimizer.inner = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def body(number, watcher):
+        _backward(model)
+        optimizer.step()
+
+    watcher = watched(body)
+    assert watcher.looked.loop.updates == 1
+    assert watcher.looked.loop.micro_steps == 1
+
+
+def test_waits_have_their_causes(watched, tmp_path):
+    model = _model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batches = iter(DataLoader(torch.ones(10_000, 8), batch_size=2))
+
+    def body(number, watcher):
+        model(next(batches)).sum().backward()
+        model.eval()
+        model.train()
+        torch.save(model.state_dict(), tmp_path / "model.pt")
+        optimizer.step()
+
+    waits = watched(body).looked.loop.waits_ns
+    assert set(waits) == {DATA, EVALUATION, CHECKPOINT}
+    assert all(len(ns) == 4 and min(ns) > 0 for ns in waits.values())
+
+
+def test_a_part_that_stays_in_evaluation_is_no_evaluation(watched):
+    model = _model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def body(number, watcher):
+        model.eval()  # and never trains again
+        _backward(model)
+        optimizer.step()
+
+    assert EVALUATION not in watched(body).looked.loop.waits_ns
+
+
+def test_the_trace_holds_the_steps_and_the_names_of_modules(watched, tmp_path):
+    model = _model()
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def body(number, watcher):
+        _backward(model)
+        optimizer.step()
+
+    watcher = watched(body, traced=2)
+    assert watcher.looked.traced
+    assert watcher.looked.traced_step_ns > 0
+    text = gzip.decompress((tmp_path / "t.json.gz").read_bytes()).decode()
+    assert text.count('"ProfilerStep#') >= 2
+    assert "flopwise.module:2" in text
+
+
+def test_by_hand_a_step_is_what_the_user_says(watched):
+    model = _model()
+
+    def body(number, watcher):
+        with torch.no_grad():
+            model(torch.ones(1, 8))
+        watcher.step()
+
+    assert len(watched(body).looked.phases[0].wall_ns) == 4
+
+
+def test_nothing_is_left_behind(watched):
+    from torch.optim import optimizer as optimizers
+
+    train, save, backward = nn.Module.train, torch.save, torch.autograd.backward
+    kinds = [kind.__next__ for kind in (torch.utils.data.dataloader._BaseDataLoaderIter,)]
+    model = _model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def body(number, watcher):
+        _backward(model)
+        optimizer.step()
+
+    before = len(optimizers._global_optimizer_post_hooks), len(optimizers._global_optimizer_pre_hooks)
+    watched(body, traced=1)
+    assert (train, save, backward) == (nn.Module.train, torch.save, torch.autograd.backward)
+    assert kinds == [torch.utils.data.dataloader._BaseDataLoaderIter.__next__]
+    assert (len(optimizers._global_optimizer_post_hooks), len(optimizers._global_optimizer_pre_hooks)) == before
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_what_fails_in_the_look_does_not_end_the_loop(watched, monkeypatch):
+    model, told = _model(), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    monkeypatch.setattr(LoopWatcher, "_warm_up_step", lambda *_: 1 / 0)
+    done = 0
+
+    def body(number, watcher):
+        nonlocal done
+        _backward(model)
+        optimizer.step()
+        done += 1
+
+    watcher = watched(body, most=60, note=told.append)
+    assert done == 60
+    assert "ZeroDivisionError" in watcher.looked.problem
+
+
+def test_a_short_loop_is_timed_by_what_there_is(watched):
+    model = _model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def body(number, watcher):
+        _backward(model)
+        optimizer.step()
+
+    watcher = watched(body, most=8)
+    assert len(watcher.looked.phases[0].wall_ns) == 5
+
+
+def test_the_outermost_models_of_some_weights():
+    gc.collect()
+    model, other = _model(), _model()
+    assert trained_models([model[0].weight]) == [model]
+    assert trained_models([*model.parameters(), *other.parameters()]) in ([model, other], [other, model])
