@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-all check docs gallery format clean
+.PHONY: demo test test-all fuzz check docs gallery format clean
 
 demo: $(STAMP)
 	$(BIN)/flopwise demo
@@ -20,6 +20,10 @@ test: $(STAMP)
 test-all: $(STAMP)
 	FLOPWISE_TESTS=all $(PYTEST) tests
 	FLOPWISE_TESTS=all TRITON_INTERPRET=1 $(PYTEST) tests/kernels
+
+# The properties with examples that are new each time: for a defect that nobody has met yet.
+fuzz: $(STAMP)
+	FLOPWISE_TESTS=fuzz $(PYTEST) $$(grep -rl '@given' tests --include='*.py')
 
 check: $(STAMP)
 	$(BIN)/ruff check .

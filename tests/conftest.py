@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 
 from forked_workers import workers_are_forked
 from in_process import in_process
-from quick import ALL
+from quick import ALL, FUZZ
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 SOURCE = str(Path(__file__).parents[1] / "src")  # what a program that a test starts imports, as the test itself does
@@ -21,8 +21,8 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (SOURCE, os.environ.get(
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what runs in its background
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-settings.register_profile("all", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("quick", settings.get_profile("all"), derandomize=True, max_examples=10)
+settings.register_profile("all", deadline=None, derandomize=not FUZZ, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("quick", settings.get_profile("all"), max_examples=10)
 settings.load_profile("all" if ALL else "quick")
 
 

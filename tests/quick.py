@@ -1,8 +1,12 @@
-"""How much is tried: `make test` takes a tenth of every fuzz, `make test-all` (FLOPWISE_TESTS=all) the whole of it."""
+"""How much is tried: `make test` takes a tenth of every fuzz, `make test-all` (FLOPWISE_TESTS=all) the whole of it.
+
+Both try the same examples each time, so that red means a change of the code; `make fuzz` (FLOPWISE_TESTS=fuzz) draws new ones.
+"""
 
 import os
 
-ALL = os.environ.get("FLOPWISE_TESTS") == "all"
+FUZZ = os.environ.get("FLOPWISE_TESTS") == "fuzz"
+ALL = FUZZ or os.environ.get("FLOPWISE_TESTS") == "all"
 
 
 def tenth(count: int) -> int:
