@@ -3,7 +3,8 @@
     python benchmarks/untraced_steps.py [RUN…] > benchmarks/results/untraced-2026-11.md
 
 The pairs: the fixtures of tests/trace, the course's training steps (results/h200-traces-2026-11/answers.csv) and the runs of
-`flopwise profile` or `tune` in benchmarks/results and on the command line that keep their trace. The course's traces are not
+`flopwise profile` or `tune` in benchmarks/results and on the command line that keep their trace; and, once it is measured,
+those of `untraced_pairs.py` (results/untraced-2026-11/*.npz). The course's traces are not
 kept: each is stood for by the fixture of the same profiler and the same model at another size, its host and its GPU made
 slower until the replay takes as long as that traced step and is busy as long. Of every pair, the cost of an event is solved
 for at which the replay takes as long as the untraced step; the fit is the median. A step that the GPU sets without the profiler
@@ -17,6 +18,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import median
+
+import numpy as np
 
 from flopwise.analysis.explanation import host_clock
 from flopwise.analysis.profiler_cost import COSTS, NO_COST, ProfilerCost
@@ -142,6 +145,15 @@ def of_runs(runs: list[str]) -> Iterator[Pair]:
                 yield of_file(path, clock[STEP], f"{folder.name} {path.name.partition('.')[0]}")
 
 
+def stored(path: Path) -> Pair:
+    """A pair as `untraced_pairs.py` left it."""
+    with np.load(path, allow_pickle=False) as file:
+        fields = {key: value if value.ndim else value.item() for key, value in file.items()}
+    host = HostTimeline(**{key[5:]: value for key, value in fields.items() if key.startswith("host_")})
+    times = {key: fields[key] for key in ("profiler", "traced_ns", "busy_ns", "untraced_ns", "n")}
+    return Pair(name=path.stem, host=host, **times)
+
+
 def known(pairs: list[Pair]) -> list[float]:
     return [pair.cost for pair in pairs if pair.cost is not None]
 
@@ -172,6 +184,7 @@ def summary(profiler: str, pairs: list[Pair], left_out: dict[str, float]) -> str
 def main() -> None:
     fixtures = {name: of_file(FIXTURES / name, 1e6 * ms) for name, ms in KNOWN_MS.items()}
     pairs = [*fixtures.values(), *of_answers(fixtures), *of_runs(sys.argv[1:])]
+    pairs += map(stored, sorted((RESULTS / "untraced-2026-11").glob("*.npz")))
     print("# Steps with and without their profiler\n")
     print("`python benchmarks/untraced_steps.py` says what the pairs are. Costs are units an event, as in")
     print(
