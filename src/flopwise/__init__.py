@@ -4,14 +4,14 @@ The verbs of the command line under the same names; each is imported when it is 
 
 >>> import flopwise
 >>> run = flopwise.bench("tiny", device="cpu")        # doctest: +SKIP
+>>> print(run)                                         # doctest: +SKIP
 """
 
 import importlib
-import sys
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from flopwise.errors import FlopwiseError
+from flopwise.records.printed import print_by
 from flopwise.version import __version__
 
 if TYPE_CHECKING:
@@ -67,19 +67,22 @@ _ELSEWHERE = {
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'flopwise' has no attribute '{name}'")
-    if "IPython" in sys.modules:
-        _show_results_as_tables()
     return getattr(importlib.import_module(_ELSEWHERE.get(name, f"flopwise.api.{name}")), name)
 
 
-@cache
-def _show_results_as_tables() -> None:
-    """In a notebook, a result as the last line of a cell shows its tables."""
-    shell = sys.modules["IPython"].get_ipython()
-    if shell is not None:
-        from flopwise.render.views import show_in_notebooks  # polars, which `import flopwise` does without
+def _text(result: object) -> str:
+    from flopwise.render.views import text_of  # rich and polars, which `import flopwise` does without
 
-        show_in_notebooks(shell.display_formatter.formatters["text/html"])
+    return text_of(result)
+
+
+def _html(result: object) -> str:
+    from flopwise.render.views import html_of
+
+    return html_of(result)
+
+
+print_by(_text, _html)
 
 
 def __dir__() -> list[str]:

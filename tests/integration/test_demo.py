@@ -21,7 +21,7 @@ def parts(monkeypatch, tmp_path):
     def tell(found, trace_file):
         profiled = SimpleNamespace(points=[SimpleNamespace(trace_file=trace_file)])
         monkeypatch.setattr(demo_verb, "doctor", lambda: [Check(name="device", state=GOOD, found=found)])
-        monkeypatch.setattr(demo_verb, "bench", lambda target, **options: f"bench {target}")
+        monkeypatch.setattr(demo_verb, "bench", lambda target, **options: SimpleNamespace(points=()))
         monkeypatch.setattr(demo_verb, "compare_within", lambda run: None)
         monkeypatch.setattr(demo_verb, "sweep", lambda swept, **options: "sweep")
         monkeypatch.setattr(demo_verb, "profile", lambda target, **options: profiled)

@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import subprocess
 import sys
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -21,9 +20,7 @@ from flopwise.render.report import Report, ReportPart, html_report, markdown_rep
 from flopwise.render.report.sections import MOST_KERNELS, sections
 from flopwise.render.report.verdict import verdict
 from flopwise.render.step_charts import icicle_parts, icicle_rows
-from flopwise.render.views import html_of
 from flopwise.spec.workload import workload
-from flopwise.store import StoredRun
 from flopwise.trace.read import read_trace
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "browser"))
@@ -193,39 +190,6 @@ def test_files_are_written_whole_and_pictures_beside_markdown(tmp_path):
     links = re.findall(r"\]\((r\.pictures/[\w-]+\.svg)\)", place.read_text())
     assert links
     assert all((tmp_path / link).is_file() for link in links)
-
-
-def test_a_result_is_shown_as_tables():
-    assert "<table><caption>" in html_of(StoredRun.load(RUNS / "launch-bound"))
-    assert "Kernels by GPU time" in html_of(gather(COMPILED).explanation)
-
-
-def test_in_a_notebook_ipython_is_told_how_to_show_results():
-    """In a process of its own, with a stand-in for IPython: nothing is registered before a verb is used."""
-    code = f"""
-import sys, types
-shown = {{}}
-formatter = types.SimpleNamespace(for_type=shown.__setitem__)
-shell = types.SimpleNamespace(display_formatter=types.SimpleNamespace(formatters={{"text/html": formatter}}))
-sys.modules["IPython"] = types.SimpleNamespace(get_ipython=lambda: shell)
-import flopwise
-assert not shown
-found = flopwise.explain({str(COMPILED)!r})
-print(shown[type(found)](found)[:15], sorted(kind.__name__ for kind in shown))
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    kinds = [
-        "Account",
-        "Ceilings",
-        "Explanation",
-        "HostExplanation",
-        "LabRun",
-        "MemoryReport",
-        "Roofline",
-        "StoredRun",
-        "Tuning",
-    ]
-    assert done.stdout.strip() == f"<table><caption {kinds}"
 
 
 def test_a_step_on_a_known_gpu_is_set_beside_its_prediction():

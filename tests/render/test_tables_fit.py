@@ -52,7 +52,7 @@ def one_point():
 
 def compared():
     found = compare(RUNS / "course-end-to-end", RUNS / "course-end-to-end")
-    return comparison_view(found.pairs, found.only_a, found.only_b).tables
+    return comparison_view(found).tables
 
 
 def reported():

@@ -291,16 +291,3 @@ def test_any_bytes_in_the_files_are_read_or_refused_in_one_line(root, trials, po
     finally:
         for name, text in good.items():
             (path / name).write_bytes(text)
-
-
-def test_the_median_of_a_run_is_its_one_point_s_and_else_says_why_there_is_none(root, trials, make_point):
-    good, bad = make_point(trials[0]), make_point(trials[1], "error", "train.py:3 in step: ValueError: no")
-    assert StoredRun.load(write(root, trials, [good])).median_ms == 1.0
-    assert StoredRun.load(write(root, trials, [good, bad])).median_ms == 1.0
-    for points, said in (
-        ([], "no points"),
-        ([bad], "train.py:3 in step: ValueError: no"),
-        ([good, make_point(trials[2])], "2 points"),
-    ):
-        with pytest.raises(FlopwiseError, match=said):
-            _ = StoredRun.load(write(root, trials, points)).median_ms

@@ -31,6 +31,7 @@ from flopwise.analysis.traced_steps import TracedSteps, traced_steps
 from flopwise.analysis.untraced import estimate
 from flopwise.records.finding import Finding
 from flopwise.records.note import Note
+from flopwise.records.printed import Printed
 from flopwise.records.run import STEP, Point
 from flopwise.records.untraced import UntracedStep
 from flopwise.records.waterfall import Waterfall
@@ -53,7 +54,7 @@ _BECAUSE = {
 }
 
 
-class Explanation(msgspec.Struct, frozen=True, kw_only=True):
+class Explanation(Printed, msgspec.Struct, frozen=True, kw_only=True):
     """What a trace says about its steps. Times are nanoseconds of one step, unless named otherwise."""
 
     path: str
@@ -93,6 +94,11 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     note_keys: tuple[str, ...] = ()  # of the notes, in their order
     waterfall: Waterfall | None = None  # from the ideal step to this one, where the GPU's limits are known
     findings: tuple[Finding, ...] | None = None  # what to change, the largest saving first; None: not looked for
+    subject: str = ""  # what was traced, where the trace is of a run
+    named_gpu: str = ""  # that the waterfall's limits were asked of; '': the trace's own
+
+    def headline(self) -> str:
+        return f"{self.subject or self.path}: {self.verdict}"
 
     def with_notes(self, *notes: Note) -> Self:
         texts, keys = tuple(note.text for note in notes), tuple(note.key for note in notes)

@@ -15,6 +15,7 @@ from flopwise.analysis.steps import Steps, find_steps
 from flopwise.errors import FlopwiseError
 from flopwise.records.finding import Finding
 from flopwise.records.note import Note
+from flopwise.records.printed import Printed
 from flopwise.records.run import STEP, Point
 from flopwise.trace.host_time import host_time
 from flopwise.trace.tables import Trace, of_process
@@ -62,7 +63,7 @@ class HostThread(msgspec.Struct, frozen=True, kw_only=True):
     largest_op: str
 
 
-class HostExplanation(msgspec.Struct, frozen=True, kw_only=True):
+class HostExplanation(Printed, msgspec.Struct, frozen=True, kw_only=True):
     """What a trace without GPU work says about its steps. Times are nanoseconds of one step.
 
     Phases, modules, and ops with what is outside them each add up to the step: all are of the thread that ran most ops.
@@ -90,6 +91,10 @@ class HostExplanation(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
     note_keys: tuple[str, ...] = ()
     findings: tuple[Finding, ...] | None = None
+    subject: str = ""  # what was traced, where the trace is of a run
+
+    def headline(self) -> str:
+        return f"{self.subject or self.path}: {self.verdict}"
 
     @property
     def step_ns(self) -> float:

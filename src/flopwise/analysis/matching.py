@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -9,6 +10,7 @@ from flopwise.analysis.clocks import LAUNCH, summarise
 from flopwise.analysis.comparison import compare_samples
 from flopwise.capture.stopping import DECIDED, PROCESSES
 from flopwise.records.comparison import FASTER, INCONCLUSIVE, NO_DIFFERENCE, SLOWER, Comparison
+from flopwise.records.printed import Printed
 from flopwise.records.run import INTERRUPTED, OK, STEP, Point
 from flopwise.spec import fields
 from flopwise.spec.recipe import Recipe
@@ -17,6 +19,29 @@ from flopwise.statistics import ERROR_RATE, LOOKS, error_rate_at
 CLOCKS = ("wall", "gpu", "launch")
 Points = dict[int, Point]  # by their place in the run
 Matched = tuple[list[tuple[Point, Point]], list[Point], list[Point]]
+
+
+@dataclass(frozen=True, repr=False)
+class Compared(Printed):
+    """Two runs: the pairs that were found, and what had no partner."""
+
+    pairs: tuple[tuple[Point, Point, Comparison], ...]
+    only_a: tuple[Point, ...] = ()
+    only_b: tuple[Point, ...] = ()
+    phase: str = STEP
+    clock: str = "wall"
+    clocks: Mapping[str, Comparison] = field(default_factory=dict)  # of a single pair, by every clock that both have
+
+    def exit_code(self, fail_above: float | None = None) -> int:
+        """1: B is slower by more than `fail_above`; 3: some verdict is inconclusive; else 0."""
+        ratios = [(c.ratio or 0.0, c.verdict) for _, _, c in self.pairs]
+        if fail_above is not None and any(verdict == SLOWER and ratio > 1 + fail_above for ratio, verdict in ratios):
+            return 1
+        return 3 if any(verdict == INCONCLUSIVE for _, verdict in ratios) else 0
+
+    def headline(self) -> str:
+        verdicts = Counter(found.verdict for _, _, found in self.pairs)
+        return "B compared with A: " + ", ".join(f"{n} {word}" if n > 1 else word for word, n in verdicts.items())
 
 
 def match(points_a: Sequence[Point], points_b: Sequence[Point]) -> Matched:
@@ -116,6 +141,14 @@ def compare_clocks(a: Point, b: Point, phase: str = STEP, *, threshold: float = 
     """By every clock that both have: each with a verdict of its own, as one may be certain where another is not."""
     read = [clock for clock in CLOCKS if all(_samples(point, phase, clock) for point in (a, b))]
     return {clock: compare_points(a, b, phase, clock, threshold=threshold) for clock in read}
+
+
+def compare_within(points: Sequence[Point]) -> Compared | None:
+    """Two workloads that were measured against each other; None where they were not, or one of them has no samples."""
+    if len(points) != 2 or points[1].paired_with != points[0].key or not all(point.phases for point in points):
+        return None
+    a, b = points
+    return Compared(((a, b, compare_points(a, b)),), clocks=compare_clocks(a, b))
 
 
 def what_changed(clocks: Mapping[str, Comparison]) -> str:

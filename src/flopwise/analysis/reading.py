@@ -157,7 +157,7 @@ def with_waterfall(
         cap = f"the power cap held the clock at {held[0]:.0f} of {held[1]} MHz"
         slow = f"{cap}: that time is in 'matmul: other' and attention"
         made = msgspec.structs.replace(made, notes=(*made.notes, slow))
-    return msgspec.structs.replace(explanation, waterfall=made)
+    return msgspec.structs.replace(explanation, waterfall=made, named_gpu=gpu or "")
 
 
 def _with_waterfall_if_same(

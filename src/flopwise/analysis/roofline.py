@@ -7,6 +7,7 @@ import msgspec
 
 from flopwise.predict.op_time import OpTime
 from flopwise.records.ceilings import Ceilings
+from flopwise.records.printed import Printed
 from flopwise.spec.dtypes import item_bytes
 from flopwise.work.operation import OpWork
 
@@ -65,7 +66,7 @@ class Unplaced(msgspec.Struct, frozen=True, kw_only=True):
     ns: float  # of all of them
 
 
-class Roofline(msgspec.Struct, frozen=True, kw_only=True):
+class Roofline(Printed, msgspec.Struct, frozen=True, kw_only=True):
     """Points and the roofs over them."""
 
     title: str
@@ -75,6 +76,9 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
     unplaced: tuple[Unplaced, ...] = ()
     cache_bytes: int = 0  # the GPU's last cache; 0: not known
+
+    def headline(self) -> str:
+        return self.title
 
     @property
     def gpu_ns(self) -> float:

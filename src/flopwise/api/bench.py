@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from flopwise.analysis.measured import MeasuredRun
 from flopwise.api.sweep import sweep
 from flopwise.capture.busy import busy_machine
 from flopwise.capture.functions import Target, as_workload
@@ -19,7 +20,7 @@ from flopwise.records.run import INTERRUPTED, OK, Point
 from flopwise.spec.recipe import LEVERS
 from flopwise.spec.sweep import Sweep
 from flopwise.spec.workload import Sampling, Trial, UserStep, Workload, takes, varied, workload
-from flopwise.store import Run, StoredRun, runs_root
+from flopwise.store import Run, runs_root
 
 
 def bench(
@@ -37,7 +38,7 @@ def bench(
     command: str = "",
     progress: Progress | None = None,
     **options: Any,
-) -> StoredRun:
+) -> MeasuredRun:
     """Measure a workload in processes of its own and keep every sample; returns the stored run.
 
     `target` is a name, or a function: a factory of a step, or the step itself (docs/reference/own-step.md).
@@ -70,7 +71,7 @@ def bench(
     return _measure(trials, first.target, runs_root(runs), command, progress or Progress())
 
 
-def _measure(trials: list[Trial], name: str, root: Path, command: str, progress: Progress) -> StoredRun:
+def _measure(trials: list[Trial], name: str, root: Path, command: str, progress: Progress) -> MeasuredRun:
     with contextlib.ExitStack() as stack:
         worker = stack.enter_context(Worker())
         there = worker.look(trials[0].device)  # no such device: say so before there is a run
@@ -92,7 +93,7 @@ def _measure(trials: list[Trial], name: str, root: Path, command: str, progress:
         for point in points:
             run.append(point)
             progress.point(point)
-    stored, statuses = StoredRun.load(run.path), {point.status for point in points}
+    stored, statuses = MeasuredRun.load(run.path), {point.status for point in points}
     if INTERRUPTED in statuses <= {OK, INTERRUPTED}:  # of a pair, one is also cut short when the other fails
         raise Interrupted(stored)
     return stored
@@ -106,12 +107,12 @@ def _varied(first: Workload, versus: Mapping[str, Any]) -> Workload:
     return varied(first, set=fields, **{name: value for name, value in versus.items() if name in known})
 
 
-def interrupted(run: StoredRun) -> bool:
+def interrupted(run: MeasuredRun) -> bool:
     """Whether some point was cut short."""
     return any(point.status == INTERRUPTED for point in run.points)
 
 
-def outcome(run: StoredRun) -> int:
+def outcome(run: MeasuredRun) -> int:
     """The exit code of a bench: 0 measured, 130 stopped by the user; raises what stood in the way of measuring."""
     for point in run.points:
         if point.status not in (OK, INTERRUPTED):

@@ -6,9 +6,10 @@ from pathlib import Path
 
 from flopwise.analysis.explanation import Explanation
 from flopwise.analysis.host_explanation import HostExplanation
+from flopwise.analysis.matching import Compared, compare_within
+from flopwise.analysis.measured import MeasuredRun
 from flopwise.api.account import account
 from flopwise.api.bench import bench
-from flopwise.api.compare import Compared, compare_within
 from flopwise.api.doctor import doctor
 from flopwise.api.explain import explain
 from flopwise.api.memory import memory
@@ -21,7 +22,6 @@ from flopwise.errors import FlopwiseError
 from flopwise.predict.account import Account
 from flopwise.snapshot.answers import MemoryReport
 from flopwise.spec.sweep import sweep_from
-from flopwise.store import StoredRun
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,9 @@ class Title:
     text: str
 
 
-Part = Title | str | list[Check] | StoredRun | Compared | Explanation | HostExplanation | MemoryReport | Account | Path
+Part = (
+    Title | str | list[Check] | MeasuredRun | Compared | Explanation | HostExplanation | MemoryReport | Account | Path
+)
 
 
 def demo(
@@ -40,7 +42,7 @@ def demo(
     device: str = "auto",
     runs: str | Path | None = None,
     progress: Progress | None = None,
-) -> StoredRun:
+) -> MeasuredRun:
     """Look at the machine, time a step, try a lever against the baseline, sweep a few sizes, profile a step and
     explain it, say who holds its memory, and what it should have cost; the last part is the path of a page with all of it.
 
@@ -60,7 +62,7 @@ def demo(
     show(Title(f"3. Does a lever help? Both are measured beside each other (flopwise bench {model} --versus {words})"))
     both = bench(model, seconds=6.0, versus=lever, command="flopwise demo", **common)  # type: ignore[arg-type]
     show(both)
-    compared = compare_within(both)
+    compared = compare_within(both.points)
     if compared is not None:
         show(compared)
     table = {
@@ -93,7 +95,7 @@ def _free(place: Path) -> Path:
     return free
 
 
-def _page(targets: tuple[StoredRun | str, ...], runs: str | Path | None) -> Path | str:
+def _page(targets: tuple[MeasuredRun | str, ...], runs: str | Path | None) -> Path | str:
     """The page over the runs, in the current folder; or why there is none."""
     try:
         return report(*targets, output=_free(Path.cwd() / "report.html"), runs=runs, command="flopwise demo")

@@ -2,20 +2,13 @@
 
 from pathlib import Path
 
-import msgspec
-
-from flopwise.advice.findings import findings as findings_of
-from flopwise.advice.findings import host_findings
-from flopwise.advice.gather import facts_of
-from flopwise.advice.host_facts import HostFacts
+from flopwise.advice.explained import explained_trace
 from flopwise.analysis.explanation import Explanation
-from flopwise.analysis.host_explanation import HostExplanation, explain_host, without_gpu_work
-from flopwise.analysis.reading import ExplainedTrace, explain_gpu_work, trace_of
-from flopwise.analysis.timings import host_timing_of
+from flopwise.analysis.host_explanation import HostExplanation
+from flopwise.analysis.reading import trace_of
 from flopwise.errors import FlopwiseError
 from flopwise.records.finding import Finding
-from flopwise.store import StoredRun, find, runs_root
-from flopwise.trace.read import read_trace
+from flopwise.store import StoredRun
 
 
 def explain(
@@ -37,20 +30,7 @@ def explain(
     'launch-bound: the GPU is idle 73% of the time: …'
     """
     path, point = trace_of(target, runs)
-    trace = read_trace(path)
-    if not without_gpu_work(trace):
-        return with_findings(explain_gpu_work(trace, point, timings=timings, gpu=gpu, runs=runs), gpu)
-    if timings is not None:
-        timed = timings if isinstance(timings, StoredRun) else StoredRun.load(find(timings, runs_root(runs)))
-        point = host_timing_of(timed)
-    explanation = explain_host(trace, point)
-    facts = HostFacts(explanation, point.environment if point is not None else None)
-    return msgspec.structs.replace(explanation, findings=host_findings(facts))
-
-
-def with_findings(read: ExplainedTrace, gpu: str | None = None) -> Explanation:
-    """The explanation of a trace that was read, with what to change."""
-    return msgspec.structs.replace(read.explanation, findings=findings_of(facts_of(read, gpu)))
+    return explained_trace(path, point, timings=timings, gpu=gpu, runs=runs)
 
 
 def with_gpu_work(explained: Explanation | HostExplanation) -> Explanation:

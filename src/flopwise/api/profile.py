@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from flopwise.analysis.measured import MeasuredRun
 from flopwise.capture.doctor import GOOD, nsys
 from flopwise.capture.functions import Target, as_workload
 from flopwise.capture.isolate import Worker
@@ -19,7 +20,7 @@ from flopwise.records.events import TraceRequest, Tracing
 from flopwise.records.run import INTERRUPTED, OK, Point
 from flopwise.spec import fields
 from flopwise.spec.workload import Sampling, Trial
-from flopwise.store import Run, StoredRun, runs_root
+from flopwise.store import Run, runs_root
 
 KINETO, NSYS = "kineto", "nsys"
 PROFILERS = (KINETO, NSYS)
@@ -40,7 +41,7 @@ def profile(
     command: str = "",
     progress: Progress | None = None,
     **options: Any,
-) -> StoredRun:
+) -> MeasuredRun:
     """Measure a workload, then trace `steps` steps of it; the run keeps both, which shows the profiler's overhead.
 
     `profiler` is PyTorch's own (`kineto`) or Nsight Systems (`nsys`), which must be installed. Ctrl-C stores what was
@@ -86,8 +87,8 @@ def profile(
         run.append(point)
         progress.point(point)
     if point.status == INTERRUPTED:
-        raise Interrupted(StoredRun.load(run.path))
-    return StoredRun.load(run.path)
+        raise Interrupted(MeasuredRun.load(run.path))
+    return MeasuredRun.load(run.path)
 
 
 def _traced_by_nsys(point: Point, request: TraceRequest, log: Path) -> Point:

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
+from flopwise.advice.explained import with_findings
 from flopwise.analysis.clocks import summarise
+from flopwise.analysis.matching import compare_within
 from flopwise.analysis.reading import explain_file, run_named
 from flopwise.analysis.step_timeline import step_timeline
-from flopwise.api.compare import compare_within
-from flopwise.api.explain import with_findings
 from flopwise.api.memory import SUFFIXES as SNAPSHOTS
 from flopwise.api.roofline import traced_roofline
 from flopwise.errors import FlopwiseError
@@ -85,7 +85,7 @@ def gather(target: str | Path | StoredRun, runs: str | Path | None = None) -> Re
     traced = next((point for point in target.points if point.trace_file), None)
     if traced is not None:
         return _traced(name, target.path / "traces" / Path(traced.trace_file).name, target, traced)
-    within = compare_within(target) if any(point.paired_with for point in target.points) else None
+    within = compare_within(target.points)
     return ReportPart(name=name, run=target, pairs=within.pairs if within else (), predictions=predictions(target))
 
 

@@ -4,10 +4,10 @@ import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from flopwise.analysis.measured import MeasuredRun
 from flopwise.api.watch import Watch
 from flopwise.capture.loop.script import Program, after_import
 from flopwise.errors import FlopwiseError, Interrupted
-from flopwise.store import StoredRun
 
 FAILED = 1
 _HINT = (
@@ -31,7 +31,7 @@ def run(
     runs: str | Path | None = None,
     command: str = "",
     note: Callable[[str], None] = lambda text: None,
-) -> StoredRun | None:
+) -> MeasuredRun | None:
     """Run a script as `python script.py arguments…` would, and watch its steps; `module`: as `python -m` would.
 
     `steps` are timed (None: as many as are needed), then `traced` are traced; then the script is ended, or with `go_on` runs

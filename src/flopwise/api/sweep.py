@@ -4,6 +4,7 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
+from flopwise.analysis.measured import MeasuredRun
 from flopwise.capture.isolate import Worker
 from flopwise.capture.processes import run_processes
 from flopwise.capture.progress import Progress
@@ -11,7 +12,7 @@ from flopwise.errors import Interrupted
 from flopwise.predict.fit import too_large
 from flopwise.records.run import INTERRUPTED
 from flopwise.spec.sweep import Sweep, read_sweep
-from flopwise.store import Run, StoredRun, resumable, runs_root
+from flopwise.store import Run, resumable, runs_root
 
 
 def sweep(
@@ -22,7 +23,7 @@ def sweep(
     runs: str | Path | None = None,
     command: str = "",
     progress: Progress | None = None,
-) -> StoredRun:
+) -> MeasuredRun:
     """Run every trial of the sweep that has no row yet; returns the stored run.
 
     The newest unfinished run of exactly the same trials is continued, unless `fresh`. Ctrl-C stores what was measured and
@@ -41,7 +42,7 @@ def sweep(
         there = {name: worker.look(name) for name in dict.fromkeys(trial.device for trial in plan.trials)}
         opened = Run.reopen(unfinished) if unfinished else Run.create(root, "sweep", plan.name, command, plan.trials)
         run = stack.enter_context(opened)
-        missing = StoredRun.load(run.path).missing()
+        missing = MeasuredRun.load(run.path).missing()
         stack.callback(progress.end)
         progress.begin(len(plan.trials), len(plan.trials) - len(missing))
         for trial in missing:
@@ -52,5 +53,5 @@ def sweep(
             run.append(point)
             progress.point(point)
             if point.status == INTERRUPTED:
-                raise Interrupted(StoredRun.load(run.path))
-    return StoredRun.load(run.path)
+                raise Interrupted(MeasuredRun.load(run.path))
+    return MeasuredRun.load(run.path)

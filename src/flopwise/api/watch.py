@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
+from flopwise.advice.explained import explained_run
 from flopwise.analysis.explanation import Explanation
 from flopwise.analysis.host_explanation import HostExplanation
-from flopwise.api.explain import explain
+from flopwise.analysis.measured import MeasuredRun
 from flopwise.errors import FlopwiseError
 from flopwise.records.run import OK, Point, Ran
 from flopwise.spec import fields
 from flopwise.spec.recipe import Recipe
 from flopwise.spec.workload import Sampling, Trial, UserStep, Workload
-from flopwise.store import Run, StoredRun, runs_root
+from flopwise.store import Run, runs_root
 
 if TYPE_CHECKING:
     from flopwise.capture.loop.watcher import Looked, LoopWatcher
@@ -44,7 +45,7 @@ def watch(
     >>> with flopwise.watch() as watch:                # doctest: +SKIP
     ...     for batch in loader:
     ...         model(batch).loss.backward(); optimizer.step(); optimizer.zero_grad()
-    >>> print(watch.report().verdict)                  # doctest: +SKIP
+    >>> print(watch.report())                          # doctest: +SKIP
     """
     return Watch(batches, steps=steps, traced=traced, name=name, runs=runs)
 
@@ -73,7 +74,7 @@ class Watch:
         fields.number("seconds", seconds, 0.1, 86_400)
         self.batches, self.name, self.kind, self.command, self.runs = batches, name, kind, command, runs
         self.steps, self.traced, self.seconds, self.note, self.then = steps, traced, seconds, note, then
-        self.run: StoredRun | None = None
+        self.run: MeasuredRun | None = None
         self.exit_code: int | None = None
         self._watcher: LoopWatcher | None = None
         self._folder = ""
@@ -102,22 +103,17 @@ class Watch:
             raise FlopwiseError("the loop is not watched yet", "with flopwise.watch() as watch: … watch.step()")
         self._watcher.step()
 
-    def report(self) -> Explanation | HostExplanation:
-        """Where the time of a step went, and what to change."""
+    def report(self) -> Explanation | HostExplanation | MeasuredRun:
+        """Where the time of a step went, and what to change; of a loop that ended before a step was traced, its run."""
         if self.run is None:
-            raise FlopwiseError(
-                self.missing(), "a loop needs some more steps, each with an optimizer's step or watch.step()"
-            )
-        return explain(self.run)
+            raise FlopwiseError(self.missing(), _MORE)
+        return explained_run(self.run) or self.run
 
     def screen(self) -> str:
         """The same on one screen, as `flopwise run` shows it."""
         if self.run is None:
             raise FlopwiseError(self.missing(), _MORE)
-        from flopwise.render.loop_screen import loop_screen  # rich
-        from flopwise.render.screen import text
-
-        return text(loop_screen(self.run, explained(self.run)))
+        return str(self.run)
 
     @property
     def over(self) -> bool:
@@ -189,7 +185,7 @@ class Watch:
                     shutil.move(path, run.trace_path(TRACE.format(rank)))
             walls = {rank: tuple(told["walls"]) for rank, told in ranks.items() if rank != 0}
             run.append(self._point(trial, looked, TRACE.format(0) if looked.traced else "", walls))
-        self.run = StoredRun.load(run.path)
+        self.run = MeasuredRun.load(run.path)
 
     def _trial(self, looked: "Looked") -> Trial:
         work = Workload(
@@ -218,16 +214,6 @@ class Watch:
             started_at=datetime.fromtimestamp(self._began, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
             elapsed_s=round(time.time() - self._began, 3),
         )
-
-
-def explained(run: StoredRun) -> Explanation | HostExplanation | None:
-    """Of the run's trace; None where it has none that can be explained."""
-    if not run.points or not run.points[0].trace_file:
-        return None
-    try:
-        return explain(run)
-    except FlopwiseError:
-        return None
 
 
 def _rank() -> int:

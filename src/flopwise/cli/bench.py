@@ -11,9 +11,7 @@ from flopwise.cli import options
 from flopwise.cli.output import Answer, answers
 from flopwise.errors import FlopwiseError
 from flopwise.render.progress import TerminalProgress
-from flopwise.render.run_screen import run_screen
-from flopwise.render.run_view import implementations_view, run_view
-from flopwise.render.views import view_of
+from flopwise.render.views import screen_of, view_of
 
 _VERSUS = "Measure a second workload with these changes, beside the first, in pairs of processes."
 
@@ -47,11 +45,10 @@ def command(workload: str, versus: str | None, impl: str | None, tag: str | None
     several = impls if len(impls) > 1 else ()
     measure = partial(bench, workload, versus=changes, impls=several, **arguments, **given)
     run, stopped = options.tagged(measure, tag, given["runs"])
-    view = implementations_view(run, run_view(run).document) if several else view_of(run)
     return Answer(
-        view,
+        view_of(run),
         lambda: 130 if stopped else 0 if several else outcome(run),
         lambda place: report(run, output=place, command=options.command_line()),
         table_too=True,
-        screen=None if several else partial(run_screen, run),
+        screen=partial(screen_of, run),
     )

@@ -49,11 +49,9 @@ def command(
     form = chosen_format(None if github else form, None if github else output)
     check_place(output)
     gate = None if fail_above is None else units.parse_percent(fail_above)
-    compared = compare(a, b, phase=phase, clock=clock or "wall", threshold=gate or 0.03, runs=runs)
+    compared = compare(a, b, phase=phase, clock=clock, threshold=gate or 0.03, runs=runs)
     if github:
         write_text(annotations(compared.pairs, compared.only_a, compared.only_b, gate), output)
     else:
-        clocks = compared.clocks if clock is None else {}
-        view = comparison_view(compared.pairs, compared.only_a, compared.only_b, phase, clock or "wall", clocks)
-        show(view, form, output)
+        show(comparison_view(compared), form, output)
     return compared.exit_code(gate)

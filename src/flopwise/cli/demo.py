@@ -4,14 +4,12 @@ from pathlib import Path
 
 import click
 
-from flopwise.api.compare import Compared
 from flopwise.api.demo import Part, Title, demo
 from flopwise.cli.options import device_option, run_options
 from flopwise.cli.output import show
 from flopwise.predict.account import Account
 from flopwise.records.table import Table
 from flopwise.render import account_view
-from flopwise.render.comparison_view import comparison_view
 from flopwise.render.machine_view import doctor_view
 from flopwise.render.progress import TerminalProgress
 from flopwise.render.table import View
@@ -55,8 +53,6 @@ def _tables(part: Part) -> list[Table]:
     match part:
         case list():
             return doctor_view(part).tables
-        case Compared():
-            return comparison_view(part.pairs, part.only_a, part.only_b, clocks=part.clocks).tables
         case MemoryReport():
             return view_of(part).tables[:2]
         case Account():

@@ -57,5 +57,5 @@ def command(target: tuple[str, ...], against: str | None, timings: str | None, p
     return Answer(
         explanation_view(first),
         write=lambda place: save(waterfall_chart(first.waterfall, name), place),
-        screen=lambda: explanation_screen(first, given["gpu"] or ""),
+        screen=partial(explanation_screen, first),
     )

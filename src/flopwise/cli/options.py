@@ -8,11 +8,12 @@ from typing import Any, TypeVar
 
 import click
 
+from flopwise.analysis.measured import MeasuredRun
 from flopwise.cli.output import kept
 from flopwise.errors import FlopwiseError
 from flopwise.spec.recipe import CHOICES, read_toml, recipe_from
 from flopwise.spec.workload import IMPLEMENTATIONS, PHASES
-from flopwise.store import StoredRun, check_tag, runs_root
+from flopwise.store import check_tag, runs_root
 from flopwise.store import tag as tag_run
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -111,7 +112,7 @@ def _value(text: str) -> Any:
     return text
 
 
-def tagged(measure: Callable[[], StoredRun], tag: str | None, runs: str | None) -> tuple[StoredRun, bool]:
+def tagged(measure: Callable[[], MeasuredRun], tag: str | None, runs: str | None) -> tuple[MeasuredRun, bool]:
     """Measure, and give the run a name; a name that is not allowed is refused first. Also: whether Ctrl-C stopped it."""
     if tag is not None:
         check_tag(tag)

@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
+from flopwise.advice.explained import explained_run
 from flopwise.api.run import run
-from flopwise.api.watch import explained
 from flopwise.cli import options
 from flopwise.cli.output import Answer, answers, kept
 from flopwise.render.loop_screen import loop_screen
@@ -46,7 +46,7 @@ def command(script: tuple[str, ...], quiet: bool, **given: Any) -> Answer:
     sys.stdout.flush()
     if found is None:
         raise SystemExit(0)  # the first rank shows it
-    explanation = explained(found)
+    explanation = explained_run(found)
     return Answer(
         run_view(found) if explanation is None else view_of(explanation),
         lambda: 130 if stopped else _code(found),

@@ -18,6 +18,7 @@ from flopwise.experiments.experiment import Experiment, Picture
 from flopwise.experiments.rows import contradiction
 from flopwise.experiments.verdict import INCONCLUSIVE, NOT_MEASURABLE, VERDICTS, Verdict
 from flopwise.records.experiment import Place
+from flopwise.records.printed import Printed
 from flopwise.records.run import INTERRUPTED, OK, UNSUPPORTED
 from flopwise.records.table import Table
 from flopwise.store.files import LAB, LAB_RUNNING
@@ -76,14 +77,17 @@ class Answer:
     as_stored: bool = False  # today's code could not judge it again
 
 
-@dataclass(frozen=True)
-class LabRun:
+@dataclass(frozen=True, repr=False)
+class LabRun(Printed):
     """A run of the lab as it is on the disk."""
 
     run: str
     planned: Planned
     results: tuple[Result, ...]
     unread: str = ""  # a line on what could not be read
+
+    def headline(self) -> str:
+        return f"{self.run}, {len(self.results)} of {len(self.planned.experiments)} experiments"
 
     def answers(self) -> list[Answer]:
         return list(self._answers)

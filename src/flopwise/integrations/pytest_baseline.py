@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from flopwise import units
+from flopwise.analysis.measured import MeasuredRun
 from flopwise.api import bench as bench_verb
 from flopwise.api.compare import compare
 from flopwise.errors import FlopwiseError, one_line
@@ -18,7 +19,6 @@ from flopwise.integrations.pytest_plugin import SUMMARY, FlopwiseWarning
 from flopwise.records.comparison import INCONCLUSIVE, SLOWER, Comparison
 from flopwise.records.run import Point
 from flopwise.spec.recipe import Recipe
-from flopwise.store import StoredRun
 
 _UPDATE = "pytest --flopwise-update"
 
@@ -34,14 +34,14 @@ class StepBench:
         self._summary, self._test, self._folder, self._calls = config.stash[SUMMARY], test, folder, 0
         self.compared: list[Comparison] = []
 
-    def bench(self, target: Any, **options: Any) -> StoredRun:
+    def bench(self, target: Any, **options: Any) -> MeasuredRun:
         """As `flopwise.bench`, with its options; fails the test if the step is slower than its baseline by too much."""
         try:
             return self._bench(target, options)
         except FlopwiseError as error:  # a line and its hint, not a traceback through flopwise
             raise pytest.fail.Exception(_message(error), pytrace=False) from None
 
-    def _bench(self, target: Any, options: dict[str, Any]) -> StoredRun:
+    def _bench(self, target: Any, options: dict[str, Any]) -> MeasuredRun:
         self._calls += 1
         run = bench_verb.bench(target, runs=self._folder / "flopwise-runs", command=f"pytest {self._test}", **options)
         if bench_verb.outcome(run):  # raises why nothing was measured; else it was stopped by Ctrl-C
@@ -56,7 +56,7 @@ class StepBench:
             self._compare(run, stored)
         return run
 
-    def _compare(self, run: StoredRun, stored: Path) -> None:
+    def _compare(self, run: MeasuredRun, stored: Path) -> None:
         before = _load(stored)
         if sorted(map(_subject, before.points)) != sorted(map(_subject, run.points)):
             what = f"{_labels(before.points)}; this is {_labels(run.points)}"
@@ -115,7 +115,7 @@ def _folder_name(test: str, call: int) -> str:
     return f"{name}-{call}-{hashlib.sha256(f'{test}#{call}'.encode()).hexdigest()[:8]}"
 
 
-def _store(run: StoredRun, folder: Path) -> None:
+def _store(run: MeasuredRun, folder: Path) -> None:
     """The run's header and rows, without its logs."""
     try:
         if folder.exists():
@@ -128,10 +128,10 @@ def _store(run: StoredRun, folder: Path) -> None:
         raise FlopwiseError(text, "name a folder with --flopwise-baseline") from None
 
 
-def _load(stored: Path) -> StoredRun:
+def _load(stored: Path) -> MeasuredRun:
     """A baseline whose rows can all be read."""
     try:
-        before = StoredRun.load(stored)
+        before = MeasuredRun.load(stored)
         problem = next(iter(before.warnings), "" if before.points else "it has no rows")
     except FlopwiseError as error:
         problem = error.message

@@ -8,12 +8,8 @@ import os
 
 from torchtitan.config.function import Function
 
-from flopwise.analysis.host_explanation import HostExplanation
 from flopwise.api.explain import explain
 from flopwise.errors import FlopwiseError
-from flopwise.render.explain_screen import explanation_screen
-from flopwise.render.host_screen import host_screen
-from flopwise.render.screen import text
 
 
 def trace_post_processor() -> Function.Config:
@@ -26,7 +22,6 @@ def explain_trace(path: str) -> None:
     if os.environ.get("RANK", "0") != "0":
         return
     try:
-        found = explain(path)
-        print(text(host_screen(found) if isinstance(found, HostExplanation) else explanation_screen(found)))  # noqa: T201
+        print(explain(path))  # noqa: T201
     except FlopwiseError as error:
         print(f"flopwise: {error.message}")  # noqa: T201

@@ -17,6 +17,7 @@ from flopwise.predict.shapes.network import weight_shapes
 from flopwise.predict.shapes.overlap import updates_in_backward
 from flopwise.predict.step_time import StepLimit, StepTime
 from flopwise.records.prediction import PredictedStep
+from flopwise.records.printed import Printed
 from flopwise.spec.gpu import Gpu
 from flopwise.spec.model import ModelSpec
 from flopwise.spec.workload import Workload
@@ -92,7 +93,7 @@ class GpuAccount(msgspec.Struct, frozen=True, kw_only=True):
     inference: tuple[InferenceLimit, ...] = ()
 
 
-class Account(msgspec.Struct, frozen=True, kw_only=True):
+class Account(Printed, msgspec.Struct, frozen=True, kw_only=True):
     """A workload, accounted for before it is run."""
 
     workload: Workload
@@ -107,6 +108,9 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     gpus: tuple[GpuAccount, ...] = ()
     inference: Inference | None = None
     notes: tuple[str, ...] = ()
+
+    def headline(self) -> str:
+        return self.workload.label()
 
 
 def account_for(workload: Workload, machines: Sequence[Machine] = (), asked: Questions | None = None) -> Account:

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from flopwise.records.printed import Printed
+
 SPECIFIED, MEASURED = "specified", "measured"
 STRIDED = "elementwise, strided"  # broadcast or transposed inputs
 
@@ -117,7 +119,7 @@ class HostCost(msgspec.Struct, frozen=True, kw_only=True):
     start_ns: float = 0.0  # once a phase, whatever is in it
 
 
-class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
+class Ceilings(Printed, msgspec.Struct, frozen=True, kw_only=True):
     """A machine's limits. `how` says where they are from; a number predicted with them carries it on."""
 
     gpu: str
@@ -139,6 +141,9 @@ class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
     compiled: dict[str, HostCost] = {}  # by phase: kernels of a compiled graph; 'listed' are the tensors handed to it
     versions: dict[str, str] = {}  # of driver, torch, … where measured
     file: str = ""  # that they were read from
+
+    def headline(self) -> str:
+        return f"{self.gpu}, {self.how}"
 
     def __post_init__(self) -> None:
         _check_range(msgspec.to_builtins(self))

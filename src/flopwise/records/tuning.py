@@ -7,6 +7,7 @@ import msgspec
 
 from flopwise.records.comparison import Comparison
 from flopwise.records.finding import Finding
+from flopwise.records.printed import Printed
 from flopwise.records.run import Agreement, Ran
 from flopwise.records.waterfall import Waterfall
 from flopwise.spec.recipe import LEVERS, named
@@ -115,13 +116,18 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="end
 Row = Begun | Attempt | Ended
 
 
-class Tuning(msgspec.Struct, frozen=True, kw_only=True):
+class Tuning(Printed, msgspec.Struct, frozen=True, kw_only=True):
     """A whole tuning, read back; without an end, it was cut off."""
 
     run: str
     begun: Begun
     attempts: tuple[Attempt, ...]
     ended: Ended | None
+
+    def headline(self) -> str:
+        return (
+            f"{self.run}, {len(self.kept)} of {len(self.attempts)} attempts kept, {self.times_faster:.2f} times as fast"
+        )
 
     @property
     def kept(self) -> list[Attempt]:

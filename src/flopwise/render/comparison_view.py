@@ -1,12 +1,11 @@
 """A comparison of two runs: a table, or annotations for a pull request on GitHub."""
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 
 from flopwise import units
-from flopwise.analysis.matching import what_changed
+from flopwise.analysis.matching import Compared, what_changed
 from flopwise.records.comparison import INCONCLUSIVE, NO_DIFFERENCE, SLOWER, Comparison
-from flopwise.records.run import STEP, Point
+from flopwise.records.run import Point
 from flopwise.records.table import Column, Table
 from flopwise.render.json import document, picked
 from flopwise.render.table import View, columns
@@ -18,21 +17,15 @@ Pairs = Sequence[tuple[Point, Point, Comparison]]
 _VERDICTS = {NO_DIFFERENCE: "no difference is shown", INCONCLUSIVE: "the comparison is inconclusive"}
 
 
-def comparison_view(
-    pairs: Pairs,
-    only_a: Sequence[Point],
-    only_b: Sequence[Point],
-    phase: str = STEP,
-    clock: str = "wall",
-    clocks: Mapping[str, Comparison] = MappingProxyType({}),
-) -> View:
+def comparison_view(compared: Compared) -> View:
     """One row per pair: both times, the ratio with its interval, and the verdict; of a single pair, one for every clock."""
+    pairs, phase, clock, clocks = compared.pairs, compared.phase, compared.clock, compared.clocks
     asked = [(clock, pair) for pair in pairs]
     every = [(name, (a, b, found)) for a, b, _ in pairs[:1] for name, found in clocks.items()]
     by_clock = len(pairs) == 1 and len(clocks) > 1
     rows = tuple(_row(pair, phase, name) for name, pair in (every if by_clock else asked))
     paired = _paired(pairs)
-    alone = {"only_a": [_label(p) for p in only_a], "only_b": [_label(p) for p in only_b]}
+    alone = {"only_a": list(map(_label, compared.only_a)), "only_b": list(map(_label, compared.only_b))}
     what = phase if by_clock else f"{phase}, {clock} clock"
     title = f"B compared with A: {what}, with 95 % intervals, {_how(pairs, paired)}"
     missing = [f"only in {key[-1].upper()}: {label}" for key in alone for label in alone[key]]

@@ -46,23 +46,20 @@ _MATMUL = (*(parts_of.MATMUL_SHAPE, parts_of.MATMUL_UNALIGNED), *(parts_of.MATMU
 NOTHING = "Nothing to change: no rule found a saving worth its effort."
 
 
-def explanation_screen(e: Explanation, gpu: str = "", notes: Sequence[str] = ()) -> Screen:
-    """The verdict, three numbers, the waterfall and the changes worth most; `gpu` where the trace does not name it.
-
-    `notes` come before its own.
-    """
-    best = worth_most(e.findings or ())
-    found = reach(e.waterfall, best, gpu or e.gpu) if e.waterfall is not None else _without_limit(e, best)
+def explanation_screen(e: Explanation) -> Screen:
+    """The verdict, three numbers, the waterfall and the changes worth most."""
+    gpu, best = e.named_gpu or e.gpu, worth_most(e.findings or ())
+    found = reach(e.waterfall, best, gpu) if e.waterfall is not None else _without_limit(e, best)
     return Screen(
-        title=f"{short_paths([e.path])[0]}: {e.source} trace",
-        where=gpu or e.gpu,
+        title=f"{e.subject or short_paths([e.path])[0]}: {e.source} trace",
+        where=gpu,
         verdict=f"{e.verdict[:1].upper()}{e.verdict[1:]}.",
         figures=(now(e, found), *reach_figures(found, after(len(best)))),
         parts_title=f"Where the {units.duration(e.step_ns)} go",
         parts=waterfall_parts(e.waterfall) if e.waterfall is not None else _class_parts(e),
         changes_title=_changes_title(e, best),
         changes=changes_of(best),
-        notes=(*notes, *e.notes),
+        notes=e.notes,
     )
 
 

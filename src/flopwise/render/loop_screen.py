@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from flopwise.analysis.explanation import Explanation
 from flopwise.analysis.host_explanation import HostExplanation
+from flopwise.analysis.loop_notes import loop_notes
 from flopwise.render.explain_screen import explanation_screen
 from flopwise.render.host_screen import host_screen
-from flopwise.render.loop_notes import loop_notes
 from flopwise.render.run_screen import point_screen
 from flopwise.render.screen import Screen
 from flopwise.store import StoredRun
@@ -14,16 +14,16 @@ from flopwise.store import StoredRun
 
 def loop_screen(run: StoredRun, explained: Explanation | HostExplanation | None) -> Screen:
     """Why its steps are slow, from its trace; without one, what was timed."""
-    point, notes = run.points[0], (*loop_notes(run.points[0]), f"Stored in {run.path}")
+    point = run.points[0]
     match explained:
         case Explanation():
-            screen = explanation_screen(explained, notes=notes)
+            screen = explanation_screen(explained)
         case HostExplanation():
-            screen = host_screen(explained, notes)
+            screen = host_screen(explained)
         case _:
             screen = point_screen(point)
-            screen = replace(screen, notes=(*notes, *screen.notes))
+    notes = dict.fromkeys((*loop_notes(point), f"Stored in {run.path}", *screen.notes))
     times = point.times()
     steps = f"{len(times.wall_ns)} steps timed" if times is not None else "no step timed"
     title, more = f"{steps}: {point.trial.workload.target}", "All tables: flopwise explain last --full"
-    return replace(screen, title=title, more=more)
+    return replace(screen, title=title, notes=tuple(notes), more=more)

@@ -5,6 +5,7 @@ import msgspec
 from flopwise import units
 from flopwise.advice.measured_levers import measured_levers
 from flopwise.analysis.clocks import GPU, LAUNCH, PhaseSummary, gpu_name, step_work, summarise, tokens_per_second
+from flopwise.analysis.loop_notes import loop_notes
 from flopwise.analysis.matching import compare_points
 from flopwise.analysis.reach import Reach, limit
 from flopwise.predict.op_bytes import op_bytes
@@ -13,7 +14,6 @@ from flopwise.records.comparison import Comparison
 from flopwise.records.run import OK, Point
 from flopwise.render.actions import action
 from flopwise.render.findings_view import options
-from flopwise.render.loop_notes import loop_notes
 from flopwise.render.run_view import disturbed, half_width
 from flopwise.render.screen import (
     IDLE,

@@ -16,12 +16,12 @@ from flopwise.analysis.clocks import (
     summarise,
     tokens_per_second,
 )
+from flopwise.analysis.loop_notes import loop_notes
 from flopwise.predict.op_bytes import op_bytes
 from flopwise.records.run import OK, STEP, PhaseMemory, Point, Ran, Seen
 from flopwise.records.table import SENTENCE, AtMost, Column, Table
 from flopwise.render.axes import axes_of
 from flopwise.render.json import document, picked
-from flopwise.render.loop_notes import loop_notes
 from flopwise.render.table import View, columns
 from flopwise.spec.gpu import find_gpu
 from flopwise.spec.workload import OpSpec

@@ -1,43 +1,74 @@
-"""The view of every kind of result: what the command line and notebooks show."""
+"""The view of every kind of result: what the command line, `print` and notebooks show."""
 
+import html
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
+from msgspec.structs import replace
+
+from flopwise.advice.explained import explained_run
 from flopwise.analysis.explanation import Explanation
 from flopwise.analysis.host_explanation import HostExplanation
-from flopwise.analysis.matching import compare_clocks, compare_points
+from flopwise.analysis.matching import Compared, compare_within
 from flopwise.analysis.roofline import Roofline
 from flopwise.experiments.results import LabRun
 from flopwise.predict.account import Account
 from flopwise.records.ceilings import Ceilings
 from flopwise.records.tuning import Tuning
+from flopwise.render import screen as one_screen
+from flopwise.render import terminal
+from flopwise.render.account_screen import account_screen
 from flopwise.render.account_view import account_view
 from flopwise.render.comparison_view import comparison_view
+from flopwise.render.explain_screen import explanation_screen
 from flopwise.render.explain_view import explanation_view
+from flopwise.render.host_screen import host_screen
 from flopwise.render.host_view import host_view
 from flopwise.render.lab_view import lab_view
+from flopwise.render.loop_screen import loop_screen
 from flopwise.render.machine_view import ceilings_view
+from flopwise.render.memory_screen import memory_screen
 from flopwise.render.memory_view import memory_view
 from flopwise.render.roofline_view import roofline_view
-from flopwise.render.run_view import run_view
+from flopwise.render.run_screen import run_screen
+from flopwise.render.run_view import implementations_view, run_view
+from flopwise.render.screen import Screen
 from flopwise.render.table import View, html_text
+from flopwise.render.tune_screen import tune_screen
 from flopwise.render.tune_view import tune_view
 from flopwise.snapshot.answers import MemoryReport
+from flopwise.spec.workload import OpSpec
 from flopwise.store import StoredRun
+
+_Made = TypeVar("_Made")
 
 
 def _stored_run_view(run: StoredRun) -> View:
-    """The run; of two workloads that were measured against each other, also how they compare."""
-    view, points = run_view(run), run.points
-    if len(points) != 2 or points[1].paired_with != points[0].key or not all(point.phases for point in points):
-        return view
-    a, b = points
-    compared = comparison_view([(a, b, compare_points(a, b))], (), (), clocks=compare_clocks(a, b))
+    """The run; of two workloads that were measured against each other, also how they compare; implementations side by side."""
+    view, within = run_view(run), compare_within(run.points)
+    if within is None:
+        return implementations_view(run, view.document) if _of_implementations(run) else view
+    compared = comparison_view(within)
     return View([*view.tables, *compared.tables], view.document | {"comparison": compared.document})
+
+
+def _of_implementations(run: StoredRun) -> bool:
+    """Whether its points are one operation, each implemented otherwise."""
+    works = [point.trial.workload for point in run.points]
+    ops = [replace(work.subject, impl="") for work in works if isinstance(work.subject, OpSpec) and work.subject.impl]
+    alike = {msgspec.json.encode(replace(work, subject=op)) for work, op in zip(works, ops, strict=False)}
+    return len(works) == len(ops) > 1 and len(alike) == 1
+
+
+def _stored_run_screen(run: StoredRun) -> Screen | None:
+    looped = len(run.points) == 1 and run.points[0].loop is not None
+    return loop_screen(run, explained_run(run)) if looped else run_screen(run)
 
 
 _VIEWS: dict[type, Callable[[Any], View]] = {
     StoredRun: _stored_run_view,
+    Compared: comparison_view,
     Explanation: explanation_view,
     HostExplanation: host_view,
     Roofline: roofline_view,
@@ -47,19 +78,44 @@ _VIEWS: dict[type, Callable[[Any], View]] = {
     LabRun: lab_view,
     Ceilings: ceilings_view,
 }
+# Those that answer on one screen; others are their tables.
+_SCREENS: dict[type, Callable[[Any], Screen | None]] = {
+    StoredRun: _stored_run_screen,
+    Explanation: explanation_screen,
+    HostExplanation: host_screen,
+    Account: account_screen,
+    MemoryReport: memory_screen,
+    Tuning: tune_screen,
+}
+
+
+def _made_by(table: dict[type, Callable[[Any], _Made]], result: object) -> Callable[[Any], _Made] | None:
+    return next((table[kind] for kind in type(result).__mro__ if kind in table), None)
 
 
 def view_of(result: object) -> View:
     """A result's tables and its document."""
-    return _VIEWS[type(result)](result)
+    make = _made_by(_VIEWS, result)
+    assert make is not None, type(result)
+    return make(result)
+
+
+def screen_of(result: object) -> Screen | None:
+    """A result on one screen; None of one that is shown as tables."""
+    make = _made_by(_SCREENS, result)
+    return make(result) if make is not None else None
+
+
+def text_of(result: object) -> str:
+    """A result as the command line prints it into a file: its screen, else its tables."""
+    screen = screen_of(result)
+    return one_screen.text(screen) if screen is not None else terminal.texts(view_of(result).tables)
 
 
 def html_of(result: object) -> str:
-    """A result's tables as HTML."""
-    return "".join(map(html_text, view_of(result).tables))
-
-
-def show_in_notebooks(formatter: Any) -> None:
-    """Tell IPython's HTML formatter how to show every kind of result: as the command line does, in tables."""
-    for kind in _VIEWS:
-        formatter.for_type(kind, html_of)
+    """A result for a notebook: its screen, and its tables below it, folded away where there is a screen."""
+    screen, tables = screen_of(result), "".join(map(html_text, view_of(result).tables))
+    if screen is None:
+        return tables
+    shown = html.escape(one_screen.text(screen))
+    return f"<pre>{shown}</pre><details><summary>All tables</summary>{tables}</details>"

@@ -6,6 +6,7 @@ import msgspec
 
 from flopwise.predict.fit import LeverEffect
 from flopwise.records.prediction import MemoryPrediction
+from flopwise.records.printed import Printed
 from flopwise.snapshot.snapshot import Frame
 
 MEASURED, PREDICTED = "measured", "predicted"
@@ -164,7 +165,7 @@ class DeviceMemory(msgspec.Struct, frozen=True, kw_only=True):
     exact: bool = False  # owners were recorded when the bytes were allocated, not derived from stacks
 
 
-class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
+class MemoryReport(Printed, msgspec.Struct, frozen=True, kw_only=True):
     """A snapshot's report, device by device, the highest peak first; of a workload with its predictions."""
 
     path: str
@@ -178,3 +179,6 @@ class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
     predictions: tuple[MemoryPrediction, ...] = ()
     levers: tuple[LeverEffect, ...] = ()
     notes: tuple[str, ...] = ()
+
+    def headline(self) -> str:
+        return self.label or self.path

@@ -9,10 +9,10 @@ from typing import BinaryIO, Generic, NamedTuple, Self, TypeVar
 import msgspec
 
 from flopwise.errors import FlopwiseError
+from flopwise.records.printed import Printed
 from flopwise.records.run import INTERRUPTED, OK, SCHEMA, Point, PointHead, RunHeader
 from flopwise.records.tuning import Ended
 from flopwise.spec.workload import Trial
-from flopwise.statistics import level
 from flopwise.store import files
 from flopwise.store.rows import read_rows
 
@@ -27,7 +27,7 @@ _Decoded = TypeVar("_Decoded")
 _Row = TypeVar("_Row", bound=Point | RowHead)
 
 
-class StoredRun(msgspec.Struct, frozen=True, kw_only=True):
+class StoredRun(Printed, msgspec.Struct, frozen=True, kw_only=True):
     """A run as it is on the disk now. `load` reads it; nothing here writes."""
 
     path: Path
@@ -53,19 +53,8 @@ class StoredRun(msgspec.Struct, frozen=True, kw_only=True):
         """Whether every planned trial has its final row."""
         return not self.missing()
 
-    @property
-    def median_ms(self) -> float:
-        """The median wall time of the step, of a run of one workload; raises what stood in the way of measuring it."""
-        measured = [times for point in self.points if point.status == OK and (times := point.times())]
-        if len(measured) == 1:
-            return level(measured[0].by_process("wall")) / 1e6
-        if measured:
-            raise FlopwiseError(
-                f"{self.header.id} has {len(measured)} points", "take one of them: run.points[0].times()"
-            )
-        failed = next(iter(self.points), None)
-        why = f"{failed.trial.workload.label()}: {failed.status}: {failed.reason}" if failed else "it has no points"
-        raise FlopwiseError(f"nothing was measured: {why}", failed.hint if failed else "")
+    def headline(self) -> str:
+        return f"{self.header.id}, {len(self.points)} of {len(self.header.trials)} measured"
 
 
 class Tally(msgspec.Struct, frozen=True, kw_only=True):

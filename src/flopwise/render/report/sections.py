@@ -11,7 +11,7 @@ import msgspec
 from flopwise import units
 from flopwise.analysis.clocks import summarise
 from flopwise.analysis.explanation import Explanation
-from flopwise.analysis.matching import compare_clocks
+from flopwise.analysis.matching import Compared, compare_clocks
 from flopwise.analysis.roofline import Roofline, RooflinePoint
 from flopwise.records.run import Environment, Point
 from flopwise.records.table import Table
@@ -211,7 +211,7 @@ def _pairs(part: ReportPart) -> Section | None:
     caption = "Before and after, in pairs of processes; lines are 95 % intervals of one side's samples."
     picture = ChartBlock("before-after", lambda: run_charts.before_after_chart(rows), caption)
     clocks = compare_clocks(*part.pairs[0][:2]) if len(part.pairs) == 1 else {}
-    compared = comparison_view(part.pairs, (), (), clocks=clocks).tables[0]
+    compared = comparison_view(Compared(part.pairs, clocks=clocks)).tables[0]
     return Section("before-after", "Before and after", (picture, TableBlock(compared)))
 
 
