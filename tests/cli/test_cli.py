@@ -290,7 +290,10 @@ finally:
 def test_every_verb_has_help_with_an_example(verb, tmp_path):
     done = flopwise(verb, "--help", cwd=tmp_path)
     assert done.returncode == 0
-    assert f"Example: flopwise {verb}" in done.stdout
+    shown = done.stdout.splitlines()
+    example = next(i for i, line in enumerate(shown) if f"Example: flopwise {verb}" in line)
+    assert shown[example + 1].startswith("    ")  # what it prints
+    assert shown[example + 1].strip()
 
 
 def test_without_torch_runs_are_read_and_bench_says_what_to_install(bench):

@@ -1,57 +1,69 @@
-"""The demo profiles and explains; it ends with a page. What it measures is tested elsewhere."""
+"""The demo: the main job on 40 lines without a GPU, live with one. What it measures is tested elsewhere."""
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from rich.cells import cell_len
 
 from flopwise.analysis.explanation import Explanation
 from flopwise.api import demo as demo_verb
-from flopwise.api.demo import Title, demo
-from flopwise.api.explain import explain
+from flopwise.api.demo import TRACE, TUNING, Title, demo
 from flopwise.capture.doctor import GOOD, Check
-
-TRACE = Path(__file__).parent.parent / "trace" / "fixtures" / "h200-small-bf16-compiled-2steps.kineto.json.gz"
+from flopwise.errors import FlopwiseError
+from flopwise.records.tuning import Tuning
+from flopwise.store.tuning import read_tuning
 
 
 @pytest.fixture
-def parts(monkeypatch, tmp_path):
-    """The demo's parts on a machine with this device, nothing of it measured."""
+def machine(monkeypatch, tmp_path):
+    """A machine with this device, and what was asked of it; nothing is measured."""
+    monkeypatch.chdir(tmp_path)
+    asked = []
 
-    def tell(found, trace_file):
-        profiled = SimpleNamespace(points=[SimpleNamespace(trace_file=trace_file)])
+    def of(found, benched=None):
+        def noted(verb, answer):
+            def call(target, **options):
+                asked.append((verb, target, options.get("attention")))
+                if isinstance(answer, FlopwiseError):
+                    raise answer
+                return answer
+
+            return call
+
         monkeypatch.setattr(demo_verb, "doctor", lambda: [Check(name="device", state=GOOD, found=found)])
-        monkeypatch.setattr(demo_verb, "bench", lambda target, **options: SimpleNamespace(points=()))
-        monkeypatch.setattr(demo_verb, "compare_within", lambda run: None)
-        monkeypatch.setattr(demo_verb, "sweep", lambda swept, **options: "sweep")
-        monkeypatch.setattr(demo_verb, "profile", lambda target, **options: profiled)
-        monkeypatch.setattr(demo_verb, "explain", lambda run: explain(TRACE))
-        monkeypatch.setattr(demo_verb, "memory", lambda target, **options: f"memory {target}")
-        monkeypatch.setattr(demo_verb, "account", lambda target, **options: f"account {target}")
-        monkeypatch.setattr(demo_verb, "report", lambda *targets, output, **options: output)
-        monkeypatch.chdir(tmp_path)
-        (tmp_path / "report.html").write_text("somebody's own")
-        told = []
-        demo(told.append, runs="somewhere/runs")
-        assert told[-1] == tmp_path / "report-2.html"  # where one is, and nothing is replaced
-        assert [told[-5], told[-3]] == [f"memory {'small' if 'cuda' in found else 'tiny'}", "account small"]
-        return told[:-6]
+        monkeypatch.setattr(demo_verb, "bench", noted("bench", benched or SimpleNamespace(points=())))
+        monkeypatch.setattr(demo_verb, "profile", noted("profile", TRACE))
+        monkeypatch.setattr(demo_verb, "tune", noted("tune", read_tuning(TUNING)))
+        monkeypatch.setattr(demo_verb, "report", lambda *targets, output, **options: asked.append(targets) or output)
+        return asked
 
-    return tell
+    return of
 
 
-def test_on_a_gpu_the_profile_is_explained(parts):
-    told = parts("cuda:0: NVIDIA H200", "key.kineto.json.gz")
-    assert "flopwise profile small" in [part.text for part in told if isinstance(part, Title)][-1]
-    assert isinstance(told[-1], Explanation)
+def test_without_a_gpu_the_step_is_the_one_that_ships(machine, tmp_path):
+    asked = machine("cpu: no CUDA GPU is seen")
+    (tmp_path / "report.html").write_text("somebody's own")
+    told = []
+    demo(told.append)
+    assert [type(part) for part in told[:4]] == [Title, Explanation, Title, Tuning]
+    assert [one[0] for one in asked[:-1]] == ["bench"]
+    assert asked[-1][:2] == (TRACE, TUNING)
+    assert told[-1] == tmp_path / "report-2.html"  # nothing is replaced
 
 
-def test_on_a_cpu_the_profile_is_explained_too(parts):
-    told = parts("cpu: no CUDA GPU is seen", "key.kineto.json.gz")
-    assert "flopwise profile tiny" in [part.text for part in told if isinstance(part, Title)][-1]
-    assert isinstance(told[-1], Explanation)
+def test_with_a_gpu_the_step_is_traced_and_tuned_here(machine):
+    asked = machine("cuda:0: NVIDIA H200")
+    demo(lambda part: None)
+    assert asked[:2] == [("profile", "small", "naive"), ("tune", "small", "naive")]
 
 
-def test_a_profile_that_failed_is_shown_and_not_explained(parts):
-    told = parts("cuda:0: NVIDIA H200", "")
-    assert told[-1].points[0].trace_file == ""
+def test_it_is_one_page_of_text_and_works_without_torch(machine, cli, tmp_path):
+    machine("", FlopwiseError("torch is not installed", "pip install 'flopwise[torch]'"))
+    result = cli("demo", "--quiet")
+    assert result.returncode == 0
+    lines = result.stdout.splitlines()
+    assert len(lines) <= 38  # with two of progress: 40
+    assert max(map(cell_len, lines[:-2])) <= 80
+    assert "not measured: torch is not installed" in result.stdout
+    assert str(tmp_path / "report.html") in result.stdout
+    assert "Compute in bf16" in result.stdout

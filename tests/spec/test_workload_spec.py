@@ -111,7 +111,7 @@ def test_every_target_has_defaults_that_are_allowed_and_survives_the_disk(target
         ),
         ("no/such.py:make", {}, "there is no file 'no/such.py'", "path/file.py:factory"),
         (f"{HERE}/test_workload_spek.py:make", {}, "there is no file", "did you mean 'test_workload_spec.py'"),
-        (f"{HERE}/test_workload_spec.py", {}, "names no factory", "functions in it: trial, "),
+        (f"{HERE}/test_workload_spec.py", {}, "names no factory", "flopwise run "),
         ("op:gelu", {"batch": 2}, "batch = 2 means nothing to 'op:gelu'", "phase"),
         ("op:mlp", {"context": 2}, "context = 2 means nothing to 'op:mlp'", "batch, phase"),
         ("tiny", {"set": {"name": "x"}}, "no field 'name'", "n_layers"),

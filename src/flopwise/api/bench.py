@@ -17,6 +17,7 @@ from flopwise.capture.stopping import PairsRule
 from flopwise.errors import FlopwiseError, Interrupted
 from flopwise.predict.fit import too_large
 from flopwise.records.run import INTERRUPTED, OK, Point
+from flopwise.spec.fields import did_you_mean
 from flopwise.spec.recipe import LEVERS
 from flopwise.spec.sweep import Sweep
 from flopwise.spec.workload import Sampling, Trial, UserStep, Workload, takes, varied, workload
@@ -104,7 +105,11 @@ def _varied(first: Workload, versus: Mapping[str, Any]) -> Workload:
     own = ("implementation", *takes(first.subject), *LEVERS)
     known = own if isinstance(first.subject, UserStep) else ("batch", "context", "phase", "impl", *own)
     fields = {name: value for name, value in versus.items() if name not in known}
-    return varied(first, set=fields, **{name: value for name, value in versus.items() if name in known})
+    try:
+        return varied(first, set=fields, **{name: value for name, value in versus.items() if name in known})
+    except FlopwiseError as error:
+        close = [] if error.hint.startswith("did you mean") else [did_you_mean(name, known) for name in fields]
+        raise FlopwiseError(error.message, "".join(close[:1]) + error.hint) from None
 
 
 def interrupted(run: MeasuredRun) -> bool:

@@ -1,39 +1,44 @@
-"""The story so far on this machine, in about a minute; no GPU needed."""
+"""The main job in under a minute: a slow step explained, tuned, one lever compared on this machine, and the page.
+
+Without a GPU the step is one of an H200, whose trace and tuning ship with the package; with one it is traced and tuned here.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from flopwise.analysis.explanation import Explanation
 from flopwise.analysis.host_explanation import HostExplanation
-from flopwise.analysis.matching import Compared, compare_within
 from flopwise.analysis.measured import MeasuredRun
-from flopwise.api.account import account
 from flopwise.api.bench import bench
 from flopwise.api.doctor import doctor
 from flopwise.api.explain import explain
-from flopwise.api.memory import memory
 from flopwise.api.profile import profile
 from flopwise.api.report import report
-from flopwise.api.sweep import sweep
-from flopwise.capture.doctor import Check
+from flopwise.api.tune import tune
 from flopwise.capture.progress import Progress
 from flopwise.errors import FlopwiseError
-from flopwise.predict.account import Account
-from flopwise.snapshot.answers import MemoryReport
-from flopwise.spec.sweep import sweep_from
+from flopwise.records.tuning import Tuning
+from flopwise.store.tuning import read_tuning
+
+SHIPPED = Path(__file__).parents[1] / "demo_data"
+TRACE = SHIPPED / "h200-small-fp32-naive-2steps.kineto.json.gz"
+TUNING = SHIPPED / "tuning"
+# The step of both, as a beginner writes it.
+STEP: dict[str, Any] = {"batch": 4, "context": 512, "attention": "naive", "norm": "eager", "activation": "eager"}
+_BUDGET_S = 25.0
 
 
 @dataclass(frozen=True)
 class Title:
-    """What the next parts are about."""
+    """What the next part is about, and the command that shows it."""
 
     text: str
+    command: str = ""
 
 
-Part = (
-    Title | str | list[Check] | MeasuredRun | Compared | Explanation | HostExplanation | MemoryReport | Account | Path
-)
+Part = Title | str | Explanation | HostExplanation | Tuning | MeasuredRun | Path
 
 
 def demo(
@@ -42,49 +47,33 @@ def demo(
     device: str = "auto",
     runs: str | Path | None = None,
     progress: Progress | None = None,
-) -> MeasuredRun:
-    """Look at the machine, time a step, try a lever against the baseline, sweep a few sizes, profile a step and
-    explain it, say who holds its memory, and what it should have cost; the last part is the path of a page with all of it.
+) -> None:
+    """`show` gets each part; the last is the path of the page, or why there is none."""
+    common: dict[str, Any] = {"runs": runs, "progress": progress, "command": "flopwise demo"}
+    on_gpu = device != "cpu" and any(check.name == "device" and "cuda" in check.found for check in doctor())
+    if on_gpu:
+        show(Title("Why is this training step slow on your GPU?", "flopwise profile small …; flopwise explain last"))
+        target: MeasuredRun | Path = profile("small", device=device, seconds=1.0, **STEP, **common)
+    else:
+        show(Title("Why is this training step slow? Its trace on an H200:", "flopwise explain TRACE"))
+        target = TRACE
+    show(explain(target))
+    tuned = read_tuning(TUNING) if not on_gpu else _tuned_here(device, common)
+    took = f" in {tuned.ended.seconds:.0f} s" if tuned.ended is not None else ""
+    show(Title(f"The same step, tuned{took}: {tuned.times_faster:.1f} times as fast", "flopwise tune small …"))
+    show(tuned)
+    pages: list[MeasuredRun | Path | str] = [target, tuned.run if on_gpu else TUNING]
+    show(Title("One lever, measured here:", "flopwise bench tiny --versus attention=naive"))
+    try:
+        pages.append(bench("tiny", device=device, seconds=3.0, versus={"attention": "naive"}, **common))
+        show(pages[-1])
+    except FlopwiseError as error:
+        show(f"not measured: {error.message} ({error.hint})")
+    show(_page(pages, runs))
 
-    `show` gets each part. On a GPU the model is `small`, on a CPU `tiny`.
-    """
-    show(Title("1. What this machine can do (flopwise doctor)"))
-    checks = doctor()
-    show(checks)
-    on_gpu = device != "cpu" and any(check.name == "device" and "cuda" in check.found for check in checks)
-    model = "small" if on_gpu else "tiny"
-    common = {"runs": runs, "progress": progress, "device": device}
-    show(Title(f"2. Where the time of a training step goes (flopwise bench {model})"))
-    timed = bench(model, seconds=3.0, command="flopwise demo", **common)  # type: ignore[arg-type]
-    show(timed)
-    lever = {"graph": "on", "optimizer": "fused"} if on_gpu else {"attention": "naive"}
-    words = ",".join(f"{name}={value}" for name, value in lever.items())
-    show(Title(f"3. Does a lever help? Both are measured beside each other (flopwise bench {model} --versus {words})"))
-    both = bench(model, seconds=6.0, versus=lever, command="flopwise demo", **common)  # type: ignore[arg-type]
-    show(both)
-    compared = compare_within(both.points)
-    if compared is not None:
-        show(compared)
-    table = {
-        "name": "demo",
-        "base": {"workload": model, "phase": "forward", "seconds": 1.0, "device": device},
-        "group": {"sizes": {"context": [32, 64, 128], "attention": ["naive", "sdpa"]}},
-    }
-    show(Title("4. How it scales with context (flopwise sweep FILE.toml)"))
-    swept = sweep(sweep_from(table), runs=runs, fresh=True, command="flopwise demo", progress=progress)
-    show(swept)
-    show(Title(f"5. Why it takes that long (flopwise profile {model}; flopwise explain last)"))
-    profiled = profile(model, seconds=1.0, command="flopwise demo", **common)  # type: ignore[arg-type]
-    show(profiled)
-    if profiled.points[0].trace_file:
-        show(explain(profiled))
-    show(Title(f"6. Who holds the memory, and what was predicted (flopwise memory {model})"))
-    show(memory(model, steps=1, command="flopwise demo", **common))  # type: ignore[arg-type]
-    show(Title("7. What a larger step must cost, before it is run (flopwise account small --gpu h100,h200)"))
-    show(account("small", gpu="h100,h200", batch=4, context=512, precision="bf16"))
-    show(Title("8. All of it on one page (flopwise report)"))
-    show(_page((profiled, both, swept, timed, "last"), runs))  # the last run is memory's
-    return profiled
+
+def _tuned_here(device: str, common: dict[str, Any]) -> Tuning:
+    return tune("small", device=device, budget=_BUDGET_S, seconds=1.0, **STEP, **common)
 
 
 def _free(place: Path) -> Path:
@@ -95,8 +84,8 @@ def _free(place: Path) -> Path:
     return free
 
 
-def _page(targets: tuple[MeasuredRun | str, ...], runs: str | Path | None) -> Path | str:
-    """The page over the runs, in the current folder; or why there is none."""
+def _page(targets: list[MeasuredRun | Path | str], runs: str | Path | None) -> Path | str:
+    """The page over all parts, in the current folder; or why there is none."""
     try:
         return report(*targets, output=_free(Path.cwd() / "report.html"), runs=runs, command="flopwise demo")
     except FlopwiseError as error:

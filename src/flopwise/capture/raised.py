@@ -18,8 +18,14 @@ def describe_error(error: BaseException) -> str:
     ('ValueError: bad size', 'AssertionError')
     """
     text = f"{type(error).__name__}: {error}".rstrip(": ")
+    place = where(error)
+    return one_line(f"{place}: {text}" if place else text)
+
+
+def where(error: BaseException) -> str:
+    """`train.py:42 in make_step`: the innermost frame that is the user's own; '' where none is."""
     own = [frame for frame in traceback.extract_tb(error.__traceback__) if is_own(frame.filename)]
-    return one_line(f"{_near(own[-1].filename)}:{own[-1].lineno} in {own[-1].name}: {text}" if own else text)
+    return f"{_near(own[-1].filename)}:{own[-1].lineno} in {own[-1].name}" if own else ""
 
 
 def is_own(file: str) -> bool:

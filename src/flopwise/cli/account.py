@@ -28,7 +28,10 @@ _MFU = "The share of the peak rate that training reaches: 0.5 or 50%."
 def command(model: str, gpu: str | None, tokens: str | None, mfu: str, measured: str | None, **given: Any) -> Answer:
     """Predict what a step of MODEL costs without running it: FLOPs and bytes by module, memory by owner, what fits.
 
+    \b
     Example: flopwise account small --gpu h100,h200
+      small b4 t512 train on H100 SXM 80 GB
+      A step takes about 50.0 ms, predicted, bound by its FLOPs. …
 
     MODEL is a preset (tiny, small, medium, large, xl, 2.7B, gpt2, llama3-8b, …), hf:PATH/config.json, or a step that is run
     dry on fake tensors (path/file.py:factory, op:NAME; needs torch); size, phase and levers as for bench. For a training run:

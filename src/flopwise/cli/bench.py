@@ -29,7 +29,10 @@ _VERSUS = "Measure a second workload with these changes, beside the first, in pa
 def command(workload: str, versus: str | None, impl: str | None, tag: str | None, quiet: bool, **given: Any) -> Answer:
     """Time forward, backward, optimizer and the whole step of WORKLOAD, each with three clocks.
 
+    \b
     Example: flopwise bench tiny --device cpu
+      tiny b4 t128 train on cpu
+      A step takes 38.3 ms.
 
     WORKLOAD is a preset (tiny, small, medium, large, xl, 2.7B, gpt2, llama3-8b, …), hf:PATH/config.json, your own step
     (path/file.py:factory or py:module:factory; --set has the factory's arguments), or an operation: op:matmul, op:mlp,

@@ -37,7 +37,9 @@ def command(
 ) -> int:
     """Say whether run B is faster than run A: the ratio of their times with its confidence interval.
 
+    \b
     Example: flopwise compare last~1 last
+      B compared with A: step, wall clock, with 95 % intervals, …
 
     Exit code: 0; 1 if --fail-above is exceeded; 3 if a verdict is inconclusive. Both beside each other are a fairer comparison:
     flopwise bench tiny --versus attention=naive. --format github writes annotations for a pull request: an error where the

@@ -18,7 +18,9 @@ _CALIBRATE = "Measure this machine's limits, in about a minute; predictions then
 def command(calibrate: bool, device: str) -> Answer:
     """Report what this machine can do: GPU, driver, torch, Triton, nsys, clocks, other processes on the GPU.
 
+    \b
     Example: flopwise doctor
+      This machine
     """
     if not calibrate:
         return Answer(doctor_view(doctor()))

@@ -31,9 +31,11 @@ _TIMINGS = "A run of the same workload without a profiler, for the step's real t
 def command(target: tuple[str, ...], against: str | None, timings: str | None, picture: bool, **given: Any) -> Answer:
     """Show where the time of a step went and what to change.
 
-    Example: flopwise explain last
+    \b
+    Example: flopwise explain trace.json.gz
+      trace.json.gz: kineto trace on NVIDIA H200
+      GPU-bound: the GPU is busy 92% of the 60.5 ms that the step takes …
 
-    The answer is one screen: the verdict, the step now, reachable and at its limit, where the time goes, the changes worth
     The answer is one screen: the verdict, the step now, reachable and at its limit, where the time goes, the changes worth
     most. --full has every finding with its arithmetic, GPU time by phase, class and module, and the top kernels; of a trace
     without GPU work, the CPU's time by phase, module and op. TARGET is a run with a trace (`flopwise profile`), or a file:

@@ -24,7 +24,9 @@ from flopwise.render.lab_view import lab_view, list_view
 def command(name: tuple[str, ...], quiet: bool, picture: bool, **given: Any) -> Answer:
     """Measure claims about GPUs on this machine. Without NAME: list the experiments; NAME may be all.
 
+    \b
     Example: flopwise lab data-types --quick --device cpu
+      1 experiment on x86_64: 1 confirmed
 
     Each experiment runs in a process of its own and ends in a verdict: confirmed, refuted here, inconclusive, or not
     measurable here; with the numbers. -o FILE writes tables (.md, .csv, .json), the charts (.svg, .png) or a page (.html).

@@ -13,24 +13,36 @@ import click
 from flopwise.errors import FlopwiseError, one_line
 from flopwise.version import __version__
 
-VERBS = {
-    "demo": "Shows what flopwise does, on this machine, in about a minute; no GPU needed.",
-    "run": "Runs your own training script, unchanged: why its steps are slow, what to change.",
-    "doctor": "Reports what this machine can do, and how to fix what it cannot.",
-    "bench": "Times forward, backward, optimizer and the whole step of a workload.",
-    "sweep": "Measures many workloads from a file, each in its own process; resumes.",
-    "compare": "Is B faster than A? The ratio with its confidence interval.",
-    "profile": "Captures a trace of a workload with PyTorch's profiler or Nsight Systems.",
-    "explain": "Where the time of a step went, and what to change, from a trace.",
-    "account": "Predicts what a step costs: FLOPs, memory, time, what fits.",
-    "roofline": "Compares every operation with the machine's limits.",
-    "memory": "Who holds every byte of a workload or a snapshot, at the peak and over time.",
-    "report": "Writes one page over runs, traces and snapshots; it opens offline.",
-    "tune": "Tries the levers, keeps what is faster and still correct, and proves it.",
-    "lab": "Measures claims about GPUs on this machine, each with a verdict.",
-    "runs": "Lists, shows, tags and removes runs.",
-    "mcp": "Serves runs and traces to an agent, read-only (Model Context Protocol).",
+# What a user wants to do, and the verbs for it.
+TASKS = {
+    "Meet it": {
+        "demo": "Explains a slow step, tunes it, compares; no GPU needed.",
+        "doctor": "Reports what this machine can do, and how to fix what it cannot.",
+    },
+    "See why it is slow": {
+        "run": "Runs your training script, unchanged: why it is slow, what to do.",
+        "explain": "Where the time of a step went, and what to change, from a trace.",
+        "memory": "Who holds every byte of a workload or a snapshot.",
+        "roofline": "Compares every operation with the machine's limits.",
+    },
+    "Before it runs": {"account": "Predicts what a step costs: FLOPs, memory, time, what fits."},
+    "Make it faster, and prove it": {
+        "tune": "Tries the levers; keeps what is faster and still correct.",
+        "compare": "Is B faster than A? The ratio with its confidence interval.",
+    },
+    "Measure": {
+        "bench": "Times a workload: forward, backward, optimizer, the whole step.",
+        "sweep": "Measures many workloads from a file; resumes.",
+        "profile": "Captures a trace with PyTorch's profiler or Nsight Systems.",
+        "lab": "Measures claims about GPUs on this machine, each with a verdict.",
+    },
+    "Keep and show": {
+        "report": "Writes one page over runs, traces and snapshots; it opens offline.",
+        "runs": "Lists, shows, tags and removes what was measured before.",
+        "mcp": "Serves runs and traces to an agent, read-only (MCP).",
+    },
 }
+VERBS = {verb: does for verbs in TASKS.values() for verb, does in verbs.items()}
 
 
 class _Verbs(click.Group):
@@ -45,8 +57,10 @@ class _Verbs(click.Group):
         return cast(click.Command, importlib.import_module(f"flopwise.cli.{cmd_name}").command)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Verbs"):
-            formatter.write_dl(list(VERBS.items()))
+        longest = max(map(len, VERBS))
+        for task, verbs in TASKS.items():
+            with formatter.section(task):
+                formatter.write_dl([(verb.ljust(longest), does) for verb, does in verbs.items()])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -65,7 +79,7 @@ class _Verbs(click.Group):
 def flopwise(debug: bool) -> None:
     """Why a Transformer's step is slow on a GPU, what the limit is, what to change; and the proof.
 
-    Try: flopwise bench tiny --device cpu
+    Try: flopwise demo
     """
 
 

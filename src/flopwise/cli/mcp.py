@@ -13,7 +13,9 @@ from flopwise.integrations.mcp.folder import Folder
 def command(root: str, runs: str | None) -> None:
     """Serve runs and traces to an agent over standard input and output (Model Context Protocol).
 
+    \b
     Example: flopwise mcp --root .
+      (waits for requests on standard input)
 
     Tools: runs, summary, findings, kernels, compare, account. They read and answer; nothing is run or changed. Runs are
     read only from --runs, which is DIR's own .flopwise/runs by default. Needs the extra: pip install 'flopwise[mcp]'.

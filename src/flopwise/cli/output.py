@@ -153,10 +153,10 @@ def _show(answer: Answer, form: str, output: str | None, full: bool) -> None:
     if screen is None:
         show(answer.view, form, output)
     else:
-        write_text(one_screen.text(screen, _console()), None)
+        write_text(one_screen.text(screen, console()), None)
 
 
-def _console() -> Console | None:
+def console() -> Console | None:
     """The terminal; None where standard output is none."""
     return Console() if sys.stdout is not None and sys.stdout.isatty() else None
 
@@ -187,4 +187,4 @@ def _rendered(view: View, form: str, to_terminal: bool) -> str:
         case "markdown":
             return "\n".join(map(markdown, view.tables))
         case _:
-            return terminal.texts(view.tables, _console() if to_terminal else None)
+            return terminal.texts(view.tables, console() if to_terminal else None)

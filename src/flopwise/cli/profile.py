@@ -31,7 +31,9 @@ _WITH = "PyTorch's profiler, or Nsight Systems (a process of its own under nsys;
 def command(workload: str, tag: str | None, quiet: bool, **given: Any) -> Answer:
     """Capture a trace of WORKLOAD with PyTorch's profiler or Nsight Systems, and measure the profiler's own cost.
 
+    \b
     Example: flopwise profile tiny --device cpu
+      tiny b4 t128 train on cpu
     """
     given |= options.workload_arguments(given)
     given |= {"command": options.command_line(), "progress": TerminalProgress(quiet=quiet)}

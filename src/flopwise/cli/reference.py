@@ -137,9 +137,12 @@ def _paragraphs(text: str) -> Sequence[str]:
     """The help as Markdown: an example is code, words in capitals stay as they are."""
     found = []
     for paragraph in re.split(r"\n\s*\n", text.strip()):
-        line = " ".join(paragraph.split())
-        example = re.match(r"(Example|Try): (.*)", line)
-        found.append(f"For example:\n\n    {example[2]}\n" if example else f"{_escaped(line)}\n")
+        lines = paragraph.replace("\b", "").strip().splitlines()
+        if example := re.match(r"(Example|Try): (.*)", lines[0]):
+            shown = [f"$ {example[2]}", *map(str.strip, lines[1:])] if len(lines) > 1 else [example[2]]
+            found.append("For example:\n\n" + "".join(f"    {line}\n" for line in shown))
+        else:
+            found.append(f"{_escaped(' '.join(paragraph.split()))}\n")
     return found
 
 

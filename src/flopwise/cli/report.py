@@ -19,7 +19,9 @@ from flopwise.cli.output import check_place, notify
 def command(target: tuple[str, ...], output: str, pictures: bool, runs: str | None) -> None:
     """Write one page over runs, traces and snapshots: the verdict, what to change, the evidence; it opens offline.
 
+    \b
     Example: flopwise report last -o report.html
+      report.html
 
     TARGET is a run (last, an id, a tag, a path), a trace (.json, .json.gz from PyTorch; .sqlite, .nsys-rep from Nsight
     Systems) or a memory snapshot (.pickle). Several targets give one page. report.md is for a comment on GitHub.

@@ -22,7 +22,9 @@ from flopwise.render.roofline_view import drawn, roofline_view
 def command(target: str, gpu: str | None, runs: str | None, picture: bool, **given: Any) -> Answer:
     """Compare every operation with the machine's limits: FLOPs per byte, FLOP/s reached, and the share of what is possible.
 
+    \b
     Example: flopwise roofline small --gpu h200 -o roofline.svg
+      small b4 t512 train on H200 SXM 141 GB, predicted
 
     TARGET is a run with a trace or a trace file (as measured: every op whose bytes follow from its inputs, and what is left
     out), or a workload (all operations, as predicted). -o FILE.svg, .png or .html draws it.

@@ -5,13 +5,29 @@ import click
 from flopwise.api.runs import stored_result
 from flopwise.cli.options import runs_option
 from flopwise.cli.output import Answer, answers, chosen_format, format_option, notify, output_option, show
+from flopwise.errors import FlopwiseError
 from flopwise.render.runs_view import runs_view
 from flopwise.render.views import view_of
 from flopwise.scrub.scrub import scrub
 from flopwise.store import list_runs, remove, runs_root, tag, untag
 
 
-@click.group("runs", invoke_without_command=True)
+class _Commands(click.Group):
+    """A run or a script where a command should be is told from a misspelt one."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in self.commands:
+            script = f"to run a script: flopwise run {args[0]}"
+            hint = script if args[0].endswith(".py") else f"to see one: flopwise runs show {args[0]}"
+            raise FlopwiseError(
+                f"'{args[0]}' is not a command of runs", f"{hint}; commands: {', '.join(self.commands)}"
+            )
+        return super().resolve_command(ctx, args)
+
+
+@click.group("runs", cls=_Commands, invoke_without_command=True)
 @runs_option
 @format_option
 @output_option
@@ -19,7 +35,9 @@ from flopwise.store import list_runs, remove, runs_root, tag, untag
 def command(context: click.Context, runs: str | None, form: str | None, output: str | None) -> None:
     """List the stored runs, newest first.
 
+    \b
     Example: flopwise runs
+      5 runs in .flopwise/runs
     """
     if context.invoked_subcommand is None:
         root = runs_root(runs)

@@ -22,7 +22,9 @@ from flopwise.render.run_view import run_view
 def command(file: str, tag: str | None, quiet: bool, **given: Any) -> Answer:
     """Measure every workload of FILE, each in its own process; resume an unfinished run where it stopped.
 
+    \b
     Example: flopwise sweep sweeps/cpu-quick.toml
+      cpu-quick: workload=tiny, batch=4
     """
     given |= {"command": options.command_line(), "progress": TerminalProgress(quiet=quiet)}
     run, stopped = options.tagged(partial(sweep, file, **given), tag, given["runs"])

@@ -36,7 +36,10 @@ def command(
 ) -> Answer:
     """Try the levers on WORKLOAD, keep what is faster (or smaller) and still correct, and prove it.
 
+    \b
     Example: flopwise tune tiny --device cpu --budget 60s
+      tiny b4 t128 train on cpu
+      1.31 times as fast: 38.3 ms → 29.2 ms; 2 of 6 attempts kept.
 
     Each lever is measured against the best step so far, most promising first; its losses and gradients are compared with
     the same step in eager fp32. The answer is a recipe; --full has the lines of PyTorch and every saving.

@@ -156,7 +156,9 @@ def _pair_screen(a: Point, b: Point, stored: str) -> Screen:
 def _compared(a: Point, b: Point, found: Comparison) -> str:
     changed = levers_to_apply(b.trial.workload.recipe, a.trial.workload.recipe)
     what = options({lever: str(value) for lever, value in changed.items()}) or b.trial.workload.label()
-    ratio = f", {found.ratio:.3f} of the first's time" if found.ratio is not None else ""
+    if found.ratio is None:
+        return f"With {what}: {found.verdict}."
+    longer = f"{found.ratio:.2f} times as long" if found.ratio >= 1 else f"{found.ratio:.0%} of the time"
     known = found.low is not None and found.high is not None
-    interval = f" (95 %: {found.low:.3f} to {found.high:.3f})" if known else ""
-    return f"With {what}: {found.verdict}{ratio}{interval}."
+    interval = f" (95 %: {found.low:.2f} to {found.high:.2f})" if known else ""
+    return f"With {what} a step takes {longer}{interval}: {found.verdict}. Judged by steps run in turns."

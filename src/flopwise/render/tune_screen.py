@@ -35,7 +35,7 @@ def tune_screen(tuning: Tuning) -> Screen:
 
 def _verdict(tuning: Tuning) -> str:
     kept, tried = len(tuning.kept), len(tuning.attempts)
-    words = [f"Nothing that was tried was faster: {tried} levers." if tried else "Nothing was tried."]
+    words = [_nothing_kept(tuning)]
     if kept:
         times = f"{units.duration(tuning.first_ns)} → {units.duration(tuning.last_ns)}"
         words = [f"{tuning.times_faster:.2f} times as fast: {times}; {kept} of {tried} attempts kept."]
@@ -47,6 +47,19 @@ def _verdict(tuning: Tuning) -> str:
     elif tuning.ended.stopped == BUDGET_SPENT:
         words.append("The budget was spent before all levers were tried.")
     return " ".join(words)
+
+
+def _nothing_kept(tuning: Tuning) -> str:
+    """Why: what became of each attempt, or why there was none."""
+    if not tuning.attempts:
+        spent = tuning.ended is None or tuning.ended.stopped == BUDGET_SPENT
+        return (
+            "Nothing was tried."
+            if spent
+            else "Nothing was tried: no lever that is left can make this step faster here."
+        )
+    reasons = [f"{one.lever} = {one.value}: {one.why or one.status}" for one in tuning.attempts]
+    return f"Nothing that was tried was kept. {'; '.join(reasons)}."
 
 
 def _best(tuning: Tuning) -> list[Attempt]:

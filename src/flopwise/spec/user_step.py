@@ -38,8 +38,8 @@ def reference_in(target: str) -> str:
         place = target.removeprefix("py:")
         _check_file(place)
         functions = _functions(place)
-        hint = f"functions in it: {', '.join(functions)}; " if functions else ""
-        raise FlopwiseError(f"'{target}' names no factory", f"{hint}for example {place}:{[*functions, 'make_step'][0]}")
+        step = f"; a function that makes a step: {place}:{[*functions, 'make_step'][0]}" if functions else ""
+        raise FlopwiseError(f"'{target}' names no factory", f"the script as it is: flopwise run {place}{step}")
     hint = "for example py:my_project.steps:make_step, or steps.py:make_step"
     raise FlopwiseError(f"{fields.show(target)} is not py:module:factory", hint)
 

@@ -58,7 +58,9 @@ def _of_file(name: str) -> tuple[CodeType, types.ModuleType, str]:
     if path.is_dir() and (path / "__main__.py").is_file():
         path = path / "__main__.py"
     if not path.is_file():
-        raise FlopwiseError(f"there is no script {name!r}", "give the path of a Python file; a module with -m NAME")
+        made = f"a step that a function makes: flopwise bench {name}; a script: flopwise run {name.partition(':')[0]}"
+        stored = "give the path of a Python file, or -m MODULE; what was measured before: flopwise runs"
+        raise FlopwiseError(f"there is no script {name!r}", made if ".py:" in name else stored)
     try:
         code = compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from flopwise import torch_private
 from flopwise.capture.build import build_step
-from flopwise.capture.raised import describe_error
+from flopwise.capture.raised import describe_error, where
 from flopwise.capture.watch.collector import no_collector
 from flopwise.capture.watch.modules import ModuleNames
 from flopwise.capture.watch.tape import Tape
@@ -112,8 +112,9 @@ def _one_clear_line(workload: Workload) -> Iterator[None]:
         raise
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         what = "a number read from a tensor (.item(), float(), bool(), nonzero…)"
+        place = where(error) or workload.target
         raise FlopwiseError(
-            f"{workload.target} cannot be dry-run: {error.func} needs the tensor's values, and a dry run has none",
+            one_line(f"{place} cannot be dry-run: {error.func} needs the tensor's values, and a dry run has none"),
             f"leave out {what} in the step" if own else hint,
         ) from error
     except (UnsupportedOperatorException, UnsupportedFakeTensorException, NotImplementedError) as error:
