@@ -16,6 +16,8 @@ class FlopwiseError(Exception):
         super().__init__(one_line(message))
         self.message = one_line(message)
         self.hint = one_line(hint)
+        if self.hint:
+            self.add_note(f"hint: {self.hint}")  # below the message of a traceback
 
 
 class Unsupported(FlopwiseError):
@@ -31,6 +33,14 @@ class Unsupported(FlopwiseError):
 
 class WrongResult(FlopwiseError):
     """An implementation computes something else than its reference: it has no time worth telling."""
+
+
+class Failed(FlopwiseError):
+    """A step could not be measured. What is known of it is stored, and is `result`."""
+
+    def __init__(self, message: str, hint: str, result: Any) -> None:
+        super().__init__(message, hint)
+        self.result = result
 
 
 class Interrupted(KeyboardInterrupt):

@@ -212,6 +212,31 @@ def test_a_function_is_named_so_that_another_process_finds_it():
         as_workload(torch.nn.Linear(2, 2), {})
 
 
+@pytest.mark.parametrize(
+    "verb", [flopwise.bench, flopwise.profile, flopwise.memory, flopwise.tune], ids=lambda f: f.__name__
+)
+def test_a_step_that_fails_raises_one_line_and_its_run_is_kept(folder, monkeypatch, tmp_path, verb):
+    monkeypatch.chdir(folder)
+    with pytest.raises(FlopwiseError, match=r"^train.py:nope: error: 'train.py' has no 'nope'") as error:
+        verb("train.py:nope", device="cpu", runs=tmp_path)
+    assert "functions in it: " in error.value.hint
+    assert [run.failed for run in list_runs(tmp_path)] == [1]
+    if verb is flopwise.bench:
+        assert error.value.result.points[0].status == "error"
+        assert "0 of 1 measured" in repr(error.value.result)
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [flopwise.bench, flopwise.profile, flopwise.memory, flopwise.tune, flopwise.account, flopwise.roofline],
+    ids=lambda f: f.__name__,
+)
+def test_what_is_no_target_is_refused_and_what_is_one_is_named(verb):
+    with pytest.raises(FlopwiseError, match="target = 3 is not allowed") as error:
+        verb(3)
+    assert all(word in error.value.hint for word in ("'small'", "'file.py:factory'", "a function"))
+
+
 class Trainer:
     def step(self):
         return None
@@ -262,8 +287,8 @@ def test_with_cloudpickle_a_closure_is_measured_and_the_record_holds_no_code(tmp
     assert subject == UserStep(reference=f"{__name__}:make", pickled=subject.pickled)
     assert len(subject.pickled) == 64  # a hash: whoever reads the run cannot be made to run code
     (functions._folder() / f"{subject.pickled}.pickle").unlink()
-    again = flopwise.bench(run.points[0].trial.workload, runs=tmp_path / "runs", **QUICK)
-    assert "a Python process that has ended" in again.points[0].reason
+    with pytest.raises(FlopwiseError, match="a Python process that has ended"):
+        flopwise.bench(run.points[0].trial.workload, runs=tmp_path / "runs", **QUICK)
 
 
 SCRIPT = """
@@ -278,30 +303,37 @@ def make(device, n=SIZE):
 
 def measured(target):
     run = flopwise.bench(target, device="cpu", warmup=1, samples=4, processes=1)
-    print(run.header.name, run.points[0].status, run.points[0].reason, "|", run.points[0].hint)
+    print(run.header.name, run.points[0].status)
 
 """
 
 
-@pytest.mark.parametrize(
-    ("guard", "printed"),
-    [
-        ('if __name__ == "__main__":\n    measured(make)', "sub/script.py:make ok  |"),
-        ("measured(make)", "sub/script.py:make error flopwise was called while sub/script.py:make was loaded"),
-    ],
-    ids=["guarded", "unguarded"],
-)
-def test_a_script_measures_its_own_function(tmp_path, guard, printed):
+@pytest.fixture
+def script(tmp_path):
+    """Run SCRIPT with this end."""
     (tmp_path / "sub").mkdir()
-    (tmp_path / "sub" / "script.py").write_text(SCRIPT + guard)
     (tmp_path / "sub" / "neighbour.py").write_text("SIZE = 4")
-    environment = os.environ | {"FLOPWISE_RUNS": str(tmp_path / "runs")}
-    done = subprocess.run(
-        [sys.executable, "sub/script.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+
+    def run(end):
+        (tmp_path / "sub" / "script.py").write_text(SCRIPT + end)
+        environment = os.environ | {"FLOPWISE_RUNS": str(tmp_path / "runs")}
+        words = [sys.executable, "sub/script.py"]
+        return subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+
+    return run
+
+
+def test_a_script_measures_its_own_function(script):
+    done = script('if __name__ == "__main__":\n    measured(make)')
+    assert done.stdout == "sub/script.py:make ok\n", done.stderr
+
+
+def test_without_a_guard_the_traceback_ends_with_what_to_do(script):
+    *_, message, hint = script("measured(make)").stderr.splitlines()
+    assert message.endswith(
+        "sub/script.py:make: error: flopwise was called while sub/script.py:make was loaded to be measured"
     )
-    assert done.stdout.startswith(printed), done.stdout
-    assert done.stdout.count("\n") == 1
-    assert guard.startswith("if") or 'under `if __name__ == "__main__":`' in done.stdout
+    assert hint.startswith('hint: put the call under `if __name__ == "__main__":`')
 
 
 def test_a_function_of_no_file_is_refused_in_one_line(tmp_path):

@@ -14,7 +14,7 @@ from flopwise.capture.isolate import Worker
 from flopwise.capture.processes import run_processes
 from flopwise.capture.progress import Progress
 from flopwise.capture.stopping import PairsRule
-from flopwise.errors import FlopwiseError, Interrupted
+from flopwise.errors import Failed, FlopwiseError, Interrupted
 from flopwise.predict.fit import too_large
 from flopwise.records.run import INTERRUPTED, OK, Point
 from flopwise.spec.fields import did_you_mean
@@ -49,7 +49,8 @@ def bench(
     With `versus={"precision": "bf16"}` a second workload, so changed, is measured beside the first, in pairs of processes
     until it is known which is faster.
     With `impls` an operation is measured in each of these implementations; one that cannot run is a row.
-    Ctrl-C stores what was measured and raises KeyboardInterrupt, whose `result` is the stored run.
+    A step that fails raises Failed; Ctrl-C stores what was measured and raises KeyboardInterrupt. The `result` of both is the
+    stored run.
 
     >>> run = flopwise.bench("tiny", device="cpu", batch=2)        # doctest: +SKIP
     >>> run.points[0].times().wall_ns                              # doctest: +SKIP
@@ -97,6 +98,7 @@ def _measure(trials: list[Trial], name: str, root: Path, command: str, progress:
     stored, statuses = MeasuredRun.load(run.path), {point.status for point in points}
     if INTERRUPTED in statuses <= {OK, INTERRUPTED}:  # of a pair, one is also cut short when the other fails
         raise Interrupted(stored)
+    outcome(stored)
     return stored
 
 
@@ -121,5 +123,5 @@ def outcome(run: MeasuredRun) -> int:
     """The exit code of a bench: 0 measured, 130 stopped by the user; raises what stood in the way of measuring."""
     for point in run.points:
         if point.status not in (OK, INTERRUPTED):
-            raise FlopwiseError(f"{point.trial.workload.label()}: {point.status}: {point.reason}", point.hint)
+            raise Failed(f"{point.trial.workload.label()}: {point.status}: {point.reason}", point.hint, run)
     return 130 if interrupted(run) else 0

@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-from flopwise.capture.functions import Target, as_workload
+from flopwise.capture.functions import ALLOWED, Target, as_workload
 from flopwise.capture.isolate import Worker
 from flopwise.capture.progress import Progress
-from flopwise.errors import FlopwiseError, Interrupted
+from flopwise.errors import Failed, FlopwiseError, Interrupted
 from flopwise.predict.fit import memory_levers, too_large
 from flopwise.predict.machine import gpu_of
 from flopwise.predict.prediction import architecture_of, memory_from_shapes, predict_memory
@@ -82,6 +82,8 @@ def memory(
     found = stored_report(run, stacks)
     if found.status == INTERRUPTED:
         raise Interrupted(found)
+    if not found.devices:
+        outcome(found)  # one that ran out of memory has recorded why
     return found
 
 
@@ -89,6 +91,9 @@ def _workload(target: object, options: dict[str, Any]) -> Workload | None:
     """The workload that a target means; None: it is a run or a file."""
     if isinstance(target, Workload) or callable(target):
         return as_workload(target, options)
+    if not isinstance(target, str | Path | StoredRun):
+        hint = f"allowed: a run, a snapshot's file, {ALLOWED}"
+        raise FlopwiseError(f"target = {fields.show(target)} is not allowed", hint)
     word = str(target)
     presets = {name.lower() for name in preset_names()}
     if word.startswith(_KINDS) or is_user_step(word) or (word.lower() in presets and not os.path.isfile(word)):
@@ -176,5 +181,5 @@ def _predicted(asked_for: Workload, named: str) -> MemoryReport:
 def outcome(found: MemoryReport) -> int:
     """The exit code: 0 recorded, 130 stopped by the user; raises what stood in the way."""
     if found.status not in (OK, INTERRUPTED):
-        raise FlopwiseError(f"{found.label}: {found.status}: {found.reason}", found.hint)
+        raise Failed(f"{found.label}: {found.status}: {found.reason}", found.hint, found)
     return 130 if found.status == INTERRUPTED else 0

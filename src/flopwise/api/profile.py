@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from flopwise.analysis.measured import MeasuredRun
+from flopwise.api.bench import outcome
 from flopwise.capture.doctor import GOOD, nsys
 from flopwise.capture.functions import Target, as_workload
 from flopwise.capture.isolate import Worker
@@ -88,7 +89,9 @@ def profile(
         progress.point(point)
     if point.status == INTERRUPTED:
         raise Interrupted(MeasuredRun.load(run.path))
-    return MeasuredRun.load(run.path)
+    stored = MeasuredRun.load(run.path)
+    outcome(stored)
+    return stored
 
 
 def _traced_by_nsys(point: Point, request: TraceRequest, log: Path) -> Point:

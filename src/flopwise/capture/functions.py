@@ -18,9 +18,11 @@ import msgspec
 
 from flopwise import units
 from flopwise.errors import FlopwiseError
+from flopwise.spec import fields
 from flopwise.spec.user_step import is_plain
 from flopwise.spec.workload import UserStep, Workload, workload
 
+ALLOWED = "a preset ('small'), 'hf:PATH', 'file.py:factory', 'op:NAME', a function, or what flopwise.workload returns"
 Target = str | Workload | Callable[..., object]
 
 # Environment variables: what the process that measures is told beyond its requests.
@@ -36,8 +38,10 @@ def as_workload(target: Target, options: dict[str, Any]) -> Workload:
     """The workload that a target means: a name, a factory or a step as a function, or a workload as it is."""
     if isinstance(target, Workload):
         return target
-    if isinstance(target, str) or not callable(target):
+    if isinstance(target, str):
         return workload(target, **options)
+    if not callable(target):
+        raise FlopwiseError(f"target = {fields.show(target)} is not allowed", f"allowed: {ALLOWED}")
     if hasattr(target, "named_parameters"):
         hint = "write a function that builds model and optimizer and returns the step: docs/reference/own-step.md"
         raise FlopwiseError(f"a model ({type(target).__name__}) is not a step", hint)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import click
 from rich.console import Console
 
-from flopwise.errors import FlopwiseError, Interrupted, one_line
+from flopwise.errors import Failed, FlopwiseError, Interrupted, one_line
 from flopwise.render import screen as one_screen
 from flopwise.render import terminal
 from flopwise.render.charts import SUFFIXES as PICTURES
@@ -33,9 +33,11 @@ _T = TypeVar("_T")
 
 
 def kept(measure: Callable[[], _T]) -> tuple[_T, bool]:
-    """What a verb measured, and whether Ctrl-C stopped it: the part that it kept is shown then."""
+    """What a verb measured, and whether Ctrl-C stopped it: what was kept is shown then, and of a step that failed."""
     try:
         return measure(), False
+    except Failed as failed:
+        return failed.result, False
     except Interrupted as stop:
         return stop.result, True
 

@@ -54,7 +54,8 @@ class StoredRun(Printed, msgspec.Struct, frozen=True, kw_only=True):
         return not self.missing()
 
     def headline(self) -> str:
-        return f"{self.header.id}, {len(self.points)} of {len(self.header.trials)} measured"
+        ok = sum(point.status == OK for point in self.points)
+        return f"{self.header.id}, {ok} of {max(len(self.points), len(self.header.trials))} measured"
 
 
 class Tally(msgspec.Struct, frozen=True, kw_only=True):
