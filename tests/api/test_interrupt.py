@@ -15,11 +15,11 @@ from flopwise.api import profile as profile_module
 from flopwise.api import sweep as sweep_module
 from flopwise.api.profile import profile
 from flopwise.api.sweep import sweep
-from flopwise.errors import Interrupted
+from flopwise.errors import FlopwiseError, Interrupted
 from flopwise.records.events import DeviceInfo
 from flopwise.records.run import INTERRUPTED, Environment, PhaseTimes, Point
 from flopwise.spec.sweep import sweep_from
-from flopwise.store import StoredRun, list_runs
+from flopwise.store import StoredRun, find, list_runs
 from flopwise.store.tuning import read_tuning
 
 STEPS = Path(__file__).parents[1] / "capture"
@@ -42,8 +42,8 @@ class Watched(Progress):
 """
 
 
-def interrupted_at(word: str, tmp_path: Path, program: str) -> list[str]:
-    """What a program prints after a SIGINT that it gets when it has printed `word`."""
+def interrupted_at(word: str, tmp_path: Path, program: str, sign: signal.Signals = signal.SIGINT) -> list[str]:
+    """What a program prints after the signal that it gets when it has printed `word`."""
     code = OPENING + textwrap.dedent(program)
     paths = os.pathsep.join(filter(None, (str(STEPS), os.environ.get("PYTHONPATH"))))
     environment = os.environ | {"PYTHONPATH": paths, "FLOPWISE_RUNS": str(tmp_path)}
@@ -53,9 +53,9 @@ def interrupted_at(word: str, tmp_path: Path, program: str) -> list[str]:
         for line in child.stdout:
             if line.strip() == word:
                 break
-        child.send_signal(signal.SIGINT)
+        child.send_signal(sign)
         lines = [line.strip() for line in child.stdout]
-    assert child.wait() == 0
+    assert child.wait() == (0 if sign is signal.SIGINT else -sign)
     return lines
 
 
@@ -86,6 +86,26 @@ def test_a_tuning_stops_and_keeps_the_best_so_far(tmp_path):
     found = read_tuning("last", tmp_path)
     assert (found.ended.stopped, found.attempts) == (INTERRUPTED, ())
     assert found.best == found.begun.workload
+
+
+TUNE = 'flopwise.tune("py:steps:slow", device="cpu", seconds=0.1, progress=Watched())'
+
+
+def test_a_tuning_that_was_killed_before_it_measured_is_not_the_last(tmp_path):
+    interrupted_at("start", tmp_path, TUNE, signal.SIGKILL)
+    (run,) = list_runs(tmp_path)
+    assert (run.kind, run.complete) == ("tune", False)
+    with pytest.raises(FlopwiseError, match="has measured anything") as error:
+        find("last", tmp_path)
+    assert run.id in error.value.hint
+
+
+@pytest.mark.slow
+def test_a_tuning_that_was_killed_later_is_the_last_and_says_that_it_has_no_end(tmp_path):
+    interrupted_at("attempt 1", tmp_path, TUNE, signal.SIGKILL)
+    found = read_tuning("last", tmp_path)
+    assert found.ended is None
+    assert "It was stopped before its end" in str(found)
 
 
 class Stopped:

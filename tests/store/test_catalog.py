@@ -24,11 +24,11 @@ def write(root, trials, points=(), kind="bench", name="small"):
 
 
 @pytest.fixture
-def three(root, trials, monkeypatch):
+def three(root, trials, make_point, monkeypatch):
     """Three runs begun in the same second: only the header tells their order."""
     clock = itertools.count(1_800_000_000_000_000_000)
     monkeypatch.setattr(time, "time_ns", lambda: next(clock))
-    return [write(root, trials, name=name) for name in ("one", "two", "three")]
+    return [write(root, trials, [make_point(trials[0])], name=name) for name in ("one", "two", "three")]
 
 
 def test_last_counts_back_by_the_time_a_run_was_begun(root, three):
@@ -58,7 +58,7 @@ def test_a_damaged_run_is_not_the_last(root, three):
         ((ERROR, OK), "", True),
         ((INTERRUPTED,), "", True),
         ((OOM,), "peak.pickle", True),  # what was recorded shows why
-        ((), "", True),  # it is running
+        ((), "", False),  # it has only begun, or was killed
     ],
     ids=str,
 )
@@ -77,7 +77,39 @@ def test_a_run_in_which_everything_failed_is_not_the_last(
     if not is_last:
         with pytest.raises(FlopwiseError, match="has measured anything") as error:
             find("last", root)
-        assert error.value.hint == f"{newest.name} failed"
+        assert error.value.hint.startswith(f"{newest.name} failed")
+
+
+def test_what_was_interrupted_before_its_first_sample_is_not_the_last(root, trials, make_point):
+    good = write(root, trials, [make_point(trials[0])])
+    write(root, trials, [msgspec.structs.replace(make_point(trials[0], INTERRUPTED), phases=())])
+    assert find("last", root) == good
+
+
+@pytest.mark.parametrize(
+    ("kind", "file", "rows", "is_last"),
+    [
+        ("tune", "tuning.jsonl", None, False),  # killed while its reference was written
+        ("tune", "tuning.jsonl", "", False),
+        ("tune", "tuning.jsonl", '{"row": "begun"', False),  # killed while it wrote
+        ("tune", "tuning.jsonl", '{"row": "begun"}\n', True),
+        (
+            "tune",
+            "tuning.jsonl",
+            '{"row": "begun"}\n{"row": "attempt"}\n',
+            True,
+        ),  # without an end: what was tried is kept
+        ("lab", "lab.jsonl", '{"experiments": ["a", "b"]}\n', False),
+        ("lab", "lab.jsonl", '{"experiments": ["a", "b"]}\n{"status": "error"}\n', False),
+        ("lab", "lab.jsonl", '{"experiments": ["a", "b"]}\n{"status": "ok"}\n', True),
+    ],
+)
+def test_a_tuning_or_a_lab_is_the_last_once_it_holds_something(root, trials, make_point, kind, file, rows, is_last):
+    good = write(root, trials, [make_point(trials[0])])
+    newest = write(root, trials, kind=kind)
+    if rows is not None:
+        (newest / file).write_text(rows)
+    assert find("last", root) == (newest if is_last else good)
 
 
 def test_a_run_is_found_by_id_by_the_start_of_its_id_by_tag_and_by_path(root, three, tmp_path, monkeypatch):

@@ -43,7 +43,7 @@ def _verdict(tuning: Tuning) -> str:
     if kept and before and after:
         words.append(f"Peak memory {units.size(before)} → {units.size(after)}.")
     if tuning.ended is None:
-        words.append("It was stopped before its end.")
+        words.append("It was stopped before its end, or still runs.")
     elif tuning.ended.stopped == BUDGET_SPENT:
         words.append("The budget was spent before all levers were tried.")
     return " ".join(words)

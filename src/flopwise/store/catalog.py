@@ -17,7 +17,7 @@ import msgspec
 from flopwise.errors import FlopwiseError
 from flopwise.spec.workload import Trial
 from flopwise.store import files
-from flopwise.store.stored import UNREADABLE, StoredRun, created_ns, has_failed, keys, read_header, tally
+from flopwise.store.stored import UNREADABLE, StoredRun, created_ns, has_measured, keys, read_header, tally
 
 _ID = re.compile(r"\d{8}-\d{6}-[A-Za-z0-9.-]+")
 _TAG = re.compile(r"(?!last|\.{1,2}$)[A-Za-z0-9._-]{1,64}")
@@ -52,7 +52,7 @@ class _Tags(msgspec.Struct, frozen=True, kw_only=True):
 def find(ref: str | Path, root: str | Path) -> Path:
     """The run that `ref` names: `last`, `last~1` (the one before), an id or its start, a tag, or a run's path.
 
-    A run in which everything failed is not the last: it is found by its id.
+    A run that measured nothing is not the last (its steps failed, it was killed, it has only begun): it is found by its id.
     """
     ref, root = str(ref), Path(root)
     back = re.fullmatch(r"last(?:~(\d{1,6}))?", ref)
@@ -220,17 +220,25 @@ def _newest_first(root: Path) -> list[Path]:
 
 
 def _nth_newest(root: Path, back: int) -> Path:
-    """Of the runs that measured something, or still may."""
+    """Of the runs that measured something."""
     runs = _newest_first(root)
-    good = (path for path in runs if not has_failed(path))
+    good = (path for path in runs if _is_something(path))
     found = list(itertools.islice(good, back + 1))
     if back < len(found):
         return found[back]
     if not found and runs:
-        raise FlopwiseError(f"no run in {root} has measured anything", f"{_some([p.name for p in runs], 1)} failed")
+        why = f"{runs[0].name} failed, was ended before its first measurement, or has only begun"
+        raise FlopwiseError(f"no run in {root} has measured anything", why)
     if not found:
         raise FlopwiseError(f"there are no runs in {root}", _BENCH_MAKES_ONE)
     raise FlopwiseError(f"there is no run {back} before the last in {root}", f"allowed: last to last~{len(found) - 1}")
+
+
+def _is_something(path: Path) -> bool:
+    try:
+        return has_measured(path)
+    except FlopwiseError:  # its rows cannot be read
+        return False
 
 
 def _summary(path: Path) -> RunSummary:

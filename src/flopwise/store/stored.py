@@ -18,7 +18,7 @@ from flopwise.store.rows import read_rows
 
 MAX_ROW_BYTES = 64 * 2**20  # a million samples of four phases are about this much
 MAX_HEADER_BYTES = 256 * 2**20  # ten thousand trials are about 10 MiB
-LAB_KIND = "lab"
+LAB_KIND, TUNE_KIND = "lab", "tune"
 # What decoding a hostile file may raise; the checks of spec raise FlopwiseError.
 UNREADABLE = (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError, FlopwiseError)
 
@@ -79,7 +79,7 @@ def tally(path: Path, header: RunHeader) -> Tally:
     plan = _plan(header)
     latest = _latest(table.rows, plan)
     ok, failed = _counts(row.status for row in latest.values())
-    complete = not _missing(header, latest) and (header.kind != "tune" or _has_ended(path))
+    complete = not _missing(header, latest) and (header.kind != TUNE_KIND or _has_ended(path))
     return Tally(ok=ok, failed=failed, planned=len(plan), complete=complete, warnings=tuple(table.warnings))
 
 
@@ -90,17 +90,25 @@ def _counts(statuses: Iterable[str]) -> tuple[int, int]:
 
 
 class _Outcome(PointHead[msgspec.Raw], frozen=True, kw_only=True):
+    phases: tuple[msgspec.Raw, ...] = ()
     memory_file: str = ""
 
 
-def has_failed(path: Path) -> bool:
-    """Whether a run measured nothing because its steps failed; one without rows has not failed yet.
+def has_measured(path: Path) -> bool:
+    """Whether a run holds anything to look at: not if its steps failed, nor if it was ended before its first measurement.
 
-    A snapshot that was written before the failure is something: it shows why there was too little memory.
+    What was interrupted counts where it has samples. A snapshot that was written before a failure is something: it shows
+    why there was too little memory.
     """
+    kind = _read_header(path, _HeaderStart).kind
+    if kind == TUNE_KIND:
+        return (path / files.TUNING).is_file() and bool(read_rows(path / files.TUNING, _TuningRow, "tuning"))
+    if kind == LAB_KIND:
+        statuses = {row.status for row in read_rows(path / files.LAB, _LabRow, "experiments")}
+        return bool(statuses & {OK, INTERRUPTED})
     rows = read_table(path / files.POINTS, _Outcome).rows
     statuses = {OK if row.memory_file else row.status for row in rows}
-    return OK not in statuses and bool(statuses - {INTERRUPTED})
+    return OK in statuses or (statuses == {INTERRUPTED} and any(row.phases for row in rows))
 
 
 class _LabRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,6 +133,7 @@ def read_header(path: Path) -> RunHeader:
 
 class _HeaderStart(msgspec.Struct, frozen=True):
     schema: int
+    kind: str = ""
     created_ns: int = 0
 
 
