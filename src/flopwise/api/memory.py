@@ -79,11 +79,15 @@ def memory(
     run = capture(asked_for, device, record, root, command, progress or Progress(), steps=steps, timeout=timeout)
     if tag:
         tag_run(root, run.path, tag)
-    found = stored_report(run, stacks)
+    return _answered(stored_report(run, stacks))
+
+
+def _answered(found: MemoryReport) -> MemoryReport:
+    """The report, if it is an answer: also one of a step that ran out of memory, where something was recorded until then."""
     if found.status == INTERRUPTED:
         raise Interrupted(found)
     if not found.devices:
-        outcome(found)  # one that ran out of memory has recorded why
+        outcome(found)
     return found
 
 
