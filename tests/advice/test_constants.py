@@ -7,7 +7,7 @@ import pytest
 from flopwise.advice import constants
 from flopwise.capture.stopping import MUCH_SLOWER_RATIO, MUCH_SLOWER_ROUNDS
 
-PAGE = " ".join((Path(__file__).parents[2] / "docs" / "how-to" / "tune.md").read_text().split())
+PAGE = " ".join((Path(__file__).parents[2] / "docs" / "explanation" / "tuning.md").read_text().split())
 
 
 def percent(share):
@@ -29,5 +29,5 @@ def percent(share):
         f"first {('zero', 'one', 'two')[MUCH_SLOWER_ROUNDS]} rounds is given up",
     ],
 )
-def test_the_how_to_quotes_the_constants(text):
+def test_the_page_quotes_the_constants(text):
     assert text in PAGE
