@@ -1,11 +1,17 @@
-"""A small GPT trained on text of random words, written as the usual single-file scripts are: flopwise run examples/gpt.py"""
+"""A small GPT trained on text of random words, written as the usual single-file scripts are: flopwise run examples/gpt.py
+
+`make_step` is the same step for `flopwise tune examples/gpt.py:make_step`.
+"""
 
 import argparse
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+
+import flopwise
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--layers", type=int, default=4)
@@ -15,6 +21,7 @@ parser.add_argument("--context", type=int, default=128)
 parser.add_argument("--accumulate", type=int, default=1)
 parser.add_argument("--steps", type=int, default=2000)
 parser.add_argument("--compile", action="store_true")
+parser.add_argument("--recipe", help="a file that flopwise tune --save wrote")
 asked = parser.parse_args()
 device = "cuda" if torch.cuda.is_available() else "cpu"
 VOCABULARY = 4096
@@ -56,10 +63,28 @@ def get_batch(text: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return both[:, :-1], both[:, 1:]
 
 
+def make_step(device: str, layers: int = 4, width: int = 256, batch: int = 8) -> Callable[[], torch.Tensor]:
+    asked.layers, asked.width, asked.batch = layers, width, batch
+    model = Gpt().to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=6e-4, weight_decay=0.1)
+    words = torch.randint(0, VOCABULARY, (batch, asked.context + 1), device=device)
+
+    def step() -> torch.Tensor:
+        loss = model(words[:, :-1], words[:, 1:])
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss
+
+    return step
+
+
 def main() -> None:
     torch.manual_seed(0)
     model = Gpt().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=6e-4, weight_decay=0.1)
+    if asked.recipe:
+        flopwise.apply(model, optimizer, recipe=asked.recipe)
     called = torch.compile(model) if asked.compile else model
     text = torch.randint(0, VOCABULARY, (1_000_000,))
     for step in range(asked.steps):
