@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-all fuzz check docs gallery format clean
+.PHONY: demo test test-all fuzz check docs gallery pages format clean
 
 demo: $(STAMP)
 	$(BIN)/flopwise demo
@@ -35,12 +35,20 @@ check: $(STAMP)
 docs: $(STAMP)
 	$(BIN)/mkdocs build --strict
 
-# The pages of docs/gallery, from traces and runs that are in the repository.
+# The documentation's pictures, from traces and runs that are in the repository.
+H200 := tests/trace/fixtures/h200-small
 gallery: $(STAMP)
-	cd docs/gallery && ../../$(BIN)/flopwise report ../../tests/trace/fixtures/h200-small-fp32-naive-2steps.kineto.json.gz -o small-fp32-naive.md --pictures
-	cd docs/gallery && ../../$(BIN)/flopwise report ../../tests/trace/fixtures/h200-small-bf16-compiled-2steps.kineto.json.gz -o small-bf16-compiled.md --pictures
-	cd docs/gallery && ../../$(BIN)/flopwise report ../../benchmarks/results/h200-2026-11/launch-bound ../../benchmarks/results/h200-2026-11/course-attention -o sweeps.md --pictures
-	cd docs/gallery && ../../$(BIN)/flopwise report ../../benchmarks/results/h200-2026-11-tune-final/small-4x512 -o tune-small.md --pictures
+	$(BIN)/python benchmarks/gallery.py
+	$(BIN)/flopwise explain $(H200)-bf16-compiled-2steps.kineto.json.gz -o docs/images/waterfall.svg
+	$(BIN)/flopwise explain $(H200)-fp32-naive-2steps.kineto.json.gz -o docs/explanation/images/waterfall-small-fp32-naive.svg
+
+# All pages and parts of pages that are made by commands; the tests compare.
+pages: $(STAMP)
+	$(BIN)/python -m flopwise.cli.reference > docs/reference/cli.md
+	$(BIN)/python -m flopwise.cli.reference levers > docs/reference/levers.md
+	$(BIN)/python -m flopwise.advice.reference > docs/reference/findings.md
+	$(BIN)/python benchmarks/lab_pages.py
+	$(BIN)/python benchmarks/docs_outputs.py
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

@@ -1,6 +1,6 @@
 """Outputs of commands that the documentation quotes: made again, in place. No GPU.
 
-    python benchmarks/docs_outputs.py     # what lies between `<!-- output: flopwise … -->` and `<!-- end -->` on any page
+python benchmarks/docs_outputs.py     # what lies between `<!-- output: flopwise … -->` and `<!-- end -->` on any page
 """
 
 import os

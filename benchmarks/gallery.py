@@ -1,4 +1,4 @@
-"""The pictures of docs/appendix/gallery.md, from traces and runs that are in the repository: python benchmarks/gallery.py. No GPU."""
+"""The pictures of docs/appendix/gallery.md, from traces and runs that are in the repository: make gallery. No GPU."""
 
 from pathlib import Path
 

@@ -1,6 +1,7 @@
-"""Links in the documentation lead somewhere: to a file that is there, to a heading that is in it; on the site, too."""
+"""The documentation: links lead somewhere, on the site too; commands are understood; every page is in the navigation; it stays short."""
 
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -8,7 +9,11 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+import click
 import pytest
+import yaml
+
+from flopwise.cli.main import VERBS, flopwise
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").rglob("*.md")])
@@ -41,13 +46,73 @@ def test_links_lead_somewhere(page):
     assert not broken
 
 
-def test_every_page_is_reached_from_the_index():
-    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
-    gallery = (ROOT / "docs" / "gallery" / "index.md").read_text(encoding="utf-8")
-    lab = (ROOT / "docs" / "explanation" / "lab" / "index.md").read_text(encoding="utf-8")
-    pages = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")} - {"index.md"}
-    listed = (("", index), ("gallery/", gallery), ("explanation/lab/", lab))
-    assert {page for page in pages if not any(page.removeprefix(folder) in text for folder, text in listed)} == set()
+DOCS = sorted((ROOT / "docs").rglob("*.md"))
+GENERATED = {"reference/cli.md", "reference/levers.md", "reference/findings.md"}  # from the code, by `make pages`
+MOST_WORDS = 35_000
+COMMAND = re.compile(r"^(?: {4}|- run: |\$ |    \$ )((?:flopwise|python) .+)$|`(flopwise [^`]+)`", re.MULTILINE)
+PLACES = re.compile(r"(?:examples|sweeps|benchmarks|tests)/[\w./-]*\w")
+
+
+def test_it_stays_short():
+    words = {path.relative_to(ROOT / "docs").as_posix(): len(path.read_text(encoding="utf-8").split()) for path in DOCS}
+    assert set(words) > GENERATED
+    assert sum(count for page, count in words.items() if page not in GENERATED) <= MOST_WORDS
+
+
+def pages_in(nav):
+    """The pages of mkdocs.yml's `nav`, in order."""
+    for entry in nav:
+        for place in entry.values():
+            if isinstance(place, str):
+                yield place
+            else:
+                yield from pages_in(place)
+
+
+def test_every_page_is_in_the_navigation_once_and_linked_from_an_index():
+    nav = list(pages_in(yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]))
+    assert sorted(nav) == [path.relative_to(ROOT / "docs").as_posix() for path in DOCS]
+    linked = set()
+    for index in (ROOT / "docs" / "index.md", ROOT / "docs" / "appendix" / "index.md"):
+        linked |= {(index.parent / link.partition("#")[0]).resolve() for link in LINK.findall(index.read_text())}
+    assert [page for page in nav if page != "index.md" and (ROOT / "docs" / page).resolve() not in linked] == []
+
+
+def commands(text):
+    """The command lines of a page, without comments and pipes."""
+    for match in COMMAND.finditer(text):
+        line = (match[1] or match[2]).partition(" #")[0]
+        yield re.split(r" (?:\|\|?|&&|then) |; ", line)[0].strip()
+
+
+def understood(words):
+    """Parse a command line as click does, without running it; a verb alone is a name, not a command."""
+    group, words = flopwise, list(words)
+    while isinstance(group, click.Group) and words and words[0] in group.list_commands(None):
+        group = group.get_command(None, words.pop(0))
+    if words:
+        group.make_context("flopwise", words)
+
+
+@pytest.mark.parametrize("page", DOCS, ids=lambda path: path.relative_to(ROOT / "docs").as_posix())
+def test_commands_are_understood(page):
+    """Their verbs and options are there, values are allowed, files of the repository that they name exist."""
+    for line in commands(page.read_text(encoding="utf-8")):
+        for place in PLACES.findall(line):
+            assert (ROOT / place).exists(), line
+        words = shlex.split(line)[1:] if line.startswith("flopwise ") else ["--help"]
+        if "[OPTIONS]" not in words:
+            assert words[0] in (*VERBS, "VERB", "WORDS", "--help"), line
+            understood(words if words[0] in VERBS else ())
+
+
+def test_a_command_that_is_not_understood_is_seen():
+    text = "    flopwise bench tiny --batch 2    # twice\n    flopwise bench --speed 2 || true\nand `flopwise runs tag`"
+    first, second, third = commands(text)
+    understood(shlex.split(first)[1:])
+    with pytest.raises(click.UsageError):
+        understood(shlex.split(second)[1:])
+    assert third == "flopwise runs tag"
 
 
 class Ends(HTMLParser):
@@ -92,7 +157,9 @@ def small_site(tmp_path):
     (tmp_path / "docs" / "index.md").write_text("# Index")
 
     def make(text, settings=""):
-        (tmp_path / "mkdocs.yml").write_text((ROOT / "mkdocs.yml").read_text(encoding="utf-8") + settings)
+        ours = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+        del ours["nav"], ours["extra_css"]
+        (tmp_path / "mkdocs.yml").write_text(yaml.safe_dump(ours) + settings)
         (tmp_path / "docs" / "deep" / "page.md").write_text(text)
         built = build(tmp_path, tmp_path / "site")
         page = tmp_path / "site" / "deep" / "page.html"
