@@ -1,4 +1,4 @@
-"""The documentation: links lead somewhere, on the site too; commands are understood; every page is in the navigation; it stays short."""
+"""The documentation: links lead somewhere, commands are understood, every page is in the navigation, and it stays short."""
 
 import re
 import shlex
@@ -82,7 +82,7 @@ def commands(text):
     """The command lines of a page, without comments and pipes."""
     for match in COMMAND.finditer(text):
         line = (match[1] or match[2]).partition(" #")[0]
-        yield re.split(r" (?:\|\|?|&&|then) |; ", line)[0].strip()
+        yield re.split(r" (?:\|\|?|&&) |; ", line)[0].strip()
 
 
 def understood(words):
