@@ -93,3 +93,12 @@ def test_fp64_a_loader_without_workers_and_a_fused_optimizer_are_seen_in_real_tr
     assert "cpu_data_loading" not in single
     assert "cpu_optimizer" not in double
     assert "cpu_optimizer" in single
+
+
+def test_data_loading_is_counted_by_the_untraced_clock():
+    half = {"step": STEP.window_ns / 2}
+    by_share = found(loading_ns=40 * MS, host_ns=half)["cpu_data_loading"]
+    assert by_share.saving_ns == pytest.approx(20 * MS)
+    measured = found(loading_ns=40 * MS, host_ns=half, waited_for_data_ns=3.0 * MS)["cpu_data_loading"]
+    assert measured.saving_ns == 3 * MS
+    assert "cpu_data_loading" not in found(loading_ns=40 * MS, host_ns=half, waited_for_data_ns=0.0)

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from statistics import median
 
 import msgspec
 import polars as pl
@@ -88,6 +89,7 @@ class HostExplanation(Printed, msgspec.Struct, frozen=True, kw_only=True):
     phase_kinds: dict[str, dict[str, float]] = {}  # self time by phase and class of op
     double_ns: float = 0.0  # self time of matmuls and attention in fp64, of traces with shapes
     host_ns: dict[str, float] = {}  # wall time of the untraced step and its phases, where it was measured
+    waited_for_data_ns: float | None = None  # of an untraced step of a loop that was watched; None: not known
     notes: tuple[str, ...] = ()
     note_keys: tuple[str, ...] = ()
     findings: tuple[Finding, ...] | None = None
@@ -105,6 +107,13 @@ class HostExplanation(Printed, msgspec.Struct, frozen=True, kw_only=True):
     def untraced_outside_ns(self) -> float:
         """Time outside every op without the profiler, at the least: all that the profiler costs is taken from it."""
         return max(0.0, self.outside_ns - max(0.0, self.window_ns - self.step_ns))
+
+    @property
+    def untraced_loading_ns(self) -> float:
+        """Time in the data loader without the profiler: as measured, else its share of the traced step."""
+        if self.waited_for_data_ns is not None:
+            return min(self.waited_for_data_ns, self.step_ns)
+        return self.loading_ns * min(1.0, self.step_ns / self.window_ns)
 
 
 def without_gpu_work(trace: Trace) -> bool:
@@ -155,6 +164,7 @@ def explain_host(trace: Trace, untraced: Point | None = None) -> HostExplanation
         phase_kinds=_phase_kinds(main, n),
         double_ns=_double_ns(trace, main) / n,
         host_ns=host_clock(untraced),
+        waited_for_data_ns=_waited_for_data(untraced),
     )
     bound, verdict = _verdict(explanation)
     notes = (*trace.notes, *_notes(explanation))
@@ -165,6 +175,14 @@ def explain_host(trace: Trace, untraced: Point | None = None) -> HostExplanation
         notes=tuple(note.text for note in notes),
         note_keys=tuple(note.key for note in notes),
     )
+
+
+def _waited_for_data(untraced: Point | None) -> float | None:
+    """The median over the steps, as the step's own time is; a loop that was watched and never waited has none."""
+    if untraced is None or untraced.loop is None or (times := untraced.times()) is None:
+        return None
+    waits = untraced.loop.waits_ns.get(LOADING, ())
+    return float(median([*waits, *[0] * (len(times.wall_ns) - len(waits))]))
 
 
 def op_kind(name: str) -> str:
@@ -301,7 +319,7 @@ def _double_ns(trace: Trace, rows: pl.DataFrame) -> int:
 
 def _verdict(e: HostExplanation) -> tuple[str, str]:
     """What the step's time is mostly bound by, in words; outside the ops only what the profiler cannot explain."""
-    loading, outside = e.loading_ns / e.window_ns, e.untraced_outside_ns / e.step_ns
+    loading, outside = e.untraced_loading_ns / e.step_ns, e.untraced_outside_ns / e.step_ns
     of = f"of the {units.duration(e.step_ns)} of a step"
     if loading >= LAUNCH_BOUND:
         return DATA_BOUND, f"data-bound: the host fetches batches for {loading:.0%} of the step"
