@@ -61,7 +61,7 @@ def _torch(environment: Environment) -> Check:
 
 
 def _triton(environment: Environment, device: str) -> Check:
-    needed = "torch.compile on a GPU needs it: pip install 'flopwise[torch]' -c constraints.txt"
+    needed = "torch.compile on a GPU needs it: pip install 'flopwise[torch]'"
     if not environment.triton:
         return Check("triton", MISSING if device != "cpu" else ADVICE, "not installed", needed)
     old = _version(environment.triton) < _OLDEST_TRITON

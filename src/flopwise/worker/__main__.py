@@ -31,10 +31,7 @@ def main() -> None:
         torch_private.load_compiler(backend=with_compiler)
         from flopwise.worker import jobs
     except ImportError as error:
-        emit(
-            events,
-            WorkerReady(error=f"cannot import torch: {error}", hint="pip install 'flopwise[torch]' -c constraints.txt"),
-        )
+        emit(events, WorkerReady(error=f"cannot import torch: {error}", hint="pip install 'flopwise[torch]'"))
         return
     gc.freeze()  # what is loaded stays: a collection in a fork would walk it all, and so copy its memory
     emit(events, WorkerReady())
