@@ -12,6 +12,7 @@ tracing   a few steps under PyTorch's profiler
 
 import gc
 import itertools
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -302,6 +303,9 @@ class LoopWatcher:
         self.looked.loop = msgspec.structs.replace(self.looked.loop, waits_ns=waits)
 
 
+_LOG_LEVEL = "KINETO_LOG_LEVEL"
+
+
 class _Tracer:
     """PyTorch's profiler around some steps of a loop; one more runs first under it without being recorded."""
 
@@ -320,6 +324,9 @@ class _Tracer:
         )
         for root in _namable(roots):
             self._open.enter_context(named_modules(root))
+        if _LOG_LEVEL not in os.environ:  # the profiler's own log would stand between the script's lines
+            os.environ[_LOG_LEVEL] = "99"
+            self._open.callback(os.environ.pop, _LOG_LEVEL, None)
         self._profiler.start()
         self._open.callback(self._profiler.stop)
 
