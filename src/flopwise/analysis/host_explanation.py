@@ -25,6 +25,7 @@ from flopwise.work.operation import ATTENTION, MATMUL, OTHER
 from flopwise.work.recorded import BETWEEN
 
 LOADING = "data loading"  # a phase here: the host fetches the next batch
+NO_KERNELS = "no_kernels"  # the key of a note of the trace
 OUTSIDE = "(outside every op)"  # Python, and whatever calls no op
 DATA_BOUND, PYTHON_BOUND, OP_BOUND = "data", "python", "ops"
 _BUSY_THREAD = 0.05  # of the step: another thread that does more is named
@@ -167,7 +168,10 @@ def explain_host(trace: Trace, untraced: Point | None = None) -> HostExplanation
         waited_for_data_ns=_waited_for_data(untraced),
     )
     bound, verdict = _verdict(explanation)
-    notes = (*trace.notes, *_notes(explanation))
+    on_cpu = (
+        untraced is not None and untraced.ran is not None and untraced.ran.device == "cpu"
+    )  # so no kernel is missing
+    notes = (*(note for note in trace.notes if not (on_cpu and note.key == NO_KERNELS)), *_notes(explanation))
     return msgspec.structs.replace(
         explanation,
         bound=bound,

@@ -18,7 +18,7 @@ def loop_notes(point: Point) -> list[str]:
         for cause, ns in sorted(waits.items(), key=lambda one: -one[1])
         if total_ns and ns > 0
     ]
-    notes = [f"the loop's host waited, in the mean of a step: {', '.join(told)}"] if told else []
+    notes = [f"the script waited, on average per step: {', '.join(told)}"] if told else []
     if loop.micro_steps > 1:
         notes.append(f"{loop.micro_steps} backward passes a step: gradients are accumulated")
     if loop.updates > 1:
