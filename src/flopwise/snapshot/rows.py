@@ -27,6 +27,7 @@ def rows_of(value: Any, where: str) -> list[dict[Any, Any]]:
     >>> rows_of([3], "blocks")
     Traceback (most recent call last):
     flopwise.errors.FlopwiseError: not a memory snapshot: blocks holds int, not dict
+    hint: write snapshots with torch.cuda.memory._dump_snapshot('snapshot.pickle')
     """
     if type(value) is tuple:
         value = list(value)
@@ -45,6 +46,7 @@ def once(lists: Sequence[Any], where: str) -> None:
     >>> once([blocks, [], blocks], "'blocks'")
     Traceback (most recent call last):
     flopwise.errors.FlopwiseError: not a memory snapshot: 'blocks' holds one list several times
+    hint: write snapshots with torch.cuda.memory._dump_snapshot('snapshot.pickle')
     """
     filled = [id(one) for one in lists if one]
     if len(set(filled)) < len(filled):
@@ -87,6 +89,7 @@ def checked_sizes(values: Sequence[int], where: str) -> Ints:
     >>> checked_sizes([512, -1], "'size' of blocks")
     Traceback (most recent call last):
     flopwise.errors.FlopwiseError: not a memory snapshot: 'size' of blocks holds -1 bytes
+    hint: write snapshots with torch.cuda.memory._dump_snapshot('snapshot.pickle')
     """
     sizes = numbers(values, where)
     if len(sizes) and (sizes.min() < 0 or sizes.max() > MOST_BYTES):

@@ -161,6 +161,7 @@ def check(pickled: bytes, name: str) -> None:
     >>> check(pickle.dumps(print), "evil.pickle")
     Traceback (most recent call last):
     flopwise.errors.FlopwiseError: evil.pickle is refused: it tries to load builtins.print (STACK_GLOBAL)
+    hint: write snapshots with torch.cuda.memory._dump_snapshot('snapshot.pickle')
     """
     end = _walk(pickled, name)
     estimate = _BYTES_PER_BYTE * end + sum(pickled.count(op, 0, end) * cost for op, cost in _BYTES_PER.items())
