@@ -20,7 +20,7 @@ def example(tmp_path):
         assert done.returncode == 0, done.stdout + done.stderr
         assert "steps timed: " in done.stdout
         assert len(list(tmp_path.glob("*/points.jsonl"))) == 1
-        return done.stdout
+        return done.stdout + done.stderr
 
     return run
 
@@ -51,3 +51,33 @@ def test_several_processes_are_one_run(example, tmp_path):
 def test_a_trainer_with_a_callback(example, name, needs):
     pytest.importorskip(needs)
     example(str(EXAMPLES / f"{name}.py"))
+
+
+def test_a_step_of_a_script_is_predicted(cli):
+    ended = cli("account", EXAMPLES / "gpt.py:make_step", "--set", "layers=2,width=64", "--gpu", "h100")
+    assert ended.returncode == 0, ended.stderr
+    assert "A step takes about" in ended.stdout
+
+
+@pytest.mark.slow
+def test_a_step_of_a_hugging_face_model_is_predicted(cli):
+    pytest.importorskip("transformers")
+    ended = cli("account", EXAMPLES / "hf_step.py:make_step", "--gpu", "h100")
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_a_recipe_is_applied(example, tmp_path):
+    (tmp_path / "fast.toml").write_text('optimizer = "fused"')
+    small = (
+        "--layers",
+        "1",
+        "--width",
+        "64",
+        "--batch",
+        "2",
+        "--context",
+        "16",
+        "--recipe",
+        str(tmp_path / "fast.toml"),
+    )
+    assert "AdamW as fused" in example("-m", "flopwise", "run", "--steps", "5", str(EXAMPLES / "gpt.py"), *small)
