@@ -106,10 +106,10 @@ def days(value: float) -> str:
     """Days, or hours and less where it is less than one.
 
     >>> days(143.92), days(0.5), days(0.000179), days(12345.6)
-    ('144 days', '12.0 h', '15.5 s', '12350 days')
+    ('143.9 days', '12.0 h', '15.5 s', '12350 days')
     """
     if value >= 1:
-        return f"{significant(value)} days"
+        return f"{value:.1f} days" if value < 1000 else f"{significant(value)} days"
     return f"{significant(24 * value)} h" if 24 * value >= 1 else duration(value * 86400e9)
 
 

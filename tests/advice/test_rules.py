@@ -239,7 +239,9 @@ def test_unaligned():
     )
     facts = seen(GOOD, facts={"details": Details(steps=1, products=(head,))})
     found = unaligned.check(facts)
-    assert found.saving_ns == pytest.approx(6 * MS)
+    assert found.saving_ns == pytest.approx(12 * MS * (1 - 0.171))  # what the lab measured of odd sides
+    aligned = msgspec.structs.replace(head, kernel="nvjet_sm90_tst_128x160_64x5_1x2_h_bz_NNT", m=2047, n=50304)
+    assert unaligned.check(seen(GOOD, facts={"details": Details(steps=1, products=(aligned,))})) is None
     assert "50,257 → 50,304" in found.title
     split = msgspec.structs.replace(facts, waterfall=waterfall(100 * MS, MATMUL_UNALIGNED=9 * MS))
     assert unaligned.check(split).draws_on == {MATMUL_UNALIGNED: 9 * MS}

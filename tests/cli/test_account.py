@@ -288,3 +288,15 @@ def test_a_changed_field_reaches_transformers_own_model(tmp_path):
     asked = (workload(f"hf:{path}", set=changed, **own) for changed in ({}, {"n_layers": 1}))
     whole, half = (dry_run(one).parameters_bytes // 4 for one in asked)  # in fp32
     assert whole - half == 256 * (2 * 256 + 2 * 128) + 3 * 256 * 512 + 2 * 256
+
+
+def test_the_lectures_question_by_size_alone(cli):
+    asked = ["account", "--parameters", "70B", "--tokens", "15T", "--gpus", "1024", "--gpu", "h100", "--mfu", "0.5"]
+    done = cli(*asked)
+    assert done.stdout.splitlines()[1].startswith("Training takes 143.9 days: 15.0T tokens on 1,024 GPUs")
+    row = json.loads(cli(*asked, "--format", "json").stdout)["training"][0]
+    assert (row["flops"], round(row["days"], 1)) == (6 * 70 * 15 * 10**21, 143.9)
+    of_model = cli("account", "llama3-70b", *asked[3:])
+    assert of_model.stdout.splitlines()[1].startswith("Training takes 1")  # what was asked for comes first
+    for words in (["account", "--parameters", "70B"], ["account", "tiny", *asked[1:]], ["account"]):
+        assert cli(*words).returncode == 2

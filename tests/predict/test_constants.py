@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import json
 import re
 from pathlib import Path
 from statistics import median
@@ -13,13 +14,15 @@ from flopwise import predict, units
 from flopwise.predict import constants
 from flopwise.predict.account import account_for
 from flopwise.predict.machine import machine_with
-from flopwise.predict.op_time import _miss
+from flopwise.predict.op_time import _miss, op_time
 from flopwise.records.ceilings import Ceilings
 from flopwise.render.account_view import account_view
 from flopwise.spec.gpu import gpu
 from flopwise.spec.workload import workload
+from flopwise.work.operation import MATMUL, OpWork
 
 ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
 IN_WORDS = {0.2: "a fifth", 0.25: "a quarter", 0.5: "half"}
 SOLVER = {("calibration", "_STEPS")}  # how a fit is searched for, not what was fitted
 
@@ -69,3 +72,22 @@ def test_no_other_file_that_predicts_holds_a_fitted_float():
             if isinstance(node, ast.Assign) and floats and path.stem != "constants":
                 found |= {(path.stem, target.id) for target in node.targets if isinstance(target, ast.Name)}
     assert found == SOLVER
+
+
+def test_unaligned_products_are_as_slow_as_the_lab_measured():
+    """Squares of odd sides, which the shares were not taken from; aligned ones, which the ceilings were not taken from."""
+    limits = msgspec.json.decode((RESULTS / "ceilings-2026-11" / "h200.json").read_bytes(), type=Ceilings)
+    lab = (RESULTS / "h200-2026-11" / "lab" / "lab.jsonl").read_text().splitlines()
+    rows = next(row for row in map(json.loads, lab) if row.get("experiment") == "tile-quantization")["rows"]
+    squares = {row["n"]: row["device_ns"] for row in rows if row["part"] == "waves" and row["how"] == "library"}
+    found = {}
+    for n in squares:
+        op = OpWork(
+            op="mm", module="", phase="forward", kind=MATMUL, dtype="bf16", flops=2 * n**3, shapes=((n, n),) * 2
+        )
+        found[n] = op_time(op, limits).ns / squares[n] - 1
+    odd = [abs(off) for n, off in found.items() if n % 2]
+    assert len(odd) == 3
+    assert max(odd) < 0.1
+    assert median([abs(off) for n, off in found.items() if n % 8 == 0]) < 0.08
+    assert max(abs(off) for off in found.values()) < 0.2

@@ -43,7 +43,6 @@ HALF_SHARE = 0.5  # of the matmul time in bf16 or fp16: a step in half precision
 EAGER_SAVED = 0.6  # of the pieces' time: each reads and writes every tensor two to three times as often. Assumed
 LOSS_SAVED = 0.5  # of the loss kernels: one pass instead of two. Assumed
 CHAIN_SAVED = 0.5  # of a chain beyond one kernel: half of what lies between must still be written for backward. Assumed
-UNALIGNED_SAVED = 0.5  # of products that fall back to kernels without 16-byte loads. Assumed
 CAST_WRITTEN_SHARE = 0.3  # of the casts' time, to write the copies once, where the parameters are unknown. Assumed
 GRADIENT_PASSES = 2.0  # a gradient that exists is read and written once more when backward adds to it: counted
 COMPILED_CALL_NS = 100_000.0  # the host's cost of one call of a compiled graph, without ceilings. Assumed

@@ -8,6 +8,7 @@ import msgspec
 from flopwise.capture.functions import Target, as_workload
 from flopwise.errors import FlopwiseError
 from flopwise.predict.account import Account, Questions, account_for
+from flopwise.predict.flops import TrainingTime, training_time
 from flopwise.predict.machine import machine_with
 from flopwise.spec import fields, hf_config
 from flopwise.spec.gpu import Gpu, gpu_names
@@ -53,6 +54,22 @@ def account(
     found = account_for(asked_for, machines, questions)
     of_file = hf_config.notes(asked_for.target, asked_for.own_model is not None)
     return msgspec.structs.replace(found, notes=found.notes + of_file)
+
+
+def training_run(
+    parameters: float, *, gpu: str, tokens: float, gpus: int = 1, mfu: float = 0.5
+) -> tuple[Gpu, TrainingTime]:
+    """How long a model of so many parameters trains, by the rule 6 · parameters · tokens, in bf16.
+
+    >>> round(training_run(70e9, gpu="h100", tokens=15e12, gpus=1024)[1].days, 1)
+    143.9
+    """
+    fields.number("parameters", parameters, 1, 1e18)
+    one, *others = _gpus(gpu)
+    peak = one.peak("bf16")
+    if others or peak is None:
+        raise FlopwiseError(f"gpu = {fields.show(gpu)} is not one GPU with a known bf16 rate", "for example --gpu h100")
+    return one, training_time(parameters, tokens, gpus, peak, mfu, dtype="bf16")
 
 
 def _gpus(names: str | Sequence[str]) -> list[Gpu]:

@@ -5,19 +5,21 @@ from typing import Any
 import click
 
 from flopwise import units
-from flopwise.api.account import account
+from flopwise.api.account import account, training_run
 from flopwise.cli.options import workload_arguments, workload_options
 from flopwise.cli.output import Answer, answers
-from flopwise.render.account_screen import account_screen
-from flopwise.render.account_view import account_view
+from flopwise.errors import FlopwiseError
+from flopwise.render.account_screen import account_screen, training_screen
+from flopwise.render.account_view import account_view, training_view
 
 _MFU = "The share of the peak rate that training reaches: 0.5 or 50%."
 
 
 @click.command("account")
-@click.argument("model")
+@click.argument("model", required=False)
 @workload_options
 @click.option("--gpu", metavar="NAME[,NAME…]", help="h100, h200, a100, …: limits and what fits.")
+@click.option("--parameters", metavar="N", help="Instead of MODEL: days to train one of this size (70B), by 6·N·D.")
 @click.option("--tokens", metavar="N", help="Days to train on so many tokens: 15T, 300B.")
 @click.option("--gpus", type=int, default=1, show_default=True, help="GPUs that train.")
 @click.option("--mfu", default="0.5", show_default=True, help=_MFU)
@@ -25,7 +27,15 @@ _MFU = "The share of the peak rate that training reaches: 0.5 or 50%."
 @click.option("--optimizer-bits", type=int, default=32, show_default=True, metavar="8|32", help="Of AdamW's moments.")
 @click.option("--inference", "--decode", is_flag=True, help="Prefill, decode and the KV cache.")
 @answers(screens=True)
-def command(model: str, gpu: str | None, tokens: str | None, mfu: str, measured: str | None, **given: Any) -> Answer:
+def command(
+    model: str | None,
+    gpu: str | None,
+    parameters: str | None,
+    tokens: str | None,
+    mfu: str,
+    measured: str | None,
+    **given: Any,
+) -> Answer:
     """Predict what a step of MODEL costs without running it: FLOPs and bytes by module, memory by owner, what fits.
 
     \b
@@ -37,6 +47,10 @@ def command(model: str, gpu: str | None, tokens: str | None, mfu: str, measured:
     dry on fake tensors (path/file.py:factory, op:NAME; needs torch); size, phase and levers as for bench. For a training run:
     flopwise account llama3-70b --gpu h100 --gpus 1024 --tokens 15T --mfu 0.5
     """
+    if parameters is not None:
+        return _training(model, parameters, gpu, tokens, given["gpus"], mfu)
+    if model is None:
+        raise FlopwiseError("no MODEL is given", "a preset, or --parameters 70B --tokens 15T --gpu h100 --gpus 1024")
     found = account(
         model,
         gpu=() if gpu is None else gpu,
@@ -47,3 +61,15 @@ def command(model: str, gpu: str | None, tokens: str | None, mfu: str, measured:
         **given,
     )
     return Answer(account_view(found), screen=lambda: account_screen(found))
+
+
+def _training(model: str | None, parameters: str, gpu: str | None, tokens: str | None, gpus: int, mfu: str) -> Answer:
+    """Days to train, of a size alone."""
+    if model is not None or gpu is None or tokens is None:
+        what = "goes without a MODEL" if model is not None else "needs --gpu and --tokens"
+        raise FlopwiseError(
+            f"--parameters {what}", "flopwise account --parameters 70B --tokens 15T --gpu h100 --gpus 1024"
+        )
+    size, share = units.parse_count(parameters), units.parse_share(mfu)
+    one, run = training_run(size, gpu=gpu, tokens=units.parse_count(tokens), gpus=gpus, mfu=share)
+    return Answer(training_view(size, run, one.title), screen=lambda: training_screen(size, run, one.title))

@@ -34,6 +34,10 @@ LEAST_CALL_NS = 40_000.0
 # left out it lowers the median error from 7.0 to 4.0 % in bf16 and from 5.8 to 4.2 % in fp32 (ceilings-2026-11/h200.json;
 # tests/predict/test_constants.py leaves each out again).
 NEAR_WIDTH, NEAR_PRIOR, NEAR_ENOUGH = 1.2, 0.1, 10.0
+# Rows of a matrix that are no whole number of 16 bytes: the share of the rate that is left, by the largest power of two (bytes)
+# that divides them. Of 4096 × k × 4096 in bf16 on an H200 with k = 4097, 4098 and 4100 (h200-2026-11/lab, tile-quantization); the
+# squares of 1793, 2049 and 2817 there, left out, have 0.18, 0.16 and 0.18. Taken for fp16, TF32 and other GPUs.
+UNALIGNED_SHARES = {2: 0.171, 4: 0.333, 8: 0.330}
 SPLITS = (1, 2, 4, 8, 16)  # along the inner dimension, which cuBLAS's split-K kernels have
 # Wider heads do twice as much for each score: they are probed, and have attention curves, of their own.
 NARROW_HEAD = 64

@@ -15,6 +15,7 @@ COMPUTE, BANDWIDTH, LAUNCH = "compute", "bandwidth", "launch"
 FUSED_OP = "fused "  # a compiled kernel's name begins so, then come its parts
 TRITON_KINDS = (ELEMENTWISE, COPY, NORMALISATION)  # kernels in Triton are unlike PyTorch's
 
+_WHOLE_LOAD = 16  # bytes: without such loads tensor cores are fed by older kernels
 _TRITON = ("flopwise::", FUSED_OP)  # names of kernels that are written in Triton
 _MOVERS = ("copy", "clone", "contiguous", "permute")  # copies that are made because the order changes
 _EXPONENTIALS = ("silu", "gelu", "sigmoid", "tanh")  # more to compute for a number than to load and store it
@@ -55,6 +56,23 @@ def matmul_shape(op: OpWork) -> tuple[int, int, int, int]:
         return (1, side, side, side)
     a, b = matrices
     return (a[0] if len(a) == 3 else 1, a[-2], b[-1], a[-1])
+
+
+def aligned_bytes(op: OpWork) -> int:
+    """The largest power of two, up to 16, that divides the bytes of each row of a product's matrices; 16 where it is no matter.
+
+    Which side a matrix lies along is not recorded: forward both inputs lie along K or N, backward one may lie along M.
+
+    >>> of = {"module": "", "kind": MATMUL, "shapes": ((4096, 768), (768, 50_257))}
+    >>> [aligned_bytes(OpWork(op="mm", phase="forward", dtype=dtype, **of)) for dtype in ("bf16", "fp32")]
+    [2, 16]
+    """
+    item = {"bf16": 2, "fp16": 2, "tf32": 4}.get(op.dtype)
+    if item is None or "convolution" in op.op or len(op.shapes) < 2:
+        return _WHOLE_LOAD
+    _, m, n, k = matmul_shape(op)
+    sides = (m, n, k) if op.phase == "backward" else (n, k)
+    return math.gcd(_WHOLE_LOAD, *(item * side for side in sides))
 
 
 def matmul_ns(batch: int, m: int, n: int, k: int, limits: Matmul, processors: int) -> float:
@@ -201,7 +219,8 @@ def _computing_ns(op: OpWork, ceilings: Ceilings, products: Products) -> float:
     shape, way = matmul_shape(op), op.dtype + curves.BACKWARD if op.phase == "backward" else op.dtype
     if (*shape, way) not in products:
         limits = ceilings.matmul.get(way) or ceilings.matmul.get(op.dtype) or ceilings.matmul["fp32"]
-        products[*shape, way] = matmul_ns(*shape, limits, ceilings.processors)
+        share = fitted.UNALIGNED_SHARES.get(aligned_bytes(op), 1.0)
+        products[*shape, way] = matmul_ns(*shape, limits, ceilings.processors) / share
     return products[*shape, way]
 
 

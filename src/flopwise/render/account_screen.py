@@ -8,6 +8,7 @@ from flopwise import units
 from flopwise.analysis.reach import Reach, limit
 from flopwise.predict.account import Account, GpuAccount, total_row
 from flopwise.predict.fit import LeverEffect, memory_levers
+from flopwise.predict.flops import TrainingTime
 from flopwise.predict.machine import machine_with
 from flopwise.predict.plain_levers import predicted_levers
 from flopwise.predict.step_time import StepTime
@@ -61,7 +62,7 @@ def _time(a: Account, one: GpuAccount, time: StepTime) -> Screen:
     return Screen(
         title=a.workload.label(),
         where=one.gpu.title,
-        verdict=f"A step takes about {units.duration(time.wall_ns)}, predicted{bound}. {_fits(one)}",
+        verdict=f"{_days(a)}A step takes about {units.duration(time.wall_ns)}, predicted{bound}. {_fits(one)}",
         figures=figures,
         parts_title=f"Where the predicted {units.duration(time.wall_ns)} go",
         parts=_time_parts(time),
@@ -109,7 +110,7 @@ def _memory(a: Account, one: GpuAccount | None) -> Screen:
     return Screen(
         title=a.workload.label(),
         where=one.gpu.title if one is not None else "",
-        verdict=f"{_work(a)} {_fits(one) if one is not None else ''}".strip(),
+        verdict=f"{_days(a)}{_work(a)} {_fits(one) if one is not None else ''}".strip(),
         unit="bytes",
         figures=tuple(figures),
         parts_title=f"Who holds the {units.size(step.peak_bytes)}",
@@ -149,16 +150,39 @@ def _notes(a: Account) -> tuple[str, ...]:
 
 
 def _training(a: Account) -> list[str]:
-    """Days to train and tokens per second to serve, where that was asked for."""
-    lines = []
-    for one in a.gpus[:1]:
-        lines += [
-            f"{units.count(t.tokens)} tokens on {t.gpus} GPUs: {units.days(t.days)} at {units.percent(t.mfu, 0)} MFU "
-            f"in {t.dtype} (FLOPs by {t.rule})"
-            for t in one.training[-1:]
-        ]
-        lines += [f"{part.part}: at most {units.count(part.tokens_per_s)} tokens/s" for part in one.inference]
-    return lines
+    """Tokens per second to serve, where that was asked for."""
+    served = [part for one in a.gpus[:1] for part in one.inference]
+    return [f"{part.part}: at most {units.count(part.tokens_per_s)} tokens/s" for part in served]
+
+
+def _days(a: Account) -> str:
+    """Days to train, where that was asked for; the last is counted, the one before it is by the rule, in the same dtype."""
+    found = [t for one in a.gpus[:1] for t in one.training]
+    if len(found) < 2:
+        return ""
+    rule, counted = found[-2:]
+    return f"{training_words(counted)} ({units.days(rule.days)} by {rule.rule}). "
+
+
+def training_words(t: TrainingTime) -> str:
+    """`Training takes 144 days: 15T tokens on 1,024 GPUs at 50 % MFU in bf16`."""
+    asked = f"{units.count(t.tokens)} tokens on {t.gpus:,} GPUs at {units.percent(t.mfu, 0)} MFU in {t.dtype}"
+    return f"Training takes {units.days(t.days)}: {asked}"
+
+
+def training_screen(parameters: float, run: TrainingTime, where: str) -> Screen:
+    """A training run of a model of which only the size is known."""
+    return Screen(
+        title=f"{units.count(parameters)} parameters",
+        where=where,
+        verdict=f"{training_words(run)}, by {run.rule}.",
+        notes=(
+            f"{run.flops:.2e} FLOPs, {units.count(run.gpu_hours)} GPU-hours. A forward pass is 2 FLOPs per parameter and token, "
+            "a backward pass 4; attention's own FLOPs are left out.",
+            "With a model they are counted: flopwise account llama3-70b --gpu h100 --tokens 15T",
+        ),
+        more="",
+    )
 
 
 def _others(a: Account) -> list[str]:

@@ -7,6 +7,7 @@ import msgspec
 from flopwise import units
 from flopwise.predict.account import Account, GpuAccount, WorkRow, total_row
 from flopwise.predict.constants import HOST
+from flopwise.predict.flops import TrainingTime
 from flopwise.records.table import Column, Table
 from flopwise.render.json import document, picked
 from flopwise.render.table import View, columns, grouped
@@ -192,8 +193,17 @@ def _times(a: Account) -> Table:
     return Table(TIMES, "Predicted step time", columns(heading), tuple(rows), notes)
 
 
+def training_view(parameters: float, run: TrainingTime, gpu: str) -> View:
+    """A training run of a model of which only the size is known."""
+    row = {"gpu": gpu} | _training_row(run)
+    return View([_training_table((row,))], document("training", parameters=parameters, training=[row]))
+
+
 def _training(a: Account) -> Table:
-    rows = tuple({"gpu": one.gpu.title} | _training_row(t) for one in a.gpus for t in one.training)
+    return _training_table(tuple({"gpu": one.gpu.title} | _training_row(t) for one in a.gpus for t in one.training))
+
+
+def _training_table(rows: tuple[dict[str, Any], ...]) -> Table:
     heading = (
         "gpu | days: takes [days] | gpus: GPUs | tokens | mfu | rule: FLOPs by | dtype | flops | gpu_hours [hours]"
     )
