@@ -102,3 +102,12 @@ def test_data_loading_is_counted_by_the_untraced_clock():
     measured = found(loading_ns=40 * MS, host_ns=half, waited_for_data_ns=3.0 * MS)["cpu_data_loading"]
     assert measured.saving_ns == 3 * MS
     assert "cpu_data_loading" not in found(loading_ns=40 * MS, host_ns=half, waited_for_data_ns=0.0)
+
+
+def test_no_findings_together_save_more_than_the_untraced_step():
+    """However much the profiler added: ops that took longer than the whole untraced step are counted as shorter."""
+    for untraced in (1, 20, 50, 90, 100):
+        all_of_them = found(of_machine(1, 64), loading_ns=10 * MS, double_ns=40 * MS, host_ns={"step": untraced * MS})
+        for one in all_of_them.values():
+            assert 0 < one.saving_ns < untraced * MS
+    assert found(host_ns={"step": 40 * MS})["cpu_optimizer"].saving_ns == pytest.approx(25 / 2 * MS * 40 / 80)

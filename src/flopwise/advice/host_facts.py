@@ -29,9 +29,10 @@ class HostFacts:
         return self.explanation.step_ns
 
     def kinds_ns(self, kinds: tuple[str, ...], phases: tuple[str, ...] = ()) -> float:
-        """Self time of ops of these classes, in these phases or in all."""
+        """Self time of ops of these classes, in these phases or in all; untraced where that is known."""
         cells = self.explanation.phase_kinds.items()
-        return sum(row.get(kind, 0.0) for phase, row in cells if not phases or phase in phases for kind in kinds)
+        spent = sum(row.get(kind, 0.0) for phase, row in cells if not phases or phase in phases for kind in kinds)
+        return spent * self.explanation.op_time_left
 
     def outside_ns(self, *phases: str) -> float:
         """Time of these phases outside every op; where the untraced step is known, without what the profiler adds."""

@@ -110,6 +110,12 @@ class HostExplanation(Printed, msgspec.Struct, frozen=True, kw_only=True):
         return max(0.0, self.outside_ns - max(0.0, self.window_ns - self.step_ns))
 
     @property
+    def op_time_left(self) -> float:
+        """Of an op's traced time, what it takes untraced: all, unless the ops took longer than the whole untraced step."""
+        in_ops = self.window_ns - self.outside_ns
+        return min(1.0, (self.step_ns - self.untraced_outside_ns) / in_ops) if in_ops > 0 else 1.0
+
+    @property
     def untraced_loading_ns(self) -> float:
         """Time in the data loader without the profiler: as measured, else its share of the traced step."""
         if self.waited_for_data_ns is not None:

@@ -14,7 +14,7 @@ batch = torch.as_tensor(array, dtype=torch.float32)"""
 
 
 def check(facts: HostFacts) -> Finding | None:
-    spent = facts.explanation.double_ns
+    spent = facts.explanation.double_ns * facts.explanation.op_time_left
     if spent <= 0:
         return None
     saved = spent / 2

@@ -1,4 +1,4 @@
-"""Where the host of a training loop waits between its steps: for data, for a checkpoint to be written, in an evaluation."""
+"""Where the host of a training loop waits: for data, for copies to and from the GPU, for a checkpoint, in an evaluation."""
 
 import functools
 import time
@@ -12,6 +12,9 @@ from torch import nn
 from flopwise import torch_private
 
 DATA, CHECKPOINT, EVALUATION = "data loading", "checkpoint", "evaluation"
+TO_DEVICE, FROM_DEVICE = "host-to-device copies", "reading results (.item(), .cpu())"
+_READS = ("item", "tolist", "__float__")  # of a tensor on a GPU they wait for all work before them
+_MOVES = ("to", "cuda", "cpu")
 
 
 class Waits:
@@ -33,26 +36,37 @@ class Waits:
             self._wrap(stack, torch, "save", CHECKPOINT)
             for kind in torch_private.data_loader_iterators():
                 self._wrap(stack, kind, "__next__", DATA)
+            for name in _READS:
+                self._wrap(stack, torch.Tensor, name, FROM_DEVICE)
+            for name in _MOVES:
+                self._wrap(stack, torch.Tensor, name, _moved)
             train = nn.Module.train
             stack.callback(setattr, nn.Module, "train", train)
             nn.Module.train = self._around_train(train)  # type: ignore[method-assign]
             yield
 
-    def _wrap(self, stack: ExitStack, holder: Any, name: str, cause: str) -> None:
+    def _wrap(self, stack: ExitStack, holder: Any, name: str, cause: str | Callable[[Any, Any], str]) -> None:
+        """`cause` may be found from the first argument and the result; '' is none."""
         original = getattr(holder, name)
+        own = name in vars(holder)
 
         @functools.wraps(original)
         def timed(*args: Any, **kwargs: Any) -> Any:
             if self._open or self._evaluating:
                 return original(*args, **kwargs)
-            self._open, began = 1, time.perf_counter_ns()
+            self._open, began, result = 1, time.perf_counter_ns(), None
             try:
-                return original(*args, **kwargs)
+                result = original(*args, **kwargs)
+                return result
             finally:
                 self._open = 0
-                self.add(cause, time.perf_counter_ns() - began)
+                if found := cause if isinstance(cause, str) else cause(args[0] if args else None, result):
+                    self.add(found, time.perf_counter_ns() - began)
 
-        stack.callback(setattr, holder, name, original)
+        if own:
+            stack.callback(setattr, holder, name, original)
+        else:
+            stack.callback(delattr, holder, name)
         setattr(holder, name, timed)
 
     def add(self, cause: str, ns: int) -> None:
@@ -71,6 +85,13 @@ class Waits:
             return train(module, mode)
 
         return switched
+
+
+def _moved(before: Any, after: Any) -> str:
+    """Which way a tensor went; '' where it stayed on its device."""
+    if not isinstance(after, torch.Tensor) or before.device == after.device:
+        return ""
+    return TO_DEVICE if before.device.type == "cpu" else FROM_DEVICE if after.device.type == "cpu" else ""
 
 
 def _has_children(module: nn.Module) -> bool:
