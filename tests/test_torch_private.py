@@ -134,6 +134,15 @@ def test_the_node_of_an_op_is_made_before_the_op_runs_and_known_in_backward():
     assert seen["forward"] == seen["backward"]
 
 
+@pytest.mark.parametrize("retain", [False, True])
+def test_a_backward_pass_knows_whether_its_graph_is_kept(retain):
+    kept, x = [], torch.ones(2, requires_grad=True)
+    y = x * 2
+    y.register_hook(lambda gradient: kept.append(private.keeps_graph()))
+    y.sum().backward(retain_graph=retain)
+    assert kept == [retain]
+
+
 def test_what_packs_saved_tensors_is_known():
     def pack(x):
         return x

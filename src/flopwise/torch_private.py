@@ -82,6 +82,7 @@ def memory_labels() -> Callable[[str], None] | None:
 # --- Autograd.
 
 current_autograd_node: Callable[[], Any] = _C._current_autograd_node  # None outside of a backward pass
+keeps_graph: Callable[[], bool] = _C._autograd._get_current_graph_task_keep_graph  # of a running backward pass
 
 
 def last_node_number() -> int:

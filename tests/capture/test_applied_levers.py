@@ -237,6 +237,17 @@ def test_an_error_of_the_steps_own_stays_its_own():
         run("raises", precision="bf16")
 
 
+def test_the_model_is_the_one_that_is_updated_not_the_largest():
+    found = BuiltObjects()
+    with found.watching():
+        large, small = nn.Linear(9, 9), nn.Linear(2, 2)
+        assert found.model is large
+        optimizer = torch.optim.SGD(small.parameters())
+        assert found.model is small
+        del optimizer
+    assert found.model is large
+
+
 def test_what_is_built_is_found_and_not_kept_alive():
     found, before = BuiltObjects(), nn.Module.__init__
     with found.watching():

@@ -148,8 +148,10 @@ WAYS = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_the_useful_flops_and_tokens_are_the_models_however_it_is_written(way):
-    seen = watched(*gpt(**WAYS[way]))
+    step, model = gpt(**WAYS[way])
+    seen = watched(step, model)
     assert (seen.useful_flops, seen.tokens, seen.problem) == (USEFUL, TOKENS, "")
+    assert seen.parameters == sum(p.numel() for p in model.parameters())
     assert sum(seen.flops.values()) >= seen.useful_flops + seen.recomputed_flops
     assert bool(seen.recomputed_flops) == ("checkpointed" in way)
 
@@ -171,6 +173,28 @@ def test_of_a_preset_the_formulas_flops_are_seen_whatever_the_levers(levers):
     assert seen.useful_flops == model_flops(asked.subject, 2, 32, asked.phase).total
     assert (seen.tokens, seen.dtype) == (64, asked.recipe.compute)
     assert {one.form for one in seen.optimizers} == ({asked.recipe.optimizer} if asked.phase == "train" else set())
+
+
+def test_the_parameters_are_those_that_the_step_computes_with():
+    """Not those of a model that only stands in the same file, nor of an average that is kept of them."""
+    step, model = gpt()
+    average, unrelated, teacher = Gpt(), nn.Linear(300, 300), nn.Linear(WIDTH, 5).to(torch.bfloat16)
+
+    def both():
+        step()
+        teacher(torch.ones(1, WIDTH, dtype=torch.bfloat16))
+        with torch.no_grad():
+            for kept, p in zip(average.parameters(), model.parameters(), strict=True):
+                kept.lerp_(p, 0.1)
+
+    built = [model, average, unrelated, teacher]
+    weights = [p for one in built for p in one.parameters()]
+    found = Step({STEP: both}, ran=lambda: Ran(device="cpu"), trained=unrelated, weights=lambda: weights)
+    seen = watch_step(found, CPU)
+    assert seen.parameters == sum(p.numel() for one in (model, teacher) for p in one.parameters())
+    assert seen.weights == "fp32"  # of most of them
+    ran = with_seen(Ran(device="cpu", parameters=90_300), seen, workload("py:a:b"))
+    assert (ran.parameters, ran.weights) == (seen.parameters, "fp32")
 
 
 def test_what_is_computed_again_is_counted_as_done():

@@ -96,6 +96,19 @@ def test_what_cannot_be_done_is_named_and_nothing_is_changed():
     assert "step" not in vars(optimizer)
 
 
+@pytest.mark.parametrize(
+    "lever", [{"norm": "eager"}, {"activation": "eager"}, {"rope": "eager"}, {"projections": "separate"}]
+)
+def test_what_is_written_is_not_put_onto_a_step(lever):
+    """Not as one kernel, which is what the other values do."""
+    model, optimizer = made()
+    ((name, value),) = lever.items()
+    patched = PatchedModel([model], [optimizer], lever)
+    with pytest.raises(Unsupported, match=f"{name} = '{value}' cannot be put onto a step: it runs as it is written"):
+        patched.install()
+    assert patched.patched.done == []
+
+
 @pytest.mark.parametrize("between", ["clips", "accumulates"])
 def test_overlap_is_refused_where_gradients_are_used_before_the_step(between):
     model, optimizer = made()

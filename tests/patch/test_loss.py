@@ -87,6 +87,52 @@ def test_logits_can_be_looked_at_and_undone():
     assert "forward" not in vars(model.head)
 
 
+def gradients(fused, use):
+    model, patched = Model(), Patched()
+    if fused:
+        fuse_loss(model.head, patched)
+    logits = model(TARGETS)
+    return use(model, logits)
+
+
+def twice(model, logits):
+    loss = F.cross_entropy(logits.view(-1, V), TARGETS.view(-1))
+    loss.backward(retain_graph=True)
+    (2 * loss).backward()
+    return [p.grad for p in model.parameters()]
+
+
+def of_kept_logits(model, logits):
+    logits.retain_grad()
+    F.cross_entropy(logits.view(-1, V), TARGETS.view(-1)).backward()
+    return [logits.grad, *(p.grad for p in model.parameters())]
+
+
+def of_computed_logits(model, logits):
+    loss = F.cross_entropy(5 * torch.tanh(logits / 5).view(-1, V), TARGETS.view(-1))
+    return torch.autograd.grad(loss, logits)
+
+
+@pytest.mark.parametrize("use", [twice, of_kept_logits, of_computed_logits])
+def test_gradients_are_the_same_however_they_are_asked_for(use):
+    for one, other in zip(gradients(False, use), gradients(True, use), strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("looked_at", [False, True])
+@pytest.mark.parametrize("options", [{}, {"allow_unused": True}])
+def test_the_gradient_of_logits_that_the_loss_never_saw_is_refused_in_one_line(options, looked_at):
+    def use(model, logits):
+        loss = F.cross_entropy(logits.view(-1, V), TARGETS.view(-1))
+        if looked_at:
+            logits.argmax(-1)
+        torch.autograd.grad(loss, logits, **options)
+
+    with pytest.raises(Unsupported, match="the gradient of the logits is asked for") as error:
+        gradients(True, use)
+    assert error.value.levers == ("loss",)
+
+
 def test_a_head_that_cannot_be_is_refused():
     with pytest.raises(Unsupported, match="bias"):
         find_head([Model(bias=True)])

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from flopwise.patch import norms
+from flopwise.patch.checked import disagreement
 from flopwise.patch.patched import Patched
 from patch.models import OwnGPT, assert_alike, check_patch, hugging_face
 
@@ -128,3 +129,59 @@ def test_a_compiled_model_keeps_the_replaced_norms():
     tokens = torch.randint(0, 64, (2, 16))
     torch.testing.assert_close(torch.compile(model, backend=backend, fullgraph=True)(tokens), plain(tokens))
     assert seen.count(torch.nn.functional.layer_norm) == 4
+
+
+class TinyNorm(Variant):
+    """Of any width."""
+
+    def __init__(self, how: str, width: int) -> None:
+        super().__init__(how)
+        for name in dict(self.named_parameters()):
+            setattr(self, name, nn.Parameter(torch.ones(width)))
+
+
+INPUTS = {
+    "usual": torch.randn,
+    "ones": torch.ones,
+    "whole numbers": lambda *shape: torch.randint(-3, 4, shape).float(),
+    "small": lambda *shape: 1e-3 * torch.randn(shape),
+}
+
+
+@pytest.mark.parametrize("how", ["plain", "one", "affine"])
+@pytest.mark.parametrize("width", [3, 4, 8, 16])
+def test_no_norm_is_refused_over_rounding_however_small_it_is(how, width):
+    """One that is exact by luck has no error to compare with; one that gets its own input back has no gradient."""
+    refused = []
+    for inputs in INPUTS.values():
+        for rows in (1, 2, 4):
+            for seed in (0, 1, 42):
+                model, patched = nn.Sequential(TinyNorm(how, width)), Patched()
+                norms.replace(model, "torch", patched)
+                torch.manual_seed(seed)
+                model(inputs(rows, width).requires_grad_())
+                refused += patched.refused
+    assert refused == []
+
+
+@pytest.mark.parametrize("width", [4, 16])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        lambda x, w: torch.nn.functional.rms_norm(x, x.shape[-1:], w, 2e-6),  # another eps
+        lambda x, w: torch.nn.functional.rms_norm(x, x.shape[-1:], w + 1, 1e-6),
+        lambda x, w: torch.nn.functional.layer_norm(x, x.shape[-1:], w, None, 1e-6),
+        lambda x, w: torch.nn.functional.rms_norm(x.bfloat16(), x.shape[-1:], w.bfloat16(), 1e-6).float(),
+        lambda x, w: torch.nn.functional.rms_norm(x.detach(), x.shape[-1:], w, 1e-6) + 0 * x,
+    ],
+    ids=["eps", "offset", "mean", "half precision", "no gradient"],
+)
+def test_faults_are_not_taken_for_rounding(fault, width):
+    torch.manual_seed(0)
+    x, weight = 0.1 * torch.randn(4, width), torch.rand(width) + 0.5
+
+    def written(x: Tensor, w: Tensor) -> Tensor:
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * w
+
+    tensors = [x.requires_grad_(), weight.requires_grad_()]
+    assert disagreement(written, fault, tensors, written) is not None

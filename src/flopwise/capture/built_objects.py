@@ -54,9 +54,11 @@ class BuiltObjects:
 
     @property
     def model(self) -> nn.Module | None:
-        """The root with the most parameters; None where no root has any."""
-        sizes = [(sum(p.numel() for p in root.parameters()), root) for root in self.roots]
-        size, largest = max(sizes, key=lambda one: one[0], default=(0, None))
+        """The root with the most parameters, of those that an optimizer updates if there are any; None where none has any."""
+        updated = {id(p) for one in self.optimizers for group in one.param_groups for p in group["params"]}
+        found = [(list(root.parameters()), root) for root in self.roots]
+        sizes = [(any(id(p) in updated for p in own), sum(p.numel() for p in own), root) for own, root in found]
+        _, size, largest = max(sizes, key=lambda one: one[:2], default=(False, 0, None))
         return largest if size else None
 
     @property

@@ -48,8 +48,8 @@ _NARROW = 2  # a table whose rows are so many times shorter than another's is no
 
 def watch_step(step: Step, device: torch.device) -> Seen:
     """Run the step once more and watch it. Where it cannot run so, the record has the reason and nothing else."""
-    parameters = list(step.trained.parameters()) if step.trained is not None else []
-    watch = _Watch(device, parameters)
+    parameters = [*(step.trained.parameters() if step.trained is not None else ()), *step.weights()]
+    watch = _Watch(device, list({id(p): p for p in parameters}.values()))
     try:
         with _uncompiled(), watch.open():
             run_phases(step.uncaptured or step.phases)
@@ -91,7 +91,7 @@ class _Watch(TorchDispatchMode):
         self.device, self.forward_ops = device, 0
         self._boundaries = Boundaries(self._bounded)
         self._parameters = parameters
-        self._weights = {storage_key(p) for p in parameters}
+        self._weights, self._used = {storage_key(p) for p in parameters}, set[int]()
         self._modules = 0  # whose forward is running
         self._flops: Counter[tuple[str, bool]] = Counter()  # by dtype, and whether it is of a convolution
         self._useful = self._recomputed = 0
@@ -216,6 +216,8 @@ class _Watch(TorchDispatchMode):
 
     def _forward(self, fact: OpFacts, args: Any, out: Any) -> None:
         self.forward_ops += not fact.is_view
+        if torch.is_grad_enabled() or self._modules:  # else weights are copied or averaged, not computed with
+            self._used |= self._weights & {storage_key(x) for x in tensors_in(args) if x.layout is torch.strided}
         if torch.is_autocast_enabled(self.device.type):  # off inside the ops that autocast itself calls
             self._autocast[dtype_name(torch.get_autocast_dtype(self.device.type))] += 1
         self._attention.take(fact, args, out)
@@ -243,7 +245,10 @@ class _Watch(TorchDispatchMode):
         by_dtype: Counter[str] = Counter()
         for (dtype, convolves), flops in self._flops.items():
             by_dtype[self._rounded(convolves) if dtype == "fp32" else dtype] += flops
+        used = [p for p in self._parameters if storage_key(p) in self._used]
         return Seen(
+            parameters=None if self._replays else sum(p.numel() for p in used),
+            weights=most_common_dtype(used),
             flops={dtype: flops for dtype, flops in by_dtype.most_common() if flops},
             useful_flops=self._useful,
             recomputed_flops=self._recomputed,

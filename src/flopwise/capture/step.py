@@ -1,7 +1,7 @@
 """A step: named phases that are run in order, again and again; and the same step captured in a CUDA graph."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -25,6 +25,7 @@ class Step:
     model: nn.Module | None = None  # a trace names its modules
     before_replay: Callable[[], object] | None = None  # host work that a CUDA graph cannot hold (the learning rate)
     trained: nn.Module | None = None  # holds the gradients after a step, compiled or not
+    weights: Callable[[], Sequence[nn.Parameter]] = tuple  # all that were built, of which a user's step may use some
     loss: Callable[[], Tensor | None] = lambda: None  # the last step's
     exact_weight: Callable[[Tensor], Tensor] = lambda weight: weight.detach()  # with what an optimizer keeps of it
     one_callable: bool = False  # of the user's own: its phases are found as it runs
@@ -101,6 +102,7 @@ def captured(
         captured_peak_bytes=peak,
         captured_first_ns=took_ns[0] - took_ns[-1],
         trained=step.trained,
+        weights=step.weights,
         exact_weight=step.exact_weight,
         loss=loss,
         uncaptured=step.phases,

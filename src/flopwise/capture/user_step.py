@@ -40,6 +40,7 @@ def user_step(workload: Workload, device: torch.device) -> Step:
         ran=lambda: _ran(levers),
         model=named,
         trained=built.model,
+        weights=lambda: [p for root in built.roots for p in root.parameters()],
         loss=returned.loss,
         loss_scale=lambda: built.loss_scale,
         exact_weight=levers.model.exact_weight,

@@ -37,6 +37,7 @@ from flopwise.kernels.cross_entropy_rows import (
     row_reference,
 )
 from flopwise.kernels.dispatch import autocast_dtype, require, require_float, runs_triton, wide
+from flopwise.torch_private import keeps_graph
 
 CHUNK_BYTES = 256 * 2**20  # of logits: 1024 rows of a vocabulary of 128k in bf16, enough to fill a GPU with tiles
 ALIGNED = 16  # rows that start on 32 bytes: cuBLAS and the kernel want them so
@@ -233,9 +234,9 @@ def _linear_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...
 
 
 def _linear_gradient(ctx: Any, upstream: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
-    """In place, so that there is never a second copy of ∂W: a second backward pass through the same loss is refused.
+    """In place, so that there is never a second copy of ∂W; but where another backward pass may follow (retain_graph=True).
 
-    So is a graph of this one: the gradients were made in the forward pass, and nothing here leads back to what they are of.
+    A graph of this one is refused: the gradients were made in the forward pass, and nothing here leads back to what they are of.
     """
     if torch.is_grad_enabled():
         raise Unsupported(
@@ -246,7 +247,8 @@ def _linear_gradient(ctx: Any, upstream: Tensor | None, *_: Any) -> tuple[Tensor
     *gradients, rest = ctx.saved_tensors
     factor = upstream.to(rest.dtype) * rest
     found: list[Tensor | None] = []
-    for gradient, wanted, dtype in zip(gradients, ctx.wanted, ctx.dtypes, strict=True):
+    for made, wanted, dtype in zip(gradients, ctx.wanted, ctx.dtypes, strict=True):
+        gradient = made.clone() if wanted and keeps_graph() else made
         if wanted:
             _scale(gradient, factor)
         found.append(gradient.to(dtype) if wanted else None)

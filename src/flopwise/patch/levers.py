@@ -32,6 +32,9 @@ MODULE_LEVERS = (
 )  # levers that replace modules: checked at their first call
 
 
+_AS_WRITTEN = ("eager", "separate")  # values that no module is replaced for
+
+
 class PatchedModel:
     """Levers on the modules and optimizers of one step. What surrounds the step (autocast, graph) is for who runs it."""
 
@@ -92,6 +95,10 @@ class PatchedModel:
 
     def _replace_modules(self, lever: str) -> None:
         value, replaced = self.levers[lever], 0
+        if value in _AS_WRITTEN:
+            raise Unsupported(
+                f"{lever} = '{value}' cannot be put onto a step: it runs as it is written", f"omit {lever}"
+            )
         for root in self._some_roots(f"{lever} = '{value}'"):
             replaced += _replacer(lever)(root, value, self.patched)
         if not replaced:

@@ -109,6 +109,7 @@ class _Given:
 
     def __init__(self, weight: Tensor, head: _Head) -> None:
         self.weight, self.head, self._narrow = weight, head, _narrow(weight)
+        self.fused = False  # whether a loss was computed without the logits
         self._before = torch_private.version_of(weight), head.patched.updates
 
     @property
@@ -117,6 +118,7 @@ class _Given:
 
     def cross_entropy(self, hidden: Tensor, targets: Tensor, dtype: torch.dtype) -> Tensor:
         self._still_there()
+        self.fused = True
         narrow = dtype if dtype in (torch.bfloat16, torch.float16) else torch.bfloat16
         cast = dtype != self.weight.dtype or dtype != hidden.dtype
         with torch.autocast(hidden.device.type, dtype=narrow, enabled=cast):
@@ -178,6 +180,8 @@ class DeferredLogits(Tensor):
                 return func(*_plain(args), **kwargs)
             with torch_private.as_plain_tensor():
                 return func(*args, **kwargs)
+        if func is torch.autograd.grad:
+            _refuse_gradients(kwargs.get("inputs", args[1] if len(args) > 1 else ()))
         deferred = args[0] if args and isinstance(args[0], DeferredLogits) else None
         if deferred is not None and deferred.computed is None:
             found = _deferred(func, deferred, args[1:], kwargs)
@@ -189,6 +193,17 @@ class DeferredLogits(Tensor):
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         """What comes without Python's knowledge, from inside another operation."""
         return func(*_plain(args), **_plain(kwargs or {}))
+
+
+def _refuse_gradients(inputs: Any) -> None:
+    """Of logits that a loss never saw: there are none."""
+    asked = inputs if isinstance(inputs, tuple | list) else (inputs,)
+    if any(isinstance(one, DeferredLogits) and one.head.fused for one in asked):
+        raise Unsupported(
+            "loss = 'fused': the gradient of the logits is asked for, and the loss was computed without them",
+            "omit loss; or call logits.retain_grad() before the loss, which keeps them",
+            ("loss",),
+        )
 
 
 def _plain(value: Any) -> Any:

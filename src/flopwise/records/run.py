@@ -68,6 +68,8 @@ class Seen(_Record, frozen=True, kw_only=True, omit_defaults=True):
     flops: dict[str, int] = {}  # by dtype (fp32, tf32, bf16, fp16, fp8): all that forward and backward do
     useful_flops: int = 0  # of these, the model's own: nothing that is computed again
     recomputed_flops: int = 0  # of a checkpoint that runs forward again
+    parameters: int | None = None  # that it computes with; None: not known
+    weights: str = ""  # the dtype of most of them
     tokens: int = 0  # looked up in the vocabulary; 0: the step has none
     attention: tuple[str, ...] = ()  # SDPA's backends ('flash', 'cudnn', 'efficient', 'math'), WRITTEN_OUT, …
     optimizers: tuple[SeenOptimizer, ...] = ()

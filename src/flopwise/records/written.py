@@ -20,6 +20,8 @@ def with_seen(ran: Ran, seen: Seen, workload: Workload) -> Ran:
         return ran
     ran = msgspec.structs.replace(
         ran,
+        parameters=ran.parameters if seen.parameters is None else seen.parameters,
+        weights=ran.weights if seen.parameters is None else seen.weights,
         compute="fp32" if seen.dtype == "tf32" else seen.dtype,
         attention=_attention(seen),
         optimizer=", ".join(dict.fromkeys(map(_named, seen.optimizers))) or ran.optimizer,
