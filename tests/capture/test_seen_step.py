@@ -1,6 +1,7 @@
 """What is seen of a step: on steps whose work is known by formula, written in different ways."""
 
 import math
+import sys
 from functools import partial
 
 import msgspec
@@ -26,6 +27,13 @@ BATCH, CONTEXT, WIDTH, HEADS, LAYERS, VOCAB = 2, 64, 32, 4, 2, 61
 TOKENS = BATCH * CONTEXT
 MATMUL_WEIGHTS = LAYERS * 12 * WIDTH * WIDTH + VOCAB * WIDTH
 USEFUL = 6 * TOKENS * MATMUL_WEIGHTS + 12 * LAYERS * BATCH * CONTEXT * CONTEXT * WIDTH  # and attention's squares
+
+
+@pytest.fixture(autouse=True)
+def _nothing_compiled_before():
+    """What other tests of this process have compiled is not the step's."""
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.utils.counters.clear()
 
 
 class Attention(nn.Module):
