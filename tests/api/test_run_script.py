@@ -1,14 +1,18 @@
 """Scripts are run as Python would run them, watched, and ended when enough was seen."""
 
+import signal
+import subprocess
 import sys
 import textwrap
 
 import pytest
 
+from flopwise.analysis.measured import MeasuredRun
 from flopwise.api.run import run
 from flopwise.api.watch import watch
 from flopwise.capture.loop.script import Program, after_import
 from flopwise.errors import FlopwiseError
+from flopwise.store import find, list_runs
 
 LOOP = """
 import sys, torch
@@ -173,3 +177,34 @@ def test_watch_without_steps_says_so(script):
         list(watch())
     with pytest.raises(FlopwiseError, match="not watched yet"):
         watch().step()
+
+
+@pytest.mark.parametrize("by", ["run", "watch"])
+def test_what_was_timed_outlives_a_kill_while_steps_are_traced(script, tmp_path, by):
+    loop = """
+        while True:
+            step()
+            if torch.autograd._profiler_enabled():
+                os.kill(os.getpid(), signal.SIGKILL)
+    """
+    opening = "import os, signal\nimport flopwise\n"
+    if by == "run":
+        words = ["-m", "flopwise", "run", "--steps", "7", script(opening + textwrap.dedent(loop))]
+    else:
+        watched = "with flopwise.watch(steps=7):" + textwrap.indent(textwrap.dedent(loop), "    ")
+        words = [script(opening + watched)]
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    found = MeasuredRun.load(find("last", tmp_path / "runs"))
+    (point,) = found.points
+    assert (len(point.times().wall_ns), point.trace_file, found.complete) == (7, "", True)
+    assert {times.phase for times in point.phases} == {"step", "forward", "backward", "optimizer"}
+    assert "7 steps timed" in str(found)
+
+
+def test_a_look_that_comes_to_its_end_has_one_point_with_its_trace(script):
+    found = run(script("while True: step()"), steps=5)
+    assert len((found.path / "points.jsonl").read_text().splitlines()) == 2  # without the trace, then with it
+    (point,) = found.points
+    assert point.trace_file
+    assert [summary.ok for summary in list_runs(found.path.parent)] == [1]

@@ -6,6 +6,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -79,6 +80,7 @@ class Watch:
         self._watcher: LoopWatcher | None = None
         self._folder = ""
         self._began, self._stored = time.time(), False
+        self._path: Path | None = None  # of the run, once something is in it
 
     # --- the three ways to use it
 
@@ -130,7 +132,7 @@ class Watch:
         look = Look(steps=self.steps, traced=self.traced, seconds=self.seconds)
         path = Path(self._folder) / TRACE.format(_rank())
         note = self.note if self.first_rank else (lambda text: None)
-        self._watcher = LoopWatcher(look, lambda: path, self._over, note, ranks=_ranks())
+        self._watcher = LoopWatcher(look, lambda: path, self._over, self._timed, note, ranks=_ranks())
         self._watcher.open()
 
     def close(self) -> None:
@@ -168,24 +170,36 @@ class Watch:
         gathered({})  # no rank takes its trace away before the first has it
         self.then()
 
+    def _timed(self) -> None:
+        """Before anything is traced: what was timed outlives a kill."""
+        self._write("", {}, {})
+
     def _store(self, ranks: dict[int, dict[str, Any]]) -> None:
         """The run, by the first rank; the others' traces are put beside its own."""
         assert self._watcher is not None
-        self._stored = True
+        self._stored, looked = True, self._watcher.looked
+        traces = {rank: told["trace"] for rank, told in ranks.items() if told["trace"]}
+        if looked.traced:
+            traces[0] = str(Path(self._folder) / TRACE.format(0))
+        walls = {rank: tuple(told["walls"]) for rank, told in ranks.items() if rank != 0}
+        self._write(TRACE.format(0) if looked.traced else "", traces, walls)
+        if self._path is not None:
+            self.run = MeasuredRun.load(self._path)
+
+    def _write(self, trace: str, traces: dict[int, str], walls: dict[int, tuple[int, ...]]) -> None:
+        """A row of what is known by now; the one before it counts no more."""
+        assert self._watcher is not None
         looked = self._watcher.looked
         if not looked.phases or _rank() != 0:
             return
         trial = self._trial(looked)
-        with Run.create(runs_root(self.runs), self.kind, self.name, self.command, [trial]) as run:
-            traces = {rank: told["trace"] for rank, told in ranks.items() if told["trace"]}
-            if looked.traced:
-                traces[0] = str(Path(self._folder) / TRACE.format(0))
+        new = partial(Run.create, runs_root(self.runs), self.kind, self.name, self.command, [trial])
+        with new() if self._path is None else Run.reopen(self._path) as run:
+            self._path = run.path
             for rank, path in traces.items():
                 if os.path.exists(path):
                     shutil.move(path, run.trace_path(TRACE.format(rank)))
-            walls = {rank: tuple(told["walls"]) for rank, told in ranks.items() if rank != 0}
-            run.append(self._point(trial, looked, TRACE.format(0) if looked.traced else "", walls))
-        self.run = MeasuredRun.load(run.path)
+            run.append(self._point(trial, looked, trace, walls))
 
     def _trial(self, looked: "Looked") -> Trial:
         work = Workload(

@@ -66,17 +66,19 @@ class Looked(msgspec.Struct, kw_only=True):
 
 
 class LoopWatcher:
-    """One look at one loop. `over` is called at the end of the last step that was needed."""
+    """One look at one loop. `over` is called at the end of the last step that was needed, `timed` of the last that was timed."""
 
     def __init__(
         self,
         look: Look,
         trace_path: Callable[[], Path],
         over: Callable[[], None],
+        timed: Callable[[], None] = lambda: None,
         note: Callable[[str], None] = lambda text: None,
         ranks: int = 1,
     ) -> None:
-        self.look, self.trace_path, self.over, self.note, self.ranks = look, trace_path, over, note, ranks
+        self.look, self.trace_path, self.over, self.timed, self.note = look, trace_path, over, timed, note
+        self.ranks = ranks
         self.looked, self.device = Looked(), torch.device("cpu")
         self.stage, self.steps = WARM_UP, 0
         self._hooks = ExitStack()
@@ -221,6 +223,7 @@ class LoopWatcher:
             self._marks.append([self._marks[-1][-1]])
             return
         self._read_timed()
+        self.timed()
         if self.device.type == "cuda":
             self.stage = WAITING
             torch.cuda.reset_peak_memory_stats(self.device)
