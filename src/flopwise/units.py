@@ -36,11 +36,13 @@ def duration(ns: float) -> str:
 
 
 def milliseconds(ns: float) -> str:
-    """Nanoseconds as a number of milliseconds, for table columns that say `ms`; never finer than 10 ns.
+    """Nanoseconds as a number of milliseconds, for table columns that say `ms`; less than a microsecond is no number.
 
     >>> milliseconds(6_432_100), milliseconds(63_534), milliseconds(86)
-    ('6.432', '0.06353', '0.00009')
+    ('6.432', '0.06353', '<0.001')
     """
+    if 0 < ns < 1e3:
+        return "<0.001"
     text = significant(ns / 1e6, 4)
     return text if len(text.partition(".")[2]) <= 5 else f"{ns / 1e6:.5f}"
 
@@ -128,7 +130,7 @@ _SHOWN: dict[str, Callable[[float], str]] = _ENDINGS | {
     "ms": milliseconds,  # of a value in nanoseconds
     "percent": lambda value: percent(value, 0),
     "signed_share": lambda value: f"{100 * value:+.1f} %",
-    "error_share": lambda value: f"{100 * value:.2g} %",
+    "error_share": lambda value: "<0.001 %" if 0 < value < 1e-5 else f"{100 * value:.2g} %",
     "signed_bytes": lambda value: f"{'+' if value > 0 else ''}{size(value)}" if value else "0",
     "saving": saving,
     "GB": lambda value: rate(value, "B"),  # as datasheets count

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flopwise.advice.facts import Facts
-from flopwise.advice.findings import findings, least_ns, potential_ns, ranked
+from flopwise.advice.findings import findings, least_ns, potential_ns, ranked, worth_most
 from flopwise.advice.reference import reference
 from flopwise.advice.rules import ALL_RULES
 from flopwise.analysis.explanation import with_clock
@@ -111,9 +111,11 @@ def test_what_is_too_small_to_say(step_ms, least_ms):
 
 
 def test_the_naive_trace_by_itself_is_fp32_first_as_with_its_clock():
-    """Traced, the GPU waits for half of the step; untraced, for a tenth."""
+    """Traced, the GPU waits for half of the step; untraced, for a tenth. In bf16 it would wait for the host."""
     told = {one.rule: one for one in findings(fixture(NAIVE))}
-    assert next(iter(told)) == "fp32_matmul"
+    assert list(told)[:2] == ["host_next", "fp32_matmul"]
+    assert [one.rule for one in told.values() if one.enables] == ["host_next"]
+    assert told["fp32_matmul"].saving_ns < 0.1 * told["fp32_matmul"].counted_ns
     assert {"naive_attention", "slow_optimizer", "unfused_chains"} <= set(told)
     assert "slow_sdpa" not in told
     assert "launch_bound" not in told
@@ -137,11 +139,24 @@ def test_the_naive_trace_with_its_untraced_clock_is_fp32_first():
     facts = fixture(NAIVE)
     timed = point(wall=65 * MS, launch=60 * MS, busy=56 * MS, attention="naive", norm="eager", activation="eager")
     facts = msgspec.structs.replace(facts, explanation=with_clock(facts.explanation, timed))
-    first, *_ = told = findings(facts)
-    assert first.rule == "fp32_matmul"
+    launches, first, *_ = told = findings(facts)
+    assert (launches.levers, first.rule) == ({"graph": "on"}, "fp32_matmul")
     assert first.counted_ns == pytest.approx(36 * MS, rel=0.02)  # bf16 left 2.8 ms of 39 (the compiled trace)
     assert sum(one.counted_ns for one in told) <= 65 * MS
     assert next(one for one in told if one.rule == "tf32_off").counted_ns == 0
+
+
+def test_a_host_that_is_fast_enough_for_all_changes_needs_none():
+    facts = fixture(NAIVE)
+    quick = msgspec.structs.replace(facts.details, host_ns=10 * MS)
+    found = findings(msgspec.structs.replace(facts, details=quick))
+    assert not {"host_next", "launch_bound"} & {one.rule for one in found}
+    assert found[0].saving_ns == pytest.approx(found[0].counted_ns)
+
+
+def test_the_three_worth_most_include_what_they_need():
+    found = findings(fixture(NAIVE))
+    assert [one.rule for one in worth_most(found)] == ["host_next", "fp32_matmul", "naive_attention"]
 
 
 def test_the_compiled_trace_is_launch_bound_and_has_no_naive_attention():

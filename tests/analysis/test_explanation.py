@@ -10,6 +10,7 @@ from flopwise.analysis.explanation import explain_trace
 from flopwise.analysis.shares import parts
 from flopwise.errors import FlopwiseError
 from flopwise.records.run import PhaseTimes, Point
+from flopwise.render.explain_screen import slowed
 from flopwise.render.explain_view import explanation_view, explanations_view
 from flopwise.spec.workload import Sampling, Trial, workload
 from flopwise.trace import tables
@@ -207,8 +208,16 @@ def test_the_verdict_names_the_largest_cause():
     kernels = [(0, 2_000, 1), (4_100, 5_000, 2), (6_000, 10_100, 3)]
     found = explain_trace(trace(kernels, [(0, 1, 1), (100, 101, 2), (5_899, 5_900, 3)]))
     assert found.verdict == (
-        "the GPU is idle 31% of the time: 22% between kernels that were queued, 9% because the host launched late"
+        "the GPU is idle 31 % of the step: 22 % between queued kernels, 9 % because the host launches late"
     )
+
+
+def test_a_step_that_waits_most_for_something_else_is_not_launch_bound():
+    """Of 100 µs 30 are busy, 30 late, and 40 lie between kernels that were queued."""
+    kernels = [(0, 10_000, 1), (40_000, 50_000, 2), (90_000, 100_000, 3)]
+    found = explain_trace(trace(kernels, [(0, 10, 1), (39_990, 40_000, 2), (40_000, 40_010, 3)]), timed(100_000))
+    assert found.verdict.startswith("the GPU is idle 70 % of the step: 40 % between queued kernels, 30 % because")
+    assert not found.launch_bound
 
 
 def timed(wall_ns, phase="train"):
@@ -225,14 +234,11 @@ SLOWED = trace(
 def test_a_step_that_only_the_profiler_makes_launch_bound_is_not_called_so():
     traced, judged = explain_trace(SLOWED), explain_trace(SLOWED, timed(48_000))
     assert traced.launch_bound
-    assert traced.verdict.startswith(
-        "launch-bound: the GPU is idle 60% of the time: 50% because the host launched late"
-    )
+    late = "launch-bound: the GPU is idle 60 % of the step: 50 % because the host launches late"
+    assert traced.verdict == f"{late}, 10 % between queued kernels"
     assert not judged.launch_bound
-    assert judged.verdict == (
-        "GPU-bound: the GPU is busy 83% of the 48.0 µs that the step takes untraced; "
-        "the profiler slows the host: traced, it is idle 60% of 100 µs"
-    )
+    assert judged.verdict == "GPU-bound: the GPU is busy 83 % of the step"
+    assert slowed(judged) == "Traced, the step takes 100 µs: the profiler slows the CPU."
     assert judged.untraced_idle.by_cause_ns["between kernels"] == judged.untraced_idle.total_ns == 8_000
     assert (judged.idle, judged.busy_ns) == (traced.idle, traced.busy_ns)  # what the trace holds stays as it is
     row = explanations_view([judged, traced])[0][0].rows[0]
@@ -243,8 +249,7 @@ def test_a_step_that_is_launch_bound_untraced_too_says_how_much():
     found = explain_trace(SLOWED, timed(80_000))
     assert found.launch_bound
     assert found.verdict == (
-        "launch-bound: the GPU is idle 50% of the 80.0 µs that the step takes untraced: 38% because the host launched late, "
-        "12% between kernels that were queued; the profiler slows the host: traced, it is idle 60% of 100 µs"
+        "launch-bound: the GPU is idle 50 % of the step: 38 % because the host launches late, 12 % between queued kernels"
     )
 
 
@@ -271,7 +276,7 @@ def test_a_graph_captured_unseen_is_noted():
     forward = frame(tables.RANGES, (0, 50, 1, 11, 1, "annotation"))
     found = explain_trace(replace(made, names=("x", "forward"), graph_launches=launched, ranges=forward))
     assert {p.name: p.gpu_ns for p in found.phases} == {"other": 30, "forward": 10}
-    assert any(note.startswith("75% of the GPU time comes from CUDA graphs") for note in found.notes)
+    assert any(note.startswith("75 % of the GPU time comes from CUDA graphs") for note in found.notes)
 
 
 def test_modules_named_by_class_are_told_apart_by_what_they_are_in():

@@ -4,6 +4,9 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
+
+from flopwise.analysis.reach import reach
 from flopwise.api.report import gather
 from flopwise.records.finding import HIGH, Finding
 from flopwise.records.waterfall import (
@@ -46,6 +49,7 @@ def findings(kernel, name="late launches"):
             rule="launch_bound",
             title=f"The GPU waits for the CPU: {name}",
             saving_ns=17e6,
+            counted_ns=17e6,
             arithmetic="24.0 ms − 7.0 ms of GPU work = 17.0 ms",
             evidence=(f"longest kernel: {kernel}", "1843 launches a step"),
             kernels=(kernel,),
@@ -82,7 +86,10 @@ def hostile_trace(path):
 def gathered(target, why="", name="late launches"):
     """A target with a waterfall and a finding that names its longest kernel."""
     part = gather(target)
-    return replace(part, waterfall=waterfall(why), findings=findings(part.explanation.kernels[0].name, name))
+    fall, found = waterfall(why), findings(part.explanation.kernels[0].name, name)
+    reached = reach(fall.step_ns, [one.counted_ns for one in found], fall, part.explanation.gpu)
+    whole = msgspec.structs.replace(part.explanation, waterfall=fall, findings=found, reach=reached)
+    return replace(part, explanation=whole, waterfall=fall, findings=found)
 
 
 def all_drawn(page):

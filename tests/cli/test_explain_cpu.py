@@ -23,7 +23,7 @@ def run(capsys, *words):
 def test_ops_are_shown_with_their_self_time(trace, capsys):
     code, shown = run(capsys, trace, "--full")
     assert code == 0
-    assert "op-bound: ops take 100% of the traced step" in shown.out
+    assert "op-bound: ops take 100 % of the traced step" in shown.out
     assert "aten::␛[31maddmm" in shown.out
     assert "\x1b" not in shown.out
     code, shown = run(capsys, trace, "--format", "json")
@@ -35,7 +35,7 @@ def test_one_screen_says_now_and_has_no_limit(trace, capsys):
     code, shown = run(capsys, trace)
     lines = shown.out.splitlines()
     assert (code, len(lines) <= 25, max(map(len, lines)) <= 80, "\x1b" in shown.out) == (0, True, True, False)
-    assert "Op-bound: ops take 100% of the traced step" in shown.out
+    assert "Op-bound: ops take 100 % of the traced step" in shown.out
     assert "100 µs               measured: traced" in shown.out
     assert "limit" not in shown.out
 

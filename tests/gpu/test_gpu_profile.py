@@ -71,7 +71,7 @@ def test_a_graph_is_one_launch_and_its_coverage_is_told(explained, profiler):
     assert graph.launches < 0.1 * eager.launches
     assert graph.gpu_ns == pytest.approx(eager.gpu_ns, rel=0.5)
     tables, _ = explanation_view(graph)
-    assert any("GPU time attributed to a: launch" in note for table in tables for note in table.notes)
+    assert any("share of the GPU time with a known launch" in note for table in tables for note in table.notes)
 
 
 @pytest.mark.parametrize("profiler", ["kineto", pytest.param("nsys", marks=needs_nsys)])

@@ -11,15 +11,18 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from flopwise.analysis.comparison import compare_samples
+from flopwise import units
 from flopwise.analysis.step_timeline import LAUNCHES, PIXELS, step_timeline
 from flopwise.analysis.traced_steps import traced_steps
 from flopwise.api.report import gather, report
 from flopwise.records.tuning import Attempt, Begun, Ended, Tuning
+from flopwise.render.explain_screen import explanation_screen
+from flopwise.render.explain_view import explanation_view
 from flopwise.render.report import Report, ReportPart, html_report, markdown_report
+from flopwise.render.report.overview import overview
 from flopwise.render.report.sections import MOST_KERNELS, sections
-from flopwise.render.report.verdict import verdict
 from flopwise.render.step_charts import icicle_parts, icicle_rows
+from flopwise.render.terminal import text
 from flopwise.spec.workload import workload
 from flopwise.trace.read import read_trace
 
@@ -60,14 +63,27 @@ class Tags(HTMLParser):
         self._in = ""
 
 
-def test_the_verdict_says_how_far_why_and_what_to_do(part):
-    said = verdict(part)
-    assert said.startswith("This step reaches 14 % of the chip. 43 % of the time the GPU waits for the CPU.")
-    assert said.endswith("Capture it in a CUDA graph: 24.0 ms → about 7.00 ms, predicted.")
+def verdict(part):
+    return overview(part).verdict
+
+
+def test_the_page_begins_with_what_the_screen_says():
+    found = gather(NAIVE)
+    first, screen = overview(found), explanation_screen(found.explanation)
+    assert first.verdict == screen.verdict
+    assert [one.label.lower() for one in first.numbers] == [one.name for one in screen.figures] == [
+        "now", "reachable", "limit",
+    ]  # fmt: skip
+    assert [one.value for one in first.numbers] == [units.duration(one.amount) for one in screen.figures]
+    assert [(one.title, one.line) for one in first.changes] == [(one.what, one.line) for one in screen.changes]
+    pairs = zip(screen.changes, first.changes, strict=True)
+    assert all(units.duration(one.saving) in change.saves for one, change in pairs)
+    said = "".join(text(table) for table in explanation_view(found.explanation).tables)
+    assert f"reachable {first.numbers[1].value}, with all 5 changes found (predicted)" in said
 
 
 def test_a_target_of_each_kind_has_a_verdict():
-    assert verdict(gather(COMPILED)).startswith("This step reaches ")
+    assert verdict(gather(COMPILED)).startswith("Launch-bound: the GPU is idle 66 % of the step")
     assert verdict(gather(RUNS / "launch-bound")).startswith("4 points measured: from 6.37 ms")
 
 
@@ -85,14 +101,9 @@ def test_a_tuning_is_told_by_what_was_kept(part):
     ended = Ended(workload=workload("tiny", compile="default"), step_ns=7e6, stopped="the budget is spent")
     tuning = Tuning(run="x", begun=begun, attempts=tried, ended=ended)
     tuned = ReportPart(name="tune tiny", waterfall=waterfall(), findings=part.findings, tuning=tuning)
-    said = "A step went from 24.0 ms to 7.00 ms, 3.43 times as fast, measured."
-    assert verdict(tuned) == f"{said} Levers are left to try: the budget is spent."
+    assert verdict(tuned).startswith("3.43 times as fast: 24.0 ms → 7.00 ms; 2 of 3 attempts kept.")
     none = replace(tuned, tuning=Tuning(run="x", begun=begun, attempts=tried[2:], ended=None))
-    assert "nothing that was tried was kept. Levers are left to try: stopped before its end." in verdict(none)
-    few = compare_samples([100.0], [25.0, 26.0], paired=True)  # four times as fast, by too few samples
-    open_ = msgspec.structs.replace(tried[2], comparison=few)
-    unjudged = replace(tuned, tuning=Tuning(run="x", begun=begun, attempts=(open_,), ended=None))
-    assert "1 of 1 levers could not be judged" in verdict(unjudged)
+    assert verdict(none) == ("Nothing that was tried was kept. optimizer = fused: said. It was stopped before its end.")
     found = sections(tuned)
     assert [section.title for section in found[:3]] == [
         "The recipe", "What was tried", "Findings before anything was changed",
@@ -143,7 +154,7 @@ def test_hostile_names_are_text_in_markdown(tmp_path):
 
 def test_markdown_holds_the_verdict_the_findings_and_folded_evidence(part):
     text = markdown_report(Report(parts=(part,), command="flopwise report"))
-    assert "**This step reaches 14 % of the chip." in text
+    assert "**GPU-bound: the GPU is busy 92 % of the step.**" in text
     assert "1. **The GPU waits for the CPU: late launches** Saves about 17.0 ms of a step (predicted)." in text
     assert text.count("<details>") == text.count("</details>") >= 4
     assert len(text) < 65_536  # what a comment on GitHub holds

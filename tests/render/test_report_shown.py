@@ -105,8 +105,7 @@ def test_findings_of_one_rule_have_ids_of_their_own():
 
 def test_a_page_over_several_says_whose_verdict_heads_it():
     both = (replace(advised(), name="mine"), replace(advised(), name="yours", waterfall=None))
-    assert '<span id="about">mine</span> This step reaches' in html_report(Report(parts=both))
-    assert "</span> This step reaches" in html_report(Report(parts=both[:1]))
+    assert '<span id="about">mine</span> ' in html_report(Report(parts=both))
 
 
 def test_a_part_of_another_version_is_drawn_in_no_colour_of_ours():

@@ -11,14 +11,17 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
+from flopwise.advice.findings import changes, worth_most
+from flopwise.analysis.reach import reach
 from flopwise.api.account import account
 from flopwise.api.explain import explain
 from flopwise.records.untraced import UntracedStep
 from flopwise.render.account_screen import account_screen
-from flopwise.render.explain_screen import explanation_screen, waterfall_parts, worth_most
+from flopwise.render.explain_screen import explanation_screen, waterfall_parts
 from flopwise.render.memory_screen import memory_screen
 from flopwise.render.run_screen import VERSUS, point_screen, run_screen
 from flopwise.render.screen import (
+    BEFORE,
     IDLE,
     LIMIT,
     LINES,
@@ -29,6 +32,7 @@ from flopwise.render.screen import (
     PREDICTED,
     REACHABLE,
     SPECIFIED,
+    TUNED,
     USEFUL,
     WIDTH,
     Change,
@@ -77,9 +81,10 @@ def assert_sound(screen):
     plain = assert_fits(screen)
     assert {one.how for one in screen.figures} <= OBTAINED
     assert [one.name for one in screen.figures] == sorted(
-        (one.name for one in screen.figures), key=[NOW, VERSUS, REACHABLE, LIMIT].index
+        (one.name for one in screen.figures), key=[NOW, BEFORE, VERSUS, REACHABLE, TUNED, LIMIT].index
     )
-    now, reachable, limit = (amount(screen, name) for name in (NOW, REACHABLE, LIMIT))
+    names = (BEFORE, TUNED, LIMIT) if amount(screen, BEFORE) else (NOW, REACHABLE, LIMIT)
+    now, reachable, limit = (amount(screen, name) for name in names)
     if screen.unit == "ns":
         known = [one for one in (limit, reachable, now) if one is not None]
         assert known == sorted(known)
@@ -100,7 +105,8 @@ def test_a_trace(explained):
     plain = assert_sound(screen)
     assert amount(screen, NOW) == explained.step_ns
     assert "traced" in plain  # these have no untraced clock, and say so
-    saved = sum(one.saving for one in screen.changes)
+    saved = sum(one.counted_ns for one in changes(explained.findings))
+    assert amount(screen, REACHABLE) == explained.reach.reachable_ns
     assert amount(screen, REACHABLE) == pytest.approx(max(explained.step_ns - saved, amount(screen, LIMIT) or 0))
     assert sum(part.amount for part in screen.parts) == pytest.approx(explained.step_ns)
 
@@ -118,13 +124,14 @@ def test_the_changes_shown_save_most_and_none_changes_the_work(explained):
     found = explained.findings
     best = worth_most(found)
     others = [one.counted_ns for one in found if one not in best]
-    assert min(one.counted_ns for one in best) >= max(others, default=0)
+    assert min(one.counted_ns for one in best if not one.enables) >= max(others, default=0)
     batch = msgspec.structs.replace(found[0], rule="small_batch", counted_ns=1e12)
     assert worth_most((batch, *found)) == best
 
 
 def test_without_a_known_gpu_there_is_no_limit_and_still_a_bar(explained):
-    screen = explanation_screen(msgspec.structs.replace(explained, waterfall=None, gpu="Voodoo 2"))
+    reached = reach(explained.step_ns, [1e6])
+    screen = explanation_screen(msgspec.structs.replace(explained, waterfall=None, gpu="Voodoo 2", reach=reached))
     assert_fits(screen)
     assert amount(screen, LIMIT) is None
     assert all(one.mfu is None for one in screen.figures)
@@ -150,11 +157,11 @@ def test_a_tuning(folder):
     tuning = read_tuning(folder)
     screen = tune_screen(tuning)
     plain = assert_sound(screen)
-    assert (amount(screen, NOW), amount(screen, REACHABLE)) == (tuning.first_ns, tuning.last_ns)
+    assert (amount(screen, BEFORE), amount(screen, TUNED)) == (tuning.first_ns, tuning.last_ns)
     assert {one.how for one in screen.figures} == {MEASURED, SPECIFIED}
     assert "The recipe: --" in plain
     cut = msgspec.structs.replace(tuning, attempts=(), ended=None)
-    assert amount(tune_screen(cut), REACHABLE) is None
+    assert amount(tune_screen(cut), TUNED) is None
     assert "The recipe" not in assert_sound(tune_screen(cut))
 
 

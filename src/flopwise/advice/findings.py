@@ -13,6 +13,7 @@ from flopwise.advice.rules import ALL_RULES
 from flopwise.records.finding import Finding
 
 CHANGE_THE_WORK = ("small_batch",)  # they change what is trained, not only how: reported after all others
+FOR_THE_OTHERS = "host_next"  # reported where the others need it
 
 
 def findings(facts: Facts) -> tuple[Finding, ...]:
@@ -20,11 +21,45 @@ def findings(facts: Facts) -> tuple[Finding, ...]:
 
     The counted savings add up to no more than the step. Nothing is reported where nothing is wrong.
     """
+    reported = _reported(facts)
+    others = [one for one in reported if one.rule != FOR_THE_OTHERS]
+    found = ranked(others, facts)
+    if facts.host_ns is None or facts.step_ns - counted_ns(found) >= facts.host_ns:
+        return found
+    launches = _of_launches(others) or _of_launches(reported)  # the host would hold up what the others save
+    rest = [one for one in others if one not in launches]
+    return ranked(rest, facts, [msgspec.structs.replace(one, enables=True) for one in launches])
+
+
+def _reported(facts: Facts) -> list[Finding]:
     reported: list[Finding] = []
     for rule in ALL_RULES:
         found = rule.check(facts)
         reported += [found] if isinstance(found, Finding) else list(found or ())
-    return ranked(reported, facts)
+    return reported
+
+
+def _of_launches(found: Iterable[Finding]) -> list[Finding]:
+    return [one for one in found if one.levers.get("graph") == "on"]
+
+
+def changes(found: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Those that make the step shorter and leave what is trained as it is: with all of them it is the reachable step."""
+    return tuple(
+        one for one in found if ((one.counted_ns or 0.0) > 0 or one.enables) and one.rule not in CHANGE_THE_WORK
+    )
+
+
+def worth_most(found: Iterable[Finding], most: int = 3) -> tuple[Finding, ...]:
+    """The changes that save most, in the order in which each saves that; what they need is among them."""
+    made = changes(found)
+    best = sorted(made, key=lambda one: (not one.enables, -(one.counted_ns or 0.0)))[:most]
+    return tuple(one for one in made if one in best)
+
+
+def counted_ns(found: Iterable[Finding]) -> float:
+    """What all changes save together."""
+    return sum(one.counted_ns or 0.0 for one in changes(found))
 
 
 def host_findings(facts: HostFacts) -> tuple[Finding, ...]:
@@ -32,8 +67,8 @@ def host_findings(facts: HostFacts) -> tuple[Finding, ...]:
     return ranked(filter(None, (rule.check(facts) for rule in ALL_HOST_RULES)), facts)
 
 
-def ranked(reported: Iterable[Finding], facts: Facts | HostFacts) -> tuple[Finding, ...]:
-    """Those worth reporting, the largest first, each with what it still saves after those before it."""
+def ranked(reported: Iterable[Finding], facts: Facts | HostFacts, first: Sequence[Finding] = ()) -> tuple[Finding, ...]:
+    """Those worth reporting, the largest first, each with what it still saves after those before it; before all, `first`."""
     step_ns = facts.step_ns
     worth = [
         one for one in reported if one.saving_bytes >= LEAST_SAVING_BYTES or potential_ns(one) >= least_ns(step_ns)
@@ -47,6 +82,7 @@ def ranked(reported: Iterable[Finding], facts: Facts | HostFacts) -> tuple[Findi
             tuple(one.levers),
         )
     )
+    worth = [*first, *worth]
     left, whole, counted = _budget(worth, facts), step_ns, []
     pulled = set[str]()  # a lever has one value: of two findings that would set it, the first counts
     for one in worth:

@@ -2,10 +2,19 @@
 
 from flopwise.advice.facts import Facts
 from flopwise.advice.predicted import baseline, predicted_change
+from flopwise.analysis.clocks import gpu_name
+from flopwise.analysis.reach import Reach, point_reach
 from flopwise.predict.machine import find_ceilings
 from flopwise.predict.plain_levers import LeverSaving, SavingNs, best_levers, by_layers
 from flopwise.records.run import Point
-from flopwise.spec.gpu import Gpu
+from flopwise.spec.gpu import Gpu, find_gpu
+
+
+def measured_reach(point: Point) -> tuple[Reach, tuple[LeverSaving, ...]]:
+    """A measured step now, with all levers that are predicted to save time, and at its limit; and those levers."""
+    gpu = find_gpu(gpu_name(point)) if gpu_name(point) else None
+    best = measured_levers(point, gpu) if gpu is not None else ()
+    return point_reach(point, [one.saving_ns for one in best]), best
 
 
 def measured_levers(point: Point, gpu: Gpu) -> tuple[LeverSaving, ...]:

@@ -42,7 +42,7 @@ def gpu_time_saved(facts: Facts, freed_ns: float, arithmetic: str, confidence: s
     else:
         late = facts.idle_ns(LATE_LAUNCH) / step if step else 0.0
         alone = freed_ns * max(0.0, 1 - late / HOST_BOUND_SHARE)
-        why = f"the GPU waits for launches {late:.0%} of the step"
+        why = f"the GPU waits for launches {units.percent(late, 0)} of the step"
     limited = f"{arithmetic}; by itself {units.duration(alone)}: {why}"
     nearly_all = alone > 0.95 * freed_ns
     return Saving(

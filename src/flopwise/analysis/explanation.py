@@ -24,6 +24,7 @@ from flopwise.analysis.idle import (
     untraced_idle,
 )
 from flopwise.analysis.intervals import covered_ns
+from flopwise.analysis.reach import Reach
 from flopwise.analysis.shares import Kernel as Kernel
 from flopwise.analysis.shares import Part, gpu_time, kernels, matrix, parts, shares
 from flopwise.analysis.shares import Share as Share
@@ -44,11 +45,12 @@ from flopwise.work.operation import MATMUL
 LAUNCH_BOUND = 0.2  # of the window idle because the host launched late
 UNDISTURBED = 0.05  # a traced step that is longer by less than this needs no remark
 SMALLEST = 0.01  # of the window: causes of idle time below are not named
+_CAUSES_NAMED = 2
 _BECAUSE = {
-    LATE_LAUNCH: "because the host launched late",
-    SYNCHRONISATION: "after the host had waited",
-    INPUT: "while the host waited for data",
-    BETWEEN: "between kernels that were queued",
+    LATE_LAUNCH: "because the host launches late",
+    SYNCHRONISATION: "after the host has waited",
+    INPUT: "while the host waits for data",
+    BETWEEN: "between queued kernels",
     NOTHING: "with nothing left to do",
     UNKNOWN: "for reasons that the trace does not show",
 }
@@ -94,6 +96,7 @@ class Explanation(Printed, msgspec.Struct, frozen=True, kw_only=True):
     note_keys: tuple[str, ...] = ()  # of the notes, in their order
     waterfall: Waterfall | None = None  # from the ideal step to this one, where the GPU's limits are known
     findings: tuple[Finding, ...] | None = None  # what to change, the largest saving first; None: not looked for
+    reach: Reach | None = None  # the step now, with all of them made, and at its limit; None with `findings`
     subject: str = ""  # what was traced, where the trace is of a run
     named_gpu: str = ""  # that the waterfall's limits were asked of; '': the trace's own
 
@@ -108,6 +111,19 @@ class Explanation(Printed, msgspec.Struct, frozen=True, kw_only=True):
     def step_ns(self) -> float:
         """One step: untraced where that is measured or estimated, else as traced."""
         return self.untraced_step.ns if self.untraced_step is not None else self.window_ns
+
+
+def in_two_words(e: Explanation) -> str:
+    """The verdict."""
+    if e.launch_bound:
+        return "launch-bound"
+    return "GPU idle" if idle_share(e) >= LAUNCH_BOUND else "GPU-bound"
+
+
+def idle_share(e: Explanation) -> float:
+    """How much of the step the GPU is idle: untraced where that is measured or estimated, else as traced."""
+    idle_ns = (e.untraced_idle or e.idle).total_ns
+    return idle_ns / max(e.busy_ns * e.steps + idle_ns, 1)
 
 
 def explain_trace(trace: Trace, untraced: Point | None = None, *, same: bool = True) -> Explanation:
@@ -169,7 +185,9 @@ def _with_untraced(explanation: Explanation, step: UntracedStep | None) -> Expla
     n, traced = explanation.steps, explanation.idle
     window = round(explanation.window_ns * n)
     idle, optimistic = (untraced_idle(traced, window, ns * n) for ns in (step.ns, step.low_ns))
-    bound, verdict = _untraced_verdict(idle, optimistic, step, explanation)
+    busy = explanation.busy_ns * n
+    sure = _is_launch_bound(optimistic, busy + optimistic.total_ns)  # an estimate: at its optimistic end, too
+    bound, verdict = _verdict(idle, round(busy) + idle.total_ns, sure)
     return msgspec.structs.replace(
         explanation,
         untraced_step=step,
@@ -220,40 +238,25 @@ def host_clock(untraced: Point | None) -> dict[str, float]:
     return clock
 
 
-def _untraced_verdict(idle: Idle, optimistic: Idle, step: UntracedStep, traced: Explanation) -> tuple[bool, str]:
-    """The verdict on the step without the profiler, and what the profiler changed, where that is much.
-
-    An estimated step is launch-bound if it is at the optimistic end, too."""
-    busy = traced.busy_ns * traced.steps
-    took = f"of the {units.duration(step.ns)} that the step takes untraced"
-    if not step.measured:
-        took += f" (an estimate: {units.duration(step.low_ns)} to {units.duration(step.high_ns)})"
-        if step.low_ns >= (1 - UNDISTURBED) * traced.window_ns:
-            took = "of the time"
-    bound = _is_launch_bound(optimistic, busy + optimistic.total_ns)
-    bound, words = _verdict(idle, round(busy) + idle.total_ns, took, bound)
-    if traced.window_ns > (1 + UNDISTURBED) * step.ns:
-        share, window = traced.idle.total_ns / (traced.window_ns * traced.steps), units.duration(traced.window_ns)
-        words += f"; the profiler slows the host: traced, it is idle {share:.0%} of {window}"
-    return bound, words
-
-
 def _is_launch_bound(idle: Idle, window_ns: float) -> bool:
-    return idle.by_cause_ns[LATE_LAUNCH] >= LAUNCH_BOUND * window_ns
+    """Late launches are the largest cause of idle time, and much of the step."""
+    late = idle.by_cause_ns[LATE_LAUNCH]
+    return late >= max(LAUNCH_BOUND * window_ns, *idle.by_cause_ns.values())
 
 
-def _verdict(idle: Idle, window_ns: int, of: str = "of the time", bound: bool | None = None) -> tuple[bool, str]:
+def _verdict(idle: Idle, window_ns: int, bound: bool | None = None) -> tuple[bool, str]:
     """Launch-bound or not, in words; idle time with its causes, the largest first."""
     share = {cause: ns / window_ns for cause, ns in idle.by_cause_ns.items()}
-    ranked = sorted(share, key=lambda cause: -share[cause])
+    ranked = sorted(share, key=lambda cause: -share[cause])[:_CAUSES_NAMED]
     named = [cause for cause in ranked if cause == ranked[0] or share[cause] >= SMALLEST]
     idle_share = idle.total_ns / window_ns
-    causes = f"idle {idle_share:.0%} {of}: {', '.join(f'{share[c]:.0%} {_BECAUSE[c]}' for c in named)}"
+    causes = ", ".join(f"{units.percent(share[cause], 0)} {_BECAUSE[cause]}" for cause in named)
+    words = f"the GPU is idle {units.percent(idle_share, 0)} of the step: {causes}"
     if _is_launch_bound(idle, window_ns) if bound is None else bound:
-        return True, f"launch-bound: the GPU is {causes}"
+        return True, f"launch-bound: {words}"
     if idle_share >= LAUNCH_BOUND:
-        return False, f"the GPU is {causes}"
-    return False, f"GPU-bound: the GPU is busy {1 - idle_share:.0%} {of}"
+        return False, words
+    return False, f"GPU-bound: the GPU is busy {units.percent(1 - idle_share, 0)} of the step"
 
 
 def _overlaps(work: pl.DataFrame) -> tuple[int, int]:

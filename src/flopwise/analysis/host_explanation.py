@@ -11,6 +11,7 @@ from flopwise import units
 from flopwise.analysis.explanation import LAUNCH_BOUND, host_clock
 from flopwise.analysis.idle import loading_ranges
 from flopwise.analysis.intervals import covered_within
+from flopwise.analysis.reach import Reach
 from flopwise.analysis.shares import folded_module
 from flopwise.analysis.steps import Steps, find_steps
 from flopwise.errors import FlopwiseError
@@ -94,6 +95,7 @@ class HostExplanation(Printed, msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
     note_keys: tuple[str, ...] = ()
     findings: tuple[Finding, ...] | None = None
+    reach: Reach | None = None  # the step now, and with all of them made; None with `findings`
     subject: str = ""  # what was traced, where the trace is of a run
 
     def headline(self) -> str:
@@ -332,11 +334,12 @@ def _verdict(e: HostExplanation) -> tuple[str, str]:
     loading, outside = e.untraced_loading_ns / e.step_ns, e.untraced_outside_ns / e.step_ns
     of = f"of the {units.duration(e.step_ns)} of a step"
     if loading >= LAUNCH_BOUND:
-        return DATA_BOUND, f"data-bound: the host fetches batches for {loading:.0%} of the step"
+        return DATA_BOUND, f"data-bound: the host fetches batches for {units.percent(loading, 0)} of the step"
     if outside >= LAUNCH_BOUND:
-        return PYTHON_BOUND, f"Python-bound: {outside:.0%} {of} is outside every op"
-    largest = f"; the largest is {e.ops[0].name}, {e.ops[0].share:.0%}" if e.ops else ""
-    return OP_BOUND, f"op-bound: ops take {1 - e.outside_ns / e.window_ns:.0%} of the traced step{largest}"
+        return PYTHON_BOUND, f"Python-bound: {units.percent(outside, 0)} {of} is outside every op"
+    largest = f"; the largest is {e.ops[0].name}, {units.percent(e.ops[0].share, 0)}" if e.ops else ""
+    in_ops = units.percent(1 - e.outside_ns / e.window_ns, 0)
+    return OP_BOUND, f"op-bound: ops take {in_ops} of the traced step{largest}"
 
 
 def _notes(e: HostExplanation) -> Iterator[Note]:

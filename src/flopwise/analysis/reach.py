@@ -1,11 +1,10 @@
-"""Three numbers of a step: what it takes now, what the changes found would bring it to, and what no change can beat."""
+"""Three numbers of a step: what it takes now, what all changes found would bring it to, and what no change can beat."""
 
 from collections.abc import Sequence
 
 import msgspec
 
 from flopwise.analysis.clocks import gpu_name, step_work, summarise
-from flopwise.records.finding import Finding
 from flopwise.records.run import Point
 from flopwise.records.tuning import Tuning
 from flopwise.records.waterfall import Waterfall
@@ -18,7 +17,8 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
     """Times of one step in nanoseconds; None where it is not known."""
 
     now_ns: float
-    reachable_ns: float | None = None  # with every change found; of a tuning, as measured after it
+    reachable_ns: float | None = None  # with all changes found that leave the training as it is; of a tuning, measured
+    changes: int = 0  # how many
     limit_ns: float | None = None  # the useful FLOPs at `peak_flops`: an MFU of 100 %
     peak_flops: float | None = None  # the datasheet's dense peak of `dtype`
     dtype: str = ""
@@ -28,38 +28,41 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
         return self.limit_ns / ns if self.limit_ns is not None and ns > 0 else None
 
 
-def reach(found: Waterfall, findings: Sequence[Finding], gpu: str) -> Reach:
-    """Of a step with its findings; each counts with what it still saves after those before it.
+def reach(now_ns: float, saved_ns: Sequence[float], found: Waterfall | None = None, gpu: str = "") -> Reach:
+    """Of a traced step: what each change saves with those before it made, and its waterfall where the GPU is known.
 
     >>> fall = Waterfall(step_ns=1e8, measured_by="", parts=(), mfu=0.2, hfu=None, roofline_share=None, precision="fp32")
-    >>> found = reach(fall, [Finding(rule="", title="", arithmetic="", counted_ns=9e7)], "NVIDIA H200")
+    >>> found = reach(1e8, [9e7], fall, "NVIDIA H200")
     >>> round(found.now_ns / 1e6), round(found.reachable_ns / 1e6), round(found.limit_ns / 1e6, 1), found.dtype
     (100, 10, 1.4, 'bf16')
     """
+    if found is None:
+        return after(Reach(now_ns=0.0), now_ns, saved_ns)
     machine = find_gpu(gpu) if gpu else None
     used = machine.peaks.get(found.precision) if machine is not None else None
-    flops = found.mfu * used * found.step_ns / 1e9 if found.mfu is not None and used else 0.0
-    most = limit(flops, found.precision, gpu)
-    saved = sum(one.counted_ns or 0.0 for one in findings)
-    least = most.limit_ns or 0.0
-    return msgspec.structs.replace(
-        most, now_ns=found.step_ns, reachable_ns=max(least, found.step_ns - saved) if saved > 0 else None
-    )
+    flops = found.mfu * used * now_ns / 1e9 if found.mfu is not None and used else 0.0
+    return after(limit(flops, found.precision, gpu), now_ns, saved_ns)
 
 
 def tuned_reach(tuning: Tuning) -> Reach:
     """Of a tuning: the step as it was, and as it is with all that was kept; both measured."""
-    work = step_work(tuning.begun.workload, tuning.begun.ran)
+    work, kept = step_work(tuning.begun.workload, tuning.begun.ran), len(tuning.kept)
     most = limit(work.flops, work.dtype, tuning.begun.gpu)
-    return msgspec.structs.replace(most, now_ns=tuning.first_ns, reachable_ns=tuning.last_ns)
+    reached = tuning.last_ns if kept else None
+    return msgspec.structs.replace(most, now_ns=tuning.first_ns, reachable_ns=reached, changes=kept)
 
 
-def point_reach(point: Point, after: Point | None = None) -> Reach:
-    """Of a measured step, and of another that was measured against it."""
+def point_reach(point: Point, saved_ns: Sequence[float] = ()) -> Reach:
+    """Of a measured step."""
     work = step_work(point.trial.workload, point.ran)
-    times = [summarise(one)[0].wall.median for one in (point, after) if one is not None]
-    most = limit(work.flops, work.dtype, gpu_name(point))
-    return msgspec.structs.replace(most, now_ns=times[0], reachable_ns=times[1] if after is not None else None)
+    return after(limit(work.flops, work.dtype, gpu_name(point)), summarise(point)[0].wall.median, saved_ns)
+
+
+def after(most: Reach, now_ns: float, saved_ns: Sequence[float]) -> Reach:
+    """The step with changes made, no faster than its limit; `most` has that limit."""
+    left = max(now_ns - sum(saved_ns), most.limit_ns or 0.0)
+    reached = left if 0 < left < now_ns else None
+    return msgspec.structs.replace(most, now_ns=now_ns, reachable_ns=reached, changes=len(saved_ns) if reached else 0)
 
 
 def limit(flops: float, dtype: str, gpu: str) -> Reach:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
+from flopwise import units
 from flopwise.analysis.idle import Idle, idle
 from flopwise.analysis.intervals import counted_once, covered_within
 from flopwise.analysis.shares import gpu_time, totals
@@ -99,7 +100,7 @@ def _window(steps: Steps, work: pl.DataFrame, other: pl.DataFrame) -> tuple[int,
 def _graph_notes(work: pl.DataFrame) -> list[Note]:
     share = gpu_time(work.filter("replayed")) / max(gpu_time(work), 1)
     unknown = "comes from CUDA graphs captured outside the trace: its modules and phases are unknown"
-    notes = [Note("unseen_graphs", f"{share:.0%} of the GPU time {unknown}")] if share > 0 else []
+    notes = [Note("unseen_graphs", f"{units.percent(share, 0)} of the GPU time {unknown}")] if share > 0 else []
     if (work["source"] == "graph run").any():
         busy = "CUDA graphs are traced as one row each: gaps inside count as busy, so busy time is an upper bound "
         notes.append(Note("whole_graphs", f"{busy}(nsys profile --cuda-graph-trace=node traces their kernels)"))

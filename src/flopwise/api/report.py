@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
-from flopwise.advice.explained import with_findings
+from flopwise.advice.explained import explain_host_work, with_findings
 from flopwise.analysis.clocks import summarise
+from flopwise.analysis.host_explanation import without_gpu_work
 from flopwise.analysis.matching import compare_within
-from flopwise.analysis.reading import explain_file, run_named
+from flopwise.analysis.reading import explain_gpu_work, run_named
 from flopwise.analysis.step_timeline import step_timeline
 from flopwise.api.memory import SUFFIXES as SNAPSHOTS
 from flopwise.api.roofline import traced_roofline
@@ -25,7 +26,7 @@ from flopwise.snapshot.stored import stored_report
 from flopwise.store import StoredRun
 from flopwise.store.files import write_output
 from flopwise.store.tuning import read_tuning
-from flopwise.trace.read import is_trace_file
+from flopwise.trace.read import is_trace_file, read_trace
 
 SUFFIXES = (".html", ".md")
 MOST_PREDICTED = 60  # points of a run: each prediction takes a fraction of a second
@@ -120,11 +121,15 @@ def _prediction(point: Point, name: str) -> StepPrediction | None:
 def _traced(name: str, path: Path, run: StoredRun | None, point: Point | None) -> ReportPart:
     """The trace is read once, and everything is computed from it."""
     try:
-        read = explain_file(path, point)
+        trace = read_trace(path)
+        if without_gpu_work(trace):
+            host = explain_host_work(trace, point)
+            return ReportPart(name=name, run=run, host=host, findings=host.findings or ())
+        read = explain_gpu_work(trace, point)
     except FlopwiseError as error:
         if run is None:
             raise
-        return ReportPart(name=name, run=run, notes=(error.message,))  # a run on the CPU has its times, all the same
+        return ReportPart(name=name, run=run, notes=(error.message,))  # it has its times, all the same
     try:
         roofline, no_roofline = traced_roofline(read.steps.whole, path), ""
     except FlopwiseError as error:

@@ -1,5 +1,6 @@
 """`flopwise account MODEL`."""
 
+from functools import partial
 from typing import Any
 
 import click
@@ -60,7 +61,7 @@ def command(
         **workload_arguments(given),
         **given,
     )
-    return Answer(account_view(found), screen=lambda: account_screen(found))
+    return Answer(partial(account_view, found), screen=lambda: account_screen(found))
 
 
 def _training(model: str | None, parameters: str, gpu: str | None, tokens: str | None, gpus: int, mfu: str) -> Answer:

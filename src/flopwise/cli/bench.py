@@ -49,7 +49,7 @@ def command(workload: str, versus: str | None, impl: str | None, tag: str | None
     measure = partial(bench, workload, versus=changes, impls=several, **arguments, **given)
     run, stopped = options.tagged(measure, tag, given["runs"])
     return Answer(
-        view_of(run),
+        partial(view_of, run),
         lambda: 130 if stopped else 0 if several else outcome(run),
         lambda place: report(run, output=place, command=options.command_line()),
         table_too=True,

@@ -36,11 +36,11 @@ def command(target: tuple[str, ...], against: str | None, timings: str | None, p
       trace.json.gz: kineto trace on NVIDIA H200
       GPU-bound: the GPU is busy 92% of the 60.5 ms that the step takes …
 
-    The answer is one screen: the verdict, the step now, reachable and at its limit, where the time goes, the changes worth
-    most. --full has every finding with its arithmetic, GPU time by phase, class and module, and the top kernels; of a trace
-    without GPU work, the CPU's time by phase, module and op. TARGET is a run with a trace (`flopwise profile`), or a file:
-    .json, .json.gz from PyTorch; .sqlite, .sqlite.gz, .nsys-rep from Nsight Systems. Several targets give one table.
-    -o FILE.svg, .png or .html draws the waterfall of one.
+    The answer is one screen: the verdict; the step now, reachable (with all changes found that leave the training as it is)
+    and at its limit; where the time goes; the changes worth most. --full has every finding with its arithmetic, GPU time by
+    phase, class and module, and the top kernels; of a trace without GPU work, the CPU's time by phase, module and op.
+    TARGET is a run with a trace (`flopwise profile`), or a file: .json, .json.gz from PyTorch; .sqlite, .sqlite.gz,
+    .nsys-rep from Nsight Systems. Several targets give a line each. -o FILE.svg, .png or .html draws the waterfall of one.
     """
     if against is not None and len(target) != 1:
         hint = "for example: flopwise explain after.json --against before.json"
@@ -57,7 +57,7 @@ def command(target: tuple[str, ...], against: str | None, timings: str | None, p
         return Answer(explanations_view([first, *others]))
     name = Path(first.path).name
     return Answer(
-        explanation_view(first),
+        partial(explanation_view, first),
         write=lambda place: save(waterfall_chart(first.waterfall, name), place),
         screen=partial(explanation_screen, first),
     )

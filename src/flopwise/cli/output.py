@@ -46,7 +46,7 @@ def kept(measure: Callable[[], _T]) -> tuple[_T, bool]:
 class Answer:
     """What a verb shows, its exit code, and how to write its picture, where one is asked for."""
 
-    view: View
+    view: View | Callable[[], View]  # all tables, made where they are asked for
     code: Callable[[], int] | None = None  # asked for when all is shown; it may raise what went wrong
     write: Callable[[Path], object] | None = None
     table_too: bool = False  # with the picture
@@ -153,7 +153,7 @@ def _show(answer: Answer, form: str, output: str | None, full: bool) -> None:
     """On one screen where nothing else is asked for; files have everything."""
     screen = answer.screen() if answer.screen is not None and form == "table" and output is None and not full else None
     if screen is None:
-        show(answer.view, form, output)
+        show(answer.view() if callable(answer.view) else answer.view, form, output)
     else:
         write_text(one_screen.text(screen, console()), None)
 

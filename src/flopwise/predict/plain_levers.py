@@ -24,8 +24,8 @@ class LeverSaving(msgspec.Struct, frozen=True, kw_only=True):
     saving_ns: float
 
 
-def best_levers(recipe: Recipe, step_ns: float, saving_ns: SavingNs, most: int = 3) -> tuple[LeverSaving, ...]:
-    """At most so many levers, always the one that saves most with those before it.
+def best_levers(recipe: Recipe, step_ns: float, saving_ns: SavingNs) -> tuple[LeverSaving, ...]:
+    """Levers worth naming, always next the one that saves most with those before it.
 
     >>> saves = {"graph": 5.0, "precision": 60.0}
     >>> found = best_levers(Recipe(), 100.0, lambda levers: sum(saves.get(one, 0.0) for one in levers))
@@ -34,7 +34,7 @@ def best_levers(recipe: Recipe, step_ns: float, saving_ns: SavingNs, most: int =
     """
     left = {lever: value for lever, value in PLAIN.items() if _changes(recipe, lever)}
     chosen, found, saved_ns = dict[str, str](), list[LeverSaving](), 0.0
-    while left and len(found) < most:
+    while left:
         totals = {lever: ns for lever, value in left.items() if (ns := saving_ns(chosen | {lever: value})) is not None}
         best = max(totals, key=lambda lever: totals[lever], default="")
         if not best or totals[best] - saved_ns < LEVER_WORTH_NAMING * step_ns:

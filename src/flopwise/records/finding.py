@@ -25,6 +25,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     confidence: str = MEDIUM
     draws_on: dict[str, float] = {}
     counted_ns: float | None = None  # what it still saves after the findings before it; set by the ranking
+    enables: bool = False  # the others save what is counted for them only with this one; set by the ranking
 
     @property
     def key(self) -> str:

@@ -2,15 +2,13 @@
 
 from collections.abc import Sequence
 
-import msgspec
-
 from flopwise import units
-from flopwise.analysis.reach import Reach, limit
+from flopwise.analysis.reach import Reach, after, limit
 from flopwise.predict.account import Account, GpuAccount, total_row
 from flopwise.predict.fit import LeverEffect, memory_levers
 from flopwise.predict.flops import TrainingTime
 from flopwise.predict.machine import machine_with
-from flopwise.predict.plain_levers import predicted_levers
+from flopwise.predict.plain_levers import LeverSaving, predicted_levers
 from flopwise.predict.step_time import StepTime
 from flopwise.render.actions import action
 from flopwise.render.findings_view import options
@@ -27,7 +25,6 @@ from flopwise.render.screen import (
     Figure,
     Part,
     Screen,
-    after,
     changes_title,
     reach_figures,
 )
@@ -45,15 +42,11 @@ def account_screen(a: Account) -> Screen:
 
 
 def _time(a: Account, one: GpuAccount, time: StepTime) -> Screen:
-    now_ns = a.measured_ns or time.wall_ns
-    scale = now_ns / time.wall_ns
-    best = [(c, scale * c.saving_ns) for c in predicted_levers(a.workload, machine_with(one.gpu), time.wall_ns)]
+    now_ns, (found, best) = a.measured_ns or time.wall_ns, _reached(a, one, time)
     now = Figure(NOW, now_ns, MEASURED if a.measured_ns else PREDICTED, note="as given" if a.measured_ns else "not run")
     figures: tuple[Figure, ...]
     if a.flops is not None:
-        most = limit(a.flops.total, a.workload.recipe.compute, one.gpu.name)
-        found = _reach(most, now_ns, sum(saving_ns for _, saving_ns in best))
-        figures = (_with_mfu(now, found), *reach_figures(found, after(len(best))))
+        figures = (_with_mfu(now, found), *reach_figures(found))
     else:
         least = one.limit.seconds * 1e9 if one.limit is not None else None
         note = "at peak rate or bandwidth"
@@ -67,14 +60,25 @@ def _time(a: Account, one: GpuAccount, time: StepTime) -> Screen:
         parts_title=f"Where the predicted {units.duration(time.wall_ns)} go",
         parts=_time_parts(time),
         changes_title=changes_title(len(best)),
-        changes=tuple(Change(action(c.lever, c.value), ns, options({c.lever: c.value})) for c, ns in best),
+        changes=tuple(
+            Change(action(c.lever, c.value), ns, options({c.lever: c.value})) for c, ns in best[:MOST_CHANGES]
+        ),
         notes=_notes(a),
     )
 
 
-def _reach(most: Reach, now_ns: float, saving_ns: float) -> Reach:
-    reachable = max(now_ns - saving_ns, most.limit_ns or 0.0) if saving_ns > 0 else None
-    return msgspec.structs.replace(most, now_ns=now_ns, reachable_ns=reachable)
+def account_reach(a: Account) -> Reach | None:
+    """The step on the first GPU named: now, with all levers of plain PyTorch that save time, and at its limit."""
+    first = next(iter(a.gpus), None)
+    return _reached(a, first, first.time)[0] if first is not None and first.time is not None else None
+
+
+def _reached(a: Account, one: GpuAccount, time: StepTime) -> tuple[Reach, list[tuple[LeverSaving, float]]]:
+    now_ns = a.measured_ns or time.wall_ns
+    scale = now_ns / time.wall_ns if time.wall_ns else 1.0
+    best = [(c, scale * c.saving_ns) for c in predicted_levers(a.workload, machine_with(one.gpu), time.wall_ns)]
+    most = limit(a.flops.total if a.flops else 0.0, a.workload.recipe.compute, one.gpu.name)
+    return after(most, now_ns, [saving_ns for _, saving_ns in best]), best
 
 
 def _with_mfu(now: Figure, found: Reach) -> Figure:
@@ -103,7 +107,7 @@ def _memory(a: Account, one: GpuAccount | None) -> Screen:
     step = one.step if one is not None else a.step
     effects = best_effects(memory_levers(a.workload, one.gpu if one is not None else None, quick=True))
     figures = [Figure(NOW, step.peak_bytes, PREDICTED, note=f"its peak, in {step.peak.phase}")]
-    figures += [Figure(REACHABLE, effects[0].peak_bytes, PREDICTED, note="with the first change")] if effects else []
+    figures += [Figure(REACHABLE, effects[0].peak_bytes, PREDICTED, note="with change 1 alone")] if effects else []
     if one is not None and one.gpu.memory_bytes is not None:
         figures.append(Figure(LIMIT, one.gpu.memory_bytes, SPECIFIED, note=one.gpu.title))
     ask = "" if one is not None else "Its time and what fits: --gpu h200"

@@ -9,7 +9,9 @@ from flopwise.predict.account import Account, GpuAccount, WorkRow, total_row
 from flopwise.predict.constants import HOST
 from flopwise.predict.flops import TrainingTime
 from flopwise.records.table import Column, Table
+from flopwise.render.account_screen import account_reach
 from flopwise.render.json import document, picked
+from flopwise.render.reach_view import with_reach
 from flopwise.render.table import View, columns, grouped
 from flopwise.work.operation import ATTENTION, OWNERS, Footprint
 
@@ -36,7 +38,8 @@ def account_view(a: Account) -> View:
     """The tables for people, and everything for programs."""
     tables = [_summary(a), _work(a), _parameters(a), _memory(a), *(_bars(one) for one in a.gpus[:1]), _kept(a)]
     tables += [_gpus(a), _times(a), _training(a), _inference(a)]
-    return View(grouped([table for table in tables if table.rows], _GROUPS), _document(a))
+    view = View(grouped([table for table in tables if table.rows], _GROUPS), _document(a))
+    return with_reach(view, account_reach(a))
 
 
 def _summary(a: Account) -> Table:

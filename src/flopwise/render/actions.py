@@ -16,8 +16,24 @@ _ACTIONS = {
     "activation": "Use {}'s activation",
     "rope": "Use {}'s rotary positions",
     "projections": "Join the projections that share an input",
-    "overlap": "Update the weights within the backward pass",
-    "checkpoint": "Checkpoint activations (--checkpoint {})",
+    "overlap": "Update weights within the backward pass",
+    "checkpoint": "Checkpoint activations",
+}
+# Of rules that no lever fixes.
+_BY_HAND = {
+    "repeated_casts": "Keep the weights in half precision",
+    "host_syncs": "Do not wait for the GPU within the step",
+    "input_stalls": "Load batches ahead of the step",
+    "exposed_communication": "Overlap communication with the backward pass",
+    "zeroed_gradients": "Set gradients to None, not to zero",
+    "unaligned": "Pad sizes to multiples of 64",
+    "graph_breaks": "Compile it without breaks",
+    "throttled": "Cool the GPU, or raise its power limit",
+    "fragmentation": "Let the allocator's segments grow",
+    "small_batch": "Use a larger batch",
+    "cpu_data_loading": "Load batches ahead of the step",
+    "cpu_double": "Compute in fp32, not in fp64",
+    "cpu_threads": "Let torch use all cores",
 }
 
 
@@ -28,7 +44,9 @@ def what_to_do(finding: Finding) -> str:
     >>> what_to_do(Finding(rule="syncs", title="12 calls of .item() in a step", arithmetic=""))
     '12 calls of .item() in a step'
     """
-    return action(*next(iter(finding.levers.items()))) if finding.levers else finding.title.rstrip(".")
+    if finding.levers:
+        return action(*next(iter(finding.levers.items())))
+    return _BY_HAND.get(finding.rule, finding.title.rstrip("."))
 
 
 def action(lever: str, value: str) -> str:

@@ -1,12 +1,12 @@
 """An explained trace on one screen."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from flopwise import units
-from flopwise.advice.findings import CHANGE_THE_WORK
-from flopwise.analysis.explanation import Explanation
+from flopwise.advice.findings import worth_most
+from flopwise.analysis.explanation import UNDISTURBED, Explanation
 from flopwise.analysis.idle import LATE_LAUNCH
-from flopwise.analysis.reach import Reach, reach
+from flopwise.analysis.reach import Reach
 from flopwise.records import waterfall as parts_of
 from flopwise.records.finding import Finding
 from flopwise.records.waterfall import Waterfall
@@ -15,7 +15,6 @@ from flopwise.render.names import short_paths
 from flopwise.render.screen import (
     IDLE,
     MEASURED,
-    MOST_CHANGES,
     NOW,
     OTHER,
     PREDICTED,
@@ -24,10 +23,10 @@ from flopwise.render.screen import (
     Figure,
     Part,
     Screen,
-    after,
     changes_title,
     reach_figures,
 )
+from flopwise.work.operation import COMMUNICATION
 
 # A waterfall's parts in the words of a legend; several may be one.
 _LEGEND = {
@@ -48,18 +47,17 @@ NOTHING = "Nothing to change: no rule found a saving worth its effort."
 
 def explanation_screen(e: Explanation) -> Screen:
     """The verdict, three numbers, the waterfall and the changes worth most."""
-    gpu, best = e.named_gpu or e.gpu, worth_most(e.findings or ())
-    found = reach(e.waterfall, best, gpu) if e.waterfall is not None else _without_limit(e, best)
+    gpu, best, found = e.named_gpu or e.gpu, worth_most(e.findings or ()), e.reach or Reach(now_ns=e.step_ns)
     return Screen(
         title=f"{e.subject or short_paths([e.path])[0]}: {e.source} trace",
         where=gpu,
         verdict=f"{e.verdict[:1].upper()}{e.verdict[1:]}.",
-        figures=(now(e, found), *reach_figures(found, after(len(best)))),
+        figures=(now(e, found), *reach_figures(found)),
         parts_title=f"Where the {units.duration(e.step_ns)} go",
         parts=waterfall_parts(e.waterfall) if e.waterfall is not None else _class_parts(e),
-        changes_title=_changes_title(e, best),
+        changes_title=changes_title(len(best)) if best or e.findings is None else NOTHING,
         changes=changes_of(best),
-        notes=e.notes,
+        notes=tuple(filter(None, (slowed(e), *e.notes))),
     )
 
 
@@ -67,31 +65,23 @@ def now(e: Explanation, found: Reach) -> Figure:
     """The step as it is: untraced where that was measured or can be estimated, else as traced."""
     how, note, step = MEASURED, "traced; a profiler slows the CPU", e.untraced_step
     if step is not None:
-        note = "without a profiler"
-        if not step.measured:
-            how, note = PREDICTED, f"{units.duration(step.low_ns)} to {units.duration(step.high_ns)} untraced"
+        low, high = units.duration(step.low_ns), units.duration(step.high_ns)
+        note = "without a profiler" if step.measured else "untraced as traced"
+        if not step.measured and low != high:
+            how, note = PREDICTED, f"untraced, {low} to {high}"
     return Figure(NOW, e.step_ns, how, found.mfu(e.step_ns), note)
 
 
-def _without_limit(e: Explanation, best: Sequence[Finding]) -> Reach:
-    left_ns = e.step_ns - sum(one.counted_ns or 0.0 for one in best)
-    return Reach(now_ns=e.step_ns, reachable_ns=left_ns if best and left_ns > 0 else None)
-
-
-def worth_most(found: Iterable[Finding]) -> list[Finding]:
-    """The changes that save most, in the order in which each still saves that; none that changes what is trained."""
-    saving = [one for one in found if (one.counted_ns or 0.0) > 0 and one.rule not in CHANGE_THE_WORK]
-    most = sorted(saving, key=lambda one: -(one.counted_ns or 0.0))[:MOST_CHANGES]
-    return [one for one in saving if one in most]
+def slowed(e: Explanation) -> str:
+    """What the profiler did to the step, where that is much."""
+    if e.window_ns <= (1 + UNDISTURBED) * e.step_ns:
+        return ""
+    return f"Traced, the step takes {units.duration(e.window_ns)}: the profiler slows the CPU."
 
 
 def changes_of(best: Sequence[Finding]) -> tuple[Change, ...]:
     """Findings with what they still save and the line that does it."""
     return tuple(Change(what_to_do(one), one.counted_ns or 0.0, pytorch_line(one.levers, one.code)) for one in best)
-
-
-def _changes_title(e: Explanation, best: Sequence[Finding]) -> str:
-    return NOTHING if not best and e.findings is not None else changes_title(len(best))
 
 
 def waterfall_parts(found: Waterfall) -> tuple[Part, ...]:
@@ -112,4 +102,14 @@ def _class_parts(e: Explanation) -> tuple[Part, ...]:
     late = causes.get(LATE_LAUNCH, 0) / e.steps
     other = sum(causes.values()) / e.steps - late
     idle = (Part("idle: late launches", late, IDLE), Part("idle: other", other, IDLE))
-    return (*(Part(share.name, share.gpu_ns) for share in e.classes), *idle)
+    return (*(Part(name, ns) for name, ns in _counted_once(e).items()), *idle)
+
+
+def _counted_once(e: Explanation) -> dict[str, float]:
+    """GPU time by class without what ran at the same time as other work: communication's, or else a share of each."""
+    spent = {share.name: share.gpu_ns for share in e.classes}
+    if (alone := spent.get(COMMUNICATION, 0.0) - e.overlap_ns) >= 0:
+        return {f"{name} alone" if name == COMMUNICATION else name: ns for name, ns in spent.items()} | (
+            {f"{COMMUNICATION} alone": alone} if COMMUNICATION in spent else {}
+        )
+    return {name: ns * e.busy_ns / max(e.gpu_ns, 1) for name, ns in spent.items()}

@@ -6,12 +6,13 @@ from typing import Any
 import msgspec
 
 from flopwise import units
-from flopwise.analysis.explanation import LAUNCH_BOUND, Explanation, Kernel, Share, changes
+from flopwise.analysis.explanation import Explanation, Kernel, Share, changes, idle_share, in_two_words
 from flopwise.records.run import STEP
 from flopwise.records.table import Column, Table
 from flopwise.render.findings_view import findings_view
 from flopwise.render.json import document, picked
 from flopwise.render.names import short_paths, unique_names
+from flopwise.render.screen import in_a_line
 from flopwise.render.table import View, columns, grouped
 from flopwise.render.waterfall_view import waterfall_table
 from flopwise.trace.phases import PHASES
@@ -23,6 +24,10 @@ _GROUPS = {
     "Where the time goes": f"waterfall {PHASE_TABLE} {MODULES} {KERNELS} {IDLE}",
     "The course's questions": QUESTIONS,
 }
+_CLOCKS = (
+    "untraced_ns: step, untraced [ms] | untraced_idle_share: GPU idle | window_ns: step, traced [ms] | "
+    "idle_share: GPU idle, traced | busy_ns: GPU busy [ms]"
+)
 _TIMES, _COUNTS = "before_ns after_ns saved_ns", "before_count after_count"
 _IN_MS = "before_ns [ms] | after_ns [ms] | saved_ns [ms]"
 _TOTALS = {"step": "step", "gpu_busy": "GPU busy", "gpu_idle": "GPU idle", "gpu_time": "GPU time, added up"}
@@ -57,7 +62,8 @@ def _names(explanations: Sequence[Explanation]) -> list[str]:
     return short_paths([e.path for e in explanations])
 
 
-def _idle_share(e: Explanation) -> float:
+def traced_idle_share(e: Explanation) -> float:
+    """How long the GPU waits, with the profiler."""
     return e.idle.total_ns / max(e.window_ns * e.steps, 1)
 
 
@@ -66,20 +72,26 @@ def _summary(e: Explanation) -> Table:
     covered = ", ".join(f"{name} {units.percent(share)}" for name, share in e.coverage.items())
     notes = [
         e.verdict,
+        in_a_line(e.reach) if e.reach is not None else "",
         _SLOWED if e.launch_bound and e.untraced_idle is None else "",
         f"measured: {_steps(e)}; times are of one step",
-        f"GPU time attributed to a: {covered}",
-        *(f"matmuls: {units.percent(share, 0)} of their time in {what}" for what, share in e.matmul_precision.items()),
+        f"share of the GPU time with a known {covered}",
+        _precisions(e),
         _untraced(e),
         _overlap(e),
         _softmax(e),
         *e.notes,
     ]
-    row = picked(e, "window_ns busy_ns gpu_ns launches") | {"idle_share": _idle_share(e)}
-    times = "window_ns: step [ms] | busy_ns: GPU busy [ms] | idle_share: GPU idle | gpu_ns: kernels added up [ms]"
-    shown = columns(f"{times} | launches [count]")
+    row = picked(e, "window_ns busy_ns gpu_ns launches") | _untraced_columns(e) | {"idle_share": traced_idle_share(e)}
+    shown = columns(f"{_CLOCKS} | gpu_ns: kernels added up [ms] | launches [count]")
     title = f"{_names([e])[0]}: {e.source} trace{where}"
     return Table(SUMMARY, title, shown, (row,), tuple(note for note in notes if note))
+
+
+def _precisions(e: Explanation) -> str:
+    """What the matmuls compute in, by their names."""
+    named = [f"{what} {units.percent(share, 0)}" for what, share in e.matmul_precision.items()]
+    return f"matmuls by precision: {', '.join(named)}" if named else ""
 
 
 def _steps(e: Explanation) -> str:
@@ -94,11 +106,15 @@ def _steps(e: Explanation) -> str:
 
 
 def _untraced(e: Explanation) -> str:
-    """The step without a profiler, and which run timed it."""
-    if STEP not in e.host_ns:
+    """The step without a profiler, and which run timed it, or what it may be."""
+    step = e.untraced_step
+    if STEP in e.host_ns:
+        timed = f" ({e.timings})" if e.timings else ""
+        return f"untraced, the step takes {units.duration(e.host_ns[STEP])} of wall time{timed}"
+    if step is None:
         return ""
-    timed = f" ({e.timings})" if e.timings else ""
-    return f"untraced, the step takes {units.duration(e.host_ns[STEP])} of wall time{timed}"
+    low, high = units.duration(step.low_ns), units.duration(step.high_ns)
+    return f"untraced, the step takes about {units.duration(step.ns)}, an estimate: {low} to {high}"
 
 
 def _overlap(e: Explanation) -> str:
@@ -167,12 +183,17 @@ def kernels_table(e: Explanation, most: int) -> Table:
 
 
 def _idle(e: Explanation) -> Table:
-    window = max(e.window_ns * e.steps, 1)
-    rows = tuple(
-        {"cause": cause, "idle_ns": ns / e.steps, "share": ns / window} for cause, ns in e.idle.by_cause_ns.items()
-    )
-    shown = columns("cause | idle_ns [ms] | share: of the step")
-    return Table(IDLE, "GPU idle time by cause", shown, rows)
+    rows = [
+        {"cause": cause, "idle_ns": ns / e.steps, "share": ns / max(e.window_ns * e.steps, 1)}
+        for cause, ns in e.idle.by_cause_ns.items()
+        if ns
+    ]
+    for row in rows if e.untraced_idle is not None else ():
+        ns = e.untraced_idle.by_cause_ns.get(str(row["cause"]), 0) / e.steps if e.untraced_idle is not None else 0.0
+        row |= {"untraced_ns": ns, "untraced_share": ns / max(e.step_ns, 1)}
+    untraced = "untraced_ns: untraced [ms] | untraced_share: of the step"
+    shown = columns(f"cause | {untraced} | idle_ns: traced [ms] | share: of the traced step")
+    return Table(IDLE, "GPU idle time by cause", shown, tuple(rows))
 
 
 def _overview(explanations: Sequence[Explanation]) -> Table:
@@ -180,20 +201,17 @@ def _overview(explanations: Sequence[Explanation]) -> Table:
         {
             "trace": name,
             **picked(e, "steps window_ns busy_ns"),
-            "idle_share": _idle_share(e),
-            "untraced_ns": e.host_ns.get(STEP) if e.untraced_step is None else e.untraced_step.ns,
-            "untraced_idle_share": _untraced_idle_share(e),
+            **_untraced_columns(e),
+            "idle_share": traced_idle_share(e),
             "mfu": e.waterfall.mfu if e.waterfall else None,
             **{f"{p.name}_ns": p.gpu_ns for p in e.phases},
-            "verdict": _verdict(e),
+            "verdict": in_two_words(e),
         }
         for e, name in zip(explanations, _names(explanations), strict=True)
     )
     found = {p.name for e in explanations for p in e.phases}
     phases = " | ".join(f"{phase}_ns [ms]" for phase in PHASES if phase in found)
-    traced = "trace | steps | window_ns: step [ms] | busy_ns: GPU busy [ms] | idle_share: GPU idle"
-    untraced = "untraced_ns [ms] | untraced_idle_share: GPU idle, untraced | mfu"
-    shown = columns(" | ".join(filter(None, (traced, untraced, phases, "verdict"))), keep="verdict")
+    shown = columns(" | ".join(filter(None, ("trace | steps", _CLOCKS, "mfu", phases, "verdict"))), keep="verdict")
     timings = dict.fromkeys(e.timings for e in explanations if e.timings)
     which = "one for all traces" if len(timings) == 1 else "by trace"
     notes = [*(f"untraced times, {which}: {one}" for one in timings), *_estimates(explanations)]
@@ -206,20 +224,10 @@ def _estimates(explanations: Sequence[Explanation]) -> list[str]:
     return [text] if estimated else []
 
 
-def _verdict(e: Explanation) -> str:
-    """In two words: why the step takes as long as it does."""
-    if e.launch_bound:
-        return "launch-bound"
-    untraced = _untraced_idle_share(e)
-    return "GPU idle" if (_idle_share(e) if untraced is None else untraced) >= LAUNCH_BOUND else "GPU-bound"
-
-
-def _untraced_idle_share(e: Explanation) -> float | None:
-    """Of the untraced step, measured or estimated."""
-    if e.untraced_idle is None:
-        return None
-    idle_ns = e.untraced_idle.total_ns
-    return idle_ns / max(e.busy_ns * e.steps + idle_ns, 1)
+def _untraced_columns(e: Explanation) -> dict[str, float | None]:
+    """The step without a profiler, measured or estimated."""
+    step_ns = e.host_ns.get(STEP) if e.untraced_step is None else e.untraced_step.ns
+    return {"untraced_ns": step_ns, "untraced_idle_share": None if e.untraced_idle is None else idle_share(e)}
 
 
 def _questions(explanations: Sequence[Explanation]) -> Table:

@@ -1,24 +1,23 @@
 """A step on the CPU on one screen."""
 
 from flopwise import units
+from flopwise.advice.findings import worth_most
 from flopwise.analysis.host_explanation import OUTSIDE, HostExplanation
 from flopwise.analysis.reach import Reach
 from flopwise.records.run import STEP
-from flopwise.render.explain_screen import changes_of, worth_most
+from flopwise.render.explain_screen import changes_of
 from flopwise.render.names import short_paths
-from flopwise.render.screen import IDLE, MEASURED, NOW, Figure, Part, Screen, after, changes_title, reach_figures
+from flopwise.render.screen import IDLE, MEASURED, NOW, Figure, Part, Screen, changes_title, reach_figures
 
 
 def host_screen(e: HostExplanation) -> Screen:
     """The verdict, the step now and with the changes, and its time by class of op; no limit of a CPU is known."""
     best = worth_most(e.findings or ())
-    left_ns = e.step_ns - sum(one.counted_ns or 0.0 for one in best)
-    found = Reach(now_ns=e.step_ns, reachable_ns=left_ns if best and left_ns > 0 else None)
     return Screen(
         title=f"{e.subject or short_paths([e.path])[0]}: {e.source} trace",
         where="the CPU",
         verdict=f"{e.verdict[:1].upper()}{e.verdict[1:]}.",
-        figures=(_now(e), *reach_figures(found, after(len(best)))),
+        figures=(_now(e), *reach_figures(e.reach or Reach(now_ns=e.step_ns))),
         parts_title=f"Where the traced {units.duration(e.window_ns)} go",
         parts=_parts(e),
         changes_title=changes_title(len(best)),

@@ -11,6 +11,7 @@ from flopwise.records.table import Table
 from flopwise.render.findings_view import findings_view
 from flopwise.render.json import document, picked
 from flopwise.render.names import short_paths
+from flopwise.render.screen import in_a_line
 from flopwise.render.table import View, columns
 
 TOP = 12  # modules, ops
@@ -47,7 +48,8 @@ def _summary(e: HostExplanation) -> Table:
     number = "1 step" if e.steps == 1 else f"{e.steps} steps"
     measured = f"measured: {number}, found by {e.steps_found_by}; times are of one step, on one thread"
     title = f"{short_paths([e.path])[0]}: {e.source} trace on the CPU"
-    return Table("summary", title, shown, (row,), (e.verdict, measured, *e.notes))
+    reached = in_a_line(e.reach) if e.reach is not None else ""
+    return Table("summary", title, shown, (row,), tuple(filter(None, (e.verdict, reached, measured, *e.notes))))
 
 
 def _shares(key: str, what: str, title: str, shares: Sequence[HostShare]) -> Table:

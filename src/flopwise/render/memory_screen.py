@@ -59,7 +59,7 @@ def _reachable(report: MemoryReport, d: DeviceMemory | None) -> list[Figure]:
     if best is None or (d is not None and best.saved_bytes >= d.peak.allocated_bytes):
         return []
     left = d.peak.allocated_bytes - best.saved_bytes if d is not None else best.peak_bytes
-    return [Figure(REACHABLE, left, PREDICTED, note="with the first change")]
+    return [Figure(REACHABLE, left, PREDICTED, note="with change 1 alone")]
 
 
 def _limit(report: MemoryReport) -> list[Figure]:

@@ -73,7 +73,7 @@ def _unplaced(found: Roofline) -> Table:
     rows.sort(key=lambda row: -row["ns"])
     notes = [f"and {len(rows) - TOP_UNPLACED} more"] if len(rows) > TOP_UNPLACED else []
     notes += [] if found.points else [f"{found.title}: no operation has a point", *found.notes[:1]]
-    shown = columns("op: operation | ns: time | share: of the GPU time | why: reason | kind | count [number]")
+    shown = columns("op: operation | ns: time | share: of the GPU time | why: reason | kind | count")
     title = "Not placed: operations without a point"
     return Table(UNPLACED, title, shown, tuple(rows), tuple(notes), most=TOP_UNPLACED)
 

@@ -1,15 +1,12 @@
 """A measured step on one screen; of two that were measured against each other, how they compare."""
 
-import msgspec
-
 from flopwise import units
-from flopwise.advice.measured_levers import measured_levers
-from flopwise.analysis.clocks import GPU, LAUNCH, PhaseSummary, gpu_name, step_work, summarise, tokens_per_second
+from flopwise.advice.measured_levers import measured_reach
+from flopwise.analysis.clocks import GPU, LAUNCH, PhaseSummary, gpu_name, summarise, tokens_per_second
 from flopwise.analysis.loop_notes import loop_notes
 from flopwise.analysis.matching import compare_points
-from flopwise.analysis.reach import Reach, limit
+from flopwise.analysis.reach import Reach, point_reach
 from flopwise.predict.op_bytes import op_bytes
-from flopwise.predict.plain_levers import LeverSaving
 from flopwise.records.comparison import Comparison
 from flopwise.records.run import OK, Point
 from flopwise.render.actions import action
@@ -19,13 +16,13 @@ from flopwise.render.screen import (
     IDLE,
     LIMIT,
     MEASURED,
+    MOST_CHANGES,
     NOW,
     SPECIFIED,
     Change,
     Figure,
     Part,
     Screen,
-    after,
     changes_title,
     reach_figures,
 )
@@ -56,27 +53,20 @@ def point_screen(point: Point, stored: str = "") -> Screen:
     summaries = summarise(point)
     if not summaries:
         return Screen(title=label, where=where, verdict=f"{point.status}: {point.reason}", notes=(stored,))
-    step, gpu = summaries[0], find_gpu(gpu_name(point)) if gpu_name(point) else None
-    best = measured_levers(point, gpu) if gpu is not None else ()
-    found = _reach(point, step, best)
+    step, (found, best) = summaries[0], measured_reach(point)
     return Screen(
         title=label,
         where=where,
         verdict=_verdict(point, step),
-        figures=(_now(step, found), *(reach_figures(found, after(len(best))) or _bytes_limit(point))),
+        figures=(_now(step, found), *(reach_figures(found) or _bytes_limit(point))),
         parts_title=f"Where the {units.duration(step.wall.median)} go",
         parts=_parts(summaries),
         changes_title=changes_title(len(best)),
-        changes=tuple(Change(action(c.lever, c.value), c.saving_ns, options({c.lever: c.value})) for c in best),
+        changes=tuple(
+            Change(action(c.lever, c.value), c.saving_ns, options({c.lever: c.value})) for c in best[:MOST_CHANGES]
+        ),
         notes=tuple(filter(None, (*loop_notes(point), disturbed(point, step), _rates(point), _why(point), stored))),
     )
-
-
-def _reach(point: Point, step: PhaseSummary, best: tuple[LeverSaving, ...]) -> Reach:
-    work, now_ns = step_work(point.trial.workload, point.ran), step.wall.median
-    most = limit(work.flops, work.dtype, gpu_name(point))
-    left = max(now_ns - sum(one.saving_ns for one in best), most.limit_ns or 0.0)
-    return msgspec.structs.replace(most, now_ns=now_ns, reachable_ns=left if best else None)
 
 
 def _now(step: PhaseSummary, found: Reach, name: str = NOW) -> Figure:
@@ -140,8 +130,8 @@ def _why(point: Point) -> str:
 def _pair_screen(a: Point, b: Point, stored: str) -> Screen:
     found = compare_points(a, b)
     first, second = summarise(a)[0], summarise(b)[0]
-    most = _reach(a, first, ())
-    figures = (_now(first, most), _now(second, most, VERSUS), *(reach_figures(most, "") or _bytes_limit(a)))
+    most = point_reach(a)
+    figures = (_now(first, most), _now(second, most, VERSUS), *(reach_figures(most) or _bytes_limit(a)))
     return Screen(
         title=a.trial.workload.label(),
         where=gpu_name(a),
@@ -158,7 +148,7 @@ def _compared(a: Point, b: Point, found: Comparison) -> str:
     what = options({lever: str(value) for lever, value in changed.items()}) or b.trial.workload.label()
     if found.ratio is None:
         return f"With {what}: {found.verdict}."
-    longer = f"{found.ratio:.2f} times as long" if found.ratio >= 1 else f"{found.ratio:.0%} of the time"
+    longer = f"{found.ratio:.2f} times as long" if found.ratio >= 1 else f"{units.percent(found.ratio, 0)} of the time"
     known = found.low is not None and found.high is not None
     interval = f" (95 %: {found.low:.2f} to {found.high:.2f})" if known else ""
     return f"With {what} a step takes {longer}{interval}: {found.verdict}. Judged by steps run in turns."

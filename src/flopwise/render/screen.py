@@ -6,6 +6,7 @@ type. A verb fills in a `Screen`; what it does not know it leaves out.
 
 import io
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ from flopwise.render.visible import visible
 
 WIDTH, LINES = 80, 25
 NOW, REACHABLE, LIMIT = "now", "reachable", "limit"
+BEFORE, TUNED = "before", "tuned"  # of a tuning: now and reachable, both measured
 MEASURED, PREDICTED, SPECIFIED = "measured", "predicted", "specified"
 USEFUL, IDLE, OTHER = "useful", "idle", "other"  # what a part of the bar is
 MOST_FIGURES, MOST_CHANGES, MOST_PARTS = 3, 3, 8
@@ -38,6 +40,8 @@ _MARKS = {
         *(("=", "bright_yellow"), ("+", "bright_cyan"), (":", "bright_magenta"), ("%", "bright_blue")),
     ),
 }
+_UNIT = re.compile(r"(?<=\d) (?=(?:%|ns|µs|ms|s|[KMGT]iB|B)(?:\W|$))")  # a number and its unit stay on one line
+_NO_BREAK = "\ue000"
 _HOW = {MEASURED: "green", PREDICTED: "yellow", SPECIFIED: "cyan"}
 
 
@@ -87,11 +91,11 @@ class Screen:
     more: str = "All tables: --full"
 
 
-def reach_figures(found: Reach, with_what: str, how: str = PREDICTED) -> tuple[Figure, ...]:
-    """What is reachable and the limit, as far as they are known."""
+def reach_figures(found: Reach, how: str = PREDICTED) -> tuple[Figure, ...]:
+    """What is reachable with all changes found, and the limit; as far as they are known."""
     figures = []
     if (ns := found.reachable_ns) is not None:
-        figures.append(Figure(REACHABLE, ns, how, found.mfu(ns), with_what))
+        figures.append(Figure(REACHABLE, ns, how, found.mfu(ns), with_changes(found.changes)))
     if (ns := found.limit_ns) is not None:
         rate = f"{units.rate(found.peak_flops or 0.0, 'FLOP/s')} {found.dtype}"
         figures.append(Figure(LIMIT, ns, SPECIFIED, found.mfu(ns), f"its FLOPs at {rate}"))
@@ -100,13 +104,33 @@ def reach_figures(found: Reach, with_what: str, how: str = PREDICTED) -> tuple[F
 
 def changes_title(changes: int) -> str:
     """Over predicted changes."""
-    each = "; each with those above it made" if changes > 1 else ""
+    each = "; each with all above it made" if changes > 1 else ""
     return f"What to change (predicted{each})" if changes else ""
 
 
-def after(changes: int) -> str:
-    """Where what is reachable comes from."""
-    return "with the change below" if changes == 1 else f"with the {changes} changes below"
+def with_changes(made: int) -> str:
+    """Where what is reachable comes from.
+
+    >>> with_changes(1), with_changes(5)
+    ('with the change below', 'with all 5 changes, 3 below')
+    """
+    if made == 1:
+        return "with the change below"
+    return f"with all {made} changes" + (f", {MOST_CHANGES} below" if made > MOST_CHANGES else " below")
+
+
+def in_a_line(found: Reach, how: str = PREDICTED) -> str:
+    """The three numbers for a table's note; '' where nothing but the step is known.
+
+    >>> in_a_line(Reach(now_ns=6e7, reachable_ns=2e7, changes=4))
+    'now 60.0 ms; reachable 20.0 ms, with all 4 changes found (predicted)'
+    """
+    words = [f"now {units.duration(found.now_ns)}"]
+    if found.reachable_ns is not None:
+        which = f"all {found.changes} changes found" if found.changes > 1 else "the change found"
+        words.append(f"reachable {units.duration(found.reachable_ns)}, with {which} ({how})")
+    words += [f"limit {units.duration(one.amount)}, {one.note}" for one in reach_figures(found) if one.name == LIMIT]
+    return "; ".join(words) if len(words) > 1 else ""
 
 
 def text(screen: Screen, console: Console | None = None) -> str:
@@ -165,7 +189,7 @@ def _figure(one: Figure, unit: str) -> Text:
 
 
 def _bar(screen: Screen) -> list[Text]:
-    parts = _largest(screen.parts)
+    parts = largest(screen.parts)
     marks = list(_marked(parts))
     cells = _shared(_BAR, [max(0.0, part.amount) for part in parts])
     if not any(cells):
@@ -183,7 +207,7 @@ def _bar(screen: Screen) -> list[Text]:
     return [_cut(screen.parts_title, WIDTH, "bold"), bar, *lines]
 
 
-def _largest(parts: Sequence[Part]) -> list[Part]:
+def largest(parts: Sequence[Part]) -> list[Part]:
     """The parts in their order; the smallest, if there are several or too many, are added up."""
     some = [part for part in parts if part.amount and math.isfinite(part.amount)]
     least = _WORTH_A_LINE * sum(abs(part.amount) for part in some)
@@ -234,10 +258,8 @@ def _legend(part: Part, mark: tuple[str, str], unit: str, whole: float) -> Text:
 
 def _changes(screen: Screen) -> list[Text]:
     lines = [_cut(screen.changes_title, WIDTH, "bold")] if screen.changes_title else []
-    now = next((one.amount for one in screen.figures if one.name == NOW), 0.0)
     for number, one in enumerate(screen.changes[:MOST_CHANGES], 1):
-        saving = f"saves {_number(one.saving, screen.unit, 10)}"
-        saving += f" ({share})" if now > 0 and (share := _percent(one.saving / now)) else ""
+        saving = saves(one, screen)
         room = WIDTH - _INDENT - 3 - 2 - len(saving)
         head = Text(f"{' ' * _INDENT}{number}. ").append_text(_sized(one.what, room))
         lines.append(head.append("  ").append(saving, style="green"))
@@ -245,6 +267,15 @@ def _changes(screen: Screen) -> list[Text]:
             indent = " " * (_INDENT + 3)
             lines.append(Text(indent).append_text(_typed(one.line, WIDTH - len(indent))))
     return lines
+
+
+def saves(one: Change, screen: Screen) -> str:
+    """What a change saves, and its share of the first number."""
+    if one.saving <= 0:
+        return "needed for the others"
+    now = screen.figures[0].amount if screen.figures else 0.0
+    share = _percent(one.saving / now) if now > 0 else ""
+    return f"saves {_number(one.saving, screen.unit, 10)}" + (f" ({share})" if share else "")
 
 
 def _typed(line: str, width: int) -> Text:
@@ -282,9 +313,9 @@ def _wrapped(words: str, width: int, most: int, style: str = "") -> list[Text]:
     """Words in several lines; what does not fit into `most` is cut."""
     if not words:
         return []
-    shown = Text(visible(words, 2 * most * width), style=style)
-    lines = list(shown.wrap(Console(file=io.StringIO(), width=width), width, overflow="fold"))
-    if len(lines) <= most:
-        return lines
-    rest = "".join(line.plain for line in lines[most - 1 :])
-    return [*lines[: most - 1], _cut(rest, width, style)]
+    shown = Text(_UNIT.sub(_NO_BREAK, visible(words, 2 * most * width)))
+    wrapped = shown.wrap(Console(file=io.StringIO(), width=width), width, overflow="fold")
+    lines = [line.plain.replace(_NO_BREAK, " ") for line in wrapped]
+    if len(lines) > most:
+        return [*(Text(line, style) for line in lines[: most - 1]), _cut("".join(lines[most - 1 :]), width, style)]
+    return [Text(line, style) for line in lines]

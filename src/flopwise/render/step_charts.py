@@ -23,6 +23,9 @@ _WORTH_LISTING = 0.005  # of the step: parts that can be chosen from a list
 _SMALLEST = 0.0008  # of the step: a rectangle below would not be seen; it is part of '(the rest)'
 _BARS_WIDTH, _BAR_ROW = 520, 24
 _LEGEND_ROW = 14
+_COLOURS = (
+    style.CLASS_COLOURS | style.OWNER_COLOURS | {"forward": "#0072B2", "backward": "#D55E00", "GPU works": "#009E73"}
+)  # of a screen's parts
 _BEYOND, _ROOM = 1.12, 0.7  # of the step: where the axis ends, and a bar up to which its time fits on the right
 _WITH_SHARE = 0.7  # of the step: the room that its share needs beside it, on a page of 390 px
 _MATMULS = (w.MATMUL_SHAPE, w.MATMUL_UNALIGNED, w.MATMUL_PRECISION, w.MATMUL_OTHER)
@@ -46,29 +49,58 @@ def waterfall_chart(found: w.Waterfall | None, title: str) -> Any:
     """Horizontal bars, one a part, each from where the one above ends, the step at the bottom."""
     if found is None:
         raise FlopwiseError("there is no waterfall to draw", "the limits of the trace's GPU are needed: --gpu h200")
-    alt = altair()
     rows = [
         _bar(part.name, begin, end, found.step_ns, f" · {units.percent(part.share)}")
         for part, begin, end in steps_of(found)
     ]
     rows.append(_bar(step_name(found), 0.0, found.step_ns, found.step_ns))
+    subtitle = ", ".join((f"by {found.measured_by}", *utilisation(found)[:1]))
+    heading = altair().TitleParams(visible(title, LONGEST), subtitle=subtitle, anchor="start")
+    return _bars(rows, found.step_ns / 1e6, "ms").properties(title=heading)
+
+
+def parts_chart(parts: Sequence[tuple[str, float, bool]], unit: str) -> Any:
+    """A screen's bar in rows: the parts of a step's time or of a peak, each from where the one above ends; idle ones grey."""
+    whole = sum(amount for _, amount, _ in parts)
+    scale, title = (1e6, "ms") if unit == "ns" else (2.0**20, "MiB")
+    rows, at = list[dict[str, Any]](), 0.0
+    for place, (name, amount, idle) in enumerate(parts):
+        colour = NEUTRAL if idle else _COLOURS.get(name) or style.class_colour(name, place)
+        share = f" · {units.percent(amount / whole, 0)}" if whole else ""
+        rows.append(_bar(name, at, at + amount, whole, share, unit=unit, scale=scale, colour=colour))
+        at += amount
+    return _bars(rows, whole / scale, title)
+
+
+def _bars(rows: Sequence[dict[str, Any]], whole: float, title: str) -> Any:
+    """A row each, from where it begins to where it ends, with its amount."""
+    alt = altair()
     order = [row["part"] for row in rows]
-    x = alt.X("begin:Q", title="ms").scale(domain=[0, found.step_ns / 1e6 * _BEYOND], nice=False).axis(grid=False)
+    x = alt.X("begin:Q", title=title).scale(domain=[0, whole * _BEYOND], nice=False).axis(grid=False, tickCount=8)
     y = alt.Y("part:N", sort=order, title=None).axis(labelLimit=0, ticks=False, domain=False, labelPadding=8)
     colour = alt.Color("part:N", scale=alt.Scale(domain=order, range=[row["colour"] for row in rows]), legend=None)
-    base = alt.Chart(alt.Data(values=rows))
-    bars = base.mark_bar(height=_BAR_ROW - 7).encode(x=x, x2="end:Q", y=y, color=colour, tooltip=["part:N", "text:N"])
-    layers = [bars]
+    base = alt.Chart(alt.Data(values=list(rows)))
+    layers = [
+        base.mark_bar(height=_BAR_ROW - 7).encode(x=x, x2="end:Q", y=y, color=colour, tooltip=["part:N", "text:N"])
+    ]
     for side, align, dx in (("right", "left", 5), ("left", "right", -5), ("inside", "right", -5)):
         words = base.transform_filter(f"datum.side == '{side}'").mark_text(align=align, dx=dx)
         words = words.encode(x=alt.X("low:Q" if side == "left" else "high:Q"), y=y, text="text:N")
         layers.append(words.encode(color=alt.Color("ink:N", scale=None)) if side == "inside" else words)
-    subtitle = ", ".join((f"by {found.measured_by}", *utilisation(found)[:1]))
-    heading = alt.TitleParams(visible(title, LONGEST), subtitle=subtitle, anchor="start")
-    return alt.layer(*layers).properties(width=_BARS_WIDTH, height=_BAR_ROW * len(rows), title=heading)
+    return alt.layer(*layers).properties(width=_BARS_WIDTH, height=_BAR_ROW * len(rows))
 
 
-def _bar(part: str, begin: float, end: float, whole: float, share: str = "") -> dict[str, Any]:
+def _bar(
+    part: str,
+    begin: float,
+    end: float,
+    whole: float,
+    share: str = "",
+    *,
+    unit: str = "ns",
+    scale: float = 1e6,
+    colour: str = "",
+) -> dict[str, Any]:
     """A part's bar, and where its time is written: on the side that has room, or inside.
 
     A run may hold parts of another version, or of anybody: their names are shown, in no colour of ours.
@@ -76,15 +108,15 @@ def _bar(part: str, begin: float, end: float, whole: float, share: str = "") -> 
     low, high = sorted((begin, end))
     side = "right" if high <= _ROOM * whole else "left" if low >= (_BEYOND - _ROOM) * whole else "inside"
     room = {"right": _BEYOND - high / whole, "left": low / whole, "inside": 0.0}[side] if whole else 0.0
-    colour, time = _PART_COLOURS.get(part, NEUTRAL), units.duration(end - begin)
+    colour, amount = colour or _PART_COLOURS.get(part, NEUTRAL), units.shown(end - begin, unit)
     return {
         "part": visible(part, LONGEST),
-        "begin": begin / 1e6,
-        "end": end / 1e6,
-        "low": low / 1e6,
-        "high": high / 1e6,
+        "begin": begin / scale,
+        "end": end / scale,
+        "low": low / scale,
+        "high": high / scale,
         "side": side,
-        "text": time + share if room >= _WITH_SHARE else time,
+        "text": amount + share if room >= _WITH_SHARE else amount,
         "colour": colour,
         "ink": style.ink_on(colour),
     }
@@ -122,7 +154,11 @@ def icicle_chart(parts: Sequence[Part]) -> Any:
 def icicle_parts(parts: Sequence[Part]) -> tuple[tuple[str, float, float], ...]:
     """The parts of the icicle that are worth going into: a name, and from where to where it lies."""
     return tuple(
-        (f"{' › '.join(row[level] for level in _LEVELS[: row['y1']])}, {row['share']:.1%}", row["x0"], row["x1"])
+        (
+            f"{' › '.join(row[level] for level in _LEVELS[: row['y1']])}, {units.percent(row['share'])}",
+            row["x0"],
+            row["x1"],
+        )
         for row in icicle_rows(parts)
         if row["share"] >= _WORTH_LISTING
     )
@@ -227,7 +263,7 @@ def phases_chart(explanations: Sequence[tuple[str, Explanation]]) -> Any:
     rows = [
         {"step": visible(name, LONGEST), "what": what, "ms": ns / 1e6}
         for name, e in explanations
-        for what, ns in (*((s.name, s.gpu_ns) for s in e.classes), ("idle", max(0.0, e.window_ns - e.busy_ns)))
+        for what, ns in (*((s.name, s.gpu_ns) for s in e.classes), ("idle", max(0.0, e.step_ns - e.busy_ns)))
     ]
     ranked = sorted(rows, key=lambda row: -row["ms"])  # type: ignore[operator]
     kinds = [*dict.fromkeys(str(row["what"]) for row in ranked if row["what"] != "idle"), "idle"]

@@ -1,12 +1,24 @@
 """A tuning on one screen: before and after, and the levers that brought it there."""
 
+from dataclasses import replace
+
 from flopwise import units
 from flopwise.analysis.reach import tuned_reach
 from flopwise.records.tuning import BUDGET_SPENT, Attempt, Tuning
 from flopwise.render.actions import action, pytorch_line
 from flopwise.render.explain_screen import waterfall_parts
 from flopwise.render.findings_view import options
-from flopwise.render.screen import MEASURED, MOST_CHANGES, NOW, Change, Figure, Screen, reach_figures
+from flopwise.render.screen import (
+    BEFORE,
+    MEASURED,
+    MOST_CHANGES,
+    REACHABLE,
+    TUNED,
+    Change,
+    Figure,
+    Screen,
+    reach_figures,
+)
 from flopwise.render.tune_view import peak_after, written
 from flopwise.spec.recipe import Recipe, levers_to_apply
 
@@ -17,12 +29,13 @@ def tune_screen(tuning: Tuning) -> Screen:
     after = ended.waterfall if ended is not None else None
     shown, name = (after, "the tuned step's") if after is not None else (tuning.begun.waterfall, "the first step's")
     best = _best(tuning)
-    first = Figure(NOW, found.now_ns, MEASURED, found.mfu(found.now_ns), "before tuning")
+    first = Figure(BEFORE, found.now_ns, MEASURED, found.mfu(found.now_ns), "as it was")
+    rest = (replace(one, name=TUNED) if one.name == REACHABLE else one for one in reach_figures(found, MEASURED))
     return Screen(
         title=tuning.begun.workload.label(),
         where=tuning.begun.gpu,
         verdict=_verdict(tuning),
-        figures=(first, *reach_figures(found, "with the recipe below", MEASURED)[0 if best else 1 :]),
+        figures=(first, *rest),
         parts_title=f"Where {name} {units.duration(shown.step_ns)} went when it was traced"
         if shown is not None
         else "",

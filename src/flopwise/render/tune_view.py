@@ -8,6 +8,7 @@ import msgspec
 from flopwise import units
 from flopwise.advice.pytorch_lines import lines_by_lever, lines_for_own_code, recipe_toml, toml_by_lever
 from flopwise.analysis.clocks import StepWork, step_work
+from flopwise.analysis.reach import tuned_reach
 from flopwise.records.table import Table
 from flopwise.records.tuning import BUDGET_SPENT, Attempt, Tuning
 from flopwise.records.waterfall import Waterfall
@@ -30,7 +31,7 @@ def tune_view(tuning: Tuning) -> View:
     """Tables for people, and the same as a document."""
     waterfalls = {name: found for name, (found, _) in _waterfalls(tuning).items() if found is not None}
     tables = [_attempts(tuning), *([waterfalls_table(waterfalls)] if waterfalls else []), _recipe(tuning)]
-    return View(tables, _document(tuning))
+    return View(tables, _document(tuning) | {"reach": tuned_reach(tuning)})
 
 
 def _waterfalls(tuning: Tuning) -> dict[str, tuple[Waterfall | None, float]]:
@@ -42,13 +43,12 @@ def _waterfalls(tuning: Tuning) -> dict[str, tuple[Waterfall | None, float]]:
 def verdict(tuning: Tuning) -> str:
     """The result in one line."""
     begun, after_bytes = tuning.begun, peak_after(tuning)
-    levers = {kept: sum(len(one.levers) or 1 for one in tuning.attempts if one.kept is kept) for kept in (True, False)}
     times = f"{units.duration(tuning.first_ns)} → {units.duration(tuning.last_ns)}, {tuning.times_faster:.2f}x"
     words = f"{begun.workload.label()}: {times}"
     if begun.peak_bytes and after_bytes:
         words += f"; peak memory {units.size(begun.peak_bytes)} → {units.size(after_bytes)}"
     cut = "" if tuning.ended is not None else "; stopped before its end"
-    return f"{words}; levers kept: {levers[True]} of {sum(levers.values())} tried{cut}"
+    return f"{words}; {len(tuning.kept)} of {len(tuning.attempts)} attempts kept{cut}"
 
 
 def peak_after(tuning: Tuning) -> int | None:
@@ -221,7 +221,7 @@ def _recipe(tuning: Tuning) -> Table:
     ] or [{"file": recipe_toml(recipe, own), "code": None}]
     shown = columns("file: recipe.toml [sentence] | code: the lines of PyTorch that do it [sentence]")
     use = "flopwise bench … --recipe recipe.toml" if own is None else _APPLY
-    return Table(RECIPE, f"The recipe: {use}", shown, tuple(rows))
+    return Table(RECIPE, f"The recipe, to use: {use}", shown, tuple(rows))
 
 
 def tuned_recipe(tuning: Tuning) -> str:

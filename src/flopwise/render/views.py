@@ -8,6 +8,7 @@ import msgspec
 from msgspec.structs import replace
 
 from flopwise.advice.explained import explained_run
+from flopwise.advice.measured_levers import measured_reach
 from flopwise.analysis.explanation import Explanation
 from flopwise.analysis.host_explanation import HostExplanation
 from flopwise.analysis.matching import Compared, compare_within
@@ -30,6 +31,7 @@ from flopwise.render.loop_screen import loop_screen
 from flopwise.render.machine_view import ceilings_view
 from flopwise.render.memory_screen import memory_screen
 from flopwise.render.memory_view import memory_view
+from flopwise.render.reach_view import with_reach
 from flopwise.render.roofline_view import roofline_view
 from flopwise.render.run_screen import run_screen
 from flopwise.render.run_view import implementations_view, run_view
@@ -45,8 +47,10 @@ _Made = TypeVar("_Made")
 
 
 def _stored_run_view(run: StoredRun) -> View:
-    """The run; of two workloads that were measured against each other, also how they compare; implementations side by side."""
+    """The run: of one point what is reachable, of two measured against each other how they compare; implementations together."""
     view, within = run_view(run), compare_within(run.points)
+    if len(run.points) == 1 and run.points[0].phases:
+        return with_reach(view, measured_reach(run.points[0])[0])
     if within is None:
         return implementations_view(run, view.document) if _of_implementations(run) else view
     compared = comparison_view(within)

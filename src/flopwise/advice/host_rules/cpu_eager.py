@@ -24,9 +24,10 @@ def check(facts: HostFacts) -> Finding | None:
     saved = outside + CHAIN_SAVED * moving
     calls = sum(op.count for op in e.ops)
     by_kind = sorted(((facts.kinds_ns((kind,), PHASES), kind) for kind in MOVERS), reverse=True)
+    python = f"{units.duration(outside)} in Python" if outside else ""
     return Finding(
         rule="cpu_eager",
-        title=f"{units.duration(outside)} in Python and {units.duration(moving)} in ops that only move memory",
+        title=" and ".join(filter(None, (python, f"{units.duration(moving)} in ops that only move memory"))),
         values={"outside_ns": outside, "moving_ns": moving},
         saving_ns=saved,
         arithmetic=(

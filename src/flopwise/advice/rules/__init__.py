@@ -9,6 +9,7 @@ from flopwise.advice.rules import (
     fp32_matmul,
     fragmentation,
     graph_breaks,
+    host_next,
     host_syncs,
     input_stalls,
     launch_bound,
@@ -26,6 +27,7 @@ from flopwise.advice.rules import (
 
 _COMPUTE = (
     launch_bound,
+    host_next,
     fp32_matmul,
     tf32_off,
     naive_attention,

@@ -33,10 +33,12 @@ def check(facts: Facts) -> Finding | None:
     arithmetic = f"idle by late launches {units.duration(late)} of {units.duration(step)}: a replayed graph has none"
     # From a trace alone, what is freed here is the step's own time.
     traced = idle_saved(late, arithmetic, HIGH if facts.untraced_ns is not None else MEDIUM)
-    bound = "launch-bound: " if share >= LAUNCH_BOUND else ""  # as the verdict says it
+    e = facts.explanation
+    is_bound = e.launch_bound if e is not None else share >= LAUNCH_BOUND
+    bound = "launch-bound: " if is_bound else ""  # as the verdict says it
     title = f"{bound}the GPU waits {units.duration(late)} of {units.duration(step)} for launches"
     saving = predicted_or(facts, RULE.levers, traced)
-    return RULE.finding(facts, title, saving, _evidence(facts), late_ns=late, step_ns=step)
+    return RULE.finding(facts, title, saving, evidence(facts), late_ns=late, step_ns=step)
 
 
 def _late_ns(facts: Facts) -> float:
@@ -56,7 +58,8 @@ def _sure_share(facts: Facts) -> float:
     return facts.sure_idle_ns(LATE_LAUNCH) / untraced.low_ns
 
 
-def _evidence(facts: Facts) -> tuple[str, ...]:
+def evidence(facts: Facts) -> tuple[str, ...]:
+    """Launches, and how long the host is busy with them."""
     lines, e, host, untraced = [], facts.explanation, facts.host_ns, facts.untraced_step
     if e is not None:
         each = units.duration(e.busy_ns / max(e.launches, 1))

@@ -65,7 +65,7 @@ def _beyond_fused(facts: Facts, spent: float) -> tuple[float, str]:
     if ran is not None and ran.parameters and facts.bandwidth:
         needed = FUSED_OPTIMIZER_BYTES * ran.parameters / (REACHED_BANDWIDTH * facts.bandwidth) * 1e9
         moved = f"{units.count(ran.parameters)} parameters × {FUSED_OPTIMIZER_BYTES} B"
-        why = f"{moved} at {REACHED_BANDWIDTH:.0%} of the bandwidth"
+        why = f"{moved} at {units.percent(REACHED_BANDWIDTH, 0)} of the bandwidth"
         return max(0.0, spent - needed), f"{units.duration(spent)} − {units.duration(needed)} ({why})"
     saved = spent * (1 - FUSED_OPTIMIZER_SHARE)
     return saved, f"{units.duration(spent)} × (1 − {FUSED_OPTIMIZER_SHARE}) = {units.duration(saved)} of GPU time"

@@ -99,11 +99,13 @@ class TracePart(_Answer, frozen=True, kw_only=True):
     verdict: str
     launch_bound: bool
     steps: int
-    step_ns: float  # untraced where it was measured, else as traced
+    step_ns: float  # untraced where that is measured or estimated, else as traced
+    reachable_step_ns: float | None  # predicted: with all changes found that leave the training as it is
+    limit_step_ns: float | None  # its FLOPs at the peak rate of the datasheet
     traced_step_ns: float
-    untraced_step_ns: float | None
+    untraced_step_ns: float | None  # measured, or estimated from the trace
     gpu_busy_ns: float
-    idle_by_cause_ns: dict[str, float]  # of one traced step
+    idle_by_cause_ns: dict[str, float]  # of one step, as `step_ns` has it
     mfu_share: float | None
     phases: tuple[TimeRow, ...]
     classes: tuple[TimeRow, ...]

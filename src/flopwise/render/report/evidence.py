@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flopwise.analysis.explanation import Explanation
+from flopwise.analysis.host_explanation import HostExplanation
 from flopwise.analysis.roofline import Roofline
 from flopwise.analysis.step_timeline import StepTimeline
 from flopwise.experiments.results import LabRun
@@ -61,6 +62,7 @@ class ReportPart:
     name: str
     run: StoredRun | None = None
     explanation: Explanation | None = None
+    host: HostExplanation | None = None  # of a trace without GPU work
     waterfall: Waterfall | None = None
     findings: tuple[Finding, ...] = ()
     timeline: StepTimeline | None = None
@@ -143,11 +145,11 @@ Block = str | ChartBlock | TableBlock | Advice | CodeBlock
 
 @dataclass(frozen=True)
 class Number:
-    """A time of the step that the page begins with."""
+    """A time of the step, or a size, that the page begins with."""
 
     label: str
-    ns: float
-    share: str = ""  # of the peak, where that is known
+    value: str
+    share: str = ""  # MFU, where that is known
     note: str = ""
     how: str = MEASURED
 
@@ -157,10 +159,9 @@ class Change:
     """One of the changes worth most, in a few words."""
 
     title: str
-    before_ns: float
-    after_ns: float
+    saves: str
     why: str = ""
-    line: str = ""  # options to type
+    line: str = ""  # to type
     anchor: str = ""  # of the place on the page that says more
     link: str = ""  # what the link to it says
 
@@ -169,11 +170,12 @@ class Change:
 class Overview:
     """What one sees first of a target."""
 
-    numbers: tuple[Number, ...]
+    verdict: str
+    numbers: tuple[Number, ...] = ()
     picture: ChartBlock | None = None
     changes: tuple[Change, ...] = ()
     heading: str = ""  # of the changes
-    how: str = PREDICTED  # the changes' times
+    how: str = PREDICTED  # what the changes save
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from urllib.parse import quote
 
-from flopwise import units
 from flopwise.errors import FlopwiseError
 from flopwise.records.finding import Finding
 from flopwise.records.table import Table
@@ -25,7 +24,7 @@ from flopwise.render.report.evidence import (
 )
 from flopwise.render.report.overview import overview
 from flopwise.render.report.sections import sections, side_by_side
-from flopwise.render.report.verdict import saving, short_command, verdict
+from flopwise.render.report.verdict import saving, short_command
 from flopwise.render.table import escaped, markdown
 from flopwise.render.visible import LONGEST_LINE, visible
 
@@ -46,15 +45,15 @@ def pictures_of(report: Report) -> dict[str, ChartBlock]:
     together = side_by_side(report.parts)
     blocks: list[tuple[str, Block | None]] = [("", block) for block in together.blocks] if together else []
     for part, prefix in zip(report.parts, report.prefixes(), strict=True):
-        blocks += [(prefix, first.picture)] if (first := overview(part)) is not None else []
+        blocks.append((prefix, overview(part).picture))
         blocks += [(prefix, block) for section in sections(part) for block in section.blocks]
     return {prefix + block.key: block for prefix, block in blocks if isinstance(block, ChartBlock)}
 
 
 def _part(part: ReportPart, prefix: str, pictures: Mapping[str, str]) -> str:
-    head = f"## {_plain(part.name)}\n\n**{_plain(verdict(part))}**\n"
     first = overview(part)
-    top = _overview(first, prefix, pictures) if first is not None else ""
+    head = f"## {_plain(part.name)}\n\n**{_plain(first.verdict)}**\n"
+    top = _overview(first, prefix, pictures) if first.numbers else ""
     texts = (_section(section, prefix, pictures) for section in sections(part))
     return "\n".join([head, *filter(None, (top, *texts))])
 
@@ -62,10 +61,7 @@ def _part(part: ReportPart, prefix: str, pictures: Mapping[str, str]) -> str:
 def _overview(first: Overview, prefix: str, pictures: Mapping[str, str]) -> str:
     """The numbers and the picture; the changes follow as findings, or as the recipe."""
     notes = ("; ".join(filter(None, (one.share, one.note, one.how))) for one in first.numbers)
-    lines = [
-        f"- {one.label}: **{units.duration(one.ns)}** ({_plain(note)})"
-        for one, note in zip(first.numbers, notes, strict=True)
-    ]
+    lines = [f"- {one.label}: **{one.value}** ({_plain(note)})" for one, note in zip(first.numbers, notes, strict=True)]
     picture = _block(first.picture, prefix, pictures) if first.picture is not None else ""
     return "\n".join((*lines, "", picture))
 

@@ -1,41 +1,71 @@
-"""What a reader sees first: which model on which GPU; now, reachable and limit; one picture; the three largest changes."""
+"""What a reader sees first: which model on which GPU, and what the verb's own screen says: numbers, a picture, changes."""
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 from flopwise import units
+from flopwise.advice.findings import worth_most
 from flopwise.analysis.clocks import gpu_name
-from flopwise.analysis.reach import Reach, point_reach, reach, tuned_reach
 from flopwise.records.finding import Finding
+from flopwise.records.run import OK
 from flopwise.records.tuning import Attempt, Tuning
 from flopwise.records.waterfall import Waterfall
-from flopwise.render import run_charts, step_charts
-from flopwise.render.actions import what_to_do
-from flopwise.render.findings_view import options
+from flopwise.render import run_charts, screen, step_charts
+from flopwise.render.explain_screen import explanation_screen
+from flopwise.render.host_screen import host_screen
+from flopwise.render.lab_view import summary
+from flopwise.render.loop_screen import loop_screen
+from flopwise.render.memory_screen import memory_screen
 from flopwise.render.report import evidence
 from flopwise.render.report.evidence import Change, ChartBlock, Number, Overview, ReportPart, slug
-from flopwise.render.report.verdict import short_command
+from flopwise.render.report.verdict import of_several, short_command
+from flopwise.render.run_screen import run_screen
+from flopwise.render.screen import Figure, Screen
+from flopwise.render.tune_screen import tune_screen
 from flopwise.render.waterfall_view import step_name
 from flopwise.spec.workload import Workload, takes
 
-MOST_CHANGES = 3
 _MOST_NAMED = 3  # models of a run
-_MEASURED = evidence.MEASURED
-_Named = tuple[str, str, str]  # a number's label, its note, and how it was obtained
+_EVIDENCE, _RECIPE = "Evidence", "The recipe"
 
 
-def overview(part: ReportPart) -> Overview | None:
-    """None of a target without a step: a memory snapshot, a lab, a sweep."""
+def overview(part: ReportPart) -> Overview:
+    """The screen of its verb; of a target without one (a lab, a sweep) its verdict alone."""
+    shown = _screen(part)
+    if shown is None:
+        return Overview(_without_screen(part))
+    return Overview(
+        verdict=shown.verdict,
+        numbers=tuple(_number(one, shown.unit) for one in shown.figures),
+        picture=_picture(part, shown),
+        changes=_changes(part, shown),
+        heading=shown.changes_title.partition(" (")[0],
+        how=evidence.MEASURED if part.tuning is not None else evidence.PREDICTED,
+    )
+
+
+def _screen(part: ReportPart) -> Screen | None:
+    traced = part.explanation or part.host
     if part.tuning is not None:
-        return _of_tuning(part.tuning)
-    if part.waterfall is not None:
-        return _of_waterfall(part.waterfall, part.findings, _gpu(part))
-    if len(part.pairs) == 1:
-        before, after, _ = part.pairs[0]
-        return Overview(_numbers(point_reach(before, after), ("Before", "", _MEASURED), ("After", "", _MEASURED)))
-    if len(part.points) == 1:
-        return Overview(_numbers(point_reach(part.points[0]), ("Now", "", _MEASURED), None))
-    return None
+        return tune_screen(part.tuning)
+    if part.run is not None and part.run.header.kind == "run" and part.run.points:
+        return loop_screen(part.run, traced)
+    if part.explanation is not None:
+        return explanation_screen(part.explanation)
+    if part.host is not None:
+        return host_screen(part.host)
+    if part.memory is not None:
+        return memory_screen(part.memory)
+    return run_screen(part.run) if part.run is not None and part.lab is None else None
+
+
+def _without_screen(part: ReportPart) -> str:
+    if part.lab is not None:
+        return f"{summary(part.lab)}."
+    if part.run is None:
+        return part.name
+    return of_several(part.points, sum(point.status != OK for point in part.run.points))
 
 
 def about(part: ReportPart) -> str:
@@ -62,18 +92,23 @@ def _gpu(part: ReportPart) -> str:
         return part.tuning.begun.gpu
     if part.explanation is not None:
         return part.explanation.gpu
+    if part.host is not None:
+        return "the CPU"
     names = dict.fromkeys(map(gpu_name, part.run.points if part.run else ()))
     return ", ".join(filter(None, names))
 
 
-def _of_waterfall(found: Waterfall, findings: Sequence[Finding], gpu: str) -> Overview:
-    changes = _changes(found, findings)
-    count = sum(_counted(one) > 0 for one in findings)
-    every = f"with the {count} changes found" if count > 1 else "with the change found"
-    how = _MEASURED if found.untraced is None or found.untraced.measured else evidence.PREDICTED
-    now, reachable = ("Now", f"by {found.measured_by}", how), ("Reachable", every, evidence.PREDICTED)
-    numbers = _numbers(reach(found, findings, gpu), now, reachable)
-    return Overview(numbers, waterfall_picture(found), changes, "What to change first")
+def _number(one: Figure, unit: str) -> Number:
+    share = f"MFU {units.percent(one.mfu)}" if one.mfu is not None and one.mfu < 1 else ""
+    return Number(one.name.capitalize(), units.shown(one.amount, unit), share, one.note, one.how)
+
+
+def _picture(part: ReportPart, shown: Screen) -> ChartBlock | None:
+    if part.tuning is not None:
+        return staircase_picture(part.tuning)
+    if part.explanation is not None and part.explanation.waterfall is not None:
+        return waterfall_picture(part.explanation.waterfall)
+    return _parts_picture(shown)
 
 
 def waterfall_picture(found: Waterfall) -> ChartBlock:
@@ -83,18 +118,29 @@ def waterfall_picture(found: Waterfall) -> ChartBlock:
     return ChartBlock("waterfall", lambda: step_charts.waterfall_chart(found, ""), caption, how=evidence.SPLIT)
 
 
-def _changes(found: Waterfall, findings: Sequence[Finding]) -> tuple[Change, ...]:
-    """The first that still save time after those before them, each with the step that it leaves."""
-    made: list[Change] = []
-    at = found.step_ns
-    for one, anchor in zip(findings, finding_keys(findings), strict=True):
-        saved = _counted(one)
-        if saved > 0 and len(made) < MOST_CHANGES:
-            after, title = max(0.0, at - saved), what_to_do(one)
-            why, link = one.title if one.levers else "", "Code and evidence" if one.code else "Evidence"
-            made.append(Change(title, at, after, why, options(one.levers), anchor, link))
-            at = after
-    return tuple(made)
+def _parts_picture(shown: Screen) -> ChartBlock | None:
+    """What the screen's bar shows, in a row each."""
+    if not shown.parts:
+        return None
+    parts = screen.largest(shown.parts)
+    rows = [(one.name, one.amount, one.kind == screen.IDLE) for one in parts]
+    caption = f"{shown.parts_title}: the parts add up."
+    how = next((one.how for one in shown.figures if one.name == screen.NOW), evidence.MEASURED)
+    return ChartBlock("parts", lambda: step_charts.parts_chart(rows, shown.unit), caption, how=how)
+
+
+def _changes(part: ReportPart, shown: Screen) -> tuple[Change, ...]:
+    """As the screen has them; of findings with the reason and a link to the rest."""
+    made = [Change(one.what, screen.saves(one, shown), line=one.line) for one in shown.changes]
+    if part.tuning is not None:
+        return tuple(replace(one, anchor="recipe", link=_RECIPE) for one in made)
+    best = worth_most(part.findings)
+    if not best:
+        return tuple(made)
+    keys = dict(zip(map(id, part.findings), finding_keys(part.findings), strict=True))
+    return tuple(
+        replace(one, why=f.title, anchor=keys[id(f)], link=_EVIDENCE) for one, f in zip(made, best, strict=True)
+    )
 
 
 def finding_keys(findings: Sequence[Finding]) -> list[str]:
@@ -106,25 +152,6 @@ def finding_keys(findings: Sequence[Finding]) -> list[str]:
         seen[rule] += 1
         keys.append(f"finding-{rule}" + (f"--{seen[rule]}" if seen[rule] > 1 else ""))
     return keys
-
-
-def _counted(one: Finding) -> float:
-    return one.saving_ns if one.counted_ns is None else one.counted_ns
-
-
-def _of_tuning(tuning: Tuning) -> Overview:
-    largest = sorted((one for one in tuning.kept if (one.saved_ns or 0.0) > 0), key=lambda one: -(one.saved_ns or 0.0))
-    changes = tuple(_kept(one) for one in largest[:MOST_CHANGES])
-    tuned = ("Tuned", f"changes kept: {len(tuning.kept)}", _MEASURED) if tuning.kept else None
-    numbers = _numbers(tuned_reach(tuning), ("Before", "as it was", _MEASURED), tuned)
-    return Overview(numbers, staircase_picture(tuning), changes, "What saved most", _MEASURED)
-
-
-def _kept(one: Attempt) -> Change:
-    before = one.before_ns or 0.0
-    return Change(
-        one.name, before, before - (one.saved_ns or 0.0), line=options(one.levers), anchor="recipe", link="The recipe"
-    )
 
 
 def staircase_picture(tuning: Tuning) -> ChartBlock | None:
@@ -143,18 +170,3 @@ def attempt_names(attempts: Sequence[Attempt]) -> list[str]:
     short = [f"{a.lever}={a.value}" + (f" and {len(a.also)} more" if a.also else "") for a in attempts]
     times = [short[: place + 1].count(name) for place, name in enumerate(short)]
     return [name if n == 1 else f"{name}, try {n}" for name, n in zip(short, times, strict=True)]
-
-
-def _numbers(found: Reach, now: _Named, reached: _Named | None) -> tuple[Number, ...]:
-    """Now, reachable, limit: those that are known."""
-
-    def share(ns: float) -> str:
-        part = found.mfu(ns)
-        return f"{units.percent(part)} of the {found.dtype} peak" if part is not None else ""
-
-    times = ((now, found.now_ns), (reached, found.reachable_ns))
-    made = [Number(one[0], ns, share(ns), *one[1:]) for one, ns in times if one is not None and ns is not None]
-    if found.limit_ns is not None and found.peak_flops is not None:
-        rate = units.rate(found.peak_flops, "FLOP/s")
-        made.append(Number("Limit", found.limit_ns, f"its FLOPs at {rate}", f"{found.dtype} peak", evidence.SPECIFIED))
-    return tuple(made)

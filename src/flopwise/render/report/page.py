@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from flopwise import units
 from flopwise.records.finding import Finding
 from flopwise.render.charts import NOT_DRAWN, csp_hash, readable
 from flopwise.render.findings_view import options
@@ -39,7 +38,7 @@ from flopwise.render.report.evidence import (
 )
 from flopwise.render.report.overview import about, finding_keys, overview
 from flopwise.render.report.sections import sections, side_by_side
-from flopwise.render.report.verdict import saving, short_command, verdict
+from flopwise.render.report.verdict import saving, short_command
 from flopwise.render.table import ShownColumn, shown
 from flopwise.render.vega import vega_javascript
 from flopwise.render.visible import LONGEST_LINE, visible
@@ -69,7 +68,7 @@ def html_report(report: Report) -> str:
     scripts = f"script-src {csp_hash(vega)} {csp_hash(code)}; style-src {csp_hash(style)}"
     policy = f"default-src 'none'; {scripts}; img-src data:; base-uri 'none'; form-action 'none'"
     subject = f"{main.name}: " if several and main.name not in about(main) else ""
-    heading = _kept_whole(_text(subject + verdict(main)))
+    heading = _kept_whole(_text(subject + overview(main).verdict))
     packed = base64.b64encode(gzip.compress(vega.encode(), mtime=0)).decode()
     return f"""<!doctype html>
 <html lang="en" data-theme="light"><head><meta charset="utf-8">
@@ -97,9 +96,9 @@ def leading(parts: Sequence[ReportPart]) -> ReportPart:
 
 def _part(part: ReportPart, prefix: str, several: bool, charts: dict[str, Any]) -> str:
     level = 3 if several else 2
-    head = f'<h2 id="{prefix}top">{_text(part.name, 200)}</h2><p class="verdict">{_text(verdict(part))}</p>'
     first = overview(part)
-    top = _overview(first, prefix, level, charts) if first is not None else ""
+    head = f'<h2 id="{prefix}top">{_text(part.name, 200)}</h2><p class="verdict">{_text(first.verdict)}</p>'
+    top = _overview(first, prefix, level, charts) if first.numbers else ""
     return (head if several else "") + top + "".join(_section(one, prefix, level, charts) for one in sections(part))
 
 
@@ -107,8 +106,10 @@ def _overview(first: Overview, prefix: str, level: int, charts: dict[str, Any]) 
     """The numbers in a row; below them the picture, and next to it the changes."""
     picture = _picture(first.picture, prefix, charts) if first.picture is not None else ""
     changes = "".join(_change(one, prefix, level + 1) for one in first.changes)
-    heading = f'<h{level} id="{prefix}first">{_text(first.heading)} {_how(first.how)}</h{level}>'
-    advice = f'<div>{heading}<ol class="changes">{changes}</ol></div>' if changes else ""
+    how = _how(first.how) if changes else ""
+    heading = f'<h{level} id="{prefix}first">{_text(first.heading)} {how}</h{level}>'
+    listed = f'<ol class="changes">{changes}</ol>' if changes else ""
+    advice = f"<div>{heading}{listed}</div>" if first.heading else ""
     numbers = "".join(map(_number, first.numbers))
     pair = f'<div class="pair">{picture}{advice}</div>' if picture or advice else ""
     return f'<section class="first" aria-label="At a glance"><dl class="numbers">{numbers}</dl>{pair}</section>\n'
@@ -117,15 +118,15 @@ def _overview(first: Overview, prefix: str, level: int, charts: dict[str, Any]) 
 def _number(one: Number) -> str:
     share = f"<dd>{_text(one.share)}</dd>" if one.share else ""
     note = f"<dd>{_text(one.note)} {_how(one.how)}</dd>"
-    return f"<div><dt>{_text(one.label)}</dt><dd><b>{_kept_whole(_text(units.duration(one.ns)))}</b></dd>{share}{note}</div>"
+    return f"<div><dt>{_text(one.label)}</dt><dd><b>{_kept_whole(_text(one.value))}</b></dd>{share}{note}</div>"
 
 
 def _change(one: Change, prefix: str, level: int) -> str:
-    times = _kept_whole(f"{_text(units.duration(one.before_ns))} → {_text(units.duration(one.after_ns))}")
-    line = f"<code>{_text(one.line)}</code> " if one.line else ""
+    saves = _kept_whole(_text(one.saves))
     more = f' <a href="#{prefix}{one.anchor}">{_text(one.link)}</a>' if one.anchor else ""
-    why = f"<p>{_text(one.why)}</p>" if one.why else ""
-    return f"<li><h{level}>{_text(one.title)} <b>{times}</b></h{level}>{why}<p>{line}{more}</p></li>"
+    why = f"<p>{_text(_sentence(one.why))}{more}</p>" if one.why or more else ""
+    line = _code(one.line.partition("  #")[0]) if one.line else ""  # its comment is below, with the rest of the code
+    return f"<li><h{level}>{_text(one.title)} <b>{saves}</b></h{level}>{why}{line}</li>"
 
 
 def _section(section: Section, prefix: str, level: int, charts: dict[str, Any]) -> str:
@@ -231,7 +232,7 @@ def _finding(finding: Finding, kernels: Sequence[tuple[str, str]], prefix: str, 
     lines += [f'<a href="#{prefix}{slug(anchor)}">{_text(name)}</a>' for anchor, name in kernels]
     lines.append(f"confidence: {_text(finding.confidence)}")
     parts = [
-        f"<h3>{_text(finding.title)}</h3>",
+        f"<h3>{_text(_sentence(finding.title))}</h3>",
         f'<p class="saves">{_text(saved)} {_how(PREDICTED)}</p>' if (saved := saving(finding, first)) else "",
         f"<p>Change: <code>{_text(options(finding.levers))}</code></p>" if finding.levers else "",
         _code(finding.code) if finding.code else "",
@@ -267,6 +268,10 @@ def _perfetto(parts: Sequence[ReportPart]) -> str:
 
 def _made_by(report: Report) -> str:
     return f"<p>Made by <code>{_text(short_command(report.command))}</code></p>" if report.command else ""
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _kept_whole(text: str) -> str:

@@ -10,7 +10,7 @@ import msgspec
 
 from flopwise import units
 from flopwise.analysis.clocks import summarise
-from flopwise.analysis.explanation import Explanation
+from flopwise.analysis.explanation import Explanation, idle_share
 from flopwise.analysis.matching import Compared, compare_clocks
 from flopwise.analysis.roofline import Roofline, RooflinePoint
 from flopwise.records.run import Environment, Point
@@ -18,6 +18,7 @@ from flopwise.records.table import Table
 from flopwise.records.tuning import Tuning
 from flopwise.render import explain_view, memory_view, run_charts, step_charts
 from flopwise.render.comparison_view import comparison_view
+from flopwise.render.host_view import host_view
 from flopwise.render.memory_charts import predicted_chart
 from flopwise.render.memory_charts import timeline_chart as memory_timeline
 from flopwise.render.names import unique_names
@@ -127,6 +128,16 @@ def _parts_table(e: Explanation) -> Table:
     return Table("parts", "GPU time by phase, class and module", shown, rows)
 
 
+def _host_time(part: ReportPart) -> Section | None:
+    """Of a trace without GPU work: the findings stand above."""
+    if part.host is None:
+        return None
+    open_ = ("summary", "phases", "ops")
+    tables = [one for one in host_view(part.host).tables if not one.key.startswith("finding")]
+    blocks = tuple(TableBlock(table, folded=table.key not in open_) for table in tables)
+    return Section("cpu-time", "What the CPU does", blocks)
+
+
 def _timeline(part: ReportPart) -> Section | None:
     found = part.timeline
     if found is None:
@@ -172,7 +183,10 @@ def _roofline(part: ReportPart) -> Section | None:
     )
     picture = ChartBlock("roofline", lambda: drawn(found), caption, how=found.how)
     tables = roofline_view(found, ON_A_PAGE).tables
-    shown = tuple(TableBlock(_for_page(table, found), how=found.how) for table in tables)
+    shown = tuple(
+        TableBlock(_for_page(one, found), how=found.how, folded=bool(found.points) and one.key != POINTS)
+        for one in tables
+    )
     return Section("roofline", title, (picture, *shown) if found.points else shown)
 
 
@@ -285,14 +299,15 @@ def side_by_side(parts: Sequence[ReportPart]) -> Section | None:
     if len(traced) < 2:
         return None
     steps = [(name, e) for name, _, e in traced]
-    caption = "A step of each trace, as traced: GPU time by class of work, and how long the GPU was idle."
+    caption = "A step of each trace without its profiler: GPU time by class of work, and how long the GPU is idle."
     picture = ChartBlock("side-by-side", lambda: step_charts.phases_chart(steps), caption)
     rows = tuple(
         {
             "name": name,
-            "step_ns": e.window_ns,
+            "step_ns": e.step_ns,
+            "reachable_ns": e.reach.reachable_ns if e.reach is not None else None,
             "gpu_ns": e.gpu_ns,
-            "idle_share": max(0.0, e.window_ns - e.busy_ns) / e.window_ns if e.window_ns else None,
+            "idle_share": idle_share(e),
             "mfu": part.waterfall.mfu if part.waterfall else None,
             "peak": part.waterfall.precision if part.waterfall and part.waterfall.mfu is not None else None,
             "verdict": e.verdict,
@@ -300,7 +315,8 @@ def side_by_side(parts: Sequence[ReportPart]) -> Section | None:
         for name, part, e in traced
     )
     shown = columns(
-        "name: trace | step_ns [ms] | gpu_ns: GPU [ms] | idle_share | mfu | peak: of the peak in | verdict [sentence]"
+        "name: trace | step_ns [ms] | reachable_ns [ms] | gpu_ns: GPU [ms] | idle_share: GPU idle | mfu | "
+        "peak: of the peak in | verdict [sentence]"
     )
     table = Table("side-by-side", "A step of each trace", shown, rows)
     return Section("side-by-side", "Side by side", (picture, TableBlock(table)))
@@ -347,6 +363,6 @@ def _environment(there: Environment) -> dict[str, Any]:
 
 # A new kind of evidence is a field of ReportPart and a function here.
 SECTIONS: tuple[Callable[[ReportPart], Section | None], ...] = (
-    *(_findings, _waterfall, _pairs, _gpu_time, _timeline, _roofline, _memory, _measured, _predicted),
+    *(_findings, _waterfall, _pairs, _gpu_time, _host_time, _timeline, _roofline, _memory, _measured, _predicted),
     *(_kernels, provenance),
 )
