@@ -1,5 +1,6 @@
 """Operations by implementation: all compute the same, a wrong one has no time, and one that cannot run is a row."""
 
+import msgspec
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -44,6 +45,35 @@ def test_every_implementation_computes_what_the_reference_does(op, impl, precisi
     for _ in range(2):
         for run in step.phases.values():
             run()
+
+
+@pytest.mark.parametrize("impl", [impl for impl in OPS["attention"].impls if impl not in ELSEWHERE])
+def test_attention_without_a_mask_is_checked_without_one(impl, monkeypatch):
+    every_key = workload("op:attention", impl=impl, batch=2, context=20, set={"dim": 16, "causal": "off"})
+    op_step(every_key, CPU)
+    right = op_steps.op_function
+    monkeypatch.setattr(op_steps, "op_function", lambda op, impl: right(msgspec.structs.replace(op, causal=True), impl))
+    with pytest.raises(WrongResult):
+        op_step(every_key, CPU)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "flash"])
+def test_attention_without_a_mask_is_accounted_as_the_whole_square(attention):
+    def work(**causal):
+        run = dry_run(workload("op:attention", attention=attention, context=256, set=causal))
+        return [op for op in run.ops if op.kind == "attention" and op.flops]
+
+    masked, whole = work(), work(causal="off")
+    assert [op.flops for op in masked] == [op.flops for op in whole]  # both by the square; a causal kernel skips half
+    assert not any(op.whole for op in masked)
+    assert len(whole) == 2
+    assert all(op.whole for op in whole)
+
+
+def test_attention_without_a_mask_masks_nothing():
+    names = [op.op for op in dry_run(workload("op:attention", attention="naive", set={"causal": False})).ops]
+    assert "bmm" in names
+    assert not {"masked_fill", "triu"} & set(names)
 
 
 @pytest.mark.parametrize("op", [op for op in SMALL if op != "adamw"])

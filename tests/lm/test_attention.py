@@ -31,15 +31,16 @@ def qkv(heads: int = 4, kv_heads: int = 2, context: int = 21, dim: int = 16) -> 
     return tuple(torch.randn(2, h, context, dim, generator=generator) for h in (heads, kv_heads, kv_heads))  # type: ignore[return-value]
 
 
-def by_hand(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def by_hand(q: Tensor, k: Tensor, v: Tensor, causal: bool = True) -> Tensor:
     """One query at a time over what it may see, in float64."""
     out = torch.zeros_like(q, dtype=torch.float64)
     for b in range(q.shape[0]):
         for h in range(q.shape[1]):
             keys, values = (x[b, h * k.shape[1] // q.shape[1]].double() for x in (k, v))
             for t in range(q.shape[2]):
-                weights = torch.exp(keys[: t + 1] @ q[b, h, t].double() / math.sqrt(q.shape[3]))
-                out[b, h, t] = weights @ values[: t + 1] / weights.sum()
+                seen = t + 1 if causal else q.shape[2]
+                weights = torch.exp(keys[:seen] @ q[b, h, t].double() / math.sqrt(q.shape[3]))
+                out[b, h, t] = weights @ values[:seen] / weights.sum()
     return out
 
 
@@ -47,10 +48,11 @@ def by_hand(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (4, 2), (4, 1)])
 @pytest.mark.parametrize("context", [1, 21, 130])
-def test_every_kind_is_causal_attention(kind: str, heads: int, kv_heads: int, context: int) -> None:
+@pytest.mark.parametrize("causal", [True, False])
+def test_every_kind_is_attention(kind: str, heads: int, kv_heads: int, context: int, causal: bool) -> None:
     q, k, v = qkv(heads, kv_heads, context)
-    attend = attention_function(kind, compiled_elsewhere=False)
-    torch.testing.assert_close(attend(q, k, v).double(), by_hand(q, k, v), atol=1e-5, rtol=1e-5)
+    attend = attention_function(kind, compiled_elsewhere=False, causal=causal)
+    torch.testing.assert_close(attend(q, k, v).double(), by_hand(q, k, v, causal), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")

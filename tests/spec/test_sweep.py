@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -195,3 +196,10 @@ def test_a_factory_s_arguments_are_swept_like_a_model_s_fields():
     ]
     with pytest.raises(FlopwiseError, match="has no field 'width'"):
         sweep_from({"group": {"own": own | {"workload": "tiny"}}})
+
+
+@pytest.mark.parametrize(
+    "file", sorted((Path(__file__).parents[2] / "sweeps").glob("*.toml")), ids=lambda file: file.stem
+)
+def test_a_sweep_file_that_we_ship_is_one(file):
+    assert read_sweep(file).name == file.stem

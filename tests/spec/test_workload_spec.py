@@ -296,3 +296,14 @@ def test_a_varied_step_of_the_user_s_own_keeps_what_is_known_of_it():
         reference="a:b", arguments={"n": 2, "m": 3}, pickled="f00", written=Recipe(compile="default")
     )
     assert (again.recipe, again.changes) == (Recipe(precision="bf16"), {"n": 2, "m": 3})
+
+
+def test_attention_s_mask_is_part_of_the_label_and_an_axis_of_sweeps():
+    assert workload("op:attention", set={"causal": "off"}).label() == "op:attention causal=off dim=64 b8 t1024 backward"
+    assert workload("op:attention", set={"causal": "on"}).subject == workload("op:attention").subject
+    table = {"base": {"workload": "op:attention", "causal": [True, "off"]}, "exclude": [{"causal": True}]}
+    (trial,) = sweep_from(table).trials
+    assert not trial.workload.subject.causal
+    for target, value, said in (("op:attention", 3, "causal = 3"), ("op:gelu", "off", "has no field 'causal'")):
+        with pytest.raises(FlopwiseError, match=said):
+            workload(target, set={"causal": value})

@@ -42,21 +42,23 @@ def op_step(workload: Workload, device: torch.device) -> Step:
     if op.impl in ("cuda", "sdpa-cudnn") and device.type != "cuda" and not on_fake_tensors():
         raise Unsupported(f"impl = '{op.impl}' needs an NVIDIA GPU; this device is '{device.type}'", "choose another")
     inputs = op_inputs(workload, random, device)
-    function = op_function(op.name, op.impl) if op.impl else _by_recipe(op.name, recipe)
+    function = op_function(op, op.impl) if op.impl else _by_recipe(op, recipe)
     attention = ""
     if op.name == "attention":
         chosen = op.impl or recipe.attention
-        attention = f"sdpa: {sdpa_backend_name(*inputs)}" if chosen == "sdpa" and not op.impl else chosen
+        attention = (
+            f"sdpa: {sdpa_backend_name(*inputs, causal=op.causal)}" if chosen == "sdpa" and not op.impl else chosen
+        )
     return _single(function, inputs, workload, device, attention, checked=bool(op.impl))
 
 
-def _by_recipe(name: str, recipe: Recipe) -> Callable[..., Tensor]:
+def _by_recipe(op: OpSpec, recipe: Recipe) -> Callable[..., Tensor]:
     """The operation as the recipe's levers choose it."""
-    if name == "matmul":
+    if op.name == "matmul":
         return torch.matmul
-    if name == "attention":
-        return attention_function(recipe.attention, compiled_elsewhere=recipe.compile != "off")
-    if name == "gelu":
+    if op.name == "attention":
+        return attention_function(recipe.attention, compiled_elsewhere=recipe.compile != "off", causal=op.causal)
+    if op.name == "gelu":
         return gelu_function(recipe.activation)
     if recipe.norm == "triton":  # softmax: the spec admits no other
         return own_operation("softmax", "norm = 'triton'")

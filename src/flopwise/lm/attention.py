@@ -1,4 +1,4 @@
-"""Causal attention six ways, all with one signature: q [B, Hq, T, D], k and v [B, Hkv, T, D] -> [B, Hq, T, D].
+"""Attention six ways, causal or not, all with one signature: q [B, Hq, T, D], k and v [B, Hkv, T, D] -> [B, Hq, T, D].
 
 Hkv may be a divisor of Hq (grouped KV heads), and [B, T, D] without heads works too.
 """
@@ -27,7 +27,7 @@ _PINNED = {"sdpa-flash": SDPBackend.FLASH_ATTENTION, "sdpa-cudnn": SDPBackend.CU
 _BACKEND_NAMES = {0: "math", 1: "flash", 2: "efficient", 3: "cudnn", 4: "overrideable"}  # torch.nn.attention.SDPBackend
 
 
-def attention_function(kind: str, compiled_elsewhere: bool) -> Attend:
+def attention_function(kind: str, compiled_elsewhere: bool, causal: bool = True) -> Attend:
     """The recipe's attention as a function. `compiled_elsewhere`: the caller runs it inside torch.compile.
 
     >>> q = torch.randn(2, 8, 16)
@@ -36,39 +36,40 @@ def attention_function(kind: str, compiled_elsewhere: bool) -> Attend:
     True
     """
     if kind == "naive":
-        return naive
+        return functools.partial(naive, causal=causal)
     if kind == "sdpa":
-        return _with_heads(sdpa)
+        return _with_heads(functools.partial(sdpa, causal=causal))
     if kind == "flex":
-        return _with_heads(_Flex(compiled_elsewhere))
+        return _with_heads(_Flex(compiled_elsewhere, causal))
     if kind == "flash":
         with needs_triton("attention = 'flash'"):
             from flopwise.kernels.attention_triton import flash_attention
-        return functools.partial(flash_attention, causal=True)
-    return _with_heads(_pinned(kind, compiled_elsewhere))
+        return functools.partial(flash_attention, causal=causal)
+    return _with_heads(_pinned(kind, compiled_elsewhere, causal))
 
 
-def naive(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def naive(q: Tensor, k: Tensor, v: Tensor, causal: bool = True) -> Tensor:
     """The definition, softmax(q kᵀ / √D) v: every score is written to memory and read back, several times."""
     context, head_dim = q.shape[-2:]
     k, v = _repeat_heads(q, k), _repeat_heads(q, v)
     with _range("attn_scores"):
         scores = torch.einsum("...qd, ...kd -> ...qk", q, k) / math.sqrt(head_dim)  # [B, H, T, T]
-        future = torch.ones(context, context, dtype=torch.bool, device=q.device).triu(1)  # [T, T]
-        scores = scores.masked_fill(future, float("-inf"))
+        if causal:
+            future = torch.ones(context, context, dtype=torch.bool, device=q.device).triu(1)  # [T, T]
+            scores = scores.masked_fill(future, float("-inf"))
     with _range("attn_softmax"):
         weights = softmax_eager(scores)
     with _range("attn_values"):
         return torch.einsum("...qk, ...kd -> ...qd", weights.to(v.dtype), v)
 
 
-def sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def sdpa(q: Tensor, k: Tensor, v: Tensor, causal: bool = True) -> Tensor:
     """PyTorch's fused attention: it picks the backend (see `sdpa_backend_name`)."""
     k, v = _heads_for_sdpa(q, k), _heads_for_sdpa(q, v)
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=k.shape[1] != q.shape[1])
+    return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=k.shape[1] != q.shape[1])
 
 
-def sdpa_backend_name(q: Tensor, k: Tensor, v: Tensor) -> str:
+def sdpa_backend_name(q: Tensor, k: Tensor, v: Tensor, causal: bool = True) -> str:
     """The backend plain SDPA chooses for these tensors: flash, cudnn, efficient or math; unknown if it will not say.
 
     >>> q = torch.randn(1, 2, 16, 8)
@@ -78,19 +79,19 @@ def sdpa_backend_name(q: Tensor, k: Tensor, v: Tensor) -> str:
     try:
         q, k, v = (x.unsqueeze(1) if x.dim() == 3 else x for x in (q, k, v))
         k, v = _heads_for_sdpa(q, k), _heads_for_sdpa(q, v)
-        choice = torch_private.fused_sdp_choice(q, k, v, is_causal=True, enable_gqa=k.shape[1] != q.shape[1])
+        choice = torch_private.fused_sdp_choice(q, k, v, is_causal=causal, enable_gqa=k.shape[1] != q.shape[1])
     except (RuntimeError, AttributeError, TypeError, IndexError):  # a private function: no promises
         return "unknown"
     return _BACKEND_NAMES.get(int(choice), "unknown")
 
 
-def _pinned(kind: str, compiled_elsewhere: bool) -> Attend:
+def _pinned(kind: str, compiled_elsewhere: bool, causal: bool) -> Attend:
     """SDPA held to one backend, which runs or refuses: it never falls back to another."""
     backend = _PINNED[kind]
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         with sdpa_kernel(backend):
-            return sdpa(q, k, v)
+            return sdpa(q, k, v, causal)
 
     def attend_or_explain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         try:
@@ -107,14 +108,14 @@ def _pinned(kind: str, compiled_elsewhere: bool) -> Attend:
 
 
 class _Flex:
-    """FlexAttention with a causal block mask. Its fused kernel comes from torch.compile; without it it runs unfused.
+    """FlexAttention, with a block mask where it is causal. Its fused kernel comes from torch.compile; without it it runs unfused.
 
     One mask per length and device is kept, with this object rather than with the module, so that a mask made of fake
     tensors in a dry run never meets a real one.
     """
 
-    def __init__(self, compiled_elsewhere: bool) -> None:
-        self.compiled_elsewhere = compiled_elsewhere
+    def __init__(self, compiled_elsewhere: bool, causal: bool) -> None:
+        self.compiled_elsewhere, self.causal = compiled_elsewhere, causal
         self.masks: dict[tuple[int, torch.device], BlockMask] = {}
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -125,7 +126,7 @@ class _Flex:
             )
         alone = q.is_cuda and not self.compiled_elsewhere and not isinstance(q, torch_private.FakeTensor)
         run = cast(Callable[..., Tensor], _compiled_flex() if alone else flex_attention)
-        mask = self.mask(q.shape[-2], q.device)
+        mask = self.mask(q.shape[-2], q.device) if self.causal else None
         return run(q, k, v, block_mask=mask, enable_gqa=k.shape[1] != q.shape[1])
 
     def mask(self, context: int, device: torch.device) -> BlockMask:

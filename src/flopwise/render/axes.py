@@ -42,7 +42,10 @@ def _default_levers(points: Sequence[Point]) -> set[str]:
 
 def _settings(point: Point) -> dict[str, Any]:
     w, sampling = point.trial.workload, point.trial.sampling
-    own = {"impl": w.subject.impl} | w.subject.dims if isinstance(w.subject, OpSpec) else w.changes
+    own: dict[str, Any] = w.changes
+    if isinstance(w.subject, OpSpec):
+        own = {"impl": w.subject.impl} | w.subject.dims
+        own |= {"causal": "on" if w.subject.causal else "off"} if w.subject.name == "attention" else {}
     sizes = {name: getattr(w, name) for name in takes(w.subject)}
     levers = {lever: getattr(w.recipe, lever) for lever in LEVERS}
     return (

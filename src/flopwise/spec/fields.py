@@ -35,6 +35,19 @@ def flag(field: str, value: object) -> None:
         raise FlopwiseError(f"{field} = {show(value)} is not allowed", "allowed: true, false")
 
 
+def switch(field: str, value: object) -> bool:
+    """A flag as people write it; raises on anything else.
+
+    >>> switch("causal", "off"), switch("causal", True)
+    (False, True)
+    """
+    if isinstance(value, bool):
+        return value
+    if value not in ("on", "off"):
+        raise FlopwiseError(f"{field} = {show(value)} is not allowed", "allowed: on, off")
+    return value == "on"
+
+
 def text(field: str, value: object) -> None:
     """Raise unless `value` is text that a file can hold (not a path's undecodable bytes)."""
     if not isinstance(value, str) or any("\ud800" <= c <= "\udfff" for c in value):

@@ -30,7 +30,7 @@ _SHAPE = ("batch", "context", "phase", "implementation")
 _OPTIONS = (*_SHAPE, "impl")
 _SAMPLING = Sampling.__struct_fields__
 _SETTABLE = tuple(f for f in ModelSpec.__struct_fields__ if f != "name") + tuple(
-    d for o in OPS.values() for d in o.dims
+    d for o in OPS.values() for d in (*o.dims, "causal")
 )
 AXES = ("workload", "device", *_OPTIONS, *LEVERS, *_SAMPLING, *dict.fromkeys(_SETTABLE))
 MAX_POINTS = 10_000
@@ -133,7 +133,9 @@ def _trial(row: dict[str, Any], group: str) -> Trial:
 def _settings(trial: Trial) -> dict[str, Any]:
     """Every axis of a trial with its value, the defaults too."""
     w = trial.workload
-    shape: dict[str, Any] = w.subject.dims | {"impl": w.subject.impl} if isinstance(w.subject, OpSpec) else {}
+    shape: dict[str, Any] = {}
+    if isinstance(w.subject, OpSpec):
+        shape = w.subject.dims | {"impl": w.subject.impl, "causal": w.subject.causal}
     if isinstance(w.subject, ModelSpec):
         shape = msgspec.structs.asdict(w.subject)
     own = {name: getattr(w, name) for name in _SHAPE} | msgspec.structs.asdict(w.recipe)

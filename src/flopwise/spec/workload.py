@@ -28,6 +28,7 @@ class OpSpec(msgspec.Struct, frozen=True, kw_only=True, tag="op"):
     name: str
     dims: dict[str, int]
     impl: str = ""  # one of the operation's implementations; '': as the levers say
+    causal: bool = True  # of attention: a query sees no key after it
 
 
 class UserStep(msgspec.Struct, frozen=True, kw_only=True, tag="py"):
@@ -85,7 +86,7 @@ OPS = {
     "matmul": _Op({"m": 4096, "n": 4096, "k": 4096}),
     # The lecture's MLP: linear and GeLU, four times, and `steps` forward and backward passes on one batch.
     "mlp": _Op({"dim": 256, "layers": 4, "steps": 2}, 256, 1, "backward", ("batch",), _levers("activation")),
-    # Attention as the course measures it: one head, `dim` wide, causal.
+    # Attention as the course measures it: one head, `dim` wide; causal unless `causal=off` is set.
     "attention": _Op({"dim": 64}, 8, 1024, "backward", _BOTH, _levers("attention"), _ATTENTIONS),
     "gelu": _Op(_MATRIX, levers=_levers("activation"), impls=("manual", "torch", "compile", "cuda", "triton")),
     "softmax": _Op(_MATRIX, levers=_levers("norm"), impls=_IMPLS),
@@ -106,12 +107,19 @@ OPS = {
 
 
 def op(name: str, dims: dict[str, Any], impl: str = "") -> OpSpec:
-    """An operation by name; `dims` replaces its defaults (`dim` sets all three sides of a matmul)."""
+    """An operation by name; `dims` replaces its defaults (`dim` sets all three sides of a matmul).
+
+    >>> op("attention", {"dim": 16, "causal": "off"})
+    OpSpec(name='attention', dims={'dim': 16}, impl='', causal=False)
+    """
     if name not in OPS:
         raise FlopwiseError(
             f"there is no operation {fields.show('op:' + name)}",
             f"{fields.did_you_mean(name, OPS)}operations: op:{', op:'.join(OPS)}",
         )
+    causal = True
+    if name == "attention" and "causal" in dims:
+        causal, dims = fields.switch("causal", dims["causal"]), {d: v for d, v in dims.items() if d != "causal"}
     if name == "matmul" and "dim" in dims:
         dims = {"m": dims["dim"], "n": dims["dim"], "k": dims["dim"]} | {d: v for d, v in dims.items() if d != "dim"}
     fields.known(f"op:{name}", dims, OPS[name].dims)
@@ -123,7 +131,7 @@ def op(name: str, dims: dict[str, Any], impl: str = "") -> OpSpec:
         raise FlopwiseError(f"impl = {fields.show(impl)} means nothing to op:{name}", "it has one implementation")
     if impl:
         fields.one_of("impl", impl, OPS[name].impls)
-    return OpSpec(name=name, dims=OPS[name].dims | dims, impl=impl or OPS[name].impl)
+    return OpSpec(name=name, dims=OPS[name].dims | dims, impl=impl or OPS[name].impl, causal=causal)
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,6 +165,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
         subject = self.subject
         words = [self.target, subject.impl if isinstance(subject, OpSpec) else ""]
         own = subject.dims if isinstance(subject, OpSpec) else self.changes
+        words += ["causal=off"] if isinstance(subject, OpSpec) and not subject.causal else []
         words += [f"{name}={one_line(str(value), 60)}" for name, value in own.items()]
         sizes = {"batch": f"b{self.batch}", "context": f"t{self.context}", "phase": self.phase}
         words += [text for name, text in sizes.items() if name in takes(subject)]

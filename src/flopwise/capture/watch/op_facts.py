@@ -27,7 +27,7 @@ class OpFacts:
     is_view: bool
     written: tuple[int, ...]  # positions of the arguments that it changes in place
     formula: Callable[..., int] | None  # torch's, of FLOPs that the catalogue does not have
-    causal_at: int | None  # the position of `is_causal`, of fused attention
+    causal: tuple[int, str] | None  # of fused attention: the argument that says so, its position and name
 
     @property
     def over_lists(self) -> bool:
@@ -50,12 +50,13 @@ def facts(func: OpOverload) -> OpFacts:
         is_view=is_view,
         written=_written_arguments(func, name),
         formula=flop_registry.get(overload_packet(func)) if op.flops is None else None,
-        causal_at=_position(func, "is_causal") if op.kind == ATTENTION else None,
+        causal=_causal_argument(func) if op.kind == ATTENTION else None,
     )
 
 
-def _position(func: OpOverload, name: str) -> int | None:
-    return next((place for place, one in enumerate(schema(func).arguments) if one.name == name), None)
+def _causal_argument(func: OpOverload) -> tuple[int, str] | None:
+    arguments = enumerate(schema(func).arguments)
+    return next(((place, one.name) for place, one in arguments if one.name in ("is_causal", "causal")), None)
 
 
 def _is_view(func: OpOverload, name: str) -> bool:

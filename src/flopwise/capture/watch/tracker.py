@@ -262,7 +262,7 @@ class Tracker(TorchDispatchMode):
             strided=call.strided,
             mixed=call.mixed,
             outside=self._is_outside(phase),
-            whole=fact.causal_at is not None and not _argument(args, kwargs, fact.causal_at, "is_causal"),
+            whole=fact.causal is not None and not _argument(args, kwargs, *fact.causal),
             reads=self._numbered(inputs) if kernels else (),
             writes=self._numbered(outputs) if kernels else (),
             shapes=() if fact.over_lists else call.shapes,
