@@ -69,7 +69,7 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, causal: bool = True) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=k.shape[1] != q.shape[1])
 
 
-def sdpa_backend_name(q: Tensor, k: Tensor, v: Tensor, causal: bool = True) -> str:
+def sdpa_backend_name(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = True) -> str:
     """The backend plain SDPA chooses for these tensors: flash, cudnn, efficient or math; unknown if it will not say.
 
     >>> q = torch.randn(1, 2, 16, 8)

@@ -117,21 +117,20 @@ def op(name: str, dims: dict[str, Any], impl: str = "") -> OpSpec:
             f"there is no operation {fields.show('op:' + name)}",
             f"{fields.did_you_mean(name, OPS)}operations: op:{', op:'.join(OPS)}",
         )
-    causal = True
-    if name == "attention" and "causal" in dims:
-        causal, dims = fields.switch("causal", dims["causal"]), {d: v for d, v in dims.items() if d != "causal"}
-    if name == "matmul" and "dim" in dims:
-        dims = {"m": dims["dim"], "n": dims["dim"], "k": dims["dim"]} | {d: v for d, v in dims.items() if d != "dim"}
-    fields.known(f"op:{name}", dims, OPS[name].dims)
-    for field, value in dims.items():
+    given = dict(dims)
+    causal = fields.switch("causal", given.pop("causal", True)) if name == "attention" else True
+    if name == "matmul" and "dim" in given:
+        given = dict.fromkeys("mnk", given.pop("dim")) | given
+    fields.known(f"op:{name}", given, OPS[name].dims)
+    for field, value in given.items():
         fields.whole(field, value, 1, 2**31)
-    if name == "rope" and dims.get("dim", 0) % 2:
-        raise FlopwiseError(f"dim = {dims['dim']} is odd, and op:rope turns pairs", "give an even dim")
+    if name == "rope" and given.get("dim", 0) % 2:
+        raise FlopwiseError(f"dim = {given['dim']} is odd, and op:rope turns pairs", "give an even dim")
     if impl and not OPS[name].impls:
         raise FlopwiseError(f"impl = {fields.show(impl)} means nothing to op:{name}", "it has one implementation")
     if impl:
         fields.one_of("impl", impl, OPS[name].impls)
-    return OpSpec(name=name, dims=OPS[name].dims | dims, impl=impl or OPS[name].impl, causal=causal)
+    return OpSpec(name=name, dims=OPS[name].dims | given, impl=impl or OPS[name].impl, causal=causal)
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
