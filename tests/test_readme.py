@@ -8,7 +8,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "README.md").read_text()
 RESULTS = ROOT / "benchmarks" / "results"
-TRACE = ROOT / "tests" / "trace" / "fixtures" / "h200-small-fp32-naive-2steps.kineto.json.gz"
+TRACE = ROOT / "tests" / "trace" / "fixtures" / "h200-small-bf16-compiled-2steps.kineto.json.gz"
 SCREENS = re.findall(r"^    \$ flopwise (.*)\n((?:(?:    .*)?\n)+)", TEXT, re.MULTILINE)
 
 
