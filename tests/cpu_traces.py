@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 
-def profiled(path: Path, *, dtype="float32", fused=False, loader=True) -> dict[str, tuple[int, float]]:
-    """Write a trace of two training steps of a small model; returns the profiler's own count and self time (ns) by op."""
+def profiled(path: Path, *, dtype="float32", fused=False, loader=True) -> dict[str, tuple[int, float, float]]:
+    """Write a trace of two training steps of a small model; returns the profiler's own count, self and total time (ns) by op."""
     import torch
     from torch.profiler import ProfilerActivity, profile, schedule
     from torch.utils.data import DataLoader, TensorDataset
@@ -19,7 +19,8 @@ def profiled(path: Path, *, dtype="float32", fused=False, loader=True) -> dict[s
 
     def ready(done):
         done.export_chrome_trace(str(path))
-        averages.update({one.key: (one.count, 1e3 * one.self_cpu_time_total) for one in done.key_averages()})
+        for one in done.key_averages():
+            averages[one.key] = (one.count, 1e3 * one.self_cpu_time_total, 1e3 * one.cpu_time_total)
 
     plan = schedule(wait=0, warmup=1, active=2, repeat=1)
     with profile(activities=[ProfilerActivity.CPU], schedule=plan, record_shapes=True, on_trace_ready=ready) as running:

@@ -36,9 +36,10 @@ def test_counts_and_self_times_are_those_of_the_profiler(made):
     assert explained.steps == 2
     assert len(explained.ops) > 40
     for op in explained.ops:
-        count, self_ns = averages[op.name]
+        count, self_ns, total_ns = averages[op.name]
         assert 2 * op.count == count
         assert 2 * op.self_ns == pytest.approx(self_ns, abs=10 * count, rel=1e-3), op.name  # the file has whole ns
+        assert 2 * op.total_ns == pytest.approx(total_ns, abs=10 * count, rel=1e-3), op.name
 
 
 def test_phases_modules_and_ops_add_up_to_the_step(made):

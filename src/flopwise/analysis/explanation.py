@@ -24,6 +24,7 @@ from flopwise.analysis.idle import (
     untraced_idle,
 )
 from flopwise.analysis.intervals import covered_ns
+from flopwise.analysis.operators import Operator, operators
 from flopwise.analysis.reach import Reach
 from flopwise.analysis.shares import Kernel as Kernel
 from flopwise.analysis.shares import Part, gpu_time, kernels, matrix, parts, shares
@@ -76,6 +77,7 @@ class Explanation(Printed, msgspec.Struct, frozen=True, kw_only=True):
     phase_class_modules: tuple[Part, ...] = ()
     modules: tuple[Share, ...]
     kernels: tuple[Kernel, ...]
+    operators: tuple[Operator, ...] = ()  # ops and CUDA calls, on the host and on the GPU
     copies: float = 0.0  # copies and memsets, per step
     top_forward: Kernel | None  # without the loss, as everywhere in this record
     top_forward_backward: Kernel | None  # None in a trace without a backward pass
@@ -162,6 +164,7 @@ def explain_steps(part: TracedSteps, untraced: Point | None = None, *, same: boo
         phase_class_modules=parts(work, n),
         modules=shares(work, "folded", n),
         kernels=kernels(work, n),
+        operators=operators(trace, part.work, part.low_ns, part.high_ns, n),
         copies=int(work["copies"].sum()) / n,
         top_forward=next(iter(kernels(forward, n)), None),
         top_forward_backward=next(iter(kernels(both, n)), None) if trains else None,

@@ -55,6 +55,7 @@ class HostOp(msgspec.Struct, frozen=True, kw_only=True):
     share: float
     count: float
     mean_ns: float  # self time of a call
+    total_ns: float = 0.0  # with the ops that it calls
 
 
 class HostThread(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,7 +151,7 @@ def explain_host(trace: Trace, untraced: Point | None = None) -> HostExplanation
         pl.col("thread") == thread,
         pl.col("start_ns").is_between(low, high, closed="left"),
     )
-    ops = _ops(main, _counts(trace, calls), window, n)
+    ops = _ops(main, _called(trace, calls.with_columns(pl.col("end_ns").clip(upper_bound=high))), window, n)
     loading = _total(main.filter(pl.col("phase") == LOADING))
     names = [trace.names[number] for number in {*calls["name"].to_list(), *mine.ranges["name"].to_list()}]
     explanation = HostExplanation(
@@ -283,18 +284,28 @@ def _modules(rows: pl.DataFrame, window: int, n: int) -> tuple[HostShare, ...]:
     return _shares(texts.join(named, on=["module", "path"], how="left"), "folded", window, n, "")
 
 
-def _counts(trace: Trace, calls: pl.DataFrame) -> dict[str, int]:
-    return {trace.names[name]: count for name, count in calls.group_by("name").len().iter_rows()}
+def _called(trace: Trace, calls: pl.DataFrame) -> dict[str, tuple[int, int]]:
+    """How often each op was called, and for how long in all."""
+    sums = calls.group_by("name").agg(pl.len(), (pl.col("end_ns") - pl.col("start_ns")).sum())
+    return {trace.names[name]: (count, ns) for name, count, ns in sums.iter_rows()}
 
 
-def _ops(rows: pl.DataFrame, counts: dict[str, int], window: int, n: int) -> tuple[HostOp, ...]:
+def _ops(rows: pl.DataFrame, called: dict[str, tuple[int, int]], window: int, n: int) -> tuple[HostOp, ...]:
     spent = rows.filter(pl.col("op").is_not_null()).group_by(pl.col("op").cast(pl.String)).agg(pl.sum("duration_ns"))
     found = []
     for name, ns in spent.sort("duration_ns", "op", descending=[True, False]).iter_rows():
-        count = max(counts.get(name, 0), 1)  # an op that began before the steps is in them all the same
-        share = ns / window
+        count, total = called.get(name, (1, ns))  # an op that began before the steps is in them all the same
+        kind, share = op_kind(name), ns / window
         found.append(
-            HostOp(name=name, kind=op_kind(name), self_ns=ns / n, share=share, count=count / n, mean_ns=ns / count)
+            HostOp(
+                name=name,
+                kind=kind,
+                self_ns=ns / n,
+                share=share,
+                count=count / n,
+                mean_ns=ns / count,
+                total_ns=total / n,
+            )
         )
     return tuple(found)
 

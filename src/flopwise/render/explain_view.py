@@ -18,10 +18,11 @@ from flopwise.render.waterfall_view import waterfall_table
 from flopwise.trace.phases import PHASES
 
 TOP = 12  # modules, kernels; of changes, the largest savings and the largest losses
-SUMMARY, PHASE_TABLE, MODULES, KERNELS, IDLE, QUESTIONS = "summary", "phases", "modules", "kernels", "idle", "questions"
+SUMMARY, PHASE_TABLE, MODULES, KERNELS, OPERATORS = "summary", "phases", "modules", "kernels", "operators"
+IDLE, QUESTIONS = "idle", "questions"
 _GROUPS = {
     "What to change": "findings finding-*",
-    "Where the time goes": f"waterfall {PHASE_TABLE} {MODULES} {KERNELS} {IDLE}",
+    "Where the time goes": f"waterfall {PHASE_TABLE} {MODULES} {KERNELS} {OPERATORS} {IDLE}",
     "The course's questions": QUESTIONS,
 }
 _CLOCKS = (
@@ -48,7 +49,7 @@ def explanation_view(e: Explanation) -> View:
         content["findings"] = found["findings"]
     if e.waterfall is not None:
         tables.append(waterfall_table(e.waterfall))
-    tables += [_phases(e), _modules(e), kernels_table(e, TOP), _idle(e), _questions([e])]
+    tables += [_phases(e), _modules(e), kernels_table(e, TOP), _operators(e), _idle(e), _questions([e])]
     return View(grouped([*tables, *details], _GROUPS), content)
 
 
@@ -180,6 +181,20 @@ def kernels_table(e: Explanation, most: int) -> Table:
     rows = tuple(msgspec.structs.asdict(kernel) for kernel in e.kernels)
     title = f"Kernels by GPU time, {len(rows)} in all"
     return Table(KERNELS, title, shown, rows, _and_more(e.kernels[most:]), most=most)
+
+
+def _operators(e: Explanation) -> Table:
+    rest = e.operators[TOP:]
+    gpu, host = sum(one.gpu_share for one in rest), sum(one.host_share for one in rest)
+    more = f"and {len(rest)} more: {units.percent(gpu)} of the GPU's time, {units.percent(host)} of the CPU's"
+    rows = tuple(msgspec.structs.asdict(one) for one in e.operators)
+    shown = columns(
+        "name: op or CUDA call | calls [count] | gpu_self_ns: GPU self [ms] | gpu_share: of the GPU [share] | "
+        "host_self_ns: CPU self [ms] | host_share: of the CPU [share] | gpu_total_ns: GPU total [ms] | "
+        "host_total_ns: CPU total [ms]"
+    )
+    title = f"Operators by self time on GPU and CPU, {len(rows)} in all"
+    return Table(OPERATORS, title, shown, rows, (more,) if rest else (), most=TOP)
 
 
 def _idle(e: Explanation) -> Table:

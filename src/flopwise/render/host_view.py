@@ -68,7 +68,7 @@ def _ops(e: HostExplanation) -> Table:
         f"outside every op: {units.milliseconds(e.outside_ns)} ms, {units.percent(e.outside_ns / e.window_ns)}"
     )
     rows = tuple(msgspec.structs.asdict(op) for op in e.ops)
-    shown = columns("name: op | kind | count [count] | self_ns: self time [ms] | mean_ns | share")
+    shown = columns("name: op | kind | count: calls | self_ns: self [ms] | total_ns: total [ms] | mean_ns | share")
     return Table("ops", f"Ops by self time, {len(rows)} in all", shown, rows, tuple(notes), most=TOP)
 
 

@@ -73,6 +73,11 @@ class Nesting:
     def ends(self, positions: Ints) -> Ints:
         return self._clock.time(self._ends[positions])
 
+    def after(self) -> Ints:
+        """Of every position, the first one behind it that begins after it has ended: those between begin inside."""
+        ended = np.searchsorted(self._starts, self._ends, side="left").astype(np.int64)
+        return np.maximum(ended, np.arange(1, len(ended) + 1))  # one of no length holds nothing
+
     def subset(self, rows: Flags) -> "Nesting":
         """Only the flagged rows; answers are still positions in the whole."""
         return self._pick(np.flatnonzero(rows[self.order]))
