@@ -9,6 +9,8 @@ import numpy as np
 import polars as pl
 
 from flopwise.analysis.intervals import Times
+from flopwise.analysis.steps import Steps
+from flopwise.analysis.traced_steps import TracedSteps
 from flopwise.trace.nesting import Nesting
 from flopwise.trace.tables import Trace
 
@@ -28,9 +30,10 @@ class Operator(msgspec.Struct, frozen=True, kw_only=True):
     gpu_share: float  # its self time, of the GPU's
 
 
-def operators(trace: Trace, work: pl.DataFrame, low: int, high: int, n: int) -> tuple[Operator, ...]:
-    """Of what began between `low` and `high`, by the larger of the two shares. `work`: an Attribution's rows of the steps."""
-    calls = _calls(trace, work["process"].unique(), low, high)
+def operators(part: TracedSteps) -> tuple[Operator, ...]:
+    """Of the steps, by the larger of the two shares."""
+    trace, work, n = part.whole, part.work, len(part.steps)
+    calls = _calls(trace, work["process"].unique(), part.steps)
     start, end = (calls[name].to_numpy() for name in ("start_ns", "end_ns"))
     spans = Nesting(_lanes(calls), start, end)
     launched = _launched(work, calls)
@@ -66,7 +69,7 @@ def _operator(name: str, row: dict[str, int], n: int, host_ns: int, gpu_ns: int)
     )
 
 
-def _calls(trace: Trace, processes: pl.Series, low: int, high: int) -> pl.DataFrame:
+def _calls(trace: Trace, processes: pl.Series, steps: Steps) -> pl.DataFrame:
     """Ops, and calls of the CUDA API that launch or wait; of ops, `row` is their place in the trace's table."""
     columns = ["start_ns", "end_ns", "process", "thread", "name"]
     ops = trace.ops.select(*columns, row=pl.int_range(pl.len(), dtype=pl.Int64))
@@ -74,8 +77,8 @@ def _calls(trace: Trace, processes: pl.Series, low: int, high: int) -> pl.DataFr
         table.select(*columns, row=pl.lit(-1, pl.Int64))
         for table in (trace.launches, trace.graph_launches, trace.syncs)
     ]
-    inside = pl.col("start_ns").is_between(low, high, closed="left") & pl.col("process").is_in(processes.implode())
-    return pl.concat([ops, *others]).filter(inside)
+    calls = pl.concat([ops, *others]).filter(pl.col("process").is_in(processes.implode()))
+    return calls.filter(pl.Series(steps.of(calls["start_ns"].to_numpy()) >= 0))
 
 
 def _lanes(calls: pl.DataFrame) -> Times:
