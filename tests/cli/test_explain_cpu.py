@@ -40,7 +40,7 @@ def test_one_screen_says_now_and_has_no_limit(trace, capsys):
     assert "limit" not in shown.out
 
 
-@pytest.mark.parametrize("more", [("--against", "t.json"), ("t.json",), ("-o", "waterfall.svg")])
+@pytest.mark.parametrize("more", [("--against", "t.json"), ("t.json", "--full"), ("-o", "waterfall.svg")])
 def test_what_needs_gpu_work_is_refused(trace, capsys, monkeypatch, more):
     monkeypatch.chdir(trace.parent)
     code, shown = run(capsys, trace, *more)

@@ -19,6 +19,7 @@ from flopwise.records.untraced import UntracedStep
 from flopwise.render.account_screen import account_screen
 from flopwise.render.explain_screen import explanation_screen, waterfall_parts
 from flopwise.render.memory_screen import memory_screen
+from flopwise.render.one_screen import text
 from flopwise.render.run_screen import VERSUS, point_screen, run_screen
 from flopwise.render.screen import (
     BEFORE,
@@ -39,7 +40,6 @@ from flopwise.render.screen import (
     Figure,
     Part,
     Screen,
-    text,
 )
 from flopwise.render.tune_screen import tune_screen
 from flopwise.snapshot.stored import stored_report

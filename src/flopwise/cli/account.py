@@ -10,7 +10,8 @@ from flopwise.api.account import account, training_run
 from flopwise.cli.options import workload_arguments, workload_options
 from flopwise.cli.output import Answer, answers
 from flopwise.errors import FlopwiseError
-from flopwise.render.account_screen import account_screen, training_screen
+from flopwise.render.account_listing import account_shown
+from flopwise.render.account_screen import training_screen
 from flopwise.render.account_view import account_view, training_view
 
 _MFU = "The share of the peak rate that training reaches: 0.5 or 50%."
@@ -61,7 +62,7 @@ def command(
         **workload_arguments(given),
         **given,
     )
-    return Answer(partial(account_view, found), screen=lambda: account_screen(found))
+    return Answer(partial(account_view, found), screen=partial(account_shown, found))
 
 
 def _training(model: str | None, parameters: str, gpu: str | None, tokens: str | None, gpus: int, mfu: str) -> Answer:

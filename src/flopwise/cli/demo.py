@@ -15,9 +15,10 @@ from flopwise.cli.output import console
 from flopwise.records.tuning import Tuning
 from flopwise.render.explain_screen import explanation_screen
 from flopwise.render.host_screen import host_screen
+from flopwise.render.one_screen import text
 from flopwise.render.progress import TerminalProgress
 from flopwise.render.run_screen import run_screen
-from flopwise.render.screen import WIDTH, Screen, text
+from flopwise.render.screen import WIDTH, Screen
 from flopwise.render.staircase import staircase
 
 

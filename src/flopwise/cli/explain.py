@@ -16,6 +16,7 @@ from flopwise.render.explain_screen import explanation_screen
 from flopwise.render.explain_view import changes_view, explanation_view, explanations_view
 from flopwise.render.host_screen import host_screen
 from flopwise.render.host_view import host_view
+from flopwise.render.listings import explanations_listing
 from flopwise.render.step_charts import waterfall_chart
 
 _TIMINGS = "A run of the same workload without a profiler, for the step's real time."
@@ -50,11 +51,12 @@ def command(target: tuple[str, ...], against: str | None, timings: str | None, p
     explained = [explain(one, timings=timings, **given) for one in target]
     if against is None and len(explained) == 1 and isinstance(explained[0], HostExplanation) and not picture:
         return Answer(host_view(explained[0]), screen=partial(host_screen, explained[0]))
-    first, *others = map(with_gpu_work, explained)
+    if len(explained) > 1:
+        listed = partial(explanations_listing, explained)
+        return Answer(lambda: explanations_view([*map(with_gpu_work, explained)]), screen=listed)
+    first = with_gpu_work(explained[0])
     if against is not None:
         return Answer(changes_view(with_gpu_work(explain(against, **given)), first))
-    if others:
-        return Answer(explanations_view([first, *others]))
     name = Path(first.path).name
     return Answer(
         partial(explanation_view, first),

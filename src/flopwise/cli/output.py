@@ -11,11 +11,10 @@ import click
 from rich.console import Console
 
 from flopwise.errors import Failed, FlopwiseError, Interrupted, one_line
-from flopwise.render import screen as one_screen
-from flopwise.render import terminal
+from flopwise.render import one_screen, terminal
 from flopwise.render.charts import SUFFIXES as PICTURES
 from flopwise.render.json import json_text
-from flopwise.render.screen import Screen
+from flopwise.render.one_screen import Shown
 from flopwise.render.table import View, csv_text, markdown
 from flopwise.spec import fields
 from flopwise.store.files import HEADER, write_output
@@ -50,7 +49,7 @@ class Answer:
     code: Callable[[], int] | None = None  # asked for when all is shown; it may raise what went wrong
     write: Callable[[Path], object] | None = None
     table_too: bool = False  # with the picture
-    screen: Callable[[], Screen | None] | None = None  # the answer on one screen, unless --full is asked for
+    screen: Callable[[], Shown | None] | None = None  # the answer on one screen, unless --full is asked for
 
 
 def answers(
@@ -69,9 +68,9 @@ def answers(
             form = chosen_format(form, output, PICTURES if draws else PAGES if pages else ())
             answer = verb(**given, **({"picture": form == PICTURE} if draws else {}))
             if form != PICTURE or output is None:
-                _show(answer, form, output, full)
+                show_answer(answer, form, output, full)
             elif answer.table_too or answer.write is None:
-                _show(answer, "table", None, full)
+                show_answer(answer, "table", None, full)
             if form == PICTURE and output is not None and answer.write is not None:
                 answer.write(Path(output).expanduser())
                 notify(f"wrote {output}")
@@ -149,7 +148,7 @@ def notify(line: str) -> None:
     click.echo(one_line(line, 1000), err=True)
 
 
-def _show(answer: Answer, form: str, output: str | None, full: bool) -> None:
+def show_answer(answer: Answer, form: str, output: str | None, full: bool = False) -> None:
     """On one screen where nothing else is asked for; files have everything."""
     screen = answer.screen() if answer.screen is not None and form == "table" and output is None and not full else None
     if screen is None:

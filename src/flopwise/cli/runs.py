@@ -1,13 +1,16 @@
 """`flopwise runs`: list, show, tag, rm."""
 
+from functools import partial
+
 import click
 
 from flopwise.api.runs import stored_result
 from flopwise.cli.options import runs_option
-from flopwise.cli.output import Answer, answers, chosen_format, format_option, notify, output_option, show
+from flopwise.cli.output import Answer, answers, chosen_format, format_option, notify, output_option, show_answer
 from flopwise.errors import FlopwiseError
+from flopwise.render.listings import runs_listing
 from flopwise.render.runs_view import runs_view
-from flopwise.render.views import view_of
+from flopwise.render.views import screen_of, view_of
 from flopwise.scrub.scrub import scrub
 from flopwise.store import list_runs, remove, runs_root, tag, untag
 
@@ -41,20 +44,22 @@ def command(context: click.Context, runs: str | None, form: str | None, output: 
     """
     if context.invoked_subcommand is None:
         root = runs_root(runs)
-        form = chosen_format(form, output)
-        show(runs_view(list_runs(root), root), form, output)
+        form, found = chosen_format(form, output), list_runs(root)
+        answer = Answer(partial(runs_view, found, root), screen=partial(runs_listing, found, root) if found else None)
+        show_answer(answer, form, output)
 
 
 @command.command("show")
 @click.argument("run")
 @runs_option
-@answers()
+@answers(screens=True)
 def show_run(run: str, runs: str | None) -> Answer:
     """Show a run again: `last`, `last~1`, an id or its start, a tag, or a path.
 
     Example: flopwise runs show last
     """
-    return Answer(view_of(stored_result(run, runs)))
+    found = stored_result(run, runs)
+    return Answer(partial(view_of, found), screen=partial(screen_of, found))
 
 
 @command.command("tag")

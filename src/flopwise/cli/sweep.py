@@ -10,6 +10,7 @@ from flopwise.cli import options
 from flopwise.cli.output import Answer, answers
 from flopwise.render.progress import TerminalProgress
 from flopwise.render.run_view import run_view
+from flopwise.render.views import screen_of
 
 
 @click.command("sweep")
@@ -18,7 +19,7 @@ from flopwise.render.run_view import run_view
 @click.option("--fresh", is_flag=True, help="Start again, even if an unfinished run of the same sweep exists.")
 @options.tag_option
 @options.run_options
-@answers()
+@answers(screens=True)
 def command(file: str, tag: str | None, quiet: bool, **given: Any) -> Answer:
     """Measure every workload of FILE, each in its own process; resume an unfinished run where it stopped.
 
@@ -28,4 +29,4 @@ def command(file: str, tag: str | None, quiet: bool, **given: Any) -> Answer:
     """
     given |= {"command": options.command_line(), "progress": TerminalProgress(quiet=quiet)}
     run, stopped = options.tagged(partial(sweep, file, **given), tag, given["runs"])
-    return Answer(run_view(run), lambda: 130 if stopped else 0)
+    return Answer(partial(run_view, run), lambda: 130 if stopped else 0, screen=partial(screen_of, run))

@@ -34,7 +34,7 @@ _BOUND = {"compute": "its FLOPs", "bandwidth": "memory bandwidth", "launch": "th
 
 
 def account_screen(a: Account) -> Screen:
-    """Of the first GPU that is named; of the others a line each."""
+    """Of the first GPU that is named."""
     first = next(iter(a.gpus), None)
     if first is None or first.time is None or first.fits is False:
         return _memory(a, first)
@@ -67,10 +67,9 @@ def _time(a: Account, one: GpuAccount, time: StepTime) -> Screen:
     )
 
 
-def account_reach(a: Account) -> Reach | None:
-    """The step on the first GPU named: now, with all levers of plain PyTorch that save time, and at its limit."""
-    first = next(iter(a.gpus), None)
-    return _reached(a, first, first.time)[0] if first is not None and first.time is not None else None
+def account_reach(a: Account, one: GpuAccount) -> Reach | None:
+    """The step on a GPU: now, with all levers of plain PyTorch that save time, and at its limit."""
+    return _reached(a, one, one.time)[0] if one.time is not None else None
 
 
 def _reached(a: Account, one: GpuAccount, time: StepTime) -> tuple[Reach, list[tuple[LeverSaving, float]]]:
@@ -114,7 +113,7 @@ def _memory(a: Account, one: GpuAccount | None) -> Screen:
     return Screen(
         title=a.workload.label(),
         where=one.gpu.title if one is not None else "",
-        verdict=f"{_days(a)}{_work(a)} {_fits(one) if one is not None else ''}".strip(),
+        verdict=f"{_days(a)}{work_in_words(a)} {_fits(one) if one is not None else ''}".strip(),
         unit="bytes",
         figures=tuple(figures),
         parts_title=f"Who holds the {units.size(step.peak_bytes)}",
@@ -142,7 +141,8 @@ def effect_changes(effects: Sequence[LeverEffect]) -> tuple[Change, ...]:
     )
 
 
-def _work(a: Account) -> str:
+def work_in_words(a: Account) -> str:
+    """Parameters and FLOPs."""
     flops = a.flops.total if a.flops is not None else total_row(a.rows).flops
     model = f"{units.count(a.parameters)} parameters. " if a.parameters else ""
     tokens = f" over {units.count(a.workload.batch * a.workload.context)} tokens" if a.flops is not None else ""
@@ -150,7 +150,7 @@ def _work(a: Account) -> str:
 
 
 def _notes(a: Account) -> tuple[str, ...]:
-    return (*_training(a), *_others(a), _work(a), *a.notes)
+    return (*_training(a), *_others(a), work_in_words(a), *a.notes)
 
 
 def _training(a: Account) -> list[str]:

@@ -39,7 +39,7 @@ def account_view(a: Account) -> View:
     tables = [_summary(a), _work(a), _parameters(a), _memory(a), *(_bars(one) for one in a.gpus[:1]), _kept(a)]
     tables += [_gpus(a), _times(a), _training(a), _inference(a)]
     view = View(grouped([table for table in tables if table.rows], _GROUPS), _document(a))
-    return with_reach(view, account_reach(a))
+    return with_reach(view, account_reach(a, a.gpus[0]) if a.gpus else None)
 
 
 def _summary(a: Account) -> Table:

@@ -14,6 +14,7 @@ _DISTINGUISHING = re.compile(
 _WRAPPERS = re.compile(r"gpu_kernel_impl\w*|[AB]?(?:Unary|Binary)Functor|array|tuple|pair|integral_constant|function")
 _ELEMENTS = re.compile(r"\b(float|double|bool|long|BFloat16|Half|Float8_\w+|complex)\b")
 _NAME = re.compile(r"[\w:~.$ →*&\[\]@/,-]+")  # of a function; anything else is shown as it is
+_TRACE = re.compile(r"\.(json|sqlite)(\.gz)?$")
 _NUMBERS = re.compile(r"(?<![\w:])\d+\b")
 
 
@@ -49,6 +50,20 @@ def unique_names(names: Iterable[str]) -> dict[str, str]:
         taken.add(text)
         unique[name] = text
     return {name: unique[name] for name in given}
+
+
+def apart(names: Sequence[str]) -> list[str]:
+    """Several files' names without what all of them begin with, and without the suffix of a trace.
+
+    >>> apart(["h200-small-bf16.kineto.json.gz", "h200-small-fp32.nsys.sqlite.gz"]), apart(["a.json"])
+    (['bf16.kineto', 'fp32.nsys'], ['a'])
+    """
+    bare = [_TRACE.sub("", name) for name in names]
+    alike = [len(set(letters)) == 1 for letters in zip(*bare, strict=False)]
+    same = bare[0][: alike.index(False)] if False in alike else ""
+    begin = max(same.rfind(mark) + 1 for mark in "-_/. ")
+    left = [name[begin:] for name in bare]
+    return left if all(left) and len(set(left)) == len(set(names)) else list(names)
 
 
 def _numbered(text: str, taken: set[str]) -> str:

@@ -133,24 +133,12 @@ def in_a_line(found: Reach, how: str = PREDICTED) -> str:
     return "; ".join(words) if len(words) > 1 else ""
 
 
-def text(screen: Screen, console: Console | None = None) -> str:
-    """The screen as text; coloured when `console` is a terminal that has colour."""
-    lines = _lines(screen)
-    if console is None or not console.is_terminal or console.is_dumb_terminal:
-        return "".join(f"{line.plain}\n" for line in lines)
-    out = io.StringIO()
-    target = Console(file=out, width=WIDTH, force_terminal=True, no_color=console.no_color)
-    for line in lines:
-        target.print(line, no_wrap=True, overflow="ignore", crop=False)
-    return out.getvalue()
-
-
-def _lines(screen: Screen) -> list[Text]:
+def screen_lines(screen: Screen) -> list[Text]:
     """Sections with an empty line between them where there is room; the first note has its place, others what is left."""
-    head = [_title(screen), *_wrapped(screen.verdict, WIDTH, _VERDICT_LINES)]
+    head = [title_line(screen.title, screen.where), *wrapped(screen.verdict, WIDTH, _VERDICT_LINES)]
     sections = [part for part in (head, _figures(screen), _bar(screen), _changes(screen)) if part]
-    first, *others = [_wrapped(note, WIDTH, _NOTE_LINES, "dim") for note in screen.notes] or [[]]
-    foot = [*first, _cut(screen.more, WIDTH, "dim")]
+    first, *others = [wrapped(note, WIDTH, _NOTE_LINES, "dim") for note in screen.notes] or [[]]
+    foot = [*first, cut(screen.more, WIDTH, "dim")]
     room = LINES - sum(map(len, sections)) - len(foot) - len(sections)
     for note in others:
         if len(note) <= room:
@@ -165,10 +153,10 @@ def _lines(screen: Screen) -> list[Text]:
     return lines
 
 
-def _title(screen: Screen) -> Text:
+def title_line(title: str, where: str) -> Text:
     """What it is about, cut where it is long; where, whole."""
-    where = _cut(f" on {screen.where}", WIDTH // 2, "bold") if screen.where else Text()
-    return _cut(screen.title, WIDTH - where.cell_len, "bold").append_text(where)
+    there = cut(f" on {where}", WIDTH // 2, "bold") if where else Text()
+    return cut(title, WIDTH - there.cell_len, "bold").append_text(there)
 
 
 def _figures(screen: Screen) -> list[Text]:
@@ -179,12 +167,12 @@ def _figure(one: Figure, unit: str) -> Text:
     amount = _number(one.amount, unit, 10)
     share = f"MFU {mfu}" if one.mfu is not None and (mfu := _percent(one.mfu, int(one.mfu < 1))) else ""
     line = Text(" " * _INDENT)
-    line.append_text(_sized(one.name, 9, "bold")).append("  ")
+    line.append_text(sized(one.name, 9, "bold")).append("  ")
     line.append(f"{amount:>10}", style="bold" if one.name == NOW else "").append("  ")
     line.append(f"{share:<11}  ")
     line.append(one.how, style=_HOW.get(one.how, ""))
     if one.note:
-        line.append(": ", style="dim").append_text(_cut(one.note, WIDTH - line.cell_len, "dim"))
+        line.append(": ", style="dim").append_text(cut(one.note, WIDTH - line.cell_len, "dim"))
     return line
 
 
@@ -204,7 +192,7 @@ def _bar(screen: Screen) -> list[Text]:
     for i, left in enumerate(legend[:half]):
         line = Text(" " * _INDENT).append_text(left)
         lines.append(line.append("  ").append_text(legend[half + i]) if half + i < len(legend) else line)
-    return [_cut(screen.parts_title, WIDTH, "bold"), bar, *lines]
+    return [cut(screen.parts_title, WIDTH, "bold"), bar, *lines]
 
 
 def largest(parts: Sequence[Part]) -> list[Part]:
@@ -252,16 +240,16 @@ def _legend(part: Part, mark: tuple[str, str], unit: str, whole: float) -> Text:
     amount = _number(part.amount, unit, _LEGEND_AMOUNT)
     share = _percent(part.amount / whole) if whole > 0 else ""
     share = share if len(share) <= _LEGEND_SHARE else ""
-    cell = Text().append(mark[0], style=mark[1]).append(" ").append_text(_sized(part.name, _LEGEND_NAME))
+    cell = Text().append(mark[0], style=mark[1]).append(" ").append_text(sized(part.name, _LEGEND_NAME))
     return cell.append(f" {amount:>{_LEGEND_AMOUNT}}").append(f" {share:>{_LEGEND_SHARE}}", style="dim")
 
 
 def _changes(screen: Screen) -> list[Text]:
-    lines = [_cut(screen.changes_title, WIDTH, "bold")] if screen.changes_title else []
+    lines = [cut(screen.changes_title, WIDTH, "bold")] if screen.changes_title else []
     for number, one in enumerate(screen.changes[:MOST_CHANGES], 1):
         saving = saves(one, screen)
         room = WIDTH - _INDENT - 3 - 2 - len(saving)
-        head = Text(f"{' ' * _INDENT}{number}. ").append_text(_sized(one.what, room))
+        head = Text(f"{' ' * _INDENT}{number}. ").append_text(sized(one.what, room))
         lines.append(head.append("  ").append(saving, style="green"))
         if one.line:
             indent = " " * (_INDENT + 3)
@@ -281,7 +269,7 @@ def saves(one: Change, screen: Screen) -> str:
 def _typed(line: str, width: int) -> Text:
     """A line to type; without its comment where that does not fit."""
     code = line.partition("  #")[0]
-    return _cut(line if len(line) <= width else code, width, "cyan")
+    return cut(line if len(line) <= width else code, width, "cyan")
 
 
 def _number(amount: float, unit: str, width: int) -> str:
@@ -295,7 +283,7 @@ def _percent(share: float, digits: int = 0) -> str:
     return units.percent(share, digits) if abs(share) < 10 else ""
 
 
-def _cut(words: str, width: int, style: str = "") -> Text:
+def cut(words: str, width: int, style: str = "") -> Text:
     """Words from anywhere in one line of at most so many columns."""
     shown = visible(words, 2 * width)  # marks over letters take no column of their own
     if cell_len(shown) <= width:
@@ -303,13 +291,13 @@ def _cut(words: str, width: int, style: str = "") -> Text:
     return Text(set_cell_size(shown, max(0, width - 1)).rstrip() + "…", style=style)
 
 
-def _sized(words: str, width: int, style: str = "") -> Text:
-    """As `_cut`, and filled up to the width."""
-    cut = _cut(words, width, style)
-    return cut.append(" " * (width - cut.cell_len))
+def sized(words: str, width: int, style: str = "") -> Text:
+    """As `cut`, and filled up to the width."""
+    short = cut(words, width, style)
+    return short.append(" " * (width - short.cell_len))
 
 
-def _wrapped(words: str, width: int, most: int, style: str = "") -> list[Text]:
+def wrapped(words: str, width: int, most: int, style: str = "") -> list[Text]:
     """Words in several lines; what does not fit into `most` is cut."""
     if not words:
         return []
@@ -317,5 +305,5 @@ def _wrapped(words: str, width: int, most: int, style: str = "") -> list[Text]:
     wrapped = shown.wrap(Console(file=io.StringIO(), width=width), width, overflow="fold")
     lines = [line.plain.replace(_NO_BREAK, " ") for line in wrapped]
     if len(lines) > most:
-        return [*(Text(line, style) for line in lines[: most - 1]), _cut("".join(lines[most - 1 :]), width, style)]
+        return [*(Text(line, style) for line in lines[: most - 1]), cut("".join(lines[most - 1 :]), width, style)]
     return [Text(line, style) for line in lines]

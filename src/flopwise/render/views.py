@@ -17,9 +17,8 @@ from flopwise.experiments.results import LabRun
 from flopwise.predict.account import Account
 from flopwise.records.ceilings import Ceilings
 from flopwise.records.tuning import Tuning
-from flopwise.render import screen as one_screen
-from flopwise.render import terminal
-from flopwise.render.account_screen import account_screen
+from flopwise.render import one_screen, terminal
+from flopwise.render.account_listing import account_shown
 from flopwise.render.account_view import account_view
 from flopwise.render.comparison_view import comparison_view
 from flopwise.render.explain_screen import explanation_screen
@@ -27,19 +26,21 @@ from flopwise.render.explain_view import explanation_view
 from flopwise.render.host_screen import host_screen
 from flopwise.render.host_view import host_view
 from flopwise.render.lab_view import lab_view
+from flopwise.render.listings import points_listing
 from flopwise.render.loop_screen import loop_screen
 from flopwise.render.machine_view import ceilings_view
 from flopwise.render.memory_screen import memory_screen
 from flopwise.render.memory_view import memory_view
+from flopwise.render.one_screen import Shown
 from flopwise.render.reach_view import with_reach
 from flopwise.render.roofline_view import roofline_view
 from flopwise.render.run_screen import run_screen
 from flopwise.render.run_view import implementations_view, run_view
-from flopwise.render.screen import Screen
 from flopwise.render.table import View, html_text
 from flopwise.render.tune_screen import tune_screen
 from flopwise.render.tune_view import tune_view
 from flopwise.snapshot.answers import MemoryReport
+from flopwise.snapshot.stored import stored_report
 from flopwise.spec.workload import OpSpec
 from flopwise.store import StoredRun
 
@@ -65,9 +66,14 @@ def _of_implementations(run: StoredRun) -> bool:
     return len(works) == len(ops) > 1 and len(alike) == 1
 
 
-def _stored_run_screen(run: StoredRun) -> Screen | None:
-    looped = len(run.points) == 1 and run.points[0].loop is not None
-    return loop_screen(run, explained_run(run)) if looped else run_screen(run)
+def _stored_run_screen(run: StoredRun) -> Shown | None:
+    """Implementations side by side are a table of their own."""
+    if run.header.kind == "memory" and run.points:
+        return memory_screen(stored_report(run))
+    if len(run.points) == 1 and run.points[0].loop is not None:
+        return loop_screen(run, explained_run(run))
+    several = len(run.points) > 1 and not _of_implementations(run)
+    return run_screen(run) or (points_listing(run) if several else None)
 
 
 _VIEWS: dict[type, Callable[[Any], View]] = {
@@ -83,11 +89,11 @@ _VIEWS: dict[type, Callable[[Any], View]] = {
     Ceilings: ceilings_view,
 }
 # Those that answer on one screen; others are their tables.
-_SCREENS: dict[type, Callable[[Any], Screen | None]] = {
+_SCREENS: dict[type, Callable[[Any], Shown | None]] = {
     StoredRun: _stored_run_screen,
     Explanation: explanation_screen,
     HostExplanation: host_screen,
-    Account: account_screen,
+    Account: account_shown,
     MemoryReport: memory_screen,
     Tuning: tune_screen,
 }
@@ -104,7 +110,7 @@ def view_of(result: object) -> View:
     return make(result)
 
 
-def screen_of(result: object) -> Screen | None:
+def screen_of(result: object) -> Shown | None:
     """A result on one screen; None of one that is shown as tables."""
     make = _made_by(_SCREENS, result)
     return make(result) if make is not None else None

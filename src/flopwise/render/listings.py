@@ -1,0 +1,111 @@
+"""What several results have in common, a line each: traces, points of a run, stored runs."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from flopwise import units
+from flopwise.analysis.clocks import GPU, HOST_SYNC, LAUNCH, MIXED, gpu_name, point_mfu, summarise, tokens_per_second
+from flopwise.analysis.explanation import Explanation, in_two_words
+from flopwise.analysis.host_explanation import HostExplanation
+from flopwise.analysis.reach import Reach
+from flopwise.records.run import OK, Point
+from flopwise.render.account_listing import REACH, reach_cells
+from flopwise.render.axes import Axes, axes_of, labels_of
+from flopwise.render.listing import Heading, Listing
+from flopwise.render.names import apart, short_paths
+from flopwise.store import RunSummary, StoredRun
+
+_NAMES = 50  # columns of what differs between points, at most
+_BOUND = {GPU: "GPU", LAUNCH: "launches", MIXED: "mixed", HOST_SYNC: "host waits"}
+_ESTIMATED = "Untraced times that no run measured are estimates: a trace alone shows the range."
+
+
+def explanations_listing(explained: Sequence[Explanation | HostExplanation]) -> Listing:
+    """Traces: now, reachable, limit and the verdict in two words."""
+    names = apart(short_paths([e.path for e in explained]))
+    rows = tuple(
+        (name, *reach_cells(e.reach or Reach(now_ns=e.step_ns)), _bound(e))
+        for name, e in zip(names, explained, strict=True)
+    )
+    gpus = {e.gpu if isinstance(e, Explanation) else "the CPU" for e in explained}
+    estimated = any(isinstance(e, Explanation) and e.untraced_step and not e.untraced_step.measured for e in explained)
+    return Listing(
+        title=f"{len(rows)} traces, a step of each",
+        where=gpus.pop() if len(gpus) == 1 else "",
+        headings=(Heading("trace", right=False), *REACH, Heading("verdict", right=False)),
+        rows=rows,
+        notes=(_ESTIMATED,) if estimated else (),
+        more="One of them: flopwise explain TRACE. All tables: --full",
+    )
+
+
+def _bound(e: Explanation | HostExplanation) -> str:
+    return in_two_words(e) if isinstance(e, Explanation) else f"{e.bound}-bound"
+
+
+def points_listing(run: StoredRun) -> Listing:
+    """Points of a run, each by what differs: its step, MFU, tokens per second, peak, and what sets its time."""
+    axes = axes_of(run.points)
+    numbers = (Heading("step"), Heading("MFU", worth=3), Heading("tokens/s", worth=2), Heading("peak", worth=1))
+    names, told = _names(run.points, axes)
+    rows = tuple((*name, *_measured(point)) for name, point in zip(told, run.points, strict=True))
+    timed = [summarise(point)[0].wall.median for point in run.points if point.phases]
+    failed = sum(point.status != OK for point in run.points)
+    span = f": {units.duration(min(timed))} to {units.duration(max(timed))} a step" if timed else ""
+    gpus = {gpu_name(point) for point in run.points}
+    fixed = ", ".join(f"{name} {value}" for name, value in axes.fixed.items())
+    return Listing(
+        title=f"{run.header.kind} {run.header.name}".strip(),
+        where=gpus.pop() if len(gpus) == 1 else "",
+        verdict=f"{len(timed)} points measured{f', {failed} failed' if failed else ''}{span}.",
+        headings=(*(Heading(name, right=False) for name in names), *numbers, Heading("bound by", right=False, worth=4)),
+        rows=rows,
+        notes=(f"All of them: {fixed}" if fixed else "", f"Stored in {run.path}"),
+        more="All tables: --full. A page: flopwise report RUN",
+    )
+
+
+def _names(points: Sequence[Point], axes: Axes) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """What differs in a column each; in one, where it is too much."""
+    told = [tuple("" if one[name] is None else str(one[name]) for name in axes.names) for one in axes.varying]
+    widths = (max(map(len, column)) for column in zip(axes.names, *told, strict=True))
+    if axes.names and sum(width + 2 for width in widths) <= _NAMES:
+        return axes.names, told
+    return ("point",), [(label,) for label in labels_of(points)]
+
+
+def _measured(point: Point) -> tuple[str, ...]:
+    """Of a point that failed, why."""
+    if not (summaries := summarise(point)):
+        return (point.status, "", "", "", "")
+    share, rate = point_mfu(point), tokens_per_second(point)
+    peak = max((one.peak_bytes for one in point.memory), default=0)
+    return (
+        units.duration(summaries[0].wall.median),
+        "" if share is None else units.percent(share),
+        "" if rate is None else units.count(rate),
+        units.size(peak) if peak else "",
+        _BOUND.get(summaries[0].bound or "", ""),
+    )
+
+
+def runs_listing(summaries: Sequence[RunSummary], root: Path) -> Listing:
+    """Stored runs, newest first."""
+    rows = tuple((one.id, " ".join(one.tags), _points(one), units.size(one.size_bytes)) for one in summaries)
+    return Listing(
+        title=f"{len(rows)} run{'s' if len(rows) != 1 else ''} in {root}",
+        headings=(
+            Heading("run", right=False),
+            Heading("tags", right=False, worth=2),
+            Heading("points"),
+            Heading("size", worth=1),
+        ),
+        rows=rows,
+        notes=tuple(f"{one.id}: {warning}" for one in summaries for warning in one.warnings),
+        more="One of them: flopwise runs show RUN (last, an id or its start, a tag). Every column: --format csv",
+    )
+
+
+def _points(one: RunSummary) -> str:
+    failed = f", {one.failed} failed" if one.failed else ""
+    return f"{one.ok} of {one.planned}{failed}" if not one.complete else f"{one.ok}{failed}"
