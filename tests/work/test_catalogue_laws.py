@@ -53,9 +53,10 @@ NOT_ATEN = _names(
 # An op whose name has the word of another class: no kernel is called so.
 MISLEADING = _names(
     """
-    _sparse_mm_reduce_impl _sparse_mm_reduce_impl_backward as_strided_scatter cosine_embedding_loss count_nonzero
-    diagonal_scatter empty_permuted empty_quantized hinge_embedding_loss native_dropout_backward rrelu_with_noise
-    rrelu_with_noise_ rrelu_with_noise_backward rrelu_with_noise_functional select_scatter slice_scatter
+    _indices _indices_copy _nested_view_from_jagged _nested_view_from_jagged_copy as_strided_scatter ccol_indices
+    ccol_indices_copy col_indices col_indices_copy count_nonzero crow_indices crow_indices_copy diagonal_scatter
+    empty_permuted empty_quantized indices indices_copy native_dropout_backward row_indices row_indices_copy
+    select_scatter slice_scatter tril_indices
     """
 )
 SHAPES = st.lists(st.integers(1, 64), min_size=1, max_size=4).map(tuple)

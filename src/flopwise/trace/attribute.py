@@ -96,13 +96,14 @@ def attribute(trace: Trace) -> Attribution:
     module, path = Scopes(host).of(scope)
     del host, scope  # millions of spans: their memory serves the table
     names = pl.Series([*trace.names, None], dtype=pl.Categorical)
+    ops_above = {column: names.gather(number).alias(column) for column, number in above.items()}
     table = work.with_columns(
-        *(names.gather(number).alias(column) for column, number in above.items()),
+        *ops_above.values(),
         pl.Series("op_index", op_index.astype(np.uint32)).set(pl.Series(op_index < 0), None),
         module,
         path,
         pl.Series("phase", PHASES, dtype=pl.Enum(PHASES)).gather(phase),
-        kind,
+        _refined_class(kind, [ops_above["top_op"], ops_above["forward_op"], module]),
         pl.Series("replayed", replayed),
     )
     return Attribution(table, _coverage(table, ranged))
@@ -271,6 +272,16 @@ def _class(work: pl.DataFrame, host: Host, op: Ints, phase: Ints) -> pl.Series:
         for text, case in zip(texts, cases.tolist(), strict=True)
     ]
     return pl.Series("class", kinds, dtype=pl.Enum(CLASSES)).gather(which)
+
+
+def _refined_class(kind: pl.Series, around: list[pl.Series]) -> pl.Series:
+    """Where neither the kernel's name nor its op tells the class: by the ops further out, then by the module."""
+    unknown = (kind == OTHER).arg_true()
+    if not len(unknown):
+        return kind
+    rows = pl.DataFrame([column.gather(unknown).cast(pl.String).fill_null("") for column in around])
+    cases = {case: kernel_class.class_around(case[:-1], case[-1]) for case in rows.unique().iter_rows()}
+    return kind.scatter(unknown, pl.Series([cases[row] for row in rows.iter_rows()], dtype=kind.dtype))
 
 
 def _coverage(table: pl.DataFrame, ranged: Flags) -> Coverage:

@@ -19,7 +19,9 @@ _BACKWARD_NODE = re.compile(
     r"^autograd::engine::evaluate_function: |(^|:: ?)AccumulateGrad$|^\w*Backward\d*$|CopyBackwards$"
 )
 _LOSS_OP = re.compile(r"cross_entropy|nll_loss|log_softmax|\w_loss(_\w+)?$|kl_div")
-_OPTIMIZER_OP = re.compile(r"_fused_(adam|sgd|adagrad)|::_foreach_|^Optimizer\.")
+_OPTIMIZER_OP = re.compile(
+    r"_fused_(adam|sgd|adagrad)|::_foreach_(?!copy_)|^Optimizer\."
+)  # copies: also FSDP's, servers'
 _NO_SCOPE = re.compile(
     r"^((torch::)?autograd::|\w+Backward\d+$|nccl:|c10d::|record_param_comms|enumerate\(DataLoader\)|PyTorch Profiler)"
 )

@@ -27,6 +27,7 @@ from flopwise.trace.kineto_stream import EventStream
 from flopwise.trace.op_inputs import op_inputs, sizes_of_inputs
 from flopwise.trace.op_shapes import sized_ops
 from flopwise.trace.tables import ANNOTATION, GRAPH_RUNS, MODULE, NO_ID, STEP, Trace
+from flopwise.work.demangle import demangled_names
 
 _GRAPH_LAUNCH = re.compile(r"(?:cuda|cu|hip)GraphLaunch")
 _SYNC = re.compile(
@@ -98,7 +99,7 @@ def _trace(columns: EventColumns, stream: EventStream) -> Trace:
     return Trace(
         source="kineto",
         path=str(stream.path),
-        names=tuple(name.removeprefix(_MODULE_MARK) for name in names),
+        names=demangled_names(name.removeprefix(_MODULE_MARK) for name in names),
         **shaped_tables(tables),
         sized_ops=sized_ops(shape),
         shapes=shapes,

@@ -22,6 +22,7 @@ from flopwise.trace.nsys_file import MISSING, Export, Ints, open_export, or_no_i
 from flopwise.trace.nvtx import NameTable, read_nvtx, with_engine_sequence
 from flopwise.trace.op_shapes import Shapes, sized_ops
 from flopwise.trace.tables import NO_ID, TABLES, Trace
+from flopwise.work.demangle import demangled_names
 
 TIME_LIMIT = 2**61  # times beyond are garbage, and their differences would overflow
 
@@ -66,7 +67,7 @@ def read_nsys(path: str | os.PathLike[str]) -> Trace:
     return Trace(
         source="nsys",
         path=str(Path(path)),
-        names=tuple(names.ids),
+        names=demangled_names(names.ids),
         **shaped_tables(tables),
         sized_ops=sizes,
         shapes=tuple(shapes.ids),

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from flopwise.work import op_rules as rules
-from flopwise.work.kernel_names import class_of_name
+from flopwise.work.kernel_names import class_by_default, class_of_name
 from flopwise.work.op_rules import Args, FlopsRule, LaunchRule, Moved, MovedRule, Tensors
 from flopwise.work.operation import (
     ATTENTION,
@@ -275,7 +275,7 @@ def operation(name: str) -> Op:
     if base != bare and begins_with and isinstance(launches, int):
         launches, begins_with = launches - 1, ""  # in place there is nothing to copy first
     return Op(
-        kind=known_kind(bare) or class_of_name(bare.lower()) or class_of_name(name.lower()) or OTHER,
+        kind=known_kind(bare) or class_of_name(name) or class_by_default(name) or OTHER,
         launches=launches,
         moved=_MOVED_OF.get(bare) or _MOVED_OF.get(base),
         flops=_FLOPS_OF.get(bare) or _FLOPS_OF.get(base),

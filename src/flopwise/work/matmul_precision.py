@@ -12,6 +12,7 @@ import re
 from typing import NamedTuple
 
 from flopwise.work.kernel_class import classify
+from flopwise.work.kernel_signature import signature
 from flopwise.work.kernel_spelling import LONGEST_MATCHED
 from flopwise.work.operation import MATMUL
 
@@ -30,10 +31,10 @@ _NVJET = re.compile(r"^nvjet_(?:(sm\d+)\w*?_)?([a-z]+)_")
 _XMMA = re.compile(r"xmma_\w*?(?:gemm|fprop|dgrad|wgrad)\w*?_([a-z0-9]+)_([a-z]+\d\w*?|f32)_")
 _LONGEST_XMMA = 400  # no xmma kernel's name is longer, and the pattern backtracks
 _CUDA_CORES = re.compile(
-    r"simt|ffma|gemv|magma|dot_kernel|(?:ampere|volta|turing|maxwell|pascal)_[shdcz]gemm|_[sdh]gemm_"
+    r"simt|ffma|gemv|magma|dot_kernel|(?:ampere|volta|turing|maxwell|pascal)_[shdcz]gemm|(?:\b|_)[sdh](?:gemm|cudnn)_"
 )
 _LETTER_GEMM = re.compile(
-    r"(?:simt|ampere|volta|turing|maxwell|pascal|magma|lds\d+|kernel)_([shdcz])gemm|_([sdh])gemm_"
+    r"(?:simt|ampere|volta|turing|maxwell|pascal|magma|lds\d+|kernel)_([shdcz])gemm|(?:\b|_)([sdh])(?:gemm|cudnn)_"
 )
 _TENSOR_CORES = re.compile(
     r"tensorop|wmma|wgmma|tensor\d+x|warpgroup|[shid](?:884|1688|16816|161616|16832|16864|\d+x\d+x\d+)"
@@ -72,13 +73,22 @@ def matmul_precision(name: str) -> MatmulPrecision | None:
     >>> matmul_precision("void cutlass::Kernel2<cutlass_80_tensorop_s1688gemm_128x128_16x5_nn_align4>")
     MatmulPrecision(tensor_cores=True, precision='tf32')
     """
-    text = name[:LONGEST_MATCHED].lower()
+    text = _told(name[:LONGEST_MATCHED])
     if classify(name) != MATMUL or "reduce" in text or "reduction" in text:
         return None
     for reader in (_nvjet, _tensile, _xmma):
         if (told := reader(text)) is not None:
             return told
     return _cuda_cores(text) or _tensor_cores(text) or MatmulPrecision(None, _word(text) or UNKNOWN)
+
+
+def _told(name: str) -> str:
+    """What of a name can tell: the function's own name, its namespaces and template arguments, not its parameters; of a
+    mangled name the identifiers (`_S8_` in it is no int8, but refers to the tenth type before)."""
+    parts = signature(name)
+    arguments = " ".join(parts.words()) if name.startswith("_Z") else parts.arguments
+    path = f"{parts.scope}::{parts.own}" if parts.scope else parts.own
+    return f"{path}<{arguments}>".lower()
 
 
 def _nvjet(text: str) -> MatmulPrecision | None:
