@@ -100,7 +100,7 @@ def test_by_keyboard_alone(opened, page_file):
     for _ in range(25):
         page.keyboard.press("Tab")
         reached.add(page.evaluate("document.activeElement.id || document.activeElement.textContent"))
-    assert {"theme", "perfetto-open", "What to change", "Copy as CSV"} <= reached
+    assert {"theme", "perfetto-open", "All changes", "Copy as CSV"} <= reached
     page.locator("#theme").focus()
     page.keyboard.press("Space")
     assert page.locator("html").get_attribute("data-theme") == "dark"

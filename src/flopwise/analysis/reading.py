@@ -99,7 +99,8 @@ def trace_of(target: Target, runs: str | Path | None = None) -> tuple[Path, Poin
         target = run_named(target, runs)
     traced = next((point for point in target.points if point.trace_file), None)
     if traced is None:
-        raise FlopwiseError(f"the run {target.header.id} has no trace", "capture one: flopwise profile WORKLOAD")
+        what = target.points[0].trial.workload.target if target.points else "WORKLOAD"
+        raise FlopwiseError(f"the run {target.header.id} has no trace", f"capture one: flopwise profile {what}")
     path = target.path / "traces" / Path(traced.trace_file).name
     if not path.exists():
         raise FlopwiseError(

@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import re
 import signal
 import sys
 import traceback
@@ -109,7 +110,11 @@ def _failure(error: BaseException, verb: str) -> tuple[str, str, int]:
         case FlopwiseError():
             return error.message, error.hint, error.exit_code
         case click.ClickException():
-            return one_line(error.format_message()), f"see flopwise {verb + ' ' if verb else ''}--help", 2
+            return (
+                one_line(error.format_message()),
+                f"{_example(verb)}see flopwise {verb + ' ' if verb else ''}--help",
+                2,
+            )
         case KeyboardInterrupt() | click.Abort():
             return "interrupted", "", 130
         case OSError() if error.filename is not None:  # a file that was to be read or made
@@ -120,6 +125,13 @@ def _failure(error: BaseException, verb: str) -> tuple[str, str, int]:
         case _:
             message = f"internal error: {type(error).__name__}: {one_line(str(error))}"
             return message, "run again with --debug and report it", 2
+
+
+def _example(verb: str) -> str:
+    """The line to type, from a verb's help."""
+    command = flopwise.get_command(click.Context(flopwise), verb) if verb else None
+    found = re.search(r"Example: (.+)", command.help or "") if command is not None else None
+    return f"for example: {found[1].strip()}; " if found else ""
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from flopwise.render.visible import LONGEST_LINE, visible
 from flopwise.spec.workload import Trial
 
 _REDRAW_S = 0.2
+_BAR, _COUNTED = 10, 24  # columns of the bar; with the spinner and the count
 
 
 class TerminalProgress(Progress):
@@ -45,7 +46,10 @@ class TerminalProgress(Progress):
         if n_done and not self.quiet:
             self.console.print(f"resuming: {n_done} of {n_trials} points are done", highlight=False)
         if self.console.is_terminal and not self.quiet:
-            self.live = _bar(self.console, SpinnerColumn())
+            counted = (
+                (MofNCompleteColumn(), BarColumn(_BAR)) if n_trials else ()
+            )  # how many a tuning tries is not known
+            self.live = _bar(self.console, SpinnerColumn(), *counted)
             self.task = self.live.add_task("starting", total=n_trials, completed=n_done)
             self.live.start()
 
@@ -118,19 +122,20 @@ class TerminalProgress(Progress):
         now = time.monotonic()
         if self.live is not None and (force or now - self.drawn > _REDRAW_S):
             self.drawn = now
-            self.live.update(self.task, description=visible(f"{self.label}: {self._known()}{self.state}", LONGEST_LINE))
+            room = max(self.console.width - _COUNTED, _COUNTED)  # what happens now, then as much of the name as fits
+            shown = visible(f"{self._known()}{self.state} · {self.label}", room)
+            self.live.update(self.task, description=shown)
 
     def _known(self) -> str:
         """Of a comparison: what its pairs of processes say so far."""
         if (seen := self.compared) is None:
             return ""
         pairs = "1 pair" if seen.pairs == 1 else f"{seen.pairs} pairs"
-        return f"{pairs} of processes, B / A {seen.ratio:.3f}, {seen.left_s:.0f} s left at most; "
+        return f"{pairs} of processes: {seen.ratio:.3f} of the time, {seen.left_s:.0f} s left at most; "
 
 
 def _bar(console: Console, *columns: ProgressColumn) -> Bar:
-    shown = (MofNCompleteColumn(), BarColumn(20), TextColumn("{task.description}", markup=False))
-    return Bar(*columns, *shown, console=console, transient=True)
+    return Bar(*columns, TextColumn("{task.description}", markup=False), console=console, transient=True)
 
 
 def _rough_half_width(walls_ns: list[int]) -> float:
@@ -159,7 +164,7 @@ def calibration_progress(console: Console | None = None) -> Iterator[Callable[[E
         console.print("measuring this machine's limits, about a minute", highlight=False)
         yield lambda event: None
         return
-    with _bar(console, TimeRemainingColumn()) as live:
+    with _bar(console, TimeRemainingColumn(), MofNCompleteColumn(), BarColumn(_BAR)) as live:
         task = live.add_task("starting", total=None)
 
         def listen(event: Event) -> None:

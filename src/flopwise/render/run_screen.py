@@ -89,7 +89,7 @@ def _verdict(point: Point, step: PhaseSummary) -> str:
     """What sets the step's time, by its clocks."""
     failed = f"{point.status}: {point.reason}. " if point.status != OK else ""
     if step.gpu is None or step.launch is None:
-        return f"{failed}A step takes {units.duration(step.wall.median)}."
+        return f"{failed}A step takes {units.duration(step.wall.median)}{_longest(point)}."
     host, gpu = units.duration(step.launch.median), units.duration(step.gpu.median)
     if step.bound == LAUNCH:
         return f"{failed}Launch-bound: the CPU needs {host} to launch what the GPU does in {gpu}."
@@ -100,6 +100,14 @@ def _verdict(point: Point, step: PhaseSummary) -> str:
     if idle is not None and idle >= _WORTH_SAYING:
         return f"{failed}The GPU is idle {units.percent(idle, 0)} of the step."
     return f"{failed}A step takes {units.duration(step.wall.median)}."
+
+
+def _longest(point: Point) -> str:
+    """The phase that takes most of it."""
+    step, *phases = summarise(point)
+    most = max(phases, key=lambda one: one.wall.median, default=None)
+    share = most.wall.median / step.wall.median if most is not None and step.wall.median else 0.0
+    return f", {units.percent(share, 0)} of it {most.phase}" if most is not None and share else ""
 
 
 def _parts(summaries: tuple[PhaseSummary, ...]) -> tuple[Part, ...]:

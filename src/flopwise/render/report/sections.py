@@ -10,7 +10,7 @@ import msgspec
 
 from flopwise import units
 from flopwise.analysis.clocks import summarise
-from flopwise.analysis.explanation import Explanation, idle_share
+from flopwise.analysis.explanation import Explanation, idle_share, in_two_words
 from flopwise.analysis.matching import Compared, compare_clocks
 from flopwise.analysis.roofline import Roofline, RooflinePoint
 from flopwise.records.run import Environment, Point
@@ -84,7 +84,7 @@ def _findings(part: ReportPart) -> Section | None:
         tuple((_anchor(i), short[k.name]) for i, k in enumerate(kernels) if k.name in finding.kernels)
         for finding in part.findings
     )
-    title = "Findings before anything was changed" if part.tuning else "What to change"
+    title = "Findings before anything was changed" if part.tuning else "All changes"
     return Section("findings", title, (Advice(part.findings, about),))
 
 
@@ -310,16 +310,18 @@ def side_by_side(parts: Sequence[ReportPart]) -> Section | None:
             "idle_share": idle_share(e),
             "mfu": part.waterfall.mfu if part.waterfall else None,
             "peak": part.waterfall.precision if part.waterfall and part.waterfall.mfu is not None else None,
-            "verdict": e.verdict,
+            "verdict": in_two_words(e),
         }
         for name, part, e in traced
     )
     shown = columns(
         "name: trace | step_ns [ms] | reachable_ns [ms] | gpu_ns: GPU [ms] | idle_share: GPU idle | mfu | "
-        "peak: of the peak in | verdict [sentence]"
+        "peak: of the peak in | verdict"
     )
     table = Table("side-by-side", "A step of each trace", shown, rows)
-    return Section("side-by-side", "Side by side", (picture, TableBlock(table)))
+    estimated = any(e.untraced_step is not None and not e.untraced_step.measured for _, e in steps)
+    how = evidence.BOTH if estimated else evidence.MEASURED
+    return Section("side-by-side", "Side by side", (replace(picture, how=how), TableBlock(table, how=how)))
 
 
 def provenance(part: ReportPart) -> Section | None:
