@@ -61,14 +61,15 @@ def matmul_shape(op: OpWork) -> tuple[int, int, int, int]:
 def aligned_bytes(op: OpWork) -> int:
     """The largest power of two, up to 16, that divides the bytes of each row of a product's matrices; 16 where it is no matter.
 
-    Which side a matrix lies along is not recorded: forward both inputs lie along K or N, backward one may lie along M.
+    Which side a matrix lies along is not recorded: forward both inputs lie along K or N, backward one may lie along M. Within a
+    loss the products are the fused loss's own, which pads the vocabulary.
 
     >>> of = {"module": "", "kind": MATMUL, "shapes": ((4096, 768), (768, 50_257))}
     >>> [aligned_bytes(OpWork(op="mm", phase="forward", dtype=dtype, **of)) for dtype in ("bf16", "fp32")]
     [2, 16]
     """
     item = {"bf16": 2, "fp16": 2, "tf32": 4}.get(op.dtype)
-    if item is None or "convolution" in op.op or len(op.shapes) < 2:
+    if item is None or op.phase == kinds.LOSS or "convolution" in op.op or len(op.shapes) < 2:
         return _WHOLE_LOAD
     _, m, n, k = matmul_shape(op)
     sides = (m, n, k) if op.phase == "backward" else (n, k)

@@ -71,15 +71,12 @@ def _fused_forward(
     t: Tape, rows: Tensor, weight: Tensor, targets: Tensor, dtype: str, tf32: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     (n_rows, width), vocab = rows.shape, weight.shape[0]
-    chunk, aligned = fused_chunk(n_rows, vocab, item_bytes(dtype), weight.dtype == "bf16"), -(-vocab // 16) * 16
-    if item_bytes(dtype) == 2 and vocab != aligned:  # rows of zeros, for cuBLAS
-        narrow, vocab = t.run("to", (weight,), (aligned, width), dtype), aligned
-    else:
-        narrow = _cast(t, weight, dtype)
     grad_rows = t.tensor(rows.shape, rows.dtype, op="grad_rows")
-    grad_weight = t.tensor((vocab, width), weight.dtype, op="grad_weight")
+    grad_weight = t.tensor(weight.shape, weight.dtype, op="grad_weight")
     t.work_of("share", LOSS, targets.n_bytes, 4, "fp32", 5)
-    space = t.tensor((min(chunk, n_rows), aligned), dtype, LOGITS, "mm")
+    narrow = _cast(t, weight, dtype)
+    chunk = fused_chunk(n_rows, vocab, item_bytes(dtype), weight.dtype == "bf16")
+    space = t.tensor((min(chunk, n_rows), -(-vocab // 16) * 16), dtype, LOGITS, "mm")
     compute = ops.precision(dtype, tf32)
     for start in range(0, n_rows, chunk):
         n = min(chunk, n_rows - start)
