@@ -63,7 +63,7 @@ def per_trace(kineto: Found, nsys: Found) -> Table:
     rows = [
         {
             "case": case, "profiler": profiler, "step_traced_ns": e.window_ns, "step_untraced_ns": e.host_ns.get("step"),
-            "gpu_busy_ns": e.busy_ns, "untraced_idle_ns": e.untraced_idle.total_ns / e.steps if e.untraced_idle else None,
+            "gpu_busy_ns": e.busy_ns, "untraced_idle_ns": e.untraced_idle.total_ns / e.steady_steps if e.untraced_idle else None,
             "launches": e.launches, "kernels": sum(k.count for k in e.kernels), "launch_bound": e.launch_bound,
             **{f"{p.name}_gpu_ns": p.gpu_ns for p in e.phases}, "forward_untraced_ns": e.host_ns.get("forward"),
             **{f"{kind}_ns": ns for kind, ns in ((c.name, c.gpu_ns) for c in e.classes)},
@@ -149,9 +149,9 @@ def _forward(_: str, e: Explanation) -> str:
 
 
 def _idle(_: str, e: Explanation) -> str:
-    traced = _share(e.idle.total_ns / (e.window_ns * e.steps))
+    traced = _share(e.idle.total_ns / (e.window_ns * e.steady_steps))
     untraced = e.untraced_idle.total_ns if e.untraced_idle else None
-    alone = "unknown" if untraced is None else _share(untraced / (untraced + e.busy_ns * e.steps))
+    alone = "unknown" if untraced is None else _share(untraced / (untraced + e.busy_ns * e.steady_steps))
     return f"{alone} ({traced}) {'launch' if e.launch_bound else 'GPU'}"
 
 

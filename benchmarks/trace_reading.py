@@ -50,7 +50,7 @@ from flopwise.trace.read import read_trace
 trace = read_trace(sys.argv[1])
 found = explain_trace(trace)
 read_ns = sum(int((t["end_ns"] - t["start_ns"]).sum()) for t in (trace.kernels, trace.copies))
-print(json.dumps({"gpu_ns": found.gpu_ns * found.steps, "read_ns": read_ns}))
+print(json.dumps({"gpu_ns": found.gpu_ns * found.steady_steps, "read_ns": read_ns}))
 """
 HTA = """
 import json, os, sys

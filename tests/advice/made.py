@@ -1,5 +1,6 @@
 """Steps made up for the rules: a trace's answers from a few kernels, and points with the clocks that a rule asks for."""
 
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -36,12 +37,16 @@ def explained(
     step: float = 100 * MS,
     late: float = 0.0,
     sync: float = 0.0,
+    waits: Mapping[str, float] | None = None,
     **more: Any,
 ) -> Explanation:
-    """`work` is (phase, class, module, kernel, ns, count) of one step; what is left of the step is idle between kernels."""
+    """`work` is (phase, class, module, kernel, ns, count) of one step; what is left of the step is idle between kernels.
+
+    `waits`: idle time of other causes."""
     total = sum(row[4] for row in work) or 1.0
     causes = dict.fromkeys(CAUSES, 0) | {LATE_LAUNCH: int(late), SYNCHRONISATION: int(sync)}
-    causes[BETWEEN] = int(max(0.0, step - total - late - sync))
+    causes |= {cause: int(ns) for cause, ns in (waits or {}).items()}
+    causes[BETWEEN] = int(max(0.0, step - total - sum(causes.values())))
 
     def share(column: int) -> tuple[Share, ...]:
         names = dict.fromkeys(str(row[column]) for row in work)
@@ -65,6 +70,7 @@ def explained(
     none = {"top_forward": None, "top_forward_backward": None, "matmul_share": {}, "coverage": {}, "notes": ()}
     given: dict[str, Any] = {
         "steps": 1,
+        "steady_steps": 1,
         "gpu_ns": total,
         "busy_ns": total,
         "window_ns": step,
@@ -83,6 +89,7 @@ def explained(
         "attention": NO_PARTS,
         "attention_backward": NO_PARTS,
         "launches": sum(row[5] for row in work),
+        "bound": "gpu",
         "launch_bound": False,
     }
     return Explanation(**(words | none | given | more))

@@ -81,14 +81,17 @@ def test_softmax_costs_more_than_the_attention_matmuls(naive):
 
 
 def test_steps_by_the_period_of_the_kernels():
-    """No ranges at all: five kernels, three times over."""
+    """No ranges at all: five kernels, three times over, and a wait after each time."""
     names = ("a", "b", "c")
     order = [0, 1, 1, 2, 1] * 3
     kernels = [(10 * i, 10 * i + 5, i + 1) for i in range(len(order))]
     made = trace(kernels, [(10 * i - 5, 10 * i - 1, i + 1) for i in range(len(order))])
     rows = [(s, e, 1, 0, 7, order[i], c, -1) for i, (s, e, c) in enumerate(kernels)]
-    found = explain_trace(replace(made, names=names, kernels=frame(tables.KERNELS, *rows)))
+    made = replace(made, names=names, kernels=frame(tables.KERNELS, *rows))
+    waits = frame(tables.SYNCS, *((10 * i - 4, 10 * i - 2, 1, 11, 0) for i in (5, 10, 15)))
+    found = explain_trace(replace(made, syncs=waits))
     assert (found.steps, found.steps_found_by) == (3, "period of the kernels")
+    assert explain_trace(made).steps == 1  # nothing says that these are more than layers
     assert {k.name: k.count for k in found.kernels} == {"a": 1, "b": 3, "c": 1}
 
 

@@ -5,7 +5,22 @@ from dataclasses import replace
 import polars as pl
 import pytest
 
-from flopwise.analysis.idle import BETWEEN, INPUT, LATE_LAUNCH, NOTHING, SYNCHRONISATION, UNKNOWN, host_work_ns, idle
+from flopwise.analysis.host_waits import host_work_ns
+from flopwise.analysis.idle import (
+    ALLOCATOR,
+    BETWEEN,
+    CAUSES,
+    COMPILATION,
+    HOST,
+    INPUT,
+    LATE_LAUNCH,
+    NOTHING,
+    SYNCHRONISATION,
+    TRANSFER,
+    UNKNOWN,
+    host_gaps,
+)
+from flopwise.analysis.idle import idle as idle_of
 from flopwise.analysis.steps import WHOLE_TRACE, Steps
 from flopwise.trace import tables
 from flopwise.trace.tables import Trace
@@ -32,6 +47,10 @@ def trace(kernels, launches, syncs=()):
     )
 
 
+def idle(made, low, high):
+    return idle_of(made, host_gaps(made, low, high, 0), low, high)
+
+
 def test_a_launch_that_comes_late_is_the_hosts_and_the_rest_the_devices():
     found = idle(trace([(10, 20, 1), (50, 60, 2)], [(0, 5, 1), (40, 45, 2)]), 10, 60)
     assert found.by_cause_ns[LATE_LAUNCH] == 25  # idle from 20; the call returned at 45
@@ -41,12 +60,20 @@ def test_a_launch_that_comes_late_is_the_hosts_and_the_rest_the_devices():
 
 def test_work_that_was_queued_leaves_only_the_devices_gap():
     found = idle(trace([(10, 20, 1), (22, 60, 2)], [(0, 5, 1), (6, 9, 2)]), 10, 60)
-    assert found.by_cause_ns == {LATE_LAUNCH: 0, SYNCHRONISATION: 0, INPUT: 0, BETWEEN: 2, NOTHING: 0, UNKNOWN: 0}
+    assert found.by_cause_ns == dict.fromkeys(CAUSES, 0) | {BETWEEN: 2}
 
 
-def test_a_launch_after_a_wait_is_the_waits():
-    found = idle(trace([(10, 20, 1), (50, 60, 2)], [(0, 5, 1), (40, 45, 2)], syncs=[(6, 22)]), 10, 60)
-    assert (found.by_cause_ns[SYNCHRONISATION], found.by_cause_ns[LATE_LAUNCH]) == (25, 0)
+@pytest.mark.parametrize(("wait", "waited"), [((6, 22), 16), ((15, 22), 7), ((21, 24), 3), ((0, 22), 22)])
+def test_a_wait_explains_no_more_than_it_lasted(wait, waited):
+    """Idle from 20 to 45: while the host waits, and after it for as long as it had waited before the GPU was idle."""
+    found = idle(trace([(10, 20, 1), (50, 60, 2)], [(0, 5, 1), (40, 45, 2)], syncs=[wait]), 10, 60)
+    assert (found.by_cause_ns[SYNCHRONISATION], found.by_cause_ns[LATE_LAUNCH]) == (waited, 25 - waited)
+
+
+def test_a_long_wait_explains_the_whole_gap_and_none_after_it():
+    kernels, launches = [(100, 200, 1), (230, 240, 2), (260, 270, 3)], [(0, 5, 1), (220, 225, 2), (250, 255, 3)]
+    found = idle(trace(kernels, launches, syncs=[(6, 202)]), 100, 270)
+    assert (found.by_cause_ns[SYNCHRONISATION], found.by_cause_ns[LATE_LAUNCH]) == (25, 15)
 
 
 def test_a_wait_long_before_explains_nothing():
@@ -70,8 +97,8 @@ def test_a_copy_that_its_call_waits_for_is_a_wait(kind, returned, waited):
     """cudaMemcpyAsync to pageable memory comes back with the bytes; to pinned memory at once."""
     made = trace([(10, 20, 1), (50, 60, 2)], [(0, 5, 1), (22, returned, 3), (40, 45, 2)])
     made = replace(made, copies=frame(tables.COPIES, (24, 28, 1, 0, 7, kind, 4, 3, -1)))
-    found = idle(made, 28, 60)
-    assert (found.by_cause_ns[SYNCHRONISATION], found.by_cause_ns[LATE_LAUNCH]) == ((17, 0) if waited else (0, 17))
+    found = idle(made, 28, 60)  # of the 17 ns it waits 2, and had waited 6
+    assert (found.by_cause_ns[SYNCHRONISATION], found.by_cause_ns[LATE_LAUNCH]) == ((8, 9) if waited else (0, 17))
 
 
 def test_a_gap_in_the_data_loader_is_the_input_pipelines():
@@ -80,17 +107,72 @@ def test_a_gap_in_the_data_loader_is_the_input_pipelines():
     ranges = frame(tables.RANGES, (22, 38, 1, 11, 1, "annotation"), (11, 15, 1, 11, 1, "annotation"))
     made = replace(made, names=("x", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"), ranges=ranges)
     found = idle(made, 10, 60)
-    assert (found.by_cause_ns[INPUT], found.by_cause_ns[SYNCHRONISATION], found.by_cause_ns[BETWEEN]) == (16, 9, 5)
+    assert (found.by_cause_ns[INPUT], found.by_cause_ns[SYNCHRONISATION], found.by_cause_ns[BETWEEN]) == (16, 2, 5)
 
 
-def test_a_batch_copied_from_pageable_memory_is_the_input_pipelines():
+def test_a_batch_copied_from_pageable_memory_is_a_transfer():
     """The call spans the copy: the host stages the batch from 21 on. A few bytes are no batch, and a queued copy no wait."""
     made = trace([(10, 20, 1)], [(0, 5, 1), (21, 60, 2)])
     for size, spans, expected in ((16384, 60, 29), (64, 60, 0), (16384, 40, 0)):
         launches = frame(tables.LAUNCHES, (0, 5, 1, 11, 0, 1), (21, spans, 1, 11, 0, 2))
         copies = frame(tables.COPIES, (50, 55, 1, 0, 7, "HtoD", size, 2, -1))
         found = idle(replace(made, launches=launches, copies=copies), 10, 55)
-        assert found.by_cause_ns[INPUT] == expected
+        assert found.by_cause_ns[TRANSFER] == expected
+
+
+MS = 1_000_000
+
+
+def late(launched, **more):
+    """Idle from 1 ms on until a launch that returns at `launched` ms; `more` has rows (from ms, to ms, name)."""
+    made = trace(
+        [(0, MS, 1), (launched * MS + 5, launched * MS + 9, 2)], [(0, 5, 1), (launched * MS - 9, launched * MS, 2)]
+    )
+    names = ["x", *dict.fromkeys(name for rows in more.values() for *_, name in rows)]
+    own = {"ops": (-1, False, -1), "ranges": ("annotation",)}
+    spans = {
+        table: frame(
+            tables.TABLES[table],
+            *((a * MS, b * MS, 1, 11, names.index(name), *own.get(table, ())) for a, b, name in rows),
+        )
+        for table, rows in more.items()
+    }
+    return replace(made, names=tuple(names), **spans)
+
+
+def causes(made, until):
+    found = idle(made, 0, until * MS + 9).by_cause_ns
+    return {cause: round(ns / MS) for cause, ns in found.items() if ns >= MS / 2}
+
+
+def test_what_the_host_does_in_a_gap_is_to_blame():
+    """From 1 to 60 ms: it fetches a batch, compiles, asks for memory, and runs a function that launches nothing."""
+    made = late(
+        60,
+        ranges=[(2, 12, "enumerate(DataLoader)#_Iter.__next__"), (12, 20, "compile_inner (dynamo_timed)")],
+        calls=[(20, 27, "cudaMalloc")],
+        frames=[(0, 60, "train.py(9): step"), (30, 58, "data.py(3): prepare")],
+    )
+    assert causes(made, 60) == {INPUT: 10, COMPILATION: 8, ALLOCATOR: 7, HOST: 34}
+
+
+def test_code_that_launches_is_late_unless_it_takes_too_long():
+    """An op that launches at its end: 3 ms are what a slow one takes, 30 ms are not."""
+    for until, cause in ((4, LATE_LAUNCH), (31, HOST)):
+        assert causes(late(until, ops=[(1, until, "aten::conv2d")]), until) == {cause: until - 1}
+
+
+def test_a_launch_that_takes_milliseconds_loads_its_kernel():
+    made = late(20)
+    calls = frame(tables.LAUNCHES, (0, 5, 1, 11, 1, 1), (2 * MS, 20 * MS, 1, 11, 1, 2))
+    made = replace(made, names=("x", "cudaLaunchKernel"), launches=calls)
+    assert causes(made, 20) == {LATE_LAUNCH: 1, COMPILATION: 18}
+
+
+def test_work_that_waits_long_in_the_queue_waits_for_something_that_is_not_shown():
+    kernels = [(0, MS, 1), (9 * MS, 10 * MS, 2), (10 * MS + 500, 11 * MS, 3)]
+    found = idle(trace(kernels, [(0, 5, 1), (10, 15, 2), (20, 25, 3)]), 0, 11 * MS).by_cause_ns
+    assert (found[UNKNOWN], found[BETWEEN]) == (8 * MS, 500)
 
 
 def run_on_a_queue(n, kernel_ns, host_ns=20, launch_ns=5, queue=100):

@@ -25,6 +25,10 @@ FRAGMENTED_SHARE, FRAGMENTED_BYTES = 0.10, 2**30  # reserved beyond the peak
 FITS_SHARE, NEARLY_FULL_SHARE = 0.90, 0.92  # of the memory: recomputation is not needed; is missing
 THROTTLED_SHARE, BUSY_PERCENT = 0.03, 50  # of the clock; NVML utilisation at which a sample counts
 BATCH_GAIN, BATCH_GAIN_MORE, BATCH_TIMES = 0.10, 0.03, 64  # least saving per token; of one more doubling; most times
+UPDATES_SHARE = 0.005  # of the GPU time in optimizer kernels: a step that trains, if nothing else shows it
+REPLAYED_SHARE = 0.5  # of the GPU time run by CUDA graphs: what is launched late lies outside them
+HOST_CODE_SHARE, MOST_HOST_CODE = 0.02, 3  # of the step waiting for one function; functions that are reported
+CACHING_OFF = 50  # of the driver's allocations in a step: the caching allocator would make none
 LOOP_KERNELS = 50  # an optimizer of more kernels loops over its tensors
 EAGER_KERNELS = 3.0  # kernels per call of a module that one fused kernel replaces
 HOST_EAGER_SHARE = 0.1  # of a step on the CPU, in Python and in ops that only move memory
@@ -44,7 +48,7 @@ EAGER_SAVED = 0.6  # of the pieces' time: each reads and writes every tensor two
 LOSS_SAVED = 0.5  # of the loss kernels: one pass instead of two. Assumed
 CHAIN_SAVED = 0.5  # of a chain beyond one kernel: half of what lies between must still be written for backward. Assumed
 CAST_WRITTEN_SHARE = 0.3  # of the casts' time, to write the copies once, where the parameters are unknown. Assumed
-GRADIENT_PASSES = 2.0  # a gradient that exists is read and written once more when backward adds to it: counted
+PINNED_BYTES_PER_S = 20e9  # out of pinned memory over PCIe 4.0 with 16 lanes, 31.5 GB/s by the specification. Judgement
 COMPILED_CALL_NS = 100_000.0  # the host's cost of one call of a compiled graph, without ceilings. Assumed
 
 # --- predictions corrected by what was measured (judgement: they tell a correction from a different step)

@@ -8,9 +8,11 @@ from typing import NamedTuple
 import msgspec
 
 from flopwise import units
-from flopwise.advice.constants import GPU_BOUND, HOST_BOUND, LAUNCH_QUEUE
+from flopwise.advice.constants import GPU_BOUND, HOST_BOUND, LAUNCH_QUEUE, REPLAYED_SHARE, UPDATES_SHARE
+from flopwise.analysis.blame import HostBlame
 from flopwise.analysis.details import Details
 from flopwise.analysis.explanation import Explanation, Kernel
+from flopwise.analysis.steps import ITERATIONS
 from flopwise.predict.recorded.step import RecordedStep
 from flopwise.records.ceilings import Ceilings
 from flopwise.records.run import PhaseMemory, PhaseTimes, Point
@@ -20,6 +22,7 @@ from flopwise.spec.gpu import Gpu
 from flopwise.spec.model import ModelSpec
 from flopwise.spec.recipe import Recipe
 from flopwise.spec.workload import Workload
+from flopwise.trace.phases import BACKWARD, FORWARD, OPTIMIZER
 
 _LONGEST_NAME = 110  # letters of a kernel's name in a line of evidence
 
@@ -86,6 +89,25 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return min(known, default=None)
 
     @property
+    def trains(self) -> bool:
+        """Whether the step has a backward pass or an optimizer; a step of which nothing is known is taken to."""
+        e = self.explanation
+        if e is not None and self.workload is None:
+            updates = self.phase_ns(OPTIMIZER) >= UPDATES_SHARE * e.gpu_ns  # servers have foreach kernels, too
+            return e.steps_found_by != ITERATIONS and (self.phase_ns(BACKWARD) > 0 or updates)
+        return self.workload is None or self.workload.phase != FORWARD
+
+    @property
+    def serves(self) -> bool:
+        """Whether it is an iteration of a serving engine, whose model is not the user's to compile."""
+        return self.explanation is not None and self.explanation.steps_found_by == ITERATIONS
+
+    @property
+    def replays(self) -> bool:
+        """Whether most of the GPU's work is that of CUDA graphs already."""
+        return self.explanation is not None and self.explanation.graph_share >= REPLAYED_SHARE
+
+    @property
     def times(self) -> PhaseTimes | None:
         """The samples of the whole step."""
         return self.point.times() if self.point is not None else None
@@ -138,12 +160,22 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     def idle_ns(self, cause: str) -> float:
         """The GPU's idle time of one cause, per step; without the profiler where that is measured or estimated."""
         e = self.explanation
-        return (e.untraced_idle or e.idle).by_cause_ns.get(cause, 0) / e.steps if e is not None else 0.0
+        return (e.untraced_idle or e.idle).by_cause_ns.get(cause, 0) / e.steady_steps if e is not None else 0.0
+
+    def blamed_ns(self, *blamed: HostBlame) -> float:
+        """The GPU's idle time that goes to these, per step; without the profiler where that is measured or estimated."""
+        e = self.explanation
+        traced = {cause: ns / e.steady_steps for cause, ns in e.idle.by_cause_ns.items()} if e is not None else {}
+        return sum(one.idle_ns * self.idle_ns(one.cause) / traced[one.cause] for one in blamed if traced.get(one.cause))
 
     def sure_idle_ns(self, cause: str) -> float:
         """The same at the optimistic end, where the untraced step is an estimate."""
         e = self.explanation
-        return e.optimistic_idle.by_cause_ns.get(cause, 0) / e.steps if e and e.optimistic_idle else self.idle_ns(cause)
+        return (
+            e.optimistic_idle.by_cause_ns.get(cause, 0) / e.steady_steps
+            if e and e.optimistic_idle
+            else self.idle_ns(cause)
+        )
 
     def class_ns(self, *kinds: str, phase: str = "") -> float:
         """GPU time of some classes of kernels, in all phases or in one."""

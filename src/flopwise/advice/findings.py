@@ -10,6 +10,7 @@ from flopwise.advice.facts import Facts
 from flopwise.advice.host_facts import HostFacts
 from flopwise.advice.host_rules import ALL_HOST_RULES
 from flopwise.advice.rules import ALL_RULES
+from flopwise.analysis.verdict import CAPTURE
 from flopwise.records.finding import Finding
 
 CHANGE_THE_WORK = ("small_batch",)  # they change what is trained, not only how: reported after all others
@@ -21,6 +22,8 @@ def findings(facts: Facts) -> tuple[Finding, ...]:
 
     The counted savings add up to no more than the step. Nothing is reported where nothing is wrong.
     """
+    if facts.explanation is not None and facts.explanation.bound == CAPTURE:
+        return ()  # its kernels do not run: there is nothing to save
     reported = _reported(facts)
     others = [one for one in reported if one.rule != FOR_THE_OTHERS]
     found = ranked(others, facts)

@@ -20,6 +20,14 @@ class Saving(msgspec.Struct, frozen=True, kw_only=True):
     freed_ns: float  # of the GPU's time, whether or not the host lets the step get shorter by it
     arithmetic: str
     confidence: str = MEDIUM
+    by_model: bool = False  # predicted from the workload, not from what was traced
+
+    def within(self, evidence_ns: float | None) -> "Saving":
+        """The same, no more than what was measured."""
+        if self.by_model or evidence_ns is None or self.freed_ns <= evidence_ns:
+            return self
+        least = min(self.alone_ns, evidence_ns)
+        return msgspec.structs.replace(self, alone_ns=least, freed_ns=evidence_ns)
 
 
 def idle_saved(ns: float, arithmetic: str, confidence: str) -> Saving:
@@ -61,6 +69,7 @@ def predicted_or(facts: Facts, levers: Mapping[str, str], otherwise: Saving) -> 
         freed_ns=max(change.saving_ns, change.gpu_saving_ns),
         arithmetic=change.arithmetic,
         confidence=HIGH if measured else MEDIUM,
+        by_model=True,
     )
 
 
@@ -81,9 +90,12 @@ class Rule(msgspec.Struct, frozen=True):
         saving: Saving,
         evidence: Iterable[str | Evidence] = (),
         saving_bytes: int = 0,
+        *,
+        evidence_ns: float | None = None,
         **values: float,
     ) -> Finding:
-        """What the rule reports; `values` are the numbers of its title."""
+        """What the rule reports; `values` are the numbers of its title, `evidence_ns` what its evidence adds up to."""
+        saving = saving.within(evidence_ns)
         lines = [line if isinstance(line, Evidence) else Evidence(line) for line in evidence]
         return Finding(
             rule=self.module.rpartition(".")[2],
@@ -98,6 +110,7 @@ class Rule(msgspec.Struct, frozen=True):
             code=self.code,
             confidence=saving.confidence,
             draws_on=draws(facts, saving.freed_ns, *self.parts),
+            evidence_ns=None if saving.by_model else evidence_ns,
         )
 
 

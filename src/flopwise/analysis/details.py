@@ -3,11 +3,12 @@
 import re
 
 import msgspec
-import numpy as np
 import polars as pl
 
-from flopwise.analysis.idle import HostWait, host_waits, host_work_ns, loading_ranges
-from flopwise.analysis.intervals import Times, clipped, covered_ns, gaps
+from flopwise.analysis.collectives import collectives
+from flopwise.analysis.host_activity import allocations, compiling, loading_ranges, span_times
+from flopwise.analysis.host_waits import HostWait, host_waits, host_work_ns
+from flopwise.analysis.intervals import Times, clipped, covered_ns
 from flopwise.analysis.product_sizes import Product, products
 from flopwise.analysis.steps import Steps
 from flopwise.analysis.traced_steps import TracedSteps
@@ -17,10 +18,8 @@ from flopwise.work.operation import COMMUNICATION, COPY, ELEMENTWISE, NORMALISAT
 
 _MOVERS = (ELEMENTWISE, REDUCTION, COPY, NORMALISATION)  # not softmax: fused attention removes that as a whole
 _FUSED = r"^triton_"  # a compiler's own kernel: what could be joined, it has joined
+_OPTIMIZER_STEP = re.compile(r"^Optimizer\.step#(\w+)\.step$")
 _REGION = re.compile(r"^Torch-Compiled Region: (\d+)/(\d+)")
-_COMPILING = re.compile(
-    r"(?i)^(?!.*cache lookup)(.*torchdynamo|.*dynamo_timed|.*_compile\.|compile_inner|.*inductor.*compil)"
-)
 
 
 class Chain(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,15 +65,17 @@ class Details(msgspec.Struct, frozen=True, kw_only=True):
     compiled: CompiledRegions = CompiledRegions()
     host_ns: float | None = None  # of the host's own work, slowed by the profiler; without its waiting for the GPU
     loading_ns: float = 0.0  # the host fetched a batch
-    loading_idle_ns: float = 0.0  # and the GPU had nothing to do
     communication_ns: float = 0.0
     exposed_communication_ns: float = 0.0  # while no other work ran
+    collectives: dict[str, float] = {}  # GPU time by kind: one of analysis.collectives
+    ddp: bool = False  # DistributedDataParallel is at work
+    optimizers: tuple[str, ...] = ()  # classes whose step the trace shows: 'AdamW'
+    allocator_calls: dict[str, float] = {}  # of the driver's memory, by name
 
 
 def details(part: TracedSteps) -> Details:
     """The details of the steps of a trace."""
     trace, steps, work, n = part.trace, part.steps, part.work, len(part.steps)
-    loading, loading_idle = _loading(trace, work, steps)
     communication, exposed = _communication(work)
     return Details(
         steps=n,
@@ -83,11 +84,30 @@ def details(part: TracedSteps) -> Details:
         products=products(trace, work, n),
         compiled=_compiled_regions(trace, steps),
         host_ns=host_work_ns(trace, steps),
-        loading_ns=loading / n,
-        loading_idle_ns=loading_idle / n,
+        loading_ns=_loading(trace, part.low_ns, part.high_ns) / n,
         communication_ns=communication / n,
         exposed_communication_ns=exposed / n,
+        collectives=collectives(work, trace, n),
+        ddp=any(name == "DistributedDataParallel.forward" for name in trace.names),
+        optimizers=_optimizers(trace, steps),
+        allocator_calls=_allocator_calls(trace, steps),
     )
+
+
+def _optimizers(trace: Trace, steps: Steps) -> tuple[str, ...]:
+    """The classes of the optimizers that took a step."""
+    named = {number: match[1] for number, name in enumerate(trace.names) if (match := _OPTIMIZER_STEP.match(name))}
+    spans = pl.concat([table.select("start_ns", "name") for table in (trace.ranges, trace.ops)])
+    spans = spans.filter(pl.col("name").is_in(list(named)))
+    inside = spans.filter(pl.Series(steps.of(spans["start_ns"].to_numpy()) >= 0))
+    return tuple(sorted({named[number] for number in inside["name"].to_list()}))
+
+
+def _allocator_calls(trace: Trace, steps: Steps) -> dict[str, float]:
+    calls = allocations(trace)
+    inside = calls.filter(pl.Series(steps.of(calls["start_ns"].to_numpy()) >= 0))
+    rows = inside.group_by("name").len().sort("len", "name", descending=[True, False])
+    return {trace.names[number]: count / len(steps) for number, count in rows.iter_rows()}
 
 
 def _spans(table: pl.DataFrame) -> tuple[Times, Times]:
@@ -95,18 +115,9 @@ def _spans(table: pl.DataFrame) -> tuple[Times, Times]:
     return start, start + table["duration_ns"].to_numpy()
 
 
-def _loading(trace: Trace, work: pl.DataFrame, steps: Steps) -> tuple[int, int]:
-    """Nanoseconds in ranges that fetch a batch, and those of them in which the GPU was idle."""
-    loads = loading_ranges(trace)
-    if not loads.height or not work.height:
-        return 0, 0
-    work_start, work_end = _spans(work)
-    low, high = steps.starts_ns[0], max(steps.end_ns, int(work_end.max()))
-    start, end = clipped(loads["start_ns"].to_numpy(), loads["end_ns"].to_numpy(), low, high)
-    idle_start, idle_end = gaps(work_start, work_end, low, high)
-    busy_or_loading = covered_ns(np.concatenate([work_start, start]), np.concatenate([work_end, end]))
-    idle_while_loading = min(busy_or_loading - covered_ns(work_start, work_end), int((idle_end - idle_start).sum()))
-    return covered_ns(start, end), idle_while_loading
+def _loading(trace: Trace, low: int, high: int) -> int:
+    """Nanoseconds in ranges that fetch a batch."""
+    return covered_ns(*clipped(*span_times(loading_ranges(trace)), low, high))
 
 
 def _communication(work: pl.DataFrame) -> tuple[int, int]:
@@ -141,12 +152,10 @@ def _chains(work: pl.DataFrame, n: int) -> tuple[Chain, ...]:
 def _compiled_regions(trace: Trace, steps: Steps) -> CompiledRegions:
     """The regions called inside the steps, and the time that the host spent compiling there."""
     regions = {number: "/".join(m.groups()) for number, name in enumerate(trace.names) if (m := _REGION.match(name))}
-    compiling = [number for number, name in enumerate(trace.names) if _COMPILING.search(name)]
     spans = pl.concat([table.select("start_ns", "end_ns", "name") for table in (trace.ops, trace.ranges)])
     inside = spans.filter(pl.Series(steps.of(spans["start_ns"].to_numpy()) >= 0))
     called = inside.filter(pl.col("name").is_in(list(regions)))
-    busy = inside.filter(pl.col("name").is_in(compiling))
-    start, end = (busy[name].to_numpy() for name in ("start_ns", "end_ns"))
+    start, end = span_times(compiling(trace))
     return CompiledRegions(
         frames=tuple(sorted({regions[number] for number in called["name"].to_list()})),
         calls=called.height / len(steps),

@@ -1,5 +1,6 @@
 """Where the time of a step went: GPU time by phase, class and module, the top kernels, idle time by cause."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from statistics import median
 from typing import Self
@@ -10,27 +11,20 @@ import polars as pl
 
 from flopwise import units
 from flopwise.analysis.attention import AttentionParts, attention_parts
-from flopwise.analysis.idle import (
-    BETWEEN,
-    INPUT,
-    LATE_LAUNCH,
-    NOTHING,
-    SYNCHRONISATION,
-    TOO_LONG,
-    TOO_SHORT,
-    UNKNOWN,
-    Idle,
-    clock_fit,
-    untraced_idle,
-)
+from flopwise.analysis.blame import HostBlame
+from flopwise.analysis.idle import TOO_LONG, TOO_SHORT, Idle, clock_fit, untraced_idle
 from flopwise.analysis.intervals import covered_ns
 from flopwise.analysis.operators import Operator, operators
 from flopwise.analysis.reach import Reach
 from flopwise.analysis.shares import Kernel as Kernel
 from flopwise.analysis.shares import Part, gpu_time, kernels, matrix, parts, shares
 from flopwise.analysis.shares import Share as Share
+from flopwise.analysis.step_times import StepSpread, StepTime
 from flopwise.analysis.traced_steps import TracedSteps, traced_steps
+from flopwise.analysis.transfers import Transfer, transfers
 from flopwise.analysis.untraced import estimate
+from flopwise.analysis.verdict import CAPTURE, CAPTURED, LAUNCH, TRANSFER, verdict
+from flopwise.analysis.verdict import COMMUNICATION as COMMUNICATION_BOUND
 from flopwise.records.finding import Finding
 from flopwise.records.note import Note
 from flopwise.records.printed import Printed
@@ -41,20 +35,9 @@ from flopwise.trace.phases import BACKWARD, FORWARD, OPTIMIZER, RECOMPUTE
 from flopwise.trace.tables import Trace
 from flopwise.work.kernel_spelling import one_spelling
 from flopwise.work.matmul_precision import matmul_precision
-from flopwise.work.operation import MATMUL
+from flopwise.work.operation import COMMUNICATION, MATMUL
 
-LAUNCH_BOUND = 0.2  # of the window idle because the host launched late
 UNDISTURBED = 0.05  # a traced step that is longer by less than this needs no remark
-SMALLEST = 0.01  # of the window: causes of idle time below are not named
-_CAUSES_NAMED = 2
-_BECAUSE = {
-    LATE_LAUNCH: "because the host launches late",
-    SYNCHRONISATION: "after the host has waited",
-    INPUT: "while the host waits for data",
-    BETWEEN: "between queued kernels",
-    NOTHING: "with nothing left to do",
-    UNKNOWN: "for reasons that the trace does not show",
-}
 
 
 class Explanation(Printed, msgspec.Struct, frozen=True, kw_only=True):
@@ -63,12 +46,19 @@ class Explanation(Printed, msgspec.Struct, frozen=True, kw_only=True):
     path: str
     source: str
     gpu: str
-    steps: int
-    steps_found_by: str  # one of analysis.steps: PROFILER_STEPS, RANGES, PERIOD, WHOLE_TRACE
+    steps: int  # found in the trace
+    steady_steps: int  # that the figures are of: cold ones are set apart
+    steps_found_by: str  # one of analysis.steps: PROFILER_STEPS, RANGES, PERIOD, WHOLE_TRACE, …
     gpu_ns: float  # sum of the durations
     busy_ns: float  # at least one stream at work
     window_ns: float  # from the first mark of the steps (without marks, their first work) to their end
-    idle: Idle  # of all steps
+    idle: Idle  # of all steady steps
+    step_times: tuple[StepTime, ...] = ()  # every step as it was traced
+    step_spread: StepSpread | None = None  # of the steady ones
+    blame: tuple[HostBlame, ...] = ()  # what the host did while the GPU was idle
+    transfers: tuple[Transfer, ...] = ()  # between host and device
+    exposed_communication_ns: float = 0.0  # while nothing else ran
+    graph_share: float = 0.0  # of the GPU time, run by CUDA graphs
     overlap_ns: float = 0.0  # of `gpu_ns`, counted more than once as pieces ran at once
     stream_overlap_ns: float = 0.0  # the same within each stream
     phases: tuple[Share, ...]
@@ -86,7 +76,8 @@ class Explanation(Printed, msgspec.Struct, frozen=True, kw_only=True):
     attention: AttentionParts  # of the forward pass
     attention_backward: AttentionParts
     launches: float  # per step
-    launch_bound: bool
+    bound: str  # by what: one of analysis.verdict's words
+    launch_bound: bool  # that is LAUNCH
     verdict: str
     coverage: dict[str, float]
     host_ns: dict[str, float] = {}  # wall time of the untraced step and its phases, where it was measured
@@ -115,17 +106,10 @@ class Explanation(Printed, msgspec.Struct, frozen=True, kw_only=True):
         return self.untraced_step.ns if self.untraced_step is not None else self.window_ns
 
 
-def in_two_words(e: Explanation) -> str:
-    """The verdict."""
-    if e.launch_bound:
-        return "launch-bound"
-    return "GPU idle" if idle_share(e) >= LAUNCH_BOUND else "GPU-bound"
-
-
 def idle_share(e: Explanation) -> float:
     """How much of the step the GPU is idle: untraced where that is measured or estimated, else as traced."""
     idle_ns = (e.untraced_idle or e.idle).total_ns
-    return idle_ns / max(e.busy_ns * e.steps + idle_ns, 1)
+    return idle_ns / max(e.busy_ns * e.steady_steps + idle_ns, 1)
 
 
 def explain_trace(trace: Trace, untraced: Point | None = None, *, same: bool = True) -> Explanation:
@@ -145,13 +129,20 @@ def explain_steps(part: TracedSteps, untraced: Point | None = None, *, same: boo
     forward = work.filter(pl.col("phase") == FORWARD)
     both = work.filter(pl.col("phase").is_in([FORWARD, BACKWARD]))
     trains = both.height > forward.height
-    bound, verdict = _verdict(idle, window)
+    moved = transfers(part.work, work, part.whole, n)
+    talk = int(work.filter(pl.col("class") == COMMUNICATION)["own_ns"].sum())
+    bound, why = verdict(idle, window, _only(moved, talk / n, n), part.blame)
+    if part.captures:
+        bound, why = CAPTURE, CAPTURED
     explanation = Explanation(
         path=trace.path,
         source=trace.source,
         gpu=trace.gpu,
-        steps=n,
+        steps=len(part.times),
+        steady_steps=n,
         steps_found_by=part.steps.how,
+        step_times=part.times,
+        step_spread=part.spread,
         gpu_ns=gpu_time(work) / n,
         busy_ns=(window - idle.total_ns) / n,
         window_ns=window / n,
@@ -173,9 +164,14 @@ def explain_steps(part: TracedSteps, untraced: Point | None = None, *, same: boo
         attention=attention_parts(forward, trace.shapes, n),
         attention_backward=attention_parts(work.filter(pl.col("phase") == BACKWARD), trace.shapes, n),
         launches=_launches(part.work) / n,
-        launch_bound=bound,
-        verdict=verdict,
+        bound=bound,
+        launch_bound=bound == LAUNCH,
+        verdict=why,
         coverage=asdict(part.coverage),
+        blame=part.blame,
+        transfers=moved,
+        exposed_communication_ns=talk / n,
+        graph_share=gpu_time(part.work.filter(pl.col("attributed") == "graph")) / max(gpu_time(part.work), 1),
     )
     estimated = _with_untraced(explanation.with_notes(*trace.notes, *part.notes), estimate(part))
     return with_clock(estimated, untraced, same=same)
@@ -183,27 +179,29 @@ def explain_steps(part: TracedSteps, untraced: Point | None = None, *, same: boo
 
 def _with_untraced(explanation: Explanation, step: UntracedStep | None) -> Explanation:
     """The explanation of the step without the profiler."""
-    if step is None:
+    if step is None or explanation.bound == CAPTURE:
         return explanation
-    n, traced = explanation.steps, explanation.idle
+    n, traced = explanation.steady_steps, explanation.idle
     window = round(explanation.window_ns * n)
     idle, optimistic = (untraced_idle(traced, window, ns * n) for ns in (step.ns, step.low_ns))
-    busy = explanation.busy_ns * n
-    sure = _is_launch_bound(optimistic, busy + optimistic.total_ns)  # an estimate: at its optimistic end, too
-    bound, verdict = _verdict(idle, round(busy) + idle.total_ns, sure)
+    busy, only = explanation.busy_ns * n, _only(explanation.transfers, explanation.exposed_communication_ns, n)
+    # An estimate is launch-bound if it is at its optimistic end, too.
+    sure = verdict(optimistic, busy + optimistic.total_ns, only)[0] == LAUNCH
+    bound, why = verdict(idle, busy + idle.total_ns, only, explanation.blame, launch_bound=sure)
     return msgspec.structs.replace(
         explanation,
         untraced_step=step,
         untraced_idle=idle,
         optimistic_idle=optimistic,
-        launch_bound=bound,
-        verdict=verdict,
+        bound=bound,
+        launch_bound=bound == LAUNCH,
+        verdict=why,
     )
 
 
 def with_clock(explanation: Explanation, untraced: Point | None, *, same: bool = True, origin: str = "") -> Explanation:
     """The same trace with the untraced step's clock, from the run `origin`; a clock that the GPU's work exceeds is left out."""
-    host_ns, n = host_clock(untraced), explanation.steps
+    host_ns, n = host_clock(untraced), explanation.steady_steps
     if STEP not in host_ns:
         return msgspec.structs.replace(explanation, host_ns=host_ns, timings=origin if host_ns else "")
     window, wall_ns = round(explanation.window_ns * n), host_ns[STEP] * n
@@ -241,25 +239,9 @@ def host_clock(untraced: Point | None) -> dict[str, float]:
     return clock
 
 
-def _is_launch_bound(idle: Idle, window_ns: float) -> bool:
-    """Late launches are the largest cause of idle time, and much of the step."""
-    late = idle.by_cause_ns[LATE_LAUNCH]
-    return late >= max(LAUNCH_BOUND * window_ns, *idle.by_cause_ns.values())
-
-
-def _verdict(idle: Idle, window_ns: int, bound: bool | None = None) -> tuple[bool, str]:
-    """Launch-bound or not, in words; idle time with its causes, the largest first."""
-    share = {cause: ns / window_ns for cause, ns in idle.by_cause_ns.items()}
-    ranked = sorted(share, key=lambda cause: -share[cause])[:_CAUSES_NAMED]
-    named = [cause for cause in ranked if cause == ranked[0] or share[cause] >= SMALLEST]
-    idle_share = idle.total_ns / window_ns
-    causes = ", ".join(f"{units.percent(share[cause], 0)} {_BECAUSE[cause]}" for cause in named)
-    words = f"the GPU is idle {units.percent(idle_share, 0)} of the step: {causes}"
-    if _is_launch_bound(idle, window_ns) if bound is None else bound:
-        return True, f"launch-bound: {words}"
-    if idle_share >= LAUNCH_BOUND:
-        return False, words
-    return False, f"GPU-bound: the GPU is busy {units.percent(1 - idle_share, 0)} of the step"
+def _only(moved: Sequence[Transfer], communication_ns: float, n: int) -> dict[str, float]:
+    """Nanoseconds of all steps in which nothing but transfers, or nothing but communication, ran."""
+    return {TRANSFER: n * sum(one.exposed_ns for one in moved), COMMUNICATION_BOUND: n * communication_ns}
 
 
 def _overlaps(work: pl.DataFrame) -> tuple[int, int]:

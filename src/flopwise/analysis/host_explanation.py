@@ -8,12 +8,13 @@ import msgspec
 import polars as pl
 
 from flopwise import units
-from flopwise.analysis.explanation import LAUNCH_BOUND, host_clock
-from flopwise.analysis.idle import loading_ranges
+from flopwise.analysis.explanation import host_clock
+from flopwise.analysis.host_activity import loading_ranges
 from flopwise.analysis.intervals import covered_within
 from flopwise.analysis.reach import Reach
 from flopwise.analysis.shares import folded_module
 from flopwise.analysis.steps import Steps, find_steps
+from flopwise.analysis.verdict import BOUND
 from flopwise.errors import FlopwiseError
 from flopwise.records.finding import Finding
 from flopwise.records.note import Note
@@ -344,9 +345,9 @@ def _verdict(e: HostExplanation) -> tuple[str, str]:
     """What the step's time is mostly bound by, in words; outside the ops only what the profiler cannot explain."""
     loading, outside = e.untraced_loading_ns / e.step_ns, e.untraced_outside_ns / e.step_ns
     of = f"of the {units.duration(e.step_ns)} of a step"
-    if loading >= LAUNCH_BOUND:
+    if loading >= BOUND:
         return DATA_BOUND, f"data-bound: the host fetches batches for {units.percent(loading, 0)} of the step"
-    if outside >= LAUNCH_BOUND:
+    if outside >= BOUND:
         return PYTHON_BOUND, f"Python-bound: {units.percent(outside, 0)} {of} is outside every op"
     largest = f"; the largest is {e.ops[0].name}, {units.percent(e.ops[0].share, 0)}" if e.ops else ""
     in_ops = units.percent(1 - e.outside_ns / e.window_ns, 0)

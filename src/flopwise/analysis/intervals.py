@@ -55,6 +55,22 @@ def gaps(start: Times, end: Times, low: int, high: int) -> tuple[Times, Times]:
     return gap_start[real], gap_end[real]
 
 
+def overlaps(some: tuple[Times, Times], others: tuple[Times, Times]) -> tuple[Times, Times]:
+    """The times at which an interval of each is open.
+
+    >>> overlaps((np.array([0, 8]), np.array([5, 9])), (np.array([1, 4]), np.array([2, 20])))
+    (array([1, 4, 8]), array([2, 5, 9]))
+    """
+    start, end = union(*some)
+    other_start, other_end = union(*others)
+    first, last = np.searchsorted(other_end, start, side="right"), np.searchsorted(other_start, end, side="left")
+    number = np.maximum(last - first, 0)
+    rows = np.repeat(np.arange(len(start)), number)
+    nth = np.arange(len(rows)) - np.repeat(np.cumsum(number) - number, number)
+    other = np.repeat(first, number) + nth
+    return np.maximum(start[rows], other_start[other]), np.minimum(end[rows], other_end[other])
+
+
 def counted_once(start: Times, end: Times) -> Times:
     """How much of each interval no other that began earlier covers: instants count once, and the sum is `covered_ns`.
 

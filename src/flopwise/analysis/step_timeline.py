@@ -4,7 +4,7 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from flopwise.analysis.idle import gpu_work
+from flopwise.analysis.gpu_gaps import gpu_work
 from flopwise.analysis.intervals import Times, covered_within
 from flopwise.analysis.steps import WHOLE_TRACE, Steps, launch_times
 from flopwise.analysis.traced_steps import TracedSteps

@@ -8,6 +8,7 @@ import polars as pl
 from flopwise.analysis.attention import in_core
 from flopwise.analysis.idle import Idle
 from flopwise.analysis.traced_steps import TracedSteps
+from flopwise.analysis.transfers import NAMES
 from flopwise.trace.phases import OPTIMIZER, OTHER, RECOMPUTE
 from flopwise.work.operation import ATTENTION, COMMUNICATION, MATMUL, MEMORY
 from flopwise.work.operation import OPTIMIZER as OPTIMIZER_KERNEL
@@ -15,6 +16,7 @@ from flopwise.work.sized import ATTENTIONS, MATMULS
 
 PRODUCTS, FUSED, CORE, MOVING = "products", "fused attention", "attention written out", "memory-bound"
 AGAIN, UPDATE, COMMUNICATES, GRAPH = "recomputation", "optimizer", "communication", "whole graphs"
+MOVES_TO_HOST = "transfers"
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ def _what() -> pl.Expr:
     kind, phase, helps = pl.col("class"), pl.col("phase"), pl.col("class") == MEMORY
     cases = (
         (kind == COMMUNICATION, COMMUNICATES),
+        (pl.col("name").is_in(list(NAMES)), MOVES_TO_HOST),
         (phase == RECOMPUTE, AGAIN),
         ((phase == OPTIMIZER) | (kind == OPTIMIZER_KERNEL), UPDATE),
         (pl.col("source") == "graph run", GRAPH),

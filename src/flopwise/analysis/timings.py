@@ -71,7 +71,7 @@ def _fits(point: Point, trace: Trace, explanation: Explanation) -> bool:
     gpu, step_ns = gpu_of(point), host_clock(point).get(STEP)
     if (gpu and trace.gpu and gpu != trace.gpu) or step_ns is None:
         return False
-    workload, n = point.trial.workload, explanation.steps
+    workload, n = point.trial.workload, explanation.steady_steps
     if clock_fit(explanation.idle, round(explanation.window_ns * n), step_ns * n) != FITS:
         return False
     if "phase" in takes(workload.subject) and workload.phase not in _phases(explanation):

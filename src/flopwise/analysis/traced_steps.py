@@ -1,15 +1,21 @@
 """The part of a trace that is explained: the steps of one process on one device, the busiest."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
 
 from flopwise import units
-from flopwise.analysis.idle import Idle, idle
-from flopwise.analysis.intervals import counted_once, covered_within
+from flopwise.analysis.blame import HostBlame, host_blame
+from flopwise.analysis.host_activity import capturing
+from flopwise.analysis.idle import COMPILATION, Idle, host_gaps, idle
+from flopwise.analysis.intervals import clipped, counted_once, covered_ns, covered_within
 from flopwise.analysis.shares import gpu_time, totals
-from flopwise.analysis.steps import Steps, find_steps, launch_times
+from flopwise.analysis.step_times import STEADY, StepSpread, StepTime, edges, spread, steady_run, step_times
+from flopwise.analysis.steps import BEFORE, Steps, find_steps, launch_times
+from flopwise.analysis.transfers import NAMES
+from flopwise.analysis.verdict import BOUND
 from flopwise.errors import FlopwiseError
 from flopwise.records.note import Note
 from flopwise.trace.attribute import Coverage, attribute
@@ -18,10 +24,12 @@ from flopwise.trace.tables import NO_ID, Trace, of_process
 from flopwise.work.operation import COMMUNICATION
 from flopwise.work.operation import OPTIMIZER as OPTIMIZER_KERNEL
 
+_NAMED = 3  # steps set apart that a note names
+
 
 @dataclass(frozen=True)
 class TracedSteps:
-    """The steps of one process on one device."""
+    """The steady steps of one process on one device; `times` has all of its steps."""
 
     whole: Trace
     trace: Trace  # of the process
@@ -30,29 +38,40 @@ class TracedSteps:
     work: pl.DataFrame  # an Attribution's rows
     totals: pl.DataFrame  # the same, summed by everything that analyses group by
     idle: Idle
+    blame: tuple[HostBlame, ...]  # of the idle time, per step
     low_ns: int  # the window
     high_ns: int
+    captures: bool  # CUDA graphs, most of the time: their kernels do not run
+    times: tuple[StepTime, ...]
+    spread: StepSpread
     coverage: Coverage  # of the whole trace
     notes: tuple[Note, ...]
 
 
 def traced_steps(trace: Trace) -> TracedSteps:
-    """Find the steps and the work in them. Work launched outside the steps is left out, and counted in the notes."""
+    """Find the steps and the work launched in them. Other work, and that of cold steps, is left out, and counted in the notes."""
     if not trace.kernels.height and not trace.graph_runs.height:
         raise FlopwiseError(f"{trace.path} has no GPU work in it", "was it captured on a GPU, with CUDA activity on?")
     attribution = attribute(trace)
     device, process, everywhere = _busiest(attribution.table)
     mine = of_process(trace, process)
-    steps = find_steps(mine, everywhere)
-    inside = pl.Series(steps.of(launch_times(everywhere)) >= 0)
-    work, outside = (everywhere, everywhere.clear()) if inside.all() else map(everywhere.filter, (inside, ~inside))
-    if not work.height:
-        problem = f"{trace.path}: no GPU work falls into the steps ({steps.how})"
+    found = find_steps(mine, everywhere)
+    launched = launch_times(everywhere)
+    outside = int((found.of(launched) < 0).sum())
+    if outside == everywhere.height:
+        problem = f"{trace.path}: no GPU work falls into the steps ({found.how})"
         raise FlopwiseError(problem, "is the trace cut off?")
-    low, high = _window(steps, work, outside)
-    if high <= low:
+    at = edges(found, everywhere, launched, mine, device)
+    if at[-1] <= at[0]:
         problem = f"{trace.path}: its GPU work takes no time at all"
         raise FlopwiseError(problem, "is the trace cut off, or its clock too coarse?")
+    times = step_times(mine, found, everywhere, launched, at, device)
+    first, last = steady_run(times)
+    steps, low, high = found.part(first, last), int(at[first]), int(at[last])
+    waited = host_gaps(mine, low, high, device)
+    lost = idle(mine, waited, low, high)
+    inside = pl.Series(steps.of(launched) >= 0)
+    work = everywhere if inside.all() else everywhere.filter(inside)
     return TracedSteps(
         whole=trace,
         trace=mine,
@@ -60,11 +79,20 @@ def traced_steps(trace: Trace) -> TracedSteps:
         steps=steps,
         work=work,
         totals=totals(_with_own_time(_with_shapes(work, trace))),
-        idle=idle(mine, low, high, device),
+        idle=lost,
+        blame=host_blame(mine, waited, len(steps)),
         low_ns=low,
         high_ns=high,
+        captures=2 * covered_ns(*clipped(*capturing(mine), low, high)) >= high - low,
+        times=times,
+        spread=spread(times, (first, last)),
         coverage=attribution.coverage,
-        notes=(*_graph_notes(work), *_left_out(steps, attribution.table, device, outside.height)),
+        notes=(
+            *_graph_notes(work),
+            *_set_apart(times, (first, last)),
+            *_only_cold(times, lost, high - low),
+            *_left_out(found, attribution.table, device, outside, int((launched == BEFORE).sum())),
+        ),
     )
 
 
@@ -82,21 +110,6 @@ def _busiest(work: pl.DataFrame) -> tuple[int, int, pl.DataFrame]:
     return device, process, work
 
 
-def _window(steps: Steps, work: pl.DataFrame, other: pl.DataFrame) -> tuple[int, int]:
-    """From the first work of the steps to the last; of marked steps from the first mark to the end of the last, or of its work.
-
-    A host that runs ahead opens a step while the GPU still has earlier work: the step begins when that is done.
-    """
-    first = int(work["start_ns"].to_numpy().min())
-    last = int((work["start_ns"] + work["duration_ns"]).to_numpy().max())
-    if steps.marked_ns is None:
-        return first, last
-    opened, closed = steps.marked_ns
-    earlier = other.filter(pl.col("start_ns") < first)
-    done = int((earlier["start_ns"] + earlier["duration_ns"]).to_numpy().max(initial=opened))
-    return min(first, max(opened, done)), max(last, closed)
-
-
 def _graph_notes(work: pl.DataFrame) -> list[Note]:
     share = gpu_time(work.filter("replayed")) / max(gpu_time(work), 1)
     unknown = "comes from CUDA graphs captured outside the trace: its modules and phases are unknown"
@@ -107,16 +120,40 @@ def _graph_notes(work: pl.DataFrame) -> list[Note]:
     return notes
 
 
-def _left_out(steps: Steps, everything: pl.DataFrame, device: int, outside: int) -> list[Note]:
+def _set_apart(times: Sequence[StepTime], run: tuple[int, int]) -> list[Note]:
+    """Steps that the figures are not of, each with its reason."""
+    apart = [one for one in times if one.kind != STEADY]
+    if not apart or len(apart) == len(times):
+        return []
+    named = "; ".join(f"step {one.number} ({units.duration(one.ns)}: {one.why})" for one in apart[:_NAMED])
+    more = f" and {len(apart) - _NAMED} more" if len(apart) > _NAMED else ""
+    which = f"step {run[1]}" if run[1] - run[0] == 1 else f"steps {run[0] + 1} to {run[1]}"
+    return [Note("cold_steps", f"not steady, left out of the figures: {named}{more}; these are of {which}")]
+
+
+def _only_cold(times: Sequence[StepTime], lost: Idle, window_ns: int) -> list[Note]:
+    """A single step that compiles cannot be compared with others, but says so itself."""
+    spent = lost.by_cause_ns[COMPILATION]
+    text = f"the only step is cold: the GPU waits {units.duration(spent)} while the host compiles or loads kernels"
+    return [Note("cold_step", text)] if len(times) == 1 and spent >= BOUND * window_ns else []
+
+
+def _left_out(steps: Steps, everything: pl.DataFrame, device: int, outside: int, before: int) -> list[Note]:
     """What the trace holds besides the work that is explained."""
     n_devices, n_processes = everything["device"].n_unique(), (everything["process"].unique() != NO_ID).sum()
+    after = outside - before
     cases = (
-        (outside, "outside", f"{outside} pieces of GPU work were launched outside the steps and are left out"),
+        (before, "queued_before", f"GPU work queued before the trace began is left out: {_pieces(before)}"),
+        (after, "outside", f"GPU work launched outside the steps is left out: {_pieces(after)}"),
         (steps.n_empty, "empty_steps", f"marked steps that launched no GPU work, not counted: {steps.n_empty}"),
         (n_devices > 1, "devices", f"{n_devices} devices worked; this is device {device}, the busiest"),
         (n_processes > 1, "processes", f"{n_processes} processes used the GPU; this is the busiest"),
     )
     return [Note(key, text) for holds, key, text in cases if holds]
+
+
+def _pieces(n: int) -> str:
+    return "1 piece" if n == 1 else f"{n} pieces"
 
 
 def _with_shapes(work: pl.DataFrame, trace: Trace) -> pl.DataFrame:
@@ -135,14 +172,15 @@ def _with_shapes(work: pl.DataFrame, trace: Trace) -> pl.DataFrame:
 
 def _with_own_time(work: pl.DataFrame) -> pl.DataFrame:
     """`own_ns`: the durations, instants at which several pieces ran counted once, for the one that began first; those of
-    the optimizer only where the model's own work did not run, those of communication only where nothing else ran. They add
-    up to the time in which there was work."""
+    the optimizer only where the model's own work did not run, those of communication only where neither ran, those of copies
+    between host and device only where nothing else ran. They add up to the time in which there was work."""
     start, duration = work["start_ns"].to_numpy(), work["duration_ns"].to_numpy()
     end = start + duration
     updates = ((work["class"] == OPTIMIZER_KERNEL) | (work["phase"] == OPTIMIZER)).to_numpy()
     rank = np.where((work["class"] == COMMUNICATION).to_numpy(), 2, updates.astype(np.int64))
+    rank[work["name"].cast(pl.String).is_in(list(NAMES)).to_numpy()] = 3
     own = np.zeros(len(start), dtype=np.int64)
-    for number in range(3):
+    for number in range(4):
         mine, before = rank == number, rank < number
         alone = counted_once(start[mine], end[mine])  # the last part of each
         own[mine] = alone - covered_within(end[mine] - alone, end[mine], start[before], end[before])

@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from flopwise.analysis.idle import gpu_work, held_up_calls, host_calls, waits
+from flopwise.analysis.gpu_gaps import gpu_work
+from flopwise.analysis.host_activity import held_up_calls, host_calls, waits
 from flopwise.analysis.intervals import Times, counted_once, covered_within
 from flopwise.analysis.profiler_cost import COSTS, NO_COST, CostRange, ProfilerCost, unit_ns
 from flopwise.analysis.traced_steps import TracedSteps

@@ -1,17 +1,18 @@
 """From the ideal step to the measured one: where every nanosecond between them went. The parts add up to the step exactly."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import polars as pl
 
 from flopwise import units
 from flopwise.analysis import idle as causes
 from flopwise.analysis.bandwidth import Key, at_bandwidth, bytes_ns
+from flopwise.analysis.blame import OUTSIDE, HostBlame
 from flopwise.analysis.computing import BY_WORKLOAD, Computing, KnownWork, computing
 from flopwise.analysis.idle import Idle
 from flopwise.analysis.products import Gap
-from flopwise.analysis.timed_work import AGAIN, COMMUNICATES, CORE, MOVING, UPDATE, TimedWork, timed_work
+from flopwise.analysis.timed_work import AGAIN, COMMUNICATES, CORE, MOVES_TO_HOST, MOVING, UPDATE, TimedWork, timed_work
 from flopwise.analysis.traced_steps import TracedSteps
 from flopwise.predict.flops import mfu
 from flopwise.records import waterfall as parts
@@ -25,15 +26,22 @@ from flopwise.work.operation import ATTENTION
 PREDICTED = "predicted"
 WORTH_NAMING = 0.001  # of the step
 UNTRACED, TRACED = "the untraced step", "the trace"
-_IDLE = {  # of a cause: the part it counts in; all others are IDLE_OTHER
+PART_OF_CAUSE = {  # of a cause: the part it counts in; all others are IDLE_OTHER
     causes.LATE_LAUNCH: parts.IDLE_LAUNCH,
     causes.SYNCHRONISATION: parts.IDLE_SYNCHRONISATION,
     causes.INPUT: parts.IDLE_INPUT,
+    causes.TRANSFER: parts.IDLE_INPUT,
+    causes.HOST: parts.IDLE_HOST,
+    causes.COMPILATION: parts.IDLE_COMPILATION,
+    causes.ALLOCATOR: parts.IDLE_ALLOCATOR,
 }
 _WAITED = {
     parts.IDLE_LAUNCH: "the host had not yet launched what came next",
-    parts.IDLE_SYNCHRONISATION: "the host had just waited for the GPU",
+    parts.IDLE_SYNCHRONISATION: "the host waited for the GPU, or had just done so",
     parts.IDLE_INPUT: "the host waited for data, or copied it out of pageable memory",
+    parts.IDLE_HOST: "the host ran other code and launched nothing",
+    parts.IDLE_COMPILATION: "the host compiled, or loaded kernels",
+    parts.IDLE_ALLOCATOR: "the host asked the driver for memory, or gave some back",
 }
 
 
@@ -60,7 +68,7 @@ def waterfall(
             _computed(done, work, ceilings, gpu),
             _memory_bound(work, known, ceilings),
             _others(work, known, ceilings),
-            _idle(work, idle),
+            _idle(work, idle, steps.blame),
         )
         for part in some
     }
@@ -188,16 +196,18 @@ def _others(work: TimedWork, known: KnownWork | None, ceilings: Ceilings) -> Ite
     yield _part(work, parts.RECOMPUTATION, sum(again.values()), "computed again in the backward pass", again)
     yield _part(work, parts.OPTIMIZER_PART, sum(update.values()), "; ".join(why), update)
     yield _part(work, parts.EXPOSED_COMMUNICATION, sum(talk.values()), "while nothing else ran")
+    yield _part(work, parts.TRANSFERS, work.ns(MOVES_TO_HOST), "while nothing else ran")
 
 
-def _idle(work: TimedWork, idle: Idle) -> Iterator[WaterfallPart]:
+def _idle(work: TimedWork, idle: Idle, blamed: Sequence[HostBlame]) -> Iterator[WaterfallPart]:
     """By cause; with it the time in which the GPU did other work than these steps'."""
     by_part: dict[str, dict[str, float]] = {}
     for cause, ns in (*idle.by_cause_ns.items(), ("other work", work.elsewhere_ns * work.n)):
-        by_part.setdefault(_IDLE.get(cause, parts.IDLE_OTHER), {})[cause] = ns / work.n
+        by_part.setdefault(PART_OF_CAUSE.get(cause, parts.IDLE_OTHER), {})[cause] = ns / work.n
     for name, spent in by_part.items():
         named = ", ".join(f"{cause} {units.duration(ns)}" for cause, ns in spent.items() if ns)
-        yield _part(work, name, sum(spent.values()), _WAITED.get(name, named), spent)
+        most = next((f"; most in {one.what}" for one in blamed if one.cause in spent and one.what != OUTSIDE), "")
+        yield _part(work, name, sum(spent.values()), _WAITED.get(name, named) + most, spent)
 
 
 def _least_ns(known: KnownWork, ceilings: Ceilings) -> float:

@@ -24,6 +24,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     code: str = ""  # the lines of PyTorch that do it
     confidence: str = MEDIUM
     draws_on: dict[str, float] = {}
+    evidence_ns: float | None = None  # what its evidence adds up to, of one step: no saving is more; None: by the model
     counted_ns: float | None = None  # what it still saves after the findings before it; set by the ranking
     enables: bool = False  # the others save what is counted for them only with this one; set by the ranking
 

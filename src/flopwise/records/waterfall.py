@@ -16,9 +16,13 @@ BELOW_BANDWIDTH = "memory-bound work below bandwidth"
 RECOMPUTATION = "recomputation"
 OPTIMIZER_PART = "optimizer"
 EXPOSED_COMMUNICATION = "exposed communication"
+TRANSFERS = "copies between host and GPU"
 IDLE_LAUNCH = "idle: late launches"
 IDLE_SYNCHRONISATION = "idle: synchronisation"
 IDLE_INPUT = "idle: input pipeline"
+IDLE_HOST = "idle: host code"
+IDLE_COMPILATION = "idle: compilation"
+IDLE_ALLOCATOR = "idle: memory allocation"
 IDLE_OTHER = "idle: other"
 KEYS = {  # in the order of a waterfall
     IDEAL: "ideal",
@@ -32,13 +36,20 @@ KEYS = {  # in the order of a waterfall
     RECOMPUTATION: "recomputation",
     OPTIMIZER_PART: "optimizer",
     EXPOSED_COMMUNICATION: "exposed_communication",
+    TRANSFERS: "transfers",
     IDLE_LAUNCH: "idle_launch",
     IDLE_SYNCHRONISATION: "idle_synchronisation",
     IDLE_INPUT: "idle_input",
+    IDLE_HOST: "idle_host",
+    IDLE_COMPILATION: "idle_compilation",
+    IDLE_ALLOCATOR: "idle_allocator",
     IDLE_OTHER: "idle_other",
 }
 PARTS = tuple(KEYS)
-IDLE_PARTS = (IDLE_LAUNCH, IDLE_SYNCHRONISATION, IDLE_INPUT, IDLE_OTHER)
+IDLE_PARTS = (
+    *(IDLE_LAUNCH, IDLE_SYNCHRONISATION, IDLE_INPUT, IDLE_HOST),
+    *(IDLE_COMPILATION, IDLE_ALLOCATOR, IDLE_OTHER),
+)
 
 
 class WaterfallPart(msgspec.Struct, frozen=True, kw_only=True):

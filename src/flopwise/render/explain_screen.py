@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from flopwise import units
 from flopwise.advice.findings import worth_most
 from flopwise.analysis.explanation import UNDISTURBED, Explanation
-from flopwise.analysis.idle import LATE_LAUNCH
 from flopwise.analysis.reach import Reach
+from flopwise.analysis.waterfall import PART_OF_CAUSE
 from flopwise.records import waterfall as parts_of
 from flopwise.records.finding import Finding
 from flopwise.records.waterfall import Waterfall
@@ -36,9 +36,13 @@ _LEGEND = {
     parts_of.RECOMPUTATION: ("recomputation", OTHER),
     parts_of.OPTIMIZER_PART: ("optimizer", OTHER),
     parts_of.EXPOSED_COMMUNICATION: ("communication", OTHER),
+    parts_of.TRANSFERS: ("copies to and from host", OTHER),
     parts_of.IDLE_LAUNCH: ("idle: late launches", IDLE),
     parts_of.IDLE_SYNCHRONISATION: ("idle: host waits", IDLE),
     parts_of.IDLE_INPUT: ("idle: input data", IDLE),
+    parts_of.IDLE_HOST: ("idle: host code", IDLE),
+    parts_of.IDLE_COMPILATION: ("idle: compilation", IDLE),
+    parts_of.IDLE_ALLOCATOR: ("idle: allocation", IDLE),
     parts_of.IDLE_OTHER: ("idle: other", IDLE),
 }
 _MATMUL = (*(parts_of.MATMUL_SHAPE, parts_of.MATMUL_UNALIGNED), *(parts_of.MATMUL_PRECISION, parts_of.MATMUL_OTHER))
@@ -98,11 +102,12 @@ def waterfall_parts(found: Waterfall) -> tuple[Part, ...]:
 
 def _class_parts(e: Explanation) -> tuple[Part, ...]:
     """Without known limits: GPU time by class, and idle time by cause."""
-    causes = (e.untraced_idle or e.idle).by_cause_ns
-    late = causes.get(LATE_LAUNCH, 0) / e.steps
-    other = sum(causes.values()) / e.steps - late
-    idle = (Part("idle: late launches", late, IDLE), Part("idle: other", other, IDLE))
-    return (*(Part(name, ns) for name, ns in _counted_once(e).items()), *idle)
+    idle: dict[str, float] = {}
+    for cause, ns in (e.untraced_idle or e.idle).by_cause_ns.items():
+        name = _LEGEND[PART_OF_CAUSE.get(cause, parts_of.IDLE_OTHER)][0]
+        idle[name] = idle.get(name, 0.0) + ns / e.steady_steps
+    waiting = tuple(Part(name, ns, IDLE) for name, ns in idle.items() if ns)
+    return (*(Part(name, ns) for name, ns in _counted_once(e).items()), *waiting)
 
 
 def _counted_once(e: Explanation) -> dict[str, float]:

@@ -6,7 +6,8 @@ from typing import Any
 import msgspec
 
 from flopwise import units
-from flopwise.analysis.explanation import Explanation, Kernel, Share, changes, idle_share, in_two_words
+from flopwise.analysis.explanation import Explanation, Kernel, Share, changes, idle_share
+from flopwise.analysis.verdict import in_two_words
 from flopwise.records.run import STEP
 from flopwise.records.table import Column, Table
 from flopwise.render.findings_view import findings_view
@@ -65,7 +66,7 @@ def _names(explanations: Sequence[Explanation]) -> list[str]:
 
 def traced_idle_share(e: Explanation) -> float:
     """How long the GPU waits, with the profiler."""
-    return e.idle.total_ns / max(e.window_ns * e.steps, 1)
+    return e.idle.total_ns / max(e.window_ns * e.steady_steps, 1)
 
 
 def _summary(e: Explanation) -> Table:
@@ -199,12 +200,16 @@ def _operators(e: Explanation) -> Table:
 
 def _idle(e: Explanation) -> Table:
     rows = [
-        {"cause": cause, "idle_ns": ns / e.steps, "share": ns / max(e.window_ns * e.steps, 1)}
+        {"cause": cause, "idle_ns": ns / e.steady_steps, "share": ns / max(e.window_ns * e.steady_steps, 1)}
         for cause, ns in e.idle.by_cause_ns.items()
         if ns
     ]
     for row in rows if e.untraced_idle is not None else ():
-        ns = e.untraced_idle.by_cause_ns.get(str(row["cause"]), 0) / e.steps if e.untraced_idle is not None else 0.0
+        ns = (
+            e.untraced_idle.by_cause_ns.get(str(row["cause"]), 0) / e.steady_steps
+            if e.untraced_idle is not None
+            else 0.0
+        )
         row |= {"untraced_ns": ns, "untraced_share": ns / max(e.step_ns, 1)}
     untraced = "untraced_ns: untraced [ms] | untraced_share: of the step"
     shown = columns(f"cause | {untraced} | idle_ns: traced [ms] | share: of the traced step")
@@ -220,7 +225,7 @@ def _overview(explanations: Sequence[Explanation]) -> Table:
             "idle_share": traced_idle_share(e),
             "mfu": e.waterfall.mfu if e.waterfall else None,
             **{f"{p.name}_ns": p.gpu_ns for p in e.phases},
-            "verdict": in_two_words(e),
+            "verdict": in_two_words(e.bound),
         }
         for e, name in zip(explanations, _names(explanations), strict=True)
     )

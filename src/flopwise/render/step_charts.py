@@ -29,7 +29,6 @@ _COLOURS = (
 _BEYOND, _ROOM = 1.12, 0.7  # of the step: where the axis ends, and a bar up to which its time fits on the right
 _WITH_SHARE = 0.7  # of the step: the room that its share needs beside it, on a page of 390 px
 _MATMULS = (w.MATMUL_SHAPE, w.MATMUL_UNALIGNED, w.MATMUL_PRECISION, w.MATMUL_OTHER)
-_WAITS = (w.IDLE_LAUNCH, w.IDLE_SYNCHRONISATION, w.IDLE_INPUT, w.IDLE_OTHER)
 # What is useful, what the GPU computes beyond it, what it moves, what it waits for; distinct without red and green.
 _PART_COLOURS = {
     w.IDEAL: "#009E73",
@@ -40,7 +39,8 @@ _PART_COLOURS = {
     w.RECOMPUTATION: "#7A5195",
     w.OPTIMIZER_PART: "#56B4E9",
     w.EXPOSED_COMMUNICATION: "#8C564B",
-    **dict.fromkeys(_WAITS, "#999999"),
+    w.TRANSFERS: "#BCBD22",
+    **dict.fromkeys(w.IDLE_PARTS, "#999999"),
     **dict.fromkeys((MEASURED_STEP, ESTIMATED_STEP), "#6B6B6B"),
 }
 

@@ -9,7 +9,8 @@ they know nothing of the autograd thread.
 Phases, the first rule that holds:
 1. Inside a backward node: 'backward'; but 'recompute' under a forward op or range nested in it (checkpointing), and
    'optimizer' under an optimizer range nested in it (a step taken in a gradient hook).
-2. Inside a range named after a phase on the launching thread (forward, loss, backward, optimizer, Optimizer.step#…): that one.
+2. Inside a range named after a phase on the launching thread (forward, loss, backward, optimizer, Optimizer.step#…): that one;
+   but 'forward' under an op that autograd recorded inside the optimizer's (its closure runs the model).
 3. On an autograd thread, or on a thread without ops while another thread of the process is in a 'backward' range: 'backward'.
 4. By op: cross-entropy and its kin: 'loss'; fused and foreach optimizer ops: 'optimizer'; an op that autograd recorded, or
    any op of a trace without gradients and phase ranges (inference): 'forward'.
@@ -235,6 +236,7 @@ def phase_codes(host: Host, at: Points, op: Ints, node: Ints, marked: Ints, in_l
         ((node >= 0) & nested & (by_range == _CODE[OPTIMIZER]), OPTIMIZER),
         ((node >= 0) & again, RECOMPUTE),
         (node >= 0, BACKWARD),
+        ((by_range == _CODE[OPTIMIZER]) & (forward > marked), FORWARD),
         *((by_range == _CODE[phase], phase) for phase in PHASES),
         (autograd | elsewhere, BACKWARD),
         (in_loss, LOSS),

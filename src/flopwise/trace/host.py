@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from flopwise.trace.columns import first_rows
 from flopwise.trace.nesting import Flags, Ints, Nesting
-from flopwise.trace.phases import BACKWARD, PHASES, is_step, phase_of_range
+from flopwise.trace.phases import BACKWARD, PHASES, is_iteration, is_step, phase_of_range
 from flopwise.trace.tables import MODULE, NO_ID, STEP, Trace
 from flopwise.work.kernel_spelling import LONGEST_MATCHED
 
@@ -78,7 +78,8 @@ class Host:
             return np.concatenate([(kinds == kind).to_numpy(), np.zeros(n_ops, dtype=bool)])
 
         is_op = np.arange(self._n_ranges + n_ops) >= self._n_ranges
-        module, step = of_kind(MODULE), of_kind(STEP) | self._names_where(is_step)[name]
+        around = self._names_where(lambda text: is_step(text) or is_iteration(text))
+        module, step = of_kind(MODULE), of_kind(STEP) | around[name]
         sequenced = np.empty(len(name), dtype=bool)
         sequenced[whole.order] = self._sequence != NO_ID
         backward = self._named(_BACKWARD_NODE)[name]

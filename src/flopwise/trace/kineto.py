@@ -21,6 +21,7 @@ import polars as pl
 
 from flopwise.errors import FlopwiseError
 from flopwise.records.note import Note, counted
+from flopwise.trace.call_names import is_kept
 from flopwise.trace.columns import among, first_rows, launching, shaped_tables
 from flopwise.trace.kineto_columns import EventColumns, NeedsExactTimes
 from flopwise.trace.kineto_stream import EventStream
@@ -95,6 +96,7 @@ def _trace(columns: EventColumns, stream: EventStream) -> Trace:
         "ops": ops,
         "ranges": _ranges(annotations, modules, is_step, _named(names, re.compile(re.escape(_MODULE_MARK)))),
         "frames": columns.take("frames"),
+        "calls": calls.filter(pl.col("name").is_in([number for number, name in enumerate(names) if is_kept(name)])),
     }
     return Trace(
         source="kineto",

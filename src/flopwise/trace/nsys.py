@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from flopwise.errors import one_line
 from flopwise.records.note import Note, counted
+from flopwise.trace.call_names import is_kept
 from flopwise.trace.columns import compact, first_rows, launching, one_call_each, shaped_tables
 from flopwise.trace.nsys_file import MISSING, Export, Ints, open_export, or_no_id, process_of, quoted, spellings
 from flopwise.trace.nvtx import NameTable, read_nvtx, with_engine_sequence
@@ -41,9 +42,7 @@ _KIND_NAMES = pl.Series([*_COPY_KINDS, "memset"])
 
 # Calls that can put nothing on the GPU: half of all rows, not worth fetching. Whether any other call did is then decided by
 # its correlation id.
-_NEVER_LAUNCHES = re.compile(
-    r"Get|Query|IsCapturing|Occupancy|Malloc|Free|Event(Create|Destroy|Record)|CallConfiguration"
-)
+_NEVER_LAUNCHES = re.compile(r"Get|Query|IsCapturing|Occupancy|Event(Create|Destroy|Record)|CallConfiguration")
 # Without Async the host waits, except between devices.
 _WAITS = re.compile(r"Synchronize|^cu(da)?Memcpy(?!.*(Async|DtoD|Peer))")
 _API_NAME = re.compile(r"cu\w{1,100}")
@@ -89,6 +88,7 @@ def _tables(export: Export, names: NameTable, shapes: Shapes, notes: list[Note])
         "launches": launching(calls.filter(~pl.col("graph")), list(work.values())),
         "graph_launches": one_call_each(calls.filter("graph")),
         "syncs": calls.filter("waits"),
+        "calls": calls.filter("kept"),
     }
     return {"ops": ops, "ranges": ranges, "graph_nodes": _graph_nodes(export)} | work | of_calls
 
@@ -137,10 +137,10 @@ def _copies(export: Export) -> pl.DataFrame:
 
 
 def _calls(export: Export, names: NameTable) -> pl.DataFrame:
-    """Runtime and driver API calls that may have launched something, launched a graph, or waited for the GPU."""
+    """Runtime and driver API calls that may have launched something, launched a graph, waited for the GPU, or are kept."""
     tables = [export.table(f"CUPTI_ACTIVITY_KIND_{api}") for api in ("RUNTIME", "DRIVER")]
     parts = [_calls_of(export, table, names) for table in tables if table]
-    flags = {"waits": pl.Boolean, "graph": pl.Boolean}
+    flags = {"waits": pl.Boolean, "graph": pl.Boolean, "kept": pl.Boolean}
     return pl.concat(parts) if parts else pl.DataFrame(schema=TABLES["launches"] | flags)
 
 
@@ -154,11 +154,11 @@ def _calls_of(export: Export, table: str, names: NameTable) -> pl.DataFrame:
     named = _named(export, calls["name"], names, "(unnamed call)", lambda text: _API_VERSION.sub("", text, count=1))
     texts = list(names.ids)
     distinct, inverse = np.unique(named, return_inverse=True)
-    waits, graph = (
-        np.array([bool(pattern.search(texts[i])) for i in distinct], dtype=bool)[inverse]
-        for pattern in (_WAITS, _GRAPH_LAUNCH)
-    )
-    return _spans(calls | {"name": named, "waits": waits, "graph": graph})
+    flags = {
+        flag: np.array([bool(holds(texts[i])) for i in distinct], dtype=bool)[inverse]
+        for flag, holds in (("waits", _WAITS.search), ("graph", _GRAPH_LAUNCH.search), ("kept", is_kept))
+    }
+    return _spans(calls | {"name": named} | flags)
 
 
 def _never_launching(export: Export) -> list[int]:

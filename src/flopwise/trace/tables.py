@@ -25,6 +25,7 @@ LAUNCHES = _HOST | _CALL  # runtime and driver API calls that put work on the GP
 GRAPH_LAUNCHES = LAUNCHES  # one call that runs a whole CUDA graph
 GRAPH_RUNS = _GPU | _CALL  # a CUDA graph traced as one row, its kernels unknown
 SYNCS = _HOST  # calls in which the host waited for the GPU
+CALLS = _HOST  # other calls that take the host's time: memory, kernels' code, capture of graphs; see call_names
 OPS = _HOST | {
     "sequence": pl.Int64,  # shared by a forward op and its backward node
     "backward": pl.Boolean,  # it runs the gradient of the forward op with the same sequence number
@@ -51,6 +52,7 @@ TABLES: dict[str, dict[str, Any]] = {
     "ranges": RANGES,
     "graph_nodes": GRAPH_NODES,
     "frames": FRAMES,
+    "calls": CALLS,
 }
 
 
@@ -71,6 +73,7 @@ class Trace:
     ranges: pl.DataFrame
     graph_nodes: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=GRAPH_NODES))
     frames: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=FRAMES))
+    calls: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=CALLS))
     sized_ops: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=SIZED_OPS))
     shapes: tuple[str, ...] = ("",)  # sizes of an op's inputs, '[[48, 512, 64], [48, 64, 512]]', each text once
     op_inputs: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=OP_INPUTS))

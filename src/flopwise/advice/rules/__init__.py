@@ -1,14 +1,18 @@
 """One file per rule: `check(facts)` gives a finding, or None where nothing is wrong. A new rule is a file and a line here."""
 
 from flopwise.advice.rules import (
+    allocator_calls,
     checkpointing,
+    cold_kernels,
     eager_pieces,
     exposed_communication,
     exposed_optimizer,
+    exposed_transfers,
     fp32_logits,
     fp32_matmul,
     fragmentation,
     graph_breaks,
+    host_code,
     host_next,
     host_syncs,
     input_stalls,
@@ -38,4 +42,5 @@ _COMPUTE = (
 )
 _DATA = (fp32_logits, unaligned, small_batch, host_syncs, repeated_casts, zeroed_gradients, input_stalls, fragmentation)
 _SYSTEM = (checkpointing, throttled, graph_breaks, exposed_communication, exposed_optimizer)
-ALL_RULES = (*_COMPUTE, *_DATA, *_SYSTEM)
+_HOST = (host_code, allocator_calls, cold_kernels, exposed_transfers)
+ALL_RULES = (*_COMPUTE, *_DATA, *_SYSTEM, *_HOST)

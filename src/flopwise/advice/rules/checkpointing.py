@@ -50,7 +50,9 @@ def _not_needed(facts: Facts, again: float) -> Finding | None:
     saving = predicted_or(facts, levers, traced)
     evidence = (f"without checkpointing the predicted peak is {units.size(peak)} of {units.size(memory)}",)
     title = f"activations are computed again{took}, although all fit"
-    return NOT_NEEDED.finding(facts, title, saving, evidence, recompute_ns=again, peak_bytes=peak, memory_bytes=memory)
+    return NOT_NEEDED.finding(
+        facts, title, saving, evidence, evidence_ns=again, recompute_ns=again, peak_bytes=peak, memory_bytes=memory
+    )
 
 
 def _missing(facts: Facts) -> Finding | None:

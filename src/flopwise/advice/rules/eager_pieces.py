@@ -1,7 +1,7 @@
 """Norm, activation or RoPE written out in eager PyTorch, where one kernel does it.
 
 Looks for: levers norm, activation or rope at `eager` in a step that is not compiled; in a trace of unknown origin, modules
-named after them whose work is {EAGER_KERNELS:g} or more kernels a call.
+named after them whose work is {EAGER_KERNELS:g} or more kernels in a row.
 Saving: the step with that lever at `triton`, by the model; from a trace alone, {EAGER_SAVED} of the module's elementwise and
 reduction time, an assumption: the pieces read and write every tensor two to three times as often as one kernel does.
 Fix: flopwise's kernels (`norm = triton` …), `torch.nn.functional.rms_norm`, or torch.compile.
@@ -15,7 +15,6 @@ from flopwise.advice.facts import Facts
 from flopwise.advice.savings import Rule, gpu_time_saved, predicted_or
 from flopwise.records.finding import LOW, Finding
 from flopwise.records.waterfall import BELOW_BANDWIDTH, IDLE_LAUNCH, MEMORY_BOUND
-from flopwise.work.operation import COPY, ELEMENTWISE, REDUCTION
 
 PARTS = (BELOW_BANDWIDTH, MEMORY_BOUND, IDLE_LAUNCH)
 _ACTIVATION = "torch.compile(activation)      # or flopwise.kernels.swiglu.swiglu(gate, up)"
@@ -28,19 +27,19 @@ PIECES = {  # the lever: the modules that it is about, and the line that fixes i
 
 def check(facts: Facts) -> tuple[Finding, ...]:
     """Up to one for each piece."""
-    if facts.recipe is not None and facts.recipe.compile != "off":
+    if facts.serves or facts.replays or (facts.recipe is not None and facts.recipe.compile != "off"):
         return ()
     return tuple(found for piece in PIECES if (found := _piece(facts, piece)) is not None)
 
 
 def _piece(facts: Facts, piece: str) -> Finding | None:
     pattern, code = PIECES[piece]
-    spent, kernels, modules = _eager(facts, re.compile(pattern, re.IGNORECASE))
+    spent, kernels = _eager(facts, re.compile(pattern, re.IGNORECASE))
     recipe, rule = facts.recipe, Rule(__name__, PARTS, {piece: "triton"}, code)
     if recipe is not None and facts.model is not None:
         if getattr(recipe, piece) != "eager":
             return None
-    elif not spent or kernels < EAGER_KERNELS * modules:
+    elif not spent:
         return None
     saved = EAGER_SAVED * spent
     arithmetic = f"{units.duration(spent)} × {EAGER_SAVED} = {units.duration(saved)} of GPU time"
@@ -48,14 +47,14 @@ def _piece(facts: Facts, piece: str) -> Finding | None:
     saving = predicted_or(facts, rule.levers, gpu_time_saved(facts, saved, arithmetic, LOW))
     evidence = (f"{piece} = eager in the recipe" if recipe is not None else f"modules named after {piece}",)
     title = f"{piece} is written out in eager PyTorch{took}"
-    return rule.finding(facts, title, saving, evidence, spent_ns=spent, kernels=kernels)
+    return rule.finding(facts, title, saving, evidence, evidence_ns=spent, spent_ns=spent, kernels=kernels)
 
 
-def _eager(facts: Facts, pattern: re.Pattern[str]) -> tuple[float, float, int]:
-    """GPU time and kernels of the pieces in modules of that name, and how many such modules and phases there are."""
+def _eager(facts: Facts, pattern: re.Pattern[str]) -> tuple[float, float]:
+    """GPU time and number of the kernels that follow one another, enough of them, in modules of that name."""
     rows = [
-        part
-        for part in (facts.explanation.phase_class_modules if facts.explanation is not None else ())
-        if part.kind in (ELEMENTWISE, REDUCTION, COPY) and pattern.search(part.module.rpartition(".")[2])
+        chain
+        for chain in facts.details.chains
+        if chain.length >= EAGER_KERNELS and pattern.search(chain.module.rpartition(".")[2])
     ]
-    return sum(p.gpu_ns for p in rows), sum(p.count for p in rows), len({(p.phase, p.module) for p in rows})
+    return sum(chain.gpu_ns for chain in rows), sum(chain.length * chain.count for chain in rows)

@@ -1,7 +1,8 @@
 """The optimizer runs alone, after a backward pass that it could overlap.
 
 Looks for: an optimizer that takes {OPTIMIZER_SHARE:%} of the step or more, and a backward pass that is not compiled whole:
-that one hands over all gradients at its end. Not with fp16: loss scaling looks at all gradients before any update.
+that one hands over all gradients at its end. Not with fp16: loss scaling looks at all gradients before any update; nor with
+several ranks, whose gradients are added up first.
 Saving: the step with the weights updated within the backward pass, by the model; from a trace alone, {OVERLAP_SHARE} of the
 smaller of two: the optimizer's time, and that of backward's matmuls and attention. The gradients' memory besides.
 Fix: one optimizer for every block, stepped by `register_post_accumulate_grad_hook` on a second stream.
@@ -42,7 +43,8 @@ RULE = Rule(__name__, (OPTIMIZER_PART,), {"overlap": "on"}, CODE)
 def check(facts: Facts) -> Finding | None:
     step = facts.step_ns
     exposed = facts.part_ns(OPTIMIZER_PART) if facts.waterfall is not None else facts.phase_ns(OPTIMIZER)
-    if not step or exposed < OPTIMIZER_SHARE * step or not _can_overlap(facts.recipe):
+    talks = facts.details.communication_ns > 0  # its gradients are not those of the backward pass until then
+    if not step or exposed < OPTIMIZER_SHARE * step or talks or not _can_overlap(facts.recipe):
         return None
     saved = OVERLAP_SHARE * min(exposed, facts.class_ns(MATMUL, ATTENTION, phase=BACKWARD))
     arithmetic = (
@@ -54,7 +56,9 @@ def check(facts: Facts) -> Finding | None:
     # How much two kernels gain from running together differs from GPU to GPU.
     saving = msgspec.structs.replace(saving, confidence=LOW)
     updates, n_bytes = facts.kernels(lambda kernel: kernel.kind == OPTIMIZER), saved_bytes(facts, RULE.levers)
-    return RULE.finding(facts, title, saving, describe(updates), n_bytes, exposed_ns=exposed, step_ns=step)
+    return RULE.finding(
+        facts, title, saving, describe(updates), n_bytes, evidence_ns=exposed, exposed_ns=exposed, step_ns=step
+    )
 
 
 def _can_overlap(recipe: Recipe | None) -> bool:

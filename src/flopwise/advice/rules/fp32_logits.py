@@ -42,7 +42,7 @@ def check(facts: Facts) -> Finding | None:
     held = f", {units.size(n_bytes)} of memory" if n_bytes else ""
     title = f"the loss holds all logits in fp32{took}{held}"
     saving = predicted_or(facts, RULE.levers, gpu_time_saved(facts, LOSS_SAVED * spent, arithmetic, LOW))
-    return RULE.finding(facts, title, saving, describe(kernels), n_bytes, spent_ns=spent)
+    return RULE.finding(facts, title, saving, describe(kernels), n_bytes, evidence_ns=spent, spent_ns=spent)
 
 
 def _logits_bytes(facts: Facts) -> int:

@@ -14,14 +14,14 @@ from flopwise import units
 from flopwise.advice.constants import COMPILED_CALL_NS
 from flopwise.advice.facts import Facts
 from flopwise.advice.savings import Rule, idle_saved
-from flopwise.analysis.idle import LATE_LAUNCH
+from flopwise.analysis.idle import COMPILATION, LATE_LAUNCH
 from flopwise.records.finding import LOW, MEDIUM, Finding
-from flopwise.records.waterfall import IDLE_LAUNCH, IDLE_OTHER
+from flopwise.records.waterfall import IDLE_COMPILATION, IDLE_LAUNCH, IDLE_OTHER
 
 CODE = """TORCH_LOGS=graph_breaks,recompiles python train.py      # says where, and why
 model = torch.compile(model, fullgraph=True)            # a break is then an error
 torch._dynamo.mark_dynamic(tokens, 1)                   # a size that changes: no compilation for each"""
-RULE = Rule(__name__, (IDLE_LAUNCH, IDLE_OTHER), code=CODE)
+RULE = Rule(__name__, (IDLE_COMPILATION, IDLE_LAUNCH, IDLE_OTHER), code=CODE)
 
 
 def check(facts: Facts) -> Finding | None:
@@ -35,13 +35,22 @@ def check(facts: Facts) -> Finding | None:
         return None
     call = (facts.ceilings.compiled_call_ns if facts.ceilings is not None else 0.0) or COMPILED_CALL_NS
     ways = 2 if facts.phase_ns("backward") else 1
-    host = compiled.breaks * ways * call + compiled.compiling_ns
-    idle = facts.sure_idle_ns(LATE_LAUNCH)
+    host = compiled.breaks * ways * call
+    late, compiling = facts.sure_idle_ns(LATE_LAUNCH), min(compiled.compiling_ns, facts.sure_idle_ns(COMPILATION))
+    saved = min(host, late) + compiling
     arithmetic = (
-        f"{compiled.breaks} breaks × {ways} × {units.duration(call)} + compiling {units.duration(compiled.compiling_ns)} = "
-        f"{units.duration(host)} of the host, of which the GPU is idle at most {units.duration(idle)}"
+        f"{compiled.breaks} breaks × {ways} × {units.duration(call)} = {units.duration(host)} of the host, of which the GPU is "
+        f"idle at most {units.duration(late)}; + {units.duration(compiling)} idle while it compiles = {units.duration(saved)}"
     )
     title = f"compiled in pieces: {', '.join(text for text, number in parts.items() if number)}"
-    saving = idle_saved(min(host, idle), arithmetic, MEDIUM if compiled.compiling_ns else LOW)
+    saving = idle_saved(saved, arithmetic, MEDIUM if compiled.compiling_ns else LOW)
     regions = f"regions: {', '.join(compiled.frames[:12])}; {compiled.calls:.0f} calls a step"
-    return RULE.finding(facts, title, saving, (regions,), breaks=compiled.breaks, compiling_ns=compiled.compiling_ns)
+    return RULE.finding(
+        facts,
+        title,
+        saving,
+        (regions,),
+        evidence_ns=late + compiling,
+        breaks=compiled.breaks,
+        compiling_ns=compiled.compiling_ns,
+    )

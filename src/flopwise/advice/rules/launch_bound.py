@@ -2,18 +2,20 @@
 
 Looks for: GPU idle because the next kernel had not been launched yet, for {LAUNCH_BOUND_SHARE:%} of the step or more; without
 a trace, a step that takes longer than the GPU's own work while the host is busy all the time. Where the untraced step is an
-estimate, the share must hold at its optimistic end, too.
+estimate, the share must hold at its optimistic end, too. Not where CUDA graphs run {REPLAYED_SHARE:%} of the GPU time already.
 Saving: the step replayed as one CUDA graph, by the model; from a trace alone the untraced step's idle time by late launches,
 as a graph leaves none.
 Fix: capture the step in a CUDA graph, or compile it with `mode="reduce-overhead"`; fewer, larger kernels help as well.
 """
 
+import msgspec
+
 from flopwise import units
 from flopwise.advice.constants import LAUNCH_BOUND_SHARE
 from flopwise.advice.facts import Facts
 from flopwise.advice.savings import Rule, idle_saved, predicted_or
-from flopwise.analysis.explanation import LAUNCH_BOUND
 from flopwise.analysis.idle import LATE_LAUNCH
+from flopwise.analysis.verdict import BOUND
 from flopwise.records.finding import HIGH, MEDIUM, Finding
 from flopwise.records.waterfall import IDLE_LAUNCH, IDLE_OTHER
 
@@ -22,23 +24,30 @@ with torch.cuda.graph(graph):      # after three warm-up steps on a side stream,
     loss = train_step(tokens, targets)
 # each step: tokens.copy_(next_tokens); targets.copy_(next_targets); graph.replay()
 # or: torch.compile(model, mode="reduce-overhead")"""
+CODE_INFERENCE = """graph = torch.cuda.CUDAGraph()
+with torch.inference_mode(), torch.cuda.graph(graph):      # after three warm-up calls on a side stream
+    out = model(tokens)
+# each call: tokens.copy_(next_tokens); graph.replay(); use out
+# or: torch.compile(model, mode="reduce-overhead")"""
 RULE = Rule(__name__, (IDLE_LAUNCH, IDLE_OTHER), {"graph": "on"}, CODE)
 
 
 def check(facts: Facts) -> Finding | None:
     step, late = facts.step_ns, _late_ns(facts)
     share = min(_sure_share(facts), late / step) if step else 0.0
-    if share < LAUNCH_BOUND_SHARE or (facts.recipe is not None and facts.recipe.graph == "on"):
+    captured = facts.replays or (facts.recipe is not None and facts.recipe.graph == "on")
+    if share < LAUNCH_BOUND_SHARE or captured:
         return None
     arithmetic = f"idle by late launches {units.duration(late)} of {units.duration(step)}: a replayed graph has none"
     # From a trace alone, what is freed here is the step's own time.
     traced = idle_saved(late, arithmetic, HIGH if facts.untraced_ns is not None else MEDIUM)
     e = facts.explanation
-    is_bound = e.launch_bound if e is not None else share >= LAUNCH_BOUND
+    is_bound = e.launch_bound if e is not None else share >= BOUND
     bound = "launch-bound: " if is_bound else ""  # as the verdict says it
     title = f"{bound}the GPU waits {units.duration(late)} of {units.duration(step)} for launches"
     saving = predicted_or(facts, RULE.levers, traced)
-    return RULE.finding(facts, title, saving, evidence(facts), late_ns=late, step_ns=step)
+    rule = RULE if facts.trains else msgspec.structs.replace(RULE, code=CODE_INFERENCE)
+    return rule.finding(facts, title, saving, evidence(facts), evidence_ns=late, late_ns=late, step_ns=step)
 
 
 def _late_ns(facts: Facts) -> float:

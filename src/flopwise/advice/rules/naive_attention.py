@@ -4,7 +4,7 @@ Looks for: softmax work and batched matmuls inside attention and no fused attent
 in a trace without modules; without a trace, the recipe's naive attention.
 Saving: the step with SDPA, by the model; from a trace alone the time of softmax, scale and mask, forward and backward: in a
 fused kernel they stay on chip (its matmuls are taken to be as fast as these). The scores' memory is saved as well.
-Fix: `torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)`.
+Fix: `torch.nn.functional.scaled_dot_product_attention(q, k, v)`, with `is_causal=True` for a causal mask.
 """
 
 from flopwise import units
@@ -16,7 +16,7 @@ from flopwise.records.waterfall import ATTENTION_PART, BELOW_BANDWIDTH, MEMORY_B
 from flopwise.trace.phases import LOSS
 from flopwise.work.operation import ATTENTION, SOFTMAX
 
-CODE = "out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)      # q, k, v: [B, H, T, D]"
+CODE = "out = torch.nn.functional.scaled_dot_product_attention(q, k, v)      # [B, H, T, D]; is_causal=True for a causal mask"
 RULE = Rule(__name__, (ATTENTION_PART, MEMORY_BOUND, BELOW_BANDWIDTH), {"attention": "sdpa"}, CODE)
 
 
@@ -28,7 +28,9 @@ def check(facts: Facts) -> Finding | None:
     traced = gpu_time_saved(facts, spent, f"softmax, scale and mask: {units.duration(spent)} of GPU time")
     took = f": {units.duration(spent)} of softmax and mask through memory" if spent else ""
     saving, n_bytes = predicted_or(facts, RULE.levers, traced), saved_bytes(facts, RULE.levers)
-    return RULE.finding(facts, f"attention is written out{took}", saving, _evidence(facts), n_bytes, softmax_ns=spent)
+    return RULE.finding(
+        facts, f"attention is written out{took}", saving, _evidence(facts), n_bytes, evidence_ns=spent, softmax_ns=spent
+    )
 
 
 def _softmax_ns(facts: Facts) -> float:

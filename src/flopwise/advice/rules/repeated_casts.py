@@ -35,7 +35,7 @@ _CAST = re.compile(
 
 def check(facts: Facts) -> Finding | None:
     recipe = facts.recipe
-    if facts.explanation is None or (recipe is not None and recipe.precision not in HALF):
+    if facts.explanation is None or not facts.trains or (recipe is not None and recipe.precision not in HALF):
         return None
     half = in_precision(facts, *HALF)
     casts = facts.kernels(lambda kernel: kernel.kind == COPY and _CAST.search(kernel.name) is not None)
@@ -50,4 +50,6 @@ def check(facts: Facts) -> Finding | None:
         f"casts {units.duration(spent)} − {units.duration(written)} to write the copies once = {units.duration(saved)}"
     )
     title = f"weights are cast to half precision in every step: {units.duration(spent)}"
-    return RULE.finding(facts, title, gpu_time_saved(facts, saved, arithmetic, LOW), describe(casts), casts_ns=spent)
+    return RULE.finding(
+        facts, title, gpu_time_saved(facts, saved, arithmetic, LOW), describe(casts), evidence_ns=spent, casts_ns=spent
+    )

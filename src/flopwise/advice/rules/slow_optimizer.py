@@ -1,13 +1,18 @@
 """The optimizer updates its tensors one by one, or pass by pass, where one fused kernel does.
 
-Looks for: an optimizer phase without fused kernels; many small kernels are a loop over tensors, `multi_tensor_apply` ones
-are `foreach`. Without a trace, the recipe's optimizer.
+Looks for: an optimizer phase without fused kernels; many small kernels are a loop over tensors, PyTorch's `multi_tensor_apply`
+ones are `foreach`. Not an optimizer that `torch.optim` has no fused form of (Shampoo), nor another library's (FusedAdam), nor the
+communication inside its step. Without a trace, the recipe's optimizer.
 Saving: the step with the fused optimizer, by the model; from a trace alone, its time beyond {FUSED_OPTIMIZER_BYTES} bytes a
 parameter at {REACHED_BANDWIDTH:%} of the bandwidth where the parameters are known (four tensors read, three written), else
 × (1 − {FUSED_OPTIMIZER_SHARE}): what fused AdamW takes of foreach's time (the two H200 traces in tests/trace/fixtures, 1.03 of
 2.83 ms).
 Fix: `torch.optim.AdamW(…, fused=True)`.
 """
+
+import re
+
+import msgspec
 
 from flopwise import units
 from flopwise.advice.constants import FUSED_OPTIMIZER_BYTES, FUSED_OPTIMIZER_SHARE, LOOP_KERNELS, REACHED_BANDWIDTH
@@ -18,8 +23,11 @@ from flopwise.records.finding import Finding
 from flopwise.records.waterfall import BELOW_BANDWIDTH, IDLE_LAUNCH, OPTIMIZER_PART
 from flopwise.spec.recipe import SCALES_ON_DEVICE
 from flopwise.trace.phases import OPTIMIZER
+from flopwise.work.operation import COMMUNICATION
 
 CODE = "optimizer = torch.optim.AdamW(model.parameters(), lr=lr, fused=True)"
+_FOREIGN = re.compile(r"multi_tensor_apply.*\b(?:adam|lamb|sgd|novograd|adagrad|lion)\w*functor", re.IGNORECASE)
+FUSED = ("Adam", "AdamW", "SGD", "Adagrad")  # of torch.optim, those with a fused implementation
 RULE = Rule(__name__, (OPTIMIZER_PART, BELOW_BANDWIDTH, IDLE_LAUNCH), {"optimizer": "fused"}, CODE)
 
 
@@ -27,12 +35,18 @@ def check(facts: Facts) -> Finding | None:
     recipe, spent = facts.recipe, facts.phase_ns(OPTIMIZER)
     if recipe is not None and recipe.optimizer in SCALES_ON_DEVICE:
         return None
+    names = facts.details.optimizers
     how = _by_kernels(facts) or _by_recipe(facts)
-    if not how:
+    if not how or (names and not any(name in FUSED for name in names)):
         return None
+    spent -= facts.class_ns(COMMUNICATION, phase=OPTIMIZER)
     took = f": {units.duration(spent)}" if spent else ""
     saving = predicted_or(facts, RULE.levers, gpu_time_saved(facts, *_beyond_fused(facts, spent)))
-    return RULE.finding(facts, f"the optimizer {how}{took}", saving, describe(facts.kernels(_updates)), spent_ns=spent)
+    name = next((name for name in names if name in FUSED), "AdamW")
+    levers = RULE.levers if name == "AdamW" else {}
+    rule = msgspec.structs.replace(RULE, code=CODE.replace("AdamW", name), levers=levers)
+    evidence = describe(facts.kernels(_updates))
+    return rule.finding(facts, f"the optimizer {how}{took}", saving, evidence, evidence_ns=spent, spent_ns=spent)
 
 
 def _updates(kernel: Kernel) -> bool:
@@ -47,6 +61,8 @@ def _by_kernels(facts: Facts) -> str:
     updates = [kernel.name.lower() for kernel in facts.kernels(_updates)]
     if any("fused" in name or name.startswith(("triton_", "adamw_", "_adamw")) for name in updates):
         return ""
+    if any(_FOREIGN.search(name) and "at::native" not in name for name in updates):
+        return ""  # not PyTorch's own: apex and DeepSpeed fuse with a function of that name
     if any("multi_tensor_apply" in name for name in updates):
         return "goes over all tensors once for every operation (foreach)"
     count = sum(share.count for share in e.phases if share.name == OPTIMIZER)

@@ -43,5 +43,5 @@ def check(facts: Facts) -> Finding | None:
         arithmetic = f"{units.duration(spent)} × (1 − {CUDNN_SHARE}) = {units.duration(saved)}: {why}"
         title = f"SDPA runs on {name}: {units.duration(spent)}, where cuDNN's is faster on {gpu.title}"
         saving = gpu_time_saved(facts, saved, arithmetic, confidence)
-        return RULE.finding(facts, title, saving, describe(slow), spent_ns=spent)
+        return RULE.finding(facts, title, saving, describe(slow), evidence_ns=spent, spent_ns=spent)
     return None

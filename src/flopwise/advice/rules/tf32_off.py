@@ -26,4 +26,6 @@ def check(facts: Facts) -> Finding | None:
         return None
     saving = predicted_or(facts, RULE.levers, gpu_time_saved(facts, saved, arithmetic))
     title = f"TF32 is off: {matmuls.amount} in fp32 without tensor cores"
-    return RULE.finding(facts, title, saving, (*describe(matmuls.kernels), ALTERNATIVE), matmul_ns=matmuls.ns)
+    return RULE.finding(
+        facts, title, saving, (*describe(matmuls.kernels), ALTERNATIVE), evidence_ns=matmuls.ns, matmul_ns=matmuls.ns
+    )

@@ -38,7 +38,9 @@ def check(facts: Facts) -> Finding | None:
     heat = f"{max(seen.temperature_c, default=0)} °C, {max(seen.power_mw, default=0) / 1000:.0f} W at most"
     title = f"clocks are throttled: {clock:.0f} of {fastest:.0f} MHz ({reasons})"
     saving = gpu_time_saved(facts, busy * lost, arithmetic, LOW if seen.throttle == (CAP,) else MEDIUM)
-    return RULE.finding(facts, title, saving, (f"reasons: {reasons}", heat), clock_mhz=clock, fastest_mhz=fastest)
+    return RULE.finding(
+        facts, title, saving, (f"reasons: {reasons}", heat), evidence_ns=busy, clock_mhz=clock, fastest_mhz=fastest
+    )
 
 
 def _clocks(facts: Facts, seen: Telemetry) -> tuple[float, float]:

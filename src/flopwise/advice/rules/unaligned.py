@@ -36,7 +36,7 @@ def check(facts: Facts) -> Finding | None:
     title = f"unaligned dimensions in {units.duration(spent)} of matmuls: {rounded}"
     saving = gpu_time_saved(facts, saved, f"{how} = {units.duration(saved)} of GPU time", confidence)
     rule = Rule(__name__, PARTS, code=f"vocab = {ROUND_UP_TO} * math.ceil(vocab / {ROUND_UP_TO})      # {rounded}")
-    return rule.finding(facts, title, saving, map(_describe, odd[:3]), spent_ns=spent)
+    return rule.finding(facts, title, saving, map(_describe, odd[:3]), evidence_ns=spent, spent_ns=spent)
 
 
 def _round_up(side: int) -> int:

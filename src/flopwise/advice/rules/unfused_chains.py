@@ -1,7 +1,8 @@
 """Chains of small kernels that a compiler would join into one.
 
 Looks for: two or more neighbouring kernels of one module that only move memory (elementwise, reductions, copies, norms),
-outside the optimizer and outside a written-out attention's softmax, and not yet a compiler's own.
+outside the optimizer and outside a written-out attention's softmax, and not yet a compiler's own. Not in the iterations of a
+serving engine, nor where CUDA graphs run {REPLAYED_SHARE:%} of the GPU time.
 Saving: the compiled step, by the model; from a trace alone {CHAIN_SAVED} of what the chains take beyond one kernel each: a chain
 of n moves its tensors n times, and part of what lies between must still be written for the backward pass.
 Fix: `torch.compile` the model, or the block that repeats.
@@ -25,7 +26,8 @@ _INSIDE_ATTENTION = re.compile(r"(?i)softmax|scores|attn_pv")  # a fused kernel 
 
 def check(facts: Facts) -> Finding | None:
     chains = [chain for chain in facts.details.chains if not _INSIDE_ATTENTION.search(chain.module)]
-    if not chains or (facts.recipe is not None and facts.recipe.compile != "off"):
+    compiled = facts.recipe is not None and facts.recipe.compile != "off"
+    if not chains or compiled or facts.replays or facts.serves:
         return None
     spent, beyond = sum(chain.gpu_ns for chain in chains), sum(chain.removable_ns for chain in chains)
     saved, number = beyond * CHAIN_SAVED, sum(chain.count for chain in chains)
@@ -34,7 +36,9 @@ def check(facts: Facts) -> Finding | None:
     )
     title = f"{number:.0f} chains of kernels that a compiler would join: {units.duration(spent)}"
     saving = predicted_or(facts, RULE.levers, gpu_time_saved(facts, saved, arithmetic, LOW))
-    return RULE.finding(facts, title, saving, map(_describe, chains[:4]), chains=number, spent_ns=spent)
+    return RULE.finding(
+        facts, title, saving, map(_describe, chains[:4]), evidence_ns=spent, chains=number, spent_ns=spent
+    )
 
 
 def _describe(chain: Chain) -> Evidence:

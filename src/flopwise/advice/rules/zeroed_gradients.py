@@ -1,13 +1,12 @@
 """Gradients are set to zero by writing, and then added to.
 
 Looks for: fills and memsets inside `zero_grad`.
-Saving: the time of these fills, and {GRADIENT_PASSES:g} times as much again: a gradient that exists is read and written once
-more when the backward pass adds to it, instead of taking its place.
+Saving: the time of these fills. What the backward pass then spends on adding to gradients that exist is saved as well, and not
+counted.
 Fix: `optimizer.zero_grad(set_to_none=True)`, PyTorch's default since 2.0.
 """
 
 from flopwise import units
-from flopwise.advice.constants import GRADIENT_PASSES
 from flopwise.advice.facts import Facts, describe
 from flopwise.advice.savings import Rule, gpu_time_saved
 from flopwise.records.finding import Finding
@@ -23,10 +22,8 @@ def check(facts: Facts) -> Finding | None:
     spent, number = sum(part.gpu_ns for part in fills), sum(part.count + part.copies for part in fills)
     if not spent:
         return None
-    saved = (1 + GRADIENT_PASSES) * spent
-    passes = f"1 + {GRADIENT_PASSES:.0f} for adding to what is there"
-    arithmetic = f"fills {units.duration(spent)} × ({passes}) = {units.duration(saved)}"
+    arithmetic = f"fills: {units.duration(spent)} of GPU time"
     title = f"gradients are zeroed by writing: {number:.0f} fills, {units.duration(spent)}"
     kernels = facts.kernels(lambda kernel: "FillFunctor" in kernel.name)
-    saving = gpu_time_saved(facts, saved, arithmetic)
-    return RULE.finding(facts, title, saving, describe(kernels, 1), fills=number, spent_ns=spent)
+    saving = gpu_time_saved(facts, spent, arithmetic)
+    return RULE.finding(facts, title, saving, describe(kernels, 1), evidence_ns=spent, fills=number, spent_ns=spent)

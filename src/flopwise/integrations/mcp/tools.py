@@ -282,7 +282,7 @@ def _trace_part(folder: Folder, e: Explanation, limit: int) -> answers.TracePart
         traced_step_ns=e.window_ns,
         untraced_step_ns=e.untraced_step.ns if e.untraced_step else None,
         gpu_busy_ns=e.busy_ns,
-        idle_by_cause_ns={cause: ns / e.steps for cause, ns in (e.untraced_idle or e.idle).by_cause_ns.items()},
+        idle_by_cause_ns={cause: ns / e.steady_steps for cause, ns in (e.untraced_idle or e.idle).by_cause_ns.items()},
         mfu_share=e.waterfall.mfu if e.waterfall else None,
         phases=_time_rows(e.phases),
         classes=_time_rows(e.classes),
