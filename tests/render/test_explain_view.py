@@ -188,7 +188,7 @@ def test_markdown_has_a_blank_line_before_every_title(two, capsys, tmp_path):
         main(["explain", two[0].path, "--format", "markdown"])
     lines = capsys.readouterr().out.splitlines()
     titles = [i for i, line in enumerate(lines) if line.startswith("**")]
-    assert len(titles) == 9
+    assert len(titles) == 11
     assert all(lines[i - 1] == "" for i in titles[1:])
     assert markdown(Table("t", "t", (), (), ("n",))).endswith("- n\n")
 
@@ -197,7 +197,7 @@ def test_several_csv_tables_have_their_titles_and_one_has_none(two, capsys):
     with pytest.raises(SystemExit):
         main(["explain", two[0].path, "--format", "csv"])
     blocks = capsys.readouterr().out.replace("\r\n", "\n").split("\n\n")
-    assert len(blocks) == 9
+    assert len(blocks) == 11
     for block in blocks:
         title, header, *rows = csv.reader(block.splitlines())
         assert len(title) == 1

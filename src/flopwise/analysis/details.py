@@ -8,6 +8,7 @@ import polars as pl
 from flopwise.analysis.collectives import collectives
 from flopwise.analysis.host_activity import allocations, compiling, loading_ranges, span_times
 from flopwise.analysis.host_waits import HostWait, host_waits, host_work_ns
+from flopwise.analysis.idle import ALLOCATOR, COMPILATION, HOST, INPUT
 from flopwise.analysis.intervals import Times, clipped, covered_ns
 from flopwise.analysis.product_sizes import Product, products
 from flopwise.analysis.steps import Steps
@@ -18,6 +19,7 @@ from flopwise.work.operation import COMMUNICATION, COPY, ELEMENTWISE, NORMALISAT
 
 _MOVERS = (ELEMENTWISE, REDUCTION, COPY, NORMALISATION)  # not softmax: fused attention removes that as a whole
 _FUSED = r"^triton_"  # a compiler's own kernel: what could be joined, it has joined
+_OTHER_CODE = 0.05  # of the window: less of the host's other code is what launching takes as well
 _OPTIMIZER_STEP = re.compile(r"^Optimizer\.step#(\w+)\.step$")
 _REGION = re.compile(r"^Torch-Compiled Region: (\d+)/(\d+)")
 
@@ -83,7 +85,7 @@ def details(part: TracedSteps) -> Details:
         chains=_chains(work, n),
         products=products(trace, work, n),
         compiled=_compiled_regions(trace, steps),
-        host_ns=host_work_ns(trace, steps),
+        host_ns=_launching_ns(part),
         loading_ns=_loading(trace, part.low_ns, part.high_ns) / n,
         communication_ns=communication / n,
         exposed_communication_ns=exposed / n,
@@ -92,6 +94,17 @@ def details(part: TracedSteps) -> Details:
         optimizers=_optimizers(trace, steps),
         allocator_calls=_allocator_calls(trace, steps),
     )
+
+
+def _launching_ns(part: TracedSteps) -> float | None:
+    """The host's own work, less what it does besides launching while the GPU waits: a faster launch does not change that."""
+    whole, causes = host_work_ns(part.trace, part.steps), part.idle.by_cause_ns
+    if whole is None:
+        return None
+    other = causes[INPUT] + causes[COMPILATION] + causes[ALLOCATOR]
+    if causes[HOST] >= _OTHER_CODE * (part.high_ns - part.low_ns):
+        other += causes[HOST]
+    return max(0.0, whole - other / len(part.steps))
 
 
 def _optimizers(trace: Trace, steps: Steps) -> tuple[str, ...]:

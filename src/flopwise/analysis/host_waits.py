@@ -4,7 +4,7 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from flopwise.analysis.host_activity import held_up_calls, host_calls, waits
+from flopwise.analysis.host_activity import held_up_calls, host_calls, span_times, waits
 from flopwise.analysis.intervals import clipped, covered_ns
 from flopwise.analysis.steps import Steps
 from flopwise.trace.host import Host, Points, Scopes
@@ -35,7 +35,7 @@ def host_work_ns(trace: Trace, steps: Steps) -> float | None:
     if not (number >= 0).any():
         return None
     waiting = [table.select("start_ns", "end_ns") for table in (held_up_calls(calls), waits(trace))]
-    wait_start, wait_end = (pl.concat(waiting)[name].to_numpy() for name in ("start_ns", "end_ns"))
+    wait_start, wait_end = span_times(pl.concat(waiting))
     begun = np.concatenate([start, trace.ops["start_ns"].to_numpy()])
     in_step = steps.of(begun)
     for step in range(len(steps)):

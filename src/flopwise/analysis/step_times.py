@@ -13,12 +13,13 @@ import polars as pl
 
 from flopwise import units
 from flopwise.analysis.gpu_gaps import LONGEST_PAUSE_NS, gpu_gaps, gpu_work
-from flopwise.analysis.host_activity import allocations, compiling, module_loads, span_times
+from flopwise.analysis.host_activity import allocations, compiling, module_loads, slow_launches, span_times
 from flopwise.analysis.intervals import Times, covered_within
 from flopwise.analysis.steps import UPDATES, Steps
 from flopwise.trace.phases import BACKWARD, FORWARD
 from flopwise.trace.tables import Trace
 
+Floats = npt.NDArray[np.float64]
 STEADY, COLD, PARTIAL = "steady", "cold", "partial"
 # A cold step takes so many times the others' median; with one other step to compare it with, so many times that one.
 COLD_RATIO, COLD_RATIO_OF_TWO = 1.5, 2.0
@@ -162,30 +163,37 @@ def _kinds(trace: Trace, steps: Steps, took: Times, launches: Times) -> list[tup
     if n < 2:
         return [(STEADY, "")] * n
     usual, ratio = (float(np.median(took)), COLD_RATIO) if n > 2 else (float(took.min()), COLD_RATIO_OF_TWO)
-    low, high = np.array(steps.starts_ns), np.append(np.array(steps.starts_ns[1:]), steps.end_ns)
-    activity = {
-        what: covered_within(low, high, *span_times(found))
-        for what, found in (
-            ("compiling", compiling(trace)),
-            ("loading kernels", module_loads(trace)),
-            ("asking the driver for memory", allocations(trace)),
-        )
-    }
-    found = []
-    for place in range(n):
-        beyond = took[place] - usual
-        reasons = [
-            f"{units.duration(int(ns[place]))} of {what}"
-            for what, ns in activity.items()
-            if ns[place] >= COLD_REASON * beyond and ns[place] > ratio * np.median(ns)
-        ]
-        if place == 0 and steps.how == UPDATES and launches[0] < PARTIAL_SHARE * np.median(launches[1:]):
-            found.append((PARTIAL, "the trace began in the middle of it"))
-        elif took[place] > ratio * usual and (reasons or (place == 0 and n > 2)):
-            found.append((COLD, ", ".join(reasons) or "the first step of the trace, much longer than the others"))
-        else:
-            found.append((STEADY, ""))
+    reasons = _reasons(trace, steps, np.asarray(took - usual, dtype=np.float64), ratio)
+    if n > 2:
+        reasons[0] = reasons[0] or "the first step of the trace, much longer than the others"
+    found = [(COLD, why) if why and ns > ratio * usual else (STEADY, "") for why, ns in zip(reasons, took, strict=True)]
+    if steps.how == UPDATES and launches[0] < PARTIAL_SHARE * np.median(launches[1:]) and found[0][0] == STEADY:
+        found[0] = PARTIAL, "the trace began in the middle of it"
     return found
+
+
+def _reasons(trace: Trace, steps: Steps, beyond: Floats, ratio: float) -> list[str]:
+    """What the host did in each step that it does not do in most, long enough to explain the time beyond the others'."""
+    low, high = np.array(steps.starts_ns), np.append(np.array(steps.starts_ns[1:]), steps.end_ns)
+    found = [""] * len(steps)
+    for what, spans in (
+        ("compiling", compiling(trace)),
+        ("loading kernels", pl.concat([module_loads(trace), slow_launches(trace)])),
+        ("", allocations(trace)),
+    ):
+        spent = covered_within(low, high, *span_times(spans))
+        for place in np.flatnonzero((spent > 0) & (spent >= COLD_REASON * beyond) & (spent > ratio * np.median(spent))):
+            inside = spans.filter(pl.col("start_ns").is_between(int(low[place]), int(high[place])))
+            did = what or f"in {_longest(trace, inside)}"
+            found[place] += f"{', ' if found[place] else ''}{units.duration(int(spent[place]))} {did}"
+    return found
+
+
+def _longest(trace: Trace, calls: pl.DataFrame) -> str:
+    """The name of the calls that took most time together."""
+    took = (pl.col("end_ns") - pl.col("start_ns")).sum()
+    rows = calls.group_by("name").agg(took.alias("ns")).sort("ns", "name", descending=[True, False])
+    return trace.names[rows["name"][0]] if rows.height else "the driver"
 
 
 def _outliers(took: Times, steady: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:

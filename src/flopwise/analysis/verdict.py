@@ -77,11 +77,13 @@ def verdict(
     bound = max(shares, key=lambda one: shares[one])
     idle_share = idle.total_ns / window_ns
     words = _idle_words(share, idle_share, blamed)
-    if shares[bound] < BOUND or (bound == LAUNCH and launch_bound is False):
+    waits = bound not in (TRANSFER, COMMUNICATION)
+    larger = waits and shares[bound] < max(share.values())  # an idle time that nobody can be named for
+    if shares[bound] < BOUND or larger or (bound == LAUNCH and launch_bound is False):
         if idle_share < BOUND:
             return GPU, f"GPU-bound: the GPU is busy {units.percent(1 - idle_share, 0)} of the step"
         return IDLE, words
-    if bound not in (TRANSFER, COMMUNICATION):
+    if waits:
         return bound, f"{_WORDS[bound]}: {words}"
     what = "copies between host and GPU" if bound == TRANSFER else "communication"
     only = f"{_WORDS[bound]}: {units.percent(shares[bound], 0)} of the step is {what} and nothing else"

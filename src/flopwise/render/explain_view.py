@@ -7,6 +7,7 @@ import msgspec
 
 from flopwise import units
 from flopwise.analysis.explanation import Explanation, Kernel, Share, changes, idle_share
+from flopwise.analysis.steps import WHOLE_TRACE
 from flopwise.analysis.verdict import in_two_words
 from flopwise.records.run import STEP
 from flopwise.records.table import Column, Table
@@ -14,6 +15,7 @@ from flopwise.render.findings_view import findings_view
 from flopwise.render.json import document, picked
 from flopwise.render.names import short_paths, unique_names
 from flopwise.render.screen import in_a_line
+from flopwise.render.steps_view import BLAME, STEPS, TRANSFERS, blame_table, steps_table, transfers_table
 from flopwise.render.table import View, columns, grouped
 from flopwise.render.waterfall_view import waterfall_table
 from flopwise.trace.phases import PHASES
@@ -23,7 +25,7 @@ SUMMARY, PHASE_TABLE, MODULES, KERNELS, OPERATORS = "summary", "phases", "module
 IDLE, QUESTIONS = "idle", "questions"
 _GROUPS = {
     "What to change": "findings finding-*",
-    "Where the time goes": f"waterfall {PHASE_TABLE} {MODULES} {KERNELS} {OPERATORS} {IDLE}",
+    "Where the time goes": f"waterfall {PHASE_TABLE} {MODULES} {KERNELS} {OPERATORS} {IDLE} {BLAME} {TRANSFERS} {STEPS}",
     "The course's questions": QUESTIONS,
 }
 _CLOCKS = (
@@ -50,7 +52,9 @@ def explanation_view(e: Explanation) -> View:
         content["findings"] = found["findings"]
     if e.waterfall is not None:
         tables.append(waterfall_table(e.waterfall))
-    tables += [_phases(e), _modules(e), kernels_table(e, TOP), _operators(e), _idle(e), _questions([e])]
+    tables += [_phases(e), _modules(e), kernels_table(e, TOP), _operators(e), _idle(e)]
+    tables += [made for made in (blame_table(e), transfers_table(e), steps_table(e)) if made.rows]
+    tables.append(_questions([e]))
     return View(grouped([*tables, *details], _GROUPS), content)
 
 
@@ -97,14 +101,18 @@ def _precisions(e: Explanation) -> str:
 
 
 def _steps(e: Explanation) -> str:
-    """How many steps there are, and how they were found.
+    """How many steps there are, how they were found, and how many of them are steady.
 
     >>> from types import SimpleNamespace
-    >>> [_steps(SimpleNamespace(steps=n, steps_found_by=how)) for n, how in ((1, "whole trace"), (2, "ranges"))]
-    ['1 step, the whole trace', '2 steps, found by ranges']
+    >>> cases = ((1, 1, WHOLE_TRACE), (3, 2, "ranges"))
+    >>> [_steps(SimpleNamespace(steps=n, steady_steps=k, steps_found_by=how)) for n, k, how in cases]
+    ['1 step, the whole trace', '3 steps, found by ranges, 2 of them steady']
     """
     number = "1 step" if e.steps == 1 else f"{e.steps} steps"
-    return f"{number}, {'the whole trace' if e.steps_found_by == 'whole trace' else f'found by {e.steps_found_by}'}"
+    steady = f", {e.steady_steps} of them steady" if e.steady_steps < e.steps else ""
+    return (
+        f"{number}, {'the whole trace' if e.steps_found_by == WHOLE_TRACE else f'found by {e.steps_found_by}'}{steady}"
+    )
 
 
 def _untraced(e: Explanation) -> str:

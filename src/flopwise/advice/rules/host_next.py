@@ -6,6 +6,8 @@ before them.
 Fix: capture the step in a CUDA graph, or compile it with `mode="reduce-overhead"`.
 """
 
+import msgspec
+
 from flopwise import units
 from flopwise.advice.facts import Facts
 from flopwise.advice.rules import launch_bound
@@ -19,9 +21,10 @@ RULE = Rule(__name__, launch_bound.RULE.parts, launch_bound.RULE.levers, launch_
 def check(facts: Facts) -> Finding | None:
     """Whether the other changes leave less than the host needs, is asked when they are ranked."""
     host, late = facts.host_ns, facts.idle_ns(LATE_LAUNCH)
-    if host is None or (facts.recipe is not None and facts.recipe.graph == "on"):
+    if host is None or facts.replays or (facts.recipe is not None and facts.recipe.graph == "on"):
         return None
     arithmetic = f"idle by late launches {units.duration(late)} of {units.duration(facts.step_ns)}"
     saving = predicted_or(facts, RULE.levers, idle_saved(late, arithmetic, MEDIUM))
     title = f"the CPU needs {units.duration(host)} to launch a step: a faster GPU would wait for it"
-    return RULE.finding(facts, title, saving, launch_bound.evidence(facts), host_ns=host)
+    rule = RULE if facts.trains else msgspec.structs.replace(RULE, code=launch_bound.CODE_INFERENCE)
+    return rule.finding(facts, title, saving, launch_bound.evidence(facts), evidence_ns=late, host_ns=host)

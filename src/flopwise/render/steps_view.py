@@ -1,0 +1,68 @@
+"""Every step of a trace, what the host did while the GPU waited, and copies between host and GPU, as tables."""
+
+from flopwise import units
+from flopwise.analysis.explanation import Explanation
+from flopwise.analysis.step_times import STEADY
+from flopwise.records.table import Table
+from flopwise.render.json import picked
+from flopwise.render.table import columns
+
+STEPS, BLAME, TRANSFERS = "steps", "blame", "transfers"
+_MOST = 50  # steps that are listed; all of them are in the JSON
+_MOST_BLAMED = 8
+
+
+def steps_table(e: Explanation) -> Table:
+    """One row per step; cold ones and outliers say so."""
+    rows = tuple(
+        picked(one, "number name ns busy_ns launches")
+        | {
+            "idle_share": 1 - one.busy_ns / max(one.ns, 1),
+            "kind": (one.why and f"{one.kind}: {one.why}") or one.kind if one.kind != STEADY else _outlier(one.outlier),
+        }
+        for one in e.step_times
+    )
+    heading = (
+        "number: step | name: mark | ns: time [ms] | busy_ns: GPU busy [ms] | idle_share: GPU idle | launches [count]"
+    )
+    shown = columns(f"{heading} | kind: remark")
+    return Table(STEPS, "Every step, as traced", shown, rows, _spread(e), most=_MOST)
+
+
+def _outlier(outlier: bool) -> str:
+    return "outlier" if outlier else ""
+
+
+def _spread(e: Explanation) -> tuple[str, ...]:
+    found = e.step_spread
+    if found is None or e.steps < 2:
+        return ()
+    quartiles = f"half of them between {units.duration(found.low_ns)} and {units.duration(found.high_ns)}"
+    of = f"{found.steps} steady steps" if found.steps > 1 else "1 steady step"
+    lines = [f"{of}: median {units.duration(found.median_ns)}, {quartiles}"]
+    if found.outliers:
+        lines.append(f"outliers: {', '.join(map(str, found.outliers[:_MOST_BLAMED]))}")
+    if found.micro_batches > 1:
+        lines.append(f"{found.micro_batches:.3g} micro-batches a step")
+    if len(e.step_times) > _MOST:
+        lines.append(f"and {len(e.step_times) - _MOST} more steps: in the JSON")
+    return tuple(lines)
+
+
+def blame_table(e: Explanation) -> Table:
+    """What the host did while the GPU was idle."""
+    rows = tuple(picked(one, "what cause idle_ns count before") for one in e.blame)
+    shown = columns(
+        "what: the host was in | cause | idle_ns: GPU idle, traced [ms] | count: gaps | before: launched next"
+    )
+    return Table(BLAME, "What the host did while the GPU was idle", shown, rows, most=_MOST_BLAMED)
+
+
+def transfers_table(e: Explanation) -> Table:
+    """Copies between host and GPU by direction."""
+    rows = tuple(picked(one, "kind count bytes gpu_ns exposed_ns bytes_per_s") for one in e.transfers)
+    shown = columns(
+        "kind: direction | count | bytes [bytes] | gpu_ns: time [ms] | exposed_ns: with nothing beside [ms] | "
+        "bytes_per_s: rate [bytes_per_s]"
+    )
+    return Table(TRANSFERS, "Copies between host and GPU", shown, rows)
