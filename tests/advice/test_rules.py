@@ -7,14 +7,18 @@ from flopwise.advice.constants import OVERLAP_SHARE
 from flopwise.advice.facts import Facts
 from flopwise.advice.rules import (
     ALL_RULES,
+    allocator_calls,
     checkpointing,
+    cold_kernels,
     eager_pieces,
     exposed_communication,
     exposed_optimizer,
+    exposed_transfers,
     fp32_logits,
     fp32_matmul,
     fragmentation,
     graph_breaks,
+    host_code,
     host_syncs,
     input_stalls,
     launch_bound,
@@ -30,13 +34,16 @@ from flopwise.advice.rules import (
     zeroed_gradients,
 )
 from flopwise.analysis.attention import AttentionParts
+from flopwise.analysis.blame import OUTSIDE, HostBlame
 from flopwise.analysis.details import Chain, CompiledRegions, Details
 from flopwise.analysis.host_waits import HostWait
-from flopwise.analysis.idle import COMPILATION, INPUT
+from flopwise.analysis.idle import ALLOCATOR, COMPILATION, HOST, INPUT, TRANSFER
 from flopwise.analysis.product_sizes import Product
 from flopwise.analysis.steps import ITERATIONS
+from flopwise.analysis.transfers import Transfer
 from flopwise.records.run import Environment, Gpu, PhaseMemory, Ran, Telemetry
 from flopwise.records.waterfall import (
+    IDLE_HOST,
     IDLE_INPUT,
     IDLE_LAUNCH,
     IDLE_SYNCHRONISATION,
@@ -400,3 +407,123 @@ def test_what_the_gpu_saves_beside_a_busy_host_is_not_the_steps():
     assert found.saving_ns == pytest.approx(5 * MS)
     assert drawn(found) == pytest.approx(40 * MS * (1 - 66.9 / 989.4))
     assert "by itself 5.00 ms" in found.arithmetic
+
+
+# --- what the host does, and copies
+
+
+def blame(cause, what, ns, **more):
+    return HostBlame(cause=cause, what=what, idle_ns=ns, count=1.0, **more)
+
+
+def test_host_code():
+    prepare = blame(
+        HOST, "lib/data.py(3): preprocess", 30 * MS, stack=("train.py(9): step",), inner={"decode": 20 * MS}
+    )
+    (found,) = host_code.check(seen(GOOD, waits={HOST: 30 * MS}, blame=(prepare,)))
+    assert (found.saving_ns, found.evidence_ns, found.draws_on) == (30 * MS, 30 * MS, {IDLE_HOST: 30 * MS})
+    assert found.title == "preprocess (data.py:3) keeps the GPU waiting: 30.0 ms"
+    assert "called by train.py(9): step" in found.evidence
+    assert "DataLoader" in found.code
+    logs = (blame(HOST, "log.py(1): write", 20 * MS), blame(HOST, OUTSIDE, 5 * MS), blame(HOST, "x.py(1): f", 1 * MS))
+    first, second = host_code.check(seen(GOOD, waits={HOST: 26 * MS}, blame=logs))
+    assert (first.code, second.confidence) == ("", "low")  # no loader helps with a log; nobody is named
+    assert host_code.check(seen(GOOD)) == ()
+
+
+def test_host_code_is_counted_without_the_profiler():
+    """Traced the GPU waits 40 ms for it, untraced for half of that."""
+    slow = seen(GOOD, waits={HOST: 40 * MS}, blame=(blame(HOST, "data.py(3): load", 40 * MS),))
+    alone = msgspec.structs.replace(slow.explanation.idle, total_ns=int(20 * MS), by_cause_ns={HOST: int(20 * MS)})
+    facts = msgspec.structs.replace(slow, explanation=msgspec.structs.replace(slow.explanation, untraced_idle=alone))
+    (found,) = host_code.check(facts)
+    assert (found.saving_ns, found.values["traced_ns"]) == (20 * MS, 40 * MS)
+
+
+@pytest.mark.parametrize(("calls", "word"), [(400.0, "CACHING"), (3.0, "expandable_segments")])
+def test_allocator_calls(calls, word):
+    details = Details(steps=1, allocator_calls={"cudaFree": calls})
+    found = allocator_calls.check(seen(GOOD, waits={ALLOCATOR: 15 * MS}, facts={"details": details}))
+    assert (found.saving_ns, word in found.code) == (15 * MS, True)
+    assert allocator_calls.check(seen(GOOD, facts={"details": details})) is None
+
+
+def test_cold_kernels():
+    loads = blame(COMPILATION, "hipLaunchKernel", 12 * MS, stack=("aten::add_",))
+    found = cold_kernels.check(seen(GOOD, waits={COMPILATION: 12 * MS}, blame=(loads,)))
+    assert (found.saving_ns, found.evidence) == (12 * MS, ("12.0 ms in aten::add_ → hipLaunchKernel",))
+    assert cold_kernels.check(seen(GOOD)) is None
+
+
+def moved(kind, exposed, size):
+    return Transfer(kind=kind, count=2.0, bytes=size, gpu_ns=exposed, exposed_ns=exposed)
+
+
+def test_exposed_transfers_hide_behind_other_work_and_no_further():
+    """4 GB at 40 ms a GB: 80 ms; out of pinned memory 50 a GB a second. The GPU's other 15 ms can hide 15 of them."""
+    up = seen(("forward", "matmul", "", BF16, 95 * MS, 10.0), transfers=(moved("HtoD", 80 * MS, 8e8),))
+    found = exposed_transfers.check(up)
+    assert (found.saving_ns, found.evidence_ns) == (pytest.approx((80 - (40 - 15)) * MS), 80 * MS)
+    assert "non_blocking=True" in found.code
+    down = exposed_transfers.check(seen(GOOD, transfers=(moved("DtoH", 10 * MS, 0.0),)))
+    assert (down.saving_ns, "pin_memory=True" in down.code, "to the host" in down.title) == (10 * MS, True, True)
+    staged = exposed_transfers.check(seen(GOOD, waits={TRANSFER: 7 * MS}))
+    assert staged.saving_ns == 7 * MS
+    assert exposed_transfers.check(seen(GOOD, transfers=(moved("HtoD", 0.0, 8e8),))) is None
+
+
+TALK = ("backward", "communication", "", "ncclDevKernel_SendRecv", 9 * MS, 4.0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "phase", "word"),
+    [
+        ("all-reduce", "backward", "DistributedDataParallel"),
+        ("all-gather", "backward", "prefetch"),
+        ("reduce-scatter", "backward", "prefetch"),
+        ("all-to-all", "backward", "all_to_all_single"),
+        ("send and receive", "backward", "n_microbatches"),
+        ("all-to-all", "forward", "fewer GPUs"),
+        ("all-reduce", "forward", "fewer GPUs"),
+    ],
+)
+def test_advice_on_communication_is_by_its_kind(kind, phase, word):
+    alone = Details(steps=1, communication_ns=9 * MS, exposed_communication_ns=9 * MS, collectives={kind: 9 * MS})
+    found = exposed_communication.check(seen(("forward", *GOOD[1:]), (phase, *TALK[1:]), facts={"details": alone}))
+    assert word in found.code
+    assert kind in found.title
+
+
+@pytest.mark.parametrize(
+    ("name", "code"), [("AdamW", "AdamW("), ("SGD", "torch.optim.SGD("), ("Shampoo", None), ("FusedAdam", None)]
+)
+def test_only_optimizers_with_a_fused_form_are_told_of_it(name, code):
+    found = slow_optimizer.check(seen(GOOD, FOREACH, facts={"details": Details(steps=1, optimizers=(name,))}))
+    assert (found is None) == (code is None)
+    assert code is None or code in found.code
+
+
+def test_an_optimizer_of_another_library_is_fused_already():
+    apex = (
+        "optimizer",
+        "optimizer",
+        "",
+        "void multi_tensor_apply_kernel<TensorListMetadata<4>, AdamFunctor<float>>",
+        20 * MS,
+        9.0,
+    )
+    assert slow_optimizer.check(seen(GOOD, apex)) is None
+
+
+def test_communication_in_the_optimizer_is_not_the_optimizers_time():
+    talks = ("optimizer", "communication", "", "ncclDevKernel_AllGather", 30 * MS, 4.0)
+    found = slow_optimizer.check(seen(GOOD, FOREACH, talks))
+    assert found.values["spent_ns"] == 20 * MS
+
+
+def test_replays_are_not_captured_again_and_inference_is_not_trained():
+    late = {"late": 60 * MS, "step": 150 * MS}
+    assert launch_bound.check(seen(GOOD, graph_share=0.9, **late)) is None
+    inference = launch_bound.check(seen(("forward", *GOOD[1:]), **late))
+    assert "inference_mode" in inference.code
+    assert "train_step" not in inference.code

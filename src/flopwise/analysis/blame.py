@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 
 from flopwise.analysis.host_activity import allocations, compiling, loading_ranges, module_loads, slow_launches
-from flopwise.analysis.idle import ALLOCATOR, COMPILATION, HOST, INPUT, TRANSFER, HostGaps, shared_out
+from flopwise.analysis.idle import ALLOCATOR, COMPILATION, HOST, INPUT, TRANSFER, HostGaps, Idle, shared_out
 from flopwise.analysis.intervals import Times, covered_within
 from flopwise.trace.tables import Trace
 
@@ -45,10 +45,11 @@ class _Pieces:
     thread: Times
 
 
-def host_blame(trace: Trace, found: HostGaps, steps: int) -> tuple[HostBlame, ...]:
+def host_blame(trace: Trace, found: HostGaps, lost: Idle, steps: int) -> tuple[HostBlame, ...]:
     """Most idle time first. For each cause it adds up to no more than the idle time of that cause."""
     namer = _Namer(trace, found, steps)
-    blamed = [one for cause, pieces in _by_cause(found).items() for one in namer.blame(cause, pieces)]
+    pieces = {cause: some for cause, some in _by_cause(found).items() if lost.by_cause_ns[cause]}
+    blamed = [one for cause, some in pieces.items() for one in namer.blame(cause, some)]
     return tuple(sorted(blamed, key=lambda one: (-one.idle_ns, one.cause, one.what))[:_MOST])
 
 

@@ -9,7 +9,7 @@ import polars as pl
 from flopwise.analysis.intervals import Times
 from flopwise.trace.call_names import is_allocation, is_module_load
 from flopwise.trace.columns import first_rows
-from flopwise.trace.phases import is_capture_range
+from flopwise.trace.phases import is_capture_range, is_compiler_function
 from flopwise.trace.tables import Trace
 
 PAGEABLE = "copy to pageable memory"  # 'Async' in name only: the call returns when the bytes have arrived
@@ -20,10 +20,6 @@ _LOADING = re.compile(
 )
 _COMPILING = re.compile(
     r"(?i)^(?!.*cache lookup)(.*torchdynamo|.*dynamo_timed|.*_compile\.|compile_inner|.*inductor.*compil|CachingAutotuner\.)"
-)
-_COMPILER_FUNCTION = re.compile(
-    r"torch/_dynamo/convert_frame\.py\(|torch/_inductor/(?:compile_fx|async_compile)\.py\(|torch/utils/cpp_extension\.py\("
-    r"|triton/compiler/compiler\.py\(\d+\): compile$|triton/runtime/autotuner\.py\(\d+\): (?:_bench|benchmark)$"
 )
 _LEAST_INPUT = 4096  # bytes of a copy that may be a batch: an optimizer's numbers are less
 # A normal launch is as long as the shortest tenth: in a step that waits for the GPU all the time, most are held up. In traces of
@@ -71,7 +67,7 @@ def loading_ranges(trace: Trace) -> pl.DataFrame:
 
 def compiling(trace: Trace) -> pl.DataFrame:
     """When the host compiled: by ranges of the compiler, and by its functions where stacks were captured."""
-    named, functions = numbers(trace, _COMPILING.search), numbers(trace, _COMPILER_FUNCTION.search)
+    named, functions = numbers(trace, _COMPILING.search), numbers(trace, is_compiler_function)
     tables = ((trace.ops, named), (trace.ranges, named), (trace.frames, functions))
     return pl.concat([table.filter(pl.col("name").is_in(some)).select(*_SPAN, "name") for table, some in tables])
 

@@ -47,7 +47,8 @@ FITS, TOO_SHORT, TOO_LONG = "fits", "too short", "too long"
 # to the next, and for this long: in code that launches nothing; in none that the trace shows. In code that launches something it
 # takes this long, whatever is usual (an eager op takes 5 to 200 µs under a profiler, an optimizer in Python a millisecond).
 # Judgement.
-_OTHER_RATIO, _OTHER_NS, _UNSEEN_NS, _LAUNCHING_NS = 10.0, 200_000, 1_000_000, 5_000_000
+_OTHER_RATIO, _OTHER_NS, _UNSEEN_NS, _LAUNCHING_NS = 10.0, 500_000, 2_000_000, 5_000_000
+_LEAST_OTHER = 0.02  # of the window
 
 Activity = list[tuple[str, Spans]]  # causes with the times of their activity: the first that holds counts
 
@@ -96,6 +97,8 @@ def idle(trace: Trace, found: HostGaps, low: int, high: int) -> Idle:
             causes[LATE_LAUNCH] -= int(spent.sum())
     for cause, ns in _afterwards(trace, found, between.start[last], low, high).items():
         causes[cause] += ns
+    if causes[HOST] < _LEAST_OTHER * (high - low):  # a range of the framework's own here and there: part of launching
+        causes[LATE_LAUNCH], causes[HOST] = causes[LATE_LAUNCH] + causes[HOST], 0
     total = int((between.end - between.start).sum())
     assert sum(causes.values()) == total
     return Idle(total_ns=total, by_cause_ns=causes, n_gaps=len(between.start))

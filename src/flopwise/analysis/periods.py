@@ -68,8 +68,9 @@ def _repeats(names: Times, duration: Times, period: int) -> bool:
 def _is_a_step(work: pl.DataFrame, names: Times, period: int, begins: Times, waits: Times) -> bool:
     """Whether a period is more than a layer: a transfer, a wait, or work that no layer has is in each; or it has layers."""
     n = len(begins)
-    transfers = int(work["name"].cast(pl.String).is_in(_TRANSFERS).sum())
-    of_a_step = int(work["class"].cast(pl.String).is_in(_OF_A_STEP).sum())
+    copies = work.filter(pl.col("source") == "copy")["name"].cast(pl.String)
+    transfers = int(copies.is_in(_TRANSFERS).sum())
+    of_a_step = sum(int((work["class"] == kind).sum()) for kind in _OF_A_STEP)
     waited = np.unique(np.searchsorted(begins, waits))
     return transfers >= n or of_a_step >= n or len(waited) >= n - 1 > 0 or _has_layers(names[:period])
 

@@ -5,7 +5,7 @@ Every function here returns the marks of one kind, on the thread that launched m
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +22,7 @@ _NO_STEP = re.compile(r"^(?:nccl:|c10d::|record_param_comms|enumerate\(DataLoade
 _DIGITS = re.compile(r"\d+")
 _UPDATE_ALONE = 0.05  # of what the longest step does: optimizers with less work between them step together
 ALL = 0.99  # of the GPU time must be launched inside ranges that not even their name makes steps
-_MOST_ALIKE = 100_000  # ranges of one name: more are ops
+_MOST_FAMILIES = 30  # names of ranges that are looked at, but for numbers
 
 
 @dataclass(frozen=True)
@@ -122,24 +122,29 @@ def alike_ranges(trace: Trace, work: pl.DataFrame) -> Marks | None:
     An embedding and a head lie outside the ranges of layers, so that these do not hold it all.
     """
     ranges = _of_one_thread(trace.ranges.filter(pl.col("kind") == ANNOTATION), work)
-    if not ranges.height:
-        return None
-    numbers = ranges["name"].unique().to_list()
-    family = {
-        number: _DIGITS.sub("#", trace.names[number]) for number in numbers if _may_be_a_step(trace.names[number])
-    }
     whole = _launched_within(work, np.array([0]), np.array([np.iinfo(np.int64).max]))[0]
     best: Marks | None = None
-    for one in sorted(set(family.values())):
-        some = ranges.filter(pl.col("name").is_in([number for number, text in family.items() if text == one]))
-        if not 2 <= some.height <= _MOST_ALIKE:
-            continue
+    for some in _families(trace, ranges):
         start, end, names = _outermost(trace, some)
         if len(start) < max(2, len(best.start) if best is not None else 0) or in_one_call(trace, start):
             continue
         if int(_launched_within(work, start, end).sum()) >= ALL * int(whole):
             best = Marks(start, end, names)
     return best
+
+
+def _families(trace: Trace, ranges: pl.DataFrame) -> Iterator[pl.DataFrame]:
+    """The ranges by name, numbers apart; those with most time first, and not too many."""
+    numbers = [number for number in ranges["name"].unique().to_list() if _may_be_a_step(trace.names[number])]
+    texts = [_DIGITS.sub("#", trace.names[number]) for number in numbers]
+    named = pl.DataFrame({"name": numbers, "family": texts}, schema={"name": pl.UInt32, "family": pl.String})
+    with_family = ranges.join(named, on="name")
+    took = (pl.col("end_ns") - pl.col("start_ns")).sum()
+    families = (
+        with_family.group_by("family").agg(pl.len(), took.alias("ns")).sort("ns", "family", descending=[True, False])
+    )
+    for family in families.filter(pl.col("len") >= 2)["family"].head(_MOST_FAMILIES):
+        yield with_family.filter(pl.col("family") == family)
 
 
 def same_name(names: Sequence[str]) -> bool:
@@ -229,7 +234,7 @@ def _outside_backward(trace: Trace, ranges: pl.DataFrame) -> pl.DataFrame:
 def _last_of_each(work: pl.DataFrame, end: Times) -> Times | None:
     """Of the optimizers that step one after the other, the last; None where no other work tells."""
     if "phase" in work.columns:
-        work = work.filter(pl.col("phase").cast(pl.String) != OPTIMIZER)
+        work = work.filter(pl.col("phase") != OPTIMIZER)
     between = _launched_within(work, np.concatenate(([0], end[:-1])), end)
     if not between.any():
         return None

@@ -16,7 +16,7 @@ from flopwise.analysis.gpu_gaps import LONGEST_PAUSE_NS, gpu_gaps, gpu_work
 from flopwise.analysis.host_activity import allocations, compiling, module_loads, slow_launches, span_times
 from flopwise.analysis.intervals import Times, covered_within
 from flopwise.analysis.steps import UPDATES, Steps
-from flopwise.trace.phases import BACKWARD, FORWARD
+from flopwise.trace.phases import BACKWARD, FORWARD, PHASES
 from flopwise.trace.tables import Trace
 
 Floats = npt.NDArray[np.float64]
@@ -29,6 +29,7 @@ PARTIAL_SHARE = 0.5  # of the median's launches: the trace began in the middle o
 # than this share of it.
 OUTLIER_DEVIATIONS, OUTLIER_SHARE, FEWEST_FOR_OUTLIERS = 3.0, 0.1, 4
 _TO_DEVIATION = 1.4826  # of a normal distribution, over the median absolute deviation
+_FORWARD, _BACKWARD = PHASES.index(FORWARD), PHASES.index(BACKWARD)  # codes in a column of phases
 _MOST_HIDDEN = 0.05  # of a step's work done before the GPU went on with what an earlier step had queued
 
 
@@ -210,10 +211,10 @@ def _outliers(took: Times, steady: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool
 
 def _backward_passes(work: pl.DataFrame, launched: Times, number: Times, n: int) -> Times:
     """How often backward work follows forward work in each step, in the order of the launches."""
-    phase = work["phase"].cast(pl.String).to_numpy()
-    rows = np.flatnonzero((number >= 0) & ((phase == FORWARD) | (phase == BACKWARD)))
+    phase = work["phase"].to_physical().to_numpy()
+    rows = np.flatnonzero((number >= 0) & ((phase == _FORWARD) | (phase == _BACKWARD)))
     rows = rows[np.argsort(launched[rows], kind="stable")]
-    backward, step = phase[rows] == BACKWARD, number[rows]
+    backward, step = phase[rows] == _BACKWARD, number[rows]
     begins = backward.copy()
     begins[1:] &= ~backward[:-1] | (step[1:] != step[:-1])
     return np.bincount(step[begins], minlength=n)

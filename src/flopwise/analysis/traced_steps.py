@@ -80,7 +80,7 @@ def traced_steps(trace: Trace) -> TracedSteps:
         work=work,
         totals=totals(_with_own_time(_with_shapes(work, trace))),
         idle=lost,
-        blame=host_blame(mine, waited, len(steps)),
+        blame=host_blame(mine, waited, lost, len(steps)),
         low_ns=low,
         high_ns=high,
         captures=2 * covered_ns(*clipped(*capturing(mine), low, high)) >= high - low,
@@ -178,7 +178,8 @@ def _with_own_time(work: pl.DataFrame) -> pl.DataFrame:
     end = start + duration
     updates = ((work["class"] == OPTIMIZER_KERNEL) | (work["phase"] == OPTIMIZER)).to_numpy()
     rank = np.where((work["class"] == COMMUNICATION).to_numpy(), 2, updates.astype(np.int64))
-    rank[work["name"].cast(pl.String).is_in(list(NAMES)).to_numpy()] = 3
+    copies = np.flatnonzero((work["source"] == "copy").to_numpy())  # few: their names are looked at one by one
+    rank[copies[work["name"].gather(copies).cast(pl.String).is_in(list(NAMES)).to_numpy()]] = 3
     own = np.zeros(len(start), dtype=np.int64)
     for number in range(4):
         mine, before = rank == number, rank < number

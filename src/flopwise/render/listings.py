@@ -5,9 +5,10 @@ from pathlib import Path
 
 from flopwise import units
 from flopwise.analysis.clocks import GPU, HOST_SYNC, LAUNCH, MIXED, gpu_name, point_mfu, summarise, tokens_per_second
-from flopwise.analysis.explanation import Explanation, in_two_words
+from flopwise.analysis.explanation import Explanation
 from flopwise.analysis.host_explanation import HostExplanation
 from flopwise.analysis.reach import Reach
+from flopwise.analysis.verdict import in_two_words
 from flopwise.records.run import OK, Point
 from flopwise.render.account_listing import REACH, reach_cells
 from flopwise.render.axes import Axes, axes_of, labels_of
@@ -40,7 +41,7 @@ def explanations_listing(explained: Sequence[Explanation | HostExplanation]) -> 
 
 
 def _bound(e: Explanation | HostExplanation) -> str:
-    return in_two_words(e) if isinstance(e, Explanation) else f"{e.bound}-bound"
+    return in_two_words(e.bound) if isinstance(e, Explanation) else f"{e.bound}-bound"
 
 
 def points_listing(run: StoredRun) -> Listing:

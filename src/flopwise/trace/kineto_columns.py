@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from flopwise.trace.columns import GrowingColumn, Ints, compact
 from flopwise.trace.kineto_stream import INT_ARGS, NO_ARGS, NO_LIST, Args, Event
 from flopwise.trace.op_inputs import NO_INPUTS, Inputs
+from flopwise.trace.phases import is_compiler_function
 from flopwise.trace.tables import NO_ID
 from flopwise.work.recorded import BETWEEN
 
@@ -107,7 +108,7 @@ class EventColumns:
             table = _TABLE_OF.get(category)
             if table == "modules":
                 self.python_calls += len(alike)
-                self._add("frames", [e for e in alike if ".py(" in e.name and not _FOREIGN.search(e.name)])
+                self._add("frames", [e for e in alike if ".py(" in e.name and _is_kept(e.name)])
                 alike = [event for event in alike if event.name.startswith(_MODULE)]
             if table is not None:
                 self._add(table, alike)
@@ -217,6 +218,11 @@ class EventColumns:
         for name in list(growing):
             columns[name] = growing.pop(name).values(order)
         return compact(columns)
+
+
+def _is_kept(function: str) -> bool:
+    """Whether a Python function is the user's own, or the compiler at work."""
+    return not _FOREIGN.search(function) or is_compiler_function(function)
 
 
 def _growing(table: str) -> dict[str, GrowingColumn]:

@@ -39,6 +39,10 @@ _STEP_FUNCTION = re.compile(
     r"\): (?:train(?:ing)?_(?:step|batch)|(?:validation|test|predict(?:ion)?)_step|execute_model)$"
 )
 _CAPTURE = re.compile(r"^(?:cuda_?|hip_?)?(?:graph_?)?capture(?:_|$)", re.IGNORECASE)
+_COMPILER = re.compile(
+    r"torch/_dynamo/convert_frame\.py\(|torch/_inductor/(?:compile_fx|async_compile)\.py\(|torch/utils/cpp_extension\.py\("
+    r"|triton/compiler/compiler\.py\(\d+\): compile$|triton/runtime/autotuner\.py\(\d+\): (?:_bench|benchmark)$"
+)
 _AROUND_UPDATE = re.compile(r"zero_grad|clip_grad|grad_clip", re.IGNORECASE)
 
 
@@ -94,3 +98,12 @@ def is_optimizer_step(name: str) -> bool:
     (True, False)
     """
     return phase_of_range(name) == OPTIMIZER and _AROUND_UPDATE.search(name) is None
+
+
+def is_compiler_function(name: str) -> bool:
+    """Whether a Python function of this name compiles, or tries out what was compiled.
+
+    >>> is_compiler_function("torch/_dynamo/convert_frame.py(1372): __call__"), is_compiler_function("torch/cuda/graphs.py(9): f")
+    (True, False)
+    """
+    return _COMPILER.search(name) is not None

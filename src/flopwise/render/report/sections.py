@@ -10,9 +10,10 @@ import msgspec
 
 from flopwise import units
 from flopwise.analysis.clocks import summarise
-from flopwise.analysis.explanation import Explanation, idle_share, in_two_words
+from flopwise.analysis.explanation import Explanation, idle_share
 from flopwise.analysis.matching import Compared, compare_clocks
 from flopwise.analysis.roofline import Roofline, RooflinePoint
+from flopwise.analysis.verdict import in_two_words
 from flopwise.records.run import Environment, Point
 from flopwise.records.table import Table
 from flopwise.records.tuning import Tuning
@@ -310,7 +311,7 @@ def side_by_side(parts: Sequence[ReportPart]) -> Section | None:
             "idle_share": idle_share(e),
             "mfu": part.waterfall.mfu if part.waterfall else None,
             "peak": part.waterfall.precision if part.waterfall and part.waterfall.mfu is not None else None,
-            "verdict": in_two_words(e),
+            "verdict": in_two_words(e.bound),
         }
         for name, part, e in traced
     )
