@@ -422,7 +422,7 @@ def test_host_code():
     )
     (found,) = host_code.check(seen(GOOD, waits={HOST: 30 * MS}, blame=(prepare,)))
     assert (found.saving_ns, found.evidence_ns, found.draws_on) == (30 * MS, 30 * MS, {IDLE_HOST: 30 * MS})
-    assert found.title == "preprocess (data.py:3) keeps the GPU waiting: 30.0 ms"
+    assert found.title == "the GPU waits for preprocess (data.py:3): 30.0 ms"
     assert "called by train.py(9): step" in found.evidence
     assert "DataLoader" in found.code
     logs = (blame(HOST, "log.py(1): write", 20 * MS), blame(HOST, OUTSIDE, 5 * MS), blame(HOST, "x.py(1): f", 1 * MS))

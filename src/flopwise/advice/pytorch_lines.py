@@ -10,7 +10,7 @@ _PRECISION = {
     "bf16-master": "model = model.to(torch.bfloat16)  # fp32 weights in flopwise.kernels.adamw.AdamW(…, master=True).set_masters",
 }
 _ATTENTION = {
-    "sdpa": "y = F.scaled_dot_product_attention(q, k, v, is_causal=True)",
+    "sdpa": "y = F.scaled_dot_product_attention(q, k, v, is_causal=True)  # if causal",
     "sdpa-flash": "with sdpa_kernel(SDPBackend.FLASH_ATTENTION):  # from torch.nn.attention",
     "sdpa-cudnn": "with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):  # from torch.nn.attention",
     "flex": "y = torch.compile(flex_attention)(q, k, v, block_mask=causal)  # from torch.nn.attention.flex_attention",

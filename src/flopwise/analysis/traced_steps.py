@@ -128,7 +128,8 @@ def _set_apart(times: Sequence[StepTime], run: tuple[int, int]) -> list[Note]:
     named = "; ".join(f"step {one.number} ({units.duration(one.ns)}: {one.why})" for one in apart[:_NAMED])
     more = f" and {len(apart) - _NAMED} more" if len(apart) > _NAMED else ""
     which = f"step {run[1]}" if run[1] - run[0] == 1 else f"steps {run[0] + 1} to {run[1]}"
-    return [Note("cold_steps", f"not steady, left out of the figures: {named}{more}; these are of {which}")]
+    some = f"; the figures are of {which}" if run[1] - run[0] < len(times) - len(apart) else ""
+    return [Note("cold_steps", f"left out as not steady: {named}{more}{some}")]
 
 
 def _only_cold(times: Sequence[StepTime], lost: Idle, window_ns: int) -> list[Note]:

@@ -24,7 +24,11 @@ _BY_HAND = {
     "repeated_casts": "Keep the weights in half precision",
     "host_syncs": "Do not wait for the GPU within the step",
     "input_stalls": "Load batches ahead of the step",
-    "exposed_communication": "Overlap communication with the backward pass",
+    "exposed_communication": "Overlap communication with computation",
+    "exposed_transfers": "Copy from pinned memory, ahead of the step",
+    "allocator_calls": "Keep memory in PyTorch's allocator",
+    "cold_kernels": "Trace a warm step, or load kernels before",
+    "slow_optimizer": "Use the fused optimizer",
     "zeroed_gradients": "Set gradients to None, not to zero",
     "unaligned": "Pad sizes to multiples of 64",
     "graph_breaks": "Compile it without breaks",
@@ -46,7 +50,8 @@ def what_to_do(finding: Finding) -> str:
     """
     if finding.levers:
         return action(*next(iter(finding.levers.items())))
-    return _BY_HAND.get(finding.rule, finding.title.rstrip("."))
+    title = finding.title.rstrip(".")
+    return _BY_HAND.get(finding.rule, title[:1].upper() + title[1:])
 
 
 def action(lever: str, value: str) -> str:

@@ -6,6 +6,7 @@ from flopwise import units
 from flopwise.advice.findings import worth_most
 from flopwise.analysis.explanation import UNDISTURBED, Explanation
 from flopwise.analysis.reach import Reach
+from flopwise.analysis.verdict import CAPTURE
 from flopwise.analysis.waterfall import PART_OF_CAUSE
 from flopwise.records import waterfall as parts_of
 from flopwise.records.finding import Finding
@@ -19,6 +20,7 @@ from flopwise.render.screen import (
     OTHER,
     PREDICTED,
     USEFUL,
+    WORTH_A_LINE,
     Change,
     Figure,
     Part,
@@ -36,7 +38,7 @@ _LEGEND = {
     parts_of.RECOMPUTATION: ("recomputation", OTHER),
     parts_of.OPTIMIZER_PART: ("optimizer", OTHER),
     parts_of.EXPOSED_COMMUNICATION: ("communication", OTHER),
-    parts_of.TRANSFERS: ("copies to and from host", OTHER),
+    parts_of.TRANSFERS: ("host-device copies", OTHER),
     parts_of.IDLE_LAUNCH: ("idle: late launches", IDLE),
     parts_of.IDLE_SYNCHRONISATION: ("idle: host waits", IDLE),
     parts_of.IDLE_INPUT: ("idle: input data", IDLE),
@@ -59,9 +61,9 @@ def explanation_screen(e: Explanation) -> Screen:
         figures=(now(e, found), *reach_figures(found)),
         parts_title=f"Where the {units.duration(e.step_ns)} go",
         parts=waterfall_parts(e.waterfall) if e.waterfall is not None else _class_parts(e),
-        changes_title=changes_title(len(best)) if best or e.findings is None else NOTHING,
+        changes_title=changes_title(len(best)) if best or e.findings is None or e.bound == CAPTURE else NOTHING,
         changes=changes_of(best),
-        notes=tuple(filter(None, (slowed(e), *e.notes))),
+        notes=tuple(filter(None, (slowed(e), *e.notes, varying(e)))),
     )
 
 
@@ -83,6 +85,15 @@ def slowed(e: Explanation) -> str:
     return f"Traced, the step takes {units.duration(e.window_ns)}: the profiler slows the CPU."
 
 
+def varying(e: Explanation) -> str:
+    """How far apart the steps are, where some are far from the others."""
+    found = e.step_spread
+    if found is None or not found.outliers:
+        return ""
+    median, low, high = map(units.duration, (found.median_ns, found.shortest_ns, found.longest_ns))
+    return f"Traced, {found.steps} steady steps take {low} to {high}, median {median}."
+
+
 def changes_of(best: Sequence[Finding]) -> tuple[Change, ...]:
     """Findings with what they still save and the line that does it."""
     return tuple(Change(what_to_do(one), one.counted_ns or 0.0, pytorch_line(one.levers, one.code)) for one in best)
@@ -91,7 +102,8 @@ def changes_of(best: Sequence[Finding]) -> tuple[Change, ...]:
 def waterfall_parts(found: Waterfall) -> tuple[Part, ...]:
     """The parts in the order of a waterfall, those of one name added up."""
     useful = f"useful FLOPs in {found.precision}" if found.precision else "useful FLOPs"
-    matmul = "matmul beyond that" if found.ns(parts_of.IDEAL) else "matmul"
+    whole = sum(part.ns for part in found.parts)
+    matmul = "matmul beyond that" if found.ns(parts_of.IDEAL) >= WORTH_A_LINE * whole else "matmul"
     legend = _LEGEND | {parts_of.IDEAL: (useful, USEFUL)} | dict.fromkeys(_MATMUL, (matmul, OTHER))
     sums: dict[tuple[str, str], float] = {}
     for part in found.parts:

@@ -30,7 +30,7 @@ _BAR = WIDTH - 2 * _INDENT
 _VERDICT_LINES, _NOTE_LINES = 3, 3
 _LEGEND_NAME, _LEGEND_AMOUNT, _LEGEND_SHARE = 20, 9, 5
 _LEGEND_CELL = 2 + _LEGEND_NAME + 1 + _LEGEND_AMOUNT + 1 + _LEGEND_SHARE
-_REST, _WORTH_A_LINE = "the rest", 0.005  # of the whole: parts below are added up
+_REST, WORTH_A_LINE = "the rest", 0.005  # of the whole: parts below are added up
 # Characters that differ from each other without colour; what is idle looks empty.
 _MARKS = {
     USEFUL: (("█", "green"),),
@@ -198,7 +198,7 @@ def _bar(screen: Screen) -> list[Text]:
 def largest(parts: Sequence[Part]) -> list[Part]:
     """The parts in their order; the smallest, if there are several or too many, are added up."""
     some = [part for part in parts if part.amount and math.isfinite(part.amount)]
-    least = _WORTH_A_LINE * sum(abs(part.amount) for part in some)
+    least = WORTH_A_LINE * sum(abs(part.amount) for part in some)
     order = sorted(range(len(some)), key=lambda i: -abs(some[i].amount))
     kept = [i for i in order if abs(some[i].amount) >= least][:MOST_PARTS]
     if len(some) - len(kept) == 1 and len(some) <= MOST_PARTS:

@@ -1,6 +1,7 @@
 """Every step of a trace, what the host did while the GPU waited, and copies between host and GPU, as tables."""
 
 from flopwise import units
+from flopwise.analysis.blame import HostBlame
 from flopwise.analysis.explanation import Explanation
 from flopwise.analysis.step_times import STEADY
 from flopwise.records.table import Table
@@ -50,8 +51,16 @@ def _spread(e: Explanation) -> tuple[str, ...]:
 
 
 def blame_table(e: Explanation) -> Table:
-    """What the host did while the GPU was idle."""
-    rows = tuple(picked(one, "what cause idle_ns count before") for one in e.blame)
+    """What the host did while the GPU was idle; of one thing in several places, what was launched after the longest."""
+    by_name: dict[tuple[str, str], list[HostBlame]] = {}
+    for one in e.blame:
+        by_name.setdefault((one.what, one.cause), []).append(one)
+    summed = [
+        picked(some[0], "what cause before")
+        | {name: sum(getattr(one, name) for one in some) for name in ("idle_ns", "count")}
+        for some in by_name.values()
+    ]
+    rows = tuple(sorted(summed, key=lambda row: -row["idle_ns"]))
     shown = columns(
         "what: the host was in | cause | idle_ns: GPU idle, traced [ms] | count: gaps | before: launched next"
     )

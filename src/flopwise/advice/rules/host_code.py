@@ -46,8 +46,8 @@ def check(facts: Facts) -> tuple[Finding, ...]:
 def _finding(facts: Facts, what: str, some: Sequence[HostBlame]) -> Finding:
     idle, traced = facts.blamed_ns(*some), sum(one.idle_ns for one in some)
     first = some[0]
-    before = f" before {first.before}" if what == OUTSIDE and first.before else ""
-    title = f"{_short(what)}{before} keeps the GPU waiting: {units.duration(idle)}"
+    code = f"Python before {first.before}" if what == OUTSIDE and first.before else _short(what)
+    title = f"the GPU waits for {code}: {units.duration(idle)}"
     saving = idle_saved(
         idle,
         f"the GPU is idle {units.duration(idle)} while the host runs it ({units.duration(traced)} traced)",
