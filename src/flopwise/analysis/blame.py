@@ -58,7 +58,10 @@ def _by_cause(found: HostGaps) -> dict[str, _Pieces]:
     pieces: defaultdict[str, list[_Pieces]] = defaultdict(list)
     for thread, activity in found.activity.items():
         mine = np.flatnonzero(found.thread == thread)
-        cuts = np.unique(np.concatenate([side for _, spans in activity for side in spans]))
+        to_blame = [spans for cause, spans in activity if cause in BLAMED]
+        start, end = (np.concatenate([spans[side] for spans in to_blame]) for side in (0, 1))
+        mine = mine[covered_within(found.low[mine], found.high[mine], start, end) > 0]  # most gaps are launches
+        cuts = np.concatenate([side for _, spans in activity for side in spans])
         low, high, gap = _cut(found.low[mine], found.high[mine], mine, cuts)
         for cause, spent in shared_out(low, high, activity):
             rows = np.flatnonzero((spent == high - low) & (spent > 0))
@@ -76,17 +79,21 @@ def _joined(pieces: list[_Pieces]) -> _Pieces:
 
 
 def _cut(low: Times, high: Times, label: Times, cuts: Times) -> tuple[Times, Times, Times]:
-    """Spans that do not overlap, by start, cut at the sorted times; each piece with its span's label.
+    """Spans that do not overlap, by start, cut at the times; each piece with its span's label.
 
     >>> _cut(np.array([0, 10]), np.array([5, 12]), np.array([7, 8]), np.array([0, 3, 5, 11]))
     (array([ 0,  3, 10, 11]), array([ 3,  5, 11, 12]), array([7, 7, 8, 8]))
     """
-    edges = np.unique(np.concatenate([cuts, low, high]))
+    if not len(low):
+        return low, high, label
+    near = cuts[(cuts > low[0]) & (cuts < high[-1])]
+    edges = np.sort(np.concatenate([near, low, high]))
+    edges = edges[np.concatenate(([True], edges[1:] > edges[:-1]))]
     if len(edges) < 2:
         return low[:0], high[:0], label[:0]
     begin, end = edges[:-1], edges[1:]
     place = np.searchsorted(low, begin, side="right") - 1
-    inside = (place >= 0) & (begin < high[np.maximum(place, 0)]) if len(low) else np.zeros(len(begin), dtype=bool)
+    inside = begin < high[place]
     return begin[inside], end[inside], label[place[inside]]
 
 
@@ -109,7 +116,7 @@ class _Namer:
         """The pieces of one cause by what the host was in."""
         spans = self._spans
         near = covered_within(spans.start, spans.end, pieces.low, pieces.high) > 0
-        cuts = np.unique(np.concatenate([spans.start[near], spans.end[near]]))
+        cuts = np.concatenate([spans.start[near], spans.end[near]])
         low, high, row = _cut(pieces.low, pieces.high, np.arange(len(pieces.low)), cuts)
         lane = spans.lanes(pieces.thread[row])
         inmost = self._nesting.innermost(lane, low)
