@@ -94,17 +94,18 @@ def _covered(spans: list[tuple[float, float]], low: float, high: float) -> float
 
 def main() -> None:
     """One line per trace: by this script, and by flopwise."""
-    print("| trace | steps | ms | busy ms | steps, flopwise | ms | busy ms | verdict | first change |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    print("| trace | steps | ms | busy ms | steps, flopwise | ms | busy ms | classes | verdict | first change |")
+    print("|---|---|---|---|---|---|---|---|---|---|")
     for path in map(Path, sys.argv[1:]):
         steps = steps_of(path)
         by = [f"{statistics.median(column):.2f}" for column in zip(*steps, strict=True)] if steps else ["", ""]
         command = [sys.executable, "-m", "flopwise", "explain", str(path), "--format", "json"]
         e = json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout)["traces"][0]
-        spread, first = e["step_spread"], next((one for one in e["findings"] if one["counted_ns"]), None)
-        busy = statistics.median(one["busy_ns"] for one in e["step_times"]) / 1e6
-        cells = (e["steps"], f"{spread['median_ns'] / 1e6:.2f}", f"{busy:.2f}", e["verdict"])
-        print("|", " | ".join(map(str, (path.name, len(steps), *by, *cells, first["title"] if first else "none"))), "|")
+        most = max(e["findings"], key=lambda one: one["counted_ns"] or 0.0, default=None)
+        ours = (f"{statistics.median(one[name] for one in e['step_times']) / 1e6:.2f}" for name in ("ns", "busy_ns"))
+        largest = ", ".join(f"{one['name']} {one['share']:.0%}" for one in e["classes"][:3])
+        cells = (e["steps"], *ours, largest, e["verdict"], most["title"] if most else "none")
+        print("|", " | ".join(map(str, (path.name, len(steps), *by, *cells))), "|")
 
 
 if __name__ == "__main__":
