@@ -198,7 +198,7 @@ def test_what_was_timed_outlives_a_kill_while_steps_are_traced(script, tmp_path,
     found = MeasuredRun.load(find("last", tmp_path / "runs"))
     (point,) = found.points
     assert (len(point.times().wall_ns), point.trace_file, found.complete) == (7, "", True)
-    assert {times.phase for times in point.phases} == {"step", "forward", "backward", "optimizer"}
+    assert {times.phase for times in point.phases} >= {"step", "forward", "backward", "optimizer"}
     assert "7 steps timed" in str(found)
 
 

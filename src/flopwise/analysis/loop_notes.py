@@ -5,20 +5,19 @@ from statistics import median
 from flopwise import units
 from flopwise.records.run import Point
 
+_LEAST = 0.001  # of the time: less is not mentioned
+
 
 def loop_notes(point: Point) -> list[str]:
     """Sentences for a point of a watched loop; none of another."""
     loop, times = point.loop, point.times()
     if loop is None or times is None:
         return []
-    total_ns, steps = sum(times.wall_ns), len(times.wall_ns)
-    waits = {cause: sum(ns) for cause, ns in loop.waits_ns.items()}
-    told = [
-        f"{cause} {units.duration(ns / steps)} ({units.percent(ns / total_ns)})"
-        for cause, ns in sorted(waits.items(), key=lambda one: -one[1])
-        if total_ns and ns > 0
-    ]
-    notes = [f"the script waited, on average per step: {', '.join(told)}"] if told else []
+    apart_ns = sum(map(sum, loop.apart_ns.values()))
+    apart = _by_cause(loop.apart_ns, len(times.wall_ns), sum(times.wall_ns) + apart_ns)
+    waits = _by_cause(loop.waits_ns, len(times.wall_ns), sum(times.wall_ns))
+    notes = [f"between steps, not counted above, on average: {apart}"] if apart else []
+    notes += [f"in a step the script waited, on average: {waits}"] if waits else []
     if loop.micro_steps > 1:
         notes.append(f"{loop.micro_steps} backward passes a step: gradients are accumulated")
     if loop.updates > 1:
@@ -29,3 +28,14 @@ def loop_notes(point: Point) -> list[str]:
     if loop.exit_code:
         notes.append(f"the script ended by itself with exit code {loop.exit_code}")
     return notes
+
+
+def _by_cause(spent_ns: dict[str, tuple[int, ...]], steps: int, whole_ns: int) -> str:
+    """On average per step and as a share, the largest first; what rounds to nothing is left out.
+
+    >>> _by_cause({"a": (1_000, 3_000), "b": (9, 0)}, 2, 20_000)
+    'a 2.00 µs (20.0 %)'
+    """
+    ranked = sorted(((sum(ns), cause) for cause, ns in spent_ns.items()), reverse=True)
+    worth = [(ns, cause) for ns, cause in ranked if whole_ns and ns >= _LEAST * whole_ns]
+    return ", ".join(f"{cause} {units.duration(ns / steps)} ({units.percent(ns / whole_ns)})" for ns, cause in worth)

@@ -204,6 +204,7 @@ class Loop(_Record, frozen=True, kw_only=True, omit_defaults=True):
     updates: int = 1  # optimizer steps in a step: more than one where there are several optimizers
     steps_before: int = 0  # that were not measured, with their warm-up
     waits_ns: dict[str, tuple[int, ...]] = {}  # the host's time in each measured step, by cause (capture/loop/waits.py)
+    apart_ns: dict[str, tuple[int, ...]] = {}  # between the measured steps and part of none, by cause: an evaluation, …
     rank: int = 0
     rank_walls_ns: dict[int, tuple[int, ...]] = {}  # the same steps by the other ranks
     exit_code: int | None = None  # of the script, where it ended by itself

@@ -2,6 +2,7 @@
 
 import gc
 import gzip
+import time
 
 import pytest
 import torch
@@ -9,8 +10,9 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from flopwise import torch_private
+from flopwise.capture.loop.models import before_forward, trained_models
 from flopwise.capture.loop.waits import CHECKPOINT, DATA, EVALUATION
-from flopwise.capture.loop.watcher import OVER, Look, LoopWatcher, trained_models
+from flopwise.capture.loop.watcher import BETWEEN, OVER, Look, LoopWatcher
 from flopwise.records.run import STEP
 
 
@@ -55,10 +57,10 @@ def test_phases_of_a_plain_loop(watched):
         optimizer.zero_grad()
 
     looked = watched(body).looked
-    assert [one.phase for one in looked.phases] == [STEP, "forward", "backward", "optimizer"]
+    assert [one.phase for one in looked.phases] == [STEP, "forward", "backward", "optimizer", BETWEEN]
     assert {len(one.wall_ns) for one in looked.phases} == {4}
     step, *phases = (one.wall_ns for one in looked.phases)
-    assert all(abs(sum(parts) - whole) <= 1 for whole, *parts in zip(step, *phases, strict=True))
+    assert all(sum(parts) == whole for whole, *parts in zip(step, *phases, strict=True))
     assert looked.loop.micro_steps == 1
     assert looked.parameters == 2 * (64 + 8)
 
@@ -139,9 +141,113 @@ def test_waits_have_their_causes(watched, tmp_path):
         torch.save(model.state_dict(), tmp_path / "model.pt")
         optimizer.step()
 
-    waits = watched(body).looked.loop.waits_ns
-    assert set(waits) == {DATA, EVALUATION, CHECKPOINT}
-    assert all(len(ns) == 4 and min(ns) > 0 for ns in waits.values())
+    loop = watched(body).looked.loop
+    assert set(loop.waits_ns) == {DATA}
+    assert set(loop.apart_ns) == {EVALUATION, CHECKPOINT}
+    assert all(len(ns) == 4 and min(ns) > 0 for ns in (*loop.waits_ns.values(), *loop.apart_ns.values()))
+
+
+@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_what_lies_between_two_steps_is_part_of_neither(watched, tmp_path, every, place):
+    """The law: the phases of a step add up to it, and none of them, nor its trace, holds an evaluation or a checkpoint."""
+    model = _model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    long_ns, entered = 20_000_000, []
+
+    def between_steps():
+        model.eval()
+        entered.append(torch.autograd._profiler_enabled())
+        with torch.no_grad():
+            model(torch.ones(2, 8)).tanh()  # an op of no step
+        time.sleep(long_ns / 1e9)
+        model.train()
+        torch.save(model.state_dict(), tmp_path / "model.pt")
+
+    def body(number, watcher):
+        if number % every == 0 and place == "before":
+            between_steps()
+        _backward(model)
+        optimizer.step()
+        optimizer.zero_grad()
+        if number % every == 0 and place == "after":
+            between_steps()
+
+    watcher = watched(body, traced=1)
+    looked = watcher.looked
+    step, *phases = (one.wall_ns for one in looked.phases)
+    assert min(step) < long_ns
+    assert all(sum(parts) == whole for whole, *parts in zip(step, *phases, strict=True))
+    assert sum(ns >= long_ns for ns in looked.loop.apart_ns[EVALUATION]) >= 4 // every
+    assert min(looked.warmup_ns) < long_ns
+    text = gzip.decompress((tmp_path / "t.json.gz").read_bytes()).decode()
+    assert text.count('"ProfilerStep#') == 1
+    assert "aten::tanh" not in text
+    assert not any(entered)  # not even slowed by the profiler
+
+
+def test_an_evaluation_of_a_part_alone_does_not_keep_it_from_being_traced(watched):
+    model = nn.Sequential(_model(), _model())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def body(number, watcher):
+        model.train()
+        model[0].eval()  # its statistics are frozen
+        _backward(model)
+        optimizer.step()
+
+    assert watched(body, traced=2).looked.traced
+
+
+def test_ranks_end_with_the_same_step_whoever_writes_the_checkpoint(watched, tmp_path):
+    steps = []
+    for writes in (False, True):
+        model = _model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def body(number, watcher, model=model, optimizer=optimizer, writes=writes):
+            _backward(model)
+            optimizer.step()
+            if writes:
+                torch.save(model.state_dict(), tmp_path / "model.pt")
+
+        watcher = watched(body, traced=2, ranks=2)
+        steps.append(watcher.steps)
+        assert watcher.looked.traced
+    assert steps[0] == steps[1]
+
+
+def test_time_between_steps_is_not_the_forward_pass(watched):
+    model = _model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def body(number, watcher):
+        time.sleep(0.01)
+        _backward(model)
+        optimizer.step()
+
+    phases = {one.phase: one.wall_ns for one in watched(body).looked.phases}
+    assert list(phases) == [STEP, "forward", "backward", "optimizer", BETWEEN]
+    assert min(phases[BETWEEN]) >= 10_000_000 > min(phases["forward"])
+
+
+def test_data_loading_is_a_phase_of_its_own(watched):
+    model = _model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def slowly(rows):
+        time.sleep(0.01)
+        return torch.stack(rows)
+
+    batches = iter(DataLoader(torch.ones(10_000, 8), batch_size=2, collate_fn=slowly))
+
+    def body(number, watcher):
+        model(next(batches)).sum().backward()
+        optimizer.step()
+
+    phases = {one.phase: one.wall_ns for one in watched(body).looked.phases}
+    assert list(phases) == [STEP, DATA, "forward", "backward", "optimizer", BETWEEN]
+    assert min(phases[DATA]) >= 10_000_000 > min(phases["forward"])
 
 
 def test_a_part_that_stays_in_evaluation_is_no_evaluation(watched):
@@ -153,7 +259,7 @@ def test_a_part_that_stays_in_evaluation_is_no_evaluation(watched):
         _backward(model)
         optimizer.step()
 
-    assert EVALUATION not in watched(body).looked.loop.waits_ns
+    assert EVALUATION not in watched(body).looked.loop.apart_ns
 
 
 def test_the_trace_holds_the_steps_and_the_names_of_modules(watched, tmp_path, monkeypatch):
@@ -238,3 +344,18 @@ def test_the_outermost_models_of_some_weights():
     model, other = _model(), _model()
     assert trained_models([model[0].weight]) == [model]
     assert trained_models([*model.parameters(), *other.parameters()]) in ([model, other], [other, model])
+
+
+@pytest.mark.parametrize("how", ["eager", "wrapped", "in place"])
+def test_a_models_forward_is_told_as_it_begins_and_compiles_nothing_anew(how):
+    told, model = [], _model()
+    call = torch.compile(model, backend="eager") if how == "wrapped" else model
+    if how == "in place":
+        model.compile(backend="eager")
+    call(torch.ones(2, 8))
+    frames = torch_private.compiled_frames()
+    with before_forward([call], lambda: told.append(1)):
+        call(torch.ones(2, 8))
+    call(torch.ones(2, 8))
+    assert told == [1]
+    assert torch_private.compiled_frames() == frames

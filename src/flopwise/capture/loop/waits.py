@@ -13,14 +13,20 @@ from flopwise import torch_private
 
 DATA, CHECKPOINT, EVALUATION = "data loading", "checkpoint", "evaluation"
 TO_DEVICE, FROM_DEVICE = "host-to-device copies", "reading results (.item(), .cpu())"
+APART = (EVALUATION, CHECKPOINT)  # no part of a step: every so often, or after each, the loop does something else
+_TOLD = (DATA, *APART)
 _READS = ("item", "tolist", "__float__")  # of a tensor on a GPU they wait for all work before them
 _MOVES = ("to", "cuda", "cpu")
 
 
 class Waits:
-    """While open, adds up the host's time by cause; `take()` gives it and begins anew. The outermost cause counts."""
+    """While open, adds up the host's time by cause; `take()` gives it and begins anew. The outermost cause counts.
 
-    def __init__(self) -> None:
+    `tell` is told the cause as data loading, an evaluation or a checkpoint begins (True) and ends.
+    """
+
+    def __init__(self, tell: Callable[[str, bool], None] = lambda cause, begins: None) -> None:
+        self._tell = tell
         self._ns: dict[str, int] = {}
         self._open = 0
         self._evaluating: tuple[int, nn.Module] | None = None  # since when, and the model that went into evaluation
@@ -30,6 +36,16 @@ class Waits:
         found, self._ns, self._evaluating = self._ns, {}, None
         return found
 
+    @property
+    def evaluated(self) -> nn.Module | None:
+        """The model that went into evaluation, until it trains again."""
+        return self._evaluating[1] if self._evaluating is not None else None
+
+    def training_begins(self) -> None:
+        """A model's forward pass is differentiated: an evaluation has ended, if its model was set to train by other means."""
+        if self._evaluating is not None and self._evaluating[1].training:
+            self._end_evaluation()
+
     @contextmanager
     def open(self) -> Iterator[None]:
         with ExitStack() as stack:
@@ -37,7 +53,7 @@ class Waits:
             for kind in torch_private.data_loader_iterators():
                 self._wrap(stack, kind, "__next__", DATA)
             for name in _READS:
-                self._wrap(stack, torch.Tensor, name, FROM_DEVICE)
+                self._wrap(stack, torch.Tensor, name, _read)
             for name in _MOVES:
                 self._wrap(stack, torch.Tensor, name, _moved)
             train = nn.Module.train
@@ -54,6 +70,8 @@ class Waits:
         def timed(*args: Any, **kwargs: Any) -> Any:
             if self._open or self._evaluating:
                 return original(*args, **kwargs)
+            if cause in _TOLD:
+                self._tell(str(cause), True)
             self._open, began, result = 1, time.perf_counter_ns(), None
             try:
                 result = original(*args, **kwargs)
@@ -62,6 +80,8 @@ class Waits:
                 self._open = 0
                 if found := cause if isinstance(cause, str) else cause(args[0] if args else None, result):
                     self.add(found, time.perf_counter_ns() - began)
+                if cause in _TOLD:
+                    self._tell(str(cause), False)
 
         if own:
             stack.callback(setattr, holder, name, original)
@@ -79,12 +99,27 @@ class Waits:
         def switched(module: nn.Module, mode: bool = True) -> Any:
             if self._evaluating is None and not mode and module.training and _has_children(module):
                 self._evaluating = time.perf_counter_ns(), module
+                self._tell(EVALUATION, True)
             elif self._evaluating is not None and mode and self._evaluating[1] is module:
-                self.add(EVALUATION, time.perf_counter_ns() - self._evaluating[0])
-                self._evaluating = None
+                self._end_evaluation()
             return train(module, mode)
 
         return switched
+
+    def _end_evaluation(self) -> None:
+        assert self._evaluating is not None
+        self.add(EVALUATION, time.perf_counter_ns() - self._evaluating[0])
+        self._evaluating = None
+        self._tell(EVALUATION, False)
+
+
+def _read(tensor: Any, number: Any) -> str:
+    """What lies in the host's memory is there already: an optimizer that reads its own count of steps waits for nothing.
+
+    >>> _read(torch.ones(1), 1.0), _read(torch.ones(1, device="meta"), 1.0)
+    ('', 'reading results (.item(), .cpu())')
+    """
+    return "" if tensor.device.type == "cpu" else FROM_DEVICE
 
 
 def _moved(before: Any, after: Any) -> str:

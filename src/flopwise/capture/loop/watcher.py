@@ -8,11 +8,12 @@ warm-up   until steps take as long as those before them
 timing    nothing waits for the GPU: an event at each boundary tells its time, read when all are over
 waiting   a few steps, synchronised before and after: until when the host was busy, and the peak of memory
 tracing   a few steps under PyTorch's profiler
+
+An evaluation or a checkpoint between two steps is part of neither: it is taken out of their times, and the trace begins anew
+after it.
 """
 
-import gc
 import itertools
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -24,10 +25,10 @@ import torch
 from torch import nn
 from torch.optim import optimizer as optimizers
 
-from flopwise import torch_private
 from flopwise.capture.boundaries import BACKWARD, FORWARD, OPTIMIZER, Boundaries
-from flopwise.capture.loop.waits import Waits
-from flopwise.capture.ranges import named_modules
+from flopwise.capture.loop.models import before_forward, trained_models
+from flopwise.capture.loop.tracer import Tracer
+from flopwise.capture.loop.waits import APART, DATA, EVALUATION, Waits
 from flopwise.capture.step import synchronise
 from flopwise.capture.stopping import WarmupRule
 from flopwise.records.run import STEP, Loop, PhaseMemory, PhaseTimes
@@ -38,7 +39,9 @@ WAITING_STEPS = 3
 FEWEST, MOST, MOST_SECONDS = 5, 50, 10.0  # steps to time, unless their number is given
 OF_RANKS = 10  # warm-up and timing, where several ranks must do the same: each a fixed number of steps
 LEAST_WARM_UP_NS = 200_000_000
+BETWEEN = "between steps"  # a phase: from the optimizer's update to the next forward pass, but for data loading
 _MOST_OPTIMIZERS = 64
+_MOST_TRACES = 8  # that are begun: a loop that evaluates all the time is traced with what it does
 
 
 class Look(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,7 +85,7 @@ class LoopWatcher:
         self.looked, self.device = Looked(), torch.device("cpu")
         self.stage, self.steps = WARM_UP, 0
         self._hooks = ExitStack()
-        self._waits = Waits()
+        self._waits = Waits(self._interrupted)
         self._boundaries = Boundaries(self._tell)
         self._by_hand = False
         self._since: list[str] = []  # what ended since the last step's end
@@ -99,7 +102,11 @@ class LoopWatcher:
         self._launches: list[int] = []
         self._weights: list[torch.Tensor] = []  # of the first optimizer
         self._roots: list[nn.Module] = []
-        self._tracer: _Tracer | None = None
+        self._in_forward = False  # a forward pass has begun since the last step's end
+        self._apart_from = 0  # the place of the mark at which an evaluation or a checkpoint began
+        self._tracer: Tracer | None = None
+        self._traces = 0  # begun
+        self._still_to_trace = 0  # steps, of several ranks: all end with the same
 
     # --- from outside
 
@@ -143,6 +150,40 @@ class LoopWatcher:
             if self._since[-1] == OPTIMIZER and not self._by_hand and self._since.count(OPTIMIZER) >= self._updates:
                 self._step_ended()
 
+    def _forward_begins(self) -> None:
+        """Of a model that is trained; one that is not differentiated is none of a step."""
+        if not torch.is_grad_enabled() or self._boundaries.running:
+            return
+        with self._safely():
+            self._waits.training_begins()
+            if not self._since and not self._in_forward:
+                self._in_forward = True
+                if self.stage == TIMING:
+                    self._mark(BETWEEN)
+
+    def _interrupted(self, cause: str, begins: bool) -> None:
+        """Data loading, an evaluation or a checkpoint begins or ends."""
+        with self._safely():
+            between_steps = not self._since and not self._in_forward
+            if self.stage == TIMING:
+                self._mark_interruption(cause, begins, BETWEEN if between_steps else FORWARD)
+            elif cause == DATA or not between_steps:
+                return
+            elif self.stage == WAITING and not begins:
+                self._begin_waiting()
+            elif self.stage == TRACING and begins and (cause != EVALUATION or self._waits.evaluated in self._roots):
+                self._stop_tracing()  # what is evaluated may be long
+            elif self.stage == TRACING and not begins:
+                self._trace(1)
+
+    def _mark_interruption(self, cause: str, begins: bool, before: str) -> None:
+        if begins:
+            self._mark(before)
+            self._apart_from = len(self._marks[-1])
+        else:
+            del self._marks[-1][self._apart_from :]  # what an evaluation did is no phase of the step
+            self._mark(cause)
+
     def _updated(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
         """Runs before `_tell` is told of the update's end."""
         with self._safely():
@@ -183,6 +224,8 @@ class LoopWatcher:
         wall_ns, self._last_ns = now - self._last_ns, now
         ended, self._since = self._since, []
         waited = self._waits.take()
+        wall_ns -= sum(waited.get(cause, 0) for cause in APART)
+        self._in_forward = False
         self.steps += 1
         stage = self.stage
         if stage == WARM_UP:
@@ -208,6 +251,7 @@ class LoopWatcher:
         self._roots = trained_models(self._weights)
         self.looked.parameters = sum({id(p): p.numel() for one in self._roots for p in one.parameters()}.values())
         self.note(f"{self.steps} steps of warm-up ({rule}); timing")
+        self._hooks.enter_context(before_forward(self._roots, self._forward_begins))
         synchronise(self.device)
         self.stage, self._begun = TIMING, time.perf_counter()
         self._marks.append([])
@@ -267,17 +311,32 @@ class LoopWatcher:
             return
         self.stage = TRACING
         self.note(f"tracing {self.look.traced} steps")
+        self._still_to_trace = 1 + self.look.traced
+        self._trace(self.look.traced, warm_up=True)
+
+    def _trace(self, steps: int, *, warm_up: bool = False) -> None:
+        """From here on; what was traced before is forgotten."""
+        if self.looked.traced or self._traces >= _MOST_TRACES:
+            return
+        self._stop_tracing()
+        self._traces += 1
         try:
-            self._tracer = _Tracer(self.look, self.device, self.trace_path(), self._roots)
+            self._tracer = Tracer(
+                self.trace_path(), self.device, self._roots, steps, warm_up=warm_up, shapes=self.look.shapes
+            )
         except RuntimeError as error:  # the script's own profiler is on
             self.looked.problem = f"no trace: {error}"
-            self._finish()
+            if self.ranks == 1:
+                self._finish()
 
     def _traced_step(self) -> None:
-        assert self._tracer is not None
-        if self._tracer.step():
+        self._still_to_trace -= 1
+        if self._tracer is not None and self._tracer.step():
             self.looked.traced, self.looked.traced_step_ns = True, self._tracer.step_ns
             self._stop_tracing()
+        elif self._tracer is None and self.ranks == 1:  # an evaluation that never ended: the model stays as it is
+            self._trace(self.look.traced)
+        if self.looked.traced if self.ranks == 1 else self._still_to_trace <= 0:
             self._finish()
 
     def _stop_tracing(self) -> None:
@@ -298,80 +357,12 @@ class LoopWatcher:
             return
         synchronise(self.device)
         phases = [_phases(one) for one in steps]
-        names = [name for name in (FORWARD, BACKWARD, OPTIMIZER) if all(name in one for one in phases)]
-        of_phases = [PhaseTimes(phase=name, wall_ns=tuple(one[name] for one in phases)) for name in names]
-        walls = tuple(_between(one[0], one[-1]) for one in steps)
-        self.looked.phases = (PhaseTimes(phase=STEP, wall_ns=walls), *of_phases)
-        waits = _by_cause(self._waited[: len(steps)])
-        self.looked.loop = msgspec.structs.replace(self.looked.loop, waits_ns=waits)
-
-
-_LOG_LEVEL = "KINETO_LOG_LEVEL"
-
-
-class _Tracer:
-    """PyTorch's profiler around some steps of a loop; one more runs first under it without being recorded."""
-
-    def __init__(self, look: Look, device: torch.device, path: Path, roots: list[nn.Module]) -> None:
-        self.look, self.device, self.path, self.done, self.step_ns = look, device, path, 0, 0
-        self._begun = 0
-        self._partial = path.with_name(f"partial-{path.name}")
-        self._open = ExitStack()
-        kinds = [torch.profiler.ProfilerActivity.CPU]
-        kinds += [torch.profiler.ProfilerActivity.CUDA] if device.type == "cuda" else []
-        self._profiler = torch.profiler.profile(
-            activities=kinds,
-            schedule=torch.profiler.schedule(wait=0, warmup=1, active=look.traced, repeat=1),
-            record_shapes=look.shapes,
-            on_trace_ready=lambda done: done.export_chrome_trace(str(self._partial)),
+        apart = [{cause: one.pop(cause) for cause in APART if cause in one} for one in phases]
+        inside = [{cause: ns for cause, ns in one.items() if cause not in APART} for one in self._waited[: len(steps)]]
+        self.looked.phases = _times(phases)
+        self.looked.loop = msgspec.structs.replace(
+            self.looked.loop, waits_ns=_by_cause(inside), apart_ns=_by_cause(apart)
         )
-        for root in _namable(roots):
-            self._open.enter_context(named_modules(root))
-        if _LOG_LEVEL not in os.environ:  # the profiler's own log would stand between the script's lines
-            os.environ[_LOG_LEVEL] = "99"
-            self._open.callback(os.environ.pop, _LOG_LEVEL, None)
-        self._profiler.start()
-        self._open.callback(self._profiler.stop)
-
-    def step(self) -> bool:
-        """At the end of a step; whether it was the last."""
-        last = self.done == self.look.traced
-        if last or not self.done:
-            synchronise(self.device)
-            now = time.perf_counter_ns()
-            self.step_ns = (now - self._begun) // self.look.traced if last else 0
-            self._begun = now
-        self._profiler.step()
-        self.done += 1
-        if last:
-            self._partial.replace(self.path)  # whole or not at all
-        return last
-
-    def close(self) -> None:
-        self._open.close()
-        self._partial.unlink(missing_ok=True)
-
-
-def _namable(roots: list[nn.Module]) -> list[nn.Module]:
-    """Modules whose names a trace can have: a hook inside of what is compiled as a function would compile it again."""
-    known = [one for one in roots if next(one.children(), None) is not None]
-    compiled = torch_private.compiled_graphs() > 0
-    seen = any(torch_private.compiled_call(module) is not None for root in known for module in root.modules())
-    return known if seen or not compiled else []
-
-
-def trained_models(weights: list[torch.Tensor]) -> list[nn.Module]:
-    """The outermost modules of this process that hold one of these weights.
-
-    >>> model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    >>> trained_models([model[0].weight]) == [model]
-    True
-    """
-    wanted = {id(weight) for weight in weights}
-    modules = [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]  # no property of a stranger is read
-    holding = [one for one in modules if any(id(weight) in wanted for weight in one.parameters())]
-    inside = {id(part) for one in holding for part in one.modules() if part is not one}
-    return [one for one in holding if id(one) not in inside]
 
 
 def _between(begin: tuple[str, Any, int], end: tuple[str, Any, int]) -> int:
@@ -396,3 +387,12 @@ def _phases(marks: list[tuple[str, Any, int]]) -> dict[str, int]:
         name = OPTIMIZER if after[0] == STEP else after[0]
         found[name] = found.get(name, 0) + _between(before, after)
     return found
+
+
+def _times(steps: list[dict[str, int]]) -> tuple[PhaseTimes, ...]:
+    """The step and its phases, which add up to it; none where the steps differ in what they are made of."""
+    always = [name for name in (FORWARD, BACKWARD, OPTIMIZER) if all(name in one for one in steps)]
+    names = [name for name in (DATA, *always, BETWEEN) if always and any(name in one for one in steps)]
+    walls = {STEP: tuple(sum(one.values()) for one in steps)}
+    walls |= {name: tuple(one.get(name, 0) for one in steps) for name in names}
+    return tuple(PhaseTimes(phase=name, wall_ns=wall_ns) for name, wall_ns in walls.items())
