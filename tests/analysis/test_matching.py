@@ -2,9 +2,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flopwise.analysis.matching import compare_points, match
+from flopwise.analysis.matching import Compared, compare_points, match
 from flopwise.errors import FlopwiseError
 from flopwise.records.run import PhaseTimes, Point
+from flopwise.render.comparison_view import comparison_view
 from flopwise.spec.workload import Sampling, Trial, workload
 
 from .points import make_point
@@ -126,3 +127,20 @@ def test_an_unknown_clock_is_refused() -> None:
     with pytest.raises(FlopwiseError) as refused:
         compare_points(make_point(), make_point("small"), clock="cpu")
     assert "wall" in refused.value.hint
+
+
+@pytest.mark.parametrize("busy_a", [0.0, 1.5])
+@pytest.mark.parametrize("busy_b", [0.0, 1.5])
+@pytest.mark.parametrize("faster", ["A", "B"])
+def test_load_is_no_speedup(busy_a: float, busy_b: float, faster: str) -> None:
+    """The law: the slower of the two is called slower only where load alone cannot have made it so."""
+    walls = [tuple(range(level, level + 20)) for level in ((1000, 2000) if faster == "A" else (2000, 1000))]
+    a, b = make_point(wall=walls[0], busy_cores=busy_a), make_point(wall=walls[1], busy_cores=busy_b)
+    found = compare_points(a, b)
+    slower, other = (busy_b, busy_a) if faster == "A" else (busy_a, busy_b)
+    doubtful = slower > 0 and other == 0
+    assert found.verdict == ("inconclusive" if doubtful else "slower" if faster == "A" else "faster")
+    assert ("busy machine" in found.reason) == doubtful
+    assert [note[:2] for note in comparison_view(Compared(((a, b, found),))).tables[0].notes if "was busy" in note] == [
+        side for side, busy in (("A:", busy_a), ("B:", busy_b)) if busy
+    ]

@@ -26,9 +26,9 @@ def reads(monkeypatch, tmp_path):
     def asked(*texts):
         path = tmp_path / "stat"
         path.write_text(texts[0])
-        monkeypatch.setattr(busy, "STAT", path)
+        monkeypatch.setattr(busy, "PROC", tmp_path)
         monkeypatch.setattr(busy.time, "sleep", lambda _: path.write_text(texts[1]))
-        return busy.busy_machine()
+        return busy.busy_machine(busy.busy_cores())
 
     return asked
 
@@ -49,8 +49,29 @@ def test_what_cannot_be_read_is_no_error(reads, text):
 
 
 def test_a_system_without_proc_is_no_error(monkeypatch, tmp_path):
-    monkeypatch.setattr(busy, "STAT", tmp_path / "missing")
-    assert busy.busy_machine(0.0) == ""
+    monkeypatch.setattr(busy, "PROC", tmp_path / "missing")
+    assert busy.busy_cores(0.0) == 0.0
+    assert busy.OthersUse().cores() in (None, 0.0)
+
+
+def test_its_own_processes_are_not_counted_among_the_others(monkeypatch, tmp_path):
+    """Two cores all in use: half of it by this process and its child, one of them dead and waited for."""
+
+    def write(own, all_in_use):
+        (tmp_path / "stat").write_text(stat(all_in_use, 0))
+        for process, parent, ticks in ((os.getpid(), 1, own), (os.getpid() + 1, os.getpid(), own), (3, 2, 10_000)):
+            folder = tmp_path / str(process)
+            folder.mkdir(exist_ok=True)
+            spent = f"0 {ticks}" if process == os.getpid() else f"{ticks} 0"
+            (folder / "stat").write_text(f"{process} (a) name) S {parent} 0 0 0 0 0 0 0 0 0 {spent} 0 0 20")
+
+    monkeypatch.setattr(busy, "PROC", tmp_path)
+    clock = iter((0.0, 10.0))
+    monkeypatch.setattr(busy.time, "monotonic", lambda: next(clock))
+    write(0, 0)
+    use = busy.OthersUse()
+    write(100 * len(CORES), 400)  # of each core
+    assert use.cores() == pytest.approx(len(CORES) / 2)
 
 
 @pytest.mark.parametrize(("device", "told"), [("cpu", ["it is busy"]), ("cuda:0", [])])
@@ -80,7 +101,8 @@ def test_bench_says_so_on_the_cpu_alone(monkeypatch, tmp_path, device, told):
 
     notes = Notes()
     monkeypatch.setattr(bench_verb, "Worker", There)
-    monkeypatch.setattr(bench_verb, "busy_machine", lambda: "it is busy")
+    monkeypatch.setattr(bench_verb, "busy_machine", lambda cores: "it is busy" if cores else "")
+    monkeypatch.setattr(bench_verb, "busy_cores", lambda: 1.0)
     with pytest.raises(Stops):
         bench_verb.bench("tiny", device=device, runs=tmp_path, progress=notes)
     assert notes.texts == told

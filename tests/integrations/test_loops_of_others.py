@@ -137,10 +137,9 @@ def test_a_trace_that_cannot_be_explained_does_not_end_a_job(tmp_path, capsys):
 
 def test_a_loop_that_is_too_short_is_one_line(runs, capsys):
     from flopwise.api.watch import Watch
-    from flopwise.integrations.ending import tell
 
     watch = Watch()
     watch.open()
-    tell(watch)
+    watch.show()
     assert capsys.readouterr().out == "flopwise: no step of an optimizer was seen\n"
     assert not runs.exists()

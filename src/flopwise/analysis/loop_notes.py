@@ -1,5 +1,6 @@
-"""What is to be said of a training loop beyond its step: where its host waited, micro-steps, ranks."""
+"""What is to be said of a measured step beyond its times: a busy machine; of a training loop, where its host waited."""
 
+from signal import SIGTERM
 from statistics import median
 
 from flopwise import units
@@ -9,14 +10,15 @@ _LEAST = 0.001  # of the time: less is not mentioned
 
 
 def loop_notes(point: Point) -> list[str]:
-    """Sentences for a point of a watched loop; none of another."""
+    """Sentences for a point of a watched loop; of another, whether the machine was busy."""
     loop, times = point.loop, point.times()
+    busy = [line] if (line := while_busy(point)) else []
     if loop is None or times is None:
-        return []
+        return busy
     apart_ns = sum(map(sum, loop.apart_ns.values()))
     apart = _by_cause(loop.apart_ns, len(times.wall_ns), sum(times.wall_ns) + apart_ns)
     waits = _by_cause(loop.waits_ns, len(times.wall_ns), sum(times.wall_ns))
-    notes = [f"between steps, not counted above, on average: {apart}"] if apart else []
+    notes = busy + [f"between steps, not counted above, on average: {apart}"] * bool(apart)
     notes += [f"in a step the script waited, on average: {waits}"] if waits else []
     if loop.micro_steps > 1:
         notes.append(f"{loop.micro_steps} backward passes a step: gradients are accumulated")
@@ -26,8 +28,15 @@ def loop_notes(point: Point) -> list[str]:
         each = [median(walls) for walls in (times.wall_ns, *loop.rank_walls_ns.values()) if walls]
         notes.append(f"{len(each)} ranks: {units.duration(min(each))} to {units.duration(max(each))} a step")
     if loop.exit_code:
-        notes.append(f"the script ended by itself with exit code {loop.exit_code}")
+        killed = loop.exit_code == 128 + SIGTERM
+        notes.append("the script was killed" if killed else f"the script ended with exit code {loop.exit_code}")
     return notes
+
+
+def while_busy(point: Point) -> str:
+    """What other processes used of the machine meanwhile; '' where it does not matter."""
+    there = f" of {point.environment.cpu_cores}" if point.environment is not None else ""
+    return f"the machine was busy: other processes used {point.busy_cores:.1f}{there} cores" if point.busy_cores else ""
 
 
 def _by_cause(spent_ns: dict[str, tuple[int, ...]], steps: int, whole_ns: int) -> str:

@@ -120,7 +120,19 @@ def compare_points(
     found = compare_samples(
         *processes, paired=paired, together=a.together and b.together, error_rate=error_rate, threshold=threshold
     )
-    return _with_bound(found, a, b, phase, clock)
+    return _with_load(_with_bound(found, a, b, phase, clock), a, b)
+
+
+def _with_load(found: Comparison, a: Point, b: Point) -> Comparison:
+    """One that is slower and alone had to share its machine may be slower by that: nothing is shown then."""
+    slower = {FASTER: (a, b), SLOWER: (b, a)}.get(found.verdict)
+    if found.paired or slower is None or not slower[0].busy_cores or slower[1].busy_cores:
+        return found
+    name = "A" if slower[0] is a else "B"
+    reason = f"{name} was measured on a busy machine, which alone can make it slower"
+    return msgspec.structs.replace(
+        found, verdict=INCONCLUSIVE, reason=reason, settle=f"measure {name} again on an idle machine"
+    )
 
 
 def _problem(sides: Mapping[str, tuple[Point, tuple[int, ...]]], phase: str, clock: str, paired: bool) -> str:

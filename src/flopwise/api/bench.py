@@ -5,9 +5,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from flopwise.analysis.measured import MeasuredRun
 from flopwise.api.sweep import sweep
-from flopwise.capture.busy import busy_machine
+from flopwise.capture.busy import busy_cores, busy_machine
 from flopwise.capture.functions import Target, as_workload
 from flopwise.capture.interleave import Contest
 from flopwise.capture.isolate import Worker
@@ -80,8 +82,8 @@ def _measure(trials: list[Trial], name: str, root: Path, command: str, progress:
         run = stack.enter_context(Run.create(root, "bench", name, command, trials))
         stack.callback(progress.end)
         progress.begin(len(trials), 0)
-        busy = busy_machine() if there.device == "cpu" else ""
-        for warning in filter(None, (busy, *(too_large(trial.workload, there) for trial in trials))):
+        busy = busy_cores() if there.device == "cpu" else 0.0
+        for warning in filter(None, (busy_machine(busy), *(too_large(trial.workload, there) for trial in trials))):
             progress.note(warning)
         progress.trial(trials[0])
         if len(trials) == 1:
@@ -92,6 +94,7 @@ def _measure(trials: list[Trial], name: str, root: Path, command: str, progress:
             contest = Contest(run.log_path, progress.event, watch=True)
             stack.callback(contest.close)
             points = contest.run((trials[0], trials[1]), PairsRule(trials[0].sampling)).points
+        points = tuple(msgspec.structs.replace(point, busy_cores=busy) for point in points)
         for point in points:
             run.append(point)
             progress.point(point)

@@ -1,11 +1,13 @@
 """A user's own training script, unchanged: run, watched, and ended when enough was seen of it."""
 
+import os
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from flopwise.analysis.measured import MeasuredRun
 from flopwise.api.watch import Watch
+from flopwise.capture.busy import busy_cores, busy_machine
 from flopwise.capture.loop.script import Program, after_import
 from flopwise.errors import FlopwiseError, Interrupted
 
@@ -56,8 +58,12 @@ def run(
         note=note,
         then=end,
     )
-    forget = after_import("torch", watch.open)
-    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a script has its own way to end
+    watch.check_place()
+    watch.busy_cores = busy_cores() if watch.alone else 0.0  # other ranks begin at the same time
+    if watch.busy_cores:
+        note(busy_machine(watch.busy_cores))
+    forget, process = after_import("torch", watch.open), os.getpid()
+    before = signal.signal(signal.SIGTERM, _terminate)  # unless the script has its own way to end
     try:
         with program.as_main():
             program.run()
@@ -65,9 +71,7 @@ def run(
     except Enough:
         pass
     except SystemExit as ended:
-        watch.exit_code = ended.code if isinstance(ended.code, int) else 0 if ended.code is None else FAILED
-        if isinstance(ended.code, str):
-            note(ended.code)
+        watch.exit_code = _exit_code(ended, note)
     except KeyboardInterrupt:
         watch.close()
         if watch.run is not None:
@@ -79,10 +83,26 @@ def run(
     finally:
         forget()
         signal.signal(signal.SIGTERM, before)
+    if os.getpid() != process:
+        raise SystemExit(watch.exit_code)  # a process that the script forked ends here, as it would without flopwise
     watch.close()
     if watch.run is None and watch.first_rank:
-        failed = watch.exit_code not in (None, 0)
-        missing = FlopwiseError(f"the script failed; {watch.missing()}" if failed else watch.missing(), _HINT)
-        missing.exit_code = watch.exit_code if failed and watch.exit_code else missing.exit_code
-        raise missing
+        raise _nothing_seen(watch)
     return watch.run
+
+
+def _nothing_seen(watch: Watch) -> FlopwiseError:
+    error = FlopwiseError(f"the script failed; {watch.missing()}" if watch.exit_code else watch.missing(), _HINT)
+    error.exit_code = watch.exit_code or error.exit_code
+    return error
+
+
+def _exit_code(ended: SystemExit, note: Callable[[str], None]) -> int:
+    if isinstance(ended.code, str):
+        note(ended.code)
+    return ended.code if isinstance(ended.code, int) else 0 if ended.code is None else FAILED
+
+
+def _terminate(signum: int, frame: object) -> None:
+    """A kill ends the script as `sys.exit` would: what was timed is kept."""
+    raise SystemExit(128 + signum)

@@ -22,7 +22,7 @@ from flopwise.records.run import OK, Point, Ran
 from flopwise.spec import fields
 from flopwise.spec.recipe import Recipe
 from flopwise.spec.workload import Sampling, Trial, UserStep, Workload
-from flopwise.store import Run, runs_root
+from flopwise.store import Run, check_root, runs_root
 
 if TYPE_CHECKING:
     from flopwise.capture.loop.watcher import Looked, LoopWatcher
@@ -77,8 +77,9 @@ class Watch:
         self.steps, self.traced, self.seconds, self.note, self.then = steps, traced, seconds, note, then
         self.run: MeasuredRun | None = None
         self.exit_code: int | None = None
+        self.busy_cores = 0.0  # in use by others before the loop began, where someone looked
         self._watcher: LoopWatcher | None = None
-        self._folder = ""
+        self._folder, self._process = "", 0
         self._began, self._stored = time.time(), False
         self._path: Path | None = None  # of the run, once something is in it
 
@@ -96,8 +97,11 @@ class Watch:
     def __iter__(self) -> Iterator[Any]:
         if self.batches is None:
             raise FlopwiseError("there is nothing to iterate over", "for batch in flopwise.watch(loader): …")
-        with self:
-            yield from self.batches
+        try:
+            with self:
+                yield from self.batches
+        finally:
+            self.show()
 
     def step(self) -> None:
         """Where a step ends: for a loop without an optimizer of torch, or with steps of its own kind."""
@@ -117,6 +121,16 @@ class Watch:
             raise FlopwiseError(self.missing(), _MORE)
         return str(self.run)
 
+    def show(self) -> None:
+        """End the look and print its screen, on the first rank; a look that found nothing is one line, and no error."""
+        self.close()
+        if not self.first_rank or not self._mine:
+            return
+        try:
+            print(self.screen())  # noqa: T201
+        except FlopwiseError as error:
+            print(f"flopwise: {error.message}")  # noqa: T201
+
     @property
     def over(self) -> bool:
         """Whether enough was seen."""
@@ -128,15 +142,29 @@ class Watch:
         """Begin to watch: torch is imported now, if it was not."""
         from flopwise.capture.loop.watcher import Look, LoopWatcher  # torch
 
+        self.check_place()
         self._folder = tempfile.mkdtemp(prefix="flopwise-")
+        self._process = os.getpid()
         look = Look(steps=self.steps, traced=self.traced, seconds=self.seconds)
         path = Path(self._folder) / TRACE.format(_rank())
         note = self.note if self.first_rank else (lambda text: None)
         self._watcher = LoopWatcher(look, lambda: path, self._over, self._timed, note, ranks=_ranks())
         self._watcher.open()
 
+    def check_place(self) -> None:
+        """Raise now if no run could be stored in the end."""
+        if self.first_rank:
+            check_root(runs_root(self.runs))
+
+    @property
+    def _mine(self) -> bool:
+        """Not in a process that the loop forked."""
+        return self._process in (0, os.getpid())
+
     def close(self) -> None:
-        """End the look, wherever it is; what was timed until now is stored."""
+        """End the look, wherever it is; what was timed until now is stored. A forked process leaves it alone."""
+        if not self._mine:
+            return
         if self._watcher is not None:
             self._watcher.close()
             if not self._stored:
@@ -147,6 +175,11 @@ class Watch:
     @property
     def first_rank(self) -> bool:
         return _rank() == 0
+
+    @property
+    def alone(self) -> bool:
+        """Whether it is the only rank."""
+        return _ranks() == 1
 
     def missing(self) -> str:
         """Why there is no run."""
@@ -222,6 +255,7 @@ class Watch:
             memory=looked.memory,
             ran=Ran(device=looked.device, parameters=looked.parameters),
             environment=environment_of(looked.device),
+            busy_cores=self.busy_cores if looked.busy_cores is None else looked.busy_cores,
             trace_file=trace,
             traced_step_ns=looked.traced_step_ns,
             loop=msgspec.structs.replace(looked.loop, rank_walls_ns=walls, exit_code=self.exit_code),

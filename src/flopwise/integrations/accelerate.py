@@ -8,7 +8,6 @@ from typing import Any
 from accelerate.utils import ProfileKwargs
 
 from flopwise.api.watch import Watch
-from flopwise.integrations.ending import tell
 
 
 @dataclass
@@ -33,7 +32,7 @@ def _watched(watch: Watch) -> Iterator["_Profiler"]:
     except BaseException:
         watch.close()
         raise
-    tell(watch)
+    watch.show()
 
 
 class _Profiler:

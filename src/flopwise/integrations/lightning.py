@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 from flopwise.api.watch import Watch
-from flopwise.integrations.ending import tell
 
 try:
     from lightning.pytorch import Callback
@@ -34,7 +33,7 @@ class FlopwiseCallback(Callback):  # type: ignore[misc]
             trainer.limit_train_batches = 0
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        tell(self.watch)
+        self.watch.show()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         self.watch.close()

@@ -6,7 +6,6 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl
 
 from flopwise.api.watch import Watch
-from flopwise.integrations.ending import tell
 
 
 class FlopwiseCallback(TrainerCallback):  # type: ignore[misc]
@@ -29,4 +28,4 @@ class FlopwiseCallback(TrainerCallback):  # type: ignore[misc]
             control.should_training_stop = True
 
     def on_train_end(self, args: Any, state: Any, control: TrainerControl, **_: Any) -> None:
-        tell(self.watch)
+        self.watch.show()

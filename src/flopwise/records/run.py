@@ -241,6 +241,7 @@ class Point(PointHead[Trial], frozen=True, kw_only=True):
     ran: Ran | None = None
     telemetry: Telemetry | None = None
     environment: Environment | None = None
+    busy_cores: float = 0.0  # in use by other processes, as it began or while it was timed; 0: none that matter
     trace_file: str = ""  # in the run's traces/ folder
     traced_step_ns: int = 0  # per step under the profiler: against the step's wall time, the profiler's overhead
     memory_file: str = ""  # a snapshot in the run's memory/ folder

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from flopwise import units
+from flopwise.analysis.loop_notes import while_busy
 from flopwise.analysis.matching import Compared, what_changed
 from flopwise.records.comparison import INCONCLUSIVE, NO_DIFFERENCE, SLOWER, Comparison
 from flopwise.records.run import Point
@@ -29,10 +30,17 @@ def comparison_view(compared: Compared) -> View:
     what = phase if by_clock else f"{phase}, {clock} clock"
     title = f"B compared with A: {what}, with 95 % intervals, {_how(pairs, paired)}"
     missing = [f"only in {key[-1].upper()}: {label}" for key in alone for label in alone[key]]
-    notes = (*missing, *_notes(pairs, clocks, paired))
+    notes = (*_busy(pairs), *missing, *_notes(pairs, clocks, paired))
     table = Table("comparison", title, _columns(rows, by_clock, paired), rows, notes)
     told = {name: [_row(pair, phase, of) for of, pair in some] for name, some in (("pairs", asked), ("clocks", every))}
     return View([table], document("compare", what=what, **told, **alone, notes=notes))
+
+
+def _busy(pairs: Pairs) -> list[str]:
+    """Which side was measured on a busy machine."""
+    sides = {"A": [a for a, _, _ in pairs], "B": [b for _, b, _ in pairs]}
+    busiest = {side: max(points, key=lambda one: one.busy_cores, default=None) for side, points in sides.items()}
+    return [f"{side}: {while_busy(one)}" for side, one in busiest.items() if one is not None and one.busy_cores]
 
 
 def _paired(pairs: Pairs) -> bool:

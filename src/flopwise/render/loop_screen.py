@@ -8,8 +8,8 @@ from flopwise.analysis.loop_notes import loop_notes
 from flopwise.render.explain_screen import explanation_screen
 from flopwise.render.host_screen import host_screen
 from flopwise.render.run_screen import point_screen
-from flopwise.render.screen import Screen
-from flopwise.store import StoredRun
+from flopwise.render.screen import WIDTH, Screen
+from flopwise.store import StoredRun, reference, runs_root
 
 
 def loop_screen(run: StoredRun, explained: Explanation | HostExplanation | None) -> Screen:
@@ -25,5 +25,8 @@ def loop_screen(run: StoredRun, explained: Explanation | HostExplanation | None)
     notes = dict.fromkeys((*loop_notes(point), f"Stored in {run.path}", *screen.notes))
     times = point.times()
     steps = f"{len(times.wall_ns)} steps timed" if times is not None else "no step timed"
-    title, more = f"{steps}: {point.trial.workload.target}", "All tables: flopwise explain last --full"
-    return replace(screen, title=title, notes=tuple(notes), more=more)
+    verb = "runs show" if explained is None else "explain"
+    more = f"All tables: flopwise {verb} {reference(run.path, runs_root())} --full"
+    if len(more) > WIDTH:
+        more = f"All tables: flopwise {verb} FOLDER --full, with the folder above"
+    return replace(screen, title=f"{steps}: {point.trial.workload.target}", notes=tuple(notes), more=more)

@@ -132,7 +132,8 @@ def _rates(point: Point) -> str:
 
 def _why(point: Point) -> str:
     """Where the reasons are: a trace has them, of a step on a GPU."""
-    return "Why: flopwise profile WORKLOAD, then flopwise explain last" if gpu_name(point) else ""
+    known = gpu_name(point) and point.loop is None
+    return "Why: flopwise profile WORKLOAD, then flopwise explain last" if known else ""
 
 
 def _pair_screen(a: Point, b: Point, stored: str) -> Screen:

@@ -295,8 +295,8 @@ def _sweep_row(point: Point) -> dict[str, Any]:
 
 
 _POINT = (
-    "key status reason hint stopped setup_ns memory peak_rss_bytes ran environment trace_file traced_step_ns memory_file "
-    "paired_with together"
+    "key status reason hint stopped setup_ns memory peak_rss_bytes ran environment busy_cores trace_file "
+    "traced_step_ns memory_file paired_with together"
 )
 
 

@@ -19,6 +19,7 @@ from flopwise.spec.workload import Trial
 from flopwise.store import files
 from flopwise.store.stored import UNREADABLE, StoredRun, created_ns, has_measured, keys, read_header, tally
 
+_BEGUN = re.compile(r"\d{8}-\d{6}")
 _ID = re.compile(r"\d{8}-\d{6}-[A-Za-z0-9.-]+")
 _TAG = re.compile(r"(?!last|\.{1,2}$)[A-Za-z0-9._-]{1,64}")
 _ABANDONED_S = 3600  # a folder still being built after this long belongs to a process that was killed
@@ -69,6 +70,21 @@ def find(ref: str | Path, root: str | Path) -> Path:
     if os.path.isdir(ref):
         return _run_at(ref)
     raise _no_such_run(ref, root, tags)
+
+
+def reference(path: Path, root: str | Path) -> str:
+    """The shortest name by which `find` finds this run: last, the start of its id, or its path if it is not in this root."""
+    root = Path(root)
+    if path.parent.resolve() != root.resolve():
+        return min(str(path), os.path.join(os.curdir, os.path.relpath(path)), key=len)
+    try:
+        if _nth_newest(root, 0).name == path.name:
+            return "last"
+    except FlopwiseError:  # none has measured anything
+        pass
+    begun = _BEGUN.match(path.name)
+    alike = [one for one in _run_folders(root) if begun is not None and one.name.startswith(begun[0])]
+    return begun[0] if begun is not None and len(alike) == 1 else path.name
 
 
 def _matches(ref: str, tags: dict[Path, tuple[str, ...]]) -> list[Path]:

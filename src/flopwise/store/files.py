@@ -65,6 +65,18 @@ def make_root(root: Path) -> None:
     root.mkdir(parents=True, exist_ok=True)
 
 
+def check_root(root: Path) -> None:
+    """Raise unless runs can be created in this folder, or it itself; nothing is left behind."""
+    try:
+        there = next(folder for folder in (root, *root.absolute().parents) if os.path.lexists(folder))
+        probe = there / f"{BUILDING}{secrets.token_hex(4)}"
+        probe.mkdir()
+        probe.rmdir()
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise FlopwiseError(f"cannot create a run in {root}: {reason}", _ELSEWHERE) from None
+
+
 @contextlib.contextmanager
 def explain_errors(doing: str, path: Path) -> Iterator[None]:
     """Turn an error of the file system into one line and a hint."""

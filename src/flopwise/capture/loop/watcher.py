@@ -14,6 +14,7 @@ after it.
 """
 
 import itertools
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -26,6 +27,7 @@ from torch import nn
 from torch.optim import optimizer as optimizers
 
 from flopwise.capture.boundaries import BACKWARD, FORWARD, OPTIMIZER, Boundaries
+from flopwise.capture.busy import OthersUse
 from flopwise.capture.loop.models import before_forward, trained_models
 from flopwise.capture.loop.tracer import Tracer
 from flopwise.capture.loop.waits import APART, DATA, EVALUATION, Waits
@@ -65,6 +67,7 @@ class Looked(msgspec.Struct, kw_only=True):
     loop: Loop = Loop()
     parameters: int = 0
     device: str = "cpu"
+    busy_cores: float | None = None  # in use by others while steps were timed; None: not known
     problem: str = ""  # why there is no trace
 
 
@@ -81,7 +84,7 @@ class LoopWatcher:
         ranks: int = 1,
     ) -> None:
         self.look, self.trace_path, self.over, self.timed, self.note = look, trace_path, over, timed, note
-        self.ranks = ranks
+        self.ranks, self._process = ranks, os.getpid()
         self.looked, self.device = Looked(), torch.device("cpu")
         self.stage, self.steps = WARM_UP, 0
         self._hooks = ExitStack()
@@ -220,6 +223,10 @@ class LoopWatcher:
     # --- the end of a step
 
     def _step_ended(self) -> None:
+        if os.getpid() != self._process:  # forked by the loop: its steps are its own
+            self.stage = OVER
+            self._hooks.close()
+            return
         now = time.perf_counter_ns()
         wall_ns, self._last_ns = now - self._last_ns, now
         ended, self._since = self._since, []
@@ -252,6 +259,7 @@ class LoopWatcher:
         self.looked.parameters = sum({id(p): p.numel() for one in self._roots for p in one.parameters()}.values())
         self.note(f"{self.steps} steps of warm-up ({rule}); timing")
         self._hooks.enter_context(before_forward(self._roots, self._forward_begins))
+        self._others = OthersUse(self.ranks)
         synchronise(self.device)
         self.stage, self._begun = TIMING, time.perf_counter()
         self._marks.append([])
@@ -267,6 +275,7 @@ class LoopWatcher:
             self._marks.append([self._marks[-1][-1]])
             return
         self._read_timed()
+        self.looked.busy_cores = self._others.cores()
         self.timed()
         if self.device.type == "cuda":
             self.stage = WAITING
