@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from flopwise.api.apply import apply
     from flopwise.api.bench import bench
     from flopwise.api.compare import compare
+    from flopwise.api.course import course
     from flopwise.api.demo import demo
     from flopwise.api.doctor import calibrate, doctor
     from flopwise.api.explain import explain, findings
@@ -41,6 +42,7 @@ __all__ = [
     "bench",
     "calibrate",
     "compare",
+    "course",
     "demo",
     "doctor",
     "explain",

@@ -11,7 +11,7 @@ from flopwise.work.sized import MATMULS, SOFTMAXES, op_flops
 
 _ATTENTION = r"(?i)attn|attention"
 _SOFTMAX = "(?i)softmax"
-_SCORES_AND_VALUES = "(?i)scores|attn_pv|values?$|attn_value"
+_SCORES_AND_VALUES = "(?i)scores|attn_pv|values?$|attn_value|final[ _]?matmul|weighted[ _]?sum|attn[ _]?output"
 
 
 def in_core() -> pl.Expr:
@@ -19,6 +19,16 @@ def in_core() -> pl.Expr:
     where = _where()
     named = where.str.contains(_ATTENTION) & (where.str.contains(_SOFTMAX) | where.str.contains(_SCORES_AND_VALUES))
     return named | ((pl.col("class") == SOFTMAX) & (pl.col("phase") != LOSS))
+
+
+def is_attention() -> pl.Expr:
+    """Whether work lies in a range or module that names attention."""
+    return _where().str.contains(_ATTENTION)
+
+
+def is_inner() -> pl.Expr:
+    """Whether it is of the scores or the values: these products are batched, the projections are not."""
+    return _where().str.contains(_SCORES_AND_VALUES) | pl.col("op").fill_null("").str.contains("bmm|baddbmm")
 
 
 def is_core(op: OpWork) -> bool:
@@ -56,10 +66,9 @@ def attention_parts(work: pl.DataFrame, shapes: tuple[str, ...], n: int) -> Atte
     `work` has totals by class, op, module and path: `duration_ns`, and in `ops` how many ops with the sizes `shape` began.
     """
     where = _where()
-    op = pl.col("op").fill_null("")
-    scope = work.filter(where.str.contains(_ATTENTION))
+    scope = work.filter(is_attention())
     softmax = scope.filter((pl.col("class") == SOFTMAX) | where.str.contains(_SOFTMAX))
-    inner = scope.filter(where.str.contains(_SCORES_AND_VALUES) | op.str.contains("bmm|baddbmm"))
+    inner = scope.filter(is_inner())
     matmul = inner.filter(pl.col("class") == MATMUL)
     softmax_ns, matmul_ns = (int(part["duration_ns"].sum()) / n for part in (softmax, matmul))
     softmax_flops = _flops(softmax, SOFTMAXES, softmax.filter(pl.col("class") == SOFTMAX), shapes, n)

@@ -1,6 +1,7 @@
 """A trace file, read and explained with everything that is known about its step: clocks, limits, the workload."""
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from flopwise.spec.gpu import Gpu, find_gpu
 from flopwise.spec.gpu import gpu as gpu_named
 from flopwise.spec.workload import Workload
 from flopwise.store import StoredRun, find, runs_root
+from flopwise.store.files import HEADER
 from flopwise.trace.input_file import check_file
 from flopwise.trace.read import is_trace_file, read_trace, unknown_suffix
 from flopwise.trace.tables import Trace
@@ -97,17 +99,36 @@ def trace_of(target: Target, runs: str | Path | None = None) -> tuple[Path, Poin
         if is_trace_file(path):
             return path, None
         target = run_named(target, runs)
-    traced = next((point for point in target.points if point.trace_file), None)
-    if traced is None:
-        what = target.points[0].trial.workload.target if target.points else "WORKLOAD"
-        raise FlopwiseError(f"the run {target.header.id} has no trace", f"capture one: flopwise profile {what}")
-    path = target.path / "traces" / Path(traced.trace_file).name
-    if not path.exists():
-        raise FlopwiseError(
-            f"the trace of the run {target.header.id} was not kept: there is no {path.name} in its traces",
-            "profile it again; flopwise runs show and report show what was measured",
-        )
-    return path, traced
+    return next(_traces(target))
+
+
+def traces_of(target: Target, runs: str | Path | None = None) -> list[tuple[Path, Point | None]]:
+    """All traces that a target means: those of a run's points, the files of a folder, or the file itself."""
+    if not isinstance(target, StoredRun):
+        path = Path(target).expanduser()
+        if is_trace_file(path):
+            return [(path, None)]
+        if path.is_dir() and not (path / HEADER).exists():
+            files = sorted(file for file in path.iterdir() if is_trace_file(file) and file.is_file())
+            if files:
+                return [(file, None) for file in files]
+        target = run_named(target, runs)
+    return list(_traces(target))
+
+
+def _traces(run: StoredRun) -> Iterator[tuple[Path, Point]]:
+    traced = [point for point in run.points if point.trace_file]
+    if not traced:
+        what = run.points[0].trial.workload.target if run.points else "WORKLOAD"
+        raise FlopwiseError(f"the run {run.header.id} has no trace", f"capture one: flopwise profile {what}")
+    for point in traced:
+        path = run.path / "traces" / Path(point.trace_file).name
+        if not path.exists():
+            raise FlopwiseError(
+                f"the trace of the run {run.header.id} was not kept: there is no {path.name} in its traces",
+                "profile it again; flopwise runs show and report show what was measured",
+            )
+        yield path, point
 
 
 def run_named(target: str | Path, runs: str | Path | None = None) -> StoredRun:

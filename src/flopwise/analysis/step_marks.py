@@ -6,13 +6,21 @@ Every function here returns the marks of one kind, on the thread that launched m
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import polars as pl
 
 from flopwise.analysis.intervals import Times, covered_within
-from flopwise.trace.phases import FORWARD, is_iteration, is_optimizer_step, is_step, is_step_function, phase_of_range
+from flopwise.trace.phases import (
+    FORWARD,
+    is_iteration,
+    is_optimizer_step,
+    is_step,
+    is_step_function,
+    is_warm_up,
+    phase_of_range,
+)
 from flopwise.trace.tables import ANNOTATION, MODULE, STEP, Trace
 from flopwise.work.operation import OPTIMIZER
 
@@ -33,6 +41,23 @@ class Marks:
     end: Times
     names: tuple[str, ...]
     closed: int | None = None  # when the last one's marks end, where that is before its end
+
+
+def after_warm_up(trace: Trace, work: pl.DataFrame) -> tuple[Trace, pl.DataFrame] | None:
+    """The trace and its work without what began in a range 'warm-up'; None where there is no such range, or nothing else."""
+    start, end = (np.sort(_annotations(trace, is_warm_up)[name].to_numpy()) for name in ("start_ns", "end_ns"))
+    if not len(start):
+        return None
+
+    def later(times: pl.Series) -> pl.Series:
+        begun = times.to_numpy()
+        return pl.Series(np.searchsorted(start, begun, "right") <= np.searchsorted(end, begun, "right"))
+
+    kept = work.filter(later(work["launch_ns"].fill_null(work["start_ns"])))
+    if not kept.height:
+        return None
+    spans = {name: getattr(trace, name) for name in ("ranges", "ops", "frames", "launches", "graph_launches")}
+    return replace(trace, **{name: table.filter(later(table["start_ns"])) for name, table in spans.items()}), kept
 
 
 def profiler_steps(trace: Trace, work: pl.DataFrame) -> Marks | None:

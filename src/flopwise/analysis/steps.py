@@ -79,8 +79,21 @@ def launch_times(work: pl.DataFrame) -> Times:
 def find_steps(trace: Trace, work: pl.DataFrame) -> Steps:
     """`trace` is of one process, `work` an Attribution's rows of one device, by start.
 
-    The profiler's own marks come first; a single one around several iterations or optimizer steps says less than these.
+    Steps in a range 'warm-up' count only where there are no others.
     """
+    measured = marks.after_warm_up(trace, work)
+    steps = (_by_marks(*measured) if measured is not None else None) or _by_marks(trace, work)
+    if steps is not None:
+        return steps
+    end = last_end(trace)
+    starts = periodic_starts(work, launch_times(work), trace.syncs["end_ns"].to_numpy())
+    if starts and not marks.in_one_call(trace, np.array(starts)):
+        return Steps(starts_ns=starts, end_ns=end, how=PERIOD)
+    return Steps(starts_ns=(0,), end_ns=end, how=WHOLE_TRACE)
+
+
+def _by_marks(trace: Trace, work: pl.DataFrame) -> Steps | None:
+    """The profiler's own marks come first; a single one around several iterations or optimizer steps says less than these."""
     launched = launch_times(work)
     held = (_held(marked, work, launched, how, holding) for marked, how, holding in _marked(trace, work))
     found = (one for one in held if one is not None)
@@ -89,13 +102,7 @@ def find_steps(trace: Trace, work: pl.DataFrame) -> Steps:
         finer = next((one for one in found if one.how in (ITERATIONS, UPDATES)), None)
         if finer is not None and len(finer) > 1 and marks.same_name(finer.names):
             return finer
-    if steps is not None:
-        return steps
-    end = last_end(trace)
-    starts = periodic_starts(work, launched, trace.syncs["end_ns"].to_numpy())
-    if starts and not marks.in_one_call(trace, np.array(starts)):
-        return Steps(starts_ns=starts, end_ns=end, how=PERIOD)
-    return Steps(starts_ns=(0,), end_ns=end, how=WHOLE_TRACE)
+    return steps
 
 
 def _marked(trace: Trace, work: pl.DataFrame) -> Iterator[tuple[Marks | None, str, float]]:

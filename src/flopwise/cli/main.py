@@ -23,6 +23,7 @@ TASKS = {
     "See why it is slow": {
         "run": "Runs your training script, unchanged: why it is slow, what to do.",
         "explain": "Where the time of a step went, and what to change, from a trace.",
+        "course": "Answers a course's five questions of traces: one, or a grid.",
         "memory": "Who holds every byte of a workload or a snapshot.",
         "roofline": "Compares every operation with the machine's limits.",
     },

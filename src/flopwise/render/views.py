@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from flopwise.advice.explained import explained_run
 from flopwise.advice.measured_levers import measured_reach
+from flopwise.analysis.course import CourseReport
 from flopwise.analysis.explanation import Explanation
 from flopwise.analysis.host_explanation import HostExplanation
 from flopwise.analysis.matching import Compared, compare_within
@@ -21,6 +22,7 @@ from flopwise.render import one_screen, terminal
 from flopwise.render.account_listing import account_shown
 from flopwise.render.account_view import account_view
 from flopwise.render.comparison_view import comparison_view
+from flopwise.render.course_view import course_screen, course_view
 from flopwise.render.explain_screen import explanation_screen
 from flopwise.render.explain_view import explanation_view
 from flopwise.render.host_screen import host_screen
@@ -79,6 +81,7 @@ def _stored_run_screen(run: StoredRun) -> Shown | None:
 _VIEWS: dict[type, Callable[[Any], View]] = {
     StoredRun: _stored_run_view,
     Compared: comparison_view,
+    CourseReport: course_view,
     Explanation: explanation_view,
     HostExplanation: host_view,
     Roofline: roofline_view,
@@ -94,6 +97,7 @@ _SCREENS: dict[type, Callable[[Any], Shown | None]] = {
     Explanation: explanation_screen,
     HostExplanation: host_screen,
     Account: account_shown,
+    CourseReport: course_screen,
     MemoryReport: memory_screen,
     Tuning: tune_screen,
 }

@@ -5,7 +5,7 @@ import re
 FORWARD, LOSS, BACKWARD, RECOMPUTE, OPTIMIZER, OTHER = "forward", "loss", "backward", "recompute", "optimizer", "other"
 PHASES = (FORWARD, LOSS, BACKWARD, RECOMPUTE, OPTIMIZER, OTHER)
 
-_PASS = r"(?:[ _-]?(?:pass|phase))?"
+_PASS = r"(?:[ _-]?(?:pass|phase|step))?"
 _WORDS = {
     FORWARD: rf"(?:forward|fwd){_PASS}",
     LOSS: rf"(?:(?:compute[ _])?loss|criterion){_PASS}",
@@ -18,7 +18,9 @@ _LIGHTNING = r"\[pl\]\[profile\]\[Strategy\]\w+\."  # its own profiler's ranges
 _WORDS[FORWARD] += rf"|{_LIGHTNING}(?:training|validation|test|predict)_step"
 _WORDS[BACKWARD] += rf"|{_LIGHTNING}backward"
 _RANGES = {
-    phase: re.compile(rf"^(?:## )?(?:flopwise[./: ])?(?:train[./: _])?(?:{words})(?: ##)?$", re.IGNORECASE)
+    phase: re.compile(
+        rf"^(?:## )?(?:flopwise[./: ])?(?:(?:train|model)[./: _])?(?:{words})(?:[ _#:=-]+\d+)?(?: ##)?$", re.IGNORECASE
+    )
     for phase, words in _WORDS.items()
 }
 _LOOP = (
@@ -43,6 +45,7 @@ _COMPILER = re.compile(
     r"torch/_dynamo/convert_frame\.py\(|torch/_inductor/(?:compile_fx|async_compile)\.py\(|torch/utils/cpp_extension\.py\("
     r"|triton/compiler/compiler\.py\(\d+\): compile$|triton/runtime/autotuner\.py\(\d+\): (?:_bench|benchmark)$"
 )
+_WARM_UP = re.compile(r"^warm(ing)?[ _-]?up([ _-]?(steps?|phase|iterations?|iters?|loop))?[ _#:=-]*\d*$", re.IGNORECASE)
 _AROUND_UPDATE = re.compile(r"zero_grad|clip_grad|grad_clip", re.IGNORECASE)
 
 
@@ -51,6 +54,8 @@ def phase_of_range(name: str) -> str | None:
 
     >>> [phase_of_range(name) for name in ("flopwise.forward", "## backward ##", "Optimizer.step#AdamW.step", "layers.0")]
     ['forward', 'backward', 'optimizer', None]
+    >>> [phase_of_range(name) for name in ("Forward Pass 3", "optimizer_step", "backward_hook")]
+    ['forward', 'optimizer', None]
     """
     return next((phase for phase, pattern in _RANGES.items() if pattern.search(name)), None)
 
@@ -62,6 +67,15 @@ def is_step(name: str) -> bool:
     [True, True, True, True, True, False]
     """
     return _STEP.match(name) is not None
+
+
+def is_warm_up(name: str) -> bool:
+    """Whether a range of this name is around steps that are not measured.
+
+    >>> [is_warm_up(name) for name in ("warmup", "Warm-up steps", "linear_warmup_schedule")]
+    [True, True, False]
+    """
+    return _WARM_UP.match(name) is not None
 
 
 def is_iteration(name: str) -> bool:
