@@ -158,16 +158,6 @@ def test_a_trace_of_nothing_but_forward_is_inference(naive, source, with_ranges)
     assert set(naive[source].matmul_share) == {"forward", "step"}
 
 
-def test_the_table_over_many_has_a_column_for_inference(naive):
-    inference = explain_trace(forward_only(FIXTURES / f"{NAIVE}.kineto.json.gz", True))
-    tables_, content = explanations_view([inference, naive["kineto.json.gz"]])
-    rows = tables_[-1].rows
-    assert [row["matmul_inference"] is None for row in rows] == [False, True]
-    assert [row["matmul_step"] is None for row in rows] == [True, False]
-    assert {"matmul_inference", "matmul_step"} <= {column.key for column in tables_[-1].columns}
-    assert list(content["traces"][0].matmul_share) == ["inference"]
-
-
 def test_the_note_on_softmax_says_what_is_unknown(naive):
     told, untold = ("\n".join(explanation_view(e)[0][0].notes) for e in naive.values())
     assert "softmax takes 60 % of the time of softmax and its matmuls and does 1.9 % of their FLOPs" in told

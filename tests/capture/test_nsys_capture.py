@@ -13,13 +13,16 @@ from types import SimpleNamespace
 import pytest
 
 from flopwise.api import profile as profile_verb
+from flopwise.api import sweep as sweep_verb
 from flopwise.api.explain import explain
 from flopwise.api.profile import profile
-from flopwise.capture import nsys
+from flopwise.api.sweep import sweep
+from flopwise.capture import nsys, traced_trial
 from flopwise.capture.nsys_program import can_discard_environment, find_nsys
 from flopwise.errors import FlopwiseError
 from flopwise.records.events import TraceRequest
 from flopwise.records.run import CRASH, ERROR, INTERRUPTED, OK, OOM, TIMEOUT
+from flopwise.spec.sweep import sweep_from
 from flopwise.spec.workload import Sampling, Trial, workload
 
 HERE = Path(__file__).parent
@@ -209,11 +212,18 @@ def test_ctrl_c_ends_nsys_and_the_step(trace, pids, once):
 
 
 @pytest.mark.slow
-def test_a_profile_with_nsys_is_stored_and_explained(tmp_path, fake, monkeypatch):
+@pytest.mark.parametrize("by", ["profile", "sweep"])
+def test_a_trace_by_nsys_is_stored_and_explained(by, tmp_path, fake, monkeypatch):
     """The whole way, with the real process under the stand-in; its trace is another's, since there is no GPU."""
     fake.behave("run")
-    monkeypatch.setattr(profile_verb, "check_device", lambda device: None)
-    run = profile("tiny", profiler="nsys", device="cpu", batch=1, context=8, seconds=0.1, runs=tmp_path / "runs")
+    for module in (traced_trial, profile_verb, sweep_verb):
+        monkeypatch.setattr(module, "check_device", lambda device: None)
+    tiny = {"batch": 1, "context": 8, "seconds": 0.1}
+    if by == "profile":
+        run = profile("tiny", profiler="nsys", device="cpu", runs=tmp_path / "runs", **tiny)
+    else:
+        table = {"base": {"workload": "tiny", "device": "cpu", "trace": "nsys", **tiny}}
+        run = sweep(sweep_from(table), runs=tmp_path / "runs")
     (point,) = run.points
     assert (point.status, point.trace_file) == (OK, f"{point.key}.nsys.sqlite")
     assert point.traced_step_ns > 0

@@ -26,6 +26,7 @@ TUNED = RESULTS / "h200-2026-11-tune-final" / "small-4x512"
 ALIKE = {
     "explain": (lambda: flopwise.explain(COMPILED), ["explain", COMPILED]),
     "explain for another GPU": (lambda: flopwise.explain(COMPILED, gpu="h100"), ["explain", COMPILED, "--gpu", "h100"]),
+    "course": (lambda: flopwise.course([COMPILED]), ["course", COMPILED]),
     "account": (lambda: flopwise.account("small"), ["account", "small"]),
     "account for a GPU": (lambda: flopwise.account("small", gpu="h200"), ["account", "small", "--gpu", "h200"]),
     "compare": (
@@ -44,6 +45,7 @@ SCREENS = {
     "a run of one": lambda: MeasuredRun.load(RUNS / "launch-bound").each[0],
     "explain": ALIKE["explain"][0],
     "account": ALIKE["account"][0],
+    "course": ALIKE["course"][0],
 }
 TABLES = {"compare": ALIKE["compare"][0], "ceilings": lambda: find_ceilings(gpu("h200"))}
 

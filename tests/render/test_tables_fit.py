@@ -11,6 +11,7 @@ from rich.text import Text
 
 from flopwise.api.account import account
 from flopwise.api.compare import compare
+from flopwise.api.course import course
 from flopwise.api.explain import explain
 from flopwise.api.report import gather
 from flopwise.api.roofline import roofline
@@ -66,6 +67,7 @@ VIEWS = {
     "explain": lambda: [table for one in explained() for table in view_of(one).tables],
     "explain several": lambda: explanations_view(explained()).tables,
     "explain against": lambda: changes_view(*explained()).tables,
+    "course": lambda: view_of(course([NAIVE, COMPILED])).tables,
     "roofline of a trace": lambda: view_of(roofline(NAIVE)).tables,
     "roofline of a workload": lambda: view_of(roofline("small", gpu="h200")).tables,
     "account": lambda: view_of(account("small", gpu="h100,h200", tokens=1e12, measured_ns=10**8)).tables,

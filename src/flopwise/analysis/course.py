@@ -215,23 +215,27 @@ def _projection(part: TracedSteps) -> tuple[float | None, float | None]:
     forward = part.work.filter(pl.col("phase") == FORWARD).with_columns(
         pl.col("class", "op", "module", "path").cast(pl.String)
     )
-    products = forward.filter(pl.col("class").is_in([MATMUL, ATTENTION]), pl.col("op_index").is_not_null())
+    products = forward.filter(pl.col("class").is_in([MATMUL, ATTENTION])).with_columns(
+        call=pl.coalesce(pl.col("op_index").cast(pl.Int64), -1 - pl.int_range(pl.len()))  # kernels of one op are one
+    )
     ordered = products.with_columns(pl.Series("launched", launch_times(products))).sort("launched", "start_ns")
     inner = (is_attention() & is_inner()) | (pl.col("class") == ATTENTION)
-    each = ordered.group_by("op_index", maintain_order=True).agg(
-        inner.any().alias("inner"), is_attention().any().alias("attention"), pl.col("op").first()
+    each = ordered.group_by("call", maintain_order=True).agg(
+        inner.any().alias("inner"),
+        is_attention().any().alias("attention"),
+        pl.col("op").first(),
+        pl.col("duration_ns").sum(),
     )
     follows = pl.col("attention") & ~pl.col("inner") & pl.col("inner").shift(1, fill_value=False)
     found = each.filter(follows)
     if not found.height:
         return None, None
     n, sized = len(part.steps), dict(part.whole.sized_ops.iter_rows())
-    ns = int(products.join(found.select("op_index"), on="op_index")["duration_ns"].sum()) / n
     flops = [
         op_flops(op, part.whole.shapes[sized[index]]) if index in sized and op in MATMULS else None
-        for index, op in found.select("op_index", "op").iter_rows()
+        for index, op in found.select("call", "op").iter_rows()
     ]
-    return ns, None if None in flops else sum(one or 0 for one in flops) / n
+    return int(found["duration_ns"].sum()) / n, None if None in flops else sum(one or 0 for one in flops) / n
 
 
 def _disagreement(trace: CourseTrace) -> str:

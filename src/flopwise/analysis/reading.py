@@ -99,7 +99,13 @@ def trace_of(target: Target, runs: str | Path | None = None) -> tuple[Path, Poin
         if is_trace_file(path):
             return path, None
         target = run_named(target, runs)
-    return next(_traces(target))
+    first, *others = _traces(target)
+    if others and target.header.kind == "sweep":
+        raise FlopwiseError(
+            f"the run {target.header.id} has {1 + len(others)} traces",
+            f"name one, like {first[0]}; flopwise course answers for all of them",
+        )
+    return first
 
 
 def traces_of(target: Target, runs: str | Path | None = None) -> list[tuple[Path, Point | None]]:

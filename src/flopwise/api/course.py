@@ -29,7 +29,7 @@ def course(
 
     `csv` has times without a profiler; each trace takes the row of its size and context. These come from the trace's run,
     the sizes of its ops, or its file's name; `batch` and `context` are for a trace that tells neither. Of a run the untraced
-    times are its own.
+    times are its own. A trace among others that cannot be read is left out, and is one of the `notes`.
 
     >>> flopwise.course("traces/small_ctx512.sqlite", csv="timings.csv")        # doctest: +SKIP
     """
@@ -38,10 +38,18 @@ def course(
     found = [pair for target in given for pair in traces_of(target, runs)]
     if not found:
         raise FlopwiseError("no trace is given", "give trace files, a run, or a folder with traces")
-    traces = [_answered(path, point, batch, context) for path, point in found]
+    traces, failures = list[CourseTrace](), list[FlopwiseError]()
+    for path, point in found:
+        try:
+            traces.append(_answered(path, point, batch, context))
+        except FlopwiseError as error:
+            failures.append(error)
+    if not traces:
+        raise failures[0]
     if timings is not None:
         traces = with_timings(traces, timings)
-    return CourseReport(traces=tuple(traces), csv=timings.path if timings is not None else "")
+    notes = tuple(f"left out: {error.message}" for error in failures)
+    return CourseReport(traces=tuple(traces), csv=timings.path if timings is not None else "", notes=notes)
 
 
 def _answered(path: Path, point: Point | None, batch: int | None, context: int | None) -> CourseTrace:

@@ -8,10 +8,13 @@ from flopwise.analysis.measured import MeasuredRun
 from flopwise.capture.isolate import Worker
 from flopwise.capture.processes import run_processes
 from flopwise.capture.progress import Progress
+from flopwise.capture.traced_trial import SUFFIXES, check_device, check_nsys, run_traced
 from flopwise.errors import Interrupted
 from flopwise.predict.fit import too_large
-from flopwise.records.run import INTERRUPTED
+from flopwise.records.events import TraceRequest
+from flopwise.records.run import INTERRUPTED, Point
 from flopwise.spec.sweep import Sweep, read_sweep
+from flopwise.spec.workload import NSYS, Trial
 from flopwise.store import Run, resumable, runs_root
 
 
@@ -24,7 +27,7 @@ def sweep(
     command: str = "",
     progress: Progress | None = None,
 ) -> MeasuredRun:
-    """Run every trial of the sweep that has no row yet; returns the stored run.
+    """Run every trial of the sweep that has no row yet; returns the stored run. Trials that name a profiler are traced, too.
 
     The newest unfinished run of exactly the same trials is continued, unless `fresh`. Ctrl-C stores what was measured and
     raises KeyboardInterrupt.
@@ -40,6 +43,9 @@ def sweep(
         worker = stack.enter_context(Worker(any(t.workload.recipe.compile != "off" for t in plan.trials)))
         # No such device: say so before the first row.
         there = {name: worker.look(name) for name in dict.fromkeys(trial.device for trial in plan.trials)}
+        for device in dict.fromkeys(trial.device for trial in plan.trials if trial.trace == NSYS):
+            check_nsys(device)
+            check_device(there[device].device)
         opened = Run.reopen(unfinished) if unfinished else Run.create(root, "sweep", plan.name, command, plan.trials)
         run = stack.enter_context(opened)
         missing = MeasuredRun.load(run.path).missing()
@@ -49,9 +55,16 @@ def sweep(
             if warning := too_large(trial.workload, there[trial.device]):
                 progress.note(warning)
             progress.trial(trial)
-            point = run_processes(worker, trial, run.log_path(trial.key()), progress.event)
+            point = _measured(worker, trial, run, progress)
             run.append(point)
             progress.point(point)
             if point.status == INTERRUPTED:
                 raise Interrupted(MeasuredRun.load(run.path))
     return MeasuredRun.load(run.path)
+
+
+def _measured(worker: Worker, trial: Trial, run: Run, progress: Progress) -> Point:
+    if not trial.trace:
+        return run_processes(worker, trial, run.log_path(trial.key()), progress.event)
+    path = run.trace_path(f"{trial.key()}{SUFFIXES[trial.trace]}").resolve()
+    return run_traced(worker, trial, trial.trace, TraceRequest(path=str(path)), run.log_path, progress)

@@ -30,9 +30,9 @@ def course_view(report: CourseReport) -> View:
         _others(report.traces, names, said["c"]),
         _matmul(report, names, said["d"]),
         _attention(report.traces, names, said["e"]),
-        _notes(report.traces, names),
+        _notes(report, names),
     ]
-    content = document("course", traces=list(report.traces), answers=said, csv=report.csv or None)
+    content = document("course", traces=list(report.traces), answers=said, csv=report.csv or None, notes=report.notes)
     return View([table for table in tables if table.rows], content)
 
 
@@ -41,7 +41,7 @@ def course_screen(report: CourseReport) -> Screen:
     first, several = report.traces[0], len(report.traces) > 1
     gpus = dict.fromkeys(trace.gpu for trace in report.traces if trace.gpu)
     what = f"{len(report.traces)} traces" if several else f"{label(first)}, {first.source} trace"
-    notes = dict.fromkeys(note for trace in report.traces for note in trace.notes)
+    notes = dict.fromkeys((*report.notes, *(note for trace in report.traces for note in trace.notes)))
     return Screen(
         title=f"The course's five questions: {what}",
         where=", ".join(gpus),
@@ -164,6 +164,7 @@ def _attention(traces: Sequence[CourseTrace], names: Sequence[str], answer: str)
     return Table("attention", title, shown, _rows(traces, names, cells), notes)
 
 
-def _notes(traces: Sequence[CourseTrace], names: Sequence[str]) -> Table:
-    rows = tuple({"trace": name, "note": note} for t, name in zip(traces, names, strict=True) for note in t.notes)
-    return Table("notes", "Notes", columns("trace | note [sentence]"), rows)
+def _notes(report: CourseReport, names: Sequence[str]) -> Table:
+    rows = [{"trace": name, "note": note} for t, name in zip(report.traces, names, strict=True) for note in t.notes]
+    rows += [{"trace": "(none)", "note": note} for note in report.notes]
+    return Table("notes", "Notes", columns("trace | note [sentence]"), tuple(rows))

@@ -22,11 +22,10 @@ from flopwise.trace.phases import PHASES
 
 TOP = 12  # modules, kernels; of changes, the largest savings and the largest losses
 SUMMARY, PHASE_TABLE, MODULES, KERNELS, OPERATORS = "summary", "phases", "modules", "kernels", "operators"
-IDLE, QUESTIONS = "idle", "questions"
+IDLE = "idle"
 _GROUPS = {
     "What to change": "findings finding-*",
     "Where the time goes": f"waterfall {PHASE_TABLE} {MODULES} {KERNELS} {OPERATORS} {IDLE} {BLAME} {TRANSFERS} {STEPS}",
-    "The course's questions": QUESTIONS,
 }
 _CLOCKS = (
     "untraced_ns: step, untraced [ms] | untraced_idle_share: GPU idle | window_ns: step, traced [ms] | "
@@ -42,7 +41,7 @@ _SLOWED = (
 
 
 def explanation_view(e: Explanation) -> View:
-    """The findings, the waterfall, GPU time by phase, module and kernel, idle time by cause, the course's five questions."""
+    """The findings, the waterfall, GPU time by phase, module, kernel and operator, idle time by cause."""
     tables = [_summary(e)]
     details: list[Table] = []
     content = document("explain", traces=[e])
@@ -54,14 +53,13 @@ def explanation_view(e: Explanation) -> View:
         tables.append(waterfall_table(e.waterfall))
     tables += [_phases(e), _modules(e), kernels_table(e, TOP), _operators(e), _idle(e)]
     tables += [made for made in (blame_table(e), transfers_table(e), steps_table(e)) if made.rows]
-    tables.append(_questions([e]))
     return View(grouped([*tables, *details], _GROUPS), content)
 
 
 def explanations_view(explanations: Sequence[Explanation]) -> View:
     """One row per trace."""
     content = document("explain", traces=list(explanations))
-    return View([_overview(explanations), _questions(explanations)], content)
+    return View([_overview(explanations)], content)
 
 
 def _names(explanations: Sequence[Explanation]) -> list[str]:
@@ -256,43 +254,6 @@ def _untraced_columns(e: Explanation) -> dict[str, float | None]:
     """The step without a profiler, measured or estimated."""
     step_ns = e.host_ns.get(STEP) if e.untraced_step is None else e.untraced_step.ns
     return {"untraced_ns": step_ns, "untraced_idle_share": None if e.untraced_idle is None else idle_share(e)}
-
-
-def _questions(explanations: Sequence[Explanation]) -> Table:
-    """The course's questions: (a) forward, (b) its top kernel, (c) what besides matmul, (d) matmul's share, (e) softmax."""
-    rows = tuple({"trace": trace} | _answers(e) for e, trace in zip(explanations, _names(explanations), strict=True))
-    names = unique_names(str(row[key]) for row in rows for key in ("top_kernel", "top_with_backward") if row[key])
-    shown = columns(
-        "trace | forward_ns: (a) forward GPU [ms] | host_forward_ns: wall clock [ms] | top_kernel: (b) top forward kernel | "
-        "top_count: count [count] | top_with_backward | top_with_backward_count: count [count] | besides: (c) besides matmul | "
-        "matmul_inference: (d) matmul, inference [share] | matmul_forward: (d) matmul, forward [share] | "
-        "matmul_step: matmul, step [share] | softmax_ns: (e) softmax [ms] | attention_matmul_ns: its matmuls [ms] | "
-        "softmax_time: softmax, of their time [share] | softmax_flops: of their FLOPs [share] | fused_attention_ns: fused [ms]",
-        labels={"top_kernel": names, "top_with_backward": names},
-    )
-    return Table(QUESTIONS, "The five questions, per step", shown, rows)
-
-
-def _answers(e: Explanation) -> dict[str, Any]:
-    forward = e.phase_classes.get("forward", {})
-    total = sum(forward.values())
-    others = sorted(((ns, kind) for kind, ns in forward.items() if kind != "matmul"), reverse=True)[:3]
-    top, both, attention = e.top_forward, e.top_forward_backward, e.attention
-    return {
-        "forward_ns": total if forward else None,
-        "host_forward_ns": e.host_ns.get("forward"),
-        "top_kernel": top and top.name,
-        "top_count": top and top.count,
-        "top_with_backward": both and both.name,
-        "top_with_backward_count": both and both.count,
-        "besides": ", ".join(f"{kind} {units.percent(ns / (total or 1.0), 0)}" for ns, kind in others),
-        **{f"matmul_{what}": e.matmul_share.get(what) for what in ("inference", "forward", "step")},
-        "softmax_ns": attention.softmax_ns or None,
-        "attention_matmul_ns": attention.matmul_ns or None,
-        "softmax_time": attention.softmax_time_share,
-        "softmax_flops": attention.softmax_flops_share,
-        "fused_attention_ns": attention.fused_ns or None,
-    }
 
 
 def changes_view(before: Explanation, after: Explanation) -> View:

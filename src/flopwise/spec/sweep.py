@@ -32,7 +32,7 @@ _SAMPLING = Sampling.__struct_fields__
 _SETTABLE = tuple(f for f in ModelSpec.__struct_fields__ if f != "name") + tuple(
     d for o in OPS.values() for d in (*o.dims, "causal")
 )
-AXES = ("workload", "device", *_OPTIONS, *LEVERS, *_SAMPLING, *dict.fromkeys(_SETTABLE))
+AXES = ("workload", "device", "trace", *_OPTIONS, *LEVERS, *_SAMPLING, *dict.fromkeys(_SETTABLE))
 MAX_POINTS = 10_000
 
 
@@ -121,12 +121,13 @@ def _trial(row: dict[str, Any], group: str) -> Trial:
     shape = ("implementation",) if own else _OPTIONS
     options = {k: v for k, v in row.items() if k in shape or k in LEVERS}
     sampling = {k: v for k, v in row.items() if k in _SAMPLING}
-    changes = {k: v for k, v in row.items() if k not in (*options, *sampling, "workload", "device")}
+    changes = {k: v for k, v in row.items() if k not in (*options, *sampling, "workload", "device", "trace")}
     return Trial(
         workload=workload(row["workload"], set=changes, **options),
         sampling=Sampling(**sampling),
         device=row.get("device", "auto"),
         group=group,
+        trace="" if row.get("trace", "off") == "off" else row["trace"],
     )
 
 
@@ -140,7 +141,12 @@ def _settings(trial: Trial) -> dict[str, Any]:
         shape = msgspec.structs.asdict(w.subject)
     own = {name: getattr(w, name) for name in _SHAPE} | msgspec.structs.asdict(w.recipe)
     own |= w.subject.arguments if isinstance(w.subject, UserStep) else {}
-    return shape | own | msgspec.structs.asdict(trial.sampling) | {"workload": w.target, "device": trial.device}
+    return (
+        shape
+        | own
+        | msgspec.structs.asdict(trial.sampling)
+        | {"workload": w.target, "device": trial.device, "trace": trial.trace or "off"}
+    )
 
 
 def _table(name: str, value: object) -> dict[str, Any]:

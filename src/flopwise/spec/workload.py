@@ -14,6 +14,7 @@ from flopwise.spec.recipe import CHOICES, LEVERS, OWN_OPTIMIZERS, Recipe, recipe
 from flopwise.spec.user_step import check_arguments, is_user_step, reference_in
 
 PHASES = ("forward", "backward", "train")
+PROFILERS = KINETO, NSYS = "kineto", "nsys"
 IMPLEMENTATIONS = ("flopwise", "transformers")
 _SIZES = ("batch", "context", "phase")
 
@@ -418,9 +419,12 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     sampling: Sampling
     device: str = "auto"
     group: str = ""
+    trace: str = ""  # by which profiler steps are traced once it is timed; '': by none
 
     def __post_init__(self) -> None:
         fields.text("group", self.group)
+        if self.trace:
+            fields.one_of("trace", self.trace, PROFILERS)
         if not isinstance(self.device, str) or not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,3})?", self.device):
             raise FlopwiseError(
                 f"device = {fields.show(self.device)} is not allowed", "allowed: auto, cpu, cuda, cuda:N"

@@ -119,7 +119,7 @@ def _gpu_time(part: ReportPart) -> Section | None:
             TableBlock(_parts_table(e), folded=True),
         ]
     blocks += [tables[key] for key in (explain_view.PHASE_TABLE, explain_view.MODULES, explain_view.IDLE)]
-    blocks.append(replace(tables[explain_view.QUESTIONS], folded=True))
+    blocks.append(replace(tables[explain_view.OPERATORS], folded=True))
     return Section("gpu-time", "What the GPU does", tuple(blocks))
 
 
