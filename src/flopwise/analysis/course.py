@@ -187,23 +187,23 @@ def _forward_ranges(part: TracedSteps) -> float | None:
 def _attention(part: TracedSteps, parts: AttentionParts, model: TracedModel) -> CourseAttention:
     """Softmax and matmuls as `explain` has them; the projection apart; FLOPs by shapes, else by the model's sizes."""
     projection_ns, projection_flops = _projection(part)
-    by_spec = attention_flops(model)
-    softmax, matmul, by = parts.softmax_flops, parts.matmul_flops, BY_SHAPES
-    if (softmax is None or matmul is None) and by_spec is not None:
-        softmax, matmul, by = by_spec.softmax, by_spec.matmul, BY_SPEC
+    by_spec, by = attention_flops(model), BY_SHAPES
+    softmax, matmul = parts.softmax_flops, parts.matmul_flops
+    if softmax is None or matmul is None:
+        by = BY_SPEC
+        softmax, matmul = (by_spec.softmax, by_spec.matmul) if by_spec is not None else (None, None)
+    ratio = matmul / softmax if softmax and matmul else None
+    if ratio is None and model.head_dim:
+        ratio = 4.0 * model.head_dim / SOFTMAX_FLOPS  # whatever the context, the batch and the layers
     if projection_flops is None and by_spec is not None:
         projection_flops = by_spec.projection
-    known = softmax is not None and matmul is not None
-    ratio = matmul / softmax if softmax and matmul else None
-    if ratio is None and model.head_dim and parts.softmax_ns and parts.matmul_ns:
-        ratio, by = 4.0 * model.head_dim / SOFTMAX_FLOPS, BY_SPEC  # whatever the context, the batch and the layers
     return CourseAttention(
         softmax_ns=parts.softmax_ns,
         matmul_ns=parts.matmul_ns,
         projection_ns=projection_ns,
         fused_ns=parts.fused_ns,
-        softmax_flops=softmax if known else None,
-        matmul_flops=matmul if known else None,
+        softmax_flops=softmax,
+        matmul_flops=matmul,
         projection_flops=projection_flops,
         flops_by=by if ratio is not None else "",
         flops_ratio=ratio,

@@ -23,37 +23,46 @@ def with_timings(traces: Sequence[CourseTrace], timings: CsvTimings) -> list[Cou
 def _with_row(trace: CourseTrace, timings: CsvTimings, alone: bool) -> CourseTrace:
     name = Path(timings.path).name
     rows = [row for row in timings.rows if row.times and _same(row, trace.model, trace.precision)]
-    if not alone and any(_context(row) is None for row in rows):
-        return _noted(trace, f"{name} has no context, and several traces are of {trace.model.size}")
-    if not rows:
-        model = trace.model.label or "this trace: its name does not tell the model's size"
-        return _noted(trace, f"no row of {name} is of {model}")
+    if problem := _no_row(rows, trace, alone, name):
+        return _noted(trace, problem)
     times: dict[str, float] = {}
     used: dict[int, str] = {}
     for phase in (FORWARD, BACKWARD, BOTH, STEP):
-        some = [row for row in rows if phase in row.times]
-        some = [row for row in some if row.trains in (None, trace.trains)] or some
+        some = _timed(rows, phase, trace.trains)
         if len({row.times[phase] for row in some}) > 1:
             which = _differing(some)
             return _noted(trace, f"{len(some)} rows of {name} are of {trace.model.label}{which}: none is taken")
-        if some:
-            value, unit = some[0].times[phase]
-            used[some[0].number] = unit or _likely_unit(some[0], trace)
-            times[phase] = value * NS[used[some[0].number]]
-    if BACKWARD not in times and times.get(BOTH, 0.0) > times.get(FORWARD, float("inf")):
-        times[BACKWARD] = times[BOTH] - times[FORWARD]
-    untraced = Untraced(
-        forward_ns=times.get(FORWARD, None if trace.trains else times.get(STEP)),
-        backward_ns=times.get(BACKWARD),
-        step_ns=times.get(STEP),
-        source=f"{name}, {'row' if len(used) == 1 else 'rows'} {', '.join(map(str, used))}",
-    )
-    timed = with_untraced(trace, untraced)
+        for row in some[:1]:
+            value, unit = row.times[phase]
+            used[row.number] = unit or _likely_unit(row, trace)
+            times[phase] = value * NS[used[row.number]]
+    timed = with_untraced(trace, _untraced(times, trace.trains, f"{name}, row {', '.join(map(str, used))}"))
     if all(unit for row in rows for _, unit in row.times.values()):
         return timed
-    return _noted(
-        timed, f"{name} names no unit: read as {', '.join(dict.fromkeys(used.values()))}, the nearest to the trace"
-    )
+    units = ", ".join(dict.fromkeys(used.values()))
+    return _noted(timed, f"{name} names no unit: read as {units}, the nearest to the trace")
+
+
+def _no_row(rows: Sequence[CsvRow], trace: CourseTrace, alone: bool, name: str) -> str:
+    if not alone and any(_context(row) is None for row in rows):
+        return f"{name} has no context, and several traces are of {trace.model.size}"
+    model = trace.model.label or "this trace: its name does not tell the model's size"
+    return "" if rows else f"no row of {name} is of {model}"
+
+
+def _timed(rows: Sequence[CsvRow], phase: str, trains: bool) -> list[CsvRow]:
+    """The rows with a phase's time; those of the same kind of step, where there are such."""
+    some = [row for row in rows if phase in row.times]
+    return [row for row in some if row.trains in (None, trains)] or some
+
+
+def _untraced(times: dict[str, float], trains: bool, source: str) -> Untraced:
+    """Backward is the difference where only both together were timed; a step of inference is its forward pass."""
+    backward = times.get(BACKWARD)
+    if backward is None and times.get(BOTH, 0.0) > times.get(FORWARD, float("inf")):
+        backward = times[BOTH] - times[FORWARD]
+    forward = times.get(FORWARD, None if trains else times.get(STEP))
+    return Untraced(forward_ns=forward, backward_ns=backward, step_ns=times.get(STEP), source=source)
 
 
 def _noted(trace: CourseTrace, note: str) -> CourseTrace:

@@ -112,20 +112,22 @@ def _text(path: Path) -> str:
 
 
 def _table(path: Path, text: str) -> list[list[str]]:
-    """The rows of the first table, stripped; a Markdown table's frame, empty lines and lines after a # are left out."""
+    """The rows, stripped; empty lines, lines after a # and a Markdown table's frame are left out."""
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
-    if not lines:
-        return []
-    delimiter = max(_DELIMITERS, key=lambda one: (lines[0].count(one), -_DELIMITERS.index(one)))
+    delimiter = max(_DELIMITERS, key=lambda one: (lines[0].count(one), -_DELIMITERS.index(one))) if lines else ","
     if delimiter == "|":
-        cells = [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in lines if "|" in line]
-        return [row for row in cells if not all(re.fullmatch(r":?-+:?", cell) for cell in row)]
+        return _markdown(lines)
     try:
         rows = list(csv.reader(io.StringIO("\n".join(lines)), delimiter=delimiter, strict=True))
     except csv.Error as error:
         raise FlopwiseError(f"{path} is no CSV: {error}", "is a quote left open?") from None
-    comma = delimiter == ";"  # then a decimal may have one
-    return [[re.sub(r"(?<=\d),(?=\d)", ".", cell) if comma else cell for cell in map(str.strip, row)] for row in rows]
+    comma = re.compile(r"(?<=\d),(?=\d)" if delimiter == ";" else r"(?!)")  # of a decimal, where columns have another
+    return [[comma.sub(".", cell.strip()) for cell in row] for row in rows]
+
+
+def _markdown(lines: Sequence[str]) -> list[list[str]]:
+    cells = [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in lines if "|" in line]
+    return [row for row in cells if not all(re.fullmatch(r":?-+:?", cell) for cell in row)]
 
 
 class _Columns:

@@ -1,7 +1,7 @@
 """Which model a trace is of: by its run, by the sizes of its ops, by its file's name. With it, what its attention must do."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -137,35 +137,51 @@ def _preset_of(shaped: dict[str, int]) -> str:
     return next((name for name in preset_names() if shaped.items() <= (shaped | _sizes(preset(name))).items()), "")
 
 
+class _Sized(msgspec.Struct, frozen=True):
+    """An op of the forward pass with the sizes of its inputs, and how often it ran."""
+
+    op: str
+    sizes: list[list[int]]
+    count: int
+
+    @property
+    def four(self) -> list[int]:
+        """The sizes of its first input, if it has four."""
+        return self.sizes[0] if self.sizes and len(self.sizes[0]) == 4 else []
+
+    @property
+    def is_scores(self) -> bool:
+        """A batched product whose result is as wide as high."""
+        pair = factors(self.op, self.sizes) if self.op in MATMULS else None
+        return pair is not None and len(pair[0]) == 3 and pair[0][1] == pair[1][2] != pair[0][2]
+
+
 def _shaped(part: TracedSteps) -> dict[str, int]:
-    """What the sizes of the forward pass's ops tell: of its softmax and its batched products, or of fused attention."""
+    """What the sizes of the forward pass's ops tell: of fused attention, or of its softmax and its batched products."""
     forward = part.totals.filter(pl.col("phase") == FORWARD, pl.col("shape") > 0)
     ops = forward.group_by("op", "shape").agg(pl.col("ops").sum()).filter(pl.col("ops") > 0)
-    ordered = ops.sort("ops", "op", "shape", descending=True).iter_rows()
-    rows = [(op, input_sizes(part.whole.shapes[shape]) or [], count) for op, shape, count in ordered]
-    fused = next((one for one in rows if one[0] in ATTENTIONS and one[1] and len(one[1][0]) == 4), None)
-    if fused is not None:
-        batch, second, third, head_dim = fused[1][0]
-        heads, context = (second, third) if ATTENTION_LAYOUT[fused[0].rpartition("::")[2]][1] else (third, second)
-        return _known(part, batch, context, heads, head_dim, fused[2])
-    scores = next((one for one in rows if _is_square(one)), None)
-    softmax = next((one for one in rows if one[0] in SOFTMAXES and one[1] and len(one[1][0]) == 4), None)
-    if scores is None:
-        return {}
-    (many, context, head_dim), count = scores[1][0], scores[2]
-    if softmax is not None and softmax[1][0][-1] == context:
-        return _known(part, softmax[1][0][0], context, softmax[1][0][1], head_dim, count)
-    tokens = next((one[1][0][0] for one in rows if one[0] in MATMULS and one[1] and len(one[1][0]) == 2), 0)
-    batch = tokens // context
-    if batch and not tokens % context and not many % batch:
-        return _known(part, batch, context, many // batch, head_dim, count)
-    return {"context": context, "head_dim": head_dim}
+    rows = [
+        _Sized(op, input_sizes(part.whole.shapes[shape]) or [], count)
+        for op, shape, count in ops.sort("ops", "op", "shape", descending=True).iter_rows()
+    ]
+    if fused := next((row for row in rows if row.op in ATTENTIONS and row.four), None):
+        batch, second, third, head_dim = fused.four
+        by_head = ATTENTION_LAYOUT[fused.op.rpartition("::")[2]][1]
+        heads, context = (second, third) if by_head else (third, second)
+        return _known(part, batch, context, heads, head_dim, fused.count)
+    scores = next((row for row in rows if row.is_scores), None)
+    return _by_scores(part, rows, scores) if scores is not None else {}
 
 
-def _is_square(row: tuple[str, list[list[int]], int]) -> bool:
-    """Whether it is a batched product whose result is as wide as high: the scores."""
-    pair = factors(row[0], row[1]) if row[0] in MATMULS else None
-    return pair is not None and len(pair[0]) == 3 and pair[0][1] == pair[1][2] != pair[0][2]
+def _by_scores(part: TracedSteps, rows: Sequence[_Sized], scores: _Sized) -> dict[str, int]:
+    """The batch is that of the softmax, else what the tokens of the projections make of it."""
+    many, context, head_dim = scores.sizes[0]
+    squares = [row.four for row in rows if row.op in SOFTMAXES and row.four and row.four[-1] == context]
+    tokens = [row.sizes[0][0] for row in rows if row.op in MATMULS and row.sizes and len(row.sizes[0]) == 2]
+    batch = squares[0][0] if squares else tokens[0] // context if tokens and not tokens[0] % context else 0
+    if not batch or many % batch:
+        return {"context": context, "head_dim": head_dim}
+    return _known(part, batch, context, many // batch, head_dim, scores.count)
 
 
 def _known(part: TracedSteps, batch: int, context: int, heads: int, head_dim: int, count: int) -> dict[str, int]:
