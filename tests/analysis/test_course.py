@@ -159,7 +159,7 @@ def test_a_grid_takes_each_trace_s_own_row(tmp_path, timed):
         *(f"small, context {n}" for n in (128, 256)),
     ]
     assert [t.untraced.forward_ns for t in report.traces] == pytest.approx([0.4e6, 1.4e6] * 2)
-    assert "agrees in 2 of 4" in answers(report)["a"]
+    assert "Of 4 times without a profiler 2 agree; 2 differ otherwise" in answers(report)["a"]
     without = course(tmp_path, csv=timed("small,1", "large,2", header="size,forward_ms"))
     assert all("has no context, and several traces" in t.notes[-1] for t in without.traces)
 

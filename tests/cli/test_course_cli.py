@@ -97,7 +97,7 @@ def test_twenty_traces_of_somebody_s_script(tmp_path, cli):
     (tmp_path / "timings.csv").write_text("\n".join(rows))
     found = json.loads(cli("course", tmp_path, "--csv", tmp_path / "timings.csv", "--format", "json").stdout)
     assert len(found["traces"]) == 20
-    assert "agrees in 20 of 20" in found["answers"]["a"]
+    assert "Of 20 times without a profiler 20 agree" in found["answers"]["a"]
     assert {t["disagreement"] for t in found["traces"]} == {"agree"}
 
 

@@ -254,10 +254,11 @@ def _disagreement(trace: CourseTrace) -> str:
 def why(trace: CourseTrace) -> str:
     """Why the two clocks of the forward pass agree or not, in a sentence."""
     idle = units.percent(1 - trace.forward_busy_ns / trace.forward_span_ns, 0) if trace.forward_span_ns else "0 %"
+    apart = units.percent(abs((trace.ratio or 1.0) - 1), 0)
     texts = {
-        AGREE: "the GPU is the limit: what the clock adds is launching the first kernel and waiting for the last",
-        HOST: f"the GPU waits for the host: traced, it is idle for {idle} of the pass",
-        SHORT: "less than the GPU's own work: the clock stopped before the GPU had, or it is of other work or another GPU",
-        MORE: "the GPU's waiting in the trace does not explain it: the clock has more in it, or it is of other work",
+        AGREE: f"the two are {apart} apart, the GPU is the limit",
+        HOST: f"the GPU waits for the host (traced, it is idle for {idle} of the pass)",
+        SHORT: "it is less than the GPU's own work; the clock stopped before the GPU had, or it is of other work or another GPU",
+        MORE: "the GPU's waiting in the trace does not explain it; the clock has more in it, or it is of other work",
     }
     return texts.get(trace.disagreement, "")

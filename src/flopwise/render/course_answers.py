@@ -1,11 +1,11 @@
 """The course's five questions answered in sentences: of one trace by its numbers, of several by their range."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from flopwise import units
 from flopwise.analysis.course import AGREE, HOST, CourseReport, CourseTrace, why
 from flopwise.analysis.shares import Kernel
-from flopwise.render.names import short_name, short_paths
+from flopwise.render.names import short_name, short_paths, unique_names
 from flopwise.work.operation import MATMUL
 
 _NAME = 44  # letters of a kernel's name in a sentence
@@ -39,25 +39,30 @@ def _forward(t: CourseTrace) -> str:
         return f"{found} No time without a profiler is known: --csv gives one."
     clock = f"{units.duration(t.untraced.forward_ns)} without a profiler ({t.untraced.source})"
     verb = "agrees" if t.disagreement == AGREE else "differs"
-    return f"{found} It takes {clock}, which {verb}: {why(t)}."
+    return f"{found} The clock says {clock}, which {verb}: {why(t)}."
 
 
-def _kernel(kernel: Kernel | None, of_ns: float) -> str:
-    if kernel is None:
-        return "none"
+def _kernel(kernel: Kernel, of_ns: float, names: Mapping[str, str]) -> str:
     share = f", {units.percent(kernel.gpu_ns / of_ns, 0)}" if of_ns else ""
-    return f"{short_name(kernel.name, _NAME)} ({kernel.count:.0f} launches, {units.duration(kernel.gpu_ns)}{share})"
+    return f"{names[kernel.name]} ({kernel.count:.0f} launches, {units.duration(kernel.gpu_ns)}{share})"
+
+
+def _told_apart(kernels: Iterable[Kernel | None]) -> dict[str, str]:
+    """Short names of the kernels in one sentence; longer ones where two would look the same."""
+    names = {one.name: short_name(one.name, _NAME) for one in kernels if one is not None}
+    return names if len(set(names.values())) == len(names) else unique_names(names)
 
 
 def _top(t: CourseTrace) -> str:
     if t.top_forward is None:
         return "No kernel of a forward pass is found."
-    found = f"Forward: {_kernel(t.top_forward, t.forward_ns)}."
+    names = _told_apart((t.top_forward, t.top_backward, t.top_both))
+    found = f"Forward: {_kernel(t.top_forward, t.forward_ns, names)}."
     if t.top_backward is None or t.top_both is None:
         return f"{found} The trace has no backward pass."
     same = "the same as forward's" if t.top_both.name == t.top_forward.name else "backward's"
-    both = same if t.top_both.name in (t.top_forward.name, t.top_backward.name) else _kernel(t.top_both, 0.0)
-    return f"{found} Backward alone: {_kernel(t.top_backward, t.backward_ns)}. Both together: {both}."
+    both = same if t.top_both.name in (t.top_forward.name, t.top_backward.name) else _kernel(t.top_both, 0.0, names)
+    return f"{found} Backward alone: {_kernel(t.top_backward, t.backward_ns, names)}. Both together: {both}."
 
 
 def _others(t: CourseTrace) -> str:
@@ -118,9 +123,11 @@ def _forwards(traces: Sequence[CourseTrace]) -> str:
     agree, waits = (sum(t.disagreement == kind for t in timed) for kind in (AGREE, HOST))
     most = max(timed, key=lambda t: t.ratio or 0.0)
     others = len(timed) - agree - waits
-    found += f" Without a profiler the clock agrees in {agree} of {len(timed)}; in {waits} the GPU waits for the host"
-    found += f"; {others} differ otherwise" if others else ""
-    return f"{found}. Longest of all: {label(most)}, {most.ratio:.1f} times the GPU's work."
+    parts = [f"{agree or 'none'} agree"]
+    parts += [f"in {waits} the GPU waits for the host"] if waits else []
+    parts += [f"{others} differ otherwise"] if others else []
+    found += f" Of {len(timed)} times without a profiler {'; '.join(parts)}."
+    return f"{found} Longest of all: {label(most)}, {most.ratio:.1f} times the GPU's work."
 
 
 def _tops(traces: Sequence[CourseTrace]) -> str:

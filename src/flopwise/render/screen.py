@@ -27,7 +27,7 @@ MOST_FIGURES, MOST_CHANGES, MOST_PARTS = 3, 3, 8
 
 _INDENT = 2
 _BAR = WIDTH - 2 * _INDENT
-_VERDICT_LINES, _NOTE_LINES, _PARAGRAPH_LINES = 3, 3, 4
+_VERDICT_LINES, _NOTE_LINES, _PARAGRAPH_LINES = 3, 3, 6
 _LEGEND_NAME, _LEGEND_AMOUNT, _LEGEND_SHARE = 20, 9, 5
 _LEGEND_CELL = 2 + _LEGEND_NAME + 1 + _LEGEND_AMOUNT + 1 + _LEGEND_SHARE
 _REST, WORTH_A_LINE = "the rest", 0.005  # of the whole: parts below are added up
@@ -137,8 +137,8 @@ def in_a_line(found: Reach, how: str = PREDICTED) -> str:
 def screen_lines(screen: Screen) -> list[Text]:
     """Sections with an empty line between them where there is room; the first note has its place, others what is left."""
     head = [title_line(screen.title, screen.where), *wrapped(screen.verdict, WIDTH, _VERDICT_LINES)]
-    words = [line for one in screen.paragraphs for line in wrapped(one, WIDTH, _PARAGRAPH_LINES)]
-    sections = [part for part in (head, _figures(screen), _bar(screen), words, _changes(screen)) if part]
+    words = [wrapped(one, WIDTH, _PARAGRAPH_LINES) for one in screen.paragraphs]
+    sections = [part for part in (head, _figures(screen), _bar(screen), *words, _changes(screen)) if part]
     first, *others = [wrapped(note, WIDTH, _NOTE_LINES, "dim") for note in screen.notes] or [[]]
     foot = [*first, cut(screen.more, WIDTH, "dim")]
     room = LINES - sum(map(len, sections)) - len(foot) - len(sections)
