@@ -6,6 +6,8 @@ hundred of these a million times, so each is kept once and an op holds its numbe
 has a rule for.
 """
 
+import re
+
 import numpy as np
 import polars as pl
 
@@ -17,6 +19,7 @@ from flopwise.work.sized import SIZED
 
 NO_INPUTS = 0
 MAX_INPUTS = 100_000  # distinct; a model has hundreds
+_LINE_END = re.compile(r"(,?)\s*\n\s*")  # outside of every string: JSON has none in one
 MAX_INPUTS_BYTES = 32_000  # an optimizer gives six lists of up to thirty tensors
 
 
@@ -47,8 +50,18 @@ class Inputs(dict[bytes, int]):
         return number
 
     def texts(self) -> tuple[str, ...]:
-        """By their numbers."""
-        return tuple(text.decode("utf-8", "replace") for text in self)
+        """By their numbers; what a file that was written again has on many lines, on one.
+
+        >>> inputs = Inputs()
+        >>> inputs[b'[\\n  [\\n    2,\\n    3\\n  ]\\n]']
+        1
+        >>> inputs.texts()[1]
+        '[[2, 3]]'
+        """
+        texts = (text.decode("utf-8", "replace") for text in self)
+        return tuple(
+            _LINE_END.sub(lambda end: ", " if end[1] else "", text) if "\n" in text else text for text in texts
+        )
 
 
 def op_inputs(numbers: pl.Series) -> pl.DataFrame:
