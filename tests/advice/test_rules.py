@@ -291,6 +291,8 @@ def test_host_syncs():
     known = host_syncs.check(seen(GOOD, sync=7 * MS, facts={"details": Details(steps=1, waits=(named,))}))
     assert known.evidence == (said.format("train.py(9): step"),)
     assert host_syncs.check(seen(GOOD, facts={"details": Details(steps=1, waits=(wait,))})) is None
+    served = seen(GOOD, sync=7 * MS, steps_found_by=ITERATIONS, facts={"details": Details(steps=1, waits=(wait,))})
+    assert ("next batch" in host_syncs.check(served).code, "loss" in host_syncs.check(served).code) == (True, False)
 
 
 def test_repeated_casts():

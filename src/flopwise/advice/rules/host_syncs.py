@@ -4,7 +4,8 @@ Looks for: calls that synchronise (`.item()`, `.tolist()`, `nonzero`, `.cpu()`, 
 launches of a step, after which the GPU was idle.
 Saving: the idle time during and after such waits, of the untraced step: after a wait no more than the host had waited, which is
 how much earlier it would have been there. Where the step is an estimate, there must be some at its optimistic end, too.
-Fix: keep numbers on the GPU, read them every hundred steps, copy with `non_blocking=True` into pinned memory.
+Fix: keep numbers on the GPU, read them every hundred steps, copy with `non_blocking=True` into pinned memory. Of a server:
+schedule the next batch while this one runs.
 """
 
 import msgspec
@@ -25,6 +26,9 @@ CODE_INFERENCE = """done = logits.argmax(-1).eq(end)                 # stays on 
 if step % 16 == 0 and bool(done.all()):          # one wait in sixteen steps
     break
 batch = batch.pin_memory().to("cuda", non_blocking=True)"""
+CODE_SERVING = (
+    "# schedule the next batch while this one runs: vLLM --async-scheduling; SGLang's overlap scheduler by default"
+)
 RULE = Rule(__name__, (IDLE_SYNCHRONISATION, IDLE_OTHER), code=CODE)
 
 
@@ -41,7 +45,8 @@ def check(facts: Facts) -> Finding | None:
         evidence += ("the functions that wait: profile with --stacks",)
     title = f"synchronisation in the step: the GPU is idle {units.duration(idle)} after it{counted}"
     arithmetic = f"the GPU is idle {units.duration(idle)} after the host had waited {units.duration(waited)}"
-    rule = RULE if facts.trains else msgspec.structs.replace(RULE, code=CODE_INFERENCE)
+    code = CODE if facts.trains else CODE_SERVING if facts.serves else CODE_INFERENCE
+    rule = msgspec.structs.replace(RULE, code=code)
     saving = idle_saved(idle, arithmetic, HIGH)
     return rule.finding(facts, title, saving, evidence, evidence_ns=idle, idle_ns=idle, waits=number, waited_ns=waited)
 
