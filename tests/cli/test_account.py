@@ -12,6 +12,7 @@ import pytest
 import flopwise
 from flopwise.cli.main import main
 from flopwise.predict.datasheet import from_datasheet
+from flopwise.predict.shapes import losses
 from flopwise.records.ceilings import MEASURED
 from flopwise.spec.gpu import gpu
 from flopwise.spec.model import preset
@@ -300,3 +301,18 @@ def test_the_lectures_question_by_size_alone(cli):
     assert of_model.stdout.splitlines()[1].startswith("Training takes 1")  # what was asked for comes first
     for words in (["account", "--parameters", "70B"], ["account", "tiny", *asked[1:]], ["account"]):
         assert cli(*words).returncode == 2
+
+
+@pytest.mark.parametrize("loss", ["chunked", "fused"])
+def test_a_batch_of_a_million_is_answered_or_refused_in_one_line(cli, monkeypatch, loss):
+    """A past bug: minutes, chunk by chunk of the loss. No prediction here goes through as many as are allowed."""
+    chunks = []
+    for name in ("_fused_forward", "_chunked_forward"):
+        seen = getattr(losses, name)
+        monkeypatch.setattr(losses, name, lambda t, rows, *rest, seen=seen: chunks.append(rows) or seen(t, rows, *rest))
+    told = flopwise.account("small", batch=10**6)
+    assert str(told)  # with what each lever would change
+    assert not chunks
+    done = cli("account", "small", "--batch", "1000000", "--loss", loss)
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 2)
+    assert "too many chunks" in done.stderr

@@ -19,7 +19,7 @@ _AUTOCAST = {"bf16": "bf16", "fp16": "fp16"}
 _MIB = 2**20
 _ON_CPU = "the shape simulator's is a GPU without its workspace; the CPU's norms and attention save other tensors"
 DEEPEST = 1000  # layers; it takes half a minute
-MOST_CHUNKED_TOKENS = 2**24  # a few seconds
+MOST_CHUNKS = 2**13  # of the loss: about a second
 
 
 def account_step(workload: Workload, gpu: Gpu | None = None, optimizer_bits: int = 32) -> PredictedStep:
@@ -43,13 +43,23 @@ def account_step(workload: Workload, gpu: Gpu | None = None, optimizer_bits: int
         raise FlopwiseError(
             f"n_layers = {workload.subject.n_layers} is too deep to account for op by op", f"allowed: up to {DEEPEST}"
         )
-    tokens = workload.batch * workload.context
-    if workload.recipe.loss == "chunked" and tokens > MOST_CHUNKED_TOKENS:
-        raise FlopwiseError(
-            f"{tokens:,} tokens are too many chunks to account for one by one",
-            f"allowed with --loss chunked: up to {MOST_CHUNKED_TOKENS:,}; --loss fused has larger chunks",
-        )
+    _check_chunks(workload, workload.subject)
     return _Step(workload, gpu, optimizer_bits).run()
+
+
+def _check_chunks(workload: Workload, model: ModelSpec) -> None:
+    """A loss by chunks is gone through chunk by chunk: refuse one that would take minutes."""
+    tokens, recipe = workload.batch * workload.context, workload.recipe
+    if recipe.loss not in ("chunked", "fused") or workload.phase == "forward":
+        return
+    item = 4 if recipe.precision in ("fp32", "tf32") else 2
+    fused = losses.fused_chunk(tokens, model.vocab, item, recipe.weights == "bf16")
+    size = fused if recipe.loss == "fused" else losses.CHUNK_TOKENS
+    if tokens > MOST_CHUNKS * size:
+        raise FlopwiseError(
+            f"loss = '{recipe.loss}': {tokens:,} tokens are too many chunks to account for one by one",
+            f"allowed: up to {MOST_CHUNKS * size:,} tokens, --batch times --context",
+        )
 
 
 class _Step:
