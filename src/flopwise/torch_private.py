@@ -443,3 +443,7 @@ def data_loader_iterators() -> list[type]:
         return [kind, *(one for sub in kind.__subclasses__() for one in kinds(sub))]
 
     return [kind for kind in kinds(dataloader._BaseDataLoaderIter) if "__next__" in vars(kind)]
+
+
+def loader_workers(iterator: Any) -> int:
+    return int(iterator._num_workers)

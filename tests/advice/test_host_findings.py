@@ -1,5 +1,8 @@
 """What helps a step on the CPU: each advice only where its evidence is."""
 
+import inspect
+import re
+
 import msgspec
 import pytest
 
@@ -10,6 +13,9 @@ from flopwise.advice.host_rules import ALL_HOST_RULES, cpu_threads
 from flopwise.analysis.host_explanation import HostExplanation, HostOp, HostShare
 from flopwise.api.explain import explain
 from flopwise.records.run import Environment
+from flopwise.render.actions import what_to_do
+from flopwise.render.explain_screen import changes_of
+from flopwise.render.screen import WIDTH
 
 MS = 1e6
 STEP = HostExplanation(
@@ -111,3 +117,52 @@ def test_no_findings_together_save_more_than_the_untraced_step():
         for one in all_of_them.values():
             assert 0 < one.saving_ns < untraced * MS
     assert found(host_ns={"step": 40 * MS})["cpu_optimizer"].saving_ns == pytest.approx(25 / 2 * MS * 40 / 80)
+
+
+@pytest.mark.parametrize("name", ["AdamW", "Adam", "SGD", "Adagrad", "RMSprop", "Shampoo"])
+def test_advice_on_the_optimizer_names_the_users_own_and_an_option_it_has(name):
+    """The law: the class is the user's, and torch's class of that name takes the option."""
+    torch = pytest.importorskip("torch")
+    one = found(optimizers=(name,)).get("cpu_optimizer")
+    takes_it = "fused" in inspect.signature(getattr(torch.optim, name, object)).parameters
+    assert (one is not None) == takes_it
+    if one is not None:
+        (line,) = [change.line for change in changes_of([one])]
+        assert f"torch.optim.{name}(" in line
+        assert what_to_do(one) == "Use the fused optimizer"
+
+
+def test_the_optimizers_class_is_read_from_a_real_trace(tmp_path):
+    pytest.importorskip("torch")
+    profiled(tmp_path / "t.json", loader=False)
+    assert explain(tmp_path / "t.json").optimizers == ("AdamW",)
+
+
+@pytest.mark.parametrize("cores", [2, 4, 64])
+@pytest.mark.parametrize("workers", [0, 1, 2, 8, None])
+def test_a_loader_is_told_of_more_workers_than_it_has_or_of_none(workers, cores):
+    """The law: a number that is advised is larger than now and at most the cores; it can be read whole."""
+    loaders = ("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__",) if workers == 0 else ()
+    one = found(of_machine(cores, cores), loading_ns=40 * MS, loaders=loaders, loader_workers=workers)
+    (change,) = changes_of([one["cpu_data_loading"]])
+    advised = re.search(r"num_workers=(\d+)", change.line)
+    assert advised is None or (workers or 0) < int(advised[1]) <= max(2, cores)
+    if workers is not None and workers >= cores:
+        assert advised is None
+
+
+def test_lines_to_type_are_not_cut():
+    everything = {"loading_ns": 60 * MS, "double_ns": 40 * MS, "loader_workers": 2}
+    for threads in (1, 2):
+        for change in changes_of(found(of_machine(threads, 2), **everything).values()):
+            assert len(change.line) <= WIDTH - 5
+
+
+@pytest.mark.parametrize(("ranks", "advised"), [(1, 8), (2, 4), (4, 2), (8, None)])
+def test_ranks_share_the_cores(ranks, advised):
+    there = msgspec.structs.replace(of_machine(1, 8), local_ranks=ranks)
+    one = found(there).get("cpu_threads")
+    assert (one is None) == (advised is None)
+    if one is not None:
+        assert f"set_num_threads({advised})" in one.code
+        assert one.saving_ns == pytest.approx(40 * MS * (1 - 1 / advised))

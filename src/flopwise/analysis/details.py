@@ -91,7 +91,7 @@ def details(part: TracedSteps) -> Details:
         exposed_communication_ns=exposed / n,
         collectives=collectives(work, trace, n),
         ddp=any(name == "DistributedDataParallel.forward" for name in trace.names),
-        optimizers=_optimizers(trace, steps),
+        optimizers=optimizer_classes(trace, steps),
         allocator_calls=_allocator_calls(trace, steps),
     )
 
@@ -107,7 +107,7 @@ def _launching_ns(part: TracedSteps) -> float | None:
     return max(0.0, whole - other / len(part.steps))
 
 
-def _optimizers(trace: Trace, steps: Steps) -> tuple[str, ...]:
+def optimizer_classes(trace: Trace, steps: Steps) -> tuple[str, ...]:
     """The classes of the optimizers that took a step."""
     named = {number: match[1] for number, name in enumerate(trace.names) if (match := _OPTIMIZER_STEP.match(name))}
     spans = pl.concat([table.select("start_ns", "name") for table in (trace.ranges, trace.ops)])

@@ -8,6 +8,7 @@ import msgspec
 import polars as pl
 
 from flopwise import units
+from flopwise.analysis.details import optimizer_classes
 from flopwise.analysis.explanation import host_clock
 from flopwise.analysis.host_activity import loading_ranges
 from flopwise.analysis.intervals import covered_within
@@ -90,6 +91,8 @@ class HostExplanation(Printed, msgspec.Struct, frozen=True, kw_only=True):
     loaders: tuple[str, ...] = ()  # names of the ranges in which batches were fetched
     compiled: bool = False  # by torch.compile, in part at least
     fused_optimizer: bool = False
+    optimizers: tuple[str, ...] = ()  # classes whose step the trace shows: 'AdamW'
+    loader_workers: int | None = None  # of a loop that was watched; None: not known
     phase_kinds: dict[str, dict[str, float]] = {}  # self time by phase and class of op
     double_ns: float = 0.0  # self time of matmuls and attention in fp64, of traces with shapes
     host_ns: dict[str, float] = {}  # wall time of the untraced step and its phases, where it was measured
@@ -171,6 +174,8 @@ def explain_host(trace: Trace, untraced: Point | None = None) -> HostExplanation
         threads=_threads(inside.filter(pl.col("thread") != thread), window, n),
         loaders=tuple(sorted({trace.names[number] for number in loads["name"].to_list()})),
         compiled=any(_COMPILED.search(name) for name in names),
+        optimizers=optimizer_classes(mine, steps),
+        loader_workers=untraced.loop.loader_workers if untraced is not None and untraced.loop is not None else None,
         fused_optimizer=any(_FUSED_OPTIMIZER.search(name) for name in names),
         phase_kinds=_phase_kinds(main, n),
         double_ns=_double_ns(trace, main) / n,

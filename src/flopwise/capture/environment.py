@@ -46,11 +46,18 @@ def environment(device: torch.device) -> Environment:
         cpu=_cpu_name(),
         cpu_cores=os.cpu_count() or 0,
         cpu_threads=torch.get_num_threads(),
+        local_ranks=_local_ranks(),
         gpu=_gpu(device) if device.type == "cuda" else None,
         git_commit=commit,
         git_dirty=dirty,
         switches={name: os.environ[name] for name in SWITCHES if name in os.environ},
     )
+
+
+def _local_ranks() -> int:
+    """As torchrun says."""
+    text = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return max(1, int(text)) if text.isdigit() else 1
 
 
 def _gpu(device: torch.device) -> Gpu:

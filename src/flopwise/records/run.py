@@ -43,6 +43,7 @@ class Environment(_Record, frozen=True, kw_only=True):
     cpu: str = ""
     cpu_cores: int = 0
     cpu_threads: int = 0  # that torch uses
+    local_ranks: int = 1  # processes of the same job on this machine, which share its cores
     gpu: Gpu | None = None
     git_commit: str = ""  # of the working directory
     git_dirty: bool = False
@@ -204,6 +205,7 @@ class Loop(_Record, frozen=True, kw_only=True, omit_defaults=True):
     updates: int = 1  # optimizer steps in a step: more than one where there are several optimizers
     steps_before: int = 0  # that were not measured, with their warm-up
     waits_ns: dict[str, tuple[int, ...]] = {}  # the host's time in each measured step, by cause (capture/loop/waits.py)
+    loader_workers: int | None = None  # of its DataLoader; None: it was not seen to have one
     apart_ns: dict[str, tuple[int, ...]] = {}  # between the measured steps and part of none, by cause: an evaluation, …
     rank: int = 0
     rank_walls_ns: dict[int, tuple[int, ...]] = {}  # the same steps by the other ranks

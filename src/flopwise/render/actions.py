@@ -37,7 +37,8 @@ _BY_HAND = {
     "small_batch": "Use a larger batch",
     "cpu_data_loading": "Load batches ahead of the step",
     "cpu_double": "Compute in fp32, not in fp64",
-    "cpu_threads": "Let torch use all cores",
+    "cpu_optimizer": "Use the fused optimizer",
+    "cpu_threads": "Let torch use more cores",
 }
 
 

@@ -12,7 +12,7 @@ from flopwise.analysis.idle import INPUT
 from flopwise.records.finding import HIGH, Finding
 from flopwise.records.waterfall import IDLE_INPUT, IDLE_LAUNCH, IDLE_OTHER
 
-CODE = """loader = DataLoader(data, batch_size=batch, num_workers=8, pin_memory=True, prefetch_factor=4, persistent_workers=True)
+CODE = """loader = DataLoader(data, num_workers=8, pin_memory=True, prefetch_factor=4)
 for tokens in loader:
     tokens = tokens.to("cuda", non_blocking=True)"""
 RULE = Rule(__name__, (IDLE_INPUT, IDLE_OTHER, IDLE_LAUNCH), code=CODE)

@@ -28,6 +28,7 @@ class Waits:
     def __init__(self, tell: Callable[[str, bool], None] = lambda cause, begins: None) -> None:
         self._tell = tell
         self._ns: dict[str, int] = {}
+        self.workers: int | None = None  # of the data loader, once a batch was loaded
         self._open = 0
         self._evaluating: tuple[int, nn.Module] | None = None  # since when, and the model that went into evaluation
 
@@ -70,6 +71,8 @@ class Waits:
         def timed(*args: Any, **kwargs: Any) -> Any:
             if self._open or self._evaluating:
                 return original(*args, **kwargs)
+            if cause == DATA:
+                self.workers = max(self.workers or 0, torch_private.loader_workers(args[0]))
             if cause in _TOLD:
                 self._tell(str(cause), True)
             self._open, began, result = 1, time.perf_counter_ns(), None

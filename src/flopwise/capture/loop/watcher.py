@@ -370,7 +370,7 @@ class LoopWatcher:
         inside = [{cause: ns for cause, ns in one.items() if cause not in APART} for one in self._waited[: len(steps)]]
         self.looked.phases = _times(phases)
         self.looked.loop = msgspec.structs.replace(
-            self.looked.loop, waits_ns=_by_cause(inside), apart_ns=_by_cause(apart)
+            self.looked.loop, waits_ns=_by_cause(inside), apart_ns=_by_cause(apart), loader_workers=self._waits.workers
         )
 
 
