@@ -1,13 +1,15 @@
 """What a user is shown of a tuning."""
 
+import re
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from flopwise.advice.decisions import describe, describe_attempt
 from flopwise.analysis.comparison import compare_samples
 from flopwise.records.run import Agreement, Ran, Seen
-from flopwise.records.tuning import Attempt, Begun, Ended, Tuning
+from flopwise.records.tuning import Attempt, Begun, Decision, Ended, Tuning
 from flopwise.render.tune_view import tune_view, verdict
 from flopwise.spec.gpu import gpu
 from flopwise.spec.workload import workload
@@ -65,8 +67,8 @@ def tuning(*attempts, start=None, **levers):
 
 
 def attempt(lever, value, **fields):
-    times = {"before_ns": 12e6, "after_ns": 8e6}
-    return Attempt(lever=lever, value=value, before="eager", status="ok", kept=True, **times, **fields)
+    usual = {"before_ns": 12e6, "after_ns": 8e6, "status": "ok", "kept": True}
+    return Attempt(lever=lever, value=value, before="eager", **usual | fields)
 
 
 def test_every_line_of_pytorch_stands_beside_its_lever():
@@ -108,3 +110,22 @@ def test_flops_and_tokens_are_those_of_the_first_step_and_the_peak_that_of_the_p
 def test_a_tuning_of_an_earlier_version_has_no_rates_of_a_users_step():
     document = tune_view(tuning(attempt("compile", "default"), start=workload("py:my.steps:make")))[1]
     assert document["rates_after"] == {"mfu": None, "tokens_per_s": None}
+
+
+@pytest.mark.parametrize("ratio", [0.933, 1.0, 1.2])
+@pytest.mark.parametrize("drift", [0.9, 1.0, 1.115])
+def test_the_times_of_an_attempt_agree_with_its_ratio(ratio, drift):
+    """A past bug: '475 ms → 494 ms … 6.7 % less was seen'. The law: the second time over the first is the ratio judged."""
+    found = msgspec.structs.replace(compare_samples([(100, 101, 102)], [(100, 101, 102)]), ratio=ratio)
+    one = attempt("optimizer", "fused", before_ns=475e6, after_ns=475e6 * ratio * drift, comparison=found, why="said")
+    before, after = (float(word) for word in re.findall(r"([\d.]+) ms", describe_attempt(one)))
+    assert after / before == pytest.approx(ratio, abs=0.005)
+
+
+def test_a_tuning_that_kept_nothing_says_why_of_all_and_is_not_cut():
+    long = Decision(key="inconclusive", detail="same against same would differ as much; 6.0 % less was seen")
+    tried = [attempt("optimizer", "fused", decision=long, why=describe(long), kept=False) for _ in range(9)]
+    tried += [attempt("compile", "default", status="unsupported", kept=False, why="a compiler is missing " * 9)]
+    shown = str(msgspec.structs.replace(tuning(*tried), ended=None))
+    assert "9 inconclusive, 1 unsupported" in shown
+    assert "…" not in shown

@@ -64,7 +64,7 @@ def describe_attempt(attempt: Attempt) -> str:
     """
     if attempt.status != OK:
         return f"{attempt.name}: {attempt.status}: {attempt.why}"
-    times = f"{units.duration(attempt.before_ns or 0)} → {units.duration(attempt.after_ns or 0)}"
+    times = f"{units.duration(attempt.before_ns or 0)} → {units.duration(attempt.judged_ns or 0)}"
     return f"{attempt.name}: {times}, {'kept' if attempt.kept else 'not kept'}: {attempt.why}"
 
 

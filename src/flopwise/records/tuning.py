@@ -92,6 +92,11 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="a
         return self.before_ns - self.after_ns if ratio is None else self.before_ns * (1 - ratio)
 
     @property
+    def judged_ns(self) -> float | None:
+        """The step with it, by the same ratio: medians of the two may move apart with the machine's speed."""
+        return None if self.before_ns is None or self.saved_ns is None else self.before_ns - self.saved_ns
+
+    @property
     def close(self) -> bool | None:
         """Whether the prediction was within 20 % or 1 ms of the measurement; None: there are not both."""
         if self.predicted_ns is None or self.saved_ns is None:

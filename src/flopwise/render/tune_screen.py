@@ -1,9 +1,11 @@
 """A tuning on one screen: before and after, and the levers that brought it there."""
 
+from collections import Counter
 from dataclasses import replace
 
 from flopwise import units
 from flopwise.analysis.reach import tuned_reach
+from flopwise.records.run import OK
 from flopwise.records.tuning import BUDGET_SPENT, Attempt, Tuning
 from flopwise.render.actions import action, pytorch_line
 from flopwise.render.explain_screen import waterfall_parts
@@ -71,8 +73,12 @@ def _nothing_kept(tuning: Tuning) -> str:
             if spent
             else "Nothing was tried: no lever that is left can make this step faster here."
         )
-    reasons = [f"{one.lever} = {one.value}: {one.why or one.status}" for one in tuning.attempts]
-    return f"Nothing that was tried was kept. {'; '.join(reasons)}."
+    if len(tuning.attempts) == 1:
+        (one,) = tuning.attempts
+        return f"Nothing that was tried was kept. {one.name}: {one.why or one.status}."
+    words = Counter(one.decision.key if one.decision and one.status == OK else one.status for one in tuning.attempts)
+    counts = ", ".join(f"{n} {word}" for word, n in words.most_common())
+    return f"Nothing of the {len(tuning.attempts)} levers that were tried was kept: {counts}. Why: --full."
 
 
 def _best(tuning: Tuning) -> list[Attempt]:
