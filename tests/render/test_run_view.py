@@ -4,8 +4,11 @@ from dataclasses import replace
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from flopwise.records.run import STEP, Environment, Gpu, PhaseTimes, Point, Ran, Seen
+from flopwise.render.run_screen import point_screen
 from flopwise.render.run_view import point_table, sweep_table
 from flopwise.render.table import csv_text, markdown
 from flopwise.spec.gpu import gpu
@@ -82,3 +85,15 @@ def test_a_step_that_could_not_be_watched_says_so():
 def test_the_columns_of_rates_are_in_files_alone():
     table = point_table(point())
     assert "tokens/s" not in markdown(replace(table, notes=()))
+
+
+@given(st.lists(st.tuples(*[st.integers(1, 10**9)] * 3, st.floats(0.5, 1.5)), min_size=1, max_size=30))
+def test_the_bar_adds_up_to_the_step(samples):
+    """The law: whatever the samples, and however much longer phases take when timed one by one, the parts are the step."""
+    names = ("forward", "backward", "optimizer")
+    walls = tuple(round(sum(phases) * longer) + 1 for *phases, longer in samples)
+    phases = [PhaseTimes(phase=name, wall_ns=tuple(one[i] for one in samples)) for i, name in enumerate(names)]
+    step = PhaseTimes(phase=STEP, wall_ns=walls)
+    screen = point_screen(msgspec.structs.replace(point(on=None, seen=None), phases=(step, *phases)))
+    assert min(part.amount for part in screen.parts) >= 0
+    assert sum(part.amount for part in screen.parts) == pytest.approx(screen.figures[0].amount)

@@ -116,7 +116,7 @@ def test_a_tuning_of_an_earlier_version_has_no_rates_of_a_users_step():
 @pytest.mark.parametrize("drift", [0.9, 1.0, 1.115])
 def test_the_times_of_an_attempt_agree_with_its_ratio(ratio, drift):
     """A past bug: '475 ms → 494 ms … 6.7 % less was seen'. The law: the second time over the first is the ratio judged."""
-    found = msgspec.structs.replace(compare_samples([(100, 101, 102)], [(100, 101, 102)]), ratio=ratio)
+    found = msgspec.structs.replace(compare_samples([(100, 101, 102)], [(100, 101, 102)], paired=False), ratio=ratio)
     one = attempt("optimizer", "fused", before_ns=475e6, after_ns=475e6 * ratio * drift, comparison=found, why="said")
     before, after = (float(word) for word in re.findall(r"([\d.]+) ms", describe_attempt(one)))
     assert after / before == pytest.approx(ratio, abs=0.005)
@@ -127,5 +127,5 @@ def test_a_tuning_that_kept_nothing_says_why_of_all_and_is_not_cut():
     tried = [attempt("optimizer", "fused", decision=long, why=describe(long), kept=False) for _ in range(9)]
     tried += [attempt("compile", "default", status="unsupported", kept=False, why="a compiler is missing " * 9)]
     shown = str(msgspec.structs.replace(tuning(*tried), ended=None))
-    assert "9 inconclusive, 1 unsupported" in shown
+    assert "9 inconclusive, 1 unsupported" in " ".join(shown.split())
     assert "…" not in shown

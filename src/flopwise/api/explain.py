@@ -50,7 +50,7 @@ def findings(
     gpu: str | None = None,
     runs: str | Path | None = None,
 ) -> tuple[Finding, ...]:
-    """The reasons for a step's distance from its limit, the largest saving first; the arguments are those of `explain`.
+    """The reasons for a step's distance from its limit, in the order to remove them; the arguments are those of `explain`.
 
     >>> flopwise.findings("last")[0].title        # doctest: +SKIP
     'the GPU waits for the host 61 % of the time'

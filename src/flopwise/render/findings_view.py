@@ -41,7 +41,7 @@ def _overview(rows: Sequence[dict[str, Any]], step_ns: float) -> Table:
         row | {"options": options(row["levers"]) or "in your code", "saving_bytes": row["saving_bytes"] or None}
         for row in rows
     )
-    return Table("findings", "What to change, largest saving first", shown, table_rows, notes if rows else (NOTHING,))
+    return Table("findings", "What to change, in this order", shown, table_rows, notes if rows else (NOTHING,))
 
 
 def _detail(one: Finding, number: int) -> Table:

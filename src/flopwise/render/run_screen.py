@@ -105,17 +105,23 @@ def _verdict(point: Point, step: PhaseSummary) -> str:
 def _longest(point: Point) -> str:
     """The phase that takes most of it."""
     step, *phases = summarise(point)
-    most = max(phases, key=lambda one: one.wall.median, default=None)
-    share = most.wall.median / step.wall.median if most is not None and step.wall.median else 0.0
-    return f", {units.percent(share, 0)} of it {most.phase}" if most is not None and share else ""
+    most = max(_parts((step, *phases)), key=lambda one: one.amount, default=None) if phases else None
+    share = most.amount / step.wall.median if most is not None and step.wall.median else 0.0
+    return f", {units.percent(share, 0)} of it {most.name}" if most is not None and share else ""
 
 
 def _parts(summaries: tuple[PhaseSummary, ...]) -> tuple[Part, ...]:
-    """By phase; of a step without phases, the GPU's work and its idle time."""
+    """By phase; of a step without phases, the GPU's work and its idle time. The parts add up to the step.
+
+    Medians of phases do not, their means do: what each has of the step is by these. On a GPU the phases are timed one by
+    one, and take longer than the step, in which one is launched while another runs.
+    """
     step, *phases = summaries
     if phases:
-        rest = step.wall.median - sum(one.wall.median for one in phases)
-        return (*(Part(one.phase, one.wall.median) for one in phases), Part("between phases", max(0.0, rest)))
+        together = sum(one.wall.mean for one in phases)
+        scale = step.wall.median / (max(step.wall.mean, together) or 1.0)
+        rest = Part("between phases", max(0.0, step.wall.median - together * scale))
+        return (*(Part(one.phase, one.wall.mean * scale) for one in phases), rest)
     if step.gpu is None or not step.gpu_exact:
         return ()
     return (Part("GPU works", step.gpu.median), Part("GPU idle", max(0.0, step.wall.median - step.gpu.median), IDLE))

@@ -180,7 +180,7 @@ class FindingRow(_Answer, frozen=True, kw_only=True):
 
 
 class Findings(_Answer, frozen=True, kw_only=True):
-    """What to change, largest saving first. Savings are predicted, not measured."""
+    """What to change, in the order to do it. Savings are predicted, not measured."""
 
     step_ns: float
     findings: tuple[FindingRow, ...]

@@ -98,7 +98,7 @@ def summary(folder: Folder, asked: TraceArguments) -> answers.Summary:
 
 
 def findings(folder: Folder, asked: TraceArguments) -> answers.Findings:
-    """Say what to change in a traced step, largest predicted saving first, each with evidence and the lines to write."""
+    """Say what to change in a traced step, in the order to do it, each with evidence and the lines to write."""
     found = _explained(folder, folder.target(asked.target), asked)
     kept, left_out = _first(found.findings or (), asked.limit)
     return answers.Findings(step_ns=found.step_ns, findings=tuple(map(_finding_row, kept)), findings_left_out=left_out)
