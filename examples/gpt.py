@@ -4,7 +4,6 @@
 """
 
 import argparse
-import math
 from collections.abc import Callable
 
 import torch
@@ -96,7 +95,7 @@ def main() -> None:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         if step % 10 == 0:
-            print(f"step {step}: loss {loss.item() * asked.accumulate:.3f} of {math.log(VOCABULARY):.3f} at first")
+            print(f"step {step}: loss {loss.item() * asked.accumulate:.3f}")
 
 
 if __name__ == "__main__":

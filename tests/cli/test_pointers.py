@@ -13,6 +13,8 @@ import pytest
         (["run", "train.py:make"], "flopwise bench train.py:make"),
         (["runs", "last"], "flopwise runs show last"),
         (["runs", "train.py"], "flopwise run train.py"),
+        (["runs", "shwo"], "did you mean 'show'? commands"),
+        (["run", "--stps", "3", "train.py"], "did you mean '--steps'?"),
         (["account", "train.py:make"], "leave out a number read from a tensor"),
     ],
 )

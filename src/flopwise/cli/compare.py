@@ -55,5 +55,5 @@ def command(
     if github:
         write_text(annotations(compared.pairs, compared.only_a, compared.only_b, gate), output)
     else:
-        show(comparison_view(compared), form, output)
+        show(comparison_view(compared), form, output, narrow=True)
     return compared.exit_code(gate)

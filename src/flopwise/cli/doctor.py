@@ -23,8 +23,8 @@ def command(calibrate: bool, device: str) -> Answer:
       This machine
     """
     if not calibrate:
-        return Answer(doctor_view(doctor()))
+        return Answer(doctor_view(doctor()), narrow=True)
     if warning := busy():
         notify(f"note: {warning}; the ceilings too")
     with calibration_progress() as on_event:
-        return Answer(ceilings_view(measure(device, on_event=on_event)))
+        return Answer(ceilings_view(measure(device, on_event=on_event)), narrow=True)

@@ -56,7 +56,7 @@ def command(target: tuple[str, ...], against: str | None, timings: str | None, p
         return Answer(lambda: explanations_view([*map(with_gpu_work, explained)]), screen=listed)
     first = with_gpu_work(explained[0])
     if against is not None:
-        return Answer(changes_view(with_gpu_work(explain(against, **given)), first))
+        return Answer(changes_view(with_gpu_work(explain(against, **given)), first), narrow=True)
     name = Path(first.path).name
     return Answer(
         partial(explanation_view, first),

@@ -15,6 +15,7 @@ from flopwise.render import one_screen, terminal
 from flopwise.render.charts import SUFFIXES as PICTURES
 from flopwise.render.json import json_text
 from flopwise.render.one_screen import Shown
+from flopwise.render.screen import WIDTH
 from flopwise.render.table import View, csv_text, markdown
 from flopwise.spec import fields
 from flopwise.store.files import HEADER, write_output
@@ -50,6 +51,7 @@ class Answer:
     write: Callable[[Path], object] | None = None
     table_too: bool = False  # with the picture
     screen: Callable[[], Shown | None] | None = None  # the answer on one screen, unless --full is asked for
+    narrow: bool = False  # its tables are the answer: in the width of a screen
 
 
 def answers(
@@ -152,7 +154,8 @@ def show_answer(answer: Answer, form: str, output: str | None, full: bool = Fals
     """On one screen where nothing else is asked for; files have everything."""
     screen = answer.screen() if answer.screen is not None and form == "table" and output is None and not full else None
     if screen is None:
-        show(answer.view() if callable(answer.view) else answer.view, form, output)
+        narrow = answer.narrow and not full
+        show(answer.view() if callable(answer.view) else answer.view, form, output, narrow=narrow)
     else:
         write_text(one_screen.text(screen, console()), None)
 
@@ -162,9 +165,10 @@ def console() -> Console | None:
     return Console() if sys.stdout is not None and sys.stdout.isatty() else None
 
 
-def show(view: View, form: str, output: str | None) -> None:
-    """Render and write."""
-    write_text(_rendered(view, form, to_terminal=output is None), output)
+def show(view: View, form: str, output: str | None, *, narrow: bool = False) -> None:
+    """Render and write; `narrow`: not wider than a screen, on standard output."""
+    width = WIDTH if narrow and output is None else terminal.PLAIN_WIDTH
+    write_text(_rendered(view, form, console() if output is None else None, width), output)
 
 
 def write_text(text: str, output: str | None) -> None:
@@ -179,7 +183,7 @@ def write_text(text: str, output: str | None) -> None:
     notify(f"wrote {output}")
 
 
-def _rendered(view: View, form: str, to_terminal: bool) -> str:
+def _rendered(view: View, form: str, there: Console | None, width: int) -> str:
     match form:
         case "json":
             return json_text(view.document)
@@ -188,4 +192,4 @@ def _rendered(view: View, form: str, to_terminal: bool) -> str:
         case "markdown":
             return "\n".join(map(markdown, view.tables))
         case _:
-            return terminal.texts(view.tables, console() if to_terminal else None)
+            return terminal.texts(view.tables, there, width)

@@ -10,9 +10,11 @@ from flopwise.advice.explained import explained_run
 from flopwise.api.run import run
 from flopwise.cli import options
 from flopwise.cli.output import Answer, answers, kept
+from flopwise.errors import FlopwiseError
 from flopwise.render.loop_screen import loop_screen
 from flopwise.render.run_view import run_view
 from flopwise.render.views import view_of
+from flopwise.spec.fields import did_you_mean
 from flopwise.store import StoredRun
 
 _CONTINUE = "Let the script run to its own end; after the look it runs as if unwatched."
@@ -44,6 +46,11 @@ def command(script: tuple[str, ...], quiet: bool, **given: Any) -> Answer:
             click.echo(f"flopwise: {text}", err=True)
 
     name, *arguments = script
+    if name.startswith("-"):
+        known = [option for one in click.get_current_context().command.params for option in one.opts]
+        raise FlopwiseError(
+            f"there is no option '{name}'", f"{did_you_mean(name, known)}flopwise run --help has them all"
+        )
     given |= {"command": options.command_line(), "note": note}
     found, stopped = kept(partial(run, name, arguments, **given))
     sys.stdout.flush()

@@ -12,6 +12,7 @@ from flopwise.render.listings import runs_listing
 from flopwise.render.runs_view import runs_view
 from flopwise.render.views import screen_of, view_of
 from flopwise.scrub.scrub import scrub
+from flopwise.spec.fields import did_you_mean
 from flopwise.store import list_runs, remove, runs_root, tag, untag
 
 
@@ -23,10 +24,9 @@ class _Commands(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in self.commands:
             script = f"to run a script: flopwise run {args[0]}"
-            hint = script if args[0].endswith(".py") else f"to see one: flopwise runs show {args[0]}"
-            raise FlopwiseError(
-                f"'{args[0]}' is not a command of runs", f"{hint}; commands: {', '.join(self.commands)}"
-            )
+            close = did_you_mean(args[0], self.commands)
+            hint = f"{script}; " if args[0].endswith(".py") else close or f"to see one: flopwise runs show {args[0]}; "
+            raise FlopwiseError(f"'{args[0]}' is not a command of runs", f"{hint}commands: {', '.join(self.commands)}")
         return super().resolve_command(ctx, args)
 
 

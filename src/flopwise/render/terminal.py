@@ -23,21 +23,21 @@ _LONGEST_KEY = 34  # a run's name; longer words of a key are broken
 _STYLES = {"faster": "green", "slower": "red", "inconclusive": "yellow", "oom": "red", "crash": "red", "timeout": "red"}
 
 
-def texts(tables: Sequence[Table], console: Console | None = None) -> str:
-    """All tables, those of a group together under its heading."""
+def texts(tables: Sequence[Table], console: Console | None = None, plain_width: int = PLAIN_WIDTH) -> str:
+    """All tables, those of a group together under its heading. `plain_width`: where there is no terminal."""
     groups = dict.fromkeys(table.group for table in tables)
     blocks = []
     for group in groups:
         if group:
-            blocks.append(text(Table("group", f"── {group} ──", (), ()), console))
-        blocks += [text(table, console) for table in tables if table.group == group]
+            blocks.append(text(Table("group", f"── {group} ──", (), ()), console, plain_width))
+        blocks += [text(table, console, plain_width) for table in tables if table.group == group]
     return "\n".join(blocks)
 
 
-def text(table: Table, console: Console | None = None) -> str:
+def text(table: Table, console: Console | None = None, plain_width: int = PLAIN_WIDTH) -> str:
     """The table as text; with colours, and fitted to its width, when `console` is a terminal."""
     terminal = console is not None and console.is_terminal
-    width = console.width if console is not None and terminal else PLAIN_WIDTH
+    width = console.width if console is not None and terminal else plain_width
     no_color = console.no_color if console is not None else True
     out = io.StringIO()
     target = Console(file=out, width=width, force_terminal=terminal, no_color=no_color)
