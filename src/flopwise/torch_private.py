@@ -446,4 +446,4 @@ def data_loader_iterators() -> list[type]:
 
 
 def loader_workers(iterator: Any) -> int:
-    return int(iterator._num_workers)
+    return int(getattr(iterator, "_num_workers", 0))  # a class of the user's own may do without

@@ -51,10 +51,10 @@ class OthersUse:
                 spent[int(path.parent.name)] = sum(map(int, words[_SPENT]))
             except (OSError, ValueError, IndexError):  # it has ended, or has another form
                 continue
-        mine = {self._root}
-        for process in sorted(parents):  # a child is younger than its parent, and numbers seldom begin anew
-            if parents[process] in mine:
-                mine.add(process)
+        mine, added = {self._root}, {self._root}
+        while added:
+            added = {process for process, parent in parents.items() if parent in added} - mine
+            mine |= added
         return sum(spent.get(process, 0) for process in mine)
 
 

@@ -359,3 +359,15 @@ def test_a_models_forward_is_told_as_it_begins_and_compiles_nothing_anew(how):
     call(torch.ones(2, 8))
     assert told == [1]
     assert torch_private.compiled_frames() == frames
+
+
+def test_by_hand_a_checkpoint_within_a_step_leaves_its_trace_whole(watched, tmp_path):
+    def body(number, watcher):
+        torch.ones(4).tanh()
+        torch.save(torch.ones(1), tmp_path / "x.pt")
+        watcher.step()
+
+    watcher = watched(body, traced=2)
+    text = gzip.decompress((tmp_path / "t.json.gz").read_bytes()).decode()
+    assert watcher.looked.traced
+    assert text.count('"aten::tanh"') == text.count('"ProfilerStep#') == 2

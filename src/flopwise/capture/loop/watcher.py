@@ -170,7 +170,7 @@ class LoopWatcher:
             between_steps = not self._since and not self._in_forward
             if self.stage == TIMING:
                 self._mark_interruption(cause, begins, BETWEEN if between_steps else FORWARD)
-            elif cause == DATA or not between_steps:
+            elif cause == DATA or not between_steps or self._by_hand:  # by hand nobody knows where a step is
                 return
             elif self.stage == WAITING and not begins:
                 self._begin_waiting()
