@@ -151,3 +151,19 @@ def test_a_loop_around_its_batches_ends_with_the_screen(script, capsys):
         if os.getpid() == 0:
             break
     assert capsys.readouterr().out == "flopwise: 3 steps were seen, too few to time any\n"
+
+
+def test_a_kill_without_a_warning_keeps_what_was_stored_meanwhile(script, tmp_path):
+    path = script("""
+        from flopwise.capture.loop import watcher
+        watcher.KEPT_EVERY_S = 0.0
+        for n in range(300):
+            step()
+        os.kill(os.getpid(), signal.SIGKILL)
+    """)
+    done = flopwise("run", "--steps", "90000", "--seconds", "0.2", path)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    (point,) = MeasuredRun.load(find("last", tmp_path / "runs")).points
+    assert len(point.times().wall_ns) > 10
+    step, *phases = (one.wall_ns for one in point.phases)
+    assert all(sum(parts) == whole for whole, *parts in zip(step, *phases, strict=True))

@@ -18,7 +18,7 @@ from flopwise.analysis.explanation import Explanation
 from flopwise.analysis.host_explanation import HostExplanation
 from flopwise.analysis.measured import MeasuredRun
 from flopwise.errors import FlopwiseError
-from flopwise.records.run import OK, Point, Ran
+from flopwise.records.run import OK, Environment, Point, Ran
 from flopwise.spec import fields
 from flopwise.spec.recipe import Recipe
 from flopwise.spec.workload import Sampling, Trial, UserStep, Workload
@@ -80,6 +80,7 @@ class Watch:
         self.busy_cores = 0.0  # in use by others before the loop began, where someone looked
         self._watcher: LoopWatcher | None = None
         self._folder, self._process = "", 0
+        self._environment: Environment | None = None
         self._began, self._stored = time.time(), False
         self._path: Path | None = None  # of the run, once something is in it
 
@@ -204,7 +205,7 @@ class Watch:
         self.then()
 
     def _timed(self) -> None:
-        """Before anything is traced: what was timed outlives a kill."""
+        """Before anything is traced, and now and then while steps are timed: that outlives a kill."""
         self._write("", {}, {})
 
     def _store(self, ranks: dict[int, dict[str, Any]]) -> None:
@@ -244,6 +245,7 @@ class Watch:
     def _point(self, trial: Trial, looked: "Looked", trace: str, walls: dict[int, tuple[int, ...]]) -> Point:
         from flopwise.capture.loop.ranks import environment_of  # torch
 
+        self._environment = self._environment or environment_of(looked.device)
         return Point(
             key=trial.key(),
             trial=trial,
@@ -254,7 +256,7 @@ class Watch:
             stopped="samples" if self.steps else "budget",
             memory=looked.memory,
             ran=Ran(device=looked.device, parameters=looked.parameters),
-            environment=environment_of(looked.device),
+            environment=self._environment,
             busy_cores=self.busy_cores if looked.busy_cores is None else looked.busy_cores,
             trace_file=trace,
             traced_step_ns=looked.traced_step_ns,

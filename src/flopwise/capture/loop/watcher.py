@@ -42,6 +42,7 @@ FEWEST, MOST, MOST_SECONDS = 5, 50, 10.0  # steps to time, unless their number i
 OF_RANKS = 10  # warm-up and timing, where several ranks must do the same: each a fixed number of steps
 LEAST_WARM_UP_NS = 200_000_000
 BETWEEN = "between steps"  # a phase: from the optimizer's update to the next forward pass, but for data loading
+KEPT_EVERY_S = 5.0  # while steps are timed
 _MOST_OPTIMIZERS = 64
 _MOST_TRACES = 8  # that are begun: a loop that evaluates all the time is traced with what it does
 
@@ -72,7 +73,8 @@ class Looked(msgspec.Struct, kw_only=True):
 
 
 class LoopWatcher:
-    """One look at one loop. `over` is called at the end of the last step that was needed, `timed` of the last that was timed."""
+    """One look at one loop. `over` is called at the end of the last step that was needed, `timed` of the last that was timed, and
+    now and then before it."""
 
     def __init__(
         self,
@@ -262,6 +264,7 @@ class LoopWatcher:
         self._others = OthersUse(self.ranks)
         synchronise(self.device)
         self.stage, self._begun = TIMING, time.perf_counter()
+        self._kept = self._begun
         self._marks.append([])
         self._mark(STEP)
 
@@ -272,7 +275,10 @@ class LoopWatcher:
         wanted = self.look.steps or (OF_RANKS if self.ranks > 1 else None)
         enough = n >= wanted if wanted else (n >= FEWEST and took >= MOST_SECONDS) or (n >= 2 * FEWEST and took >= 2.0)
         if not enough and n < (wanted or MOST):
-            self._marks.append([self._marks[-1][-1]])
+            kept = time.perf_counter() - self._kept >= KEPT_EVERY_S and self._keep()
+            self._marks.append([] if kept else [self._marks[-1][-1]])
+            if kept:
+                self._mark(STEP)
             return
         self._read_timed()
         self.looked.busy_cores = self._others.cores()
@@ -284,6 +290,13 @@ class LoopWatcher:
             self._begin_waiting()
         else:
             self._begin_tracing()
+
+    def _keep(self) -> bool:
+        """Store what was timed until now: a kill may come without a warning. The GPU is not waited for."""
+        self._read_marks([one for one in self._marks if one[-1][1] is None or one[-1][1].query()])
+        self.timed()
+        self._kept = time.perf_counter()
+        return True
 
     def _mark(self, ended: str) -> None:
         event = None
@@ -362,9 +375,11 @@ class LoopWatcher:
     def _read_timed(self) -> None:
         """From marks to samples; a step that did not end is left out."""
         steps, self._marks = [one for one in self._marks if len(one) > 1 and one[-1][0] == STEP], []
-        if not steps:
-            return
-        synchronise(self.device)
+        if steps:
+            synchronise(self.device)
+            self._read_marks(steps)
+
+    def _read_marks(self, steps: list[list[tuple[str, Any, int]]]) -> None:
         phases = [_phases(one) for one in steps]
         apart = [{cause: one.pop(cause) for cause in APART if cause in one} for one in phases]
         inside = [{cause: ns for cause, ns in one.items() if cause not in APART} for one in self._waited[: len(steps)]]
