@@ -16,7 +16,7 @@ from flopwise.render.explain_screen import explanation_screen
 from flopwise.render.explain_view import changes_view, explanation_view, explanations_view
 from flopwise.render.host_screen import host_screen
 from flopwise.render.host_view import host_view
-from flopwise.render.listings import explanations_listing
+from flopwise.render.listings import changes_listing, explanations_listing
 from flopwise.render.step_charts import waterfall_chart
 
 _TIMINGS = "A run of the same workload without a profiler, for the step's real time."
@@ -56,7 +56,8 @@ def command(target: tuple[str, ...], against: str | None, timings: str | None, p
         return Answer(lambda: explanations_view([*map(with_gpu_work, explained)]), screen=listed)
     first = with_gpu_work(explained[0])
     if against is not None:
-        return Answer(changes_view(with_gpu_work(explain(against, **given)), first), narrow=True)
+        before = with_gpu_work(explain(against, **given))
+        return Answer(partial(changes_view, before, first), screen=partial(changes_listing, before, first))
     name = Path(first.path).name
     return Answer(
         partial(explanation_view, first),

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from flopwise import units
 from flopwise.analysis.clocks import GPU, HOST_SYNC, LAUNCH, MIXED, gpu_name, point_mfu, summarise, tokens_per_second
-from flopwise.analysis.explanation import Explanation
+from flopwise.analysis.explanation import Explanation, changes
 from flopwise.analysis.host_explanation import HostExplanation
 from flopwise.analysis.reach import Reach
 from flopwise.analysis.verdict import in_two_words
@@ -13,11 +13,12 @@ from flopwise.records.run import OK, Point
 from flopwise.render.account_listing import REACH, reach_cells
 from flopwise.render.axes import Axes, axes_of, labels_of
 from flopwise.render.listing import Heading, Listing
-from flopwise.render.names import apart, short_paths
+from flopwise.render.names import apart, short_paths, unique_names
 from flopwise.store import RunSummary, StoredRun
 
 _NAMES = 50  # columns of what differs between points, at most
 _BOUND = {GPU: "GPU", LAUNCH: "launches", MIXED: "mixed", HOST_SYNC: "host waits"}
+_MOST_KERNELS = 12
 _ESTIMATED = "Untraced times that no run measured are estimates: a trace alone shows the range."
 
 
@@ -38,6 +39,36 @@ def explanations_listing(explained: Sequence[Explanation | HostExplanation]) -> 
         notes=(_ESTIMATED,) if estimated else (),
         more="One of them: flopwise explain TRACE. All tables: --full",
     )
+
+
+def changes_listing(before: Explanation, after: Explanation) -> Listing:
+    """Two traces: the kernels that changed most, the largest saving first; the rows add up to the GPU's time."""
+    found = changes(before, after)
+    most = sorted(found, key=lambda one: -abs(one.saved_ns))[:_MOST_KERNELS]
+    shown = [(one.name, one.before_ns, one.after_ns) for one in found if one in most]
+    whole = before.gpu_ns, after.gpu_ns
+    left = [total - sum(one[place] for one in shown) for place, total in enumerate(whole, 1)]
+    names = unique_names(one[0] for one in shown)
+    rows = [(names[name], old, new) for name, old, new in shown]
+    rows += [("everything else", max(0.0, left[0]), max(0.0, left[1])), ("all GPU time", *whole)]
+    newer, older = apart(short_paths([after.path, before.path]))
+    times = [f"{units.duration(a)} → {units.duration(b)}" for a, b in zip(*map(_traced, (before, after)), strict=True)]
+    return Listing(
+        title=f"{newer} compared with {older}",
+        verdict=f"The traced step takes {times[0]}, and the GPU is busy for {times[1]} of it.",
+        headings=(Heading("kernel, per step", right=False), Heading("before"), Heading("after"), Heading("saved")),
+        rows=tuple((name, *map(_duration, (old, new, old - new))) for name, old, new in rows),
+        notes=(f"The {len(most)} of {len(found)} kernels that changed most.",) if len(found) > len(most) else (),
+    )
+
+
+def _traced(e: Explanation) -> tuple[float, float]:
+    return e.window_ns, e.busy_ns
+
+
+def _duration(ns: float) -> str:
+    """With its sign; '–' for none."""
+    return "–" if round(ns) == 0 else f"−{units.duration(-ns)}" if ns < 0 else units.duration(ns)
 
 
 def _bound(e: Explanation | HostExplanation) -> str:
