@@ -47,7 +47,7 @@ def changes_listing(before: Explanation, after: Explanation) -> Listing:
     most = sorted(found, key=lambda one: -abs(one.saved_ns))[:_MOST_KERNELS]
     shown = [(one.name, one.before_ns, one.after_ns) for one in found if one in most]
     whole = before.gpu_ns, after.gpu_ns
-    left = [total - sum(one[place] for one in shown) for place, total in enumerate(whole, 1)]
+    left = whole[0] - sum(one.before_ns for one in most), whole[1] - sum(one.after_ns for one in most)
     names = unique_names(one[0] for one in shown)
     rows = [(names[name], old, new) for name, old, new in shown]
     rows += [("everything else", max(0.0, left[0]), max(0.0, left[1])), ("all GPU time", *whole)]

@@ -38,6 +38,7 @@ from flopwise.render.reach_view import with_reach
 from flopwise.render.roofline_view import roofline_view
 from flopwise.render.run_screen import run_screen
 from flopwise.render.run_view import implementations_view, run_view
+from flopwise.render.screen import WIDTH
 from flopwise.render.table import View, html_text
 from flopwise.render.tune_screen import tune_screen
 from flopwise.render.tune_view import tune_view
@@ -123,7 +124,10 @@ def screen_of(result: object) -> Shown | None:
 def text_of(result: object) -> str:
     """A result as the command line prints it into a file: its screen, else its tables."""
     screen = screen_of(result)
-    return one_screen.text(screen) if screen is not None else terminal.texts(view_of(result).tables)
+    if screen is not None:
+        return one_screen.text(screen)
+    width = WIDTH if isinstance(result, Compared | Ceilings) else terminal.PLAIN_WIDTH
+    return terminal.texts(view_of(result).tables, plain_width=width)
 
 
 def html_of(result: object) -> str:
