@@ -139,6 +139,8 @@ def _eager_name(op: OpWork) -> str:
         return op.kind + curves.FUSED
     if op.kind == kinds.LOSS and "log_softmax" in op.op:
         return kinds.SOFTMAX  # the same kernel, with another last step
+    if op.kind == kinds.LOSS and op.op.startswith("nll_loss") and op.op.endswith("backward"):
+        return kinds.MEMORY  # zeros, and a number in each row
     ops, variant = _VARIANTS.get(op.kind, ((), ""))
     return op.kind + variant if op.op in ops else op.kind
 
@@ -197,7 +199,12 @@ def _alone(op: OpWork, ceilings: Ceilings, cold: float, products: Products) -> O
     if not op.kernels or (op.op.startswith(PART) and ceilings.how == MEASURED):
         return OpTime(0.0, BANDWIDTH)  # fused attention was measured whole
     curve = ceilings.curve(curve_name(op))
-    read = max(op.read_bytes, sum(size for _, size in op.reads))  # a compiled kernel that sums columns reads twice
+    read = op.read_bytes
+    if op.op.startswith(FUSED_OP):
+        read = max(read, sum(size for _, size in op.reads))  # a compiled kernel that sums columns reads twice
+    else:
+        cold = min(cold, read)  # of a table the rows that are asked for, of a shape nothing
+    read *= _readings(op, ceilings)
     copied = copies_first(op.op)
     # Lists of tensors, and sorts by index, were measured whole, in as many launches as they take.
     kernels = 1 if op.kind in (OPTIMIZER, kinds.INDEX) or copied else op.kernels
@@ -209,6 +216,19 @@ def _alone(op: OpWork, ceilings: Ceilings, cold: float, products: Products) -> O
     if computing > moving:
         return OpTime(computing, COMPUTE)
     return OpTime(moving, BANDWIDTH if moving > fitted.SHORT_KERNEL * curve.ns[0] * op.kernels else LAUNCH)
+
+
+def _readings(op: OpWork, ceilings: Ceilings) -> float:
+    """How often an eager softmax reads its input: rows too long for a multiprocessor's own memory, forward for their largest
+    number, their sum and the result, back for a sum and the result; from memory where the cache does not hold all at work.
+    """
+    if "softmax" not in op.op or op.op.startswith(_TRITON) or not op.shapes or not op.shapes[0]:
+        return 1.0
+    row_bytes = op.read_bytes / max(1, math.prod(op.shapes[0])) * op.shapes[0][-1]
+    at_work = row_bytes * fitted.ROWS_AT_ONCE * ceilings.processors
+    if row_bytes <= fitted.SHORT_ROW_BYTES or at_work <= ceilings.cached_bytes:
+        return 1.0
+    return fitted.LONG_ROW_READINGS["backward" in op.op]
 
 
 def _computing_ns(op: OpWork, ceilings: Ceilings, products: Products) -> float:
