@@ -2,13 +2,13 @@
 
     python benchmarks/untraced_steps.py [RUN…] > benchmarks/results/untraced-2026-11.md
 
-The pairs: the fixtures of tests/trace, the course's training steps (results/h200-traces-2026-11/answers.csv) and the runs of
-`flopwise profile` or `tune` in benchmarks/results and on the command line that keep their trace; and, once it is measured,
-those of `untraced_pairs.py` (results/untraced-2026-11/*.npz). The course's traces are not
-kept: each is stood for by the fixture of the same profiler and the same model at another size, its host and its GPU made
-slower until the replay takes as long as that traced step and is busy as long. Of every pair, the cost of an event is solved
-for at which the replay takes as long as the untraced step; the fit is the median. A step that the GPU sets without the profiler
-says only what it costs at least. The range goes from the cheapest to the dearest, these included.
+The pairs: the fixtures of tests/trace, the course's training steps (results/h200-traces-2026-11/answers.csv), the runs of
+`flopwise profile` or `tune` in benchmarks/results and on the command line that keep their trace; and those of `untraced_pairs.py`
+whose host sets the pace (results/untraced-2026-11/*.npz). The course's traces are not kept: each is stood for by the fixture of
+the same profiler and the same model at another size, its host and its GPU made slower until the replay takes as long as that
+traced step and is busy as long. Of every pair, the cost of an event is solved for at which the replay takes as long as the
+untraced step; the fit is the median. A step that the GPU sets without the profiler says only what it costs at least. The range
+goes from the cheapest to the dearest, these included.
 """
 
 import csv
@@ -181,6 +181,33 @@ def summary(profiler: str, pairs: list[Pair], left_out: dict[str, float]) -> str
     return f"| {profiler} | {len(pairs)}, {len(exact)} | {fits} | {uses} | {' | '.join(cells)} |"
 
 
+def before_the_fit() -> None:
+    """What flopwise said of the pairs of `untraced_pairs.py` on the day, by costs that were fitted without them."""
+    with open(RESULTS / "untraced-2026-11" / "pairs.csv") as file:
+        rows = list(csv.DictReader(file))
+    print(
+        "\n**Said before these were fitted** (pairs.csv; by costs of 0.6, 1.8 and 2.1 units, nsys 2.0, 2.6 and 4.2)\n"
+    )
+    print(
+        "| pairs | error of the estimate, median, largest | within its range | called launch-bound, GPU's share of each |"
+    )
+    print("| :--- | ---: | ---: | :--- |")
+    for name, ends in (
+        ("with shapes", "-shapes"),
+        ("without", "-bare"),
+        ("with stacks", "-stacks"),
+        ("nsys", "-nsys"),
+        ("all", ""),
+    ):
+        mine = [row for row in rows if row["pair"].endswith(ends)]
+        told = [{key: float(row[f"{key}_ms"]) for key in ("untraced", "estimate", "low", "high")} for row in mine]
+        off = [abs(one["estimate"] / one["untraced"] - 1) for one in told]
+        inside = sum(0.99 * one["low"] <= one["untraced"] <= 1.01 * one["high"] for one in told)
+        called = sorted(float(row["gpu_share_of_untraced"]) for row in mine if row["called_launch_bound"] == "True")
+        shares = ", ".join(f"{share:.0%}" for share in called)
+        print(f"| {name} | {median(off):.1%}, {max(off):.0%} | {inside} of {len(mine)} | {shares} |")
+
+
 def main() -> None:
     fixtures = {name: of_file(FIXTURES / name, 1e6 * ms) for name, ms in KNOWN_MS.items()}
     pairs = [*fixtures.values(), *of_answers(fixtures), *of_runs(sys.argv[1:])]
@@ -206,6 +233,7 @@ def main() -> None:
     print("**Fit and error** (median, largest). *Host*: the pairs in which the GPU waited for the host while traced.\n")
     heading = "profiler | pairs, with a cost | least, median, most | in use | estimate | traced | host: estimate | host: traced"
     print(f"| {heading} |\n| :--- |{' ---: |' * 7}", *summaries, sep="\n")
+    before_the_fit()
 
 
 if __name__ == "__main__":

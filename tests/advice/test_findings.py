@@ -115,7 +115,7 @@ def test_the_naive_trace_by_itself_is_fp32_first_as_with_its_clock():
     told = {one.rule: one for one in findings(fixture(NAIVE))}
     assert list(told)[:2] == ["host_next", "fp32_matmul"]
     assert [one.rule for one in told.values() if one.enables] == ["host_next"]
-    assert told["fp32_matmul"].saving_ns < 0.1 * told["fp32_matmul"].counted_ns
+    assert told["fp32_matmul"].saving_ns < 0.7 * told["fp32_matmul"].counted_ns  # the host holds it up then
     assert {"naive_attention", "slow_optimizer", "unfused_chains"} <= set(told)
     assert "slow_sdpa" not in told
     assert "launch_bound" not in told

@@ -83,7 +83,7 @@ def test_the_page_begins_with_what_the_screen_says():
 
 
 def test_a_target_of_each_kind_has_a_verdict():
-    assert verdict(gather(COMPILED)).startswith("Launch-bound: the GPU is idle 66 % of the step")
+    assert verdict(gather(COMPILED)).startswith("Launch-bound: the GPU is idle 62 % of the step")
     assert verdict(gather(RUNS / "launch-bound")).startswith("4 points measured: from 6.37 ms")
 
 
@@ -156,7 +156,7 @@ def test_hostile_names_are_text_in_markdown(tmp_path):
 
 def test_markdown_holds_the_verdict_the_findings_and_folded_evidence(part):
     text = markdown_report(Report(parts=(part,), command="flopwise report"))
-    assert "**GPU-bound: the GPU is busy 92 % of the step.**" in text
+    assert "**GPU-bound: the GPU is busy 93 % of the step.**" in text
     assert "1. **The GPU waits for the CPU: late launches** Saves about 17.0 ms of a step (predicted)." in text
     assert text.count("<details>") == text.count("</details>") >= 4
     assert len(text) < 65_536  # what a comment on GitHub holds

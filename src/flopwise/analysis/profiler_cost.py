@@ -35,11 +35,11 @@ class CostRange(msgspec.Struct, frozen=True, kw_only=True):
 
 COSTS = {
     "kineto": CostRange(
-        least=ProfilerCost(event=0.6, python_call=0.1),
-        likely=ProfilerCost(event=1.8, python_call=0.3),
-        most=ProfilerCost(event=2.1, python_call=0.6),
+        least=ProfilerCost(event=0.6, python_call=0.0),
+        likely=ProfilerCost(event=2.4, python_call=0.5),
+        most=ProfilerCost(event=4.7, python_call=4.0),  # compiled steps: few events, and their stacks cost the most
     ),
-    "nsys": CostRange(least=ProfilerCost(event=2.0), likely=ProfilerCost(event=2.6), most=ProfilerCost(event=4.2)),
+    "nsys": CostRange(least=ProfilerCost(event=1.4), likely=ProfilerCost(event=2.5), most=ProfilerCost(event=4.2)),
 }
 NO_COST = ProfilerCost(event=0.0)
 

@@ -11,18 +11,7 @@ How far off they leave a step is in benchmarks/results/prediction-time-2026-11.m
 holds them to it, and tests/predict/test_constants.py the pages that quote one.
 """
 
-from flopwise.records.ceilings import (
-    BACKWARD,
-    EXPONENTIAL,
-    HALF,
-    INDICES,
-    JOINED,
-    MIXED,
-    RMS,
-    STRIDED,
-    STRIDES,
-    HostCost,
-)
+from flopwise.records.ceilings import STRIDED, HostCost
 from flopwise.work.operation import COPY, ELEMENTWISE, INDEX, LOSS, MEMORY, NORMALISATION, OPTIMIZER, REDUCTION, SOFTMAX
 
 # --- Steps, whatever the machine (looked at: `prediction`, 95 steps; judged by: `prediction-held-out`, 29 steps)
@@ -71,29 +60,16 @@ SHORTEST_KERNEL_NS = 2_200.0  # with the gap before it: 1.9 µs among its like, 
 MATMUL_SHARE = 0.80  # of the peak, where none is known for the chip (spec/gpu.py has those with their source)
 TF32_SHARE = 0.82  # of that: TF32 loads twice the bytes that bf16 does for each multiply
 L2_SPEEDUP = 1.6  # of what was just written and still lies in the cache
-BANDWIDTH_SHARES = {  # by curve, half a gigabyte and more
+BANDWIDTH_SHARES = {
     ELEMENTWISE: 0.87,
-    ELEMENTWISE + EXPONENTIAL: 0.87,
-    ELEMENTWISE + EXPONENTIAL + HALF: 0.80,
-    ELEMENTWISE + MIXED: 0.58,
-    STRIDED: 0.55,
-    STRIDED + HALF: 0.34,
-    STRIDED + MIXED: 0.28,
-    REDUCTION: 0.82,
-    REDUCTION + HALF: 0.73,
-    REDUCTION + INDICES: 0.64,
-    REDUCTION + INDICES + HALF: 0.38,
-    SOFTMAX: 0.84,
-    SOFTMAX + HALF: 0.56,
-    NORMALISATION: 0.59,
-    NORMALISATION + HALF: 0.39,
-    NORMALISATION + RMS: 0.82,
-    NORMALISATION + RMS + HALF: 0.68,
-    COPY: 0.40,  # among the other kernels of a step: casts of what the cache does not hold
-    INDEX: 0.79,
-    INDEX + BACKWARD: 0.12,
+    STRIDED: 0.50,
+    REDUCTION: 0.45,
+    SOFTMAX: 0.75,
+    NORMALISATION: 0.50,
+    COPY: 0.40,
+    INDEX: 0.40,
     LOSS: 0.45,
-    MEMORY: 0.96,
+    MEMORY: 0.87,
     OPTIMIZER: 0.80,
 }
 # The tile model (calibration.py): best rate as a share of the peak, area of half that rate, start, start per area.

@@ -242,7 +242,9 @@ def _computing_ns(op: OpWork, ceilings: Ceilings, products: Products) -> float:
         limits = ceilings.matmul.get(way) or ceilings.matmul.get(op.dtype) or ceilings.matmul["fp32"]
         share = fitted.UNALIGNED_SHARES.get(aligned_bytes(op), 1.0)
         products[*shape, way] = matmul_ns(*shape, limits, ceilings.processors) / share
-    return products[*shape, way]
+    # A sum that a product is added to is read and written when its tile is done, and nothing computes meanwhile.
+    added = len(op.shapes) > 2 and len(op.shapes[-3]) == 2 and op.shapes[-3] == shape[1:3]
+    return products[*shape, way] + (ceilings.curve(ELEMENTWISE).at(2.0 * op.write_bytes) if added else 0.0)
 
 
 def _attention_curve(op: OpWork, ceilings: Ceilings) -> Curve:

@@ -2,6 +2,7 @@
 
 import os
 import time
+import warnings
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -36,6 +37,7 @@ class Tracer:
         if _LOG_LEVEL not in os.environ:  # the profiler's own log would stand between the script's lines
             os.environ[_LOG_LEVEL] = "99"
             self._open.callback(os.environ.pop, _LOG_LEVEL, None)
+        warnings.filterwarnings("ignore", "Warning: Profiler clears events")  # there is one cycle: nothing is cleared
         synchronise(device)
         self._profiler.start()
         self._open.callback(self._profiler.stop)
