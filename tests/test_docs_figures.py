@@ -86,7 +86,12 @@ QUOTED = [  # a page's words, the result that holds them, and its words
     ("| 10.4 % | 429 % |", "untraced", "| 10.4%, 429% | 93.2%"),
     ("| 12.3 % | 48 % |", "untraced", "| 12.3%, 48% | 127.1%"),
     ("Of 72 levers in ten runs of flopwise's own models, 58 (81 %)", "tune", "| all ten runs | 72 | 58 (81 %) |"),
-    ("it was 40 of 46 after `doctor --calibrate`, 35 of 46", "user-models", "**40 of 46 (87 %)**", "| 35 of 46 (76 %) |"),
+    (
+        "it was 40 of 46 after `doctor --calibrate`, 35 of 46",
+        "user-models",
+        "**40 of 46 (87 %)**",
+        "| 35 of 46 (76 %) |",
+    ),
     ("0 of 100 comparisons on an H200 and 2 of 268 on a CPU", "verdicts", "**CPU: 2 of 268. H200: 0 of 100.**"),
     (
         "1 % more work is found in 9 of 12, 3 and 10 % in all 12",

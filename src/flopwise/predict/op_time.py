@@ -199,7 +199,7 @@ def _alone(op: OpWork, ceilings: Ceilings, cold: float, products: Products) -> O
     if not op.kernels or (op.op.startswith(PART) and ceilings.how == MEASURED):
         return OpTime(0.0, BANDWIDTH)  # fused attention was measured whole
     curve = ceilings.curve(curve_name(op))
-    read = op.read_bytes
+    read = float(op.read_bytes)
     if op.op.startswith(FUSED_OP):
         read = max(read, sum(size for _, size in op.reads))  # a compiled kernel that sums columns reads twice
     else:
