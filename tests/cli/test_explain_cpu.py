@@ -4,8 +4,10 @@ import json
 
 import pytest
 
-from cpu_traces import written
+from cpu_traces import profiled, written
+from flopwise.api.explain import explain
 from flopwise.cli.main import main
+from flopwise.render.host_screen import host_screen
 
 
 @pytest.fixture
@@ -57,3 +59,11 @@ def test_timings_of_a_run_without_one_step_on_the_cpu_are_refused(trace, capsys,
     code, shown = run(capsys, trace, "--timings", made.path, "--runs", tmp_path / "runs")
     assert code == 2
     assert "has 0 points on the CPU" in shown.err
+
+
+def test_the_bar_of_a_step_on_the_cpu_adds_up_and_names_data_loading(tmp_path):
+    profiled(tmp_path / "t.json")
+    e = explain(tmp_path / "t.json")
+    parts = {part.name: part.amount for part in host_screen(e).parts}
+    assert parts["data loading"] > 0
+    assert sum(parts.values()) == pytest.approx(e.window_ns)

@@ -2,7 +2,7 @@
 
 from flopwise import units
 from flopwise.advice.findings import worth_most
-from flopwise.analysis.host_explanation import OUTSIDE, HostExplanation
+from flopwise.analysis.host_explanation import LOADING, OUTSIDE, HostExplanation
 from flopwise.analysis.reach import Reach
 from flopwise.records.run import STEP
 from flopwise.render.explain_screen import changes_of
@@ -36,4 +36,6 @@ def _parts(e: HostExplanation) -> tuple[Part, ...]:
     for op in e.ops:
         kinds[op.kind] = kinds.get(op.kind, 0.0) + op.self_ns
     ranked = sorted(kinds.items(), key=lambda item: -item[1])
-    return (*(Part(kind, ns) for kind, ns in ranked), Part(OUTSIDE, e.outside_ns, IDLE))
+    loading = sum(one.outside_ns for one in e.phases if one.name == LOADING)  # its ops are among the others
+    outside = Part(LOADING, loading, IDLE), Part(OUTSIDE, max(0.0, e.outside_ns - loading), IDLE)
+    return (*(Part(kind, ns) for kind, ns in ranked), *outside)
