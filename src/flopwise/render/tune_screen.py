@@ -24,6 +24,8 @@ from flopwise.render.screen import (
 from flopwise.render.tune_view import peak_after, written
 from flopwise.spec.recipe import Recipe, levers_to_apply
 
+_LONG = 120  # letters of a reason that is not told on the screen
+
 
 def tune_screen(tuning: Tuning) -> Screen:
     """The step before, as tuned, and at its limit; where the tuned step's time goes; what saved most."""
@@ -73,12 +75,12 @@ def _nothing_kept(tuning: Tuning) -> str:
             if spent
             else "Nothing was tried: no lever that is left can make this step faster here."
         )
-    if len(tuning.attempts) == 1:
-        (one,) = tuning.attempts
-        return f"Nothing that was tried was kept. {one.name}: {one.why or one.status}."
+    first, *others = tuning.attempts
+    if not others and len(first.why) < _LONG:
+        return f"Nothing that was tried was kept. {first.name}: {first.why or first.status}."
     words = Counter(one.decision.key if one.decision and one.status == OK else one.status for one in tuning.attempts)
     counts = ", ".join(f"{n} {word}" for word, n in words.most_common())
-    return f"Nothing of the {len(tuning.attempts)} levers that were tried was kept: {counts}. Why: --full."
+    return f"Nothing that was tried was kept: {counts}. Why: --full."
 
 
 def _best(tuning: Tuning) -> list[Attempt]:
