@@ -243,6 +243,16 @@ def test_a_graph_as_one_row_has_the_known_flops_in_it():
     assert any("one row each" in note for note in found.notes)
 
 
+def test_matmuls_by_kernels_of_an_unknown_name_take_no_time_below_zero():
+    """Their FLOPs are known by the workload, their time is with the other work."""
+    ops = (one("matmul", flops=2 * 8192**3, shapes=((8192, 8192), (8192, 8192))),)
+    known = KnownWork(ops=ops, model_flops=2.0 * 8192**3)
+    found = fills(Step().run("unheard_of", 2_000_000).run(BF16, 9000, "aten::mm").waterfall(known=known))
+    assert min(part.ns for part in found.parts) >= 0
+    assert found.mfu == pytest.approx(2 * 8192**3 / (found.step_ns / 1e9) / H200.peaks["bf16"])
+    assert any("not recognised" in note for note in found.notes)
+
+
 # --- real steps
 
 

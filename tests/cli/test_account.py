@@ -316,3 +316,37 @@ def test_a_batch_of_a_million_is_answered_or_refused_in_one_line(cli, monkeypatc
     done = cli("account", "small", "--batch", "1000000", "--loss", loss)
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 2)
     assert "too many chunks" in done.stderr
+
+
+def test_a_step_of_ones_own_has_the_figures_of_a_preset(cli, tmp_path):
+    """Limit by its FLOPs, MFU, and what changes would save."""
+    (tmp_path / "mine.py").write_text(OWN_STEP)
+    shown = cli("account", f"{tmp_path / 'mine.py'}:make", "--gpu", "h200").stdout
+    now, reachable, limit = (
+        next(line for line in shown.splitlines() if line.startswith(f"  {name} ")) for name in FIGURES
+    )
+    assert all("MFU" in line for line in (now, reachable, limit))
+    assert "its FLOPs at 989 TFLOP/s bf16" in limit
+    assert "--precision bf16" in shown
+    assert "reachable" not in cli("account", f"{tmp_path / 'mine.py'}:make", "--gpu", "cpu").stdout
+
+
+FIGURES = ("now", "reachable", "limit")
+OWN_STEP = """
+import torch
+
+
+def make(device):
+    model = torch.nn.Sequential(*(torch.nn.Linear(4096, 4096, device=device) for _ in range(2)))
+    optimizer = torch.optim.AdamW(model.parameters())
+    x = torch.randn(4096, 4096, device=device)
+
+    def step():
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step
+"""

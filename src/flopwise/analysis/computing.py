@@ -1,6 +1,6 @@
 """The FLOPs of a step and the time they took: matrix products and fused attention."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -14,6 +14,8 @@ from flopwise.work.operation import ATTENTION, OpWork
 from flopwise.work.sized import ATTENTIONS, attention_flops
 
 MOST_UNSIZED = 0.05  # of the time in products and attention: beyond, the step's FLOPs are not known
+FASTEST = 1.5  # times the usual peak rate, and no product goes: the kernels were not all recognised
+_UNSEEN = "the kernels of some matmuls were not recognised: their time is with other work, and FLOPs are left out"
 BY_SIZES, BY_WORKLOAD, NOT_KNOWN = "the sizes in the trace", "the workload", ""
 
 
@@ -49,36 +51,58 @@ class _Flops:
     complete: bool = True  # all of it is known
 
 
+@dataclass(frozen=True)
+class _Products:
+    """Of a step, by its workload or by the sizes in its trace."""
+
+    known_by: str
+    all: Sequence[Product]
+    used: str
+    gap: Gap
+    unsized_ns: float = 0.0
+    unseen: bool = False  # by the workload there are more than the kernels that were recognised can be
+
+
 def computing(work: TimedWork, known: KnownWork | None, ceilings: Ceilings) -> Computing:
     """Compare the time of products and attention with that of their FLOPs at the peak of the precision used."""
-    rows, graph_ns, fused_ns = work.of(PRODUCTS), work.ns(GRAPH), work.ns(FUSED)
+    graph_ns, fused_ns, attention = work.ns(GRAPH), work.ns(FUSED), _attention(work, known)
     products_ns = work.ns(PRODUCTS) + graph_ns
-    sized = products_of_trace(rows, work.shapes, work.n, work.scale)
-    of_workload = products_of_ops(_once(known.ops)) if known else []
-    by_workload = bool(of_workload) and not _sizes_suffice(sized, work)
-    products = of_workload if by_workload else sized
-    used = precision_used(products, rows)
-    attention = _attention(work, known)
-    ideal_ns = _attention_ideal_ns(attention, used, ceilings) if fused_ns or graph_ns else 0.0
-    if by_workload:
-        unsized_ns = 0.0
-        gap = split(products, used, ceilings, products_ns - (0.0 if fused_ns else ideal_ns))
-    else:
-        unsized_ns = products_ns - _sized_ns(sized)
-        gap = split(products, used, ceilings) + Gap(other=unsized_ns)
-    unsized_ns += 0.0 if attention.complete else fused_ns
-    complete = bool(products or attention.useful) and unsized_ns <= MOST_UNSIZED * (products_ns + fused_ns)
-    useful, done = _flops(products, attention, work, known) if complete else (None, None)
+
+    def ideal_ns(used: str) -> float:
+        return _attention_ideal_ns(attention, used, ceilings) if fused_ns or graph_ns else 0.0
+
+    found = _products(work, known, ceilings, lambda used: products_ns - (0.0 if fused_ns else ideal_ns(used)))
+    ideal, unsized_ns = ideal_ns(found.used), found.unsized_ns + (0.0 if attention.complete else fused_ns)
+    complete = bool(found.all or attention.useful) and unsized_ns <= MOST_UNSIZED * (products_ns + fused_ns)
+    useful, done = _flops(found.all, attention, work, known) if complete or found.unseen else (None, None)
     return Computing(
-        used=used,
-        gap=gap,
-        known_by=BY_WORKLOAD if by_workload else BY_SIZES if sized else NOT_KNOWN,
-        attention_ideal_ns=ideal_ns,
-        attention_ns=fused_ns - ideal_ns if fused_ns else 0.0,
+        used=found.used,
+        gap=found.gap,
+        known_by=found.known_by,
+        attention_ideal_ns=ideal,
+        attention_ns=fused_ns - ideal if fused_ns else 0.0,
         useful_flops=useful,
         done_flops=done,
-        notes=_notes(products_ns, unsized_ns, fused_ns, attention, graph_ns),
+        notes=_notes(products_ns, unsized_ns, fused_ns, attention, graph_ns, found.unseen),
     )
+
+
+def _products(
+    work: TimedWork, known: KnownWork | None, ceilings: Ceilings, took_ns: Callable[[str], float]
+) -> _Products:
+    """By the workload where the trace has too few sizes; `took_ns`: all products together, by the precision used."""
+    rows, unseen = work.of(PRODUCTS), False
+    sized = products_of_trace(rows, work.shapes, work.n, work.scale)
+    of_workload = products_of_ops(_once(known.ops)) if known else []
+    if of_workload and not _sizes_suffice(sized, work):
+        used = precision_used(of_workload, rows)
+        gap = split(of_workload, used, ceilings, took_ns(used))
+        unseen = gap.ideal > FASTEST * took_ns(used)
+        if not unseen:
+            return _Products(BY_WORKLOAD, of_workload, used, gap)
+    used, unsized_ns = precision_used(sized, rows), work.ns(PRODUCTS) + work.ns(GRAPH) - _sized_ns(sized)
+    gap = split(sized, used, ceilings) + Gap(other=unsized_ns)
+    return _Products(BY_SIZES if sized else NOT_KNOWN, sized, used, gap, unsized_ns, unseen)
 
 
 def _sized_ns(products: Sequence[Product]) -> float:
@@ -145,9 +169,11 @@ def _flops(
     return useful + attention.useful, useful + attention.done + repeated + (more.done if more else 0.0)
 
 
-def _notes(products_ns: float, unsized: float, fused_ns: float, attention: _Flops, graph_ns: float) -> tuple[str, ...]:
-    notes = []
-    if unsized > MOST_UNSIZED * (products_ns + fused_ns):
+def _notes(
+    products_ns: float, unsized: float, fused_ns: float, attention: _Flops, graph_ns: float, unseen: bool
+) -> tuple[str, ...]:
+    notes = [_UNSEEN] if unseen else []
+    if not unseen and unsized > MOST_UNSIZED * (products_ns + fused_ns):
         notes.append(
             "the FLOPs of the step are unknown: the trace does not hold the sizes of its matmuls or attention "
             "(torch.profiler: record_shapes=True; flopwise profile captures them)"

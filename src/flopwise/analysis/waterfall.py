@@ -58,8 +58,8 @@ def waterfall(
     `known` is the step's work where its workload is known; else only what the sizes in the trace give is. `untraced`:
     one step without the profiler, and the idle time of all steps then; the parts add up to that step.
     """
-    step_ns = untraced[0].ns if untraced else (steps.high_ns - steps.low_ns) / len(steps.steps)
-    idle = untraced[1] if untraced else steps.idle
+    without, idle = untraced or (None, steps.idle)
+    step_ns = without.ns if without else (steps.high_ns - steps.low_ns) / len(steps.steps)
     work = timed_work(steps, step_ns, idle)
     done = computing(work, known, ceilings)
     found = {
@@ -68,15 +68,15 @@ def waterfall(
             _computed(done, work, ceilings, gpu),
             _memory_bound(work, known, ceilings),
             _others(work, known, ceilings),
-            _idle(work, idle, steps.blame),
+            _idle(work, idle, steps.blame, without),
         )
         for part in some
     }
     peak = gpu.peaks.get(done.used)
     return Waterfall(
         step_ns=step_ns,
-        untraced=untraced[0] if untraced else None,
-        measured_by=_measured_by(untraced[0] if untraced else None),
+        untraced=without,
+        measured_by=_measured_by(without),
         parts=tuple(found[name] for name in PARTS if name in found and found[name].ns),
         mfu=mfu(done.useful_flops, step_ns / 1e9, peak) if done.useful_flops and peak else None,
         hfu=mfu(done.done_flops, step_ns / 1e9, peak) if done.done_flops and peak else None,
@@ -199,15 +199,18 @@ def _others(work: TimedWork, known: KnownWork | None, ceilings: Ceilings) -> Ite
     yield _part(work, parts.TRANSFERS, work.ns(MOVES_TO_HOST), "while nothing else ran")
 
 
-def _idle(work: TimedWork, idle: Idle, blamed: Sequence[HostBlame]) -> Iterator[WaterfallPart]:
+def _idle(
+    work: TimedWork, idle: Idle, blamed: Sequence[HostBlame], step: UntracedStep | None
+) -> Iterator[WaterfallPart]:
     """By cause; with it the time in which the GPU did other work than these steps'."""
+    how = PREDICTED if step is not None and not step.measured else MEASURED
     by_part: dict[str, dict[str, float]] = {}
     for cause, ns in (*idle.by_cause_ns.items(), ("other work", work.elsewhere_ns * work.n)):
         by_part.setdefault(PART_OF_CAUSE.get(cause, parts.IDLE_OTHER), {})[cause] = ns / work.n
     for name, spent in by_part.items():
         named = ", ".join(f"{cause} {units.duration(ns)}" for cause, ns in spent.items() if ns)
         most = next((f"; most in {one.what}" for one in blamed if one.cause in spent and one.what != OUTSIDE), "")
-        yield _part(work, name, sum(spent.values()), _WAITED.get(name, named) + most, spent)
+        yield _part(work, name, sum(spent.values()), _WAITED.get(name, named) + most, spent, how)
 
 
 def _least_ns(known: KnownWork, ceilings: Ceilings) -> float:

@@ -11,6 +11,7 @@ from flopwise.predict.constants import OVERLAP_SHARE
 from flopwise.predict.flops import ModelFlops, TrainingTime, flops_per_token, mfu, training_time
 from flopwise.predict.inference import Inference, InferenceLimit, inference, inference_limit
 from flopwise.predict.machine import Machine
+from flopwise.predict.plain_levers import LeverSaving, recorded_levers
 from flopwise.predict.prediction import Prediction, known_model, predict_each
 from flopwise.predict.shapes.memory import without_layer
 from flopwise.predict.shapes.network import weight_shapes
@@ -91,6 +92,9 @@ class GpuAccount(msgspec.Struct, frozen=True, kw_only=True):
     ceilings: str = ""  # where those of `time` come from
     training: tuple[TrainingTime, ...] = ()  # by the rule of six, and with attention
     inference: tuple[InferenceLimit, ...] = ()
+    useful_flops: float = 0.0
+    compute_dtype: str = "fp32"  # of most FLOPs
+    levers: tuple[LeverSaving, ...] = ()  # of a user's step; of flopwise's own models they are predicted when shown
 
 
 class Account(Printed, msgspec.Struct, frozen=True, kw_only=True):
@@ -176,6 +180,9 @@ def _on_gpu(found: Prediction, asked: Questions, served: Inference | None) -> Gp
         ceilings=ceilings.describe() if ceilings else "",
         training=_training(found, asked),
         inference=_inference_limits(gpu, served, found.compute_dtype),
+        useful_flops=found.useful_flops,
+        compute_dtype=found.compute_dtype,
+        levers=recorded_levers(found),
     )
 
 

@@ -7,7 +7,8 @@ import msgspec
 from flopwise.errors import FlopwiseError
 from flopwise.predict.constants import DEEP_LAYERS, LEVER_WORTH_NAMING, SHALLOW_LAYERS
 from flopwise.predict.machine import Machine
-from flopwise.predict.prediction import predict_quickly
+from flopwise.predict.prediction import Prediction, predict, predict_quickly
+from flopwise.predict.recorded.step import RecordedStep
 from flopwise.spec.recipe import Recipe, recipe_from
 from flopwise.spec.workload import Workload
 
@@ -54,6 +55,14 @@ def _changes(recipe: Recipe, lever: str) -> bool:
     return better[lever] if lever in better else bool(getattr(recipe, lever) == "off")
 
 
+def recorded_levers(found: Prediction) -> tuple[LeverSaving, ...]:
+    """Of a user's step that was recorded; none where it was not."""
+    if found.recorded is None or found.time is None:
+        return ()
+    saving = _saving(found.workload, found.machine, found.recorded)
+    return best_levers(found.workload.recipe, found.time.wall_ns, saving)
+
+
 def predicted_levers(workload: Workload, machine: Machine, step_ns: float) -> tuple[LeverSaving, ...]:
     """Of a step that is predicted to take so long; none where it cannot be predicted in a moment.
 
@@ -91,20 +100,24 @@ def by_layers(with_layers: Callable[[int], SavingNs], layers: int) -> SavingNs:
     return saving_ns
 
 
-def _saving(workload: Workload, machine: Machine) -> SavingNs:
-    now_ns = _step_ns(workload, machine, {})
+def _saving(workload: Workload, machine: Machine, recorded: RecordedStep | None = None) -> SavingNs:
+    now_ns = _step_ns(workload, machine, {}, recorded)
 
     def saving_ns(levers: dict[str, str]) -> float | None:
-        then_ns = _step_ns(workload, machine, levers)
+        then_ns = _step_ns(workload, machine, levers, recorded)
         return now_ns - then_ns if now_ns is not None and then_ns is not None else None
 
     return saving_ns
 
 
-def _step_ns(workload: Workload, machine: Machine, levers: dict[str, str]) -> float | None:
+def _step_ns(
+    workload: Workload, machine: Machine, levers: dict[str, str], recorded: RecordedStep | None
+) -> float | None:
     try:
-        recipe = recipe_from(msgspec.structs.asdict(workload.recipe) | levers)
-    except FlopwiseError:  # they do not go together
+        changed = msgspec.structs.replace(
+            workload, recipe=recipe_from(msgspec.structs.asdict(workload.recipe) | levers)
+        )
+        found = predict(changed, machine, recorded=recorded) if recorded else predict_quickly(changed, machine)
+    except FlopwiseError:  # they do not go together, or nothing recorded says what comes of them
         return None
-    found = predict_quickly(msgspec.structs.replace(workload, recipe=recipe), machine)
     return found.time.wall_ns if found is not None and found.time is not None else None

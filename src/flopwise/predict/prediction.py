@@ -14,7 +14,7 @@ from flopwise.errors import FlopwiseError
 from flopwise.predict.flops import ModelFlops, model_flops
 from flopwise.predict.fusion import Graph, block_of, compiled_ops, repeated_blocks
 from flopwise.predict.machine import Machine
-from flopwise.predict.recorded.step import RecordedStep, recorded_step, to_record
+from flopwise.predict.recorded.step import RecordedStep, recorded_step, to_record, written_recipe
 from flopwise.predict.shapes.overlap import updates_in_backward
 from flopwise.predict.shapes.step import account_step, check_attention
 from flopwise.predict.step_time import StepLimit, StepTime, step_limit, step_time
@@ -23,7 +23,7 @@ from flopwise.records.memory import StoredPredictions
 from flopwise.records.prediction import MemoryPrediction, PredictedStep
 from flopwise.spec.gpu import PEAK_DTYPES, Gpu
 from flopwise.spec.model import ModelSpec
-from flopwise.spec.workload import Workload
+from flopwise.spec.workload import Workload, varied
 from flopwise.work.operation import ATTENTION, OpWork
 
 _ARCHITECTURES = {
@@ -51,6 +51,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     workload: Workload
     machine: Machine
     step: PredictedStep  # as eager PyTorch runs it
+    recorded: RecordedStep | None = None  # of a user's step as it is written: its levers follow from it
 
     @property
     def ops(self) -> tuple[OpWork, ...]:
@@ -141,9 +142,28 @@ def predict_each(workload: Workload, machines: Sequence[Machine], *, optimizer_b
             check_attention(workload)
         steps = {kind: account_step(workload, gpu, optimizer_bits) for kind, gpu in gpus.items()}
     else:
-        with Worker() as worker:
-            steps = {kind: worker.dry_run(workload, architecture_of(gpu)) for kind, gpu in gpus.items()}
+        return _predict_user_step(workload, machines, gpus)
     return [Prediction(workload=workload, machine=one, step=steps[_kind(one)]) for one in machines]
+
+
+def _predict_user_step(
+    workload: Workload, machines: Sequence[Machine], gpus: dict[str, Gpu | None]
+) -> list[Prediction]:
+    """By a dry run; as it is written and for a GPU also in bf16, from which its levers follow."""
+    asked = [workload]
+    if workload.recipe == written_recipe(workload) and any(one.gpu and not one.is_cpu for one in machines):
+        asked += [varied(workload, precision="bf16")] if workload.recipe.precision != "bf16" else []
+    found = {}
+    with Worker() as worker:
+        for kind, gpu in gpus.items():
+            first, *other = worker.dry_runs(asked, architecture_of(gpu))
+            assert first is not None
+            cast: dict[str, PredictedStep] = {"bf16": other[0]} if other and other[0] is not None else {}
+            found[kind] = first, RecordedStep(as_written=first, cast=cast) if len(asked) > 1 else None
+    return [
+        Prediction(workload=workload, machine=one, step=found[_kind(one)][0], recorded=found[_kind(one)][1])
+        for one in machines
+    ]
 
 
 def record_step(worker: Worker, workload: Workload, gpu: Gpu | None) -> RecordedStep | None:

@@ -44,13 +44,7 @@ def account_screen(a: Account) -> Screen:
 def _time(a: Account, one: GpuAccount, time: StepTime) -> Screen:
     now_ns, (found, best) = a.measured_ns or time.wall_ns, _reached(a, one, time)
     now = Figure(NOW, now_ns, MEASURED if a.measured_ns else PREDICTED, note="as given" if a.measured_ns else "not run")
-    figures: tuple[Figure, ...]
-    if a.flops is not None:
-        figures = (_with_mfu(now, found), *reach_figures(found))
-    else:
-        least = one.limit.seconds * 1e9 if one.limit is not None else None
-        note = "at peak rate or bandwidth"
-        figures = (now, *([Figure(LIMIT, least, SPECIFIED, note=note)] if least is not None else []))
+    figures = (_with_mfu(now, found), *reach_figures(found))
     bound = f", bound by {_BOUND.get(time.bound, time.bound)}" if time.bound else ""
     return Screen(
         title=a.workload.label(),
@@ -75,8 +69,9 @@ def account_reach(a: Account, one: GpuAccount) -> Reach | None:
 def _reached(a: Account, one: GpuAccount, time: StepTime) -> tuple[Reach, list[tuple[LeverSaving, float]]]:
     now_ns = a.measured_ns or time.wall_ns
     scale = now_ns / time.wall_ns if time.wall_ns else 1.0
-    best = [(c, scale * c.saving_ns) for c in predicted_levers(a.workload, machine_with(one.gpu), time.wall_ns)]
-    most = limit(a.flops.total if a.flops else 0.0, a.workload.recipe.compute, one.gpu.name)
+    levers = one.levers or predicted_levers(a.workload, machine_with(one.gpu), time.wall_ns)
+    best = [(c, scale * c.saving_ns) for c in levers]
+    most = limit(one.useful_flops, a.workload.recipe.compute if a.flops else one.compute_dtype, one.gpu.name)
     return after(most, now_ns, [saving_ns for _, saving_ns in best]), best
 
 

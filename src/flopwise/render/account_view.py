@@ -24,7 +24,7 @@ _GROUPS = {
 _TOP = 12  # rows of what is kept for the backward pass
 _SMALL = 1e-3  # of the bytes moved: smaller rows without FLOPs are added up
 _BAR_WIDTH = 40  # characters for the whole memory
-_LIMIT = "least step time: op by op the datasheet's peak or bandwidth, whichever is slower; launches free, L2 unused"
+_LIMIT = "least step time: op by op, none fused, the datasheet's peak or bandwidth, whichever is slower; launches free, L2 unused"
 _AT_LIMIT = (
     "least step time and its MFU: of attention what the causal mask leaves; other MFUs: whole squares, as is usual"
 )

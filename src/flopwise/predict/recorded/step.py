@@ -39,7 +39,7 @@ class RecordedStep(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     def under(self, workload: Workload) -> PredictedStep:
         """The step under the workload's recipe; its memory is that of the step that was recorded."""
-        recipe, written = workload.recipe, _written(workload)
+        recipe, written = workload.recipe, written_recipe(workload)
         step = self._recorded(recipe, written)
         ops: Ops = step.ops
         for lever, (values, change) in _CHANGES.items():
@@ -109,13 +109,13 @@ def to_record(workload: Workload) -> list[Workload]:
     >>> [one.recipe.precision for one in to_record(workload("py:steps:make"))]
     ['fp32', 'bf16', 'bf16-master']
     """
-    written = _written(workload)
+    written = written_recipe(workload)
     first = varied(workload, recipe=written)
     others = {name: also for name, also in CAST.items() if name != written.precision}
     return [first, *(varied(first, precision=name, **also) for name, also in others.items())]
 
 
-def _written(workload: Workload) -> Recipe:
+def written_recipe(workload: Workload) -> Recipe:
     """What the code does by itself: of a user's step as it was seen, of the transformers library's model the defaults."""
     return workload.subject.written if isinstance(workload.subject, UserStep) else Recipe()
 
