@@ -31,7 +31,31 @@ def findings(facts: Facts) -> tuple[Finding, ...]:
         return found
     launches = _of_launches(others) or _of_launches(reported)  # the host would hold up what the others save
     rest = [one for one in others if one not in launches]
-    return ranked(rest, facts, [msgspec.structs.replace(one, enables=True) for one in launches])
+    found = ranked(rest, facts, [msgspec.structs.replace(one, enables=True) for one in launches])
+    return _largest_first(found, facts.step_ns - facts.host_ns)
+
+
+def _largest_first(found: tuple[Finding, ...], room_ns: float) -> tuple[Finding, ...]:
+    """Before the one that the others need goes the largest of them, if the host leaves it room to save more by itself.
+
+    It then saves what there is room for, and the one that it needs the rest: together as much as in the other order.
+    """
+    if len(found) < 2 or not found[0].enables or found[1].enables or found[1].rule in CHANGE_THE_WORK:
+        return found
+    needed, largest = found[0], found[1]
+    all_ns = largest.counted_ns or 0.0
+    alone_ns = min(all_ns, room_ns)
+    if alone_ns <= (needed.counted_ns or 0.0):
+        return found
+    held_ns = all_ns - alone_ns
+    why = f"; {units.duration(held_ns)} that '{largest.title}' saves only with it" if held_ns else ""
+    both = (
+        msgspec.structs.replace(largest, counted_ns=alone_ns),
+        msgspec.structs.replace(
+            needed, counted_ns=(needed.counted_ns or 0.0) + held_ns, arithmetic=needed.arithmetic + why
+        ),
+    )
+    return (*both, *found[2:])
 
 
 def _reported(facts: Facts) -> list[Finding]:
