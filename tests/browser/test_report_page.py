@@ -33,7 +33,7 @@ def test_it_is_whole_without_a_network(opened, page_file):
     page, heard = opened(page_file)
     all_drawn(page)
     assert (heard.requests, heard.errors, heard.console) == ([], [], [])
-    assert page.locator("h1").inner_text().split("\n")[1].startswith("GPU-bound: the GPU is busy 92")
+    assert page.locator("h1").inner_text().split("\n")[1].startswith("GPU-bound: the GPU is busy 93")
     charts = [one.get_attribute("data-chart") for one in page.locator("[data-chart]").all()]
     assert charts == ["waterfall", "gpu-time", "timeline", "roofline"]
     for name in charts:

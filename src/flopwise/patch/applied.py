@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from flopwise.patch.levers import AUTOCAST, BACKENDS, MODULE_LEVERS, PatchedMode
 from flopwise.spec.recipe import Recipe
 
 _HALF = (torch.bfloat16, torch.float16)
+_APPLIED: "WeakSet[nn.Module]" = WeakSet()  # models that have a recipe on: a second would take its own work for theirs
 
 
 class Applied:
@@ -26,7 +28,14 @@ class Applied:
         self._model = PatchedModel(models, optimizers, {})
         self._refused: list[str] = []
         self._wants_graph = False
+        self._calls: list[bool] = []  # whether a model's own forward was called
+        if any(model in _APPLIED for model in models):
+            hint = "put all levers into one recipe, or call .undo() of what the first call returned"
+            raise FlopwiseError("this model has a recipe on already: flopwise.apply was called before", hint)
         self._install(models, optimizers, levers)
+        for model in models:
+            _APPLIED.add(model)
+            self._model.patched.on_undo(lambda model=model: _APPLIED.discard(model))  # type: ignore[misc]
 
     @property
     def done(self) -> list[str]:
@@ -79,6 +88,8 @@ class Applied:
         self._wants_graph = levers.get("graph") == "on"
         for model in models:
             self._surround(model, levers)
+        if optimizers and (levers.get("precision") in AUTOCAST or levers.get("attention") in BACKENDS):
+            self._look_for_calls(" or ".join(dict.fromkeys(type(model).__name__ for model in models)), optimizers[0])
         if levers.get("precision") == "tf32":
             apply_fp32_matmul(Recipe(precision="tf32"))
         self._compile_in_time(optimizers)
@@ -100,7 +111,11 @@ class Applied:
             return
         original, kind = model.forward, next((p.device.type for p in model.parameters()), "cpu")
 
+        calls = self._calls
+
         def forward(*args: Any, **kwargs: Any) -> Any:
+            if not calls:
+                calls.append(True)
             with ExitStack() as stack:
                 if dtype is not None:
                     stack.enter_context(torch.autocast(kind, dtype=dtype))
@@ -114,6 +129,19 @@ class Applied:
             self._model.patched.done.append(f"precision: forward under autocast to {str(dtype).removeprefix('torch.')}")
         if backend is not None:
             self._model.patched.done.append(f"attention: {levers['attention']}")
+
+    def _look_for_calls(self, name: str, optimizer: Optimizer) -> None:
+        """After the first step: what stands around a model's forward has done nothing where the step calls something else."""
+
+        def look(*_: Any) -> None:
+            hook.remove()
+            if not self._calls:
+                why = f"precision, attention: the step calls parts or methods of {name}, not it, and so runs without autocast"
+                self._refused.append(f"{why}: write torch.autocast around your loss")
+                sys.stderr.write(f"flopwise: not done: {self._refused[-1]}\n")
+
+        hook = optimizer.register_step_post_hook(look)
+        self._model.patched.on_undo(hook.remove)
 
     def _compile_in_time(self, optimizers: Sequence[Optimizer]) -> None:
         """At once; or after the first step, where replaced modules are compared with the originals in it."""

@@ -73,7 +73,7 @@ def _forward(original: Forward, kind: Kind, patched: Patched) -> Forward:
     checked: list[bool] = []
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if not checked and can_check():
+        if not checked and can_check() and not _caches(args, kwargs):
             checked.append(True)
             eager = [config for config in _configs(self) if getattr(config, SETTING) == EAGER]
             if _agrees(self, eager, kind, lambda: original(self, *args, **kwargs)):
@@ -85,6 +85,12 @@ def _forward(original: Forward, kind: Kind, patched: Patched) -> Forward:
         return original(self, *args, **kwargs)
 
     return forward
+
+
+def _caches(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a key/value cache is given: every call would add to it, those of a check as well."""
+    given = any(hasattr(one, "get_seq_length") for one in (*args, *kwargs.values()))
+    return given or any("past" in name and value is not None for name, value in kwargs.items())
 
 
 @contextmanager

@@ -90,8 +90,8 @@ class Kind:
 
 
 def can_check() -> bool:
-    """Whether a result may be read here and now."""
-    if torch.compiler.is_compiling():
+    """Whether a result may be read here and now, and gradients be had of it."""
+    if torch.compiler.is_compiling() or torch.is_inference_mode_enabled():
         return False
     return not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
 

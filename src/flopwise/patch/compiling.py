@@ -36,7 +36,8 @@ def stop_caching(roots: Sequence[nn.Module], patched: Patched) -> None:
     for config in configs.values():
         patched.set(config, "use_cache", False)
     if configs:
-        patched.done.append("cache: no key/value cache (config.use_cache = False), as training needs none")
+        told = "cache: no key/value cache (config.use_cache = False), as training needs none; without one, transformers reads"
+        patched.done.append(f"{told} position_ids that begin again as packed sequences")
 
 
 def _caching(module: nn.Module) -> Any:

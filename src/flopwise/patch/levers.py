@@ -56,8 +56,9 @@ class PatchedModel:
                 _ORDER[lever](self)
             except FlopwiseError as error:
                 problems.append(Unsupported(error.message, error.hint, (lever,)))
+        if not {"compile", "graph", "checkpoint"}.isdisjoint(self.levers):
+            stop_caching(self.roots, self.patched)  # what is computed again would be cached again
         if "compile" in self.levers or "graph" in self.levers:
-            stop_caching(self.roots, self.patched)
             self._remembers_masks = keep_masks_away(self.roots, self.patched)
         for root in self.roots:
             let_copies_be_originals(root, self.exact_weight, self.patched)

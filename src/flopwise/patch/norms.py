@@ -131,6 +131,8 @@ def _forms(module: nn.Module, names: list[str], one_kernel: bool) -> Iterator[Fo
     orders = (
         [("", "")] if not names else [(names[0], "")] if len(names) == 1 else [tuple(names), tuple(reversed(names))]
     )
+    if vars(module).get("eps", 0.0) is None:  # torch.nn.RMSNorm's default
+        kept.append(torch.finfo(torch.float32).eps)
     for eps in dict.fromkeys((*kept, *USUAL_EPS)):
         for weight, bias in orders:
             for offset in (0.0, 1.0) if weight else (0.0,):

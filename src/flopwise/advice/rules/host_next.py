@@ -2,7 +2,7 @@
 
 Looks for: a step not captured in a graph whose host is busy for longer than the step would take with all other changes made.
 Saving: of its own only the idle time by late launches. What the others save is saved with this change alone, so it is listed
-before them; but after the largest, if the host leaves that room to save more by itself, and then with what the host held up of it.
+before them; but after the largest, if the host leaves that room to save more by itself: with what the host held up of it.
 Fix: capture the step in a CUDA graph, or compile it with `mode="reduce-overhead"`.
 """
 
