@@ -6,7 +6,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import textwrap
 
 import pytest
 
@@ -16,29 +15,7 @@ from flopwise.api.watch import Watch, watch
 from flopwise.cli.main import main
 from flopwise.errors import FlopwiseError
 from flopwise.store import find, list_runs, reference
-
-LOOP = """
-import os, signal, sys, torch
-from torch import nn
-model = nn.Linear(4, 4)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-def step():
-    model(torch.ones(1, 4)).sum().backward()
-    optimizer.step()
-"""
-
-
-@pytest.fixture
-def script(tmp_path, monkeypatch):
-    """Write a script after LOOP; its path."""
-    monkeypatch.setenv("FLOPWISE_RUNS", str(tmp_path / "runs"))
-
-    def write(text):
-        path = tmp_path / "train.py"
-        path.write_text(LOOP + textwrap.dedent(text))
-        return str(path)
-
-    return write
+from loop_script import LOOP
 
 
 def flopwise(*words):

@@ -13,30 +13,7 @@ from flopwise.api.watch import watch
 from flopwise.capture.loop.script import Program, after_import
 from flopwise.errors import FlopwiseError
 from flopwise.store import find, list_runs
-
-LOOP = """
-import sys, torch
-from torch import nn
-model = nn.Linear(4, 4)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-def step():
-    model(torch.ones(1, 4)).sum().backward()
-    optimizer.step()
-"""
-
-
-@pytest.fixture
-def script(tmp_path, monkeypatch):
-    """Write a script after LOOP; its path."""
-    monkeypatch.setenv("FLOPWISE_RUNS", str(tmp_path / "runs"))
-
-    def write(text, name="train.py", loop=LOOP):
-        path = tmp_path / name
-        path.parent.mkdir(exist_ok=True, parents=True)
-        path.write_text(loop + textwrap.dedent(text))
-        return str(path)
-
-    return write
+from loop_script import LOOP
 
 
 def test_a_script_is_ended_politely_and_its_run_stored(script, capsys):

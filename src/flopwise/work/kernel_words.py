@@ -1,8 +1,8 @@
 """Words in the names of kernels, and what class of work they tell: from V100 to B200, from MI210 to MI355X.
 
 A table is read from top to bottom; the first row with a word in the name decides. Names are lower-case, and any number in them
-is written 0. `tests/work/kernel_classes.tsv` holds names of every library, each with its class and the reason. Choices that could
-have been otherwise:
+is written 0. `kernel_classes.tsv`, beside the tests, holds names of every library, each with its class and the reason. Choices
+that could have been otherwise:
 - a convolution is 'matmul', with the helpers of its library; so is a product with an epilogue, whatever the epilogue does;
 - a log-softmax is 'loss': language models compute it for the cross-entropy and hardly anywhere else;
 - linear attention and state-space scans are 'attention';
