@@ -40,8 +40,9 @@ def command(target: tuple[str, ...], against: str | None, timings: str | None, p
     The answer is one screen: the verdict; the step now, reachable (with all changes found that leave the training as it is)
     and at its limit; where the time goes; the changes worth most. --full has every finding with its arithmetic, GPU time by
     phase, class and module, and the top kernels; of a trace without GPU work, the CPU's time by phase, module and op.
-    TARGET is a run with a trace (`flopwise profile`), or a file: .json, .json.gz from PyTorch; .sqlite, .sqlite.gz,
-    .nsys-rep from Nsight Systems. Several targets give a line each. -o FILE.svg, .png or .html draws the waterfall of one.
+    TARGET is a run with a trace (`flopwise profile`), or a file: .json, .json.gz from PyTorch or rocprofv3; .sqlite,
+    .sqlite.gz, .nsys-rep from Nsight Systems. Several targets give a line each. -o FILE.svg, .png or .html draws the
+    waterfall of one.
     """
     if against is not None and len(target) != 1:
         hint = "for example: flopwise explain after.json --against before.json"

@@ -32,6 +32,7 @@ _ARCHITECTURES = {
     "8.9": "ada",
     "9.0": "hopper",
     "10.0": "blackwell",
+    "10.3": "blackwell",
     "12.0": "blackwell-rtx",
 }
 _SHALLOW = (4, 6)  # depths from which the peaks of deeper models are extrapolated

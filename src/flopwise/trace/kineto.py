@@ -19,12 +19,14 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from flopwise.errors import FlopwiseError
+from flopwise import units
+from flopwise.errors import FlopwiseError, one_line
 from flopwise.records.note import Note, counted
+from flopwise.spec.gpu import find_gpu, gpu_of_size
 from flopwise.trace.call_names import is_kept
 from flopwise.trace.columns import among, first_rows, launching, shaped_tables
 from flopwise.trace.kineto_columns import EventColumns, NeedsExactTimes
-from flopwise.trace.kineto_stream import EventStream
+from flopwise.trace.kineto_stream import EventStream, beginning
 from flopwise.trace.op_inputs import op_inputs, sizes_of_inputs
 from flopwise.trace.op_shapes import sized_ops
 from flopwise.trace.tables import ANNOTATION, GRAPH_RUNS, MODULE, NO_ID, STEP, Trace
@@ -35,6 +37,9 @@ _SYNC = re.compile(
     r"(?:cuda|cu|hip)(?:Device|Stream|Event|Ctx|Thread)Synchronize"
     r"|(?:cuda|cu|hip)Memcpy(?!.*(?:Async|DtoD|Peer))"  # without Async the host waits, except between devices
 )
+# How XLA's profiler, which JAX and TensorFlow use, names processes, and what it says of a kernel.
+_XLA = re.compile(rb'"/(?:device:(?:GPU|TPU|CUSTOM):|host:(?:CPU|metadata))|"hlo_(?:module|op)"')
+_SEARCHED_BYTES = 4 << 20
 _VOTERS = 20_000  # backward nodes, evenly spread, that decide which thread their forward ops ran on
 _BACKWARD = re.compile(r"autograd::engine::evaluate_function")
 _STEP = re.compile(r"ProfilerStep#")
@@ -68,11 +73,7 @@ def _read(path: Path, exact: bool) -> Trace:
 
 
 def _trace(columns: EventColumns, stream: EventStream) -> Trace:
-    if columns.empty():
-        n = columns.events
-        content = f"none of its {n:,} events is a PyTorch op, kernel or range" if n else "no events"
-        hint = "capture with torch.profiler, then export_chrome_trace"
-        raise FlopwiseError(f"{stream.path} is not a PyTorch trace: {content}", hint)
+    _refuse_others(columns, stream.path)
     names = tuple(columns.names)
     ops = _with_backward(columns.take("ops"), names)
     annotations, modules, calls = (columns.take(table) for table in ("annotations", "modules", "calls"))
@@ -85,6 +86,7 @@ def _trace(columns: EventColumns, stream: EventStream) -> Trace:
         ops = ops.filter(~is_step)
     annotations = pl.concat([annotations, steps_among_ops.select(annotations.columns)])
     inputs = columns.inputs.texts()
+    gpu, gpu_notes = _gpu(stream)
     shape, shapes = sizes_of_inputs(ops, names, inputs)
     tables = {
         "kernels": kernels,
@@ -108,9 +110,25 @@ def _trace(columns: EventColumns, stream: EventStream) -> Trace:
         op_inputs=op_inputs(ops["inputs"]),
         inputs=inputs,
         python_calls=columns.python_calls,
-        gpu=_gpu_name(stream),
-        notes=_notes(columns, stream, kernels, copies),
+        gpu=gpu,
+        notes=(*_notes(columns, stream, kernels, copies), *gpu_notes),
     )
+
+
+def _refuse_others(columns: EventColumns, path: Path) -> None:
+    """A trace of another framework, of an accelerator that is no GPU, or of nothing."""
+    if any(category.startswith("mtia_") for category in columns.others) and not columns.count("kernels"):
+        hint = "flopwise knows NVIDIA's and AMD's GPUs, and the CPU"
+        raise FlopwiseError(f"{path} is a trace of Meta's MTIA accelerator, whose work flopwise does not know", hint)
+    if not columns.empty():
+        return
+    if _XLA.search(beginning(path, _SEARCHED_BYTES)):
+        hint = "flopwise reads what nsys profile records of the same program (GPU); XProf reads this file"
+        raise FlopwiseError(f"{path} is a profile of JAX or TensorFlow (XLA), not of PyTorch", hint)
+    n = columns.events
+    content = f"none of its {n:,} events is a PyTorch op, kernel or range" if n else "no events"
+    hint = "capture with torch.profiler, then export_chrome_trace"
+    raise FlopwiseError(f"{path} is not a PyTorch trace: {content}", hint)
 
 
 def _named(names: tuple[str, ...], pattern: re.Pattern[str]) -> pl.Expr:
@@ -158,13 +176,25 @@ def _ranges(annotations: pl.DataFrame, modules: pl.DataFrame, is_step: pl.Expr, 
     return ranges.sort("start_ns", "end_ns", descending=[False, True], maintain_order=True)
 
 
-def _gpu_name(stream: EventStream) -> str:
+def _gpu(stream: EventStream) -> tuple[str, tuple[Note, ...]]:
+    """The first device's name; where it has none, or one that no GPU is known by, what its size tells."""
     try:
         devices = msgspec.json.decode(stream.metadata.get("deviceProperties", b"[]"), type=list[dict[str, Any]])
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return ""
-    name = devices[0].get("name") if devices else None
-    return name if isinstance(name, str) else ""
+        return "", ()
+    device = devices[0] if devices else {}
+    named = device.get("name")
+    name = named if isinstance(named, str) else ""
+    sms, memory, warp = (device.get(key) for key in ("numSms", "totalGlobalMem", "warpSize"))
+    if find_gpu(name) is not None or not isinstance(sms, int) or not isinstance(memory, int):
+        return name, ()
+    capability = f"{device.get('computeMajor')}.{device.get('computeMinor')}" if warp == 32 else ""
+    known = gpu_of_size(sms, memory, capability)
+    if known is None:
+        return name, ()
+    called = f"calls its GPU '{one_line(name)}'" if name else "does not name its GPU"
+    size = f"{sms} {'SMs' if warp == 32 else 'compute units'} and {units.size(memory)}"
+    return known.title, (Note("gpu_by_size", f"the trace {called}; by its {size} it is taken for {known.title}"),)
 
 
 def _notes(columns: EventColumns, stream: EventStream, kernels: pl.DataFrame, copies: pl.DataFrame) -> tuple[Note, ...]:

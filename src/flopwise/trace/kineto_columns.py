@@ -52,6 +52,7 @@ _FOREIGN = re.compile(
     r"(?:^|/)(?:torch|importlib|multiprocessing|flopwise/capture|site-packages|dist-packages|python3\.\d+)/"
     r"|^<|^(?:abc|contextlib|copy|enum|functools|runpy|threading|typing|warnings|weakref)\.py\("
 )
+_MOST_OTHERS = 1000
 _BATCH_BYTES = 2 << 20  # of records, before their columns are taken out
 
 LARGEST_START_NS = 1 << 61  # the year 2043 of the Unix epoch; starts and durations below these sum within 64 bits
@@ -84,6 +85,7 @@ class EventColumns:
         self.earliest_ns = LARGEST_START_NS
         self.unusable = 0
         self.incomplete = 0
+        self.others: set[str] = set()  # categories that are not read
         self._exact = exact
         self._texts = _Numbers()
         self._records = {table: _record(table, exact) for table in _ARGS_OF}
@@ -112,6 +114,8 @@ class EventColumns:
                 alike = [event for event in alike if event.name.startswith(_MODULE)]
             if table is not None:
                 self._add(table, alike)
+            elif len(self.others) < _MOST_OTHERS:
+                self.others.add(category)
 
     def _joined_halves(self, events: Events) -> Events:
         halves = [event for event in events if event.ph in (BEGIN, END)]
@@ -199,6 +203,10 @@ class EventColumns:
                 part[name] = np.where(rows[name] > 0, rows[name], NO_ID)
         for name, growing in self._columns[table].items():
             growing.append(part[name])
+
+    def count(self, table: str) -> int:
+        """Rows of a table so far."""
+        return self._size[table] // self._records[table].itemsize + len(self._columns[table]["name"])
 
     def empty(self) -> bool:
         for table, size in self._size.items():

@@ -88,7 +88,7 @@ _RAW_EVENTS = msgspec.json.Decoder(list[msgspec.Raw])
 _LOOSE_EVENT = msgspec.json.Decoder(_LooseEvent)
 
 
-class _Bytes:
+class FileBytes:
     """The file's bytes, unpacked if gzip; every failure is a FlopwiseError, and a gzip bomb is refused."""
 
     def __init__(self, path: Path) -> None:
@@ -126,6 +126,15 @@ class _Bytes:
         self._raw.close()
 
 
+def beginning(path: Path, size: int) -> bytes:
+    """The first bytes of a file, unpacked if gzip."""
+    file = FileBytes(path)
+    try:
+        return file.read(size)
+    finally:
+        file.close()
+
+
 class EventStream:
     """Iterate once over the lists of events of a file; then `metadata` holds the other keys and `dropped` what was not usable."""
 
@@ -134,7 +143,7 @@ class EventStream:
         self.metadata: dict[str, bytes] = {}
         self.notes: list[Note] = []
         self.dropped = 0
-        self._bytes = _Bytes(path)
+        self._bytes = FileBytes(path)
         self._decoder: msgspec.json.Decoder[list[Event[Any]]]
         self._decoder = msgspec.json.Decoder(list[Event[msgspec.Raw]] if exact else list[Event[float]])
         self._event_decoder: msgspec.json.Decoder[Event[Any]]

@@ -1,14 +1,21 @@
-"""Reads any trace file, by its suffix: PyTorch's (Kineto) JSON or an Nsight Systems export."""
+"""Reads any trace file, by its suffix: PyTorch's (Kineto) or rocprofv3's JSON, or an Nsight Systems export."""
 
 from pathlib import Path
 
 from flopwise.errors import FlopwiseError
 from flopwise.trace.kineto import read_kineto
 from flopwise.trace.nsys import read_nsys
+from flopwise.trace.rocprof import is_rocprof, read_rocprof
 from flopwise.trace.tables import Trace
 
 _KINETO = (".json", ".json.gz")
 _NSYS = (".sqlite", ".sqlite.gz", ".nsys-rep")
+_OTHERS = {  # suffixes of what others write, and how flopwise gets the same
+    ".pftrace": "of rocprofv3? record it with --output-format json, which flopwise reads",
+    ".db": "of rocprofv3? record it with --output-format json, which flopwise reads",
+    ".qdrep": "of an old Nsight Systems? nsys export --type sqlite makes a file that flopwise reads",
+    ".pb": "of JAX or TensorFlow? flopwise reads what nsys profile records of such a program",
+}
 
 
 def is_trace_file(path: Path) -> bool:
@@ -21,11 +28,11 @@ def is_trace_file(path: Path) -> bool:
 
 
 def read_trace(path: str | Path) -> Trace:
-    """Read a trace; the suffix decides which kind."""
+    """Read a trace; the suffix decides which kind, of JSON how it begins."""
     path = Path(path)
     name = path.name.lower()
     if name.endswith(_KINETO):
-        return read_kineto(path)
+        return read_rocprof(path) if is_rocprof(path) else read_kineto(path)
     if name.endswith(_NSYS):
         return read_nsys(path)
     raise unknown_suffix(path)
@@ -38,4 +45,5 @@ def unknown_suffix(path: Path) -> FlopwiseError:
     "k.txt is not a trace: its suffix is '.txt'"
     """
     problem = f"its suffix is '{path.suffix}'" if path.suffix else "it has no suffix"
-    return FlopwiseError(f"{path} is not a trace: {problem}", f"traces end in {', '.join(_KINETO + _NSYS)}")
+    hint = _OTHERS.get(path.suffix.lower(), f"traces end in {', '.join(_KINETO + _NSYS)}")
+    return FlopwiseError(f"{path} is not a trace: {problem}", hint)

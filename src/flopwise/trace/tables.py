@@ -60,7 +60,7 @@ TABLES: dict[str, dict[str, Any]] = {
 class Trace:
     """The content of a trace file. Every table is sorted by `start_ns`; durations are never negative."""
 
-    source: str  # 'kineto' or 'nsys'
+    source: str  # 'kineto', 'nsys' or 'rocprof'
     path: str
     names: tuple[str, ...]
     kernels: pl.DataFrame

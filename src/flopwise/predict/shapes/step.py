@@ -238,7 +238,7 @@ def workspace_bytes(gpu: Gpu | None) -> int:
     >>> workspace_bytes(None) // 2**20
     32
     """
-    if gpu is not None and gpu.name == "mi300x":
+    if gpu is not None and gpu.name in ("mi300x", "mi300a", "mi325x"):
         return 128 * _MIB
     return 32 * _MIB if gpu is None or _major(gpu) == 9 else 4096 * 2 * 1024 + 16 * 8 * 1024
 
