@@ -236,7 +236,7 @@ class Generator:
         if o.leak_bytes:
             self.alloc(o.leak_bytes, "activations", forward(0, 77))
         logits = 4 * o.batch * o.context * o.vocab
-        saved.append(self.alloc(logits, "activations", forward(0, 90, *LINEAR)))
+        saved.append(self.alloc(logits, "logits", forward(0, 90, *LINEAR)))
         saved.append(self.alloc(logits, "logits", LOSS))
         saved.append(self.alloc(512, "logits", LOSS))
         return saved
@@ -338,7 +338,7 @@ def snapshot(generator: Generator) -> dict[str, Any]:
 
 def truth(generator: Generator) -> Truth:
     """As the snapshot can show it: a freed block's size is its request rounded up; of what lies before a cut and is freed
-    after it the stack is lost, and with it the owner."""
+    after it the stack is lost, and with it the owner, save for gradients: their sizes are those of the parameters."""
     total = len(generator.events)
     cut = max(total - (generator.options.keep or total), 0)
     found = []
@@ -353,7 +353,7 @@ def truth(generator: Generator) -> Truth:
                 end=total - cut if lives else p.end - cut,
                 requested=p.requested,
                 block=p.block if lives else size,
-                owner="unknown" if before and not lives else p.owner,
+                owner="unknown" if before and not lives and p.owner != "gradients" else p.owner,
                 address=p.address,
                 stack=p.stack,
             )

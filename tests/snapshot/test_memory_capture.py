@@ -92,6 +92,13 @@ def test_temporary_bytes_by_op_add_up_and_name_the_copies_of_autocast(tmp_path):
     assert predicted_report(dry_run(work, "cpu"), work).devices[0].temporary == found.temporary
 
 
+def test_logits_are_what_the_head_makes_also_where_the_mlp_is_as_wide_as_the_vocabulary():
+    alike, apart = (dry_run(workload("tiny", set={"n_layers": 2, "vocab": vocab}, context=32)) for vocab in (192, 256))
+    logits = [max(run.live["logits"]) for run in (alike, apart)]
+    assert logits[0] * 256 == pytest.approx(logits[1] * 192, rel=0.01)
+    assert {t.module for t in alike.saved if t.owner == "activations" and t.shape[-1:] == (192,)} > {"blocks.0.mlp.up"}
+
+
 def test_the_recording_is_the_dry_run_of_the_same_device_to_the_byte(tiny, tmp_path):
     assert as_predicted(*tiny[2:])
     options = {"checkpoint": 1, "loss": "chunked", "optimizer": "fused", "norm": "eager", "attention": "sdpa"}

@@ -81,7 +81,7 @@ def test_what_only_its_size_tells_is_not_called_known():
     raw, truth = made(steps=2)
     device = report(snapshot_of(raw)).devices[0]
     flowing = next(p.block for p in truth.pieces if p.owner == "logits" and p.requested > 512)
-    assert device.guessed_share == pytest.approx(flowing / device.peak.allocated_bytes)
+    assert device.guessed_share == pytest.approx(2 * flowing / device.peak.allocated_bytes)
     frames = [{"filename": "/me/gpt.py", "line": 3, "name": "forward"}]
     block = {"size": 2**25, "requested_size": 2**25, "state": "active_allocated", "address": 512, "frames": frames}
     segment = {"device": 0, "address": 512, "total_size": 2**25, "stream": 0, "blocks": [block]}

@@ -14,17 +14,19 @@ from flopwise.errors import Failed, FlopwiseError, Interrupted
 from flopwise.predict.fit import memory_levers, too_large
 from flopwise.predict.machine import gpu_of
 from flopwise.predict.prediction import architecture_of, memory_from_shapes, predict_memory
+from flopwise.predict.shapes.network import weight_shapes
 from flopwise.records.events import MemoryRequest
 from flopwise.records.memory import STACKS, StoredPredictions, predictions_path, write_whole
 from flopwise.records.run import INTERRUPTED, OK
 from flopwise.snapshot.answers import MemoryReport
+from flopwise.snapshot.before import Sizes, element_counts
 from flopwise.snapshot.predicted import predicted_report
 from flopwise.snapshot.read import read_snapshot
 from flopwise.snapshot.report import report
 from flopwise.snapshot.stored import stored_report
 from flopwise.spec import fields
 from flopwise.spec.gpu import gpu as gpu_named
-from flopwise.spec.model import preset_names
+from flopwise.spec.model import ModelSpec, preset_names
 from flopwise.spec.user_step import is_user_step
 from flopwise.spec.workload import Sampling, Trial, Workload, workload
 from flopwise.store import Run, StoredRun, check_tag, find, runs_root
@@ -44,6 +46,7 @@ def memory(
     stacks: bool = False,
     predict: bool = False,
     gpu: str = "",
+    model: str = "",
     timeout: float = 900.0,
     tag: str = "",
     runs: str | Path | None = None,
@@ -54,7 +57,8 @@ def memory(
     """Answer for a workload, which is run and recorded; for a run of `memory`; or for a snapshot file.
 
     `options` are the workload's size, phase and levers, as for `bench`. `record`: the stacks that are recorded (python,
-    all, off); `stacks`: whole ones in the answer. With `predict` nothing is run: the answers are a dry run's, for `gpu`.
+    all, off); `stacks`: whole ones in the answer. `model`, of a snapshot: what was allocated before the recording is
+    compared with its parameters' sizes. With `predict` nothing is run: the answers are a dry run's, for `gpu`.
 
     >>> flopwise.memory("tiny", device="cpu").devices[0].peak.owners     # doctest: +SKIP
     {'activations': 6219776, 'attention scores': 4227072, …}
@@ -72,7 +76,11 @@ def memory(
     if asked_for is None:
         if options:
             raise FlopwiseError(f"{next(iter(options))} means nothing to '{target}', which is no workload", "omit it")
-        return _recorded(target, stacks, runs)
+        return _recorded(target, stacks, runs, model)
+    if model:
+        raise FlopwiseError(
+            "model is for a snapshot's file", "for example: flopwise memory snapshot.pickle --model gpt2"
+        )
     if tag:
         check_tag(tag)  # before anything is run
     root = runs_root(runs)
@@ -105,13 +113,13 @@ def _workload(target: object, options: dict[str, Any]) -> Workload | None:
     return None
 
 
-def _recorded(target: object, stacks: bool, runs: str | Path | None) -> MemoryReport:
+def _recorded(target: object, stacks: bool, runs: str | Path | None, model: str) -> MemoryReport:
     """Of a run, or of a snapshot's file."""
     if isinstance(target, StoredRun):
         return stored_report(target, stacks)
     path = Path(str(target)).expanduser()
     if os.path.isfile(path) or path.name.lower().endswith(SUFFIXES):
-        return report(read_snapshot(path), stacks)
+        return report(read_snapshot(path), stacks, models=_parameter_sizes(model) if model else ())
     try:
         place = find(str(target), runs_root(runs))
     except FlopwiseError as error:
@@ -119,6 +127,15 @@ def _recorded(target: object, stacks: bool, runs: str | Path | None) -> MemoryRe
             f"'{target}' is no workload, no snapshot and no run", f"{error.hint}; presets: {', '.join(preset_names())}"
         ) from None
     return stored_report(StoredRun.load(place), stacks)
+
+
+def _parameter_sizes(model: str) -> list[Sizes]:
+    """The sizes of a model's parameters, in each way it may hold them: projections apart or joined."""
+    asked_for = workload(model)
+    if isinstance(asked_for.subject, ModelSpec):
+        return [element_counts(weight_shapes(asked_for.subject, how).values()) for how in ("separate", "fused")]
+    with Worker() as worker:
+        return [element_counts(one.shape for one in worker.dry_run(asked_for, architecture_of(None)).weights)]
 
 
 def capture(

@@ -18,6 +18,10 @@ from flopwise.render.progress import TerminalProgress
 _DEVICE = "Where to run. Of a snapshot: which GPU; by default, the one with the highest peak."
 _STACKS = "Which stacks are recorded (default: python; all: on a GPU C++ too); JSON then has whole stacks, not only your frames."
 
+_MODEL = (
+    "Of a snapshot: the model that ran; what was allocated before the recording is compared with its parameters' sizes."
+)
+
 
 @click.command("memory")
 @click.argument("target")
@@ -27,6 +31,7 @@ _STACKS = "Which stacks are recorded (default: python; all: on a GPU C++ too); J
 @click.option("--stacks", is_flag=False, flag_value="python", metavar="python|all|off", help=_STACKS)
 @click.option("--predict", "--dry", is_flag=True, help="Run nothing: predict it on fake tensors, for any size and GPU.")
 @click.option("--gpu", default="", metavar="NAME", help="With --predict: h200, h100, a100, …, cpu.")
+@click.option("--model", default="", metavar="NAME|hf:PATH|FILE:FACTORY", help=_MODEL)
 @click.option("--timeout", type=float, default=900.0, show_default=True, help="Seconds until it is stopped.")
 @options.tag_option
 @options.run_options

@@ -15,18 +15,23 @@
 
 Guessed from the size alone, and counted as such:
 
-    backward                 within it, as large as the logits or    logits, attention scores: the gradients of those
-                             as attention's scores
+    forward                  the last matmul's before the loss, as   logits: the head made them
+                             large as what the loss makes
+    backward                 within it, as large as the logits or    logits, attention scores: the gradients of those, unless
+                             as attention's scores                   other tensors of forward have this size
     anywhere                 to the end, as large as cuBLAS takes    workspace
+    before the recording     –                                       see before.py
 
 A label from the program (user metadata `flopwise.owner:NAME`, a profiler's category) overrides all of it.
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from flopwise.snapshot.before import Before, Sizes
 from flopwise.snapshot.phases import BACKWARD, DATA, FORWARD, LOSS, NONE, OPTIMIZER, RECOMPUTE, SETUP, Phases
 from flopwise.snapshot.snapshot import BEFORE, NO_STACK, DeviceHistory, Flags, Ints, Snapshot
 from flopwise.snapshot.steps import Steps
@@ -50,6 +55,7 @@ _BY_LABEL = {_OWNER_LABEL + owner: code for code, owner in enumerate(OWNERS)} | 
 }
 _WORKSPACES = re.compile(r"cublas|cudablas|workspace", re.IGNORECASE)
 _ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)
+_MATMUL = re.compile(r"linear|matmul|einsum|(?:^|_)head|logits", re.IGNORECASE)
 _SOFTMAX = re.compile(r"softmax", re.IGNORECASE)
 # What PyTorch takes for cuBLAS on Hopper, and before it (:4096:2:16:8), unless CUBLAS_WORKSPACE_CONFIG says otherwise.
 _CUBLAS_BYTES = (32 * 2**20, (2 * 4096 + 8 * 16) * 2**10)
@@ -64,8 +70,15 @@ class Ownership:
     guessed: Flags
 
 
-def owners(snapshot: Snapshot, device: DeviceHistory, by_stack: Ints, phases: Phases, steps: Steps) -> Ownership:
-    """The owner of every allocation of a device."""
+def owners(
+    snapshot: Snapshot,
+    device: DeviceHistory,
+    by_stack: Ints,
+    phases: Phases,
+    steps: Steps,
+    models: Sequence[Sizes] = (),
+) -> Ownership:
+    """The owner of every allocation of a device; `models`: the ways a given model may hold its parameters."""
     table, last = device.allocations, device.events
     start, end, stack, requested = (table[name].to_numpy() for name in ("start", "end", "stack", "requested_bytes"))
     recorded, stays = start != BEFORE, end >= last
@@ -91,21 +104,40 @@ def owners(snapshot: Snapshot, device: DeviceHistory, by_stack: Ints, phases: Ph
     _undecided_at_the_end(owner, requested, phases, start, stays & (made == BACKWARD))
     owner[_mentions(snapshot, _WORKSPACES)[stack]] = _WORKSPACE
     passing = (made == BACKWARD) & recorded & same_pass
-    sized = _by_size(owner, requested, made, passing, stays & (made != OPTIMIZER) & (made != SETUP))
+    heads = _heads_output(requested, made, start, phases, _mentions(snapshot, _MATMUL)[stack] & recorded)
+    sized = _by_size(owner, requested, made, passing, heads)
+    sized[stays & (made != OPTIMIZER) & (made != SETUP) & np.isin(requested, _CUBLAS_BYTES)] = _WORKSPACE
+    sized = Before(OWNERS, sized, start, end, requested, phases).split(models)
     labelled = np.array([_BY_LABEL.get(label, -1) for label in snapshot.hints])[table["hint"].to_numpy()]
     return Ownership(np.where(labelled >= 0, labelled, sized), (labelled < 0) & (sized != owner))
 
 
-def _by_size(owner: Ints, requested: Ints, made: Ints, passing: Flags, stays: Flags) -> Ints:
-    """The owners with those that follow from the size: of backward's `passing` tensors, and of what `stays` to the end."""
+def _by_size(owner: Ints, requested: Ints, made: Ints, passing: Flags, heads: Flags) -> Ints:
+    """The owners with those that follow from the size: of what `heads` made, and of backward's `passing` tensors."""
     sized = owner.copy()
     scores = np.setdiff1d(requested[owner == _SCORES], requested[owner == _ACTIVATIONS])
     sized[passing & np.isin(requested, scores) & (requested >= _SMALLEST)] = _SCORES
+    sized[heads] = _LOGITS
     logits = requested[made == LOSS].max(initial=0)
-    if logits >= _SMALLEST:
+    if logits >= _SMALLEST and logits not in requested[np.isin(made, (FORWARD, RECOMPUTE)) & ~heads]:
         sized[passing & (requested == logits)] = _LOGITS
-    sized[stays & np.isin(requested, _CUBLAS_BYTES)] = _WORKSPACE
     return sized
+
+
+def _heads_output(requested: Ints, made: Ints, start: Ints, phases: Phases, by_matmul: Flags) -> Flags:
+    """Of each pass with a loss: the last that a matmul of forward made before it, as large as what the loss makes, or half as
+    large: bf16 before a loss in fp32."""
+    found = np.zeros(len(made), dtype=np.bool_)
+    loss = np.flatnonzero((made == LOSS) & (start != BEFORE) & (requested >= _SMALLEST))
+    candidates = np.flatnonzero((made == FORWARD) & by_matmul)
+    passes = phases.passes
+    for number in np.unique(passes[start[loss]]) if len(loss) else ():
+        of_loss = loss[passes[start[loss]] == number]
+        largest, first = requested[of_loss].max(), start[of_loss].min()
+        here = candidates[(passes[start[candidates]] == number) & (start[candidates] < first)]
+        here = here[np.isin(requested[here], (largest, largest // 2))]
+        found[here[-1:]] = True
+    return found
 
 
 def _ends_inside(run: Ints, start: Ints, end: Ints, outside: Flags) -> Flags:

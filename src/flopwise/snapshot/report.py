@@ -1,13 +1,16 @@
 """The report of a snapshot: peak, owners, the largest allocations, growth, and the requests that failed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import polars as pl
 
+from flopwise import units
 from flopwise.records.memory import Knowledge
 from flopwise.records.note import Note
 from flopwise.snapshot.answers import DeviceMemory, Failure, Growth, LargeAllocation, MemoryReport, Moment, TimelineLine
+from flopwise.snapshot.before import Sizes
 from flopwise.snapshot.growth import enough, leaks, per_step
 from flopwise.snapshot.known import KnownAllocations, exact_history
 from flopwise.snapshot.owners import OWNERS, owners
@@ -27,9 +30,15 @@ StackText = Callable[[int], dict[str, Any]]  # of a stack's number: its text, an
 
 
 def report(
-    snapshot: Snapshot, whole_stacks: bool = False, knowledge: Knowledge | None = None, workload: Workload | None = None
+    snapshot: Snapshot,
+    whole_stacks: bool = False,
+    knowledge: Knowledge | None = None,
+    workload: Workload | None = None,
+    models: Sequence[Sizes] = (),
 ) -> MemoryReport:
     """Report on every device of a snapshot; `knowledge` is what flopwise recorded with that of a `workload` it ran.
+
+    `models`: of the model that someone says ran, the sizes of its parameters, in each way it may hold them.
 
     >>> from flopwise.snapshot.read import snapshot_of
     >>> raw = {"device_traces": [[{"action": "alloc", "addr": 1, "size": 700, "stream": 0}]], "segments": []}
@@ -42,7 +51,9 @@ def report(
         return {"stack": short(frames), "frames": frames if whole_stacks else ()}
 
     by_stack = stack_phases(snapshot)
-    devices = [_device(snapshot, device, by_stack, stack_text, knowledge, workload) for device in snapshot.devices]
+    devices = [
+        _device(snapshot, device, by_stack, stack_text, knowledge, workload, models) for device in snapshot.devices
+    ]
     devices.sort(key=lambda one: (-one.peak.allocated_bytes, one.device))
     return MemoryReport(path=snapshot.path, devices=tuple(devices))
 
@@ -54,6 +65,7 @@ def _device(
     stack_text: StackText,
     knowledge: Knowledge | None,
     workload: Workload | None,
+    models: Sequence[Sizes],
 ) -> DeviceMemory:
     known = None
     # The CPU's history has the number of the first GPU.
@@ -62,7 +74,7 @@ def _device(
         device = exact_history(device, known) if knowledge.exact else device
     when = phases(snapshot, device, by_stack, *([known.phase_of_label] if known else []))
     step = steps(device, when)
-    owned = owners(snapshot, device, by_stack, when, step)
+    owned = owners(snapshot, device, by_stack, when, step, models)
     owner = owned.owner if known is None else known.owners(owned.owner, device)
     table = device.allocations
     line = timeline(table, owner, OWNERS, device.reserved_bytes)
@@ -70,6 +82,7 @@ def _device(
     if (line.reserved_bytes < line.allocated_bytes).any():
         text = "reserved bytes are incomplete: segment events are missing from the trace"
         notes = (*notes, Note("segments_missing", text))
+    notes = (*notes, *_before_notes(table, owner, bool(models)))
     peak, at_peak = _moment(device, line, when, line.peak), alive(table, line.peak)
     guessed = table["bytes"].to_numpy()[owned.guessed & at_peak].sum() if known is None else 0
     guessed_share = int(guessed) / max(peak.allocated_bytes, 1)
@@ -97,6 +110,22 @@ def _device(
         named=named(workload, kept) if workload is not None else (),
         exact=known is not None,
     )
+
+
+def _before_notes(table: pl.DataFrame, owner: Ints, model_given: bool) -> tuple[Note, ...]:
+    """Where most of what was there before the recording has no owner: why, and what would tell."""
+    before, size = table["start"].to_numpy() == BEFORE, table["bytes"].to_numpy()
+    unknown, whole = int(size[before & (owner == OWNERS.index(work.UNKNOWN))].sum()), int(size[before].sum())
+    if 2 * unknown <= whole:
+        return ()
+    text = f"{units.size(unknown)} were allocated before the recording, with no stack"
+    if model_given:
+        return (
+            Note(
+                "model_differs", f"{text}, in other sizes than the model's parameters: another model, or a sharded one"
+            ),
+        )
+    return (Note("before_unknown", f"{text}; --model NAME or hf:PATH compares their sizes with a model's parameters"),)
 
 
 def _backward_start(when: Phases, step: Steps, starts: Ints) -> int | None:

@@ -5,7 +5,7 @@ from typing import Any
 from flopwise.capture.watch.tape import ALLOC, FREE, Storage, Tape
 from flopwise.spec.model import ModelSpec
 from flopwise.spec.workload import OpSpec, Workload
-from flopwise.work.operation import ACTIVATIONS, INPUTS, LOGITS, SCORES, TEMPORARY
+from flopwise.work.operation import ACTIVATIONS, INPUTS, LOGITS, MATMUL, OPTIMIZER, SCORES, TEMPORARY
 
 _COMPUTED = ("forward", "loss", "recompute")
 
@@ -14,9 +14,11 @@ def owners(tape: Tape, context: int = 0, vocab: int = 0, all_is_attention: bool 
     """The owner of every storage, by its number.
 
     `context` and `vocab`, where they are known, tell scores and logits by their shape; else the vocabulary is read off
-    the loss, and scores are square matrices inside a module that is called attention.
+    the loss, and scores are square matrices inside a module that is called attention. Logits are what the head's matmul and
+    the loss make: an MLP as wide as the vocabulary makes none.
     """
     vocab = vocab or _vocabulary(tape)
+    head = _around_the_head(tape, vocab)
     saved, before_first_step = _saved_for_backward(tape), _built(tape)
     found = []
     for number, storage in enumerate(tape.storages):
@@ -26,7 +28,7 @@ def owners(tape: Tape, context: int = 0, vocab: int = 0, all_is_attention: bool 
             owner = INPUTS
         elif _is_scores(tape, storage, context, all_is_attention):
             owner = SCORES
-        elif _is_logits(tape, storage, vocab):
+        elif _is_logits(tape, storage, vocab, head):
             owner = LOGITS
         else:
             owner = ACTIVATIONS if number in saved else TEMPORARY
@@ -77,11 +79,24 @@ def _is_scores(tape: Tape, storage: Storage, context: int, all_is_attention: boo
     return all_is_attention or "attention" in innermost or "attn" in innermost
 
 
-def _is_logits(tape: Tape, storage: Storage, vocab: int) -> bool:
+def _around_the_head(tape: Tape, vocab: int) -> set[str]:
+    """The module whose matmul is the last going forward that is as wide as the vocabulary, those it is in, and the loss's."""
+    near = {""}
+    for work in (op.work for op in reversed(tape.ops)):
+        if work.phase == "loss":
+            near.add(work.module)
+        if work.phase in _COMPUTED and work.kind == MATMUL and work.shapes and work.shapes[-1][-1:] == (vocab,):
+            parts = work.module.split(".")
+            return near | {".".join(parts[:depth]) for depth in range(len(parts) + 1)}
+    return near
+
+
+def _is_logits(tape: Tape, storage: Storage, vocab: int, head: set[str]) -> bool:
     work = tape.ops[storage.op].work
     if work.phase == "loss" and not storage.shape:
         return True
-    return bool(vocab) and len(storage.shape) >= 2 and storage.shape[-1] == vocab
+    wide = bool(vocab) and len(storage.shape) >= 2 and storage.shape[-1] == vocab
+    return wide and work.phase != OPTIMIZER and work.module in head
 
 
 def known_shapes(workload: Workload) -> dict[str, Any]:
