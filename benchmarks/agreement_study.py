@@ -1,6 +1,6 @@
 """Does `flopwise tune` refuse wrong steps, and only these? Right steps and planted faults, judged by the code that it judges by.
 
-    python benchmarks/agreement_study.py [--device cuda] [-o results.json]
+    python benchmarks/agreement_study.py [--device cuda] [--only graph faults] [-o results.json]
 
 Right steps: the same step with other roundings (its weights are moved by a unit in the last place of fp32), compiled, and
 captured in a CUDA graph. Wrong ones: benchmarks/agreement_steps.py has each fault as a change of the step. On a CPU the models
@@ -10,11 +10,13 @@ are tiny; with `--device cuda` they are 512 wide.
 import argparse
 import multiprocessing
 import os
+import signal
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -109,19 +111,25 @@ def _trial(task: Task, arguments: dict[str, Any] | None = None, **levers: str) -
     return Trial(workload=workload(f"{place}:make", set=given, **levers), sampling=Sampling(), device=task.device)
 
 
-def tasks(device: str, quick: bool, first: int) -> list[Task]:
+KINDS = ("roundings", "compile", "graph", "faults")
+
+
+def tasks(device: str, quick: bool, first: int, kinds: Collection[str] = KINDS) -> list[Task]:
     """Over 200 right steps, and every fault in every model in fp32 and bf16."""
     gpu = device.startswith("cuda")
-    levers = [("compile", "blocks")] * 2 + [("graph", "on")] * 5 * gpu
+    levers = [pair for pair in [("compile", "blocks")] * 2 + [("graph", "on")] * 5 * gpu if pair[0] in kinds]
     found = []
     for model in MODELS:
         for seed in range(first, first + (1 if quick else 2)):
             for precision, nudges in (("bf16", 9), ("fp32", 8), ("fp16", 5)):
                 half = precision == "fp16"  # a CPU is slow in it; its loss scaler cannot be captured
-                right = tuple(range(1, (2 if quick else nudges) + 1)), () if half else tuple(levers)
-                found.append(
-                    Task(model, precision, seed, device, *right, () if half or seed > first else (*FAULTS, *MORE))
+                count = (2 if quick else nudges) if "roundings" in kinds else 0
+                wrong = () if half or seed > first or "faults" not in kinds else (*FAULTS, *MORE)
+                task = Task(
+                    model, precision, seed, device, tuple(range(1, count + 1)), () if half else tuple(levers), wrong
                 )
+                if any(_cases(task)):
+                    found.append(task)
     return found
 
 
@@ -162,12 +170,14 @@ def main() -> None:
     options.add_argument(
         "--seed", type=int, default=0, help="of the weights and the data; the factors were chosen with 0 to 2"
     )
+    options.add_argument("--only", nargs="+", choices=KINDS, default=KINDS, help="of right steps, and of wrong ones")
     options.add_argument("-o", "--output", type=Path)
     chosen = options.parse_args()
     jobs = chosen.jobs or (6 if chosen.device.startswith("cuda") else os.cpu_count() or 1)
     began, rows = time.monotonic(), list[Row]()
-    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
-        for found in pool.imap_unordered(run, tasks(chosen.device, chosen.quick, chosen.seed)):
+    spawn, ignored = multiprocessing.get_context("spawn"), (signal.SIGINT, signal.SIG_IGN)
+    with spawn.Pool(jobs, signal.signal, ignored) as pool, suppress(KeyboardInterrupt):
+        for found in pool.imap_unordered(run, tasks(chosen.device, chosen.quick, chosen.seed, chosen.only)):
             rows += found
             print(f"{len(rows)} judged, {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
     rows.sort(key=lambda row: (list(MODELS).index(row.model), row.precision, row.seed))

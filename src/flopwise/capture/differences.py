@@ -89,12 +89,12 @@ def _errors(quantity: Quantity, found: Values, truth: Values, reference: Followe
     counts = {name: reference.sizes.get(name, r.size) for name, (_, r) in pairs.items()}
     each = {name: counts[name] / max(1, r.size) for name, (_, r) in pairs.items()}  # a sampled value stands for so many
     total = max(1, sum(counts.values()))
-    least = LEAST_SHARE * math.sqrt(sum(each[name] * float(r @ r) for name, (_, r) in pairs.items()) / total)
+    least = LEAST_SHARE * math.sqrt(sum(each[name] * _dot(r, r) for name, (_, r) in pairs.items()) / total)
     update, norm = quantity[0] == UPDATE, _sum_of if quantity[0] == UPDATE else _root_of_squares
     weights, along, off, size = {}, np.zeros(4), 0.0, 0.0
     for name, (x, r) in pairs.items():
         weights[name] = _share(norm(x - r), max(norm(r), norm(np.full(r.size, least))))
-        scale = _along(x - r, r, max(float(r @ r), least**2 * r.size))
+        scale = _along(x - r, r, max(_dot(r, r), least**2 * r.size))
         scale = max(0.0, scale[0] - FLIPS * update / r.size), scale[1]
         decay = _decay(x - r, r, reference.weights[name]) if update else (0.0, 0.0)
         along += counts[name] * np.square([*scale, *decay])
@@ -105,14 +105,19 @@ def _errors(quantity: Quantity, found: Values, truth: Values, reference: Followe
     return Errors(*quantity, weights, overall, scaled, decayed, (by_chance, decay_by_chance))
 
 
+def _dot(left: _Array, right: _Array) -> float:
+    """Without BLAS, whose threads wait for one another far longer than some thousand values take."""
+    return float(np.einsum("i,i->", left, right))
+
+
 def _along(off: _Array, direction: _Array, whole: float) -> tuple[float, float]:
     """How far an error points in a direction, and how far one as large does by chance."""
-    chance = math.sqrt(float(off @ off) * float(direction @ direction) / max(1, off.size))
-    return _share(abs(float(off @ direction)), whole), _share(chance, whole)
+    chance = math.sqrt(_dot(off, off) * _dot(direction, direction) / max(1, off.size))
+    return _share(abs(_dot(off, direction)), whole), _share(chance, whole)
 
 
 def _root_of_squares(values: _Array) -> float:
-    return math.sqrt(float(values @ values))
+    return math.sqrt(_dot(values, values))
 
 
 def _sum_of(values: _Array) -> float:
@@ -135,7 +140,7 @@ def _decay(off: _Array, update: _Array, weights: _Array) -> tuple[float, float]:
         return 0.0, 0.0
     least = np.argsort(np.abs(off), kind="stable")[: (off.size + 1) // 2]
     off, update, weights = off[least], update[least], weights[least]
-    return _along(off, weights, math.sqrt(float(weights @ weights) * float(update @ update)))
+    return _along(off, weights, math.sqrt(_dot(weights, weights) * _dot(update, update)))
 
 
 # --- with what rounding gives
