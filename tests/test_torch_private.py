@@ -72,6 +72,19 @@ def test_scaled_matmul_takes_fp8():
     assert product[0, 0] == 16
 
 
+def test_int8_matmul_sums_in_int32():
+    a = torch.full((32, 32), 100, dtype=torch.int8)
+    assert private.int_mm(a, a.t())[0, 0] == 32 * 100 * 100
+
+
+def test_the_sparse_matmul_has_the_arguments_that_are_passed():
+    for name in ("_cslt_sparse_mm", "_cslt_sparse_mm_search"):
+        given = {argument.name for argument in private.schema(getattr(torch.ops.aten, name).default).arguments}
+        assert {"compressed_A", "dense_B", "out_dtype"} <= given
+    assert "alg_id" in {one.name for one in private.schema(torch.ops.aten._cslt_sparse_mm.default).arguments}
+    assert all(map(callable, (private.sparse_compress, private.sparse_mm, private.sparse_mm_search)))
+
+
 def test_the_sdpa_backends_have_the_arguments_that_a_dry_run_passes():
     def arguments(op) -> list[str]:
         return [argument.name for argument in private.schema(op.default).arguments]
@@ -398,6 +411,13 @@ def test_the_compiler_counts_and_says_what_it_skips():
     assert not private.compiler_skips(test_the_compiler_counts_and_says_what_it_skips)
     with pytest.raises(private.compiler_error()):
         torch.compile(lambda x: x if x.sum() > 0 else -x, fullgraph=True, backend="eager")(torch.ones(1))
+
+
+@pytest.mark.slow
+def test_the_code_that_inductor_writes():
+    compiled = torch.compile(torch.sin, dynamic=False, options={"fx_graph_cache": False})
+    (code,) = private.generated_code(compiled, torch.ones(8))
+    assert "def call(" in code
 
 
 def test_without_the_compiler_nothing_was_compiled():

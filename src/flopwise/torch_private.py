@@ -8,6 +8,7 @@ no other file uses a private name. What takes long to import (`torch._dynamo`, `
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -49,6 +50,10 @@ def taken_as_real() -> Iterator[None]:
 fused_sdp_choice: Callable[..., int] = torch._fused_sdp_choice  # the backend SDPA takes: an int of SDPBackend
 foreach_add_: Callable[..., None] = torch._foreach_add_
 scaled_mm: Callable[..., Tensor] = torch._scaled_mm  # fp8
+int_mm: Callable[..., Tensor] = torch._int_mm  # int8, sums in int32
+sparse_compress: Callable[..., Tensor] = torch._cslt_compress  # 2:4 sparsity by cuSPARSELt
+sparse_mm: Callable[..., Tensor] = torch._cslt_sparse_mm
+sparse_mm_search: Callable[..., int] = torch._cslt_sparse_mm_search  # the number of the fastest algorithm
 sdpa_flash: Any = _aten._scaled_dot_product_flash_attention
 sdpa_cudnn: Any = _aten._scaled_dot_product_cudnn_attention
 sdpa_efficient: Any = _aten._scaled_dot_product_efficient_attention
@@ -256,9 +261,7 @@ def call_uncompiled(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
 # --- Optimizers and the loss scaler.
 
 
-SCALES_GRADIENTS = (
-    "_step_supports_amp_scaling"  # the mark of an optimizer that reads `grad_scale` and `found_inf` itself
-)
+SCALES_GRADIENTS = "_step_supports_amp_scaling"  # an optimizer that reads `grad_scale` and `found_inf` itself
 
 
 def takes_scaled_gradients(optimizer: T) -> T:
@@ -315,24 +318,12 @@ def _counter(group: str, name: str) -> int:
     return int(loaded.counters[group][name]) if loaded else 0
 
 
-def compiled_graphs() -> int:
-    """How many graphs Dynamo has made in this process."""
-    return _counter("stats", "unique_graphs")
-
-
-def compiled_frames() -> int:
-    """How many frames Dynamo has looked at."""
-    return _counter("frames", "total")
-
-
-def captured_calls() -> int:
-    """How many calls all graphs together hold."""
-    return _counter("stats", "calls_captured")
-
-
-def compile_cache_hits() -> int:
-    """How many graphs came from Inductor's cache on disk."""
-    return _counter("inductor", "fxgraph_cache_hit")
+compiled_graphs = partial(_counter, "stats", "unique_graphs")  # graphs that Dynamo has made in this process
+compiled_frames = partial(_counter, "frames", "total")  # frames that it has looked at
+captured_calls = partial(_counter, "stats", "calls_captured")  # calls that all graphs together hold
+compile_cache_hits = partial(
+    _counter, "inductor", "fxgraph_cache_hit"
+)  # graphs that came from Inductor's cache on disk
 
 
 def generated_kernels() -> int:
@@ -340,6 +331,13 @@ def generated_kernels() -> int:
     from torch._inductor import metrics
 
     return int(metrics.generated_kernel_count)
+
+
+def generated_code(compiled: Callable[[Tensor], Any], x: Tensor) -> list[str]:
+    """The source that Inductor writes when a compiled function is called first; none where its cache had it."""
+    from torch._inductor.utils import run_and_get_code
+
+    return run_and_get_code(compiled, x)[1]
 
 
 def compiler_error() -> type[Exception]:

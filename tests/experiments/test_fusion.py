@@ -11,7 +11,7 @@ from flopwise.experiments.claims.fusion import (
     SINES,
     TRITON,
     UNFUSED,
-    _operations,
+    operations,
     sines,
     with_gains,
 )
@@ -35,11 +35,11 @@ def made(fused_ns=200.0, **of_triton):
     return rows
 
 
-@pytest.mark.parametrize(("chain", "operations", "tensors"), [(sines, 5, 11), (gelu_manual, 8, 18), (gelu_torch, 1, 2)])
-def test_what_an_eager_chain_moves_is_counted_exactly(chain, operations, tensors):
+@pytest.mark.parametrize(("chain", "count", "tensors"), [(sines, 5, 11), (gelu_manual, 8, 18), (gelu_torch, 1, 2)])
+def test_what_an_eager_chain_moves_is_counted_exactly(chain, count, tensors):
     x = torch.randn(1000)
-    moved = _operations(chain, x)
-    assert len(moved) == operations
+    moved = [sizes for _, sizes in operations(chain, x)]
+    assert len(moved) == count
     assert sum(map(sum, moved)) == tensors * x.nbytes
 
 

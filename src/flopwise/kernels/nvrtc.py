@@ -94,6 +94,29 @@ class Function:
         finally:
             self.driver.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
 
+    def blocks_per_sm(self, threads: int) -> int:
+        """How many blocks of so many threads fit on a multiprocessor at once, as the driver says."""
+        count = ctypes.c_int()
+        ask = self.driver.cuOccupancyMaxActiveBlocksPerMultiprocessor
+        _driver_check(ask(ctypes.byref(count), self.handle, threads, ctypes.c_size_t(0)), "asking for the occupancy")
+        return count.value
+
+    @property
+    def registers(self) -> int:
+        """Registers of a thread."""
+        return self._attribute(4)  # CU_FUNC_ATTRIBUTE_NUM_REGS
+
+    @property
+    def local_bytes(self) -> int:
+        """Memory of a thread for what its registers do not hold."""
+        return self._attribute(3)  # CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES
+
+    def _attribute(self, number: int) -> int:
+        value = ctypes.c_int()
+        failed = self.driver.cuFuncGetAttribute(ctypes.byref(value), number, self.handle)
+        _driver_check(failed, "asking about a kernel")
+        return value.value
+
 
 def pointer(x: Tensor) -> ctypes.c_void_p:
     """The address of a tensor's first element, as a kernel's argument."""

@@ -59,7 +59,7 @@ def measure(bench: "Bench") -> Iterator[Chain]:
     n = 2 ** ((26 - bench.quick) if bench.on_gpu else (24 - 4 * bench.quick))
     x = bench.randn(n)
     for number, (chain, ways) in enumerate(_chains(bench).items()):
-        right, moved = ways[UNFUSED](x), sum(map(sum, _operations(ways[UNFUSED], x)))
+        right, moved = ways[UNFUSED](x), sum(sum(sizes) for _, sizes in operations(ways[UNFUSED], x))
         for place, (way, function) in enumerate(ways.items()):
             bench.doing(f"{chain}, {way}")
             run = partial(function, x)
@@ -94,19 +94,20 @@ def _chains(bench: "Bench") -> "dict[str, dict[str, Function]]":
     return {SINES: first, GELU: second}
 
 
-def _operations(function: "Function", x: "torch.Tensor") -> list[list[int]]:
-    """For each operation that runs, the bytes of the tensors that it reads and writes."""
+def operations(function: "Function", x: "torch.Tensor") -> list[tuple[str, list[int]]]:
+    """Each operation that runs, and the bytes of the tensors that it reads and writes."""
     import torch
 
-    from flopwise.torch_private import TorchDispatchMode
+    from flopwise.torch_private import TorchDispatchMode, overload_packet
 
-    found: list[list[int]] = []
+    found: list[tuple[str, list[int]]] = []
 
     class Counting(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             result = func(*args, **(kwargs or {}))
             # A plain number may come as a tensor without dimensions: it is no traffic.
-            found.append([t.nbytes for t in (*args, result) if isinstance(t, torch.Tensor) and t.dim()])
+            sizes = [t.nbytes for t in (*args, result) if isinstance(t, torch.Tensor) and t.dim()]
+            found.append((overload_packet(func).__name__, sizes))
             return result
 
     with Counting():  # type: ignore[no-untyped-call]
@@ -124,7 +125,7 @@ def _kernels(bench: "Bench", run: "Callable[[], torch.Tensor]", way: str, name: 
         # whether the compiler made one kernel for each chain until now
         return 1 if generated_kernels() == compiled_graphs() else None
     if not bench.on_gpu:
-        return len(_operations(lambda _: run(), torch.empty(0)))
+        return len(operations(lambda _: run(), torch.empty(0)))
     events = json.loads(bench.trace({STEP: run}, f"fusion-{name}.json").read_bytes())["traceEvents"]
     return len([event for event in events if event.get("cat") == "kernel"]) or None
 
