@@ -14,7 +14,7 @@ from flopwise.spec.model import preset
 
 def late(**options):
     """A snapshot whose recording begins with its last two steps, and without stacks of what was allocated before."""
-    whole, truth = made(steps=4, **options)
+    whole, _ = made(steps=4, **options)
     two, _ = made(steps=2, **options)
     raw, cut = made(steps=4, keep=(len(whole["device_traces"][0]) - len(two["device_traces"][0])), **options)
     recorded = {entry["addr"] for entry in raw["device_traces"][0] if entry["action"] == "alloc"}
