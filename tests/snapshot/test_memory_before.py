@@ -48,7 +48,11 @@ def blocks(*sizes):
 
 
 def sizes_of(model, how="separate", item=4):
-    return [n * item for n, count in element_counts(weight_shapes(preset(model), how).values()).items() for _ in range(count)]
+    return [
+        n * item
+        for n, count in element_counts(weight_shapes(preset(model), how).values()).items()
+        for _ in range(count)
+    ]
 
 
 def owners_of(sizes, model="tiny"):

@@ -1,10 +1,12 @@
 """A trace explained, with what to change: by its GPU work, or where it has none by the host's time."""
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
+import polars as pl
 
 from flopwise.advice.findings import changes, findings, host_findings
 from flopwise.advice.gather import facts_of
@@ -15,13 +17,18 @@ from flopwise.analysis.loop_notes import loop_notes
 from flopwise.analysis.reach import reach
 from flopwise.analysis.reading import ExplainedTrace, Target, explain_gpu_work, trace_of
 from flopwise.analysis.timings import host_timing_of
+from flopwise.analysis.together import device_names, together
+from flopwise.analysis.traced_steps import workers
 from flopwise.errors import FlopwiseError
 from flopwise.records.finding import Finding
 from flopwise.records.run import Point
 from flopwise.store import StoredRun, find, runs_root
+from flopwise.trace.attribute import Attribution, attribute
 from flopwise.trace.read import read_trace
 from flopwise.trace.tables import Trace
 
+_WORTH_EXPLAINING = 0.01  # of the busiest device's work: what does less does not run the job
+_MOST_DEVICES = 64
 LOOP = "loop"  # the key of notes about a watched loop
 _Explained = TypeVar("_Explained", Explanation, HostExplanation)
 
@@ -33,17 +40,58 @@ def explained_trace(
     timings: Target | None = None,
     gpu: str | None = None,
     runs: str | Path | None = None,
+    device: int | None = None,
 ) -> Explanation | HostExplanation:
-    """Of a file; `point` is the step that it is a trace of, where that is known."""
+    """Of a file; `point` is the step that it is a trace of, where that is known. `device`: by default the busiest."""
     trace = read_trace(path)
     if not without_gpu_work(trace):
-        read = explain_gpu_work(trace, point, timings=timings, gpu=gpu, runs=runs)
-        return _with_subject(with_findings(read, gpu), point)
+        return _with_subject(explain_devices(trace, point, device, timings=timings, gpu=gpu, runs=runs), point)
     untraced = point
     if timings is not None:
         timed = timings if isinstance(timings, StoredRun) else StoredRun.load(find(timings, runs_root(runs)))
         untraced = host_timing_of(timed)
     return _with_subject(explain_host_work(trace, untraced), point)
+
+
+def explain_devices(
+    trace: Trace, point: Point | None = None, device: int | None = None, *, gpu: str | None = None, **clock: Any
+) -> Explanation:
+    """The GPU work of a device, by default the busiest, with the explanations of all where there are several."""
+    attribution = attribute(trace)
+    worker, others = _chosen(attribution.table, device, trace.path)
+    read = explain_gpu_work(trace, point, gpu=gpu, worker=worker, attribution=attribution, **clock)
+    return _with_others(with_findings(read, gpu), trace, others, attribution, gpu)
+
+
+def _chosen(work: pl.DataFrame, device: int | None, path: str) -> tuple[tuple[int, int], list[tuple[int, int]]]:
+    """The worker that is asked for, and the others that did a share of the work worth explaining."""
+    found = workers(work)
+    spent = {
+        (one, process): ns
+        for one, process, ns in work.group_by("device", "process").agg(pl.col("duration_ns").sum()).iter_rows()
+    }
+    worker = found[0] if device is None else next((one for one in found if one[0] == device), None)
+    if worker is None:
+        there = ", ".join(map(str, sorted({one for one, _ in found})))
+        raise FlopwiseError(f"{path} has no work on device {device}", f"devices in it: {there}")
+    most = spent[found[0]]
+    return worker, [one for one in found if one != worker and spent[one] >= _WORTH_EXPLAINING * most][:_MOST_DEVICES]
+
+
+def _with_others(
+    found: Explanation, trace: Trace, others: Sequence[tuple[int, int]], attribution: Attribution, gpu: str | None
+) -> Explanation:
+    """The explanation with those of the trace's other devices, and what they tell together."""
+    explained = [found]
+    for worker in others:
+        with contextlib.suppress(FlopwiseError):  # none of its work falls into steps
+            read = explain_gpu_work(trace, None, gpu=gpu, worker=worker, attribution=attribution)
+            explained.append(with_findings(read, gpu))
+    if len(explained) == 1:
+        return found
+    explained.sort(key=lambda e: (e.device, e.process))
+    all_of_them = together(device_names(explained), explained)
+    return msgspec.structs.replace(found, devices=tuple(explained), together=all_of_them)
 
 
 def explained_run(run: StoredRun) -> Explanation | HostExplanation | None:

@@ -29,10 +29,11 @@ from flopwise.records.finding import Finding
 from flopwise.records.note import Note
 from flopwise.records.printed import Printed
 from flopwise.records.run import STEP, Point
+from flopwise.records.together import Together
 from flopwise.records.untraced import UntracedStep
 from flopwise.records.waterfall import Waterfall
 from flopwise.trace.phases import BACKWARD, FORWARD, OPTIMIZER, RECOMPUTE
-from flopwise.trace.tables import Trace
+from flopwise.trace.tables import NO_ID, Trace
 from flopwise.work.kernel_spelling import one_spelling
 from flopwise.work.matmul_precision import matmul_precision
 from flopwise.work.operation import COMMUNICATION, MATMUL
@@ -92,6 +93,10 @@ class Explanation(Printed, msgspec.Struct, frozen=True, kw_only=True):
     reach: Reach | None = None  # the step now, with all of them made, and at its limit; None with `findings`
     subject: str = ""  # what was traced, where the trace is of a run
     named_gpu: str = ""  # that the waterfall's limits were asked of; '': the trace's own
+    device: int = 0
+    process: int = NO_ID  # that kept the device busiest
+    devices: tuple["Explanation", ...] = ()  # of a trace with several: each one's own, this one's too
+    together: Together | None = None  # of those
 
     def headline(self) -> str:
         return f"{self.subject or self.path}: {self.verdict}"
@@ -168,6 +173,8 @@ def explain_steps(part: TracedSteps, untraced: Point | None = None, *, same: boo
         launch_bound=bound == LAUNCH,
         verdict=why,
         coverage=asdict(part.coverage),
+        device=part.device,
+        process=part.process,
         blame=part.blame,
         transfers=moved,
         exposed_communication_ns=talk / n,

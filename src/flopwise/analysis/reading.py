@@ -24,6 +24,7 @@ from flopwise.spec.gpu import gpu as gpu_named
 from flopwise.spec.workload import Workload
 from flopwise.store import StoredRun, find, runs_root
 from flopwise.store.files import HEADER
+from flopwise.trace.attribute import Attribution
 from flopwise.trace.input_file import check_file
 from flopwise.trace.read import is_trace_file, read_trace, unknown_suffix
 from flopwise.trace.tables import Trace
@@ -62,9 +63,11 @@ def explain_gpu_work(
     timings: Target | None = None,
     gpu: str | None = None,
     runs: str | Path | None = None,
+    worker: tuple[int, int] | None = None,
+    attribution: Attribution | None = None,
 ) -> ExplainedTrace:
-    """The same of a trace that was read."""
-    steps = traced_steps(trace)
+    """The same of a trace that was read; `worker` and `attribution` as for `traced_steps`."""
+    steps = traced_steps(trace, worker, attribution)
     workload, telemetry = (point.trial.workload, point.telemetry) if point is not None else (None, None)
     if timings is None:
         explanation = with_waterfall(explain_steps(steps, point), steps, workload, gpu, telemetry)

@@ -1,4 +1,4 @@
-"""The part of a trace that is explained: the steps of one process on one device, the busiest."""
+"""The part of a trace that is explained: the steps of one process on one device, by default the busiest."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from flopwise.analysis.transfers import NAMES
 from flopwise.analysis.verdict import BOUND
 from flopwise.errors import FlopwiseError
 from flopwise.records.note import Note
-from flopwise.trace.attribute import Coverage, attribute
+from flopwise.trace.attribute import Attribution, Coverage, attribute
 from flopwise.trace.phases import OPTIMIZER
 from flopwise.trace.tables import NO_ID, Trace, of_process
 from flopwise.work.operation import COMMUNICATION
@@ -34,6 +34,7 @@ class TracedSteps:
     whole: Trace
     trace: Trace  # of the process
     device: int
+    process: int  # NO_ID: not known
     steps: Steps
     work: pl.DataFrame  # an Attribution's rows
     totals: pl.DataFrame  # the same, summed by everything that analyses group by
@@ -48,12 +49,22 @@ class TracedSteps:
     notes: tuple[Note, ...]
 
 
-def traced_steps(trace: Trace) -> TracedSteps:
-    """Find the steps and the work launched in them. Other work, and that of cold steps, is left out, and counted in the notes."""
+def traced_steps(
+    trace: Trace, worker: tuple[int, int] | None = None, attribution: Attribution | None = None
+) -> TracedSteps:
+    """Find the steps and the work launched in them. Other work, and that of cold steps, is left out, and counted in the notes.
+
+    `worker`: which device, and which process on it; else the busiest. `attribution`: of the whole trace, if it was made already.
+    """
     if not trace.kernels.height and not trace.graph_runs.height:
         raise FlopwiseError(f"{trace.path} has no GPU work in it", "was it captured on a GPU, with CUDA activity on?")
-    attribution = attribute(trace)
-    device, process, everywhere = _busiest(attribution.table)
+    attribution = attribution or attribute(trace)
+    all_workers = workers(attribution.table)
+    device, process = worker or all_workers[0]
+    everywhere = attribution.table
+    if len(all_workers) > 1 or everywhere["device"].n_unique() > 1:
+        chosen = pl.col("process").is_in([process, NO_ID])
+        everywhere = everywhere.filter(pl.col("device") == device, chosen)
     mine = of_process(trace, process)
     found = find_steps(mine, everywhere)
     launched = launch_times(everywhere)
@@ -76,6 +87,7 @@ def traced_steps(trace: Trace) -> TracedSteps:
         whole=trace,
         trace=mine,
         device=device,
+        process=process,
         steps=steps,
         work=work,
         totals=totals(_with_own_time(_with_shapes(work, trace))),
@@ -91,23 +103,21 @@ def traced_steps(trace: Trace) -> TracedSteps:
             *_graph_notes(work),
             *_set_apart(times, (first, last)),
             *_only_cold(times, lost, high - low),
-            *_left_out(found, attribution.table, device, outside, int((launched == BEFORE).sum())),
+            *_left_out(found, outside, int((launched == BEFORE).sum())),
+            *_others(attribution.table, device, (device, process) == all_workers[0]),
         ),
     )
 
 
-def _busiest(work: pl.DataFrame) -> tuple[int, int, pl.DataFrame]:
-    """The device and the process that kept it busiest, and their work: steps of several at once would not add up to one.
+def workers(work: pl.DataFrame) -> list[tuple[int, int]]:
+    """Who worked: (device, process), the busiest first. Steps of several at once would not add up to one.
 
-    Work whose process is not known counts as this one's."""
+    Work whose process is not known counts as that of its device's busiest process."""
     spent = work.group_by("device", "process").agg(pl.col("duration_ns").sum())
     spent = spent.sort("duration_ns", "device", "process", descending=[True, False, False])
-    device = int(spent["device"][0])
-    known = spent.filter(pl.col("device") == device, pl.col("process") != NO_ID)["process"]
-    process = int(known[0]) if len(known) else NO_ID
-    if spent.height > 1:
-        work = work.filter(pl.col("device") == device, pl.col("process").is_in([process, NO_ID]))
-    return device, process, work
+    pairs = [(int(device), int(process)) for device, process, _ in spent.iter_rows()]
+    named = {device for device, process in pairs if process != NO_ID}
+    return [(device, process) for device, process in pairs if process != NO_ID or device not in named]
 
 
 def _graph_notes(work: pl.DataFrame) -> list[Note]:
@@ -139,16 +149,28 @@ def _only_cold(times: Sequence[StepTime], lost: Idle, window_ns: int) -> list[No
     return [Note("cold_step", text)] if len(times) == 1 and spent >= BOUND * window_ns else []
 
 
-def _left_out(steps: Steps, everything: pl.DataFrame, device: int, outside: int, before: int) -> list[Note]:
-    """What the trace holds besides the work that is explained."""
-    n_devices, n_processes = everything["device"].n_unique(), (everything["process"].unique() != NO_ID).sum()
+def _left_out(steps: Steps, outside: int, before: int) -> list[Note]:
+    """What the device did besides the work that is explained."""
     after = outside - before
     cases = (
         (before, "queued_before", f"GPU work queued before the trace began is left out: {_pieces(before)}"),
         (after, "outside", f"GPU work launched outside the steps is left out: {_pieces(after)}"),
         (steps.n_empty, "empty_steps", f"marked steps that launched no GPU work, not counted: {steps.n_empty}"),
-        (n_devices > 1, "devices", f"{n_devices} devices worked; this is device {device}, the busiest"),
-        (n_processes > 1, "processes", f"{n_processes} processes used the GPU; this is the busiest"),
+    )
+    return [Note(key, text) for holds, key, text in cases if holds]
+
+
+def _others(everything: pl.DataFrame, device: int, busiest: bool) -> list[Note]:
+    """Which of several devices and processes this is."""
+    n_devices, n_processes = everything["device"].n_unique(), (everything["process"].unique() != NO_ID).sum()
+    which = ", the busiest" if busiest else ""
+    cases = (
+        (n_devices > 1, "devices", f"{n_devices} devices worked; this is device {device}{which}"),
+        (
+            n_processes > 1,
+            "processes",
+            f"{n_processes} processes used the GPU; this is {'the busiest' if busiest else 'one of them'}",
+        ),
     )
     return [Note(key, text) for holds, key, text in cases if holds]
 

@@ -17,20 +17,22 @@ def explain(
     timings: str | Path | StoredRun | None = None,
     gpu: str | None = None,
     runs: str | Path | None = None,
+    device: int | None = None,
 ) -> Explanation | HostExplanation:
     """Explain a trace: a run that has one (`last`, an id, a tag, a path), or a Kineto or Nsight Systems file.
 
     `timings` is a run of the same workload without a profiler; a run of `profile` has its own. Which of its points was taken,
     and what of it does not match the trace, is in the answer's `timings`. A run in which several points could be the
     trace's is refused. The answer's `waterfall` leads from the ideal step to this one, by the limits of the trace's GPU
-    (`gpu` names it where the trace does not); its `findings` say what to change. A trace without GPU work is explained by
-    the host's time: the answer is a HostExplanation.
+    (`gpu` names it where the trace does not); its `findings` say what to change. Of a trace of several devices the answer is
+    the busiest's, or `device`'s; its `devices` has one for each, and `together` what they tell together. A trace without GPU
+    work is explained by the host's time: the answer is a HostExplanation.
 
     >>> flopwise.explain("trace.json.gz").verdict        # doctest: +SKIP
     'launch-bound: the GPU is idle 73% of the time: …'
     """
     path, point = trace_of(target, runs)
-    return explained_trace(path, point, timings=timings, gpu=gpu, runs=runs)
+    return explained_trace(path, point, timings=timings, gpu=gpu, runs=runs, device=device)
 
 
 def with_gpu_work(explained: Explanation | HostExplanation) -> Explanation:

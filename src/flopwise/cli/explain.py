@@ -27,6 +27,9 @@ _TIMINGS = "A run of the same workload without a profiler, for the step's real t
 @click.option("--against", metavar="TARGET", help="Show what changed from TARGET to this, kernel by kernel.")
 @click.option("--timings", metavar="RUN", help=_TIMINGS)
 @click.option("--gpu", metavar="NAME", help="h100, h200, …: the GPU of the trace, if the trace does not name it.")
+@click.option(
+    "--device", type=int, metavar="N", help="Of a trace of several devices: the one to explain. [default: the busiest]"
+)
 @runs_option
 @answers(draws=True, screens=True)
 def command(target: tuple[str, ...], against: str | None, timings: str | None, picture: bool, **given: Any) -> Answer:

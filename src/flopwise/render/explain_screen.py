@@ -63,7 +63,20 @@ def explanation_screen(e: Explanation) -> Screen:
         parts=waterfall_parts(e.waterfall) if e.waterfall is not None else _class_parts(e),
         changes_title=changes_title(len(best)) if best or e.findings is None or e.bound == CAPTURE else NOTHING,
         changes=changes_of(best),
-        notes=tuple(filter(None, (slowed(e), *e.notes, varying(e)))),
+        notes=tuple(filter(None, (slowed(e), *together_notes(e), *e.notes, varying(e)))),
+    )
+
+
+def together_notes(e: Explanation) -> tuple[str, ...]:
+    """What several devices tell together, and how to see each."""
+    if e.together is None:
+        return ()
+    shortest, longest = map(units.duration, (e.together.shortest_ns, e.together.longest_ns))
+    steps = f"{e.together.devices} devices take {shortest} to {longest} for a traced step"
+    waits = e.together.describe()
+    return (
+        f"{steps}; --device N explains another, --full lists all.",
+        *([f"{waits[:1].upper()}{waits[1:]}."] if waits else []),
     )
 
 

@@ -8,6 +8,7 @@ import msgspec
 from flopwise import units
 from flopwise.analysis.explanation import Explanation, Kernel, Share, changes, idle_share
 from flopwise.analysis.steps import WHOLE_TRACE
+from flopwise.analysis.together import device_names, together
 from flopwise.analysis.verdict import in_two_words
 from flopwise.records.run import STEP
 from flopwise.records.table import Column, Table
@@ -25,7 +26,7 @@ SUMMARY, PHASE_TABLE, MODULES, KERNELS, OPERATORS = "summary", "phases", "module
 IDLE = "idle"
 _GROUPS = {
     "What to change": "findings finding-*",
-    "Where the time goes": f"waterfall {PHASE_TABLE} {MODULES} {KERNELS} {OPERATORS} {IDLE} {BLAME} {TRANSFERS} {STEPS}",
+    "Where the time goes": f"devices waterfall {PHASE_TABLE} {MODULES} {KERNELS} {OPERATORS} {IDLE} {BLAME} {TRANSFERS} {STEPS}",
 }
 _CLOCKS = (
     "untraced_ns: step, untraced [ms] | untraced_idle_share: GPU idle | window_ns: step, traced [ms] | "
@@ -49,6 +50,8 @@ def explanation_view(e: Explanation) -> View:
         (overview, *details), found = findings_view(e.findings, e.step_ns)
         tables.append(overview)
         content["findings"] = found["findings"]
+    if e.devices:
+        tables.append(_overview(e.devices, device_names(e.devices), "device"))
     if e.waterfall is not None:
         tables.append(waterfall_table(e.waterfall))
     tables += [_phases(e), _modules(e), kernels_table(e, TOP), _operators(e), _idle(e)]
@@ -59,7 +62,7 @@ def explanation_view(e: Explanation) -> View:
 def explanations_view(explanations: Sequence[Explanation]) -> View:
     """One row per trace."""
     content = document("explain", traces=list(explanations))
-    return View([_overview(explanations)], content)
+    return View([_overview(explanations, _names(explanations))], content)
 
 
 def _names(explanations: Sequence[Explanation]) -> list[str]:
@@ -222,10 +225,10 @@ def _idle(e: Explanation) -> Table:
     return Table(IDLE, "GPU idle time by cause", shown, tuple(rows))
 
 
-def _overview(explanations: Sequence[Explanation]) -> Table:
+def _overview(explanations: Sequence[Explanation], names: Sequence[str], what: str = "trace") -> Table:
     rows = tuple(
         {
-            "trace": name,
+            what: name,
             **picked(e, "steps window_ns busy_ns"),
             **_untraced_columns(e),
             "idle_share": traced_idle_share(e),
@@ -233,15 +236,17 @@ def _overview(explanations: Sequence[Explanation]) -> Table:
             **{f"{p.name}_ns": p.gpu_ns for p in e.phases},
             "verdict": in_two_words(e.bound),
         }
-        for e, name in zip(explanations, _names(explanations), strict=True)
+        for e, name in zip(explanations, names, strict=True)
     )
     found = {p.name for e in explanations for p in e.phases}
     phases = " | ".join(f"{phase}_ns [ms]" for phase in PHASES if phase in found)
-    shown = columns(" | ".join(filter(None, ("trace | steps", _CLOCKS, "mfu", phases, "verdict"))), keep="verdict")
+    shown = columns(" | ".join(filter(None, (f"{what} | steps", _CLOCKS, "mfu", phases, "verdict"))), keep="verdict")
     timings = dict.fromkeys(e.timings for e in explanations if e.timings)
     which = "one for all traces" if len(timings) == 1 else "by trace"
     notes = [*(f"untraced times, {which}: {one}" for one in timings), *_estimates(explanations)]
-    return Table("traces", "Steps, GPU time per step", shown, rows, tuple(notes))
+    waits = together(names, explanations).describe() if what == "device" else ""
+    title = "Steps, GPU time per step" if what == "trace" else "Devices, GPU time per step"
+    return Table(f"{what}s", title, shown, rows, tuple(filter(None, (waits, *notes))))
 
 
 def _estimates(explanations: Sequence[Explanation]) -> list[str]:

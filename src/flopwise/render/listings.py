@@ -8,6 +8,7 @@ from flopwise.analysis.clocks import GPU, HOST_SYNC, LAUNCH, MIXED, gpu_name, po
 from flopwise.analysis.explanation import Explanation, changes
 from flopwise.analysis.host_explanation import HostExplanation
 from flopwise.analysis.reach import Reach
+from flopwise.analysis.together import together
 from flopwise.analysis.verdict import in_two_words
 from flopwise.records.run import OK, Point
 from flopwise.render.account_listing import REACH, reach_cells
@@ -36,9 +37,16 @@ def explanations_listing(explained: Sequence[Explanation | HostExplanation]) -> 
         where=gpus.pop() if len(gpus) == 1 else "",
         headings=(Heading("trace", right=False), *REACH, Heading("verdict", right=False)),
         rows=rows,
-        notes=(_ESTIMATED,) if estimated else (),
+        notes=(*_waits(names, explained), *((_ESTIMATED,) if estimated else ())),
         more="One of them: flopwise explain TRACE. All tables: --full",
     )
+
+
+def _waits(names: Sequence[str], explained: Sequence[Explanation | HostExplanation]) -> tuple[str, ...]:
+    """Of ranks of one job: who the others wait for."""
+    ranks = [e for e in explained if isinstance(e, Explanation)]
+    waits = together(names, ranks).describe() if len(ranks) == len(explained) else ""
+    return (f"If they are ranks of one job, {waits}.",) if waits else ()
 
 
 def changes_listing(before: Explanation, after: Explanation) -> Listing:
