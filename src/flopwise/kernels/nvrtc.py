@@ -96,26 +96,27 @@ class Function:
 
     def blocks_per_sm(self, threads: int) -> int:
         """How many blocks of so many threads fit on a multiprocessor at once, as the driver says."""
-        count = ctypes.c_int()
-        ask = self.driver.cuOccupancyMaxActiveBlocksPerMultiprocessor
-        _driver_check(ask(ctypes.byref(count), self.handle, threads, ctypes.c_size_t(0)), "asking for the occupancy")
-        return count.value
+        return self._ask("cuOccupancyMaxActiveBlocksPerMultiprocessor", self.handle, threads, ctypes.c_size_t(0))
 
     @property
     def registers(self) -> int:
         """Registers of a thread."""
-        return self._attribute(4)  # CU_FUNC_ATTRIBUTE_NUM_REGS
+        return self._ask("cuFuncGetAttribute", 4, self.handle)  # CU_FUNC_ATTRIBUTE_NUM_REGS
 
     @property
     def local_bytes(self) -> int:
         """Memory of a thread for what its registers do not hold."""
-        return self._attribute(3)  # CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES
+        return self._ask("cuFuncGetAttribute", 3, self.handle)  # CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES
 
-    def _attribute(self, number: int) -> int:
-        value = ctypes.c_int()
-        failed = self.driver.cuFuncGetAttribute(ctypes.byref(value), number, self.handle)
-        _driver_check(failed, "asking about a kernel")
-        return value.value
+    def _ask(self, function: str, *arguments: Any) -> int:
+        """The number that a function of the driver writes to its first argument."""
+        answer = ctypes.c_int()
+        _driver_check(self.driver.cuCtxPushCurrent_v2(self.context), "entering the context")
+        try:
+            _driver_check(getattr(self.driver, function)(ctypes.byref(answer), *arguments), f"calling {function}")
+        finally:
+            self.driver.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
+        return answer.value
 
 
 def pointer(x: Tensor) -> ctypes.c_void_p:

@@ -59,7 +59,11 @@ def stacked(pictures: Sequence[Picture]) -> Any:
     charts = [picture_chart(picture) for picture in pictures if readable(partial(picture_chart, picture))]
     if not charts:
         raise FlopwiseError("none of the charts could be drawn", "the run's rows are not as this version writes them")
-    return charts[0] if len(charts) == 1 else altair().vconcat(*charts).resolve_scale(color="independent")
+    return (
+        charts[0]
+        if len(charts) == 1
+        else altair().vconcat(*charts).resolve_scale(color="independent", xOffset="independent")
+    )
 
 
 # --- rows and units

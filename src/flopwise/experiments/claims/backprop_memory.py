@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from flopwise import units
 from flopwise.errors import one_line
-from flopwise.experiments.experiment import Axis, Experiment, Picture, bar, columns, table_of
+from flopwise.experiments.experiment import Axis, Experiment, Picture, bar, columns, span, table_of
 from flopwise.experiments.rows import Row, by, fields, select
 from flopwise.experiments.verdict import Check, each, holds, require, said
 from flopwise.records.experiment import Place
@@ -28,6 +28,7 @@ CLAIM = (
     "three tensors, or one when computed again, and then as fused kernels make 5 memory accesses instead of 8."
 )
 NOTHING, INPUT, OUTPUT, BOTH, OTHER = "nothing", "its input", "its output", "input and output", "something else"
+WORDS = (NOTHING, INPUT, OUTPUT, BOTH, OTHER)
 EXPECTED = {"add": NOTHING, "sigmoid": OUTPUT, "square": INPUT}
 KEPT, AGAIN, COMPILED = "eager, kept", "eager, computed again", "torch.compile"
 ACCESSES = {"fused, kept": 8, "fused, computed again": 5}  # the lecture's
@@ -112,13 +113,14 @@ def _operations(bench: "Bench") -> "dict[str, Operation]":
 
 
 def _saved(operation: "Operation", x: "Tensor") -> "tuple[list[Tensor], Tensor]":
-    """What autograd keeps while an operation runs, and its result."""
+    """What autograd keeps while an operation runs, and its result. Weights are there anyway, and not counted."""
     import torch
 
     saved: list[Tensor] = []
 
     def keep(tensor: "Tensor") -> "Tensor":
-        saved.append(tensor.detach())
+        is_weight = tensor.is_leaf and tensor.requires_grad and tensor is not x
+        saved.extend([] if is_weight else [tensor.detach()])
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
@@ -267,7 +269,11 @@ def _counted(ways: Mapping[str, Sigmoids]) -> Iterator[Check]:
 
 
 def draw(rows: Rows, place: Place) -> list[Picture]:
-    kept = [fields(row) | {"times": row.kept_bytes / row.input_bytes} for row in select(rows, Kept) if row.input_bytes]
+    kept = [
+        {"operation": row.operation, "what": row.what, "from": 0.0, "times": row.kept_bytes / row.input_bytes}
+        for row in select(rows, Kept)
+        if row.input_bytes
+    ]
     accesses = [
         {"way": row.way, "count": count, "what": what}
         for row in select(rows, Sigmoids)
@@ -275,17 +281,14 @@ def draw(rows: Rows, place: Place) -> list[Picture]:
         if count is not None
     ]
     return [
-        bar(kept, Axis("operation"), Axis("times", "kept, times the input"), colour="what", words=WORDS).titled(
+        span(kept, Axis("from", "times the input", to="times"), Axis("operation"), colour="what", words=WORDS).titled(
             "What an operation keeps for backward",
-            "An output is often the next operation's input, and then kept once for both.",
+            "Weights not counted. An output is often the next operation's input, and then kept once for both.",
         ),
         bar(accesses, Axis("way"), Axis("count", "of the input's size"), colour="what").titled(
             "Three sigmoids", "Computed again, a tensor less is written and one less is read: 5 of 8 accesses are left."
         ),
     ]
-
-
-WORDS = (NOTHING, INPUT, OUTPUT, BOTH, OTHER)
 
 
 def tabulate(rows: Rows, place: Place) -> list[Table]:

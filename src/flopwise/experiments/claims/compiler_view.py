@@ -34,6 +34,7 @@ CLAIM = (
 EAGER, COMPILED = WAYS = ("eager", "torch.compile")
 CHAINS = ("sin² + cos²", "GeLU", "softmax")
 WRONG = 1e-5
+GAP = 0.03  # of a bar in the picture, between it and the next
 ONCE = 1.05  # times the bytes of x and of the result: a softmax's maxima and sums are a thousandth
 _CALL = re.compile(r"^[ \t]+(?:\w+ = )?((?:cpp|triton)_\w+?)(?:\.run)?\((.*)\)", re.MULTILINE)
 _BUFFER = re.compile(r"(\w+) = empty_strided\w*\(\(([\d, ]*)\), .*?torch\.(\w+)\)")
@@ -213,7 +214,9 @@ def draw(rows: Rows, place: Place) -> list[Picture]:
         begun = reached.get(name, 0)
         reached[name] = begun + row.moved_bytes
         what = row.kernel if row.way == EAGER else f"kernel {row.position + 1}"
-        spans.append({"name": name, "from_bytes": begun, "to_bytes": 0.99 * reached[name], "kernel": what})
+        spans.append(
+            {"name": name, "from_bytes": begun, "to_bytes": reached[name] - GAP * row.moved_bytes, "kernel": what}
+        )
     times = [fields(row) | {"took_ns": row.took_ns} for row in select(rows, Chain)]
     moved = Axis("from_bytes", "read and written so far", to="to_bytes")
     return [

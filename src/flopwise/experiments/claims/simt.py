@@ -26,7 +26,8 @@ CLAIM = (
     "memory and registers of a block limit how many there are."
 )
 WARP = 32
-SIZES = (8, 16, 24, 31, 32, 33, 40, 48, 56, 64, 65, 80, 96, 97, 112, 128, 129, 160, 192, 224, 256, 257, 320, 512, 1024)
+MULTIPLES = range(WARP, 257, WARP)
+SIZES = tuple(sorted({*range(8, 129, 8), 31, *MULTIPLES, *(n + 1 for n in MULTIPLES), 512, 1024}))  # threads of a block
 QUICK_SIZES = (16, 32, 33, 64, 65, 96, 256)
 NEEDED = (33, 64, 65, 96)
 COUNT, STEPS = 2**22, 512  # threads; multiplications and additions of each
@@ -38,6 +39,7 @@ SHARED_KIB, AT_ONCE, READERS = (
 BLOCKS, KEPT, BLOCK, ROUNDS = (1, 2, 3, 4, 6, 8), 96, 256, 64  # as in simt.cu
 ARRAY_BYTES = 2**30  # more than any L2 cache
 LANES = (0.8, 1.25)  # measured over what the share of working threads says
+DRAWN = 260  # threads of a block: beyond, the steps are too small to see
 SEVERAL, HARDLY = 2.0, 1.2  # times the bandwidth with all warps, of that with the fewest
 SOURCE = Path(__file__).with_suffix(".cu")
 
@@ -203,7 +205,7 @@ def _eight(rows: Rows) -> str:
 
 
 def draw(rows: Rows, place: Place) -> list[Picture]:
-    blocks = select(rows, Block)
+    blocks = [row for row in select(rows, Block) if row.threads <= DRAWN]
     best = max((row.rate_flops_per_s for row in blocks), default=0.0)
     rates = [
         {"threads": row.threads, "rate_flops_per_s": rate, "what": what}
@@ -215,9 +217,7 @@ def draw(rows: Rows, place: Place) -> list[Picture]:
     kept = [fields(row) | {"name": f"{row.registers} registers"} for row in select(rows, Registers)]
     occupancy = Axis("occupancy_share", "occupancy: warps of those that fit")
     return [
-        line(
-            rates, Axis("threads", "threads of a block", log=True), Axis("rate_flops_per_s", "rate"), colour="what"
-        ).titled(
+        line(rates, Axis("threads", "threads of a block"), Axis("rate_flops_per_s", "rate"), colour="what").titled(
             "Rate of arithmetic by the threads of a block",
             "A block pays for whole warps: one thread more than a multiple of 32 costs 32.",
         ),
