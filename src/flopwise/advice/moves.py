@@ -204,6 +204,6 @@ def reference_of(start: Workload, *, lighter: bool = False) -> Workload:
     if not isinstance(start.subject, ModelSpec):
         return start
     if lighter:
-        return msgspec.structs.replace(start, recipe=Recipe(checkpoint=int(start.phase != "forward")))
+        return msgspec.structs.replace(start, recipe=Recipe(checkpoint=int(start.trains)))
     eager = Recipe(attention="naive", norm="eager", activation="eager")
     return msgspec.structs.replace(start, recipe=eager if start.implementation == "flopwise" else Recipe())

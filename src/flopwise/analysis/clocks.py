@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 
 from flopwise.predict.flops import mfu, model_flops
+from flopwise.predict.inference import generation_part
 from flopwise.records.run import STEP, PhaseTimes, Point, Ran, Telemetry
 from flopwise.spec.gpu import find_gpu
 from flopwise.spec.model import ModelSpec
@@ -102,6 +103,7 @@ class StepWork(msgspec.Struct, frozen=True, kw_only=True):
     flops: int = 0  # useful: every score counted, nothing computed twice; 0: not known
     tokens: int = 0  # 0: the input shows none
     dtype: str = ""  # that most of the FLOPs are done in: its peak is the one to reach
+    least_bytes: int = 0  # of a step of generation: weights, cache and logits, each read or written once
 
     def tokens_per_second(self, step_ns: float) -> float | None:
         return self.tokens * 1e9 / step_ns if self.tokens and step_ns else None
@@ -124,7 +126,10 @@ def step_work(workload: Workload, ran: Ran | None) -> StepWork:
     """A model's by formula; of any other step what was seen of it."""
     if isinstance(workload.subject, ModelSpec):
         flops = model_flops(workload.subject, workload.batch, workload.context, workload.phase).total
-        return StepWork(flops=flops, tokens=workload.batch * workload.context, dtype=workload.recipe.compute)
+        part = generation_part(workload)
+        tokens = part.tokens if part is not None else workload.batch * workload.context
+        least = part.read_bytes + part.write_bytes if part is not None else 0
+        return StepWork(flops=flops, tokens=tokens, dtype=workload.recipe.compute, least_bytes=least)
     seen = ran.seen if ran is not None else None
     return StepWork(flops=seen.useful_flops, tokens=seen.tokens, dtype=seen.dtype) if seen is not None else StepWork()
 

@@ -19,13 +19,16 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
     now_ns: float
     reachable_ns: float | None = None  # with all changes found that leave the training as it is; of a tuning, measured
     changes: int = 0  # how many
-    limit_ns: float | None = None  # the useful FLOPs at `peak_flops`: an MFU of 100 %
+    limit_ns: float | None = (
+        None  # the useful FLOPs at `peak_flops`: an MFU of 100 %; or its bytes at `bandwidth`, if longer
+    )
     peak_flops: float | None = None  # the datasheet's dense peak of `dtype`
     dtype: str = ""
+    bandwidth: float | None = None  # bytes per second, where they set the limit
 
     def mfu(self, ns: float) -> float | None:
-        """The share of the limit's peak that a step of this time reaches."""
-        return self.limit_ns / ns if self.limit_ns is not None and ns > 0 else None
+        """The share of the peak that a step of this time reaches; None where bytes set its limit, which MFU says nothing of."""
+        return self.limit_ns / ns if self.limit_ns is not None and not self.bandwidth and ns > 0 else None
 
 
 def reach(now_ns: float, saved_ns: Sequence[float], found: Waterfall | None = None, gpu: str = "") -> Reach:
@@ -55,7 +58,8 @@ def tuned_reach(tuning: Tuning) -> Reach:
 def point_reach(point: Point, saved_ns: Sequence[float] = ()) -> Reach:
     """Of a measured step."""
     work = step_work(point.trial.workload, point.ran)
-    return after(limit(work.flops, work.dtype, gpu_name(point)), summarise(point)[0].wall.median, saved_ns)
+    most = limit(work.flops, work.dtype, gpu_name(point), work.least_bytes)
+    return after(most, summarise(point)[0].wall.median, saved_ns)
 
 
 def after(most: Reach, now_ns: float, saved_ns: Sequence[float]) -> Reach:
@@ -65,11 +69,22 @@ def after(most: Reach, now_ns: float, saved_ns: Sequence[float]) -> Reach:
     return msgspec.structs.replace(most, now_ns=now_ns, reachable_ns=reached, changes=len(saved_ns) if reached else 0)
 
 
-def limit(flops: float, dtype: str, gpu: str) -> Reach:
-    """At the peak in half precision, which any step may use; at that of its own dtype where it is higher."""
+def limit(flops: float, dtype: str, gpu: str, least_bytes: float = 0.0) -> Reach:
+    """At the peak in half precision, which any step may use; at that of its own dtype where it is higher.
+
+    `least_bytes`: what a step of generation cannot do without, read and written once.
+
+    >>> limit(1e9, "bf16", "h200", 2.4e9).limit_ns     # a token of a model of 1.2 billion parameters, at 4.8 TB/s
+    500000.0
+    """
     machine = find_gpu(gpu) if gpu else None
     peaks = {one: machine.peaks[one] for one in (*_HALF, dtype) if one in machine.peaks} if machine is not None else {}
     if not flops or not peaks:
         return Reach(now_ns=0.0)
     best = max(peaks, key=lambda one: peaks[one])
-    return Reach(now_ns=0.0, limit_ns=1e9 * flops / peaks[best], peak_flops=peaks[best], dtype=best)
+    computing_ns, bandwidth = 1e9 * flops / peaks[best], machine.bandwidth_bytes_s if machine is not None else None
+    moving_ns = 1e9 * least_bytes / bandwidth if bandwidth else 0.0
+    found = Reach(now_ns=0.0, limit_ns=computing_ns, peak_flops=peaks[best], dtype=best)
+    return (
+        msgspec.structs.replace(found, limit_ns=moving_ns, bandwidth=bandwidth) if moving_ns > computing_ns else found
+    )

@@ -12,11 +12,19 @@ from flopwise.capture.memory_limit import memory_bytes
 from flopwise.capture.step import Step
 from flopwise.errors import Unsupported
 from flopwise.lm.attention import sdpa_backend_name
+from flopwise.lm.generation import Generation
 from flopwise.lm.loss import hidden_loss, loss_full
 from flopwise.lm.optimizer import make_optimizer
 from flopwise.lm.overlap import UpdateInBackward, parameter_groups
 from flopwise.lm.own_kernels import own_levers, written_out
-from flopwise.lm.precision import apply_fp32_matmul, autocast, fp32_matmul_probe, on_fake_tensors, weights_dtype
+from flopwise.lm.precision import (
+    apply_fp32_matmul,
+    autocast,
+    fp32_matmul_probe,
+    on_fake_tensors,
+    torch_dtype,
+    weights_dtype,
+)
 from flopwise.lm.schedule import warmup_cosine
 from flopwise.lm.transformer import Transformer
 from flopwise.patch.blocks import blocks_of, compile_blocks
@@ -47,12 +55,15 @@ class ModelStep:
             self.model = _build(workload)
             exact = _exact_weights(self.model, workload)
             self.model.to(weights_dtype(recipe))
-            sizes = (workload.batch, workload.context)
+            sizes = (workload.batch, 1 if workload.phase == "decode" else workload.context)
             self.tokens = torch.randint(spec.vocab, sizes)  # [B, T]
             self.targets = torch.randint(spec.vocab, sizes)  # [B, T]
-        self.model.train(workload.phase != "forward")
+        self.model.train(workload.trains)
         self.scaler = torch.amp.GradScaler(device.type, enabled=recipe.precision == "fp16")
         self.logits_of: Callable[[Tensor], Tensor] = self.model.forward
+        if workload.generates:
+            cached = torch_dtype(recipe.compute)
+            self.logits_of = Generation(cast(Transformer, self.model), workload.batch, workload.context, cached)
         self.hidden_of: Callable[[Tensor], Tensor] = self.model.hidden
         if recipe.compile == "blocks":
             compile_blocks(_blocks(self.model, workload), dynamic=False)
@@ -89,7 +100,7 @@ class ModelStep:
             self.optimizers = [make(self.model.parameters())]
 
     def phases(self) -> dict[str, Callable[[], object]]:
-        if self.workload.phase == "forward":
+        if not self.workload.trains:
             return {"forward": self.infer}
         each: dict[str, Callable[[], object]] = {"forward": self.forward, "loss": self.compute_loss}
         each["backward"] = self.backward
@@ -167,9 +178,10 @@ class ModelStep:
         if self.recipe.attention != "sdpa":
             return self.recipe.attention
         spec, w = cast(ModelSpec, self.workload.subject), self.workload
-        options: dict[str, Any] = {"dtype": dtype, "device": self.device, "requires_grad": w.phase != "forward"}
-        q, k, v = (torch.empty(w.batch, spec.n_heads, w.context, spec.head_dim, **options) for _ in "qkv")
-        return f"sdpa: {sdpa_backend_name(q, k, v)}"
+        options: dict[str, Any] = {"dtype": dtype, "device": self.device, "requires_grad": w.trains}
+        lengths = (1 if w.phase == "decode" else w.context, w.context, w.context)
+        q, k, v = (torch.empty(w.batch, spec.n_heads, length, spec.head_dim, **options) for length in lengths)
+        return f"sdpa: {sdpa_backend_name(q, k, v, causal=w.phase != 'decode')}"
 
 
 def model_step(workload: Workload, device: torch.device) -> Step:
@@ -192,10 +204,14 @@ def _refuse_oversized(workload: Workload, device: torch.device) -> None:
     if on_fake_tensors():
         return
     spec, recipe = cast(ModelSpec, workload.subject), workload.recipe
-    copies = {"forward": 1, "backward": 2, "train": 4}[workload.phase] - (recipe.overlap == "on")
+    copies = {"backward": 2, "train": 4}.get(workload.phase, 1) - (recipe.overlap == "on")
     weights = spec.parameters() * weights_dtype(recipe).itemsize * copies
-    rows = workload.batch * workload.context * max(spec.d_model, spec.vocab if recipe.loss == "full" else 0)
-    least = weights + rows * 2 + workload.batch * workload.context * 16
+    tokens = workload.batch * workload.context
+    if workload.generates:
+        rows = 2 * tokens * spec.n_layers * spec.n_kv_heads * spec.head_dim  # of the cache
+    else:
+        rows = tokens * max(spec.d_model, spec.vocab if recipe.loss == "full" else 0)
+    least = weights + rows * 2 + tokens * 16
     available = memory_bytes(device)
     if least > available:
         raise MemoryError(f"out of memory: needs at least {units.size(least)} of {units.size(available)}")
@@ -204,7 +220,7 @@ def _refuse_oversized(workload: Workload, device: torch.device) -> None:
 def _build(workload: Workload) -> HfModel | Transformer:
     if workload.implementation == "transformers":
         return HfModel(workload)
-    return Transformer(cast(ModelSpec, workload.subject), workload.recipe, workload.context)
+    return Transformer(cast(ModelSpec, workload.subject), workload.recipe, workload.context + workload.generates)
 
 
 def _exact_weights(model: nn.Module, workload: Workload) -> dict[Tensor, Tensor]:

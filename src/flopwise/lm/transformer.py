@@ -59,16 +59,17 @@ class Transformer(nn.Module):
         logits: Tensor = self.head(self.hidden(tokens))
         return logits
 
-    def hidden(self, tokens: Tensor) -> Tensor:
-        """What the head sees: the last block's output after the final norm, [B, T, D]."""
-        context = tokens.shape[1]
-        self._check(context)
+    def hidden(self, tokens: Tensor, past: int = 0) -> Tensor:
+        """What the head sees: the last block's output after the final norm, [B, T, D]. `past`: positions before the first."""
+        end = past + tokens.shape[1]
+        self._check(end)
         x = self.embedding(tokens)  # [B, T, D]
         angles: Angles = None
         if self.positions is not None:
-            x = x + self.positions.weight[:context]
+            x = x + self.positions.weight[past:end]
         elif self.rope is not None:
-            angles = self.rope(context, tokens.device)
+            cos, sin = self.rope(end, tokens.device)
+            angles = (cos[past:], sin[past:]) if past else (cos, sin)
         x = self._run_blocks(x, angles)
         normed: Tensor = self.norm(x)
         return normed

@@ -182,7 +182,7 @@ def _unset_levers(workload: Workload, quick: bool) -> Iterator[tuple[str, str | 
     levers: list[tuple[str, str | int]] = [("precision", "bf16"), ("precision", "bf16-pure")]
     if recipe.attention == "naive":
         levers.append(("attention", "sdpa"))
-    if workload.phase != "forward":
+    if workload.trains:
         levers += [("loss", "chunked"), ("loss", "fused"), *(("checkpoint", n) for n in sizes)]
     if workload.phase == "train":
         levers += [("optimizer", "fused"), *([("overlap", "on")] if recipe.precision != "fp16" else [])]

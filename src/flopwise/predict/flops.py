@@ -68,15 +68,17 @@ def model_flops(spec: ModelSpec, batch: int, context: int, phase: str = "train")
     >>> f.backward == 2 * f.forward, round(f.total / f.rule, 3)
     (True, 1.014)
     """
-    tokens = batch * context
-    square = 4 * batch * spec.n_heads * spec.head_dim * context * context * spec.n_layers
+    decode, passes = phase == "decode", 3 if phase in ("backward", "train") else 1
+    tokens, seen = (batch, context + 1) if decode else (batch * context, context)
+    square = 4 * tokens * spec.n_heads * spec.head_dim * seen * spec.n_layers
     forward = 2 * matmul_parameters(spec) * tokens + square
-    passes = 1 if phase == "forward" else 3
+    if phase == "prefill":  # the head sees each prompt's last token alone
+        forward -= 2 * spec.vocab * spec.d_model * (tokens - batch)
     return ModelFlops(
         forward=forward,
         backward=forward * (passes - 1),
         attention_forward=square,
-        causal_saved=round(square * passes * (1 - causal_share(context))),
+        causal_saved=0 if decode else round(square * passes * (1 - causal_share(context))),
         rule=2 * passes * spec.parameters() * tokens,
     )
 

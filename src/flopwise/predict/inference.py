@@ -7,6 +7,7 @@ from flopwise.spec.dtypes import named
 from flopwise.spec.gpu import Gpu
 from flopwise.spec.model import ModelSpec
 from flopwise.spec.recipe import Recipe
+from flopwise.spec.workload import Workload
 
 
 class InferencePart(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,7 +69,6 @@ def inference(spec: ModelSpec, batch: int, context: int, recipe: Recipe) -> Infe
     weights = spec.parameters() * item
     read_once = matmul_parameters(spec) * item  # of the embedding only the rows asked for
     cache = kv_cache_bytes(spec, batch, context, item)
-    attention = 4 * batch * spec.n_heads * spec.head_dim * (context + 1) * spec.n_layers
     logits = batch * spec.vocab * item
     return Inference(
         batch=batch,
@@ -80,18 +80,31 @@ def inference(spec: ModelSpec, batch: int, context: int, recipe: Recipe) -> Infe
         prefill=InferencePart(
             part="prefill",
             tokens=batch * context,
-            flops=model_flops(spec, batch, context, "forward").causal,  # the least: no faster than the limit from it
+            flops=model_flops(spec, batch, context, "prefill").causal,  # the least: no faster than the limit from it
             read_bytes=read_once,
-            write_bytes=cache + context * logits,
+            write_bytes=cache + logits,  # of the last token
         ),
         decode=InferencePart(
             part="decode",
             tokens=batch,
-            flops=2 * matmul_parameters(spec) * batch + attention,
+            flops=model_flops(spec, batch, context, "decode").total,
             read_bytes=read_once + cache,
             write_bytes=kv_cache_bytes(spec, batch, 1, item) + logits,
         ),
     )
+
+
+def generation_part(workload: Workload) -> InferencePart | None:
+    """What a step of generation must do at least, with weights and cache in half precision; None of any other step.
+
+    >>> from flopwise.spec.workload import workload
+    >>> generation_part(workload("small", phase="decode", batch=8)).tokens, generation_part(workload("small"))
+    (8, None)
+    """
+    if not workload.generates or not isinstance(workload.subject, ModelSpec):
+        return None
+    found = inference(workload.subject, workload.batch, workload.context, Recipe(precision="bf16"))
+    return found.decode if workload.phase == "decode" else found.prefill
 
 
 def inference_limit(part: InferencePart, gpu: Gpu, dtype: str) -> InferenceLimit | None:

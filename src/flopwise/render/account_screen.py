@@ -3,11 +3,13 @@
 from collections.abc import Sequence
 
 from flopwise import units
+from flopwise.analysis.clocks import step_work
 from flopwise.analysis.reach import Reach, after, limit
 from flopwise.predict.account import Account, GpuAccount, total_row
 from flopwise.predict.fit import LeverEffect, memory_levers
 from flopwise.predict.flops import TrainingTime
 from flopwise.predict.machine import machine_with
+from flopwise.predict.op_time import LAUNCH
 from flopwise.predict.plain_levers import LeverSaving, predicted_levers
 from flopwise.predict.step_time import StepTime
 from flopwise.render.actions import action
@@ -31,6 +33,7 @@ from flopwise.render.screen import (
 from flopwise.work.operation import OWNERS
 
 _BOUND = {"compute": "its FLOPs", "bandwidth": "memory bandwidth", "launch": "the CPU, which launches too late"}
+_SHORT = "its kernels, most of them as short as kernels are"
 
 
 def account_screen(a: Account) -> Screen:
@@ -45,7 +48,8 @@ def _time(a: Account, one: GpuAccount, time: StepTime) -> Screen:
     now_ns, (found, best) = a.measured_ns or time.wall_ns, _reached(a, one, time)
     now = Figure(NOW, now_ns, MEASURED if a.measured_ns else PREDICTED, note="as given" if a.measured_ns else "not run")
     figures = (_with_mfu(now, found), *reach_figures(found))
-    bound = f", bound by {_BOUND.get(time.bound, time.bound)}" if time.bound else ""
+    by = _BOUND.get(time.bound, time.bound) if time.bound != LAUNCH or time.gpu_ns < time.wall_ns else _SHORT
+    bound = f", bound by {by}" if time.bound else ""
     return Screen(
         title=a.workload.label(),
         where=one.gpu.title,
@@ -71,7 +75,8 @@ def _reached(a: Account, one: GpuAccount, time: StepTime) -> tuple[Reach, list[t
     scale = now_ns / time.wall_ns if time.wall_ns else 1.0
     levers = one.levers or predicted_levers(a.workload, machine_with(one.gpu), time.wall_ns)
     best = [(c, scale * c.saving_ns) for c in levers]
-    most = limit(one.useful_flops, a.workload.recipe.compute if a.flops else one.compute_dtype, one.gpu.name)
+    dtype, work = a.workload.recipe.compute if a.flops else one.compute_dtype, step_work(a.workload, None)
+    most = limit(work.flops if a.workload.generates else one.useful_flops, dtype, one.gpu.name, work.least_bytes)
     return after(most, now_ns, [saving_ns for _, saving_ns in best]), best
 
 

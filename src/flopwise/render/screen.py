@@ -98,8 +98,9 @@ def reach_figures(found: Reach, how: str = PREDICTED) -> tuple[Figure, ...]:
     if (ns := found.reachable_ns) is not None:
         figures.append(Figure(REACHABLE, ns, how, found.mfu(ns), with_changes(found.changes)))
     if (ns := found.limit_ns) is not None:
-        rate = f"{units.rate(found.peak_flops or 0.0, 'FLOP/s')} {found.dtype}"
-        figures.append(Figure(LIMIT, ns, SPECIFIED, found.mfu(ns), f"its FLOPs at {rate}"))
+        note = f"its FLOPs at {units.rate(found.peak_flops or 0.0, 'FLOP/s')} {found.dtype}"
+        note = f"its bytes at {units.rate(found.bandwidth, 'B/s')}" if found.bandwidth else note
+        figures.append(Figure(LIMIT, ns, SPECIFIED, found.mfu(ns), note))
     return tuple(figures)
 
 

@@ -13,7 +13,9 @@ from flopwise.spec.model import ModelSpec, preset
 from flopwise.spec.recipe import CHOICES, LEVERS, OWN_OPTIMIZERS, Recipe, recipe_from
 from flopwise.spec.user_step import check_arguments, is_user_step, reference_in
 
-PHASES = ("forward", "backward", "train")
+PHASES = ("forward", "backward", "train", "prefill", "decode")
+GENERATION = ("prefill", "decode")  # with a cache of keys and values
+CACHED_ATTENTION = ("naive", "sdpa", "sdpa-flash", "sdpa-cudnn")  # which also see a past without a mask
 PROFILERS = KINETO, NSYS = "kineto", "nsys"
 IMPLEMENTATIONS = ("flopwise", "transformers")
 _SIZES = ("batch", "context", "phase")
@@ -154,7 +156,18 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
         >>> workload("small").own_model.n_layers, workload("op:gelu").own_model
         (12, None)
         """
-        return self.subject if isinstance(self.subject, ModelSpec) and self.implementation == "flopwise" else None
+        own = isinstance(self.subject, ModelSpec) and self.implementation == "flopwise" and not self.generates
+        return self.subject if own else None  # type: ignore[return-value]
+
+    @property
+    def generates(self) -> bool:
+        """Whether it is a step of generation: a prompt, or one token of each sequence."""
+        return self.phase in GENERATION
+
+    @property
+    def trains(self) -> bool:
+        """Whether there is a backward pass."""
+        return self.phase in ("backward", "train")
 
     def label(self) -> str:
         """One line that distinguishes this workload from others.
@@ -303,13 +316,15 @@ _KERNELS = (  # a lever's value, and what a model must be for what it computes
 
 def _model_rules(w: Workload, spec: Any, recipe: Recipe) -> _Rules:
     limit, window, own = spec.max_context, spec.window, w.implementation == "flopwise"
+    yield from _generation_rules(w, recipe)
+    end = w.context + (w.phase == "decode")
     yield (
-        limit and w.context > limit,
-        f"context = {w.context} is longer than the model's {limit}",
+        limit and end > limit,
+        f"context = {w.context} is longer than the model's {limit}" + " with the new token" * (w.phase == "decode"),
         f"allowed: 1 to {limit}; or raise max_context",
     )
     yield (
-        window and w.context > window and own,
+        window and end > window and own,
         f"context = {w.context} is longer than the sliding window of {window}, which flopwise's model does not have",
         f"allowed: 1 to {window}; or implementation = transformers",
     )
@@ -325,9 +340,31 @@ def _model_rules(w: Workload, spec: Any, recipe: Recipe) -> _Rules:
         f"precision = 'bf16-master' needs an optimizer that keeps masters, and {recipe.optimizer} does not",
         f"allowed: optimizer = {' or '.join(OWN_OPTIMIZERS)}",
     )
-    for lever, what in (("graph", "captures the whole training step"), ("overlap", "is about the optimizer")):
-        refused = getattr(recipe, lever) == "on" and not train
-        yield refused, f"{lever} = 'on' {what}, and phase = '{w.phase}' has none", "allowed: phase = train"
+    for lever, what, others in (
+        ("graph", "captures a whole step", ", prefill, decode"),
+        ("overlap", "is about the optimizer", ""),
+    ):
+        refused = getattr(recipe, lever) == "on" and not train and not (lever == "graph" and w.generates)
+        yield refused, f"{lever} = 'on' {what}, and phase = '{w.phase}' has none", f"allowed: phase = train{others}"
+
+
+def _generation_rules(w: Workload, recipe: Recipe) -> _Rules:
+    phase = f"phase = '{w.phase}'"
+    yield (
+        w.generates and w.implementation != "flopwise",
+        f"{phase} runs flopwise's own model, not that of transformers",
+        "omit implementation; or give a step of your own that calls model.generate",
+    )
+    yield (
+        w.generates and recipe.attention not in CACHED_ATTENTION,
+        f"attention = '{recipe.attention}' reads no cache of keys and values, which {phase} has",
+        f"allowed: {', '.join(CACHED_ATTENTION)}",
+    )
+    yield (
+        w.generates and w.context < 2,
+        f"context = {w.context} is no prompt, which {phase} needs",
+        "allowed: 2 and more",
+    )
 
 
 def _op_rules(w: Workload, subject: Any, recipe: Recipe) -> _Rules:
@@ -347,8 +384,8 @@ def _op_rules(w: Workload, subject: Any, recipe: Recipe) -> _Rules:
         "omit phase",
     )
     yield (
-        w.phase == "train",
-        f"phase = 'train' means nothing to {w.target}: it has no optimizer",
+        w.phase not in ("forward", "backward"),
+        f"phase = '{w.phase}' means nothing to {w.target}: it is one operation",
         "allowed: forward, backward",
     )
 

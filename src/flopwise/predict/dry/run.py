@@ -68,7 +68,7 @@ def _extended(workload: Workload, gpu: Architecture, attention: Attention) -> Ta
     spec, recipe = workload.subject, workload.recipe
     if not isinstance(spec, ModelSpec) or workload.implementation != "flopwise":
         return None
-    every = recipe.checkpoint if workload.phase != "forward" else 0
+    every = recipe.checkpoint if workload.trains else 0
     depth = shallow_depth(spec.n_layers, every)
     if depth is None:
         return None
