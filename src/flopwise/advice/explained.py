@@ -2,12 +2,14 @@
 
 import contextlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 import polars as pl
 
+from flopwise import units
 from flopwise.advice.findings import changes, findings, host_findings
 from flopwise.advice.gather import facts_of
 from flopwise.advice.host_facts import HostFacts
@@ -21,14 +23,17 @@ from flopwise.analysis.together import device_names, together
 from flopwise.analysis.traced_steps import workers
 from flopwise.errors import FlopwiseError
 from flopwise.records.finding import Finding
+from flopwise.records.note import Note
 from flopwise.records.run import Point
 from flopwise.store import StoredRun, find, runs_root
 from flopwise.trace.attribute import Attribution, attribute
+from flopwise.trace.graph_capture import CAPTURE, captures_beside, join_replays, replays_unknown
 from flopwise.trace.read import read_trace
 from flopwise.trace.tables import Trace
 
 _WORTH_EXPLAINING = 0.01  # of the busiest device's work: what does less does not run the job
 _MOST_DEVICES = 64
+_ALL_OF_IT = 0.99  # of the replayed time: no other capture is looked for
 LOOP = "loop"  # the key of notes about a watched loop
 _Explained = TypeVar("_Explained", Explanation, HostExplanation)
 
@@ -41,9 +46,12 @@ def explained_trace(
     gpu: str | None = None,
     runs: str | Path | None = None,
     device: int | None = None,
+    capture: str | Path | None = None,
 ) -> Explanation | HostExplanation:
-    """Of a file; `point` is the step that it is a trace of, where that is known. `device`: by default the busiest."""
-    trace = read_trace(path)
+    """Of a file; `point` is the step that it is a trace of, where that is known. `device`: by default the busiest.
+
+    `capture`: the trace in which its CUDA graphs were captured; else one is looked for beside it."""
+    trace = with_captures(read_trace(path), path, capture)
     if not without_gpu_work(trace):
         return _with_subject(explain_devices(trace, point, device, timings=timings, gpu=gpu, runs=runs), point)
     untraced = point
@@ -51,6 +59,35 @@ def explained_trace(
         timed = timings if isinstance(timings, StoredRun) else StoredRun.load(find(timings, runs_root(runs)))
         untraced = host_timing_of(timed)
     return _with_subject(explain_host_work(trace, untraced), point)
+
+
+def with_captures(trace: Trace, path: Path, capture: str | Path | None = None) -> Trace:
+    """The trace with the ops and modules of its replayed CUDA graphs, as far as a capture or other kernels tell them."""
+    given = [Path(capture)] if capture is not None else captures_beside(path, trace) if replays_unknown(trace) else []
+    best, where = join_replays(trace), path
+    for file in given:
+        try:
+            joined = join_replays(trace, read_trace(file))
+        except FlopwiseError:
+            if capture is not None:
+                raise
+            continue
+        if joined.share > best.share:
+            best, where = joined, file
+        if best.share >= _ALL_OF_IT:
+            break
+    if capture is not None and where == path:
+        problem = f"{capture} is not the capture of the CUDA graphs that {path} replays"
+        raise FlopwiseError(problem, "its nodes are others, or in another order: name the capture of this batch size")
+    if not best.how:
+        return trace
+    told = (
+        f"their capture in {where.name}"
+        if best.how == CAPTURE
+        else "kernels of the same names that were launched singly"
+    )
+    text = f"{units.percent(best.share, 0)} of the time of CUDA graphs is attributed to ops and modules by {told}"
+    return replace(best.trace, notes=(*best.trace.notes, Note("joined_graphs", text)))
 
 
 def explain_devices(

@@ -83,7 +83,7 @@ def details(part: TracedSteps) -> Details:
         steps=n,
         waits=host_waits(trace, steps),
         chains=_chains(work, n),
-        products=products(trace, work, n),
+        products=products(part.whole, work, n),
         compiled=_compiled_regions(trace, steps),
         host_ns=_launching_ns(part),
         loading_ns=_loading(trace, part.low_ns, part.high_ns) / n,

@@ -180,7 +180,8 @@ def _pieces(n: int) -> str:
 
 
 def _with_shapes(work: pl.DataFrame, trace: Trace) -> pl.DataFrame:
-    """The number of the sizes of each row's op (0: not given), and a 1 in `ops` at the first row of an op that has them."""
+    """The number of the sizes of each row's op (0: not given), and a 1 in `ops` at the first row of an op that has them; of an
+    op captured into a CUDA graph, at the first row of each replay."""
     if not trace.sized_ops.height:
         return work.with_columns(shape=pl.lit(0, pl.UInt32), ops=pl.lit(0, pl.UInt32))
     of_op = np.zeros(trace.ops.height + 1, dtype=np.uint32)  # the last: work without an op
@@ -189,7 +190,10 @@ def _with_shapes(work: pl.DataFrame, trace: Trace) -> pl.DataFrame:
     shape = of_op[op]
     rows = np.flatnonzero(shape)
     ops = np.zeros(len(op), dtype=np.uint32)
-    ops[rows[np.unique(op[rows], return_index=True)[1]]] = 1
+    replay = np.where((work["attributed"] == "graph").to_numpy(), work["launch_ns"].fill_null(0).to_numpy(), 0)[rows]
+    order = np.lexsort((rows, replay, op[rows]))
+    again = (np.diff(op[rows][order]) == 0) & (np.diff(replay[order]) == 0)
+    ops[rows[order[np.concatenate(([True], ~again))]] if len(order) else order] = 1
     return work.with_columns(pl.Series("shape", shape), pl.Series("ops", ops))
 
 

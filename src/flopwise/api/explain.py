@@ -18,6 +18,7 @@ def explain(
     gpu: str | None = None,
     runs: str | Path | None = None,
     device: int | None = None,
+    capture: str | Path | None = None,
 ) -> Explanation | HostExplanation:
     """Explain a trace: a run that has one (`last`, an id, a tag, a path), or a Kineto or Nsight Systems file.
 
@@ -28,11 +29,14 @@ def explain(
     the busiest's, or `device`'s; its `devices` has one for each, and `together` what they tell together. A trace without GPU
     work is explained by the host's time: the answer is a HostExplanation.
 
+    `capture`: the trace in which the CUDA graphs that this one replays were captured; it tells their ops and modules. Files
+    beside the trace with 'capture' in their name are looked into.
+
     >>> flopwise.explain("trace.json.gz").verdict        # doctest: +SKIP
     'launch-bound: the GPU is idle 73% of the time: …'
     """
     path, point = trace_of(target, runs)
-    return explained_trace(path, point, timings=timings, gpu=gpu, runs=runs, device=device)
+    return explained_trace(path, point, timings=timings, gpu=gpu, runs=runs, device=device, capture=capture)
 
 
 def with_gpu_work(explained: Explanation | HostExplanation) -> Explanation:

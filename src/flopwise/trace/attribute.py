@@ -73,12 +73,12 @@ def attribute(trace: Trace) -> Attribution:
     """Find for everything that ran on the GPU what launched it, and in which phase and module."""
     work = _work(trace)
     host = Host(trace)
-    at = host.points(work["process"], work["from_thread"], work["from_ns"])
+    at = host.points(work["from_process"], work["from_thread"], work["from_ns"])
     ops = host.ops()
     op, top = ops.innermost(at.lane, at.time), ops.outermost().innermost(at.lane, at.time)
     replayed = ((work["attributed"] == "graph") & ~work["captured"]).to_numpy() & (op < 0)
     at.lane[replayed] = -1  # the program was elsewhere when it asked for this
-    work = work.drop("from_thread", "from_ns", "captured")
+    work = work.drop("from_process", "from_thread", "from_ns", "captured")
     above = {"op": _name(host, op), "top_op": _name(host, top)}
     del ops, top
     node = host.backward.innermost(at.lane, at.time)
@@ -182,12 +182,18 @@ def _origin(trace: Trace, process: Ints, node: Ints, calls: list[pl.Series]) -> 
     _, thread, time = calls
     nodes = trace.graph_nodes.filter(pl.col("graph_node") != NO_ID)
     row = first_rows((process, node), (nodes["process"].to_numpy(), nodes["graph_node"].to_numpy()))
-    captured = row >= 0
+    captured, by = row >= 0, pl.Series(process)
     if captured.any():
         at = pl.Series(captured)
+        by = pl.Series(nodes["host"].to_numpy()[row]).zip_with(at, by)
         thread = _or_null("thread", nodes["thread"].to_numpy(), row, captured).zip_with(at, thread)
         time = _or_null("time", nodes["start_ns"].to_numpy(), row, captured).zip_with(at, time)
-    return [thread.alias("from_thread"), time.alias("from_ns"), pl.Series("captured", captured)]
+    return [
+        by.alias("from_process"),
+        thread.alias("from_thread"),
+        time.alias("from_ns"),
+        pl.Series("captured", captured),
+    ]
 
 
 def _or_null(name: str, values: Ints, rows: Ints, known: Flags) -> pl.Series:

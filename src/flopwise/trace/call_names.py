@@ -8,6 +8,7 @@ _ALLOCATES = re.compile(
     r"|Mem(?:Alloc|Free|Create|Map|Unmap|Release|SetAccess|Address|Host|Pool))"
 )
 _LOADS = re.compile(rf"{_API}(?:ModuleLoad|LibraryLoad|LinkComplete)")
+_PUTS_WORK = re.compile(rf"{_API}(?:(?:Ext)?(?:Module)?Launch(?:Cooperative)?Kernel|Launch$|Memcpy|Memset)")
 _CAPTURES = re.compile(rf"{_API}(?:Stream(?:Begin|End)Capture|Graph(?:Instantiate|Clone|Upload))")
 
 
@@ -36,6 +37,15 @@ def is_capture(name: str) -> bool:
     (True, False, False)
     """
     return _CAPTURES.match(name) is not None
+
+
+def puts_work(name: str) -> bool:
+    """Whether a call puts work on the GPU; during a capture, into the graph.
+
+    >>> [puts_work(name) for name in ("cudaLaunchKernelExC", "hipExtModuleLaunchKernel", "cudaMemsetAsync", "cudaGraphLaunch")]
+    [True, True, True, False]
+    """
+    return _PUTS_WORK.match(name) is not None
 
 
 def is_kept(name: str) -> bool:

@@ -262,7 +262,8 @@ def _narrowed(values: Ints) -> NDArray[np.int32 | np.int64]:
 
 
 def _lanes(trace: Trace) -> pl.DataFrame:
-    tables = (trace.launches, trace.graph_launches, trace.ops, trace.ranges, trace.graph_nodes)
+    nodes = trace.graph_nodes.with_columns(process="host")
+    tables = (trace.launches, trace.graph_launches, trace.ops, trace.ranges, nodes)
     threads = pl.concat([_threads(table) for table in tables]).unique().sort("process", "thread")
     return threads.with_columns(lane=pl.int_range(pl.len(), dtype=pl.Int64))
 

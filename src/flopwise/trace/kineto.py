@@ -12,6 +12,7 @@ What the file says and what it does not:
 """
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,8 @@ from flopwise import units
 from flopwise.errors import FlopwiseError, one_line
 from flopwise.records.note import Note, counted
 from flopwise.spec.gpu import find_gpu, gpu_of_size
-from flopwise.trace.call_names import is_kept
-from flopwise.trace.columns import among, first_rows, launching, shaped_tables
+from flopwise.trace.call_names import is_kept, puts_work
+from flopwise.trace.columns import among, first_rows, launching, one_call_each, shaped_tables
 from flopwise.trace.kineto_columns import EventColumns, NeedsExactTimes
 from flopwise.trace.kineto_stream import EventStream, beginning
 from flopwise.trace.op_inputs import op_inputs, sizes_of_inputs
@@ -98,7 +99,8 @@ def _trace(columns: EventColumns, stream: EventStream) -> Trace:
         "ops": ops,
         "ranges": _ranges(annotations, modules, is_step, _named(names, re.compile(re.escape(_MODULE_MARK)))),
         "frames": columns.take("frames"),
-        "calls": calls.filter(pl.col("name").is_in([number for number, name in enumerate(names) if is_kept(name)])),
+        "calls": calls.filter(_holds(names, is_kept)),
+        "captured": _captured(calls, names),
     }
     return Trace(
         source="kineto",
@@ -133,6 +135,20 @@ def _refuse_others(columns: EventColumns, path: Path) -> None:
 
 def _named(names: tuple[str, ...], pattern: re.Pattern[str]) -> pl.Expr:
     return pl.col("name").is_in([position for position, name in enumerate(names) if pattern.match(name)])
+
+
+def _holds(names: tuple[str, ...], holds: Callable[[str], bool]) -> pl.Expr:
+    return pl.col("name").is_in([position for position, name in enumerate(names) if holds(name)])
+
+
+def _captured(calls: pl.DataFrame, names: tuple[str, ...]) -> pl.DataFrame:
+    """Calls that put work into a CUDA graph, on whatever thread: autograd's launches are captured, too."""
+    marks = (calls.filter(_named(names, re.compile(rf"\w+Stream{what}Capture"))) for what in ("Begin", "End"))
+    opened, closed = (np.sort(some["start_ns"].to_numpy()) for some in marks)
+    calls = calls.filter(_holds(names, puts_work)) if len(opened) else calls.clear()
+    time = calls["start_ns"].to_numpy()
+    inside = np.searchsorted(opened, time) > np.searchsorted(closed, time)
+    return one_call_each(calls.filter(pl.Series(inside, dtype=pl.Boolean)).sort("start_ns"))
 
 
 def _with_process(on_gpu: pl.DataFrame, calls: pl.DataFrame, hosts: list[pl.Series]) -> pl.DataFrame:

@@ -201,7 +201,9 @@ def _graph_nodes(export: Export) -> pl.DataFrame:
         origin = np.where((parent != MISSING) & (row >= 0), first[row] if len(first) else row, origin)
     start, thread = columns["start"][origin], columns["thread"][origin]
     times = {"start_ns": start, "end_ns": start}
-    return pl.DataFrame(times | {"process": process_of(thread), "thread": or_no_id(thread), "graph_node": made})
+    process = process_of(thread)
+    where = {"process": process, "thread": or_no_id(thread), "graph_node": made, "host": process}
+    return pl.DataFrame(times | where)
 
 
 def _gpu_name(export: Export) -> str:

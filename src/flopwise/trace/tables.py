@@ -35,7 +35,14 @@ RANGES = _HOST | {"kind": pl.String}  # ANNOTATION, MODULE or STEP
 ANNOTATION, MODULE, STEP = "annotation", "module", "step"  # record_function and NVTX; nn.Module calls; profiler steps
 FRAMES = _HOST  # the user's own Python functions, where stacks were captured
 # Where the program was when it captured a node: what a replayed kernel is attributed to.
-GRAPH_NODES = {"start_ns": pl.Int64, "process": pl.Int64, "thread": pl.Int64, "graph_node": pl.Int64}
+GRAPH_NODES = {
+    "start_ns": pl.Int64,
+    "process": pl.Int64,
+    "thread": pl.Int64,
+    "graph_node": pl.Int64,
+    "host": pl.Int64,  # the process that captured it: another one where a trace of the capture was joined
+}
+CAPTURED = _HOST  # calls that put work into a CUDA graph while it was captured: nothing ran
 # Of a trace captured with shapes, as rows of `ops` and places in `shapes` and `inputs`: matmuls, softmaxes and fused
 # attention; and ops whose bytes follow from their inputs.
 SIZED_OPS = {"op": pl.UInt32, "shape": pl.UInt32}
@@ -53,6 +60,7 @@ TABLES: dict[str, dict[str, Any]] = {
     "graph_nodes": GRAPH_NODES,
     "frames": FRAMES,
     "calls": CALLS,
+    "captured": CAPTURED,
 }
 
 
@@ -74,6 +82,7 @@ class Trace:
     graph_nodes: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=GRAPH_NODES))
     frames: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=FRAMES))
     calls: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=CALLS))
+    captured: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=CAPTURED))
     sized_ops: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=SIZED_OPS))
     shapes: tuple[str, ...] = ("",)  # sizes of an op's inputs, '[[48, 512, 64], [48, 64, 512]]', each text once
     op_inputs: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=OP_INPUTS))
