@@ -1,5 +1,9 @@
 """AdamW written out follows torch.optim.AdamW."""
 
+import math
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -42,6 +46,37 @@ def test_follows_torch_over_100_steps(hyper: dict, capturable: bool, tensor_lr: 
     tolerance = 1e-5 if dtype == torch.float32 or capturable else 1e-12
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, atol=tolerance, rtol=tolerance)
+
+
+def first_step(gradient: float, **given: bool) -> float:
+    """The length of the first update, in learning rates."""
+    p = nn.Parameter(torch.zeros((), dtype=torch.float64))
+    p.grad = torch.full_like(p, gradient)
+    AdamWLoop([p], lr=1.0, weight_decay=0.0, **given).step()
+    return -p.item()
+
+
+def test_epsilon_inside_the_root_follows_the_lectures_formula() -> None:
+    (p,) = (nn.Parameter(torch.tensor(0.5, dtype=torch.float64)),)
+    optimizer = AdamWLoop([p], lr=1e-2, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, eps_inside=True)
+    theta, m, v = 0.5, 0.0, 0.0
+    for t in range(1, 50):
+        g = 1e-4 * math.sin(t)
+        p.grad = torch.tensor(g, dtype=torch.float64)
+        optimizer.step()
+        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
+        theta -= 1e-2 * math.sqrt(1 - 0.999**t) / (1 - 0.9**t) * m / math.sqrt(v + 1e-8)
+    assert p.item() == pytest.approx(theta, abs=1e-12)
+
+
+def test_the_page_says_how_far_the_two_are_apart() -> None:
+    """docs/appendix/course-tables.md has the first steps of small gradients."""
+    page = (Path(__file__).parents[2] / "docs" / "appendix" / "course-tables.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (1e-\d) \| ([\d.]+) \| ([\d.]+) \|$", page, re.MULTILINE)
+    assert len(rows) == 4
+    for gradient, outside, inside in rows:
+        assert float(outside) == pytest.approx(first_step(float(gradient)), rel=5e-3)
+        assert float(inside) == pytest.approx(first_step(float(gradient), eps_inside=True), rel=5e-3)
 
 
 def test_the_decay_never_enters_the_moments() -> None:

@@ -70,7 +70,7 @@ VALUES: dict[str, dict[str, str]] = {
         "fused": "chunks, with the head's matmul and flopwise's kernel",
     },
     "optimizer": {
-        "adamw-loop": "AdamW written out, tensor by tensor",
+        "adamw-loop": "AdamW written out, tensor by tensor; ε is added to √v, as in PyTorch",
         "foreach": "PyTorch's, over lists of tensors",
         "fused": "PyTorch's fused kernel",
         "flopwise": "flopwise's kernel: all tensors in one launch",

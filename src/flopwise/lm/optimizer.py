@@ -18,7 +18,8 @@ class AdamWLoop(Optimizer):
     """AdamW (Loshchilov & Hutter 2019, algorithm 2), one parameter at a time and one kernel per operation.
 
     `capturable` keeps the step count on the device, so that a CUDA graph of the step counts on when replayed.
-    `lr` may be a 0-dim tensor, which a replayed graph reads anew.
+    `lr` may be a 0-dim tensor, which a replayed graph reads anew. ε is added to √v, as in the paper and in PyTorch; some
+    lectures write √(v + ε) (`eps_inside`), which makes the steps of small gradients much shorter: √ε is 1e-4.
     """
 
     def __init__(
@@ -29,7 +30,9 @@ class AdamWLoop(Optimizer):
         eps: float = 1e-8,
         weight_decay: float = 1e-2,
         capturable: bool = False,
+        eps_inside: bool = False,
     ) -> None:
+        self.eps_inside = eps_inside
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "capturable": capturable}
         super().__init__(params, defaults)
 
@@ -60,7 +63,8 @@ class AdamWLoop(Optimizer):
         m.mul_(beta1).add_(gradient, alpha=1 - beta1)
         v.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
         # Both moments start at zero; dividing by 1 − βᵗ takes that bias out.
-        denominator = v.sqrt() / (1 - beta2**step) ** 0.5 + group["eps"]
+        unbias, eps = (1 - beta2**step) ** 0.5, group["eps"]
+        denominator = (v + eps).sqrt() / unbias if self.eps_inside else v.sqrt() / unbias + eps
         parameter.sub_(m / denominator * (lr / (1 - beta1**step)))
 
 
