@@ -19,7 +19,9 @@ from flopwise.store import find, runs_root
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "appendix" / "lab.md"
 PICTURES = PAGE.with_suffix("")
-STORED = [f"benchmarks/results/h200-2026-11/{name}" for name in ("lab", "lab-warmup", "lab-attention", "lab-again")]
+RESULTS = ROOT / "benchmarks" / "results" / "h200-2026-11"
+RUNS = ("lab", "lab-warmup", "lab-attention", "lab-again", "lab-claims")
+STORED = [RESULTS / name for name in RUNS if (RESULTS / name).is_dir()]
 SECTION = re.compile(r"(?<=<!-- measured: )(\S+) -->\n.*?(?=<!-- end -->)", re.DOTALL)
 
 
@@ -51,7 +53,7 @@ def filled(page: str, found: dict[str, Answer]) -> str:
 
 
 def main(runs: list[str]) -> None:
-    found = answers([Path(run) for run in runs] or [ROOT / run for run in STORED])
+    found = answers([Path(run) for run in runs] or STORED)
     PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), found), encoding="utf-8")
     for name, answer in found.items():
         save(picture_chart(answer.pictures[0]), PICTURES / f"{name}.svg")

@@ -25,7 +25,8 @@ from flopwise.store.files import LAB, LAB_RUNNING
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "h200-2026-11"
 MEASURED = {
     result.experiment: result
-    for name in ("lab", "lab-warmup", "lab-attention")
+    for name in ("lab", "lab-warmup", "lab-attention", "lab-claims")
+    if (RESULTS / name).is_dir()
     for result in read_lab(RESULTS / name).results
 }
 

@@ -27,8 +27,7 @@ CLAIM = (
     "An operation keeps what its gradient needs: an add nothing, a sigmoid its output, a square its input; three sigmoids keep "
     "three tensors, or one when computed again, and then as fused kernels make 5 memory accesses instead of 8."
 )
-NOTHING, INPUT, OUTPUT, BOTH, OTHER = "nothing", "its input", "its output", "input and output", "something else"
-WORDS = (NOTHING, INPUT, OUTPUT, BOTH, OTHER)
+NOTHING, INPUT, OUTPUT, OTHER = WORDS = ("nothing", "its input", "its output", "something else")
 EXPECTED = {"add": NOTHING, "sigmoid": OUTPUT, "square": INPUT}
 KEPT, AGAIN, COMPILED = "eager, kept", "eager, computed again", "torch.compile"
 ACCESSES = {"fused, kept": 8, "fused, computed again": 5}  # the lecture's
@@ -62,12 +61,11 @@ class Sigmoids(Row, frozen=True, kw_only=True, tag_field="part", tag="sigmoids")
 
 
 class Gradient(Row, frozen=True, kw_only=True, tag_field="part", tag="gradient"):
-    """A node of the lecture's graph: its value, what its gradient is, and what it keeps."""
+    """A node of the lecture's graph: its value, and the loss's gradient by it."""
 
     node: str
     forward: list[float]
     backward: list[float]
-    what: str
 
 
 Rows = Sequence[Kept | Sigmoids | Gradient]
@@ -131,12 +129,12 @@ def _saved(operation: "Operation", x: "Tensor") -> "tuple[list[Tensor], Tensor]"
 def _described(saved: "Sequence[Tensor]", x: "Tensor", result: "Tensor") -> dict[str, Any]:
     """Which of these are the input or the output, their count and bytes; each storage once."""
     places = {tensor.data_ptr(): tensor for tensor in saved}
-    is_input, is_output = x.data_ptr() in places, result.data_ptr() in places
-    rest = [tensor for place, tensor in places.items() if place not in (x.data_ptr(), result.data_ptr())]
-    what = {(False, False): OTHER if rest else NOTHING, (True, False): INPUT, (False, True): OUTPUT, (True, True): BOTH}
+    named = {x.data_ptr(): INPUT, result.data_ptr(): OUTPUT}
+    rest = [tensor for place, tensor in places.items() if place not in named]
+    what = " and ".join(word for place, word in named.items() if place in places) or (OTHER if rest else NOTHING)
     other = ", ".join(f"{'×'.join(map(str, t.shape)) or '1'} {str(t.dtype).removeprefix('torch.')}" for t in rest)
     kept = sum(tensor.nbytes for tensor in places.values())
-    return {"what": what[is_input, is_output], "tensors": len(places), "kept_bytes": kept, "other": other}
+    return {"what": what, "tensors": len(places), "kept_bytes": kept, "other": other}
 
 
 def _lecture(bench: "Bench") -> Iterator[Gradient]:
@@ -144,20 +142,13 @@ def _lecture(bench: "Bench") -> Iterator[Gradient]:
     import torch
 
     w = torch.tensor([3.0, 1.0], device=bench.device, requires_grad=True)
-    phi = torch.tensor([1.0, 2.0], device=bench.device)
-    saved: dict[str, str] = {"w": NOTHING}
-    nodes = {"w": w}
-    steps: dict[str, Operation] = {"w · φ": phi.dot, "residual": lambda score: score - 2.0, "loss": lambda r: r**2}
-    value = w
-    for name, step in steps.items():
-        before = value
-        kept, value = _saved(step, before)
-        value.retain_grad()
-        saved[name], nodes[name] = _described(kept, before, value)["what"], value
-    value.backward()
-    for name, node in nodes.items():
-        slope = node.grad if node.grad is not None else torch.zeros_like(node)
-        yield Gradient(node=name, forward=_floats(node), backward=_floats(slope), what=saved[name])
+    score = w.dot(torch.tensor([1.0, 2.0], device=bench.device))
+    residual = score - 2.0
+    loss = residual**2
+    nodes = {"w": w, "w · φ": score, "residual": residual, "loss": loss}
+    slopes = torch.autograd.grad(loss, list(nodes.values()))
+    for (name, node), slope in zip(nodes.items(), slopes, strict=True):
+        yield Gradient(node=name, forward=_floats(node), backward=_floats(slope))
 
 
 def _floats(x: "Tensor") -> list[float]:
@@ -297,14 +288,14 @@ def tabulate(rows: Rows, place: Place) -> list[Table]:
 
     operations = columns("operation", what="keeps", tensors="tensors", kept_bytes="size", other="and besides")
     sigmoids = columns("way", tensors="tensors kept", kept_bytes="size", reads="reads", writes="writes", off="error")
-    nodes: list[Mapping[str, Any]] = [
-        {"node": row.node, "forward": numbers(row.forward), "backward": numbers(row.backward), "what": row.what}
+    nodes = [
+        {"node": row.node, "forward": numbers(row.forward), "backward": numbers(row.backward)}
         for row in select(rows, Gradient)
     ]
     return [
         table_of("kept for backward", operations, [fields(row) for row in select(rows, Kept)]),
         table_of("three sigmoids", sigmoids | columns(note="why not"), [fields(row) for row in select(rows, Sigmoids)]),
-        table_of("the lecture's graph", columns("node", "forward", "backward", what="keeps"), nodes),
+        table_of("the lecture's graph", columns("node", "forward", "backward"), nodes),
     ]
 
 

@@ -5,13 +5,15 @@ the same branches, the same work, other neighbours. And a loop that makes 1 to 3
 the same.
 """
 
+import ctypes
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flopwise import units
 from flopwise.experiments.experiment import Axis, Experiment, Picture, bar, columns, line, table_of
-from flopwise.experiments.rows import Interval, Timed, by, select, values
+from flopwise.experiments.rows import Interval, Timed, by, fields, select, values
 from flopwise.experiments.verdict import Check, least_certain, require, said, within
 from flopwise.records.experiment import Place
 from flopwise.records.table import Table
@@ -50,11 +52,8 @@ Rows = Sequence[Branches | Loops]
 
 
 def measure(bench: "Bench") -> Iterator[Branches | Loops]:
-    import ctypes
-
     import torch
 
-    from flopwise.experiments.rows import fields
     from flopwise.kernels.nvrtc import pointer
 
     bench.needs_gpu("a warp")
@@ -66,13 +65,13 @@ def measure(bench: "Bench") -> Iterator[Branches | Loops]:
             bench.doing(f"{paths} branches {split}")
             group = ctypes.c_int(1 if split == WITHIN else WARP)
             given = (pointer(out), ctypes.c_int(paths), group)
-            timing = bench.time(lambda given=given: branches(blocks, THREADS, *given), seconds=seconds)  # type: ignore[misc]
+            timing = bench.time(partial(branches, blocks, THREADS, *given), seconds=seconds)
             off = relative_error(float(out.double().mean()), [(n, STEPS) for n in range(paths)])
             yield Branches(split=split, paths=paths, off=off, **fields(timing))
         bench.doing(f"loops that differ {split}")
         # Between blocks: when the short loops of a block have ended, another block can have their place.
         each = (pointer(out), ctypes.c_int(1 if split == WITHIN else THREADS))
-        timing = bench.time(lambda each=each: loops(blocks, THREADS, *each), seconds=seconds)  # type: ignore[misc]
+        timing = bench.time(partial(loops, blocks, THREADS, *each), seconds=seconds)
         off = relative_error(float(out.double().mean()), [(0, ROUND * (n + 1)) for n in range(WARP)])
         yield Loops(split=split, off=off, **fields(timing))
 

@@ -7,6 +7,7 @@ registers for each thread, compiled to fit more and more blocks onto a multiproc
 
 import ctypes
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,11 +32,8 @@ SIZES = tuple(sorted({*range(8, 129, 8), 31, *MULTIPLES, *(n + 1 for n in MULTIP
 QUICK_SIZES = (16, 32, 33, 64, 65, 96, 256)
 NEEDED = (33, 64, 65, 96)
 COUNT, STEPS = 2**22, 512  # threads; multiplications and additions of each
-SHARED_KIB, AT_ONCE, READERS = (
-    (1, 9, 13, 27, 48),
-    {"one": 1, "eight": 8},
-    64,
-)  # as in simt.cu; READERS: threads of a block
+SHARED_KIB, AT_ONCE = (1, 9, 13, 27, 48), {"one": 1, "eight": 8}  # as in simt.cu
+READERS = 64  # threads of a block that reads
 BLOCKS, KEPT, BLOCK, ROUNDS = (1, 2, 3, 4, 6, 8), 96, 256, 64  # as in simt.cu
 ARRAY_BYTES = 2**30  # more than any L2 cache
 LANES = (0.8, 1.25)  # measured over what the share of working threads says
@@ -102,7 +100,7 @@ def _blocks(bench: "Bench", arithmetic: Any) -> Iterator[Block]:
     for threads in QUICK_SIZES if bench.quick else SIZES:
         bench.doing(f"blocks of {threads} threads")
         blocks, given = -(-COUNT // threads), (pointer(out), ctypes.c_int(COUNT))
-        timing = bench.time(lambda b=blocks, t=threads, g=given: arithmetic(b, t, *g), seconds=0.05)  # type: ignore[misc]
+        timing = bench.time(partial(arithmetic, blocks, threads, *given), seconds=0.05)
         work = 2 * STEPS * blocks * threads
         yield Block(threads=threads, work_flops=work, rate_flops_per_s=1e9 * work / timing.took_ns, **fields(timing))
 
@@ -120,7 +118,7 @@ def _reads(bench: "Bench", kernels: dict[str, Any]) -> Iterator[Reads]:
             fit = kernel.blocks_per_sm(READERS)
             grid = fit * bench.chip.multi_processor_count
             bench.doing(f"{at_once} reads at once, {fit} blocks on a multiprocessor")
-            timing = bench.time(lambda k=kernel, n=grid: k(n, READERS, *given), seconds=0.05)  # type: ignore[misc]
+            timing = bench.time(partial(kernel, grid, READERS, *given), seconds=0.05)
             asked = at_once * grid * READERS  # numbers in a round
             moved = 4 * (x.numel() // asked * asked)
             yield Reads(
@@ -145,7 +143,7 @@ def _registers(bench: "Bench", kernels: dict[str, Any]) -> Iterator[Registers]:
     for blocks in BLOCKS:
         kernel = kernels[f"kept_{blocks}"]
         bench.doing(f"{kernel.registers} registers")
-        timing = bench.time(lambda k=kernel: k(grid, BLOCK, *given), seconds=0.05)  # type: ignore[misc]
+        timing = bench.time(partial(kernel, grid, BLOCK, *given), seconds=0.05)
         work = 2 * KEPT * ROUNDS * grid * BLOCK
         fit = kernel.blocks_per_sm(BLOCK)
         yield Registers(

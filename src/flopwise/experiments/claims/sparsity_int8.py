@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from flopwise.experiments.bench import Bench
 
-    Matrices = tuple[torch.Tensor, torch.Tensor]
-
 LINE = "2:4 sparsity, int8 and fp8 against bf16 and fp32: the rate of a large matmul, and the error of its result."
 CLAIM = (
     "Half the bits double a matmul's rate and 2:4 sparsity doubles it again; int8 and fp8 cost a few percent of the result, and "
