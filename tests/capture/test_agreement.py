@@ -190,9 +190,32 @@ def test_a_weight_whose_gradient_is_rounding_alone_is_not_judged_by_itself():
     truth = followed(right)
     rounding = [distance(followed(others[0]), truth)]
     agreement = Agreement(
-        losses=(), reference_losses=(), differences=judged(distance(followed(others[1]), truth), rounding, {})
+        losses=(), reference_losses=(), differences=judged(distance(followed(others[1]), truth), rounding)
     )
     assert disagreement(agreement) is None
+
+
+def test_of_an_embedding_few_rows_move_and_some_of_their_signs_are_flipped_by_rounding():
+    rng = np.random.default_rng(0)
+    asked = np.arange(16_000) < 800  # values of rows that some token asked for; the others only decay
+    update = np.where(asked, 1e-3 * rng.choice([-1.0, 1.0], 16_000), 1e-7)
+    flips = np.where(np.isin(np.arange(16_000), [3, 40, 500]), -1.0, 1.0)
+    others = {"w": 1e-3 * rng.choice([-1.0, 1.0], 500_000)}
+
+    def with_embedding(values):
+        return followed(
+            {"embedding": update}, update=others | {"embedding": values}, weights=others | {"embedding": update}
+        )
+
+    truth = with_embedding(update)
+
+    def wrong_by(other):
+        far = distance(with_embedding(other), truth)
+        differences = judged(far, [distance(truth, truth)])
+        return disagreement(Agreement(losses=(), reference_losses=(), differences=differences))
+
+    assert wrong_by(update * flips) is None
+    assert wrong_by(np.where(rng.random(16_000) < 0.1, -update, update)) is not None
 
 
 def test_a_weight_without_a_gradient_is_wrong():

@@ -67,7 +67,6 @@ def compare(found: FollowedSteps, reference: Reference, workload: Workload) -> A
         differences=judged(
             far,
             rounding.of(precision, truth, same_draws=same_draws),
-            {name: values.size for name, values in truth.weights.items()},
             near=_near(found, reference, precision) if same_draws else None,
             later=BF16_MOMENTS if workload.recipe.optimizer == "flopwise-bf16" else LEAST,
         ),

@@ -45,6 +45,7 @@ class Errors(msgspec.Struct, frozen=True):
     scale: float
     decay: float
     chance: tuple[float, float] = (0.0, 0.0)  # what an error as large, of no direction, has of `scale` and of `decay`
+    moved: dict[str, float] = {}  # of an update: how many values of each weight have a share in it
 
 
 class Distance(msgspec.Struct, frozen=True):
@@ -91,18 +92,19 @@ def _errors(quantity: Quantity, found: Values, truth: Values, reference: Followe
     total = max(1, sum(counts.values()))
     least = LEAST_SHARE * math.sqrt(sum(each[name] * _dot(r, r) for name, (_, r) in pairs.items()) / total)
     update, norm = quantity[0] == UPDATE, _sum_of if quantity[0] == UPDATE else _root_of_squares
+    moved = {name: _moved(r) for name, (_, r) in pairs.items()} if update else {}
     weights, along, off, size = {}, np.zeros(4), 0.0, 0.0
     for name, (x, r) in pairs.items():
         weights[name] = _share(norm(x - r), max(norm(r), norm(np.full(r.size, least))))
         scale = _along(x - r, r, max(_dot(r, r), least**2 * r.size))
-        scale = max(0.0, scale[0] - FLIPS * update / r.size), scale[1]
+        scale = max(0.0, scale[0] - FLIPS / moved[name]) if update else scale[0], scale[1]
         decay = _decay(x - r, r, reference.weights[name]) if update else (0.0, 0.0)
         along += counts[name] * np.square([*scale, *decay])
         power = 1 if update else 2
         off, size = off + each[name] * norm(x - r) ** power, size + each[name] * norm(r) ** power
     overall = _share(off, size) if update else math.sqrt(_share(off, size))
     scaled, by_chance, decayed, decay_by_chance = np.sqrt(along / total).tolist()
-    return Errors(*quantity, weights, overall, scaled, decayed, (by_chance, decay_by_chance))
+    return Errors(*quantity, weights, overall, scaled, decayed, (by_chance, decay_by_chance), moved)
 
 
 def _dot(left: _Array, right: _Array) -> float:
@@ -123,6 +125,16 @@ def _root_of_squares(values: _Array) -> float:
 def _sum_of(values: _Array) -> float:
     """Of an update: rounding changes few of its values, and these by much. Squares would count them alone."""
     return float(np.abs(values).sum())
+
+
+def _moved(update: _Array) -> float:
+    """How many values share in an update: all of most weights, few of an embedding, whose other rows no token asked for.
+
+    >>> _moved(np.array([0.1, -0.1, 0.1, 0.0, 0.0]))
+    3.0
+    """
+    squares = _dot(update, update)
+    return max(1.0, round(_sum_of(update) ** 2 / squares, 6)) if squares else 1.0
 
 
 def _share(part: float, whole: float) -> float:
@@ -154,16 +166,11 @@ class Near(msgspec.Struct, frozen=True):
 
 
 def judged(
-    found: Distance,
-    rounding: list[Distance],
-    sampled: dict[str, int],
-    *,
-    near: Near | None = None,
-    later: float = LEAST,
+    found: Distance, rounding: list[Distance], *, near: Near | None = None, later: float = LEAST
 ) -> tuple[Difference, ...]:
     """Every measure with what rounding alone gives: the most of the runs in `rounding`.
 
-    `sampled`: how many values of each weight were compared. `later`: the least of it, once weights were updated.
+    `later`: the least of it, once weights were updated.
     """
     first = [errors.overall for one in rounding if (errors := one.of(GRADIENT, 1)) is not None]
     measures = [
@@ -172,7 +179,7 @@ def judged(
     ]
     for errors in found.quantities:
         least = LEAST if (errors.kind, errors.step) == (GRADIENT, 1) else later
-        measures += _measures(errors, _known(rounding, errors), sampled, least)
+        measures += _measures(errors, _known(rounding, errors), least)
     if (gradients := (near.found if near is not None else found).of(GRADIENT, 1)) is not None:
         measures += _typical(gradients, _known([near.plain] if near is not None else rounding, gradients))
     return tuple(measures)
@@ -198,10 +205,10 @@ def _loss(step: int, error: float, rounding: list[Distance], least: float) -> Di
     return Difference(kind=LOSS, step=step, error=error, rounding=max([least, *seen]))
 
 
-def _measures(errors: Errors, known: list[Errors], sampled: dict[str, int], least: float) -> list[Difference]:
+def _measures(errors: Errors, known: list[Errors], least: float) -> list[Difference]:
     rounding = {name: max([least, *(one.weights.get(name, 0.0) for one in known)]) for name in errors.weights}
     if errors.kind == UPDATE:
-        rounding = {name: _with_flips(share, sampled.get(name, 1)) for name, share in rounding.items()}
+        rounding = {name: _with_flips(share, errors.moved.get(name, 1.0)) for name, share in rounding.items()}
     sure = [name for name, share in rounding.items() if share < MOSTLY_NOISE]
 
     def one(measure: str, error: float, *shares: float, where: str = "") -> Difference:
@@ -221,7 +228,7 @@ def _measures(errors: Errors, known: list[Errors], sampled: dict[str, int], leas
     return found
 
 
-def _with_flips(share: float, n: int) -> float:
+def _with_flips(share: float, n: float) -> float:
     """Of few values, rounding flips the sign of some in one run and of others in the next: their number is a Poisson count.
 
     >>> _with_flips(0.004, 16_384) < 0.006 < 0.1 < _with_flips(0.004, 64)
