@@ -5,7 +5,7 @@ from math import prod
 
 import msgspec
 
-from flopwise.predict.op_time import OpTime
+from flopwise.predict.op_time import OpTime, cut, matmul_shape
 from flopwise.records.ceilings import Ceilings
 from flopwise.records.printed import Printed
 from flopwise.spec.dtypes import item_bytes
@@ -66,6 +66,34 @@ class Unplaced(msgspec.Struct, frozen=True, kw_only=True):
     ns: float  # of all of them
 
 
+class MatmulTiles(msgspec.Struct, frozen=True, kw_only=True):
+    """A product in tiles of one size: how many there are, and in how many waves the multiprocessors do them."""
+
+    tile: str
+    grid: str
+    tiles: int
+    waves: int
+    last_share: float  # how full the last wave is
+    ns: float  # by the tile model, were all rows aligned
+
+
+def matmul_tiles(op: OpWork, ceilings: Ceilings) -> tuple[MatmulTiles, ...]:
+    """Every tile that libraries have, the one that takes least first."""
+    limits, shape = ceilings.matmul.get(op.dtype) or ceilings.matmul["fp32"], matmul_shape(op)
+    cuts = sorted((cut(shape, tile, limits, ceilings.processors) for tile in limits.tiles), key=lambda one: one.ns)
+    return tuple(
+        MatmulTiles(
+            tile=f"{one.m} × {one.n}",
+            grid=f"{one.rows} × {one.columns}",
+            tiles=shape[0] * one.rows * one.columns,
+            waves=one.waves,
+            last_share=one.last,
+            ns=one.ns,
+        )
+        for one in cuts
+    )
+
+
 class Roofline(Printed, msgspec.Struct, frozen=True, kw_only=True):
     """Points and the roofs over them."""
 
@@ -76,6 +104,7 @@ class Roofline(Printed, msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
     unplaced: tuple[Unplaced, ...] = ()
     cache_bytes: int = 0  # the GPU's last cache; 0: not known
+    tiles: tuple[MatmulTiles, ...] = ()  # of op:matmul
 
     def headline(self) -> str:
         return self.title

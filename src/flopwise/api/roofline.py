@@ -3,15 +3,17 @@
 from pathlib import Path
 from typing import Any
 
+from flopwise import units
 from flopwise.analysis.reading import run_named, trace_of
-from flopwise.analysis.roofline import Roofline, predicted_points
+from flopwise.analysis.roofline import MatmulTiles, Roofline, matmul_tiles, predicted_points
 from flopwise.analysis.traced_points import NO_SIZES, traced_points
 from flopwise.capture.functions import Target, as_workload
 from flopwise.errors import FlopwiseError
 from flopwise.predict.machine import Machine, find_ceilings
-from flopwise.predict.op_time import op_times
+from flopwise.predict.op_time import matmul_shape, op_times, unaligned_share
 from flopwise.predict.prediction import predict
 from flopwise.records.ceilings import Ceilings
+from flopwise.spec.dtypes import item_bytes
 from flopwise.spec.gpu import Gpu, find_gpu
 from flopwise.spec.gpu import gpu as gpu_named
 from flopwise.spec.user_step import is_user_step
@@ -19,7 +21,9 @@ from flopwise.spec.workload import Workload, workload
 from flopwise.store import StoredRun
 from flopwise.trace.read import is_trace_file, read_trace
 from flopwise.trace.tables import Trace
+from flopwise.work.operation import MATMUL, OpWork
 
+_WHOLE = 16  # bytes that a row should be a multiple of
 ONE_FLOP = "where no matmul is in an operation, every element counts as one FLOP"
 
 
@@ -71,8 +75,26 @@ def _of_workload(asked: Workload, gpu: str | None) -> Roofline:
     limits = _limits(machine)
     kernels = predict(asked, Machine(gpu=machine, ceilings=limits)).kernels
     points = tuple(predicted_points(kernels, op_times(kernels, limits), limits))
-    title = f"{asked.label()} on {machine.title}"
-    return Roofline(title=title, how="predicted", ceilings=limits, points=points, notes=(ONE_FLOP,))
+    title, tiles = f"{asked.label()} on {machine.title}", tuple[MatmulTiles, ...]()
+    notes: tuple[str, ...] = (ONE_FLOP,)
+    if asked.target == "op:matmul" and asked.phase == "forward":
+        product = next(op for op in kernels if op.kind == MATMUL)
+        tiles = matmul_tiles(product, limits)
+        notes = (*_alignment(product, machine), ONE_FLOP)
+    return Roofline(title=title, how="predicted", ceilings=limits, points=points, notes=notes, tiles=tiles)
+
+
+def _alignment(product: OpWork, machine: Gpu) -> tuple[str, ...]:
+    """What rows that are not aligned cost a product."""
+    left = unaligned_share(product)
+    if left == 1:
+        return ()
+    _, _, n, k = matmul_shape(product)
+    measured = "" if machine.capability.startswith("9.") else " (as measured on an H200: this GPU may lose less)"
+    return (
+        f"rows of {k} and {n} numbers are no whole multiples of 16 bytes: {units.percent(left)} of the rate is left{measured}; "
+        f"pad K and N to multiples of {_WHOLE // item_bytes(product.dtype)}",
+    )
 
 
 def traced_roofline(trace: Trace, path: Path, gpu: str | None = None) -> Roofline:

@@ -32,7 +32,8 @@ LEVER_HELP = {
     "overlap": "Update each block's weights within the backward pass, at the same time as its matmuls.",
     "checkpoint": "Recompute activations, in segments of N blocks.",
 }
-_PHASE = "forward: inference; backward: with loss and gradients; train: the whole step."
+SIDES = ("m", "n", "k")  # of op:matmul, as short for --set
+_PHASE = "forward: logits of all tokens; backward: with loss and gradients; train: the whole step; prefill, decode: generation."
 _SET = "A field of the model (n_layers=2) or operation (dim=512), or an argument of your factory."
 
 
@@ -51,6 +52,7 @@ workload_options = _together(
     click.option("--recipe", "recipe_file", metavar="FILE.toml", help="Levers from a file; other options override it."),
     click.option("--implementation", metavar="|".join(IMPLEMENTATIONS), help="For hf: workloads: whose model code."),
     click.option("--set", "changes", multiple=True, metavar="FIELD=VALUE", help=_SET),
+    *(click.option(f"--{side}", type=int, metavar="N", hidden=True) for side in SIDES),
 )
 device_option = click.option(
     "--device", default="auto", show_default=True, metavar="auto|cpu|cuda[:N]", help="Where to run."
@@ -83,7 +85,8 @@ def workload_arguments(given: dict[str, Any]) -> dict[str, Any]:
     arguments = {name: value for name in names if (value := given.pop(name)) is not None}
     if recipe_file:
         arguments["recipe"] = recipe_from(read_toml(recipe_file, "a recipe"))
-    return arguments | {"set": assignments(changes)}
+    sides = {side: value for side in SIDES if (value := given.pop(side)) is not None}
+    return arguments | {"set": sides | assignments(changes)}
 
 
 def assignments(words: tuple[str, ...]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from flopwise.predict import constants as fitted
 from flopwise.records import ceilings as curves
-from flopwise.records.ceilings import MEASURED, Ceilings, Curve, Matmul, Near
+from flopwise.records.ceilings import MEASURED, Ceilings, Curve, Matmul, Near, Tile
 from flopwise.work import operation as kinds
 from flopwise.work.catalogue import copies_first
 from flopwise.work.operation import ATTENTION, COPY, ELEMENTWISE, MATMUL, NORMALISATION, OPTIMIZER, PART, OpWork
@@ -76,6 +76,45 @@ def aligned_bytes(op: OpWork) -> int:
     return math.gcd(_WHOLE_LOAD, *(item * side for side in sides))
 
 
+def unaligned_share(op: OpWork) -> float:
+    """What is left of a product's rate if its rows are no whole number of 16 bytes; 1 if they are."""
+    return fitted.UNALIGNED_SHARES.get(aligned_bytes(op), 1.0)
+
+
+class Cut(NamedTuple):
+    """A product cut into tiles of its result; a processor does one at a time."""
+
+    m: int  # of a tile
+    n: int
+    rows: int  # of tiles
+    columns: int
+    waves: int
+    last: float  # how full the last wave is
+    ns: float
+
+
+def cut(shape: tuple[int, int, int, int], tile: Tile, limits: Matmul, processors: int) -> Cut:
+    """(batch, M, N, K) in tiles of one size.
+
+    >>> from flopwise.records.ceilings import Tile
+    >>> limits = Matmul(peak_flops=1e15, tiles=(Tile(m=256, n=128, start_ns=0.0, flops_per_s=1e13),), join_ns=2000.0)
+    >>> [cut((1, side, side, side), limits.tiles[0], limits, 108)[2:5] for side in (1792, 1793)]     # an A100
+    [(7, 14, 1), (8, 15, 2)]
+    """
+    batch, m, n, _ = shape
+    rows, columns = math.ceil(m / tile.m), math.ceil(n / tile.n)
+    full = batch * rows * columns / processors
+    waves = math.ceil(full)
+    return Cut(tile.m, tile.n, rows, columns, waves, full - waves + 1, _cut_ns(shape, tile, 1, limits, processors))
+
+
+def _cut_ns(shape: tuple[int, int, int, int], tile: Tile, split: int, limits: Matmul, processors: int) -> float:
+    """`split`: the parts of each tile's work, along K."""
+    batch, m, n, k = shape
+    waves = math.ceil(batch * split * math.ceil(m / tile.m) * math.ceil(n / tile.n) / processors)
+    return tile.start_ns + waves * (2e9 * tile.m * tile.n * k / split / tile.flops_per_s) + (split > 1) * limits.join_ns
+
+
 def matmul_ns(batch: int, m: int, n: int, k: int, limits: Matmul, processors: int) -> float:
     """The time of a product by its best tile and split: as many waves as they need, the last one whether full or not.
 
@@ -84,13 +123,9 @@ def matmul_ns(batch: int, m: int, n: int, k: int, limits: Matmul, processors: in
     >>> [round(matmul_ns(1, 128 * tiles, 128, 500, limits, 100)) for tiles in (1, 100, 101)]
     [1638, 1638, 3277]
     """
-    times = [
-        tile.start_ns + waves * (2e9 * tile.m * tile.n * k / split / tile.flops_per_s) + (split > 1) * limits.join_ns
-        for tile in limits.tiles
-        for split in fitted.SPLITS
-        for waves in (math.ceil(batch * split * math.ceil(m / tile.m) * math.ceil(n / tile.n) / processors),)
-    ]
-    return min(times) * math.exp(_miss((batch, m, n, k), limits.near))
+    shape = (batch, m, n, k)
+    times = (_cut_ns(shape, tile, split, limits, processors) for tile in limits.tiles for split in fitted.SPLITS)
+    return min(times) * math.exp(_miss(shape, limits.near))
 
 
 def _miss(shape: tuple[int, int, int, int], near: tuple[Near, ...]) -> float:
@@ -240,8 +275,7 @@ def _computing_ns(op: OpWork, ceilings: Ceilings, products: Products) -> float:
     shape, way = matmul_shape(op), op.dtype + curves.BACKWARD if op.phase == "backward" else op.dtype
     if (*shape, way) not in products:
         limits = ceilings.matmul.get(way) or ceilings.matmul.get(op.dtype) or ceilings.matmul["fp32"]
-        share = fitted.UNALIGNED_SHARES.get(aligned_bytes(op), 1.0)
-        products[*shape, way] = matmul_ns(*shape, limits, ceilings.processors) / share
+        products[*shape, way] = matmul_ns(*shape, limits, ceilings.processors) / unaligned_share(op)
     # A sum that a product is added to is read and written when its tile is done, and nothing computes meanwhile.
     added = len(op.shapes) > 2 and len(op.shapes[-3]) == 2 and op.shapes[-3] == shape[1:3]
     return products[*shape, way] + (ceilings.curve(ELEMENTWISE).at(2.0 * op.write_bytes) if added else 0.0)

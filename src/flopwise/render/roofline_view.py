@@ -20,8 +20,8 @@ from flopwise.render.visible import visible
 from flopwise.work.operation import CLASSES
 from flopwise.work.traffic import ABOUT, AT_MOST
 
-POINTS, UNPLACED = "roofline", "unplaced"  # keys of the tables
-TOP, TOP_UNPLACED = 25, 10
+POINTS, UNPLACED, TILES = "roofline", "unplaced", "tiles"  # keys of the tables
+TOP, TOP_UNPLACED, MOST_TILES = 25, 10, 16
 ON_A_PAGE = 200  # kinds: sorting them by their share of the roof finds the worst
 MOST_DRAWN = 200  # dots: more would hide each other
 _WIDTH, _HEIGHT = 640, 380
@@ -53,7 +53,24 @@ def roofline_view(found: Roofline, most: int = TOP) -> View:
     if found.how == TRACED:
         content |= {"covered_share": found.covered, "unplaced": found.unplaced}
     tables = [table] if rows or not found.unplaced else []
+    if found.tiles:
+        content |= {"tiles": found.tiles}
+        tables.append(_tiles(found))
     return View([*tables, *([_unplaced(found)] if found.unplaced else [])], document("roofline", **content))
+
+
+def _tiles(found: Roofline) -> Table:
+    """Of one product: the predicted cut first."""
+    rows = tuple(msgspec.structs.asdict(one) for one in found.tiles)
+    best, sms = found.tiles[0], found.ceilings.processors
+    shown = columns("tile | grid: down × across | tiles: tiles | waves: waves | last_share: last wave full | ns: time")
+    waves = "one wave" if best.waves == 1 else f"{best.waves} waves"
+    notes = (
+        f"the fastest takes {waves} over {sms} multiprocessors, the last {units.percent(best.last_share)} full; a library may "
+        "also split K, which fills it better: the predicted time has the best of both",
+        "times: by the tile model, were all rows aligned",
+    )
+    return Table(TILES, "Tiles of the result, and the waves they take", shown, rows, notes, most=MOST_TILES)
 
 
 def _unplaced(found: Roofline) -> Table:
