@@ -307,15 +307,12 @@ def captures_beside(path: Path, trace: Trace) -> list[Path]:
 
     Those named after a batch size of the trace first, then those whose names begin alike.
     """
-    folders = [path.parent, *(one for one in path.parent.glob("*") if one.is_dir() and "captur" in one.name.lower())]
-    files = [one for folder in folders for one in sorted(folder.iterdir()) if one.is_file() and one != path]
-    named = [
-        one for one in files if "captur" in f"{one.parent.name if one.parent != path.parent else ''}/{one.name}".lower()
-    ]
+    patterns = ("*[Cc]aptur*.json", "*[Cc]aptur*.json.gz", "*[Cc]aptur*/*.json", "*[Cc]aptur*/*.json.gz")
+    files = {one for pattern in patterns for one in path.parent.glob(pattern)} - {path}
     sizes = {number for name in trace.names if is_iteration(name) for number in _NUMBER.findall(name)}
 
     def far(one: Path) -> tuple[bool, int, str]:
         alike = next((i for i, pair in enumerate(zip(one.name, path.name)) if pair[0] != pair[1]), len(one.name))  # noqa: B905
         return sizes.isdisjoint(_NUMBER.findall(one.name)), -alike, one.name
 
-    return sorted((one for one in named if one.name.lower().endswith((".json", ".json.gz"))), key=far)[:_MOST_FILES]
+    return sorted(files, key=far)[:_MOST_FILES]
