@@ -27,6 +27,7 @@ THROTTLED_SHARE, BUSY_PERCENT = 0.03, 50  # of the clock; NVML utilisation at wh
 BATCH_GAIN, BATCH_GAIN_MORE, BATCH_TIMES = 0.10, 0.03, 64  # least saving per token; of one more doubling; most times
 UPDATES_SHARE = 0.005  # of the GPU time in optimizer kernels: a step that trains, if nothing else shows it
 REPLAYED_SHARE = 0.5  # of the GPU time run by CUDA graphs: what is launched late lies outside them
+LONG_PREFILL = 2048  # tokens of prompts in a batch that others decode in
 HOST_CODE_SHARE, MOST_HOST_CODE = 0.02, 3  # of the step waiting for one function; functions that are reported
 CACHING_OFF = 50  # of the driver's allocations in a step: the caching allocator would make none
 LOOP_KERNELS = 50  # an optimizer of more kernels loops over its tensors

@@ -141,8 +141,10 @@ def explained_run(run: StoredRun) -> Explanation | HostExplanation | None:
 
 def with_findings(read: ExplainedTrace, gpu: str | None = None) -> Explanation:
     """The explanation of GPU work that was read, with what to change and what that would bring it to."""
-    e, found = read.explanation, findings(facts_of(read, gpu))
-    reached = reach(e.step_ns, _saved_ns(found), e.waterfall, gpu or e.gpu)
+    facts = facts_of(read, gpu)
+    e, found = read.explanation, findings(facts)
+    least = facts.decoding.decode_bytes if facts.decoding is not None else None
+    reached = reach(e.step_ns, _saved_ns(found), e.waterfall, gpu or e.gpu, least or 0.0)
     return msgspec.structs.replace(e, findings=found, reach=reached)
 
 

@@ -12,6 +12,7 @@ from flopwise.advice.constants import GPU_BOUND, HOST_BOUND, LAUNCH_QUEUE, REPLA
 from flopwise.analysis.blame import HostBlame
 from flopwise.analysis.details import Details
 from flopwise.analysis.explanation import Explanation, Kernel
+from flopwise.analysis.serving import Serving
 from flopwise.analysis.steps import ITERATIONS
 from flopwise.predict.recorded.step import RecordedStep
 from flopwise.records.ceilings import Ceilings
@@ -22,6 +23,7 @@ from flopwise.spec.gpu import Gpu
 from flopwise.spec.model import ModelSpec
 from flopwise.spec.recipe import Recipe
 from flopwise.spec.workload import Workload
+from flopwise.trace.iterations import DECODE
 from flopwise.trace.phases import BACKWARD, FORWARD, OPTIMIZER
 
 _LONGEST_NAME = 110  # letters of a kernel's name in a line of evidence
@@ -101,6 +103,18 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     def serves(self) -> bool:
         """Whether it is an iteration of a serving engine, whose model is not the user's to compile."""
         return self.explanation is not None and self.explanation.steps_found_by == ITERATIONS
+
+    @property
+    def decoding(self) -> Serving | None:
+        """What a server's trace shows, where all of its iterations decode: then the step's figures are those of decoding."""
+        served = self.explanation.serving if self.explanation is not None else None
+        return served if served is not None and {one.kind for one in served.kinds} == {DECODE} else None
+
+    def decodes_by_bandwidth(self, times: int) -> bool:
+        """Whether decoding so many times the requests would still wait for the weights, not for the arithmetic on them."""
+        found = self.decoding.of(DECODE) if self.decoding is not None else None
+        ridge = self.gpu.ridge("fp16") if self.gpu is not None else None
+        return found is not None and ridge is not None and times * found.decode_requests < ridge
 
     @property
     def replays(self) -> bool:

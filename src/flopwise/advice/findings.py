@@ -13,7 +13,8 @@ from flopwise.advice.rules import ALL_RULES
 from flopwise.analysis.verdict import CAPTURE
 from flopwise.records.finding import Finding
 
-CHANGE_THE_WORK = ("small_batch",)  # they change what is trained, not only how: reported after all others
+# They change what is trained or served, not only how: reported after all others.
+CHANGE_THE_WORK = ("small_batch", "decode_batch", "long_prefill")
 FOR_THE_OTHERS = "host_next"  # reported where the others need it
 
 

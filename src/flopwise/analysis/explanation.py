@@ -16,6 +16,7 @@ from flopwise.analysis.idle import TOO_LONG, TOO_SHORT, Idle, clock_fit, untrace
 from flopwise.analysis.intervals import covered_ns
 from flopwise.analysis.operators import Operator, operators
 from flopwise.analysis.reach import Reach
+from flopwise.analysis.serving import Serving, serving
 from flopwise.analysis.shares import Kernel as Kernel
 from flopwise.analysis.shares import Part, gpu_time, kernels, matrix, parts, shares
 from flopwise.analysis.shares import Share as Share
@@ -56,6 +57,7 @@ class Explanation(Printed, msgspec.Struct, frozen=True, kw_only=True):
     idle: Idle  # of all steady steps
     step_times: tuple[StepTime, ...] = ()  # every step as it was traced
     step_spread: StepSpread | None = None  # of the steady ones
+    serving: Serving | None = None  # of a serving engine whose iterations say what they serve
     blame: tuple[HostBlame, ...] = ()  # what the host did while the GPU was idle
     transfers: tuple[Transfer, ...] = ()  # between host and device
     exposed_communication_ns: float = 0.0  # while nothing else ran
@@ -175,6 +177,7 @@ def explain_steps(part: TracedSteps, untraced: Point | None = None, *, same: boo
         coverage=asdict(part.coverage),
         device=part.device,
         process=part.process,
+        serving=serving(part.times, trace, part.work, n),
         blame=part.blame,
         transfers=moved,
         exposed_communication_ns=talk / n,

@@ -28,13 +28,17 @@ def products(trace: Trace, work: pl.DataFrame, n: int) -> tuple[Product, ...]:
         return ()
     matmuls = work.filter(pl.col("class") == MATMUL, pl.col("op_index").is_not_null())
     sized = matmuls.select(
-        pl.col("op").cast(pl.String).alias("op_name"), "op_index", pl.col("name").cast(pl.String), "duration_ns"
+        pl.col("op").cast(pl.String).alias("op_name"),
+        "op_index",
+        pl.col("name").cast(pl.String),
+        "duration_ns",
+        call=pl.struct("op_index", pl.when(pl.col("attributed") == "graph").then("launch_ns")),  # a replay is a call
     ).join(trace.sized_ops, left_on="op_index", right_on="op")
-    kernels = sized.group_by("op_name", "shape", "name").agg(pl.col("duration_ns").sum(), pl.col("op_index").n_unique())
+    kernels = sized.group_by("op_name", "shape", "name").agg(pl.col("duration_ns").sum(), pl.col("call").n_unique())
     rows = (
         kernels.sort("duration_ns", "name", descending=[True, False])
         .group_by("op_name", "shape", maintain_order=True)
-        .agg(pl.col("name").first(), pl.col("duration_ns").sum(), pl.col("op_index").max())
+        .agg(pl.col("name").first(), pl.col("duration_ns").sum(), pl.col("call").max())
         .sort("duration_ns", "op_name", "shape", descending=[True, False, False])
     )
     made = []

@@ -31,8 +31,12 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
         return self.limit_ns / ns if self.limit_ns is not None and not self.bandwidth and ns > 0 else None
 
 
-def reach(now_ns: float, saved_ns: Sequence[float], found: Waterfall | None = None, gpu: str = "") -> Reach:
+def reach(
+    now_ns: float, saved_ns: Sequence[float], found: Waterfall | None = None, gpu: str = "", least_bytes: float = 0.0
+) -> Reach:
     """Of a traced step: what each change saves with those before it made, and its waterfall where the GPU is known.
+
+    `least_bytes`: as for `limit`.
 
     >>> fall = Waterfall(step_ns=1e8, measured_by="", parts=(), mfu=0.2, hfu=None, roofline_share=None, precision="fp32")
     >>> found = reach(1e8, [9e7], fall, "NVIDIA H200")
@@ -44,7 +48,7 @@ def reach(now_ns: float, saved_ns: Sequence[float], found: Waterfall | None = No
     machine = find_gpu(gpu) if gpu else None
     used = machine.peaks.get(found.precision) if machine is not None else None
     flops = found.mfu * used * now_ns / 1e9 if found.mfu is not None and used else 0.0
-    return after(limit(flops, found.precision, gpu), now_ns, saved_ns)
+    return after(limit(flops or float(least_bytes > 0), found.precision, gpu, least_bytes), now_ns, saved_ns)
 
 
 def tuned_reach(tuning: Tuning) -> Reach:

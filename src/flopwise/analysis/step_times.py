@@ -16,6 +16,7 @@ from flopwise.analysis.gpu_gaps import LONGEST_PAUSE_NS, gpu_gaps, gpu_work
 from flopwise.analysis.host_activity import allocations, compiling, module_loads, slow_launches, span_times
 from flopwise.analysis.intervals import Times, covered_within
 from flopwise.analysis.steps import UPDATES, Steps
+from flopwise.trace.iterations import Batch
 from flopwise.trace.phases import BACKWARD, FORWARD, PHASES
 from flopwise.trace.tables import Trace
 
@@ -46,6 +47,8 @@ class StepTime(msgspec.Struct, frozen=True, kw_only=True):
     outlier: bool = False
     why: str = ""  # of a cold or partial step
     micro_batches: int = 0  # backward passes
+    in_graphs: bool = False  # most of its GPU time was run by CUDA graphs
+    batch: Batch | None = None  # of a serving engine's iteration: what it serves, where its range says so
 
 
 class StepSpread(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,6 +114,7 @@ def step_times(
     steady = np.array([kind == STEADY for kind, _ in kinds])
     far = _outliers(took, steady)
     passes = _backward_passes(work, launched, number, len(steps))
+    spent, replayed = (_spent(some, number, len(steps)) for some in (work["duration_ns"], _replayed(work)))
     names = steps.names or ("",) * len(steps)
     return tuple(
         StepTime(
@@ -124,9 +128,22 @@ def step_times(
             outlier=bool(far[place]),
             why=why,
             micro_batches=int(passes[place]),
+            in_graphs=bool(2 * replayed[place] > spent[place]),
         )
         for place, (kind, why) in enumerate(kinds)
     )
+
+
+def _spent(durations: pl.Series, number: Times, n: int) -> Floats:
+    """GPU time by step."""
+    inside = number >= 0
+    found: Floats = np.bincount(number[inside], weights=durations.to_numpy()[inside], minlength=n).astype(np.float64)
+    return found
+
+
+def _replayed(work: pl.DataFrame) -> pl.Series:
+    """The durations of what CUDA graphs ran; of the rest 0."""
+    return work.select(pl.when(pl.col("attributed") == "graph").then("duration_ns").otherwise(0)).to_series()
 
 
 def steady_run(times: Sequence[StepTime]) -> tuple[int, int]:

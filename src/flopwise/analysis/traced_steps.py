@@ -11,6 +11,7 @@ from flopwise.analysis.blame import HostBlame, host_blame
 from flopwise.analysis.host_activity import capturing
 from flopwise.analysis.idle import COMPILATION, Idle, host_gaps, idle
 from flopwise.analysis.intervals import clipped, counted_once, covered_ns, covered_within
+from flopwise.analysis.serving import with_batches
 from flopwise.analysis.shares import gpu_time, totals
 from flopwise.analysis.step_times import STEADY, StepSpread, StepTime, edges, spread, steady_run, step_times
 from flopwise.analysis.steps import BEFORE, Steps, find_steps, launch_times
@@ -76,7 +77,7 @@ def traced_steps(
     if at[-1] <= at[0]:
         problem = f"{trace.path}: its GPU work takes no time at all"
         raise FlopwiseError(problem, "is the trace cut off, or its clock too coarse?")
-    times = step_times(mine, found, everywhere, launched, at, device)
+    times = with_batches(step_times(mine, found, everywhere, launched, at, device), mine, found.starts_ns)
     first, last = steady_run(times)
     steps, low, high = found.part(first, last), int(at[first]), int(at[last])
     waited = host_gaps(mine, low, high, device)

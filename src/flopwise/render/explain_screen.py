@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 
 from flopwise import units
-from flopwise.advice.findings import worth_most
+from flopwise.advice.findings import CHANGE_THE_WORK, worth_most
 from flopwise.analysis.explanation import UNDISTURBED, Explanation
 from flopwise.analysis.reach import Reach
+from flopwise.analysis.serving import IterationKind
 from flopwise.analysis.verdict import CAPTURE
 from flopwise.analysis.waterfall import PART_OF_CAUSE
 from flopwise.records import waterfall as parts_of
@@ -48,6 +49,7 @@ _LEGEND = {
     parts_of.IDLE_OTHER: ("idle: other", IDLE),
 }
 _MATMUL = (*(parts_of.MATMUL_SHAPE, parts_of.MATMUL_UNALIGNED), *(parts_of.MATMUL_PRECISION, parts_of.MATMUL_OTHER))
+ADVICE = "Nothing to change in an iteration itself; advice on serving is below."
 NOTHING = "Nothing to change: no rule found a saving worth its effort."
 
 
@@ -61,10 +63,36 @@ def explanation_screen(e: Explanation) -> Screen:
         figures=(now(e, found), *reach_figures(found)),
         parts_title=f"Where the {units.duration(e.step_ns)} go",
         parts=waterfall_parts(e.waterfall) if e.waterfall is not None else _class_parts(e),
-        changes_title=changes_title(len(best)) if best or e.findings is None or e.bound == CAPTURE else NOTHING,
+        changes_title=changes_title(len(best)) if best or e.findings is None or e.bound == CAPTURE else _nothing(e),
         changes=changes_of(best),
-        notes=tuple(filter(None, (slowed(e), *together_notes(e), *e.notes, varying(e)))),
+        notes=tuple(filter(None, (*serving_notes(e), slowed(e), *together_notes(e), *e.notes, varying(e)))),
     )
+
+
+def _nothing(e: Explanation) -> str:
+    return ADVICE if e.serving is not None and any(one.rule in CHANGE_THE_WORK for one in e.findings or ()) else NOTHING
+
+
+def serving_notes(e: Explanation) -> tuple[str, ...]:
+    """What a server's iterations did, a line for each kind, the bytes behind the limit of decoding, and advice."""
+    if e.serving is None:
+        return ()
+    lines = [_iterations(one) for one in e.serving.kinds]
+    if e.serving.output_token_ns is not None:
+        lines[-1] += f" An output token takes {units.duration(e.serving.output_token_ns)}."
+    if e.serving.weights_bytes is not None:
+        cache = f" and {units.size(e.serving.decode_cache_bytes)} of cache" if e.serving.decode_cache_bytes else ""
+        lines.append(f"An iteration reads {units.size(e.serving.weights_bytes)} of weights{cache}.")
+    lines += [f"Advice: {what_to_do(one)}: {one.title}." for one in e.findings or () if one.rule in CHANGE_THE_WORK]
+    return tuple(lines)
+
+
+def _iterations(one: IterationKind) -> str:
+    tokens = f", {one.prefill_tokens:,.0f} tokens of prompts" if one.prefill_tokens else ""
+    cached = f", {one.context_tokens:,.0f} tokens in their cache" if one.context_tokens else ""
+    rate = f", {units.count(one.tokens_per_s)} tokens/s" if one.tokens_per_s else ""
+    number = f"{one.count} iteration{'s' if one.count > 1 else ''} of {one.requests:.3g} requests"
+    return f"{one.kind.capitalize()}: {number}{tokens}{cached}: {units.duration(one.ns)}{rate}."
 
 
 def together_notes(e: Explanation) -> tuple[str, ...]:

@@ -16,7 +16,16 @@ from flopwise.render.findings_view import findings_view
 from flopwise.render.json import document, picked
 from flopwise.render.names import short_paths, unique_names
 from flopwise.render.screen import in_a_line
-from flopwise.render.steps_view import BLAME, STEPS, TRANSFERS, blame_table, steps_table, transfers_table
+from flopwise.render.steps_view import (
+    BLAME,
+    ITERATIONS,
+    STEPS,
+    TRANSFERS,
+    blame_table,
+    iterations_table,
+    steps_table,
+    transfers_table,
+)
 from flopwise.render.table import View, columns, grouped
 from flopwise.render.waterfall_view import waterfall_table
 from flopwise.trace.phases import PHASES
@@ -26,7 +35,8 @@ SUMMARY, PHASE_TABLE, MODULES, KERNELS, OPERATORS = "summary", "phases", "module
 IDLE = "idle"
 _GROUPS = {
     "What to change": "findings finding-*",
-    "Where the time goes": f"devices waterfall {PHASE_TABLE} {MODULES} {KERNELS} {OPERATORS} {IDLE} {BLAME} {TRANSFERS} {STEPS}",
+    "Where the time goes": f"devices waterfall {PHASE_TABLE} {MODULES} {KERNELS} {OPERATORS} {IDLE} {ITERATIONS} "
+    f"{BLAME} {TRANSFERS} {STEPS}",
 }
 _CLOCKS = (
     "untraced_ns: step, untraced [ms] | untraced_idle_share: GPU idle | window_ns: step, traced [ms] | "
@@ -55,7 +65,7 @@ def explanation_view(e: Explanation) -> View:
     if e.waterfall is not None:
         tables.append(waterfall_table(e.waterfall))
     tables += [_phases(e), _modules(e), kernels_table(e, TOP), _operators(e), _idle(e)]
-    tables += [made for made in (blame_table(e), transfers_table(e), steps_table(e)) if made.rows]
+    tables += [made for made in (iterations_table(e), blame_table(e), transfers_table(e), steps_table(e)) if made.rows]
     return View(grouped([*tables, *details], _GROUPS), content)
 
 

@@ -1,5 +1,7 @@
 """Every step of a trace, what the host did while the GPU waited, and copies between host and GPU, as tables."""
 
+import msgspec
+
 from flopwise import units
 from flopwise.analysis.blame import HostBlame
 from flopwise.analysis.explanation import Explanation
@@ -8,7 +10,7 @@ from flopwise.records.table import Table
 from flopwise.render.json import picked
 from flopwise.render.table import columns
 
-STEPS, BLAME, TRANSFERS = "steps", "blame", "transfers"
+STEPS, BLAME, TRANSFERS, ITERATIONS = "steps", "blame", "transfers", "iterations"
 _MOST = 50  # steps that are listed; all of them are in the JSON
 _MOST_BLAMED = 8
 
@@ -28,6 +30,37 @@ def steps_table(e: Explanation) -> Table:
     )
     shown = columns(f"{heading} | kind: remark")
     return Table(STEPS, "Every step, as traced", shown, rows, _spread(e), most=_MOST)
+
+
+def iterations_table(e: Explanation) -> Table:
+    """A server's iterations by kind, and what limits decoding."""
+    found = e.serving
+    rows = tuple(msgspec.structs.asdict(one) for one in (found.kinds if found is not None else ()))
+    shown = columns(
+        "kind: iterations | count | ns: median [ms] | requests [count] | decode_requests: decoding [count] | "
+        "prefill_tokens: prompts' tokens [count] | context_tokens: tokens in the cache [count] | "
+        "tokens_per_s: tokens/s [count] | in_graphs: in CUDA graphs [share]"
+    )
+    return Table(ITERATIONS, "Iterations of the server, as traced", shown, rows, _limits(e))
+
+
+def _limits(e: Explanation) -> tuple[str, ...]:
+    found = e.serving
+    if found is None:
+        return ()
+    token = (
+        f"an output token takes {units.duration(found.output_token_ns)}" if found.output_token_ns is not None else ""
+    )
+    weights = (
+        f"weights read by an iteration: {units.size(found.weights_bytes)}" if found.weights_bytes is not None else ""
+    )
+    per_token = f"cache of one token: {units.size(found.cache_bytes_per_token)}" if found.cache_bytes_per_token else ""
+    cache = (
+        f"cache read by an iteration that decodes: {units.size(found.decode_cache_bytes)}"
+        if found.decode_cache_bytes
+        else ""
+    )
+    return tuple(filter(None, (token, weights, per_token, cache)))
 
 
 def _outlier(outlier: bool) -> str:

@@ -15,7 +15,7 @@ from flopwise.trace.op_shapes import Shapes
 from flopwise.trace.tables import OP_INPUTS
 from flopwise.work.op_traffic import traffic_rule
 from flopwise.work.recorded import BETWEEN
-from flopwise.work.sized import SIZED
+from flopwise.work.sized import SIZED, writes_cache
 
 NO_INPUTS = 0
 MAX_INPUTS = 100_000  # distinct; a model has hundreds
@@ -27,7 +27,7 @@ class _Kept(dict[str, bool]):
     """Whether the inputs of an op are kept, asked once per name."""
 
     def __missing__(self, op: str) -> bool:
-        self[op] = kept = op in SIZED or traffic_rule(op) is not None
+        self[op] = kept = op in SIZED or traffic_rule(op) is not None or writes_cache(op)
         return kept
 
 

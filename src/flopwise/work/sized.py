@@ -5,6 +5,7 @@ A softmax counts five for each element going forward (maximum, subtraction, expo
 an online softmax rescales. One that is written out is counted by its `exp`.
 """
 
+import re
 from math import prod
 
 from flopwise.work import op_rules
@@ -24,6 +25,19 @@ ATTENTIONS = frozenset(
     if not name.startswith("sdpa_")
 )
 SIZED = MATMULS | SOFTMAXES | ATTENTIONS
+_WRITES_CACHE = re.compile(
+    r"::(?:store_cache|reshape_and_cache\w*|concat_and_cache_mla|append_paged_kv_cache|unified_kv_cache_update|"
+    r"fused_rope_kv_cache\w*)$"
+)
+
+
+def writes_cache(op: str) -> bool:
+    """Whether an op writes keys and values, its first two inputs, into a server's cache, the third.
+
+    >>> [writes_cache(op) for op in ("sglang::store_cache", "_C_cache_ops::reshape_and_cache_flash", "aten::copy_")]
+    [True, True, False]
+    """
+    return _WRITES_CACHE.search(op) is not None
 
 
 def op_flops(op: str, sizes: str) -> int | None:

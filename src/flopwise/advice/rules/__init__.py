@@ -4,6 +4,9 @@ from flopwise.advice.rules import (
     allocator_calls,
     checkpointing,
     cold_kernels,
+    decode_attention,
+    decode_batch,
+    decode_matmul,
     eager_pieces,
     exposed_communication,
     exposed_optimizer,
@@ -17,6 +20,7 @@ from flopwise.advice.rules import (
     host_syncs,
     input_stalls,
     launch_bound,
+    long_prefill,
     naive_attention,
     repeated_casts,
     slow_optimizer,
@@ -26,6 +30,7 @@ from flopwise.advice.rules import (
     throttled,
     unaligned,
     unfused_chains,
+    ungraphed_decode,
     zeroed_gradients,
 )
 
@@ -43,4 +48,5 @@ _COMPUTE = (
 _DATA = (fp32_logits, unaligned, small_batch, host_syncs, repeated_casts, zeroed_gradients, input_stalls, fragmentation)
 _SYSTEM = (checkpointing, throttled, graph_breaks, exposed_communication, exposed_optimizer)
 _HOST = (host_code, allocator_calls, cold_kernels, exposed_transfers)
-ALL_RULES = (*_COMPUTE, *_DATA, *_SYSTEM, *_HOST)
+_SERVING = (decode_matmul, decode_attention, decode_batch, long_prefill, ungraphed_decode)
+ALL_RULES = (*_COMPUTE, *_DATA, *_SYSTEM, *_HOST, *_SERVING)

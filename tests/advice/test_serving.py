@@ -1,0 +1,163 @@
+"""A server's iterations: what their names say, what decoding cannot do without, and the advice that follows."""
+
+from functools import cache
+
+import msgspec
+import pytest
+from tests.public_traces import needs_public, public_trace
+
+from flopwise.advice.facts import Facts
+from flopwise.advice.rules import decode_attention, decode_batch, decode_matmul, long_prefill, ungraphed_decode
+from flopwise.analysis.explanation import Share, explain_trace
+from flopwise.analysis.serving import IterationKind, Serving
+from flopwise.analysis.step_times import STEADY, StepTime
+from flopwise.api.explain import explain
+from flopwise.spec.gpu import gpu
+from flopwise.trace.iterations import DECODE, MIXED, PREFILL, Batch, batch_of
+
+MS, GB = 1e6, 1e9
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "figures"),
+    [  # requests and tokens of prompts, requests, tokens and context of those that decode
+        ("execute_8192_context_9(sq8155sk8430sqsq7475785sqsk7671310)_generation_37(sq37sk34489sqsq37sqsk34489)", MIXED,
+         (9, 8155, 37, 37, 34489)),
+        ("execute_32_context_0(sq0sk0sqsq0sqsk0)_generation_32(sq32sk32785sqsq32sqsk32785)", DECODE, (0, 0, 32, 32, 32785)),
+        ("execute_context_2(512)_generation_30(30)", MIXED, (2, 512, 30, 30, None)),
+        ("execute_context_0(0)_generation_8(24)", DECODE, (0, 0, 8, 24, None)),
+        ("execute_new_1_cached_0", PREFILL, (1, None, 0, None, None)),
+        ("step[EXTEND bs=15 toks=15360]", PREFILL, (15, 15360, 0, None, None)),
+        ("step[DECODE bs=32]", DECODE, (0, None, 32, None, None)),
+        ("[Executor] _forward_step 7: 2 ctx reqs, 30 gen reqs", MIXED, (2, None, 30, None, None)),
+    ],
+)  # fmt: skip
+def test_the_name_of_an_iteration_says_what_it_serves(name, kind, figures):
+    found = batch_of(name)
+    assert found.kind == kind
+    assert (
+        found.prefill_requests,
+        found.prefill_tokens,
+        found.decode_requests,
+        found.decode_tokens,
+        found.decode_context,
+    ) == figures
+
+
+@pytest.mark.parametrize("name", ["decode", "execute_model", "step 3", "ProfilerStep#4", "execute_query(3)"])
+def test_other_names_say_nothing_of_it(name):
+    assert batch_of(name) is None
+
+
+@cache
+def served(**fields):
+    """An explanation of a step of 10 ms: 6 of matmuls, 2 of attention; with what is given."""
+    from tests.analysis.test_explanation import trace
+
+    e = explain_trace(trace([(0, 10, 1), (20, 30, 2)], [(0, 1, 1), (2, 3, 2)]))
+    classes = {"forward": {"matmul": 6 * MS, "attention": 2 * MS}}
+    shares = tuple(Share(name=name, gpu_ns=ns, share=0.5, count=1) for name, ns in classes["forward"].items())
+    whole = {
+        "phase_classes": classes,
+        "classes": shares,
+        "window_ns": 10 * MS,
+        "busy_ns": 9 * MS,
+        "untraced_step": None,
+    }
+    return msgspec.structs.replace(e, **whole | {"gpu_ns": 9 * MS, "findings": None} | fields)
+
+
+def kind(name, ns, count=1, requests=32, tokens=0, context=None):
+    decoding = 0 if name == PREFILL else requests
+    return IterationKind(
+        kind=name, count=count, ns=ns, requests=requests, prefill_tokens=tokens, decode_requests=decoding,
+        context_tokens=context, tokens_per_s=None,
+    )  # fmt: skip
+
+
+def facts(*kinds, step_times=(), weights=None, cache_bytes=None):
+    found = Serving(kinds=kinds, weights_bytes=weights, decode_cache_bytes=cache_bytes)
+    return Facts(explanation=served(serving=found, step_times=step_times), gpu=gpu("h100"))
+
+
+def test_decoding_is_measured_against_the_bytes_it_reads():
+    """10 GB at 80 % of 3.35 TB/s take 3.7 ms of the matmuls' 6; 2 GB take 0.75 ms of attention's 2."""
+    decoding = facts(kind(DECODE, 10 * MS), weights=10 * GB, cache_bytes=2 * GB)
+    matmul, attention = decode_matmul.check(decoding), decode_attention.check(decoding)
+    assert matmul.values["bytes_per_s"] == pytest.approx(10 * GB / 6e-3)
+    assert sum(matmul.draws_on.values()) == pytest.approx(6 * MS - 10 * GB / (0.8 * 3352 * GB) * 1e9)
+    assert sum(attention.draws_on.values()) == pytest.approx(2 * MS - 2 * GB / (0.8 * 3352 * GB) * 1e9)
+    assert matmul.evidence_ns == pytest.approx(6 * MS)
+
+
+def test_what_reads_fast_enough_or_is_not_known_is_not_blamed():
+    assert decode_matmul.check(facts(kind(DECODE, 10 * MS), weights=18 * GB)) is None
+    assert decode_attention.check(facts(kind(DECODE, 10 * MS), cache_bytes=6 * GB)) is None
+    assert decode_matmul.check(facts(kind(DECODE, 10 * MS))) is None
+    assert decode_matmul.check(facts(kind(PREFILL, 10 * MS), weights=10 * GB)) is None
+    assert (
+        decode_matmul.check(facts(kind(DECODE, 10 * MS, requests=512), weights=10 * GB)) is None
+    )  # arithmetic is its limit
+
+
+def test_a_small_batch_is_told_that_more_requests_share_the_weights():
+    found = decode_batch.check(facts(kind(DECODE, 10 * MS, requests=32)))
+    assert found.values["shared_ns"] == pytest.approx(7 * MS)
+    assert max(found.saving_ns, sum(found.draws_on.values())) <= 3.5 * MS + 1
+    assert decode_batch.check(facts(kind(DECODE, 10 * MS, requests=200))) is None
+
+
+def test_a_prefill_that_others_wait_for_is_chunked():
+    both = long_prefill.check(facts(kind(DECODE, 10 * MS, count=3), kind(MIXED, 50 * MS, tokens=4096)))
+    assert both.values == {"iteration_ns": 50 * MS, "beyond_ns": 40 * MS}
+    assert both.saving_ns == pytest.approx(min(40 * MS / 2 / 4, 10 * MS))
+    assert long_prefill.check(facts(kind(DECODE, 10 * MS), kind(MIXED, 15 * MS, tokens=4096))) is None
+    assert long_prefill.check(facts(kind(PREFILL, 50 * MS, tokens=9000))) is None  # nobody decodes
+    assert long_prefill.check(facts(kind(MIXED, 50 * MS, tokens=100))) is None
+
+
+def iterations(*took, in_graphs):
+    return tuple(
+        StepTime(
+            number=i + 1, name="", start_ns=0, ns=int(ns), busy_ns=0, launches=1, kind=STEADY, in_graphs=held,
+            batch=Batch(decode_requests=8 + i),
+        )
+        for i, (ns, held) in enumerate(zip(took, in_graphs, strict=True))
+    )  # fmt: skip
+
+
+def test_decoding_without_a_graph_is_compared_with_decoding_in_one():
+    steps = iterations(10 * MS, 10 * MS, 30 * MS, 10 * MS, in_graphs=(True, True, False, True))
+    found = ungraphed_decode.check(facts(kind(DECODE, 10 * MS, count=4), step_times=steps))
+    assert found.saving_ns == pytest.approx(20 * MS / 4)
+    assert "batches of 10" in found.evidence[0]
+    alike = iterations(10 * MS, 10 * MS, in_graphs=(True, True))
+    assert ungraphed_decode.check(facts(kind(DECODE, 10 * MS, count=2), step_times=alike)) is None
+
+
+@needs_public
+def test_sglangs_decode_reads_qwens_weights_and_its_requests_cache():
+    """Qwen3-8B: 36 layers of 4096, 32 heads and 8 of keys and values of 128, 12288 in the MLP, 151936 words, in bf16."""
+    e = explain(public_trace("tl_sglang_decode_sglang"))
+    layer = 4096 * (4096 + 2 * 1024) + 4096 * 4096 + 3 * 4096 * 12288
+    assert e.serving.weights_bytes == 2 * (36 * layer + 151936 * 4096)
+    assert e.serving.cache_bytes_per_token == 36 * 2 * 1024 * 2
+    assert e.serving.decode_cache_bytes == 32785 * 36 * 2 * 1024 * 2
+    assert e.serving.output_token_ns == e.step_times[0].ns
+    assert e.reach.limit_ns == pytest.approx(e.serving.decode_bytes / 5.3e12 * 1e9)
+    assert e.reach.limit_ns < e.reach.reachable_ns < e.reach.now_ns
+
+
+@needs_public
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    [("tl_sglang_prefill", [PREFILL]), ("tl_vllm_prefilldecode", [MIXED]), ("tl_sglang_decode_sglang", [DECODE])],
+)
+def test_public_servers_are_of_the_kind_they_say(name, kinds):
+    e = explain(public_trace(name))
+    assert [one.kind for one in e.serving.kinds] == kinds
+
+
+@needs_public
+def test_a_training_serves_nobody():
+    assert explain(public_trace("tl_mi300_ddp")).serving is None
