@@ -26,7 +26,8 @@ import torch
 
 from flopwise.predict.dry import run as dry
 from flopwise.records.run import OK, Point
-from flopwise.spec.workload import OpSpec, Workload
+from flopwise.spec.operations import OpSpec
+from flopwise.spec.workload import Workload
 from flopwise.version import __version__
 
 RESULTS = Path(__file__).parent / "results" / "h200-2026-11"

@@ -15,7 +15,8 @@ from flopwise.errors import Unsupported, WrongResult  # noqa: E402
 from flopwise.predict.dry.run import dry_run  # noqa: E402
 from flopwise.records.run import OK, UNSUPPORTED, WRONG  # noqa: E402
 from flopwise.render.run_view import implementations_view  # noqa: E402
-from flopwise.spec.workload import OPS, workload  # noqa: E402
+from flopwise.spec.operations import OPS  # noqa: E402
+from flopwise.spec.workload import workload  # noqa: E402
 
 CPU = torch.device("cpu")
 SMALL = {

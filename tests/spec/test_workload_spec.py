@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from flopwise.errors import FlopwiseError
 from flopwise.spec.model import preset_names
+from flopwise.spec.operations import OPS
 from flopwise.spec.recipe import LEVERS, Recipe
 from flopwise.spec.sweep import sweep_from
-from flopwise.spec.workload import OPS, Sampling, Trial, UserStep, Workload, varied, workload
+from flopwise.spec.workload import Sampling, Trial, UserStep, Workload, varied, workload
 
 HERE = Path(__file__).parent
 

@@ -25,7 +25,8 @@ from flopwise.records.run import INTERRUPTED, OK, Point
 from flopwise.records.tuning import Attempt, Tuning
 from flopwise.records.waterfall import Waterfall
 from flopwise.spec import fields
-from flopwise.spec.workload import OpSpec, Sampling, Trial, Workload
+from flopwise.spec.operations import OpSpec
+from flopwise.spec.workload import Sampling, Trial, Workload
 from flopwise.store import Run, runs_root
 from flopwise.store.rows import append_row
 from flopwise.store.tuning import ROWS, read_tuning

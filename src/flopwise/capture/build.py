@@ -11,7 +11,8 @@ from flopwise.capture.step import Step, captured
 from flopwise.capture.user_step import user_step
 from flopwise.errors import FlopwiseError, one_line
 from flopwise.spec.model import ModelSpec
-from flopwise.spec.workload import OpSpec, UserStep, Workload
+from flopwise.spec.operations import OpSpec
+from flopwise.spec.workload import UserStep, Workload
 
 
 def build_step(workload: Workload, device: torch.device, follower: StepFollower | None = None) -> Step:

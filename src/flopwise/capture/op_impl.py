@@ -16,7 +16,8 @@ from flopwise.lm.attention import attention_function
 from flopwise.lm.loss import hidden_loss, loss_full
 from flopwise.lm.own_kernels import needs_triton, own_operation
 from flopwise.lm.precision import on_fake_tensors
-from flopwise.spec.workload import OpSpec, Workload
+from flopwise.spec.operations import OpSpec
+from flopwise.spec.workload import Workload
 
 Function = Callable[..., Tensor]
 

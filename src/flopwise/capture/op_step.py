@@ -18,8 +18,9 @@ from flopwise.lm.own_kernels import own_levers, own_operation, written_out
 from flopwise.lm.precision import apply_fp32_matmul, autocast, fp32_matmul_probe, on_fake_tensors, torch_dtype
 from flopwise.records.run import STEP, Ran
 from flopwise.spec.dtypes import dtype_name
+from flopwise.spec.operations import OpSpec
 from flopwise.spec.recipe import OWN_OPTIMIZERS, Recipe
-from flopwise.spec.workload import OpSpec, Workload
+from flopwise.spec.workload import Workload
 from flopwise.torch_private import compile_cache_hits
 
 _OWN = {"attention": ("flash",), "cross_entropy": ("fused",), "adamw": OWN_OPTIMIZERS}  # for other operations: triton

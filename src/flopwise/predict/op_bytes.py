@@ -3,7 +3,8 @@
 import math
 
 from flopwise.spec.dtypes import named
-from flopwise.spec.workload import OpSpec, Workload
+from flopwise.spec.operations import OpSpec
+from flopwise.spec.workload import Workload
 
 # Tensors of the operation's size that go forward, and that come on top going back.
 _TENSORS = {"gelu": (2, 3), "softmax": (2, 3), "rms_norm": (2, 3), "swiglu": (3, 5), "rope": (2, 2)}

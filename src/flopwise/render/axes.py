@@ -6,8 +6,9 @@ from typing import Any
 
 from flopwise.records.run import Point
 from flopwise.render.visible import visible
+from flopwise.spec.operations import OpSpec
 from flopwise.spec.recipe import LEVERS
-from flopwise.spec.workload import OpSpec, takes
+from flopwise.spec.workload import takes
 
 LONGEST_NAME, LONGEST_TOOLTIP = 60, 200  # characters of a point's name at an axis, and in a tooltip
 _MOST_RELATIVE = 30  # points that are named by their difference from another; with more, nobody looks the other up

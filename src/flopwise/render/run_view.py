@@ -24,7 +24,7 @@ from flopwise.render.axes import axes_of
 from flopwise.render.json import document, picked
 from flopwise.render.table import View, columns
 from flopwise.spec.gpu import find_gpu
-from flopwise.spec.workload import OpSpec
+from flopwise.spec.operations import OpSpec
 from flopwise.statistics import FEWEST, Estimate
 from flopwise.store import StoredRun
 

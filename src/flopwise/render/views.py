@@ -44,7 +44,7 @@ from flopwise.render.tune_screen import tune_screen
 from flopwise.render.tune_view import tune_view
 from flopwise.snapshot.answers import MemoryReport
 from flopwise.snapshot.stored import stored_report
-from flopwise.spec.workload import OpSpec
+from flopwise.spec.operations import OpSpec
 from flopwise.store import StoredRun
 
 _Made = TypeVar("_Made")

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from flopwise.snapshot.answers import NamedTensor, SavedBlock, SavedTensor
 from flopwise.spec.dtypes import item_bytes
 from flopwise.spec.model import ModelSpec
-from flopwise.spec.workload import OpSpec, Workload
+from flopwise.spec.operations import OpSpec
+from flopwise.spec.workload import Workload
 from flopwise.work.operation import SCORES
 
 TOP = 5  # tensors shown of each block

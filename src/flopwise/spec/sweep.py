@@ -22,9 +22,10 @@ import msgspec
 from flopwise.errors import FlopwiseError
 from flopwise.spec import fields
 from flopwise.spec.model import ModelSpec
+from flopwise.spec.operations import OPS, OpSpec
 from flopwise.spec.recipe import LEVERS, read_toml
 from flopwise.spec.user_step import is_user_step
-from flopwise.spec.workload import OPS, OpSpec, Sampling, Trial, UserStep, workload
+from flopwise.spec.workload import Sampling, Trial, UserStep, workload
 
 _SHAPE = ("batch", "context", "phase", "implementation")
 _OPTIONS = (*_SHAPE, "impl")

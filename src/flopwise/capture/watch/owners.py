@@ -4,7 +4,8 @@ from typing import Any
 
 from flopwise.capture.watch.tape import ALLOC, FREE, Storage, Tape
 from flopwise.spec.model import ModelSpec
-from flopwise.spec.workload import OpSpec, Workload
+from flopwise.spec.operations import OpSpec
+from flopwise.spec.workload import Workload
 from flopwise.work.operation import ACTIVATIONS, INPUTS, LOGITS, MATMUL, OPTIMIZER, SCORES, TEMPORARY
 
 _COMPUTED = ("forward", "loss", "recompute")

@@ -28,7 +28,8 @@ from flopwise.experiments.rows import fields, select, values
 from flopwise.experiments.verdict import NOT_MEASURABLE, Check, each, holds, require, said
 from flopwise.records.experiment import Place
 from flopwise.records.table import Table
-from flopwise.spec.workload import OpSpec, workload
+from flopwise.spec.operations import OpSpec
+from flopwise.spec.workload import workload
 
 if TYPE_CHECKING:
     from flopwise.experiments.bench import Bench

@@ -15,7 +15,8 @@ from flopwise.predict.dry.fake_step import record, record_build
 from flopwise.predict.dry.replay import PlainAllocator, play
 from flopwise.records.prediction import DRY_RUN, LARGEST_TENSORS, DryRun, LiveTensor, Weight
 from flopwise.spec.model import ModelSpec
-from flopwise.spec.workload import OpSpec, Workload
+from flopwise.spec.operations import OpSpec
+from flopwise.spec.workload import Workload
 from flopwise.work.allocator import CachingAllocator
 from flopwise.work.operation import GRADIENTS, OPTIMIZER_STATE, OWNERS, PARAMETERS, SAVED, OpWork
 
