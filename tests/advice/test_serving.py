@@ -1,5 +1,6 @@
 """A server's iterations: what their names say, what decoding cannot do without, and the advice that follows."""
 
+import json
 from functools import cache
 
 import msgspec
@@ -12,6 +13,7 @@ from flopwise.analysis.explanation import Share, explain_trace
 from flopwise.analysis.serving import IterationKind, Serving
 from flopwise.analysis.step_times import STEADY, StepTime
 from flopwise.api.explain import explain
+from flopwise.errors import FlopwiseError
 from flopwise.spec.gpu import gpu
 from flopwise.trace.iterations import DECODE, MIXED, PREFILL, Batch, batch_of
 
@@ -156,6 +158,28 @@ def test_sglangs_decode_reads_qwens_weights_and_its_requests_cache():
 def test_public_servers_are_of_the_kind_they_say(name, kinds):
     e = explain(public_trace(name))
     assert [one.kind for one in e.serving.kinds] == kinds
+
+
+@needs_public
+def test_a_named_model_gives_the_bytes_that_a_trace_without_shapes_does_not(tmp_path):
+    replay = public_trace("tl_sglang_decode_sglang")
+    alone = tmp_path / replay.name  # no capture beside it
+    alone.symlink_to(replay)
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3_8B))
+    assert explain(alone).serving.weights_bytes is None
+    named, joined = explain(alone, model=f"hf:{tmp_path}/config.json"), explain(replay)
+    assert named.serving.weights_bytes == joined.serving.weights_bytes
+    assert named.serving.decode_cache_bytes == joined.serving.decode_cache_bytes
+    assert named.reach.limit_ns == pytest.approx(joined.reach.limit_ns)
+    with pytest.raises(FlopwiseError, match="no iteration of a server"):
+        explain(public_trace("tl_mi300_ddp"), model="gpt2")
+
+
+QWEN3_8B = {
+    "model_type": "qwen3", "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936, "tie_word_embeddings": False, "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 40960, "rope_theta": 1000000, "hidden_act": "silu",
+}  # fmt: skip
 
 
 @needs_public

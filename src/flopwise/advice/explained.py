@@ -18,13 +18,18 @@ from flopwise.analysis.host_explanation import HostExplanation, explain_host, wi
 from flopwise.analysis.loop_notes import loop_notes
 from flopwise.analysis.reach import reach
 from flopwise.analysis.reading import ExplainedTrace, Target, explain_gpu_work, trace_of
+from flopwise.analysis.serving import by_model
 from flopwise.analysis.timings import host_timing_of
 from flopwise.analysis.together import device_names, together
 from flopwise.analysis.traced_steps import workers
 from flopwise.errors import FlopwiseError
+from flopwise.predict.flops import matmul_parameters
+from flopwise.predict.inference import kv_cache_bytes
 from flopwise.records.finding import Finding
 from flopwise.records.note import Note
 from flopwise.records.run import Point
+from flopwise.spec.model import ModelSpec
+from flopwise.spec.workload import workload
 from flopwise.store import StoredRun, find, runs_root
 from flopwise.trace.attribute import Attribution, attribute
 from flopwise.trace.graph_capture import CAPTURE, captures_beside, join_replays, replays_unknown
@@ -33,6 +38,7 @@ from flopwise.trace.tables import Trace
 
 _WORTH_EXPLAINING = 0.01  # of the busiest device's work: what does less does not run the job
 _MOST_DEVICES = 64
+_ITEM_BYTES = 2  # of a served model's numbers, where only its shape is known: bf16
 _ALL_OF_IT = 0.99  # of the replayed time: no other capture is looked for
 LOOP = "loop"  # the key of notes about a watched loop
 _Explained = TypeVar("_Explained", Explanation, HostExplanation)
@@ -47,13 +53,14 @@ def explained_trace(
     runs: str | Path | None = None,
     device: int | None = None,
     capture: str | Path | None = None,
+    model: str = "",
 ) -> Explanation | HostExplanation:
     """Of a file; `point` is the step that it is a trace of, where that is known. `device`: by default the busiest.
 
-    `capture`: the trace in which its CUDA graphs were captured; else one is looked for beside it."""
+    `capture`: the trace in which its CUDA graphs were captured; else one is looked for beside it. `model`: that a server ran."""
     trace = with_captures(read_trace(path), path, capture)
     if not without_gpu_work(trace):
-        return _with_subject(explain_devices(trace, point, device, timings=timings, gpu=gpu, runs=runs), point)
+        return _with_subject(explain_devices(trace, point, device, model, timings=timings, gpu=gpu, runs=runs), point)
     untraced = point
     if timings is not None:
         timed = timings if isinstance(timings, StoredRun) else StoredRun.load(find(timings, runs_root(runs)))
@@ -91,13 +98,36 @@ def with_captures(trace: Trace, path: Path, capture: str | Path | None = None) -
 
 
 def explain_devices(
-    trace: Trace, point: Point | None = None, device: int | None = None, *, gpu: str | None = None, **clock: Any
+    trace: Trace,
+    point: Point | None = None,
+    device: int | None = None,
+    model: str = "",
+    *,
+    gpu: str | None = None,
+    **clock: Any,
 ) -> Explanation:
     """The GPU work of a device, by default the busiest, with the explanations of all where there are several."""
     attribution = attribute(trace)
     worker, others = _chosen(attribution.table, device, trace.path)
     read = explain_gpu_work(trace, point, gpu=gpu, worker=worker, attribution=attribution, **clock)
-    return _with_others(with_findings(read, gpu), trace, others, attribution, gpu)
+    return _with_others(with_findings(_serving_model(read, model), gpu), trace, others, attribution, gpu)
+
+
+def _serving_model(read: ExplainedTrace, model: str) -> ExplainedTrace:
+    """What a named model's shape tells of a server: the weights and the cache, in two bytes a number, on one GPU."""
+    e = read.explanation
+    if not model:
+        return read
+    shape = workload(model).subject
+    if e.serving is None or not isinstance(shape, ModelSpec):
+        problem = (
+            "no iteration of a server in it says what it serves" if e.serving is None else f"'{model}' is no model"
+        )
+        raise FlopwiseError(
+            f"model = '{model}' tells nothing of {e.path}: {problem}", "omit it, or name a preset or hf:PATH"
+        )
+    found = by_model(e.serving, _ITEM_BYTES * matmul_parameters(shape), kv_cache_bytes(shape, 1, 1, _ITEM_BYTES))
+    return replace(read, explanation=msgspec.structs.replace(e, serving=found))
 
 
 def _chosen(work: pl.DataFrame, device: int | None, path: str) -> tuple[tuple[int, int], list[tuple[int, int]]]:

@@ -62,6 +62,20 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
         return next((one for one in self.kinds if one.kind == kind), None)
 
 
+def by_model(found: Serving, weights_bytes: float, cache_bytes_per_token: float) -> Serving:
+    """The same with what a model's shape tells, where the trace does not."""
+    per_token = found.cache_bytes_per_token or cache_bytes_per_token
+    decoding = [one for one in found.kinds if one.decode_requests]
+    contexts = [one.context_tokens * one.count for one in decoding if one.context_tokens is not None]
+    cached = sum(contexts) / sum(one.count for one in decoding) if contexts and len(contexts) == len(decoding) else None
+    return msgspec.structs.replace(
+        found,
+        weights_bytes=found.weights_bytes or weights_bytes,
+        cache_bytes_per_token=per_token,
+        decode_cache_bytes=cached * per_token if cached else found.decode_cache_bytes,
+    )
+
+
 def with_batches(times: Sequence[StepTime], trace: Trace, starts_ns: Sequence[int]) -> tuple[StepTime, ...]:
     """The steps with what their ranges say they serve; of several ranges in one, the one that says most."""
     named = {

@@ -19,6 +19,7 @@ def explain(
     runs: str | Path | None = None,
     device: int | None = None,
     capture: str | Path | None = None,
+    model: str = "",
 ) -> Explanation | HostExplanation:
     """Explain a trace: a run that has one (`last`, an id, a tag, a path), or a Kineto or Nsight Systems file.
 
@@ -30,13 +31,16 @@ def explain(
     work is explained by the host's time: the answer is a HostExplanation.
 
     `capture`: the trace in which the CUDA graphs that this one replays were captured; it tells their ops and modules. Files
-    beside the trace with 'capture' in their name are looked into.
+    beside the trace with 'capture' in their name are looked into. `model`: what a server ran (a preset, `hf:PATH`), for the
+    bytes of its weights and cache where the trace has no shapes.
 
     >>> flopwise.explain("trace.json.gz").verdict        # doctest: +SKIP
     'launch-bound: the GPU is idle 73% of the time: …'
     """
     path, point = trace_of(target, runs)
-    return explained_trace(path, point, timings=timings, gpu=gpu, runs=runs, device=device, capture=capture)
+    return explained_trace(
+        path, point, timings=timings, gpu=gpu, runs=runs, device=device, capture=capture, model=model
+    )
 
 
 def with_gpu_work(explained: Explanation | HostExplanation) -> Explanation:

@@ -23,12 +23,15 @@ _TIMINGS = "A run of the same workload without a profiler, for the step's real t
 
 _CAPTURE = "The trace in which the CUDA graphs of TARGET were captured. [default: looked for beside TARGET]"
 
+_MODEL = "Of a server: the model, for its bytes (bf16, one GPU) where the trace has no shapes."
+
 
 @click.command("explain")
 @click.argument("target", nargs=-1, required=True)
 @click.option("--against", metavar="TARGET", help="Show what changed from TARGET to this, kernel by kernel.")
 @click.option("--timings", metavar="RUN", help=_TIMINGS)
 @click.option("--capture", metavar="FILE", help=_CAPTURE)
+@click.option("--model", default="", metavar="NAME|hf:PATH", help=_MODEL)
 @click.option("--gpu", metavar="NAME", help="h100, h200, …: the GPU of the trace, if the trace does not name it.")
 @click.option(
     "--device", type=int, metavar="N", help="Of a trace of several devices: the one to explain. [default: the busiest]"
