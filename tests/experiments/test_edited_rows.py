@@ -11,7 +11,7 @@ from flopwise.experiments.results import AS_STORED, answer, read_lab
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "h200-2026-11"
 MEASURED = {
     result.experiment: result
-    for name in ("lab", "lab-warmup", "lab-attention", "lab-again")
+    for name in ("lab", "lab-warmup", "lab-attention", "lab-again", "lab-claims")
     for result in read_lab(RESULTS / name).results
     if result.status == "ok"
 }
@@ -153,6 +153,13 @@ EDITS = [
         "memory-hierarchy", "below zero",
         put(latency_ns=lambda row: -row["latency_ns"], read_bytes_per_s=lambda row: -row["read_bytes_per_s"]),
     ),
+    ("branch-divergence", "free within", slower(0.1, lambda row: row["split"] == "within warps" and row.get("paths", 1) > 8)),
+    ("branch-divergence", "dear between", slower(2, lambda row: row["split"] == "between warps" and row.get("paths", 1) > 1)),
+    ("branch-divergence", "wrong results", put(off=0.5)),
+    ("simt", "33 threads as fast as 64", slower(0.4, lambda row: row.get("threads") == 33)),
+    ("simt", "occupancy for nothing", put(lambda row: row["part"] == "reads", rate_bytes_per_s=2e12, gpu_ns=5e5)),
+    ("layer-norm-precision", "fp16 holds", put(error=1e-4)),
+    ("compiler-view", "as many launches", put(lambda row: row["part"] == "chain", launches=5)),
 ]  # fmt: skip
 
 
@@ -178,5 +185,9 @@ def test_a_quick_run_without_the_compiler_is_enough():
 
 def test_the_rows_as_they_are():
     words = {name: judged(name, lambda rows: None).word for name in MEASURED}
-    assert {name for name, word in words.items() if word == "refuted here"} == {"mlp-scaling", "autocast-audit"}
+    assert {name for name, word in words.items() if word == "refuted here"} == {
+        "mlp-scaling",
+        "autocast-audit",
+        "sparsity-int8",
+    }
     assert {name for name, word in words.items() if word == "inconclusive"} == {"softmax-vs-matmul"}
