@@ -4,8 +4,13 @@ Self time is without the ops and calls inside. A name's total is the sum over it
 inside them. GPU self times add up to the GPU's time, as far as ops are known; host self times to the time in ops and calls.
 """
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from flopwise.analysis.intervals import Times
@@ -14,6 +19,8 @@ from flopwise.analysis.traced_steps import TracedSteps
 from flopwise.trace.nesting import Nesting
 from flopwise.trace.tables import Trace
 
+_SUMS = ("calls", "host_self_ns", "host_total_ns", "gpu_self_ns", "gpu_total_ns")
+_BLOCK = 100_000  # spans, or more where they nest without a pause
 NO_OP = "(no op in the steps)"  # GPU work that none launched, as far as the trace shows
 
 
@@ -33,30 +40,25 @@ class Operator(msgspec.Struct, frozen=True, kw_only=True):
 def operators(part: TracedSteps) -> tuple[Operator, ...]:
     """Of the steps, by the larger of the two shares."""
     trace, work, n = part.whole, part.work, len(part.steps)
-    calls = _calls(trace, work["process"].unique(), part.steps)
-    start, end = (calls[name].to_numpy() for name in ("start_ns", "end_ns"))
-    spans = Nesting(_lanes(calls), start, end)
-    launched = _launched(work, calls)
-    calls = calls.with_columns(
-        pl.Series("host_self_ns", _self_times(spans, start, end)),
-        pl.Series("gpu_self_ns", launched),
-        pl.Series("gpu_total_ns", _with_inner(spans, launched)),
-        host_total_ns=pl.col("end_ns") - pl.col("start_ns"),
-    )
-    sums = pl.col("host_self_ns", "host_total_ns", "gpu_self_ns", "gpu_total_ns").sum()
-    rows = calls.group_by("name").agg(sums, calls=pl.len())
-    gpu_ns, host_ns = int(work["duration_ns"].sum()), int(rows["host_self_ns"].sum())
+    launched = _launched(work, trace.ops.height)
+    sums = np.zeros((len(_SUMS), len(trace.names)))
+    for spans in _spans(trace, work["process"].unique(), part.steps, launched):
+        for place, amount in enumerate(_amounts(spans)):
+            sums[place] += np.bincount(spans.name, amount, minlength=len(trace.names))
+    gpu_ns, host_ns = int(work["duration_ns"].sum()), int(sums[_SUMS.index("host_self_ns")].sum())
     found = [
-        _operator(trace.names[row["name"]], row, n, max(host_ns, 1), max(gpu_ns, 1))
-        for row in rows.iter_rows(named=True)
+        _operator(
+            trace.names[name], dict(zip(_SUMS, sums[:, name].tolist(), strict=True)), n, max(host_ns, 1), max(gpu_ns, 1)
+        )
+        for name in np.flatnonzero(sums[0]).tolist()
     ]
-    if rest := gpu_ns - int(launched.sum()):
-        nothing = {"calls": 0, "host_self_ns": 0, "host_total_ns": 0, "gpu_self_ns": rest, "gpu_total_ns": rest}
+    if rest := gpu_ns - int(sums[_SUMS.index("gpu_self_ns")].sum()):
+        nothing = dict.fromkeys(_SUMS, 0.0) | {"gpu_self_ns": rest, "gpu_total_ns": rest}
         found.append(_operator(NO_OP, nothing, n, max(host_ns, 1), max(gpu_ns, 1)))
     return tuple(sorted(found, key=lambda one: (-max(one.gpu_share, one.host_share), one.name)))
 
 
-def _operator(name: str, row: dict[str, int], n: int, host_ns: int, gpu_ns: int) -> Operator:
+def _operator(name: str, row: dict[str, float], n: int, host_ns: int, gpu_ns: int) -> Operator:
     return Operator(
         name=name,
         calls=row["calls"] / n,
@@ -69,30 +71,64 @@ def _operator(name: str, row: dict[str, int], n: int, host_ns: int, gpu_ns: int)
     )
 
 
-def _calls(trace: Trace, processes: pl.Series, steps: Steps) -> pl.DataFrame:
-    """Ops, and calls of the CUDA API that launch or wait; of ops, `row` is their place in the trace's table."""
-    columns = ["start_ns", "end_ns", "process", "thread", "name"]
-    ops = trace.ops.select(*columns, row=pl.int_range(pl.len(), dtype=pl.Int64))
-    others = [
-        table.select(*columns, row=pl.lit(-1, pl.Int64))
-        for table in (trace.launches, trace.graph_launches, trace.syncs)
-    ]
-    calls = pl.concat([ops, *others]).filter(pl.col("process").is_in(processes.implode()))
-    return calls.filter(pl.Series(steps.of(calls["start_ns"].to_numpy()) >= 0))
+@dataclass(frozen=True)
+class _Spans:
+    """Ops, and calls of the CUDA API that launch or wait, of one thread, by start."""
+
+    start: Times
+    end: Times
+    name: npt.NDArray[np.uint32]
+    launched: Times  # GPU time that the op itself launched
 
 
-def _lanes(calls: pl.DataFrame) -> Times:
-    lanes: Times = calls.select(pl.struct("process", "thread").rank("dense")).to_series().to_numpy().astype(np.int64)
-    return lanes
+def _spans(trace: Trace, processes: pl.Series, steps: Steps, launched: Times) -> Iterator[_Spans]:
+    """Of each thread, in blocks that no op crosses: with millions of ops, what is worked on at a time stays small."""
+    tables = (trace.ops, trace.launches, trace.graph_launches, trace.syncs)
+    threads = (
+        pl.concat([table.select("process", "thread").unique() for table in tables]).unique().sort("process", "thread")
+    )
+    for process, thread in threads.filter(pl.col("process").is_in(processes.implode())).iter_rows():
+        mine = [_rows(table, process, thread, steps) for table in tables]
+        order = np.argsort(_joined("start_ns", tables, mine), kind="stable")
+        start, end, name = (_joined(column, tables, mine)[order] for column in ("start_ns", "end_ns", "name"))
+        spent = np.concatenate([launched[mine[0]], np.zeros(len(start) - len(mine[0]), dtype=np.int64)])[order]
+        first, reached = 0, np.maximum.accumulate(end)
+        free = np.append(np.flatnonzero(reached[:-1] <= start[1:]) + 1, len(start))
+        del order, reached
+        while first < len(start):
+            last = int(free[np.searchsorted(free, min(first + _BLOCK, len(start)))])
+            yield _Spans(start[first:last], end[first:last], name[first:last], spent[first:last])
+            first = last
 
 
-def _launched(work: pl.DataFrame, calls: pl.DataFrame) -> Times:
-    """GPU time by the row of `calls` whose op launched it."""
-    spent = work.select(row=pl.col("op_index").cast(pl.Int64), ns="duration_ns").drop_nulls()
-    spent = spent.group_by("row").agg(pl.col("ns").sum())
-    known = calls.select("row").join(spent, on="row", how="left", maintain_order="left")
-    launched: Times = known["ns"].fill_null(0).to_numpy().astype(np.int64)
+def _rows(table: pl.DataFrame, process: int, thread: int, steps: Steps) -> npt.NDArray[np.int32]:
+    """The rows of a thread that begin in the steps."""
+    rows = np.flatnonzero((table["process"].to_numpy() == process) & (table["thread"].to_numpy() == thread)).astype(
+        np.int32
+    )
+    return rows[steps.of(table["start_ns"].to_numpy()[rows]) >= 0]
+
+
+def _joined(column: str, tables: Sequence[pl.DataFrame], rows: Sequence[npt.NDArray[np.int32]]) -> Any:
+    return np.concatenate([table[column].to_numpy()[some] for table, some in zip(tables, rows, strict=True)])
+
+
+def _launched(work: pl.DataFrame, ops: int) -> Times:
+    """GPU time by the row of the op that launched it."""
+    known = work.select(pl.col("op_index").cast(pl.Int64), "duration_ns").drop_nulls()
+    spent = np.bincount(known["op_index"].to_numpy(), known["duration_ns"].to_numpy(), minlength=ops)
+    launched: Times = spent.astype(np.int64)
     return launched
+
+
+def _amounts(spans: _Spans) -> Iterator[npt.NDArray[np.float64] | Times]:
+    """Of each span what _SUMS names."""
+    nested = Nesting(np.zeros(len(spans.start), dtype=np.int64), spans.start, spans.end)
+    yield np.ones(len(spans.start))
+    yield _self_times(nested, spans.start, spans.end)
+    yield spans.end - spans.start
+    yield spans.launched
+    yield _with_inner(nested, spans.launched)
 
 
 def _self_times(spans: Nesting, start: Times, end: Times) -> Times:

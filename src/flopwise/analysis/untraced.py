@@ -5,8 +5,9 @@ and the one before it has ended. The host waits for the GPU where it waited in t
 queue was full; all else that it does is its own work, and gets shorter by the profiler's cost.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
+from functools import cached_property
 from math import inf
 
 import numpy as np
@@ -23,6 +24,7 @@ from flopwise.trace.columns import first_rows
 from flopwise.trace.tables import Trace
 
 LAUNCH_QUEUE = 1000  # launches, about: a host this far ahead of the GPU has to wait
+_BLOCK = 1 << 17
 _LEAST_LEFT = 0.2  # of any stretch of the host's time: more than the rest was never the profiler's. Judgement
 
 Floats = npt.NDArray[np.float64]
@@ -46,6 +48,13 @@ class HostTimeline:
     marked: bool
     end: float
 
+    @cached_property
+    def events_before(self) -> tuple[Times, Times, Times, Times]:
+        """How many events were recorded by each launch, each ready and each wait; and by `closed` and `end`."""
+        times = (self.launch, self.ready, self.wait, np.array([self.closed, self.end]))
+        launch, ready, wait, ends = (np.searchsorted(self.recorded, time, side="right") for time in times)
+        return launch, ready, wait, ends
+
 
 def estimate(part: TracedSteps, costs: CostRange | None = None) -> UntracedStep | None:
     """The step without the profiler; None where the trace does not show the host's calls."""
@@ -62,25 +71,32 @@ def estimate(part: TracedSteps, costs: CostRange | None = None) -> UntracedStep 
 
 
 def replay(host: HostTimeline, cost: ProfilerCost) -> tuple[float, float]:
-    """Nanoseconds of all steps if the profiler had not cost the host that much; and what is left of the host's own time."""
+    """Nanoseconds of all steps if the profiler had not cost the host that much; and what is left of the host's own time.
+
+    Launches are taken as many at a time as the queue holds: when it took each, the work before these has decided.
+    """
     launch, ready, wait, closed, end = host_without(host, cost)
-    done = [
-        -inf
-    ] * LAUNCH_QUEUE  # when each launch's work was done, so many places later: when the queue took this launch
-    launches = zip(launch.tolist(), ready.tolist(), host.work.tolist(), iter(done), strict=False)
-    waiting = zip(host.wait_before.tolist(), host.wait_for.tolist(), wait.tolist(), strict=True)
+    done = np.full(
+        LAUNCH_QUEUE + len(launch), -inf
+    )  # of each launch's work, so many places later: when the queue took it
     waited, gpu, at = 0.0, host.gpu_free, 0
-    for before, target, began in (*waiting, (len(launch), -LAUNCH_QUEUE, 0.0)):
-        for start, begin, took, taken in islice(launches, before - at):
-            if taken - start > waited:
-                waited = taken - start
-            begin += waited
-            gpu = (begin if begin > gpu else gpu) + took
-            done.append(gpu)
-        at = before
-        waited = max(waited, done[target + LAUNCH_QUEUE] - began)
+    for before, target, began in _until_waits(host, wait):
+        while at < before:
+            to = min(before, at + LAUNCH_QUEUE)
+            held = np.maximum.accumulate(np.maximum(done[at:to] - launch[at:to], waited))
+            through = np.cumsum(host.work[at:to])
+            begun = np.maximum.accumulate(np.maximum(ready[at:to] + held - (through - host.work[at:to]), gpu))
+            done[LAUNCH_QUEUE + at : LAUNCH_QUEUE + to] = begun + through
+            waited, gpu, at = float(held[-1]), float(done[LAUNCH_QUEUE + to - 1]), to
+        waited = max(waited, float(done[target + LAUNCH_QUEUE]) - began)
     whole = max(gpu, closed + waited) - host.gpu_free if host.marked else gpu - float(ready[0])
     return whole, end / host.end if host.end else 1.0
+
+
+def _until_waits(host: HostTimeline, wait: Floats) -> Iterator[tuple[int, int, float]]:
+    """Of each wait the launch it came before, the one it waited for, and when it began; at last all launches, and no wait."""
+    yield from zip(host.wait_before.tolist(), host.wait_for.tolist(), wait.tolist(), strict=True)
+    yield len(host.launch), -LAUNCH_QUEUE, 0.0
 
 
 def host_without(host: HostTimeline, cost: ProfilerCost) -> tuple[Floats, Floats, Floats, float, float]:
@@ -94,14 +110,15 @@ def host_without(host: HostTimeline, cost: ProfilerCost) -> tuple[Floats, Floats
     before = asked * np.arange(len(host.recorded)) - takes * host.recorded
     least = np.minimum.accumulate(np.concatenate(([0.0], before)))
 
-    def without(time: Floats) -> Floats:
-        n = np.searchsorted(host.recorded, time, side="right")
+    def without(time: Floats, n: Times) -> Floats:
         taken = np.minimum(asked * n, takes * time + least[n])
         left: Floats = time * (1 - stacks) - np.where(n > 0, np.maximum(taken, 0.0), 0.0)
         return left
 
-    closed, end = without(np.array([host.closed, host.end])).tolist()
-    return without(host.launch), without(host.ready), without(host.wait), closed, end
+    by_launch, by_ready, by_wait, by_ends = host.events_before
+    closed, end = without(np.array([host.closed, host.end]), by_ends).tolist()
+    launch, ready = without(host.launch, by_launch), without(host.ready, by_ready)
+    return launch, ready, without(host.wait, by_wait), closed, end
 
 
 def host_timeline(part: TracedSteps) -> HostTimeline | None:
@@ -124,8 +141,12 @@ def host_timeline(part: TracedSteps) -> HostTimeline | None:
     )
 
     def own(time: Times) -> Floats:
-        waited = covered_within(np.full(len(time), zero), np.maximum(time, zero), wait_start, ended)
-        return (np.maximum(time, zero) - zero - waited).astype(np.float64)
+        found = np.empty(len(time))
+        for first in range(0, len(time), _BLOCK):  # a block at a time: there are millions
+            some = np.maximum(time[first : first + _BLOCK], zero)
+            waited = covered_within(np.full(len(some), zero), some, wait_start, ended)
+            found[first : first + _BLOCK] = some - zero - waited
+        return found
 
     tables = [table.filter(*mine)["start_ns"].to_numpy() for table in (trace.ops, trace.ranges, calls, trace.syncs)]
     closed = part.steps.marked_ns[1] if part.steps.marked_ns is not None else zero
