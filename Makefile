@@ -48,6 +48,7 @@ pages: $(STAMP)
 	$(BIN)/python -m flopwise.cli.reference levers > docs/reference/levers.md
 	$(BIN)/python -m flopwise.advice.reference > docs/reference/findings.md
 	$(BIN)/python benchmarks/lab_pages.py
+	$(BIN)/python benchmarks/course_items.py
 	$(BIN)/python benchmarks/docs_outputs.py
 
 format: $(STAMP)
