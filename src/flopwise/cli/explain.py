@@ -66,7 +66,7 @@ def command(target: tuple[str, ...], against: str | None, timings: str | None, p
         return Answer(lambda: explanations_view([*map(with_gpu_work, explained)]), screen=listed)
     first = with_gpu_work(explained[0])
     if against is not None:
-        before = with_gpu_work(explain(against, **given))
+        before = with_gpu_work(explain(against, gpu=given["gpu"], runs=given["runs"]))
         return Answer(partial(changes_view, before, first), screen=partial(changes_listing, before, first))
     name = Path(first.path).name
     return Answer(

@@ -13,12 +13,12 @@ import re
 import msgspec
 
 PREFILL, DECODE, MIXED, EMPTY = "prefill", "decode", "mixed", "empty"
-_CONTEXT = re.compile(r"^execute_(?:\d+_)?context_(\d+)\(([^)]*)\)_generation_(\d+)\(([^)]*)\)")
-_SUMS = re.compile(r"^(?:sq)?(\d+)(?:sk(\d+))?")
+_CONTEXT = re.compile(r"^execute_(?:\d+_)?context_(\d{1,12})\(([^)]*)\)_generation_(\d{1,12})\(([^)]*)\)")
+_SUMS = re.compile(r"^(?:sq)?(\d{1,12})(?:sk(\d{1,12}))?")
 _COUNTED = re.compile(
-    r"^execute_new_(\d+)_cached_(\d+)|^\[Executor\] _forward_step \d+: (\d+) ctx reqs?, (\d+) gen reqs?"
+    r"^execute_new_(\d{1,12})_cached_(\d{1,12})|^\[Executor\] _forward_step \d+: (\d{1,12}) ctx reqs?, (\d{1,12}) gen reqs?"
 )
-_STEP = re.compile(r"^step\[(\w+)(?: bs=(\d+))?(?: toks=(\d+))?")
+_STEP = re.compile(r"^step\[(\w+)(?: bs=(\d{1,12}))?(?: toks=(\d{1,12}))?")
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
