@@ -103,7 +103,7 @@ def _pointless(current: Workload, lever: str, value: str) -> bool:
     if lever == "precision" and half and value == "tf32":
         return True
     if not isinstance(current.subject, UserStep):
-        return False
+        return current.generates and lever in ("optimizer", "loss", "overlap", "checkpoint")
     whole, own = recipe.compile in ("default", "max-autotune"), recipe.optimizer in OWN_OPTIMIZERS
     return {
         "precision": half and value == "bf16",
