@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 
+from flopwise import roofline
 from flopwise.errors import FlopwiseError
 from flopwise.predict.account import account_for, by_module, total_row, uncounted
 from flopwise.predict.fit import largest_batch, largest_context
@@ -21,6 +22,7 @@ from flopwise.work.operation import (
     CLASSES,
     GRADIENTS,
     LOGITS,
+    MATMUL,
     OPTIMIZER_STATE,
     OWNERS,
     PARAMETERS,
@@ -45,6 +47,14 @@ def test_the_ops_flops_are_the_formulas(name, phase):
     told = model_flops(preset(name), 4, 128 if name == "tiny" else 512, phase)
     assert step.flops() == told.total
     assert step.flops("forward") == told.forward
+
+
+def test_operations_without_a_matmul_count_one_flop_an_element_in_account_and_roofline():
+    asked = {"attention": "naive", "norm": "eager"}
+    rows = account_for(workload("tiny", **asked), (Machine(gpu=gpu("h200")),)).rows
+    points = [point for point in roofline("tiny", gpu="h200", **asked).points if point.kind != MATMUL]
+    assert sum(point.flops * point.count for point in points) == total_row(rows).element_flops > 0
+    assert {row.kind for row in rows if row.flops} == {MATMUL}
 
 
 def test_fused_attention_computes_its_scores_once_more():

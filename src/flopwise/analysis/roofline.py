@@ -1,14 +1,12 @@
 """Operations under a machine's roofs: how much each does per byte, how fast it goes, and how far that is from the limit."""
 
 from collections.abc import Sequence
-from math import prod
 
 import msgspec
 
 from flopwise.predict.op_time import OpTime, cut, matmul_shape
 from flopwise.records.ceilings import Ceilings
 from flopwise.records.printed import Printed
-from flopwise.spec.dtypes import item_bytes
 from flopwise.work.operation import OpWork
 
 PREDICTED, MEASURED = "predicted", "measured"
@@ -139,8 +137,7 @@ def predicted_points(ops: Sequence[OpWork], times: Sequence[OpTime], ceilings: C
 
 def _point(op: OpWork, ns: float, count: int, ceilings: Ceilings) -> RooflinePoint:
     n_bytes = op.read_bytes + op.write_bytes
-    elements = max([op.write_bytes // item_bytes(op.dtype, 4), *(prod(shape) for shape in op.shapes)])
-    flops = op.flops or max(1, elements)
+    flops = op.flops or max(1, op.elements)
     return RooflinePoint(
         op=op.op,
         kind=op.kind,

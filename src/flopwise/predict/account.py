@@ -52,6 +52,7 @@ class WorkRow(msgspec.Struct, frozen=True, kw_only=True):
     read_bytes: int = 0
     write_bytes: int = 0
     kernels: int = 0
+    element_flops: int = 0  # of ops without a matmul, one an element, as in a roofline; in no total and no MFU
 
     @property
     def flops(self) -> int:
@@ -63,8 +64,8 @@ class WorkRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def intensity(self) -> float:
-        """FLOPs per byte moved."""
-        return self.flops / self.moved_bytes if self.moved_bytes else 0.0
+        """FLOPs per byte moved: matmuls' where there are any."""
+        return (self.flops or self.element_flops) / self.moved_bytes if self.moved_bytes else 0.0
 
 
 class ParameterRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -261,9 +262,10 @@ def by_module(ops: Iterable[OpWork]) -> tuple[WorkRow, ...]:
     rows: dict[tuple[str, str], list[int]] = {}
     for op in ops:
         module = "optimizer" if op.phase == "optimizer" else without_layer(op.module) or "model"
-        row = rows.setdefault((module, op.kind), [0, 0, 0, 0, 0])
+        row = rows.setdefault((module, op.kind), [0, 0, 0, 0, 0, 0])
         row[0 if op.phase in ("forward", "loss") else 1] += op.flops
-        for i, value in enumerate((op.read_bytes, op.write_bytes, op.kernels), 2):
+        elements = op.elements if op.kernels and not op.flops else 0
+        for i, value in enumerate((op.read_bytes, op.write_bytes, op.kernels, elements), 2):
             row[i] += value
     return tuple(
         WorkRow(module=module, kind=kind, **dict(zip(WorkRow.__struct_fields__[2:], row, strict=True)))

@@ -28,6 +28,10 @@ _LIMIT = "least step time: op by op, none fused, the datasheet's peak or bandwid
 _AT_LIMIT = (
     "least step time and its MFU: of attention what the causal mask leaves; other MFUs: whole squares, as is usual"
 )
+_ELEMENT_FLOPS = (
+    "FLOPs: two a multiply-add, of matmuls and attention; totals and MFU have no others. "
+    "Element FLOPs: one for every element of an operation without a matmul, as in `roofline`"
+)
 _DATASHEET = (
     f"from the datasheet, and a CPU that needs {units.duration(HOST['forward'].op_ns)} to launch an operation; "
     "`flopwise doctor --calibrate` on the machine itself gives better numbers"
@@ -71,14 +75,17 @@ def _work(a: Account) -> Table:
     rows = [*(row for row in a.rows if row not in small), *rest, total_row(a.rows)]
     fused = any(row.kind == ATTENTION and row.backward_flops for row in a.rows)
     notes = ("fused attention computes its scores again in the backward pass",) if fused else ()
-    shown = columns("module | kind | forward_flops | backward_flops | moved_bytes | intensity | kernels")
+    shown = columns(
+        "module | kind | forward_flops | backward_flops | element_flops: element FLOPs | moved_bytes | "
+        "intensity | kernels"
+    )
     title = "Work by module and class of op, layers together"
-    return Table("work", title, shown, tuple(map(_work_row, rows)), notes, total=True)
+    return Table("work", title, shown, tuple(map(_work_row, rows)), (_ELEMENT_FLOPS, *notes), total=True)
 
 
 def _work_row(row: WorkRow) -> dict[str, Any]:
-    flops = {key: value or None for key, value in picked(row, "forward_flops backward_flops").items()}
-    own = {"moved_bytes": row.moved_bytes, "intensity": row.intensity if row.flops else None}
+    flops = {key: value or None for key, value in picked(row, "forward_flops backward_flops element_flops").items()}
+    own = {"moved_bytes": row.moved_bytes, "intensity": row.intensity or None}
     return msgspec.structs.asdict(row) | flops | own
 
 

@@ -4,6 +4,8 @@ import math
 
 import msgspec
 
+from flopwise.spec.dtypes import item_bytes
+
 PHASES = ("forward", "loss", "backward", "optimizer", "recompute")
 
 # The classes of kernels and of the ops above them.
@@ -74,6 +76,11 @@ class OpWork(msgspec.Struct, frozen=True, kw_only=True):
         """Whether an input is smaller than another without being a single number."""
         sizes = [math.prod(shape) for shape in self.shapes]
         return any(1 < size < max(sizes) for size in sizes)
+
+    @property
+    def elements(self) -> int:
+        """Of its largest tensor: what counts as one FLOP each where no matmul is in it."""
+        return max([self.write_bytes // item_bytes(self.dtype, 4), *map(math.prod, self.shapes)])
 
     @property
     def intensity(self) -> float:
