@@ -41,6 +41,10 @@ DERIVED = {  # from other figures of the same page
         "1.4 times": "271 / 192",
         "17 ms": "67.3 - 50.4",
         "1,600 steps": "27 / 0.0169",
+        "51.0": "12.8 + 25.4 + 12.7",  # weights, state, gradients: course-memory-2026-11.md
+        "38.3 GiB": "12.8 + 25.4",
+        "18.1 GiB": "12.8 + 5.23",  # and what is kept for backward
+        "24.3 GiB": "12.8 + 11.5",
     },
     "explanation/memory.md": {"600 MiB": "18.9 * 1024 / 32"},
     "explanation/waterfall.md": {"9.2 ms": "7.78 + 1.41", "4.4 ms": "0.83 + 0.06 + 0.47 + 1.97 + 1.04", "100 %": "100"},
