@@ -45,7 +45,7 @@ class Errors(msgspec.Struct, frozen=True):
     scale: float
     decay: float
     chance: tuple[float, float] = (0.0, 0.0)  # what an error as large, of no direction, has of `scale` and of `decay`
-    moved: dict[str, float] = {}  # of an update: how many values of each weight have a share in it
+    moved: dict[str, float] = {}  # how many values of each weight have a share in it
 
 
 class Distance(msgspec.Struct, frozen=True):
@@ -91,18 +91,18 @@ def _errors(quantity: Quantity, found: Values, truth: Values, reference: Followe
     each = {name: counts[name] / max(1, r.size) for name, (_, r) in pairs.items()}  # a sampled value stands for so many
     total = max(1, sum(counts.values()))
     least = LEAST_SHARE * math.sqrt(sum(each[name] * _dot(r, r) for name, (_, r) in pairs.items()) / total)
-    update, norm = quantity[0] == UPDATE, _sum_of if quantity[0] == UPDATE else _root_of_squares
-    moved = {name: _moved(r) for name, (_, r) in pairs.items()} if update else {}
+    update = quantity[0] == UPDATE
+    norm, power, flips = (_sum_of, 1, FLIPS) if update else (_root_of_squares, 2, 0.0)
+    moved = {name: _moved(r) for name, (_, r) in pairs.items()}
     weights, along, off, size = {}, np.zeros(4), 0.0, 0.0
     for name, (x, r) in pairs.items():
         weights[name] = _share(norm(x - r), max(norm(r), norm(np.full(r.size, least))))
         scale = _along(x - r, r, max(_dot(r, r), least**2 * r.size))
-        scale = max(0.0, scale[0] - FLIPS / moved[name]) if update else scale[0], scale[1]
+        scale = max(0.0, scale[0] - flips / moved[name]), scale[1]
         decay = _decay(x - r, r, reference.weights[name]) if update else (0.0, 0.0)
         along += counts[name] * np.square([*scale, *decay])
-        power = 1 if update else 2
         off, size = off + each[name] * norm(x - r) ** power, size + each[name] * norm(r) ** power
-    overall = _share(off, size) if update else math.sqrt(_share(off, size))
+    overall = _share(off, size) ** (1 / power)
     scaled, by_chance, decayed, decay_by_chance = np.sqrt(along / total).tolist()
     return Errors(*quantity, weights, overall, scaled, decayed, (by_chance, decay_by_chance), moved)
 
@@ -127,14 +127,14 @@ def _sum_of(values: _Array) -> float:
     return float(np.abs(values).sum())
 
 
-def _moved(update: _Array) -> float:
+def _moved(values: _Array) -> float:
     """How many values share in an update: all of most weights, few of an embedding, whose other rows no token asked for.
 
     >>> _moved(np.array([0.1, -0.1, 0.1, 0.0, 0.0]))
     3.0
     """
-    squares = _dot(update, update)
-    return max(1.0, round(_sum_of(update) ** 2 / squares, 6)) if squares else 1.0
+    squares = _dot(values, values)
+    return max(1.0, round(_sum_of(values) ** 2 / squares, 6)) if squares else 1.0
 
 
 def _share(part: float, whole: float) -> float:
