@@ -236,7 +236,7 @@ def _model_rules(w: Workload, spec: Any, recipe: Recipe) -> _Rules:
     yield (
         limit and end > limit,
         f"context = {w.context} is longer than the model's {limit}" + " with the new token" * (w.phase == "decode"),
-        f"allowed: 1 to {limit}; or raise max_context",
+        f"allowed: 1 to {limit - (w.phase == 'decode')}; or raise max_context",
     )
     yield (
         window and end > window and own,
