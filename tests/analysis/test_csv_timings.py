@@ -97,6 +97,12 @@ def test_what_is_no_table_of_timings_is_refused_in_one_line(read, text, said):
     assert raised.value.hint
 
 
+@pytest.mark.parametrize("context", ["abc", "0", "-512", "9" * 30])
+def test_a_row_of_no_possible_context_is_not_taken(read, context):
+    text = f"model,context,forward_ms\nsmall,{context},20\nsmall,512,21\n"
+    assert [row.context for row in read(text).rows] == [512]
+
+
 def test_a_gigabyte_is_refused_unread(tmp_path):
     path = tmp_path / "huge.csv"
     with path.open("wb") as file:

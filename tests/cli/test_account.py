@@ -351,3 +351,10 @@ def make(device):
 
     return step
 """
+
+
+def test_a_size_alone_takes_no_lever(capsys):
+    asked = ("--parameters", "70B", "--tokens", "15T", "--gpu", "h100", "--precision", "fp32")
+    with pytest.raises(SystemExit):
+        main(["account", *asked])
+    assert "--parameters goes without --precision" in capsys.readouterr().err

@@ -1,8 +1,11 @@
 """Generation with a cache computes what the whole sequence computes, and its FLOPs are those that are recorded."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
+from flopwise.api.roofline import roofline
 from flopwise.errors import FlopwiseError
 from flopwise.lm.generation import Generation
 from flopwise.lm.transformer import Transformer
@@ -14,7 +17,9 @@ from flopwise.spec.gpu import gpu
 from flopwise.spec.model import preset
 from flopwise.spec.recipe import Recipe
 from flopwise.spec.workload import CACHED_ATTENTION, workload
+from flopwise.store import StoredRun
 
+MEASURED = Path(__file__).parents[2] / "benchmarks" / "results" / "h200-2026-11" / "decode"
 SPECS = {
     "gpt2": {"positions": "learned", "norm_kind": "layer", "mlp": "gelu", "max_context": 32},
     "grouped heads": {"n_kv_heads": 1},
@@ -56,6 +61,21 @@ def test_a_token_reads_every_weight_and_the_whole_cache():
     cache = 2 * 8 * 512 * spec.n_layers * spec.n_kv_heads * spec.head_dim * 2
     assert part.tokens == 8
     assert part.read_bytes - cache == pytest.approx(2 * spec.parameters(), rel=0.01)
+
+
+@pytest.mark.slow
+def test_the_memory_of_a_step_is_that_measured_on_an_h200():
+    points = [p for p in StoredRun.load(MEASURED).points if p.trial.workload.recipe.graph == "off"]
+    assert {point.trial.workload.phase for point in points} == {"prefill", "decode"}
+    for point in points:
+        peak = max(phase.peak_bytes for phase in point.memory)
+        assert predict(point.trial.workload, machine_with(gpu("h200"))).step.peak_bytes == pytest.approx(peak, rel=0.01)
+
+
+def test_a_lookup_counts_what_it_finds():
+    found = roofline("tiny", phase="decode", batch=2, gpu="h200")
+    (lookup,) = [point for point in found.points if point.kind == "embedding/index"]
+    assert lookup.flops == 2 * 64
 
 
 @pytest.mark.parametrize(

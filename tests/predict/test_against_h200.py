@@ -8,7 +8,6 @@ import pytest
 from flopwise.predict.prediction import memory_from_shapes
 from flopwise.predict.shapes.step import account_step
 from flopwise.spec.gpu import gpu
-from flopwise.spec.model import ModelSpec
 from flopwise.spec.workload import workload
 from flopwise.store import StoredRun
 
@@ -29,7 +28,7 @@ def measured_points(*, in_one_process):
             if (
                 point.memory
                 and point.ran is not None
-                and isinstance(w.subject, ModelSpec)
+                and w.own_model is not None
                 and w.recipe.compile == "off"
                 and w.recipe.graph == "off"
             ):

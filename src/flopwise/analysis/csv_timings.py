@@ -90,7 +90,9 @@ def read_timings(path: str | Path) -> CsvTimings:
     read = [meaning.row(number, row) for number, row in enumerate(rows, 2)]
     found = tuple(row for row in read if row is not None)
     if not any(row.times for row in found):
-        raise FlopwiseError(f"{path}: no row has a time; columns found: {names}{more}", "are the times numbers?")
+        raise FlopwiseError(
+            f"{path}: no row has a time; columns found: {names}{more}", "are times and sizes numbers?"
+        )
     return CsvTimings(path=str(path), columns=tuple(header), rows=found)
 
 
@@ -164,6 +166,8 @@ class _Columns:
 
         if not (size := cell(self.size) or cell(self.case)):
             return None
+        if any(cell(place) and not _whole(cell(place)) for place in (self.context, self.batch)):
+            return None  # a size that is none fits no trace
         mode, times = self._mode(cell(self.mode)), dict[str, tuple[float, str]]()
         for phase, (place, unit) in self.times.items():
             value = _number(cell(place))

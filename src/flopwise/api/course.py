@@ -14,6 +14,7 @@ from flopwise.analysis.traced_model import traced_model
 from flopwise.analysis.traced_steps import traced_steps
 from flopwise.errors import FlopwiseError
 from flopwise.records.run import Point
+from flopwise.spec import fields
 from flopwise.trace.read import read_trace
 
 
@@ -34,6 +35,9 @@ def course(
     >>> flopwise.course("traces/small_ctx512.sqlite", csv="timings.csv")        # doctest: +SKIP
     """
     given = [targets] if isinstance(targets, str | Path) or not isinstance(targets, Sequence) else list(targets)
+    for name, size in (("batch", batch), ("context", context)):
+        if size is not None:
+            fields.whole(name, size, 1, 100_000_000)
     timings = read_timings(csv) if csv is not None else None
     found = [pair for target in given for pair in traces_of(target, runs)]
     if not found:

@@ -50,6 +50,10 @@ def command(
     flopwise account llama3-70b --gpu h100 --gpus 1024 --tokens 15T --mfu 0.5
     """
     if parameters is not None:
+        if others := [name for name, value in workload_arguments(dict(given)).items() if value != {}]:
+            raise FlopwiseError(
+                f"--parameters goes without --{others[0]}: it is 6·N·D at the bf16 rate", "or give a MODEL"
+            )
         return _training(model, parameters, gpu, tokens, given["gpus"], mfu)
     if model is None:
         raise FlopwiseError("no MODEL is given", "a preset, or --parameters 70B --tokens 15T --gpu h100 --gpus 1024")

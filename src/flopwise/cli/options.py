@@ -52,7 +52,11 @@ workload_options = _together(
     click.option("--recipe", "recipe_file", metavar="FILE.toml", help="Levers from a file; other options override it."),
     click.option("--implementation", metavar="|".join(IMPLEMENTATIONS), help="For hf: workloads: whose model code."),
     click.option("--set", "changes", multiple=True, metavar="FIELD=VALUE", help=_SET),
-    *(click.option(f"--{side}", type=int, metavar="N", hidden=True) for side in SIDES),
+    *(
+        click.option(f"--{side}", type=int, metavar="N", hidden=True, help=f"--set {side}=N, of op:matmul.")
+        for side in SIDES
+    ),
+    click.option("--causal", metavar="on|off", hidden=True, help="--set causal=off, of op:attention."),
 )
 device_option = click.option(
     "--device", default="auto", show_default=True, metavar="auto|cpu|cuda[:N]", help="Where to run."
@@ -85,7 +89,7 @@ def workload_arguments(given: dict[str, Any]) -> dict[str, Any]:
     arguments = {name: value for name in names if (value := given.pop(name)) is not None}
     if recipe_file:
         arguments["recipe"] = recipe_from(read_toml(recipe_file, "a recipe"))
-    sides = {side: value for side in SIDES if (value := given.pop(side)) is not None}
+    sides = {side: value for side in (*SIDES, "causal") if (value := given.pop(side)) is not None}
     return arguments | {"set": sides | assignments(changes)}
 
 

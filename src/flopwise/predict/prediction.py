@@ -192,8 +192,9 @@ def predict_quickly(workload: Workload, machine: Machine | None = None) -> Predi
 def known_model(workload: Workload, what: str) -> ModelSpec:
     """The model, where its shapes are known; `what` needs them, and is refused for other code."""
     if workload.own_model is None:
+        step = f"phase = {workload.phase}" if workload.generates else workload.target
         raise FlopwiseError(
-            f"{what} can be predicted for flopwise's own models, not for {workload.target}",
+            f"{what} can be predicted for whole steps of flopwise's own models, not for {step}",
             "omit these options, or give a preset or hf:PATH/config.json",
         )
     return workload.own_model

@@ -79,7 +79,9 @@ class OpWork(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def elements(self) -> int:
-        """Of its largest tensor: what counts as one FLOP each where no matmul is in it."""
+        """Of its largest tensor: what counts as one FLOP each where no matmul is in it. Of a lookup, those it finds."""
+        if self.kind == INDEX and "backward" not in self.op:
+            return self.write_bytes // item_bytes(self.dtype, 4)
         return max([self.write_bytes // item_bytes(self.dtype, 4), *map(math.prod, self.shapes)])
 
     @property
