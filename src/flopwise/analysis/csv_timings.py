@@ -90,9 +90,7 @@ def read_timings(path: str | Path) -> CsvTimings:
     read = [meaning.row(number, row) for number, row in enumerate(rows, 2)]
     found = tuple(row for row in read if row is not None)
     if not any(row.times for row in found):
-        raise FlopwiseError(
-            f"{path}: no row has a time; columns found: {names}{more}", "are times and sizes numbers?"
-        )
+        raise FlopwiseError(f"{path}: no row has a time; columns found: {names}{more}", "are times and sizes numbers?")
     return CsvTimings(path=str(path), columns=tuple(header), rows=found)
 
 
