@@ -24,7 +24,11 @@ def flopwise(*words):
     )
 
 
-@pytest.mark.parametrize("end", ["sys.exit(7)", "os._exit(7)", "raise ValueError", "pass"])
+def slow(*values):
+    return [pytest.param(value, marks=pytest.mark.slow) for value in values]
+
+
+@pytest.mark.parametrize("end", ["sys.exit(7)", *slow("os._exit(7)", "raise ValueError", "pass")])
 def test_a_forked_process_takes_nothing_from_its_parent(script, tmp_path, end):
     path = script(f"""
         for n in range(20_000):
@@ -58,6 +62,7 @@ def test_where_no_run_can_be_stored_nothing_is_begun(script, tmp_path, monkeypat
         Watch().open()
 
 
+@pytest.mark.slow
 def test_a_kill_while_steps_are_timed_keeps_those_that_were(script, tmp_path):
     path = script("""
         cleaned = []
@@ -77,6 +82,7 @@ def test_a_kill_while_steps_are_timed_keeps_those_that_were(script, tmp_path):
     assert 0 < len(point.times().wall_ns) <= 5_000
 
 
+@pytest.mark.slow
 def test_a_scripts_own_way_to_end_is_left_alone(script):
     path = script("""
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(9))
@@ -88,8 +94,8 @@ def test_a_scripts_own_way_to_end_is_left_alone(script):
     assert flopwise("run", "--steps", "90000", path).returncode == 9
 
 
-@pytest.mark.parametrize("end", ["sys.exit(3)", "raise ValueError", "os.kill(os.getpid(), signal.SIGINT)", ""])
-@pytest.mark.parametrize("elsewhere", [False, True])
+@pytest.mark.parametrize("end", ["raise ValueError", *slow("sys.exit(3)", "os.kill(os.getpid(), signal.SIGINT)", "")])
+@pytest.mark.parametrize("elsewhere", [False, *slow(True)])
 def test_the_last_line_names_a_command_that_shows_this_run(script, tmp_path, end, elsewhere, monkeypatch, capsys):
     """The law: what the screen tells to type shows the tables of this very run."""
     path = script(f"""
