@@ -11,7 +11,7 @@ from flopwise.work.kernel_signature import signature
 from flopwise.work.kernel_words import class_of_word
 from flopwise.work.operation import CLASSES
 
-with (Path(__file__).parent / "kernel_classes.tsv").open(encoding="utf-8", newline="") as file:
+with (Path(__file__).parents[1] / "kernel_classes.tsv").open(encoding="utf-8", newline="") as file:
     ROWS = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
 
 

@@ -5,12 +5,12 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from flopwise import units
-from flopwise.advice.constants import HOST_BOUND_SHARE
+from flopwise.advice.constants import HOST_BOUND_SHARE, REACHED_BANDWIDTH
 from flopwise.advice.facts import Evidence, Facts
 from flopwise.advice.predicted import predicted_change
 from flopwise.analysis.idle import LATE_LAUNCH
 from flopwise.records.ceilings import MEASURED
-from flopwise.records.finding import HIGH, MEDIUM, Finding
+from flopwise.records.finding import HIGH, LOW, MEDIUM, Finding
 
 
 class Saving(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,6 +56,24 @@ def gpu_time_saved(facts: Facts, freed_ns: float, arithmetic: str, confidence: s
     return Saving(
         alone_ns=alone, freed_ns=freed_ns, arithmetic=arithmetic if nearly_all else limited, confidence=confidence
     )
+
+
+def reading_saved(facts: Facts, spent_ns: float, n_bytes: float) -> tuple[Saving, str] | None:
+    """What reading these bytes at the bandwidth that kernels reach would save, and at which rate they were read; None: nothing,
+    or the bandwidth is not known."""
+    if not facts.bandwidth:
+        return None
+    least = n_bytes / (REACHED_BANDWIDTH * facts.bandwidth) * 1e9
+    if least >= spent_ns:
+        return None
+    arithmetic = (
+        f"{units.duration(spent_ns)} − {units.size(n_bytes)} at {units.percent(REACHED_BANDWIDTH, 0)} of "
+        f"{units.rate(facts.bandwidth, 'B/s')} ({units.duration(least)}) = {units.duration(spent_ns - least)}"
+    )
+    rate = n_bytes / spent_ns * 1e9
+    share = units.percent(rate / facts.bandwidth, 0)
+    saving = gpu_time_saved(facts, spent_ns - least, arithmetic, LOW)
+    return saving, f"{units.rate(rate, 'B/s')}, {share} of the memory's bandwidth"
 
 
 def predicted_or(facts: Facts, levers: Mapping[str, str], otherwise: Saving) -> Saving:

@@ -21,8 +21,8 @@ class CachedAttention:
 
 
 class Generation:
-    """A model that keeps keys and values: called with a prompt [B, T] or, once there is a past, with a token [B, 1], it gives the
-    last position's logits [B, 1, V].
+    """A model that keeps keys and values. Called with a prompt [B, T] of two tokens or more, then with a token [B, 1] of each
+    sequence, it gives the last position's logits [B, 1, V].
 
     >>> from flopwise.spec.model import preset
     >>> from flopwise.spec.recipe import Recipe

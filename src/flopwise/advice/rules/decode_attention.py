@@ -8,10 +8,9 @@ bytes.
 """
 
 from flopwise import units
-from flopwise.advice.constants import REACHED_BANDWIDTH
 from flopwise.advice.facts import Facts, describe
-from flopwise.advice.savings import Rule, gpu_time_saved
-from flopwise.records.finding import LOW, Finding
+from flopwise.advice.savings import Rule, reading_saved
+from flopwise.records.finding import Finding
 from flopwise.records.waterfall import ATTENTION_PART
 from flopwise.work.operation import ATTENTION
 
@@ -20,28 +19,23 @@ RULE = Rule(__name__, (ATTENTION_PART,), code=CODE)
 
 
 def check(facts: Facts) -> Finding | None:
-    served, spent, bandwidth = facts.decoding, facts.class_ns(ATTENTION), facts.bandwidth
-    if served is None or not served.decode_cache_bytes or not spent or not bandwidth:
+    served, spent = facts.decoding, facts.class_ns(ATTENTION)
+    n_bytes = served.decode_cache_bytes if served is not None else None
+    if not n_bytes or not spent:
         return None
-    least = served.decode_cache_bytes / (REACHED_BANDWIDTH * bandwidth) * 1e9
-    if least >= spent:
+    if (found := reading_saved(facts, spent, n_bytes)) is None:
         return None
-    size, rate = units.size(served.decode_cache_bytes), served.decode_cache_bytes / spent * 1e9
-    arithmetic = (
-        f"{units.duration(spent)} − {size} at {units.percent(REACHED_BANDWIDTH, 0)} of {units.rate(bandwidth, 'B/s')} "
-        f"({units.duration(least)}) = {units.duration(spent - least)}"
-    )
-    share = units.percent(rate / bandwidth, 0)
-    title = f"attention reads the cache at {units.rate(rate, 'B/s')}, {share} of the memory's bandwidth"
-    kernels = describe(facts.kernels(lambda kernel: kernel.kind == ATTENTION))
-    saving = gpu_time_saved(facts, spent - least, arithmetic, LOW)
+    saving, rate = found
     return RULE.finding(
         facts,
-        title,
+        f"attention reads the cache at {rate}",
         saving,
-        (f"the cache of a batch: {size}, if every layer sees all of it", *kernels),
+        (
+            f"the cache of a batch: {units.size(n_bytes)}, if every layer sees all of it",
+            *describe(facts.kernels(lambda kernel: kernel.kind == ATTENTION)),
+        ),
         evidence_ns=spent,
         attention_ns=spent,
-        cache_bytes=served.decode_cache_bytes,
-        bytes_per_s=rate,
+        cache_bytes=n_bytes,
+        bytes_per_s=n_bytes / spent * 1e9,
     )

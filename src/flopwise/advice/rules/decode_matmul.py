@@ -9,10 +9,9 @@ half or a quarter of the bytes.
 """
 
 from flopwise import units
-from flopwise.advice.constants import REACHED_BANDWIDTH
 from flopwise.advice.facts import Facts, describe
-from flopwise.advice.savings import Rule, gpu_time_saved
-from flopwise.records.finding import LOW, Finding
+from flopwise.advice.savings import Rule, reading_saved
+from flopwise.records.finding import Finding
 from flopwise.records.waterfall import MATMUL_OTHER, MATMUL_SHAPE
 from flopwise.work.operation import MATMUL
 
@@ -23,28 +22,23 @@ RULE = Rule(__name__, (MATMUL_OTHER, MATMUL_SHAPE), code=CODE)
 
 
 def check(facts: Facts) -> Finding | None:
-    served, spent, bandwidth = facts.decoding, facts.class_ns(MATMUL), facts.bandwidth
-    if served is None or not served.weights_bytes or not spent or not bandwidth or not facts.decodes_by_bandwidth(1):
+    served, spent = facts.decoding, facts.class_ns(MATMUL)
+    n_bytes = served.weights_bytes if served is not None else None
+    if not n_bytes or not spent or not facts.decodes_by_bandwidth(1):
         return None
-    least = served.weights_bytes / (REACHED_BANDWIDTH * bandwidth) * 1e9
-    if least >= spent:
+    if (found := reading_saved(facts, spent, n_bytes)) is None:
         return None
-    size, rate = units.size(served.weights_bytes), served.weights_bytes / spent * 1e9
-    arithmetic = (
-        f"{units.duration(spent)} − {size} at {units.percent(REACHED_BANDWIDTH, 0)} of {units.rate(bandwidth, 'B/s')} "
-        f"({units.duration(least)}) = {units.duration(spent - least)}"
-    )
-    share = units.percent(rate / bandwidth, 0)
-    title = f"matmuls read the weights at {units.rate(rate, 'B/s')}, {share} of the memory's bandwidth"
-    kernels = describe(facts.kernels(lambda kernel: kernel.kind == MATMUL))
-    saving = gpu_time_saved(facts, spent - least, arithmetic, LOW)
+    saving, rate = found
     return RULE.finding(
         facts,
-        title,
+        f"matmuls read the weights at {rate}",
         saving,
-        (f"weights read by an iteration: {size}", *kernels),
+        (
+            f"weights read by an iteration: {units.size(n_bytes)}",
+            *describe(facts.kernels(lambda kernel: kernel.kind == MATMUL)),
+        ),
         evidence_ns=spent,
         matmul_ns=spent,
-        weights_bytes=served.weights_bytes,
-        bytes_per_s=rate,
+        weights_bytes=n_bytes,
+        bytes_per_s=n_bytes / spent * 1e9,
     )
