@@ -21,7 +21,7 @@ _ATTENTION = (
 
 def course_view(report: CourseReport) -> View:
     """A table for each question over all traces, its answer below it; before them the models, after them what was odd."""
-    names = short_paths([trace.path for trace in report.traces])
+    names = _row_names(report.traces)
     said = answers(report)
     tables = [
         _models(report.traces),
@@ -49,6 +49,13 @@ def course_screen(report: CourseReport) -> Screen:
         notes=tuple(notes),
         more="Tables for every trace: --full; as a report: -o report.md",
     )
+
+
+def _row_names(traces: Sequence[CourseTrace]) -> list[str]:
+    """What each trace is of where that tells them apart, else their files' names."""
+    said = [f"{label(trace)}, {'training' if trace.trains else 'inference'}" for trace in traces]
+    whole = all(trace.model.label for trace in traces) and len(set(said)) == len(said)
+    return said if whole else short_paths([trace.path for trace in traces])
 
 
 def _rows(
