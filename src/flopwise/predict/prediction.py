@@ -150,17 +150,19 @@ def predict_each(workload: Workload, machines: Sequence[Machine], *, optimizer_b
 def _predict_user_step(
     workload: Workload, machines: Sequence[Machine], gpus: dict[str, Gpu | None]
 ) -> list[Prediction]:
-    """By a dry run; as it is written and for a GPU also in bf16, from which its levers follow."""
-    asked = [workload]
-    if workload.recipe == written_recipe(workload) and any(one.gpu and not one.is_cpu for one in machines):
-        asked += [varied(workload, precision="bf16")] if workload.recipe.precision != "bf16" else []
+    """By a dry run; for a GPU also as it is written, and that in bf16: its levers follow from these two."""
+    written = varied(workload, recipe=written_recipe(workload))
+    cast = varied(written, precision="bf16")
+    wanted = [workload, written, cast] if any(one.gpu and not one.is_cpu for one in machines) else [workload]
+    asked = [one for place, one in enumerate(wanted) if one not in wanted[:place]]
     found = {}
     with Worker() as worker:
         for kind, gpu in gpus.items():
-            first, *other = worker.dry_runs(asked, architecture_of(gpu))
+            runs = worker.dry_runs(asked, architecture_of(gpu))
+            first, plain, bf16 = (runs[asked.index(one)] if one in asked else None for one in (workload, written, cast))
             assert first is not None
-            cast: dict[str, PredictedStep] = {"bf16": other[0]} if other and other[0] is not None else {}
-            found[kind] = first, RecordedStep(as_written=first, cast=cast) if len(asked) > 1 else None
+            recorded = RecordedStep(as_written=plain, cast={"bf16": bf16} if bf16 else {}) if plain else None
+            found[kind] = first, recorded if len(wanted) > 1 else None
     return [
         Prediction(workload=workload, machine=one, step=found[_kind(one)][0], recorded=found[_kind(one)][1])
         for one in machines

@@ -1,5 +1,6 @@
 """The operations that can be a workload of their own: `op:matmul` and others, with their dimensions."""
 
+import math
 from typing import Any
 
 import msgspec
@@ -7,6 +8,8 @@ import msgspec
 from flopwise.errors import FlopwiseError
 from flopwise.spec import fields
 from flopwise.spec.recipe import CHOICES
+
+MOST_ELEMENTS = 2**48  # of one matrix: more than any GPU's memory, and what sizes in bytes can still be computed of
 
 
 class OpSpec(msgspec.Struct, frozen=True, kw_only=True, tag="op"):
@@ -87,6 +90,10 @@ def op(name: str, dims: dict[str, Any], impl: str = "") -> OpSpec:
     fields.known(f"op:{name}", given, OPS[name].dims)
     for field, value in given.items():
         fields.whole(field, value, 1, 2**31)
+    largest = sorted((OPS[name].dims | given).items(), key=lambda one: one[1])[-2:]
+    if math.prod(value for _, value in largest) > MOST_ELEMENTS:
+        sizes = ", ".join(f"{field} = {value}" for field, value in largest)
+        raise FlopwiseError(f"no memory holds op:{name} with {sizes}", "give smaller sizes")
     if name == "rope" and given.get("dim", 0) % 2:
         raise FlopwiseError(f"dim = {given['dim']} is odd, and op:rope turns pairs", "give an even dim")
     if impl and not OPS[name].impls:
