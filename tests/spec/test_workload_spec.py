@@ -312,5 +312,5 @@ def test_attention_s_mask_is_part_of_the_label_and_an_axis_of_sweeps():
 
 def test_an_operation_larger_than_any_memory_is_refused_by_its_sizes() -> None:
     with pytest.raises(FlopwiseError, match="no memory holds op:matmul with n = 2147483648, k = 2147483648"):
-        workload("op:matmul", dim=2**31)
-    assert workload("op:matmul", m=1, n=1, k=2**31).subject.dims["k"] == 2**31
+        workload("op:matmul", set={"dim": 2**31})
+    assert workload("op:matmul", set={"m": 1, "n": 1, "k": 2**31}).subject.dims["k"] == 2**31
