@@ -47,7 +47,7 @@ def test_a_full_device_is_an_error_and_stays_a_device(tmp_path):
 def test_what_cannot_be_written_leaves_what_was_there(tmp_path, monkeypatch):
     place = tmp_path / "page.md"
     place.write_text("old")
-    monkeypatch.setattr("flopwise.store.files.write_all", lambda fd, text: (_ for _ in ()).throw(OSError(28, "full")))
+    monkeypatch.setattr("flopwise.atomic.write_all", lambda fd, text: (_ for _ in ()).throw(OSError(28, "full")))
     with pytest.raises(OSError, match="full"):
         write_output(place, "new")
     assert place.read_text() == "old"

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from flopwise.atomic import write_atomically
 from flopwise.errors import FlopwiseError
 from flopwise.spec.workload import Trial
 from flopwise.store import files
@@ -293,7 +294,7 @@ def _inside(root: Path, path: Path) -> Path:
 
 def _write_tags(path: Path, tags: tuple[str, ...]) -> None:
     with files.explain_errors("write the tags of", path):
-        files.write_atomically(path / files.TAGS, msgspec.json.encode(_Tags(tags=tags)))
+        write_atomically(path / files.TAGS, msgspec.json.encode(_Tags(tags=tags)))
 
 
 @contextlib.contextmanager

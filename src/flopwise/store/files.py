@@ -1,4 +1,4 @@
-"""The file system under the runs: where they lie, whole-file writes, locks, and its errors in one line."""
+"""The file system under the runs: where they lie, locks, and its errors in one line."""
 
 import contextlib
 import errno
@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from flopwise.atomic import write_all, write_atomically
 from flopwise.errors import FlopwiseError
 
 HAS_LOCKS = importlib.util.find_spec("fcntl") is not None  # not on Windows: runs are written without a lock there
@@ -87,18 +88,6 @@ def explain_errors(doing: str, path: Path) -> Iterator[None]:
         raise FlopwiseError(f"cannot {doing} {path}: {reason}", _HINTS.get(error.errno or 0, _ELSEWHERE)) from None
 
 
-def write_atomically(path: Path, text: bytes) -> None:
-    """Write a file so that a reader, at any moment and after any crash, sees all of it or the old content."""
-    temporary = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
-    try:
-        write_new(temporary, text)
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
-
-
 def write_output(path: Path, text: str) -> None:
     """Write a file that a user named, whole or not at all: through links, and straight into what is no file, as a pipe."""
     place, content = Path(os.path.realpath(path)), text.encode("utf-8", errors="backslashreplace")
@@ -112,23 +101,6 @@ def write_output(path: Path, text: str) -> None:
         os.close(fd)
 
 
-def write_new(path: Path, text: bytes) -> None:
-    """Write a file that does not exist yet, through to the disk."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
-    try:
-        write_all(fd, text)
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def write_all(fd: int, text: bytes) -> None:
-    """One write; the kernel takes less than all of it only near a full disk or beyond 2 GiB: then the rest follows."""
-    done = os.write(fd, text)
-    while done < len(text):
-        done += os.write(fd, text[done:])
-
-
 def read_limited(path: Path, limit: int) -> bytes:
     """A plain file's bytes; anything else (a pipe would wait for ever) and anything larger than `limit` is refused."""
     found = path.stat()
@@ -137,16 +109,6 @@ def read_limited(path: Path, limit: int) -> bytes:
     if found.st_size > limit:
         raise FlopwiseError(f"{path} is larger than {limit >> 20} MiB", "flopwise writes no such file")
     return path.read_bytes()
-
-
-def sync_folder(path: Path) -> None:
-    """Make a rename in a folder survive a power cut, where the system can."""
-    with contextlib.suppress(OSError):  # Windows opens no folders; some network file systems sync none
-        fd = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
 
 
 def take_lock(path: Path, wait_s: float = 0.3) -> int | None:

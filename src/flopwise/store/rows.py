@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from flopwise.atomic import write_all
 from flopwise.errors import FlopwiseError
 from flopwise.store import files
 
@@ -19,7 +20,7 @@ def append_row(path: Path, row: Any, through: bool = True) -> None:
     with files.explain_errors("write to", path.parent):
         fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
         try:
-            files.write_all(fd, line)
+            write_all(fd, line)
             if through:
                 os.fsync(fd)
         finally:

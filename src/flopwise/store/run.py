@@ -14,6 +14,7 @@ from typing import Self
 
 import msgspec
 
+from flopwise.atomic import sync_folder, write_all, write_atomically, write_new
 from flopwise.errors import FlopwiseError
 from flopwise.records.run import Point, RunHeader
 from flopwise.spec.workload import Trial
@@ -62,12 +63,12 @@ class Run:
             lock = None
             try:
                 building.mkdir()
-                files.write_atomically(building / files.HEADER, text)
-                files.write_new(building / files.POINTS, b"")
+                write_atomically(building / files.HEADER, text)
+                write_new(building / files.POINTS, b"")
                 lock = files.take_lock(building / files.LOCK)
-                files.sync_folder(building)
+                sync_folder(building)
                 os.rename(building, path)
-                files.sync_folder(root)
+                sync_folder(root)
                 return cls(path, header, lock)
             except BaseException:
                 files.release(lock)
@@ -107,7 +108,7 @@ class Run:
             self._torn = True
             try:
                 # After a torn row a newline first: the torn one then is a line of its own, which readers skip.
-                files.write_all(self._fd, b"\n" + row if was_torn else row)
+                write_all(self._fd, b"\n" + row if was_torn else row)
                 os.fsync(self._fd)
                 self._torn = False
             except BaseException:
@@ -200,7 +201,7 @@ def _cut_torn_tail(points: Path) -> None:
                 return
             torn.flush()
             os.fsync(torn.fileno())
-        files.sync_folder(points.parent)
+        sync_folder(points.parent)
         table.truncate(end)
         os.fsync(table.fileno())
 
