@@ -16,14 +16,19 @@ from flopwise.lm.tokenizer.formats import merged_from
 
 END = "<|endoftext|>"
 TEXTS = st.one_of(
-    st.text(), st.lists(st.sampled_from(["low", " lower", "est", "'S", "\n \n", "  ", "42", "é", "中", END])).map("".join)
+    st.text(),
+    st.lists(st.sampled_from(["low", " lower", "est", "'S", "\n \n", "  ", "42", "é", "中", END])).map("".join),
 )
 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
     file = tmp_path_factory.mktemp("text") / "text.txt"
-    words = [f"{a}{b} {b}'{a}, {b}\n" for a in ("low", "new", "wid", "caf é", "中 文") for b in ("er", "est", "ness", "12345")]
+    words = [
+        f"{a}{b} {b}'{a}, {b}\n"
+        for a in ("low", "new", "wid", "caf é", "中 文")
+        for b in ("er", "est", "ness", "12345")
+    ]
     file.write_text(f"{''.join(words)}{END}  aaaaaaa\n\n" * 3, encoding="utf-8")
     return file
 

@@ -1,7 +1,6 @@
-"""Text as shards of tokens on disk, and batches of them: prepare.py writes, corpus.py opens, batches.py draws."""
+"""Text as shards of tokens on disk: shards.py writes, corpus.py opens. batches.py draws batches from them, with torch."""
 
-from flopwise.lm.data.batches import Batches, Stream
 from flopwise.lm.data.corpus import Corpus, open_corpus
-from flopwise.lm.data.prepare import prepare
+from flopwise.lm.data.shards import prepare
 
-__all__ = ["Batches", "Corpus", "Stream", "open_corpus", "prepare"]
+__all__ = ["Corpus", "open_corpus", "prepare"]

@@ -96,7 +96,7 @@ def read_manifest(folder: Path) -> CorpusManifest | None:
     path = folder / MANIFEST
     try:
         manifest = msgspec.json.decode(path.read_bytes(), type=CorpusManifest)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, msgspec.MsgspecError) as error:
         raise FlopwiseError(f"{path} cannot be read: {error}", "remove the folder and prepare it again") from None

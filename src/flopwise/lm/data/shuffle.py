@@ -20,7 +20,7 @@ def shuffled(index: npt.NDArray[Any], size: int, seed: int, epoch: npt.NDArray[A
     [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
     """
     half = np.uint64(max(1, ((size - 1).bit_length() + 1) // 2))
-    keys = _mixed(np.uint64(seed % 2**64) + _GOLDEN * epoch.astype(np.uint64))
+    keys = _mixed(_GOLDEN * epoch.astype(np.uint64) ^ np.uint64(seed % 2**64))
     found = _network(index.astype(np.uint64), half, keys)
     while (beyond := found >= size).any():
         found[beyond] = _network(found[beyond], half, keys[beyond])
@@ -30,15 +30,14 @@ def shuffled(index: npt.NDArray[Any], size: int, seed: int, epoch: npt.NDArray[A
 def _network(numbers: Numbers, half: np.uint64, keys: Numbers) -> Numbers:
     mask = (np.uint64(1) << half) - np.uint64(1)
     left, right = numbers >> half, numbers & mask
-    for turn in range(_ROUNDS):
-        mixed = _mixed(right ^ (keys + np.uint64(turn) * _SECOND))
-        left, right = right, left ^ (mixed & mask)
+    for _ in range(_ROUNDS):
+        keys = _mixed(keys)
+        left, right = right, left ^ (_mixed(right ^ keys) & mask)
     return left << half | right
 
 
 def _mixed(numbers: Numbers) -> Numbers:
-    with np.errstate(over="ignore"):
-        numbers = numbers + _GOLDEN
-        numbers = (numbers ^ (numbers >> np.uint64(30))) * _FIRST
-        numbers = (numbers ^ (numbers >> np.uint64(27))) * _SECOND
-        return numbers ^ (numbers >> np.uint64(31))
+    numbers = numbers + _GOLDEN
+    numbers = (numbers ^ (numbers >> np.uint64(30))) * _FIRST
+    numbers = (numbers ^ (numbers >> np.uint64(27))) * _SECOND
+    return numbers ^ (numbers >> np.uint64(31))

@@ -137,8 +137,9 @@ class _Chain:
         places = np.sort(places)
         begins = np.append(True, self.after[places[:-1]] != places[1:])
         index = np.arange(len(places))
-        in_row: Ints = index - np.maximum.accumulate(np.where(begins, index, 0))
-        return places[in_row % 2 == 0]
+        first_in_row = np.maximum.accumulate(np.where(begins, index, 0))
+        chosen: Ints = places[(index - first_in_row) % 2 == 0]
+        return chosen
 
     def group(self, places: Ints) -> _Pairs:
         lefts, rights = self.tokens[places], self.tokens[self.after[places]]
