@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import signal
 import subprocess
 import sys
 from collections import deque
@@ -77,6 +78,7 @@ def _ask(children: "SimpleQueue[subprocess.Popen[bytes]]", function: Callable[..
 
 def serve() -> None:
     """The child: answer jobs until the parent closes the pipe. What a job prints goes to stderr."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which ends its children
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     while True:

@@ -4,9 +4,9 @@ import gc
 import subprocess
 import sys
 import threading
-import time
 import zlib
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -96,8 +96,12 @@ def test_ranks_share_what_one_would_take(corpus, world, number, seed):
     assert alone.positions(number) == [place for rank in ranks for place in rank.positions(number)]
 
 
-def test_a_stream_begins_anywhere_and_says_how_long_it_was_waited_for(corpus):
-    batches = Batches(corpus, batch=4, context=20, seed=3)
+CUDA = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=CUDA)])
+def test_a_stream_begins_anywhere_and_says_how_long_it_was_waited_for(corpus, device):
+    batches = Batches(corpus, batch=4, context=20, seed=3, device=device)
     with batches.stream(7) as stream:
         for number in range(7, 30):
             assert stream.number == number
@@ -107,13 +111,12 @@ def test_a_stream_begins_anywhere_and_says_how_long_it_was_waited_for(corpus):
             assert stream.waited_seconds >= 0
 
 
-def test_a_slow_disk_is_seen_as_waiting(corpus, monkeypatch):
-    batches = Batches(corpus, batch=4, context=20)
-    read = batches._read
-    monkeypatch.setattr(batches, "_read", lambda number: (time.sleep(0.05), read(number))[1])
-    with batches.stream() as stream:
-        next(stream)
-        assert stream.waited_seconds > 0.03
+def test_the_time_that_a_batch_was_waited_for(corpus, monkeypatch):
+    clock = iter([10.0, 12.5, 20.0, 20.5])
+    monkeypatch.setattr("flopwise.lm.data.batches.time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    with Batches(corpus, batch=4, context=20).stream() as stream:
+        waited = [(next(stream), stream.waited_seconds)[1] for _ in range(2)]
+    assert waited == [2.5, 0.5]
 
 
 def threads():

@@ -66,6 +66,11 @@ def test_text_comes_back_and_both_libraries_agree(tokenizer, by_both, sample):
     assert theirs.encode(sample, allowed_special="all") == ids
 
 
+def test_more_spaces_than_tiktoken_can_take_come_back(tokenizer):
+    sample = f"a{' ' * 1_010_000}x{END}"
+    assert tokenizer.decode(tokenizer.encode(sample)) == sample
+
+
 def test_a_special_token_is_one_id(tokenizer):
     assert tokenizer.encode(f"low{END}")[-1] == tokenizer.special[END]
     assert tokenizer.encode(END) == [tokenizer.special[END]]

@@ -66,7 +66,10 @@ class Batches:
         return both[0], both[1]
 
     def stream(self, start: int = 0, ahead: int = 4) -> "Stream":
-        """Batches from `start` on without end, read ahead by a thread. Close it, or use it in a `with`."""
+        """Batches from `start` on without end, read ahead by a thread. Close it, or use it in a `with`.
+
+        Open it after a CUDA graph is captured, or capture with `capture_error_mode="thread_local"`: the thread allocates.
+        """
         return Stream(self, start, ahead)
 
     def _read(self, number: int) -> Tensor:

@@ -17,7 +17,7 @@ from flopwise.lm.text import Paths, Piece, border, cut, text_files
 from flopwise.lm.tokenizer.tokenizer import Tokenizer
 from flopwise.records.corpus import EVALUATION, TRAIN, CorpusManifest, Shard, TextPiece
 
-PIECE_BYTES = 32 << 20  # of text: about 8 million tokens
+PIECE_BYTES = 16 << 20  # of text: about 4 million tokens
 HELD_OUT = 0.01
 
 

@@ -2,10 +2,12 @@
 
 import hashlib
 import os
+import re
 from collections.abc import Iterable, Mapping
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +17,7 @@ from flopwise.lm.tokenizer import formats
 from flopwise.lm.tokenizer.patterns import HINT, pattern_of
 
 SPECIAL = ("<|endoftext|>",)
+_MOST_SPACES = 1 << 16
 
 
 class Tokenizer:
@@ -26,7 +29,7 @@ class Tokenizer:
     def __init__(self, ranks: Mapping[bytes, int], special: Mapping[str, int], pattern: str) -> None:
         self.ranks, self.special, self.pattern = dict(ranks), dict(special), pattern
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Ids lie below this: the vocabulary of a model."""
         return max([*self.ranks.values(), *self.special.values()]) + 1
@@ -44,11 +47,16 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text; a special token in it becomes its one id."""
-        return self._encoder.encode(_checked(text), allowed_special="all")  # type: ignore[no-any-return]
+        return self.encode_array(text).tolist()
 
     def encode_array(self, text: str) -> npt.NDArray[np.uint32]:
         """The same as an array; other threads run meanwhile."""
-        return self._encoder.encode_to_numpy(_checked(text), allowed_special="all")  # type: ignore[no-any-return]
+        try:
+            found = self._encoder.encode_to_numpy(_checked(text), allowed_special="all")
+        except ValueError:  # a million spaces are more than tiktoken's stack holds
+            parts = [self._encoder.encode_to_numpy(part, allowed_special="all") for part in _parts(text)]
+            found = np.concatenate(parts)
+        return cast("npt.NDArray[np.uint32]", found)
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text; bytes that are no UTF-8, as part of a character at an end, become U+FFFD."""
@@ -82,6 +90,13 @@ class Tokenizer:
 def read(path: str | os.PathLike[str], pattern: str = "gpt2", special: Iterable[str] = SPECIAL) -> Tokenizer:
     """Read tokenizer.json, or a file of tiktoken's; the latter holds neither pattern nor special tokens: say which."""
     return Tokenizer(*formats.read(Path(path), pattern, tuple(special)))
+
+
+def _parts(text: str) -> list[str]:
+    """The text, cut so that no part has too many spaces in a row."""
+    long = [match.span() for match in re.finditer(r"\s+", text) if match.end() - match.start() > _MOST_SPACES]
+    cuts = [0, *(at for start, end in long for at in range(start, end, _MOST_SPACES)), len(text)]
+    return [text[start:end] for start, end in pairwise(cuts)]
 
 
 def _checked(text: str) -> str:
