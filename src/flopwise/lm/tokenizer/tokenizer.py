@@ -47,7 +47,8 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text; a special token in it becomes its one id."""
-        return self.encode_array(text).tolist()
+        ids: list[int] = self.encode_array(text).tolist()
+        return ids
 
     def encode_array(self, text: str) -> npt.NDArray[np.uint32]:
         """The same as an array; other threads run meanwhile."""
