@@ -6,6 +6,8 @@ from gen_snapshot import made
 from flopwise.api.memory import memory
 from flopwise.errors import FlopwiseError
 from flopwise.predict.shapes.network import weight_shapes
+from flopwise.render.memory_screen import memory_screen
+from flopwise.render.one_screen import text
 from flopwise.snapshot.before import element_counts
 from flopwise.snapshot.read import snapshot_of
 from flopwise.snapshot.report import report
@@ -104,3 +106,47 @@ def test_an_mlp_as_wide_as_the_vocabulary_makes_no_logits():
     one = 4 * 2 * 64 * 4 * 96
     assert found.peak.owners["logits"] <= 2 * one + 512
     assert expected.peak.owners["activations"] == found.peak.owners["activations"]
+
+
+def test_weights_as_large_as_a_cublas_workspace_are_weights():
+    """Llama 3.2 1B has 48 matrices of exactly 32 MiB in bf16; without the model they are unknown, not 1.5 GiB of workspace."""
+    weights = sizes_of("llama3.2-1b", item=2)
+    found = owners_of(weights, "llama3.2-1b").end.owners
+    assert found == {"parameters": sum(-(-size // 512) * 512 for size in weights)}
+    assert set(report(snapshot_of(blocks(*weights))).devices[0].end.owners) == {"unknown"}
+
+
+def test_one_workspace_beside_other_weights_is_still_told():
+    found = owners_of([*sizes_of("tiny"), 32 * 2**20]).end.owners
+    assert found["workspace"] == 32 * 2**20
+
+
+def test_activations_of_32_mib_at_the_end_are_no_workspaces():
+    """4096 × 4096 in bf16, kept by every layer of a forward pass in which the recording ends."""
+    where = [{"filename": "/me/gpt.py", "line": 3, "name": "forward"}]
+    size = 32 * 2**20
+    events = [
+        {"action": "alloc", "addr": (n + 1) * size, "size": size, "stream": 0, "frames": where} for n in range(12)
+    ]
+    device = report(snapshot_of({"segments": [], "device_traces": [events]})).devices[0]
+    assert device.end.owners == {"activations": 12 * size}
+
+
+def test_a_cache_larger_than_the_model_is_not_called_another_model():
+    device = owners_of([*sizes_of("tiny"), *[2**24] * 8])
+    assert set(device.end.owners) == {"parameters", "unknown"}
+    assert device.note_keys == ("before_other_sizes",)
+    assert device.known_share == 0  # not -5.6e-17, which reads as -0 %
+
+
+def test_the_screen_says_what_is_known_guessed_and_left_out():
+    sizes = sizes_of("llama3.2-1b", item=2)
+    raw = blocks(*sizes)
+    raw["segments"].append({**raw["segments"][0], "device": 1, "blocks": raw["segments"][0]["blocks"][:5]})
+    forms = [element_counts(weight_shapes(preset("llama3.2-1b"), "separate").values())]
+    shown = text(memory_screen(report(snapshot_of(raw), models=forms)))
+    assert "Owner known for 0 % of the peak, guessed from the size alone for 100 %." in shown
+    assert "2 devices; this is device 0, with the highest peak." in shown
+    other = text(memory_screen(report(snapshot_of(raw), models=[element_counts([(77, 1003)])])))
+    assert "in other sizes than the model's parameters: another model" in " ".join(other.split())
+    assert max(map(len, other.splitlines())) <= 80

@@ -6,7 +6,7 @@ from flopwise import units
 from flopwise.records.run import OK
 from flopwise.render.account_screen import best_effects, effect_changes
 from flopwise.render.memory_view import subject
-from flopwise.render.screen import LIMIT, NOW, PREDICTED, REACHABLE, SPECIFIED, Figure, Part, Screen
+from flopwise.render.screen import LIMIT, MEASURED, NOW, PREDICTED, REACHABLE, SPECIFIED, Figure, Part, Screen
 from flopwise.snapshot.answers import DeviceMemory, MemoryReport
 from flopwise.spec.gpu import find_gpu
 
@@ -25,8 +25,20 @@ def memory_screen(report: MemoryReport) -> Screen:
         parts=_parts(first) if first is not None else (),
         changes_title="What lowers the peak (predicted, each alone)" if effects else "",
         changes=effect_changes(effects),
-        notes=tuple(filter(None, (*report.notes, stored))),
+        notes=tuple(filter(None, (*_doubts(report, first), *report.notes, stored))),
     )
+
+
+def _doubts(report: MemoryReport, d: DeviceMemory | None) -> list[str]:
+    """How far the owners of a snapshot are known, and which device is shown of several."""
+    if d is None or d.exact or report.obtained != MEASURED:
+        return []
+    known, guessed = units.percent(d.known_share, 0), units.percent(d.guessed_share, 0)
+    by_size = f", guessed from the size alone for {guessed}" if d.guessed_share else ""
+    many = len(report.devices)
+    others = f"{many} devices; this is device {d.device}, with the highest peak. --device cuda:N shows another."
+    sentences = [f"{note[:1].upper()}{note[1:]}." for note in d.notes]
+    return [f"Owner known for {known} of the peak{by_size}.", *([others] if many > 1 else []), *sentences]
 
 
 def _verdict(report: MemoryReport, d: DeviceMemory | None) -> str:

@@ -19,8 +19,9 @@ Guessed from the size alone, and counted as such:
                              large as what the loss makes
     backward                 within it, as large as the logits or    logits, attention scores: the gradients of those, unless
                              as attention's scores                   other tensors of forward have this size
-    anywhere                 to the end, as large as cuBLAS takes    workspace
     before the recording     –                                       see before.py
+    anywhere                 to the end, as large as cuBLAS takes,   workspace, unless parameters have this size
+                             and few of them
 
 A label from the program (user metadata `flopwise.owner:NAME`, a profiler's category) overrides all of it.
 """
@@ -59,6 +60,9 @@ _MATMUL = re.compile(r"linear|matmul|einsum|(?:^|_)head|logits", re.IGNORECASE)
 _SOFTMAX = re.compile(r"softmax", re.IGNORECASE)
 # What PyTorch takes for cuBLAS on Hopper, and before it (:4096:2:16:8), unless CUBLAS_WORKSPACE_CONFIG says otherwise.
 _CUBLAS_BYTES = (32 * 2**20, (2 * 4096 + 8 * 16) * 2**10)
+_MOST_WORKSPACES = (
+    4  # of a size: one for each thread and stream that multiplies. More are tensors: 4096 × 4096 in bf16, say
+)
 _SMALLEST = 4096  # bytes from which on a size says something
 
 
@@ -106,8 +110,9 @@ def owners(
     passing = (made == BACKWARD) & recorded & same_pass
     heads = _heads_output(requested, made, start, phases, _mentions(snapshot, _MATMUL)[stack] & recorded)
     sized = _by_size(owner, requested, made, passing, heads)
-    sized[stays & (made != OPTIMIZER) & (made != SETUP) & np.isin(requested, _CUBLAS_BYTES)] = _WORKSPACE
-    sized = Before(OWNERS, sized, start, end, requested, phases).split(models)
+    split = Before(OWNERS, sized, start, end, requested, phases).split(models)
+    open_ = stays & (split == sized) & (made != OPTIMIZER) & (made != SETUP)
+    sized = np.where(_workspaces(requested, open_, requested[split == _PARAMETERS]), _WORKSPACE, split)
     labelled = np.array([_BY_LABEL.get(label, -1) for label in snapshot.hints])[table["hint"].to_numpy()]
     return Ownership(np.where(labelled >= 0, labelled, sized), (labelled < 0) & (sized != owner))
 
@@ -122,6 +127,15 @@ def _by_size(owner: Ints, requested: Ints, made: Ints, passing: Flags, heads: Fl
     if logits >= _SMALLEST and logits not in requested[np.isin(made, (FORWARD, RECOMPUTE)) & ~heads]:
         sized[passing & (requested == logits)] = _LOGITS
     return sized
+
+
+def _workspaces(requested: Ints, chosen: Flags, parameters: Ints) -> Flags:
+    """Of those `chosen`: as large as cuBLAS takes, if they are few and no parameter has this size: its gradient would, too."""
+    found = np.zeros(len(requested), dtype=np.bool_)
+    for size in np.setdiff1d(_CUBLAS_BYTES, parameters):
+        alike = chosen & (requested == size)
+        found |= alike if alike.sum() <= _MOST_WORKSPACES else False
+    return found
 
 
 def _heads_output(requested: Ints, made: Ints, start: Ints, phases: Phases, by_matmul: Flags) -> Flags:

@@ -84,8 +84,8 @@ def _device(
         notes = (*notes, Note("segments_missing", text))
     notes = (*notes, *_before_notes(table, owner, bool(models)))
     peak, at_peak = _moment(device, line, when, line.peak), alive(table, line.peak)
-    guessed = table["bytes"].to_numpy()[owned.guessed & at_peak].sum() if known is None else 0
-    guessed_share = int(guessed) / max(peak.allocated_bytes, 1)
+    guessed = int(table["bytes"].to_numpy()[owned.guessed & at_peak].sum()) if known is None else 0
+    decided = peak.allocated_bytes - peak.owners.get(work.UNKNOWN, 0) - guessed
     turn = _backward_start(when, step, table["start"].to_numpy())
     kept = known.kept(alive(table, turn), owner) if known and turn is not None else []
     return DeviceMemory(
@@ -93,8 +93,8 @@ def _device(
         events=device.events,
         allocations=len(table),
         before_bytes=int(table.filter(table["start"] == BEFORE)["bytes"].sum()),
-        known_share=1 - peak.owners.get(work.UNKNOWN, 0) / max(peak.allocated_bytes, 1) - guessed_share,
-        guessed_share=guessed_share,
+        known_share=decided / peak.allocated_bytes if peak.allocated_bytes else 1.0,
+        guessed_share=guessed / max(peak.allocated_bytes, 1),
         peak=peak,
         peak_reserved_bytes=int(line.reserved_bytes.max()),
         end=_moment(device, line, when, device.events),
@@ -120,11 +120,10 @@ def _before_notes(table: pl.DataFrame, owner: Ints, model_given: bool) -> tuple[
         return ()
     text = f"{units.size(unknown)} were allocated before the recording, with no stack"
     if model_given:
-        return (
-            Note(
-                "model_differs", f"{text}, in other sizes than the model's parameters: another model, or a sharded one"
-            ),
-        )
+        text = f"{text}, in other sizes than the model's parameters"
+        if (before & (owner == OWNERS.index(work.PARAMETERS))).any():
+            return (Note("before_other_sizes", f"{text}, which are there: a server's cache, say"),)
+        return (Note("model_differs", f"{text}: another model, or a sharded one"),)
     return (Note("before_unknown", f"{text}; --model NAME or hf:PATH compares their sizes with a model's parameters"),)
 
 
