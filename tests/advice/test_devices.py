@@ -13,6 +13,7 @@ from flopwise.api.explain import explain
 from flopwise.errors import FlopwiseError
 from flopwise.render.explain_screen import explanation_screen
 from flopwise.render.explain_view import explanation_view
+from flopwise.render.one_screen import text
 from flopwise.trace.read import read_trace
 from flopwise.trace.tables import OP_INPUTS, SIZED_OPS, TABLES
 
@@ -85,6 +86,40 @@ def test_the_screen_says_how_many_and_full_lists_them(alone):
     assert any(note.startswith("3 devices take") for note in explanation_screen(found).notes)
     listed = next(table for table in explanation_view(found).tables if table.key == "devices")
     assert [row["device"] for row in listed.rows] == ["device 0", "device 1", "device 2"]
+
+
+def test_which_device_is_shown_stands_in_the_first_line_whatever_room_there_is(alone):
+    """A past bug: the note was the last, and a full screen had no place for it."""
+    found = explain_devices(machine(alone, 2))
+    assert " on device 0 of 2, NVIDIA H200" in text(explanation_screen(found)).splitlines()[0]
+    assert "2 devices take 99.8 ms each, traced; --device N explains another" in explanation_screen(found).notes[1]
+
+
+def test_processes_on_one_device_are_not_called_devices(alone):
+    """A past bug: '2 devices … --device N explains another', which was refused."""
+    found = explain_devices(machine(alone, 2, own_numbers=True))
+    shown = text(explanation_screen(found))
+    assert " on NVIDIA H200, 1 of 2 processes" in shown.splitlines()[0]
+    assert "--device" not in shown
+    assert any(note.startswith("2 processes on one device take") for note in explanation_screen(found).notes)
+
+
+def test_a_process_has_the_systems_number(alone):
+    listed = next(
+        table
+        for table in explanation_view(explain_devices(machine(alone, 2, own_numbers=True))).tables
+        if table.key == "devices"
+    )
+    assert {row["device"] for row in listed.rows} == {"device 0 of process 691"}
+
+
+def test_of_very_many_devices_it_says_how_many_worked(alone, monkeypatch):
+    monkeypatch.setattr("flopwise.advice.explained._MOST_DEVICES", 2)
+    found = explain_devices(machine(alone, 5))
+    assert (found.together.devices, found.together.worked) == (3, 5)
+    screen = explanation_screen(found)
+    assert screen.where == "device 0 of 5, NVIDIA H200"
+    assert any(note.startswith("The 3 busiest of 5 devices take") for note in screen.notes)
 
 
 def test_of_rocprofs_file_too(tmp_path):

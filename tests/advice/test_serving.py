@@ -10,7 +10,7 @@ from tests.public_traces import needs_public, public_trace
 from flopwise.advice.facts import Facts
 from flopwise.advice.rules import decode_attention, decode_batch, decode_matmul, long_prefill, ungraphed_decode
 from flopwise.analysis.explanation import Share, explain_trace
-from flopwise.analysis.serving import IterationKind, Serving
+from flopwise.analysis.serving import IterationKind, Serving, by_model, mismatch
 from flopwise.analysis.step_times import STEADY, StepTime
 from flopwise.api.explain import explain
 from flopwise.errors import FlopwiseError
@@ -173,6 +173,43 @@ def test_a_named_model_gives_the_bytes_that_a_trace_without_shapes_does_not(tmp_
     assert named.reach.limit_ns == pytest.approx(joined.reach.limit_ns)
     with pytest.raises(FlopwiseError, match="no iteration of a server"):
         explain(public_trace("tl_mi300_ddp"), model="gpt2")
+
+
+DECODING = Serving(kinds=(IterationKind(kind=DECODE, count=1, ns=10 * MS, requests=32, prefill_tokens=0, decode_requests=32,
+                                       context_tokens=32_000, tokens_per_s=None),))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("weights", "per_token", "why"),
+    [
+        (15.1 * GB, 147_456, ""),
+        (1.5 * GB, 147_456, ""),
+        (140 * GB, 327_680, "take 28.4 ms at 5.30 TB/s, the GPU works 9.80 ms"),  # faster than the memory
+        (1e5, 512, "its matmuls take 5.80 ms"),  # nothing to multiply
+    ],
+)
+def test_a_model_that_cannot_have_been_served_is_refused(weights, per_token, why):
+    """A past bug: of a 70B model the limit was 28 ms, and the step that ran took 10."""
+    named = by_model(DECODING, weights, per_token)
+    found = mismatch(DECODING, named, weights, (5.8 * MS, 9.8 * MS), gpu("mi300x"))
+    assert why in found
+    assert bool(found) == bool(why)
+
+
+def test_what_the_traces_own_shapes_say_comes_before_a_named_model():
+    traced = msgspec.structs.replace(DECODING, weights_bytes=15.1 * GB)
+    for weights, fits in ((15.1 * GB, True), (16 * GB, True), (2 * GB, False), (140 * GB, False)):
+        found = mismatch(traced, by_model(traced, weights, 1e5), weights, (5.8 * MS, 9.8 * MS), None)
+        assert (found == "") == fits
+
+
+@needs_public
+@pytest.mark.parametrize("model", ["llama3-70b", "tiny"])
+def test_another_model_than_the_servers_is_refused(model, tmp_path):
+    replay = public_trace("tl_sglang_decode_sglang")
+    (tmp_path / replay.name).symlink_to(replay)
+    with pytest.raises(FlopwiseError, match=r"is not what .* serves"):
+        explain(tmp_path / replay.name, model=model)
 
 
 QWEN3_8B = {

@@ -134,3 +134,13 @@ def test_what_is_no_capture_of_it_is_refused():
     replay, other = (public_trace(name) for name in ("tl_sglang_decode_sglang", "param_dlrm_rank0"))
     with pytest.raises(FlopwiseError, match="is not the capture of the CUDA graphs"):
         explain(replay, capture=other)
+
+
+def test_a_capture_for_a_trace_without_replays_is_refused_for_that_reason(tmp_path):
+    """A past bug: 'its nodes are others: name the capture of this batch size', of a trace that replays nothing."""
+    eager = Path(__file__).parent / "fixtures" / "h200-small-fp32-naive-2steps.kineto.json.gz"
+    with pytest.raises(FlopwiseError, match="replays no CUDA graph") as refused:
+        explain(eager, capture=eager)
+    assert refused.value.hint == "omit it"
+    with pytest.raises(FlopwiseError, match="there is no such file"):
+        explain(eager, capture=tmp_path / "none.json.gz")

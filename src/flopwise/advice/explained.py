@@ -18,7 +18,7 @@ from flopwise.analysis.host_explanation import HostExplanation, explain_host, wi
 from flopwise.analysis.loop_notes import loop_notes
 from flopwise.analysis.reach import reach
 from flopwise.analysis.reading import ExplainedTrace, Target, explain_gpu_work, trace_of
-from flopwise.analysis.serving import by_model
+from flopwise.analysis.serving import by_model, mismatch
 from flopwise.analysis.timings import host_timing_of
 from flopwise.analysis.together import device_names, together
 from flopwise.analysis.traced_steps import workers
@@ -28,13 +28,16 @@ from flopwise.predict.inference import kv_cache_bytes
 from flopwise.records.finding import Finding
 from flopwise.records.note import Note
 from flopwise.records.run import Point
+from flopwise.spec.gpu import find_gpu
 from flopwise.spec.model import ModelSpec
 from flopwise.spec.workload import workload
 from flopwise.store import StoredRun, find, runs_root
 from flopwise.trace.attribute import Attribution, attribute
 from flopwise.trace.graph_capture import CAPTURE, captures_beside, join_replays, replays_unknown
+from flopwise.trace.input_file import check_file
 from flopwise.trace.read import read_trace
 from flopwise.trace.tables import Trace
+from flopwise.work.operation import MATMUL
 
 _WORTH_EXPLAINING = 0.01  # of the busiest device's work: what does less does not run the job
 _MOST_DEVICES = 64
@@ -70,7 +73,12 @@ def explained_trace(
 
 def with_captures(trace: Trace, path: Path, capture: str | Path | None = None) -> Trace:
     """The trace with the ops and modules of its replayed CUDA graphs, as far as a capture or other kernels tell them."""
-    given = [Path(capture)] if capture is not None else captures_beside(path, trace) if replays_unknown(trace) else []
+    if capture is not None:
+        check_file(Path(capture).expanduser(), "capture is the trace in which the CUDA graphs were captured")
+        if not trace.graph_launches.height:
+            raise FlopwiseError(f"{path} replays no CUDA graph, so a capture tells nothing of it", "omit it")
+    unknown = replays_unknown(trace)
+    given = [Path(capture).expanduser()] if capture is not None else captures_beside(path, trace) if unknown else []
     best, where = join_replays(trace), path
     for file in given:
         try:
@@ -110,10 +118,10 @@ def explain_devices(
     attribution = attribute(trace)
     worker, others = _chosen(attribution.table, device, trace.path)
     read = explain_gpu_work(trace, point, gpu=gpu, worker=worker, attribution=attribution, **clock)
-    return _with_others(with_findings(_serving_model(read, model), gpu), trace, others, attribution, gpu)
+    return _with_others(with_findings(_serving_model(read, model, gpu), gpu), trace, others, attribution, gpu)
 
 
-def _serving_model(read: ExplainedTrace, model: str) -> ExplainedTrace:
+def _serving_model(read: ExplainedTrace, model: str, gpu: str | None) -> ExplainedTrace:
     """What a named model's shape tells of a server: the weights and the cache, in two bytes a number, on one GPU."""
     e = read.explanation
     if not model:
@@ -126,7 +134,13 @@ def _serving_model(read: ExplainedTrace, model: str) -> ExplainedTrace:
         raise FlopwiseError(
             f"model = '{model}' tells nothing of {e.path}: {problem}", "omit it, or name a preset or hf:PATH"
         )
-    found = by_model(e.serving, _ITEM_BYTES * matmul_parameters(shape), kv_cache_bytes(shape, 1, 1, _ITEM_BYTES))
+    weights = _ITEM_BYTES * matmul_parameters(shape)
+    found = by_model(e.serving, weights, kv_cache_bytes(shape, 1, 1, _ITEM_BYTES))
+    matmul_ns = sum(one.gpu_ns for one in e.classes if one.name == MATMUL)
+    reason = mismatch(e.serving, found, weights, (matmul_ns, e.busy_ns), find_gpu(gpu or e.gpu))
+    if reason:
+        hint = "name the model that ran; of one that is split over several GPUs its shape does not tell a GPU's part"
+        raise FlopwiseError(f"model = '{model}' is not what {e.path} serves: {reason}", hint)
     return replace(read, explanation=msgspec.structs.replace(e, serving=found))
 
 
@@ -158,6 +172,8 @@ def _with_others(
         return found
     explained.sort(key=lambda e: (e.device, e.process))
     all_of_them = together(device_names(explained), explained)
+    worked = attribution.table["device"].n_unique()
+    all_of_them = msgspec.structs.replace(all_of_them, worked=max(worked, len({e.device for e in explained})))
     return msgspec.structs.replace(found, devices=tuple(explained), together=all_of_them)
 
 

@@ -33,8 +33,9 @@ from flopwise.records.run import STEP, Point
 from flopwise.records.together import Together
 from flopwise.records.untraced import UntracedStep
 from flopwise.records.waterfall import Waterfall
+from flopwise.trace.gpu_names import name_on
 from flopwise.trace.phases import BACKWARD, FORWARD, OPTIMIZER, RECOMPUTE
-from flopwise.trace.tables import NO_ID, Trace
+from flopwise.trace.tables import NO_ID, DeviceName, Trace
 from flopwise.work.kernel_spelling import one_spelling
 from flopwise.work.matmul_precision import matmul_precision
 from flopwise.work.operation import COMMUNICATION, MATMUL
@@ -141,10 +142,11 @@ def explain_steps(part: TracedSteps, untraced: Point | None = None, *, same: boo
     bound, why = verdict(idle, window, _only(moved, talk / n, n), part.blame)
     if part.captures:
         bound, why = CAPTURE, CAPTURED
+    called = name_on(trace.gpus, part.device, part.process) if trace.gpus else DeviceName(trace.gpu)
     explanation = Explanation(
         path=trace.path,
         source=trace.source,
-        gpu=trace.gpu,
+        gpu=called.name,
         steps=len(part.times),
         steady_steps=n,
         steps_found_by=part.steps.how,
@@ -183,7 +185,8 @@ def explain_steps(part: TracedSteps, untraced: Point | None = None, *, same: boo
         exposed_communication_ns=talk / n,
         graph_share=gpu_time(part.work.filter(pl.col("attributed") == "graph")) / max(gpu_time(part.work), 1),
     )
-    estimated = _with_untraced(explanation.with_notes(*trace.notes, *part.notes), estimate(part))
+    guess = () if called.note is None else (called.note,)
+    estimated = _with_untraced(explanation.with_notes(*trace.notes, *guess, *part.notes), estimate(part))
     return with_clock(estimated, untraced, same=same)
 
 

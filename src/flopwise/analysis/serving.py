@@ -12,9 +12,11 @@ from statistics import median
 import msgspec
 import polars as pl
 
+from flopwise import units
 from flopwise.analysis.product_sizes import products
 from flopwise.analysis.step_times import STEADY, StepTime
 from flopwise.spec.dtypes import item_bytes
+from flopwise.spec.gpu import Gpu
 from flopwise.trace.iterations import DECODE, MIXED, PREFILL, Batch, batch_of
 from flopwise.trace.phases import is_iteration
 from flopwise.trace.tables import MODULE, Trace
@@ -26,6 +28,8 @@ from flopwise.work.sized import writes_cache
 _MOSTLY_SIZED = 0.9  # of the matmuls' time: fewer sizes, and some weights are not counted
 _BYTES = {"fp32": 4.0, "tf32": 4.0, "fp64": 8.0, "fp8": 1.0, "int8": 1.0, "fp6": 0.75, "fp4": 0.5}
 _HALF_BYTES = 2.0
+_APART = 2.0  # a model's weights and those that are read: further apart, it is another one
+_FAR_TOO_FAST = 0.02  # of the matmuls' time: a model that needs less at best is another one
 
 
 class IterationKind(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,6 +78,31 @@ def by_model(found: Serving, weights_bytes: float, cache_bytes_per_token: float)
         cache_bytes_per_token=per_token,
         decode_cache_bytes=cached * per_token if cached else found.decode_cache_bytes,
     )
+
+
+def mismatch(
+    traced: Serving, named: Serving, weights_bytes: float, spent_ns: tuple[float, float], gpu: Gpu | None
+) -> str:
+    """Why a named model cannot be the one that was `traced`; '' if it can. `spent_ns`: in matmuls, and of the GPU in all."""
+    size = units.size(weights_bytes)
+    if traced.weights_bytes and not 1 / _APART < weights_bytes / traced.weights_bytes < _APART:
+        return f"the matmuls of an iteration read {units.size(traced.weights_bytes)} of weights, that model has {size}"
+    if gpu is None or not gpu.bandwidth_bytes_s:
+        return ""
+    (matmul_ns, busy_ns), least = spent_ns, (named.decode_bytes or 0.0) / gpu.bandwidth_bytes_s * 1e9
+    if least > busy_ns:
+        read = units.size(named.decode_bytes or 0.0)
+        rate = units.rate(gpu.bandwidth_bytes_s, "B/s")
+        return f"{read} of weights and cache take {units.duration(least)} at {rate}, the GPU works {units.duration(busy_ns)}"
+    count = sum(one.count for one in traced.kinds)
+    tokens = sum(((one.prefill_tokens or 0.0) + one.decode_requests) * one.count for one in traced.kinds) / count
+    peak = gpu.peak("bf16") or gpu.peak("fp16") or gpu.bandwidth_bytes_s
+    needed = 1e9 * weights_bytes * max(1 / gpu.bandwidth_bytes_s, tokens / peak)  # 2 FLOPs for 2 bytes
+    if needed < _FAR_TOO_FAST * matmul_ns:
+        return (
+            f"its matmuls take {units.duration(matmul_ns)}, those of {size} of weights {units.duration(needed)} at best"
+        )
+    return ""
 
 
 def with_batches(times: Sequence[StepTime], trace: Trace, starts_ns: Sequence[int]) -> tuple[StepTime, ...]:

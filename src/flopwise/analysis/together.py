@@ -20,7 +20,12 @@ def device_names(explained: Sequence[Explanation]) -> list[str]:
     """
     numbers = [e.device for e in explained]
     apart = len(set(numbers)) == len(numbers)
-    return [f"device {e.device}{'' if apart or e.process == NO_ID else f' of process {e.process}'}" for e in explained]
+    return [f"device {e.device}{'' if apart or e.process == NO_ID else f' of process {_pid(e)}'}" for e in explained]
+
+
+def _pid(e: Explanation) -> int:
+    """The system's number; Nsight Systems writes it with that of the machine before and the thread's after it."""
+    return (e.process >> 24) & 0xFFFFFF if e.source == "nsys" else e.process
 
 
 def together(names: Sequence[str], explained: Sequence[Explanation]) -> Together:

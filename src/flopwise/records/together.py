@@ -8,12 +8,13 @@ from flopwise import units
 class Together(msgspec.Struct, frozen=True, kw_only=True):
     """Of devices, or of the traces of several ranks. Times are nanoseconds of one step."""
 
-    devices: int
+    devices: int  # that are explained
     shortest_ns: float  # the shortest of the devices' steps
     longest_ns: float
     waited_for: str = ""  # who comes last to the collectives, if one does: its own kernels of communication are short
     its_communication_ns: float = 0.0
     others_communication_ns: float = 0.0  # median of the others
+    worked: int = 0  # devices with work, explained or not; 0: not counted
 
     def describe(self) -> str:
         """Who waits for whom; empty where nobody does.

@@ -55,10 +55,10 @@ NOTHING = "Nothing to change: no rule found a saving worth its effort."
 
 def explanation_screen(e: Explanation) -> Screen:
     """The verdict, three numbers, the waterfall and the changes worth most."""
-    gpu, best, found = e.named_gpu or e.gpu, worth_most(e.findings or ()), e.reach or Reach(now_ns=e.step_ns)
+    best, found = worth_most(e.findings or ()), e.reach or Reach(now_ns=e.step_ns)
     return Screen(
         title=f"{e.subject or short_paths([e.path])[0]}: {e.source} trace",
-        where=gpu,
+        where=_where(e),
         verdict=f"{e.verdict[:1].upper()}{e.verdict[1:]}.",
         figures=(now(e, found), *reach_figures(found)),
         parts_title=f"Where the {units.duration(e.step_ns)} go",
@@ -67,6 +67,18 @@ def explanation_screen(e: Explanation) -> Screen:
         changes=changes_of(best),
         notes=tuple(filter(None, (*serving_notes(e), slowed(e), *together_notes(e), *e.notes, varying(e)))),
     )
+
+
+def _where(e: Explanation) -> str:
+    """The GPU, and which one of several; said here, where nothing is left out for want of room."""
+    gpu = e.named_gpu or e.gpu
+    if not e.named_gpu and "gpu_by_size" in e.note_keys:
+        gpu += " (by size)"
+    if e.together is None:
+        return gpu
+    if e.together.worked > 1:
+        return ", ".join(filter(None, (f"device {e.device} of {e.together.worked}", gpu)))
+    return f"{gpu or 'a GPU'}, 1 of {len(e.devices)} processes"
 
 
 def _nothing(e: Explanation) -> str:
@@ -100,10 +112,13 @@ def together_notes(e: Explanation) -> tuple[str, ...]:
     if e.together is None:
         return ()
     shortest, longest = map(units.duration, (e.together.shortest_ns, e.together.longest_ns))
-    steps = f"{e.together.devices} devices take {shortest} to {longest} for a traced step"
+    take = f"take {shortest} to {longest} for a traced step" if shortest != longest else f"take {shortest} each, traced"
+    several, n = len({one.device for one in e.devices}) > 1, e.together.devices
+    who = f"{n} devices" if several and n >= e.together.worked else f"The {n} busiest of {e.together.worked} devices"
+    who = who if several else f"{n} processes on one device"
     waits = e.together.describe()
     return (
-        f"{steps}; --device N explains another, --full lists all.",
+        f"{who} {take}; {'--device N explains another, ' if several else ''}--full lists all.",
         *([f"{waits[:1].upper()}{waits[1:]}."] if waits else []),
     )
 

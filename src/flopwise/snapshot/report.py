@@ -85,7 +85,7 @@ def _device(
     notes = (*notes, *_before_notes(table, owner, bool(models)))
     peak, at_peak = _moment(device, line, when, line.peak), alive(table, line.peak)
     guessed = int(table["bytes"].to_numpy()[owned.guessed & at_peak].sum()) if known is None else 0
-    decided = peak.allocated_bytes - peak.owners.get(work.UNKNOWN, 0) - guessed
+    whole = max(peak.allocated_bytes, 1)
     turn = _backward_start(when, step, table["start"].to_numpy())
     kept = known.kept(alive(table, turn), owner) if known and turn is not None else []
     return DeviceMemory(
@@ -93,8 +93,8 @@ def _device(
         events=device.events,
         allocations=len(table),
         before_bytes=int(table.filter(table["start"] == BEFORE)["bytes"].sum()),
-        known_share=decided / peak.allocated_bytes if peak.allocated_bytes else 1.0,
-        guessed_share=guessed / max(peak.allocated_bytes, 1),
+        known_share=1 - (peak.owners.get(work.UNKNOWN, 0) + guessed) / whole,
+        guessed_share=guessed / whole,
         peak=peak,
         peak_reserved_bytes=int(line.reserved_bytes.max()),
         end=_moment(device, line, when, device.events),

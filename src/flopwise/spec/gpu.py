@@ -53,14 +53,14 @@ def find_gpu(name: str) -> Gpu | None:
     return next((one for one in GPUS if any(re.fullmatch(d, model) for d in one.drivers)), None)
 
 
-def gpu_of_size(processors: int, memory_bytes: int, capability: str | None = None) -> Gpu | None:
-    """The GPU with so many SMs (compute units) and so much memory as a driver counts it; None where none has these.
+def gpus_of_size(processors: int, memory_bytes: int, capability: str | None = None) -> tuple[Gpu, ...]:
+    """The GPUs with so many SMs (compute units) and so much memory as a driver counts it.
 
-    `capability`: CUDA's, '' of AMD, None where it is not known. Of variants that differ in what this does not tell, the first.
+    `capability`: CUDA's, '' of AMD, None where it is not known.
 
-    >>> gpu_of_size(304, 206141652992).name, gpu_of_size(108, 42297524224, "8.0").name, gpu_of_size(7, 10**9) is None
-    ('mi300x', 'a100-40', True)
+    >>> [one.name for one in gpus_of_size(304, 206141652992)], [one.name for one in gpus_of_size(108, 42297524224, "8.0")]
+    (['mi300x'], ['a100-40', 'a100-pcie-40'])
     """
     low, high = _MEMORY_SHOWN
     alike = (one for one in GPUS if one.sms == processors and capability in (None, one.capability))
-    return next((one for one in alike if low <= memory_bytes / (one.memory_bytes or 1) <= high), None)
+    return tuple(one for one in alike if low <= memory_bytes / (one.memory_bytes or 1) <= high)

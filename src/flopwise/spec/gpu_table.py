@@ -304,7 +304,7 @@ GPUS = (
         _CDNA2_X,
         (64, 1638, 8, 400),
         _MI200,
-        r"(amd )?(instinct )?mi250x.*",
+        r"(amd )?(instinct )?mi250x(?! ?/).*",  # of either, drivers print MI250X / MI250
     ),
     _card(
         "mi300x", "AMD Instinct MI300X 192 GB", _CDNA3, (192, 5300, 32, 896), _MI300X, r"(amd )?(instinct )?mi300x.*"

@@ -20,17 +20,16 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from flopwise import units
-from flopwise.errors import FlopwiseError, one_line
+from flopwise.errors import FlopwiseError
 from flopwise.records.note import Note, counted
-from flopwise.spec.gpu import find_gpu, gpu_of_size
 from flopwise.trace.call_names import is_kept, puts_work
 from flopwise.trace.columns import among, first_rows, launching, one_call_each, shaped_tables
+from flopwise.trace.gpu_names import Described, device_name
 from flopwise.trace.kineto_columns import EventColumns, NeedsExactTimes
 from flopwise.trace.kineto_stream import EventStream, beginning
 from flopwise.trace.op_inputs import op_inputs, sizes_of_inputs
 from flopwise.trace.op_shapes import sized_ops
-from flopwise.trace.tables import ANNOTATION, GRAPH_RUNS, MODULE, NO_ID, STEP, Trace
+from flopwise.trace.tables import ANNOTATION, GRAPH_RUNS, MODULE, NO_ID, STEP, DeviceName, Trace
 from flopwise.work.demangle import demangled_names
 
 _GRAPH_LAUNCH = re.compile(r"(?:cuda|cu|hip)GraphLaunch")
@@ -87,7 +86,7 @@ def _trace(columns: EventColumns, stream: EventStream) -> Trace:
         ops = ops.filter(~is_step)
     annotations = pl.concat([annotations, steps_among_ops.select(annotations.columns)])
     inputs = columns.inputs.texts()
-    gpu, gpu_notes = _gpu(stream)
+    gpus = _gpus(stream)
     shape, shapes = sizes_of_inputs(ops, names, inputs)
     tables = {
         "kernels": kernels,
@@ -112,8 +111,9 @@ def _trace(columns: EventColumns, stream: EventStream) -> Trace:
         op_inputs=op_inputs(ops["inputs"]),
         inputs=inputs,
         python_calls=columns.python_calls,
-        gpu=gpu,
-        notes=(*_notes(columns, stream, kernels, copies), *gpu_notes),
+        gpu=next(iter(gpus.values()), DeviceName()).name,
+        gpus=gpus,
+        notes=_notes(columns, stream, kernels, copies),
     )
 
 
@@ -192,25 +192,26 @@ def _ranges(annotations: pl.DataFrame, modules: pl.DataFrame, is_step: pl.Expr, 
     return ranges.sort("start_ns", "end_ns", descending=[False, True], maintain_order=True)
 
 
-def _gpu(stream: EventStream) -> tuple[str, tuple[Note, ...]]:
-    """The first device's name; where it has none, or one that no GPU is known by, what its size tells."""
+def _gpus(stream: EventStream) -> dict[tuple[int, int], DeviceName]:
+    """What each device of the file is called."""
     try:
         devices = msgspec.json.decode(stream.metadata.get("deviceProperties", b"[]"), type=list[dict[str, Any]])
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return "", ()
-    device = devices[0] if devices else {}
-    named = device.get("name")
-    name = named if isinstance(named, str) else ""
-    sms, memory, warp = (device.get(key) for key in ("numSms", "totalGlobalMem", "warpSize"))
-    if find_gpu(name) is not None or not isinstance(sms, int) or not isinstance(memory, int):
-        return name, ()
-    capability = f"{device.get('computeMajor')}.{device.get('computeMinor')}" if warp == 32 else ""
-    known = gpu_of_size(sms, memory, capability)
-    if known is None:
-        return name, ()
-    called = f"calls its GPU '{one_line(name)}'" if name else "does not name its GPU"
-    size = f"{sms} {'SMs' if warp == 32 else 'compute units'} and {units.size(memory)}"
-    return known.title, (Note("gpu_by_size", f"the trace {called}; by its {size} it is taken for {known.title}"),)
+        return {}
+    numbers = [one.get("id") for one in devices]
+    places = [number if isinstance(number, int) else place for place, number in enumerate(numbers)]
+    return {(NO_ID, place): device_name(_described(one)) for place, one in zip(places, devices, strict=True)}
+
+
+def _described(device: dict[str, Any]) -> Described:
+    name, sms, memory = (device.get(key) for key in ("name", "numSms", "totalGlobalMem"))
+    cuda = f"{device.get('computeMajor')}.{device.get('computeMinor')}"
+    return Described(
+        name=name if isinstance(name, str) else "",
+        processors=sms if isinstance(sms, int) else 0,
+        memory_bytes=memory if isinstance(memory, int) else 0,
+        capability=cuda if device.get("warpSize") == 32 else "",
+    )
 
 
 def _notes(columns: EventColumns, stream: EventStream, kernels: pl.DataFrame, copies: pl.DataFrame) -> tuple[Note, ...]:

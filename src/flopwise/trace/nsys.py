@@ -15,14 +15,14 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from flopwise.errors import one_line
 from flopwise.records.note import Note, counted
 from flopwise.trace.call_names import is_kept
 from flopwise.trace.columns import compact, first_rows, launching, one_call_each, shaped_tables
 from flopwise.trace.nsys_file import MISSING, Export, Ints, open_export, or_no_id, process_of, quoted, spellings
+from flopwise.trace.nsys_gpus import gpus_of
 from flopwise.trace.nvtx import NameTable, read_nvtx, with_engine_sequence
 from flopwise.trace.op_shapes import Shapes, sized_ops
-from flopwise.trace.tables import NO_ID, TABLES, Trace
+from flopwise.trace.tables import NO_ID, TABLES, DeviceName, Trace
 from flopwise.work.demangle import demangled_names
 
 TIME_LIMIT = 2**61  # times beyond are garbage, and their differences would overflow
@@ -59,7 +59,7 @@ def read_nsys(path: str | os.PathLike[str]) -> Trace:
     with open_export(path) as export:
         names, shapes, notes = NameTable(), Shapes(), list[Note]()
         tables = _tables(export, names, shapes, notes)
-        gpu = _gpu_name(export)
+        gpus = gpus_of(export, tables["kernels"]["process"].unique().to_list())
     _align_times(tables, notes)
     sizes = sized_ops(tables["ops"]["shape"])
     tables["ops"] = with_engine_sequence(tables["ops"])
@@ -70,7 +70,8 @@ def read_nsys(path: str | os.PathLike[str]) -> Trace:
         **shaped_tables(tables),
         sized_ops=sizes,
         shapes=tuple(shapes.ids),
-        gpu=gpu,
+        gpu=next(iter(gpus.values()), DeviceName()).name,
+        gpus=gpus,
         notes=tuple(notes),
     )
 
@@ -204,18 +205,6 @@ def _graph_nodes(export: Export) -> pl.DataFrame:
     process = process_of(thread)
     where = {"process": process, "thread": or_no_id(thread), "graph_node": made, "host": process}
     return pl.DataFrame(times | where)
-
-
-def _gpu_name(export: Export) -> str:
-    for base in ("TARGET_INFO_GPU", "TARGET_INFO_CUDA_GPU"):
-        table = export.table(base)
-        if name := export.column(table, "name"):
-            order = export.column(table, "id")
-            by_id = f"ORDER BY {quoted(order)}" if order else ""
-            text = f"substr(CAST({quoted(name)} AS TEXT), 1, 200)"
-            row = export.db.execute(f"SELECT {text} FROM {quoted(table)} {by_id} LIMIT 1")
-            return one_line(str((row.fetchone() or ("",))[0] or ""))
-    return ""
 
 
 def _align_times(tables: dict[str, pl.DataFrame], notes: list[Note]) -> None:

@@ -18,11 +18,11 @@ import polars as pl
 
 from flopwise.errors import FlopwiseError, one_line
 from flopwise.records.note import Note, counted
-from flopwise.spec.gpu import find_gpu, gpu_of_size
 from flopwise.trace.columns import launching, shaped_tables
+from flopwise.trace.gpu_names import Described, device_name
 from flopwise.trace.json_text import repaired
 from flopwise.trace.kineto_stream import FileBytes, beginning
-from flopwise.trace.tables import ANNOTATION, GRAPH_NODES, GRAPH_RUNS, NO_ID, OPS, TABLES, Trace
+from flopwise.trace.tables import ANNOTATION, GRAPH_NODES, GRAPH_RUNS, NO_ID, OPS, TABLES, DeviceName, Trace
 from flopwise.work.demangle import demangled_names
 
 _TOP = re.compile(rb'^\s*\{\s*"rocprofiler-sdk-tool"\s*:')
@@ -144,7 +144,7 @@ def read_rocprof(path: str | Path) -> Trace:
     if not rows.has_any():
         hint = "record kernels and calls: rocprofv3 --sys-trace --output-format json -- python train.py"
         raise FlopwiseError(f"{path} has no kernel, copy, call or marker", hint)
-    return rows.trace(str(path), _gpu_name(processes))
+    return rows.trace(str(path))
 
 
 def _decoded(path: Path) -> list[_Process]:
@@ -176,6 +176,7 @@ class _Rows:
     def __init__(self) -> None:
         self._names: dict[str, int] = {}
         self._tables: dict[str, list[tuple[Any, ...]]] = {name: [] for name in ("kernels", "copies", "calls", "ranges")}
+        self._gpus: dict[tuple[int, int], DeviceName] = {}
         self._dropped = self._unreadable = 0
 
     def has_any(self) -> bool:
@@ -187,6 +188,7 @@ class _Rows:
             agent.id.handle: agent.logical_node_type_id if agent.logical_node_type_id >= 0 else place
             for place, agent in enumerate(gpus)
         }
+        self._gpus |= {(pid, devices[agent.id.handle]): device_name(_described(agent)) for agent in gpus}
         self._add_device_work(process, pid, devices)
         for record in (one for api in _CALLS for one in self._records(process, api)):
             name = self._number(_operation(process, record) or "(unnamed call)")
@@ -225,7 +227,7 @@ class _Rows:
     def _number(self, name: str) -> int:
         return self._names.setdefault(name, len(self._names))
 
-    def trace(self, path: str, gpu: str) -> Trace:
+    def trace(self, path: str) -> Trace:
         names = demangled_names(self._names)
         schemas: dict[str, dict[str, Any]] = {name: TABLES[name] for name in ("kernels", "copies", "ranges")}
         tables = {
@@ -250,7 +252,9 @@ class _Rows:
             unreadable=(self._unreadable, "lists of records are not as rocprofv3 writes them: not read"),
         )
         some = () if tables["kernels"].height else (no_kernels,)
-        return Trace(source="rocprof", path=path, names=names, **shaped_tables(tables), gpu=gpu, notes=(*notes, *some))
+        first = next(iter(self._gpus.values()), DeviceName())
+        called: dict[str, Any] = {"gpu": first.name, "gpus": self._gpus}
+        return Trace(source="rocprof", path=path, names=names, **shaped_tables(tables), **called, notes=(*notes, *some))
 
 
 def _from_zero(table: pl.DataFrame, origin: int) -> pl.DataFrame:
@@ -295,11 +299,7 @@ def _kernel_name(symbol: _Symbol) -> str:
     return symbol.demangled_kernel_name or symbol.formatted_kernel_name or symbol.kernel_name or "(unnamed kernel)"
 
 
-def _gpu_name(processes: list[_Process]) -> str:
-    """What the first GPU is called; where nobody knows that name, what its size tells."""
-    agent = next((one for process in processes for one in process.agents if one.type == _GPU_AGENT), None)
-    if agent is None:
-        return ""
+def _described(agent: _Agent) -> Described:
+    memory = max((bank.size_in_bytes for bank in agent.mem_banks), default=0)
     name = agent.product_name or agent.name
-    known = gpu_of_size(agent.cu_count, max((bank.size_in_bytes for bank in agent.mem_banks), default=0), "")
-    return known.title if find_gpu(name) is None and known is not None else one_line(name)
+    return Described(name=name, processors=agent.cu_count, memory_bytes=memory, capability="")

@@ -65,6 +65,14 @@ TABLES: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
+class DeviceName:
+    """What a GPU of the trace is called; `note`: how that is known, where not by its own name."""
+
+    name: str = ""
+    note: Note | None = None
+
+
+@dataclass(frozen=True)
 class Trace:
     """The content of a trace file. Every table is sorted by `start_ns`; durations are never negative."""
 
@@ -89,6 +97,7 @@ class Trace:
     inputs: tuple[str, ...] = ("",)  # an op's sizes, types, strides and numbers, a list of JSON each; each text once
     python_calls: int = 0  # Python functions recorded, most of which are in no table
     gpu: str = ""  # the first device's name
+    gpus: dict[tuple[int, int], DeviceName] = field(default_factory=dict)  # by process (NO_ID: any) and device
     notes: tuple[Note, ...] = ()  # what was odd in the file: events dropped, tables missing
 
 
