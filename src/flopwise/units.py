@@ -67,6 +67,17 @@ def count(n: float) -> str:
     return f"{n:.0f}" if unit == 1.0 else f"{significant(n / unit)}{name}"
 
 
+def several(n: float, what: str) -> str:
+    """A number of things.
+
+    >>> several(1, "wait"), several(2.6, "call"), several(1200, "launch")
+    ('1 wait', '3 calls', '1,200 launches')
+    """
+    number = f"{n:,.0f}"
+    plural = f"{what}{'es' if what.endswith(('ch', 's')) else 's'}"
+    return f"{number} {what if number == '1' else plural}"
+
+
 def rate(per_second: float, unit: str) -> str:
     """A rate with a decimal prefix, as datasheets print it.
 

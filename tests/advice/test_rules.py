@@ -295,6 +295,18 @@ def test_host_syncs():
     assert ("next batch" in host_syncs.check(served).code, "loss" in host_syncs.check(served).code) == (True, False)
 
 
+def test_a_wait_in_a_step_of_which_nothing_is_known_gets_no_advice_on_tokens():
+    """A past bug: of rocprofv3's file without phases, 'done = logits.argmax(-1).eq(end)'."""
+    wait = HostWait(call="hipDeviceSynchronize", op="", where="", count=1.0, waited_ns=8 * MS)
+    details = {"details": Details(steps=1, waits=(wait,))}
+    unknown = host_syncs.check(seen(("other", "other", "", "k", 10 * MS, 1.0), sync=7 * MS, facts=details))
+    assert "logits" not in unknown.code
+    assert "loss" not in unknown.code
+    assert "(1 wait a step, most in hipDeviceSynchronize)" in unknown.title
+    generates = host_syncs.check(seen(("forward", "matmul", "", "k", 10 * MS, 1.0), sync=7 * MS, facts=details))
+    assert "logits" in generates.code
+
+
 def test_repeated_casts():
     cast = ("backward", "copy/cast", "", "triton_poi_fused__to_copy_t_5", 10 * MS, 48.0)
     found = repeated_casts.check(seen(GOOD, cast))

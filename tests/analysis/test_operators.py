@@ -6,6 +6,7 @@ import pytest
 
 from cpu_traces import written
 from flopwise.analysis.explanation import explain_trace
+from flopwise.analysis.host_activity import waits
 from flopwise.analysis.operators import NO_OP
 from flopwise.trace.read import read_trace
 
@@ -48,6 +49,33 @@ def test_a_product_as_the_profiler_s_own_table_has_it(tmp_path):
     assert found["cudaLaunchKernel"].calls == 2
     assert found["aten::mm"].gpu_share == pytest.approx(200 / 210)
     assert found["aten::mm"].host_share == pytest.approx(70 / 284)
+
+
+def test_a_copy_that_waits_is_one_call_and_one_wait(tmp_path):
+    """A past bug: cudaMemcpy launches a copy and waits for it, and was counted once for each."""
+    trace = read_trace(
+        written(
+            tmp_path / "memcpy.json",
+            ("cpu_op", "aten::copy_", 1, 0, 300),
+            ("cuda_runtime", "cudaMemcpy", 1, 10, 290, ("correlation", 7)),
+            ("cuda_runtime", "cudaLaunchKernel", 1, 400, 410, ("correlation", 8)),
+            (
+                "gpu_memcpy",
+                "Memcpy DtoH (Device -> Pageable)",
+                7,
+                200,
+                280,
+                ("correlation", 7),
+                ("device", 0),
+                ("bytes", 64),
+            ),
+            ("kernel", "lonely", 7, 420, 430, ("correlation", 8), ("device", 0), ("stream", 7)),
+        )
+    )
+    found = next(one for one in explain_trace(trace).operators if one.name == "cudaMemcpy")
+    assert (found.calls, found.host_total_ns) == (1, 280_000)
+    (wait,) = waits(trace).iter_rows(named=True)
+    assert (wait["call"], wait["end_ns"] - wait["start_ns"]) == ("cudaMemcpy", 280_000)
 
 
 def test_self_times_add_up(naive):

@@ -309,7 +309,7 @@ def test_the_compiled_step_is_mostly_waiting(compiled):
 
 
 def test_a_gpu_that_is_not_known_has_no_waterfall(compiled):
-    part = replace(compiled, whole=replace(compiled.whole, gpu="Voodoo 2"))
+    part = replace(compiled, whole=replace(compiled.whole, gpu="Voodoo 2", gpus={}))
     found = with_waterfall(explain_steps(part), part)
     assert found.waterfall is None
     assert "no waterfall: the limits of 'Voodoo 2' are not known; --gpu names one" in found.notes

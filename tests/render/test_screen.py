@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
+from flopwise import units
 from flopwise.advice.findings import changes, worth_most
 from flopwise.analysis.reach import reach
 from flopwise.api.account import account
 from flopwise.api.explain import explain
 from flopwise.records.untraced import UntracedStep
+from flopwise.records.waterfall import ATTENTION_PART, BELOW_BANDWIDTH, IDEAL, MATMUL_OTHER, Waterfall, WaterfallPart
 from flopwise.render.account_screen import account_screen
 from flopwise.render.explain_screen import explanation_screen, waterfall_parts
 from flopwise.render.memory_screen import memory_screen
@@ -43,6 +45,7 @@ from flopwise.render.screen import (
 )
 from flopwise.render.tune_screen import tune_screen
 from flopwise.snapshot.stored import stored_report
+from flopwise.spec.gpu import gpu
 from flopwise.spec.model import preset_names
 from flopwise.store import StoredRun
 from flopwise.store.tuning import read_tuning
@@ -256,6 +259,39 @@ def test_the_bar_is_whole_and_its_marks_differ(sizes):
     assert len(marks) == min(len(marks), MOST_PARTS)
     shown = "\n".join(legend)
     assert all(f"{mark} " in shown for mark in marks)
+
+
+def fallen(*parts, **fields):
+    whole = sum(ns for _, ns, _ in parts)
+    made = tuple(
+        WaterfallPart(name=name, ns=ns, share=ns / whole, how=MEASURED, by_class=kinds) for name, ns, kinds in parts
+    )
+    rest = {"measured_by": "the trace", "mfu": 0.5, "hfu": 0.5, "roofline_share": None, "precision": "bf16"}
+    return Waterfall(step_ns=whole, parts=made, **rest, **fields)
+
+
+def test_the_ideal_says_its_rate_where_it_is_not_that_of_the_limit(explained):
+    """A past bug: 'useful FLOPs 7.59 ms' under a limit of 6.07 ms, the one at 80 % of the datasheet's peak."""
+    found = explained.waterfall
+    if found.mfu is not None:
+        share, machine = units.percent(found.peak_share, 0), gpu(explained.gpu)
+        assert waterfall_parts(found)[0].name == f"{found.precision} FLOPs, {share} peak"
+        flops = found.ns(IDEAL) * found.peak_share * machine.peak(found.precision)
+        assert flops == pytest.approx(explained.reach.limit_ns * machine.peak(explained.reach.dtype), rel=0.01)
+
+
+def test_matmuls_that_beat_the_ideal_show_their_own_rate_and_nothing_below_zero():
+    beaten = fallen((IDEAL, 10.0, {}), (MATMUL_OTHER, -1.0, {}), (ATTENTION_PART, 3.0, {}), peak_share=0.8)
+    assert waterfall_parts(beaten) == (Part("bf16 FLOPs, 89 % peak", 9.0, USEFUL), Part("attention", 3.0, OTHER))
+    impossible = fallen((IDEAL, 10.0, {}), (MATMUL_OTHER, -5.0, {}), peak_share=0.8)
+    assert waterfall_parts(impossible)[0].name == "bf16 FLOPs above peak"
+
+
+def test_kernels_of_unknown_kind_are_not_called_memory_bound():
+    found = waterfall_parts(fallen((BELOW_BANDWIDTH, 10.0, {"other": 7.0, "elementwise": 3.0})))
+    assert {one.name: one.amount for one in found} == {"memory-bound ops": 3.0, "unknown kernels": 7.0}
+    nothing = waterfall_parts(fallen((BELOW_BANDWIDTH, 10.0, {"other": 10.0})))
+    assert [one.name for one in nothing if one.amount] == ["unknown kernels"]
 
 
 def test_parts_of_one_name_are_added_up(explained):

@@ -40,6 +40,7 @@ def waits(trace: Trace) -> pl.DataFrame:
     names = pl.Series("call", trace.names, dtype=pl.String)
     syncs = trace.syncs.select(*_SPAN, names.gather(trace.syncs["name"]))
     pageable = _spanning(trace, trace.copies.filter(pl.col("kind") == "DtoH"))
+    pageable = pageable.join(trace.syncs, on=[*_SPAN, "name"], how="anti")  # cudaMemcpy, hipMemcpyWithStream: one wait
     return pl.concat([syncs, pageable.select(*_SPAN, pl.lit(PAGEABLE).alias("call"))])
 
 

@@ -83,7 +83,9 @@ class _Spans:
 
 def _spans(trace: Trace, processes: pl.Series, steps: Steps, launched: Times) -> Iterator[_Spans]:
     """Of each thread, in blocks that no op crosses: with millions of ops, what is worked on at a time stays small."""
-    tables = (trace.ops, trace.launches, trace.graph_launches, trace.syncs)
+    alike = trace.launches.filter(pl.col("name").is_in(trace.syncs["name"].unique().implode()))
+    waits = trace.syncs.join(alike, on=["process", "thread", "start_ns", "name"], how="anti")  # cudaMemcpy does both
+    tables = (trace.ops, trace.launches, trace.graph_launches, waits)
     threads = (
         pl.concat([table.select("process", "thread").unique() for table in tables]).unique().sort("process", "thread")
     )

@@ -82,6 +82,7 @@ def waterfall(
         hfu=mfu(done.done_flops, step_ns / 1e9, peak) if done.done_flops and peak else None,
         roofline_share=_least_ns(known, ceilings) / step_ns if known else None,
         precision=done.used,
+        peak_share=ceilings.matmul[done.used].peak_flops / peak if peak and done.used in ceilings.matmul else None,
         convention=_convention(done, known, gpu),
         notes=(*done.notes, *_scaled(work)),
     )

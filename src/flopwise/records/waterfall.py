@@ -78,6 +78,9 @@ class Waterfall(msgspec.Struct, frozen=True, kw_only=True):
     hfu: float | None  # with recomputation
     roofline_share: float | None  # what the step's work must take at the machine's ceilings, of what it took
     precision: str = ""  # MFU and HFU are shares of its peak
+    peak_share: float | None = (
+        None  # of the datasheet's peak: the rate that the ideal is at; None: no datasheet has one
+    )
     convention: str = ""  # how FLOPs are counted: attention causal or whole
     notes: tuple[str, ...] = ()
 

@@ -44,7 +44,7 @@ def _forward(t: CourseTrace) -> str:
 
 def _kernel(kernel: Kernel, of_ns: float, names: Mapping[str, str]) -> str:
     share = f", {units.percent(kernel.gpu_ns / of_ns, 0)}" if of_ns else ""
-    return f"{names[kernel.name]} ({kernel.count:.0f} launches, {units.duration(kernel.gpu_ns)}{share})"
+    return f"{names[kernel.name]} ({units.several(kernel.count, 'launch')}, {units.duration(kernel.gpu_ns)}{share})"
 
 
 def _told_apart(kernels: Iterable[Kernel | None]) -> dict[str, str]:

@@ -30,6 +30,7 @@ from flopwise.render.screen import (
     reach_figures,
 )
 from flopwise.work.operation import COMMUNICATION
+from flopwise.work.operation import OTHER as UNKNOWN_CLASS
 
 # A waterfall's parts in the words of a legend; several may be one.
 _LEGEND = {
@@ -49,6 +50,8 @@ _LEGEND = {
     parts_of.IDLE_OTHER: ("idle: other", IDLE),
 }
 _MATMUL = (*(parts_of.MATMUL_SHAPE, parts_of.MATMUL_UNALIGNED), *(parts_of.MATMUL_PRECISION, parts_of.MATMUL_OTHER))
+_MOVING = (parts_of.MEMORY_BOUND, parts_of.BELOW_BANDWIDTH)
+_UNKNOWN = ("unknown kernels", OTHER)
 ADVICE = "Nothing to change in an iteration itself; advice on serving is below."
 NOTHING = "Nothing to change: no rule found a saving worth its effort."
 
@@ -103,7 +106,7 @@ def _iterations(one: IterationKind) -> str:
     tokens = f", {one.prefill_tokens:,.0f} tokens of prompts" if one.prefill_tokens else ""
     cached = f", {one.context_tokens:,.0f} tokens in their cache" if one.context_tokens else ""
     rate = f", {units.count(one.tokens_per_s)} tokens/s" if one.tokens_per_s else ""
-    number = f"{one.count} iteration{'s' if one.count > 1 else ''} of {one.requests:.3g} requests"
+    number = f"{units.several(one.count, 'iteration')} of {one.requests:.3g} request{'' if one.requests == 1 else 's'}"
     return f"{one.kind.capitalize()}: {number}{tokens}{cached}: {units.duration(one.ns)}{rate}."
 
 
@@ -156,16 +159,32 @@ def changes_of(best: Sequence[Finding]) -> tuple[Change, ...]:
 
 
 def waterfall_parts(found: Waterfall) -> tuple[Part, ...]:
-    """The parts in the order of a waterfall, those of one name added up."""
-    useful = f"useful FLOPs in {found.precision}" if found.precision else "useful FLOPs"
+    """The parts in the order of a waterfall, those of one name added up; kernels of unknown kind are not called memory-bound."""
     whole = sum(part.ns for part in found.parts)
     matmul = "matmul beyond that" if found.ns(parts_of.IDEAL) >= WORTH_A_LINE * whole else "matmul"
-    legend = _LEGEND | {parts_of.IDEAL: (useful, USEFUL)} | dict.fromkeys(_MATMUL, (matmul, OTHER))
+    beyond = sum(found.ns(name) for name in _MATMUL)
+    useful = (_useful(found, min(beyond, 0.0)), USEFUL)
+    # Matmuls that beat the rate of the ideal have nothing beyond it: their own rate is shown.
+    of_matmul = useful if beyond < 0 else (matmul, OTHER)
+    legend = _LEGEND | {parts_of.IDEAL: useful} | dict.fromkeys(_MATMUL, of_matmul)
     sums: dict[tuple[str, str], float] = {}
     for part in found.parts:
+        unknown = part.by_class.get(UNKNOWN_CLASS, 0.0) if part.name in _MOVING else 0.0
         named = legend.get(part.name, (part.name, OTHER))
-        sums[named] = sums.get(named, 0.0) + part.ns
+        sums[named] = sums.get(named, 0.0) + part.ns - unknown
+        if unknown:
+            sums[_UNKNOWN] = sums.get(_UNKNOWN, 0.0) + unknown
     return tuple(Part(name, ns, kind) for (name, kind), ns in sums.items())
+
+
+def _useful(found: Waterfall, beaten_ns: float) -> str:
+    """The ideal with its rate, which is below the datasheet's, that the limit is at; `beaten_ns`: how far they beat it."""
+    ideal = found.ns(parts_of.IDEAL)
+    if found.peak_share is None or ideal + beaten_ns <= 0:
+        return f"useful FLOPs in {found.precision}" if found.precision else "useful FLOPs"
+    share = found.peak_share * ideal / (ideal + beaten_ns)
+    rate = f", {units.percent(share, 0)} peak" if share < 0.995 else " above peak"  # which no GPU of this kind does
+    return f"{found.precision} FLOPs{rate}"
 
 
 def _class_parts(e: Explanation) -> tuple[Part, ...]:

@@ -28,7 +28,7 @@ MOST_FIGURES, MOST_CHANGES, MOST_PARTS = 3, 3, 8
 _INDENT = 2
 _BAR = WIDTH - 2 * _INDENT
 _VERDICT_LINES, _NOTE_LINES, _PARAGRAPH_LINES = 3, 3, 6
-_LEGEND_NAME, _LEGEND_AMOUNT, _LEGEND_SHARE = 20, 9, 5
+_LEGEND_NAME, _LEGEND_AMOUNT, _LEGEND_SHARE = 21, 8, 5
 _LEGEND_CELL = 2 + _LEGEND_NAME + 1 + _LEGEND_AMOUNT + 1 + _LEGEND_SHARE
 _REST, WORTH_A_LINE = "the rest", 0.005  # of the whole: parts below are added up
 # Characters that differ from each other without colour; what is idle looks empty.

@@ -25,7 +25,7 @@ def check(facts: Facts) -> Finding | None:
         return None
     number = sum(calls.values())
     rule = Rule(__name__, (IDLE_ALLOCATOR, IDLE_OTHER), code=CODE_ON if number >= CACHING_OFF else CODE)
-    most = f" ({number:.0f} calls a step, most in {next(iter(calls))})" if calls else ""
+    most = f" ({units.several(number, 'call')} a step, most in {next(iter(calls))})" if calls else ""
     title = f"memory is asked of the driver inside the step: the GPU waits {units.duration(idle)}{most}"
     saving = idle_saved(idle, f"the GPU is idle {units.duration(idle)} during these calls", HIGH)
     lines = [f"{count:.0f} × {name} a step" for name, count in calls.items()]

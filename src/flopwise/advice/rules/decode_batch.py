@@ -31,7 +31,8 @@ def check(facts: Facts) -> Finding | None:
     title = (
         f"a batch of {batch} leaves the matmuls waiting for memory: twice the requests share one read of the weights"
     )
-    evidence = (f"{found.count} iterations of {batch} requests on average, {units.duration(found.ns)} each",)
+    requests = units.several(found.decode_requests, "request")
+    evidence = (f"{units.several(found.count, 'iteration')} of {requests} on average, {units.duration(found.ns)} each",)
     saving = gpu_time_saved(facts, shared / 2, arithmetic, LOW)
     return RULE.finding(
         facts, title, saving, evidence, evidence_ns=shared, requests=found.decode_requests, shared_ns=shared

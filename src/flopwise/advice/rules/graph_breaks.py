@@ -44,7 +44,7 @@ def check(facts: Facts) -> Finding | None:
     )
     title = f"compiled in pieces: {', '.join(text for text, number in parts.items() if number)}"
     saving = idle_saved(saved, arithmetic, MEDIUM if compiled.compiling_ns else LOW)
-    regions = f"regions: {', '.join(compiled.frames[:12])}; {compiled.calls:.0f} calls a step"
+    regions = f"regions: {', '.join(compiled.frames[:12])}; {units.several(compiled.calls, 'call')} a step"
     return RULE.finding(
         facts,
         title,

@@ -72,7 +72,7 @@ def evidence(facts: Facts) -> tuple[str, ...]:
     lines, e, host, untraced = [], facts.explanation, facts.host_ns, facts.untraced_step
     if e is not None:
         each = units.duration(e.busy_ns / max(e.launches, 1))
-        lines.append(f"{e.launches:.0f} launches a step; kernels of {each} each")
+        lines.append(f"{units.several(e.launches, 'launch')} a step; kernels of {each} each")
         if untraced is None:
             lines.append("of the traced step: a profiler slows the host, and the step alone may wait less")
         elif not untraced.measured:

@@ -31,9 +31,8 @@ def check(facts: Facts) -> Finding | None:
     title = f"requests that decode wait {units.duration(long.ns)} for a prefill{tokens}"
     alone = f"; an iteration that only decodes takes {units.duration(alone_ns)}" if alone_ns else ""
     arithmetic = f"{units.duration(beyond)} / 2, in {units.percent(share, 0)} of the iterations"
-    line = (
-        f"{long.count} iterations ({long.kind}) of {long.requests:.0f} requests, {units.duration(long.ns)} each{alone}"
-    )
+    number, requests = units.several(long.count, "iteration"), units.several(long.requests, "request")
+    line = f"{number} ({long.kind}) of {requests}, {units.duration(long.ns)} each{alone}"
     saving, all_ns = idle_saved(min(share * beyond / 2, facts.step_ns), arithmetic, LOW), share * long.ns
     return RULE.finding(facts, title, saving, (line,), evidence_ns=all_ns, iteration_ns=long.ns, beyond_ns=beyond)
 

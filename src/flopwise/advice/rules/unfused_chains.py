@@ -34,7 +34,7 @@ def check(facts: Facts) -> Finding | None:
     arithmetic = (
         f"{units.duration(beyond)} beyond one kernel a chain × {CHAIN_SAVED} = {units.duration(saved)} of GPU time"
     )
-    title = f"{number:.0f} chains of kernels that a compiler would join: {units.duration(spent)}"
+    title = f"{units.several(number, 'chain')} of kernels that a compiler would join: {units.duration(spent)}"
     saving = predicted_or(facts, RULE.levers, gpu_time_saved(facts, saved, arithmetic, LOW))
     return RULE.finding(
         facts, title, saving, map(_describe, chains[:4]), evidence_ns=spent, chains=number, spent_ns=spent
