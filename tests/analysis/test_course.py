@@ -3,13 +3,19 @@
 from pathlib import Path
 
 import pytest
+from tests.public_traces import needs_public, public_trace
+from tests.trace.test_graph_capture import replay_of
 
 import own_script as script
-from flopwise.analysis.course import AGREE, BY_SHAPES, BY_SPEC, HOST, MORE, SHORT
-from flopwise.analysis.traced_model import named_model
+from flopwise import units
+from flopwise.analysis.course import AGREE, BY_SHAPES, BY_SPEC, HOST, MORE, SHORT, CourseReport, course_trace
+from flopwise.analysis.explanation import explain_steps
+from flopwise.analysis.traced_model import named_model, traced_model
+from flopwise.analysis.traced_steps import traced_steps
 from flopwise.api.course import course
 from flopwise.errors import FlopwiseError
 from flopwise.render.course_answers import answers
+from flopwise.trace.read import read_trace
 from own_script import own_script
 
 FIXTURES = Path(__file__).parent.parent / "trace" / "fixtures"
@@ -191,3 +197,40 @@ def test_a_trace_that_cannot_be_read_is_a_note_among_others_and_an_error_alone(t
     assert "broken.json" in report.notes[0]
     with pytest.raises(FlopwiseError, match=r"broken\.json"):
         course(tmp_path / "broken.json")
+
+
+@pytest.fixture(scope="module")
+def replayed():
+    """The same work, run by CUDA graphs that were captured before the trace."""
+    part = traced_steps(replay_of(read_trace(KINETO)))
+    e = explain_steps(part)
+    return course_trace(part, e, traced_model(part, KINETO, None)[0])
+
+
+def test_replays_whose_phase_is_unknown_are_not_answered(replayed, real):
+    """A past bug: of a server's trace, 'matmul takes 0 % of the GPU time', by the one per cent that no graph ran."""
+    assert replayed.unknown_share > 0.9
+    said = answers(CourseReport(traces=(replayed,)))
+    assert all("nknown" in answer for answer in said.values())
+    whole = units.percent(real.traces[0].matmul_step, 0)
+    assert said["d"].startswith(f"Matmul takes {whole} of the whole step's GPU time")
+
+
+def test_an_unknown_trace_among_others_is_in_no_answer(replayed, real):
+    alone, both = (answers(CourseReport(traces=some)) for some in (real.traces, (*real.traces, replayed)))
+    assert both["a"] == alone["a"] + " 1 of 3 traces are in no answer: CUDA graphs hide what is forward."
+    assert {key: both[key] for key in "bcde"} == {key: alone[key] for key in "bcde"}
+
+
+@needs_public
+def test_a_capture_beside_a_servers_trace_answers():
+    (trace,) = course(public_trace("tl_sglang_decode_sglang")).traces
+    assert trace.unknown_share < 0.01
+    assert trace.matmul_forward == pytest.approx(0.59, abs=0.01)
+    assert trace.forward_span_ns < 10.5e6  # not the 474 ms in which the GPU ran what the file does not hold
+
+
+def test_a_folder_without_traces_says_what_is_missing(tmp_path):
+    with pytest.raises(FlopwiseError, match="is a folder without a trace") as refused:
+        course(tmp_path)
+    assert ".json.gz" in refused.value.hint

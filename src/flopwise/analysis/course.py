@@ -13,12 +13,14 @@ from flopwise.analysis.traced_model import SOFTMAX_FLOPS, TracedModel, attention
 from flopwise.analysis.traced_steps import TracedSteps
 from flopwise.records.printed import Printed
 from flopwise.trace.phases import BACKWARD, FORWARD, OPTIMIZER, RECOMPUTE, phase_of_range
+from flopwise.trace.phases import OTHER as UNKNOWN_PHASE
 from flopwise.trace.tables import MODULE
 from flopwise.work.operation import ATTENTION, MATMUL
 from flopwise.work.sized import MATMULS, op_flops
 
 CLOSE = 0.1  # two clocks that differ by less agree
 MOST_KERNELS = 5
+UNTOLD = 0.1  # of the GPU time in phases that are not known: from here on the questions have no answer
 # Why two clocks differ.
 AGREE, HOST, SHORT, MORE = "agree", "the GPU waits", "too short", "more than the pass"
 BY_SHAPES, BY_SPEC = "the trace's shapes", "the model's sizes"
@@ -80,7 +82,13 @@ class CourseTrace(msgspec.Struct, frozen=True, kw_only=True):
     classes_step: dict[str, float] = {}
     attention: CourseAttention
     precision: str = ""  # most of the matmuls' time, by their kernels' names
+    unknown_share: float = 0.0  # of the step's GPU time: run by CUDA graphs, in a phase that is not known
     notes: tuple[str, ...] = ()
+
+    @property
+    def told(self) -> bool:
+        """Whether what is forward and what is backward is known of nearly all work."""
+        return self.unknown_share < UNTOLD
 
     @property
     def ratio(self) -> float | None:
@@ -136,6 +144,7 @@ def course_trace(part: TracedSteps, e: Explanation, model: TracedModel) -> Cours
         classes_step=_classes(work),
         attention=_attention(part, e.attention, model),
         precision=next(iter(e.matmul_precision), "").split(" ")[0],
+        unknown_share=gpu_time(part.work.filter("replayed", pl.col("phase") == UNKNOWN_PHASE)) / max(gpu_time(work), 1),
     )
 
 
@@ -167,9 +176,8 @@ def _forward_span(part: TracedSteps) -> tuple[int, int]:
     rows = part.work.filter(pl.col("phase") == FORWARD)
     if not rows.height:
         return 0, 0
-    spans = rows.select(
-        "start_ns", end_ns=pl.col("start_ns") + pl.col("duration_ns"), step=pl.Series(part.steps.of(launch_times(rows)))
-    )
+    begun, step = pl.col("start_ns").clip(part.low_ns), pl.Series(part.steps.of(launch_times(rows)))
+    spans = rows.select(begun, end_ns=(pl.col("start_ns") + pl.col("duration_ns")).clip(part.low_ns), step=step)
     each = spans.group_by("step").agg(pl.col("end_ns").max() - pl.col("start_ns").min())
     return int(each["end_ns"].sum()), covered_ns(spans["start_ns"].to_numpy(), spans["end_ns"].to_numpy())
 

@@ -30,6 +30,9 @@ from flopwise.trace.read import is_trace_file, read_trace, unknown_suffix
 from flopwise.trace.tables import Trace
 
 MOST_APART = 0.02  # relative difference of the FLOPs of a workload and a trace that count as the same
+_NO_TRACES = (
+    "traces end in .json, .json.gz, .sqlite, .sqlite.gz or .nsys-rep; flopwise profile small captures one on a GPU"
+)
 _LONGEST = 255  # bytes of a file's name, and more than any run's
 
 Target = str | Path | StoredRun
@@ -121,6 +124,10 @@ def traces_of(target: Target, runs: str | Path | None = None) -> list[tuple[Path
             files = sorted(file for file in path.iterdir() if is_trace_file(file) and file.is_file())
             if files:
                 return [(file, None) for file in files]
+            try:
+                return list(_traces(run_named(target, runs)))
+            except FlopwiseError:
+                raise FlopwiseError(f"{path} is a folder without a trace", _NO_TRACES) from None
         target = run_named(target, runs)
     return list(_traces(target))
 

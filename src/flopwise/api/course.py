@@ -5,6 +5,7 @@ from pathlib import Path
 
 import msgspec
 
+from flopwise.advice.explained import with_captures
 from flopwise.analysis.course import CourseReport, CourseTrace, Untraced, course_trace, with_untraced
 from flopwise.analysis.csv_match import with_timings
 from flopwise.analysis.csv_timings import BACKWARD, FORWARD, STEP, read_timings
@@ -57,7 +58,7 @@ def course(
 
 
 def _answered(path: Path, point: Point | None, batch: int | None, context: int | None) -> CourseTrace:
-    part = traced_steps(read_trace(path))
+    part = traced_steps(with_captures(read_trace(path), path))
     explained = explain_steps(part, point)
     model, remark = traced_model(part, path, point, batch=batch, context=context)
     trace = course_trace(part, explained, model)

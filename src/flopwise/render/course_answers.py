@@ -13,15 +13,43 @@ _NAME = 44  # letters of a kernel's name in a sentence
 
 def answers(report: CourseReport) -> dict[str, str]:
     """Question (a) to (e), each in one to three sentences."""
+    told = [one for one in report.traces if one.told]
+    if not told:
+        return _unknown(report.traces)
     if len(report.traces) == 1:
-        (only,) = report.traces
+        (only,) = told
         return {"a": _forward(only), "b": _top(only), "c": _others(only), "d": _matmul(only), "e": _softmax(only)}
+    out = len(report.traces) - len(told)
+    some = f" {out} of {len(report.traces)} traces are in no answer: CUDA graphs hide what is forward." if out else ""
     return {
-        "a": _forwards(report.traces),
-        "b": _tops(report.traces),
-        "c": _others_of(report.traces),
-        "d": _matmuls(report),
-        "e": _softmaxes(report.traces),
+        "a": _forwards(told) + some,
+        "b": _tops(told),
+        "c": _others_of(told),
+        "d": _matmuls(told),
+        "e": _softmaxes(told),
+    }
+
+
+def _unknown(traces: Sequence[CourseTrace]) -> dict[str, str]:
+    """Where most work is replayed and its phase is not known: why, and the shares of the whole step, which are."""
+    share = _range((one.unknown_share for one in traces), lambda some: units.percent(some, 0))
+    why_not = (
+        f"Unknown: {share} of the GPU time comes from CUDA graphs, and nothing says which of it is the forward pass. "
+        "A trace of their capture would, beside this one and with 'capture' in its name."
+    )
+    kinds: dict[str, list[float]] = {MATMUL: [0.0] * len(traces)}
+    for place, one in enumerate(traces):
+        for kind, part in one.classes_step.items():
+            kinds.setdefault(kind, [0.0] * len(traces))[place] = part
+    shares = {kind: _range(parts, lambda part: units.percent(part, 0)) for kind, parts in kinds.items()}
+    largest = sorted((kind for kind in kinds if kind != MATMUL), key=lambda kind: -max(kinds[kind]))[:3]
+    others = ", ".join(f"{kind} {shares[kind]}" for kind in largest)
+    return {
+        "a": why_not,
+        "b": "Unknown, as (a).",
+        "c": f"Unknown, as (a). Of the whole step's GPU time{f': {others}' if others else ' nothing but matmul is known'}.",
+        "d": f"Matmul takes {shares[MATMUL]} of the whole step's GPU time; of the forward pass it is unknown.",
+        "e": "Unknown, as (a).",
     }
 
 
@@ -158,13 +186,13 @@ def _others_of(traces: Sequence[CourseTrace]) -> str:
     return f"Besides matmul, of the forward pass's GPU time: {'; '.join(parts)}."
 
 
-def _matmuls(report: CourseReport) -> str:
+def _matmuls(traces: Sequence[CourseTrace]) -> str:
     def percent(share: float) -> str:
         return units.percent(share, 0)
 
-    forward = [t.matmul_forward for t in report.traces if t.trains and t.matmul_forward is not None]
-    alone = [t.matmul_forward for t in report.traces if not t.trains and t.matmul_forward is not None]
-    step = [t.matmul_step for t in report.traces if t.matmul_step is not None]
+    forward = [t.matmul_forward for t in traces if t.trains and t.matmul_forward is not None]
+    alone = [t.matmul_forward for t in traces if not t.trains and t.matmul_forward is not None]
+    step = [t.matmul_step for t in traces if t.matmul_step is not None]
     parts = [
         f"{_range(shares, percent)} {of}"
         for shares, of in (
