@@ -225,6 +225,11 @@ def test_a_share_that_is_none(texts, tokenizer, tmp_path, share):
         prepare(texts, tokenizer, tmp_path, held_out=share)
 
 
+def test_pieces_that_are_none(texts, tokenizer, tmp_path):
+    with pytest.raises(FlopwiseError, match="piece_bytes"):
+        prepare(texts, tokenizer, tmp_path, piece_bytes=0)
+
+
 def test_a_place_that_cannot_be_written(texts, tokenizer, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(FlopwiseError, match="cannot write"):

@@ -37,6 +37,8 @@ def prepare(
     """
     if not 0 <= held_out < 1:
         raise FlopwiseError(f"held_out = {held_out} is not a share", "use 0 or more, and less than 1")
+    if piece_bytes < 1:
+        raise FlopwiseError(f"piece_bytes = {piece_bytes} is not a size", "use 1 or more")
     folder, special = Path(folder), tuple(tokenizer.special)
     groups = _groups(cut(text_files(paths), piece_bytes, special), piece_bytes)
     manifest = CorpusManifest(
@@ -49,7 +51,7 @@ def prepare(
     known = _known(folder, manifest)
     total = sum(piece.end - piece.start for group in groups for piece in group)
     done: dict[int, TextPiece] = {}
-    pool = ThreadPoolExecutor(cores() if threads is None else threads)  # encoding and checksums release the GIL
+    pool = ThreadPoolExecutor(max(1, cores() if threads is None else threads))  # encoding and checksums release the GIL
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tokenizer.save(folder / TOKENIZER)
