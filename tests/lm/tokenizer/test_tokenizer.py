@@ -71,6 +71,16 @@ def test_more_spaces_than_tiktoken_can_take_come_back(tokenizer):
     assert tokenizer.decode(tokenizer.encode(sample)) == sample
 
 
+def test_the_lectures_text(tmp_path):
+    """Words cut at spaces alone, as the lecture cuts them."""
+    file = tmp_path / "text.txt"
+    file.write_text(
+        "low low low low low\nlower lower widest widest widest\nnewest newest newest newest newest newest\n"
+    )
+    learnt = train(file, 262, r"\S+", special=())
+    assert [learnt.decode([number]) for number in range(256, 262)] == ["st", "est", "ow", "low", "west", "ne"]
+
+
 def test_a_special_token_is_one_id(tokenizer):
     assert tokenizer.encode(f"low{END}")[-1] == tokenizer.special[END]
     assert tokenizer.encode(END) == [tokenizer.special[END]]
