@@ -3,7 +3,7 @@
 import contextlib
 import io
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
@@ -35,12 +35,9 @@ def prepare(
     The first special token, if any, ends each file. Called again after it was stopped, it keeps the shards that are whole
     and whose text is the same. `progress` is called with the bytes of text that are done and with all. One process at a time.
     """
-    if not 0 <= held_out < 1:
-        raise FlopwiseError(f"held_out = {held_out} is not a share", "use 0 or more, and less than 1")
-    if piece_bytes < 1:
-        raise FlopwiseError(f"piece_bytes = {piece_bytes} is not a size", "use 1 or more")
-    folder, special = Path(folder), tuple(tokenizer.special)
-    groups = _groups(cut(text_files(paths), piece_bytes, special), piece_bytes)
+    _check(held_out, piece_bytes)
+    folder = Path(folder)
+    groups = _groups(cut(text_files(paths), piece_bytes, tuple(tokenizer.special)), piece_bytes)
     manifest = CorpusManifest(
         dtype="uint16" if tokenizer.size <= 1 << 16 else "uint32",
         vocabulary=tokenizer.size,
@@ -51,14 +48,10 @@ def prepare(
     known = _known(folder, manifest)
     total = sum(piece.end - piece.start for group in groups for piece in group)
     done: dict[int, TextPiece] = {}
-    pool = ThreadPoolExecutor(max(1, cores() if threads is None else threads))  # encoding and checksums release the GIL
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tokenizer.save(folder / TOKENIZER)
-        work = _Work(folder, manifest, tokenizer, known)
-        futures = [pool.submit(work.write, number, group) for number, group in enumerate(groups)]
-        for future in as_completed(futures):
-            piece = future.result()
+        for piece in _Work(folder, manifest, tokenizer, known).write_all(groups, threads):
             done[piece.number] = piece
             # What an earlier call finished stays listed until it is looked at: this call may be stopped too.
             listed = done if len(done) == len(groups) else {**known, **done}
@@ -69,10 +62,15 @@ def prepare(
                 progress(min(total, sum(one.text_bytes for one in done.values())), total)
     except OSError as error:
         raise unwritable(folder, error) from None
-    finally:
-        pool.shutdown(cancel_futures=True)
     _remove(folder, {shard.file for piece in known.values() for shard in piece.shards}, manifest)
     return Corpus(folder, manifest)
+
+
+def _check(held_out: float, piece_bytes: int) -> None:
+    if not 0 <= held_out < 1:
+        raise FlopwiseError(f"held_out = {held_out} is not a share", "use 0 or more, and less than 1")
+    if piece_bytes < 1:
+        raise FlopwiseError(f"piece_bytes = {piece_bytes} is not a size", "use 1 or more")
 
 
 def _groups(pieces: Iterable[Piece], most: int) -> list[list[Piece]]:
@@ -108,13 +106,24 @@ def _remove(folder: Path, files: Iterable[str], manifest: CorpusManifest) -> Non
 
 
 class _Work:
-    """What one thread does: a piece of text becomes a shard for training and one for evaluation."""
+    """What the threads do: a piece of text becomes a shard for training and one for evaluation."""
 
     def __init__(
         self, folder: Path, manifest: CorpusManifest, tokenizer: Tokenizer, known: dict[int, TextPiece]
     ) -> None:
         self.folder, self.manifest, self.tokenizer, self.known = folder, manifest, tokenizer, known
         self.special = tuple(tokenizer.special)
+
+    def write_all(self, groups: Sequence[Sequence[Piece]], threads: int | None) -> Iterator[TextPiece]:
+        """Every piece when it is written, in any order."""
+        count = max(1, cores() if threads is None else threads)
+        with ThreadPoolExecutor(count) as pool:  # encoding and checksums release the GIL
+            futures = [pool.submit(self.write, number, group) for number, group in enumerate(groups)]
+            try:
+                for future in as_completed(futures):
+                    yield future.result()
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
 
     def write(self, number: int, group: Sequence[Piece]) -> TextPiece:
         raw = b"".join(map(self._text, group))
