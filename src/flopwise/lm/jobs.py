@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import Any, TypeVar
@@ -24,7 +24,7 @@ def cores() -> int:
 
 def run_jobs(
     function: Callable[..., Result], jobs: Sequence[tuple[Any, ...]], processes: int | None
-) -> Iterator[Result]:
+) -> Generator[Result, None, None]:
     """`function(*job)` of every job; one process, or one job, runs here."""
     count = min(cores() if processes is None else processes, len(jobs))
     if count < 2:

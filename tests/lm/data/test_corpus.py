@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
@@ -178,6 +179,16 @@ def test_a_full_disk_keeps_what_is_written(texts, tokenizer, tmp_path, monkeypat
     after = times(tmp_path)
     assert sum(before[name] == after[name] for name in before) == 4
     open_corpus(tmp_path)
+
+
+def test_what_stops_it_stops_its_threads(texts, tokenizer, tmp_path):
+    def stop(done, total):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):  # held until the test ends, with its frames
+        prepare(texts, tokenizer, tmp_path, held_out=0.1, piece_bytes=200, progress=stop, threads=1)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("ThreadPoolExecutor")]
+    assert corpora.read_manifest(tmp_path).pieces
 
 
 SLOW = """

@@ -3,7 +3,7 @@
 import contextlib
 import io
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
@@ -51,15 +51,17 @@ def prepare(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tokenizer.save(folder / TOKENIZER)
-        for piece in _Work(folder, manifest, tokenizer, known).write_all(groups, threads):
-            done[piece.number] = piece
-            # What an earlier call finished stays listed until it is looked at: this call may be stopped too.
-            listed = done if len(done) == len(groups) else {**known, **done}
-            pieces = tuple(listed[number] for number in sorted(listed))
-            manifest = msgspec.structs.replace(manifest, pieces=pieces, complete=listed is done)
-            write_atomically(folder / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest), indent=1))
-            if progress is not None:
-                progress(min(total, sum(one.text_bytes for one in done.values())), total)
+        work = _Work(folder, manifest, tokenizer, known)
+        with contextlib.closing(work.write_all(groups, threads)) as finished:
+            for piece in finished:
+                done[piece.number] = piece
+                # What an earlier call finished stays listed until it is looked at: this call may be stopped too.
+                listed = done if len(done) == len(groups) else {**known, **done}
+                pieces = tuple(listed[number] for number in sorted(listed))
+                manifest = msgspec.structs.replace(manifest, pieces=pieces, complete=listed is done)
+                write_atomically(folder / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest), indent=1))
+                if progress is not None:
+                    progress(min(total, sum(one.text_bytes for one in done.values())), total)
     except OSError as error:
         raise unwritable(folder, error) from None
     _remove(folder, {shard.file for piece in known.values() for shard in piece.shards}, manifest)
@@ -114,7 +116,7 @@ class _Work:
         self.folder, self.manifest, self.tokenizer, self.known = folder, manifest, tokenizer, known
         self.special = tuple(tokenizer.special)
 
-    def write_all(self, groups: Sequence[Sequence[Piece]], threads: int | None) -> Iterator[TextPiece]:
+    def write_all(self, groups: Sequence[Sequence[Piece]], threads: int | None) -> Generator[TextPiece, None, None]:
         """Every piece when it is written, in any order."""
         count = max(1, cores() if threads is None else threads)
         with ThreadPoolExecutor(count) as pool:  # encoding and checksums release the GIL

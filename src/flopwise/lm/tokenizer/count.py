@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import closing
 
 from flopwise.lm.jobs import run_jobs
 from flopwise.lm.text import Paths, Piece, cut, text_files
@@ -16,8 +17,10 @@ def count_words(paths: Paths, pattern: str, special: Sequence[str], processes: i
     words_of(pattern_of(pattern))  # what is wrong with it is said before any process starts
     pieces = cut(text_files(paths), PIECE_BYTES, special)
     counts: Counter[str] = Counter()
-    for found in run_jobs(count_piece, [(piece, pattern, tuple(special)) for piece in pieces], processes):
-        counts.update(found)
+    jobs = [(piece, pattern, tuple(special)) for piece in pieces]
+    with closing(run_jobs(count_piece, jobs, processes)) as results:
+        for found in results:
+            counts.update(found)
     return counts
 
 
