@@ -21,6 +21,7 @@ from flopwise.records.waterfall import ATTENTION_PART, BELOW_BANDWIDTH, IDEAL, M
 from flopwise.render.account_screen import account_screen
 from flopwise.render.explain_screen import explanation_screen, waterfall_parts
 from flopwise.render.memory_screen import memory_screen
+from flopwise.render.names import stored_in
 from flopwise.render.one_screen import text
 from flopwise.render.run_screen import VERSUS, point_screen, run_screen
 from flopwise.render.screen import (
@@ -259,6 +260,16 @@ def test_the_bar_is_whole_and_its_marks_differ(sizes):
     assert len(marks) == min(len(marks), MOST_PARTS)
     shown = "\n".join(legend)
     assert all(f"{mark} " in shown for mark in marks)
+
+
+def test_where_a_run_lies_is_one_line_whatever_its_path():
+    """A past bug: a path beyond 80 columns was broken in the middle of a word."""
+    for depth in range(20):
+        line = stored_in(Path("/mnt", *["some-scratch-folder"] * depth, "runs", "20261117-234638-memory-tiny-24ac"))
+        (shown,) = [one for one in text(Screen(title="t", notes=(line,))).splitlines() if one.startswith("Stored in ")]
+        assert shown == line
+        assert shown.endswith("/runs/20261117-234638-memory-tiny-24ac")
+        assert ("…" in shown) == (depth > 1)
 
 
 def fallen(*parts, **fields):

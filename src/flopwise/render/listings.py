@@ -14,7 +14,7 @@ from flopwise.records.run import OK, Point
 from flopwise.render.account_listing import REACH, reach_cells
 from flopwise.render.axes import Axes, axes_of, labels_of
 from flopwise.render.listing import Heading, Listing
-from flopwise.render.names import apart, short_paths, unique_names
+from flopwise.render.names import apart, short_paths, stored_in, unique_names
 from flopwise.store import RunSummary, StoredRun
 
 _NAMES = 50  # columns of what differs between points, at most
@@ -100,7 +100,7 @@ def points_listing(run: StoredRun) -> Listing:
         verdict=f"{len(timed)} points measured{f', {failed} failed' if failed else ''}{span}.",
         headings=(*(Heading(name, right=False) for name in names), *numbers, Heading("bound by", right=False, worth=4)),
         rows=rows,
-        notes=(f"All of them: {fixed}" if fixed else "", f"Stored in {run.path}"),
+        notes=(f"All of them: {fixed}" if fixed else "", stored_in(run.path)),
         more="All tables: --full. A page: flopwise report RUN",
     )
 

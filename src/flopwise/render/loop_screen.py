@@ -7,6 +7,7 @@ from flopwise.analysis.host_explanation import HostExplanation
 from flopwise.analysis.loop_notes import loop_notes
 from flopwise.render.explain_screen import explanation_screen
 from flopwise.render.host_screen import host_screen
+from flopwise.render.names import stored_in
 from flopwise.render.run_screen import point_screen
 from flopwise.render.screen import WIDTH, Screen
 from flopwise.store import StoredRun, reference, runs_root
@@ -22,7 +23,7 @@ def loop_screen(run: StoredRun, explained: Explanation | HostExplanation | None)
             screen = host_screen(explained)
         case _:
             screen = point_screen(point)
-    notes = dict.fromkeys((*loop_notes(point), f"Stored in {run.path}", *screen.notes))
+    notes = dict.fromkeys((*loop_notes(point), stored_in(run.path), *screen.notes))
     times = point.times()
     steps = f"{len(times.wall_ns)} steps timed" if times is not None else "no step timed"
     verb = "runs show" if explained is None else "explain"

@@ -6,6 +6,7 @@ from flopwise import units
 from flopwise.records.run import OK
 from flopwise.render.account_screen import best_effects, effect_changes
 from flopwise.render.memory_view import subject
+from flopwise.render.names import stored_in
 from flopwise.render.screen import LIMIT, MEASURED, NOW, PREDICTED, REACHABLE, SPECIFIED, Figure, Part, Screen
 from flopwise.snapshot.answers import DeviceMemory, MemoryReport
 from flopwise.spec.gpu import find_gpu
@@ -15,7 +16,7 @@ def memory_screen(report: MemoryReport) -> Screen:
     """Who holds the peak of the first device, and what lowers it."""
     first = next(iter(report.devices), None)
     effects = best_effects(report.levers)
-    stored = f"Stored in {Path(report.path).parent.parent}" if report.label and report.path else ""
+    stored = stored_in(Path(report.path).parent.parent) if report.label and report.path else ""
     return Screen(
         title=f"{subject(report)}: memory",
         verdict=_verdict(report, first),

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 LIMIT = 70
+_SCREEN = 80
 _ANONYMOUS = re.compile(r"\(anonymous namespace\)::|<unnamed>::|\(anonymous class\)::")
 # What distinguishes instances of a template: the functor, the reduction, the operation or the kernel it wraps.
 _DISTINGUISHING = re.compile(
@@ -50,6 +51,22 @@ def unique_names(names: Iterable[str]) -> dict[str, str]:
         taken.add(text)
         unique[name] = text
     return {name: unique[name] for name in given}
+
+
+def stored_in(path: str | Path) -> str:
+    """Where a run lies, on one line of a screen: of a long path its end, which names the run.
+
+    >>> stored_in("runs/20261117-bench")
+    'Stored in runs/20261117-bench'
+    >>> stored_in("/mnt/" + 12 * "scratch/" + "runs/20261117-bench")[:40]
+    'Stored in …/scratch/scratch/scratch/scra'
+    """
+    whole, room = str(path), _SCREEN - len("Stored in ")
+    if len(whole) > room:
+        parts = Path(whole).parts
+        ends = ["/".join(("…", *parts[place:])) for place in range(1, len(parts))]
+        whole = next((end for end in ends if len(end) <= room), whole)
+    return f"Stored in {whole}"
 
 
 def apart(names: Sequence[str]) -> list[str]:

@@ -11,6 +11,7 @@ from flopwise.records.comparison import Comparison
 from flopwise.records.run import OK, Point
 from flopwise.render.actions import action
 from flopwise.render.findings_view import options
+from flopwise.render.names import stored_in
 from flopwise.render.run_view import disturbed, half_width
 from flopwise.render.screen import (
     IDLE,
@@ -36,7 +37,7 @@ _WORTH_SAYING = 0.05  # of the step: shorter idle time is not mentioned
 
 def run_screen(run: StoredRun) -> Screen | None:
     """Of one point, or of a pair; None of a run of several, which is a table."""
-    stored = f"Stored in {run.path}"
+    stored = stored_in(run.path)
     if len(run.points) == 1:
         return point_screen(run.points[0], stored)
     if len(run.points) == 2 and run.points[1].paired_with == run.points[0].key and all(p.phases for p in run.points):
