@@ -12,7 +12,8 @@ from rocprof_made import mi300x, rocprof_file, write_rocprof
 from flopwise.api.explain import explain
 from flopwise.render.explain_screen import explanation_screen
 from flopwise.render.one_screen import text
-from flopwise.trace.gpu_names import Described, device_name, name_on
+from flopwise.spec.gpu import find_gpu
+from flopwise.trace.gpu_names import MOST_GPUS, Described, device_name, name_on
 from flopwise.trace.read import read_trace
 from flopwise.trace.tables import NO_ID, DeviceName
 
@@ -47,6 +48,19 @@ def test_the_note_names_what_else_has_this_size():
     )
     unsure = device_name(Described("", 142, 47 * 10**9, "8.9")).note.text
     assert unsure.endswith("it is L40 48 GB, L40S 48 GB or RTX 6000 Ada 48 GB: --gpu says which")
+
+
+def test_a_name_as_long_as_a_book_is_no_gpus_and_takes_no_time():
+    """A past bug: a name of a megabyte took minutes to compare with what drivers print."""
+    assert find_gpu("a100" + "80gb" * 250_000) is None
+
+
+def test_of_devices_with_one_number_the_first_counts_and_others_are_bounded(tmp_path):
+    listed = [{"id": 0, "name": H200}, {"id": 0, "name": A100}, *({"id": i, "name": A100} for i in range(1, 3000))]
+    op = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1, "dur": 2}
+    (tmp_path / "t.json").write_text(json.dumps({"deviceProperties": listed, "traceEvents": [op]}))
+    trace = read_trace(tmp_path / "t.json")
+    assert (trace.gpu, len(trace.gpus)) == (H200, MOST_GPUS - 1)
 
 
 def test_a_device_that_is_not_listed_has_the_name_that_all_have():

@@ -11,6 +11,7 @@ from flopwise.spec.gpu_table import ALIASES, GPUS
 # A driver's memory over the datasheet's: up to 7.5 % more, as datasheets count in 10⁹ bytes and chips in 2³⁰; a few
 # per cent less where error correction takes its part.
 _MEMORY_SHOWN = (0.95, 1.08)
+_LONGEST = 200  # letters of a driver's name for a GPU: what is longer is none, and takes long to compare
 
 
 def gpu_names() -> tuple[str, ...]:
@@ -44,6 +45,8 @@ def find_gpu(name: str) -> Gpu | None:
     >>> find_gpu("Voodoo 2") is None
     True
     """
+    if len(name) > _LONGEST:
+        return None
     word = " ".join(name.lower().split())
     key = ALIASES.get(word.replace(" ", "-"), word.replace(" ", "-"))
     exact = next((one for one in GPUS if one.name == key or one.title.lower() == word), None)

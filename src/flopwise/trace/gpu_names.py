@@ -9,6 +9,7 @@ from flopwise.records.note import Note
 from flopwise.spec.gpu import Gpu, find_gpu, gpus_of_size
 from flopwise.trace.tables import NO_ID, DeviceName
 
+MOST_GPUS = 1024  # of a file that are read
 _ALIKE = 1.2  # the rates of GPUs of one size: further apart, the size does not tell which it is
 
 

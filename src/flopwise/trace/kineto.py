@@ -24,7 +24,7 @@ from flopwise.errors import FlopwiseError
 from flopwise.records.note import Note, counted
 from flopwise.trace.call_names import is_kept, puts_work
 from flopwise.trace.columns import among, first_rows, launching, one_call_each, shaped_tables
-from flopwise.trace.gpu_names import Described, device_name
+from flopwise.trace.gpu_names import MOST_GPUS, Described, device_name
 from flopwise.trace.kineto_columns import EventColumns, NeedsExactTimes
 from flopwise.trace.kineto_stream import EventStream, beginning
 from flopwise.trace.op_inputs import op_inputs, sizes_of_inputs
@@ -198,9 +198,11 @@ def _gpus(stream: EventStream) -> dict[tuple[int, int], DeviceName]:
         devices = msgspec.json.decode(stream.metadata.get("deviceProperties", b"[]"), type=list[dict[str, Any]])
     except (msgspec.DecodeError, UnicodeDecodeError):
         return {}
-    numbers = [one.get("id") for one in devices]
-    places = [number if isinstance(number, int) else place for place, number in enumerate(numbers)]
-    return {(NO_ID, place): device_name(_described(one)) for place, one in zip(places, devices, strict=True)}
+    found: dict[tuple[int, int], DeviceName] = {}
+    for place, one in enumerate(devices[:MOST_GPUS]):
+        number = one.get("id")
+        found.setdefault((NO_ID, number if isinstance(number, int) else place), device_name(_described(one)))
+    return found
 
 
 def _described(device: dict[str, Any]) -> Described:

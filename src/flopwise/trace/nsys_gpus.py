@@ -1,14 +1,14 @@
 """What the GPUs of an Nsight Systems export are called, by the numbers that each process gave them."""
 
 from collections.abc import Iterable
+from itertools import islice
 
-from flopwise.trace.gpu_names import Described, device_name
+from flopwise.trace.gpu_names import MOST_GPUS, Described, device_name
 from flopwise.trace.nsys_file import MISSING, Export, quoted, spellings
 from flopwise.trace.tables import NO_ID, DeviceName
 
 _GPU = spellings("id cuda:cuDevice processors:smCount memory:totalMemory major:computeMajor minor:computeMinor")
 _NUMBERED = spellings("gpu:gpuId cuda:cudaId pid")  # CUDA_VISIBLE_DEVICES gives a process numbers of its own
-_MOST = 4096  # GPUs and numbers that are read
 
 
 def gpus_of(export: Export, processes: Iterable[int]) -> dict[tuple[int, int], DeviceName]:
@@ -18,7 +18,7 @@ def gpus_of(export: Export, processes: Iterable[int]) -> dict[tuple[int, int], D
     of_pid = {(process >> 24) & 0xFFFFFF: process for process in processes if process != NO_ID}
     table = export.table("TARGET_INFO_CUDA_DEVICE")
     numbered = export.integers(table, _NUMBERED) if table else dict.fromkeys(_NUMBERED, ())
-    for place, cuda, pid in list(zip(*(map(int, numbered[name]) for name in _NUMBERED), strict=True))[:_MOST]:
+    for place, cuda, pid in list(zip(*(map(int, numbered[name]) for name in _NUMBERED), strict=True))[:MOST_GPUS]:
         if place in by_id and pid in of_pid:
             found[of_pid[pid], cuda] = device_name(by_id[place][1])
     return found
@@ -32,8 +32,8 @@ def _described(export: Export) -> dict[int, tuple[int, Described]]:
     if not table:
         return found
     text = f"substr(CAST({quoted(export.column(table, 'name'))} AS TEXT), 1, 200)"
-    for columns, names in export.chunks(table, _GPU, text):
-        for place, name in enumerate(names[:_MOST]):
+    for columns, names in islice(export.chunks(table, _GPU, text), 1):  # of thousands of rows
+        for place, name in enumerate(names[:MOST_GPUS]):
             row = {key: int(values[place]) for key, values in columns.items()}
             number = row["id"] if row["id"] != MISSING else len(found)
             cuda = f"{row['major']}.{row['minor']}" if row["major"] > 0 else None

@@ -19,7 +19,7 @@ import polars as pl
 from flopwise.errors import FlopwiseError, one_line
 from flopwise.records.note import Note, counted
 from flopwise.trace.columns import launching, shaped_tables
-from flopwise.trace.gpu_names import Described, device_name
+from flopwise.trace.gpu_names import MOST_GPUS, Described, device_name
 from flopwise.trace.json_text import repaired
 from flopwise.trace.kineto_stream import FileBytes, beginning
 from flopwise.trace.tables import ANNOTATION, GRAPH_NODES, GRAPH_RUNS, NO_ID, OPS, TABLES, DeviceName, Trace
@@ -188,7 +188,8 @@ class _Rows:
             agent.id.handle: agent.logical_node_type_id if agent.logical_node_type_id >= 0 else place
             for place, agent in enumerate(gpus)
         }
-        self._gpus |= {(pid, devices[agent.id.handle]): device_name(_described(agent)) for agent in gpus}
+        for agent in gpus[:MOST_GPUS]:
+            self._gpus.setdefault((pid, devices[agent.id.handle]), device_name(_described(agent)))
         self._add_device_work(process, pid, devices)
         for record in (one for api in _CALLS for one in self._records(process, api)):
             name = self._number(_operation(process, record) or "(unnamed call)")
