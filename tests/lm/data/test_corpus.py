@@ -214,6 +214,7 @@ def test_killed_and_started_again_it_ends_the_same(texts, tokenizer, prepared, t
     child.send_signal(signal.SIGKILL)
     assert child.wait() == -signal.SIGKILL
     listed = corpora.read_manifest(folder)
+    (folder / ".train-00009.bin-0123abcd").write_bytes(b"begun")
     before = times(folder)
     again = prepare(texts, tokenizer, folder, held_out=0.1, piece_bytes=PIECE)
     assert again.manifest == prepared.manifest == open_corpus(folder).manifest

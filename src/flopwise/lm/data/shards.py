@@ -100,9 +100,10 @@ def _known(folder: Path, wanted: CorpusManifest) -> dict[int, TextPiece]:
 
 
 def _remove(folder: Path, files: Iterable[str], manifest: CorpusManifest) -> None:
-    """Remove shards of an earlier call that are in the manifest no more."""
+    """Remove shards of an earlier call that are in the manifest no more, and what a killed one had begun to write."""
     listed = {shard.file for piece in manifest.pieces for shard in piece.shards}
-    for name in set(files) - listed:
+    begun = {path.name for kind in (".*.bin-*", f".{MANIFEST}-*", f".{TOKENIZER}-*") for path in folder.glob(kind)}
+    for name in (set(files) | begun) - listed:
         with contextlib.suppress(OSError):
             (folder / name).unlink()
 
