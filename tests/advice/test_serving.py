@@ -15,7 +15,7 @@ from flopwise.analysis.step_times import STEADY, StepTime
 from flopwise.api.explain import explain
 from flopwise.errors import FlopwiseError
 from flopwise.spec.gpu import gpu
-from flopwise.trace.iterations import DECODE, MIXED, PREFILL, Batch, batch_of
+from flopwise.trace.iterations import DECODE, EMPTY, MIXED, PREFILL, Batch, batch_of
 
 MS, GB = 1e6, 1e9
 
@@ -44,6 +44,25 @@ def test_the_name_of_an_iteration_says_what_it_serves(name, kind, figures):
         found.decode_tokens,
         found.decode_context,
     ) == figures
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("execute_context_9(sq99999999999999999999sk8430)_generation_37(sq37sk99999999999999999999)", (None, 37, None)),
+        ("step[EXTEND bs=4 toks=99999999999999999999]", (None, None, None)),
+        ("step[DECODE bs=99999999999999999999]", None),
+        ("execute_context_99999999999999999999(1)_generation_1(1)", None),
+        ("execute_new_1_cached_99999999999999999999", None),
+    ],
+)
+def test_a_number_too_large_is_not_cut_to_another_one(name, expected):
+    """A past bug: 999,999,999,999 tokens, 6.39T a second."""
+    found = batch_of(name)
+    if expected is None:
+        assert found is None or found.kind == EMPTY
+    else:
+        assert (found.prefill_tokens, found.decode_tokens, found.decode_context) == expected
 
 
 @pytest.mark.parametrize("name", ["decode", "execute_model", "step 3", "ProfilerStep#4", "execute_query(3)"])

@@ -40,6 +40,12 @@ def test_a_trace_of_an_mtia_is_refused_as_one(tmp_path):
     assert "is a trace of Meta's MTIA accelerator" in refused.value.message
 
 
+def test_a_trace_of_a_gaudi_is_not_explained_by_its_host(tmp_path):
+    """A past bug: 'on the CPU: op-bound', as if nothing had run anywhere else."""
+    with pytest.raises(FlopwiseError, match="is a trace of Intel's Gaudi accelerator"):
+        read_trace(written(tmp_path, [OP, {**MTIA[1], "cat": "hpu_op"}]))
+
+
 def test_pytorchs_own_are_read_whatever_else_they_hold(tmp_path):
     assert read_trace(written(tmp_path, [OP, *JAX])).ops.height == 1
     assert read_trace(written(tmp_path, [KERNEL, *MTIA])).kernels.height == 1

@@ -13,12 +13,11 @@ import re
 import msgspec
 
 PREFILL, DECODE, MIXED, EMPTY = "prefill", "decode", "mixed", "empty"
-_CONTEXT = re.compile(r"^execute_(?:\d+_)?context_(\d{1,12})\(([^)]*)\)_generation_(\d{1,12})\(([^)]*)\)")
-_SUMS = re.compile(r"^(?:sq)?(\d{1,12})(?:sk(\d{1,12}))?")
-_COUNTED = re.compile(
-    r"^execute_new_(\d{1,12})_cached_(\d{1,12})|^\[Executor\] _forward_step \d+: (\d{1,12}) ctx reqs?, (\d{1,12}) gen reqs?"
-)
-_STEP = re.compile(r"^step\[(\w+)(?: bs=(\d{1,12}))?(?: toks=(\d{1,12}))?")
+_N = r"(\d{1,9})(?!\d)"  # more tokens than that are none, and the first digits of a number are another one
+_CONTEXT = re.compile(rf"^execute_(?:\d+_)?context_{_N}\(([^)]*)\)_generation_{_N}\(([^)]*)\)")
+_SUMS = re.compile(rf"^(?:sq)?{_N}(?:sk{_N})?")
+_COUNTED = re.compile(rf"^execute_new_{_N}_cached_{_N}|^\[Executor\] _forward_step \d+: {_N} ctx reqs?, {_N} gen reqs?")
+_STEP = re.compile(rf"^step\[(\w+)(?: bs={_N})?(?: toks={_N})?")
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):

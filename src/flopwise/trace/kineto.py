@@ -40,6 +40,7 @@ _SYNC = re.compile(
 # How XLA's profiler, which JAX and TensorFlow use, names processes, and what it says of a kernel.
 _XLA = re.compile(rb'"/(?:device:(?:GPU|TPU|CUSTOM):|host:(?:CPU|metadata))|"hlo_(?:module|op)"')
 _SEARCHED_BYTES = 4 << 20
+_ACCELERATORS = {"mtia_": "Meta's MTIA", "hpu_": "Intel's Gaudi"}  # how Kineto begins the categories of their work
 _VOTERS = 20_000  # backward nodes, evenly spread, that decide which thread their forward ops ran on
 _BACKWARD = re.compile(r"autograd::engine::evaluate_function")
 _STEP = re.compile(r"ProfilerStep#")
@@ -119,9 +120,10 @@ def _trace(columns: EventColumns, stream: EventStream) -> Trace:
 
 def _refuse_others(columns: EventColumns, path: Path) -> None:
     """A trace of another framework, of an accelerator that is no GPU, or of nothing."""
-    if any(category.startswith("mtia_") for category in columns.others) and not columns.count("kernels"):
+    chips = (chip for mark, chip in _ACCELERATORS.items() if any(one.startswith(mark) for one in columns.others))
+    if (chip := next(chips, None)) is not None and not columns.count("kernels"):
         hint = "flopwise knows NVIDIA's and AMD's GPUs, and the CPU"
-        raise FlopwiseError(f"{path} is a trace of Meta's MTIA accelerator, whose work flopwise does not know", hint)
+        raise FlopwiseError(f"{path} is a trace of {chip} accelerator, whose work flopwise does not know", hint)
     if not columns.empty():
         return
     if _XLA.search(beginning(path, _SEARCHED_BYTES)):
