@@ -10,10 +10,11 @@ from tests.public_traces import needs_public, public_trace
 from flopwise.advice.facts import Facts
 from flopwise.advice.rules import decode_attention, decode_batch, decode_matmul, long_prefill, ungraphed_decode
 from flopwise.analysis.explanation import Share, explain_trace
-from flopwise.analysis.serving import IterationKind, Serving, by_model, mismatch
+from flopwise.analysis.serving import IterationKind, Serving, _with_decoding, by_model, mismatch
 from flopwise.analysis.step_times import STEADY, StepTime
 from flopwise.api.explain import explain
 from flopwise.errors import FlopwiseError
+from flopwise.render.explain_screen import explanation_screen
 from flopwise.spec.gpu import gpu
 from flopwise.trace.iterations import DECODE, EMPTY, MIXED, PREFILL, Batch, batch_of
 
@@ -137,6 +138,31 @@ def test_a_prefill_that_others_wait_for_is_chunked():
     assert long_prefill.check(facts(kind(MIXED, 50 * MS, tokens=100))) is None
 
 
+def test_of_mixed_and_pure_prefills_the_one_that_delays_most_is_named():
+    """A past bug: where a short mixed batch was there, a prefill of 50 ms between two tokens was not looked at."""
+    short = (kind(DECODE, 10 * MS, count=3), kind(MIXED, 12 * MS, tokens=64))
+    assert long_prefill.check(facts(*short)) is None
+    found = long_prefill.check(facts(*short, kind(PREFILL, 50 * MS, tokens=4096)))
+    assert found.values["iteration_ns"] == 50 * MS
+    mixed = (kind(DECODE, 10 * MS, count=3), kind(MIXED, 40 * MS, count=5, tokens=64))
+    assert long_prefill.check(facts(*mixed, kind(PREFILL, 50 * MS, tokens=4096))).values["iteration_ns"] == 40 * MS
+
+
+def test_the_time_of_an_output_token_has_the_prefills_between_in_its_mean():
+    """Prefills before the first token and after the last delay none; of a batch with speculation a token takes less."""
+    took = [(90, PREFILL, 0), (10, DECODE, 8), (50, PREFILL, 0), (10, DECODE, 8), (20, DECODE, 16), (70, PREFILL, 0)]
+    batches = [
+        (ns, Batch(prefill_requests=1, prefill_tokens=9))
+        if what == PREFILL
+        else (ns, Batch(decode_requests=8, decode_tokens=made))
+        for ns, what, made in took
+    ]
+    found = _with_decoding(Serving(kinds=()), batches)
+    assert found.output_token_ns == 10
+    assert found.output_token_mean_ns == pytest.approx((10 + 50 + 10 + 20) / (1 + 1 + 2))
+    assert found.output_tokens_per_s == pytest.approx(32 / 250 * 1e9)
+
+
 def iterations(*took, in_graphs):
     return tuple(
         StepTime(
@@ -241,3 +267,10 @@ QWEN3_8B = {
 @needs_public
 def test_a_training_serves_nobody():
     assert explain(public_trace("tl_mi300_ddp")).serving is None
+
+
+def test_the_screen_says_the_mean_where_it_is_far_from_the_median():
+    kinds = (kind(DECODE, 10 * MS, count=3),)
+    for mean, said in ((10.5 * MS, "takes 10.0 ms."), (21 * MS, "takes 10.0 ms, 21.0 ms on average.")):
+        e = served(serving=Serving(kinds=kinds, output_token_ns=10 * MS, output_token_mean_ns=mean))
+        assert any(note.endswith(said) for note in explanation_screen(e).notes)

@@ -51,6 +51,7 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
 
     kinds: tuple[IterationKind, ...]
     output_token_ns: float | None = None  # the median time in which a request that decodes gets one token
+    output_token_mean_ns: float | None = None  # the mean, prefills between two iterations that decode included
     output_tokens_per_s: float | None = None
     weights_bytes: float | None = None  # read by an iteration, by the sizes of its matmuls
     cache_bytes_per_token: float | None = None  # keys and values of one token, all layers
@@ -132,15 +133,20 @@ def serving(times: Sequence[StepTime], trace: Trace, work: pl.DataFrame, n: int)
         weights_bytes=_weights(trace, work, n),
         cache_bytes_per_token=_cache_bytes(trace, work, n),
     )
-    decoding = [(ns, batch) for ns, _, batch in annotated if batch.decode_requests]
-    return _with_decoding(found, decoding, sum(ns for ns, _, _ in annotated)) if decoding else found
+    return _with_decoding(found, [(ns, batch) for ns, _, batch in annotated])
 
 
-def _with_decoding(found: Serving, decoding: Sequence[tuple[int, Batch]], all_ns: int) -> Serving:
+def _with_decoding(found: Serving, iterations: Sequence[tuple[int, Batch]]) -> Serving:
+    places = [place for place, (_, batch) in enumerate(iterations) if batch.decode_requests]
+    if not places:
+        return found
+    decoding, all_ns = [iterations[place] for place in places], sum(ns for ns, _ in iterations)
+    while_decoding = sum(ns for ns, _ in iterations[places[0] : places[-1] + 1])
     cached, per_token = _mean([batch.decode_context for _, batch in decoding]), found.cache_bytes_per_token
     return msgspec.structs.replace(
         found,
         output_token_ns=median(ns * batch.decode_requests / batch.output_tokens for ns, batch in decoding),
+        output_token_mean_ns=while_decoding / sum(batch.output_tokens / batch.decode_requests for _, batch in decoding),
         output_tokens_per_s=sum(batch.output_tokens for _, batch in decoding) / all_ns * 1e9,
         decode_cache_bytes=cached * per_token if cached and per_token else None,
     )

@@ -52,6 +52,7 @@ _LEGEND = {
 _MATMUL = (*(parts_of.MATMUL_SHAPE, parts_of.MATMUL_UNALIGNED), *(parts_of.MATMUL_PRECISION, parts_of.MATMUL_OTHER))
 _MOVING = (parts_of.MEMORY_BOUND, parts_of.BELOW_BANDWIDTH)
 _UNKNOWN = ("unknown kernels", OTHER)
+_APART = 1.1  # a mean over its median: further apart, both are said
 ADVICE = "Nothing to change in an iteration itself; advice on serving is below."
 NOTHING = "Nothing to change: no rule found a saving worth its effort."
 
@@ -93,8 +94,10 @@ def serving_notes(e: Explanation) -> tuple[str, ...]:
     if e.serving is None:
         return ()
     lines = [_iterations(one) for one in e.serving.kinds]
-    if e.serving.output_token_ns is not None:
-        lines[-1] += f" An output token takes {units.duration(e.serving.output_token_ns)}."
+    if (token_ns := e.serving.output_token_ns) is not None:
+        mean_ns = e.serving.output_token_mean_ns or 0.0
+        mean = f", {units.duration(mean_ns)} on average" if mean_ns > _APART * token_ns else ""
+        lines[-1] += f" An output token takes {units.duration(token_ns)}{mean}."
     if e.serving.weights_bytes is not None:
         cache = f" and {units.size(e.serving.decode_cache_bytes)} of cache" if e.serving.decode_cache_bytes else ""
         lines.append(f"An iteration reads {units.size(e.serving.weights_bytes)} of weights{cache}.")

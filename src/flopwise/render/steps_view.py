@@ -49,7 +49,10 @@ def _limits(e: Explanation) -> tuple[str, ...]:
     if found is None:
         return ()
     token = (
-        f"an output token takes {units.duration(found.output_token_ns)}" if found.output_token_ns is not None else ""
+        f"an output token takes {units.duration(found.output_token_ns)} (median), "
+        f"{units.duration(found.output_token_mean_ns or 0.0)} on average, prefills between included"
+        if found.output_token_ns is not None
+        else ""
     )
     weights = (
         f"weights read by an iteration: {units.size(found.weights_bytes)}" if found.weights_bytes is not None else ""

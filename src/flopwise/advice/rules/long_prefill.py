@@ -42,5 +42,5 @@ def _waited_for(served: Serving) -> tuple[IterationKind, float] | None:
     decode, mixed, prefill = (served.of(kind) for kind in (DECODE, MIXED, PREFILL))
     if decode is None:
         return (mixed, 0.0) if mixed is not None and (mixed.prefill_tokens or 0) >= LONG_PREFILL else None
-    long = mixed or prefill
-    return (long, decode.ns) if long is not None and long.ns >= 2 * decode.ns else None
+    long = [one for one in (mixed, prefill) if one is not None and one.ns >= 2 * decode.ns]
+    return (max(long, key=lambda one: one.count * (one.ns - decode.ns)), decode.ns) if long else None
