@@ -13,7 +13,7 @@ from rich.console import Console
 
 from flopwise import units
 from flopwise.advice.findings import changes, worth_most
-from flopwise.analysis.reach import reach
+from flopwise.analysis.reach import limit, reach
 from flopwise.api.account import account
 from flopwise.api.explain import explain
 from flopwise.records.untraced import UntracedStep
@@ -43,6 +43,7 @@ from flopwise.render.screen import (
     Figure,
     Part,
     Screen,
+    reach_figures,
 )
 from flopwise.render.tune_screen import tune_screen
 from flopwise.snapshot.stored import stored_report
@@ -303,6 +304,16 @@ def test_kernels_of_unknown_kind_are_not_called_memory_bound():
     assert {one.name: one.amount for one in found} == {"memory-bound ops": 3.0, "unknown kernels": 7.0}
     nothing = waterfall_parts(fallen((BELOW_BANDWIDTH, 10.0, {"other": 10.0})))
     assert [one.name for one in nothing if one.amount] == ["unknown kernels"]
+
+
+def test_the_bytes_of_a_traced_server_are_not_said_to_be_bf16():
+    """Its kernels may read fp8; those of a workload that nobody ran are counted in bf16."""
+    fall = fallen((IDEAL, 1e6, {}), (MATMUL_OTHER, 9e6, {}), peak_share=0.8)
+    traced, said = reach(1e7, [], fall, "h100", 100e9), limit(1e6, "bf16", "h100", 10e9)
+    assert [one.note for found in (traced, said) for one in reach_figures(found)] == [
+        "its bytes at 3.35 TB/s",
+        "its bytes in bf16 at 3.35 TB/s",
+    ]
 
 
 def test_parts_of_one_name_are_added_up(explained):

@@ -25,6 +25,7 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
     peak_flops: float | None = None  # the datasheet's dense peak of `dtype`
     dtype: str = ""
     bandwidth: float | None = None  # bytes per second, where they set the limit
+    bytes_in: str = "bf16"  # what they are counted in; '': as the trace's own kernels read them
 
     def mfu(self, ns: float) -> float | None:
         """The share of the peak that a step of this time reaches; None where bytes set its limit, which MFU says nothing of."""
@@ -48,7 +49,8 @@ def reach(
     machine = find_gpu(gpu) if gpu else None
     used = machine.peaks.get(found.precision) if machine is not None else None
     flops = found.mfu * used * now_ns / 1e9 if found.mfu is not None and used else 0.0
-    return after(limit(flops or float(least_bytes > 0), found.precision, gpu, least_bytes), now_ns, saved_ns)
+    most = limit(flops or float(least_bytes > 0), found.precision, gpu, least_bytes)
+    return after(msgspec.structs.replace(most, bytes_in=""), now_ns, saved_ns)
 
 
 def tuned_reach(tuning: Tuning) -> Reach:

@@ -99,7 +99,8 @@ def reach_figures(found: Reach, how: str = PREDICTED) -> tuple[Figure, ...]:
         figures.append(Figure(REACHABLE, ns, how, found.mfu(ns), with_changes(found.changes)))
     if (ns := found.limit_ns) is not None:
         note = f"its FLOPs at {units.rate(found.peak_flops or 0.0, 'FLOP/s')} {found.dtype}"
-        note = f"its bytes in bf16 at {units.rate(found.bandwidth, 'B/s')}" if found.bandwidth else note
+        stored = f" in {found.bytes_in}" if found.bytes_in else ""
+        note = f"its bytes{stored} at {units.rate(found.bandwidth, 'B/s')}" if found.bandwidth else note
         figures.append(Figure(LIMIT, ns, SPECIFIED, found.mfu(ns), note))
     return tuple(figures)
 
