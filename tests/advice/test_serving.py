@@ -269,6 +269,20 @@ def test_a_training_serves_nobody():
     assert explain(public_trace("tl_mi300_ddp")).serving is None
 
 
+def test_iterations_that_serve_nobody_are_no_server(tmp_path):
+    """A past bug: with a model named, a division by the number of iterations that do."""
+    call, where = {"args": {"correlation": 3}}, {"ph": "X", "pid": 1, "tid": 1}
+    events = [
+        {**where, "cat": "user_annotation", "name": "step[DECODE bs=0]", "ts": 0, "dur": 90},
+        {**where, "cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": 5, "dur": 2, **call},
+        {**where, "cat": "kernel", "name": "sgemm", "ts": 9, "dur": 50, "pid": 0, **call},
+    ]
+    (tmp_path / "t.json").write_text(json.dumps({"traceEvents": events}))
+    assert explain(tmp_path / "t.json").serving is None
+    with pytest.raises(FlopwiseError, match="no iteration of a server"):
+        explain(tmp_path / "t.json", model="gpt2")
+
+
 def test_the_screen_says_the_mean_where_it_is_far_from_the_median():
     kinds = (kind(DECODE, 10 * MS, count=3),)
     for mean, said in ((10.5 * MS, "takes 10.0 ms."), (21 * MS, "takes 10.0 ms, 21.0 ms on average.")):

@@ -125,9 +125,9 @@ def with_batches(times: Sequence[StepTime], trace: Trace, starts_ns: Sequence[in
 def serving(times: Sequence[StepTime], trace: Trace, work: pl.DataFrame, n: int) -> Serving | None:
     """Of a trace whose steps say what they serve; `work` are an Attribution's rows of the `n` steady ones."""
     annotated = [(one.ns, one.in_graphs, one.batch) for one in times if one.batch is not None and one.kind == STEADY]
-    if not annotated:
-        return None
     by_kind = {kind: [one for one in annotated if one[2].kind == kind] for kind in (PREFILL, DECODE, MIXED)}
+    if not any(by_kind.values()):
+        return None
     found = Serving(
         kinds=tuple(_kind(kind, some) for kind, some in by_kind.items() if some),
         weights_bytes=_weights(trace, work, n),
@@ -181,7 +181,7 @@ def _weights(trace: Trace, work: pl.DataFrame, n: int) -> float | None:
     spent = int(work.filter(pl.col("class") == MATMUL)["duration_ns"].sum()) / n
     if not spent or sum(one.gpu_ns for one in sized) < _MOSTLY_SIZED * spent:
         return None
-    return sum(one.count * one.k * one.n * _item_bytes(one.kernel) for one in sized)
+    return sum(one.count * one.k * one.n * _item_bytes(one.kernel) for one in sized) or None
 
 
 def _item_bytes(kernel: str) -> float:

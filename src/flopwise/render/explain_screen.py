@@ -109,7 +109,8 @@ def _iterations(one: IterationKind) -> str:
     tokens = f", {one.prefill_tokens:,.0f} tokens of prompts" if one.prefill_tokens else ""
     cached = f", {one.context_tokens:,.0f} tokens in their cache" if one.context_tokens else ""
     rate = f", {units.count(one.tokens_per_s)} tokens/s" if one.tokens_per_s else ""
-    number = f"{units.several(one.count, 'iteration')} of {one.requests:.3g} request{'' if one.requests == 1 else 's'}"
+    requests = f"{one.requests:.3g}" if one.requests < 1000 else units.count(one.requests)
+    number = f"{units.several(one.count, 'iteration')} of {requests} request{'' if one.requests == 1 else 's'}"
     return f"{one.kind.capitalize()}: {number}{tokens}{cached}: {units.duration(one.ns)}{rate}."
 
 

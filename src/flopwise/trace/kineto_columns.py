@@ -19,7 +19,7 @@ from flopwise.trace.columns import GrowingColumn, Ints, compact
 from flopwise.trace.kineto_stream import INT_ARGS, NO_ARGS, NO_LIST, Args, Event
 from flopwise.trace.op_inputs import NO_INPUTS, Inputs
 from flopwise.trace.phases import is_compiler_function
-from flopwise.trace.tables import NO_ID
+from flopwise.trace.tables import LONGEST_NS, NO_ID
 from flopwise.work.recorded import BETWEEN
 
 # Event categories, as written since PyTorch 1.12; the capitalised ones before.
@@ -55,8 +55,7 @@ _FOREIGN = re.compile(
 _MOST_OTHERS = 1000
 _BATCH_BYTES = 2 << 20  # of records, before their columns are taken out
 
-LARGEST_START_NS = 1 << 61  # the year 2043 of the Unix epoch; starts and durations below these sum within 64 bits
-LARGEST_DURATION_NS = 1 << 60
+LARGEST_START_NS = 1 << 61  # the year 2043 of the Unix epoch; and sums with durations within 64 bits
 NO_START = np.iinfo(np.int64).min
 _EXACT_BELOW_US = 2.0**43  # a float of microseconds holds three decimals below 101 days, and not beyond
 
@@ -188,7 +187,7 @@ class EventColumns:
         start = rows["ts"] if self._exact else checked_nanoseconds(rows["ts"])
         duration = nanoseconds(rows["dur"])
         usable = (start > -LARGEST_START_NS) & (start < LARGEST_START_NS)
-        usable &= (duration >= 0) & (duration < LARGEST_DURATION_NS)
+        usable &= (duration >= 0) & (duration < LONGEST_NS)
         if not usable.all():
             self.unusable += int((~usable).sum())
             rows, start, duration = rows[usable], start[usable], duration[usable]

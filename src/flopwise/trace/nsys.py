@@ -22,7 +22,7 @@ from flopwise.trace.nsys_file import MISSING, Export, Ints, open_export, or_no_i
 from flopwise.trace.nsys_gpus import gpus_of
 from flopwise.trace.nvtx import NameTable, read_nvtx, with_engine_sequence
 from flopwise.trace.op_shapes import Shapes, sized_ops
-from flopwise.trace.tables import NO_ID, TABLES, DeviceName, Trace
+from flopwise.trace.tables import LONGEST_NS, NO_ID, TABLES, DeviceName, Trace
 from flopwise.work.demangle import demangled_names
 
 TIME_LIMIT = 2**61  # times beyond are garbage, and their differences would overflow
@@ -217,6 +217,7 @@ def _align_times(tables: dict[str, pl.DataFrame], notes: list[Note]) -> None:
     for name, table in tables.items():
         start, end = table["start_ns"].to_numpy(), table["end_ns"].to_numpy()
         sensible = (start > -TIME_LIMIT) & (end < TIME_LIMIT) & (end >= start)
+        sensible[sensible] &= end[sensible] - start[sensible] < LONGEST_NS
         if not sensible.all():
             tables[name] = table.filter(pl.Series(sensible))
             dropped += int((~sensible).sum())

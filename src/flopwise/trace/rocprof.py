@@ -22,7 +22,7 @@ from flopwise.trace.columns import launching, shaped_tables
 from flopwise.trace.gpu_names import MOST_GPUS, Described, device_name
 from flopwise.trace.json_text import repaired
 from flopwise.trace.kineto_stream import FileBytes, beginning
-from flopwise.trace.tables import ANNOTATION, GRAPH_NODES, GRAPH_RUNS, NO_ID, OPS, TABLES, DeviceName, Trace
+from flopwise.trace.tables import ANNOTATION, GRAPH_NODES, GRAPH_RUNS, LONGEST_NS, NO_ID, OPS, TABLES, DeviceName, Trace
 from flopwise.work.demangle import demangled_names
 
 _TOP = re.compile(rb'^\s*\{\s*"rocprofiler-sdk-tool"\s*:')
@@ -221,7 +221,11 @@ class _Rows:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             self._unreadable += 1
             return []
-        usable = [one for one in found if 0 < one.start_timestamp <= one.end_timestamp < _TIME_LIMIT]
+        usable = [
+            one
+            for one in found
+            if 0 < one.start_timestamp <= one.end_timestamp < min(_TIME_LIMIT, one.start_timestamp + LONGEST_NS)
+        ]
         self._dropped += len(found) - len(usable)
         return usable
 

@@ -11,6 +11,7 @@ import polars as pl
 
 from flopwise.records.note import Note
 
+LONGEST_NS = 1 << 50  # thirteen days: no event of a trace takes that long, and sums of thousands fit 64 bits
 NO_ID = -1  # a sequence number, thread, correlation or graph node that the trace does not give
 
 _SPAN = {"start_ns": pl.Int64, "end_ns": pl.Int64, "process": pl.Int64}
