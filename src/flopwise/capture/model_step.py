@@ -143,11 +143,15 @@ class ModelStep:
         self.scaler.step(self.optimizers[0])
         self.scaler.update()
 
+    def learning_rate(self, step: int) -> float:
+        """The schedule's."""
+        steps = {"warmup_steps": LR_WARMUP_STEPS, "total_steps": LR_TOTAL_STEPS}
+        return warmup_cosine(step, peak=self.peak_lr, floor=LR_FLOOR * self.peak_lr, **steps)
+
     def set_learning_rate(self) -> None:
         """The schedule's next rate; in a graph it is written into the tensor that the graph reads."""
         self.steps += 1
-        steps = {"warmup_steps": LR_WARMUP_STEPS, "total_steps": LR_TOTAL_STEPS}
-        rate = warmup_cosine(self.steps, peak=self.peak_lr, floor=LR_FLOOR * self.peak_lr, **steps)
+        rate = self.learning_rate(self.steps)
         groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
         if isinstance(groups[0]["lr"], Tensor):
             groups[0]["lr"].fill_(rate)  # which all share

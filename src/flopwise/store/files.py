@@ -21,6 +21,7 @@ HEADER, POINTS, LOCK, TAGS, LOGS, TRACES = "run.json", "points.jsonl", "lock", "
 MEMORY = "memory"
 LAB = "lab.jsonl"  # a run of the lab has its experiments there
 TUNING = "tuning.jsonl"  # of a run of tune: how it began, every lever, how it ended
+TRAINING = "training.jsonl"  # of a run of train: its settings, its steps, how it ended
 LAB_RUNNING = "lab-running.jsonl"  # while an experiment runs, its rows so far
 BUILDING, REMOVED = ".new-", ".removed-"  # hidden names: what a killed process may leave next to the runs
 

@@ -11,6 +11,7 @@ import msgspec
 from flopwise.errors import FlopwiseError
 from flopwise.records.printed import Printed
 from flopwise.records.run import INTERRUPTED, OK, SCHEMA, Point, PointHead, RunHeader
+from flopwise.records.training import FINISHED
 from flopwise.records.tuning import Ended
 from flopwise.spec.workload import Trial
 from flopwise.store import files
@@ -18,7 +19,7 @@ from flopwise.store.rows import read_rows
 
 MAX_ROW_BYTES = 64 * 2**20  # a million samples of four phases are about this much
 MAX_HEADER_BYTES = 256 * 2**20  # ten thousand trials are about 10 MiB
-LAB_KIND, TUNE_KIND = "lab", "tune"
+LAB_KIND, TUNE_KIND, TRAIN_KIND = "lab", "tune", "train"
 # What decoding a hostile file may raise; the checks of spec raise FlopwiseError.
 UNREADABLE = (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError, FlopwiseError)
 
@@ -75,6 +76,9 @@ def tally(path: Path, header: RunHeader) -> Tally:
         ok, failed = _counts(row.status for row in rows if row.status)
         planned = sum(len(row.experiments) for row in rows)
         return Tally(ok=ok, failed=failed, planned=planned, complete=ok + failed >= planned)
+    if header.kind == TRAIN_KIND:
+        finished = _statuses_of_training(path)[-1:] == [FINISHED]
+        return Tally(ok=int(finished), failed=0, planned=1, complete=finished)
     table = read_table(path / files.POINTS, RowHead)
     plan = _plan(header)
     latest = _latest(table.rows, plan)
@@ -103,6 +107,8 @@ def has_measured(path: Path) -> bool:
     kind = _read_header(path, _HeaderStart).kind
     if kind == TUNE_KIND:
         return (path / files.TUNING).is_file() and bool(read_rows(path / files.TUNING, _TuningRow, "tuning"))
+    if kind == TRAIN_KIND:
+        return "" in _statuses_of_training(path)[1:]
     if kind == LAB_KIND:
         statuses = {row.status for row in read_rows(path / files.LAB, _LabRow, "experiments")}
         return bool(statuses & {OK, INTERRUPTED})
@@ -114,6 +120,15 @@ def has_measured(path: Path) -> bool:
 class _LabRow(msgspec.Struct, frozen=True, kw_only=True):
     experiments: tuple[str, ...] = ()  # the plan: in the first row
     status: str = ""  # of one experiment: in every other
+
+
+class _TrainingRow(msgspec.Struct, frozen=True):
+    status: str = ""  # of the last row alone
+
+
+def _statuses_of_training(path: Path) -> list[str]:
+    table = path / files.TRAINING
+    return [row.status for row in read_rows(table, _TrainingRow, "steps")] if table.is_file() else []
 
 
 class _TuningRow(msgspec.Struct, frozen=True):

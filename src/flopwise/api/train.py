@@ -1,0 +1,236 @@
+"""Train a model on text: from the first byte to a checkpoint, measured on the way."""
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from flopwise.errors import Failed, FlopwiseError, Interrupted
+from flopwise.predict.flops import model_flops
+from flopwise.predict.machine import gpu_of
+from flopwise.records.run import Environment
+from flopwise.records.training import FAILED, STOPPED, Begun, Settings, Steps, Stopped, Training
+from flopwise.spec import fields
+from flopwise.spec.model import ModelSpec
+from flopwise.spec.workload import Sampling, Trial, Workload, workload
+from flopwise.store import Run, find, runs_root
+from flopwise.store.rows import append_row
+from flopwise.store.training import ROWS, read_training
+from flopwise.training.checkpoint import newest
+from flopwise.training.constants import HIGHEST_RATE, LONGEST_WARMUP, RATE_TIMES_WIDTH
+from flopwise.training.job import Job, corpus_of, job, prepared
+from flopwise.training.tensorboard import board
+
+CORPUS = "corpus"  # the folder in a run that text is prepared into
+MOST = 1_000_000_000
+
+
+class TrainingProgress:
+    """What is told on the way; this one tells nothing."""
+
+    def note(self, text: str) -> None: ...
+
+    def begin(self, begun: Begun, workload: Workload) -> None: ...
+
+    def steps(self, row: Steps) -> None: ...
+
+    def end(self) -> None: ...
+
+
+def train(
+    target: str = "",
+    *,
+    text: Sequence[str | Path] | str | Path = (),
+    data: str | Path | None = None,
+    tokenizer: str | Path | None = None,
+    steps: int | None = None,
+    rate: float | None = None,
+    warmup_steps: int | None = None,
+    clip: float | None = None,
+    accumulate: int = 1,
+    evaluate_every: int = 0,
+    checkpoint_every: int = 0,
+    log_every: int = 10,
+    seed: int = 0,
+    tensorboard: bool = False,
+    resume: str | Path | None = None,
+    device: str = "auto",
+    runs: str | Path | None = None,
+    command: str = "",
+    progress: TrainingProgress | None = None,
+    **options: Any,
+) -> Training:
+    """Train a preset or a config on `text`, or on `data` that was prepared before; returns the stored run.
+
+    `options` are the model's size and the levers, as for `bench`. `resume` goes on with a run from its last checkpoint, and
+    takes everything else from it. Ctrl-C writes a checkpoint and raises KeyboardInterrupt; a loss that is not a number, too
+    little memory or a full disk raise Failed. The `result` of both is the stored run. Under torchrun all processes train
+    together (DDP), and the first writes.
+
+    >>> flopwise.train("tiny", text="book.txt", steps=200, device="cpu").steps[-1].loss        # doctest: +SKIP
+    2.31
+    """
+    told = progress or TrainingProgress()
+    if resume is not None:
+        return _resumed(resume, steps, target, [text, data, tokenizer, rate, *options.values()], device, runs, told)
+    work = workload(target or "tiny", **(options | {"phase": "train"}))
+    if not isinstance(work.subject, ModelSpec):
+        raise FlopwiseError(f"{work.target} is no language model of ours", "train a preset or hf:PATH/config.json")
+    texts = [text] if isinstance(text, str | Path) else list(text)
+    if bool(texts) == (data is not None):
+        raise FlopwiseError("give --text or --data, one of the two", "flopwise train tiny --text book.txt --steps 200")
+    if texts and work.subject.vocab < _LEAST_VOCABULARY:
+        raise FlopwiseError(f"vocab = {work.subject.vocab} is too small", f"256 bytes and one token that ends a text: from {_LEAST_VOCABULARY}")
+    fields.whole("steps", steps := 1000 if steps is None else steps, 1, MOST)
+    overlaps = work.recipe.overlap == "on"
+    settings = Settings(
+        steps=steps,
+        data=str(Path(data).resolve()) if data is not None else "",
+        rate=_default_rate(work.subject) if rate is None else rate,
+        warmup_steps=min(LONGEST_WARMUP, steps // 10) if warmup_steps is None else warmup_steps,
+        clip=(0.0 if overlaps else 1.0) if clip is None else clip,
+        accumulate=accumulate,
+        evaluate_every=evaluate_every,
+        checkpoint_every=checkpoint_every,
+        log_every=log_every,
+        seed=seed,
+        tensorboard=tensorboard,
+    )
+    _check(settings)
+    trial = Trial(workload=work, sampling=Sampling(), device=device)
+    with job(device) as here:
+        settings = msgspec.structs.replace(settings, world=here.ranks.world)
+        with _run_of_all(here, lambda: Run.create(runs_root(runs), "train", work.target, command, [trial])) as path:
+            if texts and here.ranks.first:
+                file = None if tokenizer is None else str(tokenizer)
+                corpus_of([str(one) for one in texts], file, work.subject.vocab, path / CORPUS, told.note)
+            if texts:
+                settings = msgspec.structs.replace(settings, data=here.ranks.told(str(path / CORPUS)))
+            return _train(here, work, settings, path, None, told)
+
+
+_LEAST_VOCABULARY = 257
+
+
+def _resumed(
+    run: str | Path, steps: int | None, target: str, given: list[Any], device: str, runs: Any, told: TrainingProgress
+) -> Training:
+    """Go on with a run; only how long, and where, can be said anew."""
+    path = find(run, runs_root(runs))
+    before = read_training(path)
+    if target or any(value not in (None, (), "") for value in given):
+        raise FlopwiseError("--resume takes the model, the text and the levers from its run", "leave them out")
+    trial, settings = before.header.trials[0], before.begun.settings
+    if steps is not None:
+        fields.whole("steps", steps, 1, MOST)
+        settings = msgspec.structs.replace(settings, steps=steps)
+    last = newest(path)
+    with job(trial.device if device == "auto" else device) as here:
+        settings = msgspec.structs.replace(settings, world=here.ranks.world)
+        with _run_of_all(here, lambda: Run.reopen(path)):
+            return _train(here, trial.workload, settings, path, last, told)
+
+
+@contextlib.contextmanager
+def _run_of_all(here: Job, make: Callable[[], Run]) -> Iterator[Path]:
+    """The first process writes the run; all know where it is."""
+    if not here.ranks.first:
+        yield here.ranks.told(Path())
+        return
+    with make() as run:
+        yield here.ranks.told(run.path)
+
+
+def _train(
+    here: Job, work: Workload, settings: Settings, path: Path, checkpoint: Path | None, told: TrainingProgress
+) -> Training:
+    corpus = prepared(settings.data)
+    parameters = here.build(work, settings, corpus)
+    start = here.restore(checkpoint) if checkpoint is not None else 0
+    if start >= settings.steps:
+        raise FlopwiseError(f"{path.name} has all of its {settings.steps:,} steps", f"--steps {start * 2} trains on")
+    begun = _begun(here.environment, work, settings, parameters, corpus.vocabulary, corpus.tokens("train"), str(here.device))
+    begun = msgspec.structs.replace(begun, step=start)
+    keep = (lambda row: append_row(path / ROWS, row)) if here.ranks.first else (lambda row: None)
+    keep(begun)
+    told.begin(begun, work)
+    with _asked_to_stop() as stop, board(path, settings.tensorboard and here.ranks.first) as drawn:
+
+        def on_steps(row: Steps) -> None:
+            keep(row)
+            drawn(row)
+            told.steps(row)
+
+        try:
+            end = here.run(start, path, on_steps, stop)
+        except FlopwiseError as error:
+            keep(Stopped(status=FAILED, step=start, reason=error.message))
+            if not here.ranks.first:
+                raise
+            raise Failed(error.message, error.hint, read_training(path)) from error
+        finally:
+            told.end()
+    keep(end)
+    found = read_training(path)
+    if end.status == STOPPED:
+        raise Interrupted(found)
+    return found
+
+
+def _begun(
+    environment: Environment, work: Workload, settings: Settings, parameters: int, vocabulary: int, tokens: int, device: str
+) -> Begun:
+    assert isinstance(work.subject, ModelSpec)
+    gpu = gpu_of(environment)
+    peak = gpu.peak(work.recipe.compute) if gpu is not None and environment.gpu is not None else None
+    batches = settings.accumulate * settings.world
+    return Begun(
+        settings=settings,
+        parameters=parameters,
+        vocabulary=vocabulary,
+        tokens=tokens,
+        flops_per_step=float(model_flops(work.subject, work.batch, work.context).total * batches),
+        peak_flops_s=peak * settings.world if peak else None,
+        device=device,
+        environment=environment,
+    )
+
+
+@contextlib.contextmanager
+def _asked_to_stop() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C and SIGTERM are noticed after a step, when its checkpoint can be written; a second one ends at once."""
+    asked = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield asked.is_set
+        return
+
+    def note(number: int, frame: Any) -> None:
+        if asked.is_set():
+            raise KeyboardInterrupt
+        asked.set()
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield asked.is_set
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _default_rate(spec: ModelSpec) -> float:
+    return min(HIGHEST_RATE, RATE_TIMES_WIDTH / spec.d_model)
+
+
+def _check(settings: Settings) -> None:
+    fields.number("rate", settings.rate, 0.0, 10.0)
+    fields.whole("warmup_steps", settings.warmup_steps, 0, MOST)
+    fields.number("clip", settings.clip, 0.0, 1e9)
+    for name in ("accumulate", "log_every"):
+        fields.whole(name, getattr(settings, name), 1, 1_000_000)
+    for name in ("evaluate_every", "checkpoint_every"):
+        fields.whole(name, getattr(settings, name), 0, MOST)
+    fields.whole("seed", settings.seed, 0, 2**63)

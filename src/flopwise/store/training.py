@@ -1,0 +1,37 @@
+"""A run of `train` read back."""
+
+from pathlib import Path
+
+from flopwise.errors import FlopwiseError
+from flopwise.records.training import UNFINISHED, Begun, Row, Steps, Stopped, Training
+from flopwise.store import StoredRun, files, find, runs_root
+from flopwise.store.rows import read_rows
+
+ROWS = files.TRAINING
+
+
+def read_training(target: str | Path | StoredRun, runs: str | Path | None = None) -> Training:
+    """A training that was begun before; of steps that a resumed one took again, the later."""
+    stored = target if isinstance(target, StoredRun) else StoredRun.load(find(target, runs_root(runs)))
+    path, header = stored.path, stored.header
+    if header.kind != "train":
+        raise FlopwiseError(f"{path.name} is a run of {header.kind}, not of train", "flopwise runs lists what there is")
+    rows: list[Row] = read_rows(path / ROWS, Row, "steps")  # type: ignore[arg-type]
+    begun = [row for row in rows if isinstance(row, Begun)]
+    if not begun or not header.trials:
+        raise FlopwiseError(f"{path.name} ended before the first step", "train again")
+    steps = list[Steps]()
+    for row in rows:
+        if isinstance(row, Begun):
+            steps = [one for one in steps if one.step <= row.step]
+        elif isinstance(row, Steps):
+            steps.append(row)
+    last = rows[-1] if isinstance(rows[-1], Stopped) else None
+    return Training(
+        path=path,
+        header=header,
+        begun=begun[-1],
+        steps=tuple(steps),
+        status=last.status if last is not None else UNFINISHED,
+        reason=last.reason if last is not None else "",
+    )

@@ -1,0 +1,86 @@
+"""Checkpoints: whole files or none, read without running anything that is in them."""
+
+import contextlib
+import os
+import pickle
+import re
+import secrets
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from flopwise.errors import FlopwiseError, one_line
+from flopwise.spec.model import ModelSpec
+from flopwise.store.files import explain_errors, sync_folder
+
+FOLDER = "checkpoints"
+KEPT = 2  # the newest, and the one before it
+_NAME = re.compile(r"step-(\d{1,12})\.pt")
+_SCHEMA = 1
+
+
+def save(run: Path, step: int, spec: ModelSpec, state: dict[str, Any]) -> Path:
+    """Write a run's checkpoint through to the disk, then remove the oldest beyond KEPT."""
+    folder = run / FOLDER
+    path = folder / f"step-{step:08d}.pt"
+    content = {"schema": _SCHEMA, "spec": msgspec.json.encode(spec).decode(), "step": step, "state": state}
+    building = folder / f".{path.name}-{secrets.token_hex(4)}"
+    with explain_errors("write a checkpoint to", folder):
+        folder.mkdir(exist_ok=True)
+        try:
+            with building.open("wb") as file:
+                try:
+                    torch.save(content, file)
+                except RuntimeError as error:  # PyTorch's writer tells of a full disk in its own way
+                    raise _cause(error) from None
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(building, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                building.unlink(missing_ok=True)
+            raise
+        sync_folder(folder)
+    for old in checkpoints(run)[:-KEPT]:
+        with contextlib.suppress(OSError):
+            old.unlink()
+    return path
+
+
+def checkpoints(run: Path) -> list[Path]:
+    """A run's, the oldest first."""
+    found = [(int(match[1]), path) for path in (run / FOLDER).glob("*.pt") if (match := _NAME.fullmatch(path.name))]
+    return [path for _, path in sorted(found)]
+
+
+def newest(run: Path) -> Path:
+    """A run's last."""
+    found = checkpoints(run)
+    if not found:
+        raise FlopwiseError(f"{run.name} has no checkpoint", "train it anew; --checkpoint-every writes them on the way")
+    return found[-1]
+
+
+def read(path: Path, spec: ModelSpec | None = None) -> tuple[ModelSpec, int, dict[str, Any]]:
+    """The model, the step and the state; `spec` is the model that it has to be of."""
+    try:
+        with explain_errors("read", path):
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        saved = msgspec.json.decode(content["spec"], type=ModelSpec)
+        step, state = int(content["step"]), content["state"]
+    except (RuntimeError, pickle.UnpicklingError, EOFError, KeyError, TypeError, ValueError, msgspec.MsgspecError) as error:
+        text = f"{path} is no whole checkpoint of flopwise: {one_line(str(error), 100)}"
+        raise FlopwiseError(text, "an earlier one may lie beside it; --checkpoint names it") from None
+    if spec is not None and saved != spec:
+        pairs = zip(msgspec.structs.asdict(saved).items(), msgspec.structs.asdict(spec).values(), strict=True)
+        other = ", ".join(f"{name} {old} instead of {new}" for (name, old), new in pairs if old != new)
+        raise FlopwiseError(f"{path} is of another model: {other}", "resume the run that it is of")
+    return saved, step, state
+
+
+def _cause(error: RuntimeError) -> OSError:
+    """The error of the file system behind it."""
+    before = error.__context__
+    return before if isinstance(before, OSError) else OSError(None, one_line(str(error), 160))

@@ -1,0 +1,94 @@
+"""A training in this process, from settings to the last step; what it needs torch for, so that its callers do not."""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from flopwise.capture.build import resolve_device
+from flopwise.capture.environment import environment
+from flopwise.errors import FlopwiseError
+from flopwise.lm import tokenizer as bpe
+from flopwise.lm.data import Corpus, open_corpus, prepare
+from flopwise.records.run import Environment
+from flopwise.records.training import Settings, Stopped
+from flopwise.spec.workload import Workload
+from flopwise.training.constants import HELD_OUT, HELD_OUT_OF_SMALL, SMALL_TEXT_BYTES
+from flopwise.training.loop import Loop, OnSteps
+from flopwise.training.ranks import Ranks, joined, ranks_here
+
+Note = Callable[[str], None]
+
+
+class Job:
+    """The device and the processes of a training; `build` makes its model, `run` trains it."""
+
+    def __init__(self, device: torch.device, ranks: Ranks) -> None:
+        self.device, self.ranks = device, ranks
+        self._loop: Loop | None = None
+
+    @property
+    def environment(self) -> Environment:
+        return environment(self.device)
+
+    def build(self, workload: Workload, settings: Settings, corpus: Corpus) -> int:
+        """Make the model; returns how many parameters it has."""
+        with _memory_errors():
+            self._loop = Loop(workload, settings, corpus, self.device, self.ranks)
+        return self._loop.parameters
+
+    def restore(self, checkpoint: Path) -> int:
+        """Go on from a checkpoint; returns its step."""
+        assert self._loop is not None
+        return self._loop.restore(checkpoint)
+
+    def run(self, start: int, folder: Path, on_steps: OnSteps, stop: Callable[[], bool]) -> Stopped:
+        assert self._loop is not None
+        with _memory_errors():
+            return self._loop.run(start, folder, on_steps, stop)
+
+
+@contextmanager
+def job(device: str) -> Iterator[Job]:
+    """This process's part; under torchrun each has a GPU of its own."""
+    ranks = ranks_here()
+    if ranks.world > 1 and device in ("auto", "cuda") and torch.cuda.is_available():
+        device = f"cuda:{ranks.local_rank}"
+    there = resolve_device(device)
+    with joined(ranks, there):
+        yield Job(there, ranks)
+
+
+def corpus_of(
+    texts: Sequence[str | os.PathLike[str]], tokenizer: str | None, vocabulary: int, folder: Path, note: Note
+) -> Corpus:
+    """Text as tokens in a folder; the tokenizer is read from a file, or learnt from the text."""
+    size = sum(Path(text).stat().st_size for text in texts if Path(text).is_file())
+    if tokenizer is None:
+        note(f"learning a vocabulary of {vocabulary:,} tokens from {size / 1e6:,.1f} MB of text")
+        encoding = bpe.train(texts, vocabulary)
+    else:
+        encoding = bpe.read(tokenizer)
+        if encoding.size > vocabulary:
+            text = f"{tokenizer} has {encoding.size:,} tokens, and the model's vocabulary is {vocabulary:,}"
+            raise FlopwiseError(text, f"--set vocab={encoding.size}")
+    held_out = HELD_OUT_OF_SMALL if size < SMALL_TEXT_BYTES else HELD_OUT
+    made = prepare(texts, encoding, folder, held_out=held_out)
+    note(f"{made.tokens('train'):,} tokens to train on, {made.tokens('evaluation'):,} held out")
+    return made
+
+
+def prepared(folder: str | os.PathLike[str]) -> Corpus:
+    """A corpus that was prepared before."""
+    return open_corpus(folder)
+
+
+@contextmanager
+def _memory_errors() -> Iterator[None]:
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        hint = "a smaller --batch with --accumulate, --precision bf16, --loss chunked or --checkpoint 1 take less"
+        raise FlopwiseError(f"out of memory: {str(error).partition('.')[0] or 'no more is free'}", hint) from None
