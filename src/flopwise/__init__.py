@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from flopwise.api.roofline import roofline
     from flopwise.api.run import run
     from flopwise.api.sweep import sweep
+    from flopwise.api.train import train
     from flopwise.api.tune import tune
     from flopwise.api.watch import watch
     from flopwise.spec.workload import workload
@@ -54,6 +55,7 @@ __all__ = [
     "roofline",
     "run",
     "sweep",
+    "train",
     "tune",
     "watch",
     "workload",

@@ -10,10 +10,11 @@ from typing import Any
 import msgspec
 
 from flopwise.errors import Failed, FlopwiseError, Interrupted
+from flopwise.lm.data import open_corpus
 from flopwise.predict.flops import model_flops
 from flopwise.predict.machine import gpu_of
 from flopwise.records.run import Environment
-from flopwise.records.training import FAILED, STOPPED, Begun, Settings, Steps, Stopped, Training
+from flopwise.records.training import FAILED, STOPPED, Begun, Row, Settings, Steps, Stopped, Training
 from flopwise.spec import fields
 from flopwise.spec.model import ModelSpec
 from flopwise.spec.workload import Sampling, Trial, Workload, workload
@@ -22,7 +23,7 @@ from flopwise.store.rows import append_row
 from flopwise.store.training import ROWS, read_training
 from flopwise.training.checkpoint import newest
 from flopwise.training.constants import HIGHEST_RATE, LONGEST_WARMUP, RATE_TIMES_WIDTH
-from flopwise.training.job import Job, corpus_of, job, prepared
+from flopwise.training.job import Job, corpus_of, job
 from flopwise.training.tensorboard import board
 
 CORPUS = "corpus"  # the folder in a run that text is prepared into
@@ -76,7 +77,9 @@ def train(
     """
     told = progress or TrainingProgress()
     if resume is not None:
-        return _resumed(resume, steps, target, [text, data, tokenizer, rate, *options.values()], device, runs, told)
+        fixed = {"rate": rate, "warmup_steps": warmup_steps, "clip": clip, "text": text, "data": data}
+        fixed |= {"tokenizer": tokenizer, "model": target} | options
+        return _resumed(resume, steps, fixed, device, runs, told)
     work = workload(target or "tiny", **(options | {"phase": "train"}))
     if not isinstance(work.subject, ModelSpec):
         raise FlopwiseError(f"{work.target} is no language model of ours", "train a preset or hf:PATH/config.json")
@@ -84,7 +87,10 @@ def train(
     if bool(texts) == (data is not None):
         raise FlopwiseError("give --text or --data, one of the two", "flopwise train tiny --text book.txt --steps 200")
     if texts and work.subject.vocab < _LEAST_VOCABULARY:
-        raise FlopwiseError(f"vocab = {work.subject.vocab} is too small", f"256 bytes and one token that ends a text: from {_LEAST_VOCABULARY}")
+        raise FlopwiseError(
+            f"vocab = {work.subject.vocab} is too small",
+            f"256 bytes and one token that ends a text: from {_LEAST_VOCABULARY}",
+        )
     fields.whole("steps", steps := 1000 if steps is None else steps, 1, MOST)
     overlaps = work.recipe.overlap == "on"
     settings = Settings(
@@ -117,13 +123,14 @@ _LEAST_VOCABULARY = 257
 
 
 def _resumed(
-    run: str | Path, steps: int | None, target: str, given: list[Any], device: str, runs: Any, told: TrainingProgress
+    run: str | Path, steps: int | None, given: dict[str, Any], device: str, runs: Any, told: TrainingProgress
 ) -> Training:
     """Go on with a run; only how long, and where, can be said anew."""
     path = find(run, runs_root(runs))
     before = read_training(path)
-    if target or any(value not in (None, (), "") for value in given):
-        raise FlopwiseError("--resume takes the model, the text and the levers from its run", "leave them out")
+    if said := [name for name, value in given.items() if value not in (None, (), "", {})]:
+        text = f"--resume takes everything but --steps and --device from its run, and {', '.join(said)} is given too"
+        raise FlopwiseError(text, "leave it out, or begin a new run")
     trial, settings = before.header.trials[0], before.begun.settings
     if steps is not None:
         fields.whole("steps", steps, 1, MOST)
@@ -148,14 +155,20 @@ def _run_of_all(here: Job, make: Callable[[], Run]) -> Iterator[Path]:
 def _train(
     here: Job, work: Workload, settings: Settings, path: Path, checkpoint: Path | None, told: TrainingProgress
 ) -> Training:
-    corpus = prepared(settings.data)
+    corpus = open_corpus(settings.data)
     parameters = here.build(work, settings, corpus)
     start = here.restore(checkpoint) if checkpoint is not None else 0
     if start >= settings.steps:
         raise FlopwiseError(f"{path.name} has all of its {settings.steps:,} steps", f"--steps {start * 2} trains on")
-    begun = _begun(here.environment, work, settings, parameters, corpus.vocabulary, corpus.tokens("train"), str(here.device))
+    begun = _begun(
+        here.environment, work, settings, parameters, corpus.vocabulary, corpus.tokens("train"), str(here.device)
+    )
     begun = msgspec.structs.replace(begun, step=start)
-    keep = (lambda row: append_row(path / ROWS, row)) if here.ranks.first else (lambda row: None)
+
+    def keep(row: Row) -> None:
+        if here.ranks.first:
+            append_row(path / ROWS, row)
+
     keep(begun)
     told.begin(begun, work)
     with _asked_to_stop() as stop, board(path, settings.tensorboard and here.ranks.first) as drawn:
@@ -182,7 +195,13 @@ def _train(
 
 
 def _begun(
-    environment: Environment, work: Workload, settings: Settings, parameters: int, vocabulary: int, tokens: int, device: str
+    environment: Environment,
+    work: Workload,
+    settings: Settings,
+    parameters: int,
+    vocabulary: int,
+    tokens: int,
+    device: str,
 ) -> Begun:
     assert isinstance(work.subject, ModelSpec)
     gpu = gpu_of(environment)

@@ -11,12 +11,14 @@ import click
 from flopwise.analysis.measured import MeasuredRun
 from flopwise.cli.output import kept
 from flopwise.errors import FlopwiseError
+from flopwise.records.training import Training
 from flopwise.spec.recipe import CHOICES, read_toml, recipe_from
 from flopwise.spec.workload import IMPLEMENTATIONS, PHASES
 from flopwise.store import check_tag, runs_root
 from flopwise.store import tag as tag_run
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+_Run = TypeVar("_Run", bound=MeasuredRun | Training)
 
 LEVER_HELP = {
     "precision": "What the matmuls compute in; bf16 and fp16 are autocast.",
@@ -119,7 +121,7 @@ def _value(text: str) -> Any:
     return text
 
 
-def tagged(measure: Callable[[], MeasuredRun], tag: str | None, runs: str | None) -> tuple[MeasuredRun, bool]:
+def tagged(measure: Callable[[], _Run], tag: str | None, runs: str | None) -> tuple[_Run, bool]:
     """Measure, and give the run a name; a name that is not allowed is refused first. Also: whether Ctrl-C stopped it."""
     if tag is not None:
         check_tag(tag)

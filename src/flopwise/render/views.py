@@ -17,6 +17,7 @@ from flopwise.analysis.roofline import Roofline
 from flopwise.experiments.results import LabRun
 from flopwise.predict.account import Account
 from flopwise.records.ceilings import Ceilings
+from flopwise.records.training import Training
 from flopwise.records.tuning import Tuning
 from flopwise.render import one_screen, terminal
 from flopwise.render.account_listing import account_shown
@@ -40,6 +41,7 @@ from flopwise.render.run_screen import run_screen
 from flopwise.render.run_view import implementations_view, run_view
 from flopwise.render.screen import WIDTH
 from flopwise.render.table import View, html_text
+from flopwise.render.train_view import train_screen, train_view
 from flopwise.render.tune_screen import tune_screen
 from flopwise.render.tune_view import tune_view
 from flopwise.snapshot.answers import MemoryReport
@@ -89,6 +91,7 @@ _VIEWS: dict[type, Callable[[Any], View]] = {
     Account: account_view,
     MemoryReport: memory_view,
     Tuning: tune_view,
+    Training: train_view,
     LabRun: lab_view,
     Ceilings: ceilings_view,
 }
@@ -101,6 +104,7 @@ _SCREENS: dict[type, Callable[[Any], Shown | None]] = {
     CourseReport: course_screen,
     MemoryReport: memory_screen,
     Tuning: tune_screen,
+    Training: train_screen,
 }
 
 

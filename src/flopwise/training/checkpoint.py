@@ -11,9 +11,10 @@ from typing import Any
 import msgspec
 import torch
 
+from flopwise.atomic import sync_folder
 from flopwise.errors import FlopwiseError, one_line
 from flopwise.spec.model import ModelSpec
-from flopwise.store.files import explain_errors, sync_folder
+from flopwise.store.files import explain_errors
 
 FOLDER = "checkpoints"
 KEPT = 2  # the newest, and the one before it
@@ -70,7 +71,15 @@ def read(path: Path, spec: ModelSpec | None = None) -> tuple[ModelSpec, int, dic
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         saved = msgspec.json.decode(content["spec"], type=ModelSpec)
         step, state = int(content["step"]), content["state"]
-    except (RuntimeError, pickle.UnpicklingError, EOFError, KeyError, TypeError, ValueError, msgspec.MsgspecError) as error:
+    except (
+        RuntimeError,
+        pickle.UnpicklingError,
+        EOFError,
+        KeyError,
+        TypeError,
+        ValueError,
+        msgspec.MsgspecError,
+    ) as error:
         text = f"{path} is no whole checkpoint of flopwise: {one_line(str(error), 100)}"
         raise FlopwiseError(text, "an earlier one may lie beside it; --checkpoint names it") from None
     if spec is not None and saved != spec:

@@ -11,7 +11,7 @@ from flopwise.capture.build import resolve_device
 from flopwise.capture.environment import environment
 from flopwise.errors import FlopwiseError
 from flopwise.lm import tokenizer as bpe
-from flopwise.lm.data import Corpus, open_corpus, prepare
+from flopwise.lm.data import Corpus, prepare
 from flopwise.records.run import Environment
 from flopwise.records.training import Settings, Stopped
 from flopwise.spec.workload import Workload
@@ -78,11 +78,6 @@ def corpus_of(
     made = prepare(texts, encoding, folder, held_out=held_out)
     note(f"{made.tokens('train'):,} tokens to train on, {made.tokens('evaluation'):,} held out")
     return made
-
-
-def prepared(folder: str | os.PathLike[str]) -> Corpus:
-    """A corpus that was prepared before."""
-    return open_corpus(folder)
 
 
 @contextmanager

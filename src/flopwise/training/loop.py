@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from flopwise.errors import FlopwiseError
-from flopwise.lm.data import Batches, Corpus
+from flopwise.lm.data import Corpus
+from flopwise.lm.data.batches import Batches
 from flopwise.records.corpus import EVALUATION
 from flopwise.records.training import FINISHED, STOPPED, Settings, Steps, Stopped
 from flopwise.spec.model import ModelSpec
@@ -31,7 +32,9 @@ class Loop:
         assert isinstance(workload.subject, ModelSpec)
         self.spec, self.settings, self.device, self.ranks = workload.subject, settings, device, ranks
         if corpus.vocabulary > self.spec.vocab:
-            text = f"the corpus has tokens up to {corpus.vocabulary:,}, and the model's vocabulary is {self.spec.vocab:,}"
+            text = (
+                f"the corpus has tokens up to {corpus.vocabulary:,}, and the model's vocabulary is {self.spec.vocab:,}"
+            )
             raise FlopwiseError(text, f"--set vocab={corpus.vocabulary}")
         sizes: dict[str, Any] = {"batch": workload.batch, "context": workload.context, "device": device}
         shares: dict[str, Any] = {"seed": settings.seed, "rank": ranks.rank, "world": ranks.world}
@@ -80,7 +83,7 @@ class Loop:
             taken.append(next(stream))
             self.clock.waited_ns += int(stream.waited_seconds * 1e9)
         with self.clock.step():
-            self.step.update(taken)
+            self.step.train_on(taken)
             self._losses[0, self._count].copy_(self.step.last_loss)
             self._losses[1, self._count].copy_(self.step.norm)
         self._count += 1
@@ -146,16 +149,20 @@ class _Clock:
         self._begun_ns = time.perf_counter_ns()
 
     @contextmanager
-    def step(self) -> Any:
-        begun_ns, events = time.perf_counter_ns(), ()
-        if self.on_gpu:
-            events = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            events[0].record()
+    def step(self) -> Iterator[None]:
+        begun_ns, begin = time.perf_counter_ns(), self._mark()
         yield
-        if events:
-            events[1].record()
-            self._events.append(events)
+        end = self._mark()
+        if begin is not None and end is not None:
+            self._events.append((begin, end))
         self.launched_ns += time.perf_counter_ns() - begun_ns
+
+    def _mark(self) -> torch.cuda.Event | None:
+        if not self.on_gpu:
+            return None
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
 
     def stopped(self) -> tuple[int, int | None]:
         """Wall and GPU nanoseconds; the device has to have finished."""

@@ -23,7 +23,7 @@ State = dict[str, Any]
 
 
 class TrainingStep(ModelStep):
-    """`update` trains on some batches. After it `last_loss` and `norm` hold the mean loss and the gradients' norm, on the device."""
+    """`train_on` is one update. After it `last_loss` and `norm` hold the mean loss and the gradients' norm, on the device."""
 
     def __init__(self, workload: Workload, device: torch.device, settings: Settings) -> None:
         check(workload.recipe, settings)
@@ -46,7 +46,7 @@ class TrainingStep(ModelStep):
             step, peak=s.rate, floor=s.floor * s.rate, warmup_steps=s.warmup_steps, total_steps=s.steps
         )
 
-    def update(self, batches: Sequence[Batch]) -> None:
+    def train_on(self, batches: Sequence[Batch]) -> None:
         """One step; nothing waits for the device."""
         self.set_learning_rate()
         for number, (tokens, targets) in enumerate(batches):
@@ -129,7 +129,7 @@ class TrainingStep(ModelStep):
         """Processes exchange gradients once per update: with the last batch."""
         if last or not isinstance(self.loss_module, DistributedDataParallel):
             return nullcontext()
-        return self.loss_module.no_sync()  # type: ignore[no-any-return]
+        return self.loss_module.no_sync()
 
     def _capture(self) -> None:
         """The same as CUDA graphs, which share their memory. What its warm-up did to the weights is undone."""

@@ -20,20 +20,20 @@ def board(run: Path, wanted: bool) -> Iterator[Callable[[Steps], None]]:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise FlopwiseError("--tensorboard needs the package tensorboard", "pip install tensorboard") from None
-    writer = SummaryWriter(str(run / FOLDER))  # type: ignore[no-untyped-call]
+    writer = SummaryWriter(str(run / FOLDER))
 
     def write(row: Steps) -> None:
         first = row.step - len(row.losses) + 1
         for place, loss in enumerate(row.losses):
             if loss is not None:
-                writer.add_scalar("loss", loss, first + place)  # type: ignore[no-untyped-call]
+                writer.add_scalar("loss", loss, first + place)
         scalars = {"rate": row.rate, "step ms": row.wall_ns / len(row.losses) / 1e6, "evaluation loss": row.evaluation}
         for name, value in scalars.items():
             if value is not None:
-                writer.add_scalar(name, value, row.step)  # type: ignore[no-untyped-call]
-        writer.flush()  # type: ignore[no-untyped-call]
+                writer.add_scalar(name, value, row.step)
+        writer.flush()
 
     try:
         yield write
     finally:
-        writer.close()  # type: ignore[no-untyped-call]
+        writer.close()

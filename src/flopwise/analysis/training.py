@@ -1,0 +1,60 @@
+"""What a training says about itself: what was learnt, how fast, and what its steps waited for."""
+
+from collections import Counter
+from statistics import median
+
+import msgspec
+
+from flopwise.records.training import Begun, Steps, Training
+
+SMOOTHED = 20  # steps: a loss is the mean of so many, as one batch's says little
+
+
+class Progressed(msgspec.Struct, frozen=True, kw_only=True):
+    """A training in a few numbers. Times are of the steady rows: the first step after a start compiles."""
+
+    first_loss: float | None
+    last_loss: float | None  # mean of the last steps
+    evaluation: float | None
+    step_ns: float | None  # median
+    tokens_per_s: float | None
+    mfu: float | None
+    limit_ns: float | None  # the step's FLOPs at the peak
+    waited: float  # share of the steps' time
+    limited_by: str  # most of the time: the loader, launching, the GPU; '' on the CPU
+    memory_bytes: int | None
+
+
+def progressed(training: Training) -> Progressed:
+    """All of a training."""
+    begun, rows = training.begun, training.steps
+    losses = [loss for row in rows for loss in row.losses if loss is not None]
+    steady = steady_rows(rows)
+    step_ns = median(row.wall_ns / len(row.losses) for row in steady) if steady else None
+    peak, wall_ns = begun.peak_flops_s, sum(row.wall_ns for row in steady)
+    limits = Counter[str]()
+    for row in steady:
+        limits[row.limited_by] += row.wall_ns
+    evaluations = [row.evaluation for row in rows if row.evaluation is not None]
+    return Progressed(
+        first_loss=losses[0] if losses else None,
+        last_loss=sum(losses[-SMOOTHED:]) / len(losses[-SMOOTHED:]) if losses else None,
+        evaluation=evaluations[-1] if evaluations else None,
+        step_ns=step_ns,
+        tokens_per_s=training.tokens_per_step / step_ns * 1e9 if step_ns else None,
+        mfu=mfu(begun, step_ns) if step_ns else None,
+        limit_ns=begun.flops_per_step / peak * 1e9 if peak else None,
+        waited=sum(row.waited_ns for row in steady) / wall_ns if wall_ns else 0.0,
+        limited_by=limits.most_common(1)[0][0] if limits else "",
+        memory_bytes=max((row.memory_bytes for row in rows if row.memory_bytes is not None), default=None),
+    )
+
+
+def steady_rows(rows: tuple[Steps, ...]) -> list[Steps]:
+    """Those of more than one step; the first after a start stands alone, as it compiles. All, where there are no others."""
+    return [row for row in rows if len(row.losses) > 1] or [row for row in rows[1:] or rows if row.losses]
+
+
+def mfu(begun: Begun, step_ns: float) -> float | None:
+    """Of one step that took so long; None where the peak is unknown."""
+    return begun.flops_per_step / (step_ns / 1e9) / begun.peak_flops_s if begun.peak_flops_s and step_ns else None
