@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from flopwise.api.demo import demo
     from flopwise.api.doctor import calibrate, doctor
     from flopwise.api.explain import explain, findings
+    from flopwise.api.generate import generate
     from flopwise.api.lab import lab
     from flopwise.api.memory import memory
     from flopwise.api.profile import profile
@@ -48,6 +49,7 @@ __all__ = [
     "doctor",
     "explain",
     "findings",
+    "generate",
     "lab",
     "memory",
     "profile",

@@ -38,7 +38,10 @@ TASKS = {
         "profile": "Captures a trace with PyTorch's profiler or Nsight Systems.",
         "lab": "Measures claims about GPUs on this machine, each with a verdict.",
     },
-    "From text to a model": {"train": "Trains a model on your text, at speed; resumes to the bit."},
+    "From text to a model": {
+        "train": "Trains a model on your text, at speed; resumes to the bit.",
+        "generate": "Lets a trained model speak; tokens/s beside the limit.",
+    },
     "Keep and show": {
         "report": "Writes one page over runs, traces and snapshots; it opens offline.",
         "runs": "Lists, shows, tags and removes what was measured before.",

@@ -60,6 +60,15 @@ workload_options = _together(
     ),
     click.option("--causal", metavar="on|off", hidden=True, help="--set causal=off, of op:attention."),
 )
+
+
+def levers(*names: str) -> Callable[[_F], _F]:
+    """Options for some of the levers."""
+    return _together(
+        *(click.option(f"--{name}", metavar="|".join(CHOICES[name]), help=LEVER_HELP[name]) for name in names)
+    )
+
+
 device_option = click.option(
     "--device", default="auto", show_default=True, metavar="auto|cpu|cuda[:N]", help="Where to run."
 )

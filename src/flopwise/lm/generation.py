@@ -1,23 +1,72 @@
 """Generation with a cache of keys and values: a prompt read at once (prefill), then one token of each sequence (decode)."""
 
+from dataclasses import dataclass
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from flopwise.lm.attention import Attend, attention_function
 from flopwise.lm.transformer import Attention, Transformer
 
 
-class CachedAttention:
-    """One layer's attention, with the keys and values of all positions: a prompt's are kept, and a new token sees them all."""
+@dataclass
+class Place:
+    """Where the next token goes, for all layers: a number for the host, or what a CUDA graph reads."""
 
-    def __init__(self, attend: Attend, see_all: Attend, keys: Tensor, values: Tensor) -> None:
-        self.attend, self.see_all, self.keys, self.values = attend, see_all, keys, values
+    length: int = 0  # tokens in the cache
+    index: Tensor | None = (
+        None  # [1]: the same, on the device; the cache is then read whole, as a graph's shapes are fixed
+    )
+    mask: Tensor | None = None  # [positions]: those that the next token sees
+
+    def fix(self, positions: int, device: torch.device) -> None:
+        """From now on `move` writes where a graph reads."""
+        self.index = torch.zeros(1, dtype=torch.long, device=device)
+        self.mask = torch.zeros(positions, dtype=torch.bool, device=device)
+        self.move(self.length)
+
+    def move(self, length: int) -> None:
+        """The next token's position is `length`."""
+        self.length = length
+        if self.index is not None and self.mask is not None:
+            self.index.fill_(length)
+            torch.le(torch.arange(len(self.mask), device=self.mask.device), length, out=self.mask)
+
+
+class CachedAttention:
+    """One layer's attention: a prompt's keys and values are kept, a new token's are added, and it sees them all."""
+
+    def __init__(self, attend: Attend, see_all: Attend, cache: Tensor, place: Place) -> None:
+        self.attend, self.see_all, self.place = attend, see_all, place
+        self.keys, self.values = cache  # [B, H, positions, K]
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        new = k.shape[-2]
-        place = slice(0, new) if new > 1 else slice(self.keys.shape[-2] - 1, None)
-        self.keys[:, :, place], self.values[:, :, place] = k, v
-        return self.attend(q, k, v) if new > 1 else self.see_all(q, self.keys, self.values)
+        new, place = k.shape[-2], self.place
+        if new > 1 or not place.length:
+            self.keys[:, :, :new], self.values[:, :, :new] = k, v
+            return self.attend(q, k, v)
+        if place.index is not None and place.mask is not None:
+            self.keys.index_copy_(2, place.index, k.to(self.keys.dtype))
+            self.values.index_copy_(2, place.index, v.to(self.keys.dtype))
+            keys, values = self.keys.to(q.dtype), self.values.to(q.dtype)
+            mask = place.mask[None, None, None, :]
+            return F.scaled_dot_product_attention(q, keys, values, mask, enable_gqa=keys.shape[1] != q.shape[1])
+        last = slice(place.length, place.length + 1)
+        self.keys[:, :, last], self.values[:, :, last] = k, v
+        seen = slice(0, place.length + 1)
+        return self.see_all(q, self.keys[:, :, seen].to(q.dtype), self.values[:, :, seen].to(q.dtype))
+
+
+def keep_keys(model: Transformer, batch: int, positions: int, dtype: torch.dtype, place: Place) -> int:
+    """Give every attention layer of a model a cache; returns its bytes."""
+    spec, device = model.spec, model.head_weight.device
+    see_all = attention_function(model.recipe.attention, model.recipe.compile != "off", causal=False)
+    layers = [module for module in model.modules() if isinstance(module, Attention)]
+    for layer in layers:
+        cache = torch.randn((2, batch, spec.n_kv_heads, positions, spec.head_dim), dtype=dtype, device=device)
+        layer.attend = CachedAttention(layer.attend, see_all, cache, place)
+    return len(layers) * 2 * batch * spec.n_kv_heads * positions * spec.head_dim * dtype.itemsize
 
 
 class Generation:
@@ -35,14 +84,8 @@ class Generation:
     """
 
     def __init__(self, model: Transformer, batch: int, past: int, dtype: torch.dtype) -> None:
-        spec, device = model.spec, model.head_weight.device
         self.model, self.past = model, past
-        see_all = attention_function(model.recipe.attention, model.recipe.compile != "off", causal=False)
-        for module in model.modules():
-            if isinstance(module, Attention):
-                sizes = (2, batch, spec.n_kv_heads, past + 1, spec.head_dim)
-                keys, values = torch.randn(sizes, dtype=dtype, device=device)
-                module.attend = CachedAttention(module.attend, see_all, keys, values)
+        keep_keys(model, batch, past + 1, dtype, Place(past))
 
     def __call__(self, tokens: Tensor) -> Tensor:
         hidden = self.model.hidden(tokens, self.past if tokens.shape[1] == 1 else 0)

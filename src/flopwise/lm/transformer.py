@@ -59,17 +59,21 @@ class Transformer(nn.Module):
         logits: Tensor = self.head(self.hidden(tokens))
         return logits
 
-    def hidden(self, tokens: Tensor, past: int = 0) -> Tensor:
-        """What the head sees: the last block's output after the final norm, [B, T, D]. `past`: positions before the first."""
-        end = past + tokens.shape[1]
+    def hidden(self, tokens: Tensor, past: int | Tensor = 0) -> Tensor:
+        """What the head sees: the last block's output after the final norm, [B, T, D].
+
+        `past`: how many positions are before the first; or, as a tensor [T], the tokens' positions, which a CUDA graph reads.
+        """
+        fixed, end = isinstance(past, Tensor), tokens.shape[1] + (0 if isinstance(past, Tensor) else past)
+        place = past if isinstance(past, Tensor) else slice(past, end)
         self._check(end)
         x = self.embedding(tokens)  # [B, T, D]
         angles: Angles = None
         if self.positions is not None:
-            x = x + self.positions.weight[past:end]
+            x = x + self.positions.weight[place]
         elif self.rope is not None:
-            cos, sin = self.rope(end, tokens.device)
-            angles = (cos[past:], sin[past:]) if past else (cos, sin)
+            cos, sin = self.rope(self.rope.context if fixed else end, tokens.device)
+            angles = (cos[place], sin[place]) if fixed or past else (cos, sin)
         x = self._run_blocks(x, angles)
         normed: Tensor = self.norm(x)
         return normed

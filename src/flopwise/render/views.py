@@ -17,6 +17,7 @@ from flopwise.analysis.roofline import Roofline
 from flopwise.experiments.results import LabRun
 from flopwise.predict.account import Account
 from flopwise.records.ceilings import Ceilings
+from flopwise.records.generated import Generated
 from flopwise.records.training import Training
 from flopwise.records.tuning import Tuning
 from flopwise.render import one_screen, terminal
@@ -26,6 +27,7 @@ from flopwise.render.comparison_view import comparison_view
 from flopwise.render.course_view import course_screen, course_view
 from flopwise.render.explain_screen import explanation_screen
 from flopwise.render.explain_view import explanation_view
+from flopwise.render.generate_view import generate_view
 from flopwise.render.host_screen import host_screen
 from flopwise.render.host_view import host_view
 from flopwise.render.lab_view import lab_view
@@ -92,6 +94,7 @@ _VIEWS: dict[type, Callable[[Any], View]] = {
     MemoryReport: memory_view,
     Tuning: tune_view,
     Training: train_view,
+    Generated: generate_view,
     LabRun: lab_view,
     Ceilings: ceilings_view,
 }

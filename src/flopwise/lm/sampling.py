@@ -1,0 +1,127 @@
+"""Text drawn from a model: prompts read at once, then a token of each at a time, with a cache of keys and values."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flopwise.lm.generation import Place, keep_keys
+from flopwise.lm.precision import autocast
+from flopwise.lm.transformer import Transformer
+
+_WARMUPS = 3  # before a CUDA graph is captured
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Tokens of every sequence, prompts included, and how long it took."""
+
+    tokens: list[list[int]]
+    prompt_tokens: int  # of all sequences
+    new_tokens: int
+    prefill_ns: int  # reading the prompts
+    decode_ns: int  # all tokens after it, one of each sequence at a time
+    decode_steps: int
+    cache_bytes: int
+
+
+class Sampler:
+    """A model that speaks. It takes the model's attention over: the model is for this alone from then on."""
+
+    def __init__(self, model: Transformer, batch: int, positions: int, cache: torch.dtype, graph: bool = False) -> None:
+        self.model, self.device, self.graph = model.eval(), model.head_weight.device, graph
+        self.place, self.positions = Place(), positions
+        self.cache_bytes = keep_keys(model, batch, positions, cache, self.place)
+        self.token = torch.zeros(batch, 1, dtype=torch.long, device=self.device)
+        self._next: Callable[[], Tensor] = self._step
+
+    @torch.no_grad()
+    def draw(
+        self, prompts: Sequence[Sequence[int]], new: int, temperature: float = 1.0, top_p: float = 1.0, seed: int = 0
+    ) -> Drawn:
+        """`new` tokens after every prompt. Of prompts of several lengths the shortest is read at once, the rest on the way."""
+        random = torch.Generator(self.device).manual_seed(seed)
+        shortest, longest = min(map(len, prompts)), max(map(len, prompts))
+        total = longest + new
+        given = torch.zeros(len(prompts), total, dtype=torch.long)
+        known = torch.zeros(len(prompts), total, dtype=torch.bool)
+        for row, prompt in enumerate(prompts):
+            given[row, : len(prompt)], known[row, : len(prompt)] = torch.tensor(prompt, dtype=torch.long), True
+        tokens, known = given.to(self.device), known.to(self.device)
+        begun = self._now()
+        logits = self._logits(tokens[:, :shortest], 0)
+        read_ns = self._now() - begun
+        self.place.move(shortest)
+        if self.graph:
+            self._capture()
+        begun = self._now()
+        for at in range(shortest, total):
+            chosen = choose(logits[:, -1], temperature, top_p, random)
+            tokens[:, at] = torch.where(known[:, at], tokens[:, at], chosen)
+            if at + 1 < total:
+                self.place.move(at)
+                self.token.copy_(tokens[:, at : at + 1])
+                logits = self._next()
+        decode_ns = self._now() - begun
+        rows = tokens.tolist()
+        return Drawn(
+            tokens=[row[: len(prompt) + new] for row, prompt in zip(rows, prompts, strict=True)],
+            prompt_tokens=sum(map(len, prompts)),
+            new_tokens=new * len(prompts),
+            prefill_ns=read_ns,
+            decode_ns=decode_ns,
+            decode_steps=total - shortest - 1,
+            cache_bytes=self.cache_bytes,
+        )
+
+    def _logits(self, tokens: Tensor, past: int | Tensor) -> Tensor:
+        with autocast(self.model.recipe, self.device.type):
+            logits: Tensor = self.model.head(self.model.hidden(tokens, past)[:, -1:])
+        return logits.float()
+
+    def _step(self) -> Tensor:
+        return self._logits(self.token, self.place.length if self.place.index is None else self.place.index)
+
+    def _capture(self) -> None:
+        """The step of one token as a CUDA graph; while it is warmed up it writes where the next token will."""
+        self.place.fix(self.positions, self.device)
+        side = torch.cuda.Stream(self.device)
+        side.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(side):
+            for _ in range(_WARMUPS):
+                self._step()
+        torch.cuda.current_stream(self.device).wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            logits = self._step()
+
+        def replay() -> Tensor:
+            graph.replay()
+            return logits
+
+        self._next = replay
+
+    def _now(self) -> int:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter_ns()
+
+
+def choose(logits: Tensor, temperature: float, top_p: float, random: torch.Generator | None = None) -> Tensor:
+    """A token for every row [B, V]: at temperature 0 the likeliest; else from the fewest that together have `top_p`.
+
+    >>> choose(torch.tensor([[0.0, 3.0, 1.0]]), 0.0, 1.0)
+    tensor([1])
+    >>> choose(torch.tensor([[0.0, 9.0, 1.0]]), 1.0, 0.5)
+    tensor([1])
+    """
+    if temperature == 0:
+        return logits.argmax(-1)
+    likely = (logits / temperature).softmax(-1)
+    if top_p < 1:
+        ordered, order = likely.sort(-1, descending=True)
+        ordered[ordered.cumsum(-1) - ordered >= top_p] = 0
+        likely = torch.zeros_like(likely).scatter_(-1, order, ordered)
+    return torch.multinomial(likely, 1, generator=random).squeeze(-1)
