@@ -1,6 +1,7 @@
 """Train a model on text: from the first byte to a checkpoint, measured on the way."""
 
 import contextlib
+import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +24,7 @@ from flopwise.store.rows import append_row
 from flopwise.store.training import ROWS, read_training
 from flopwise.training.checkpoint import newest
 from flopwise.training.constants import HIGHEST_RATE, LONGEST_WARMUP, RATE_TIMES_WIDTH
-from flopwise.training.job import Job, corpus_of, job
+from flopwise.training.job import Job, check_text, corpus_of, job
 from flopwise.training.tensorboard import board
 
 CORPUS = "corpus"  # the folder in a run that text is prepared into
@@ -65,8 +66,9 @@ def train(
     progress: TrainingProgress | None = None,
     **options: Any,
 ) -> Training:
-    """Train a preset or a config on `text`, or on `data` that was prepared before; returns the stored run.
+    """Train a preset or a config on `text`, or on `data`, a corpus prepared before; returns the stored run.
 
+    With both, `text` is prepared into the folder `data`, for other runs; else into the run's own.
     `options` are the model's size and the levers, as for `bench`. `resume` goes on with a run from its last checkpoint, and
     takes everything else from it. Ctrl-C writes a checkpoint and raises KeyboardInterrupt; a loss that is not a number, too
     little memory or a full disk raise Failed. The `result` of both is the stored run. Under torchrun all processes train
@@ -84,13 +86,10 @@ def train(
     if not isinstance(work.subject, ModelSpec):
         raise FlopwiseError(f"{work.target} is no language model of ours", "train a preset or hf:PATH/config.json")
     texts = [text] if isinstance(text, str | Path) else list(text)
-    if bool(texts) == (data is not None):
-        raise FlopwiseError("give --text or --data, one of the two", "flopwise train tiny --text book.txt --steps 200")
-    if texts and work.subject.vocab < _LEAST_VOCABULARY:
-        raise FlopwiseError(
-            f"vocab = {work.subject.vocab} is too small",
-            f"256 bytes and one token that ends a text: from {_LEAST_VOCABULARY}",
-        )
+    if not texts and data is None:
+        raise FlopwiseError("there is nothing to train on", "flopwise train tiny --text book.txt --steps 200")
+    if texts:
+        check_text(texts, work.subject.vocab, tokenizer)
     fields.whole("steps", steps := 1000 if steps is None else steps, 1, MOST)
     overlaps = work.recipe.overlap == "on"
     settings = Settings(
@@ -111,15 +110,11 @@ def train(
     with job(device) as here:
         settings = msgspec.structs.replace(settings, world=here.ranks.world)
         with _run_of_all(here, lambda: Run.create(runs_root(runs), "train", work.target, command, [trial])) as path:
+            settings = msgspec.structs.replace(settings, data=settings.data or str(path.resolve() / CORPUS))
             if texts and here.ranks.first:
-                file = None if tokenizer is None else str(tokenizer)
-                corpus_of([str(one) for one in texts], file, work.subject.vocab, path / CORPUS, told.note)
-            if texts:
-                settings = msgspec.structs.replace(settings, data=here.ranks.told(str(path / CORPUS)))
+                corpus_of(texts, tokenizer, work.subject.vocab, Path(settings.data), told.note)
+            here.ranks.told(None)  # the others wait until it is there
             return _train(here, work, settings, path, None, told)
-
-
-_LEAST_VOCABULARY = 257
 
 
 def _resumed(
@@ -149,7 +144,12 @@ def _run_of_all(here: Job, make: Callable[[], Run]) -> Iterator[Path]:
         yield here.ranks.told(Path())
         return
     with make() as run:
-        yield here.ranks.told(run.path)
+        try:
+            yield here.ranks.told(run.path)
+        except FlopwiseError:
+            if not (run.path / ROWS).exists():  # it came to nothing
+                shutil.rmtree(run.path, ignore_errors=True)
+            raise
 
 
 def _train(

@@ -14,7 +14,7 @@ from flopwise.records.training import FAILED, Training
 from flopwise.render.train_progress import TerminalTraining
 from flopwise.render.views import screen_of, view_of
 
-_TEXT = "Text to train on: files or folders of UTF-8. Learns a tokenizer first."
+_TEXT = "Text to train on: files of UTF-8. Learns a tokenizer first."
 _EVERY = "Steps between {}; by default at the end alone."
 
 

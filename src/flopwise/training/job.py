@@ -1,17 +1,20 @@
 """A training in this process, from settings to the last step; what it needs torch for, so that its callers do not."""
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
+from flopwise import units
 from flopwise.capture.build import resolve_device
 from flopwise.capture.environment import environment
 from flopwise.errors import FlopwiseError
 from flopwise.lm import tokenizer as bpe
 from flopwise.lm.data import Corpus, prepare
+from flopwise.lm.text import text_files
+from flopwise.lm.tokenizer.tokenizer import SPECIAL
+from flopwise.lm.tokenizer.training import check_size
 from flopwise.records.run import Environment
 from flopwise.records.training import Settings, Stopped
 from flopwise.spec.workload import Workload
@@ -61,14 +64,24 @@ def job(device: str) -> Iterator[Job]:
         yield Job(there, ranks)
 
 
-def corpus_of(
-    texts: Sequence[str | os.PathLike[str]], tokenizer: str | None, vocabulary: int, folder: Path, note: Note
-) -> Corpus:
-    """Text as tokens in a folder; the tokenizer is read from a file, or learnt from the text."""
-    size = sum(Path(text).stat().st_size for text in texts if Path(text).is_file())
+Texts = Sequence[str | Path]
+
+
+def check_text(texts: Texts, vocabulary: int, tokenizer: str | Path | None) -> None:
+    """Refuse what cannot become a corpus, before there is a run."""
+    text_files(texts)
     if tokenizer is None:
-        note(f"learning a vocabulary of {vocabulary:,} tokens from {size / 1e6:,.1f} MB of text")
+        check_size(vocabulary, SPECIAL)
+
+
+def corpus_of(texts: Texts, tokenizer: str | Path | None, vocabulary: int, folder: Path, note: Note) -> Corpus:
+    """Text as tokens in a folder; the tokenizer is read from a file, or learnt from the text."""
+    size = sum(file.stat().st_size for file in text_files(texts))
+    if tokenizer is None:
+        note(f"learning a vocabulary of {vocabulary:,} tokens from {units.size(size)} of text")
         encoding = bpe.train(texts, vocabulary)
+        if encoding.size < vocabulary:
+            note(f"the text has only {encoding.merges:,} merges: {encoding.size:,} tokens of {vocabulary:,} are used")
     else:
         encoding = bpe.read(tokenizer)
         if encoding.size > vocabulary:
