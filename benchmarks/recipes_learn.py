@@ -25,7 +25,7 @@ from flopwise.store.training import read_training
 
 SEEDS = 6
 MODEL = ["tiny", "--set", "d_model=256,d_ff=704,n_layers=4,n_heads=4,n_kv_heads=4,head_dim=64,vocab=8192"]
-SIZES = ["--batch", "32", "--context", "256", "--log-every", "20", "--evaluate-every", "100"]
+SIZES = ["--batch", "8", "--context", "256", "--rate", "1e-3", "--log-every", "20", "--evaluate-every", "100"]
 # What a lever needs beside it.
 WITH = {
     ("precision", "bf16-master"): {"optimizer": "flopwise"},
