@@ -28,26 +28,35 @@ class Progressed(msgspec.Struct, frozen=True, kw_only=True):
 def progressed(training: Training) -> Progressed:
     """All of a training."""
     begun, rows = training.begun, training.steps
-    losses = [loss for row in rows for loss in row.losses if loss is not None]
     steady = steady_rows(rows)
     step_ns = median(row.wall_ns / len(row.losses) for row in steady) if steady else None
-    peak, wall_ns = begun.peak_flops_s, sum(row.wall_ns for row in steady)
-    limits = Counter[str]()
-    for row in steady:
-        limits[row.limited_by] += row.wall_ns
-    evaluations = [row.evaluation for row in rows if row.evaluation is not None]
+    wall_ns = sum(row.wall_ns for row in steady)
+    first, last = _ends([loss for row in rows for loss in row.losses if loss is not None])
     return Progressed(
-        first_loss=losses[0] if losses else None,
-        last_loss=sum(losses[-SMOOTHED:]) / len(losses[-SMOOTHED:]) if losses else None,
-        evaluation=evaluations[-1] if evaluations else None,
+        first_loss=first,
+        last_loss=last,
+        evaluation=next((row.evaluation for row in reversed(rows) if row.evaluation is not None), None),
         step_ns=step_ns,
         tokens_per_s=training.tokens_per_step / step_ns * 1e9 if step_ns else None,
         mfu=mfu(begun, step_ns) if step_ns else None,
-        limit_ns=begun.flops_per_step / peak * 1e9 if peak else None,
+        limit_ns=begun.flops_per_step / begun.peak_flops_s * 1e9 if begun.peak_flops_s else None,
         waited=sum(row.waited_ns for row in steady) / wall_ns if wall_ns else 0.0,
-        limited_by=limits.most_common(1)[0][0] if limits else "",
-        memory_bytes=max((row.memory_bytes for row in rows if row.memory_bytes is not None), default=None),
+        limited_by=_most_limited(steady),
+        memory_bytes=max((row.memory_bytes or 0 for row in rows), default=0) or None,
     )
+
+
+def _ends(losses: list[float]) -> tuple[float | None, float | None]:
+    """The first, and the mean of the last."""
+    last = losses[-SMOOTHED:]
+    return (losses[0], sum(last) / len(last)) if losses else (None, None)
+
+
+def _most_limited(rows: list[Steps]) -> str:
+    times = Counter[str]()
+    for row in rows:
+        times[row.limited_by] += row.wall_ns
+    return times.most_common(1)[0][0] if times else ""
 
 
 def steady_rows(rows: tuple[Steps, ...]) -> list[Steps]:

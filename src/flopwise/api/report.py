@@ -25,6 +25,7 @@ from flopwise.snapshot.report import report as memory_report
 from flopwise.snapshot.stored import stored_report
 from flopwise.store import StoredRun
 from flopwise.store.files import write_output
+from flopwise.store.training import read_training
 from flopwise.store.tuning import read_tuning
 from flopwise.trace.read import is_trace_file, read_trace
 
@@ -81,6 +82,8 @@ def gather(target: str | Path | StoredRun, runs: str | Path | None = None) -> Re
         return ReportPart(name=name, run=target, memory=stored_report(target))
     if target.header.kind == "tune":
         return _tuned(name, target)
+    if target.header.kind == "train":
+        return ReportPart(name=name, run=target, training=read_training(target))
     if target.header.kind == "lab":
         return ReportPart(name=name, run=target, lab=read_lab(target.path))
     traced = next((point for point in target.points if point.trace_file), None)

@@ -25,22 +25,11 @@ from flopwise.store.training import ROWS, read_training
 from flopwise.training.checkpoint import newest
 from flopwise.training.constants import HIGHEST_RATE, LONGEST_WARMUP, RATE_TIMES_WIDTH
 from flopwise.training.job import Job, check_text, corpus_of, job
+from flopwise.training.progress import TrainingProgress
 from flopwise.training.tensorboard import board
 
 CORPUS = "corpus"  # the folder in a run that text is prepared into
-MOST = 1_000_000_000
-
-
-class TrainingProgress:
-    """What is told on the way; this one tells nothing."""
-
-    def note(self, text: str) -> None: ...
-
-    def begin(self, begun: Begun, workload: Workload) -> None: ...
-
-    def steps(self, row: Steps) -> None: ...
-
-    def end(self) -> None: ...
+MOST, STEPS = 1_000_000_000, 1000
 
 
 def train(
@@ -90,14 +79,10 @@ def train(
         raise FlopwiseError("there is nothing to train on", "flopwise train tiny --text book.txt --steps 200")
     if texts:
         check_text(texts, work.subject.vocab, tokenizer)
-    fields.whole("steps", steps := 1000 if steps is None else steps, 1, MOST)
-    overlaps = work.recipe.overlap == "on"
+    given = {"steps": steps, "rate": rate, "warmup_steps": warmup_steps, "clip": clip}
     settings = Settings(
-        steps=steps,
+        **_defaults(work) | {name: value for name, value in given.items() if value is not None},
         data=str(Path(data).resolve()) if data is not None else "",
-        rate=_default_rate(work.subject) if rate is None else rate,
-        warmup_steps=min(LONGEST_WARMUP, steps // 10) if warmup_steps is None else warmup_steps,
-        clip=(0.0 if overlaps else 1.0) if clip is None else clip,
         accumulate=accumulate,
         evaluate_every=evaluate_every,
         checkpoint_every=checkpoint_every,
@@ -105,7 +90,7 @@ def train(
         seed=seed,
         tensorboard=tensorboard,
     )
-    _check(settings)
+    settings = _checked(settings)
     trial = Trial(workload=work, sampling=Sampling(), device=device)
     with job(device) as here:
         settings = msgspec.structs.replace(settings, world=here.ranks.world)
@@ -240,11 +225,18 @@ def _asked_to_stop() -> Iterator[Callable[[], bool]]:
             signal.signal(number, handler)
 
 
-def _default_rate(spec: ModelSpec) -> float:
-    return min(HIGHEST_RATE, RATE_TIMES_WIDTH / spec.d_model)
+def _defaults(work: Workload) -> dict[str, Any]:
+    """What depends on the model; the warm-up, on the number of steps, comes later."""
+    assert isinstance(work.subject, ModelSpec)
+    rate, clip = min(HIGHEST_RATE, RATE_TIMES_WIDTH / work.subject.d_model), float(work.recipe.overlap == "off")
+    return {"steps": STEPS, "rate": rate, "clip": clip, "warmup_steps": -1}
 
 
-def _check(settings: Settings) -> None:
+def _checked(settings: Settings) -> Settings:
+    """The same with a warm-up, where none is given."""
+    fields.whole("steps", settings.steps, 1, MOST)
+    if settings.warmup_steps == -1:
+        settings = msgspec.structs.replace(settings, warmup_steps=min(LONGEST_WARMUP, settings.steps // 10))
     fields.number("rate", settings.rate, 0.0, 10.0)
     fields.whole("warmup_steps", settings.warmup_steps, 0, MOST)
     fields.number("clip", settings.clip, 0.0, 1e9)
@@ -253,3 +245,4 @@ def _check(settings: Settings) -> None:
     for name in ("evaluate_every", "checkpoint_every"):
         fields.whole(name, getattr(settings, name), 0, MOST)
     fields.whole("seed", settings.seed, 0, 2**63)
+    return settings

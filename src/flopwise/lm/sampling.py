@@ -6,12 +6,15 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from flopwise.lm.generation import Place, keep_keys
 from flopwise.lm.precision import autocast
 from flopwise.lm.transformer import Transformer
 
 _WARMUPS = 3  # before a CUDA graph is captured
+# cuDNN's attention is planned anew for every length, and a cache has another with every token.
+_ANY_LENGTH = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,10 @@ class Sampler:
         return logits.float()
 
     def _step(self) -> Tensor:
-        return self._logits(self.token, self.place.length if self.place.index is None else self.place.index)
+        if self.place.index is not None:
+            return self._logits(self.token, self.place.index)
+        with sdpa_kernel(_ANY_LENGTH):
+            return self._logits(self.token, self.place.length)
 
     def _capture(self) -> None:
         """The step of one token as a CUDA graph; while it is warmed up it writes where the next token will."""

@@ -9,10 +9,10 @@ from rich.text import Text
 
 from flopwise import units
 from flopwise.analysis.training import mfu
-from flopwise.api.train import TrainingProgress
 from flopwise.records.training import LOADER, Begun, Steps
 from flopwise.render.visible import LONGEST_LINE, visible
 from flopwise.spec.workload import Workload
+from flopwise.training.progress import TrainingProgress
 
 _LINE_S = 5.0  # between plain lines
 

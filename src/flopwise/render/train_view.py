@@ -34,7 +34,7 @@ _WHY = {
 
 def train_view(training: Training) -> View:
     """A row of the table for every row of the log."""
-    table = Table(ROWS, f"{training.header.name}: {training.headline()}", columns(_HEADING), tuple(_rows(training)))
+    table = Table(ROWS, training.headline(), columns(_HEADING), tuple(_rows(training)))
     found = progressed(training)
     content = document(
         "train", run=training.path.name, begun=training.begun, status=training.status, reason=training.reason or None

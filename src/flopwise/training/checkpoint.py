@@ -44,7 +44,8 @@ def save(run: Path, step: int, spec: ModelSpec, state: dict[str, Any]) -> Path:
                 building.unlink(missing_ok=True)
             raise
         sync_folder(folder)
-    for old in checkpoints(run)[:-KEPT]:
+    left = [path for path in folder.glob(".step-*") if path != building]  # of a process that was killed
+    for old in [*checkpoints(run)[:-KEPT], *left]:
         with contextlib.suppress(OSError):
             old.unlink()
     return path

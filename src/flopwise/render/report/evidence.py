@@ -14,6 +14,7 @@ from flopwise.records.comparison import Comparison
 from flopwise.records.finding import Finding
 from flopwise.records.run import Point
 from flopwise.records.table import Table
+from flopwise.records.training import Training
 from flopwise.records.tuning import Tuning
 from flopwise.records.waterfall import Waterfall
 from flopwise.snapshot.answers import MemoryReport
@@ -75,6 +76,7 @@ class ReportPart:
     tuning: Tuning | None = None
     predictions: tuple[StepPrediction, ...] = ()  # of steps whose GPU is known
     lab: LabRun | None = None
+    training: Training | None = None
     notes: tuple[str, ...] = ()  # what could not be read, and why
 
     @property

@@ -22,6 +22,7 @@ from flopwise.render.report.evidence import Change, ChartBlock, Number, Overview
 from flopwise.render.report.verdict import of_several, short_command
 from flopwise.render.run_screen import run_screen
 from flopwise.render.screen import Figure, Screen
+from flopwise.render.train_view import train_screen
 from flopwise.render.tune_screen import tune_screen
 from flopwise.render.waterfall_view import step_name
 from flopwise.spec.workload import Workload, takes
@@ -47,6 +48,8 @@ def overview(part: ReportPart) -> Overview:
 
 def _screen(part: ReportPart) -> Screen | None:
     traced = part.explanation or part.host
+    if part.training is not None:
+        return train_screen(part.training)
     if part.tuning is not None:
         return tune_screen(part.tuning)
     if part.run is not None and part.run.header.kind == "run" and part.run.points:

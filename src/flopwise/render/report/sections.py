@@ -16,8 +16,9 @@ from flopwise.analysis.roofline import Roofline, RooflinePoint
 from flopwise.analysis.verdict import in_two_words
 from flopwise.records.run import Environment, Point
 from flopwise.records.table import Table
+from flopwise.records.training import Training
 from flopwise.records.tuning import Tuning
-from flopwise.render import explain_view, memory_view, run_charts, step_charts
+from flopwise.render import explain_view, memory_view, run_charts, step_charts, train_view
 from flopwise.render.comparison_view import comparison_view
 from flopwise.render.host_view import host_view
 from flopwise.render.memory_charts import predicted_chart
@@ -43,6 +44,7 @@ _NAME_START, _TOO_SHORT = 100, 5  # letters of a kernel's name
 def sections(part: ReportPart) -> list[Section]:
     """Findings first, then the evidence, then where it comes from."""
     first = lab_sections(part.lab) if part.lab is not None else _tuning(part.tuning) if part.tuning else []
+    first = _training(part.training) if part.training is not None else first
     return [*first, *(found for build in SECTIONS if (found := build(part)) is not None)]
 
 
@@ -54,6 +56,20 @@ def _tuning(tuning: Tuning) -> list[Section]:
     found.append(Section("attempts", "What was tried", (*_savings(tuning), TableBlock(tried, how=evidence.BOTH))))
     falls = tuple(TableBlock(table, how=evidence.SPLIT) for table in tables.values())
     return [*found, *([Section("falls", "Before and after", falls)] if falls else [])]
+
+
+def _training(training: Training) -> list[Section]:
+    """The curves, then every row."""
+    losses, speeds = train_view.loss_rows(training), train_view.speed_rows(training)
+    drawn: list[Block] = []
+    if losses:
+        caption = "The loss of every batch, and of text that is held out."
+        drawn.append(ChartBlock("loss", partial(train_view.loss_chart, losses), caption))
+    if speeds:
+        caption = "Tokens per second, loader and logging included; coloured by what the steps waited for."
+        drawn.append(ChartBlock("speed", partial(train_view.speed_chart, speeds), caption))
+    tables = tuple(TableBlock(table, folded=True) for table in train_view.train_view(training).tables)
+    return [Section("curves", "Curves", tuple(drawn)), Section("rows", "Every row of the log", tables)]
 
 
 def _recipe(tuning: Tuning, table: Table) -> tuple[Block, ...]:
