@@ -27,27 +27,31 @@ class Progressed(msgspec.Struct, frozen=True, kw_only=True):
 
 def progressed(training: Training) -> Progressed:
     """All of a training."""
-    begun, rows = training.begun, training.steps
-    steady = steady_rows(rows)
-    step_ns = median(row.wall_ns / len(row.losses) for row in steady) if steady else None
-    wall_ns = sum(row.wall_ns for row in steady)
-    first, last = _ends([loss for row in rows for loss in row.losses if loss is not None])
+    begun, rows, steady = training.begun, training.steps, steady_rows(training.steps)
+    first, last = _ends(rows)
+    step_ns = median(row.wall_ns / len(row.losses) for row in steady) if steady else 0.0
     return Progressed(
         first_loss=first,
         last_loss=last,
         evaluation=next((row.evaluation for row in reversed(rows) if row.evaluation is not None), None),
-        step_ns=step_ns,
+        step_ns=step_ns or None,
         tokens_per_s=training.tokens_per_step / step_ns * 1e9 if step_ns else None,
-        mfu=mfu(begun, step_ns) if step_ns else None,
+        mfu=mfu(begun, step_ns),
         limit_ns=begun.flops_per_step / begun.peak_flops_s * 1e9 if begun.peak_flops_s else None,
-        waited=sum(row.waited_ns for row in steady) / wall_ns if wall_ns else 0.0,
+        waited=_waited(steady),
         limited_by=_most_limited(steady),
         memory_bytes=max((row.memory_bytes or 0 for row in rows), default=0) or None,
     )
 
 
-def _ends(losses: list[float]) -> tuple[float | None, float | None]:
-    """The first, and the mean of the last."""
+def _waited(rows: list[Steps]) -> float:
+    """The share of their time."""
+    return sum(row.waited_ns for row in rows) / max(1, sum(row.wall_ns for row in rows))
+
+
+def _ends(rows: tuple[Steps, ...]) -> tuple[float | None, float | None]:
+    """The first loss, and the mean of the last."""
+    losses = [loss for row in rows for loss in row.losses if loss is not None]
     last = losses[-SMOOTHED:]
     return (losses[0], sum(last) / len(last)) if losses else (None, None)
 
