@@ -126,11 +126,12 @@ def test_the_learning_rate_and_the_clipping_are_as_asked(train):
 
 
 @pytest.mark.parametrize(
-    ("waited", "launched", "gpu", "limit"),
-    [(10, 5, 80, LOADER), (1, 95, 80, LAUNCHING), (1, 20, 98, GPU), (1, 99, None, ""), (10, 90, None, LOADER)],
+    ("waited", "behind", "limit"),
+    [(20, 50, LOADER), (1, 2, LAUNCHING), (1, 50, GPU), (1, None, ""), (20, None, LOADER)],
 )
-def test_what_steps_waited_for_is_named(waited, launched, gpu, limit):
-    row = Steps(step=1, losses=(1.0,), rate=0.1, wall_ns=100, waited_ns=waited, launched_ns=launched, gpu_ns=gpu)
+def test_what_steps_waited_for_is_named(waited, behind, limit):
+    """Launches wait for a full queue: how long they took says nothing, how far the GPU was behind does."""
+    row = Steps(step=2, losses=(1.0, 1.0), rate=0.1, wall_ns=200, waited_ns=waited, launched_ns=190, behind_ns=behind)
     assert row.limited_by == limit
 
 

@@ -12,7 +12,7 @@ SCHEMA = 1
 FINISHED, STOPPED, FAILED, UNFINISHED = "finished", "stopped", "failed", "not finished"
 LOADER, LAUNCHING, GPU = "the loader", "launching", "the GPU"
 STALLED = 0.05  # of a step's time spent waiting for data: more is a finding
-BEHIND = 0.9  # of a step's time spent launching: more, and the GPU waits for the host
+BEHIND = 0.1  # of a step: a GPU that still has so much to do when the host has launched all is the limit
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +58,8 @@ class Steps(msgspec.Struct, frozen=True, kw_only=True, tag="steps", tag_field="r
     rate: float
     wall_ns: int
     waited_ns: int  # for the loader
-    launched_ns: int  # by the host, inside the step
+    launched_ns: int  # by the host, inside the step; launches that wait for a full queue included
+    behind_ns: int | None = None  # after the last launch, until the GPU had done it; None on a CPU
     gpu_ns: int | None = None  # from each step's first kernel to its last, waiting between them included
     memory_bytes: int | None = None  # peak so far
     evaluation: float | None = None  # loss on text that is held out
@@ -74,9 +75,9 @@ class Steps(msgspec.Struct, frozen=True, kw_only=True, tag="steps", tag_field="r
         """What these steps waited for: the loader, launching, or the GPU (on a CPU: '')."""
         if self.waited_ns > STALLED * self.wall_ns:
             return LOADER
-        if self.gpu_ns is None:
+        if self.behind_ns is None or not self.losses:
             return ""
-        return LAUNCHING if self.launched_ns > BEHIND * self.wall_ns else GPU
+        return GPU if self.behind_ns > BEHIND * self.wall_ns / len(self.losses) else LAUNCHING
 
 
 class Stopped(msgspec.Struct, frozen=True, kw_only=True, tag="ended", tag_field="row"):

@@ -97,10 +97,9 @@ class Loop:
         return bool(self.ranks.mean(torch.tensor(float(stop()), device=self.device)) > 0)
 
     def _row(self, number: int, evaluates: bool, on_steps: OnSteps) -> None:
-        found = self._losses[:, : self._count]
-        losses, norms = self.ranks.mean(found.clone()).tolist()
+        wall_ns, gpu_ns, behind_ns = self.clock.stopped()
+        losses, norms = self.ranks.mean(self._losses[:, : self._count].clone()).tolist()
         self._count = 0
-        wall_ns, gpu_ns = self.clock.stopped()
         bad = next((place for place, loss in enumerate(losses) if not math.isfinite(loss)), None)
         evaluation = self._evaluate() if evaluates and bad is None and self.held_out is not None else None
         on_gpu = self.device.type == "cuda"
@@ -114,6 +113,7 @@ class Loop:
                 waited_ns=self.clock.waited_ns,
                 launched_ns=self.clock.launched_ns,
                 gpu_ns=gpu_ns,
+                behind_ns=behind_ns,
                 memory_bytes=torch.cuda.max_memory_allocated(self.device) if on_gpu else None,
                 evaluation=evaluation,
             )
@@ -164,13 +164,16 @@ class _Clock:
         event.record()
         return event
 
-    def stopped(self) -> tuple[int, int | None]:
-        """Wall and GPU nanoseconds; the device has to have finished."""
+    def stopped(self) -> tuple[int, int | None, int | None]:
+        """Nanoseconds on the wall and on the GPU, and how long the GPU went on after the last launch."""
+        launched_ns = time.perf_counter_ns()
         if self.on_gpu:
             torch.cuda.synchronize(self.device)
-        wall_ns = time.perf_counter_ns() - self._begun_ns
+        end_ns = time.perf_counter_ns()
+        if not self.on_gpu:
+            return end_ns - self._begun_ns, None, None
         gpu_ms = sum(begin.elapsed_time(end) for begin, end in self._events)
-        return wall_ns, round(gpu_ms * 1e6) if self.on_gpu else None
+        return end_ns - self._begun_ns, round(gpu_ms * 1e6), end_ns - launched_ns
 
 
 def _due(number: int, every: int, last: int) -> bool:
