@@ -320,3 +320,8 @@ def test_parts_of_one_name_are_added_up(explained):
     parts = waterfall_parts(explained.waterfall)
     assert len({part.name for part in parts}) == len(parts)
     assert sum(part.amount for part in parts) == pytest.approx(sum(one.ns for one in explained.waterfall.parts))
+
+
+def test_remarks_are_sentences(explained):
+    notes = explanation_screen(explained).notes
+    assert all(note[:1] == note[:1].upper() and note.endswith(".") for note in notes)

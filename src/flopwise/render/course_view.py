@@ -9,7 +9,7 @@ from flopwise.records.table import Table
 from flopwise.render.course_answers import answers, label
 from flopwise.render.json import document, picked
 from flopwise.render.names import short_paths, unique_names
-from flopwise.render.screen import Screen
+from flopwise.render.screen import Screen, sentence
 from flopwise.render.table import View, columns
 from flopwise.spec.model import preset, preset_names
 from flopwise.work.kernel_spelling import one_spelling
@@ -46,7 +46,7 @@ def course_screen(report: CourseReport) -> Screen:
         title=f"The course's five questions: {what}",
         where=", ".join(gpus),
         paragraphs=tuple(f"({key}) {answer}" for key, answer in answers(report).items()),
-        notes=tuple(notes),
+        notes=tuple(map(sentence, notes)),
         more="Tables for every trace: --full; as a report: -o report.md",
     )
 

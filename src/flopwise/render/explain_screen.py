@@ -28,6 +28,7 @@ from flopwise.render.screen import (
     Screen,
     changes_title,
     reach_figures,
+    sentence,
 )
 from flopwise.work.operation import COMMUNICATION
 from flopwise.work.operation import OTHER as UNKNOWN_CLASS
@@ -69,7 +70,9 @@ def explanation_screen(e: Explanation) -> Screen:
         parts=waterfall_parts(e.waterfall) if e.waterfall is not None else _class_parts(e),
         changes_title=changes_title(len(best)) if best or e.findings is None or e.bound == CAPTURE else _nothing(e),
         changes=changes_of(best),
-        notes=tuple(filter(None, (*serving_notes(e), slowed(e), *together_notes(e), *e.notes, varying(e)))),
+        notes=tuple(
+            filter(None, (*serving_notes(e), slowed(e), *together_notes(e), *map(sentence, e.notes), varying(e)))
+        ),
     )
 
 

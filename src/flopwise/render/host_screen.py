@@ -7,7 +7,7 @@ from flopwise.analysis.reach import Reach
 from flopwise.records.run import STEP
 from flopwise.render.explain_screen import changes_of
 from flopwise.render.names import short_paths
-from flopwise.render.screen import IDLE, MEASURED, NOW, Figure, Part, Screen, changes_title, reach_figures
+from flopwise.render.screen import IDLE, MEASURED, NOW, Figure, Part, Screen, changes_title, reach_figures, sentence
 
 
 def host_screen(e: HostExplanation) -> Screen:
@@ -22,7 +22,7 @@ def host_screen(e: HostExplanation) -> Screen:
         parts=_parts(e),
         changes_title=changes_title(len(best)),
         changes=changes_of(best),
-        notes=e.notes,
+        notes=tuple(map(sentence, e.notes)),
     )
 
 

@@ -7,7 +7,7 @@ from flopwise.records.run import OK
 from flopwise.render.account_screen import best_effects, effect_changes
 from flopwise.render.memory_view import subject
 from flopwise.render.names import stored_in
-from flopwise.render.screen import LIMIT, MEASURED, NOW, PREDICTED, REACHABLE, SPECIFIED, Figure, Part, Screen
+from flopwise.render.screen import LIMIT, MEASURED, NOW, PREDICTED, REACHABLE, SPECIFIED, Figure, Part, Screen, sentence
 from flopwise.snapshot.answers import DeviceMemory, MemoryReport
 from flopwise.spec.gpu import find_gpu
 
@@ -38,8 +38,7 @@ def _doubts(report: MemoryReport, d: DeviceMemory | None) -> list[str]:
     by_size = f", guessed from the size alone for {guessed}" if d.guessed_share else ""
     many = len(report.devices)
     others = f"{many} devices; this is device {d.device}, with the highest peak. --device cuda:N shows another."
-    sentences = [f"{note[:1].upper()}{note[1:]}." for note in d.notes]
-    return [f"Owner known for {known} of the peak{by_size}.", *([others] if many > 1 else []), *sentences]
+    return [f"Owner known for {known} of the peak{by_size}.", *([others] if many > 1 else []), *map(sentence, d.notes)]
 
 
 def _verdict(report: MemoryReport, d: DeviceMemory | None) -> str:

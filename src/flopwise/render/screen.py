@@ -157,6 +157,15 @@ def screen_lines(screen: Screen) -> list[Text]:
     return lines
 
 
+def sentence(note: str) -> str:
+    """A remark as it stands below a screen.
+
+    >>> sentence("no waterfall: --gpu names one"), sentence("All is well.")
+    ('No waterfall: --gpu names one.', 'All is well.')
+    """
+    return f"{note[:1].upper()}{note[1:]}{'' if note.endswith(('.', ':')) else '.'}" if note else ""
+
+
 def title_line(title: str, where: str) -> Text:
     """What it is about, cut where it is long; where, whole."""
     there = cut(f" on {where}", WIDTH // 2, "bold") if where else Text()
