@@ -117,6 +117,16 @@ def test_batches_that_are_accumulated_are_one_large_batch(train):
     assert losses(parts) == pytest.approx(losses(large), rel=1e-4)
 
 
+def test_another_seed_is_evaluated_on_the_same_text(train):
+    """With a rate of zero the weights differ by their seed alone: the same weights have the same loss."""
+    first, second = train(steps=1, rate=0.0, seed=0), train(steps=1, rate=0.0, seed=1)
+    assert first.steps[-1].evaluation != second.steps[-1].evaluation
+    states = [checkpoint.newest(one.path) for one in (first, second)]
+    states[1].write_bytes(states[0].read_bytes())
+    again = flopwise.train(resume=second.path, steps=2, device="cpu")
+    assert again.steps[-1].evaluation == first.steps[-1].evaluation
+
+
 def test_the_learning_rate_and_the_clipping_are_as_asked(train):
     found = train(rate=0.5, warmup_steps=4, clip=0.01, steps=8)
     assert [row.rate for row in found.steps][:4] == pytest.approx([0.125, 0.25, 0.375, 0.5])

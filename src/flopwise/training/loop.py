@@ -39,6 +39,7 @@ class Loop:
         sizes: dict[str, Any] = {"batch": workload.batch, "context": workload.context, "device": device}
         shares: dict[str, Any] = {"seed": settings.seed, "rank": ranks.rank, "world": ranks.world}
         self.batches = Batches(corpus, **sizes, **shares)
+        shares["seed"] = 0  # held-out text is the same for every seed, so that runs compare
         self.held_out = Batches(corpus, EVALUATION, **sizes, **shares) if corpus.tokens(EVALUATION) else None
         torch.manual_seed(settings.seed)
         self.step = TrainingStep(workload, device, settings)
