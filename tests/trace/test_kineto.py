@@ -320,7 +320,7 @@ def test_processes_keep_their_own_correlation_ids(write: Any) -> None:
     trace = read_kineto(write(text_of(calls + kernels)))
     assert trace.kernels["process"].to_list() == [1, 2, NO_ID]
     assert trace.launches.select("process", "correlation").rows() == [(1, 5), (2, 6)]
-    assert [note.text for note in trace.notes] == ["1 kernels and copies belong to no known process"]
+    assert [note.text for note in trace.notes] == ["1 piece of GPU work of no known process"]
 
 
 def test_of_a_call_within_a_call_the_inner_one_launched(write: Any) -> None:

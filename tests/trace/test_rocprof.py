@@ -82,7 +82,7 @@ def test_records_without_a_time_are_dropped_and_counted(tmp_path):
     del kernels[1]["start_timestamp"]
     trace = read_trace(write_rocprof(tmp_path / "r.json", content))
     assert trace.kernels.height == 7
-    assert [note.text for note in trace.notes] == ["2 records have no usable time or a negative duration: dropped"]
+    assert [note.text for note in trace.notes] == ["2 records without a usable time or of a negative duration: dropped"]
 
 
 def test_without_kernels_it_says_so(tmp_path):

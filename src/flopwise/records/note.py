@@ -2,6 +2,8 @@
 
 import msgspec
 
+from flopwise import units
+
 
 class Note(msgspec.Struct, frozen=True):
     """JSON shows the texts alone, as `notes`; the keys stand in `note_keys`, in the same order."""
@@ -10,10 +12,10 @@ class Note(msgspec.Struct, frozen=True):
     text: str
 
 
-def counted(**counts: tuple[int, str]) -> tuple[Note, ...]:
-    """Notes about what occurred: `key=(number, "what happened to them")`; none for what did not occur.
+def counted(**counts: tuple[int, str, str]) -> tuple[Note, ...]:
+    """Notes about what occurred: `key=(number, "thing", "and what of it")`; none for what did not occur.
 
-    >>> counted(dropped=(1200, "events have no time: dropped"), open=(0, "ranges have no end"))
-    (Note(key='dropped', text='1,200 events have no time: dropped'),)
+    >>> counted(dropped=(1200, "event", "without a time: dropped"), open=(0, "range", "without an end"))
+    (Note(key='dropped', text='1,200 events without a time: dropped'),)
     """
-    return tuple(Note(key, f"{count:,} {text}") for key, (count, text) in counts.items() if count)
+    return tuple(Note(key, f"{units.several(n, what)} {text}") for key, (n, what, text) in counts.items() if n)

@@ -105,9 +105,9 @@ def allocations(
     later = _still_there(rows, living, blocks, seen, last)
     freed = len(living.keys() - blocks.keys()) if whole else 0
     return rows.table(), counted(
-        replaced=(replaced, "allocations were replaced by others at the same address: their frees were not recorded"),
-        later=(later, "blocks were allocated after the recording ended: not counted"),
-        freed_later=(freed, "allocations of the trace are not blocks at the end: freed after the recording"),
+        replaced=(replaced, "allocation", "replaced at the same address, without a recorded free"),
+        later=(later, "block", "allocated after the recording ended: not counted"),
+        freed_later=(freed, "allocation", "without a block at the end: freed after the recording"),
     )
 
 

@@ -221,10 +221,14 @@ def _described(device: dict[str, Any]) -> Described:
 def _notes(columns: EventColumns, stream: EventStream, kernels: pl.DataFrame, copies: pl.DataFrame) -> tuple[Note, ...]:
     orphans = sum(int((table["process"] == NO_ID).sum()) for table in (kernels, copies))
     notes = counted(
-        dropped=(columns.unusable + stream.dropped, "events have no usable time or a negative duration: dropped"),
-        incomplete=(columns.incomplete, "events are not complete spans (ph is not X): not read"),
-        unpaired=(columns.pairs.unpaired, "events begin without an end or end without a beginning: not read"),
-        no_process=(orphans, "kernels and copies belong to no known process"),
+        dropped=(
+            columns.unusable + stream.dropped,
+            "event",
+            "without a usable time or of a negative duration: dropped",
+        ),
+        incomplete=(columns.incomplete, "event", "not written as a complete span (ph is not X): not read"),
+        unpaired=(columns.pairs.unpaired, "event", "without its beginning or its end: not read"),
+        no_process=(orphans, "piece", "of GPU work of no known process"),
     )
     no_kernel = Note("no_kernels", "no kernel: nothing ran on the GPU, or its activity was not recorded")
     return (*stream.notes, *notes, *(() if len(kernels) else (no_kernel,)))

@@ -221,7 +221,7 @@ def _align_times(tables: dict[str, pl.DataFrame], notes: list[Note]) -> None:
         if not sensible.all():
             tables[name] = table.filter(pl.Series(sensible))
             dropped += int((~sensible).sum())
-    notes += counted(dropped=(dropped, "events dropped: no time, or an end before the start"))
+    notes += counted(dropped=(dropped, "event", "dropped: no time, or an end before the start"))
     origin = min((int(t["start_ns"].to_numpy().min()) for t in tables.values() if len(t)), default=0)
     for name in tables:
         tables[name] = _sorted(tables[name], origin)
@@ -244,5 +244,5 @@ def _close_open_ranges(tables: dict[str, pl.DataFrame], notes: list[Note]) -> No
     last = max((int(column.max()) for column in ends if len(column)), default=0)
     for name in still_open:
         tables[name] = tables[name].with_columns(end_ns=pl.when(end == MISSING).then(pl.lit(last)).otherwise(end))
-    text = "ranges were still open at the end of the trace; they end with its last event"
-    notes += counted(open_ranges=(sum(still_open.values()), text))
+    text = "still open at the end of the trace: taken to end with its last event"
+    notes += counted(open_ranges=(sum(still_open.values()), "range", text))

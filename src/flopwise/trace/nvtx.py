@@ -105,7 +105,7 @@ def read_nvtx(export: Export, names: NameTable, shapes: Shapes, notes: list[Note
     if not rows.count:
         text = "no NVTX ranges: without them kernels have no ops, modules or phases (nsys profile -t cuda,nvtx)"
         notes.append(Note("no_ranges", text))
-    notes += counted(names=(rows.texts.folded, f"range names beyond the first {MAX_NAMES:,} are called {_OTHER}"))
+    notes += counted(names=(rows.texts.folded, "range name", f"beyond the first {MAX_NAMES:,}: called {_OTHER}"))
     return rows.tables()
 
 

@@ -253,8 +253,8 @@ class _Rows:
         }
         no_kernels = Note("no_kernels", "no kernel: nothing ran on the GPU, or rocprofv3 ran without --kernel-trace")
         notes = counted(
-            dropped=(self._dropped, "records have no usable time or a negative duration: dropped"),
-            unreadable=(self._unreadable, "lists of records are not as rocprofv3 writes them: not read"),
+            dropped=(self._dropped, "record", "without a usable time or of a negative duration: dropped"),
+            unreadable=(self._unreadable, "list", "of records not as rocprofv3 writes them: not read"),
         )
         some = () if tables["kernels"].height else (no_kernels,)
         first = next(iter(self._gpus.values()), DeviceName())
