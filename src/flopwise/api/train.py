@@ -71,7 +71,9 @@ def train(
         fixed = {"rate": rate, "warmup_steps": warmup_steps, "clip": clip, "text": text, "data": data}
         fixed |= {"tokenizer": tokenizer, "model": target} | options
         return _resumed(resume, steps, fixed, device, runs, told)
-    work = workload(target or "tiny", **(options | {"phase": "train"}))
+    if options.get("phase", "train") != "train":
+        raise FlopwiseError(f"phase = {fields.show(options['phase'])} trains nothing", "leave it out")
+    work = workload(target or "tiny", **options)
     if not isinstance(work.subject, ModelSpec):
         raise FlopwiseError(f"{work.target} is no language model of ours", "train a preset or hf:PATH/config.json")
     texts = [text] if isinstance(text, str | Path) else list(text)

@@ -49,7 +49,7 @@ def train_screen(training: Training) -> Screen:
     gpu = begun.environment.gpu if begun.environment is not None else None
     figures = []
     if found.step_ns is not None:
-        figures.append(Figure(NOW, found.step_ns, MEASURED, found.mfu, "median of a step, loader and logging included"))
+        figures.append(Figure(NOW, found.step_ns, MEASURED, found.mfu, "median, with loader and logging"))
     if found.limit_ns is not None:
         figures.append(Figure(LIMIT, found.limit_ns, SPECIFIED, 1.0, f"its FLOPs at {_peak(training)}"))
     return Screen(
