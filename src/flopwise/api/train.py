@@ -71,11 +71,8 @@ def train(
         fixed = {"rate": rate, "warmup_steps": warmup_steps, "clip": clip, "text": text, "data": data}
         fixed |= {"tokenizer": tokenizer, "model": target} | options
         return _resumed(resume, steps, fixed, device, runs, told)
-    if options.get("phase", "train") != "train":
-        raise FlopwiseError(f"phase = {fields.show(options['phase'])} trains nothing", "leave it out")
-    work = workload(target or "tiny", **options)
-    if not isinstance(work.subject, ModelSpec):
-        raise FlopwiseError(f"{work.target} is no language model of ours", "train a preset or hf:PATH/config.json")
+    work = _model(target or "tiny", options)
+    assert isinstance(work.subject, ModelSpec)
     texts = [text] if isinstance(text, str | Path) else list(text)
     if not texts and data is None:
         raise FlopwiseError("there is nothing to train on", "flopwise train tiny --text book.txt --steps 200")
@@ -225,6 +222,16 @@ def _asked_to_stop() -> Iterator[Callable[[], bool]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _model(target: str, options: dict[str, Any]) -> Workload:
+    """The workload, which has to be a model, and to train it."""
+    if options.get("phase", "train") != "train":
+        raise FlopwiseError(f"phase = {fields.show(options['phase'])} trains nothing", "leave it out")
+    work = workload(target, **options)
+    if not isinstance(work.subject, ModelSpec):
+        raise FlopwiseError(f"{work.target} is no language model of ours", "train a preset or hf:PATH/config.json")
+    return work
 
 
 def _defaults(work: Workload) -> dict[str, Any]:
