@@ -27,7 +27,8 @@ class Progressed(msgspec.Struct, frozen=True, kw_only=True):
 
 def progressed(training: Training) -> Progressed:
     """All of a training."""
-    begun, rows, steady = training.begun, training.steps, steady_rows(training.steps)
+    begun, rows = training.begun, training.steps
+    steady = steady_rows(tuple(row for row in rows if row.step > begun.step) or rows)  # of this machine
     first, last = _ends(rows)
     step_ns = median(row.wall_ns / len(row.losses) for row in steady) if steady else 0.0
     return Progressed(

@@ -11,7 +11,7 @@ from flopwise.records.generated import Generated
 from flopwise.spec import fields
 from flopwise.spec.recipe import recipe_from
 from flopwise.store import find, runs_root
-from flopwise.store.training import read_training
+from flopwise.store.training import corpus_folder, read_training
 from flopwise.training.checkpoint import newest
 from flopwise.training.speaking import Speaker
 
@@ -51,10 +51,10 @@ def generate(
     cache = cache or (recipe.compute if recipe.compute in CACHES else "fp32")
     fields.one_of("cache", cache, CACHES)
     speaker = Speaker(Path(checkpoint) if checkpoint is not None else newest(training.path), recipe, device)
-    tokenizer = open_corpus(training.begun.settings.data, check=False).tokenizer()
+    tokenizer = open_corpus(corpus_folder(training), check=False).tokenizer()
     said = [prompt] if isinstance(prompt, str) else list(prompt)
-    end = next(iter(tokenizer.special.values()), 0)
-    ids = [tokenizer.encode(one) or [end] for one in said for _ in range(batch)]
+    end = next(iter(tokenizer.special.values()), None)
+    ids = [tokenizer.encode(one) or [end or 0] for one in said for _ in range(batch)]
     drawn = speaker.speak(ids, tokens, temperature, top_p, seed, cache)
     texts = [_text(tokenizer, row[len(given) :], end) for row, given in zip(drawn.tokens, ids, strict=True)]
     gpu = speaker.environment.gpu
@@ -83,8 +83,8 @@ def generate(
     )
 
 
-def _text(tokenizer: Any, ids: list[int], end: int) -> str:
+def _text(tokenizer: Any, ids: list[int], end: int | None) -> str:
     """Until the end of the text; a token that the model has and the tokenizer does not is left out."""
-    ids = ids[: ids.index(end)] if end in ids else ids
+    ids = ids[: ids.index(end)] if end is not None and end in ids else ids
     text: str = tokenizer.decode(one for one in ids if one < tokenizer.size)
     return text

@@ -21,14 +21,14 @@ from flopwise.spec.model import ModelSpec
 from flopwise.spec.workload import Sampling, Trial, Workload, workload
 from flopwise.store import Run, find, runs_root
 from flopwise.store.rows import append_row
-from flopwise.store.training import ROWS, read_training
+from flopwise.store.training import CORPUS, ROWS, corpus_folder, read_training
 from flopwise.training.checkpoint import newest
 from flopwise.training.constants import HIGHEST_RATE, LONGEST_WARMUP, RATE_TIMES_WIDTH
 from flopwise.training.job import Job, check_text, corpus_of, job
 from flopwise.training.progress import TrainingProgress
-from flopwise.training.tensorboard import board
+from flopwise.training.ranks import ranks_here
+from flopwise.training.tensorboard import board, check_board
 
-CORPUS = "corpus"  # the folder in a run that text is prepared into
 MOST, STEPS = 1_000_000_000, 1000
 
 
@@ -70,6 +70,8 @@ def train(
     if resume is not None:
         fixed = {"rate": rate, "warmup_steps": warmup_steps, "clip": clip, "text": text, "data": data}
         fixed |= {"tokenizer": tokenizer, "model": target} | options
+        fixed |= {"accumulate": accumulate, "evaluate_every": evaluate_every, "checkpoint_every": checkpoint_every}
+        fixed |= {"log_every": log_every, "seed": seed, "tensorboard": tensorboard}
         return _resumed(resume, steps, fixed, device, runs, told)
     work = _model(target or "tiny", options)
     assert isinstance(work.subject, ModelSpec)
@@ -90,15 +92,21 @@ def train(
         tensorboard=tensorboard,
     )
     settings = _checked(settings)
+    check_board(tensorboard)
     trial = Trial(workload=work, sampling=Sampling(), device=device)
     with job(device) as here:
         settings = msgspec.structs.replace(settings, world=here.ranks.world)
         with _run_of_all(here, lambda: Run.create(runs_root(runs), "train", work.target, command, [trial])) as path:
             settings = msgspec.structs.replace(settings, data=settings.data or str(path.resolve() / CORPUS))
-            if texts and here.ranks.first:
-                corpus_of(texts, tokenizer, work.subject.vocab, Path(settings.data), told.note)
-            here.ranks.told(None)  # the others wait until it is there
+            if texts:
+                arguments = texts, tokenizer, work.subject.vocab, Path(settings.data), told.note
+                here.ranks.first_does(lambda: corpus_of(*arguments).vocabulary)  # the others wait until it is there
             return _train(here, work, settings, path, None, told)
+
+
+def first_process() -> bool:
+    """Whether this process shows what is found: under torchrun only one does."""
+    return ranks_here().first
 
 
 def _resumed(
@@ -107,29 +115,54 @@ def _resumed(
     """Go on with a run; only how long, and where, can be said anew."""
     path = find(run, runs_root(runs))
     before = read_training(path)
-    if said := [name for name, value in given.items() if value not in (None, (), "", {})]:
+    usual = msgspec.structs.asdict(Settings(steps=STEPS, data="", rate=0.0)) | dict.fromkeys(
+        ("rate", "clip", "warmup_steps")
+    )
+    if said := [name for name, value in given.items() if value not in (None, (), "", {}, usual.get(name))]:
         text = f"--resume takes everything but --steps and --device from its run, and {', '.join(said)} is given too"
         raise FlopwiseError(text, "leave it out, or begin a new run")
     trial, settings = before.header.trials[0], before.begun.settings
     if steps is not None:
-        fields.whole("steps", steps, 1, MOST)
         settings = msgspec.structs.replace(settings, steps=steps)
+    settings = _checked(settings)
+    check_board(settings.tensorboard)
     last = newest(path)
     with job(trial.device if device == "auto" else device) as here:
-        settings = msgspec.structs.replace(settings, world=here.ranks.world)
+        settings = msgspec.structs.replace(
+            settings,
+            data=str(corpus_folder(before)),
+            world=here.ranks.world,
+            accumulate=_shared(settings, here.ranks.world),
+        )
         with _run_of_all(here, lambda: Run.reopen(path)):
             return _train(here, trial.workload, settings, path, last, told)
+
+
+def _shared(settings: Settings, world: int) -> int:
+    """Batches that each of `world` processes accumulates, so that a step is of the same text as before."""
+    batches = settings.accumulate * settings.world
+    if batches % world:
+        text = f"each step of this run is {batches} batch{'es' if batches > 1 else ''}, which {world} processes cannot share"
+        raise FlopwiseError(text, f"resume it with {settings.world} process{'es' if settings.world > 1 else ''}")
+    return batches // world
 
 
 @contextlib.contextmanager
 def _run_of_all(here: Job, make: Callable[[], Run]) -> Iterator[Path]:
     """The first process writes the run; all know where it is."""
-    if not here.ranks.first:
-        yield here.ranks.told(Path())
+    opened = list[Run]()
+
+    def begin() -> Path:
+        opened.append(make())
+        return opened[0].path
+
+    path = here.ranks.first_does(begin)
+    if not opened:
+        yield path
         return
-    with make() as run:
+    with opened[0] as run:
         try:
-            yield here.ranks.told(run.path)
+            yield path
         except FlopwiseError:
             if not (run.path / ROWS).exists():  # it came to nothing
                 shutil.rmtree(run.path, ignore_errors=True)
@@ -139,6 +172,7 @@ def _run_of_all(here: Job, make: Callable[[], Run]) -> Iterator[Path]:
 def _train(
     here: Job, work: Workload, settings: Settings, path: Path, checkpoint: Path | None, told: TrainingProgress
 ) -> Training:
+    told = told if here.ranks.first else TrainingProgress()
     corpus = open_corpus(settings.data)
     parameters = here.build(work, settings, corpus)
     start = here.restore(checkpoint) if checkpoint is not None else 0
@@ -172,6 +206,7 @@ def _train(
         finally:
             told.end()
     keep(end)
+    here.ranks.told(None)  # no process reads before it is there
     found = read_training(path)
     if end.status == STOPPED:
         raise Interrupted(found)
@@ -249,7 +284,7 @@ def _checked(settings: Settings) -> Settings:
     fields.number("rate", settings.rate, 0.0, 10.0)
     fields.whole("warmup_steps", settings.warmup_steps, 0, MOST)
     fields.number("clip", settings.clip, 0.0, 1e9)
-    for name in ("accumulate", "log_every"):
+    for name in ("accumulate", "log_every", "evaluation_batches", "world"):
         fields.whole(name, getattr(settings, name), 1, 1_000_000)
     for name in ("evaluate_every", "checkpoint_every"):
         fields.whole(name, getattr(settings, name), 0, MOST)

@@ -6,9 +6,9 @@ from typing import Any
 import click
 
 from flopwise.api.report import report
-from flopwise.api.train import train
+from flopwise.api.train import first_process, train
 from flopwise.cli import options
-from flopwise.cli.output import Answer, answers
+from flopwise.cli.output import Answer, answers, kept
 from flopwise.errors import FlopwiseError
 from flopwise.records.training import FAILED, Training
 from flopwise.render.train_progress import TerminalTraining
@@ -55,9 +55,10 @@ def command(workload: str | None, preset: str | None, quiet: bool, tag: str | No
         raise FlopwiseError("WORKLOAD and --preset are the same: both are given", "leave out one of them")
     arguments = options.workload_arguments(given) | {"command": options.command_line()}
     begin = partial(train, workload or preset or "", progress=TerminalTraining(quiet=quiet), **arguments, **given)
+    if not first_process():  # the first shows it, and what went wrong
+        _, stopped = kept(begin)
+        raise SystemExit(130 if stopped else 0)
     run, stopped = options.tagged(begin, tag, given["runs"])
-    if run is None:
-        raise SystemExit(0)  # the first process shows it
     return Answer(
         partial(view_of, run),
         lambda: 130 if stopped else _code(run),

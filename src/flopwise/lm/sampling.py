@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from flopwise.errors import FlopwiseError
 from flopwise.lm.generation import Place, keep_keys
 from flopwise.lm.precision import autocast
 from flopwise.lm.transformer import Transformer
@@ -56,6 +57,8 @@ class Sampler:
         begun = self._now()
         logits = self._logits(tokens[:, :shortest], 0)
         read_ns = self._now() - begun
+        if not logits.isfinite().all():
+            raise FlopwiseError("the model's logits are not numbers", "try an earlier --checkpoint or --precision fp32")
         self.place.move(shortest)
         if self.graph:
             self._capture()
@@ -123,11 +126,13 @@ def choose(logits: Tensor, temperature: float, top_p: float, random: torch.Gener
     >>> choose(torch.tensor([[0.0, 9.0, 1.0]]), 1.0, 0.5)
     tensor([1])
     """
-    if temperature == 0:
+    if temperature < torch.finfo(torch.float32).tiny:
         return logits.argmax(-1)
-    likely = (logits / temperature).softmax(-1)
+    likely = ((logits - logits.amax(-1, keepdim=True)) / temperature).softmax(-1)
     if top_p < 1:
         ordered, order = likely.sort(-1, descending=True)
-        ordered[ordered.cumsum(-1) - ordered >= top_p] = 0
+        beyond = ordered.cumsum(-1) - ordered >= top_p
+        beyond[..., 0] = False  # the likeliest is always one of them
+        ordered[beyond] = 0
         likely = torch.zeros_like(likely).scatter_(-1, order, ordered)
     return torch.multinomial(likely, 1, generator=random).squeeze(-1)

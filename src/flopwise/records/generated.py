@@ -32,7 +32,12 @@ class Generated(Printed, msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tokens_per_s(self) -> float | None:
-        return len(self.prompts) * 1e9 / self.step_ns if self.step_ns else None
+        """New ones; each prompt's first came with its reading. Where prompts differ in length, the longer are read meanwhile."""
+        return (
+            (self.new_tokens - len(self.prompts)) * 1e9 / self.decode_ns
+            if self.decode_ns and self.decode_steps
+            else None
+        )
 
     def headline(self) -> str:
         return f"{self.new_tokens} tokens of {self.run}, step {self.step}"

@@ -112,7 +112,9 @@ def sparkline(values: Sequence[float], width: int = _SPARK) -> str:
         else [[value] for value in values]
     )
     means = [sum(group) / len(group) for group in groups if group]
-    heights = [math.log(one) for one in means] if min(means) > 0 else means
+    means = [one for one in means if math.isfinite(one)] or [1.0]
+    most = max(map(abs, means)) or 1.0
+    heights = [math.log(one) for one in means] if min(means) > 0 else [one / most for one in means]
     low, span = min(heights), (max(heights) - min(heights)) or 1.0
     return "".join(_BARS[round((height - low) / span * (len(_BARS) - 1))] for height in heights)
 
@@ -121,7 +123,7 @@ def _notes(training: Training, found: Progressed) -> list[str]:
     begun, settings = training.begun, training.begun.settings
     seen = training.tokens_per_step * training.last_step
     said = [
-        f"{units.count(begun.parameters)} parameters; {units.count(seen)} tokens seen, {seen / begun.tokens:.2f} epochs"
+        f"{units.count(begun.parameters)} parameters; {units.count(seen)} tokens seen, {seen / max(1, begun.tokens):.2f} epochs"
     ]
     if found.tokens_per_s is not None:
         memory = f"; peak memory {units.size(found.memory_bytes)}" if found.memory_bytes is not None else ""

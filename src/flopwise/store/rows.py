@@ -1,5 +1,6 @@
 """Rows that a verb keeps in a run besides its points: JSON lines, each on the disk before the next."""
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,6 +12,7 @@ from flopwise.errors import FlopwiseError
 from flopwise.store import files
 
 MAX_BYTES = 64 * 2**20
+_BLOCK = 1 << 20
 _R = TypeVar("_R")
 
 
@@ -20,11 +22,30 @@ def append_row(path: Path, row: Any, through: bool = True) -> None:
     with files.explain_errors("write to", path.parent):
         fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
         try:
-            write_all(fd, line)
+            start = os.fstat(fd).st_size
+            try:
+                write_all(fd, line)
+            except BaseException:  # a part of a row would spoil the next
+                with contextlib.suppress(OSError):
+                    os.ftruncate(fd, start)
+                raise
             if through:
                 os.fsync(fd)
         finally:
             os.close(fd)
+
+
+def end_of_last_line(path: Path) -> int:
+    """How much of a file is whole lines; after it comes nothing, or what a killed writer left."""
+    with path.open("rb") as file:
+        end = file.seek(0, os.SEEK_END)
+        while end:
+            start = max(0, end - _BLOCK)
+            file.seek(start)
+            if (at := file.read(end - start).rfind(b"\n")) >= 0:
+                return start + at + 1
+            end = start
+    return 0
 
 
 def read_rows(path: Path, kind: type[_R], what: str) -> list[_R]:

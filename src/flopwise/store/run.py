@@ -6,7 +6,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -19,6 +19,7 @@ from flopwise.errors import FlopwiseError
 from flopwise.records.run import Point, RunHeader
 from flopwise.spec.workload import Trial
 from flopwise.store import files
+from flopwise.store.rows import end_of_last_line
 from flopwise.store.stored import MAX_HEADER_BYTES, MAX_ROW_BYTES, UNREADABLE, end_of_last_row, read_header
 
 _POINT = msgspec.json.Decoder(Point)
@@ -77,7 +78,7 @@ class Run:
 
     @classmethod
     def reopen(cls, path: str | Path) -> Self:
-        """Go on with a run. A torn last row is cut away, and its bytes are kept in `points.torn-<n>`."""
+        """Go on with a run. A torn last row is cut away, and its bytes are kept in `points.torn-<n>` (or `training.torn-<n>`)."""
         path = Path(path)
         header = read_header(path)
         with files.explain_errors("write to", path):
@@ -87,7 +88,8 @@ class Run:
                 hint = "wait until it ends, or begin a new run"
                 raise FlopwiseError(f"{path} is being written by another process", hint) from None
             try:
-                _cut_torn_tail(path / files.POINTS)
+                _cut_torn_tail(path / files.POINTS, end_of_last_row)
+                _cut_torn_tail(path / files.TRAINING, end_of_last_line)
                 return cls(path, header, lock)
             except BaseException:
                 files.release(lock)
@@ -184,12 +186,12 @@ def _encode(point: Point) -> bytes:
     return row
 
 
-def _cut_torn_tail(points: Path) -> None:
+def _cut_torn_tail(points: Path, end_of: Callable[[Path], int]) -> None:
     """Cut a table back to its last whole row. The bytes are copied aside first: a kill in between loses nothing."""
     if not points.exists():
         return
     with points.open("rb+") as table:
-        end = end_of_last_row(points)
+        end = end_of(points)
         table.seek(end)
         aside = _first_free(points)
         with contextlib.ExitStack() as stack:
@@ -208,6 +210,6 @@ def _cut_torn_tail(points: Path) -> None:
 
 def _first_free(points: Path) -> Path:
     number = 1
-    while (free := points.with_name(f"points.torn-{number}")).exists():
+    while (free := points.with_name(f"{points.stem}.torn-{number}")).exists():
         number += 1
     return free

@@ -8,6 +8,23 @@ from flopwise.store import StoredRun, files, find, runs_root
 from flopwise.store.rows import read_rows
 
 ROWS = files.TRAINING
+CORPUS = "corpus"  # the folder in a run that text is prepared into
+
+
+def corpus_folder(training: Training) -> Path:
+    """Where a training's corpus is: in its run, which may have been moved since, or where it was said to be."""
+    own = training.path.resolve() / CORPUS
+    return own if own.is_dir() else Path(training.begun.settings.data)
+
+
+def _steps(rows: list[Row]) -> tuple[Steps, ...]:
+    steps = list[Steps]()
+    for row in rows:
+        if isinstance(row, Begun):
+            steps = [one for one in steps if one.step <= row.step]
+        elif isinstance(row, Steps):
+            steps.append(row)
+    return tuple(steps)
 
 
 def read_training(target: str | Path | StoredRun, runs: str | Path | None = None) -> Training:
@@ -16,22 +33,16 @@ def read_training(target: str | Path | StoredRun, runs: str | Path | None = None
     path, header = stored.path, stored.header
     if header.kind != "train":
         raise FlopwiseError(f"{path.name} is a run of {header.kind}, not of train", "flopwise runs lists what there is")
-    rows: list[Row] = read_rows(path / ROWS, Row, "steps")  # type: ignore[arg-type]
+    rows: list[Row] = read_rows(path / ROWS, Row, "steps") if (path / ROWS).is_file() else []  # type: ignore[arg-type]
     begun = [row for row in rows if isinstance(row, Begun)]
     if not begun or not header.trials:
         raise FlopwiseError(f"{path.name} ended before the first step", "train again")
-    steps = list[Steps]()
-    for row in rows:
-        if isinstance(row, Begun):
-            steps = [one for one in steps if one.step <= row.step]
-        elif isinstance(row, Steps):
-            steps.append(row)
     last = rows[-1] if isinstance(rows[-1], Stopped) else None
     return Training(
         path=path,
         header=header,
         begun=begun[-1],
-        steps=tuple(steps),
+        steps=_steps(rows),
         status=last.status if last is not None else UNFINISHED,
         reason=last.reason if last is not None else "",
     )

@@ -70,24 +70,30 @@ def read(path: Path, spec: ModelSpec | None = None) -> tuple[ModelSpec, int, dic
     try:
         with explain_errors("read", path):
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        if not isinstance(content, dict):
+            raise TypeError(f"it holds a {type(content).__name__}")
         saved = msgspec.json.decode(content["spec"], type=ModelSpec)
         step, state = int(content["step"]), content["state"]
-    except (
-        RuntimeError,
-        pickle.UnpicklingError,
-        EOFError,
-        KeyError,
-        TypeError,
-        ValueError,
-        msgspec.MsgspecError,
-    ) as error:
+        _check_state(step, state)
+    except pickle.UnpicklingError:
+        text = f"{path} holds more than weights and numbers: it could run code, and is not read"
+        raise FlopwiseError(text, "use checkpoints that flopwise train wrote") from None
+    except (RuntimeError, EOFError, LookupError, TypeError, ValueError, msgspec.MsgspecError) as error:
         text = f"{path} is no whole checkpoint of flopwise: {one_line(str(error), 100)}"
-        raise FlopwiseError(text, "an earlier one may lie beside it; --checkpoint names it") from None
+        raise FlopwiseError(text, "remove it, and --resume takes the one before it") from None
     if spec is not None and saved != spec:
         pairs = zip(msgspec.structs.asdict(saved).items(), msgspec.structs.asdict(spec).values(), strict=True)
         other = ", ".join(f"{name} {old} instead of {new}" for (name, old), new in pairs if old != new)
         raise FlopwiseError(f"{path} is of another model: {other}", "resume the run that it is of")
     return saved, step, state
+
+
+def _check_state(step: int, state: Any) -> None:
+    missing = {"model", "optimizers", "scaler", "steps"} - set(state if isinstance(state, dict) else ())
+    if missing:
+        raise ValueError(f"its state has no {', '.join(sorted(missing))}")
+    if step < 0 or state["steps"] != step:
+        raise ValueError(f"it is of step {step}, and its state of step {state['steps']}")
 
 
 def _cause(error: RuntimeError) -> OSError:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from flopwise.errors import FlopwiseError
+from flopwise.errors import FlopwiseError, one_line
 from flopwise.lm.data import Corpus
 from flopwise.lm.data.batches import Batches
 from flopwise.records.corpus import EVALUATION
@@ -54,7 +54,11 @@ class Loop:
     def restore(self, path: Path) -> int:
         """Go on from a checkpoint; returns its step."""
         _, step, state = checkpoint.read(path, self.spec)
-        self.step.restore(state)
+        try:
+            self.step.restore(state)
+        except (RuntimeError, LookupError, TypeError, ValueError, AttributeError) as error:
+            text = f"{path} does not fit the run's model and optimizer: {one_line(str(error), 100)}"
+            raise FlopwiseError(text, "remove it, and --resume takes the one before it") from None
         return step
 
     def run(self, start: int, folder: Path, on_steps: OnSteps, stop: Callable[[], bool]) -> Stopped:

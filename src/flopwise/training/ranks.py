@@ -1,15 +1,17 @@
 """The processes that train together: started by torchrun, joined by torch.distributed."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from flopwise.errors import FlopwiseError
 
 _PATIENCE = timedelta(hours=2)  # the first process may prepare a corpus for long
 _T = TypeVar("_T")
@@ -34,6 +36,22 @@ class Ranks:
         box = [value]
         dist.broadcast_object_list(box, src=0)
         return box[0]
+
+    def first_does(self, work: Callable[[], _T]) -> _T:
+        """What the first process makes, in every process; what is wrong with it is raised in all."""
+        if self.world == 1:
+            return work()
+        made: _T | None = None
+        wrong: tuple[str, str] | None = None
+        if self.first:
+            try:
+                made = work()
+            except FlopwiseError as error:
+                wrong = error.message, error.hint
+        made, wrong = self.told((made, wrong))
+        if wrong is not None:
+            raise FlopwiseError(*wrong)
+        return cast("_T", made)
 
     def mean(self, value: Tensor) -> Tensor:
         """Of all processes, in every process."""

@@ -10,16 +10,24 @@ from flopwise.records.training import Steps
 FOLDER = "tensorboard"
 
 
+def check_board(wanted: bool) -> None:
+    """Refuse what cannot be written, before anything is done."""
+    if not wanted:
+        return
+    try:
+        import torch.utils.tensorboard  # noqa: F401
+    except ImportError:
+        raise FlopwiseError("--tensorboard needs the package tensorboard", "pip install tensorboard") from None
+
+
 @contextmanager
 def board(run: Path, wanted: bool) -> Iterator[Callable[[Steps], None]]:
     """Writes rows into a run's folder; nothing, where it is not wanted."""
     if not wanted:
         yield lambda row: None
         return
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise FlopwiseError("--tensorboard needs the package tensorboard", "pip install tensorboard") from None
+    from torch.utils.tensorboard import SummaryWriter
+
     writer = SummaryWriter(str(run / FOLDER))
 
     def write(row: Steps) -> None:
