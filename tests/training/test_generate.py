@@ -1,5 +1,6 @@
 """A trained model speaks."""
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -54,3 +55,10 @@ def test_the_command_line_shows_texts_and_speed(trained):
     asked = ["generate", str(trained.path), "--prompt", "the", "--tokens", "5", "--device", "cpu"]
     shown = CliRunner().invoke(program, asked, catch_exceptions=False).output
     assert "tokens/s of 1 sequence" in shown
+
+
+def test_texts_are_shown_as_they_are_but_steer_no_terminal(trained):
+    found = flopwise.generate(trained.path, prompt="the", tokens=2, device="cpu")
+    shown = str(msgspec.structs.replace(found, prompts=("if x:\n",), texts=(f"    y\x1b[2J\n{'z ' * 100}",)))
+    assert "\nif x:\n    y␛[2J\nz z" in shown
+    assert max(map(len, shown.splitlines())) <= 80

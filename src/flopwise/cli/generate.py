@@ -1,5 +1,6 @@
 """`flopwise generate RUN`."""
 
+from functools import partial
 from typing import Any
 
 import click
@@ -7,7 +8,7 @@ import click
 from flopwise.api.generate import CACHES, generate
 from flopwise.cli import options
 from flopwise.cli.output import Answer, answers
-from flopwise.render.views import view_of
+from flopwise.render.views import screen_of, view_of
 
 _LEVERS = ("precision", "attention", "norm", "activation", "rope", "compile", "graph")
 
@@ -33,10 +34,10 @@ def command(**given: Any) -> Answer:
 
     \b
     Example: flopwise generate last --prompt "import " --tokens 20 --device cpu
-      20261118-train-tiny: step 200
+      20261118-024643-train-tiny-479e, step 200
 
     RUN is one of flopwise train.
     """
     levers = {name: value for name in _LEVERS if (value := given.pop(name)) is not None}
     found = generate(given.pop("run"), **given, **levers)
-    return Answer(view_of(found), narrow=True)
+    return Answer(partial(view_of, found), screen=partial(screen_of, found))

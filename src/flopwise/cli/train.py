@@ -22,7 +22,7 @@ _EVERY = "Steps between {}; by default at the end alone."
 @click.argument("workload", required=False)
 @click.option("--preset", metavar="NAME", help="The same as WORKLOAD.")
 @click.option("--text", multiple=True, metavar="FILE", help=_TEXT)
-@click.option("--data", metavar="DIR", help="Instead of --text: a corpus that was prepared before (RUN/corpus).")
+@click.option("--data", metavar="DIR", help="A corpus prepared before (RUN/corpus); with --text, where to prepare it.")
 @click.option("--tokenizer", metavar="FILE", help="tokenizer.json or .tiktoken, instead of learning one.")
 @click.option("--steps", type=int, metavar="N", help="Updates of the weights.  [default: 1000]")
 @click.option("--rate", type=float, help="The learning rate at its peak; by default by the model's width.")

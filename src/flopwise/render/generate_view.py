@@ -6,7 +6,10 @@ from flopwise import units
 from flopwise.records.generated import Generated
 from flopwise.records.table import SENTENCE, Column, Table
 from flopwise.render.json import document
+from flopwise.render.passages import Passages
 from flopwise.render.table import View
+
+_PROMPT = 400  # characters of it that are shown
 
 
 def generate_view(found: Generated) -> View:
@@ -15,6 +18,16 @@ def generate_view(found: Generated) -> View:
     columns = (Column("prompt", unit=SENTENCE), Column("text", unit=SENTENCE))
     table = Table("texts", f"{found.run}, step {found.step:,}", columns, rows, tuple(speed(found)))
     return View([table], document("generate", **msgspec.to_builtins(found)))
+
+
+def generate_screen(found: Generated) -> Passages:
+    """The texts as they are, each after its prompt."""
+    texts = tuple((_end(prompt), text) for prompt, text in zip(found.prompts, found.texts, strict=True))
+    return Passages(f"{found.run}, step {found.step:,}", texts, tuple(speed(found)))
+
+
+def _end(prompt: str) -> str:
+    return prompt if len(prompt) <= _PROMPT else f"…{prompt[-_PROMPT:]}"
 
 
 def speed(found: Generated) -> list[str]:

@@ -5,14 +5,18 @@ import io
 from rich.console import Console
 
 from flopwise.render.listing import Listing, listing_lines
+from flopwise.render.passages import Passages, passage_lines
 from flopwise.render.screen import WIDTH, Screen, screen_lines
 
-Shown = Screen | Listing
+Shown = Screen | Listing | Passages
 
 
 def text(shown: Shown, console: Console | None = None) -> str:
     """The screen as text; coloured when `console` is a terminal that has colour."""
-    lines = listing_lines(shown) if isinstance(shown, Listing) else screen_lines(shown)
+    if isinstance(shown, Passages):
+        lines = passage_lines(shown)
+    else:
+        lines = listing_lines(shown) if isinstance(shown, Listing) else screen_lines(shown)
     if console is None or not console.is_terminal or console.is_dumb_terminal:
         return "".join(f"{line.plain}\n" for line in lines)
     out = io.StringIO()

@@ -27,7 +27,7 @@ from flopwise.render.comparison_view import comparison_view
 from flopwise.render.course_view import course_screen, course_view
 from flopwise.render.explain_screen import explanation_screen
 from flopwise.render.explain_view import explanation_view
-from flopwise.render.generate_view import generate_view
+from flopwise.render.generate_view import generate_screen, generate_view
 from flopwise.render.host_screen import host_screen
 from flopwise.render.host_view import host_view
 from flopwise.render.lab_view import lab_view
@@ -108,6 +108,7 @@ _SCREENS: dict[type, Callable[[Any], Shown | None]] = {
     MemoryReport: memory_screen,
     Tuning: tune_screen,
     Training: train_screen,
+    Generated: generate_screen,
 }
 
 
