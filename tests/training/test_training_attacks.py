@@ -122,6 +122,15 @@ def test_a_tensor_is_no_checkpoint(tmp_path):
         checkpoint.read(tmp_path / "step-1.pt")
 
 
+def test_a_checkpoint_with_one_other_bit_is_not_read(copy):
+    path = checkpoint.newest(copy)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(FlopwiseError, match="is no whole checkpoint of flopwise"):
+        checkpoint.read(path)
+
+
 def test_weights_that_are_not_numbers_say_so(copy):
     path = checkpoint.newest(copy)
     content = torch.load(path, weights_only=True)

@@ -5,6 +5,7 @@ import os
 import pickle
 import re
 import secrets
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,7 @@ def read(path: Path, spec: ModelSpec | None = None) -> tuple[ModelSpec, int, dic
     try:
         with explain_errors("read", path):
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            _check_sums(path)
         if not isinstance(content, dict):
             raise TypeError(f"it holds a {type(content).__name__}")
         saved = msgspec.json.decode(content["spec"], type=ModelSpec)
@@ -78,7 +80,15 @@ def read(path: Path, spec: ModelSpec | None = None) -> tuple[ModelSpec, int, dic
     except pickle.UnpicklingError:
         text = f"{path} holds more than weights and numbers: it could run code, and is not read"
         raise FlopwiseError(text, "use checkpoints that flopwise train wrote") from None
-    except (RuntimeError, EOFError, LookupError, TypeError, ValueError, msgspec.MsgspecError) as error:
+    except (
+        RuntimeError,
+        zipfile.BadZipFile,
+        EOFError,
+        LookupError,
+        TypeError,
+        ValueError,
+        msgspec.MsgspecError,
+    ) as error:
         text = f"{path} is no whole checkpoint of flopwise: {one_line(str(error), 100)}"
         raise FlopwiseError(text, "remove it, and --resume takes the one before it") from None
     if spec is not None and saved != spec:
@@ -86,6 +96,13 @@ def read(path: Path, spec: ModelSpec | None = None) -> tuple[ModelSpec, int, dic
         other = ", ".join(f"{name} {old} instead of {new}" for (name, old), new in pairs if old != new)
         raise FlopwiseError(f"{path} is of another model: {other}", "resume the run that it is of")
     return saved, step, state
+
+
+def _check_sums(path: Path) -> None:
+    """PyTorch writes a checksum of every tensor, and does not look at it."""
+    with zipfile.ZipFile(path) as archive:
+        if (changed := archive.testzip()) is not None:
+            raise ValueError(f"{changed} has changed since it was written")
 
 
 def _check_state(step: int, state: Any) -> None:
