@@ -29,6 +29,7 @@ def slow(*values):
 
 
 @pytest.mark.parametrize("end", ["sys.exit(7)", *slow("os._exit(7)", "raise ValueError", "pass")])
+@pytest.mark.slow
 def test_a_forked_process_takes_nothing_from_its_parent(script, tmp_path, end):
     path = script(f"""
         for n in range(20_000):
@@ -96,6 +97,7 @@ def test_a_scripts_own_way_to_end_is_left_alone(script):
 
 @pytest.mark.parametrize("end", ["raise ValueError", *slow("sys.exit(3)", "os.kill(os.getpid(), signal.SIGINT)", "")])
 @pytest.mark.parametrize("elsewhere", [False, *slow(True)])
+@pytest.mark.slow
 def test_the_last_line_names_a_command_that_shows_this_run(script, tmp_path, end, elsewhere, monkeypatch, capsys):
     """The law: what the screen tells to type shows the tables of this very run."""
     path = script(f"""
@@ -123,6 +125,7 @@ def test_a_run_is_named_by_the_shortest_name_that_finds_it(script, tmp_path):
     assert find(reference(first, tmp_path), tmp_path).resolve() == first
 
 
+@pytest.mark.slow
 def test_a_loop_around_its_batches_ends_with_the_screen(script, capsys):
     names = {}
     exec(LOOP, names)

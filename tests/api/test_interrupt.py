@@ -91,6 +91,7 @@ def test_a_tuning_stops_and_keeps_the_best_so_far(tmp_path):
 TUNE = 'flopwise.tune("py:steps:slow", device="cpu", seconds=0.1, progress=Watched())'
 
 
+@pytest.mark.slow
 def test_a_tuning_that_was_killed_before_it_measured_is_not_the_last(tmp_path):
     interrupted_at("start", tmp_path, TUNE, signal.SIGKILL)
     (run,) = list_runs(tmp_path)

@@ -329,6 +329,7 @@ def test_a_script_measures_its_own_function(script):
     assert done.stdout == "sub/script.py:make ok\n", done.stderr
 
 
+@pytest.mark.slow
 def test_without_a_guard_the_traceback_ends_with_what_to_do(script):
     *_, message, hint = script("measured(make)").stderr.splitlines()
     assert message.endswith(

@@ -157,6 +157,7 @@ def test_watch_without_steps_says_so(script):
 
 
 @pytest.mark.parametrize("by", ["run", "watch"])
+@pytest.mark.slow
 def test_what_was_timed_outlives_a_kill_while_steps_are_traced(script, tmp_path, by):
     loop = """
         while True:

@@ -44,6 +44,7 @@ def test_levers_are_rows_and_one_that_cannot_run_is_one_too(tmp_path, few_levers
     assert verdict(found) in tune_view(found)[0][0].title
 
 
+@pytest.mark.slow
 def test_where_nothing_helps_the_step_stays_as_it_was(tmp_path, few_levers):
     few_levers()
     found = run(tmp_path, precision="bf16", keep_exact=True, memory_limit=2**30)

@@ -203,6 +203,7 @@ def test_several_targets_on_one_page(opened, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_two_traces_are_set_side_by_side(opened, tmp_path):
     page, heard = opened(report(NAIVE, COMPILED, output=tmp_path / "both.html"))
     all_drawn(page)

@@ -65,6 +65,7 @@ def test_the_dark_theme_prints_dark_on_white(opened, page_file):
     assert badge.evaluate("one => getComputedStyle(one).color") == "rgb(107, 70, 0)" != bright
 
 
+@pytest.mark.slow
 def test_what_was_folded_is_folded_again_after_printing(opened, page_file):
     page, _ = opened(page_file)
     before = page.locator("details[open]").count()

@@ -140,6 +140,7 @@ def test_attention_is_held_to_a_backend():
 
 
 @pytest.mark.usefixtures("quick_compiler")
+@pytest.mark.slow
 def test_compiled_blocks_are_one_graph_and_the_whole_is_another():
     expected = run("transformer")[1]
     step, losses, _ = run("transformer", compile="blocks")

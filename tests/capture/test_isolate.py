@@ -152,6 +152,7 @@ def test_turns_survive_a_crash_of_one(own_step, monkeypatch):
 
 
 @pytest.mark.usefixtures("_little_grace")
+@pytest.mark.slow
 def test_in_turns_the_timeout_is_of_each_wait(worker, own_step):
     """One that stays for long is not ended for it; one that hangs in a round is."""
     stays = InterleavedTrial(own_step("slow", timeout_s=20.0), worker=worker)
@@ -173,6 +174,7 @@ def test_there_is_no_gpu_here(worker):
         worker.look("cuda")
 
 
+@pytest.mark.slow
 def test_nothing_outlives_a_killed_parent(tmp_path):
     """kill -9 of the program ends the worker and the step it runs."""
     code = textwrap.dedent("""

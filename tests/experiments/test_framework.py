@@ -131,6 +131,7 @@ def test_nothing_measured_is_an_error_with_its_reason(lab_run):
         outcome(LabRun("r", Planned(experiments=("made-unable",)), unable))
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_is_done(tmp_path, made):
     words = ["lab", "made-fine", "made-slow", "--device", "cpu", "--runs", str(tmp_path / "runs")]
     with subprocess.Popen([sys.executable, "-m", "flopwise", *words], stderr=subprocess.PIPE, text=True) as process:

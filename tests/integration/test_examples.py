@@ -66,6 +66,7 @@ def test_a_step_of_a_hugging_face_model_is_predicted(cli):
     assert ended.returncode == 0, ended.stderr
 
 
+@pytest.mark.slow
 def test_a_recipe_is_applied(example, tmp_path):
     (tmp_path / "fast.toml").write_text('optimizer = "fused"')
     small = (

@@ -90,6 +90,7 @@ def test_lightning_trainer(runs, tmp_path, capsys):
     assert "5 steps timed" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_accelerate_loop(runs, capsys):
     accelerate = pytest.importorskip("accelerate")
     from flopwise.integrations.accelerate import FlopwiseKwargs

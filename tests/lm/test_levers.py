@@ -160,6 +160,7 @@ COMPILED = [
 
 
 @pytest.mark.parametrize(("spec", "levers"), COMPILED, ids=lambda x: x.name if isinstance(x, ModelSpec) else "")
+@pytest.mark.slow
 def test_the_step_is_one_graph_to_the_compiler_and_computes_the_same(
     spec: ModelSpec, levers: dict[str, object]
 ) -> None:
@@ -184,6 +185,7 @@ def test_compiled_code_computes_the_same() -> None:
     check_against_reference(model, loss, tokens, targets)
 
 
+@pytest.mark.slow
 def test_flex_attention_is_part_of_the_compiled_graph() -> None:
     spec = GROUPED.with_fields(ONE)
     model, same = build(spec, Recipe(attention="flex", compile="default")), build(spec, Recipe())

@@ -61,6 +61,7 @@ def same(one, other):
 
 @pytest.mark.parametrize("levers", LEVERS, ids=str)
 @pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.slow
 def test_levers_train_alike_and_checkpoints_fit_both_ways(levers, tied):
     half = "precision" in levers
     expected = trained(*made(tied=tied), half=half)

@@ -217,6 +217,7 @@ def test_the_backend_of_half_precision_on_hopper_goes_by_the_head(head_dim, back
     assert sdpa_backend("sdpa", "bf16", gpu("h200"), head_dim) == backend
 
 
+@pytest.mark.slow
 def test_a_step_that_updates_within_its_backward_pass_has_a_lower_limit_and_no_more_memory():
     there = gpu("h200")
     for levers in ({"precision": "bf16", "optimizer": "fused"}, {"precision": "bf16", "compile": "blocks"}):

@@ -30,6 +30,7 @@ def test_what_cannot_be_dry_run_is_nothing_and_raises_nothing():
     recording.close()
 
 
+@pytest.mark.slow
 def test_one_that_is_closed_early_ends():
     recording = StepRecording(workload("py:steps:hangs"), gpu("h200"))
     recording.close()

@@ -85,6 +85,7 @@ def test_csv_and_markdown(files, run):
     assert "| owner | size |" in out
 
 
+@pytest.mark.slow
 def test_the_timeline_is_drawn(files, run, tmp_path):
     pytest.importorskip("altair")
     pytest.importorskip("vl_convert")
@@ -94,6 +95,7 @@ def test_the_timeline_is_drawn(files, run, tmp_path):
     assert {"optimizer state", "activations", "backward", "allocated, MiB"} <= texts
 
 
+@pytest.mark.slow
 def test_a_pictures_legend_has_room_for_a_wider_font(files, run, tmp_path):
     pytest.importorskip("altair")
     pytest.importorskip("vl_convert")

@@ -130,11 +130,16 @@ def predict(
     """
     if recorded is not None and workload.own_model is None:
         return Prediction(workload=workload, machine=machine or Machine(), step=recorded.under(workload))
-    return predict_each(workload, (machine or Machine(),), optimizer_bits=optimizer_bits)[0]
+    return predict_each(workload, (machine or Machine(),), optimizer_bits=optimizer_bits, levers=False)[0]
 
 
-def predict_each(workload: Workload, machines: Sequence[Machine], *, optimizer_bits: int = 32) -> list[Prediction]:
-    """The same on several machines; what is alike on some of them is computed once."""
+def predict_each(
+    workload: Workload, machines: Sequence[Machine], *, optimizer_bits: int = 32, levers: bool = True
+) -> list[Prediction]:
+    """The same on several machines; what is alike on some of them is computed once.
+
+    `levers`: a user's step is recorded, too, so that what each lever saves follows from it.
+    """
     gpus = {_kind(machine): machine.gpu for machine in machines}
     if optimizer_bits != 32:
         known_model(workload, "8-bit optimizer states")
@@ -143,17 +148,18 @@ def predict_each(workload: Workload, machines: Sequence[Machine], *, optimizer_b
             check_attention(workload)
         steps = {kind: account_step(workload, gpu, optimizer_bits) for kind, gpu in gpus.items()}
     else:
-        return _predict_user_step(workload, machines, gpus)
+        return _predict_user_step(workload, machines, gpus, levers)
     return [Prediction(workload=workload, machine=one, step=steps[_kind(one)]) for one in machines]
 
 
 def _predict_user_step(
-    workload: Workload, machines: Sequence[Machine], gpus: dict[str, Gpu | None]
+    workload: Workload, machines: Sequence[Machine], gpus: dict[str, Gpu | None], levers: bool
 ) -> list[Prediction]:
     """By a dry run; for a GPU also as it is written, and that in bf16: its levers follow from these two."""
     written = varied(workload, recipe=written_recipe(workload))
     cast = varied(written, precision="bf16")
-    wanted = [workload, written, cast] if any(one.gpu and not one.is_cpu for one in machines) else [workload]
+    records = levers and any(one.gpu and not one.is_cpu for one in machines)
+    wanted = [workload, written, cast] if records else [workload]
     asked = [one for place, one in enumerate(wanted) if one not in wanted[:place]]
     found = {}
     with Worker() as worker:
