@@ -163,3 +163,13 @@ def test_reading_a_weight_gives_it_whole_and_a_list_of_parameters_has_the_part()
     assert part.dtype == torch.float32
     torch.testing.assert_close(wrap.full_state_dict()["0.weight"].flatten(), part.data)
     assert isinstance(wrap.module[0], nn.Linear)
+
+
+def test_a_weight_that_was_read_without_gradients_has_one_when_it_is_read_with_them():
+    wrap = FSDP(layers(1))
+    with torch.no_grad():
+        assert not wrap.module[0].weight.requires_grad
+    wrap.module[0].weight.sum().backward()
+    wrap.finish_gradient_synchronization()
+    (part,) = wrap.parameters()
+    assert torch.equal(part.grad, torch.ones(16))

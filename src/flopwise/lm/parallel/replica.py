@@ -49,7 +49,8 @@ class Replica(nn.Module):
         yield
         if self.trained:
             uses = torch.ones(len(self.trained), device=self.trained[0].device)
-            uses[missing] = 0
+            for number in missing:
+                uses[number] = 0
             dist.all_reduce(uses)
             for number in missing:  # a GPU is waited for only where something is missing
                 if not uses[number]:

@@ -103,7 +103,9 @@ class Unit:
         for part, gradient in zip(rows.split([*self.lengths, len(present)], dim=1), gradients, strict=False):
             if gradient is not None:
                 part.copy_(self._parts(gradient))
-        rows[:, n:] = torch.tensor(present)
+        rows[:, n:] = 1
+        for number in (number for number, there in enumerate(present) if not there):
+            rows[:, n + number] = 0
         mine = rows.new_empty(rows.shape[1])
         work = _reduce_scatter(mine, rows.div_(self.ranks).view(-1), async_op=True)
 
