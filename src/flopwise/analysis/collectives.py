@@ -5,10 +5,13 @@ import re
 import polars as pl
 
 from flopwise.trace.tables import Trace
+from flopwise.work.collective import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, REDUCE_SCATTER, SEND_RECEIVE
 from flopwise.work.operation import COMMUNICATION
 
-ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER = "all-reduce", "all-gather", "reduce-scatter"
-ALL_TO_ALL, BROADCAST, SEND_RECEIVE, OTHER = "all-to-all", "broadcast", "send and receive", "other"
+__all__ = ["ALL_GATHER", "ALL_REDUCE", "ALL_TO_ALL", "BROADCAST", "OTHER", "REDUCE_SCATTER", "SEND_RECEIVE"]
+__all__ += ["collectives", "kind_of"]
+
+OTHER = "other"
 _KINDS = {
     ALL_TO_ALL: re.compile(r"(?i)all_?to_?all|a2a|deep_?ep|(?:dispatch|combine)(?:_|\b|<)"),
     ALL_REDUCE: re.compile(r"(?i)all_?reduce|cross_device_reduce"),

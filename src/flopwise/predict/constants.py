@@ -11,6 +11,8 @@ How far off they leave a step is in benchmarks/results/prediction-time-2026-11.m
 holds them to it, and tests/predict/test_constants.py the pages that quote one.
 """
 
+from typing import NamedTuple
+
 from flopwise.records.ceilings import STRIDED, HostCost
 from flopwise.work.operation import COPY, ELEMENTWISE, INDEX, LOSS, MEMORY, NORMALISATION, OPTIMIZER, REDUCTION, SOFTMAX
 
@@ -86,6 +88,28 @@ HOST = {
     "optimizer": HostCost(op_ns=12_000.0, view_ns=2_000.0, kernel_ns=5_000.0, listed_ns=2_200.0),
 }
 LATENCY_NS, GRAPH_GAP_NS, COMPILED_CALL_NS = 4_000.0, -800.0, 300_000.0
+
+# --- Collectives that were not measured: NCCL 2.2x's own numbers, from which it chooses algorithm and protocol.
+NVLINK, PCIE, NETWORK = "nvlink", "pcie", "network"  # classes of links
+
+
+class RingProtocol(NamedTuple):
+    """One way to send: what it costs to begin, then for every hop, and the share of the bandwidth that it leaves."""
+
+    base_ns: float
+    hop_ns: dict[str, float]  # by class of link; one that is missing does not have the protocol
+    share: float
+
+
+# src/graph/tuning.cc: baseLat, hwLat and the bandwidth of rings, for LL (8-byte words with a flag each), LL128 and Simple.
+RING_PROTOCOLS = (
+    RingProtocol(6_600.0, {NVLINK: 600.0, PCIE: 1_000.0, NETWORK: 2_700.0}, 0.25),
+    RingProtocol(14_000.0, {NVLINK: 1_900.0, NETWORK: 4_000.0}, 0.92),
+    RingProtocol(8_400.0, {NVLINK: 3_400.0, PCIE: 5_700.0, NETWORK: 14_000.0}, 1.0),
+)
+# What data has of a link's datasheet, src/graph/topo.h: 20.0 of the 25 GB/s of an A100's NVLink (H100: 20.6 of 25, B200: 40.1 of
+# 50), 12 of the 15.75 GB/s of 16 lanes of PCIe 3, 12 of the 12.5 GB/s of a 100 Gbit/s network.
+LINK_SHARES = {NVLINK: 0.80, PCIE: 0.76, NETWORK: 0.96}
 
 # --- Which lever to take: savings grow nearly linearly with depth, so those of deeper models are extrapolated (a judgement).
 SHALLOW_LAYERS, DEEP_LAYERS = (2, 4), 8
