@@ -33,7 +33,7 @@ def test_with_a_cache_it_says_the_same(changes, fixed, monkeypatch):
     prompts = [[1, 2, 3, 4, 5], [7, 8], [9]]
     expected = [greedy(model(**changes), prompt, 12) for prompt in prompts]
     sampler = Sampler(model(**changes), 3, 17, torch.float32, graph=fixed)
-    monkeypatch.setattr(sampler, "_capture", lambda: sampler.place.fix(17, torch.device("cpu")))
+    monkeypatch.setattr(sampler, "_captured", lambda *_: sampler._advance)
     found = sampler.draw(prompts, 12, temperature=0.0)
     assert found.tokens == expected
     assert found.new_tokens == 36

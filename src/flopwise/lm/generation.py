@@ -14,24 +14,41 @@ from flopwise.lm.transformer import Attention, Transformer
 class Place:
     """Where the next token goes, for all layers: a number for the host, or what a CUDA graph reads."""
 
-    length: int = 0  # tokens in the cache
-    index: Tensor | None = (
-        None  # [1]: the same, on the device; the cache is then read whole, as a graph's shapes are fixed
-    )
+    length: int = 0  # tokens in the cache; where a graph counts, those when it began
+    index: Tensor | None = None  # [1]: the same on the device, where a graph counts; the cache is then read whole
     mask: Tensor | None = None  # [positions]: those that the next token sees
+    positions: Tensor | None = None  # 0, 1, …
 
     def fix(self, positions: int, device: torch.device) -> None:
-        """From now on `move` writes where a graph reads."""
+        """From now on a graph can count: its shapes are fixed, so places are numbers on the device."""
         self.index = torch.zeros(1, dtype=torch.long, device=device)
         self.mask = torch.zeros(positions, dtype=torch.bool, device=device)
+        self.positions = torch.arange(positions, device=device)
         self.move(self.length)
 
     def move(self, length: int) -> None:
         """The next token's position is `length`."""
         self.length = length
-        if self.index is not None and self.mask is not None:
+        if self.index is not None:
             self.index.fill_(length)
-            torch.le(torch.arange(len(self.mask), device=self.mask.device), length, out=self.mask)
+            self._see()
+
+    def advance(self) -> None:
+        """One further."""
+        if self.index is None:
+            self.length += 1
+        else:
+            self.index += 1
+            self._see()
+
+    @property
+    def column(self) -> slice | Tensor:
+        """The next token's, of a table of tokens [B, positions]."""
+        return slice(self.length, self.length + 1) if self.index is None else self.index
+
+    def _see(self) -> None:
+        if self.mask is not None and self.positions is not None and self.index is not None:
+            torch.le(self.positions, self.index, out=self.mask)
 
 
 class CachedAttention:

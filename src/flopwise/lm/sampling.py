@@ -39,7 +39,8 @@ class Sampler:
         self.place, self.positions = Place(), positions
         self.cache_bytes = keep_keys(model, batch, positions, cache, self.place)
         self.token = torch.zeros(batch, 1, dtype=torch.long, device=self.device)
-        self._next: Callable[[], Tensor] = self._step
+        self.tokens = self.known = self.token  # of a draw: [B, total], and which of them were given
+        self._take: Callable[[Tensor], Tensor] = torch.argmax
 
     @torch.no_grad()
     def draw(
@@ -53,32 +54,33 @@ class Sampler:
         known = torch.zeros(len(prompts), total, dtype=torch.bool)
         for row, prompt in enumerate(prompts):
             given[row, : len(prompt)], known[row, : len(prompt)] = torch.tensor(prompt, dtype=torch.long), True
-        tokens, known = given.to(self.device), known.to(self.device)
+        self.tokens, self.known = given.to(self.device), known.to(self.device)
+        self.place.move(0)
         begun = self._now()
-        logits = self._logits(tokens[:, :shortest], 0)
+        logits = self._logits(self.tokens[:, :shortest], 0)
         read_ns = self._now() - begun
         if not logits.isfinite().all():
             raise FlopwiseError("the model's logits are not numbers", "try an earlier --checkpoint or --precision fp32")
         self.place.move(shortest)
-        if self.graph:
-            self._capture()
+        self._take = lambda logits: choose(logits, temperature, top_p, random)
+        steps = total - shortest - 1
+        advance = self._advance
+        if self.graph and steps:
+            self.place.fix(self.positions, self.device)
+            advance = self._captured(random, shortest)
         begun = self._now()
-        for at in range(shortest, total):
-            chosen = choose(logits[:, -1], temperature, top_p, random)
-            tokens[:, at] = torch.where(known[:, at], tokens[:, at], chosen)
-            if at + 1 < total:
-                self.place.move(at)
-                self.token.copy_(tokens[:, at : at + 1])
-                logits = self._next()
+        self._write(logits)
+        for _ in range(steps):
+            advance()
         decode_ns = self._now() - begun
-        rows = tokens.tolist()
+        rows = self.tokens.tolist()
         return Drawn(
             tokens=[row[: len(prompt) + new] for row, prompt in zip(rows, prompts, strict=True)],
             prompt_tokens=sum(map(len, prompts)),
             new_tokens=new * len(prompts),
             prefill_ns=read_ns,
             decode_ns=decode_ns,
-            decode_steps=total - shortest - 1,
+            decode_steps=steps,
             cache_bytes=self.cache_bytes,
         )
 
@@ -87,30 +89,43 @@ class Sampler:
             logits: Tensor = self.model.head(self.model.hidden(tokens, past)[:, -1:])
         return logits.float()
 
-    def _step(self) -> Tensor:
+    def _advance(self) -> None:
+        """The next place: its token is drawn from what the model makes of the last one."""
         if self.place.index is not None:
-            return self._logits(self.token, self.place.index)
-        with sdpa_kernel(_ANY_LENGTH):
-            return self._logits(self.token, self.place.length)
+            logits = self._logits(self.token, self.place.index)
+        else:
+            with sdpa_kernel(_ANY_LENGTH):
+                logits = self._logits(self.token, self.place.length)
+        self.place.advance()
+        self._write(logits)
 
-    def _capture(self) -> None:
-        """The step of one token as a CUDA graph; while it is warmed up it writes where the next token will."""
-        self.place.fix(self.positions, self.device)
+    def _write(self, logits: Tensor) -> None:
+        """A token of every sequence at its place: the prompt's where it is longer, else one that is drawn."""
+        column = self.place.column
+        chosen = torch.where(self.known[:, column], self.tokens[:, column], self._take(logits[:, -1])[:, None])
+        self.tokens[:, column] = chosen
+        self.token.copy_(chosen)
+
+    def _captured(self, random: torch.Generator, start: int) -> Callable[[], None]:
+        """All that one token takes, drawing it included, as a CUDA graph."""
+        drawn, take = self.tokens.clone(), self._take
+        self._take = lambda logits: logits.argmax(-1)  # a warm-up draws nothing from the seed
         side = torch.cuda.Stream(self.device)
         side.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(side):
             for _ in range(_WARMUPS):
-                self._step()
+                self.place.move(start)  # it writes where the next tokens will
+                self._advance()
         torch.cuda.current_stream(self.device).wait_stream(side)
+        self._take = take
+        self.place.move(start)
+        self.tokens.copy_(drawn)
         graph = torch.cuda.CUDAGraph()
+        graph.register_generator_state(random)
         with torch.cuda.graph(graph):
-            logits = self._step()
-
-        def replay() -> Tensor:
-            graph.replay()
-            return logits
-
-        self._next = replay
+            self._advance()
+        self.place.move(start)
+        return graph.replay
 
     def _now(self) -> int:
         if self.device.type == "cuda":
@@ -133,6 +148,5 @@ def choose(logits: Tensor, temperature: float, top_p: float, random: torch.Gener
         ordered, order = likely.sort(-1, descending=True)
         beyond = ordered.cumsum(-1) - ordered >= top_p
         beyond[..., 0] = False  # the likeliest is always one of them
-        ordered[beyond] = 0
-        likely = torch.zeros_like(likely).scatter_(-1, order, ordered)
+        likely = torch.zeros_like(likely).scatter_(-1, order, ordered.masked_fill(beyond, 0))
     return torch.multinomial(likely, 1, generator=random).squeeze(-1)
