@@ -115,7 +115,9 @@ def profiler_is_on() -> bool:
 
 def storage_key(x: Tensor | torch.UntypedStorage) -> int:
     """One number per storage, also of a fake tensor, which has no address."""
-    key: int = (x.untyped_storage() if isinstance(x, Tensor) else x)._cdata
+    if isinstance(x, Tensor):
+        x = getattr(x, "_local_tensor", x).untyped_storage()  # a DTensor's own storage is this rank's part
+    key: int = x._cdata
     return key
 
 

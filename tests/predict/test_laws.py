@@ -10,10 +10,12 @@ from flopwise.predict.fit import largest_batch, largest_context
 from flopwise.predict.flops import model_flops
 from flopwise.predict.machine import Machine
 from flopwise.predict.prediction import peak_bytes
+from flopwise.predict.rank_memory import of_one_rank
 from flopwise.predict.shapes.network import weight_shapes
 from flopwise.predict.shapes.step import account_step, sdpa_backend
 from flopwise.spec.gpu import gpu
 from flopwise.spec.model import preset, preset_names
+from flopwise.spec.rank_share import rank_share
 from flopwise.spec.recipe import CHOICES
 from flopwise.spec.workload import workload
 from flopwise.work.operation import (
@@ -67,8 +69,11 @@ def test_fused_attention_computes_its_scores_once_more():
 @pytest.mark.parametrize(("lever", "value"), LEVERS)
 def test_every_lever_is_accounted_for_in_known_words(lever, value):
     shape = SMALL | ({"mlp": "gelu"} if value == "cuda" else {})
-    optimizer = {"optimizer": "flopwise"} if value == "bf16-master" else {}  # which keeps masters
-    step = account_step(workload("small", set=shape, **{lever: value} | optimizer))
+    beside = {"optimizer": "flopwise"} if value == "bf16-master" else {}  # which keeps masters
+    beside |= {"ranks": 2} if lever == "parallel" and value != "off" else {}
+    shape |= {"tied": False} if value == "pp" else {}
+    asked = workload("small", set=shape, **{lever: value} | beside)
+    step = of_one_rank(account_step(rank_share(asked)), asked)
     assert {op.kind for op in step.ops} <= set(CLASSES)
     assert {op.phase for op in step.ops} <= set(PHASES)
     assert {p.phase for p in step.phases} == {"forward", "loss", "backward", "optimizer"}

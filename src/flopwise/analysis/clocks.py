@@ -100,7 +100,7 @@ def _step_ns(point: Point) -> float | None:
 class StepWork(msgspec.Struct, frozen=True, kw_only=True):
     """What one step does, whatever it takes: none of it depends on how the step is run, but the dtype."""
 
-    flops: int = 0  # useful: every score counted, nothing computed twice; 0: not known
+    flops: int = 0  # useful: every score counted, nothing computed twice; of one rank; 0: not known
     tokens: int = 0  # 0: the input shows none
     dtype: str = ""  # that most of the FLOPs are done in: its peak is the one to reach
     least_bytes: int = 0  # of a step of generation: weights, cache and logits, each read or written once
@@ -129,6 +129,7 @@ def step_work(workload: Workload, ran: Ran | None) -> StepWork:
         part = generation_part(workload)
         tokens = part.tokens if part is not None else workload.batch * workload.context
         least = part.read_bytes + part.write_bytes if part is not None else 0
+        flops //= workload.recipe.ranks
         return StepWork(flops=flops, tokens=tokens, dtype=workload.recipe.compute, least_bytes=least)
     seen = ran.seen if ran is not None else None
     return StepWork(flops=seen.useful_flops, tokens=seen.tokens, dtype=seen.dtype) if seen is not None else StepWork()

@@ -53,7 +53,14 @@ def account(
     )
     found = account_for(asked_for, machines, questions)
     of_file = hf_config.notes(asked_for.target, asked_for.own_model is not None)
-    return msgspec.structs.replace(found, notes=found.notes + of_file)
+    return msgspec.structs.replace(found, notes=found.notes + of_file + _of_a_rank(asked_for))
+
+
+def _of_a_rank(asked_for: Workload) -> tuple[str, ...]:
+    recipe = asked_for.recipe
+    if recipe.parallel == "off":
+        return ()
+    return (f"one of {recipe.ranks} ranks ({recipe.parallel}): its own part; what they exchange is not in the time",)
 
 
 def training_run(

@@ -12,6 +12,7 @@ import msgspec
 
 from flopwise.errors import Failed, FlopwiseError, Interrupted
 from flopwise.lm.data import open_corpus
+from flopwise.lm.ranks import ranks_here
 from flopwise.predict.flops import model_flops
 from flopwise.predict.machine import gpu_of
 from flopwise.records.run import Environment
@@ -26,7 +27,6 @@ from flopwise.training.checkpoint import newest
 from flopwise.training.constants import HIGHEST_RATE, LONGEST_WARMUP, RATE_TIMES_WIDTH
 from flopwise.training.job import Job, check_text, corpus_of, job
 from flopwise.training.progress import TrainingProgress
-from flopwise.training.ranks import ranks_here
 from flopwise.training.tensorboard import board, check_board
 
 MOST, STEPS = 1_000_000_000, 1000

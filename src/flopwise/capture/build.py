@@ -7,6 +7,7 @@ import torch
 from flopwise.capture.compared_steps import StepFollower
 from flopwise.capture.model_step import model_step
 from flopwise.capture.op_step import op_step
+from flopwise.capture.parallel_step import parallel_step
 from flopwise.capture.step import Step, captured
 from flopwise.capture.user_step import user_step
 from flopwise.errors import FlopwiseError, one_line
@@ -19,6 +20,8 @@ def build_step(workload: Workload, device: torch.device, follower: StepFollower 
     """Build the workload on the device. Random numbers come from a fixed seed. `follower` sees it from its first run on."""
     torch.manual_seed(0)
     makers = {ModelSpec: model_step, OpSpec: op_step, UserStep: user_step}
+    if workload.recipe.parallel != "off":
+        return parallel_step(workload, device)
     step = makers[type(workload.subject)](workload, device)
     if follower is None:
         return captured(step, device) if workload.recipe.graph == "on" else step

@@ -37,6 +37,7 @@ from flopwise.records.events import (
 )
 from flopwise.records.prediction import DryRun
 from flopwise.records.run import CRASH, INTERRUPTED, TIMEOUT, UNSUPPORTED, Agreement, Point
+from flopwise.spec.rank_share import rank_share
 from flopwise.spec.workload import Trial, Workload
 
 GRACE_S = 5.0  # between asking a process to stop and ending it
@@ -128,7 +129,8 @@ class Worker(AbstractContextManager["Worker"]):
 
         Raises where the first is not possible; None for another that is not, or that there was no time for.
         """
-        request = Request(dry=tuple(msgspec.json.encode(one).decode() for one in workloads), architecture=gpu)
+        parts = [rank_share(one) for one in workloads]
+        request = Request(dry=tuple(msgspec.json.encode(one).decode() for one in parts), architecture=gpu)
         found: list[DryRun | None] = []
         try:
             for event in self._answers(request, f"{workloads[0].target} cannot be dry-run", timeout_s):

@@ -67,7 +67,8 @@ class ModelStep:
         self.hidden_of: Callable[[Tensor], Tensor] = self.model.hidden
         if recipe.compile == "blocks":
             compile_blocks(_blocks(self.model, workload), dynamic=False)
-        else:
+        self.share()
+        if recipe.compile not in ("off", "blocks"):
             self.logits_of, self.hidden_of = compiled(self.logits_of, recipe), compiled(self.hidden_of, recipe)
         loss = loss_full if recipe.loss == "full" else hidden_loss(recipe.loss)
         self.loss_of: Callable[..., Tensor] = compiled(loss, recipe)
@@ -80,15 +81,21 @@ class ModelStep:
         self.output: Tensor | None = None
         self.loss: Tensor | None = None
 
+    def share(self) -> None:
+        """Where several ranks have a part each: this one takes its own."""
+
+    def make_optimizer(self, parameters: list[nn.Parameter], rate: float | Tensor) -> torch.optim.Optimizer:
+        return make_optimizer(parameters, self.recipe, rate, self.recipe.graph == "on")
+
     def _make_optimizers(self, exact: dict[Tensor, Tensor]) -> None:
         """One for all weights, or one per block where the backward pass updates them. `exact`: the masters' fp32 values."""
-        graph = self.recipe.graph == "on"
         # One tensor, whatever the number of optimizers.
+        graph = self.recipe.graph == "on"
         rate = torch.tensor(self.peak_lr, device=self.device) if graph else self.peak_lr
 
         def make(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
             params = list(parameters)
-            optimizer = make_optimizer(params, self.recipe, rate, graph)
+            optimizer = self.make_optimizer(params, rate)
             if exact:
                 cast(Any, optimizer).set_masters({p: exact[p] for p in params})
             return optimizer
@@ -188,9 +195,9 @@ class ModelStep:
         return f"sdpa: {sdpa_backend_name(q, k, v, causal=w.phase != 'decode')}"
 
 
-def model_step(workload: Workload, device: torch.device) -> Step:
+def model_step(workload: Workload, device: torch.device, kind: type[ModelStep] = ModelStep) -> Step:
     """The workload's phases on the device."""
-    step = ModelStep(workload, device)
+    step = kind(workload, device)
     return Step(
         phases=step.phases(),
         ran=step.ran,

@@ -64,6 +64,7 @@ class PointBuilder(ProcessState):
         self.traced = events.TraceWritten(path="", step_ns=0)
         self.recorded = events.SnapshotWritten(path="")
         self.agreed = events.AgreementResult()
+        self.ranks = events.RanksMeasured(ranks=())
         self.watch: Watch | None = None
 
     def take(self, event: Event) -> None:
@@ -88,6 +89,8 @@ class PointBuilder(ProcessState):
                 self.recorded = event
             case events.AgreementResult():
                 self.agreed = event
+            case events.RanksMeasured():
+                self.ranks = event
             case _:
                 pass
 
@@ -121,6 +124,7 @@ class PointBuilder(ProcessState):
             trace_file=Path(self.traced.path).name,
             traced_step_ns=self.traced.step_ns,
             memory_file=Path(self.recorded.path).name,
+            ranks=self.ranks.ranks,
             started_at=self.started_at,
             elapsed_s=round(time.monotonic() - self.begun, 3),
         )

@@ -21,6 +21,7 @@ from flopwise.capture.seen_step import watch_step
 from flopwise.capture.step import Step
 from flopwise.capture.stopping import StoppingRule, WarmupRule
 from flopwise.errors import FlopwiseError, Unsupported, WrongResult
+from flopwise.lm.ranks import ALONE, Ranks
 from flopwise.records.events import (
     Done,
     MemoryMeasured,
@@ -43,8 +44,13 @@ _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "ALLOC_FAILED", "bad
 _NOT_SUPPORTED = ("No available kernel", "not supported", "not implemented for", "No viable backend")
 
 
-def run_trial(trial: Trial, emit: Emit, may_go_on: Callable[[], bool], request: Request | None = None) -> None:
-    """Run the trial and emit what happens. `may_go_on` is asked before every step; in turns it alone ends the sampling."""
+def run_trial(
+    trial: Trial, emit: Emit, may_go_on: Callable[[], bool], request: Request | None = None, ranks: Ranks = ALONE
+) -> None:
+    """Run the trial and emit what happens. `may_go_on` is asked before every step; in turns it alone ends the sampling.
+
+    Of several `ranks` all run this at the same time, and the first decides for all when to stop.
+    """
     request = request or Request()
     turns = request.turns
     try:
@@ -54,7 +60,8 @@ def run_trial(trial: Trial, emit: Emit, may_go_on: Callable[[], bool], request: 
         follower = StepFollower() if request.compare is not None else None
         step = build_step(trial.workload, device, follower)
         emit(StepBuilt(setup_ns=time.perf_counter_ns() - begun, captured_first_ns=step.captured_first_ns))
-        clock = clock_for(step.phases, device, step.single_op, request.details, find_phases=step.one_callable)
+        details = 0 if ranks.world > 1 else request.details  # as many passes on every rank
+        clock = clock_for(step.phases, device, step.single_op, details, find_phases=step.one_callable)
         compared_ns: list[int] = []  # steps that were compared with a reference warm the step up as well
         if (compare := request.compare) is not None and follower is not None:
             once = lambda: compared_ns.append(clock.once())  # noqa: E731
@@ -62,10 +69,10 @@ def run_trial(trial: Trial, emit: Emit, may_go_on: Callable[[], bool], request: 
         gc.collect()
         gc.disable()  # a collection in the middle of a step is the interpreter's, not the workload's
         try:
-            go_on = warm_up(clock, trial.sampling, device, emit, may_go_on, turns, compared_ns)
+            go_on = warm_up(clock, trial.sampling, device, emit, may_go_on, turns, compared_ns, ranks)
             if turns and go_on:  # in turns the end may come at any round: the memory is read before
                 emit(MemoryMeasured(memory=phase_memory(step, device)))
-            stopped = _sample(clock, trial.sampling, emit, may_go_on, request) if go_on else "interrupted"
+            stopped = _sample(clock, trial.sampling, emit, may_go_on, request, ranks) if go_on else "interrupted"
         finally:
             gc.enable()
         if stopped != "interrupted":
@@ -98,6 +105,7 @@ def warm_up(
     may_go_on: Callable[[], bool] = lambda: True,
     turns: bool = False,
     done_ns: Sequence[int] = (),
+    ranks: Ranks = ALONE,
 ) -> bool:
     """Until steady, or exactly `sampling.warmup` steps. False: it was interrupted. `done_ns`: steps that were run already."""
     walls_ns = list(done_ns)
@@ -111,7 +119,7 @@ def warm_up(
             return False
         walls_ns.append(clock.once())
         emit(WarmupStep(wall_ns=walls_ns[-1]))
-        over = rule.after(walls_ns)
+        over = ranks.told(rule.after(walls_ns))
         if len(walls_ns) == 1:  # which compiles and loads libraries, in many threads
             busy_s, began_s = time.process_time(), time.perf_counter()
     lasted_s = time.perf_counter() - began_s
@@ -119,7 +127,9 @@ def warm_up(
     return True
 
 
-def _sample(clock: Clock, sampling: Sampling, emit: Emit, may_go_on: Callable[[], bool], request: Request) -> str:
+def _sample(
+    clock: Clock, sampling: Sampling, emit: Emit, may_go_on: Callable[[], bool], request: Request, ranks: Ranks
+) -> str:
     """Sample until the rule says why to stop."""
     rule = StoppingRule(sampling)
     begun, taken = time.perf_counter(), 0
@@ -129,7 +139,7 @@ def _sample(clock: Clock, sampling: Sampling, emit: Emit, may_go_on: Callable[[]
         phases = clock.sample()
         emit(Sampled(phases=phases))
         taken += 1
-        stopped = rule.after(phases[STEP].wall_ns, time.perf_counter() - begun)
+        stopped = ranks.told(rule.after(phases[STEP].wall_ns, time.perf_counter() - begun))
         if stopped and not request.turns and taken >= request.fewest:
             return stopped
     return "turns" if request.turns else "interrupted"

@@ -33,6 +33,8 @@ LEVER_HELP = {
     "graph": "The whole step in one CUDA graph.",
     "overlap": "Update each block's weights within the backward pass, at the same time as its matmuls.",
     "checkpoint": "Recompute activations, in segments of N blocks.",
+    "parallel": "How several processes share the step: PyTorch's ways, or our own, written to be read (own-).",
+    "ranks": "So many processes, by torchrun; each has a GPU of its own where there are as many.",
 }
 SIDES = ("m", "n", "k")  # of op:matmul, as short for --set
 _PHASE = "forward: logits of all tokens; backward: with loss and gradients; train: the whole step; prefill, decode: generation."
@@ -51,6 +53,7 @@ workload_options = _together(
     click.option("--phase", metavar="|".join(PHASES), help=_PHASE),
     *(click.option(f"--{name}", metavar="|".join(values), help=LEVER_HELP[name]) for name, values in CHOICES.items()),
     click.option("--checkpoint", metavar="off|N", help=LEVER_HELP["checkpoint"]),
+    click.option("--ranks", type=int, metavar="N", help=LEVER_HELP["ranks"]),
     click.option("--recipe", "recipe_file", metavar="FILE.toml", help="Levers from a file; other options override it."),
     click.option("--implementation", metavar="|".join(IMPLEMENTATIONS), help="For hf: workloads: whose model code."),
     click.option("--set", "changes", multiple=True, metavar="FIELD=VALUE", help=_SET),
@@ -96,7 +99,7 @@ tag_option = click.option("--tag", help="A name for the run.")
 def workload_arguments(given: dict[str, Any]) -> dict[str, Any]:
     """Take the workload's options out of what click parsed, as the API wants them."""
     changes, recipe_file = given.pop("changes"), given.pop("recipe_file")
-    names = ("batch", "context", "phase", "implementation", "checkpoint", *CHOICES)
+    names = ("batch", "context", "phase", "implementation", "checkpoint", "ranks", *CHOICES)
     arguments = {name: value for name in names if (value := given.pop(name)) is not None}
     if recipe_file:
         arguments["recipe"] = recipe_from(read_toml(recipe_file, "a recipe"))

@@ -88,6 +88,21 @@ VALUES: dict[str, dict[str, str]] = {
         "on": "a block's weights are updated, and its gradients freed, as soon as its backward is done; on a GPU at the same "
         "time as the next block's. Not with fp16; compiled as a whole, all gradients come at the end, and nothing is gained",
     },
+    "parallel": {
+        "off": "one process",
+        "ddp": "PyTorch's DistributedDataParallel: each of `--ranks` has the model and a part of the batch",
+        "zero1": "the same, with its ZeroRedundancyOptimizer: each rank has a part of the optimizer's state",
+        "fsdp2": "its `fully_shard`: weights, gradients and state in parts, each block gathered while it is used",
+        "tp": "its DTensor tensor parallelism: each matmul in parts, by heads and columns",
+        "fsdp2+tp": "two ranks share each matmul, and such pairs share the batch",
+        "pp": "its pipelining (1F1B): each rank has some of the blocks",
+        "own-ddp": "ours, to read (`flopwise/lm/parallel`): an all-reduce of each gradient as soon as it is there",
+        "own-ddp-naive": "an all-reduce of each gradient after the backward pass",
+        "own-ddp-flat": "one all-reduce of all gradients after the backward pass",
+        "own-ddp-bucketed": "an all-reduce of 25 MB of gradients as soon as they are there",
+        "own-zero1": "ours of `zero1`",
+        "own-fsdp": "ours of `fsdp2`, with the next block gathered ahead",
+    },
 }
 
 

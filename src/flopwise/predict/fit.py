@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from flopwise import units
+from flopwise.errors import FlopwiseError
 from flopwise.predict.machine import Machine, gpu_of
 from flopwise.predict.prediction import peak_bytes, predict_quickly
 from flopwise.predict.shapes.overlap import updates_in_backward
@@ -151,7 +152,10 @@ def memory_levers(workload: Workload, gpu: Gpu | None = None, *, quick: bool = F
         return ()
     found = []
     for lever, value in _unset_levers(workload, quick):
-        recipe = msgspec.structs.replace(workload.recipe, **{lever: value})
+        try:
+            recipe = msgspec.structs.replace(workload.recipe, **{lever: value})
+        except FlopwiseError:  # it does not go with another of them
+            continue
         then = peak_bytes(msgspec.structs.replace(workload, recipe=recipe), gpu)
         if then is None:
             continue

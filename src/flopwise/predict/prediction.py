@@ -14,6 +14,7 @@ from flopwise.errors import FlopwiseError
 from flopwise.predict.flops import ModelFlops, model_flops
 from flopwise.predict.fusion import Graph, block_of, compiled_ops, repeated_blocks
 from flopwise.predict.machine import Machine
+from flopwise.predict.rank_memory import of_one_rank
 from flopwise.predict.recorded.step import RecordedStep, recorded_step, to_record, written_recipe
 from flopwise.predict.shapes.overlap import updates_in_backward
 from flopwise.predict.shapes.step import account_step, check_attention
@@ -23,6 +24,7 @@ from flopwise.records.memory import StoredPredictions
 from flopwise.records.prediction import MemoryPrediction, PredictedStep
 from flopwise.spec.gpu import PEAK_DTYPES, Gpu
 from flopwise.spec.model import ModelSpec
+from flopwise.spec.rank_share import rank_share
 from flopwise.spec.workload import Workload, varied
 from flopwise.work.operation import ATTENTION, OpWork
 
@@ -90,12 +92,12 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @property
     def model(self) -> ModelSpec | None:
         """The model, where its shapes are known: what fits, days to train and inference follow from them."""
-        return self.workload.own_model
+        return rank_share(self.workload).own_model
 
     @property
     def model_flops(self) -> ModelFlops | None:
-        """By formula, where the model is known."""
-        w = self.workload
+        """By formula, where the model is known; of one rank."""
+        w = rank_share(self.workload)
         return model_flops(self.model, w.batch, w.context, w.phase) if self.model else None
 
     @property
@@ -136,17 +138,18 @@ def predict(
 def predict_each(
     workload: Workload, machines: Sequence[Machine], *, optimizer_bits: int = 32, levers: bool = True
 ) -> list[Prediction]:
-    """The same on several machines; what is alike on some of them is computed once.
+    """The same on several machines; what is alike on some of them is computed once. Of a step that ranks share, one rank's.
 
     `levers`: a user's step is recorded, too, so that what each lever saves follows from it.
     """
     gpus = {_kind(machine): machine.gpu for machine in machines}
+    share = rank_share(workload)
     if optimizer_bits != 32:
         known_model(workload, "8-bit optimizer states")
     if workload.own_model is not None:
         if not all(machine.is_cpu for machine in machines):
-            check_attention(workload)
-        steps = {kind: account_step(workload, gpu, optimizer_bits) for kind, gpu in gpus.items()}
+            check_attention(share)
+        steps = {kind: of_one_rank(account_step(share, gpu, optimizer_bits), workload) for kind, gpu in gpus.items()}
     else:
         return _predict_user_step(workload, machines, gpus, levers)
     return [Prediction(workload=workload, machine=one, step=steps[_kind(one)]) for one in machines]
@@ -223,6 +226,8 @@ def architecture_of(gpu: Gpu | None) -> str:
 def predict_memory(worker: Worker, workload: Workload, gpu: Gpu | None) -> StoredPredictions:
     """Both predictions of a step's memory, where there are both; what could not be predicted is a note."""
     found, notes = memory_from_shapes(workload, gpu), tuple[str, ...]()
+    if workload.recipe.parallel != "off":  # a dry run has one process
+        return StoredPredictions(predictions=found)
     try:
         found = (worker.dry_run(workload, architecture_of(gpu)).memory(), *found)
     except FlopwiseError as error:
@@ -232,7 +237,9 @@ def predict_memory(worker: Worker, workload: Workload, gpu: Gpu | None) -> Store
 
 def memory_from_shapes(workload: Workload, gpu: Gpu | None) -> tuple[MemoryPrediction, ...]:
     """The shape simulator's prediction of a step's memory; none for a step that it does not know."""
-    return () if workload.own_model is None else (account_step(workload, gpu).memory(),)
+    if workload.own_model is None:
+        return ()
+    return (of_one_rank(account_step(rank_share(workload), gpu), workload).memory(),)
 
 
 def peak_bytes(workload: Workload, gpu: Gpu | None = None, optimizer_bits: int = 32) -> int | None:
@@ -244,10 +251,13 @@ def peak_bytes(workload: Workload, gpu: Gpu | None = None, optimizer_bits: int =
     >>> peak_bytes(workload("tiny", precision="bf16-pure")) < peak_bytes(workload("tiny"))
     True
     """
+    shared, workload = workload, rank_share(workload)
     try:
-        return (
-            _peak_bytes(workload, workload.own_model, gpu, optimizer_bits) if workload.own_model is not None else None
-        )
+        if workload.own_model is None:
+            return None
+        if shared.recipe.parallel != "off":
+            return of_one_rank(account_step(workload, gpu, optimizer_bits), shared).peak_bytes
+        return _peak_bytes(workload, workload.own_model, gpu, optimizer_bits)
     except FlopwiseError:
         return None
 

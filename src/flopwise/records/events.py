@@ -7,7 +7,7 @@ import msgspec
 from flopwise.records.ceilings import Probe
 from flopwise.records.experiment import Place
 from flopwise.records.prediction import DryRun
-from flopwise.records.run import Agreement, Environment, PhaseMemory, Ran
+from flopwise.records.run import Agreement, Environment, PhaseMemory, Ran, RankRow
 from flopwise.spec.workload import Trial, Workload
 
 
@@ -68,6 +68,12 @@ class Sampled(_Event, frozen=True, kw_only=True):
 
 class MemoryMeasured(_Event, frozen=True, kw_only=True):
     memory: tuple[PhaseMemory, ...]
+
+
+class RanksMeasured(_Event, frozen=True, kw_only=True):
+    """What each of several ranks measured, by rank."""
+
+    ranks: tuple[RankRow, ...]
 
 
 class Tracing(_Event, frozen=True, kw_only=True):
@@ -146,7 +152,8 @@ class Exited(_Event, frozen=True, kw_only=True):
 
 _Measuring = Started | DeviceInfo | StepBuilt | WarmupStep | WarmedUp | Sampled | MemoryMeasured | Done | Exited
 _Results = (
-    Tracing
+    RanksMeasured
+    | Tracing
     | TraceWritten
     | SnapshotWritten
     | AgreementResult

@@ -212,6 +212,18 @@ class Loop(_Record, frozen=True, kw_only=True, omit_defaults=True):
     exit_code: int | None = None  # of the script, where it ended by itself
 
 
+class RankRow(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """One of the ranks that share a step."""
+
+    rank: int
+    device: str = ""
+    wall_ns: tuple[int, ...] = ()  # of the same steps as the first rank's
+    memory: tuple[PhaseMemory, ...] = ()
+    peak_rss_bytes: int = 0
+    trace_file: str = ""  # in the run's traces/ folder
+    memory_file: str = ""  # in its memory/ folder
+
+
 _Plan = TypeVar("_Plan")
 
 
@@ -250,6 +262,7 @@ class Point(PointHead[Trial], frozen=True, kw_only=True):
     paired_with: str = ""  # key of the point it was compared with: process i of one ran beside process i of the other
     together: bool = True  # those two ran at the same time, sample by sample; else one after the other
     loop: Loop | None = None  # of a step of a watched loop
+    ranks: tuple[RankRow, ...] = ()  # where several share the step; all else is the first's
     started_at: str = ""  # ISO 8601, UTC
     elapsed_s: float = 0.0
 

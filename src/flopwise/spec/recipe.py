@@ -1,6 +1,7 @@
 """The levers: everything that changes how a step runs without changing what it computes."""
 
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import msgspec
 from flopwise.errors import FlopwiseError
 from flopwise.spec import fields
 
+_BY_TORCH = ("ddp", "zero1", "fsdp2", "tp", "fsdp2+tp", "pp")
+_OUR_OWN = ("own-ddp", "own-ddp-naive", "own-ddp-flat", "own-ddp-bucketed", "own-zero1", "own-fsdp")
 CHOICES: dict[str, tuple[str, ...]] = {
     "precision": ("fp32", "tf32", "bf16", "fp16", "bf16-pure", "bf16-master"),
     "attention": ("naive", "sdpa", "sdpa-flash", "sdpa-cudnn", "flex", "flash"),
@@ -21,7 +24,11 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "compile": ("off", "default", "max-autotune", "blocks"),
     "graph": ("off", "on"),
     "overlap": ("off", "on"),
+    "parallel": ("off", *_BY_TORCH, *_OUR_OWN),
 }
+DATA_PARALLEL = ("ddp", "zero1", "fsdp2", *_OUR_OWN)  # each rank has its part of the batch
+SHARDED_WEIGHTS = ("fsdp2", "tp", "fsdp2+tp", "pp", "own-fsdp")  # no rank has them all
+TENSOR_RANKS = 2  # of fsdp2+tp: so many share each matmul
 
 OWN_OPTIMIZERS = ("flopwise", "flopwise-bf16")
 SCALES_ON_DEVICE = ("fused", *OWN_OPTIMIZERS)  # optimizers that take the loss scale back themselves
@@ -48,11 +55,14 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     graph: str = "off"  # the whole step captured in one CUDA graph
     overlap: str = "off"  # weights are updated within the backward pass, block by block, during its matmuls
     checkpoint: int = 0  # recompute activations, in segments of this many blocks; 0: keep them all
+    parallel: str = "off"  # how processes share a step: PyTorch's ways, or (own-) ours, written to be read
+    ranks: int = 1  # processes, each with a GPU of its own where there are as many
 
     def __post_init__(self) -> None:
         for field, allowed in CHOICES.items():
             fields.one_of(field, getattr(self, field), allowed)
         fields.whole("checkpoint", self.checkpoint, 0, 100_000)
+        fields.whole("ranks", self.ranks, 1, 4096)
         if self.graph == "on" and self.precision == "fp16" and self.optimizer not in SCALES_ON_DEVICE:
             raise FlopwiseError(
                 f"graph = 'on' with precision = 'fp16' and optimizer = '{self.optimizer}' is not allowed: "
@@ -64,6 +74,21 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
                 "overlap = 'on' with precision = 'fp16' is not allowed: loss scaling looks at all gradients before any update",
                 "allowed: precision = bf16, or overlap = off",
             )
+
+        for refused, message, hint in _parallel_rules(self):
+            if refused:
+                raise FlopwiseError(message, hint)
+
+    @property
+    def data_ranks(self) -> int:
+        """How many parts the batch has, each on ranks of its own.
+
+        >>> Recipe(parallel="fsdp2+tp", ranks=8).data_ranks, Recipe(parallel="pp", ranks=8).data_ranks
+        (4, 1)
+        """
+        if self.parallel == "fsdp2+tp":
+            return max(1, self.ranks // TENSOR_RANKS)
+        return self.ranks if self.parallel in DATA_PARALLEL else 1
 
     @property
     def weights(self) -> str:
@@ -83,6 +108,54 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
         """The levers that differ from the defaults."""
         default = Recipe()
         return {f: v for f in self.__struct_fields__ if (v := getattr(self, f)) != getattr(default, f)}
+
+
+_Rules = Iterator[tuple[object, str, str]]  # whether it is refused, why, and what to do
+
+
+def _parallel_rules(recipe: Recipe) -> _Rules:
+    way = f"parallel = '{recipe.parallel}'"
+    if recipe.parallel == "off":
+        return
+    for lever in ("graph", "overlap"):
+        yield (
+            getattr(recipe, lever) == "on",
+            f"{lever} = 'on' with {way} is not allowed: it is for one process",
+            f"allowed: {lever} = off, or parallel = off",
+        )
+    yield (
+        recipe.precision == "fp16",
+        f"precision = 'fp16' with {way} is not allowed: ranks would skip steps apart",
+        "allowed: precision = fp32, tf32, bf16",
+    )
+    sharded, own = recipe.parallel in SHARDED_WEIGHTS, recipe.parallel.startswith("own-")
+    zero = recipe.parallel in ("zero1", "own-zero1")
+    for lever, plain in (
+        ("optimizer", ("adamw-loop", "foreach", "fused")),
+        ("precision", ("fp32", "tf32", "bf16", "bf16-pure")),
+    ):
+        yield (
+            (sharded or zero) and getattr(recipe, lever) not in plain,
+            f"{lever} = '{getattr(recipe, lever)}' with {way} is not allowed: weights or their state are in parts",
+            f"allowed: {lever} = {', '.join(plain)}",
+        )
+    for lever, usual in (("loss", "full"), ("projections", "separate")):
+        yield (
+            sharded and getattr(recipe, lever) != usual,
+            f"{lever} = '{getattr(recipe, lever)}' with {way} is not allowed: it takes weights whole",
+            f"allowed: {lever} = {usual}",
+        )
+    whole = ("off",) if own or recipe.parallel == "pp" else ("off", "blocks") if sharded else CHOICES["compile"]
+    yield (
+        recipe.compile not in whole,
+        f"compile = '{recipe.compile}' with {way} is not allowed",
+        f"allowed: compile = {', '.join(whole)}",
+    )
+    yield (
+        recipe.parallel == "pp" and recipe.checkpoint,
+        f"checkpoint = {recipe.checkpoint} with {way} is not allowed",
+        "allowed: checkpoint = off",
+    )
 
 
 LEVERS = Recipe.__struct_fields__

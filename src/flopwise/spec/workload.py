@@ -11,6 +11,7 @@ from flopwise.errors import FlopwiseError, one_line
 from flopwise.spec import fields, hf_config
 from flopwise.spec.model import ModelSpec, preset
 from flopwise.spec.operations import OPS, WITH_IMPL, OpSpec, op
+from flopwise.spec.parallel import parallel_rules
 from flopwise.spec.recipe import CHOICES, LEVERS, OWN_OPTIMIZERS, Recipe, recipe_from
 from flopwise.spec.user_step import check_arguments, is_user_step, reference_in
 
@@ -20,6 +21,7 @@ CACHED_ATTENTION = ("naive", "sdpa", "sdpa-flash", "sdpa-cudnn")  # which also s
 PROFILERS = KINETO, NSYS = "kineto", "nsys"
 IMPLEMENTATIONS = ("flopwise", "transformers")
 _SIZES = ("batch", "context", "phase")
+_PLAIN, _LATER = Recipe(), ("parallel", "ranks")
 
 
 class UserStep(msgspec.Struct, frozen=True, kw_only=True, tag="py"):
@@ -249,6 +251,7 @@ def _model_rules(w: Workload, spec: Any, recipe: Recipe) -> _Rules:
             f"{lever} = '{value}' {what}, and {spec.name} has {field} = '{getattr(spec, field)}'",
             f"allowed: {lever} = {others}; or a model with {field} = {needed}",
         )
+    yield from parallel_rules(spec, recipe, w.batch, w.trains and w.implementation == "flopwise")
     train = w.phase == "train"
     yield (
         recipe.precision == "bf16-master" and train and recipe.optimizer not in OWN_OPTIMIZERS,
@@ -389,4 +392,10 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
         >>> Trial(workload=w, sampling=Sampling()).key() == Trial(workload=workload("tiny"), sampling=Sampling()).key()
         True
         """
-        return hashlib.sha256(msgspec.json.encode(self, order="deterministic")).hexdigest()[:16]
+        plain = msgspec.to_builtins(self, order="deterministic")
+        work = plain["workload"]
+        for recipe in filter(None, (work["recipe"], work["subject"].get("written"))):
+            for lever in _LATER:  # trials of before they were levers keep their key
+                if recipe[lever] == getattr(_PLAIN, lever):
+                    del recipe[lever]
+        return hashlib.sha256(msgspec.json.encode(plain)).hexdigest()[:16]

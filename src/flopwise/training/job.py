@@ -12,6 +12,7 @@ from flopwise.capture.environment import environment
 from flopwise.errors import FlopwiseError
 from flopwise.lm import tokenizer as bpe
 from flopwise.lm.data import Corpus, prepare
+from flopwise.lm.ranks import Ranks, joined, ranks_here
 from flopwise.lm.text import text_files
 from flopwise.lm.tokenizer.tokenizer import SPECIAL
 from flopwise.lm.tokenizer.training import check_size
@@ -20,7 +21,6 @@ from flopwise.records.training import Settings, Stopped
 from flopwise.spec.workload import Workload
 from flopwise.training.constants import HELD_OUT, HELD_OUT_OF_SMALL, SMALL_TEXT_BYTES
 from flopwise.training.loop import Loop, OnSteps
-from flopwise.training.ranks import Ranks, joined, ranks_here
 
 Note = Callable[[str], None]
 

@@ -12,12 +12,12 @@ import torch
 from flopwise.errors import FlopwiseError, one_line
 from flopwise.lm.data import Corpus
 from flopwise.lm.data.batches import Batches
+from flopwise.lm.ranks import Ranks
 from flopwise.records.corpus import EVALUATION
 from flopwise.records.training import FINISHED, STOPPED, Settings, Steps, Stopped
 from flopwise.spec.model import ModelSpec
 from flopwise.spec.workload import Workload
 from flopwise.training import checkpoint
-from flopwise.training.ranks import Ranks
 from flopwise.training.step import TrainingStep
 
 OnSteps = Callable[[Steps], None]

@@ -39,8 +39,9 @@ INPUTS = "inputs"
 BUFFERS = "buffers"
 TEMPORARY = "temporary"
 WORKSPACE = "workspace"
+GATHERED = "gathered weights"  # of other ranks, for as long as they are used
 SAVED = (ACTIVATIONS, SCORES, LOGITS)  # what forward keeps for backward
-OWNERS = (PARAMETERS, GRADIENTS, OPTIMIZER_STATE, *SAVED, INPUTS, BUFFERS, TEMPORARY, WORKSPACE)
+OWNERS = (PARAMETERS, GRADIENTS, OPTIMIZER_STATE, *SAVED, INPUTS, BUFFERS, TEMPORARY, WORKSPACE, GATHERED)
 UNKNOWN = "unknown"  # whose bytes a snapshot does not tell; a step of our own has none
 
 

@@ -17,12 +17,14 @@ from flopwise.capture.pipes import Emit, read_line
 from flopwise.capture.trials import failure, run_trial
 from flopwise.errors import FlopwiseError
 from flopwise.experiments.child import run_experiment
+from flopwise.lm.ranks import ALONE, Ranks
 from flopwise.predict.dry.run import dry_run
 from flopwise.predict.prediction import predict
 from flopwise.predict.step_time import counts_by_phase
 from flopwise.records.events import AgreementResult, Done, DryRunResult, ProbeMeasured, Request
 from flopwise.records.run import OK
 from flopwise.spec.workload import Trial, Workload
+from flopwise.worker.torchrun import run_ranks
 
 
 def serve(request: Request, emit: Emit) -> None:
@@ -35,7 +37,14 @@ def serve(request: Request, emit: Emit) -> None:
             run_experiment(request.experiment, emit)
             emit(Done(status=OK))
     elif request.trial:
-        _trial(request, emit)
+        trial = msgspec.json.decode(request.trial, type=Trial)
+        if trial.workload.recipe.parallel != "off":
+            with _failure_reported(emit):
+                run_ranks(request, trial, emit)
+            return
+        if trial.device == "cpu" or not torch.cuda.is_available():
+            limit_memory()
+        run_trial_as_asked(request, trial, emit)
     else:
         _report_device(request, emit)
 
@@ -60,18 +69,17 @@ def _report_device(request: Request, emit: Emit) -> None:
                 emit(ProbeMeasured(probe=probe, n=n, of=of))
 
 
-def _trial(request: Request, emit: Emit) -> None:
-    may_go_on = _until_interrupted(request.turns)
-    trial = msgspec.json.decode(request.trial, type=Trial)
-    if trial.device == "cpu" or not torch.cuda.is_available():
-        limit_memory()
+def run_trial_as_asked(request: Request, trial: Trial, emit: Emit, ranks: Ranks = ALONE) -> None:
+    """Time it, record its memory or check its losses; of several ranks, all do it at the same time."""
+    own = _until_interrupted(request.turns and ranks.first)
+    may_go_on = lambda: ranks.told(own())  # noqa: E731
     if request.agree is not None:
         with _failure_reported(emit):
             emit(AgreementResult(agreement=check_agreement(trial, request.agree)))
     elif request.memory is not None:
         record_trial(trial, emit, may_go_on, request.memory)
     else:
-        run_trial(trial, emit, may_go_on, request)
+        run_trial(trial, emit, may_go_on, request, ranks)
 
 
 def _until_interrupted(turns: bool) -> Callable[[], bool]:

@@ -43,6 +43,7 @@ from flopwise.work.operation import (
     OpWork,
 )
 
+_TAKEN_APART = ("DTensor", "AsyncCollectiveTensor")  # tensors around others
 _DEVICE = torch.ops.prim.device.default
 _NAMESPACES = ("prim", "profiler")  # bookkeeping, not work
 
@@ -134,6 +135,8 @@ class Tracker(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _DEVICE:
             return args[0].fake_device
+        if any(kind.__name__ in _TAKEN_APART for kind in types):
+            return NotImplemented  # it runs itself on tensors that are then seen here
         self._settle_sum()
         kwargs = kwargs or {}
         if func in self.swaps:

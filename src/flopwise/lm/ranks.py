@@ -1,4 +1,4 @@
-"""The processes that train together: started by torchrun, joined by torch.distributed."""
+"""The processes that share a step: started by torchrun, joined by torch.distributed."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -24,6 +24,7 @@ class Ranks:
     rank: int = 0
     local_rank: int = 0
     world: int = 1
+    local_world: int = 1  # on this machine
 
     @property
     def first(self) -> bool:
@@ -36,6 +37,14 @@ class Ranks:
         box = [value]
         dist.broadcast_object_list(box, src=0)
         return box[0]
+
+    def gathered(self, value: _T) -> list[_T]:
+        """What every process has, in every process, by rank."""
+        if self.world == 1:
+            return [value]
+        found: list[_T | None] = [None] * self.world
+        dist.all_gather_object(found, value)
+        return cast("list[_T]", found)
 
     def first_does(self, work: Callable[[], _T]) -> _T:
         """What the first process makes, in every process; what is wrong with it is raised in all."""
@@ -61,22 +70,41 @@ class Ranks:
         return value
 
 
+ALONE = Ranks()
+
+
 def ranks_here() -> Ranks:
     """As torchrun's variables say; one process without them."""
     number = {name: int(os.environ.get(name, default)) for name, default in _VARIABLES.items()}
-    return Ranks(number["RANK"], number["LOCAL_RANK"], number["WORLD_SIZE"])
+    return Ranks(number["RANK"], number["LOCAL_RANK"], number["WORLD_SIZE"], number["LOCAL_WORLD_SIZE"])
 
 
-_VARIABLES = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+_VARIABLES = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+
+
+def own_device(ranks: Ranks, asked: torch.device) -> torch.device:
+    """A GPU for each process of this machine; where there are fewer, some share one."""
+    if asked.type != "cuda":
+        return asked
+    return torch.device("cuda", ranks.local_rank % torch.cuda.device_count())
+
+
+def backend(ranks: Ranks, device: torch.device) -> str:
+    """NCCL between GPUs, Gloo between processes on the CPU; and on one GPU, which NCCL refuses."""
+    if device.type != "cuda" or ranks.local_world > torch.cuda.device_count():
+        return "gloo"
+    return "cpu:gloo,cuda:nccl"
 
 
 @contextmanager
-def joined(ranks: Ranks, device: torch.device) -> Iterator[None]:
-    """Inside, the processes can exchange tensors."""
-    if ranks.world == 1:
+def joined(ranks: Ranks, device: torch.device, alone: bool = False) -> Iterator[None]:
+    """Inside, the processes can exchange tensors; `alone`: also one that is the only one."""
+    if ranks.world == 1 and not alone:
         yield
         return
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=_PATIENCE)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group(backend(ranks, device), timeout=_PATIENCE)
     try:
         yield
     finally:

@@ -1,0 +1,108 @@
+"""`python -m flopwise.worker.rank`, under torchrun: one rank of a trial. The first speaks for all; every one says if it fails."""
+
+import os
+import traceback
+from pathlib import Path
+
+import msgspec
+
+from flopwise.capture.build import resolve_device
+from flopwise.capture.pipes import die_with_parent, emit
+from flopwise.lm.ranks import Ranks, joined, own_device, ranks_here
+from flopwise.records.events import (
+    Done,
+    Event,
+    MemoryMeasured,
+    RanksMeasured,
+    Request,
+    Sampled,
+    SnapshotWritten,
+    Started,
+    TraceWritten,
+)
+from flopwise.records.run import INTERRUPTED, OK, STEP, RankRow
+from flopwise.spec.workload import Trial
+from flopwise.worker.jobs import run_trial_as_asked
+from flopwise.worker.torchrun import REQUEST
+
+
+class _Row:
+    """What this rank measured."""
+
+    def __init__(self, rank: int, device: str) -> None:
+        self.row, self.failed = RankRow(rank=rank, device=device), False
+
+    def take(self, event: Event) -> None:
+        replace = msgspec.structs.replace
+        match event:
+            case Sampled():
+                self.row = replace(self.row, wall_ns=(*self.row.wall_ns, event.phases[STEP].wall_ns))
+            case MemoryMeasured():
+                self.row = replace(self.row, memory=event.memory)
+            case TraceWritten():
+                self.row = replace(self.row, trace_file=Path(event.path).name)
+            case SnapshotWritten():
+                self.row = replace(self.row, memory_file=Path(event.path).name)
+            case Done():
+                self.failed = event.status not in (OK, INTERRUPTED)
+                self.row = replace(self.row, peak_rss_bytes=event.peak_rss_bytes)
+            case _:
+                pass
+
+
+def main() -> None:
+    """Do this rank's part of the request."""
+    die_with_parent()
+    events = os.dup(1)
+    os.dup2(2, 1)  # what a workload prints is not an event
+    ranks = ranks_here()
+    if ranks.first:
+        emit(events, Started(pid=os.getpid()))
+    request = _of_this_rank(msgspec.json.decode(Path(os.environ[REQUEST]).read_bytes(), type=Request), ranks)
+    trial = msgspec.json.decode(request.trial, type=Trial)
+    device = own_device(ranks, resolve_device(trial.device))
+    trial = msgspec.structs.replace(trial, device=str(device))
+    mine = _Row(ranks.rank, str(device))
+
+    def tell(event: Event) -> None:
+        mine.take(event)
+        if ranks.first or mine.failed:
+            emit(events, event)
+
+    code = 1
+    try:
+        with joined(ranks, device, alone=True):
+            run_trial_as_asked(request, trial, tell, ranks)
+            if mine.failed:
+                os._exit(1)  # the others cannot go on
+            rows = ranks.gathered(mine.row)
+            if ranks.first:
+                emit(events, RanksMeasured(ranks=tuple(rows)))
+        code = 0
+    except BaseException:  # noqa: BLE001  the traceback belongs in the log
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def _of_this_rank(request: Request, ranks: Ranks) -> Request:
+    """The same, with files of its own."""
+    if ranks.first:
+        return request
+    replace = msgspec.structs.replace
+    trace, memory = request.trace, request.memory
+    return replace(
+        request,
+        trace=trace and replace(trace, path=_own_file(trace.path, ranks.rank)),
+        memory=memory and replace(memory, path=_own_file(memory.path, ranks.rank)),
+    )
+
+
+def _own_file(path: str, rank: int) -> str:
+    """`x.json.gz` of rank 1: `x-rank1.json.gz`."""
+    name, dot, suffix = Path(path).name.partition(".")
+    return str(Path(path).with_name(f"{name}-rank{rank}{dot}{suffix}"))
+
+
+if __name__ == "__main__":
+    main()

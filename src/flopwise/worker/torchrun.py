@@ -1,0 +1,77 @@
+"""Several ranks for one trial. `python -m flopwise.worker.torchrun` is torchrun that ends with its parent."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from flopwise.capture.pipes import Emit, die_with_parent
+from flopwise.errors import Unsupported
+from flopwise.records.events import Done, Event, Request, Started
+from flopwise.records.run import INTERRUPTED, OK
+from flopwise.spec.workload import Trial
+
+REQUEST = "FLOPWISE_RANK_REQUEST"  # the file with the request, in every rank
+_GRACE_S = 5.0
+
+
+def run_ranks(request: Request, trial: Trial, emit: Emit) -> None:
+    """Start the ranks, pass on what the first of them says, and end them all when one fails."""
+    if request.agree is not None or request.compare is not None:
+        raise Unsupported("losses of several ranks are not compared step by step", "use --parallel off", ("parallel",))
+    with tempfile.TemporaryDirectory(prefix="flopwise-ranks-") as folder:
+        asked = Path(folder) / "request.json"
+        asked.write_bytes(msgspec.json.encode(request))
+        command = [sys.executable, "-m", "flopwise.worker.torchrun", "--standalone"]
+        command += ["--nproc-per-node", str(trial.workload.recipe.ranks), "-m", "flopwise.worker.rank"]
+        environment = os.environ | {
+            REQUEST: str(asked),
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", _threads(trial)),
+        }
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)
+        try:
+            _pass_on(process, emit)
+        finally:
+            with suppress(ProcessLookupError):
+                process.terminate()
+            try:
+                process.wait(_GRACE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def _threads(trial: Trial) -> str:
+    """For each rank its share of the cores."""
+    return str(max(1, len(os.sched_getaffinity(0)) // trial.workload.recipe.ranks))
+
+
+def _pass_on(process: "subprocess.Popen[bytes]", emit: Emit) -> None:
+    first = 0
+
+    def stop(*_: object) -> None:
+        if first:
+            with suppress(ProcessLookupError):
+                os.kill(first, signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, stop)
+    assert process.stdout is not None
+    for line in process.stdout:
+        event = msgspec.json.decode(line, type=Event)
+        if isinstance(event, Started):
+            first = event.pid
+            continue
+        emit(event)
+        if isinstance(event, Done) and event.status not in (OK, INTERRUPTED):
+            return  # the others may wait for one that is gone
+
+
+if __name__ == "__main__":
+    die_with_parent()
+    from torch.distributed.run import main
+
+    main()
