@@ -4,6 +4,7 @@
 command behind it is named. The page on the findings quotes these by name, so that it cannot disagree with them.
 """
 
+from flopwise.analysis.ranks.stragglers import STRAGGLER_SHARE as STRAGGLER_SHARE
 from flopwise.analysis.untraced import LAUNCH_QUEUE as LAUNCH_QUEUE
 from flopwise.predict.constants import OVERLAP_SHARE as OVERLAP_SHARE
 
@@ -34,6 +35,12 @@ LOOP_KERNELS = 50  # an optimizer of more kernels loops over its tensors
 EAGER_KERNELS = 3.0  # kernels per call of a module that one fused kernel replaces
 HOST_EAGER_SHARE = 0.1  # of a step on the CPU, in Python and in ops that only move memory
 ALIGNED_ELEMENTS, ROUND_UP_TO = 8, 64  # 16 bytes of bf16: NVIDIA's matmul guide, "tensor core requirements"
+
+# --- rules for several ranks: when they speak (judgement, unless a source is given)
+UNEVEN_SHARE = 0.05  # of the step waited for ranks in turn
+EXPOSED_SHARE = 0.02  # of the step in transfers that nothing hides
+SMALL_COUNT, SMALL_BYTES = 8, 2**20  # collectives of a step, of less than this each
+BUCKET_BYTES = 25 * 2**20  # DDP's default bucket_cap_mb
 
 # --- rules: what the fix saves where only a trace is known
 # What fused AdamW takes of foreach's time: 1.03 of 2.83 ms in the two H200 traces of tests/trace/fixtures; to fit again, compare

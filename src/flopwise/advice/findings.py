@@ -9,6 +9,8 @@ from flopwise.advice.constants import LEAST_SAVING_BYTES, LEAST_SAVING_NS, LEAST
 from flopwise.advice.facts import Facts
 from flopwise.advice.host_facts import HostFacts
 from flopwise.advice.host_rules import ALL_HOST_RULES
+from flopwise.advice.rank_facts import RankFacts
+from flopwise.advice.rank_rules import ALL_RANK_RULES
 from flopwise.advice.rules import ALL_RULES
 from flopwise.analysis.verdict import CAPTURE
 from flopwise.records.finding import Finding
@@ -95,7 +97,16 @@ def host_findings(facts: HostFacts) -> tuple[Finding, ...]:
     return ranked(filter(None, (rule.check(facts) for rule in ALL_HOST_RULES)), facts)
 
 
-def ranked(reported: Iterable[Finding], facts: Facts | HostFacts, first: Sequence[Finding] = ()) -> tuple[Finding, ...]:
+def rank_findings(facts: RankFacts) -> tuple[Finding, ...]:
+    """The same of several ranks; after those that save time, what is wrong whatever it costs."""
+    found = [one for rule in ALL_RANK_RULES if (one := rule.check(facts)) is not None]
+    remarks = [one for one in found if not one.draws_on]
+    return (*ranked([one for one in found if one.draws_on], facts), *remarks)
+
+
+def ranked(
+    reported: Iterable[Finding], facts: Facts | HostFacts | RankFacts, first: Sequence[Finding] = ()
+) -> tuple[Finding, ...]:
     """Those worth reporting, the largest first, each with what it still saves after those before it; before all, `first`."""
     step_ns = facts.step_ns
     worth = [
@@ -142,7 +153,7 @@ def least_ns(step_ns: float) -> float:
     return max(LEAST_SAVING_SHARE * step_ns, min(LEAST_SAVING_NS, SHORT_STEP_SHARE * step_ns))
 
 
-def _budget(worth: Sequence[Finding], facts: Facts | HostFacts) -> dict[str, float]:
+def _budget(worth: Sequence[Finding], facts: Facts | HostFacts | RankFacts) -> dict[str, float]:
     """What each part of the step has to give: its time in the waterfall; without one, the most that any finding draws."""
     names = {part for one in worth for part in one.draws_on}
     if facts.waterfall is not None:

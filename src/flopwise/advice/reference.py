@@ -7,13 +7,15 @@ from typing import Any
 from flopwise import units
 from flopwise.advice import constants
 from flopwise.advice.host_rules import ALL_HOST_RULES
+from flopwise.advice.rank_rules import ALL_RANK_RULES
 from flopwise.advice.rules import ALL_RULES
 
 _HEADINGS = ("Looks for", "Saving", "Fix")
 _OPENING = """# Findings
 
 What `flopwise explain` and `flopwise tune` may report about a step: the rules in `src/flopwise/advice/rules/`, one file each;
-those about a step on the CPU, at the end, are in `src/flopwise/advice/host_rules/`.
+those about a step on the CPU, after them, are in `src/flopwise/advice/host_rules/`, those about several ranks of a job, at the
+end, in `src/flopwise/advice/rank_rules/`.
 This page is generated from their docstrings and from `src/flopwise/advice/constants.py`.
 
 A finding has a key (its rule), a title with its number, the numbers of the title as `values`, evidence, a predicted saving
@@ -33,9 +35,8 @@ in very short steps, those under {LEAST_SAVING_NS:duration}.
 
 def reference() -> str:
     """The page in Markdown."""
-    return "\n".join(
-        [_filled(_OPENING), *(_section(rule.__name__, rule.__doc__ or "") for rule in (*ALL_RULES, *ALL_HOST_RULES))]
-    )
+    all_rules = (*ALL_RULES, *ALL_HOST_RULES, *ALL_RANK_RULES)
+    return "\n".join([_filled(_OPENING), *(_section(rule.__name__, rule.__doc__ or "") for rule in all_rules)])
 
 
 class _Constants(string.Formatter):

@@ -1,6 +1,7 @@
 """A trace file, read and explained with everything that is known about its step: clocks, limits, the workload."""
 
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,8 @@ _NO_TRACES = (
     "traces end in .json, .json.gz, .sqlite, .sqlite.gz or .nsys-rep; flopwise profile small captures one on a GPU"
 )
 _LONGEST = 255  # bytes of a file's name, and more than any run's
+
+_WORDS = re.compile(r"(\d{1,18})")
 
 Target = str | Path | StoredRun
 
@@ -121,15 +124,34 @@ def traces_of(target: Target, runs: str | Path | None = None) -> list[tuple[Path
         if is_trace_file(path):
             return [(path, None)]
         if path.is_dir() and not (path / HEADER).exists():
-            files = sorted(file for file in path.iterdir() if is_trace_file(file) and file.is_file())
-            if files:
-                return [(file, None) for file in files]
+            if is_folder_of_traces(path):
+                return [(file, None) for file in traces_in(path)]
             try:
                 return list(_traces(run_named(target, runs)))
             except FlopwiseError:
                 raise FlopwiseError(f"{path} is a folder without a trace", _NO_TRACES) from None
         target = run_named(target, runs)
     return list(_traces(target))
+
+
+def is_folder_of_traces(path: Path) -> bool:
+    """Whether it is a folder with trace files in it, and no run."""
+    return os.path.isdir(path) and not (path / HEADER).exists() and bool(traces_in(path))
+
+
+def traces_in(folder: Path) -> list[Path]:
+    """The trace files of a folder, by name; numbers in names count as numbers."""
+    files = [file for file in folder.iterdir() if is_trace_file(file) and file.is_file()]
+    return sorted(files, key=lambda file: _by_number(file.name))
+
+
+def _by_number(name: str) -> list[tuple[int, str]]:
+    """What names are sorted by, so that rank2 comes before rank10.
+
+    >>> sorted(["rank10", "rank2"], key=_by_number)
+    ['rank2', 'rank10']
+    """
+    return [(int(word), "") if word.isdecimal() else (-1, word) for word in _WORDS.split(name)]
 
 
 def _traces(run: StoredRun) -> Iterator[tuple[Path, Point]]:
@@ -153,6 +175,8 @@ def run_named(target: str | Path, runs: str | Path | None = None) -> StoredRun:
         path = find(target, runs_root(runs))
     except FlopwiseError:
         given = Path(target).expanduser()
+        if os.path.isdir(given):
+            raise FlopwiseError(f"{given} is a folder without a trace", _NO_TRACES) from None
         if os.path.isfile(given):
             raise unknown_suffix(Path(target)) from None
         if not os.path.isdir(given) and (os.path.lexists(given) or os.sep in str(target) or len(given.name) > _LONGEST):

@@ -13,7 +13,7 @@ from flopwise.analysis.host_explanation import HostExplanation
 from flopwise.analysis.measured import MeasuredRun
 from flopwise.api.bench import bench
 from flopwise.api.doctor import doctor
-from flopwise.api.explain import explain
+from flopwise.api.explain import explain_one
 from flopwise.api.profile import profile
 from flopwise.api.report import report
 from flopwise.api.tune import tune
@@ -57,7 +57,7 @@ def demo(
     else:
         show(Title("Why is this training step slow? Its trace on an H200:", "flopwise explain TRACE"))
         target = TRACE
-    show(explain(target))
+    show(explain_one(target))
     tuned = read_tuning(TUNING) if not on_gpu else _tuned_here(device, common)
     pages: list[MeasuredRun | Path | str] = [target, tuned.run if on_gpu else TUNING]
     where = ""

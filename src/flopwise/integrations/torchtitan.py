@@ -8,7 +8,7 @@ import os
 
 from torchtitan.config.function import Function
 
-from flopwise.api.explain import explain
+from flopwise.api.explain import explain_one
 from flopwise.errors import FlopwiseError
 
 
@@ -22,6 +22,6 @@ def explain_trace(path: str) -> None:
     if os.environ.get("RANK", "0") != "0":
         return
     try:
-        print(explain(path))  # noqa: T201
+        print(explain_one(path))  # noqa: T201
     except FlopwiseError as error:
         print(f"flopwise: {error.message}")  # noqa: T201

@@ -68,7 +68,7 @@ def _ask(children: "SimpleQueue[subprocess.Popen[bytes]]", function: Callable[..
     except (EOFError, OSError, pickle.UnpicklingError):
         code = child.wait()
         hint = "the system may have stopped it for lack of memory: use fewer processes"
-        raise FlopwiseError(f"a process that reads the text ended with exit code {code}", hint) from None
+        raise FlopwiseError(f"a process that reads files ended with exit code {code}", hint) from None
     finally:
         children.put(child)
     if isinstance(result, BaseException):

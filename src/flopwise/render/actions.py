@@ -44,6 +44,13 @@ _BY_HAND = {
     "cpu_double": "Compute in fp32, not in fp64",
     "cpu_optimizer": "Use the fused optimizer",
     "cpu_threads": "Let torch use more cores",
+    "straggler": "Make the slowest rank as fast as the others",
+    "slow_link": "Look at the slow link",
+    "uneven_ranks": "Share the work out evenly",
+    "small_collectives": "Use larger buckets",
+    "rank_overlap": "Overlap gradients with the backward pass",
+    "gathers_ahead": "Prefetch the next block's parameters",
+    "sharding_group": "Shard within a host, replicate across hosts",
 }
 
 

@@ -14,7 +14,7 @@ What the file says and what it does not:
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -24,8 +24,9 @@ from flopwise.errors import FlopwiseError
 from flopwise.records.note import Note, counted
 from flopwise.trace.call_names import is_kept, puts_work
 from flopwise.trace.columns import among, first_rows, launching, one_call_each, shaped_tables
+from flopwise.trace.distributed_info import base_ns, distributed
 from flopwise.trace.gpu_names import MOST_GPUS, Described, device_name
-from flopwise.trace.kineto_columns import EventColumns, NeedsExactTimes
+from flopwise.trace.kineto_columns import EventColumns, NeedsExactTimes, start_times
 from flopwise.trace.kineto_stream import EventStream, beginning
 from flopwise.trace.op_inputs import op_inputs, sizes_of_inputs
 from flopwise.trace.op_shapes import sized_ops
@@ -88,6 +89,7 @@ def _trace(columns: EventColumns, stream: EventStream) -> Trace:
     annotations = pl.concat([annotations, steps_among_ops.select(annotations.columns)])
     inputs = columns.inputs.texts()
     gpus = _gpus(stream)
+    starts = start_times(cast(Any, stream.collectives.events), columns.exact) - columns.earliest_ns
     shape, shapes = sizes_of_inputs(ops, names, inputs)
     tables = {
         "kernels": kernels,
@@ -112,6 +114,9 @@ def _trace(columns: EventColumns, stream: EventStream) -> Trace:
         op_inputs=op_inputs(ops["inputs"]),
         inputs=inputs,
         python_calls=columns.python_calls,
+        collective_args=stream.collectives.table(starts),
+        distributed=distributed(stream.metadata),
+        begin_ns=columns.earliest_ns + base_ns(stream.metadata),
         gpu=next(iter(gpus.values()), DeviceName()).name,
         gpus=gpus,
         notes=_notes(columns, stream, kernels, copies),

@@ -85,7 +85,7 @@ class EventColumns:
         self.unusable = 0
         self.incomplete = 0
         self.others: set[str] = set()  # categories that are not read
-        self._exact = exact
+        self.exact = exact
         self._texts = _Numbers()
         self._records = {table: _record(table, exact) for table in _ARGS_OF}
         self._pack: dict[str, Pack] = {table: _format(record).pack for table, record in self._records.items()}
@@ -124,7 +124,7 @@ class EventColumns:
     def _add(self, table: str, events: Events) -> None:
         if not events:
             return
-        if self._exact:
+        if self.exact:
             for event, start in zip(events, start_times(events, exact=True).tolist(), strict=True):
                 event.ts = start
         try:
@@ -184,7 +184,7 @@ class EventColumns:
         """The columns of the records so far; what has no usable time is dropped and counted."""
         packed, self._packed[table], self._size[table] = self._packed[table], [], 0
         rows = np.frombuffer(b"".join(packed), self._records[table])
-        start = rows["ts"] if self._exact else checked_nanoseconds(rows["ts"])
+        start = rows["ts"] if self.exact else checked_nanoseconds(rows["ts"])
         duration = nanoseconds(rows["dur"])
         usable = (start > -LARGEST_START_NS) & (start < LARGEST_START_NS)
         usable &= (duration >= 0) & (duration < LONGEST_NS)

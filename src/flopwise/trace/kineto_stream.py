@@ -17,6 +17,7 @@ import msgspec
 
 from flopwise.errors import FlopwiseError
 from flopwise.records.note import Note
+from flopwise.trace.collective_args import CollectiveArgs
 from flopwise.trace.input_file import GZIP_MAGIC, SQLITE_MAGIC, check_file
 from flopwise.trace.json_text import Structure, repaired
 
@@ -29,6 +30,8 @@ INFLATED_BYTES, INFLATED_RATIO, INFLATED_FREE = 64 << 30, 250, 1 << 30
 
 _COPY_AGAIN = "copy the whole file again, or capture again: a profiler that was killed does not finish its file"
 _WHAT_IS_READ = "flopwise reads the .json or .json.gz that torch.profiler's export_chrome_trace writes"
+
+_KEPT = ("deviceProperties", "distributedInfo", "baseTimeNanoseconds", "host_name")  # of the keys beside the events
 
 Microseconds = TypeVar("Microseconds")
 NO_LIST = msgspec.Raw(b"")
@@ -143,6 +146,7 @@ class EventStream:
         self.metadata: dict[str, bytes] = {}
         self.notes: list[Note] = []
         self.dropped = 0
+        self.collectives = CollectiveArgs(exact)
         self._bytes = FileBytes(path)
         self._decoder: msgspec.json.Decoder[list[Event[Any]]]
         self._decoder = msgspec.json.Decoder(list[Event[msgspec.Raw]] if exact else list[Event[float]])
@@ -244,12 +248,17 @@ class EventStream:
                 values = msgspec.json.decode(repaired(text), type=dict[str, msgspec.Raw])
             except msgspec.DecodeError as error:
                 self._refuse_json(error)
-        if "deviceProperties" in values:
-            self.metadata["deviceProperties"] = bytes(values["deviceProperties"])
+        self.metadata |= {key: bytes(values[key]) for key in _KEPT if key in values}
         if "traceEvents" in values:
             self.notes.append(Note("second_list", "a second traceEvents list was not read"))
 
     def _decode(self, text: bytes) -> list[Event[Any]]:
+        """A list of whole events, and what it says of collectives."""
+        events = self._decoded(text)
+        self.collectives.add(text)
+        return events
+
+    def _decoded(self, text: bytes) -> list[Event[Any]]:
         """Decode a list of whole events: as it is, else repaired, else event by event."""
         try:
             return self._decoder.decode(text)

@@ -48,6 +48,22 @@ CAPTURED = _HOST  # calls that put work into a CUDA graph while it was captured:
 # attention; and ops whose bytes follow from their inputs.
 SIZED_OPS = {"op": pl.UInt32, "shape": pl.UInt32}
 OP_INPUTS = {"op": pl.UInt32, "inputs": pl.UInt32}
+# What a trace says of collectives: of a kernel by its correlation id, of a range by its thread and time.
+COLLECTIVE_ARGS: dict[str, Any] = {
+    "start_ns": pl.Int64,
+    "on": pl.String,  # 'kernel' or 'range'
+    "thread": pl.Int64,
+    "correlation": pl.Int64,
+    "collective": pl.String,  # 'allreduce', '_allgather_base', 'nccl:all_reduce'
+    "group": pl.String,
+    "description": pl.String,
+    "ranks": pl.String,  # '[0, 1]', as written
+    "size": pl.Int64,  # of the group; 0: not given
+    "sequence": pl.Int64,  # place in the group's order
+    "bytes": pl.Int64,  # of the larger of what is given and what is received
+    "source": pl.Int64,  # of point-to-point: ranks within the group
+    "target": pl.Int64,
+}
 
 TABLES: dict[str, dict[str, Any]] = {
     "kernels": KERNELS,
@@ -74,6 +90,17 @@ class DeviceName:
 
 
 @dataclass(frozen=True)
+class Distributed:
+    """The rank that a trace is of, as far as the trace says."""
+
+    rank: int = NO_ID
+    world: int = 0  # ranks of the job; 0: not given
+    backend: str = ""
+    host: str = ""
+    groups: dict[str, tuple[int, ...]] = field(default_factory=dict)  # ranks of process groups by name
+
+
+@dataclass(frozen=True)
 class Trace:
     """The content of a trace file. Every table is sorted by `start_ns`; durations are never negative."""
 
@@ -97,6 +124,9 @@ class Trace:
     op_inputs: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=OP_INPUTS))
     inputs: tuple[str, ...] = ("",)  # an op's sizes, types, strides and numbers, a list of JSON each; each text once
     python_calls: int = 0  # Python functions recorded, most of which are in no table
+    collective_args: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=COLLECTIVE_ARGS))
+    distributed: Distributed = Distributed()
+    begin_ns: int = 0  # the clock's time at which the tables' times begin; 0: not given
     gpu: str = ""  # the first device's name
     gpus: dict[tuple[int, int], DeviceName] = field(default_factory=dict)  # by process (NO_ID: any) and device
     notes: tuple[Note, ...] = ()  # what was odd in the file: events dropped, tables missing

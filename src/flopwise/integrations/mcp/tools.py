@@ -11,7 +11,7 @@ from flopwise.analysis.explanation import Explanation, Share, changes
 from flopwise.analysis.host_explanation import HostExplanation, HostShare
 from flopwise.api.account import account
 from flopwise.api.compare import compare
-from flopwise.api.explain import explain, with_gpu_work
+from flopwise.api.explain import explain_one, with_gpu_work
 from flopwise.errors import FlopwiseError
 from flopwise.integrations.mcp import answers
 from flopwise.integrations.mcp.folder import Folder
@@ -118,7 +118,7 @@ def compared(folder: Folder, asked: CompareArguments) -> answers.Compared:
     largest saving first."""
     a, b = folder.target(asked.a), folder.target(asked.b)
     if isinstance(a, Path) and isinstance(b, Path):
-        return _changes(with_gpu_work(explain(a)), with_gpu_work(explain(b)), asked)
+        return _changes(with_gpu_work(explain_one(a)), with_gpu_work(explain_one(b)), asked)
     if not isinstance(a, StoredRun) or not isinstance(b, StoredRun):
         raise FlopwiseError("a run and a trace's file cannot be compared", "give two runs, or two traces")
     found = compare(a, b, phase=asked.phase, clock=asked.clock)
@@ -198,7 +198,7 @@ def _first(rows: Iterable[_T], limit: int) -> tuple[Sequence[_T], int]:
 
 
 def _explained(folder: Folder, target: Path | StoredRun, asked: TraceArguments) -> Explanation | HostExplanation:
-    return explain(target, timings=folder.run(asked.timings) if asked.timings else None, gpu=asked.gpu or None)
+    return explain_one(target, timings=folder.run(asked.timings) if asked.timings else None, gpu=asked.gpu or None)
 
 
 def _model(folder: Folder, name: str) -> str:
