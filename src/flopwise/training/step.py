@@ -190,6 +190,9 @@ def check(recipe: Recipe, settings: Settings) -> None:
             if value:
                 hint = "--clip 0, or --overlap off" if name == "--clip" else "--overlap off"
                 raise FlopwiseError(f"overlap = 'on' and {name} do not go together: {why}", hint)
+    if recipe.parallel != "off":
+        text = f"parallel = '{recipe.parallel}' is for bench, profile and memory; a training's ranks are torchrun's, with DDP"
+        raise FlopwiseError(text, "torchrun --nproc-per-node N -m flopwise train …")
     if recipe.graph == "on" and settings.world > 1:
         text = "graph = 'on' is for one process: DDP's exchange of gradients is not captured"
         raise FlopwiseError(text, "--graph off")
