@@ -12,9 +12,9 @@ import pytest
 
 from flopwise.api import memory as memory_module
 from flopwise.api import profile as profile_module
-from flopwise.api import sweep as sweep_module
 from flopwise.api.profile import profile
 from flopwise.api.sweep import sweep
+from flopwise.capture.runners import local as local_runner
 from flopwise.errors import FlopwiseError, Interrupted
 from flopwise.records.events import DeviceInfo
 from flopwise.records.run import INTERRUPTED, Environment, PhaseTimes, Point
@@ -121,6 +121,9 @@ class Stopped:
     def __exit__(self, *_: object) -> None:
         pass
 
+    def close(self) -> None:
+        pass
+
     def look(self, device):
         return DeviceInfo(environment=Environment(flopwise="", python="", torch=""), device="cpu")
 
@@ -135,7 +138,7 @@ TWO = {"name": "two", "base": {"workload": "tiny", "device": "cpu"}, "group": {"
 @pytest.mark.parametrize(
     ("module", "verb"),
     [
-        (sweep_module, lambda runs: sweep(sweep_from(TWO), runs=runs)),
+        (local_runner, lambda runs: sweep(sweep_from(TWO), runs=runs)),
         (profile_module, lambda runs: profile("tiny", device="cpu", runs=runs)),
     ],
     ids=["sweep", "profile"],

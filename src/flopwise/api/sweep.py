@@ -5,16 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from flopwise.analysis.measured import MeasuredRun
-from flopwise.capture.isolate import Worker
-from flopwise.capture.processes import run_processes
 from flopwise.capture.progress import Progress
-from flopwise.capture.traced_trial import SUFFIXES, check_device, check_nsys, run_traced
+from flopwise.capture.runners import LOCAL, open_runner
 from flopwise.errors import Interrupted
 from flopwise.predict.fit import too_large
-from flopwise.records.events import TraceRequest
-from flopwise.records.run import INTERRUPTED, Point
 from flopwise.spec.sweep import Sweep, read_sweep
-from flopwise.spec.workload import NSYS, Trial
+from flopwise.spec.workload import Trial
 from flopwise.store import Run, resumable, runs_root
 
 
@@ -22,6 +18,7 @@ def sweep(
     file: str | Path | Sweep,
     *,
     device: str | None = None,
+    on: str = LOCAL,
     fresh: bool = False,
     runs: str | Path | None = None,
     command: str = "",
@@ -29,7 +26,8 @@ def sweep(
 ) -> MeasuredRun:
     """Run every trial of the sweep that has no row yet; returns the stored run. Trials that name a profiler are traced, too.
 
-    The newest unfinished run of exactly the same trials is continued, unless `fresh`. Ctrl-C stores what was measured and
+    The newest unfinished run of exactly the same trials is continued, unless `fresh`. `on` spreads the trials over a
+    cluster: 'ray', 'ray://host:port' or 'slurm'; the rows arrive in the same run. Ctrl-C stores what was measured and
     raises KeyboardInterrupt.
 
     >>> flopwise.sweep("sweeps/cpu-quick.toml").complete       # doctest: +SKIP
@@ -40,31 +38,23 @@ def sweep(
     root, progress = runs_root(runs), progress or Progress()
     unfinished = None if fresh else resumable(root, plan.trials, "sweep")
     with contextlib.ExitStack() as stack:
-        worker = stack.enter_context(Worker(any(t.workload.recipe.compile != "off" for t in plan.trials)))
-        # No such device: say so before the first row.
-        there = {name: worker.look(name) for name in dict.fromkeys(trial.device for trial in plan.trials)}
-        for device in dict.fromkeys(trial.device for trial in plan.trials if trial.trace == NSYS):
-            check_nsys(device)
-            check_device(there[device].device)
+        runner = stack.enter_context(open_runner(on, root))
+        there = runner.check(plan.trials)  # no such device: say so before the first row
         opened = Run.reopen(unfinished) if unfinished else Run.create(root, "sweep", plan.name, command, plan.trials)
         run = stack.enter_context(opened)
         missing = MeasuredRun.load(run.path).missing()
         stack.callback(progress.end)
         progress.begin(len(plan.trials), len(plan.trials) - len(missing))
-        for trial in missing:
+
+        def begin(trial: Trial) -> None:
             if warning := too_large(trial.workload, there[trial.device]):
                 progress.note(warning)
             progress.trial(trial)
-            point = _measured(worker, trial, run, progress)
-            run.append(point)
-            progress.point(point)
-            if point.status == INTERRUPTED:
-                raise Interrupted(MeasuredRun.load(run.path))
+
+        try:
+            for point in runner.measure(missing, run, progress, begin):
+                run.append(point)
+                progress.point(point)
+        except KeyboardInterrupt:
+            raise Interrupted(MeasuredRun.load(run.path)) from None
     return MeasuredRun.load(run.path)
-
-
-def _measured(worker: Worker, trial: Trial, run: Run, progress: Progress) -> Point:
-    if not trial.trace:
-        return run_processes(worker, trial, run.log_path(trial.key()), progress.event)
-    path = run.trace_path(f"{trial.key()}{SUFFIXES[trial.trace]}").resolve()
-    return run_traced(worker, trial, trial.trace, TraceRequest(path=str(path)), run.log_path, progress)

@@ -7,6 +7,7 @@ from importlib import metadata
 
 import torch
 
+from flopwise.capture.functions import NODE
 from flopwise.capture.telemetry import driver_version
 from flopwise.records.events import DeviceInfo
 from flopwise.records.run import Environment, Gpu
@@ -51,6 +52,7 @@ def environment(device: torch.device) -> Environment:
         git_commit=commit,
         git_dirty=dirty,
         switches={name: os.environ[name] for name in SWITCHES if name in os.environ},
+        host=os.environ.get(NODE, ""),
     )
 
 

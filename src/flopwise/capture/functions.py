@@ -29,6 +29,7 @@ Target = str | Workload | Callable[..., object]
 LOADING = "FLOPWISE_LOADING_STEP"  # set there while the user's code is loaded: no flopwise is to run inside
 PATH = "FLOPWISE_STEP_PATH"  # where this process finds modules
 PICKLES = "FLOPWISE_STEP_PICKLES"  # the folder of functions that no name leads to
+NODE = "FLOPWISE_NODE"  # the name of the cluster's node that it runs on
 
 _MOST_BYTES = 16 * 2**20
 _BY_NAME = "write it as a module-level function, or save the cell to a file (file.py:name); or pip install cloudpickle"

@@ -17,6 +17,9 @@ class Progress:
     def event(self, event: Event) -> None:
         """Something happened in it."""
 
+    def waiting(self, sent: int, left: int, where: str) -> None:
+        """On a cluster: so many trials are with it, running or queued, and so many are not sent yet."""
+
     def point(self, point: Point) -> None:
         """It ended."""
 

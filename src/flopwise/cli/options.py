@@ -89,6 +89,13 @@ sampling_options = _together(
     click.option("--seconds", type=float, default=10.0, show_default=True, help="The budget for sampling."),
     click.option("--timeout", type=float, default=900.0, show_default=True, help="Seconds until a point is stopped."),
 )
+on_option = click.option(
+    "--on",
+    default="local",
+    show_default=True,
+    metavar="local|ray|ray://HOST:PORT|slurm",
+    help="Run on this machine, or on a cluster.",
+)
 runs_option = click.option(
     "--runs", metavar="DIR", help="Where runs are stored (default: $FLOPWISE_RUNS, or .flopwise/runs)."
 )

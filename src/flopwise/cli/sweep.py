@@ -17,6 +17,7 @@ from flopwise.render.views import screen_of
 @click.argument("file")
 @click.option("--device", metavar="auto|cpu|cuda[:N]", help="Where to run; overrides the file.")
 @click.option("--fresh", is_flag=True, help="Start again, even if an unfinished run of the same sweep exists.")
+@options.on_option
 @options.tag_option
 @options.run_options
 @answers(screens=True)

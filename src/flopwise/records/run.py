@@ -12,6 +12,8 @@ SCHEMA = 1
 
 OK, OOM, CRASH, TIMEOUT = "ok", "oom", "crash", "timeout"
 UNSUPPORTED, ERROR, INTERRUPTED, WRONG = "unsupported", "error", "interrupted", "wrong result"
+LOST = "lost"  # the cluster's worker or node went away, again and again: nothing is known of the step
+UNMEASURED = (INTERRUPTED, LOST)  # a resumed run measures these again
 STEP = "step"  # the name of the whole step among its phases
 WRITTEN_OUT = "written out"  # attention as two matmuls with a softmax between them, by the step's own code
 
@@ -32,7 +34,9 @@ class Gpu(_Record, frozen=True, kw_only=True):
 
 
 class Environment(_Record, frozen=True, kw_only=True):
-    """Where a point was measured. No host name, no user name, no environment variables beyond the ones that change speed."""
+    """Where a point was measured. No user name, no environment variables beyond the ones that change speed; a host name of a
+    cluster's node alone.
+    """
 
     flopwise: str
     python: str
@@ -48,6 +52,7 @@ class Environment(_Record, frozen=True, kw_only=True):
     git_commit: str = ""  # of the working directory
     git_dirty: bool = False
     switches: dict[str, str] = {}  # variables that change speed and were set (NVIDIA_TF32_OVERRIDE…)
+    host: str = ""  # of a cluster, which of its nodes
 
 
 class SeenOptimizer(_Record, frozen=True, kw_only=True, omit_defaults=True):

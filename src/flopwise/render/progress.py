@@ -39,10 +39,11 @@ class TerminalProgress(Progress):
         self.console = console or Console(stderr=True)
         self.quiet = quiet
         self.live: Bar | None = None
+        self.compared: PairCompared | None = None
 
     def begin(self, n_trials: int, n_done: int) -> None:
         self.n_trials, self.n_done, self.n_before = n_trials, n_done, n_done
-        self.begun = time.monotonic()
+        self.begun, self.compared = time.monotonic(), None
         if n_done and not self.quiet:
             self.console.print(f"resuming: {n_done} of {n_trials} points are done", highlight=False)
         if self.console.is_terminal and not self.quiet:
@@ -56,7 +57,7 @@ class TerminalProgress(Progress):
     def trial(self, trial: Trial) -> None:
         self.label, self.seconds = trial.workload.label(), trial.sampling.seconds
         self.walls: list[int] = []
-        self.compared: PairCompared | None = None
+        self.compared = None
         self.state, self.drawn, self.sampling_since = "building", 0.0, 0.0
         self._draw(force=True)
 
@@ -83,6 +84,11 @@ class TerminalProgress(Progress):
             case _:
                 return
         self._draw(force=isinstance(event, Tracing))
+
+    def waiting(self, sent: int, left: int, where: str) -> None:
+        if self.live is not None:
+            more = f", {left} to send" if left else ""
+            self.live.update(self.task, description=f"{sent} on {where}{more}")
 
     def point(self, point: Point) -> None:
         self.n_done += 1

@@ -10,7 +10,7 @@ import msgspec
 
 from flopwise.errors import FlopwiseError
 from flopwise.records.printed import Printed
-from flopwise.records.run import INTERRUPTED, OK, SCHEMA, Point, PointHead, RunHeader
+from flopwise.records.run import INTERRUPTED, OK, SCHEMA, UNMEASURED, Point, PointHead, RunHeader
 from flopwise.records.training import FINISHED
 from flopwise.records.tuning import Ended
 from flopwise.spec.workload import Trial
@@ -267,6 +267,6 @@ def _planned_key(row: Point | RowHead, plan: dict[str, int]) -> str:
 def _missing(header: RunHeader, rows: dict[str, _Row]) -> tuple[Trial, ...]:
     missing: dict[str, Trial] = {}
     for key, trial in zip(keys(header.trials), header.trials, strict=True):
-        if key not in rows or rows[key].status == INTERRUPTED:
+        if key not in rows or rows[key].status in UNMEASURED:
             missing.setdefault(key, trial)
     return tuple(missing.values())
