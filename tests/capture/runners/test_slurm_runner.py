@@ -90,7 +90,8 @@ def test_nodes_are_those_of_the_partition_that_sbatch_will_use(played, tmp_path,
 
 
 @pytest.mark.parametrize(
-    ("state", "status"), [("OUT_OF_MEMORY", OOM), ("TIMEOUT", TIMEOUT), ("NODE_FAIL", LOST), ("PREEMPTED", LOST)]
+    ("state", "status"),
+    [("OUT_OF_MEMORY", OOM), ("TIMEOUT", TIMEOUT), ("NODE_FAIL", LOST), ("PREEMPTED", LOST), ("COMPLETED", LOST)],
 )
 def test_what_slurm_says_of_a_job_without_result_is_its_row(played, tmp_path, own_step, monkeypatch, state, status):
     monkeypatch.setattr("submitit.core.core.Job._results_timeout_s", 0)

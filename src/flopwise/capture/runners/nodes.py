@@ -70,7 +70,9 @@ def _refuse_what_never_runs(needs: Needs, nodes: Sequence[Node], on_gpu: bool) -
         named = f"device = '{needs.device}' names one GPU of a machine, and a cluster assigns them"
         raise FlopwiseError(named, "allowed: auto, cpu, cuda")
     if not any(node.cpus for node in nodes):
-        raise FlopwiseError("the cluster has no node that is up, with a CPU to give", "ray status, or sinfo, lists them")
+        raise FlopwiseError(
+            "the cluster has no node that is up, with a CPU to give", "ray status, or sinfo, lists them"
+        )
     most = max(node.gpus for node in nodes)
     if on_gpu and needs.ranks > most:
         wanted = "a GPU" if needs.ranks == 1 else f"{needs.ranks} GPUs on one node"

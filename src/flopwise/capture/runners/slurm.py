@@ -88,10 +88,14 @@ class SlurmCluster(Cluster):
             return Ended(status=INTERRUPTED, reason="taken back")
         job: Any = handle
         errors = self.submitit.core.utils
+        if not job.paths.result_pickle.exists():
+            state = job.get_info(mode="force").get("State", job.state)
+            if not state.startswith("COMPLETED"):  # else its result is on its way through the file system
+                return _without_result(state, job)
         try:
             return Ended(msgspec.msgpack.decode(job.result(), type=Returned))
         except errors.UncompletedJobError:
-            return _without_result(job.get_info(mode="force").get("State", job.state), job)
+            return _without_result("COMPLETED", job)
         except errors.FailedJobError as error:
             return Ended(Returned(problem=f"a job failed: {_last_line(str(error).partition('-----')[2])}"))
 
