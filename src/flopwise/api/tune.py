@@ -2,6 +2,7 @@
 
 import time
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
@@ -16,10 +17,15 @@ from flopwise.capture.functions import Target, as_workload
 from flopwise.capture.interleave import Contest, Contested
 from flopwise.capture.isolate import Worker
 from flopwise.capture.progress import Progress
+from flopwise.capture.runners import LOCAL, open_cluster
+from flopwise.capture.runners.cluster import Job, check_portable
+from flopwise.capture.runners.node_side import Folder, prepare
+from flopwise.capture.runners.nodes import START_S, Needs, share
 from flopwise.capture.stopping import PairsRule
 from flopwise.errors import FlopwiseError, Interrupted
 from flopwise.predict.machine import gpu_of
 from flopwise.predict.recording import StepRecording
+from flopwise.records.cluster import Returned, TuneRequest
 from flopwise.records.events import AgreementRequest, AgreementResult, Event, TraceRequest
 from flopwise.records.run import INTERRUPTED, OK, Point
 from flopwise.records.tuning import Attempt, Tuning
@@ -29,6 +35,7 @@ from flopwise.spec.operations import OpSpec
 from flopwise.spec.workload import Sampling, Trial, Workload
 from flopwise.store import Run, runs_root
 from flopwise.store.rows import append_row
+from flopwise.store.run import receive
 from flopwise.store.tuning import ROWS, read_tuning
 
 TRACED_STEPS, TRACED_SECONDS = 2, 0.5
@@ -43,6 +50,7 @@ def tune(
     memory_limit: int | None = None,
     keep_exact: bool = False,
     device: str = "auto",
+    on: str = LOCAL,
     seconds: float = 6.0,
     timeout: float = 900.0,
     runs: str | Path | None = None,
@@ -54,7 +62,8 @@ def tune(
 
     `budget` is in seconds: after it, no further lever is begun. `memory_limit` is the most a step may hold, in bytes.
     `keep_exact` leaves out lower precisions. Every lever kept has its losses and gradients compared with the same
-    step in eager fp32. Ctrl-C stores what was measured and raises KeyboardInterrupt.
+    step in eager fp32. `on`: a cluster ('ray', 'ray://host:port', 'slurm'), on one node of which all of it runs, as times of
+    different GPUs do not compare. Ctrl-C stores what was measured and raises KeyboardInterrupt.
 
     >>> flopwise.tune("small").best.recipe.changed()        # doctest: +SKIP
     {'precision': 'bf16', 'attention': 'sdpa-cudnn', 'optimizer': 'fused', 'compile': 'default', 'graph': 'on'}
@@ -71,6 +80,19 @@ def tune(
             f"{start.target} is one operation: there is nothing to tune", f"try: flopwise bench {start.target} --impl …"
         )
     sampling = Sampling(seconds=seconds, timeout_s=timeout)
+    if on != LOCAL:
+        request = TuneRequest(
+            workload=start,
+            folder=str(Path.cwd()),
+            device=device,
+            budget=budget,
+            memory_limit=memory_limit,
+            keep_exact=keep_exact,
+            seconds=seconds,
+            timeout=timeout,
+            command=command,
+        )
+        return _tune_on_cluster(on, request, runs_root(runs), progress or Progress())
     with Worker() as worker:
         there = worker.look(device)
         plan = [Trial(workload=start, sampling=sampling, device=device, group=tuner.START)]
@@ -88,6 +110,55 @@ def tune(
             )
             _Runner(run, worker, setup, plan[0], progress or Progress()).run_all()
             return read_tuning(run.path)
+
+
+def _tune_on_cluster(on: str, request: TuneRequest, root: Path, progress: Progress) -> Tuning:
+    """One job that tunes on one node; its run is stored here."""
+    check_portable(request.workload)
+    minutes = int((request.budget + 2 * request.timeout + START_S) // 60) + 1
+    needs = Needs(device=request.device, minutes=minutes)
+    job = Job("tune", request.workload.label(), tune_on_node, msgspec.msgpack.encode(request), needs)
+    tuning: Tuning | None = None
+    with open_cluster(on, root) as runner:
+        share(needs, runner.cluster.nodes())
+        progress.begin(0, 0)
+        try:
+            for _, ended in runner.collect([job], progress):
+                if ended.returned is None:
+                    raise FlopwiseError(f"{job.label}: {ended.status}: {ended.reason}", "tune again")
+                tuning = read_tuning(receive(root, ended.returned.files))
+                for attempt in tuning.attempts:
+                    progress.note(describe_attempt(attempt))
+                if ended.returned.interrupted:
+                    raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            if tuning is None:
+                raise
+            raise Interrupted(tuning) from None
+        finally:
+            progress.end()
+    assert tuning is not None  # else it raised
+    return tuning
+
+
+def tune_on_node(version: str, asked: bytes) -> bytes:
+    """A `TuneRequest` carried out on this node: a `Returned` with the run's files, both as MessagePack."""
+    request = msgspec.msgpack.decode(asked, type=TuneRequest)
+    if problem := prepare(version, request.folder):
+        return msgspec.msgpack.encode(Returned(problem=problem, hint="install the same version on every node"))
+    options = {name: getattr(request, name) for name in TuneRequest.__struct_fields__ if name not in _NOT_OPTIONS}
+    with TemporaryDirectory(prefix="flopwise-") as name:
+        interrupted = False
+        try:
+            tune(request.workload, runs=name, **options)
+        except Interrupted:
+            interrupted = True
+        except FlopwiseError as error:
+            return msgspec.msgpack.encode(Returned(problem=error.message, hint=error.hint))
+        return msgspec.msgpack.encode(Returned(files=Folder(Path(name)).files(), interrupted=interrupted))
+
+
+_NOT_OPTIONS = ("workload", "folder")
 
 
 class _Runner:

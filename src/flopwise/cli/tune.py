@@ -23,6 +23,7 @@ _BUDGET = "No lever is started after it: 90s, 10m."
 @click.argument("workload")
 @options.workload_options
 @options.device_option
+@options.on_option
 @click.option("--budget", default="10m", show_default=True, metavar="TIME", help=_BUDGET)
 @click.option("--memory-limit", metavar="SIZE", help="The most a step may hold: 40GiB.")
 @click.option("--keep-exact", is_flag=True, help="Only levers that round as fp32 does.")

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from flopwise import units
+from flopwise.analysis.hosts import different_hosts, several_hosts
 from flopwise.analysis.loop_notes import while_busy
 from flopwise.analysis.matching import Compared, what_changed
 from flopwise.records.comparison import INCONCLUSIVE, NO_DIFFERENCE, SLOWER, Comparison
@@ -30,10 +31,17 @@ def comparison_view(compared: Compared) -> View:
     what = phase if by_clock else f"{phase}, {clock} clock"
     title = f"B compared with A: {what}, with 95 % intervals, {_how(pairs, paired)}"
     missing = [f"only in {key[-1].upper()}: {label}" for key in alone for label in alone[key]]
-    notes = (*_busy(pairs), *missing, *_notes(pairs, clocks, paired))
+    notes = (*_hosts(pairs), *_busy(pairs), *missing, *_notes(pairs, clocks, paired))
     table = Table("comparison", title, _columns(rows, by_clock, paired), rows, notes)
     told = {name: [_row(pair, phase, of) for of, pair in some] for name, some in (("pairs", asked), ("clocks", every))}
     return View([table], document("compare", what=what, **told, **alone, notes=notes))
+
+
+def _hosts(pairs: Pairs) -> list[str]:
+    """Whether A and B, or the points of one of them, were measured on different machines of a cluster."""
+    sides = {"A": [a for a, _, _ in pairs], "B": [b for _, b, _ in pairs]}
+    within = [f"{side}: {said}" for side, points in sides.items() if (said := several_hosts(points))]
+    return [said for said in (different_hosts([(a, b) for a, b, _ in pairs]), *within) if said]
 
 
 def _busy(pairs: Pairs) -> list[str]:

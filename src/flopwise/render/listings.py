@@ -7,6 +7,7 @@ from flopwise import units
 from flopwise.analysis.clocks import GPU, HOST_SYNC, LAUNCH, MIXED, gpu_name, point_mfu, summarise, tokens_per_second
 from flopwise.analysis.explanation import Explanation, changes
 from flopwise.analysis.host_explanation import HostExplanation
+from flopwise.analysis.hosts import several_hosts
 from flopwise.analysis.reach import Reach
 from flopwise.analysis.together import together
 from flopwise.analysis.verdict import in_two_words
@@ -100,7 +101,7 @@ def points_listing(run: StoredRun) -> Listing:
         verdict=f"{len(timed)} points measured{f', {failed} failed' if failed else ''}{span}.",
         headings=(*(Heading(name, right=False) for name in names), *numbers, Heading("bound by", right=False, worth=4)),
         rows=rows,
-        notes=(f"All of them: {fixed}" if fixed else "", stored_in(run.path)),
+        notes=(f"All of them: {fixed}" if fixed else "", several_hosts(run.points), stored_in(run.path)),
         more="All tables: --full. A page: flopwise report RUN",
     )
 

@@ -16,6 +16,7 @@ from flopwise.analysis.clocks import (
     summarise,
     tokens_per_second,
 )
+from flopwise.analysis.hosts import host, several_hosts
 from flopwise.analysis.loop_notes import loop_notes
 from flopwise.predict.op_bytes import op_bytes
 from flopwise.records.run import OK, STEP, PhaseMemory, Point, Ran, Seen
@@ -65,7 +66,8 @@ def run_view(run: StoredRun, place: bool = True) -> View:
     tables = tables or [Table("points", "No points yet", (), ())]
     missing = "" if run.complete else f"; {len(run.missing())} of {len(run.header.trials)} points are missing"
     stored = (f"stored in {run.path}{missing}",) if place else ()
-    tables[-1] = replace(tables[-1], notes=(*tables[-1].notes, *run.warnings, *stored))
+    hosts = tuple(filter(None, (several_hosts(run.points),)))
+    tables[-1] = replace(tables[-1], notes=(*tables[-1].notes, *hosts, *run.warnings, *stored))
     about = picked(run.header, "id kind name") | {"path": str(run.path), "complete": run.complete}
     return View(tables, document("run", run=about, points=[_point_document(point) for point in run.points]))
 
@@ -274,6 +276,7 @@ def sweep_table(points: Sequence[Point], name: str) -> Table:
         *columns(f"peak_bytes | before_backward_bytes | compile_ns | {_RATES}"),
         *means,
         _SAMPLES,
+        *((Column("host"),) if several_hosts(points) else ()),
         *((Column("status", unit=SENTENCE, importance=2),) if failed else ()),
     )
     rows = tuple(dict(varying) | _sweep_row(point) for point, varying in zip(points, axes.varying, strict=True))
@@ -282,7 +285,8 @@ def sweep_table(points: Sequence[Point], name: str) -> Table:
 
 
 def _sweep_row(point: Point) -> dict[str, Any]:
-    row: dict[str, Any] = {"status": point.status if point.status == OK else f"{point.status}: {point.reason}"}
+    status = point.status if point.status == OK else f"{point.status}: {point.reason}"
+    row: dict[str, Any] = {"status": status, "host": host(point)}
     if summaries := summarise(point):
         step = summaries[0]
         row |= _clocks(step) | {f"{s.phase}_wall_ns": s.wall.median for s in summaries[1:]}

@@ -6,9 +6,9 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import Self
 
@@ -154,6 +154,23 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+def receive(root: str | Path, contents: Mapping[str, bytes]) -> Path:
+    """A run that another machine has made, whole, under `root`: every file by its path, which begins with the run's id."""
+    root, ids = Path(root), {PurePosixPath(name).parts[0] for name in contents}
+    safe = all(not PurePosixPath(name).is_absolute() and ".." not in PurePosixPath(name).parts for name in contents)
+    if len(ids) != 1 or not safe or f"{(run := ids.pop())}/{files.HEADER}" not in contents:
+        raise FlopwiseError("what arrived is not a run", "is the same flopwise on both machines?")
+    with files.explain_errors("create a run in", root):
+        files.make_root(root)
+        building = root / f"{files.BUILDING}{run}"
+        for name, content in contents.items():
+            place = root / f"{files.BUILDING}{name}"
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(content)
+        building.rename(root / run)
+    return root / run
 
 
 def _new_id(root: Path, now_ns: int, kind: str, name: str) -> str:

@@ -2,8 +2,8 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from types import TracebackType
+from typing import Self
 
 from flopwise.capture.progress import Progress
 from flopwise.capture.runners.measured import RunFolder
@@ -12,7 +12,7 @@ from flopwise.records.run import Point
 from flopwise.spec.workload import Trial
 
 
-class Runner(AbstractContextManager["Runner"], ABC):
+class Runner(ABC):
     """Runs trials, each in a process of its own. Whoever asks for the rows writes them down."""
 
     @abstractmethod
@@ -31,6 +31,9 @@ class Runner(AbstractContextManager["Runner"], ABC):
     @abstractmethod
     def close(self) -> None:
         """End all that still runs."""
+
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
