@@ -116,7 +116,7 @@ def _tune_on_cluster(on: str, request: TuneRequest, root: Path, progress: Progre
     """One job that tunes on one node; its run is stored here."""
     check_portable(request.workload)
     minutes = int((request.budget + 2 * request.timeout + START_S) // 60) + 1
-    needs = Needs(device=request.device, minutes=minutes)
+    needs = Needs(device=request.device, ranks=request.workload.recipe.ranks, minutes=minutes)
     job = Job("tune", request.workload.label(), tune_on_node, msgspec.msgpack.encode(request), needs)
     tuning: Tuning | None = None
     with open_cluster(on, root) as runner:

@@ -52,3 +52,10 @@ def test_what_can_never_run_is_refused_with_what_there_is(needs, nodes, said):
 def test_the_time_asked_for_covers_every_process_of_the_trial_and_its_start():
     trial = Trial(workload=workload("tiny"), sampling=Sampling(processes=3, timeout_s=600.0))
     assert trial_needs(trial).minutes == 36  # three times ten, five to start, rounded up
+
+
+def test_the_ranks_of_a_step_that_several_share_are_asked_for_on_one_node():
+    trial = Trial(workload=workload("tiny", batch=4, parallel="ddp", ranks=4), sampling=Sampling(), device="cuda")
+    assert share(trial_needs(trial), [DGX, SMALL]) == Share(cpus=96, gpus=8, whole=True, minutes=21)
+    with pytest.raises(FlopwiseError, match="4 GPUs on one node"):
+        share(trial_needs(trial), [SMALL])

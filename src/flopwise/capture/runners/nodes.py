@@ -41,7 +41,7 @@ START_S = 300.0  # importing torch from a cold network file system, and sending 
 def trial_needs(trial: Trial) -> Needs:
     """A trial's own limits, and the time to start it."""
     seconds = (trial.sampling.processes or 1) * trial.sampling.timeout_s + START_S
-    return Needs(device=trial.device, minutes=int(seconds // 60) + 1)
+    return Needs(device=trial.device, ranks=trial.workload.recipe.ranks, minutes=int(seconds // 60) + 1)
 
 
 def share(needs: Needs, nodes: Sequence[Node]) -> Share:
