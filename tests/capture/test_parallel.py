@@ -58,6 +58,8 @@ def test_profile_writes_a_trace_of_every_rank(tmp_path):
     traces = sorted(path.name for path in tmp_path.glob("*/traces/*"))
     assert len(traces) == 2
     assert sum("-rank1" in name for name in traces) == 1
+    together = flopwise.explain("last", runs=tmp_path)
+    assert len(together.ranks) == 2
 
 
 @pytest.mark.slow

@@ -39,7 +39,7 @@ def explain(
     7
     """
     targets = [target] if isinstance(target, str | Path | StoredRun) else list(target)
-    files = rank_files(targets)
+    files = rank_files(targets, runs)
     if files:
         name = Path(str(targets[0])).name if len(targets) == 1 else ""
         return explained_ranks(files, name=name, link=link, gpu=gpu or "")

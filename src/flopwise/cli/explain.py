@@ -107,13 +107,13 @@ def _of_one(first: Explanation, before: Explanation | None) -> Answer:
 def _ranks(target: tuple[str, ...], link: str, given: dict[str, Any]) -> RanksExplanation | None:
     """The ranks of one job together; None where the targets are something else."""
     single = [f"--{name}" for name in ("timings", "device", "capture", "model") if given[name] not in (None, "")]
-    if not rank_files(target) or single:
+    if not rank_files(target, given["runs"]) or single:
         if link:
             why = f"{single[0]} is of one trace" if single else "the targets are not files of a job's ranks"
             raise FlopwiseError(f"--link is of several ranks, and {why}", "omit --link")
         return None
     try:
-        found = explain(target[0] if len(target) == 1 else target, link=link, gpu=given["gpu"])
+        found = explain(target[0] if len(target) == 1 else target, link=link, gpu=given["gpu"], runs=given["runs"])
     except NotTogether as error:
         if link:
             raise

@@ -224,6 +224,7 @@ class RankRow(_Record, frozen=True, kw_only=True, omit_defaults=True):
     device: str = ""
     wall_ns: tuple[int, ...] = ()  # of the same steps as the first rank's
     memory: tuple[PhaseMemory, ...] = ()
+    built_bytes: int = 0  # of the GPU's memory, before the first step
     peak_rss_bytes: int = 0
     trace_file: str = ""  # in the run's traces/ folder
     memory_file: str = ""  # in its memory/ folder

@@ -8,6 +8,7 @@ from flopwise.analysis.matching import compare_points
 from flopwise.analysis.reach import Reach, point_reach
 from flopwise.predict.op_bytes import op_bytes
 from flopwise.records.comparison import Comparison
+from flopwise.records.rank_rows import ranks_line
 from flopwise.records.run import OK, Point
 from flopwise.render.actions import action
 from flopwise.render.findings_view import options
@@ -66,8 +67,12 @@ def point_screen(point: Point, stored: str = "") -> Screen:
         changes=tuple(
             Change(action(c.lever, c.value), c.saving_ns, options({c.lever: c.value})) for c in best[:MOST_CHANGES]
         ),
-        notes=tuple(filter(None, (*loop_notes(point), disturbed(point, step), _rates(point), _why(point), stored))),
+        notes=tuple(filter(None, (*loop_notes(point), *_said(point, step), stored))),
     )
+
+
+def _said(point: Point, step: PhaseSummary) -> tuple[str, ...]:
+    return disturbed(point, step), _rates(point), ranks_line(point), _why(point)
 
 
 def _now(step: PhaseSummary, found: Reach, name: str = NOW) -> Figure:

@@ -9,6 +9,7 @@ from flopwise.errors import FlopwiseError
 from flopwise.predict.fit import memory_levers
 from flopwise.predict.machine import gpu_of
 from flopwise.records.memory import StoredPredictions, read_knowledge, read_predictions
+from flopwise.records.rank_rows import ranks_line, update_line
 from flopwise.records.run import OOM, Point
 from flopwise.snapshot.answers import DeviceMemory, MemoryReport
 from flopwise.snapshot.read import read_snapshot
@@ -38,7 +39,12 @@ def stored_report(run: StoredRun, stacks: bool = False) -> MemoryReport:
         hint=point.hint,
         predictions=predicted.predictions,
         levers=memory_levers(workload, gpu_of(there)),
-        notes=(*_notes(point, found.devices), *_needed(point, predicted, found.devices), *predicted.notes),
+        notes=(
+            *filter(None, (ranks_line(point), update_line(point))),
+            *_notes(point, found.devices),
+            *_needed(point, predicted, found.devices),
+            *predicted.notes,
+        ),
     )
 
 

@@ -5,6 +5,7 @@ import traceback
 from pathlib import Path
 
 import msgspec
+import torch
 
 from flopwise.capture.build import resolve_device
 from flopwise.capture.pipes import die_with_parent, emit
@@ -18,6 +19,7 @@ from flopwise.records.events import (
     Sampled,
     SnapshotWritten,
     Started,
+    StepBuilt,
     TraceWritten,
 )
 from flopwise.records.run import INTERRUPTED, OK, STEP, RankRow
@@ -35,6 +37,8 @@ class _Row:
     def take(self, event: Event) -> None:
         replace = msgspec.structs.replace
         match event:
+            case StepBuilt() if torch.cuda.is_initialized():
+                self.row = replace(self.row, built_bytes=torch.cuda.memory_allocated())
             case Sampled():
                 self.row = replace(self.row, wall_ns=(*self.row.wall_ns, event.phases[STEP].wall_ns))
             case MemoryMeasured():

@@ -5,7 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flopwise.analysis.ranks.reading import rank_in_name
-from flopwise.analysis.reading import is_folder_of_traces, traces_in
+from flopwise.analysis.reading import is_folder_of_traces, trace_of, traces_in
+from flopwise.errors import FlopwiseError
+from flopwise.store import StoredRun
 from flopwise.trace.read import is_trace_file
 from flopwise.trace.tables import NO_ID
 
@@ -17,11 +19,28 @@ def files_of(target: Path) -> list[Path]:
     return traces_in(target) if is_folder_of_traces(target) else [target]
 
 
-def rank_files(targets: Sequence[object]) -> list[Path]:
-    """Of a folder of traces its files, of several files themselves; none where they cannot be ranks of one job.
+def _of_run(target: object, runs: str | Path | None) -> list[Path]:
+    if not isinstance(target, str | Path | StoredRun):
+        return []
+    if not isinstance(target, StoredRun) and files_of(path := Path(target).expanduser()) != [path]:
+        return []
+    try:
+        first, point = trace_of(target, runs)
+    except FlopwiseError:
+        return []
+    if point is None or len(point.ranks) < 2:
+        return []
+    return [first.with_name(row.trace_file) for row in point.ranks if row.trace_file]
+
+
+def rank_files(targets: Sequence[object], runs: str | Path | None = None) -> list[Path]:
+    """Of a folder of traces its files, of several files themselves, of a run of several ranks each rank's; none where they
+    cannot be ranks of one job.
 
     Files of one job are named alike, up to numbers, or after their rank.
     """
+    if len(targets) == 1 and (files := _of_run(targets[0], runs)):
+        return files
     if any(not isinstance(target, str | Path) for target in targets):
         return []
     paths = [Path(str(target)).expanduser() for target in targets]
