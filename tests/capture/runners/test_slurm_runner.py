@@ -65,9 +65,15 @@ def batch_file(played, given, tmp_path, own_step):
 
 def test_one_gpu_is_asked_for_with_its_cpus_and_its_time(played, tmp_path, own_step):
     asked = batch_file(played, Share(cpus=8, gpus=1, minutes=21), tmp_path, own_step)
-    assert {"--gpus-per-node=1", "--cpus-per-task=8", "--nodes=1", "--ntasks-per-node=1", "--time=21"} <= asked
+    assert {
+        "--gpus-per-node=1",
+        "--cpus-per-task=8",
+        "--nodes=1",
+        "--ntasks-per-node=1",
+        "--time=21",
+        "--job-name=flopwise",
+    } <= asked
     assert not any("exclusive" in line for line in asked)
-    assert any(line.startswith("--job-name=flopwise-") for line in asked)
 
 
 def test_a_whole_node_is_asked_for_alone(played, tmp_path, own_step):

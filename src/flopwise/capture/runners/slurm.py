@@ -60,7 +60,7 @@ class SlurmCluster(Cluster):
             self.parent.mkdir(parents=True, exist_ok=True)
             self.folder = Path(tempfile.mkdtemp(prefix=".slurm-", dir=self.parent)).resolve()
         executor = self.submitit.AutoExecutor(folder=self.folder, cluster=self.executor)
-        executor.update_parameters(**parameters(given, job.name))
+        executor.update_parameters(**parameters(given))
         try:
             handle: Hashable = executor.submit(*call_there(job))
         except (self.submitit.core.utils.FailedJobError, self.submitit.core.utils.FailedSubmissionError) as error:
@@ -109,10 +109,10 @@ class SlurmCluster(Cluster):
             shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def parameters(given: Share, name: str) -> dict[str, Any]:
+def parameters(given: Share) -> dict[str, Any]:
     """A job's share as submitit names it; a whole node has all of its memory, too."""
     asked: dict[str, Any] = {
-        "name": f"flopwise-{name}",
+        "name": "flopwise",  # scancel --name flopwise
         "nodes": 1,
         "tasks_per_node": 1,
         "cpus_per_task": max(1, given.cpus),
