@@ -42,7 +42,7 @@ def cases() -> list[tuple[str, dict[str, str], int]]:
     found += [(name, dict(levers), 0) for name, levers in bundles.items()]
     plain = Recipe()
     for lever, values in CHOICES.items():
-        for value in () if lever == "parallel" else values:  # one process trains here
+        for value in () if lever in ("parallel", "cache") else values:  # one process trains here
             if value != getattr(plain, lever) and value not in ("max-autotune", "cuda"):
                 found.append((f"{lever} {value}", {lever: value} | WITH.get((lever, value), {}), 0))
     return found

@@ -32,7 +32,8 @@ from flopwise.work.operation import (
     SCORES,
 )
 
-LEVERS = [(lever, value) for lever, values in CHOICES.items() for value in values] + [("checkpoint", 1)]
+OF_A_STEP = {lever: values for lever, values in CHOICES.items() if lever != "cache"}  # which generation alone has
+LEVERS = [(lever, value) for lever, values in OF_A_STEP.items() for value in values] + [("checkpoint", 1)]
 SMALL = {"n_layers": 3, "vocab": 1000}
 
 

@@ -62,7 +62,7 @@ class ModelStep:
         self.scaler = torch.amp.GradScaler(device.type, enabled=recipe.precision == "fp16")
         self.logits_of: Callable[[Tensor], Tensor] = self.model.forward
         if workload.generates:
-            cached = torch_dtype(recipe.compute)
+            cached = torch_dtype(recipe.compute if recipe.cache == "compute" else recipe.cache)
             self.logits_of = Generation(cast(Transformer, self.model), workload.batch, workload.context, cached)
         self.hidden_of: Callable[[Tensor], Tensor] = self.model.hidden
         if recipe.compile == "blocks":

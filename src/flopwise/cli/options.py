@@ -34,6 +34,7 @@ LEVER_HELP = {
     "overlap": "Update each block's weights within the backward pass, at the same time as its matmuls.",
     "checkpoint": "Recompute activations, in segments of N blocks.",
     "parallel": "How several processes share the step: PyTorch's ways, or our own, written to be read (own-).",
+    "cache": "The dtype of the keys and values that generation keeps (prefill, decode).",
     "ranks": "So many processes, by torchrun; each has a GPU of its own where there are as many.",
 }
 SIDES = ("m", "n", "k")  # of op:matmul, as short for --set

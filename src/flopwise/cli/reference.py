@@ -103,6 +103,12 @@ VALUES: dict[str, dict[str, str]] = {
         "own-zero1": "ours of `zero1`",
         "own-fsdp": "ours of `fsdp2`, with the next block gathered ahead",
     },
+    "cache": {
+        "compute": "keys and values as the matmuls compute them",
+        "fp32": "of prefill and decode: kept in this dtype, and cast for every token",
+        "bf16": "the same",
+        "fp16": "the same",
+    },
 }
 
 

@@ -25,6 +25,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "graph": ("off", "on"),
     "overlap": ("off", "on"),
     "parallel": ("off", *_BY_TORCH, *_OUR_OWN),
+    "cache": ("compute", "fp32", "bf16", "fp16"),
 }
 DATA_PARALLEL = ("ddp", "zero1", "fsdp2", *_OUR_OWN)  # each rank has its part of the batch
 SHARDED_WEIGHTS = ("fsdp2", "tp", "fsdp2+tp", "pp", "own-fsdp")  # no rank has them all
@@ -56,6 +57,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     overlap: str = "off"  # weights are updated within the backward pass, block by block, during its matmuls
     checkpoint: int = 0  # recompute activations, in segments of this many blocks; 0: keep them all
     parallel: str = "off"  # how processes share a step: PyTorch's ways, or (own-) ours, written to be read
+    cache: str = "compute"  # the dtype of the keys and values that generation keeps
     ranks: int = 1  # processes, each with a GPU of its own where there are as many
 
     def __post_init__(self) -> None:

@@ -21,7 +21,7 @@ CACHED_ATTENTION = ("naive", "sdpa", "sdpa-flash", "sdpa-cudnn")  # which also s
 PROFILERS = KINETO, NSYS = "kineto", "nsys"
 IMPLEMENTATIONS = ("flopwise", "transformers")
 _SIZES = ("batch", "context", "phase")
-_PLAIN, _LATER = Recipe(), ("parallel", "ranks")
+_PLAIN, _LATER = Recipe(), ("parallel", "cache", "ranks")
 
 
 class UserStep(msgspec.Struct, frozen=True, kw_only=True, tag="py"):
@@ -268,6 +268,11 @@ def _model_rules(w: Workload, spec: Any, recipe: Recipe) -> _Rules:
 
 def _generation_rules(w: Workload, recipe: Recipe) -> _Rules:
     phase = f"phase = '{w.phase}'"
+    yield (
+        recipe.cache != "compute" and not w.generates,
+        f"cache = '{recipe.cache}' is of generation, and {phase} keeps no keys and values",
+        "allowed: phase = prefill, decode",
+    )
     yield (
         w.generates and w.implementation != "flopwise",
         f"{phase} runs flopwise's own model, not that of transformers",
