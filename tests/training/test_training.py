@@ -95,6 +95,19 @@ def test_ctrl_c_writes_a_checkpoint_and_says_how_to_go_on(train):
     assert losses(flopwise.train(resume=found.path, device="cpu")) == whole
 
 
+def test_weights_that_are_not_numbers_are_not_kept(train, monkeypatch):
+    def spoiled(self):
+        update(self)
+        if self.steps == 6:
+            next(self.model.parameters()).data.fill_(math.nan)
+
+    update = TrainingStep._finish
+    monkeypatch.setattr(TrainingStep, "_finish", spoiled)
+    with pytest.raises(Failed, match="the update of step 6 made weights") as failed:
+        train(steps=9, checkpoint_every=3)
+    assert [path.name for path in (failed.value.result.path / "checkpoints").iterdir()] == ["step-00000003.pt"]
+
+
 def test_a_loss_that_is_not_a_number_stops_with_its_step(train, monkeypatch):
     real = TrainingStep.train_on
 

@@ -137,6 +137,11 @@ class Loop:
         return float(self.ranks.mean(mean))
 
     def _save(self, folder: Path, number: int) -> None:
+        if not all(bool(weight.isfinite().all()) for weight in self.step.model.parameters()):
+            raise FlopwiseError(
+                f"the update of step {number} made weights that are not numbers: no checkpoint is written",
+                "try a lower --rate, a longer --warmup-steps or --clip 1; the run's checkpoints are of steps before it",
+            )
         if self.ranks.first:
             checkpoint.save(folder, number, self.spec, self.step.state())
 
