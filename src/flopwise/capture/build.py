@@ -4,6 +4,7 @@ import re
 
 import torch
 
+from flopwise.capture.collective_step import collective_step
 from flopwise.capture.compared_steps import StepFollower
 from flopwise.capture.model_step import model_step
 from flopwise.capture.op_step import op_step
@@ -20,8 +21,8 @@ def build_step(workload: Workload, device: torch.device, follower: StepFollower 
     """Build the workload on the device. Random numbers come from a fixed seed. `follower` sees it from its first run on."""
     torch.manual_seed(0)
     makers = {ModelSpec: model_step, OpSpec: op_step, UserStep: user_step}
-    if workload.recipe.parallel != "off":
-        return parallel_step(workload, device)
+    if workload.many:
+        return (collective_step if isinstance(workload.subject, OpSpec) else parallel_step)(workload, device)
     step = makers[type(workload.subject)](workload, device)
     if follower is None:
         return captured(step, device) if workload.recipe.graph == "on" else step

@@ -29,6 +29,7 @@ from flopwise.records.run import STEP
 from flopwise.torch_private import spin
 
 Phases = Mapping[str, Callable[[], object]]
+Align = Callable[[], object] | None  # called before each timing: ranks begin together
 
 _SPIN_CYCLES_PER_NS = 2.0  # no GPU of today clocks higher than 2-3 GHz; too long a spin costs only time
 _SHORTEST_HOLD_NS, _LONGEST_HOLD_NS = 300_000, 2_000_000_000
@@ -52,8 +53,8 @@ class Clock(Protocol):
 class CpuClock:
     """On the CPU the host does the work: one pass tells all, and only the wall clock has a meaning."""
 
-    def __init__(self, phases: Phases, found: "FoundPhases | None" = None) -> None:
-        self.phases, self._found = phases, found
+    def __init__(self, phases: Phases, found: "FoundPhases | None" = None, align: Align = None) -> None:
+        self.phases, self._found, self._align = phases, found, align
 
     def once(self) -> int:
         with self._found.looking() if self._found is not None else nullcontext():
@@ -63,6 +64,8 @@ class CpuClock:
         return self._whole() | (self._found.sample() if self._found is not None else {})
 
     def _whole(self) -> dict[str, PhaseSample]:
+        if self._align is not None:
+            self._align()
         ticks = [time.perf_counter_ns()]
         for phase, run in self.phases.items():
             with named(phase):
@@ -84,9 +87,15 @@ class CudaClock:
     """
 
     def __init__(
-        self, phases: Phases, device: torch.device, flush_l2: bool, details: int = 0, found: "FoundPhases | None" = None
+        self,
+        phases: Phases,
+        device: torch.device,
+        flush_l2: bool,
+        details: int = 0,
+        found: "FoundPhases | None" = None,
+        align: Align = None,
     ) -> None:
-        self.phases, self.device, self._found = phases, device, found
+        self.phases, self.device, self._found, self._align = phases, device, found, align
         self._left = details or math.inf
         self._hold: dict[str, _Hold] = {phase: _Hold() for phase in phases}
         l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size
@@ -126,11 +135,12 @@ class CudaClock:
         hold = self._hold[phase]
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         self._settle()
-        if hold_ns := hold.length_ns(timed.launch_ns or 0):
+        hold_ns = hold.length_ns(timed.launch_ns or 0) if self._align is None else 0  # other ranks would wait for it
+        if hold_ns:
             spin(int(hold_ns * _SPIN_CYCLES_PER_NS))
         begin.record()
         self.phases[phase]()
-        held = not begin.query()  # the GPU was still spinning when the last launch had been queued
+        held = self._align is None and not begin.query()  # it still span when the last launch had been queued
         end.record()
         torch.cuda.synchronize(self.device)
         hold.learn(held)
@@ -139,6 +149,8 @@ class CudaClock:
         )
 
     def _settle(self) -> None:
+        if self._align is not None:
+            self._align()
         if self._flush is not None:
             self._flush.zero_()  # between samples of a single operation: its inputs must not lie in the L2 cache
         torch.cuda.synchronize(self.device)
@@ -233,8 +245,15 @@ class FoundPhases:
 
 
 def clock_for(
-    phases: Phases, device: torch.device, single_op: bool, details: int = 0, find_phases: bool = False
+    phases: Phases,
+    device: torch.device,
+    single_op: bool,
+    details: int = 0,
+    find_phases: bool = False,
+    align: Align = None,
 ) -> Clock:
     """The clock that fits the device. `find_phases`: those of a step that is one callable."""
     found = FoundPhases(phases[STEP]) if find_phases else None
-    return CudaClock(phases, device, single_op, details, found) if device.type == "cuda" else CpuClock(phases, found)
+    if device.type == "cuda":
+        return CudaClock(phases, device, single_op, details, found, align)
+    return CpuClock(phases, found, align)

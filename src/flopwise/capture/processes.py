@@ -26,7 +26,7 @@ def run_processes(
     points = [worker.run(trial, log, on_event)]
     asked = trial.sampling.processes
     if asked is None:
-        several = several and trial.workload.recipe.parallel == "off"  # starting many ranks takes long
+        several = several and not trial.workload.many  # starting many ranks takes long
         asked = SEVERAL if several and trial.sampling.samples is None and _start_s(points[0]) < QUICK_START_S else 1
     seconds = max(0.01, LATER_SHARE * trial.sampling.seconds)
     later = msgspec.structs.replace(trial, sampling=msgspec.structs.replace(trial.sampling, seconds=seconds))

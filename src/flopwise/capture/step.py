@@ -30,6 +30,7 @@ class Step:
     exact_weight: Callable[[Tensor], Tensor] = lambda weight: weight.detach()  # with what an optimizer keeps of it
     one_callable: bool = False  # of the user's own: its phases are found as it runs
     uncaptured: dict[str, Callable[[], object]] | None = None  # of a CUDA graph: what was captured
+    align: Callable[[], object] | None = None  # before each timing and no part of it: ranks begin together
     loss_scale: Callable[[], float] = lambda: 1.0  # of the next step's gradients
 
 

@@ -61,7 +61,7 @@ def run_trial(
         step = build_step(trial.workload, device, follower)
         emit(StepBuilt(setup_ns=time.perf_counter_ns() - begun, captured_first_ns=step.captured_first_ns))
         details = 0 if ranks.world > 1 else request.details  # as many passes on every rank
-        clock = clock_for(step.phases, device, step.single_op, details, find_phases=step.one_callable)
+        clock = clock_for(step.phases, device, step.single_op, details, step.one_callable, step.align)
         compared_ns: list[int] = []  # steps that were compared with a reference warm the step up as well
         if (compare := request.compare) is not None and follower is not None:
             once = lambda: compared_ns.append(clock.once())  # noqa: E731
@@ -91,8 +91,8 @@ def run_trial(
 
 
 def _watched(done: Done, step: Step, device: torch.device, workload: Workload, watch: bool) -> Done:
-    """With what one more step shows of itself. A model's work is known by formula."""
-    if not watch or done.status != OK or done.ran is None or isinstance(workload.subject, ModelSpec):
+    """With what one more step shows of itself. A model's work is known by formula, and ranks only exchange."""
+    if not watch or done.status != OK or done.ran is None or workload.many or isinstance(workload.subject, ModelSpec):
         return done
     return msgspec.structs.replace(done, ran=with_seen(done.ran, watch_step(step, device), workload))
 

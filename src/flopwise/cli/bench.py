@@ -37,7 +37,8 @@ def command(workload: str, versus: str | None, impl: str | None, tag: str | None
     WORKLOAD is a preset (tiny, small, medium, large, xl, 2.7B, gpt2, llama3-8b, …), hf:PATH/config.json, your own step
     (path/file.py:factory or py:module:factory; --set has the factory's arguments), or an operation: op:matmul, op:mlp,
     op:attention, op:gelu, op:softmax, op:rms_norm, op:swiglu, op:rope, op:cross_entropy, op:adamw
-    (--impl manual,torch,compile,triton,…). With -o page.html the run is written as a page.
+    (--impl manual,torch,compile,triton,…), or between ranks op:all-reduce, op:all-gather, op:reduce-scatter, op:all-to-all,
+    op:send-recv (--set bytes=10MB --ranks 2 --impl nccl,gloo). With -o page.html the run is written as a page.
     """
     impls = [word.strip() for word in impl.split(",") if word.strip()] if impl is not None else []
     if impl is not None and not impls:

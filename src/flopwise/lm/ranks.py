@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from flopwise.errors import FlopwiseError
+from flopwise.errors import FlopwiseError, Unsupported
+from flopwise.spec.operations import GLOO, NCCL
 
 _PATIENCE = timedelta(hours=2)  # the first process may prepare a corpus for long
 _T = TypeVar("_T")
@@ -89,22 +90,36 @@ def own_device(ranks: Ranks, asked: torch.device) -> torch.device:
     return torch.device("cuda", ranks.local_rank % torch.cuda.device_count())
 
 
-def backend(ranks: Ranks, device: torch.device) -> str:
-    """NCCL between GPUs, Gloo between processes on the CPU; and on one GPU, which NCCL refuses."""
-    if device.type != "cuda" or ranks.local_world > torch.cuda.device_count():
-        return "gloo"
-    return "cpu:gloo,cuda:nccl"
+def backend_named(ranks: Ranks, device: torch.device, asked: str = "") -> str:
+    """As asked; else NCCL between GPUs, Gloo between processes on the CPU, and on one GPU, which NCCL refuses."""
+    return asked or (GLOO if device.type != "cuda" or ranks.local_world > torch.cuda.device_count() else NCCL)
+
+
+def check_backend(asked: str, local_world: int, device: torch.device) -> None:
+    """Refuse NCCL where it cannot run, before anything waits for it."""
+    if asked != NCCL:
+        return
+    if device.type != "cuda":
+        raise Unsupported(f"impl = 'nccl' needs NVIDIA GPUs; this device is '{device.type}'", "--impl gloo", ("impl",))
+    if local_world > (there := torch.cuda.device_count()):
+        gpus = f"{there} GPU{'s' if there > 1 else ''}"
+        raise Unsupported(
+            f"impl = 'nccl' needs a GPU for each of {local_world} ranks; this machine has {gpus}",
+            f"--ranks {there}, or --impl gloo",
+            ("impl", "ranks"),
+        )
 
 
 @contextmanager
-def joined(ranks: Ranks, device: torch.device, alone: bool = False) -> Iterator[None]:
-    """Inside, the processes can exchange tensors; `alone`: also one that is the only one."""
+def joined(ranks: Ranks, device: torch.device, alone: bool = False, asked: str = "") -> Iterator[None]:
+    """Inside, the processes can exchange tensors; `alone`: also one that is the only one; `asked`: by which backend."""
     if ranks.world == 1 and not alone:
         yield
         return
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    dist.init_process_group(backend(ranks, device), timeout=_PATIENCE)
+    name = backend_named(ranks, device, asked)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if name == NCCL else name, timeout=_PATIENCE)
     try:
         yield
     finally:

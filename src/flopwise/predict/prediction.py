@@ -226,7 +226,7 @@ def architecture_of(gpu: Gpu | None) -> str:
 def predict_memory(worker: Worker, workload: Workload, gpu: Gpu | None) -> StoredPredictions:
     """Both predictions of a step's memory, where there are both; what could not be predicted is a note."""
     found, notes = memory_from_shapes(workload, gpu), tuple[str, ...]()
-    if workload.recipe.parallel != "off":  # a dry run has one process
+    if workload.many:  # a dry run has one process
         return StoredPredictions(predictions=found)
     try:
         found = (worker.dry_run(workload, architecture_of(gpu)).memory(), *found)

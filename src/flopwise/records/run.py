@@ -104,6 +104,7 @@ class Ran(_Record, frozen=True, kw_only=True):
     fp32_matmul: str = ""  # 'ieee' or 'tf32', measured by multiplying numbers that TF32 cannot hold
     attention: str = ""  # the backend that SDPA chose
     optimizer: str = ""
+    backend: str = ""  # of a collective: 'nccl' or 'gloo'
     kernels: str = ""  # of ours, where they did not run: 'triton: written out, no GPU'
     checkpointed: int = 0  # blocks of a user's own model that are computed again for the backward pass
     loss: float | None = None  # of the last step

@@ -12,6 +12,7 @@ from flopwise.spec.workload import takes
 
 LONGEST_NAME, LONGEST_TOOLTIP = 60, 200  # characters of a point's name at an axis, and in a tooltip
 _MOST_RELATIVE = 30  # points that are named by their difference from another; with more, nobody looks the other up
+MESSAGE = "bytes"  # of a collective, in decimal units as links are
 _HIDDEN = ("device", "warmup", "samples", "implementation")  # of what all points share
 
 

@@ -13,7 +13,8 @@ from flopwise.analysis.together import together
 from flopwise.analysis.verdict import in_two_words
 from flopwise.records.run import OK, Point
 from flopwise.render.account_listing import REACH, reach_cells
-from flopwise.render.axes import Axes, axes_of, labels_of
+from flopwise.render.axes import MESSAGE, Axes, axes_of, labels_of
+from flopwise.render.exchanges_view import describe_fits, rates
 from flopwise.render.listing import Heading, Listing
 from flopwise.render.names import apart, short_paths, stored_in, unique_names
 from flopwise.store import RunSummary, StoredRun
@@ -87,7 +88,9 @@ def _bound(e: Explanation | HostExplanation) -> str:
 def points_listing(run: StoredRun) -> Listing:
     """Points of a run, each by what differs: its step, MFU, tokens per second, peak, and what sets its time."""
     axes = axes_of(run.points)
-    numbers = (Heading("step"), Heading("MFU", worth=3), Heading("tokens/s", worth=2), Heading("peak", worth=1))
+    exchanged = any(map(rates, run.points))
+    one, other = ("algorithm", "bus") if exchanged else ("MFU", "tokens/s")
+    numbers = (Heading("step"), Heading(one, worth=3), Heading(other, worth=2), Heading("peak", worth=1))
     names, told = _names(run.points, axes)
     rows = tuple((*name, *_measured(point)) for name, point in zip(told, run.points, strict=True))
     timed = [summarise(point)[0].wall.median for point in run.points if point.phases]
@@ -101,30 +104,47 @@ def points_listing(run: StoredRun) -> Listing:
         verdict=f"{len(timed)} points measured{f', {failed} failed' if failed else ''}{span}.",
         headings=(*(Heading(name, right=False) for name in names), *numbers, Heading("bound by", right=False, worth=4)),
         rows=rows,
-        notes=(f"All of them: {fixed}" if fixed else "", several_hosts(run.points), stored_in(run.path)),
+        notes=(
+            f"All of them: {fixed}" if fixed else "",
+            several_hosts(run.points),
+            *describe_fits(run.points),
+            stored_in(run.path),
+        ),
         more="All tables: --full. A page: flopwise report RUN",
     )
 
 
 def _names(points: Sequence[Point], axes: Axes) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """What differs in a column each; in one, where it is too much."""
-    told = [tuple("" if one[name] is None else str(one[name]) for name in axes.names) for one in axes.varying]
+    told = [tuple(_value(name, one[name]) for name in axes.names) for one in axes.varying]
     widths = (max(map(len, column)) for column in zip(axes.names, *told, strict=True))
     if axes.names and sum(width + 2 for width in widths) <= _NAMES:
         return axes.names, told
     return ("point",), [(label,) for label in labels_of(points)]
 
 
+def _value(axis: str, value: object) -> str:
+    """
+    >>> _value("bytes", 10_000_000), _value("ranks", 2), _value("impl", None)
+    ('10.0 MB', '2', '')
+    """
+    if axis == MESSAGE and isinstance(value, int):
+        return units.rate(value, "B")
+    return "" if value is None else str(value)
+
+
 def _measured(point: Point) -> tuple[str, ...]:
     """Of a point that failed, why."""
     if not (summaries := summarise(point)):
         return (point.status, "", "", "", "")
-    share, rate = point_mfu(point), tokens_per_second(point)
+    share, rate, bandwidths = point_mfu(point), tokens_per_second(point), rates(point)
     peak = max((one.peak_bytes for one in point.memory), default=0)
     return (
         units.duration(summaries[0].wall.median),
-        "" if share is None else units.percent(share),
-        "" if rate is None else units.count(rate),
+        *(
+            [units.rate(one, "B/s") for one in bandwidths.values()]
+            or ["" if share is None else units.percent(share), "" if rate is None else units.count(rate)]
+        ),
         units.size(peak) if peak else "",
         _BOUND.get(summaries[0].bound or "", ""),
     )

@@ -8,9 +8,10 @@ import numpy as np
 
 from flopwise import units
 from flopwise.analysis.clocks import point_mfu, summarise, tokens_per_second
+from flopwise.analysis.exchanges import exchange
 from flopwise.records.run import Point
 from flopwise.render import chart_style as style
-from flopwise.render.axes import LONGEST_NAME, LONGEST_TOOLTIP, Axes, axes_of, labels_of, settings_text
+from flopwise.render.axes import LONGEST_NAME, LONGEST_TOOLTIP, MESSAGE, Axes, axes_of, labels_of, settings_text
 from flopwise.render.chart_style import HEIGHT, INTERVAL, MEASURED, NEUTRAL, PREDICTED, SERIES, WIDTH, milliseconds
 from flopwise.render.charts import altair
 from flopwise.render.visible import visible
@@ -22,13 +23,14 @@ _MOST_SAMPLES = 400  # dots of one row: more would hide each other
 _MOST_BARS = 12  # steps that have bars, predicted and measured; more are dots
 _LOG_RANGE, _LOG_RANGE_UP = 8.0, 20.0  # a range of so many times is shown on a logarithmic axis: across, upwards
 _SQUARE, _LABEL_GAP, _LETTER, _LINE = 420, 8, 5.9, 13  # pixels: a side; a dot to its name; a letter, a line of names
-_SIZES = ("context", "batch", "size", "dim", "seq", "tokens", "d_model", "n_layers")
+_SIZES = ("bytes", "context", "batch", "size", "dim", "seq", "tokens", "d_model", "n_layers")
 # What is drawn over the size, with its title.
 MEASURES = {
     "wall_ms": "time of a step, ms",
     "peak_gib": "peak memory, GiB",
     "mfu": "MFU, of the datasheet's peak",
     "tokens_per_s": "tokens per second",
+    "bus_gb_s": "bus bandwidth, GB/s",
 }
 
 
@@ -52,6 +54,7 @@ def sweep_rows(points: Sequence[Point]) -> tuple[str, list[dict[str, Any]]]:
                 "settings": visible(settings_text(varying), LONGEST_TOOLTIP),
                 "tokens_per_s": tokens_per_second(point),
                 "mfu": point_mfu(point),
+                "bus_gb_s": (one := exchange(point)) and one.bus_bytes_per_s / 1e9,
                 **interval_ms(summaries[0].wall, "wall"),
                 **({"peak_gib": max(m.peak_bytes for m in point.memory) / 2**30} if point.memory else {}),
             }
@@ -85,7 +88,8 @@ def sweep_chart(axis: str, rows: Rows, measure: str) -> Any:
     alt = altair()
     known = [row for row in rows if row.get(measure) is not None]
     sizes = sorted({row["x"] for row in known})
-    x = alt.X("x:Q", title=axis).axis(values=sizes, format=",d" if all(isinstance(x, int) for x in sizes) else "~g")
+    numbers = ",d" if all(isinstance(x, int) for x in sizes) else "~g"
+    x = alt.X("x:Q", title=axis).axis(values=sizes, format="~s" if axis == MESSAGE else numbers)
     x = x.scale(type="log", nice=False) if _wide(sizes, _LOG_RANGE) else x.scale(zero=False, nice=False)
     y = alt.Y(f"{measure}:Q", title=MEASURES[measure])
     if measure == "mfu":

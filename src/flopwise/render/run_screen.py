@@ -3,6 +3,7 @@
 from flopwise import units
 from flopwise.advice.measured_levers import measured_reach
 from flopwise.analysis.clocks import GPU, LAUNCH, PhaseSummary, gpu_name, summarise, tokens_per_second
+from flopwise.analysis.exchanges import exchange
 from flopwise.analysis.loop_notes import loop_notes
 from flopwise.analysis.matching import compare_points
 from flopwise.analysis.reach import Reach, point_reach
@@ -11,6 +12,7 @@ from flopwise.records.comparison import Comparison
 from flopwise.records.rank_rows import ranks_line
 from flopwise.records.run import OK, Point
 from flopwise.render.actions import action
+from flopwise.render.exchanges_view import describe, rounded
 from flopwise.render.findings_view import options
 from flopwise.render.names import stored_in
 from flopwise.render.run_view import disturbed, half_width
@@ -62,7 +64,7 @@ def point_screen(point: Point, stored: str = "") -> Screen:
         verdict=_verdict(point, step),
         figures=(_now(step, found), *(reach_figures(found) or _bytes_limit(point))),
         parts_title=f"Where the {units.duration(step.wall.median)} go",
-        parts=_parts(summaries),
+        parts=() if exchange(point) else _parts(summaries),
         changes_title=changes_title(len(best)),
         changes=tuple(
             Change(action(c.lever, c.value), c.saving_ns, options({c.lever: c.value})) for c in best[:MOST_CHANGES]
@@ -72,7 +74,7 @@ def point_screen(point: Point, stored: str = "") -> Screen:
 
 
 def _said(point: Point, step: PhaseSummary) -> tuple[str, ...]:
-    return disturbed(point, step), _rates(point), ranks_line(point), _why(point)
+    return disturbed(point, step), _rates(point), rounded(point), ranks_line(point), _why(point)
 
 
 def _now(step: PhaseSummary, found: Reach, name: str = NOW) -> Figure:
@@ -94,6 +96,8 @@ def _bytes_limit(point: Point) -> tuple[Figure, ...]:
 def _verdict(point: Point, step: PhaseSummary) -> str:
     """What sets the step's time, by its clocks."""
     failed = f"{point.status}: {point.reason}. " if point.status != OK else ""
+    if (exchanged := exchange(point)) is not None:
+        return f"{failed}{describe(exchanged)}"
     if step.gpu is None or step.launch is None:
         return f"{failed}A step takes {units.duration(step.wall.median)}{_longest(point)}."
     host, gpu = units.duration(step.launch.median), units.duration(step.gpu.median)
@@ -144,7 +148,7 @@ def _rates(point: Point) -> str:
 
 def _why(point: Point) -> str:
     """Where the reasons are: a trace has them, of a step on a GPU."""
-    known = gpu_name(point) and point.loop is None
+    known = gpu_name(point) and point.loop is None and exchange(point) is None
     return "Why: flopwise profile WORKLOAD, then flopwise explain last" if known else ""
 
 

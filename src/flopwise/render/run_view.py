@@ -21,7 +21,8 @@ from flopwise.analysis.loop_notes import loop_notes
 from flopwise.predict.op_bytes import op_bytes
 from flopwise.records.run import OK, STEP, PhaseMemory, Point, Ran, Seen
 from flopwise.records.table import SENTENCE, AtMost, Column, Table
-from flopwise.render.axes import axes_of
+from flopwise.render.axes import MESSAGE, axes_of
+from flopwise.render.exchanges_view import exchange_document, fit_rows, fit_tables, rates, rounded
 from flopwise.render.json import document, picked
 from flopwise.render.table import View, columns
 from flopwise.spec.gpu import find_gpu
@@ -34,6 +35,7 @@ _CLOCKS = columns(
 )
 _SAMPLES = Column("samples", "n")
 _RATES = "mfu | tokens_per_s: tokens/s"
+_BANDWIDTHS = "algorithm_bytes_per_s: algorithm bandwidth | bus_bytes_per_s: bus bandwidth"
 _UNTRACED = 0.005  # a traced step that differs by less from the untraced one is as long
 _WARMUP = {"steady": "until steady", "forced": "as asked", "budget": "not steady when its budget ended"}
 _STOPPED = {
@@ -52,6 +54,7 @@ _RAN = {
     "fp32_matmul": "fp32 matmuls: {}",
     "attention": "attention {}",
     "optimizer": "{}",
+    "backend": "by {}",
     "kernels": "{}",
     "checkpointed": "{} blocks recomputed",
 }
@@ -69,7 +72,9 @@ def run_view(run: StoredRun, place: bool = True) -> View:
     hosts = tuple(filter(None, (several_hosts(run.points),)))
     tables[-1] = replace(tables[-1], notes=(*tables[-1].notes, *hosts, *run.warnings, *stored))
     about = picked(run.header, "id kind name") | {"path": str(run.path), "complete": run.complete}
-    return View(tables, document("run", run=about, points=[_point_document(point) for point in run.points]))
+    links = {"links": found} if (found := fit_rows(run.points)) else {}
+    points = [_point_document(point) for point in run.points]
+    return View([*tables, *fit_tables(run.points)], document("run", run=about, points=points, **links))
 
 
 def point_table(point: Point) -> Table:
@@ -85,10 +90,15 @@ def point_table(point: Point) -> Table:
         return Table("point", title, columns("status | reason"), (failure,))
     memory = {m.phase: m for m in point.memory}
     idle = columns("gpu_idle_share: GPU idle [percent] | peak_bytes")
-    shown = (Column("phase"), *_CLOCKS, *idle, *columns(_RATES, files="mfu tokens_per_s"), _SAMPLES)
+    shown = (Column("phase"), *_CLOCKS, *idle, *_rate_columns((point,), files="mfu tokens_per_s"), _SAMPLES)
     rows = [_phase_row(summary, memory) for summary in summaries]
-    rows[0] |= {"mfu": point_mfu(point), "tokens_per_s": tokens_per_second(point)}
+    rows[0] |= {"mfu": point_mfu(point), "tokens_per_s": tokens_per_second(point)} | rates(point)
     return Table("point", title, shown, tuple(rows), tuple(_notes(point, summaries)))
+
+
+def _rate_columns(points: Sequence[Point], files: str = "") -> tuple[Column, ...]:
+    """A collective has bandwidths; other steps have FLOPs and tokens."""
+    return columns(_BANDWIDTHS, keep="bus_bytes_per_s") if any(map(rates, points)) else columns(_RATES, files=files)
 
 
 def _memory_table(point: Point, title: str) -> Table:
@@ -126,11 +136,11 @@ def _notes(point: Point, summaries: Sequence[PhaseSummary]) -> list[str]:
     """What a reader must know to trust the numbers."""
     step = summaries[0]
     notes = [
-        _launch_bound(point, step),
-        _inexact(summaries),
+        *(() if rates(point) else (_launch_bound(point, step), _inexact(summaries))),  # ranks cannot be held apart
         _sampling(point),
         _compilation(point),
         _rates(point),
+        rounded(point),
         _what_ran(point.ran) if point.ran is not None else "",
         _unwatched(point),
         disturbed(point, step),
@@ -270,10 +280,11 @@ def sweep_table(points: Sequence[Point], name: str) -> Table:
     # A mean is shown where warm-up varies: what it makes of a cold first sample is the point there.
     means = columns("mean_ns [ms] | std_ns [ms]") if "warmup" in axes.names else ()
     shown = (
-        *(Column(axis, axis, importance=1) for axis in axes.names),
+        *(Column(axis, axis, "GB" if axis == MESSAGE else "", importance=1) for axis in axes.names),
         *(*_CLOCKS, Column("bound")),
         *(Column(f"{phase}_wall_ns", phase, "ms") for phase in phases),
-        *columns(f"peak_bytes | before_backward_bytes | compile_ns | {_RATES}"),
+        *columns("peak_bytes | before_backward_bytes | compile_ns"),
+        *_rate_columns(points),
         *means,
         _SAMPLES,
         *((Column("host"),) if several_hosts(points) else ()),
@@ -292,6 +303,7 @@ def _sweep_row(point: Point) -> dict[str, Any]:
         row |= _clocks(step) | {f"{s.phase}_wall_ns": s.wall.median for s in summaries[1:]}
         row |= {"mean_ns": step.wall.mean, "std_ns": step.wall.std, "bound": step.bound or None}
         row |= {"mfu": point_mfu(point), "tokens_per_s": tokens_per_second(point), "compile_ns": compile_ns(point)}
+        row |= rates(point)
     if point.memory:
         before = next((m.start_bytes for m in point.memory if m.phase == "backward"), None)
         row |= {"peak_bytes": max(m.peak_bytes for m in point.memory), "before_backward_bytes": before}
@@ -320,6 +332,7 @@ def _point_document(point: Point) -> dict[str, Any]:
         "tokens_per_s": tokens_per_second(point),
         "mfu": point_mfu(point),
         "flops": step_work(trial.workload, point.ran).flops or None,
+        "exchange": exchange_document(point),
         "throttle": point.telemetry.throttle if point.telemetry else (),
     }
 

@@ -9,8 +9,9 @@ import msgspec
 
 from flopwise.errors import FlopwiseError, one_line
 from flopwise.spec import fields, hf_config
+from flopwise.spec.dtypes import named
 from flopwise.spec.model import ModelSpec, preset
-from flopwise.spec.operations import OPS, WITH_IMPL, OpSpec, op
+from flopwise.spec.operations import OPS, WITH_IMPL, OpSpec, least_bytes, op
 from flopwise.spec.parallel import parallel_rules
 from flopwise.spec.recipe import CHOICES, LEVERS, OWN_OPTIMIZERS, Recipe, recipe_from
 from flopwise.spec.user_step import check_arguments, is_user_step, reference_in
@@ -82,6 +83,16 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
         return self.phase in GENERATION
 
     @property
+    def many(self) -> bool:
+        """Whether ranks do it together: torchrun starts them, also where there is one."""
+        return self.recipe.parallel != "off" or (isinstance(self.subject, OpSpec) and self.subject.collective)
+
+    @property
+    def backend(self) -> str:
+        """Of a collective, by which its ranks exchange messages; '': by the one that fits the device."""
+        return self.subject.impl if isinstance(self.subject, OpSpec) and self.subject.collective else ""
+
+    @property
     def trains(self) -> bool:
         """Whether there is a backward pass."""
         return self.phase in ("backward", "train")
@@ -118,7 +129,7 @@ def workload(target: str, *, set: dict[str, Any] | None = None, **options: Any) 
         raise FlopwiseError(f"set = {fields.show(set)} is not allowed", "allowed: a table of fields, like n_layers = 2")
     fields.known("a workload", options, (*_SIZES, "recipe", "implementation", "impl", *LEVERS))
     changes, given = dict(set or {}), {name: value for name, value in options.items() if value is not None}
-    recipe = _recipe(given)
+    recipe = _recipe(_with_ranks(target, given))
     implementation = given.get("implementation", "flopwise")
     fields.one_of("implementation", implementation, IMPLEMENTATIONS)
     subject, config = _subject(target, changes, given.get("impl", ""))
@@ -172,6 +183,12 @@ def _sizes(target: str, subject: Subject, given: dict[str, Any]) -> dict[str, An
                 f"it takes {', '.join(takes(subject)) or 'none of batch, context and phase'}{own}",
             )
     return dict(zip(_SIZES, _defaults(subject), strict=True)) | asked
+
+
+def _with_ranks(target: str, given: dict[str, Any]) -> dict[str, Any]:
+    """A collective has two ranks, unless others are given."""
+    known = OPS.get(target.removeprefix("op:")) if target.startswith("op:") else None
+    return {"ranks": known.ranks} | given if known is not None and "recipe" not in given else given
 
 
 def _recipe(given: dict[str, Any]) -> Recipe:
@@ -291,6 +308,13 @@ def _generation_rules(w: Workload, recipe: Recipe) -> _Rules:
 
 
 def _op_rules(w: Workload, subject: Any, recipe: Recipe) -> _Rules:
+    if subject.collective:
+        least = least_bytes(subject, recipe.ranks, named(recipe.precision).n_bytes)
+        yield (
+            subject.dims["bytes"] < least,
+            f"bytes = {subject.dims['bytes']} is less than one element for each of {recipe.ranks} ranks",
+            f"allowed: {least} and more",
+        )
     yield (
         recipe.compile == "blocks",
         f"compile = 'blocks' means nothing to {w.target}: it has none",
@@ -335,12 +359,14 @@ def takes(subject: Subject) -> tuple[str, ...]:
     """
     if isinstance(subject, UserStep):
         return ()
-    return (*OPS[subject.name].takes, "phase") if isinstance(subject, OpSpec) else ("batch", "context", "phase")
+    if isinstance(subject, OpSpec):
+        return () if subject.collective else (*OPS[subject.name].takes, "phase")
+    return ("batch", "context", "phase")
 
 
 def levers(subject: Subject) -> tuple[str, ...]:
     if isinstance(subject, OpSpec):
-        return WITH_IMPL if subject.impl else OPS[subject.name].levers
+        return WITH_IMPL if subject.impl and not subject.collective else OPS[subject.name].levers
     return tuple(FROM_OUTSIDE) if isinstance(subject, UserStep) else LEVERS
 
 

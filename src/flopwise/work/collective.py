@@ -4,6 +4,15 @@ ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER = "all-reduce", "all-gather", "reduce-sca
 ALL_TO_ALL, BROADCAST, SEND_RECEIVE = "all-to-all", "broadcast", "send and receive"
 
 
+def op_kind(operation: str) -> str:
+    """The kind of a workload's operation.
+
+    >>> op_kind("all-gather"), op_kind("send-recv")
+    ('all-gather', 'send and receive')
+    """
+    return SEND_RECEIVE if operation == "send-recv" else operation
+
+
 def bus_factor(kind: str, ranks: int) -> float:
     """Bytes that a rank's link carries in one direction, for each byte of the larger of its two buffers.
 

@@ -38,7 +38,7 @@ def serve(request: Request, emit: Emit) -> None:
             emit(Done(status=OK))
     elif request.trial:
         trial = msgspec.json.decode(request.trial, type=Trial)
-        if trial.workload.recipe.parallel != "off":
+        if trial.workload.many:
             with _failure_reported(emit):
                 run_ranks(request, trial, emit)
             return

@@ -75,7 +75,7 @@ def main() -> None:
 
     code = 1
     try:
-        with joined(ranks, device, alone=True):
+        with joined(ranks, device, alone=True, asked=trial.workload.backend):
             run_trial_as_asked(request, trial, tell, ranks)
             if mine.failed:
                 os._exit(1)  # the others cannot go on

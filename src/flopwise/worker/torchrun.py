@@ -10,8 +10,10 @@ from pathlib import Path
 
 import msgspec
 
+from flopwise.capture.build import resolve_device
 from flopwise.capture.pipes import Emit, die_with_parent
 from flopwise.errors import Unsupported
+from flopwise.lm.ranks import check_backend
 from flopwise.records.events import Done, Event, Request, Started
 from flopwise.records.run import INTERRUPTED, OK
 from flopwise.spec.workload import Trial
@@ -24,6 +26,7 @@ def run_ranks(request: Request, trial: Trial, emit: Emit) -> None:
     """Start the ranks, pass on what the first of them says, and end them all when one fails."""
     if request.agree is not None or request.compare is not None:
         raise Unsupported("losses of several ranks are not compared step by step", "use --parallel off", ("parallel",))
+    check_backend(trial.workload.backend, trial.workload.recipe.ranks, resolve_device(trial.device))
     with tempfile.TemporaryDirectory(prefix="flopwise-ranks-") as folder:
         asked = Path(folder) / "request.json"
         asked.write_bytes(msgspec.json.encode(request))
