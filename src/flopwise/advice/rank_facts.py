@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 
+from flopwise.analysis.collectives import ALL_REDUCE, REDUCE_SCATTER
 from flopwise.records.ranks import BEGAN_LATE, GroupKind, RanksExplanation
+from flopwise.trace.phases import BACKWARD, OPTIMIZER, OTHER
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,14 @@ class RankFacts:
         began = sum(one.waiting_ns for one in e.collectives if one.cause == BEGAN_LATE) / max(1, len(e.steps))
         return max(0.0, e.mean_ns("waiting") - began)
 
+    def exposed_ns(self, one: GroupKind) -> float:
+        """What a group's collectives move while nothing is computed, mean over all ranks of the job."""
+        alone = min(one.transfer_ns, max(0.0, one.exposed_ns - one.waiting_ns))
+        return alone * one.present / max(1, len(self.explanation.ranks))
 
-def exposed_transfer_ns(one: GroupKind) -> float:
-    """Of the collectives of a group: what they move while nothing is computed."""
-    return min(one.transfer_ns, max(0.0, one.exposed_ns - one.waiting_ns))
+    def gradients(self) -> list[GroupKind]:
+        """Collectives that reduce gradients: of the backward pass or the optimizer; where phases are not known, of all ranks."""
+        e = self.explanation
+        known = [one for one in e.groups if one.kind in (ALL_REDUCE, REDUCE_SCATTER)]
+        whole = (OTHER, max(e.world, len(e.ranks)))
+        return [one for one in known if one.phase in (BACKWARD, OPTIMIZER) or (one.phase, one.ranks) == whole]

@@ -1,11 +1,15 @@
 """One page over runs, traces and snapshots: the verdict, what to change, and the evidence."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from flopwise.advice.explained import explain_host_work, with_findings
+from flopwise.advice.explained_ranks import explained_ranks
 from flopwise.analysis.clocks import summarise
 from flopwise.analysis.host_explanation import without_gpu_work
 from flopwise.analysis.matching import compare_within
+from flopwise.analysis.ranks.files import rank_files
+from flopwise.analysis.ranks.selection import NotTogether
 from flopwise.analysis.reading import explain_gpu_work, run_named
 from flopwise.analysis.step_timeline import step_timeline
 from flopwise.api.memory import SUFFIXES as SNAPSHOTS
@@ -42,7 +46,8 @@ def report(
 ) -> Path:
     """Write one page over all targets; the suffix of `output` decides: .html, which needs nothing from outside, or .md.
 
-    A target is a run (`last`, an id, a tag, a path), a trace, or a memory snapshot. With `pictures`, a folder of pictures is
+    A target is a run (`last`, an id, a tag, a path), a trace, or a memory snapshot; traces of a job's ranks, or a folder of them,
+    are one target. With `pictures`, a folder of pictures is
     written next to the Markdown.
 
     >>> flopwise.report("last", output="report.html")        # doctest: +SKIP
@@ -54,7 +59,9 @@ def report(
         raise FlopwiseError(
             "there is nothing to report on", "give a run or a trace: flopwise report last -o report.html"
         )
-    found = Report(parts=tuple(gather(target, runs) for target in targets), command=command)
+    together = _ranks(targets)
+    parts = (together,) if together is not None else tuple(gather(target, runs) for target in targets)
+    found = Report(parts=parts, command=command)
     if place.suffix == ".html":
         _write(place, html_report(found))
     else:
@@ -66,6 +73,20 @@ def check_suffix(place: Path) -> None:
     """Raise if the page's name does not say what it is to be."""
     if place.suffix not in SUFFIXES:
         raise FlopwiseError(f"the suffix '{place.suffix}' of {place} names no report", f"use {' or '.join(SUFFIXES)}")
+
+
+def _ranks(targets: Sequence[str | Path | StoredRun]) -> ReportPart | None:
+    """The files of a job's ranks, or a folder of them, as one part; None where they are something else."""
+    files = rank_files(targets)
+    if not files:
+        return None
+    try:
+        found = explained_ranks(files, name=Path(str(targets[0])).name if len(targets) == 1 else "")
+    except NotTogether:
+        if len(targets) == 1:
+            raise
+        return None
+    return ReportPart(name=found.name, ranks=found, findings=found.findings)
 
 
 def gather(target: str | Path | StoredRun, runs: str | Path | None = None) -> ReportPart:

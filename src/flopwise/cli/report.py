@@ -24,7 +24,8 @@ def command(target: tuple[str, ...], output: str, pictures: bool, runs: str | No
       report.html
 
     TARGET is a run (last, an id, a tag, a path), a trace (.json, .json.gz from PyTorch or rocprofv3; .sqlite, .nsys-rep
-    from Nsight Systems) or a memory snapshot (.pickle). Several targets give one page. report.md is for a comment on GitHub.
+    from Nsight Systems) or a memory snapshot (.pickle). Several targets give one page; a job's ranks, or a folder of
+    their traces, are one target. report.md is for a comment on GitHub.
     """
     check_place(output)
     check_suffix(Path(output))

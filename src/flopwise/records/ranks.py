@@ -64,9 +64,10 @@ class GroupKind(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     phase: str  # of most of them
     ranks: int
+    present: int  # of them with a trace
     count: float
     bytes: float | None
-    waiting_ns: float  # mean over the ranks, hidden or not
+    waiting_ns: float  # mean over its ranks, hidden or not
     transfer_ns: float
     exposed_ns: float
     hidden_ns: float
@@ -82,10 +83,10 @@ class Straggler(msgspec.Struct, frozen=True, kw_only=True):
     group: str = ""  # whose link it is
     cause: str
     because: str  # in words, with numbers
-    late_ns: float  # how much later than the median rank it comes to collectives, added up
+    late_ns: float  # how much longer than the median rank it takes for its own work; of a link, for its transfers
     began_late_ns: float = 0.0  # of that, before the first traced step began
-    last: int  # collectives that wait for it
-    collectives: int
+    last: int  # collectives of all steps to which it comes last; of a link, that go over it
+    collectives: int  # that it takes part in
     saving_ns: float  # if it were as fast as the median rank
 
 

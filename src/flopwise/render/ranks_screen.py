@@ -73,7 +73,7 @@ def _links(e: RanksExplanation) -> list[str]:
 def bandwidth_text(one: GroupKind) -> str:
     """
     >>> times = {"waiting_ns": 1.0, "transfer_ns": 1.0, "exposed_ns": 1.0, "hidden_ns": 0.0}
-    >>> what = {"group": "0", "kind": "all-reduce", "phase": "backward", "ranks": 8, "count": 3.0, "bytes": 3e6}
+    >>> what = {"group": "0", "kind": "all-reduce", "phase": "backward", "ranks": 8, "present": 8, "count": 3.0, "bytes": 3e6}
     >>> bandwidth_text(GroupKind(**what, **times, bus_bytes_s=45e9, link_bytes_s=450e9))
     'all-reduce in group 0: 45.0 GB/s bus bandwidth, 10 % of the link'
     """

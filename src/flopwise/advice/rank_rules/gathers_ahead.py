@@ -8,7 +8,7 @@ Fix: prefetch the next block's parameters while this one computes.
 
 from flopwise import units
 from flopwise.advice.constants import EXPOSED_SHARE
-from flopwise.advice.rank_facts import RankFacts, exposed_transfer_ns
+from flopwise.advice.rank_facts import RankFacts
 from flopwise.analysis.collectives import ALL_GATHER
 from flopwise.records.finding import MEDIUM, Finding
 
@@ -18,7 +18,7 @@ block.set_modules_to_backward_prefetch([previous_block])"""
 
 def check(facts: RankFacts) -> Finding | None:
     some = [one for one in facts.explanation.groups if one.kind == ALL_GATHER]
-    exposed = sum(map(exposed_transfer_ns, some))
+    exposed = sum(map(facts.exposed_ns, some))
     saved = min(exposed, facts.explanation.mean_ns("compute"))
     if saved < EXPOSED_SHARE * facts.step_ns:
         return None

@@ -1,15 +1,14 @@
 """Gradients are communicated while nothing is computed.
 
-Looks for: all-reduces and reduce-scatters whose data moves, once all ranks are there, while the ranks compute nothing:
-{EXPOSED_SHARE:%} of the step or more.
+Looks for: all-reduces and reduce-scatters of the backward pass or the optimizer whose data moves, once all ranks are there,
+while the ranks compute nothing: {EXPOSED_SHARE:%} of the step or more, mean over the ranks.
 Saving: that time, no more than the ranks compute: it could be hidden behind the backward pass. Waiting is not in it.
 Fix: start each bucket as soon as its gradients are there, as DDP and FSDP do; `no_sync()` for all but the last micro-batch.
 """
 
 from flopwise import units
 from flopwise.advice.constants import EXPOSED_SHARE
-from flopwise.advice.rank_facts import RankFacts, exposed_transfer_ns
-from flopwise.analysis.collectives import ALL_REDUCE, REDUCE_SCATTER
+from flopwise.advice.rank_facts import RankFacts
 from flopwise.records.finding import MEDIUM, Finding
 
 CODE = """model = DistributedDataParallel(model, bucket_cap_mb=25, gradient_as_bucket_view=True, static_graph=True)
@@ -18,20 +17,20 @@ with model.no_sync():      # all but the last of the micro-batches
 
 
 def check(facts: RankFacts) -> Finding | None:
-    some = [one for one in facts.explanation.groups if one.kind in (ALL_REDUCE, REDUCE_SCATTER)]
-    exposed = sum(map(exposed_transfer_ns, some))
+    some = facts.gradients()
+    exposed = sum(map(facts.exposed_ns, some))
     compute = facts.explanation.mean_ns("compute")
     saved = min(exposed, compute)
     if saved < EXPOSED_SHARE * facts.step_ns:
         return None
-    whole = sum(one.transfer_ns for one in some)
+    whole = sum(one.transfer_ns * one.present for one in some) / len(facts.explanation.ranks)
     return Finding(
         rule="rank_overlap",
         title=f"{units.duration(exposed)} of {units.duration(whole)} of gradients move while nothing is computed",
         values={"exposed_ns": exposed, "transfer_ns": whole},
         saving_ns=saved,
         arithmetic=f"{units.duration(exposed)}, hidden behind {units.duration(compute)} of compute",
-        evidence=tuple(f"{one.kind} in {one.group}: {units.duration(exposed_transfer_ns(one))}" for one in some[:4]),
+        evidence=tuple(f"{one.kind} in {one.group}: {units.duration(facts.exposed_ns(one))}" for one in some[:4]),
         code=CODE,
         confidence=MEDIUM,
         draws_on={"transfer": saved},

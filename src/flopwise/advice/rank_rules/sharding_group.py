@@ -6,7 +6,7 @@ Fix: order the mesh so that the group with most traffic is innermost; or shard w
 """
 
 from flopwise import units
-from flopwise.advice.rank_facts import RankFacts, exposed_transfer_ns
+from flopwise.advice.rank_facts import RankFacts
 from flopwise.records.finding import LOW, Finding
 from flopwise.records.ranks import GroupKind
 
@@ -20,7 +20,7 @@ def check(facts: RankFacts) -> Finding | None:
     (much, slow), (little, fast) = ((one.bytes or 0.0, one.bus_bytes_s or 0.0) for one in (across, inside))
     if much <= little or slow >= fast:
         return None
-    exposed = exposed_transfer_ns(across)
+    exposed = facts.exposed_ns(across)
     saved = exposed * (1 - slow / fast)
     rates = [units.rate(rate, "B/s") for rate in (slow, fast)]
     return Finding(

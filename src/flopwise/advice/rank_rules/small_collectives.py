@@ -10,7 +10,7 @@ import math
 
 from flopwise import units
 from flopwise.advice.constants import BUCKET_BYTES, SMALL_BYTES, SMALL_COUNT
-from flopwise.advice.rank_facts import RankFacts, exposed_transfer_ns
+from flopwise.advice.rank_facts import RankFacts
 from flopwise.analysis.collectives import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 from flopwise.records.finding import MEDIUM, Finding
 
@@ -23,8 +23,8 @@ def check(facts: RankFacts) -> Finding | None:
     small = [one for one in some if (one.bytes or 0.0) / one.count < SMALL_BYTES]
     if not small:
         return None
-    most = max(small, key=exposed_transfer_ns)
-    exposed, total = exposed_transfer_ns(most), most.bytes or 0.0
+    most = max(small, key=facts.exposed_ns)
+    exposed, total = facts.exposed_ns(most), most.bytes or 0.0
     buckets = math.ceil(total / BUCKET_BYTES)
     saved = exposed * (1 - buckets / most.count)
     mean = units.size(total / most.count)

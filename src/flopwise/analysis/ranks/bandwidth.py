@@ -1,6 +1,5 @@
-"""Algorithm and bus bandwidth of collectives, by the definitions of NCCL's tests, beside what the link can do."""
+"""Algorithm bandwidth of collectives, as NCCL's tests define it, and what the link can do."""
 
-from flopwise.analysis.collectives import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER
 from flopwise.spec.gpu import find_gpu
 from flopwise.spec.links import Links
 
@@ -14,19 +13,6 @@ def algorithm_bytes_s(n_bytes: float | None, ns: float) -> float | None:
     100000000000.0
     """
     return n_bytes / ns * 1e9 if n_bytes and n_bytes > 0 and ns > 0 else None
-
-
-def bus_factor(kind: str, ranks: int) -> float:
-    """What the algorithm bandwidth is multiplied by, to be comparable with a link's whatever the kind and the ranks.
-
-    >>> bus_factor("all-reduce", 8), bus_factor("all-gather", 8), bus_factor("broadcast", 8)
-    (1.75, 0.875, 1.0)
-    """
-    if ranks < 2:
-        return 1.0
-    if kind == ALL_REDUCE:
-        return 2 * (ranks - 1) / ranks
-    return (ranks - 1) / ranks if kind in (ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL) else 1.0
 
 
 def across_hosts(hosts: set[str], world: int) -> bool | None:

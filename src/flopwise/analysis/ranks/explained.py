@@ -9,7 +9,7 @@ import msgspec
 import polars as pl
 
 from flopwise import units
-from flopwise.analysis.ranks.bandwidth import across_hosts, algorithm_bytes_s, bus_factor, link_limit
+from flopwise.analysis.ranks.bandwidth import across_hosts, algorithm_bytes_s, link_limit
 from flopwise.analysis.ranks.clocks import Clocks, aligned_clocks
 from flopwise.analysis.ranks.group_order import groups_out_of_order
 from flopwise.analysis.ranks.matching import Matched, matched
@@ -25,6 +25,7 @@ from flopwise.records.ranks import CollectiveTime, GroupKind, GroupTime, RanksEx
 from flopwise.spec.links import Links
 from flopwise.trace.phases import PHASES
 from flopwise.trace.tables import NO_ID
+from flopwise.work.collective import bus_factor
 
 MOST_ROWS = 2_000_000  # collectives of all ranks together that are held: 0.5 GB
 MOST_STATES = 8_000_000  # of all ranks together
@@ -250,6 +251,7 @@ def _group_kinds(
                 kind=kind,
                 phase=PHASES[row["phase"]],
                 ranks=size,
+                present=row["n"],
                 count=row["count"] / steps,
                 bytes=row["known"] / steps or None,
                 waiting_ns=row["waiting_ns"] / steps,

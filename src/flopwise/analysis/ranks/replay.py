@@ -3,9 +3,8 @@
 from collections.abc import Mapping
 
 import numpy as np
-import polars as pl
 
-from flopwise.analysis.ranks.waiting import Waits, team_of
+from flopwise.analysis.ranks.waiting import OWN_PARTS, Waits, excess, team_of
 
 _QUEUED_NS = 20_000  # a collective that begins so soon after the one before it on its group was queued behind that
 
@@ -28,7 +27,7 @@ class Replay:
         self._start, self._end = rows["start_ns"].to_numpy(), rows["end_ns"].to_numpy()
         self._last, self._ready = rows["last_ns"].to_numpy(), rows["ready_ns"].to_numpy()
         self._stands = rows["exposed_end"].to_numpy()
-        self._own = rows.select("collective", "rank", "own_ns")
+        self._own = rows.select("collective", "rank", *OWN_PARTS)
         self._before = self._previous()
 
     def _previous(self) -> np.ndarray:
@@ -40,12 +39,6 @@ class Replay:
             found[place] = seen.get(key, -1)
             seen[key] = place
         return found
-
-    def _excess(self, rank: int) -> np.ndarray:
-        """By how much the rank's own time before each collective is longer than the median of its group's other ranks."""
-        usual = self._own.filter(pl.col("rank") != rank).group_by("collective").agg(usual=pl.col("own_ns").median())
-        joined = self._own.join(usual, on="collective", how="left", maintain_order="left")
-        return joined.select((pl.col("own_ns") - pl.col("usual")).fill_null(0)).to_series().to_numpy()
 
     def _arrival(self, place: int, moved: float, end: np.ndarray) -> float:
         """When a rank comes to a collective, its own work moved by so much; `end`: of the collectives so far."""
@@ -59,7 +52,7 @@ class Replay:
 
     def saving_ns(self, rank: int, faster: Mapping[int, float] | None = None) -> float:
         """Of all steps, if the rank's own time were the median's; `faster`: teams whose transfers were so many times faster."""
-        excess = self._excess(rank)
+        more = excess(self._own, rank).sum_horizontal().to_numpy()
         end, shift = self._end.astype(float), np.zeros(self._n_ranks)
         debt = np.zeros(self._n_ranks)
         stood: list[list[tuple[float, float]]] = [[] for _ in range(self._n_ranks)]  # ends that count, and their shifts
@@ -73,7 +66,7 @@ class Replay:
                     shift[who] = queue.pop(0)[1]
                     debt[who] = 0.0
                 if who == rank:
-                    debt[who] += excess[place]
+                    debt[who] += more[place]
                 arrived = max(arrived, self._arrival(place, shift[who] - debt[who], end))
             for place in range(low, high):
                 times = faster.get(int(self._team[place]), 1.0) if faster is not None else 1.0

@@ -20,7 +20,7 @@ from flopwise import units
 from flopwise.analysis.ranks.matching import Matched
 from flopwise.analysis.ranks.reading import RankTrace
 from flopwise.analysis.ranks.replay import Replay
-from flopwise.analysis.ranks.waiting import PAIRS, PARTS, Waits, team_of
+from flopwise.analysis.ranks.waiting import OWN_PARTS, PAIRS, PARTS, Waits, excess, team_of
 from flopwise.records.ranks import BEGAN_LATE, HOST_LATE, INPUT, LINK, MORE_COMPUTE, SLOWER_CLOCK, Straggler
 
 _SLOW_LINK = 1.25  # times what other groups take for as many bytes
@@ -62,14 +62,14 @@ def blamed(found: Waits, residual_ns: float) -> dict[int, Blame]:
         late = int(row["late_ns"])
         if late <= _RESIDUALS * residual_ns:
             continue
-        excess = {part: row[part] - (row[f"{part}_others"] or 0.0) for part in parts}
+        longer = {part: row[part] - (row[f"{part}_others"] or 0.0) for part in parts}
         causes = {
-            MORE_COMPUTE: excess[_COMPUTE],
-            INPUT: excess[_COPY] + excess[_INPUT],
-            HOST_LATE: excess[_IDLE],
-            BEGAN_LATE: excess["began_ns"],
-            LINK: excess[_TRANSFER],
-            "": excess[_WAITING],
+            MORE_COMPUTE: longer[_COMPUTE],
+            INPUT: longer[_COPY] + longer[_INPUT],
+            HOST_LATE: longer[_IDLE],
+            BEGAN_LATE: longer["began_ns"],
+            LINK: longer[_TRANSFER],
+            "": longer[_WAITING],
         }
         cause = max(causes, key=lambda one: causes[one])
         blame = Blame(int(row["rank"]), cause, -1, late, int(causes[cause]))
@@ -138,28 +138,28 @@ def stragglers(
 def _of_rank(
     ranks: Sequence[RankTrace], place: int, found: Waits, blames: dict[int, Blame], replay: Replay
 ) -> Straggler:
-    mine = [blame for blame in blames.values() if blame.rank == place]
     by_cause: defaultdict[str, int] = defaultdict(int)
-    for blame in mine:
-        by_cause[blame.cause or HOST_LATE] += blame.late_ns
-    cause = max(by_cause, key=lambda one: by_cause[one])
-    steps = max(1, len(found.steps))
-    began = by_cause.get(BEGAN_LATE, 0)
+    for blame in blames.values():
+        if blame.rank == place:
+            by_cause[blame.cause or HOST_LATE] += blame.late_ns
     within = {one: ns for one, ns in by_cause.items() if one != BEGAN_LATE}
-    if cause == BEGAN_LATE and within and 4 * sum(within.values()) >= began:  # what it does in the step says more
+    cause = max(by_cause, key=lambda one: by_cause[one])
+    if cause == BEGAN_LATE and 4 * sum(within.values()) >= by_cause[cause]:  # what it does in the step says more
         cause = max(within, key=lambda one: within[one])
-    if cause == MORE_COMPUTE:
-        cause, because = _computing(ranks, place)
-    else:
-        because = _because(cause, by_cause[cause] / steps)
+    steps = max(1, len(found.steps))
+    more = dict(zip(OWN_PARTS, (float(ns) / steps for ns in excess(found.rows, place).sum().row(0)), strict=True))
+    longer = dict(zip((MORE_COMPUTE, INPUT, HOST_LATE, BEGAN_LATE), more.values(), strict=True)).get(cause, 0.0)
+    cause, because = _computing(ranks, place) if cause == MORE_COMPUTE else (cause, _because(cause, longer))
+    whole = found.rows.filter("matched")
+    last = whole.filter(pl.col("start_ns") == pl.col("start_ns").max().over("collective"), pl.col("rank") == place)
     return Straggler(
         rank=ranks[place].rank,
         cause=cause,
         because=because,
-        late_ns=sum(by_cause.values()) / steps,
-        began_late_ns=began / steps,
-        last=len(mine),
-        collectives=found.rows.filter("matched")["collective"].n_unique(),
+        late_ns=sum(more.values()),
+        began_late_ns=max(0.0, more[OWN_PARTS[3]]),
+        last=last.height,
+        collectives=whole.filter(pl.col("rank") == place).height,
         saving_ns=max(0.0, replay.saving_ns(place) / steps),
     )
 

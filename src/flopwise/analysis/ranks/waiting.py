@@ -10,10 +10,23 @@ from flopwise.analysis.intervals import Times
 from flopwise.analysis.ranks.clocks import Clocks
 from flopwise.analysis.ranks.matching import Matched, step_keys
 from flopwise.analysis.ranks.reading import RankTrace
-from flopwise.analysis.ranks.states import COMPUTE, IDLE, KINDS, NAMES, OWN, TRANSFER, WAITING, States, divided
+from flopwise.analysis.ranks.states import (
+    COMPUTE,
+    COPY,
+    IDLE,
+    INPUT,
+    KINDS,
+    NAMES,
+    OWN,
+    TRANSFER,
+    WAITING,
+    States,
+    divided,
+)
 from flopwise.trace.tables import NO_ID
 
 PARTS = [f"{name}_part" for name in NAMES]  # what a rank did since the end of the group's collective before
+OWN_PARTS = ("own_compute_ns", "own_input_ns", "own_idle_ns", "own_late_ns")  # the last: it began its first step later
 PAIRS = 1 << 32  # what the numbers of pairs of ranks begin with, among teams
 # Collectives without a name whose ends are further apart are not the same: what clocks are uncertain by, at least and at most.
 _ENDS_NS, _RESIDUALS, _MOST_ENDS_NS = 20_000, 4.0, 1_000_000
@@ -35,7 +48,7 @@ class Waits:
     """`rows`: Matched.rows of the steps that the figures are of, on the common clock, with
 
     last_ns (when the last rank arrived), waiting_ns, transfer_ns, exposed_ns, hidden_ns, exposed_end (the rank computed
-    nothing when it ended), own_ns (what the rank did by itself since its collective before), PARTS and began_ns.
+    nothing when it ended), OWN_PARTS (what the rank did by itself since its collective before), PARTS and began_ns.
     """
 
     rows: pl.DataFrame
@@ -52,6 +65,23 @@ class Waits:
 def team_of() -> pl.Expr:
     """Those who move data together: the group, or of point-to-point calls the pair."""
     return pl.when(pl.col("pair") >= 0).then(pl.col("pair") + PAIRS).otherwise(pl.col("group").cast(pl.Int64))
+
+
+def excess(rows: pl.DataFrame, rank: int) -> pl.DataFrame:
+    """By how much what a rank did by itself before each row is more than what the median of the collective's others did; 0 for
+    rows of other ranks, and where there are no others. In the order of `rows`."""
+    own = rows.select("collective", "rank", *OWN_PARTS)
+    usual = (
+        own.filter(pl.col("rank") != rank)
+        .group_by("collective")
+        .agg(pl.col(part).median().alias(f"{part}_usual") for part in OWN_PARTS)
+    )
+    joined = own.join(usual, on="collective", how="left", maintain_order="left")
+    mine = pl.col("rank") == rank
+    return joined.select(
+        pl.when(mine).then(pl.col(part) - pl.col(f"{part}_usual")).otherwise(0).fill_null(0).alias(part)
+        for part in OWN_PARTS
+    )
 
 
 def analysed_steps(ranks: Sequence[RankTrace]) -> tuple[str, ...]:
@@ -135,14 +165,17 @@ def _measured(own: pl.DataFrame, states: States, begun: int, first: int, steps: 
         seen[number] = place
     since = np.maximum(0, at_start - states.spent(np.minimum(before, start)))
     previous = np.concatenate(([states.spent(np.array([begun]))[0]], at_start))[:-1] if len(start) else at_start
-    alone = (at_start - previous)[:, list(OWN)].sum(axis=1)
-    if len(alone):
-        alone[0] += begun - first
+    alone = at_start - previous
+    late = np.zeros(len(start), np.int64)
+    late[:1] = begun - first
     own = own.with_columns(
         pl.Series("exposed_ns", inside[:, TRANSFER] + inside[:, WAITING]),
         pl.Series("hidden_ns", inside[:, COMPUTE]),
         pl.Series("exposed_end", states.at(end) != COMPUTE),
-        pl.Series("own_ns", alone),
+        pl.Series(OWN_PARTS[0], alone[:, COMPUTE]),
+        pl.Series(OWN_PARTS[1], alone[:, COPY] + alone[:, INPUT]),
+        pl.Series(OWN_PARTS[2], alone[:, IDLE]),
+        pl.Series(OWN_PARTS[3], late),
         pl.Series("began_ns", began),
         *(pl.Series(PARTS[kind], since[:, kind]) for kind in range(KINDS)),
     )

@@ -12,6 +12,7 @@ from flopwise.analysis.step_timeline import StepTimeline
 from flopwise.experiments.results import LabRun
 from flopwise.records.comparison import Comparison
 from flopwise.records.finding import Finding
+from flopwise.records.ranks import RanksExplanation
 from flopwise.records.run import Point
 from flopwise.records.table import Table
 from flopwise.records.training import Training
@@ -64,6 +65,7 @@ class ReportPart:
     run: StoredRun | None = None
     explanation: Explanation | None = None
     host: HostExplanation | None = None  # of a trace without GPU work
+    ranks: RanksExplanation | None = None  # of the traces of a job's ranks
     waterfall: Waterfall | None = None
     findings: tuple[Finding, ...] = ()
     timeline: StepTimeline | None = None

@@ -17,6 +17,7 @@ from flopwise.render.host_screen import host_screen
 from flopwise.render.lab_view import summary
 from flopwise.render.loop_screen import loop_screen
 from flopwise.render.memory_screen import memory_screen
+from flopwise.render.ranks_screen import ranks_screen
 from flopwise.render.report import evidence
 from flopwise.render.report.evidence import Change, ChartBlock, Number, Overview, ReportPart, slug
 from flopwise.render.report.verdict import of_several, short_command
@@ -48,6 +49,8 @@ def overview(part: ReportPart) -> Overview:
 
 def _screen(part: ReportPart) -> Screen | None:
     traced = part.explanation or part.host
+    if part.ranks is not None:
+        return ranks_screen(part.ranks)
     if part.training is not None:
         return train_screen(part.training)
     if part.tuning is not None:
@@ -95,6 +98,8 @@ def _gpu(part: ReportPart) -> str:
         return part.tuning.begun.gpu
     if part.explanation is not None:
         return part.explanation.gpu
+    if part.ranks is not None:
+        return part.ranks.gpu
     if part.host is not None:
         return "the CPU"
     names = dict.fromkeys(map(gpu_name, part.run.points if part.run else ()))

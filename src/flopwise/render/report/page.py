@@ -90,7 +90,14 @@ def html_report(report: Report) -> str:
 def leading(parts: Sequence[ReportPart]) -> ReportPart:
     """The part whose verdict heads the report: the one that says most about why."""
     return max(
-        parts, key=lambda p: (p.waterfall is not None, p.explanation is not None, bool(p.pairs), p.memory is not None)
+        parts,
+        key=lambda p: (
+            p.ranks is not None,
+            p.waterfall is not None,
+            p.explanation is not None,
+            bool(p.pairs),
+            p.memory is not None,
+        ),
     )
 
 

@@ -18,12 +18,13 @@ from flopwise.records.run import Environment, Point
 from flopwise.records.table import Table
 from flopwise.records.training import Training
 from flopwise.records.tuning import Tuning
-from flopwise.render import explain_view, memory_view, run_charts, step_charts, train_view
+from flopwise.render import explain_view, memory_view, ranks_view, run_charts, step_charts, train_view
 from flopwise.render.comparison_view import comparison_view
 from flopwise.render.host_view import host_view
 from flopwise.render.memory_charts import predicted_chart
 from flopwise.render.memory_charts import timeline_chart as memory_timeline
 from flopwise.render.names import unique_names
+from flopwise.render.ranks_charts import ranks_timeline_chart
 from flopwise.render.report import evidence
 from flopwise.render.report.evidence import Advice, Block, ChartBlock, CodeBlock, ReportPart, Section, TableBlock
 from flopwise.render.report.lab_sections import lab_sections
@@ -167,6 +168,33 @@ def _timeline(part: ReportPart) -> Section | None:
     )
     picture = ChartBlock("timeline", lambda: step_charts.timeline_chart(found), caption)
     return Section("timeline", "One step over time", (picture,))
+
+
+def _ranks(part: ReportPart) -> Section | None:
+    """Of several ranks: one step over time, a lane for each; then for whom the others wait, and every rank."""
+    e = part.ranks
+    if e is None:
+        return None
+    blocks: list[Block] = []
+    if (drawn_step := e.timeline) is not None:
+        left_out = f" {drawn_step.left_out} ranks are left out." if drawn_step.left_out else ""
+        caption = (
+            f"{drawn_step.step or 'One step'}, {units.duration(drawn_step.duration_ns)}, on one clock: each rank computes, waits "
+            f"for the last one to arrive at a collective, moves data, or is idle.{left_out}"
+        )
+        blocks.append(ChartBlock("ranks", partial(ranks_timeline_chart, drawn_step), caption))
+    tables = (ranks_view.stragglers_table(e), ranks_view.ranks_table(e))
+    blocks += [TableBlock(table) for table in tables if table.rows]
+    return Section("ranks", "Who waits for whom", tuple(blocks))
+
+
+def _collectives(part: ReportPart) -> Section | None:
+    e = part.ranks
+    if e is None:
+        return None
+    tables = (ranks_view.groups_table(e), ranks_view.collectives_table(e, len(e.collectives)))
+    blocks = tuple(TableBlock(table, folded=table.key == ranks_view.COLLECTIVES) for table in tables)
+    return Section("collectives", "Collectives", blocks)
 
 
 def _kernels(part: ReportPart) -> Section | None:
@@ -353,6 +381,9 @@ def provenance(part: ReportPart) -> Section | None:
     if part.explanation is not None:
         facts |= {"trace": Path(part.explanation.path).name, "profiler": part.explanation.source}
         facts.setdefault("GPU", part.explanation.gpu)
+    if part.ranks is not None:
+        facts |= {"traces": f"{part.ranks.name}, {len(part.ranks.ranks)} ranks", "profiler": part.ranks.source}
+        facts |= {"GPU": part.ranks.gpu, "left out, or missing": "; ".join(part.ranks.notes)}
     if part.memory is not None and part.memory.path:
         facts["snapshot"] = Path(part.memory.path).name
     if part.roofline is not None:
@@ -382,6 +413,6 @@ def _environment(there: Environment) -> dict[str, Any]:
 
 # A new kind of evidence is a field of ReportPart and a function here.
 SECTIONS: tuple[Callable[[ReportPart], Section | None], ...] = (
-    *(_findings, _waterfall, _pairs, _gpu_time, _host_time, _timeline, _roofline, _memory, _measured, _predicted),
-    *(_kernels, provenance),
+    *(_ranks, _findings, _collectives, _waterfall, _pairs, _gpu_time, _host_time, _timeline, _roofline, _memory),
+    *(_measured, _predicted, _kernels, provenance),
 )
