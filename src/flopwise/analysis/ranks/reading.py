@@ -13,9 +13,9 @@ import numpy.typing as npt
 import polars as pl
 
 from flopwise.analysis.collectives import ALL_TO_ALL, OTHER, SEND_RECEIVE, kind_of
-from flopwise.analysis.host_activity import loading_ranges, span_times
+from flopwise.analysis.host_activity import loading_ranges, span_times, waits
 from flopwise.analysis.host_explanation import without_gpu_work
-from flopwise.analysis.intervals import Times
+from flopwise.analysis.intervals import Times, gaps, overlaps, union
 from flopwise.analysis.ranks.states import COMPUTE, COPY, INPUT, TRANSFER, States, coarsened, layered
 from flopwise.analysis.step_times import edges
 from flopwise.analysis.steps import find_steps, launch_times
@@ -64,6 +64,9 @@ class RankTrace:
     kinds: tuple[str, ...]
     events: dict[str, npt.NDArray[np.int64]]  # by start: EVENTS
     states: States
+    late: tuple[
+        Times, Times
+    ]  # while a collective ran: when what comes next was not launched yet, and nothing held the host
     kernels: dict[str, tuple[int, int]]  # the longest by name: how many, nanoseconds
     elements: float  # in the tensors that matmuls and attention are given, all added up; 0: not known
     events_left_out: int = 0
@@ -135,7 +138,8 @@ def _of_gpu(trace: Trace, most_events: int, most_states: int) -> RankTrace:
     states, shortest = coarsened(layered(low, high, layers), most_states)
     events = _with_args(rows.filter(talks), trace, mine)
     events = events.with_columns(pl.Series("ready_ns", _ready(events, others)))
-    return _rank(trace, found.names, at, events, states, others, most_events, shortest)
+    late = _late(others, rows.filter(talks), mine, (low, high))
+    return _rank(trace, found.names, at, events, (states, shortest), _longest(late, most_states), others, most_events)
 
 
 def _correlation(work: pl.DataFrame, trace: Trace) -> pl.Series:
@@ -207,6 +211,31 @@ def _ready(events: pl.DataFrame, others: pl.DataFrame) -> Times:
     return ready
 
 
+def _late(others: pl.DataFrame, talk: pl.DataFrame, mine: Trace, window: tuple[int, int]) -> tuple[Times, Times]:
+    """When a collective ran and nothing was computed only because it was not launched yet, while nothing held the host.
+
+    What begins before the collective ends did not wait for it."""
+    (low, high), (start, end), (first, last) = window, _spans(others), union(*_spans(talk))
+    opened, closed = gaps(start, end, low, high)
+    order = np.argsort(start, kind="stable")
+    place = np.clip(np.searchsorted(start[order], closed, side="left"), 0, max(0, len(order) - 1))
+    launched = others["launched_ns"].to_numpy()[order][place] if len(order) else closed
+    until = np.minimum(launched, closed)
+    before = np.searchsorted(first, closed, side="right") > np.searchsorted(last, closed, side="right")
+    some = (until > opened) & (closed < high) & before
+    free = gaps(*span_times(waits(mine)), low, high)
+    return overlaps(overlaps((opened[some], until[some]), free), (first, last))
+
+
+def _longest(spans: tuple[Times, Times], most: int) -> tuple[Times, Times]:
+    """No more than so many."""
+    start, end = spans
+    if len(start) <= most:
+        return spans
+    kept = np.sort(np.argsort(start - end, kind="stable")[:most])
+    return start[kept], end[kept]
+
+
 def _of_host(trace: Trace, most_events: int) -> RankTrace:
     """A rank on the CPU (Gloo, MPI): ranges of the backend are its collectives, other ops its compute."""
     names = np.array([bool(_COMMUNICATION_RANGE.match(name)) for name in trace.names])
@@ -233,7 +262,8 @@ def _of_host(trace: Trace, most_events: int) -> RankTrace:
     )
     layers = [(COMPUTE, *_spans(ops)), (TRANSFER, *_spans(events)), (INPUT, *span_times(loading_ranges(trace)))]
     others = ops.with_columns(name=text.gather(ops["name"]), duration_ns=pl.col("end_ns") - pl.col("start_ns"))
-    return _rank(trace, called, at, events, layered(low, high, layers), others, most_events, 0)
+    nothing = np.zeros(0, np.int64), np.zeros(0, np.int64)
+    return _rank(trace, called, at, events, (layered(low, high, layers), 0), nothing, others, most_events)
 
 
 def _rank(
@@ -241,10 +271,10 @@ def _rank(
     step_names: tuple[str, ...],
     at: Times,
     events: pl.DataFrame,
-    states: States,
+    states: tuple[States, int],
+    late: tuple[Times, Times],
     others: pl.DataFrame,
     most_events: int,
-    shortest: int,
 ) -> RankTrace:
     events = events.sort("start_ns", "end_ns", maintain_order=True)
     left_out = max(0, events.height - most_events)  # the earliest: the last steps are whole
@@ -275,11 +305,12 @@ def _rank(
         groups=groups,
         kinds=kinds,
         events=columns,
-        states=states,
+        states=states[0],
+        late=late,
         kernels={str(name)[:_LONGEST]: (n, ns) for name, n, ns in longest.iter_rows()},
         elements=_elements(trace),
         events_left_out=left_out,
-        shortest_state_ns=shortest,
+        shortest_state_ns=states[1],
     )
 
 

@@ -20,7 +20,7 @@ from flopwise import units
 from flopwise.analysis.ranks.matching import Matched
 from flopwise.analysis.ranks.reading import RankTrace
 from flopwise.analysis.ranks.replay import Replay
-from flopwise.analysis.ranks.waiting import OWN_PARTS, PAIRS, PARTS, Waits, excess, team_of
+from flopwise.analysis.ranks.waiting import PAIRS, PARTS, Waits, excess, team_of
 from flopwise.records.ranks import BEGAN_LATE, HOST_LATE, INPUT, LINK, MORE_COMPUTE, SLOWER_CLOCK, Straggler
 
 _SLOW_LINK = 1.25  # times what other groups take for as many bytes
@@ -128,36 +128,30 @@ def stragglers(
             scores[blame.rank] += blame.late_ns
     worth = STRAGGLER_SHARE * found.step_ns
     candidates = sorted(scores, key=lambda rank: -scores[rank])[:_CANDIDATES]
-    result = [_of_rank(ranks, place, found, blames, replay) for place in candidates]
+    result = [_of_rank(ranks, place, found, replay) for place in candidates]
     if slow:
         result.append(_of_link(ranks, found, matched, slow, replay))
     kept = [one for one in result if one.saving_ns >= max(worth, _RESIDUALS * residual_ns)]
     return tuple(sorted(kept, key=lambda one: -one.saving_ns))
 
 
-def _of_rank(
-    ranks: Sequence[RankTrace], place: int, found: Waits, blames: dict[int, Blame], replay: Replay
-) -> Straggler:
-    by_cause: defaultdict[str, int] = defaultdict(int)
-    for blame in blames.values():
-        if blame.rank == place:
-            by_cause[blame.cause or HOST_LATE] += blame.late_ns
-    within = {one: ns for one, ns in by_cause.items() if one != BEGAN_LATE}
-    cause = max(by_cause, key=lambda one: by_cause[one])
-    if cause == BEGAN_LATE and 4 * sum(within.values()) >= by_cause[cause]:  # what it does in the step says more
-        cause = max(within, key=lambda one: within[one])
+def _of_rank(ranks: Sequence[RankTrace], place: int, found: Waits, replay: Replay) -> Straggler:
     steps = max(1, len(found.steps))
-    more = dict(zip(OWN_PARTS, (float(ns) / steps for ns in excess(found.rows, place).sum().row(0)), strict=True))
-    longer = dict(zip((MORE_COMPUTE, INPUT, HOST_LATE, BEGAN_LATE), more.values(), strict=True)).get(cause, 0.0)
-    cause, because = _computing(ranks, place) if cause == MORE_COMPUTE else (cause, _because(cause, longer))
+    more = [float(ns) / steps for ns in excess(found.rows, place).sum().row(0)]
+    longer = dict(zip((MORE_COMPUTE, INPUT, HOST_LATE, BEGAN_LATE), more, strict=True))
+    within = {one: ns for one, ns in longer.items() if one != BEGAN_LATE}
+    cause = max(longer, key=lambda one: longer[one])
+    if cause == BEGAN_LATE and 4 * max(within.values()) >= longer[cause]:  # what it does in the step says more
+        cause = max(within, key=lambda one: within[one])
+    cause, because = _computing(ranks, place) if cause == MORE_COMPUTE else (cause, _because(cause, longer[cause]))
     whole = found.rows.filter("matched")
     last = whole.filter(pl.col("start_ns") == pl.col("start_ns").max().over("collective"), pl.col("rank") == place)
     return Straggler(
         rank=ranks[place].rank,
         cause=cause,
         because=because,
-        late_ns=sum(more.values()),
-        began_late_ns=max(0.0, more[OWN_PARTS[3]]),
+        late_ns=sum(more),
+        began_late_ns=max(0.0, longer[BEGAN_LATE]),
         last=last.height,
         collectives=whole.filter(pl.col("rank") == place).height,
         saving_ns=max(0.0, replay.saving_ns(place) / steps),

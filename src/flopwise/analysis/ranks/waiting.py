@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from flopwise.analysis.intervals import Times
+from flopwise.analysis.intervals import Times, covered_within, overlaps
 from flopwise.analysis.ranks.clocks import Clocks
 from flopwise.analysis.ranks.matching import Matched, step_keys
 from flopwise.analysis.ranks.reading import RankTrace
@@ -117,8 +117,9 @@ def waits(ranks: Sequence[RankTrace], found: Matched, clocks: Clocks, steps: Seq
         own = parts.get((place,), rows.clear())
         states = divided(rank.states.shifted(shift), own["start_ns"].to_numpy(), own["last_ns"].to_numpy())
         edges = _edges(rank, shift, steps)
-        table = _measured(own, states, int(edges[0, 0]), int(first), numbers)
-        since = int(table["start_ns"].max() or edges[0, 0])  # type: ignore[arg-type]
+        late = overlaps((rank.late[0] + shift, rank.late[1] + shift), states.times_of(TRANSFER))
+        table = _measured(own, states, late, int(edges[0, 0]), int(first), numbers)
+        since = int(table["ready_ns"].max() or edges[0, 0])  # type: ignore[arg-type]
         spent = np.diff(states.spent(np.array([since, edges[-1, 1]])), axis=0)[0]
         aligned.append(AlignedRank(states, edges, int(edges[0, 0]), int(spent[list(OWN)].sum())))
         tables.append(table)
@@ -148,26 +149,21 @@ def _edges(rank: RankTrace, shift: int, steps: Sequence[str]) -> Times:
     return np.stack([rank.step_edges[places], rank.step_edges[np.array(places) + 1]], axis=1) + shift
 
 
-def _measured(own: pl.DataFrame, states: States, begun: int, first: int, steps: Sequence[int]) -> pl.DataFrame:
+def _measured(
+    own: pl.DataFrame, states: States, late: tuple[Times, Times], begun: int, first: int, steps: Sequence[int]
+) -> pl.DataFrame:
     """What the rank did before, during and at the end of each of its collectives."""
-    own = own.sort("start_ns", "end_ns", maintain_order=True)
-    start, end = own["start_ns"].to_numpy(), own["end_ns"].to_numpy()
-    at_start, at_end = states.spent(start), states.spent(end)
-    inside = at_end - at_start
-    group = own["group"].to_numpy()
-    before, began = np.full(len(start), begun), np.zeros(len(start), np.int64)
-    seen: dict[int, int] = {}
-    for place, number in enumerate(group.tolist()):
-        if number in seen:
-            before[place] = end[seen[number]]
-        else:
-            began[place] = begun - first
-        seen[number] = place
-    since = np.maximum(0, at_start - states.spent(np.minimum(before, start)))
-    previous = np.concatenate(([states.spent(np.array([begun]))[0]], at_start))[:-1] if len(start) else at_start
-    alone = at_start - previous
-    late = np.zeros(len(start), np.int64)
-    late[:1] = begun - first
+    own = own.sort("ready_ns", "start_ns", "end_ns", maintain_order=True)
+    start, end, ready = (own[name].to_numpy() for name in ("start_ns", "end_ns", "ready_ns"))
+    inside = states.spent(end) - states.spent(start)
+    before, began = _before(own["group"].to_numpy(), end, begun, first)
+    since = _between(states, late, np.minimum(before, start), start)
+    shared = own[
+        "matched"
+    ].to_numpy()  # what is done before a collective that no other rank has counts for the next one
+    alone, late_ns = np.zeros((len(start), KINDS), np.int64), np.zeros(len(start), np.int64)
+    alone[shared] = _between(states, late, np.concatenate(([begun], ready[shared]))[:-1], ready[shared])
+    late_ns[np.flatnonzero(shared)[:1]] = begun - first
     own = own.with_columns(
         pl.Series("exposed_ns", inside[:, TRANSFER] + inside[:, WAITING]),
         pl.Series("hidden_ns", inside[:, COMPUTE]),
@@ -175,11 +171,33 @@ def _measured(own: pl.DataFrame, states: States, begun: int, first: int, steps: 
         pl.Series(OWN_PARTS[0], alone[:, COMPUTE]),
         pl.Series(OWN_PARTS[1], alone[:, COPY] + alone[:, INPUT]),
         pl.Series(OWN_PARTS[2], alone[:, IDLE]),
-        pl.Series(OWN_PARTS[3], late),
+        pl.Series(OWN_PARTS[3], late_ns),
         pl.Series("began_ns", began),
         *(pl.Series(PARTS[kind], since[:, kind]) for kind in range(KINDS)),
     )
     return own.filter(pl.col("step").is_in(steps))
+
+
+def _before(group: np.ndarray, end: Times, begun: int, first: int) -> tuple[Times, Times]:
+    """When the group's collective before each had ended; of the first, when the rank began, and how late that was."""
+    before, began = np.full(len(end), begun), np.zeros(len(end), np.int64)
+    seen: dict[int, int] = {}
+    for place, number in enumerate(group.tolist()):
+        if number in seen:
+            before[place] = end[seen[number]]
+        else:
+            began[place] = begun - first
+        seen[number] = place
+    return before, began
+
+
+def _between(states: States, late: tuple[Times, Times], low: Times, high: Times) -> np.ndarray:
+    """Nanoseconds in each state; a transfer during which the host was late with what comes next counts as idle."""
+    found: np.ndarray = np.maximum(0, states.spent(high) - states.spent(low))
+    behind = covered_within(low, np.maximum(low, high), *late)
+    found[:, TRANSFER] -= behind
+    found[:, IDLE] += behind
+    return found
 
 
 def parts_of_steps(rank: AlignedRank) -> np.ndarray:
