@@ -3,6 +3,7 @@
 import msgspec
 
 from flopwise.records.finding import Finding
+from flopwise.records.printed import Printed
 
 # Why a rank comes last.
 MORE_COMPUTE, SLOWER_CLOCK, HOST_LATE = "more compute", "slower clock", "host late"
@@ -109,7 +110,7 @@ class RanksTimeline(msgspec.Struct, frozen=True, kw_only=True):
     left_out: int  # ranks that are not drawn
 
 
-class RanksExplanation(msgspec.Struct, frozen=True, kw_only=True):
+class RanksExplanation(Printed, msgspec.Struct, frozen=True, kw_only=True):
     """What the traces of several ranks say together."""
 
     name: str  # the folder, or what the files' names have in common
@@ -134,6 +135,9 @@ class RanksExplanation(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
     note_keys: tuple[str, ...] = ()
     timeline: RanksTimeline | None = None
+
+    def headline(self) -> str:
+        return f"{self.name}: {len(self.ranks)} ranks, {self.verdict}"
 
     def mean_ns(self, part: str) -> float:
         """A part of the step, mean over the ranks."""

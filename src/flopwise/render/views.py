@@ -18,6 +18,7 @@ from flopwise.experiments.results import LabRun
 from flopwise.predict.account import Account
 from flopwise.records.ceilings import Ceilings
 from flopwise.records.generated import Generated
+from flopwise.records.ranks import RanksExplanation
 from flopwise.records.training import Training
 from flopwise.records.tuning import Tuning
 from flopwise.render import one_screen, terminal
@@ -37,6 +38,8 @@ from flopwise.render.machine_view import ceilings_view
 from flopwise.render.memory_screen import memory_screen
 from flopwise.render.memory_view import memory_view
 from flopwise.render.one_screen import Shown
+from flopwise.render.ranks_screen import ranks_screen
+from flopwise.render.ranks_view import ranks_view
 from flopwise.render.reach_view import with_reach
 from flopwise.render.roofline_view import roofline_view
 from flopwise.render.run_screen import run_screen
@@ -89,6 +92,7 @@ _VIEWS: dict[type, Callable[[Any], View]] = {
     CourseReport: course_view,
     Explanation: explanation_view,
     HostExplanation: host_view,
+    RanksExplanation: ranks_view,
     Roofline: roofline_view,
     Account: account_view,
     MemoryReport: memory_view,
@@ -103,6 +107,7 @@ _SCREENS: dict[type, Callable[[Any], Shown | None]] = {
     StoredRun: _stored_run_screen,
     Explanation: explanation_screen,
     HostExplanation: host_screen,
+    RanksExplanation: ranks_screen,
     Account: account_shown,
     CourseReport: course_screen,
     MemoryReport: memory_screen,
