@@ -69,16 +69,13 @@ def _runs(ranks: list[RankTrace]) -> tuple[list[RankTrace], list[Note]]:
     """Traces of one job are of one time."""
     if any(one.begin_ns < _EPOCH_NS for one in ranks):
         return ranks, []
-    by_time = sorted(ranks, key=lambda one: one.begin_ns)
     clusters: list[list[RankTrace]] = []
-    for one in by_time:
-        last = (
-            max((before.begin_ns + int(before.step_edges[-1]) for before in clusters[-1]), default=0) if clusters else 0
-        )
-        if clusters and one.begin_ns - last <= _APART_NS:
-            clusters[-1].append(one)
-        else:
-            clusters.append([one])
+    reach = 0
+    for one in sorted(ranks, key=lambda one: one.begin_ns):
+        if not clusters or one.begin_ns - reach > _APART_NS:
+            clusters.append([])
+        clusters[-1].append(one)
+        reach = max(reach, one.begin_ns + int(one.step_edges[-1]))
     kept = max(clusters, key=len, default=[])
     other = [one for one in ranks if one not in kept]
     text = [f"{_name(one)} was traced at another time than the others: another run, left out" for one in other]
