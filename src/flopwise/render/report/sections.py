@@ -14,6 +14,7 @@ from flopwise.analysis.explanation import Explanation, idle_share
 from flopwise.analysis.matching import Compared, compare_clocks
 from flopwise.analysis.roofline import Roofline, RooflinePoint
 from flopwise.analysis.verdict import in_two_words
+from flopwise.records.ranks import RanksExplanation
 from flopwise.records.run import Environment, Point
 from flopwise.records.table import Table
 from flopwise.records.training import Training
@@ -381,9 +382,7 @@ def provenance(part: ReportPart) -> Section | None:
     if part.explanation is not None:
         facts |= {"trace": Path(part.explanation.path).name, "profiler": part.explanation.source}
         facts.setdefault("GPU", part.explanation.gpu)
-    if part.ranks is not None:
-        facts |= {"traces": f"{part.ranks.name}, {len(part.ranks.ranks)} ranks", "profiler": part.ranks.source}
-        facts |= {"GPU": part.ranks.gpu, "left out, or missing": "; ".join(part.ranks.notes)}
+    facts |= _of_ranks(part.ranks)
     if part.memory is not None and part.memory.path:
         facts["snapshot"] = Path(part.memory.path).name
     if part.roofline is not None:
@@ -392,6 +391,13 @@ def provenance(part: ReportPart) -> Section | None:
     rows = tuple({"what": what, "value": value} for what, value in facts.items() if value)
     table = Table("provenance", "Provenance", columns("what | value [sentence]"), rows, part.notes)
     return Section("provenance", "Where these numbers come from", (TableBlock(table, how=""),))
+
+
+def _of_ranks(e: RanksExplanation | None) -> dict[str, Any]:
+    if e is None:
+        return {}
+    read = {"traces": f"{e.name}, {len(e.ranks)} ranks", "profiler": e.source, "GPU": e.gpu}
+    return read | {"left out, or missing": "; ".join(e.notes)}
 
 
 def _environment(there: Environment) -> dict[str, Any]:
