@@ -183,9 +183,11 @@ def test_files_of_the_node_are_the_runs(tmp_path):
 
 def test_the_plan_is_checked_before_anything_is_sent():
     played = PlayedCluster()
-    cuda = Trial(workload=workload("tiny"), sampling=Sampling(), device="cuda")
+    plain = Trial(workload=workload("tiny"), sampling=Sampling(), device="cuda")
     with pytest.raises(FlopwiseError, match="can never run this"):
-        ClusterRunner(played).check([*TRIALS, cuda])
+        ClusterRunner(played).check([*TRIALS, plain])
+    with pytest.raises(FlopwiseError, match="nothing for nsys to see on 'cpu'"):
+        ClusterRunner(played).check([msgspec.structs.replace(plain, device="cpu", trace="nsys")])
     assert next(played.numbers) == 0
 
 
@@ -207,9 +209,11 @@ def test_a_node_measures_as_this_machine_does_and_says_which_it_is(own_step, mon
         returned = msgspec.msgpack.decode(measure_here(__version__, asked), type=Returned)
         assert (returned.point.status, returned.point.key) == (status, trial.key())
         assert returned.point.environment.host == "node-7"
-    asked = msgspec.msgpack.encode(TrialRequest(trial=own_step("chatty"), folder=str(tmp_path)))
+    traced = msgspec.structs.replace(own_step("chatty"), trace="kineto")
+    asked = msgspec.msgpack.encode(TrialRequest(trial=traced, folder=str(tmp_path)))
     returned = msgspec.msgpack.decode(measure_here(__version__, asked), type=Returned)
     assert b"noise" in returned.files[f"logs/{returned.point.key}.log"]
+    assert returned.files[f"traces/{returned.point.trace_file}"].startswith(b"\x1f\x8b")  # gzip
 
 
 def test_another_version_on_the_node_is_said(own_step, monkeypatch, tmp_path):

@@ -21,11 +21,12 @@ from flopwise.capture.runners.measured import RunFolder
 from flopwise.capture.runners.node_side import measure_here
 from flopwise.capture.runners.nodes import Needs, Node, Share, share, trial_needs
 from flopwise.capture.runners.runner import Runner
+from flopwise.capture.traced_trial import check_device
 from flopwise.errors import FlopwiseError
 from flopwise.records.cluster import Returned, TrialRequest
 from flopwise.records.events import DeviceInfo, Done
 from flopwise.records.run import LOST, OOM, TIMEOUT, Point
-from flopwise.spec.workload import Trial, UserStep, Workload
+from flopwise.spec.workload import NSYS, Trial, UserStep, Workload
 from flopwise.version import __version__
 
 ATTEMPTS = 3  # of a job whose worker or node is lost
@@ -95,6 +96,8 @@ class ClusterRunner(Runner):
         nodes = self.cluster.nodes()
         for trial in trials:
             check_portable(trial.workload)
+            if trial.trace == NSYS and trial.device != "auto":
+                check_device(trial.device)
             share(trial_needs(trial), nodes)
         return {}
 
