@@ -58,6 +58,11 @@ def test_one_size_gives_no_line_and_a_failed_point_counts_for_none():
     assert link_fits([point()] * 3) == ()
 
 
+def test_a_line_through_two_sizes_has_no_error_to_tell():
+    assert link_fits(measured("all-reduce", 50_000, 1e9))[0].error == pytest.approx(0, abs=1e-3)
+    assert link_fits(measured("all-reduce", 50_000, 1e9)[:2])[0].error is None
+
+
 def test_a_prediction_takes_the_links_between_gpus_and_one_backend():
     points = measured("all-reduce", 50_000, 1e9)
     points += measured("all-reduce", 70_000, 1e10, device="cuda:0")

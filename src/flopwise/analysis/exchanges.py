@@ -45,6 +45,11 @@ class LinkFit(msgspec.Struct, frozen=True, kw_only=True):
     sizes: int
     time: CollectiveTime
 
+    @property
+    def error(self) -> float | None:
+        """Median relative error; None of two sizes, through which every line goes."""
+        return self.time.miss if self.sizes > 2 else None
+
 
 def exchange(point: Point) -> Exchange | None:
     """The collective that a point measured; None of other steps, and of one that failed."""

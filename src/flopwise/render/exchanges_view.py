@@ -55,7 +55,7 @@ def fit_rows(points: Sequence[Point]) -> tuple[dict[str, Any], ...]:
             "sizes": one.sizes,
             "latency_ns": one.time.latency_ns,
             "bus_bytes_per_s": one.time.bus_bytes_s,
-            "miss_share": one.time.miss,
+            "error_share": one.error,
         }
         for one in link_fits(points)
     )
@@ -70,7 +70,7 @@ def describe_fits(points: Sequence[Point]) -> tuple[str, ...]:
         f"{one.time.kind}, {units.several(one.time.ranks, 'rank')}, {one.backend} on {one.device}: "
         f"latency {units.duration(one.time.latency_ns)}, "
         f"bus {units.rate(one.time.bus_bytes_s, 'B/s') if one.time.bus_bytes_s else 'not known'} "
-        f"(fitted, error {units.percent(one.time.miss, 0)})"
+        f"(fitted to {one.sizes} sizes{f', error {units.percent(one.error, 0)}' if one.error is not None else ''})"
         for one in fits
     )
 
@@ -80,6 +80,6 @@ def fit_tables(points: Sequence[Point]) -> list[Table]:
     rows = fit_rows(points)
     shown = columns(
         "kind: collective | ranks: ranks | backend: backend | device: device | latency_ns | "
-        "bus_bytes_per_s: bus bandwidth | miss_share: median error | sizes: sizes"
+        "bus_bytes_per_s: bus bandwidth | error_share: median error | sizes: sizes"
     )
     return [Table("links", "Latency and bandwidth", shown, rows, (_FIT,))] if rows else []

@@ -69,11 +69,11 @@ def _stored_run_view(run: StoredRun) -> View:
 
 
 def _of_implementations(run: StoredRun) -> bool:
-    """Whether its points are one operation, each implemented otherwise."""
-    works = [point.trial.workload for point in run.points]
+    """Whether its points are one operation, each implemented otherwise; collectives have bandwidths of their own."""
+    works = [point.trial.workload for point in run.points if not point.trial.workload.many]
     ops = [replace(work.subject, impl="") for work in works if isinstance(work.subject, OpSpec) and work.subject.impl]
     alike = {msgspec.json.encode(replace(work, subject=op)) for work, op in zip(works, ops, strict=False)}
-    return len(works) == len(ops) > 1 and len(alike) == 1
+    return len(run.points) == len(ops) > 1 and len(alike) == 1
 
 
 def _stored_run_screen(run: StoredRun) -> Shown | None:
