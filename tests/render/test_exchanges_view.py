@@ -47,6 +47,7 @@ def test_tables_have_bandwidths_instead_of_flops():
         assert "algorithm_bytes_per_s,bus_bytes_per_s" in csv_text(table)
         assert "mfu" not in csv_text(table)
     assert "| 10.0 MB |" in markdown(sweep_table(SWEEP, "x"))
+    assert "| 995 MB/s | 498 MB/s |" in markdown(sweep_table(SWEEP, "x"))
 
 
 def test_a_run_prints_and_writes_its_model(tmp_path):
@@ -68,5 +69,6 @@ def test_a_listing_has_bandwidths_and_the_model(tmp_path):
 def test_a_chart_is_over_bytes_by_ranks():
     axis, rows = sweep_rows(SWEEP)
     assert axis == "bytes"
+    assert sweep_rows([point(n, 10**6, ranks) for ranks in (2, 4, 6) for n in (10**3, 10**6)])[0] == "bytes"
     assert {row["series"] for row in rows} == {"ranks=2", "ranks=4"}
     assert rows[2]["bus_gb_s"] > rows[0]["bus_gb_s"] > 0
