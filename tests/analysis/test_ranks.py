@@ -181,3 +181,32 @@ def test_eight_ranks_of_a_recommender_wait_for_rank_7():
     assert max(abs(one.clock_ahead_ns) for one in found.ranks) < 5_000  # one host, one clock
     # Without rank 7 the next to last arrive 505, 509, 162 and 124 µs earlier; the fifth is its own clock's resolution.
     assert found.straggler.saving_ns == pytest.approx(1.30e6, rel=0.01)
+
+
+def test_collectives_that_the_host_makes_for_a_gpu_are_found(tmp_path):
+    """Gloo has no kernels: its ranges are on threads of its own, and name no group."""
+    write(Job(case="work"), tmp_path)
+
+    def of_all(content):
+        content["traceEvents"] = [
+            one
+            for one in content["traceEvents"]
+            if one.get("args", {}).get("Group size", 8) == 8 and "SendRecv" not in one.get("name", "")
+        ]
+
+    def by_gloo(content):
+        events = content["traceEvents"]
+        host = next(one["pid"] for one in events if one.get("cat") == "cuda_runtime")
+        for event in [one for one in events if "nccl" in one.get("name", "").lower()]:
+            event |= {"name": "gloo:all_reduce", "cat": "user_annotation", "pid": host, "tid": 99, "args": {}}
+        content["distributedInfo"]["pg_config"] = [{"pg_name": "0", "ranks": list(range(8))}]
+
+    found = []
+    for change in (of_all, by_gloo):
+        for path in traces_in(tmp_path):
+            changed(path, change)
+        found.append(explain_ranks(traces_in(tmp_path)))
+    assert found[0].collectives_found == found[1].collectives_found > 0
+    waited = [sum(one.waiting_ns for one in explained.groups) for explained in found]
+    assert waited[1] == pytest.approx(waited[0], rel=0.01)
+    assert waited[0] > 0

@@ -82,6 +82,7 @@ class UnreadableRank:
     hint: str = field(default="")
 
 
+_NONE = np.zeros(0, np.int64), np.zeros(0, np.int64)
 # step: which one, NO_ID outside of all; ready_ns: when the work that the collective waits for on its own rank was done.
 EVENTS = (
     *("start_ns", "end_ns", "launched_ns", "ready_ns"),
@@ -129,13 +130,16 @@ def _of_gpu(trace: Trace, most_events: int, most_states: int) -> RankTrace:
     others = rows.filter(~talks)
     copies = (others["source"] == "copy") & others["name"].cast(pl.String).is_in(list(HOST_COPIES))
     low, high = int(at[0]), int(at[-1])
+    by_host = _host_collectives(mine, at) if not talks.any() else None
     layers = [
         (COMPUTE, *_spans(others.filter(~copies))),
-        (TRANSFER, *_spans(rows.filter(talks))),
+        (TRANSFER, *_spans(rows.filter(talks) if by_host is None else by_host)),
         (COPY, *_spans(others.filter(copies))),
         (INPUT, *span_times(loading_ranges(mine))),
     ]
     states, shortest = coarsened(layered(low, high, layers), most_states)
+    if by_host is not None:
+        return _rank(trace, found.names, at, by_host, (states, shortest), _NONE, others, most_events)
     events = _with_args(rows.filter(talks), trace, mine)
     events = events.with_columns(pl.Series("ready_ns", _ready(events, others)))
     late = _late(others, rows.filter(talks), mine, (low, high))
@@ -238,9 +242,7 @@ def _longest(spans: tuple[Times, Times], most: int) -> tuple[Times, Times]:
 
 def _of_host(trace: Trace, most_events: int) -> RankTrace:
     """A rank on the CPU (Gloo, MPI): ranges of the backend are its collectives, other ops its compute."""
-    names = np.array([bool(_COMMUNICATION_RANGE.match(name)) for name in trace.names])
     talking = np.array([bool(_COMMUNICATION_OP.match(name)) for name in trace.names])
-    ranges = trace.ranges.filter(pl.Series(names[trace.ranges["name"].to_numpy()]))
     ops = trace.ops.filter(pl.Series(~talking[trace.ops["name"].to_numpy()]))
     marks = trace.ranges.filter(pl.col("kind") == STEP)
     low = int(marks["start_ns"].min() if marks.height else trace.ops["start_ns"].min())  # type: ignore[arg-type]
@@ -248,11 +250,22 @@ def _of_host(trace: Trace, most_events: int) -> RankTrace:
     at = np.array([*(marks["start_ns"].to_list() or [low]), high], dtype=np.int64)
     called = tuple(trace.names[number] for number in marks["name"].to_list()) or ("",)
     text = pl.Series([*trace.names], dtype=pl.String)
+    events = _host_collectives(trace, at)
+    layers = [(COMPUTE, *_spans(ops)), (TRANSFER, *_spans(events)), (INPUT, *span_times(loading_ranges(trace)))]
+    others = ops.with_columns(name=text.gather(ops["name"]), duration_ns=pl.col("end_ns") - pl.col("start_ns"))
+    return _rank(trace, called, at, events, (layered(low, high, layers), 0), _NONE, others, most_events)
+
+
+def _host_collectives(trace: Trace, at: Times) -> pl.DataFrame:
+    """Of a backend that exchanges on the host, also what lies on a GPU: its ranges. `at`: where the steps begin, and the end."""
+    names = np.array([bool(_COMMUNICATION_RANGE.match(name)) for name in trace.names])
+    ranges = trace.ranges.filter(pl.Series(names[trace.ranges["name"].to_numpy()]))
+    text = pl.Series([*trace.names], dtype=pl.String)
     args = trace.collective_args.filter(pl.col("on") == RANGE).unique(["thread", "start_ns"], keep="first")
     events = ranges.drop("kind").with_columns(name=text.gather(ranges["name"]))
     events = events.join(args.drop("on"), on=["thread", "start_ns"], how="left", maintain_order="left")
     step = np.searchsorted(at[:-1], events["start_ns"].to_numpy(), side="right") - 1
-    events = events.with_columns(
+    return events.with_columns(
         pl.Series("step", step),
         stream=pl.lit(0, pl.Int64),
         phase=pl.lit("other"),
@@ -260,10 +273,6 @@ def _of_host(trace: Trace, most_events: int) -> RankTrace:
         launched_ns=pl.col("start_ns"),
         kind=pl.Series([kind_of(name) for name in events["name"]], dtype=pl.String),
     )
-    layers = [(COMPUTE, *_spans(ops)), (TRANSFER, *_spans(events)), (INPUT, *span_times(loading_ranges(trace)))]
-    others = ops.with_columns(name=text.gather(ops["name"]), duration_ns=pl.col("end_ns") - pl.col("start_ns"))
-    nothing = np.zeros(0, np.int64), np.zeros(0, np.int64)
-    return _rank(trace, called, at, events, (layered(low, high, layers), 0), nothing, others, most_events)
 
 
 def _rank(
@@ -330,13 +339,15 @@ def _product(shape: str) -> float:
 
 
 def _groups(events: pl.DataFrame, known: Distributed) -> tuple[list[int], tuple[Group, ...]]:
-    """The process group of each collective; of those without, their stream is one."""
+    """The process group of each collective; of those without, the only one that there is, or else their stream."""
+    only = next(iter(known.groups)) if len(known.groups) == 1 else None
     numbers: dict[tuple[object, ...], int] = {}
     streams: dict[int, int] = {}
     found: list[int] = []
     groups: list[Group] = []
     for row in events.select("group", "ranks", "size", "description", "stream").iter_rows():
         name, ranks, size, description, stream = row
+        name = name or only
         key = (name, ranks, size) if name else ("", stream)
         if key not in numbers:
             numbers[key] = len(groups)
