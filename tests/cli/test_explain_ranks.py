@@ -4,6 +4,7 @@ import gzip
 import json
 import re
 import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -125,6 +126,8 @@ def test_other_targets_are_as_before(run, traces, tmp_path):
         ((COMPILED, "--link", "nvlink4"), "--link is of several ranks"),
         ((traces, "--link", "nvlink9"), "there is no link 'nvlink9'"),
         ((traces, "--device", "0", "--link", "ib400"), "--device is of one trace"),
+        ((COMPILED, "--on", "ray"), "--on is of several ranks"),
+        ((traces, "--on", "slurm"), "on = 'slurm' is not allowed here"),
     ):
         code, out, err = run("explain", *words)
         assert (code, out) == (2, "")
@@ -136,3 +139,16 @@ def test_a_folder_with_one_trace_is_that_trace(run, tmp_path):
     (tmp_path / "t").mkdir()
     shutil.copy(COMPILED, tmp_path / "t" / "step.json.gz")
     assert run("explain", "t")[1].splitlines()[1:] == run("explain", COMPILED)[1].splitlines()[1:]
+
+
+@pytest.mark.slow
+def test_a_ray_cluster_reads_the_same(traces, monkeypatch):
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'flopwise[ray]'")
+    folder = tempfile.mkdtemp(prefix="fw", dir="/tmp")  # the names of Ray's sockets must be short
+    monkeypatch.setenv("RAY_TMPDIR", folder)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("PYTHONPATH", str(Path(flopwise.__file__).parents[1]))
+    try:
+        assert flopwise.explain(traces, on="ray") == flopwise.explain(traces)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

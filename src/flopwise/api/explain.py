@@ -9,6 +9,7 @@ from flopwise.analysis.explanation import Explanation
 from flopwise.analysis.host_explanation import HostExplanation
 from flopwise.analysis.ranks.files import files_of, rank_files
 from flopwise.analysis.reading import trace_of
+from flopwise.capture.runners import LOCAL
 from flopwise.errors import FlopwiseError
 from flopwise.records.finding import Finding
 from flopwise.records.ranks import RanksExplanation
@@ -25,13 +26,15 @@ def explain(
     capture: str | Path | None = None,
     model: str = "",
     link: str = "",
+    on: str = LOCAL,
 ) -> Explanation | HostExplanation | RanksExplanation:
     """Explain a trace, or the traces of a job's ranks together.
 
     One target is explained by `explain_one`, which says what the other arguments are; they are for one trace.
     Several files, or a folder with several, are ranks of one job: the answer is a RanksExplanation, which says what each rank
     did, where they waited for each other and for whom, and why. `link` is what connects them (`nvlink4`, `ib400`, `25GB/s`;
-    `nvlink4,ib400`: within a host and between hosts), by default the GPU's own link within a host.
+    `nvlink4,ib400`: within a host and between hosts), by default the GPU's own link within a host. `on`: where the files are
+    read, 'local', 'ray' or 'ray://HOST:PORT'; a cluster's nodes must see them at the same paths.
 
     >>> flopwise.explain("trace.json.gz").verdict        # doctest: +SKIP
     'launch-bound: the GPU is idle 73% of the time: …'
@@ -42,11 +45,10 @@ def explain(
     files = rank_files(targets, runs)
     if files:
         name = Path(str(targets[0])).name if len(targets) == 1 else ""
-        return explained_ranks(files, name=name, link=link, gpu=gpu or "")
-    if link:
-        raise FlopwiseError(
-            "a link is of several ranks, and this is one trace", "omit it, or name the other ranks' files"
-        )
+        return explained_ranks(files, name=name, link=link, gpu=gpu or "", on=on)
+    if link or on != LOCAL:
+        hint = "omit it, or name the other ranks' files"
+        raise FlopwiseError(f"{'a link' if link else f'on = {on}'} is of several ranks, and this is one trace", hint)
     if len(targets) != 1:
         hint = "name the files of one job after their ranks, or explain each alone"
         raise FlopwiseError(f"{len(targets)} targets are not ranks of one job", hint)

@@ -12,6 +12,7 @@ from flopwise.analysis.ranks.files import files_of, rank_files
 from flopwise.analysis.ranks.reading import rank_in_name
 from flopwise.analysis.ranks.selection import NotTogether
 from flopwise.api.explain import explain, explain_one, with_gpu_work
+from flopwise.capture.runners import LOCAL
 from flopwise.cli.options import runs_option
 from flopwise.cli.output import Answer, answers, notify
 from flopwise.errors import FlopwiseError
@@ -34,6 +35,8 @@ _CAPTURE = "The trace in which the CUDA graphs of TARGET were captured. [default
 
 _LINK = "Of several ranks: nvlink4, pcie5, ib400, 25GB/s, … (NAME,NAME: within and between hosts). [default: the GPU's]"
 
+_ON = "Of several ranks: read them here, or on a Ray cluster, whose nodes see the files at the same paths."
+
 _MODEL = "Of a server: the model, for its bytes (bf16, one GPU) where the trace has no shapes."
 
 
@@ -48,9 +51,10 @@ _MODEL = "Of a server: the model, for its bytes (bf16, one GPU) where the trace 
     "--device", type=int, metavar="N", help="Of a trace of several devices: the one to explain. [default: the busiest]"
 )
 @click.option("--link", default="", metavar="NAME|GB/s", help=_LINK)
+@click.option("--on", default=LOCAL, show_default=True, metavar="local|ray|ray://HOST:PORT", help=_ON)
 @runs_option
 @answers(draws=True, screens=True)
-def command(target: tuple[str, ...], against: str | None, link: str, picture: bool, **given: Any) -> Answer:
+def command(target: tuple[str, ...], against: str | None, link: str, on: str, picture: bool, **given: Any) -> Answer:
     """Show where the time of a step went and what to change.
 
     \b
@@ -66,7 +70,7 @@ def command(target: tuple[str, ...], against: str | None, link: str, picture: bo
     the others wait, and why. Several other targets give a line each. -o FILE.svg, .png or .html draws the waterfall of one, or
     the ranks of a job over time.
     """
-    if against is None and (together := _ranks(target, link, given)) is not None:
+    if against is None and (together := _ranks(target, link, on, given)) is not None:
         return Answer(
             partial(ranks_view, together),
             write=lambda place: save(ranks_chart(together), place),
@@ -104,16 +108,16 @@ def _of_one(first: Explanation, before: Explanation | None) -> Answer:
     )
 
 
-def _ranks(target: tuple[str, ...], link: str, given: dict[str, Any]) -> RanksExplanation | None:
+def _ranks(target: tuple[str, ...], link: str, on: str, given: dict[str, Any]) -> RanksExplanation | None:
     """The ranks of one job together; None where the targets are something else."""
     single = [f"--{name}" for name in ("timings", "device", "capture", "model") if given[name] not in (None, "")]
     if not rank_files(target, given["runs"]) or single:
-        if link:
-            why = f"{single[0]} is of one trace" if single else "the targets are not files of a job's ranks"
-            raise FlopwiseError(f"--link is of several ranks, and {why}", "omit --link")
+        why = f"{single[0]} is of one trace" if single else "the targets are not files of a job's ranks"
+        _refuse({"--link": bool(link), "--on": on != LOCAL}, why)
         return None
     try:
-        found = explain(target[0] if len(target) == 1 else target, link=link, gpu=given["gpu"], runs=given["runs"])
+        asked_for = {"link": link, "on": on, "gpu": given["gpu"], "runs": given["runs"]}
+        found = explain(target[0] if len(target) == 1 else target, **asked_for)
     except NotTogether as error:
         if link:
             raise
@@ -121,3 +125,10 @@ def _ranks(target: tuple[str, ...], link: str, given: dict[str, Any]) -> RanksEx
             notify(f"explained one by one: {error.message}")
         return None
     return found if isinstance(found, RanksExplanation) else None
+
+
+def _refuse(given: dict[str, bool], why: str) -> None:
+    """Options that only ranks have."""
+    for option, asked in given.items():
+        if asked:
+            raise FlopwiseError(f"{option} is of several ranks, and {why}", f"omit {option}")

@@ -19,9 +19,12 @@ from flopwise.analysis.ranks.states import COMPUTE, COPY, IDLE, INPUT, TRANSFER,
 from flopwise.analysis.ranks.stragglers import Blame, blamed, stragglers
 from flopwise.analysis.ranks.timeline import ranks_timeline
 from flopwise.analysis.ranks.waiting import Waits, analysed_steps, parts_of_steps, waits
+from flopwise.capture.runners import LOCAL, RAY
+from flopwise.errors import FlopwiseError
 from flopwise.lm.jobs import run_jobs
 from flopwise.records.note import Note
 from flopwise.records.ranks import CollectiveTime, GroupKind, GroupTime, RanksExplanation, RankTime, Straggler
+from flopwise.spec import fields
 from flopwise.spec.links import Links
 from flopwise.trace.phases import PHASES
 from flopwise.trace.tables import NO_ID
@@ -36,11 +39,19 @@ _LOOSE_NS, _LOOSE = 1_000_000, 0.02  # collectives that end further apart than b
 _NAMED = 8
 
 
-def read_ranks(paths: Sequence[str | Path], processes: int | None = None) -> list[RankTrace | UnreadableRank]:
-    """Every file reduced; in processes of their own, unless all are small."""
+def read_ranks(
+    paths: Sequence[str | Path], processes: int | None = None, on: str = LOCAL
+) -> list[RankTrace | UnreadableRank]:
+    """Every file reduced; in processes of their own, unless all are small, or on the nodes of a Ray cluster."""
     n = max(1, len(paths))
     jobs = [(str(path), max(_LEAST_EVENTS, MOST_ROWS // n), max(_LEAST_STATES, MOST_STATES // n)) for path in paths]
     sizes = [os.path.getsize(path) for path in paths if os.path.isfile(path)]
+    if on == RAY or on.startswith("ray://"):
+        from flopwise.analysis.ranks.spread import read_on_ray
+
+        return list(read_on_ray(jobs, "" if on == RAY else on))
+    if on != LOCAL:
+        raise FlopwiseError(f"on = {fields.show(on)} is not allowed here", f"allowed: {LOCAL}, {RAY}, ray://HOST:PORT")
     if processes is None and len(jobs) <= _FEW and sum(sizes) < _SMALL_BYTES:
         processes = 1
     return list(run_jobs(read_rank, jobs, processes))
@@ -53,9 +64,10 @@ def explain_ranks(
     link: Links | None = None,
     gpu: str = "",
     processes: int | None = None,
+    on: str = LOCAL,
 ) -> RanksExplanation:
     """What the traces of a job's ranks say together; raises NotTogether where they are none."""
-    ranks, notes = selected(read_ranks(paths, processes))
+    ranks, notes = selected(read_ranks(paths, processes, on))
     found = matched(ranks)
     clocks = aligned_clocks(found, len(ranks))
     waited = waits(ranks, found, clocks, analysed_steps(ranks))
