@@ -67,7 +67,8 @@ def largest_batch(
     True
     """
     most = min(MOST_BATCH, max(1, MOST_TOKENS // workload.context))
-    return _largest(workload, "batch", most, memory_bytes, gpu, optimizer_bits, cached_bytes)
+    even = workload.recipe.data_ranks  # of all ranks together
+    return _largest(workload, "batch", most * even, memory_bytes, gpu, optimizer_bits, cached_bytes, even)
 
 
 def largest_context(

@@ -1,4 +1,4 @@
-"""The memory of one rank of a step that several share: who holds what in parts, and what is gathered for a moment."""
+"""One rank of a step that several share: who holds what in parts, what is gathered for a moment, and its part of the update."""
 
 import math
 
@@ -12,7 +12,7 @@ from flopwise.spec.model import ModelSpec
 from flopwise.spec.rank_share import rank_share
 from flopwise.spec.recipe import Recipe
 from flopwise.spec.workload import Workload
-from flopwise.work.operation import GATHERED, GRADIENTS, OPTIMIZER_STATE, PARAMETERS, TEMPORARY, Footprint
+from flopwise.work.operation import GATHERED, GRADIENTS, OPTIMIZER_STATE, PARAMETERS, TEMPORARY, Footprint, OpWork
 
 _KEEPS_GRADIENTS = ("ddp", "zero1")  # DDP's buckets, of which the gradients are views, stay from step to step
 _AHEAD = 2  # blocks that are gathered at the same time: the one that runs and the next
@@ -36,7 +36,7 @@ def of_one_rank(step: PredictedStep, workload: Workload) -> PredictedStep:
     moments = tuple(way.moment(one) for one in step.moments)
     highest = max(phases, key=lambda one: one.peak_bytes)
     peak = Footprint(moment=step.peak.moment, phase=highest.phase, owners=highest.owners)
-    return msgspec.structs.replace(step, phases=phases, moments=moments, peak=peak)
+    return msgspec.structs.replace(step, ops=way.ops(step.ops), phases=phases, moments=moments, peak=peak)
 
 
 class _Way:
@@ -50,6 +50,16 @@ class _Way:
         self.block, self.root = block * computed, root * computed
         self.sharded = recipe.parallel in ("fsdp2", "fsdp2+tp", "own-fsdp")
         self.state_apart = self.sharded or recipe.parallel in ("zero1", "own-zero1")
+
+    def ops(self, known: tuple[OpWork, ...]) -> tuple[OpWork, ...]:
+        """Where each rank updates its part, an update's FLOPs and bytes are in parts, too."""
+        if not self.state_apart:
+            return known
+        return tuple(self._part(op) if op.phase == "optimizer" else op for op in known)
+
+    def _part(self, op: OpWork) -> OpWork:
+        sizes = {name: -(-getattr(op, name) // self.parts) for name in ("flops", "read_bytes", "write_bytes")}
+        return msgspec.structs.replace(op, **sizes)
 
     def owners(self, known: _Owners, phase: str, gathered: bool) -> _Owners:
         """Who holds what in a phase; `gathered`: while blocks run."""
