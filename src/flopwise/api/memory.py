@@ -182,7 +182,8 @@ def _predicted(asked_for: Workload, named: str) -> MemoryReport:
     if "," in named:
         raise FlopwiseError(f"gpu = '{named}' names several: one prediction is for one GPU", "name one: --gpu h200")
     if asked_for.many:
-        hint = "flopwise account has it by formula, rank by rank; or run it: omit --predict"
+        formula = "flopwise account has it by formula, rank by rank; or " if asked_for.own_model is not None else ""
+        hint = f"{formula}run it: omit --predict"
         raise FlopwiseError("a dry run is of one process, and this step is of several ranks", hint)
     gpu = gpu_named(named) if named else None
     with Worker() as worker:

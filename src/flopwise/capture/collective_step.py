@@ -65,6 +65,7 @@ def _check_memory(rank_bytes: int, ranks: Ranks, device: torch.device) -> None:
     if free is not None and rank_bytes * shared_by > free:
         needed = f"{units.size(rank_bytes * shared_by)} for the buffers of {units.several(shared_by, 'rank')}"
         raise Unsupported(f"{device.type} has {units.size(free)} free, and it takes {needed}", "give fewer bytes")
+    dist.barrier()  # all have looked before one takes its own
 
 
 def _call(name: str, sent: Tensor, received: Tensor, ranks: Ranks) -> Callable[[], object]:
