@@ -282,7 +282,11 @@ def _notes(
     ranks: Sequence[RankTrace], found: Matched, clocks: Clocks, missing: Sequence[int], gpus: Counter[str]
 ) -> list[Note]:
     cases = (
-        (missing, "missing", f"{numbers_text(missing)} of {len(ranks) + len(missing)} have no trace here"),
+        (
+            missing,
+            "missing",
+            f"{numbers_text(missing)} of {len(ranks) + len(missing)} {'has' if len(missing) == 1 else 'have'} no trace here",
+        ),
         (not clocks.joined, "clocks", "collectives do not join all ranks: some clocks are taken as they are"),
         (found.odd, "odd", f"{units.several(found.odd, 'collective')} of another kind on each rank: not matched"),
         (len(gpus) > 1, "gpus", f"ranks are on different GPUs: {', '.join(sorted(gpus))}"),
@@ -308,7 +312,11 @@ def numbers_text(ranks: Sequence[int]) -> str:
 def _with_verdict(e: RanksExplanation) -> RanksExplanation:
     share = units.percent(e.mean_ns("waiting") / max(1.0, e.mean_ns("step")), 0)
     if e.straggler is None:
-        text = f"no rank holds the others up: they wait for each other {share} of the step"
+        who = "no rank that is here" if e.missing else "no rank"
+        text = f"{who} holds the others up: they wait for each other {share} of the step"
+        if e.missing:
+            absent = numbers_text(e.missing)
+            text = f"{text}. What {absent} did is not known: a wait for {absent} is counted as communication here"
     else:
         text = f"{straggler_text(e.straggler)}. Waiting takes {share} of the mean rank's step"
     return msgspec.structs.replace(e, verdict=text)
