@@ -30,11 +30,11 @@ def exchange_document(point: Point) -> dict[str, Any] | None:
 def describe(one: Exchange) -> str:
     """A measured collective in a sentence."""
     what = f"{one.kind} of {units.rate(one.message_bytes, 'B')} over {units.several(one.ranks, 'rank')}"
-    speed = f"algorithm bandwidth {units.rate(one.algorithm_bytes_per_s, 'B/s')}, bus bandwidth"
-    return (
-        f"{what[0].upper()}{what[1:]} by {one.backend}: {units.duration(one.time_ns)}; "
-        f"{speed} {units.rate(one.bus_bytes_per_s, 'B/s')}."
+    speed = f"algorithm bandwidth {units.rate(one.algorithm_bytes_per_s, 'B/s')}"
+    speed += (
+        f", bus bandwidth {units.rate(one.bus_bytes_per_s, 'B/s')}" if one.ranks > 1 else ", and no link between ranks"
     )
+    return f"{what[0].upper()}{what[1:]} by {one.backend}: {units.duration(one.time_ns)}; {speed}."
 
 
 def rounded(point: Point) -> str:
