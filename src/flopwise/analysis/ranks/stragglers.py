@@ -143,7 +143,9 @@ def _of_rank(ranks: Sequence[RankTrace], place: int, found: Waits, replay: Repla
     cause = max(longer, key=lambda one: longer[one])
     if cause == BEGAN_LATE and 4 * max(within.values()) >= longer[cause]:  # what it does in the step says more
         cause = max(within, key=lambda one: within[one])
-    cause, because = _computing(ranks, place) if cause == MORE_COMPUTE else (cause, _because(cause, longer[cause]))
+    cause, because = (
+        _computing(ranks, place) if cause == MORE_COMPUTE else (cause, _because(cause, longer[cause], ranks[place].gpu))
+    )
     whole = found.rows.filter("matched")
     last = whole.filter(pl.col("start_ns") == pl.col("start_ns").max().over("collective"), pl.col("rank") == place)
     return Straggler(
@@ -158,10 +160,11 @@ def _of_rank(ranks: Sequence[RankTrace], place: int, found: Waits, replay: Repla
     )
 
 
-def _because(cause: str, late_ns: float) -> str:
+def _because(cause: str, late_ns: float, gpu: str) -> str:
     late = units.duration(late_ns)
+    host = f"its host launches late (its GPU is idle {late} longer than the median rank's)"
     return {
-        HOST_LATE: f"its host launches late (its GPU is idle {late} longer than the median rank's)",
+        HOST_LATE: host if gpu else f"between ops it does nothing for {late} longer than the median rank",
         INPUT: f"it waits {late} longer for its input",
         BEGAN_LATE: f"it began the first traced step {late} after the median rank",
         LINK: f"its transfers take {late} longer",
