@@ -5,9 +5,11 @@ from typing import Any
 
 import msgspec
 
+from flopwise import units
 from flopwise.capture.functions import Target, as_workload
 from flopwise.errors import FlopwiseError
 from flopwise.predict.account import Account, Questions, account_for
+from flopwise.predict.exchanges import exchange_ns, exchanged
 from flopwise.predict.flops import TrainingTime, training_time
 from flopwise.predict.machine import machine_with
 from flopwise.spec import fields, hf_config
@@ -53,14 +55,18 @@ def account(
     )
     found = account_for(asked_for, machines, questions)
     of_file = hf_config.notes(asked_for.target, asked_for.own_model is not None)
-    return msgspec.structs.replace(found, notes=found.notes + of_file + _of_a_rank(asked_for))
+    return msgspec.structs.replace(found, notes=found.notes + of_file + _of_a_rank(asked_for, _gpus(gpu)))
 
 
-def _of_a_rank(asked_for: Workload) -> tuple[str, ...]:
-    recipe = asked_for.recipe
+def _of_a_rank(asked_for: Workload, gpus: Sequence[Gpu]) -> tuple[str, ...]:
+    recipe, found = asked_for.recipe, exchanged(asked_for)
     if recipe.parallel == "off":
         return ()
-    return (f"one of {recipe.ranks} ranks ({recipe.parallel}): its own part; what they exchange is not in the time",)
+    size = units.rate(sum(one.times * one.n_bytes for one in found), "B")
+    kinds = " and ".join(dict.fromkeys(one.kind for one in found))
+    times = [f"{units.duration(ns)} ({one.title})" for one in gpus if (ns := exchange_ns(found, one)) is not None]
+    over = f", {', '.join(times)} over the GPUs' own links if nothing hides it" if times else ""
+    return (f"Besides, {recipe.ranks} ranks exchange {size} by {kinds}{over}",) if found else ()
 
 
 def training_run(

@@ -53,7 +53,7 @@ def _time(a: Account, one: GpuAccount, time: StepTime) -> Screen:
     return Screen(
         title=a.workload.label(),
         where=one.gpu.title,
-        verdict=f"{_days(a)}A step takes about {units.duration(time.wall_ns)}, predicted{bound}. {_fits(one)}",
+        verdict=f"{_days(a)}{_whose(a)} takes about {units.duration(time.wall_ns)}, predicted{bound}. {_fits(one)}",
         figures=figures,
         parts_title=f"Where the predicted {units.duration(time.wall_ns)} go",
         parts=_time_parts(time),
@@ -149,8 +149,13 @@ def work_in_words(a: Account) -> str:
     return f"{model}A step does {units.rate(flops, 'FLOP')}{tokens}." if flops else model.strip()
 
 
+def _whose(a: Account) -> str:
+    return "A step" if a.workload.recipe.parallel == "off" else "A rank's own part of a step"
+
+
 def _notes(a: Account) -> tuple[str, ...]:
-    return (*_training(a), *_others(a), work_in_words(a), *a.notes)
+    more = (*_training(a), *_others(a), work_in_words(a))
+    return (*more, *a.notes) if a.workload.recipe.parallel == "off" else (*a.notes, *more)
 
 
 def _training(a: Account) -> list[str]:
