@@ -9,9 +9,11 @@ import pytest
 
 import flopwise
 from flopwise.errors import Failed, FlopwiseError
-from flopwise.records.run import OK
+from flopwise.records.events import Done
+from flopwise.records.run import CRASH, ERROR, OK
 from flopwise.spec.recipe import CHOICES
 from flopwise.spec.workload import Sampling, Trial, workload
+from flopwise.worker import torchrun
 
 SIZES = {"batch": 4, "context": 16, "device": "cpu"}
 
@@ -49,7 +51,8 @@ def test_bench_has_a_row_of_every_rank(tmp_path):
     point = run.points[0]
     assert [row.rank for row in point.ranks] == [0, 1]
     assert all(len(row.wall_ns) == 3 and row.peak_rss_bytes for row in point.ranks)
-    assert point.ranks[0].wall_ns == point.phases[0].wall_ns
+    slowest = tuple(max(each) for each in zip(*(row.wall_ns for row in point.ranks), strict=True))
+    assert point.phases[0].wall_ns == slowest
 
 
 @pytest.mark.slow
@@ -101,3 +104,9 @@ def test_what_cannot_be_is_refused_by_name(said):
 
 def test_a_step_of_one_process_keeps_its_key():
     assert Trial(workload=workload("small", precision="bf16"), sampling=Sampling()).key() == "0f1efaec5be2a63f"
+
+
+def test_a_rank_that_lost_its_neighbour_is_not_the_reason():
+    lost = Done(status=ERROR, reason="RuntimeError: gloo: Connection reset by peer")
+    own = Done(status=ERROR, reason="ValueError: too many heads")
+    assert (torchrun._left_alone(lost).status, torchrun._left_alone(own)) == (CRASH, own)

@@ -12,7 +12,7 @@ import msgspec
 from flopwise.capture.telemetry import Watch
 from flopwise.records import events
 from flopwise.records.events import Done, Event, Exited, PhaseSample, Started
-from flopwise.records.run import CRASH, STEP, Environment, PhaseTimes, Point, Ran, Telemetry
+from flopwise.records.run import CRASH, STEP, Environment, PhaseTimes, Point, Ran, RankRow, Telemetry
 from flopwise.spec.workload import Trial
 
 
@@ -109,7 +109,7 @@ class PointBuilder(ProcessState):
             reason=ended.reason,
             hint=ended.hint,
             levers=ended.levers,
-            phases=_phases(self.samples),
+            phases=_slowest(_phases(self.samples), self.ranks.ranks),
             warmup_ns=tuple(self.warmup_ns),
             warmup_rule=self.warmup_rule,
             setup_ns=self.ready.setup_ns,
@@ -137,6 +137,15 @@ def _phases(samples: Sequence[dict[str, PhaseSample]]) -> tuple[PhaseTimes, ...]
     has_gpu = samples[0][STEP].gpu_ns is not None
     rounds = {phase: [sample[phase] for sample in samples if phase in sample] for phase in samples[0]}
     return tuple(_times(phase, taken, has_gpu) for phase, taken in rounds.items())
+
+
+def _slowest(phases: tuple[PhaseTimes, ...], ranks: Sequence[RankRow]) -> tuple[PhaseTimes, ...]:
+    """A step that several ranks share ends when the last of them is done."""
+    walls = [row.wall_ns for row in ranks]
+    if not phases or not walls or any(len(one) != len(phases[0].wall_ns) for one in walls):
+        return phases
+    last = tuple(max(each) for each in zip(*walls, strict=True))
+    return (msgspec.structs.replace(phases[0], wall_ns=last), *phases[1:])
 
 
 def _times(phase: str, rounds: Sequence[PhaseSample], has_gpu: bool) -> PhaseTimes:

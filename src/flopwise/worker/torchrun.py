@@ -1,6 +1,7 @@
 """Several ranks for one trial. `python -m flopwise.worker.torchrun` is torchrun that ends with its parent."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,11 +16,12 @@ from flopwise.capture.pipes import Emit, die_with_parent
 from flopwise.errors import Unsupported
 from flopwise.lm.ranks import check_backend
 from flopwise.records.events import Done, Event, Request, Started
-from flopwise.records.run import INTERRUPTED, OK
+from flopwise.records.run import CRASH, ERROR, INTERRUPTED, OK
 from flopwise.spec.workload import Trial
 
 REQUEST = "FLOPWISE_RANK_REQUEST"  # the file with the request, in every rank
 _GRACE_S = 5.0
+_GONE = re.compile(r"(?i)connection (?:reset|closed|refused)|broken pipe|remote process|peer")
 
 
 def run_ranks(request: Request, trial: Trial, emit: Emit) -> None:
@@ -68,9 +70,20 @@ def _pass_on(process: "subprocess.Popen[bytes]", emit: Emit) -> None:
         if isinstance(event, Started):
             first = event.pid
             continue
-        emit(event)
         if isinstance(event, Done) and event.status not in (OK, INTERRUPTED):
+            emit(_left_alone(event))
             return  # the others may wait for one that is gone
+        emit(event)
+
+
+def _left_alone(failed: Done) -> Done:
+    """Where a rank tells that its neighbour is gone, that one's end is the reason."""
+    if failed.status != ERROR or not _GONE.search(failed.reason):
+        return failed
+    reason = "a rank ended before the others: was it killed, or did the system run out of memory?"
+    return msgspec.structs.replace(
+        failed, status=CRASH, reason=reason, hint="the run's logs/ folder has what each rank said"
+    )
 
 
 if __name__ == "__main__":
