@@ -3,7 +3,8 @@
 Looks for: all-reduces and reduce-scatters of the backward pass or the optimizer whose data moves, once all ranks are there,
 while the ranks compute nothing: {EXPOSED_SHARE:%} of the step or more, mean over the ranks.
 Saving: that time, no more than the ranks compute: it could be hidden behind the backward pass. Waiting is not in it.
-Fix: start each bucket as soon as its gradients are there, as DDP and FSDP do; `no_sync()` for all but the last micro-batch.
+Fix: start each bucket as soon as its gradients are there, as DDP and FSDP do, and make buckets smaller where one or two hold all
+gradients: the last one can be hidden behind nothing. `no_sync()` for all but the last micro-batch.
 """
 
 from flopwise import units
@@ -11,7 +12,7 @@ from flopwise.advice.constants import EXPOSED_SHARE
 from flopwise.advice.rank_facts import RankFacts
 from flopwise.records.finding import MEDIUM, Finding
 
-CODE = """model = DistributedDataParallel(model, bucket_cap_mb=25, gradient_as_bucket_view=True, static_graph=True)
+CODE = """model = DistributedDataParallel(model, bucket_cap_mb=10, static_graph=True)      # several buckets, not one
 with model.no_sync():      # all but the last of the micro-batches
     loss.backward()"""
 
