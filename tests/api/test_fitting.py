@@ -8,6 +8,7 @@ import pytest
 from flopwise.api import bench, memory, profile, sweep
 from flopwise.capture.interleave import Contested
 from flopwise.capture.progress import Progress
+from flopwise.capture.runners import local
 from flopwise.errors import Failed, FlopwiseError
 from flopwise.predict.fit import too_large
 from flopwise.predict.prediction import peak_bytes
@@ -88,7 +89,7 @@ VERBS = {
     "bench": (bench, lambda **options: bench.bench("tiny", **options), 1),
     "versus": (bench, lambda **options: bench.bench("tiny", versus={"batch": 8}, **options), 2),
     "profile": (profile, lambda **options: profile.profile("tiny", **options), 1),
-    "sweep": (sweep, lambda **options: sweep.sweep(sweep_from(SWEEP), **options), 2),
+    "sweep": (local, lambda **options: sweep.sweep(sweep_from(SWEEP), **options), 2),
 }
 
 

@@ -30,6 +30,7 @@ from flopwise.errors import FlopwiseError, Unsupported
 from flopwise.records.events import Done, MemoryMeasured, MemoryRequest, SnapshotWritten, StepBuilt, WarmupStep
 from flopwise.records.memory import BEFORE, PHASE, Knowledge, knowledge_path, write_whole
 from flopwise.records.run import INTERRUPTED, OK, OOM, STEP, PhaseMemory
+from flopwise.spec.rank_share import rank_share
 from flopwise.spec.workload import Trial, Workload
 from flopwise.torch_private import memory_labels, memory_snapshot
 
@@ -145,7 +146,7 @@ class _Session:
         """Write both files; the phases' figures where the recording is what tells them (the CPU)."""
         tape = self.recorder.tape
         recorded = tape.steady if self.started else tape.first
-        owner = owners(tape, **known_shapes(self.workload)) if self.watched else []
+        owner = owners(tape, **known_shapes(rank_share(self.workload))) if self.watched else []
         memory: tuple[PhaseMemory, ...] = ()
         if self.on_gpu:
             raw = self._taken

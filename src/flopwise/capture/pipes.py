@@ -4,6 +4,7 @@ import ctypes
 import os
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 
 import msgspec
 
@@ -31,12 +32,13 @@ def read_line() -> bytes:
     return bytes(line)
 
 
-def die_with_parent() -> None:
-    """When the parent is killed, so is this process (Linux; elsewhere it ends at its next event)."""
-    parent = os.getppid()
-    try:
+def die_with_parent(started_by: int = 0) -> None:
+    """When the parent is killed, so is this process (Linux; elsewhere it ends at its next event).
+
+    `started_by`: who that is; it may have ended before this process came here.
+    """
+    parent = started_by or os.getppid()
+    with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    except (OSError, AttributeError):
-        return
     if os.getppid() != parent:
         os._exit(1)

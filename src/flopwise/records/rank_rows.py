@@ -14,7 +14,7 @@ def ranks_line(point: Point) -> str:
     >>> trial = Trial(workload=workload("tiny", parallel="ddp", ranks=2), sampling=Sampling())
     >>> rows = tuple(RankRow(rank=n, device=f"cuda:{n}", wall_ns=(2_000_000 + n,)) for n in range(2))
     >>> ranks_line(Point(key=trial.key(), trial=trial, status="ok", ranks=rows))
-    '2 ranks on 2 devices; their steps 2.00 ms'
+    '2 ranks on 2 devices; medians of each 2.00 ms, and a step ends with its last rank'
     """
     if not point.ranks:
         return ""
@@ -22,7 +22,7 @@ def ranks_line(point: Point) -> str:
     peaks = [_peak(row) for row in point.ranks if row.memory]
     devices = len({row.device for row in point.ranks})
     words = [f"{len(point.ranks)} ranks on {devices} {'device' if devices == 1 else 'devices'}"]
-    words += [f"their steps {_span(steps, units.duration)}"] if steps else []
+    words += [f"medians of each {_span(steps, units.duration)}, and a step ends with its last rank"] if steps else []
     words += [f"peak memory of each {_span(peaks, units.size)}"] if peaks else []
     return "; ".join(words)
 

@@ -14,6 +14,7 @@ from flopwise.records.run import OOM, Point
 from flopwise.snapshot.answers import DeviceMemory, MemoryReport
 from flopwise.snapshot.read import read_snapshot
 from flopwise.snapshot.report import report
+from flopwise.spec.rank_share import rank_share
 from flopwise.store import StoredRun
 from flopwise.store.files import MEMORY
 
@@ -28,7 +29,7 @@ def stored_report(run: StoredRun, stacks: bool = False) -> MemoryReport:
     predicted = read_predictions(path)
     found = MemoryReport(path=str(run.path), devices=())
     if point.memory_file:
-        found = report(read_snapshot(path), stacks, read_knowledge(path), workload)
+        found = report(read_snapshot(path), stacks, read_knowledge(path), rank_share(workload))
     return msgspec.structs.replace(
         found,
         path=str(path) if point.memory_file else str(run.path),
@@ -52,7 +53,9 @@ def _notes(point: Point, devices: tuple[DeviceMemory, ...]) -> tuple[str, ...]:
     if point.environment is None or not devices:
         return ()
     if point.environment.gpu is None:
+        resized = ("weights that fsdp2 has let go are still counted: it resizes them, which is not seen on the CPU",)
         return (
+            *(resized if "fsdp2" in point.trial.workload.recipe.parallel else ()),
             "on the CPU every tensor is an allocation of exactly its bytes: no rounding, no workspace, nothing reserved; "
             "what a kernel takes for itself is not seen, nor are an optimizer's step counts",
         )

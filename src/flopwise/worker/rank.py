@@ -25,7 +25,7 @@ from flopwise.records.events import (
 from flopwise.records.run import INTERRUPTED, OK, STEP, RankRow
 from flopwise.spec.workload import Trial
 from flopwise.worker.jobs import run_trial_as_asked
-from flopwise.worker.torchrun import REQUEST
+from flopwise.worker.torchrun import PARENT, REQUEST
 
 
 class _Row:
@@ -56,7 +56,7 @@ class _Row:
 
 def main() -> None:
     """Do this rank's part of the request."""
-    die_with_parent()
+    die_with_parent(int(os.environ[PARENT]))
     events = os.dup(1)
     os.dup2(2, 1)  # what a workload prints is not an event
     ranks = ranks_here()

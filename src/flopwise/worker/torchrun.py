@@ -20,6 +20,7 @@ from flopwise.records.run import CRASH, ERROR, INTERRUPTED, OK
 from flopwise.spec.workload import Trial
 
 REQUEST = "FLOPWISE_RANK_REQUEST"  # the file with the request, in every rank
+PARENT = "FLOPWISE_PARENT"  # the process that starts this one: torchrun for the ranks
 _GRACE_S = 5.0
 _GONE = re.compile(r"(?i)connection (?:reset|closed|refused)|broken pipe|remote process|peer")
 
@@ -36,6 +37,7 @@ def run_ranks(request: Request, trial: Trial, emit: Emit) -> None:
         command += ["--nproc-per-node", str(trial.workload.recipe.ranks), "-m", "flopwise.worker.rank"]
         environment = os.environ | {
             REQUEST: str(asked),
+            PARENT: str(os.getpid()),
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", _threads(trial)),
         }
         process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)
@@ -87,7 +89,8 @@ def _left_alone(failed: Done) -> Done:
 
 
 if __name__ == "__main__":
-    die_with_parent()
+    die_with_parent(int(os.environ[PARENT]))
+    os.environ[PARENT] = str(os.getpid())
     from torch.distributed.run import main
 
     main()

@@ -17,13 +17,12 @@ CODE = {
     SLOWER_CLOCK: "nvidia-smi -q -d CLOCK,PERFORMANCE,TEMPERATURE,POWER      # on the host of that rank",
     HOST_LATE: "numactl --cpunodebind=N --membind=N python train.py      # cores next to its GPU; or capture a CUDA graph",
     INPUT: "loader = DataLoader(data, num_workers=8, pin_memory=True, prefetch_factor=4)",
-    BEGAN_LATE: "dist.barrier()      # before the profiler starts: then the trace shows what the steps themselves do",
 }
 
 
 def check(facts: RankFacts) -> Finding | None:
     one = facts.explanation.straggler
-    if one is None or one.cause == LINK or one.rank < 0:
+    if one is None or one.cause in (LINK, BEGAN_LATE) or one.rank < 0:  # when a trace began is the profiler's doing
         return None
     saved = units.duration(one.saving_ns)
     began = f"{units.duration(one.began_late_ns)} of its lateness is from before the first traced step"

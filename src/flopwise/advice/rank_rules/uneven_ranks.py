@@ -18,7 +18,7 @@ def check(facts: RankFacts) -> Finding | None:
     e = facts.explanation
     named = e.straggler.saving_ns if e.straggler is not None and e.straggler.cause != LINK else 0.0
     rest = facts.waiting_ns - named
-    if rest < UNEVEN_SHARE * facts.step_ns:
+    if rest < UNEVEN_SHARE * facts.step_ns or e.missing:  # they may wait for a rank that is not here
         return None
     waits = sorted(e.ranks, key=lambda one: one.waiting_ns)
     last = sorted(e.ranks, key=lambda one: -one.last)[:3]

@@ -28,6 +28,8 @@ def _of_run(target: object, runs: str | Path | None) -> list[Path]:
         first, point = trace_of(target, runs)
     except FlopwiseError:
         return []
+    if point is not None and point.loop is not None and point.loop.rank_walls_ns:  # a script under torchrun
+        return traces_in(first.parent)
     if point is None or len(point.ranks) < 2:
         return []
     return [first.with_name(row.trace_file) for row in point.ranks if row.trace_file]

@@ -162,7 +162,7 @@ def _of_rank(ranks: Sequence[RankTrace], place: int, found: Waits, replay: Repla
 
 def _because(cause: str, late_ns: float, gpu: str) -> str:
     late = units.duration(late_ns)
-    host = f"its host launches late (its GPU is idle {late} longer than the median rank's)"
+    host = f"its host launches late (by {late} in all, compared with the median rank)"
     return {
         HOST_LATE: host if gpu else f"between ops it does nothing for {late} longer than the median rank",
         INPUT: f"it waits {late} longer for its input",
