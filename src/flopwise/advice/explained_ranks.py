@@ -8,9 +8,21 @@ import msgspec
 from flopwise.advice.findings import rank_findings
 from flopwise.advice.rank_facts import RankFacts
 from flopwise.analysis.ranks.explained import explain_ranks
+from flopwise.analysis.ranks.files import rank_files
 from flopwise.capture.runners import LOCAL
+from flopwise.errors import FlopwiseError
 from flopwise.records.ranks import RanksExplanation
 from flopwise.spec.links import links
+from flopwise.store import StoredRun
+
+
+def ranks_verdict(run: StoredRun) -> str:
+    """What the ranks of a run tell together; '' where it has one, or where they cannot be joined."""
+    files = rank_files([run])
+    try:
+        return explained_ranks(files).verdict if files else ""
+    except FlopwiseError:
+        return ""
 
 
 def explained_ranks(

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from flopwise.advice.explained import explained_run
+from flopwise.advice.explained_ranks import ranks_verdict
 from flopwise.api.run import run
 from flopwise.cli import options
 from flopwise.cli.output import Answer, answers, kept
@@ -60,7 +61,7 @@ def command(script: tuple[str, ...], quiet: bool, **given: Any) -> Answer:
     return Answer(
         run_view(found) if explanation is None else view_of(explanation),
         lambda: 130 if stopped else _code(found),
-        screen=lambda: loop_screen(found, explanation),
+        screen=lambda: loop_screen(found, explanation, ranks_verdict(found)),
     )
 
 
