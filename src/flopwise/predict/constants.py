@@ -101,6 +101,8 @@ class RingProtocol(NamedTuple):
     share: float
 
 
+SLOWEST_NVLINK_BYTES_S = 100e9  # of a GPU in one direction: NVLink 2 has 150e9, PCIe 5 63e9 (spec/links.py)
+
 # src/graph/tuning.cc: baseLat, hwLat and the bandwidth of rings, for LL (8-byte words with a flag each), LL128 and Simple.
 RING_PROTOCOLS = (
     RingProtocol(6_600.0, {NVLINK: 600.0, PCIE: 1_000.0, NETWORK: 2_700.0}, 0.25),

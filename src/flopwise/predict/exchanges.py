@@ -5,6 +5,7 @@ import math
 import msgspec
 
 from flopwise.predict.collectives import NVLINK, PCIE, specified
+from flopwise.predict.constants import SLOWEST_NVLINK_BYTES_S
 from flopwise.predict.shapes.network import weight_shapes
 from flopwise.spec.dtypes import item_bytes
 from flopwise.spec.gpu import Gpu
@@ -14,8 +15,6 @@ from flopwise.spec.rank_share import rank_share
 from flopwise.spec.recipe import Recipe
 from flopwise.spec.workload import Workload
 from flopwise.work.collective import ALL_GATHER, ALL_REDUCE, BROADCAST, REDUCE_SCATTER, SEND_RECEIVE
-
-_NVLINK_BYTES_S = 100e9  # a link of a GPU that is faster than this is no PCIe
 
 
 class Exchanged(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,5 +91,5 @@ def exchange_ns(found: tuple[Exchanged, ...], gpu: Gpu) -> float | None:
     if not found or not gpu.link_bytes_s:
         return None
     speed = gpu.link_bytes_s / 2  # vendors add up both directions
-    link = NVLINK if speed > _NVLINK_BYTES_S else PCIE
+    link = NVLINK if speed > SLOWEST_NVLINK_BYTES_S else PCIE
     return math.fsum(one.times * specified(one.kind, one.ranks, link, speed).ns(one.n_bytes) for one in found)
