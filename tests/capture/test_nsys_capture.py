@@ -13,12 +13,12 @@ from types import SimpleNamespace
 import pytest
 
 from flopwise.api import profile as profile_verb
-from flopwise.api import sweep as sweep_verb
 from flopwise.api.explain import explain
 from flopwise.api.profile import profile
 from flopwise.api.sweep import sweep
 from flopwise.capture import nsys, traced_trial
 from flopwise.capture.nsys_program import can_discard_environment, find_nsys
+from flopwise.capture.runners import local
 from flopwise.errors import FlopwiseError
 from flopwise.records.events import TraceRequest
 from flopwise.records.run import CRASH, ERROR, INTERRUPTED, OK, OOM, TIMEOUT
@@ -216,7 +216,7 @@ def test_ctrl_c_ends_nsys_and_the_step(trace, pids, once):
 def test_a_trace_by_nsys_is_stored_and_explained(by, tmp_path, fake, monkeypatch):
     """The whole way, with the real process under the stand-in; its trace is another's, since there is no GPU."""
     fake.behave("run")
-    for module in (traced_trial, profile_verb, sweep_verb):
+    for module in (traced_trial, profile_verb, local):
         monkeypatch.setattr(module, "check_device", lambda device: None)
     tiny = {"batch": 1, "context": 8, "seconds": 0.1}
     if by == "profile":

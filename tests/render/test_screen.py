@@ -243,6 +243,8 @@ amounts = st.floats(allow_nan=True, allow_infinity=True) | st.floats(0, 1e12)
 
 @given(st.lists(amounts, max_size=20), st.lists(amounts, max_size=4), st.sampled_from(["ns", "bytes"]))
 @example([2.2e16, 0.0, 0.0, -1.2e16], [], "ns")
+@example([8.988465674311579e307, 8.98846567431158e307], [], "ns")
+@example([2.365385703766205e306], [], "ns")
 @settings(max_examples=200, deadline=None)
 def test_any_numbers_fit(sizes, savings, unit):
     parts = tuple(Part("part", size, kind) for size, kind in zip(sizes, (USEFUL, IDLE, OTHER) * 7, strict=False))

@@ -208,9 +208,12 @@ def _bar(screen: Screen) -> list[Text]:
     return [cut(screen.parts_title, WIDTH, "bold"), bar, *lines]
 
 
+_MOST = 1e300  # what several of can still be added up
+
+
 def largest(parts: Sequence[Part]) -> list[Part]:
     """The parts in their order; the smallest, if there are several or too many, are added up."""
-    some = [part for part in parts if part.amount and math.isfinite(part.amount)]
+    some = [part for part in parts if part.amount and abs(part.amount) < _MOST]  # a NaN is not
     least = WORTH_A_LINE * sum(abs(part.amount) for part in some)
     order = sorted(range(len(some)), key=lambda i: -abs(some[i].amount))
     kept = [i for i in order if abs(some[i].amount) >= least][:MOST_PARTS]

@@ -340,7 +340,8 @@ def _product(shape: str) -> float:
 
 def _groups(events: pl.DataFrame, known: Distributed) -> tuple[list[int], tuple[Group, ...]]:
     """The process group of each collective; of those without, the only one that there is, or else their stream."""
-    only = next(iter(known.groups)) if len(known.groups) == 1 else None
+    several = {name: ranks for name, ranks in known.groups.items() if len(ranks) > 1}
+    only = next(iter(several)) if len(set(several.values())) == 1 else None
     numbers: dict[tuple[object, ...], int] = {}
     streams: dict[int, int] = {}
     found: list[int] = []
