@@ -338,10 +338,15 @@ def _product(shape: str) -> float:
     return math.prod(float(n) for n in shape.split(","))
 
 
+def _only_group(known: Distributed) -> str | None:
+    """The group that all collectives are of, where a job has groups of the same ranks alone; a group of one exchanges nothing."""
+    several = {name: ranks for name, ranks in known.groups.items() if len(ranks) > 1}
+    return next(iter(several)) if len(set(several.values())) == 1 else None
+
+
 def _groups(events: pl.DataFrame, known: Distributed) -> tuple[list[int], tuple[Group, ...]]:
     """The process group of each collective; of those without, the only one that there is, or else their stream."""
-    several = {name: ranks for name, ranks in known.groups.items() if len(ranks) > 1}
-    only = next(iter(several)) if len(set(several.values())) == 1 else None
+    only = _only_group(known)
     numbers: dict[tuple[object, ...], int] = {}
     streams: dict[int, int] = {}
     found: list[int] = []
