@@ -110,3 +110,4 @@ def test_a_rank_that_lost_its_neighbour_is_not_the_reason():
     lost = Done(status=ERROR, reason="RuntimeError: gloo: Connection reset by peer")
     own = Done(status=ERROR, reason="ValueError: too many heads")
     assert (torchrun._left_alone(lost).status, torchrun._left_alone(own)) == (CRASH, own)
+    assert lost.reason in torchrun._left_alone(lost).reason

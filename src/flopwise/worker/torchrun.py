@@ -82,7 +82,7 @@ def _left_alone(failed: Done) -> Done:
     """Where a rank tells that its neighbour is gone, that one's end is the reason."""
     if failed.status != ERROR or not _GONE.search(failed.reason):
         return failed
-    reason = "a rank ended before the others: was it killed, or did the system run out of memory?"
+    reason = f"a rank ended before the others, which then failed: {failed.reason}"
     return msgspec.structs.replace(
         failed, status=CRASH, reason=reason, hint="the run's logs/ folder has what each rank said"
     )
