@@ -1,0 +1,47 @@
+"""What the programs that train do by themselves: which kernels are fused, and what is exchanged behind the computing."""
+
+import msgspec
+
+from flopwise.errors import FlopwiseError
+from flopwise.spec import fields
+
+
+class Software(msgspec.Struct, frozen=True, kw_only=True):
+    """One program, as it is set up by people who care for speed."""
+
+    name: str
+    title: str
+    flash: bool = True  # attention in one kernel; else scores are written and read
+    passes: str = "fused"  # what lies between matmuls: 'eager', 'fused' by hand, or 'compiled'
+    dropout: bool = False
+    hides_gradients: bool = True  # data ranks exchange gradients behind the backward pass
+    hides_gathers: bool = True  # and weights before they are needed
+    hides_tensor: bool = False  # tensor ranks exchange in pieces, behind the matmul that makes or uses them
+    hides_experts: bool = False  # tokens travel to and from experts behind other micro-batches
+    host: str = "eager"  # how a kernel is launched: 'eager', 'compiled', or 'graph'
+
+
+SOFTWARE = (
+    Software(name="megatron", title="Megatron-Core with Transformer Engine", hides_tensor=True, hides_experts=False),
+    Software(name="torchtitan", title="torchtitan: FSDP2, torch.compile", passes="compiled", host="compiled"),
+    Software(name="pytorch", title="PyTorch FSDP without torch.compile", passes="eager"),
+    Software(
+        name="megatron-2021",
+        title="Megatron-LM of 2021: no flash attention, nothing hidden",
+        flash=False, dropout=True, hides_gradients=False, hides_gathers=False,
+    ),
+)  # fmt: skip
+
+
+def software(name: str) -> Software:
+    """
+    >>> software("torchtitan").passes
+    'compiled'
+    """
+    found = next((one for one in SOFTWARE if one.name == name), None)
+    if found is None:
+        names = [one.name for one in SOFTWARE]
+        raise FlopwiseError(
+            f"there is no software {fields.show(name)}", f"{fields.did_you_mean(name, names)}known: {', '.join(names)}"
+        )
+    return found
