@@ -24,6 +24,12 @@ class Software(msgspec.Struct, frozen=True, kw_only=True):
 SOFTWARE = (
     Software(name="megatron", title="Megatron-Core with Transformer Engine", hides_tensor=True, hides_experts=False),
     Software(name="torchtitan", title="torchtitan: FSDP2, torch.compile", passes="compiled", host="compiled"),
+    Software(
+        name="torchtitan-async",
+        title="torchtitan with asynchronous tensor parallelism",
+        passes="compiled", host="compiled", hides_tensor=True,
+    ),
+    Software(name="automodel", title="PyTorch FSDP2 with Transformer Engine"),
     Software(name="pytorch", title="PyTorch FSDP without torch.compile", passes="eager"),
     Software(
         name="megatron-2021",
