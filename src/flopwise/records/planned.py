@@ -3,13 +3,16 @@
 import msgspec
 
 # Where the time of a step goes, in the order in which screens show it. The first six are the computing of the busiest rank.
-MATMULS, ATTENTION, PASSES, RECOMPUTED, LOSS, UPDATE = "matmuls", "attention", "other kernels", "recomputed", "embedding and loss", "optimizer"  # fmt: skip
+MATMULS, ATTENTION, PASSES = "matmuls", "attention", "other kernels"
+RECOMPUTED, LOSS, UPDATE = "recomputed", "embedding and loss", "optimizer"
 LAUNCHES = "launching"
 TENSOR, CONTEXT, EXPERT, DATA, STAGES = "tensor ranks", "context ranks", "expert ranks", "data ranks", "pipeline ranks"
 SLOWED = "kernels slowed by exchange"
 IMBALANCE = "uneven experts"
 BUBBLE = "pipeline bubble"
-PARTS = (MATMULS, ATTENTION, PASSES, RECOMPUTED, LOSS, UPDATE, LAUNCHES, TENSOR, CONTEXT, EXPERT, DATA, STAGES, SLOWED, IMBALANCE, BUBBLE)  # fmt: skip
+COMPUTED = (MATMULS, ATTENTION, PASSES, RECOMPUTED, LOSS, UPDATE)
+EXCHANGED = (TENSOR, CONTEXT, EXPERT, DATA, STAGES)
+PARTS = (*COMPUTED, LAUNCHES, *EXCHANGED, SLOWED, IMBALANCE, BUBBLE)
 
 
 class PlannedStep(msgspec.Struct, frozen=True, kw_only=True):

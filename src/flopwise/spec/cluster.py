@@ -1,57 +1,87 @@
-"""Clusters: which GPUs, how many share the fast links, and what each can send beyond them."""
+"""Clusters by their names, by their GPU's, or from a file."""
+
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from flopwise.errors import FlopwiseError
 from flopwise.spec import fields
+from flopwise.spec.cluster_facts import Cluster as Cluster
+from flopwise.spec.cluster_table import CLUSTERS as CLUSTERS
+from flopwise.spec.gpu import find_gpu, gpu
+from flopwise.spec.links import links
+from flopwise.spec.recipe import read_toml
+
+_HINT = "a file has gpu, domain, link (or like = 'dgx-h100' and what differs); see docs/how-to/plan.md"
 
 
-class Cluster(msgspec.Struct, frozen=True, kw_only=True):
-    """GPUs in domains: within one all reach all over the fast links; between domains each has its part of the network."""
+def cluster(name: str, link: str = "") -> Cluster:
+    """The cluster of this name, of this file (`my.toml`), or the usual one of a GPU's name; `link` replaces its links.
 
-    name: str
-    title: str
-    gpu: str  # its name in spec/gpu.py
-    domain: int  # GPUs that share the fast links: 8 of an HGX board, 72 of an NVL72 rack
-    inside_bytes_s: float  # one GPU, one direction, by the datasheet
-    between_bytes_s: float  # one GPU's part of its host's network, one direction
-    host: int = 8  # GPUs of one host
-    oversubscribed: float = 1.0  # by how much the spine carries less than the leaves
-    spine: int = 0  # GPUs that reach each other without the spine; 0: no limit is known
-    memory_bytes: int | None = None  # of a GPU, where it is not what its datasheet says
-    price: float | None = None  # of a GPU for an hour, in dollars, where the facts state one
-    sources: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        for field in ("name", "title", "gpu"):
-            fields.text(field, getattr(self, field))
-        fields.whole("domain", self.domain, 1, 1_000_000)
-        fields.whole("host", self.host, 1, 1_000)
-        fields.whole("spine", self.spine, 0, 10_000_000)
-        for field in ("inside_bytes_s", "between_bytes_s"):
-            fields.number(field, getattr(self, field), 1e6, 1e14)
-        fields.number("oversubscribed", self.oversubscribed, 1.0, 100.0)
-        if self.price is not None:
-            fields.number("price", self.price, 0.0, 1e6)
-
-
-_IB = "what one GPU's adapter sends"
-CLUSTERS = (
-    Cluster(name="dgx-a100", title="DGX A100", gpu="a100", domain=8, inside_bytes_s=300e9, between_bytes_s=25e9),
-    Cluster(name="dgx-h100", title="DGX H100", gpu="h100", domain=8, inside_bytes_s=450e9, between_bytes_s=50e9),
-)
-
-
-def cluster(name: str) -> Cluster:
-    """The cluster of this name, or the usual one of a GPU's name.
-
-    >>> cluster("h100").domain
-    8
+    >>> cluster("h100").domain, cluster("h100", link="nvlink4,ib200").between_bytes_s
+    (8, 25000000000.0)
     """
-    found = next((one for one in CLUSTERS if name.lower() in (one.name, one.gpu)), None)
+    if name.endswith(".toml"):
+        found: Cluster | None = read_cluster(name)
+    else:
+        found = next((one for one in CLUSTERS if one.name == name.lower()), None) or _usual(name, link)
     if found is None:
+        names = [one.name for one in CLUSTERS]
+        near = fields.did_you_mean(name.lower(), names)
         raise FlopwiseError(
-            f"there is no cluster {fields.show(name)}",
-            f"{fields.did_you_mean(name, [one.name for one in CLUSTERS])}known: {', '.join(c.name for c in CLUSTERS)}",
+            f"there is no cluster {fields.show(name)}", f"{near}known: {', '.join(names)}; or a file.toml"
         )
-    return found
+    return with_links(found, link) if link else found
+
+
+def _usual(name: str, link: str) -> Cluster | None:
+    """Of a GPU; hosts of eight where no cluster of it is known, and its links are given."""
+    if (one := find_gpu(name)) is None:
+        return None
+    known = next((c for c in CLUSTERS if c.gpu == one.name), None)
+    if known is not None or one.peaks == {}:
+        return known
+    if not link:
+        raise FlopwiseError(f"no cluster of {one.title} is known", "say how they are connected: --link pcie4,eth100")
+    return Cluster(
+        name=one.name, title=f"8 × {one.title}", gpu=one.name, domain=8, inside_bytes_s=1e9, between_bytes_s=1e9
+    )
+
+
+def with_links(one: Cluster, link: str) -> Cluster:
+    """The same GPUs, connected otherwise."""
+    found = links(link)
+    return msgspec.structs.replace(one, inside_bytes_s=found.inside, between_bytes_s=found.between)
+
+
+def read_cluster(path: str | Path) -> Cluster:
+    """A cluster from a TOML file: its fields, `link` for both rates, and `like` for what is not said."""
+    table = read_toml(path, "a cluster file")
+    try:
+        return _from_table(table, Path(path).stem)
+    except FlopwiseError as error:
+        raise FlopwiseError(f"{path}: {error.message}", error.hint) from None
+
+
+def _from_table(table: dict[str, Any], name: str) -> Cluster:
+    fields.known("a cluster", table, (*Cluster.__struct_fields__, "like", "link"))
+    given = {"name": name, "title": table.get("name", name), **table}
+    like, link = given.pop("like", None), given.pop("link", None)
+    for field, value in (("like", like), ("link", link), ("gpu", given.get("gpu"))):
+        if value is not None:
+            fields.text(field, value)
+    if like is not None:
+        if like.endswith(".toml"):
+            raise FlopwiseError(f"like = {fields.show(like)} is a file", "like names a cluster that is known")
+        given = msgspec.structs.asdict(cluster(like)) | given
+    if link is not None:
+        both = links(link)
+        given |= {"inside_bytes_s": both.inside, "between_bytes_s": both.between}
+    needed = [field for field in ("gpu", "domain", "inside_bytes_s", "between_bytes_s") if field not in given]
+    if needed:
+        raise FlopwiseError(f"{needed[0]} is missing", _HINT)
+    sources = given.get("sources", ())
+    if not isinstance(sources, list | tuple) or not all(isinstance(one, str) for one in sources):
+        raise FlopwiseError(f"sources = {fields.show(sources)} is not allowed", "allowed: a list of texts")
+    return Cluster(**given | {"gpu": gpu(given["gpu"]).name, "sources": tuple(sources)})

@@ -18,14 +18,14 @@ _LOCAL = "hf: takes the path of a local config.json"
 
 def read(path: str | Path) -> tuple[ModelSpec, dict[str, Any]]:
     """Read a config file (or the folder that holds one): the shape, and the fields of its text model."""
-    file, config = _load(path)
-    return from_config(config, name=file.parent.name or file.stem, source=str(file)), _text_model(config)
+    file, config = load(path)
+    return from_config(config, name=file.parent.name or file.stem, source=str(file)), text_model(config)
 
 
 def notes(target: str, own_model: bool = True) -> tuple[str, ...]:
     """What an account of a workload's config file leaves out; `own_model`: flopwise's, which has no dropout."""
     try:
-        return notes_of(_load(target.removeprefix("hf:"))[1], own_model) if target.startswith("hf:") else ()
+        return notes_of(load(target.removeprefix("hf:"))[1], own_model) if target.startswith("hf:") else ()
     except FlopwiseError:  # the file of a stored workload may be gone
         return ()
 
@@ -36,7 +36,7 @@ def notes_of(config: dict[str, Any], own_model: bool = True) -> tuple[str, ...]:
     >>> notes_of({"model_type": "llama", "attention_dropout": 0.1, "parallel_residual": True})
     ('dropout is not counted, neither masks nor time: attention_dropout = 0.1', 'not read: parallel_residual')
     """
-    text, found = _text_model(config), []
+    text, found = text_model(config), []
     if text is not config:
         whole = config.get("model_type")
         rest = f"the rest of {fields.show(whole)}" if isinstance(whole, str) else "the rest of the model"
@@ -80,7 +80,7 @@ def with_changes(config: dict[str, Any], spec: ModelSpec, source: str) -> dict[s
     return changed
 
 
-def _load(path: str | Path) -> tuple[Path, dict[str, Any]]:
+def load(path: str | Path) -> tuple[Path, dict[str, Any]]:
     file = Path(path)
     try:
         file = file.expanduser()
@@ -101,7 +101,7 @@ def _load(path: str | Path) -> tuple[Path, dict[str, Any]]:
     return file, config
 
 
-def _text_model(config: dict[str, Any]) -> dict[str, Any]:
+def text_model(config: dict[str, Any]) -> dict[str, Any]:
     """A multimodal file keeps its language model's fields apart."""
     nested = config.get("text_config")
     return nested if isinstance(nested, dict) else config
@@ -113,7 +113,7 @@ def from_config(config: dict[str, Any], name: str = "hf", source: str = "config.
     >>> from_config({"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257}).d_ff
     3072
     """
-    config = _text_model(config)
+    config = text_model(config)
     family = config.get("model_type")
     if family is None:
         raise FlopwiseError(f"{source} has no field model_type", f"families read: {', '.join(_FAMILIES)}")
@@ -131,7 +131,7 @@ def from_config(config: dict[str, Any], name: str = "hf", source: str = "config.
             f"this family's config needs {'them' if len(missing) > 1 else 'it'}",
         )
     try:
-        return _FAMILIES[family](_Config(config), name)
+        return _FAMILIES[family](Config(config), name)
     except FlopwiseError as error:
         message, hint = (
             re.sub(r"[a-z_]+", lambda word: names.get(word[0], word[0]), text) for text in (error.message, error.hint)
@@ -139,7 +139,7 @@ def from_config(config: dict[str, Any], name: str = "hf", source: str = "config.
         raise FlopwiseError(error.message if source in error.message else f"{source}: {message}", hint) from None
 
 
-class _Config:
+class Config:
     """A config's fields; a mistyped one gets a clear line."""
 
     def __init__(self, config: dict[str, Any]) -> None:
@@ -215,7 +215,7 @@ def _refuse_what_is_beyond(config: dict[str, Any], source: str) -> None:
             )
 
 
-def _llama(config: _Config, name: str) -> ModelSpec:
+def _llama(config: Config, name: str) -> ModelSpec:
     family = config.config["model_type"]
     sizes: dict[str, Any] = {field: config.whole(_NAMES["llama"][field]) for field in _NEEDED}
     bias = config.flag("attention_bias", False)
@@ -237,7 +237,7 @@ def _llama(config: _Config, name: str) -> ModelSpec:
     )
 
 
-def _gpt2(config: _Config, name: str) -> ModelSpec:
+def _gpt2(config: Config, name: str) -> ModelSpec:
     sizes = {field: config.whole(_NAMES["gpt2"][field]) for field in _NEEDED}
     activation = config.config.get("activation_function", "gelu_new")
     fields.one_of("activation_function", activation, ("gelu_new", "gelu", "gelu_pytorch_tanh"))

@@ -1,6 +1,8 @@
 """A layout: how a training step is shared among the GPUs of a cluster."""
 
 import math
+from collections.abc import Iterator
+from itertools import chain
 
 import msgspec
 
@@ -82,21 +84,40 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 def misfit(model: PlannedModel, layout: Layout, batch: int, context: int) -> tuple[str, str] | None:
     """Why a model cannot be laid out so, and what could be done; None where it can."""
-    spec, one = model.spec, layout
-    rules = (
-        (batch % (one.data * one.micro_batch), f"a batch of {batch} does not divide among {one.data} data ranks with micro-batches of {one.micro_batch}", f"a multiple of {one.data * one.micro_batch}"),
-        (spec.n_heads % one.tensor, f"{spec.n_heads} heads do not divide among {one.tensor} tensor ranks", "fewer tensor ranks"),
-        (spec.d_ff % one.tensor, f"d_ff = {spec.d_ff} does not divide among {one.tensor} tensor ranks", "fewer tensor ranks"),
-        (one.pipeline * one.virtual > spec.n_layers + 2, f"{one.pipeline} × {one.virtual} stages are more than {spec.n_layers} layers", "fewer stages"),
-        (context % (one.context * 2) and one.context > 1, f"a context of {context} does not divide among {one.context} ranks", "fewer context ranks"),
-        (one.context_way == "ulysses" and spec.n_heads % (one.context * one.tensor), f"{spec.n_heads} heads do not divide among {one.context} × {one.tensor} ranks", "--context-way ring"),
-        (one.expert > 1 and model.experts is None, f"{spec.name} has no experts to share", "--ep 1"),
-        (model.experts is not None and model.experts.count % one.expert, f"the experts do not divide among {one.expert} ranks", "fewer expert ranks"),
-        (model.experts is not None and (one.data * one.context * one.tensor) % (one.expert * one.expert_tensor), f"{one.expert} expert ranks do not divide {one.data} × {one.context} × {one.tensor} ranks", "fewer expert ranks"),
-        (one.shard_ranks and one.data % one.shard_ranks, f"groups of {one.shard_ranks} do not divide {one.data} data ranks", "a divisor of the data ranks"),
-        (one.virtual > 1 and one.pipeline == 1, "several parts of the model on a rank need a pipeline", "--pp 2 or more"),
-    )  # fmt: skip
-    return next(((why, hint) for wrong, why, hint in rules if wrong), None)
+    return next(chain(_misfits(model, layout, batch, context), _expert_misfits(model, layout)), None)
+
+
+def _misfits(model: PlannedModel, one: Layout, batch: int, context: int) -> Iterator[tuple[str, str]]:
+    spec, tensor = model.spec, f"among {one.tensor} tensor ranks"
+    if batch % (each := one.data * one.micro_batch):
+        ranks = f"{one.data} data ranks with micro-batches of {one.micro_batch}"
+        yield f"a batch of {batch} does not divide among {ranks}", f"a multiple of {each}"
+    if spec.n_heads % one.tensor:
+        yield f"{spec.n_heads} heads do not divide {tensor}", "fewer tensor ranks"
+    if spec.d_ff % one.tensor:
+        yield f"d_ff = {spec.d_ff} does not divide {tensor}", "fewer tensor ranks"
+    if one.pipeline * one.virtual > spec.n_layers + 2:  # the embedding and the loss may have stages of their own
+        yield f"{one.pipeline} × {one.virtual} stages are more than {spec.n_layers} layers", "fewer stages"
+    if one.virtual > 1 and one.pipeline == 1:
+        yield "several parts of the model on a rank need a pipeline", "--pp 2 or more"
+    if one.context > 1 and context % (2 * one.context):
+        yield f"a context of {context} does not divide among {one.context} ranks", "fewer context ranks"
+    if one.context_way == "ulysses" and spec.n_heads % (one.context * one.tensor):
+        yield f"{spec.n_heads} heads do not divide among {one.context} × {one.tensor} ranks", "--context-way ring"
+    if one.shard_ranks and one.data % one.shard_ranks:
+        yield f"groups of {one.shard_ranks} do not divide {one.data} data ranks", "a divisor of the data ranks"
+
+
+def _expert_misfits(model: PlannedModel, one: Layout) -> Iterator[tuple[str, str]]:
+    if model.experts is None:
+        if one.expert > 1:
+            yield f"{model.name} has no experts to share", "--ep 1"
+        return
+    if model.experts.count % one.expert:
+        yield f"{model.experts.count} experts do not divide among {one.expert} ranks", "fewer expert ranks"
+    if (one.data * one.context * one.tensor) % (one.expert * one.expert_tensor):
+        ranks = f"{one.data} × {one.context} × {one.tensor} ranks"
+        yield f"{one.expert} expert ranks do not divide {ranks}", "fewer expert ranks"
 
 
 def divisors(number: int) -> tuple[int, ...]:

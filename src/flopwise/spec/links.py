@@ -8,12 +8,14 @@ from flopwise.errors import FlopwiseError
 from flopwise.spec import fields
 
 # Bytes per second of one GPU in one direction. NVLink: half of what NVIDIA's datasheets of the V100, A100, H100 and B200 state
-# for both directions; PCIe: 16 lanes, after encoding; InfiniBand and Ethernet: one port of the named Gbit/s.
+# for both directions; xgmi3: half of the 7 × 128 GB/s of an MI300X; PCIe: 16 lanes, after
+# encoding; InfiniBand and Ethernet: one port of the named Gbit/s.
 LINKS = {
     "nvlink2": 150e9,
     "nvlink3": 300e9,
     "nvlink4": 450e9,
     "nvlink5": 900e9,
+    "xgmi3": 448e9,
     "pcie3": 15.75e9,
     "pcie4": 31.5e9,
     "pcie5": 63e9,

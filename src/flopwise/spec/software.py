@@ -27,16 +27,21 @@ SOFTWARE = (
     Software(
         name="torchtitan-async",
         title="torchtitan with asynchronous tensor parallelism",
-        passes="compiled", host="compiled", hides_tensor=True,
+        passes="compiled",
+        host="compiled",
+        hides_tensor=True,
     ),
     Software(name="automodel", title="PyTorch FSDP2 with Transformer Engine"),
     Software(name="pytorch", title="PyTorch FSDP without torch.compile", passes="eager"),
     Software(
         name="megatron-2021",
         title="Megatron-LM of 2021: no flash attention, nothing hidden",
-        flash=False, dropout=True, hides_gradients=False, hides_gathers=False,
+        flash=False,
+        dropout=True,
+        hides_gradients=False,
+        hides_gathers=False,
     ),
-)  # fmt: skip
+)
 
 
 def software(name: str) -> Software:
