@@ -44,7 +44,17 @@ def held_out(rows: list[Row]) -> list[bool]:
     for row in rows:
         count[document(row)] += 1
     names = [group(row, count[document(row)] < FEW) for row in rows]
-    return [int(hashlib.sha256(name.encode()).hexdigest(), 16) % 100 < SHARE for name in names]
+    chosen = {name for name in names if _place(name) < SHARE}
+    # Of a document and GPU that has several groups, one is always kept apart: that which the hash puts first.
+    several: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for row, name in zip(rows, names, strict=True):
+        several[document(row), row["gpu"]].add(name)
+    chosen |= {min(some, key=_place) for some in several.values() if len(some) > 1 and not some & chosen}
+    return [name in chosen for name in names]
+
+
+def _place(name: str) -> int:
+    return int(hashlib.sha256(name.encode()).hexdigest(), 16) % 100
 
 
 def flops(row: Row) -> float | None:
