@@ -27,9 +27,7 @@ _LINKS = {
     "GB200": (72, 900e9, 50e9),
     "GB300": (72, 900e9, 100e9),
 }
-# Documents that state a GPU's limits apart: 500 W instead of 700, and slower memory.
 _VOCABULARY = {"Qwen3": 151_936, "GPT": 51_200}
-_CONTEXT = {"GPT-4B": 1024, "GPT-8B": 1024, "GPT-1B": 1024, "GPT-2B": 1024}
 _LATENT = re.compile(r"q_lora (\d+) kv_lora (\d+) qk (\d+)\+(\d+) v (\d+)")
 
 
@@ -93,8 +91,16 @@ def cluster(row: Row) -> Cluster:
         domain=domain,
         inside_bytes_s=inside,
         between_bytes_s=between,
+        power=_power(row, family),
         memory_bytes=int(size * 1e9) if size else None,
     )
+
+
+def _power(row: Row, family: str) -> float:
+    """Of the usual power: where a document states a cap; and of Blackwell Ultra, which takes 1400 and 1100 W for 1200 and 1000."""
+    if "500W" in row["gpu"] or "500 W" in str(row.get("interconnect")):
+        return 500 / 700
+    return {"GB300": 1400 / 1200, "B300": 1100 / 1000}.get(family, 1.0)
 
 
 def _gpu_name(name: str) -> str:
@@ -114,6 +120,8 @@ def precision(row: Row) -> str:
 def software(row: Row) -> str:
     """By the document's program; Megatron before 2023 had no flash attention and hid nothing."""
     source, options = row["source"], str(row.get("options") or "")
+    if "2104.04473" in source and row.get("fsdp"):
+        return "deepspeed-2021"
     if "vTrain" in source or "2104.04473" in source or "2205.05198" in source or "images/tables.tex" in source:
         return "megatron-2021"
     if "f2e5db4" in source:
@@ -122,7 +130,9 @@ def software(row: Row) -> str:
         return "torchtitan-async" if "async" in options.lower().replace(" ", "") else "torchtitan"
     if "llm-foundry" in source:
         return "pytorch"
-    return "automodel" if "Automodel" in source else "megatron"
+    if "Automodel" in source:
+        return "automodel"
+    return "megatron-overlap" if "1f1b overlap" in options else "megatron"
 
 
 def layout(row: Row) -> Layout | str:
@@ -134,12 +144,12 @@ def layout(row: Row) -> Layout | str:
     word = str(row.get("fsdp") or "").lower()
     sharded = "gradients" if "shard_grad" in word or "zero-2" in word else "weights" if word else "none"
     program = software(row)
-    if sharded == "none" and program == "megatron":
+    if sharded == "none" and program in ("megatron", "megatron-overlap"):
         sharded = "optimizer"
     recompute = str(row.get("recompute") or "none").split()[0].strip(",")
     micro = row.get("micro_batch") or 1
     if program.startswith("torchtitan") and pipeline > 1:
-        micro = 1  # its local batch is cut for the pipeline
+        micro = max(1, micro // pipeline)  # its local batch is cut into as many parts as the pipeline has ranks
     virtual = row.get("vp")
     virtual = virtual if isinstance(virtual, int) else 2 if virtual else 1
     expert = row.get("ep") or 1
@@ -170,7 +180,7 @@ def job(row: Row) -> Job | str:
         return laid
     if "LoRA" in str(row.get("notes")):
         return "it trains adapters alone"
-    context = row.get("seq_len") or _CONTEXT.get(str(row.get("model")))
+    context = row.get("seq_len")
     if context is None:
         return "its context is not stated"
     try:

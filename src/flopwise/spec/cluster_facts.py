@@ -17,6 +17,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     host: int = 8  # GPUs of one host
     oversubscribed: float = 1.0  # by how much the spine carries less than the leaves
     spine: int = 0  # GPUs that reach each other without the spine; 0: no limit is known
+    power: float = 1.0  # of what this kind of chip usually may take: 5/7 where 700 W are held at 500
     memory_bytes: int | None = None  # of a GPU, where it is not what its datasheet says
     price: float | None = None  # of a GPU for an hour, in dollars, where the facts state one
     sources: tuple[str, ...] = ()
@@ -29,6 +30,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
         fields.whole("spine", self.spine, 0, 10_000_000)
         for field in ("inside_bytes_s", "between_bytes_s"):
             fields.number(field, getattr(self, field), 1e6, 1e14)
+        fields.number("power", self.power, 0.1, 2.0)
         fields.number("oversubscribed", self.oversubscribed, 1.0, 100.0)
         if self.memory_bytes is not None:
             fields.whole("memory_bytes", self.memory_bytes, 1, 10**15)

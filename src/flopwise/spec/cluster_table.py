@@ -39,21 +39,21 @@ def _hosts(
     return Cluster(name=name, title=title, gpu=gpu, sources=sources, **facts)
 
 
-def _racks(name: str, title: str, gpu: str, gbit: float, sources: tuple[str, ...]) -> Cluster:
+def _racks(name: str, title: str, gpu: str, gbit: float, sources: tuple[str, ...], **others: float) -> Cluster:
     """72 GPUs in hosts of four, all on NVLink."""
-    return _hosts(name, title, gpu, "nvlink5", gbit, sources, domain=72, host=4)
+    return _hosts(name, title, gpu, "nvlink5", gbit, sources, domain=72, host=4, **others)
 
 
-# The first of a GPU is its usual one.
+# The first of a GPU is its usual one. Blackwell Ultra may take 1,100 and 1,400 W where the B200 and GB200 take 1,000 and 1,200.
 CLUSTERS = (
     _hosts("dgx-a100", "DGX A100", "a100", "nvlink3", 200, _A100),
     _hosts("dgx-a100-40", "DGX A100, GPUs of 40 GB", "a100-40", "nvlink3", 200, _A100),
     _hosts("dgx-h100", "DGX H100", "h100", "nvlink4", 400, _H100),
     _hosts("dgx-h200", "DGX H200", "h200", "nvlink4", 400, _H100),
     _hosts("dgx-b200", "DGX B200", "b200", "nvlink5", 400, _B200),
-    _hosts("dgx-b300", "DGX B300", "b300", "nvlink5", 800, _B300),
+    _hosts("dgx-b300", "DGX B300", "b300", "nvlink5", 800, _B300, power=1.1),
     _racks("gb200-nvl72", "GB200 NVL72", "gb200", 400, _GB200),
-    _racks("gb300-nvl72", "GB300 NVL72", "gb300", 800, _GB300),
+    _racks("gb300-nvl72", "GB300 NVL72", "gb300", 800, _GB300, power=1400 / 1200),
     _hosts("mi300x", "MI300X platform", "mi300x", "xgmi3", 400, _MI300X),
     _hosts("hgx-h100", "HGX H100 with 8 × 400 Gb/s", "h100", "nvlink4", 400, _HGX),
     _hosts("a100-800g", "A100 with 800 Gb/s a host", "a100", "nvlink3", 100, _VTRAIN),

@@ -12,27 +12,43 @@ class Software(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     title: str
     flash: bool = True  # attention in one kernel; else scores are written and read
+    old_flash: bool = False  # a kernel that was written for Ampere
     passes: str = "fused"  # what lies between matmuls: 'eager', 'fused' by hand, or 'compiled'
     dropout: bool = False
     hides_gradients: bool = True  # data ranks exchange gradients behind the backward pass
     hides_gathers: bool = True  # and weights before they are needed
     hides_tensor: bool = False  # tensor ranks exchange in pieces, behind the matmul that makes or uses them
+    once_a_host: bool = False  # a token goes to each host once, whatever number of its experts are there
+    gathers_apart: bool = False  # weights are gathered one by one, so that a host's ports do not add up
+    as_many_parts: bool = False  # as many micro-batches as the pipeline has ranks, by default
     hides_experts: bool = False  # tokens travel to and from experts behind other micro-batches
-    host: str = "eager"  # how a kernel is launched: 'eager', 'compiled', or 'graph'
+    host: str = (
+        "eager"  # how a kernel is launched: 'eager', 'compiled', or 'checkpointed': with random states kept apart
+    )
 
 
 SOFTWARE = (
-    Software(name="megatron", title="Megatron-Core with Transformer Engine", hides_tensor=True, hides_experts=False),
-    Software(name="torchtitan", title="torchtitan: FSDP2, torch.compile", passes="compiled", host="compiled"),
+    Software(name="megatron", title="Megatron-Core with Transformer Engine", hides_tensor=True, once_a_host=True),
+    Software(
+        name="megatron-overlap",
+        title="Megatron-Core that moves tokens behind another micro-batch",
+        hides_tensor=True,
+        once_a_host=True,
+        hides_experts=True,
+    ),
+    Software(
+        name="torchtitan", title="torchtitan: FSDP2, torch.compile", passes="compiled", host="compiled", old_flash=True
+    ),
     Software(
         name="torchtitan-async",
         title="torchtitan with asynchronous tensor parallelism",
         passes="compiled",
         host="compiled",
+        old_flash=True,
         hides_tensor=True,
     ),
-    Software(name="automodel", title="PyTorch FSDP2 with Transformer Engine"),
-    Software(name="pytorch", title="PyTorch FSDP without torch.compile", passes="eager"),
+    Software(name="automodel", title="PyTorch FSDP2 with Transformer Engine", once_a_host=True),
+    Software(name="pytorch", title="PyTorch FSDP without torch.compile", passes="eager", old_flash=True),
     Software(
         name="megatron-2021",
         title="Megatron-LM of 2021: no flash attention, nothing hidden",
@@ -40,6 +56,16 @@ SOFTWARE = (
         dropout=True,
         hides_gradients=False,
         hides_gathers=False,
+        host="checkpointed",
+    ),
+    Software(
+        name="deepspeed-2021",
+        title="DeepSpeed of 2021 with weights in shards",
+        flash=False,
+        dropout=True,
+        hides_gradients=True,
+        gathers_apart=True,
+        host="checkpointed",
     ),
 )
 
