@@ -11,15 +11,16 @@ and precision.
 import argparse
 import hashlib
 import json
-from collections import defaultdict
+import math
+from collections import Counter, defaultdict
 from pathlib import Path
-from statistics import mean, median, quantiles
-from typing import Any
+from statistics import mean, median
 
-from flopwise.predict.flops import model_flops
-from flopwise.spec.model import ModelSpec
+from plan_rows import Row, job, measured_s, model
 
-Row = dict[str, Any]
+from flopwise.predict.parallel.step import model_flops, planned_step
+from flopwise.spec.gpu import gpu
+
 FEW = 12  # a document of fewer rows is held out whole, or not at all
 SHARE = 40  # of a hundred groups
 
@@ -58,26 +59,11 @@ def _place(name: str) -> int:
 
 
 def flops(row: Row) -> float | None:
-    """Of one step, by our own count; None of a model that is not dense, or of which too little is said."""
-    arch = row.get("arch") or {}
-    wanted = ("n_layers", "d_model", "n_heads", "d_ff", "vocab")
-    if any(not isinstance(arch.get(name), int) for name in wanted) or any("expert" in name for name in arch):
+    """Of one step, by our own count; None of a model of which too little is said."""
+    shape, context = model(row), row.get("seq_len")
+    if isinstance(shape, str) or not row.get("global_batch") or not context:
         return None
-    heads = arch["n_heads"]
-    spec = ModelSpec(
-        name=str(row.get("model", "")),
-        n_layers=arch["n_layers"],
-        d_model=arch["d_model"],
-        n_heads=heads,
-        n_kv_heads=arch.get("n_kv_heads") or heads,
-        head_dim=arch.get("head_dim") or arch["d_model"] // heads,
-        d_ff=arch["d_ff"],
-        vocab=arch["vocab"],
-        mlp="gelu" if arch.get("mlp") == "gelu" else "swiglu",
-    )
-    if not row.get("global_batch") or not row.get("seq_len"):
-        return None
-    return float(model_flops(spec, row["global_batch"], row["seq_len"]).total)
+    return model_flops(shape, row["global_batch"], context)
 
 
 def kind(row: Row) -> str:
@@ -87,44 +73,99 @@ def kind(row: Row) -> str:
 
 def constant_utilisation(rows: list[Row], kept: list[bool]) -> list[float | None]:
     """The seconds of each row's step, by the median rate of rows that were not kept apart."""
-    work = [flops(row) for row in rows]
+    work, took = [flops(row) for row in rows], [measured_s(row) for row in rows]
     rates: dict[str, list[float]] = defaultdict(list)
-    for row, count, apart in zip(rows, work, kept, strict=True):
-        if count is not None and row.get("step_s") and not apart:
-            rates[kind(row)].append(count / row["step_s"] / row["n_gpus"])
+    for row, count, seconds, apart in zip(rows, work, took, kept, strict=True):
+        if count is not None and seconds and not apart:
+            rates[kind(row)].append(count / seconds / row["n_gpus"])
+    known = {name: median(some) for name, some in rates.items()}
+    usual = median(found / peak(name) for name, found in known.items())  # for a GPU and bits of which no row is left
+
+    def rate(row: Row) -> float:
+        return known.get(kind(row)) or usual * peak(kind(row))
+
     return [
-        count / median(rates[kind(row)]) / row["n_gpus"] if count is not None and kind(row) in rates else None
-        for row, count in zip(rows, work, strict=True)
+        count / rate(row) / row["n_gpus"] if count is not None else None for row, count in zip(rows, work, strict=True)
     ]
 
 
-def table(rows: list[Row], kept: list[bool], predicted: list[float | None]) -> None:
-    print("| source | rows | held out | of them predicted | median error | mean | 9 of 10 below |")
-    print("|:--|--:|--:|--:|--:|--:|--:|")
-    for name in sorted({document(row) for row in rows}):
-        mine = [place for place, row in enumerate(rows) if document(row) == name]
+def peak(name: str) -> float:
+    """Of a GPU in half precision."""
+    return gpu(name.partition(" ")[0].lower()).peaks["fp16"]
+
+
+def planned(rows: list[Row]) -> list[float | None]:
+    jobs = [job(row) for row in rows]
+    return [None if isinstance(one, str) else planned_step(one).wall_s for one in jobs]
+
+
+def label(row: Row) -> str:
+    name = document(row).rpartition("/")[2]
+    if name in ("llm-foundry", "torchtitan", "vTrain"):
+        name += f", {row['gpu'].partition('-')[0]}, {row['precision'].removeprefix('amp_').split()[0]}"
+        return name if row.get("model") else f"{name}, single node"
+    return f"{name}, {'MoE' if (row.get('arch') or {}).get('moe') else 'dense'}"
+
+
+def errors(rows: list[Row], guesses: list[float | None]) -> list[float]:
+    pairs = [(guess, measured_s(row)) for row, guess in zip(rows, guesses, strict=True)]
+    return [abs(guess / seconds - 1) for guess, seconds in pairs if guess and seconds]
+
+
+def table(rows: list[Row], kept: list[bool]) -> None:
+    """Of the rows that were kept apart: ours, and beside it the constant utilisation's."""
+    ours, constant = planned(rows), constant_utilisation(rows, kept)
+    print(
+        "| source | rows | held out | of them predicted | median error | mean | 9 of 10 below | constant: median | mean |"
+    )
+    print("|:--|--:|--:|--:|--:|--:|--:|--:|--:|")
+    for name in [*dict.fromkeys(label(row) for row in rows), "all"]:
+        mine = [place for place, row in enumerate(rows) if name in ("all", label(row))]
         apart = [place for place in mine if kept[place]]
-        errors = [
-            abs(guess / rows[place]["step_s"] - 1)
-            for place in apart
-            if (guess := predicted[place]) is not None and rows[place].get("step_s")
-        ]
-        figures = ["", "", ""]
-        if errors:
-            worst = quantiles(errors, n=10)[-1] if len(errors) > 1 else errors[0]
-            figures = [f"{100 * one:.1f} %" for one in (median(errors), mean(errors), worst)]
-        print(f"| {name} | {len(mine)} | {len(apart)} | {len(errors)} | {' | '.join(figures)} |")
+        found = sorted(errors([rows[p] for p in apart], [ours[p] for p in apart]))
+        beside = errors([rows[p] for p in apart if ours[p]], [constant[p] for p in apart if ours[p]])
+        figures = [""] * 5
+        if found:
+            worst = found[min(len(found) - 1, math.ceil(0.9 * len(found)) - 1)]
+            figures = [
+                f"{100 * one:.1f} %" for one in (median(found), mean(found), worst, median(beside), mean(beside))
+            ]
+        print(f"| {name} | {len(mine)} | {len(apart)} | {len(found)} | {' | '.join(figures)} |")
     print(f"\n{sum(kept)} of {len(rows)} rows are held out.")
+
+
+def unsaid(rows: list[Row]) -> None:
+    """Rows that are not predicted, and why."""
+    reasons = Counter(f"{row.get('model')}: {why}" for row in rows if isinstance(why := job(row), str))
+    for reason, count in reasons.most_common():
+        print(f"- {count} × {reason}")
+
+
+def outliers(rows: list[Row], kept: list[bool], beyond: float = 0.25) -> None:
+    """Held-out rows that are further off than so much."""
+    for row, guess, apart in zip(rows, planned(rows), kept, strict=True):
+        seconds = measured_s(row)
+        if apart and guess and seconds and abs(guess / seconds - 1) > beyond:
+            layout = " ".join(f"{key}{row[key]}" for key in ("dp", "tp", "pp", "vp", "cp", "ep") if row.get(key))
+            where = f"{row['n_gpus']} {row['gpu']}, {layout}, micro-batch {row.get('micro_batch')}"
+            print(
+                f"- {row['id']} {row.get('model') or row['arch']['d_model']}, {where}: {guess:.3g} s, measured {seconds:.3g}"
+            )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+", type=Path)
-    for file in parser.parse_args().files:
+    parser.add_argument("--outliers", action="store_true", help="every held-out row that is more than a quarter off")
+    given = parser.parse_args()
+    for file in given.files:
         rows = [json.loads(line) for line in file.read_text().splitlines()]
         kept = held_out(rows)
-        print(f"\n{file.name}, constant utilisation\n")
-        table(rows, kept, constant_utilisation(rows, kept))
+        print(f"\n{file.name}\n")
+        table(rows, kept)
+        unsaid(rows)
+        if given.outliers:
+            outliers(rows, kept)
 
 
 if __name__ == "__main__":

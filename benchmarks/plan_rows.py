@@ -1,6 +1,7 @@
 """Published rows as jobs of a plan: what was trained, on which cluster, how it was laid out, and the seconds of a step.
 
-What a document leaves unsaid is said so, in words; or, of the micro-batch, recomputation and a pipeline's parts, left to the plan.
+What a document leaves unsaid is said so, in words. A micro-batch that is not stated is taken for one sequence, recomputation
+for none, a pipeline's parts for one, the network for the vendor's own design.
 """
 
 import re
@@ -97,7 +98,7 @@ def cluster(row: Row) -> Cluster:
 
 
 def _power(row: Row, family: str) -> float:
-    """Of the usual power: where a document states a cap; and of Blackwell Ultra, which takes 1400 and 1100 W for 1200 and 1000."""
+    """Of the usual power: where a document states a cap; and Blackwell Ultra may take 1400 and 1100 W for 1200 and 1000."""
     if "500W" in row["gpu"] or "500 W" in str(row.get("interconnect")):
         return 500 / 700
     return {"GB300": 1400 / 1200, "B300": 1100 / 1000}.get(family, 1.0)

@@ -65,8 +65,10 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     layout: Layout
     batch: int
     context: int
+    uneven: float = 1.0  # the tokens of the busiest expert rank, over the mean
 
     def __post_init__(self) -> None:
+        fields.number("uneven", self.uneven, 1.0, 1_000.0)
         fields.whole("batch", self.batch, 1, 100_000_000)
         fields.whole("context", self.context, 1, 1_000_000_000)
         if (why := misfit(self.model, self.layout, self.batch, self.context)) is not None:

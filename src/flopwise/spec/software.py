@@ -20,7 +20,6 @@ class Software(msgspec.Struct, frozen=True, kw_only=True):
     hides_tensor: bool = False  # tensor ranks exchange in pieces, behind the matmul that makes or uses them
     once_a_host: bool = False  # a token goes to each host once, whatever number of its experts are there
     gathers_apart: bool = False  # weights are gathered one by one, so that a host's ports do not add up
-    as_many_parts: bool = False  # as many micro-batches as the pipeline has ranks, by default
     hides_experts: bool = False  # tokens travel to and from experts behind other micro-batches
     host: str = (
         "eager"  # how a kernel is launched: 'eager', 'compiled', or 'checkpointed': with random states kept apart

@@ -1,5 +1,6 @@
 """One layer of a model on one rank: its kernels' times, forward and backward, for one micro-batch."""
 
+import math
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -47,7 +48,7 @@ def _product_s(name: str, dtype: str, batch: int, m: int, n: int, k: int, power:
     """One product, within training: the chip is hot, and its clock lower than at its best."""
     known, chip = limits(name), gpu(name)
     rate, share = _rate(chip, dtype), fitted.SUSTAINED.get(chip.capability, fitted.SUSTAINED_ELSE)
-    share *= fitted.LOW_SUSTAINED.get(dtype, 1.0) * power**fitted.POWER
+    share *= fitted.LOW_SUSTAINED.get(dtype, 1.0) * math.pow(power, fitted.POWER)
     found = known.matmul.get("fp8" if dtype in fitted.LOW_SUSTAINED else dtype) or known.matmul["fp32"]
     item = {"nvfp4": 0.5, "fp8": 1.0, "mxfp8": 1.0}.get(dtype, 2.0)
     moved = batch * (item * (m * k + k * n) + _HALF * m * n) / known.bandwidth_bytes_per_s
@@ -94,9 +95,19 @@ class Share(NamedTuple):
 
 def share_of(model: PlannedModel, layout: Layout, cluster: Cluster, context: int) -> Share:
     return Share(
-        model, cluster.gpu, layout.micro_batch * context // layout.context, context, layout.tensor, layout.context,
-        layout.sequence, layout.expert, layout.expert_tensor, layout.precision, layout.software, cluster.power,
-    )  # fmt: skip
+        model,
+        cluster.gpu,
+        layout.micro_batch * context // layout.context,
+        context,
+        layout.tensor,
+        layout.context,
+        layout.sequence,
+        layout.expert,
+        layout.expert_tensor,
+        layout.precision,
+        layout.software,
+        cluster.power,
+    )
 
 
 @lru_cache(maxsize=20_000)
@@ -172,8 +183,8 @@ def _scores(one: Share, heads: int, score: int, value: int) -> tuple[float, floa
         shares = fitted.OLD_FLASH_SHARES if program.old_flash else fitted.FLASH_SHARES
         forward, back = shares.get(chip.capability) or fitted.FLASH_SHARES.get(chip.capability, fitted.FLASH_ELSE)
         peak = chip.peaks.get("bf16") or chip.peaks["fp16"]
-        return whole / 2 / (peak * forward * one.power**fitted.POWER), 2.5 * whole / 2 / (
-            peak * back * one.power**fitted.POWER
+        return whole / 2 / (peak * forward * math.pow(one.power, fitted.POWER)), 2.5 * whole / 2 / (
+            peak * back * math.pow(one.power, fitted.POWER)
         )
     batch = round(sequences * heads)
     product = [

@@ -24,6 +24,8 @@ from flopwise.spec.planned_model import PlannedModel
 from flopwise.spec.software import Software, software
 from flopwise.work.collective import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER, SEND_RECEIVE
 
+_HALF, _SINGLE = 2, 4  # bytes
+
 
 def model_flops(model: PlannedModel, batch: int, context: int) -> float:
     """Of one step, forward and backward, every score counted."""
@@ -71,6 +73,7 @@ class _Step:
         self.hidden: dict[str, float] = {}
         one = self.layout
         self.item = 2
+        self.layers = job.model.spec.n_layers / one.pipeline
         # Ranks are numbered tensor first, then context, data, and pipeline.
         self.tensor = Group(one.tensor, 1)
         self.context = Group(one.context, one.tensor)
@@ -79,9 +82,6 @@ class _Step:
         self.expert = Group(one.expert, one.expert_tensor)
 
     # --- what one micro-batch takes on one rank
-
-    def layers_per_stage(self) -> float:
-        return self.model.spec.n_layers / self.layout.pipeline
 
     def block(self) -> Both:
         """The mean layer."""
@@ -127,7 +127,7 @@ class _Step:
             once = exchange_s(ALL_TO_ALL, moved, self.context, self.cluster)
             return _Exchange(once, once)
         ring = (one.context - 1) * exchange_s(SEND_RECEIVE, n_bytes, self._ring_hop(), self.cluster)
-        self._hide(parts.CONTEXT, min(ring, layer.forward.attention) * self.layers_per_stage() * self.job.micro_batches)
+        self._hide(parts.CONTEXT, min(ring, layer.forward.attention) * self.layers * self.job.micro_batches)
         return _Exchange(max(0.0, ring - layer.forward.attention), max(0.0, 2 * ring - layer.backward.attention))
 
     def _ring_hop(self) -> Group:
@@ -163,68 +163,76 @@ class _Step:
     # --- the step
 
     def planned(self) -> PlannedStep:
-        job, one = self.job, self.layout
-        layers, micro = self.layers_per_stage(), job.micro_batches
         layer = self.block()
-        recomputed = self._recomputed(layer)
-        tensor, expert = self.tensor_exchange(), self.expert_exchange()
-        context = self.context_exchange(layer)
-        again = 1.0 if one.recompute == "full" else 0.0
-        exchanged = {
-            parts.TENSOR: tensor.forward * (1 + again) + tensor.backward,
-            parts.CONTEXT: context.forward * (1 + again) + context.backward,
-            parts.EXPERT: expert.forward * (1 + again) + expert.backward,
-        }
-        if self.software.hides_tensor:
-            hidden = fitted.TENSOR_HIDDEN * exchanged[parts.TENSOR]
-            exchanged[parts.TENSOR] -= hidden
-            self._hide(parts.TENSOR, hidden * layers * micro)
-        if self.software.hides_experts:
-            hidden = fitted.EXPERTS_HIDDEN * exchanged[parts.EXPERT]
-            exchanged[parts.EXPERT] -= hidden
-            self._hide(parts.EXPERT, hidden * layers * micro)
-        head = head_block(self.share)
-        # The last stage has the head, too; programs give it fewer layers only where they are told to.
-        compute = layer.forward.plus(layer.backward)
-        per_layer = compute.seconds + recomputed.seconds + sum(exchanged.values())
-        head_s = head.forward.seconds + head.backward.seconds
-        stage_s = layers * per_layer + head_s / (1 if one.pipeline == 1 else one.pipeline)
-        accumulated = self._accumulated_s()
-        waited = self._waited_s(layer, recomputed, exchanged, layers)
-        micro_s = stage_s + accumulated + waited
-        busiest = layers * per_layer + head_s + accumulated + waited if one.pipeline > 1 else micro_s
-        # parts of one rank's own micro-batches
-        for name, seconds in (
-            (parts.MATMULS, compute.matmuls),
-            (parts.ATTENTION, compute.attention),
-            (parts.PASSES, compute.passes),
-            (parts.RECOMPUTED, recomputed.seconds),
-            *exchanged.items(),
-        ):
-            self._add(name, seconds * layers * micro)
-        self._add(parts.PASSES, accumulated * micro)
-        self._add(parts.LOSS, head_s * micro / one.pipeline)
-        self._add(parts.LAUNCHES, waited * micro)
-        self._pipeline(micro_s, busiest, micro)
-        self._data(layer, recomputed, exchanged, layers, micro, micro_s)
+        recomputed, exchanged = self._recomputed(layer), self._exchanged(layer)
+        self._micro_batches(layer, recomputed, exchanged)
+        self._data(layer, recomputed, exchanged)
         self._update()
         self._add(parts.SLOWED, fitted.SLOWED * sum(self.hidden.values()))
         wall = sum(self.parts.values())
-        if one.sharded == "weights":  # at every layer all data ranks wait for the last of them
-            hosts = max(1, one.gpus // self.cluster.host)
-            late = wall * fitted.JITTER * math.log2(hosts)
+        if self.layout.sharded == "weights":  # at every layer all data ranks wait for the last of them
+            late = wall * fitted.JITTER * math.log2(max(1, self.layout.gpus // self.cluster.host))
             self._add(parts.DATA, late)
             wall += late
-        flops = model_flops(self.model, job.batch, job.context)
-        peak = gpu(self.cluster.gpu).peaks
+        flops = model_flops(self.model, self.job.batch, self.job.context)
+        peaks = gpu(self.cluster.gpu).peaks
         return PlannedStep(
             wall_s=wall,
             parts=self.parts,
             model_flops=flops,
-            mfu=flops / wall / one.gpus / (peak.get("bf16") or peak["fp16"]),
-            tokens_s_gpu=job.tokens / wall / one.gpus,
+            mfu=flops / wall / self.layout.gpus / (peaks.get("bf16") or peaks["fp16"]),
+            tokens_s_gpu=self.job.tokens / wall / self.layout.gpus,
             hidden_s=self.hidden,
         )
+
+    def _exchanged(self, layer: Both) -> dict[str, float]:
+        """Seconds of a layer and micro-batch that nothing hides."""
+        again = 1.0 if self.layout.recompute == "full" else 0.0
+        found = {
+            parts.TENSOR: self.tensor_exchange(),
+            parts.CONTEXT: self.context_exchange(layer),
+            parts.EXPERT: self.expert_exchange(),
+        }
+        seconds = {name: one.forward * (1 + again) + one.backward for name, one in found.items()}
+        hides = {parts.TENSOR: fitted.TENSOR_HIDDEN * self.software.hides_tensor}
+        hides[parts.EXPERT] = fitted.EXPERTS_HIDDEN * self.software.hides_experts
+        for name, share in hides.items():
+            if share and seconds[name]:
+                self._hide(name, share * seconds[name] * self.layers * self.job.micro_batches)
+                seconds[name] *= 1 - share
+        return seconds
+
+    def _micro_batches(self, layer: Both, recomputed: Times, exchanged: dict[str, float]) -> None:
+        """What a rank does for its micro-batches, one after the other, and the pipeline that they go through."""
+        one, micro, head = self.layout, self.job.micro_batches, head_block(self.share)
+        compute = layer.forward.plus(layer.backward)
+        found = {
+            parts.MATMULS: compute.matmuls,
+            parts.ATTENTION: compute.attention,
+            parts.PASSES: compute.passes,
+            parts.RECOMPUTED: recomputed.seconds,
+            parts.IMBALANCE: self._imbalance(exchanged[parts.EXPERT]),
+            **exchanged,
+        }
+        for name, seconds in found.items():
+            self._add(name, seconds * self.layers * micro)
+        head_s = head.forward.seconds + head.backward.seconds
+        accumulated, waited = self._accumulated_s(), self._waited_s(layer, recomputed, exchanged)
+        self._add(parts.PASSES, accumulated * micro)
+        self._add(parts.LOSS, head_s * micro / one.pipeline)
+        self._add(parts.LAUNCHES, waited * micro)
+        if one.pipeline > 1:
+            mean_s = self.layers * sum(found.values()) + head_s / one.pipeline + accumulated + waited
+            # The last stage has the head besides its layers.
+            self._pipeline(mean_s, head_s * (1 - 1 / one.pipeline))
+
+    def _imbalance(self, exchanged_s: float) -> float:
+        """Of a mean layer: all wait for the rank whose experts are chosen most."""
+        if self.model.experts is None or self.job.uneven == 1:
+            return 0.0
+        experts = expert_block(self.share)
+        share = self.model.expert_layers / self.model.spec.n_layers
+        return (self.job.uneven - 1) * (share * (experts.forward.seconds + experts.backward.seconds) + exchanged_s)
 
     def _recomputed(self, layer: Both) -> Times:
         if self.layout.recompute == "full":
@@ -235,7 +243,7 @@ class _Step:
             return Times(attention=layer.forward.attention, kernels=layer.forward.kernels / 3)
         return Times()
 
-    def _waited_s(self, layer: Both, recomputed: Times, exchanged: dict[str, float], layers: float) -> float:
+    def _waited_s(self, layer: Both, recomputed: Times, exchanged: dict[str, float]) -> float:
         """Of a micro-batch: what the GPU waits for its host, by forward, recomputed and backward."""
         each = fitted.HOST_NS[self.software.host]
         share = sum(exchanged.values()) / (3 if recomputed.matmuls else 2)
@@ -243,7 +251,7 @@ class _Step:
         for times, ns in zip((layer.forward, recomputed, layer.backward), each, strict=True):
             if times.seconds:
                 waited += max(0.0, 1e-9 * ns * times.kernels - times.seconds - share)
-        return layers * waited + 1e-9 * fitted.HOST_STEP_NS[self.software.host] * (waited > 0)
+        return self.layers * waited + 1e-9 * fitted.HOST_STEP_NS[self.software.host] * (waited > 0)
 
     def local_parameters(self) -> float:
         """Of one pipeline rank, after tensor ranks have their shares; experts by theirs."""
@@ -266,77 +274,61 @@ class _Step:
             / (limits(self.cluster.gpu).bandwidth_bytes_per_s * fitted.PASS_SHARES[self.software.passes])
         )
 
-    def _pipeline(self, micro_s: float, busiest: float, micro: int) -> None:
-        one = self.layout
-        if one.pipeline == 1:
-            return
+    def _pipeline(self, micro_s: float, head_s: float) -> None:
+        """`micro_s`: of a micro-batch on a mean rank; `head_s`: by how much longer the last one has."""
+        one, micro = self.layout, self.job.micro_batches
         bubble = (one.pipeline - 1) * micro_s
         if one.schedule == "interleaved":
             bubble /= one.virtual
         elif one.schedule == "zero-bubble":
             bubble /= 3  # the weights' gradients, a third of the work, fill the rest
-        uneven = (busiest - micro_s) * micro  # all wait for the stage with the head
         n_bytes = self.share.tokens * self.model.spec.d_model * self.item / (one.tensor if one.sequence else 1)
         sent = exchange_s(SEND_RECEIVE, n_bytes, self.stages, self.cluster)
         crossings = 2 * one.virtual * micro + 2 * (one.pipeline - 1)
         shown = sent * crossings * (1 - fitted.STAGE_HIDDEN if self.software.hides_gradients else 1.0)
         self._hide(parts.STAGES, sent * crossings - shown)
         self._add(parts.STAGES, shown)
-        self._add(parts.BUBBLE, bubble + uneven)
+        self._add(parts.BUBBLE, bubble + head_s * micro)
 
-    def _data(
-        self, layer: Both, recomputed: Times, exchanged: dict[str, float], layers: float, micro: int, micro_s: float
-    ) -> None:
+    def _data(self, layer: Both, recomputed: Times, exchanged: dict[str, float]) -> None:
         one = self.layout
-        if one.data * one.context == 1:
+        if self.data.ranks == 1:
             return
-        mine = self.local_parameters()
         if one.sharded == "weights":
-            self._gathered(layer, recomputed, exchanged, layers, micro, mine)
+            self._gathered(layer, recomputed, exchanged)
             return
-        item = 2 if self.software.name == "megatron-2021" else 4
-        if one.sharded in ("none",):
-            back = exchange_s(ALL_REDUCE, item * mine, self.data, self.cluster)
-            ahead = 0.0
-        else:
-            back = exchange_s(REDUCE_SCATTER, item * mine, self.data, self.cluster)
-            ahead = exchange_s(ALL_GATHER, 2 * mine, self.data, self.cluster)
-        room = (
-            layers * (layer.backward.seconds + recomputed.seconds) * fitted.ROOM
-            if self.software.hides_gradients
-            else 0.0
-        )
-        room_ahead = layers * layer.forward.seconds * fitted.ROOM if self.software.hides_gathers else 0.0
+        mine, item = self.local_parameters(), _SINGLE if self.software.flash else _HALF
+        back = exchange_s(ALL_REDUCE if one.sharded == "none" else REDUCE_SCATTER, item * mine, self.data, self.cluster)
+        ahead = 0.0 if one.sharded == "none" else exchange_s(ALL_GATHER, _HALF * mine, self.data, self.cluster)
+        room = self.layers * (layer.backward.seconds + recomputed.seconds) * self.software.hides_gradients
+        room_ahead = self.layers * layer.forward.seconds * self.software.hides_gathers
         for seconds, free in ((back, room), (ahead, room_ahead)):
-            hidden = min(seconds, free)
+            hidden = min(seconds, free * fitted.ROOM)
             self._hide(parts.DATA, hidden)
             self._add(parts.DATA, seconds - hidden)
 
-    def _gathered(
-        self, layer: Both, recomputed: Times, exchanged: dict[str, float], layers: float, micro: int, mine: float
-    ) -> None:
-        """Weights in shards: gathered before each layer, twice; gradients scattered after it."""
-        one, spec = self.layout, self.model.spec
-        group = self.data if not one.shard_ranks else Group(one.shard_ranks, one.tensor)
-        table = spec.vocab * spec.d_model / one.tensor
-        each = (mine - table) / layers
+    def _gathered(self, layer: Both, recomputed: Times, exchanged: dict[str, float]) -> None:
+        """Weights in shards: gathered before each layer, forward and backward; gradients scattered after it."""
+        one, spec, mine = self.layout, self.model.spec, self.local_parameters()
+        group = Group(one.shard_ranks, one.tensor) if one.shard_ranks else self.data
         if self.software.gathers_apart and group.near(self.cluster) < group.ranks:
             group = Group(group.ranks, max(group.stride, self.cluster.domain))
-        gather = exchange_s(ALL_GATHER, 2 * each, group, self.cluster)
-        scatter = exchange_s(REDUCE_SCATTER, (4 if self.software.name != "pytorch" else 2) * each, group, self.cluster)
+        each = (mine - spec.vocab * spec.d_model / one.tensor) / self.layers
+        gather = exchange_s(ALL_GATHER, _HALF * each, group, self.cluster)
+        item = _HALF if self.software.passes == "eager" else _SINGLE
+        scatter = exchange_s(REDUCE_SCATTER, item * each, group, self.cluster)
         others = sum(exchanged.values())
         first = layer.forward.seconds + others / 3
         second = layer.backward.seconds + recomputed.seconds + others * 2 / 3
-        ahead = max(0.0, gather - first) * layers + gather
-        back = max(0.0, gather + scatter - second) * layers + scatter
-        times = micro if one.pipeline == 1 else 1
-        total = (2 * gather + scatter) * layers
-        shown = ahead + back
-        if one.shard_ranks and one.data > one.shard_ranks:
-            rest = Group(one.data // one.shard_ranks, one.tensor * one.shard_ranks)
-            shown += exchange_s(ALL_REDUCE, 4 * mine / one.shard_ranks, rest, self.cluster)
+        shown = max(0.0, gather - first) * self.layers + gather
+        shown += max(0.0, gather + scatter - second) * self.layers + scatter
+        whole = (2 * gather + scatter) * self.layers
+        if group.ranks < one.data:  # the groups add up their gradients
+            rest = Group(one.data // group.ranks, one.tensor * group.ranks)
+            shown += exchange_s(ALL_REDUCE, _SINGLE * mine / group.ranks, rest, self.cluster)
+        times = self.job.micro_batches if one.pipeline == 1 else 1  # a pipeline's rank keeps them for the step
         self._add(parts.DATA, shown * times)
-        self._hide(parts.DATA, max(0.0, total - shown) * times)
+        self._hide(parts.DATA, max(0.0, whole - shown) * times)
 
     def _update(self) -> None:
         one, mine = self.layout, self.local_parameters()
