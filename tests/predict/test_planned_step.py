@@ -11,10 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flopwise.predict.datasheet import from_datasheet
+from flopwise.predict.parallel import layer
 from flopwise.predict.parallel.step import model_flops, planned_step
 from flopwise.predict.parallel.topology import Group, exchange_s
 from flopwise.records import planned as parts
+from flopwise.records.ceilings import Tile
 from flopwise.spec.cluster import CLUSTERS, cluster
+from flopwise.spec.gpu import gpu
 from flopwise.spec.layout import Job, Layout
 from flopwise.spec.model import preset
 from flopwise.spec.planned_model import Experts, PlannedModel
@@ -55,8 +59,6 @@ def jobs(draw: st.DrawFn) -> Job:
 
 
 def _peaks(name: str) -> dict[str, float]:
-    from flopwise.spec.gpu import gpu
-
     return gpu(name).peaks
 
 
@@ -112,6 +114,33 @@ def test_uneven_experts_cost_time_and_dense_models_have_none() -> None:
     uneven = msgspec.structs.replace(even, uneven=1.5)
     assert planned_step(uneven).parts[parts.IMBALANCE] > 0 == planned_step(even).parts[parts.IMBALANCE]
     assert planned_step(uneven).wall_s > planned_step(even).wall_s
+
+
+def test_a_calibrated_gpu_is_planned_by_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job(model=LLAMA, cluster=cluster("h100"), layout=Layout(data=64, sharded="weights"), batch=64, context=4096)
+    stated = planned_step(job)
+    slow = from_datasheet(gpu("h100"))
+    halves = {
+        name: msgspec.structs.replace(one, tiles=tuple(map(_half, one.tiles))) for name, one in slow.matmul.items()
+    }
+    measured = msgspec.structs.replace(slow, how="measured", matmul=halves)
+    monkeypatch.setattr(layer, "load_ceilings", lambda name: measured)
+    try:
+        _forget()
+        found = planned_step(job)
+    finally:
+        _forget()
+    assert (stated.how, found.how) == ("specified", "measured")
+    assert found.parts[parts.MATMULS] > 1.5 * stated.parts[parts.MATMULS]
+
+
+def _half(one: Tile) -> Tile:
+    return msgspec.structs.replace(one, flops_per_s=one.flops_per_s / 2)
+
+
+def _forget() -> None:
+    for known in (layer.limits, layer._product_s, layer.attention_block, layer.mlp_block, layer.head_block):
+        known.cache_clear()
 
 
 @pytest.mark.parametrize("kind", [ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, SEND_RECEIVE])

@@ -24,6 +24,7 @@ class PlannedStep(msgspec.Struct, frozen=True, kw_only=True):
     mfu: float  # of the GPUs' peak in half precision
     tokens_s_gpu: float
     hidden_s: dict[str, float]  # what is exchanged behind computing, by the same names
+    how: str = "specified"  # the GPU's limits: by its datasheet, or 'measured' on this machine
 
 
 class PlannedMemory(msgspec.Struct, frozen=True, kw_only=True):

@@ -183,6 +183,7 @@ class _Step:
             mfu=flops / wall / self.layout.gpus / (peaks.get("bf16") or peaks["fp16"]),
             tokens_s_gpu=self.job.tokens / wall / self.layout.gpus,
             hidden_s=self.hidden,
+            how=limits(self.cluster.gpu).how,
         )
 
     def _exchanged(self, layer: Both) -> dict[str, float]:
