@@ -49,6 +49,12 @@ SOFTWARE = (
     Software(name="automodel", title="PyTorch FSDP2 with Transformer Engine", once_a_host=True),
     Software(name="pytorch", title="PyTorch FSDP without torch.compile", passes="eager", old_flash=True),
     Software(
+        name="llm-foundry",
+        title="MosaicML's llm-foundry: PyTorch FSDP with a fused loss",
+        passes="eager",
+        old_flash=True,
+    ),
+    Software(
         name="megatron-2021",
         title="Megatron-LM of 2021: no flash attention, nothing hidden",
         flash=False,

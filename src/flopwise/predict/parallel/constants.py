@@ -1,4 +1,4 @@
-"""Every fitted number behind a plan's times, with where it comes from.
+"""Every fitted number behind a plan, with where it comes from.
 
 'Fitted' means: by the rows of public documents that benchmarks/plan_accuracy.py does not hold out (benchmarks/plan_rows.py turns
 rows into jobs), all at once, by the mean relative error with every document's weight the root of its rows. How far off they leave
@@ -58,3 +58,10 @@ EXPERTS_HIDDEN = 0.60  # of tokens' travels, where they are behind another micro
 STAGE_HIDDEN = 0.50  # of what stages send, where programs overlap: a judgement
 ROOM = 0.90  # of a pass, behind which gradients or weights can travel: the first or last of them cannot
 JITTER = 0.013  # of the step, by each doubling of the hosts that wait for each other at every layer; fitted
+
+# --- Memory that no tensor holds
+# Of what comes and goes within a step, what the caching allocator has reserved beyond it: with it the median error of six rows of
+# Llama 405B by torchtitan, which state reserved bytes, is zero (benchmarks/plan_memory.py; two rows of 70B are held out).
+FRAGMENT_SHARE = 0.14
+NCCL_BYTES = 256e6  # of a communicator: its channels' buffers of 4 MiB and less for both neighbours (an estimate)
+CONTEXT_BYTES = 0.5e9  # of a process before its first tensor: CUDA's own, and kernels (an estimate)
