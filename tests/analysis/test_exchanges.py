@@ -2,9 +2,12 @@
 
 import pytest
 
-from flopwise.analysis.exchanges import exchange, link_fits, measured_times
+from flopwise.analysis.exchanges import exchange, link_fits, measured_cluster, measured_times
+from flopwise.errors import FlopwiseError
 from flopwise.predict.collectives import collective_time
+from flopwise.predict.parallel.topology import Group, exchange_s
 from flopwise.records.run import STEP, PhaseTimes, Point, Ran
+from flopwise.spec.cluster import cluster
 from flopwise.spec.workload import Sampling, Trial, workload
 
 SIZES = (1_000, 100_000, 10_000_000)
@@ -71,3 +74,12 @@ def test_a_prediction_takes_the_links_between_gpus_and_one_backend():
     assert eight.bus_bytes_s == pytest.approx(1e11, rel=1e-3)
     assert [one.latency_ns for one in measured_times(points, "gloo")] == [pytest.approx(70_000, rel=1e-2)]
     assert measured_times([]) == ()
+
+
+def test_a_cluster_takes_the_links_of_a_run_of_gpus():
+    points = measured("all-reduce", 50_000, 1e9, ranks=8)
+    points += measured("all-reduce", 8_000, 1e11, ranks=8, backend="nccl", device="cuda:0")
+    mine = measured_cluster(cluster("dgx-h100"), points)
+    assert exchange_s("all-reduce", 1e10, Group(8), mine) == pytest.approx(0.1, rel=1e-3)
+    with pytest.raises(FlopwiseError, match="no collective of GPUs"):
+        measured_cluster(cluster("dgx-h100"), measured("all-reduce", 50_000, 1e9))

@@ -5,8 +5,11 @@ from collections.abc import Iterable
 import msgspec
 
 from flopwise.analysis.clocks import summarise
+from flopwise.errors import FlopwiseError
 from flopwise.predict.collectives import CollectiveRow, CollectiveTime, fit
+from flopwise.predict.parallel.measured_links import with_measured_links
 from flopwise.records.run import OK, Point
+from flopwise.spec.cluster_facts import Cluster
 from flopwise.spec.dtypes import named
 from flopwise.spec.operations import OpSpec, message_bytes
 from flopwise.work.collective import bus_factor, op_kind
@@ -90,3 +93,14 @@ def measured_times(points: Iterable[Point], backend: str = "") -> tuple[Collecti
     fits = [one for one in link_fits(points) if backend in ("", one.backend)]
     best = max(fits, key=lambda one: (one.device == "cuda", one.backend == "nccl"), default=None)
     return tuple(one.time for one in fits if best and (one.device, one.backend) == (best.device, best.backend))
+
+
+def measured_cluster(cluster: Cluster, points: Iterable[Point]) -> Cluster:
+    """The cluster as the collectives of a run (`op:all-reduce` …) found its links: a plan's times follow from it."""
+    points = list(points)
+    if not any(one.device == "cuda" for one in link_fits(points)):
+        raise FlopwiseError(
+            "the run has no collective of GPUs in two sizes or more",
+            "measure some: flopwise bench op:all-reduce --ranks 8 --set bytes=1000000, and again with 1000000000",
+        )
+    return with_measured_links(cluster, measured_times(points))

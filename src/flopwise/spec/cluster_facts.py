@@ -14,6 +14,8 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     domain: int  # GPUs that share the fast links: 8 of an HGX board, 72 of an NVL72 rack
     inside_bytes_s: float  # one GPU, one direction, by the datasheet
     between_bytes_s: float  # one GPU's part of its host's network, one direction
+    inside_start_ns: float | None = None  # what an exchange costs to begin, where that was measured
+    between_start_ns: float | None = None
     host: int = 8  # GPUs of one host
     oversubscribed: float = 1.0  # by how much the spine carries less than the leaves
     spine: int = 0  # GPUs that reach each other without the spine; 0: no limit is known
@@ -30,6 +32,9 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
         fields.whole("spine", self.spine, 0, 10_000_000)
         for field in ("inside_bytes_s", "between_bytes_s"):
             fields.number(field, getattr(self, field), 1e6, 1e14)
+        for field in ("inside_start_ns", "between_start_ns"):
+            if getattr(self, field) is not None:
+                fields.number(field, getattr(self, field), 0.0, 1e9)
         fields.number("power", self.power, 0.1, 2.0)
         fields.number("oversubscribed", self.oversubscribed, 1.0, 100.0)
         if self.memory_bytes is not None:

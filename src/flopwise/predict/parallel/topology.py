@@ -36,14 +36,20 @@ def exchange_s(kind: str, n_bytes: float, group: Group, cluster: Cluster) -> flo
         out /= max(1.0, cluster.oversubscribed * group.stride / cluster.spine)
     domains = -(-group.ranks // near)
     place = "inside" if domains == 1 else "between"
-    start = 1e-9 * fitted.MESSAGE_NS[place]
+    known = cluster.inside_start_ns if domains == 1 else cluster.between_start_ns
+    start = 1e-9 * (fitted.MESSAGE_NS[place] if known is None else known)
     if kind == SEND_RECEIVE:
         return start + n_bytes / (inside if domains == 1 else out)
     if kind == ALL_TO_ALL:
         far = n_bytes * (domains - 1) / domains
         return start + max(n_bytes * bus_factor(kind, near) / inside if near > 1 else 0.0, far / out)
-    twice = 2 if kind == ALL_REDUCE else 1
     # A ring goes once through all ranks of a domain, then out: with a port of each rank of it.
     speed = inside if domains == 1 else min(inside, near * out) if near > 1 else out
-    hops = (group.ranks - domains) * fitted.HOP_NS["inside"] + (domains - 1) * fitted.HOP_NS["between"]
-    return start + 1e-9 * twice * hops + n_bytes * bus_factor(kind, group.ranks) / speed
+    return start + 1e-9 * ring_hops_ns(kind, group, cluster) + n_bytes * bus_factor(kind, group.ranks) / speed
+
+
+def ring_hops_ns(kind: str, group: Group, cluster: Cluster) -> float:
+    """What a ring costs for each rank that it goes through, whatever it carries; an all-reduce goes round twice."""
+    domains = -(-group.ranks // group.near(cluster))
+    once = (group.ranks - domains) * fitted.HOP_NS["inside"] + (domains - 1) * fitted.HOP_NS["between"]
+    return (2 if kind == ALL_REDUCE else 1) * once
