@@ -15,7 +15,7 @@ from plan_accuracy import Row, document, held_out
 from plan_rows import job, replaced
 
 from flopwise.predict.parallel.memory import OUTSIDE, planned_memory
-from flopwise.spec.layout import Job
+from flopwise.spec.layout import RECOMPUTED, Job
 
 GIB = 2**30
 
@@ -24,6 +24,10 @@ def memory_job(row: Row) -> Job | str:
     """The row as a job; llm-foundry's loss is fused, which matters for memory alone."""
     one = job(row)
     return replaced(one, software="llm-foundry") if isinstance(one, Job) and "llm-foundry" in row["source"] else one
+
+
+def peak_gib(one: Job) -> float:
+    return planned_memory(one).peak_bytes / GIB
 
 
 def reserved_gib(one: Job) -> float:
@@ -49,23 +53,31 @@ def published_peaks(rows: list[Row], kept: list[bool]) -> None:
 
 
 def do_not_fit(rows: list[Row], kept: list[bool]) -> None:
-    """Of rows that say all that memory depends on, each; of the others, how many."""
+    """Of rows that say all that memory depends on, each; of the others, by the least recomputation that would fit."""
     print("| row | source | model | GPU | held out | predicted | of |")
     print("|:--|:--|:--|:--|:--|--:|--:|")
-    count = {(said, fits): 0 for said in (True, False) for fits in (True, False)}
+    stated = [0, 0]
+    least: dict[str, list[str]] = {}
     for row, apart in zip(rows, kept, strict=True):
         one = memory_job(row)
         if isinstance(one, str) or not row.get("gpu_mem_gb"):
             continue
-        said = row.get("micro_batch") is not None and row.get("recompute") is not None
-        size, limit = planned_memory(one).peak_bytes / GIB, row["gpu_mem_gb"]  # vendors' GB of memory are GiB
-        count[said, size <= limit] += 1
-        if said and size > limit:
+        limit = row["gpu_mem_gb"]  # vendors' GB of memory are GiB
+        if row.get("micro_batch") is None or row.get("recompute") is None:
+            fits = (how for how in RECOMPUTED if peak_gib(replaced(one, recompute=how)) <= limit)
+            least.setdefault(next(fits, "nothing"), []).append(row["id"])
+            continue
+        size = peak_gib(one)
+        stated[size > limit] += 1
+        if size > limit:
             about = f"{row['id']} | {document(row)} | {row['model']} | {row['gpu']} | {'yes' if apart else ''}"
             print(f"| {about} | {size:.1f} GiB | {limit:.0f} |")
-    for said, name in ((True, "that state micro-batch and recomputation"), (False, "that do not")):
-        missed, fit = count[said, False], count[said, True]
-        print(f"\nOf {missed + fit} rows {name}, {missed} would not fit, though they ran.")
+    print(
+        f"\nOf {sum(stated)} rows that state micro-batch and recomputation, {stated[1]} would not fit, though they ran."
+    )
+    counts = "; ".join(f"{len(least[how])} with recomputation '{how}'" for how in RECOMPUTED if how in least)
+    print(f"Of {sum(map(len, least.values()))} rows that do not, as little as fits: {counts}; ", end="")
+    print(f"none would do for {', '.join(least.get('nothing', [])) or 'no row'}.")
 
 
 def main() -> None:

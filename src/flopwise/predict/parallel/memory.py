@@ -243,10 +243,11 @@ class _Rank:
             return 2.0 * (layers + w.table * stage.last), 0.0
         if self.whole or (one.sharded == "gradients" and not self.pytorch):
             return 0.0, 0.0
+        if self.program.gathers_apart:  # matrix by matrix
+            block = self.model.spec.d_model * max(self.model.spec.d_ff, self.model.spec.d_model) / one.tensor
         on_its_way = (2 + n.gradient) * block
-        keeps = one.sharded == "gradients" or (
-            self.pytorch and one.pipeline > 1
-        )  # FSDP in a pipeline gathers once a step
+        # FSDP in a pipeline gathers once a step (torchtitan: `reshard_after_forward` is off there).
+        keeps = one.sharded == "gradients" or (self.pytorch and one.pipeline > 1)
         blocks = plain - root + experts if keeps else min(_AHEAD, stage.layers) * block
         return item * blocks + 2 * root, on_its_way
 
