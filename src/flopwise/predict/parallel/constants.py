@@ -60,8 +60,8 @@ ROOM = 0.90  # of a pass, behind which gradients or weights can travel: the firs
 JITTER = 0.013  # of the step, by each doubling of the hosts that wait for each other at every layer; fitted
 
 # --- Memory that no tensor holds
-# Of what comes and goes within a step, what the caching allocator has reserved beyond it: with it the median error of six rows of
-# Llama 405B by torchtitan, which state reserved bytes, is zero (benchmarks/plan_memory.py; two rows of 70B are held out).
+# Of what comes and goes within a step, what the caching allocator has reserved beyond it: with it the median signed error of six
+# rows of Llama 405B by torchtitan, which state reserved bytes, is zero (benchmarks/plan_memory.py; two rows of 70B are held out).
 FRAGMENT_SHARE = 0.14
 NCCL_BYTES = 256e6  # of a communicator: its channels' buffers of 4 MiB and less for both neighbours (an estimate)
 CONTEXT_BYTES = 0.5e9  # of a process before its first tensor: CUDA's own, and kernels (an estimate)
