@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from flopwise.api.generate import generate
     from flopwise.api.lab import lab
     from flopwise.api.memory import memory
+    from flopwise.api.plan import plan
     from flopwise.api.profile import profile
     from flopwise.api.report import report
     from flopwise.api.roofline import roofline
@@ -52,6 +53,7 @@ __all__ = [
     "generate",
     "lab",
     "memory",
+    "plan",
     "profile",
     "report",
     "roofline",

@@ -27,7 +27,10 @@ TASKS = {
         "memory": "Who holds every byte of a workload or a snapshot.",
         "roofline": "Compares every operation with the machine's limits.",
     },
-    "Before it runs": {"account": "Predicts what a step costs: FLOPs, memory, time, what fits."},
+    "Before it runs": {
+        "account": "Predicts what a step costs: FLOPs, memory, time, what fits.",
+        "plan": "Lays a training run out on a cluster: days, memory, money.",
+    },
     "Make it faster, and prove it": {
         "tune": "Tries the levers; keeps what is faster and still correct.",
         "compare": "Is B faster than A? The ratio with its confidence interval.",

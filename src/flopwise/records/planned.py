@@ -2,12 +2,14 @@
 
 import msgspec
 
+from flopwise.spec.layout import Layout
+
 # Where the time of a step goes, in the order in which screens show it. The first six are the computing of the busiest rank.
 MATMULS, ATTENTION, PASSES = "matmuls", "attention", "other kernels"
 RECOMPUTED, LOSS, UPDATE = "recomputed", "embedding and loss", "optimizer"
 LAUNCHES = "launching"
 TENSOR, CONTEXT, EXPERT, DATA, STAGES = "tensor ranks", "context ranks", "expert ranks", "data ranks", "pipeline ranks"
-SLOWED = "kernels slowed by exchange"
+SLOWED = "slowed by exchange"  # kernels, while data moves
 IMBALANCE = "uneven experts"
 BUBBLE = "pipeline bubble"
 COMPUTED = (MATMULS, ATTENTION, PASSES, RECOMPUTED, LOSS, UPDATE)
@@ -35,8 +37,9 @@ class PlannedMemory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Planned(msgspec.Struct, frozen=True, kw_only=True):
-    """One layout of a plan: its fields, its time and its memory."""
+    """One layout of a plan: its time, its memory, and why it is not the best."""
 
-    layout: dict[str, object]
+    layout: Layout
     step: PlannedStep
     memory: PlannedMemory
+    why: str = ""

@@ -72,6 +72,7 @@ class Change:
     what: str
     saving: float
     line: str = ""
+    shown: str = ""  # instead of the saving
 
 
 @dataclass(frozen=True)
@@ -275,6 +276,8 @@ def _changes(screen: Screen) -> list[Text]:
 
 def saves(one: Change, screen: Screen) -> str:
     """What a change saves, and its share of the first number."""
+    if one.shown:
+        return one.shown
     if one.saving <= 0:
         return "needed for the others"
     now = screen.figures[0].amount if screen.figures else 0.0

@@ -18,6 +18,7 @@ from flopwise.experiments.results import LabRun
 from flopwise.predict.account import Account
 from flopwise.records.ceilings import Ceilings
 from flopwise.records.generated import Generated
+from flopwise.records.plan import Plan
 from flopwise.records.ranks import RanksExplanation
 from flopwise.records.training import Training
 from flopwise.records.tuning import Tuning
@@ -38,6 +39,8 @@ from flopwise.render.machine_view import ceilings_view
 from flopwise.render.memory_screen import memory_screen
 from flopwise.render.memory_view import memory_view
 from flopwise.render.one_screen import Shown
+from flopwise.render.plan_screen import plan_screen
+from flopwise.render.plan_view import plan_view
 from flopwise.render.ranks_screen import ranks_screen
 from flopwise.render.ranks_view import ranks_view
 from flopwise.render.reach_view import with_reach
@@ -95,6 +98,7 @@ _VIEWS: dict[type, Callable[[Any], View]] = {
     RanksExplanation: ranks_view,
     Roofline: roofline_view,
     Account: account_view,
+    Plan: plan_view,
     MemoryReport: memory_view,
     Tuning: tune_view,
     Training: train_view,
@@ -109,6 +113,7 @@ _SCREENS: dict[type, Callable[[Any], Shown | None]] = {
     HostExplanation: host_screen,
     RanksExplanation: ranks_screen,
     Account: account_shown,
+    Plan: plan_screen,
     CourseReport: course_screen,
     MemoryReport: memory_screen,
     Tuning: tune_screen,

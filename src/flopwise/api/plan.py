@@ -1,0 +1,255 @@
+"""The layout of a training run, what it takes, and the next best ones, before a cluster is rented."""
+
+import re
+from typing import Any
+
+import msgspec
+
+from flopwise import units
+from flopwise.errors import FlopwiseError
+from flopwise.predict.flops import training_time
+from flopwise.predict.parallel.memory import planned_memory
+from flopwise.predict.parallel.search import Found, Question, fits, refused, search
+from flopwise.predict.parallel.step import planned_step
+from flopwise.records.plan import Plan
+from flopwise.records.planned import PARTS, Planned
+from flopwise.spec import fields
+from flopwise.spec.cluster import Cluster
+from flopwise.spec.cluster import cluster as cluster_named
+from flopwise.spec.gpu import gpu as gpu_named
+from flopwise.spec.layout import CONTEXT_WAYS, PRECISIONS, RECOMPUTED, SCHEDULES, SHARDED
+from flopwise.spec.planned_model import PlannedModel
+from flopwise.spec.planned_presets import planned_model
+from flopwise.spec.software import software as software_named
+
+MOST_GPUS = 1_000_000
+_USUAL_CONTEXT = 8192
+_USUAL_TOKENS, _TOKENS_OF_A_GPU = 2**22, 1024  # of a step, by default; and not less of each GPU
+_SHOWN, _TOO_LARGE_SHOWN = 6, 2
+# The command line's words for a layout's fields.
+RANKS = {"tp": "tensor", "pp": "pipeline", "cp": "context", "ep": "expert", "dp": "data"}
+_WORDS = {
+    "sharded": SHARDED,
+    "schedule": SCHEDULES,
+    "recompute": RECOMPUTED,
+    "context_way": CONTEXT_WAYS,
+    "precision": PRECISIONS,
+}
+
+
+def plan(
+    model: str,
+    *,
+    gpu: str | None = None,
+    cluster: str | None = None,
+    gpus: int | None = None,
+    nodes: int | None = None,
+    link: str = "",
+    tokens: float | None = None,
+    price: float | None = None,
+    mfu: float | None = None,
+    global_batch: int | str | None = None,
+    context: int | None = None,
+    memory_limit: int | None = None,
+    set: dict[str, Any] | None = None,  # noqa: A002  as the option
+    fsdp: bool = False,
+    **layout: Any,
+) -> Plan:
+    """The fastest layout that fits, its time, memory, days and money; and the next best, each with why it loses.
+
+    `gpu` or `cluster` (a name or a TOML file) says where; without `gpus` or `nodes` (hosts), the fewest that it fits on.
+    `layout` fixes parts of it: tp, pp, cp, ep, dp (ranks), micro_batch, virtual, sharded, schedule, recompute, context_way,
+    precision, software. `global_batch` is sequences, or '4M-tokens'. `mfu` takes a given utilisation instead of the
+    predicted one.
+
+    >>> flopwise.plan("llama3-70b", gpu="h100", gpus=1024, tokens=15e12).best.layout        # doctest: +SKIP
+    """
+    asked = planned_model(model, set)
+    where = _cluster(gpu, cluster, link)
+    fixed = _fixed(layout, fsdp)
+    _check(tokens, price, mfu)
+    context = _context(asked, context)
+    limit = memory_limit if memory_limit is not None else where.memory_bytes or gpu_named(where.gpu).memory_bytes
+    if limit is None:
+        raise FlopwiseError(f"the memory of {where.gpu} is not known", "--memory-limit 80GB")
+    fields.whole("memory_limit", limit, 1, 10**15)
+
+    def question(number: int) -> Question:
+        batch = _batch(global_batch, context, number)
+        return Question(
+            model=asked, cluster=where, gpus=number, batch=batch, context=context, limit_bytes=limit, fixed=fixed
+        )
+
+    whole = question(_gpus(gpus, nodes, where) or _fewest(question, where))
+    found = search(whole, planned_step, planned_memory)
+    if not found.best:
+        raise refused(whole, found.too_large)
+    return _plan(whole, found, tokens, price if price is not None else where.price, mfu)
+
+
+def _cluster(gpu: str | None, cluster: str | None, link: str) -> Cluster:
+    if gpu is None and cluster is None:
+        raise FlopwiseError("no GPU is given", "add --gpu h100, or --cluster dgx-h100")
+    found = cluster_named(str(cluster if cluster is not None else gpu), link)
+    if gpu is not None and (other := gpu_named(gpu).name) != found.gpu:
+        raise FlopwiseError(f"{found.name} has {found.gpu}, not {other}", "omit --gpu, or name another cluster")
+    return found
+
+
+def _fixed(given: dict[str, Any], fsdp: bool) -> dict[str, Any]:
+    known = (*RANKS, "micro_batch", "virtual", "software", *_WORDS)
+    fields.known("a layout", given, known)
+    fixed = {RANKS.get(name, name): value for name, value in given.items() if value is not None}
+    for name in (*RANKS.values(), "micro_batch", "virtual"):
+        if name in fixed:
+            word = next((word for word, field in RANKS.items() if field == name), name)
+            fields.whole(word, fixed[name], 1, MOST_GPUS)
+    for name, words in _WORDS.items():
+        if name in fixed:
+            fields.one_of(name, fixed[name], words)
+    if fsdp and fixed.setdefault("sharded", "weights") != "weights":
+        raise FlopwiseError("fsdp shards the weights", f"omit --fsdp, or --sharded {fixed['sharded']}")
+    software_named(fixed.get("software", "megatron"))
+    return fixed
+
+
+def _check(tokens: float | None, price: float | None, mfu: float | None) -> None:
+    if tokens is not None:
+        fields.number("tokens", tokens, 1, 1e18)
+    if price is not None:
+        fields.number("price", price, 0, 1e6)
+    if mfu is not None and not (isinstance(mfu, int | float) and 0 < mfu <= 1):
+        raise FlopwiseError(f"mfu = {fields.show(mfu)} is not allowed", units.SHARE_HINT)
+
+
+def _context(model: PlannedModel, context: int | None) -> int:
+    most = model.spec.max_context
+    if context is None:
+        return min(_USUAL_CONTEXT, most or _USUAL_CONTEXT)
+    fields.whole("context", context, 1, 100_000_000)
+    if most and model.spec.positions == "learned" and context > most:
+        raise FlopwiseError(f"{model.name} has positions for {most} tokens, not {context}", f"--context {most}")
+    return context
+
+
+def _batch(given: int | str | None, context: int, gpus: int) -> int:
+    """Sequences of a step. A number of tokens is rounded to sequences that many ranks can share."""
+    if isinstance(given, int):
+        fields.whole("global_batch", given, 1, 100_000_000)
+        return given
+    if given is None:
+        return _rounded(max(_USUAL_TOKENS, _TOKENS_OF_A_GPU * gpus), context, gpus)
+    fields.text("global_batch", given)
+    match = re.fullmatch(r"(.+?)[- ]?tok(?:ens?)?", given.strip())
+    try:
+        count = units.parse_count(match[1] if match else given)
+    except FlopwiseError:
+        hint = "sequences (1024), or tokens: 4M-tokens"
+        raise FlopwiseError(f"global_batch = {fields.show(given)} is not allowed", hint) from None
+    if match:
+        return _rounded(count, context, gpus)
+    fields.whole("global_batch", count, 1, 100_000_000)
+    return count
+
+
+def _rounded(tokens: int, context: int, gpus: int) -> int:
+    """
+    >>> _rounded(4_000_000, 8192, 1024), _rounded(4_000_000, 8192, 24), _rounded(100, 8192, 8)
+    (512, 480, 1)
+    """
+    exact = tokens / context
+    unit = gpus // (gpus & -gpus)  # its odd part
+    while unit * 8 <= exact:
+        unit *= 2
+    return max(1, round(exact / unit)) * unit
+
+
+def _gpus(gpus: int | None, nodes: int | None, where: Cluster) -> int | None:
+    if nodes is not None:
+        fields.whole("nodes", nodes, 1, MOST_GPUS)
+        if gpus not in (None, nodes * where.host):
+            raise FlopwiseError(
+                f"{nodes} hosts of {where.name} have {nodes * where.host} GPUs, not {gpus}",
+                "give one of --gpus and --nodes",
+            )
+        gpus = nodes * where.host
+    if gpus is None:
+        return None
+    fields.whole("gpus", gpus, 1, MOST_GPUS)
+    if gpus > where.host and gpus % where.host:
+        lower = gpus - gpus % where.host
+        hint = f"{lower} or {lower + where.host}"
+        raise FlopwiseError(f"{gpus} GPUs are not whole hosts of {where.host} ({where.title})", hint)
+    return gpus
+
+
+def _fewest(question: Any, where: Cluster) -> int:
+    """The fewest GPUs that any layout fits on: powers of two, from those that the constraints ask for."""
+    number = 1
+    asked: Question = question(1)
+    ranks = [asked.fixed.get(name, 1) for name in ("tensor", "pipeline", "context", "data")]
+    for one in ranks:
+        number *= one
+    number *= 1 if number <= where.host or number % where.host == 0 else where.host
+    while number <= MOST_GPUS:
+        asked = question(number)
+        if fits(asked, planned_memory):
+            return number
+        if "data" in asked.fixed and len([n for n in ("tensor", "pipeline", "context") if n in asked.fixed]) == 3:
+            break
+        number *= 2
+    raise refused(asked, search(asked, planned_step, planned_memory).too_large)
+
+
+def _plan(question: Question, found: Found, tokens: float | None, price: float | None, mfu: float | None) -> Plan:
+    best = found.best[0]
+    losers = [msgspec.structs.replace(one, why=_why(best, one)) for one in found.best[1:_SHOWN]]
+    losers += _too_large(question, found)
+    model, where = question.model, question.cluster
+    card = gpu_named(where.gpu)
+    rule, peak = None, card.peak("bf16") or card.peak("fp16")
+    if tokens is not None and peak is not None:
+        used = mfu or best.step.mfu
+        rule = training_time(model.active_parameters(), tokens, question.gpus, peak, min(1.0, used)).days
+    return Plan(
+        model=model.name,
+        parameters=model.parameters(),
+        active_parameters=model.active_parameters(),
+        cluster=where.name,
+        cluster_title=where.title,
+        gpu=card.title,
+        gpus=question.gpus,
+        host=where.host,
+        batch=question.batch,
+        context=question.context,
+        limit_bytes=question.limit_bytes,
+        best=best,
+        others=tuple(losers),
+        fitting=found.fitting,
+        tried=found.tried,
+        tokens=tokens,
+        price=price,
+        mfu_given=mfu,
+        rule_days=rule,
+    )
+
+
+def _too_large(question: Question, found: Found) -> list[Planned]:
+    """Layouts that would be fast, and need up to twice the memory; then others."""
+    limit, made = question.limit_bytes, []
+    for layout, memory in found.too_large:
+        why = f"does not fit: {memory.peak_bytes / 1e9:.0f} of {limit / 1e9:.0f} GB"
+        made.append(Planned(layout=layout, step=planned_step(question.job(layout)), memory=memory, why=why))
+    return sorted(made, key=lambda one: (one.memory.peak_bytes > 2 * limit, one.step.wall_s))[:_TOO_LARGE_SHOWN]
+
+
+def _why(best: Planned, other: Planned) -> str:
+    """The part of its time that grows most."""
+    more = {part: other.step.parts.get(part, 0.0) - best.step.parts.get(part, 0.0) for part in PARTS}
+    worst = max(more, key=lambda part: more[part])
+    lost = other.step.wall_s - best.step.wall_s
+    if lost <= 0 or more[worst] <= 0:
+        return "as fast"
+    less = min(more, key=lambda part: more[part])
+    saved = f", {less} −{units.duration(-1e9 * more[less])}" if -more[less] > 0.3 * more[worst] else ""
+    return f"{worst} +{units.duration(1e9 * more[worst])}{saved}"

@@ -1,0 +1,118 @@
+"""A plan on one screen: what the run takes, its layout, where a step's time goes, and the next best layouts."""
+
+from flopwise import units
+from flopwise.records.plan import Plan
+from flopwise.records.planned import BUBBLE, EXCHANGED, IMBALANCE, LAUNCHES, MATMULS, PARTS, SLOWED, Planned
+from flopwise.render.screen import IDLE, MOST_CHANGES, OTHER, PREDICTED, SPECIFIED, USEFUL, Change, Figure, Part, Screen
+from flopwise.spec.layout import Layout
+
+_KINDS = {MATMULS: USEFUL} | dict.fromkeys((*EXCHANGED, BUBBLE, LAUNCHES, SLOWED, IMBALANCE), IDLE)
+_SHARDED = {"optimizer": "optimizer sharded", "gradients": "gradients sharded (ZeRO-2)", "weights": "FSDP"}
+_GIB_LIMIT = 0.01  # of the memory: owners below are not named
+
+
+def plan_screen(p: Plan) -> Screen:
+    """Of the best layout."""
+    step = p.best.step
+    fastest = [one for one in p.others if one.memory.peak_bytes <= p.limit_bytes][: MOST_CHANGES - 1]
+    shown = [*fastest, *(one for one in p.others if one.memory.peak_bytes > p.limit_bytes)][:MOST_CHANGES]
+    return Screen(
+        title=f"{p.model}, {units.count(p.parameters)} parameters",
+        where=f"{p.gpus:,} × {p.gpu.partition(' (')[0]}" if p.gpus > 1 else p.gpu,
+        verdict=verdict(p),
+        figures=_figures(p),
+        parts_title=f"Where the {units.duration(1e9 * step.wall_s)} of a step go",
+        parts=tuple(
+            Part(name, 1e9 * step.parts[name], _KINDS.get(name, OTHER)) for name in PARTS if step.parts.get(name)
+        ),
+        paragraphs=(f"Layout: {in_words(p.best.layout, p)}", f"Memory: {memory_words(p)}"),
+        changes_title="Next best layouts" if shown else "",
+        changes=tuple(_other(one, p) for one in shown),
+        notes=tuple(filter(None, (_rule(p), *p.notes, _searched(p)))),
+    )
+
+
+def verdict(p: Plan) -> str:
+    """What the run takes, or a step of it.
+
+    The money and the days follow from the tokens and the price, where they are given.
+    """
+    rate = units.count(p.batch * p.context / p.step_s)
+    if p.days is None or p.gpu_hours is None or p.tokens is None:
+        return f"{units.several(p.gpus, 'GPU')} train on {rate} tokens/s: add --tokens 15T for days and GPU-hours."
+    cost = f", {money(p.cost)} at ${p.price:g} an hour" if p.cost is not None else ""
+    hours = f"{units.count(p.gpu_hours)} GPU-hours{cost}"
+    return f"{units.count(p.tokens)} tokens take {units.days(p.days)}: {hours}. {rate} tokens/s."
+
+
+def money(dollars: float) -> str:
+    """
+    >>> money(53_400_000), money(125)
+    ('$53.4M', '$125')
+    """
+    return f"${units.count(dollars)}"
+
+
+def _figures(p: Plan) -> tuple[Figure, ...]:
+    step = p.best.step
+    behind = sum(step.hidden_s.values())
+    first = Figure("step", 1e9 * step.wall_s, PREDICTED, step.mfu, f"{units.count(step.tokens_s_gpu)} tokens/s a GPU")
+    exchange = Figure("exchange", 1e9 * p.exposed_s, PREDICTED, None, f"exposed; {units.duration(1e9 * behind)} hidden")
+    given = Figure("as given", 1e9 * p.step_s, SPECIFIED, p.mfu_given, "days by this MFU")
+    return (first, *([exchange] if p.gpus > 1 else []), *([given] if p.mfu_given else []))
+
+
+def in_words(layout: Layout, p: Plan) -> str:
+    """Ranks first, then what each of them does."""
+    micro = p.batch // (layout.data * layout.micro_batch)
+    sequences = f"{p.batch:,} sequences of {p.context:,} a step in {units.several(micro, 'micro-batch')} of {layout.micro_batch}"
+    return f"{short(layout)}; {sequences}; recompute {layout.recompute}; {layout.precision}, {layout.software}."
+
+
+def short(layout: Layout) -> str:
+    """The ranks in a few words.
+
+    >>> short(Layout(data=64, tensor=8, pipeline=16, virtual=8, schedule="interleaved", sharded="optimizer"))
+    'data 64 (optimizer sharded), tensor 8, pipeline 16 (8 parts each)'
+    >>> short(Layout(data=8, sharded="weights", shard_ranks=4))
+    'data 8 (FSDP in groups of 4)'
+    """
+    sharded = _SHARDED.get(layout.sharded, "")
+    sharded += f" in groups of {layout.shard_ranks}" if layout.shard_ranks else ""
+    stages = {"interleaved": f"{layout.virtual} parts each", "zero-bubble": "zero-bubble"}.get(layout.schedule, "")
+    ranks = (
+        ("data", layout.data, sharded if layout.data * layout.context > 1 else ""),
+        ("tensor", layout.tensor, ""),
+        ("context", layout.context, ""),
+        ("pipeline", layout.pipeline, stages),
+        ("expert", layout.expert, ""),
+    )
+    words = [f"{name} {n}{f' ({more})' if more else ''}" for name, n, more in ranks if n > 1]
+    return ", ".join(words) or "one GPU"
+
+
+def memory_words(p: Plan) -> str:
+    """The peak, its limit, and who holds it."""
+    peak = p.best.memory.peak_bytes
+    owners = sorted(p.best.memory.owners.items(), key=lambda one: -one[1])
+    named = ", ".join(f"{name} {size / 1e9:.1f}" for name, size in owners if size >= _GIB_LIMIT * peak)
+    return f"{peak / 1e9:.1f} of {p.limit_bytes / 1e9:.0f} GB on the fullest GPU: {named}."
+
+
+def _other(one: Planned, p: Plan) -> Change:
+    if one.memory.peak_bytes > p.limit_bytes:
+        return Change(short(one.layout), 0.0, shown=one.why)
+    more = units.percent(one.step.wall_s / p.best.step.wall_s - 1)
+    return Change(short(one.layout), 0.0, one.why, shown=f"{units.duration(1e9 * one.step.wall_s)} (+{more})")
+
+
+def _rule(p: Plan) -> str:
+    """The lecture's arithmetic beside it."""
+    if p.rule_days is None:
+        return ""
+    mfu = units.percent(p.mfu_given or p.best.step.mfu, 0)
+    return f"By 6 · parameters · tokens at {mfu} MFU: {units.days(p.rule_days)} (attention left out)."
+
+
+def _searched(p: Plan) -> str:
+    return f"{p.cluster_title}; {p.fitting:,} of {p.tried:,} layouts fit. Nothing was run: all figures are predicted."
