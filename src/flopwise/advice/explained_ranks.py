@@ -9,8 +9,10 @@ from flopwise.advice.findings import rank_findings
 from flopwise.advice.rank_facts import RankFacts
 from flopwise.analysis.ranks.explained import explain_ranks
 from flopwise.analysis.ranks.files import rank_files
+from flopwise.analysis.ranks.planned import beside_plan
 from flopwise.capture.runners import LOCAL
 from flopwise.errors import FlopwiseError
+from flopwise.records.plan import Plan
 from flopwise.records.ranks import RanksExplanation
 from flopwise.spec.links import links
 from flopwise.store import StoredRun
@@ -26,9 +28,16 @@ def ranks_verdict(run: StoredRun) -> str:
 
 
 def explained_ranks(
-    paths: Sequence[str | Path], *, name: str = "", link: str = "", gpu: str = "", on: str = LOCAL
+    paths: Sequence[str | Path],
+    *,
+    name: str = "",
+    link: str = "",
+    gpu: str = "",
+    on: str = LOCAL,
+    plan: Plan | None = None,
 ) -> RanksExplanation:
-    """Of the files of a job's ranks; raises NotTogether where they are none."""
+    """Of the files of a job's ranks, beside what was planned; raises NotTogether where they are none."""
     given = links(link) if link else None
     found = explain_ranks(paths, name=name, link=given, gpu=gpu, on=on)
-    return msgspec.structs.replace(found, findings=rank_findings(RankFacts(found)))
+    found = msgspec.structs.replace(found, findings=rank_findings(RankFacts(found)))
+    return beside_plan(found, plan) if plan is not None else found

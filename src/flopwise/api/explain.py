@@ -12,6 +12,7 @@ from flopwise.analysis.reading import trace_of
 from flopwise.capture.runners import LOCAL
 from flopwise.errors import FlopwiseError
 from flopwise.records.finding import Finding
+from flopwise.records.plan import Plan, read_plan
 from flopwise.records.ranks import RanksExplanation
 from flopwise.store import StoredRun
 
@@ -27,6 +28,7 @@ def explain(
     model: str = "",
     link: str = "",
     on: str = LOCAL,
+    plan: str | Path | Plan | None = None,
 ) -> Explanation | HostExplanation | RanksExplanation:
     """Explain a trace, or the traces of a job's ranks together.
 
@@ -34,7 +36,8 @@ def explain(
     Several files, or a folder with several, are ranks of one job: the answer is a RanksExplanation, which says what each rank
     did, where they waited for each other and for whom, and why. `link` is what connects them (`nvlink4`, `ib400`, `25GB/s`;
     `nvlink4,ib400`: within a host and between hosts), by default the GPU's own link within a host. `on`: where the files are
-    read, 'local', 'ray' or 'ray://HOST:PORT'; a cluster's nodes must see them at the same paths.
+    read, 'local', 'ray' or 'ray://HOST:PORT'; a cluster's nodes must see them at the same paths. `plan`: what `flopwise.plan`
+    predicted for the job, or its file; it is set beside the ranks' step.
 
     >>> flopwise.explain("trace.json.gz").verdict        # doctest: +SKIP
     'launch-bound: the GPU is idle 73% of the time: …'
@@ -45,10 +48,12 @@ def explain(
     files = rank_files(targets, runs)
     if files:
         name = Path(str(targets[0])).name if len(targets) == 1 else ""
-        return explained_ranks(files, name=name, link=link, gpu=gpu or "", on=on)
-    if link or on != LOCAL:
+        asked = plan if isinstance(plan, Plan) or plan is None else read_plan(plan)
+        return explained_ranks(files, name=name, link=link, gpu=gpu or "", on=on, plan=asked)
+    if link or on != LOCAL or plan is not None:
+        what = "a plan" if plan is not None else "a link" if link else f"on = {on}"
         hint = "omit it, or name the other ranks' files"
-        raise FlopwiseError(f"{'a link' if link else f'on = {on}'} is of several ranks, and this is one trace", hint)
+        raise FlopwiseError(f"{what} is of several ranks, and this is one trace", hint)
     if len(targets) != 1:
         hint = "name the files of one job after their ranks, or explain each alone"
         raise FlopwiseError(f"{len(targets)} targets are not ranks of one job", hint)

@@ -24,6 +24,7 @@ from flopwise.render.host_screen import host_screen
 from flopwise.render.host_view import host_view
 from flopwise.render.listings import changes_listing, explanations_listing
 from flopwise.render.ranks_charts import ranks_chart
+from flopwise.render.ranks_plan import planned_chart, planned_listing
 from flopwise.render.ranks_screen import ranks_screen
 from flopwise.render.ranks_view import ranks_view
 from flopwise.render.step_charts import waterfall_chart
@@ -36,6 +37,8 @@ _CAPTURE = "The trace in which the CUDA graphs of TARGET were captured. [default
 _LINK = "Of several ranks: nvlink4, pcie5, ib400, 25GB/s, … (NAME,NAME: within and between hosts). [default: the GPU's]"
 
 _ON = "Of several ranks: read them here, or on a Ray cluster, whose nodes see the files at the same paths."
+
+_PLAN = "Of several ranks: set what flopwise plan -o FILE.json predicted beside them."
 
 _MODEL = "Of a server: the model, for its bytes (bf16, one GPU) where the trace has no shapes."
 
@@ -52,9 +55,12 @@ _MODEL = "Of a server: the model, for its bytes (bf16, one GPU) where the trace 
 )
 @click.option("--link", default="", metavar="NAME|GB/s", help=_LINK)
 @click.option("--on", default=LOCAL, show_default=True, metavar="local|ray|ray://HOST:PORT", help=_ON)
+@click.option("--plan", "planned", metavar="FILE", help=_PLAN)
 @runs_option
 @answers(draws=True, screens=True)
-def command(target: tuple[str, ...], against: str | None, link: str, on: str, picture: bool, **given: Any) -> Answer:
+def command(
+    target: tuple[str, ...], against: str | None, link: str, on: str, planned: str | None, picture: bool, **given: Any
+) -> Answer:
     """Show where the time of a step went and what to change.
 
     \b
@@ -68,13 +74,14 @@ def command(target: tuple[str, ...], against: str | None, link: str, on: str, pi
     TARGET is a run with a trace (`flopwise profile`), or a file: .json, .json.gz from PyTorch or rocprofv3; .sqlite,
     .sqlite.gz, .nsys-rep from Nsight Systems. Files of a job's ranks, or a folder of them, are explained together: for which rank
     the others wait, and why. Several other targets give a line each. -o FILE.svg, .png or .html draws the waterfall of one, or
-    the ranks of a job over time.
+    the ranks of a job over time; with --plan, the way from the planned step to the measured one.
     """
-    if against is None and (together := _ranks(target, link, on, given)) is not None:
+    if against is None and (together := _ranks(target, link, on, planned, given)) is not None:
+        drawn, shown = (ranks_chart, ranks_screen) if planned is None else (planned_chart, planned_listing)
         return Answer(
             partial(ranks_view, together),
-            write=lambda place: save(ranks_chart(together), place),
-            screen=partial(ranks_screen, together),
+            write=lambda place: save(drawn(together), place),
+            screen=partial(shown, together),
         )
     target = tuple(str(file) for one in target for file in files_of(Path(one).expanduser()))
     _check(target, against, picture)
@@ -108,18 +115,20 @@ def _of_one(first: Explanation, before: Explanation | None) -> Answer:
     )
 
 
-def _ranks(target: tuple[str, ...], link: str, on: str, given: dict[str, Any]) -> RanksExplanation | None:
+def _ranks(
+    target: tuple[str, ...], link: str, on: str, planned: str | None, given: dict[str, Any]
+) -> RanksExplanation | None:
     """The ranks of one job together; None where the targets are something else."""
     single = [f"--{name}" for name in ("timings", "device", "capture", "model") if given[name] not in (None, "")]
     if not rank_files(target, given["runs"]) or single:
         why = f"{single[0]} is of one trace" if single else "the targets are not files of a job's ranks"
-        _refuse({"--link": bool(link), "--on": on != LOCAL}, why)
+        _refuse({"--link": bool(link), "--on": on != LOCAL, "--plan": planned is not None}, why)
         return None
     try:
-        asked_for = {"link": link, "on": on, "gpu": given["gpu"], "runs": given["runs"]}
+        asked_for = {"link": link, "on": on, "gpu": given["gpu"], "runs": given["runs"], "plan": planned}
         found = explain(target[0] if len(target) == 1 else target, **asked_for)
     except NotTogether as error:
-        if link:
+        if link or planned is not None:
             raise
         if len(target) == 1 or all(rank_in_name(one) != NO_ID for one in target):
             notify(f"explained one by one: {error.message}")

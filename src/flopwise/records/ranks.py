@@ -110,6 +110,27 @@ class RanksTimeline(msgspec.Struct, frozen=True, kw_only=True):
     left_out: int  # ranks that are not drawn
 
 
+class PlannedPart(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of the step: planned, and of the mean rank measured."""
+
+    part: str  # as of RankTime: 'compute', 'transfer', 'waiting', 'input', 'idle'
+    planned_ns: float
+    measured_ns: float
+
+
+class BesidePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """A plan beside what its ranks did: the parts add up to both steps."""
+
+    model: str
+    gpus: int
+    planned_ns: float
+    measured_ns: float
+    parts: tuple[PlannedPart, ...]
+    hidden_planned_ns: float  # communication behind computing
+    hidden_measured_ns: float
+    notes: tuple[str, ...] = ()
+
+
 class RanksExplanation(Printed, msgspec.Struct, frozen=True, kw_only=True):
     """What the traces of several ranks say together."""
 
@@ -135,6 +156,7 @@ class RanksExplanation(Printed, msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
     note_keys: tuple[str, ...] = ()
     timeline: RanksTimeline | None = None
+    plan: BesidePlan | None = None
 
     def headline(self) -> str:
         return f"{self.name}: {len(self.ranks)} ranks, {self.verdict}"

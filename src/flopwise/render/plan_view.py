@@ -46,7 +46,8 @@ def _summary(p: Plan) -> Table:
     }
     shown = columns(
         "model | cluster | gpus: GPUs [count] | step_s: step | mfu | exposed_s: exposed exchange | peak_bytes [GB] | "
-        "days [days] | gpu_hours: GPU-hours [hours] | cost: dollars [count] | batch | context | parameters | active_parameters: active [count]"
+        "days [days] | gpu_hours: GPU-hours [hours] | cost: dollars [count] | batch | context | parameters | "
+        "active_parameters: active [count]"
     )
     fit = f"{p.fitting} of {p.tried} layouts fit {p.limit_bytes / 1e9:.0f} GB a GPU"
     return Table("plan", f"{p.model} on {p.gpus} × {p.gpu}", shown, (row,), (verdict(p), fit, *p.notes))

@@ -9,6 +9,7 @@ from flopwise.records.ranks import RanksExplanation, Straggler
 from flopwise.records.table import Table
 from flopwise.render.findings_view import findings_view
 from flopwise.render.json import document
+from flopwise.render.ranks_plan import plan_table
 from flopwise.render.table import View, columns, grouped
 
 RANKS, GROUPS, COLLECTIVES, STRAGGLERS, COMMUNICATION = "ranks", "groups", "collectives", "stragglers", "communication"
@@ -24,7 +25,15 @@ _GROUPS = {
 def ranks_view(e: RanksExplanation) -> View:
     """The findings, the ranks, their groups, and the collectives that take longest."""
     (overview, *details), found = findings_view(e.findings, e.step_ns)
-    tables = [_summary(e), overview, stragglers_table(e), ranks_table(e), _communication(e), groups_table(e)]
+    tables = [
+        _summary(e),
+        plan_table(e),
+        overview,
+        stragglers_table(e),
+        ranks_table(e),
+        _communication(e),
+        groups_table(e),
+    ]
     tables += [collectives_table(e), *details]
     content = document("ranks", ranks=e, findings=found["findings"])
     return View(grouped([table for table in tables if table.rows], _GROUPS), content)

@@ -72,6 +72,22 @@ def parts_chart(parts: Sequence[tuple[str, float, bool]], unit: str) -> Any:
     return _bars(rows, whole / scale, title)
 
 
+def differences_chart(
+    before: tuple[str, float], parts: Sequence[tuple[str, float]], after: tuple[str, float], title: str
+) -> Any:
+    """From one step's time to another's: each part's difference begins where the one above ends. All in nanoseconds."""
+    (first, at), (last, end) = before, after
+    whole = max(at, end, *(at + sum(ns for _, ns in parts[: n + 1]) for n in range(len(parts))))
+    rows = [_bar(first, 0.0, at, whole, colour=style.PREDICTED)]
+    for name, ns in parts:
+        if ns:
+            rows.append(_bar(name, at, at + ns, whole, colour=style.IDLE if ns > 0 else "#009E73"))
+            at += ns
+    rows.append(_bar(last, 0.0, end, whole, colour=style.MEASURED))
+    heading = altair().TitleParams(visible(title, LONGEST), anchor="start")
+    return _bars(rows, whole / 1e6, "ms").properties(title=heading)
+
+
 def _bars(rows: Sequence[dict[str, Any]], whole: float, title: str) -> Any:
     """A row each, from where it begins to where it ends, with its amount."""
     alt = altair()
