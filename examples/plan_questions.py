@@ -39,11 +39,17 @@ def tensor_ranks(d_ff: int, share: float = 1.0) -> float:
 
 if __name__ == "__main__":
     rule, counted, predicted = days_of_70b()
-    print(f"70B on 15T tokens with 1,024 H100s: {rule:.1f} days by 6ND at MFU 0.5, {counted:.1f} with attention counted,")
+    print(
+        f"70B on 15T tokens with 1,024 H100s: {rule:.1f} days by 6ND at MFU 0.5, {counted:.1f} with attention counted,"
+    )
     print(f"  {predicted:.1f} at the MFU that flopwise predicts")
     naive = largest_model(8 * H100.memory_bytes)
     layers = layers_on_eight()
     size = flopwise.plan("llama3-70b", gpu="h100", gpus=8, context=4096, set={"n_layers": layers}).parameters
     print(f"Largest model on 8 H100s: {naive / 1e9:.0f}B by 16 bytes a parameter, {size / 1e9:.1f}B with activations")
-    print(f"FSDP hides its gathers from {fsdp_tokens():,.0f} tokens a GPU on at the peak, {fsdp_tokens(0.5):,.0f} at half of it")
-    print(f"Tensor ranks of an MLP 28,672 wide hide up to {tensor_ranks(28672):.0f} ranks, {tensor_ranks(28672, 0.5):.0f} at half")
+    print(
+        f"FSDP hides its gathers from {fsdp_tokens():,.0f} tokens a GPU on at the peak, {fsdp_tokens(0.5):,.0f} at half of it"
+    )
+    print(
+        f"Tensor ranks of an MLP 28,672 wide hide up to {tensor_ranks(28672):.0f}, {tensor_ranks(28672, 0.5):.0f} at half"
+    )

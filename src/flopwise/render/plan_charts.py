@@ -6,7 +6,7 @@ from flopwise.records.plan import Plan
 from flopwise.records.planned import PARTS
 from flopwise.render.chart_style import NEUTRAL, OWNER_COLOURS, SERIES, WIDTH
 from flopwise.render.charts import altair
-from flopwise.render.plan_screen import short
+from flopwise.render.plan_screen import brief
 
 _BAR, _MOST = 26, 7
 _LIMIT = "#D55E00"
@@ -16,7 +16,7 @@ def plan_chart(p: Plan) -> Any:
     """Both, one below the other; the best layout first."""
     alt = altair()
     everything = (p.best, *p.others)[:_MOST]
-    names = [f"{number}. {short(one.layout)}" for number, one in enumerate(everything, 1)]
+    names = [f"{number}. {brief(one.layout)}" for number, one in enumerate(everything, 1)]
     times = [
         {"layout": name, "part": part, "amount": round(one.step.parts[part], 6), "place": PARTS.index(part)}
         for name, one in zip(names, everything, strict=True)

@@ -7,7 +7,7 @@ from flopwise.render.screen import IDLE, MOST_CHANGES, OTHER, PREDICTED, SPECIFI
 from flopwise.spec.layout import Layout
 
 _KINDS = {MATMULS: USEFUL} | dict.fromkeys((*EXCHANGED, BUBBLE, LAUNCHES, SLOWED, IMBALANCE), IDLE)
-_SHARDED = {"optimizer": "optimizer sharded", "gradients": "gradients sharded (ZeRO-2)", "weights": "FSDP"}
+_SHARDED = {"optimizer": "optimizer sharded", "gradients": "gradients sharded", "weights": "FSDP"}
 _GIB_LIMIT = 0.01  # of the memory: owners below are not named
 
 
@@ -91,6 +91,21 @@ def short(layout: Layout) -> str:
     return ", ".join(words) or "one GPU"
 
 
+def brief(layout: Layout) -> str:
+    """As the options write it.
+
+    >>> brief(Layout(data=64, tensor=8, pipeline=16, virtual=8, schedule="interleaved", sharded="optimizer"))
+    'dp 64, tp 8, pp 16 × 8, optimizer sharded'
+    """
+    one = layout
+    sizes = (("dp", one.data), ("tp", one.tensor), ("cp", one.context), ("pp", one.pipeline), ("ep", one.expert))
+    parts = {"pp": f" × {one.virtual}" if one.virtual > 1 else ""}
+    words = [f"{name} {size}{parts.get(name, '')}" for name, size in sizes if size > 1]
+    sharded = _SHARDED.get(one.sharded, "") if one.data * one.context > 1 else ""
+    groups = f" in groups of {one.shard_ranks}" if one.shard_ranks else ""
+    return ", ".join(filter(None, (*words, f"{sharded}{groups}"))) or "one GPU"
+
+
 def memory_words(p: Plan) -> str:
     """The peak, its limit, and who holds it."""
     peak = p.best.memory.peak_bytes
@@ -101,9 +116,9 @@ def memory_words(p: Plan) -> str:
 
 def _other(one: Planned, p: Plan) -> Change:
     if one.memory.peak_bytes > p.limit_bytes:
-        return Change(short(one.layout), 0.0, shown=one.why)
+        return Change(brief(one.layout), 0.0, shown=one.why)
     more = units.percent(one.step.wall_s / p.best.step.wall_s - 1)
-    return Change(short(one.layout), 0.0, one.why, shown=f"{units.duration(1e9 * one.step.wall_s)} (+{more})")
+    return Change(brief(one.layout), 0.0, one.why, shown=f"{units.duration(1e9 * one.step.wall_s)} (+{more})")
 
 
 def _rule(p: Plan) -> str:

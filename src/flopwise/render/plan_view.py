@@ -7,7 +7,7 @@ import msgspec
 from flopwise.records.plan import SCHEMA, Plan
 from flopwise.records.planned import PARTS, Planned
 from flopwise.records.table import Table
-from flopwise.render.plan_screen import short, verdict
+from flopwise.render.plan_screen import brief, verdict
 from flopwise.render.table import View, columns
 
 _RANKS = (
@@ -67,7 +67,7 @@ def _layouts(p: Plan, everything: tuple[Planned, ...]) -> Table:
 
 def _time(everything: tuple[Planned, ...]) -> Table:
     rows = tuple(
-        {"layout": short(one.layout), "part": name, "s": seconds, "share": seconds / one.step.wall_s}
+        {"layout": brief(one.layout), "part": name, "s": seconds, "share": seconds / one.step.wall_s}
         | {"hidden_s": one.step.hidden_s.get(name)}
         for one in everything
         for name in PARTS
@@ -80,7 +80,7 @@ def _time(everything: tuple[Planned, ...]) -> Table:
 
 def _memory(everything: tuple[Planned, ...]) -> Table:
     rows = tuple(
-        {"layout": short(one.layout), "owner": name, "bytes": size, "share": size / (one.memory.peak_bytes or 1)}
+        {"layout": brief(one.layout), "owner": name, "bytes": size, "share": size / (one.memory.peak_bytes or 1)}
         for one in everything
         for name, size in one.memory.owners.items()
         if size

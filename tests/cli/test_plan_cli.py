@@ -1,0 +1,188 @@
+"""`flopwise plan`, as typed: the screen, the files, the flags, and wrong inputs in one line each."""
+
+import json
+import re
+
+import pytest
+from tests.rank_traces import Job, write
+
+import flopwise
+from flopwise.cli.main import main
+from flopwise.records.plan import read_plan
+
+ASKED = ("plan", "llama3-8b", "--gpu", "h100", "--gpus", "64", "--tokens", "15T", "--price", "2.5")
+
+
+@pytest.fixture
+def run(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def command(*words):
+        with pytest.raises(SystemExit) as ended:
+            main([str(word) for word in words])
+        out, err = capsys.readouterr()
+        return ended.value.code, out, err
+
+    return command
+
+
+@pytest.mark.parametrize("model", ["llama3-8b", "mixtral-8x7b", "tiny"])
+def test_the_answer_is_one_screen(run, model):
+    code, out, err = run(ASKED[0], model, *ASKED[2:])
+    assert (code, err) == (0, "")
+    assert len(out.splitlines()) <= 25
+    assert all(len(line) <= 80 for line in out.splitlines())
+    for words in ("GPU-hours", "at $2.5 an hour", "Layout: ", "Memory: ", "Where the", "predicted"):
+        assert words in out
+
+
+def test_days_hours_and_money_follow_from_the_step(run):
+    found = json.loads(run(*ASKED, "--format", "json")[1])
+    step = found["best"]["step"]
+    assert found["schema"] == "flopwise.plan/1"
+    assert sum(step["parts"].values()) == pytest.approx(step["wall_s"])
+    steps = 15e12 / (found["batch"] * found["context"])
+    assert found["days"] == pytest.approx(steps * step["wall_s"] / 86400)
+    assert found["gpu_hours"] == pytest.approx(24 * 64 * found["days"])
+    assert found["cost"] == pytest.approx(2.5 * found["gpu_hours"])
+    assert sum(found["best"]["memory"]["owners"].values()) == pytest.approx(
+        found["best"]["memory"]["peak_bytes"], rel=0.01
+    )
+
+
+def test_a_given_mfu_is_the_lectures_arithmetic(run):
+    asked = (
+        "plan",
+        "llama3-70b",
+        "--gpu",
+        "h100",
+        "--gpus",
+        "1024",
+        "--tokens",
+        "15T",
+        "--mfu",
+        "0.5",
+        "--format",
+        "json",
+    )
+    found = json.loads(run(*asked)[1])
+    assert found["rule_days"] * 70e9 / found["parameters"] == pytest.approx(143.9, abs=0.1)
+    assert found["days"] == pytest.approx(found["step_s"] * 15e12 / (found["batch"] * found["context"]) / 86400)
+    step = found["best"]["step"]
+    assert step["model_flops"] / (found["step_s"] * 1024 * 989.4e12) == pytest.approx(0.5, rel=0.001)
+
+
+def test_without_gpus_it_takes_the_fewest(run):
+    found = flopwise.plan("llama3-70b", gpu="h100", context=4096)
+    assert found.gpus == 2 ** (found.gpus.bit_length() - 1)
+    with pytest.raises(flopwise.FlopwiseError, match="does not fit"):
+        flopwise.plan("llama3-70b", gpu="h100", context=4096, gpus=found.gpus // 2)
+
+
+def test_the_file_is_read_back_and_set_beside_ranks(run, tmp_path):
+    assert run(*ASKED, "-o", "plan.json")[0] == 0
+    assert read_plan("plan.json") == flopwise.plan("llama3-8b", gpu="h100", gpus=64, tokens=15e12, price=2.5)
+    (tmp_path / "job").mkdir()
+    write(Job(case="host", ranks=8), tmp_path / "job")
+    code, out, err = run("explain", "job", "--plan", "plan.json")
+    assert (code, err) == (0, "")
+    assert all(len(line) <= 80 for line in out.splitlines())
+    assert re.search(r"the step +\S+ s +4.18 ms", out)
+    assert "The plan is for 64 GPUs, the traces are of a job of" in out
+    beside = json.loads(run("explain", "job", "--plan", "plan.json", "--format", "json")[1])["ranks"]["plan"]
+    for side in ("planned_ns", "measured_ns"):
+        assert sum(one[side] for one in beside["parts"]) == pytest.approx(beside[side])
+    assert run("explain", "job", "--plan", "plan.json", "-o", "beside.svg")[0] == 0
+    assert "measured" in (tmp_path / "beside.svg").read_text()
+    assert "The plan beside the ranks" in run("explain", "job", "--plan", "plan.json", "--full")[1]
+
+
+def test_tables_and_pictures(run, tmp_path):
+    full = run(*ASKED, "--full")[1]
+    for title in ("Layouts, the best first", "Where a step's time goes", "Memory of the fullest GPU"):
+        assert title in full
+    assert run(*ASKED, "--format", "csv")[1].startswith("# llama3-8b on 64")
+    assert "| model |" in run(*ASKED, "--format", "markdown")[1]
+    assert run(*ASKED, "-o", "plan.svg")[0] == 0
+    assert "GB on the fullest GPU" in (tmp_path / "plan.svg").read_text()
+
+
+FLAGS = {
+    "torchrun": "torchrun --nnodes 8 --nproc-per-node 8",
+    "torchtitan": "--parallelism.tensor_parallel_degree 4",
+    "megatron": "--tensor-model-parallel-size 4",
+    "accelerate": "tp_size=4",
+}
+
+
+@pytest.mark.parametrize("program", FLAGS)
+def test_flags_have_the_layout(run, program):
+    out = run(*ASKED, "--tp", "4", "--pp", "2", "--flags", program)[1]
+    assert FLAGS[program] in out
+    assert ("--pp 1" in out) == (program == "accelerate")
+    found = json.loads(run(*ASKED, "--tp", "4", "--pp", "2", "--flags", program, "--format", "json")[1])
+    assert found["schema"] == "flopwise.flags/1"
+    assert any(FLAGS[program] in line for line in found["lines"])
+
+
+WRONG = [
+    ("llama3-8b --gpu h100 --gpus 1023", "1023 GPUs are not whole hosts of 8 (DGX H100)", "1016 or 1024"),
+    ("llama3-8b --gpu h100 --gpus 64 --tp 3", "64 GPUs do not divide into --tp 3", "a multiple of 3"),
+    ("llama3-405b --gpu h100 --gpus 8", "llama3-405b does not fit on 8 GPUs", "more GPUs"),
+    ("llama3-405b --gpu h100 --memory-limit 1KB", "does not fit on", "more GPUs"),
+    ("llama3-8b --gpu h100 --gpus 64 --tokens 0", "'0' is not a count", "15T"),
+    ("llama3-8b --gpu h100 --gpus 64 --tokens nan", "'nan' is not a count", "15T"),
+    ("llama3-8b --cluster dgx-h10 --gpus 64", "there is no cluster 'dgx-h10'", "did you mean 'dgx-h100'?"),
+    ("llama3-8b --gpu h10 --gpus 64", "there is no cluster 'h10'", "known"),
+    ("llama3-8b --cluster none.toml", "cannot read none.toml", "cluster file"),
+    ("llama3-8b --gpus 64", "no GPU is given", "--gpu h100"),
+    ("llama3-8b --gpu h200 --cluster dgx-h100", "dgx-h100 has h100, not h200", "omit --gpu"),
+    ("llama3-8b --gpu h100 --gpus 0", "gpus = 0 is not allowed", "whole number"),
+    ("llama3-8b --gpu h100 --gpus 99999999999", "gpus = 99999999999 is not allowed", "1000000"),
+    ("llama3-8b --gpu h100 --nodes 2 --gpus 64", "2 hosts of dgx-h100 have 16 GPUs, not 64", "one of"),
+    ("llama3-8b --gpu h100 --gpus 64 --price -1", "price = -1.0 is not allowed", "0"),
+    ("llama3-8b --gpu h100 --gpus 64 --price nan", "price = nan is not allowed", "0"),
+    ("llama3-8b --gpu h100 --gpus 64 --tp 64", "32 heads do not divide among 64 tensor ranks", "fewer"),
+    ("llama3-8b --gpu h100 --gpus 64 --global-batch 7 --dp 64", "a batch of 7 does not divide", "a multiple of 64"),
+    ("llama3-8b --gpu h100 --gpus 64 --global-batch many", "global_batch = 'many' is not allowed", "4M-tokens"),
+    ("llama3-8b --gpu h100 --gpus 64 --mfu 1.5", "'1.5' is not a share", "0.5 or 50%"),
+    ("llama3-8b --gpu h100 --gpus 64 --context 0", "context = 0 is not allowed", "whole number"),
+    ("llama3-8b --gpu h100 --gpus 64 --ep 8", "llama3-8b has no experts", "--ep 1"),
+    ("llama3-8b --gpu h100 --gpus 64 --set n_layers=99999999999", "n_layers = 99999999999 is not allowed", "10000000"),
+    ("llama3-8b --gpu h100 --gpus 64 --set layers=2", "has no field 'layers'", "n_layers"),
+    ("llama3-9b --gpu h100 --gpus 64", "there is no model preset 'llama3-9b'", "did you mean"),
+    ("gpt3-175b --gpu h100 --gpus 64 --context 4096", "gpt3-175b has positions for 2048 tokens", "--context 2048"),
+    ("llama3-8b --gpu h100 --gpus 64 --recompute some", "recompute = 'some' is not allowed", "selective"),
+    ("llama3-8b --gpu h100 --gpus 64 --precision fp7", "precision = 'fp7' is not allowed", "bf16"),
+    ("llama3-8b --gpu h100 --gpus 64 --software jax", "there is no software 'jax'", "megatron"),
+    ("llama3-8b --gpu h100 --gpus 64 --fsdp --sharded none", "fsdp shards the weights", "omit --fsdp"),
+    ("llama3-8b --gpu h100 --gpus 64 --flags slurm", "flags = 'slurm' is not allowed", "torchrun"),
+    ("llama3-8b --gpu h100 --gpus 64 --memory-limit lots", "'lots' is not a size", "40GiB"),
+    ("llama3-8b --gpu h100 --gpus 64 --link wire", "there is no link 'wire'", "nvlink4"),
+    ("llama3-8b --gpu cpu --gpus 8", "there is no cluster 'cpu'", "known"),
+    ("hf:none.json --gpu h100", "cannot read none.json", "config.json"),
+]
+
+
+@pytest.mark.parametrize(("words", "says", "hint"), WRONG, ids=[words for words, _, _ in WRONG])
+def test_what_is_wrong_is_said_in_one_line(run, words, says, hint):
+    code, out, err = run("plan", *words.split())
+    assert (code, out) == (2, "")
+    first, second = err.splitlines()
+    assert first.startswith("error: ")
+    assert says in first
+    assert second.startswith("hint: ")
+    assert hint in second
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"schema": "flopwise.plan/1"}', '{"schema": "flopwise.plan/2"}', "[" * 9999, "\0"]
+)
+def test_a_file_that_is_no_plan_is_refused(run, tmp_path, text):
+    (tmp_path / "bad.json").write_text(text)
+    (tmp_path / "job").mkdir()
+    write(Job(case="host", ranks=2), tmp_path / "job")
+    code, out, err = run("explain", "job", "--plan", "bad.json")
+    assert (code, out) == (2, "")
+    assert err.splitlines()[0].startswith("error: bad.json is not a plan")
+    assert len(err.splitlines()) == 2
