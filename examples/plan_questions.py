@@ -28,8 +28,11 @@ def layers_on_eight(most: int = 80) -> int:
 
 
 def fsdp_tokens(share: float = 1.0) -> float:
-    """Tokens of a GPU's micro-batch from which on gathers hide: 2 bytes and 2 FLOPs a token for each weight."""
-    return share * H100.peak("bf16") / DGX.between_bytes_s
+    """Tokens of a GPU's micro-batch from which on gathers hide: 2 bytes and 2 FLOPs a token for each weight.
+
+    All GPUs of a host gather the same weights, so each byte enters the host once, over all of its adapters.
+    """
+    return share * H100.peak("bf16") / (DGX.host * DGX.between_bytes_s)
 
 
 def tensor_ranks(d_ff: int, share: float = 1.0) -> float:
