@@ -28,6 +28,10 @@ ALIKE = {
     "explain for another GPU": (lambda: flopwise.explain(COMPILED, gpu="h100"), ["explain", COMPILED, "--gpu", "h100"]),
     "course": (lambda: flopwise.course([COMPILED]), ["course", COMPILED]),
     "account": (lambda: flopwise.account("small"), ["account", "small"]),
+    "plan": (
+        lambda: flopwise.plan("llama3-8b", gpu="h100", gpus=8),
+        ["plan", "llama3-8b", "--gpu", "h100", "--gpus", "8"],
+    ),
     "account for a GPU": (lambda: flopwise.account("small", gpu="h200"), ["account", "small", "--gpu", "h200"]),
     "compare": (
         lambda: flopwise.compare(RUNS / "launch-bound", RUNS / "launch-bound"),

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from flopwise.api.account import account
+from flopwise.api.plan import plan
 from flopwise.api.compare import compare
 from flopwise.api.course import course
 from flopwise.api.explain import explain
@@ -71,6 +72,7 @@ VIEWS = {
     "roofline of a trace": lambda: view_of(roofline(NAIVE)).tables,
     "roofline of a workload": lambda: view_of(roofline("small", gpu="h200")).tables,
     "account": lambda: view_of(account("small", gpu="h100,h200", tokens=1e12, measured_ns=10**8)).tables,
+    "plan": lambda: view_of(plan("llama3-8b", gpu="h100", gpus=64, tokens=1e12, price=2.0)).tables,
     "account of inference": lambda: view_of(account("gpt2", gpu="h100,h200", inference=True)).tables,
     "memory": lambda: view_of(gather(RUNS / "prediction-memory").run).tables,
     "one point": one_point,

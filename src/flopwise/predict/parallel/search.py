@@ -129,8 +129,8 @@ def _variants(question: Question) -> Iterator[Layout]:
 
 
 def _meshes(question: Question) -> Iterator[dict[str, int]]:
-    model, spec, gpus = question.model, question.model.spec, question.gpus
-    near = divisors(min(question.cluster.domain, gpus)) if gpus < 10**9 else (1,)
+    spec, gpus = question.model.spec, question.gpus
+    near = divisors(min(question.cluster.domain, gpus))
     tensors = [one for one in near if spec.n_heads % one == 0 and spec.d_ff % one == 0]
     contexts = [2**power for power in range(30) if 2**power <= max(1, question.context // LEAST_TOKENS)]
     for tensor in _given(question, "tensor", tensors):
@@ -138,13 +138,16 @@ def _meshes(question: Question) -> Iterator[dict[str, int]]:
             rest, left = divmod(gpus, tensor * context)
             for pipeline in [] if left else _given(question, "pipeline", _stages(rest, spec.n_layers)):
                 data, left = divmod(rest, pipeline)
-                if left or not data or question.fixed.get("data", data) != data:
-                    continue
-                mesh = {"tensor": tensor, "context": context, "pipeline": pipeline, "data": data}
-                ranks = data * context * tensor
-                experts = [one for one in divisors(model.experts.count) if ranks % one == 0] if model.experts else [1]
-                for expert in _given(question, "expert", experts):
-                    yield mesh | {"expert": expert}
+                if data and not left and question.fixed.get("data", data) == data:
+                    mesh = {"tensor": tensor, "context": context, "pipeline": pipeline, "data": data}
+                    yield from _with_experts(question, mesh)
+
+
+def _with_experts(question: Question, mesh: dict[str, int]) -> Iterator[dict[str, int]]:
+    experts, ranks = question.model.experts, mesh["data"] * mesh["context"] * mesh["tensor"]
+    shares = [one for one in divisors(experts.count) if ranks % one == 0] if experts else [1]
+    for expert in _given(question, "expert", shares):
+        yield mesh | {"expert": expert}
 
 
 def _stages(gpus: int, layers: int) -> list[int]:
