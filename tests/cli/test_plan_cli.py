@@ -79,6 +79,24 @@ def test_without_gpus_it_takes_the_fewest(run):
         flopwise.plan("llama3-70b", gpu="h100", context=4096, gpus=found.gpus // 2)
 
 
+def test_more_gpus_with_the_same_batch_are_not_slower():
+    found = [flopwise.plan("llama3-8b", gpu="h100", gpus=n, global_batch=512) for n in (8, 64, 512)]
+    assert [one.step_s for one in found] == sorted((one.step_s for one in found), reverse=True)
+    for one in found:
+        assert all(other.step.wall_s >= one.best.step.wall_s for other in one.others if "fit" not in other.why)
+        assert one.best.memory.peak_bytes <= one.limit_bytes == 80_000_000_000
+
+
+def test_groups_of_fsdp_are_kept():
+    found = flopwise.plan("llama3-8b", gpu="h100", gpus=64, fsdp=True, shard_ranks=8, tp=1, pp=1, cp=1)
+    assert (found.best.layout.data, found.best.layout.shard_ranks) == (64, 8)
+
+
+def test_a_gpu_without_bf16_trains_in_fp16():
+    found = flopwise.plan("gpt2", gpu="v100", gpus=8, link="nvlink2,ib100")
+    assert found.best.layout.precision == "fp16"
+
+
 def test_the_file_is_read_back_and_set_beside_ranks(run, tmp_path):
     assert run(*ASKED, "-o", "plan.json")[0] == 0
     assert read_plan("plan.json") == flopwise.plan("llama3-8b", gpu="h100", gpus=64, tokens=15e12, price=2.5)
@@ -154,6 +172,8 @@ WRONG = [
     ("gpt3-175b --gpu h100 --gpus 64 --context 4096", "gpt3-175b has positions for 2048 tokens", "--context 2048"),
     ("llama3-8b --gpu h100 --gpus 64 --recompute some", "recompute = 'some' is not allowed", "selective"),
     ("llama3-8b --gpu h100 --gpus 64 --precision fp7", "precision = 'fp7' is not allowed", "bf16"),
+    ("llama3-8b --gpu a100 --gpus 64 --precision fp8", "A100 SXM 80 GB does not compute in fp8", "bf16, fp16"),
+    ("llama3-8b --gpu h100 --gpus 64 --precision nvfp4", "H100 SXM 80 GB does not compute in nvfp4", "bf16, fp16, fp8"),
     ("llama3-8b --gpu h100 --gpus 64 --software jax", "there is no software 'jax'", "megatron"),
     ("llama3-8b --gpu h100 --gpus 64 --fsdp --sharded none", "fsdp shards the weights", "omit --fsdp"),
     ("llama3-8b --gpu h100 --gpus 64 --flags slurm", "flags = 'slurm' is not allowed", "torchrun"),

@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.text import Text
 
 from flopwise.api.account import account
-from flopwise.api.plan import plan
 from flopwise.api.compare import compare
 from flopwise.api.course import course
 from flopwise.api.explain import explain
+from flopwise.api.plan import plan
 from flopwise.api.report import gather
 from flopwise.api.roofline import roofline
 from flopwise.api.runs import stored_result

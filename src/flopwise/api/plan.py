@@ -16,6 +16,7 @@ from flopwise.records.planned import PARTS, Planned
 from flopwise.spec import fields
 from flopwise.spec.cluster import Cluster
 from flopwise.spec.cluster import cluster as cluster_named
+from flopwise.spec.gpu import Gpu
 from flopwise.spec.gpu import gpu as gpu_named
 from flopwise.spec.layout import CONTEXT_WAYS, PRECISIONS, RECOMPUTED, SCHEDULES, SHARDED
 from flopwise.spec.planned_model import PlannedModel
@@ -28,6 +29,7 @@ _USUAL_TOKENS, _TOKENS_OF_A_GPU = 2**22, 1024  # of a step, by default; and not 
 _SHOWN, _TOO_LARGE_SHOWN = 6, 2
 # The command line's words for a layout's fields.
 RANKS = {"tp": "tensor", "pp": "pipeline", "cp": "context", "ep": "expert", "dp": "data"}
+_NUMBERS = ("micro_batch", "virtual", "shard_ranks")
 _WORDS = {
     "sharded": SHARDED,
     "schedule": SCHEDULES,
@@ -58,8 +60,8 @@ def plan(
     """The fastest layout that fits, its time, memory, days and money; and the next best, each with why it loses.
 
     `gpu` or `cluster` (a name or a TOML file) says where; without `gpus` or `nodes` (hosts), the fewest that it fits on.
-    `layout` fixes parts of it: tp, pp, cp, ep, dp (ranks), micro_batch, virtual, sharded, schedule, recompute, context_way,
-    precision, software. `global_batch` is sequences, or '4M-tokens'. `mfu` takes a given utilisation instead of the
+    `layout` fixes parts of it: tp, pp, cp, ep, dp (ranks), micro_batch, virtual, sharded, shard_ranks, schedule, recompute,
+    context_way, precision, software. `global_batch` is sequences, or '4M-tokens'. `mfu` takes a given utilisation instead of the
     predicted one.
 
     >>> flopwise.plan("llama3-70b", gpu="h100", gpus=1024, tokens=15e12).best.layout        # doctest: +SKIP
@@ -67,6 +69,7 @@ def plan(
     asked = planned_model(model, set)
     where = _cluster(gpu, cluster, link)
     fixed = _fixed(layout, fsdp)
+    fixed["precision"] = _precision(gpu_named(where.gpu), fixed.get("precision"))
     _check(tokens, price, mfu)
     context = _context(asked, context)
     limit = memory_limit if memory_limit is not None else where.memory_bytes or gpu_named(where.gpu).memory_bytes
@@ -97,10 +100,10 @@ def _cluster(gpu: str | None, cluster: str | None, link: str) -> Cluster:
 
 
 def _fixed(given: dict[str, Any], fsdp: bool) -> dict[str, Any]:
-    known = (*RANKS, "micro_batch", "virtual", "software", *_WORDS)
+    known = (*RANKS, *_NUMBERS, "software", *_WORDS)
     fields.known("a layout", given, known)
     fixed = {RANKS.get(name, name): value for name, value in given.items() if value is not None}
-    for name in (*RANKS.values(), "micro_batch", "virtual"):
+    for name in (*RANKS.values(), *_NUMBERS):
         if name in fixed:
             word = next((word for word, field in RANKS.items() if field == name), name)
             fields.whole(word, fixed[name], 1, MOST_GPUS)
@@ -111,6 +114,19 @@ def _fixed(given: dict[str, Any], fsdp: bool) -> dict[str, Any]:
         raise FlopwiseError("fsdp shards the weights", f"omit --fsdp, or --sharded {fixed['sharded']}")
     software_named(fixed.get("software", "megatron"))
     return fixed
+
+
+def _precision(card: Gpu, asked: str | None) -> str:
+    """What is asked for, if the GPU has it; else half precision."""
+    halves = [name for name in ("bf16", "fp16") if card.peak(name)]
+    low = ["fp8"] if card.peak("fp8") else []
+    micro = ["mxfp8", "nvfp4"] if low and card.capability[:2] in ("10", "12") else []
+    known = (*halves, *low, *micro)
+    if not known:
+        raise FlopwiseError(f"{card.title} has no half precision to train in", "name another GPU")
+    if asked is not None and asked not in known:
+        raise FlopwiseError(f"{card.title} does not compute in {asked}", f"it has: {', '.join(known)}")
+    return asked or known[0]
 
 
 def _check(tokens: float | None, price: float | None, mfu: float | None) -> None:

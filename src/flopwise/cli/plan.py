@@ -44,6 +44,9 @@ _MFU = "Days at this share of the peak instead of the predicted one: 0.5 or 50%.
 @click.option("--dp", type=int, metavar="N", help="Data ranks.")
 @click.option("--fsdp", is_flag=True, help="--sharded weights.")
 @click.option("--sharded", metavar="|".join(SHARDED), help="What the data ranks share.")
+@click.option(
+    "--shard-ranks", type=int, metavar="N", help="Data ranks that share the weights; groups of them have copies."
+)
 @click.option("--micro-batch", type=int, metavar="N", help="Sequences that go through the model at once.")
 @click.option("--schedule", metavar="|".join(SCHEDULES), help="Of the pipeline.")
 @click.option("--virtual", type=int, metavar="N", help="Parts of the model on each pipeline rank.")

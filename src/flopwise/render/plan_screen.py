@@ -8,7 +8,7 @@ from flopwise.spec.layout import Layout
 
 _KINDS = {MATMULS: USEFUL} | dict.fromkeys((*EXCHANGED, BUBBLE, LAUNCHES, SLOWED, IMBALANCE), IDLE)
 _SHARDED = {"optimizer": "optimizer sharded", "gradients": "gradients sharded", "weights": "FSDP"}
-_GIB_LIMIT = 0.01  # of the memory: owners below are not named
+_NAMED, _LEAST_NAMED = 6, 0.02  # owners that are named: the largest, and of the peak
 
 
 def plan_screen(p: Plan) -> Screen:
@@ -33,13 +33,10 @@ def plan_screen(p: Plan) -> Screen:
 
 
 def verdict(p: Plan) -> str:
-    """What the run takes, or a step of it.
-
-    The money and the days follow from the tokens and the price, where they are given.
-    """
+    """What the run takes, as far as its tokens and a price are given."""
     rate = units.count(p.batch * p.context / p.step_s)
     if p.days is None or p.gpu_hours is None or p.tokens is None:
-        return f"{units.several(p.gpus, 'GPU')} train on {rate} tokens/s: add --tokens 15T for days and GPU-hours."
+        return f"{rate} tokens/s. Days, GPU-hours and money: add --tokens 15T --price 2.5."
     cost = f", {money(p.cost)} at ${p.price:g} an hour" if p.cost is not None else ""
     hours = f"{units.count(p.gpu_hours)} GPU-hours{cost}"
     return f"{units.count(p.tokens)} tokens take {units.days(p.days)}: {hours}. {rate} tokens/s."
@@ -109,9 +106,13 @@ def brief(layout: Layout) -> str:
 def memory_words(p: Plan) -> str:
     """The peak, its limit, and who holds it."""
     peak = p.best.memory.peak_bytes
-    owners = sorted(p.best.memory.owners.items(), key=lambda one: -one[1])
-    named = ", ".join(f"{name} {size / 1e9:.1f}" for name, size in owners if size >= _GIB_LIMIT * peak)
-    return f"{peak / 1e9:.1f} of {p.limit_bytes / 1e9:.0f} GB on the fullest GPU: {named}."
+    owners = sorted(p.best.memory.owners.items(), key=lambda one: -one[1])[:_NAMED]
+    named = [(name, size) for name, size in owners if size >= _LEAST_NAMED * peak]
+    rest = peak - sum(size for _, size in named)
+    words = ", ".join(
+        f"{name} {size / 1e9:.1f}" for name, size in [*named, *([("others", rest)] if rest > 5e7 else [])]
+    )
+    return f"{peak / 1e9:.1f} of {p.limit_bytes / 1e9:.0f} GB on the fullest GPU: {words}."
 
 
 def _other(one: Planned, p: Plan) -> Change:

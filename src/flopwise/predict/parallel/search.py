@@ -117,13 +117,15 @@ def _given(question: Question, field: str, usual: Any) -> Any:
 def _variants(question: Question) -> Iterator[Layout]:
     """Every layout, with no recomputation; small micro-batches first."""
     others = {name: value for name, value in question.fixed.items() if name != "recompute"}
+    shares = others.get("software") != "megatron-2021"  # sequence parallelism came later
     for mesh in _meshes(question):
         for sharded, ranks in _shardings(question, mesh):
             for micro in _given(question, "micro_batch", _micro_batches(question, mesh)):
                 for schedule, virtual in _schedules(question, mesh, micro):
-                    made = {"sharded": sharded, "shard_ranks": ranks, "micro_batch": micro}
+                    made: dict[str, Any] = {"sharded": sharded, "shard_ranks": ranks, "micro_batch": micro}
                     made |= {"schedule": schedule, "virtual": virtual}
-                    layout = Layout(**{"sequence": mesh["tensor"] > 1} | mesh | others | made)
+                    made |= {"sequence": others.get("sequence", mesh["tensor"] > 1 and shares)}
+                    layout = Layout(**mesh | others | made)
                     if misfit(question.model, layout, question.batch, question.context) is None:
                         yield layout
 
