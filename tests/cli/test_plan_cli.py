@@ -206,3 +206,38 @@ def test_a_file_that_is_no_plan_is_refused(run, tmp_path, text):
     assert (code, out) == (2, "")
     assert err.splitlines()[0].startswith("error: bad.json is not a plan")
     assert len(err.splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "says"),
+    [
+        (("best", "step", "parts", "matmuls"), 1e300, "'matmuls' takes 1e+300 seconds"),
+        (("best", "step", "parts", "matmuls"), -1.0, "'matmuls' takes -1.0 seconds"),
+        (("best", "step", "hidden_s"), {"x" * 999: 1e300}, "takes 1e+300 seconds"),
+        (("best", "layout", "data"), 0, "data = 0 is not allowed"),
+        (("best", "layout", "recompute"), "\x1b[31m", "recompute ="),
+        (("gpus",), "many", "is not a plan"),
+    ],
+)
+def test_a_plan_that_was_tampered_with_is_refused(run, tmp_path, place, value, says):
+    found = json.loads(run(*ASKED, "--format", "json")[1])
+    inner = found
+    for key in place[:-1]:
+        inner = inner[key]
+    inner[place[-1]] = value
+    (tmp_path / "bad.json").write_text(json.dumps(found))
+    with pytest.raises(flopwise.FlopwiseError) as error:
+        read_plan("bad.json")
+    assert error.value.message.startswith("bad.json")
+    assert says in error.value.message
+    assert "\x1b" not in error.value.message
+
+
+def test_a_name_from_a_file_does_not_steer_the_terminal(run, tmp_path):
+    found = json.loads(run(*ASKED, "--format", "json")[1])
+    (tmp_path / "named.json").write_text(json.dumps(found | {"model": "\x1b[31mevil\n"}))
+    (tmp_path / "job").mkdir()
+    write(Job(case="host", ranks=2), tmp_path / "job")
+    code, out, _ = run("explain", "job", "--plan", "named.json")
+    assert code == 0
+    assert "\x1b" not in out

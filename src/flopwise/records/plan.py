@@ -1,6 +1,7 @@
 """A plan: the layout of a training run, what it takes, and the next best ones. Stored by `plan -o FILE.json`."""
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -8,10 +9,12 @@ from flopwise import units
 from flopwise.errors import FlopwiseError
 from flopwise.records.planned import EXCHANGED, Planned
 from flopwise.records.printed import Printed
+from flopwise.spec import fields
 
 SCHEMA = "flopwise.plan/1"
 MOST_BYTES = 16 * 2**20
 _DAY_S, _HOUR_S = 86_400, 3600
+_MOST_S = 1e12  # of a part of a step
 
 
 class Plan(Printed, msgspec.Struct, frozen=True, kw_only=True):
@@ -76,8 +79,20 @@ def read_plan(path: str | Path) -> Plan:
         found = msgspec.json.decode(text)
         if not isinstance(found, dict) or found.get("schema") != SCHEMA:
             raise FlopwiseError(f"{path} is not a plan", hint)
-        return msgspec.convert(found, Plan)
+        return _checked(found, path)
     except OSError as error:
         raise FlopwiseError(f"cannot read {path}: {error.strerror}", hint) from None
     except (msgspec.DecodeError, msgspec.ValidationError, ValueError, RuntimeError) as error:
         raise FlopwiseError(f"{path} is not a plan: {error}", hint) from None
+
+
+def _checked(found: dict[str, Any], path: str | Path) -> Plan:
+    try:
+        plan = msgspec.convert(found, Plan)
+    except FlopwiseError as error:  # of its layout
+        raise FlopwiseError(f"{path}: {error.message}", error.hint) from None
+    step = plan.best.step
+    for name, seconds in {**step.parts, **step.hidden_s}.items():
+        if not 0 <= seconds <= _MOST_S:
+            raise FlopwiseError(f"{path}: {fields.show(name)} takes {fields.show(seconds)} seconds", "plan again")
+    return plan
