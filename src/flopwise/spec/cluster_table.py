@@ -8,13 +8,19 @@ from typing import Any
 from flopwise.spec.cluster_facts import Cluster
 from flopwise.spec.links import LINKS
 
-_DGX = "https://docs.nvidia.com/dgx"
-_A100 = (f"DGX A100 user guide: 8 ConnectX-6 of 200 Gb/s {_DGX}/dgxa100-user-guide/",)
-_H100 = (f"DGX H100/H200 user guide: 8 ConnectX-7 of 400 Gb/s {_DGX}/dgxh100-user-guide/",)
-_B200 = (f"DGX B200 user guide: 8 ConnectX-7 of 400 Gb/s {_DGX}/dgxb200-user-guide/",)
-_B300 = ("DGX B300 datasheet: 8 ConnectX-8 of 800 Gb/s https://www.nvidia.com/en-us/data-center/dgx-b300/",)
-_GB200 = ("DGX GB200 datasheet: 72 ConnectX-7 of 400 Gb/s https://www.nvidia.com/en-us/data-center/dgx-gb200/",)
-_GB300 = ("DGX GB300 datasheet: 72 ConnectX-8 of 800 Gb/s https://www.nvidia.com/en-us/data-center/dgx-gb300/",)
+_NV = "https://docs.nvidia.com"
+_BASEPOD = (
+    f"{_NV}/dgx-basepod/reference-architecture-infrastructure-foundation-enterprise-ai/latest/core-components.html"
+)
+_A100 = (f"DGX A100 user guide: 8 ConnectX-6 of 200 Gb/s {_NV}/dgx/dgxa100-user-guide/",)
+_H100 = (f"DGX BasePOD, DGX H100 and H200: 8 ConnectX-7 of 400 Gb/s {_BASEPOD}",)
+_B200 = (f"DGX BasePOD, DGX B200: 8 ConnectX-7 of 400 Gb/s {_BASEPOD}",)
+_B300 = ("DGX B300: 8 ConnectX-8 of 800 Gb/s https://www.nvidia.com/en-us/data-center/dgx-b300/",)
+_GB200 = ("DGX GB200: 72 ConnectX-7 of 400 Gb/s https://www.nvidia.com/en-us/data-center/dgx-gb200/",)
+_GB300 = (
+    "GB300 NVL72: 4 ConnectX-8 for the 4 GPUs of a tray "
+    f"{_NV}/enterprise-reference-architectures/nvl72-ai-factory/latest/components.html",
+)
 _MI300X = (
     "MI300X platform: 7 Infinity Fabric links of 128 GB/s https://www.amd.com/en/products/accelerators/instinct/mi300.html",
     "a 400 Gb/s adapter for each GPU, as of Azure's ND MI300X v5",
