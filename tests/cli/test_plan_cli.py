@@ -2,11 +2,14 @@
 
 import json
 import re
+from types import SimpleNamespace
 
 import pytest
+from tests.analysis.test_exchanges import point
 from tests.rank_traces import Job, write
 
 import flopwise
+import flopwise.api.plan as api
 from flopwise.cli.main import main
 from flopwise.records.plan import read_plan
 
@@ -241,3 +244,32 @@ def test_a_name_from_a_file_does_not_steer_the_terminal(run, tmp_path):
     code, out, _ = run("explain", "job", "--plan", "named.json")
     assert code == 0
     assert "\x1b" not in out
+
+
+def test_measured_links_replace_the_datasheets(run, monkeypatch):
+    """A run over slow links makes the plan slower; one of the CPU's is refused."""
+    points = [
+        point("all-reduce", n, 1e5 + n, 8, backend="nccl", device="cuda:0") for n in (10**6, 10**9)
+    ]  # 1 GB/s, where NVLink has hundreds
+    kept = SimpleNamespace(load=lambda found: SimpleNamespace(points=points))
+    monkeypatch.setattr(api, "StoredRun", kept)
+    monkeypatch.setattr(api, "find", lambda name, root: name)
+    asked = ("plan", "llama3-8b", "--gpu", "h100", "--gpus", "8", "--tp", "8", "--format", "json")
+    stated, measured = (
+        json.loads(run(*asked, *more)[1])["best"]["step"]["wall_s"] for more in ((), ("--measured", "x"))
+    )
+    assert measured > 2 * stated
+    points[:] = [point("all-reduce", n, 1e5 + n, 8) for n in (10**6, 10**9)]
+    code, _, err = run(*asked, "--measured", "x")
+    assert code != 0
+    assert "no collective of GPUs" in err
+
+
+def test_uneven_experts_and_an_offloaded_optimizer_are_seen(run):
+    asked = ("plan", "mixtral-8x7b", "--gpu", "h100", "--gpus", "64", "--ep", "8", "--format", "json")
+    even, uneven, away = (
+        json.loads(run(*asked, *more)[1])["best"] for more in ((), ("--uneven", "1.5"), ("--offload",))
+    )
+    assert uneven["step"]["parts"]["uneven experts"] > 0 == even["step"]["parts"]["uneven experts"]
+    assert "optimizer state" not in away["memory"]["owners"]
+    assert run(*asked, "--uneven", "0.5")[0] != 0

@@ -1,11 +1,13 @@
 """The layout of a training run, what it takes, and the next best ones, before a cluster is rented."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from flopwise import units
+from flopwise.analysis.exchanges import measured_cluster
 from flopwise.errors import FlopwiseError
 from flopwise.predict.flops import training_time
 from flopwise.predict.parallel.memory import planned_memory
@@ -22,6 +24,7 @@ from flopwise.spec.layout import CONTEXT_WAYS, PRECISIONS, RECOMPUTED, SCHEDULES
 from flopwise.spec.planned_model import PlannedModel
 from flopwise.spec.planned_presets import planned_model
 from flopwise.spec.software import software as software_named
+from flopwise.store import StoredRun, find, runs_root
 
 MOST_GPUS = 1_000_000
 _USUAL_CONTEXT = 8192
@@ -55,19 +58,26 @@ def plan(
     memory_limit: int | None = None,
     set: dict[str, Any] | None = None,  # noqa: A002  as the option
     fsdp: bool = False,
+    measured: str | Path | None = None,
+    uneven: float = 1.0,
+    runs: str | Path | None = None,
     **layout: Any,
 ) -> Plan:
     """The fastest layout that fits, its time, memory, days and money; and the next best, each with why it loses.
 
     `gpu` or `cluster` (a name or a TOML file) says where; without `gpus` or `nodes` (hosts), the fewest that it fits on.
     `layout` fixes parts of it: tp, pp, cp, ep, dp (ranks), micro_batch, virtual, sharded, shard_ranks, schedule, recompute,
-    context_way, precision, software. `global_batch` is sequences, or '4M-tokens'. `mfu` takes a given utilisation instead of the
-    predicted one.
+    context_way, precision, software, offload. `global_batch` is sequences, or '4M-tokens'. `mfu` takes a given utilisation
+    instead of the predicted one. `measured` is a run of collectives (op:all-reduce, …) whose times replace the links' datasheet;
+    `uneven` the tokens of the busiest expert rank over the mean.
 
     >>> flopwise.plan("llama3-70b", gpu="h100", gpus=1024, tokens=15e12).best.layout        # doctest: +SKIP
     """
     asked = planned_model(model, set)
     where = _cluster(gpu, cluster, link)
+    if measured is not None:
+        where = measured_cluster(where, StoredRun.load(find(measured, runs_root(runs))).points)
+    fields.number("uneven", uneven, 1.0, 1_000.0)
     fixed = _fixed(layout, fsdp)
     fixed["precision"] = _precision(gpu_named(where.gpu), fixed.get("precision"))
     _check(tokens, price, mfu)
@@ -79,9 +89,8 @@ def plan(
 
     def question(number: int) -> Question:
         batch = _batch(global_batch, context, number)
-        return Question(
-            model=asked, cluster=where, gpus=number, batch=batch, context=context, limit_bytes=limit, fixed=fixed
-        )
+        sizes = {"gpus": number, "batch": batch, "context": context, "limit_bytes": limit}
+        return Question(model=asked, cluster=where, **sizes, fixed=fixed, uneven=uneven)
 
     whole = question(_gpus(gpus, nodes, where) or _fewest(question, where))
     found = search(whole, planned_step, planned_memory)
@@ -100,9 +109,10 @@ def _cluster(gpu: str | None, cluster: str | None, link: str) -> Cluster:
 
 
 def _fixed(given: dict[str, Any], fsdp: bool) -> dict[str, Any]:
-    known = (*RANKS, *_NUMBERS, "software", *_WORDS)
+    known = (*RANKS, *_NUMBERS, "software", "offload", *_WORDS)
     fields.known("a layout", given, known)
-    fixed = {RANKS.get(name, name): value for name, value in given.items() if value is not None}
+    fixed = {RANKS.get(name, name): value for name, value in given.items() if value not in (None, False)}
+    fields.flag("offload", fixed.get("offload", False))
     for name in (*RANKS.values(), *_NUMBERS):
         if name in fixed:
             word = next((word for word, field in RANKS.items() if field == name), name)

@@ -54,6 +54,11 @@ _MFU = "Days at this share of the peak instead of the predicted one: 0.5 or 50%.
 @click.option("--context-way", metavar="|".join(CONTEXT_WAYS), help="How context ranks share attention.")
 @click.option("--precision", metavar="|".join(PRECISIONS), help="What the matmuls compute in. [default: bf16]")
 @click.option("--software", metavar="|".join(one.name for one in SOFTWARE), help="What trains. [default: megatron]")
+@click.option("--offload", is_flag=True, help="The optimizer's state in the host's memory.")
+@click.option(
+    "--uneven", type=float, default=1.0, metavar="X", help="Tokens of the busiest expert rank over the mean: 1.3."
+)
+@click.option("--measured", metavar="RUN", help="A run of op:all-reduce, …: its links instead of the datasheet's.")
 @click.option("--memory-limit", metavar="SIZE", help="Of a GPU, instead of its memory: 70GB.")
 @click.option("--set", "changes", multiple=True, metavar="FIELD=VALUE", help="A field of the model: n_layers=40.")
 @click.option("--flags", metavar="|".join(PROGRAMS), help="Print the layout as flags for this program.")

@@ -20,6 +20,8 @@ UPDATE_SHARE, UPDATE_BYTES = (
     0.75,
     38.0,
 )  # AdamW with fp32 masters: bytes of a weight, its clipping and clearing included
+# Where the host updates, what its memory gives the process of one GPU: a judgement, by 400 GB/s for eight of them.
+OFFLOAD_BYTES_S = 50e9
 # Fused attention: of the peak in half precision, by the FLOPs that the causal mask leaves; forward, backward. FlashAttention-2's
 # and -3's papers for A100 and H100; a judgement for Blackwell.
 FLASH_SHARES = {"8.0": (0.62, 0.52), "9.0": (0.62, 0.52), "10.0": (0.50, 0.42), "10.3": (0.55, 0.45)}
@@ -29,6 +31,7 @@ FLASH_ELSE = (0.40, 0.35)
 LOSS_BYTES = {"eager": (14.0, 10.0), "fused": (16.0, 8.0), "compiled": (8.0, 6.0)}
 # Readings and writings of the scores where attention is not one kernel: by Megatron's fused softmax, and by PyTorch's in fp32.
 SOFTMAX_PASSES, LOOSE_SOFTMAX_PASSES = (2.0, 3.0), (14.0, 11.0)
+LOOSE_KERNELS = (10, 12)  # more of them, forward and backward: fitted, 1.5 ms for each layer
 DROPOUT_PASSES = 2.5
 
 # --- Launching: nanoseconds of the host for each kernel, forward, recomputed and backward, by how it is launched. The last is

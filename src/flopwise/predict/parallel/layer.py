@@ -123,7 +123,9 @@ def attention_block(one: Share) -> Both:
     spec, program, name = one.model.spec, software(one.software), one.gpu
     dtype = one.precision
     queries, keys = spec.n_heads * spec.head_dim // one.tensor, -(-spec.n_kv_heads // one.tensor) * spec.head_dim
-    kernels = fitted.KERNELS[program.passes]
+    kernels = [count / 2 for count in fitted.KERNELS[program.passes]]
+    if not program.flash and _loose(one):
+        kernels = [count + more for count, more in zip(kernels, fitted.LOOSE_KERNELS, strict=True)]
     if (latent := one.model.latent) is not None:
         heads = spec.n_heads // one.tensor
         head = latent.plain_dim + latent.rope_dim
@@ -150,13 +152,13 @@ def attention_block(one: Share) -> Both:
             sum(f for f, _ in products),
             squares[0],
             _passes_s(name, one.tokens * (_HALF * (forward + rope) + cast[0]), program.passes),
-            kernels[0] / 2,
+            kernels[0],
         ),
         Times(
             sum(b for _, b in products),
             squares[1],
             _passes_s(name, one.tokens * (_HALF * (back + rope) + cast[1]), program.passes),
-            kernels[1] / 2,
+            kernels[1],
         ),
     )
 
@@ -181,6 +183,12 @@ def _casts(one: Share, inputs: int, outputs: int, fused: int = 0) -> tuple[float
     return each * (inputs - fused), each * (outputs - fused)
 
 
+def _loose(one: Share) -> bool:
+    """Megatron's fused softmax takes four rows of heads at a time; else it is scaling, masking and softmax one by one."""
+    sequences = one.tokens * one.context_ranks // one.context
+    return bool(sequences * one.model.spec.n_heads // one.tensor % 4)
+
+
 def _scores(one: Share, heads: int, score: int, value: int) -> tuple[float, float]:
     name, program = one.gpu, software(one.software)
     chip, sequences = gpu(name), one.tokens * one.context_ranks / one.context
@@ -200,8 +208,7 @@ def _scores(one: Share, heads: int, score: int, value: int) -> tuple[float, floa
     ]
     square = sequences * heads * rows * columns * _HALF
     drop = fitted.DROPOUT_PASSES if program.dropout else 0.0
-    # Megatron's fused softmax takes four rows of heads at a time; else it is scaling, masking and softmax one by one.
-    passes = fitted.LOOSE_SOFTMAX_PASSES if batch % 4 else fitted.SOFTMAX_PASSES
+    passes = fitted.LOOSE_SOFTMAX_PASSES if _loose(one) else fitted.SOFTMAX_PASSES
     forward = sum(product) + _passes_s(name, square * (passes[0] + drop), program.passes)
     return forward, 2 * sum(product) + _passes_s(name, square * (passes[1] + drop), program.passes)
 

@@ -36,9 +36,11 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     context: int
     limit_bytes: int
     fixed: dict[str, Any] = {}
+    uneven: float = 1.0  # Job's
 
     def job(self, layout: Layout) -> Job:
-        return Job(model=self.model, cluster=self.cluster, layout=layout, batch=self.batch, context=self.context)
+        sizes = {"batch": self.batch, "context": self.context}
+        return Job(model=self.model, cluster=self.cluster, layout=layout, **sizes, uneven=self.uneven)
 
 
 class Fitting(NamedTuple):

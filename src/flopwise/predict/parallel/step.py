@@ -336,4 +336,6 @@ class _Step:
         if one.sharded != "none":
             mine /= one.data * one.context
         bandwidth = limits(self.cluster.gpu).bandwidth_bytes_per_s * fitted.UPDATE_SHARE
+        if self.layout.offload:  # gradients to the host, which updates, and weights back
+            bandwidth = fitted.OFFLOAD_BYTES_S
         self._add(parts.UPDATE, fitted.UPDATE_BYTES * mine / bandwidth)
