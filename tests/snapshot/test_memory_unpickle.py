@@ -148,8 +148,26 @@ def test_a_gzip_bomb_stops_at_the_limit(tmp_path):
         for _ in range(64):
             file.write(b"\x00" * 2**20)
     assert path.stat().st_size < 100_000
-    with pytest.raises(FlopwiseError, match=r"larger than 4\.00 MiB"):
+    with pytest.raises(FlopwiseError, match="unpacks to more than 5 MiB"):
         read_pickle(path, most_bytes=4 * 2**20)
+    with pytest.raises(FlopwiseError, match=r"unpacks to more than 33 MiB, .* times its size"):
+        read_pickle(path)
+    (tmp_path / "large.pickle").write_bytes(bytes(5 * 2**20))
+    with pytest.raises(FlopwiseError, match=r"larger than 4\.00 MiB"):
+        read_pickle(tmp_path / "large.pickle", most_bytes=4 * 2**20)
+
+
+def test_more_events_than_anyone_records_are_refused():
+    event = b"}(X\x06\0\0\0actionX\x05\0\0\0allocX\x04\0\0\0sizeM\0\2u"
+    with pytest.raises(FlopwiseError, match="more than 800,000 events"):
+        unpickled(b"\x80\x02](" + event * 900_000 + b"e.", "events.pickle")
+    assert len(unpickled(b"\x80\x02](" + event * 1000 + b"e.", "events.pickle")) == 1000
+
+
+def test_a_text_of_megabytes_is_refused():
+    size = 17 * 2**20
+    with pytest.raises(FlopwiseError, match=r"a text of 17\.0 MiB"):
+        unpickled(b"\x80\x04\x8d" + struct.pack("<Q", size) + b"a" * size + b".", "text.pickle")
 
 
 def test_gzip_reads_the_same(tmp_path):

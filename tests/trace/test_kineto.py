@@ -13,7 +13,7 @@ import pytest
 from gen_kineto import generate
 
 from flopwise.errors import FlopwiseError
-from flopwise.trace import json_text, kineto_stream, tables
+from flopwise.trace import input_file, json_text, kineto, kineto_columns, kineto_stream, tables
 from flopwise.trace.kineto import read_kineto
 from flopwise.trace.tables import NO_ID, Trace
 from flopwise.work.recorded import BETWEEN
@@ -404,7 +404,7 @@ def test_giant_strings_and_headers_are_refused(write: Any, monkeypatch: pytest.M
 
 
 def test_gzip_bombs_are_refused(write: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kineto_stream, "INFLATED_FREE", 2 << 20)
+    monkeypatch.setattr(input_file, "INFLATED_FREE", 2 << 20)
     tiny_events = b"[" + b"{}," * (4 << 20) + b"{}]"
     with pytest.raises(FlopwiseError, match="unpacks to more than"):
         read_kineto(write(gzip.compress(tiny_events, 9), "bomb.json.gz"))
@@ -414,6 +414,25 @@ def test_gzip_bombs_are_refused(write: Any, monkeypatch: pytest.MonkeyPatch) -> 
     )
     with pytest.raises(FlopwiseError, match=r"larger than|unpacks"):
         read_kineto(write(spaces, "bomb.json.gz"))
+
+
+def test_events_that_say_nothing_are_not_read_to_their_end(write: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kineto, "_SILENT_EVENTS", 50_000)
+    with pytest.raises(FlopwiseError, match=r"none of its \d+,\d+ events") as refused:
+        read_kineto(write(b"[{}" + b",{}" * 1_000_000 + b"]"))
+    assert "1,000," not in refused.value.message
+    kernel = b'{"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": 1, "dur": 5}'
+    with pytest.raises(FlopwiseError, match="1 are a PyTorch op"):
+        read_kineto(write(b"[" + kernel + b",{}" * 1_000_000 + b"]"))
+    assert read_kineto(write(b"[" + b",".join([kernel] * 60_000) + b"]")).kernels.height == 60_000
+
+
+def test_names_without_end_are_one_name(write: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kineto_columns, "MAX_NAMES_CHARACTERS", 1000)
+    event = '{"ph": "X", "cat": "kernel", "name": "kernel %04d", "pid": 0, "tid": 7, "ts": %d, "dur": 5}'
+    trace = read_kineto(write(("[" + ",".join(event % (i, i * 10) for i in range(200)) + "]").encode()))
+    assert (trace.kernels.height, len(trace.names), trace.names[-1]) == (200, 91, "(other names)")
+    assert [note.text[:3] for note in trace.notes if note.key == "names"] == ["110"]
 
 
 def test_structure_ignores_what_strings_hold() -> None:

@@ -1,9 +1,11 @@
 """Nsight Systems exports: what a known run must read as, whatever the version, and that no bad file gets further."""
 
 import gzip
+import importlib
 import json
 import os
 import random
+import resource
 import shutil
 import sqlite3
 import stat
@@ -450,9 +452,24 @@ def test_huge_texts_are_cut_or_refused(small, monkeypatch):
 
 def test_work_has_a_deadline(small, monkeypatch):
     moments = iter([0.0, *[1e9] * 10_000])
-    monkeypatch.setattr(time, "monotonic", lambda: next(moments))
+    monkeypatch.setattr(time, "thread_time", lambda: next(moments))
     monkeypatch.setattr(nsys_file, "HANDLER_STEPS", 10)
     refused(small, "too long")
+
+
+def test_pages_that_are_named_again_and_again_end_soon(tmp_path, monkeypatch):
+    """A past bug: 2.7 MB took a minute and 2.2 GB."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks" / "attack"))
+    shared = tmp_path / "shared.sqlite"
+    importlib.import_module("compressed").shared_pages(shared)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    refused(shared, "too long")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000  # KiB on Linux
+
+
+def test_more_rows_than_the_file_has_room_for_are_refused(small, monkeypatch):
+    monkeypatch.setattr(nsys_file, "SHORTEST_ROW", 1 << 20)
+    refused(small, "again and again")
 
 
 def test_sparse_rows_are_found(small):

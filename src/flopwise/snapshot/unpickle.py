@@ -11,6 +11,7 @@ fixed-length opcodes at a time; only strings, frames and long integers come back
 import gc
 import gzip
 import io
+import os
 import pickle
 import pickletools
 import re
@@ -18,15 +19,19 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
 from flopwise import units
 from flopwise.errors import FlopwiseError
-from flopwise.trace.input_file import GZIP_MAGIC
+from flopwise.trace.input_file import GZIP_MAGIC, check_inflated
 
-MOST_BYTES = 2 * 2**30  # of the pickle, after gzip
+MOST_BYTES, MOST_UNPACKED_BYTES = 2 * 2**30, 2**29  # of a pickle; of one that is gzipped
+_LONGEST_STRING = 16 * 2**20
+# An event is a dict, and takes 0.6 to 1.1 kB until it is in a column. With stacks it is some 250 bytes of the pickle.
+_MOST_DICTS, _BYTES_PER_DICT = 800_000, 125
 _CHUNK = 2**20
 _ZIP = b"PK\x03\x04"
+_FEWER = "record fewer events: torch.cuda.memory._record_memory_history(max_entries=200000)"
 HINT = "write snapshots with torch.cuda.memory._dump_snapshot('snapshot.pickle')"
 
 # Opcodes of fixed length: memo gets and puts, numbers, containers, marks. NEXT_BUFFER and sets are not among them.
@@ -102,22 +107,15 @@ def unpickled(pickled: bytes, name: str) -> Any:
 
 
 def _content(path: Path, most_bytes: int) -> bytes:
-    too_large = FlopwiseError(
-        f"{path.name} is larger than {units.size(most_bytes)} unpacked",
-        "record fewer events: torch.cuda.memory._record_memory_history(max_entries=200000)",
-    )
     try:
         with path.open("rb") as file:
             head = file.read(2)
             file.seek(0)
-            with gzip.GzipFile(fileobj=file) if head == GZIP_MAGIC else file as stream:
-                parts: list[bytes] = []
-                left = most_bytes
-                while part := stream.read(_CHUNK):
-                    left -= len(part)
-                    if left < 0:
-                        raise too_large
-                    parts.append(part)
+            if head == GZIP_MAGIC:
+                return _inflated(path, file, min(most_bytes, MOST_UNPACKED_BYTES))
+            if (size := os.fstat(file.fileno()).st_size) > most_bytes:
+                raise FlopwiseError(f"{path.name} is larger than {units.size(most_bytes)}", _FEWER)
+            return file.read(size)  # a device has none
     except EOFError:
         raise _truncated(path.name) from None
     except (gzip.BadGzipFile, zlib.error) as error:
@@ -128,7 +126,15 @@ def _content(path: Path, most_bytes: int) -> bytes:
         raise FlopwiseError(
             f"cannot read {path}: {error.strerror or error}", "check that it is a file you may read"
         ) from None
-    return b"".join(parts)
+
+
+def _inflated(path: Path, file: BinaryIO, most_bytes: int) -> bytes:
+    content = io.BytesIO()
+    with gzip.GzipFile(fileobj=file) as stream:
+        while part := stream.read(_CHUNK):
+            content.write(part)
+            check_inflated(Path(path.name), file.tell(), content.tell(), most_bytes)
+    return content.getvalue()
 
 
 def _is_old(content: bytes) -> bool:
@@ -167,6 +173,8 @@ def check(pickled: bytes, name: str) -> None:
     estimate = _BYTES_PER_BYTE * end + sum(pickled.count(op, 0, end) * cost for op, cost in _BYTES_PER.items())
     if estimate > _MOST_BYTES + _MOST_PER_BYTE * end:
         raise FlopwiseError(f"{name} is refused: unpacked it would take {estimate // end} times its size", HINT)
+    if pickled.count(b"}", 0, end) > max(_MOST_DICTS, end // _BYTES_PER_DICT):
+        raise FlopwiseError(f"{name} is refused: it holds more than {_MOST_DICTS:,} events", _FEWER)
 
 
 def _walk(pickled: bytes, name: str) -> int:
@@ -180,7 +188,10 @@ def _walk(pickled: bytes, name: str) -> int:
         opcode = pickled[at]
         if opcode in _STRINGS:
             start = at + 1 + _STRINGS[opcode]
-            at = start + int.from_bytes(pickled[at + 1 : start], "little")
+            length = int.from_bytes(pickled[at + 1 : start], "little")
+            at = start + length
+            if _LONGEST_STRING < length <= size - start:
+                raise FlopwiseError(f"{name} is refused: it holds a text of {units.size(length)}", HINT)
             strings = strings[1], pickled[start : min(at, start + 80)].decode(errors="replace")
         elif opcode == _FRAME:
             at += 9

@@ -1,4 +1,4 @@
-"""Checks on a file that a user named: it must be a regular one. A pipe would block, a folder cannot be read."""
+"""Checks on a file that a user named: a regular one (a pipe would block, a folder cannot be read), and no gzip bomb."""
 
 import os
 from pathlib import Path
@@ -7,6 +7,8 @@ from flopwise.errors import FlopwiseError
 
 SQLITE_MAGIC = b"SQLite format 3\0"
 GZIP_MAGIC = b"\x1f\x8b"
+# Profilers' traces shrink 15 to 40 times, snapshots of memory 10 to 25; deflate's most is 1032. Small files may do as they like.
+INFLATED_RATIO, INFLATED_FREE = 100, 32 << 20
 
 
 def check_file(path: Path, hint: str) -> None:
@@ -24,3 +26,18 @@ def check_file(path: Path, hint: str) -> None:
     else:
         problem, hint = "there is no such file", f"check the path; {hint}"
     raise FlopwiseError(f"cannot open {path}: {problem}", hint)
+
+
+def check_inflated(path: Path, packed_bytes: int, unpacked_bytes: int, most_bytes: int) -> None:
+    """Refuse a gzip file that has unpacked to more than `most_bytes`, or to far more than it shrank from.
+
+    >>> check_inflated(Path("trace.json.gz"), 10 << 20, 400 << 20, 1 << 30)
+    >>> check_inflated(Path("trace.json.gz"), 1 << 20, 400 << 20, 1 << 30)
+    Traceback (most recent call last):
+    flopwise.errors.FlopwiseError: trace.json.gz unpacks to more than 400 MiB, 400 times its size: refused
+    hint: unpack it with gunzip, then read that
+    """
+    ratio = unpacked_bytes / max(1, packed_bytes)
+    if unpacked_bytes > most_bytes or (unpacked_bytes > INFLATED_FREE and ratio > INFLATED_RATIO):
+        unpacked = f"more than {unpacked_bytes >> 20:,} MiB, {ratio:.0f} times its size"
+        raise FlopwiseError(f"{path} unpacks to {unpacked}: refused", "unpack it with gunzip, then read that")

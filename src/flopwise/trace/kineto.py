@@ -30,7 +30,7 @@ from flopwise.trace.kineto_columns import EventColumns, NeedsExactTimes, start_t
 from flopwise.trace.kineto_stream import EventStream, beginning
 from flopwise.trace.op_inputs import op_inputs, sizes_of_inputs
 from flopwise.trace.op_shapes import sized_ops
-from flopwise.trace.tables import ANNOTATION, GRAPH_RUNS, MODULE, NO_ID, STEP, DeviceName, Trace
+from flopwise.trace.tables import ANNOTATION, FOLDED, GRAPH_RUNS, MODULE, NO_ID, STEP, DeviceName, Trace
 from flopwise.work.demangle import demangled_names
 
 _GRAPH_LAUNCH = re.compile(r"(?:cuda|cu|hip)GraphLaunch")
@@ -41,7 +41,9 @@ _SYNC = re.compile(
 # How XLA's profiler, which JAX and TensorFlow use, names processes, and what it says of a kernel.
 _XLA = re.compile(rb'"/(?:device:(?:GPU|TPU|CUSTOM):|host:(?:CPU|metadata))|"hlo_(?:module|op)"')
 _SEARCHED_BYTES = 4 << 20
+_SILENT_EVENTS, _SILENT_SHARE = 1_000_000, 1000  # of so many events, one in so many is an op, a kernel or a range
 _ACCELERATORS = {"mtia_": "Meta's MTIA", "hpu_": "Intel's Gaudi"}  # how Kineto begins the categories of their work
+_CAPTURE = "capture with torch.profiler, then export_chrome_trace"
 _VOTERS = 20_000  # backward nodes, evenly spread, that decide which thread their forward ops ran on
 _BACKWARD = re.compile(r"autograd::engine::evaluate_function")
 _STEP = re.compile(r"ProfilerStep#")
@@ -69,8 +71,12 @@ def read_kineto(path: str | Path) -> Trace:
 def _read(path: Path, exact: bool) -> Trace:
     stream = EventStream(path, exact)
     columns = EventColumns(exact)
+    looked = _SILENT_EVENTS
     for events in stream:
         columns.add(events)
+        if columns.events > looked:
+            _refuse_silent(columns, path)
+            looked += _SILENT_EVENTS
     return _trace(columns, stream)
 
 
@@ -123,21 +129,30 @@ def _trace(columns: EventColumns, stream: EventStream) -> Trace:
     )
 
 
+def _refuse_silent(columns: EventColumns, path: Path) -> None:
+    """Gigabytes of events that say nothing are not read to their end."""
+    rows = columns.rows()
+    if not rows:
+        _refuse_others(columns, path)
+    if rows * _SILENT_SHARE < columns.events:
+        content = f"of its first {columns.events:,} events, {rows:,} are a PyTorch op, kernel or range"
+        raise FlopwiseError(f"{path} is not a PyTorch trace: {content}", _CAPTURE)
+
+
 def _refuse_others(columns: EventColumns, path: Path) -> None:
     """A trace of another framework, of an accelerator that is no GPU, or of nothing."""
     chips = (chip for mark, chip in _ACCELERATORS.items() if any(one.startswith(mark) for one in columns.others))
     if (chip := next(chips, None)) is not None and not columns.count("kernels"):
         hint = "flopwise knows NVIDIA's and AMD's GPUs, and the CPU"
         raise FlopwiseError(f"{path} is a trace of {chip} accelerator, whose work flopwise does not know", hint)
-    if not columns.empty():
+    if columns.rows():
         return
     if _XLA.search(beginning(path, _SEARCHED_BYTES)):
         hint = "flopwise reads what nsys profile records of the same program (GPU); XProf reads this file"
         raise FlopwiseError(f"{path} is a profile of JAX or TensorFlow (XLA), not of PyTorch", hint)
     n = columns.events
     content = f"none of its {n:,} events is a PyTorch op, kernel or range" if n else "no events"
-    hint = "capture with torch.profiler, then export_chrome_trace"
-    raise FlopwiseError(f"{path} is not a PyTorch trace: {content}", hint)
+    raise FlopwiseError(f"{path} is not a PyTorch trace: {content}", _CAPTURE)
 
 
 def _named(names: tuple[str, ...], pattern: re.Pattern[str]) -> pl.Expr:
@@ -233,6 +248,7 @@ def _notes(columns: EventColumns, stream: EventStream, kernels: pl.DataFrame, co
         ),
         incomplete=(columns.incomplete, "event", "not written as a complete span (ph is not X): not read"),
         unpaired=(columns.pairs.unpaired, "event", "without its beginning or its end: not read"),
+        names=(columns.names.folded, "event", f"with a name {FOLDED}"),
         no_process=(orphans, "piece", "of GPU work of no known process"),
     )
     no_kernel = Note("no_kernels", "no kernel: nothing ran on the GPU, or its activity was not recorded")

@@ -19,7 +19,7 @@ from flopwise.trace.columns import GrowingColumn, Ints, compact
 from flopwise.trace.kineto_stream import INT_ARGS, NO_ARGS, NO_LIST, Args, Event
 from flopwise.trace.op_inputs import NO_INPUTS, Inputs
 from flopwise.trace.phases import is_compiler_function
-from flopwise.trace.tables import LONGEST_NS, NO_ID
+from flopwise.trace.tables import LONGEST_NS, MAX_NAMES, MAX_NAMES_CHARACTERS, NO_ID, OTHER_NAMES
 from flopwise.work.recorded import BETWEEN
 
 # Event categories, as written since PyTorch 1.12; the capitalised ones before.
@@ -65,9 +65,15 @@ _BETWEEN = BETWEEN.encode()
 
 
 class _Numbers(dict[str, int]):
-    """The position of each string, in order of first sight."""
+    """The position of each string, in order of first sight; beyond the limits, all are one."""
+
+    characters = folded = 0
 
     def __missing__(self, text: str) -> int:
+        if len(self) >= MAX_NAMES or self.characters + len(text) > MAX_NAMES_CHARACTERS:
+            self.folded += 1
+            return self.setdefault(OTHER_NAMES, len(self))
+        self.characters += len(text)
         self[text] = position = len(self)
         return position
 
@@ -207,11 +213,12 @@ class EventColumns:
         """Rows of a table so far."""
         return self._size[table] // self._records[table].itemsize + len(self._columns[table]["name"])
 
-    def empty(self) -> bool:
+    def rows(self) -> int:
+        """Usable events of all tables so far."""
         for table, size in self._size.items():
             if size:
                 self._unpack(table)
-        return not any(len(columns["name"]) for columns in self._columns.values())
+        return sum(len(columns["name"]) for columns in self._columns.values())
 
     def take(self, table: str) -> pl.DataFrame:
         """Hand over a table, from time zero, sorted by start and, where two start together, the enclosing one first."""

@@ -18,15 +18,13 @@ import msgspec
 from flopwise.errors import FlopwiseError
 from flopwise.records.note import Note
 from flopwise.trace.collective_args import CollectiveArgs
-from flopwise.trace.input_file import GZIP_MAGIC, SQLITE_MAGIC, check_file
+from flopwise.trace.input_file import GZIP_MAGIC, SQLITE_MAGIC, check_file, check_inflated
 from flopwise.trace.json_text import Structure, repaired
 
 CHUNK_BYTES = 1 << 16  # larger chunks read slower: the decoded events fall out of the CPU's cache
 EVENT_BYTES = 16 << 20  # the largest event, header or trailer that is held in memory
 NESTING = 400  # below Python's recursion limit, far above what a profiler writes (4)
-# A gzip file may not unpack to more than this, nor to more than this multiple once past the free size. Profiler traces
-# shrink 15 to 40 times; deflate's most is 1032.
-INFLATED_BYTES, INFLATED_RATIO, INFLATED_FREE = 64 << 30, 250, 1 << 30
+INFLATED_BYTES = 64 << 30  # what a gzip file may unpack to
 
 _COPY_AGAIN = "copy the whole file again, or capture again: a profiler that was killed does not finish its file"
 _WHAT_IS_READ = "flopwise reads the .json or .json.gz that torch.profiler's export_chrome_trace writes"
@@ -117,11 +115,8 @@ class FileBytes:
             message = f"cannot read {self.path} near byte {self._raw.tell():,}: {error}"
             raise FlopwiseError(message, _COPY_AGAIN) from None
         self.total += len(data)
-        if self.gzipped and self.total > INFLATED_FREE:
-            ratio = self.total / max(1, self._raw.tell())
-            if self.total > INFLATED_BYTES or ratio > INFLATED_RATIO:
-                unpacked = f"more than {self.total >> 20:,} MiB, {ratio:.0f} times its size"
-                raise FlopwiseError(f"{self.path} unpacks to {unpacked}: refused", "unpack it, then read the .json")
+        if self.gzipped:
+            check_inflated(self.path, self._raw.tell(), self.total, INFLATED_BYTES)
         return data
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ handler nor limits, which a file from outside needs (measured on half a million 
 
 import errno
 import gzip
+import math
 import os
 import re
 import shutil
@@ -41,10 +42,15 @@ REPORT_SUFFIXES = (".nsys-rep", ".qdrep")
 CHUNK_ROWS = 50_000
 MAX_TEXT_BYTES = 64 << 20  # of one value, and so of one column of a chunk
 MAX_UNPACKED_BYTES = 16 << 30
-MAX_RATIO = 200  # real exports shrink 4 to 10 times; zeros a thousand times
+MAX_RATIO = 50  # real exports shrink 4 to 10 times; zeros a thousand times
 FREE_RATIO_BYTES = 64 << 20  # below this size no ratio is suspicious
 EXPORT_TIMEOUT_S = 1800
 HANDLER_STEPS = 200_000  # of the SQLite machine between two looks at the clock: a few ms
+MOST_STEPS = 500 * CHUNK_ROWS  # of the SQLite machine for one chunk: a row of a dozen columns takes about 60
+SHORTEST_ROW = 6  # bytes in the file: its place in the page, length, rowid, header, the type of a column
+MOST_HEAP_BYTES = 512 << 20  # that SQLite may take: the text of one chunk, and a cache of pages
+MAX_NAME = 1 << 14  # characters that are read of a name
+MAX_NAMES_CHARACTERS = 128 << 20
 
 _ROOM = "free some space, or name a temporary folder with more room: TMPDIR=/path"
 _HINT = "export it again: nsys export --type sqlite REPORT.nsys-rep"
@@ -57,6 +63,7 @@ class Export:
     db: sqlite3.Connection
     file: Path  # the SQLite file itself, unpacked
     columns: Mapping[str, tuple[str, ...]]  # of every ordinary table
+    work: "Work"
 
     def table(self, base: str) -> str:
         """The table `base`, or its newest `base_V2`, `base_V3`… that has rows; '' without one."""
@@ -86,10 +93,14 @@ class Export:
         present = {name: c for name, spellings in wanted.items() if (c := self.column(table, *spellings))}
         condition = f"FROM {quoted(table)} WHERE rowid BETWEEN ? AND ? AND ({where})"
         steady: dict[str, int] = {}
+        left = self.file.stat().st_size // SHORTEST_ROW
         for span in self._spans(table):
             values, strings, count = self._chunk([*present.values()], steady, text, condition, span)
             if not count:
                 continue
+            left -= count
+            if count > CHUNK_ROWS or left < 0:
+                raise sqlite3.DatabaseError(f"{table} holds the same rows again and again")
             if any(len(column) != count for column in values) or (text and len(strings) != count):
                 raise sqlite3.DatabaseError("columns of different length")
             ints = dict(zip(present, values, strict=True))
@@ -149,7 +160,8 @@ class Export:
 
     def _select(self, selected: Sequence[str], text: str, condition: str, span: tuple[int, int]) -> Any:
         texts = [f"json_group_array(ifnull({text}, ''))"] if text else []
-        return self.db.execute(f"SELECT count(*), {', '.join([*selected, *texts])} {condition}", span).fetchone()
+        with self.work.at_most(MOST_STEPS):
+            return self.db.execute(f"SELECT count(*), {', '.join([*selected, *texts])} {condition}", span).fetchone()
 
     def strings(self, ids: Ints) -> dict[int, str]:
         """The texts of those ids of StringIds that exist."""
@@ -157,12 +169,18 @@ class Export:
         if not (table and self.column(table, "id") and self.column(table, "value")):
             return {}
         texts: dict[int, str] = {}
+        left = MAX_NAMES_CHARACTERS
         distinct = [int(i) for i in np.unique(ids)]
         for at in range(0, len(distinct), 5000):
             part = distinct[at : at + 5000]
             marks = ",".join("?" * len(part))
-            sql = f"SELECT CAST(id AS INTEGER), CAST(value AS TEXT) FROM {quoted(table)} WHERE id IN ({marks})"
-            texts.update((i, value) for i, value in self.db.execute(sql, part) if i is not None and value is not None)
+            name = f"substr(CAST(value AS TEXT), 1, {MAX_NAME})"
+            sql = f"SELECT CAST(id AS INTEGER), {name} FROM {quoted(table)} WHERE id IN ({marks})"
+            found = {i: value for i, value in self.db.execute(sql, part) if i is not None and value is not None}
+            texts |= found
+            left -= sum(map(len, found.values()))
+            if left < 0:
+                raise sqlite3.DatabaseError(f"its names take more than {MAX_NAMES_CHARACTERS >> 20} MiB")
         return texts
 
 
@@ -230,9 +248,9 @@ def open_export(path: str | os.PathLike[str]) -> Iterator[Export]:
     check_file(path, "flopwise reads the .sqlite that nsys export writes, or an .nsys-rep where nsys is installed")
     with tempfile.TemporaryDirectory(prefix="flopwise-") as scratch, _faults(path):
         sqlite = as_sqlite(path, Path(scratch))
-        db = _connect(sqlite)
+        db, work = _connect(sqlite)
         try:
-            export = Export(db, sqlite, _tables(db))
+            export = Export(db, sqlite, _tables(db), work)
             if not (export.table("StringIds") or export.table("NVTX_EVENTS")):
                 raise FlopwiseError(f"{path.name} is an SQLite file, but not an Nsight Systems export", _HINT)
             yield export
@@ -253,6 +271,8 @@ def _faults(path: Path) -> Iterator[None]:
         raise FlopwiseError(f"{path.name} cannot be read: {error}", _HINT) from error
     except (sqlite3.Error, OverflowError, UnicodeError) as error:  # the last: SQLite's message quotes the file's bytes
         raise FlopwiseError(f"{path.name} is damaged: {error}", _HINT) from error
+    except MemoryError as error:
+        raise FlopwiseError(f"{path.name} is damaged: its rows take too much memory", _HINT) from error
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise FlopwiseError(f"{path.name} is a damaged gzip file: {error}", "copy or download it again") from error
     except OSError as error:
@@ -332,20 +352,41 @@ def read_only_uri(path: Path) -> str:
     return path.absolute().as_uri() + "?mode=ro&immutable=1"
 
 
-def limit_work(db: sqlite3.Connection, size_bytes: int) -> None:
+class Work:
+    """How much SQLite may still do; called as its progress handler, it interrupts what is more."""
+
+    def __init__(self, seconds: float) -> None:
+        self._deadline, self._steps = time.thread_time() + seconds, math.inf
+
+    def __call__(self) -> bool:
+        self._steps -= HANDLER_STEPS
+        return self._steps < 0 or time.thread_time() > self._deadline
+
+    @contextmanager
+    def at_most(self, steps: int) -> Iterator[None]:
+        """Interrupt a statement that takes more steps: pages that are named again and again have rows without end."""
+        self._steps = steps
+        try:
+            yield
+        finally:
+            self._steps = math.inf
+
+
+def limit_work(db: sqlite3.Connection, size_bytes: int) -> Work:
     """A damaged or hostile file may not take unbounded time or memory, nor run code of its schema."""
-    deadline = time.monotonic() + 60 + size_bytes / 2e6  # an export of 780 MB takes 20 s
-    db.set_progress_handler(lambda: time.monotonic() > deadline, HANDLER_STEPS)
+    work = Work(10 + size_bytes / 1e7)  # of the CPU; an export of 780 MB takes 20 s
+    db.set_progress_handler(work, HANDLER_STEPS)
+    db.execute(f"PRAGMA hard_heap_limit = {MOST_HEAP_BYTES}")
     db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_TEXT_BYTES)
     db.execute("PRAGMA trusted_schema = OFF")
     db.execute("PRAGMA cell_size_check = ON")
+    return work
 
 
-def _connect(path: Path) -> sqlite3.Connection:
+def _connect(path: Path) -> tuple[sqlite3.Connection, Work]:
     db = sqlite3.connect(read_only_uri(path), uri=True)
     db.text_factory = lambda raw: raw.decode("utf-8", "replace")
-    limit_work(db, path.stat().st_size)
-    return db
+    return db, limit_work(db, path.stat().st_size)
 
 
 def _tables(db: sqlite3.Connection) -> dict[str, tuple[str, ...]]:

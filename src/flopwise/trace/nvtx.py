@@ -21,7 +21,7 @@ from flopwise.records.note import Note, counted
 from flopwise.trace.columns import GrowingColumn, compact
 from flopwise.trace.nsys_file import Export, Ints, or_no_id, process_of, quoted, spellings
 from flopwise.trace.op_shapes import NO_SHAPE, Shapes
-from flopwise.trace.tables import ANNOTATION, MODULE, NO_ID, STEP
+from flopwise.trace.tables import ANNOTATION, FOLDED, MAX_NAMES, MAX_NAMES_CHARACTERS, MODULE, NO_ID, OTHER_NAMES, STEP
 from flopwise.work.sized import SIZED
 
 PUSH_POP, START_END = (59, 70), (60, 71)  # NvtxPushPopRange, NvtxStartEndRange, and their imported (Nvtxt) twins
@@ -34,10 +34,6 @@ _UNQUALIFIED_OPS = ("detach", "detach_")  # the only ops that PyTorch records wi
 _SIZES = r", sizes = (\[\[.*?\]\])"
 _MODULE_MARK, _STEP_MARKS = "flopwise.module:", ("flopwise.step:", "ProfilerStep#")
 
-MAX_NAMES = 1_000_000
-MAX_NAME_BYTES = 256 << 20
-_OTHER = "(other names)"
-
 
 @dataclass
 class NameTable:
@@ -45,16 +41,16 @@ class NameTable:
 
     ids: dict[str, int] = field(default_factory=dict)
     folded: int = 0  # names beyond the limits, now all called the same
-    bytes: int = 0
+    characters: int = 0
 
     def id(self, name: str) -> int:
         known = self.ids.get(name)
         if known is not None:
             return known
-        if len(self.ids) >= MAX_NAMES or self.bytes + len(name) > MAX_NAME_BYTES:
+        if len(self.ids) >= MAX_NAMES or self.characters + len(name) > MAX_NAMES_CHARACTERS:
             self.folded += 1
-            return self.ids.setdefault(_OTHER, len(self.ids))
-        self.bytes += len(name)
+            return self.ids.setdefault(OTHER_NAMES, len(self.ids))
+        self.characters += len(name)
         return self.ids.setdefault(name, len(self.ids))
 
     def of_each(self, texts: pl.Series) -> pl.Series:
@@ -105,7 +101,7 @@ def read_nvtx(export: Export, names: NameTable, shapes: Shapes, notes: list[Note
     if not rows.count:
         text = "no NVTX ranges: without them kernels have no ops, modules or phases (nsys profile -t cuda,nvtx)"
         notes.append(Note("no_ranges", text))
-    notes += counted(names=(rows.texts.folded, "range name", f"beyond the first {MAX_NAMES:,}: called {_OTHER}"))
+    notes += counted(names=(rows.texts.folded, "range name", FOLDED))
     return rows.tables()
 
 
