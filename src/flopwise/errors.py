@@ -31,6 +31,12 @@ class Unsupported(FlopwiseError):
         self.levers = levers
 
 
+class Damaged(FlopwiseError):
+    """Rows of a run are lost, and without them nothing can be judged: as inconclusive as a verdict can be."""
+
+    exit_code = 3
+
+
 class WrongResult(FlopwiseError):
     """An implementation computes something else than its reference: it has no time worth telling."""
 

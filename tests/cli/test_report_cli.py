@@ -69,6 +69,7 @@ def test_annotations_for_a_pull_request(run):
 def test_annotations_of_a_failed_gate():
     from types import SimpleNamespace
 
+    from flopwise.analysis.matching import Compared
     from flopwise.records.comparison import SLOWER, Comparison
     from flopwise.render.comparison_view import annotations
 
@@ -76,7 +77,7 @@ def test_annotations_of_a_failed_gate():
     slower = Comparison(
         ratio=1.2, low=1.1, high=1.3, verdict=SLOWER, reason="", n_a=9, n_b=9, paired=False, drift=0.0
     )  # fmt: skip
-    text = annotations([(point, point, slower)], (), (), 0.03)
+    text = annotations(Compared(((point, point, slower),)), 0.03)
     assert text.startswith(
         "::error title=flopwise compare::tiny␊::error::b4 50%25: B is slower, B takes 1.200 times A's time"
     )
@@ -94,12 +95,13 @@ def test_annotations_of_a_failed_gate():
 def test_annotations_are_sentences(verdict, level, said):
     from types import SimpleNamespace
 
+    from flopwise.analysis.matching import Compared
     from flopwise.records.comparison import Comparison
     from flopwise.render.comparison_view import annotations
 
     point = SimpleNamespace(trial=SimpleNamespace(workload=SimpleNamespace(label=lambda: "tiny")))
     c = Comparison(ratio=1.01, low=1.0, high=1.02, verdict=verdict, reason="", n_a=9, n_b=9, paired=False, drift=0.0)
-    assert annotations([(point, point, c)], (), (), None).startswith(
+    assert annotations(Compared(((point, point, c),)), None).startswith(
         f"::{level} title=flopwise compare::{said} A's time"
     )
 

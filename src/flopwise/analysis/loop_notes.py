@@ -10,9 +10,9 @@ _LEAST = 0.001  # of the time: less is not mentioned
 
 
 def loop_notes(point: Point) -> list[str]:
-    """Sentences for a point of a watched loop; of another, whether the machine was busy."""
+    """Sentences for a point of a watched loop; of another, whether its loss is a number and the machine was busy."""
     loop, times = point.loop, point.times()
-    busy = [line] if (line := while_busy(point)) else []
+    busy = [line for line in (not_finite(point), while_busy(point)) if line]
     if loop is None or times is None:
         return busy
     apart_ns = sum(map(sum, loop.apart_ns.values()))
@@ -31,6 +31,12 @@ def loop_notes(point: Point) -> list[str]:
         killed = loop.exit_code == 128 + SIGTERM
         notes.append("the script was killed" if killed else f"the script ended with exit code {loop.exit_code}")
     return notes
+
+
+def not_finite(point: Point) -> str:
+    """That the last loss is no number: such a step may be faster, or slower, than one that trains."""
+    bad = point.ran.bad_loss if point.ran is not None else ""
+    return f"the loss of the last step is {bad}: this is not a step that trains" if bad else ""
 
 
 def while_busy(point: Point) -> str:

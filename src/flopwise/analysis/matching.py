@@ -31,13 +31,15 @@ class Compared(Printed):
     phase: str = STEP
     clock: str = "wall"
     clocks: Mapping[str, Comparison] = field(default_factory=dict)  # of a single pair, by every clock that both have
+    damage: tuple[str, ...] = ()  # rows of A or B that are lost: "B: …"
 
     def exit_code(self, fail_above: float | None = None) -> int:
-        """1: B is slower by more than `fail_above`; 3: some verdict is inconclusive; else 0."""
+        """1: B is slower by more than `fail_above`; 3: a verdict is inconclusive, or a gate lacks points; else 0."""
         ratios = [(c.ratio or 0.0, c.verdict) for _, _, c in self.pairs]
         if fail_above is not None and any(verdict == SLOWER and ratio > 1 + fail_above for ratio, verdict in ratios):
             return 1
-        return 3 if any(verdict == INCONCLUSIVE for _, verdict in ratios) else 0
+        unjudged = fail_above is not None and (self.only_a or self.damage)
+        return 3 if unjudged or any(verdict == INCONCLUSIVE for _, verdict in ratios) else 0
 
     def headline(self) -> str:
         verdicts = Counter(found.verdict for _, _, found in self.pairs)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from flopwise.analysis.matching import CLOCKS, Compared, compare_clocks, compare_points, match
-from flopwise.errors import FlopwiseError
+from flopwise.errors import Damaged, FlopwiseError
 from flopwise.records.run import STEP, PhaseTimes
 from flopwise.spec import fields
 from flopwise.store import StoredRun, find, runs_root
@@ -29,6 +29,9 @@ def compare(
     root = runs_root(runs)
     first, second = (x if isinstance(x, StoredRun) else StoredRun.load(find(x, root)) for x in (a, b))
     pairs, only_a, only_b = match(first.points, second.points)
+    damage = tuple(f"{side}: {lost}" for side, run in (("A", first), ("B", second)) for lost in run.damage())
+    if not pairs and damage:
+        raise Damaged(f"nothing is left to compare: {'; '.join(damage)}", "measure the damaged run again")
     if not pairs:
         raise FlopwiseError(
             f"{first.header.id} and {second.header.id} have no workload in common", "compare runs of the same workloads"
@@ -36,7 +39,7 @@ def compare(
     _check_measured([times for pair in pairs for point in pair for times in point.phases], phase, asked)
     compared = tuple((x, y, compare_points(x, y, phase=phase, clock=asked, threshold=threshold)) for x, y in pairs)
     clocks = compare_clocks(*pairs[0], phase, threshold=threshold) if len(pairs) == 1 and clock is None else {}
-    return Compared(compared, tuple(only_a), tuple(only_b), phase, asked, clocks)
+    return Compared(compared, tuple(only_a), tuple(only_b), phase, asked, clocks, damage)
 
 
 def _check_measured(times: list[PhaseTimes], phase: str, clock: str) -> None:

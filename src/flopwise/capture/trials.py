@@ -1,6 +1,7 @@
 """One trial from start to end: build, warm up until steady, sample until precise, read the memory; every part is an event."""
 
 import gc
+import math
 import resource
 import sys
 import time
@@ -32,7 +33,7 @@ from flopwise.records.events import (
     WarmedUp,
     WarmupStep,
 )
-from flopwise.records.run import ERROR, INTERRUPTED, OK, OOM, STEP, UNSUPPORTED, WRONG, PhaseMemory
+from flopwise.records.run import ERROR, INTERRUPTED, OK, OOM, STEP, UNSUPPORTED, WRONG, PhaseMemory, Ran
 from flopwise.records.written import with_seen
 from flopwise.spec.model import ModelSpec
 from flopwise.spec.workload import Sampling, Trial, Workload
@@ -81,13 +82,22 @@ def run_trial(
             if (trace := request.trace) is not None:
                 emit(TraceWritten(path=trace.path, step_ns=trace_steps(step, device, trace)))
         status = INTERRUPTED if stopped == "interrupted" else OK
-        done = Done(status=status, stopped=stopped, ran=step.ran(), peak_rss_bytes=peak_rss_bytes())
+        done = Done(status=status, stopped=stopped, ran=_with_loss(step.ran(), step), peak_rss_bytes=peak_rss_bytes())
         emit(done)
         emit(_watched(done, step, device, trial.workload, request.watch))
     except BaseException as error:
         emit(failure(error))
         if not isinstance(error, FlopwiseError):
             raise  # the log keeps the traceback
+
+
+def _with_loss(ran: Ran, step: Step) -> Ran:
+    """JSON has no word for a loss that is not finite: it is told in a field of its own."""
+    last = step.loss() if ran.loss is None else None
+    loss = ran.loss if last is None else float(last)
+    if loss is None or math.isfinite(loss):
+        return ran
+    return msgspec.structs.replace(ran, loss=None, bad_loss=str(loss))
 
 
 def _watched(done: Done, step: Step, device: torch.device, workload: Workload, watch: bool) -> Done:

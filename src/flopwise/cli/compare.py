@@ -41,7 +41,8 @@ def command(
     Example: flopwise compare last~1 last
       B compared with A: step, wall clock, with 95 % intervals, …
 
-    Exit code: 0; 1 if --fail-above is exceeded; 3 if a verdict is inconclusive. Both beside each other are a fairer comparison:
+    Exit code: 0; 1 if --fail-above is exceeded; 3 if a verdict is inconclusive, or with --fail-above a point of A is missing
+    in B, or a row is damaged. Both beside each other are a fairer comparison:
     flopwise bench tiny --versus attention=naive. --format github writes annotations for a pull request: an error where the
     gate fails.
     """
@@ -53,7 +54,7 @@ def command(
     gate = None if fail_above is None else units.parse_percent(fail_above)
     compared = compare(a, b, phase=phase, clock=clock, threshold=gate or 0.03, runs=runs)
     if github:
-        write_text(annotations(compared.pairs, compared.only_a, compared.only_b, gate), output)
+        write_text(annotations(compared, gate), output)
     else:
         show(comparison_view(compared), form, output, narrow=True)
     return compared.exit_code(gate)

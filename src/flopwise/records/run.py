@@ -108,6 +108,7 @@ class Ran(_Record, frozen=True, kw_only=True):
     kernels: str = ""  # of ours, where they did not run: 'triton: written out, no GPU'
     checkpointed: int = 0  # blocks of a user's own model that are computed again for the backward pass
     loss: float | None = None  # of the last step
+    bad_loss: str = ""  # 'nan', 'inf' or '-inf', where it is no number that JSON can hold
     inductor_cache_hits: int = 0  # a warm compile cache makes compile time look short
     seen: Seen | None = None  # of a step whose work no formula says; None: not watched
     written: Recipe | None = None  # of a user's step: what its own code does, as far as that was seen

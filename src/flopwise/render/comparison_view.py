@@ -31,10 +31,10 @@ def comparison_view(compared: Compared) -> View:
     what = phase if by_clock else f"{phase}, {clock} clock"
     title = f"B compared with A: {what}, with 95 % intervals, {_how(pairs, paired)}"
     missing = [f"only in {key[-1].upper()}: {label}" for key in alone for label in alone[key]]
-    notes = (*_hosts(pairs), *_busy(pairs), *missing, *_notes(pairs, clocks, paired))
+    notes = (*compared.damage, *_hosts(pairs), *_busy(pairs), *missing, *_notes(pairs, clocks, paired))
     table = Table("comparison", title, _columns(rows, by_clock, paired), rows, notes)
     told = {name: [_row(pair, phase, of) for of, pair in some] for name, some in (("pairs", asked), ("clocks", every))}
-    return View([table], document("compare", what=what, **told, **alone, notes=notes))
+    return View([table], document("compare", what=what, **told, **alone, damage=compared.damage, notes=notes))
 
 
 def _hosts(pairs: Pairs) -> list[str]:
@@ -107,11 +107,13 @@ def _median_ns(point: Point, phase: str, clock: str) -> float | None:
     return level(processes) if all(processes) else None
 
 
-def annotations(pairs: Pairs, only_a: Sequence[Point], only_b: Sequence[Point], fail_above: float | None) -> str:
+def annotations(compared: Compared, fail_above: float | None) -> str:
     """`::error` where the gate fails, `::warning` where nothing can be said or B is slower, `::notice` for the rest."""
-    lines = [_annotation(_level(c, fail_above), _message(b, c, fail_above)) for _, b, c in pairs]
-    lines += [_annotation("warning", f"{_label(p)}: only in A, not compared") for p in only_a]
-    lines += [_annotation("notice", f"{_label(p)}: only in B, not compared") for p in only_b]
+    lines = [_annotation(_level(c, fail_above), _message(b, c, fail_above)) for _, b, c in compared.pairs]
+    lost = "warning" if fail_above is None else "error"
+    lines += [_annotation(lost, f"{_label(p)}: only in A, not compared") for p in compared.only_a]
+    lines += [_annotation("notice", f"{_label(p)}: only in B, not compared") for p in compared.only_b]
+    lines += [_annotation(lost, line) for line in compared.damage]
     return "\n".join(lines) + "\n" if lines else ""
 
 

@@ -1,5 +1,6 @@
 """What several results have in common, a line each: traces, points of a run, stored runs."""
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from flopwise.analysis.clocks import GPU, HOST_SYNC, LAUNCH, MIXED, gpu_name, po
 from flopwise.analysis.explanation import Explanation, changes
 from flopwise.analysis.host_explanation import HostExplanation
 from flopwise.analysis.hosts import several_hosts
+from flopwise.analysis.loop_notes import not_finite
 from flopwise.analysis.reach import Reach
 from flopwise.analysis.together import together
 from flopwise.analysis.verdict import in_two_words
@@ -105,6 +107,8 @@ def points_listing(run: StoredRun) -> Listing:
         headings=(*(Heading(name, right=False) for name in names), *numbers, Heading("bound by", right=False, worth=4)),
         rows=rows,
         notes=(
+            *run.damage(),
+            *_not_finite(run.points),
             f"All of them: {fixed}" if fixed else "",
             several_hosts(run.points),
             *describe_fits(run.points),
@@ -112,6 +116,11 @@ def points_listing(run: StoredRun) -> Listing:
         ),
         more="All tables: --full. A page: flopwise report RUN",
     )
+
+
+def _not_finite(points: Sequence[Point]) -> list[str]:
+    said = Counter(filter(None, map(not_finite, points)))
+    return [f"{line} ({n} of {len(points)} points)" for line, n in said.items()]
 
 
 def _names(points: Sequence[Point], axes: Axes) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:

@@ -4,7 +4,7 @@ from flopwise import units
 from flopwise.advice.measured_levers import measured_reach
 from flopwise.analysis.clocks import GPU, LAUNCH, PhaseSummary, gpu_name, summarise, tokens_per_second
 from flopwise.analysis.exchanges import exchange
-from flopwise.analysis.loop_notes import loop_notes
+from flopwise.analysis.loop_notes import loop_notes, not_finite
 from flopwise.analysis.matching import compare_points
 from flopwise.analysis.reach import Reach, point_reach
 from flopwise.predict.op_bytes import op_bytes
@@ -42,13 +42,13 @@ def run_screen(run: StoredRun) -> Screen | None:
     """Of one point, or of a pair; None of a run of several, which is a table."""
     stored = stored_in(run.path)
     if len(run.points) == 1:
-        return point_screen(run.points[0], stored)
+        return point_screen(run.points[0], stored, run.warnings)
     if len(run.points) == 2 and run.points[1].paired_with == run.points[0].key and all(p.phases for p in run.points):
-        return _pair_screen(*run.points, stored)
+        return _pair_screen(*run.points, stored, run.warnings)
     return None
 
 
-def point_screen(point: Point, stored: str = "") -> Screen:
+def point_screen(point: Point, stored: str = "", warnings: tuple[str, ...] = ()) -> Screen:
     """The step by its clocks: what sets its time, by phase, and what plain PyTorch could still save."""
     label, where = (
         point.trial.workload.label(),
@@ -56,7 +56,7 @@ def point_screen(point: Point, stored: str = "") -> Screen:
     )
     summaries = summarise(point)
     if not summaries:
-        return Screen(title=label, where=where, verdict=f"{point.status}: {point.reason}", notes=(stored,))
+        return Screen(title=label, where=where, verdict=f"{point.status}: {point.reason}", notes=(*warnings, stored))
     step, (found, best) = summaries[0], measured_reach(point)
     return Screen(
         title=label,
@@ -69,7 +69,7 @@ def point_screen(point: Point, stored: str = "") -> Screen:
         changes=tuple(
             Change(action(c.lever, c.value), c.saving_ns, options({c.lever: c.value})) for c in best[:MOST_CHANGES]
         ),
-        notes=tuple(filter(None, (*loop_notes(point), *_said(point, step), stored))),
+        notes=tuple(filter(None, (*warnings, *loop_notes(point), *_said(point, step), stored))),
     )
 
 
@@ -152,7 +152,7 @@ def _why(point: Point) -> str:
     return "Why: flopwise profile WORKLOAD, then flopwise explain last" if known else ""
 
 
-def _pair_screen(a: Point, b: Point, stored: str) -> Screen:
+def _pair_screen(a: Point, b: Point, stored: str, warnings: tuple[str, ...]) -> Screen:
     found = compare_points(a, b)
     first, second = summarise(a)[0], summarise(b)[0]
     most = point_reach(a)
@@ -164,8 +164,12 @@ def _pair_screen(a: Point, b: Point, stored: str) -> Screen:
         figures=figures,
         parts_title=f"Where the second's {units.duration(second.wall.median)} go",
         parts=_parts(summarise(b)),
-        notes=tuple(filter(None, (found.settle, disturbed(b, second), stored))),
+        notes=tuple(filter(None, (*warnings, *_losses(a, b), found.settle, disturbed(b, second), stored))),
     )
+
+
+def _losses(a: Point, b: Point) -> list[str]:
+    return [f"{which}: {said}" for which, one in (("the first", a), ("the second", b)) if (said := not_finite(one))]
 
 
 def _compared(a: Point, b: Point, found: Comparison) -> str:

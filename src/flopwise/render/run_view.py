@@ -17,7 +17,7 @@ from flopwise.analysis.clocks import (
     tokens_per_second,
 )
 from flopwise.analysis.hosts import host, several_hosts
-from flopwise.analysis.loop_notes import loop_notes
+from flopwise.analysis.loop_notes import loop_notes, not_finite
 from flopwise.predict.op_bytes import op_bytes
 from flopwise.records.run import OK, STEP, PhaseMemory, Point, Ran, Seen
 from flopwise.records.table import SENTENCE, AtMost, Column, Table
@@ -72,6 +72,7 @@ def run_view(run: StoredRun, place: bool = True) -> View:
     hosts = tuple(filter(None, (several_hosts(run.points),)))
     tables[-1] = replace(tables[-1], notes=(*tables[-1].notes, *hosts, *run.warnings, *stored))
     about = picked(run.header, "id kind name") | {"path": str(run.path), "complete": run.complete}
+    about |= {"warnings": run.warnings}
     links = {"links": found} if (found := fit_rows(run.points)) else {}
     points = [_point_document(point) for point in run.points]
     return View([*tables, *fit_tables(run.points)], document("run", run=about, points=points, **links))
@@ -276,7 +277,7 @@ def sweep_table(points: Sequence[Point], name: str) -> Table:
     """One row per point; only what differs between the points has a column, the rest is in the title."""
     axes = axes_of(points)
     phases = dict.fromkeys(times.phase for point in points for times in point.phases[1:])
-    failed = any(point.status != OK for point in points)
+    failed = any(point.status != OK or not_finite(point) for point in points)
     # A mean is shown where warm-up varies: what it makes of a cold first sample is the point there.
     means = columns("mean_ns [ms] | std_ns [ms]") if "warmup" in axes.names else ()
     shown = (
@@ -296,7 +297,8 @@ def sweep_table(points: Sequence[Point], name: str) -> Table:
 
 
 def _sweep_row(point: Point) -> dict[str, Any]:
-    status = point.status if point.status == OK else f"{point.status}: {point.reason}"
+    status = ", ".join(filter(None, (point.status, not_finite(point))))
+    status = status if point.status == OK else f"{point.status}: {point.reason}"
     row: dict[str, Any] = {"status": status, "host": host(point)}
     if summaries := summarise(point):
         step = summaries[0]

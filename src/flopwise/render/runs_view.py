@@ -8,7 +8,7 @@ from flopwise.render.json import document, picked
 from flopwise.render.table import View, columns
 from flopwise.store import RunSummary
 
-_KEYS = "id kind created_at tags ok failed complete planned size_bytes"
+_KEYS = "id kind created_at tags ok failed complete planned size_bytes warnings"
 _HEADING = "id: run | kind: kind | created_at: created | tags | ok | failed | complete | planned | size_bytes"
 
 

@@ -54,6 +54,11 @@ class StoredRun(Printed, msgspec.Struct, frozen=True, kw_only=True):
         """Whether every planned trial has its final row."""
         return not self.missing()
 
+    def damage(self) -> tuple[str, ...]:
+        """What of the run is lost: rows that cannot be read, and planned points that have none."""
+        lost = len(self.missing())
+        return (*self.warnings, *([f"{lost} of {len(self.header.trials)} points are missing"] if lost else []))
+
     def headline(self) -> str:
         ok = sum(point.status == OK for point in self.points)
         return f"{self.header.id}, {ok} of {max(len(self.points), len(self.header.trials))} measured"
