@@ -32,7 +32,7 @@ from flopwise.patch.masters import exact_weight
 from flopwise.records.run import Ran
 from flopwise.spec.dtypes import dtype_name
 from flopwise.spec.model import ModelSpec
-from flopwise.spec.recipe import Recipe
+from flopwise.spec.recipe import FP8, WITH_MASTERS, Recipe
 from flopwise.spec.workload import Workload
 from flopwise.torch_private import compile_cache_hits
 
@@ -236,7 +236,7 @@ def _build(workload: Workload) -> HfModel | Transformer:
 
 def _exact_weights(model: nn.Module, workload: Workload) -> dict[Tensor, Tensor]:
     """The fp32 weights of a model that is about to be cast, where they are needed afterwards: as masters."""
-    if workload.recipe.precision != "bf16-master" or workload.phase != "train":
+    if workload.recipe.precision not in WITH_MASTERS or workload.phase != "train":
         return {}
     return {p: p.detach() for p in model.parameters()}
 
@@ -262,9 +262,10 @@ def check_supported(recipe: Recipe, device: torch.device) -> None:
         return
     if device.type == "cuda":
         capability = torch.cuda.get_device_capability(device)
-        if recipe.precision in ("tf32", "bf16", "bf16-pure", "bf16-master") and capability < (8, 0):
-            has = ".".join(map(str, capability))
-            raise Unsupported(f"precision = '{recipe.precision}' needs compute capability 8.0; this GPU has {has}")
+        needed = (8, 9) if recipe.precision in FP8 else (8, 0) if recipe.precision not in ("fp32", "fp16") else (0, 0)
+        if capability < needed:
+            needs, has = (".".join(map(str, one)) for one in (needed, capability))
+            raise Unsupported(f"precision = '{recipe.precision}' needs compute capability {needs}; this GPU has {has}")
         return
     for lever, value in (("precision", "tf32"), ("graph", "on"), ("attention", "sdpa-cudnn"), ("activation", "cuda")):
         if getattr(recipe, lever) == value:

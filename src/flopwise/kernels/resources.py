@@ -19,6 +19,8 @@ from flopwise.kernels import (
     adamw_kernels,
     attention_triton,
     cross_entropy_rows,
+    fp8,
+    fp8_rows,
     gelu,
     multiply_add,
     pointwise_chains,
@@ -31,7 +33,7 @@ from flopwise.kernels.case import Case
 from flopwise.torch_private import compile_triton, cuobjdump
 
 _ROWS = (gelu, softmax, rms_norm, swiglu, rope, cross_entropy_rows)
-_MODULES = (*_ROWS, attention_triton, adamw_kernels, multiply_add, pointwise_chains)
+_MODULES = (*_ROWS, fp8, fp8_rows, attention_triton, adamw_kernels, multiply_add, pointwise_chains)
 MODULES: dict[str, Callable[[], Iterator[Case]]] = {m.__name__.rpartition(".")[2]: m.cases for m in _MODULES}
 # Of one block: CUDA programming guide, technical specifications.
 SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}

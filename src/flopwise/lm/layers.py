@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flopwise.errors import Unsupported
+from flopwise.lm.fp8 import Activation, Fp8
 from flopwise.lm.own_kernels import needs_triton, own_operation
 
 INIT_STD = 0.02  # GPT-2's
@@ -22,6 +23,11 @@ Pointwise = Callable[[Tensor], Tensor]
 
 class Linear(nn.Linear):
     """nn.Linear that is initialised once, with the model's own distribution, instead of twice."""
+
+    fp8: Fp8 | None = None  # the recipe's, of a block's layers
+
+    def forward(self, x: Activation) -> Tensor:
+        return super().forward(x) if self.fp8 is None else self.fp8.linear(x, self.weight, self.bias)
 
     def reset_parameters(self) -> None:
         nn.init.normal_(self.weight, std=INIT_STD)
@@ -79,14 +85,19 @@ def layer_norm_torch(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Ten
 class RMSNorm(nn.Module):
     """Root-mean-square norm over the last dimension; `kind` is the recipe's norm lever."""
 
-    def __init__(self, dim: int, eps: float, kind: str) -> None:
+    fp8: Fp8 | None = None  # that of the layers that read the result
+
+    def __init__(self, dim: int, eps: float, kind: str, feeds_linear: bool = True) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(dim))
         self.eps = eps
         norms: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {"eager": rms_norm_eager, "torch": rms_norm_torch}
         self.norm = own_operation("rms_norm", "norm = 'triton'") if kind == "triton" else norms[kind]
+        self.casts = feeds_linear and kind == "triton"  # our kernel makes the fp8 form on the way
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Activation:
+        if self.fp8 is not None and self.casts:
+            return self.fp8.normed(x, self.weight, self.eps)
         return self.norm(x, self.weight, self.eps)
 
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from flopwise.lm.own_kernels import needs_triton
-from flopwise.spec.recipe import OWN_OPTIMIZERS, Recipe
+from flopwise.spec.recipe import OWN_OPTIMIZERS, WITH_MASTERS, Recipe
 
 BETAS = (0.9, 0.95)  # as GPT-3 and Llama were trained (Brown et al. 2020, appendix B; Touvron et al. 2023, 2.3)
 WEIGHT_DECAY = 0.1
@@ -88,7 +88,7 @@ def make_optimizer(
         with needs_triton(f"optimizer = '{recipe.optimizer}'"):
             from flopwise.kernels.adamw import AdamW as OwnAdamW
         state = torch.bfloat16 if recipe.optimizer == "flopwise-bf16" else torch.float32
-        master = recipe.precision == "bf16-master"
+        master = recipe.precision in WITH_MASTERS
         return OwnAdamW(params, rate, betas, weight_decay=weight_decay, state_dtype=state, master=master)
     form = {recipe.optimizer: True}  # foreach=True or fused=True
     return AdamW(params, rate, betas, weight_decay=weight_decay, capturable=graph, **form)

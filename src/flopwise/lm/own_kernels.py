@@ -6,13 +6,14 @@ from contextlib import contextmanager
 from torch import Tensor
 
 from flopwise.errors import Unsupported
-from flopwise.spec.recipe import OWN_OPTIMIZERS, Recipe
+from flopwise.spec.recipe import FP8, OWN_OPTIMIZERS, Recipe
 
 _OWN: dict[str, tuple[str, ...]] = {
     "attention": ("flash",),
     "norm": ("triton",),
     "activation": ("triton",),
     "rope": ("triton",),
+    "precision": FP8,
 }
 _OWN |= {"loss": ("fused",), "optimizer": OWN_OPTIMIZERS}
 

@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from flopwise.errors import FlopwiseError
 from flopwise.lm.attention import Attend, attention_function
+from flopwise.lm.fp8 import Activation, Fp8, fp8_of, in_fp8
 from flopwise.lm.layers import (
     Embedding,
     JoinedLinear,
@@ -48,6 +49,7 @@ class Transformer(nn.Module):
         # `context`: the longest the model is meant for; rotary angles of longer ones are computed at every call.
         self.rope = RopeTable(context, spec.head_dim, spec.rope_theta) if spec.positions == "rope" else None
         self.blocks = nn.ModuleList(Block(spec, recipe, attend) for _ in range(spec.n_layers))
+        in_fp8(self.blocks, fp8_of(recipe))
         self.norm = _norm(spec, recipe)
         # A tied head shares the embedding's weight: its own is never allocated.
         self.head = Linear(spec.d_model, spec.vocab, bias=False, device="meta" if spec.tied else None)
@@ -125,6 +127,8 @@ class Block(nn.Module):
 class Attention(nn.Module):
     """Causal self-attention with grouped KV heads; queries and keys are normed (Qwen3) and turned by their position."""
 
+    fp8: Fp8 | None = None
+
     def __init__(self, spec: ModelSpec, recipe: Recipe, attend: Attend) -> None:
         super().__init__()
         self.head_dim = spec.head_dim
@@ -138,10 +142,10 @@ class Attention(nn.Module):
         else:
             self.q, self.k, self.v = (Linear(spec.d_model, width, bias=spec.qkv_bias) for width in widths)
         self.out = _residual(Linear(spec.n_heads * spec.head_dim, spec.d_model, bias=spec.out_bias), spec)
-        self.q_norm = RMSNorm(spec.head_dim, spec.norm_eps, recipe.norm) if spec.qk_norm else None
-        self.k_norm = RMSNorm(spec.head_dim, spec.norm_eps, recipe.norm) if spec.qk_norm else None
+        self.q_norm = RMSNorm(spec.head_dim, spec.norm_eps, recipe.norm, False) if spec.qk_norm else None
+        self.k_norm = RMSNorm(spec.head_dim, spec.norm_eps, recipe.norm, False) if spec.qk_norm else None
 
-    def forward(self, x: Tensor, angles: Angles) -> Tensor:
+    def forward(self, x: Activation, angles: Angles) -> Tensor:
         q, k, v = self._project(x)  # [B, H, T, K]
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
@@ -150,8 +154,9 @@ class Attention(nn.Module):
         y = self.attend(q, k, v)  # [B, H, T, K]
         return self.out(y.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
-    def _project(self, x: Tensor) -> tuple[Tensor, ...]:
+    def _project(self, x: Activation) -> tuple[Tensor, ...]:
         if not self.joined:
+            x = x if self.fp8 is None else self.fp8.prepared(x)
             return tuple(self._heads(project(x)).transpose(1, 2) for project in (self.q, self.k, self.v))
         # Split by heads, not by columns: their gradients, in whatever order they lie, then are joined in one copy.
         each = self._heads(self.qkv(x)).split(self.heads, -2)
@@ -163,6 +168,8 @@ class Attention(nn.Module):
 
 class SwiGLU(nn.Module):
     """down(silu(gate(x)) · up(x))."""
+
+    fp8: Fp8 | None = None
 
     def __init__(self, spec: ModelSpec, recipe: Recipe) -> None:
         super().__init__()
@@ -176,16 +183,17 @@ class SwiGLU(nn.Module):
         self.fused = fused_swiglu(recipe.activation)
         self.activation = silu_function(recipe.activation) if self.fused is None else None
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Activation) -> Tensor:
         if self.joined:
             return self.down(self._gated(*self.gate_up(x).chunk(2, -1)))  # type: ignore[no-any-return]
+        x = x if self.fp8 is None else self.fp8.prepared(x)
         if self.activation is None:
             return self.down(self._gated(self.gate(x), self.up(x)))  # type: ignore[no-any-return]
         return self.down(self.activation(self.gate(x)) * self.up(x))  # type: ignore[no-any-return]
 
-    def _gated(self, gate: Tensor, up: Tensor) -> Tensor:
+    def _gated(self, gate: Tensor, up: Tensor) -> Activation:
         if self.activation is None:
-            return self.fused(gate, up)  # type: ignore[misc]
+            return self.fused(gate, up) if self.fp8 is None else self.fp8.gated(gate, up)  # type: ignore[misc]
         return self.activation(gate) * up
 
 

@@ -13,7 +13,7 @@ from flopwise.predict.shapes.overlap import updates_in_backward
 from flopwise.records.events import DeviceInfo
 from flopwise.records.prediction import SHAPES, PredictedStep
 from flopwise.spec.gpu import Gpu
-from flopwise.spec.recipe import Recipe
+from flopwise.spec.recipe import WITH_MASTERS, Recipe
 from flopwise.spec.workload import Workload
 from flopwise.work.operation import GRADIENTS
 
@@ -43,7 +43,7 @@ def bytes_per_parameter(recipe: Recipe, phase: str = "train", optimizer_bits: in
     item = 2.0 if recipe.weights == "bf16" else 4.0
     moment = {"flopwise": 4.0, "flopwise-bf16": 2.0}.get(recipe.optimizer, item)
     moments = 2 * (1 + 4 / 256 if optimizer_bits == 8 else moment)
-    low = 2.0 if recipe.precision == "bf16-master" else 0.0
+    low = 2.0 if recipe.precision in WITH_MASTERS else 0.0
     gradient = 0.0 if updates_in_backward(recipe) else item  # 0: only those of a block or two are there
     return {"forward": item, "backward": 2 * item, "train": item + gradient + moments + low}[phase]
 

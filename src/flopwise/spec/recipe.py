@@ -13,7 +13,7 @@ from flopwise.spec import fields
 _BY_TORCH = ("ddp", "zero1", "fsdp2", "tp", "fsdp2+tp", "pp")
 _OUR_OWN = ("own-ddp", "own-ddp-naive", "own-ddp-flat", "own-ddp-bucketed", "own-zero1", "own-fsdp")
 CHOICES: dict[str, tuple[str, ...]] = {
-    "precision": ("fp32", "tf32", "bf16", "fp16", "bf16-pure", "bf16-master"),
+    "precision": ("fp32", "tf32", "bf16", "fp16", "bf16-pure", "bf16-master", "fp8", "fp8-rowwise"),
     "attention": ("naive", "sdpa", "sdpa-flash", "sdpa-cudnn", "flex", "flash"),
     "norm": ("eager", "torch", "triton"),
     "activation": ("eager", "torch", "triton", "cuda"),
@@ -32,6 +32,8 @@ SHARDED_WEIGHTS = ("fsdp2", "tp", "fsdp2+tp", "pp", "own-fsdp")  # no rank has t
 TENSOR_RANKS = 2  # of fsdp2+tp: so many share each matmul
 
 OWN_OPTIMIZERS = ("flopwise", "flopwise-bf16")
+FP8 = ("fp8", "fp8-rowwise")  # the blocks' linear layers in fp8; all else as with bf16-master
+WITH_MASTERS = ("bf16-master", *FP8)  # our optimizer keeps what bf16 weights lack of fp32
 SCALES_ON_DEVICE = ("fused", *OWN_OPTIMIZERS)  # optimizers that take the loss scale back themselves
 
 
@@ -43,7 +45,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     # bf16 and fp16: autocast over fp32 weights; bf16-pure: weights, gradients and state in bf16; bf16-master: weights and
-    # gradients in bf16, and our optimizer keeps what the weights lack of fp32.
+    # gradients in bf16, and our optimizer keeps what the weights lack of fp32; fp8: so too, and linear layers multiply in fp8,
+    # with one scale for each tensor or (fp8-rowwise) one for each row.
     precision: str = "fp32"
     attention: str = "sdpa"  # flash: flopwise's own FlashAttention-2 in Triton
     norm: str = "torch"
@@ -99,11 +102,20 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
         >>> Recipe(precision="bf16").weights, Recipe(precision="bf16-pure").weights
         ('fp32', 'bf16')
         """
-        return "bf16" if self.precision in ("bf16-pure", "bf16-master") else "fp32"
+        return "bf16" if self.precision in ("bf16-pure", *WITH_MASTERS) else "fp32"
 
     @property
     def compute(self) -> str:
-        """The precision of the matmuls."""
+        """The dtype of activations, and the precision of every matmul but those of `linear`."""
+        return "bf16" if self.precision in FP8 else self.precision.partition("-")[0]
+
+    @property
+    def linear(self) -> str:
+        """The precision of the linear layers' matmuls.
+
+        >>> Recipe(precision="fp8-rowwise").linear, Recipe(precision="bf16-master").linear
+        ('fp8', 'bf16')
+        """
         return self.precision.partition("-")[0]
 
     def changed(self) -> dict[str, Any]:

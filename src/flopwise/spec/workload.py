@@ -13,7 +13,7 @@ from flopwise.spec.dtypes import named
 from flopwise.spec.model import ModelSpec, preset
 from flopwise.spec.operations import OPS, WITH_IMPL, OpSpec, least_bytes, op
 from flopwise.spec.parallel import parallel_rules
-from flopwise.spec.recipe import CHOICES, LEVERS, OWN_OPTIMIZERS, Recipe, recipe_from
+from flopwise.spec.recipe import CHOICES, FP8, LEVERS, OWN_OPTIMIZERS, WITH_MASTERS, Recipe, recipe_from
 from flopwise.spec.user_step import check_arguments, is_user_step, reference_in
 
 PHASES = ("forward", "backward", "train", "prefill", "decode")
@@ -21,6 +21,7 @@ GENERATION = ("prefill", "decode")  # with a cache of keys and values
 CACHED_ATTENTION = ("naive", "sdpa", "sdpa-flash", "sdpa-cudnn")  # which also see a past without a mask
 PROFILERS = KINETO, NSYS = "kineto", "nsys"
 IMPLEMENTATIONS = ("flopwise", "transformers")
+FP8_MULTIPLE = 16  # sizes of matrices that fp8 tensor cores take
 _SIZES = ("batch", "context", "phase")
 _PLAIN, _LATER = Recipe(), ("parallel", "cache", "ranks")
 
@@ -39,7 +40,7 @@ Subject = ModelSpec | OpSpec | UserStep
 
 # Levers for a user's own step, applied without its code (capture/applied_levers.py); the first of each leaves it as written.
 FROM_OUTSIDE: dict[str, tuple[str | int, ...]] = {
-    "precision": CHOICES["precision"],
+    "precision": tuple(name for name in CHOICES["precision"] if name not in FP8),
     "attention": ("naive", "sdpa", "sdpa-flash", "sdpa-cudnn"),
     "norm": ("eager", "torch", "triton"),
     "activation": ("eager", "torch", "triton"),
@@ -271,16 +272,41 @@ def _model_rules(w: Workload, spec: Any, recipe: Recipe) -> _Rules:
     yield from parallel_rules(spec, recipe, w.batch, w.trains and w.implementation == "flopwise")
     train = w.phase == "train"
     yield (
-        recipe.precision == "bf16-master" and train and recipe.optimizer not in OWN_OPTIMIZERS,
-        f"precision = 'bf16-master' needs an optimizer that keeps masters, and {recipe.optimizer} does not",
+        recipe.precision in WITH_MASTERS and train and recipe.optimizer not in OWN_OPTIMIZERS,
+        f"precision = '{recipe.precision}' needs an optimizer that keeps masters, and {recipe.optimizer} does not",
         f"allowed: optimizer = {' or '.join(OWN_OPTIMIZERS)}",
     )
+    if recipe.precision in FP8:
+        yield from _fp8_rules(w, spec, recipe)
     for lever, what, others in (
         ("graph", "captures a whole step", ", prefill, decode"),
         ("overlap", "is about the optimizer", ""),
     ):
         refused = getattr(recipe, lever) == "on" and not train and not (lever == "graph" and w.generates)
         yield refused, f"{lever} = 'on' {what}, and phase = '{w.phase}' has none", f"allowed: phase = train{others}"
+
+
+def _fp8_rules(w: Workload, spec: Any, recipe: Recipe) -> _Rules:
+    asked = f"precision = '{recipe.precision}'"
+    yield (
+        w.implementation != "flopwise" or w.generates,
+        f"{asked} is for training flopwise's own model"
+        + (f", and phase = '{w.phase}' generates" if w.generates else f", not that of {w.implementation}"),
+        "allowed: precision = bf16-master, bf16",
+    )
+    yield (
+        recipe.parallel != "off",
+        f"{asked} with parallel = '{recipe.parallel}' is not allowed",
+        "allowed: precision = bf16; or parallel = off",
+    )
+    sizes = {"d_model": spec.d_model, "d_ff": spec.d_ff, "n_heads x head_dim": spec.n_heads * spec.head_dim}
+    sizes |= {"n_kv_heads x head_dim": spec.n_kv_heads * spec.head_dim, "batch x context": w.batch * w.context}
+    for name, size in sizes.items():
+        yield (
+            size % FP8_MULTIPLE,
+            f"{asked} needs sizes that are multiples of {FP8_MULTIPLE}, and {name} = {size}",
+            "allowed: precision = bf16-master; or other sizes",
+        )
 
 
 def _generation_rules(w: Workload, recipe: Recipe) -> _Rules:
@@ -320,6 +346,7 @@ def _op_rules(w: Workload, subject: Any, recipe: Recipe) -> _Rules:
         f"compile = 'blocks' means nothing to {w.target}: it has none",
         "allowed: compile = off, default, max-autotune",
     )
+    yield recipe.precision in FP8, f"precision = '{recipe.precision}' means nothing to {w.target}", "allowed: bf16"
     yield (
         recipe.precision == "bf16-master" and subject.impl not in OWN_OPTIMIZERS,
         f"precision = 'bf16-master' means nothing to {w.target}: masters are kept by our optimizer",

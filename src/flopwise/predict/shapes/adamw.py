@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from flopwise.predict.shapes.ops import pointwise
 from flopwise.predict.shapes.tape import Parameter, Tape, Tensor
 from flopwise.spec.dtypes import item_bytes
-from flopwise.spec.recipe import SCALES_ON_DEVICE, Recipe
+from flopwise.spec.recipe import SCALES_ON_DEVICE, WITH_MASTERS, Recipe
 from flopwise.work.catalogue import launches_over
 from flopwise.work.operation import OPTIMIZER, OPTIMIZER_STATE
 
@@ -38,7 +38,7 @@ def make_state(t: Tape, parameters: Sequence[Parameter], recipe: Recipe, eight_b
                 state.append(t.tensor(p.weight.shape, dtype, OPTIMIZER_STATE, p.name))
         if recipe.graph == "on" or kind in SCALES_ON_DEVICE:
             state.append(t.tensor((), "fp32", OPTIMIZER_STATE, p.name))
-        if recipe.precision == "bf16-master":
+        if recipe.precision in WITH_MASTERS:
             state.append(t.tensor(p.weight.shape, "bf16", OPTIMIZER_STATE, p.name))
     return state
 
@@ -50,7 +50,7 @@ def step(t: Tape, parameters: Sequence[Parameter], recipe: Recipe) -> None:
         _over_numbers(t, "foreach_add_", len(weights))  # the step counts
         _over_lists(t, "fused_adamw_", weights, 4, 4, 3 + (recipe.precision == "fp16"))
     elif kind in _MOMENTS:
-        _own(t, weights, 2 * item_bytes(_MOMENTS[kind]) + 2 * (recipe.precision == "bf16-master"))
+        _own(t, weights, 2 * item_bytes(_MOMENTS[kind]) + 2 * (recipe.precision in WITH_MASTERS))
     elif kind == "foreach":
         _foreach(t, weights, capturable=recipe.graph == "on")
     else:
