@@ -129,11 +129,17 @@ def main() -> None:
     print(f"{len(data) / 1e6:.1f} MB of text, {asked.model} {asked.batch} x {asked.context}, {asked.steps} steps")
     for seed in map(int, asked.seeds.split(",")):
         for kind in asked.kinds.split(","):
-            if any((one["kind"], one["seed"]) == (kind, seed) for one in runs) or time.monotonic() - begun > asked.budget:
+            if (
+                any((one["kind"], one["seed"]) == (kind, seed) for one in runs)
+                or time.monotonic() - begun > asked.budget
+            ):
                 continue
             runs.append(train(kind, seed, asked.steps, data, asked))
             told = runs[-1]
-            print(f"{kind} seed {seed}: last {told['last']:.4f}, held out {told['held_out']:.4f}, {told['seconds']} s", flush=True)
+            print(
+                f"{kind} seed {seed}: last {told['last']:.4f}, held out {told['held_out']:.4f}, {told['seconds']} s",
+                flush=True,
+            )
             file.write_text(json.dumps(runs))
     verdict(runs, asked.kinds.split(",")[0])
 

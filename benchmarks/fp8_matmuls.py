@@ -67,7 +67,11 @@ def check() -> None:
         weight, up = torch.rand(columns, device="cuda").bfloat16(), torch.randn_like(x)
         for by_rows in (True, False):
             for name, ours, right in (
-                ("rms_norm", fp8_rows._rms_norm_cast(x, weight, 1e-5, by_rows), fp8_rows.rms_norm_reference(x, weight, 1e-5)),
+                (
+                    "rms_norm",
+                    fp8_rows._rms_norm_cast(x, weight, 1e-5, by_rows),
+                    fp8_rows.rms_norm_reference(x, weight, 1e-5),
+                ),
                 ("swiglu", fp8_rows._swiglu_cast(x, up, by_rows), fp8_rows.swiglu_reference(x, up)),
             ):
                 _, quantised, scale = fp8_rows._reference(ours[0], by_rows)  # of the same bf16 numbers
@@ -85,7 +89,9 @@ def check() -> None:
             dx, dw = torch.autograd.grad(y, (x, w), dy)
             exact = (x.float() @ w.float().t(), dy.float() @ w.float(), dy.float().t() @ x.float())
             far = [float((a.float() - b).norm() / b.norm()) for a, b in zip((y, dx, dw), exact, strict=True)]
-            print(f"| linear axis={axis} narrow dW={narrow}: y, dx, dW off by | {' '.join(f'{one:.3f}' for one in far)} | |")
+            print(
+                f"| linear axis={axis} narrow dW={narrow}: y, dx, dW off by | {' '.join(f'{one:.3f}' for one in far)} | |"
+            )
 
 
 def layer(rows: int, ins: int, outs: int) -> dict[str, float]:

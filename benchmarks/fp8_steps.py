@@ -21,10 +21,14 @@ OWN = {"optimizer": "flopwise-bf16", "norm": "triton", "activation": "triton", "
 KINDS = "bf16-master,fp8,fp8+dW,fp8-rowwise,fp8-rowwise+dW,fp8+dW+fast,fp8-rowwise+dW+fast,bf16-master"
 
 
-def milliseconds(target: str, batch: int, context: int, kind: str, levers: dict[str, str], seconds: float) -> list[float]:
+def milliseconds(
+    target: str, batch: int, context: int, kind: str, levers: dict[str, str], seconds: float
+) -> list[float]:
     precision, *more = kind.split("+")
     fp8.NARROW_WEIGHT_GRADIENT, fp8.FAST_BACKWARD = "dW" in more, "fast" in more
-    step = build_step(workload(target, batch=batch, context=context, precision=precision, **levers), torch.device("cuda:0"))
+    step = build_step(
+        workload(target, batch=batch, context=context, precision=precision, **levers), torch.device("cuda:0")
+    )
     times: list[float] = []
     for number in range(1000):
         begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -38,7 +42,9 @@ def milliseconds(target: str, batch: int, context: int, kind: str, levers: dict[
         if sum(times) > 1000 * seconds and len(times) >= 10:
             break
     loss = step.loss()
-    print(f"  loss {float('nan') if loss is None else float(loss):.4f}, peak {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB")
+    print(
+        f"  loss {float('nan') if loss is None else float(loss):.4f}, peak {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB"
+    )
     del step, loss
     gc.collect()
     torch.compiler.reset()

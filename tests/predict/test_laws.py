@@ -16,7 +16,7 @@ from flopwise.predict.shapes.step import account_step, sdpa_backend
 from flopwise.spec.gpu import gpu
 from flopwise.spec.model import preset, preset_names
 from flopwise.spec.rank_share import rank_share
-from flopwise.spec.recipe import CHOICES
+from flopwise.spec.recipe import CHOICES, WITH_MASTERS
 from flopwise.spec.workload import workload
 from flopwise.work.operation import (
     ACTIVATIONS,
@@ -70,7 +70,7 @@ def test_fused_attention_computes_its_scores_once_more():
 @pytest.mark.parametrize(("lever", "value"), LEVERS)
 def test_every_lever_is_accounted_for_in_known_words(lever, value):
     shape = SMALL | ({"mlp": "gelu"} if value == "cuda" else {})
-    beside = {"optimizer": "flopwise"} if value == "bf16-master" else {}  # which keeps masters
+    beside = {"optimizer": "flopwise"} if value in WITH_MASTERS else {}  # which keeps masters
     beside |= {"ranks": 2} if lever == "parallel" and value != "off" else {}
     shape |= {"tied": False} if value == "pp" else {}
     asked = workload("small", set=shape, **{lever: value} | beside)

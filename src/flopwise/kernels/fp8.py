@@ -29,7 +29,9 @@ ROW_TILE, ROW_WARP = 4096, 512  # elements of a program that takes several short
 PER_SM = 4  # programs that look for a tensor's amax, each at many tiles
 MULTIPLE = 16  # the tensor cores' loads: sizes of fp8 matrices are multiples of it
 
-Parts = tuple[Tensor, Tensor, Tensor, Tensor]  # by rows and its scale, by columns and its scale; empty what was not asked
+Parts = tuple[
+    Tensor, Tensor, Tensor, Tensor
+]  # by rows and its scale, by columns and its scale; empty what was not asked
 
 
 def scale_of(amax: Tensor, dtype: torch.dtype) -> Tensor:
@@ -55,7 +57,9 @@ def _tensor_amax_kernel(x_ptr, amax_ptr, stride, rows, columns, ROWS: tl.constex
         row = (tile // across).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
         column = tile % across * COLUMNS + tl.arange(0, COLUMNS)[None, :]
         inside = (row < rows) & (column < columns)
-        largest = tl.maximum(largest, tl.abs(tl.load(x_ptr + row * stride + column, mask=inside, other=0.0).to(tl.float32)))
+        largest = tl.maximum(
+            largest, tl.abs(tl.load(x_ptr + row * stride + column, mask=inside, other=0.0).to(tl.float32))
+        )
     tl.atomic_max(amax_ptr, tl.max(largest).to(tl.int32, bitcast=True), sem="relaxed")
 
 
@@ -69,7 +73,9 @@ def _axis_amax_kernel(
     inside = (row < rows)[:, None] & (column < columns)[None, :]
     x = tl.abs(tl.load(x_ptr + row[:, None] * stride + column[None, :], mask=inside, other=0.0).to(tl.float32))
     tl.atomic_max(row_amax_ptr + row, tl.max(x, 1).to(tl.int32, bitcast=True), mask=row < rows, sem="relaxed")
-    tl.atomic_max(column_amax_ptr + column, tl.max(x, 0).to(tl.int32, bitcast=True), mask=column < columns, sem="relaxed")
+    tl.atomic_max(
+        column_amax_ptr + column, tl.max(x, 0).to(tl.int32, bitcast=True), mask=column < columns, sem="relaxed"
+    )
 
 
 @triton.jit
@@ -225,9 +231,7 @@ def cast_reference(
 
 
 @torch.library.custom_op("flopwise::fp8_cast", mutates_args=())
-def _cast_op(
-    x: Tensor, dtype: torch.dtype, axis: bool, by_rows: bool, by_columns: bool, amax: Tensor | None
-) -> Parts:
+def _cast_op(x: Tensor, dtype: torch.dtype, axis: bool, by_rows: bool, by_columns: bool, amax: Tensor | None) -> Parts:
     work = _cast if runs_triton(x) else cast_reference
     return work(x, dtype, axis, by_rows, by_columns, amax)
 
@@ -247,7 +251,13 @@ class Cast(NamedTuple):
 
 
 def cast(
-    x: Tensor, dtype: torch.dtype, *, axis: bool, by_rows: bool = True, by_columns: bool = True, amax: Tensor | None = None
+    x: Tensor,
+    dtype: torch.dtype,
+    *,
+    axis: bool,
+    by_rows: bool = True,
+    by_columns: bool = True,
+    amax: Tensor | None = None,
 ) -> Cast:
     """A matrix in fp8. `axis`: a scale for every row (and column), else one. `amax`: the tensor's, where it is known, as the
     bits of an fp32 number.
@@ -289,7 +299,9 @@ def cases() -> Iterator[Case]:
     scales = dict.fromkeys(("row_scale_ptr", "column_scale_ptr", "scale_ptr"), "*fp32")
     whole, tile = ("stride", "rows", "columns"), {"ROWS": ROWS, "COLUMNS": COLUMNS}
     for name, dtype in (("e4m3", "*fp8e4nv"), ("e5m2", "*fp8e5")):
-        signature = {"x_ptr": "*bf16"} | amaxes | scales | numbers | dict.fromkeys(("by_rows_ptr", "by_columns_ptr"), dtype)
+        signature = (
+            {"x_ptr": "*bf16"} | amaxes | scales | numbers | dict.fromkeys(("by_rows_ptr", "by_columns_ptr"), dtype)
+        )
         options: dict[str, Any] = {"divisible": whole, "archs": (90, 100)}
         for axis in (False, True):
             both = tile | {"AXIS": axis, "BY_ROWS": True, "BY_COLUMNS": True}

@@ -138,7 +138,9 @@ def normed(x: Tensor, weight: Tensor, eps: float, scaling: Scaling) -> Input:
 def gated(gate: Tensor, up: Tensor, scaling: Scaling) -> Input:
     """silu(gate) · up as the next layer's input."""
     made = swiglu_cast(_rows(gate), _rows(up), by_rows=_whole_rows(scaling))
-    return prepared(made[0].view(gate.shape), scaling) if _columns_scaled(scaling) else _input(made, gate.shape, scaling)
+    return (
+        prepared(made[0].view(gate.shape), scaling) if _columns_scaled(scaling) else _input(made, gate.shape, scaling)
+    )
 
 
 def _columns_scaled(scaling: Scaling) -> bool:

@@ -71,7 +71,7 @@ _CLASSES = {
         conv_transpose2d conv_transpose3d convolution convolution_overrideable cudnn_convolution
         cudnn_convolution_add_relu cudnn_convolution_relu cudnn_convolution_transpose dot einsum
         fbgemm_linear_fp16_weight fbgemm_linear_fp16_weight_fp32_activation fbgemm_linear_int8_weight
-        fbgemm_linear_int8_weight_fp32_activation inner linalg_multi_dot linear matmul miopen_convolution
+        fbgemm_linear_int8_weight_fp32_activation fp8_linear fp8_matmul inner linalg_multi_dot linear matmul miopen_convolution
         miopen_convolution_add_relu miopen_convolution_relu miopen_convolution_transpose miopen_depthwise_convolution
         mkldnn_convolution mkldnn_linear mm mv slow_conv3d slow_conv_dilated2d slow_conv_dilated3d slow_conv_transpose2d
         slow_conv_transpose3d sparse_sampled_addmm sspaddmm tensordot thnn_conv2d vdot
@@ -98,7 +98,7 @@ _CLASSES = {
         batch_norm_backward_elemt batch_norm_backward_reduce batch_norm_elemt batch_norm_gather_stats
         batch_norm_gather_stats_with_counts batch_norm_stats batch_norm_update_stats cudnn_batch_norm group_norm
         instance_norm layer_norm layer_norm_weights miopen_batch_norm native_batch_norm native_group_norm
-        native_layer_norm rms_norm rms_norm_weights
+        native_layer_norm rms_norm rms_norm_cast rms_norm_weights
     """,
     ELEMENTWISE: """
         __ilshift__ __ixor__ __lshift__ __rshift__ __xor__ _amp_foreach_non_finite_check_and_unscale _amp_update_scale
@@ -111,17 +111,17 @@ _CLASSES = {
         logical_not logical_or logical_xor logit lt masked_fill maximum minimum mish mul multiply mvlgamma nan_to_num
         native_dropout_backward ne neg nextafter polygamma pow prelu rad2deg reciprocal relu relu6 remainder rope
         rope_pair round rrelu rsqrt rsub selu sgn sigmoid sign signbit silu sin sinc sinh softplus softshrink
-        sqrt square sub subtract swiglu tan tanh threshold true_divide trunc where xlogy
+        sqrt square sub subtract swiglu swiglu_cast tan tanh threshold true_divide trunc where xlogy
     """,
     REDUCTION: """
         _aminmax _cummax_helper _cummin_helper _cumsum _logcumsumexp all amax amin aminmax any argmax argmin count_nonzero
-        cummax cummin cumprod cumsum linalg__powsum linalg_norm linalg_vector_norm logcumsumexp logsumexp max mean median
+        cummax cummin cumprod cumsum fp8_amax linalg__powsum linalg_norm linalg_vector_norm logcumsumexp logsumexp max mean median
         min nanmean nanmedian nansum norm prod std std_mean sum trace var var_mean
     """,
     COPY: f"""
         {VIEWS}
         _chunk_cat _copy_from _to_copy block_diag cat clone column_stack concat concatenate constant_pad_nd contiguous
-        copy diagonal_scatter dstack flip fliplr flipud hstack lift_fresh_copy pad pixel_shuffle pixel_unshuffle
+        copy diagonal_scatter dstack flip fp8_cast fliplr flipud hstack lift_fresh_copy pad pixel_shuffle pixel_unshuffle
         reflection_pad1d reflection_pad2d reflection_pad3d repeat repeat_interleave replication_pad1d replication_pad2d
         replication_pad3d roll rot90 select_scatter slice_scatter stack as_strided_scatter tile to vstack
     """,

@@ -5,14 +5,15 @@ It mirrors their Python too, because what a local variable still refers to is st
 
 from collections.abc import Sequence
 
-from flopwise.predict.shapes import fused, ops
+from flopwise.predict.shapes import fp8, fused, ops
 from flopwise.predict.shapes.tape import Gradients, Node, Parameter, Tape, Tensor
 from flopwise.spec.model import ModelSpec
-from flopwise.spec.recipe import Recipe
+from flopwise.spec.recipe import FP8, Recipe
 from flopwise.work.operation import BUFFERS, LOGITS, PARAMETERS, SCORES
 from flopwise.work.tensor import Shape
 
 Angles = tuple[Tensor, Tensor] | None
+Activation = Tensor | tuple[Tensor, Tensor]  # in bf16, and in fp8 for the layers that read it
 
 
 class Network:
@@ -22,6 +23,7 @@ class Network:
         self.t, self.spec, self.recipe, self.backend = t, spec, recipe, backend
         self.dtype = recipe.weights
         self.tf32 = recipe.precision == "tf32"
+        self.fp8, self.by_rows = recipe.precision in FP8, recipe.precision == "fp8-rowwise"
         self.parameters: dict[str, Parameter] = {}
         self.joined = recipe.projections == "fused"
         for name, shape in weight_shapes(spec, recipe.projections).items():
@@ -78,10 +80,15 @@ class Network:
         return x
 
     def _block(self, x: Tensor) -> Tensor:
-        x = ops.add(self.t, x, self._attention(self.norm(x, "attention_norm")))
-        return ops.add(self.t, x, self._mlp(self.norm(x, "mlp_norm")))
+        own = self.recipe.norm == "triton"
+        x = ops.add(self.t, x, self._attention(self._prepared(self.norm(x, "attention_norm"), own)))
+        return ops.add(self.t, x, self._mlp(self._prepared(self.norm(x, "mlp_norm"), own)))
 
-    def _mlp(self, x: Tensor) -> Tensor:
+    def _prepared(self, x: Tensor, own: bool) -> Activation:
+        """What layers in fp8 read, cast once for all of them; by our `own` kernel, it leaves with what that one writes."""
+        return fp8.prepared(self.t, x, by_rows=self.by_rows, known=own) if self.fp8 else x
+
+    def _mlp(self, x: Activation) -> Tensor:
         t = self.t
         with t.inside("mlp"):
             if self.spec.mlp == "gelu":
@@ -89,15 +96,15 @@ class Network:
             if self.joined:
                 return self.linear(self._gated(*_halves(t, self.linear(x, "gate_up"))), "down")
             if self.recipe.activation == "triton":
-                return self.linear(fused.own_swiglu(t, self.linear(x, "gate"), self.linear(x, "up")), "down")
+                return self.linear(self._gated(self.linear(x, "gate"), self.linear(x, "up")), "down")
             return self.linear(ops.mul(t, self._silu(self.linear(x, "gate")), self.linear(x, "up")), "down")
 
-    def _gated(self, gate: Tensor, up: Tensor) -> Tensor:
+    def _gated(self, gate: Tensor, up: Tensor) -> Activation:
         if self.recipe.activation == "triton":
-            return fused.own_swiglu(self.t, gate, up)
+            return self._prepared(fused.own_swiglu(self.t, gate, up), True)
         return ops.mul(self.t, self._silu(gate), up)
 
-    def _attention(self, x: Tensor) -> Tensor:
+    def _attention(self, x: Activation) -> Tensor:
         t = self.t
         with t.inside("attention"):
             q, k, v = self._project(x)
@@ -108,7 +115,7 @@ class Network:
             y = self._attend(q, k, v)
             return self.linear(self._joined(y), "out")
 
-    def _project(self, x: Tensor) -> tuple[Tensor, ...]:
+    def _project(self, x: Activation) -> tuple[Tensor, ...]:
         if not self.joined:
             return tuple(self._split(x, name) for name in "qkv")
         y, spec = self.linear(x, "qkv"), self.spec
@@ -116,7 +123,7 @@ class Network:
         heads = (spec.n_heads, spec.n_kv_heads, spec.n_kv_heads)
         return _pieces(self.t, y, [(batch, n, context, spec.head_dim) for n in heads])
 
-    def _split(self, x: Tensor, name: str) -> Tensor:
+    def _split(self, x: Activation, name: str) -> Tensor:
         """[B, T, H·K] -> [B, H, T, K], a view; its gradient comes back head by head and is copied, see `_keeps_order`."""
         y = self.linear(x, name)
         batch, context, width = y.shape
@@ -153,11 +160,16 @@ class Network:
         """Written out, the rotation leaves its result head by head; our kernels leave theirs as they find it."""
         return self.angles is not None and self.recipe.rope == "eager"
 
-    def linear(self, x: Tensor, name: str) -> Tensor:
+    def linear(self, x: Activation, name: str) -> Tensor:
         with self.t.inside(name):
             biased = self.here("bias") in self.parameters
             bias = self.weight(self.here("bias")) if biased else None
-            return ops.linear(self.t, x, self.weight(self.here("weight")), bias, self.tf32)
+            weight = self.weight(self.here("weight"))
+            if isinstance(x, Tensor) and not self.fp8:
+                return ops.linear(self.t, x, weight, bias, self.tf32)
+            both = self._prepared(x, False) if isinstance(x, Tensor) else x
+            assert not isinstance(both, Tensor)
+            return fp8.linear(self.t, *both, weight, bias, by_rows=self.by_rows)
 
     # --- lm/layers.py
 

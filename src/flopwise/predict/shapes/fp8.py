@@ -1,0 +1,56 @@
+"""Layers in fp8 on shapes: `kernels/fp8_linear.py`, with weight gradients in bf16 as `lm/fp8.py` has them.
+
+Tensor-wise, a cast reads its matrix twice, for the amax and for the numbers, unless the kernel before has found the amax.
+"""
+
+from collections.abc import Sequence
+
+from flopwise.predict.shapes.ops import matmul, reduced
+from flopwise.predict.shapes.tape import Gradients, Tape, Tensor
+
+_CAST, _AMAX = "flopwise::fp8_cast", "flopwise::fp8_amax"
+
+
+def cast(t: Tape, x: Tensor, *, by_rows: bool, both: bool = False, amax_known: bool = False) -> tuple[Tensor, ...]:
+    """A matrix in fp8, and transposed too where `both`; with one scale, or (`by_rows`) one for every row and column."""
+    rows, columns = x.elements // x.shape[-1], x.shape[-1]
+    if not amax_known and (both or not by_rows):
+        t.run(_AMAX, (x,), (rows + columns if by_rows else 1,), "fp32")
+    scales = t.tensor((rows + columns if by_rows and both else rows if by_rows else 1,), "fp32", op=_CAST)
+    second = (t.tensor((columns, rows), "fp8", op=_CAST),) if both else ()
+    return t.run(_CAST, (x,), (rows, columns), "fp8", also=(*second, scales)), *second
+
+
+def prepared(t: Tape, x: Tensor, *, by_rows: bool, known: bool = False) -> tuple[Tensor, Tensor]:
+    """A layer's input: in bf16, and in fp8. `known`: the kernel that made it found the amax; of rows, it wrote the fp8 form
+    too, whose bytes are not counted.
+    """
+    if known and by_rows:
+        return x, t.tensor((x.elements // x.shape[-1], x.shape[-1]), "fp8", op=_CAST)
+    return x, cast(t, x, by_rows=by_rows, amax_known=known)[0]
+
+
+def linear(t: Tape, x: Tensor, x8: Tensor, weight: Tensor, bias: Tensor | None, *, by_rows: bool) -> Tensor:
+    """y and dx from fp8; dW from bf16. The transposed weight in fp8 is kept for dx, the weight itself is not."""
+    rows, (outs, ins) = x.elements // x.shape[-1], weight.shape
+    w8 = cast(t, weight, by_rows=by_rows, both=t.grad_enabled)
+    wants_x, lead, biased = t.wants(x), x.shape[:-1], bias is not None
+    out = _product(t, x8, w8[0].view((ins, outs)), (rows, outs)).view((*lead, outs))
+    saved = t.save(w8[-1], x.view((rows, ins))) if t.wants(weight) or wants_x else None
+    del w8
+
+    def backward(t: Tape, grad: Tensor, saved: Sequence[Tensor]) -> Gradients:
+        grad, grad_x = grad.view((rows, outs)), None
+        if wants_x:
+            narrow = cast(t, grad, by_rows=by_rows)[0]
+            grad_x = _product(t, narrow, saved[0].view((outs, ins)), (rows, ins)).view((*lead, ins))
+            del narrow
+        grad_weight = matmul(t, grad.view((outs, rows)), saved[1], (outs, ins), False)
+        grad_bias = (reduced(t, "sum", grad, (outs,)),) if biased else ()
+        return grad_x, grad_weight, *grad_bias
+
+    return t.connect(out, (x, weight) if bias is None else (x, weight, bias), backward, saved)
+
+
+def _product(t: Tape, a: Tensor, b: Tensor, shape: tuple[int, ...]) -> Tensor:
+    return t.run("_scaled_mm", (a, b), shape, "bf16", compute="fp8")
