@@ -9,6 +9,7 @@ products alone. `all` is what a training step pays: three products, the casts of
 import argparse
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -108,9 +109,9 @@ def layer(rows: int, ins: int, outs: int) -> dict[str, float]:
         made = {of: fp8.cast(m, dtype, axis=axis) for of, (m, dtype) in casts.items()}
         for of, (m, dtype) in casts.items():
             for both in (False, True):
-                run = lambda m=m, dtype=dtype, both=both: fp8.cast(m, dtype, axis=axis, by_columns=both)  # noqa: E731
+                run = partial(fp8.cast, m, dtype, axis=axis, by_columns=both)
                 found[f"{name} cast {of}{' both' if both else ''}"] = microseconds(run)
-        found[f"{name} amax x"] = microseconds(lambda: fp8._amax(x, axis))
+        found[f"{name} amax x"] = microseconds(partial(fp8._amax, x, axis))
         X, W, D = made["x"], made["W"], made["dy"]
         for fast in (True, False):
             how = "fast" if fast else "exact"
@@ -121,7 +122,7 @@ def layer(rows: int, ins: int, outs: int) -> dict[str, float]:
             }
             for of, operands in products.items():
                 try:
-                    found[f"{name} {how} {of}"] = microseconds(lambda o=operands: fp8.matmul(*o, None, fast))
+                    found[f"{name} {how} {of}"] = microseconds(partial(fp8.matmul, *operands, None, fast))
                 except RuntimeError as error:
                     print(f"{name} {how} {of}: {str(error).splitlines()[0][:150]}")
                     found[f"{name} {how} {of}"] = float("nan")

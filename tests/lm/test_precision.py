@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from flopwise.lm.precision import apply_fp32_matmul, autocast, fp32_matmul_probe, weights_dtype
-from flopwise.spec.recipe import CHOICES, Recipe
+from flopwise.spec.recipe import CHOICES, WITH_MASTERS, Recipe
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +35,7 @@ def test_matmul_dtype_and_weights_dtype(precision: str) -> None:
     x = torch.ones(4, 4)
     with autocast(recipe, "cpu"):
         assert (x @ x).dtype == {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
-    assert weights_dtype(recipe) == (torch.bfloat16 if precision in ("bf16-pure", "bf16-master") else torch.float32)
+    assert weights_dtype(recipe) == (torch.bfloat16 if precision in ("bf16-pure", *WITH_MASTERS) else torch.float32)
 
 
 def keeping_bits(bits: int) -> Callable[[Tensor, Tensor], Tensor]:

@@ -27,7 +27,6 @@ ROWS, COLUMNS, WARPS = 128, 128, 8  # of a tile: 128 bytes of fp8 side by side i
 HELD = 16384  # the longest rows that a program holds
 ROW_TILE, ROW_WARP = 4096, 512  # elements of a program that takes several short rows; of a warp
 PER_SM = 4  # programs that look for a tensor's amax, each at many tiles
-MULTIPLE = 16  # the tensor cores' loads: sizes of fp8 matrices are multiples of it
 
 Parts = tuple[
     Tensor, Tensor, Tensor, Tensor

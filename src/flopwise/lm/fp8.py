@@ -52,4 +52,4 @@ def in_fp8(blocks: nn.Module, fp8: Fp8 | None) -> None:
     """Let every layer of the blocks that knows fp8 use it."""
     for module in blocks.modules() if fp8 is not None else ():
         if hasattr(module, "fp8"):
-            module.fp8 = fp8
+            setattr(module, "fp8", fp8)  # noqa: B010  nn.Module's own annotation is of tensors and modules

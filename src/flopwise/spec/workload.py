@@ -10,6 +10,7 @@ import msgspec
 from flopwise.errors import FlopwiseError, one_line
 from flopwise.spec import fields, hf_config
 from flopwise.spec.dtypes import named
+from flopwise.spec.fp8 import fp8_rules
 from flopwise.spec.model import ModelSpec, preset
 from flopwise.spec.operations import OPS, WITH_IMPL, OpSpec, least_bytes, op
 from flopwise.spec.parallel import parallel_rules
@@ -21,7 +22,6 @@ GENERATION = ("prefill", "decode")  # with a cache of keys and values
 CACHED_ATTENTION = ("naive", "sdpa", "sdpa-flash", "sdpa-cudnn")  # which also see a past without a mask
 PROFILERS = KINETO, NSYS = "kineto", "nsys"
 IMPLEMENTATIONS = ("flopwise", "transformers")
-FP8_MULTIPLE = 16  # sizes of matrices that fp8 tensor cores take
 _SIZES = ("batch", "context", "phase")
 _PLAIN, _LATER = Recipe(), ("parallel", "cache", "ranks")
 
@@ -277,36 +277,13 @@ def _model_rules(w: Workload, spec: Any, recipe: Recipe) -> _Rules:
         f"allowed: optimizer = {' or '.join(OWN_OPTIMIZERS)}",
     )
     if recipe.precision in FP8:
-        yield from _fp8_rules(w, spec, recipe)
+        yield from fp8_rules(spec, recipe, w.batch * w.context, w.phase, w.implementation)
     for lever, what, others in (
         ("graph", "captures a whole step", ", prefill, decode"),
         ("overlap", "is about the optimizer", ""),
     ):
         refused = getattr(recipe, lever) == "on" and not train and not (lever == "graph" and w.generates)
         yield refused, f"{lever} = 'on' {what}, and phase = '{w.phase}' has none", f"allowed: phase = train{others}"
-
-
-def _fp8_rules(w: Workload, spec: Any, recipe: Recipe) -> _Rules:
-    asked = f"precision = '{recipe.precision}'"
-    yield (
-        w.implementation != "flopwise" or w.generates,
-        f"{asked} is for training flopwise's own model"
-        + (f", and phase = '{w.phase}' generates" if w.generates else f", not that of {w.implementation}"),
-        "allowed: precision = bf16-master, bf16",
-    )
-    yield (
-        recipe.parallel != "off",
-        f"{asked} with parallel = '{recipe.parallel}' is not allowed",
-        "allowed: precision = bf16; or parallel = off",
-    )
-    sizes = {"d_model": spec.d_model, "d_ff": spec.d_ff, "n_heads x head_dim": spec.n_heads * spec.head_dim}
-    sizes |= {"n_kv_heads x head_dim": spec.n_kv_heads * spec.head_dim, "batch x context": w.batch * w.context}
-    for name, size in sizes.items():
-        yield (
-            size % FP8_MULTIPLE,
-            f"{asked} needs sizes that are multiples of {FP8_MULTIPLE}, and {name} = {size}",
-            "allowed: precision = bf16-master; or other sizes",
-        )
 
 
 def _generation_rules(w: Workload, recipe: Recipe) -> _Rules:

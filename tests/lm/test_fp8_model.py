@@ -1,0 +1,67 @@
+"""Precision fp8: the model's step learns as in bf16, under every lever that it goes with; and what it does not go with."""
+
+import pytest
+import torch
+
+from flopwise.capture.model_step import ModelStep, check_supported
+from flopwise.errors import FlopwiseError, Unsupported
+from flopwise.lm import fp8
+from flopwise.spec.recipe import FP8, Recipe
+from flopwise.spec.workload import workload
+
+OWN = {"norm": "triton", "activation": "triton"}
+LEVERS = ({}, OWN, OWN | {"projections": "fused"}, {"checkpoint": 1}, {"overlap": "on"}, {"loss": "fused"})
+
+
+def losses(precision, steps=6, **levers):
+    torch.manual_seed(0)
+    asked = workload("tiny", batch=2, context=32, precision=precision, optimizer="flopwise", **levers)
+    step = ModelStep(asked, torch.device("cpu"))
+    found = []
+    for _ in range(steps):
+        for phase in step.phases().values():
+            phase()
+        found.append(float(step.loss))
+    return found
+
+
+@pytest.mark.parametrize("precision", FP8)
+@pytest.mark.parametrize("narrow", [False, True])
+def test_losses_stay_near_those_of_bf16(precision, narrow, monkeypatch):
+    monkeypatch.setattr(fp8, "NARROW_WEIGHT_GRADIENT", narrow)
+    right = losses("bf16-master")
+    assert right[-1] < right[0]
+    for levers in LEVERS:
+        found = losses(precision, **levers)
+        assert found != right
+        assert found == pytest.approx(right, abs=2e-3)
+
+
+def test_recomputed_and_updated_in_backward_are_the_same_numbers():
+    plain = losses("fp8")
+    assert losses("fp8", checkpoint=1) == losses("fp8", overlap="on") == plain
+
+
+def test_queries_and_keys_that_are_normed_stay_tensors():
+    step = losses("fp8-rowwise", set={"qk_norm": True}, **OWN, steps=1)
+    assert step[0] > 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"optimizer": "fused"}, "keeps masters"),
+        ({"phase": "decode"}, "is for training"),
+        ({"batch": 1, "context": 40}, "multiples of 16"),
+        ({"set": {"d_ff": 200}}, "multiples of 16"),
+    ],
+)
+def test_what_it_does_not_go_with_is_one_line(asked, said):
+    with pytest.raises(FlopwiseError, match=said):
+        workload("tiny", precision="fp8", **{"optimizer": "flopwise"} | asked)
+
+
+def test_a_gpu_without_it_says_so(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    with pytest.raises(Unsupported, match=r"precision = 'fp8' needs compute capability 8\.9; this GPU has 8\.0"):
+        check_supported(Recipe(precision="fp8"), torch.device("cuda"))
