@@ -121,6 +121,9 @@ def main() -> None:
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--text", type=Path)
     parser.add_argument("--budget", type=float, default=1e9, help="seconds: no run is begun after them")
+    parser.add_argument(
+        "--also", type=Path, nargs="*", default=[], metavar="FILE", help="runs of other calls, for the table"
+    )
     parser.add_argument("-o", type=Path, required=True)
     asked = parser.parse_args()
     file, begun = asked.o / "fp8_curves.json", time.monotonic()
@@ -141,6 +144,7 @@ def main() -> None:
                 flush=True,
             )
             file.write_text(json.dumps(runs))
+    runs += [one for other in asked.also for one in json.loads(other.read_text())]
     verdict(runs, asked.kinds.split(",")[0])
 
 

@@ -89,7 +89,7 @@ def check() -> None:
             y = fp8_linear.linear(x, w, None, scaling)
             dx, dw = torch.autograd.grad(y, (x, w), dy)
             exact = (x.float() @ w.float().t(), dy.float() @ w.float(), dy.float().t() @ x.float())
-            far = [float((a.float() - b).norm() / b.norm()) for a, b in zip((y, dx, dw), exact, strict=True)]
+            far = [float(((a.float() - b).norm() / b.norm()).detach()) for a, b in zip((y, dx, dw), exact, strict=True)]
             print(
                 f"| linear axis={axis} narrow dW={narrow}: y, dx, dW off by | {' '.join(f'{one:.3f}' for one in far)} | |"
             )

@@ -40,7 +40,8 @@ def test_no_spill_and_no_overflow(case, arch):
 
 @pytest.mark.parametrize("name", MODULES)
 def test_every_module_ships_a_configuration_for_every_architecture(name):
-    assert {arch for case in resources.cases([name]) for arch in case.archs} == set(SHARED_BYTES)
+    without = {80} if name.startswith("fp8") else set()  # its tensor cores have no fp8
+    assert {arch for case in resources.cases([name]) for arch in case.archs} == set(SHARED_BYTES) - without
 
 
 @triton.jit

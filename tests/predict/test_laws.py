@@ -6,6 +6,7 @@ import pytest
 from flopwise import roofline
 from flopwise.errors import FlopwiseError
 from flopwise.predict.account import account_for, by_module, total_row, uncounted
+from flopwise.predict.datasheet import from_datasheet
 from flopwise.predict.fit import largest_batch, largest_context
 from flopwise.predict.flops import model_flops
 from flopwise.predict.machine import Machine
@@ -16,7 +17,7 @@ from flopwise.predict.shapes.step import account_step, sdpa_backend
 from flopwise.spec.gpu import gpu
 from flopwise.spec.model import preset, preset_names
 from flopwise.spec.rank_share import rank_share
-from flopwise.spec.recipe import CHOICES, WITH_MASTERS
+from flopwise.spec.recipe import CHOICES, FP8, WITH_MASTERS
 from flopwise.spec.workload import workload
 from flopwise.work.operation import (
     ACTIVATIONS,
@@ -242,3 +243,18 @@ def test_compiled_whole_it_has_not():
         account_for(workload("small", overlap=o, **levers), (Machine(gpu=gpu("h200")),)) for o in ("off", "on")
     )
     assert overlapped.gpus[0].limit == plain.gpus[0].limit
+
+
+@pytest.mark.parametrize("precision", FP8)
+def test_fp8_computes_two_of_a_layers_three_products_and_the_rest_is_bf16s(precision):
+    own = {"optimizer": "flopwise", "batch": 16, "context": 1024}
+    plain, narrow = (account_step(workload("small", precision=one, **own)) for one in ("bf16-master", precision))
+    spec = preset("small")
+    layers = spec.n_layers * (4 * spec.d_model**2 + 3 * spec.d_model * spec.d_ff)
+    in_fp8 = sum(op.flops for op in narrow.ops if op.dtype == "fp8")
+    assert in_fp8 == 2 * 2 * 16 * 1024 * layers
+    assert narrow.flops() == plain.flops()
+    assert narrow.start.owners == plain.start.owners
+    machine = Machine(gpu=gpu("h200"), ceilings=from_datasheet(gpu("h200")))
+    slow, fast = (account_for(workload("2.7B", precision=one, **own), (machine,)) for one in ("bf16-master", precision))
+    assert fast.gpus[0].time.wall_ns < slow.gpus[0].time.wall_ns

@@ -274,11 +274,18 @@ def _computing_ns(op: OpWork, ceilings: Ceilings, products: Products) -> float:
         return _attention_curve(op, ceilings).at(op.flops * (2 if op.whole else 1))
     shape, way = matmul_shape(op), op.dtype + curves.BACKWARD if op.phase == "backward" else op.dtype
     if (*shape, way) not in products:
-        limits = ceilings.matmul.get(way) or ceilings.matmul.get(op.dtype) or ceilings.matmul["fp32"]
-        products[*shape, way] = matmul_ns(*shape, limits, ceilings.processors) / unaligned_share(op)
+        products[*shape, way] = _product_ns(op, shape, way, ceilings) / unaligned_share(op)
     # A sum that a product is added to is read and written when its tile is done, and nothing computes meanwhile.
     added = len(op.shapes) > 2 and len(op.shapes[-3]) == 2 and op.shapes[-3] == shape[1:3]
     return products[*shape, way] + (ceilings.curve(ELEMENTWISE).at(2.0 * op.write_bytes) if added else 0.0)
+
+
+def _product_ns(op: OpWork, shape: tuple[int, int, int, int], way: str, ceilings: Ceilings) -> float:
+    """Of a precision that was not measured: fp8 as a share of bf16, others as fp32."""
+    limits = ceilings.matmul.get(way) or ceilings.matmul.get(op.dtype)
+    if limits is None and op.dtype == "fp8" and "bf16" in ceilings.matmul:
+        return matmul_ns(*shape, ceilings.matmul["bf16"], ceilings.processors) / fitted.FP8_OVER_BF16
+    return matmul_ns(*shape, limits or ceilings.matmul["fp32"], ceilings.processors)
 
 
 def _attention_curve(op: OpWork, ceilings: Ceilings) -> Curve:
