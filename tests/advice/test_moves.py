@@ -41,6 +41,15 @@ def test_exact_moves_leave_the_precision_alone():
     assert not [name for name in names(moves(start, keep_exact=True)) if name.startswith("precision")]
 
 
+def test_fp8_is_tried_only_where_it_is_allowed_by_name():
+    start = workload("small", precision="bf16-master", optimizer="flopwise")
+    fp8 = {"precision = fp8", "precision = fp8-rowwise"}
+    assert not fp8 & set(names(moves(start)))
+    assert fp8 <= set(names(moves(start, allow=["fp8"])))
+    assert not fp8 & set(names(moves(start, allow=["fp8"], on_gpu=False)))
+    assert not fp8 & set(names(moves(workload("small", optimizer="fused"), allow=["fp8"])))  # keeps no masters
+
+
 def test_moves_that_the_model_does_not_allow_are_not_there():
     assert "norm = triton" in names(moves(workload("small")))
     assert "norm = triton" not in names(moves(workload("gpt2")))

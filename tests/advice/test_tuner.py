@@ -103,10 +103,10 @@ def failed(action, status, reason):
     )
 
 
-def setup(target="tiny", memory_bytes=None, limit_bytes=None, keep_exact=False, **options):
+def setup(target="tiny", memory_bytes=None, limit_bytes=None, keep_exact=False, allow=(), **options):
     start = workload(target, batch=1, **options)
     return Setup(
-        start=start, memory_bytes=memory_bytes, limit_bytes=limit_bytes, keep_exact=keep_exact, logs="run/logs"
+        start=start, memory_bytes=memory_bytes, limit_bytes=limit_bytes, keep_exact=keep_exact, allow=allow, logs="run/logs"
     )
 
 
@@ -398,6 +398,7 @@ def test_the_reference_measures_the_rounding_of_every_precision_that_may_be_trie
 
     assert asked(memory_bytes=ROOMY) == ("fp32", "bf16", "bf16-master", "tf32")
     assert asked() == ("fp32", "bf16")
+    assert asked(memory_bytes=ROOMY, allow=("fp8",)) == ("fp32", "bf16", "bf16-master", "tf32", "fp8", "fp8-rowwise")
     assert asked(precision="bf16", keep_exact=True) == ("bf16",)
 
 
@@ -424,6 +425,7 @@ def test_notes_before_anything_is_measured():
     }
     assert "starts in bf16" in notes(tuner.begin(setup(precision="bf16", keep_exact=True)))["starts_rounded"]
     assert notes(tuner.begin(setup())) == {}
+    assert "4 to 6 % off (bf16: 0.2 %)" in notes(tuner.begin(setup(allow=("fp8",))))["fp8_allowed"]
 
 
 # --- the end

@@ -63,3 +63,17 @@ def test_what_cannot_be_tuned_is_refused():
         tune("op:gelu", device="cpu")
     with pytest.raises(FlopwiseError, match=r"no step fits a memory limit of 1\.00 KiB"):
         tune("tiny", device="cpu", memory_limit=1024)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"allow": ["fp8"]}, "fp8 needs a GPU of compute capability 8.9; this device is a CPU"),
+        ({"allow": ["fp8"], "keep_exact": True}, "--keep-exact does not go with --allow fp8"),
+        ({"allow": ["fp4"]}, "allow = 'fp4' is not allowed"),
+    ],
+)
+def test_what_is_allowed_by_name_must_be_there(tmp_path, options, said):
+    with pytest.raises(FlopwiseError, match=said):
+        run(tmp_path, **options)
+    assert list_runs(tmp_path) == []

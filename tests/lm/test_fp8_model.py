@@ -3,14 +3,24 @@
 import pytest
 import torch
 
+from flopwise.capture import model_step
 from flopwise.capture.model_step import ModelStep, check_supported
 from flopwise.errors import FlopwiseError, Unsupported
 from flopwise.lm import fp8
+from flopwise.predict.machine import Machine
+from flopwise.predict.prediction import predict
+from flopwise.spec.gpu import gpu
 from flopwise.spec.recipe import FP8, Recipe
 from flopwise.spec.workload import workload
 
 OWN = {"norm": "triton", "activation": "triton"}
 LEVERS = ({}, OWN, OWN | {"projections": "fused"}, {"checkpoint": 1}, {"overlap": "on"}, {"loss": "fused"})
+
+
+@pytest.fixture(autouse=True)
+def emulated(monkeypatch):
+    """On a CPU it is refused, except here."""
+    monkeypatch.setattr(model_step, "check_supported", lambda *_: None)
 
 
 def losses(precision, steps=6, **levers):
@@ -65,3 +75,15 @@ def test_a_gpu_without_it_says_so(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     with pytest.raises(Unsupported, match=r"precision = 'fp8' needs compute capability 8\.9; this GPU has 8\.0"):
         check_supported(Recipe(precision="fp8"), torch.device("cuda"))
+
+
+def test_so_does_a_cpu():
+    with pytest.raises(Unsupported, match="precision = 'fp8-rowwise' needs an NVIDIA GPU; this device is 'cpu'"):
+        check_supported(Recipe(precision="fp8-rowwise"), torch.device("cpu"))
+
+
+def test_nothing_is_predicted_for_a_gpu_without_it():
+    asked = workload("tiny", precision="fp8", optimizer="flopwise")
+    with pytest.raises(FlopwiseError, match="A100 SXM 80 GB has no fp8"):
+        predict(asked, Machine(gpu=gpu("a100")))
+    assert predict(asked, Machine(gpu=gpu("h200"))).limit is not None

@@ -1,6 +1,6 @@
 """A recipe as lines of PyTorch, for your own training loop."""
 
-from flopwise.spec.recipe import OWN_OPTIMIZERS, Recipe, levers_to_apply
+from flopwise.spec.recipe import OWN_OPTIMIZERS, WITH_MASTERS, Recipe, levers_to_apply
 
 _PRECISION = {
     "tf32": "torch.set_float32_matmul_precision('high')",
@@ -8,6 +8,11 @@ _PRECISION = {
     "fp16": "scaler = torch.amp.GradScaler('cuda')  # and torch.autocast('cuda', dtype=torch.float16) around forward and loss",
     "bf16-pure": "model = model.to(torch.bfloat16)  # weights, gradients and optimizer state",
     "bf16-master": "model = model.to(torch.bfloat16)  # fp32 weights in flopwise.kernels.adamw.AdamW(…, master=True).set_masters",
+    **{
+        name: "from flopwise.kernels.fp8_linear import linear, Scaling  # in the blocks, weights in bf16 with masters: "
+        f"y = linear(x, weight, bias, Scaling(axis={axis}, narrow_weight_gradient=True))"
+        for name, axis in (("fp8", False), ("fp8-rowwise", True))
+    },
 }
 _ATTENTION = {
     "sdpa": "y = F.scaled_dot_product_attention(q, k, v, is_causal=True)  # if causal",
@@ -88,7 +93,7 @@ def lines_by_lever(recipe: Recipe, since: Recipe | None = None) -> dict[str, str
 
 # What plain PyTorch cannot do in a line or two of a user's own code.
 _OURS = {
-    "precision": ("bf16-master",),
+    "precision": WITH_MASTERS,
     "norm": ("triton",),
     "activation": ("triton",),
     "rope": ("triton",),

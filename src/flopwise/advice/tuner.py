@@ -15,7 +15,8 @@ import msgspec
 from flopwise.advice import constants, decisions
 from flopwise.advice import tuner_actions as actions
 from flopwise.advice.bundles import BEST, Refused, next_bundle
-from flopwise.advice.moves import GPU_ONLY, REDONE_BY, ROUNDED, TRIED, Move, moves, reference_of, seconds_to_try, to_fit
+from flopwise.advice.moves import COSTS, GPU_ONLY, REDONE_BY, ROUNDED, Move, moves, reference_of, seconds_to_try, to_fit
+from flopwise.advice.moves import with_requested as tried_levers
 from flopwise.advice.ranking import MoveRanking
 from flopwise.analysis.matching import compare_points
 from flopwise.capture.interleave import Contested
@@ -71,6 +72,8 @@ def begin(setup: actions.Setup) -> TunerState:
     if setup.keep_exact and precision in ROUNDED["precision"]:
         text = f"the step starts in {precision}, which stays: --keep-exact only excludes levers that round more"
         state = _noted(state, "starts_rounded", text)
+    for name in setup.allow:
+        state = _noted(state, f"{name}_allowed", COSTS[name])
     return state
 
 
@@ -127,7 +130,11 @@ def _reference(setup: actions.Setup) -> Workload:
 
 def _precisions(setup: actions.Setup) -> tuple[str, ...]:
     """Those that a step of this run may have: of each, the reference's own rounding is measured."""
-    tried = () if setup.keep_exact or "precision" not in levers(setup.start.subject) else TRIED["precision"]
+    tried = (
+        ()
+        if setup.keep_exact or "precision" not in levers(setup.start.subject)
+        else tried_levers(setup.allow)["precision"]
+    )
     possible = [one for one in tried if setup.on_gpu or one not in GPU_ONLY["precision"]]
     if isinstance(setup.start.subject, UserStep):
         possible = [one for one in possible if one != "tf32"]  # no bundle has it, and each takes a run of its own
@@ -240,7 +247,8 @@ def next_move(state: TunerState) -> Move | None:
     over = setup.limit_bytes is not None and (_peak(best.memory) or 0) > setup.limit_bytes
     if not over and (bundle := _bundle(state)) is not None:
         return bundle
-    allowed = moves(best.trial.workload, keep_exact=setup.keep_exact, smaller=over, on_gpu=setup.on_gpu)
+    exact, on_gpu = setup.keep_exact, setup.on_gpu
+    allowed = moves(best.trial.workload, keep_exact=exact, smaller=over, on_gpu=on_gpu, allow=setup.allow)
     new = [one for one in allowed if one.workload not in state.beaten and (one.lever, one.name) not in state.tried]
     new = [one for one in new if not state.refused & set(one.levers.items())]
     if not setup.on_gpu:  # on a CPU half precision is seldom faster

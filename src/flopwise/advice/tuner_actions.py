@@ -21,6 +21,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int | None = None  # of the GPU; None: on the CPU
     limit_bytes: int | None = None  # the most a step may hold
     keep_exact: bool = False
+    allow: tuple[str, ...] = ()  # what is tried on request only: of `moves.ON_REQUEST`
     budget_s: float = 600.0  # no lever is begun after it
     logs: str = ""  # the folder with the processes' output
 

@@ -130,7 +130,7 @@ def step_work(workload: Workload, ran: Ran | None) -> StepWork:
         tokens = part.tokens if part is not None else workload.batch * workload.context
         least = part.read_bytes + part.write_bytes if part is not None else 0
         flops //= workload.recipe.ranks
-        return StepWork(flops=flops, tokens=tokens, dtype=workload.recipe.compute, least_bytes=least)
+        return StepWork(flops=flops, tokens=tokens, dtype=workload.recipe.linear, least_bytes=least)
     seen = ran.seen if ran is not None else None
     return StepWork(flops=seen.useful_flops, tokens=seen.tokens, dtype=seen.dtype) if seen is not None else StepWork()
 

@@ -56,7 +56,8 @@ def reach(
 def tuned_reach(tuning: Tuning) -> Reach:
     """Of a tuning: the step as it was, and as it is with all that was kept; both measured."""
     work, kept = step_work(tuning.begun.workload, tuning.begun.ran), len(tuning.kept)
-    most = limit(work.flops, work.dtype, tuning.begun.gpu)
+    dtype = tuning.best.recipe.linear if tuning.best.own_model is not None else work.dtype
+    most = limit(work.flops, dtype, tuning.begun.gpu)
     reached = tuning.last_ns if kept else None
     return msgspec.structs.replace(most, now_ns=tuning.first_ns, reachable_ns=reached, changes=kept)
 

@@ -224,7 +224,7 @@ def _begun(
 ) -> Begun:
     assert isinstance(work.subject, ModelSpec)
     gpu = gpu_of(environment)
-    peak = gpu.peak(work.recipe.compute) if gpu is not None and environment.gpu is not None else None
+    peak = gpu.peak(work.recipe.linear) if gpu is not None and environment.gpu is not None else None
     batches = settings.accumulate * settings.world
     return Begun(
         settings=settings,

@@ -1,6 +1,7 @@
 """Make a step faster and prove it: every promising lever, measured against the best step so far."""
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -13,6 +14,7 @@ from flopwise.advice import tuner_actions as actions
 from flopwise.advice.constants import DETAILED_SAMPLES, WORTH_KEEPING
 from flopwise.advice.decisions import describe_attempt
 from flopwise.advice.gather import Inspection, inspect
+from flopwise.advice.moves import ON_REQUEST
 from flopwise.capture.functions import Target, as_workload
 from flopwise.capture.interleave import Contest, Contested
 from flopwise.capture.isolate import Worker
@@ -27,10 +29,10 @@ from flopwise.predict.machine import gpu_of
 from flopwise.predict.recording import StepRecording
 from flopwise.records.cluster import Returned, TuneRequest
 from flopwise.records.events import AgreementRequest, AgreementResult, Event, TraceRequest
-from flopwise.records.run import INTERRUPTED, OK, Point
+from flopwise.records.run import INTERRUPTED, OK, Environment, Point
 from flopwise.records.tuning import Attempt, Tuning
 from flopwise.records.waterfall import Waterfall
-from flopwise.spec import fields
+from flopwise.spec import fields, fp8
 from flopwise.spec.operations import OpSpec
 from flopwise.spec.workload import Sampling, Trial, Workload
 from flopwise.store import Run, runs_root
@@ -49,6 +51,7 @@ def tune(
     budget: float = 600.0,
     memory_limit: int | None = None,
     keep_exact: bool = False,
+    allow: Sequence[str] = (),
     device: str = "auto",
     on: str = LOCAL,
     seconds: float = 6.0,
@@ -61,9 +64,10 @@ def tune(
     """Try the levers, most promising first, each against the best so far; keep what is faster or smaller and right.
 
     `budget` is in seconds: after it, no further lever is begun. `memory_limit` is the most a step may hold, in bytes.
-    `keep_exact` leaves out lower precisions. Every lever kept has its losses and gradients compared with the same
-    step in eager fp32. `on`: a cluster ('ray', 'ray://host:port', 'slurm'), on one node of which all of it runs, as times of
-    different GPUs do not compare. Ctrl-C stores what was measured and raises KeyboardInterrupt.
+    `keep_exact` leaves out lower precisions; `allow=["fp8"]` adds fp8, which is tried only so. Every lever kept has its
+    losses and gradients compared with the same step in eager fp32. `on`: a cluster ('ray', 'ray://host:port', 'slurm'), on
+    one node of which all of it runs, as times of different GPUs do not compare. Ctrl-C stores what was measured and raises
+    KeyboardInterrupt.
 
     >>> flopwise.tune("small").best.recipe.changed()        # doctest: +SKIP
     {'precision': 'bf16', 'attention': 'sdpa-cudnn', 'optimizer': 'fused', 'compile': 'default', 'graph': 'on'}
@@ -79,6 +83,7 @@ def tune(
         raise FlopwiseError(
             f"{start.target} is one operation: there is nothing to tune", f"try: flopwise bench {start.target} --impl …"
         )
+    _check_allowed(allow, start, keep_exact)
     sampling = Sampling(seconds=seconds, timeout_s=timeout)
     if on != LOCAL:
         request = TuneRequest(
@@ -88,6 +93,7 @@ def tune(
             budget=budget,
             memory_limit=memory_limit,
             keep_exact=keep_exact,
+            allow=tuple(allow),
             seconds=seconds,
             timeout=timeout,
             command=command,
@@ -95,6 +101,7 @@ def tune(
         return _tune_on_cluster(on, request, runs_root(runs), progress or Progress())
     with Worker() as worker:
         there = worker.look(device)
+        _check_device(allow, there.environment)
         plan = [Trial(workload=start, sampling=sampling, device=device, group=tuner.START)]
         with Run.create(runs_root(runs), "tune", start.target, command, plan) as run:
             gpu = there.environment.gpu
@@ -105,11 +112,29 @@ def tune(
                 memory_bytes=gpu.memory_bytes if gpu else None,
                 limit_bytes=memory_limit,
                 keep_exact=keep_exact,
+                allow=tuple(allow),
                 budget_s=budget,
                 logs=str(run.path / "logs"),
             )
             _Runner(run, worker, setup, plan[0], progress or Progress()).run_all()
             return read_tuning(run.path)
+
+
+def _check_allowed(allow: Sequence[str], start: Workload, keep_exact: bool) -> None:
+    for name in allow:
+        fields.one_of("allow", name, tuple(ON_REQUEST))
+    if "fp8" in allow and (start.own_model is None or start.implementation != "flopwise"):
+        raise FlopwiseError(f"fp8 is for flopwise's own models, not for {start.target}", "omit --allow fp8")
+    if allow and keep_exact:
+        raise FlopwiseError(f"--keep-exact does not go with --allow {allow[0]}, which rounds more", "omit one of them")
+
+
+def _check_device(allow: Sequence[str], environment: Environment) -> None:
+    gpu = environment.gpu
+    if "fp8" in allow and (gpu is None or tuple(map(int, gpu.capability.split("."))) < fp8.SINCE):
+        has = f"{gpu.name} has {gpu.capability}" if gpu is not None else "this device is a CPU"
+        needed = ".".join(map(str, fp8.SINCE))
+        raise FlopwiseError(f"fp8 needs a GPU of compute capability {needed}; {has}", "omit --allow fp8")
 
 
 def _tune_on_cluster(on: str, request: TuneRequest, root: Path, progress: Progress) -> Tuning:

@@ -31,6 +31,7 @@ from flopwise.patch.blocks import blocks_of, compile_blocks
 from flopwise.patch.masters import exact_weight
 from flopwise.records.run import Ran
 from flopwise.spec.dtypes import dtype_name
+from flopwise.spec.fp8 import SINCE
 from flopwise.spec.model import ModelSpec
 from flopwise.spec.recipe import FP8, WITH_MASTERS, Recipe
 from flopwise.spec.workload import Workload
@@ -256,19 +257,23 @@ def compiled(function: Callable[..., Any], recipe: Recipe) -> Callable[..., Any]
     return torch.compile(function, mode=COMPILE_MODES[recipe.compile], dynamic=False)
 
 
+# What runs on a GPU alone: fp8 elsewhere is emulated, for tests.
+GPU_ALONE = {"precision": ("tf32", *FP8), "graph": ("on",), "attention": ("sdpa-cudnn",), "activation": ("cuda",)}
+
+
 def check_supported(recipe: Recipe, device: torch.device) -> None:
     """Refuse what the recipe asks for and this device does not have."""
     if on_fake_tensors():
         return
     if device.type == "cuda":
         capability = torch.cuda.get_device_capability(device)
-        needed = (8, 9) if recipe.precision in FP8 else (8, 0) if recipe.precision not in ("fp32", "fp16") else (0, 0)
+        needed = SINCE if recipe.precision in FP8 else (8, 0) if recipe.precision not in ("fp32", "fp16") else (0, 0)
         if capability < needed:
             needs, has = (".".join(map(str, one)) for one in (needed, capability))
             raise Unsupported(f"precision = '{recipe.precision}' needs compute capability {needs}; this GPU has {has}")
         return
-    for lever, value in (("precision", "tf32"), ("graph", "on"), ("attention", "sdpa-cudnn"), ("activation", "cuda")):
-        if getattr(recipe, lever) == value:
+    for lever, values in GPU_ALONE.items():
+        if (value := getattr(recipe, lever)) in values:
             text = f"{lever} = '{value}' needs an NVIDIA GPU; this device is '{device.type}'"
             raise Unsupported(text, "choose another, or --device cuda")
 

@@ -14,12 +14,13 @@ from torch import nn
 from flopwise.capture.build import build_step
 from flopwise.capture.compared_steps import STEPS, UPDATE_STEPS, FollowedSteps, StepFollower, follow_steps
 from flopwise.capture.differences import Distance, assumed, distance
+from flopwise.capture.fp8_rounding import round_to_fp8
 from flopwise.capture.seen_step import watch_step
 from flopwise.errors import FlopwiseError
 from flopwise.lm.precision import apply_fp32_matmul
 from flopwise.records.run import GRADIENT
 from flopwise.spec.dtypes import dtype_name
-from flopwise.spec.recipe import Recipe
+from flopwise.spec.recipe import FP8, Recipe
 from flopwise.spec.workload import UserStep, Workload, varied
 
 # The share by which weights are changed to see what rounding does: half a unit in the last place of a half precision. In fp32
@@ -30,7 +31,13 @@ OURS = 4.0  # times the error of plain autocast: at most what bf16 weights with 
 AS_WRITTEN = "as written"
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 ROUNDING_STEPS, AGAIN_STEPS = max(UPDATE_STEPS), 2  # of the runs that only tell how far right steps may be off
-ASSUMED = {"fp32": 1e-4, "tf32": 2e-3, "fp16": 5e-3, "bf16": 2e-2}  # of gradients, where it cannot be measured
+ASSUMED = {
+    "fp32": 1e-4,
+    "tf32": 2e-3,
+    "fp16": 5e-3,
+    "bf16": 2e-2,
+    "fp8": 1e-1,
+}  # of gradients, where it cannot be measured
 NOT_THE_SAME = 0.1  # of the loss or the gradients of the first two steps: another step, or the same on other data
 PLAIN = {"bf16-master": "bf16-pure"}  # what plain PyTorch has instead of a precision of ours, for our own model
 
@@ -55,7 +62,7 @@ class Rounding(msgspec.Struct, frozen=True, kw_only=True):
 
     def near_by(self, precision: str) -> str:
         """Which of `near` a precision has; '': none."""
-        names = (precision, PLAIN.get(precision, ""), AS_WRITTEN)
+        names = (precision, PLAIN.get(precision, ""), AS_WRITTEN) if precision not in FP8 else ()
         return next((name for name in names if name in self.near), "")
 
 
@@ -112,11 +119,18 @@ def _reference(
 def _in_precisions(
     workload: Workload, device: torch.device, compute: str, precisions: tuple[str, ...]
 ) -> dict[str, FollowedSteps]:
-    """In plain PyTorch; what is the step as written, or more exact than it, is left out."""
+    """In plain PyTorch; what is the step as written, or more exact than it, is left out. Of fp8, what its rounding gives."""
     names = dict.fromkeys(_plain(workload, precision) for precision in precisions)
     less = {workload.recipe.precision, compute} | ({"tf32"} if compute in HALF else set())
-    runs = {name: _tried(_in_precision(workload, name), device, ROUNDING_STEPS) for name in names if name not in less}
+    runs = {name: _run_in_precision(workload, name, device) for name in names if name not in less}
     return {name: one for name, one in runs.items() if one is not None}
+
+
+def _run_in_precision(workload: Workload, name: str, device: torch.device) -> FollowedSteps | None:
+    if name not in FP8:
+        return _tried(_in_precision(workload, name), device, ROUNDING_STEPS)
+    change = partial(round_to_fp8, by_rows=name == "fp8-rowwise")
+    return _tried(_in_precision(workload, PLAIN["bf16-master"]), device, ROUNDING_STEPS, change=change)
 
 
 def _rounded(workload: Workload, device: torch.device, compute: str, names: list[str]) -> dict[str, FollowedSteps]:

@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from flopwise import units
+from flopwise.advice.moves import ON_REQUEST
 from flopwise.api.report import report
 from flopwise.api.tune import tune
 from flopwise.cli import options
@@ -16,6 +17,7 @@ from flopwise.render.tune_view import tune_view
 from flopwise.store import runs_root
 
 _SECONDS = "For each lever; no further pair of processes begins after three times as long."
+_ALLOW = "Try what rounds more than bf16, too; what it costs in accuracy is said."
 _BUDGET = "No lever is started after it: 90s, 10m."
 
 
@@ -27,6 +29,7 @@ _BUDGET = "No lever is started after it: 90s, 10m."
 @click.option("--budget", default="10m", show_default=True, metavar="TIME", help=_BUDGET)
 @click.option("--memory-limit", metavar="SIZE", help="The most a step may hold: 40GiB.")
 @click.option("--keep-exact", is_flag=True, help="Only levers that round as fp32 does.")
+@click.option("--allow", multiple=True, type=click.Choice(list(ON_REQUEST)), help=_ALLOW)
 @click.option("--seconds", type=float, default=6.0, show_default=True, help=_SECONDS)
 @click.option("--timeout", type=float, default=900.0, show_default=True, help="Seconds until a step is stopped.")
 @click.option("--save", metavar="FILE.toml", help="Write the recipe there.")

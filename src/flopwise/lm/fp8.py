@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from flopwise.lm.own_kernels import needs_triton
 from flopwise.spec.recipe import FP8, Recipe
 
-# A weight gradient sums over all tokens and is what the optimizer learns from: in bf16 unless a loss curve says otherwise.
-NARROW_WEIGHT_GRADIENT = False
+# Whether weight gradients are multiplied in fp8, too: losses of 2,000 steps stayed inside the spread of bf16's own seeds
+# (benchmarks/results/fp8-2026-11.md). Else in bf16.
+NARROW_WEIGHT_GRADIENT = True
 FAST_BACKWARD = False  # whether gradients' sums may stay in the tensor cores, with fewer bits than fp32
 
 Activation = Any  # a tensor, or a layer's input with its fp8 form (kernels.fp8_linear.Input)

@@ -10,7 +10,7 @@ from functools import cached_property
 import msgspec
 
 from flopwise.capture.isolate import Worker
-from flopwise.errors import FlopwiseError
+from flopwise.errors import FlopwiseError, Unsupported
 from flopwise.predict.flops import ModelFlops, model_flops
 from flopwise.predict.fusion import Graph, block_of, compiled_ops, repeated_blocks
 from flopwise.predict.machine import Machine
@@ -25,6 +25,7 @@ from flopwise.records.prediction import MemoryPrediction, PredictedStep
 from flopwise.spec.gpu import PEAK_DTYPES, Gpu
 from flopwise.spec.model import ModelSpec
 from flopwise.spec.rank_share import rank_share
+from flopwise.spec.recipe import FP8
 from flopwise.spec.workload import Workload, varied
 from flopwise.work.operation import ATTENTION, OpWork
 
@@ -147,12 +148,19 @@ def predict_each(
     if optimizer_bits != 32:
         known_model(workload, "8-bit optimizer states")
     if workload.own_model is not None:
+        _check_fp8(workload, machines)
         if not all(machine.is_cpu for machine in machines):
             check_attention(share)
         steps = {kind: of_one_rank(account_step(share, gpu, optimizer_bits), workload) for kind, gpu in gpus.items()}
     else:
         return _predict_user_step(workload, machines, gpus, levers)
     return [Prediction(workload=workload, machine=one, step=steps[_kind(one)]) for one in machines]
+
+
+def _check_fp8(workload: Workload, machines: Sequence[Machine]) -> None:
+    for gpu in (one.gpu for one in machines if workload.recipe.precision in FP8):
+        if gpu is not None and not gpu.peak("fp8"):
+            raise Unsupported(f"{gpu.title} has no fp8", "allowed there: precision = bf16-master; or --gpu h200")
 
 
 def _predict_user_step(

@@ -22,6 +22,7 @@ class TuneRequest(msgspec.Struct, frozen=True, kw_only=True):
     budget: float
     memory_limit: int | None = None
     keep_exact: bool = False
+    allow: tuple[str, ...] = ()
     seconds: float
     timeout: float
     command: str = ""

@@ -75,7 +75,7 @@ def _reached(a: Account, one: GpuAccount, time: StepTime) -> tuple[Reach, list[t
     scale = now_ns / time.wall_ns if time.wall_ns else 1.0
     levers = one.levers or predicted_levers(a.workload, machine_with(one.gpu), time.wall_ns)
     best = [(c, scale * c.saving_ns) for c in levers]
-    dtype, work = a.workload.recipe.compute if a.flops else one.compute_dtype, step_work(a.workload, None)
+    dtype, work = a.workload.recipe.linear if a.flops else one.compute_dtype, step_work(a.workload, None)
     most = limit(work.flops if a.workload.generates else one.useful_flops, dtype, one.gpu.name, work.least_bytes)
     return after(most, now_ns, [saving_ns for _, saving_ns in best]), best
 

@@ -84,7 +84,7 @@ def _verdict(training: Training, found: Progressed) -> str:
 
 def _peak(training: Training) -> str:
     work = training.header.trials[0].workload
-    return f"{units.rate(training.begun.peak_flops_s or 0.0, 'FLOP/s')} {work.recipe.compute}"
+    return f"{units.rate(training.begun.peak_flops_s or 0.0, 'FLOP/s')} {work.recipe.linear}"
 
 
 def _parts(found: Progressed) -> tuple[Part, ...]:

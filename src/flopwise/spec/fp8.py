@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from flopwise.spec.model import ModelSpec
 from flopwise.spec.recipe import Recipe
 
+SINCE = (8, 9)  # the first compute capability with fp8 tensor cores
 MULTIPLE = 16  # sizes of matrices that fp8 tensor cores take
 
 

@@ -1,11 +1,11 @@
-"""Layers in fp8 on shapes: `kernels/fp8_linear.py`, with weight gradients in bf16 as `lm/fp8.py` has them.
+"""Layers in fp8 on shapes: `kernels/fp8_linear.py`, with all three products in fp8 as `lm/fp8.py` has them.
 
-Tensor-wise, a cast reads its matrix twice, for the amax and for the numbers, unless the kernel before has found the amax.
+A cast reads its matrix twice, for the amax and for the numbers, unless the kernel before has found the tensor's one amax.
 """
 
 from collections.abc import Sequence
 
-from flopwise.predict.shapes.ops import matmul, reduced
+from flopwise.predict.shapes.ops import reduced
 from flopwise.predict.shapes.tape import Gradients, Tape, Tensor
 
 _CAST, _AMAX = "flopwise::fp8_cast", "flopwise::fp8_amax"
@@ -21,31 +21,29 @@ def cast(t: Tape, x: Tensor, *, by_rows: bool, both: bool = False, amax_known: b
     return t.run(_CAST, (x,), (rows, columns), "fp8", also=(*second, scales)), *second
 
 
-def prepared(t: Tape, x: Tensor, *, by_rows: bool, known: bool = False) -> tuple[Tensor, Tensor]:
-    """A layer's input: in bf16, and in fp8. `known`: the kernel that made it found the amax; of rows, it wrote the fp8 form
-    too, whose bytes are not counted.
+def prepared(t: Tape, x: Tensor, *, by_rows: bool, known: bool = False) -> tuple[Tensor, ...]:
+    """A layer's input: in bf16, and in fp8 in the orders that it is multiplied in. `known`: the kernel that made it found the
+    tensor's amax, which is of no use to scales of rows and columns.
     """
-    if known and by_rows:
-        return x, t.tensor((x.elements // x.shape[-1], x.shape[-1]), "fp8", op=_CAST)
-    return x, cast(t, x, by_rows=by_rows, amax_known=known)[0]
+    return x, *cast(t, x, by_rows=by_rows, both=t.grad_enabled, amax_known=known and not by_rows)
 
 
-def linear(t: Tape, x: Tensor, x8: Tensor, weight: Tensor, bias: Tensor | None, *, by_rows: bool) -> Tensor:
-    """y and dx from fp8; dW from bf16. The transposed weight in fp8 is kept for dx, the weight itself is not."""
+def linear(t: Tape, inputs: tuple[Tensor, ...], weight: Tensor, bias: Tensor | None, *, by_rows: bool) -> Tensor:
+    """y, dx and dW from fp8: the transposed input and weight are kept, neither of them in bf16."""
+    x, x8, *across = inputs
     rows, (outs, ins) = x.elements // x.shape[-1], weight.shape
     w8 = cast(t, weight, by_rows=by_rows, both=t.grad_enabled)
     wants_x, lead, biased = t.wants(x), x.shape[:-1], bias is not None
     out = _product(t, x8, w8[0].view((ins, outs)), (rows, outs)).view((*lead, outs))
-    saved = t.save(w8[-1], x.view((rows, ins))) if t.wants(weight) or wants_x else None
-    del w8
+    saved = t.save(w8[-1], *across) if t.wants(weight) or wants_x else None
+    del w8, across
 
     def backward(t: Tape, grad: Tensor, saved: Sequence[Tensor]) -> Gradients:
         grad, grad_x = grad.view((rows, outs)), None
+        narrow = cast(t, grad, by_rows=by_rows, both=True)
         if wants_x:
-            narrow = cast(t, grad, by_rows=by_rows)[0]
-            grad_x = _product(t, narrow, saved[0].view((outs, ins)), (rows, ins)).view((*lead, ins))
-            del narrow
-        grad_weight = matmul(t, grad.view((outs, rows)), saved[1], (outs, ins), False)
+            grad_x = _product(t, narrow[0], saved[0].view((outs, ins)), (rows, ins)).view((*lead, ins))
+        grad_weight = _product(t, narrow[1], saved[1].view((rows, ins)), (outs, ins))
         grad_bias = (reduced(t, "sum", grad, (outs,)),) if biased else ()
         return grad_x, grad_weight, *grad_bias
 

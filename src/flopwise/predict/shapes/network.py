@@ -13,7 +13,7 @@ from flopwise.work.operation import BUFFERS, LOGITS, PARAMETERS, SCORES
 from flopwise.work.tensor import Shape
 
 Angles = tuple[Tensor, Tensor] | None
-Activation = Tensor | tuple[Tensor, Tensor]  # in bf16, and in fp8 for the layers that read it
+Activation = Tensor | tuple[Tensor, ...]  # in bf16, and in fp8 for the layers that read it
 
 
 class Network:
@@ -169,7 +169,7 @@ class Network:
                 return ops.linear(self.t, x, weight, bias, self.tf32)
             both = self._prepared(x, False) if isinstance(x, Tensor) else x
             assert not isinstance(both, Tensor)
-            return fp8.linear(self.t, *both, weight, bias, by_rows=self.by_rows)
+            return fp8.linear(self.t, both, weight, bias, by_rows=self.by_rows)
 
     # --- lm/layers.py
 
