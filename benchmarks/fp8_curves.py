@@ -1,6 +1,7 @@
 """Losses of `small` on real text, 2,000 steps, in bf16 and in fp8, from several seeds: is fp8 inside bf16's own spread?
 
     python benchmarks/fp8_curves.py --kinds bf16-master,bf16,fp8,fp8+dW --seeds 0,1,2 [--text FILE] -o DIR
+    python benchmarks/fp8_curves.py --draw DIR/fp8_curves.json FILE.svg
 
 Text is read byte by byte: without --text, the Python source of the standard library and of torch. One seed sets the weights
 and the order of the text, whatever the kind: kinds are compared pairwise. `bf16` (autocast) beside bf16-master shows what
@@ -24,6 +25,7 @@ from flopwise.spec.workload import workload
 
 LEVERS = {"optimizer": "flopwise", "norm": "triton", "activation": "triton", "rope": "triton", "loss": "fused"}
 HELD_OUT, LAST = 0.02, 100  # the share of the text that is not trained on; steps whose mean loss is reported
+NAMES = {"fp8": "fp8, dW in bf16", "fp8+dW": "fp8", "fp8-rowwise+dW": "fp8-rowwise"}  # in the chart: as the levers are
 EVALUATED = 40  # batches
 
 
@@ -111,6 +113,49 @@ def verdict(runs: list[dict], first: str) -> None:
         print(f"| {kind} | {len(held)} | {statistics.fmean(held):.4f} | {spread} | {differences} | {inside} |")
 
 
+def draw(runs: list[dict], chart: Path, first: str = "bf16-master", window: int = 100) -> None:
+    """Losses, and how far each run is from the mean of the first kind's seeds; both as means of a window of steps."""
+    import altair as alt
+
+    from flopwise.render.charts import save
+
+    means = {
+        (one["kind"], one["seed"]): [
+            statistics.fmean(one["losses"][n : n + window]) for n in range(0, len(one["losses"]), window)
+        ]
+        for one in runs
+    }
+    base = [
+        statistics.fmean(at) for at in zip(*(found for (kind, _), found in means.items() if kind == first), strict=True)
+    ]
+    values = [
+        {
+            "step": (n + 1) * window,
+            "loss": loss,
+            "off": loss - base[n],
+            "kind": NAMES.get(kind, kind),
+            "run": f"{kind} {seed}",
+        }
+        for (kind, seed), found in means.items()
+        for n, loss in enumerate(found)
+    ]
+    colours = alt.Scale(
+        domain=list(dict.fromkeys(NAMES.get(kind, kind) for kind, _ in means)),
+        range=["#000000", "#0072B2", "#D55E00", "#009E73"],
+    )
+    lines = (
+        alt.Chart(alt.Data(values=values))
+        .mark_line(strokeWidth=1.3, opacity=0.8, clip=True)
+        .encode(x=alt.X("step:Q"), color=alt.Color("kind:N", title=None, scale=colours), detail="run:N")
+        .properties(width=720, height=200)
+    )
+    top = lines.encode(
+        y=alt.Y("loss:Q", title=f"loss, mean of {window} steps", scale=alt.Scale(type="log", nice=False))
+    )
+    low = lines.encode(y=alt.Y("off:Q", title=f"minus {first}'s mean", scale=alt.Scale(domain=[-0.06, 0.06])))
+    save(alt.vconcat(top, low), chart)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="small")
@@ -124,8 +169,12 @@ def main() -> None:
     parser.add_argument(
         "--also", type=Path, nargs="*", default=[], metavar="FILE", help="runs of other calls, for the table"
     )
-    parser.add_argument("-o", type=Path, required=True)
+    parser.add_argument("--draw", type=Path, nargs=2, metavar=("RUNS", "CHART"), help="of runs that were stored")
+    parser.add_argument("-o", type=Path, default=Path())
     asked = parser.parse_args()
+    if asked.draw:
+        draw(json.loads(asked.draw[0].read_text()), asked.draw[1])
+        return
     file, begun = asked.o / "fp8_curves.json", time.monotonic()
     runs = json.loads(file.read_text()) if file.exists() else []
     data = text(asked.text)
