@@ -106,7 +106,12 @@ def failed(action, status, reason):
 def setup(target="tiny", memory_bytes=None, limit_bytes=None, keep_exact=False, allow=(), **options):
     start = workload(target, batch=1, **options)
     return Setup(
-        start=start, memory_bytes=memory_bytes, limit_bytes=limit_bytes, keep_exact=keep_exact, allow=allow, logs="run/logs"
+        start=start,
+        memory_bytes=memory_bytes,
+        limit_bytes=limit_bytes,
+        keep_exact=keep_exact,
+        allow=allow,
+        logs="run/logs",
     )
 
 

@@ -133,7 +133,7 @@ def _precisions(setup: actions.Setup) -> tuple[str, ...]:
     tried = (
         ()
         if setup.keep_exact or "precision" not in levers(setup.start.subject)
-        else tried_levers(setup.allow)["precision"]
+        else tried_levers(setup.allow).get("precision", ())
     )
     possible = [one for one in tried if setup.on_gpu or one not in GPU_ONLY["precision"]]
     if isinstance(setup.start.subject, UserStep):

@@ -43,7 +43,7 @@ VALUES: dict[str, dict[str, str]] = {
         "fp16": "autocast over fp32 weights, with loss scaling",
         "bf16-pure": "weights, gradients and optimizer state in bf16",
         "bf16-master": "weights and gradients in bf16; flopwise's optimizer keeps what the weights lack of fp32",
-        "fp8": "as bf16-master, with all matmuls of the blocks' linear layers in fp8, one scale per tensor; the head stays in bf16",
+        "fp8": "as bf16-master, with the matmuls of all blocks' linear layers in fp8, one scale per tensor; not the head",
         "fp8-rowwise": "the same with one scale per row",
     },
     "attention": {
