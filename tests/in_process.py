@@ -22,7 +22,7 @@ class Ended(NamedTuple):
 def in_process(*words: object, cwd: Path | None = None, **environment: str) -> Ended:
     """`flopwise WORDS` in this process, in the folder `cwd` and with these environment variables."""
     printed, said = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
-    before = signal.getsignal(signal.SIGTERM)
+    before = {sign: signal.getsignal(sign) for sign in (signal.SIGTERM, signal.SIGHUP)}
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed), redirect_stderr(said):
         for name in ("FLOPWISE_RUNS", "FLOPWISE_DEBUG"):
             patch.delenv(name, raising=False)
@@ -33,6 +33,7 @@ def in_process(*words: object, cwd: Path | None = None, **environment: str) -> E
             with pytest.raises(SystemExit) as ended:
                 main([str(word) for word in words])
         finally:
-            signal.signal(signal.SIGTERM, before)
+            for sign, handler in before.items():
+                signal.signal(sign, handler)
     out, err = (stream.buffer.getvalue().decode() for stream in (printed, said))  # type: ignore[attr-defined]
     return Ended(int(ended.value.code or 0), out, err)

@@ -5,6 +5,8 @@ import os
 import secrets
 from pathlib import Path
 
+NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)  # a link where a file of ours should be is not written through
+
 
 def write_atomically(path: Path, text: bytes) -> None:
     """Write a file so that a reader, at any moment and after any crash, sees all of it or the old content."""

@@ -1,5 +1,6 @@
 """Steps of a user's own, good and bad, for the tests: py:steps:NAME."""
 
+import contextlib
 import copy
 import os
 import signal
@@ -38,6 +39,23 @@ def exits(device):
 
 def quits(device):
     return lambda: sys.exit(3)
+
+
+def stops_to_debug(device):
+    return lambda: breakpoint()
+
+
+def asks(device):
+    return lambda: input("go on? ")
+
+
+def writes_anywhere(device):
+    def step():
+        for fd in range(3, 64):
+            with contextlib.suppress(OSError):
+                os.write(fd, b"noise\n")
+
+    return step
 
 
 def raises(device):

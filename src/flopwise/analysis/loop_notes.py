@@ -6,6 +6,7 @@ from statistics import median
 from flopwise import units
 from flopwise.records.run import Point
 
+_HUNG_UP = 128 + 1  # SIGHUP, which Windows does not name
 _LEAST = 0.001  # of the time: less is not mentioned
 
 
@@ -28,7 +29,7 @@ def loop_notes(point: Point) -> list[str]:
         each = [median(walls) for walls in (times.wall_ns, *loop.rank_walls_ns.values()) if walls]
         notes.append(f"{len(each)} ranks: {units.duration(min(each))} to {units.duration(max(each))} a step")
     if loop.exit_code:
-        killed = loop.exit_code == 128 + SIGTERM
+        killed = loop.exit_code in (128 + SIGTERM, _HUNG_UP)
         notes.append("the script was killed" if killed else f"the script ended with exit code {loop.exit_code}")
     return notes
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from flopwise.atomic import write_atomically
 from flopwise.capture.functions import ALLOWED, Target, as_workload
 from flopwise.capture.isolate import Worker
 from flopwise.capture.progress import Progress
@@ -16,7 +17,7 @@ from flopwise.predict.machine import gpu_of
 from flopwise.predict.prediction import architecture_of, memory_from_shapes, predict_memory
 from flopwise.predict.shapes.network import weight_shapes
 from flopwise.records.events import MemoryRequest
-from flopwise.records.memory import STACKS, StoredPredictions, predictions_path, write_whole
+from flopwise.records.memory import STACKS, StoredPredictions, predictions_path
 from flopwise.records.run import INTERRUPTED, OK
 from flopwise.snapshot.answers import MemoryReport
 from flopwise.snapshot.before import Sizes, element_counts
@@ -172,7 +173,7 @@ def capture(
         interrupted = point.status == INTERRUPTED  # then do not wait for a prediction
         gpu = gpu_of(there.environment)
         predicted = StoredPredictions() if interrupted else predict_memory(worker, workload, gpu)
-        write_whole(predictions_path(path), msgspec.json.encode(predicted))
+        write_atomically(predictions_path(path), msgspec.json.encode(predicted))
         run.append(point)
         progress.point(point)
     return StoredRun.load(run.path)

@@ -1,10 +1,10 @@
 """A user's own training script, unchanged: run, watched, and ended when enough was seen of it."""
 
 import os
-import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from flopwise import signals
 from flopwise.analysis.measured import MeasuredRun
 from flopwise.api.watch import Watch
 from flopwise.capture.busy import busy_cores, busy_machine
@@ -63,7 +63,7 @@ def run(
     if watch.busy_cores:
         note(busy_machine(watch.busy_cores))
     forget, process = after_import("torch", watch.open), os.getpid()
-    before = signal.signal(signal.SIGTERM, _terminate)  # unless the script has its own way to end
+    before = signals.handle(_terminate)  # unless the script has its own way to end
     try:
         with program.as_main():
             program.run()
@@ -82,7 +82,7 @@ def run(
         watch.exit_code = FAILED
     finally:
         forget()
-        signal.signal(signal.SIGTERM, before)
+        signals.restore(before)
     if os.getpid() != process:
         raise SystemExit(watch.exit_code)  # a process that the script forked ends here, as it would without flopwise
     watch.close()

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from flopwise import signals
 from flopwise.errors import Failed, FlopwiseError, Interrupted
 from flopwise.lm.data import open_corpus
 from flopwise.lm.ranks import ranks_here
@@ -240,7 +241,7 @@ def _begun(
 
 @contextlib.contextmanager
 def _asked_to_stop() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C and SIGTERM are noticed after a step, when its checkpoint can be written; a second one ends at once."""
+    """Ctrl-C, SIGTERM and SIGHUP are noticed after a step, when its checkpoint can be written; a second one ends at once."""
     asked = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield asked.is_set
@@ -251,12 +252,11 @@ def _asked_to_stop() -> Iterator[Callable[[], bool]]:
             raise KeyboardInterrupt
         asked.set()
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = signals.handle(note, signal.SIGINT)
     try:
         yield asked.is_set
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        signals.restore(before)
 
 
 def _model(target: str, options: dict[str, Any]) -> Workload:

@@ -45,6 +45,9 @@ CALIBRATE_S = 900.0
 DRY_S = 120.0  # a dry run; the deepest transformers models take a minute
 START_S = 120.0  # importing torch from a cold disk
 
+_GARBLED = "the step wrote into flopwise's own pipe"
+_NOT_OPENED = "does it write to file descriptors that it has not opened?"
+
 OnEvent = Callable[[Event], None]
 
 
@@ -85,7 +88,7 @@ class Worker(AbstractContextManager["Worker"]):
         self.process = subprocess.Popen(
             command, bufsize=0, stdin=pipe, stdout=pipe, stderr=nothing, start_new_session=True
         )
-        self._buffer, self._greeted = b"", False
+        self._buffer, self._greeted, self._garbled = b"", False, False
 
     def _greet(self) -> None:
         self._greeted = True
@@ -173,6 +176,8 @@ class Worker(AbstractContextManager["Worker"]):
                     case _:
                         answered = True
                         yield event
+            if self._garbled:
+                raise FlopwiseError(f"{failure}: {_GARBLED}", _NOT_OPENED)
             raise FlopwiseError(f"{failure}: no end after {timeout_s:g} s", "try something smaller")
         finally:
             if process.exited is None:  # out of time, or nobody listens any more
@@ -240,6 +245,8 @@ class Worker(AbstractContextManager["Worker"]):
                 return process.outcome()
             if until is not None and isinstance(event, until):
                 return Done(status="")
+        if self._garbled:
+            return Done(status=CRASH, reason=_GARBLED, hint=_NOT_OPENED)
         if self.process.poll() is not None:
             return Done(status=CRASH, reason=f"the measuring process ended ({signal_name(-self.process.returncode)})")
         done = process.done
@@ -291,7 +298,12 @@ class Worker(AbstractContextManager["Worker"]):
         while True:
             while b"\n" in self._buffer:
                 line, _, self._buffer = self._buffer.partition(b"\n")
-                yield msgspec.json.decode(line, type=Event)
+                try:
+                    event = msgspec.json.decode(line, type=Event)
+                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                    self._end_garbled()
+                    return
+                yield event
             left = deadline - time.monotonic()
             if left <= 0 or not select.select([fd], [], [], left)[0]:
                 return
@@ -300,6 +312,13 @@ class Worker(AbstractContextManager["Worker"]):
                 self.process.wait()
                 return
             self._buffer += chunk
+
+    def _end_garbled(self) -> None:
+        """Nothing that a process says can be believed once the step has written among its events."""
+        self._garbled = True
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
 
 
 def _raise_if_failed(ended: Exited, refused: Done | None, answered: bool, failure: str) -> None:

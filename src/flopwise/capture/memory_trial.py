@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import torch
 
+from flopwise.atomic import write_atomically
 from flopwise.capture import memory_cuda
 from flopwise.capture.build import build_step, resolve_device
 from flopwise.capture.environment import device_info
@@ -28,7 +29,7 @@ from flopwise.capture.watch.owners import known_shapes, owners
 from flopwise.capture.watch.tape import ALLOC, Section
 from flopwise.errors import FlopwiseError, Unsupported
 from flopwise.records.events import Done, MemoryMeasured, MemoryRequest, SnapshotWritten, StepBuilt, WarmupStep
-from flopwise.records.memory import BEFORE, PHASE, Knowledge, knowledge_path, write_whole
+from flopwise.records.memory import BEFORE, PHASE, Knowledge, knowledge_path
 from flopwise.records.run import INTERRUPTED, OK, OOM, STEP, PhaseMemory
 from flopwise.spec.rank_share import rank_share
 from flopwise.spec.workload import Trial, Workload
@@ -160,8 +161,8 @@ class _Session:
             found, memory = known(self.recorder, owner, places, exact=True), history.phases()
         found = msgspec.structs.replace(found, device=str(self.device), steps=steps, watched=self.watched)
         path = Path(self.request.path)
-        write_whole(knowledge_path(path), msgspec.msgpack.encode(found))
-        write_whole(path, pickle.dumps(raw))
+        write_atomically(knowledge_path(path), msgspec.msgpack.encode(found))
+        write_atomically(path, pickle.dumps(raw))
         return memory
 
     def _known_on_gpu(self, raw: dict[str, Any], owner: list[str], recorded: list[Section]) -> Knowledge:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from flopwise.atomic import NO_FOLLOW
 from flopwise.capture.nsys_program import can_discard_environment
 from flopwise.errors import one_line
 from flopwise.records.events import Done, Event, NsysJob, Started, TraceRequest, TraceWritten
@@ -130,7 +131,7 @@ def _run(
 
 
 def _started(command: Sequence[str], log: Path, cwd: Path | None) -> subprocess.Popen[bytes]:
-    with log.open("ab") as out:
+    with open(log, "ab", opener=lambda path, flags: os.open(path, flags | NO_FOLLOW)) as out:
         try:
             return subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, cwd=cwd, start_new_session=True

@@ -21,11 +21,24 @@ def emit(fd: int, event: Event) -> None:
         line = line[os.write(fd, line) :]
 
 
-def read_line() -> bytes:
-    """One line from standard input, unbuffered: a child that is forked next must find the rest of the input."""
+def take_pipes() -> tuple[int, int]:
+    """Where commands come from and events go to. What a workload prints is then no event, and what it reads is nothing.
+
+    `breakpoint()` in a step would else wait for ever, or read the commands.
+    """
+    commands, events = os.dup(0), os.dup(1)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    return commands, events
+
+
+def read_line(commands: int) -> bytes:
+    """One command, unbuffered: a child that is forked next must find the rest of the input."""
     line = bytearray()
     while not line.endswith(b"\n"):
-        byte = os.read(0, 1)
+        byte = os.read(commands, 1)
         if not byte:
             return b""
         line += byte

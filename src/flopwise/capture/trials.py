@@ -1,5 +1,6 @@
 """One trial from start to end: build, warm up until steady, sample until precise, read the memory; every part is an event."""
 
+import bdb
 import gc
 import math
 import resource
@@ -185,6 +186,9 @@ def failure(error: BaseException) -> Done:
         status = UNSUPPORTED if isinstance(error, Unsupported) else WRONG if isinstance(error, WrongResult) else ERROR
         levers = error.levers if isinstance(error, Unsupported) else ()
         return Done(status=status, reason=error.message, hint=error.hint, levers=levers)
+    if isinstance(error, bdb.BdbQuit):
+        reason = "breakpoint() was called: a step that is measured has no terminal"
+        return Done(status=ERROR, reason=reason, hint="remove it, or run the script without flopwise")
     text = describe_error(error)
     if isinstance(error, torch.OutOfMemoryError | MemoryError) or any(sign in text for sign in _OUT_OF_MEMORY):
         hint = "a smaller batch or context, checkpointing, bf16, fused attention or chunked loss needs less"

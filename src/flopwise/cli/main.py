@@ -11,6 +11,7 @@ from typing import cast
 
 import click
 
+from flopwise import signals
 from flopwise.errors import FlopwiseError, one_line
 from flopwise.version import __version__
 
@@ -98,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ours = given.index("run") if "run" in given[:2] else len(given)  # what follows belongs to a script
     debug = "--debug" in given[:ours] or bool(os.environ.get("FLOPWISE_DEBUG"))
     given = [word for place, word in enumerate(given) if word != "--debug" or place > ours] or ["--help"]
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what was measured is kept
+    signals.handle(signal.default_int_handler)  # as Ctrl-C: what was measured is kept
     try:
         sys.exit(flopwise.main(given, prog_name="flopwise", standalone_mode=False) or 0)
     except BrokenPipeError:  # the reader had enough (`| head`)

@@ -1,6 +1,5 @@
 """Files next to a memory snapshot: what the workload's process knew of each allocation, and predictions. No torch here."""
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -133,13 +132,3 @@ def _damage_refused(path: Path) -> Iterator[None]:
         raise FlopwiseError(f"{path.name} cannot be read: {error}", _HINT) from None
     except OSError as error:
         raise FlopwiseError(f"cannot read {path}: {error.strerror}", _HINT) from None
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """The file appears whole or not at all."""
-    partial = path.with_name(f"partial-{path.name}")
-    with partial.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)

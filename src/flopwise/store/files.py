@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from flopwise.atomic import write_all, write_atomically
+from flopwise.atomic import NO_FOLLOW, write_all, write_atomically
 from flopwise.errors import FlopwiseError
 
 HAS_LOCKS = importlib.util.find_spec("fcntl") is not None  # not on Windows: runs are written without a lock there
@@ -32,6 +32,7 @@ _HINTS = {
     errno.EDQUOT: "free some of your quota, or set FLOPWISE_RUNS to another disk; what was written before is kept",
     errno.ENOTDIR: f"a file stands where a folder should be: move it, or {_ELSEWHERE}",
     errno.EEXIST: f"a file stands where a folder should be: move it, or {_ELSEWHERE}",
+    errno.ELOOP: "a link stands where flopwise writes a file of its own: remove it",
     errno.ENOENT: "it may have been removed meanwhile; flopwise runs lists what there is",
 }
 _NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)  # some network file systems
@@ -102,6 +103,13 @@ def write_output(path: Path, text: str) -> None:
         os.close(fd)
 
 
+def refuse_links(*paths: Path) -> None:
+    """Raise if one of these is a link: what others write by these names would follow it."""
+    for path in paths:
+        if path.is_symlink():
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+
+
 def read_limited(path: Path, limit: int) -> bytes:
     """A plain file's bytes; anything else (a pipe would wait for ever) and anything larger than `limit` is refused."""
     found = path.stat()
@@ -121,7 +129,7 @@ def take_lock(path: Path, wait_s: float = 0.3) -> int | None:
     if not HAS_LOCKS:
         return None
     deadline = time.monotonic() + wait_s
-    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | NO_FOLLOW, 0o666)
     try:
         while True:
             try:

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from flopwise.atomic import write_all
+from flopwise.atomic import NO_FOLLOW, write_all
 from flopwise.errors import FlopwiseError
 from flopwise.store import files
 
@@ -20,7 +20,7 @@ def append_row(path: Path, row: Any, through: bool = True) -> None:
     """Add a row; when this returns, it is on the disk. Not `through`: it survives a kill, but not a power cut."""
     line = msgspec.json.encode(row) + b"\n"
     with files.explain_errors("write to", path.parent):
-        fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | NO_FOLLOW, 0o666)
         try:
             start = os.fstat(fd).st_size
             try:

@@ -14,7 +14,7 @@ from typing import Self
 
 import msgspec
 
-from flopwise.atomic import sync_folder, write_all, write_atomically, write_new
+from flopwise.atomic import NO_FOLLOW, sync_folder, write_all, write_atomically, write_new
 from flopwise.errors import FlopwiseError
 from flopwise.records.run import Point, RunHeader
 from flopwise.spec.workload import Trial
@@ -37,7 +37,7 @@ class Run:
         self.path, self.header = path, header
         self._lock = lock
         self._torn = False  # part of a row is in the file and could not be cut away
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0) | NO_FOLLOW
         self._fd: int | None = os.open(path / files.POINTS, flags, 0o666)
 
     @classmethod
@@ -137,6 +137,7 @@ class Run:
             raise FlopwiseError(f"'{name}' cannot name a file", "allowed: up to 128 letters, digits, dots, _ and -")
         with files.explain_errors("write to", self.path / folder):
             (self.path / folder).mkdir(exist_ok=True)
+            files.refuse_links(self.path / folder, self.path / folder / name)
         return self.path / folder / name
 
     def close(self) -> None:
@@ -207,7 +208,7 @@ def _cut_torn_tail(points: Path, end_of: Callable[[Path], int]) -> None:
     """Cut a table back to its last whole row. The bytes are copied aside first: a kill in between loses nothing."""
     if not points.exists():
         return
-    with points.open("rb+") as table:
+    with open(points, "rb+", opener=lambda path, flags: os.open(path, flags | NO_FOLLOW)) as table:
         end = end_of(points)
         table.seek(end)
         aside = _first_free(points)

@@ -12,7 +12,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from flopwise.capture.pipes import Emit, die_with_parent, emit, read_line
+from flopwise.atomic import NO_FOLLOW
+from flopwise.capture.pipes import Emit, die_with_parent, emit, read_line, take_pipes
 from flopwise.records.events import Exited, Request, Started, WorkerReady
 
 
@@ -20,8 +21,7 @@ def main() -> None:
     """Serve requests until the line ends."""
     die_with_parent()
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-    events = os.dup(1)
-    os.dup2(2, 1)  # what a workload prints is not an event
+    commands, events = take_pipes()
     try:
         from flopwise import torch_private
 
@@ -35,26 +35,26 @@ def main() -> None:
         return
     gc.freeze()  # what is loaded stays: a collection in a fork would walk it all, and so copy its memory
     emit(events, WorkerReady())
-    while line := read_line():
+    while line := read_line(commands):
         request = msgspec.json.decode(line, type=Request)
         pid = os.fork()
         if pid == 0:
-            _child(request, events, jobs.serve)
+            _child(request, commands, events, jobs.serve)
         _, status = os.waitpid(pid, 0)
         emit(events, Exited(code=os.waitstatus_to_exitcode(status)))
 
 
-def _child(request: Request, events: int, serve: Callable[[Request, Emit], None]) -> None:
+def _child(request: Request, commands: int, events: int, serve: Callable[[Request, Emit, int], None]) -> None:
     """Never returns: whatever happens, this process ends here."""
     code = 1
     try:
         die_with_parent()
         if request.log:
-            log = os.open(request.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            log = os.open(request.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | NO_FOLLOW, 0o644)
             os.dup2(log, 1)
             os.dup2(log, 2)
         emit(events, Started(pid=os.getpid()))
-        serve(request, lambda event: emit(events, event))
+        serve(request, lambda event: emit(events, event), commands)
         code = 0
     except BaseException:  # noqa: BLE001  the traceback belongs in the log
         traceback.print_exc()

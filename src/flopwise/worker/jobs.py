@@ -27,8 +27,8 @@ from flopwise.spec.workload import Trial, Workload
 from flopwise.worker.torchrun import run_ranks
 
 
-def serve(request: Request, emit: Emit) -> None:
-    """Do what is asked, and emit the results."""
+def serve(request: Request, emit: Emit, commands: int) -> None:
+    """Do what is asked, and emit the results; what a trial in turns is told comes from `commands`."""
     if request.dry:
         with _failure_reported(emit):
             _dry_runs([msgspec.json.decode(one, type=Workload) for one in request.dry], request.architecture, emit)
@@ -40,11 +40,11 @@ def serve(request: Request, emit: Emit) -> None:
         trial = msgspec.json.decode(request.trial, type=Trial)
         if trial.workload.many:
             with _failure_reported(emit):
-                run_ranks(request, trial, emit)
+                run_ranks(request, trial, emit, commands)
             return
         if trial.device == "cpu" or not torch.cuda.is_available():
             limit_memory()
-        run_trial_as_asked(request, trial, emit)
+        run_trial_as_asked(request, trial, emit, commands)
     else:
         _report_device(request, emit)
 
@@ -69,9 +69,9 @@ def _report_device(request: Request, emit: Emit) -> None:
                 emit(ProbeMeasured(probe=probe, n=n, of=of))
 
 
-def run_trial_as_asked(request: Request, trial: Trial, emit: Emit, ranks: Ranks = ALONE) -> None:
+def run_trial_as_asked(request: Request, trial: Trial, emit: Emit, commands: int, ranks: Ranks = ALONE) -> None:
     """Time it, record its memory or check its losses; of several ranks, all do it at the same time."""
-    own = _until_interrupted(request.turns and ranks.first)
+    own = _until_interrupted(commands if request.turns and ranks.first else None)
     may_go_on = lambda: ranks.told(own())  # noqa: E731
     if request.agree is not None:
         with _failure_reported(emit):
@@ -82,8 +82,8 @@ def run_trial_as_asked(request: Request, trial: Trial, emit: Emit, ranks: Ranks 
         run_trial(trial, emit, may_go_on, request, ranks)
 
 
-def _until_interrupted(turns: bool) -> Callable[[], bool]:
-    """Whether the next round may begin: not after an interruption, and in turns only when asked to."""
+def _until_interrupted(turns: int | None) -> Callable[[], bool]:
+    """Whether the next round may begin: not after an interruption, and in turns only when asked to, by this descriptor."""
     interrupted = False
 
     def interrupt(*_: object) -> None:
@@ -91,7 +91,7 @@ def _until_interrupted(turns: bool) -> Callable[[], bool]:
         interrupted = True
 
     signal.signal(signal.SIGTERM, interrupt)
-    return lambda: not interrupted and (not turns or read_line() == b"go\n")
+    return lambda: not interrupted and (turns is None or read_line(turns) == b"go\n")
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import msgspec
 import torch
 
 from flopwise.capture.build import resolve_device
-from flopwise.capture.pipes import die_with_parent, emit
+from flopwise.capture.pipes import die_with_parent, emit, take_pipes
 from flopwise.lm.ranks import Ranks, joined, own_device, ranks_here
 from flopwise.records.events import (
     Done,
@@ -57,8 +57,7 @@ class _Row:
 def main() -> None:
     """Do this rank's part of the request."""
     die_with_parent(int(os.environ[PARENT]))
-    events = os.dup(1)
-    os.dup2(2, 1)  # what a workload prints is not an event
+    commands, events = take_pipes()
     ranks = ranks_here()
     if ranks.first:
         emit(events, Started(pid=os.getpid()))
@@ -76,7 +75,7 @@ def main() -> None:
     code = 1
     try:
         with joined(ranks, device, alone=True, asked=trial.workload.backend):
-            run_trial_as_asked(request, trial, tell, ranks)
+            run_trial_as_asked(request, trial, tell, commands, ranks)
             if mine.failed:
                 os._exit(1)  # the others cannot go on
             rows = ranks.gathered(mine.row)

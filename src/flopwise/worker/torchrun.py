@@ -25,7 +25,7 @@ _GRACE_S = 5.0
 _GONE = re.compile(r"(?i)connection (?:reset|closed|refused)|broken pipe|remote process|peer")
 
 
-def run_ranks(request: Request, trial: Trial, emit: Emit) -> None:
+def run_ranks(request: Request, trial: Trial, emit: Emit, commands: int) -> None:
     """Start the ranks, pass on what the first of them says, and end them all when one fails."""
     if request.agree is not None or request.compare is not None:
         raise Unsupported("losses of several ranks are not compared step by step", "use --parallel off", ("parallel",))
@@ -40,7 +40,7 @@ def run_ranks(request: Request, trial: Trial, emit: Emit) -> None:
             PARENT: str(os.getpid()),
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", _threads(trial)),
         }
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)
+        process = subprocess.Popen(command, stdin=commands, stdout=subprocess.PIPE, env=environment)
         try:
             _pass_on(process, emit)
         finally:
