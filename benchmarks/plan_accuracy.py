@@ -104,7 +104,12 @@ def label(row: Row) -> str:
     if name in ("llm-foundry", "torchtitan", "vTrain"):
         name += f", {row['gpu'].partition('-')[0]}, {row['precision'].removeprefix('amp_').split()[0]}"
         return name if row.get("model") else f"{name}, single node"
-    return f"{name}, {'MoE' if (row.get('arch') or {}).get('moe') else 'dense'}"
+    return f"{name}, {'MoE' if _has_experts(row) else 'dense'}"
+
+
+def _has_experts(row: Row) -> bool:
+    shape = model(row)
+    return not isinstance(shape, str) and shape.experts is not None
 
 
 def errors(rows: list[Row], guesses: list[float | None]) -> list[float]:

@@ -16,6 +16,7 @@ from flopwise.spec.gpu import find_gpu
 from flopwise.spec.layout import Job, Layout
 from flopwise.spec.model import ModelSpec
 from flopwise.spec.planned_model import Experts, Latent, PlannedModel
+from flopwise.spec.planned_presets import planned_model
 
 Row = dict[str, Any]
 # One GPU, one direction: within a domain; its part of the network where the document says nothing (the vendor's own design).
@@ -30,6 +31,7 @@ _LINKS = {
     "GB300": (72, 900e9, 100e9),
 }
 _VOCABULARY = {"Qwen3": 151_936, "GPT": 51_200}
+_KNOWN = {"GPT OSS 120B": "gpt-oss-120b", "GPT-OSS 20B": "gpt-oss-20b", "Kimi K2": "kimi-k2"}
 _LATENT = re.compile(r"q_lora (\d+) kv_lora (\d+) qk (\d+)\+(\d+) v (\d+)")
 
 
@@ -37,7 +39,8 @@ def model(row: Row) -> PlannedModel | str:
     """The model, or what is missing of it."""
     arch = row.get("arch") or {}
     if not arch.get("n_layers"):
-        return "its architecture is not stated"
+        known = _KNOWN.get(str(row.get("model")))  # by the model's own published configuration
+        return planned_model(known) if known else "its architecture is not stated"
     name, heads, moe = str(row.get("model") or "vtrain"), arch["n_heads"], arch.get("moe")
     vocab = arch.get("vocab") or next((n for word, n in _VOCABULARY.items() if name.startswith(word)), None)
     if vocab is None:
@@ -160,7 +163,7 @@ def layout(row: Row) -> Layout | str:
         tensor=tensor,
         context=context,
         pipeline=pipeline,
-        expert=expert if (row.get("arch") or {}).get("moe") else 1,
+        expert=expert if (row.get("arch") or {}).get("moe") or row.get("model") in _KNOWN else 1,
         expert_tensor=row.get("etp") or 1,
         sharded=sharded,
         sequence=tensor > 1 and (program != "megatron-2021" or bool(row.get("sp"))),

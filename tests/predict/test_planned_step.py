@@ -72,6 +72,24 @@ def test_parts_add_up_and_none_is_below_zero(job: Job) -> None:
     assert 0 < found.mfu < 2
 
 
+@given(jobs(), st.sampled_from((1e7, 1e9, 1e12)))
+def test_nothing_hides_behind_more_computing_than_there_is(job: Job, speed: float) -> None:
+    slow = msgspec.structs.replace(job.cluster, inside_bytes_s=speed, between_bytes_s=speed)
+    found = planned_step(msgspec.structs.replace(job, cluster=slow))
+    kernels = sum(found.parts[one] for one in (parts.MATMULS, parts.ATTENTION, parts.PASSES, parts.RECOMPUTED))
+    hidden = {name: ns for name, ns in found.hidden_s.items() if name not in (parts.STAGES, parts.CONTEXT)}
+    assert hidden.get(parts.TENSOR, 0) + hidden.get(parts.EXPERT, 0) <= kernels * (1 + 1e-9)
+    if job.layout.sharded != "weights":
+        assert hidden.get(parts.DATA, 0) <= 2 * kernels
+
+
+@given(jobs().filter(lambda one: one.layout.data > 1))
+def test_gradients_in_shards_are_exchanged_with_every_micro_batch(job: Job) -> None:
+    once, often = (planned_step(changed(job, sharded=s)) for s in ("optimizer", "gradients"))
+    both = [found.parts[parts.DATA] + found.hidden_s.get(parts.DATA, 0) for found in (once, often)]
+    assert both[1] >= both[0] * (1 - 1e-9)
+
+
 @given(jobs())
 def test_faster_links_are_never_slower(job: Job) -> None:
     faster = msgspec.structs.replace(

@@ -195,13 +195,21 @@ class _Step:
             parts.EXPERT: self.expert_exchange(),
         }
         seconds = {name: one.forward * (1 + again) + one.backward for name, one in found.items()}
-        hides = {parts.TENSOR: fitted.TENSOR_HIDDEN * self.software.hides_tensor}
+        # Pieces of an exchange hide behind the products that make or use them, and tensor ranks' only within a domain.
+        room = self._products(layer, again)
+        near = self.tensor.near(self.cluster) == self.tensor.ranks
+        hides = {parts.TENSOR: fitted.TENSOR_HIDDEN * (self.software.hides_tensor and near)}
         hides[parts.EXPERT] = fitted.EXPERTS_HIDDEN * self.software.hides_experts
         for name, share in hides.items():
-            if share and seconds[name]:
-                self._hide(name, share * seconds[name] * self.layers * self.job.micro_batches)
-                seconds[name] *= 1 - share
+            hidden = min(share * seconds[name], room)
+            if hidden:
+                self._hide(name, hidden * self.layers * self.job.micro_batches)
+                seconds[name], room = seconds[name] - hidden, room - hidden
         return seconds
+
+    @staticmethod
+    def _products(layer: Both, again: float) -> float:
+        return layer.forward.matmuls * (1 + again) + layer.backward.matmuls
 
     def _micro_batches(self, layer: Both, recomputed: Times, exchanged: dict[str, float]) -> None:
         """What a rank does for its micro-batches, one after the other, and the pipeline that they go through."""
@@ -303,10 +311,12 @@ class _Step:
         ahead = 0.0 if one.sharded == "none" else exchange_s(ALL_GATHER, _HALF * mine, self.data, self.cluster)
         room = self.layers * (layer.backward.seconds + recomputed.seconds) * self.software.hides_gradients
         room_ahead = self.layers * layer.forward.seconds * self.software.hides_gathers
-        for seconds, free in ((back, room), (ahead, room_ahead)):
+        # Gradients in shards are reduced with every micro-batch: nobody keeps them whole.
+        times = self.job.micro_batches if one.sharded == "gradients" else 1
+        for seconds, free, often in ((back, room, times), (ahead, room_ahead, 1)):
             hidden = min(seconds, free * fitted.ROOM)
-            self._hide(parts.DATA, hidden)
-            self._add(parts.DATA, seconds - hidden)
+            self._hide(parts.DATA, hidden * often)
+            self._add(parts.DATA, (seconds - hidden) * often)
 
     def _gathered(self, layer: Both, recomputed: Times, exchanged: dict[str, float]) -> None:
         """Weights in shards: gathered before each layer, forward and backward; gradients scattered after it."""
