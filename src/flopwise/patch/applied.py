@@ -15,10 +15,16 @@ from flopwise.errors import FlopwiseError, Unsupported
 from flopwise.lm.precision import apply_fp32_matmul
 from flopwise.patch.captured import CapturedStep
 from flopwise.patch.levers import AUTOCAST, BACKENDS, MODULE_LEVERS, PatchedModel
-from flopwise.spec.recipe import Recipe
+from flopwise.spec.fp8 import SINCE
+from flopwise.spec.recipe import FP8, Recipe
 
 _HALF = (torch.bfloat16, torch.float16)
 _APPLIED: "WeakSet[nn.Module]" = WeakSet()  # models that have a recipe on: a second would take its own work for theirs
+
+
+def _has_fp8(models: Sequence[nn.Module]) -> bool:
+    devices = {p.device for model in models for p in model.parameters()}
+    return all(one.type == "cuda" and torch.cuda.get_device_capability(one) >= SINCE for one in devices)
 
 
 class Applied:
@@ -99,6 +105,10 @@ class Applied:
         gpu_only: list[str] = [name for name in ("graph", "overlap") if name in levers and not on_gpu]
         gpu_only += ["attention"] if levers.get("attention") == "sdpa-cudnn" and not on_gpu else []
         self._refused += [f"{name} = '{levers[name]}' needs a model on a GPU" for name in gpu_only]
+        if levers.get("precision") in FP8 and not _has_fp8(models):
+            gpu_only.append("precision")
+            needed = ".".join(map(str, SINCE))
+            self._refused.append(f"precision = '{levers['precision']}' needs a GPU of compute capability {needed}")
         if levers.get("precision") == "fp16":
             gpu_only.append("precision")
             self._refused.append("precision = 'fp16' needs a loss scaler around your step: write it there")

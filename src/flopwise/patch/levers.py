@@ -9,6 +9,7 @@ from torch.nn.attention import SDPBackend
 from torch.optim import Optimizer
 
 from flopwise.errors import FlopwiseError, Unsupported
+from flopwise.patch import fp8
 from flopwise.patch.blocks import blocks_of
 from flopwise.patch.checkpointing import recompute
 from flopwise.patch.compiling import before_head, compile_modules, stop_caching
@@ -19,10 +20,12 @@ from flopwise.patch.masters import ExactWeights
 from flopwise.patch.optimizer import OwnUpdate, check_fusable, fuse_optimizer, make_capturable
 from flopwise.patch.overlap import OverlappedUpdate
 from flopwise.patch.patched import Patched
-from flopwise.spec.recipe import OWN_OPTIMIZERS
+from flopwise.spec.recipe import FP8, OWN_OPTIMIZERS, WITH_MASTERS
 
 BACKENDS = {"sdpa-flash": SDPBackend.FLASH_ATTENTION, "sdpa-cudnn": SDPBackend.CUDNN_ATTENTION}
-AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16, "bf16-master": torch.bfloat16}
+AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16, "bf16-master": torch.bfloat16} | dict.fromkeys(
+    FP8, torch.bfloat16
+)
 MODULE_LEVERS = (
     "norm",
     "activation",
@@ -131,20 +134,29 @@ class PatchedModel:
         self.patched.done.append(f"optimizer: {type(self.optimizers[0]).__name__} as {form}")
 
     def _own_optimizers(self) -> None:
-        narrow, master = self.levers["optimizer"] == "flopwise-bf16", self.levers.get("precision") == "bf16-master"
+        narrow, master = self.levers["optimizer"] == "flopwise-bf16", self.levers.get("precision") in WITH_MASTERS
         self.updates = [OwnUpdate(one, self.patched, narrow=narrow, master=master) for one in self.optimizers]
 
     def _masters(self) -> None:
         if self.levers["precision"] == "bf16-pure":
             raise Unsupported("precision = 'bf16-pure' cannot be put onto a step", "bf16-master keeps weights exact")
-        if self.levers["precision"] != "bf16-master":
+        if self.levers["precision"] not in WITH_MASTERS:
             return
-        self._some_roots("precision = 'bf16-master'")
+        asked = f"precision = '{self.levers['precision']}'"
+        self._some_roots(asked)
         trained = self._trained()
         if not trained or not self.optimizers:
-            raise Unsupported("precision = 'bf16-master' is for a step that trains", "precision = bf16")
+            raise Unsupported(f"{asked} is for a step that trains", "precision = bf16")
+        if self.levers["precision"] in FP8:
+            self._linear_layers_in_fp8(asked, trained)
         ours = bool(self.updates)
         self.exact = [ExactWeights(root, self.optimizers, self.patched, ours=ours) for root in trained]
+
+    def _linear_layers_in_fp8(self, asked: str, trained: list[nn.Module]) -> None:
+        if "projections" in self.levers:
+            raise Unsupported(f"{asked} does not go with joined projections on a step of your own", "omit projections")
+        for root in trained:
+            fp8.replace(root, self._blocks(asked), self.levers["precision"] == "fp8-rowwise", self.patched)
 
     def exact_weight(self, p: Tensor) -> Tensor:
         """A weight with what is kept of it elsewhere."""
