@@ -1,6 +1,5 @@
 """The layout of a training run, what it takes, and the next best ones, before a cluster is rented."""
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +7,16 @@ import msgspec
 
 from flopwise import units
 from flopwise.analysis.exchanges import measured_cluster
+from flopwise.api.plan_request import (
+    MOST_GPUS,
+    batch_note,
+    batch_of,
+    check_pipeline,
+    fixed_fields,
+    for_program,
+    memory_note,
+    one_link,
+)
 from flopwise.errors import FlopwiseError
 from flopwise.predict.flops import training_time
 from flopwise.predict.parallel.memory import planned_memory
@@ -20,26 +29,12 @@ from flopwise.spec.cluster import Cluster
 from flopwise.spec.cluster import cluster as cluster_named
 from flopwise.spec.gpu import Gpu
 from flopwise.spec.gpu import gpu as gpu_named
-from flopwise.spec.layout import CONTEXT_WAYS, PRECISIONS, RECOMPUTED, SCHEDULES, SHARDED
 from flopwise.spec.planned_model import PlannedModel
 from flopwise.spec.planned_presets import planned_model
-from flopwise.spec.software import software as software_named
 from flopwise.store import StoredRun, find, runs_root
 
-MOST_GPUS = 1_000_000
 _USUAL_CONTEXT = 8192
-_USUAL_TOKENS, _TOKENS_OF_A_GPU = 2**22, 1024  # of a step, by default; and not less of each GPU
 _SHOWN, _TOO_LARGE_SHOWN = 6, 2
-# The command line's words for a layout's fields.
-RANKS = {"tp": "tensor", "pp": "pipeline", "cp": "context", "ep": "expert", "dp": "data"}
-_NUMBERS = ("micro_batch", "virtual", "shard_ranks")
-_WORDS = {
-    "sharded": SHARDED,
-    "schedule": SCHEDULES,
-    "recompute": RECOMPUTED,
-    "context_way": CONTEXT_WAYS,
-    "precision": PRECISIONS,
-}
 
 
 def plan(
@@ -60,6 +55,7 @@ def plan(
     fsdp: bool = False,
     measured: str | Path | None = None,
     uneven: float = 1.0,
+    program: str | None = None,
     runs: str | Path | None = None,
     **layout: Any,
 ) -> Plan:
@@ -69,7 +65,8 @@ def plan(
     `layout` fixes parts of it: tp, pp, cp, ep, dp (ranks), micro_batch, virtual, sharded, shard_ranks, schedule, recompute,
     context_way, precision, software, offload. `global_batch` is sequences, or '4M-tokens'. `mfu` takes a given utilisation
     instead of the predicted one. `measured` is a run of collectives (op:all-reduce, …) whose times replace the links' datasheet;
-    `uneven` the tokens of the busiest expert rank over the mean.
+    `uneven` the tokens of the busiest expert rank over the mean. `program` keeps to what torchtitan, megatron, accelerate or
+    torchrun run.
 
     >>> flopwise.plan("llama3-70b", gpu="h100", gpus=1024, tokens=15e12).best.layout        # doctest: +SKIP
     """
@@ -78,7 +75,8 @@ def plan(
     if measured is not None:
         where = measured_cluster(where, StoredRun.load(find(measured, runs_root(runs))).points)
     fields.number("uneven", uneven, 1.0, 1_000.0)
-    fixed = _fixed(layout, fsdp)
+    fixed = fixed_fields(for_program(program, layout), fsdp)
+    check_pipeline(asked.spec.n_layers, fixed)
     fixed["precision"] = _precision(gpu_named(where.gpu), fixed.get("precision"))
     _check(tokens, price, mfu)
     context = _context(asked, context)
@@ -88,7 +86,7 @@ def plan(
     fields.whole("memory_limit", limit, 1, 10**15)
 
     def question(number: int) -> Question:
-        batch = _batch(global_batch, context, number)
+        batch = batch_of(global_batch, context, number, fixed)
         sizes = {"gpus": number, "batch": batch, "context": context, "limit_bytes": limit}
         return Question(model=asked, cluster=where, **sizes, fixed=fixed, uneven=uneven)
 
@@ -96,7 +94,13 @@ def plan(
     found = search(whole, planned_step, planned_memory)
     if not found.best:
         raise refused(whole, found.too_large)
-    return _plan(whole, found, tokens, price if price is not None else where.price, mfu)
+    notes = (
+        batch_note(global_batch, whole),
+        memory_note(limit, where) if memory_limit is not None else "",
+        f"One link for both, within a host and between hosts: {link}." if one_link(link, whole) else "",
+    )
+    made = _plan(whole, found, tokens, price if price is not None else where.price, mfu)
+    return msgspec.structs.replace(made, notes=tuple(filter(None, notes)))
 
 
 def _cluster(gpu: str | None, cluster: str | None, link: str) -> Cluster:
@@ -106,24 +110,6 @@ def _cluster(gpu: str | None, cluster: str | None, link: str) -> Cluster:
     if gpu is not None and (other := gpu_named(gpu).name) != found.gpu:
         raise FlopwiseError(f"{found.name} has {found.gpu}, not {other}", "omit --gpu, or name another cluster")
     return found
-
-
-def _fixed(given: dict[str, Any], fsdp: bool) -> dict[str, Any]:
-    known = (*RANKS, *_NUMBERS, "software", "offload", *_WORDS)
-    fields.known("a layout", given, known)
-    fixed = {RANKS.get(name, name): value for name, value in given.items() if value not in (None, False)}
-    fields.flag("offload", fixed.get("offload", False))
-    for name in (*RANKS.values(), *_NUMBERS):
-        if name in fixed:
-            word = next((word for word, field in RANKS.items() if field == name), name)
-            fields.whole(word, fixed[name], 1, MOST_GPUS)
-    for name, words in _WORDS.items():
-        if name in fixed:
-            fields.one_of(name, fixed[name], words)
-    if fsdp and fixed.setdefault("sharded", "weights") != "weights":
-        raise FlopwiseError("fsdp shards the weights", f"omit --fsdp, or --sharded {fixed['sharded']}")
-    software_named(fixed.get("software", "megatron"))
-    return fixed
 
 
 def _precision(card: Gpu, asked: str | None) -> str:
@@ -156,38 +142,6 @@ def _context(model: PlannedModel, context: int | None) -> int:
     if most and model.spec.positions == "learned" and context > most:
         raise FlopwiseError(f"{model.name} has positions for {most} tokens, not {context}", f"--context {most}")
     return context
-
-
-def _batch(given: int | str | None, context: int, gpus: int) -> int:
-    """Sequences of a step. A number of tokens is rounded to sequences that many ranks can share."""
-    if isinstance(given, int):
-        fields.whole("global_batch", given, 1, 100_000_000)
-        return given
-    if given is None:
-        return _rounded(max(_USUAL_TOKENS, _TOKENS_OF_A_GPU * gpus), context, gpus)
-    fields.text("global_batch", given)
-    match = re.fullmatch(r"(.+?)[- ]?tok(?:ens?)?", given.strip())
-    try:
-        count = units.parse_count(match[1] if match else given)
-    except FlopwiseError:
-        hint = "sequences (1024), or tokens: 4M-tokens"
-        raise FlopwiseError(f"global_batch = {fields.show(given)} is not allowed", hint) from None
-    if match:
-        return _rounded(count, context, gpus)
-    fields.whole("global_batch", count, 1, 100_000_000)
-    return count
-
-
-def _rounded(tokens: int, context: int, gpus: int) -> int:
-    """
-    >>> _rounded(4_000_000, 8192, 1024), _rounded(4_000_000, 8192, 24), _rounded(100, 8192, 8)
-    (512, 480, 1)
-    """
-    exact = tokens / context
-    unit = gpus // (gpus & -gpus)  # its odd part
-    while unit * 8 <= exact:
-        unit *= 2
-    return max(1, round(exact / unit)) * unit
 
 
 def _gpus(gpus: int | None, nodes: int | None, where: Cluster) -> int | None:
@@ -230,7 +184,7 @@ def _fewest(question: Any, where: Cluster) -> int:
 def _plan(question: Question, found: Found, tokens: float | None, price: float | None, mfu: float | None) -> Plan:
     best = found.best[0]
     losers = [msgspec.structs.replace(one, why=_why(best, one)) for one in found.best[1:_SHOWN]]
-    losers += _too_large(question, found)
+    losers += _too_large(question, found, best.step.wall_s)
     model, where = question.model, question.cluster
     card = gpu_named(where.gpu)
     rule, peak = None, card.peak("bf16") or card.peak("fp16")
@@ -257,15 +211,17 @@ def _plan(question: Question, found: Found, tokens: float | None, price: float |
         price=price,
         mfu_given=mfu,
         rule_days=rule,
+        shape=model,
     )
 
 
-def _too_large(question: Question, found: Found) -> list[Planned]:
-    """Layouts that would be fast, and need up to twice the memory; then others."""
+def _too_large(question: Question, found: Found, best_s: float) -> list[Planned]:
+    """Layouts that would be faster, if they had the memory: first those that need up to twice as much."""
     limit, made = question.limit_bytes, []
     for layout, memory in found.too_large:
-        why = f"does not fit: {memory.peak_bytes / 1e9:.0f} of {limit / 1e9:.0f} GB"
-        made.append(Planned(layout=layout, step=planned_step(question.job(layout)), memory=memory, why=why))
+        if (step := planned_step(question.job(layout))).wall_s < best_s:
+            why = f"does not fit: {memory.peak_bytes / 1e9:.0f} of {limit / 1e9:.0f} GB"
+            made.append(Planned(layout=layout, step=step, memory=memory, why=why))
     return sorted(made, key=lambda one: (one.memory.peak_bytes > 2 * limit, one.step.wall_s))[:_TOO_LARGE_SHOWN]
 
 

@@ -51,6 +51,7 @@ class Answer:
     write: Callable[[Path], object] | None = None
     table_too: bool = False  # with the picture
     screen: Callable[[], Shown | None] | None = None  # the answer on one screen, unless --full is asked for
+    typed: bool = False  # its screen is a script: also in a text file, and with --full
     narrow: bool = False  # its tables are the answer: in the width of a screen
 
 
@@ -152,12 +153,13 @@ def notify(line: str) -> None:
 
 def show_answer(answer: Answer, form: str, output: str | None, full: bool = False) -> None:
     """On one screen where nothing else is asked for; files have everything."""
-    screen = answer.screen() if answer.screen is not None and form == "table" and output is None and not full else None
+    short = answer.typed or (output is None and not full)
+    screen = answer.screen() if answer.screen is not None and form == "table" and short else None
     if screen is None:
         narrow = answer.narrow and not full
         show(answer.view() if callable(answer.view) else answer.view, form, output, narrow=narrow)
     else:
-        write_text(one_screen.text(screen, console()), None)
+        write_text(one_screen.text(screen, console() if output is None else None), output)
 
 
 def console() -> Console | None:

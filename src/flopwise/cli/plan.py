@@ -9,14 +9,15 @@ from flopwise import units
 from flopwise.api.plan import plan
 from flopwise.cli.options import assignments
 from flopwise.cli.output import Answer, answers
+from flopwise.errors import FlopwiseError
 from flopwise.render.charts import save
 from flopwise.render.plan_charts import plan_chart
-from flopwise.render.plan_flags import PROGRAMS, flags_screen, flags_view
+from flopwise.render.plan_flags import flags_screen, flags_view
 from flopwise.render.plan_screen import plan_screen
 from flopwise.render.plan_view import plan_view
 from flopwise.spec import fields
 from flopwise.spec.layout import CONTEXT_WAYS, PRECISIONS, RECOMPUTED, SCHEDULES, SHARDED
-from flopwise.spec.software import SOFTWARE
+from flopwise.spec.software import PROGRAMS, SOFTWARE
 
 _CLUSTER = "dgx-h100, aws-p5, gb200-nvl72, …, or FILE.toml."
 _LINK = "Other links: nvlink4,ib400 (within a domain, then between), 25GB/s, …"
@@ -27,7 +28,7 @@ _MFU = "Days at this share of the peak instead of the predicted one: 0.5 or 50%.
 @click.argument("model")
 @click.option("--gpu", metavar="NAME", help="h100, h200, b200, …: its usual cluster.")
 @click.option("--cluster", metavar="NAME|FILE.toml", help=_CLUSTER)
-@click.option("--gpus", type=int, metavar="N", help="By default the fewest on which it fits.")
+@click.option("--gpus", metavar="N", help="By default the fewest on which it fits.")
 @click.option("--nodes", type=int, metavar="N", help="The same in hosts.")
 @click.option("--link", default="", metavar="NAME,NAME", help=_LINK)
 @click.option("--tokens", metavar="N", help="Of the whole run, for days and GPU-hours: 15T, 300B.")
@@ -36,7 +37,7 @@ _MFU = "Days at this share of the peak instead of the predicted one: 0.5 or 50%.
 @click.option(
     "--global-batch", metavar="N|4M-tokens", help="Of a step: sequences or tokens. [default: 4M tokens, or 1K a GPU]"
 )
-@click.option("--context", type=int, metavar="N", help="Tokens per sequence. [default: 8192, or the model's most]")
+@click.option("--context", metavar="N", help="Tokens per sequence. [default: 8192, or the model's most]")
 @click.option("--tp", type=int, metavar="N", help="Tensor ranks.")
 @click.option("--pp", type=int, metavar="N", help="Pipeline ranks.")
 @click.option("--cp", type=int, metavar="N", help="Context ranks.")
@@ -65,6 +66,8 @@ _MFU = "Days at this share of the peak instead of the predicted one: 0.5 or 50%.
 @answers(draws=True, screens=True)
 def command(
     model: str,
+    gpus: str | None,
+    context: str | None,
     tokens: str | None,
     mfu: str | None,
     memory_limit: str | None,
@@ -86,18 +89,28 @@ def command(
     """
     if flags is not None:
         fields.one_of("flags", flags, PROGRAMS)
+        if picture:
+            raise FlopwiseError("--flags prints lines, and -o asks for a picture", "-o FILE.txt, or omit --flags")
     found = plan(
         model,
+        gpus=None if gpus is None else _count(gpus),
+        context=None if context is None else _count(context),
+        program=flags,
         tokens=None if tokens is None else units.parse_count(tokens),
         mfu=None if mfu is None else units.parse_share(mfu),
         memory_limit=None if memory_limit is None else units.parse_size(memory_limit),
         set=assignments(changes) or None,
         **given,
     )
-    if flags is not None and not picture:
-        return Answer(partial(flags_view, found, flags), screen=partial(flags_screen, found, flags))
+    if flags is not None:
+        return Answer(partial(flags_view, found, flags), screen=partial(flags_screen, found, flags), typed=True)
     return Answer(
         partial(plan_view, found),
         write=lambda place: save(plan_chart(found), place),
         screen=partial(plan_screen, found),
     )
+
+
+def _count(text: str) -> int:
+    """`1024` or `1K`; what is out of range is said by its name later."""
+    return int(text) if text.removeprefix("-").isdecimal() else units.parse_count(text)

@@ -10,6 +10,7 @@ from flopwise.errors import FlopwiseError
 from flopwise.records.planned import EXCHANGED, Planned
 from flopwise.records.printed import Printed
 from flopwise.spec import fields
+from flopwise.spec.planned_model import PlannedModel
 
 SCHEMA = "flopwise.plan/1"
 MOST_BYTES = 16 * 2**20
@@ -40,6 +41,7 @@ class Plan(Printed, msgspec.Struct, frozen=True, kw_only=True):
     mfu_given: float | None = None
     rule_days: float | None = None  # by 6 · parameters · tokens at the same MFU
     notes: tuple[str, ...] = ()
+    shape: PlannedModel | None = None  # of the model; files of older plans have none
 
     @property
     def step_s(self) -> float:

@@ -16,10 +16,15 @@ class Passages:
     title: str
     texts: tuple[tuple[str, str], ...]
     notes: tuple[str, ...] = ()
+    script: bool = False  # lines to run: none is folded, and all else is a comment
 
 
 def passage_lines(shown: Passages) -> list[Text]:
     """Line breaks are kept, longer lines folded; what else would steer a terminal is shown, not done."""
+    if shown.script:
+        typed = [line for _, text in shown.texts for line in text.split("\n")]
+        remarks = [f"# {note}" for note in shown.notes]
+        return [Text(visible(line)) for line in (f"# {shown.title}", *typed, *remarks)]
     lines = [Text(visible(shown.title, LONGEST_LINE), "bold")]
     for begun, text in shown.texts:
         lines.append(Text("─" * WIDTH, "dim"))

@@ -9,8 +9,8 @@ from flopwise.errors import FlopwiseError
 from flopwise.spec import fields
 from flopwise.spec.cluster_facts import Cluster as Cluster
 from flopwise.spec.cluster_table import CLUSTERS as CLUSTERS
-from flopwise.spec.gpu import find_gpu, gpu
-from flopwise.spec.links import links
+from flopwise.spec.gpu import Gpu, find_gpu, gpu
+from flopwise.spec.links import LINKS, links
 from flopwise.spec.recipe import read_toml
 
 _HINT = "a file has gpu, domain, link (or like = 'dgx-h100' and what differs); see docs/how-to/plan.md"
@@ -43,21 +43,32 @@ def _usual(name: str, link: str) -> Cluster | None:
     if known is not None or one.peaks == {}:
         return known
     if not link:
-        raise FlopwiseError(f"no cluster of {one.title} is known", "say how they are connected: --link pcie4,eth100")
+        raise FlopwiseError(f"no cluster of {one.title} is known", f"say how they are connected: --link {_likely(one)}")
     return Cluster(
         name=one.name, title=f"8 × {one.title}", gpu=one.name, domain=8, inside_bytes_s=1e9, between_bytes_s=1e9
     )
 
 
+def _likely(card: Gpu) -> str:
+    """Links as such a GPU usually has: NVLink by its datasheet, or the slot."""
+    if "PCIe" in card.title or not card.link_bytes_s:
+        return "pcie4,eth100"
+    one_way = card.link_bytes_s / 2
+    named = next((name for name, rate in LINKS.items() if name.startswith("nvlink") and rate == one_way), None)
+    return f"{named or f'{one_way / 1e9:g}GB/s'},ib400"
+
+
 def with_links(one: Cluster, link: str) -> Cluster:
     """The same GPUs, connected otherwise."""
     found = links(link)
-    return msgspec.structs.replace(one, inside_bytes_s=found.inside, between_bytes_s=found.between)
+    same = (found.inside, found.between) == (one.inside_bytes_s, one.between_bytes_s)
+    title = one.title if same else f"{one.title} with other links"
+    return msgspec.structs.replace(one, title=title, inside_bytes_s=found.inside, between_bytes_s=found.between)
 
 
 def read_cluster(path: str | Path) -> Cluster:
     """A cluster from a TOML file: its fields, `link` for both rates, and `like` for what is not said."""
-    table = read_toml(path, "a cluster file")
+    table = read_toml(path, "a cluster file", "docs/how-to/plan.md")
     try:
         return _from_table(table, Path(path).stem)
     except FlopwiseError as error:

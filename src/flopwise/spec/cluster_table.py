@@ -30,6 +30,7 @@ _GCP = ("Google Cloud, GPU network bandwidth https://cloud.google.com/compute/do
 _AZURE = ("Azure ND family sizes https://learn.microsoft.com/azure/virtual-machines/sizes/gpu-accelerated/nd-family",)
 _HGX = ("HGX H100 with a 400 Gb/s NDR adapter for each GPU, as Lambda and CoreWeave rent them",)
 _VTRAIN = ("vTrain (arXiv 2312.12391): nodes of 8 A100 with 800 Gb/s of InfiniBand",)
+_DEEPSEEK = ("DeepSeek-V3 (arXiv 2505.09343): nodes of 8 H800 with 400 GB/s of NVLink and 8 × 400 Gb/s of InfiniBand",)
 _META = (
     "The Llama 3 Herd of Models (arXiv 2407.21783), section 3.3.1: 400 Gb/s RoCE for each GPU; pods of 3,072 GPUs, "
     "1:7 oversubscribed above",
@@ -55,6 +56,7 @@ CLUSTERS = (
     _hosts("dgx-a100", "DGX A100", "a100", "nvlink3", 200, _A100),
     _hosts("dgx-a100-40", "DGX A100, GPUs of 40 GB", "a100-40", "nvlink3", 200, _A100),
     _hosts("dgx-h100", "DGX H100", "h100", "nvlink4", 400, _H100),
+    _hosts("hgx-h800", "HGX H800 with 8 × 400 Gb/s", "h800", "nvlink4", 400, _DEEPSEEK, inside_bytes_s=200e9),
     _hosts("dgx-h200", "DGX H200", "h200", "nvlink4", 400, _H100),
     _hosts("dgx-b200", "DGX B200", "b200", "nvlink5", 400, _B200),
     _hosts("dgx-b300", "DGX B300", "b300", "nvlink5", 800, _B300, power=1.1),

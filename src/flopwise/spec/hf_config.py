@@ -116,11 +116,11 @@ def from_config(config: dict[str, Any], name: str = "hf", source: str = "config.
     config = text_model(config)
     family = config.get("model_type")
     if family is None:
-        raise FlopwiseError(f"{source} has no field model_type", f"families read: {', '.join(_FAMILIES)}")
-    if not isinstance(family, str) or family not in _FAMILIES:
+        raise FlopwiseError(f"{source} has no field model_type", f"families read: {', '.join(FAMILIES)}")
+    if not isinstance(family, str) or family not in FAMILIES:
         raise FlopwiseError(
             f"{source}: model_type = {fields.show(family)} is not a family flopwise's own model can take the shape of",
-            f"families read: {', '.join(_FAMILIES)}; for any other model use py:module:factory",
+            f"families read: {', '.join(FAMILIES)}; for any other model use py:module:factory",
         )
     _refuse_what_is_beyond(config, source)
     names = _NAMES["gpt2" if family == "gpt2" else "llama"]
@@ -131,7 +131,7 @@ def from_config(config: dict[str, Any], name: str = "hf", source: str = "config.
             f"this family's config needs {'them' if len(missing) > 1 else 'it'}",
         )
     try:
-        return _FAMILIES[family](Config(config), name)
+        return FAMILIES[family](Config(config), name)
     except FlopwiseError as error:
         message, hint = (
             re.sub(r"[a-z_]+", lambda word: names.get(word[0], word[0]), text) for text in (error.message, error.hint)
@@ -247,4 +247,4 @@ def _gpt2(config: Config, name: str) -> ModelSpec:
     return ModelSpec(name=name, **GPT2 | sizes | own)
 
 
-_FAMILIES = dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), _llama) | {"gpt2": _gpt2}
+FAMILIES = dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), _llama) | {"gpt2": _gpt2}

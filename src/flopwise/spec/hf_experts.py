@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from flopwise.errors import FlopwiseError
-from flopwise.spec import hf_config
+from flopwise.spec import fields, hf_config
 from flopwise.spec.planned_model import Experts, Latent, PlannedModel
 
 # Families with experts, and the family without that the rest of each is like.
@@ -20,6 +20,7 @@ _LIKE = {
     "deepseek_v3": "llama",
     "kimi_k2": "llama",
 }
+_ANY, _HASH = {"model", "models", "config", "configs", "hf", "checkpoint", "tmp", "download", "downloads"}, 40
 _LATENT = ("kv_lora_rank", "qk_nope_head_dim", "v_head_dim")
 _COUNT = ("num_local_experts", "num_experts", "n_routed_experts")
 _CHOSEN = ("num_experts_per_tok", "experts_per_token")
@@ -29,7 +30,22 @@ _LEFT_OUT = {*_COUNT, "quantization_config", "sliding_window"}  # a plan trains 
 def read(path: str | Path) -> PlannedModel:
     """Read a config file, or the folder that holds one."""
     file, config = hf_config.load(path)
-    return from_config(config, file.parent.name or file.stem, str(file))
+    return from_config(config, _name(config, file), str(file))
+
+
+def _name(config: dict[str, Any], file: Path) -> str:
+    """What the config calls itself; else its folder, unless that could be any model's; else its family."""
+    own = config.get("_name_or_path")
+    if isinstance(own, str) and (name := own.rstrip("/").rpartition("/")[2]) not in ("", ".", ".."):
+        return name
+    folder, family = file.resolve().parent.name, _family(config)
+    says_little = folder.lower() in _ANY or len(folder) == _HASH or not folder
+    return family if says_little and family else folder or file.stem
+
+
+def _family(config: dict[str, Any]) -> str:
+    family = hf_config.text_model(config).get("model_type")
+    return family if isinstance(family, str) else ""
 
 
 def from_config(config: dict[str, Any], name: str = "hf", source: str = "config.json") -> PlannedModel:
@@ -42,6 +58,10 @@ def from_config(config: dict[str, Any], name: str = "hf", source: str = "config.
     """
     text = hf_config.text_model(config)
     family = text.get("model_type")
+    known = (*hf_config.FAMILIES, *_LIKE)
+    if isinstance(family, str) and family not in known:
+        message = f"{source}: model_type = {fields.show(family)} is not a family that a plan reads"
+        raise FlopwiseError(message, f"families read: {', '.join(known)}")
     if not isinstance(family, str) or family not in _LIKE:
         return PlannedModel(spec=hf_config.from_config(config, name, source))
     plain = {key: value for key, value in text.items() if key not in _LEFT_OUT} | {"model_type": _LIKE[family]}

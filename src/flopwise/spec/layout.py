@@ -104,6 +104,9 @@ def _misfits(model: PlannedModel, one: Layout, batch: int, context: int) -> Iter
         yield "several parts of the model on a rank need a pipeline", "--pp 2 or more"
     if one.context > 1 and context % (2 * one.context):
         yield f"a context of {context} does not divide among {one.context} ranks", "fewer context ranks"
+    if one.sequence and (context // one.context) % one.tensor:
+        tokens = f"{context // one.context} tokens of a sequence"
+        yield f"{tokens} do not divide {tensor}, which share them", "another --context, or fewer tensor ranks"
     if one.context_way == "ulysses" and spec.n_heads % (one.context * one.tensor):
         yield f"{spec.n_heads} heads do not divide among {one.context} × {one.tensor} ranks", "--context-way ring"
     if one.shard_ranks and one.data % one.shard_ranks:

@@ -216,7 +216,7 @@ def recipe_from(levers: dict[str, Any]) -> Recipe:
     return Recipe(**given)
 
 
-def read_toml(path: str | Path, what: str) -> dict[str, Any]:
+def read_toml(path: str | Path, what: str, page: str = "docs/reference/sweeps.md") -> dict[str, Any]:
     """A TOML file as a table, or one clear line."""
     try:
         with Path(path).expanduser().open("rb") as file:
@@ -230,7 +230,7 @@ def read_toml(path: str | Path, what: str) -> dict[str, Any]:
         ValueError,
         RuntimeError,
     ) as error:  # not TOML, not UTF-8, nested too deep, no such home, a null in the path
-        hint = "see docs/reference/sweeps.md for an example"
+        hint = f"see {page} for an example"
         raise FlopwiseError(f"{path} is not valid TOML: {error}", hint) from None
 
 

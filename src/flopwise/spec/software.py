@@ -20,6 +20,8 @@ class Software(msgspec.Struct, frozen=True, kw_only=True):
     hides_tensor: bool = False  # tensor ranks exchange in pieces, behind the matmul that makes or uses them
     once_a_host: bool = False  # a token goes to each host once, whatever number of its experts are there
     gathers_apart: bool = False  # weights are gathered one by one, so that a host's ports do not add up
+    whole_state: bool = False  # data ranks share the weights or nothing: the optimizer alone is not sharded
+    zero_bubble: bool = False  # it has such a schedule
     hides_experts: bool = False  # tokens travel to and from experts behind other micro-batches
     host: str = (
         "eager"  # how a kernel is launched: 'eager', 'compiled', or 'checkpointed': with random states kept apart
@@ -36,7 +38,13 @@ SOFTWARE = (
         hides_experts=True,
     ),
     Software(
-        name="torchtitan", title="torchtitan: FSDP2, torch.compile", passes="compiled", host="compiled", old_flash=True
+        name="torchtitan",
+        title="torchtitan: FSDP2, torch.compile",
+        passes="compiled",
+        host="compiled",
+        old_flash=True,
+        whole_state=True,
+        zero_bubble=True,
     ),
     Software(
         name="torchtitan-async",
@@ -45,14 +53,19 @@ SOFTWARE = (
         host="compiled",
         old_flash=True,
         hides_tensor=True,
+        whole_state=True,
+        zero_bubble=True,
     ),
-    Software(name="automodel", title="PyTorch FSDP2 with Transformer Engine", once_a_host=True),
-    Software(name="pytorch", title="PyTorch FSDP without torch.compile", passes="eager", old_flash=True),
+    Software(name="automodel", title="PyTorch FSDP2 with Transformer Engine", once_a_host=True, whole_state=True),
+    Software(
+        name="pytorch", title="PyTorch FSDP without torch.compile", passes="eager", old_flash=True, whole_state=True
+    ),
     Software(
         name="llm-foundry",
         title="MosaicML's llm-foundry: PyTorch FSDP with a fused loss",
         passes="eager",
         old_flash=True,
+        whole_state=True,
     ),
     Software(
         name="megatron-2021",
@@ -73,6 +86,28 @@ SOFTWARE = (
         host="checkpointed",
     ),
 )
+
+# Programs that a layout is printed for: what of the above they are, the usual first; none: any.
+PROGRAMS = {
+    "torchrun": (),
+    "torchtitan": ("torchtitan", "torchtitan-async"),
+    "megatron": ("megatron", "megatron-overlap"),
+    "accelerate": ("pytorch",),
+}
+
+
+def cannot(name: str, sharded: str, schedule: str) -> tuple[str, str] | None:
+    """Why this software does not run such a layout, and what does; None where it does.
+
+    >>> cannot("megatron", "none", "zero-bubble")
+    ('megatron has no zero-bubble schedule', '--software torchtitan has')
+    """
+    one = software(name)
+    if sharded == "optimizer" and one.whole_state:
+        return f"{name} does not shard the optimizer alone", "--fsdp shards the weights, too; or --software megatron"
+    if schedule == "zero-bubble" and not one.zero_bubble:
+        return f"{name} has no zero-bubble schedule", "--software torchtitan has"
+    return None
 
 
 def software(name: str) -> Software:

@@ -16,6 +16,7 @@ from flopwise.spec.cluster import Cluster
 from flopwise.spec.gpu import gpu
 from flopwise.spec.layout import RECOMPUTED, Job, Layout, divisors, misfit
 from flopwise.spec.planned_model import PlannedModel
+from flopwise.spec.software import cannot
 
 Timed = Callable[[Job], PlannedStep]
 Held = Callable[[Job], PlannedMemory]
@@ -119,9 +120,11 @@ def _given(question: Question, field: str, usual: Any) -> Any:
 def _variants(question: Question) -> Iterator[Layout]:
     """Every layout, with no recomputation; small micro-batches first."""
     others = {name: value for name, value in question.fixed.items() if name != "recompute"}
-    shares = others.get("software") != "megatron-2021"  # sequence parallelism came later
+    shares = _shares(others)
     for mesh in _meshes(question):
         for sharded, ranks in _shardings(question, mesh):
+            if cannot(others.get("software", "megatron"), sharded, "") is not None:
+                continue
             for micro in _given(question, "micro_batch", _micro_batches(question, mesh)):
                 for schedule, virtual in _schedules(question, mesh, micro):
                     made: dict[str, Any] = {"sharded": sharded, "shard_ranks": ranks, "micro_batch": micro}
@@ -130,6 +133,10 @@ def _variants(question: Question) -> Iterator[Layout]:
                     layout = Layout(**mesh | others | made)
                     if misfit(question.model, layout, question.batch, question.context) is None:
                         yield layout
+
+
+def _shares(fixed: dict[str, Any]) -> bool:
+    return fixed.get("software") != "megatron-2021"  # sequence parallelism came later
 
 
 def _meshes(question: Question) -> Iterator[dict[str, int]]:
@@ -182,22 +189,28 @@ def _micro_batches(question: Question, mesh: dict[str, int]) -> list[int]:
 
 def _schedules(question: Question, mesh: dict[str, int], micro: int) -> list[tuple[str, int]]:
     """Interleaved where the parts are equal and micro-batches come in rounds of the stages, as Megatron wants it."""
-    pipeline, layers = mesh["pipeline"], question.model.spec.n_layers
+    pipeline = mesh["pipeline"]
     if pipeline == 1:
         usual = [("1f1b", 1)]
     else:
         usual = [("1f1b", 1)]
         count = question.batch // (mesh["data"] * micro)
         if count % pipeline == 0:
-            parts = range(2, min(MOST_VIRTUAL, (layers + 2) // pipeline) + 1)
-            even = (one for one in parts if layers % (pipeline * one) == 0 or (layers + 2) % (pipeline * one) == 0)
-            usual += [("interleaved", one) for one in even]
+            usual += [("interleaved", one) for one in _even_parts(question, pipeline)]
         if question.fixed.get("schedule") == "zero-bubble" or question.fixed.get("software") == "torchtitan":
             usual.append(("zero-bubble", 1))
     wanted = {name: question.fixed[name] for name in ("schedule", "virtual") if name in question.fixed}
     if set(wanted) == {"schedule", "virtual"}:
         return [(wanted["schedule"], wanted["virtual"])]
     return [(s, v) for s, v in usual if wanted.get("schedule", s) == s and wanted.get("virtual", v) == v]
+
+
+def _even_parts(question: Question, pipeline: int) -> list[int]:
+    """How many equal parts each rank can have, also with the embedding and the loss counted as layers."""
+    layers = question.model.spec.n_layers
+    parts = _given(question, "virtual", range(2, min(MOST_VIRTUAL, (layers + 2) // pipeline) + 1))
+    whole = (pipeline * one for one in parts if one > 1)
+    return [one // pipeline for one in whole if layers % one == 0 or (layers + 2) % one == 0]
 
 
 def _least_s(job: Job) -> float:
@@ -229,13 +242,17 @@ def refused(question: Question, too_large: list[tuple[Layout, PlannedMemory]]) -
     if gpus % product or ("data" in fixed and len(ranks) == len(_WORDS) and gpus != product):
         return FlopwiseError(f"{gpus} GPUs do not divide into {asked}", f"a multiple of {product}")
     rest = {} if "data" in fixed else {"data": gpus // product}
-    known = {name: value for name, value in fixed.items() if name != "recompute"}
+    known = fixed | {"sequence": _shares(fixed) and fixed.get("tensor", 1) > 1}
     why = misfit(question.model, Layout(**known | rest), question.batch, question.context)
-    if why is not None:
-        return FlopwiseError(*why)
-    return FlopwiseError(
-        f"no layout of {gpus} GPUs divides a batch of {question.batch} sequences", "another --global-batch"
-    )
+    return FlopwiseError(*why) if why is not None else _undivided(question)
+
+
+def _undivided(question: Question) -> FlopwiseError:
+    batch = f"a batch of {question.batch} sequences"
+    if question.fixed.get("virtual", 1) > 1 or question.fixed.get("schedule") == "interleaved":
+        message = f"{batch} does not come in rounds of the pipeline's ranks, as interleaved parts need"
+        return FlopwiseError(message, "another --global-batch, or omit --virtual")
+    return FlopwiseError(f"no layout of {question.gpus} GPUs divides {batch}", "another --global-batch")
 
 
 _WORDS = {"--tp": "tensor", "--cp": "context", "--pp": "pipeline", "--dp": "data"}
