@@ -26,7 +26,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from flopwise.kernels.attention_backward import launch_backward
 from flopwise.kernels.attention_tiles import LOG2E, Problem
 from flopwise.kernels.attention_triton import launch_forward
-from flopwise.kernels.rms_norm import _forward
+from flopwise.kernels.rms_norm_forward import Form
+from flopwise.kernels.rms_norm_forward import launch_forward as launch_norm
 
 _LOG2E = tl.constexpr(LOG2E)
 _LN2 = tl.constexpr(1 / LOG2E)
@@ -83,108 +84,108 @@ def _dot_add(a, b, total, WIDE: tl.constexpr):
 
 
 @triton.jit
-def _soften(total, m, z, scores, v, scale, O: tl.constexpr):
+def _soften(total, m, z, scores, v, scale, C: tl.constexpr):
     new_m = tl.maximum(m, tl.max(scores, 1) * scale)
-    weights = _power(scores * scale - new_m[:, None], O.poly)
+    weights = _power(scores * scale - new_m[:, None], C.poly)
     shrink = tl.exp2(m - new_m)
     z = z * shrink + tl.sum(weights, 1)
-    if O.seldom:  # the output is scaled only where some row's maximum has grown
+    if C.seldom:  # the output is scaled only where some row's maximum has grown
         if tl.min(shrink) < 1.0:
             total = total * shrink[:, None]
     else:
         total = total * shrink[:, None]
-    return _dot_add(weights.to(v.dtype), v, total, O.wide), new_m, z
+    return _dot_add(weights.to(v.dtype), v, total, C.wide), new_m, z
 
 
 @triton.jit
-def _forward_tile(q_in, k_in, v_in, o_out, l_out, tile, row, scale, O: tl.constexpr):
-    start = tile * O.m
-    queries = start + tl.arange(0, O.m)
-    if O.special:  # described here: the compiler halves the tile, and could not halve the host's
-        rows = tl.num_programs(1) * O.length
-        q = tl.make_tensor_descriptor(q_in, [rows, O.d], [O.d, 1], [O.m, O.d]).load([row + start, 0])
+def _forward_tile(q_in, k_in, v_in, o_out, l_out, tile, row, scale, C: tl.constexpr):
+    start = tile * C.m
+    queries = start + tl.arange(0, C.m)
+    if C.special:  # described here: the compiler halves the tile, and could not halve the host's
+        rows = tl.num_programs(1) * C.length
+        q = tl.make_tensor_descriptor(q_in, [rows, C.d], [C.d, 1], [C.m, C.d]).load([row + start, 0])
     else:
         q = q_in.load([row + start, 0])
-    total = tl.full([O.m, O.d], 0.0, tl.float32)
-    m = tl.full([O.m], float("-inf"), tl.float32)
-    z = tl.full([O.m], 0.0, tl.float32)
-    if O.special:  # one loop, masked throughout: with two, or an `if`, the compiler fails or leaves it
-        for first in tl.range(0, start + O.m, O.n, warp_specialize=True):
+    total = tl.full([C.m, C.d], 0.0, tl.float32)
+    m = tl.full([C.m], float("-inf"), tl.float32)
+    z = tl.full([C.m], 0.0, tl.float32)
+    if C.special:  # one loop, masked throughout: with two, or an `if`, the compiler fails or leaves it
+        for first in tl.range(0, start + C.m, C.n, warp_specialize=True):
             k = k_in.load([row + first, 0])
-            keys = first + tl.arange(0, O.n)
-            scores = tl.where(keys[None, :] <= queries[:, None], _dot(q, k.T, O.wide), float("-inf"))
-            total, m, z = _soften(total, m, z, scores, v_in.load([row + first, 0]), scale, O)
+            keys = first + tl.arange(0, C.n)
+            scores = tl.where(keys[None, :] <= queries[:, None], _dot(q, k.T, C.wide), float("-inf"))
+            total, m, z = _soften(total, m, z, scores, v_in.load([row + first, 0]), scale, C)
     else:
-        whole = (start + 1) // O.n * O.n
-        for first in range(0, whole, O.n):
+        whole = (start + 1) // C.n * C.n
+        for first in range(0, whole, C.n):
             k = k_in.load([row + first, 0])
-            scores = _dot(q, k.T, O.wide)
-            total, m, z = _soften(total, m, z, scores, v_in.load([row + first, 0]), scale, O)
-        for first in range(whole, start + O.m, O.n):
+            scores = _dot(q, k.T, C.wide)
+            total, m, z = _soften(total, m, z, scores, v_in.load([row + first, 0]), scale, C)
+        for first in range(whole, start + C.m, C.n):
             k = k_in.load([row + first, 0])
-            keys = first + tl.arange(0, O.n)
-            scores = tl.where(keys[None, :] <= queries[:, None], _dot(q, k.T, O.wide), float("-inf"))
-            total, m, z = _soften(total, m, z, scores, v_in.load([row + first, 0]), scale, O)
-    at = (row + queries)[:, None] * O.d + tl.arange(0, O.d)[None, :]
+            keys = first + tl.arange(0, C.n)
+            scores = tl.where(keys[None, :] <= queries[:, None], _dot(q, k.T, C.wide), float("-inf"))
+            total, m, z = _soften(total, m, z, scores, v_in.load([row + first, 0]), scale, C)
+    at = (row + queries)[:, None] * C.d + tl.arange(0, C.d)[None, :]
     tl.store(o_out + at, (total * (1.0 / z)[:, None]).to(o_out.dtype.element_ty))
     tl.store(l_out + row + queries, (m + tl.log2(z)) * _LN2)
 
 
 @triton.jit
-def forward_kernel(q_in, k_in, v_in, o_out, l_out, length, scale, O: tl.constexpr):
-    tiles = length // O.m
+def forward_kernel(q_in, k_in, v_in, o_out, l_out, length, scale, C: tl.constexpr):
+    tiles = length // C.m
     row = tl.program_id(1) * length
     tile = tiles - 1 - tl.program_id(0)
-    _forward_tile(q_in, k_in, v_in, o_out, l_out, tile, row, scale, O)
-    if O.pair:  # the longest with the shortest: all programs are of one length
-        _forward_tile(q_in, k_in, v_in, o_out, l_out, tl.program_id(0), row, scale, O)
+    _forward_tile(q_in, k_in, v_in, o_out, l_out, tile, row, scale, C)
+    if C.pair:  # the longest with the shortest: all programs are of one length
+        _forward_tile(q_in, k_in, v_in, o_out, l_out, tl.program_id(0), row, scale, C)
 
 
 @triton.jit
 def _back_step(
-    dk, dv, k, v, q_in, g_in, l_in, d_in, dq_out, row, start, keys, scale, MASKED: tl.constexpr, O: tl.constexpr
+    dk, dv, k, v, q_in, g_in, l_in, d_in, dq_out, row, start, keys, scale, MASKED: tl.constexpr, C: tl.constexpr
 ):
     """One tile of queries sends back to one of keys, and is sent its part of dQ in the same pass."""
-    queries = start + tl.arange(0, O.m)
+    queries = start + tl.arange(0, C.m)
     q = q_in.load([row + start, 0])
     logsumexp = tl.load(l_in + row + queries) * _LOG2E
-    scores = _dot(k, q.T, O.wide)  # [n, m]
-    weights = _power(scores * scale - logsumexp[None, :], O.poly)
+    scores = _dot(k, q.T, C.wide)  # [n, m]
+    weights = _power(scores * scale - logsumexp[None, :], C.poly)
     if MASKED:
         weights = tl.where(keys[:, None] <= queries[None, :], weights, 0.0)
     g = g_in.load([row + start, 0])
-    dv = _dot_add(weights.to(g.dtype), g, dv, O.wide)
-    dweights = _dot(v, g.T, O.wide)
+    dv = _dot_add(weights.to(g.dtype), g, dv, C.wide)
+    dweights = _dot(v, g.T, C.wide)
     delta = tl.load(d_in + row + queries)
     dscores = (weights * (dweights - delta[None, :])).to(q.dtype)
-    dk = _dot_add(dscores, q, dk, O.wide)
-    if O.reduce == "tma":
-        dq_out.atomic_add([row + start, 0], _dot(dscores.T, k, O.wide))
-    elif O.reduce == "across":  # dQᵀ, in a tensor [heads · D, T]
-        dq = _dot(k.T, dscores, O.wide)
-        dq_out.atomic_add([row // O.length * O.d, start], dq)
-    elif O.reduce == "atomic":
-        at = (row + queries)[:, None] * O.d + tl.arange(0, O.d)[None, :]
-        tl.atomic_add(dq_out + at, _dot(dscores.T, k, O.wide), sem="relaxed")
+    dk = _dot_add(dscores, q, dk, C.wide)
+    if C.reduce == "tma":
+        dq_out.atomic_add([row + start, 0], _dot(dscores.T, k, C.wide))
+    elif C.reduce == "across":  # dQᵀ, in a tensor [heads · D, T]
+        dq = _dot(k.T, dscores, C.wide)
+        dq_out.atomic_add([row // C.length * C.d, start], dq)
+    elif C.reduce == "atomic":
+        at = (row + queries)[:, None] * C.d + tl.arange(0, C.d)[None, :]
+        tl.atomic_add(dq_out + at, _dot(dscores.T, k, C.wide), sem="relaxed")
     return dk, dv
 
 
 @triton.jit
-def backward_kernel(q_in, k_in, v_in, g_in, l_in, d_in, dq_out, dk_out, dv_out, length, scale, O: tl.constexpr):
-    first = tl.program_id(0) * O.n
+def backward_kernel(q_in, k_in, v_in, g_in, l_in, d_in, dq_out, dk_out, dv_out, length, scale, C: tl.constexpr):
+    first = tl.program_id(0) * C.n
     row = tl.program_id(1) * length
-    keys = first + tl.arange(0, O.n)
+    keys = first + tl.arange(0, C.n)
     k = k_in.load([row + first, 0])
     v = v_in.load([row + first, 0])
-    dk = tl.full([O.n, O.d], 0.0, tl.float32)
-    dv = tl.full([O.n, O.d], 0.0, tl.float32)
-    low = first // O.m * O.m
-    full = (first + O.n - 1 + O.m - 1) // O.m * O.m
-    for start in range(low, tl.minimum(full, length), O.m):
-        dk, dv = _back_step(dk, dv, k, v, q_in, g_in, l_in, d_in, dq_out, row, start, keys, scale, True, O)
-    for start in range(full, length, O.m):
-        dk, dv = _back_step(dk, dv, k, v, q_in, g_in, l_in, d_in, dq_out, row, start, keys, scale, False, O)
-    at = (row + keys)[:, None] * O.d + tl.arange(0, O.d)[None, :]
+    dk = tl.full([C.n, C.d], 0.0, tl.float32)
+    dv = tl.full([C.n, C.d], 0.0, tl.float32)
+    low = first // C.m * C.m
+    full = (first + C.n - 1 + C.m - 1) // C.m * C.m
+    for start in range(low, tl.minimum(full, length), C.m):
+        dk, dv = _back_step(dk, dv, k, v, q_in, g_in, l_in, d_in, dq_out, row, start, keys, scale, True, C)
+    for start in range(full, length, C.m):
+        dk, dv = _back_step(dk, dv, k, v, q_in, g_in, l_in, d_in, dq_out, row, start, keys, scale, False, C)
+    at = (row + keys)[:, None] * C.d + tl.arange(0, C.d)[None, :]
     tl.store(dv_out + at, dv.to(dv_out.dtype.element_ty))
     tl.store(dk_out + at, (dk * (scale / _LOG2E)).to(dk_out.dtype.element_ty))
 
@@ -230,7 +231,7 @@ class Options:
     wide: bool = False  # in the interpreter, which takes bf16 for integers
 
     def launch(self) -> dict[str, Any]:
-        return {"O": self, "num_warps": self.warps, "num_stages": self.stages, "maxnreg": self.registers}
+        return {"C": self, "num_warps": self.warps, "num_stages": self.stages, "maxnreg": self.registers}
 
 
 FORWARD = {
@@ -363,7 +364,7 @@ def table(title: str, entries: list[Entry], rounds: int, count: int = 8) -> None
     """All in turns, round after round; the median, the fastest, and the ratio to the first."""
     began = time.monotonic()
     with ThreadPoolExecutor(12) as pool:  # a compilation holds one core for seconds
-        list(pool.map(_warm, [e for e in entries if e.name not in ("torch.compile", "cuDNN")]))
+        list(pool.map(_warm, [e for e in entries if e.name != "cuDNN"]))
     torch.cuda.synchronize()
     checked = [_warm(entry) for entry in entries]
     print(f"\n{title}: compiled and checked in {time.monotonic() - began:.0f} s")
@@ -449,138 +450,58 @@ def _whole(problem: Attention, attend: Callable[[], Tensor], leaves: list[Tensor
     ]
 
 
-@triton.jit
-def _norm_part(x_ptr, row, rows, column, columns, stride, EVEN: tl.constexpr, HINT: tl.constexpr):
-    at = row[:, None] * stride + column
-    if EVEN:
-        x = tl.load(x_ptr + at, mask=(row < rows)[:, None], other=0.0, eviction_policy=HINT)
-    else:
-        x = tl.load(x_ptr + at, mask=(row < rows)[:, None] & (column < columns), other=0.0, eviction_policy=HINT)
-    return x.to(tl.float32)
-
-
-@triton.jit
-def _norm_store(y_ptr, y, row, rows, column, columns, EVEN: tl.constexpr, STREAM: tl.constexpr):
-    inside = (row < rows)[:, None]
-    if not EVEN:
-        inside = inside & (column < columns)
-    at = y_ptr + row[:, None] * columns + column
-    tl.store(at, y.to(y_ptr.dtype.element_ty), mask=inside, cache_modifier=STREAM)
-
-
-@triton.jit
-def _norm_tile(x_ptr, y_ptr, inverse_ptr, weight, more, row, rows, stride, columns, eps, N: tl.constexpr):
-    """Some rows, in one part or in two, each a power of two wide."""
-    column = tl.arange(0, N.block)[None, :]
-    x = _norm_part(x_ptr, row, rows, column, columns, stride, N.even or N.rest > 0, N.hint)
-    squares = tl.sum(x * x, 1)
-    if N.rest:
-        column2 = N.block + tl.arange(0, N.rest)[None, :]
-        x2 = _norm_part(x_ptr, row, rows, column2, columns, stride, N.even, N.hint)
-        squares += tl.sum(x2 * x2, 1)
-    inverse = tl.rsqrt(squares / columns + eps)
-    tl.store(inverse_ptr + row, inverse, mask=row < rows)
-    _norm_store(y_ptr, x * inverse[:, None] * weight, row, rows, column, columns, N.even or N.rest > 0, N.stream)
-    if N.rest:
-        _norm_store(y_ptr, x2 * inverse[:, None] * more, row, rows, column2, columns, N.even, N.stream)
-
-
-@triton.jit
-def norm_kernel(x_ptr, weight_ptr, y_ptr, inverse_ptr, stride, rows, columns, eps, N: tl.constexpr):
-    program, programs = tl.program_id(0), tl.num_programs(0)
-    column = tl.arange(0, N.block)[None, :]
-    weight = tl.load(weight_ptr + column, mask=column < columns, other=0.0, eviction_policy="evict_last").to(tl.float32)
-    more = weight
-    if N.rest:
-        column = N.block + tl.arange(0, N.rest)[None, :]
-        more = tl.load(weight_ptr + column, mask=column < columns, other=0.0, eviction_policy="evict_last").to(
-            tl.float32
-        )
-    if N.persistent:
-        for tile in tl.range(program, tl.cdiv(rows, N.rows), programs, num_stages=N.stages):
-            row = tl.full([N.rows], tile, tl.int64) * N.rows + tl.arange(0, N.rows)
-            _norm_tile(x_ptr, y_ptr, inverse_ptr, weight, more, row, rows, stride, columns, eps, N)
-    else:
-        row = program.to(tl.int64) * N.rows + tl.arange(0, N.rows)
-        _norm_tile(x_ptr, y_ptr, inverse_ptr, weight, more, row, rows, stride, columns, eps, N)
-
-
-@dataclass(frozen=True)
-class Norm:
-    """What an RMSNorm variant is compiled for."""
-
-    rows: int
-    block: int
-    rest: int
-    even: bool
-    warps: int
-    persistent: int  # programs a multiprocessor, or 0
-    stages: int
-    hint: str
-    stream: str
-
-
-def norm_options(columns: int, warp: int, rows: int, split: bool, persistent: int, stages: int, stream: bool) -> Norm:
-    block = triton.next_power_of_2(columns)
-    rest = 0
-    if split and block != columns:
-        block //= 2
-        rest = triton.next_power_of_2(columns - block)
-    warps = max(1, min(32, 1 << ((rows * (block + rest)) // warp).bit_length() - 1))
-    hint, cache = ("evict_first", ".cs") if stream else ("", "")
-    return Norm(rows, block, rest, block + rest == columns, warps, persistent, stages, hint, cache)
-
-
-def run_norm(x: Tensor, weight: Tensor, n: Norm) -> Tensor:
-    rows, columns = x.shape
-    y, inverse = torch.empty_like(x), x.new_empty(rows, dtype=torch.float32)
-    programs = triton.cdiv(rows, n.rows)
-    if n.persistent:
-        programs = min(
-            programs, n.persistent * (torch.cuda.get_device_properties(0).multi_processor_count if x.is_cuda else 1)
-        )
-    norm_kernel[(programs,)](x, weight, y, inverse, x.stride(0), rows, columns, 1e-5, N=n, num_warps=n.warps)
-    return y
-
-
-NORMS = {  # elements of a warp, rows of a program, split, programs a multiprocessor, stages, streamed
-    "warp 512": (512, 1, False, 0, 1, False),
-    "warp 1024": (1024, 1, False, 0, 1, False),
-    "warp 256": (256, 1, False, 0, 1, False),
-    "warp 512 streamed": (512, 1, False, 0, 1, True),
-    "warp 1024 streamed": (1024, 1, False, 0, 1, True),
-    "warp 512 split": (512, 1, True, 0, 1, False),
-    "warp 1024 split": (1024, 1, True, 0, 1, False),
-    "warp 512 split streamed": (512, 1, True, 0, 1, True),
-    "warp 1024 2 rows split": (1024, 2, True, 0, 1, False),
-    "persistent 8 split": (512, 1, True, 8, 1, False),
-    "persistent 4 split stages 2": (512, 1, True, 4, 2, False),
-    "persistent 4 split stages 3": (512, 1, True, 4, 3, False),
-    "persistent 8 split 1024 stages 2": (1024, 1, True, 8, 2, False),
-    "persistent 8 split 1024 streamed": (1024, 1, True, 8, 2, True),
+NORMS = {
+    "split": Form(split=True),
+    "split 1024": Form(1024, split=True),
+    "twice": Form(twice=True),
+    "stays 16/2": Form(split=True, resident=16, stages=2),
+    "stays 32/2": Form(split=True, resident=32, stages=2),
+    "stays 32/3": Form(split=True, resident=32, stages=3),
+    "1024 32/3": Form(1024, split=True, resident=32, stages=3),
+    "stays 64/1": Form(split=True, resident=64),
 }
+WIDTHS = (2560, 3072, 4096, 5120, 6144, 8192)
 
 
-def norm(only: list[str], rounds: int) -> None:
-    for columns in (2560, 4096, 5120, 8192):
-        x, weight = (
-            torch.randn(16384, columns, device="cuda").bfloat16(),
-            torch.randn(columns, device="cuda").bfloat16(),
-        )
-        right = [F.rms_norm(x.float(), (columns,), weight.float(), 1e-5)]
-        compiled = torch.compile(lambda x, w, c=columns: F.rms_norm(x, (c,), w, 1e-5), dynamic=False)
-        copy = torch.empty_like(x)
-        check = lambda y, right=right: _check((y[None, None],), [right[0][None, None]])  # noqa: E731
-        entries = [
-            Entry("torch.compile", lambda x=x, w=weight, f=compiled: f(x, w), check),
-            Entry("copy", lambda x=x, copy=copy: copy.copy_(x), lambda _: 0.0),
-            Entry("shipped", lambda x=x, w=weight: _forward(x, None, w, 1e-5)[0], check),
-        ]
-        for name, given in NORMS.items():
-            if not only or name in only:
-                n = norm_options(columns, *given)
-                entries.append(Entry(name, lambda x=x, w=weight, n=n: run_norm(x, w, n), check))
-        table(f"rms_norm forward, 16384 x {columns} bf16", entries, rounds, 15)
+def _norm_entries(columns: int, only: list[str]) -> list[Entry]:
+    x, weight = (torch.randn(size, device="cuda").bfloat16() for size in ((16384, columns), (columns,)))
+    compiled = torch.compile(lambda x, w: F.rms_norm(x, (columns,), w, 1e-5), dynamic=False)
+    copy = torch.empty_like(x)
+
+    def check(y: Tensor) -> float:
+        right = F.rms_norm(x[-512:].float(), (columns,), weight.float(), 1e-5)
+        return _check((y[None, None, -512:],), [right[None, None]])
+
+    return [
+        Entry("compile", lambda: compiled(x, weight), check),
+        Entry("copy", lambda: copy.copy_(x), lambda _: 0.0),
+        Entry("shipped", lambda: launch_norm(x, None, weight, 1e-5)[0], check),
+        *(
+            Entry(name, lambda form=form: launch_norm(x, None, weight, 1e-5, form)[0], check)
+            for name, form in NORMS.items()
+            if not only or name in only
+        ),
+    ]
+
+
+def norm(only: list[str], rounds: int, count: int = 15) -> None:
+    """One line for each width, printed when it is measured: medians in ms."""
+    began = time.monotonic()
+    widths = {columns: _norm_entries(columns, only) for columns in WIDTHS}
+    with ThreadPoolExecutor(12) as pool:
+        list(pool.map(_warm, [e for entries in widths.values() for e in entries if e.name != "compile"]))
+    print(f"compiled in {time.monotonic() - began:.0f} s; rms_norm forward, 16384 rows, bf16, median ms", flush=True)
+    print("columns " + " ".join(f"{entry.name:>10}" for entry in widths[WIDTHS[0]]), flush=True)
+    problems = []
+    for columns, entries in widths.items():
+        checked = [_warm(entry) for entry in entries]
+        times: dict[str, list[float]] = {entry.name: [] for entry in entries}
+        for _ in range(rounds):
+            for entry, _, problem in checked:
+                times[entry.name] += [math.nan] if problem else _turn(entry.run, count)
+        print(f"{columns:7} " + " ".join(f"{statistics.median(found):10.4f}" for found in times.values()), flush=True)
+        problems += [f"{columns} {entry.name}: {problem}" for entry, _, problem in checked if problem]
+    print("\n".join(problems) or "all right against fp32", f"\n{time.monotonic() - began:.0f} s in all")
 
 
 def main() -> None:

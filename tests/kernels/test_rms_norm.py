@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from flopwise.errors import FlopwiseError
 from flopwise.kernels import rms_norm as module
 from flopwise.kernels.rms_norm import add_rms_norm, rms_norm
+from flopwise.kernels.rms_norm_forward import Form, launch_forward
 
 EPS = 1e-5
 BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
@@ -67,6 +68,19 @@ def test_rows_too_long_for_registers(dtype, device, error, poison):
     weight = torch.rand(x.shape[-1], device=device)
     check_alone(x, weight, dy, error)
     check_added(x, residual, weight, dy, dtotal, error)
+
+
+@pytest.mark.parametrize("columns", [2560, 2600, 4096, 4100])
+@pytest.mark.parametrize("chosen", [Form(split=True), Form(1024, True, 16, 2), Form(resident=8, stages=3)])
+def test_every_form_of_the_forward_pass_gives_the_same(columns, chosen, device, error, poison):
+    x, residual = (torch.randn(5, columns, device=device) for _ in range(2))
+    weight = torch.rand(columns, device=device)
+    for other in (None, residual):
+        y, total, inverse = launch_forward(x, other, weight, EPS, chosen)
+        exact = total.double()
+        assert torch.equal(total, x if other is None else x + other)
+        assert error(inverse, exact.square().mean(-1).add(EPS).rsqrt()) <= 1e-5
+        assert error(y, exact * inverse[:, None].double() * weight) <= BOUNDS[x.dtype]
 
 
 def test_a_residual_in_fp32_beside_bf16_stays_in_fp32(device, error):

@@ -25,13 +25,11 @@ from flopwise.kernels.dispatch import (
     to_rows,
     wide,
 )
+from flopwise.kernels.rms_norm_forward import COLUMNS, LOOP_BLOCK, LOOP_WARPS, forward_cases, launch_forward, tile_shape
 from flopwise.spec.dtypes import item_bytes
 
-COLUMNS = 8192  # the longest rows that are held in registers without a spill, forward and backward
-TILE = 2048  # elements of a program that takes several short rows
-FORWARD_WARP, BACKWARD_WARP = 512, 512  # elements of a warp: 16 a thread
-LOOP_BLOCK, LOOP_WARPS = 2048, 4  # of longer rows, which are read twice
-WEIGHT_ROWS, WEIGHT_BLOCK = 16, 128  # and of their weight's gradient
+BACKWARD_WARP = 512  # elements of a warp: 16 a thread
+WEIGHT_ROWS, WEIGHT_BLOCK = 16, 128  # of longer rows' weight gradient
 WARPS_PER_SM = 16  # of the backward pass, which keeps its programs and gives each many rows
 STAGES, NARROW_STAGES = 2, 3  # tiles in flight there, of fp32 and of 16 bits: the next comes while this one is reduced
 
@@ -66,12 +64,6 @@ def rms_norm_backward_reference(
     return dx.to(x.dtype), (dy.to(exact) * normed).sum(0).to(weight.dtype)
 
 
-def _shape(columns: int, of_warp: int) -> tuple[int, int, int]:
-    """Rows of a program, columns of its tile, warps."""
-    block = max(16, triton.next_power_of_2(columns))
-    return max(1, TILE // block), block, max(4, block // of_warp)
-
-
 def _stages(element_bytes: int) -> int:
     return STAGES if element_bytes > 2 else NARROW_STAGES
 
@@ -79,80 +71,6 @@ def _stages(element_bytes: int) -> int:
 def _held(columns: int) -> int:
     """The longest such rows that the backward pass holds: off the 16-byte grid their addresses take registers as well."""
     return COLUMNS // 2 if columns % 16 else COLUMNS
-
-
-@triton.jit
-def _rms_norm_forward_kernel(
-    x_ptr,
-    residual_ptr,
-    weight_ptr,
-    y_ptr,
-    total_ptr,
-    inverse_ptr,
-    x_stride,
-    residual_stride,
-    rows,
-    columns,
-    eps,
-    ADD: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    column = tl.arange(0, BLOCK)[None, :]
-    inside = (row < rows)[:, None] & (column < columns)
-    at = row[:, None] * columns + column
-    x = tl.load(x_ptr + row[:, None] * x_stride + column, mask=inside, other=0.0).to(tl.float32)
-    # After x, which comes from far; and to be kept in the caches, since every program reads it.
-    weight = tl.load(weight_ptr + column, mask=column < columns, other=0.0, eviction_policy="evict_last").to(tl.float32)
-    if ADD:
-        x += tl.load(residual_ptr + row[:, None] * residual_stride + column, mask=inside, other=0.0).to(tl.float32)
-        rounded = x.to(total_ptr.dtype.element_ty)  # what is normed is what the next layer reads
-        tl.store(total_ptr + at, rounded, mask=inside)
-        x = rounded.to(tl.float32)
-    inverse = tl.rsqrt(tl.sum(x * x, 1) / columns + eps)
-    tl.store(inverse_ptr + row, inverse, mask=row < rows)
-    tl.store(y_ptr + at, (x * inverse[:, None] * weight).to(y_ptr.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def _rms_norm_long_forward_kernel(
-    x_ptr,
-    residual_ptr,
-    weight_ptr,
-    y_ptr,
-    total_ptr,
-    inverse_ptr,
-    x_stride,
-    residual_stride,
-    columns,
-    eps,
-    ADD: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    row = tl.program_id(0).to(tl.int64)
-    lane = tl.arange(0, BLOCK)
-    squares = tl.zeros([BLOCK], tl.float32)
-    for start in range(0, columns, BLOCK):
-        at = start + lane
-        x = tl.load(x_ptr + row * x_stride + at, mask=at < columns, other=0.0).to(tl.float32)
-        if ADD:
-            x += tl.load(residual_ptr + row * residual_stride + at, mask=at < columns, other=0.0).to(tl.float32)
-            x = x.to(total_ptr.dtype.element_ty).to(tl.float32)
-        squares += x * x
-    inverse = tl.rsqrt(tl.sum(squares, 0) / columns + eps)
-    tl.store(inverse_ptr + row, inverse)
-    blocks = tl.cdiv(columns, BLOCK)
-    for block in range(blocks):  # backwards: what was read last is still in the caches
-        at = (blocks - 1 - block) * BLOCK + lane
-        weight = tl.load(weight_ptr + at, mask=at < columns, other=0.0).to(tl.float32)
-        x = tl.load(x_ptr + row * x_stride + at, mask=at < columns, other=0.0).to(tl.float32)
-        if ADD:
-            x += tl.load(residual_ptr + row * residual_stride + at, mask=at < columns, other=0.0).to(tl.float32)
-            rounded = x.to(total_ptr.dtype.element_ty)
-            tl.store(total_ptr + row * columns + at, rounded, mask=at < columns)
-            x = rounded.to(tl.float32)
-        tl.store(y_ptr + row * columns + at, (x * inverse * weight).to(y_ptr.dtype.element_ty), mask=at < columns)
 
 
 @triton.jit
@@ -251,25 +169,6 @@ def _rms_norm_long_weight_kernel(
     tl.store(partial_ptr + program.to(tl.int64) * columns + column, tl.sum(dweight, 0), mask=column < columns)
 
 
-def _forward(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """(y, total, 1/rms of every row) of rows [n, columns]; without a residual `total` is x."""
-    (n, columns), stride = x.shape, x.stride(0)
-    dtype = x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
-    y, inverse = x.new_empty((n, columns), dtype=dtype), x.new_empty(n, dtype=torch.float32)
-    total = x if residual is None else torch.empty_like(y)
-    other = x if residual is None else residual
-    arguments = (x, other, weight, y, total, inverse, stride, other.stride(0))
-    add = residual is not None
-    if columns <= COLUMNS:
-        per, block, warps = _shape(columns, FORWARD_WARP)
-        options = {"ADD": add, "ROWS": per, "BLOCK": block, "num_warps": warps}
-        _rms_norm_forward_kernel[(triton.cdiv(n, per),)](*arguments, n, columns, eps, **options)
-    else:
-        options = {"ADD": add, "BLOCK": LOOP_BLOCK, "num_warps": LOOP_WARPS}
-        _rms_norm_long_forward_kernel[(n,)](*arguments, columns, eps, **options)
-    return y, total, inverse
-
-
 def _backward(dy: Tensor, dtotal: Tensor | None, x: Tensor, weight: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
     """(dx, dweight) of rows [n, columns]."""
     n, columns = x.shape
@@ -278,7 +177,7 @@ def _backward(dy: Tensor, dtotal: Tensor | None, x: Tensor, weight: Tensor, inve
     tensors, strides = (dy, other, x, weight, inverse, dx), (dy.stride(0), other.stride(0), x.stride(0))
     sms = multiprocessors(x.device)
     if columns <= _held(columns):
-        per, block, warps = _shape(columns, BACKWARD_WARP)
+        per, block, warps = tile_shape(columns, BACKWARD_WARP)
         programs = min(triton.cdiv(n, per), sms * max(1, WARPS_PER_SM // warps))
         partial = x.new_empty((programs, columns), dtype=torch.float32)
         stages = _stages(x.element_size())
@@ -303,7 +202,7 @@ def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         return empty_in_order(x, order), x.new_empty(math.prod(x.shape[:-1]), dtype=wide(x.dtype))
     rows = to_rows(x, order)
     if runs_triton(x):
-        y, _, inverse = _forward(rows, None, weight.contiguous(), eps)
+        y, _, inverse = launch_forward(rows, None, weight.contiguous(), eps)
     else:
         y = rms_norm_reference(rows, weight, eps).contiguous()
         inverse = torch.rsqrt(rows.to(wide(x.dtype)).pow(2).mean(-1) + eps)
@@ -318,7 +217,7 @@ def _add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tu
         return empty_in_order(x, order, dtype), empty_in_order(x, order, dtype), inverse
     rows, others = to_rows(x, order), to_rows(residual, order)
     if runs_triton(x):
-        y, total, inverse = _forward(rows, others, weight.contiguous(), eps)
+        y, total, inverse = launch_forward(rows, others, weight.contiguous(), eps)
     else:
         y, total = (t.contiguous() for t in add_rms_norm_reference(rows, others, weight, eps))
         inverse = torch.rsqrt(total.to(wide(dtype)).pow(2).mean(-1) + eps)
@@ -427,21 +326,21 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
 
 
 def cases() -> Iterator[Case]:
-    pointers = ("x_ptr", "residual_ptr", "y_ptr", "total_ptr", "dy_ptr", "dtotal_ptr", "dx_ptr")
     whole = ("x_stride", "residual_stride", "dy_stride", "dtotal_stride", "columns")
     fp32 = dict.fromkeys(("inverse_ptr", "partial_ptr", "weight_ptr"), "*fp32")
-    numbers = dict.fromkeys((*whole, "rows"), "i32") | fp32
+    numbers = dict.fromkeys((*whole, "rows"), "i32") | fp32 | {"eps": "fp32"}
+    pointers = ("x_ptr", "residual_ptr", "y_ptr", "total_ptr", "dy_ptr", "dtotal_ptr", "dx_ptr")
     for dtype, columns in (("bf16", 128), ("bf16", 4096), ("fp32", COLUMNS), ("fp32", COLUMNS // 2 - 1)):
-        rows, block, warps = _shape(columns, FORWARD_WARP)
-        signature = dict.fromkeys(pointers, f"*{dtype}") | numbers | {"eps": "fp32"}
-        tile = {"ADD": True, "ROWS": rows, "BLOCK": block}
+        signature = dict.fromkeys(pointers, f"*{dtype}") | numbers
         divisible = () if columns % 16 else whole
         of = f"{dtype} {columns}"
-        yield Case(f"rms_norm forward {of}", _rms_norm_forward_kernel, signature, tile, warps, 3, divisible)
-        tile, warps = tile | {"STAGES": _stages(item_bytes(dtype))}, _shape(columns, BACKWARD_WARP)[2]
+        yield from forward_cases(of, columns, signature, divisible)
+        rows, block, warps = tile_shape(columns, BACKWARD_WARP)
+        tile = {"ADD": True, "ROWS": rows, "BLOCK": block, "STAGES": _stages(item_bytes(dtype))}
         yield Case(f"rms_norm backward {of}", _rms_norm_backward_kernel, signature, tile, warps, 3, divisible)
+    yield from forward_cases("bf16 5120", 5120, dict.fromkeys(pointers, "*bf16") | numbers, whole)
+    yield from forward_cases("fp32 longer", COLUMNS + 1, signature, whole)
     tile = {"ADD": True, "BLOCK": LOOP_BLOCK}
-    yield Case("rms_norm forward fp32 longer", _rms_norm_long_forward_kernel, signature, tile, LOOP_WARPS, 3, whole)
     yield Case("rms_norm backward fp32 longer", _rms_norm_long_backward_kernel, signature, tile, LOOP_WARPS, 3, whole)
     tile = {"ROWS": WEIGHT_ROWS, "BLOCK": WEIGHT_BLOCK}
     yield Case("rms_norm weight fp32 longer", _rms_norm_long_weight_kernel, signature, tile, 4, 3, whole)
