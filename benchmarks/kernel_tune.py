@@ -78,15 +78,15 @@ BOUNDS = {torch.bfloat16: 1e-2, torch.float32: 1e-5}
 
 
 def rms_norm_forward() -> Tuning:
-    ours, cases = module("rms_norm"), []
+    ours, forward, cases = module("rms_norm"), module("rms_norm_forward").launch_forward, []
     for dtype in (torch.bfloat16, torch.float32):
         x, _, other, weight, _ = _norms(dtype)
-        run = lambda x=x, weight=weight: ours._forward(x, None, weight, 1e-5)[:1]  # noqa: E731
+        run = lambda x=x, weight=weight: forward(x, None, weight, 1e-5)[:1]  # noqa: E731
         cases.append(Case(f"{dtype}", 2 * x.nbytes, run, [ours.rms_norm_reference(x, weight, 1e-5)], BOUNDS[dtype]))
-        added = lambda x=x, o=other, weight=weight: ours._forward(x, o, weight, 1e-5)[:2]  # noqa: E731
+        added = lambda x=x, o=other, weight=weight: forward(x, o, weight, 1e-5)[:2]  # noqa: E731
         right = ours.add_rms_norm_reference(x, other, weight, 1e-5)
         cases.append(Case(f"add {dtype}", 4 * x.nbytes, added, right, BOUNDS[dtype]))
-    return Tuning("rms_norm", cases, grid(FORWARD_WARP=(256, 512, 1024, 2048)))
+    return Tuning("rms_norm_forward", cases, grid(FORWARD_WARP=(256, 512, 1024, 2048)))
 
 
 def rms_norm_backward() -> Tuning:

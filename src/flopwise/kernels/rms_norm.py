@@ -25,7 +25,7 @@ from flopwise.kernels.dispatch import (
     to_rows,
     wide,
 )
-from flopwise.kernels.rms_norm_forward import COLUMNS, LOOP_BLOCK, LOOP_WARPS, forward_cases, launch_forward, tile_shape
+from flopwise.kernels.rms_norm_forward import COLUMNS, LOOP_BLOCK, LOOP_WARPS, forward_case, launch_forward, tile_shape
 from flopwise.spec.dtypes import item_bytes
 
 BACKWARD_WARP = 512  # elements of a warp: 16 a thread
@@ -334,12 +334,14 @@ def cases() -> Iterator[Case]:
         signature = dict.fromkeys(pointers, f"*{dtype}") | numbers
         divisible = () if columns % 16 else whole
         of = f"{dtype} {columns}"
-        yield from forward_cases(of, columns, signature, divisible)
+        yield forward_case(of, columns, signature, divisible)
         rows, block, warps = tile_shape(columns, BACKWARD_WARP)
         tile = {"ADD": True, "ROWS": rows, "BLOCK": block, "STAGES": _stages(item_bytes(dtype))}
         yield Case(f"rms_norm backward {of}", _rms_norm_backward_kernel, signature, tile, warps, 3, divisible)
-    yield from forward_cases("bf16 5120", 5120, dict.fromkeys(pointers, "*bf16") | numbers, whole)
-    yield from forward_cases("fp32 longer", COLUMNS + 1, signature, whole)
+    for dtype, columns in (("bf16", 5120), ("bf16", 6144), ("fp32", 6144), ("fp32", 6143)):  # rows in two parts
+        signature = dict.fromkeys(pointers, f"*{dtype}") | numbers
+        yield forward_case(f"{dtype} {columns}", columns, signature, () if columns % 16 else whole)
+    yield forward_case("fp32 longer", COLUMNS + 1, signature, whole)
     tile = {"ADD": True, "BLOCK": LOOP_BLOCK}
     yield Case("rms_norm backward fp32 longer", _rms_norm_long_backward_kernel, signature, tile, LOOP_WARPS, 3, whole)
     tile = {"ROWS": WEIGHT_ROWS, "BLOCK": WEIGHT_BLOCK}

@@ -1,7 +1,7 @@
-"""RMSNorm's forward pass in Triton. How it takes rows that fit into registers is chosen by their length: `form`."""
+"""RMSNorm's forward pass in Triton."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 import triton
@@ -9,31 +9,12 @@ import triton.language as tl
 from torch import Tensor
 
 from flopwise.kernels.case import Case
-from flopwise.kernels.dispatch import multiprocessors
 
 COLUMNS = 8192  # the longest rows that are held in registers without a spill, forward and backward
 TILE = 2048  # elements of a program that takes several short rows
+FORWARD_WARP = 512  # elements of a warp: 16 a thread
+WIDE_WARP, WIDE = 1024, 5120  # and of rows in two parts with more columns than that
 LOOP_BLOCK, LOOP_WARPS = 2048, 4  # of longer rows, which are read twice
-
-
-class Form(NamedTuple):
-    """How the forward pass takes its rows."""
-
-    warp: int = 512  # elements of a warp: 16 a thread
-    split: bool = (
-        False  # into two parts, each a power of two wide, where that leaves fewer lanes idle; no needless masks
-    )
-    resident: int = 0  # warps of a multiprocessor whose programs stay and take many rows; 0: one tile a program
-    stages: int = 1  # tiles in flight there
-    twice: bool = False  # read in blocks, twice, as rows too long for registers are
-
-
-FORM = Form()
-
-
-def form(columns: int) -> Form:
-    """The form of rows so long."""
-    return FORM if columns <= COLUMNS else Form(twice=True)
 
 
 def tile_shape(columns: int, of_warp: int) -> tuple[int, int, int]:
@@ -42,18 +23,14 @@ def tile_shape(columns: int, of_warp: int) -> tuple[int, int, int]:
     return max(1, TILE // block), block, max(4, block // of_warp)
 
 
-def _tile(columns: int, chosen: Form) -> dict[str, Any]:
-    """What the kernel is compiled for."""
-    rows, block, warps = tile_shape(columns, chosen.warp)
-    rest = 0
-    if chosen.split and rows == 1 and columns < block:
-        rest = max(16, triton.next_power_of_2(columns - block // 2))
-        rest = rest if rest < block // 2 else 0
-    if rest:
-        block //= 2
-        warps = max(1, block // chosen.warp)
-    tile = {"ROWS": rows, "BLOCK": block, "REST": rest, "WHOLE": chosen.split and block + rest == columns}
-    return tile | {"STAYS": chosen.resident > 0, "STAGES": chosen.stages, "num_warps": warps}
+def _tile(columns: int) -> dict[str, Any]:
+    """What the kernel is compiled for: rows in two parts, each a power of two wide, where that leaves fewer lanes idle."""
+    rows, block, warps = tile_shape(columns, FORWARD_WARP)
+    half, rest = block // 2, 0
+    if rows == 1 and columns <= half + half // 2:
+        block, rest = half, max(16, triton.next_power_of_2(columns - half))
+        warps = max(1, block // (WIDE_WARP if columns > WIDE else FORWARD_WARP))
+    return {"ROWS": rows, "BLOCK": block, "REST": rest, "WHOLE": block + rest == columns, "num_warps": warps}
 
 
 @triton.jit
@@ -80,56 +57,6 @@ def _added(x, residual_ptr, residual_stride, total_ptr, row, column, columns, in
 
 
 @triton.jit
-def _norm_rows(
-    x_ptr,
-    residual_ptr,
-    weight_ptr,
-    y_ptr,
-    total_ptr,
-    inverse_ptr,
-    x_stride,
-    residual_stride,
-    rows,
-    columns,
-    eps,
-    row,
-    weight,
-    weight2,
-    ADD: tl.constexpr,
-    BLOCK: tl.constexpr,
-    REST: tl.constexpr,
-    WHOLE: tl.constexpr,
-    STAYS: tl.constexpr,
-):
-    """Some rows, in one part or in two."""
-    column = tl.arange(0, BLOCK)[None, :]
-    inside = _inside(row, rows, column, columns, WHOLE or REST > 0)
-    x = tl.load(x_ptr + row[:, None] * x_stride + column, mask=inside, other=0.0).to(tl.float32)
-    if REST > 0:
-        column2 = BLOCK + tl.arange(0, REST)[None, :]
-        inside2 = _inside(row, rows, column2, columns, WHOLE)
-        x2 = tl.load(x_ptr + row[:, None] * x_stride + column2, mask=inside2, other=0.0).to(tl.float32)
-    if not STAYS:  # after x, which comes from far
-        weight = _weight(weight_ptr, column, columns)
-        if REST > 0:
-            weight2 = _weight(weight_ptr, column2, columns)
-    if ADD:
-        x = _added(x, residual_ptr, residual_stride, total_ptr, row, column, columns, inside)
-        if REST > 0:
-            x2 = _added(x2, residual_ptr, residual_stride, total_ptr, row, column2, columns, inside2)
-    squares = tl.sum(x * x, 1)
-    if REST > 0:
-        # As numbers of one row, which have no layout: else x would be laid out anew as the rest is.
-        squares = tl.full([1], tl.sum(squares, 0) + tl.sum(tl.sum(x2 * x2, 1), 0), tl.float32)
-    inverse = tl.rsqrt(squares / columns + eps)
-    tl.store(inverse_ptr + row, inverse, mask=row < rows)
-    y = y_ptr + row[:, None] * columns
-    tl.store(y + column, (x * inverse[:, None] * weight).to(y_ptr.dtype.element_ty), mask=inside)
-    if REST > 0:
-        tl.store(y + column2, (x2 * inverse[:, None] * weight2).to(y_ptr.dtype.element_ty), mask=inside2)
-
-
-@triton.jit
 def _rms_norm_forward_kernel(
     x_ptr,
     residual_ptr,
@@ -147,61 +74,33 @@ def _rms_norm_forward_kernel(
     BLOCK: tl.constexpr,
     REST: tl.constexpr,
     WHOLE: tl.constexpr,
-    STAYS: tl.constexpr,
-    STAGES: tl.constexpr,
 ):
-    """One tile of rows; or, where programs stay, tiles n, n + programs, … with the weight held in registers."""
-    if STAYS:
-        weight = _weight(weight_ptr, tl.arange(0, BLOCK)[None, :], columns)
-        weight2 = weight
+    """Some rows in one part, or one row in two: BLOCK columns and the REST."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, BLOCK)[None, :]
+    inside = _inside(row, rows, column, columns, WHOLE or REST > 0)
+    x = tl.load(x_ptr + row[:, None] * x_stride + column, mask=inside, other=0.0).to(tl.float32)
+    if REST > 0:
+        column2 = BLOCK + tl.arange(0, REST)[None, :]
+        inside2 = _inside(row, rows, column2, columns, WHOLE)
+        x2 = tl.load(x_ptr + row[:, None] * x_stride + column2, mask=inside2, other=0.0).to(tl.float32)
+    weight = _weight(weight_ptr, column, columns)  # after x, which comes from far
+    if REST > 0:
+        weight2 = _weight(weight_ptr, column2, columns)
+    if ADD:
+        x = _added(x, residual_ptr, residual_stride, total_ptr, row, column, columns, inside)
         if REST > 0:
-            weight2 = _weight(weight_ptr, BLOCK + tl.arange(0, REST)[None, :], columns)
-        for tile in tl.range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0), num_stages=STAGES):
-            row = tl.full([ROWS], tile, tl.int64) * ROWS + tl.arange(0, ROWS)
-            _norm_rows(
-                x_ptr,
-                residual_ptr,
-                weight_ptr,
-                y_ptr,
-                total_ptr,
-                inverse_ptr,
-                x_stride,
-                residual_stride,
-                rows,
-                columns,
-                eps,
-                row,
-                weight,
-                weight2,
-                ADD,
-                BLOCK,
-                REST,
-                WHOLE,
-                STAYS,
-            )
-    else:
-        row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-        _norm_rows(
-            x_ptr,
-            residual_ptr,
-            weight_ptr,
-            y_ptr,
-            total_ptr,
-            inverse_ptr,
-            x_stride,
-            residual_stride,
-            rows,
-            columns,
-            eps,
-            row,
-            0,
-            0,
-            ADD,
-            BLOCK,
-            REST,
-            WHOLE,
-            STAYS,
-        )
+            x2 = _added(x2, residual_ptr, residual_stride, total_ptr, row, column2, columns, inside2)
+    squares = tl.sum(x * x, 1)
+    if REST > 0:
+        # As numbers of one row, which have no layout: else x would be laid out anew as the rest is.
+        squares = tl.full([1], tl.sum(squares, 0) + tl.sum(tl.sum(x2 * x2, 1), 0), tl.float32)
+    inverse = tl.rsqrt(squares / columns + eps)
+    tl.store(inverse_ptr + row, inverse, mask=row < rows)
+    y = y_ptr + row[:, None] * columns
+    tl.store(y + column, (x * inverse[:, None] * weight).to(y_ptr.dtype.element_ty), mask=inside)
+    if REST > 0:
+        tl.store(y + column2, (x2 * inverse[:, None] * weight2).to(y_ptr.dtype.element_ty), mask=inside2)
 
 
 @triton.jit
@@ -244,9 +143,7 @@ def _rms_norm_long_forward_kernel(
         tl.store(y_ptr + row * columns + at, (x * inverse * weight).to(y_ptr.dtype.element_ty), mask=at < columns)
 
 
-def launch_forward(
-    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, chosen: Form | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
+def launch_forward(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     """(y, total, 1/rms of every row) of rows [n, columns]; without a residual `total` is x."""
     (n, columns), stride = x.shape, x.stride(0)
     dtype = x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
@@ -255,28 +152,19 @@ def launch_forward(
     other = x if residual is None else residual
     arguments = (x, other, weight, y, total, inverse, stride, other.stride(0))
     add = residual is not None
-    chosen = chosen or form(columns)
-    if chosen.twice:
+    if columns <= COLUMNS:
+        tile = _tile(columns)
+        _rms_norm_forward_kernel[(triton.cdiv(n, tile["ROWS"]),)](*arguments, n, columns, eps, ADD=add, **tile)
+    else:
         options = {"ADD": add, "BLOCK": LOOP_BLOCK, "num_warps": LOOP_WARPS}
         _rms_norm_long_forward_kernel[(n,)](*arguments, columns, eps, **options)
-    else:
-        tile = _tile(columns, chosen)
-        programs = triton.cdiv(n, tile["ROWS"])
-        if chosen.resident:
-            programs = min(programs, multiprocessors(x.device) * max(1, chosen.resident // tile["num_warps"]))
-        _rms_norm_forward_kernel[(programs,)](*arguments, n, columns, eps, ADD=add, **tile)
     return y, total, inverse
 
 
-def forward_cases(
-    of: str, columns: int, signature: Mapping[str, str], divisible: tuple[str, ...], chosen: Form | None = None
-) -> Iterator[Case]:
-    """The forward pass as it is shipped for rows so long, or in another form."""
-    chosen = chosen or form(columns)
-    if chosen.twice:
-        tile: dict[str, Any] = {"BLOCK": LOOP_BLOCK, "num_warps": LOOP_WARPS}
-    else:
-        tile = _tile(columns, chosen)
-    kernel = _rms_norm_long_forward_kernel if chosen.twice else _rms_norm_forward_kernel
+def forward_case(of: str, columns: int, signature: Mapping[str, str], divisible: tuple[str, ...]) -> Case:
+    """The forward pass as it is shipped for rows so long."""
+    held = columns <= COLUMNS
+    tile = _tile(columns) if held else {"BLOCK": LOOP_BLOCK, "num_warps": LOOP_WARPS}
+    kernel = _rms_norm_forward_kernel if held else _rms_norm_long_forward_kernel
     warps = tile.pop("num_warps")
-    yield Case(f"rms_norm forward {of}", kernel, signature, {"ADD": True} | tile, warps, 3, divisible)
+    return Case(f"rms_norm forward {of}", kernel, signature, {"ADD": True} | tile, warps, 3, divisible)
