@@ -237,6 +237,11 @@ def test_a_file_that_is_no_plan_is_refused(run, tmp_path, text):
         (("best", "layout", "data"), 0, "data = 0 is not allowed"),
         (("best", "layout", "recompute"), "\x1b[31m", "recompute ="),
         (("gpus",), "many", "is not a plan"),
+        (("best", "step", "wall_s"), -1, "'a step' takes -1.0 seconds"),
+        (("best", "step", "wall_s"), 0, "a step takes no time"),
+        (("best", "step", "mfu"), 99, "mfu = 99.0 is not allowed"),
+        (("best", "step", "parts", "matmuls"), 1e6, "the parts of a step add up to"),
+        (("others", 0, "step", "wall_s"), -1, "'a step' takes -1.0 seconds"),
     ],
 )
 def test_a_plan_that_was_tampered_with_is_refused(run, tmp_path, place, value, says):

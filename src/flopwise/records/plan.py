@@ -1,5 +1,6 @@
 """A plan: the layout of a training run, what it takes, and the next best ones. Stored by `plan -o FILE.json`."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import msgspec
 
 from flopwise import units
 from flopwise.errors import FlopwiseError
-from flopwise.records.planned import EXCHANGED, Planned
+from flopwise.records.planned import EXCHANGED, Planned, PlannedStep
 from flopwise.records.printed import Printed
 from flopwise.spec import fields
 from flopwise.spec.planned_model import PlannedModel
@@ -16,6 +17,7 @@ SCHEMA = "flopwise.plan/1"
 MOST_BYTES = 16 * 2**20
 _DAY_S, _HOUR_S = 86_400, 3600
 _MOST_S = 1e12  # of a part of a step
+_MOST_MFU = 8.0  # of the peak in half precision: fp4 has several times that
 
 
 class Plan(Printed, msgspec.Struct, frozen=True, kw_only=True):
@@ -93,8 +95,21 @@ def _checked(found: dict[str, Any], path: str | Path) -> Plan:
         plan = msgspec.convert(found, Plan)
     except FlopwiseError as error:  # of its layout
         raise FlopwiseError(f"{path}: {error.message}", error.hint) from None
-    step = plan.best.step
-    for name, seconds in {**step.parts, **step.hidden_s}.items():
-        if not 0 <= seconds <= _MOST_S:
-            raise FlopwiseError(f"{path}: {fields.show(name)} takes {fields.show(seconds)} seconds", "plan again")
+    for one in (plan.best, *plan.others):
+        if why := _wrong(one.step):
+            raise FlopwiseError(f"{path}: {why}", "plan again")
     return plan
+
+
+def _wrong(step: PlannedStep) -> str:
+    """What no step can be."""
+    for name, seconds in {**step.parts, **step.hidden_s, "a step": step.wall_s}.items():
+        if not 0 <= seconds <= _MOST_S:
+            return f"{fields.show(name)} takes {fields.show(seconds)} seconds"
+    if not step.wall_s:
+        return "a step takes no time"
+    if not 0 <= step.mfu <= _MOST_MFU:
+        return f"mfu = {fields.show(step.mfu)} is not allowed"
+    if not math.isclose(whole := sum(step.parts.values()), step.wall_s, rel_tol=0.01):
+        return f"the parts of a step add up to {whole:.4g} of {step.wall_s:.4g} seconds"
+    return ""

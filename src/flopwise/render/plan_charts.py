@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from flopwise import units
 from flopwise.records.plan import Plan
 from flopwise.records.planned import PARTS
 from flopwise.render.chart_style import NEUTRAL, OWNER_COLOURS, SERIES, WIDTH
@@ -9,14 +10,17 @@ from flopwise.render.charts import altair
 from flopwise.render.plan_screen import brief
 
 _BAR, _MOST = 26, 7
-_LIMIT = "#D55E00"
+_ROOM = 1.15
+_LIMIT = "#B00020"  # no part's and no owner's
+_TOO_LARGE = "does not fit: "
 
 
 def plan_chart(p: Plan) -> Any:
     """Both, one below the other; the best layout first."""
     alt = altair()
     everything = (p.best, *p.others)[:_MOST]
-    names = [f"{number}. {brief(one.layout)}" for number, one in enumerate(everything, 1)]
+    marks = ["" if one.memory.peak_bytes <= p.limit_bytes else _TOO_LARGE for one in everything]
+    names = [f"{n}. {mark}{brief(one.layout)}" for n, (mark, one) in enumerate(zip(marks, everything, strict=True), 1)]
     times = [
         {"layout": name, "part": part, "amount": round(one.step.parts[part], 6), "place": PARTS.index(part)}
         for name, one in zip(names, everything, strict=True)
@@ -35,25 +39,53 @@ def plan_chart(p: Plan) -> Any:
         for owner in owners
         if one.memory.owners.get(owner)
     ]
+    took = [{"at": one.step.wall_s, "shown": units.duration(1e9 * one.step.wall_s)} for one in everything]
+    held = [{"at": one.memory.peak_bytes / 1e9, "shown": f"{one.memory.peak_bytes / 1e9:.1f} GB"} for one in everything]
     title = f"{p.model} on {p.gpus:,} × {p.gpu}, predicted"
     parts = [part for part in PARTS if any(row["part"] == part for row in times)]
-    top = _bars(alt, times, names, parts, "seconds of a step", {}).properties(title=title)
-    bottom = _bars(alt, sizes, names, owners, "GB on the fullest GPU", OWNER_COLOURS)
-    limit = alt.Chart(alt.Data(values=[{"limit": p.limit_bytes / 1e9}])).mark_rule(color=_LIMIT, strokeDash=[4, 3])
-    below = alt.layer(bottom, limit.encode(x="limit:Q"))
-    return alt.vconcat(top, below, spacing=30).resolve_scale(color="independent")
+    longest = max(row["at"] for row in took)
+    top = alt.layer(_bars(alt, times, names, parts, ("seconds of a step", longest), {}), _ends(alt, took, names))
+    most = max(p.limit_bytes / 1e9, *(row["at"] for row in held))
+    beyond = [row | {"at": most} for row in held]  # right of the limit's line, which would cross them
+    bottom = _bars(alt, sizes, names, owners, ("GB on the fullest GPU", most), OWNER_COLOURS)
+    below = alt.layer(bottom, _ends(alt, beyond, names), *_limit(alt, p.limit_bytes / 1e9))
+    return alt.vconcat(top.properties(title=title), below, spacing=40).resolve_scale(color="independent")
+
+
+def _ends(alt: Any, rows: list[dict[str, Any]], names: list[str]) -> Any:
+    """What a bar is, in figures, at its end."""
+    named = [row | {"layout": name} for row, name in zip(rows, names, strict=True)]
+    return (
+        alt.Chart(alt.Data(values=named))
+        .mark_text(align="left", dx=4, color=NEUTRAL)
+        .encode(x="at:Q", y=alt.Y("layout:N", sort=names), text="shown:N")
+    )
+
+
+def _limit(alt: Any, limit: float) -> tuple[Any, Any]:
+    """A line, and what it is, above the bars."""
+    there = alt.Chart(alt.Data(values=[{"limit": limit, "shown": f"limit: {limit:.0f} GB"}])).encode(x="limit:Q")
+    line = there.mark_rule(color=_LIMIT, strokeDash=[4, 3], strokeWidth=2)
+    return line, there.mark_text(color=_LIMIT, baseline="bottom", dy=-4).encode(y=alt.value(0), text="shown:N")
 
 
 def _bars(
-    alt: Any, rows: list[dict[str, Any]], names: list[str], parts: list[str], title: str, known: dict[str, str]
+    alt: Any,
+    rows: list[dict[str, Any]],
+    names: list[str],
+    parts: list[str],
+    axis: tuple[str, float],
+    known: dict[str, str],
 ) -> Any:
-    spare = iter(colour for colour in (*SERIES, *[NEUTRAL] * len(parts)) if colour not in known.values())
+    """A stack for each layout. `axis`: its title, and the longest bar, beyond which there is room for figures."""
+    taken = {known[part] for part in parts if part in known}
+    spare = iter(colour for colour in (*SERIES, *[NEUTRAL] * len(parts)) if colour not in taken)
     colours = [known.get(part) or next(spare) for part in parts]
     return (
         alt.Chart(alt.Data(values=rows))
         .mark_bar(height=_BAR - 8)
         .encode(
-            x=alt.X("amount:Q", title=title).stack("zero"),
+            x=alt.X("amount:Q", title=axis[0]).stack("zero").scale(domain=[0, _ROOM * axis[1]], nice=False),
             y=alt.Y("layout:N", sort=names, title=None).axis(labelLimit=460),
             color=alt.Color("part:N", title=None, sort=parts, scale=alt.Scale(domain=parts, range=colours)),
             order=alt.Order("place:Q"),

@@ -8,14 +8,16 @@ from flopwise.spec.layout import Layout
 
 _KINDS = {MATMULS: USEFUL} | dict.fromkeys((*EXCHANGED, BUBBLE, LAUNCHES, SLOWED, IMBALANCE), IDLE)
 _SHARDED = {"optimizer": "optimizer sharded", "gradients": "gradients sharded", "weights": "FSDP"}
+_LIMITS = {"specified": "datasheet", "measured": "measured"}
+_SAME = 0.003  # of a step: no difference
 _NAMED, _LEAST_NAMED = 6, 0.02  # owners that are named: the largest, and of the peak
 
 
 def plan_screen(p: Plan) -> Screen:
     """Of the best layout."""
     step = p.best.step
-    fastest = [one for one in p.others if one.memory.peak_bytes <= p.limit_bytes][: MOST_CHANGES - 1]
-    shown = [*fastest, *(one for one in p.others if one.memory.peak_bytes > p.limit_bytes)][:MOST_CHANGES]
+    shown = next_best(p)
+    shown = shown if len(shown) < 2 or not p.notes else [shown[0], *shown[2:]]  # a note needs the room
     return Screen(
         title=f"{p.model}, {units.count(p.parameters)} parameters",
         where=f"{p.gpus:,} × {p.gpu.partition(' (')[0]}" if p.gpus > 1 else p.gpu,
@@ -28,26 +30,57 @@ def plan_screen(p: Plan) -> Screen:
         paragraphs=(f"Layout: {in_words(p.best.layout, p)}", f"Memory: {memory_words(p)}"),
         changes_title="Next best layouts" if shown else "",
         changes=tuple(_other(one, p) for one in shown),
-        notes=tuple(filter(None, (_rule(p), *p.notes, _searched(p)))),
+        notes=tuple(filter(None, (" ".join(p.notes), _rule(p), _searched(p)))),
+        more=f"Limits: {_LIMITS.get(step.how, step.how)}. All tables: --full",
     )
+
+
+def next_best(p: Plan) -> list[Planned]:
+    """Two that fit and differ by something that matters; one that does not fit, where it would be faster."""
+    fit = [one for one in p.others if one.memory.peak_bytes <= p.limit_bytes and not same(p.best, one)]
+    faster = [
+        one
+        for one in p.others
+        if one.memory.peak_bytes > p.limit_bytes and one.step.wall_s < (1 - _SAME) * p.best.step.wall_s
+    ][:1]
+    return [*fit[: MOST_CHANGES - 1], *faster]
+
+
+def same(best: Planned, other: Planned) -> bool:
+    """As fast, and but for one kind of ranks the same."""
+    kinds = ("tensor", "context", "pipeline", "expert", "sharded")
+    apart = sum(getattr(best.layout, name) != getattr(other.layout, name) for name in kinds)
+    return apart <= 1 and other.step.wall_s <= (1 + _SAME) * best.step.wall_s
 
 
 def verdict(p: Plan) -> str:
     """What the run takes, as far as its tokens and a price are given."""
     rate = units.count(p.batch * p.context / p.step_s)
     if p.days is None or p.gpu_hours is None or p.tokens is None:
+        if p.price is not None:
+            hourly = f"{money(p.gpus * p.price)} an hour at ${p.price:g} a GPU"
+            return f"{rate} tokens/s, {hourly}. Days, GPU-hours and money of a run: add --tokens 15T."
         return f"{rate} tokens/s. Days, GPU-hours and money: add --tokens 15T --price 2.5."
     cost = f", {money(p.cost)} at ${p.price:g} an hour" if p.cost is not None else ""
-    hours = f"{units.count(p.gpu_hours)} GPU-hours{cost}"
-    return f"{units.count(p.tokens)} tokens take {units.days(p.days)}: {hours}. {rate} tokens/s."
+    used = _count(p.gpu_hours)
+    hours = f"{used} GPU-hours{cost}"
+    words = f"{units.count(p.tokens)} tokens take" if p.tokens != 1 else "1 token takes"
+    return f"{words} {units.days(p.days)}: {hours}. {rate} tokens/s."
 
 
 def money(dollars: float) -> str:
     """
-    >>> money(53_400_000), money(125)
-    ('$53.4M', '$125')
+    >>> money(53_400_000), money(125), money(2.5), money(0.0), money(1e-9)
+    ('$53.4M', '$125', '$2.50', '$0', 'less than $0.01')
     """
-    return f"${units.count(dollars)}"
+    return _count(dollars, "$")
+
+
+def _count(value: float, unit: str = "") -> str:
+    """Of hours or dollars: three digits, and none of what rounds to nothing."""
+    if 0 < value < 0.01:
+        return f"less than {unit}0.01"
+    return f"{unit}{units.count(value) if value >= 100 or not value else units.significant(value)}"
 
 
 def _figures(p: Plan) -> tuple[Figure, ...]:
@@ -117,17 +150,19 @@ def memory_words(p: Plan) -> str:
 
 def _other(one: Planned, p: Plan) -> Change:
     if one.memory.peak_bytes > p.limit_bytes:
-        return Change(brief(one.layout), 0.0, shown=one.why)
+        return Change(brief(one.layout), 0.0, shown=f"{units.duration(1e9 * one.step.wall_s)}, but {one.why}")
     more = units.percent(one.step.wall_s / p.best.step.wall_s - 1)
     return Change(brief(one.layout), 0.0, one.why, shown=f"{units.duration(1e9 * one.step.wall_s)} (+{more})")
 
 
 def _rule(p: Plan) -> str:
-    """The lecture's arithmetic beside it."""
-    if p.rule_days is None:
+    """The same MFU by both conventions."""
+    if p.rule_days is None or p.days is None:
         return ""
     mfu = units.percent(p.mfu_given or p.best.step.mfu, 0)
-    return f"By 6 · parameters · tokens at {mfu} MFU: {units.days(p.rule_days)} (attention left out)."
+    both = units.days(p.days), units.days(p.rule_days)
+    alone = both[1].removesuffix(" days") if both[0].endswith(" days") else both[1]
+    return f"At {mfu} MFU: {both[0]} with attention's FLOPs counted; {alone} by 6·N·D alone."
 
 
 def _searched(p: Plan) -> str:

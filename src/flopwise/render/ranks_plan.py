@@ -23,12 +23,10 @@ def planned_listing(e: RanksExplanation) -> Listing:
     return Listing(
         title=f"{e.name}: {found.model} as planned for {found.gpus:,} GPUs, and {len(e.ranks)} ranks",
         where=e.gpu or "the CPU",
-        verdict=sentence(plan_verdict(found)),
+        verdict=" ".join(map(sentence, (*found.notes, plan_verdict(found)))),
         headings=tuple(Heading(name, right=bool(name)) for name in headings),
         rows=tuple((name, units.duration(p), units.duration(m), signed(m - p)) for name, p, m in rows),
-        notes=tuple(
-            map(sentence, (*found.notes, e.verdict, "measured: the mean rank, traced; parts add up to the step"))
-        ),
+        notes=tuple(map(sentence, (e.verdict, "measured: the mean rank, traced; parts add up to the step"))),
     )
 
 
@@ -39,8 +37,22 @@ def plan_verdict(found: BesidePlan) -> str:
     if not found.planned_ns or not more:
         return times
     most = max(found.parts, key=lambda one: (one.measured_ns - one.planned_ns) * (1 if more > 0 else -1))
-    how = f"{units.percent(abs(more) / found.planned_ns, 0)} {'slower' if more > 0 else 'faster'}"
+    how = apart(found.planned_ns, found.measured_ns)
     return f"{times}: {how}, most by {PARTS[most.part][0]} ({signed(most.measured_ns - most.planned_ns)})"
+
+
+def apart(planned: float, measured: float) -> str:
+    """By a percentage, or by how many times where that says more.
+
+    >>> apart(100, 110), apart(3.84e9, 3.43e6), apart(1, 3), apart(2, 1)
+    ('10 % slower', '1120 times as fast', '3.00 times as slow', '2.00 times as fast')
+    """
+    times = measured / planned
+    if times >= 2:
+        return f"{units.significant(times)} times as slow"
+    if 0 < times <= 1 / 2:
+        return f"{units.significant(1 / times)} times as fast"
+    return f"{units.percent(abs(times - 1), 0)} {'slower' if times > 1 else 'faster'}"
 
 
 def signed(ns: float) -> str:
@@ -61,7 +73,7 @@ def plan_table(e: RanksExplanation) -> Table:
     if found is not None:
         rows.append({"part": "the step", "planned_ns": found.planned_ns, "measured_ns": found.measured_ns})
     shown = columns("part | planned_ns: planned [ms] | measured_ns: measured, mean of the ranks [ms]")
-    notes = (plan_verdict(found), *found.notes) if found is not None else ()
+    notes = (*found.notes, plan_verdict(found)) if found is not None else ()
     return Table("plan", "The plan beside the ranks, per step", shown, tuple(rows), notes)
 
 
