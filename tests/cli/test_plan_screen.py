@@ -53,9 +53,7 @@ def test_other_links_and_limits_are_said():
 
 def test_days_by_both_conventions_stand_in_one_line():
     found = flopwise.plan("llama3-8b", **SMALL, tokens=15e12, mfu=0.5)
-    line = (
-        f"At 50 % MFU: {found.days:.1f} days with attention's FLOPs counted; {found.rule_days:.1f} by 6·N·D alone."
-    )
+    line = f"At 50 % MFU: {found.days:.1f} days with attention's FLOPs counted; {found.rule_days:.1f} by 6·N·D alone."
     assert line in " ".join(text(plan_screen(found)).split())
 
 

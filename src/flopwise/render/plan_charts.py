@@ -4,7 +4,7 @@ from typing import Any
 
 from flopwise import units
 from flopwise.records.plan import Plan
-from flopwise.records.planned import PARTS
+from flopwise.records.planned import PARTS, Planned
 from flopwise.render.chart_style import NEUTRAL, OWNER_COLOURS, SERIES, WIDTH
 from flopwise.render.charts import altair
 from flopwise.render.plan_screen import brief
@@ -18,45 +18,46 @@ _TOO_LARGE = "does not fit: "
 def plan_chart(p: Plan) -> Any:
     """Both, one below the other; the best layout first."""
     alt = altair()
-    everything = (p.best, *p.others)[:_MOST]
-    marks = ["" if one.memory.peak_bytes <= p.limit_bytes else _TOO_LARGE for one in everything]
-    names = [f"{n}. {mark}{brief(one.layout)}" for n, (mark, one) in enumerate(zip(marks, everything, strict=True), 1)]
-    times = [
-        {"layout": name, "part": part, "amount": round(one.step.parts[part], 6), "place": PARTS.index(part)}
-        for name, one in zip(names, everything, strict=True)
-        for part in PARTS
-        if one.step.parts.get(part)
-    ]
-    owners = list(dict.fromkeys(owner for one in everything for owner, size in one.memory.owners.items() if size))
-    sizes = [
-        {
-            "layout": name,
-            "part": owner,
-            "amount": round(one.memory.owners[owner] / 1e9, 3),
-            "place": owners.index(owner),
-        }
-        for name, one in zip(names, everything, strict=True)
-        for owner in owners
-        if one.memory.owners.get(owner)
-    ]
-    took = [{"at": one.step.wall_s, "shown": units.duration(1e9 * one.step.wall_s)} for one in everything]
-    held = [{"at": one.memory.peak_bytes / 1e9, "shown": f"{one.memory.peak_bytes / 1e9:.1f} GB"} for one in everything]
-    title = f"{p.model} on {p.gpus:,} × {p.gpu}, predicted"
+    shown = {_name(n, one, p): one for n, one in enumerate((p.best, *p.others)[:_MOST], 1)}
+    times = _rows({name: one.step.parts for name, one in shown.items()}, PARTS)
+    owners = list(dict.fromkeys(owner for one in shown.values() for owner, size in one.memory.owners.items() if size))
+    sizes = _rows(
+        {name: {k: v / 1e9 for k, v in one.memory.owners.items()} for name, one in shown.items()}, tuple(owners)
+    )
     parts = [part for part in PARTS if any(row["part"] == part for row in times)]
-    longest = max(row["at"] for row in took)
-    top = alt.layer(_bars(alt, times, names, parts, ("seconds of a step", longest), {}), _ends(alt, took, names))
-    most = max(p.limit_bytes / 1e9, *(row["at"] for row in held))
-    beyond = [row | {"at": most} for row in held]  # right of the limit's line, which would cross them
+    limit = p.limit_bytes / 1e9
+    took = {name: one.step.wall_s for name, one in shown.items()}
+    held = {name: one.memory.peak_bytes / 1e9 for name, one in shown.items()}
+    ends = [{"layout": name, "at": s, "shown": units.duration(1e9 * s)} for name, s in took.items()]
+    most = max(limit, *held.values())  # figures stand right of the limit's line, which would cross them
+    peaks = [{"layout": name, "at": most, "shown": f"{gb:.1f} GB"} for name, gb in held.items()]
+    names = list(shown)
+    top = alt.layer(
+        _bars(alt, times, names, parts, ("seconds of a step", max(took.values())), {}), _ends(alt, ends, names)
+    )
     bottom = _bars(alt, sizes, names, owners, ("GB on the fullest GPU", most), OWNER_COLOURS)
-    below = alt.layer(bottom, _ends(alt, beyond, names), *_limit(alt, p.limit_bytes / 1e9))
+    below = alt.layer(bottom, _ends(alt, peaks, names), *_limit(alt, limit))
+    title = f"{p.model} on {p.gpus:,} × {p.gpu}, predicted"
     return alt.vconcat(top.properties(title=title), below, spacing=40).resolve_scale(color="independent")
+
+
+def _name(number: int, one: Planned, p: Plan) -> str:
+    return f"{number}. {'' if one.memory.peak_bytes <= p.limit_bytes else _TOO_LARGE}{brief(one.layout)}"
+
+
+def _rows(amounts: dict[str, dict[str, float]], order: tuple[str, ...]) -> list[dict[str, Any]]:
+    return [
+        {"layout": name, "part": part, "amount": round(parts[part], 6), "place": place}
+        for name, parts in amounts.items()
+        for place, part in enumerate(order)
+        if parts.get(part)
+    ]
 
 
 def _ends(alt: Any, rows: list[dict[str, Any]], names: list[str]) -> Any:
     """What a bar is, in figures, at its end."""
-    named = [row | {"layout": name} for row, name in zip(rows, names, strict=True)]
     return (
-        alt.Chart(alt.Data(values=named))
+        alt.Chart(alt.Data(values=rows))
         .mark_text(align="left", dx=4, color=NEUTRAL)
         .encode(x="at:Q", y=alt.Y("layout:N", sort=names), text="shown:N")
     )
