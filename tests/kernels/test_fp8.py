@@ -145,3 +145,36 @@ def test_one_row_with_a_large_number_spoils_the_others_only_with_one_scale(round
         for found in [fp8.cast(x, E4M3, axis=axis)]
     ]
     assert off[0] > 0.1 > 0.04 > off[1]
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+def test_a_layer_with_swiglu_is_the_layer_and_then_swiglu(scaling):
+    x, w = torch.randn(2, 16, 32).bfloat16(), torch.randn(96, 32).bfloat16()
+    dy, found = torch.randn(2, 16, 48).bfloat16(), []
+    for together in (True, False):
+        leaves = [one.clone().requires_grad_() for one in (x, w)]
+        if together:
+            made = fp8_linear.gated_linear(*leaves, None, scaling)
+        else:
+            made = fp8_linear.gated(*fp8_linear.linear(*leaves, None, scaling).chunk(2, -1), scaling)
+        found.append([made.value, made.cast.by_rows, *torch.autograd.grad(made.value, leaves, dy)])
+    for ours, right in zip(*found, strict=True):
+        assert torch.equal(ours.float(), right.float())
+
+
+def test_gradients_of_gate_and_up_in_one_matrix_with_its_amax(device, poison):
+    dy, joined = torch.randn(19, 1040, device=device).bfloat16(), torch.randn(19, 2080, device=device).bfloat16()
+    d, amax = fp8_rows.joined_swiglu_gradient(dy, joined)
+    right = torch.cat(fp8_rows.swiglu_backward_reference(dy, *joined.chunk(2, -1)), -1)
+    assert (d.float() - right.float()).norm() <= 1e-2 * right.float().norm()
+    assert amax.view(torch.float32).max() == d.float().abs().max()
+
+
+@pytest.mark.parametrize("parts", [1, 5])
+def test_a_cast_takes_an_amax_in_parts(parts, device):
+    x = exact_matrix(48, 80, E4M3, device)
+    amax = torch.zeros(parts, device=device)
+    amax[-1] = x.float().abs().max()
+    ours, right = (make(x, E4M3, False, True, True, amax.view(torch.int32)) for make in (fp8._cast, fp8.cast_reference))
+    for found, expected in zip(ours[:3], right[:3], strict=True):
+        assert torch.equal(found.float(), expected.float())

@@ -258,3 +258,11 @@ def test_fp8_computes_a_layers_three_products_and_the_rest_is_bf16s(precision):
     machine = Machine(gpu=gpu("h200"), ceilings=from_datasheet(gpu("h200")))
     slow, fast = (account_for(workload("2.7B", precision=one, **own), (machine,)) for one in ("bf16-master", precision))
     assert fast.gpus[0].time.wall_ns < slow.gpus[0].time.wall_ns
+
+
+def test_gate_and_up_in_one_fp8_layer_move_fewer_bytes_than_apart():
+    own = {"optimizer": "flopwise", "precision": "fp8", "activation": "triton", "norm": "triton"}
+    apart, joined = (account_step(workload("small", projections=one, **own)) for one in ("separate", "fused"))
+    assert joined.flops() == apart.flops()
+    mlp = [sum(op.read_bytes + op.write_bytes for op in one.ops if ".mlp" in op.module) for one in (apart, joined)]
+    assert mlp[1] < mlp[0]

@@ -44,8 +44,8 @@ ATEN = {
 NOT_ATEN = _names(
     """
     _cumsum _flash_attn_backward _flash_attn_forward adamw add_rms_norm cross_entropy cross_entropy_rows
-    flash_backward flash_forward flex_attention fp8_amax fp8_cast fp8_linear fp8_matmul gelu_cuda
-    infinitely_differentiable_gelu layer_norm_backward
+    flash_backward flash_forward flex_attention fp8_amax fp8_cast fp8_gated_linear fp8_linear fp8_matmul gelu_cuda
+    joined_swiglu_gradient infinitely_differentiable_gelu layer_norm_backward
     layer_norm_weights linear_cross_entropy rms_norm_backward rms_norm_cast rms_norm_weights rope rope_pair scale sdpa_cudnn
     sdpa_cudnn_backward sdpa_efficient sdpa_efficient_backward sdpa_flash sdpa_flash_backward sdpa_flex
     sdpa_flex_backward sdpa_triton sdpa_triton_backward swiglu swiglu_cast

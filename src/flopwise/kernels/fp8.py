@@ -49,7 +49,7 @@ def quantised_reference(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
 
 @triton.jit
 def _tensor_amax_kernel(x_ptr, amax_ptr, stride, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """The largest |x|, as the bits of an fp32 number: those of positive numbers are in the same order."""
+    """The largest |x| of a program's tiles, as the bits of an fp32 number: those of positive numbers are in the same order."""
     across = tl.cdiv(columns, COLUMNS)
     largest = tl.zeros([ROWS, COLUMNS], tl.float32)
     for tile in range(tl.program_id(0), tl.cdiv(rows, ROWS) * across, tl.num_programs(0)):
@@ -59,7 +59,7 @@ def _tensor_amax_kernel(x_ptr, amax_ptr, stride, rows, columns, ROWS: tl.constex
         largest = tl.maximum(
             largest, tl.abs(tl.load(x_ptr + row * stride + column, mask=inside, other=0.0).to(tl.float32))
         )
-    tl.atomic_max(amax_ptr, tl.max(largest).to(tl.int32, bitcast=True), sem="relaxed")
+    tl.store(amax_ptr + tl.program_id(0), tl.max(largest).to(tl.int32, bitcast=True))
 
 
 @triton.jit
@@ -91,13 +91,15 @@ def _cast_kernel(
     columns,
     largest,
     least,
+    parts,
     AXIS: tl.constexpr,
     BY_ROWS: tl.constexpr,
     BY_COLUMNS: tl.constexpr,
+    PARTS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """A tile in fp8, as it lies and transposed. AXIS: amaxes of every row and column; else one, in `row_amax_ptr`."""
+    """A tile in fp8, as it lies and transposed. AXIS: amaxes of every row and column; else `parts` of the tensor's."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = (row < rows)[:, None] & (column < columns)[None, :]
@@ -106,7 +108,8 @@ def _cast_kernel(
         row_amax = tl.load(row_amax_ptr + row, mask=row < rows, other=0).to(tl.float32, bitcast=True)
         column_amax = tl.load(column_amax_ptr + column, mask=column < columns, other=0).to(tl.float32, bitcast=True)
     else:
-        row_amax = tl.load(row_amax_ptr).to(tl.float32, bitcast=True)
+        part = tl.arange(0, PARTS)
+        row_amax = tl.max(tl.load(row_amax_ptr + part, mask=part < parts, other=0), 0).to(tl.float32, bitcast=True)
         column_amax = row_amax
     row_amax = tl.maximum(row_amax, least)
     column_amax = tl.maximum(column_amax, least)
@@ -153,16 +156,17 @@ def row_shape(columns: int) -> tuple[int, int, int]:
 
 
 def _amax(x: Tensor, axis: bool) -> tuple[Tensor, Tensor]:
-    """Of all rows and all columns, or twice that of the tensor: as the bits of fp32 numbers."""
+    """Of all rows and all columns, or twice those of the tensor's parts: as the bits of fp32 numbers."""
     rows, columns = x.shape
     tiles = (triton.cdiv(rows, ROWS), triton.cdiv(columns, COLUMNS))
     tile = {"ROWS": ROWS, "COLUMNS": COLUMNS, "num_warps": WARPS}
-    found = torch.zeros(rows + columns if axis else 1, dtype=torch.int32, device=x.device)
     if axis:
+        found = torch.zeros(rows + columns, dtype=torch.int32, device=x.device)
         by_row, by_column = found.split((rows, columns))
         _axis_amax_kernel[tiles](x, by_row, by_column, x.stride(0), rows, columns, **tile)
         return by_row, by_column
     programs = min(tiles[0] * tiles[1], PER_SM * multiprocessors(x.device))
+    found = torch.empty(programs, dtype=torch.int32, device=x.device)  # a part of each: nothing is cleared or locked
     _tensor_amax_kernel[(programs,)](x, found, x.stride(0), rows, columns, **tile)
     return found, found
 
@@ -190,9 +194,11 @@ def _cast(x: Tensor, dtype: torch.dtype, axis: bool, by_rows: bool, by_columns: 
         columns,
         largest,
         LEAST,
+        found[0].numel(),
         AXIS=axis,
         BY_ROWS=by_rows,
         BY_COLUMNS=by_columns,
+        PARTS=1 if axis else triton.next_power_of_2(found[0].numel()),
         ROWS=ROWS,
         COLUMNS=COLUMNS,
         num_warps=WARPS,
@@ -217,7 +223,7 @@ def cast_reference(
     """The same, one operation after the other."""
     size = x.float().abs()
     if not axis:
-        found = size.amax().view(1) if amax is None else amax.view(torch.float32)
+        found = size.amax().view(1) if amax is None else amax.view(torch.float32).amax().view(1)
         row_scale = scale_of(found, dtype)
         column_scale = row_scale.new_empty(0)
         rows = columns = quantised_reference(x, row_scale, dtype)
@@ -293,7 +299,7 @@ def _(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, bias: Tensor | Non
 
 
 def cases() -> Iterator[Case]:
-    numbers = dict.fromkeys(("stride", "rows", "columns"), "i32") | dict.fromkeys(("largest", "least"), "fp32")
+    numbers = dict.fromkeys(("stride", "rows", "columns", "parts"), "i32") | dict.fromkeys(("largest", "least"), "fp32")
     amaxes = dict.fromkeys(("amax_ptr", "row_amax_ptr", "column_amax_ptr"), "*i32")
     scales = dict.fromkeys(("row_scale_ptr", "column_scale_ptr", "scale_ptr"), "*fp32")
     whole, tile = ("stride", "rows", "columns"), {"ROWS": ROWS, "COLUMNS": COLUMNS}
@@ -303,7 +309,7 @@ def cases() -> Iterator[Case]:
         )
         options: dict[str, Any] = {"divisible": whole, "archs": (90, 100)}
         for axis in (False, True):
-            both = tile | {"AXIS": axis, "BY_ROWS": True, "BY_COLUMNS": True}
+            both = tile | {"AXIS": axis, "BY_ROWS": True, "BY_COLUMNS": True, "PARTS": 1 if axis else 1024}
             of = f"{name} by {'axis' if axis else 'tensor'}"
             yield Case(f"fp8 cast {of}", _cast_kernel, signature, both, WARPS, **options)
         for columns in (2560, 10240):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flopwise.kernels import fp8
 from flopwise.kernels.fp8 import E4M3, E5M2
-from flopwise.kernels.fp8_rows import rms_norm_cast, swiglu_cast
+from flopwise.kernels.fp8_rows import joined_swiglu_gradient, rms_norm_cast, swiglu_cast
 
 
 class Scaling(NamedTuple):
@@ -60,18 +60,27 @@ def _(x: Tensor, *others: Any) -> Tensor:
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*_kept(ctx, inputs))
+
+
+def _kept(ctx: Any, inputs: tuple[Any, ...]) -> tuple[Tensor, ...]:
     x, _, _, x_columns, x_column_scale, _, _, _, w_columns, w_column_scale, _, gradient, axis, fast = inputs
     ctx.gradient, ctx.axis, ctx.fast = gradient, axis, fast
     ctx.narrow = x_columns is not None
-    kept = (x_columns, x_column_scale) if ctx.narrow else (x,)
-    ctx.save_for_backward(w_columns, w_column_scale, *kept)
+    return (w_columns, w_column_scale, *((x_columns, x_column_scale) if ctx.narrow else (x,)))
 
 
 def _gradient(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-    w_columns, w_column_scale, *kept = ctx.saved_tensors
+    return _products(ctx, dy, None, *ctx.saved_tensors)
+
+
+def _products(
+    ctx: Any, dy: Tensor, amax: Tensor | None, w_columns: Tensor, w_column_scale: Tensor, *kept: Tensor
+) -> tuple[Tensor | None, ...]:
     wants_x, wants_w, wants_b = (ctx.needs_input_grad[n] for n in (0, 5, 10))
     narrow = ctx.narrow and wants_w
-    d = fp8.cast(dy, ctx.gradient, axis=ctx.axis, by_rows=wants_x, by_columns=narrow) if wants_x or narrow else None
+    orders = {"by_rows": wants_x, "by_columns": narrow}
+    d = fp8.cast(dy, ctx.gradient, axis=ctx.axis, amax=amax, **orders) if wants_x or narrow else None
     dx = dw = db = None
     if d is not None and d.by_rows is not None:
         dx = fp8.matmul(d.by_rows, d.row_scale, w_columns, w_column_scale, None, ctx.fast)
@@ -86,6 +95,56 @@ def _gradient(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
 
 
 _linear.register_autograd(_gradient, setup_context=_keep)
+
+
+@torch.library.custom_op("flopwise::fp8_gated_linear", mutates_args=())
+def _gated_linear(
+    x: Tensor,
+    x_rows: Tensor,
+    x_row_scale: Tensor,
+    x_columns: Tensor | None,
+    x_column_scale: Tensor,
+    weight: Tensor,
+    w_rows: Tensor,
+    w_row_scale: Tensor,
+    w_columns: Tensor | None,
+    w_column_scale: Tensor,
+    bias: Tensor | None,
+    gradient: torch.dtype,
+    axis: bool,
+    fast: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """SwiGLU of a layer whose weight has gate and up one below the other: the result, its amax, and the layer's own.
+
+    One op, so that its backward pass leaves gate's and up's gradients in one matrix with its amax.
+    """
+    joined = fp8.matmul(x_rows, x_row_scale, w_rows, w_row_scale, bias, True)
+    y, _, amax = swiglu_cast(*joined.chunk(2, -1), by_rows=False)
+    return y, amax, joined
+
+
+@_gated_linear.register_fake
+def _(x: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
+    outs = others[4].shape[0]
+    y, joined = (x.new_empty((x.shape[0], width), dtype=torch.bfloat16) for width in (outs // 2, outs))
+    return y, x.new_empty(1, dtype=torch.int32), joined
+
+
+def _keep_gated(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    ctx.save_for_backward(output[2], *_kept(ctx, inputs))
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)
+
+
+def _gated_gradient(ctx: Any, dy: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+    if dy is None:
+        return (None,) * len(ctx.needs_input_grad)
+    joined, *kept = ctx.saved_tensors
+    d, amax = joined_swiglu_gradient(dy, joined)
+    return _products(ctx, d, None if ctx.axis else amax, *kept)
+
+
+_gated_linear.register_autograd(_gated_gradient, setup_context=_keep_gated)
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -110,10 +169,27 @@ def linear(x: Tensor | Input, weight: Tensor, bias: Tensor | None, scaling: Scal
     >>> linear(torch.ones(16, 16), torch.ones(32, 16), None, Scaling(axis=False))[0, :2]
     tensor([16., 16.], dtype=torch.bfloat16)
     """
+    value, operands = _operands(x, weight, bias, scaling)
+    y: Tensor = _linear(*operands)
+    return y.view(*value.shape[:-1], weight.shape[0])
+
+
+def _operands(
+    x: Tensor | Input, weight: Tensor, bias: Tensor | None, scaling: Scaling
+) -> tuple[Tensor, tuple[Any, ...]]:
+    """The layer's input, and the arguments of its op."""
     value, x8 = prepared(x, scaling)
     w8 = fp8.cast(weight.detach(), E4M3, axis=scaling.axis, by_columns=torch.is_grad_enabled())
-    y: Tensor = _linear(_rows(value), *x8, weight, *w8, bias, scaling.gradient, scaling.axis, scaling.fast_backward)
-    return y.view(*value.shape[:-1], weight.shape[0])
+    how = scaling.gradient, scaling.axis, scaling.fast_backward
+    return value, (_rows(value), *x8, weight, *w8, bias, *how)
+
+
+def gated_linear(x: Tensor | Input, weight: Tensor, bias: Tensor | None, scaling: Scaling) -> Input:
+    """silu(gate) · up as the next layer's input, of a weight [2 n, k] with gate's rows first."""
+    value, operands = _operands(x, weight, bias, scaling)
+    y, amax, _ = _gated_linear(*operands)
+    shape = torch.Size((*value.shape[:-1], weight.shape[0] // 2))
+    return prepared(y.view(shape), scaling) if scaling.axis else _input((y, y, amax), shape, scaling)
 
 
 def _input(made: tuple[Tensor, Tensor, Tensor], shape: torch.Size, scaling: Scaling) -> Input:

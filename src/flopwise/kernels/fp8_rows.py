@@ -17,7 +17,9 @@ from flopwise.kernels.case import Case
 from flopwise.kernels.dispatch import runs_triton
 from flopwise.kernels.fp8 import E4M3, HELD, LARGEST, LEAST, quantised_reference, row_shape, scale_of
 from flopwise.kernels.rms_norm import _rms_norm_backward, rms_norm_reference
-from flopwise.kernels.swiglu import _swiglu_backward, swiglu_reference
+from flopwise.kernels.swiglu import BLOCK, WARPS, _swiglu_backward, swiglu_backward_reference, swiglu_reference
+
+SLOTS = 256  # places for amaxes: programs that write to one wait for one another
 
 # By rows: y, its fp8 form, a scale for every row. Of the tensor: y, nothing, the bits of its amax.
 Made = tuple[Tensor, Tensor, Tensor]
@@ -94,6 +96,26 @@ def _swiglu_cast_kernel(
     _leave(y, y_ptr, quantised_ptr, scale_ptr, row, rows, at, inside, largest, least, BY_ROWS)
 
 
+@triton.jit
+def _joined_swiglu_gradient_kernel(
+    dy_ptr, joined_ptr, d_ptr, amax_ptr, stride, columns, blocks, SLOTS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Program n takes block n % blocks of row n // blocks; of gate and up, which share a row, and of their gradients."""
+    row = (tl.program_id(0) // blocks).to(tl.int64)
+    at = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
+    inside, gate_at = at < columns, row * 2 * columns + at
+    dy = tl.load(dy_ptr + row * stride + at, mask=inside, other=0.0).to(tl.float32)
+    gate = tl.load(joined_ptr + gate_at, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(joined_ptr + gate_at + columns, mask=inside, other=0.0).to(tl.float32)
+    s = 1.0 / (1.0 + tl.exp(-gate))
+    dgate = (dy * up * s * (1.0 + gate * (1.0 - s))).to(d_ptr.dtype.element_ty)
+    dup = (dy * gate * s).to(d_ptr.dtype.element_ty)
+    tl.store(d_ptr + gate_at, dgate, mask=inside)
+    tl.store(d_ptr + gate_at + columns, dup, mask=inside)
+    largest = tl.max(tl.maximum(tl.abs(dgate.to(tl.float32)), tl.abs(dup.to(tl.float32))))
+    tl.atomic_max(amax_ptr + tl.program_id(0) % SLOTS, largest.to(tl.int32, bitcast=True), sem="relaxed")
+
+
 def _buffers(x: Tensor, by_rows: bool) -> Made:
     """Of rows [n, columns]. An amax starts at zero."""
     quantised = x.new_empty(x.shape if by_rows else (0,), dtype=E4M3)
@@ -135,6 +157,27 @@ def _swiglu_cast(gate: Tensor, up: Tensor, by_rows: bool) -> Made:
     numbers = (gate.stride(0), up.stride(0), rows, columns, LARGEST[E4M3], LEAST)
     _swiglu_cast_kernel[(triton.cdiv(rows, options["ROWS"]),)](gate, up, *made, *numbers, **options)
     return made
+
+
+@torch.library.custom_op("flopwise::joined_swiglu_gradient", mutates_args=())
+def joined_swiglu_gradient(dy: Tensor, joined: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradient of rows [n, 2 columns] with gate first, and the bits of its amax, in parts."""
+    rows, columns = dy.shape
+    if not runs_triton(dy):
+        d = torch.cat(swiglu_backward_reference(dy, *joined.chunk(2, -1)), -1)
+        return d, d.float().abs().amax().view(1).view(torch.int32)
+    dy = dy if dy.stride(-1) == 1 else dy.contiguous()
+    d, amax = torch.empty_like(joined), torch.zeros(SLOTS, dtype=torch.int32, device=dy.device)
+    blocks = triton.cdiv(columns, BLOCK)
+    _joined_swiglu_gradient_kernel[(rows * blocks,)](
+        dy, joined, d, amax, dy.stride(0), columns, blocks, SLOTS=SLOTS, BLOCK=BLOCK, num_warps=WARPS
+    )
+    return d, amax
+
+
+@joined_swiglu_gradient.register_fake
+def _(dy: Tensor, joined: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(joined), dy.new_empty(SLOTS, dtype=torch.int32)
 
 
 @_rms_norm_cast.register_fake
@@ -192,6 +235,10 @@ def cases() -> Iterator[Case]:
     pointers = dict.fromkeys(("x_ptr", "weight_ptr", "gate_ptr", "up_ptr", "y_ptr"), "*bf16")
     whole = ("stride", "gate_stride", "up_stride", "rows", "columns")
     numbers = dict.fromkeys(whole, "i32") | dict.fromkeys(("eps", "largest", "least"), "fp32")
+    joined = dict.fromkeys(("dy_ptr", "joined_ptr", "d_ptr"), "*bf16") | {"amax_ptr": "*i32", "blocks": "i32"}
+    options: dict[str, Any] = {"SLOTS": SLOTS, "BLOCK": BLOCK}
+    kernel = _joined_swiglu_gradient_kernel
+    yield Case("swiglu joined backward", kernel, joined | numbers, options, WARPS, 3, whole, (90, 100))
     for by_rows in (True, False):
         scale = {"inverse_ptr": "*fp32", "quantised_ptr": "*fp8e4nv", "scale_ptr": "*fp32" if by_rows else "*i32"}
         signature = pointers | numbers | scale

@@ -39,6 +39,10 @@ class Fp8:
         """RMSNorm, with its fp8 form made by the same kernel as far as the scaling allows."""
         return self.kernels.normed(x, weight, eps, self.scaling)
 
+    def gated_linear(self, x: Activation, weight: Tensor, bias: Tensor | None) -> Activation:
+        """A layer of gate and up, and SwiGLU's pointwise half: likewise, also going back."""
+        return self.kernels.gated_linear(x, weight, bias, self.scaling)
+
     def gated(self, gate: Tensor, up: Tensor) -> Activation:
         """SwiGLU's pointwise half, likewise."""
         return self.kernels.gated(gate, up, self.scaling)

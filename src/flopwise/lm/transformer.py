@@ -184,6 +184,8 @@ class SwiGLU(nn.Module):
         self.activation = silu_function(recipe.activation) if self.fused is None else None
 
     def forward(self, x: Activation) -> Tensor:
+        if self.joined and self.fp8 is not None and self.activation is None:
+            return self.down(self.fp8.gated_linear(x, self.gate_up.weight, self.gate_up.bias))  # type: ignore[no-any-return]
         if self.joined:
             return self.down(self._gated(*self.gate_up(x).chunk(2, -1)))  # type: ignore[no-any-return]
         x = x if self.fp8 is None else self.fp8.prepared(x)

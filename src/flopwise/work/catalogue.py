@@ -71,7 +71,8 @@ _CLASSES = {
         conv_transpose2d conv_transpose3d convolution convolution_overrideable cudnn_convolution
         cudnn_convolution_add_relu cudnn_convolution_relu cudnn_convolution_transpose dot einsum
         fbgemm_linear_fp16_weight fbgemm_linear_fp16_weight_fp32_activation fbgemm_linear_int8_weight
-        fbgemm_linear_int8_weight_fp32_activation fp8_linear fp8_matmul inner linalg_multi_dot linear matmul miopen_convolution
+        fbgemm_linear_int8_weight_fp32_activation fp8_gated_linear fp8_linear fp8_matmul
+        inner linalg_multi_dot linear matmul miopen_convolution
         miopen_convolution_add_relu miopen_convolution_relu miopen_convolution_transpose miopen_depthwise_convolution
         mkldnn_convolution mkldnn_linear mm mv slow_conv3d slow_conv_dilated2d slow_conv_dilated3d slow_conv_transpose2d
         slow_conv_transpose3d sparse_sampled_addmm sspaddmm tensordot thnn_conv2d vdot
@@ -111,7 +112,7 @@ _CLASSES = {
         logical_not logical_or logical_xor logit lt masked_fill maximum minimum mish mul multiply mvlgamma nan_to_num
         native_dropout_backward ne neg nextafter polygamma pow prelu rad2deg reciprocal relu relu6 remainder rope
         rope_pair round rrelu rsqrt rsub selu sgn sigmoid sign signbit silu sin sinc sinh softplus softshrink
-        sqrt square sub subtract swiglu swiglu_cast tan tanh threshold true_divide trunc where xlogy
+        sqrt square sub subtract joined_swiglu_gradient swiglu swiglu_cast tan tanh threshold true_divide trunc where xlogy
     """,
     REDUCTION: """
         _aminmax _cummax_helper _cummin_helper _cumsum _logcumsumexp all amax amin aminmax any argmax argmin count_nonzero

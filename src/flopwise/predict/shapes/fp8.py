@@ -28,25 +28,35 @@ def prepared(t: Tape, x: Tensor, *, by_rows: bool, known: bool = False) -> tuple
     return x, *cast(t, x, by_rows=by_rows, both=t.grad_enabled, amax_known=known and not by_rows)
 
 
-def linear(t: Tape, inputs: tuple[Tensor, ...], weight: Tensor, bias: Tensor | None, *, by_rows: bool) -> Tensor:
-    """y, dx and dW from fp8: the transposed input and weight are kept, neither of them in bf16."""
+def linear(
+    t: Tape, inputs: tuple[Tensor, ...], weight: Tensor, bias: Tensor | None, *, by_rows: bool, gated: bool = False
+) -> Tensor:
+    """y, dx and dW from fp8: the transposed input and weight are kept, neither of them in bf16. `gated`: with SwiGLU's pointwise
+    half, whose backward pass finds the amax of its result.
+    """
     x, x8, *across = inputs
     rows, (outs, ins) = x.elements // x.shape[-1], weight.shape
     w8 = cast(t, weight, by_rows=by_rows, both=t.grad_enabled)
     wants_x, lead, biased = t.wants(x), x.shape[:-1], bias is not None
     out = _product(t, x8, w8[0].view((ins, outs)), (rows, outs)).view((*lead, outs))
-    saved = t.save(w8[-1], *across) if t.wants(weight) or wants_x else None
+    gate_up = (out.view((rows, outs)),) if gated else ()
+    saved = t.save(w8[-1], *across, *gate_up) if t.wants(weight) or wants_x else None
     del w8, across
 
     def backward(t: Tape, grad: Tensor, saved: Sequence[Tensor]) -> Gradients:
-        grad, grad_x = grad.view((rows, outs)), None
-        narrow = cast(t, grad, by_rows=by_rows, both=True)
+        grad_x = None
+        if gated:
+            grad = t.run("flopwise::joined_swiglu_gradient", (grad, saved[2]), (rows, outs), "bf16")
+        grad = grad.view((rows, outs))
+        narrow = cast(t, grad, by_rows=by_rows, both=True, amax_known=gated and not by_rows)
         if wants_x:
             grad_x = _product(t, narrow[0], saved[0].view((outs, ins)), (rows, ins)).view((*lead, ins))
         grad_weight = _product(t, narrow[1], saved[1].view((rows, ins)), (outs, ins))
         grad_bias = (reduced(t, "sum", grad, (outs,)),) if biased else ()
         return grad_x, grad_weight, *grad_bias
 
+    if gated:
+        out = t.run("flopwise::swiglu", (out,), (*lead, outs // 2), "bf16")
     return t.connect(out, (x, weight) if bias is None else (x, weight, bias), backward, saved)
 
 

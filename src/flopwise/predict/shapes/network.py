@@ -93,6 +93,8 @@ class Network:
         with t.inside("mlp"):
             if self.spec.mlp == "gelu":
                 return self.linear(self._gelu(self.linear(x, "up")), "down")
+            if self.joined and self.fp8 and self.recipe.activation == "triton":
+                return self.linear(self._prepared(self.linear(x, "gate_up", gated=True), True), "down")
             if self.joined:
                 return self.linear(self._gated(*_halves(t, self.linear(x, "gate_up"))), "down")
             if self.recipe.activation == "triton":
@@ -160,7 +162,7 @@ class Network:
         """Written out, the rotation leaves its result head by head; our kernels leave theirs as they find it."""
         return self.angles is not None and self.recipe.rope == "eager"
 
-    def linear(self, x: Activation, name: str) -> Tensor:
+    def linear(self, x: Activation, name: str, *, gated: bool = False) -> Tensor:
         with self.t.inside(name):
             biased = self.here("bias") in self.parameters
             bias = self.weight(self.here("bias")) if biased else None
@@ -169,7 +171,7 @@ class Network:
                 return ops.linear(self.t, x, weight, bias, self.tf32)
             both = self._prepared(x, False) if isinstance(x, Tensor) else x
             assert not isinstance(both, Tensor)
-            return fp8.linear(self.t, both, weight, bias, by_rows=self.by_rows)
+            return fp8.linear(self.t, both, weight, bias, by_rows=self.by_rows, gated=gated)
 
     # --- lm/layers.py
 
