@@ -1,8 +1,10 @@
 """A worker's side of its pipes: JSON lines in and out; and how it ends with the process that started it."""
 
+import bdb
 import ctypes
 import os
 import signal
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -31,7 +33,13 @@ def take_pipes() -> tuple[int, int]:
     os.dup2(nothing, 0)
     os.close(nothing)
     os.dup2(2, 1)
+    if os.environ.get("PYTHONBREAKPOINT") != "0":  # who sets it so wants none
+        sys.breakpointhook = _no_terminal
     return commands, events
+
+
+def _no_terminal(*_args: object, **_more: object) -> None:
+    raise bdb.BdbQuit
 
 
 def read_line(commands: int) -> bytes:
