@@ -110,6 +110,7 @@ def test_the_file_is_read_back_and_set_beside_ranks(run, tmp_path):
     assert all(len(line) <= 80 for line in out.splitlines())
     assert re.search(r"the step +\S+ s +4.18 ms", out)
     assert "The plan is for 64 GPUs, the traces are of a job of" in out
+    assert out.index("The plan is for 64 GPUs") < out.index("Planned") < out.index("times as fast")
     beside = json.loads(run("explain", "job", "--plan", "plan.json", "--format", "json")[1])["ranks"]["plan"]
     for side in ("planned_ns", "measured_ns"):
         assert sum(one[side] for one in beside["parts"]) == pytest.approx(beside[side])
