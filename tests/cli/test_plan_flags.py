@@ -124,7 +124,7 @@ def test_torchtitan_is_planned_within_what_it_runs():
     ):
         assert wanted in text
     found = flopwise.plan("llama3-8b", gpu="h100", gpus=64, program="torchtitan")
-    assert {one.layout.sharded for one in (found.best, *found.others)} <= {"none", "weights"}
+    assert {one.layout.sharded for one in (found.best, *found.others)} <= {"none", "gradients", "weights"}
     assert found.best.layout.software == "torchtitan"
     _, notes = lines("torchtitan", "llama3-8b", gpus=64, cp=2, context_way="ulysses")
     assert any("Ulysses" in note for note in notes)

@@ -105,6 +105,8 @@ def cannot(name: str, sharded: str, schedule: str) -> tuple[str, str] | None:
     one = software(name)
     if sharded == "optimizer" and one.whole_state:
         return f"{name} does not shard the optimizer alone", "--fsdp shards the weights, too; or --software megatron"
+    if sharded == "gradients" and name.startswith("megatron"):
+        return f"{name} does not shard gradients and keep the weights", "--sharded optimizer, or --fsdp for both"
     if schedule == "zero-bubble" and not one.zero_bubble:
         return f"{name} has no zero-bubble schedule", "--software torchtitan has"
     return None

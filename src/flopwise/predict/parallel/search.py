@@ -14,7 +14,7 @@ from flopwise.errors import FlopwiseError
 from flopwise.records.planned import Planned, PlannedMemory, PlannedStep
 from flopwise.spec.cluster import Cluster
 from flopwise.spec.gpu import gpu
-from flopwise.spec.layout import RECOMPUTED, Job, Layout, divisors, misfit
+from flopwise.spec.layout import RECOMPUTED, SHARDED, Job, Layout, divisors, misfit
 from flopwise.spec.planned_model import PlannedModel
 from flopwise.spec.software import cannot
 
@@ -171,7 +171,7 @@ def _stages(gpus: int, layers: int) -> list[int]:
 def _shardings(question: Question, mesh: dict[str, int]) -> Iterator[tuple[str, int]]:
     """Which of the state the data ranks share; and among how many, where the weights also are copied (a hybrid)."""
     alone = mesh["data"] * mesh["context"] == 1
-    for sharded in _given(question, "sharded", ("none",) if alone else ("none", "optimizer", "weights")):
+    for sharded in _given(question, "sharded", ("none",) if alone else SHARDED):
         near = question.cluster.domain // mesh["tensor"]
         groups = [0, *(one for one in (near, 8 * near) if 1 < one < mesh["data"])] if sharded == "weights" else [0]
         for ranks in _given(question, "shard_ranks", groups):
