@@ -11,7 +11,6 @@ import pytest
 from tests.rank_traces import Job, write
 
 import flopwise
-from flopwise.cli.main import main
 from flopwise.records.ranks import RanksExplanation
 
 COMPILED = Path(__file__).parents[1] / "trace" / "fixtures" / "h200-small-bf16-compiled-2steps.kineto.json.gz"
@@ -23,19 +22,6 @@ def traces(tmp_path_factory):
     folder = tmp_path_factory.mktemp("job")
     write(Job(case="host", ranks=8), folder)
     return folder
-
-
-@pytest.fixture
-def run(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-    def command(*words):
-        with pytest.raises(SystemExit) as ended:
-            main([str(word) for word in words])
-        out, err = capsys.readouterr()
-        return ended.value.code, out, err
-
-    return command
 
 
 def test_a_folder_and_its_files_give_one_screen(run, traces):

@@ -10,23 +10,9 @@ from tests.rank_traces import Job, write
 
 import flopwise
 import flopwise.api.plan as api
-from flopwise.cli.main import main
 from flopwise.records.plan import read_plan
 
 ASKED = ("plan", "llama3-8b", "--gpu", "h100", "--gpus", "64", "--tokens", "15T", "--price", "2.5")
-
-
-@pytest.fixture
-def run(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-    def command(*words):
-        with pytest.raises(SystemExit) as ended:
-            main([str(word) for word in words])
-        out, err = capsys.readouterr()
-        return ended.value.code, out, err
-
-    return command
 
 
 @pytest.mark.parametrize("model", ["llama3-8b", "mixtral-8x7b", "tiny"])

@@ -8,7 +8,6 @@ import msgspec
 import pytest
 
 import flopwise
-from flopwise.cli.main import main
 from flopwise.render.megatron_flags import pipeline_layout
 from flopwise.render.plan_flags import flag_lines
 from flopwise.spec.software import PROGRAMS
@@ -21,19 +20,6 @@ NAMED = {
     "accelerate": "tp_size=4",
 }
 EMBEDDING, LOSS = "--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split"
-
-
-@pytest.fixture
-def run(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-    def command(*words):
-        with pytest.raises(SystemExit) as ended:
-            main([str(word) for word in words])
-        out, err = capsys.readouterr()
-        return ended.value.code, out, err
-
-    return command
 
 
 def lines(program, model, gpu="h100", **given):

@@ -5,24 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from flopwise.cli.main import main
-
 HERE = Path(__file__).parent
 COMPILED = HERE.parent / "trace" / "fixtures" / "h200-small-bf16-compiled-2steps.kineto.json.gz"
 RUNS = HERE.parents[1] / "benchmarks" / "results" / "h200-2026-11"
-
-
-@pytest.fixture
-def run(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-    def command(*words):
-        with pytest.raises(SystemExit) as ended:
-            main([str(word) for word in words])
-        out, err = capsys.readouterr()
-        return ended.value.code, out, err
-
-    return command
 
 
 def test_a_page_and_a_comment(run, tmp_path):

@@ -2,7 +2,8 @@
 
 'Fitted' means: by the rows of public documents that benchmarks/plan_accuracy.py does not hold out (benchmarks/plan_rows.py turns
 rows into jobs), all at once, by the mean relative error with every document's weight the root of its rows. How far off they leave
-the rest is in benchmarks/results/plan-2026-11.md. None is of one document or row.
+the rest is in benchmarks/results/plan-2026-11.md. None is of a row. Two kinds rest on one source, which states other software or
+power: launching and waiting of Megatron of 2021 (vTrain's rows), and chips held at 500 W (torchtitan's).
 """
 
 # --- Computing
@@ -16,10 +17,8 @@ POWER = 0.65  # a chip that may take the share p of its usual power keeps p to t
 TILE_DEPTH = 194.0
 # Of the memory's bandwidth, in kernels between the matmuls, by who wrote them: the first two fitted, the last a judgement.
 PASS_SHARES = {"eager": 0.38, "fused": 0.58, "compiled": 0.75}
-UPDATE_SHARE, UPDATE_BYTES = (
-    0.75,
-    38.0,
-)  # AdamW with fp32 masters: bytes of a weight, its clipping and clearing included
+# AdamW with fp32 masters: its share of the bandwidth, and the bytes of a weight, with clipping and clearing. Counted.
+UPDATE_SHARE, UPDATE_BYTES = 0.75, 38.0
 # Where the host updates, what its memory gives the process of one GPU: a judgement, by 400 GB/s for eight of them.
 OFFLOAD_BYTES_S = 50e9
 # Fused attention: of the peak in half precision, by the FLOPs that the causal mask leaves; forward, backward. FlashAttention-2's
